@@ -54,22 +54,6 @@ def test_another_nvrtc_compiles_anew(compilations, monkeypatch):
     assert len(compilations) == 2
 
 
-def test_flags_of_the_environment_are_another_compiler(compilations, monkeypatch):
-    plain = compiled()
-    monkeypatch.setenv("NVRTC_APPEND_FLAGS", "-lineinfo")
-    assert compiled() != plain
-    assert compiled() != plain
-    assert len(compilations) == 2
-    monkeypatch.setenv("NVRTC_PREPEND_FLAGS", "-I/nowhere")
-    compiled()
-    compiled()
-    assert len(compilations) == 4  # what is found there may change
-    monkeypatch.delenv("NVRTC_APPEND_FLAGS")
-    monkeypatch.delenv("NVRTC_PREPEND_FLAGS")
-    assert compiled() == plain
-    assert len(compilations) == 4
-
-
 @pytest.mark.usefixtures("compilations")
 def test_what_a_source_includes_may_have_changed(tmp_path):
     header = tmp_path / "factor.h"

@@ -1,13 +1,13 @@
 """The cubin of a kernel in CUDA C++: from memory, from disk, or by NVRTC.
 
 NVRTC takes a third of a second for the smallest kernel. What a source that includes nothing is compiled to hangs on
-its text, the options, those of the environment, and NVRTC's version alone, and lies on disk from then on.
+its text, the options and NVRTC's version alone (NVRTC 13.5 reads no flags from the environment, as nvcc does), and lies
+on disk from then on.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from contextlib import suppress
 from functools import cache
@@ -18,8 +18,6 @@ from dispatch.errors import DispatchError
 
 __all__ = ["compiled", "compiler"]
 
-FLAGS = ("NVRTC_PREPEND_FLAGS", "NVRTC_APPEND_FLAGS")  # of the environment, which NVRTC puts around the options
-
 
 @cache
 def compiled(source: str, function: str, options: tuple[str, ...]) -> bytes:
@@ -27,7 +25,7 @@ def compiled(source: str, function: str, options: tuple[str, ...]) -> bytes:
 
     Raises NvrtcError with the compiler's messages, and LibraryNotFound without NVRTC where none is on disk.
     """
-    if "include" in source or any("include" in option or "-I" in option for option in (*options, *_flags())):
+    if "include" in source or any("include" in option or option.startswith("-I") for option in options):
         return nvrtc.compile(source, f"{function}.cu", options).code
     from dispatch.libraries.nvrtc.kernel_cache import Entry, store
 
@@ -48,13 +46,8 @@ def compiled(source: str, function: str, options: tuple[str, ...]) -> bytes:
 
 
 def compiler() -> str | None:
-    """NVRTC's version in words, and what the environment has it do besides; None without NVRTC."""
+    """NVRTC's version in words; None without NVRTC."""
     try:
-        version = ".".join(map(str, nvrtc.nvrtcVersion()))
+        return "NVRTC " + ".".join(map(str, nvrtc.nvrtcVersion()))
     except CudaError:
         return None
-    return " ".join(("NVRTC", version, *_flags()))
-
-
-def _flags() -> list[str]:
-    return [f"{name}={flags}" for name in FLAGS if (flags := os.environ.get(name))]

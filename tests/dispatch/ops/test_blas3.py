@@ -1,54 +1,18 @@
-"""BLAS level 3 on the host: rows through their cases, against SciPy's BLAS, in cuBLAS's terms, and refusals."""
-
-import sys
-from pathlib import Path
+"""BLAS level 3 on the host against SciPy, and refusals."""
 
 import numpy as np
 import pytest
 import scipy.linalg
 
 import dispatch as dp
-from dispatch import TABLE
 from dispatch.errors import BadRequest, NoRow
-from dispatch.keys import HOST, Arch
-from dispatch.ops.blas.cases import cases
-from dispatch.ops.blas.cublas3 import lower
-from dispatch.row_check import check_row
+from dispatch.keys import Arch
 from dispatch.table.select import select
-
-sys.path.insert(0, str(Path(__file__).parent))
-import column_major
-
-sys.path.remove(str(Path(__file__).parent))
-
-OPS = ("symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx", "trmm", "trsm", "geam", "dgmm")
-ROWS = [row for row in TABLE if row.op in OPS and row.on(HOST)]
-CASES = column_major.host_cases(ROWS, cases)
 
 
 @pytest.fixture
 def dev():
     return dp.device("host")
-
-
-@pytest.mark.parametrize(("row", "cases"), CASES)
-def test_a_row_passes_its_cases(row, cases, dev, each):
-    def passes(case, rng):
-        assert check_row(row, case, dev, rng) == ""
-
-    each(cases, passes)
-
-
-@pytest.mark.parametrize("cases", [pytest.param(p.values[1], id=p.id, marks=p.marks) for p in CASES])
-def test_cublas_is_asked_for_what_the_requests_say(cases, dev, each):
-    def asked(case, rng):
-        check = case.check(dev, rng)
-        request = check.request
-        outputs = dev.executor().outputs(request)
-        column_major.carry_out(lower(request), request.arguments(outputs))
-        check.verify(request.result(outputs))
-
-    each(cases, asked)
 
 
 # -- in SciPy's words -------------------------------------------------------------------------------------------------
