@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dispatch.checks import check_int, shown, whole
+from dispatch.device.frameworks.framework import Adopted
 from dispatch.errors import BadRequest
 from dispatch.keys import U8
 
@@ -21,6 +22,7 @@ __all__ = [
     "check_opaque",
     "check_probability",
     "check_tensor",
+    "check_writable",
     "each",
 ]
 
@@ -84,3 +86,15 @@ def check_extents(name: str, tensor: Tensor) -> None:
     """Libraries count rows, columns and products in an int."""
     if max(tensor.shape, default=0) > MAX_EXTENT:
         raise BadRequest(name, str(tensor.layout), f"extents up to {MAX_EXTENT}")
+
+
+def check_writable(name: str, tensor: Tensor) -> None:
+    """An output's memory may be written, and each element has its own."""
+    if tensor.layout.readonly:
+        storage = tensor.storage
+        if isinstance(storage, Adopted) and storage.framework.readonly:
+            what, hint = f"an array of {storage.framework.name}, read-only", f"leave {name}=None, and one is made"
+            raise BadRequest(name, what, "memory that may be written", hint)
+        raise BadRequest(name, "read-only memory", "memory that may be written", "copy it: dev.array(x)")
+    if tensor.layout.meets_itself:
+        raise BadRequest(name, f"a view {tensor.layout}", "memory of its own for every element")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from cudabind._cached import cached_property
 from dispatch.checks import check_kinds
+from dispatch.core.operand_checks import check_writable
 from dispatch.core.overlap import overlap, same_view
 from dispatch.core.request import Argument, Operands, R_co, Request, Signature, Use
 from dispatch.core.request_class import check_class_body, check_request_class
@@ -273,10 +274,7 @@ class OperandRequest(Request[R_co]):
                 self._check_written(name, tensor)
 
     def _check_written(self, name: str, tensor: Tensor) -> None:
-        if tensor.layout.readonly:
-            raise BadRequest(name, "read-only memory", "memory that may be written", "copy it: dev.array(x)")
-        if tensor.layout.meets_itself:
-            raise BadRequest(name, f"a view {tensor.layout}", "memory of its own for every element")
+        check_writable(name, tensor)
         for other_name, other, _ in self.tensors():
             if other_name == name or ((name, other_name) in self.in_place and same_view(tensor, other)):
                 continue

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dispatch.device import external_memory
+from dispatch.device.dlpack import CODES
 from dispatch.device.frameworks.framework import Adopted, Framework
 from dispatch.errors import BadRequest
 
@@ -22,8 +23,6 @@ __all__ = ["Exchange"]
 
 class Exchange(Framework):
     """One library with DLPack; its `from_dlpack` is in the package of its arrays, or in `package.dlpack`."""
-
-    readonly = False  # whether its arrays are never written, whatever they say
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -43,7 +42,7 @@ class Exchange(Framework):
 
     def wrapped(self, tensor: Tensor) -> Any:
         take = self._takes()
-        return tensor if take is None else take(tensor)
+        return tensor if take is None or tensor.dtype not in CODES else take(tensor)
 
     def _takes(self) -> Callable[[Any], Any] | None:
         for module in (sys.modules.get(self.name), sys.modules.get(f"{self.name}.dlpack")):

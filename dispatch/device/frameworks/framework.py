@@ -89,6 +89,7 @@ class Framework(ABC):
     """One library of arrays."""
 
     name: str
+    readonly = False  # whether its arrays are never written, whatever they say
     code: Code | None = None  # None where no call over its operands is remembered
 
     @abstractmethod

@@ -12,6 +12,7 @@ import numpy as np
 
 from cudabind._cached import cached_property
 from dispatch.checks import check_kinds, check_type, shown
+from dispatch.core.operand_checks import check_writable
 from dispatch.core.overlap import overlap
 from dispatch.core.request import Argument, NamedArguments, Operands, Request, Signature, Unpacked, Use
 from dispatch.core.unknown_arguments import refuse_operand
@@ -69,10 +70,8 @@ class GraphRequest(Request):
         for name, tensor, is_written in self.tensors():
             if tensor.device is not self.device:
                 raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {self.device!r}")
-            if is_written and tensor.layout.readonly:
-                raise BadRequest(name, "read-only memory", "memory that may be written", "copy it: dev.array(x)")
-            if is_written and tensor.layout.meets_itself:
-                raise BadRequest(name, f"a view {tensor.layout}", "memory of its own for every element")
+            if is_written:
+                check_writable(name, tensor)
             for other_name, other, _ in self.tensors():
                 if is_written and other_name != name and overlap(tensor, other):
                     raise BadRequest(name, f"memory that overlaps {other_name}", "memory of its own")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dispatch.checks import MAX_FLOAT, NO_NUMBERS, check_enum, shown
-from dispatch.core.operand_checks import MAX_EXTENT, check_extents
+from dispatch.core.operand_checks import MAX_EXTENT, check_extents, check_writable
 from dispatch.core.overlap import Shape, broadcast, overlap, same_view
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
@@ -230,10 +230,7 @@ def _check_out(request: MatmulRequest) -> None:
     for name, tensor, written in operands:
         if not written:
             continue
-        if tensor.layout.readonly:
-            raise BadRequest(name, "read-only memory", "memory that may be written", "copy it: dev.array(x)")
-        if tensor.layout.meets_itself:
-            raise BadRequest(name, f"a view {tensor.layout}", "memory of its own for every element")
+        check_writable(name, tensor)
         for other_name, other, _ in operands:
             if other_name == name or (name == "out" and other_name == "c" and same_view(tensor, other)):
                 continue

@@ -35,7 +35,7 @@ def library(name):
 
 
 def has(name, dtype):
-    return dtype.name in NARROW if name in ("jax", "tvm_ffi") else dtype.bits >= 8
+    return dtype.name in NARROW if name == "tvm_ffi" else dtype.bits >= 8
 
 
 def given(name, tensor):
@@ -52,11 +52,23 @@ def given(name, tensor):
         copy = np.ndarray(array.shape, array.dtype, memory, -layout.low, array.strides)
         copy[...] = array
         return copy
+    if name == "jax":
+        return of_jax(tensor, array)
     if not tensor.layout.is_contiguous or not array.size:
         return tensor
-    if name == "jax":
-        return library("jax").numpy.asarray(array)
     return library("tvm_ffi").from_dlpack(array.copy())
+
+
+def of_jax(tensor, array):
+    """JAX's arrays have their axes in any order in memory, and no gaps."""
+    jax = library("jax")
+    order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+    if not array.size or not tensor.transpose(order).layout.is_contiguous:
+        return tensor
+    from jax.experimental.layout import Format, Layout
+
+    place = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
+    return jax.device_put(jax.numpy.asarray(array), Format(Layout(tuple(order)), place))
 
 
 def as_numpy(result):
