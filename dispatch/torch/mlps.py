@@ -79,7 +79,10 @@ def _forward(
     """y, and the hidden layer (rows, hidden) and what its slopes are made of where they are to be kept."""
     given = {} if bias1 is None else {"bias": dense(bias1)}
     epilogue = _epilogue("", activation, ("_AUX" if keep else "") + ("" if bias1 is None else "_BIAS"))
-    found = matmul(rows_of(x), dense_lines(weight1).t(), epilogue=epilogue, **given)
+    rows, n = rows_of(x), weight1.shape[0]
+    if keep and activation == "relu" and n % MASK:  # the library leaves the bits behind the last column as they are
+        given["aux"] = x.new_zeros(mask_shape(rows.shape[0], n), dtype=torch.uint8)
+    found = matmul(rows, dense_lines(weight1).t(), epilogue=epilogue, **given)
     hidden, slopes = found if keep else (found, nothing(x))
     given = {} if bias2 is None else {"bias": dense(bias2)}
     epilogue = Epilogue.NONE if bias2 is None else Epilogue.BIAS
@@ -98,7 +101,12 @@ def _forward_fake(
     hidden = x.new_empty(argument.shape)
     if activation == "gelu":
         return y, hidden, argument
-    return y, hidden, x.new_empty((argument.shape[0], (n + MASK - 1) // MASK * MASK // 8), dtype=torch.uint8)
+    return y, hidden, x.new_empty(mask_shape(argument.shape[0], n), dtype=torch.uint8)
+
+
+def mask_shape(rows: Any, n: Any) -> tuple[Any, Any]:
+    """That of the mask of ReLU, a bit for each element: rows of whole 16 bytes."""
+    return rows, (n + MASK - 1) // MASK * MASK // 8
 
 
 def _forward_vmap(info: Any, in_dims: Any, *operands: Any) -> Any:

@@ -15,6 +15,8 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("torch sees no GPU", allow_module_level=True)
 
+# torch's compiler imports what torch itself calls deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 OPS = ("attention", "convolution", "fp8", "gated", "grouped", "linear", "mlp", "norms", "rotary", "trees")
 KINDS = ("opcheck", "gradcheck", "compile", "export", "vmap")
 HOST = Path(__file__).parents[1] / "dispatch" / "torch_ops"

@@ -125,6 +125,8 @@ def test_opcheck(dtype):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile(dynamic):
+    if dynamic and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12):
+        pytest.skip("Dynamo of torch 2.11 refuses a tree's constants where it makes numbers dynamic: it has no repr")
     torch.compiler.reset()
     compiled = torch.compile(tree_linear, backend="aot_eager", fullgraph=True, dynamic=dynamic)
     for rows in (5, 8):
