@@ -41,6 +41,12 @@ THEIRS = {ours: getattr(torch, name) for ours, name in NAMES.items() if hasattr(
 OURS = {theirs: ours for ours, theirs in THEIRS.items()}
 TYPES = frozenset((torch.Tensor, Parameter, Buffer))
 CPU = torch.device("cpu")
+# What torch's own compiled code allocates with, on the current device: without its dispatcher, and in half the time of
+# torch.empty_strided (0.33 of 0.71 us). A torch without them, or with several GPUs, takes that.
+QUICK = {
+    place: getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), f"_empty_strided_{place}", None)
+    for place in ("cpu", "cuda")
+}
 BYTE = 8  # bits
 UNNAMED = (1, 2)  # handles that mean a stream of whichever thread or context is current
 VIEWS = {
@@ -123,6 +129,9 @@ class Torch(Framework):
         theirs = THEIRS.get(dtype)
         if theirs is None or dtype.bits < BYTE:
             return None
+        allocate = QUICK["cpu" if device.is_host else "cuda"]
+        if allocate is not None and (device.is_host or torch.cuda.device_count() == 1):
+            return partial(allocate, shape, strides, theirs)
         place = CPU if device.is_host else torch.device("cuda", device.ordinal)
         return partial(torch.empty_strided, shape, strides, dtype=theirs, device=place)
 
