@@ -27,20 +27,22 @@ __all__ = ["ROWS"]
 
 SM75 = Arch(75)
 V12 = (12, 9)
+H100 = ("H100",)
 LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
 SMALL = (many_small, aligned, even_batches)
 MANY, TINY = "of many", "of many, up to 32"
 # fmt: off
 ROUTINES = (
-    ("cho_solve", "trsmBatched",   (*SMALL, several_right_sides), cublas_linalg,  MANY),
-    ("lu_factor", "getrfBatched",  (*SMALL, square),              cublas_linalg,  MANY),
-    ("lu_solve",  "getrsBatched",  SMALL,                         cublas_linalg,  MANY),
-    ("solve",     "getrsBatched",  (*SMALL, by_lu_or_cholesky),   cublas_linalg,  MANY),
-    ("qr",        "geqrfBatched",  SMALL,                         cublas_linalg,  MANY),
-    ("inv",       "matinvBatched", (*SMALL, general, up_to_32),   cublas_derived, TINY),
-    ("inv",       "getriBatched",  (*SMALL, general),             cublas_derived, MANY),
-    ("lstsq",     "gelsBatched",   (*SMALL, of_full_rank, tall),  cublas_derived, MANY),
-    ("expm",      "getrsBatched",  SMALL,                         cublas_derived, MANY),
+#    op           routine          rules                             call            variant run_on
+    ("cho_solve", "trsmBatched",   (*SMALL, several_right_sides), cublas_linalg,  MANY, H100),
+    ("lu_factor", "getrfBatched",  (*SMALL, square),              cublas_linalg,  MANY, H100),
+    ("lu_solve",  "getrsBatched",  SMALL,                         cublas_linalg,  MANY, H100),
+    ("solve",     "getrsBatched",  (*SMALL, by_lu_or_cholesky),   cublas_linalg,  MANY, H100),
+    ("qr",        "geqrfBatched",  SMALL,                         cublas_linalg,  MANY, H100),
+    ("inv",       "matinvBatched", (*SMALL, general, up_to_32),   cublas_derived, TINY, H100),
+    ("inv",       "getriBatched",  (*SMALL, general),             cublas_derived, MANY, H100),
+    ("lstsq",     "gelsBatched",   (*SMALL, of_full_rank, tall),  cublas_derived, MANY, H100),
+    ("expm",      "getrsBatched",  SMALL,                         cublas_derived, MANY, ()),
 )
 # fmt: on
 
@@ -56,9 +58,10 @@ GPU_ROWS = tuple(
         library="cublas",
         function=f"cublas{letter}{routine}",
         call=call,
+        run_on=run_on,
         variant=variant,
     )
-    for op, routine, rules, call, variant in ROUTINES
+    for op, routine, rules, call, variant, run_on in ROUTINES
     for dtype, letter in LETTERS.items()
 )
 HOST_ROWS = tuple(on_host(row, scipy_linalg, library="scipy", stands_for="cublas") for row in GPU_ROWS)
