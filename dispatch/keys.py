@@ -285,10 +285,10 @@ class Compute(Choice):
     """`cublasComputeType_t`: the precision of the products and sums; TF32 and the other fast modes only when asked.
 
     COMPUTE_32F_EMULATED_16BFX9 makes three numbers of bf16 of each f32, and COMPUTE_64F_EMULATED_FIXEDPOINT as many
-    of 8 bits as it needs of each f64, where tensor cores are the faster way; both are as precise as what they emulate. On an H100 cuBLAS 13.1 emulates
-    neither: results are those of COMPUTE_32F and COMPUTE_64F bit for bit, in the same time. The largest error of a
-    product of 512 x 512 normal numbers, in units of roundoff times |A| |B|, is 1.6 there in f32 and 5.1 in f64; 1,590
-    in TF32.
+    of 8 bits as it needs of each f64, where tensor cores are the faster way; both are as precise as what they emulate.
+    On an H100 cuBLAS 13.1 emulates neither: results are those of COMPUTE_32F and COMPUTE_64F bit for bit, in the same
+    time. The largest error of a product of 512 x 512 normal numbers is 1.6 there in f32 and 5.1 in f64, in units of
+    roundoff times |A| |B|; 1,590 in TF32.
     """
 
     COMPUTE_16F = 64
