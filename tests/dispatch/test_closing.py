@@ -6,6 +6,7 @@ driver notes handles that are touched when their stream is gone.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 import weakref
@@ -27,7 +28,7 @@ from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, Closed, StaleTensor
 from dispatch.keys import F32
 from dispatch.libraries.cublaslt import launched
-from dispatch.libraries.cudnn import handle
+from dispatch.libraries.handle import StreamHandle
 from dispatch.ops.matmul import exact, exact_kernels
 from dispatch.supervise.cuda_worker import CudaWorker
 from dispatch.supervise.process.chunks import file_chunk
@@ -289,14 +290,49 @@ def test_a_finalizer_may_open_an_executor_while_its_thread_opens_one(run):
     run(work)
 
 
-@pytest.mark.parametrize("room", ["handle", "exact", "exact_kernels", "launched"])
-def test_a_finalizer_may_ask_for_what_its_thread_is_about_to_look_up(run, monkeypatch, room):
+def test_a_handle_that_a_finalizer_asks_for_while_it_is_made_goes_back_as_well(run):
+    class Handle(StreamHandle):
+        name, kind, made = "of nobody's library", ctypes.c_void_p, 0
+
+        @staticmethod
+        def create(c_handle):
+            Handle.made += 1
+            c_handle.value = Handle.made
+            if Handle.made == 1:
+                Handle.of(executors[0])
+
+        @staticmethod
+        def destroy(c_handle):
+            destroyed.append(c_handle.value)
+
+        @staticmethod
+        def set_stream(c_handle, stream):
+            followed.append((c_handle.value, stream))
+
+    executors, destroyed, followed = [], [], []
+
+    def work(dev):
+        executors.append(dev.executor())
+        found = Handle.of(executors[0])
+        assert found is Handle.of(executors[0])
+        assert found.follow().value == 1
+        assert followed == [(2, executors[0].target.value), (1, executors[0].target.value)]
+        executors[0].close()
+        assert sorted(handle.value for handle, _ in dev.idle[Handle.name]) == [1, 2]
+        with dev.stream():
+            assert Handle.of(dev.executor()).c_handle.value in (1, 2), "it is lent again, and none is made"
+        dev.close()
+        assert sorted(destroyed) == [1, 2]
+
+    run(work)
+
+
+@pytest.mark.parametrize("room", ["exact", "exact_kernels", "launched"])
+def test_a_finalizer_may_ask_for_what_its_thread_is_about_to_look_up(run, room):
     def work(dev):
         executor = dev.executor()
-        monkeypatch.setattr(handle, "Handle", lambda _: SimpleNamespace(close=lambda: None))
         exact_kernels._loaded[dev] = {F32: (None, {})}
         found, ask = {
-            "handle": (handle, lambda: handle.handle_of(executor)),
             "exact": (exact, lambda: exact._shared(executor, 64)),
             "exact_kernels": (exact_kernels, lambda: exact_kernels.functions(executor, F32) == {}),
             "launched": (launched, lambda: launched._recorder(executor)),

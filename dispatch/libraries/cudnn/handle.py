@@ -1,24 +1,13 @@
-"""The cuDNN handle of an executor: one for each, there from its first cuDNN plan on, shared by its plans, given back
-after.
-
-Plans ask `handle_of(executor)` for it and call `follow()` before they enqueue. Handles never cross threads,
-as executors do not. This module runs no operation.
-"""
+"""The cuDNN handle of an executor, with the workspace that plans share, and what cuDNN says of its last error."""
 
 from __future__ import annotations
 
 import ctypes
-import sys
-import threading
 import weakref
-from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from cudabind._fork import anew
-from cudabind.errors import CudaError
 from cudabind.sys import cudnn
-from dispatch.device.stream import QuietStream, relaxed
-from dispatch.errors import DispatchError
+from dispatch.libraries.handle import StreamHandle
 
 if TYPE_CHECKING:
     from dispatch.device.storage import Storage
@@ -37,40 +26,31 @@ class Scratch(NamedTuple):
     keep: Storage | Workspace
 
 
-class Handle:
-    """A `cudnnHandle_t` on the stream of one executor.
+class Handle(StreamHandle):
+    """A `cudnnHandle_t` on the stream of one executor."""
 
-    Guarantees: given back exactly once, as its executor is closed or goes, and then another executor's, behind the work
-    of the first. It is destroyed with its device: to destroy one that was used waits for the whole context, which ends
-    captures of others. Where the device is lost nothing is destroyed: there is no context left to do it in.
-    """
+    __slots__ = ("_between", "_scratch")
 
-    __slots__ = ("_between", "_device", "_last", "_scratch", "_stream", "_target", "c_handle")
+    name: ClassVar[str] = "cudnn"
+    kind = cudnn.cudnnHandle_t
 
     def __init__(self, executor: CudaExecutor) -> None:
-        self.c_handle = cudnn.cudnnHandle_t()
-        self._device = executor.device
-        self._target = executor.target
         self._scratch: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
         self._between: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
-        self._stream: int | None = -1  # none that exists
-        self._last = executor.stream.stream if isinstance(executor.stream, QuietStream) else executor.stream
-        try:
-            self.c_handle, _ = executor.device.idle["cudnn"].pop()
-        except IndexError:
-            with executor.device.context, relaxed():
-                cudnn.cudnnCreate(self.c_handle)
-        else:
-            executor.stream.wait_for_uses(executor.device.releases.side)
-        self.follow()
+        super().__init__(executor)
 
-    def follow(self) -> cudnn.cudnnHandle_t:
-        """The handle, on the stream that the executor's plans enqueue on now: its own, or a recorder's."""
-        stream = self._target.value
-        if stream != self._stream:
-            cudnn.cudnnSetStream(self.c_handle, cudnn.cudaStream_t(stream))
-            self._stream = stream
-        return self.c_handle
+    @staticmethod
+    def create(c_handle: cudnn.cudnnHandle_t) -> None:
+        cudnn.cudnnCreate(c_handle)
+
+    @staticmethod
+    def destroy(c_handle: cudnn.cudnnHandle_t) -> int:
+        status: int = cudnn.cudnnDestroy.unchecked(c_handle)
+        return status
+
+    @staticmethod
+    def set_stream(c_handle: cudnn.cudnnHandle_t, stream: int | None) -> None:
+        cudnn.cudnnSetStream(c_handle, cudnn.cudaStream_t(stream))
 
     def scratch(self, executor: CudaExecutor, nbytes: int) -> Scratch:
         """So many bytes of workspace, shared by the executor's plans, which run one after the other.
@@ -94,35 +74,8 @@ class Handle:
             storage = known[size] = executor.device.allocate(size, executor.stream)
         return Scratch(ctypes.c_void_p(storage.base), storage)
 
-    def close(self) -> None:
-        """Give it back; a second call does nothing."""
-        if self.c_handle.value and self._device.fault is None:
-            with suppress(CudaError, DispatchError):  # of a stream under capture, whose work is not run as yet
-                self._device.releases.side.wait_for_uses(self._last)
-            self._device.idle["cudnn"].append((self.c_handle, cudnn.cudnnDestroy.unchecked))
-        self.c_handle = cudnn.cudnnHandle_t()
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing() and self._device.alive:
-            self.close()
-
-
-_handles: weakref.WeakKeyDictionary[CudaExecutor, Handle] = weakref.WeakKeyDictionary()
-_lock = threading.RLock()  # finalizers may come in between
-anew(sys.modules[__name__], "_lock", threading.RLock)
-
-
-def handle_of(executor: CudaExecutor) -> Handle:
-    """The one handle of an executor that is open; only the executor's own thread may ask."""
-    executor.check()
-    with _lock:
-        found = _handles.get(executor)
-    if found is None:
-        found = Handle(executor)
-        executor.at_close.append(found.close)
-        with _lock:
-            _handles[executor] = found
-    return found
+handle_of = Handle.of
 
 
 def last_error() -> str:

@@ -1,23 +1,14 @@
-"""The cuSOLVER handle of an executor: one for each, there from its first cuSOLVER plan on, shared by its plans.
-
-Plans ask `handle_of(executor)` for it and call `follow()` before they enqueue. Handles never cross threads, as
-executors do not. This module runs no operation.
-"""
+"""The cuSOLVER handle of an executor, with the memory that plans share, and choices of routines."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 import weakref
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from cudabind._fork import anew
-from cudabind.errors import CudaError
 from cudabind.sys import cusolverDn as dn
-from dispatch.device.stream import QuietStream, relaxed
-from dispatch.errors import DispatchError
+from dispatch.libraries.handle import StreamHandle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +17,6 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
 
 __all__ = ["Handle", "Settings", "handle_of"]
-
-NAME = "cusolverDn"
 
 
 class Settings:
@@ -51,39 +40,31 @@ class Settings:
             self._destroy(handle)
 
 
-class Handle:
-    """A `cusolverDnHandle_t` on the stream of one executor, and the choices of the 64-bit interface: none are made.
+class Handle(StreamHandle):
+    """A `cusolverDnHandle_t` on the stream of one executor, and the choices of the 64-bit interface: none are made."""
 
-    Guarantees: given back exactly once, as its executor is closed or goes, and then another executor's, behind the work
-    of the first. It is destroyed with its device: to destroy one waits for the whole context. Where the device is lost
-    nothing is destroyed: there is no context left to do it in.
-    """
+    __slots__ = ("_memory", "params")
 
-    __slots__ = ("_device", "_last", "_memory", "_stream", "_target", "c_handle", "params")
+    name: ClassVar[str] = "cusolverDn"
+    kind = dn.cusolverDnHandle_t
 
     def __init__(self, executor: CudaExecutor) -> None:
-        self.c_handle = dn.cusolverDnHandle_t()
-        self._device, self._target = executor.device, executor.target
         self._memory: weakref.WeakValueDictionary[tuple[str, int], Storage] = weakref.WeakValueDictionary()
-        self._stream: int | None = -1  # none that exists
-        self._last = executor.stream.stream if isinstance(executor.stream, QuietStream) else executor.stream
         self.params = Settings("cusolverDnParams_t", "cusolverDnCreateParams", "cusolverDnDestroyParams")
-        try:
-            self.c_handle, _ = executor.device.idle[NAME].pop()
-        except IndexError:
-            with executor.device.context, relaxed():
-                dn.cusolverDnCreate(self.c_handle)
-        else:
-            executor.stream.wait_for_uses(executor.device.releases.side)
-        self.follow()
+        super().__init__(executor)
 
-    def follow(self) -> dn.cusolverDnHandle_t:
-        """The handle, on the stream that the executor's plans enqueue on now: its own, or a recorder's."""
-        stream = self._target.value
-        if stream != self._stream:
-            dn.cusolverDnSetStream(self.c_handle, dn.cudaStream_t(stream))
-            self._stream = stream
-        return self.c_handle
+    @staticmethod
+    def create(c_handle: dn.cusolverDnHandle_t) -> None:
+        dn.cusolverDnCreate(c_handle)
+
+    @staticmethod
+    def destroy(c_handle: dn.cusolverDnHandle_t) -> int:
+        status: int = dn.cusolverDnDestroy.unchecked(c_handle)
+        return status
+
+    @staticmethod
+    def set_stream(c_handle: dn.cusolverDnHandle_t, stream: int | None) -> None:
+        dn.cusolverDnSetStream(c_handle, dn.cudaStream_t(stream))
 
     def memory(self, executor: CudaExecutor, purpose: str, nbytes: int) -> Storage | None:
         """So many bytes for a purpose, shared by the executor's plans, which run one after the other; None for none.
@@ -98,32 +79,5 @@ class Handle:
             storage = self._memory[purpose, size] = executor.device.allocate(size, executor.stream)
         return storage
 
-    def close(self) -> None:
-        """Give it back; a second call does nothing."""
-        if self.c_handle.value and self._device.fault is None:
-            with suppress(CudaError, DispatchError):  # of a stream under capture, whose work is not run as yet
-                self._device.releases.side.wait_for_uses(self._last)
-            self._device.idle[NAME].append((self.c_handle, dn.cusolverDnDestroy.unchecked))
-        self.c_handle = dn.cusolverDnHandle_t()
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing() and self._device.alive:
-            self.close()
-
-
-_handles: weakref.WeakKeyDictionary[CudaExecutor, Handle] = weakref.WeakKeyDictionary()
-_lock = threading.RLock()  # finalizers may come in between
-anew(sys.modules[__name__], "_lock", threading.RLock)
-
-
-def handle_of(executor: CudaExecutor) -> Handle:
-    """The one handle of an executor that is open; only the executor's own thread may ask."""
-    executor.check()
-    with _lock:
-        found = _handles.get(executor)
-    if found is None:
-        found = Handle(executor)
-        executor.at_close.append(found.close)
-        with _lock:
-            _handles[executor] = found
-    return found
+handle_of = Handle.of

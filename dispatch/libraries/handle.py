@@ -1,0 +1,96 @@
+"""A library's handle on the stream of an executor: there from its first plan on, shared by its plans, given back after.
+
+cuDNN's and cuSOLVER's are of this kind. A plan asks `handle_of(executor)` for it and calls `follow()` before it
+enqueues. Handles never cross threads, as executors do not. This module runs no operation.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cudabind.errors import CudaError
+from dispatch.device.stream import QuietStream, relaxed
+from dispatch.errors import DispatchError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["StreamHandle"]
+
+
+class StreamHandle(ABC):
+    """A handle on the stream of one executor.
+
+    Guarantees: given back exactly once, as its executor is closed or goes, and then another executor's, behind the work
+    of the first. It is destroyed with its device: to destroy one that was used waits for the whole context, which ends
+    captures of others. Where the device is lost nothing is destroyed: there is no context left to do it in.
+    """
+
+    __slots__ = ("_device", "_last", "_stream", "_target", "c_handle")
+
+    name: ClassVar[str]  # of the library
+    kind: ClassVar[Any]  # the handle's type in ctypes
+
+    def __init__(self, executor: CudaExecutor) -> None:
+        self.c_handle = self.kind()
+        self._device, self._target = executor.device, executor.target
+        self._stream: int | None = -1  # none that exists
+        self._last = executor.stream.stream if isinstance(executor.stream, QuietStream) else executor.stream
+        try:
+            self.c_handle, _ = executor.device.idle[self.name].pop()
+        except IndexError:
+            with executor.device.context, relaxed():
+                self.create(self.c_handle)
+        else:
+            executor.stream.wait_for_uses(executor.device.releases.side)
+        self.follow()
+
+    @staticmethod
+    @abstractmethod
+    def create(c_handle: Any) -> None:
+        """Make what the handle stands for; the library's error."""
+
+    @staticmethod
+    @abstractmethod
+    def destroy(c_handle: Any) -> int:
+        """Its end, with the library's status."""
+
+    @staticmethod
+    @abstractmethod
+    def set_stream(c_handle: Any, stream: int | None) -> None:
+        """Have it enqueue there; the library's error."""
+
+    @classmethod
+    def of(cls, executor: CudaExecutor) -> Self:
+        """The one handle of an executor that is open; only the executor's own thread may ask."""
+        executor.check()
+        found: Self | None = executor.handles.get(cls.name)
+        if found is None:
+            found = executor.handles[cls.name] = cls(executor)
+            executor.at_close.append(found.close)
+        return found
+
+    def follow(self) -> Any:
+        """The handle, on the stream that the executor's plans enqueue on now: its own, or a recorder's."""
+        stream = self._target.value
+        if stream != self._stream:
+            self.set_stream(self.c_handle, stream)
+            self._stream = stream
+        return self.c_handle
+
+    def close(self) -> None:
+        """Give it back; a second call does nothing."""
+        if self.c_handle.value and self._device.fault is None:
+            with suppress(CudaError, DispatchError):  # of a stream under capture, whose work is not run as yet
+                self._device.releases.side.wait_for_uses(self._last)
+            self._device.idle[self.name].append((self.c_handle, self.destroy))
+        self.c_handle = self.kind()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing() and self._device.alive:
+            self.close()
