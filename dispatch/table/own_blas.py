@@ -1,4 +1,6 @@
-"""The rows of BLAS whose kernels are this library's own, compiled by NVRTC: for large dense vectors. Rows, and no more.
+"""The rows of BLAS whose kernels are this library's own, compiled by NVRTC. Rows, and no more.
+
+They are for large dense vectors, and for large symmetric matrices.
 
 `axpy` has none in f64: of 16.8M elements cuBLAS took 133 µs on an H100, and the kernel 143.
 """
@@ -10,6 +12,7 @@ from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Arch, Compute
 from dispatch.ops.blas import numpy_blas
 from dispatch.ops.blas.own1 import large_and_dense, own_level1
+from dispatch.ops.blas.own2 import large_and_in_lines, own_symmetric
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
@@ -17,9 +20,11 @@ __all__ = ["ROWS"]
 COMP_64F, COMP_32F = Compute.COMPUTE_64F, Compute.COMPUTE_32F
 SM75, SM80 = Arch(75), Arch(80)  # what NVRTC 13 compiles for; instructions for bf16 came with sm_80
 RULES = (large_and_dense,)
+LINES = (large_and_in_lines,)
 # fmt: off
 AXPY = ("own", "axpy", own_level1, ("H100",), None, "large")
 NRM2 = ("own", "nrm2", own_level1, ("H100",), None, "large")
+SYMV = ("own", "symmetric", own_symmetric, (), None, "large")
 
 GPU_ROWS = (
 #       op       x     result   compute    rules
@@ -33,6 +38,12 @@ GPU_ROWS = (
     Row("nrm2", (C128, F64),   COMP_64F,  RULES,  SM75, None, (), *NRM2),
     Row("nrm2", (F16,  F16),   COMP_32F,  RULES,  SM75, None, (), *NRM2),
     Row("nrm2", (BF16, BF16),  COMP_32F,  RULES,  SM80, None, (), *NRM2),
+    Row("symv", (F32,  F32),   COMP_32F,  LINES,  SM75, None, (), *SYMV),
+    Row("symv", (F64,  F64),   COMP_64F,  LINES,  SM75, None, (), *SYMV),
+    Row("symv", (C64,  C64),   COMP_32F,  LINES,  SM75, None, (), *SYMV),
+    Row("symv", (C128, C128),  COMP_64F,  LINES,  SM75, None, (), *SYMV),
+    Row("hemv", (C64,  C64),   COMP_32F,  LINES,  SM75, None, (), *SYMV),
+    Row("hemv", (C128, C128),  COMP_64F,  LINES,  SM75, None, (), *SYMV),
 )
 # fmt: on
 HOST_ROWS = tuple(on_host(row, numpy_blas, stands_for="own") for row in GPU_ROWS)

@@ -39,6 +39,7 @@ FILLS, DIAGS, OPERATIONS = tuple(FillMode), tuple(DiagType), tuple(Operation)
 N = Operation.N
 SIZES = ((5, 7), (1, 1), (17, 4), (3, 33), (8, 8), (48, 40), (0, 4), (6, 0), (1, 6))
 LARGE = (300, 260)
+MANY_ROWS = (256, 257, 300, 320, 449)  # of rows for such matrices alone
 BANDS = ((1, 2), (0, 0), (3, 1), (0, 2))  # diagonals below and above
 FACTORS = ((1.0, 0.0), (0.75, -1.5), (0.0, 0.5), (-2.0, 1.0), (1.0, 1.0))
 STEPS = ((1, 1), (2, -1), (1, 3), (-2, 1))  # of x and of y
@@ -58,6 +59,7 @@ class Form(NamedTuple):
     beta: complex
     added: str
     given: bool
+    aligned: bool = False
 
 
 def forms(op: str, dtype: Dtype) -> list[Form]:
@@ -87,6 +89,24 @@ def forms(op: str, dtype: Dtype) -> list[Form]:
     return found
 
 
+def large_forms(op: str, dtype: Dtype) -> list[Form]:
+    """Each triangle in both orders of large matrices, whose lines begin at multiples of 16 bytes or do not."""
+    found = []
+    for number, (uplo, row, aligned, _) in enumerate(product(FILLS, (True, False), (True, False), range(3))):
+        alpha: complex
+        beta: complex
+        alpha, beta = FACTORS[(number + number // 5) % 5]
+        if dtype.is_complex and number % 2:
+            alpha, beta = alpha * (1 - 0.5j), beta * (1 + 2j)
+        steps = STEPS[(number // 2) % 4]
+        if row and op in CONJUGATING:
+            steps = (abs(steps[0]), abs(steps[1]))
+        sizes = (MANY_ROWS[number % 5],) * 2
+        added, given = ADDED[(number + number // 3) % 3], number % 5 != 3
+        found.append(Form(sizes, (0, 0), {"uplo": uplo}, row, steps, alpha, beta, added, given, aligned))
+    return found
+
+
 class Draw:
     """The operands of a form on a device."""
 
@@ -113,7 +133,8 @@ class Draw:
 
     def matrix(self, name: str, drawn: Array, *, row: bool) -> GuardedBuffer:
         """Put a matrix on the device, with poison around it."""
-        memory = place(self.device, drawn, (0, 1) if row else (1, 0), 2)
+        gap = 4 + -len(drawn) % 4 if self.form.aligned else 2
+        memory = place(self.device, drawn, (0, 1) if row else (1, 0), gap, aligned=self.form.aligned)
         self.fields[name] = memory.view
         return memory
 
@@ -247,8 +268,7 @@ def bounds(request: Any, expected: Results) -> Results:
 
 
 def level2_cases(row: Row) -> list[MadeCase]:
-    """Every form of a row's routine and dtype."""
+    """Every form of a row's routine and dtype; large ones where the row is for those alone."""
     op, dtype = row.op, row.dtypes[0]
-    return [
-        MadeCase(f"{dtype}-{number}", partial(check, op, dtype, form)) for number, form in enumerate(forms(op, dtype))
-    ]
+    made = large_forms(op, dtype) if row.variant == "large" else forms(op, dtype)
+    return [MadeCase(f"{dtype}-{number}", partial(check, op, dtype, form)) for number, form in enumerate(made)]

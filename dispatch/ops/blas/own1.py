@@ -19,7 +19,7 @@ from dispatch.libraries.nvrtc.number_types import NAMES, NUMBERS, VECTORS, WIDES
 from dispatch.ops.blas.orders import misplaced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from dispatch.core.request import Argument
     from dispatch.core.row import Row
@@ -31,9 +31,13 @@ __all__ = [
     "BLOCKS",
     "COUNTER",
     "LEAST",
+    "MULTIPROCESSORS",
+    "REAL",
     "THREADS",
     "Choice",
+    "OwnPlan",
     "choice_of",
+    "cleared",
     "large_and_dense",
     "numbers_of",
     "own_level1",
@@ -252,34 +256,55 @@ def numbers_of(request: Any) -> int:
 
 def own_level1(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request: one launch."""
-    return VectorPlan(executor, row, choice_of(request), request)
+    choice, numbers = choice_of(request), numbers_of(request)
+    blocks = choice.blocks(numbers, executor.device.attribute(MULTIPROCESSORS))
+    slots: list[Any] = [ctypes.c_void_p() for _ in (*request.reads, *request.writes)]
+    given: list[Any] = [ctypes.c_uint64(numbers)]
+    scratch = None
+    if choice.op == "axpy":
+        slots.append(ctypes.c_double() if choice.sums is F64 else ctypes.c_float())
+    else:
+        scratch = cleared(executor, COUNTER, blocks * choice.parts * choice.sums.itemsize)
+        given += [ctypes.c_void_p(scratch.ptr), ctypes.c_void_p(scratch.ptr + COUNTER)]
+    return OwnPlan(executor, row, (choice.source, choice.op, choice.options), blocks, slots, given, scratch)
 
 
-class VectorPlan(Plan):
-    """A kernel over vectors, launched for the addresses and the factor of each run."""
+def cleared(executor: CudaExecutor, counters: int, sums: int) -> Tensor:
+    """Scratch memory of a plan: so many bytes of counters, which are 0, and those of sums behind them."""
+    scratch = executor.empty((counters + sums,), (1,), U8)
+    # A plan is made outside of what its caller captures, and of what the executor records.
+    driver.cuMemsetD8Async(scratch.ptr, 0, counters, executor.stream.c_handle.value)
+    return scratch
+
+
+class OwnPlan(Plan):
+    """A kernel launched for the addresses and the factors of each run.
+
+    Args:
+        kernel: its source, its name there, and NVRTC's options.
+        blocks: how many, of THREADS threads.
+        slots: what each run fills in, addresses and then factors; they stand in front of what the kernel takes.
+        given: what it takes behind them.
+        scratch: memory that it is given the address of.
+    """
 
     __slots__ = ("_executor", "_given", "_launch", "_scratch", "_slots")
 
-    def __init__(self, executor: CudaExecutor, row: Row, choice: Choice, request: Any) -> None:
+    def __init__(
+        self,
+        executor: CudaExecutor,
+        row: Row,
+        kernel: tuple[str, str, tuple[str, ...]],
+        blocks: int,
+        slots: Sequence[Any],
+        given: Sequence[Any],
+        scratch: Tensor | None,
+    ) -> None:
         super().__init__(row, capture_safe=True)
-        self._executor = executor
-        numbers = numbers_of(request)
-        blocks = choice.blocks(numbers, executor.device.attribute(MULTIPROCESSORS))
-        slots: list[Any] = [ctypes.c_void_p() for _ in (*request.reads, *request.writes)]
-        given: list[Any] = [ctypes.c_uint64(numbers)]
-        self._scratch: Tensor | None = None
-        if choice.op == "axpy":
-            slots.append(ctypes.c_double() if choice.sums is F64 else ctypes.c_float())
-        else:
-            nbytes = COUNTER + blocks * choice.parts * choice.sums.itemsize
-            self._scratch = executor.empty((nbytes,), (1,), U8)
-            # A plan is made outside of what its caller captures, and of what the executor records.
-            driver.cuMemsetD8Async(self._scratch.ptr, 0, COUNTER, executor.stream.c_handle.value)
-            given += [ctypes.c_void_p(self._scratch.ptr), ctypes.c_void_p(self._scratch.ptr + COUNTER)]
-        self._slots = tuple(slots)
+        self._executor, self._scratch, self._slots = executor, scratch, tuple(slots)
         taken = self._given = (*slots, *given)
         pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
-        function = loaded(choice.source, choice.op, choice.options, executor.device)
+        function = loaded(*kernel, executor.device)
         fixed = (ctypes.c_void_p(function), blocks, 1, 1, THREADS, 1, 1, 0, executor.target, pointers, None)
         self._launch: Callable[[], int] = partial(driver.cuLaunchKernel.unchecked, *fixed)
 

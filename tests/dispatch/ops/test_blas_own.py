@@ -1,10 +1,8 @@
 """This library's own kernels of BLAS: compiled for the CPU and run through their rows' cases; extremes; the plan."""
 
-import ctypes
 import importlib.util
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,18 +19,14 @@ from dispatch.table.own_blas import GPU_ROWS, HOST_ROWS
 from dispatch.table.select import select
 from dispatch.testing.roundoff import as_on_a_gpu
 
-spec = importlib.util.spec_from_file_location("blocks_on_cpu", Path(__file__).with_name("blocks_on_cpu.py"))
-blocks_on_cpu = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(blocks_on_cpu)
+spec = importlib.util.spec_from_file_location("own_on_cpu", Path(__file__).with_name("own_on_cpu.py"))
+own_on_cpu = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(own_on_cpu)
 
-PARAMETERS = {
-    "axpy": ("const Number* x", "const Number* y", "Number* out", "T alpha", "Index n"),
-    "nrm2": ("const Number* x", "Number* out", "Index n", "unsigned* done", "T* partial"),
-}
 H100 = Arch(90)
-PROCESSORS = 3  # so few that a block has several tiles
-rows = pytest.mark.parametrize("row", GPU_ROWS, ids=lambda row: row.name)
-CHOICES = [Choice(op, real, n) for op in PARAMETERS for real in own1.NAMES for n in (1, 16 // real.itemsize)]
+ROWS = [row for row in GPU_ROWS if row.op in own1.SOURCES]
+rows = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+CHOICES = [Choice(op, real, n) for op in own1.SOURCES for real in own1.NAMES for n in (1, 16 // real.itemsize)]
 
 
 @pytest.fixture
@@ -42,43 +36,13 @@ def dev():
 
 @pytest.fixture(scope="module")
 def on_cpu(tmp_path_factory):
-    return blocks_on_cpu.InBlocks(tmp_path_factory.mktemp("blas"))
+    return own_on_cpu.blocks_on_cpu.InBlocks(tmp_path_factory.mktemp("blas"))
 
 
 @pytest.fixture
 def executor(on_cpu, monkeypatch):
-    """One whose plans launch on the CPU: what they hand to the driver is what the kernel gets."""
-    sources = {}
-
-    def loaded(source, function, options, _):
-        sources[len(sources) + 1] = source, function, options
-        return len(sources)
-
-    def launch(function, *rest):
-        blocks, _, _, threads, _, _, shared, _, pointers, _ = rest
-        source, name, options = sources[function.value]
-        double = "-DSUM=double" in options
-        kinds = {"T alpha": ctypes.c_double if double else ctypes.c_float, "Index n": ctypes.c_uint64}
-        declared = [kinds.get(one, ctypes.c_void_p) for one in PARAMETERS[name]]
-        given = [kind.from_address(at) for kind, at in zip(declared, pointers, strict=True)]
-        assert shared == 0
-        on_cpu.launched(source, name, options, PARAMETERS[name], (blocks, threads), given)
-        return 0
-
-    driver = SimpleNamespace(
-        cuMemsetD8Async=lambda to, value, count, _: ctypes.memset(to, value, count),
-        cuLaunchKernel=SimpleNamespace(unchecked=launch),
-    )
-    monkeypatch.setattr(own1, "driver", driver)
-    monkeypatch.setattr(own1, "loaded", loaded)
-
-    def empty(shape, _, dtype):
-        held = np.full(shape, 0xFF, dtype.numpy)
-        return SimpleNamespace(ptr=held.ctypes.data, held=held)
-
-    stream = SimpleNamespace(c_handle=ctypes.c_void_p())
-    device = SimpleNamespace(attribute=lambda _: PROCESSORS)
-    return SimpleNamespace(device=device, stream=stream, target=ctypes.c_void_p(), empty=empty)
+    """One whose plans launch on the CPU."""
+    return own_on_cpu.executor_on(on_cpu, monkeypatch)
 
 
 def norm(executor, x):
@@ -191,9 +155,6 @@ def test_nan_and_infinities_come_through(dtype, dev, executor):
 
 
 def test_a_sum_is_the_same_each_time_and_its_counter_is_0_again(dev, rng, executor):
-    made = []
-    empty = executor.empty
-    executor.empty = lambda *given: made.append(empty(*given)) or made[-1]
     x = dev.array(rng.standard_normal(LEAST * 3))
     request = dp.Nrm2Request(x, out=dev.zeros((), "f64"))
     plan = own_level1(request, executor, GPU_ROWS[0])
@@ -201,7 +162,7 @@ def test_a_sum_is_the_same_each_time_and_its_counter_is_0_again(dev, rng, execut
     for _ in range(3):
         plan.enqueue(request.arguments({}))
         found.add(request.out.item())
-        assert not made[0].held[:COUNTER].any()
+        assert not executor.made[0][:COUNTER].any()
     assert len(found) == 1
     assert found.pop() == pytest.approx(np.linalg.norm(x.numpy()), rel=1e-14)
     assert THREADS == 256  # a power of two, by which sums are halved
