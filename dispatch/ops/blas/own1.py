@@ -47,6 +47,8 @@ LEAST = 1 << 16  # elements; of fewer the launch is most of the time, whoever's 
 THREADS = 256
 BLOCKS = 4  # of each multiprocessor, at work at once: each thread has 64 registers at most
 UNROLLED = {"nrm2": 4, "axpy": 2}  # vectors of each operand that a thread reads before it computes
+PERSISTENT = {"nrm2": True, "axpy": True}  # else each block has one tile, and there are as many as there are tiles
+STREAMED = False  # whether axpy's 16 bytes are the first to leave the caches again
 MULTIPROCESSORS = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 REAL = {C64: F32, C128: F64}
 PARTS = 3  # sums of a norm in f64: of large, of middling and of small numbers
@@ -69,6 +71,23 @@ __device__ void change(const Number& x, const Number& y, Number& out, T alpha)
     write(out, fma(alpha, T(read(x)), T(read(y))));
 }
 
+#if STREAMED
+template <class E> __device__ E fetched(const E* at)
+{
+    if constexpr (sizeof(E) < 16) return *at;
+    const uint4 bits = __ldcs((const uint4*)at);
+    return *(const E*)&bits;
+}
+template <class E> __device__ void put(E* at, const E& x)
+{
+    if constexpr (sizeof(E) < 16) *at = x;
+    else __stcs((uint4*)at, *(const uint4*)&x);
+}
+#else
+template <class E> __device__ E fetched(const E* at) { return *at; }
+template <class E> __device__ void put(E* at, const E& x) { *at = x; }
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 axpy(const Number* x, const Number* y, Number* out, T alpha, Index n)
 {
@@ -80,11 +99,11 @@ axpy(const Number* x, const Number* y, Number* out, T alpha, Index n)
         Vector<Number> a[UNROLLED], b[UNROLLED];
 #pragma unroll
         for (int i = 0; i < UNROLLED; ++i)
-            if (at + i * THREADS < vectors) a[i] = xs[at + i * THREADS], b[i] = ys[at + i * THREADS];
+            if (at + i * THREADS < vectors) a[i] = fetched(xs + at + i * THREADS), b[i] = fetched(ys + at + i * THREADS);
 #pragma unroll
         for (int i = 0; i < UNROLLED; ++i) {
             for (int j = 0; j < VECTOR; ++j) change(a[i].at[j], b[i].at[j], b[i].at[j], alpha);
-            if (at + i * THREADS < vectors) outs[at + i * THREADS] = b[i];
+            if (at + i * THREADS < vectors) put(outs + at + i * THREADS, b[i]);
         }
     }
     const Index last = vectors * VECTOR + threadIdx.x;
@@ -230,13 +249,15 @@ class Choice(NamedTuple):
             "UNROLLED": UNROLLED[self.op],
             "THREADS": THREADS,
             "BLOCKS": BLOCKS,
+            "STREAMED": int(STREAMED),
         }
         return ("-std=c++17", *(f"-D{name}={value}" for name, value in chosen.items()))
 
     def blocks(self, numbers: int, multiprocessors: int) -> int:
-        """Those of a launch: no more than are at work at once, and no more than have something to do."""
+        """Those of a launch: no more than have something to do, nor, of persistent ones, than are at work at once."""
         tile = THREADS * UNROLLED[self.op] * self.vector
-        return min(-(-numbers // tile), BLOCKS * multiprocessors)
+        tiles = max(-(-numbers // tile), 1)
+        return min(tiles, BLOCKS * multiprocessors) if PERSISTENT[self.op] else tiles
 
 
 def choice_of(request: Any) -> Choice:

@@ -42,6 +42,7 @@ typedef long long Step;
 struct alignas(sizeof(Real) * PARTS) Number { Real part[PARTS]; };
 struct alignas(16) Vector { Number at[VECTOR]; };
 const unsigned LANES = TILE / VECTOR, LINES = THREADS / LANES, ROUNDS = TILE / (LINES * STEPS), WARPS = THREADS / 32;
+static_assert(LANES <= 32 && STEPS <= LANES && ROUNDS * LINES * STEPS == TILE && TILE <= THREADS && THREADS <= WARPS * TILE);
 
 __device__ void add(Number& sum, const Number& x)
 {
