@@ -99,7 +99,7 @@ axpy(const Number* x, const Number* y, Number* out, T alpha, Index n)
         Vector<Number> a[UNROLLED], b[UNROLLED];
 #pragma unroll
         for (int i = 0; i < UNROLLED; ++i)
-            if (at + i * THREADS < vectors) a[i] = fetched(xs + at + i * THREADS), b[i] = fetched(ys + at + i * THREADS);
+            if (const Index place = at + i * THREADS; place < vectors) a[i] = fetched(xs + place), b[i] = fetched(ys + place);
 #pragma unroll
         for (int i = 0; i < UNROLLED; ++i) {
             for (int j = 0; j < VECTOR; ++j) change(a[i].at[j], b[i].at[j], b[i].at[j], alpha);

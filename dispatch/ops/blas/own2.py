@@ -42,7 +42,8 @@ typedef long long Step;
 struct alignas(sizeof(Real) * PARTS) Number { Real part[PARTS]; };
 struct alignas(16) Vector { Number at[VECTOR]; };
 const unsigned LANES = TILE / VECTOR, LINES = THREADS / LANES, ROUNDS = TILE / (LINES * STEPS), WARPS = THREADS / 32;
-static_assert(LANES <= 32 && STEPS <= LANES && ROUNDS * LINES * STEPS == TILE && TILE <= THREADS && THREADS <= WARPS * TILE);
+static_assert(STEPS <= LANES && LANES <= 32 && ROUNDS * LINES * STEPS == TILE, "each line of a tile has its threads");
+static_assert(TILE <= THREADS && THREADS <= WARPS * TILE, "there is room for the sums of columns, and of all threads");
 
 __device__ void add(Number& sum, const Number& x)
 {
@@ -122,7 +123,7 @@ symmetric(const Number* __restrict__ a, const Number* __restrict__ x, const Numb
     auto finish = [=](Index i, const Number& sum) {
         Number made = {};
         if (!is_zero(beta)) add_product(made, beta, y[Step(i) * y_step], 1);
-        if (!is_zero(alpha)) add_product(made, alpha, sum, 1);
+        add_product(made, alpha, sum, 1);
         out[Step(i) * out_step] = made;
     };
     if (is_zero(alpha)) {  // then a and x are not read

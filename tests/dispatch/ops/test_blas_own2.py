@@ -62,7 +62,10 @@ def run(request, executor, dev):
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------
-@rows
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, id=row.name, marks=[pytest.mark.compiles] if number else []) for number, row in enumerate(ROWS)],
+)
 def test_a_plan_run_on_the_cpu_passes_the_cases(row, dev, rng, executor):
     """Each twice, at other addresses and with other numbers, by one plan."""
     chosen = set()
@@ -111,7 +114,9 @@ def test_what_the_kernel_cannot_read_is_refused_with_its_reason(dev):
 
 
 # -- the kernel -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100"])
+@pytest.mark.parametrize(
+    "arch", [pytest.param(one, marks=pytest.mark.compiles) for one in ("sm_75", "sm_100")] + ["sm_90"]
+)
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda one: "-".join(map(str, map(int, one[1:]))) + f"-{one.dtype}")
 def test_every_kernel_compiles(choice, arch):
     try:
@@ -120,8 +125,8 @@ def test_every_kernel_compiles(choice, arch):
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("wanted", [1, 8])
-@pytest.mark.parametrize("dtype", [F32, F64, C64, C128])
+@pytest.mark.parametrize("wanted", [1, pytest.param(8, marks=pytest.mark.compiles)])
+@pytest.mark.parametrize("dtype", [C64, *(pytest.param(one, marks=pytest.mark.compiles) for one in (F32, F64, C128))])
 def test_matrices_of_any_size(dtype, wanted, dev, rng, executor, monkeypatch):
     """Also such as `large_and_in_lines` leaves to others; and by blocks with several tiles."""
     monkeypatch.setattr(own2, "BLOCKS_WANTED", wanted)

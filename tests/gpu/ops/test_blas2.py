@@ -35,3 +35,30 @@ def test_what_a_row_major_hermitian_matrix_goes_by(gpu, rng):
     np.testing.assert_allclose(dp.hemv(gpu.array(a), gpu.array(x)).numpy(), full @ x, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(dp.gemv(gpu.array(a), gpu.array(x), trans="c").numpy(), np.conj(a.T) @ x, rtol=1e-12)
     np.testing.assert_allclose(dp.gerc(gpu.array(x), gpu.array(x)).numpy(), np.outer(x, np.conj(x)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "c64", "c128"])
+def test_large_symmetric_matrices(dtype, gpu, rng):
+    """The same each time, at other addresses and from a graph, too; of so many rows that a block has several tiles."""
+    for n, row, uplo in ((256, True, "lower"), (2049, False, "lower"), (4100, True, "upper"), (6000, True, "lower")):
+        op = dp.hemv if dtype[0] == "c" and n % 2 == 0 else dp.symv
+        whole = rng.integers(-3, 4, (n, n)).astype(np.complex64 if dtype[0] == "c" else np.float32)
+        whole += 1j * rng.integers(-3, 4, (n, n)) if dtype[0] == "c" else 0
+        half = np.where(np.tri(n, dtype=bool) if uplo == "lower" else np.tri(n, dtype=bool).T, whole, np.nan)
+        a = gpu.array(half if row else half.T.copy(), dtype)
+        a = a if row else a.mT
+        kept = np.nan_to_num(half)
+        mirrored = np.conj(kept.T) if op is dp.hemv else kept.T
+        full = kept + mirrored - np.diag(mirrored.diagonal())
+        if op is dp.hemv:
+            full[np.diag_indices(n)] = full.diagonal().real
+        x, y = (rng.integers(-3, 4, n).astype(full.dtype) for _ in range(2))
+        xs = [gpu.array(x, dtype) for _ in range(3)]
+        for number in range(60):  # sums of whole numbers, exact in any order
+            alpha, beta = 1 + number % 3, (0, 2)[number % 2]
+            added = gpu.array(y if beta else np.full(n, np.nan), dtype)
+            made = op(a, xs[number % 3], alpha=alpha, y=added, beta=beta, uplo=uplo, library="own")
+            if number % 10 < 2:
+                np.testing.assert_array_equal(made.numpy(), alpha * (full @ x) + beta * y)
+        vector = gpu.array(rng.standard_normal(n), dtype)
+        assert len({op(a, vector, uplo=uplo, library="own").numpy().tobytes() for _ in range(20)}) == 1
