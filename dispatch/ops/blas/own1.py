@@ -99,7 +99,7 @@ axpy(const Number* x, const Number* y, Number* out, T alpha, Index n)
         Vector<Number> a[UNROLLED], b[UNROLLED];
 #pragma unroll
         for (int i = 0; i < UNROLLED; ++i)
-            if (const Index place = at + i * THREADS; place < vectors) a[i] = fetched(xs + place), b[i] = fetched(ys + place);
+            if (const Index j = at + i * THREADS; j < vectors) a[i] = fetched(xs + j), b[i] = fetched(ys + j);
 #pragma unroll
         for (int i = 0; i < UNROLLED; ++i) {
             for (int j = 0; j < VECTOR; ++j) change(a[i].at[j], b[i].at[j], b[i].at[j], alpha);
