@@ -19,11 +19,11 @@ PARAMETERS = {
     "nrm2": ("const Number* x", "Number* out", "Index n", "unsigned* done", "T* partial"),
     "symmetric": (
         *("const Number* a", "const Number* x", "const Number* y", "Number* out", "Number alpha", "Number beta"),
-        *("Index n", "Step line_step", "Step x_step", "Step y_step", "Step out_step", "unsigned strip"),
+        *("Index n", "Step line_step", "Step x_step", "Step y_step", "Step out_step"),
         *("unsigned* done", "Number* parts"),
     ),
 }
-KINDS = {"Index": ctypes.c_uint64, "Step": ctypes.c_int64, "unsigned": ctypes.c_uint32}
+KINDS = {"Index": ctypes.c_uint64, "Step": ctypes.c_int64}
 
 
 def kinds(options):
@@ -35,9 +35,9 @@ def kinds(options):
     return {**KINDS, "Number": numbers, "T": ctypes.c_double if chosen.get("SUM") == "double" else ctypes.c_float}
 
 
-def executor_on(on_cpu, monkeypatch, processors=PROCESSORS):
-    """An executor of a GPU with so many multiprocessors; `made` has its scratch memory."""
-    sources, made = {}, []
+def executor_on(on_cpu, monkeypatch):
+    """An executor of a GPU; `made` has its scratch memory, `launched` the blocks of each launch."""
+    sources, made, launched = {}, [], []
 
     def loaded(source, function, options, _):
         sources[len(sources) + 1] = source, function, options
@@ -50,6 +50,7 @@ def executor_on(on_cpu, monkeypatch, processors=PROCESSORS):
         declared = [by_value.get(one.rpartition(" ")[0], ctypes.c_void_p) for one in PARAMETERS[name]]
         given = [kind.from_address(at) for kind, at in zip(declared, pointers, strict=True)]
         assert shared == 0
+        launched.append(blocks)
         on_cpu.launched(source, name, options, PARAMETERS[name], (blocks, threads), given)
         return 0
 
@@ -65,5 +66,6 @@ def executor_on(on_cpu, monkeypatch, processors=PROCESSORS):
         return SimpleNamespace(ptr=made[-1].ctypes.data, held=made[-1])
 
     stream = SimpleNamespace(c_handle=ctypes.c_void_p())
-    device = SimpleNamespace(attribute=lambda _: processors)
-    return SimpleNamespace(device=device, stream=stream, target=ctypes.c_void_p(), empty=empty, made=made)
+    device = SimpleNamespace(attribute=lambda _: PROCESSORS, l2_bytes=1 << 30)
+    records = {"made": made, "launched": launched}
+    return SimpleNamespace(device=device, stream=stream, target=ctypes.c_void_p(), empty=empty, **records)

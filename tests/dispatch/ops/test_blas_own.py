@@ -109,9 +109,33 @@ def test_every_kernel_compiles(choice, arch):
 
 
 def test_blocks_are_as_many_as_have_something_to_do_or_are_at_work_at_once():
-    assert Choice("nrm2", F32, 4).blocks(LEAST, 132) == 16
-    assert Choice("nrm2", F32, 4).blocks(LEAST + 1, 132) == 17
-    assert Choice("axpy", F16, 8).blocks(1 << 33, 132) == 528
+    assert Choice("nrm2", F32, 4).blocks(LEAST, 528) == 16
+    assert Choice("nrm2", F32, 4).blocks(LEAST + 1, 528) == 17
+    assert Choice("axpy", F16, 8).blocks(1 << 33, 528) == 528
+    assert Choice("axpy", F16, 8).blocks(1 << 33, None) == 1 << 21
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("operands", [2, 3])
+def test_blocks_of_axpy_go_on_where_the_cache_holds_all_operands(operands, dtype, dev, rng, executor):
+    n = LEAST * 3
+    for missing in (0, 1):
+        x, y = (dev.array(rng.integers(-3, 4, n), dtype) for _ in range(2))
+        expected = 2 * x.numpy() + y.numpy()
+        executor.device.l2_bytes = operands * n * x.dtype.itemsize - missing
+        request = dp.AxpyRequest(x, y, alpha=2, out=y if operands == 2 else None)
+        outputs = dev.executor().outputs(request)
+        own_level1(request, executor, ROWS[0]).enqueue(request.arguments(outputs))
+        np.testing.assert_array_equal(request.result(outputs).numpy(), expected)
+        assert executor.launched[-1] == (
+            n * x.dtype.itemsize // (16 * THREADS * own1.UNROLLED["axpy"]) if missing else 12
+        )
+
+
+def test_blocks_of_a_norm_go_on_whatever_the_cache_holds(dev, executor):
+    executor.device.l2_bytes = 0
+    norm(executor, dev.zeros((LEAST * 3,)))
+    assert executor.launched == [own1.BLOCKS * own_on_cpu.PROCESSORS]
 
 
 # -- norms at the edge ----------------------------------------------------------------------------------------------

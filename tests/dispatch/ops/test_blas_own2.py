@@ -16,7 +16,7 @@ from dispatch.ops.blas import own2
 from dispatch.ops.blas.cases import cases
 from dispatch.ops.blas.cases2 import Form, check
 from dispatch.ops.blas.choices import FillMode
-from dispatch.ops.blas.own2 import LEAST, Choice, choice_of, large_and_in_lines, own_symmetric, tiling
+from dispatch.ops.blas.own2 import LEAST, MOST, Choice, choice_of, large_and_in_lines, own_symmetric
 from dispatch.table.own_blas import GPU_ROWS, HOST_ROWS
 from dispatch.table.select import select
 from dispatch.testing.roundoff import as_on_a_gpu
@@ -87,14 +87,17 @@ def test_large_matrices_are_this_library_s_and_all_others_cublas_s(row, dev):
     dtype, kind = row.dtypes[0], dp.SymvRequest if row.op == "symv" else dp.HemvRequest
 
     def taken(n, arch=H100, **given):
-        return select(kind(dev.zeros((n, n), dtype), dev.zeros((n,), dtype), **given), arch)
+        return select(kind(dev.empty((n, n), dtype), dev.zeros((n,), dtype), **given), arch)
 
-    assert taken(LEAST) is row
-    assert taken(LEAST, library="own") is row
-    assert taken(LEAST, HOST) in HOST_ROWS
-    assert taken(LEAST - 1).library == taken(LEAST, library="cublas").library == "cublas"
-    with pytest.raises(NoRow, match="needs 256 rows or more, a is"):
-        taken(LEAST - 1, library="own")
+    for n in (LEAST, MOST):
+        assert taken(n) is row
+        assert taken(n, library="own") is row
+        assert taken(n, HOST) in HOST_ROWS
+        assert taken(n, library="cublas").library == "cublas"
+    for n in (LEAST - 1, MOST + 1):
+        assert taken(n).library == "cublas"
+        with pytest.raises(NoRow, match="needs 256 to 6144 rows, a is"):
+            taken(n, library="own")
 
 
 def test_what_the_kernel_cannot_read_is_refused_with_its_reason(dev):
@@ -125,14 +128,10 @@ def test_every_kernel_compiles(choice, arch):
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("wanted", [1, pytest.param(8, marks=pytest.mark.compiles)])
 @pytest.mark.parametrize("dtype", [C64, *(pytest.param(one, marks=pytest.mark.compiles) for one in (F32, F64, C128))])
-def test_matrices_of_any_size(dtype, wanted, dev, rng, executor, monkeypatch):
-    """Also such as `large_and_in_lines` leaves to others; and by blocks with several tiles."""
-    monkeypatch.setattr(own2, "BLOCKS_WANTED", wanted)
-    strips = set()
+def test_matrices_of_any_size(dtype, dev, rng, executor):
+    """Also such as `large_and_in_lines` leaves to others."""
     for number, n in enumerate(SIZES):
-        strips.add(tiling(n, own2.TILES[dtype], own_on_cpu.PROCESSORS).strip)
         for uplo, row in itertools.product(FillMode, (True, False)):
             beta, steps = ((0.0, (1, 1)), (1.5, (-1, 2)), (0.0, (3, -2)))[number % 3]
             op = "hemv" if dtype.is_complex and (number + row) % 2 else "symv"
@@ -141,27 +140,16 @@ def test_matrices_of_any_size(dtype, wanted, dev, rng, executor, monkeypatch):
             with as_on_a_gpu():
                 one = check(op, dtype, form, f"{n} {uplo.name} {row} {aligned}", dev, rng)
             one.verify(run(one.request, executor, dev))
-    assert max(strips) == (4 if wanted == 1 else 1)
 
 
-def test_each_tile_is_taken_once():
-    for n, tile, multiprocessors in itertools.product((1, 64, 65, 1000, 4096, 9999), (32, 64), (1, 16, 132)):
-        made = tiling(n, tile, multiprocessors)
-        groups = range(-(-made.tiles // made.strip))
-        blocks = [(group, column) for group in groups for column in range(min((group + 1) * made.strip, made.tiles))]
-        assert made.blocks == len(blocks)
-        found = sorted(
-            (row, column)
-            for group, column in blocks
-            for row in range(max(group * made.strip, column), min((group + 1) * made.strip, made.tiles))
-        )
-        assert found == [(row, column) for row in range(made.tiles) for column in range(row + 1)]
-
-
-def test_an_h100_has_a_block_for_each_tile_of_2048_rows_and_more_tiles_a_block_beyond():
-    assert tiling(2048, 64, 132) == (32, 1, 528)
-    assert tiling(4096, 64, 132).strip == 1
-    assert tiling(8192, 64, 132).strip == own2.MOST_TILES
+@pytest.mark.parametrize("uplo", ["lower", "upper"])
+def test_each_tile_has_a_block(uplo, dev, executor):
+    """Those on the diagonal, which alone have something to do for a factor of 0."""
+    n = 64 * 48 - 1
+    a, y = dev.empty((n, n)), dev.array(np.arange(n), "f32")
+    made = run(dp.SymvRequest(a, y, y=y, alpha=0, beta=2, uplo=uplo), executor, dev)
+    np.testing.assert_array_equal(made.numpy(), 2 * np.arange(n))
+    assert executor.launched == [48 * 49 // 2]
 
 
 def test_a_result_is_the_same_each_time_and_counters_are_0_again(dev, rng, executor):

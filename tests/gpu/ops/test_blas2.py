@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 import dispatch as dp
+from dispatch.errors import NoRow
 from dispatch.keys import HOST
 from dispatch.ops.blas.cases import cases
+from dispatch.ops.blas.own2 import MOST
 from dispatch.table.cublas import LEVEL2
 
 ROWS = [row for row in dp.TABLE if row.op in LEVEL2 and row.min_arch != HOST]
@@ -39,8 +41,8 @@ def test_what_a_row_major_hermitian_matrix_goes_by(gpu, rng):
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "c64", "c128"])
 def test_large_symmetric_matrices(dtype, gpu, rng):
-    """The same each time, at other addresses and from a graph, too; of so many rows that a block has several tiles."""
-    for n, row, uplo in ((256, True, "lower"), (2049, False, "lower"), (4100, True, "upper"), (6000, True, "lower")):
+    """The same each time, at other addresses and from a graph, too; up to the most rows that the kernel takes."""
+    for n, row, uplo in ((256, True, "lower"), (2049, False, "lower"), (4100, True, "upper"), (MOST, True, "lower")):
         op = dp.hemv if dtype[0] == "c" and n % 2 == 0 else dp.symv
         whole = rng.integers(-3, 4, (n, n)).astype(np.complex64 if dtype[0] == "c" else np.float32)
         whole += 1j * rng.integers(-3, 4, (n, n)) if dtype[0] == "c" else 0
@@ -62,3 +64,13 @@ def test_large_symmetric_matrices(dtype, gpu, rng):
                 np.testing.assert_array_equal(made.numpy(), alpha * (full @ x) + beta * y)
         vector = gpu.array(rng.standard_normal(n), dtype)
         assert len({op(a, vector, uplo=uplo, library="own").numpy().tobytes() for _ in range(20)}) == 1
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "c64", "c128"])
+def test_symmetric_matrices_of_more_rows_are_cublas_s(dtype, gpu, rng):
+    n = MOST + 1
+    half = np.tril(rng.integers(-3, 4, (n, n))).astype(np.float32)
+    a, x = gpu.array(half, dtype), rng.integers(-3, 4, n).astype(np.float32)
+    with pytest.raises(NoRow, match=f"needs 256 to {MOST} rows, a is"):
+        dp.symv(a, gpu.array(x, dtype), library="own")
+    np.testing.assert_array_equal(dp.symv(a, gpu.array(x, dtype)).numpy(), half @ x + x @ np.tril(half, -1))
