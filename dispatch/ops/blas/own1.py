@@ -260,8 +260,8 @@ def most_blocks(request: Any, device: CudaDevice) -> int | None:
     """How many blocks go from tile to tile, as many as are at work at once; None where each takes one tile.
 
     An `axpy` has blocks of one tile where the L2 cache does not hold all its operands. On an H100, whose cache has
-    50 MB, one of 4.2M f32 in place, 33.5 MB, took 7.9 µs by blocks that go on and 11.0 by those of one tile (torch 11.1,
-    cuBLAS 13.4); one of 16.8M, 134 MB, 72.3 and 69.4 (torch 69.5, cuBLAS 77.2).
+    50 MB, one of 4.2M f32 in place, 33.5 MB, took 7.9 µs by blocks that go on and 11.0 by those of one tile (torch
+    11.1, cuBLAS 13.4); one of 16.8M, 134 MB, 72.3 and 69.4 (torch 69.5, cuBLAS 77.2).
     """
     if request.op == "axpy":
         operands = 3 if request.out is None else 2  # an `out` that is given is y, as a rule

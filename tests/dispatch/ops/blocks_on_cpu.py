@@ -33,17 +33,6 @@ static unsigned atomicInc(unsigned* at, unsigned most)
     *at = old >= most ? 0 : old + 1;
     return old;
 }
-// All threads of a warp are at the same shuffle, as `__shfl_xor_sync` wants them with a mask of all.
-template <class E> static E __shfl_xor_sync(unsigned, E x, unsigned lanes)
-{
-    static E given[1024];
-    given[threadIdx.x] = x;
-    __syncthreads();
-    const E theirs = given[threadIdx.x ^ lanes];
-    __syncthreads();
-    return theirs;
-}
-template <class E> static E __ldcg(const E* at) { return *at; }
 static int __double2hiint(double x) { long long bits; memcpy(&bits, &x, 8); return int(bits >> 32); }
 static void run_thread() { body(); is_done[threadIdx.x] = 1; swapcontext(current, &scheduler); }
 static void run_blocks(unsigned blocks, unsigned threads)
@@ -72,6 +61,17 @@ static void run_blocks(unsigned blocks, unsigned threads)
         }
     }
 }
+// All threads of a warp are at the same shuffle, as `__shfl_xor_sync` wants them with a mask of all.
+template <class E> static E __shfl_xor_sync(unsigned, E x, unsigned lanes)
+{
+    static E given[1024];
+    given[threadIdx.x] = x;
+    __syncthreads();
+    const E theirs = given[threadIdx.x ^ lanes];
+    __syncthreads();
+    return theirs;
+}
+template <class E> static E __ldcg(const E* at) { return *at; }
 """
 
 
