@@ -80,7 +80,7 @@ FIND_GPU := import ctypes; n = ctypes.c_int(); at = ctypes.byref(n); cuda = ctyp
 CUDA = $(eval CUDA := $(shell $(PYTHON) -c '$(FIND_GPU)' 2>/dev/null))$(CUDA)
 
 # What the demo needs is small where there is no GPU.
-ON_GPU = READY_TO_TRAIN='$$(READY_FOR_GPU)' $(if $(filter 12,$(CUDA)),$(ON_CUDA_12))
+ON_GPU = READY_TO_TRAIN='$$(READY_FOR_GPU)' TRAIN_ON='--device cuda:0' $(if $(filter 12,$(CUDA)),$(ON_CUDA_12))
 ON_HOST := READY_TO_TRAIN='$$(READY_FOR_HOST)'
 demo:  ## train on real handwritten digits, on the GPU if there is one, else on the host
 	@echo "make: $(if $(CUDA),a GPU and a driver of CUDA $(CUDA) were found,no GPU was found: the host computes)"
@@ -88,7 +88,7 @@ demo:  ## train on real handwritten digits, on the GPU if there is one, else on 
 
 # Its products are small: NumPy's threads only wait for one another there, on a busy machine for twenty times as long.
 train: $(READY_TO_TRAIN)
-	OPENBLAS_NUM_THREADS=1 $(PY) examples/01_train_digits.py $(ARGS)
+	OPENBLAS_NUM_THREADS=1 $(PY) examples/01_train_digits.py $(TRAIN_ON) $(ARGS)
 
 # Those that are marked as long are left to test-all: pyproject.toml says which.
 LONG := generator or compiles or exhaustive

@@ -250,4 +250,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except dp.errors.DeviceUnavailable as error:
+        sys.exit(f'no training: {error}\nwithout a GPU: --device host, or make demo ARGS="--device host"')

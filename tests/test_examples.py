@@ -52,6 +52,12 @@ def why_no_library_can_be_added() -> str | None:
     return f"the package index cannot be reached: {done.stderr.strip()[-200:]}" if done.returncode else None
 
 
+def test_training_on_a_gpu_that_is_not_there_ends_in_a_sentence_and_says_what_to_do():
+    done = run(TRAIN_DIGITS, "--device", "cuda:99")
+    assert done.returncode == 1
+    assert re.fullmatch(r"no training: .*cuda:99.*\nwithout a GPU: --device host, or make demo .*\n", done.stderr)
+
+
 @pytest.mark.parametrize(
     "example", [path for path in EXAMPLES if path not in (TRAIN_DIGITS, TRAIN_CNN)], ids=lambda path: path.stem
 )

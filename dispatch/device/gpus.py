@@ -41,7 +41,8 @@ def count_gpus(ordinal: int) -> int:
     except CudaError as error:
         if error.status == NOT_INITIALIZED:
             raise DeviceUnavailable(f"cuda:{ordinal} cannot be used in this process: {FORKED}") from error
-        raise DeviceUnavailable(f"cuda:{ordinal} needs an NVIDIA driver and GPU. Use device('host') without") from error
+        needed = f"cuda:{ordinal} needs an NVIDIA driver and GPU; use device('host') without."
+        raise DeviceUnavailable(f"{needed} The reason: {error}") from error
     if ordinal >= count:
         raise DeviceUnavailable(f"there is no cuda:{ordinal}; this machine has {count} GPU(s), numbered from 0")
     return count

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+from cudabind.errors import CudaError
 from dispatch.checks import shown
 from dispatch.device.cuda import CudaDevice
 from dispatch.device.device import Device
@@ -46,7 +47,10 @@ def _start(name: str) -> Device:
     if name == "host":
         made = HostDevice(generation)
     elif kind == "cuda" and number.isascii() and number.isdigit():
-        made = CudaDevice(int(number), generation)
+        try:
+            made = CudaDevice(int(number), generation)
+        except CudaError as error:
+            raise DeviceUnavailable(f"{name} is there, but cannot be used now: {error}") from error
     else:
         raise DeviceUnavailable(f"{name!r} is no device; ask for 'cuda:0' (any number) or 'host'")
     Device.live[name] = made

@@ -262,6 +262,19 @@ def test_an_unknown_device_says_what_there_is(name):
         dispatch.device(name)
 
 
+def test_a_gpu_that_has_no_memory_left_for_a_context_is_unavailable_for_that_reason(monkeypatch):
+    from cudabind.errors import CudaDriverError
+    from dispatch.device import registry
+
+    def opened(_number, _generation):
+        raise CudaDriverError("cuda", "cuDevicePrimaryCtxRetain", 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
+
+    monkeypatch.setattr(registry, "CudaDevice", opened)
+    with pytest.raises(DeviceUnavailable, match=r"cuda:98 .*cuDevicePrimaryCtxRetain failed with .*out of memory"):
+        dispatch.device("cuda:98")
+    assert "cuda:98" not in [device.name for device in registry.live_devices()]
+
+
 def test_a_layout_says_whether_its_elements_meet(dev, rng):
     """Against a count of all addresses, for drawn shapes and strides of up to four axes."""
     seen = set()
