@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dispatch"
 PICTURE = Path(__file__).with_name("architecture.svg")
 # From the ground up: what stands before is imported by what stands behind. "" is the files of dispatch itself that
-# nothing of it is under: keys, refusal, errors, checks, logs, progress.
+# nothing of it is under: keys, refusal, errors, checks, unknown_arguments, logs, progress.
 FLOORS = (
     ("", "keys, errors, checks, logs"),
     ("device", "devices, streams, tensors"),

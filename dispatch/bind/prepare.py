@@ -23,6 +23,7 @@ from dispatch.device.stream import order
 from dispatch.execute.bound import Bound
 from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.execute.host_executor import HostExecutor
+from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -147,6 +148,7 @@ class BoundCall(Generic[R_co]):
             return f"<BoundCall of {self.request!r}, which runs no more: {type(error).__name__}>"
 
 
+@names_arguments
 def prepare(request: Request[R_co]) -> BoundCall[R_co]:
     """Bind a request to the calling thread's current stream; the call that comes back runs it without choosing again.
 
@@ -158,6 +160,7 @@ def prepare(request: Request[R_co]) -> BoundCall[R_co]:
     return BoundCall(executor, request, executor.outputs(request))
 
 
+@names_arguments
 def prepare_all(requests: Iterable[Request[R_co]]) -> list[BoundCall[R_co]]:
     """Bind several requests as `prepare` does, but compile at once all kernels that they need.
 

@@ -10,6 +10,8 @@ from collections import deque
 from itertools import count
 from typing import Any
 
+from dispatch.unknown_arguments import names_arguments
+
 __all__ = ["CallCounter", "CallNumber", "as_trial"]
 
 
@@ -19,6 +21,7 @@ class CallNumber(int):
     __slots__ = ()
 
 
+@names_arguments
 class CallCounter:
     """Numbers the calls of the plans that are made with it: 0, 1, 2, …, in whatever way each is carried out.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dispatch.keys import Epilogue
+from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from dispatch.keys import Dtype, ScaleMode
@@ -18,6 +19,7 @@ NO_EPILOGUE = (Epilogue.NONE,)
 UNSCALED: tuple[Modes, ...] = ((None, None),)
 
 
+@names_arguments
 @dataclass(frozen=True)
 class Fusion:
     """What a library function does beside its product, and with which operands.

@@ -13,6 +13,7 @@ import numpy as np
 
 from dispatch.core.request import Plan
 from dispatch.keys import C128, F64
+from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,6 +92,7 @@ def numpy_plan(formula: Formula, request: Request, executor: object, row: Row) -
     return NumpyPlan(row, formula, work_of(row.dtypes[0]))
 
 
+@names_arguments
 def numpy_call(formula: Formula) -> Callable[[Request, object, Row], NumpyPlan]:
     """What makes the plans of a row of the host, from the formula of its op."""
 

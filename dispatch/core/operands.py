@@ -17,12 +17,12 @@ from dispatch.core.operand_checks import check_writable
 from dispatch.core.overlap import overlap, same_view
 from dispatch.core.request import Argument, Operands, R_co, Request, Signature, Use
 from dispatch.core.request_class import check_class_body, check_request_class
-from dispatch.core.unknown_arguments import refuse_operand
 from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, BadRequestClass, WorkerFailed
 from dispatch.keys import U8
+from dispatch.unknown_arguments import names_arguments, refuse_operand
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -36,6 +36,7 @@ __all__ = ["OperandRequest", "Output", "by_columns", "dense", "like", "same_as",
 Shape = tuple[int, ...]
 
 
+@names_arguments
 class Output(NamedTuple):
     """An output as it is allocated: shape, strides in elements, dtype."""
 

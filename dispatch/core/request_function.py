@@ -15,9 +15,9 @@ from dispatch.core.remembered import UNFIT, executor_on, fields_of, remember, tu
 from dispatch.core.remembered_operands import OperandCalls
 from dispatch.core.request import run
 from dispatch.core.request_class import check_request_class
-from dispatch.core.unknown_arguments import name_unknown, refuse_unknown, signature_of
 from dispatch.device.stream import current
 from dispatch.device.tensor import Tensor
+from dispatch.unknown_arguments import name_unknown, names_arguments, refuse_arguments, signature_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +42,7 @@ allocated. Raises BadRequest for arguments that do not fit, NoRow where no libra
 tensors of a closed device, DeviceFault on a lost one."""
 
 
+@names_arguments
 def request_function(
     request_class: Callable[P, Request[R]], name: str, call: Callable[..., Any] | None = None
 ) -> Callable[P, R]:
@@ -50,7 +51,7 @@ def request_function(
     Raises BadRequestClass where the class lacks what a request needs.
 
     `call` is what runs instead, with the same parameters, where an op has a shorter way than through a request. It has
-    a `**unknown`, too, and leaves what is in there to `refuse_unknown`: Python's own error names no other argument.
+    `*more` and `**unknown`, too, and leaves what is in there to `refuse_arguments`: Python's own error names no other.
     """
     kind: Any = request_class
     check_request_class(kind)
@@ -135,15 +136,15 @@ def call_of(kind: Any, name: str, unpacked: OperandCalls | None = None) -> Any:
     given = fields(kind)
     parameters, passed = [], []
     for field in sorted(given, key=lambda field: bool(field.kw_only)):
-        if field.kw_only and "*" not in parameters:
-            parameters.append("*")
+        if field.kw_only and "*_more" not in parameters:
+            parameters.append("*_more")
         parameters.append(field.name if field.default is MISSING else f"{field.name}=_defaults[{field.name!r}]")
         passed.append(f"{field.name}={field.name}" if field.kw_only else field.name)
     made = f"_kind({', '.join(passed)})"
     scope: dict[str, Any] = {
         "_kind": kind,
         "_run": run,
-        "_refuse_unknown": refuse_unknown,
+        "_refuse_arguments": refuse_arguments,
         "_defaults": {field.name: field.default for field in given},
     }
     values = ", ".join(field.name for field in given)
@@ -158,7 +159,9 @@ def call_of(kind: Any, name: str, unpacked: OperandCalls | None = None) -> Any:
         scope |= {"_current": current, "_executor_on": executor_on, "_remember": remember, "_UNFIT": UNFIT}
         scope |= {"_Tensor": Tensor, "_ways": Ways(kind, reads[0]), "_learn": learn}
         lines = _lines_of_call(kind, reads[0], made, by_request)
-    lines = ["if _unknown:", f"    _refuse_unknown({name!r}, _kind, _unknown)", *lines]
+    if "*_more" not in parameters:
+        parameters.append("*_more")
+    lines = ["if _unknown or _more:", f"    _refuse_arguments({name!r}, _kind, _more, _unknown)", *lines]
     exec("\n    ".join([f"def {name}({', '.join(parameters)}, **_unknown):", *lines]), scope)
     return scope[name]
 

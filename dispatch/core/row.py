@@ -19,6 +19,7 @@ from dispatch.core.fusion import NOTHING, Fusion
 from dispatch.errors import BadRow, words
 from dispatch.keys import HOST, Arch, Compute, Dtype, Epilogue
 from dispatch.refusal import Kind, Refusal
+from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -32,6 +33,7 @@ ENTRY_POINTS = "dispatch.rows"  # packages add rows by an entry point of this gr
 Rule = Callable[[Any], str]  # a request -> what it would need, or "" where the row takes it
 
 
+@names_arguments
 @dataclass(frozen=True)
 class Row:
     """What one library function takes, and the function of `ops/` that calls it.
@@ -331,8 +333,7 @@ class Table:
         return tuple(dict.fromkeys(row.op for row in self))
 
     def __iter__(self) -> Iterator[Row]:
-        if not self._loaded:
-            self._load()
+        self._load()
         self._import_all()
         return iter(self._rows)
 
@@ -383,8 +384,7 @@ def refusals(row: Row, request: Request, wanted: Signature) -> list[Refusal]:
         reasons.append(Refusal(kind, row.epilogues, wanted.epilogue))
     if wanted.scales and wanted.scales not in row.scales:
         reasons.append(Refusal(Kind.SCALES, row.scales, wanted.scales))
-    said = [text for rule in row.rules if (text := _ask(rule, request, sure=not reasons))]
-    return reasons + [Refusal(Kind.RULE, text) for text in said]
+    return reasons + [Refusal(Kind.RULE, text) for rule in row.rules if (text := _ask(rule, request, sure=not reasons))]
 
 
 def _ask(rule: Rule, request: Request, *, sure: bool) -> str:

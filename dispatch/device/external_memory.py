@@ -18,6 +18,7 @@ from dispatch.device.storage import Storage
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import Dtype
+from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from dispatch.device.device import Device
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["from_cuda_array_interface", "from_dlpack"]
 
 
+@names_arguments
 def from_dlpack(source: Any) -> Tensor:
     """A tensor over the memory of a torch, CuPy, JAX or NumPy array, without a copy.
 
@@ -61,6 +63,7 @@ def from_dlpack(source: Any) -> Tensor:
     return Tensor(storage, taken.ptr, home.layout(taken.dtype, taken.shape, strides, taken.ptr, taken.readonly))
 
 
+@names_arguments
 def from_cuda_array_interface(source: Any) -> Tensor:
     """A tensor over the memory of an object with `__cuda_array_interface__` (CuPy, Numba), without a copy."""
     face: dict[str, Any] | None = getattr(source, "__cuda_array_interface__", None)

@@ -12,6 +12,7 @@ from dispatch.device.device import Device
 from dispatch.device.gpus import is_available
 from dispatch.device.host import HostDevice
 from dispatch.errors import BadRequest, DeviceUnavailable
+from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +22,7 @@ __all__ = ["device", "live_devices"]
 _generations: dict[str, Iterator[int]] = {}
 
 
+@names_arguments
 def device(name: str | None = None) -> Device:
     """The live device of a name: "cuda:N", "cuda" (the first GPU) or "host"; with no name `cuda:0` if there is one.
 

@@ -16,6 +16,7 @@ from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.operators import point_elsewhere
 from dispatch.device.stream import NULL_CONTEXT
 from dispatch.errors import BadRequest
+from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
@@ -39,3 +40,5 @@ def read(name: str, source: Any, device: Device | None = None) -> Any:
 
 Device.read = staticmethod(read)
 point_elsewhere(Device, ("arange", "asarray", "eye", "full", "linspace", "ones"), "of_device")
+for _name in ("__init__", "array", "empty", "zeros"):
+    setattr(Device, _name, names_arguments(getattr(Device, _name)))

@@ -6,6 +6,7 @@ have, or by the attributes that torch and CuPy had before it.
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from dispatch.checks import shown
@@ -14,6 +15,7 @@ from dispatch.device.external import ExternalStream
 from dispatch.device.registry import device as device_of
 from dispatch.device.stream import Stream, StreamClass, current
 from dispatch.errors import BadRequest
+from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from dispatch.device.frameworks.framework import Framework
@@ -75,6 +77,7 @@ def _current() -> Device | None:
     return None if executor is None or executor.stream.device.is_host else executor.stream.device
 
 
+@names_arguments
 def use_torch_stream(device: Device | str | None = None) -> Stream:
     """torch's current stream, to be used as `with use_torch_stream():`; what runs in the block is in order with torch.
 
@@ -94,4 +97,6 @@ def use_torch_stream(device: Device | str | None = None) -> Stream:
     return framework.stream(home) or home.stream()
 
 
-StreamClass.find = staticmethod(stream_of)
+stream_of.__qualname__ = Stream.__qualname__  # what users call
+StreamClass.find = staticmethod(names_arguments(stream_of))
+Stream.__signature__ = signature(stream_of)  # type: ignore[attr-defined]

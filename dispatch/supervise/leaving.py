@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dispatch.errors import Undelivered
+    from dispatch.supervise.journal import Journal
+    from dispatch.supervise.status_server import StatusServer
 
-__all__ = ["close_beside_the_loop", "deliver"]
+__all__ = ["close_beside_the_loop", "deliver", "unwatch"]
 
 
 def deliver(undelivered: Undelivered | None, error: BaseException | None) -> None:
@@ -30,6 +32,14 @@ def deliver(undelivered: Undelivered | None, error: BaseException | None) -> Non
         end = end.__context__
     if end is not undelivered:
         end.__context__ = undelivered
+
+
+def unwatch(server: StatusServer | None, journal: Journal | None, *, wait: bool) -> None:
+    """Close what others look at."""
+    if server is not None:
+        server.close(wait)
+    if journal is not None:
+        journal.close(wait)
 
 
 async def close_beside_the_loop(close: Callable[[bool], Undelivered | None], name: str) -> Undelivered | None:

@@ -19,18 +19,21 @@ from dispatch.errors import BadRequest, Closed, DispatchError, QueueFull, Undeli
 from dispatch.supervise import trace
 from dispatch.supervise.arguments import check_at_least, check_choice, check_futures, check_names, late_future
 from dispatch.supervise.future import Future, LateFuture
-from dispatch.supervise.leaving import close_beside_the_loop, deliver
+from dispatch.supervise.leaving import close_beside_the_loop, deliver, unwatch
 from dispatch.supervise.limits import RestartLimit, check_seconds
 from dispatch.supervise.placement import FEW, place, place_near, shares
 from dispatch.supervise.pool import WorkerPool
 from dispatch.supervise.queue import BROKEN, CANCELLING, WorkerQueue, clone_error
 from dispatch.supervise.stats import Stats, count, in_words
 from dispatch.supervise.waiters import Sample
+from dispatch.unknown_arguments import hides_unknown, names_arguments, refuse_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from os import PathLike
     from types import TracebackType
+
+    from typing_extensions import Never
 
     from dispatch.core.request import R_co, Request
     from dispatch.supervise.journal import Journal
@@ -41,6 +44,7 @@ __all__ = ["Stats", "Supervisor"]
 SAMPLED = 63  # a bit mask: the latency of one request in 64 is measured
 
 
+@names_arguments
 @final
 class Supervisor:
     """Runs requests on a device's streams, each with a worker thread, and hands out futures.
@@ -131,12 +135,12 @@ class Supervisor:
         self._status_server: StatusServer | None = None
         try:
             pool.start(partial(self._describe, journal, isolation, setup))
-            self._unseen = weakref.finalize(self, _unwatch, self._status_server, self._journal, wait=False)
+            self._unseen = weakref.finalize(self, unwatch, self._status_server, self._journal, wait=False)
             self._dropped = weakref.finalize(self, _drop, pool)
             self._dropped.atexit = False  # `_at_exit` does that
         except BaseException:
             pool.undo()
-            _unwatch(self._status_server, self._journal, wait=False)
+            unwatch(self._status_server, self._journal, wait=False)
             if isolation == "process":
                 self.device.close()  # nobody was given it
             raise
@@ -151,6 +155,7 @@ class Supervisor:
             self._journal = Journal(journal, self._pool, isolation, setup)
         self._status_server = StatusServer(self._pool, isolation)
 
+    @hides_unknown
     def submit(
         self,
         request: Request[R_co],
@@ -158,6 +163,7 @@ class Supervisor:
         worker: int | Sequence[int] | None = None,
         priority: int = 0,
         after: Sequence[Future] = (),
+        **unknown: Never,
     ) -> Future[R_co]:
         """Queue a request and return its future; what is wrong with the request itself comes from there.
 
@@ -168,6 +174,8 @@ class Supervisor:
         events between the streams, and is not run where one of them fails (DependencyFailed). Raises QueueFull, Closed
         after close(), DeviceFault where the device is lost, WorkerFailed where the circuit is open.
         """
+        if unknown:
+            refuse_arguments("Supervisor.submit", Supervisor.submit, (), unknown)
         pool = self._pool
         if pool.refusal is not None:
             pool.check()
@@ -214,6 +222,7 @@ class Supervisor:
             raise
         return future
 
+    @names_arguments
     def submit_many(
         self,
         requests: Iterable[Request[R_co]],
@@ -321,6 +330,7 @@ class Supervisor:
         """Counts and latencies at about this moment."""
         return count(self._pool)
 
+    @names_arguments
     def close(self, wait: bool = True) -> None:
         """Take nothing more, run what is queued, end the workers, and raise Undelivered with what nobody asked for.
 
@@ -346,7 +356,7 @@ class Supervisor:
         return None if self._pool.is_own_thread() else self._pool.failures.take()
 
     def _unwatch(self, *, wait: bool) -> None:
-        _unwatch(self._status_server, self._journal, wait=wait)
+        unwatch(self._status_server, self._journal, wait=wait)
         self._unseen.detach()
 
     def __enter__(self) -> Supervisor:
@@ -382,11 +392,3 @@ def _drop(pool: WorkerPool) -> None:
     except BaseException:
         pool.abandon()
         raise
-
-
-def _unwatch(server: StatusServer | None, journal: Journal | None, *, wait: bool) -> None:
-    """Close what others look at."""
-    if server is not None:
-        server.close(wait)
-    if journal is not None:
-        journal.close(wait)

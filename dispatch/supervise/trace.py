@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 from dispatch.checks import shown
 from dispatch.errors import BadRequest, DeviceUnavailable, HookFailed, words
 from dispatch.supervise.future import CANCELLED, DONE
+from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +50,7 @@ class Hook:
         self.remove()
 
 
+@names_arguments
 def add(
     before: Callable[[Request], object] | None = None,
     after: Callable[[Request], object] | None = None,

@@ -20,6 +20,7 @@ from dispatch.keys import HOST
 from dispatch.refusal import Kind, Refusal, distance
 from dispatch.table.nearest import change_that_works
 from dispatch.table.table import TABLE
+from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan, Request
@@ -188,6 +189,7 @@ class Explanation:
         return "\n".join(lines)
 
 
+@names_arguments
 def explain(request: Request, arch: Arch | None = None, versions: Versions = ANY_VERSION) -> Explanation:
     """Say which row carries a request out on an architecture (that of its device), and what refused it before.
 

@@ -20,6 +20,7 @@ from dispatch.errors import BadRequest
 from dispatch.torch import fused, torch_layers, transformers_attention, transformers_rotary
 from dispatch.torch.graphs import NAME, Graphs, of_model
 from dispatch.torch.patterns import Note, Patterns
+from dispatch.unknown_arguments import names_arguments
 
 __all__ = ["Note", "Report", "fuse"]
 
@@ -135,6 +136,7 @@ class Report:
             self.replaced.append(Note(where, f"{type(module).__name__}: {ATTENTION}"))
 
 
+@names_arguments
 def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False, graphs: bool = False) -> Report:
     """Have a model call the ops of this package where they do in one call what it does in several.
 

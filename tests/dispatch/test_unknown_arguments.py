@@ -2,7 +2,9 @@
 
 import copy
 import inspect
+import operator
 import pickle
+import re
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import ClassVar
 
@@ -55,10 +57,85 @@ def test_the_first_unknown_one_is_named_among_known_ones(x):
         dp.matmul(x, x, alpha=2.0, epilog="gelu", biass=x)
 
 
+@pytest.mark.parametrize(
+    ("name", "place", "wrong", "right"),
+    [
+        ("Supervisor", (), "stream", "streams"),
+        ("Supervisor.submit", (None, None), "timout", "timeout"),
+        ("Supervisor.submit_many", (None, ()), "workers", "worker"),
+        ("device", (), "nam", "name"),
+        ("Device", (), "arc", "arch"),
+        ("Device.zeros", (None, 3), "type", "dtype"),
+        ("Stream", (), "devic", "device"),
+        ("use_torch_stream", (), "dev", "device"),
+        ("Scales", (), "amax", "amax_d"),
+        ("Row", (), "opp", "op"),
+        ("Fusion", (), "epilog", "epilogues"),
+        ("Kernel", (), "option", "options"),
+        ("Launch", (), "blocks", "block"),
+        ("Output", (), "stride", "strides"),
+        ("Network", (), "hidden", "hidden_size"),
+        ("CallCounter", (), "frist", "first"),
+        ("prepare", (), "req", "request"),
+        ("explain", (), "archs", "arch"),
+        ("from_dlpack", (), "src", "source"),
+        ("request_function", (), "request", "request_class"),
+        ("numpy_call", (), "formular", "formula"),
+        ("evt.reduce", (), "ovr", "over"),
+        ("trace.add", (), "befor", "before"),
+        ("cudnn.Graph", (), "compute_type", "compute"),
+    ],
+)
+def test_constructors_and_functions_name_the_nearest_and_where_all_are(name, place, wrong, right):
+    made = operator.attrgetter(name)(dp)
+    called = name.removeprefix("evt.").removeprefix("trace.").removeprefix("cudnn.")
+    with pytest.raises(TypeError) as caught:
+        made(*place, **{wrong: 1})
+    text = rf"{called}\(\) got an unexpected keyword argument '{wrong}'\. Did you mean {right}\? It takes .*"
+    assert re.fullmatch(rf"{text}: see help\(dispatch\.{name}\)", str(caught.value))
+    assert caught.value.__suppress_context__  # Python's own sentence says less
+
+
+def test_arguments_beyond_those_by_place_are_told_which_these_are(x):
+    for made, count in (
+        (dp.matmul, 3),
+        (dp.MatmulRequest, 3),
+        (dp.softmax, 2),
+        (dp.pooling, 4),
+        (dp.SoftmaxRequest, 2),
+    ):
+        with pytest.raises(
+            TypeError, match=rf"positional arguments? but {count} were given\. .* takes \w+.*; by keyword"
+        ):
+            made(*[x] * count)
+    with pytest.raises(
+        TypeError, match=r"Supervisor\(\) takes at most 14 positional arguments but 15 were given\. .*device,"
+    ):
+        dp.Supervisor(*range(15))
+    with pytest.raises(
+        TypeError, match=r"Device\.zeros\(\) takes at most 2 .* but 3 were given\. .* shape, dtype: see help"
+    ):
+        dp.device("host").zeros(2, 3, 4)
+
+
+def test_what_is_missing_is_told_in_pythons_words_and_where_all_are():
+    with pytest.raises(TypeError, match=r"^Launch\(\) missing 1 .*'block': see help\(dispatch\.Launch\)$"):
+        dp.Launch((1,))
+
+
+def test_a_type_error_from_inside_is_as_it_was():
+    with pytest.raises(TypeError) as caught:
+        dp.evt.constant("one")
+    assert "see help" not in str(caught.value)
+    assert caught.traceback[-1].name == "constant"
+
+
 def test_signatures_have_no_argument_more():
-    for made in (dp.matmul, dp.softmax, dp.MatmulRequest, dp.SoftmaxRequest, dp.grouped_matmul):
+    for made in (dp.matmul, dp.softmax, dp.MatmulRequest, dp.SoftmaxRequest, dp.grouped_matmul, dp.Supervisor.submit):
         kinds = {parameter.kind for parameter in inspect.signature(made).parameters.values()}
-        assert inspect.Parameter.VAR_KEYWORD not in kinds
+        assert not kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
+    for made, first in ((dp.Supervisor, "device"), (dp.Stream, "stream"), (dp.Launch, "grid"), (dp.device, "name")):
+        assert next(iter(inspect.signature(made).parameters)) == first
     assert list(inspect.signature(dp.MatmulRequest).parameters) == list(inspect.signature(dp.matmul).parameters)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.errors import BadRequest
 from dispatch.keys import Dtype
+from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -211,6 +212,7 @@ def source() -> Node:
     return Leaf("source")
 
 
+@names_arguments
 def constant(value: float) -> Node:
     """A number that is part of the kernel; `scalar` is one that may change from call to call."""
     if not math.isfinite(value):
@@ -218,21 +220,25 @@ def constant(value: float) -> Node:
     return Leaf("constant", value=float(value))
 
 
+@names_arguments
 def scalar(name: str) -> Node:
     """A number, or an f32 tensor of one element that is read on the device."""
     return Leaf("scalar", _named(name))
 
 
+@names_arguments
 def row(name: str) -> Node:
     """A vector (n,), the same for each row: a bias or a scale for each column."""
     return Leaf("row", _named(name))
 
 
+@names_arguments
 def col(name: str) -> Node:
     """A vector (m,), the same for each column: a bias or a scale for each row."""
     return Leaf("col", _named(name))
 
 
+@names_arguments
 def load(name: str) -> Node:
     """Another matrix (…, m, n): a residual or a gate."""
     return Leaf("load", _named(name))
@@ -268,6 +274,7 @@ def tanh(x: Node | float) -> Node:
     return Unary("tanh", _node(x))
 
 
+@names_arguments
 def clamp(x: Node | float, low: float, high: float) -> Node:
     """x between `low` and `high`."""
     if not low <= high:
@@ -285,16 +292,19 @@ def minimum(x: Node | float, y: Node | float) -> Node:
     return Binary("minimum", _node(x), _node(y))
 
 
+@names_arguments
 def fma(x: Node | float, y: Node | float, z: Node | float) -> Node:
     """x · y + z."""
     return Fma(_node(x), _node(y), _node(z))
 
 
+@names_arguments
 def store(x: Node | float, name: str, dtype: Any = None) -> Node:
     """x, stored on the way as the output `name` (…, m, n) of `dtype` (D's where None)."""
     return Store(_node(x), _named(name), None if dtype is None else Dtype.of(dtype))
 
 
+@names_arguments
 def reduce(x: Node | float, name: str, function: str = "sum", *, over: str) -> Node:
     """x, reduced on the way into the f32 output `name`: (…, n) over "m", (…, m) over "n", (…,) over "mn".
 
@@ -313,6 +323,7 @@ def amax(x: Node | float, name: str) -> Node:
     return reduce(x, name, "amax", over="mn")
 
 
+@names_arguments
 def quantize(x: Node | float, scale: Node, name: str = "amax") -> Node:
     """x · scale for an fp8 or i8 D, with the largest magnitude of x before it as the output `name`.
 
@@ -322,6 +333,7 @@ def quantize(x: Node | float, scale: Node, name: str = "amax") -> Node:
     return reduce(x, name, "amax", over=over) * scale
 
 
+@names_arguments
 def linear_combination(*, with_source: bool) -> Node:
     """alpha · A · B, and beta · C where there is one."""
     product = scalar("alpha") * accumulator()

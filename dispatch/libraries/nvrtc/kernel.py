@@ -19,6 +19,7 @@ from cudabind.errors import LibraryNotFound
 from dispatch.core.request import Plan
 from dispatch.errors import BadRow, Refused
 from dispatch.libraries.nvrtc.compiled import compiled
+from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ STATIC_SHARED = 48 << 10  # bytes that a kernel may use without having asked for
 AXES = 3
 
 
+@names_arguments
 class Launch(NamedTuple):
     """How a kernel is launched for a request: what depends on its layouts and choices, and on no address.
 
@@ -52,6 +54,7 @@ class Launch(NamedTuple):
     counter: CallCounter | None = None
 
 
+@names_arguments
 class Kernel:
     """The call of a row that runs a kernel of one's own.
 

@@ -19,13 +19,13 @@ from dispatch.checks import check_int, whole
 from dispatch.core.layouts import dense_strides
 from dispatch.core.operand_checks import each
 from dispatch.core.remembered_operands import OperandCalls
-from dispatch.core.unknown_arguments import refuse_operand
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, Dtype
 from dispatch.libraries.cudnn.convolve import Steps, output_shape
 from dispatch.libraries.cudnn.graph import Builder
 from dispatch.libraries.cudnn.reference import evaluate
 from dispatch.ops.graph.request import GraphRequest
+from dispatch.unknown_arguments import names_arguments, refuse_operand
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Array
@@ -62,6 +62,7 @@ class Node:
         return self.board.pointwise("DIV", self, other)
 
 
+@names_arguments
 class Graph:
     """A drawing; `compute` is the dtype of sums and of what passes between nodes."""
 

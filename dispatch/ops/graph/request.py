@@ -15,13 +15,13 @@ from dispatch.checks import check_kinds, check_type, shown
 from dispatch.core.operand_checks import check_writable
 from dispatch.core.overlap import overlap
 from dispatch.core.request import Argument, NamedArguments, Operands, Request, Signature, Unpacked, Use
-from dispatch.core.unknown_arguments import refuse_operand
 from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import F32
 from dispatch.libraries.cudnn.graph import Graph
 from dispatch.libraries.cudnn.reference import evaluate as evaluate_graph
+from dispatch.unknown_arguments import refuse_operand
 
 if TYPE_CHECKING:
     from typing_extensions import Self

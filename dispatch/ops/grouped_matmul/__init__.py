@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.core.remembered_operands import OperandCalls
 from dispatch.core.request_function import request_function_of_either
-from dispatch.core.unknown_arguments import refuse_unknown
 from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.ops.grouped_matmul.request import GroupedMatmulRequest
 from dispatch.ops.grouped_matmul.request_lists import GroupedMatmulListRequest
+from dispatch.unknown_arguments import refuse_arguments
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -70,7 +70,7 @@ def _grouped_matmul(
     a: Any,
     b: Any,
     ends: Any = None,
-    *,
+    *more: Any,
     out: Any = None,
     epilogue: Any = None,
     alpha: Any = 1.0,
@@ -82,8 +82,8 @@ def _grouped_matmul(
     **unknown: Any,
 ) -> Any:
     """Run the request that the operands are for: tensors make the one, sequences of matrices the other."""
-    if unknown:
-        refuse_unknown("grouped_matmul", GroupedMatmulRequest, unknown)
+    if unknown or more:
+        refuse_arguments("grouped_matmul", GroupedMatmulRequest, more, unknown)
     if isinstance(a, Tensor) or framework_of(type(a)) is not None:
         return _of_rows(a, b, ends, out, epilogue, alpha, out_dtype, fast_accum, config, autotune, library)
     if ends is not None or isinstance(b, Tensor) or isinstance(out, Tensor):

@@ -13,12 +13,12 @@ import numpy as np
 
 from dispatch.checks import as_array
 from dispatch.core.operand_checks import check_extents
-from dispatch.core.unknown_arguments import refuse_operand
 from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import I32
 from dispatch.ops.grouped_matmul.base import GroupedBase
+from dispatch.unknown_arguments import refuse_operand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

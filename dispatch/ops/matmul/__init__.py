@@ -18,12 +18,12 @@ from dispatch.core.remembered import UNFIT, fields_of
 from dispatch.core.remembered_operands import OperandCalls
 from dispatch.core.request import run
 from dispatch.core.request_function import request_function
-from dispatch.core.unknown_arguments import refuse_unknown
 from dispatch.device.stream import current
 from dispatch.device.tensor import Tensor
 from dispatch.keys import Choice, Compute, Epilogue
 from dispatch.ops.matmul.request import NO_SCALES, Scales, aux_shape
 from dispatch.ops.matmul.shortcut import recognize, remember
+from dispatch.unknown_arguments import refuse_arguments
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -117,7 +117,7 @@ def numpy_matmul(request: MatmulRequest, executor: Executor, row: Row) -> Plan:
 
 # fmt: off
 def _matmul(
-    a: Tensor, b: Tensor, *, c: Tensor | None = None, bias: Tensor | None = None, aux: Tensor | None = None,
+    a: Tensor, b: Tensor, *more: Any, c: Tensor | None = None, bias: Tensor | None = None, aux: Tensor | None = None,
     bgrad: Tensor | None = None, out: Tensor | None = None, epilogue: Epilogue | str | Node = Epilogue.NONE,
     alpha: Number | Tensor = 1.0, beta: Number | Tensor | None = None, compute: Compute | str | None = None,
     out_dtype: Any = None, scales: Scales = NO_SCALES, fast_accum: bool = False, workspace: int | None = None,
@@ -126,8 +126,8 @@ def _matmul(
 ) -> Any:
     # fmt: on
     """The way around a request for calls whose pattern was seen; its parameters are the request's, as a test holds."""
-    if unknown:
-        refuse_unknown("matmul", MatmulRequest, unknown)
+    if unknown or more:
+        refuse_arguments("matmul", MatmulRequest, more, unknown)
     if type(a) is not Tensor:
         way = WAYS.get(type(a))
         if way is not None:

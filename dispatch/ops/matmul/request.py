@@ -14,13 +14,13 @@ from cudabind._cached import cached_property
 from dispatch.checks import read_choices
 from dispatch.core.overlap import broadcast
 from dispatch.core.request import Argument, NamedArguments, Operands, R_co, Request, Signature, Unpacked, Use
-from dispatch.core.unknown_arguments import refuse_operand
 from dispatch.device.frameworks.frameworks import adopt
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
 from dispatch.keys import BF16, HALF, I8, I32, U8, Compute, Dtype, Epilogue, member
 from dispatch.ops.matmul.scales import FACTORS_AND_AMAX, NO_SCALES, Scales, aux_shape
 from dispatch.ops.matmul.validate import TENSORS, validate
+from dispatch.unknown_arguments import refuse_operand
 
 if TYPE_CHECKING:
     from typing_extensions import Self

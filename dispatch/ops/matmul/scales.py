@@ -13,6 +13,7 @@ from dispatch.checks import check_enum, check_shape, read_choices, shown
 from dispatch.device.layout import c_strides
 from dispatch.errors import BadRequest
 from dispatch.keys import C64, C128, E8M0, F8E4M3, F16, F32, F64, I8, I32, Compute, Dtype, Epilogue, ScaleMode, member
+from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
@@ -37,6 +38,7 @@ AUX_BITS = 128  # cuBLASLt wants the leading dimension of the ReLU mask, in bits
 AUX_ELEMENTS = 8  # and that of the GELU input, in elements, as a multiple of this
 
 
+@names_arguments
 @dataclass(frozen=True, eq=False)
 class Scales:
     """Scale factors: D = scale_d · epilogue(alpha · scale_a · scale_b · A · B + beta · scale_c · C + bias).

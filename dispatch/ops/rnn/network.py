@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dispatch.checks import check_enum, check_int, make_whole, read_choices
 from dispatch.errors import BadRequest
 from dispatch.keys import Choice, member
+from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,6 +67,7 @@ class Part(NamedTuple):
     linear: int
 
 
+@names_arguments
 @dataclass(frozen=True)
 class Network:
     """A recurrent network.
