@@ -10,7 +10,7 @@ import math
 import re
 import sys
 from dataclasses import fields
-from functools import cache
+from functools import cache, wraps
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,6 +40,7 @@ __all__ = [
     "check_unmasked",
     "converted",
     "make_whole",
+    "names_arguments",
     "read_choices",
     "shown",
     "whole",
@@ -324,3 +325,32 @@ def converted(name: str, array: Array, kind: Dtype) -> Array:
             return array.astype(kind.numpy)
         except FloatingPointError:
             raise BadRequest(name, "numbers that are not finite, or too large", f"what {kind} holds") from None
+
+
+def names_arguments(made: T) -> T:
+    """Have a function, or what makes the instances of a class, refuse wrong arguments in words of ours."""
+    kind: Any = made
+    if isinstance(made, type):
+        maker = "__init__" if "__init__" in vars(made) else "__new__"
+        setattr(kind, maker, _told(getattr(kind, maker), made.__module__))
+        return made
+    told: T = _told(kind, kind.__module__)
+    return told
+
+
+def _told(function: Any, module: str) -> Any:
+    """A function that looks at its arguments once they have not fitted."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise  # it has begun
+            from dispatch.unknown_arguments import refuse_call
+
+            refuse_call(call, args, kwargs, str(error))
+
+    call.__module__ = module  # that of a NamedTuple's `__new__` is none
+    return call

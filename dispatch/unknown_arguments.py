@@ -1,15 +1,15 @@
 """The error for arguments that a function or class does not have: it names the nearest one, and all others.
 
-`names_arguments` is for what users call now and then: explicit signatures stay, and a wrong call is looked at once it
-has failed. What is called all the time, request functions, classes and `submit`, takes `*more` and `**unknown` and
-leaves what is in there to `refuse_arguments`, which costs a call some 10 ns instead of 100.
+`names_arguments` in checks.py is for what users call now and then: explicit signatures stay, and a wrong call is looked
+at once it has failed. Request functions and classes, which are called all the time, take `*more` and `**unknown` and
+leave what is in there to `refuse_arguments`, which costs a call some 10 ns instead of 100. `Supervisor.submit` has
+neither: type checkers would see its `**unknown`, and Python's own error has to do.
 """
 
 from __future__ import annotations
 
 import inspect
 from dataclasses import MISSING, fields, is_dataclass
-from functools import wraps
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from dispatch.errors import BadType
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "did_you_mean",
-    "hides_unknown",
     "name_unknown",
-    "names_arguments",
     "refuse_arguments",
+    "refuse_call",
     "refuse_operand",
     "signature_of",
 ]
@@ -77,34 +76,7 @@ def refuse_arguments(name: str, made: Any, more: Sequence[Any], unknown: Iterabl
     ) from None
 
 
-def names_arguments(made: T) -> T:
-    """Have a function, or what makes the instances of a class, refuse wrong arguments in words of ours."""
-    kind: Any = made
-    if inspect.isclass(made):
-        maker = "__init__" if "__init__" in vars(made) else "__new__"
-        setattr(kind, maker, _told(getattr(kind, maker), made.__module__))
-        return made
-    told: T = _told(kind, kind.__module__)
-    return told
-
-
-def _told(function: Any, module: str) -> Any:
-    """A function that looks at its arguments once they have not fitted."""
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except TypeError as error:
-            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-                raise  # it has begun
-            _refuse_call(call, args, kwargs, str(error))
-
-    call.__module__ = module  # that of a NamedTuple's `__new__` is none
-    return call
-
-
-def _refuse_call(function: Any, args: Sequence[Any], kwargs: Iterable[str], text: str) -> NoReturn:
+def refuse_call(function: Any, args: Sequence[Any], kwargs: Iterable[str], text: str) -> NoReturn:
     """Raise for an unknown keyword or too many arguments; for what is missing or given twice, with Python's text."""
     parameters = inspect.signature(function).parameters
     placed = [one for one in parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
@@ -118,15 +90,6 @@ def _where(name: str, made: Any) -> str:
     """Where all about a function or class is said."""
     module = MODULES.get(made.__module__, made.__module__.partition(".")[0])
     return f": see help({module}.{name})" if module.startswith("dispatch") else f": see help({name})"
-
-
-def hides_unknown(function: T) -> T:
-    """Leave a `**unknown` out of a function's signature, as users see it."""
-    told: Any = function
-    given = inspect.signature(told)
-    parameters = [one for one in given.parameters.values() if one.kind is not one.VAR_KEYWORD]
-    told.__signature__ = given.replace(parameters=parameters)
-    return function
 
 
 def signature_of(kind: Any) -> inspect.Signature:

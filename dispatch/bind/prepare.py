@@ -14,6 +14,7 @@ from dispatch.bind import (
     tensor_product,  # noqa: F401  # and tensors their product
 )
 from dispatch.bind.refit import refit
+from dispatch.checks import names_arguments
 from dispatch.core.other_operands import take_of
 from dispatch.core.remembered import UNFIT
 from dispatch.core.request import R_co, as_requests, check_request
@@ -23,7 +24,6 @@ from dispatch.device.stream import order
 from dispatch.execute.bound import Bound
 from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.execute.host_executor import HostExecutor
-from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

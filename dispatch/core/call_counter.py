@@ -10,7 +10,7 @@ from collections import deque
 from itertools import count
 from typing import Any
 
-from dispatch.unknown_arguments import names_arguments
+from dispatch.checks import names_arguments
 
 __all__ = ["CallCounter", "CallNumber", "as_trial"]
 

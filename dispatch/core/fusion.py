@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dispatch.checks import names_arguments
 from dispatch.keys import Epilogue
-from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from dispatch.keys import Dtype, ScaleMode

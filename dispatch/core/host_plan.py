@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import ml_dtypes
 import numpy as np
 
+from dispatch.checks import names_arguments
 from dispatch.core.request import Plan
 from dispatch.keys import C128, F64
-from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from cudabind._cached import cached_property
-from dispatch.checks import check_kinds
+from dispatch.checks import check_kinds, names_arguments
 from dispatch.core.operand_checks import check_writable
 from dispatch.core.overlap import overlap, same_view
 from dispatch.core.request import Argument, Operands, R_co, Request, Signature, Use
@@ -22,7 +22,7 @@ from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, BadRequestClass, WorkerFailed
 from dispatch.keys import U8
-from dispatch.unknown_arguments import names_arguments, refuse_operand
+from dispatch.unknown_arguments import refuse_operand
 
 if TYPE_CHECKING:
     from typing_extensions import Self

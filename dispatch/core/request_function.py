@@ -10,6 +10,7 @@ import re
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, get_args, overload
 
+from dispatch.checks import names_arguments
 from dispatch.core.framework_calls import Ways, learn
 from dispatch.core.remembered import UNFIT, executor_on, fields_of, remember, tuple_of
 from dispatch.core.remembered_operands import OperandCalls
@@ -17,7 +18,7 @@ from dispatch.core.request import run
 from dispatch.core.request_class import check_request_class
 from dispatch.device.stream import current
 from dispatch.device.tensor import Tensor
-from dispatch.unknown_arguments import name_unknown, names_arguments, refuse_arguments, signature_of
+from dispatch.unknown_arguments import name_unknown, refuse_arguments, signature_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

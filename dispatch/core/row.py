@@ -14,12 +14,11 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from dispatch.checks import shown
+from dispatch.checks import names_arguments, shown
 from dispatch.core.fusion import NOTHING, Fusion
 from dispatch.errors import BadRow, words
 from dispatch.keys import HOST, Arch, Compute, Dtype, Epilogue
 from dispatch.refusal import Kind, Refusal
-from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

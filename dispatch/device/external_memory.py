@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.checks import check_dtype, check_shape, check_unmasked, shown
+from dispatch.checks import check_dtype, check_shape, check_unmasked, names_arguments, shown
 from dispatch.device import dlpack
 from dispatch.device.gpus import device_of_pointer
 from dispatch.device.layout import c_strides
@@ -18,7 +18,6 @@ from dispatch.device.storage import Storage
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import Dtype
-from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from dispatch.device.device import Device

@@ -6,13 +6,12 @@ import itertools
 from typing import TYPE_CHECKING
 
 from cudabind.errors import CudaError
-from dispatch.checks import shown
+from dispatch.checks import names_arguments, shown
 from dispatch.device.cuda import CudaDevice
 from dispatch.device.device import Device
 from dispatch.device.gpus import is_available
 from dispatch.device.host import HostDevice
 from dispatch.errors import BadRequest, DeviceUnavailable
-from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.checks import as_array
+from dispatch.checks import as_array, names_arguments
 from dispatch.device.device import Device
 from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.operators import point_elsewhere
 from dispatch.device.stream import NULL_CONTEXT
 from dispatch.errors import BadRequest
-from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor

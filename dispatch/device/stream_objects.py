@@ -9,13 +9,12 @@ from __future__ import annotations
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from dispatch.checks import shown
+from dispatch.checks import names_arguments, shown
 from dispatch.device.device import Device
 from dispatch.device.external import ExternalStream
 from dispatch.device.registry import device as device_of
 from dispatch.device.stream import Stream, StreamClass, current
 from dispatch.errors import BadRequest
-from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from dispatch.device.frameworks.framework import Framework

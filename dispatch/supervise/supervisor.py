@@ -11,7 +11,7 @@ from functools import partial
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from dispatch.checks import shown
+from dispatch.checks import names_arguments, shown
 from dispatch.core.request import as_requests
 from dispatch.device.device import Device
 from dispatch.device.registry import device as find_device
@@ -26,14 +26,11 @@ from dispatch.supervise.pool import WorkerPool
 from dispatch.supervise.queue import BROKEN, CANCELLING, WorkerQueue, clone_error
 from dispatch.supervise.stats import Stats, count, in_words
 from dispatch.supervise.waiters import Sample
-from dispatch.unknown_arguments import hides_unknown, names_arguments, refuse_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from os import PathLike
     from types import TracebackType
-
-    from typing_extensions import Never
 
     from dispatch.core.request import R_co, Request
     from dispatch.supervise.journal import Journal
@@ -155,7 +152,6 @@ class Supervisor:
             self._journal = Journal(journal, self._pool, isolation, setup)
         self._status_server = StatusServer(self._pool, isolation)
 
-    @hides_unknown
     def submit(
         self,
         request: Request[R_co],
@@ -163,7 +159,6 @@ class Supervisor:
         worker: int | Sequence[int] | None = None,
         priority: int = 0,
         after: Sequence[Future] = (),
-        **unknown: Never,
     ) -> Future[R_co]:
         """Queue a request and return its future; what is wrong with the request itself comes from there.
 
@@ -174,8 +169,6 @@ class Supervisor:
         events between the streams, and is not run where one of them fails (DependencyFailed). Raises QueueFull, Closed
         after close(), DeviceFault where the device is lost, WorkerFailed where the circuit is open.
         """
-        if unknown:
-            refuse_arguments("Supervisor.submit", Supervisor.submit, (), unknown)
         pool = self._pool
         if pool.refusal is not None:
             pool.check()

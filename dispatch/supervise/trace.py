@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
-from dispatch.checks import shown
+from dispatch.checks import names_arguments, shown
 from dispatch.errors import BadRequest, DeviceUnavailable, HookFailed, words
 from dispatch.supervise.future import CANCELLED, DONE
-from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable

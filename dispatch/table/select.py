@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from dispatch.checks import check_type, shown
+from dispatch.checks import check_type, names_arguments, shown
 from dispatch.core.request import check_request
 from dispatch.core.row import Row, accepts, refusals
 from dispatch.errors import BadRequest, NoRow, Refused, one_line
@@ -20,7 +20,6 @@ from dispatch.keys import HOST
 from dispatch.refusal import Kind, Refusal, distance
 from dispatch.table.nearest import change_that_works
 from dispatch.table.table import TABLE
-from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan, Request

@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 import torch
 from torch import fx, nn
 
+from dispatch.checks import names_arguments
 from dispatch.errors import BadRequest
 from dispatch.torch import fused, torch_layers, transformers_attention, transformers_rotary
 from dispatch.torch.graphs import NAME, Graphs, of_model
 from dispatch.torch.patterns import Note, Patterns
-from dispatch.unknown_arguments import names_arguments
 
 __all__ = ["Note", "Report", "fuse"]
 

@@ -61,7 +61,6 @@ def test_the_first_unknown_one_is_named_among_known_ones(x):
     ("name", "place", "wrong", "right"),
     [
         ("Supervisor", (), "stream", "streams"),
-        ("Supervisor.submit", (None, None), "timout", "timeout"),
         ("Supervisor.submit_many", (None, ()), "workers", "worker"),
         ("device", (), "nam", "name"),
         ("Device", (), "arc", "arch"),

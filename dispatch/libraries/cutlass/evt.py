@@ -13,9 +13,9 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from dispatch.checks import names_arguments
 from dispatch.errors import BadRequest
 from dispatch.keys import Dtype
-from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

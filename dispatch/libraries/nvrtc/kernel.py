@@ -16,10 +16,10 @@ from weakref import WeakKeyDictionary
 from cudabind import driver
 from cudabind._fork import anew
 from cudabind.errors import LibraryNotFound
+from dispatch.checks import names_arguments
 from dispatch.core.request import Plan
 from dispatch.errors import BadRow, Refused
 from dispatch.libraries.nvrtc.compiled import compiled
-from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

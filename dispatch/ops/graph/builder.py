@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.checks import check_int, whole
+from dispatch.checks import check_int, names_arguments, whole
 from dispatch.core.layouts import dense_strides
 from dispatch.core.operand_checks import each
 from dispatch.core.remembered_operands import OperandCalls
@@ -25,7 +25,7 @@ from dispatch.libraries.cudnn.convolve import Steps, output_shape
 from dispatch.libraries.cudnn.graph import Builder
 from dispatch.libraries.cudnn.reference import evaluate
 from dispatch.ops.graph.request import GraphRequest
-from dispatch.unknown_arguments import names_arguments, refuse_operand
+from dispatch.unknown_arguments import refuse_operand
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Array

@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from dispatch.checks import check_enum, check_shape, read_choices, shown
+from dispatch.checks import check_enum, check_shape, names_arguments, read_choices, shown
 from dispatch.device.layout import c_strides
 from dispatch.errors import BadRequest
 from dispatch.keys import C64, C128, E8M0, F8E4M3, F16, F32, F64, I8, I32, Compute, Dtype, Epilogue, ScaleMode, member
-from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor

@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from dispatch.checks import check_enum, check_int, make_whole, read_choices
+from dispatch.checks import check_enum, check_int, make_whole, names_arguments, read_choices
 from dispatch.errors import BadRequest
 from dispatch.keys import Choice, member
-from dispatch.unknown_arguments import names_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
