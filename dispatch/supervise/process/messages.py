@@ -83,6 +83,7 @@ class Connection:
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
+        self.listened = True  # whether the monitor thread hears of what comes
         self._come = bytearray()
         self._end = 0  # of the first frame in it
         self.out = self.flushed = Outgoing(b"", [], 0)  # the latest frame, and the latest that is known to be sent

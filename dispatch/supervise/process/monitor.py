@@ -55,6 +55,7 @@ class Monitor:
 
     def listen(self, link: Connection, *, on: bool) -> None:
         """Have the monitor thread read a link or leave that to somebody else, and send when there is room."""
+        link.listened = on
         try:  # noqa: SIM105  # contextlib.suppress costs more than the rest
             self.poll.modify(link.socket, (IN if on else 0) | (0 if link.out is link.flushed else OUT))
         except (OSError, ValueError):  # its child is being replaced
@@ -104,8 +105,12 @@ class Monitor:
         loss = self._read(queue)
         queue.tell_rest()
         queue.wake()
-        if queue.link is not None:
-            self.listen(queue.link, on=not queue.recv_lock.locked())
+        link = queue.link
+        if link is not None:
+            self.listen(link, on=not queue.recv_lock.locked())
+            # Who reads may end meanwhile, and have it listened to before: it looks at `listened` behind that.
+            if not link.listened and not queue.recv_lock.locked():
+                self.listen(link, on=True)
         return loss
 
     def _read(self, queue: RemoteQueue) -> ChildLoss | None:

@@ -81,6 +81,9 @@ class RemoteQueue(SendingQueue):
             finally:
                 if True in held:
                     self.recv_lock.release()
+                    # The monitor thread may have found the lock held, and have turned away behind `on=True`.
+                    if not link.listened and not self.recv_lock.locked():
+                        self.pool.listen(link, on=True)
         return True
 
     def _read_as_helper(self, link: Connection, future: Future, ends: float | None) -> None:
