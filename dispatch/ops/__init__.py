@@ -34,7 +34,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
                                                "spr", "hpr", "spr2", "hpr2", "axpy", "scal", "asum", "nrm2",
                                                "iamax", "iamin", "dot", "dotu", "dotc", "copy", "swap", "rot",
                                                "rotg", "rotm", "rotmg")),
-    "linalg":         ("cublas_batched cusolver", (
+    "linalg":         ("own_linalg cublas_batched cusolver", (
         "cholesky", "cho_solve", "lu_factor", "lu_solve", "solve", "qr", "eigh", "generalized_eigh", "svd",
         "eig", "randomized_svd", "ldl", "ldl_solve", "qr_multiply",
         "inv", "det", "slogdet", "matrix_norm", "matrix_rank", "pinv", "lstsq", "expm",
@@ -44,6 +44,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
 # A file with rows for some of its family's ops alone, and these.
 ONLY = {
     "own_blas":       ("axpy", "nrm2", "symv", "hemv"),
+    "own_linalg":     ("cholesky",),
     "cublas_batched": ("cho_solve", "lu_factor", "lu_solve", "solve", "qr", "inv", "lstsq", "expm"),
 }
 # fmt: on

@@ -24,6 +24,7 @@ ORDER = (
     "cublas_grouped",
     "own",
     "own_blas",
+    "own_linalg",
     "cublas",
     "cublas_batched",
     "cusolver",

@@ -36,6 +36,7 @@ from dispatch.ops.linalg.reference import evaluate
 from dispatch.ops.linalg.refined_forms import REFINED_FORMS
 from dispatch.ops.linalg.residuals import ResidualCheck
 from dispatch.ops.linalg.rules import MOST_ROWS
+from dispatch.ops.linalg.small_forms import SMALL_FORMS
 from dispatch.ops.linalg.spectral_forms import HERMITIAN, SPECTRAL_FORMS, second, settled
 from dispatch.ops.linalg.symmetric_forms import SYMMETRIC_FORMS, forms_of, kind_of, symmetric
 from dispatch.testing.check import MadeCase, place
@@ -156,6 +157,8 @@ def cases(row: Row) -> list[MadeCase]:
     if row.variant.startswith("of many"):
         # Those of the other rows are refused where they are one matrix; large ones are, in any case.
         forms = (*MANY_FORMS[row.op], *(form for form in forms[::4] if max(form.rows, form.cols) <= MOST_ROWS))
+    elif row.variant == "small":
+        forms = SMALL_FORMS[row.op]
     else:
         forms = forms_of(row, forms)
     if row.op in DRIVERS:

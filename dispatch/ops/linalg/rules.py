@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from dispatch.libraries.cusolver.matrix import batch_step
+from dispatch.libraries.nvrtc.small_matrices import MOST_ROWS as MOST_OWN
 from dispatch.ops.linalg.derived import InverseKind, LstsqDriver
 from dispatch.ops.linalg.request import MatrixKind
 
@@ -31,6 +32,7 @@ __all__ = [
     "square",
     "tall",
     "up_to_32",
+    "up_to_64",
     "whole_spectrum",
 ]
 
@@ -90,6 +92,12 @@ def up_to_32(request: LinalgRequest) -> str:
     """What `matinvBatched` takes."""
     rows = request.matrices.shape[-1]
     return "" if rows <= MOST_INVERTED else f"needs matrices of {MOST_INVERTED} rows or fewer, has {rows}"
+
+
+def up_to_64(request: LinalgRequest) -> str:
+    """What kernels of this library take."""
+    rows = request.matrices.shape[-1]
+    return "" if rows <= MOST_OWN else f"needs matrices of {MOST_OWN} rows or fewer, has {rows}"
 
 
 def general(request: InvRequest) -> str:

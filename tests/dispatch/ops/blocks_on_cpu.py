@@ -1,9 +1,13 @@
-"""Kernels whose threads wait for each other, compiled by g++: the threads of a block take turns, the blocks follow."""
+"""Kernels whose threads wait for each other, compiled by g++: the threads of a block take turns, the blocks follow.
+
+Threads of a warp wait for each other as those of a block do, which is as good where they all come to the same places.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
+import re
 import subprocess
 from pathlib import Path
 
@@ -18,22 +22,44 @@ BEFORE = """
 #include <functional>
 #include <vector>
 #include <ucontext.h>
-using std::fma; using std::sqrt;
+using std::fabs; using std::fma; using std::ilogb; using std::scalbn; using std::sqrt;
 #define __shared__ static
+#define __align__(bytes) alignas(bytes)
 #define __launch_bounds__(threads, blocks)
 static Place gridDim;
 static ucontext_t scheduler, *current;
 static std::vector<char> is_done;
 static std::function<void()> body;
 static void __syncthreads() { swapcontext(current, &scheduler); }
+static void __syncwarp() { __syncthreads(); }
 static void __threadfence() {}
+static unsigned told[1024];
+static unsigned __shfl_xor_sync(unsigned, unsigned x, unsigned with)
+{
+    told[threadIdx.x] = x;
+    __syncwarp();
+    const unsigned y = told[threadIdx.x ^ with];
+    __syncwarp();
+    return y;
+}
+static unsigned __reduce_max_sync(unsigned, unsigned x)
+{
+    told[threadIdx.x] = x;
+    __syncwarp();
+    for (unsigned i = 0; i < 32; ++i) x = told[threadIdx.x / 32 * 32 + i] > x ? told[threadIdx.x / 32 * 32 + i] : x;
+    __syncwarp();
+    return x;
+}
 static unsigned atomicInc(unsigned* at, unsigned most)
 {
     const unsigned old = *at;
     *at = old >= most ? 0 : old + 1;
     return old;
 }
-static int __double2hiint(double x) { long long bits; memcpy(&bits, &x, 8); return int(bits >> 32); }
+static long long __double_as_longlong(double x) { long long bits; memcpy(&bits, &x, 8); return bits; }
+static int __double2hiint(double x) { return int(__double_as_longlong(x) >> 32); }
+static unsigned __float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, 4); return bits; }
+static float __int_as_float(int bits) { float x; memcpy(&x, &bits, 4); return x; }
 static void run_thread() { body(); is_done[threadIdx.x] = 1; swapcontext(current, &scheduler); }
 static void run_blocks(unsigned blocks, unsigned threads)
 {
@@ -75,6 +101,11 @@ template <class E> static E __ldcg(const E* at) { return *at; }
 """
 
 
+# Memory whose size a launch tells.
+DYNAMIC = re.compile(r"extern __shared__ (\w+) (\w+)\[\];")
+MOST_DYNAMIC = 1 << 17  # bytes
+
+
 class InBlocks(kernels_on_cpu.OnCpu):
     """Runs kernels over the host's memory; `parameters` are those of the kernel, as it declares them."""
 
@@ -86,7 +117,6 @@ class InBlocks(kernels_on_cpu.OnCpu):
     def compiled(self, source, function, options, parameters):
         key = source, options
         if key not in self.known:
-            assert NUMBERS in source
             names = ", ".join(each.rpartition(" ")[2].lstrip("*") for each in parameters)
             behind = f"""
 extern "C" void run_{function}(unsigned blocks, unsigned threads, {", ".join(parameters)})
@@ -96,7 +126,8 @@ extern "C" void run_{function}(unsigned blocks, unsigned threads, {", ".join(par
 }}
 """
             name = self.folder / f"blocks{len(self.known)}"
-            text = kernels_on_cpu.BEFORE + BEFORE + source.replace(NUMBERS, "") + behind
+            source = DYNAMIC.sub(rf"static \1 \2[{MOST_DYNAMIC} / sizeof(\1)];", source.replace(NUMBERS, ""))
+            text = kernels_on_cpu.BEFORE + BEFORE + source + behind
             name.with_suffix(".cpp").write_text(text)
             sanitized = ("-fsanitize=undefined", "-fno-sanitize-recover=all", "-static-libubsan")
             command = ["g++", "-O1", *options, *sanitized, "-shared", "-fPIC", f"{name}.cpp", "-o", f"{name}.so"]

@@ -1,0 +1,43 @@
+"""The rows of linear algebra whose kernels are this library's own, compiled by NVRTC: for small matrices. Rows alone.
+
+They stand before cuBLAS's and cuSOLVER's, which a request reaches by `library=` or `autotune=True`.
+"""
+
+from __future__ import annotations
+
+from dispatch.core.nonfinite import stated
+from dispatch.core.row import Row
+from dispatch.keys import C64, C128, F32, F64, Arch
+from dispatch.ops.linalg import own_small, scipy_linalg
+from dispatch.ops.linalg.rules import aligned, even_batches, up_to_64
+from dispatch.table.on_host import on_host
+
+__all__ = ["ROWS"]
+
+SM75 = Arch(75)  # what NVRTC 13 compiles for
+SMALL = (aligned, even_batches, up_to_64)
+# fmt: off
+RULES = {
+    "cholesky":  SMALL,
+}
+# fmt: on
+
+GPU_ROWS = tuple(
+    Row(
+        op=op,
+        dtypes=(dtype, dtype),
+        compute=None,
+        rules=rules,
+        min_arch=SM75,
+        max_arch=None,
+        min_version=(),
+        library="own",
+        function=op,
+        call=own_small,
+        variant="small",
+    )
+    for op, rules in RULES.items()
+    for dtype in (F32, F64, C64, C128)
+)
+HOST_ROWS = tuple(on_host(row, scipy_linalg, library="scipy", stands_for="own") for row in GPU_ROWS)
+ROWS = stated((*GPU_ROWS, *HOST_ROWS))
