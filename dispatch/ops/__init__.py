@@ -44,7 +44,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
 # A file with rows for some of its family's ops alone, and these.
 ONLY = {
     "own_blas":       ("axpy", "nrm2", "symv", "hemv"),
-    "own_linalg":     ("cholesky",),
+    "own_linalg":     ("cholesky", "cho_solve", "lu_factor", "lu_solve", "solve", "inv"),
     "cublas_batched": ("cho_solve", "lu_factor", "lu_solve", "solve", "qr", "inv", "lstsq", "expm"),
 }
 # fmt: on

@@ -8,8 +8,16 @@ from __future__ import annotations
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import C64, C128, F32, F64, Arch
-from dispatch.ops.linalg import own_small, scipy_linalg
-from dispatch.ops.linalg.rules import aligned, even_batches, up_to_64
+from dispatch.ops.linalg import own_linalg, scipy_linalg
+from dispatch.ops.linalg.rules import (
+    aligned,
+    by_lu_or_cholesky,
+    even_batches,
+    few_right_sides,
+    general,
+    square,
+    up_to_64,
+)
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
@@ -19,6 +27,11 @@ SMALL = (aligned, even_batches, up_to_64)
 # fmt: off
 RULES = {
     "cholesky":  SMALL,
+    "cho_solve": (*SMALL, few_right_sides),
+    "lu_factor": (*SMALL, square),
+    "lu_solve":  (*SMALL, few_right_sides),
+    "solve":     (*SMALL, few_right_sides, by_lu_or_cholesky),
+    "inv":       (*SMALL, general),
 }
 # fmt: on
 
@@ -33,7 +46,7 @@ GPU_ROWS = tuple(
         min_version=(),
         library="own",
         function=op,
-        call=own_small,
+        call=own_linalg,
         variant="small",
     )
     for op, rules in RULES.items()

@@ -1,29 +1,14 @@
-"""Kernels that factorize and solve small dense matrices, many at once: up to 64 rows, each matrix in one launch.
+"""How kernels factorize small dense matrices: the parts in CUDA C++ that those of small_kernels.py are made of.
 
 A thread has a row of the matrix, in registers while it is factorized; the threads of a matrix, a warp or two of them,
 tell each other a line of it at each step through shared memory, and wait for nobody else. A matrix of up to 32 rows is
 made 4, 8, 16 or 32, with ones on its diagonal: several share a block, and the smallest ones a warp. Rows stay where
-they are when LAPACK would exchange them: each has a place, which changes. This file knows no request.
+they are when LAPACK would exchange them: each has a place, which changes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
-from dispatch.keys import C64, C128, F32, F64
-
-if TYPE_CHECKING:
-    from dispatch.keys import Dtype
-
-__all__ = ["MOST_ROWS", "SOURCES", "Variant", "width_of"]
-
-MOST_ROWS = 64
-WIDTHS = (4, 8, 16, 32, 64)  # rows and columns of what a matrix is made
-COLUMNS = (1, 4, 16, 32)  # right sides that are solved for at once
-WARP = 32
-THREADS = {F32: 128, F64: 128, C64: 128, C128: 64}  # of a block, whose matrices then have shared memory enough
-REALS = {F32: "float", F64: "double", C64: "float", C128: "double"}
-ALIGNMENT = 16
+__all__ = ["CHOLESKY", "COMMON", "LU"]
 
 COMMON = r"""
 typedef long long Int;
@@ -225,81 +210,101 @@ __device__ int decompose(Room& room, int lane, int n)
     return status;
 }
 """
-CHOLESKY_ALONE = r"""
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-cholesky(const Element* a, Element* out, int* info, Int batch, Strides from, Strides to, int n)
+# A row is told at each step: the one that LAPACK would exchange into the step's place.
+LU = r"""
+__device__ unsigned most(unsigned x)
 {
-    const int lane = threadIdx.x % N, among = threadIdx.x / N;
-    const Int number = (Int)blockIdx.x * (THREADS / N) + among;
-    if (number >= batch) return;
-    Room& room = ((Room*)memory)[among];
-    load(room, a + number * from.batch, from, lane, n, true, false);
-    together();
-    const int status = decompose(room, lane, n);
-    together();
-    store(room, out + number * to.batch, to, lane, n, status != 0);
-    if (lane == 0) info[number] = status;
+#if N >= 32 && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800)
+    return __reduce_max_sync(~0u, x);
+#else
+#pragma unroll
+    for (unsigned other = (N < WARP ? N : WARP) / 2; other; other /= 2) {
+        const unsigned y = __shfl_xor_sync(~0u, x, other);
+        x = x > y ? x : y;
+    }
+    return x;
+#endif
+}
+
+// The place from k on with the largest element, the first of equals. Bits are compared, of which NaN's are the largest.
+__device__ int choose(Room& room, Element x, int place, int k)
+{
+    const REAL size = place < k ? REAL(0) : size_of(x);
+    unsigned high, low = 0;
+    if (sizeof(REAL) == 8) {
+        const unsigned long long bits = __double_as_longlong(size);
+        high = (unsigned)(bits >> 32);
+        low = (unsigned)bits;
+    } else high = __float_as_uint(size);
+    unsigned top = most(high), rest = 0;
+    if (sizeof(REAL) == 8) rest = most(high == top ? low : 0);
+    unsigned first = ~most(~(place >= k && high == top && low == rest ? (unsigned)place : (unsigned)N));
+#if N > 32
+    unsigned* mine = room.said[k & 1][threadIdx.x / WARP];
+    if (threadIdx.x % WARP == 0) {
+        mine[0] = top;
+        mine[1] = rest;
+        mine[2] = first;
+    }
+    __syncthreads();
+    const unsigned *one = room.said[k & 1][0], *two = room.said[k & 1][1];
+    const bool is_second = one[0] != two[0] ? one[0] < two[0] : one[1] != two[1] ? one[1] < two[1] : one[2] > two[2];
+    first = is_second ? two[2] : one[2];
+#endif
+    return (int)first;
+}
+
+// P·A = L·U over the tile. Give the first zero on U's diagonal, counted from 1, or 0; `place` is that of this thread's
+// row, `pivot` what was exchanged with the row of its number, and `swaps` how many exchanges there were.
+__device__ int eliminate(Room& room, int lane, int n, int& place, int& pivot, int& swaps)
+{
+    Element a[N];
+    int status = 0;
+    place = lane;
+    pivot = swaps = 0;
+#pragma unroll
+    for (int j = 0; j < N; ++j) a[j] = room.tile[lane][j];
+#pragma unroll 1
+    for (int first = 0; first < n; first += STEP) {
+#pragma unroll
+        for (int s = 0; s < STEP; ++s) {
+            const int k = first + s;
+            if (k < n) {
+                const int chosen = choose(room, a[s], place, k);
+                if (lane == k) pivot = chosen + 1;
+                swaps += chosen != k;
+                Element* line = room.line[k & 1];
+                if (place == chosen) {
+                    tell<N>(line, a);
+                    place = k;
+                } else if (place == k) place = chosen;
+                together();
+                const Element top = line[s];
+                if (size_of(top) == 0) {  // all below it is 0, too
+                    if (!status) status = k + 1;
+                } else if (place > k) {
+                    const Element factor = a[s] = quotient(a[s], top);
+#pragma unroll
+                    for (int group = 0; group < N; group += STEP)
+                        if (first + group < n) {
+#pragma unroll
+                            for (int j = group; j < group + STEP; j += WIDTH)
+                                if (j + WIDTH - 1 > s) {
+                                    const Pack pack = *(const Pack*)(line + j);
+#pragma unroll
+                                    for (int e = 0; e < WIDTH; ++e)
+                                        if (j + e > s) subtract(a[j + e], factor, pack.at[e]);
+                                }
+                        }
+                }
+            }
+        }
+#pragma unroll
+        for (int s = 0; s < STEP; ++s) room.tile[lane][first + s] = a[s];
+#pragma unroll
+        for (int j = 0; j + STEP < N; ++j) a[j] = a[j + STEP];
+    }
+    room.where[place] = lane;
+    return status;
 }
 """
-SOURCES = {"cholesky": COMMON + CHOLESKY + CHOLESKY_ALONE}
-
-
-def width_of(n: int) -> int:
-    """What a matrix of so many rows is made."""
-    return next(width for width in WIDTHS if n <= width)
-
-
-def columns_of(count: int) -> int:
-    """How many of so many right sides are solved for at once."""
-    return next((columns for columns in COLUMNS if count <= columns), COLUMNS[-1])
-
-
-class Variant(NamedTuple):
-    """A kernel: its function, the elements' dtype, how many rows a matrix is made, and right sides at once."""
-
-    function: str
-    dtype: Dtype
-    width: int
-    columns: int = 1
-    defines: tuple[tuple[str, int], ...] = ()
-
-    @property
-    def source(self) -> str:
-        return SOURCES[self.function]
-
-    @property
-    def threads(self) -> int:
-        """Those of a block."""
-        return max(self.width, THREADS[self.dtype]) if self.width <= WARP else self.width
-
-    @property
-    def matrices(self) -> int:
-        """Those of a block."""
-        return self.threads // self.width
-
-    @property
-    def room(self) -> int:
-        """Bytes of shared memory for a matrix."""
-        line, size = max(self.width, self.columns), self.dtype.itemsize
-        elements = 2 * line + self.width * (self.width + 1)
-        numbers = self.width + 16
-        return -(-(elements * size + numbers * 4) // ALIGNMENT) * ALIGNMENT
-
-    @property
-    def shared(self) -> int:
-        """Bytes of shared memory for a block."""
-        return self.room * self.matrices
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """NVRTC's, but for the architecture."""
-        chosen = {
-            "REAL": REALS[self.dtype],
-            "PARTS": 2 if self.dtype.is_complex else 1,
-            "N": self.width,
-            "COLUMNS": self.columns,
-            "THREADS": self.threads,
-            "ROOM": self.room,
-            **dict(self.defines),
-        }
-        return ("-std=c++17", *(f"-D{name}={value}" for name, value in chosen.items()))

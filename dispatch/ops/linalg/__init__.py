@@ -107,8 +107,8 @@ cusolver_linalg = plan_call(
     "dispatch.ops.linalg.cusolver",
     "A plan that ends in cuSOLVER's routine; Refused where NVRTC is missing, which compiles the copies between calls.",
 )
-own_small = plan_call(
-    "own_small",
+own_linalg = plan_call(
+    "own_linalg",
     "dispatch.ops.linalg.own_small",
     "A plan of one kernel of this library over small matrices; Refused where NVRTC is missing.",
 )

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from dispatch.libraries.cusolver.matrix import count_of, matrix_of
 from dispatch.libraries.cusolver.spectra import strides_of
 from dispatch.libraries.nvrtc.kernel import Kernel, Launch
-from dispatch.libraries.nvrtc.small_matrices import Variant, width_of
+from dispatch.libraries.nvrtc.small_kernels import Variant, columns_of, width_of
+from dispatch.ops.linalg.request import MatrixKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,12 +67,23 @@ def rows_of(request: Any) -> ctypes.c_int:
     return ctypes.c_int(request.matrices.shape[-1] if has_elements else 0)
 
 
-def variant_of(function: str, request: Any) -> Variant:
-    """The variant that factorizes."""
+def factor_variant(function: str, request: Any) -> Variant:
+    """The variant of a kernel that gives factors."""
     return Variant(function, request.matrices.dtype, width_of(request.matrices.shape[-1]))
 
 
-# -- Cholesky ---------------------------------------------------------------------------------------------------------
+def system_variant(function: str, request: Any) -> Variant:
+    """The variant of a kernel that solves for right sides."""
+    return factor_variant(function, request)._replace(columns=columns_of(sides_of(request)))
+
+
+def sides_of(request: Any) -> int:
+    """How many right sides there are: of an inverse the columns of the identity."""
+    sides: int = request.matrices.shape[-1] if request.op == "inv" else matrix(request, "b").cols
+    return sides
+
+
+# -- factors ----------------------------------------------------------------------------------------------------------
 def half(request: Any, name: str) -> Strides:
     """The strides of a matrix of which the lower triangle is meant: the upper one is that of the transposed matrix."""
     found = matrix(request, name)
@@ -83,9 +95,58 @@ def cholesky_values(request: Any) -> tuple[Any, ...]:
     return half(request, "a"), half(request, "out"), rows_of(request)
 
 
+def general_values(request: Any) -> tuple[Any, ...]:
+    """From a matrix another one."""
+    return strides_of(matrix(request, "a")), strides_of(matrix(request, "out")), rows_of(request)
+
+
+# -- systems ----------------------------------------------------------------------------------------------------------
+def system_values(request: Any, of: Strides) -> tuple[Any, ...]:
+    """From a matrix and right sides."""
+    b, out = matrix(request, "b"), matrix(request, "out")
+    return of, strides_of(b), strides_of(out), rows_of(request), ctypes.c_int(b.cols)
+
+
+def positive_values(request: Any, name: str = "a") -> tuple[Any, ...]:
+    """An upper triangle is that of the lower one's conjugate, once it is transposed."""
+    return *system_values(request, half(request, name)), ctypes.c_int(not request.lower)
+
+
+def is_positive(request: Any) -> bool:
+    """Whether a system's matrix is positive definite."""
+    return request.assume_a is MatrixKind.POS
+
+
+def solve_variant(request: Any) -> Variant:
+    """That of LU, or of Cholesky's method."""
+    return system_variant("solve_positive" if is_positive(request) else "solve", request)
+
+
+def solve_values(request: Any) -> tuple[Any, ...]:
+    """Those of either kernel."""
+    if is_positive(request):
+        return positive_values(request)
+    return system_values(request, strides_of(matrix(request, "a")))
+
+
+def lu_solve_values(request: Any) -> tuple[Any, ...]:
+    """With which of the matrix, its transpose and its conjugate transpose behind the others."""
+    return *system_values(request, strides_of(matrix(request, "lu"))), ctypes.c_int(request.trans)
+
+
 VARIANTS: dict[str, Callable[[Any], Variant]] = {
-    "cholesky": partial(variant_of, "cholesky"),
+    "cholesky": partial(factor_variant, "cholesky"),
+    "lu_factor": partial(factor_variant, "lu_factor"),
+    "solve": solve_variant,
+    "inv": partial(system_variant, "inverse"),
+    "cho_solve": partial(system_variant, "cho_solve"),
+    "lu_solve": partial(system_variant, "lu_solve"),
 }
 VALUES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "cholesky": cholesky_values,
+    "lu_factor": general_values,
+    "solve": solve_values,
+    "inv": general_values,
+    "cho_solve": partial(positive_values, name="c"),
+    "lu_solve": lu_solve_values,
 }

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from dispatch.libraries.cusolver.matrix import batch_step
-from dispatch.libraries.nvrtc.small_matrices import MOST_ROWS as MOST_OWN
+from dispatch.libraries.nvrtc.small_kernels import MOST_ROWS as MOST_OWN
 from dispatch.ops.linalg.derived import InverseKind, LstsqDriver
 from dispatch.ops.linalg.request import MatrixKind
 
@@ -23,6 +23,7 @@ __all__ = [
     "by_lu_or_cholesky",
     "economical",
     "even_batches",
+    "few_right_sides",
     "general",
     "hermitian",
     "many_small",
@@ -98,6 +99,12 @@ def up_to_64(request: LinalgRequest) -> str:
     """What kernels of this library take."""
     rows = request.matrices.shape[-1]
     return "" if rows <= MOST_OWN else f"needs matrices of {MOST_OWN} rows or fewer, has {rows}"
+
+
+def few_right_sides(request: Any) -> str:
+    """What is worth the threads of one matrix."""
+    sides = 1 if request.b.ndim == 1 else request.b.shape[-1]
+    return "" if sides <= MOST_OWN else f"needs {MOST_OWN} right sides or fewer, has {sides}"
 
 
 def general(request: InvRequest) -> str:

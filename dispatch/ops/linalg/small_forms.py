@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dispatch.ops.linalg.forms import FAILING, HALVES, F, Form, chosen
+from dispatch.ops.linalg.forms import FAILING, SINGULAR, SQUARE, F, Form, chosen
+from dispatch.ops.linalg.request import MatrixKind
 
 __all__ = ["SMALL_FORMS"]
 
@@ -14,11 +15,26 @@ SIZES = (
     F("random", (2, 33, 33), "rows", "columns"), F("repeated", (2, 48, 48), "columns", "columns"),
     F("random", (63, 63), "columns", "rows"), F("random", (3, 64, 64)), F("random", (64, 64), "strided", "in place"),
 )  # fmt: skip
-INDEFINITE = tuple(F("indefinite", extents) for extents in ((2, 4, 4), (32, 32), (2, 40, 40), (64, 64)))
-TRIANGLES = (
-    *chosen((*SIZES, *INDEFINITE), "lower", True, False),
-    *chosen((*SIZES, *INDEFINITE), "lower", False, True),
+FAILED = (*FAILING, *(F("indefinite", extents) for extents in ((2, 4, 4), (32, 32), (2, 40, 40), (64, 64))))
+ZERO_PIVOTS = (*SINGULAR, *(F("singular", extents) for extents in ((3, 4, 4), (32, 32), (2, 40, 40), (64, 64))),
+               F("zeros", (2, 3, 3)), F("zeros", (33, 33)))  # fmt: skip
+GENERAL = (*SQUARE, *SIZES)
+POSITIVE = (*chosen((*GENERAL, *FAILED), "lower", True, False), *chosen((*SIZES, *FAILED), "lower", False, True))
+# Right sides of another number than are solved for at once, and as many.
+SIDES = tuple(
+    form._replace(right=right)
+    for form, right in zip((*SQUARE[:6], *SIZES), (0, 1, 2, 5, 16, 0, 4, 1, 17, 33, 64, 32) * 2, strict=False)
 )
+SYSTEMS = tuple(form._replace(right=form.right or 3) if form.batch else form for form in SIDES)
+LOWERS = (*chosen(SYSTEMS, "lower", True, False), *chosen(SYSTEMS, "lower", False, True))
 SMALL_FORMS: dict[str, tuple[Form, ...]] = {
-    "cholesky": (*HALVES, *FAILING, *TRIANGLES),
-}
+    "cholesky": POSITIVE,
+    "cho_solve": (*chosen(GENERAL, "lower", False, True), *LOWERS),
+    "lu_factor": (*GENERAL, *ZERO_PIVOTS),
+    "lu_solve": tuple(form for trans in range(3) for form in chosen((*SIZES, *SYSTEMS), "trans", trans)),
+    "solve": (
+        *GENERAL, *SYSTEMS, *ZERO_PIVOTS,
+        *chosen((*POSITIVE, *LOWERS), "assume_a", MatrixKind.POS),
+    ),
+    "inv": tuple(form for form in (*GENERAL, *ZERO_PIVOTS) if form.out != "in place"),
+}  # fmt: skip

@@ -15,7 +15,7 @@ from dispatch.keys import C64, C128, F32, F64, HOST, Arch
 from dispatch.libraries.cusolver.copies import Strides
 from dispatch.libraries.nvrtc import kernel as launching
 from dispatch.libraries.nvrtc.compiled import compiled
-from dispatch.libraries.nvrtc.small_matrices import COLUMNS, SOURCES, WIDTHS, Variant
+from dispatch.libraries.nvrtc.small_kernels import COLUMNS, SOURCES, WIDTHS, Variant
 from dispatch.ops.linalg import own_small
 from dispatch.ops.linalg.cases import cases, check
 from dispatch.ops.linalg.forms import F, chosen
