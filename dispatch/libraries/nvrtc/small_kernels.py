@@ -1,4 +1,4 @@
-"""Kernels over small dense matrices, many at once, of up to 64 rows: factorizations, systems and inverses in one launch.
+"""Kernels over small dense matrices, many at once, of up to 64 rows: factors, systems and inverses in one launch.
 
 small_matrices.py says how they work. This file knows no request.
 """

@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dispatch.checks import check_number
+from dispatch.core.operand_checks import check_library
 from dispatch.core.operands import Output, dense
 from dispatch.errors import BadRequest
 from dispatch.keys import I64, Choice
@@ -90,7 +91,8 @@ class InvRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
         assume_a: GEN by LU (`getrf`, `trsm`); POS by Cholesky (`potrf`, `potri`) of the triangle that is read; LOWER
             and UPPER a triangle by itself (`trtri`), where the other one is not read and comes out as zeros.
         lower: with POS, whether the lower triangle is read.
-        autotune: where cuBLAS and cuSOLVER both take it, time them once, keep the faster, and remember it on disk.
+        autotune: where rows of several libraries take it, time them once, keep the fastest, and remember it on disk.
+        library: the one whose rows alone are asked: "own", "cublas" or "cusolverDn"; None asks all of them.
         out: the inverse; left open, its columns lie one behind another.
         info: i32, one for each matrix: 0, or as `lu_factor` and `cholesky` have it, of a triangle the place of the
             first 0 on its diagonal, counted from 1; and then `out` is NaN.
@@ -104,10 +106,12 @@ class InvRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
     assume_a: InverseKind | str = InverseKind.GEN
     lower: bool = False
     autotune: bool = False
+    library: str | None = None
     out: Tensor | None = None
     info: Tensor | None = None
 
     def check_fields(self) -> None:
+        check_library("library", self.library)
         check_square("a", self.a)
         check_dense("info", self.info)
 

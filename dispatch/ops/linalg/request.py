@@ -10,6 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dispatch.checks import check_int
+from dispatch.core.operand_checks import check_library
 from dispatch.core.operands import Output, dense
 from dispatch.core.overlap import same_view
 from dispatch.keys import I64, Choice
@@ -73,6 +74,8 @@ class CholeskyRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
     Attributes:
         a: (…, n, n), of which one triangle is read.
         lower: whether that is the lower one, and L comes out; else the upper one, and U.
+        autotune: where rows of several libraries take it, time them once, keep the fastest, and remember it on disk.
+        library: the one whose rows alone are asked: "own", "cublas" or "cusolverDn"; None asks all of them.
         out: the factor, with zeros in the other triangle; it may be `a` itself. Left open, the columns of L lie one
             behind another, and so do the rows of U: either way no transposition is needed.
         info: i32, one for each matrix: 0, or the order of the first leading minor that is not positive definite, and
@@ -88,10 +91,13 @@ class CholeskyRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
     a: Tensor
     _: KW_ONLY
     lower: bool = True
+    autotune: bool = False
+    library: str | None = None
     out: Tensor | None = None
     info: Tensor | None = None
 
     def check_fields(self) -> None:
+        check_library("library", self.library)
         check_square("a", self.a)
         check_dense("info", self.info)
 
@@ -116,7 +122,8 @@ class ChoSolveRequest(LinalgRequest["Tensor"]):
         c: (…, n, n), the factor, of which one triangle is read.
         b: (…, n, k), or (n,) for one matrix.
         lower: whether c is L of A = L·Lᴴ; else it is U of A = Uᴴ·U.
-        autotune: where cuBLAS and cuSOLVER both take it, time them once, keep the faster, and remember it on disk.
+        autotune: where rows of several libraries take it, time them once, keep the fastest, and remember it on disk.
+        library: the one whose rows alone are asked: "own", "cublas" or "cusolverDn"; None asks all of them.
         out: x, of b's shape; it may be `b` itself. Left open, its columns lie one behind another.
 
     A factor with 0 on its diagonal gives infinities and NaN. A complex factor in rows is copied.
@@ -130,9 +137,11 @@ class ChoSolveRequest(LinalgRequest["Tensor"]):
     _: KW_ONLY
     lower: bool = True
     autotune: bool = False
+    library: str | None = None
     out: Tensor | None = None
 
     def check_fields(self) -> None:
+        check_library("library", self.library)
         check_square("c", self.c)
         check_right_side("b", self.b, "c", self.c)
 
@@ -146,7 +155,8 @@ class LuFactorRequest(LinalgRequest["tuple[Tensor, Tensor, Tensor]"]):
 
     Attributes:
         a: (…, m, n).
-        autotune: where cuBLAS and cuSOLVER both take it, time them once, keep the faster, and remember it on disk.
+        autotune: where rows of several libraries take it, time them once, keep the fastest, and remember it on disk.
+        library: the one whose rows alone are asked: "own", "cublas" or "cusolverDn"; None asks all of them.
         out: U, and below its diagonal L without the ones on its own; it may be `a` itself. Left open, its columns lie
             one behind another.
         pivots: i64 (…, min(m, n)), as LAPACK counts: row i was exchanged with row pivots[i] - 1, for i = 0, 1, …
@@ -164,11 +174,13 @@ class LuFactorRequest(LinalgRequest["tuple[Tensor, Tensor, Tensor]"]):
     a: Tensor
     _: KW_ONLY
     autotune: bool = False
+    library: str | None = None
     out: Tensor | None = None
     pivots: Tensor | None = None
     info: Tensor | None = None
 
     def check_fields(self) -> None:
+        check_library("library", self.library)
         check_matrix("a", self.a)
         check_dense("pivots", self.pivots)
         check_dense("info", self.info)
@@ -188,7 +200,8 @@ class LuSolveRequest(LinalgRequest["Tensor"]):
             error that may end the process.
         b: (…, n, k), or (n,) for one matrix.
         trans: 0 for A, 1 for its transpose, 2 for its conjugate transpose.
-        autotune: where cuBLAS and cuSOLVER both take it, time them once, keep the faster, and remember it on disk.
+        autotune: where rows of several libraries take it, time them once, keep the fastest, and remember it on disk.
+        library: the one whose rows alone are asked: "own", "cublas" or "cusolverDn"; None asks all of them.
         out: x, of b's shape; it may be `b` itself. Left open, its columns lie one behind another.
 
     Factors with 0 on the diagonal of U give infinities and NaN.
@@ -203,9 +216,11 @@ class LuSolveRequest(LinalgRequest["Tensor"]):
     _: KW_ONLY
     trans: int = 0
     autotune: bool = False
+    library: str | None = None
     out: Tensor | None = None
 
     def check_fields(self) -> None:
+        check_library("library", self.library)
         check_square("lu", self.lu)
         check_dense("pivots", self.pivots, I64, self.lu.shape[:-1])
         check_right_side("b", self.b, "lu", self.lu)
@@ -226,7 +241,8 @@ class SolveRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
             symmetric or Hermitian and need not be definite; then one triangle is read. Of complex matrices that are
             HER cuSOLVER has the routine from 12.4 on.
         lower: with these, whether that is the lower one.
-        autotune: where cuBLAS and cuSOLVER both take it, time them once, keep the faster, and remember it on disk.
+        autotune: where rows of several libraries take it, time them once, keep the fastest, and remember it on disk.
+        library: the one whose rows alone are asked: "own", "cublas" or "cusolverDn"; None asks all of them.
         out: x, of b's shape; it may be `b` itself. Left open, its columns lie one behind another.
         info: i32, one for each matrix: 0, or as `lu_factor`, `cholesky` and `ldl` have it, and then x is NaN.
     """
@@ -241,10 +257,12 @@ class SolveRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
     assume_a: MatrixKind | str = MatrixKind.GEN
     lower: bool = False
     autotune: bool = False
+    library: str | None = None
     out: Tensor | None = None
     info: Tensor | None = None
 
     def check_fields(self) -> None:
+        check_library("library", self.library)
         check_square("a", self.a)
         check_right_side("b", self.b, "a", self.a)
         check_dense("info", self.info)
