@@ -19,7 +19,7 @@ FAILED = (*FAILING, *(F("indefinite", extents) for extents in ((2, 4, 4), (32, 3
 ZERO_PIVOTS = (*SINGULAR, *(F("singular", extents) for extents in ((3, 4, 4), (32, 32), (2, 40, 40), (64, 64))),
                F("zeros", (2, 3, 3)), F("zeros", (33, 33)))  # fmt: skip
 GENERAL = (*SQUARE, *SIZES)
-POSITIVE = (*chosen((*GENERAL, *FAILED), "lower", True, False), *chosen((*SIZES, *FAILED), "lower", False, True))
+POSITIVE = (*chosen((*GENERAL, *FAILED), "lower", False, True), *chosen((*SIZES, *FAILED), "lower", True, False))
 # Right sides of another number than are solved for at once, and as many.
 SIDES = tuple(
     form._replace(right=right)
