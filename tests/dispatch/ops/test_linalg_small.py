@@ -236,7 +236,7 @@ MUTANTS = {
         "no conjugate": ("factor, conjugate(pack.at[e])", "factor, pack.at[e]"),
         "a status too low": ("status = k + 1", "status = k"),
         "the next columns do not move up": ("a[j] = a[j + STEP]", "a[j] = a[j]"),
-        "a column too many": ("if (j + e > s) subtract", "if (j + e >= s) subtract"),
+        "a column too few": ("if (j + e > s) subtract", "if (j + e > s + 1) subtract"),
         "what is above the diagonal stays": ("lane < first + s ? number(0)", "lane < 0 ? number(0)"),
         "all matrices are the first": ("a + number * from.batch", "a"),
     },
