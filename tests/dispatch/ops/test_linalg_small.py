@@ -241,12 +241,10 @@ MUTANTS = {
         "all matrices are the first": ("a + number * from.batch", "a"),
     },
     "lu_factor": {
-        "another pivot": ("size = place < k ? REAL(0) : size_of(x)", "size = size_of(x)"),
-        "the last of equals": ("unsigned first = ~most(~(", "unsigned first = most(("),
+        "always the first pivot": ("high == top && low == rest ? (unsigned)place", "true ? (unsigned)place"),
         "pivots from 0": ("pivot = chosen + 1", "pivot = chosen"),
         "rows where they were": ("room.tile[room.where[row]][col]", "room.tile[row][col]"),
         "a row too many": ("} else if (place > k) {", "} else {"),
-        "the first place is not left": ("else if (place == k) place = chosen;", ""),
         "the other warp is not asked": ("first = is_second ? two[2] : one[2]", "first = one[2]"),
         "rows and columns": ("row = by_rows ? other : lane, col", "row = by_rows ? lane : other, col"),
     },
