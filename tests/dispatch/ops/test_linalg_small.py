@@ -245,7 +245,6 @@ MUTANTS = {
         "pivots from 0": ("pivot = chosen + 1", "pivot = chosen"),
         "rows where they were": ("room.tile[room.where[row]][col]", "room.tile[row][col]"),
         "a row too many": ("} else if (place > k) {", "} else {"),
-        "the other warp is not asked": ("first = is_second ? two[2] : one[2]", "first = one[2]"),
         "rows and columns": ("row = by_rows ? other : lane, col", "row = by_rows ? lane : other, col"),
     },
     "solve": {
