@@ -1,15 +1,17 @@
-"""Host time of calls with torch's tensors: the way in, the way out, and a call with them beside torch's own.
+"""Host time of calls with torch's, CuPy's and JAX's tensors: the way in, the way out, a call beside the library's own.
 
 Small products in bf16 (f32 on the host), plain and with bias and GELU. `in` is what a repeated call reads of one
 operand, `out` what it does for one result; a call has both, and torch's tensors come back. A call that is new makes an
-operand a tensor of ours, and a result as well; so does one over several libraries' operands. Each candidate is verified
-against NumPy, then called 300 times off the clock; then bursts of all alternate, and the median of the bursts counts.
+operand a tensor of ours, and a result as well; so does one over several libraries' operands, and each over JAX's. Each
+candidate is verified against NumPy, then called 300 times off the clock; then bursts of all alternate, and the median
+of the bursts counts.
 Repeat: `python tests/benchmarks/bench_frameworks.py [--quick] [--device cuda:0|host] [--json FILE]`; 20 s.
 On `host` it shows whether they run, not how fast.
 """
 
 from __future__ import annotations
 
+import os
 import timeit
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,8 @@ MM, TORCH_MM = "matmul, torch's tensors", "torch.mm"
 GELU, TORCH_GELU = "linear + GELU, torch's tensors", "F.linear + F.gelu"
 FUSED = "torch._addmm_activation"
 CUPY, CUPY_S = "matmul, CuPy's arrays", "cupy.matmul"
+JAX_IN, JAX_OUT = "one array of JAX in", "one array of JAX out"
+JAX, JAX_S, JAX_JIT = "matmul, JAX's arrays", "jax.numpy.matmul", "jax.jit(jax.numpy.matmul)"
 TARGETS = (
     Target("in, a tensor", IN, 1.0, "us"),
     Target("out, a tensor", OUT, 2.5, "us"),
@@ -91,6 +95,28 @@ def candidates_of_cupy() -> tuple[list[Candidate], dict[str, Any]]:
     return [Candidate(name, bursts_of(call), lambda call=call: call().get()) for name, call in calls.items()], wants
 
 
+def candidates_of_jax(device: dp.Device) -> tuple[list[Candidate], dict[str, Any], list[Candidate]]:
+    """The same of JAX's arrays, f32, with both of JAX's ways; and what one costs in and out."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX leaves memory for the others
+    import jax
+
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((N, N)).astype(np.float32) for _ in range(2))
+    place = jax.devices("cpu" if device.is_host else "cuda")[0]
+    x, w = jax.device_put(a, place), jax.device_put(b, place)
+    framework: Any = framework_of(type(x))
+    compiled, ours = jax.jit(jax.numpy.matmul), device.array(a)
+    calls: dict[str, Callable[[], Any]] = {
+        JAX: lambda: dp.matmul(x, w),
+        JAX_S: lambda: jax.numpy.matmul(x, w),
+        JAX_JIT: lambda: compiled(x, w),
+        JAX_IN: lambda: framework.tensor("x", x),
+        JAX_OUT: lambda: framework.wrapped(ours),
+    }
+    found = [Candidate(name, bursts_of(call), lambda call=call: np.asarray(call())) for name, call in calls.items()]
+    return found[:3], dict.fromkeys((JAX, JAX_S, JAX_JIT), a.astype(np.float64) @ b), found[3:]
+
+
 def reader(code: Any) -> Callable[[Any], Any]:
     """What a repeated call does for one operand that it is given (core/framework_calls.py)."""
     scope = {"kinds": code.kinds, **code.scope}
@@ -143,6 +169,8 @@ def main(device: dp.Device, quick: bool, report: Report) -> None:
     if not device.is_host:
         more, right = attempt("CuPy", candidates_of_cupy, missing) or ([], {})
         found, wants = found + more, wants | right
+    more, right, others = attempt("JAX", lambda: candidates_of_jax(device), missing) or ([], {}, [])
+    found, wants, parts = found + more, wants | right, parts + others
     found = verified(found, wants, missing) + parts
     for candidate in found:
         candidate.burst(5 if device.is_host else WARM)
