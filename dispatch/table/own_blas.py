@@ -24,7 +24,7 @@ LINES = (large_and_in_lines,)
 # fmt: off
 AXPY = ("own", "axpy", own_level1, ("H100",), None, "large")
 NRM2 = ("own", "nrm2", own_level1, ("H100",), None, "large")
-SYMV = ("own", "symmetric", own_symmetric, (), None, "large")
+SYMV = ("own", "symmetric", own_symmetric, ("H100",), None, "large")
 
 GPU_ROWS = (
 #       op       x     result   compute    rules
