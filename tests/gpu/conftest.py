@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -39,3 +40,14 @@ def torch() -> Any:
 @pytest.fixture
 def cupy() -> Any:
     return pytest.importorskip("cupy", reason="CuPy is not installed")
+
+
+@pytest.fixture
+def jax() -> Any:
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX leaves memory for the others
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    try:
+        jax.devices("cuda")
+    except RuntimeError as error:
+        pytest.skip(f"JAX sees no GPU: {error}")
+    return jax

@@ -5,7 +5,6 @@ would read what was there before it.
 """
 
 import gc
-import os
 import weakref
 
 import numpy as np
@@ -14,20 +13,9 @@ import pytest
 import dispatch
 from dispatch.errors import StaleTensor
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX leaves memory for the others
 CYCLES = 600_000_000  # about a third of a second on any GPU that has rows here
 N = 256
 DTYPES = ["float32", "float16", "bfloat16", "float64", "int8", "int32", "complex64"]
-
-
-@pytest.fixture
-def jax():
-    jax = pytest.importorskip("jax", reason="JAX is not installed")
-    try:
-        jax.devices("cuda")
-    except RuntimeError as error:
-        pytest.skip(f"JAX sees no GPU: {error}")
-    return jax
 
 
 def warm(dev):

@@ -49,6 +49,9 @@ class Jax(Exchange):
             return tensor  # JAX would take it over in 32 bits, without a word
         if not tensor.layout.is_contiguous:  # JAX takes no gaps between rows
             tensor = tensor.copy()
+        if not tensor.device.is_host:
+            # XLA may let go of memory that it borrowed while its own streams, which nobody can name, still read it.
+            tensor.storage.lend(None)
         return super().wrapped(tensor)
 
 
