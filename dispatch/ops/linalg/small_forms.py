@@ -16,8 +16,9 @@ SIZES = (
     F("random", (63, 63), "columns", "rows"), F("random", (3, 64, 64)), F("random", (64, 64), "strided", "in place"),
 )  # fmt: skip
 FAILED = (*FAILING, *(F("indefinite", extents) for extents in ((2, 4, 4), (32, 32), (2, 40, 40), (64, 64))))
-ZERO_PIVOTS = (*SINGULAR, *(F("singular", extents) for extents in ((3, 4, 4), (32, 32), (2, 40, 40), (64, 64))),
-               F("zeros", (2, 3, 3)), F("zeros", (33, 33)))  # fmt: skip
+ZERO_PIVOT = (*SINGULAR, *(F("singular", extents) for extents in ((3, 4, 4), (32, 32), (2, 40, 40), (64, 64))))
+# None of a factorization: whichever rows of zeros are exchanged, their product is the same.
+ZEROS = (F("zeros", (2, 3, 3)), F("zeros", (33, 33)))
 GENERAL = (*SQUARE, *SIZES)
 POSITIVE = (*chosen((*GENERAL, *FAILED), "lower", False, True), *chosen((*SIZES, *FAILED), "lower", True, False))
 # Right sides of another number than are solved for at once, and as many.
@@ -30,11 +31,11 @@ LOWERS = (*chosen(SYSTEMS, "lower", True, False), *chosen(SYSTEMS, "lower", Fals
 SMALL_FORMS: dict[str, tuple[Form, ...]] = {
     "cholesky": POSITIVE,
     "cho_solve": (*chosen(GENERAL, "lower", False, True), *LOWERS),
-    "lu_factor": (*GENERAL, *ZERO_PIVOTS),
+    "lu_factor": (*GENERAL, *ZERO_PIVOT),
     "lu_solve": tuple(form for trans in range(3) for form in chosen((*SIZES, *SYSTEMS), "trans", trans)),
     "solve": (
-        *GENERAL, *SYSTEMS, *ZERO_PIVOTS,
+        *GENERAL, *SYSTEMS, *ZERO_PIVOT, *ZEROS,
         *chosen((*POSITIVE, *LOWERS), "assume_a", MatrixKind.POS),
     ),
-    "inv": tuple(form for form in (*GENERAL, *ZERO_PIVOTS) if form.out != "in place"),
+    "inv": tuple(form for form in (*GENERAL, *ZERO_PIVOT, *ZEROS) if form.out != "in place"),
 }  # fmt: skip

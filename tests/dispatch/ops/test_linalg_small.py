@@ -99,10 +99,13 @@ def run(request, executor, row=GPU_ROWS[0]):
 
 # -- rows -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "every", [pytest.param(16, id="sample"), pytest.param(1, id="all", marks=pytest.mark.exhaustive)]
+    "every",
+    [pytest.param(16, id="sample"), pytest.param(len(DTYPES), id="in one dtype each", marks=pytest.mark.exhaustive)],
 )
 @rows
 def test_a_plan_run_on_the_cpu_passes_the_cases_in_one_launch_each(row, every, dev, executor, each):
+    """A GPU runs all of them in all dtypes; a kernel is the same template for each."""
+
     def verify(case, rng):
         check = case.check(dev, rng)
         request = check.request
@@ -272,6 +275,7 @@ MUTANTS = {
 SLIPS = [(op, name) for op, slips in MUTANTS.items() for name in slips]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("op", "name"), SLIPS)
 def test_a_mutant_is_found(op, name, dev, executor, rng):
     before, after = MUTANTS[op][name]
