@@ -50,8 +50,8 @@ class Handle(StreamHandle):
 
     def __init__(self, executor: CudaExecutor) -> None:
         self._memory: weakref.WeakValueDictionary[tuple[str, int], Storage] = weakref.WeakValueDictionary()
-        self.params = Settings("cusolverDnParams_t", "cusolverDnCreateParams", "cusolverDnDestroyParams")
         super().__init__(executor)
+        self.params = Settings("cusolverDnParams_t", "cusolverDnCreateParams", "cusolverDnDestroyParams")
 
     @staticmethod
     def create(c_handle: dn.cusolverDnHandle_t) -> None:

@@ -261,7 +261,6 @@ class Variant(NamedTuple):
     dtype: Dtype
     width: int
     columns: int = 1
-    defines: tuple[tuple[str, int], ...] = ()
 
     @property
     def source(self) -> str:
@@ -300,6 +299,5 @@ class Variant(NamedTuple):
             "COLUMNS": self.columns,
             "THREADS": self.threads,
             "ROOM": self.room,
-            **dict(self.defines),
         }
         return ("-std=c++17", *(f"-D{name}={value}" for name, value in chosen.items()))
