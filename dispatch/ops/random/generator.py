@@ -1,0 +1,304 @@
+"""`dispatch.random`: a generator with the methods of NumPy's, over cuRAND's generators and kernels of this library.
+
+    rng = dispatch.random.Generator(seed=7, device="cuda:0")
+    x = rng.standard_normal((1000, 3), dtype="f64")
+
+The generator only counts, on the host: each method makes a request whose place in the sequence is a value. So the same
+seed gives the same numbers in the same order, whichever streams, workers or child processes carry the requests out.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from cudabind._fork import anew
+from dispatch.checks import check_dtype, check_enum, check_int, check_shape, check_type, names_arguments, shown
+from dispatch.device.device import Device
+from dispatch.device.registry import device as device_of
+from dispatch.errors import BadRequest
+from dispatch.keys import U64
+from dispatch.libraries.curand.generators import IN_PAIRS
+from dispatch.ops.random.drawn import RandomPermutationRequest
+from dispatch.ops.random.generator_drawn import DRAWN, GeneratorOfDraws
+from dispatch.ops.random.request import (
+    MAX_SEED,
+    MOST_DIMENSIONS,
+    BitGenerator,
+    Ordering,
+    RandomBitsRequest,
+    RandomExponentialRequest,
+    RandomLognormalRequest,
+    RandomNormalRequest,
+    RandomPoissonRequest,
+    RandomUniformRequest,
+    random_bits,
+    random_exponential,
+    random_lognormal,
+    random_normal,
+    random_poisson,
+    random_uniform,
+)
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
+    from dispatch.keys import Dtype
+
+__all__ = ["BitGenerator", "Generator", "Ordering"]
+
+ROW = 1 << 20  # words: whole steps of all subsequences of each generator
+Size = int | tuple[int, ...] | None
+
+
+class Place:
+    """How far a generator is: in elements of one kind, which take so many words of 32 bits each."""
+
+    __slots__ = ("__weakref__", "lock", "offset", "unit", "words")
+
+    def __init__(self, offset: int) -> None:
+        self.lock = threading.Lock()
+        self.unit, self.words, self.offset = "", 1, offset
+        anew(self, "lock", threading.Lock)
+
+    def take(self, unit: str, words: int, count: int) -> int:
+        """The place of so many elements of a kind; behind those of another kind it begins with a new row."""
+        with self.lock:
+            if self.unit and unit != self.unit:
+                used = self.offset * self.words
+                self.offset = -(-used // ROW) * ROW // words
+            self.unit, self.words = unit, words
+            taken = self.offset
+            self.offset += count
+            return taken
+
+
+@names_arguments
+class Generator(GeneratorOfDraws):
+    """Random numbers in NumPy's words, each call behind the one before in the sequence of a seed.
+
+    Args:
+        seed: from 0 to 2^64 - 1; None for one of the operating system's random bytes. Quasi-random generators have
+            none.
+        bit_generator: one of BitGenerator's, by its name: "philox", "xorwow", "mrg32k3a", "mtgp32", "mt19937",
+            "sobol32", "scrambled_sobol32", "sobol64", "scrambled_sobol64".
+        device: a Device or its name; None for the first GPU, or the host where there is none.
+        dimensions: of a quasi-random generator, whose results have them as their first axis.
+        offset: where to begin: how many numbers, or points, are passed over.
+        ordering: as cuRAND has it for pseudo-random generators: "default", "best", "legacy", "seeded", "dynamic".
+        library: "own" or "curand", to have that one's rows alone; None for the first that takes a request.
+
+    Methods give tensors of the device, of f32 unless `dtype` says otherwise, and take `out=`, a tensor in C order;
+    `size` None is a scalar. They are those of `numpy.random.Generator`, with the numbers of the bit generator chosen.
+
+    Guarantees: places are given out one behind the other, from whatever threads, and never twice. Calls of one kind in
+    turn give what one call would, and no two numbers of Philox share bits. Of XORWOW and MRG32K3A that is so of bits
+    and uniform numbers of 32 bits; for others the offset moves as cuRAND's own does, which may have the next call share
+    words with the last few thousand numbers. Child processes that are forked count on for themselves: give each one of
+    `spawn`.
+    """
+
+    def __init__(
+        self,
+        seed: int | None = None,
+        bit_generator: BitGenerator | str = BitGenerator.PHILOX4_32_10,
+        *,
+        device: Device | str | None = None,
+        dimensions: int = 1,
+        offset: int = 0,
+        ordering: Ordering | str = Ordering.DEFAULT,
+        library: str | None = None,
+    ) -> None:
+        self.bit_generator = check_enum("bit_generator", bit_generator, BitGenerator)
+        self.ordering = check_enum("ordering", ordering, Ordering)
+        quasi = self.bit_generator.is_quasi
+        if seed is None:
+            seed = 0 if quasi else int.from_bytes(os.urandom(8), sys.byteorder)
+        self.seed = check_int("seed", seed, 0, 0 if quasi else MAX_SEED)
+        self.dimensions = check_int("dimensions", dimensions, 1, MOST_DIMENSIONS if quasi else 1)
+        given = device if device is None or isinstance(device, Device) else check_type("device", device, str)
+        self.device: Device = given if isinstance(given, Device) else device_of(given)
+        self.library = library
+        self._place = Place(check_int("offset", offset, 0, 2**62))
+        self._path: tuple[int, ...] = ()  # of spawned ones, as NumPy's SeedSequence has it
+        self._spawned = 0
+        self._root = self.seed
+        self._requests = False
+
+    def __repr__(self) -> str:
+        words = f"{self.bit_generator.name}, seed={self.seed}, offset={self._place.offset}, {self.device!r}"
+        return f"<dispatch.random.Generator: {words}>"
+
+    # -- which generator -------------------------------------------------------------------------------------------
+    @property
+    def offset(self) -> int:
+        """Where the next number of the kind drawn last begins; what `Generator(seed, offset=…)` goes on from."""
+        return self._place.offset
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Where it is, in words and numbers that JSON takes; a generator of the same kind that is given it goes on."""
+        place = self._place
+        with place.lock:
+            return {
+                "bit_generator": self.bit_generator.name,
+                "seed": self.seed,
+                "place": [place.unit, place.words, place.offset],
+                "spawned": [self._root, list(self._path), self._spawned],
+            }
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        if not isinstance(value, dict) or value.keys() != self.state.keys():
+            raise BadRequest("state", shown(value), "what `state` of a generator gave")
+        if value["bit_generator"] != self.bit_generator.name:
+            raise BadRequest("state", f"that of {value['bit_generator']}", f"that of {self.bit_generator.name}")
+        place = self._place
+        with place.lock:
+            self.seed = check_int("seed", value["seed"], 0, 0 if self.bit_generator.is_quasi else MAX_SEED)
+            place.unit, place.words, place.offset = value["place"]
+            self._root, path, self._spawned = value["spawned"]
+            self._path = tuple(path)
+
+    @property
+    def requests(self) -> Generator:
+        """This generator, with methods that give requests instead: for supervisors, workers, prepared calls.
+
+        Their places are taken from the same sequence, as they are made.
+        """
+        other = object.__new__(Generator)
+        vars(other).update(vars(self), _requests=True)
+        return other
+
+    @property
+    def library_used(self) -> str:
+        """The library that gives uniform numbers of f32 here: "own", "curand" or, on a host without it, "numpy"."""
+        request = RandomUniformRequest(self.device, self.dimensions, self.seed, **self._choices())
+        plan = self.device.executor().plan(request)
+        return str(getattr(plan, "library", plan.row.library))
+
+    def spawn(self, n_children: int) -> list[Generator]:
+        """Generators of other seeds, for streams, workers or ranks: the same from the same seed, in turn.
+
+        Seeds are those of `numpy.random.SeedSequence(seed).spawn(n)`, 64 bits of each child's. A quasi-random
+        generator has one sequence alone: give each part an `offset` of its own.
+        """
+        if self.bit_generator.is_quasi:
+            expected = "a pseudo-random generator: Generator(offset=…) gives each part points of its own"
+            raise BadRequest("bit_generator", self.bit_generator.name, expected)
+        import numpy as np  # its random numbers are imported here alone
+
+        count = check_int("n_children", n_children, 0)
+        children = []
+        with self._place.lock:
+            first, self._spawned = self._spawned, self._spawned + count
+        for number in range(first, first + count):
+            path = (*self._path, number)
+            state = np.random.SeedSequence(self._root, spawn_key=path).generate_state(1, np.uint64)
+            child = Generator(int(state[0]), self.bit_generator, device=self.device, library=self.library)
+            child.ordering, child._root, child._path = self.ordering, self._root, path
+            children.append(child)
+        return children
+
+    # -- numbers ---------------------------------------------------------------------------------------------------
+    def bits(self, size: Size = None, dtype: Any = None, *, out: Tensor | None = None) -> Tensor:
+        """Words of random bits, u32 or u64; of the 64-bit Sobol generators u64."""
+        return self._draw(BITS, size, dtype, out)
+
+    def random(
+        self, size: Size = None, dtype: Any = None, *, out: Tensor | None = None, interval: str = "(0,1]"
+    ) -> Tensor:
+        """Uniform numbers in (0, 1], as cuRAND's are, or with interval="[0,1)" as NumPy's."""
+        return self._draw(UNIFORM, size, dtype, out, interval=interval)
+
+    def uniform(
+        self,
+        low: float = 0.0,
+        high: float = 1.0,
+        size: Size = None,
+        dtype: Any = None,
+        *,
+        out: Tensor | None = None,
+        interval: str = "(0,1]",
+    ) -> Tensor:
+        """Uniform numbers between two, low + (high - low) · u with u of `random`."""
+        return self._draw(UNIFORM, size, dtype, out, low=low, high=high, interval=interval)
+
+    def standard_normal(self, size: Size = None, dtype: Any = None, *, out: Tensor | None = None) -> Tensor:
+        """Normal numbers of mean 0 and variance 1."""
+        return self._draw(NORMAL, size, dtype, out)
+
+    def normal(
+        self, loc: float = 0.0, scale: float = 1.0, size: Size = None, dtype: Any = None, *, out: Tensor | None = None
+    ) -> Tensor:
+        """Normal numbers of a mean and a standard deviation."""
+        return self._draw(NORMAL, size, dtype, out, mean=loc, std=scale)
+
+    def lognormal(
+        self, mean: float = 0.0, sigma: float = 1.0, size: Size = None, dtype: Any = None, *, out: Tensor | None = None
+    ) -> Tensor:
+        """Numbers whose logarithms are normal, of this mean and standard deviation."""
+        return self._draw(LOGNORMAL, size, dtype, out, mean=mean, std=sigma)
+
+    def exponential(
+        self, scale: float = 1.0, size: Size = None, dtype: Any = None, *, out: Tensor | None = None
+    ) -> Tensor:
+        """Exponential numbers of a mean."""
+        return self._draw(EXPONENTIAL, size, dtype, out, scale=scale)
+
+    def poisson(self, lam: float = 1.0, size: Size = None, *, out: Tensor | None = None) -> Tensor:
+        """How many events there are where `lam` are expected, as u32."""
+        return self._draw(POISSON, size, None, out, lam=lam)
+
+    # -- how -------------------------------------------------------------------------------------------------------
+    def _choices(self) -> dict[str, Any]:
+        choices = {"bit_generator": self.bit_generator, "ordering": self.ordering}
+        return {**choices, "dimensions": self.dimensions, "library": self.library}
+
+    def _draw(self, ways: tuple[Any, Any], size: Size, dtype: Any, out: Tensor | None, **numbers: Any) -> Tensor:
+        """The next numbers of a kind: by its request function, or as a request of its class."""
+        function, kind = ways
+        if size is None:
+            shape = (self.dimensions,) * (self.dimensions > 1) if out is None else out.shape
+        else:
+            shape = check_shape("size", size, 64)
+        if dtype is not None:
+            dtype = check_dtype("dtype", dtype)
+        elif out is not None:
+            dtype = out.dtype
+        else:
+            dtype = self._usual(kind)
+        count = math.prod(shape)
+        offset = self._take(kind, max(count, numbers["n"]) if kind is RandomPermutationRequest else count, dtype)
+        way = kind if self._requests else function
+        made: Tensor = way(
+            self.device, shape, self.seed, offset, out_dtype=dtype, out=out, **self._choices(), **numbers
+        )
+        return made
+
+    def _usual(self, kind: Any) -> Dtype:
+        """The dtype of numbers where none is said."""
+        usual: Dtype = U64 if kind is RandomBitsRequest and self.bit_generator.is_64_bit else kind.kinds[0]
+        return usual
+
+    def _take(self, kind: Any, count: int, dtype: Dtype) -> int:
+        """The place of so many numbers of a kind: behind the last, as cuRAND's own generator would go on."""
+        if self.bit_generator.is_quasi:
+            return self._place.take("", 1, count // self.dimensions)
+        is_normal = issubclass(kind, RandomNormalRequest)
+        count += count % 2 if is_normal else 0
+        if self.bit_generator is not BitGenerator.PHILOX4_32_10:
+            in_pairs = is_normal and int(self.bit_generator) in IN_PAIRS
+            return self._place.take("", 1, count // 2 if in_pairs else count)
+        words = 2 if dtype.itemsize == 8 and kind not in (*DRAWN, RandomPoissonRequest) else 1
+        return self._place.take(f"{words} words", words, count)
+
+
+BITS = random_bits, RandomBitsRequest
+UNIFORM = random_uniform, RandomUniformRequest
+NORMAL = random_normal, RandomNormalRequest
+LOGNORMAL = random_lognormal, RandomLognormalRequest
+EXPONENTIAL = random_exponential, RandomExponentialRequest
+POISSON = random_poisson, RandomPoissonRequest

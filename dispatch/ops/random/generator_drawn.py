@@ -1,0 +1,163 @@
+"""The methods of `dispatch.random.Generator` whose numbers are drawn by rejection, or in an order: of Philox alone."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from dispatch.checks import as_array, check_bool, check_int, check_number, shown, whole
+from dispatch.errors import BadRequest
+from dispatch.keys import I64
+from dispatch.ops.random.drawn import (
+    RandomBetaRequest,
+    RandomBinomialRequest,
+    RandomChoiceRequest,
+    RandomGammaRequest,
+    RandomIntegersRequest,
+    RandomMultinomialRequest,
+    RandomPermutationRequest,
+    RandomTruncatedNormalRequest,
+    random_beta,
+    random_binomial,
+    random_choice,
+    random_gamma,
+    random_integers,
+    random_multinomial,
+    random_permutation,
+    random_truncated_normal,
+)
+
+if TYPE_CHECKING:
+    from dispatch.device.device import Device
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["DRAWN", "GeneratorOfDraws"]
+
+Size = int | tuple[int, ...] | None
+
+
+class GeneratorOfDraws:
+    """What a generator draws element by element, each with a stream of its own."""
+
+    device: Device
+
+    @abstractmethod
+    def _draw(self, ways: tuple[Any, Any], size: Size, dtype: Any, out: Tensor | None, **numbers: Any) -> Tensor:
+        """The next numbers of a kind."""
+
+    def integers(
+        self,
+        low: int,
+        high: int | None = None,
+        size: Size = None,
+        dtype: Any = None,
+        endpoint: bool = False,
+        *,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Whole numbers from low to high - 1, to high itself with `endpoint`; from 0 on where `high` is None. i64."""
+        if high is None:
+            low, high = 0, low
+        check_bool("endpoint", endpoint)
+        low, high = whole("low", low), whole("high", high)
+        high = high + 1 if endpoint and type(high) is int else high
+        return self._draw(INTEGERS, size, dtype, out, low=low, high=high)
+
+    def gamma(
+        self, shape: float, scale: float = 1.0, size: Size = None, dtype: Any = None, *, out: Tensor | None = None
+    ) -> Tensor:
+        """Gamma numbers of a shape, times a scale."""
+        return self._draw(GAMMA, size, dtype, out, shape_parameter=shape, scale=scale)
+
+    def standard_gamma(
+        self, shape: float, size: Size = None, dtype: Any = None, *, out: Tensor | None = None
+    ) -> Tensor:
+        """Gamma numbers of a shape."""
+        return self._draw(GAMMA, size, dtype, out, shape_parameter=shape)
+
+    def chisquare(self, df: float, size: Size = None, dtype: Any = None, *, out: Tensor | None = None) -> Tensor:
+        """Sums of the squares of `df` normal numbers, which need not be a whole one: gamma numbers."""
+        check_number("df", df, low=0.0)
+        return self._draw(GAMMA, size, dtype, out, shape_parameter=df / 2, scale=2.0)
+
+    def beta(self, a: float, b: float, size: Size = None, dtype: Any = None, *, out: Tensor | None = None) -> Tensor:
+        """Beta numbers of two shapes."""
+        return self._draw(BETA, size, dtype, out, a=a, b=b)
+
+    def binomial(self, n: int, p: float, size: Size = None, dtype: Any = None, *, out: Tensor | None = None) -> Tensor:
+        """How many of n trials succeed, each with probability p. i64."""
+        return self._draw(BINOMIAL, size, dtype, out, n=n, p=p)
+
+    def multinomial(self, n: int, pvals: Any, size: Size = None, *, out: Tensor | None = None) -> Tensor:
+        """How many of n trials have each outcome, along a last axis, as i64.
+
+        `pvals` are the outcomes' probabilities, which sum to 1.
+        """
+        listed = self._probabilities("pvals", pvals)
+        rows = out.shape[:-1] if size is None and out is not None else size
+        return self._draw(MULTINOMIAL, rows, I64, out, n=n, pvals=self.device.array(listed))
+
+    def truncated_normal(
+        self,
+        low: float = -2.0,
+        high: float = 2.0,
+        loc: float = 0.0,
+        scale: float = 1.0,
+        size: Size = None,
+        dtype: Any = None,
+        *,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Normal numbers of a mean and a standard deviation, given that they lie between two bounds."""
+        return self._draw(TRUNCATED, size, dtype, out, low=low, high=high, mean=loc, std=scale)
+
+    def permutation(self, x: int, *, out: Tensor | None = None) -> Tensor:
+        """0, 1, …, x - 1 in a random order, as i64."""
+        return self._draw(PERMUTATION, check_int("x", x, 0, 2**40), I64, out, n=x)
+
+    def choice(
+        self, a: int, size: Size = None, replace: bool = True, p: Any = None, *, out: Tensor | None = None
+    ) -> Tensor:
+        """Numbers below `a`, each as likely or with the probabilities `p`, as i64.
+
+        With replace=False none comes twice, and none may have a probability of its own.
+        """
+        check_int("a", a, 1, 2**40)
+        check_bool("replace", replace)
+        if p is None:
+            ways = INTEGERS if replace else PERMUTATION
+            return self._draw(ways, size, I64, out, **({"low": 0, "high": a} if replace else {"n": a}))
+        if not replace:
+            hint = "replace=True, or p=None"
+            raise BadRequest("p", "probabilities of a sample without replacement", "None", hint)
+        listed = self._probabilities("p", p)
+        if len(listed) != a:
+            raise BadRequest("p", f"{len(listed)} probabilities", f"{a}, as a says")
+        return self._draw(CHOICE, size, I64, out, sums=self.device.array(listed.cumsum()))
+
+    def _probabilities(self, name: str, given: Any) -> Any:
+        """A list of f64 that sums to 1."""
+        import numpy as np
+
+        listed = np.ascontiguousarray(as_array(name, given), np.float64)
+        if listed.ndim != 1 or not listed.size:
+            raise BadRequest(name, f"an array of {listed.ndim} axes, {listed.size} elements", "a list of probabilities")
+        if not ((listed >= 0) & (listed <= 1)).all():
+            raise BadRequest(name, shown(listed[~((listed >= 0) & (listed <= 1))][0].item()), "numbers from 0 to 1")
+        if abs(listed.sum() - 1) > 1e-8:
+            raise BadRequest(
+                name, f"probabilities that sum to {listed.sum():.9g}", "those of all cases, which sum to 1"
+            )
+        return listed
+
+
+INTEGERS = random_integers, RandomIntegersRequest
+GAMMA = random_gamma, RandomGammaRequest
+BETA = random_beta, RandomBetaRequest
+BINOMIAL = random_binomial, RandomBinomialRequest
+MULTINOMIAL = random_multinomial, RandomMultinomialRequest
+TRUNCATED = random_truncated_normal, RandomTruncatedNormalRequest
+PERMUTATION = random_permutation, RandomPermutationRequest
+CHOICE = random_choice, RandomChoiceRequest
+# An element takes a place alone, and as many bits as it needs of a stream of its own.
+DRAWN = {kind for _, kind in (INTEGERS, GAMMA, BETA, BINOMIAL, MULTINOMIAL, TRUNCATED, PERMUTATION, CHOICE)}

@@ -1,0 +1,273 @@
+"""Random numbers by kernels of this library: Philox, in the order of cuRAND's host API.
+
+A number follows from seed, offset and its index alone, never from the grid. Where a caller captures the call into a
+graph of his own, which a replay would have give the same numbers again, the kernel reads the number of the replay from
+memory of the call's, and a second kernel of one thread counts it up: it is the last word of Philox's counter, so that
+no two replays, and no replay and other calls, share any bits. The first replay gives what the call itself would.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from cudabind import driver
+from dispatch.core.request import Plan
+from dispatch.keys import BF16, F16, F64, U32, U64
+from dispatch.libraries.nvrtc.kernel import IdlePlan, Kernel, Launch, loaded
+from dispatch.libraries.nvrtc.number_types import NAMES, NUMBERS
+from dispatch.libraries.nvrtc.philox import PHILOX, QUAD
+from dispatch.ops.random.reference import words_each
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.core.request import Argument
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["NumbersPlan", "kernel_of", "nvrtc_random", "values_of"]
+
+THREADS = 256
+MOST_BLOCKS = 1 << 14  # beyond them threads go on with further quads
+MODES = {"random_bits": 0, "random_uniform": 1, "random_normal": 2, "random_lognormal": 3, "random_exponential": 4}
+TYPES = NAMES | {U32: "unsigned", U64: "unsigned long long"}
+
+QUADS = r"""
+typedef NUMBER Number;
+typedef SUM T;
+struct alignas(sizeof(Number) == 2 ? 8 : 16) Quad { Number at[4]; };
+
+__device__ void put(unsigned& at, unsigned x) { at = x; }
+__device__ void put(unsigned long long& at, unsigned long long x) { at = x; }
+
+// As cuRAND: sine and cosine by the fast units in float, exactly in double.
+__device__ void turn(float angle, float& sine, float& cosine)
+{
+#ifdef __CUDACC__
+    __sincosf(angle, &sine, &cosine);
+#else
+    sine = sinf(angle);
+    cosine = cosf(angle);
+#endif
+}
+
+// Of a number that is no subnormal one, within a step of the last place.
+__device__ float root(float x)
+{
+#ifdef __CUDACC__
+    float y;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return sqrtf(x);
+#endif
+}
+
+__device__ float unit(unsigned word) { return word * 2.3283064e-10f + 2.3283064e-10f / 2; }
+
+__device__ double unit(unsigned low, unsigned high)
+{
+    return (low ^ (Whole)high << 21) * 1.1102230246251565e-16 + 1.1102230246251565e-16 / 2;
+}
+
+#if WORDS == 2
+__device__ double one_of(const unsigned* w, int j) { return unit(w[2 * j], w[2 * j + 1]); }
+
+__device__ void uniform(const unsigned* w, double* made)
+{
+    for (int j = 0; j < 4; ++j)
+        made[j] = HALF_OPEN ? (w[2 * j] ^ (Whole)w[2 * j + 1] << 21) * 1.1102230246251565e-16
+                            : unit(w[2 * j], w[2 * j + 1]);
+}
+
+__device__ void normal(const unsigned* w, double* made)
+{
+    for (int j = 0; j < 4; j += 2) {
+        const double size = sqrt(-2.0 * log(one_of(w, j))), angle = 2 * one_of(w, j + 1);
+#ifdef __CUDACC__
+        sincospi(angle, &made[j], &made[j + 1]);
+#else
+        made[j] = sin(angle * 3.14159265358979323846);
+        made[j + 1] = cos(angle * 3.14159265358979323846);
+#endif
+        made[j] *= size;
+        made[j + 1] *= size;
+    }
+}
+#else
+__device__ float one_of(const unsigned* w, int j) { return unit(w[j]); }
+
+__device__ void uniform(const unsigned* w, float* made)
+{
+    const bool by_steps = HALF_OPEN || STEPS < 24;
+    for (int j = 0; j < 4; ++j)
+        made[j] = by_steps ? ((w[j] >> (32 - STEPS)) + !HALF_OPEN) * (1.0f / (1 << STEPS)) : unit(w[j]);
+}
+
+__device__ void normal(const unsigned* w, float* made)
+{
+    for (int j = 0; j < 4; j += 2) {
+        const float size = root(-2.0f * logf(unit(w[j])));
+        turn(w[j + 1] * (2.3283064e-10f * 6.2831855f) + (2.3283064e-10f * 6.2831855f / 2), made[j], made[j + 1]);
+        made[j] *= size;
+        made[j + 1] *= size;
+    }
+}
+#endif
+
+// The numbers of a quad of words: `a` and `b` are low and high, mean and std, or the scale.
+__device__ void make(const unsigned* w, Quad& quad, T a, T b)
+{
+#if MODE == 0
+    for (int j = 0; j < 4; ++j)
+        put(quad.at[j], WORDS == 1 ? (Number)w[j] : (Number)(w[WORDS * j] | (Whole)w[WORDS * j + WORDS - 1] << 32));
+#else
+    T made[4];
+    if (MODE == 1) {
+        uniform(w, made);
+        if (a != 0 || b != 1)
+            for (int j = 0; j < 4; ++j) made[j] = a + (b - a) * made[j];
+    } else if (MODE == 4) {
+        for (int j = 0; j < 4; ++j) made[j] = -log(one_of(w, j)) * a;
+    } else {
+        normal(w, made);
+        for (int j = 0; j < 4; ++j) {
+            made[j] = made[j] * b + a;
+            if (MODE == 3) made[j] = exp(made[j]);
+        }
+    }
+    for (int j = 0; j < 4; ++j) write(quad.at[j], made[j]);
+#endif
+}
+
+extern "C" __global__ void FUNCTION(
+    Number* out, Whole seed, Whole offset, Whole count, double a, double b, const unsigned* replays)
+{
+    const Whole first = offset / 4, end = (offset + count + 3) / 4;
+    const unsigned skip = (unsigned)(offset % 4), replay = replays ? *replays : 0;
+    const bool whole = skip == 0 && (Whole)out % sizeof(Quad) == 0;
+    const Whole step = (Whole)gridDim.x * blockDim.x;
+    for (Whole q = first + (Whole)blockIdx.x * blockDim.x + threadIdx.x; q < end; q += step) {
+        unsigned w[4 * WORDS];
+        for (int part = 0; part < WORDS; ++part) {
+            const Block block = block_of(q, (q >> 16) * WORDS + part, replay, seed);
+            for (int j = 0; j < 4; ++j) w[4 * part + j] = block.at[j];
+        }
+        Quad quad;
+        make(w, quad, (T)a, (T)b);
+        const long long at = (long long)(q - first) * 4 - skip;
+        if (whole && at + 4 <= (long long)count) {
+            *(Quad*)(out + at) = quad;
+        } else {
+            for (int j = 0; j < 4; ++j)
+                if (at + j >= 0 && at + j < (long long)count) out[at + j] = quad.at[j];
+        }
+    }
+}
+"""
+SOURCE = NUMBERS + PHILOX + QUADS
+ADVANCE = 'extern "C" __global__ void advance(unsigned* replays) { *replays = (*replays + 1) & 0x7fffffff; }\n'
+OPTIONS = ("-std=c++17",)
+
+
+class NumbersPlan(Plan):
+    """One launch of a kernel of (addresses…, seed, offset, values…, replays)."""
+
+    __slots__ = ("_advance", "_executor", "_launch", "_pointers", "_replays", "_slots", "_values")
+
+    def __init__(
+        self,
+        executor: CudaExecutor,
+        row: Row,
+        function: int,
+        launch: Launch,
+        advance: Callable[[], int],
+        addresses: int = 1,
+    ) -> None:
+        super().__init__(row, capture_safe=True)
+        self._executor, self._advance, self._values = executor, advance, launch.values
+        # Addresses, the seed and the offset, as they come: what follows each in a launch is learnt as of an address.
+        self._slots = tuple(ctypes.c_uint64() for _ in range(addresses + 2))
+        self._replays = ctypes.c_void_p()
+        taken = (*self._slots, *launch.values, self._replays)
+        self._pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
+        fixed = (ctypes.c_void_p(function), *launch.grid, 1, 1, *launch.block, 1, 1, launch.shared, executor.target)
+        self._launch: Callable[[], int] = partial(driver.cuLaunchKernel.unchecked, *fixed, self._pointers, None)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        for slot, argument in zip(self._slots, arguments, strict=True):
+            slot.value = int(argument.real)
+        if self._executor.captured:
+            self._enqueue_captured()
+            return
+        self._check(self._launch())
+
+    def _enqueue_captured(self) -> None:
+        """The launch as a part of a caller's graph, whose replays are counted in memory that the graph keeps."""
+        executor = self._executor
+        with executor.preparing():
+            count: Tensor = executor.empty((1,), (1,), U32)
+            executor.write(count.ptr, 0, U32)
+        executor.device.graphs.keep(executor.stream, count)
+        pointer = ctypes.c_void_p(count.ptr)
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(pointer))
+        self._replays.value = count.ptr
+        try:
+            self._check(self._launch())
+        finally:
+            self._replays.value = None
+        one = (1,) * 6
+        function = ctypes.c_void_p(self._advance())
+        self._check(driver.cuLaunchKernel.unchecked(function, *one, 0, executor.target, pointers, None))
+
+    def _check(self, status: int) -> None:
+        if status:
+            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            raise driver.error("cuLaunchKernel", status)
+
+
+def nvrtc_random(request: Any, executor: CudaExecutor, row: Row) -> Plan:
+    """The plan of a request of Philox: one launch."""
+    kernel = kernel_of(request)
+    launch = kernel.launch(request)
+    if 0 in launch.grid:
+        return IdlePlan(row, capture_safe=False)
+    device = executor.device
+    function = loaded(kernel.source, kernel.function, kernel.options, device)
+    return NumbersPlan(executor, row, function, launch, partial(loaded, ADVANCE, "advance", OPTIONS, device))
+
+
+def kernel_of(request: Any) -> Kernel:
+    """The kernel for a request's op, dtype and interval."""
+    is_half_open = getattr(request, "interval", "") == "[0,1)"
+    return _kernel(request.op, request.kind, is_half_open)
+
+
+@cache
+def _kernel(op: str, kind: Any, is_half_open: bool) -> Kernel:
+    chosen = {
+        "NUMBER": TYPES[kind],
+        "SUM": "double" if kind is F64 else "float",
+        "WORDS": words_each(kind),
+        "MODE": MODES[op],
+        "HALF_OPEN": int(is_half_open),
+        "STEPS": {F16: 11, BF16: 8}.get(kind, 24),
+        "FUNCTION": op,
+    }
+    return Kernel(SOURCE, op, launch_of, (*OPTIONS, *(f"-D{name}={value}" for name, value in chosen.items())))
+
+
+def launch_of(request: Any) -> Launch:
+    """A thread for each quad, and of many for several."""
+    quads = request.count and -(-request.count // QUAD) + 1  # one more, where the offset is in the middle of one
+    blocks = min(-(-quads // THREADS), MOST_BLOCKS)
+    return Launch((blocks,), (THREADS,), values_of(request))
+
+
+def values_of(request: Any) -> tuple[Any, ...]:
+    """What the kernel takes behind the offset."""
+    a, b = (*(float(getattr(request, name)) for name in request.parameters if name != "interval"), 0.0, 0.0)[:2]
+    return ctypes.c_uint64(request.count), ctypes.c_double(a), ctypes.c_double(b)

@@ -1,0 +1,50 @@
+"""The rows of random numbers by kernels of this library, compiled by NVRTC, which draw from Philox. Rows alone.
+
+On the host the same numbers are NumPy's, or, where it is installed and has them, those of cuRAND's host generator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dispatch.core.nonfinite import stated
+from dispatch.core.row import Row
+from dispatch.keys import BF16, F16, F32, F64, I8, I32, I64, U8, U32, U64, Arch
+from dispatch.ops.random import by_philox, numpy_draws, nvrtc_draws, nvrtc_random, philox_on_host
+from dispatch.table.on_host import on_host
+
+__all__ = ["ROWS"]
+
+SM75, SM80 = Arch(75), Arch(80)  # what NVRTC 13 compiles for; instructions for bf16 came with sm_80
+FLOATS = (F32, F64, F16, BF16)
+DTYPES = {
+    "random_bits": (U32, U64),
+    **dict.fromkeys(("random_uniform", "random_normal", "random_lognormal", "random_exponential"), FLOATS),
+}
+DRAWN = {
+    **dict.fromkeys(("random_gamma", "random_beta", "random_truncated_normal"), FLOATS),
+    **dict.fromkeys(("random_permutation", "random_choice", "random_multinomial"), (I64,)),
+    "random_integers": (I64, I32, U32, U64, U8, I8),
+    "random_binomial": (I64, I32, U32),
+    "random_poisson": (U32,),
+}
+NOT_YET = (("random_truncated_normal", F64),)  # since the bounds of its cases were stated anew
+GPU_ROWS = tuple(
+    Row(
+        op=op,
+        dtypes=(dtype, dtype),
+        compute=None,
+        rules=(by_philox,),
+        min_arch=SM80 if dtype is BF16 else SM75,
+        max_arch=None,
+        min_version=(),
+        library="own",
+        function=op,
+        call=nvrtc_draws if op in DRAWN else nvrtc_random,
+        run_on=() if (op, dtype) in NOT_YET else ("H100",),
+    )
+    for op, dtypes in (DTYPES | DRAWN).items()
+    for dtype in dtypes
+)
+ON_HOST: dict[Any, Any] = {nvrtc_random: philox_on_host, nvrtc_draws: numpy_draws}
+ROWS = stated((*GPU_ROWS, *(on_host(row, ON_HOST[row.call], stands_for="own") for row in GPU_ROWS)))
