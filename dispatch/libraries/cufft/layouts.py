@@ -1,0 +1,185 @@
+"""Operands as cuFFT's advanced layout states them: embedded extents, a stride, a distance from one batch to the next.
+
+What one plan cannot state is several calls of it at other addresses, or several plans one after another, or None: then
+the operand is copied. Pure arithmetic over views; nothing here calls a library. Follows
+https://docs.nvidia.com/cuda/cufft/#advanced-data-layout.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from dispatch.core.operands import dense
+from dispatch.keys import C64, C128, F32, F64
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.device.layout import Layout
+    from dispatch.keys import Dtype
+
+__all__ = ["COMPLEX", "MOST_CALLS", "Laid", "Part", "Problem", "View", "batched", "chained", "lay", "merged", "view_of"]
+
+RANKS = (3, 2, 1)  # of a plan, the most axes first
+MOST_CALLS = 16  # of one plan, over a batch that it cannot state; beyond them a copy takes less
+COMPLEX = {F32: C64, F64: C128, C64: C64, C128: C128}  # the dtype of a spectrum of numbers of a dtype
+
+Shape = tuple[int, ...]
+
+
+class View(NamedTuple):
+    """A tensor in one of a plan's operands, so many bytes behind its address, which is aligned to so many; strides in
+    elements."""
+
+    operand: int
+    offset: int
+    dtype: Dtype
+    shape: Shape
+    strides: Shape
+    alignment: int
+
+    def cropped(self, shape: Shape) -> View:
+        """The first elements along each axis."""
+        return self._replace(shape=tuple(map(min, self.shape, shape)))
+
+
+def view_of(layout: Layout, operand: int) -> View:
+    """All of an operand."""
+    return View(operand, 0, layout.dtype, layout.shape, layout.strides, layout.alignment)
+
+
+class Problem(NamedTuple):
+    """What a plan of cuFFT is made for, as `cufftXtMakePlanMany` takes it; dtypes by their numbers."""
+
+    sizes: Shape
+    in_embed: Shape
+    in_stride: int
+    in_dist: int
+    in_type: int
+    out_embed: Shape
+    out_stride: int
+    out_dist: int
+    out_type: int
+    batch: int
+    execution: int
+
+
+class Laid(NamedTuple):
+    """A problem, its operands, and how many bytes behind their beginnings each call of it starts."""
+
+    problem: Problem
+    source: View
+    target: View
+    offsets: tuple[tuple[int, int], ...]
+
+
+class Part(NamedTuple):
+    """Axes of a batch that are one in both operands."""
+
+    extent: int
+    source: int
+    target: int
+
+
+def lay(group: Sequence[int], source: View, target: View, most: int = MOST_CALLS) -> Laid | None:
+    """One plan over up to three axes, the outermost first; of a real operand the last is the one that is halved.
+
+    None where no plan states it: strides that are not multiples of each other, or not above 0, a batch of more than one
+    axis that takes more calls than `most`, or real numbers that do not lie as complex ones do.
+    """
+    complex_dtype = COMPLEX[source.dtype]
+    for view in (source, target):
+        if view.alignment < complex_dtype.itemsize:
+            return None
+    first, second = _embedded(group, source), _embedded(group, target)
+    if first is None or second is None:
+        return None
+    parts = merged(group, source, target)
+    whole = max((part for part in parts if part.source > 0 and part.target > 0), default=Part(1, 1, 1))
+    looped = [part for part in parts if part is not whole]
+    if math.prod(part.extent for part in looped) > most:
+        return None
+    steps = [(part.source * source.dtype.itemsize, part.target * target.dtype.itemsize) for part in looped]
+    if any(step % complex_dtype.itemsize for pair in steps for step in pair):
+        return None
+    sizes = tuple(max(source.shape[axis], target.shape[axis]) for axis in group)
+    problem = Problem(
+        sizes,
+        *(*first, whole.source, source.dtype.cuda),
+        *(*second, whole.target, target.dtype.cuda),
+        whole.extent,
+        complex_dtype.cuda,
+    )
+    offsets = tuple(
+        (
+            sum(at * step for at, (step, _) in zip(place, steps, strict=True)),
+            sum(at * step for at, (_, step) in zip(place, steps, strict=True)),
+        )
+        for place in itertools.product(*(range(part.extent) for part in looped))
+    )
+    return Laid(problem, source, target, offsets)
+
+
+def _embedded(group: Sequence[int], view: View) -> tuple[Shape, int] | None:
+    """The extents that the axes are embedded in, and the stride of the innermost one."""
+    steps = [view.strides[axis] for axis in group]
+    embed = [view.shape[group[0]]]
+    for outer, inner, axis in zip(steps, steps[1:], group[1:], strict=False):
+        if inner <= 0 or outer % inner or outer // inner < view.shape[axis]:
+            return None
+        embed.append(outer // inner)
+    return (tuple(embed), steps[-1]) if min(steps) > 0 else None
+
+
+def merged(group: Sequence[int], source: View, target: View) -> list[Part]:
+    """All other axes, merged where both operands step evenly over both."""
+    rest = [axis for axis, extent in enumerate(source.shape) if axis not in group and extent > 1]
+    rest.sort(key=lambda axis: -abs(target.strides[axis]))
+    parts: list[Part] = []
+    for axis in rest:
+        part = Part(source.shape[axis], source.strides[axis], target.strides[axis])
+        if parts:
+            before = parts[-1]
+            if before.source == part.source * part.extent and before.target == part.target * part.extent:
+                parts[-1] = part._replace(extent=before.extent * part.extent)
+                continue
+        parts.append(part)
+    return parts
+
+
+def chained(
+    axes: Sequence[int], source: View, target: View, last: int | None = None, *, most: int = MOST_CALLS
+) -> list[Laid] | None:
+    """Plans one after another over all these axes: the first into the target, the others within it.
+
+    `last` is an axis that real numbers are halved along, which belongs to the first plan. None where a plan cannot
+    state one of them.
+    """
+    left = sorted(axes, key=lambda axis: -abs(target.strides[axis]))
+    given, done = source, []
+    while left or last is not None:
+        behind = () if last is None else (last,)
+        for rank in RANKS:
+            count = rank - len(behind)
+            if count > len(left):
+                continue
+            found = lay((*left[len(left) - count :], *behind), given, target, most)
+            if found is not None:
+                break
+        else:
+            return None
+        left, last, given = left[: len(left) - count], None, target
+        done.append(found)
+    return done
+
+
+def batched(operand: int, offset: int, dtype: Dtype, shape: Shape, axes: Sequence[int], alignment: int) -> View:
+    """Dense memory in which these axes are the innermost ones, in this order: any plan can state it."""
+    order = (*(axis for axis in range(len(shape)) if axis not in axes), *axes)
+    steps = dense(tuple(shape[axis] for axis in order), dtype).strides
+    strides = [0] * len(shape)
+    for axis, step in zip(order, steps, strict=True):
+        strides[axis] = step
+    return View(operand, offset, dtype, shape, tuple(strides), alignment)

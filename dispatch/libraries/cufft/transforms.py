@@ -1,0 +1,179 @@
+"""cuFFT's plans: made without memory of their own, kept while a plan of ours needs them, and then for who needs the
+same; what is kept is bounded in bytes.
+
+cuFFT does not say what a plan holds on the device, tables of roots of unity and kernels for its sizes: `held` estimates
+it. One executor's plans beyond `LIMIT` bytes are forgotten, all of them, and made anew as they come; those that nobody
+uses are destroyed beyond it, the oldest first, and only while another plan is made: to destroy one waits for the GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudabind.errors import CudaError, CufftError
+from cudabind.sys import cufft
+from dispatch.device.stream import QuietStream
+from dispatch.errors import DispatchError, Refused
+
+if TYPE_CHECKING:
+    from collections import deque
+
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.libraries.cufft.layouts import Laid, Problem
+
+__all__ = ["LIMIT", "Transform", "held"]
+
+LIMIT = 512 << 20  # bytes
+EACH = 1 << 20  # bytes of a plan of whatever size
+TABLES = 4  # roots of unity for each point along an axis; a size with a large prime has those of two larger sizes
+IDLE = "cufft"
+REFUSALS = ("CUFFT_NOT_SUPPORTED", "CUFFT_NOT_IMPLEMENTED", "CUFFT_INVALID_SIZE", "CUFFT_INVALID_TYPE")
+POINT = 16  # bytes, of the largest complex number
+
+
+class Kept(NamedTuple):
+    """A plan of cuFFT, what it was made for, and the bytes that it works in, which are not its own."""
+
+    problem: Problem
+    handle: int
+    work: int
+
+
+def held(problem: Problem) -> int:
+    """The bytes on the device that a plan is taken to hold."""
+    return EACH + TABLES * POINT * sum(problem.sizes)
+
+
+def destroy(kept: Kept) -> int:
+    """Its end, with cuFFT's status."""
+    status: int = cufft.cufftDestroy.unchecked(kept.handle)
+    return status
+
+
+class Account:
+    """The bytes that the plans of one executor hold; `spared` are those that were still in use when it forgot them."""
+
+    __slots__ = ("nbytes", "spared")
+
+    def __init__(self) -> None:
+        self.nbytes = self.spared = 0
+
+
+class Transform:
+    """A plan of cuFFT as a step of a plan of ours, which calls it at one or several places of its operands.
+
+    Guarantees: it is one plan's alone, and given back exactly once, when that goes; then it is another's, behind the
+    work of the first. It is destroyed with its device, or when too many are kept.
+    """
+
+    __slots__ = ("__weakref__", "_account", "_device", "_executor", "_forward", "_kept", "_laid", "_last", "_stream")
+
+    def __init__(self, executor: CudaExecutor, laid: Laid, *, forward: bool) -> None:
+        self._kept: Kept | None = None
+        self._executor, self._device, self._laid = executor, executor.device, laid
+        self._forward = cufft.CUFFT_FORWARD if forward else cufft.CUFFT_INVERSE
+        self._stream: int | None = -1  # none that exists
+        self._last = executor.stream.stream if isinstance(executor.stream, QuietStream) else executor.stream
+        self._account: Account = executor.handles.setdefault(IDLE, Account())
+        if self._account.nbytes + held(laid.problem) > LIMIT + self._account.spared:
+            executor.forget()
+            self._account.spared = self._account.nbytes
+        idle: Any = self._device.idle[IDLE]
+        kept = taken(idle, laid.problem)
+        if kept is None:
+            kept = made(laid.problem)
+            trim(idle)
+        else:
+            executor.stream.wait_for_uses(self._device.releases.side)
+        self._kept = kept
+        self._account.nbytes += held(laid.problem)
+
+    @property
+    def work_bytes(self) -> int:
+        """What it needs to work in, from `work_at` on."""
+        return 0 if self._kept is None else self._kept.work
+
+    def work_at(self, address: int) -> None:
+        """Where it works; plans on one stream may share it."""
+        if self._kept is not None:
+            cufft.cufftSetWorkArea(self._kept.handle, address)
+
+    def enqueue(self, addresses: Any) -> None:
+        """Transform at some addresses."""
+        kept: Any = self._kept
+        stream = self._executor.target.value
+        if stream != self._stream:
+            cufft.cufftSetStream(kept.handle, cufft.cudaStream_t(stream))
+            self._stream = stream
+        source, target = self._laid.source, self._laid.target
+        first = addresses[source.operand] + source.offset
+        second = addresses[target.operand] + target.offset
+        execute: Any = cufft.cufftXtExec
+        for beside, behind in self._laid.offsets:
+            status = execute.unchecked(kept.handle, first + beside, second + behind, self._forward)
+            if status:
+                self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+                raise execute.error(status)
+
+    def close(self) -> None:
+        """Give the plan of cuFFT back; a second call does nothing."""
+        kept, self._kept = self._kept, None
+        if kept is None:
+            return
+        self._account.nbytes -= held(kept.problem)
+        if self._device.fault is None:
+            with suppress(CudaError, DispatchError):  # of a stream under capture, whose work is not run as yet
+                self._device.releases.side.wait_for_uses(self._last)
+            self._device.idle[IDLE].append((kept, destroy))
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing() and self._device.alive:
+            self.close()
+
+
+def taken(idle: deque[Any], problem: Problem) -> Kept | None:
+    """A plan that nobody uses, and nobody else does from now on; None where there is none for a problem."""
+    for entry in tuple(idle):
+        if entry[0].problem == problem:
+            try:
+                idle.remove(entry)
+            except ValueError:  # another thread has it
+                continue
+            kept: Kept = entry[0]
+            return kept
+    return None
+
+
+def trim(idle: deque[Any]) -> None:
+    """Destroy the oldest of those that nobody uses until the others are within the limit."""
+    while idle and sum(held(entry[0].problem) for entry in tuple(idle)) > LIMIT:
+        try:
+            kept, end = idle.popleft()
+        except IndexError:  # another thread was there first
+            return
+        end(kept)
+
+
+def made(problem: Problem) -> Kept:
+    """A plan without memory to work in; Refused where cuFFT has none for the problem."""
+    handle, work = ctypes.c_int32(), ctypes.c_size_t()
+    cufft.cufftCreate(ctypes.byref(handle))
+    rank = len(problem.sizes)
+    extents: Any = ctypes.c_int64 * rank
+    sizes, in_embed, out_embed = (extents(*one) for one in (problem.sizes, problem.in_embed, problem.out_embed))
+    kind, make = cufft.cudaDataType_t, cufft.cufftXtMakePlanMany
+    try:
+        cufft.cufftSetAutoAllocation(handle.value, 0)
+        given = problem.in_stride, problem.in_dist, kind(problem.in_type)
+        wanted = problem.out_stride, problem.out_dist, kind(problem.out_type)
+        behind = problem.batch, ctypes.byref(work), kind(problem.execution)
+        make(handle.value, rank, sizes, in_embed, *given, out_embed, *wanted, *behind)
+    except CufftError as error:
+        cufft.cufftDestroy.unchecked(handle.value)
+        if error.name in REFUSALS:
+            raise Refused(f"cuFFT has no plan of sizes {list(problem.sizes)} for it: {error}") from error
+        raise
+    return Kept(problem, handle.value, work.value)

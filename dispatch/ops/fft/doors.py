@@ -1,0 +1,223 @@
+"""Fourier transforms in NumPy's words: `dispatch.fft`, with the arguments and the results of `numpy.fft`.
+
+Each is one request, `dispatch.dft`, `dct`, `dst` or `roll`; operands may be of torch, CuPy or JAX, as everywhere. Of
+f32, f16 and bf16 the result is in single precision, of all else in double precision. A size below 1, an axis that is
+not there or twice, and another norm than "backward", "ortho" and "forward" raise BadRequest. `out` takes the result; of
+`fft`, `ifft`, `fftn` and their kind it may be the operand. Follows
+https://numpy.org/doc/stable/reference/routines.fft.html; `dct`, `idct`, `dst` and `idst` are SciPy's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.checks import check_int
+from dispatch.device.registry import device as device_of
+from dispatch.ops.fft import DftKind, dft, roll
+from dispatch.ops.fft.cosine_doors import dct, dst, idct, idst
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dispatch.device.tensor import Tensor
+    from dispatch.ops.fft import DftNorm
+
+__all__ = [
+    "dct",
+    "dst",
+    "fft",
+    "fft2",
+    "fftfreq",
+    "fftn",
+    "fftshift",
+    "hfft",
+    "idct",
+    "idst",
+    "ifft",
+    "ifft2",
+    "ifftn",
+    "ifftshift",
+    "ihfft",
+    "irfft",
+    "irfft2",
+    "irfftn",
+    "rfft",
+    "rfft2",
+    "rfftfreq",
+    "rfftn",
+]
+
+LAST_TWO = (-2, -1)
+
+
+# -- one axis ---------------------------------------------------------------------------------------------------------
+def fft(a: Any, n: int | None = None, axis: int = -1, norm: DftNorm | str | None = None, out: Any = None) -> Any:
+    """Σ a[t]·exp(-2πi kt/n) along an axis, cut off or filled up with zeros to n points."""
+    return _one(DftKind.C2C, a, n, axis, norm, out, inverse=False)
+
+
+def ifft(a: Any, n: int | None = None, axis: int = -1, norm: DftNorm | str | None = None, out: Any = None) -> Any:
+    """The inverse of `fft`: Σ a[k]·exp(2πi kt/n) / n."""
+    return _one(DftKind.C2C, a, n, axis, norm, out, inverse=True)
+
+
+def rfft(a: Any, n: int | None = None, axis: int = -1, norm: DftNorm | str | None = None, out: Any = None) -> Any:
+    """The first n // 2 + 1 points of `fft` of real numbers; the others are their conjugates."""
+    return _one(DftKind.R2C, a, n, axis, norm, out, inverse=False)
+
+
+def irfft(a: Any, n: int | None = None, axis: int = -1, norm: DftNorm | str | None = None, out: Any = None) -> Any:
+    """The inverse of `rfft`: n real numbers, 2·(m - 1) of m unless n is given."""
+    return _one(DftKind.C2R, a, n, axis, norm, out, inverse=True)
+
+
+def hfft(a: Any, n: int | None = None, axis: int = -1, norm: DftNorm | str | None = None, out: Any = None) -> Any:
+    """`fft` of a signal that is its own mirror image, conjugated, of which the first half is given: real numbers."""
+    return _one(DftKind.C2R, a, n, axis, norm, out, inverse=False)
+
+
+def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: DftNorm | str | None = None, out: Any = None) -> Any:
+    """The inverse of `hfft`: the first half of `ifft` of real numbers."""
+    return _one(DftKind.R2C, a, n, axis, norm, out, inverse=True)
+
+
+# -- several ----------------------------------------------------------------------------------------------------------
+def fftn(
+    a: Any,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] | None = None,
+    norm: DftNorm | str | None = None,
+    out: Any = None,
+) -> Any:
+    """`fft` along several axes, s[i] points along axes[i]; all axes, or as many of the last as `s` has."""
+    return _several(DftKind.C2C, a, s, axes, norm, out, inverse=False)
+
+
+def ifftn(
+    a: Any,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] | None = None,
+    norm: DftNorm | str | None = None,
+    out: Any = None,
+) -> Any:
+    """The inverse of `fftn`."""
+    return _several(DftKind.C2C, a, s, axes, norm, out, inverse=True)
+
+
+def rfftn(
+    a: Any,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] | None = None,
+    norm: DftNorm | str | None = None,
+    out: Any = None,
+) -> Any:
+    """`rfft` along the last of the axes, and `fft` along the others."""
+    return _several(DftKind.R2C, a, s, axes, norm, out, inverse=False)
+
+
+def irfftn(
+    a: Any,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] | None = None,
+    norm: DftNorm | str | None = None,
+    out: Any = None,
+) -> Any:
+    """The inverse of `rfftn`."""
+    return _several(DftKind.C2R, a, s, axes, norm, out, inverse=True)
+
+
+def fft2(
+    a: Any,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] | None = LAST_TWO,
+    norm: DftNorm | str | None = None,
+    out: Any = None,
+) -> Any:
+    """`fftn` along two axes, the last ones unless said."""
+    return fftn(a, s, axes, norm, out)
+
+
+def ifft2(
+    a: Any,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] | None = LAST_TWO,
+    norm: DftNorm | str | None = None,
+    out: Any = None,
+) -> Any:
+    """The inverse of `fft2`."""
+    return ifftn(a, s, axes, norm, out)
+
+
+def rfft2(
+    a: Any,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] | None = LAST_TWO,
+    norm: DftNorm | str | None = None,
+    out: Any = None,
+) -> Any:
+    """`rfftn` along two axes, the last ones unless said."""
+    return rfftn(a, s, axes, norm, out)
+
+
+def irfft2(
+    a: Any,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] | None = LAST_TWO,
+    norm: DftNorm | str | None = None,
+    out: Any = None,
+) -> Any:
+    """The inverse of `rfft2`."""
+    return irfftn(a, s, axes, norm, out)
+
+
+def _one(kind: DftKind, a: Any, n: Any, axis: Any, norm: Any, out: Any, *, inverse: bool) -> Any:
+    return dft(a, kind, n, axis, inverse=inverse, norm="backward" if norm is None else norm, out=out)
+
+
+def _several(kind: DftKind, a: Any, s: Any, axes: Any, norm: Any, out: Any, *, inverse: bool) -> Any:
+    given = [tuple(one) if isinstance(one, (list, np.ndarray)) else one for one in (s, axes)]
+    return dft(a, kind, *given, inverse=inverse, norm="backward" if norm is None else norm, out=out)
+
+
+# -- where the points are ---------------------------------------------------------------------------------------------
+def fftfreq(n: int, d: float = 1.0, device: Any = None) -> Tensor:
+    """The frequencies of `fft`'s n points, in cycles for each unit of the distance d between two: f64[n]."""
+    check_int("n", n, 1)
+    made: Tensor = _on(device).array(np.fft.fftfreq(n, d))
+    return made
+
+
+def rfftfreq(n: int, d: float = 1.0, device: Any = None) -> Tensor:
+    """The frequencies of `rfft`'s points: f64[n // 2 + 1], none below 0."""
+    check_int("n", n, 1)
+    made: Tensor = _on(device).array(np.fft.rfftfreq(n, d))
+    return made
+
+
+def fftshift(x: Any, axes: int | Sequence[int] | None = None) -> Any:
+    """The points with frequency 0 in the middle of each axis: those of `fftfreq` from the lowest up."""
+    return _shifted(x, axes, lambda n: n // 2)
+
+
+def ifftshift(x: Any, axes: int | Sequence[int] | None = None) -> Any:
+    """The inverse of `fftshift`; they differ where there is an odd number of points."""
+    return _shifted(x, axes, lambda n: -(n // 2))
+
+
+def _shifted(x: Any, axes: Any, places: Callable[[int], int]) -> Any:
+    rank = len(x.shape)
+    if axes is None:
+        axes = range(rank)
+    axis = tuple(axes) if hasattr(axes, "__iter__") else (axes,)
+    for one in axis:
+        check_int("axes", one, -rank, rank - 1)
+    return roll(x, tuple(places(x.shape[one]) for one in axis), axis)
+
+
+def _on(device: Any) -> Any:
+    """A device, by its name or as it is; the one that requests use unless said."""
+    if device is None:
+        return device_of()
+    return device_of(device) if isinstance(device, str) else device

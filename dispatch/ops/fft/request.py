@@ -1,0 +1,198 @@
+"""DftRequest: which discrete Fourier transform over which axes. Making one validates it; this file calls nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cudabind._cached import cached_property
+from dispatch.checks import check_int
+from dispatch.core.operands import OperandRequest, Output, dense
+from dispatch.errors import BadRequest
+from dispatch.keys import BF16, BOOL, C64, C128, F16, F32, F64, I8, I32, I64, U8, U32, U64, Choice, Dtype, member
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["COMPUTED", "WHOLE", "DftKind", "DftNorm", "DftRequest", "result_dtype"]
+
+Shape = tuple[int, ...]
+WHOLE = (I8, U8, I32, U32, I64, U64, BOOL)
+SPECTRA = {F32: C64, F64: C128, F16: C64, BF16: C64, C64: C64, C128: C128, **dict.fromkeys(WHOLE, C128)}
+REALS = {C64: F32, C128: F64, F32: F32, F64: F64, **dict.fromkeys(WHOLE, F64)}
+COMPUTED = {C64: (F32, C64), C128: (F64, C128), F32: (F32, C64), F64: (F64, C128)}  # by the result's dtype
+MAX_POINTS = 2**62  # along an axis
+
+
+class DftKind(Choice):
+    """Which numbers a transform makes of which: C2C complex of complex, R2C half a spectrum of real, C2R the reverse.
+
+    Half a spectrum has n // 2 + 1 of the n points along the last axis: the others are the conjugates of these.
+    """
+
+    C2C = 0
+    R2C = 1
+    C2R = 2
+
+
+class DftNorm(Choice):
+    """Which direction is divided by the number of points n: BACKWARD, FORWARD, or ORTHO both, by its square root."""
+
+    BACKWARD = 0
+    ORTHO = 1
+    FORWARD = 2
+
+
+@dataclass(frozen=True, eq=False)
+class DftRequest(OperandRequest["Tensor"]):
+    """out[k] = f · Σ a[t] · exp(∓2πi (k₀t₀/n₀ + k₁t₁/n₁ + …)): a discrete Fourier transform over some axes.
+
+    The sign is minus, or plus if `inverse`. `dispatch.fft` has the same in NumPy's words.
+
+    Attributes:
+        a: any shape and any strides; c64, c128, f32, f64, f16, bf16 or whole numbers. Of C2R half a spectrum: the
+            imaginary parts that no spectrum of real numbers has are not read, as NumPy does it.
+        kind: which numbers it makes of which, "c2c", "r2c" or "c2r".
+        s: how many points along each of the axes: more than `a` has are zeros, of more than these only the first are
+            read. None takes what `a` has, of C2R 2·(m - 1) along the last axis, where it has m.
+        axes: the axes that are transformed, each once; None for the last ones that `s` has numbers for, or for all.
+        inverse: the sign of the exponent.
+        norm: the factor f; "backward" has 1/n if `inverse`, "forward" unless, "ortho" 1/√n either way.
+        factors: what each element of `a` is multiplied by before: a window, or another spectrum. Of a shape that
+            broadcasts to a's; real or, but for R2C, complex, of the precision that is computed in.
+        out: of a's shape with s along the axes, of R2C s // 2 + 1 along the last one. C2C may be into `a` itself. c64
+            of c64, f32, f16 and bf16, c128 of c128, f64 and whole numbers; of C2R f32 of c64 and f32, f64 of the rest.
+
+    Follows https://numpy.org/doc/stable/reference/routines.fft.html#implementation-details. `a` is never overwritten,
+    unless it is `out`. Zeros are transformed as zeros are, and a NaN reaches all that is made of it.
+    """
+
+    op: ClassVar[str] = "dft"
+    reads: ClassVar[tuple[str, ...]] = ("a", "factors")
+    mixed: ClassVar[tuple[str, ...]] = ("factors",)
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "a")})
+    a: Tensor
+    kind: DftKind | str = DftKind.C2C
+    s: int | tuple[int, ...] | None = None
+    axes: int | tuple[int, ...] | None = None
+    _: KW_ONLY
+    inverse: bool = False
+    norm: DftNorm | str = DftNorm.BACKWARD
+    factors: Tensor | None = None
+    out: Tensor | None = None
+
+    def check_fields(self) -> None:
+        self._check_dtype_of_a()
+        rank = self.a.ndim
+        if isinstance(self.s, tuple) and isinstance(self.axes, tuple) and len(self.s) != len(self.axes):
+            raise BadRequest("s", repr(self.s), f"a number for each of the {len(self.axes)} axes {self.axes}")
+        if self.s is not None and self.axes is None and len(_tuple(self.s)) > rank:
+            raise BadRequest("s", repr(self.s), f"at most {rank} numbers: a is {self.a.layout}")
+        for axis in _tuple(self.axes):
+            if rank == 0:
+                raise BadRequest("axes", repr(self.axes), "none: a has no axes", "a[None] adds one")
+            check_int("axes", axis, -rank, rank - 1)
+        if len(set(self.transformed)) < len(self.transformed):
+            raise BadRequest("axes", repr(self.axes), "each axis once")
+        if self.kind != DftKind.C2C and not self.transformed:
+            wanted = f"one axis at least, for {member(self.kind).name} halves the last"
+            raise BadRequest("axes", repr(self.axes), wanted)
+        self._check_points()
+        self._check_factors()
+
+    def _check_factors(self) -> None:
+        factors = self.factors
+        if factors is None:
+            return
+        real, spectrum = COMPUTED[result_dtype(self.a.dtype, self.kind)]  # type: ignore[index]  # it has one
+        wanted = (real,) if self.kind == DftKind.R2C else (real, spectrum)
+        if factors.dtype not in wanted:
+            words = " or ".join(map(str, wanted))
+            raise BadRequest("factors", str(factors.layout), f"{words}, which {member(self.kind).name} is computed in")
+        ends = zip(reversed(factors.shape), reversed(self.a.shape), strict=False)
+        if factors.ndim > self.a.ndim or any(one not in (1, other) for one, other in ends):
+            raise BadRequest("factors", str(factors.layout), f"a shape that broadcasts to a's, {list(self.a.shape)}")
+
+    def _check_dtype_of_a(self) -> None:
+        dtype, kind = self.a.dtype, self.kind
+        given = str(self.a.layout)
+        if kind == DftKind.R2C and dtype.is_complex:
+            hint = 'kind="c2c" (dispatch.fft.fft) takes complex numbers'
+            raise BadRequest("a", given, "real numbers, for R2C", hint)
+        if result_dtype(dtype, kind) is None:
+            wanted = "c64, c128, f32, f64 or whole numbers, for C2R" if kind == DftKind.C2R else NUMBERS
+            raise BadRequest("a", given, wanted, "convert it: a.astype('f32')")
+
+    def _check_points(self) -> None:
+        if self.s is not None:
+            for n in _tuple(self.s):
+                if n != -1:  # NumPy's word for all that there are
+                    check_int("s", n, 1, MAX_POINTS)
+        for axis, n in zip(self.transformed, self.points, strict=True):
+            if n < 1:
+                what = f"{self.a.shape[axis]} elements along axis {axis} of a"
+                wanted = "two or more, for C2R" if self.kind == DftKind.C2R and self.a.shape[axis] else "one or more"
+                raise BadRequest("a", what, f"{wanted}, or s that says how many points there are")
+
+    @cached_property
+    def transformed(self) -> Shape:
+        """The axes that are transformed, from 0 on, in the order in which they were given."""
+        rank = self.a.ndim
+        if self.axes is None:
+            return tuple(range(rank))[rank - (rank if self.s is None else len(_tuple(self.s))) :]
+        return tuple(axis % rank for axis in _tuple(self.axes))
+
+    @cached_property
+    def points(self) -> Shape:
+        """How many points there are along each of them."""
+        shape = self.a.shape
+        asked = (-1,) * len(self.transformed) if self.s is None else _tuple(self.s)
+        n = [shape[axis] if one == -1 else one for axis, one in zip(self.transformed, asked, strict=False)]
+        if self.kind == DftKind.C2R and self.s is None:
+            n[-1] = 2 * (shape[self.transformed[-1]] - 1)
+        return tuple(n)
+
+    @cached_property
+    def read(self) -> Shape:
+        """The extents of what is transformed: of `a` as it is cut off or filled up with zeros."""
+        extents = list(self.a.shape)
+        for axis, n in zip(self.transformed, self.points, strict=True):
+            extents[axis] = n
+        if self.kind == DftKind.C2R:
+            extents[self.transformed[-1]] = self.points[-1] // 2 + 1
+        return tuple(extents)
+
+    @property
+    def factor(self) -> float:
+        """What a sum is multiplied by."""
+        n = math.prod(self.points)
+        if self.norm == DftNorm.ORTHO:
+            return 1 / math.sqrt(n)
+        return 1 / n if (self.norm == DftNorm.BACKWARD) == self.inverse else 1.0
+
+    def outputs(self) -> dict[str, Output]:
+        extents = list(self.a.shape)
+        for axis, n in zip(self.transformed, self.points, strict=True):
+            extents[axis] = n
+        if self.kind == DftKind.R2C:
+            extents[self.transformed[-1]] = self.points[-1] // 2 + 1
+        dtype = result_dtype(self.a.dtype, self.kind)
+        return {"out": dense(tuple(extents), dtype)}  # type: ignore[arg-type]  # there is one, check_fields saw
+
+    def attributes(self) -> tuple[Any, ...]:
+        return self.kind, self.points, self.transformed, self.inverse, self.norm
+
+
+NUMBERS = "c64, c128, f32, f64, f16, bf16 or whole numbers"
+
+
+def result_dtype(dtype: Dtype, kind: DftKind | str) -> Dtype | None:
+    """What a transform gives for an operand of a dtype; None where there is none."""
+    return (REALS if kind == DftKind.C2R else SPECTRA).get(dtype)
+
+
+def _tuple(given: int | tuple[int, ...] | None) -> Shape:
+    if given is None:
+        return ()
+    return given if isinstance(given, tuple) else (given,)

@@ -1,0 +1,74 @@
+"""How far the result of a transform may be off, and the numbers that cases transform."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.keys import C64, F32
+from dispatch.ops.fft.request import WHOLE
+from dispatch.testing.check import Check
+from dispatch.testing.memory import Mismatch
+
+if TYPE_CHECKING:
+    from dispatch.core.host_plan import Results
+    from dispatch.device.layout import Array
+    from dispatch.keys import Dtype
+    from dispatch.testing.memory import GuardedBuffer
+
+__all__ = ["SpectrumCheck", "drawn", "spectrum_check"]
+
+FACTOR = 4.0  # times eps·log2(2n): what transforms of some thousand sizes on an H100 keep to, primes included
+
+
+@dataclass(frozen=True)
+class SpectrumCheck(Check):
+    """A check whose results are held to the norm of all points that one transform makes.
+
+    What transforms are off is of the size of the largest points wherever they are: relative to the norm it is a small
+    multiple of eps·log2(n), which is what is allowed.
+
+    Attributes:
+        axes: those that are transformed.
+        limit: how far a result may be off, relative to the norm of each transform.
+    """
+
+    axes: tuple[int, ...] = ()
+    limit: float = 0.0
+
+    def _compare(self, name: str, got: Array) -> None:
+        expected = self.expected[name]
+        with np.errstate(all="ignore"):
+            off, size = (_norms(values, self.axes) for values in (got.astype(expected.dtype) - expected, expected))
+        limit = self.limit * size
+        if not (off <= limit).all():  # NaN is wrong
+            worst = np.argmax(np.where(off <= limit, -1, np.nan_to_num(off, nan=np.inf)))
+            raise Mismatch(
+                f"{self.name}: {name} is wrong in {(~(off <= limit)).sum()} of {off.size} transforms; one is"
+                f" {off.ravel()[worst]:.3g} off, expected within {limit.ravel()[worst]:.3g} ({self.request.describe()})"
+            )
+
+
+def spectrum_check(
+    name: str, request: Any, expected: Results, written: tuple[GuardedBuffer, ...], axes: tuple[int, ...], points: float
+) -> SpectrumCheck:
+    """The check of a request whose transforms have so many points."""
+    eps = 2.0**-23 if request.outputs()["out"].dtype in (C64, F32) else 2.0**-52
+    limit = FACTOR * eps * float(np.log2(2 * points))
+    size = np.broadcast_to(_norms(expected["out"], axes) * limit, expected["out"].shape)
+    return SpectrumCheck(name, request, expected, {"out": size}, written, axes=axes, limit=limit)
+
+
+def _norms(values: Array, axes: tuple[int, ...]) -> Array:
+    return np.asarray(np.sqrt((np.abs(values) ** 2).sum(axis=axes, keepdims=True)))
+
+
+def drawn(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...]) -> Array:
+    """Numbers of both signs where there are such."""
+    if dtype in WHOLE:
+        low, high = (0, 2) if dtype.numpy.kind == "b" else (0, 100) if dtype.numpy.kind == "u" else (-100, 100)
+        return np.asarray(rng.integers(low, high, shape).astype(dtype.numpy))
+    made = rng.standard_normal(shape)
+    return np.asarray((made + 1j * rng.standard_normal(shape) if dtype.is_complex else made).astype(dtype.numpy))

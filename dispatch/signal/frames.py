@@ -1,0 +1,164 @@
+"""Frames of a signal, for the spectra of `dispatch.signal`: the window, and what stands before and behind."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dispatch.checks import check_enum, check_int, shown
+from dispatch.errors import BadRequest
+from dispatch.keys import C64, C128, Choice
+from dispatch.ops.blas import dgmm, geam, gemv, ger, geru
+from dispatch.ops.fft.request import COMPUTED, DftKind, result_dtype
+from dispatch.signal.home import Home, copied
+
+if TYPE_CHECKING:
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["Boundary", "Frames", "Scaling", "centred", "checked_axis", "extended", "frames_of", "scaled", "window_of"]
+
+USUAL = 256  # elements of a frame unless it is said
+
+
+class Boundary(Choice):
+    """What stands for half a frame before and behind a signal: zeros, its mirror image, or its ends."""
+
+    ZEROS = 0
+    EVEN = 1
+    ODD = 2
+    CONSTANT = 3
+
+
+class Scaling(Choice):
+    """What a spectrum is of: SPECTRUM the squares of amplitudes, DENSITY these for each unit of frequency.
+
+    PSD is SciPy's word for the latter in `stft`.
+    """
+
+    SPECTRUM = 0
+    DENSITY = 1
+    PSD = 2
+
+
+class Frames(NamedTuple):
+    """How long a frame is, the step to the next one, how many points it is transformed to, and its window in f64."""
+
+    size: int
+    step: int
+    points: int
+    window: Array
+
+
+def frames_of(window: Any, nperseg: int | None, noverlap: int | None, nfft: int | None, most: int | None) -> Frames:
+    """The frames that are asked for, of a signal of `most` elements if that is a limit; BadRequest for misfits."""
+    given = None if isinstance(window, (str, tuple)) else window_array(window)
+    size = USUAL if nperseg is None else check_int("nperseg", nperseg, 1)
+    if given is not None:
+        if nperseg is not None and size != given.size:
+            raise BadRequest("nperseg", str(nperseg), f"{given.size}, as many as the window has")
+        size = given.size
+        if most is not None and size > most:
+            raise BadRequest("window", f"{size} elements", f"at most {most}, as the signal has")
+    elif most is not None and size > most:
+        if nperseg is not None:
+            warnings.warn(f"nperseg is {size}, and the signal has {most} elements: nperseg is {most}", stacklevel=4)
+        size = most
+    overlap = size // 2 if noverlap is None else check_int("noverlap", noverlap, 0)
+    if overlap >= size:
+        raise BadRequest("noverlap", str(overlap), f"less than nperseg, {size}")
+    points = size if nfft is None else check_int("nfft", nfft, 1)
+    if points < size:
+        raise BadRequest("nfft", str(points), f"nperseg, {size}, or more")
+    return Frames(size, size - overlap, points, named_window(window, size) if given is None else given)
+
+
+def window_array(window: Any) -> Array:
+    """A window that is given as an array, or as a list of numbers; of any library, copied to the host."""
+    is_plain = isinstance(window, (list, np.ndarray))
+    array = np.asarray(window) if is_plain else Home(window=window).tensors[0].numpy()
+    if array.ndim != 1 or not array.size or array.dtype.kind not in "fiu":
+        raise BadRequest("window", f"{array.dtype}{list(array.shape)}", "a name, or real numbers along one axis")
+    return array.astype(np.float64)
+
+
+def named_window(window: Any, size: int) -> Array:
+    """SciPy's window of a name, or of a tuple of a name and its parameters."""
+    try:
+        from scipy.signal import get_window
+    except ImportError as error:
+        hint = "pip install 'cudabind[host]'"
+        raise BadRequest(
+            "window", shown(window), "an array, for SciPy is not installed, which knows names", hint
+        ) from error
+    try:
+        made: Array = get_window(window, size)
+    except ValueError as error:
+        raise BadRequest("window", shown(window), "a window that scipy.signal.get_window knows", str(error)) from error
+    return made
+
+
+def window_of(x: Tensor, frames: Frames, factor: float) -> Tensor:
+    """The window times a number, on a signal's device and in the precision that this is computed in."""
+    spectrum: Any = result_dtype(x.dtype, DftKind.C2C)
+    return x.device.array((frames.window * factor).astype(COMPUTED[spectrum][0].numpy))
+
+
+def checked_axis(name: str, x: Tensor, axis: int) -> int:
+    """An axis from 0 on; BadRequest where a signal has no such one, or no elements."""
+    if x.ndim == 0:
+        raise BadRequest(name, str(x.layout), "one axis or more", "x[None] adds one")
+    check_int("axis", axis, -x.ndim, x.ndim - 1)
+    if result_dtype(x.dtype, DftKind.C2C) is None:
+        raise BadRequest(name, str(x.layout), "c64, c128, f32, f64, f16, bf16 or whole numbers")
+    if not x.size:
+        raise BadRequest(name, str(x.layout), "one element or more along each axis")
+    return axis % x.ndim
+
+
+def extended(x: Tensor, before: int, behind: int, boundary: Boundary | str | None) -> Tensor:
+    """A signal along the last axis of (batch, n), dense, with as many elements before, and `behind` zeros at the end.
+
+    `boundary` says what stands before and behind for `before` elements each; None for nothing.
+    """
+    batch, n = x.shape
+    side = before if boundary is not None else 0
+    made = x.device.zeros((batch, n + 2 * side + behind), x.dtype)
+    copied(x, made[:, side : side + n])
+    kind = None if boundary is None else check_enum("boundary", boundary, Boundary)
+    if kind in (None, Boundary.ZEROS) or not side:
+        return made
+    if side > n - 1 and kind is not Boundary.CONSTANT:
+        raise BadRequest(
+            "boundary", shown(boundary), f"more than {side} elements of x, which has {n}", 'boundary="zeros"'
+        )
+    last = n - 2 - side
+    mirrors = x[:, side:0:-1], x[:, n - 2 : last if last >= 0 else None : -1]
+    ends = (
+        (made[:, :side], x[:, :1], mirrors[0]),
+        (made[:, side + n : n + 2 * side], x[:, n - 1 :], mirrors[1]),
+    )
+    for place, end, mirror in ends:
+        copied(mirror if kind is Boundary.EVEN else end.strided((batch, side), (end.element_strides[0], 0)), place)
+        if kind is Boundary.ODD:
+            geam(place, copied(mirror), alpha=2.0, beta=-1.0, out=place)
+    return made
+
+
+def scaled(rows: Tensor, factors: Tensor) -> Tensor:
+    """Each column of (m, n) times a number of its own, in memory of its own."""
+    return dgmm(rows, factors, side="right", out=rows.device.empty(rows.shape, rows.dtype))
+
+
+def centred(frames: Tensor) -> Tensor:
+    """Frames without the mean of each, in memory of their own."""
+    size = frames.shape[-1]
+    own = copied(frames)
+    rows = own.reshape(-1, size)
+    ones = frames.device.array(np.ones(size, frames.dtype.numpy))
+    means = gemv(rows, ones, alpha=1 / size)
+    outer = geru if frames.dtype in (C64, C128) else ger
+    outer(means, ones, alpha=-1.0, a=rows, out=rows)
+    return own

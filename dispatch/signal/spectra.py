@@ -1,0 +1,233 @@
+"""Spectra of a signal's frames in SciPy's words: a part of `dispatch.signal`.
+
+Frames are views that overlap, and the window is what their transform multiplies by: one batch, without a copy of them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.checks import check_enum, check_number, shown
+from dispatch.device.tensor import Tensor
+from dispatch.errors import BadRequest
+from dispatch.keys import C64, C128, F32, F64
+from dispatch.ops.blas import dgmm, geam
+from dispatch.ops.fft import DftKind, dft
+from dispatch.ops.reduction import reduce
+from dispatch.signal.frames import Scaling, centred, checked_axis, extended, frames_of, scaled, window_of
+from dispatch.signal.home import at_home, copied
+
+if TYPE_CHECKING:
+    from dispatch.device.layout import Array
+    from dispatch.signal.frames import Boundary, Frames
+
+__all__ = ["istft", "stft", "welch"]
+
+LEAST = 1e-10  # sums of squared windows below count as 0, as in SciPy
+
+
+def stft(
+    x: Any,
+    fs: float = 1.0,
+    window: Any = "hann",
+    nperseg: int | None = None,
+    noverlap: int | None = None,
+    nfft: int | None = None,
+    detrend: str | bool = False,
+    return_onesided: bool = True,
+    boundary: Boundary | str | None = "zeros",
+    padded: bool = True,
+    axis: int = -1,
+    scaling: Scaling | str = "spectrum",
+) -> tuple[Any, Any, Any]:
+    """(f, t, Z): the spectrum of each frame of a signal, Z with the frequencies where `axis` was, and the times last.
+
+    Complex signals have two sides always. f and t are in double precision. Raises BadRequest for frames that do not
+    fit. Follows https://docs.scipy.org/doc/scipy/reference/generated/scipy.signal.stft.html.
+    """
+    with at_home(x=x) as home:
+        given = home.tensors[0]
+        place = checked_axis("x", given, axis)
+        frames = frames_of(window, nperseg, noverlap, nfft, given.shape[place])
+        factor = math.sqrt(_scale(frames, fs, scaling))
+        rest = _last(given, place)
+        lines = copied(rest).reshape(-1, rest.shape[-1])
+        side = frames.size // 2 if boundary is not None else 0
+        n = lines.shape[1] + 2 * side
+        behind = -(n - frames.size) % frames.step % frames.size if padded else 0
+        lines = extended(lines, frames.size // 2, behind, boundary)
+        spectra, frequencies = _spectra(lines, frames, fs, detrend, return_onesided, factor)
+        middle = frames.size / 2 if boundary is None else 0.0
+        times = (np.arange(spectra.shape[1]) * frames.step + middle) / fs
+        made = spectra.reshape(*rest.shape[:-1], *spectra.shape[1:])
+        order = [*range(made.ndim - 2), made.ndim - 2]
+        order.insert(place, made.ndim - 1)
+        f, t = (given.device.array(one) for one in (frequencies, times))
+        return home.given(f), home.given(t), home.given(made.transpose(*order))
+
+
+def welch(
+    x: Any,
+    fs: float = 1.0,
+    window: Any = "hann",
+    nperseg: int | None = None,
+    noverlap: int | None = None,
+    nfft: int | None = None,
+    detrend: str | bool = "constant",
+    return_onesided: bool = True,
+    scaling: Scaling | str = "density",
+    axis: int = -1,
+) -> tuple[Any, Any]:
+    """(f, Pxx): the mean of the frames' power spectra, which has the frequencies where `axis` was.
+
+    Raises BadRequest for frames that do not fit. Follows
+    https://docs.scipy.org/doc/scipy/reference/generated/scipy.signal.welch.html, with average="mean".
+    """
+    with at_home(x=x) as home:
+        given = home.tensors[0]
+        place = checked_axis("x", given, axis)
+        frames = frames_of(window, nperseg, noverlap, nfft, given.shape[place])
+        rest = _last(given, place)
+        lines = copied(rest).reshape(-1, rest.shape[-1])
+        count = (lines.shape[1] - frames.size) // frames.step + 1
+        factor = math.sqrt(_scale(frames, fs, scaling) / count)
+        spectra, frequencies = _spectra(lines, frames, fs, detrend, return_onesided, factor)
+        norms = reduce(_parts(spectra), axes=(1, 3), reduce="norm2")
+        flat = norms.reshape(-1)
+        powers = dgmm(flat.reshape(-1, 1), flat, side="left", out=given.device.empty((flat.size, 1), flat.dtype))
+        made = powers.reshape(norms.shape)
+        if return_onesided and not given.dtype.is_complex:
+            doubled = np.full(norms.shape[1], 2.0)
+            doubled[0] = 1
+            if frames.points % 2 == 0:
+                doubled[-1] = 1
+            made = scaled(made, given.device.array(doubled.astype(norms.dtype.numpy)))
+        made = made.reshape(*rest.shape[:-1], norms.shape[1])
+        order = [*range(made.ndim - 1)]
+        order.insert(place, made.ndim - 1)
+        return home.given(given.device.array(frequencies)), home.given(made.transpose(*order))
+
+
+def istft(
+    Zxx: Any,
+    fs: float = 1.0,
+    window: Any = "hann",
+    nperseg: int | None = None,
+    noverlap: int | None = None,
+    nfft: int | None = None,
+    input_onesided: bool = True,
+    boundary: bool = True,
+    time_axis: int = -1,
+    freq_axis: int = -2,
+    scaling: Scaling | str = "spectrum",
+) -> tuple[Any, Any]:
+    """(t, x): the signal whose `stft` this is, its last axis the times; what is left of padding stays.
+
+    t has a number for each element of a line, where SciPy 1.17 has one for each along x's first axis.
+
+    Raises BadRequest for frames that do not fit, and where windows that overlap leave an element without any weight
+    (SciPy warns). Follows https://docs.scipy.org/doc/scipy/reference/generated/scipy.signal.istft.html.
+    """
+    with at_home(Zxx=Zxx) as home:
+        given = home.tensors[0]
+        times, freqs = (checked_axis("Zxx", given, one) for one in (time_axis, freq_axis))
+        if given.dtype not in (C64, C128) or times == freqs:
+            raise BadRequest(
+                "Zxx", f"{given.layout}, times along axis {times}", "c64 or c128, frequencies along another"
+            )
+        usual = 2 * (given.shape[freqs] - 1) if input_onesided else given.shape[freqs]
+        if nperseg is None and isinstance(window, (str, tuple)):
+            nperseg = usual
+        if nfft is None:
+            nfft = usual + 1 if input_onesided and nperseg == usual + 1 else usual
+        frames = frames_of(window, nperseg, noverlap, nfft, None)
+        if (frames.points // 2 + 1 if input_onesided else frames.points) != given.shape[freqs]:
+            raise BadRequest("nfft", str(nfft), f"what gives the {given.shape[freqs]} frequencies of Zxx")
+        count = given.shape[times]
+        weights = _weights(frames, count, boundary)
+        others = [one for one in range(given.ndim) if one not in (times, freqs)]
+        spectra = copied(given.transpose(times, *others, freqs))
+        kind = DftKind.C2R if input_onesided else DftKind.C2C
+        pieces = dft(spectra, kind, frames.points, -1, inverse=True)
+        lines = _added(pieces.reshape(count, -1, frames.points), frames)
+        scale = 1 / math.sqrt(_scale(frames, fs, scaling))
+        lines = scaled(lines, given.device.array((scale / weights).astype(lines.dtype.numpy)))
+        side = frames.size // 2 if boundary else 0
+        made = copied(lines[:, side : lines.shape[1] - side])
+        t = given.device.array(np.arange(made.shape[1]) / fs)
+        shape = (*(given.shape[one] for one in others), made.shape[1])
+        return home.given(t), home.given(made.reshape(shape))
+
+
+def _last(x: Tensor, axis: int) -> Tensor:
+    """The view with an axis at the end."""
+    return x.transpose(*(one for one in range(x.ndim) if one != axis), axis)
+
+
+def _scale(frames: Frames, fs: float, scaling: Scaling | str) -> float:
+    """What powers are multiplied by."""
+    check_number("fs", fs)
+    window = frames.window
+    by = window.sum() ** 2 if check_enum("scaling", scaling, Scaling) is Scaling.SPECTRUM else fs * (window**2).sum()
+    if not by > 0:
+        raise BadRequest("window", f"one of which the sum gives {by:g}, and fs {fs:g}", "above 0, both")
+    return float(1 / by)
+
+
+def _spectra(
+    lines: Tensor, frames: Frames, fs: float, detrend: str | bool, one_sided: bool, factor: float
+) -> tuple[Tensor, Array]:
+    """The spectra of the frames of (batch, n), times a number: (batch, frames, frequencies); and the frequencies."""
+    if detrend is not False and detrend != "constant":
+        raise BadRequest("detrend", shown(detrend), '"constant" or False')
+    batch, n = lines.shape
+    count = (n - frames.size) // frames.step + 1
+    cut = lines.strided((batch, count, frames.size), (n, frames.step, 1))
+    one_sided = one_sided and not lines.dtype.is_complex
+    window = window_of(lines, frames, factor)
+    kind = DftKind.R2C if one_sided else DftKind.C2C
+    made = dft(centred(cut) if detrend else cut, kind, frames.points, -1, factors=window)
+    frequencies = (np.fft.rfftfreq if one_sided else np.fft.fftfreq)(frames.points, 1 / fs)
+    return made, frequencies
+
+
+def _parts(z: Tensor) -> Tensor:
+    """Complex numbers that are dense as pairs of real ones: a view with one axis more."""
+    real = F32 if z.dtype is C64 else F64
+    strides = (*(2 * step for step in z.element_strides), 1)
+    return Tensor(z.storage, z.ptr, z.device.layout(real, (*z.shape, 2), strides, z.ptr))
+
+
+def _weights(frames: Frames, count: int, boundary: bool) -> Array:
+    """The sum of squared windows over each element of so many frames; BadRequest where one has none."""
+    sums = np.zeros(frames.size + (count - 1) * frames.step)
+    for number in range(count):
+        sums[number * frames.step :][: frames.size] += frames.window**2
+    side = frames.size // 2 if boundary else 0
+    if (sums[side : sums.size - side] <= LEAST).any():
+        wanted = "a window and noverlap that leave no element without weight (scipy.signal.check_NOLA)"
+        raise BadRequest("window", f"frames of {frames.size}, one each {frames.step}", wanted)
+    return np.where(sums > LEAST, sums, 1.0)
+
+
+def _added(pieces: Tensor, frames: Frames) -> Tensor:
+    """Frames (count, batch, points) times the window, added up where they lie: (batch, n).
+
+    As many additions as there are steps in a frame, each of all frames at once.
+    """
+    count, batch, points = pieces.shape
+    step, size, device = frames.step, frames.size, pieces.device
+    rows = pieces.reshape(count * batch, points)[:, :size]
+    rows = scaled(rows, device.array(frames.window.astype(pieces.dtype.numpy)))
+    parts = -(-size // step)
+    sums = device.zeros((count + parts - 1, batch, step), pieces.dtype)
+    flat = sums.reshape(-1, step)
+    for part in range(parts):
+        width = min(step, size - part * step)
+        place = flat[part * batch : (part + count) * batch, :width]
+        geam(rows[:, part * step : part * step + width], place, alpha=1.0, beta=1.0, out=place)
+    dense = copied(sums.transpose(1, 0, 2)).reshape(batch, -1)
+    return copied(dense[:, : size + (count - 1) * step])

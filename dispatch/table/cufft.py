@@ -1,0 +1,84 @@
+"""The table's rows of Fourier transforms, which end in cuFFT. Rows, and nothing else.
+
+`table.py` names this file and reads it when it is first asked. The last column names the machines on which a row's
+cases have passed, and is empty where none has run it yet.
+"""
+
+# fmt: off
+from __future__ import annotations
+
+from typing import Any
+
+from dispatch.core.nonfinite import stated
+from dispatch.core.row import Row
+from dispatch.keys import BF16, BOOL, C64, C128, F16, F32, F64, I8, I32, I64, U8, U32, U64, Arch
+from dispatch.ops.fft import cufft_cosine, cufft_dft
+from dispatch.ops.fft.cosine import scipy_cosine
+from dispatch.ops.fft.reference import numpy_dft
+from dispatch.ops.fft.rules import aligned
+from dispatch.table.on_host import on_host
+
+__all__ = ["ROWS"]
+
+SM75 = Arch(75)
+V11 = (11, 0)
+RULES = (aligned,)
+EXEC = ("cufft", "cufftXtExec", cufft_dft, ("H100",))
+COSINE = ("cufft", "cufftXtExec", cufft_cosine, ("H100",))
+
+GPU_ROWS = (
+#       op      a, out        compute rules min_arch, max_arch, min_version, calls, run_on
+    Row("dft", (C64,  C64),   None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (C128, C128),  None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (F32,  C64),   None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (F64,  C128),  None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (C64,  F32),   None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (C128, F64),   None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (F32,  F32),   None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (F64,  F64),   None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (F16,  C64),   None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (BF16, C64),   None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (I8,   C128),  None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (U8,   C128),  None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (I32,  C128),  None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (U32,  C128),  None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (I64,  C128),  None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (U64,  C128),  None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (BOOL, C128),  None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (I8,   F64),   None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (U8,   F64),   None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (I32,  F64),   None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (U32,  F64),   None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (I64,  F64),   None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (U64,  F64),   None, RULES, SM75, None, V11, *EXEC),
+    Row("dft", (BOOL, F64),   None, RULES, SM75, None, V11, *EXEC),
+    Row("dct", (F32,  F32),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dct", (F64,  F64),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dct", (C64,  C64),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dct", (C128, C128),  None, RULES, SM75, None, V11, *COSINE),
+    Row("dct", (F16,  F32),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dct", (BF16, F32),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dct", (I8,   F64),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dct", (U8,   F64),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dct", (I32,  F64),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dct", (U32,  F64),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dct", (I64,  F64),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dct", (U64,  F64),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dct", (BOOL, F64),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dst", (F32,  F32),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dst", (F64,  F64),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dst", (C64,  C64),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dst", (C128, C128),  None, RULES, SM75, None, V11, *COSINE),
+    Row("dst", (F16,  F32),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dst", (BF16, F32),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dst", (I8,   F64),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dst", (U8,   F64),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dst", (I32,  F64),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dst", (U32,  F64),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dst", (I64,  F64),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dst", (U64,  F64),   None, RULES, SM75, None, V11, *COSINE),
+    Row("dst", (BOOL, F64),   None, RULES, SM75, None, V11, *COSINE),
+)
+# fmt: on
+HOST: dict[Any, Any] = {cufft_dft: numpy_dft, cufft_cosine: scipy_cosine}
+ROWS = stated((*GPU_ROWS, *(on_host(row, HOST[row.call]) for row in GPU_ROWS)))

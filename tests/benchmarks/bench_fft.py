@@ -1,0 +1,284 @@
+"""Fourier transforms beside torch and CuPy, in one run: cuFFT's plans, and what is around them.
+
+Tables, by `--only`: `1d` 2^10 to 2^26 points, `batched` 2^24 points in transforms of 2^6 to 2^20, `2d` and `3d`, each
+c2c and r2c in single precision and some in double: us of the GPU for one call, and the share of the time in which the
+operand could be read and the result written at the bandwidth of a copy measured in the same run; `cosine` transforms
+beside CuPy's; and `host`, us of the host for one call of a small transform of operands at ever other addresses.
+
+Each result is held against NumPy's in double precision first, of 2^20 points and fewer. Candidates take turns, and the
+median counts. A ratio is the fastest peer's time over ours: above 1 ours is faster.
+Repeat: `python tests/benchmarks/bench_fft.py [--quick] [--device cuda:0|host] [--json FILE] [--only TABLE,TABLE]`. On
+`host` sizes are tiny, peers are NumPy, and it shows whether it runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from command import command
+from report import Report, Target, judge, say
+from timing import attempt, geometric_mean, gpu_race, host_race, statement, summary
+
+import dispatch as dp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TABLES = ("1d", "batched", "2d", "3d", "cosine", "host")
+CHECKED = 1 << 20  # points that NumPy transforms soon enough
+ROOM = 1 << 30  # bytes of all operand sets of a case
+MOST_SETS = 8
+ADDRESSES = 256
+TARGETS = (
+    Target("each transform to the best peer", "least", 0.98, at_least=True),
+    Target("geometric mean", "mean", 1.05, at_least=True),
+    Target("host time of a repeated small transform", "host: dispatch", 0.3, "us", "host: cupy"),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A transform along the last `axes` axes of operands of one shape."""
+
+    name: str  # in numpy.fft, or scipy.fft
+    shape: tuple[int, ...]
+    axes: int
+    dtype: str  # NumPy's name
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype} {'x'.join(map(str, self.shape))}"
+
+    @property
+    def along(self) -> tuple[int, ...]:
+        return tuple(range(-self.axes, 0))
+
+    @property
+    def nbytes(self) -> int:
+        """What is read and written at least."""
+        item, points = np.dtype(self.dtype).itemsize, int(np.prod(self.shape))
+        written = (
+            2 * item * (self.shape[-1] // 2 + 1) * (points // self.shape[-1]) if self.name == "rfftn" else item * points
+        )
+        return item * points + written
+
+
+def cases(table: str, *, tiny: bool) -> Iterator[Case]:
+    """The transforms of a table."""
+    single, both = ("complex64", "float32"), ("complex64", "float32", "complex128")
+    shapes: dict[str, list[tuple[int, ...]]] = {
+        "1d": [(1 << power,) for power in range(10, 27, 2)] + [(10_000_019,), (3**15,)],
+        "batched": [(1 << (24 - power), 1 << power) for power in range(6, 21, 2)] + [(16384, 1000), (65536, 211)],
+        "2d": [(1 << power, 1 << power) for power in range(8, 14)] + [(64, 512, 512), (3000, 3000)],
+        "3d": [(1 << power,) * 3 for power in range(5, 10)] + [(200, 200, 200)],
+        "cosine": [(4096, 4096), (1 << 20, 16), (1 << 22,)],
+    }
+    if tiny:
+        shapes = {name: [(2,) * (len(some[0]) - 1) + (12,)] for name, some in shapes.items()}
+    for shape in shapes[table]:
+        axes = {"2d": 2, "3d": 3}.get(table, 1)
+        if table == "cosine":
+            yield from (Case(name, shape, 1, "float32") for name in ("dct", "dst"))
+            continue
+        for dtype in both if len(shapes[table]) < 9 or shape[-1] < CHECKED else single:
+            yield Case("rfftn" if dtype[0] == "f" else "fftn", shape, axes, dtype)
+
+
+def drawn(case: Case, rng: np.random.Generator) -> Any:
+    values = rng.standard_normal(case.shape, np.float32)
+    return (
+        (values + 1j * rng.standard_normal(case.shape, np.float32)).astype(case.dtype) if "c" in case.dtype else values
+    )
+
+
+def calls(case: Case, sets: list[Any], missing: dict[str, str]) -> dict[str, Callable[[int], Any]]:
+    """How each library is called over operand set i, which is torch's."""
+    import torch
+
+    is_cosine = case.name in ("dct", "dst")
+    ours = getattr(dp.fft, case.name)
+    found: dict[str, Callable[[int], Any]] = {
+        "dispatch": (lambda i: ours(sets[i])) if is_cosine else (lambda i: ours(sets[i], axes=case.along))
+    }
+    if not is_cosine:
+        theirs = getattr(torch.fft, case.name)
+        found["torch"] = lambda i: theirs(sets[i], dim=case.along)
+
+    def cupy_side() -> Callable[[int], Any]:
+        import cupy
+        import cupyx.scipy.fft
+
+        arrays = [cupy.from_dlpack(one) for one in sets]
+        module: Any = cupyx.scipy.fft if is_cosine else cupy.fft
+        function = getattr(module, case.name)
+
+        def call(i: int) -> Any:
+            with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+                return function(arrays[i]) if is_cosine else function(arrays[i], axes=case.along)
+
+        return call
+
+    side = attempt("cupy", cupy_side, missing)
+    return found if side is None else {**found, "cupy": side}
+
+
+def check(case: Case, name: str, result: Any, values: Any) -> None:
+    """AssertionError unless a result is right, as far as single precision tells."""
+    if values.size > CHECKED:
+        return
+    if case.name in ("dct", "dst"):
+        import scipy.fft
+
+        right = getattr(scipy.fft, case.name)(values.astype(np.float64))
+    else:
+        wide = np.complex128 if values.dtype.kind == "c" else np.float64
+        right = getattr(np.fft, case.name)(values.astype(wide), axes=case.along)
+    got = result.get() if hasattr(result, "get") else result.cpu().numpy() if hasattr(result, "cpu") else result
+    off = np.linalg.norm(np.asarray(got) - right) / np.linalg.norm(right)
+    if not off < 1e-5:
+        raise AssertionError(f"{name}: {case} is {off:.2g} off")
+
+
+def is_right(
+    case: Case, name: str, call: Callable[[int], Any], values: Any, count: int, missing: dict[str, str]
+) -> bool:
+    """Whether a candidate runs over all operand sets, and gives what is right; else it is noted why not."""
+
+    def work() -> bool:
+        check(case, name, call(0), values)
+        for i in range(count):
+            call(i)
+        return True
+
+    return attempt(f"{case}: {name}", work, missing) is not None
+
+
+def bandwidth(*, quick: bool) -> float:
+    """Bytes a second that a copy of 1 GiB reads and writes."""
+    import torch
+
+    source = torch.empty(1 << (26 if quick else 28), device="cuda")
+    target = torch.empty_like(source)
+    seconds, _ = gpu_race({"copy": lambda _: target.copy_(source)}, sets=1, repeats=5, rounds=5)
+    return 2 * source.nbytes / float(np.median(seconds["copy"]))
+
+
+def on_the_gpu(table: str, report: Report, missing: dict[str, str], rate: float, *, quick: bool) -> list[float]:
+    """Race the cases of a table; prints a line for each, and gives the ratios of the best peer to ours."""
+    import torch
+
+    rng, rows, ratios = np.random.default_rng(7), {}, []
+    say(f"\n{table}: us of the GPU for one call, ratio of the best peer to ours, share of the memory's bandwidth")
+    for case in cases(table, tiny=False):
+        if quick and int(np.prod(case.shape)) > CHECKED:
+            continue
+
+        def work(case: Case = case) -> None:
+            values = drawn(case, rng)
+            count = max(1, min(MOST_SETS, ROOM // case.nbytes))
+            sets = [torch.from_numpy(values).cuda() for _ in range(count)]
+            runs = calls(case, sets, missing)
+            runs = {name: call for name, call in runs.items() if is_right(case, name, call, values, count, missing)}
+            seconds, how = gpu_race(runs, sets=count, repeats=count * (2 if quick else 4), rounds=3 if quick else 9)
+            figures = {name: summary(some) for name, some in seconds.items()}
+            peers = [figure["median"] for name, figure in figures.items() if name != "dispatch"]
+            share = case.nbytes / rate / (figures["dispatch"]["median"] * 1e-6)
+            ratio = min(peers) / figures["dispatch"]["median"] if peers else None
+            if ratio is not None:
+                ratios.append(ratio)
+            rows[str(case)] = {"us": figures, "how": how, "ratio": ratio, "share of bandwidth": share}
+            report.put(table, rows)
+            cells = " | ".join(f"{name} {figure['median']:.4g}" for name, figure in figures.items())
+            say(f"{case!s:<34} {cells} | {'-' if ratio is None else f'{ratio:.2f}'} | {share:.0%}")
+
+        attempt(str(case), work, missing)
+    return ratios
+
+
+def on_the_host(device: dp.Device, report: Report, missing: dict[str, str], *, quick: bool) -> dict[str, float]:
+    """The host's time of one call of 1,024 points, at ever other addresses."""
+    n = 16 if device.is_host else 1024
+    values = (np.arange(n) + 1j).astype(np.complex64)
+    ours = itertools.cycle([device.array(values) for _ in range(ADDRESSES)]).__next__
+    candidates = [statement("dispatch", "fft(x())", fft=dp.fft.fft, x=ours)]
+    if device.is_host:
+        candidates.append(statement("numpy", "fft(x)", fft=np.fft.fft, x=values))
+    else:
+
+        def torch_side() -> Any:
+            import torch
+
+            x = itertools.cycle([torch.from_numpy(values).cuda() for _ in range(ADDRESSES)]).__next__
+            return [
+                statement("torch", "fft(x())", fft=torch.fft.fft, x=x),
+                statement("dispatch over torch", "fft(x())", fft=dp.fft.fft, x=x),
+            ]
+
+        def cupy_side() -> Any:
+            import cupy
+
+            x = itertools.cycle([cupy.asarray(values) for _ in range(ADDRESSES)]).__next__
+            return [statement("cupy", "fft(x())", fft=cupy.fft.fft, x=x)]
+
+        for name, side in (("torch", torch_side), ("cupy", cupy_side)):
+            candidates += attempt(name, side, missing) or []
+    for candidate in candidates:
+        attempt(candidate.name, lambda candidate=candidate: candidate.burst(ADDRESSES), missing)
+    device.synchronize()
+    seconds, failed = host_race(
+        candidates, device.synchronize, bursts=3 if quick else 30, calls=16 if device.is_host else 100
+    )
+    missing.update(failed)
+    figures = {name: summary(some) for name, some in seconds.items()}
+    say(
+        f"\nhost: us of the host for one fft of {n} points: "
+        + " | ".join(f"{n} {f['median']:.3g}" for n, f in figures.items())
+    )
+    report.put("host", {"us": figures, "missing": missing})
+    return {f"host: {name}": figure["median"] for name, figure in figures.items()}
+
+
+def races(report: Report, missing: dict[str, str], wanted: list[str], *, quick: bool) -> dict[str, float]:
+    """The tables of the GPU's time, on a stream of their own: the default one takes no recording."""
+    import torch
+
+    with torch.cuda.stream(torch.cuda.Stream()):
+        rate = attempt("bandwidth", lambda: bandwidth(quick=quick), missing)
+        if rate is None:
+            return {}
+        say(f"\na copy reads and writes {rate / 1e12:.2f} TB/s")
+        report.put("bandwidth", rate)
+        ratios = [
+            ratio
+            for table in TABLES[:-1]
+            if table in wanted
+            for ratio in on_the_gpu(table, report, missing, rate, quick=quick)
+        ]
+    return {"least": min(ratios), "mean": geometric_mean(ratios)} if ratios else {}
+
+
+def measure(device: dp.Device, quick: bool, report: Report, wanted: list[str]) -> None:
+    """All tables that are wanted; the GPU's are those of torch's and CuPy's current device."""
+    missing: dict[str, str] = {}
+    figures: dict[str, float] = {}
+    if device.is_host:
+        on_the_host(device, report, missing, quick=True)
+        for table in TABLES[:-1]:
+            for case in cases(table, tiny=True):
+                values = drawn(case, np.random.default_rng(7))
+                along = {} if table == "cosine" else {"axes": case.along}
+                check(case, "dispatch", getattr(dp.fft, case.name)(device.array(values), **along).numpy(), values)
+        return
+    if "host" in wanted:
+        figures |= on_the_host(device, report, missing, quick=quick)
+    figures |= races(report, missing, wanted, quick=quick)
+    for name, why in missing.items():
+        say(f"missing: {name}: {why}")
+    report.put("missing", missing)
+    judge(TARGETS, figures, report)
+
+
+if __name__ == "__main__":
+    command(measure, __doc__, tables=TABLES)

@@ -1,0 +1,27 @@
+"""docs/fft.md: its example prints what stands below it, and its table names what there is."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+import dispatch as dp
+
+TEXT = (Path(__file__).parents[3] / "docs" / "fft.md").read_text(encoding="utf-8")
+
+
+def test_the_example_prints_what_stands_below_it():
+    pytest.importorskip("scipy")
+    program, output = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", TEXT, re.DOTALL).groups()
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(program, "docs/fft.md", "exec"), {})
+    assert printed.getvalue() == output
+
+
+def test_the_table_has_every_function():
+    table = TEXT[TEXT.index("| function of") : TEXT.index("`n` and `s` say")]
+    named = {name for line in table.strip().splitlines() for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+    assert named == set(dp.fft.__all__)
