@@ -16,11 +16,20 @@ from dispatch.ops.linalg import (
     cusolver_eigen,
     cusolver_expm,
     cusolver_linalg,
+    cusolver_polar,
     cusolver_refined,
     scipy_linalg,
 )
-from dispatch.ops.linalg.drivers import by_gesvd, by_gesvda, by_gesvdj, by_gesvdp, by_syevd, by_syevj
-from dispatch.ops.linalg.rules import aligned, economical, even_batches, hermitian, not_hermitian, whole_spectrum
+from dispatch.ops.linalg.drivers import by_gesvd, by_gesvda, by_gesvdj, by_gesvdp, by_syevd, by_syevd_of_many, by_syevj
+from dispatch.ops.linalg.rules import (
+    aligned,
+    economical,
+    even_batches,
+    hermitian,
+    many_small,
+    not_hermitian,
+    whole_spectrum,
+)
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
@@ -39,12 +48,12 @@ LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
 SYM   = (*RULES, not_hermitian)
 HER   = (*RULES, hermitian)
 CHOLESKY  = ("cusolverDn", "cusolverDnXpotrf", cusolver_linalg)
-CHO_SOLVE = ("cusolverDn", "cusolverDnXpotrs", cusolver_linalg)
+CHO_SOLVE = ("cusolverDn", "cusolverDnXpotrs", cusolver_linalg, H100)
 LU_FACTOR = ("cusolverDn", "cusolverDnXgetrf", cusolver_linalg)
-SLU_SOLVE = ("cublas",     "cublasStrsm_v2",   cusolver_linalg)
-DLU_SOLVE = ("cublas",     "cublasDtrsm_v2",   cusolver_linalg)
-CLU_SOLVE = ("cublas",     "cublasCtrsm_v2",   cusolver_linalg)
-ZLU_SOLVE = ("cublas",     "cublasZtrsm_v2",   cusolver_linalg)
+SLU_SOLVE = ("cublas",     "cublasStrsm_v2",   cusolver_linalg, H100)
+DLU_SOLVE = ("cublas",     "cublasDtrsm_v2",   cusolver_linalg, H100)
+CLU_SOLVE = ("cublas",     "cublasCtrsm_v2",   cusolver_linalg, H100)
+ZLU_SOLVE = ("cublas",     "cublasZtrsm_v2",   cusolver_linalg, H100)
 SSYTRF    = ("cusolverDn", "cusolverDnSsytrf", cusolver_linalg, H100)
 DSYTRF    = ("cusolverDn", "cusolverDnDsytrf", cusolver_linalg, H100)
 CSYTRF    = ("cusolverDn", "cusolverDnCsytrf", cusolver_linalg, H100)
@@ -58,10 +67,19 @@ SSYGVD    = ("cusolverDn", "cusolverDnSsygvd", cusolver_eigen, H100)
 DSYGVD    = ("cusolverDn", "cusolverDnDsygvd", cusolver_eigen, H100)
 CHEGVD    = ("cusolverDn", "cusolverDnChegvd", cusolver_eigen, H100)
 ZHEGVD    = ("cusolverDn", "cusolverDnZhegvd", cusolver_eigen, H100)
-EIG       = ("cusolverDn", "cusolverDnXgeev",  cusolver_eigen, H100)
+EIG       = ("cusolverDn", "cusolverDnXgeev",  cusolver_eigen)
 GESVDR    = ("cusolverDn", "cusolverDnXgesvdr", cusolver_eigen, H100)
 SVD       = ("cusolverDn", "cusolverDnXgesvd", cusolver_eigen, H100)
-QR_MULTIPLY = ("cusolverDn", "cusolverDnXgeqrf", cusolver_derived)
+QR_MULTIPLY = ("cusolverDn", "cusolverDnXgeqrf", cusolver_derived, H100)
+SORGQR    = ("cusolverDn", "cusolverDnSorgqr", cusolver_derived)
+DORGQR    = ("cusolverDn", "cusolverDnDorgqr", cusolver_derived)
+CORGQR    = ("cusolverDn", "cusolverDnCungqr", cusolver_derived)
+ZORGQR    = ("cusolverDn", "cusolverDnZungqr", cusolver_derived)
+SORMQR    = ("cusolverDn", "cusolverDnSormqr", cusolver_derived)
+DORMQR    = ("cusolverDn", "cusolverDnDormqr", cusolver_derived)
+CORMQR    = ("cusolverDn", "cusolverDnCunmqr", cusolver_derived)
+ZORMQR    = ("cusolverDn", "cusolverDnZunmqr", cusolver_derived)
+POLAR     = ("cusolverDn", "cusolverDnXgesvd", cusolver_polar)
 EXPM      = ("cusolverDn", "cusolverDnXgetrf", cusolver_expm)
 INV       = ("cusolverDn", "cusolverDnXgetrf", cusolver_derived)
 DET       = ("cusolverDn", "cusolverDnXgetrf", cusolver_derived, H100)
@@ -72,7 +90,7 @@ GPU_ROWS = (
     Row("cholesky",  (F32,  F32),  None,   RULES, SM75, None, V11_7, *CHOLESKY),
     Row("cholesky",  (F64,  F64),  None,   RULES, SM75, None, V11_7, *CHOLESKY),
     Row("cholesky",  (C64,  C64),  None,   RULES, SM75, None, V11_7, *CHOLESKY),
-    Row("cholesky",  (C128, C128), None,   RULES, SM75, None, V11_7, *CHOLESKY),
+    Row("cholesky",  (C128, C128), None,   RULES, SM75, None, V11_7, *CHOLESKY, H100),
     Row("cho_solve", (F32,  F32),  None,   RULES, SM75, None, V11_7, *CHO_SOLVE),
     Row("cho_solve", (F64,  F64),  None,   RULES, SM75, None, V11_7, *CHO_SOLVE),
     Row("cho_solve", (C64,  C64),  None,   RULES, SM75, None, V11_7, *CHO_SOLVE),
@@ -85,10 +103,10 @@ GPU_ROWS = (
     Row("lu_solve",  (F64,  F64),  None,   RULES, SM75, None, BLAS_V12_9, *DLU_SOLVE),
     Row("lu_solve",  (C64,  C64),  None,   RULES, SM75, None, BLAS_V12_9, *CLU_SOLVE),
     Row("lu_solve",  (C128, C128), None,   RULES, SM75, None, BLAS_V12_9, *ZLU_SOLVE),
-    Row("solve",     (F32,  F32),  None,   RULES, SM75, None, V11_7, *LU_FACTOR),
-    Row("solve",     (F64,  F64),  None,   RULES, SM75, None, V11_7, *LU_FACTOR),
+    Row("solve",     (F32,  F32),  None,   RULES, SM75, None, V11_7, *LU_FACTOR, H100),
+    Row("solve",     (F64,  F64),  None,   RULES, SM75, None, V11_7, *LU_FACTOR, H100),
     Row("solve",     (C64,  C64),  None,   SYM,   SM75, None, V11_7, *LU_FACTOR),
-    Row("solve",     (C128, C128), None,   SYM,   SM75, None, V11_7, *LU_FACTOR),
+    Row("solve",     (C128, C128), None,   SYM,   SM75, None, V11_7, *LU_FACTOR, H100),
     Row("solve",     (C64,  C64),  None,   HER,   SM75, None, V12_4, *HETRS, variant=OF_HERMITIAN),
     Row("solve",     (C128, C128), None,   HER,   SM75, None, V12_4, *HETRS, variant=OF_HERMITIAN),
     Row("ldl",       (F32,  F32),  None,   RULES, SM75, None, V11_7, *SSYTRF),
@@ -121,8 +139,8 @@ GPU_ROWS = (
     Row("svd",       (C128, C128), None,   BY_GESVD, SM75, None, V11_7, *SVD),
     Row("eig", (F32, C64), None, RULES, SM75, None, V11_7, *EIG),
     Row("eig", (F64, C128), None, RULES, SM75, None, V11_7, *EIG),
-    Row("eig", (C64, C64), None, RULES, SM75, None, V11_7, *EIG),
-    Row("eig", (C128, C128), None, RULES, SM75, None, V11_7, *EIG),
+    Row("eig", (C64, C64), None, RULES, SM75, None, V11_7, *EIG, H100),
+    Row("eig", (C128, C128), None, RULES, SM75, None, V11_7, *EIG, H100),
     Row("randomized_svd", (F32, F32), None, RULES, SM75, None, V11_7, *GESVDR),
     Row("randomized_svd", (F64, F64), None, RULES, SM75, None, V11_7, *GESVDR),
     Row("randomized_svd", (C64, C64), None, RULES, SM75, None, V11_7, *GESVDR),
@@ -131,13 +149,21 @@ GPU_ROWS = (
     Row("qr_multiply", (F64, F64), None, RULES, SM75, None, V11_7, *QR_MULTIPLY),
     Row("qr_multiply", (C64, C64), None, RULES, SM75, None, V11_7, *QR_MULTIPLY),
     Row("qr_multiply", (C128, C128), None, RULES, SM75, None, V11_7, *QR_MULTIPLY),
-    Row("expm",      (F32,  F32),  None,   RULES, SM75, None, V11_7, *EXPM),
-    Row("expm",      (F64,  F64),  None,   RULES, SM75, None, V11_7, *EXPM),
-    Row("expm",      (C64,  C64),  None,   RULES, SM75, None, V11_7, *EXPM),
+    Row("orgqr",     (F32, F32), None, RULES, SM75, None, V11_7, *SORGQR, H100),
+    Row("orgqr",     (F64, F64), None, RULES, SM75, None, V11_7, *DORGQR),
+    Row("orgqr",     (C64, C64), None, RULES, SM75, None, V11_7, *CORGQR),
+    Row("orgqr",     (C128, C128), None, RULES, SM75, None, V11_7, *ZORGQR),
+    Row("ormqr",     (F32, F32), None, RULES, SM75, None, V11_7, *SORMQR, H100),
+    Row("ormqr",     (F64, F64), None, RULES, SM75, None, V11_7, *DORMQR, H100),
+    Row("ormqr",     (C64, C64), None, RULES, SM75, None, V11_7, *CORMQR),
+    Row("ormqr",     (C128, C128), None, RULES, SM75, None, V11_7, *ZORMQR),
+    Row("expm",      (F32,  F32),  None,   RULES, SM75, None, V11_7, *EXPM, H100),
+    Row("expm",      (F64,  F64),  None,   RULES, SM75, None, V11_7, *EXPM, H100),
+    Row("expm",      (C64,  C64),  None,   RULES, SM75, None, V11_7, *EXPM, H100),
     Row("expm",      (C128, C128), None,   RULES, SM75, None, V11_7, *EXPM),
     Row("inv",       (F32,  F32),  None,   RULES, SM75, None, V11_7, *INV),
-    Row("inv",       (F64,  F64),  None,   RULES, SM75, None, V11_7, *INV),
-    Row("inv",       (C64,  C64),  None,   RULES, SM75, None, V11_7, *INV),
+    Row("inv",       (F64,  F64),  None,   RULES, SM75, None, V11_7, *INV, H100),
+    Row("inv",       (C64,  C64),  None,   RULES, SM75, None, V11_7, *INV, H100),
     Row("inv",       (C128, C128), None,   RULES, SM75, None, V11_7, *INV),
     Row("det",       (F32,  F32),  None,   RULES, SM75, None, V11_7, *DET),
     Row("det",       (F64,  F64),  None,   RULES, SM75, None, V11_7, *DET),
@@ -159,6 +185,10 @@ GPU_ROWS = (
     Row("pinv",      (F64,  F64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
     Row("pinv",      (C64,  C64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
     Row("pinv",      (C128, C128), None,   RULES, SM75, None, V11_7, *OF_SVD),
+    Row("polar",     (F32,  F32),  None,   RULES, SM75, None, V11_7, *POLAR),
+    Row("polar",     (F64,  F64),  None,   RULES, SM75, None, V11_7, *POLAR),
+    Row("polar",     (C64,  C64),  None,   RULES, SM75, None, V11_7, *POLAR),
+    Row("polar",     (C128, C128), None,   RULES, SM75, None, V11_7, *POLAR),
     Row("lstsq",     (F32,  F32),  None,   RULES, SM75, None, V11_7, *OF_SVD),
     Row("lstsq",     (F64,  F64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
     Row("lstsq",     (C64,  C64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
@@ -191,6 +221,23 @@ DRIVER_ROWS = tuple(
     for (op, driver), (rules, of_real, of_complex) in OTHERS.items()
     for dtype, letter in LETTERS.items()
 )
+# Behind the others, which every version has: autotune finds it.
+MANY_ROWS = tuple(
+    Row(
+        op="generalized_eigh",
+        dtypes=(dtype, dtype),
+        compute=None,
+        rules=(*RULES, by_syevd_of_many, whole_spectrum, many_small),
+        min_arch=SM75,
+        max_arch=None,
+        min_version=V12_4,
+        library="cusolverDn",
+        function="cusolverDnXsygvStridedBatched",
+        call=cusolver_eigen,
+        variant="of many",
+    )
+    for dtype in LETTERS
+)
 REFINED_ROWS = tuple(
     Row(
         op=op,
@@ -212,7 +259,8 @@ ROWS = stated(
     (
         *GPU_ROWS,
         *DRIVER_ROWS,
+        *MANY_ROWS,
         *REFINED_ROWS,
-        *(on_host(row, scipy_linalg, library="scipy") for row in (*GPU_ROWS, *DRIVER_ROWS, *REFINED_ROWS)),
+        *(on_host(row, scipy_linalg, library="scipy") for row in (*GPU_ROWS, *DRIVER_ROWS, *MANY_ROWS, *REFINED_ROWS)),
     )
 )

@@ -35,8 +35,6 @@ RULES = {
 }
 # fmt: on
 ALL = (F32, F64, C64, C128)
-# Whose cases have all run on an H100. Of `solve` and `inv` its benchmark has run, in f32 and f64.
-RUN = {"cholesky": ALL, "cho_solve": ALL, "lu_factor": ALL, "lu_solve": (F32, F64)}
 
 GPU_ROWS = tuple(
     Row(
@@ -50,7 +48,7 @@ GPU_ROWS = tuple(
         library="own",
         function=op,
         call=own_linalg,
-        run_on=("H100",) if dtype in RUN.get(op, ()) else (),
+        run_on=("H100",),
         variant="small",
     )
     for op, rules in RULES.items()

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from command import empty_cache
-from linalg_race import SHORT, Case, Timed, candidates, race
+from linalg_race import SHORT, Case, Timed, best, candidates, race
 from linalg_routines import TUNED, operands
 from report import say
+from timing import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,19 +29,38 @@ FLOPS: dict[str, Callable[[float], float]] = {  # LAPACK's working note 41
     "cholesky": lambda n: n**3 / 3 + n**2 / 2 + n / 6,
     "lu_factor": lambda n: 2 * n**3 / 3 - n**2 / 2 + 5 * n / 6,
     "qr": lambda n: 4 * n**3 / 3 + 2 * n**2 + 14 * n / 3,  # geqrf alone, in LAPACK's form
+    "syrk": lambda n: n**3 + n**2,
+    "trsm": lambda n: n**3,
+    "inv": lambda n: 2 * n**3,
 }
 OUR_CODES = {
     "gemm": ("matmul(a, b)", "matmul(a, b, out={0})"),
     "cholesky": ("cholesky(a)", "cholesky(a, out={0}, info={1})"),
     "lu_factor": ("lu_factor(a)", "lu_factor(a, out={0}, pivots={1}, info={2})"),
     "qr": ("qr(a, mode='raw')", "qr(a, mode='raw', h={0}, tau={1})"),
+    "syrk": ("syrk(a)", "syrk(a, out={0})"),
+    "trsm": ("trsm(a, b)", "trsm(a, b, out={0})"),
+    "inv": ("inv(a)", "inv(a, out={0}, info={1})"),
 }
 TORCH_CODES = {
     "gemm": ("torch.mm(a, b)", "torch.mm(a, b, out={0})"),
     "cholesky": ("la.cholesky_ex(a)", "la.cholesky_ex(a, out=({0}, {1}))"),
     "lu_factor": ("la.lu_factor_ex(a)", "la.lu_factor_ex(a, out=({0}, {1}, {2}))"),
     "qr": ("torch.geqrf(a)", "torch.geqrf(a, out=({0}, {1}))"),
+    "syrk": ("torch.mm(a, a.mT)", "torch.mm(a, a.mT, out={0})"),
+    "trsm": ("la.solve_triangular(a, b, upper=False)", "la.solve_triangular(a, b, upper=False, out={0})"),
+    "inv": ("la.inv_ex(a)", "la.inv_ex(a, out=({0}, {1}))"),
 }
+CUPY_CODES = {
+    "gemm": ("cupy.matmul(a, b)", "cupy.matmul(a, b, out={0})"),
+    "cholesky": ("la.cholesky(a)",) * 2,
+    "lu_factor": ("sla.lu_factor(a, check_finite=False)",) * 2,
+    "qr": ("la.qr(a, mode='raw')",) * 2,
+    "syrk": ("blas.syrk('N', a, lower=True)", "blas.syrk('N', a, out={0}, lower=True)"),
+    "trsm": ("sla.solve_triangular(a, b, lower=True, check_finite=False)",) * 2,
+    "inv": ("la.inv(a)",) * 2,
+}
+PEERS = ("torch", "CuPy")
 
 
 def drivers(run: Run) -> None:
@@ -65,7 +85,7 @@ def race_drivers(run: Run) -> None:
 
                 def work(case: Case = case, slow: dict[str, float] = slow) -> None:
                     get = operands(case.n, case.dtype, case.batch)
-                    here = [side for side in run.sides if side.name == "ours"]
+                    here = [side for side in run.sides if side.name in ("ours", *PEERS)]
 
                     def quick_enough(way: Any) -> bool:
                         times = slow.values() if way.name == TUNED else [slow.get(way.name, 0.0)]
@@ -79,12 +99,20 @@ def race_drivers(run: Run) -> None:
                     run.report.put("drivers", {"cases": rows, "missing": run.missing})
                     if not figures:
                         return
-                    fastest = min(figures, key=lambda name: figures[name]["done"])
                     cells = " | ".join(f"{name} {figure['done'] * 1e3:.4g}" for name, figure in figures.items())
-                    won = figures["ours"]["done"] / figures[fastest]["done"] if "ours" in figures else float("nan")
-                    say(f"{case!s:<24} {cells} | {fastest}: {won:.2f}")
+                    say(f"{case!s:<24} {cells}{said_of(figures)}")
 
                 run.guarded(case, work)
+
+
+def said_of(figures: dict[str, dict[str, float]]) -> str:
+    """Which driver of ours is the fastest and what it wins over the default, and how it stands to the best peer."""
+    mine, peer = best(figures, "done", mine=True), best(figures, "done", mine=False)
+    if mine is None:
+        return ""
+    won = figures["ours"]["done"] / figures[mine]["done"] if "ours" in figures else float("nan")
+    beside = f"; {peer} over it {figures[peer]['done'] / figures[mine]['done']:.2f}" if peer else ""
+    return f" | {mine}: {won:.2f}{beside}"
 
 
 def matrix(n: int, dtype: str) -> Any:
@@ -111,19 +139,27 @@ def timed(name: str, side: Any, codes: tuple[str, str], names: dict[str, Any]) -
 def scaling(run: Run) -> None:
     """Share of the peak over sizes."""
     sizes = (8, 16, 32) if run.tiny else tuple(2**i for i in range(5, 13 if run.quick else 15))
-    run.begin("scaling", "SCALING: TFLOP/s and share of the peak by ours, and the share of torch")
-    codes = {"ours": OUR_CODES, "torch": TORCH_CODES}
+    run.begin("scaling", "SCALING: TFLOP/s and share of the peak by ours, and the shares of torch and CuPy")
+    codes = {"ours": OUR_CODES, "torch": TORCH_CODES, "CuPy": CUPY_CODES}
     sides = {side.name: side for side in run.sides if side.name in codes}
     peaks: dict[str, float] = {}
     rows: dict[str, Any] = {}
+
+    def ready(name: str, side: Any, routine: str, names: dict[str, Any], case: str) -> Timed | None:
+        """A call that has run once; None where the library cannot, as for want of memory, which is noted."""
+        found: Timed | None = attempt(
+            f"{case}: {name}", lambda: timed(name, side, codes[name][routine], names), run.missing
+        )
+        return found
 
     def race_at(n: int, dtype: str, routines: tuple[str, ...]) -> dict[str, dict[str, float]]:
         values, found = matrix(n, dtype), {}
         held = {name: side.array(values) for name, side in sides.items()}
         for routine in routines:
             ways = [
-                timed(name, side, codes[name][routine], {"a": held[name], "b": held[name]})
+                way
                 for name, side in sides.items()
+                if (way := ready(name, side, routine, {"a": held[name], "b": held[name]}, f"{routine} {n} {dtype}"))
             ]
             figures = race(ways, run.device, 0.005 if run.tiny else 0.06, run.missing, f"{routine} {n} {dtype}")
             found[routine] = {name: FLOPS[routine](n) / figure["done"] for name, figure in figures.items()}
@@ -147,7 +183,8 @@ def scaling(run: Run) -> None:
                 for routine, rates in found.items():
                     shares = {name: rate / peaks[dtype] for name, rate in rates.items()}
                     mine = f"{rates['ours'] / 1e12:.4g} = {shares['ours']:.1%}" if "ours" in rates else "-"
-                    cells.append(f"{routine} {mine}" + (f" ({shares['torch']:.1%})" if "torch" in shares else ""))
+                    peers = ", ".join(f"{shares[name]:.1%}" for name in PEERS if name in shares)
+                    cells.append(f"{routine} {mine}" + (f" ({peers})" if peers else ""))
                 say(f"{case:<10} {' | '.join(cells)}")
 
             run.guarded(f"scaling {case}", work)

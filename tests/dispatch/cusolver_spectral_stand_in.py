@@ -67,6 +67,26 @@ class FromPairs:
                 one[:, column] = real[:, first] + (1j * np.sign(sign) * real[:, first + 1] if sign else 0)
 
 
+class TakeNearest:
+    def __init__(self, executor, values, others, source, target, info, status, batch):
+        self.given = values, others, source, target, info, status, batch
+
+    def enqueue(self, addresses):
+        values, others, source, target, info, status, batch = self.given
+        statuses, more = (base.strided(at_place(addresses, one), np.int32, (batch,), (1,)) for one in (info, status))
+        statuses[...] = np.where(statuses == 0, more, statuses)
+        for number in range(batch):
+            one, made = (base.of_batch(matrix, addresses, number) for matrix in (source, target))
+            w, left = (
+                base.strided(at_place(addresses, place, number), one.dtype, (len(one),), (1,))
+                for place in (values, others)
+            )
+            for column, value in enumerate(w):
+                distances = np.abs(left.conj() - value)
+                nearest = column if np.isnan(distances).all() else int(np.nanargmin(distances))
+                made[:, column], left[nearest] = one[:, nearest], np.nan
+
+
 # -- routines ---------------------------------------------------------------------------------------------------------
 def chosen(asked, low, high, first, last, w):
     """Which of all eigenvalues a routine gives."""
@@ -129,6 +149,20 @@ def sygvdx(dtype, problem, mode, asked, uplo, n, a, lda, b, ldb, low, high, firs
     base.put_info(info, status)
 
 
+def sygv_of_many(problem, mode, uplo, n, kind, a, lda, step, _, b, ldb, step_b, real, w, step_w, __, batch, *rest):
+    dtype = base.DTYPES[kind]
+    assert step >= lda * n
+    assert step_b >= ldb * n
+    assert step_w >= n
+    for number in range(batch):
+        places = (base.value(one) + number * by * dtype.itemsize for one, by in ((a, step), (b, step_b)))
+        first, second = places
+        at = base.value(w) + number * step_w * base.DTYPES[real].itemsize
+        one, values, found, vectors, status = pair(dtype, problem, mode, uplo, n, first, lda, second, ldb, at)
+        one[...], values[...] = vectors if mode else 7, found
+        base.put_info(rest[-1], status, number)
+
+
 def xgeev(left, right, n, kind, a, lda, _, w, __, vl, ldvl, ___, vr, ldvr, ____, *rest):
     assert not left
     assert not base.value(vl)
@@ -155,6 +189,6 @@ def xgesvdr(job, job_v, m, n, k, more, iterations, kind, a, lda, real, s, _, u, 
     base.put_info(rest[-1], status)
 
 
-X = {"Xsyevdx": xsyevdx, "Xgeev": xgeev, "Xgesvdr": xgesvdr}
+X = {"XsygvStridedBatched": sygv_of_many, "Xsyevdx": xsyevdx, "Xgeev": xgeev, "Xgesvdr": xgesvdr}
 OLDER = {"sygvd": sygvd, "hegvd": sygvd, "sygvj": sygvj, "hegvj": sygvj, "sygvdx": sygvdx, "hegvdx": sygvdx}
-KERNELS = {"cusolver_subset": (KeepFirst, SwapStatus), "cusolver_eig": (FromPairs,)}
+KERNELS = {"cusolver_subset": (KeepFirst, SwapStatus), "cusolver_eig": (FromPairs, TakeNearest)}

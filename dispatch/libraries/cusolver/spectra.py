@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cusolver.matrix import Matrix, Place
 
-__all__ = ["SPECTRA", "FromPairs", "KeepFirst", "SwapStatus"]
+__all__ = ["SPECTRA", "FromPairs", "KeepFirst", "SwapStatus", "TakeNearest"]
 
 THREADS = 256
 MOST_BLOCKS = 65535  # along the second axis of a grid
@@ -58,6 +58,49 @@ extern "C" __global__ void from_pairs(
             if (sign < 0) value.imag = -at[from.col];
             target[number * to.batch + row * to.row + col * to.col] = value;
         }
+}
+
+// The eigenvalues of the adjoint are the conjugate ones in an order of their own: each value in turn takes the nearest
+// that is left, which is the first of several, and its vector. A block has a matrix. Of what is no number the i-th is
+// taken for the i-th. Where the adjoint's status is not 0, the matrix has it, too.
+extern "C" __global__ void take_nearest(
+    const Complex* values, Complex* others, const Complex* source, Complex* target, int* info, const int* statuses,
+    Int n, Int batch, Strides from, Strides to)
+{
+    __shared__ double distances[256];
+    __shared__ Int places[256];
+    const int thread = threadIdx.x, threads = blockDim.x;
+    for (Int number = blockIdx.x; number < batch; number += gridDim.x) {
+        Complex* left = others + number * n;
+        for (Int i = 0; i < n; i++) {
+            const Complex value = values[number * n + i];
+            double nearest = -1;
+            Int place = i;
+            for (Int j = thread; j < n; j += threads) {
+                const double distance = hypot((double)left[j].real - value.real, (double)left[j].imag + value.imag);
+                if (distance >= 0 && (nearest < 0 || distance < nearest)) nearest = distance, place = j;
+            }
+            distances[thread] = nearest, places[thread] = place;
+            __syncthreads();
+            for (int half = threads / 2; half; half /= 2) {
+                if (thread < half) {
+                    const double other = distances[thread + half];
+                    const bool nearer = other < distances[thread]
+                        || (other == distances[thread] && places[thread + half] < places[thread]);
+                    if (other >= 0 && (distances[thread] < 0 || nearer))
+                        distances[thread] = other, places[thread] = places[thread + half];
+                }
+                __syncthreads();
+            }
+            place = places[0];
+            for (Int row = thread; row < n; row += threads)
+                target[number * to.batch + row * to.row + i * to.col]
+                    = source[number * from.batch + row * from.row + place * from.col];
+            if (thread == 0) left[place].real = (REAL)NAN;  // which nothing is near to
+            __syncthreads();
+        }
+        if (thread == 0 && info[number] == 0) info[number] = statuses[number];
+    }
 }
 
 // 1 … n say which minor of B is not positive definite and n + 1 that nothing converged: the other way round than SYGVD.
@@ -116,6 +159,28 @@ class FromPairs(Spectral):
         numbers = (ctypes.c_int64(source.rows), ctypes.c_int64(batch))
         grid = (min(-(-source.rows * source.cols // THREADS), BLOCKS), min(batch, MOST_BLOCKS), 1)
         places = (values, source.place, target.place)
+        super().__init__(executor, places, source, grid, *numbers, strides_of(source), strides_of(target))
+
+
+class TakeNearest(Spectral):
+    """Eigenvectors of the adjoint in the order of `values`; its eigenvalues, `others`, are destroyed."""
+
+    kernel = "take_nearest"
+
+    def __init__(
+        self,
+        executor: CudaExecutor,
+        values: Place,
+        others: Place,
+        source: Matrix,
+        target: Matrix,
+        info: Place,
+        status: Place,
+        batch: int,
+    ) -> None:
+        numbers = (ctypes.c_int64(source.rows), ctypes.c_int64(batch))
+        places = (values, others, source.place, target.place, info, status)
+        grid = (min(batch, MOST_BLOCKS), 1, 1)
         super().__init__(executor, places, source, grid, *numbers, strides_of(source), strides_of(target))
 
 

@@ -26,8 +26,10 @@ from dispatch.ops.linalg.derived import (
 from dispatch.ops.linalg.eig import EigRequest, RandomizedSvdRequest
 from dispatch.ops.linalg.exponential import ExpmRequest
 from dispatch.ops.linalg.multiply import QrMultiplyRequest, QrSide
+from dispatch.ops.linalg.polar import PolarRequest
 from dispatch.ops.linalg.reference import scipy_linalg as scipy_linalg
 from dispatch.ops.linalg.refined import FactorPrecision, RefinedLstsqRequest, RefinedSolveRequest, Refinement
+from dispatch.ops.linalg.reflectors import OrgqrRequest, OrmqrRequest
 from dispatch.ops.linalg.request import (
     CholeskyRequest,
     ChoSolveRequest,
@@ -63,7 +65,10 @@ __all__ = [
     "MatrixNormRequest",
     "MatrixRankRequest",
     "NormOrder",
+    "OrgqrRequest",
+    "OrmqrRequest",
     "PinvRequest",
+    "PolarRequest",
     "QrMode",
     "QrMultiplyRequest",
     "QrRequest",
@@ -91,7 +96,10 @@ __all__ = [
     "lu_solve",
     "matrix_norm",
     "matrix_rank",
+    "orgqr",
+    "ormqr",
     "pinv",
+    "polar",
     "qr",
     "qr_multiply",
     "randomized_svd",
@@ -132,6 +140,11 @@ cusolver_derived = plan_call(
     "dispatch.ops.linalg.cusolver_derived",
     "A plan of a factorization and of products and sums behind it; Refused where NVRTC is missing.",
 )
+cusolver_polar = plan_call(
+    "cusolver_polar",
+    "dispatch.ops.linalg.cusolver_polar",
+    "A plan of singular values and products of their vectors; Refused where NVRTC is missing.",
+)
 cusolver_refined = plan_call(
     "cusolver_refined",
     "dispatch.ops.linalg.cusolver_refinement",
@@ -151,6 +164,8 @@ lu_solve = request_function(LuSolveRequest, "lu_solve")
 solve = request_function(SolveRequest, "solve")
 qr = request_function(QrRequest, "qr")
 qr_multiply = request_function(QrMultiplyRequest, "qr_multiply")
+orgqr = request_function(OrgqrRequest, "orgqr")
+ormqr = request_function(OrmqrRequest, "ormqr")
 ldl = request_function(LdlRequest, "ldl")
 ldl_solve = request_function(LdlSolveRequest, "ldl_solve")
 eigh = request_function(EighRequest, "eigh")
@@ -164,5 +179,6 @@ slogdet = request_function(SlogdetRequest, "slogdet")
 matrix_norm = request_function(MatrixNormRequest, "matrix_norm")
 matrix_rank = request_function(MatrixRankRequest, "matrix_rank")
 pinv = request_function(PinvRequest, "pinv")
+polar = request_function(PolarRequest, "polar")
 lstsq = request_function(LstsqRequest, "lstsq")
 expm = request_function(ExpmRequest, "expm")

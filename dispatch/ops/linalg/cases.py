@@ -56,6 +56,7 @@ KINDS: dict[str, Any] = {
         *(ops.CholeskyRequest, ops.ChoSolveRequest, ops.LuFactorRequest, ops.LuSolveRequest, ops.SolveRequest),
         *(ops.RefinedSolveRequest, ops.RefinedLstsqRequest),
         *(ops.EigRequest, ops.RandomizedSvdRequest, ops.LdlRequest, ops.LdlSolveRequest, ops.QrMultiplyRequest),
+        *(ops.OrgqrRequest, ops.OrmqrRequest, ops.PolarRequest),
         *(ops.QrRequest, ops.EighRequest, ops.GeneralizedEighRequest, ops.SvdRequest, ops.InvRequest, ops.DetRequest),
         *(ops.SlogdetRequest, ops.MatrixNormRequest, ops.MatrixRankRequest, ops.PinvRequest, ops.LstsqRequest),
         ops.ExpmRequest,
@@ -103,6 +104,11 @@ FORMS = {
         *chosen((*EVERY, EVERY[0]._replace(right=0)), "mode", ops.QrSide.LEFT),
         *chosen((*EVERY, EVERY[0]._replace(right=0)), "mode", ops.QrSide.RIGHT),
     ),
+    "orgqr": (*EVERY, F("random", (12, 5), columns=12), F("random", (2, 9, 4), "columns", "rows", columns=6)),
+    "ormqr": (
+        *chosen((*EVERY, *SQUARE[6:8], EVERY[0]._replace(right=0)), "side", *ops.QrSide),
+        *chosen(chosen((*EVERY[::2], *SQUARE[6:8]), "side", ops.QrSide.RIGHT, ops.QrSide.LEFT), "adjoint", True),
+    ),
     **SPECTRAL_FORMS,
     **DERIVED_FORMS,
     **SYMMETRIC_FORMS,
@@ -135,6 +141,9 @@ MANY_FORMS = {
         *(form for form in MANY if form.out != "in place"), *SINGULAR,
         F("random", (3, 32, 32), "columns", "rows"), F("random", (2, 33, 33), "rows", "columns"),
         F("graded", (3, 8, 8), "strided", "strided"), F("singular", (3, 40, 40)),
+    ),
+    "generalized_eigh": chosen(
+        chosen(tuple(form for form in MANY_HALVES if form.out != "in place"), "itype", 1, 2, 3), "autotune", True
     ),
     "expm": (
         F("even", (40, 6, 6)), F("even", (3, 2, 17, 17), "columns", "columns"), F("random", (7, 1, 1)),
@@ -211,6 +220,8 @@ def operands(op: str, form: Form, dtype: Any, rng: np.random.Generator) -> dict[
         triangle = {"lower": choices["lower"], "hermitian": choices["hermitian"]}
         factors = evaluate(ops.LdlRequest(_on_host(a.astype(dtype.numpy)), **triangle), EXACT)
         a, found = factors["out"], {"pivots": factors["pivots"]}
+    elif op in ("orgqr", "ormqr"):
+        found = evaluate(ops.QrRequest(_on_host(a.astype(dtype.numpy)), mode=RAW), EXACT)
     else:
         found = {KINDS[op].reads[0]: a}
     if is_half:
@@ -220,6 +231,9 @@ def operands(op: str, form: Form, dtype: Any, rng: np.random.Generator) -> dict[
         found[name] = np.reshape(halves, a.shape) if halves else a
     if op == "generalized_eigh":
         found["b"] = second(form, dtype, rng)
+    elif op == "ormqr":
+        extents = (form.rows, form.right) if choices["side"] is ops.QrSide.LEFT else (form.right, form.rows)
+        found["c"] = normal(rng, dtype, (*form.batch, *extents))
     elif op == "qr_multiply":
         is_left = choices["mode"] is ops.QrSide.LEFT
         extents = (min(form.rows, form.cols), form.right) if is_left else (form.right, form.rows)
@@ -242,7 +256,7 @@ def check(op: str, dtype: Any, form: Form, name: str, device: Device, rng: np.ra
     """A request of a form with fresh operands, and what is to come out."""
     given = operands(op, form, dtype, rng)
     laid = {
-        n: place(device, v) if v.ndim == 1 or n == "pivots" else lay(device, v, form.order) for n, v in given.items()
+        n: place(device, v) if v.ndim == 1 or n in VECTORS else lay(device, v, form.order) for n, v in given.items()
     }
     choices = settled(op, dict(form.choices), given)
     request = KINDS[op](**{n: memory.view for n, memory in laid.items()}, **choices)
@@ -295,6 +309,22 @@ def _descending(request: Any) -> Any:
     return _with(w=lambda found: found["w"][..., ::-1])(request) if has_order else None
 
 
+def _right_for_left(request: Any) -> Any:
+    """Of matrices that are not normal, whose right eigenvectors are not the left ones."""
+    if request.op != "eig":
+        return None
+    a = np.asarray(request.a)
+    is_normal = np.allclose(a @ a.conj().mT, a.conj().mT @ a, atol=1e-3 * max(1.0, float(np.abs(a).max(initial=0))))
+    return None if is_normal else _with(vl=lambda found: found["v"])(request)
+
+
+def _negated(request: Any) -> Any:
+    """Of what reflectors give, whose signs are theirs."""
+    if request.op not in ("orgqr", "ormqr") or request.matrices.size < FEW:
+        return None
+    return {name: -values for name, values in evaluate(request, EXACT).items()}
+
+
 def _doubled(request: Any) -> Any:
     """Of an exponential, for others may allow as much."""
     return _with(out=lambda found: 2 * found["out"])(request) if request.op == "expm" else None
@@ -306,12 +336,17 @@ MUTATIONS = {
     "pivots counted from 0": _with(pivots=lambda found: found["pivots"] - 1),
     "R of another sign": _with(q=lambda found: found["q"], r=lambda found: -found["r"]),
     "Q of another sign": _with(out=lambda found: -found["out"], r=lambda found: found["r"]),
+    "a product of reflectors of another sign": _negated,
     "eigenvalues descending": _descending,
     "singular values ascending": _with(s=lambda found: found["s"][..., ::-1]),
     "vectors of another sign": _with(u=lambda found: -found["u"]),
     "eigenvectors that are longer": _with(v=lambda found: 2 * found["v"]),
     "an eigenvalue more": _with(count=lambda found: found["count"] + 1),
+    "left eigenvectors that are longer": _with(vl=lambda found: 2 * found["vl"]),
+    "left eigenvectors one behind": _with(vl=lambda found: np.roll(found["vl"], 1, axis=-1)),
+    "left eigenvectors that are right ones": _right_for_left,
     "eigenvectors one behind": _with(v=lambda found: np.roll(found["v"], 1, axis=-1)),
+    "P of another sign": _with(u=lambda found: -found["u"], p=lambda found: -found["p"]),
     "a determinant of another sign": _with(det=lambda found: -found["det"]),
     "a sign that is another": _with(sign=lambda found: -found["sign"]),
     "a logarithm of base 2": _with(logabsdet=lambda found: found["logabsdet"] / np.log(2)),

@@ -27,7 +27,9 @@ from dispatch.ops.linalg.cusolver import (
     reflect,
 )
 from dispatch.ops.linalg.cusolver_multiply import qr_multiply
+from dispatch.ops.linalg.cusolver_reflectors import orgqr, ormqr, turn
 from dispatch.ops.linalg.derived import InverseKind, InvRequest, LstsqDriver, LstsqRequest, NormOrder
+from dispatch.ops.linalg.multiply import QrSide
 from dispatch.ops.linalg.triangles import invert_lu
 
 if TYPE_CHECKING:
@@ -314,13 +316,13 @@ def by_reflections(steps: Operands, a: Matrix, b: Matrix, out: Matrix, info: Pla
     x = steps.scratch_matrix(a.dtype, factors.rows, b.cols)
     if tall:
         steps.copy(b, x)
-        turn_by_q(steps, factors, tau, x, CONJUGATED)
+        turn(steps, factors, tau, x, side=QrSide.LEFT, adjoint=True)
         substitute_triangle(steps, factors, x.lines(size), PLAIN)
     else:
         steps.copy(x, x, Keep.NONE)
         steps.copy(b, x.lines(size))
         substitute_triangle(steps, factors, x.lines(size), CONJUGATED)
-        turn_by_q(steps, factors, tau, x, PLAIN)
+        turn(steps, factors, tau, x, side=QrSide.LEFT)
     if has_residuals(a):
         behind = x.place._replace(offset=x.place.offset + size * x.dtype.itemsize)
         residuals = steps.vector("residuals")
@@ -328,15 +330,6 @@ def by_reflections(steps: Operands, a: Matrix, b: Matrix, out: Matrix, info: Pla
         steps.spoil(info, as_column(residuals, real_of(a.dtype), b.cols))
     steps.copy(x.lines(out.rows), out)
     steps.spoil(info, out)
-
-
-def turn_by_q(steps: Operands, factors: Matrix, tau: Place, x: Matrix, turn: Any) -> None:
-    """`ormqr` or `unmqr`: Q·x or Qᴴ·x, in x's memory."""
-    is_complex = factors.dtype.is_complex
-    turn = TRANSPOSED if turn is CONJUGATED and not is_complex else turn
-    name = f"cusolverDn{LETTERS[x.dtype]}{'unmqr' if is_complex else 'ormqr'}"
-    given = (LEFT, turn, x.rows, x.cols, factors.cols, factors.place, factors.ld, tau, x.place, x.ld)
-    steps.call_with_work(name, x.dtype, *given, info=steps.ignored_info())
 
 
 def substitute_triangle(steps: Operands, r: Matrix, x: Matrix, turn: Any) -> None:
@@ -357,4 +350,6 @@ MAKERS: dict[str, Callable[[Any, Operands], Plan]] = {
     "pinv": pseudo_inverse,
     "lstsq": least_squares,
     "qr_multiply": qr_multiply,
+    "orgqr": orgqr,
+    "ormqr": ormqr,
 }

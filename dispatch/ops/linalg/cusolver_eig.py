@@ -1,7 +1,10 @@
 """Eigenvalues of any square matrix, and randomized singular values, by cuSOLVER's 64-bit interface.
 
 Of a real matrix `geev` gives complex eigenvalues, and the real and imaginary parts of vectors as columns beside one
-another, as LAPACK does. Follows https://docs.nvidia.com/cuda/cusolver/#cusolverdnxgeev and #cusolverdnxgesvdr.
+another, as LAPACK does. Left eigenvectors it has none: they are the right ones of Aᴴ, brought into the order of A's
+eigenvalues. V⁻ᴴ would cost less, but one ill-conditioned eigenvalue, for which V⁻¹ is large, makes all of its rows off
+by n·eps·‖V⁻¹‖; those of Aᴴ are each off by their own eigenvalue's condition alone. Follows
+https://docs.nvidia.com/cuda/cusolver/#cusolverdnxgeev and #cusolverdnxgesvdr.
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ from typing import TYPE_CHECKING
 from cudabind.sys.cusolver_types import cusolverEigMode_t
 from dispatch.libraries.cusolver.calls import cuda_type, real_of
 from dispatch.libraries.cusolver.matrix import Matrix
-from dispatch.libraries.cusolver.spectra import FromPairs
+from dispatch.libraries.cusolver.spectra import FromPairs, TakeNearest
 from dispatch.ops.linalg.eig import complex_of, oversampled
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
+    from dispatch.libraries.cusolver.matrix import Place
     from dispatch.ops.linalg.cusolver import Operands
     from dispatch.ops.linalg.eig import EigRequest, RandomizedSvdRequest
 
@@ -39,17 +43,30 @@ def eig(request: EigRequest, steps: Operands) -> Plan:
     if request.eigvals_only:
         steps.call_x("cusolverDnXgeev", ALONE, ALONE, *given, NOWHERE, 1, kind, info=info)
     else:
-        wanted = steps.matrix("v")
-        is_real = a.dtype is not dtype
-        made = steps.scratch_matrix(a.dtype, a.rows, a.cols) if is_real else steps.target(wanted)
-        steps.call_x("cusolverDnXgeev", ALONE, WITH_VECTORS, *given, made.place, made.ld, kind, info=info)
-        if is_real:
-            steps.append(FromPairs(steps.executor, w, made, wanted, steps.batch))
-        else:
-            steps.finish(made, wanted)
-        results.append(wanted)
+        results.append(steps.matrix("v"))
+        right(steps, copy, w, info, results[-1])
+    if request.left:
+        results.append(steps.matrix("vl"))
+        others, status = steps.scratch(a.rows * dtype.itemsize), steps.scratch(4)
+        made = steps.scratch_matrix(dtype, a.rows, a.cols)
+        steps.copy(a.mT, copy, conj=True)
+        right(steps, copy, others, status, made)
+        steps.append(TakeNearest(steps.executor, w, others, made, results[-1], info, status, steps.batch))
     steps.spoil(info, *results)
     return steps.plan(capture_safe=False)
+
+
+def right(steps: Operands, a: Matrix, w: Place, info: Place, wanted: Matrix) -> None:
+    """`geev` with right eigenvectors over each matrix, which is destroyed."""
+    kind, value_kind = cuda_type(a.dtype), cuda_type(wanted.dtype)
+    is_real = a.dtype is not wanted.dtype
+    made = steps.scratch_matrix(a.dtype, a.rows, a.cols) if is_real else steps.target(wanted)
+    given = (a.rows, kind, a.place, a.ld, value_kind, w, kind, NOWHERE, 1, kind, made.place, made.ld, kind)
+    steps.call_x("cusolverDnXgeev", ALONE, WITH_VECTORS, *given, info=info)
+    if is_real:
+        steps.append(FromPairs(steps.executor, w, made, wanted, steps.batch))
+    else:
+        steps.finish(made, wanted)
 
 
 def randomized(request: RandomizedSvdRequest, steps: Operands) -> Plan:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cudabind.sys import cublas_types as cb
-from dispatch.libraries.cusolver.calls import LETTERS
 from dispatch.libraries.cusolver.copies import Keep
-from dispatch.ops.linalg.cusolver import PLAIN, reflect
+from dispatch.ops.linalg.cusolver import reflect
+from dispatch.ops.linalg.cusolver_reflectors import turn
 from dispatch.ops.linalg.multiply import QrSide
 
 if TYPE_CHECKING:
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from dispatch.ops.linalg.operands import Operands
 
 __all__ = ["qr_multiply"]
-
-SIDES = {QrSide.LEFT: cb.cublasSideMode_t.CUBLAS_SIDE_LEFT, QrSide.RIGHT: cb.cublasSideMode_t.CUBLAS_SIDE_RIGHT}
 
 
 def qr_multiply(request: QrMultiplyRequest, steps: Operands) -> Plan:
@@ -42,9 +39,6 @@ def qr_multiply(request: QrMultiplyRequest, steps: Operands) -> Plan:
     else:
         made = steps.target(wanted) if least == a.rows else steps.scratch_matrix(a.dtype, c.rows, a.rows)
         steps.copy(c, made)
-    name = f"cusolverDn{LETTERS[a.dtype]}{'unmqr' if a.dtype.is_complex else 'ormqr'}"
-    given = (SIDES[QrSide.LEFT if is_left else QrSide.RIGHT], PLAIN, made.rows, made.cols, least)
-    places = (factors.place, factors.ld, tau, made.place, made.ld)
-    steps.call_with_work(name, a.dtype, *given, *places, info=steps.ignored_info())
+    turn(steps, factors.columns(least), tau, made, side=request.mode)
     steps.finish(made.columns(wanted.cols), wanted)
     return steps.plan(capture_safe=True)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["generalized", "some"]
 
+ALL_AT_ONCE = "cusolverDnXsygvStridedBatched"
 BY_INDEX, BY_VALUE = cusolverEigRange_t.CUSOLVER_EIG_RANGE_I, cusolverEigRange_t.CUSOLVER_EIG_RANGE_V
 
 
@@ -72,7 +73,10 @@ def some(request: EighRequest, steps: Operands) -> Plan:
 
 
 def generalized(request: GeneralizedEighRequest, steps: Operands) -> Plan:
-    """`sygvd`, `sygvdx` or `sygvj` over each pair of matrices, of which one triangle is named for both."""
+    """`sygvd`, `sygvdx` or `sygvj` over each pair of matrices, or 12.4's routine over all.
+
+    One triangle is named for both.
+    """
     a, b, info = steps.matrix("a"), steps.matrix("b"), steps.vector("info")
     made, factor = (steps.scratch_matrix(a.dtype, a.rows, a.cols) for _ in range(2))
     keep = Keep.LOWER if request.lower else Keep.UPPER
@@ -88,7 +92,13 @@ def generalized(request: GeneralizedEighRequest, steps: Operands) -> Plan:
         steps.call_with_work(f"{name}gvdx", a.dtype, problem, mode, asked.kind, uplo, *pair, *within, info=info)
         return hand_over(request, steps, values, made, found)
     given = (problem, mode, uplo, *pair, values.place)
-    if driver_of(steps.row) is EighDriver.SYEVJ:
+    if steps.row.function == ALL_AT_ONCE:
+        kind, real = cuda_type(a.dtype), cuda_type(values.dtype)
+        step = made.ld * made.cols
+        matrices = (kind, made.place, made.ld, step, kind, factor.place, factor.ld, step)
+        behind = (real, values.place, a.rows, kind, steps.batch)
+        steps.call_x(ALL_AT_ONCE, problem, mode, uplo, a.rows, *matrices, *behind, info=info, count=1)
+    elif driver_of(steps.row) is EighDriver.SYEVJ:
         steps.call_with_work(f"{name}gvj", a.dtype, *given, info=info, behind=(eigen_settings(a.dtype),))
         steps.append(SwapStatus(steps.executor, info, made, steps.batch))
     else:

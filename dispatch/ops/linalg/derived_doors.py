@@ -58,6 +58,11 @@ def slogdet(a: Any) -> Any:
     return ops.slogdet(a)
 
 
+def polar(a: Any, side: ops.QrSide | str = "right", *, check: bool = True) -> Any:
+    """(u, p) of A = U·P, or for "left" A = P·U: U unitary or half so, P Hermitian without negative eigenvalues."""
+    return checked("polar", ops.polar(a, side=side), check=check)
+
+
 def norm(a: Any, ord: NormOrder | str | float | None = None) -> Any:  # noqa: A002 - NumPy's word
     """A norm of each matrix: None or "fro", "nuc", 1, -1, 2, -2, infinity or -infinity; nothing is checked.
 

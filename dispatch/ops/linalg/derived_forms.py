@@ -57,6 +57,10 @@ DERIVED_FORMS: dict[str, tuple[Form, ...]] = {
     ),
     "matrix_rank": (*EVERY, *SINGULAR, F("graded", (3, 9, 4), rtol=0.05)),
     "pinv": (*EVERY, F("deficient", (4, 9, 7), "strided", "rows"), F("graded", (3, 9, 4), rtol=0.05)),
+    "polar": (
+        *chosen(EVERY, "side", ops.QrSide.RIGHT, ops.QrSide.LEFT),
+        *chosen((*OBLONG, *SINGULAR), "side", ops.QrSide.LEFT, ops.QrSide.RIGHT),
+    ),
     "lstsq": (
         *chosen(WITH_SIDES, "driver", ops.LstsqDriver.GELSS), *chosen(RANKS, "driver", ops.LstsqDriver.GELSS),
         *chosen(WITH_SIDES, "driver", ops.LstsqDriver.GELS),

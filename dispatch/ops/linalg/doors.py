@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dispatch.core.request import run
 from dispatch.errors import LinAlgError
 from dispatch.ops import linalg as ops
-from dispatch.ops.linalg.derived_doors import det, expm, inv, lstsq, matrix_rank, norm, pinv, slogdet
+from dispatch.ops.linalg.derived_doors import det, expm, inv, lstsq, matrix_rank, norm, pinv, polar, slogdet
 from dispatch.ops.linalg.spectral_doors import eig, eigh, eigvals, eigvalsh, randomized_svd, svd, svdvals
 from dispatch.ops.linalg.status import NOT_POSITIVE, ZERO_IN_D, check_info, checked
 
@@ -37,7 +37,10 @@ __all__ = [
     "lu_solve",
     "matrix_rank",
     "norm",
+    "orgqr",
+    "ormqr",
     "pinv",
+    "polar",
     "qr",
     "qr_multiply",
     "randomized_svd",
@@ -123,7 +126,10 @@ def ldl(
 
 
 def qr(a: Any, mode: ops.QrMode | str = "reduced") -> Any:
-    """(q, r) of A = Q·R; with mode "r" r alone, with "raw" LAPACK's (h, tau). Nothing can fail."""
+    """(q, r) of A = Q·R; with mode "r" r alone, with "raw" LAPACK's (h, tau). Nothing can fail.
+
+    h is as SciPy has it, with r in its upper triangle, and NumPy's is its transpose; `orgqr` and `ormqr` take both.
+    """
     return run(ops.QrRequest(a, mode=mode))
 
 
@@ -133,6 +139,16 @@ def qr_multiply(a: Any, c: Any, mode: ops.QrSide | str = "right") -> Any:
     C is (…, p, m), or for "left" (…, min(m, n), p): a vector is one row, or one column. Nothing can fail.
     """
     return ops.qr_multiply(a, c, mode=mode)
+
+
+def orgqr(h: Any, tau: Any, *, columns: int | None = None) -> Any:
+    """Q's first `columns`, min(m, n) unless said, from (h, tau) of `qr` with mode "raw". Nothing can fail."""
+    return ops.orgqr(h, tau, columns=columns)
+
+
+def ormqr(h: Any, tau: Any, c: Any, *, side: ops.QrSide | str = "left", adjoint: bool = False) -> Any:
+    """Q·C from (h, tau) of `qr` with mode "raw", or for "right" C·Q, or with Qᴴ in Q's place. Nothing can fail."""
+    return ops.ormqr(h, tau, c, side=side, adjoint=adjoint)
 
 
 def refined_solve(a: Any, b: Any, *, check: bool = True, **choices: Any) -> Any:

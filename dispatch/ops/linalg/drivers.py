@@ -26,6 +26,7 @@ __all__ = [
     "by_gesvdj",
     "by_gesvdp",
     "by_syevd",
+    "by_syevd_of_many",
     "by_syevj",
     "driver_of",
 ]
@@ -75,6 +76,13 @@ def by_gesvdj(request: SvdRequest) -> str:
 def by_syevj(request: EighRequest | GeneralizedEighRequest) -> str:
     """Driver syevj, or none and autotune."""
     return _lacking(request, EighDriver.SYEVJ, "driver syevj, or none and autotune", takes_open=request.autotune)
+
+
+def by_syevd_of_many(request: GeneralizedEighRequest) -> str:
+    """Driver syevd, or none, and autotune."""
+    if not request.autotune:
+        return "needs autotune=True, has False"
+    return _lacking(request, EighDriver.SYEVD, "driver syevd, or none", takes_open=True)
 
 
 def by_gesvdp(request: SvdRequest) -> str:

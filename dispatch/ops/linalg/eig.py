@@ -27,28 +27,31 @@ def complex_of(dtype: Dtype) -> Dtype:
 
 @dataclass(frozen=True, eq=False)
 class EigRequest(LinalgRequest["tuple[Tensor, ...]"]):
-    """Eigenvalues and right eigenvectors of a square matrix: A·V = V·diag(w), by `geev`; gives back (w, v, info).
+    """Eigenvalues and eigenvectors of a square matrix: A·V = V·diag(w), by `geev`; gives back (w, v, info).
 
     Attributes:
         a: (…, n, n), real or complex.
         eigvals_only: whether (w, info) is all that is wanted.
+        left: whether left eigenvectors are, too, Uᴴ·A = diag(w)·Uᴴ: then (w, vl, v, info) comes back.
         w: (…, n), complex, dense, in no order; those of a real matrix that are not real are conjugate pairs, the one
             with the positive imaginary part first.
-        v: (…, n, n), complex, an eigenvector of norm 1 in each column; left open, these lie one behind another.
-        info: i32, one for each matrix: 0, or above 0 where the method did not converge, and then w and v are NaN.
+        vl, v: (…, n, n), complex, an eigenvector of norm 1 in each column; left open, these lie one behind another.
+        info: i32, one for each matrix: 0, or above 0 where the method did not converge, and then the rest is NaN.
 
-    Left eigenvectors, Uᴴ·A = diag(w)·Uᴴ, are the right ones of Aᴴ; cuSOLVER has no others. The matrices of a batch are
-    taken one after another, partly on the host, so that the routine cannot be captured. A NaN gives NaN, with an info
-    above 0 or without.
+    On a GPU left eigenvectors are the right ones of Aᴴ, by a second `geev`, for cuSOLVER has no others: each eigenvalue
+    in turn takes that of the nearest one that is left. The matrices of a batch are taken one after another, partly on
+    the host, so that the routine cannot be captured. A NaN gives NaN, with an info above 0 or without.
     """
 
     op: ClassVar[str] = "eig"
     reads: ClassVar[tuple[str, ...]] = ("a",)
-    writes: ClassVar[tuple[str, ...]] = ("w", "v", "info")
+    writes: ClassVar[tuple[str, ...]] = ("w", "vl", "v", "info")
     a: Tensor
     _: KW_ONLY
     eigvals_only: bool = False
+    left: bool = False
     w: Tensor | None = None
+    vl: Tensor | None = None
     v: Tensor | None = None
     info: Tensor | None = None
 
@@ -60,12 +63,13 @@ class EigRequest(LinalgRequest["tuple[Tensor, ...]"]):
         check_square("a", self.a)
         check_dense("w", self.w)
         check_dense("info", self.info)
+        if self.left and self.eigvals_only:
+            raise BadRequest("left", "True", "False with eigvals_only=True, which wants no vectors")
 
     def outputs(self) -> dict[str, Output]:
         kind = complex_of(self.a.dtype)
-        found = {"w": dense(self.a.shape[:-1], kind)}
-        if not self.eigvals_only:
-            found["v"] = by_columns(self.a.shape, kind)
+        names = () if self.eigvals_only else ("vl", "v") if self.left else ("v",)
+        found = {"w": dense(self.a.shape[:-1], kind)} | {name: by_columns(self.a.shape, kind) for name in names}
         return found | {"info": self.info_output()}
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DERIVED"]
 
+WORK = 64  # columns of LAPACK's workspace
 ORDERS: dict[NormOrder, Any] = {
     NormOrder.FRO: "fro",
     NormOrder.NUC: "nuc",
@@ -113,6 +114,16 @@ def _pinv(request: Any, a: Array) -> dict[str, Any]:
     return {"out": (vh.conj().T * factors) @ u.conj().T, "info": 0}
 
 
+def _polar(request: Any, a: Array) -> dict[str, Any]:
+    is_right = request.side is QrSide.RIGHT
+    if not a.size:
+        return {"u": a, "p": np.zeros((a.shape[is_right],) * 2), "info": 0}
+    w, s, vh, info = _decomposed(a)
+    if info:
+        return {"u": 0, "p": 0, "info": info}
+    return {"u": w @ vh, "p": (vh.conj().T * s) @ vh if is_right else (w * s) @ w.conj().T, "info": 0}
+
+
 def _lstsq(request: Any, a: Array, b: Array) -> dict[str, Any]:
     cols, least = a.shape[1], min(a.shape)
     side = b[:, None] if b.ndim == 1 else b
@@ -154,6 +165,24 @@ def _qr_multiply(request: Any, a: Array, c: Array) -> dict[str, Any]:
     return {"out": q @ c if is_left else c @ q, "r": r}
 
 
+def _orgqr(request: Any, h: Array, tau: Array) -> dict[str, Any]:
+    rows, columns = request.outputs()["q"].shape[-2:]
+    if not tau.size:
+        return {"q": np.eye(rows, columns)}
+    room = np.zeros((rows, columns), h.dtype, order="F")
+    room[:, : len(tau)] = h[:, : len(tau)]
+    return {"q": lapack("ungqr" if h.dtype.kind == "c" else "orgqr", h.dtype)(room, tau)[0]}
+
+
+def _ormqr(request: Any, h: Array, tau: Array, c: Array) -> dict[str, Any]:
+    if not tau.size or not c.size:
+        return {"out": c}
+    is_complex = h.dtype.kind == "c"
+    words = ("L" if request.side is QrSide.LEFT else "R", ("C" if is_complex else "T") if request.adjoint else "N")
+    name = "unmqr" if is_complex else "ormqr"
+    return {"out": lapack(name, h.dtype)(*words, h[:, : len(tau)], tau, c, max(c.shape) * WORK)[0]}
+
+
 DERIVED: dict[str, Callable[..., dict[str, Any]]] = {
     "inv": _inv,
     "det": _det,
@@ -161,7 +190,10 @@ DERIVED: dict[str, Callable[..., dict[str, Any]]] = {
     "matrix_norm": _matrix_norm,
     "matrix_rank": _matrix_rank,
     "pinv": _pinv,
+    "polar": _polar,
     "lstsq": _lstsq,
     "qr_multiply": _qr_multiply,
+    "orgqr": _orgqr,
+    "ormqr": _ormqr,
     "expm": expm,
 }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from dispatch.ops.linalg.base import real_of
+from dispatch.ops.linalg.multiply import QrSide
 from dispatch.ops.linalg.norms import norm, of, solution, unitary, whole, zeros
 from dispatch.ops.linalg.packed import mirrored
 from dispatch.ops.linalg.reference import RIGHT_EVEN_SO
@@ -190,6 +191,19 @@ def reflected(h: Array, tau: Array) -> Array:
     return q
 
 
+def _orgqr(request: Any, h: Array, given: Any, found: Any, eps: float) -> Ratios:
+    del request
+    q = found["q"]
+    yield "Q's distance", of(q - reflected(h, given["tau"])[:, : q.shape[1]], 1.0, eps, len(h))
+
+
+def _ormqr(request: Any, h: Array, given: Any, found: Any, eps: float) -> Ratios:
+    q, c = reflected(h, given["tau"]), given["c"]
+    q = q.conj().T if request.adjoint else q
+    exact = q @ c if request.side is QrSide.LEFT else c @ q
+    yield "the product's distance", of(found["out"] - exact, norm(c), eps, len(h))
+
+
 MEASURES: dict[str, Callable[[Any, Array, Any, Any, float], Any]] = {
     "cholesky": _cholesky,
     "cho_solve": _cho_solve,
@@ -197,6 +211,8 @@ MEASURES: dict[str, Callable[[Any, Array, Any, Any, float], Any]] = {
     "lu_solve": _lu_solve,
     "solve": _solve,
     "qr": _qr,
+    "orgqr": _orgqr,
+    "ormqr": _ormqr,
     **SPECTRAL,
     **DERIVED,
     **SYMMETRIC,

@@ -12,7 +12,7 @@ import numpy as np
 from dispatch.ops.linalg.derived import InverseKind, LstsqDriver, NormOrder
 from dispatch.ops.linalg.exponential_residuals import expm
 from dispatch.ops.linalg.multiply import QrSide
-from dispatch.ops.linalg.norms import norm, of, whole, zeros
+from dispatch.ops.linalg.norms import norm, of, unitary, whole, zeros
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -170,6 +170,17 @@ def _qr_multiply(request: Any, a: Array, given: Any, found: Any, eps: float) -> 
         yield "what of Q·C is not in A's range", of(out - q @ (q.conj().T @ out), size, eps, most)
 
 
+def _polar(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
+    del given
+    u, p, most = found["u"], found["p"], max(a.shape)
+    made = u @ p if request.side is QrSide.RIGHT else p @ u
+    yield "A - U·P", of(made - a, norm(a), eps, most)
+    yield "I - Uᴴ·U", unitary(u if len(a) >= a.shape[1] else u.conj().T, eps)
+    yield "P - Pᴴ", of(p - p.conj().T, norm(a), eps, most)
+    below = np.minimum(np.linalg.eigvalsh((p + p.conj().T) / 2), 0) if p.size else np.zeros(0)
+    yield "an eigenvalue of P below 0", of(below[:, None], norm(a), eps, most)
+
+
 DERIVED: dict[str, Callable[[Any, Array, Any, Any, float], Ratios]] = {
     "inv": _inv,
     "det": _det,
@@ -179,5 +190,6 @@ DERIVED: dict[str, Callable[[Any, Array, Any, Any, float], Ratios]] = {
     "pinv": _pinv,
     "lstsq": _lstsq,
     "qr_multiply": _qr_multiply,
+    "polar": _polar,
     "expm": expm,
 }

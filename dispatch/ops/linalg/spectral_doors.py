@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.checks import check_bool
-from dispatch.errors import BadRequest, LinAlgError
+from dispatch.errors import LinAlgError
 from dispatch.ops import linalg as ops
 from dispatch.ops.linalg.status import NOT_POSITIVE, checked, numbers
 
@@ -108,16 +108,15 @@ def svdvals(a: Any, *, driver: SvdDriver | str | None = None, autotune: bool = F
 def eig(a: Any, *, left: bool = False, right: bool = True, check: bool = True) -> Any:
     """(w, v) of A·V = V·diag(w) for any square A; both are complex, unlike NumPy's where all eigenvalues are real.
 
-    Without `right` it is w alone. `left` is refused: cuSOLVER has no left eigenvectors, and neither V⁻¹ nor those of
-    Aᴴ, matched by their eigenvalues, are as exact as LAPACK's where V is ill-conditioned.
+    With `left` (w, vl, v), where vlᴴ·A = diag(w)·vlᴴ; without `right` v is left out.
     """
     for name, given in (("left", left), ("right", right)):
         check_bool(name, given)
-    if left:
-        wanted = "False: cuSOLVER has right eigenvectors alone"
-        hint = "the left ones are the right ones of the conjugate transpose, eig(a.conj().mT), whose w are conjugates"
-        raise BadRequest("left", "True", wanted, hint)
-    return checked("eig", ops.eig(a, eigvals_only=not right), check=check)
+    results = ops.eig(a, eigvals_only=not (left or right), left=left)
+    if left and not right:
+        w, vectors, _, *info = results
+        results = (w, vectors, *info)
+    return checked("eig", results, check=check)
 
 
 def eigvals(a: Any, *, check: bool = True) -> Any:

@@ -71,7 +71,10 @@ SQUARES = (
     F("rotation", (16, 16), "strided"), F("deficient", (9, 9), "columns"), F("wilkinson", (21, 21)),
 )  # fmt: skip
 SMALL = tuple(form for form in SQUARES if form.rows <= 40)  # a decomposition for each eigenvalue
-EIG_FORMS = (*SQUARES, *chosen((*SMALL, F("jordan", (12, 12))), "eigvals_only", True))
+EIG_FORMS = (
+    *SQUARES, *chosen((*SMALL, F("jordan", (12, 12))), "eigvals_only", True),
+    *chosen(tuple(form for form in SMALL if form.kind != "kahan"), "left", True),
+)  # fmt: skip
 LOW_RANK = (
     F("rank 3", (24, 18)), F("rank 3", (18, 24), "columns"), F("rank 3", (2, 11, 9), "strided", "rows"),
     F("rank 3", (3, 9, 30), "columns", "columns"), F("rank 3", (130, 70)), F("rank 3", (5, 5)),

@@ -67,22 +67,27 @@ def _generalized_eigh(request: Any, a: Array, b: Array) -> dict[str, Any]:
 
 def _eig(request: Any, a: Array) -> dict[str, Any]:
     if not a.size:
-        return {"w": np.zeros(0), "v": a, "info": 0}
+        return {"w": np.zeros(0), "vl": a, "v": a, "info": 0}
     if not np.isfinite(a).all():
-        return {"w": 0, "v": 0, "info": FAILED}
-    given = {"compute_vl": False, "compute_vr": not request.eigvals_only}
+        return {"w": 0, "vl": 0, "v": 0, "info": FAILED}
+    given = {"compute_vl": request.left, "compute_vr": not request.eigvals_only}
     if a.dtype.kind == "c":
-        w, _, v, info = lapack("geev", a.dtype)(a, **given)
-        return {"w": w, "v": v, "info": info}
-    real, imag, _, v, info = lapack("geev", a.dtype)(a, **given)
+        w, left, v, info = lapack("geev", a.dtype)(a, **given)
+        return {"w": w, "vl": left, "v": v, "info": info}
+    real, imag, left, v, info = lapack("geev", a.dtype)(a, **given)
     w = real + 1j * imag
     if request.eigvals_only:
         return {"w": w, "info": info}
-    first = np.flatnonzero(imag > 0)  # of a pair: the vectors' real and imaginary parts are columns
+    return {"w": w, "vl": _from_pairs(left, w) if request.left else 0, "v": _from_pairs(v, w), "info": info}
+
+
+def _from_pairs(v: Array, w: Array) -> Array:
+    """Complex vectors of a real matrix, of which a pair's real and imaginary parts are columns."""
+    first = np.flatnonzero(w.imag > 0)
     vectors = v.astype(w.dtype)
     vectors[:, first] += 1j * v[:, first + 1]
     vectors[:, first + 1] = vectors[:, first].conj()
-    return {"w": w, "v": vectors, "info": info}
+    return vectors
 
 
 def _randomized_svd(request: Any, a: Array) -> dict[str, Any]:

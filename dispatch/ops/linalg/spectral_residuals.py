@@ -119,6 +119,26 @@ def _eig(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
     yield "a length of V's columns", float(lengths / max(n * eps, np.finfo(np.float64).tiny))
     if n and (exact := np.linalg.cond(np.linalg.eig(a)[1])) < FAR_FROM_DEFECTIVE:
         yield "V's condition, far above what it may be,", 0.0 if np.linalg.cond(v) <= LOOSE * exact else np.inf
+    if request.left and n:
+        yield from _left(a, w, found["vl"], eps)
+
+
+def _left(a: Array, w: Array, u: Array, eps: float) -> Ratios:
+    """Left eigenvectors: of eigenvalues of their own as well as right ones, of w but for its condition.
+
+    That is 1/|uᴴ·v|: how far an eigenvalue of A is from that of a matrix that is off by roundoff.
+    """
+    n = len(a)
+    products = u.conj().T @ a
+    own = (products * u.T).sum(axis=1)
+    yield "Uᴴ·A - w'·Uᴴ of their own w'", of((products - own[:, None] * u.conj().T).conj().T, norm(a), eps, n)
+    lengths = np.abs(np.linalg.norm(u, axis=0) - 1).max()
+    yield "a length of U's columns", float(lengths / (n * eps))
+    exact, v = np.linalg.eig(a)
+    if np.linalg.cond(v) < FAR_FROM_DEFECTIVE:
+        conditions = np.linalg.norm(np.linalg.inv(v), axis=1)[np.abs(exact - w[:, None]).argmin(axis=1)]
+        apart = np.abs(products - w[:, None] * u.conj().T).sum(axis=1) / conditions
+        yield "Uᴴ·A - w·Uᴴ, in units of w's condition,", float(apart.max() / (n * eps * norm(a)))
 
 
 def _randomized_svd(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:

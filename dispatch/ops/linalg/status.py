@@ -17,6 +17,7 @@ NOT_POSITIVE = "the leading minor of order {status} is not positive definite"
 SINGULAR = "the matrix is singular: U[{before}, {before}] of its LU factorization is exactly 0"
 ZERO_IN_D = "the matrix is singular: D[{before}, {before}] of its L·D·Lᴴ factorization is exactly 0"
 UNCONVERGED = "the method did not converge (info {status})"
+NOT_FINITE_THERE = "a NaN or an infinity in the matrix does that"
 PAIR = (
     "info is {status}: up to n it did not converge, n + i is that b's leading minor of order i is not positive definite"
 )
@@ -26,11 +27,13 @@ MEANINGS = {
     "ldl": (ZERO_IN_D, "the factors are right, but no system can be solved with them"),
     "solve": (SINGULAR, "the least squares solution is that of an SVD: dispatch.linalg.svd"),
     "inv": (SINGULAR, "dispatch.linalg.pinv takes a matrix of any rank"),
-    **dict.fromkeys(("matrix_rank", "pinv", "lstsq"), (UNCONVERGED, "a NaN or an infinity in the matrix does that")),
+    **dict.fromkeys(
+        ("matrix_rank", "pinv", "polar", "lstsq"), (UNCONVERGED, "a NaN or an infinity in the matrix does that")
+    ),
     "expm": ("the denominator of Padé's approximant is singular (info {status})", "scale the matrix"),
     "eigh": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else try another driver"),
     "generalized_eigh": (PAIR, "b must be positive definite; a NaN or an infinity in a matrix does that, too"),
-    "eig": (UNCONVERGED, "a NaN or an infinity in the matrix does that"),
+    "eig": (UNCONVERGED, NOT_FINITE_THERE),
     "randomized_svd": (UNCONVERGED, "a NaN or an infinity in the matrix does that; else dispatch.linalg.svd"),
     "refined_solve": (SINGULAR, "the least squares solution is that of an SVD: dispatch.linalg.svd"),
     "refined_lstsq": ("the matrix lacks full rank (info {status})", "dispatch.linalg.lstsq takes a matrix of any rank"),

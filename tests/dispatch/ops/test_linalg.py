@@ -300,3 +300,21 @@ def test_each_case_that_fails_is_told(each):
         AssertionError, match=r"2 of 3 cases fail(?s:.*)second: ValueError: no number(?s:.*)third: Asser"
     ):
         each(cases, check)
+
+
+@pytest.mark.parametrize("shape", [(7, 4), (4, 7), (5, 5), (2, 3, 3), (1, 1)])
+@pytest.mark.parametrize("dtype", ["f8", "c16"])
+def test_polar_decompositions_are_scipys(dtype, shape, dev, rng):
+    from scipy import linalg
+
+    a = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype == "c16" else 0)
+    for side in ("right", "left"):
+        u, p = (one.numpy() for one in dp.linalg.polar(dev.array(a), side))
+        expected = [linalg.polar(one, side) for one in a.reshape(-1, *shape[-2:])]
+        for found, right in zip((u, p), zip(*expected, strict=True), strict=True):
+            np.testing.assert_allclose(found.reshape(-1, *found.shape[-2:]), right, atol=1e-12)
+        assert u.shape == shape
+    with pytest.raises(LinAlgError, match="polar: the method did not converge"):
+        dp.linalg.polar(dev.array(np.full((2, 2), np.nan)))
+    u, p, info = dp.polar(dev.zeros((0, 3)), side="right")
+    assert (u.shape, p.shape, info.item(), p.numpy().any()) == ((0, 3), (3, 3), 0, False)

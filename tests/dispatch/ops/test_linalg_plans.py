@@ -218,3 +218,53 @@ def test_what_the_polar_decomposition_has_perturbed_is_decomposed_once_more(
         if compute_uv:
             u, s, vh = (found[name].numpy() for name in ("u", "s", "vh"))
             np.testing.assert_allclose(u * s[..., None, :] @ vh, values, atol=1e-12)
+
+
+@pytest.mark.parametrize("failing", [None, 0, 1], ids=["", "of A", "of its adjoint"])
+@pytest.mark.parametrize("dtype", ["f64", "c64"])
+def test_left_eigenvectors_are_a_second_call_whose_status_counts_too(dtype, failing, executor, monkeypatch, rng):
+    calls, real = [], stand_in.X["Xgeev"]
+
+    def geev(*given):
+        real(*given)
+        stand_in.put_info(given[-1], 3 if len(calls) == failing else 0)
+        calls.append(given)
+
+    monkeypatch.setitem(stand_in.X, "Xgeev", geev)
+    dev, a = dp.device("host"), rng.standard_normal((6, 6))
+    a = a + 1j * rng.standard_normal((6, 6)) if dtype == "c64" else a
+    request = dp.EigRequest(dev.array(a, dtype), left=True)
+    row = select(request, Arch(90))
+    outputs = dev.executor().outputs(request)
+    row.call(request, executor, row).enqueue(request.arguments(outputs))
+    w, u, v, info = (tensor.numpy() for tensor in request.result(outputs))
+    assert len(calls) == 2
+    if failing is not None:
+        assert info == 3
+        assert all(np.isnan(one).all() for one in (w, u, v))
+        return
+    assert info == 0
+    np.testing.assert_allclose(u.conj().T @ a, w[:, None] * u.conj().T, atol=1e-4)
+    np.testing.assert_allclose(a @ v, v * w, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "c128"])
+def test_pairs_of_many_are_one_call_that_autotune_alone_asks_for(dtype, executor, monkeypatch, rng):
+    calls, real = [], stand_in.X["XsygvStridedBatched"]
+    monkeypatch.setitem(stand_in.X, "XsygvStridedBatched", lambda *given: (calls.append(1), real(*given)))
+    dev = dp.device("host")
+    a, b = (rng.standard_normal((5, 4, 4)) for _ in range(2))
+    a, b = a + a.mT, b @ b.mT + np.eye(4)
+    b[2, 1, 1] = -9
+    request = dp.GeneralizedEighRequest(dev.array(a, dtype), dev.array(b, dtype), autotune=True)
+    first, *_, last = candidates(request, Arch(90))
+    assert (first.variant, last.variant) == ("", "of many")
+    assert first is select(request.replace(), Arch(90))
+    outputs = dev.executor().outputs(request)
+    last.call(request, executor, last).enqueue(request.arguments(outputs))
+    assert calls == [1]
+    w, v, info = (tensor.numpy() for tensor in request.result(outputs))
+    assert info.tolist() == [0, 0, 6, 0, 0]
+    assert np.isnan(w[2]).all()
+    good = [0, 1, 3, 4]
+    np.testing.assert_allclose(a[good] @ v[good], b[good] @ v[good] * w[good][:, None], atol=1e-4)

@@ -1,5 +1,9 @@
 """Eigenvalues in SciPy's and NumPy's words: some of them, those of pairs of matrices; refusals and what fails."""
 
+import ctypes
+import shutil
+import subprocess
+
 import numpy as np
 import pytest
 
@@ -7,10 +11,10 @@ import dispatch as dp
 from cudabind.errors import LibraryNotFound
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.keys import C64, C128, F32, F64
-from dispatch.libraries.cusolver.copies import options
-from dispatch.libraries.cusolver.spectra import SPECTRA, FromPairs, KeepFirst, SwapStatus
+from dispatch.libraries.cusolver.copies import Strides, options
+from dispatch.libraries.cusolver.spectra import SPECTRA, FromPairs, KeepFirst, SwapStatus, TakeNearest
 
-KERNELS = (FromPairs.kernel, KeepFirst.kernel, SwapStatus.kernel)
+KERNELS = (FromPairs.kernel, KeepFirst.kernel, SwapStatus.kernel, TakeNearest.kernel)
 DTYPES = ("f4", "f8", "c8", "c16")
 
 
@@ -147,16 +151,23 @@ def test_the_eigenvalues_of_a_rotation_are_a_pair_the_positive_imaginary_part_fi
     assert (v.numpy()[:, 0] == v.numpy()[:, 1].conj()).all()
 
 
-def test_left_eigenvectors_are_refused_and_the_conjugate_transpose_has_them(dev, rng):
-    a = drawn(rng, "c16", (5, 5))
-    with pytest.raises(BadRequest, match=r"left: got True; expected False: cuSOLVER has right .*eig\(a.conj\(\).mT\)"):
-        dp.linalg.eig(dev.array(a), left=True)
-    with pytest.raises(BadRequest, match="right: got 1; expected a bool"):
-        dp.linalg.eig(dev.array(a), right=1)
-    w, u = (one.numpy() for one in dp.linalg.eig(dev.array(a.conj().mT)))
-    close(u.conj().T @ a, w.conj()[:, None] * u.conj().T, 1e-9)
-    alone = dp.linalg.eig(dev.array(a), right=False).numpy()
-    close(np.sort_complex(alone), np.sort_complex(w.conj()), 1e-9)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_left_eigenvectors_are_those_of_the_conjugate_transpose(dtype, dev, rng):
+    a = drawn(rng, dtype, (2, 5, 5))
+    w, u, v = (one.numpy() for one in dp.linalg.eig(dev.array(a), left=True))
+    close(u.conj().mT @ a, w[..., None] * u.conj().mT, 1e-3)
+    close(a @ v, v * w[:, None], 1e-3)
+    products = u.conj().mT @ v  # of other eigenvalues they are orthogonal to the right ones
+    close(products, products * np.eye(5), 1e-3)
+    alone = [one.numpy() for one in dp.linalg.eig(dev.array(a), left=True, right=False)]
+    assert all((one == other).all() for one, other in zip(alone, (w, u), strict=True))
+    assert (dp.linalg.eig(dev.array(a), right=False).numpy().shape) == w.shape
+    assert [one.shape for one in dp.eig(dev.array(a), left=True)] == [(2, 5), (2, 5, 5), (2, 5, 5), (2,)]
+    for name, given, wanted in (("right", 1, "a bool"), ("left", None, "a bool")):
+        with pytest.raises(BadRequest, match=f"{name}: got {given}; expected {wanted}"):
+            dp.linalg.eig(dev.array(a), **{name: given})
+    with pytest.raises(BadRequest, match="left: got True; expected False with eigvals_only=True"):
+        dp.eig(dev.array(a), left=True, eigvals_only=True)
 
 
 def test_what_is_not_finite_has_no_eigenvalues(dev):
@@ -203,3 +214,44 @@ def test_the_kernels_behind_the_routines_compile(dtype, arch):
     except LibraryNotFound:
         pytest.skip("NVRTC is not installed")
     assert all(name.encode() in code for name in KERNELS)
+
+
+ON_CPU = """
+#include <cmath>
+using std::hypot;
+#define __global__
+#define __shared__ static
+#define __align__(bytes) alignas(bytes)
+static float __int_as_float(int) { return std::nanf(""); }
+struct Place { unsigned x, y; };
+static const Place threadIdx = {0, 0}, blockIdx = {0, 0}, blockDim = {1, 1}, gridDim = {1, 1};
+static void __syncthreads() {}
+"""
+
+
+@pytest.mark.parametrize("dtype", [C64, C128])
+def test_each_eigenvalue_takes_the_nearest_that_is_left(dtype, tmp_path, rng):
+    """The kernel itself, compiled for the CPU and run by one thread."""
+    if not shutil.which("g++"):
+        pytest.skip("g++ is not installed")
+    (tmp_path / "spectra.cpp").write_text(ON_CPU + SPECTRA.replace("#define NAN", "#undef NAN\n#define NAN"))
+    command = ["g++", *options(dtype), "-shared", "-fPIC", "spectra.cpp", "-o", "spectra.so"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[:2000]
+    kernel = ctypes.CDLL(str(tmp_path / "spectra.so")).take_nearest
+    n, kind = 9, dtype.numpy
+    values, source = (drawn(rng, "c16", shape).astype(kind) for shape in ((3, n), (3, n, n)))
+    values[0, 3] = values[0, 5]  # twice there
+    values[2, 4] = np.nan
+    orders = [rng.permutation(n) for _ in range(3)]
+    others = np.stack([one[order].conj() * (1 + 1e-6) for one, order in zip(values, orders, strict=True)]).astype(kind)
+    info, status = np.array([0, 2, 0], np.int32), np.array([0, 1, 7], np.int32)
+    target = np.zeros((3, n, n), kind)
+    pointers = [ctypes.c_void_p(one.ctypes.data) for one in (values, others, source, target, info, status)]
+    strides = [Strides(1, n, n * n), Strides(n, 1, n * n)]  # from columns to rows
+    kernel(*pointers, ctypes.c_int64(n), ctypes.c_int64(3), *strides)
+    assert info.tolist() == [0, 2, 7]
+    for number in range(2):
+        taken = [int((source[number] == target[number][:, i]).all(axis=1).argmax()) for i in range(n)]
+        assert sorted(taken) == list(range(n))
+        np.testing.assert_array_equal(values[number][orders[number]][taken], values[number])
