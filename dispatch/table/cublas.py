@@ -101,6 +101,7 @@ GPU_ROWS = tuple(
         library="cublas",
         function=function,
         call=call,
+        run_on=("H100",),
     )
     for op, dtype, out, function, rules, call in SIGNATURES
 )

@@ -1,8 +1,9 @@
 """The rows of products by cuBLAS's own gemm, behind cuBLASLt's and CUTLASS's. Rows, and nothing else.
 
 A request gets here by `library="cublas"`, by autotune, or by a compute type that only these rows have. Sums in f16
-(COMPUTE_16F) have no row: they are so far off that no check would find a result that is wrong by 1%. On an H100
-cuBLAS 13.1 carries out BF16X9 by its kernels for f32, and FIXED by those for f64: bit for bit the same results.
+(COMPUTE_16F) are so far off that no check would find a result that is wrong by 1%: their cases are of whole numbers,
+which they add up exactly. On an H100 cuBLAS 13.1 carries out BF16X9 by its kernels for f32, and FIXED by those for f64:
+bit for bit the same results.
 """
 
 # fmt: off
@@ -22,6 +23,7 @@ from dispatch.table.on_host import on_host
 __all__ = ["ROWS"]
 
 COMP_32F, COMP_64F, COMP_32I = Compute.COMPUTE_32F, Compute.COMPUTE_64F, Compute.COMPUTE_32I
+COMP_16F = Compute.COMPUTE_16F
 FAST_TF32, FAST_16BF, FAST_16F = Compute.COMPUTE_32F_FAST_TF32, Compute.COMPUTE_32F_FAST_16BF, Compute.COMPUTE_32F_FAST_16F
 BF16X9, FIXED = Compute.COMPUTE_32F_EMULATED_16BFX9, Compute.COMPUTE_64F_EMULATED_FIXEDPOINT
 
@@ -44,6 +46,7 @@ GPU_ROWS = (
     Row("matmul", (F32,  F32,  F32,  F32),  BF16X9,    PLAIN, SM80, None, V12,   *EX, fusion=ALONE, note=AS_F32),
     Row("matmul", (F64,  F64,  F64,  F64),  FIXED,     PLAIN, SM80, None, V13_1, *EX, fusion=ALONE, note=AS_F64),
     Row("matmul", (F16,  F16,  F16,  F16),  COMP_32F,  PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
+    Row("matmul", (F16,  F16,  F16,  F16),  COMP_16F,  PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
     Row("matmul", (F16,  F16,  F32,  F32),  COMP_32F,  PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
     Row("matmul", (BF16, BF16, BF16, BF16), COMP_32F,  PLAIN, SM80, None, V12,   *EX, fusion=ALONE),
     Row("matmul", (BF16, BF16, F32,  F32),  COMP_32F,  PLAIN, SM80, None, V12,   *EX, fusion=ALONE),

@@ -33,7 +33,7 @@ RULES = (
 )
 RULES_16 = (by_16_bytes, *RULES)  # the alignment that NVIDIA asks for where tensor cores are used
 SM80, V12 = Arch(80), (12, 9)
-COMP_32F, COMP_64F = Compute.COMPUTE_32F, Compute.COMPUTE_64F
+COMP_32F, COMP_64F, TF32 = Compute.COMPUTE_32F, Compute.COMPUTE_64F, Compute.COMPUTE_32F_FAST_TF32
 EX = ("cublas", "cublasGemmGroupedBatchedEx", cublas_plan)
 
 GPU_ROWS = (
@@ -43,6 +43,7 @@ GPU_ROWS = (
     Row("grouped_matmul", (BF16, BF16, BF16, BF16), COMP_32F, RULES_16, SM80, None, V12, *EX),
     Row("grouped_matmul", (BF16, BF16, F32,  F32),  COMP_32F, RULES_16, SM80, None, V12, *EX),
     Row("grouped_matmul", (F32,  F32,  F32,  F32),  COMP_32F, RULES,    SM80, None, V12, *EX),
+    Row("grouped_matmul", (F32,  F32,  F32,  F32),  TF32,     RULES_16, SM80, None, V12, *EX),
     Row("grouped_matmul", (F64,  F64,  F64,  F64),  COMP_64F, RULES,    SM80, None, V12, *EX),
 )
 # fmt: on

@@ -59,6 +59,7 @@ GELUS   = tuple(e for e in E if e.activation == "gelu")
 S_F32   = (E.NONE, E.RELU, E.GELU, E.RELU_AUX, E.DRELU, E.DGELU)                      # the same -> f32
 
 COMP_64F, COMP_32F, COMP_32I = Compute.COMPUTE_64F, Compute.COMPUTE_32F, Compute.COMPUTE_32I
+COMP_16F = Compute.COMPUTE_16F
 FAST_TF32, FAST_16BF, FAST_16F = Compute.COMPUTE_32F_FAST_TF32, Compute.COMPUTE_32F_FAST_16BF, Compute.COMPUTE_32F_FAST_16F
 
 M = ScaleMode
@@ -99,6 +100,7 @@ GPU_ROWS = (
     Row("matmul", (F32,    F32,    F32,  F32),    FAST_16BF, FLOAT,  SM80,  None, V12, *LT,   H200, Fusion(((F32,), (F32,)),        ALL)),
     Row("matmul", (F32,    F32,    F32,  F32),    FAST_16F,  FLOAT,  SM80,  None, V12, *LT,   H200, Fusion(((F32,), (F32,)),        ALL)),
     Row("matmul", (F16,    F16,    F16,  F16),    COMP_32F,  FLOAT,  SM80,  None, V12, *LT,   H200, Fusion(((F16,), (F16,)),        ALL)),
+    Row("matmul", (F16,    F16,    F16,  F16),    COMP_16F,  PLAIN,  SM80,  None, V12, *LT,   ("H100",), Fusion(((F16,), (F16,)))),
     Row("matmul", (F16,    F16,    F32,  F32),    COMP_32F,  FLOAT,  SM80,  None, V12, *LT,   H200, Fusion(((F32,), (F32,)),        ALL),                note=NEAR),
     Row("matmul", (BF16,   BF16,   BF16, BF16),   COMP_32F,  FLOAT,  SM80,  None, V12, *LT,   H200, Fusion(((BF16,), (BF16,)),      ALL)),
     Row("matmul", (BF16,   BF16,   F32,  F32),    COMP_32F,  FLOAT,  SM80,  None, V12, *LT,   H200, Fusion(((F32,), (F32,)),        ALL),                note=NEAR),

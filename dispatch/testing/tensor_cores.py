@@ -70,19 +70,20 @@ class _CutOff(Precision):
             unit = self.unit(largest)
             lost = self.lost(total, unit)
             of_totals += lost
-            squares += self.square(total, unit)
+            squares += self.square(np.abs(total), unit)
             total -= lost
+            small = unit * np.float32(2**FP8_PRODUCT_BITS)
             for k in group:
                 np.multiply(a[..., k, None], b[..., k, None, :], out=term)
                 np.abs(term, out=size)
                 lost = self.lost(term, unit)
                 of_terms += lost
-                squares += np.where(size < unit * np.float32(2**FP8_PRODUCT_BITS), self.square(term, unit), 0)
+                squares += self.square(size, unit) * (size < small)  # a third of the time of np.where
                 total += np.subtract(term, lost, out=term)
             behind = np.maximum(self.unit(np.abs(total)), unit)  # it has no more bits than its terms
             lost = self.lost(total, behind)
             of_totals += lost
-            squares += np.where(behind > unit, self.square(total, behind), 0)
+            squares += self.square(np.abs(total), behind) * (behind > unit)
             total -= lost
         return np.asarray(np.abs(of_terms) + np.abs(of_totals) + SIGMAS * np.sqrt(squares / 12))
 
@@ -93,12 +94,14 @@ class _CutOff(Precision):
 
     def lost(self, values: Array, unit: Array) -> Array:
         """What is cut off, in the sign of each number."""
-        return np.asarray(values - np.trunc(values / unit) * unit)
+        kept = np.divide(values, unit)
+        np.multiply(np.trunc(kept, out=kept), unit, out=kept)
+        return np.asarray(np.subtract(values, kept, out=kept))
 
-    def square(self, values: Array, unit: Array) -> Array:
-        """The square of the most that is cut off."""
-        most = np.minimum(np.abs(values), unit)
-        return np.asarray(most * most)
+    def square(self, sizes: Array, unit: Array) -> Array:
+        """The square of the most that is cut off of numbers of these sizes."""
+        most = np.minimum(sizes, unit)
+        return np.asarray(np.multiply(most, most, out=most))
 
 
 class _ScaledCutOff(_CutOff):

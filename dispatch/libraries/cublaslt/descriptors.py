@@ -18,9 +18,11 @@ from dispatch.keys import Epilogue, ScaleMode
 from dispatch.libraries.cublaslt.launched import NARROW
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dispatch.libraries.cublaslt.problem import Matrix, Problem
 
-__all__ = ["Desc", "Descriptors", "OperationDescriptors", "heuristic", "preference_of", "suggested"]
+__all__ = ["Desc", "Descriptors", "OperationDescriptors", "heuristic", "modest", "preference_of", "suggested"]
 
 Desc = lt.cublasLtMatmulDescAttributes_t
 LayoutAttribute = lt.cublasLtMatrixLayoutAttribute_t
@@ -32,6 +34,7 @@ ALIGNMENT = (
     Preference.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
 )
 Scheme = lt.cublasLtReductionScheme_t
+ALIGNED = 16  # bytes, which every kernel that loads vectors needs; some are offered only where there is no more
 UNSUPPORTED = (lt.cublasStatus_t.CUBLAS_STATUS_NOT_SUPPORTED, lt.cublasStatus_t.CUBLAS_STATUS_INVALID_VALUE)
 
 
@@ -42,6 +45,11 @@ class OperationDescriptors:
         self.matmul = lt.cublasLtMatmulDesc_t()
         self.layouts: dict[str, Any] = {}
         lt.cublasLtMatmulDescCreate(self.matmul, compute, scale)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the descriptor of the operation is another's, who destroys it."""
+        return False
 
     def set(self, attribute: lt.cublasLtMatmulDescAttributes_t, value: Any) -> None:
         """Set one attribute of the operation from a ctypes value of its type."""
@@ -61,18 +69,32 @@ class OperationDescriptors:
             return
         for layout in {id(layout): layout for layout in self.layouts.values()}.values():
             lt.cublasLtMatrixLayoutDestroy.unchecked(layout)
-        if self.matmul.value:
+        if self.matmul.value and not self.is_shared:
             lt.cublasLtMatmulDescDestroy.unchecked(self.matmul)
 
 
 class Descriptors(OperationDescriptors):
-    """The descriptors of a problem."""
+    """The descriptors of a problem; `like` has those of another one, which differs in its matrices alone.
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.compute, problem.scale)
+    Both have one descriptor of the operation then, which the other's destroys.
+    """
+
+    def __init__(self, problem: Problem, like: Descriptors | None = None) -> None:
+        self._like = like
+        if like is None:
+            super().__init__(problem.compute, problem.scale)
+            self._set(problem)
+        else:
+            self.matmul, self.layouts = like.matmul, {}
         for name in "abd":
             self.layouts[name] = _layout(getattr(problem, name), problem.batch)
         self.layouts["c"] = self.layouts["d"] if problem.c == problem.d else _layout(problem.c, problem.batch)
+
+    @property
+    def is_shared(self) -> bool:
+        return self._like is not None
+
+    def _set(self, problem: Problem) -> None:
         if problem.op_a:
             self.set(Desc.CUBLASLT_MATMUL_DESC_TRANSA, ctypes.c_int32(1))
         if problem.op_b:
@@ -173,3 +195,13 @@ def suggested(
     if not usable:
         raise Refused("cublasLtMatmulAlgoGetHeuristic finds no algorithm")
     return usable
+
+
+def modest(problem: Problem, limit: int) -> Iterator[tuple[Problem, int]]:
+    """A problem and a workspace that ask for less: the heuristic then has other ideas, and some of them are better."""
+    for workspace in (8 << 20, 1 << 20, 0):
+        if workspace < limit:
+            yield problem, workspace
+    matrices = {name: getattr(problem, name) for name in "abcd"}
+    if all(matrix.alignment > ALIGNED for matrix in matrices.values()):
+        yield problem._replace(**{name: m._replace(alignment=ALIGNED) for name, m in matrices.items()}), limit

@@ -100,6 +100,8 @@ def forms(op: str, dtype: Dtype) -> list[Form]:
                 shares_a=number % 7 == 1,
             )
         )
+    if op in ("geam", "dgmm"):  # whose empty sizes the large one stands in the place of
+        found += [found[number]._replace(sizes=sizes) for number, sizes in enumerate(((0, 4, 2), (6, 0, 5)))]
     if op in RANKS:  # nothing is added to c, which stays as it was
         for (flags, row), (k, alpha), added in product(rounds[: len(rounds) // 3], ((3, 0.0), (0, 2.0)), ADDED[1:]):
             found.append(Form((9, 1, k), flags, row, other=False, gap=1, alpha=alpha, beta=1.0, added=added, given=row))

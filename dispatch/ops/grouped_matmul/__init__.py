@@ -61,7 +61,7 @@ def numpy_plan(request: Requests, _executor: Executor, row: Row) -> Plan:
     return host.plan(request, row)
 
 
-CHOICES = ("epilogue", "alpha", "out_dtype", "fast_accum", "config", "autotune", "library")
+CHOICES = ("epilogue", "alpha", "out_dtype", "fast_accum", "config", "autotune", "library", "compute")
 _of_rows = OperandCalls(GroupedMatmulRequest, names=("a", "b", "ends", "out", *CHOICES))
 _of_lists = OperandCalls(GroupedMatmulListRequest, names=("a", "b", "out", *CHOICES))
 
@@ -79,16 +79,18 @@ def _grouped_matmul(
     config: Any = None,
     autotune: Any = False,
     library: Any = None,
+    compute: Any = None,
     **unknown: Any,
 ) -> Any:
     """Run the request that the operands are for: tensors make the one, sequences of matrices the other."""
     if unknown or more:
         refuse_arguments("grouped_matmul", GroupedMatmulRequest, more, unknown)
+    choices = (epilogue, alpha, out_dtype, fast_accum, config, autotune, library, compute)
     if isinstance(a, Tensor) or framework_of(type(a)) is not None:
-        return _of_rows(a, b, ends, out, epilogue, alpha, out_dtype, fast_accum, config, autotune, library)
+        return _of_rows(a, b, ends, out, *choices)
     if ends is not None or isinstance(b, Tensor) or isinstance(out, Tensor):
         raise BadRequest("a", f"a {type(a).__name__}", "a tensor; or sequences for b and out as well, and no ends")
-    return _of_lists(a, b, out, epilogue, alpha, out_dtype, fast_accum, config, autotune, library)
+    return _of_lists(a, b, out, *choices)
 
 
 grouped_matmul = request_function_of_either(

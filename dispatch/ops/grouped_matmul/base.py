@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from cudabind._cached import cached_property
-from dispatch.checks import NO_NUMBERS, check_kinds, shown
+from dispatch.checks import NO_NUMBERS, check_kinds, read_choices, shown
 from dispatch.core.operand_checks import check_library
 from dispatch.core.overlap import overlap
 from dispatch.core.request import NamedArguments, Number, R_co, Request, Signature, Unpacked
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, Refused
-from dispatch.keys import BF16, F32, FP8, Dtype
+from dispatch.keys import BF16, F32, FP8, Compute, Dtype, member
 from dispatch.libraries.cutlass.evt import accumulator, scalar
 from dispatch.libraries.cutlass.evt_operands import check_tree
 from dispatch.libraries.cutlass.visitors import operands_of
@@ -53,6 +53,7 @@ class GroupedBase(Request[R_co]):
         autotune: time the rows of all libraries that take the request once, keep the fastest, and remember it on disk.
         library: the one whose rows alone are asked, "cutlass", "cublasLt" or "cublas"; None asks all, in the table's
             order.
+        compute: COMPUTE_32F_FAST_TF32 ("tf32") for lists of f32; None for what suits the dtypes.
     """
 
     op: ClassVar[str] = "grouped_matmul"
@@ -65,6 +66,7 @@ class GroupedBase(Request[R_co]):
     config: Config | None = None
     autotune: bool = False
     library: str | None = None
+    compute: Compute | str | None = None
 
     # -- what a subclass says -------------------------------------------------------------------------------------
     @property
@@ -128,13 +130,13 @@ class GroupedBase(Request[R_co]):
 
     def signature(self) -> Signature:
         dtypes = (self.first("a").dtype, self.first("b").dtype, self.d_dtype, self.d_dtype)
-        return Signature(dtypes, library=self.library)
+        return Signature(dtypes, member(self.compute), library=self.library)
 
     def key(self) -> tuple[Any, ...]:
         layouts = tuple(tensor.layout for _, tensor in self.operands)
         alpha = self.alpha.layout if isinstance(self.alpha, Tensor) else None
         choices = (self.tree, self.d_dtype.cuda, self.fast_accum, self.config, self.autotune, self.library)
-        return (self.groups, layouts, alpha, *choices)
+        return (self.groups, layouts, alpha, *choices, self.compute)
 
     @property
     def alpha_argument(self) -> Argument:
@@ -159,12 +161,14 @@ class GroupedBase(Request[R_co]):
     def choices(self) -> str:
         """The choices for `describe`."""
         fast = (", fast_accum" if self.fast_accum else "") + (f", config={self.config}" if self.config else "")
-        return f"epilogue {self.tree}{fast}"
+        asked = member(self.compute)
+        return f"epilogue {self.tree}{fast}{f', {asked.name}' if asked is not None else ''}"
 
     # -- checks ---------------------------------------------------------------------------------------------------
     def check_choices(self) -> None:
         """Raise BadRequest for fields beside the matrices that are not what they must be."""
         check_library("library", self.library)
+        read_choices(self)
         self._check_tree()
         self._check_alpha()
         check_kinds(self)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.keys import F64, FP8, Dtype
+from dispatch.core.row import FAST
+from dispatch.keys import F64, FP8, Compute, Dtype, member
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.bounds import SUMS, errors_of, product_error, stored
 from dispatch.libraries.cutlass.matrices import poisoned_matrix, random_matrix
@@ -126,7 +127,7 @@ class GroupedTrial:
 def _allowed(request: GroupedMatmulRequest | GroupedMatmulListRequest, a: Array, b: Array, expected: Array) -> Array:
     """How far each element of a group's D may be off."""
     a_dtype = next(iter(request.matrices))[1].dtype
-    error = product_error(a, b, a_dtype, None, on_host=by_numpy(request.device))
+    error = product_error(a, b, a_dtype, member(request.compute), on_host=by_numpy(request.device))
     operands = {"alpha": np.asarray(request.alpha, np.float64)}
     unit = {"unit": SUMS[True]} if a_dtype is F64 else {}  # of the precision in which it is scaled
     found = errors_of(request.tree, a @ b, error, operands, None, **unit)["out"]
@@ -154,6 +155,7 @@ class ListCase:
     order_of_a: str = "r"
     order_of_d: str = "r"
     library: str | None = None
+    compute: Compute | None = None
 
     @property
     def id(self) -> str:
@@ -169,6 +171,7 @@ class ListCase:
             out=tuple(memory.view for memory in memories),
             alpha=-0.5,
             library=self.library,
+            compute=self.compute,
         )
         return ListTrial(self.id, request, memories)
 
@@ -206,7 +209,9 @@ class ListTrial:
 
 def list_cases(row: Row) -> list[ListCase]:
     """All extents with the kernels of `cases`; by cuBLAS, which takes any, in all orders."""
-    found = [ListCase(name, row.dtypes, extents, library=named(row)) for name, extents in EXTENTS.items()]
+    compute = row.compute if row.compute in FAST else None
+    every = EXTENTS.items()
+    found = [ListCase(name, row.dtypes, extents, library=named(row), compute=compute) for name, extents in every]
     if row.of("cublas"):
         plain = replace(found[0], extents=(*EXTENTS["awkward"], *EXTENTS["alike"], *EXTENTS["awkward"][:2]))
         for a, b, d in ("rrr", "rcr", "ccr", "rrc", "crc", "ccc"):

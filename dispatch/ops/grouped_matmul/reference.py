@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dispatch.core.precision import as_is, to_tf32
 from dispatch.core.request import Plan
-from dispatch.keys import F64
+from dispatch.keys import F64, Compute, member
 from dispatch.libraries.cutlass.arithmetic import evaluate, rounded
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from dispatch.ops.grouped_matmul.request_lists import GroupedMatmulListRequest
 
 __all__ = ["NumpyGroupedPlan", "NumpyListPlan", "plan", "products", "reference", "reference_list"]
+
+FAST_TF32 = Compute.COMPUTE_32F_FAST_TF32
 
 
 def products(request: GroupedMatmulRequest, precision: type) -> Iterator[tuple[slice, Array, Array]]:
@@ -49,7 +52,8 @@ def reference_list(request: GroupedMatmulListRequest, precision: type = np.float
     """Each D, unrounded."""
     operands = {"alpha": np.asarray(request.alpha)}
     pairs = zip(request.a, request.b, strict=True)
-    exact: Iterator[Array] = (np.asarray(a).astype(precision) @ np.asarray(b).astype(precision) for a, b in pairs)
+    short = to_tf32 if member(request.compute) is FAST_TF32 and precision is np.float32 else as_is
+    exact = (short(np.asarray(a).astype(precision)) @ short(np.asarray(b).astype(precision)) for a, b in pairs)
     return {f"out[{g}]": evaluate(request.tree, x, operands, None)["out"] for g, x in enumerate(exact)}
 
 

@@ -118,6 +118,9 @@ def bounds(request: MatmulRequest, compute: Compute, expected: Results) -> Resul
     gelu'(aux): of 0.51608 + 3.65625, times 1.09353, cuBLASLt 13.1 made 4.59375, which follows from the sum rounded to
     bf16 and from nothing else; the exact 4.56257 rounds to 4.5625. Elsewhere only D may be,
     before it is summed up to a bias gradient.
+
+    Sums in f16 (COMPUTE_16F) are allowed k/8 more of its roundoffs: two for each sum of 16, which tensor cores may cut
+    off rather than round. Whole numbers and quarters that f16 holds are exact.
     """
     work = EXACT.work(request.a.dtype)
     if work.kind == "i":
@@ -146,6 +149,8 @@ def bounds(request: MatmulRequest, compute: Compute, expected: Results) -> Resul
 def _affine(request: MatmulRequest, compute: Compute, work: np.dtype[Any]) -> Array:
     """The bound of alpha · scales · A · B + beta · C + bias."""
     u, v = SUMS[compute]
+    if compute is Compute.COMPUTE_16F:
+        return _in_half(request, u, work)
     product, size, spread = (np.abs(scaled_product(request, p, work)) for p in (EXACT, MAGNITUDES, SPREAD))
     affine = np.asarray((8 + 4 * np.sqrt(request.k)) * u * size)
     cut = compute is Compute.COMPUTE_32F_FAST_TF32
@@ -160,6 +165,18 @@ def _affine(request: MatmulRequest, compute: Compute, work: np.dtype[Any]) -> Ar
     for addend in addends(request, work):
         affine = affine + added * np.abs(addend)
     return np.asarray(affine)
+
+
+def _in_half(request: MatmulRequest, u: float, work: np.dtype[Any]) -> Array:
+    """The bound of sums in f16: nothing where all that is added is a multiple of 1, or of 1/4, which f16 holds."""
+    size = np.abs(scaled_product(request, MAGNITUDES, work))
+    added = sum((np.abs(addend) for addend in addends(request, work)), np.zeros(()))
+    off = (8 + 4 * np.sqrt(request.k) + request.k / 8) * u * size + 8 * u * added
+    terms = [np.asarray(tensor).astype(work) for tensor in (request.a, request.b)]
+    if not all((np.rint(one) == one).all() for one in terms):
+        return np.asarray(off)
+    step = next((step for step in (1.0, 0.25) if all((one % step == 0).all() for one in (size, added))), 0.0)
+    return np.asarray(np.where(size + added <= step / u, 0.0, off))
 
 
 def _kept(request: MatmulRequest) -> float:

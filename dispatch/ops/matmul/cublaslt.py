@@ -13,49 +13,40 @@ from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cublasLt as lt
 from dispatch.core.request import Argument, Plan
-from dispatch.device.tensor import Tensor
 from dispatch.errors import Refused
 from dispatch.execute.algorithm_cache import Algorithm
 from dispatch.execute.autotune import fastest
-from dispatch.keys import F32, Compute
-from dispatch.libraries.cublaslt.descriptors import Desc, Descriptors, heuristic
+from dispatch.keys import F16, F32, Compute
+from dispatch.libraries.cublaslt.descriptors import Desc, Descriptors, heuristic, modest
 from dispatch.libraries.cublaslt.handle import handle_of
 from dispatch.libraries.cublaslt.launched import fuses, kernels, must_fuse, must_not_accumulate
+from dispatch.libraries.cublaslt.rounded import suggestion
 from dispatch.ops.matmul.arguments import ALPHA, AUX, BGRAD, BIAS, FIRST_FACTOR, OUT, A, B, C
 from dispatch.ops.matmul.empty import EmptyPlan
 from dispatch.ops.matmul.lower import NO_OFFSETS, Lowered, lower
-from dispatch.ops.matmul.scales import FACTORS_AND_AMAX, scale_dtype
+from dispatch.ops.matmul.scales import scale_dtype
+from dispatch.ops.matmul.vectors import vectors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Dtype
     from dispatch.libraries.cublaslt.problem import Problem
     from dispatch.ops.matmul.request import MatmulRequest
+    from dispatch.ops.matmul.vectors import Vector
 
-__all__ = ["CublasLtPlan", "NotFused", "plan", "vectors_of", "workspace_limit"]
+__all__ = ["CublasLtPlan", "NotFused", "plan", "workspace_limit"]
 
 CANDIDATES = 32  # that autotune asks the heuristic for
 ALGO = 12  # its place among the arguments of cublasLtMatmul
 FEW = 8  # that are looked at for one that does the epilogue in time
 SOMEWHERE = 1 << 32  # an address as good as any: of operands that nothing reads
 HINT = "reduced_precision=True takes one that rounds twice"
-ALIGNED = 16  # bytes, which every kernel that loads vectors needs; some are offered only where there is no more
 
-POINTERS = {
-    "a": Desc.CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
-    "b": Desc.CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
-    "c": Desc.CUBLASLT_MATMUL_DESC_C_SCALE_POINTER,
-    "d": Desc.CUBLASLT_MATMUL_DESC_D_SCALE_POINTER,
-    "aux": Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_SCALE_POINTER,
-    "amax_d": Desc.CUBLASLT_MATMUL_DESC_AMAX_D_POINTER,
-    "amax_aux": Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_AMAX_POINTER,
-}
-# A pointer of the operation descriptor: its attribute, where its argument stands, and whether that is a number.
-Vector = tuple[lt.cublasLtMatmulDescAttributes_t, int, bool]
 CTYPES: dict[str, Any] = {
+    "f16": ctypes.c_uint16,  # its bits
     "f32": ctypes.c_float,
     "f64": ctypes.c_double,
     "i32": ctypes.c_int32,
@@ -138,19 +129,22 @@ class CublasLtPlan(Plan):
     )
 
     def __init__(
-        self, executor: CudaExecutor, row: Row, lowered: Lowered, vectors: Sequence[Vector], scale: Dtype, limit: int
+        self,
+        executor: CudaExecutor,
+        row: Row,
+        lowered: Lowered,
+        vectors: Sequence[Vector],
+        scale: Dtype,
+        limit: int,
+        like: Descriptors | None = None,
     ) -> None:
         super().__init__(row, capture_safe=True)
         self._executor, self._limit = executor, limit
         self.lowered = lowered
         problem = lowered.problem
-        self._descriptors = descriptors = Descriptors(problem)
         self._vectors = vectors
+        self._descriptors = self._described(problem, like)
         self._pointed: tuple[Argument, ...] = ()
-        # The heuristic asks which pointers are set, and of bias and aux how they are aligned, but not where they are.
-        alignments = {BIAS: problem.bias_alignment, BGRAD: problem.bias_alignment, AUX: problem.aux_alignment}
-        for attribute, index, _ in vectors:
-            descriptors.point(attribute, alignments.get(index, 256))
         self._scale = scale
         number = ctypes.c_void_p if problem.device_scalars else CTYPES[scale.name]
         self._alpha, self._beta = number(), number()
@@ -165,18 +159,43 @@ class CublasLtPlan(Plan):
         result = self._choose()
         self._calls = self._bind(result.algo, result.workspaceSize)
 
+    def _described(self, problem: Problem, like: Descriptors | None = None) -> Descriptors:
+        """The descriptors of a problem, as the heuristic wants them; `like` as Descriptors has it."""
+        descriptors = Descriptors(problem, like)
+        if self._vectors:
+            # It asks which pointers are set, and of bias and aux how they are aligned, but not where they are.
+            alignments = {BIAS: problem.bias_alignment, BGRAD: problem.bias_alignment, AUX: problem.aux_alignment}
+            for attribute, index, _ in self._vectors:
+                descriptors.point(attribute, alignments.get(index, 256))
+        return descriptors
+
     def _choose(self) -> lt.cublasLtMatmulHeuristicResult_t:
-        """The heuristic's first algorithm; where D must not be rounded too early, the first that does not do so."""
+        """The heuristic's first algorithm; where D must not be rounded too early, the first that does not do so.
+
+        That of rounded extents comes first, where the library takes it for these.
+        """
         handle, problem = handle_of(self._executor), self.lowered.problem
-        (first,) = heuristic(handle, self._descriptors, problem, self._limit)
+        known = suggestion(self._executor, problem, self._limit, self._suggested)
+        first = None if known is None else self._checked(known)
+        seen = first is None  # of those that the heuristic has for this problem
+        if first is None:
+            (first,) = heuristic(handle, self._descriptors, problem, self._limit)
         if not must_fuse(problem) or self._fuses(first):
             return first
-        for result in heuristic(handle, self._descriptors, problem, self._limit, FEW)[1:]:
+        for result in heuristic(handle, self._descriptors, problem, self._limit, FEW)[seen:]:
             if self._fuses(result):
                 return result
         raise NotFused(
             f"no algorithm of cublasLtMatmulAlgoGetHeuristic does this epilogue before it rounds to D's dtype; {HINT}"
         )
+
+    def _suggested(self, problem: Problem) -> lt.cublasLtMatmulAlgo_t | None:
+        """The heuristic's first algorithm for a problem like this one; None where it has none."""
+        try:
+            (first,) = heuristic(handle_of(self._executor), self._described(problem), problem, self._limit)
+        except Refused:
+            return None
+        return first.algo
 
     def _fuses(self, result: lt.cublasLtMatmulHeuristicResult_t) -> bool:
         """Whether an algorithm does the epilogue before it rounds to the dtype of D: by what it would launch."""
@@ -190,7 +209,9 @@ class CublasLtPlan(Plan):
 
     def resized(self, problem: Problem) -> CublasLtPlan:
         """The plan of a problem that differs from this one's in nothing but extents, steps and alignments."""
-        return CublasLtPlan(*self.parts(problem))
+        # What later calls set in the descriptor of the operation is each plan's own.
+        is_fixed = not self._vectors and not problem.adds_c
+        return CublasLtPlan(*self.parts(problem), self._descriptors if is_fixed else None)
 
     def parts(self, problem: Problem) -> tuple[CudaExecutor, Row, Lowered, Sequence[Vector], Dtype, int]:
         """What makes the plan of such a problem."""
@@ -291,6 +312,8 @@ class CublasLtPlan(Plan):
             scalar[0], scalar[1] = value.real, value.imag
         elif type(scalar) is ctypes.c_int32:
             scalar.value = int(value.real)
+        elif type(scalar) is ctypes.c_uint16:
+            scalar.value = int(F16.numpy.type(value.real).view("u2"))
         else:
             scalar.value = value
 
@@ -329,7 +352,7 @@ class CublasLtPlan(Plan):
         executor.refuse_capture("a request that is to be tuned")
         results = heuristic(handle_of(executor), self._descriptors, problem, limit, CANDIDATES)
         found = {bytes(result.algo): result for result in results}
-        for terms, workspace in _modest(problem, limit):
+        for terms, workspace in modest(problem, limit):
             with suppress(Refused):  # nothing that makes do with less: there are the others
                 for result in heuristic(handle_of(executor), self._descriptors, terms, workspace, CANDIDATES // 4):
                     found.setdefault(bytes(result.algo), result)
@@ -352,41 +375,20 @@ class CublasLtPlan(Plan):
         """Take an algorithm from the cache on disk, if the library agrees that it fits this problem."""
         if len(known.blob) != ctypes.sizeof(lt.cublasLtMatmulAlgo_t) or known.workspace > self._limit:
             return False
-        algo = lt.cublasLtMatmulAlgo_t.from_buffer_copy(known.blob)
+        result = self._checked(lt.cublasLtMatmulAlgo_t.from_buffer_copy(known.blob))
+        if result is None or result.workspaceSize > known.workspace:
+            return False
+        if must_fuse(self.lowered.problem) and not self._fuses(result):
+            return False
+        self._calls = self._bind(result.algo, known.workspace)
+        return True
+
+    def _checked(self, algo: lt.cublasLtMatmulAlgo_t) -> lt.cublasLtMatmulHeuristicResult_t | None:
+        """An algorithm with the workspace that it takes here; None where the library does not take it for this."""
         result = lt.cublasLtMatmulHeuristicResult_t()
         a, b, c, d = (self._descriptors.layouts[name] for name in "abcd")
         check = lt.cublasLtMatmulAlgoCheck.unchecked
         if check(handle_of(self._executor), self._descriptors.matmul, a, b, c, d, algo, result) or result.state:
-            return False
+            return None
         result.algo = algo
-        if result.workspaceSize > known.workspace or (must_fuse(self.lowered.problem) and not self._fuses(result)):
-            return False
-        self._calls = self._bind(algo, known.workspace)
-        return True
-
-
-def _modest(problem: Problem, limit: int) -> Iterator[tuple[Problem, int]]:
-    """A problem and a workspace that ask for less: the heuristic then has other ideas, and some of them are better."""
-    for workspace in (8 << 20, 1 << 20, 0):
-        if workspace < limit:
-            yield problem, workspace
-    matrices = {name: getattr(problem, name) for name in "abcd"}
-    if all(matrix.alignment > ALIGNED for matrix in matrices.values()):
-        yield problem._replace(**{name: m._replace(alignment=ALIGNED) for name, m in matrices.items()}), limit
-
-
-def vectors_of(request: MatmulRequest, lowered: Lowered) -> list[Vector]:
-    """The pointers that the operation descriptor of a request holds."""
-    found = []
-    problem = lowered.problem
-    if problem.bias_dtype >= 0:
-        index = BIAS if request.plain_epilogue.adds_bias else BGRAD
-        found.append((Desc.CUBLASLT_MATMUL_DESC_BIAS_POINTER, index, False))
-    if problem.aux_ld:
-        found.append((Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, AUX, False))
-    exchanged = {"a": "b", "b": "a"} if lowered.exchanged else {}
-    for index, name in enumerate(FACTORS_AND_AMAX, FIRST_FACTOR):
-        factor = getattr(request.scales, name)
-        if factor is not None and not (lowered.empty_k and name in "ab"):
-            found.append((POINTERS[exchanged.get(name, name)], index, not isinstance(factor, Tensor)))
-    return found
+        return result if result.workspaceSize <= self._limit else None

@@ -20,11 +20,12 @@ from dispatch.keys import F32, F64, HALF, Compute, Dtype, Epilogue
 from dispatch.libraries.cublaslt.problem import Matrix as Place
 from dispatch.libraries.cublaslt.problem import Problem
 from dispatch.ops.matmul.arguments import ALPHA, AUX, BETA, BGRAD, BIAS, FIRST_FACTOR, OUT, C
-from dispatch.ops.matmul.cublaslt import HINT, CublasLtPlan, vectors_of, workspace_limit
+from dispatch.ops.matmul.cublaslt import HINT, CublasLtPlan, workspace_limit
 from dispatch.ops.matmul.empty import EmptyPlan
 from dispatch.ops.matmul.exact_kernels import Functions, Launch, Matrix, Work, functions
 from dispatch.ops.matmul.lower import Lowered, lower
 from dispatch.ops.matmul.scales import scale_dtype
+from dispatch.ops.matmul.vectors import vectors_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ import dispatch as dp
 from cudabind import nvrtc
 from cudabind.errors import LibraryNotFound
 from cudabind.sys import cublas as real
-from dispatch.errors import NoRow, Refused
+from dispatch.errors import BadRequest, NoRow, Refused
 from dispatch.keys import BF16, F16, F32, F64, HOST, Arch
 from dispatch.libraries.cublas import pointers
 from dispatch.libraries.cutlass import evt
@@ -75,7 +75,7 @@ class Library:
         turn_a, turn_b, m, n, k, alpha, at_a, a, ld_a, at_b, b, ld_b, beta, at_c, c, ld_c, count, sizes, compute = given
         whole = [numbers(one, ctypes.c_int32, count) for one in (turn_a, turn_b, m, n, k, ld_a, ld_b, ld_c)]
         sizes = numbers(sizes, ctypes.c_int32, count)
-        kind = {68: ctypes.c_float, 70: ctypes.c_double}[int(compute)]
+        kind = {68: ctypes.c_float, 70: ctypes.c_double, 77: ctypes.c_float}[int(compute)]
         assert numbers(beta, kind, count) == [0] * count
         self.groups.append(sizes)
         lists = iter(zip(*(numbers(one, ctypes.c_int64, sum(sizes)) for one in (at_a, at_b, at_c)), strict=True))
@@ -228,3 +228,17 @@ def test_addresses_are_put_a_launch_full_at_a_time(monkeypatch, rng):
     np.testing.assert_array_equal(memory.reshape(3, 1002)[:, :1001].T, given)
     assert (memory.reshape(3, 1002)[:, 1001] == -1).all()
     assert launched == [("put", 480, 0), ("put", 480, 0), ("put", 41, 0)] * 3
+
+
+def test_tf32_of_lists_is_asked_for_by_name():
+    """On the host, too, operands are rounded to its ten bits."""
+    dev = dp.device("host")
+    a, b = [dev.array([[1 + 2.0**-11]], "f32")], [dev.array([[1.0]], "f32")]
+    for name in ("tf32", "fast_tf32", dp.Compute.COMPUTE_32F_FAST_TF32):
+        assert grouped_matmul(a, b, compute=name)[0].item() == 1
+    assert grouped_matmul(a, b)[0].item() == 1 + 2.0**-11
+    assert grouped_matmul(a, b, compute="32f")[0].item() == 1 + 2.0**-11
+    with pytest.raises(NoRow, match="compute"):
+        grouped_matmul([dev.array([[1.0]], "f64")], [dev.array([[1.0]], "f64")], compute="tf32")
+    with pytest.raises(BadRequest, match="compute: got 'f31'"):
+        grouped_matmul(a, b, compute="f31")

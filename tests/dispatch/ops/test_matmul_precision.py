@@ -149,6 +149,7 @@ class Library:
     def __init__(self, monkeypatch, *launches):
         self.launches, self.asked, self.looks = launches, [], []
         monkeypatch.setattr(cublaslt, "heuristic", self.heuristic)
+        monkeypatch.setattr(cublaslt, "suggestion", lambda *_: None)  # test_matmul_rounded.py asks for those
         monkeypatch.setattr(cublaslt, "kernels", self.kernels)
 
     def heuristic(self, _handle, _descriptors, _problem, _workspace, count=1):
@@ -167,8 +168,10 @@ class ExecutorOf:
     """An executor without a GPU."""
 
     stream = algorithms = None
-    handles = {"cublasLt": lt.cublasLtHandle_t()}  # noqa: RUF012
     target = ctypes.c_void_p()
+
+    def __init__(self):
+        self.handles = {"cublasLt": lt.cublasLtHandle_t()}
 
     def refuse_capture(self, what):
         """Nobody captures it."""
@@ -465,3 +468,19 @@ def test_an_algorithm_that_reads_no_numbers_on_the_device_sees_them(monkeypatch)
     calls = seen_by_the_library(plan)
     plan.enqueue((256, 512, 4096, 0, 0, 0, 4096, 1.0, 1.0))
     assert calls == [(0, 1, 1)]
+
+
+def test_numbers_of_sums_in_f16_are_f16(monkeypatch):
+    """Which ctypes has not: the library is given their bits."""
+    Library(monkeypatch, (PLAIN,))
+    dev = dp.device("host")
+    request = dp.MatmulRequest(dev.zeros((32, 64), "f16"), dev.zeros((64, 48), "f16"), compute="16f")
+    row = next(row for row in dp.TABLE.of("matmul") if row.compute is Compute.COMPUTE_16F)
+    executor = ExecutorOf()
+    executor.device = dev
+    executor.workspace = type("W", (), {"nbytes": 1 << 25, "c_ptr": None})
+    plan = cublaslt_matmul(request, executor, row)
+    plan._calls = (lambda: 0, plan._calls[1])
+    plan.enqueue((256, 512, 0, 0, 0, 0, 4096, 0.5, -2.0))
+    bits = np.array([plan._alpha.value, plan._beta.value], np.uint16)
+    assert bits.view(np.float16).tolist() == [0.5, -2.0]

@@ -119,6 +119,24 @@ def test_what_autotune_takes_is_rounded_once(dev, rng, monkeypatch, tmp_path, dt
         installed.algorithms.cache_clear()
 
 
+@pytest.mark.parametrize("library", ["cublasLt", "cublas"])
+@pytest.mark.parametrize("k", [1, 16, 64, 1000, 1024, 4096, 16384])
+def test_sums_in_f16_lose_what_their_bound_says_and_more_than_those_in_f32(dev, rng, k, library):
+    a, b = (dev.array(rng.standard_normal(shape) / k**0.25, "f16") for shape in ((96, k), (k, 80)))
+    request = dp.MatmulRequest(a, b, compute="16f", library=library)
+    check = Check.of(f"k {k}", request, Compute.COMPUTE_16F, ())
+    exact = a.numpy().astype(np.float64) @ b.numpy().astype(np.float64)
+    size = np.abs(a.numpy().astype(np.float64)) @ np.abs(b.numpy().astype(np.float64))
+    for _ in range(3):
+        result = dp.run(request)
+        check.verify(result)
+    lost = np.abs(result.numpy() - exact) / size * 2**11
+    in_f32 = np.abs(dp.matmul(a, b, library=library).numpy() - exact) / size * 2**11
+    print(f"k {k}, {library}: {lost.max():.3g} roundoffs of f16 times |A| |B|, by sums in f32 {in_f32.max():.3g}")
+    if k >= 1000:
+        assert lost.max() > in_f32.max()
+
+
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_what_16_bits_do_not_hold_is_there_when_the_bias_is_added(dev, dtype):
     """A product of 2^p + 1, of which p bits keep 2^p, less 2^p: 1 by f32, and 0 or 2 by 16 bits."""
