@@ -123,10 +123,17 @@ class JobRunner:
     def receive(self, *, wait: bool) -> None:
         """Have the jobs of the next message, and of those that have come behind it meanwhile: each batch that is
         enqueued and reported by itself costs 15 us, as much as two requests."""
-        link, jobs = self.queue.link, self.jobs
-        jobs.extend((self.queue.next_message(self.others) if wait else link.receive(wait=False)) or ())
+        queue, jobs = self.queue, self.jobs
+        link = queue.link
+        jobs.extend((queue.next_message(self.others) if wait else queue.receive(wait=False)) or ())
         while link.pending and len(jobs) < BATCH:
-            jobs.extend(link.receive(wait=False))
+            jobs.extend(queue.receive(wait=False) or ())
+
+    def report(self, report: list[Any]) -> None:
+        """Tell the parent what has ended; a lone request's end by the mailbox, if that is looked into."""
+        if len(report) != 1 or self.jobs or not self.queue.leave_in_mailbox(report[0]):
+            self.queue.link.send(shortened(report))
+        report.clear()
 
     def may_go_on(self) -> bool:
         """Whether the next job need not wait for another worker; that one wakes this one where it must."""

@@ -20,6 +20,7 @@ from dispatch.supervise.process import messages
 from dispatch.supervise.process.child_device import attached
 from dispatch.supervise.process.child_pool import ChildPool, ChildQueue, chunk_message
 from dispatch.supervise.process.child_workers import CudaChild, HostChild
+from dispatch.supervise.process.mailbox import mailboxes
 
 __all__ = ["main"]
 
@@ -27,7 +28,8 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(words: str) -> None:
-    """Run as a child: `words` is JSON with device, control (fd), links (fds), setup (modules), parent (pid), started.
+    """Run as a child: `words` is JSON with device, control (fd), links (fds), mailboxes (fd), setup (modules), parent
+    (pid), started.
 
     `started` is the parent's time.monotonic(), which is the whole system's: what starting took is told when it is over.
     """
@@ -45,8 +47,11 @@ def main(words: str) -> None:
     for number, (nbytes, fd) in chunks.items():
         device.attach(number, nbytes, fd)
     kind = HostChild if device.is_host else CudaChild
-    for index, fd in enumerate(config["links"]):
-        queue = ChildQueue(index, messages.Connection(socket.socket(fileno=fd)))
+    boxes = mailboxes(config["mailboxes"], len(config["links"]))
+    if config["mailboxes"] >= 0:
+        os.close(config["mailboxes"])
+    for index, (fd, mailbox) in enumerate(zip(config["links"], boxes, strict=True)):
+        queue = ChildQueue(index, messages.Connection(socket.socket(fileno=fd), mailbox))
         worker = kind(queue, pool)  # type: ignore[arg-type]  # a ChildPool is a WorkerOwner, but for its device's class
         queue.worker = worker
         pool.workers.append(worker)

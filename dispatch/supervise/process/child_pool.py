@@ -26,6 +26,7 @@ from dispatch.supervise.queue import OPEN, WorkerQueue
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.supervise.process.child_device import AttachedCuda, AttachedHost
+    from dispatch.supervise.process.mailbox import Mailbox
     from dispatch.supervise.process.messages import Connection
 
 __all__ = ["ChildPool", "ChildQueue", "chunk_message"]
@@ -35,6 +36,7 @@ UNABLE = 71  # and of one that cannot take what it is given; the reason is on st
 # Seconds for which a worker looks for what comes next before it sleeps, while all others sleep: thrice what one who
 # waits for each request takes to have the result and send the next. To be woken takes 15 us and more.
 AWAKE = 50e-6
+PATIENCE = 20e-6  # seconds for which one who is likely to look for a request's end in the mailbox may not yet do so
 RAREST = 6  # it looks before one message in 2 ** 6 where that has found nothing so often in a row
 WORDS = 1000  # characters of a reason that is too long for a message
 
@@ -70,7 +72,7 @@ def chunk_message(control: socket.socket) -> tuple[Any, Any, list[int]]:
 class ChildQueue(WorkerQueue):
     """A worker's place; it sleeps until something comes in, or another thread of the child wakes it."""
 
-    __slots__ = ("_ends", "_misses", "_unlooked", "bell", "link")
+    __slots__ = ("_ends", "_misses", "_unheard", "_unlooked", "bell", "link", "untold")
 
     def __init__(self, index: int, link: Connection) -> None:
         super().__init__(index, IN_FLIGHT)
@@ -78,6 +80,8 @@ class ChildQueue(WorkerQueue):
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._ends = (_Pollfd * 2)(*(_Pollfd(fd, select.POLLIN) for fd in (self.bell, link.socket.fileno())))
         self._misses = self._unlooked = 0  # looks in a row that found nothing, and messages to wait for without any
+        self.untold = 0  # the number of a request whose end stands in the mailbox alone
+        self._unheard = 0.0  # until when it does so if nobody is seen to look there
 
     def wake(self) -> None:
         os.eventfd_write(self.bell, 1)
@@ -88,9 +92,35 @@ class ChildQueue(WorkerQueue):
     def wait_for_wakeup(self, seconds: float) -> None:
         self._sleep(1, seconds)
 
+    def receive(self, *, wait: bool) -> list[Any] | None:
+        """As the connection's, without what was found in the mailbox before."""
+        message = self.link.receive(wait=wait)
+        mailbox = self.link.mailbox
+        if message and mailbox is not None:
+            if message[0][0] <= mailbox.taken:
+                message = [entry for entry in message if not 0 < entry[0] <= mailbox.taken]
+            if message:
+                number, first, *names = message[-1]
+                mailbox.latest = max(mailbox.latest, number if number > 0 else first + len(names[0]) - 1)
+        return message
+
+    def leave_in_mailbox(self, number: int) -> bool:
+        """Say there, if the parent looks there, that a request has ended well, where nothing else is in flight.
+
+        It stands there alone until the parent has found it, or is not seen to look: `next_message`, which must be the
+        next that is called, then says it over the connection.
+        """
+        mailbox = self.link.mailbox
+        if self._unlooked or mailbox is None or not mailbox.end(number):
+            return False
+        self.untold = number
+        self._unheard = perf_counter() + PATIENCE
+        return True
+
     def next_message(self, others: list[ChildQueue]) -> list[Any]:
         """The next message of the parent's; before it sleeps it looks for one, while all others sleep.
 
+        None but an empty list where it has seen to an end in the mailbox: the worker may have something to do.
         It looks ever more rarely where that is of no use, as where nothing comes so soon, or the parent has the same
         processor: it then runs once this sleeps.
         """
@@ -98,25 +128,55 @@ class ChildQueue(WorkerQueue):
             self._unlooked -= 1
         else:
             ends = perf_counter() + AWAKE
-            message = self._look(ends, others)
+            had_end = self.untold > 0
+            try:
+                message = self._look(ends, others)
+            finally:
+                if self.untold:
+                    self._tell()
             if message is not None and perf_counter() < ends:
                 self._misses = 0
                 return message
             self._misses = min(self._misses + 1, RAREST)
-            self._unlooked = 2**self._misses
-            if message is not None:
-                return message
+            self._unlooked = 2**self._misses + had_end
+            if message is not None or had_end:
+                return message or []
         self.asleep = True
         try:
-            return self.link.receive() or []
+            return self.receive(wait=True) or []
         finally:
             self.asleep = False
 
     def _look(self, ends: float, others: list[ChildQueue]) -> list[Any] | None:
+        mailbox = self.link.mailbox
         while True:
-            message = self.link.receive(wait=False)
+            message = self.receive(wait=False) or None
+            if mailbox is not None:
+                if message is None:
+                    message = self._look_into(mailbox)
+                if self.untold:
+                    self._see_to_end(mailbox)
             if message is not None or perf_counter() > ends or not all(other.asleep for other in others):
                 return message
+
+    def _look_into(self, mailbox: Mailbox) -> list[Any] | None:
+        entry = mailbox.request()
+        if entry is None:
+            return None
+        self.untold = 0  # the parent asks here only once it has heard of all ends
+        return [entry]
+
+    def _see_to_end(self, mailbox: Mailbox) -> None:
+        """Look whether the parent has found the end that stands in the mailbox alone, or is not about to."""
+        number = self.untold
+        if mailbox.is_heard(number):
+            self.untold = 0
+        elif not mailbox.is_waited_for(number) and perf_counter() > self._unheard:
+            self._tell()
+
+    def _tell(self) -> None:
+        number, self.untold = self.untold, 0
+        self.link.send([number])
 
     def _sleep(self, ends: int, seconds: float) -> None:
         """Sleep until something is at the first of so many ends, to the microsecond: select.poll counts whole

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudabind._fork import guard
 from dispatch.errors import WorkerFailed
+from dispatch.supervise.process.mailbox import mailbox_file, mailboxes
 from dispatch.supervise.process.messages import Connection, ready
 
 if TYPE_CHECKING:
@@ -77,12 +78,16 @@ class Child:
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             self.control, control = _pair(ours, theirs, socket.SOCK_SEQPACKET)
             pairs = [_pair(ours, theirs, socket.SOCK_STREAM) for _ in range(streams)]
-            self.links = [Connection(end) for end, _ in pairs]
+            fd = mailbox_file(streams)
+            if fd >= 0:
+                theirs.callback(os.close, fd)
+            self.links = [Connection(end, box) for (end, _), box in zip(pairs, mailboxes(fd, streams), strict=True)]
             given = [end.fileno() for _, end in pairs]
             words = {
                 "device": device.name,
                 "control": control.fileno(),
                 "links": given,
+                "mailboxes": fd,
                 "setup": list(setup),
                 "completion": completion,
                 "parent": os.getpid(),
@@ -92,7 +97,7 @@ class Child:
             code = f"import sys; sys.path[:] = {sys.path!r}; {main}"
             self.process = subprocess.Popen(
                 [sys.executable, *interpreter_options(), "-c", code, json.dumps(words)],
-                pass_fds=[control.fileno(), *given],
+                pass_fds=[control.fileno(), *given, *([fd] if fd >= 0 else [])],
                 stdin=subprocess.DEVNULL,
             )
             ours.pop_all()  # from now on `disconnect` closes them

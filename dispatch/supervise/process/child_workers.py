@@ -26,6 +26,7 @@ __all__ = ["CudaChild", "HostChild"]
 
 PIECE = -4  # in the place of messages.RUN: a piece of a run that there is a series of
 RUNS = (messages.RUN, PIECE)
+LONE_LOOKS = range(3)  # more at the event of a lone request, before a look at the connection, which takes as long
 REPORT_SECONDS = 200e-6  # on the host, what has ended is reported after so long at the latest
 
 
@@ -44,10 +45,10 @@ class HostChild(JobRunner, HostWorker):
         while True:
             if not self.jobs:
                 if report:
-                    link.send(shortened(report))
-                    report.clear()
+                    self.report(report)
                 self.receive(wait=True)
                 told = perf_counter()
+                continue
             if len(self.jobs[0]) > 3 and not self.may_go_on():
                 self._settle()
                 self.queue.wait_for_wakeup(-1)
@@ -123,14 +124,14 @@ class CudaChild(JobRunner, CudaWorker):
         while True:
             moved = False
             if not self.jobs and queue.busy < IN_FLIGHT:
-                wait = not batches and not (self.executor.learn() or self.series.learn())
+                wait = not batches and (queue.untold > 0 or not (self.executor.learn() or self.series.learn()))
                 self.receive(wait=wait)
             if self.jobs and queue.busy < IN_FLIGHT and (len(self.jobs[0]) < 4 or self.may_go_on()):
                 self._enqueue_batch()
                 moved = True
                 if self.series.is_due:
                     self.series.learn()
-            if batches and self._poll():
+            if batches and (self._poll() or (queue.busy == 1 and any(self._poll() for _ in LONE_LOOKS))):
                 moved = True
             if moved:
                 continue
@@ -253,8 +254,11 @@ class CudaChild(JobRunner, CudaWorker):
         if batch.recorded:
             self.queue.busy -= len(batch.futures)
         if report:
-            self.queue.link.send(shortened(report))
-            report.clear()
+            if self.batches:
+                self.queue.link.send(shortened(report))
+                report.clear()
+            else:
+                self.report(report)
 
     def forgotten(self, names: tuple[int, ...]) -> None:
         self.series.forget(names)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dispatch.core.request import Request
+    from dispatch.supervise.process.mailbox import Mailbox
 
 __all__ = [
     "DEFINE",
@@ -81,8 +82,8 @@ class Connection:
     within which no signal is handled, and whoever comes next goes on where that was.
     """
 
-    def __init__(self, end: socket.socket) -> None:
-        self.socket = end
+    def __init__(self, end: socket.socket, mailbox: Mailbox | None = None) -> None:
+        self.socket, self.mailbox = end, mailbox
         self.listened = True  # whether the monitor thread hears of what comes
         self._come = bytearray()
         self._end = 0  # of the first frame in it

@@ -54,12 +54,18 @@ class Monitor:
     give_up: Callable[[Sent, BaseException], None]
 
     def listen(self, link: Connection, *, on: bool) -> None:
-        """Have the monitor thread read a link or leave that to somebody else, and send when there is room."""
+        """Have the monitor thread read a link or leave that to somebody else, and send when there is room.
+
+        Of two threads that do this at once the one that turns it off may come last, and then has to have said so last:
+        who ends to read looks at `listened`, and turns it on again.
+        """
         link.listened = on
         try:  # noqa: SIM105  # contextlib.suppress costs more than the rest
             self.poll.modify(link.socket, (IN if on else 0) | (0 if link.out is link.flushed else OUT))
         except (OSError, ValueError):  # its child is being replaced
             pass
+        if not on:
+            link.listened = False
 
     def listen_to_child(self) -> None:
         """Wait until something happens, and deal with it; returns when there is another child, or an end."""
@@ -105,17 +111,23 @@ class Monitor:
         loss = self._read(queue)
         queue.tell_rest()
         queue.wake()
-        link = queue.link
-        if link is not None:
-            self.listen(link, on=not queue.recv_lock.locked())
-            # Who reads may end meanwhile, and have it listened to before: it looks at `listened` behind that.
-            if not link.listened and not queue.recv_lock.locked():
-                self.listen(link, on=True)
+        if queue.link is not None:
+            self._listen_unless_read(queue, queue.link)
         return loss
+
+    def _listen_unless_read(self, queue: RemoteQueue, link: Connection) -> None:
+        """Hear of a link, unless somebody who waits reads it, who has it heard again when he ends."""
+        self.listen(link, on=not queue.recv_lock.locked())
+        # Who reads may end meanwhile, and have it listened to before: it looks at `listened` behind that.
+        if not link.listened and not queue.recv_lock.locked():
+            self.listen(link, on=True)
 
     def _read(self, queue: RemoteQueue) -> ChildLoss | None:
         link = queue.link
-        if link is None or not queue.recv_lock.acquire(False):
+        if link is None:
+            return None
+        if not queue.recv_lock.acquire(False):
+            self._listen_unless_read(queue, link)
             return None
         try:
             while queue.take(link):

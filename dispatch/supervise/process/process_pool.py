@@ -368,5 +368,7 @@ class ProcessPool(Monitor, WorkerPool):
 
 
 def _take_all(queue: Any, link: Any) -> None:
+    if link.mailbox is not None and link.mailbox.asked and link.mailbox.is_ended(link.mailbox.asked):
+        queue.end_lone(link.mailbox, link.mailbox.asked)
     while queue.take(link):
         pass

@@ -7,6 +7,7 @@ waits the pool's monitor thread reads. Nothing here decides about restarts.
 from __future__ import annotations
 
 import threading
+from os import sched_yield
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +19,17 @@ from dispatch.supervise.process.sending import NOW, SendingQueue, SentRequest
 
 if TYPE_CHECKING:
     from dispatch.supervise.future import Future
+    from dispatch.supervise.process.mailbox import Mailbox
     from dispatch.supervise.process.messages import Connection
     from dispatch.supervise.process.owner import QueueOwner
 
 __all__ = ["RemoteQueue", "SentRequest"]
 
 FEW = 4  # requests in flight at all workers: with more one who waits reads nothing, as it would only be in the way
-# At the connection by one who waits, before it sleeps: some 120 us, in which a small request has ended, one of many in
-# turn, too. With 60 looks those took 110 to 160 us on the host, with 120 or 200 of them 100.
-LOOKS = 150
+# Seconds for which one who waits looks at the connection before it sleeps: a small request has ended by then, one of
+# many in turn, too. With 50 us those took 110 to 160 us on the host, with 100 or 160 they took 100.
+LOOKING = 120e-6
+YIELDED = 4  # looks, some 10 us, after which another thread may have the processor: it may be the child's
 REPORT_WAIT = 0.05  # seconds that it then waits for a report, before it leaves the reading to the monitor thread
 
 
@@ -72,11 +75,17 @@ class RemoteQueue(SendingQueue):
             held.extend(map(self.recv_lock.acquire, NOW))  # as in `wake`
             if True not in held:
                 return False
-            self.pool.listen(link, on=False)
-            self._read_as_helper(link, future, ends)
+            mailbox, number = link.mailbox, getattr(future, "_number", 0)
+            if mailbox is not None and number and mailbox.asked == number:
+                mailbox.wait_for(number)
+            else:
+                mailbox = None
+            if mailbox is None or not mailbox.found_last:  # else nothing is likely to come over the connection
+                self.pool.listen(link, on=False)
+            self._read_as_helper(link, mailbox, future, ends)
         finally:
             try:
-                if True in held:
+                if True in held and not link.listened:
                     self.pool.listen(link, on=True)
             finally:
                 if True in held:
@@ -86,24 +95,45 @@ class RemoteQueue(SendingQueue):
                         self.pool.listen(link, on=True)
         return True
 
-    def _read_as_helper(self, link: Connection, future: Future, ends: float | None) -> None:
-        pool = self.pool
-        looks = 0
+    def _read_as_helper(self, link: Connection, mailbox: Mailbox | None, future: Future, ends: float | None) -> None:
+        """Read until a future has ended, whose end may come by the mailbox, or somebody else is to."""
+        pool, number = self.pool, getattr(future, "_number", 0)
+        sleeps, looks = monotonic() + LOOKING, 0
         while not (future._status or pool.release_reader) and self.link is link:
+            if mailbox is not None and mailbox.is_ended(number):
+                self.end_lone(mailbox, number, is_helper=True)
+                return
             took = self.take(link, is_helper=True)
             if took is None:
                 return
             if took:
-                looks = 0
+                sleeps = monotonic() + LOOKING
                 continue
             looks += 1
-            if looks > LOOKS:
-                left = REPORT_WAIT if ends is None else min(REPORT_WAIT, ends - monotonic())
+            if not looks % YIELDED:
+                sched_yield()
+            if (now := monotonic()) > sleeps:
+                if mailbox is not None:
+                    mailbox.not_found(likely=False)
+                    mailbox = None
+                if link.listened:
+                    pool.listen(link, on=False)
+                left = REPORT_WAIT if ends is None else min(REPORT_WAIT, ends - now)
                 if left <= 0 or not messages.ready([link.socket], left):
                     break
         while link.pending:  # nothing would tell the monitor thread of what has been read from the socket
             if self.take(link, is_helper=True) is None:
                 return
+
+    def end_lone(self, mailbox: Mailbox, number: int, *, is_helper: bool = False) -> None:
+        """End the request whose end stands in the mailbox. Of one that a helper leaves to the monitor thread that hears
+        over the connection."""
+        if self._end(number, None, is_helper=is_helper):
+            mailbox.found(number)
+            self.busy = len(self.sent)
+            self.since = monotonic()
+            if self.pending:
+                self.wake()
 
     def take(self, link: Connection, *, is_helper: bool = False) -> bool | None:
         """Settle what one message reports, and send more; False where none has come. EOFError where none ever will.
@@ -114,8 +144,13 @@ class RemoteQueue(SendingQueue):
         message = link.peek(wait=False)
         if message is None:
             return False
+        mailbox = link.mailbox
+        asked = 0 if mailbox is None else mailbox.asked
+        was_asked = asked in self.sent
         if not self.report(message, is_helper=is_helper):
             return None
+        if was_asked and asked not in self.sent and mailbox is not None:
+            mailbox.not_found(likely=is_helper)
         link.advance()
         if self.pending:
             self.wake()

@@ -19,9 +19,10 @@ from dispatch.supervise.process.repeatable import Sent
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from dispatch.supervise.process.mailbox import Mailbox
     from dispatch.supervise.process.messages import Connection
 
-__all__ = ["Run", "end_run", "loose", "take_run"]
+__all__ = ["Run", "end_run", "loose", "take_lone", "take_run"]
 
 FEWEST = 4  # requests that are a run; fewer cost less one by one
 NO_OUTPUTS: dict[str, Any] = {}  # of requests whose outputs are given; nobody adds to it
@@ -92,6 +93,42 @@ def take_run(queue: Any, link: Connection, count: int) -> int:
     list(map(deque.popleft, repeat(pending, count)))  # only who holds `send_lock` takes out what is claimed
     queue.taken.clear()
     return count
+
+
+def take_lone(queue: Any, mailbox: Mailbox) -> None:
+    """Take the only request of a queue that has nothing in flight, and put it into the mailbox, if the child knows it.
+
+    It goes over the connection, too, but the child has begun with it by then. As `take_run` this may be interrupted.
+    """
+    pending, pool = queue.pending, queue.pool
+    if queue.sent or queue.taken or queue.unframed or len(pending) != 1 or type(pending) is not deque:
+        return
+    if pool.device.taints:
+        return
+    try:
+        future = pending[0]
+    except IndexError:  # dropped by another thread
+        return
+    request: Any = getattr(future, "_request", None)
+    if not known(queue, (getattr(request, "bound", None),)):
+        return
+    bound = request.bound
+    queue.taken.append((future, request))
+    try:
+        del future._request  # which claims it
+    except AttributeError:  # somebody has withdrawn it
+        return
+    number = next(pool.numbers)
+    sent = made((number, future, request, NO_OUTPUTS, queue, (), bound))
+    queue.unframed.append(sent)
+    queue.since = monotonic()
+    future._number = number
+    future._value = bound.result  # behind its number: see `_enter_sent`
+    queue.sent[number] = sent
+    mailbox.ask(number, bound.name)
+    queue.busy = len(queue.sent)
+    pending.popleft()  # only who holds `send_lock` takes out what is claimed
+    queue.taken.popleft()
 
 
 def known(queue: Any, bounds: Iterable[Any]) -> list[Any]:

@@ -17,7 +17,7 @@ from dispatch.errors import BadRequest
 from dispatch.supervise.future import CANCELLED, MISSED, LateFuture, TimedFuture
 from dispatch.supervise.process import messages
 from dispatch.supervise.process.repeatable import Sent
-from dispatch.supervise.process.runs import Run, loose, take_run
+from dispatch.supervise.process.runs import Run, loose, take_lone, take_run
 from dispatch.supervise.queue import CANCELLING, WorkerQueue
 
 if TYPE_CHECKING:
@@ -183,10 +183,13 @@ class SendingQueue(WorkerQueue):
         is_sent = False
         link = self.link
         try:
+            if link is not None and link.mailbox is not None and link.out is link.flushed and self._has_room():
+                take_lone(self, link.mailbox)
             while link is not None and (link.out is link.flushed or link.flush()):
                 if not self.unframed and not ((self.pending or self.taken) and self._has_room()):
                     break
-                self._take_some(link)
+                if not self.unframed:
+                    self._take_some(link)
                 if self._frame(link):
                     is_sent = True
         except OSError:  # the child is gone: the monitor thread sees it, and deals with what was sent
