@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["CudaDevice"]
 
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
-STUCK = 8  # the share of the GPU's memory that may wait for streams nobody names again; then the device is waited for
+STUCK = 64  # the share of the GPU's memory that may wait for streams nobody names again; then the device is waited for
 UNIT = 1 << UNIT_BITS
 _of_parents: list[Any] = []  # in a forked child, so that nothing of it is given back to the driver, who has none of it
 

@@ -99,6 +99,8 @@ def _recorded(
     enqueue: Callable[[], None], target: ctypes.c_void_p, recorder: ctypes.c_void_p
 ) -> ctypes.c_void_p | None:
     """The graph; None where something has ended the capture. Raises what `enqueue()` does of its own accord."""
+    from dispatch.execute.clean_stack import clean_stack  # with the first recording: `import dispatch` stays quick
+
     graph, stream = ctypes.c_void_p(), target.value
     end = partial(driver.cuStreamEndCapture.unchecked_holding_gil, recorder, ctypes.byref(graph))
     begun, status = UNTOLD, 0
@@ -111,6 +113,7 @@ def _recorded(
         begun = driver.cuStreamBeginCapture.unchecked_holding_gil(recorder, RELAXED)
         if not begun:
             target.value = recorder.value
+            clean_stack()
             enqueue()
             is_whole = True
     except CudaError as raised:  # of the library, or because the capture was ended under it
