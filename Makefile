@@ -18,7 +18,9 @@ CUBLAS_SIZE := 560
 TESTS ?= tests
 ARGS ?=
 JOBS ?= auto
-PARALLEL = $(if $(JOBS),--numprocesses $(JOBS) --dist loadgroup)
+# The tests start hundreds of processes: each would compile all that it imports, where that may not be written down.
+unexport PYTHONDONTWRITEBYTECODE
+PARALLEL = $(if $(JOBS),--numprocesses $(JOBS) --dist loadscope)
 # Where several processes share the cores, NumPy's threads in each of them only wait for one another.
 TEST = $(if $(JOBS),OPENBLAS_NUM_THREADS=1) $(PY) -m pytest $(TESTS) --ignore=tests/gpu --ignore=tests/benchmarks $(PARALLEL)
 

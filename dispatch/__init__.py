@@ -46,6 +46,7 @@ from dispatch.keys import ScaleMode as ScaleMode
 from dispatch.ops import FAMILIES as _FAMILIES
 
 if TYPE_CHECKING:
+    from dispatch import signal as signal
     from dispatch.core.call_counter import CallCounter as CallCounter
     from dispatch.core.host_plan import numpy_call as numpy_call
     from dispatch.core.operands import OperandRequest as OperandRequest
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
     from dispatch.ops.conv import *
     from dispatch.ops.ctc import *
     from dispatch.ops.dropout import *
+    from dispatch.ops.fft import *
+    from dispatch.ops.fft import doors as _fft_doors
     from dispatch.ops.gated import *
     from dispatch.ops.grouped_matmul import *
     from dispatch.ops.linalg import *
@@ -70,6 +73,8 @@ if TYPE_CHECKING:
     from dispatch.ops.matmul import *
     from dispatch.ops.norm import *
     from dispatch.ops.pooling import *
+    from dispatch.ops.random import *
+    from dispatch.ops.random import generator as _generators
     from dispatch.ops.reduction import *
     from dispatch.ops.rnn import *
     from dispatch.ops.rope import *
@@ -82,14 +87,19 @@ if TYPE_CHECKING:
     from dispatch.table.table import TABLE as TABLE
 
     cudnn = _graph
+    fft = _fft_doors
     linalg = _doors
+    random = _generators
     register = TABLE.register
 
 # Imported when they are first used: `import dispatch` stays quick.
 _MODULES = {
     "cudnn": "dispatch.ops.graph",
     "evt": "dispatch.libraries.cutlass.evt",
+    "fft": "dispatch.ops.fft.doors",
     "linalg": "dispatch.ops.linalg.doors",
+    "random": "dispatch.ops.random.generator",
+    "signal": "dispatch.signal",
     "trace": "dispatch.supervise.trace",
 }
 _LATER = {
@@ -115,7 +125,9 @@ def _found(name: str) -> Any:
     from importlib import import_module
 
     if name in _MODULES:
-        return import_module(_MODULES[name])
+        module = import_module(_MODULES[name])
+        vars(module).setdefault("__dir__", lambda: list(module.__all__))  # as completion shows it
+        return module
     if name == "__all__":
         return __dir__()
     if name == "register":

@@ -26,6 +26,11 @@ MODULE = {
     **{name: NORM.format(name) for name in ("batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm")},
     **dict.fromkeys(("conv", "conv1d", "conv2d", "conv3d"), "dispatch.conv_fwd(x, w)"),
     **dict.fromkeys(("avg_pool2d", "max_pool2d"), "dispatch.pooling(x, window)"),
+    "rand": "dispatch.random.Generator(seed).random(size)",
+    "randn": "dispatch.random.Generator(seed).standard_normal(size)",
+    "randint": "dispatch.random.Generator(seed).integers(low, high, size)",
+    "randperm": "dispatch.random.Generator(seed).permutation(n)",
+    **dict.fromkeys(("default_rng", "manual_seed", "seed"), "dispatch.random.Generator(seed), whose methods draw"),
     **{
         name: OVER_AXES.format(mode) for name, mode in (("max", "max"), ("mean", "avg"), ("min", "min"), ("sum", "add"))
     },

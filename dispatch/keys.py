@@ -288,7 +288,8 @@ class Compute(Choice):
     of 8 bits as it needs of each f64, where tensor cores are the faster way; both are as precise as what they emulate.
     On an H100 cuBLAS 13.1 emulates neither: results are those of COMPUTE_32F and COMPUTE_64F bit for bit, in the same
     time. The largest error of a product of 512 x 512 normal numbers is 1.6 there in f32 and 5.1 in f64, in units of
-    roundoff times |A| |B|; 1,590 in TF32.
+    roundoff times |A| |B|; 1,590 in TF32. COMPUTE_16F sums up in f16, which alpha and beta are then, too: the error is
+    held to 8 + 4·√k + k/8 of its roundoffs, 2⁻¹¹, times |A| |B|, and sums beyond 65,504 are infinite.
     """
 
     COMPUTE_16F = 64

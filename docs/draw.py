@@ -29,6 +29,7 @@ FLOORS = (
     ("testing", "checks, guarded memory"),
     ("libraries", "handles, descriptors, kernels"),
     ("ops", "requests, rules, references, plans"),
+    ("signal", "functions of several ops"),
     ("table", "rows, and the choice of one"),
     ("bind", "request to plan; prepared calls"),
     ("supervise", "workers, queues, futures"),

@@ -443,7 +443,7 @@ def left_over() -> dict[str, Any]:
         "threads": sorted(thread.name for thread in threading.enumerate()),
         "children": sorted(itertools.chain(*children)),
         "descriptors": len(os.listdir("/proc/self/fd")),
-        "memory files": sum("memfd:dispatch" in line for line in Path("/proc/self/maps").read_text().splitlines()),
+        "memory files": sum("/memfd:" in line for line in Path("/proc/self/maps").read_text().splitlines()),
         "shared memory": sorted(named_shared_memory()),
     }
 

@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 NEEDS_GPU = (HERE / "gpu", HERE / "benchmarks")
 # Where several processes run the tests, a file stays in one of them; but these are long, and their tests share nothing.
 SPREAD = {
-    HERE / "dispatch/libraries/cutlass/test_compile.py",
+    HERE / "dispatch/cutlass/test_compile.py",
     HERE / "dispatch/test_power.py",
     HERE / "gpu/cudnn",
     HERE / "gpu/cutlass",
@@ -31,9 +31,10 @@ SPREAD = {
     HERE / "gpu/test_nonfinite.py",
     HERE / "test_examples.py",
 }
+# Of these, one process asks gcc about a library's headers: their parameters begin with the library's module.
+BY_MODULE = HERE / "cudabind/proof/modules"
 PATIENCE = 120  # seconds that a thread of a closed supervisor has to end, on a machine that has other things to do
 SEED = pytest.StashKey[int]()
-NAME = pytest.StashKey[str]()
 
 # Worker processes are interpreters of their own: let a crash in one of them show where it was, too.
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
@@ -52,8 +53,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.seed = str(config.stash[SEED])  # which pytest-xdist's workers are given
     if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): not enforced, pytest-timeout is not installed")
-    if not config.pluginmanager.hasplugin("xdist"):
-        config.addinivalue_line("markers", "xdist_group(name): one process runs all tests, without pytest-xdist")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -80,12 +79,35 @@ def why_no_gpu() -> str | None:
     return None
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist writes the group behind a test's name
+def run_together(name: str) -> str:
+    """Tests with the same answer are run by one process, one behind the other."""
+    file, _, test = name.partition("::")
+    path = HERE.parent / file
+    if not SPREAD.isdisjoint((path, *path.parents)):
+        return name
+    parameter = test.partition("[")[2] if BY_MODULE in path.parents else ""
+    return f"{BY_MODULE} {parameter.rstrip(']').partition('-')[0]}" if parameter else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What --dist loadscope hands out at once is what `run_together` says.
+
+    Marks of pytest-xdist would say the same, but those it writes into names, which it cannot with pytest 9.2.
+    """
+    if config.getoption("dist") != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return run_together(nodeid)
+
+    return Scheduling(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        item.stash[NAME] = item.nodeid
-        if item.get_closest_marker("xdist_group") is None and SPREAD.isdisjoint((item.path, *item.path.parents)):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
         if any(folder in item.path.parents for folder in NEEDS_GPU):
             item.add_marker(pytest.mark.gpu)
         if item.get_closest_marker("gpu") and (reason := why_no_gpu()):
@@ -129,7 +151,7 @@ def trouble(_nothing_left):
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """A generator of this test's own: the same whichever other tests run, and in whatever order."""
-    seed, name = request.config.stash[SEED], request.node.stash[NAME]
+    seed, name = request.config.stash[SEED], request.node.nodeid
     print(f"rng: --seed={seed} for {name}")  # pytest shows it when the test fails
     return np.random.default_rng([seed, zlib.crc32(name.encode())])
 

@@ -26,7 +26,8 @@ LINE = 256  # what layouts count an address's alignment to
 
 # Of these the sizes of states and spaces are the library's, or the bounds of the cases the device's.
 OF_THE_DEVICE = ("dropout", "rnn", "pooling_bwd", "ctc")
-OPS = list(dict.fromkeys(op for ops in LATER.values() for op in ops if op not in ("cudnn_graph", "dropout_states")))
+ELSEWHERE = ("cudnn_graph", "dropout_states", "random_")  # what users draw, and what reads nothing
+OPS = list(dict.fromkeys(op for ops in LATER.values() for op in ops if not op.startswith(ELSEWHERE)))
 
 
 class Slot(NamedTuple):

@@ -39,6 +39,34 @@ def accuracy(out: str) -> float:
     return float(found[2]) / 100
 
 
+# The longest come first: where several processes run the tests, those of this file are the last to be handed out.
+@pytest.mark.exhaustive
+def test_networks_learn_in_bf16_as_by_torch(tmp_path: Path):
+    pytest.importorskip("torch")
+    (example,) = (path for path in EXAMPLES if path.stem == "15_beside_torch")
+    done = run(example, "--dtype", "bf16", "--out", str(tmp_path / "loss.png"))
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert re.findall(r"^(\w+): 200 steps, ", done.stdout, re.MULTILINE) == ["digits", "letters"]
+
+
+@pytest.mark.exhaustive
+def test_a_cnn_learns_the_digits(tmp_path: Path):
+    done = run(TRAIN_CNN, "--out", str(tmp_path / "loss.png"))
+    assert done.returncode == 0, done.stderr
+    assert accuracy(done.stdout) >= 0.985
+    rows = dict(re.findall(r"^  (\S.*\S) {2,}(\w+) \S*f32→f32 32F host numpy$", done.stdout, re.MULTILINE))
+    assert {name for name in rows if name.startswith("conv")} == {
+        "conv 1", "conv 2", "conv 3", "conv gradient 2", "conv gradient 3",
+        "conv update 1", "conv update 2", "conv update 3",
+    }  # fmt: skip
+    assert set(rows.values()) == {
+        "conv_fwd", "conv_bwd_data", "conv_bwd_filter", "norm_fwd", "norm_bwd", "activation", "activation_bwd",
+        "pooling", "pooling_bwd", "matmul", "softmax", "softmax_bwd",
+    }  # fmt: skip
+    if importlib.util.find_spec("matplotlib") is not None:
+        assert (tmp_path / "loss.png").stat().st_size > 10_000
+
+
 def test_examples_are_numbered_and_each_is_tested():
     assert [path.name[:2] for path in EXAMPLES] == [f"{number:02}" for number in range(1, len(EXAMPLES) + 1)]
 
@@ -124,36 +152,9 @@ def test_the_same_seed_learns_the_same(tmp_path: Path):
     assert len(outs) == 1
 
 
-@pytest.mark.exhaustive
-def test_a_cnn_learns_the_digits(tmp_path: Path):
-    done = run(TRAIN_CNN, "--out", str(tmp_path / "loss.png"))
-    assert done.returncode == 0, done.stderr
-    assert accuracy(done.stdout) >= 0.985
-    rows = dict(re.findall(r"^  (\S.*\S) {2,}(\w+) \S*f32→f32 32F host numpy$", done.stdout, re.MULTILINE))
-    assert {name for name in rows if name.startswith("conv")} == {
-        "conv 1", "conv 2", "conv 3", "conv gradient 2", "conv gradient 3",
-        "conv update 1", "conv update 2", "conv update 3",
-    }  # fmt: skip
-    assert set(rows.values()) == {
-        "conv_fwd", "conv_bwd_data", "conv_bwd_filter", "norm_fwd", "norm_bwd", "activation", "activation_bwd",
-        "pooling", "pooling_bwd", "matmul", "softmax", "softmax_bwd",
-    }  # fmt: skip
-    if importlib.util.find_spec("matplotlib") is not None:
-        assert (tmp_path / "loss.png").stat().st_size > 10_000
-
-
 @pytest.mark.parametrize("dtype", [pytest.param("f16", marks=pytest.mark.exhaustive), "bf16"])
 def test_a_transformer_block_is_right_in_16_bits(dtype: str):
     (example,) = (path for path in EXAMPLES if path.stem == "11_transformer_block")
     done = run(example, "--dtype", dtype, "--seed", "1")
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert done.stdout.count("against slopes") == 7  # x and six weights
-
-
-@pytest.mark.exhaustive
-def test_networks_learn_in_bf16_as_by_torch(tmp_path: Path):
-    pytest.importorskip("torch")
-    (example,) = (path for path in EXAMPLES if path.stem == "15_beside_torch")
-    done = run(example, "--dtype", "bf16", "--out", str(tmp_path / "loss.png"))
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    assert re.findall(r"^(\w+): 200 steps, ", done.stdout, re.MULTILINE) == ["digits", "letters"]

@@ -125,7 +125,7 @@ def store(array: Array, tensor: Tensor) -> None:
 def sigmoid(x: Array) -> Array:
     """1 / (1 + e^-x); e^x only ever of numbers below 0, so that nothing overflows."""
     power = np.exp(-np.abs(x))
-    return np.asarray(np.where(x >= 0, 1 / (1 + power), power / (1 + power)))
+    return np.asarray(np.where(x >= 0, x.dtype.type(1), power) / (1 + power))
 
 
 def draw(states: Array, size: int, p: float) -> tuple[Array, Array]:

@@ -29,6 +29,7 @@ TO_NAN = "an infinity may become NaN"
 UNSCALED = f"{IEEE}; not read where the factor is 0"
 OTHER_TRIANGLE = f"{UNSCALED}, nor in the other triangle; {TO_NAN}"
 SPREAD = "reach at least what reads them; an infinity may become NaN, as infinity minus infinity does"
+TOO_LARGE = "none is read, for parameters are finite; a result too large for the dtype is infinite"
 LOWEST = f"{IEEE}; MAX of -inf alone is the lowest finite number"
 
 # fmt: off
@@ -76,7 +77,7 @@ STATEMENTS = {
     "lu_solve":        SPREAD,
     "solve":           f"{SPREAD}; a status above 0 makes all of a matrix NaN",
     "qr":              SPREAD,
-    "qr_multiply":     SPREAD,
+    **dict.fromkeys(("qr_multiply", "orgqr", "ormqr"), SPREAD),
     "ldl":             "stay in the factors at least; pivots may pass over NaN, which the status may tell",
     "ldl_solve":       SPREAD,
     "eigh":            f"{SPREAD}; a status above 0 makes all of a matrix NaN",
@@ -84,13 +85,18 @@ STATEMENTS = {
     **dict.fromkeys(("eig", "randomized_svd"), f"{SPREAD}; a status above 0 makes all of a matrix NaN"),
     "generalized_eigh": f"{SPREAD}; a status above 0 makes all of a matrix NaN",
     "svd":             f"{SPREAD}; a status above 0 makes all of a matrix NaN",
-    **dict.fromkeys(("inv", "pinv", "lstsq", "expm"), f"{SPREAD}; a status above 0 makes all of a matrix NaN"),
+    **dict.fromkeys(("inv", "pinv", "polar", "lstsq", "expm"), f"{SPREAD}; a status above 0 makes all of a matrix NaN"),
     **dict.fromkeys(("det", "slogdet", "matrix_norm"), SPREAD),
     "matrix_rank":     NONE,  # a status tells what did not converge
+    **dict.fromkeys(("dft", "dct", "dst"), SPREAD),
     "ctc_loss":        f"{IEEE}; a logit of -inf has no gradient, and where the loss is infinite it may be any",
     "rope":            IEEE,
     "gated_activation":     IEEE,
     "gated_activation_bwd": f"{IEEE}; what ReLU drops is 0, whatever it was",
+    **dict.fromkeys(("random_bits", "random_poisson", "random_integers", "random_binomial"), NONE),
+    **dict.fromkeys(("random_permutation", "random_choice", "random_multinomial"), NONE),
+    **dict.fromkeys(("random_gamma", "random_beta", "random_truncated_normal"), TOO_LARGE),
+    **dict.fromkeys(("random_uniform", "random_normal", "random_lognormal", "random_exponential"), TOO_LARGE),
 }
 # fmt: on
 # Of ops that others have rows of as well.

@@ -27,6 +27,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "ctc":            ("cudnn_call",          ("ctc_loss",)),
     "rope":           ("own",                 ("rope",)),
     "gated":          ("own",                 ("gated_activation", "gated_activation_bwd")),
+    "fft":            ("cufft own_fft",       ("dft", "dct", "dst", "roll")),
     "blas":           ("own_blas cublas",     ("symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx",
                                                "trmm", "trsm", "geam", "dgmm", "gemv", "gbmv", "symv", "hemv",
                                                "sbmv", "hbmv", "spmv", "hpmv", "trmv", "trsv", "tbmv", "tbsv",
@@ -36,15 +37,23 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
                                                "rotg", "rotm", "rotmg")),
     "linalg":         ("own_linalg cublas_batched cusolver", (
         "cholesky", "cho_solve", "lu_factor", "lu_solve", "solve", "qr", "eigh", "generalized_eigh", "svd",
-        "eig", "randomized_svd", "ldl", "ldl_solve", "qr_multiply",
-        "inv", "det", "slogdet", "matrix_norm", "matrix_rank", "pinv", "lstsq", "expm",
+        "eig", "randomized_svd", "ldl", "ldl_solve", "qr_multiply", "orgqr", "ormqr",
+        "inv", "det", "slogdet", "matrix_norm", "matrix_rank", "pinv", "polar", "lstsq", "expm",
         "refined_solve", "refined_lstsq",
     )),
+    "random":         ("own_random curand",   ("random_bits", "random_uniform", "random_normal", "random_lognormal",
+                                               "random_exponential", "random_poisson", "random_integers",
+                                               "random_gamma", "random_beta", "random_binomial",
+                                               "random_truncated_normal", "random_permutation", "random_choice",
+                                               "random_multinomial")),
 }
 # A file with rows for some of its family's ops alone, and these.
 ONLY = {
     "own_blas":       ("axpy", "nrm2", "symv", "hemv"),
+    "cufft":          ("dft", "dct", "dst"),
+    "own_fft":        ("roll",),
     "own_linalg":     ("cholesky", "cho_solve", "lu_factor", "lu_solve", "solve", "inv"),
+    "curand":         ("random_bits", "random_uniform", "random_normal", "random_lognormal", "random_poisson"),
     "cublas_batched": ("cho_solve", "lu_factor", "lu_solve", "solve", "qr", "inv", "lstsq", "expm"),
 }
 # fmt: on

@@ -28,6 +28,10 @@ ORDER = (
     "cublas",
     "cublas_batched",
     "cusolver",
+    "cufft",
+    "own_fft",
+    "own_random",
+    "curand",
 )
 # The rows of matmul are there at once; a further file is read when the table is first asked for one of its ops.
 LATER: dict[str, tuple[str, ...]] = {}

@@ -37,17 +37,28 @@ def run(script: str, *arguments: str, **environ: str) -> str:
         ("bench_frameworks.py", "frameworks"),
         ("bench_models.py", "models"),
         ("bench_linalg.py", "scaling"),
+        ("bench_fft.py", "host"),
+        ("bench_random.py", "random"),
     ],
 )
 def test_runs_on_the_host_and_writes_its_figures(script: str, figures: str, tmp_path: Path) -> None:
-    if script == "bench_linalg.py":
-        pytest.importorskip("scipy", reason="SciPy, which has linear algebra on the host, is not installed")
+    if script in ("bench_linalg.py", "bench_fft.py"):
+        pytest.importorskip("scipy", reason="SciPy, which carries them out on the host, is not installed")
     target = tmp_path / "figures.json"
     printed = run(script, "--device", "host", "--quick", "--json", str(target))
     for peer in ("ray_actors", "torch", "transformers"):  # which few have
         printed = printed.replace(f"missing: {peer}:", "")
     assert "missing" not in printed
     assert figures in json.loads(target.read_text())
+
+
+@pytest.mark.parametrize(("option", "figures"), [("--curves", "scaling"), ("--drivers", "drivers")])
+def test_a_table_of_linear_algebra_has_an_option_of_its_own(option: str, figures: str, tmp_path: Path) -> None:
+    pytest.importorskip("scipy", reason="SciPy, which has linear algebra on the host, is not installed")
+    target = tmp_path / "figures.json"
+    run("bench_linalg.py", "--device", "host", "--quick", option, "--json", str(target))
+    found = json.loads(target.read_text())
+    assert found.keys() & {"large", "host", "batched", "drivers", "scaling"} == {figures}
 
 
 def test_bindings_are_measured_on_a_gpu(tmp_path: Path) -> None:
@@ -74,6 +85,8 @@ def test_bindings_are_measured_on_a_gpu(tmp_path: Path) -> None:
         "bench_streams.py",
         "bench_models.py",
         "bench_linalg.py",
+        "bench_fft.py",
+        "bench_random.py",
     ],
 )
 def test_says_why_it_cannot_run_without_a_gpu(script: str) -> None:

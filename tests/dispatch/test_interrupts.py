@@ -218,12 +218,17 @@ def drop(sup, request):
         sup.submit(request, priority=1)
 
 
-def submit_known(sup, request):
-    """As many at once, whose child knows them, as go together."""
+def known(sup, request):
+    """A request with an output of its own, which its child will know."""
     kept = vars(request)
     if "again" not in kept:
         kept["again"] = dp.MatmulRequest(request.a, request.a, out=sup.device.zeros((4, 4)))
-    sup.submit_many([kept["again"]] * 12)
+    return kept["again"]
+
+
+def submit_known(sup, request):
+    """As many at once, whose child knows them, as go together."""
+    sup.submit_many([known(sup, request)] * 12)
 
 
 def sampled(sup, request):
@@ -243,6 +248,7 @@ ACTIONS = {
     "submit fresh": lambda sup, request: sup.submit(request.replace(a=request.a, b=request.b)),
     "submit many": lambda sup, request: sup.submit_many([request] * 12),
     "submit known": submit_known,
+    "submit known alone": lambda sup, request: sup.submit(known(sup, request)).result(PATIENCE),
     "result": lambda sup, request: sup.submit(request).result(PATIENCE),
     "results": lambda sup, request: [future.result(PATIENCE) for future in sup.submit_many([request] * 3)],
     "await": awaited,

@@ -169,7 +169,10 @@ def test_each_public_name_is_there_and_stands_in_one_family():
         "cudnn",
         "errors",
         "evt",
+        "fft",
         "linalg",
+        "random",
+        "signal",
         "trace",
     }
 
@@ -349,3 +352,10 @@ def test_pyright_finds_the_wrong_calls_of_a_user(tmp_path):
 def test_an_error_is_found_in_its_module(name):
     with pytest.raises(AttributeError, match=rf"no attribute '{name}'; dispatch\.errors\.{name}$"):
         getattr(dp, name)
+
+
+@pytest.mark.parametrize("name", ["cudnn", "evt", "fft", "linalg", "random", "signal", "trace"])
+def test_a_module_shows_its_public_names_and_no_others(name):
+    module = getattr(dp, name)
+    assert dir(module) == sorted(module.__all__)
+    assert all(hasattr(module, public) for public in dir(module))

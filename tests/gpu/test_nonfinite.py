@@ -30,6 +30,7 @@ ROWS = [
 DRAWN = ("dropout", "dropout_bwd")
 LOCAL_NORMS = ("lrn", "lrn_bwd", "divisive_norm", "divisive_norm_bwd")  # whose rows say what is cuDNN's own way
 LINEAR_ALGEBRA = FAMILIES["linalg"][1]  # where one NaN makes all of a matrix NaN, or those elements that read it
+FOURIER = FAMILIES["fft"][1]  # where one NaN makes all of a transform NaN
 HIDDEN = {"sdpa_fwd": ("v",)}
 NAN_ALONE = ("rnn_bwd_data", "rnn_bwd_weights", "norm_bwd")
 # Scales of blocks are multiplied into what they scale on the host, and into sums of it on a GPU: 0 times infinity.
@@ -54,7 +55,7 @@ def test_a_row_does_with_nan_and_infinities_as_it_says(row, gpu):
     host = dp.device("host")
     alike = row.nonfinite.startswith(IEEE) and row.op not in (*DRAWN, *LOCAL_NORMS)
     alike &= not row.dtypes[0].is_complex  # whose parts mix
-    assert alike or row.nonfinite.startswith((ENGINE, IEEE)) or row.op in (*LOCAL_NORMS, *LINEAR_ALGEBRA)
+    assert alike or row.nonfinite.startswith((ENGINE, IEEE)) or row.op in (*LOCAL_NORMS, *LINEAR_ALGEBRA, *FOURIER)
     values = {"nan": np.nan} if row.op in NAN_ALONE or not alike else the_host_s.VALUES
     complaints = []
     for make in the_host_s.makers(row, gpu):

@@ -34,7 +34,7 @@ sys.path.remove(str(Path(__file__).parents[1]))  # else every child of a later t
 CASES = 2  # of a row
 MOST_TRIED = 12  # cases that are looked at for those
 PLACEMENTS = 4  # of a case
-ROWS = [row for row in dp.TABLE if row.min_arch != HOST and row.library in ("cublasLt", "cublas", "cudnn")]
+ROWS = [row for row in dp.TABLE if row.min_arch != HOST and row.library != "cutlass"]
 CUTLASS = [row for row in dp.TABLE if row.min_arch != HOST and row.library == "cutlass"]
 FOUND: list[dict[str, object]] = []  # of each case that was run
 

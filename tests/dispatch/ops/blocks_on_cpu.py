@@ -19,17 +19,24 @@ spec.loader.exec_module(kernels_on_cpu)
 
 # A thread goes on until `__syncthreads` and is resumed once all others have come there, or to their end.
 BEFORE = """
-#include <functional>
-#include <vector>
+#include <stdlib.h>
 #include <ucontext.h>
-using std::fabs; using std::fma; using std::ilogb; using std::scalbn; using std::sqrt;
+FOR_FLOAT_TOO(fabs)
+FOR_FLOAT_TOO(sqrt)
+extern "C" double fma(double, double, double), scalbn(double, int);
+extern "C" float fmaf(float, float, float), scalbnf(float, int);
+extern "C" int ilogb(double), ilogbf(float);
+static inline float fma(float x, float y, float z) { return fmaf(x, y, z); }
+static inline float scalbn(float x, int by) { return scalbnf(x, by); }
+static inline int ilogb(float x) { return ilogbf(x); }
 #define __shared__ static
 #define __align__(bytes) alignas(bytes)
 #define __launch_bounds__(threads, blocks)
 static Place gridDim;
 static ucontext_t scheduler, *current;
-static std::vector<char> is_done;
-static std::function<void()> body;
+static bool is_done[1024];
+static void (*body)(const void*);
+static const void* values;
 static void __syncthreads() { swapcontext(current, &scheduler); }
 static void __syncwarp() { __syncthreads(); }
 static void __threadfence() {}
@@ -60,15 +67,15 @@ static long long __double_as_longlong(double x) { long long bits; memcpy(&bits, 
 static int __double2hiint(double x) { return int(__double_as_longlong(x) >> 32); }
 static unsigned __float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, 4); return bits; }
 static float __int_as_float(int bits) { float x; memcpy(&x, &bits, 4); return x; }
-static void run_thread() { body(); is_done[threadIdx.x] = 1; swapcontext(current, &scheduler); }
+static void run_thread() { body(values); is_done[threadIdx.x] = 1; swapcontext(current, &scheduler); }
 static void run_blocks(unsigned blocks, unsigned threads)
 {
     const unsigned bytes = 1 << 16;
-    std::vector<char> stacks(threads * bytes);
+    char* stacks = (char*)malloc(threads * bytes);
+    ucontext_t* all = (ucontext_t*)malloc(threads * sizeof(ucontext_t));
     gridDim.x = blocks; blockDim.x = threads;
     for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
-        std::vector<ucontext_t> all(threads);
-        is_done.assign(threads, 0);
+        memset(is_done, 0, sizeof is_done);
         for (unsigned i = 0; i < threads; ++i) {
             getcontext(&all[i]);
             all[i].uc_stack.ss_sp = &stacks[i * bytes];
@@ -86,6 +93,8 @@ static void run_blocks(unsigned blocks, unsigned threads)
             }
         }
     }
+    free(all);
+    free(stacks);
 }
 // All threads of a warp are at the same shuffle, as `__shfl_xor_sync` wants them with a mask of all.
 template <class E> static E __shfl_xor_sync(unsigned, E x, unsigned lanes)
@@ -121,7 +130,9 @@ class InBlocks(kernels_on_cpu.OnCpu):
             behind = f"""
 extern "C" void run_{function}(unsigned blocks, unsigned threads, {", ".join(parameters)})
 {{
-    body = [=] {{ {function}({names}); }};
+    auto thread = [=] {{ {function}({names}); }};
+    values = &thread;
+    body = [](const void* values) {{ (*(decltype(thread)*)values)(); }};
     run_blocks(blocks, threads);
 }}
 """
