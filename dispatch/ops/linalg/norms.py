@@ -41,7 +41,7 @@ def of_iteration(error: Array, size: float, eps: float, n: int) -> float:
     roundoffs of f64, 10 of f32. Of 30,000 matrices of 5 rows with repeated singular values LAPACK's own residuals were
     above 30 n·eps in 3, at most 32.8. Its testers allow 50, and of twice this eps.
     """
-    ends = max(10.0, min(100.0, eps**-0.125))
+    ends = max(10.0, min(100.0, float(eps**-0.125)))
     return of(error, size, eps, n) * n / (n + ends / THRESHOLD)
 
 
