@@ -16,7 +16,16 @@ if TYPE_CHECKING:
 
     from dispatch.device.frameworks.framework import Framework
 
-__all__ = ["Home", "at_home", "copied"]
+__all__ = ["Home", "at_home", "checked", "copied"]
+
+
+def checked(name: str, given: Any) -> Framework | None:
+    """The library that an operand is of, None for a tensor of ours; BadType for what is neither."""
+    framework = framework_of(type(given))
+    if framework is None and not isinstance(given, Tensor):
+        hint = "dispatch.device().array(x) makes a tensor of numbers"
+        raise BadType(name, f"a {type(given).__name__}", "a tensor, or an array of another library", hint)
+    return framework
 
 
 class Home:
@@ -26,10 +35,7 @@ class Home:
         self.framework: Framework | None = None
         self.tensors: list[Tensor] = []
         for name, given in operands.items():
-            framework = framework_of(type(given))
-            if framework is None and not isinstance(given, Tensor):
-                hint = "dispatch.device().array(x) makes a tensor of numbers"
-                raise BadType(name, f"a {type(given).__name__}", "a tensor, or an array of another library", hint)
+            framework = checked(name, given)
             self.tensors.append(given if framework is None else framework.tensor(name, given))
             self.framework = self.framework or framework
 
