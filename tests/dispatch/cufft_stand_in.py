@@ -150,7 +150,7 @@ class Library:
         written = np.empty(made, other)
         if other in (np.float32, np.float64):
             strided(source, *plan.sides[0])[...] = np.nan
-        if source != target or other in COMPLEX.values() and kind in COMPLEX.values():
+        if source != target or (other in COMPLEX.values() and kind in COMPLEX.values()):
             strided(target, *plan.sides[1])[...] = np.nan
         self._transform(plan, read, written, direction)
         if store is None:

@@ -25,14 +25,14 @@ __all__ = ["HEADER", "NUMBERS", "OPTIONS", "RESERVED", "STORED", "TELL", "WORDS"
 
 WORDS = 32  # of 8 bytes that a callback finds: addresses and numbers
 SMALL = 1 << 31
-OPTIONS = ("-std=c++17",)
+OPTIONS = ("-std=c++17", "-w")  # what may be unused around a user's lines is no matter of theirs
 NUMBERS = {F32: "float", F64: "double", C64: "ComplexOf<float>", C128: "ComplexOf<double>", I8: "signed char",
            U8: "unsigned char", BOOL: "unsigned char", I32: "int", U32: "unsigned", I64: "long long",
            U64: "unsigned long long"}  # fmt: skip
 STORED = {**NUMBERS, F16: "unsigned short", BF16: "unsigned short"}
-RESERVED = frozenset({"x", "raw", "i", "at", "shape", "rank", "user", "Real", "Complex", "ComplexOf", "Result", "Stored",
-                      "Number", "Value", "Index", "Block", "bits_of", "half_of", "brain_of", "conj", "real", "imag",
-                      "norm", "abs"})  # fmt: skip
+RESERVED = frozenset({"x", "raw", "i", "at", "shape", "rank", "user", "Real", "Complex", "ComplexOf", "Result",
+                      "Stored", "Number", "Value", "Index", "Block", "bits_of", "half_of", "brain_of", "conj", "real",
+                      "imag", "norm", "abs"})  # fmt: skip
 
 # Friends rather than templates, so that `x * 2` and `x * window[i]` convert what is real as C++ does.
 HEADER = r"""
@@ -155,8 +155,8 @@ class Side(NamedTuple):
     hermitian: Hermitian | None = None
 
     @property
-    def count(self) -> int:
-        """The elements that cuFFT counts."""
+    def elements(self) -> int:
+        """How many cuFFT counts."""
         return math.prod(self.counted.shape)
 
     @property
@@ -171,7 +171,7 @@ def source_of(side: Side) -> str:
         taken.append(operand.taken(word, side.memory.shape))
         word += operand.words
     rank = max(1, len(side.memory.shape))
-    wide = max(side.count, math.prod(side.memory.shape)) >= SMALL
+    wide = max(side.elements, math.prod(side.memory.shape)) >= SMALL
     parts = {
         "INDEX": "long long" if wide else "int",
         "REAL": NUMBERS[side.real],

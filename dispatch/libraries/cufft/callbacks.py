@@ -1,4 +1,4 @@
-"""cuFFT's transforms with load and store callbacks: compiled to LTO-IR by NVRTC, linked into its kernels by the library.
+"""cuFFT's transforms with load and store callbacks: compiled to LTO-IR by NVRTC, linked into its kernels by cuFFT.
 
 `cufftXtSetJITCallback` takes a callback once, between `cufftCreate` and the making of the plan, and with it one address
 of device memory for as long as the plan is there. What callbacks find at it, the addresses and numbers of a call, a
@@ -94,7 +94,7 @@ def routine(side: Side, arch: str) -> Routine:
         code = compiled(source_of(side), side.symbol, (f"-arch={arch}", *OPTIONS, *LTO))
     except LibraryNotFound as error:
         raise Refused(f"NVRTC is not there to compile {side.symbol}: {error}") from error
-    return Routine(int(cufft.cufftXtCallbackType[kind]), side.symbol, code)
+    return Routine(int(getattr(cufft.cufftXtCallbackType, kind)), side.symbol, code)
 
 
 class FusedTransform(Transform):
@@ -102,8 +102,15 @@ class FusedTransform(Transform):
 
     __slots__ = ("_pointer", "_slots", "_tell", "_words")
 
-    def __init__(self, executor: CudaExecutor, laid: Laid, given: Sequence[Given], *, forward: bool) -> None:
-        routines = tuple(routine(one.side, str(executor.device.arch)) for one in given)
+    def __init__(
+        self,
+        executor: CudaExecutor,
+        laid: Laid,
+        given: Sequence[Given],
+        routines: tuple[Routine, ...],
+        *,
+        forward: bool,
+    ) -> None:
         super().__init__(executor, laid, forward=forward, routines=routines)
         self._slots = [(PLACES[one.side.name], one.words) for one in given if _is_told(one)]
         kept: Any = self._kept
@@ -170,12 +177,12 @@ class Pass:
         self._executor, self._given, self._operand, self._place = executor, given, operand, offset
         side = given.side
         self._block, self._data, self._dense = Block(), ctypes.c_void_p(), ctypes.c_void_p()
-        is_load, count = side.name == "load", ctypes.c_longlong(side.count)
-        taken = (self._data, self._dense) if is_load else (self._dense, self._data)
-        self._taken = taken = (*taken, count, self._block)  # the pointers lead to these
+        is_load, count = side.name == "load", ctypes.c_longlong(side.elements)
+        addresses = (self._data, self._dense) if is_load else (self._dense, self._data)
+        self._taken = taken = (*addresses, count, self._block)  # the pointers lead to these
         function = loaded(source_of(side), f"{side.name}_pass", OPTIONS, executor.device)
         pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
-        grid = (-(-side.count // THREADS), 1, 1, THREADS, 1, 1)
+        grid = (-(-side.elements // THREADS), 1, 1, THREADS, 1, 1)
         fixed = (ctypes.c_void_p(function), *grid, 0, executor.target, pointers, None)
         self._launch = partial(driver.cuLaunchKernel.unchecked, *fixed)
 

@@ -33,7 +33,13 @@ TABLES = 4  # roots of unity for each point along an axis; a size with a large p
 IDLE = "cufft"
 REFUSALS = ("CUFFT_NOT_SUPPORTED", "CUFFT_NOT_IMPLEMENTED", "CUFFT_INVALID_SIZE", "CUFFT_INVALID_TYPE")
 # To link callbacks may take more registers or memory than there are, of which cuFFT says no more than this.
-OF_CALLBACKS = (*REFUSALS, "CUFFT_INTERNAL_ERROR", "CUFFT_SETUP_FAILED", "CUFFT_NVRTC_FAILURE", "CUFFT_NVJITLINK_FAILURE")
+OF_CALLBACKS = (
+    *REFUSALS,
+    "CUFFT_INTERNAL_ERROR",
+    "CUFFT_SETUP_FAILED",
+    "CUFFT_NVRTC_FAILURE",
+    "CUFFT_NVJITLINK_FAILURE",
+)
 POINT = 16  # bytes, of the largest complex number
 BLOCK = 512  # bytes that the callbacks of a plan find, those of a store in the second half
 STORES = 4  # the number of the first type of store callbacks
@@ -194,8 +200,9 @@ def made(problem: Problem, routines: tuple[Routine, ...] = (), block: Storage | 
     kind, make = cufft.cudaDataType_t, cufft.cufftXtMakePlanMany
     try:
         cufft.cufftSetAutoAllocation(handle.value, 0)
-        for one in routines if block is not None else ():
-            at = (ctypes.c_void_p * 1)(block.base + (BLOCK // 2 if one.kind >= STORES else 0))
+        for one in routines:
+            found: Any = block
+            at = (ctypes.c_void_p * 1)(found.base + (BLOCK // 2 if one.kind >= STORES else 0))
             kind_of = cufft.cufftXtCallbackType(one.kind)
             cufft.cufftXtSetJITCallback(handle.value, one.symbol.encode(), one.code, len(one.code), kind_of, at)
         given = problem.in_stride, problem.in_dist, kind(problem.in_type)

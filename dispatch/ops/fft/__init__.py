@@ -1,5 +1,5 @@
 """Fast Fourier transforms, of complex and of real numbers, over any axes: `dft`, and `dispatch.fft` in NumPy's words.
-`callback_dft` is one with callbacks. `dct` and `dst` are the cosine and sine transforms. `roll` moves elements along axes.
+`callback_dft` is one with callbacks, `dct` and `dst` are cosine and sine transforms. `roll` moves elements along axes.
 
 Carried out by cuFFT, or by NumPy on the host. The files: request (what may be asked), cufft (the plans), reference
 (what is right), rules, cases, callback (what is done with each element); and doors, the same functions as in

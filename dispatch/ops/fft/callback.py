@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from collections.abc import Callable as CallableType
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,11 +29,11 @@ __all__ = ["Callback", "check_operand"]
 
 NOTHING: Any = ()  # dataclasses take no mapping for a default
 OF_KIND = ("real", "complex")  # words for the transform's own dtypes
-CPP_WORDS = frozenset(
+CPP_WORDS = (
     "alignas alignof and asm auto bool break case catch char class const constexpr continue default delete do double"
     " else enum explicit export extern false float for friend goto if inline int long mutable namespace new not nullptr"
     " operator or private protected public register return short signed sizeof static struct switch template this"
-    " throw true try typedef typeid typename union unsigned using virtual void volatile while xor".split()
+    " throw true try typedef typeid typename union unsigned using virtual void volatile while xor"
 )
 MOST = WORDS // 2 - 1  # operands: numbers may have two words, and the tensor's address has one
 
@@ -69,9 +68,10 @@ class Callback:
     dtype: Dtype | str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.code, str) or not self.code.strip():
-            raise BadRequest("code", shown(self.code), 'lines of CUDA C++, such as "return 2 * x;"')
-        if not isinstance(self.numpy, CallableType):  # type: ignore[arg-type]  # an abstract class with a test of its own
+        code: Any = self.code
+        if not isinstance(code, str) or not code.strip():
+            raise BadRequest("code", shown(code), 'lines of CUDA C++, such as "return 2 * x;"')
+        if not callable(self.numpy):
             raise BadRequest("numpy", shown(self.numpy), "a function of arrays, such as lambda x: 2 * x")
         given: Any = {} if self.operands is NOTHING else self.operands
         if not isinstance(given, Mapping):
@@ -80,7 +80,8 @@ class Callback:
             raise BadRequest("operands", f"{len(given)} operands", f"{MOST} at most")
         for name in given:
             _check_name(name)
-        broadcast: Any = (self.broadcast,) if isinstance(self.broadcast, str) else tuple(self.broadcast)
+        broadcast: Any = self.broadcast
+        broadcast = (broadcast,) if isinstance(broadcast, str) else tuple(broadcast)
         for name in broadcast:
             if name not in given:
                 raise BadRequest("broadcast", shown(name), f"names of operands: {', '.join(given) or 'there are none'}")
@@ -148,7 +149,7 @@ class Callback:
     @classmethod
     def magnitude(cls) -> Callback:
         """Of a store: the magnitudes."""
-        return cls("return abs(x);", lambda x: np.abs(x), dtype="real")
+        return cls("return abs(x);", _magnitudes, dtype="real")
 
     @classmethod
     def from_u8(cls, factor: float = 1 / 255) -> Callback:
@@ -167,9 +168,19 @@ class Callback:
         return cls(code, lambda raw, x, factor: raw.view(np.int16).astype(x.dtype) * factor, {"factor": float(factor)})
 
 
+def _magnitudes(x: Array) -> Any:
+    return np.abs(x)
+
+
 def _check_name(name: object) -> None:
     fits = isinstance(name, str) and name.isascii() and name.isidentifier()
-    if not fits or name in RESERVED or name in CPP_WORDS or keyword.iskeyword(str(name)) or str(name).startswith("__"):
+    if (
+        not fits
+        or name in RESERVED
+        or name in CPP_WORDS.split()
+        or keyword.iskeyword(str(name))
+        or str(name).startswith("__")
+    ):
         wanted = f"a name of C++ and Python, and none of {', '.join(sorted(RESERVED))}"
         raise BadRequest("operands", f"the name {shown(name)}", wanted)
 

@@ -98,7 +98,9 @@ def callback(name: str, shape: tuple[int, ...], dtype: Dtype, real: Dtype, devic
     if name == "indexed":
         n = 7
         operands = {"weights": near_one(dtype, (n,)), "n": n, "by": 3}
-        return Callback("return x * weights[(i + by) % n];", lambda x, i, weights, n, by: x * weights[(i + by) % n], operands)
+        return Callback(
+            "return x * weights[(i + by) % n];", lambda x, i, weights, n, by: x * weights[(i + by) % n], operands
+        )
     if name == "places":
         return Callback(PLACES, places)
     ready: Callback = getattr(Callback, name)()

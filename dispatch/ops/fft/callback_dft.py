@@ -70,10 +70,10 @@ class CallbackDftRequest(TransformRequest["Tensor"]):
     out: Tensor | None = None
 
     @cached_property
-    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
+    def reads(self) -> tuple[str, ...]:
         found = ["a"]
         for side in SIDES:
-            callback: Callback | None = getattr(self, side)
+            callback: Any = getattr(self, side)
             if isinstance(callback, Callback):
                 found += [f"{side}.{name}" for name in callback.tensors]
         return tuple(found)
@@ -120,6 +120,7 @@ class CallbackDftRequest(TransformRequest["Tensor"]):
     def _check_callback(self, side: str, callback: Any, shape: tuple[int, ...]) -> None:
         if not isinstance(callback, Callback):
             raise BadRequest(side, shown(callback), 'a dispatch.fft.Callback, such as Callback("return 2 * x;", …)')
+        operand: Any
         for name, operand in callback.operands.items():
             place = f"{side}.{name}"
             check_operand(place, operand)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cudabind.errors import NvrtcError
 from dispatch.errors import BadRequest, Refused
 from dispatch.libraries.cufft.callback_source import Operand, Side
-from dispatch.libraries.cufft.callbacks import FusedTransform, Given, Pass, Written, why_not
+from dispatch.libraries.cufft.callbacks import FusedTransform, Given, Pass, Written, routine, why_not
 from dispatch.libraries.cufft.layouts import COMPLEX, View, batched, chained, lay, view_of
 from dispatch.libraries.cufft.moves import Hermitian
 from dispatch.libraries.cufft.steps import ALIGNMENT, Steps
@@ -171,7 +171,11 @@ def _fused(work: _Work, steps: Steps, executor: CudaExecutor) -> bool:
     laid, source, target = found
     has_out = _is_dense(work.wanted, target)
     stores = request.store is not None or work.conj_store or request.factor != 1 or not has_out
-    is_own = _size(work.given) > 0 and work.given.dtype is work.number and work.given.alignment >= COMPLEX[work.number].itemsize
+    is_own = (
+        _size(work.given) > 0
+        and work.given.dtype is work.number
+        and work.given.alignment >= COMPLEX[work.number].itemsize
+    )
     has_in = is_own and work.kind != DftKind.C2R
     loads = request.load is not None or work.hermitian is not None or not (has_in and _is_dense(work.given, source))
     if has_out:
@@ -186,7 +190,9 @@ def _fused(work: _Work, steps: Steps, executor: CudaExecutor) -> bool:
         source = steps.scratch(work.number, (count,), (0,))
     given = [work.load(found[1], is_direct=has_in)] if loads else []
     given += [work.store(found[2], is_direct=has_out)] if stores else []
-    steps.append(FusedTransform(executor, laid._replace(source=source, target=target), given, forward=work.forward))
+    routines = tuple(routine(one.side, str(executor.device.arch)) for one in given)
+    laid = laid._replace(source=source, target=target)
+    steps.append(FusedTransform(executor, laid, given, routines, forward=work.forward))
     return True
 
 
@@ -200,7 +206,7 @@ def _counted(work: _Work) -> tuple[Laid, View, View] | None:
             batched(-1, 0, dtype, shape, tuple(group) if order is None else order, ALIGNMENT)
             for dtype, shape in zip((work.number, work.result), shapes, strict=True)
         ]
-        laid = lay(group, *views, most=1)
+        laid = lay(group, views[0], views[1], most=1)
         if laid is not None:
             return laid, views[0], views[1]
     return None
@@ -248,11 +254,13 @@ def uncompiled(request: CallbackDftRequest, error: NvrtcError) -> BadRequest | N
     callback: Callback | None = getattr(request, found.group(1)) if found else None
     if found is None or callback is None:
         return error
-    number, lines = int(found.group(2)), callback.code.splitlines()
-    line = lines[number - 1].strip() if number <= len(lines) else lines[-1].strip()
-    side = found.group(1)
+    side, lines = found.group(1), callback.code.rstrip().splitlines()
+    number = min(int(found.group(2)), len(lines))  # what the last line lacks is told of the next
+    line = lines[number - 1].strip()
     given = f"{side}.code, of which line {number}, `{line}`, does not compile: {found.group(3)}"
-    names = ", ".join(operand.declared for operand in _operands(callback, side, request, view_of_side(request, side))[0])
+    names = ", ".join(
+        operand.declared for operand in _operands(callback, side, request, view_of_side(request, side))[0]
+    )
     return BadRequest(side, given, f"CUDA C++ that returns a number{'; it has ' + names if names else ''}")
 
 
