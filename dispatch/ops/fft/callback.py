@@ -58,7 +58,8 @@ class Callback:
             element that belongs to theirs, `x * window` as in NumPy. These may have any strides.
         dtype: of a store, what it writes; "real" or "complex" of the transform's precision. None for what `x` is.
 
-    Raises BadRequest for names that C++ has, and for operands that are neither tensors nor numbers.
+    A function that pickles, which a lambda does not, lets a request go to a child process. Raises BadRequest for names
+    that C++ has, and for operands that are neither tensors nor numbers.
     """
 
     code: str
@@ -128,23 +129,23 @@ class Callback:
     @classmethod
     def window(cls, window: Any) -> Callback:
         """x · window, of real numbers that broadcast to x."""
-        return cls("return x * window;", lambda x, window: x * window, {"window": window}, ("window",))
+        return cls("return x * window;", _windowed, {"window": window}, ("window",))
 
     @classmethod
     def multiply(cls, factors: Any) -> Callback:
         """x · factors, such as the spectrum of a filter; real or complex, they broadcast to x."""
-        return cls("return x * factors;", lambda x, factors: x * factors, {"factors": factors}, ("factors",))
+        return cls("return x * factors;", _multiplied, {"factors": factors}, ("factors",))
 
     @classmethod
     def scale(cls, factor: float) -> Callback:
         """x · factor."""
         check_number("factor", factor)
-        return cls("return x * factor;", lambda x, factor: x * factor, {"factor": float(factor)})
+        return cls("return x * factor;", _scaled, {"factor": float(factor)})
 
     @classmethod
     def real(cls) -> Callback:
         """Of a store: the real parts."""
-        return cls("return real(x);", lambda x: x.real, dtype="real")
+        return cls("return real(x);", _real_parts, dtype="real")
 
     @classmethod
     def magnitude(cls) -> Callback:
@@ -155,7 +156,7 @@ class Callback:
     def from_u8(cls, factor: float = 1 / 255) -> Callback:
         """Of a load: whole numbers of an operand of u8 (or of any), times a factor; `precision` says in which dtype."""
         check_number("factor", factor)
-        return cls("return Real(raw) * factor;", lambda x, factor: x * factor, {"factor": float(factor)})
+        return cls("return Real(raw) * factor;", _scaled, {"factor": float(factor)})
 
     @classmethod
     def from_i16(cls, factor: float = 1 / 32768) -> Callback:
@@ -165,11 +166,32 @@ class Callback:
         """
         check_number("factor", factor)
         code = "return Real(short(raw)) * factor;"
-        return cls(code, lambda raw, x, factor: raw.view(np.int16).astype(x.dtype) * factor, {"factor": float(factor)})
+        return cls(code, _samples, {"factor": float(factor)})
+
+
+# Named functions, which pickle: requests go to child processes.
+def _windowed(x: Array, window: Array) -> Any:
+    return x * window
+
+
+def _multiplied(x: Array, factors: Array) -> Any:
+    return x * factors
+
+
+def _scaled(x: Array, factor: float) -> Any:
+    return x * factor
+
+
+def _real_parts(x: Array) -> Any:
+    return x.real
 
 
 def _magnitudes(x: Array) -> Any:
     return np.abs(x)
+
+
+def _samples(x: Array, raw: Array, factor: float) -> Any:
+    return raw.view(np.int16).astype(x.dtype) * factor
 
 
 def _check_name(name: object) -> None:

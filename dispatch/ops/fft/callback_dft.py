@@ -162,6 +162,9 @@ class CallbackDftRequest(TransformRequest["Tensor"]):
         keys = (None if one is None else one.key for one in (self.load, self.store))
         return self.kind, self.points, self.transformed, self.inverse, self.norm, self.real, *keys
 
+    def addresses(self) -> tuple[str | None, ...]:
+        return *self.reads, *self.writes
+
     def replace(self, **operands: Tensor) -> Self:
         known, own = {one.name for one in fields(self)}, dict(operands)
         for side in SIDES:
