@@ -118,7 +118,7 @@ def test_a_large_array_has_a_64_bit_index(gpu):
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_repeated_calls_at_other_addresses(gpu, rng, waits):
-    """cuFFT's own call at first, the relocated graph later; without waits earlier calls still run as operands change."""
+    """cuFFT's own call at first, a relocated graph later; without waits earlier calls still run as operands change."""
     held = []
     for turn in range(150):
         x, w, h = rng.standard_normal((64, 512)), rng.uniform(0.5, 1.5, 512), complex_normal(rng, (64, 257))
