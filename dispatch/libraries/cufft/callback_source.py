@@ -242,11 +242,20 @@ def _coordinates(side: Side) -> str:
 
 def _order(side: Side) -> str:
     """The number of the element in C order, in the tensor."""
-    return _sum(side.memory.shape, c_strides(side.memory.shape), "Index")
+    return _at(side, c_strides(side.memory.shape), "Index")
 
 
 def _place(side: Side) -> str:
-    return _sum(side.memory.shape, side.memory.strides, "long long")
+    return _at(side, side.memory.strides, "long long")
+
+
+def _at(side: Side, strides: tuple[int, ...], kind: str) -> str:
+    """The offset itself where the tensor has such strides: coordinates that nobody asks for are not computed."""
+    shape, counted = side.memory.shape, side.counted
+    axes = zip(counted.shape, counted.strides, strides, strict=True)
+    if shape == counted.shape and side.hermitian is None and all(n == 1 or one == other for n, one, other in axes):
+        return f"({kind})offset"
+    return _sum(shape, strides, kind)
 
 
 def _sum(shape: tuple[int, ...], strides: tuple[int, ...], kind: str) -> str:
@@ -271,7 +280,7 @@ def _hermitian(side: Side) -> str:
     copied = " ".join(f"other[{k}] = at[{k}];" for k in range(len(shape)))
     return f"""{edge} {{
         Index other[{len(shape)}]; {copied} {turned}
-        const Number beside = element(tensor, other, block);
+        const Number beside = element(tensor, other, offset, block);
         found = Number(found.x / 2 + beside.x / 2, found.y / 2 - beside.y / 2);
     }}"""
 
@@ -295,7 +304,8 @@ static __device__ Value user($X$ x, Stored raw, Index i, const Index* at$DECLARE
 $CODE$
 }
 #line 1 "dispatch"
-static __device__ Number element(const Stored* tensor, const Index* at, const Block* block)
+static __device__ Number element(
+    const Stored* tensor, const Index* at, unsigned long long offset, const Block* block)
 {
     $OUTSIDE$
     const Index i = $ORDER$;
@@ -308,7 +318,7 @@ static __device__ Number loaded(const void* data, unsigned long long offset, con
     Index at[$RANK$];
     $COORDINATES$
     const Stored* tensor = (const Stored*)$TENSOR$;
-    Number found = element(tensor, at, block);
+    Number found = element(tensor, at, offset, block);
     $HERMITIAN$
     $CONJ$
     return $MULTIPLIED$;

@@ -22,6 +22,7 @@ from dispatch.libraries.cufft.callbacks import FusedTransform, Given, Pass, Writ
 from dispatch.libraries.cufft.layouts import COMPLEX, View, batched, chained, lay, view_of
 from dispatch.libraries.cufft.moves import Hermitian
 from dispatch.libraries.cufft.steps import ALIGNMENT, Steps
+from dispatch.logs import log
 from dispatch.ops.fft.cufft import ANY, RANK, ending, sound
 from dispatch.ops.fft.request import DftKind
 
@@ -52,14 +53,16 @@ def plan(request: CallbackDftRequest, executor: CudaExecutor, row: Row) -> Plan:
 
 
 def _plan(request: CallbackDftRequest, executor: CudaExecutor, row: Row) -> Plan:
-    work = _Work(request)
-    if not why_not():
+    work, why = _Work(request), why_not()
+    if not why:
         try:
             steps = Steps(executor, row, work.operands)
             if _fused(work, steps, executor):
                 return steps.plan()
-        except Refused:
-            pass  # cuFFT has no plan with these callbacks: it may have one without them
+            why = f"no single transform of cuFFT is over {len(work.long)} axes"
+        except Refused as refused:  # cuFFT has no plan with these callbacks: it may have one without them
+            why = str(refused)
+    log("not fused", {"row": row.name, "cause": why})
     steps = Steps(executor, row, work.operands)
     _apart(work, steps, executor)
     return steps.plan()

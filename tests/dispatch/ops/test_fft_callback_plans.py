@@ -203,12 +203,15 @@ def test_plans_of_cufft_are_kept_for_the_same_lines_alone(executor):
     assert without._steps[0]._kept.block is None
 
 
-def test_callbacks_that_cufft_refuses_are_passes(executor):
+def test_callbacks_that_cufft_refuses_are_passes(executor, caplog):
+    caplog.set_level("INFO", "dispatch")
     dev, rng = dp.device("host"), np.random.default_rng(3)
     x = rng.standard_normal((4, 12))
     executor.library.takes_callbacks = False
     request, plan = planned(executor, dev.array(x), kind="r2c", axes=1, load=Callback.scale(2.0))
     assert [type(step).__name__ for step in plan._steps] == ["Pass", "Transform", "Pass"]
+    assert [record.facts["event"] for record in caplog.records] == ["not fused"]
+    assert "cuFFT has no plan of sizes [12] for it" in caplog.records[0].facts["cause"]
     np.testing.assert_allclose(ran(plan, request), 2 * np.fft.rfft(x), rtol=1e-12)
     assert len(executor.library.plans) == 1
 
