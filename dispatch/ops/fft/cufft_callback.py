@@ -173,7 +173,7 @@ def _fused(work: _Work, steps: Steps, executor: CudaExecutor) -> bool:
         return False
     laid, source, target = found
     has_out = _is_dense(work.wanted, target)
-    stores = request.store is not None or work.conj_store or request.factor != 1 or not has_out
+    stores = request.store is not None or work.conj_store or not has_out
     is_own = (
         _size(work.given) > 0
         and work.given.dtype is work.number
@@ -181,6 +181,9 @@ def _fused(work: _Work, steps: Steps, executor: CudaExecutor) -> bool:
     )
     has_in = is_own and work.kind != DftKind.C2R
     loads = request.load is not None or work.hermitian is not None or not (has_in and _is_dense(work.given, source))
+    # The factor goes where there is a callback anyway, behind the transform rather than before it.
+    factor = request.factor if loads and not stores else 1.0
+    stores = stores or request.factor != factor
     if has_out:
         target = target._replace(operand=work.wanted.operand)
     else:
@@ -191,7 +194,7 @@ def _fused(work: _Work, steps: Steps, executor: CudaExecutor) -> bool:
         # Of C2R cuFFT leaves there what is between its kernels; else it reads nothing but through the callback.
         count = _size(source) if work.kind == DftKind.C2R else 1
         source = steps.scratch(work.number, (count,), (0,))
-    given = [work.load(found[1], is_direct=has_in)] if loads else []
+    given = [work.load(found[1], is_direct=has_in, factor=factor)] if loads else []
     given += [work.store(found[2], is_direct=has_out)] if stores else []
     routines = tuple(routine(one.side, str(executor.device.arch)) for one in given)
     laid = laid._replace(source=source, target=target)
