@@ -213,6 +213,7 @@ struct double2 { double x, y; };
 extern "C" double hypot(double, double); extern "C" float hypotf(float, float);
 static inline float hypot(float x, float y) { return hypotf(x, y); }
 FOR_FLOAT_TOO(sqrt)
+FOR_FLOAT_TOO(rint)
 FOR_FLOAT_TOO(cos)
 FOR_FLOAT_TOO(sin)
 """

@@ -186,6 +186,25 @@ def test_nothing_is_written_where_callbacks_have_no_operands(executor, monkeypat
     np.testing.assert_allclose(ran(plan, request), np.fft.ihfft(2 * x))
 
 
+def test_the_picture_of_the_example_is_two_steps_from_bytes_to_bytes(executor, monkeypatch):
+    example = loaded(Path(__file__).parents[3] / "examples" / "21_image_filter.py")
+    dev, rng = dp.device("host"), np.random.default_rng(4)
+    picture, kernel = rng.integers(0, 256, (31, 40, 3)).astype("u1"), example.kernel_of("sharpen")
+    expected, requests = example.filtered(dev.array(picture), kernel).numpy(), []
+
+    def through_plan(a, kind, s, axes, **choices):
+        request, plan = planned(executor, a, kind=kind, s=s, axes=axes, **choices)
+        requests.append((request, plan))
+        return dev.array(ran(plan, request))
+
+    monkeypatch.setitem(dp.fft.rfft2.__globals__, "callback_dft", through_plan)
+    got = example.filtered(dev.array(picture), kernel).numpy()
+    assert [len(plan._steps) for _, plan in requests] == [1, 1]
+    assert got.dtype == np.uint8
+    assert np.abs(got.astype(int) - expected).max() <= 1
+    assert (got != expected).mean() < 1e-3
+
+
 def test_plans_of_cufft_are_kept_for_the_same_lines_alone(executor):
     dev = dp.device("host")
     library, a = executor.library, dev.zeros((3, 8), "c64")
