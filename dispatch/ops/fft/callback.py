@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -58,8 +59,8 @@ class Callback:
             element that belongs to theirs, `x * window` as in NumPy. These may have any strides.
         dtype: of a store, what it writes; "real" or "complex" of the transform's precision. None for what `x` is.
 
-    A function that pickles, which a lambda does not, lets a request go to a child process. Raises BadRequest for names
-    that C++ has, and for operands that are neither tensors nor numbers.
+    A child process of the host needs a function that pickles, which a lambda does not; one of a GPU has no use for it.
+    Raises BadRequest for names that C++ has, and for operands that are neither tensors nor numbers.
     """
 
     code: str
@@ -86,13 +87,23 @@ class Callback:
         for name in broadcast:
             if name not in given:
                 raise BadRequest("broadcast", shown(name), f"names of operands: {', '.join(given) or 'there are none'}")
-        object.__setattr__(self, "operands", dict(given))
+        numbers = {name: one.item() for name, one in given.items() if isinstance(one, np.generic)}
+        object.__setattr__(self, "operands", {**given, **numbers})
         object.__setattr__(self, "broadcast", broadcast)
         if self.dtype not in (None, *OF_KIND):
             dtype = check_dtype("dtype", self.dtype)
             if dtype not in NUMBERS:
                 raise BadRequest("dtype", str(dtype), f"real, complex, or one of {', '.join(map(str, NUMBERS))}")
             object.__setattr__(self, "dtype", dtype)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields; a function that does not pickle stays behind."""
+        state = dict(vars(self))
+        try:
+            pickle.dumps(self.numpy)
+        except Exception:  # noqa: BLE001  # whatever it is of
+            state["numpy"] = _left_behind
+        return state
 
     def __repr__(self) -> str:
         """Its lines and its operands, of tensors without their elements."""
@@ -167,6 +178,11 @@ class Callback:
         check_number("factor", factor)
         code = "return Real(short(raw)) * factor;"
         return cls(code, _samples, {"factor": float(factor)})
+
+
+def _left_behind() -> Any:
+    """What a child process has instead of a function that does not pickle."""
+    raise BadRequest("numpy", "a function that does not pickle", "one of a module, for a child process", "no lambda")
 
 
 # Named functions, which pickle: requests go to child processes.

@@ -145,7 +145,12 @@ def test_a_request_with_a_ready_callback_goes_to_a_child_process(rng):
         window = Callback.window(sup.device.array(w))
         request = dp.CallbackDftRequest(sup.device.array(x), "r2c", axes=1, load=window, store=Callback.magnitude())
         np.testing.assert_allclose(sup.submit(request).result(60).numpy(), np.abs(np.fft.rfft(x * w)))
-    assert pickle.loads(pickle.dumps(Callback.scale(2.0))).key == Callback.scale(2.0).key
+        lines = dp.CallbackDftRequest(sup.device.array(x), load=Callback("return x;", lambda x: x))
+        with pytest.raises(BadRequest, match="numpy: got a function that does not pickle; expected one of a module"):
+            sup.submit(lines).result(60)
+    for callback in (Callback.scale(2.0), Callback("return x;", lambda x: x, {"n": np.float32(3), "m": np.int8(-3)})):
+        assert pickle.loads(pickle.dumps(callback)).key == callback.key
+    assert callback.operands == {"n": 3.0, "m": -3}
 
 
 def test_torch_s_tensors_are_taken(rng):
