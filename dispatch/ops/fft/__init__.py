@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dispatch.core.plan_call import plan_call
 from dispatch.core.request_function import request_function
+from dispatch.ops.fft.callback_calls import callback_dft
 from dispatch.ops.fft.callback_dft import CallbackDftRequest
 from dispatch.ops.fft.cosine import DctRequest, DstRequest, dct, dst
 from dispatch.ops.fft.request import DftKind, DftNorm, DftRequest
@@ -46,4 +47,3 @@ cufft_cosine = plan_call(
     "A plan of one of cuFFT's transforms between two passes; Refused where NVRTC is missing, which compiles these.",
 )
 dft = request_function(DftRequest, "dft")
-callback_dft = request_function(CallbackDftRequest, "callback_dft")

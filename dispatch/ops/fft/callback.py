@@ -10,11 +10,12 @@ import inspect
 import keyword
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cudabind._cached import cached_property
 from dispatch.checks import NO_NUMBERS, check_dtype, check_number, shown
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.keys import Dtype
 
-__all__ = ["Callback", "check_operand"]
+__all__ = ["Callback", "Lines", "check_operand", "unnamed"]
 
 NOTHING: Any = ()  # dataclasses take no mapping for a default
 OF_KIND = ("real", "complex")  # words for the transform's own dtypes
@@ -37,6 +38,15 @@ CPP_WORDS = (
     " throw true try typedef typeid typename union unsigned using virtual void volatile while xor"
 )
 MOST = WORDS // 2 - 1  # operands: numbers may have two words, and the tensor's address has one
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A callback without its operands: what is compared of two."""
+
+    code: str
+    broadcast: tuple[str, ...]
+    dtype: Dtype | str | None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -98,11 +108,11 @@ class Callback:
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields; a function that does not pickle stays behind."""
-        state = dict(vars(self))
+        state = {one.name: getattr(self, one.name) for one in fields(self)}
         try:
             pickle.dumps(self.numpy)
         except Exception:  # noqa: BLE001  # whatever it is of
-            state["numpy"] = _left_behind
+            state["numpy"] = unnamed
         return state
 
     def __repr__(self) -> str:
@@ -110,6 +120,14 @@ class Callback:
         named = [f"{name}={getattr(one, 'layout', None) or shown(one)}" for name, one in self.operands.items()]
         said = [] if self.dtype is None else [f"dtype={self.dtype}"]
         return f"Callback({', '.join([repr(self.code), *named, *said])})"
+
+    def flat(self, side: str) -> tuple[Lines, dict[str, Any]]:
+        """Its lines, and its operands by their names in a request."""
+        return self._lines, {f"{side}.{name}": one for name, one in self.operands.items()}
+
+    @cached_property
+    def _lines(self) -> Lines:
+        return Lines(self.code, self.broadcast, self.dtype)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -180,8 +198,8 @@ class Callback:
         return cls(code, _samples, {"factor": float(factor)})
 
 
-def _left_behind() -> Any:
-    """What a child process has instead of a function that does not pickle."""
+def unnamed() -> Any:
+    """What a child process has instead of a function that does not pickle, and a call on a GPU instead of any."""
     raise BadRequest("numpy", "a function that does not pickle", "one of a module, for a child process", "no lambda")
 
 

@@ -15,6 +15,7 @@ from cudabind._cached import cached_property
 from dispatch.checks import check_dtype, shown
 from dispatch.core.host_plan import NumpyPlan, work_of
 from dispatch.core.operands import Output, dense
+from dispatch.core.request import NamedArguments, Unpacked
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Dtype
 from dispatch.ops.fft.callback import Callback, check_operand
@@ -56,6 +57,7 @@ class CallbackDftRequest(TransformRequest["Tensor"]):
     """
 
     op: ClassVar[str] = "callback_dft"
+    unpacked: ClassVar[Unpacked | None] = Unpacked(several=("load_operands", "store_operands"))  # of callback_calls.py
     in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "a")})
     a: Tensor
     kind: DftKind | str = DftKind.C2C
@@ -164,6 +166,9 @@ class CallbackDftRequest(TransformRequest["Tensor"]):
 
     def addresses(self) -> tuple[str | None, ...]:
         return *self.reads, *self.writes
+
+    def named_arguments(self) -> NamedArguments:
+        return NamedArguments((*self.reads, *self.writes), in_place=self.in_place)
 
     def replace(self, **operands: Tensor) -> Self:
         known, own = {one.name for one in fields(self)}, dict(operands)

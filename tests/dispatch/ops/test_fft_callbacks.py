@@ -1,6 +1,8 @@
 """Callbacks of Fourier transforms on the host: in NumPy's words, ready ones, prepared calls, pickles, and refusals."""
 
+import importlib.util
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -252,3 +254,69 @@ def test_operands_on_another_device_are_refused(dev):
     elsewhere = HostDevice(99)
     with pytest.raises(BadRequest, match=r"load\.window: got a tensor on"):
         dp.callback_dft(dev.zeros((4,)), load=Callback.window(elsewhere.zeros((4,))))
+
+
+# -- calls that were made before --------------------------------------------------------------------------------------
+@pytest.fixture
+def gpu():
+    """A device with host memory under the name of a GPU, whose executor notes what it is told to enqueue."""
+    path = Path(__file__).parents[1] / "test_remembered.py"
+    spec = importlib.util.spec_from_file_location("remembered_stand_ins", path)
+    stand_ins = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(stand_ins)
+    device = stand_ins.Gpu()
+    yield device
+    device.close()
+
+
+def test_a_repeated_call_makes_no_request(gpu, monkeypatch):
+    made, before = [], dp.CallbackDftRequest.__post_init__
+    monkeypatch.setattr(dp.CallbackDftRequest, "__post_init__", lambda self: (made.append(self), before(self))[1])
+    lines = Callback("return x * w[i % n];", lambda x, i, w, n: x * w[i % n], {"w": gpu.zeros((8,), "f32"), "n": 8})
+
+    def called(a, w, n=8, **choices):
+        """What a call enqueues, and whether it has made a request."""
+        before = len(made)
+        load = Callback(lines.code, lines.numpy, {"w": w, "n": n})
+        out = dp.callback_dft(a, axes=1, load=load, **choices)
+        plan, arguments, reads, writes = gpu.executor().runs[-1]
+        assert writes[-1] is out
+        assert arguments == (a.ptr, w.ptr, out.ptr)
+        assert [one.ptr for one in reads] == [a.ptr, w.ptr]
+        request = dp.CallbackDftRequest(a, axes=1, load=load, **choices)
+        assert plan.key == (dp.CallbackDftRequest, *request.key())
+        made.pop()
+        return len(made) > before
+
+    first = [gpu.zeros((4, 8), "c64") for _ in range(2)]
+    weights = [gpu.zeros((8,), "f32") for _ in range(3)]
+    assert called(first[0], weights[0])
+    assert not called(first[1], weights[1])
+    assert not called(first[0], weights[2])
+    assert called(first[0], weights[0], n=7)
+    assert not called(first[1], weights[1], n=7)
+    assert called(first[0], weights[0], n=8.0)  # a Real
+    assert called(first[0], gpu.zeros((8,), "f64"))
+    assert called(first[0], weights[0], inverse=True)
+    assert called(first[0], weights[0], out=first[0])
+    assert not called(first[1], weights[1], out=first[1])
+    assert not called(first[0], weights[0], out=first[1])
+    big = gpu.zeros((64,), "c64")
+    inside = big[4:36].reshape((4, 8))
+    with pytest.raises(BadRequest, match=r"out: got memory that overlaps"):
+        dp.callback_dft(first[0], axes=1, load=Callback(lines.code, lines.numpy, {"w": big[:8], "n": 8}), out=inside)
+
+
+def test_repeated_calls_of_two_callbacks_look_at_both(gpu):
+    a, h = gpu.zeros((4, 8), "f32"), gpu.zeros((5,), "c64")
+    runs = gpu.executor().runs
+    for store in (Callback.multiply(h), Callback.magnitude(), Callback.scale(2.0), None, Callback.scale(3.0)):
+        for _ in range(2):
+            dp.fft.rfft(a, load=Callback.scale(0.5), store=store)
+            request = dp.CallbackDftRequest(a, "r2c", None, -1, load=Callback.scale(0.5), store=store)
+            assert runs[-1][0].key == (dp.CallbackDftRequest, *request.key())
+    assert len({id(run[0]) for run in runs}) == 5
+    with pytest.raises(BadRequest, match=r"load: got 3; expected a dispatch\.fft\.Callback"):
+        dp.callback_dft(a, load=3)
+    with pytest.raises(TypeError, match="lode"):
+        dp.callback_dft(a, lode=Callback.scale(2.0))
