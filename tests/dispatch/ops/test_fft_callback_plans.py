@@ -82,13 +82,13 @@ def rows(*quick):
     )
 
 
-@rows((F32, C64), (C128, C128), (C128, F64))
+@rows((F64, C128), (C128, C128), (C128, F64))
 def test_a_case_is_right_as_one_transform(row, executor, each):
     each(some(row), lambda case, rng: looked_at(case, rng, executor, row))
     assert {"dispatch_load", "dispatch_store"} <= {*executor.library.called}
 
 
-@rows((F32, C64))
+@rows((F64, C128))
 def test_a_case_is_right_as_passes_around_a_transform(row, without_callbacks, each):
     each(some(row), lambda case, rng: looked_at(case, rng, without_callbacks, row))
     assert not without_callbacks.library.called
