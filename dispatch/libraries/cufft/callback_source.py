@@ -25,7 +25,7 @@ __all__ = ["HEADER", "NUMBERS", "OPTIONS", "RESERVED", "STORED", "TELL", "WORDS"
 
 WORDS = 32  # of 8 bytes that a callback finds: addresses and numbers
 SMALL = 1 << 31
-OPTIONS = ("-std=c++17", "-w")  # what may be unused around a user's lines is no matter of theirs
+OPTIONS = ("-std=c++17", "-diag-suppress=177", "-diag-error=940")  # what is unused; lines that return nothing
 NUMBERS = {F32: "float", F64: "double", C64: "ComplexOf<float>", C128: "ComplexOf<double>", I8: "signed char",
            U8: "unsigned char", BOOL: "unsigned char", I32: "int", U32: "unsigned", I64: "long long",
            U64: "unsigned long long"}  # fmt: skip
@@ -222,6 +222,7 @@ def _store_parts(side: Side) -> dict[str, str]:
         "X": "y.x" if side.number.is_complex and not side.value.is_complex else "y",
         "RECEIVED": "Number(y.x, y.y)" if side.number.is_complex else "y",
         "RESULT": "Result" if side.code else "Value",
+        "RETURNED": "bool" if side.memory.dtype is BOOL else "Stored",
         "WRITTEN": "Stored(found.x, found.y)" if side.memory.dtype.is_complex else "Stored(found)",
     }
 
@@ -340,7 +341,7 @@ extern "C" __global__ void load_pass(const Stored* data, Number* target, long lo
 STORE = (
     COMMON
     + r"""
-typedef Stored Result;
+typedef $RETURNED$ Result;
 static __device__ $RESULT$ user(Value x, Index i, const Index* at$DECLARED$)
 {
     const int rank = $RANK$;

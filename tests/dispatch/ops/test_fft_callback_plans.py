@@ -177,6 +177,22 @@ def test_a_call_that_is_still_to_run_keeps_its_own_operands(executor, monkeypatc
     assert all(call[1] == 64 for call in calls)
 
 
+def test_what_is_written_is_of_the_dtype_that_the_callback_says(executor):
+    dev, x = dp.device("host"), np.random.default_rng(5).standard_normal((3, 8))
+    spectrum = np.fft.rfft(x)
+    for code, counterpart, dtype in (
+        ("return x.x;", lambda x: x.real != 0, "bool"),
+        ("return (int)(100 * x.x);", lambda x: (100 * x.real).astype("i4"), "i32"),
+        ("return x.y;", lambda x: x.imag, "f32"),
+        ("return ComplexOf<float>(x.y, x.x);", lambda x: x.imag + 1j * x.real, "c64"),
+    ):
+        store = Callback(code, counterpart, dtype=dtype)
+        request, plan = planned(executor, dev.array(x), kind="r2c", axes=1, store=store)
+        got = ran(plan, request)
+        assert got.dtype == dp.Dtype.of(dtype).numpy
+        np.testing.assert_allclose(got, counterpart(spectrum), rtol=1e-6)
+
+
 def test_nothing_is_written_where_callbacks_have_no_operands(executor, monkeypatch):
     monkeypatch.setattr(callbacks, "driver", None)
     dev = dp.device("host")
@@ -283,6 +299,7 @@ def compiler():
         ("Real y = 2 * x;\nreturn y", 'line 2, `return y`, does not compile: expected a ";"'),
         ("return window;", "does not compile: return value type does not match the function type"),
         ("return Complex(x, x);", "does not compile: no suitable conversion function"),
+        ("Real y = x;\ny * 2;", "line 2, `y * 2;`, does not compile: missing return statement at end of non-void"),
     ],
 )
 @pytest.mark.usefixtures("compiler")
