@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.checks import check_int, shown, whole
+from dispatch.checks import check_int, whole
 from dispatch.device.frameworks.framework import Adopted
 from dispatch.errors import BadRequest
 from dispatch.keys import U8
@@ -18,7 +18,6 @@ __all__ = [
     "MAX_EXTENT",
     "check_extents",
     "check_image",
-    "check_library",
     "check_opaque",
     "check_probability",
     "check_tensor",
@@ -71,12 +70,6 @@ def check_image(name: str, tensor: Tensor, low: int, high: int) -> None:
     if not low <= tensor.ndim - 2 <= high:
         wanted, hint = f"(images, channels, space…) with {low} to {high} axes of space", "x[None] adds an axis"
         raise BadRequest(name, str(tensor.layout), wanted, hint)
-
-
-def check_library(name: str, library: object) -> None:
-    """BadRequest unless it may be the name of a library, or None; which of them have rows the table knows."""
-    if library is not None and type(library) is not str:
-        raise BadRequest(name, shown(library), "the name of a library, such as 'cutlass', or None")
 
 
 MAX_EXTENT = 2**31 - 1
