@@ -85,7 +85,7 @@ class TransformRequest(OperandRequest[R_co]):
     def _check_points(self) -> None:
         if self.s is not None:
             for n in _tuple(self.s):
-                if n != -1:  # NumPy's word for all that there are
+                if type(n) is not int or n != -1:  # NumPy's word for all that there are
                     check_int("s", n, 1, MAX_POINTS)
         for axis, n in zip(self.transformed, self.points, strict=True):
             if n < 1:
