@@ -4,7 +4,7 @@
 
 import numpy as np
 
-from dispatch.ops.linalg.reference import lapack
+from dispatch.ops.linalg.spectral_reference import lapack, near_one, times_power
 
 BY_INDEX, BY_VALUE = 1002, 1003
 base = None  # the stand-in of the other routines, whose helpers these use
@@ -192,8 +192,9 @@ def xgeev(left, right, n, kind, a, lda, _, w, __, vl, ldvl, ___, vr, ldvr, ____,
     assert not base.value(vl)
     a = base.columns(a, base.DTYPES[kind], n, n, lda)
     assert np.isfinite(a).all()  # else cuSOLVER may end in CUSOLVER_STATUS_INTERNAL_ERROR
-    *values, _, vectors, status = lapack("geev", a.dtype)(a, compute_vl=False, compute_vr=bool(right))
-    found = values[0] if len(values) == 1 else values[0] + 1j * values[1]
+    scaled, exponent = near_one(a)
+    *values, _, vectors, status = lapack("geev", a.dtype)(scaled, compute_vl=False, compute_vr=bool(right))
+    found = times_power(values[0] if len(values) == 1 else values[0] + 1j * values[1], exponent)
     base.strided(base.value(w), found.dtype, (n,), (1,))[...] = found
     a[...] = 7
     if right:
