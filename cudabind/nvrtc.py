@@ -81,10 +81,7 @@ def compile(  # noqa: A001 - the module is always named at the call: nvrtc.compi
             nvrtc("nvrtcCompileProgram")(program, len(options), [option.encode() for option in options])
         except NvrtcError as failed:
             raise error(failed.function, failed.status or 0, _log(program)) from failed
-        if not LTO.isdisjoint(options):
-            kind = "ltoir"
-        else:
-            kind = "cubin" if nvrtc("nvrtcGetCUBINSize")(program) else "ptx"
+        kind = "ltoir" if not LTO.isdisjoint(options) else "cubin" if nvrtc("nvrtcGetCUBINSize")(program) else "ptx"
         lowered = {
             expression: nvrtc("nvrtcGetLoweredName")(program, expression.encode()).decode() for expression in names
         }
