@@ -89,6 +89,7 @@ STATEMENTS = {
     **dict.fromkeys(("det", "slogdet", "matrix_norm"), SPREAD),
     "matrix_rank":     NONE,  # a status tells what did not converge
     **dict.fromkeys(("dft", "dct", "dst"), SPREAD),
+    "callback_dft":    f"{SPREAD}, unless a callback hides them",
     "ctc_loss":        f"{IEEE}; a logit of -inf has no gradient, and where the loss is infinite it may be any",
     "rope":            IEEE,
     "gated_activation":     IEEE,

@@ -27,7 +27,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "ctc":            ("cudnn_call",          ("ctc_loss",)),
     "rope":           ("own",                 ("rope",)),
     "gated":          ("own",                 ("gated_activation", "gated_activation_bwd")),
-    "fft":            ("cufft own_fft",       ("dft", "dct", "dst", "roll")),
+    "fft":            ("cufft own_fft",       ("dft", "callback_dft", "dct", "dst", "roll")),
     "blas":           ("own_blas cublas",     ("symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx",
                                                "trmm", "trsm", "geam", "dgmm", "gemv", "gbmv", "symv", "hemv",
                                                "sbmv", "hbmv", "spmv", "hpmv", "trmv", "trsv", "tbmv", "tbsv",
@@ -50,7 +50,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
 # A file with rows for some of its family's ops alone, and these.
 ONLY = {
     "own_blas":       ("axpy", "nrm2", "symv", "hemv"),
-    "cufft":          ("dft", "dct", "dst"),
+    "cufft":          ("dft", "callback_dft", "dct", "dst"),
     "own_fft":        ("roll",),
     "own_linalg":     ("cholesky", "cho_solve", "lu_factor", "lu_solve", "solve", "inv"),
     "curand":         ("random_bits", "random_uniform", "random_normal", "random_lognormal", "random_poisson"),

@@ -68,7 +68,7 @@ class Drawn(stand_ins.Drawn):
         self.boards = [board(extent) for extent in (4, 6)]
         others = (dp.MatmulRequest, dp.GroupedMatmulRequest, dp.DropoutStatesRequest)
         kinds = (kind for kind in self.pool.requests if kind.unpacked is not None and kind not in others)
-        self.numbered = [kind for kind in kinds if not kind.op.startswith(("conv", "grouped", "cudnn"))]
+        self.numbered = [kind for kind in kinds if not kind.op.startswith(("conv", "grouped", "cudnn", "callback"))]
         given = (field for kind in self.numbered for field in dataclasses.fields(kind))
         self.needed = {*NEEDED, *(field.name for field in given if field.default is dataclasses.MISSING)}
 

@@ -1,10 +1,11 @@
 """Fourier transforms in NumPy's words: `dispatch.fft`, with the arguments and the results of `numpy.fft`.
 
-Each is one request, `dispatch.dft`, `dct`, `dst` or `roll`; operands may be of torch, CuPy or JAX, as everywhere. Of
-f32, f16 and bf16 the result is in single precision, of all else in double precision. A size below 1, an axis that is
-not there or twice, and another norm than "backward", "ortho" and "forward" raise BadRequest. `out` takes the result; of
-`fft`, `ifft`, `fftn` and their kind it may be the operand. Follows
-https://numpy.org/doc/stable/reference/routines.fft.html; `dct`, `idct`, `dst` and `idst` are SciPy's.
+Each is one request, `dispatch.dft`, `dct`, `dst` or `roll`; with `load=` or `store=`, a Callback, what becomes of
+each element as it is read or written, or with a `precision`, "f32" or "f64", it is `dispatch.callback_dft`. Operands
+may be of torch, CuPy or JAX, as everywhere. Of f32, f16 and bf16 the result is in single precision, of all else in
+double precision. A size below 1, an axis that is not there or twice, and another norm than "backward", "ortho" and
+"forward" raise BadRequest. `out` takes the result; of `fft`, `ifft`, `fftn` and their kind it may be the operand.
+Follows https://numpy.org/doc/stable/reference/routines.fft.html; `dct`, `idct`, `dst` and `idst` are SciPy's.
 """
 
 from __future__ import annotations
@@ -15,16 +16,21 @@ import numpy as np
 
 from dispatch.checks import check_int
 from dispatch.device.registry import device as device_of
-from dispatch.ops.fft import DftKind, dft, roll
+from dispatch.ops.fft import DftKind, callback_dft, dft, roll
+from dispatch.ops.fft.callback import Callback
 from dispatch.ops.fft.cosine_doors import dct, dst, idct, idst
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dispatch.device.tensor import Tensor
+    from dispatch.keys import Dtype
     from dispatch.ops.fft import DftNorm
 
+    Through = tuple[Callback | None, Callback | None, Dtype | str | None]
+
 __all__ = [
+    "Callback",
     "dct",
     "dst",
     "fft",
@@ -50,37 +56,98 @@ __all__ = [
 ]
 
 LAST_TWO = (-2, -1)
+NOTHING = (None, None, None)
 
 
 # -- one axis ---------------------------------------------------------------------------------------------------------
-def fft(a: Any, n: int | None = None, axis: int = -1, norm: DftNorm | str | None = None, out: Any = None) -> Any:
+def fft(
+    a: Any,
+    n: int | None = None,
+    axis: int = -1,
+    norm: DftNorm | str | None = None,
+    out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
+) -> Any:
     """Σ a[t]·exp(-2πi kt/n) along an axis, cut off or filled up with zeros to n points."""
-    return _one(DftKind.C2C, a, n, axis, norm, out, inverse=False)
+    return _one(DftKind.C2C, a, n, axis, norm, out, (load, store, precision), inverse=False)
 
 
-def ifft(a: Any, n: int | None = None, axis: int = -1, norm: DftNorm | str | None = None, out: Any = None) -> Any:
+def ifft(
+    a: Any,
+    n: int | None = None,
+    axis: int = -1,
+    norm: DftNorm | str | None = None,
+    out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
+) -> Any:
     """The inverse of `fft`: Σ a[k]·exp(2πi kt/n) / n."""
-    return _one(DftKind.C2C, a, n, axis, norm, out, inverse=True)
+    return _one(DftKind.C2C, a, n, axis, norm, out, (load, store, precision), inverse=True)
 
 
-def rfft(a: Any, n: int | None = None, axis: int = -1, norm: DftNorm | str | None = None, out: Any = None) -> Any:
+def rfft(
+    a: Any,
+    n: int | None = None,
+    axis: int = -1,
+    norm: DftNorm | str | None = None,
+    out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
+) -> Any:
     """The first n // 2 + 1 points of `fft` of real numbers; the others are their conjugates."""
-    return _one(DftKind.R2C, a, n, axis, norm, out, inverse=False)
+    return _one(DftKind.R2C, a, n, axis, norm, out, (load, store, precision), inverse=False)
 
 
-def irfft(a: Any, n: int | None = None, axis: int = -1, norm: DftNorm | str | None = None, out: Any = None) -> Any:
+def irfft(
+    a: Any,
+    n: int | None = None,
+    axis: int = -1,
+    norm: DftNorm | str | None = None,
+    out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
+) -> Any:
     """The inverse of `rfft`: n real numbers, 2·(m - 1) of m unless n is given."""
-    return _one(DftKind.C2R, a, n, axis, norm, out, inverse=True)
+    return _one(DftKind.C2R, a, n, axis, norm, out, (load, store, precision), inverse=True)
 
 
-def hfft(a: Any, n: int | None = None, axis: int = -1, norm: DftNorm | str | None = None, out: Any = None) -> Any:
+def hfft(
+    a: Any,
+    n: int | None = None,
+    axis: int = -1,
+    norm: DftNorm | str | None = None,
+    out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
+) -> Any:
     """`fft` of a signal that is its own mirror image, conjugated, of which the first half is given: real numbers."""
-    return _one(DftKind.C2R, a, n, axis, norm, out, inverse=False)
+    return _one(DftKind.C2R, a, n, axis, norm, out, (load, store, precision), inverse=False)
 
 
-def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: DftNorm | str | None = None, out: Any = None) -> Any:
+def ihfft(
+    a: Any,
+    n: int | None = None,
+    axis: int = -1,
+    norm: DftNorm | str | None = None,
+    out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
+) -> Any:
     """The inverse of `hfft`: the first half of `ifft` of real numbers."""
-    return _one(DftKind.R2C, a, n, axis, norm, out, inverse=True)
+    return _one(DftKind.R2C, a, n, axis, norm, out, (load, store, precision), inverse=True)
 
 
 # -- several ----------------------------------------------------------------------------------------------------------
@@ -90,9 +157,13 @@ def fftn(
     axes: Sequence[int] | None = None,
     norm: DftNorm | str | None = None,
     out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
 ) -> Any:
     """`fft` along several axes, s[i] points along axes[i]; all axes, or as many of the last as `s` has."""
-    return _several(DftKind.C2C, a, s, axes, norm, out, inverse=False)
+    return _several(DftKind.C2C, a, s, axes, norm, out, (load, store, precision), inverse=False)
 
 
 def ifftn(
@@ -101,9 +172,13 @@ def ifftn(
     axes: Sequence[int] | None = None,
     norm: DftNorm | str | None = None,
     out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
 ) -> Any:
     """The inverse of `fftn`."""
-    return _several(DftKind.C2C, a, s, axes, norm, out, inverse=True)
+    return _several(DftKind.C2C, a, s, axes, norm, out, (load, store, precision), inverse=True)
 
 
 def rfftn(
@@ -112,9 +187,13 @@ def rfftn(
     axes: Sequence[int] | None = None,
     norm: DftNorm | str | None = None,
     out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
 ) -> Any:
     """`rfft` along the last of the axes, and `fft` along the others."""
-    return _several(DftKind.R2C, a, s, axes, norm, out, inverse=False)
+    return _several(DftKind.R2C, a, s, axes, norm, out, (load, store, precision), inverse=False)
 
 
 def irfftn(
@@ -123,9 +202,13 @@ def irfftn(
     axes: Sequence[int] | None = None,
     norm: DftNorm | str | None = None,
     out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
 ) -> Any:
     """The inverse of `rfftn`."""
-    return _several(DftKind.C2R, a, s, axes, norm, out, inverse=True)
+    return _several(DftKind.C2R, a, s, axes, norm, out, (load, store, precision), inverse=True)
 
 
 def fft2(
@@ -134,9 +217,13 @@ def fft2(
     axes: Sequence[int] | None = LAST_TWO,
     norm: DftNorm | str | None = None,
     out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
 ) -> Any:
     """`fftn` along two axes, the last ones unless said."""
-    return fftn(a, s, axes, norm, out)
+    return fftn(a, s, axes, norm, out, load=load, store=store, precision=precision)
 
 
 def ifft2(
@@ -145,9 +232,13 @@ def ifft2(
     axes: Sequence[int] | None = LAST_TWO,
     norm: DftNorm | str | None = None,
     out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
 ) -> Any:
     """The inverse of `fft2`."""
-    return ifftn(a, s, axes, norm, out)
+    return ifftn(a, s, axes, norm, out, load=load, store=store, precision=precision)
 
 
 def rfft2(
@@ -156,9 +247,13 @@ def rfft2(
     axes: Sequence[int] | None = LAST_TWO,
     norm: DftNorm | str | None = None,
     out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
 ) -> Any:
     """`rfftn` along two axes, the last ones unless said."""
-    return rfftn(a, s, axes, norm, out)
+    return rfftn(a, s, axes, norm, out, load=load, store=store, precision=precision)
 
 
 def irfft2(
@@ -167,18 +262,27 @@ def irfft2(
     axes: Sequence[int] | None = LAST_TWO,
     norm: DftNorm | str | None = None,
     out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
 ) -> Any:
     """The inverse of `rfft2`."""
-    return irfftn(a, s, axes, norm, out)
+    return irfftn(a, s, axes, norm, out, load=load, store=store, precision=precision)
 
 
-def _one(kind: DftKind, a: Any, n: Any, axis: Any, norm: Any, out: Any, *, inverse: bool) -> Any:
-    return dft(a, kind, n, axis, inverse=inverse, norm="backward" if norm is None else norm, out=out)
+def _one(kind: DftKind, a: Any, n: Any, axis: Any, norm: Any, out: Any, through: Through, *, inverse: bool) -> Any:
+    norm = "backward" if norm is None else norm
+    if through == NOTHING:
+        return dft(a, kind, n, axis, inverse=inverse, norm=norm, out=out)
+    load, store, precision = through
+    more: dict[str, Any] = {"load": load, "store": store, "precision": precision}
+    return callback_dft(a, kind, n, axis, inverse=inverse, norm=norm, out=out, **more)
 
 
-def _several(kind: DftKind, a: Any, s: Any, axes: Any, norm: Any, out: Any, *, inverse: bool) -> Any:
-    given = [tuple(one) if isinstance(one, (list, np.ndarray)) else one for one in (s, axes)]
-    return dft(a, kind, *given, inverse=inverse, norm="backward" if norm is None else norm, out=out)
+def _several(kind: DftKind, a: Any, s: Any, axes: Any, norm: Any, out: Any, through: Through, *, inverse: bool) -> Any:
+    s, axes = (tuple(one) if isinstance(one, (list, np.ndarray)) else one for one in (s, axes))
+    return _one(kind, a, s, axes, norm, out, through, inverse=inverse)
 
 
 # -- where the points are ---------------------------------------------------------------------------------------------
