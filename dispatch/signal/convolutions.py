@@ -10,11 +10,12 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from dispatch.checks import check_enum, check_int
+from dispatch.core.operand_checks import check_array
 from dispatch.errors import BadRequest
 from dispatch.keys import Choice, Dtype
 from dispatch.ops.fft import DftKind, dft
 from dispatch.ops.fft.request import result_dtype
-from dispatch.signal.home import at_home, checked, copied
+from dispatch.signal.home import at_home, copied
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -156,8 +157,8 @@ def _checked(
     in1: Any, in2: Any, mode: ConvolutionMode | str, axes: Any
 ) -> tuple[Shape, Shape, Shape, ConvolutionMode, bool]:
     """Both shapes, the axes that are convolved, the mode, and whether numbers are complex; BadRequest for misfits."""
-    checked("in1", in1)
-    checked("in2", in2)
+    check_array("in1", in1)
+    check_array("in2", in2)
     first, second = tuple(in1.shape), tuple(in2.shape)
     chosen = _axes(first, second, axes)
     wanted = check_enum("mode", mode, ConvolutionMode)

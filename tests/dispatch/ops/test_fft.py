@@ -216,7 +216,7 @@ def test_operands_that_cannot_be_are_refused_by_name(dev):
         dp.fft.fft(dev.zeros((3, 0)))
     with pytest.raises(BadRequest, match="a: got 1 elements along axis 0 of a; expected two or more, for C2R, or s"):
         dp.fft.irfft(dev.zeros((1,), "c64"))
-    with pytest.raises(BadRequest, match="axes: got -1; expected none: a has no axes"):
+    with pytest.raises(BadRequest, match="axis: got -1; expected none: a has no axes"):
         dp.fft.fft(dev.array(np.array(1.0)))
     with pytest.raises(BadRequest, match=r"a: got f8e4m3.* expected c64, c128, f32"):
         dp.fft.fft(dev.zeros((4,), "f8e4m3"))
@@ -352,3 +352,40 @@ def test_convolutions_that_cannot_be_are_refused_by_name(dev):
 
 def test_fast_lengths_are_the_next_without_a_large_prime():
     assert [dp.signal.next_fast_len(n) for n in (1, 11, 13, 97, 1021, 2**20)] == [1, 12, 14, 98, 1024, 2**20]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda x: dp.fft.fft(x, n="4"), "n: got '4'; expected a whole number from 1"),
+        (lambda x: dp.fft.fft(x, n=[]), r"n: got \[\]"),
+        (lambda x: dp.fft.fft(x, n=-1), "n: got -1"),
+        (lambda x: dp.fft.irfft(x, -1), "n: got -1"),
+        (lambda x: dp.fft.fft(x, axis=9), "axis: got 9; expected a whole number from -1 to 0"),
+        (lambda x: dp.fft.fft(x, axis=()), r"axis: got \(\)"),
+        (lambda x: dp.fft.fftn(x, axes=(9,)), "axes: got 9"),
+        (lambda _: dp.fft.fftshift([1, 2, 3]), "x: got a list; expected a tensor, or an array of another library"),
+        (lambda _: dp.fft.fftshift(np.array(5.0)), "x: got no axes"),
+        (lambda x: dp.fft.fftshift(x, axes=(0, 0)), r"axes: got \(0, 0\); expected each axis once"),
+        (lambda x: dp.fft.ifftshift(x, axes=3), "axes: got 3"),
+        (lambda _: dp.fft.fftfreq(8, 0), "d: got 0; expected a finite number other than 0"),
+        (lambda _: dp.fft.rfftfreq(8, "a"), "d: got 'a'; expected a number"),
+        (lambda _: dp.fft.fftfreq(4, device=5), "device: got 5; expected a Device or its name"),
+        (lambda x: dp.fft.dct(x, orthogonalize="no"), "orthogonalize: got 'no'; expected a bool"),
+    ],
+)
+def test_a_refusal_names_the_argument_as_numpy_does(call, said, dev):
+    with pytest.raises(BadRequest, match=said):
+        call(dev.array(np.arange(6.0)))
+
+
+@pytest.mark.parametrize("kind", [1, 2, 3, 4])
+def test_cosine_transforms_take_arrays_of_others(kind, rng):
+    fft = pytest.importorskip("scipy.fft")
+    torch = pytest.importorskip("torch")
+    x = rng.standard_normal((3, 8))
+    for name in ("dct", "dst", "idct", "idst"):
+        expected = getattr(fft, name)(x, kind)
+        for _ in range(2):
+            np.testing.assert_allclose(getattr(dp.fft, name)(x, kind), expected, atol=1e-12)
+            np.testing.assert_allclose(getattr(dp.fft, name)(torch.tensor(x), kind), expected, atol=1e-12)
