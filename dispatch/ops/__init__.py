@@ -28,6 +28,8 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "rope":           ("own",                 ("rope",)),
     "gated":          ("own",                 ("gated_activation", "gated_activation_bwd")),
     "fft":            ("cufft own_fft",       ("dft", "dct", "dst", "roll")),
+    "contraction":    ("contract_cublaslt cutensor", ("contract", "contract_trinary", "reduce_modes", "permute",
+                                               "elementwise_binary", "elementwise_trinary")),
     "blas":           ("own_blas cublas",     ("symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx",
                                                "trmm", "trsm", "geam", "dgmm", "gemv", "gbmv", "symv", "hemv",
                                                "sbmv", "hbmv", "spmv", "hpmv", "trmv", "trsv", "tbmv", "tbsv",
@@ -51,6 +53,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
 ONLY = {
     "own_blas":       ("axpy", "nrm2", "symv", "hemv"),
     "cufft":          ("dft", "dct", "dst"),
+    "contract_cublaslt": ("contract",),
     "own_fft":        ("roll",),
     "own_linalg":     ("cholesky", "cho_solve", "lu_factor", "lu_solve", "solve", "inv"),
     "curand":         ("random_bits", "random_uniform", "random_normal", "random_lognormal", "random_poisson"),
