@@ -71,6 +71,7 @@ STATEMENTS = {
     **dict.fromkeys(("gemv", "gbmv", "ger", "geru", "gerc"), f"{UNSCALED}; {TO_NAN}"),
     **dict.fromkeys(("contract", "contract_trinary", "reduce_modes"), f"{UNSCALED}; {TO_NAN}"),
     "permute":         UNSCALED,
+    "einsum":          f"{IEEE}; {TO_NAN}",
     **dict.fromkeys(("elementwise_binary", "elementwise_trinary"), f"{UNSCALED}; MAX and MIN may pass over NaN"),
     "geam":            UNSCALED,
     "dgmm":            IEEE,
