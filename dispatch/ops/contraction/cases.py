@@ -10,6 +10,7 @@ import numpy as np
 from dispatch.core.host_plan import EXACT
 from dispatch.keys import Compute, member
 from dispatch.ops.contraction.choices import TensorOp
+from dispatch.ops.contraction.einsum_cases import EINSUM_MUTATIONS, einsum_cases
 from dispatch.ops.contraction.elementwise import ElementwiseBinaryRequest, ElementwiseTrinaryRequest, PermuteRequest
 from dispatch.ops.contraction.reference import along, elementwise, magnitudes, operand, summed, times
 from dispatch.ops.contraction.request import ContractRequest, ContractTrinaryRequest, ReduceModesRequest
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.keys import Dtype
     from dispatch.testing.check import Check
+    from dispatch.testing.mutations import Mutation
 
 __all__ = ["MUTATIONS", "cases", "evaluate"]
 
@@ -142,6 +144,8 @@ def evaluate(request: Any, work: np.dtype[Any]) -> Results:
 
 def cases(row: Row) -> list[MadeCase]:
     """Every form of a row's op that its dtypes have."""
+    if row.op == "einsum":
+        return einsum_cases(row)
     is_complex = any(dtype.is_complex for dtype in row.dtypes)
     forms = [
         form for form in FORMS[row.op] if not is_complex or not {"max", "min"} & {*map(str, form.options.values())}
@@ -246,9 +250,15 @@ def other_pairing(request: Any) -> Any:
     return None if given is None else TensorOp.MUL if given is TensorOp.ADD else TensorOp.ADD
 
 
+def of_modes(mutation: Mutation) -> Mutation:
+    """A mutation of the requests that are no einsum."""
+    return lambda request: None if request.op == "einsum" else mutation(request)
+
+
 MUTATIONS = {
-    "another alpha": with_fields(evaluate, 16, alpha=other_alpha),
-    "beta of the other sign": with_fields(evaluate, 16, beta=other_beta),
-    "not conjugated": with_fields(evaluate, 16, op_a=not_conjugated),
-    "MUL for ADD": with_fields(evaluate, 16, op_ac=other_pairing),
+    "another alpha": of_modes(with_fields(evaluate, 16, alpha=other_alpha)),
+    "beta of the other sign": of_modes(with_fields(evaluate, 16, beta=other_beta)),
+    "not conjugated": of_modes(with_fields(evaluate, 16, op_a=not_conjugated)),
+    "MUL for ADD": of_modes(with_fields(evaluate, 16, op_ac=other_pairing)),
+    **EINSUM_MUTATIONS,
 }

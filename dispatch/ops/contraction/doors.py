@@ -6,6 +6,7 @@ the end. Follows https://numpy.org/doc/stable/reference/routines.linalg.html, an
 
 from __future__ import annotations
 
+import builtins
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,9 @@ def rank(name: str, tensor: Any) -> int:
     try:
         return len(tensor.shape)
     except (AttributeError, TypeError):
-        raise BadRequest(name, f"a {type(tensor).__name__}", "a tensor", "dispatch.device().array(x) makes one") from None
+        raise BadRequest(
+            name, f"a {type(tensor).__name__}", "a tensor", "dispatch.device().array(x) makes one"
+        ) from None
 
 
 def modes(count: int, first: int = 0) -> str:
@@ -74,7 +77,7 @@ def tensordot(a: Any, b: Any, axes: int | Sequence[Any] = 2, out: Any = None) ->
     """Σ over axes of a with axes of b: the last ones of a with the first of b, or ((a's), (b's)) as they are said."""
     ranks = rank("a", a), rank("b", b)
     if isinstance(axes, int):
-        check_int("axes", axes, 0, min_of(ranks))
+        check_int("axes", axes, 0, builtins.min(ranks))
         pairs = list(zip(range(ranks[0] - axes, ranks[0]), range(axes), strict=True))
     else:
         if not isinstance(axes, (tuple, list)) or len(axes) != 2:
@@ -95,11 +98,6 @@ def tensordot(a: Any, b: Any, axes: int | Sequence[Any] = 2, out: Any = None) ->
     return einsum(f"{''.join(of_a)},{''.join(of_b)}->{kept}", a, b, out=out)
 
 
-def min_of(numbers: tuple[int, ...]) -> int:
-    """The least of some numbers: `min` is a function of this module."""
-    return sorted(numbers)[0]
-
-
 def inner(a: Any, b: Any, out: Any = None) -> Any:
     """Σ over the last axes of both; of a scalar the product."""
     if not rank("a", a) or not rank("b", b):
@@ -115,18 +113,13 @@ def outer(a: Any, b: Any) -> Any:
 
 def kron(a: Any, b: Any) -> Any:
     """The Kronecker product: blocks of b, each multiplied by an element of a."""
-    count = max_of((rank("a", a), rank("b", b)))
+    count = builtins.max((rank("a", a), rank("b", b)))
     of_a, of_b = modes(count), modes(count, count)
     own_a, own_b = of_a[count - len(a.shape) :], of_b[count - len(b.shape) :]
     kept = "".join(mode for pair in zip(of_a, of_b, strict=True) for mode in pair if mode in own_a + own_b)
     found = einsum(f"{own_a},{own_b}->{kept}", a, b)
     wide = [(1,) * (count - len(one.shape)) + tuple(one.shape) for one in (a, b)]
     return found.reshape(tuple(x * y for x, y in zip(*wide, strict=True)))
-
-
-def max_of(numbers: tuple[int, ...]) -> int:
-    """The largest of some numbers: `max` is a function of this module."""
-    return sorted(numbers)[-1]
 
 
 def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, out: Any = None) -> Any:
@@ -137,10 +130,9 @@ def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, out: Any = No
     first, second = axes_of((axis1, axis2), count, "axis2")
     rows, columns = a.shape[first], a.shape[second]
     check_int("offset", offset, 1 - rows, columns - 1)
-    length = min_of((rows + (offset if offset < 0 else 0), columns - (offset if offset > 0 else 0)))
-    length = min_of((length, rows, columns))
+    length = builtins.min(rows + offset, columns - offset, rows, columns)
     there: list[Any] = [slice(None)] * count
-    begin_row, begin_column = max_of((0, -offset)), max_of((0, offset))
+    begin_row, begin_column = builtins.max((0, -offset)), builtins.max((0, offset))
     there[first], there[second] = slice(begin_row, begin_row + length), slice(begin_column, begin_column + length)
     own = list(modes(count))
     own[second] = own[first]
@@ -249,7 +241,7 @@ def einsum_path(spec: Any, *operands: Any, optimize: Any = "auto", memory_limit:
     text = explicit(spec, tuple(map(len, shapes)))
     course = _blank(text, shapes, {"optimize": optimize, "memory_limit": memory_limit}).course
     lines = [f"{text}  path {' '.join(str(step).replace(' ', '') for step in course.path)}"]
-    wide = max_of(tuple(len(step.spec) for step in course.steps))
+    wide = builtins.max(tuple(len(step.spec) for step in course.steps))
     for number, step in enumerate(course.steps):
         inputs = ", ".join(f"[{one}]" for one in step.inputs)
         what = f"[{len(shapes) + number}] = {step.op}({inputs})"

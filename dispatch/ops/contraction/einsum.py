@@ -252,7 +252,7 @@ class EinsumRequest(Request["Tensor"]):
             raise BadRequest("out", str(out.layout), f"{self.dtype}{list(self.shape)}", hint)
         check_writable("out", out)
         for name, tensor, _ in self.tensors():
-            if tensor is not out and overlap(tensor, out):
+            if name != "out" and overlap(tensor, out):
                 raise BadRequest("out", f"memory that overlaps {name}", "memory of its own", "leave out=None")
 
     def _check_memory(self) -> None:

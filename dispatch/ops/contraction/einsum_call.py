@@ -1,4 +1,4 @@
-"""`einsum` as it is called: operands one after another, as NumPy has it, or in a list; by what is remembered of calls."""
+"""`einsum` as it is called: operands one by one, as NumPy has it, or in a list; by what is remembered of calls."""
 
 from __future__ import annotations
 

@@ -28,7 +28,9 @@ def einsum_steps(request: EinsumRequest, work: np.dtype[Any]) -> Results:
             np.conj(arrays[number]) if conj else arrays[number]
             for number, conj in zip(step.inputs, step.conj, strict=True)
         ]
-        wide = [np.broadcast_to(one, [request.sizes[mode] for mode in term]) for one, term in zip(given, terms, strict=True)]
+        wide = [
+            np.broadcast_to(one, [request.sizes[mode] for mode in term]) for one, term in zip(given, terms, strict=True)
+        ]
         arrays.append(einsum_of(wide, terms, output))
     return {"out": _diagonal(request, arrays[-1])}
 

@@ -6,6 +6,7 @@ result comes last among these.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -67,8 +68,7 @@ def find_path(
     if optimize == "left-to-right":
         return ((0, 1), *((0, left) for left in range(count - 2, 0, -1)))
     if importlib.util.find_spec("opt_einsum") is not None:
-        import opt_einsum  # takes long to import
-
+        opt_einsum: Any = importlib.import_module("opt_einsum")  # takes long to import
         spec = f"{','.join(inputs)}->{output}"
         found, _ = opt_einsum.contract_path(spec, *shapes, shapes=True, optimize=optimize, memory_limit=limit)
         return _paired(found, limit)
@@ -81,7 +81,9 @@ def _by_numpy(
     known: dict[str, str] = {}
     letters = {mode for term in inputs for mode in term}
     if optimize not in OF_NUMPY:
-        raise BadRequest("optimize", repr(optimize), f"{', '.join(OF_NUMPY)} or left-to-right without opt_einsum", INSTALL)
+        raise BadRequest(
+            "optimize", repr(optimize), f"{', '.join(OF_NUMPY)} or left-to-right without opt_einsum", INSTALL
+        )
     if len(letters) > len(ALPHABET):
         given = f"{len(letters)} modes of {len(inputs)} operands"
         raise BadRequest("spec", given, f"up to {len(ALPHABET)} without opt_einsum, or a path", INSTALL)

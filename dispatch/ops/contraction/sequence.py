@@ -12,7 +12,6 @@ from dispatch.device.layout import c_strides
 from dispatch.device.storage import Storage
 from dispatch.device.tensor import Tensor
 from dispatch.errors import NoRow, Refused
-from dispatch.keys import Dtype
 from dispatch.libraries.cutensor.calls import IdlePlan
 from dispatch.ops.contraction.choices import TensorOp
 from dispatch.ops.contraction.einsum import COMPLEX, EinsumRequest
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.keys import Dtype
     from dispatch.ops.contraction.steps import Step
 
 __all__ = ["EinsumPlan", "blocks", "plan"]
@@ -103,9 +103,7 @@ def plan(request: EinsumRequest, executor: CudaExecutor, row: Row) -> Plan:
         tensors.append(Tensor(memory or _nowhere(executor, layout.high), base + offset, layout))
     tensors.append(_result(request, executor))
     library = request.library or (None if row.library == "cutensor" else row.library)
-    planned = [
-        _planned(request, executor, step, tensors, count + number, library) for number, step in enumerate(steps)
-    ]
+    planned = [_planned(request, executor, step, tensors, count + number, library) for number, step in enumerate(steps)]
     layout, output = request.out_layout(), request.parsed[1]
     zeroed = None if len(set(output)) == len(output) else (layout.low, layout.high - layout.low)
     return EinsumPlan(executor, row, planned, tuple(base + offset for offset in offsets), memory, zeroed)
@@ -115,7 +113,9 @@ def _dtype(request: EinsumRequest, step: Step) -> Dtype:
     """The dtype of what a step gives: in the precision of all, complex where an operand is."""
     count = len(request.operands)
     for number in step.inputs:
-        one = request.operands[number].dtype if number < count else _dtype(request, request.course.steps[number - count])
+        one = (
+            request.operands[number].dtype if number < count else _dtype(request, request.course.steps[number - count])
+        )
         if one.is_complex:
             return COMPLEX[request.precision]
     return request.precision
@@ -129,12 +129,19 @@ def _nbytes(shape: tuple[int, ...], dtype: Dtype) -> int:
 
 
 def _planned(
-    request: EinsumRequest, executor: CudaExecutor, step: Step, tensors: Sequence[Tensor], number: int, library: str | None
+    request: EinsumRequest,
+    executor: CudaExecutor,
+    step: Step,
+    tensors: Sequence[Tensor],
+    number: int,
+    library: str | None,
 ) -> Planned:
     """The plan of a step, whose result is the tensor of that number."""
     kind = KINDS[step.op]
     operands = {name: tensors[slot] for name, slot in zip(kind.tensors_of_spec, step.inputs, strict=True)}
-    choices: dict[str, Any] = {f"op_{name}": TensorOp.CONJ for name, conj in zip("abc", step.conj, strict=False) if conj}
+    choices: dict[str, Any] = {
+        f"op_{name}": TensorOp.CONJ for name, conj in zip("abc", step.conj, strict=False) if conj
+    }
     if step.op != "permute":
         choices["autotune"] = request.autotune
     if step.op.startswith("contract"):

@@ -83,11 +83,12 @@ class _Walk:
     ) -> Course:
         terms = [_Term(number, modes, conj[number]) for number, modes in enumerate(self._inputs)]
         counts = Counter(mode for term in terms for mode in set(term.modes))
-        for place, term in enumerate(terms):
+        for place, given in enumerate(terms):
+            term = given
             unique = "".join(dict.fromkeys(term.modes))
             kept = "".join(mode for mode in unique if counts[mode] > 1 or mode in self._output)
             if converted[place]:
-                terms[place] = term = self._one("permute", term, unique)
+                term = terms[place] = self._one("permute", term, unique)
             if len(terms) > 1 and any(self._sizes[mode] != 1 for mode in unique if mode not in kept):
                 terms[place] = self._one("reduce_modes", term, kept)
         shapes = tuple(tuple(self._sizes[mode] for mode in term.modes) for term in terms)

@@ -40,8 +40,8 @@ def einsum_vjp(
     """
     spec, operands = spread_out(spec, operands)
     whole = EinsumRequest(spec, operands, conj=conj, optimize=optimize, memory_limit=memory_limit)
-    inputs, output = whole.parsed
-    given = EinsumRequest(f"{output}->{''.join(dict.fromkeys(output))}", (grad,)).operands[0]
+    inputs, _ = whole.parsed
+    given = EinsumRequest("...", (grad,)).operands[0]
     if (given.shape, given.dtype) != (whole.shape, whole.dtype):
         raise BadRequest("grad", str(given.layout), f"{whole.dtype}{list(whole.shape)}, as the result is")
     found = []

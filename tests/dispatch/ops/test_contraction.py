@@ -14,7 +14,7 @@ from dispatch.ops.contraction.choices import BINARY
 from dispatch.ops.contraction.reference import UNARY_OF
 from dispatch.row_check import check_row
 
-ROWS = [row for op in FORMS for row in dp.TABLE.of(op) if row.min_arch == HOST]
+ROWS = [row for op in (*FORMS, "einsum") for row in dp.TABLE.of(op) if row.min_arch == HOST]
 
 
 @pytest.fixture

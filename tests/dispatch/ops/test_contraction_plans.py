@@ -1,6 +1,5 @@
 """Plans of cuTENSOR's over a stand-in of it: every row for GPUs through its cases, and what is called with what."""
 
-import ctypes
 import gc
 import importlib.util
 from pathlib import Path
@@ -10,11 +9,10 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from cudabind.sys import cublasLt
 from dispatch.core.row import refusals
 from dispatch.errors import Refused
 from dispatch.keys import HALF
-from dispatch.ops.contraction import cublaslt, tune
+from dispatch.ops.contraction import tune
 from dispatch.ops.contraction.cases import cases
 from dispatch.ops.contraction.product import product_of
 from dispatch.table import contract_cublaslt
@@ -28,8 +26,9 @@ def loaded(path):
     return module
 
 
+stand_in_lt = loaded(Path(__file__).parents[1] / "cublaslt_stand_in.py")
 stand_in = loaded(Path(__file__).parents[1] / "cutensor_stand_in.py")
-REQUIRED, WORKSPACE, Memory, strided = stand_in.REQUIRED, stand_in.WORKSPACE, stand_in.Memory, stand_in.strided
+REQUIRED, WORKSPACE, Memory = stand_in.REQUIRED, stand_in.WORKSPACE, stand_in.Memory
 
 
 @pytest.fixture
@@ -166,59 +165,10 @@ def test_kernels_race_and_the_winner_is_remembered(dev, executor, monkeypatch, r
 
 
 # -- contractions that are matrix products ----------------------------------------------------------------------------
-class Lt:
-    """cuBLASLt, whose descriptors are its own, and whose products are NumPy's, at the addresses that it is given."""
-
-    def __init__(self):
-        self.cublasLtMatmul = SimpleNamespace(unchecked=self.multiply)
-
-    def __getattr__(self, name):
-        return getattr(cublasLt, name)
-
-    @staticmethod
-    def asked(function, descriptor, attribute, kind):
-        found = kind()
-        function(descriptor, attribute, ctypes.byref(found), ctypes.sizeof(found), ctypes.byref(ctypes.c_size_t()))
-        return found.value
-
-    def matrix(self, address, layout, transposed):
-        ask, names = cublasLt.cublasLtMatrixLayoutGetAttribute, cublasLt.cublasLtMatrixLayoutAttribute_t
-        kinds = {"ROWS": ctypes.c_uint64, "COLS": ctypes.c_uint64, "LD": ctypes.c_int64, "TYPE": ctypes.c_uint32,
-                 "BATCH_COUNT": ctypes.c_int32, "STRIDED_BATCH_OFFSET": ctypes.c_int64}  # fmt: skip
-        rows, cols, ld, dtype, batch, step = (
-            self.asked(ask, layout, names[f"CUBLASLT_MATRIX_LAYOUT_{name}"], kind) for name, kind in kinds.items()
-        )
-        assert ld >= rows
-        found = strided(address.value, stand_in.DTYPES[dtype], (batch, rows, cols), (step, 1, ld))
-        return found.transpose(0, 2, 1) if transposed else found
-
-    def multiply(self, handle, operation, alpha, a, of_a, b, of_b, beta, c, of_c, d, of_d, algo, work, size, stream):
-        ask, names = cublasLt.cublasLtMatmulDescGetAttribute, cublasLt.cublasLtMatmulDescAttributes_t
-        assert (handle, stream, size.value) == ("handle", 7, 256)
-        turns = [self.asked(ask, operation, names[f"CUBLASLT_MATMUL_DESC_TRANS{x}"], ctypes.c_int32) for x in "AB"]
-        scale = self.asked(ask, operation, names.CUBLASLT_MATMUL_DESC_SCALE_TYPE, ctypes.c_int32)
-        numbers = [strided(one.value, stand_in.DTYPES[scale], (), ())[()] for one in (alpha, beta)]
-        left, right = self.matrix(a, of_a, turns[0]), self.matrix(b, of_b, turns[1])
-        found = numbers[0] * (left.astype("c16") @ right.astype("c16"))
-        if numbers[1]:
-            found += numbers[1] * self.matrix(c, of_c, False).astype("c16")
-        result = self.matrix(d, of_d, False)
-        result[...] = found if result.dtype.kind == "c" else found.real
-        return 0
-
-
 @pytest.fixture
 def products(executor, monkeypatch):
-    """An executor over that; `problems` are what the heuristic was asked."""
-    monkeypatch.setattr(cublaslt, "lt", Lt())
-    monkeypatch.setattr(cublaslt, "handle_of", lambda _: "handle")
-    executor.problems = []
-
-    def heuristic(handle, descriptors, problem, limit):
-        executor.problems.append(problem)
-        return (SimpleNamespace(algo=cublasLt.cublasLtMatmulAlgo_t(), workspaceSize=256),)
-
-    monkeypatch.setattr(cublaslt, "heuristic", heuristic)
+    """An executor over a stand-in of cuBLASLt, too."""
+    stand_in_lt.install(monkeypatch, executor)
     return executor
 
 
