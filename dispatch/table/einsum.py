@@ -13,7 +13,13 @@ from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Arch
 from dispatch.ops.contraction import sequence_einsum
 from dispatch.ops.contraction.einsum_reference import numpy_einsum
-from dispatch.ops.contraction.einsum_rules import computes, gapless_diagonals, operands_ahead, summed_along
+from dispatch.ops.contraction.einsum_rules import (
+    computes,
+    gapless_diagonals,
+    operands_ahead,
+    products_alone,
+    summed_along,
+)
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
@@ -21,6 +27,7 @@ __all__ = ["ROWS"]
 SM75, SM80 = Arch(75), Arch(80)
 V2, V12 = (2, 2), (12, 9)
 RULES = (operands_ahead, summed_along, computes, gapless_diagonals)
+PRODUCTS = (*RULES, products_alone)
 CUTENSOR = ("cutensor", "cutensorContract", sequence_einsum)
 CUBLASLT = ("cublasLt", "cublasLtMatmul", sequence_einsum)
 
@@ -32,15 +39,12 @@ GPU_ROWS = (
     Row("einsum", (F64, F64),    None, RULES, SM75, None, V2,  *CUTENSOR),
     Row("einsum", (C64, C64),    None, RULES, SM75, None, V2,  *CUTENSOR),
     Row("einsum", (C128, C128),  None, RULES, SM75, None, V2,  *CUTENSOR),
-    Row("einsum", (F16, F16),    None, RULES, SM80, None, V12, *CUBLASLT, variant="products"),
-    Row("einsum", (BF16, BF16),  None, RULES, SM80, None, V12, *CUBLASLT, variant="products"),
-    Row("einsum", (F32, F32),    None, RULES, SM80, None, V12, *CUBLASLT, variant="products"),
-    Row("einsum", (F64, F64),    None, RULES, SM80, None, V12, *CUBLASLT, variant="products"),
-    Row("einsum", (C64, C64),    None, RULES, SM80, None, V12, *CUBLASLT, variant="products"),
-    Row("einsum", (C128, C128),  None, RULES, SM80, None, V12, *CUBLASLT, variant="products"),
+    Row("einsum", (F16, F16),    None, PRODUCTS, SM80, None, V12, *CUBLASLT, variant="products"),
+    Row("einsum", (BF16, BF16),  None, PRODUCTS, SM80, None, V12, *CUBLASLT, variant="products"),
+    Row("einsum", (F32, F32),    None, PRODUCTS, SM80, None, V12, *CUBLASLT, variant="products"),
+    Row("einsum", (F64, F64),    None, PRODUCTS, SM80, None, V12, *CUBLASLT, variant="products"),
+    Row("einsum", (C64, C64),    None, PRODUCTS, SM80, None, V12, *CUBLASLT, variant="products"),
+    Row("einsum", (C128, C128),  None, PRODUCTS, SM80, None, V12, *CUBLASLT, variant="products"),
 )
 # fmt: on
-OF_CUTENSOR = tuple(row for row in GPU_ROWS if row.library == "cutensor")
-ROWS = stated(
-    (*GPU_ROWS, *(on_host(row, numpy_einsum, function="einsum", stands_for="cutensor") for row in OF_CUTENSOR))
-)
+ROWS = stated((*GPU_ROWS, *(on_host(row, numpy_einsum, function="einsum", stands_for=row.library) for row in GPU_ROWS)))

@@ -18,6 +18,8 @@ from dispatch.ops.contraction.choices import BINARY, ORDERED, TensorOp
 from dispatch.ops.contraction.modes import canonical, extents_of, parse
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dispatch.core.request import Argument, Operands
     from dispatch.device.tensor import Tensor
 
@@ -47,7 +49,7 @@ class ModesRequest(OperandRequest["Tensor"]):
     tensors_of_spec: ClassVar[tuple[str, ...]]  # the operands that the spec is about
     unary: ClassVar[dict[str, str]] = {}  # fields of operators of one element, with the operand of each
     binary: ClassVar[tuple[str, ...]] = ()
-    spec: Any
+    spec: str | Sequence[Any]
     _: KW_ONLY
     compute: Compute | str | None = None
     alpha: Factor = 1.0
@@ -61,7 +63,7 @@ class ModesRequest(OperandRequest["Tensor"]):
     @cached_property
     def parsed(self) -> tuple[tuple[str, ...], str]:
         """The modes of each operand of the spec, and of the result."""
-        return parse(self.spec, len(self.tensors_of_spec))
+        return parse(str(self.spec), len(self.tensors_of_spec))
 
     @property
     def result_modes(self) -> str:
@@ -83,7 +85,7 @@ class ModesRequest(OperandRequest["Tensor"]):
             tensor: Tensor | None = getattr(self, name, None)
             if tensor is not None:
                 named.append((name, self.parsed[1], tensor.shape))
-        found = extents_of(named, self.spec)
+        found = extents_of(named, str(self.spec))
         for mode in self.parsed[1]:
             if mode not in found:
                 raise BadRequest("spec", f"{self.spec!r}: no operand has {mode}", "modes that an operand has")

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dispatch.core.host_plan import EXACT
-from dispatch.keys import Compute, member
+from dispatch.keys import BF16, C128, F64, Compute, member
 from dispatch.ops.contraction.choices import TensorOp
 from dispatch.ops.contraction.einsum_cases import EINSUM_MUTATIONS, einsum_cases
 from dispatch.ops.contraction.elementwise import ElementwiseBinaryRequest, ElementwiseTrinaryRequest, PermuteRequest
 from dispatch.ops.contraction.reference import along, elementwise, magnitudes, operand, summed, times
 from dispatch.ops.contraction.request import ContractRequest, ContractTrinaryRequest, ReduceModesRequest
-from dispatch.testing.check import GuardedBuffer, MadeCase, checked, normal, place, rounded, with_outputs
+from dispatch.testing.check import GuardedBuffer, MadeCase, checked, place, rounded, with_outputs
 from dispatch.testing.mutations import with_fields
 from dispatch.testing.roundoff import SUMS
 
@@ -130,11 +130,10 @@ TERNARY = (
 # fmt: on
 FORMS = dict(zip(KINDS, (CONTRACTIONS, TRINARY, REDUCTIONS, PERMUTATIONS, BINARY, TERNARY), strict=True))
 SUMMING = ("contract", "contract_trinary", "reduce_modes")
-# Roundoff of the sums, and of the operands before they are multiplied, where cuTENSOR's types are not cuBLAS's.
-OWN_SUMS = {
-    Compute.COMPUTE_32F_FAST_3XTF32: (2.0**-24, 2.0**-21),
-    Compute.COMPUTE_32F_EMULATED_16FX4: (2.0**-23, 2.0**-21),
-}
+# What rounds operands before they are multiplied, or all of it to bf16: operands then are numbers of few digits, which
+# every such type has, so that nothing but the sums is rounded.
+COARSE = tuple(one for one in Compute if "FAST" in one.name or "EMULATED" in one.name)
+OWN_SUMS = {Compute.COMPUTE_32F_FAST_3XTF32: 2.0**-24, Compute.COMPUTE_32F_EMULATED_16FX4: 2.0**-23}
 
 
 def evaluate(request: Any, work: np.dtype[Any]) -> Results:
@@ -155,6 +154,11 @@ def cases(row: Row) -> list[MadeCase]:
     return [MadeCase(f"{dtypes}-{word}-{form.name}", partial(check, form, row), form.name) for form in forms]
 
 
+def in_bf16(row: Row) -> bool:
+    """Whether all is computed in bf16, which has 8 bits: operands are small whole numbers, and every result exact."""
+    return row.compute is Compute.COMPUTE_32F_FAST_16BF and row.dtypes[0] is BF16
+
+
 def check(form: Form, row: Row, name: str, device: Device, rng: np.random.Generator) -> Check:
     """A case with fresh operands."""
     kind, sizes = KINDS[row.op], {**SIZES, **form.sizes}
@@ -163,13 +167,13 @@ def check(form: Form, row: Row, name: str, device: Device, rng: np.random.Genera
     for place_of, modes, dtype in zip(kind.tensors_of_spec, inputs.split(","), row.dtypes, strict=False):
         shape = tuple(1 if place_of == "a" and mode in form.ones else sizes[mode] for mode in modes)
         order = tuple(reversed(range(len(shape)))) if place_of in form.reversed_order else None
-        operands[place_of] = place(device, drawn(rng, dtype, shape), order, form.gap).view
+        operands[place_of] = place(device, drawn(rng, dtype, shape, row), order, form.gap).view
     options = {key: option_of(value, row) for key, value in form.options.items()}
     written: tuple[GuardedBuffer, ...] = ()
     wanted, result = tuple(sizes[mode] for mode in output), row.dtypes[-1]
     added = getattr(kind, "added", "c")
     if form.added or (row.op not in SUMMING and added in kind.reads and added not in operands):
-        memory = place(device, drawn(rng, result, wanted), gap=form.gap)
+        memory = place(device, drawn(rng, result, wanted, row), gap=form.gap)
         operands[added] = memory.view
         if form.in_place:
             operands["out"], written = memory.view, (memory,)
@@ -188,22 +192,23 @@ def option_of(value: Any, row: Row) -> Any:
     return value * (0.6 + 0.8j) if is_complex and isinstance(value, float) and value else value
 
 
-def drawn(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...]) -> Array:
-    """Normal numbers, complex ones in both parts."""
-    if not dtype.is_complex:
-        return normal(rng, dtype, shape)
-    return np.asarray((rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype.numpy))
+def drawn(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...], row: Row) -> Array:
+    """Normal numbers, complex ones in both parts; of few digits where a row's type rounds operands."""
+    if in_bf16(row):
+        return np.asarray(rng.choice(np.array([-2.0, -1.0, 1.0, 2.0]), shape).astype(dtype.numpy))
+    is_double = dtype in (F64, C128) and row.compute is Compute.COMPUTE_32F
+    parts = [rng.standard_normal(shape) for _ in range(1 + dtype.is_complex)]
+    if row.compute in COARSE or is_double:
+        parts = [part.astype(BF16.numpy).astype(np.float64) for part in parts]
+    made = parts[0] + 1j * parts[1] if dtype.is_complex else parts[0]
+    return np.asarray(made).astype(dtype.numpy)
 
 
 def bounds(request: Any, expected: Results) -> Results:
     """How far the result may be off: a sum of n walks like √n of its roundoffs, from operands that may be rounded."""
     out, dtype = expected["out"], request.outputs()["out"].dtype
     compute: Any = member(request.compute)
-    unit, off = {**SUMS, **OWN_SUMS}.get(compute, (2.0**-24, 0.0))
-    if compute is Compute.COMPUTE_32F_FAST_16BF and request.op not in ("contract", "contract_trinary"):
-        unit = 2.0**-8  # all of it is in bf16
-    if compute is Compute.COMPUTE_32F and dtype.bits >= 64 and not (dtype.is_complex and dtype.bits == 64):
-        off = 2.0**-24  # f64 is rounded to f32 first
+    unit = OWN_SUMS.get(compute) or SUMS.get(compute, (2.0**-24, 0.0))[0]
     if request.op not in SUMMING:
         return {"out": rounded(16 * unit * sizes_of(request), out, dtype)}
     if getattr(request, "reduce", TensorOp.ADD) in (TensorOp.MAX, TensorOp.MIN):
@@ -212,7 +217,7 @@ def bounds(request: Any, expected: Results) -> Results:
         return {"out": rounded(64 * unit * np.abs(out), out, dtype)}
     count = np.prod([float(size) for mode, size in request.sizes.items() if mode not in request.result_modes])
     size = magnitudes(request) * (2 if dtype.is_complex else 1)
-    return {"out": rounded(((8 + 4 * np.sqrt(count)) * unit + 2 * off) * size, out, dtype)}
+    return {"out": rounded((8 + 4 * np.sqrt(count)) * unit * size, out, dtype)}
 
 
 def sizes_of(request: Any) -> Array:
@@ -246,7 +251,13 @@ def not_conjugated(request: Any) -> Any:
 
 def other_pairing(request: Any) -> Any:
     """MUL in place of ADD, or ADD."""
-    given = getattr(request, "op_ac", getattr(request, "op_abc", None))
+    given = getattr(request, "op_ac", None)
+    return None if given is None else TensorOp.MUL if given is TensorOp.ADD else TensorOp.ADD
+
+
+def other_pairing_of_three(request: Any) -> Any:
+    """The same where there are two."""
+    given = getattr(request, "op_abc", None)
     return None if given is None else TensorOp.MUL if given is TensorOp.ADD else TensorOp.ADD
 
 
@@ -260,5 +271,6 @@ MUTATIONS = {
     "beta of the other sign": of_modes(with_fields(evaluate, 16, beta=other_beta)),
     "not conjugated": of_modes(with_fields(evaluate, 16, op_a=not_conjugated)),
     "MUL for ADD": of_modes(with_fields(evaluate, 16, op_ac=other_pairing)),
+    "MUL for the second ADD": of_modes(with_fields(evaluate, 16, op_abc=other_pairing_of_three)),
     **EINSUM_MUTATIONS,
 }

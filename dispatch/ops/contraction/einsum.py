@@ -71,11 +71,11 @@ class EinsumRequest(Request["Tensor"]):
     op: ClassVar[str] = "einsum"
     updates: ClassVar[tuple[str, ...]] = ()
     unpacked: ClassVar[Unpacked | None] = Unpacked(several=("operands",))
-    spec: Any
+    spec: str | Sequence[Any]
     operands: Sequence[Tensor]
     _: KW_ONLY
     conj: tuple[int, ...] = ()
-    optimize: Any = "auto"
+    optimize: str | Sequence[Any] = "auto"
     memory_limit: int | None = None
     compute: Compute | str | None = None
     library: str | None = None
@@ -102,14 +102,14 @@ class EinsumRequest(Request["Tensor"]):
     @cached_property
     def parsed(self) -> tuple[tuple[str, ...], str]:
         """The modes of each operand, and of the result."""
-        given, _, output = self.spec.partition("->")
+        given, _, output = str(self.spec).partition("->")
         return tuple(given.split(",")), output
 
     @cached_property
     def sizes(self) -> dict[str, int]:
         """The extent of each mode."""
         named = [(f"operands[{n}]", modes, self.operands[n].shape) for n, modes in enumerate(self.parsed[0])]
-        return extents_of(named, self.spec)
+        return extents_of(named, str(self.spec))
 
     @cached_property
     def shape(self) -> Shape:

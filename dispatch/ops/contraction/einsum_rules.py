@@ -9,7 +9,7 @@ from dispatch.keys import BF16, C64, C128, F16, F32, F64, Compute, Dtype, member
 if TYPE_CHECKING:
     from dispatch.ops.contraction.einsum import EinsumRequest
 
-__all__ = ["computes", "gapless_diagonals", "operands_ahead", "summed_along"]
+__all__ = ["computes", "gapless_diagonals", "operands_ahead", "products_alone", "summed_along"]
 
 OF_F32 = (Compute.COMPUTE_32F_FAST_TF32, Compute.COMPUTE_32F_FAST_3XTF32, Compute.COMPUTE_32F_EMULATED_16BFX9)
 OF_F64 = (Compute.COMPUTE_64F, Compute.COMPUTE_32F, Compute.COMPUTE_64F_EMULATED_FIXEDPOINT)
@@ -65,3 +65,13 @@ def gapless_diagonals(request: EinsumRequest) -> str:
     if len(set(output)) == len(output) or request.out_layout().fills_bytes:
         return ""
     return f"needs a result without gaps where it has a mode twice, has {request.out_layout()}"
+
+
+def products_alone(request: EinsumRequest) -> str:
+    """No step is a sum over modes of one operand or a permutation, and none takes conjugates: products have neither."""
+    for step in request.course.steps:
+        if step.op != "contract":
+            return f"needs steps that are matrix products, has {step.op}({step.spec!r})"
+        if any(step.conj):
+            return f"needs no conjugates, has those of {step.spec!r}"
+    return ""

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import importlib.util
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -171,9 +172,17 @@ def test_without_cutensor_products_run_and_others_say_what_to_install(dev, execu
     arrays = [rng.standard_normal(shape) for shape in ((3, 4), (4, 5), (5, 2))]
     request = dp.EinsumRequest("ij,jk,kl->il", [dev.array(array) for array in arrays])
     np.testing.assert_allclose(run(request, executor, row).numpy(), arrays[0] @ arrays[1] @ arrays[2], rtol=1e-12)
-    for spec, operand in (("ij->ji", 1), ("ij->i", 1)):
-        with pytest.raises(Refused, match=r"no row takes the step .*pip install cutensor-cu13"):
-            run(dp.EinsumRequest(spec, [dev.array(arrays[0])][:operand]), executor, row)
+    with pytest.raises(Refused, match=r"no row takes the step .*no matrix product.*pip install cutensor-cu13"):
+        run(
+            dp.EinsumRequest("aij,jbk->kiba", [dev.zeros((2, 3, 4), "f64"), dev.zeros((4, 2, 3), "f64")]), executor, row
+        )
+    for spec, words in (
+        ("ij->ji", r"needs steps that are matrix products, has permute\('ij->ji'\)"),
+        ("ij->i", r"has reduce_modes\('ij->i'\)"),
+    ):
+        request = dp.EinsumRequest(spec, [dev.array(arrays[0])])
+        (why,) = refusals(row, request, request.signature())
+        assert re.search(words, str(why))
 
 
 def test_results_on_the_way_share_memory_that_nobody_reads_any_more():
