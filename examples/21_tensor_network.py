@@ -34,10 +34,10 @@ def site(coupling: float) -> np.ndarray:
 def lattice(size: int) -> list[list[tuple[str, int, int]]]:
     """The modes of each site of a torus, up, left, down and right, and none of the result."""
     sites = [(row, column) for row in range(size) for column in range(size)]
-    modes = [
-        [("down", (row - 1) % size, column), ("right", row, (column - 1) % size), ("down", row, column), ("right", row, column)]
-        for row, column in sites
-    ]  # fmt: skip
+    modes = []
+    for row, column in sites:
+        before = ("down", (row - 1) % size, column), ("right", row, (column - 1) % size)
+        modes.append([*before, ("down", row, column), ("right", row, column)])
     return [*modes, []]
 
 

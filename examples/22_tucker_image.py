@@ -98,9 +98,8 @@ def main() -> int:
         errors.append(error)
         if rank in SHOWN:
             pictures[f"rank {rank}"] = again
-        print(
-            f"  rank {rank:2}: {sizes[-1]:6.1%} of the numbers, relative error {error:.4f}, between {least:.4f} and {most:.4f}"
-        )
+        bounds = f"between {least:.4f} and {most:.4f}"
+        print(f"  rank {rank:2}: {sizes[-1]:6.1%} of the numbers, relative error {error:.4f}, {bounds}")
     draw(options.out, pictures, sizes, errors)
     print(f"pictures: {options.out}")
     return 0 if is_right else 1

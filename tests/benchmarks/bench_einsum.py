@@ -1,9 +1,9 @@
 """Contractions beside torch.einsum, CuPy with its cuTENSOR backend, and nvmath, in one run.
 
-Tables, by `--only`: `f32`, `tf32`, `f64` and `c64`, the contractions of the TCCG benchmark with all extents of one about
-alike, so that its largest tensor has 2^24 elements; `attention`, scores and sums in f16 and bf16; `networks`, sweeps over
-a matrix product state and lattices of tensors: us of the GPU for one call, and TFLOP/s; and `host`, us of the host for
-one call of a small contraction of three tensors at ever other addresses.
+Tables, by `--only`: `f32`, `tf32`, `f64` and `c64`, the contractions of the TCCG benchmark with extents of one about
+alike, so that its largest tensor has 2^24 elements; `attention`, scores and sums in f16 and bf16; `networks`, sweeps
+over a matrix product state and lattices of tensors: us of the GPU for one call, and TFLOP/s; and `host`, us of the
+host for one call of a small contraction of three tensors at ever other addresses.
 
 Each result is held against torch's in double precision first. Candidates take turns, and the median counts. A ratio is
 the fastest peer's time over ours: above 1 ours is faster. What CuPy and nvmath are is printed as missing where they are

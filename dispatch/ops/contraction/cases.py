@@ -133,7 +133,11 @@ SUMMING = ("contract", "contract_trinary", "reduce_modes")
 # What rounds operands before they are multiplied, or all of it to bf16: operands then are numbers of few digits, which
 # every such type has, so that nothing but the sums is rounded.
 COARSE = tuple(one for one in Compute if "FAST" in one.name or "EMULATED" in one.name)
-OWN_SUMS = {Compute.COMPUTE_32F_FAST_3XTF32: 2.0**-24, Compute.COMPUTE_32F_EMULATED_16FX4: 2.0**-23}
+OWN_SUMS = {
+    Compute.COMPUTE_16F: 2.0**-24,
+    Compute.COMPUTE_32F_FAST_3XTF32: 2.0**-24,
+    Compute.COMPUTE_32F_EMULATED_16FX4: 2.0**-23,
+}
 
 
 def evaluate(request: Any, work: np.dtype[Any]) -> Results:
@@ -154,9 +158,10 @@ def cases(row: Row) -> list[MadeCase]:
     return [MadeCase(f"{dtypes}-{word}-{form.name}", partial(check, form, row), form.name) for form in forms]
 
 
-def in_bf16(row: Row) -> bool:
-    """Whether all is computed in bf16, which has 8 bits: operands are small whole numbers, and every result exact."""
-    return row.compute is Compute.COMPUTE_32F_FAST_16BF and row.dtypes[0] is BF16
+def in_16_bits(row: Row) -> bool:
+    """Whether all is computed in f16 or bf16: operands are small whole numbers then, and every result is exact."""
+    is_bf16 = row.compute is Compute.COMPUTE_32F_FAST_16BF and row.dtypes[0] is BF16
+    return is_bf16 or row.compute is Compute.COMPUTE_16F
 
 
 def check(form: Form, row: Row, name: str, device: Device, rng: np.random.Generator) -> Check:
@@ -194,7 +199,7 @@ def option_of(value: Any, row: Row) -> Any:
 
 def drawn(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...], row: Row) -> Array:
     """Normal numbers, complex ones in both parts; of few digits where a row's type rounds operands."""
-    if in_bf16(row):
+    if in_16_bits(row):
         return np.asarray(rng.choice(np.array([-2.0, -1.0, 1.0, 2.0]), shape).astype(dtype.numpy))
     is_double = dtype in (F64, C128) and row.compute is Compute.COMPUTE_32F
     parts = [rng.standard_normal(shape) for _ in range(1 + dtype.is_complex)]

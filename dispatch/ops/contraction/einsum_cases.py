@@ -13,7 +13,7 @@ from dispatch.keys import C64, C128, F16, F32, F64, HALF
 from dispatch.ops.contraction.einsum import EinsumRequest
 from dispatch.ops.contraction.einsum_reference import einsum_steps
 from dispatch.testing.check import Check, GuardedBuffer, MadeCase, place, rounded, with_outputs
-from dispatch.testing.mutations import changed, neighbour
+from dispatch.testing.mutations import changed
 
 if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
@@ -111,16 +111,14 @@ def bounds(request: EinsumRequest, expected: Results) -> Results:
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` -----------------------------------
-def shifted(request: Any) -> Results | None:
-    """The first operand with each line in its neighbour's place."""
-    if request.op != "einsum":
+def left_out(request: Any) -> Results | None:
+    """The largest element of the first operand taken to be 0."""
+    if request.op != "einsum" or not request.operands[0].size or not request.operands[0].ndim:
         return None
     first, *others = request.operands
-    axis = next((axis for axis, extent in enumerate(first.shape) if extent > 1), None)
-    if axis is None:
-        return None
-    other = changed(first, neighbour(first, axis))
-    return einsum_steps(replace(request, operands=(other, *others), out=None), EXACT)
+    values = np.array(first)
+    values.flat[int(np.abs(values.astype(np.complex128)).argmax())] = 0
+    return einsum_steps(replace(request, operands=(changed(first, values), *others), out=None), EXACT)
 
 
 def not_conjugated(request: Any) -> Results | None:
@@ -130,4 +128,4 @@ def not_conjugated(request: Any) -> Results | None:
     return einsum_steps(replace(request, conj=(), out=None), EXACT)
 
 
-EINSUM_MUTATIONS = {"a neighbour's lines": shifted, "operands not conjugated": not_conjugated}
+EINSUM_MUTATIONS = {"an element left out": left_out, "operands not conjugated": not_conjugated}

@@ -15,7 +15,7 @@ TEXT = (Path(__file__).parents[3] / "docs" / "einsum.md").read_text(encoding="ut
 
 def named(start, end):
     table = TEXT[TEXT.index(start) : TEXT.index(end)]
-    return {name for line in table.strip().splitlines() for name in re.findall(r"`(\w+)", line.split("|")[1])}
+    return {name for line in table.strip().splitlines() for name in re.findall(r"`(\w+)[`(]", line.split("|")[1])}
 
 
 def test_the_example_prints_what_stands_below_it():
