@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dispatch.device.device import Device
     from dispatch.device.layout import Layout
 
-__all__ = ["EinsumRequest", "explicit"]
+__all__ = ["EinsumRequest", "explicit", "unique_layout"]
 
 Shape = tuple[int, ...]
 REALS = (F16, F32, F64)  # each is converted to those behind it
@@ -134,9 +134,14 @@ class EinsumRequest(Request["Tensor"]):
         inputs, output = self.parsed
         conj = tuple(number in self.conj and one.dtype.is_complex for number, one in enumerate(self.operands))
         converted = tuple(PRECISION.get(one.dtype, one.dtype) is not self.precision for one in self.operands)
+        is_mixed = len({one.dtype.is_complex for one in self.operands}) > 1
+        whole = tuple(
+            not is_mixed and len(set(modes)) == len(modes) and one.shape == tuple(self.sizes[mode] for mode in modes)
+            for modes, one in zip(inputs, self.operands, strict=True)
+        )
         limit = None if self.memory_limit is None else max(self.memory_limit // self.dtype.itemsize, 1)
         sizes = tuple(self.sizes.items())
-        return course_of(inputs, output, sizes, conj, converted, self.optimize, limit)
+        return course_of(inputs, output, sizes, conj, converted, whole, self.optimize, limit)
 
     # -- the contract of Request --------------------------------------------------------------------------------------
     @property
@@ -260,6 +265,16 @@ class EinsumRequest(Request["Tensor"]):
         if self.memory_limit is not None and needed > self.memory_limit:
             hint = "optimize='optimal', or another path, may keep within it"
             raise BadRequest("memory_limit", f"{self.memory_limit:,} bytes", f"{needed:,} or more for this path", hint)
+
+
+def unique_layout(request: EinsumRequest) -> Layout:
+    """The layout of the result along each of its modes once: of its diagonal, where it has one twice."""
+    layout, output = request.out_layout(), request.parsed[1]
+    steps: dict[str, int] = {}
+    for mode, stride in zip(output, layout.strides, strict=True):
+        steps[mode] = steps.get(mode, 0) + stride
+    shape = tuple(request.sizes[mode] for mode in steps)
+    return request.device.layout(layout.dtype, shape, tuple(steps.values()), layout.alignment)
 
 
 def explicit(spec: Any, ranks: tuple[int, ...]) -> str:

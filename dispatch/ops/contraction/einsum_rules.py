@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dispatch.device.layout import c_strides
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Compute, Dtype, member
+from dispatch.ops.contraction.einsum import unique_layout
+from dispatch.ops.contraction.product import product_of
 
 if TYPE_CHECKING:
+    from dispatch.device.layout import Layout
     from dispatch.ops.contraction.einsum import EinsumRequest
 
 __all__ = ["computes", "gapless_diagonals", "operands_ahead", "products_alone", "summed_along"]
@@ -67,11 +71,53 @@ def gapless_diagonals(request: EinsumRequest) -> str:
     return f"needs a result without gaps where it has a mode twice, has {request.out_layout()}"
 
 
+# What cuBLASLt's rows of contractions are computed in.
+OF_PRODUCTS: dict[Dtype, tuple[Compute, ...]] = {
+    **dict.fromkeys((F16, BF16), (Compute.COMPUTE_32F,)),
+    **dict.fromkeys((F32, C64), (Compute.COMPUTE_32F, Compute.COMPUTE_32F_FAST_TF32)),
+    **dict.fromkeys((F64, C128), (Compute.COMPUTE_64F,)),
+}
+
+
+class StepView(NamedTuple):
+    """A step as far as it shows whether it is a matrix product: the layouts and modes of its operands and result."""
+
+    sizes: dict[str, int]
+    modes: dict[str, str]
+    layouts: dict[str, Layout]
+    reads_c: bool = False
+
+    def modes_of(self, name: str) -> str:
+        """Those of an operand, or of the result."""
+        return self.modes[name]
+
+    def layout_of(self, name: str) -> Layout:
+        """How an operand, or the result, lies."""
+        return self.layouts[name]
+
+
 def products_alone(request: EinsumRequest) -> str:
-    """No step is a sum over modes of one operand or a permutation, and none takes conjugates: products have neither."""
-    for step in request.course.steps:
+    """Each step is a matrix product as its operands lie: no sum over modes of one, no permutation, no conjugates."""
+    if len({tensor.dtype for tensor in request.operands}) > 1:
+        return f"needs operands of one dtype, has {', '.join(str(tensor.dtype) for tensor in request.operands)}"
+    asked: Any = member(request.compute)
+    if asked is not None and asked not in OF_PRODUCTS[request.dtype]:
+        known = ", ".join(one.name for one in OF_PRODUCTS[request.dtype])
+        return f"needs compute {known} for products of {request.dtype}, has {asked.name}"
+    steps, device = request.course.steps, request.device
+    layouts = [tensor.layout for tensor in request.operands]
+    for number, step in enumerate(steps):
         if step.op != "contract":
             return f"needs steps that are matrix products, has {step.op}({step.spec!r})"
         if any(step.conj):
             return f"needs no conjugates, has those of {step.spec!r}"
+        inputs, output = step.spec.split("->")
+        made = device.layout(request.dtype, step.shape, c_strides(step.shape), 256)
+        layouts.append(made if number < len(steps) - 1 else unique_layout(request))
+        names = dict(zip(("a", "b", "out"), (*inputs.split(","), output), strict=True))
+        lying = dict(zip(names, (*(layouts[one] for one in step.inputs), layouts[-1]), strict=True))
+        sizes = {mode: request.sizes[mode] for modes in names.values() for mode in modes}
+        found = product_of(StepView(sizes, names, lying))
+        if isinstance(found, str):
+            return f"{found} ({step.spec!r})"
     return ""

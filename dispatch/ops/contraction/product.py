@@ -98,6 +98,8 @@ def product_of(request: Any) -> Product | str:
         axes[sort] = axis
         for name, step in zip(owners, axis.steps, strict=True):
             at[name][sort] = step
+    if axes["batch"].extent > 1 and all(axes[sort].extent == 1 for sort in "mnk"):
+        return "needs a mode that is summed over or of one operand alone, has products of elements: elementwise_binary"
     return _oriented(axes, at)
 
 

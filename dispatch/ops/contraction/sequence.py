@@ -6,7 +6,6 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind import driver
-from cudabind.errors import CudaError
 from dispatch.core.request import Argument, Plan
 from dispatch.device.layout import c_strides
 from dispatch.device.storage import Storage
@@ -14,8 +13,8 @@ from dispatch.device.tensor import Tensor
 from dispatch.errors import NoRow, Refused
 from dispatch.libraries.cutensor.calls import IdlePlan
 from dispatch.ops.contraction.choices import TensorOp
-from dispatch.ops.contraction.einsum import COMPLEX, EinsumRequest
-from dispatch.ops.contraction.elementwise import PermuteRequest
+from dispatch.ops.contraction.einsum import COMPLEX, EinsumRequest, unique_layout
+from dispatch.ops.contraction.elementwise import ElementwiseBinaryRequest, PermuteRequest
 from dispatch.ops.contraction.request import ContractRequest, ContractTrinaryRequest, ReduceModesRequest
 
 if TYPE_CHECKING:
@@ -38,6 +37,7 @@ KINDS: dict[str, Any] = {
     "contract_trinary": ContractTrinaryRequest,
     "reduce_modes": ReduceModesRequest,
     "permute": PermuteRequest,
+    "elementwise_binary": ElementwiseBinaryRequest,
 }
 
 
@@ -138,34 +138,35 @@ def _planned(
 ) -> Planned:
     """The plan of a step, whose result is the tensor of that number."""
     kind = KINDS[step.op]
-    operands = {name: tensors[slot] for name, slot in zip(kind.tensors_of_spec, step.inputs, strict=True)}
-    choices: dict[str, Any] = {
-        f"op_{name}": TensorOp.CONJ for name, conj in zip("abc", step.conj, strict=False) if conj
-    }
-    if step.op != "permute":
+    names = ("a", "c") if step.op == "elementwise_binary" else kind.tensors_of_spec
+    operands = {name: tensors[slot] for name, slot in zip(names, step.inputs, strict=True)}
+    choices: dict[str, Any] = {f"op_{name}": TensorOp.CONJ for name, conj in zip(names, step.conj, strict=True) if conj}
+    spec = step.spec
+    if step.op == "elementwise_binary":  # of which the second lies along the result's modes in their order
+        inputs, _, output = spec.partition("->")
+        first, second = inputs.split(",")
+        spec, choices["op_ac"] = f"{first}->{output}", TensorOp.MUL
+        operands["c"] = turned(operands["c"], [second.index(mode) for mode in output])
+    elif step.op != "permute":
         choices["autotune"] = request.autotune
     if step.op.startswith("contract"):
         choices["compute"] = request.compute
-    asked = kind(step.spec, **operands, out=tensors[number], library=library, **choices)
+    asked = kind(spec, **operands, out=tensors[number], library=library, **choices)
     try:
         made = executor.plan(asked)
     except NoRow as error:
-        raise Refused(f"no row takes the step {asked.describe()}{_missing(executor)}") from error
-    slots: dict[str, int] = {**dict(zip(kind.tensors_of_spec, step.inputs, strict=True)), "out": number}
-    names = [*asked.reads, *asked.writes, *asked.numbers]
-    constants = asked.arguments({})
-    return Planned(made, tuple(slots.get(name) for name in names), constants)
+        raise Refused(f"no row takes the step {asked.describe()}") from error
+    slots: dict[str, int] = {**dict(zip(names, step.inputs, strict=True)), "out": number}
+    order = (*asked.reads, *asked.writes, *asked.numbers)
+    return Planned(made, tuple(slots.get(name) for name in order), asked.arguments({}))
 
 
-def _missing(executor: CudaExecutor) -> str:
-    """What is to be installed, where cuTENSOR is not: only contractions that are matrix products go without it."""
-    try:
-        executor.versions["cutensor"]
-    except CudaError as error:
-        return f", which is no matrix product as its operands lie: {error}"
-    except KeyError:
-        return ""
-    return ""
+def turned(tensor: Tensor, axes: Sequence[int]) -> Tensor:
+    """A view with the axes in another order."""
+    layout = tensor.layout
+    shape, strides = (tuple(each[axis] for axis in axes) for each in (layout.shape, layout.strides))
+    view = layout.device.layout(layout.dtype, shape, strides, tensor.ptr, layout.readonly)
+    return Tensor(tensor.storage, tensor.ptr, view)
 
 
 def _nowhere(executor: CudaExecutor, nbytes: int) -> Storage:
@@ -175,7 +176,7 @@ def _nowhere(executor: CudaExecutor, nbytes: int) -> Storage:
 
 def _result(request: EinsumRequest, executor: CudaExecutor) -> Tensor:
     """The result along each of its modes once: its diagonal, where it has one twice."""
-    layout, output = request.out_layout(), request.parsed[1]
+    layout = request.out_layout()
     if request.out is not None:
         storage, ptr = request.out.storage, request.out.ptr
     elif request.autotune:  # which runs the steps
@@ -183,11 +184,7 @@ def _result(request: EinsumRequest, executor: CudaExecutor) -> Tensor:
         storage, ptr = made.storage, made.ptr
     else:
         storage, ptr = _nowhere(executor, layout.high), NOWHERE
-    steps: dict[str, int] = {}
-    for mode, stride in zip(output, layout.strides, strict=True):
-        steps[mode] = steps.get(mode, 0) + stride
-    shape = tuple(request.sizes[mode] for mode in steps)
-    return Tensor(storage, ptr, executor.device.layout(layout.dtype, shape, tuple(steps.values()), ptr))
+    return Tensor(storage, ptr, unique_layout(request))
 
 
 def blocks(steps: Sequence[Step], sizes: Sequence[int], operands: int) -> tuple[tuple[int, ...], int]:

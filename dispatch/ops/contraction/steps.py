@@ -64,18 +64,24 @@ def course_of(
     sizes: tuple[tuple[str, int], ...],
     conj: tuple[bool, ...],
     converted: tuple[bool, ...],
+    whole: tuple[bool, ...],
     optimize: str | Path,
     limit: int | None,
 ) -> Course:
-    """The steps of a sum of products over modes; `converted` are the operands that are of another precision."""
-    return _Walk(inputs, output, dict(sizes)).course(conj, converted, optimize, limit)
+    """The steps of a sum of products over modes.
+
+    `converted` are the operands that are of another precision, `whole` those with the dtype of the result, each mode
+    once, and an extent of 1 along none where others have more.
+    """
+    return _Walk(inputs, output, dict(sizes), whole).course(conj, converted, optimize, limit)
 
 
 class _Walk:
     """The steps as they come."""
 
-    def __init__(self, inputs: tuple[str, ...], output: str, sizes: dict[str, int]) -> None:
+    def __init__(self, inputs: tuple[str, ...], output: str, sizes: dict[str, int], whole: tuple[bool, ...]) -> None:
         self._inputs, self._output, self._sizes = inputs, "".join(dict.fromkeys(output)), sizes
+        self._whole = whole
         self._steps: list[Step] = []
 
     def course(
@@ -125,7 +131,17 @@ class _Walk:
             rest = needed | {mode for term in taken for mode in term.modes}
             inner = "".join(dict.fromkeys(mode for mode in first.modes + second.modes if mode in rest))
             taken = [self._add("contract", [first, second], inner, self._count(first.modes + second.modes) * 2), *taken]
-        return self._add("contract" if len(taken) == 2 else "contract_trinary", taken, modes, flops)
+        if len(taken) == 3:
+            return self._add("contract_trinary", taken, modes, flops)
+        if len(kept) == len(there):
+            for first, second in (taken, taken[::-1]):
+                if set(second.modes) == set(modes) and self._is_whole(second):
+                    return self._add("elementwise_binary", [first, second], modes, flops)
+        return self._add("contract", taken, modes, flops)
+
+    def _is_whole(self, term: _Term) -> bool:
+        """Whether a tensor may be what another one is multiplied with, element by element."""
+        return term.number >= len(self._inputs) or self._whole[term.number]
 
     def _add(self, op: str, terms: list[_Term], modes: str, flops: int, *, conj: bool = False) -> _Term:
         spec = f"{','.join(term.modes for term in terms)}->{modes}"

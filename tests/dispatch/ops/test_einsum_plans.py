@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from cudabind.errors import CudaError
+from cudabind.errors import LibraryNotFound
 from dispatch.core.row import accepts, refusals
 from dispatch.errors import NoRow, Refused
 from dispatch.keys import HOST
@@ -21,6 +21,7 @@ from dispatch.ops.contraction.sequence import blocks
 from dispatch.ops.contraction.steps import Step
 from dispatch.table import contract_cublaslt, cutensor
 from dispatch.table.einsum import GPU_ROWS
+from dispatch.table.select import candidates
 
 
 def loaded(path):
@@ -162,27 +163,57 @@ def test_a_step_goes_to_cublaslt_where_its_modes_merge(dev, executor, rng):
     assert executor.planned == [("cutensor", "contract", "abi,ij->ajb")]
 
 
-def test_without_cutensor_products_run_and_others_say_what_to_install(dev, executor, rng):
-    class Missing(dict):
-        def __getitem__(self, name):
-            raise CudaError("cutensor is not installed: pip install cutensor-cu13") if name == "cutensor" else KeyError
+def test_elements_are_multiplied_where_nothing_is_summed_over(dev, executor, rng):
+    a, b = rng.standard_normal((3, 4)), rng.standard_normal((4, 3))
+    z = b + 1j * a.T
+    for spec, arrays, conj, expected in (
+        ("ab,ba->ba", [a, b], (), a.T * b),
+        ("a,ab->ba", [a[:, 0], a], (), a.T * a[:, 0]),
+        ("ab,ab->ab", [z, z], (1,), z * z.conj()),
+    ):
+        request = dp.EinsumRequest(spec, [dev.array(array) for array in arrays], conj=conj)
+        got = run(request, executor, row_of("c128" if conj else "f64")).numpy()
+        np.testing.assert_allclose(got, expected, rtol=1e-13)
+    assert {op for _, op, _ in executor.planned} == {"elementwise_binary"}
+    run(dp.EinsumRequest("ab,ab->ab", [dev.array(a[:1]), dev.array(b.T)]), executor, row_of("f64"))
+    run(dp.EinsumRequest("a,b->ab", [dev.array(a[0]), dev.array(b[0])]), executor, row_of("f64"))
+    assert [op for _, op, _ in executor.planned[3:]] == ["elementwise_binary", "contract"]
 
-    executor.rows, executor.versions = contract_cublaslt.GPU_ROWS, Missing()
-    row = row_of("f64", "cublasLt")
+
+class WithoutCutensor(dict):
+    """The versions of the libraries where cuTENSOR is not installed."""
+
+    def get(self, name, default=None):
+        if name == "cutensor":
+            raise LibraryNotFound("cutensor is not installed: pip install cutensor-cu13")
+        return super().get(name, default)
+
+
+def test_without_cutensor_products_run_and_others_say_what_to_install(dev, executor, rng):
+    executor.rows, versions = contract_cublaslt.GPU_ROWS, WithoutCutensor(cublasLt=(13, 1))
     arrays = [rng.standard_normal(shape) for shape in ((3, 4), (4, 5), (5, 2))]
     request = dp.EinsumRequest("ij,jk,kl->il", [dev.array(array) for array in arrays])
+    row = next(candidates(request, dp.Arch(90), versions))
+    assert row.library == "cublasLt"
     np.testing.assert_allclose(run(request, executor, row).numpy(), arrays[0] @ arrays[1] @ arrays[2], rtol=1e-12)
-    with pytest.raises(Refused, match=r"no row takes the step .*no matrix product.*pip install cutensor-cu13"):
-        run(
-            dp.EinsumRequest("aij,jbk->kiba", [dev.zeros((2, 3, 4), "f64"), dev.zeros((4, 2, 3), "f64")]), executor, row
-        )
-    for spec, words in (
-        ("ij->ji", r"needs steps that are matrix products, has permute\('ij->ji'\)"),
-        ("ij->i", r"has reduce_modes\('ij->i'\)"),
+    wide = [dev.zeros((2, 3, 4), "f64"), dev.zeros((4, 2, 3), "f64")]
+    for spec, operands, words in (
+        ("ij->ji", [dev.array(arrays[0])], r"has permute\('ij->ji'\)"),
+        ("ij->i", [dev.array(arrays[0])], r"has reduce_modes\('ij->i'\)"),
+        ("aij,jbk->kiba", wide, r"as one axis of .*\('aij,jbk->kiba'\)"),
     ):
-        request = dp.EinsumRequest(spec, [dev.array(arrays[0])])
-        (why,) = refusals(row, request, request.signature())
-        assert re.search(words, str(why))
+        request = dp.EinsumRequest(spec, operands)
+        why = refusals(row, request, request.signature())
+        assert re.search(words, str(why[0]))
+        with pytest.raises(LibraryNotFound, match="pip install cutensor-cu13"):
+            next(candidates(request, dp.Arch(90), versions))
+
+
+def test_a_step_that_no_row_takes_is_named(dev, executor):
+    executor.rows = ()
+    request = dp.EinsumRequest("ij,jk->ik", [dev.zeros((2, 2), "f64")] * 2)
+    with pytest.raises(Refused, match=r"no row takes the step contract\('ij,jk->ik'"):
+        run(request, executor, row_of("f64"))
 
 
 def test_results_on_the_way_share_memory_that_nobody_reads_any_more():
