@@ -153,18 +153,20 @@ class Library:
     def _described(self, rest):
         def create(library, pointer, *arguments):
             assert self.alive[library.value].kind == "handle"
-            inputs = []
+            inputs, handles = [], []
             for _ in range(INPUTS[rest]):
                 tensor, modes, operator, *arguments = arguments
                 found = self.alive[tensor.value]
+                handles.append(tensor.value)
                 inputs.append((found, tuple(modes)[: len(found.shape)], TensorOp(operator)))
             tensor, modes, *binary, compute = arguments
+            handles.append(tensor.value)
             output = self.alive[tensor.value], tuple(modes)[: len(self.alive[tensor.value].shape)]
-            return self._checked(rest, pointer, inputs, output, [TensorOp(one) for one in binary], compute)
+            return self._checked(rest, pointer, inputs, output, [TensorOp(one) for one in binary], compute, handles)
 
         return create
 
-    def _checked(self, rest, pointer, inputs, output, binary, compute):
+    def _checked(self, rest, pointer, inputs, output, binary, compute, handles):
         sizes = {}
         for tensor, modes, *_ in (*inputs, output):
             if len(set(modes)) < len(modes):
@@ -198,7 +200,14 @@ class Library:
         if word == "32F" and rest.startswith("E") and scalar in HALVES:
             scalar = 0
         return self._new(
-            pointer, kind="operation", rest=rest, inputs=inputs, output=output, binary=binary, scalar=scalar
+            pointer,
+            kind="operation",
+            rest=rest,
+            inputs=inputs,
+            output=output,
+            binary=binary,
+            scalar=scalar,
+            needs=handles,
         )
 
     def _OperationDescriptorGetAttribute(self, library, operation, attribute, pointer, size):
@@ -223,6 +232,7 @@ class Library:
 
     def _CreatePlan(self, library, pointer, operation, preference, limit):
         chosen, found = self.alive[preference.value], self.alive[operation.value]
+        assert all(one in self.alive for one in found.needs), "descriptors are there while the plan is made"
         needed = REQUIRED if self._works(found) else 0
         if limit < needed:
             return 19

@@ -102,16 +102,17 @@ class Planned:
     def __init__(self, handle: Any, operation: Operation, preference: Preference = OWN_CHOICE) -> None:
         self.handle = handle
         try:
-            described = self._describe(operation)
+            described, tensors = self._describe(operation)
             self.scalar = SCALARS[_attribute(handle, described, "SCALAR_TYPE", ctypes.c_int32)]
-            self.plan, self._keep = self._made(described, preference)
+            self.plan, chosen = self._made(described, preference)
+            self._keep = (described, chosen, *tensors)  # none of which cuTENSOR says that it copies
             self.workspace = self._required()
         except CutensorError as error:
             if error.name in REFUSALS:
                 raise Refused(f"cuTENSOR has no kernel for it: {error}") from error
             raise
 
-    def _describe(self, operation: Operation) -> Owned:
+    def _describe(self, operation: Operation) -> tuple[Owned, list[Owned]]:
         tensors: list[Owned] = []
         arguments: list[Any] = []
         for side in operation.inputs:
@@ -124,9 +125,9 @@ class Planned:
         described = Owned("cutensorOperationDescriptor_t")
         compute = getattr(cutensor, f"CUTENSOR_COMPUTE_DESC_{COMPUTE[operation.compute]}")
         getattr(cutensor, operation.create)(self.handle, ctypes.byref(described.handle), *arguments, compute)
-        return described
+        return described, tensors
 
-    def _made(self, described: Owned, preference: Preference) -> tuple[Owned, tuple[Owned, ...]]:
+    def _made(self, described: Owned, preference: Preference) -> tuple[Owned, Owned]:
         handle, chosen, plan = self.handle, Owned("cutensorPlanPreference_t"), Owned("cutensorPlan_t")
         jit, algo = cutensor.cutensorJitMode_t, cutensor.cutensorAlgo_t(preference.algo)
         mode = jit.CUTENSOR_JIT_MODE_DEFAULT if preference.jit else jit.CUTENSOR_JIT_MODE_NONE
@@ -143,7 +144,7 @@ class Planned:
             )
             limit = suggested.value
         cutensor.cutensorCreatePlan(handle, ctypes.byref(plan.handle), described.handle, chosen.handle, limit)
-        return plan, (described, chosen)
+        return plan, chosen
 
     def _required(self) -> int:
         found = ctypes.c_uint64()
