@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
@@ -282,7 +283,11 @@ def explicit(spec: Any, ranks: tuple[int, ...]) -> str:
 
     Raises BadRequest for one that does not fit them, or a result of modes that no operand has.
     """
-    text = canonical(spec)
+    return _explicit(canonical(spec), ranks)
+
+
+@lru_cache(4096)
+def _explicit(text: str, ranks: tuple[int, ...]) -> str:
     given, arrow, output = text.partition("->")
     inputs = given.split(",")
     if len(inputs) != len(ranks):

@@ -21,7 +21,7 @@ from dispatch.ops.contraction.sequence import blocks
 from dispatch.ops.contraction.steps import Step
 from dispatch.table import contract_cublaslt, cutensor
 from dispatch.table.einsum import GPU_ROWS
-from dispatch.table.select import candidates
+from dispatch.table.select import candidates, select
 
 
 def loaded(path):
@@ -207,6 +207,13 @@ def test_without_cutensor_products_run_and_others_say_what_to_install(dev, execu
         assert re.search(words, str(why[0]))
         with pytest.raises(LibraryNotFound, match="pip install cutensor-cu13"):
             next(candidates(request, dp.Arch(90), versions))
+
+
+def test_what_asks_for_one_library_is_not_refused_for_another_that_is_missing(dev):
+    a = dev.zeros((2, 3), "f64")
+    request = dp.ContractRequest("ij,ij->ij", a, a, library="cublasLt")
+    with pytest.raises(NoRow, match="has products of elements: elementwise_binary"):
+        select(request, dp.Arch(90), WithoutCutensor(cublasLt=(13, 1)))
 
 
 def test_a_step_that_no_row_takes_is_named(dev, executor):
