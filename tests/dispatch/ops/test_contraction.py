@@ -9,6 +9,7 @@ import dispatch as dp
 from cudabind.sys import cutensor
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST
+from dispatch.libraries.cutensor.descriptors import COMPUTE
 from dispatch.ops.contraction.cases import FORMS, cases
 from dispatch.ops.contraction.choices import BINARY
 from dispatch.ops.contraction.reference import UNARY_OF
@@ -94,6 +95,21 @@ def test_repeated_calls_with_other_numbers_and_layouts_are_right(dev, rng):
             np.testing.assert_allclose(got.numpy(), alpha * (a @ b).T + beta * c, atol=1e-13)
         view = dev.array(np.repeat(a, 2, axis=1))[:, ::2]
         np.testing.assert_allclose(dp.reduce_modes("ik->k", view, alpha=turn).numpy(), turn * a.sum(0), atol=1e-13)
+
+
+def test_a_tensor_is_repeated_along_modes_that_the_result_has_alone(dev, rng):
+    a = rng.standard_normal((3, 1))
+    out = dev.zeros((3, 4, 2), "f64")
+    dp.permute("ij->ijk", dev.array(a), out=out, alpha=2.0)
+    np.testing.assert_allclose(out.numpy(), np.broadcast_to(2 * a[:, :, None], (3, 4, 2)))
+    c = rng.standard_normal((2, 3))
+    got = dp.elementwise_binary("j->ij", dev.array(c[0]), dev.array(c), op_ac="mul", gamma=-1.0)
+    np.testing.assert_allclose(got.numpy(), -c[0] * c)
+
+
+def test_the_installed_library_has_every_compute_type():
+    for compute, name in COMPUTE.items():
+        assert getattr(cutensor, f"CUTENSOR_COMPUTE_DESC_{name}").value, compute
 
 
 def test_nothing_is_read_where_the_factor_is_zero(dev):
