@@ -7,14 +7,14 @@ are as aligned as was said, and numbers are read as the type that the operation'
 
 import ctypes
 from collections import defaultdict, deque
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import count
 from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 
-from cudabind.errors import CutensorError
+from cudabind.errors import CutensorError, LibraryNotFound
 from cudabind.sys import cutensor
 from dispatch.libraries.cutensor import calls, descriptors, handle
 from dispatch.ops.contraction.choices import TensorOp
@@ -32,6 +32,8 @@ HALVES = (2, 14)
 WORKSPACE = 4096  # bytes of the executor's
 SUGGESTED, REQUIRED = 768, 512  # of an operation
 INVALID, UNSUPPORTED = 7, 15
+COMPUTE_DESC = "CUTENSOR_COMPUTE_DESC_"  # which only the library itself has
+WORDS = tuple(dict.fromkeys(descriptors.COMPUTE.values()))
 # What https://docs.nvidia.com/cuda/cutensor/latest/api/cutensor.html lists: dtypes of the operands, compute types.
 R16, B16, R32, R64, C32, C64 = 2, 14, 0, 1, 4, 5
 SUMS = {
@@ -97,10 +99,11 @@ class Call:
             raise self.error(status)
 
     def unchecked(self, *arguments):
-        kinds = self.real.unchecked.argtypes
-        assert len(arguments) == len(kinds), self.name
-        for argument, kind in zip(arguments, kinds, strict=True):
-            kind.from_param(argument)  # TypeError for what the library's own would refuse
+        with suppress(LibraryNotFound):  # then nobody has its types
+            kinds = self.real.unchecked.argtypes
+            assert len(arguments) == len(kinds), self.name
+            for argument, kind in zip(arguments, kinds, strict=True):
+                kind.from_param(argument)  # TypeError for what the library's own would refuse
         return self.function(*arguments) or 0
 
     def error(self, status):
@@ -114,6 +117,8 @@ class Library:
         self.alive, self.numbers, self.executed, self.refused = {}, count(16, 16), [], set()
 
     def __getattr__(self, name):
+        if name.startswith(COMPUTE_DESC):
+            return cutensor.cutensorComputeDescriptor_t(1 + WORDS.index(name.removeprefix(COMPUTE_DESC)))
         if not (name.startswith("cutensor") and hasattr(type(self), f"_{name.removeprefix('cutensor')}")):
             if name.startswith(("cutensorCreate", "cutensorDestroy")):
                 return self._known(name)
@@ -183,10 +188,7 @@ class Library:
             return UNSUPPORTED
         if rest not in ("Contraction", "ContractionTrinary", "Reduction") and not given <= set(output[1]):
             return INVALID
-        names = {
-            name: getattr(cutensor, f"CUTENSOR_COMPUTE_DESC_{name}").value for name in descriptors.COMPUTE.values()
-        }
-        (word,) = {name for name, value in names.items() if value == compute.value}
+        word = WORDS[compute.value - 1]
         kinds = (*(tensor.dtype for tensor, *_ in inputs), output[0].dtype)
         if word not in LISTED[rest](kinds) or rest in self.refused:
             return UNSUPPORTED
