@@ -63,7 +63,7 @@ class EinsumPlan(Plan):
         memory: Storage | None,
         zeroed: tuple[int, int] | None,
     ) -> None:
-        super().__init__(row, capture_safe=all(step.plan.capture_safe for step in steps))
+        super().__init__(row, capture_safe=all(step.plan.capture_safe or step.plan.is_bare for step in steps))
         self._executor, self._steps, self._fixed, self._memory = executor, tuple(steps), fixed, memory
         self._zeroed = zeroed  # where the result's bytes begin, and how many they are, if they are to be zeros first
 

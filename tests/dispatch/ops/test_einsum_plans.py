@@ -141,6 +141,14 @@ def test_networks_of_many_tensors_are_right(dev, executor, rng):
         np.testing.assert_allclose(run(request, executor, row_of("f64")).numpy(), expected, rtol=1e-9, atol=1e-11)
 
 
+def test_sums_of_nothing_on_the_way_are_zeros(dev, executor, rng):
+    for spec, shapes in (("ab,bc,cd->ad", ((3, 0), (0, 4), (4, 2))), ("ab,bc,cd->ad", ((3, 4), (4, 0), (0, 2)))):
+        arrays = [rng.standard_normal(shape) for shape in shapes]
+        for optimize in ("left-to-right", [(1, 2), (0, 1)]):
+            request = dp.EinsumRequest(spec, [dev.array(array) for array in arrays], optimize=optimize)
+            assert (run(request, executor, row_of("f64")).numpy() == np.zeros((3, 2))).all()
+
+
 def test_one_plan_takes_other_addresses(dev, executor, rng):
     arrays = [rng.standard_normal(shape) for shape in ((3, 4), (4, 5), (5, 2))]
     request = dp.EinsumRequest("ij,jk,kl->li", [dev.array(array) for array in arrays])
