@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind import driver
@@ -10,7 +11,7 @@ from dispatch.core.request import Argument, Plan
 from dispatch.device.layout import c_strides
 from dispatch.device.storage import Storage
 from dispatch.device.tensor import Tensor
-from dispatch.errors import NoRow, Refused
+from dispatch.errors import BadRequest, NoRow, Refused
 from dispatch.libraries.cutensor.calls import IdlePlan
 from dispatch.ops.contraction.choices import TensorOp
 from dispatch.ops.contraction.einsum import COMPLEX, EinsumRequest, unique_layout
@@ -90,10 +91,12 @@ def plan(request: EinsumRequest, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request; Refused where no row takes one of its steps, or the device has not the memory for them."""
     if not request.out_layout().size:
         return IdlePlan(row, capture_safe=False)
-    steps = request.course.steps
     count = len(request.operands)
-    sizes = [_nbytes(step.shape, _dtype(request, step)) for step in steps[:-1]]
-    offsets, nbytes = blocks(steps, sizes, count)
+    offsets, nbytes = _room(request)
+    if nbytes and nbytes > (total := driver.cuMemGetInfo()[1]):
+        request = _within(request, nbytes, total)
+        offsets, nbytes = _room(request)
+    steps = request.course.steps
     memory = memory_of(executor, nbytes)
     base = NOWHERE if memory is None else memory.base
     tensors: list[Tensor] = list(request.operands)
@@ -107,6 +110,27 @@ def plan(request: EinsumRequest, executor: CudaExecutor, row: Row) -> Plan:
     layout, output = request.out_layout(), request.parsed[1]
     zeroed = None if len(set(output)) == len(output) else (layout.low, layout.high - layout.low)
     return EinsumPlan(executor, row, planned, tuple(base + offset for offset in offsets), memory, zeroed)
+
+
+def _room(request: EinsumRequest) -> tuple[tuple[int, ...], int]:
+    """Where what is on the way begins in memory, and how many bytes that is in all."""
+    steps = request.course.steps
+    sizes = [_nbytes(step.shape, _dtype(request, step)) for step in steps[:-1]]
+    return blocks(steps, sizes, len(request.operands))
+
+
+def _within(request: EinsumRequest, nbytes: int, total: int) -> EinsumRequest:
+    """The request with a path that keeps within what the device has; Refused where none is found."""
+    said = f"results on the way take {nbytes:,} bytes, and the device has {total:,}"
+    if request.memory_limit is not None:
+        raise Refused(said)
+    try:
+        found = replace(request, memory_limit=total)
+    except BadRequest as error:
+        raise Refused(f"{said}: {error}") from error
+    if _room(found)[1] > total:
+        raise Refused(said)
+    return found
 
 
 def _dtype(request: EinsumRequest, step: Step) -> Dtype:
@@ -210,14 +234,10 @@ def blocks(steps: Sequence[Step], sizes: Sequence[int], operands: int) -> tuple[
 def memory_of(executor: CudaExecutor, nbytes: int) -> Storage | None:
     """Memory on the device for that many bytes, shared by plans that run one after the other; None for none.
 
-    It is there as long as a plan keeps it. Refused for more than the device has.
+    It is there as long as a plan keeps it.
     """
     if not nbytes:
         return None
-    _, total = driver.cuMemGetInfo()
-    if nbytes > total:
-        said = f"results on the way take {nbytes:,} bytes, and the device has {total:,}"
-        raise Refused(f"{said}: memory_limit asks for another path")
     size = 1 << (nbytes - 1).bit_length() if nbytes <= EXACT else -(-nbytes // PAGE) * PAGE
     known: weakref.WeakValueDictionary[int, Storage] = executor.handles.setdefault(
         MEMORY, weakref.WeakValueDictionary()

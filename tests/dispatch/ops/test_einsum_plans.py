@@ -273,6 +273,16 @@ def test_what_does_not_fit_on_the_device_is_refused(dev, executor):
         sequence.plan(request, executor, row_of("f64"))
 
 
+def test_the_path_keeps_within_what_the_device_has(dev, executor, rng, monkeypatch):
+    arrays = [rng.standard_normal(shape) for shape in ((10, 2), (2, 3), (3, 20))]
+    request = dp.EinsumRequest("ij,jk,kl->il", [dev.array(array) for array in arrays])
+    for total, spec in ((TOTAL, "jk,kl->jl"), (300, "ij,jk->ik")):
+        monkeypatch.setattr(sequence.driver, "cuMemGetInfo", lambda total=total: (total, total))
+        executor.planned.clear()
+        np.testing.assert_allclose(run(request, executor, row_of("f64")).numpy(), arrays[0] @ arrays[1] @ arrays[2])
+        assert executor.planned[0][2] == spec
+
+
 def test_every_op_has_the_rows_of_gpus_on_the_host():
     on_host = {row.dtypes for row in dp.TABLE.of("einsum") if row.min_arch == HOST}
     assert on_host == {row.dtypes for row in GPU_ROWS}
