@@ -114,7 +114,7 @@ class Library:
     """The functions of cuTENSOR that plans call."""
 
     def __init__(self):
-        self.alive, self.numbers, self.executed, self.refused = {}, count(16, 16), [], set()
+        self.alive, self.numbers, self.executed, self.refused, self.cache = {}, count(16, 16), [], set(), {}
 
     def __getattr__(self, name):
         if name.startswith(COMPUTE_DESC):
@@ -218,11 +218,12 @@ class Library:
 
     def _CreatePlanPreference(self, library, pointer, algo, jit):
         cutensor.cutensorAlgo_t(algo)
-        self._new(pointer, kind="preference", algo=algo, jit=int(jit), rank=0)
+        self._new(pointer, kind="preference", algo=algo, jit=int(jit), rank=0, cached=1)
 
     def _PlanPreferenceSetAttribute(self, library, preference, attribute, pointer, size):
-        assert (attribute.name, size) == ("CUTENSOR_PLAN_PREFERENCE_KERNEL_RANK", 4)
-        self.alive[preference.value].rank = pointer._obj.value
+        assert size == 4
+        name = {"CUTENSOR_PLAN_PREFERENCE_KERNEL_RANK": "rank", "CUTENSOR_PLAN_PREFERENCE_CACHE_MODE": "cached"}
+        setattr(self.alive[preference.value], name[attribute.name], pointer._obj.value)
 
     def _EstimateWorkspaceSize(self, library, operation, preference, kind, pointer):
         assert self.alive[preference.value].kind == "preference"
@@ -240,6 +241,9 @@ class Library:
             return 19
         if chosen.rank > 1 or (chosen.algo in (-4, -3, -2) and found.rest != "Contraction"):
             return UNSUPPORTED
+        if chosen.cached:  # by what is done alone: another choice would be that of the first
+            sides = [(vars(tensor)["steps"], tensor.shape, modes, *more) for tensor, modes, *more in found.inputs]
+            chosen = self.cache.setdefault(repr((found.rest, sides, found.output, found.binary)), chosen)
         return self._new(pointer, kind="plan", operation=operation.value, preference=chosen, needed=needed)
 
     def _PlanGetAttribute(self, library, plan, attribute, pointer, size):

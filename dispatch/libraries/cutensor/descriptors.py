@@ -132,10 +132,16 @@ class Planned:
         jit, algo = cutensor.cutensorJitMode_t, cutensor.cutensorAlgo_t(preference.algo)
         mode = jit.CUTENSOR_JIT_MODE_DEFAULT if preference.jit else jit.CUTENSOR_JIT_MODE_NONE
         cutensor.cutensorCreatePlanPreference(handle, ctypes.byref(chosen.handle), algo, mode)
+        named = {}
         if preference.kernel_rank is not None:
-            attribute = cutensor.cutensorPlanPreferenceAttribute_t.CUTENSOR_PLAN_PREFERENCE_KERNEL_RANK
-            rank = ctypes.c_int32(preference.kernel_rank)
-            cutensor.cutensorPlanPreferenceSetAttribute(handle, chosen.handle, attribute, ctypes.byref(rank), 4)
+            named["KERNEL_RANK"] = preference.kernel_rank
+        if preference[:3] != OWN_CHOICE[:3]:
+            # cuTENSOR's own cache of plans is asked by the operation: it may give one that was chosen otherwise.
+            named["CACHE_MODE"] = int(cutensor.cutensorCacheMode_t.CUTENSOR_CACHE_MODE_NONE)
+        for name, value in named.items():
+            attribute = cutensor.cutensorPlanPreferenceAttribute_t[f"CUTENSOR_PLAN_PREFERENCE_{name}"]
+            number = ctypes.c_int32(value)
+            cutensor.cutensorPlanPreferenceSetAttribute(handle, chosen.handle, attribute, ctypes.byref(number), 4)
         limit = preference.workspace
         if limit is None:
             suggested, kind = ctypes.c_uint64(), cutensor.cutensorWorksizePreference_t.CUTENSOR_WORKSPACE_DEFAULT
