@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from dispatch.ops import graph as _graph
     from dispatch.ops.activation import *
     from dispatch.ops.blas import *
+    from dispatch.ops.contraction import *
+    from dispatch.ops.contraction import doors as _tensor_doors
     from dispatch.ops.conv import *
     from dispatch.ops.ctc import *
     from dispatch.ops.dropout import *
@@ -90,6 +92,7 @@ if TYPE_CHECKING:
     fft = _fft_doors
     linalg = _doors
     random = _generators
+    tensors = _tensor_doors
     register = TABLE.register
 
 # Imported when they are first used: `import dispatch` stays quick.
@@ -100,6 +103,7 @@ _MODULES = {
     "linalg": "dispatch.ops.linalg.doors",
     "random": "dispatch.ops.random.generator",
     "signal": "dispatch.signal",
+    "tensors": "dispatch.ops.contraction.doors",
     "trace": "dispatch.supervise.trace",
 }
 _LATER = {

@@ -38,7 +38,7 @@ class Dtype:
         "e5m2": "f8e5m2", "fp8e5m2": "f8e5m2", "fp8_e5m2": "f8e5m2", "fp4_e2m1": "f4e2m1",
     }
     # fmt: on
-    # Names that are refused: to NumPy 8 counts bytes, here bits.
+    # Names that are refused: to NumPy 8 counts bytes.
     ambiguous: ClassVar[dict[str, str]] = {
         "f8": "float64 is f64; of 8 bits there are f8e4m3 and f8e5m2",
         **dict.fromkeys(("fp8", "float8"), "It may mean f8e4m3 (more digits) or f8e5m2 (more range): say which"),
@@ -165,8 +165,6 @@ def _dtype_named(text: str) -> Dtype:
 
 
 M = TypeVar("M", bound="Choice | bool | None")
-
-
 MAX_NAMES = 1024  # that are remembered with what they mean
 
 
@@ -289,7 +287,8 @@ class Compute(Choice):
     On an H100 cuBLAS 13.1 emulates neither: results are those of COMPUTE_32F and COMPUTE_64F bit for bit, in the same
     time. The largest error of a product of 512 x 512 normal numbers is 1.6 there in f32 and 5.1 in f64, in units of
     roundoff times |A| |B|; 1,590 in TF32. COMPUTE_16F sums up in f16, which alpha and beta are then, too: the error is
-    held to 8 + 4·√k + k/8 of its roundoffs, 2⁻¹¹, times |A| |B|, and sums beyond 65,504 are infinite.
+    held to 8 + 4·√k + k/8 of its roundoffs, 2⁻¹¹, times |A| |B|, and sums beyond 65,504 are infinite. 3XTF32 and 16FX4,
+    two numbers of TF32 or f16 for an f32, are cuTENSOR's alone.
     """
 
     COMPUTE_16F = 64
@@ -301,12 +300,19 @@ class Compute(Choice):
     COMPUTE_32F_FAST_TF32 = 77
     COMPUTE_32F_EMULATED_16BFX9 = 78
     COMPUTE_64F_EMULATED_FIXEDPOINT = 79
+    COMPUTE_32F_FAST_3XTF32 = 1001
+    COMPUTE_32F_EMULATED_16FX4 = 1002
 
     @staticmethod
     def other_names() -> dict[str, str]:
         plain = {"F16": "16F", "F32": "32F", "F64": "64F", "I32": "32I", "FP16": "16F", "FP32": "32F", "FP64": "64F"}
         fast = {"FASTF16": "32F_FAST_16F", "FASTFP16": "32F_FAST_16F", "FASTBF16": "32F_FAST_16BF"}
         emulated = {"BF16X9": "32F_EMULATED_16BFX9", "OZAKI": "64F_EMULATED_FIXEDPOINT"}
+        emulated |= {
+            "9X16BF": "32F_EMULATED_16BFX9",
+            "8XINT8": "64F_EMULATED_FIXEDPOINT",
+            "4X16F": "32F_EMULATED_16FX4",
+        }
         return {other: f"COMPUTE_{name}" for other, name in (plain | fast | emulated).items()}
 
 

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 from dispatch.cli.drawing import Drawing
 from dispatch.cli.operands import tensor_of
 from dispatch.cli.request_flags import Partial, Spec
+from dispatch.cli.summing import Summing
 from dispatch.core.request import Request, Signature
 from dispatch.core.row import Row, refusals
 from dispatch.errors import BadRequest, NoRow
+from dispatch.ops.contraction.einsum import EinsumRequest
 from dispatch.ops.graph import GraphRequest
 from dispatch.refusal import Kind, Refusal, distance
 from dispatch.table import select
@@ -43,7 +45,7 @@ def request_classes(op: str) -> list[type[Any]]:
         left += kind.__subclasses__()
         if getattr(kind, "op", None) == op and is_dataclass(kind) and not inspect.isabstract(kind):
             found.append(kind)
-    return [Drawing] if GraphRequest in found else found
+    return [Drawing] if GraphRequest in found else [Summing] if EinsumRequest in found else found
 
 
 def ask(calls: list[Call], arch: Arch) -> tuple[Row | None, Any, NoRow | None]:
@@ -82,7 +84,7 @@ def _requests(call: Call) -> Iterator[Any]:
 def _request(call: Call, specs: dict[str, Spec]) -> Any:
     try:
         made = call.kind(**_fields(call, {name: tensor_of(spec) for name, spec in specs.items()}))
-        return made.request() if isinstance(made, Drawing) else made
+        return made.request() if isinstance(made, (Drawing, Summing)) else made
     except BadRequest as error:
         known = error.operand.partition(".")[0] in call.fields
         flag = f"--{error.operand.replace('_', '-')}" if known else error.operand

@@ -39,7 +39,8 @@ def candidates(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -
     """
     wanted = request.signature()
     for row in TABLE.with_dtypes(request.op, wanted.dtypes):
-        if not _machine(row, arch, versions) and accepts(row, request, wanted):
+        # Of a library that is not asked, which may not be there, nobody wants to know the version.
+        if row.of(wanted.library) and not _machine(row, arch, versions) and accepts(row, request, wanted):
             yield row
 
 
@@ -48,7 +49,7 @@ def reasons(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> l
     wanted = request.signature()
     found = []
     for row in TABLE.of(request.op):
-        why = _machine(row, arch, versions)
+        why = _machine(row, arch, versions) if row.of(wanted.library) or not row.on(arch) else []
         # A newer library can be installed: what else the row asks for counts, too.
         found.append((row, why if not row.on(arch) else why + refusals(row, request, wanted)))
     return found

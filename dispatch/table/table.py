@@ -32,6 +32,9 @@ ORDER = (
     "own_fft",
     "own_random",
     "curand",
+    "contract_cublaslt",
+    "cutensor",
+    "einsum",
 )
 # The rows of matmul are there at once; a further file is read when the table is first asked for one of its ops.
 LATER: dict[str, tuple[str, ...]] = {}

@@ -38,6 +38,7 @@ def run(script: str, *arguments: str, **environ: str) -> str:
         ("bench_models.py", "models"),
         ("bench_linalg.py", "scaling"),
         ("bench_fft.py", "host"),
+        ("bench_einsum.py", "host"),
         ("bench_random.py", "random"),
     ],
 )
@@ -86,6 +87,7 @@ def test_bindings_are_measured_on_a_gpu(tmp_path: Path) -> None:
         "bench_models.py",
         "bench_linalg.py",
         "bench_fft.py",
+        "bench_einsum.py",
         "bench_random.py",
     ],
 )

@@ -28,6 +28,15 @@ MATMUL = {  # what the name of the row says behind the dtypes of a and b
     "i8 --arch sm_80 --shape 8x16 --shape 16x12":                             "→i32 32I sm_80",
 }
 EXPLAINED = {  # what the name of the row says, and what the request does; all for sm_90
+    "contract --spec ik,kj->ij --dtype f32 --shape 8x64 --shape 64x16": ("f32×f32→f32 32F product sm_80 cublasLt", "b f32[64, 16]"),
+    "contract --spec ikl,ljk->ij --dtype f32 --shape 8x4x6 --shape 6x3x4 --compute 3xtf32": ("f32×f32→f32 32F_FAST_3XTF32 sm_80 cutensor", "compute=COMPUTE_32F_FAST_3XTF32"),
+    "contract_trinary --spec ab,bc,cd->ad --dtype c128 --shape 4x4": ("c128×c128→c128 64F sm_75 cutensor", "c c128[4, 4]"),
+    "reduce_modes --spec ab->b --dtype f16 --shape 8x64 --reduce MAX": ("f16→f16 32F sm_75 cutensor", "reduce=MAX"),
+    "permute --spec abc->cab --dtype f32 --shape 8x64x3 --out-dtype f16": ("f32→f16 32F sm_75 cutensor", "'abc->cab'"),
+    "elementwise_binary --spec ab->ab --dtype f64 --shape 8x64": ("f64→f64 64F sm_75 cutensor", "c f64[8, 64]"),
+    "elementwise_trinary --spec ab,ab->ab --dtype c64 --shape 8x64": ("c64×c64→c64 32F sm_75 cutensor", "c c64[8, 64]"),
+    "einsum --spec ij,jk,kl->il --dtype f32 --shape 8x64 --shape 64x16 --shape 16x2": ("f32→f32 products sm_80 cublasLt", "path (1,2) (0,1)"),
+    "einsum --spec ij,jk,kl->li --dtype f32 --shape 8x64 --shape 64x16 --shape 16x2 --compute 3xtf32": ("f32→f32 sm_75 cutensor", "path (1,2) (0,1)"),
     f"conv_fwd --dtype f16 {IMAGES}": ("f16×f16→f16 32F sm_75 cudnn", "w f16[64, 64, 3, 3]"),
     f"conv_fwd --dtype f16 {IMAGES} --bias 64 --activation GELU_FWD": ("f16×f16→f16 32F sm_75 cudnn", "strides (65536, 1, 2048, 64)"),
     f"conv_fwd --dtype i8 --out-dtype f32 {IMAGES} --bias 64": ("i8×i8→f32 32I fused sm_80 cudnn", "bias f32[64]"),

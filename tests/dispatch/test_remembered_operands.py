@@ -34,6 +34,7 @@ spec.loader.exec_module(stand_ins)
 ROUNDS = 600
 NEEDED = ("a", "b", "ends", "x", "w", "dy", "on", "seed")  # without them a call is none
 FORMS = {dp.GroupedMatmulRequest: Tensor, GroupedMatmulListRequest: (list, tuple)}
+OTHER_FORMS = ("conv", "grouped", "cudnn", "callback", "einsum")  # ops whose operands come in other ways
 STATES = 4096  # bytes of the state of dropout
 
 
@@ -68,7 +69,7 @@ class Drawn(stand_ins.Drawn):
         self.boards = [board(extent) for extent in (4, 6)]
         others = (dp.MatmulRequest, dp.GroupedMatmulRequest, dp.DropoutStatesRequest)
         kinds = (kind for kind in self.pool.requests if kind.unpacked is not None and kind not in others)
-        self.numbered = [kind for kind in kinds if not kind.op.startswith(("conv", "grouped", "cudnn", "callback"))]
+        self.numbered = [kind for kind in kinds if not kind.op.startswith(OTHER_FORMS)]
         given = (field for kind in self.numbered for field in dataclasses.fields(kind))
         self.needed = {*NEEDED, *(field.name for field in given if field.default is dataclasses.MISSING)}
 
@@ -197,7 +198,7 @@ class Drawn(stand_ins.Drawn):
         kind = self.pool.pick(self.numbered)
         fields = self.base(kind)
         for name in ("alpha", "beta"):
-            if name in fields and not isinstance(fields[name], Tensor) and self.maybe(0.5):
+            if fields.get(name) and not isinstance(fields[name], Tensor) and self.maybe(0.5):  # 0 leaves an operand out
                 fields[name] = self.number()
         return stand_ins.function_of(kind), kind, fields
 

@@ -9,9 +9,8 @@ import math
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
-from dispatch.checks import MAX_FLOAT, NO_NUMBERS, shown
+from dispatch.checks import MAX_FLOAT
+from dispatch.core.factors import F32_MAX, as_argument, check_factor
 from dispatch.core.operand_checks import check_tensor
 from dispatch.core.operands import OperandRequest
 from dispatch.core.request import Argument, NamedArguments, Operands, Unpacked
@@ -27,7 +26,6 @@ __all__ = ["BlasRequest", "Number", "ScaledRequest", "Shape", "check_matrix", "d
 
 Number = int | float | complex
 Shape = tuple[int, ...]
-F32_MAX = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +63,7 @@ class BlasRequest(OperandRequest["Tensor"]):
         given: Any = getattr(self, name)
         if given is None:
             return float(self.has_c)
-        return complex(given) if isinstance(given, (complex, np.complexfloating)) else float(given) + 0.0
+        return as_argument(given)
 
     @property
     def reads_c(self) -> bool:
@@ -131,17 +129,6 @@ class ScaledRequest(BlasRequest):
 
 def _default(kind: Any, name: str) -> Any:
     return next(field.default for field in fields(kind) if field.name == name)
-
-
-def check_factor(name: str, value: Any, *, may_be_complex: bool) -> None:
-    """BadRequest unless a value is a number, and a real one where complex ones have no meaning."""
-    kinds: tuple[Any, ...] = (int, float, np.integer, np.floating)
-    expected = "a number" if may_be_complex else "a real number"
-    if may_be_complex:
-        kinds += (complex, np.complexfloating)
-    too_large = isinstance(value, int) and abs(value) > MAX_FLOAT
-    if isinstance(value, NO_NUMBERS) or not isinstance(value, kinds) or too_large:
-        raise BadRequest(name, shown(value), expected)
 
 
 def check_matrix(name: str, tensor: Tensor) -> Shape:

@@ -1,0 +1,153 @@
+"""Plans of one or more calls of cuTENSOR, one behind the other: all is ready but the addresses and the numbers.
+
+The ops say which operations, and what of a run's arguments each call has; nothing is chosen here but by cuTENSOR.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudabind import driver
+from cudabind.sys import cutensor
+from dispatch.core.request import Argument, Plan
+from dispatch.libraries.cublas.scalars import HostNumber
+from dispatch.libraries.cutensor.descriptors import OWN_CHOICE, Operation, Planned, Preference
+from dispatch.libraries.cutensor.handle import handle_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.core.row import Row
+    from dispatch.device.storage import Storage
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["Call", "Constant", "IdlePlan", "Operand", "Scalar", "TensorPlan", "Zero"]
+
+
+class Operand(NamedTuple):
+    """The place of an operand's address in the arguments of a run."""
+
+    place: int
+
+
+class Scalar(NamedTuple):
+    """The place of a number in the arguments of a run."""
+
+    place: int
+
+
+class Constant(NamedTuple):
+    """A number that is the same in every run."""
+
+    value: float
+
+
+class Call(NamedTuple):
+    """An operation, the function that carries it out, and what that is given behind the handle and the plan.
+
+    With `works` it is given a workspace, too; before the stream, which is last.
+    """
+
+    operation: Operation
+    execute: str  # such as cutensorContract
+    arguments: tuple[Operand | Scalar | Constant, ...]
+    works: bool = False
+    preference: Preference = OWN_CHOICE
+
+
+class Zero(NamedTuple):
+    """The bytes of an operand set to 0."""
+
+    place: int
+    low: int  # where they begin, in bytes from its address
+    nbytes: int
+
+
+class CallStep:
+    """A call with everything but the addresses and the numbers filled in."""
+
+    __slots__ = ("_arguments", "_executor", "_function", "_handle", "_numbers", "_slots", "_stream", "planned")
+
+    def __init__(self, executor: CudaExecutor, call: Call) -> None:
+        self._executor, self._handle = executor, handle_of(executor)
+        self.planned = Planned(self._handle.follow(), call.operation, call.preference)
+        self._function: Any = getattr(cutensor, call.execute)
+        self._slots: list[tuple[ctypes.c_void_p, int]] = []
+        self._numbers: list[tuple[HostNumber, int]] = []
+        self._arguments: tuple[Any, ...] = tuple(map(self._prepared, call.arguments))
+
+    def work_at(self, address: int) -> None:
+        """Where it works, in as many bytes as its kernel needs."""
+        size = self.planned.workspace
+        self._arguments = (*self._arguments, ctypes.c_void_p(address if size else None), size)
+
+    def _prepared(self, argument: Operand | Scalar | Constant) -> Any:
+        if isinstance(argument, Operand):
+            slot = ctypes.c_void_p()
+            self._slots.append((slot, argument.place))
+            return slot
+        number = HostNumber(self.planned.scalar)
+        place = -1
+        if isinstance(argument, Constant):
+            number.set(argument.value)
+        else:
+            place = argument.place
+        self._numbers.append((number, place))  # which keeps it
+        return number.address
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        """Call cuTENSOR on the executor's stream; raises its own error."""
+        for slot, place in self._slots:
+            address: Any = arguments[place]  # addresses are ints
+            slot.value = address
+        for number, place in self._numbers:
+            if place >= 0:
+                number.set(arguments[place])
+        handle = self._handle.follow()
+        status = self._function.unchecked(handle, self.planned.plan.handle, *self._arguments, self._handle.c_stream)
+        if status:
+            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            raise self._function.error(status)
+
+
+class TensorPlan(Plan):
+    """Calls and what is around them, in their order; they share one workspace."""
+
+    __slots__ = ("_executor", "_memory", "_steps")
+
+    def __init__(self, executor: CudaExecutor, row: Row, works: Sequence[Call | Zero]) -> None:
+        super().__init__(row, capture_safe=True)
+        self._executor = executor
+        self._memory: Storage | None = None
+        self._steps = tuple(CallStep(executor, work) if isinstance(work, Call) else work for work in works)
+        needed = max((step.planned.workspace for step in self._steps if isinstance(step, CallStep)), default=0)
+        address = 0
+        if needed:
+            self._memory, address = handle_of(executor).memory(executor, needed)
+        for step, work in zip(self._steps, works, strict=True):
+            if isinstance(step, CallStep) and isinstance(work, Call) and work.works:
+                step.work_at(address)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        memory = self._memory
+        if memory is not None and memory.owner is not self._executor.stream:
+            # Made while the caller captured the executor's stream, on another one, which was waited for since.
+            memory.owner = memory.writer = self._executor.stream
+        for step in self._steps:
+            if isinstance(step, Zero):
+                places: Any = arguments  # addresses are ints
+                at = places[step.place] + step.low
+                driver.cuMemsetD8Async(at, 0, step.nbytes, self._executor.target.value)
+            else:
+                step.enqueue(arguments)
+
+
+class IdlePlan(Plan):
+    """A request whose result has no element: nothing is launched."""
+
+    __slots__ = ()
+    is_bare = True
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        """Nothing is to be done."""

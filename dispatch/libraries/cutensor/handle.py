@@ -1,0 +1,67 @@
+"""The cuTENSOR handle of an executor, with the memory that its plans share where the executor's workspace is too small.
+
+A handle has no stream: each call is told one. It is one executor's all the same, for it caches plans.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cudabind.sys import cutensor
+from dispatch.libraries.handle import StreamHandle
+
+if TYPE_CHECKING:
+    from dispatch.device.storage import Storage
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["Handle", "handle_of"]
+
+
+class Handle(StreamHandle):
+    """A `cutensorHandle_t` of one executor."""
+
+    __slots__ = ("_memory", "c_stream")
+
+    name: ClassVar[str] = "cutensor"
+    kind = cutensor.cutensorHandle_t
+
+    def __init__(self, executor: CudaExecutor) -> None:
+        self._memory: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
+        self.c_stream: Any = cutensor.cudaStream_t()
+        super().__init__(executor)
+
+    @staticmethod
+    def create(c_handle: Any) -> None:
+        cutensor.cutensorCreate(c_handle)
+
+    @staticmethod
+    def destroy(c_handle: Any) -> int:
+        status: int = cutensor.cutensorDestroy.unchecked(c_handle)
+        return status
+
+    @staticmethod
+    def set_stream(c_handle: Any, stream: int | None) -> None:
+        """Nothing is to be done: see `follow`."""
+
+    def follow(self) -> Any:
+        """The handle; `c_stream` is the stream that the executor's plans enqueue on now."""
+        self.c_stream.value = self._target.value
+        return self.c_handle
+
+    def memory(self, executor: CudaExecutor, nbytes: int) -> tuple[Storage | None, int]:
+        """So many bytes to work in and their address, which plans that run one after the other share.
+
+        Beyond the executor's workspace each power of 2 is allocated once, and there as long as a plan keeps it.
+        """
+        workspace = executor.workspace
+        if nbytes <= workspace.nbytes:
+            return None, int(workspace.c_ptr.value or 0)
+        size = 1 << (nbytes - 1).bit_length()
+        storage = self._memory.get(size)
+        if storage is None:
+            storage = self._memory[size] = executor.device.allocate(size, executor.stream)
+        return storage, storage.base
+
+
+handle_of = Handle.of

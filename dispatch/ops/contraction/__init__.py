@@ -1,0 +1,58 @@
+"""Tensor contractions, reductions over modes, permutations and elementwise operations in cuTENSOR's terms; einsum.
+
+Carried out by cuTENSOR, contractions that are matrix products by cuBLASLt, or by NumPy on the host. The
+files: base, request and elementwise (what may be asked), choices, modes (the letters of axes), rules, cutensor and
+cublaslt (the plans), tune, reference (what is right), cases. Of einsum:
+einsum (the request), paths, steps, sequence (the plan), einsum_reference; doors are functions as NumPy has them.
+"""
+
+from __future__ import annotations
+
+from dispatch.core.plan_call import plan_call
+from dispatch.core.request_function import request_function
+from dispatch.ops.contraction.choices import ContractionAlgo, TensorOp
+from dispatch.ops.contraction.einsum import EinsumRequest
+from dispatch.ops.contraction.einsum_call import einsum
+from dispatch.ops.contraction.elementwise import ElementwiseBinaryRequest, ElementwiseTrinaryRequest, PermuteRequest
+from dispatch.ops.contraction.request import ContractRequest, ContractTrinaryRequest, ReduceModesRequest
+
+__all__ = [
+    "ContractRequest",
+    "ContractTrinaryRequest",
+    "ContractionAlgo",
+    "EinsumRequest",
+    "ElementwiseBinaryRequest",
+    "ElementwiseTrinaryRequest",
+    "PermuteRequest",
+    "ReduceModesRequest",
+    "TensorOp",
+    "contract",
+    "contract_trinary",
+    "einsum",
+    "elementwise_binary",
+    "elementwise_trinary",
+    "permute",
+    "reduce_modes",
+]
+
+cutensor_modes = plan_call(
+    "cutensor_modes",
+    "dispatch.ops.contraction.cutensor",
+    "A plan of cuTENSOR's; Refused where it has no kernel for the operation.",
+)
+cublaslt_contract = plan_call(
+    "cublaslt_contract",
+    "dispatch.ops.contraction.cublaslt",
+    "A plan of `cublasLtMatmul`, the product that a contraction is; Refused where that has no algorithm for it.",
+)
+sequence_einsum = plan_call(
+    "sequence_einsum",
+    "dispatch.ops.contraction.sequence",
+    "A plan of one for each step, of which the table chooses the rows; Refused where it has none for one of them.",
+)
+contract = request_function(ContractRequest, "contract")
+contract_trinary = request_function(ContractTrinaryRequest, "contract_trinary")
+reduce_modes = request_function(ReduceModesRequest, "reduce_modes")
+permute = request_function(PermuteRequest, "permute")
+elementwise_binary = request_function(ElementwiseBinaryRequest, "elementwise_binary")
+elementwise_trinary = request_function(ElementwiseTrinaryRequest, "elementwise_trinary")

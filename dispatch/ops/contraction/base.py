@@ -1,0 +1,201 @@
+"""What the requests of this family have in common: a spec, operators, a compute type, factors given by value."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cudabind._cached import cached_property
+from dispatch.checks import MAX_FLOAT, check_enum, shown
+from dispatch.core.factors import F32_MAX, as_argument, check_factor
+from dispatch.core.operand_checks import check_tensor
+from dispatch.core.operands import OperandRequest, Output, dense, like
+from dispatch.core.request import NamedArguments, Number, Unpacked
+from dispatch.errors import BadRequest
+from dispatch.keys import BF16, C64, C128, F16, F32, F64, Compute, Dtype, member
+from dispatch.ops.contraction.choices import BINARY, ORDERED, TensorOp
+from dispatch.ops.contraction.modes import canonical, extents_of, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.core.request import Argument, Operands
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["NUMBERS", "Factor", "ModesRequest", "check_binary", "check_unary"]
+
+Shape = tuple[int, ...]
+Factor = int | float | complex
+NUMBERS = (F16, BF16, F32, F64, C64, C128)
+
+
+@dataclass(frozen=True, eq=False)
+class ModesRequest(OperandRequest["Tensor"]):
+    """A request over tensors whose axes are modes.
+
+    Attributes:
+        spec: the modes of each operand and of the result: a letter for each axis, such as "ik,kj->ij"; or lists of
+            modes, [["row", "sum"], ["sum", "col"], ["row", "col"]]. A mode that one operand has twice is its diagonal.
+        compute: the precision of products and sums: a Compute or its name ("tf32", "3xtf32", "9x16bf"); None takes
+            that of the dtypes, f32 for f16, bf16 and f32, f64 for f64. Others run only where they are asked for.
+        alpha: a number, complex ones for complex tensors alone.
+        library: the one whose rows alone are asked, such as "cutensor"; None asks all in the table's order.
+    """
+
+    numbers: ClassVar[tuple[str, ...]] = ("alpha",)  # the factors, in the order of the plan's arguments
+    unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("alpha",))
+    added: ClassVar[str] = "c"  # the operand that lies along the result's modes, if there is such a field
+    tensors_of_spec: ClassVar[tuple[str, ...]]  # the operands that the spec is about
+    unary: ClassVar[dict[str, str]] = {}  # fields of operators of one element, with the operand of each
+    binary: ClassVar[tuple[str, ...]] = ()
+    spec: str | Sequence[Any]
+    _: KW_ONLY
+    compute: Compute | str | None = None
+    alpha: Factor = 1.0
+    library: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spec", canonical(self.spec))
+        super().__post_init__()
+
+    # -- modes ----------------------------------------------------------------------------------------------------
+    @cached_property
+    def parsed(self) -> tuple[tuple[str, ...], str]:
+        """The modes of each operand of the spec, and of the result."""
+        return parse(str(self.spec), len(self.tensors_of_spec))
+
+    @property
+    def result_modes(self) -> str:
+        """Those of the result, in its order."""
+        return self.parsed[1]
+
+    def modes_of(self, name: str) -> str:
+        """Those of an operand; what is added has the result's."""
+        if name in self.tensors_of_spec:
+            return self.parsed[0][self.tensors_of_spec.index(name)]
+        return self.parsed[1]
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """The extent of each mode; of one that only the result has that of what is added, or of `out`."""
+        named = [(name, self.modes_of(name), getattr(self, name).shape) for name in self.tensors_of_spec]
+        beside = [name for name in (self.added, "out") if name not in self.tensors_of_spec]
+        for name in beside:
+            tensor: Tensor | None = getattr(self, name, None)
+            if tensor is not None:
+                named.append((name, self.parsed[1], tensor.shape))
+        found = extents_of(named, str(self.spec))
+        for mode in self.parsed[1]:
+            if mode not in found:
+                raise BadRequest("spec", f"{self.spec!r}: no operand has {mode}", "modes that an operand has")
+        return found
+
+    @property
+    def shape(self) -> Shape:
+        """That of the result."""
+        return tuple(self.sizes[mode] for mode in self.parsed[1])
+
+    # -- factors --------------------------------------------------------------------------------------------------
+    @property
+    def has_c(self) -> bool:
+        """Whether there is something that the result is added to."""
+        return self.added in self.reads and getattr(self, self.added) is not None
+
+    def factor(self, name: str) -> complex:
+        """A factor as plans take it. A `beta` left open is 1 where there is something to add, else 0."""
+        given: Any = getattr(self, name)
+        return float(self.has_c) if given is None else as_argument(given)
+
+    @property
+    def reads_c(self) -> bool:
+        """Whether something is added; with a beta of 0 nothing reads it."""
+        return self.has_c and self.factor("beta") != 0
+
+    def check_factors(self) -> None:
+        """Raise BadRequest for factors that are no numbers, or complex where they must be real."""
+        for name in self.numbers:
+            given: Any = getattr(self, name)
+            if given is not None or name != "beta":
+                check_factor(name, given, may_be_complex=self.result_dtype.is_complex)
+
+    def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
+        return (*super().arguments(outputs), *map(self.factor, self.numbers))
+
+    def named_arguments(self) -> NamedArguments:
+        most = float(MAX_FLOAT) if self.result_dtype in (F64, C128) else F32_MAX
+        free = {name: Number(-most, most) for name in self.numbers if name != "beta"}
+        if "beta" in self.numbers and self.reads_c:
+            free["beta"] = Number(math.ulp(0.0), most)  # with 0 nothing reads what is added: that is another plan
+        return NamedArguments((*self.reads, *self.writes, *self.numbers), free, self.in_place)
+
+    # -- the contract of OperandRequest -----------------------------------------------------------------------------
+    @property
+    def dtypes(self) -> tuple[Dtype | None, ...]:
+        given = (getattr(self, name).dtype for name in self.tensors_of_spec)
+        return (*given, self.layout_of("out").dtype)
+
+    @property
+    def result_dtype(self) -> Dtype:
+        """That of `out` where it is left out: the first operand's, complex where one is."""
+        given: list[Dtype] = [getattr(self, name).dtype for name in self.tensors_of_spec]
+        return next((dtype for dtype in given if dtype.is_complex), given[0])
+
+    def outputs(self) -> dict[str, Output]:
+        added: Tensor | None = getattr(self, self.added, None)
+        if added is not None and added.shape == self.shape and not added.layout.meets_itself:
+            return {"out": like(added.layout)}
+        return {"out": dense(self.shape, self.result_dtype)}
+
+    def check_fields(self) -> None:
+        for name in self.tensors_of_spec:
+            tensor: Tensor = getattr(self, name)
+            if tensor.dtype not in NUMBERS:
+                wanted = f"{', '.join(map(str, NUMBERS[:-1]))} or {NUMBERS[-1]}"
+                raise BadRequest(name, str(tensor.layout), wanted, f"{name}.astype('f32')")
+        self.check_factors()
+        if self.has_c and self.added not in self.tensors_of_spec:
+            check_tensor(self.added, getattr(self, self.added), self.result_dtype, self.shape)
+        for field, name in self.unary.items():
+            check_unary(field, getattr(self, field), getattr(self, name))
+        for field in self.binary:
+            check_binary(field, getattr(self, field), self.result_dtype)
+
+    def attributes(self) -> tuple[Any, ...]:
+        named = {*self.reads, *self.writes, *self.numbers}
+        return (*(getattr(self, field.name) for field in fields(self) if field.name not in named), self.reads_c)
+
+    def describe(self) -> str:
+        """One line: op, spec, layouts, and what is not as it has it by default."""
+        parts = [f"{name} {tensor.layout}" for name, tensor, _ in self.tensors()]
+        left = {"spec", *self.reads, *self.writes}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name not in left and value is not field.default and value != field.default:
+                parts.append(f"{field.name}={getattr(value, 'name', value)}")
+        return f"{self.op}({self.spec!r}, {', '.join(parts)})"
+
+    def operator(self, field: str) -> TensorOp:
+        """An operator as libraries are told it: real numbers are their own conjugates."""
+        given: TensorOp = member(getattr(self, field))
+        tensor: Tensor | None = getattr(self, self.unary[field])
+        is_real = tensor is None or not tensor.dtype.is_complex
+        return TensorOp.IDENTITY if given is TensorOp.CONJ and is_real else given
+
+
+def check_unary(field: str, value: Any, operand: Tensor | None) -> None:
+    """BadRequest unless a value is an operator of one element that has a meaning for the operand's dtype."""
+    found = check_enum(field, value, TensorOp)
+    if found in BINARY:
+        raise BadRequest(field, found.name, "an operator of one element", "such as RELU, EXP or CONJ")
+    if operand is not None and operand.dtype.is_complex and found in ORDERED:
+        raise BadRequest(field, found.name, f"one that {operand.dtype} has: complex numbers have no order")
+
+
+def check_binary(field: str, value: Any, dtype: Dtype) -> None:
+    """BadRequest unless a value is an operator of two elements that has a meaning for a dtype."""
+    found = check_enum(field, value, TensorOp)
+    if found not in BINARY:
+        raise BadRequest(field, found.name, shown([op.name for op in BINARY]))
+    if dtype.is_complex and found in ORDERED:
+        raise BadRequest(field, found.name, f"ADD or MUL: {dtype} numbers have no order")

@@ -1,0 +1,281 @@
+"""The cases of this family's rows, how far a result may be off, and wrong results that each must reject."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dispatch.core.host_plan import EXACT
+from dispatch.keys import BF16, C128, F64, Compute, member
+from dispatch.ops.contraction.choices import TensorOp
+from dispatch.ops.contraction.einsum_cases import EINSUM_MUTATIONS, einsum_cases
+from dispatch.ops.contraction.elementwise import ElementwiseBinaryRequest, ElementwiseTrinaryRequest, PermuteRequest
+from dispatch.ops.contraction.reference import along, elementwise, magnitudes, operand, summed, times
+from dispatch.ops.contraction.request import ContractRequest, ContractTrinaryRequest, ReduceModesRequest
+from dispatch.testing.check import GuardedBuffer, MadeCase, checked, place, rounded, with_outputs
+from dispatch.testing.mutations import with_fields
+from dispatch.testing.roundoff import SUMS
+
+if TYPE_CHECKING:
+    from dispatch.core.host_plan import Results
+    from dispatch.core.row import Row
+    from dispatch.device.device import Device
+    from dispatch.device.layout import Array
+    from dispatch.keys import Dtype
+    from dispatch.testing.check import Check
+    from dispatch.testing.mutations import Mutation
+
+__all__ = ["MUTATIONS", "cases", "evaluate"]
+
+KINDS: dict[str, Any] = {
+    "contract": ContractRequest,
+    "contract_trinary": ContractTrinaryRequest,
+    "reduce_modes": ReduceModesRequest,
+    "permute": PermuteRequest,
+    "elementwise_binary": ElementwiseBinaryRequest,
+    "elementwise_trinary": ElementwiseTrinaryRequest,
+}
+SIZES = dict(
+    zip(
+        "abcdefghijklmnopqrstuvw", (4, 3, 5, 2, 7, 1, 6, 3, 8, 5, 11, 13, 4, 9, 2, 3, 1, 4, 5, 2, 3, 2, 2), strict=False
+    )
+)
+
+
+class Form(NamedTuple):
+    """What is asked for, and how the operands lie."""
+
+    name: str
+    spec: str
+    options: dict[str, Any] = {}  # noqa: RUF012  # nobody adds to it
+    added: bool = False
+    reversed_order: tuple[str, ...] = ()  # operands whose axes lie in memory the other way round
+    gap: int = 0
+    in_place: bool = False
+    out_order: bool = False  # the result's axes the other way round
+    ones: str = ""  # modes along which the first operand has extent 1
+    sizes: dict[str, int] = {}  # noqa: RUF012
+
+
+# fmt: off
+CONTRACTIONS = (
+    Form("a matrix product", "ik,kj->ij"),
+    Form("a matrix product, transposed", "ki,jk->ji", {"alpha": 0.5}),
+    Form("a batch", "bik,bkj->bij"),
+    Form("a batch in between", "ibk,kbj->ibj"),
+    Form("two modes to sum over", "ikl,lkj->ij", {"alpha": -1.25}),
+    Form("modes that merge", "abkl,klcd->abcd"),
+    Form("modes that do not", "akbl,clkd->dbca"),
+    Form("an outer product", "ab,cd->cadb"),
+    Form("a sum of all", "abc,cab->"),
+    Form("a mode of one operand alone", "mkc,nk->mn"),
+    Form("of both alone", "mkc,nkd->nm"),
+    Form("a hyperedge", "aij,aj->ai"),
+    Form("elements only", "ab,ab->ba"),
+    Form("a diagonal", "iij,jk->ik"),
+    Form("six modes", "abcd,dfce->efab", {"alpha": 2.0}),
+    Form("added", "ik,kj->ij", {"beta": 0.75, "alpha": 2.0}, added=True),
+    Form("added in place", "akl,bkl->ba", {"beta": -2.0}, added=True, in_place=True),
+    Form("added, lying otherwise", "ik,kj->ij", {"beta": 0.5}, added=True, out_order=True),
+    Form("added by nothing", "ik,kj->ij", {"beta": 0.0}, added=True),
+    Form("columns", "ik,kj->ij", reversed_order=("a", "b")),
+    Form("gaps", "aik,kbj->abij", gap=2, reversed_order=("b",)),
+    Form("into gaps", "ik,kj->ij", gap=1, out_order=True),
+    Form("one for all of a mode", "aik,akj->ij", ones="a"),
+    Form("scalars", ",->", {"alpha": 3.0}),
+    Form("a scalar and a tensor", ",ab->ba"),
+    Form("conjugates", "ik,kj->ij", {"op_a": "conj", "op_b": "conj"}),
+    Form("no result", "ik,kj->ij", sizes={"i": 0}),
+    Form("nothing to sum", "ik,kj->ij", sizes={"k": 0}),
+)
+TRINARY = (
+    Form("a chain", "ij,jk,kl->il"),
+    Form("a star", "ai,aj,ak->ijk", {"alpha": 0.5}),
+    Form("one to a scalar", "ij,jk,ki->"),
+    Form("added", "ij,jk,kl->li", {"beta": 0.5}, added=True),
+    Form("columns", "ij,jk,kl->il", reversed_order=("a", "c")),
+    Form("conjugates", "ij,jk,kl->il", {"op_b": "conj"}),
+)
+REDUCTIONS = (
+    Form("rows", "ik->i"), Form("columns", "ik->k", {"alpha": 0.5}), Form("all", "abc->"),
+    Form("turned", "abcd->ca"), Form("the largest", "abc->cb", {"reduce": "max"}),
+    Form("the smallest", "abc->b", {"reduce": "min"}), Form("a product", "adb->b", {"reduce": "mul"}),
+    Form("added", "abc->ac", {"beta": 0.5}, added=True), Form("gaps", "abc->ca", gap=2),
+    Form("magnitudes", "abc->a", {"op_a": "abs"}), Form("a trace", "aab->b"),
+    Form("nothing to sum", "ab->a", sizes={"b": 0}), Form("nothing is summed", "abc->bca"),
+)
+PERMUTATIONS = (
+    Form("a matrix", "ij->ji"), Form("four axes", "abcd->dbca", {"alpha": 1.5}), Form("as it is", "abc->abc"),
+    Form("gaps", "abc->cab", gap=3), Form("conjugates", "abc->bac", {"op_a": "conj"}),
+    Form("an operator", "ab->ba", {"op_a": "neg"}), Form("a diagonal", "iij->ji"), Form("a scalar", "->"),
+    Form("six axes", "abcdeh->hcadbe"), Form("nothing", "ab->ba", sizes={"a": 0}),
+    Form("columns", "ab->ab", reversed_order=("a",)), Form("seven primes", "ejkl->lkje", sizes={"l": 5}),
+)
+BINARY = (
+    Form("added", "ab->ba"), Form("factors", "abc->cab", {"alpha": 0.5, "gamma": -2.0}),
+    Form("products", "ab->ab", {"op_ac": "mul"}), Form("the larger", "ab->ba", {"op_ac": "max"}),
+    Form("the smaller", "abc->bca", {"op_ac": "min", "gamma": 0.5}), Form("repeated", "b->ab", {"gamma": 2.0}),
+    Form("in place", "abc->cba", in_place=True), Form("operators", "ab->ba", {"op_a": "tanh", "op_c": "neg"}),
+    Form("gaps", "abc->bca", gap=2), Form("lying otherwise", "abc->bca", out_order=True),
+)
+TERNARY = (
+    Form("added", "ab,ba->ba"), Form("factors", "abc,ca->cab", {"alpha": 0.5, "beta": 3.0, "gamma": -2.0}),
+    Form("product and sum", "ab,a->ab", {"op_ab": "mul"}), Form("the larger", "ab,ab->ba", {"op_abc": "max"}),
+    Form("in place", "abc,b->cba", in_place=True), Form("operators", "ab,b->ba", {"op_b": "exp", "op_c": "conj"}),
+    Form("gaps", "abc,cb->bca", {"op_ab": "mul", "op_abc": "mul"}, gap=2),
+    Form("a factor of zero", "ab,ba->ba", {"beta": 0.0}),
+)
+# fmt: on
+FORMS = dict(zip(KINDS, (CONTRACTIONS, TRINARY, REDUCTIONS, PERMUTATIONS, BINARY, TERNARY), strict=True))
+SUMMING = ("contract", "contract_trinary", "reduce_modes")
+# What rounds operands before they are multiplied, or all of it to bf16: operands then are numbers of few digits, which
+# every such type has, so that nothing but the sums is rounded.
+COARSE = tuple(one for one in Compute if "FAST" in one.name or "EMULATED" in one.name)
+OWN_SUMS = {
+    Compute.COMPUTE_16F: 2.0**-24,
+    Compute.COMPUTE_32F_FAST_3XTF32: 2.0**-24,
+    Compute.COMPUTE_32F_EMULATED_16FX4: 2.0**-23,
+}
+
+
+def evaluate(request: Any, work: np.dtype[Any]) -> Results:
+    """The outputs of a request of this family."""
+    return (summed if request.op in SUMMING else elementwise)(request, work)
+
+
+def cases(row: Row) -> list[MadeCase]:
+    """Every form of a row's op that its dtypes have."""
+    if row.op == "einsum":
+        return einsum_cases(row)
+    is_complex = any(dtype.is_complex for dtype in row.dtypes)
+    forms = [
+        form for form in FORMS[row.op] if not is_complex or not {"max", "min"} & {*map(str, form.options.values())}
+    ]
+    dtypes = "-".join(map(str, row.dtypes))
+    word = "" if row.compute is None else row.compute.name.removeprefix("COMPUTE_")
+    return [MadeCase(f"{dtypes}-{word}-{form.name}", partial(check, form, row), form.name) for form in forms]
+
+
+def in_16_bits(row: Row) -> bool:
+    """Whether all is computed in f16 or bf16: operands are small whole numbers then, and every result is exact."""
+    is_bf16 = row.compute is Compute.COMPUTE_32F_FAST_16BF and row.dtypes[0] is BF16
+    return is_bf16 or row.compute is Compute.COMPUTE_16F
+
+
+def check(form: Form, row: Row, name: str, device: Device, rng: np.random.Generator) -> Check:
+    """A case with fresh operands."""
+    kind, sizes = KINDS[row.op], {**SIZES, **form.sizes}
+    inputs, output = form.spec.split("->")
+    operands: dict[str, Any] = {}
+    for place_of, modes, dtype in zip(kind.tensors_of_spec, inputs.split(","), row.dtypes, strict=False):
+        shape = tuple(1 if place_of == "a" and mode in form.ones else sizes[mode] for mode in modes)
+        order = tuple(reversed(range(len(shape)))) if place_of in form.reversed_order else None
+        operands[place_of] = place(device, drawn(rng, dtype, shape, row), order, form.gap).view
+    options = {key: option_of(value, row) for key, value in form.options.items()}
+    written: tuple[GuardedBuffer, ...] = ()
+    wanted, result = tuple(sizes[mode] for mode in output), row.dtypes[-1]
+    added = getattr(kind, "added", "c")
+    if form.added or (row.op not in SUMMING and added in kind.reads and added not in operands):
+        memory = place(device, drawn(rng, result, wanted, row), gap=form.gap)
+        operands[added] = memory.view
+        if form.in_place:
+            operands["out"], written = memory.view, (memory,)
+    if row.op == "permute":
+        options["out_dtype"] = result
+    request = kind(spec=form.spec, compute=row.compute, **operands, **options)
+    if not written and (form.gap or form.out_order):
+        order = tuple(reversed(range(len(wanted)))) if form.out_order else None
+        request, written = with_outputs(request, lambda values: place(device, values, order, form.gap))
+    return checked(name, (request, written), evaluate, bounds)
+
+
+def option_of(value: Any, row: Row) -> Any:
+    """An option as a row has it; factors of complex tensors are complex."""
+    is_complex = all(dtype.is_complex for dtype in row.dtypes)
+    return value * (0.6 + 0.8j) if is_complex and isinstance(value, float) and value else value
+
+
+def drawn(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...], row: Row) -> Array:
+    """Normal numbers, complex ones in both parts; of few digits where a row's type rounds operands."""
+    if in_16_bits(row):
+        return np.asarray(rng.choice(np.array([-2.0, -1.0, 1.0, 2.0]), shape).astype(dtype.numpy))
+    is_double = dtype in (F64, C128) and row.compute is Compute.COMPUTE_32F
+    parts = [rng.standard_normal(shape) for _ in range(1 + dtype.is_complex)]
+    if row.compute in COARSE or is_double:
+        parts = [part.astype(BF16.numpy).astype(np.float64) for part in parts]
+    made = parts[0] + 1j * parts[1] if dtype.is_complex else parts[0]
+    return np.asarray(made).astype(dtype.numpy)
+
+
+def bounds(request: Any, expected: Results) -> Results:
+    """How far the result may be off: a sum of n walks like √n of its roundoffs, from operands that may be rounded."""
+    out, dtype = expected["out"], request.outputs()["out"].dtype
+    compute: Any = member(request.compute)
+    unit = OWN_SUMS.get(compute) or SUMS.get(compute, (2.0**-24, 0.0))[0]
+    if request.op not in SUMMING:
+        return {"out": rounded(16 * unit * sizes_of(request), out, dtype)}
+    if getattr(request, "reduce", TensorOp.ADD) in (TensorOp.MAX, TensorOp.MIN):
+        return {"out": rounded(4 * unit * np.abs(out), out, dtype)}
+    if getattr(request, "reduce", TensorOp.ADD) is TensorOp.MUL:
+        return {"out": rounded(64 * unit * np.abs(out), out, dtype)}
+    count = np.prod([float(size) for mode, size in request.sizes.items() if mode not in request.result_modes])
+    size = magnitudes(request) * (2 if dtype.is_complex else 1)
+    return {"out": rounded((8 + 4 * np.sqrt(count)) * unit * size, out, dtype)}
+
+
+def sizes_of(request: Any) -> Array:
+    """What the roundoff of elementwise operations is measured by: each part's size, added up, or multiplied."""
+    total = np.zeros(request.shape)
+    product = np.ones(request.shape)
+    for name, number in zip(request.reads, request.numbers, strict=True):
+        laid = along(operand(request, name, EXACT), request.modes_of(name), request.result_modes)
+        part = np.abs(times(request, number, laid))
+        total = total + part
+        product = product * part
+    return np.asarray(np.maximum(total, product) if request.binary else total)
+
+
+# -- wrong results that every case must reject: see `dispatch/testing/mutations.py` -----------------------------------
+def other_alpha(request: Any) -> complex | None:
+    """Alpha 2% larger, where there is one."""
+    return request.factor("alpha") * 1.02 if request.factor("alpha") else None
+
+
+def other_beta(request: Any) -> complex | None:
+    """Beta of the other sign, where something is added by it."""
+    return -request.factor("beta") if "beta" in request.numbers and request.factor("beta") else None
+
+
+def not_conjugated(request: Any) -> Any:
+    """The numbers themselves in place of their conjugates."""
+    is_complex = request.a.dtype.is_complex
+    return TensorOp.IDENTITY if is_complex and getattr(request, "op_a", None) is TensorOp.CONJ else None
+
+
+def other_pairing(request: Any) -> Any:
+    """MUL in place of ADD, or ADD."""
+    given = getattr(request, "op_ac", None)
+    return None if given is None else TensorOp.MUL if given is TensorOp.ADD else TensorOp.ADD
+
+
+def other_pairing_of_three(request: Any) -> Any:
+    """The same where there are two."""
+    given = getattr(request, "op_abc", None)
+    return None if given is None else TensorOp.MUL if given is TensorOp.ADD else TensorOp.ADD
+
+
+def of_modes(mutation: Mutation) -> Mutation:
+    """A mutation of the requests that are no einsum."""
+    return lambda request: None if request.op == "einsum" else mutation(request)
+
+
+MUTATIONS = {
+    "another alpha": of_modes(with_fields(evaluate, 16, alpha=other_alpha)),
+    "beta of the other sign": of_modes(with_fields(evaluate, 16, beta=other_beta)),
+    "not conjugated": of_modes(with_fields(evaluate, 16, op_a=not_conjugated)),
+    "MUL for ADD": of_modes(with_fields(evaluate, 16, op_ac=other_pairing)),
+    "MUL for the second ADD": of_modes(with_fields(evaluate, 16, op_abc=other_pairing_of_three)),
+    **EINSUM_MUTATIONS,
+}

@@ -1,0 +1,116 @@
+"""The requests of this family in the terms of cuTENSOR: which operations carry one out, and on what.
+
+What is added is to lie as the result does: where it does not, it is copied there first. A mode along which a tensor
+does not step is none of its own, and modes of one element are nobody's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.keys import C128, F64, Compute, member
+from dispatch.libraries.cutensor.calls import Call, Constant, IdlePlan, Operand, Scalar, TensorPlan, Zero
+from dispatch.libraries.cutensor.descriptors import Operation, Preference, Side
+from dispatch.ops.contraction.choices import ContractionAlgo, TensorOp
+from dispatch.ops.contraction.modes import lower
+from dispatch.ops.contraction.tune import tuned
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["calls_of", "plan"]
+
+# The functions that describe an op and carry it out, and whether these are given a workspace.
+FUNCTIONS = {
+    "contract": ("cutensorCreateContraction", "cutensorContract", True),
+    "contract_trinary": ("cutensorCreateContractionTrinary", "cutensorContractTrinary", True),
+    "reduce_modes": ("cutensorCreateReduction", "cutensorReduce", True),
+    "permute": ("cutensorCreatePermutation", "cutensorPermute", False),
+    "elementwise_binary": ("cutensorCreateElementwiseBinary", "cutensorElementwiseBinaryExecute", False),
+    "elementwise_trinary": ("cutensorCreateElementwiseTrinary", "cutensorElementwiseTrinaryExecute", False),
+}
+
+
+def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
+    """The plan of a request; Refused where cuTENSOR has no kernel for it."""
+    if not request.layout_of("out").size:
+        return IdlePlan(row, capture_safe=False)
+    if getattr(request, "jit", False):
+        executor.refuse_capture("a request whose kernel is compiled")
+    own = preference_of(request)
+
+    def planned(preference: Preference) -> TensorPlan:
+        return TensorPlan(executor, row, calls_of(request, row, preference))
+
+    return tuned(request, executor, row, own, planned) if request.autotune else planned(own)
+
+
+def preference_of(request: Any) -> Preference:
+    """What a request says of kernels."""
+    if request.op not in ("contract", "contract_trinary", "reduce_modes"):
+        return Preference()
+    algo = ContractionAlgo.DEFAULT if request.algo is None else member(request.algo)
+    return Preference(int(algo), request.kernel_rank, request.jit, request.workspace)
+
+
+def side(request: Any, name: str, operator: TensorOp = TensorOp.IDENTITY) -> Side:
+    """An operand as cuTENSOR is told of it."""
+    layout = request.layout_of(name)
+    view = lower(request.modes_of(name), layout, request.sizes)
+    return Side(view.modes, view.extents, view.strides, layout.dtype, layout.alignment, int(operator))
+
+
+def calls_of(request: Any, row: Row, preference: Preference) -> list[Call | Zero]:
+    """What is to be called."""
+    out = side(request, "out")
+    if any(extent == 0 for extent in request.sizes.values()):
+        layout = request.layout_of("out")  # a sum of nothing
+        return [Zero(request.place_of("out"), layout.low, layout.high - layout.low)]
+    compute: Any = row.compute
+    sides: list[Side] = []
+    places: dict[str, Operand] = {}
+    calls: list[Call | Zero] = []
+    fields = {name: field for field, name in request.unary.items()}
+    for name in request.reads:
+        if name == request.added and not request.reads_c:
+            continue
+        operator = request.operator(fields[name]) if name in fields else TensorOp.IDENTITY
+        found, places[name] = side(request, name, operator), Operand(request.place_of(name))
+        if name == request.added:
+            if found[:4] != out[:4]:
+                calls.append(copy(request, found._replace(operator=1), out))
+                places[name], found = Operand(request.place_of("out")), out
+            alignment = min(found.alignment, out.alignment)  # the two are to have one descriptor
+            out, found = out._replace(alignment=alignment), found._replace(alignment=alignment, operator=int(operator))
+        sides.append(found)
+    create, execute, works = FUNCTIONS[request.op]
+    if works and not request.reads_c:
+        sides.append(out)  # which a factor of 0 leaves unread
+    binary = tuple(int(member(getattr(request, field))) for field in request.binary)
+    operation = Operation(create, tuple(sides), out, binary, compute)
+    calls.append(Call(operation, execute, arguments_of(request, places), works, preference))
+    return calls
+
+
+def copy(request: Any, source: Side, target: Side) -> Call:
+    """What is added, where the result is to be."""
+    is_double = source.dtype in (F64, C128)
+    compute = Compute.COMPUTE_64F if is_double else Compute.COMPUTE_32F
+    operation = Operation("cutensorCreatePermutation", (source,), target, (), compute)
+    places = Operand(request.place_of(request.added)), Operand(request.place_of("out"))
+    return Call(operation, "cutensorPermute", (Constant(1.0), *places))
+
+
+def arguments_of(request: Any, places: dict[str, Operand]) -> tuple[Any, ...]:
+    """Factors and operands in the order of the function that carries an op out, the result last."""
+    out = Operand(request.place_of("out"))
+    first_number = len(request.reads) + len(request.writes)
+    scalars = {name: Scalar(first_number + place) for place, name in enumerate(request.numbers)}
+    if request.op in ("contract", "contract_trinary", "reduce_modes"):
+        operands = [places[name] for name in request.tensors_of_spec]
+        beta = scalars["beta"] if request.reads_c else Constant(0.0)
+        return (scalars["alpha"], *operands, beta, places.get(request.added, out), out)
+    pairs = [(scalars[number], places[name]) for number, name in zip(request.numbers, request.reads, strict=True)]
+    return (*(one for pair in pairs for one in pair), out)

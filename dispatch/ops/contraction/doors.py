@@ -1,0 +1,250 @@
+"""Tensor algebra in NumPy's words: `dispatch.tensors`, by the requests `einsum`, `reduce_modes` and `permute`.
+
+Operands may be of torch, CuPy or JAX, as everywhere, and are f16, bf16, f32, f64, c64 or c128. Axes may be counted from
+the end. Follows https://numpy.org/doc/stable/reference/routines.linalg.html, and opt_einsum for `contract_expression`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from typing import TYPE_CHECKING, Any
+
+from dispatch.checks import check_int, check_shape, shown
+from dispatch.errors import BadRequest
+from dispatch.keys import F32
+from dispatch.ops.contraction import einsum, reduce_modes
+from dispatch.ops.contraction.einsum import EinsumRequest, explicit
+from dispatch.ops.contraction.einsum_call import spread_out
+from dispatch.ops.contraction.modes import symbol
+from dispatch.ops.contraction.vjp import einsum_vjp
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.ops.contraction.choices import TensorOp
+
+__all__ = [
+    "ContractExpression",
+    "contract_expression",
+    "einsum",
+    "einsum_path",
+    "einsum_vjp",
+    "inner",
+    "kron",
+    "max",
+    "mean",
+    "min",
+    "outer",
+    "prod",
+    "sum",
+    "tensordot",
+    "trace",
+    "transpose",
+]
+
+Axes = int | tuple[int, ...] | None
+
+
+def rank(name: str, tensor: Any) -> int:
+    """How many axes an operand has; BadRequest for what has no shape."""
+    try:
+        return len(tensor.shape)
+    except (AttributeError, TypeError):
+        raise BadRequest(
+            name, f"a {type(tensor).__name__}", "a tensor", "dispatch.device().array(x) makes one"
+        ) from None
+
+
+def modes(count: int, first: int = 0) -> str:
+    """So many letters."""
+    return "".join(symbol(first + number) for number in range(count))
+
+
+def axes_of(axis: Axes | list[int], count: int, name: str = "axis") -> tuple[int, ...]:
+    """Axes from 0 on, each once; all for None."""
+    if axis is None:
+        return tuple(range(count))
+    given = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+    found = tuple(check_int(name, one, -count, count - 1) % count for one in given) if count else given
+    if len(set(found)) < len(found) or (not count and given):
+        raise BadRequest(name, repr(axis), f"each of {count} axes once at most")
+    return found
+
+
+# -- products ---------------------------------------------------------------------------------------------------------
+def tensordot(a: Any, b: Any, axes: int | Sequence[Any] = 2, out: Any = None) -> Any:
+    """Σ over axes of a with axes of b: the last ones of a with the first of b, or ((a's), (b's)) as they are said."""
+    ranks = rank("a", a), rank("b", b)
+    if isinstance(axes, int):
+        check_int("axes", axes, 0, builtins.min(ranks))
+        pairs = list(zip(range(ranks[0] - axes, ranks[0]), range(axes), strict=True))
+    else:
+        if not isinstance(axes, (tuple, list)) or len(axes) != 2:
+            raise BadRequest("axes", shown(axes), "a number, or the axes of a and those of b")
+        first, second = axes_of(axes[0], ranks[0], "axes"), axes_of(axes[1], ranks[1], "axes")
+        if len(first) != len(second):
+            raise BadRequest("axes", f"{len(first)} of a, {len(second)} of b", "as many of each")
+        pairs = list(zip(first, second, strict=True))
+    of_a, of_b = list(modes(ranks[0])), list(modes(ranks[1], ranks[0]))
+    for one, other in pairs:
+        of_b[other] = of_a[one]
+    summed = {of_a[one] for one, _ in pairs}
+    for (one, other), mode in zip(pairs, (of_a[one] for one, _ in pairs), strict=True):
+        if a.shape[one] != b.shape[other]:  # einsum would broadcast
+            given = f"{b.shape[other]} along axis {other}"
+            raise BadRequest("b", given, f"{a.shape[one]}, as a has along axis {one} ({mode})")
+    kept = "".join(mode for mode in (*of_a, *of_b) if mode not in summed)
+    return einsum(f"{''.join(of_a)},{''.join(of_b)}->{kept}", a, b, out=out)
+
+
+def inner(a: Any, b: Any, out: Any = None) -> Any:
+    """Σ over the last axes of both; of a scalar the product."""
+    if not rank("a", a) or not rank("b", b):
+        return tensordot(a, b, 0, out)
+    return tensordot(a, b, ((-1,), (-1,)), out)
+
+
+def outer(a: Any, b: Any) -> Any:
+    """a[i] · b[j] for all elements, a matrix."""
+    found = tensordot(a, b, 0)
+    return found.reshape((math.prod(a.shape), math.prod(b.shape)))
+
+
+def kron(a: Any, b: Any) -> Any:
+    """The Kronecker product: blocks of b, each multiplied by an element of a."""
+    count = builtins.max((rank("a", a), rank("b", b)))
+    of_a, of_b = modes(count), modes(count, count)
+    own_a, own_b = of_a[count - len(a.shape) :], of_b[count - len(b.shape) :]
+    kept = "".join(mode for pair in zip(of_a, of_b, strict=True) for mode in pair if mode in own_a + own_b)
+    found = einsum(f"{own_a},{own_b}->{kept}", a, b)
+    wide = [(1,) * (count - len(one.shape)) + tuple(one.shape) for one in (a, b)]
+    return found.reshape(tuple(x * y for x, y in zip(*wide, strict=True)))
+
+
+def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, out: Any = None) -> Any:
+    """The sum of a diagonal of two axes, `offset` beside the main one."""
+    count = rank("a", a)
+    if count < 2:
+        raise BadRequest("a", f"{count} axes", "two or more")
+    first, second = axes_of((axis1, axis2), count, "axis2")
+    rows, columns = a.shape[first], a.shape[second]
+    check_int("offset", offset, 1 - rows, columns - 1)
+    length = builtins.min(rows + offset, columns - offset, rows, columns)
+    there: list[Any] = [slice(None)] * count
+    begin_row, begin_column = builtins.max((0, -offset)), builtins.max((0, offset))
+    there[first], there[second] = slice(begin_row, begin_row + length), slice(begin_column, begin_column + length)
+    own = list(modes(count))
+    own[second] = own[first]
+    kept = "".join(mode for axis, mode in enumerate(own) if axis not in (first, second))
+    return einsum(f"{''.join(own)}->{kept}", a[tuple(there)], out=out)
+
+
+def transpose(a: Any, axes: Sequence[int] | None = None, out: Any = None) -> Any:
+    """A copy with the axes in another order, backwards unless it is said; `a.transpose()` of a tensor is a view."""
+    count = rank("a", a)
+    order = tuple(reversed(range(count))) if axes is None else axes_of(tuple(axes), count, "axes")
+    if len(order) != count:
+        raise BadRequest("axes", repr(axes), f"each of {count} axes")
+    own = modes(count)
+    return einsum(f"{own}->{''.join(own[axis] for axis in order)}", a, out=out)
+
+
+# -- reductions -------------------------------------------------------------------------------------------------------
+def _reduced(a: Any, axis: Axes, keepdims: bool, out: Any, reduce: TensorOp | str, *, mean: bool = False) -> Any:
+    count = rank("a", a)
+    axes = axes_of(axis, count)
+    own = modes(count)
+    kept = "".join(mode for place, mode in enumerate(own) if place not in axes)
+    elements = math.prod(a.shape[place] for place in axes)
+    if mean and not elements:
+        raise BadRequest("a", f"{list(a.shape)}", "an element at least to take the mean of")
+    found = reduce_modes(f"{own}->{kept}", a, reduce=reduce, alpha=1 / elements if mean else 1.0, out=out)
+    if not keepdims or out is not None:
+        return found
+    return found.reshape(tuple(1 if place in axes else extent for place, extent in enumerate(a.shape)))  # type: ignore[attr-defined,unused-ignore]
+
+
+def sum(a: Any, axis: Axes = None, keepdims: bool = False, out: Any = None) -> Any:  # noqa: A001  # NumPy's word
+    """The sum along axes, all of them unless it is said."""
+    return _reduced(a, axis, keepdims, out, "add")
+
+
+def mean(a: Any, axis: Axes = None, keepdims: bool = False, out: Any = None) -> Any:
+    """The mean along axes."""
+    return _reduced(a, axis, keepdims, out, "add", mean=True)
+
+
+def max(a: Any, axis: Axes = None, keepdims: bool = False, out: Any = None) -> Any:  # noqa: A001  # NumPy's word
+    """The largest element along axes."""
+    return _reduced(a, axis, keepdims, out, "max")
+
+
+def min(a: Any, axis: Axes = None, keepdims: bool = False, out: Any = None) -> Any:  # noqa: A001  # NumPy's word
+    """The smallest element along axes."""
+    return _reduced(a, axis, keepdims, out, "min")
+
+
+def prod(a: Any, axis: Axes = None, keepdims: bool = False, out: Any = None) -> Any:
+    """The product along axes."""
+    return _reduced(a, axis, keepdims, out, "mul")
+
+
+# -- contractions that come again -------------------------------------------------------------------------------------
+class ContractExpression:
+    """A contraction of operands of these shapes, which is called with them: `expression(a, b)`.
+
+    Its path is found once, while it is made; the plan of a call is that of `einsum`, found again by the layouts.
+    """
+
+    def __init__(self, spec: str, shapes: tuple[tuple[int, ...], ...], options: dict[str, Any]) -> None:
+        self.spec, self.shapes, self._options = spec, shapes, options
+
+    def __call__(self, *operands: Any, out: Any = None) -> Any:
+        """The contraction of some operands; BadRequest for others than were said."""
+        given = tuple(tuple(one.shape) if hasattr(one, "shape") else None for one in operands)
+        if given != self.shapes:
+            raise BadRequest("operands", shown(given), f"tensors of the shapes {self.shapes}")
+        return einsum(self.spec, *operands, out=out, **self._options)
+
+    def __repr__(self) -> str:
+        return f"<ContractExpression {self.spec} of {', '.join(map(str, self.shapes))}>"
+
+
+def contract_expression(spec: Any, *shapes: Any, **options: Any) -> ContractExpression:
+    """What contracts operands of these shapes, or of those of the tensors given: with `einsum`'s options, but `out`."""
+    spec, given = spread_out(spec, shapes)
+    found = tuple(tuple(one.shape) if hasattr(one, "shape") else check_shape("shapes", one) for one in given)
+    options.setdefault("optimize", "auto")
+    text = explicit(spec, tuple(map(len, found)))
+    blank = _blank(text, found, options)
+    options["optimize"] = blank.course.path
+    return ContractExpression(text, found, options)
+
+
+def _blank(spec: str, shapes: tuple[tuple[int, ...], ...], options: dict[str, Any]) -> EinsumRequest:
+    """A request over tensors of these shapes, of one element in memory each, for its path."""
+    from dispatch.device.registry import device
+
+    one = device("host").zeros((), F32)
+    tensors = tuple(one.strided(shape, (0,) * len(shape)) for shape in shapes)
+    return EinsumRequest(spec, tensors, optimize=options["optimize"], memory_limit=options.get("memory_limit"))
+
+
+def einsum_path(spec: Any, *operands: Any, optimize: Any = "auto", memory_limit: int | None = None) -> str:
+    """The path of a contraction as a table: each step, what it gives, and what it costs.
+
+    Operands are tensors, or shapes.
+    """
+    spec, given = spread_out(spec, operands)
+    shapes = tuple(tuple(one.shape) if hasattr(one, "shape") else check_shape("shapes", one) for one in given)
+    text = explicit(spec, tuple(map(len, shapes)))
+    course = _blank(text, shapes, {"optimize": optimize, "memory_limit": memory_limit}).course
+    lines = [f"{text}  path {' '.join(str(step).replace(' ', '') for step in course.path)}"]
+    wide = builtins.max(tuple(len(step.spec) for step in course.steps))
+    for number, step in enumerate(course.steps):
+        inputs = ", ".join(f"[{one}]" for one in step.inputs)
+        what = f"[{len(shapes) + number}] = {step.op}({inputs})"
+        lines.append(f"  {what:<32} {step.spec:<{wide}}  {list(step.shape)}  {float(step.flops):.3g} operations")
+    lines.append(f"  {float(course.flops):.3g} operations in all, {course.largest:,} elements on the way at most")
+    return "\n".join(lines)

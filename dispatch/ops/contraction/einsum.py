@@ -1,0 +1,319 @@
+"""EinsumRequest: a sum of products over modes of any number of tensors. Making one validates it, and finds its path;
+this file calls no library.
+
+Follows https://numpy.org/doc/stable/reference/generated/numpy.einsum.html.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cudabind._cached import cached_property
+from dispatch.checks import check_int, check_kinds, shown
+from dispatch.core.operand_checks import check_writable
+from dispatch.core.operands import Output, dense
+from dispatch.core.overlap import overlap
+from dispatch.core.request import NamedArguments, Request, Signature, Unpacked
+from dispatch.device.frameworks.frameworks import adopt
+from dispatch.device.tensor import Tensor
+from dispatch.errors import BadRequest
+from dispatch.keys import BF16, C64, C128, F16, F32, F64, Compute, Dtype
+from dispatch.ops.contraction.base import NUMBERS
+from dispatch.ops.contraction.modes import SIGNS, canonical, extents_of, implied, symbol
+from dispatch.ops.contraction.paths import check_path
+from dispatch.ops.contraction.steps import Course, course_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from typing_extensions import Self
+
+    from dispatch.core.request import Argument, Operands, Use
+    from dispatch.device.device import Device
+    from dispatch.device.layout import Layout
+
+__all__ = ["EinsumRequest", "explicit", "unique_layout"]
+
+Shape = tuple[int, ...]
+REALS = (F16, F32, F64)  # each is converted to those behind it
+COMPLEX = {F32: C64, F64: C128}
+PRECISION = {C64: F32, C128: F64}
+MAX_BYTES = 1 << 62
+
+
+@dataclass(frozen=True, eq=False)
+class EinsumRequest(Request["Tensor"]):
+    """out = Σ operands[0] · operands[1] · …, over all modes that the result has not, two operands at a time.
+
+    Attributes:
+        spec: a letter for each axis of each operand, and of the result behind "->", as NumPy has it: "ij,jk->ik".
+            Without "->" the result has the modes that are there once, in alphabetical order. "..." are further axes,
+            which broadcast. Or lists of modes, the last of them the result's. A mode that an operand has twice is its
+            diagonal; that the result has twice, a diagonal that is written, with zeros beside it.
+        operands: one tensor or more; of one dtype, or f16, f32, f64, c64 and c128 that are converted to the most
+            precise among them. An axis of extent 1 is any other.
+        conj: the numbers of the operands whose conjugates are taken.
+        optimize: how the order of the contractions is found: "auto", "optimal", "greedy", "dp", "random-greedy" and
+            what else opt_einsum has; NumPy finds "auto", "greedy" and "optimal" where that is not installed. Or
+            "left-to-right", or a path, [(0, 1), (0, 1)]: at each step which are contracted of those that are left.
+        memory_limit: the most bytes that a result on the way may have; None for what the device has.
+        compute: the precision of the contractions, a Compute or its name ("tf32"); None takes that of the dtypes.
+        library: the one whose rows alone carry out the steps, "cutensor" or "cublasLt"; None asks all for each.
+        autotune: time all that takes a step, and remember on disk what is fastest.
+        out: of the spec's modes in their order; it overlaps no operand.
+
+    Gives back one tensor, a new one also where the result is an operand with its axes in another order. What there is
+    on the way lies in memory of the executor's. All steps are one plan, launched as one graph once it is learnt.
+    """
+
+    op: ClassVar[str] = "einsum"
+    updates: ClassVar[tuple[str, ...]] = ()
+    unpacked: ClassVar[Unpacked | None] = Unpacked(several=("operands",))
+    spec: str | Sequence[Any]
+    operands: Sequence[Tensor]
+    _: KW_ONLY
+    conj: tuple[int, ...] = ()
+    optimize: str | Sequence[Any] = "auto"
+    memory_limit: int | None = None
+    compute: Compute | str | None = None
+    library: str | None = None
+    autotune: bool = False
+    out: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        adopt(self)
+        given: object = self.operands
+        if not isinstance(given, (tuple, list)) or not given:
+            raise BadRequest("operands", shown(given), "a list of tensors, one at least")
+        object.__setattr__(self, "operands", tuple(self.operands))
+        self._check_tensors()
+        check_kinds(self)
+        object.__setattr__(self, "spec", explicit(self.spec, tuple(one.ndim for one in self.operands)))
+        object.__setattr__(self, "optimize", check_path(self.optimize, len(self.operands)))
+        self._check_numbers()
+        self._check_dtypes()
+        self._check_out()
+        self._check_memory()
+
+    # -- what follows from the fields -------------------------------------------------------------------------------
+    @cached_property
+    def parsed(self) -> tuple[tuple[str, ...], str]:
+        """The modes of each operand, and of the result."""
+        given, _, output = str(self.spec).partition("->")
+        return tuple(given.split(",")), output
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """The extent of each mode."""
+        named = [(f"operands[{n}]", modes, self.operands[n].shape) for n, modes in enumerate(self.parsed[0])]
+        return extents_of(named, str(self.spec))
+
+    @cached_property
+    def shape(self) -> Shape:
+        """That of the result."""
+        return tuple(self.sizes[mode] for mode in self.parsed[1])
+
+    @cached_property
+    def precision(self) -> Dtype:
+        """The real dtype that all operands are converted to, or the real and imaginary parts of complex ones."""
+        given = [PRECISION.get(one.dtype, one.dtype) for one in self.operands]
+        return max(given, key=REALS.index) if given[0] is not BF16 else BF16
+
+    @cached_property
+    def dtype(self) -> Dtype:
+        """The dtype of the result."""
+        is_complex = any(one.dtype.is_complex for one in self.operands)
+        return COMPLEX[self.precision] if is_complex else self.precision
+
+    @cached_property
+    def course(self) -> Course:
+        """The steps, and the path that they follow."""
+        inputs, output = self.parsed
+        conj = tuple(number in self.conj and one.dtype.is_complex for number, one in enumerate(self.operands))
+        converted = tuple(PRECISION.get(one.dtype, one.dtype) is not self.precision for one in self.operands)
+        is_mixed = len({one.dtype.is_complex for one in self.operands}) > 1
+        whole = tuple(
+            not is_mixed and len(set(modes)) == len(modes) and one.shape == tuple(self.sizes[mode] for mode in modes)
+            for modes, one in zip(inputs, self.operands, strict=True)
+        )
+        limit = None if self.memory_limit is None else max(self.memory_limit // self.dtype.itemsize, 1)
+        sizes = tuple(self.sizes.items())
+        return course_of(inputs, output, sizes, conj, converted, whole, self.optimize, limit)
+
+    # -- the contract of Request --------------------------------------------------------------------------------------
+    @property
+    def device(self) -> Device:
+        return self.operands[0].device
+
+    def signature(self) -> Signature:
+        return Signature((self.dtype, self.dtype), library=self.library)
+
+    def key(self) -> tuple[Any, ...]:
+        layouts = tuple(tensor.layout for _, tensor, _ in self.tensors())
+        out = None if self.out is None else self.out.layout
+        return (self.spec, layouts, out, self.conj, self.optimize, self.memory_limit, *self._choices)
+
+    @property
+    def _choices(self) -> tuple[Any, ...]:
+        return self.compute, self.library, self.autotune
+
+    def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
+        return (*(tensor.ptr for tensor in self.operands), outputs.get("out", self.out).ptr)  # type: ignore[union-attr]
+
+    def addresses(self) -> tuple[str | None, ...]:
+        return (*(f"operands[{number}]" for number in range(len(self.operands))), "out")
+
+    def named_arguments(self) -> NamedArguments:
+        return NamedArguments(tuple(name or "" for name in self.addresses()))
+
+    def tensors(self) -> tuple[Use, ...]:
+        uses = tuple((f"operands[{number}]", tensor, False) for number, tensor in enumerate(self.operands))
+        return uses if self.out is None else (*uses, ("out", self.out, True))
+
+    def outputs(self) -> dict[str, Output]:
+        """The result as it is allocated."""
+        return {"out": dense(self.shape, self.dtype)}
+
+    def unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
+        return {} if self.out is not None else {"out": tuple(self.outputs()["out"])}  # type: ignore[dict-item]
+
+    def out_layout(self) -> Layout:
+        """The layout of the result, as it will be where it is still to be allocated."""
+        if self.out is not None:
+            return self.out.layout
+        made = self.outputs()["out"]
+        return self.device.layout(made.dtype, made.shape, made.strides, 256)
+
+    def result(self, outputs: Operands) -> Tensor:
+        return outputs["out"] if self.out is None else self.out
+
+    def replace(self, **operands: Tensor) -> Self:
+        places = {f"operands[{number}]": number for number in range(len(self.operands))}
+        for name in operands:
+            if name != "out" and name not in places:
+                raise BadRequest(name, "no operand of this request", ", ".join([*places, "out"]))
+        tensors = tuple(operands.get(name, self.operands[number]) for name, number in places.items())
+        return replace(self, operands=tensors, out=operands.get("out", self.out))
+
+    def describe(self) -> str:
+        parts = [repr(self.spec), *(f"{name} {tensor.layout}" for name, tensor, _ in self.tensors())]
+        if self.conj:
+            parts.append(f"conj={self.conj}")
+        course = self.course
+        path = " ".join(str(step).replace(" ", "") for step in course.path)
+        largest = f", {course.largest * self.dtype.itemsize:,} bytes on the way at most" if course.largest else ""
+        return f"einsum({', '.join(parts)}): path {path}, {float(course.flops):.3g} operations{largest}"
+
+    # -- checks -------------------------------------------------------------------------------------------------------
+    def _check_tensors(self) -> None:
+        for number, tensor in enumerate(self.operands):
+            given: object = tensor
+            if not isinstance(given, Tensor):
+                hint = "use dev.array(x) or from_dlpack(x)"
+                raise BadRequest(f"operands[{number}]", f"a {type(given).__name__}", "a dispatch Tensor", hint)
+        out: object = self.out
+        if out is not None and not isinstance(out, Tensor):
+            raise BadRequest("out", f"a {type(out).__name__}", "a dispatch Tensor, or None")
+        home = self.device
+        home.check(*(tensor for _, tensor, _ in self.tensors()))
+        for name, tensor, _ in self.tensors():
+            if tensor.device is not home:
+                hint = f"move it: {home}.array(x)"
+                raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {home!r}", hint)
+
+    def _check_numbers(self) -> None:
+        given: object = self.conj
+        if not isinstance(given, tuple):
+            raise BadRequest("conj", shown(given), "a tuple of the numbers of operands, such as (0,)")
+        for number in given:
+            check_int("conj", number, 0, len(self.operands) - 1)
+        if self.memory_limit is not None:
+            check_int("memory_limit", self.memory_limit, 1, MAX_BYTES)
+
+    def _check_dtypes(self) -> None:
+        first = self.operands[0]
+        for number, one in enumerate(self.operands):
+            if one.dtype not in NUMBERS:
+                wanted = f"{', '.join(map(str, NUMBERS[:-1]))} or {NUMBERS[-1]}"
+                raise BadRequest(f"operands[{number}]", str(one.layout), wanted, "convert it: x.astype('f32')")
+            if (one.dtype is BF16) != (first.dtype is BF16):
+                wanted = f"{first.dtype}, as operands[0] is: nothing converts bf16"
+                raise BadRequest(f"operands[{number}]", str(one.layout), wanted, f"x.astype('{first.dtype}')")
+        is_complex = any(one.dtype.is_complex for one in self.operands)
+        for number, one in enumerate(self.operands):
+            if is_complex and not one.dtype.is_complex and self.precision is not F64:
+                wanted = f"{COMPLEX.get(self.precision, C64)}: real numbers go with c128 alone"
+                raise BadRequest(f"operands[{number}]", str(one.layout), wanted, "x.astype('c64')")
+
+    def _check_out(self) -> None:
+        out = self.out
+        if out is None:
+            return
+        if (out.shape, out.dtype) != (self.shape, self.dtype):
+            hint = "leave out=None to have it allocated"
+            raise BadRequest("out", str(out.layout), f"{self.dtype}{list(self.shape)}", hint)
+        check_writable("out", out)
+        for name, tensor, _ in self.tensors():
+            if name != "out" and overlap(tensor, out):
+                raise BadRequest("out", f"memory that overlaps {name}", "memory of its own", "leave out=None")
+
+    def _check_memory(self) -> None:
+        needed = self.course.largest * self.dtype.itemsize  # finds the path
+        if self.memory_limit is not None and needed > self.memory_limit:
+            hint = "optimize='optimal', or another path, may keep within it"
+            raise BadRequest("memory_limit", f"{self.memory_limit:,} bytes", f"{needed:,} or more for this path", hint)
+
+
+def unique_layout(request: EinsumRequest) -> Layout:
+    """The layout of the result along each of its modes once: of its diagonal, where it has one twice."""
+    layout, output = request.out_layout(), request.parsed[1]
+    steps: dict[str, int] = {}
+    for mode, stride in zip(output, layout.strides, strict=True):
+        steps[mode] = steps.get(mode, 0) + stride
+    shape = tuple(request.sizes[mode] for mode in steps)
+    return request.device.layout(layout.dtype, shape, tuple(steps.values()), layout.alignment)
+
+
+def explicit(spec: Any, ranks: tuple[int, ...]) -> str:
+    """A spec with letters in place of ellipses and with the modes of its result, for operands of these ranks.
+
+    Raises BadRequest for one that does not fit them, or a result of modes that no operand has.
+    """
+    return _explicit(canonical(spec), ranks)
+
+
+@lru_cache(4096)
+def _explicit(text: str, ranks: tuple[int, ...]) -> str:
+    given, arrow, output = text.partition("->")
+    inputs = given.split(",")
+    if len(inputs) != len(ranks):
+        raise BadRequest("spec", f"{text!r}, which has {len(inputs)}", f"modes of {len(ranks)} operands")
+    beyond = max([0, *(ranks[n] - len(term) + 3 for n, term in enumerate(inputs) if "..." in term)])
+    names = [symbol(1000 + number) for number in range(beyond)]  # which nobody else has
+    inputs = [_spread(term, names, ranks[n] - len(term) + 3, text) for n, term in enumerate(inputs)]
+    if not arrow:
+        output = "".join(names) + "".join(mode for mode in implied(inputs) if mode not in names)
+    elif "..." in output:
+        output = output.replace("...", "".join(names), 1)
+    elif names:
+        hint = f"{given}->...{output} keeps them; letters in place of the dots are summed over"
+        raise BadRequest("spec", repr(text), "an ellipsis in the result, too, for the axes that it stands for", hint)
+    for term in (*inputs, output):
+        if wrong := SIGNS.intersection(term):
+            raise BadRequest("spec", repr(text), f"letters, one for each axis, not {' '.join(sorted(wrong))!r}")
+    for mode in Counter(output):
+        if not any(mode in term for term in inputs):
+            raise BadRequest("spec", f"{text!r}: no operand has {mode}", "modes that an operand has")
+    return f"{','.join(inputs)}->{output}"
+
+
+def _spread(term: str, names: list[str], count: int, text: str) -> str:
+    """The modes of an operand, the last of these for its ellipsis."""
+    if "..." not in term:
+        return term
+    if count < 0:
+        raise BadRequest("spec", repr(text), f"at most as many modes as there are axes, not {term!r}")
+    return term.replace("...", "".join(names[len(names) - count :]), 1)

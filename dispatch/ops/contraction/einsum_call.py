@@ -1,0 +1,86 @@
+"""`einsum` as it is called: operands one by one, as NumPy has it, or in a list; by what is remembered of calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from dispatch.core.remembered_operands import OperandCalls
+from dispatch.core.request_function import request_function
+from dispatch.errors import BadRequest
+from dispatch.ops.contraction.einsum import EinsumRequest
+from dispatch.unknown_arguments import refuse_arguments
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
+    from dispatch.keys import Compute
+
+__all__ = ["einsum", "spread_out"]
+
+remembered = OperandCalls(EinsumRequest)
+
+
+class Einsum(Protocol):
+    """The parameters of `einsum`."""
+
+    def __call__(
+        self,
+        spec: Any,
+        *operands: Any,
+        conj: tuple[int, ...] = (),
+        optimize: Any = "auto",
+        memory_limit: int | None = None,
+        compute: Compute | str | None = None,
+        library: str | None = None,
+        autotune: bool = False,
+        out: Any = None,
+    ) -> Tensor: ...
+
+
+def spread_out(spec: Any, operands: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """A spec and its operands, from what NumPy takes: the operands one by one, or each with the list of its modes."""
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)) and isinstance(spec, (str, list, tuple)):
+        return spec, tuple(operands[0])
+    if isinstance(spec, (str, list, tuple)):
+        return spec, operands
+    given = (spec, *operands)
+    if len(given) < 2:
+        raise BadRequest("operands", "nothing", "a spec and operands, or operands each with its modes")
+    tensors, modes = given[: len(given) // 2 * 2 : 2], list(given[1::2])
+    if len(given) % 2:
+        return [*modes, given[-1]], tensors
+    from dispatch.ops.contraction.modes import letters
+
+    known: dict[Any, str] = {}
+    try:
+        for mode in sorted({mode for term in modes for mode in term if mode is not Ellipsis}):
+            letters([mode], known)  # so that the alphabet has them in the order of their numbers
+        return ",".join(letters(term, known) for term in modes), tensors
+    except TypeError:
+        raise BadRequest("operands", f"{len(given)} arguments", "operands each with the list of its modes") from None
+
+
+def call(
+    spec: Any = None,
+    operands: Any = None,
+    *more: Any,
+    conj: Any = (),
+    optimize: Any = "auto",
+    memory_limit: Any = None,
+    compute: Any = None,
+    library: Any = None,
+    autotune: Any = False,
+    out: Any = None,
+    **unknown: Any,
+) -> Any:
+    """The way through what is remembered of calls, else through a request."""
+    if unknown or spec is None or operands is None:
+        refuse_arguments("einsum", EinsumRequest, more, unknown)
+    spec, tensors = spread_out(spec, (operands, *more))
+    if isinstance(spec, list):
+        spec = tuple(tuple(term) if isinstance(term, list) else term for term in spec)
+    if isinstance(optimize, list):
+        optimize = tuple(tuple(step) if isinstance(step, list) else step for step in optimize)
+    return remembered(spec, tensors, conj, optimize, memory_limit, compute, library, autotune, out)
+
+
+einsum = cast("Einsum", request_function(EinsumRequest, "einsum", call))

@@ -1,0 +1,131 @@
+"""The cases of einsum, how far a result may be off, and wrong results that each must reject."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dispatch.core.host_plan import EXACT
+from dispatch.keys import C64, C128, F16, F32, F64, HALF
+from dispatch.ops.contraction.einsum import EinsumRequest
+from dispatch.ops.contraction.einsum_reference import einsum_steps
+from dispatch.testing.check import Check, GuardedBuffer, MadeCase, place, rounded, with_outputs
+from dispatch.testing.mutations import changed
+
+if TYPE_CHECKING:
+    from dispatch.core.host_plan import Results
+    from dispatch.core.row import Row
+    from dispatch.device.device import Device
+    from dispatch.device.layout import Array
+    from dispatch.keys import Dtype
+
+__all__ = ["EINSUM_MUTATIONS", "einsum_cases", "magnitude"]
+
+SIZES = dict(zip("abcdefghijklmnop", (4, 3, 5, 2, 7, 1, 6, 3, 8, 5, 11, 4, 9, 2, 3, 13), strict=True))
+
+
+class Form(NamedTuple):
+    """What is asked for; products alone where every step is a matrix product as its operands lie."""
+
+    name: str
+    spec: str
+    options: dict[str, Any] = {}  # noqa: RUF012  # nobody adds to it
+    is_product: bool = False
+    lower: int | None = None  # an operand of the next less precise dtype
+    ones: str = ""  # modes along which the first operand has extent 1
+    gap: int = 0
+
+
+# fmt: off
+FORMS = (
+    Form("a matrix product", "ij,jk->ik", is_product=True),
+    Form("a chain of three", "ij,jk,kl->il", is_product=True),
+    Form("from the left", "ij,jk,kl->il", {"optimize": "left-to-right"}, is_product=True),
+    Form("a path", "ij,jk,kl->il", {"optimize": ((0, 1), (0, 1))}, is_product=True),
+    Form("a chain of five", "ab,bc,cd,de,eg->ag", is_product=True),
+    Form("turned", "ij,kj,lk->li", is_product=True),
+    Form("a batch", "bij,bjk->bik", is_product=True),
+    Form("one tensor, turned", "abc->cab"), Form("one tensor, summed", "abc->b"), Form("a trace", "aa->"),
+    Form("a diagonal", "aba->ba"), Form("a diagonal that is written", "ai,i->ii"),
+    Form("three at once", "ai,bi,ci->abc", {"optimize": ((0, 1, 2),)}),
+    Form("a star", "ai,bi,ci->abc"), Form("modes of one alone", "abk,kcd->ac"), Form("to a scalar", "ab,bc,ca->"),
+    Form("elements", "ab,ab,ab->ab"), Form("an outer product", "a,b,c->cab"), Form("a scalar", ",ab->ba"),
+    Form("conjugates", "ij,jk,kl->il", {"conj": (0, 2)}), Form("one's conjugates", "ab->ba", {"conj": (0,)}),
+    Form("an extent of 1", "ab,ab,bc->ac", ones="a"), Form("another precision", "ab,bc->ac", lower=1),
+    Form("gaps", "abk,kc,cd->bad", gap=2), Form("an ellipsis", "...ab,...bc->...ac"),
+    Form("six modes", "abcd,dgce,eh->hgab"), Form("nothing to sum", "ab,bf->af"),
+)
+# fmt: on
+LOWER: dict[Dtype, Dtype] = {F32: F16, F64: F32, C128: C64}
+
+
+def einsum_cases(row: Row) -> list[MadeCase]:
+    """Every form that a row has."""
+    return [
+        MadeCase(f"{row.dtypes[0]}-{form.name}", partial(check, form, row), form.name)
+        for form in FORMS
+        if (form.is_product or row.library != "cublasLt") and (form.lower is None or row.dtypes[0] in LOWER)
+    ]
+
+
+def check(form: Form, row: Row, name: str, device: Device, rng: np.random.Generator) -> Check:
+    """A case with fresh operands."""
+    operands = []
+    for number, term in enumerate(form.spec.split("->")[0].split(",")):
+        shape = tuple(1 if not number and mode in form.ones else SIZES[mode] for mode in term.replace("...", "dh"))
+        dtype = LOWER[row.dtypes[0]] if form.lower == number else row.dtypes[0]
+        operands.append(place(device, drawn(rng, dtype, shape), gap=form.gap).view)
+    request: Any = EinsumRequest(form.spec, operands, **form.options)
+    written: tuple[GuardedBuffer, ...] = ()
+    if form.gap:
+        request, written = with_outputs(request, lambda values: place(device, values, gap=form.gap))
+    expected = einsum_steps(request, EXACT)
+    return Check(name, request, expected, bounds(request, expected), written)
+
+
+def drawn(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...]) -> Array:
+    """Normal numbers, complex ones in both parts; of 16 bits -1, 0 and 1, of which what is on the way is exact."""
+    if dtype in HALF:
+        return np.asarray(rng.choice(np.array([-1.0, 0.0, 1.0]), shape).astype(dtype.numpy))
+    parts = [rng.standard_normal(shape) for _ in range(1 + dtype.is_complex)]
+    return np.asarray(parts[0] + 1j * parts[1] if dtype.is_complex else parts[0]).astype(dtype.numpy)
+
+
+def magnitude(request: EinsumRequest) -> Array:
+    """The same of the operands' magnitudes."""
+    tensors = [one.device.array(np.abs(np.asarray(one).astype(np.complex128)).real) for one in request.operands]
+    return einsum_steps(replace(request, operands=tuple(tensors), conj=(), out=None), EXACT)["out"]
+
+
+def bounds(request: EinsumRequest, expected: Results) -> Results:
+    """How far the result may be off: each step adds the roundoff of its sums."""
+    dtype, steps = request.dtype, len(request.course.steps)
+    unit = 2.0**-53 if request.precision is F64 else 2.0**-24
+    count = np.prod([float(size) for mode, size in request.sizes.items() if mode not in request.parsed[1]])
+    walk = (8 + 4 * np.sqrt(count)) * unit
+    size = magnitude(request) * (2 ** len(request.operands) if dtype.is_complex else 1)
+    return {"out": rounded(walk * steps * size, expected["out"], dtype)}
+
+
+# -- wrong results that every case must reject: see `dispatch/testing/mutations.py` -----------------------------------
+def left_out(request: Any) -> Results | None:
+    """The largest element of the first operand taken to be 0."""
+    if request.op != "einsum" or not request.operands[0].size or not request.operands[0].ndim:
+        return None
+    first, *others = request.operands
+    values = np.array(first)
+    values.flat[int(np.abs(values.astype(np.complex128)).argmax())] = 0
+    return einsum_steps(replace(request, operands=(changed(first, values), *others), out=None), EXACT)
+
+
+def not_conjugated(request: Any) -> Results | None:
+    """The numbers themselves in place of their conjugates."""
+    if request.op != "einsum" or not request.conj or not request.dtype.is_complex:
+        return None
+    return einsum_steps(replace(request, conj=(), out=None), EXACT)
+
+
+EINSUM_MUTATIONS = {"an element left out": left_out, "operands not conjugated": not_conjugated}

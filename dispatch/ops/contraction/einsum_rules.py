@@ -1,0 +1,123 @@
+"""What the rows of einsum need beyond their dtypes: each rule gives "needs …, has …", or ""."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dispatch.device.layout import c_strides
+from dispatch.keys import BF16, C64, C128, F16, F32, F64, Compute, Dtype, member
+from dispatch.ops.contraction.einsum import unique_layout
+from dispatch.ops.contraction.product import product_of
+
+if TYPE_CHECKING:
+    from dispatch.device.layout import Layout
+    from dispatch.ops.contraction.einsum import EinsumRequest
+
+__all__ = ["computes", "gapless_diagonals", "operands_ahead", "products_alone", "summed_along"]
+
+OF_F32 = (Compute.COMPUTE_32F_FAST_TF32, Compute.COMPUTE_32F_FAST_3XTF32, Compute.COMPUTE_32F_EMULATED_16BFX9)
+OF_F64 = (Compute.COMPUTE_64F, Compute.COMPUTE_32F, Compute.COMPUTE_64F_EMULATED_FIXEDPOINT)
+# What contractions of each dtype may be computed in.
+COMPUTES: dict[Dtype, tuple[Compute, ...]] = {
+    **dict.fromkeys((F16, BF16), (Compute.COMPUTE_32F,)),
+    **dict.fromkeys((F64, C128), OF_F64),
+    F32: (Compute.COMPUTE_32F, *OF_F32, Compute.COMPUTE_32F_EMULATED_16FX4,
+          Compute.COMPUTE_32F_FAST_16BF, Compute.COMPUTE_32F_FAST_16F),
+    C64: (Compute.COMPUTE_32F, *OF_F32, Compute.COMPUTE_32F_EMULATED_16FX4),
+}  # fmt: skip
+
+
+def operands_ahead(request: EinsumRequest) -> str:
+    """Elements begin where they may, and no stride is below 0."""
+    layouts = [(name, tensor.layout) for name, tensor, _ in request.tensors()]
+    for name, layout in layouts:
+        if layout.size and layout.alignment < layout.dtype.itemsize:
+            return f"needs {name} at a multiple of {layout.dtype.itemsize} bytes, has {layout.alignment}: copy it"
+        steps = [step for extent, step in zip(layout.shape, layout.strides, strict=True) if extent > 1]
+        if layout.size and min(steps, default=1) < 0:
+            return f"needs strides of 0 or more, has {name} {layout}: copy it with dev.array(x)"
+    return ""
+
+
+def computes(request: EinsumRequest) -> str:
+    """A compute type that the dtype has."""
+    asked: Any = member(request.compute)
+    known = COMPUTES[request.dtype]
+    if asked is None or asked in known:
+        return ""
+    return f"needs compute {', '.join(one.name for one in known)} for {request.dtype}, has {asked.name}"
+
+
+def summed_along(request: EinsumRequest) -> str:
+    """Sums have an element, and some operand steps along each mode: others would not be summed over, nor repeated."""
+    empty = [mode for mode, extent in request.sizes.items() if not extent]
+    if empty and request.out_layout().size and not request.out_layout().fills_bytes:
+        return f"needs an element along {empty[0]}, or a result without gaps, which is set to 0"
+    reached = {
+        mode
+        for modes, tensor in zip(request.parsed[0], request.operands, strict=True)
+        for mode, extent, step in zip(modes, tensor.shape, tensor.layout.strides, strict=True)
+        if extent > 1 and step
+    }
+    lost = [mode for mode, extent in request.sizes.items() if extent > 1 and mode not in reached]
+    return f"needs an operand that steps along {lost[0]}, has none: copy one with dev.array(x)" if lost else ""
+
+
+def gapless_diagonals(request: EinsumRequest) -> str:
+    """Zeros are written beside a diagonal: into memory that is the result's alone."""
+    output = request.parsed[1]
+    if len(set(output)) == len(output) or request.out_layout().fills_bytes:
+        return ""
+    return f"needs a result without gaps where it has a mode twice, has {request.out_layout()}"
+
+
+# What cuBLASLt's rows of contractions are computed in.
+OF_PRODUCTS: dict[Dtype, tuple[Compute, ...]] = {
+    **dict.fromkeys((F16, BF16), (Compute.COMPUTE_32F,)),
+    **dict.fromkeys((F32, C64), (Compute.COMPUTE_32F, Compute.COMPUTE_32F_FAST_TF32)),
+    **dict.fromkeys((F64, C128), (Compute.COMPUTE_64F,)),
+}
+
+
+class StepView(NamedTuple):
+    """A step as far as it shows whether it is a matrix product: the layouts and modes of its operands and result."""
+
+    sizes: dict[str, int]
+    modes: dict[str, str]
+    layouts: dict[str, Layout]
+    reads_c: bool = False
+
+    def modes_of(self, name: str) -> str:
+        """Those of an operand, or of the result."""
+        return self.modes[name]
+
+    def layout_of(self, name: str) -> Layout:
+        """How an operand, or the result, lies."""
+        return self.layouts[name]
+
+
+def products_alone(request: EinsumRequest) -> str:
+    """Each step is a matrix product as its operands lie: no sum over modes of one, no permutation, no conjugates."""
+    if len({tensor.dtype for tensor in request.operands}) > 1:
+        return f"needs operands of one dtype, has {', '.join(str(tensor.dtype) for tensor in request.operands)}"
+    asked: Any = member(request.compute)
+    if asked is not None and asked not in OF_PRODUCTS[request.dtype]:
+        known = ", ".join(one.name for one in OF_PRODUCTS[request.dtype])
+        return f"needs compute {known} for products of {request.dtype}, has {asked.name}"
+    steps, device = request.course.steps, request.device
+    layouts = [tensor.layout for tensor in request.operands]
+    for number, step in enumerate(steps):
+        if step.op != "contract":
+            return f"needs steps that are matrix products, has {step.op}({step.spec!r})"
+        if any(step.conj):
+            return f"needs no conjugates, has those of {step.spec!r}"
+        inputs, output = step.spec.split("->")
+        made = device.layout(request.dtype, step.shape, c_strides(step.shape), 256)
+        layouts.append(made if number < len(steps) - 1 else unique_layout(request))
+        names = dict(zip(("a", "b", "out"), (*inputs.split(","), output), strict=True))
+        lying = dict(zip(names, (*(layouts[one] for one in step.inputs), layouts[-1]), strict=True))
+        sizes = {mode: request.sizes[mode] for modes in names.values() for mode in modes}
+        found = product_of(StepView(sizes, names, lying))
+        if isinstance(found, str):
+            return f"{found} ({step.spec!r})"
+    return ""

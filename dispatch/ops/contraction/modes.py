@@ -1,0 +1,137 @@
+"""Modes: which axis of which tensor is which, as a spec like "ik,kj->ij" says it, and how tensors lie along them.
+
+A mode is an axis that tensors share by its letter. All the requests of this family, and `einsum`, read specs here. Pure
+arithmetic; it knows no library.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dispatch.checks import shown
+from dispatch.errors import BadRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.device.layout import Layout
+
+__all__ = ["View", "canonical", "extents_of", "is_spec", "letters", "lower", "parse", "symbol"]
+
+Shape = tuple[int, ...]
+ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+BEYOND = 0x100  # the character of the first mode behind the alphabet
+SIGNS = frozenset(",->.")
+
+
+def symbol(number: int) -> str:
+    """The letter of a mode that is given as a number; there are as many as anybody needs."""
+    return ALPHABET[number] if number < len(ALPHABET) else chr(BEYOND + number - len(ALPHABET))
+
+
+def is_spec(value: object) -> bool:
+    """Whether something may be a spec: a string, or lists of modes, one for each operand and one for the result."""
+    return isinstance(value, (str, list, tuple))
+
+
+def canonical(spec: Any) -> str:
+    """A spec as a string without blanks; modes in lists may be anything that can be told apart.
+
+    Raises BadRequest for what is neither.
+    """
+    if isinstance(spec, str):
+        return "".join(spec.split())
+    wanted = 'a string such as "ik,kj->ij", or lists of modes, the last of the result: [["i", "k"], ["k", "j"], "ij"]'
+    if not isinstance(spec, (list, tuple)) or len(spec) < 2:
+        raise BadRequest("spec", shown(spec), wanted)
+    known: dict[Any, str] = {}
+    try:
+        terms = [letters(term, known) for term in spec]
+    except TypeError:
+        raise BadRequest("spec", shown(spec), wanted) from None
+    return f"{','.join(terms[:-1])}->{terms[-1]}"
+
+
+def letters(modes: Any, known: dict[Any, str]) -> str:
+    """Modes in a list as letters; `...` is an ellipsis. `known` holds those that were met before.
+
+    Raises TypeError for what cannot be iterated over or has no hash.
+    """
+    return "".join("..." if mode is Ellipsis else known.setdefault(mode, symbol(len(known))) for mode in modes)
+
+
+@lru_cache(4096)
+def parse(spec: str, operands: int) -> tuple[tuple[str, ...], str]:
+    """The modes of each operand and of the result, of a canonical spec without ellipses.
+
+    Raises BadRequest where it has another number of operands, or a result of modes that none has or that it has twice.
+    """
+    given, arrow, output = spec.partition("->")
+    inputs = tuple(given.split(","))
+    if not arrow:
+        raise BadRequest("spec", repr(spec), 'modes of the result behind "->"', f'such as "{spec}->{implied(inputs)}"')
+    for term in (*inputs, output):
+        if wrong := SIGNS.intersection(term):
+            raise BadRequest("spec", repr(spec), f"letters, one for each axis, not {' '.join(sorted(wrong))!r}")
+    if len(inputs) != operands:
+        raise BadRequest("spec", f"{spec!r}, which has {len(inputs)}", f"modes of {operands} operands")
+    for letter, count in Counter(output).items():
+        if count > 1:
+            hint = "einsum writes diagonals: there the result may have a mode twice"
+            raise BadRequest("spec", f"{spec!r}: the result has {letter} {count} times", "each mode once", hint)
+    return inputs, output
+
+
+def implied(inputs: Sequence[str]) -> str:
+    """What NumPy takes for the result where none is said: the modes that are there once, in alphabetical order."""
+    counts = Counter("".join(inputs))
+    return "".join(sorted(letter for letter, count in counts.items() if count == 1))
+
+
+def extents_of(named: Sequence[tuple[str, str, Shape]], spec: str) -> dict[str, int]:
+    """The extent of each mode, from operands by name with their modes and shapes.
+
+    An extent of 1 is any other. Raises BadRequest for axes without a mode, and for extents that disagree.
+    """
+    found: dict[str, int] = {}
+    whose: dict[str, str] = {}
+    for name, modes, shape in named:
+        if len(modes) != len(shape):
+            given = f"{len(shape)} axes, {list(shape)}"
+            raise BadRequest(name, given, f"{len(modes)}, for it has the modes {modes!r} in {spec!r}")
+        for mode, extent in zip(modes, shape, strict=True):
+            known = found.get(mode, 1)
+            if extent != 1 and known not in (1, extent):
+                wanted = f"{known} along it, as {whose[mode]} has"
+                raise BadRequest(name, f"{extent} along {mode} of {spec!r}", wanted)
+            if mode not in found or known == 1:
+                found[mode], whose[mode] = extent, name
+    return found
+
+
+class View(NamedTuple):
+    """A tensor along modes, each once: letters, extents, and strides in elements."""
+
+    modes: str
+    extents: Shape
+    strides: Shape
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """The stride along each mode."""
+        return dict(zip(self.modes, self.strides, strict=True))
+
+
+def lower(modes: str, layout: Layout, extents: dict[str, int]) -> View:
+    """How a tensor lies along its modes, in the order in which they first come.
+
+    A mode that it has twice is the diagonal. One of a single element, or along which it does not step, is left out:
+    there it is the same everywhere.
+    """
+    steps: dict[str, int] = {}
+    for mode, extent, stride in zip(modes, layout.shape, layout.strides, strict=True):
+        steps[mode] = steps.get(mode, 0) + (stride if extent > 1 else 0)
+    kept = [mode for mode, step in steps.items() if extents[mode] > 1 and step != 0]
+    return View("".join(kept), tuple(extents[mode] for mode in kept), tuple(steps[mode] for mode in kept))

@@ -1,0 +1,143 @@
+"""Which contractions are one matrix product, or a batch of them, over memory as it lies.
+
+The modes of a contraction are of four sorts: K in A and B, M in A and D, N in B and D, and the batch in all three.
+Where those of each sort lie in memory as one axis, the same one in each tensor that has them, it is D = A · B for
+matrices (M, K), (K, N) and (M, N). Pure arithmetic.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dispatch.ops.contraction.modes import lower
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Matrix", "Product", "merges", "product_of"]
+
+
+class Matrix(NamedTuple):
+    """Rows and columns of an operand, behind a batch axis where there is one: extents, and strides in elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def has_dense_rows(self) -> bool:
+        """Whether its rows are dense, and do not overlap."""
+        (rows, columns), (row, column) = self.shape[-2:], self.strides[-2:]
+        return (columns == 1 or column == 1) and (rows == 1 or row >= columns)
+
+    @property
+    def has_dense_columns(self) -> bool:
+        """Whether its columns are."""
+        (rows, columns), (row, column) = self.shape[-2:], self.strides[-2:]
+        return (rows == 1 or row == 1) and (columns == 1 or column >= rows)
+
+
+class Product(NamedTuple):
+    """D = a · b + c: matrices of a contraction's operands, of which the second may be the left one."""
+
+    a: Matrix
+    b: Matrix
+    out: Matrix
+    c: Matrix | None
+
+
+class Axis(NamedTuple):
+    """Modes as one axis: its extent, and its stride in each tensor that has them."""
+
+    extent: int
+    steps: tuple[int, ...]
+
+
+def merged(extents: dict[str, int], steps: Sequence[dict[str, int]], modes: Sequence[str]) -> Axis | str:
+    """Modes that tensors share as one axis of each; or the mode that is no part of it."""
+    if not modes:
+        return Axis(1, (0,) * len(steps))
+    order = sorted(modes, key=lambda mode: -steps[-1][mode])
+    inner = order[-1]
+    extent, found = extents[inner], tuple(each[inner] for each in steps)
+    for mode in reversed(order[:-1]):
+        if any(each[mode] != step * extent for each, step in zip(steps, found, strict=True)):
+            return mode
+        extent *= extents[mode]
+    return Axis(extent, found)
+
+
+def product_of(request: Any) -> Product | str:
+    """The matrix product that a contraction is, or why it is none, in the words of a rule."""
+    sizes = request.sizes
+    if not all(sizes.values()):
+        return "needs an element along each mode"
+    names = ["a", "b", *(("c",) if request.reads_c else ()), "out"]
+    steps = {name: lower(request.modes_of(name), request.layout_of(name), sizes).steps for name in names}
+    in_a, in_b, in_d = (steps[name].keys() for name in ("a", "b", "out"))
+    sorts: dict[str, tuple[list[str], tuple[str, ...]]] = {
+        "batch": ([m for m in in_d if m in in_a and m in in_b], ("a", "b")),
+        "m": ([m for m in in_d if m in in_a and m not in in_b], ("a",)),
+        "n": ([m for m in in_d if m in in_b and m not in in_a], ("b",)),
+        "k": ([m for m in in_a if m in in_b and m not in in_d], ("a", "b")),
+    }
+    there = {mode for modes, _ in sorts.values() for mode in modes}
+    if lost := [mode for mode, extent in sizes.items() if extent > 1 and mode not in there]:
+        return f"needs modes of two tensors at least, has {lost[0]} of one: sum over it first"
+    axes: dict[str, Axis] = {}
+    at: dict[str, dict[str, int]] = {name: {} for name in names}
+    for sort, (modes, inputs) in sorts.items():
+        owners = inputs if sort == "k" else (*inputs, *names[2:])
+        if any(mode not in steps[name] for name in owners for mode in modes):
+            return "needs a c that steps along each mode of the result"
+        axis = merged(sizes, [steps[name] for name in owners], modes)
+        if isinstance(axis, str):
+            return (
+                f"needs {', '.join(sorted(modes))} as one axis of {' and '.join(owners)}, has {axis} apart: permute one"
+            )
+        axes[sort] = axis
+        for name, step in zip(owners, axis.steps, strict=True):
+            at[name][sort] = step
+    if axes["batch"].extent > 1 and all(axes[sort].extent == 1 for sort in "mnk"):
+        return "needs a mode that is summed over or of one operand alone, has products of elements: elementwise_binary"
+    return _oriented(axes, at)
+
+
+def _oriented(axes: dict[str, Axis], at: dict[str, dict[str, int]]) -> Product | str:
+    """The product, transposed where the result's columns are dense and its rows are not."""
+    batch = ("batch",) if axes["batch"].extent > 1 else ()
+
+    def matrix(name: str, rows: str, columns: str) -> Matrix:
+        sorts = (*batch, rows, columns)
+        extents = tuple(axes[sort].extent for sort in sorts)
+        return Matrix(name, extents, tuple(at[name].get(sort, 0) or _dense(axes, sort, sorts) for sort in sorts))
+
+    straight = at["out"].get("n", 0) == 1 or axes["n"].extent == 1
+    left, right, rows, columns = ("a", "b", "m", "n") if straight else ("b", "a", "n", "m")
+    found = Product(
+        matrix(left, rows, "k"),
+        matrix(right, "k", columns),
+        matrix("out", rows, columns),
+        matrix("c", rows, columns) if "c" in at else None,
+    )
+    for one in (found.a, found.b):
+        if not (one.has_dense_rows or one.has_dense_columns):
+            return f"needs {one.name} with dense rows or columns, has strides {list(one.strides)}: permute it"
+    for other in (found.out, found.c):
+        if other is not None and not other.has_dense_rows:
+            return f"needs {other.name} with rows dense as the result's, has strides {list(other.strides)}: permute it"
+    return found
+
+
+def _dense(axes: dict[str, Axis], sort: str, sorts: tuple[str, ...]) -> int:
+    """The stride of an axis of one element, which means nothing: that of a dense matrix."""
+    step = 1
+    for behind in sorts[sorts.index(sort) + 1 :]:
+        step *= axes[behind].extent
+    return step
+
+
+def merges(request: Any) -> str:
+    """Rule: a contraction that is a matrix product as its operands lie."""
+    found = product_of(request)
+    return found if isinstance(found, str) else ""

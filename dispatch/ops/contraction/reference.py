@@ -1,0 +1,163 @@
+"""What is right, in NumPy: the host's rows in their precision, and in float64 what all rows are held against."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.core.host_plan import NumpyPlan, sigmoid, work_of
+from dispatch.keys import Compute, member
+from dispatch.ops.contraction.choices import TensorOp
+from dispatch.ops.contraction.modes import ALPHABET
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.core.host_plan import Results
+    from dispatch.core.row import Row
+    from dispatch.device.layout import Array
+    from dispatch.ops.contraction.base import ModesRequest
+
+__all__ = ["BINARY_OF", "UNARY_OF", "einsum_of", "elementwise", "magnitudes", "numpy_modes", "summed", "working"]
+
+
+def softplus(x: Array) -> Array:
+    return np.asarray(np.logaddexp(0, x) if x.dtype.kind == "f" else np.log(1 + np.exp(x)))
+
+
+def complex_sigmoid(x: Array) -> Array:
+    return np.asarray(sigmoid(x) if x.dtype.kind == "f" else 1 / (1 + np.exp(-x)))
+
+
+UNARY_OF: dict[TensorOp, Callable[[Array], Array]] = {
+    TensorOp.IDENTITY: lambda x: x,
+    TensorOp.SQRT: np.sqrt,
+    TensorOp.RELU: lambda x: np.maximum(x, 0),
+    TensorOp.CONJ: np.conj,
+    TensorOp.RCP: lambda x: 1 / x,
+    TensorOp.SIGMOID: complex_sigmoid,
+    TensorOp.TANH: np.tanh,
+    TensorOp.EXP: np.exp,
+    TensorOp.LOG: np.log,
+    TensorOp.ABS: np.abs,
+    TensorOp.NEG: np.negative,
+    TensorOp.SIN: np.sin,
+    TensorOp.COS: np.cos,
+    TensorOp.TAN: np.tan,
+    TensorOp.SINH: np.sinh,
+    TensorOp.COSH: np.cosh,
+    TensorOp.ASIN: np.arcsin,
+    TensorOp.ACOS: np.arccos,
+    TensorOp.ATAN: np.arctan,
+    TensorOp.ASINH: np.arcsinh,
+    TensorOp.ACOSH: np.arccosh,
+    TensorOp.ATANH: np.arctanh,
+    TensorOp.CEIL: np.ceil,
+    TensorOp.FLOOR: np.floor,
+    TensorOp.MISH: lambda x: x * np.tanh(softplus(x)),
+    TensorOp.SWISH: lambda x: x * sigmoid(x),
+    TensorOp.SOFT_PLUS: softplus,
+    TensorOp.SOFT_SIGN: lambda x: x / (np.abs(x) + 1),
+}
+BINARY_OF: dict[TensorOp, np.ufunc] = {
+    TensorOp.ADD: np.add,
+    TensorOp.MUL: np.multiply,
+    TensorOp.MAX: np.maximum,
+    TensorOp.MIN: np.minimum,
+}
+
+
+def working(tensor: Any, work: np.dtype[Any]) -> Array:
+    """The elements of a tensor in a working dtype, complex where they are."""
+    array = np.asarray(tensor)
+    return array.astype(np.result_type(work, np.complex64) if array.dtype.kind == "c" else work, copy=False)
+
+
+def operand(request: ModesRequest, name: str, work: np.dtype[Any]) -> Array:
+    """An operand, with its operator."""
+    field = next((field for field, of in request.unary.items() if of == name), None)
+    array = working(getattr(request, name), work)
+    return array if field is None else np.asarray(UNARY_OF[member(getattr(request, field))](array))
+
+
+def einsum_of(arrays: list[Array], modes: list[str], output: str) -> Array:
+    """A sum of products over modes by `numpy.einsum`, for modes of any letters; extents of 1 are any other."""
+    known: dict[str, str] = {}
+    terms = ["".join(known.setdefault(mode, ALPHABET[len(known)]) for mode in term) for term in modes]
+    result = "".join(known[mode] for mode in output)
+    return np.asarray(np.einsum(f"{','.join(terms)}->{result}", *arrays))
+
+
+def along(array: Array, modes: str, output: str) -> Array:
+    """An array with its modes in the order of the result, its diagonal where it has one twice; 1 where it has none."""
+    unique = "".join(dict.fromkeys(modes))
+    if unique != modes:
+        array = einsum_of([array], [modes], unique)
+    order = [unique.index(mode) for mode in output if mode in unique]
+    there = tuple(slice(None) if mode in unique else None for mode in output)
+    return np.asarray(array.transpose(order)[there])
+
+
+def times(request: ModesRequest, name: str, array: Array) -> Array:
+    """A factor times an array, in the array's precision; nothing is read where it is 0."""
+    factor: Any = request.factor(name)
+    if factor == 0:
+        return np.zeros_like(array)
+    return np.asarray(array * array.dtype.type(factor))
+
+
+def summed(request: ModesRequest, work: np.dtype[Any]) -> Results:
+    """Contractions and reductions: a sum, a product or an extremum over the modes that the result has not."""
+    arrays = [operand(request, name, work) for name in request.tensors_of_spec]
+    modes, output = request.parsed
+    kind: Any = getattr(request, "reduce", TensorOp.ADD)
+    if member(kind) is TensorOp.ADD:
+        whole = [np.broadcast_to(one, _wide(term, request)) for one, term in zip(arrays, modes, strict=True)]
+        found = einsum_of(whole, list(modes), output)
+    else:
+        unique = "".join(dict.fromkeys(modes[0]))
+        lost = [mode for mode in unique if mode not in output]
+        laid = along(arrays[0], modes[0], output + "".join(lost))
+        found = np.asarray(BINARY_OF[member(kind)].reduce(laid, tuple(range(len(output), laid.ndim))))
+    found = times(request, "alpha", np.asarray(found))
+    if request.reads_c:
+        found = found + times(request, "beta", operand(request, request.added, work))
+    return {"out": np.broadcast_to(found, request.shape)}
+
+
+def _wide(modes: str, request: ModesRequest) -> tuple[int, ...]:
+    return tuple(request.sizes[mode] for mode in modes)
+
+
+def elementwise(request: Any, work: np.dtype[Any]) -> Results:
+    """Permutations, and two or three tensors element by element."""
+    _, output = request.parsed
+    parts = []
+    for name, factor in zip(request.reads, request.numbers, strict=True):
+        laid = along(operand(request, name, work), request.modes_of(name), output)
+        parts.append(times(request, factor, laid))
+    kinds = [BINARY_OF[member(getattr(request, field))] for field in request.binary]
+    found = reduce(lambda done, pair: np.asarray(pair[0](done, pair[1])), zip(kinds, parts[1:], strict=True), parts[0])
+    return {"out": np.broadcast_to(found, request.shape)}
+
+
+def magnitudes(request: ModesRequest) -> Array:
+    """|alpha| · Σ |A| · |B| + |beta| · |C|: what the roundoff of a sum is measured by."""
+    work = np.dtype(np.float64)
+    arrays = [np.abs(operand(request, name, work)) for name in request.tensors_of_spec]
+    modes, output = request.parsed
+    whole = [np.broadcast_to(one, _wide(term, request)) for one, term in zip(arrays, modes, strict=True)]
+    found = abs(request.factor("alpha")) * einsum_of(whole, list(modes), output)
+    if request.reads_c:
+        found = found + abs(request.factor("beta")) * np.abs(operand(request, request.added, work))
+    return np.asarray(found)
+
+
+def numpy_modes(request: Any, executor: object, row: Row) -> NumpyPlan:
+    """A plan that computes with NumPy: in f64 where the result is f64 or c128 or that is asked for, else in f32."""
+    del executor
+    work = np.dtype(np.float64) if row.compute is Compute.COMPUTE_64F else work_of(row.dtypes[-1])
+    formula = elementwise if request.op in ("permute", "elementwise_binary", "elementwise_trinary") else summed
+    return NumpyPlan(row, formula, work)

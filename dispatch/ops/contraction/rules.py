@@ -1,0 +1,70 @@
+"""What the rows of this family need beyond their dtypes: each rule gives "needs …, has …", or ""."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.keys import BF16, F16
+from dispatch.ops.contraction.choices import TensorOp
+from dispatch.ops.contraction.modes import lower
+
+if TYPE_CHECKING:
+    from dispatch.ops.contraction.base import ModesRequest
+
+__all__ = ["adds_as_precisely", "asked_for", "only_identity", "reached", "steps_ahead", "summable"]
+
+
+def steps_ahead(request: ModesRequest) -> str:
+    """Elements begin where they may, strides are 0 or more, and none of the result's modes is the result's alone."""
+    for name in (*request.reads, *request.writes):
+        if name in request.reads and getattr(request, name) is None:
+            continue
+        layout = request.layout_of(name)
+        if not layout.size:
+            continue
+        if layout.alignment < layout.dtype.itemsize:
+            return f"needs {name} at a multiple of {layout.dtype.itemsize} bytes, has {layout.alignment}: copy it"
+        steps = [step for extent, step in zip(layout.shape, layout.strides, strict=True) if extent > 1]
+        if min(steps, default=1) < 0:
+            return f"needs strides of 0 or more, has {name} {layout}: copy it with dev.array(x)"
+    return ""
+
+
+def asked_for(request: Any) -> str:
+    """Sums of f64 in f32 are for those alone who ask for them, whatever other rows refuse."""
+    return "" if request.compute is not None else "needs compute='32f', has None"
+
+
+def only_identity(request: Any) -> str:
+    """A matrix product has no operators."""
+    names = [field for field in request.unary if request.operator(field).name != "IDENTITY"]
+    return f"needs {names[0]} IDENTITY, has {request.operator(names[0]).name}" if names else ""
+
+
+def reached(request: Any) -> str:
+    """An operand steps along each mode: along others cuTENSOR would neither sum nor repeat."""
+    views = (lower(request.modes_of(name), request.layout_of(name), request.sizes) for name in request.tensors_of_spec)
+    there = "".join(view.modes for view in views)
+    lost = [mode for mode, extent in request.sizes.items() if extent > 1 and mode not in there]
+    return f"needs an operand that steps along {lost[0]}, has none: permute repeats along a mode" if lost else ""
+
+
+def summable(request: Any) -> str:
+    """Of no elements there is a sum where nothing is added and the result fills its memory, but nothing else."""
+    empty = [mode for mode, extent in request.sizes.items() if not extent and mode not in request.result_modes]
+    if not empty:
+        return ""
+    kind: Any = getattr(request, "reduce", TensorOp.ADD)
+    if kind is TensorOp.ADD and not request.reads_c and request.layout_of("out").fills_bytes:
+        return ""
+    return f"needs an element along {empty[0]}, has none: a sum of nothing is a 0, added to nothing, without gaps"
+
+
+def adds_as_precisely(request: Any) -> str:
+    """Of a C of 16 bits that is D, cuBLASLt rounds the product before it is added."""
+    is_narrow = request.result_dtype in (F16, BF16) and request.reads_c
+    return (
+        f"needs nothing added to {request.result_dtype}, has c: it would be added to what is rounded"
+        if is_narrow
+        else ""
+    )

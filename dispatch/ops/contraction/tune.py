@@ -1,0 +1,85 @@
+"""Autotune among cuTENSOR's ways and kernels for one request: the candidates race, and the winner is remembered.
+
+`cutensor` sends requests with `autotune` here, and bind/race.py holds the winner against other libraries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from dispatch.errors import Refused
+from dispatch.execute.algorithm_cache import Algorithm
+from dispatch.execute.autotune import fastest
+from dispatch.ops.contraction.choices import ContractionAlgo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.core.request import Argument, Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.libraries.cutensor.descriptors import Preference
+
+__all__ = ["candidates", "stored_key", "tuned"]
+
+RANKS = 4  # kernels of each way, in cuTENSOR's order
+WAYS = (ContractionAlgo.DEFAULT_PATIENT, ContractionAlgo.GETT, ContractionAlgo.TGETT, ContractionAlgo.TTGT)
+
+
+def candidates(request: Any, own: Preference) -> list[Preference]:
+    """What races; cuTENSOR's own choice first."""
+    found = [own]
+    if request.op == "contract":
+        found += [own._replace(algo=int(way), kernel_rank=rank) for way in WAYS[1:] for rank in range(RANKS)]
+        found.append(own._replace(algo=int(WAYS[0])))
+    elif request.op == "contract_trinary":
+        found.append(own._replace(algo=int(WAYS[0])))
+    return found
+
+
+def tuned(
+    request: Any, executor: CudaExecutor, row: Row, own: Preference, planned: Callable[[Preference], Plan]
+) -> Plan:
+    """The plan of the fastest kernel: the one remembered, or the one that wins now; `planned` makes them."""
+    key = stored_key(request, row)
+    memory = executor.algorithms("cutensor")
+    known = memory.get(request.op, key)
+    remembered = None if known is None else recall(known, candidates(request, own))
+    if remembered is not None:
+        return planned(remembered)
+    executor.refuse_capture("a request that is to be tuned")
+    found: list[tuple[Preference, Plan]] = [(own, planned(own))]
+    for preference in candidates(request, own)[1:]:
+        with suppress(Refused):
+            found.append((preference, planned(preference)))
+
+    def run(number: int, arguments: tuple[Argument, ...]) -> None:
+        found[number][1].enqueue(arguments)
+
+    winner = fastest(executor, request, run, len(found)) if len(found) > 1 else 0
+    preference, plan = found[winner]
+    facts = {"row": row.name, "algo": preference.algo, "rank": preference.kernel_rank}
+    memory.put(request.op, key, Algorithm(json.dumps(facts).encode(), 0))
+    return plan
+
+
+def recall(known: Algorithm, offered: list[Preference]) -> Preference | None:
+    """The kernel of an outcome; None for what names none."""
+    try:
+        facts = json.loads(known.blob)
+        named = facts["algo"], facts["rank"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return next((one for one in offered if (one.algo, one.kernel_rank) == named), None)
+
+
+def stored_key(request: Any, row: Row) -> str:
+    """The request in words, and a digest of all that its plan depends on; the same whether outputs are given or not."""
+    names = [*(name for name in request.reads if getattr(request, name) is not None), "out"]
+    layouts = [(name, request.layout_of(name)) for name in names]
+    lies = [(name, str(one.dtype), one.shape, one.strides, one.alignment) for name, one in layouts]
+    digest = hashlib.sha256(repr((lies, row.name, list(map(repr, request.attributes())))).encode()).hexdigest()[:16]
+    return f"{request.spec} {', '.join(f'{name} {layout}' for name, layout in layouts)} {digest}"

@@ -1,0 +1,91 @@
+"""The gradients of einsum: of each operand a request, which is a sum of products of the others with the result's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.errors import BadRequest
+from dispatch.ops.contraction.einsum import EinsumRequest
+from dispatch.ops.contraction.einsum_call import spread_out
+from dispatch.ops.contraction.modes import symbol
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
+    from dispatch.keys import Compute
+
+__all__ = ["einsum_vjp"]
+
+FIRST_OF_OURS = 2000  # the number of a mode that nobody else has
+
+
+def einsum_vjp(
+    spec: Any,
+    *operands: Any,
+    grad: Any,
+    conj: tuple[int, ...] = (),
+    optimize: str = "auto",
+    memory_limit: int | None = None,
+    compute: Compute | str | None = None,
+    library: str | None = None,
+    autotune: bool = False,
+) -> tuple[EinsumRequest, ...]:
+    """The requests for the gradients of all operands of `einsum(spec, *operands, conj=conj)`, in their order.
+
+    `dispatch.run(request)` gives one. `grad` is that of the result, of its shape and dtype. For a real loss L each is
+    the g with dL = Re Σ conj(g) · dx, as PyTorch has it; of an operand of extent 1 along a mode it is summed up along
+    it, of one with a mode twice it is 0 beside the diagonal. Raises BadRequest for a grad that does not fit, and for
+    real operands among complex ones, whose gradient is a real part.
+    """
+    spec, operands = spread_out(spec, operands)
+    whole = EinsumRequest(spec, operands, conj=conj, optimize=optimize, memory_limit=memory_limit)
+    inputs, _ = whole.parsed
+    given = EinsumRequest("...", (grad,)).operands[0]
+    if (given.shape, given.dtype) != (whole.shape, whole.dtype):
+        raise BadRequest("grad", str(given.layout), f"{whole.dtype}{list(whole.shape)}, as the result is")
+    found = []
+    for number, modes in enumerate(inputs):
+        if whole.dtype.is_complex and not whole.operands[number].dtype.is_complex:
+            hint = f"operands[{number}].astype('{whole.dtype}'), and the real part of its gradient"
+            raise BadRequest(f"operands[{number}]", str(whole.operands[number].layout), "complex numbers", hint)
+        terms, tensors, flags = _product(whole, number, given)
+        result, more = _result(whole, number, modes, "".join(terms))
+        terms += [mode for mode, _ in more]
+        tensors += [one for _, one in more]
+        found.append(
+            EinsumRequest(
+                f"{','.join(terms)}->{result}", tuple(tensors), conj=flags, optimize=optimize,
+                memory_limit=memory_limit, compute=compute, library=library, autotune=autotune,
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _product(whole: EinsumRequest, number: int, grad: Tensor) -> tuple[list[str], list[Tensor], tuple[int, ...]]:
+    """The modes and the tensors of all other operands and of the result's gradient, and which are conjugated."""
+    inputs, output = whole.parsed
+    others = [place for place in range(len(inputs)) if place != number]
+    is_conj = number in whole.conj
+    flags = [place for place, other in enumerate(others) if (other in whole.conj) == is_conj]
+    if is_conj:
+        flags.append(len(others))
+    if not whole.dtype.is_complex:
+        flags = []
+    terms = [*(inputs[other] for other in others), output]
+    return terms, [*(whole.operands[other] for other in others), grad], tuple(flags)
+
+
+def _result(whole: EinsumRequest, number: int, modes: str, there: str) -> tuple[str, list[tuple[str, Tensor]]]:
+    """The modes of an operand's gradient, and ones along those that nobody else has."""
+    result, more = "", []
+    for axis, mode in enumerate(modes):
+        extent = whole.operands[number].shape[axis]
+        name = mode
+        if extent != whole.sizes[mode]:
+            name = symbol(FIRST_OF_OURS + axis)  # it was repeated along the mode, and is summed up along it
+        if name not in there and name not in result:
+            ones = np.ones(extent, whole.dtype.numpy)
+            more.append((name, whole.device.array(ones)))
+        result += name
+    return result, more

@@ -1,0 +1,50 @@
+"""The table's rows of einsum, whose steps are requests that the table has rows for. Rows, and nothing else.
+
+Where every step is a matrix product as its operands lie cuBLASLt alone carries it out, and no other library need be
+there; else each step goes to the first row that takes it, of cuBLASLt or of cuTENSOR. The last column names the
+machines on which a row's cases have passed, and is empty where none has run it yet.
+"""
+
+# fmt: off
+from __future__ import annotations
+
+from dispatch.core.nonfinite import stated
+from dispatch.core.row import Row
+from dispatch.keys import BF16, C64, C128, F16, F32, F64, Arch
+from dispatch.ops.contraction import sequence_einsum
+from dispatch.ops.contraction.einsum_reference import numpy_einsum
+from dispatch.ops.contraction.einsum_rules import (
+    computes,
+    gapless_diagonals,
+    operands_ahead,
+    products_alone,
+    summed_along,
+)
+from dispatch.table.on_host import on_host
+
+__all__ = ["ROWS"]
+
+SM75, SM80 = Arch(75), Arch(80)
+V2, V12 = (2, 2), (12, 9)
+RULES = (operands_ahead, summed_along, computes, gapless_diagonals)
+PRODUCTS = (*RULES, products_alone)
+CUTENSOR = ("cutensor", "cutensorContract", sequence_einsum)
+CUBLASLT = ("cublasLt", "cublasLtMatmul", sequence_einsum)
+
+GPU_ROWS = (
+#       op        operands, result
+    Row("einsum", (F16, F16),    None, PRODUCTS, SM80, None, V12, *CUBLASLT, variant="products"),
+    Row("einsum", (BF16, BF16),  None, PRODUCTS, SM80, None, V12, *CUBLASLT, variant="products"),
+    Row("einsum", (F32, F32),    None, PRODUCTS, SM80, None, V12, *CUBLASLT, variant="products"),
+    Row("einsum", (F64, F64),    None, PRODUCTS, SM80, None, V12, *CUBLASLT, variant="products"),
+    Row("einsum", (C64, C64),    None, PRODUCTS, SM80, None, V12, *CUBLASLT, variant="products"),
+    Row("einsum", (C128, C128),  None, PRODUCTS, SM80, None, V12, *CUBLASLT, variant="products"),
+    Row("einsum", (F16, F16),    None, RULES, SM75, None, V2,  *CUTENSOR),
+    Row("einsum", (BF16, BF16),  None, RULES, SM80, None, V2,  *CUTENSOR),
+    Row("einsum", (F32, F32),    None, RULES, SM75, None, V2,  *CUTENSOR),
+    Row("einsum", (F64, F64),    None, RULES, SM75, None, V2,  *CUTENSOR),
+    Row("einsum", (C64, C64),    None, RULES, SM75, None, V2,  *CUTENSOR),
+    Row("einsum", (C128, C128),  None, RULES, SM75, None, V2,  *CUTENSOR),
+)
+# fmt: on
+ROWS = stated((*GPU_ROWS, *(on_host(row, numpy_einsum, function="einsum", stands_for=row.library) for row in GPU_ROWS)))

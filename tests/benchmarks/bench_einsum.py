@@ -1,0 +1,288 @@
+"""Contractions beside torch.einsum, CuPy with its cuTENSOR backend, and nvmath, in one run.
+
+Tables, by `--only`: `f32`, `tf32`, `f64` and `c64`, the contractions of the TCCG benchmark with extents of one about
+alike, so that its largest tensor has 2^24 elements; `attention`, scores and sums in f16 and bf16; `networks`, sweeps
+over a matrix product state and lattices of tensors: us of the GPU for one call, and TFLOP/s; and `host`, us of the
+host for one call of a small contraction of three tensors at ever other addresses.
+
+Each result is held against torch's in double precision first. Candidates take turns, and the median counts. A ratio is
+the fastest peer's time over ours: above 1 ours is faster. What CuPy and nvmath are is printed as missing where they are
+not installed. Repeat:
+`python tests/benchmarks/bench_einsum.py [--quick] [--device cuda:0|host] [--json FILE] [--only TABLE,TABLE]`. On `host`
+sizes are tiny, the peer is NumPy, and it shows whether it runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from command import command
+from report import Report, Target, judge, say
+from timing import attempt, geometric_mean, gpu_race, host_race, statement, summary
+
+import dispatch as dp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TABLES = ("f32", "tf32", "f64", "c64", "attention", "networks", "host")
+LARGEST = 1 << 24  # elements of a contraction's largest tensor
+ROOM = 2 << 30  # bytes of all operand sets of a case
+ADDRESSES = 256
+BOUNDS = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-4, "tf32": 2e-2, "float64": 1e-11, "complex64": 1e-4}
+TARGETS = (
+    Target("each contraction to the best peer", "least", 0.97, at_least=True),
+    Target("geometric mean to torch.einsum", "to torch", 1.3, at_least=True),
+    Target("host time of a repeated contraction", "host: dispatch", 0.3, "us", "host: torch"),
+)
+
+
+def shapes_of() -> Any:
+    """The module of contractions that the tests have, too."""
+    path = Path(__file__).parents[1] / "dispatch" / "contraction_shapes.py"
+    spec: Any = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclass(frozen=True)
+class Case:
+    """A contraction of operands of some shapes; `compute` is dispatch's name of a fast type."""
+
+    spec: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str  # torch's name
+    compute: str | None = None
+
+    def __str__(self) -> str:
+        return self.spec if len(self.spec) < 40 else f"{len(self.shapes)} tensors of {self.shapes[0]} …"
+
+    @property
+    def flops(self) -> float:
+        """Additions and multiplications of real numbers, in the order that dispatch takes."""
+        course = dp.tensors.contract_expression(self.spec, *self.shapes)
+        blank = [np.broadcast_to(np.zeros((), "f4"), shape) for shape in self.shapes]
+        request = dp.EinsumRequest(course.spec, [dp.device("host").array(one) for one in blank])
+        return request.course.flops * (4.0 if self.dtype.startswith("complex") else 1.0)
+
+
+def extents(spec: str, largest: int) -> dict[str, int]:
+    """About the same for all modes, multiples of 8 where there is room, so that no tensor has more elements."""
+    terms = spec.replace("->", ",").split(",")
+    each = largest ** (1 / max(map(len, terms)))
+    size = max(2, int(each) // 8 * 8 or int(each))
+    return {mode: size for term in terms for mode in term}
+
+
+def cases(table: str, *, tiny: bool) -> Iterator[Case]:
+    """The contractions of a table."""
+    known, largest = shapes_of(), 1 << 8 if tiny else LARGEST
+    dtypes = {"f32": "float32", "tf32": "float32", "f64": "float64", "c64": "complex64"}
+    if table in dtypes:
+        for spec in known.TCCG[:: 12 if tiny else 1]:
+            sizes = extents(spec, largest)
+            shapes = tuple(tuple(sizes[mode] for mode in term) for term in spec.split("->")[0].split(","))
+            yield Case(spec, shapes, dtypes[table], "tf32" if table == "tf32" else None)
+    elif table == "attention":
+        batch, heads, width = (1, 2, 4) if tiny else (4, 16, 128)
+        for length, dtype in itertools.product((8,) if tiny else (512, 2048, 4096), ("float16", "bfloat16")):
+            tokens, weights = (batch, length, heads, width), (batch, heads, length, length)
+            yield Case("bqhd,bkhd->bhqk", (tokens, tokens), dtype)
+            yield Case("bhqk,bkhd->bqhd", (weights, tokens), dtype)
+    elif table == "networks":
+        for bond in (4,) if tiny else (64, 256, 1024):
+            state = (bond, 2, bond)
+            yield Case("ab,aic,bid->cd", ((bond, bond), state, state), "complex64")
+            yield Case("ab,aic,ijkl,bkd->cjld", ((bond, bond), state, (2, 2, 2, 2), state), "float32")
+        for rows, columns, bond in ((2, 2, 2),) if tiny else ((3, 3, 8), (4, 4, 4), (6, 4, 4)):
+            spec, shapes = known.lattice(rows, columns, bond)
+            yield Case(spec, tuple(shapes), "float32")
+
+
+def drawn(case: Case, rng: np.random.Generator) -> list[Any]:
+    """Operands in torch's memory of the host."""
+    import torch
+
+    kind, dtype = case.dtype.startswith("complex"), getattr(torch, case.dtype)
+    made = [rng.standard_normal((*shape, 2) if kind else shape, np.float32) for shape in case.shapes]
+    tensors = [torch.from_numpy(one / max(1.0, math.sqrt(one.shape[-1]))) for one in made]
+    return [(torch.view_as_complex(one) if kind else one).to(dtype) for one in tensors]
+
+
+def calls(case: Case, sets: list[list[Any]], missing: dict[str, str]) -> dict[str, Callable[[int], Any]]:
+    """How each library is called over operand set i, which is torch's."""
+    import torch
+
+    found: dict[str, Callable[[int], Any]] = {
+        "dispatch": lambda i: dp.einsum(case.spec, *sets[i], compute=case.compute),
+        "torch": lambda i: torch.einsum(case.spec, *sets[i]),
+    }
+
+    def cupy_side() -> Callable[[int], Any]:
+        import cupy
+        from cupy._core import _accelerator  # its switch: CuPy has no other
+
+        _accelerator.set_routine_accelerators(["cutensor"])
+        arrays = [[cupy.from_dlpack(one) for one in some] for some in sets]
+
+        def call(i: int) -> Any:
+            with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+                return cupy.einsum(case.spec, *arrays[i], optimize="greedy")
+
+        return call
+
+    def nvmath_side() -> Callable[[int], Any]:
+        import nvmath
+
+        def call(i: int) -> Any:
+            return nvmath.tensor.binary_contraction(case.spec, *sets[i])
+
+        if len(case.shapes) != 2:
+            raise ValueError("nvmath.tensor contracts two")
+        return call
+
+    sides = [("nvmath", nvmath_side)]
+    if case.compute is None and case.dtype != "bfloat16":
+        sides.insert(0, ("cupy", cupy_side))
+    for name, side in sides:
+        call = attempt(name, side, missing)
+        if call is not None:
+            found[name] = call
+    return found
+
+
+def is_right(case: Case, name: str, call: Callable[[int], Any], sets: list[list[Any]], missing: dict[str, str]) -> bool:
+    """Whether a candidate gives what is right over all operand sets; else it is noted why not."""
+    import torch
+
+    def work() -> bool:
+        double = torch.complex128 if case.dtype.startswith("complex") else torch.float64
+        right = torch.einsum(case.spec, *(one.to(double) for one in sets[0]))
+        got = call(0)
+        got = torch.from_dlpack(got) if not isinstance(got, torch.Tensor) else got
+        off = float(torch.linalg.vector_norm(got.to(double) - right) / torch.linalg.vector_norm(right))
+        if not off < BOUNDS["tf32" if case.compute else case.dtype]:
+            raise AssertionError(f"{off:.2g} off")
+        for i in range(len(sets)):
+            call(i)
+        return True
+
+    return attempt(f"{case}: {name}", work, missing) is not None
+
+
+def on_the_gpu(table: str, report: Report, missing: dict[str, str], *, quick: bool) -> tuple[list[float], list[float]]:
+    """Race the cases of a table; prints a line for each, and gives the ratios of the best peer and of torch to ours."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = table == "tf32"
+    rng, rows, ratios, to_torch = np.random.default_rng(7), {}, [], []
+    say(f"\n{table}: us of the GPU for one call, ratio of the best peer to ours, TFLOP/s")
+    for case in itertools.islice(cases(table, tiny=False), 4 if quick else None):
+
+        def work(case: Case = case) -> None:
+            values = drawn(case, rng)
+            nbytes = sum(one.nbytes for one in values)
+            count = max(1, min(4, ROOM // max(nbytes, 1)))
+            sets = [[one.cuda() for one in values] for _ in range(count)]
+            runs = calls(case, sets, missing)
+            runs = {name: call for name, call in runs.items() if is_right(case, name, call, sets, missing)}
+            seconds, how = gpu_race(runs, sets=count, repeats=count * 2, rounds=3 if quick else 9)
+            figures = {name: summary(some) for name, some in seconds.items()}
+            ours = figures["dispatch"]["median"]
+            peers = [figure["median"] for name, figure in figures.items() if name != "dispatch"]
+            ratio = min(peers) / ours if peers else None
+            ratios.extend([] if ratio is None else [ratio])
+            to_torch.extend([figures["torch"]["median"] / ours] if "torch" in figures else [])
+            speed = case.flops / ours / 1e6
+            rows[f"{case.dtype} {case.spec}"] = {"us": figures, "how": how, "ratio": ratio, "tflops": speed}
+            report.put(table, rows)
+            cells = " | ".join(f"{name} {figure['median']:.4g}" for name, figure in figures.items())
+            say(f"{case!s:<42} {cells} | {'-' if ratio is None else f'{ratio:.2f}'} | {speed:.1f}")
+
+        attempt(str(case), work, missing)
+    return ratios, to_torch
+
+
+def on_the_host(device: dp.Device, report: Report, missing: dict[str, str], *, quick: bool) -> dict[str, float]:
+    """The host's time of one call of a contraction of three small tensors, at ever other addresses."""
+    spec, shapes = "abi,ij,jc->abc", ((4, 8, 16), (16, 16), (16, 8))
+    values = [np.random.default_rng(7).standard_normal(shape).astype("f4") for shape in shapes]
+    ours = itertools.cycle([[device.array(one) for one in values] for _ in range(ADDRESSES)]).__next__
+    candidates = [statement("dispatch", "einsum(spec, *x())", einsum=dp.einsum, spec=spec, x=ours)]
+    if device.is_host:
+        candidates.append(statement("numpy", "einsum(spec, *x)", einsum=np.einsum, spec=spec, x=values))
+    else:
+
+        def torch_side() -> Any:
+            import torch
+
+            made = [[torch.from_numpy(one).cuda() for one in values] for _ in range(ADDRESSES)]
+            x = itertools.cycle(made).__next__
+            return [
+                statement("torch", "einsum(spec, *x())", einsum=torch.einsum, spec=spec, x=x),
+                statement("dispatch over torch", "einsum(spec, *x())", einsum=dp.einsum, spec=spec, x=x),
+            ]
+
+        def cupy_side() -> Any:
+            import cupy
+
+            x = itertools.cycle([[cupy.asarray(one) for one in values] for _ in range(ADDRESSES)]).__next__
+            return [statement("cupy", "einsum(spec, *x())", einsum=cupy.einsum, spec=spec, x=x)]
+
+        for name, side in (("torch", torch_side), ("cupy", cupy_side)):
+            candidates += attempt(name, side, missing) or []
+    for candidate in candidates:
+        attempt(candidate.name, lambda candidate=candidate: candidate.burst(ADDRESSES), missing)
+    device.synchronize()
+    calls_of = 16 if device.is_host else 100
+    seconds, failed = host_race(candidates, device.synchronize, bursts=3 if quick else 30, calls=calls_of)
+    missing.update(failed)
+    figures = {name: summary(some) for name, some in seconds.items()}
+    cells = " | ".join(f"{name} {figure['median']:.3g}" for name, figure in figures.items())
+    say(f"\nhost: us of the host for one contraction of three small tensors: {cells}")
+    report.put("host", {"us": figures, "missing": missing})
+    return {f"host: {name}": figure["median"] for name, figure in figures.items()}
+
+
+def measure(device: dp.Device, quick: bool, report: Report, wanted: list[str]) -> None:
+    """All tables that are wanted; the GPU's are those of torch's current device."""
+    missing: dict[str, str] = {}
+    if device.is_host:
+        on_the_host(device, report, missing, quick=True)
+        rng = np.random.default_rng(7)
+        for table in TABLES[:-1]:
+            for case in cases(table, tiny=True):
+                tried = replace(case, dtype="float64", compute=None)
+                arrays = [rng.standard_normal(shape) for shape in tried.shapes]
+                got = dp.einsum(tried.spec, *map(device.array, arrays)).numpy()
+                np.testing.assert_allclose(got, np.einsum(tried.spec, *arrays, optimize=True), atol=1e-9)
+                assert tried.flops > 0
+        return
+    figures = on_the_host(device, report, missing, quick=quick) if "host" in wanted else {}
+    import torch
+
+    ratios: list[float] = []
+    to_torch: list[float] = []
+    with torch.cuda.stream(torch.cuda.Stream()):  # the default one takes no recording
+        for table in TABLES[:-1]:
+            if table in wanted:
+                best, theirs = on_the_gpu(table, report, missing, quick=quick)
+                ratios += best
+                to_torch += theirs
+    if ratios:
+        figures |= {"least": min(ratios), "to torch": geometric_mean(to_torch)}
+    for name, why in missing.items():
+        say(f"missing: {name}: {why}")
+    report.put("missing", missing)
+    judge(TARGETS, figures, report)
+
+
+if __name__ == "__main__":
+    command(measure, __doc__, tables=TABLES)

@@ -1,0 +1,364 @@
+"""cuTENSOR over memory of the host, by NumPy: plans run without a GPU.
+
+It is as strict as the library: what it is given has the types of the bindings, descriptors are alive while they are
+used, modes have one extent, strides and extents are above 0, what is added has the descriptor of the result, addresses
+are as aligned as was said, and numbers are read as the type that the operation's attribute names.
+"""
+
+import ctypes
+from collections import defaultdict, deque
+from contextlib import nullcontext, suppress
+from itertools import count
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+
+from cudabind.errors import CutensorError, LibraryNotFound
+from cudabind.sys import cutensor
+from dispatch.libraries.cutensor import calls, descriptors, handle
+from dispatch.ops.contraction.choices import TensorOp
+from dispatch.ops.contraction.reference import BINARY_OF, UNARY_OF
+
+DTYPES = {
+    0: np.float32,
+    1: np.float64,
+    2: np.float16,
+    4: np.complex64,
+    5: np.complex128,
+    14: ml_dtypes.bfloat16,
+}
+HALVES = (2, 14)
+WORKSPACE = 4096  # bytes of the executor's
+SUGGESTED, REQUIRED = 768, 512  # of an operation
+INVALID, UNSUPPORTED = 7, 15
+COMPUTE_DESC = "CUTENSOR_COMPUTE_DESC_"  # which only the library itself has
+WORDS = tuple(dict.fromkeys(descriptors.COMPUTE.values()))
+# What https://docs.nvidia.com/cuda/cutensor/latest/api/cutensor.html lists: dtypes of the operands, compute types.
+R16, B16, R32, R64, C32, C64 = 2, 14, 0, 1, 4, 5
+SUMS = {
+    (R16,) * 3: ("32F",),
+    (B16,) * 3: ("32F",),
+    (R64,) * 3: ("64F", "32F", "8XINT8"),
+    (R32,) * 3: ("32F", "TF32", "3XTF32", "16BF", "16F", "9X16BF", "4X16F"),
+    (C32,) * 3: ("32F", "TF32", "3XTF32", "9X16BF", "4X16F"),
+    (C64,) * 3: ("64F", "32F", "8XINT8"),
+    (R64, C64, C64): ("64F",),
+    (C64, R64, C64): ("64F",),
+}
+ALIKE = {R16: ("16F", "32F"), B16: ("16BF", "32F"), R32: ("32F",), R64: ("64F",), C32: ("32F",), C64: ("64F",)}
+MIXED = {(R32, R16): ("32F",), (R64, R32): ("64F",), (C64, C32): ("64F",)}
+TURNED = {(R16, R32): ("32F",), (R32, R64): ("64F",), (C32, C64): ("64F",)}
+LISTED = {
+    "Contraction": lambda kinds: SUMS.get((*kinds[:2], kinds[-1]), ()),
+    "ContractionTrinary": lambda kinds: SUMS.get(kinds[:3], ()) if len(set(kinds)) == 1 else (),
+    "Reduction": lambda kinds: ALIKE[kinds[0]] if len(set(kinds)) == 1 else (),
+    "Permutation": lambda kinds: ALIKE[kinds[0]] if kinds[0] == kinds[1] else {**MIXED, **TURNED}.get(kinds, ()),
+    "ElementwiseBinary": lambda kinds: ALIKE[kinds[0]] if kinds[0] == kinds[1] else MIXED.get(kinds[:2], ()),
+    "ElementwiseTrinary": lambda kinds: (
+        ALIKE[kinds[0]] if len(set(kinds)) == 1 else MIXED.get(kinds[1:3], ()) if kinds[0] == kinds[1] else ()
+    ),
+}
+INPUTS = {
+    "Contraction": 3,
+    "ContractionTrinary": 4,
+    "Reduction": 2,
+    "Permutation": 1,
+    "ElementwiseBinary": 2,
+    "ElementwiseTrinary": 3,
+}
+
+
+def strided(address, dtype, shape, strides):
+    """An array over memory; strides in elements, none below 0."""
+    size = np.dtype(dtype).itemsize
+    reach = (1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))) * size
+    flat = np.frombuffer((ctypes.c_char * reach).from_address(address), np.uint8)
+    return np.ndarray(shape, dtype, flat, 0, tuple(stride * size for stride in strides))
+
+
+class Memory:
+    """Memory of a device that holds NaN."""
+
+    def __init__(self, nbytes):
+        self.array = np.full(nbytes + 256, 0xFF, np.uint8)
+        self.base = -(-self.array.ctypes.data // 256) * 256
+        self.nbytes, self.c_ptr = nbytes, ctypes.c_void_p(self.base)
+        self.owner = self.writer = None
+
+
+class Call:
+    """A function, whose arguments are converted as ctypes does it for the library's own."""
+
+    def __init__(self, name, function):
+        self.name, self.function, self.real = name, function, getattr(cutensor, name)
+
+    def __call__(self, *arguments):
+        status = self.unchecked(*arguments)
+        if status:
+            raise self.error(status)
+
+    def unchecked(self, *arguments):
+        with suppress(LibraryNotFound):  # then nobody has its types
+            kinds = self.real.unchecked.argtypes
+            assert len(arguments) == len(kinds), self.name
+            for argument, kind in zip(arguments, kinds, strict=True):
+                kind.from_param(argument)  # TypeError for what the library's own would refuse
+        return self.function(*arguments) or 0
+
+    def error(self, status):
+        return CutensorError("cutensor", self.name, status, cutensor.cutensorStatus_t(status).name)
+
+
+class Library:
+    """The functions of cuTENSOR that plans call."""
+
+    def __init__(self):
+        self.alive, self.numbers, self.executed, self.refused, self.cache = {}, count(16, 16), [], set(), {}
+
+    def __getattr__(self, name):
+        if name.startswith(COMPUTE_DESC):
+            return cutensor.cutensorComputeDescriptor_t(1 + WORDS.index(name.removeprefix(COMPUTE_DESC)))
+        if not (name.startswith("cutensor") and hasattr(type(self), f"_{name.removeprefix('cutensor')}")):
+            if name.startswith(("cutensorCreate", "cutensorDestroy")):
+                return self._known(name)
+            return getattr(cutensor, name)
+        function = Call(name, getattr(self, f"_{name.removeprefix('cutensor')}"))
+        setattr(self, name, function)
+        return function
+
+    def _known(self, name):
+        rest = name.removeprefix("cutensorCreate").removeprefix("cutensorDestroy")
+        made = self._described(rest) if name.startswith("cutensorCreate") else self._destroyed
+        function = Call(name, made)
+        setattr(self, name, function)
+        return function
+
+    def _new(self, pointer, **facts):
+        pointer._obj.value = next(self.numbers)
+        self.alive[pointer._obj.value] = SimpleNamespace(**facts)
+        return 0
+
+    def _destroyed(self, thing):
+        del self.alive[thing.value]
+
+    def _Create(self, pointer):
+        self._new(pointer if hasattr(pointer, "_obj") else ctypes.byref(pointer), kind="handle")
+
+    def _CreateTensorDescriptor(self, library, pointer, modes, extents, strides, dtype, alignment):
+        assert self.alive[library.value].kind == "handle"
+        shape, steps = list(extents)[:modes], list(strides)[:modes]
+        if min((*shape, *steps), default=1) < 1 or int(dtype) not in DTYPES:
+            return INVALID
+        assert alignment >= np.dtype(DTYPES[int(dtype)]).itemsize
+        return self._new(
+            pointer, kind="tensor", shape=tuple(shape), steps=tuple(steps), dtype=int(dtype), alignment=alignment
+        )
+
+    def _described(self, rest):
+        def create(library, pointer, *arguments):
+            assert self.alive[library.value].kind == "handle"
+            inputs, handles = [], []
+            for _ in range(INPUTS[rest]):
+                tensor, modes, operator, *arguments = arguments
+                found = self.alive[tensor.value]
+                handles.append(tensor.value)
+                inputs.append((found, tuple(modes)[: len(found.shape)], TensorOp(operator)))
+            tensor, modes, *binary, compute = arguments
+            handles.append(tensor.value)
+            output = self.alive[tensor.value], tuple(modes)[: len(self.alive[tensor.value].shape)]
+            return self._checked(rest, pointer, inputs, output, [TensorOp(one) for one in binary], compute, handles)
+
+        return create
+
+    def _checked(self, rest, pointer, inputs, output, binary, compute, handles):
+        sizes = {}
+        for tensor, modes, *_ in (*inputs, output):
+            if len(set(modes)) < len(modes):
+                return INVALID
+            for mode, extent in zip(modes, tensor.shape, strict=True):
+                if sizes.setdefault(mode, extent) != extent:
+                    return INVALID
+        if rest != "Permutation":
+            added, modes, _ = inputs[-1]
+            if added is not output[0] or modes != output[1]:
+                return UNSUPPORTED
+        given = {mode for _, modes, _ in (inputs if rest == "Permutation" else inputs[:-1]) for mode in modes}
+        if rest in ("Contraction", "ContractionTrinary", "Reduction") and not set(output[1]) <= given:
+            return UNSUPPORTED
+        if rest not in ("Contraction", "ContractionTrinary", "Reduction") and not given <= set(output[1]):
+            return INVALID
+        word = WORDS[compute.value - 1]
+        kinds = (*(tensor.dtype for tensor, *_ in inputs), output[0].dtype)
+        if word not in LISTED[rest](kinds) or rest in self.refused:
+            return UNSUPPORTED
+        scalar = kinds[-1] if kinds[-1] not in HALVES or word in ("16F", "16BF") else 0
+        if kinds[0] == 1 and kinds[-1] == 0:
+            scalar = 1
+        if kinds[0] == 5 and kinds[-1] == 4:
+            scalar = 5
+        if word == "64F" and scalar in (0, 4):
+            scalar += 1
+        if word == "32F" and rest.startswith("E") and scalar in HALVES:
+            scalar = 0
+        return self._new(
+            pointer,
+            kind="operation",
+            rest=rest,
+            inputs=inputs,
+            output=output,
+            binary=binary,
+            scalar=scalar,
+            needs=handles,
+        )
+
+    def _OperationDescriptorGetAttribute(self, library, operation, attribute, pointer, size):
+        assert (attribute.name, size) == ("CUTENSOR_OPERATION_DESCRIPTOR_SCALAR_TYPE", 4)
+        pointer._obj.value = self.alive[operation.value].scalar
+
+    def _CreatePlanPreference(self, library, pointer, algo, jit):
+        cutensor.cutensorAlgo_t(algo)
+        self._new(pointer, kind="preference", algo=algo, jit=int(jit), rank=0, cached=1)
+
+    def _PlanPreferenceSetAttribute(self, library, preference, attribute, pointer, size):
+        assert size == 4
+        name = {"CUTENSOR_PLAN_PREFERENCE_KERNEL_RANK": "rank", "CUTENSOR_PLAN_PREFERENCE_CACHE_MODE": "cached"}
+        setattr(self.alive[preference.value], name[attribute.name], pointer._obj.value)
+
+    def _EstimateWorkspaceSize(self, library, operation, preference, kind, pointer):
+        assert self.alive[preference.value].kind == "preference"
+        pointer._obj.value = SUGGESTED if self._works(self.alive[operation.value]) else 0
+
+    @staticmethod
+    def _works(operation):
+        return operation.rest in ("Contraction", "ContractionTrinary", "Reduction")
+
+    def _CreatePlan(self, library, pointer, operation, preference, limit):
+        chosen, found = self.alive[preference.value], self.alive[operation.value]
+        assert all(one in self.alive for one in found.needs), "descriptors are there while the plan is made"
+        needed = REQUIRED if self._works(found) else 0
+        if limit < needed:
+            return 19
+        if chosen.rank > 1 or (chosen.algo in (-4, -3, -2) and found.rest != "Contraction"):
+            return UNSUPPORTED
+        if chosen.cached:  # by what is done alone: another choice would be that of the first
+            sides = [(vars(tensor)["steps"], tensor.shape, modes, *more) for tensor, modes, *more in found.inputs]
+            chosen = self.cache.setdefault(repr((found.rest, sides, found.output, found.binary)), chosen)
+        return self._new(pointer, kind="plan", operation=operation.value, preference=chosen, needed=needed)
+
+    def _PlanGetAttribute(self, library, plan, attribute, pointer, size):
+        assert (attribute.name, size) == ("CUTENSOR_PLAN_REQUIRED_WORKSPACE", 8)
+        pointer._obj.value = self.alive[plan.value].needed
+
+    # -- what plans do ------------------------------------------------------------------------------------------------
+    def _number(self, pointer, operation):
+        return strided(pointer.value, DTYPES[operation.scalar], (), ())[()]
+
+    def _ready(self, plan, rest, stream):
+        assert type(stream) is cutensor.cudaStream_t
+        made = self.alive[plan.value]
+        operation = self.alive[made.operation]
+        assert operation.rest == rest
+        self.executed.append((rest, made.preference.algo, made.preference.rank, stream.value))
+        return made, operation
+
+    def _read(self, operation, place, address, factor):
+        """An operand with its operator and its factor; nothing is read where that is 0."""
+        tensor, modes, operator = operation.inputs[place]
+        work = np.complex128 if DTYPES[tensor.dtype] in (np.complex64, np.complex128) else np.float64
+        if factor == 0:
+            return modes, np.zeros(tensor.shape, work)
+        assert address.value % tensor.alignment == 0
+        given = strided(address.value, DTYPES[tensor.dtype], tensor.shape, tensor.steps).astype(work)
+        return modes, np.asarray(UNARY_OF[operator](given))
+
+    def _write(self, operation, address, values):
+        tensor, _ = operation.output
+        assert address.value % tensor.alignment == 0
+        strided(address.value, DTYPES[tensor.dtype], tensor.shape, tensor.steps)[...] = values
+
+    def _sum(self, rest, plan, numbers, addresses, out, workspace, size, stream):
+        made, operation = self._ready(plan, rest, stream)
+        alpha, beta = (self._number(one, operation) for one in numbers)
+        if made.needed:
+            assert size >= made.needed
+            assert workspace.value % 256 == 0
+            ctypes.memset(workspace.value, 0xFF, made.needed)
+        *read, added = [
+            self._read(operation, place, address, beta if place == len(addresses) - 1 else alpha)
+            for place, address in enumerate(addresses)
+        ]
+        _, modes = operation.output
+        if rest == "Reduction" and operation.binary[0] is not TensorOp.ADD:
+            (own, values), kind = read[0], BINARY_OF[operation.binary[0]]
+            lost = [axis for axis, mode in enumerate(own) if mode not in modes]
+            kept = [mode for mode in own if mode in modes]
+            found = kind.reduce(values, tuple(lost)).transpose([kept.index(mode) for mode in modes])
+        else:
+            known = {mode: number for number, mode in enumerate(dict.fromkeys(m for own, _ in read for m in own))}
+            terms = [part for own, values in read for part in (values, [known[mode] for mode in own])]
+            found = np.einsum(*terms, [known[mode] for mode in modes])
+        self._write(operation, out, alpha * found + (0 if beta == 0 else beta * added[1]))
+
+    def _Contract(self, library, plan, alpha, a, b, beta, c, d, workspace, size, stream):
+        self._sum("Contraction", plan, (alpha, beta), (a, b, c), d, workspace, size, stream)
+
+    def _ContractTrinary(self, library, plan, alpha, a, b, c, beta, d, e, workspace, size, stream):
+        self._sum("ContractionTrinary", plan, (alpha, beta), (a, b, c, d), e, workspace, size, stream)
+
+    def _Reduce(self, library, plan, alpha, a, beta, c, d, workspace, size, stream):
+        self._sum("Reduction", plan, (alpha, beta), (a, c), d, workspace, size, stream)
+
+    def _each(self, rest, plan, pairs, out, stream):
+        _, operation = self._ready(plan, rest, stream)
+        tensor, wanted = operation.output
+        parts = []
+        for place, (number, address) in enumerate(pairs):
+            factor = self._number(number, operation)
+            modes, values = self._read(operation, place, address, factor)
+            there = tuple(slice(None) if mode in modes else None for mode in wanted)
+            parts.append(factor * values.transpose([modes.index(mode) for mode in wanted if mode in modes])[there])
+        found = parts[0]
+        for kind, part in zip(operation.binary, parts[1:], strict=True):
+            found = BINARY_OF[kind](found, part)
+        self._write(operation, out, np.broadcast_to(found, tensor.shape))
+
+    def _Permute(self, library, plan, alpha, a, b, stream):
+        self._each("Permutation", plan, [(alpha, a)], b, stream)
+
+    def _ElementwiseBinaryExecute(self, library, plan, alpha, a, gamma, c, d, stream):
+        self._each("ElementwiseBinary", plan, [(alpha, a), (gamma, c)], d, stream)
+
+    def _ElementwiseTrinaryExecute(self, library, plan, alpha, a, beta, b, gamma, c, d, stream):
+        self._each("ElementwiseTrinary", plan, [(alpha, a), (beta, b), (gamma, c)], d, stream)
+
+
+def executor_of(monkeypatch):
+    """What plans are made for, with the `library`; `monkeypatch` puts this file in the library's place."""
+    library = Library()
+    for module in (handle, descriptors, calls):
+        monkeypatch.setattr(module, "cutensor", library)
+    monkeypatch.setattr(handle, "relaxed", nullcontext, raising=False)
+    zero = lambda address, value, nbytes, _: ctypes.memset(address, value, nbytes)  # noqa: E731
+    monkeypatch.setattr(calls, "driver", SimpleNamespace(cuMemsetD8Async=zero))
+    stream = SimpleNamespace(wait_for_uses=lambda _: None, done=lambda: None)
+    device = SimpleNamespace(
+        idle=defaultdict(deque),
+        releases=SimpleNamespace(side=stream),
+        context=nullcontext(),
+        fault=None,
+        alive=True,
+        allocate=lambda nbytes, _: Memory(nbytes),
+    )
+    made = SimpleNamespace(
+        device=device,
+        stream=stream,
+        target=ctypes.c_void_p(7),
+        handles={},
+        at_close=[],
+        workspace=Memory(WORKSPACE),
+        check=lambda: None,
+        refuse_capture=lambda _: None,
+    )
+    made.library = library
+    return made

@@ -1,0 +1,207 @@
+"""Plans of cuTENSOR's over a stand-in of it: every row for GPUs through its cases, and what is called with what."""
+
+import gc
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch.core.row import refusals
+from dispatch.errors import Refused
+from dispatch.keys import HALF
+from dispatch.ops.contraction import tune
+from dispatch.ops.contraction.cases import cases
+from dispatch.ops.contraction.product import product_of
+from dispatch.table import contract_cublaslt
+from dispatch.table.cutensor import GPU_ROWS
+
+
+def loaded(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+stand_in_lt = loaded(Path(__file__).parents[1] / "cublaslt_stand_in.py")
+stand_in = loaded(Path(__file__).parents[1] / "cutensor_stand_in.py")
+REQUIRED, WORKSPACE, Memory = stand_in.REQUIRED, stand_in.WORKSPACE, stand_in.Memory
+
+
+@pytest.fixture
+def dev():
+    return dp.device("host")
+
+
+@pytest.fixture
+def executor(monkeypatch):
+    return stand_in.executor_of(monkeypatch)
+
+
+def run(request, executor, row):
+    """A request's result by the plan of a row for GPUs, over memory of the host."""
+    outputs = request.device.executor().outputs(request)
+    plan = row.call(request, executor, row)
+    for tensor in outputs.values():
+        if tensor.size:
+            tensor.copy_from(np.full(tensor.shape, np.nan, tensor.dtype.numpy))
+    plan.enqueue(request.arguments(outputs))
+    return plan, request.result(outputs)
+
+
+@pytest.mark.parametrize("row", GPU_ROWS, ids=lambda row: row.name)
+def test_a_row_passes_its_cases_over_the_stand_in(row, dev, executor, each):
+    def check(case, rng):
+        made = case.check(dev, rng)
+        assert not refusals(row, made.request, made.request.signature())
+        _, result = run(made.request, executor, row)
+        made.verify(result)
+
+    each(cases(row), check)
+    gc.collect()
+    assert {one.kind for one in executor.library.alive.values()} <= {"handle"}, "descriptors that nobody destroys"
+
+
+def row_of(op, dtype, compute="32F"):
+    return next(
+        row for row in GPU_ROWS if (row.op, row.dtypes[0], row.compute.name) == (op, dtype, f"COMPUTE_{compute}")
+    )
+
+
+def test_the_choices_of_a_request_reach_the_library(dev, executor, rng):
+    a, b = (dev.array(rng.standard_normal((3, 3)).astype("f4")) for _ in range(2))
+    for choices, expected in (
+        ({}, (-1, 0)),
+        ({"algo": "ttgt", "kernel_rank": 1}, (-2, 1)),
+        ({"algo": "default_patient", "jit": True}, (-6, 0)),
+    ):
+        request = dp.ContractRequest("ik,kj->ij", a, b, **choices)
+        _, result = run(request, executor, row_of("contract", "f32"))
+        assert executor.library.executed[-1] == ("Contraction", *expected, 7)
+        np.testing.assert_allclose(result.numpy(), a.numpy() @ b.numpy(), rtol=1e-5)
+
+
+def test_what_the_library_has_no_kernel_for_is_refused(dev, executor):
+    a = dev.zeros((2, 2), "f32")
+    with pytest.raises(Refused, match=r"cuTENSOR has no kernel for it.*NOT_SUPPORTED"):
+        run(dp.ContractRequest("ik,kj->ij", a, a, kernel_rank=3), executor, row_of("contract", "f32"))
+    with pytest.raises(Refused, match="INSUFFICIENT_WORKSPACE"):
+        run(dp.ContractRequest("ik,kj->ij", a, a, workspace=REQUIRED - 1), executor, row_of("contract", "f32"))
+    gc.collect()
+    assert {one.kind for one in executor.library.alive.values()} == {"handle"}
+
+
+def test_what_is_added_is_copied_only_where_it_lies_otherwise(dev, executor, rng):
+    row, values = row_of("contract", "f64", "64F"), [rng.standard_normal((3, 3)) for _ in range(3)]
+    a, b, c = map(dev.array, values)
+    expected = values[0] @ values[1] + 2 * values[2]
+    for operands, calls in (
+        ({"c": c}, ["Contraction"]),
+        ({"c": dev.array(values[2].T.copy()).T, "out": dev.zeros((3, 3), "f64")}, ["Permutation", "Contraction"]),
+    ):
+        executor.library.executed.clear()
+        _, result = run(dp.ContractRequest("ik,kj->ij", a, b, beta=2.0, **operands), executor, row)
+        assert [one[0] for one in executor.library.executed] == calls
+        np.testing.assert_allclose(result.numpy(), expected, rtol=1e-13)
+    with_operator = dp.ReduceModesRequest("ik->i", a, c=c[:, 0], op_c="neg", out=dev.zeros((3,), "f64"))
+    _, result = run(with_operator, executor, row_of("reduce_modes", "f64", "64F"))
+    np.testing.assert_allclose(result.numpy(), values[0].sum(1) - values[2][:, 0], rtol=1e-13)
+
+
+def test_one_plan_takes_other_addresses_and_numbers(dev, executor, rng):
+    row = row_of("elementwise_trinary", "f64", "64F")
+    plan = None
+    for alpha, beta, gamma in ((1.0, 2.0, 3.0), (0.0, -1.0, 0.5), (2.5, 0.0, 0.0)):
+        a, b, c = rng.standard_normal((3, 2)), rng.standard_normal(2), rng.standard_normal((2, 3))
+        request = dp.ElementwiseTrinaryRequest(
+            "ij,j->ji", *map(dev.array, (a, b, c)), alpha=alpha, beta=beta, gamma=gamma, op_abc="max"
+        )
+        plan = plan or row.call(request, executor, row)
+        outputs = dev.executor().outputs(request)
+        plan.enqueue(request.arguments(outputs))
+        expected = np.maximum(alpha * a.T + beta * b[:, None], gamma * c)
+        np.testing.assert_allclose(request.result(outputs).numpy(), expected, rtol=1e-13)
+
+
+def test_plans_share_memory_beyond_the_workspace(dev, executor, monkeypatch):
+    monkeypatch.setattr(stand_in, "REQUIRED", WORKSPACE + 1)
+    monkeypatch.setattr(stand_in, "SUGGESTED", WORKSPACE + 1)
+    made = []
+    executor.device.allocate = lambda nbytes, _: made.append(nbytes) or Memory(nbytes)
+    a = dev.zeros((2, 2), "f32")
+    plans = [
+        run(dp.ContractRequest(spec, a, a), executor, row_of("contract", "f32"))[0]
+        for spec in ("ik,kj->ij", "ik,kj->ji")
+    ]
+    assert made == [2 * WORKSPACE]
+    assert len(plans) == 2
+
+
+def test_kernels_race_and_the_winner_is_remembered(dev, executor, monkeypatch, rng):
+    known, raced = {}, []
+    memory = SimpleNamespace(
+        get=lambda *key: known.get(key), put=lambda op, key, found: known.update({(op, key): found})
+    )
+    executor.algorithms = lambda library: {"cutensor": memory}[library]
+
+    def fastest(_, request, run, count):
+        outputs = dev.executor().outputs(request)
+        for number in range(count):
+            run(number, request.arguments(outputs))
+        raced.append(count)
+        return 2
+
+    monkeypatch.setattr(tune, "fastest", fastest)
+    a = dev.array(rng.standard_normal((4, 4)).astype("f4"))
+    request, row = dp.ContractRequest("ik,kj->ij", a, a, autotune=True), row_of("contract", "f32")
+    for _ in range(2):
+        _, result = run(request, executor, row)
+        np.testing.assert_allclose(result.numpy(), a.numpy() @ a.numpy(), rtol=1e-5)
+        assert executor.library.executed[-1][:3] == ("Contraction", -4, 1)
+    assert raced == [8]  # its own choice, two kernels of each of three ways, and the patient choice
+
+
+# -- contractions that are matrix products ----------------------------------------------------------------------------
+@pytest.fixture
+def products(executor, monkeypatch):
+    """An executor over a stand-in of cuBLASLt, too."""
+    stand_in_lt.install(monkeypatch, executor)
+    return executor
+
+
+@pytest.mark.parametrize("row", contract_cublaslt.GPU_ROWS, ids=lambda row: row.name)
+def test_what_is_a_product_is_right_as_one(row, dev, products, each):
+    taken = []
+
+    def check(case, rng):
+        made = case.check(dev, rng)
+        why = refusals(row, made.request, made.request.signature())
+        if not why:
+            taken.append(case.name)
+            _, result = run(made.request, products, row)
+            made.verify(result)
+
+    each(cases(row), check)
+    assert {"a matrix product", "a batch", "modes that merge", "columns"} <= {*taken}
+    assert ({"added", "added in place"} <= {*taken}) == (row.dtypes[0] not in HALF)
+    others = {"modes that do not", "a mode of one operand alone", "an outer product", "nothing to sum", "six modes"}
+    assert not others & {*taken}  # of that product the result has the modes of both in turns
+
+
+def test_products_lie_as_matmul_has_them(dev, rng):
+    asked = {
+        "abk,kcd->abcd": ((6, 5), (5, 20), (6, 20)),
+        "kab,kcd->cdab": ((20, 5), (5, 6), (20, 6)),
+        "zak,zkc->zca": ((7, 4, 5), (7, 5, 2), (7, 4, 2)),
+        "kl,kl->": ((1, 15), (15, 1), (1, 1)),
+        "a,b->ab": ((2, 1), (1, 3), (2, 3)),
+    }
+    sizes = {"a": 2, "b": 3, "k": 5, "c": 4, "d": 5, "z": 7, "l": 3}
+    for spec, shapes in asked.items():
+        terms = spec.split("->")[0].split(",")
+        a, b = (dev.array(rng.standard_normal([sizes[mode] for mode in term])) for term in terms)
+        found = product_of(dp.ContractRequest(spec, a, b))
+        assert (found.a.shape, found.b.shape, found.out.shape) == shapes, spec

@@ -1,0 +1,107 @@
+"""Contractions, einsum and what is elementwise on the GPU: every row through its cases, networks, other addresses."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch.keys import HOST
+from dispatch.ops.contraction.cases import FORMS, cases
+from dispatch.row_check import check_row
+
+ROWS = [row for op in (*FORMS, "einsum") for row in dp.TABLE.of(op) if row.min_arch != HOST]
+
+
+def loaded(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+shapes_of = loaded(Path(__file__).parents[2] / "dispatch" / "contraction_shapes.py")
+
+
+@pytest.fixture
+def cutensor(skip_without):
+    skip_without(next(row for row in ROWS if row.library == "cutensor"))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row_passes_its_cases_or_refuses_them_with_its_reasons(row, gpu, rng, skip_without):
+    if not row.on(gpu.arch):
+        pytest.skip(f"needs {row.min_arch} or newer, this GPU is {gpu.arch}")
+    skip_without(row)
+    failed = []
+    for case in cases(row):
+        try:
+            check_row(row, case, gpu, rng)
+        except Exception as error:  # noqa: BLE001, PERF203  # whatever it is, the other cases are tried
+            failed.append(f"{case.id}: {type(error).__name__}: {error}")
+    assert not failed, "\n".join([f"{len(failed)} of {len(cases(row))} cases fail", *failed])
+
+
+@pytest.mark.usefixtures("cutensor")
+@pytest.mark.parametrize("kind", ["f8", "c16"])
+def test_drawn_contractions_are_numpys(gpu, rng, kind):
+    for _ in range(500):
+        spec, shapes = shapes_of.drawn(rng)
+        arrays = [rng.standard_normal(shape).astype(kind) for shape in shapes]
+        got = dp.einsum(spec, [gpu.array(array) for array in arrays]).numpy()
+        expected = np.einsum(spec, *arrays, optimize=len(arrays) > 2)
+        size = np.einsum(spec, *map(np.abs, arrays), optimize=len(arrays) > 2)
+        assert (np.abs(got - expected) <= 1e-12 * (np.abs(size) + 1)).all(), spec
+
+
+@pytest.mark.usefixtures("cutensor")
+@pytest.mark.parametrize("kind", ["f4", "f8", "c8"])
+@pytest.mark.parametrize("spec", shapes_of.TCCG)
+def test_the_contractions_of_the_benchmark_are_numpys(gpu, rng, kind, spec):
+    inputs, _ = spec.split("->")
+    sizes = {mode: int(rng.integers(5, 14)) for mode in inputs if mode != ","}
+    arrays = [rng.standard_normal([sizes[mode] for mode in term]).astype(kind) for term in inputs.split(",")]
+    expected = np.einsum(spec, *(array.astype("c16") for array in arrays), optimize=True)
+    for library in (None, "cutensor"):
+        got = dp.einsum(spec, *map(gpu.array, arrays), library=library).numpy()
+        bound = 64 * np.finfo(kind).eps * np.abs(expected).max()
+        assert np.abs(got - expected).max() <= bound
+
+
+@pytest.mark.usefixtures("cutensor")
+def test_a_call_that_comes_again_is_one_graph_at_any_addresses(gpu, rng):
+    shapes = ((24, 16), (16, 32), (32, 8), (8, 24))
+    for _ in range(200):
+        arrays = [rng.standard_normal(shape) for shape in shapes]
+        got = dp.einsum("ij,jk,kl,li->il", *map(gpu.array, arrays))
+    a, b, c, d = arrays
+    np.testing.assert_allclose(got.numpy(), (a @ b @ c) * d.T, rtol=1e-11)
+    request = dp.EinsumRequest("ij,jk,kl,li->il", [gpu.array(array) for array in arrays])
+    dp.run(request)
+    assert "launched as a graph" in str(dp.explain(request))
+
+
+@pytest.mark.usefixtures("cutensor")
+def test_numbers_follow_a_learnt_call(gpu, rng):
+    a, b, c = (rng.standard_normal((20, 20)) for _ in range(3))
+    tensors = [gpu.array(array) for array in (a, b, c)]
+    for turn in range(150):
+        alpha, beta = 1 + turn / 7, turn / 3
+        got = dp.contract("ik,jk->ji", *tensors[:2], c=tensors[2], alpha=alpha, beta=beta)
+        if turn % 25 == 0:
+            np.testing.assert_allclose(got.numpy(), alpha * (a @ b.T).T + beta * c, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.usefixtures("cutensor")
+def test_kernels_race_and_the_result_is_right(gpu, rng):
+    a, b = rng.standard_normal((8, 12, 10)), rng.standard_normal((10, 9, 12))
+    for _ in range(2):
+        got = dp.contract("ikl,ljk->ij", gpu.array(a), gpu.array(b), autotune=True)
+        np.testing.assert_allclose(got.numpy(), np.einsum("ikl,ljk->ij", a, b), rtol=1e-11, atol=1e-11)
+
+
+def test_products_run_by_cublaslt_alone(gpu, rng):
+    arrays = [rng.standard_normal(shape).astype("f4") for shape in ((30, 40), (40, 50), (50, 20))]
+    got = dp.einsum("ij,jk,kl->il", *map(gpu.array, arrays), library="cublasLt").numpy()
+    np.testing.assert_allclose(got, np.linalg.multi_dot([array.astype("f8") for array in arrays]), rtol=1e-3, atol=1e-3)
