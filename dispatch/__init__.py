@@ -80,6 +80,9 @@ if TYPE_CHECKING:
     from dispatch.ops.rope import *
     from dispatch.ops.sdpa import *
     from dispatch.ops.softmax import *
+    from dispatch.ops.sparse import *
+    from dispatch.ops.sparse import doors as _sparse_doors
+    from dispatch.ops.sparse.tensor import SparseTensor as SparseTensor
     from dispatch.supervise import trace as trace
     from dispatch.supervise.future import Future as Future
     from dispatch.supervise.supervisor import Supervisor as Supervisor
@@ -91,6 +94,7 @@ if TYPE_CHECKING:
     linalg = _doors
     random = _generators
     register = TABLE.register
+    sparse = _sparse_doors
 
 # Imported when they are first used: `import dispatch` stays quick.
 _MODULES = {
@@ -100,6 +104,7 @@ _MODULES = {
     "linalg": "dispatch.ops.linalg.doors",
     "random": "dispatch.ops.random.generator",
     "signal": "dispatch.signal",
+    "sparse": "dispatch.ops.sparse.doors",
     "trace": "dispatch.supervise.trace",
 }
 _LATER = {
@@ -110,6 +115,7 @@ _LATER = {
     "OperandRequest": "dispatch.core.operands",
     "Output": "dispatch.core.operands",
     "Plan": "dispatch.core.request",
+    "SparseTensor": "dispatch.ops.sparse.doors",
     "Supervisor": "dispatch.supervise.supervisor",
     "TABLE": "dispatch.table.table",
     "explain": "dispatch.table.select",

@@ -1,0 +1,172 @@
+"""Descriptors of sparse and dense operands: made once with a plan, and given the addresses of each run.
+
+A descriptor is the host's memory alone. cuSPARSE takes no null address where there are elements, so that each is made
+at a `placeholder`, which nothing reads. Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-api-reference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudabind.sys import cusparse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Descriptor", "DenseMatrix", "DenseVector", "Sparse", "SparseMatrix"]
+
+INDEX_TYPES = {4: cusparse.cusparseIndexType_t.CUSPARSE_INDEX_32I, 8: cusparse.cusparseIndexType_t.CUSPARSE_INDEX_64I}
+PARTS = 3
+
+
+class Sparse(NamedTuple):
+    """What the descriptor of a sparse matrix is made of; the places are those of its operands in a plan's addresses.
+
+    `rows` and `columns` hold offsets or indices, as the format has it. Of blocks `nnz` counts blocks.
+    """
+
+    format: int  # a cusparseFormat_t
+    shape: tuple[int, int]
+    nnz: int
+    base: int
+    block: tuple[int, int]
+    value_type: int  # a cudaDataType_t
+    row_bytes: int  # of an element of `rows`
+    column_bytes: int
+    values: int
+    rows: int
+    columns: int
+    fill: int | None = None
+    diag: int | None = None
+
+
+class Descriptor:
+    """What libraries call by a handle, and which has addresses that differ from run to run."""
+
+    __slots__ = ("__weakref__", "c")
+
+    c: Any
+
+    def point(self, addresses: Sequence[Any]) -> None:
+        """Have it describe the operands of a run."""
+        raise NotImplementedError
+
+    def destroy(self) -> None:
+        """Give it back; a second call does nothing."""
+        raise NotImplementedError
+
+    def __del__(self) -> None:
+        if getattr(self, "c", None) and not sys.is_finalizing():
+            self.destroy()
+
+
+class DenseVector(Descriptor):
+    """A vector whose elements are one behind another."""
+
+    __slots__ = ("_place",)
+
+    def __init__(self, size: int, value_type: int, place: int, placeholder: int) -> None:
+        self._place = place
+        self.c = cusparse.cusparseDnVecDescr_t()
+        kind = cusparse.cudaDataType(value_type)
+        cusparse.cusparseCreateDnVec(self.c, size, placeholder if size else None, kind)
+
+    def point(self, addresses: Sequence[Any]) -> None:
+        cusparse.cusparseDnVecSetValues(self.c, addresses[self._place] or None)
+
+    def destroy(self) -> None:
+        cusparse.cusparseDestroyDnVec.unchecked(self.c)
+        self.c = None
+
+
+class DenseMatrix(Descriptor):
+    """A row-major or column-major matrix; `ld` is from line to line."""
+
+    __slots__ = ("_place",)
+
+    def __init__(
+        self, shape: tuple[int, int], ld: int, value_type: int, place: int, placeholder: int, *, by_rows: bool
+    ) -> None:
+        self._place = place
+        self.c = cusparse.cusparseDnMatDescr_t()
+        order = cusparse.cusparseOrder_t
+        chosen = order.CUSPARSE_ORDER_ROW if by_rows else order.CUSPARSE_ORDER_COL
+        kind = cusparse.cudaDataType(value_type)
+        cusparse.cusparseCreateDnMat(self.c, *shape, ld, placeholder, kind, chosen)
+
+    def point(self, addresses: Sequence[Any]) -> None:
+        cusparse.cusparseDnMatSetValues(self.c, addresses[self._place] or None)
+
+    def destroy(self) -> None:
+        cusparse.cusparseDestroyDnMat.unchecked(self.c)
+        self.c = None
+
+
+class SparseMatrix(Descriptor):
+    """A sparse matrix; one of BSR is made anew where its indices are at another address, for it has no such setter."""
+
+    __slots__ = ("_at", "_said")
+
+    def __init__(self, said: Sparse, placeholder: int) -> None:
+        self._said = said
+        self._make((placeholder,) * PARTS)
+
+    def _make(self, parts: tuple[Any, ...]) -> None:
+        said, formats = self._said, cusparse.cusparseFormat_t
+        values, rows, columns = parts if said.nnz else (None, *parts[1:])
+        kinds = INDEX_TYPES[said.row_bytes], INDEX_TYPES[said.column_bytes]
+        base, kind = cusparse.cusparseIndexBase_t(said.base), cusparse.cudaDataType(said.value_type)
+        self.c, self._at = cusparse.cusparseSpMatDescr_t(), parts
+        (m, n), (high, wide) = said.shape, said.block
+        if said.format == formats.CUSPARSE_FORMAT_CSR:
+            given = (m, n, said.nnz, rows, columns if said.nnz else None, values, *kinds, base, kind)
+            cusparse.cusparseCreateCsr(self.c, *given)
+        elif said.format == formats.CUSPARSE_FORMAT_CSC:
+            given = (m, n, said.nnz, columns, rows if said.nnz else None, values, *kinds[::-1], base, kind)
+            cusparse.cusparseCreateCsc(self.c, *given)
+        elif said.format == formats.CUSPARSE_FORMAT_COO:
+            places = (rows, columns) if said.nnz else (None, None)
+            cusparse.cusparseCreateCoo(self.c, m, n, said.nnz, *places, values, kinds[0], base, kind)
+        else:
+            places = (rows, columns if said.nnz else None, values)
+            sizes = (m // high, n // wide, said.nnz, high, wide)
+            order = cusparse.cusparseOrder_t.CUSPARSE_ORDER_ROW
+            cusparse.cusparseCreateBsr(self.c, *sizes, *places, *kinds, base, kind, order)
+        attributes = cusparse.cusparseSpMatAttribute_t
+        for attribute, number in (
+            (attributes.CUSPARSE_SPMAT_FILL_MODE, said.fill),
+            (attributes.CUSPARSE_SPMAT_DIAG_TYPE, said.diag),
+        ):
+            if number is not None:
+                held = ctypes.c_int32(number)
+                cusparse.cusparseSpMatSetAttribute(self.c, attribute, ctypes.byref(held), ctypes.sizeof(held))
+
+    @property
+    def indices_at(self) -> tuple[Any, ...]:
+        """The addresses of rows and columns that it describes."""
+        return self._at[1:]
+
+    def point(self, addresses: Sequence[Any]) -> None:
+        said, formats = self._said, cusparse.cusparseFormat_t
+        parts = tuple(addresses[place] or None for place in (said.values, said.rows, said.columns))
+        if parts == self._at:
+            return
+        values, rows, columns = parts
+        if said.format == formats.CUSPARSE_FORMAT_CSR:
+            cusparse.cusparseCsrSetPointers(self.c, rows, columns, values)
+        elif said.format == formats.CUSPARSE_FORMAT_CSC:
+            cusparse.cusparseCscSetPointers(self.c, columns, rows, values)
+        elif said.format == formats.CUSPARSE_FORMAT_COO:
+            cusparse.cusparseCooSetPointers(self.c, rows, columns, values)
+        elif parts[1:] == self._at[1:]:
+            cusparse.cusparseSpMatSetValues(self.c, values)
+        else:
+            self.destroy()
+            self._make(parts)
+        self._at = parts
+
+    def destroy(self) -> None:
+        cusparse.cusparseDestroySpMat.unchecked(self.c)
+        self.c = None

@@ -1,0 +1,35 @@
+"""Sparse linear algebra: products with dense vectors and matrices, triangular systems, products of sparse matrices.
+
+Carried out by cuSPARSE, or by SciPy on the host. A sparse operand of a request is three tensors and a `SparseForm`
+(form.py); `SparseTensor` (tensor.py) holds them, knows those of SciPy, CuPy and torch, and unpacks into them. The
+files: products, solves, spgemm and conversions (what may be asked), algorithms, cusparse (the plans), reference (what
+is right), check (a kernel that looks at indices), rules, cases; and doors, which users know as `dispatch.sparse`.
+"""
+
+from __future__ import annotations
+
+from dispatch.core.plan_call import plan_call
+from dispatch.core.request_function import request_function
+from dispatch.ops.sparse.algorithms import SpgemmAlgorithm, SpmmAlgorithm, SpmvAlgorithm, SpsvAlgorithm
+from dispatch.ops.sparse.conversions import Csr2cscRequest, SparseCheckRequest, SparseToDenseRequest
+from dispatch.ops.sparse.form import SparseForm, SparseFormat
+from dispatch.ops.sparse.products import SddmmRequest, SparseMvRequest, SpmmRequest
+from dispatch.ops.sparse.solves import SpsmRequest, SpsvRequest
+from dispatch.ops.sparse.spgemm import SpgemmNnzRequest, SpgemmRequest
+
+__all__ = ["SparseForm", "SparseFormat"]
+__all__ += ["SpgemmAlgorithm", "SpmmAlgorithm", "SpmvAlgorithm", "SpsvAlgorithm"]
+__all__ += ["Csr2cscRequest", "SddmmRequest", "SparseCheckRequest", "SparseMvRequest", "SparseToDenseRequest"]
+__all__ += ["SpgemmNnzRequest", "SpgemmRequest", "SpmmRequest", "SpsmRequest", "SpsvRequest"]
+__all__ += ["csr2csc", "sddmm", "sparse_check", "sparse_mv", "sparse_to_dense"]
+__all__ += ["spgemm", "spgemm_nnz", "spmm", "spsm", "spsv"]
+
+cusparse_plan = plan_call("cusparse_plan", "dispatch.ops.sparse.cusparse", "A plan of cuSPARSE's calls.")
+
+sparse_mv, spmm = request_function(SparseMvRequest, "sparse_mv"), request_function(SpmmRequest, "spmm")
+sddmm = request_function(SddmmRequest, "sddmm")
+spsv, spsm = request_function(SpsvRequest, "spsv"), request_function(SpsmRequest, "spsm")
+spgemm, spgemm_nnz = request_function(SpgemmRequest, "spgemm"), request_function(SpgemmNnzRequest, "spgemm_nnz")
+sparse_to_dense = request_function(SparseToDenseRequest, "sparse_to_dense")
+csr2csc = request_function(Csr2cscRequest, "csr2csc")
+sparse_check = request_function(SparseCheckRequest, "sparse_check")

@@ -1,0 +1,252 @@
+"""Sparse linear algebra by SciPy: what the host computes, and in float64 what is right.
+
+SciPy does not look at indices, and would read and write beyond arrays: they are looked at here, each time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.core.host_plan import NumpyPlan, numpy_call, work_of
+from dispatch.core.matrix_choices import DiagType, FillMode, Operation
+from dispatch.errors import BadRequest, Refused
+from dispatch.ops.sparse.form import SparseFormat
+from dispatch.refusal import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.core.host_plan import Results
+    from dispatch.core.row import Row
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
+    from dispatch.ops.sparse.form import SparseForm
+
+__all__ = ["coordinates", "evaluate", "flaws", "matrix_of", "numpy_check", "scipy_sparse"]
+
+NEEDS_SCIPY = "needs scipy: pip install 'cudabind[host]'"
+
+
+def scipy_sparse(request: Any, executor: object, row: Row) -> NumpyPlan:
+    """A plan that computes with SciPy; Refused where it is not installed."""
+    del request, executor
+    try:
+        import scipy.sparse.linalg  # noqa: F401  # looked for now, used by the plan
+    except ImportError as error:
+        raise Refused(NEEDS_SCIPY, Kind.RULE) from error
+    return NumpyPlan(row, evaluate, work_of(row.dtypes[0]))
+
+
+def evaluate(request: Any, work: np.dtype[Any]) -> Results:
+    """The outputs of a request by name, in a working dtype."""
+    return OPS[request.op](request, work)
+
+
+# -- the matrix -------------------------------------------------------------------------------------------------------
+def numbers(tensor: Tensor, work: np.dtype[Any]) -> Array:
+    """Elements in a working dtype, complex ones in the complex one."""
+    given = np.asarray(tensor)
+    return given.astype(np.result_type(work, np.complex64) if given.dtype.kind == "c" else work, copy=False)
+
+
+def flaws(form: SparseForm, rows: Array, columns: Array) -> Array:
+    """What `sparse_check` counts."""
+    kind, (m, n), (high, wide) = SparseFormat(form.format), form.shape, form.block  # type: ignore[arg-type]
+    m, n = m // high, n // wide
+    if kind is SparseFormat.COO:
+        major, minor, broken = rows.astype(np.int64) - form.base, columns.astype(np.int64) - form.base, 0
+    else:
+        offsets, indices = (columns, rows) if kind is SparseFormat.CSC else (rows, columns)
+        ends, minor = offsets.astype(np.int64) - form.base, indices.astype(np.int64) - form.base
+        broken = int((np.diff(ends) < 0).sum()) + int(ends[0] != 0) + int(ends[-1] != len(minor))
+        if broken:  # which line an element is of is not known
+            outside = (minor < 0) | (minor >= (m if kind is SparseFormat.CSC else n))
+            return np.array([broken, outside.sum(), 0, 0], np.int64)
+        major = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
+        if kind is SparseFormat.CSC:
+            m, n = n, m
+    outside = (major < 0) | (major >= m) | (minor < 0) | (minor >= n)
+    later, same = np.diff(major), np.diff(minor)
+    unsorted = (later < 0) | ((later == 0) & (same < 0))
+    return np.array([broken, outside.sum(), unsorted.sum(), ((later == 0) & (same == 0)).sum()], np.int64)
+
+
+def coordinates(form: SparseForm, rows: Tensor, columns: Tensor, name: str = "") -> tuple[Array, Array]:
+    """The row and the column of each element, or block, from 0 on; BadRequest where one is none of the matrix."""
+    row, column = np.asarray(rows), np.asarray(columns)
+    broken, outside, *_ = flaws(form, row, column).tolist()
+    if broken or outside:
+        given = f"{broken} wrong offsets and {outside} indices beyond the matrix"
+        raise BadRequest(f"{name}rows", given, f"those of a matrix {list(form.shape)} with base {form.base}")
+    if form.format == SparseFormat.CSC:
+        return row - form.base, np.repeat(np.arange(len(column) - 1), np.diff(column))
+    if form.format == SparseFormat.COO:
+        return row - form.base, column - form.base
+    return np.repeat(np.arange(len(row) - 1), np.diff(row)), column - form.base
+
+
+def matrix_of(request: Any, work: np.dtype[Any], prefix: str = "") -> Any:
+    """The matrix of a request as SciPy's COO, which nothing is summed up in; of its values, or of others."""
+    import scipy.sparse as sp
+
+    form = getattr(request, f"{prefix}form")
+    values, rows, columns = (getattr(request, prefix + name) for name in ("values", "rows", "columns"))
+    return of_parts(sp, form, numbers(values, work), *coordinates(form, rows, columns, prefix))
+
+
+def of_parts(sp: Any, form: SparseForm, values: Array, row: Array, column: Array) -> Any:
+    """A COO of values and the places of elements, or of blocks."""
+    high, wide = form.block
+    if form.format == SparseFormat.BSR:
+        row = (row[:, None, None] * high + np.arange(high)[:, None] + 0 * np.arange(wide)).ravel()
+        column = (column[:, None, None] * wide + 0 * np.arange(high)[:, None] + np.arange(wide)).ravel()
+    return sp.coo_array((values.reshape(-1), (row, column)), shape=form.shape)
+
+
+def turned(matrix: Any, trans: Operation) -> Any:
+    """op(A)."""
+    if trans is Operation.N:
+        return matrix
+    return matrix.T if trans is Operation.T else matrix.conj().T
+
+
+def scaled(request: Any, name: str, array: Array) -> Array:
+    """A factor times an array, in the dtype of the array."""
+    return np.asarray(array * array.dtype.type(request.factor(name)))
+
+
+# -- the ops ----------------------------------------------------------------------------------------------------------
+def product(request: Any, work: np.dtype[Any]) -> Results:
+    """alpha · op(A) · B + beta · C, of a vector or a matrix; a matrix without columns SciPy refuses."""
+    a = turned(matrix_of(request, work), request.trans).tocsr()
+    right = numbers(request.x if request.op == "sparse_mv" else request.b, work)
+    found = scaled(request, "alpha", a @ right)
+    if request.reads_added:
+        found = found + scaled(request, "beta", numbers(getattr(request, request.added), work))
+    return {"out": found}
+
+
+CHUNK = 1 << 22  # products of a sampled one at a time
+
+
+def sampled(request: Any, work: np.dtype[Any]) -> Results:
+    """The elements of a dense product that a pattern has."""
+    row, column = coordinates(request.form, request.rows, request.columns)
+    a, b = numbers(request.a, work), numbers(request.b, work)
+    found = np.zeros(len(row), a.dtype)
+    step = max(1, CHUNK // max(1, a.shape[1]))
+    for first in range(0, len(row), step):
+        part = slice(first, first + step)
+        found[part] = (a[row[part]] * b.T[column[part]]).sum(axis=1)
+    found = scaled(request, "alpha", found)
+    if request.reads_added:
+        found = found + scaled(request, "beta", numbers(request.values, work))
+    return {"out": found}
+
+
+def triangle_of(request: Any, work: np.dtype[Any]) -> tuple[Any, bool]:
+    """op of the triangle that is read, in CSR, and whether it is the lower one."""
+    import scipy.sparse as sp
+
+    lower, unit = request.uplo is FillMode.LOWER, request.diag is DiagType.UNIT
+    matrix = matrix_of(request, work)
+    beside = (-1 if lower else 1) if unit else 0
+    found = sp.tril(matrix, beside) if lower else sp.triu(matrix, beside)
+    if unit:
+        found = found + sp.eye_array(matrix.shape[0], dtype=found.dtype)
+    return turned(found, request.trans).tocsr(), lower == (request.trans is Operation.N)
+
+
+def solved(request: Any, work: np.dtype[Any]) -> Results:
+    """The solution, row by row where a diagonal is 0, which SciPy refuses."""
+    from scipy.sparse.linalg import spsolve_triangular
+
+    right = scaled(request, "alpha", numbers(request.x if request.op == "spsv" else request.b, work))
+    matrix, lower = triangle_of(request, work)
+    if not right.size:
+        return {"out": right}
+    if matrix.diagonal().all() and np.isfinite(matrix.data).all() and np.isfinite(right).all():
+        return {"out": np.asarray(spsolve_triangular(matrix, right, lower=lower)).astype(right.dtype)}
+    return {"out": substituted(matrix, right, lower=lower)}
+
+
+def substituted(matrix: Any, right: Array, *, lower: bool) -> Array:
+    """Forward or backward substitution, in which a division by 0 is what IEEE 754 has."""
+    found, diagonal = right.copy(), matrix.diagonal()
+    order = range(len(right)) if lower else range(len(right) - 1, -1, -1)
+    for i in order:
+        inside = slice(matrix.indptr[i], matrix.indptr[i + 1])
+        columns, elements = matrix.indices[inside], matrix.data[inside]
+        beside = columns != i
+        found[i] = (found[i] - elements[beside] @ found[columns[beside]]) / diagonal[i]
+    return found
+
+
+def multiplied(request: Any, work: np.dtype[Any]) -> Results:
+    """The product of two sparse matrices, sorted; BadRequest where it has another number of elements than was said."""
+    found = product_of_patterns(request, work)
+    if found.nnz != request.nnz:
+        raise BadRequest("nnz", str(request.nnz), f"{found.nnz}, as spgemm_nnz counts them")
+    values = np.asarray(found.data * found.dtype.type(request.alpha))
+    return {
+        "out_values": values,
+        "out_rows": found.indptr.astype(np.int64) + request.form.base,
+        "out_columns": found.indices.astype(np.int64) + request.form.base,
+    }
+
+
+def product_of_patterns(request: Any, work: np.dtype[Any]) -> Any:
+    """A · B in CSR, with the elements that add up to 0, which SciPy keeps, too."""
+    a, b = matrix_of(request, work).tocsr(), matrix_of(request, work, "b_").tocsr()
+    found = (a @ b).tocsr()
+    found.sort_indices()
+    return found
+
+
+def counted(request: Any, work: np.dtype[Any]) -> Results:
+    """How many elements the product has."""
+    return {"out": np.array([product_of_patterns(request, work).nnz], np.int64)}
+
+
+def unpacked(request: Any, work: np.dtype[Any]) -> Results:
+    """The dense matrix; of elements that are stored twice, the last one."""
+    matrix = matrix_of(request, work)
+    found = np.zeros(matrix.shape, matrix.dtype)
+    found[matrix.row, matrix.col] = matrix.data
+    return {"out": found}
+
+
+def exchanged(request: Any, work: np.dtype[Any]) -> Results:
+    """The other of CSR and CSC; elements of one place keep their order, as SciPy has it."""
+    row, column = coordinates(request.form, request.rows, request.columns)
+    major, minor = (column, row) if request.from_csr else (row, column)
+    order = np.argsort(major, kind="stable")
+    extent = request.form.shape[1 if request.from_csr else 0]
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(major, minlength=extent))]) + request.form.base
+    indices = minor[order] + request.form.base
+    rows, columns = (indices, offsets) if request.from_csr else (offsets, indices)
+    return {"out_values": numbers(request.values, work)[order], "out_rows": rows, "out_columns": columns}
+
+
+def checked(request: Any, work: np.dtype[Any]) -> Results:
+    """What is wrong with the indices."""
+    del work
+    return {"out": flaws(request.form, np.asarray(request.rows), np.asarray(request.columns))}
+
+
+OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
+    "sparse_mv": product,
+    "spmm": product,
+    "sddmm": sampled,
+    "spsv": solved,
+    "spsm": solved,
+    "spgemm": multiplied,
+    "spgemm_nnz": counted,
+    "sparse_to_dense": unpacked,
+    "csr2csc": exchanged,
+    "sparse_check": checked,
+}
+
+numpy_check = numpy_call(checked)

@@ -1,0 +1,51 @@
+"""The rows of sparse linear algebra, which end in cuSPARSE. Rows, and nothing else.
+
+None has run on a GPU yet: `run_on` is empty.
+"""
+
+# fmt: off
+from __future__ import annotations
+
+from dispatch.core.nonfinite import stated
+from dispatch.core.row import Row
+from dispatch.keys import BF16, C64, C128, F16, F32, F64, I64, Arch
+from dispatch.ops.sparse import cusparse_plan, rules
+from dispatch.ops.sparse.reference import scipy_sparse
+from dispatch.table.on_host import on_host
+
+__all__ = ["ROWS"]
+
+SM75, SM80 = Arch(75), Arch(80)
+V12 = (12, 5)
+ALL = (F32, F64, C64, C128)
+ANY      = (rules.aligned, rules.elements, rules.index_pair)
+VECTOR   = (*ANY, rules.blocks, rules.vectors)
+MATRIX   = (*ANY, rules.blocks, rules.lines)
+SAMPLED  = (*ANY, rules.only_csr, rules.lines)
+SOLVE    = (*ANY, rules.formats_of_solves, rules.vectors)
+SOLVES   = (*ANY, rules.formats_of_solves, rules.lines)
+UNPACK   = (*ANY, rules.formats_of_dense, rules.lines)
+EXCHANGE = (rules.aligned, rules.elements, rules.narrow)
+
+GPU_ROWS = (
+#         op                 values, out     compute rules  min_arch, max_arch, min_version, library, function, call
+    *(Row("sparse_mv",       (one,  one),    None, VECTOR,   SM75, None, V12, "cusparse", "cusparseSpMV",          cusparse_plan) for one in ALL),
+    Row("sparse_mv",         (F16,  F16),    None, VECTOR,   SM75, None, V12, "cusparse", "cusparseSpMV",          cusparse_plan),
+    Row("sparse_mv",         (F16,  F32),    None, VECTOR,   SM75, None, V12, "cusparse", "cusparseSpMV",          cusparse_plan),
+    Row("sparse_mv",         (BF16, BF16),   None, VECTOR,   SM80, None, V12, "cusparse", "cusparseSpMV",          cusparse_plan),
+    Row("sparse_mv",         (BF16, F32),    None, VECTOR,   SM80, None, V12, "cusparse", "cusparseSpMV",          cusparse_plan),
+    *(Row("spmm",            (one,  one),    None, MATRIX,   SM75, None, V12, "cusparse", "cusparseSpMM",          cusparse_plan) for one in ALL),
+    Row("spmm",              (F16,  F16),    None, MATRIX,   SM75, None, V12, "cusparse", "cusparseSpMM",          cusparse_plan),
+    Row("spmm",              (F16,  F32),    None, MATRIX,   SM75, None, V12, "cusparse", "cusparseSpMM",          cusparse_plan),
+    Row("spmm",              (BF16, BF16),   None, MATRIX,   SM80, None, V12, "cusparse", "cusparseSpMM",          cusparse_plan),
+    Row("spmm",              (BF16, F32),    None, MATRIX,   SM80, None, V12, "cusparse", "cusparseSpMM",          cusparse_plan),
+    *(Row("sddmm",           (one,  one),    None, SAMPLED,  SM75, None, V12, "cusparse", "cusparseSDDMM",         cusparse_plan) for one in ALL),
+    *(Row("spsv",            (one,  one),    None, SOLVE,    SM75, None, V12, "cusparse", "cusparseSpSV_solve",    cusparse_plan) for one in ALL),
+    *(Row("spsm",            (one,  one),    None, SOLVES,   SM75, None, V12, "cusparse", "cusparseSpSM_solve",    cusparse_plan) for one in ALL),
+    *(Row("spgemm",          (one,  one),    None, ANY,      SM75, None, V12, "cusparse", "cusparseSpGEMM_copy",   cusparse_plan) for one in ALL),
+    *(Row("spgemm_nnz",      (one,  I64),    None, ANY,      SM75, None, V12, "cusparse", "cusparseSpGEMM_compute", cusparse_plan) for one in ALL),
+    *(Row("sparse_to_dense", (one,  one),    None, UNPACK,   SM75, None, V12, "cusparse", "cusparseSparseToDense", cusparse_plan) for one in (*ALL, F16, BF16)),
+    *(Row("csr2csc",         (one,  one),    None, EXCHANGE, SM75, None, V12, "cusparse", "cusparseCsr2cscEx2",    cusparse_plan) for one in (*ALL, F16, BF16)),
+)
+# fmt: on
+ROWS = stated((*GPU_ROWS, *(on_host(row, scipy_sparse, library="scipy", stands_for="cusparse") for row in GPU_ROWS)))
