@@ -2,7 +2,7 @@
 
 Carried out by cuSPARSE, or by SciPy on the host. A sparse operand of a request is three tensors and a `SparseForm`
 (form.py); `SparseTensor` (tensor.py) holds them, knows those of SciPy, CuPy and torch, and unpacks into them. The
-files: products, solves, spgemm and conversions (what may be asked), algorithms, cusparse (the plans), reference (what
+files: products, solves, pairs and conversions (what may be asked), algorithms, cusparse (the plans), reference (what
 is right), check (a kernel that looks at indices), rules, cases; and doors, which users know as `dispatch.sparse`.
 """
 
@@ -15,7 +15,7 @@ from dispatch.ops.sparse.conversions import Csr2cscRequest, SparseCheckRequest, 
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
 from dispatch.ops.sparse.products import SddmmRequest, SparseMvRequest, SpmmRequest
 from dispatch.ops.sparse.solves import SpsmRequest, SpsvRequest
-from dispatch.ops.sparse.spgemm import SpgemmNnzRequest, SpgemmRequest
+from dispatch.ops.sparse.pairs import SpgemmNnzRequest, SpgemmRequest
 
 __all__ = ["SparseForm", "SparseFormat"]
 __all__ += ["SpgemmAlgorithm", "SpmmAlgorithm", "SpmvAlgorithm", "SpsvAlgorithm"]

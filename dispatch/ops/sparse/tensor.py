@@ -123,7 +123,7 @@ class SparseTensor:
         found = SparseTensor.flaws(self)
         if any(found):
             said = ", ".join(f"{number} {what}" for number, what in zip(found, FLAWS, strict=True) if number)
-            hint = "a.sum_duplicates() of SciPy or CuPy, a.coalesce() of torch, sort and add up"
+            hint = "a.sort_indices() and a.sum_duplicates() of SciPy or CuPy, or a.coalesce() of torch"
             raise BadRequest("indices", said, "indices within the matrix, sorted in each line, each once", hint)
         return self
 
