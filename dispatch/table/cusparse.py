@@ -27,25 +27,35 @@ SOLVES   = (*ANY, rules.formats_of_solves, rules.lines)
 UNPACK   = (*ANY, rules.formats_of_dense, rules.lines)
 EXCHANGE = (rules.aligned, rules.elements, rules.narrow)
 
+SPMV     = ("cusparse", "cusparseSpMV", cusparse_plan)
+SPMM     = ("cusparse", "cusparseSpMM", cusparse_plan)
+SDDMM    = ("cusparse", "cusparseSDDMM", cusparse_plan)
+SPSV     = ("cusparse", "cusparseSpSV_solve", cusparse_plan)
+SPSM     = ("cusparse", "cusparseSpSM_solve", cusparse_plan)
+SPGEMM   = ("cusparse", "cusparseSpGEMM_copy", cusparse_plan)
+COUNTS   = ("cusparse", "cusparseSpGEMM_compute", cusparse_plan)
+DENSE    = ("cusparse", "cusparseSparseToDense", cusparse_plan)
+CSR2CSC  = ("cusparse", "cusparseCsr2cscEx2", cusparse_plan)
+
 GPU_ROWS = (
-#         op                 values, out     compute rules  min_arch, max_arch, min_version, library, function, call
-    *(Row("sparse_mv",       (one,  one),    None, VECTOR,   SM75, None, V12, "cusparse", "cusparseSpMV",          cusparse_plan) for one in ALL),
-    Row("sparse_mv",         (F16,  F16),    None, VECTOR,   SM75, None, V12, "cusparse", "cusparseSpMV",          cusparse_plan),
-    Row("sparse_mv",         (F16,  F32),    None, VECTOR,   SM75, None, V12, "cusparse", "cusparseSpMV",          cusparse_plan),
-    Row("sparse_mv",         (BF16, BF16),   None, VECTOR,   SM80, None, V12, "cusparse", "cusparseSpMV",          cusparse_plan),
-    Row("sparse_mv",         (BF16, F32),    None, VECTOR,   SM80, None, V12, "cusparse", "cusparseSpMV",          cusparse_plan),
-    *(Row("spmm",            (one,  one),    None, MATRIX,   SM75, None, V12, "cusparse", "cusparseSpMM",          cusparse_plan) for one in ALL),
-    Row("spmm",              (F16,  F16),    None, MATRIX,   SM75, None, V12, "cusparse", "cusparseSpMM",          cusparse_plan),
-    Row("spmm",              (F16,  F32),    None, MATRIX,   SM75, None, V12, "cusparse", "cusparseSpMM",          cusparse_plan),
-    Row("spmm",              (BF16, BF16),   None, MATRIX,   SM80, None, V12, "cusparse", "cusparseSpMM",          cusparse_plan),
-    Row("spmm",              (BF16, F32),    None, MATRIX,   SM80, None, V12, "cusparse", "cusparseSpMM",          cusparse_plan),
-    *(Row("sddmm",           (one,  one),    None, SAMPLED,  SM75, None, V12, "cusparse", "cusparseSDDMM",         cusparse_plan) for one in ALL),
-    *(Row("spsv",            (one,  one),    None, SOLVE,    SM75, None, V12, "cusparse", "cusparseSpSV_solve",    cusparse_plan) for one in ALL),
-    *(Row("spsm",            (one,  one),    None, SOLVES,   SM75, None, V12, "cusparse", "cusparseSpSM_solve",    cusparse_plan) for one in ALL),
-    *(Row("spgemm",          (one,  one),    None, ANY,      SM75, None, V12, "cusparse", "cusparseSpGEMM_copy",   cusparse_plan) for one in ALL),
-    *(Row("spgemm_nnz",      (one,  I64),    None, ANY,      SM75, None, V12, "cusparse", "cusparseSpGEMM_compute", cusparse_plan) for one in ALL),
-    *(Row("sparse_to_dense", (one,  one),    None, UNPACK,   SM75, None, V12, "cusparse", "cusparseSparseToDense", cusparse_plan) for one in (*ALL, F16, BF16)),
-    *(Row("csr2csc",         (one,  one),    None, EXCHANGE, SM75, None, V12, "cusparse", "cusparseCsr2cscEx2",    cusparse_plan) for one in (*ALL, F16, BF16)),
+#   op, (values, out), compute, rules, min_arch, max_arch, min_version, calls
+    *(Row("sparse_mv",       (one, one), None, VECTOR,   SM75, None, V12, *SPMV) for one in ALL),
+    Row("sparse_mv",         (F16, F16), None, VECTOR,   SM75, None, V12, *SPMV),
+    Row("sparse_mv",         (F16, F32), None, VECTOR,   SM75, None, V12, *SPMV),
+    Row("sparse_mv",         (BF16, BF16), None, VECTOR,   SM80, None, V12, *SPMV),
+    Row("sparse_mv",         (BF16, F32), None, VECTOR,   SM80, None, V12, *SPMV),
+    *(Row("spmm",            (one, one), None, MATRIX,   SM75, None, V12, *SPMM) for one in ALL),
+    Row("spmm",              (F16, F16), None, MATRIX,   SM75, None, V12, *SPMM),
+    Row("spmm",              (F16, F32), None, MATRIX,   SM75, None, V12, *SPMM),
+    Row("spmm",              (BF16, BF16), None, MATRIX,   SM80, None, V12, *SPMM),
+    Row("spmm",              (BF16, F32), None, MATRIX,   SM80, None, V12, *SPMM),
+    *(Row("sddmm",           (one, one), None, SAMPLED,  SM75, None, V12, *SDDMM) for one in ALL),
+    *(Row("spsv",            (one, one), None, SOLVE,    SM75, None, V12, *SPSV) for one in ALL),
+    *(Row("spsm",            (one, one), None, SOLVES,   SM75, None, V12, *SPSM) for one in ALL),
+    *(Row("spgemm",          (one, one), None, ANY,      SM75, None, V12, *SPGEMM) for one in ALL),
+    *(Row("spgemm_nnz",      (one, I64), None, ANY,      SM75, None, V12, *COUNTS) for one in ALL),
+    *(Row("sparse_to_dense", (one, one), None, UNPACK,   SM75, None, V12, *DENSE) for one in (*ALL, F16, BF16)),
+    *(Row("csr2csc",         (one, one), None, EXCHANGE, SM75, None, V12, *CSR2CSC) for one in (*ALL, F16, BF16)),
 )
 # fmt: on
 ROWS = stated((*GPU_ROWS, *(on_host(row, scipy_sparse, library="scipy", stands_for="cusparse") for row in GPU_ROWS)))

@@ -16,11 +16,11 @@ from dispatch.table.on_host import on_host
 __all__ = ["ROWS"]
 
 SM75 = Arch(75)
+CHECK = ("own", "check_indices", nvrtc_check)
 DTYPES = (F32, F64, C64, C128, F16, BF16)
 
 GPU_ROWS = tuple(
-    Row("sparse_check", (one, I64), None, (aligned,), SM75, None, (), "own", "check_indices", nvrtc_check, nonfinite=NONE)
-    for one in DTYPES
+    Row("sparse_check", (one, I64), None, (aligned,), SM75, None, (), *CHECK, nonfinite=NONE) for one in DTYPES
 )
 # fmt: on
 ROWS = (*GPU_ROWS, *(on_host(row, numpy_check) for row in GPU_ROWS))

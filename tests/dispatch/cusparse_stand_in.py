@@ -36,7 +36,11 @@ def array_at(address, dtype, *shape):
     assert address != PLACEHOLDER, "the placeholder is read"
     size = int(np.prod(shape))
     assert address or not size
-    return np.ndarray(shape, dtype, memory_at(address, size * np.dtype(dtype).itemsize)) if size else np.zeros(shape, dtype)
+    return (
+        np.ndarray(shape, dtype, memory_at(address, size * np.dtype(dtype).itemsize))
+        if size
+        else np.zeros(shape, dtype)
+    )
 
 
 def address_of(argument):
@@ -151,7 +155,9 @@ class Function:
                 assert isinstance(argument, wanted), (self.name, kind, argument)
                 assert argument.value in self.library.alive, f"{self.name}: a descriptor that is not there"
             elif kind in ("void_p", "const_void_p") or kind.startswith(("Mem", "ConstMem")):
-                is_address = argument is None or isinstance(argument, (int, ctypes.c_void_p)) or hasattr(argument, "_obj")
+                is_address = (
+                    argument is None or isinstance(argument, (int, ctypes.c_void_p)) or hasattr(argument, "_obj")
+                )
                 assert is_address, (self.name, kind, argument)
 
 
@@ -427,7 +433,7 @@ class Library:
         target[...] = a.dense().astype(target.dtype)
 
     def _Csr2cscEx2(self, handle, m, n, nnz, *rest):
-        *places, kind, action, base, algorithm, buffer = rest
+        *places, kind, action, base, _, buffer = rest
         assert action == cusparse.cusparseAction_t.CUSPARSE_ACTION_NUMERIC
         values, rows, columns, out, ends, indices = map(address_of, places)
         self.work_in(buffer)
@@ -477,11 +483,11 @@ def executor_of(monkeypatch):
         monkeypatch.setattr(module, "cusparse", library)
     handle = Handle()
     for module in (analyses, calls):
-        monkeypatch.setattr(module, "handle_of", lambda executor: handle)
+        monkeypatch.setattr(module, "handle_of", lambda _: handle)
     monkeypatch.setattr(calls, "Copy", Copy)
     copied = SimpleNamespace(cuMemcpyHtoDAsync=lambda to, source, nbytes, _: ctypes.memmove(to, source, nbytes))
     monkeypatch.setattr(spgemm, "driver", copied)
-    made = SimpleNamespace(allocate=lambda nbytes, stream: Memory(nbytes))
+    made = SimpleNamespace(allocate=lambda nbytes, _: Memory(nbytes))
     workspace, target = SimpleNamespace(c_ptr=ctypes.c_void_p(PLACEHOLDER)), SimpleNamespace(value=0)
     stream = SimpleNamespace(done=lambda: None)
     return SimpleNamespace(workspace=workspace, target=target, stream=stream, device=made, library=library)

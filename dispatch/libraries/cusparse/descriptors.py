@@ -15,7 +15,7 @@ from cudabind.sys import cusparse
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Descriptor", "DenseMatrix", "DenseVector", "Sparse", "SparseMatrix"]
+__all__ = ["DenseMatrix", "DenseVector", "Descriptor", "Sparse", "SparseMatrix"]
 
 INDEX_TYPES = {4: cusparse.cusparseIndexType_t.CUSPARSE_INDEX_32I, 8: cusparse.cusparseIndexType_t.CUSPARSE_INDEX_64I}
 PARTS = 3
@@ -120,20 +120,24 @@ class SparseMatrix(Descriptor):
         base, kind = cusparse.cusparseIndexBase_t(said.base), cusparse.cudaDataType(said.value_type)
         self.c, self._at = cusparse.cusparseSpMatDescr_t(), parts
         (m, n), (high, wide) = said.shape, said.block
+        given: tuple[Any, ...]
+        make: Any
         if said.format == formats.CUSPARSE_FORMAT_CSR:
+            make = cusparse.cusparseCreateCsr
             given = (m, n, said.nnz, rows, columns if said.nnz else None, values, *kinds, base, kind)
-            cusparse.cusparseCreateCsr(self.c, *given)
         elif said.format == formats.CUSPARSE_FORMAT_CSC:
+            make = cusparse.cusparseCreateCsc
             given = (m, n, said.nnz, columns, rows if said.nnz else None, values, *kinds[::-1], base, kind)
-            cusparse.cusparseCreateCsc(self.c, *given)
         elif said.format == formats.CUSPARSE_FORMAT_COO:
+            make = cusparse.cusparseCreateCoo
             places = (rows, columns) if said.nnz else (None, None)
-            cusparse.cusparseCreateCoo(self.c, m, n, said.nnz, *places, values, kinds[0], base, kind)
+            given = (m, n, said.nnz, *places, values, kinds[0], base, kind)
         else:
-            places = (rows, columns if said.nnz else None, values)
+            make = cusparse.cusparseCreateBsr
             sizes = (m // high, n // wide, said.nnz, high, wide)
             order = cusparse.cusparseOrder_t.CUSPARSE_ORDER_ROW
-            cusparse.cusparseCreateBsr(self.c, *sizes, *places, *kinds, base, kind, order)
+            given = (*sizes, rows, columns if said.nnz else None, values, *kinds, base, kind, order)
+        make(self.c, *given)
         attributes = cusparse.cusparseSpMatAttribute_t
         for attribute, number in (
             (attributes.CUSPARSE_SPMAT_FILL_MODE, said.fill),

@@ -1,4 +1,4 @@
-"""The product of two sparse matrices, as the library has it: an estimate, the product, and a copy of it where it is to be.
+"""The product of two sparse matrices, as the library has it: an estimate, the product, and a copy of it.
 
 How much memory it works in, and how many elements there are, the library says as it goes, so that it waits for the
 device and cannot be captured. Follows https://docs.nvidia.com/cuda/cusparse/#cusparsespgemm.
@@ -40,7 +40,7 @@ class Work:
     __slots__ = ("c", "memory")
 
     def __init__(self) -> None:
-        self.c = cusparse.cusparseSpGEMMDescr_t()
+        self.c: Any = cusparse.cusparseSpGEMMDescr_t()
         self.memory: list[Storage] = []
         cusparse.cusparseSpGEMM_createDescr(self.c)
 

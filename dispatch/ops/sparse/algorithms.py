@@ -8,7 +8,7 @@ __all__ = ["SpgemmAlgorithm", "SpmmAlgorithm", "SpmvAlgorithm", "SpsvAlgorithm"]
 
 
 class SpmvAlgorithm(Choice):
-    """`cusparseSpMVAlg_t`: those with 2 give the same bits in each run; the others may add in another order."""
+    """`cusparseSpMVAlg_t`: those with 2 give the same bits in each run; BSR needs cuSPARSE 12.6.3."""
 
     DEFAULT = 0
     COO_ALG1 = 1
@@ -33,7 +33,7 @@ class SpmmAlgorithm(Choice):
 
 
 class SpsvAlgorithm(Choice):
-    """`cusparseSpSVAlg_t`; all but DEFAULT need a cuSPARSE of CUDA 12.9 or newer."""
+    """`cusparseSpSVAlg_t`; all but DEFAULT need cuSPARSE 12.9.4 or newer."""
 
     DEFAULT = 0
     ALG1 = 1

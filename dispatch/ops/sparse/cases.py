@@ -50,13 +50,13 @@ WIDE = 5  # of dense matrices
 
 
 class Form(NamedTuple):
-    """A case: pattern and shape, how it is stored, what is done to it, factors, what is added, and where it all lies."""
+    """A case: pattern and shape, how it is stored, what is done to it, factors, what is added, and where all lies."""
 
     pattern: str
     shape: tuple[int, int]
     kind: SparseFormat
     base: int
-    index: str
+    wide: bool  # whether indices have 64 bits
     trans: Operation
     alpha: complex
     beta: complex
@@ -94,7 +94,7 @@ def forms(op: str, dtype: Dtype) -> list[Form]:
                 shape,
                 kind,
                 base=number // 2 % 2,
-                index=("i32", "i64")[number // 3 % 2] if op != "csr2csc" else "i32",
+                wide=number // 3 % 2 == 1 and op != "csr2csc",
                 trans=(N, T, C)[(number + number // 3) % 3],
                 alpha=alpha,
                 beta=beta,
@@ -148,7 +148,9 @@ class Draw:
         if self.op in ("spsv", "spsm"):
             mask, drawn = self.triangle(mask, drawn)
         block = BLOCKS[number % 2] if form.kind is SparseFormat.BSR else (1, 1)
-        values, rows, columns, said = stored(mask, drawn, form.kind, form.base, {"i32": np.int32, "i64": np.int64}[form.index], block)
+        values, rows, columns, said = stored(
+            mask, drawn, form.kind, form.base, np.int64 if form.wide else np.int32, block
+        )
         if form.fixed and self.op in ("spsv", "spsm"):
             said = said._replace(pattern=int(self.rng.integers(1 << 40)))
         if values.ndim == 1:
@@ -158,7 +160,8 @@ class Draw:
         self.lay(f"{prefix}rows", rows)
         self.lay(f"{prefix}columns", columns)
         self.fields[f"{prefix}form"] = said
-        return mask.shape
+        m, n = mask.shape
+        return m, n
 
     def triangle(self, mask: Any, drawn: Array) -> tuple[Any, Array]:
         """A well conditioned triangle; what must not be read of it is NaN."""
@@ -277,7 +280,7 @@ class ProductCheck(Check):
 
     def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
         """Raise Mismatch as others do, of the elements in their order."""
-        values, rows, columns = (tensor.numpy() for tensor in result)  # type: ignore[union-attr]
+        values, rows, columns = (tensor.numpy() for tensor in result)
         ends = rows.astype(np.int64)
         if (np.diff(ends) < 0).any() or ends[-1] - ends[0] != len(columns):
             raise Mismatch(f"{self.name}: out_rows are no offsets")
@@ -333,5 +336,7 @@ def cases(row: Row) -> list[MadeCase]:
     """Every form of a row's op and dtypes."""
     op, dtype = row.op, row.dtypes[0]
     wide = row.dtypes[1] is F32 and dtype in HALF
-    made = [form for form in forms(op, dtype) if dtype not in HALF or op not in ("sparse_mv", "spmm") or form.base == wide]
+    made = [
+        form for form in forms(op, dtype) if dtype not in HALF or op not in ("sparse_mv", "spmm") or form.base == wide
+    ]
     return [MadeCase(f"{dtype}-{number}", partial(check, op, dtype, form)) for number, form in enumerate(made)]

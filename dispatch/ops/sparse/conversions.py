@@ -43,6 +43,9 @@ class Csr2cscRequest(SparseRequest["tuple[Tensor, Tensor, Tensor]"]):
     """The same matrix in CSC where it is given in CSR, and in CSR where it is given in CSC: (values, rows, columns).
 
     Read as the other format, the result is the transposed matrix. Elements of a column keep the order of their rows.
+
+    Attributes:
+        out_values, out_rows, out_columns: the result.
     """
 
     op: ClassVar[str] = "csr2csc"
@@ -67,7 +70,9 @@ class Csr2cscRequest(SparseRequest["tuple[Tensor, Tensor, Tensor]"]):
         (m, n), count, index = self.form.shape, self.values.shape[0], self.rows.dtype
         rows, columns = (count, n + 1) if self.from_csr else (m + 1, count)
         made = {"out_values": (count,), "out_rows": (rows,), "out_columns": (columns,)}
-        return {name: dense(shape, self.values.dtype if name == "out_values" else index) for name, shape in made.items()}
+        return {
+            name: dense(shape, self.values.dtype if name == "out_values" else index) for name, shape in made.items()
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +82,9 @@ class SparseCheckRequest(SparseRequest["Tensor"]):
     They count offsets that fall, or do not begin with the base and end with the number of elements; indices beyond the
     matrix; elements that stand before one of a smaller index of their row (of CSC column); and those that the next one
     has the place of. Nothing is read beyond the tensors, whatever they hold.
+
+    Attributes:
+        out: i64 (4,).
     """
 
     op: ClassVar[str] = "sparse_check"

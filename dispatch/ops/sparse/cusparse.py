@@ -171,6 +171,7 @@ class Making:
             trans, uplo, names = (T if trans is N else N), uplo.other, ("values", "columns", "rows")
         a = self.matrix(self.sparse(form, names, fill=int(uplo), diag=int(request.diag)))
         alpha, operation = self.number("alpha"), self.operation(trans)
+        given: tuple[Any, ...]
         if request.op == "spsv":
             algorithm = cusparse.cusparseSpSVAlg_t(int(request.algorithm))
             given = (operation, alpha, a, self.vector("x"), self.vector("out"), self.kind, algorithm)
@@ -180,8 +181,8 @@ class Making:
             out, _ = self.dense("out", like=by_rows)
             b, turn = self.dense("b", like=by_rows)
             turned = cusparse.cusparseOperation_t(int(turn))
-            algorithm = cusparse.cusparseSpSMAlg_t.CUSPARSE_SPSM_ALG_DEFAULT
-            given = (operation, turned, alpha, a, b, out, self.kind, algorithm)
+            default = cusparse.cusparseSpSMAlg_t.CUSPARSE_SPSM_ALG_DEFAULT
+            given = (operation, turned, alpha, a, b, out, self.kind, default)
             name = "cusparseSpSM"
         keeps = request.form.pattern is not None
         place = request.place_of("values")

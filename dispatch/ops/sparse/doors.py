@@ -43,7 +43,7 @@ def spmv(
     out: Any = None,
 ) -> Any:
     """alpha · op(A) · x + beta · y: the request `sparse_mv`."""
-    return ops.sparse_mv(*of(a), x, y=y, alpha=alpha, beta=beta, trans=trans, algorithm=algorithm, out=out)
+    return ops.sparse_mv(*of(a).parts, x, y=y, alpha=alpha, beta=beta, trans=trans, algorithm=algorithm, out=out)
 
 
 def spmm(
@@ -58,13 +58,13 @@ def spmm(
     out: Any = None,
 ) -> Any:
     """alpha · op(A) · B + beta · C of a dense B: the request `spmm`."""
-    return ops.spmm(*of(a), b, c=c, alpha=alpha, beta=beta, trans=trans, algorithm=algorithm, out=out)
+    return ops.spmm(*of(a).parts, b, c=c, alpha=alpha, beta=beta, trans=trans, algorithm=algorithm, out=out)
 
 
 def sddmm(c: Any, a: Any, b: Any, *, alpha: Number = 1.0, beta: Number | None = None, out: Any = None) -> SparseTensor:
     """alpha · A · B where C has elements, + beta · C, as a matrix of C's pattern: the request `sddmm`."""
     pattern = of(c)
-    values = ops.sddmm(*pattern, a, b, alpha=alpha, beta=beta, out=out)
+    values = ops.sddmm(*pattern.parts, a, b, alpha=alpha, beta=beta, out=out)
     return pattern.with_values(values)
 
 
@@ -77,9 +77,9 @@ def spgemm(
     """
     first, second = of(a), of(b)
     if nnz is None:
-        count = run(ops.SpgemmNnzRequest(*first, *second, algorithm=algorithm))
+        count = run(ops.SpgemmNnzRequest(*first.parts, *second.parts, algorithm=algorithm))
         nnz = int(count.item())
-    request = ops.SpgemmRequest(*first, *second, nnz=nnz, alpha=alpha, algorithm=algorithm)
+    request = ops.SpgemmRequest(*first.parts, *second.parts, nnz=nnz, alpha=alpha, algorithm=algorithm)
     values, rows, columns = run(request)
     return csr(values, rows, columns, (first.shape[0], second.shape[1]), base=first.form.base)
 
@@ -97,7 +97,7 @@ def spsv(
     out: Any = None,
 ) -> Any:
     """The y of op(A) · y = alpha · x for a triangle A: the request `spsv`."""
-    return ops.spsv(*of(a), x, alpha=alpha, uplo=uplo, diag=diag, trans=trans, algorithm=algorithm, out=out)
+    return ops.spsv(*of(a).parts, x, alpha=alpha, uplo=uplo, diag=diag, trans=trans, algorithm=algorithm, out=out)
 
 
 def spsm(
@@ -111,10 +111,10 @@ def spsm(
     out: Any = None,
 ) -> Any:
     """The C of op(A) · C = alpha · B for a triangle A: the request `spsm`."""
-    return ops.spsm(*of(a), b, alpha=alpha, uplo=uplo, diag=diag, trans=trans, out=out)
+    return ops.spsm(*of(a).parts, b, alpha=alpha, uplo=uplo, diag=diag, trans=trans, out=out)
 
 
-def spsolve_triangular(A: Any, b: Any, lower: bool = True, *, unit_diagonal: bool = False) -> Any:  # noqa: N803
+def spsolve_triangular(A: Any, b: Any, lower: bool = True, *, unit_diagonal: bool = False) -> Any:
     """The x of A · x = b for a triangle A, as `scipy.sparse.linalg` has it: `spsv` of a vector, `spsm` of a matrix."""
     uplo = FillMode.LOWER if lower else FillMode.UPPER
     diag = DiagType.UNIT if unit_diagonal else DiagType.NON_UNIT
@@ -124,7 +124,7 @@ def spsolve_triangular(A: Any, b: Any, lower: bool = True, *, unit_diagonal: boo
 # -- conversions ------------------------------------------------------------------------------------------------------
 def todense(a: Any) -> Any:
     """The dense matrix: the request `sparse_to_dense`."""
-    return ops.sparse_to_dense(*of(a))
+    return ops.sparse_to_dense(*of(a).parts)
 
 
 def tocsr(a: Any) -> SparseTensor:
@@ -142,7 +142,7 @@ def _converted(a: SparseTensor, wanted: SparseFormat) -> SparseTensor:
         return a
     if a.format not in (SparseFormat.CSR, SparseFormat.CSC):
         raise BadRequest("a", repr(a), "CSR or CSC", f"a.to{wanted.name.lower()}() of SciPy or CuPy")
-    values, rows, columns = run(ops.Csr2cscRequest(*a))
+    values, rows, columns = run(ops.Csr2cscRequest(*a.parts))
     return SparseTensor(values, rows, columns, a.form._replace(format=wanted, pattern=None))
 
 
@@ -163,7 +163,7 @@ def left_product(a: SparseTensor, other: Any) -> Any:
 
 def flaws(a: SparseTensor) -> list[int]:
     """What is wrong with the indices, counted."""
-    counts = run(ops.SparseCheckRequest(*a))
+    counts = run(ops.SparseCheckRequest(*a.parts))
     found: list[int] = counts.tolist()
     return found
 

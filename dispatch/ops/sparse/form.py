@@ -107,7 +107,8 @@ def check_form(name: str, given: object) -> SparseForm:
     if any(extent % step for extent, step in zip(pairs["shape"], pairs["block"], strict=True)):
         hint = "fill the matrix up with zeros"
         raise BadRequest(f"{name}.shape", shown(given.shape), f"whole blocks of {pairs['block']}", hint)
-    return given._replace(format=found, shape=pairs["shape"], block=pairs["block"], base=int(given.base))
+    (m, n), (high, wide) = pairs["shape"], pairs["block"]
+    return given._replace(format=found, shape=(m, n), block=(high, wide), base=int(given.base))
 
 
 def check_parts(form: SparseForm, tensors: Operands, prefix: str = "") -> None:

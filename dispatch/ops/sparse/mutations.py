@@ -52,7 +52,8 @@ def unconjugated(request: Any) -> Results | None:
 
 def neighbouring_values(request: Any) -> Results | None:
     """Each element is that before it; what is counted does not depend on them."""
-    return None if request.op in COUNTS else _rolled(request)
+    found = None if request.op in COUNTS else _rolled(request)
+    return None if found is None else dict(found)
 
 
 _rolled = of_operand(evaluate, "values", lambda values: np.roll(values, 1, axis=0))
@@ -60,7 +61,7 @@ _rolled = of_operand(evaluate, "values", lambda values: np.roll(values, 1, axis=
 MUTATIONS: dict[str, Mutation] = {
     "values of a neighbour": neighbouring_values,
     "columns of a neighbour": neighbours,
-    "alpha too large": with_fields(evaluate, 1, alpha=lambda r: getattr(r, "alpha", None) and r.alpha * 1.5 or None),
+    "alpha too large": with_fields(evaluate, 1, alpha=lambda request: 1.5 * getattr(request, "alpha", 0) or None),
     "without beta": without_beta,
     "a unit diagonal": other_diagonal,
     "transposed for adjoint": unconjugated,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar
 from dispatch.checks import check_int
 from dispatch.core.operands import Output, dense
 from dispatch.core.request import R_co
-from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import I64
 from dispatch.ops.sparse.algorithms import SpgemmAlgorithm
@@ -20,6 +19,7 @@ from dispatch.ops.sparse.base import SparseRequest
 from dispatch.ops.sparse.form import SparseForm, SparseFormat, check_form, check_parts
 
 if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
     from dispatch.ops.sparse.base import Number
 
 __all__ = ["SpgemmNnzRequest", "SpgemmRequest"]
@@ -70,6 +70,9 @@ class SpgemmNnzRequest(PairRequest["Tensor"]):
     """How many elements the product of two sparse matrices has: one i64 on the device.
 
     Those are counted that have a product at all, also where these add up to 0.
+
+    Attributes:
+        out: i64 (1,).
     """
 
     op: ClassVar[str] = "spgemm_nnz"
@@ -90,6 +93,7 @@ class SpgemmRequest(PairRequest["tuple[Tensor, Tensor, Tensor]"]):
         nnz: how many elements the product has, as `spgemm_nnz` counts them; another number raises BadRequest in the
             call, and nothing is written.
         alpha: a number; complex ones for complex matrices alone.
+        out_values, out_rows, out_columns: the result.
     """
 
     op: ClassVar[str] = "spgemm"

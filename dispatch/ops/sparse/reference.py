@@ -181,7 +181,7 @@ def substituted(matrix: Any, right: Array, *, lower: bool) -> Array:
         columns, elements = matrix.indices[inside], matrix.data[inside]
         beside = columns != i
         found[i] = (found[i] - elements[beside] @ found[columns[beside]]) / diagonal[i]
-    return found
+    return np.asarray(found)
 
 
 def multiplied(request: Any, work: np.dtype[Any]) -> Results:

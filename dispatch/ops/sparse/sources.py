@@ -36,6 +36,7 @@ def sparse_tensor(matrix: Any, *, device: Device | str | None = None, validate: 
     With a `device` it is copied there, of whichever library it is. COO is taken to be sorted by row, as it is behind
     `sum_duplicates()` and `coalesce()`; `validate` looks at that, and at all indices.
     """
+    parts: tuple[Any, ...]
     if isinstance(matrix, SparseTensor):
         parts, form = (matrix.values, matrix.rows, matrix.columns), matrix.form
     elif str(getattr(matrix, "layout", "")) in (*TORCH, "torch.sparse_coo"):
@@ -49,7 +50,8 @@ def sparse_tensor(matrix: Any, *, device: Device | str | None = None, validate: 
         home = device_of(device) if isinstance(device, str) else device
         parts = tuple(home.array(part) for part in parts)
         form = form._replace(pattern=None)
-    return SparseTensor(*parts, form, validate=validate)
+    values, rows, columns = parts
+    return SparseTensor(values, rows, columns, form, validate=validate)
 
 
 def of_scipy(matrix: Any) -> tuple[tuple[Any, ...], SparseForm]:

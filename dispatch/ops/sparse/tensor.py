@@ -58,7 +58,12 @@ class SparseTensor:
 
     def __iter__(self) -> Iterator[Part]:
         """The four fields of a request: values, rows, columns, form."""
-        return iter((self.values, self.rows, self.columns, self.form))
+        return iter(self.parts)
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor, SparseForm]:
+        """The same as a tuple, of which type checkers know what is in it: `dispatch.spmm(*a.parts, b)`."""
+        return self.values, self.rows, self.columns, self.form
 
     # -- what it is ---------------------------------------------------------------------------------------------------
     @property
@@ -115,11 +120,10 @@ class SparseTensor:
         Requests over it keep what they find out of the pattern with their plans, as `spsv` and `spsm` do. The elements
         may change.
         """
-        found = SparseTensor(self.values, self.rows, self.columns, self.form._replace(pattern=next(_numbers)))
-        return found
+        return SparseTensor(self.values, self.rows, self.columns, self.form._replace(pattern=next(_numbers)))
 
     def validate(self) -> SparseTensor:
-        """Itself, once the device has looked at all indices; BadRequest that counts what is wrong. It waits for that."""
+        """Itself, once all indices are looked at, which is waited for; BadRequest that counts what is wrong."""
         found = SparseTensor.flaws(self)
         if any(found):
             said = ", ".join(f"{number} {what}" for number, what in zip(found, FLAWS, strict=True) if number)
@@ -180,6 +184,6 @@ def coo(
 def bsr(
     values: Any, rows: Any, columns: Any, shape: tuple[int, int], *, base: int = 0, validate: bool = False
 ) -> SparseTensor:
-    """A matrix in BSR: `values` (blocks, r, c), `rows` where each row of blocks begins, `columns` that of each block."""
+    """A matrix in BSR: `values` (blocks, r, c), `rows` where each row of blocks begins, `columns` of each block."""
     block: Any = tuple(values.shape[1:])
     return SparseTensor(values, rows, columns, SparseForm(SparseFormat.BSR, shape, base, block), validate=validate)

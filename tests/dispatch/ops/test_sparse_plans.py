@@ -9,7 +9,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.errors import BadRequest, Refused
-from dispatch.keys import HOST, Arch
+from dispatch.keys import Arch
 from dispatch.ops import FAMILIES
 from dispatch.ops.sparse.cases import cases
 from dispatch.table.select import select
@@ -115,7 +115,9 @@ def test_indices_at_another_address_are_analysed_anew_whatever_was_promised(exec
     dense = np.zeros((12, 12))
     count = a.nnz
     row, column = np.tril_indices(12)
-    chosen = np.sort(np.concatenate([np.flatnonzero(row == column), rng.permutation(np.flatnonzero(row > column))[: count - 12]]))
+    chosen = np.sort(
+        np.concatenate([np.flatnonzero(row == column), rng.permutation(np.flatnonzero(row > column))[: count - 12]])
+    )
     row, column = row[chosen], column[chosen]
     values = np.where(row == column, 3.0, 0.1 + order[row])
     dense[row, column] = values
