@@ -116,7 +116,7 @@ def narrow(request: Any) -> str:
 
 
 def elements(request: Any) -> str:
-    """A matrix without elements is not the library's, and not all that is asked of one is made without it."""
+    """A matrix with elements, where one without any would leave more to do than to write zeros."""
     if request.values.shape[0] and getattr(request, "b_values", request.values).shape[0]:
         empty = request.op == "sddmm" and not request.a.shape[1]
         return "needs beta 0 where a has no column" if empty and request.reads_added else ""

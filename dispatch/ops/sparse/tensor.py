@@ -37,6 +37,7 @@ class SparseTensor:
     __slots__ = ("columns", "form", "rows", "values")
     __array_priority__ = 1000  # NumPy's operators give way
     __array_ufunc__ = None
+    multiplies_tensors = True  # tensors on the left give way, too
     product: ClassVar[Callable[[SparseTensor, Any], Any]]  # set by doors.py, which has the requests
     left_product: ClassVar[Callable[[SparseTensor, Any], Any]]
     densified: ClassVar[Callable[[SparseTensor], Any]]
