@@ -119,7 +119,7 @@ def refuse_operators(kind: type[T]) -> type[T]:
 
 
 def refuse_product(side: str, other: Any) -> Any:
-    """Raise for `a @ b` where one side, "a" or "b", is no Tensor of this library, unless it says itself what that is."""
+    """Raise for `a @ b` where one side, "a" or "b", is no Tensor of ours; NotImplemented where it knows better."""
     kind = type(other)
     if getattr(kind, "multiplies_tensors", False):
         return NotImplemented

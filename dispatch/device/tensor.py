@@ -327,7 +327,7 @@ class Tensor:
     def __matmul__(self, other: Any) -> Tensor:
         """The product of the table, `dispatch.matmul(a, b)`; vectors are taken as NumPy takes them."""
         if not isinstance(other, Tensor):
-            return refuse_product("b", other)
+            return refuse_product("b", other)  # type: ignore[no-any-return]  # or it has raised
         return Tensor.product(self, other)
 
     def __rmatmul__(self, other: Any) -> Any:

@@ -35,7 +35,11 @@ COMPUTE = {dtype: dtype for dtype in (F32, F64, C64, C128)}
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request."""
+    """The plan of a request; of one that is to be tuned, that with the fastest algorithm."""
+    if request.autotune and not request.algorithm:
+        from dispatch.ops.sparse.tune import fastest_plan  # few requests are tuned
+
+        return fastest_plan(request, executor, lambda tried: Making(tried, executor, row).plan())
     return Making(request, executor, row).plan()
 
 

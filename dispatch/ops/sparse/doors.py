@@ -40,10 +40,13 @@ def spmv(
     beta: Number | None = None,
     trans: Operation | str = N,
     algorithm: SpmvAlgorithm | str = "default",
+    autotune: bool = False,
     out: Any = None,
 ) -> Any:
     """alpha · op(A) · x + beta · y: the request `sparse_mv`."""
-    return ops.sparse_mv(*of(a).parts, x, y=y, alpha=alpha, beta=beta, trans=trans, algorithm=algorithm, out=out)
+    return ops.sparse_mv(
+        *of(a).parts, x, y=y, alpha=alpha, beta=beta, trans=trans, algorithm=algorithm, autotune=autotune, out=out
+    )
 
 
 def spmm(
@@ -55,10 +58,13 @@ def spmm(
     beta: Number | None = None,
     trans: Operation | str = N,
     algorithm: SpmmAlgorithm | str = "default",
+    autotune: bool = False,
     out: Any = None,
 ) -> Any:
     """alpha · op(A) · B + beta · C of a dense B: the request `spmm`."""
-    return ops.spmm(*of(a).parts, b, c=c, alpha=alpha, beta=beta, trans=trans, algorithm=algorithm, out=out)
+    return ops.spmm(
+        *of(a).parts, b, c=c, alpha=alpha, beta=beta, trans=trans, algorithm=algorithm, autotune=autotune, out=out
+    )
 
 
 def sddmm(c: Any, a: Any, b: Any, *, alpha: Number = 1.0, beta: Number | None = None, out: Any = None) -> SparseTensor:

@@ -30,6 +30,8 @@ class ProductRequest(ScaledRequest):
     Attributes:
         beta: a number; None for 1 where something is added.
         trans: op: "n" for A, "t" for Aᵀ, "c" for Aᴴ.
+        autotune: time the algorithms for A's format once, where `algorithm` is left open, keep the fastest for all
+            matrices of these layouts, and remember it on disk.
 
     Of f16 and bf16 the result is what `out` is, else what is added, else what A is; it may be f32. All is computed in
     f32. Elements that are stored twice count twice.
@@ -39,6 +41,7 @@ class ProductRequest(ScaledRequest):
     _: KW_ONLY
     beta: Number | None = None
     trans: Operation | str = Operation.N
+    autotune: bool = False
     out: Tensor | None = None
 
     @property

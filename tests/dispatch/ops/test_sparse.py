@@ -1,5 +1,7 @@
 """Sparse linear algebra on the host: every row's cases, SparseTensors of other libraries, and what is refused, how."""
 
+# ruff: noqa: E501 - tables of errors
+
 import pickle
 import sys
 from types import SimpleNamespace

@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib.util
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -69,8 +70,8 @@ def test_counts_against_loops(on_cpu, rng):
         lengths = rng.integers(0, 5, m)
         ends = np.concatenate([[0], np.cumsum(lengths)])
         columns = rng.integers(-1, n + 1, ends[-1])
-        lines = [columns[low:high].tolist() for low, high in zip(ends, ends[1:], strict=False)]
-        pairs = [pair for line in lines for pair in zip(line, line[1:], strict=False)]
+        lines = [columns[low:high].tolist() for low, high in pairwise(ends)]
+        pairs = [pair for line in lines for pair in pairwise(line)]
         expected = [
             0,
             sum(not 0 <= j < n for j in columns),

@@ -190,3 +190,51 @@ def test_every_algorithm_is_the_library_s_number(algorithm):
 
     theirs = {int(one): one.name for one in cusparse.cusparseSpMMAlg_t}
     assert theirs[int(algorithm)].removeprefix("CUSPARSE_SPMM_").removeprefix("ALG_") == algorithm.name
+
+
+def test_autotune_races_the_algorithms_of_the_format_and_remembers_the_winner(executor, rng, monkeypatch, tmp_path):
+    from dispatch.execute.algorithm_cache import AlgorithmCache
+    from dispatch.ops.sparse import tune
+
+    cache = AlgorithmCache("gpu", "cusparse", tmp_path)
+    raced, raced_outside = [], []
+    executor.algorithms = {"cusparse": cache}.__getitem__
+    executor.refuse_capture = raced_outside.append
+
+    def fastest(_, request, run, count):
+        for number in range(count):
+            run(number, request.arguments(DEV.executor().outputs(request)))
+        raced.append(count)
+        return 2
+
+    monkeypatch.setattr(tune, "fastest", fastest)
+    dense, a = triangle(rng)
+    x = rng.standard_normal((12, 2))
+    request = dp.SpmmRequest(*a, DEV.array(x), autotune=True)
+    plan = made(request, executor)
+    np.testing.assert_allclose(enqueued(plan, request).numpy(), dense @ x)
+    assert raced == [4]
+    again = made(dp.SpmmRequest(*a.fixed(), DEV.array(x), autotune=True), executor)
+    np.testing.assert_allclose(enqueued(again, request).numpy(), dense @ x)
+    assert raced == [4]
+    assert (
+        AlgorithmCache("gpu", "cusparse", tmp_path).get("spmm", tune.stored_key(request)).blob
+        == b'{"algorithm": "CSR_ALG2"}'
+    )
+    executor.library.refused.add("cusparseSpMV_bufferSize")
+    with pytest.raises(Refused, match="cuSPARSE has no algorithm for it"):
+        made(dp.SparseMvRequest(*a, DEV.array(x[:, 0].copy()), autotune=True), executor)
+    made(dp.SpmmRequest(*a, DEV.array(x), autotune=True, algorithm="csr_alg1"), executor)
+    assert raced == [4], "an algorithm that is named is taken"
+    assert raced_outside[0] == "a request that is to be tuned"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [("SpmvAlgorithm", "SpMV"), ("SpsvAlgorithm", "SpSV"), ("SpgemmAlgorithm", "SpGEMM")]
+)
+def test_the_algorithms_have_the_library_s_numbers(ours, theirs):
+    from cudabind.sys import cusparse
+
+    known = {int(one) for one in getattr(cusparse, f"cusparse{theirs}Alg_t")}
+    assert {int(one) for one in getattr(dp, ours)} <= known
+    assert known - {int(one) for one in getattr(dp, ours)} <= {5}, "SpMV of sliced ELL has no row"

@@ -129,7 +129,8 @@ def test_indices_are_looked_at_on_the_device(gpu, rng):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
-def test_torch_s_sparse_tensors_are_operands_as_they_are(gpu, rng):
+@pytest.mark.usefixtures("gpu")
+def test_torch_s_sparse_tensors_are_operands_as_they_are(rng):
     torch = pytest.importorskip("torch")
     dense = torch.from_numpy(rng.standard_normal((64, 48)) * (rng.random((64, 48)) < 0.2)).cuda()
     b = torch.from_numpy(rng.standard_normal((48, 5))).cuda()
@@ -141,7 +142,8 @@ def test_torch_s_sparse_tensors_are_operands_as_they_are(gpu, rng):
         torch.testing.assert_close(product, dense @ b)
 
 
-def test_cupy_s_sparse_matrices_are_operands_as_they_are(gpu, rng):
+@pytest.mark.usefixtures("gpu")
+def test_cupy_s_sparse_matrices_are_operands_as_they_are(rng):
     cupy = pytest.importorskip("cupy")
     from cupyx.scipy import sparse
 
