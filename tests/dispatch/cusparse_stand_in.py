@@ -277,10 +277,9 @@ class Library:
             assert types[0] == types[1] == DTYPES[int(kind)]
 
     def added(self, op, alpha, beta, kind, product, target):
-        del op
         alpha, beta = number_at(alpha, int(kind)), number_at(beta, int(kind))
         found = alpha * product
-        if beta:
+        if beta or op is None:  # SDDMM promises nothing of a beta of 0
             found = found + beta * target.astype(found.dtype)
         target[...] = found.astype(target.dtype)
 
@@ -314,7 +313,7 @@ class Library:
         row, column, values = c.places()
         work = np.complex128 if values.dtype.kind == "c" else np.float64
         product = a.array().astype(work) @ b.array().astype(work)
-        self.added(op_a, alpha, beta, kind, product[row, column], values)
+        self.added(None, alpha, beta, kind, product[row, column], values)
 
     # -- triangles ----------------------------------------------------------------------------------------------------
     def _SpSV_createDescr(self, handle):
@@ -429,8 +428,8 @@ class Library:
         assert a.format != BSR
         assert a.value_type == b.value_type
         self.work_in(buffer)
-        target = b.array()
-        target[...] = a.dense().astype(target.dtype)
+        target, (row, column, values) = b.array(), a.places()
+        target[row, column] = values  # and nothing else
 
     def _Csr2cscEx2(self, handle, m, n, nnz, *rest):
         *places, kind, action, base, _, buffer = rest

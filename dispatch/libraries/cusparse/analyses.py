@@ -79,11 +79,8 @@ class Solve:
         self._kept = None
         made, size = Analysis(self._name), ctypes.c_size_t()
         self._call.of(f"{self._name}_bufferSize", made.c, ctypes.byref(size))
-        buffer = None
-        if size.value:
-            made.memory = self._executor.device.allocate(size.value, self._executor.stream)
-            buffer = ctypes.c_void_p(made.memory.base)
-        self._call.of(f"{self._name}_analysis", made.c, buffer)
+        made.memory = self._executor.device.allocate(max(1, size.value), self._executor.stream)
+        self._call.of(f"{self._name}_analysis", made.c, ctypes.c_void_p(made.memory.base))
         made.at = self._matrix.indices_at
         return made
 

@@ -99,9 +99,8 @@ class SparseProduct:
         return self._target.c, self._kind, self._algorithm, work.c
 
     def _room(self, work: Work, nbytes: int) -> Any:
-        if not nbytes:
-            return None
-        work.memory.append(self._executor.device.allocate(nbytes, self._executor.stream))
+        """Memory, though it be for nothing: without an address the library would tell the size once more."""
+        work.memory.append(self._executor.device.allocate(max(1, nbytes), self._executor.stream))
         return ctypes.c_void_p(work.memory[-1].base)
 
     def _twice(self, work: Work, name: str) -> None:

@@ -154,9 +154,11 @@ class Making:
         return self.steps.plan(capture_safe=True)
 
     def sample(self) -> Plan:
-        """SDDMM."""
+        """SDDMM; where nothing is added it does so to zeros, for 0 times what nobody has written may be NaN."""
         request = self.request
         self.added("values")
+        if not request.reads_added:
+            self.steps.zeros(lines_of(request.layout_of("out"), request.place_of("out")))
         c = self.matrix(self.sparse(request.form, ("out", "rows", "columns")))
         (a, _), (b, _) = self.dense("a"), self.dense("b")
         plain = cusparse.cusparseOperation_t(0)
@@ -213,7 +215,8 @@ class Making:
         return self.steps.plan(capture_safe=False)
 
     def unpack(self) -> Plan:
-        """SparseToDense."""
+        """SparseToDense, into zeros: NVIDIA does not say that it writes them."""
+        self.steps.zeros(lines_of(self.request.layout_of("out"), self.request.place_of("out")))
         a = self.matrix(self.sparse(self.request.form, ("values", "rows", "columns")))
         out, _ = self.dense("out")
         algorithm = cusparse.cusparseSparseToDenseAlg_t.CUSPARSE_SPARSETODENSE_ALG_DEFAULT
