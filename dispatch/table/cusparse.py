@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
-from dispatch.keys import BF16, C64, C128, F16, F32, F64, I64, Arch
-from dispatch.ops.sparse import cusparse_plan, rules
+from dispatch.keys import BF16, C64, C128, F16, F32, F64, I32, I64, Arch
+from dispatch.ops.sparse import compression_plan, cusparse_plan, rules
 from dispatch.ops.sparse.reference import scipy_sparse
 from dispatch.table.on_host import on_host
 
@@ -18,14 +18,16 @@ __all__ = ["ROWS"]
 SM75, SM80 = Arch(75), Arch(80)
 V12 = (12, 5)
 ALL = (F32, F64, C64, C128)
-ANY      = (rules.aligned, rules.elements, rules.index_pair)
+ANY      = (rules.aligned, rules.elements, rules.index_pair, rules.results)
 VECTOR   = (*ANY, rules.blocks, rules.vectors)
 MATRIX   = (*ANY, rules.blocks, rules.lines)
 SAMPLED  = (*ANY, rules.only_csr, rules.lines)
 SOLVE    = (*ANY, rules.formats_of_solves, rules.vectors)
 SOLVES   = (*ANY, rules.formats_of_solves, rules.lines)
 UNPACK   = (*ANY, rules.formats_of_dense, rules.lines)
-EXCHANGE = (rules.aligned, rules.elements, rules.narrow)
+DENSE_A  = (rules.aligned, rules.lines, rules.results)
+LINES    = (rules.aligned, rules.results, rules.narrow_lines, rules.zero_base)
+EXCHANGE = (rules.aligned, rules.elements, rules.narrow, rules.results)
 
 SPMV     = ("cusparse", "cusparseSpMV", cusparse_plan)
 SPMM     = ("cusparse", "cusparseSpMM", cusparse_plan)
@@ -36,6 +38,10 @@ SPGEMM   = ("cusparse", "cusparseSpGEMM_copy", cusparse_plan)
 COUNTS   = ("cusparse", "cusparseSpGEMM_compute", cusparse_plan)
 DENSE    = ("cusparse", "cusparseSparseToDense", cusparse_plan)
 CSR2CSC  = ("cusparse", "cusparseCsr2cscEx2", cusparse_plan)
+NNZ      = ("cusparse", "cusparseDenseToSparse_analysis", compression_plan)
+SPARSE   = ("cusparse", "cusparseDenseToSparse_convert", compression_plan)
+COO2CSR  = ("cusparse", "cusparseXcoo2csr", compression_plan)
+CSR2COO  = ("cusparse", "cusparseXcsr2coo", compression_plan)
 
 GPU_ROWS = (
 #   op, (values, out), compute, rules, min_arch, max_arch, min_version, calls
@@ -56,6 +62,10 @@ GPU_ROWS = (
     *(Row("spgemm_nnz",      (one, I64), None, ANY,      SM75, None, V12, *COUNTS) for one in ALL),
     *(Row("sparse_to_dense", (one, one), None, UNPACK,   SM75, None, V12, *DENSE) for one in (*ALL, F16, BF16)),
     *(Row("csr2csc",         (one, one), None, EXCHANGE, SM75, None, V12, *CSR2CSC) for one in (*ALL, F16, BF16)),
+    *(Row("dense_nnz",       (one, I64), None, DENSE_A,  SM75, None, V12, *NNZ) for one in (*ALL, F16, BF16)),
+    *(Row("dense_to_sparse", (one, one), None, DENSE_A,  SM75, None, V12, *SPARSE) for one in (*ALL, F16, BF16)),
+    Row("coo2csr",           (I32, I32), None, LINES,    SM75, None, V12, *COO2CSR),
+    Row("csr2coo",           (I32, I32), None, LINES,    SM75, None, V12, *CSR2COO),
 )
 # fmt: on
 ROWS = stated((*GPU_ROWS, *(on_host(row, scipy_sparse, library="scipy", stands_for="cusparse") for row in GPU_ROWS)))

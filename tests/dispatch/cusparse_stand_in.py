@@ -17,7 +17,7 @@ import numpy as np
 from cudabind.errors import CusparseError
 from cudabind.sys import cusparse
 from dispatch.keys import BF16, C64, C128, F16, F32, F64
-from dispatch.libraries.cusparse import analyses, calls, descriptors, spgemm
+from dispatch.libraries.cusparse import analyses, calls, dense, descriptors, spgemm
 
 DTYPES = {dtype.cuda: dtype.numpy for dtype in (F32, F64, C64, C128, F16, BF16)}
 INDICES = {2: np.dtype(np.int32), 3: np.dtype(np.int64)}
@@ -191,7 +191,7 @@ class Library:
         assert m >= 0
         assert n >= 0
         assert 0 <= nnz <= m * n
-        assert address_of(rows) or (kind == COO and not nnz)
+        assert address_of(rows) or not nnz
         assert address_of(values) or not nnz
         said = {"m": m, "n": n, "nnz": nnz, "rows": address_of(rows), "columns": address_of(columns)}
         said |= {"values": address_of(values), "kinds": tuple(map(int, kinds)), "base": int(base), "block": block}
@@ -431,6 +431,37 @@ class Library:
         target, (row, column, values) = b.array(), a.places()
         target[row, column] = values  # and nothing else
 
+    def _DenseToSparse_bufferSize(self, handle, a, b, algorithm, size):
+        size._obj.value = WORK
+
+    def _DenseToSparse_analysis(self, handle, a, b, algorithm, buffer):
+        a, b = self.of(a), self.of(b)
+        assert (a.m, a.n, b.nnz) == (b.m, b.n, 0)
+        memory_at(address_of(buffer), WORK)[...] = 7
+        b.nnz = int(np.count_nonzero(a.array()))
+        if b.format != COO and b.rows:  # an analysis may use the memory of offsets
+            memory_at((b.columns, b.rows)[b.format == CSR], 4)[...] = 7
+
+    def _DenseToSparse_convert(self, handle, a, b, algorithm, buffer):
+        a, b = self.of(a).array(), self.of(b)
+        assert (memory_at(address_of(buffer), WORK) == 7).all()
+        major, minor = np.nonzero(a.T if b.format == CSC else a)
+        row, column = (minor, major) if b.format == CSC else (major, minor)
+        index = INDICES[b.kinds[0]]
+        array_at(b.values, DTYPES[b.value_type], b.nnz)[...] = a[row, column]
+        ends = np.concatenate([[0], np.cumsum(np.bincount(major, minlength=a.shape[b.format == CSC]))])
+        array_at(b.rows, index, b.m + 1 if b.format == CSR else b.nnz)[...] = ends if b.format == CSR else row
+        array_at(b.columns, index, b.n + 1 if b.format == CSC else b.nnz)[...] = ends if b.format == CSC else column
+
+    def _Xcoo2csr(self, handle, rows, nnz, m, ends, base):
+        row = array_at(address_of(rows), np.int32, nnz) - int(base)
+        counts = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=m))])
+        array_at(address_of(ends), np.int32, m + 1)[...] = counts + int(base)
+
+    def _Xcsr2coo(self, handle, ends, nnz, m, rows, base):
+        row = np.repeat(np.arange(m), np.diff(array_at(address_of(ends), np.int32, m + 1)))
+        array_at(address_of(rows), np.int32, nnz)[...] = row + int(base)
+
     def _Csr2cscEx2(self, handle, m, n, nnz, *rest):
         *places, kind, action, base, _, buffer = rest
         assert action == cusparse.cusparseAction_t.CUSPARSE_ACTION_NUMERIC
@@ -478,14 +509,15 @@ class Copy:
 def executor_of(monkeypatch):
     """What plans are made for; `monkeypatch` puts this file in the library's place. `library` says what was called."""
     library = Library()
-    for module in (analyses, calls, descriptors, spgemm):
+    for module in (analyses, calls, dense, descriptors, spgemm):
         monkeypatch.setattr(module, "cusparse", library)
     handle = Handle()
     for module in (analyses, calls):
         monkeypatch.setattr(module, "handle_of", lambda _: handle)
     monkeypatch.setattr(calls, "Copy", Copy)
     copied = SimpleNamespace(cuMemcpyHtoDAsync=lambda to, source, nbytes, _: ctypes.memmove(to, source, nbytes))
-    monkeypatch.setattr(spgemm, "driver", copied)
+    for module in (dense, spgemm):
+        monkeypatch.setattr(module, "driver", copied)
     made = SimpleNamespace(allocate=lambda nbytes, _: Memory(nbytes))
     workspace, target = SimpleNamespace(c_ptr=ctypes.c_void_p(PLACEHOLDER)), SimpleNamespace(value=0)
     stream = SimpleNamespace(done=lambda: None)

@@ -15,10 +15,11 @@ from cudabind.sys import cusparse
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["DenseMatrix", "DenseVector", "Descriptor", "Sparse", "SparseMatrix"]
+__all__ = ["NOWHERE", "DenseMatrix", "DenseVector", "Descriptor", "Sparse", "SparseMatrix"]
 
 INDEX_TYPES = {4: cusparse.cusparseIndexType_t.CUSPARSE_INDEX_32I, 8: cusparse.cusparseIndexType_t.CUSPARSE_INDEX_64I}
 PARTS = 3
+NOWHERE = 0  # the addresses of a matrix without elements whose memory comes later: nothing can be written there
 
 
 class Sparse(NamedTuple):

@@ -16,7 +16,7 @@ from cudabind import driver
 from cudabind.sys import cusparse
 from dispatch.errors import BadRequest
 from dispatch.libraries.cusparse.calls import Call
-from dispatch.libraries.cusparse.descriptors import SparseMatrix
+from dispatch.libraries.cusparse.descriptors import NOWHERE, SparseMatrix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,27 +56,26 @@ class SparseProduct:
     `arguments` are those up to the second matrix and beta; `said` describes the product, and its `nnz` is compared.
     """
 
-    __slots__ = ("_algorithm", "_call", "_executor", "_kind", "_number", "_placeholder", "_said", "_target")
+    __slots__ = ("_algorithm", "_call", "_executor", "_kind", "_number", "_said", "_target")
 
     def __init__(
         self,
         executor: CudaExecutor,
         arguments: Sequence[Any],
         said: Sparse,
-        placeholder: int,
         kind: int,
         algorithm: int,
         number: int | None,
     ) -> None:
         """`number` is the place of the address where the number of elements goes, if that alone is wanted."""
-        self._executor, self._said, self._placeholder, self._number = executor, said, placeholder, number
+        self._executor, self._said, self._number = executor, said, number
         self._kind, self._algorithm = cusparse.cudaDataType(kind), cusparse.cusparseSpGEMMAlg_t(algorithm)
         self._call = Call(executor, "cusparseSpGEMM", arguments)
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
         """Multiply; BadRequest where there are other than so many elements."""
         self._call.set(addresses)
-        work, self._target = Work(), SparseMatrix(self._said._replace(nnz=0), self._placeholder)
+        work, self._target = Work(), SparseMatrix(self._said._replace(nnz=0), NOWHERE)
         self._twice(work, "cusparseSpGEMM_workEstimation")
         if self._algorithm in IN_PARTS:
             self._estimate_memory(work)

@@ -1,9 +1,10 @@
 """Sparse linear algebra: products with dense vectors and matrices, triangular systems, products of sparse matrices.
 
 Carried out by cuSPARSE, or by SciPy on the host. A sparse operand of a request is three tensors and a `SparseForm`
-(form.py); `SparseTensor` (tensor.py) holds them, knows those of SciPy, CuPy and torch, and unpacks into them. The
-files: products, solves, pairs and conversions (what may be asked), algorithms, cusparse (the plans), reference (what
-is right), check (a kernel that looks at indices), rules, cases; and doors, which users know as `dispatch.sparse`.
+(form.py); `SparseTensor` (tensor.py) holds them, knows those of SciPy, CuPy and torch (sources.py), and unpacks into
+them. The files: products, solves, pairs, conversions and compression (what may be asked), algorithms, cusparse and
+cusparse_compression (the plans), tune, reference (what is right), check (a kernel that looks at indices), rules, cases;
+and doors, which users know as `dispatch.sparse`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from dispatch.core.plan_call import plan_call
 from dispatch.core.request_function import request_function
 from dispatch.ops.sparse.algorithms import SpgemmAlgorithm, SpmmAlgorithm, SpmvAlgorithm, SpsvAlgorithm
+from dispatch.ops.sparse.compression import Coo2csrRequest, Csr2cooRequest, DenseNnzRequest, DenseToSparseRequest
 from dispatch.ops.sparse.conversions import Csr2cscRequest, SparseCheckRequest, SparseToDenseRequest
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
 from dispatch.ops.sparse.pairs import SpgemmNnzRequest, SpgemmRequest
@@ -21,10 +23,16 @@ __all__ = ["SparseForm", "SparseFormat"]
 __all__ += ["SpgemmAlgorithm", "SpmmAlgorithm", "SpmvAlgorithm", "SpsvAlgorithm"]
 __all__ += ["Csr2cscRequest", "SddmmRequest", "SparseCheckRequest", "SparseMvRequest", "SparseToDenseRequest"]
 __all__ += ["SpgemmNnzRequest", "SpgemmRequest", "SpmmRequest", "SpsmRequest", "SpsvRequest"]
+__all__ += ["Coo2csrRequest", "Csr2cooRequest", "DenseNnzRequest", "DenseToSparseRequest"]
+__all__ += ["coo2csr", "csr2coo", "dense_nnz", "dense_to_sparse"]
 __all__ += ["csr2csc", "sddmm", "sparse_check", "sparse_mv", "sparse_to_dense"]
 __all__ += ["spgemm", "spgemm_nnz", "spmm", "spsm", "spsv"]
 
 cusparse_plan = plan_call("cusparse_plan", "dispatch.ops.sparse.cusparse", "A plan of cuSPARSE's calls.")
+
+compression_plan = plan_call(
+    "compression_plan", "dispatch.ops.sparse.cusparse_compression", "A plan of one of cuSPARSE's conversions."
+)
 
 sparse_mv, spmm = request_function(SparseMvRequest, "sparse_mv"), request_function(SpmmRequest, "spmm")
 sddmm = request_function(SddmmRequest, "sddmm")
@@ -33,3 +41,6 @@ spgemm, spgemm_nnz = request_function(SpgemmRequest, "spgemm"), request_function
 sparse_to_dense = request_function(SparseToDenseRequest, "sparse_to_dense")
 csr2csc = request_function(Csr2cscRequest, "csr2csc")
 sparse_check = request_function(SparseCheckRequest, "sparse_check")
+dense_nnz = request_function(DenseNnzRequest, "dense_nnz")
+dense_to_sparse = request_function(DenseToSparseRequest, "dense_to_sparse")
+coo2csr, csr2coo = request_function(Coo2csrRequest, "coo2csr"), request_function(Csr2cooRequest, "csr2coo")

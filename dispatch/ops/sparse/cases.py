@@ -16,6 +16,7 @@ from dispatch.core.host_plan import EXACT
 from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.keys import F32, HALF
 from dispatch.ops.sparse import conversions, pairs, products, solves
+from dispatch.ops.sparse.cases_compression import COMPRESSION, compression_cases
 from dispatch.ops.sparse.form import SparseFormat, shape_of
 from dispatch.ops.sparse.mutations import MUTATIONS
 from dispatch.ops.sparse.patterns import PATTERNS, SQUARE, stored
@@ -335,6 +336,8 @@ def bounds(request: Any, expected: Results) -> Results:
 def cases(row: Row) -> list[MadeCase]:
     """Every form of a row's op and dtypes."""
     op, dtype = row.op, row.dtypes[0]
+    if op in COMPRESSION:
+        return compression_cases(row)
     wide = row.dtypes[1] is F32 and dtype in HALF
     made = [
         form for form in forms(op, dtype) if dtype not in HALF or op not in ("sparse_mv", "spmm") or form.base == wide

@@ -210,8 +210,7 @@ class Making:
         number = request.place_of("out") if counts else None
         choice = int(request.algorithm)
         kind = self.compute.cuda
-        at = self.steps.placeholder
-        self.steps.append(SparseProduct(self.executor, given, said, at, kind, choice, number))
+        self.steps.append(SparseProduct(self.executor, given, said, kind, choice, number))
         return self.steps.plan(capture_safe=False)
 
     def unpack(self) -> Plan:

@@ -11,7 +11,7 @@ from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.core.request import run
 from dispatch.errors import BadRequest
 from dispatch.ops import sparse as ops
-from dispatch.ops.sparse.form import SparseFormat
+from dispatch.ops.sparse.form import SparseForm, SparseFormat
 from dispatch.ops.sparse.sources import sparse_tensor, to_scipy, to_torch
 from dispatch.ops.sparse.tensor import SparseTensor, bsr, coo, csc, csr
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from dispatch.ops.sparse.base import Number
 
 __all__ = ["SparseTensor", "bsr", "coo", "csc", "csr", "sparse_tensor", "to_scipy", "to_torch"]
-__all__ += ["sddmm", "spgemm", "spmm", "spmv", "spsm", "spsolve_triangular", "spsv", "tocsc", "tocsr", "todense"]
+__all__ += ["sddmm", "spgemm", "spmm", "spmv", "spsm", "spsolve_triangular", "spsv", "tocoo", "tocsc", "tocsr"]
+__all__ += ["fromdense", "todense"]
 
 N = Operation.N
 
@@ -133,21 +134,53 @@ def todense(a: Any) -> Any:
     return ops.sparse_to_dense(*of(a).parts)
 
 
+def fromdense(a: Any, *, nnz: int | None = None, format: str = "csr", index_dtype: Any = "i32") -> SparseTensor:  # noqa: A002
+    """The elements of a dense matrix that are other than 0: the request `dense_to_sparse`.
+
+    Without `nnz`, how many these are, the request `dense_nnz` counts them before, and is waited for.
+    """
+    if nnz is None:
+        count = run(ops.DenseNnzRequest(a))
+        nnz = int(count.item())
+    request = ops.DenseToSparseRequest(a, nnz=nnz, format=format, index_dtype=index_dtype)
+    values, rows, columns = run(request)
+    m, n = request.a.shape
+    return SparseTensor(values, rows, columns, SparseForm(request.format, (m, n)))
+
+
 def tocsr(a: Any) -> SparseTensor:
-    """The matrix in CSR: itself, or of one in CSC the request `csr2csc`."""
-    return _converted(of(a), SparseFormat.CSR)
+    """The matrix in CSR: itself, of CSC by the request `csr2csc`, or of COO by `coo2csr`."""
+    found = of(a)
+    if found.format is SparseFormat.COO:
+        rows = run(ops.Coo2csrRequest(found.rows, m=found.shape[0], base=found.form.base))
+        form = found.form._replace(format=SparseFormat.CSR, pattern=None)
+        return SparseTensor(found.values, rows, found.columns, form)
+    return found if found.format is SparseFormat.CSR else _exchanged(found, SparseFormat.CSR)
 
 
 def tocsc(a: Any) -> SparseTensor:
-    """The matrix in CSC: itself, or of one in CSR the request `csr2csc`."""
-    return _converted(of(a), SparseFormat.CSC)
+    """The matrix in CSC: itself, or of CSR by the request `csr2csc`, of COO by way of CSR."""
+    found = of(a)
+    if found.format is SparseFormat.CSC:
+        return found
+    return _exchanged(tocsr(found) if found.format is SparseFormat.COO else found, SparseFormat.CSC)
 
 
-def _converted(a: SparseTensor, wanted: SparseFormat) -> SparseTensor:
-    if a.format is wanted:
-        return a
-    if a.format not in (SparseFormat.CSR, SparseFormat.CSC):
-        raise BadRequest("a", repr(a), "CSR or CSC", f"a.to{wanted.name.lower()}() of SciPy or CuPy")
+def tocoo(a: Any) -> SparseTensor:
+    """The matrix in COO: itself, or of CSR by the request `csr2coo`, of CSC by way of CSR."""
+    found = of(a)
+    if found.format is SparseFormat.COO:
+        return found
+    found = tocsr(found)
+    rows = run(ops.Csr2cooRequest(found.rows, nnz=found.nnz, base=found.form.base))
+    form = found.form._replace(format=SparseFormat.COO, pattern=None)
+    return SparseTensor(found.values, rows, found.columns, form)
+
+
+def _exchanged(a: SparseTensor, wanted: SparseFormat) -> SparseTensor:
+    if a.format is SparseFormat.BSR:
+        hint = f"a.to{wanted.name.lower()}() of SciPy or CuPy"
+        raise BadRequest("a", repr(a), "CSR, CSC or COO", hint)
     values, rows, columns = run(ops.Csr2cscRequest(*a.parts))
     return SparseTensor(values, rows, columns, a.form._replace(format=wanted, pattern=None))
 

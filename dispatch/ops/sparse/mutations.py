@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 __all__ = ["MUTATIONS"]
 
 COUNTS = ("spgemm_nnz", "sparse_check")
+TAKEN = ("sparse_mv", "spmm", "sddmm", "sparse_to_dense", "csr2csc")
 
 
 def neighbours(request: Any) -> Results | None:
     """Each element is taken from one column further, and the last from the first."""
-    if request.form.format == SparseFormat.CSC or request.op in (*COUNTS, "spsv", "spsm"):
+    if request.op not in TAKEN or request.form.format == SparseFormat.CSC:
         return None
     columns, base = np.array(request.columns), request.form.base
     wide = request.form.shape[1] // request.form.block[1]
-    if not columns.size or request.op == "spgemm":
+    if not columns.size:
         return None
     return altered(evaluate, request, columns=(columns - base + 1) % wide + base)
 

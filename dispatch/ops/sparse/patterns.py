@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from dispatch.device.layout import Array
 
-__all__ = ["PATTERNS", "SQUARE", "places_of", "stored"]
+__all__ = ["PATTERNS", "SQUARE", "offsets", "places_of", "stored"]
 
 Shape = tuple[int, int]
 Mask = Any  # an array of truth values

@@ -236,6 +236,44 @@ def checked(request: Any, work: np.dtype[Any]) -> Results:
     return {"out": flaws(request.form, np.asarray(request.rows), np.asarray(request.columns))}
 
 
+def dense_counted(request: Any, work: np.dtype[Any]) -> Results:
+    """How many elements are other than 0."""
+    return {"out": np.array([np.count_nonzero(numbers(request.a, work))], np.int64)}
+
+
+def compressed(request: Any, work: np.dtype[Any]) -> Results:
+    """The elements other than 0, row by row, or column by column; BadRequest where there are other than so many."""
+    a = numbers(request.a, work)
+    by_columns = request.format == SparseFormat.CSC
+    major, minor = np.nonzero(a.T if by_columns else a)
+    if len(major) != request.nnz:
+        raise BadRequest("nnz", str(request.nnz), f"{len(major)}, as dense_nnz counts them")
+    row, column = (minor, major) if by_columns else (major, minor)
+    found = {"out_values": a[row, column], "out_rows": row, "out_columns": column}
+    if request.format != SparseFormat.COO:
+        ends = np.concatenate([[0], np.cumsum(np.bincount(major, minlength=a.shape[1 if by_columns else 0]))])
+        found["out_columns" if by_columns else "out_rows"] = ends
+    return found
+
+
+def to_offsets(request: Any, work: np.dtype[Any]) -> Results:
+    """Where each row begins; BadRequest for rows in no order, or beyond the matrix."""
+    del work
+    rows = np.asarray(request.rows).astype(np.int64) - request.base
+    if (np.diff(rows) < 0).any() or (rows < 0).any() or (rows >= request.m).any():
+        raise BadRequest("rows", "rows that fall, or are none of the matrix", f"sorted ones of {request.m}")
+    return {"out": np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=request.m))]) + request.base}
+
+
+def to_rows(request: Any, work: np.dtype[Any]) -> Results:
+    """The row of each element; BadRequest for offsets that are none of so many elements."""
+    del work
+    ends = np.asarray(request.rows).astype(np.int64) - request.base
+    if (np.diff(ends) < 0).any() or ends[0] != 0 or ends[-1] != request.nnz:
+        raise BadRequest("rows", "offsets that fall, or lead elsewhere", f"those of {request.nnz} elements")
+    return {"out": np.repeat(np.arange(len(ends) - 1), np.diff(ends)) + request.base}
+
+
 OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
     "sparse_mv": product,
     "spmm": product,
@@ -247,6 +285,10 @@ OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
     "sparse_to_dense": unpacked,
     "csr2csc": exchanged,
     "sparse_check": checked,
+    "dense_nnz": dense_counted,
+    "dense_to_sparse": compressed,
+    "coo2csr": to_offsets,
+    "csr2coo": to_rows,
 }
 
 numpy_check = numpy_call(checked)

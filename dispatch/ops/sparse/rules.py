@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Layout
 
 __all__ = ["aligned", "blocks", "elements", "formats_of_dense", "formats_of_solves", "index_pair", "leading", "lines"]
-__all__ += ["narrow", "only_csr", "vectors"]
+__all__ += ["narrow", "narrow_lines", "only_csr", "results", "vectors", "zero_base"]
 
 MAX_INT = 2**31 - 1
 
@@ -94,14 +94,23 @@ def leading(layout: Layout, *, by_rows: bool) -> int | None:
 
 def lines(request: Any) -> str:
     """Dense matrices are row-major or column-major."""
-    names = [name for name in ("a", "b", "out") if name not in request.writes or request.op != "sddmm"]
-    for name in names:
-        if name != "out" and getattr(request, name, None) is None:
+    for name in ("a", "b", "out"):
+        if name not in (*request.reads, *request.writes):
             continue
         layout = request.layout_of(name)
-        if layout.size and all(leading(layout, by_rows=order) is None for order in (True, False)):
+        is_matrix = len(layout.shape) == 2 and layout.size
+        if is_matrix and all(leading(layout, by_rows=order) is None for order in (True, False)):
             wanted = f"{name} row-major or column-major, with adjacent elements in each line"
             return f"needs {wanted}, has {layout}: copy it"
+    return ""
+
+
+def results(request: Any) -> str:
+    """Values and indices of results are dense."""
+    for name in request.writes:
+        layout = request.layout_of(name)
+        if len(layout.shape) == 1 and layout.size > 1 and layout.strides[0] != 1:
+            return f"needs {name} dense, has {layout}: leave it open"
     return ""
 
 
@@ -126,3 +135,15 @@ def elements(request: Any) -> str:
         return "needs base 0 where a matrix has no elements, has 1"
     adds = request.op in ("sparse_mv", "spmm") and request.reads_added
     return "needs a matrix with elements where something is added, has none" if adds else ""
+
+
+def narrow_lines(request: Any) -> str:
+    """As many elements as 32 bits count."""
+    size = request.rows.size
+    return "" if size <= MAX_INT else f"needs at most {MAX_INT} rows and elements, has {size}"
+
+
+def zero_base(request: Any) -> str:
+    """Base 0 where there are no elements, for offsets are zeros then."""
+    count = request.rows.size if request.op == "coo2csr" else request.nnz
+    return "" if count or not request.base else "needs base 0 where there are no elements, has 1"

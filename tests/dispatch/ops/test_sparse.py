@@ -212,6 +212,15 @@ def refused():
         "two bases": (lambda: dp.spgemm_nnz(*square, *square.parts[:3], square.form._replace(base=1)), "b_form.base: got 1; expected 0"),
         "a pattern for another product": (lambda: dp.sddmm(*a, DEV.array(np.ones((3, 2))), DEV.array(np.ones((2, 3)))), r"a: got f64\[3, 2\]; expected f64\[2, …\], as C is \[2, 3\]"),
         "blocks turned": (lambda: dp.csr2csc(*S.sparse_tensor(sp.eye_array(4).tobsr((2, 2)))), "form.format: got BSR; expected CSR or CSC"),
+        "a wrong count of a dense matrix": (lambda: dp.dense_to_sparse(DEV.array(np.eye(3)), nnz=4), "nnz: got 4; expected 3, as dense_nnz counts them"),
+        "blocks of a dense matrix": (lambda: dp.dense_to_sparse(DEV.array(np.eye(4)), nnz=4, format="bsr"), "format: got BSR; expected CSR, CSC or COO"),
+        "indices of 8 bits": (lambda: dp.dense_to_sparse(DEV.array(np.eye(4)), nnz=4, index_dtype="i8"), "index_dtype: got i8; expected i32 or i64"),
+        "a dense vector": (lambda: dp.dense_nnz(x), "a: got f64.3.; expected a matrix"),
+        "rows that fall": (lambda: dp.coo2csr(DEV.array(np.array([1, 0], "i4")), m=2), "rows: got rows that fall"),
+        "rows beyond the matrix": (lambda: dp.coo2csr(DEV.array(np.array([0, 2], "i4")), m=2), "rows: got rows that fall, or are none of the matrix"),
+        "offsets that lead elsewhere": (lambda: dp.csr2coo(DEV.array(np.array([0, 2], "i4")), nnz=3), "rows: got offsets that fall, or lead elsewhere; expected those of 3 elements"),
+        "no offsets": (lambda: dp.csr2coo(DEV.array(np.array([], "i4")), nnz=0), "rows: got i32.0.; expected offsets"),
+        "a result with gaps": (lambda: dp.csr2csc(*square, out_values=DEV.zeros((6,), "f64")[::2]), "needs out_values dense"),
         "indices with gaps": (lambda: dp.sparse_mv(a.values, a.rows, DEV.array(np.zeros(6, "i4"))[::2], a.form, x), "columns: got .*expected dense memory"),
     }  # fmt: skip
 
@@ -219,7 +228,7 @@ def refused():
 @pytest.mark.parametrize("what", refused())
 def test_a_request_is_refused_by_the_name_of_what_is_wrong(what):
     call, said = refused()[what]
-    with pytest.raises(BadRequest, match=said):
+    with pytest.raises((BadRequest, NoRow), match=said):
         call()
 
 
@@ -316,6 +325,23 @@ def test_the_functions_in_scipy_s_words_give_what_scipy_s_do(matrix, rng):
         found = getattr(S, f"to{kind}")(getattr(matrix, "tocsc" if kind == "csr" else "tocsr")())
         assert found.format.name == kind.upper()
         np.testing.assert_array_equal(found.todense().numpy(), matrix.toarray())
+
+
+@pytest.mark.parametrize("first", ["csr", "csc", "coo"])
+@pytest.mark.parametrize("second", ["csr", "csc", "coo"])
+def test_every_format_from_every_other_and_from_a_dense_matrix(first, second, matrix):
+    theirs = getattr(matrix, f"to{first}")()
+    parts = (theirs.data, theirs.row, theirs.col) if first == "coo" else (theirs.data, theirs.indptr, theirs.indices)
+    values, *indices = (DEV.array(part + (place > 0)) for place, part in enumerate(parts))
+    one = getattr(S, first)(values, *(indices[::-1] if first == "csc" else indices), (8, 12), base=1, validate=True)
+    found = getattr(S, f"to{second}")(one)
+    assert (found.format.name.lower(), found.form.base) == (second, 1)
+    found.validate()
+    np.testing.assert_array_equal(S.to_scipy(found).toarray(), matrix.toarray())
+    for index in ("i32", "i64"):
+        again = S.fromdense(DEV.array(matrix.toarray()), format=second, index_dtype=index).validate()
+        assert (again.format.name.lower(), again.index_dtype.name, again.nnz) == (second, index, matrix.nnz)
+        np.testing.assert_array_equal(again.todense().numpy(), matrix.toarray())
 
 
 # -- without a GPU ----------------------------------------------------------------------------------------------------

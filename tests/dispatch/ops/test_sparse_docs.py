@@ -36,7 +36,7 @@ def test_the_tables_have_every_function_request_and_dtype():
         for op in re.findall(r"`(\w+)`", cells[1]):
             rows = [row for row in dp.TABLE.of(op) if row.library in ("cusparse", "own")]
             assert {row.dtypes[0].name for row in rows} == set(
-                re.findall(r"\b[fcb]+\d+\b", cells[2].partition(" with")[0])
+                re.findall(r"\b[fcbi]+\d+\b", cells[2].partition(" with")[0])
             ), op
 
 

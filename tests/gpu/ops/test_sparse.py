@@ -128,6 +128,19 @@ def test_indices_are_looked_at_on_the_device(gpu, rng):
         S.csr(gpu.array(np.ones(9)), *parts, (4, 4), validate=True)
 
 
+def test_every_format_from_every_other_and_from_a_dense_matrix(gpu, rng):
+    matrix = sp.random_array((300, 400), density=0.05, rng=rng, format="csr")
+    dense = gpu.array(matrix.toarray())
+    for first in ("csr", "csc", "coo"):
+        a = S.fromdense(dense, format=first).validate()
+        assert a.nnz == matrix.nnz
+        for second in ("csr", "csc", "coo"):
+            found = getattr(S, f"to{second}")(a).validate()
+            np.testing.assert_array_equal(found.todense().numpy(), matrix.toarray())
+    with pytest.raises(BadRequest, match="as dense_nnz counts them"):
+        S.fromdense(dense, nnz=matrix.nnz - 1)
+
+
 @pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.usefixtures("gpu")
 def test_torch_s_sparse_tensors_are_operands_as_they_are(rng):
