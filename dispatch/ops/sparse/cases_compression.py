@@ -64,6 +64,7 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
     mask = PATTERNS[form.pattern](rng, form.shape)
     if mask.size and form.pattern != "nothing":
         mask[-1, 0] = True  # whether there is an element at all is not left to chance
+        mask.reshape(-1)[mask.size // 3] = True  # nor whether the one is that tests change to NaN
     row, _ = places_of(mask)
     fields: dict[str, Any] = {}
     if op in ("dense_nnz", "dense_to_sparse"):
