@@ -89,10 +89,11 @@ STATEMENTS = {
     **dict.fromkeys(("det", "slogdet", "matrix_norm"), SPREAD),
     "matrix_rank":     NONE,  # a status tells what did not converge
     **dict.fromkeys(("dft", "dct", "dst"), SPREAD),
-    **dict.fromkeys(("sparse_mv", "spmm", "sddmm"), f"{UNSCALED}; {TO_NAN}"),
+    **dict.fromkeys(("sparse_mv", "spmm", "sddmm", "sparse_axpby"), f"{UNSCALED}; {TO_NAN}"),
     **dict.fromkeys(("spsv", "spsm"), f"{SPREAD}; the other triangle is not read"),
     "spgemm":          f"{IEEE}; {TO_NAN}",
-    **dict.fromkeys(("sparse_to_dense", "csr2csc"), IEEE),
+    **dict.fromkeys(("sparse_to_dense", "csr2csc", "sparse_gather", "sparse_scatter"), IEEE),
+    "spvv":            f"{IEEE}; {TO_NAN}",
     "dense_to_sparse": "are elements as others",
     **dict.fromkeys(("spgemm_nnz", "sparse_check", "dense_nnz", "coo2csr", "csr2coo"), NONE),
     "ctc_loss":        f"{IEEE}; a logit of -inf has no gradient, and where the loss is infinite it may be any",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, I32, I64, Arch
-from dispatch.ops.sparse import compression_plan, cusparse_plan, rules
+from dispatch.ops.sparse import compression_plan, cusparse_plan, rules, vectors_plan
 from dispatch.ops.sparse.reference import scipy_sparse
 from dispatch.table.on_host import on_host
 
@@ -25,6 +25,7 @@ SAMPLED  = (*ANY, rules.only_csr, rules.lines)
 SOLVE    = (*ANY, rules.formats_of_solves, rules.vectors)
 SOLVES   = (*ANY, rules.formats_of_solves, rules.lines)
 UNPACK   = (*ANY, rules.formats_of_dense, rules.lines)
+SOME     = (rules.aligned, rules.results, rules.some)
 DENSE_A  = (rules.aligned, rules.lines, rules.results)
 LINES    = (rules.aligned, rules.results, rules.narrow_lines, rules.zero_base)
 EXCHANGE = (rules.aligned, rules.elements, rules.narrow, rules.results)
@@ -38,6 +39,10 @@ SPGEMM   = ("cusparse", "cusparseSpGEMM_copy", cusparse_plan)
 COUNTS   = ("cusparse", "cusparseSpGEMM_compute", cusparse_plan)
 DENSE    = ("cusparse", "cusparseSparseToDense", cusparse_plan)
 CSR2CSC  = ("cusparse", "cusparseCsr2cscEx2", cusparse_plan)
+GATHER   = ("cusparse", "cusparseGather", vectors_plan)
+SCATTER  = ("cusparse", "cusparseScatter", vectors_plan)
+AXPBY    = ("cusparse", "cusparseAxpby", vectors_plan)
+SPVV     = ("cusparse", "cusparseSpVV", vectors_plan)
 NNZ      = ("cusparse", "cusparseDenseToSparse_analysis", compression_plan)
 SPARSE   = ("cusparse", "cusparseDenseToSparse_convert", compression_plan)
 COO2CSR  = ("cusparse", "cusparseXcoo2csr", compression_plan)
@@ -62,6 +67,10 @@ GPU_ROWS = (
     *(Row("spgemm_nnz",      (one, I64), None, ANY,      SM75, None, V12, *COUNTS) for one in ALL),
     *(Row("sparse_to_dense", (one, one), None, UNPACK,   SM75, None, V12, *DENSE) for one in (*ALL, F16, BF16)),
     *(Row("csr2csc",         (one, one), None, EXCHANGE, SM75, None, V12, *CSR2CSC) for one in (*ALL, F16, BF16)),
+    *(Row("sparse_gather",   (one, one), None, SOME,     SM75, None, V12, *GATHER) for one in (*ALL, F16, BF16)),
+    *(Row("sparse_scatter",  (one, one), None, SOME,     SM75, None, V12, *SCATTER) for one in (*ALL, F16, BF16)),
+    *(Row("sparse_axpby",    (one, one), None, SOME,     SM75, None, V12, *AXPBY) for one in ALL),
+    *(Row("spvv",            (one, one), None, SOME,     SM75, None, V12, *SPVV) for one in ALL),
     *(Row("dense_nnz",       (one, I64), None, DENSE_A,  SM75, None, V12, *NNZ) for one in (*ALL, F16, BF16)),
     *(Row("dense_to_sparse", (one, one), None, DENSE_A,  SM75, None, V12, *SPARSE) for one in (*ALL, F16, BF16)),
     Row("coo2csr",           (I32, I32), None, LINES,    SM75, None, V12, *COO2CSR),

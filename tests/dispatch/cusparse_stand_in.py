@@ -255,6 +255,55 @@ class Library:
 
     _DnMatSetValues = _DnVecSetValues
 
+    # -- sparse vectors -----------------------------------------------------------------------------------------------
+    def _CreateSpVec(self, handle, size, nnz, indices, values, index, base, value_type):
+        assert 0 < nnz <= size
+        given = {"size": size, "nnz": nnz, "indices": address_of(indices), "values": address_of(values)}
+        self.put(handle, SimpleNamespace(index=int(index), base=int(base), value_type=int(value_type), **given))
+
+    _DestroySpVec = _DestroySpMat
+
+    def _SpVecSetValues(self, handle, values):
+        self.of(handle).values = values
+
+    def both(self, x, y):
+        x, y = self.of(x), self.of(y)
+        assert (x.size, x.value_type) == (y.m, y.value_type)
+        assert not self.on_device
+        indices = array_at(x.indices, INDICES[x.index], x.nnz) - x.base
+        return indices, array_at(x.values, DTYPES[x.value_type], x.nnz), y.array()
+
+    def _Gather(self, handle, y, x):
+        indices, values, dense_ = self.both(x, y)
+        values[...] = dense_[indices]
+
+    def _Scatter(self, handle, x, y):
+        indices, values, dense_ = self.both(x, y)
+        dense_[indices] = values
+
+    def _Axpby(self, handle, alpha, x, beta, y):
+        indices, values, dense_ = self.both(x, y)
+        kind = self.of(y).value_type
+        dense_[...] = number_at(beta, kind) * dense_
+        dense_[indices] += number_at(alpha, kind) * values
+
+    on_device = False
+
+    def _SetPointerMode(self, handle, mode):
+        self.on_device = mode == cusparse.cusparsePointerMode_t.CUSPARSE_POINTER_MODE_DEVICE
+
+    def _SpVV_bufferSize(self, *given):
+        given[-1]._obj.value = WORK
+
+    def _SpVV(self, handle, op, x, y, result, kind, buffer):
+        assert self.on_device
+        assert int(op) in (0, 2)
+        self.on_device = False
+        indices, values, dense_ = self.both(x, y)
+        self.work_in(buffer)
+        values = values.conj() if op == 2 else values
+        array_at(address_of(result), values.dtype, 1)[...] = (values * dense_[indices]).sum()
+
     # -- products -----------------------------------------------------------------------------------------------------
     def _SpMV_bufferSize(self, *given):
         given[-1]._obj.value = WORK

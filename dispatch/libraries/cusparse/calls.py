@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dispatch.device.storage import Storage
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["Call", "CusparsePlan", "IdlePlan", "Steps"]
+__all__ = ["Call", "CusparsePlan", "DeviceResult", "IdlePlan", "Steps"]
 
 
 class Step(Protocol):
@@ -101,6 +101,22 @@ class Call:
         self.of(self._name)
 
 
+class DeviceResult(Call):
+    """A call that puts its result, a number, into the device's memory."""
+
+    __slots__ = ()
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Call it, and leave the handle as it was."""
+        self.set(addresses)
+        modes = cusparse.cusparsePointerMode_t
+        cusparse.cusparseSetPointerMode(self._handle.follow(), modes.CUSPARSE_POINTER_MODE_DEVICE)
+        try:
+            self.of(self._name)
+        finally:
+            cusparse.cusparseSetPointerMode(self._handle.follow(), modes.CUSPARSE_POINTER_MODE_HOST)
+
+
 class CopyStep:
     """A copy by a kernel, left out where the operands are one."""
 
@@ -166,10 +182,10 @@ class Steps:
         if target.rows and target.cols:
             self._steps.append(Copy(self.executor, target, target, 1, Keep.NONE, conj=False))
 
-    def call(self, name: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: Any, kind: type[Call] = Call) -> None:
         """A function that takes workspace as its last argument, whose size it is asked for."""
         self._work_bytes = max(self._work_bytes, Call(self.executor, name, arguments).buffer_size())
-        self._steps.append(Call(self.executor, name, (*arguments, Place(self._work_place))))
+        self._steps.append(kind(self.executor, name, (*arguments, Place(self._work_place))))
 
     def append(self, step: Step) -> None:
         """Add a step of the caller's."""

@@ -15,7 +15,7 @@ from cudabind.sys import cusparse
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["NOWHERE", "DenseMatrix", "DenseVector", "Descriptor", "Sparse", "SparseMatrix"]
+__all__ = ["NOWHERE", "DenseMatrix", "DenseVector", "Descriptor", "Sparse", "SparseMatrix", "SparseVector"]
 
 INDEX_TYPES = {4: cusparse.cusparseIndexType_t.CUSPARSE_INDEX_32I, 8: cusparse.cusparseIndexType_t.CUSPARSE_INDEX_64I}
 PARTS = 3
@@ -79,6 +79,45 @@ class DenseVector(Descriptor):
 
     def destroy(self) -> None:
         cusparse.cusparseDestroyDnVec.unchecked(self.c)
+        self.c = None
+
+
+class SparseVector(Descriptor):
+    """A sparse vector, made anew where its indices are at another address, for which it has no setter."""
+
+    __slots__ = ("_at", "_given", "_places")
+
+    def __init__(
+        self,
+        sizes: tuple[int, int],
+        index_bytes: int,
+        base: int,
+        value_type: int,
+        places: tuple[int, int],
+        placeholder: int,
+    ) -> None:
+        """`sizes` are those of the long vector and of its elements, `places` those of the indices and of the values."""
+        self._places = places
+        kind = cusparse.cudaDataType(value_type)
+        self._given = sizes, (INDEX_TYPES[index_bytes], cusparse.cusparseIndexBase_t(base), kind)
+        self._make((placeholder, placeholder))
+
+    def _make(self, parts: tuple[Any, Any]) -> None:
+        (size, nnz), (index, base, kind) = self._given
+        self.c, self._at = cusparse.cusparseSpVecDescr_t(), parts
+        cusparse.cusparseCreateSpVec(self.c, size, nnz, *parts, index, base, kind)
+
+    def point(self, addresses: Sequence[Any]) -> None:
+        indices, values = (addresses[place] or None for place in self._places)
+        if indices != self._at[0]:
+            self.destroy()
+            self._make((indices, values))
+        elif values != self._at[1]:
+            cusparse.cusparseSpVecSetValues(self.c, values)
+            self._at = indices, values
+
+    def destroy(self) -> None:
+        cusparse.cusparseDestroySpVec.unchecked(self.c)
         self.c = None
 
 

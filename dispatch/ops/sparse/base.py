@@ -22,8 +22,9 @@ from dispatch.ops.sparse.form import SparseForm, check_form, check_parts
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
+    from dispatch.keys import Dtype
 
-__all__ = ["Number", "ScaledRequest", "SparseRequest", "check_matrix", "check_vector"]
+__all__ = ["FactorRequest", "Number", "ScaledRequest", "SparseRequest", "check_matrix", "check_vector"]
 
 Number = int | float | complex
 F32_MAX = float(np.finfo(np.float32).max)
@@ -60,8 +61,8 @@ class SparseRequest(OperandRequest[R_co]):
 
 
 @dataclass(frozen=True, eq=False)
-class ScaledRequest(SparseRequest["Tensor"]):
-    """Of these alpha is a factor.
+class FactorRequest(OperandRequest["Tensor"]):
+    """Something with factors, which are given by value.
 
     Attributes:
         alpha: a number; complex ones for complex matrices alone.
@@ -85,12 +86,18 @@ class ScaledRequest(SparseRequest["Tensor"]):
         """Whether something is added; with a beta of 0 nothing reads it."""
         return bool(self.added) and getattr(self, self.added) is not None and self.factor("beta") != 0
 
-    def check_fields(self) -> None:
+    @property
+    def factor_dtype(self) -> Dtype:
+        """The dtype that says which numbers may be factors."""
+        first: Tensor = getattr(self, self.reads[0])
+        return first.dtype
+
+    def check_factors(self) -> None:
+        """Raise BadRequest for factors that are no numbers, or complex where they must be real."""
         for name in self.numbers:
             given = getattr(self, name)
             if given is not None or name != "beta":
-                _check_factor(name, given, may_be_complex=self.values.dtype.is_complex)
-        super().check_fields()
+                _check_factor(name, given, may_be_complex=self.factor_dtype.is_complex)
         if self.added and getattr(self, self.added) is None and self.factor("beta") != 0:
             name = self.added
             raise BadRequest("beta", shown(getattr(self, "beta", None)), f"0 without {name}", f"give {name}=…")
@@ -106,11 +113,20 @@ class ScaledRequest(SparseRequest["Tensor"]):
         return (*super().arguments(outputs), *map(self.factor, self.numbers))
 
     def named_arguments(self) -> NamedArguments:
-        most = float(MAX_FLOAT) if self.values.dtype in (F64, C128) else F32_MAX
+        most = float(MAX_FLOAT) if self.factor_dtype in (F64, C128) else F32_MAX
         free = {name: Free(-most, most) for name in self.numbers if name != "beta"}
         if self.reads_added:
             free["beta"] = Free(math.ulp(0.0), most)  # with 0 nothing reads what is added: that is another plan
         return NamedArguments((*self.reads, *self.writes, *self.numbers), free, self.in_place)
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledRequest(FactorRequest, SparseRequest["Tensor"]):
+    """A sparse matrix, and factors."""
+
+    def check_fields(self) -> None:
+        SparseRequest.check_fields(self)
+        self.check_factors()
 
 
 def _check_factor(name: str, value: Any, *, may_be_complex: bool) -> None:

@@ -274,6 +274,42 @@ def to_rows(request: Any, work: np.dtype[Any]) -> Results:
     return {"out": np.repeat(np.arange(len(ends) - 1), np.diff(ends)) + request.base}
 
 
+def places(request: Any) -> Array:
+    """Where the elements of a sparse vector are, from 0 on; BadRequest for places beyond the dense one."""
+    found: Array = np.asarray(request.indices).astype(np.int64) - request.base
+    if ((found < 0) | (found >= request.y.size)).any():
+        wrong = int(((found < 0) | (found >= request.y.size)).sum())
+        raise BadRequest("indices", f"{wrong} beyond the vector", f"those of {request.y.size} elements")
+    return found
+
+
+def gathered(request: Any, work: np.dtype[Any]) -> Results:
+    """Elements of a dense vector."""
+    return {"out": numbers(request.y, work)[places(request)]}
+
+
+def scattered(request: Any, work: np.dtype[Any]) -> Results:
+    """A dense vector with other elements at some places."""
+    found = numbers(request.y, work).copy()
+    found[places(request)] = numbers(request.values, work)
+    return {"out": found}
+
+
+def dotted(request: Any, work: np.dtype[Any]) -> Results:
+    """The sum of products of a sparse vector and a dense one."""
+    values = numbers(request.values, work)
+    values = values.conj() if request.conj else values
+    return {"out": np.array([(values * numbers(request.y, work)[places(request)]).sum()], values.dtype)}
+
+
+def added(request: Any, work: np.dtype[Any]) -> Results:
+    """A multiple of a sparse vector added to one of a dense one."""
+    y, values = numbers(request.y, work), numbers(request.values, work)
+    found = scaled(request, "beta", y) if request.reads_added else np.zeros_like(y)
+    np.add.at(found, places(request), scaled(request, "alpha", values))
+    return {"out": found}
+
+
 OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
     "sparse_mv": product,
     "spmm": product,
@@ -285,6 +321,10 @@ OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
     "sparse_to_dense": unpacked,
     "csr2csc": exchanged,
     "sparse_check": checked,
+    "sparse_gather": gathered,
+    "sparse_scatter": scattered,
+    "sparse_axpby": added,
+    "spvv": dotted,
     "dense_nnz": dense_counted,
     "dense_to_sparse": compressed,
     "coo2csr": to_offsets,

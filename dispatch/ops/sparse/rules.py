@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Layout
 
 __all__ = ["aligned", "blocks", "elements", "formats_of_dense", "formats_of_solves", "index_pair", "leading", "lines"]
-__all__ += ["narrow", "narrow_lines", "only_csr", "results", "vectors", "zero_base"]
+__all__ += ["narrow", "narrow_lines", "only_csr", "results", "some", "vectors", "zero_base"]
 
 MAX_INT = 2**31 - 1
 
@@ -147,3 +147,15 @@ def zero_base(request: Any) -> str:
     """Base 0 where there are no elements, for offsets are zeros then."""
     count = request.rows.size if request.op == "coo2csr" else request.nnz
     return "" if count or not request.base else "needs base 0 where there are no elements, has 1"
+
+
+def some(request: Any) -> str:
+    """A sparse vector with elements; and vectors that are dense, but for y where it is copied."""
+    if not request.indices.size:
+        return "needs a sparse vector with elements, has none"
+    copied = request.op in ("sparse_axpby", "sparse_scatter")
+    for name in request.reads:
+        layout = request.layout_of(name)
+        if layout.size > 1 and layout.strides[0] != 1 and not (copied and name == "y"):
+            return f"needs {name} dense, has {layout}: copy it"
+    return ""

@@ -215,6 +215,10 @@ def refused():
         "a wrong count of a dense matrix": (lambda: dp.dense_to_sparse(DEV.array(np.eye(3)), nnz=4), "nnz: got 4; expected 3, as dense_nnz counts them"),
         "blocks of a dense matrix": (lambda: dp.dense_to_sparse(DEV.array(np.eye(4)), nnz=4, format="bsr"), "format: got BSR; expected CSR, CSC or COO"),
         "indices of 8 bits": (lambda: dp.dense_to_sparse(DEV.array(np.eye(4)), nnz=4, index_dtype="i8"), "index_dtype: got i8; expected i32 or i64"),
+        "indices of another number": (lambda: dp.spvv(x, DEV.array(np.zeros(2, "i4")), x), "indices: got i32.2.; expected .3., as values are"),
+        "indices that are none": (lambda: dp.sparse_gather(x, x), "indices: got f64.3.; expected i32 or i64"),
+        "indices beyond a vector": (lambda: dp.sparse_gather(x, DEV.array(np.array([0, 3], "i4"))), "indices: got 1 beyond the vector; expected those of 3 elements"),
+        "a sparse vector of nothing": (lambda: dp.sparse_axpby(x[:0], DEV.array(np.zeros(0, "i4")), x), "needs a sparse vector with elements, has none"),
         "a dense vector": (lambda: dp.dense_nnz(x), "a: got f64.3.; expected a matrix"),
         "rows that fall": (lambda: dp.coo2csr(DEV.array(np.array([1, 0], "i4")), m=2), "rows: got rows that fall"),
         "rows beyond the matrix": (lambda: dp.coo2csr(DEV.array(np.array([0, 2], "i4")), m=2), "rows: got rows that fall, or are none of the matrix"),
@@ -387,3 +391,12 @@ def test_the_library_itself_takes_the_descriptors(kind, nnz):
     at = ctypes.c_void_p()
     cusparse.cusparseDnVecGetValues(vector.c, ctypes.byref(at))
     assert at.value == 4096
+    few = descriptors.SparseVector((9, 4), 8, 1, 1, (0, 1), 256)
+    for addresses in ((512, 1024), (512, 2048), (4096, 2048)):
+        few.point(addresses)
+        cusparse.cusparseSpVecGetValues(few.c, ctypes.byref(at))
+        assert at.value == addresses[1]
+    nothing = descriptors.SparseMatrix(
+        descriptors.Sparse(int(kind), (4, 8), 0, 0, block, 0, 4, 4, 0, 1, 2), descriptors.NOWHERE
+    )
+    nothing.point((1024, 2048, 4096))
