@@ -3,8 +3,8 @@
 Carried out by cuSPARSE, or by SciPy on the host. A sparse operand of a request is three tensors and a `SparseForm`
 (form.py); `SparseTensor` (tensor.py) holds them, knows those of SciPy, CuPy and torch (sources.py), and unpacks into
 them. The files: products, solves, pairs, vectors, conversions and compression (what may be asked), algorithms;
-cusparse, cusparse_vectors and cusparse_compression (the plans), tune; reference (what is right), check (a kernel that looks at
-indices), rules, patterns, cases; and doors, which users know as `dispatch.sparse`.
+cusparse, cusparse_vectors and cusparse_compression (the plans), tune; reference (what is right), check (a kernel that
+looks at indices), rules, patterns, cases; and doors, which users know as `dispatch.sparse`.
 """
 
 from __future__ import annotations

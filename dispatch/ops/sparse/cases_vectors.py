@@ -71,7 +71,10 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
             array = poison(dtype, values.shape) if unread and each == "y" else values.astype(dtype.numpy)
             memories[each] = place(device, array, None, 2)
             fields[each] = memories[each].view
-    indices = (rng.permutation(size)[:count] + form.base).astype(INDICES[form.wide])
+    places = rng.permutation(size)[:count]
+    if count and size // 3 not in places:
+        places[0] = size // 3  # that which tests change to NaN is among them
+    indices = (places + form.base).astype(INDICES[form.wide])
     fields |= {"indices": place(device, indices, None, 2).view, "base": form.base}
     if op == "sparse_axpby":
         fields |= {"alpha": form.alpha, "beta": form.beta}
