@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dispatch.core.matrix_choices import Operation
 from dispatch.core.operands import Output, dense
+from dispatch.core.request import Unpacked
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, HALF
 from dispatch.ops.sparse.algorithms import SpmmAlgorithm, SpmvAlgorithm
@@ -38,6 +39,7 @@ class ProductRequest(ScaledRequest):
     """
 
     numbers: ClassVar[tuple[str, ...]] = ("alpha", "beta")
+    unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("alpha", "beta"))
     _: KW_ONLY
     beta: Number | None = None
     trans: Operation | str = Operation.N
@@ -143,6 +145,7 @@ class SddmmRequest(ScaledRequest):
     reads: ClassVar[tuple[str, ...]] = ("values", "rows", "columns", "a", "b")
     in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "values")})
     numbers: ClassVar[tuple[str, ...]] = ("alpha", "beta")
+    unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("alpha", "beta"))
     added: ClassVar[str] = "values"
     a: Tensor
     b: Tensor

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dispatch.checks import check_int
 from dispatch.core.operand_checks import check_library
 from dispatch.core.operands import OperandRequest, Output, dense
-from dispatch.core.request import R_co
+from dispatch.core.request import R_co, Unpacked
 from dispatch.errors import BadRequest
 from dispatch.keys import I32, I64
 from dispatch.ops.sparse.base import FactorRequest, Number
@@ -145,6 +145,7 @@ class SparseAxpbyRequest(FactorRequest, VectorRequest["Tensor"]):
     reads: ClassVar[tuple[str, ...]] = ("values", "indices", "y")
     in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "y")})
     numbers: ClassVar[tuple[str, ...]] = ("alpha", "beta")
+    unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("alpha", "beta"))
     added: ClassVar[str] = "y"
     values: Tensor
     indices: Tensor
