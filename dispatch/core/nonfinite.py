@@ -90,6 +90,7 @@ STATEMENTS = {
     "matrix_rank":     NONE,  # a status tells what did not converge
     **dict.fromkeys(("dft", "dct", "dst"), SPREAD),
     **dict.fromkeys(("sparse_mv", "spmm", "sddmm", "sparse_axpby"), f"{UNSCALED}; {TO_NAN}"),
+    "gtsv":            SPREAD,
     **dict.fromkeys(("spsv", "spsm"), f"{SPREAD}; the other triangle is not read"),
     "spgemm":          f"{IEEE}; {TO_NAN}",
     **dict.fromkeys(("sparse_to_dense", "csr2csc", "sparse_gather", "sparse_scatter"), IEEE),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, I32, I64, Arch
-from dispatch.ops.sparse import compression_plan, cusparse_plan, rules, vectors_plan
+from dispatch.ops.sparse import compression_plan, cusparse_plan, gtsv_plan, rules, vectors_plan
 from dispatch.ops.sparse.reference import scipy_sparse
 from dispatch.table.on_host import on_host
 
@@ -26,6 +26,7 @@ SOLVE    = (*ANY, rules.formats_of_solves, rules.vectors)
 SOLVES   = (*ANY, rules.formats_of_solves, rules.lines)
 UNPACK   = (*ANY, rules.formats_of_dense, rules.lines)
 SOME     = (rules.aligned, rules.results, rules.some)
+THREE    = (rules.aligned, rules.results, rules.three)
 DENSE_A  = (rules.aligned, rules.lines, rules.results)
 LINES    = (rules.aligned, rules.results, rules.narrow_lines, rules.zero_base)
 EXCHANGE = (rules.aligned, rules.elements, rules.narrow, rules.results)
@@ -71,6 +72,10 @@ GPU_ROWS = (
     *(Row("sparse_scatter",  (one, one), None, SOME,     SM75, None, V12, *SCATTER) for one in (*ALL, F16, BF16)),
     *(Row("sparse_axpby",    (one, one), None, SOME,     SM75, None, V12, *AXPBY) for one in ALL),
     *(Row("spvv",            (one, one), None, SOME,     SM75, None, V12, *SPVV) for one in ALL),
+    Row("gtsv",              (F32, F32), None, THREE,    SM75, None, V12, "cusparse", "cusparseSgtsv2", gtsv_plan),
+    Row("gtsv",              (F64, F64), None, THREE,    SM75, None, V12, "cusparse", "cusparseDgtsv2", gtsv_plan),
+    Row("gtsv",              (C64, C64), None, THREE,    SM75, None, V12, "cusparse", "cusparseCgtsv2", gtsv_plan),
+    Row("gtsv",              (C128, C128), None, THREE,  SM75, None, V12, "cusparse", "cusparseZgtsv2", gtsv_plan),
     *(Row("dense_nnz",       (one, I64), None, DENSE_A,  SM75, None, V12, *NNZ) for one in (*ALL, F16, BF16)),
     *(Row("dense_to_sparse", (one, one), None, DENSE_A,  SM75, None, V12, *SPARSE) for one in (*ALL, F16, BF16)),
     Row("coo2csr",           (I32, I32), None, LINES,    SM75, None, V12, *COO2CSR),

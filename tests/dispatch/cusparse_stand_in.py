@@ -26,6 +26,7 @@ WORK = 72  # bytes
 BITS = {"int32_t": 32, "int64_t": 64}
 NOT_SUPPORTED = cusparse.cusparseStatus_t.CUSPARSE_STATUS_NOT_SUPPORTED
 PLACEHOLDER = 256
+ITEMS = {"S": 4, "D": 8, "C": 8, "Z": 16}
 
 
 def memory_at(address, nbytes):
@@ -168,16 +169,13 @@ class Library:
         self.alive, self.numbers = {}, count(1)
         self.called, self.refused = [], set()
 
-    def __getattr__(self, name):
+    def function(self, name):
         if name not in KINDS:
             return getattr(cusparse, name)
         assert hasattr(self, f"_{name.removeprefix('cusparse')}"), name
         function = Function(self, name)
         setattr(self, name, function)
         return function
-
-    def __hasattr__(self, name):
-        return name in dir(type(self))
 
     def put(self, handle, thing):
         handle.value = next(self.numbers)
@@ -470,6 +468,38 @@ class Library:
         array_at(c.columns, INDICES[c.kinds[1]], c.nnz)[...] = column + c.base
         ends = np.concatenate([[0], np.cumsum(state.mask.sum(axis=1))])
         array_at(c.rows, INDICES[c.kinds[0]], c.m + 1)[...] = ends + c.base
+
+    # -- three diagonals ----------------------------------------------------------------------------------------------
+    def gtsv2(self, letter, n, columns, low, diagonal, high, b, ld, buffer, *, pivoting):
+        dtype = {"S": F32, "D": F64, "C": C64, "Z": C128}[letter].numpy
+        self.work_in(buffer)
+        assert n >= 3
+        assert ld >= n
+        low, diagonal, high = (array_at(address_of(one), dtype, n) for one in (low, diagonal, high))
+        assert low[0] == high[-1] == 0
+        a = np.diag(diagonal.astype(np.complex128)) + np.diag(low[1:], -1) + np.diag(high[:-1], 1)
+        assert pivoting or (np.abs(diagonal) > 1).all()
+        flat = array_at(address_of(b), dtype, (columns - 1) * ld + n)
+        lines = np.lib.stride_tricks.as_strided(flat, (columns, n), (ld * dtype.itemsize, dtype.itemsize))
+        x = np.linalg.solve(a, lines.T)
+        lines.T[...] = x if dtype.kind == "c" else x.real
+
+    def many(self, letter, n, low, diagonal, high, b, count, stride, buffer):
+        for number in range(count):
+            behind = number * stride * ITEMS[letter]
+            one = [address_of(given) + behind for given in (low, diagonal, high, b)]
+            self.gtsv2(letter, n, 1, *one, n, buffer, pivoting=False)
+
+    def __getattr__(self, name):
+        found = re.fullmatch(r"_([SDCZ])gtsv2(_nopivot|StridedBatch|)(_bufferSizeExt|)", name)
+        if found is None:
+            return self.function(name)
+        letter, kind, asks = found.groups()
+        if asks:
+            return lambda *given: setattr(given[-1]._obj, "value", WORK)
+        if kind == "StridedBatch":
+            return lambda _, n, *rest: self.many(letter, n, *rest)
+        return lambda _, *given: self.gtsv2(letter, *given, pivoting=not kind)
 
     # -- conversions --------------------------------------------------------------------------------------------------
     def _SparseToDense(self, handle, a, b, algorithm, buffer):

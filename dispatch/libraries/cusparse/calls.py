@@ -65,11 +65,11 @@ class Call:
             return number.address
         return argument
 
-    def buffer_size(self) -> int:
-        """The bytes of workspace that it needs; Refused where the library takes no such call."""
+    def buffer_size(self, ending: str = "_bufferSize") -> int:
+        """The bytes of workspace that it needs, as the function of this ending says; Refused for no such call."""
         size = ctypes.c_size_t()
         try:
-            getattr(cusparse, f"{self._name}_bufferSize")(self._handle.follow(), *self.ready, ctypes.byref(size))
+            getattr(cusparse, f"{self._name}{ending}")(self._handle.follow(), *self.ready, ctypes.byref(size))
         except CusparseError as error:
             if error.name == "CUSPARSE_STATUS_NOT_SUPPORTED":
                 raise Refused(f"{self._name} does not take it: {error}") from error
@@ -182,9 +182,9 @@ class Steps:
         if target.rows and target.cols:
             self._steps.append(Copy(self.executor, target, target, 1, Keep.NONE, conj=False))
 
-    def call(self, name: str, *arguments: Any, kind: type[Call] = Call) -> None:
-        """A function that takes workspace as its last argument, whose size it is asked for."""
-        self._work_bytes = max(self._work_bytes, Call(self.executor, name, arguments).buffer_size())
+    def call(self, name: str, *arguments: Any, kind: type[Call] = Call, size: str = "_bufferSize") -> None:
+        """A function that takes workspace as its last argument, and one of an ending that tells the size of that."""
+        self._work_bytes = max(self._work_bytes, Call(self.executor, name, arguments).buffer_size(size))
         self._steps.append(kind(self.executor, name, (*arguments, Place(self._work_place))))
 
     def append(self, step: Step) -> None:

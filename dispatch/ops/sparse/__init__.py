@@ -2,9 +2,9 @@
 
 Carried out by cuSPARSE, or by SciPy on the host. A sparse operand of a request is three tensors and a `SparseForm`
 (form.py); `SparseTensor` (tensor.py) holds them, knows those of SciPy, CuPy and torch (sources.py), and unpacks into
-them. The files: products, solves, pairs, vectors, conversions and compression (what may be asked), algorithms;
-cusparse, cusparse_vectors and cusparse_compression (the plans), tune; reference (what is right), check (a kernel that
-looks at indices), rules, patterns, cases; and doors, which users know as `dispatch.sparse`.
+them. The files: products, solves, pairs, vectors, tridiagonal, conversions, compression (what may be asked),
+algorithms; cusparse and those with its name before their own (the plans), tune; reference (what is right), check (a
+kernel that looks at indices), rules, patterns, cases; and doors, which users know as `dispatch.sparse`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from dispatch.ops.sparse.form import SparseForm, SparseFormat
 from dispatch.ops.sparse.pairs import SpgemmNnzRequest, SpgemmRequest
 from dispatch.ops.sparse.products import SddmmRequest, SparseMvRequest, SpmmRequest
 from dispatch.ops.sparse.solves import SpsmRequest, SpsvRequest
+from dispatch.ops.sparse.tridiagonal import GtsvRequest
 from dispatch.ops.sparse.vectors import GatherRequest, ScatterRequest, SparseAxpbyRequest, SpvvRequest
 
 __all__ = ["SparseForm", "SparseFormat"]
+__all__ += ["GtsvRequest", "gtsv"]
 __all__ += ["GatherRequest", "ScatterRequest", "SparseAxpbyRequest", "SpvvRequest"]
 __all__ += ["sparse_axpby", "sparse_gather", "sparse_scatter", "spvv"]
 __all__ += ["SpgemmAlgorithm", "SpmmAlgorithm", "SpmvAlgorithm", "SpsvAlgorithm"]
@@ -31,6 +33,7 @@ __all__ += ["coo2csr", "csr2coo", "dense_nnz", "dense_to_sparse"]
 __all__ += ["csr2csc", "sddmm", "sparse_check", "sparse_mv", "sparse_to_dense"]
 __all__ += ["spgemm", "spgemm_nnz", "spmm", "spsm", "spsv"]
 
+gtsv_plan = plan_call("gtsv_plan", "dispatch.ops.sparse.cusparse_tridiagonal", "A plan of cuSPARSE's gtsv2.")
 vectors_plan = plan_call(
     "vectors_plan", "dispatch.ops.sparse.cusparse_vectors", "A plan of one of cuSPARSE's calls over a sparse vector."
 )
@@ -55,3 +58,4 @@ sparse_gather, sparse_scatter = (
     request_function(ScatterRequest, "sparse_scatter"),
 )
 sparse_axpby, spvv = request_function(SparseAxpbyRequest, "sparse_axpby"), request_function(SpvvRequest, "spvv")
+gtsv = request_function(GtsvRequest, "gtsv")

@@ -17,6 +17,7 @@ from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.keys import F32, HALF
 from dispatch.ops.sparse import conversions, pairs, products, solves
 from dispatch.ops.sparse.cases_compression import COMPRESSION, compression_cases
+from dispatch.ops.sparse.cases_tridiagonal import tridiagonal_cases
 from dispatch.ops.sparse.cases_vectors import VECTORS, vector_cases
 from dispatch.ops.sparse.form import SparseFormat, shape_of
 from dispatch.ops.sparse.mutations import MUTATIONS
@@ -339,6 +340,8 @@ def cases(row: Row) -> list[MadeCase]:
     op, dtype = row.op, row.dtypes[0]
     if op in COMPRESSION:
         return compression_cases(row)
+    if op == "gtsv":
+        return tridiagonal_cases(row)
     if op in VECTORS:
         return vector_cases(row)
     wide = row.dtypes[1] is F32 and dtype in HALF

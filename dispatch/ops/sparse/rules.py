@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Layout
 
 __all__ = ["aligned", "blocks", "elements", "formats_of_dense", "formats_of_solves", "index_pair", "leading", "lines"]
-__all__ += ["narrow", "narrow_lines", "only_csr", "results", "some", "vectors", "zero_base"]
+__all__ += ["narrow", "narrow_lines", "only_csr", "results", "some", "three", "vectors", "zero_base"]
 
 MAX_INT = 2**31 - 1
+LEAST = 3  # unknowns of gtsv2
 
 
 def aligned(request: Any) -> str:
@@ -158,4 +159,19 @@ def some(request: Any) -> str:
         layout = request.layout_of(name)
         if layout.size > 1 and layout.strides[0] != 1 and not (copied and name == "y"):
             return f"needs {name} dense, has {layout}: copy it"
+    return ""
+
+
+def three(request: Any) -> str:
+    """Diagonals and batches that are dense, results by columns, and at least three unknowns."""
+    n = request.d.shape[-1]
+    if n < LEAST:
+        return f"needs at least {LEAST} unknowns, has {n}"
+    for name in ("dl", "d", "du", *(("b", "out") if request.is_batch else ())):
+        layout = request.layout_of(name)
+        if name != "b" and layout.size > 1 and not layout.is_contiguous:
+            return f"needs {name} dense, has {layout}: copy it"
+    out = request.layout_of("out")
+    if len(out.shape) == 2 and not request.is_batch and out.size and leading(out, by_rows=False) is None:
+        return f"needs out with its columns one behind another, has {out}: leave it open"
     return ""

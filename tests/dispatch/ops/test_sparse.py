@@ -215,6 +215,11 @@ def refused():
         "a wrong count of a dense matrix": (lambda: dp.dense_to_sparse(DEV.array(np.eye(3)), nnz=4), "nnz: got 4; expected 3, as dense_nnz counts them"),
         "blocks of a dense matrix": (lambda: dp.dense_to_sparse(DEV.array(np.eye(4)), nnz=4, format="bsr"), "format: got BSR; expected CSR, CSC or COO"),
         "indices of 8 bits": (lambda: dp.dense_to_sparse(DEV.array(np.eye(4)), nnz=4, index_dtype="i8"), "index_dtype: got i8; expected i32 or i64"),
+        "diagonals of another length": (lambda: dp.gtsv(x[:2], x, x, x), "dl: got f64.2.; expected f64.3., as d is"),
+        "right-hand sides of another length": (lambda: dp.gtsv(x, x, x, x[:2]), "b: got f64.2.; expected f64.3. or .3, …."),
+        "pivots of many systems": (lambda: dp.gtsv(*[DEV.zeros((2, 3), "f64")] * 4), "pivoting: got True; expected False for many systems"),
+        "an element beside the matrix": (lambda: dp.gtsv(x, x, x, x), r"dl: got an element beside the matrix; expected 0 there"),
+        "two unknowns": (lambda: dp.gtsv(x[:2], x[:2], x[:2], x[:2]), "needs at least 3 unknowns, has 2"),
         "indices of another number": (lambda: dp.spvv(x, DEV.array(np.zeros(2, "i4")), x), "indices: got i32.2.; expected .3., as values are"),
         "indices that are none": (lambda: dp.sparse_gather(x, x), "indices: got f64.3.; expected i32 or i64"),
         "indices beyond a vector": (lambda: dp.sparse_gather(x, DEV.array(np.array([0, 3], "i4"))), "indices: got 1 beyond the vector; expected those of 3 elements"),
@@ -346,6 +351,17 @@ def test_every_format_from_every_other_and_from_a_dense_matrix(first, second, ma
         again = S.fromdense(DEV.array(matrix.toarray()), format=second, index_dtype=index).validate()
         assert (again.format.name.lower(), again.index_dtype.name, again.nnz) == (second, index, matrix.nnz)
         np.testing.assert_array_equal(again.todense().numpy(), matrix.toarray())
+
+
+def test_three_diagonals_against_a_dense_system(rng):
+    low, diagonal, high = rng.standard_normal((3, 40))
+    low[0] = high[-1] = diagonal[7] = 0  # rows must change places
+    b = rng.standard_normal((40, 3))
+    a = np.diag(diagonal) + np.diag(low[1:], -1) + np.diag(high[:-1], 1)
+    x = dp.gtsv(*map(DEV.array, (low, diagonal, high, b)))
+    np.testing.assert_allclose(x.numpy(), np.linalg.solve(a, b), rtol=1e-8, atol=1e-8)
+    low[1:], high[:-1], diagonal[:] = 0, 0, 0
+    assert np.isnan(dp.gtsv(*map(DEV.array, (low, diagonal, high, b))).numpy()).all()
 
 
 # -- without a GPU ----------------------------------------------------------------------------------------------------
