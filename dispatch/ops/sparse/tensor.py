@@ -7,7 +7,7 @@ holds no memory of its own and copies none: what `values` is changed to, it is.
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.tensor import Tensor
@@ -135,6 +135,11 @@ class SparseTensor:
     def todense(self) -> Any:
         """The dense matrix, as a request on the current stream."""
         return SparseTensor.densified(self)
+
+    def __array__(self, *_given: Any, **_choices: Any) -> NoReturn:
+        """Refused: NumPy would hold the object itself."""
+        ways = "a.todense() makes a dense tensor, dispatch.sparse.to_scipy(a) a sparse array"
+        raise TypeError(f"a SparseTensor is no array of NumPy's: {ways}")
 
     def __matmul__(self, other: Any) -> Any:
         return SparseTensor.product(self, other)

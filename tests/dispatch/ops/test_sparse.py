@@ -126,6 +126,17 @@ def test_the_transpose_is_the_other_format_over_the_same_memory(matrix, rng):
         _ = S.sparse_tensor(matrix.tocoo()).T
 
 
+def test_what_a_sparse_tensor_is_not_is_said(matrix):
+    a = S.sparse_tensor(matrix)
+    with pytest.raises(TypeError, match=r"no array of NumPy's: a.todense\(\) makes a dense tensor"):
+        np.asarray(a)
+    with pytest.raises(BadRequest, match="a: got a SparseTensor"):
+        dp.matmul(a, DEV.array(np.ones((12, 2))))
+    empty = S.sparse_tensor(sp.csr_array((3, 4)), validate=True)
+    assert (empty.nnz, empty.density) == (0, 0)
+    assert not (empty @ DEV.array(np.ones(4))).numpy().any()
+
+
 def test_changing_values_are_seen_and_a_promise_is_of_the_pattern_alone(matrix):
     a = S.sparse_tensor(matrix.copy()).fixed()
     assert ", fixed, " in repr(a)
