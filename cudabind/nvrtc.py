@@ -21,8 +21,8 @@ class Compiled(NamedTuple):
     """What a compilation made.
 
     Attributes:
-        code: the cubin for ``-arch=sm_…``, or PTX for ``-arch=compute_…``.
-        kind: ``"cubin"`` or ``"ptx"``.
+        code: the cubin for ``-arch=sm_…``, PTX for ``-arch=compute_…``, or LTO-IR with ``-dlto``.
+        kind: ``"cubin"``, ``"ptx"`` or ``"ltoir"``.
         lowered: the mangled name of each name expression asked for.
         log: the compiler's warnings, ``""`` where it had none.
     """
@@ -44,6 +44,8 @@ def error(function: str, status: int, log: str = "") -> NvrtcError:
     return NvrtcError("nvrtc", function, status, name, log=log)
 
 
+LTO = frozenset(("-dlto", "--dlink-time-opt"))
+OUTPUTS = {"cubin": "CUBIN", "ptx": "PTX", "ltoir": "LTOIR"}
 _calls = Calls("cuda.bindings.nvrtc", "nvrtc", "nvrtc", error)
 
 
@@ -54,7 +56,7 @@ def compile(  # noqa: A001 - the module is always named at the call: nvrtc.compi
     headers: Mapping[str, str] | None = None,
     names: Sequence[str] = (),
 ) -> Compiled:
-    """Compile CUDA C++ to a cubin or to PTX, as ``-arch`` asks.
+    """Compile CUDA C++ to a cubin or to PTX, as ``-arch`` asks, or with ``-dlto`` to what nvJitLink links: LTO-IR.
 
     Args:
         source: the text of the program.
@@ -79,11 +81,11 @@ def compile(  # noqa: A001 - the module is always named at the call: nvrtc.compi
             nvrtc("nvrtcCompileProgram")(program, len(options), [option.encode() for option in options])
         except NvrtcError as failed:
             raise error(failed.function, failed.status or 0, _log(program)) from failed
-        kind = "cubin" if nvrtc("nvrtcGetCUBINSize")(program) else "ptx"
+        kind = "ltoir" if not LTO.isdisjoint(options) else "cubin" if nvrtc("nvrtcGetCUBINSize")(program) else "ptx"
         lowered = {
             expression: nvrtc("nvrtcGetLoweredName")(program, expression.encode()).decode() for expression in names
         }
-        return Compiled(_output(program, kind.upper()), kind, lowered, _log(program))
+        return Compiled(_output(program, OUTPUTS[kind]), kind, lowered, _log(program))
     finally:
         nvrtc("nvrtcDestroyProgram")(program)
 

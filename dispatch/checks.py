@@ -34,6 +34,7 @@ __all__ = [
     "check_fits",
     "check_int",
     "check_kinds",
+    "check_library",
     "check_number",
     "check_shape",
     "check_type",
@@ -71,7 +72,9 @@ def shown(value: object) -> str:
 
 # -- single values ----------------------------------------------------------------------------------------------------
 def check_int(name: str, value: object, low: int, high: int = MAX_INT) -> int:
-    """A Python integer in a range."""
+    """A whole number in a range, as Python has it."""
+    if isinstance(value, np.integer) and not isinstance(value, NO_NUMBERS):
+        value = int(value)
     # A class of the user's own may compare as it likes: what counts is the number.
     if isinstance(value, bool) or not isinstance(value, int) or not low <= int.__index__(value) <= high:
         raise BadRequest(name, shown(value), f"a whole number from {low} to {high}")
@@ -113,7 +116,8 @@ def check_number(name: str, value: object, *, low: float = -math.inf, high: floa
     fits = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, NO_NUMBERS)
     if isinstance(value, int):
         fits = fits and abs(value) <= MAX_FLOAT  # a larger one cannot be made a float
-    if not fits or not (is_any or low <= value <= high):  # type: ignore[operator]
+    number: Any = float(value) if isinstance(value, np.floating) else value  # beside an f16 NumPy makes limits f16
+    if not fits or not (is_any or low <= number <= high):
         raise BadRequest(name, shown(value), "a number" if is_any else f"a number from {low:g} to {high:g}")
 
 
@@ -193,6 +197,12 @@ def make_whole(request: Any, names: Iterable[str]) -> None:
             object.__setattr__(request, name, found)
 
 
+def check_library(name: str, library: object) -> None:
+    """BadRequest unless it may be the name of a library, or None; which of them have rows the table knows."""
+    if library is not None and type(library) is not str:
+        raise BadRequest(name, shown(library), "the name of a library, such as 'cutlass', or None")
+
+
 def _or_none(check: Callable[[str, Any], object]) -> Callable[[str, Any], object]:
     def check_unless_none(name: str, value: object) -> None:
         if value is not None:
@@ -203,10 +213,15 @@ def _or_none(check: Callable[[str, Any], object]) -> Callable[[str, Any], object
 
 KINDS: dict[str, Callable[[str, Any], object]] = {
     "bool": check_bool,
+    "bool | None": _or_none(check_bool),
     "float": check_number,
     "float | None": _or_none(check_number),
 }
-NAMED: dict[str, Callable[[str, Any], object]] = {"workspace": check_bytes, "out_dtype": _or_none(check_dtype)}
+NAMED: dict[str, Callable[[str, Any], object]] = {
+    "library": check_library,
+    "out_dtype": _or_none(check_dtype),
+    "workspace": check_bytes,
+}
 
 
 WHOLE = ("int", "int | None", "int | tuple[int, ...]", "int | tuple[int, ...] | None", "tuple[int, ...] | None")
@@ -227,22 +242,26 @@ def _whole_of(kind: Any) -> tuple[str, ...]:
 
 @cache
 def _kinds_of(kind: Any) -> tuple[tuple[str, Callable[[str, Any], object]], ...]:
-    enums = dict(_choices_of(kind))
+    enums, known = dict(_choices_of(kind)), _known_to(kind)
     found = []
     for field in fields(kind):
         check = NAMED.get(field.name) or KINDS.get(annotation_of(field))
-        if check is None and field.name in enums:
-            check = _enum_check(_words(annotation_of(field)), enums[field.name])
+        if check is None and (enum := enums.get(field.name)) is not None:
+            others = {word for word in _words(annotation_of(field)) if known.get(word) is not enum}
+            check = _enum_check(others, enum)
         if check is not None:
             found.append((field.name, check))
     return tuple(found)
 
 
-def _enum_check(words: set[str], kind: type[Choice]) -> Callable[[str, Any], object] | None:
-    """The check of a field that may be a member, its name, and perhaps None; none where it may be something else."""
-    if not words <= {kind.__name__, "str", "None"}:
+def _enum_check(others: set[str], kind: type[Choice]) -> Callable[[str, Any], object] | None:
+    """The check of a field that may be a member, its name, and perhaps None; none where it may be something else.
+
+    `others` are the names in its annotation beside the enum's, which a module may have under a name of its own.
+    """
+    if not others <= {"str", "None"}:
         return None
-    further = " or None" if "None" in words else ""
+    further = " or None" if "None" in others else ""
 
     def check_member(name: str, value: object) -> None:
         check_enum(name, value, kind, further)
@@ -250,12 +269,18 @@ def _enum_check(words: set[str], kind: type[Choice]) -> Callable[[str, Any], obj
     return _or_none(check_member) if further else check_member
 
 
-@cache
-def _choices_of(kind: Any) -> tuple[tuple[str, type[Choice]], ...]:
-    """The fields of a dataclass that may be members of an enum, by their annotations."""
+def _known_to(kind: Any) -> dict[str, Any]:
+    """What names mean in the modules of a class and those that it derives from."""
     known: dict[str, Any] = {"Compute": Compute}
     for base in reversed(kind.__mro__):
         known |= vars(sys.modules.get(base.__module__, sys))
+    return known
+
+
+@cache
+def _choices_of(kind: Any) -> tuple[tuple[str, type[Choice]], ...]:
+    """The fields of a dataclass that may be members of an enum, by their annotations."""
+    known = _known_to(kind)
     found = [(field.name, known.get(word)) for field in fields(kind) for word in _words(annotation_of(field))]
     return tuple((name, enum) for name, enum in found if isinstance(enum, type) and issubclass(enum, Choice))
 

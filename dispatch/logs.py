@@ -23,6 +23,7 @@ EVENTS = {  # what is logged, with the level: a failed request is its future's t
     "no status": 30,
     "not cached": 30,
     "not relocated": 30,
+    "not fused": 20,
     "circuit opened": 40,
     "device lost": 40,
 }

@@ -158,3 +158,19 @@ def test_a_transformer_block_is_right_in_16_bits(dtype: str):
     done = run(example, "--dtype", dtype, "--seed", "1")
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert done.stdout.count("against slopes") == 7  # x and six weights
+
+
+@pytest.mark.parametrize("name", ["blur", "edges"])
+def test_a_picture_is_filtered(name: str, tmp_path: Path):
+    image = pytest.importorskip("PIL.Image", reason="Pillow, which matplotlib reads pictures with, is not installed")
+    (example,) = (path for path in EXAMPLES if path.stem == "21_image_filter")
+    rng, drawn = np.random.default_rng(5), tmp_path / "drawn.png"
+    image.fromarray(rng.integers(0, 256, (37, 50, 3)).astype("u1")).save(drawn)
+    done = run(example, "--filter", name, "--picture", str(drawn), "--out", str(tmp_path / "new" / "both.png"))
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert f"{name}: 50 by 37 pixels of 3 colours" in done.stdout
+    with image.open(tmp_path / "new" / "both.png") as both:
+        assert both.size == (100, 37)
+        before, after = np.split(np.asarray(both).astype(int), 2, axis=1)
+    assert (before == np.asarray(image.open(drawn))).all()
+    assert (np.ptp(after) < np.ptp(before)) == (name == "blur")  # of noise a blur leaves the mean

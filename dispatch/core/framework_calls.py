@@ -283,7 +283,7 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
     given, made = form.given, form.made
     watched = " or ".join(code.watched.format(x=name) for name in given)
     conditions = [
-        *(f"type({name}) not in _kinds" for name in given),
+        *(f"_type({name}) not in _kinds" for name in given),
         f"({code.watching} and ({watched}))",
         *([f"not ({' and '.join(f'_at_{name}' for name in form.sized)})"] if form.sized else []),
         *form.unusual,
@@ -322,7 +322,13 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
         *(f"        {line}" for line in lines),
         "    return take",
     ]
-    scope: dict[str, Any] = {"_UNFIT": UNFIT, "_kinds": code.kinds, "_same": same, "_written": form.framework.written}
+    scope: dict[str, Any] = {
+        "_UNFIT": UNFIT,
+        "_kinds": code.kinds,
+        "_same": same,
+        "_type": type,
+        "_written": form.framework.written,
+    }
     scope |= code.scope
     exec("\n".join(source), scope)
     maker: Callable[..., Callable[..., Any]] = scope["make"]

@@ -89,6 +89,7 @@ STATEMENTS = {
     **dict.fromkeys(("det", "slogdet", "matrix_norm"), SPREAD),
     "matrix_rank":     NONE,  # a status tells what did not converge
     **dict.fromkeys(("dft", "dct", "dst"), SPREAD),
+    "callback_dft":    f"{SPREAD}, unless a callback hides them",
     **dict.fromkeys(("sparse_mv", "spmm", "sddmm", "sparse_axpby"), f"{UNSCALED}; {TO_NAN}"),
     "gtsv":            SPREAD,
     **dict.fromkeys(("spsv", "spsm"), f"{SPREAD}; the other triangle is not read"),

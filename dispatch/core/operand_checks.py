@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.checks import check_int, shown, whole
+from dispatch.checks import check_int, whole
 from dispatch.device.frameworks.framework import Adopted
-from dispatch.errors import BadRequest
+from dispatch.device.frameworks.frameworks import framework_of
+from dispatch.device.tensor import Tensor
+from dispatch.errors import BadRequest, BadType
 from dispatch.keys import U8
 
 if TYPE_CHECKING:
     from dispatch.core.overlap import Shape
-    from dispatch.device.tensor import Tensor
+    from dispatch.device.frameworks.framework import Framework
     from dispatch.keys import Dtype
 
 __all__ = [
     "MAX_EXTENT",
+    "check_array",
     "check_extents",
     "check_image",
-    "check_library",
     "check_opaque",
     "check_probability",
     "check_tensor",
@@ -40,6 +42,15 @@ def check_probability(name: str, p: object) -> None:
     """BadRequest unless a number is a probability below 1."""
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p < 1:
         raise BadRequest(name, repr(p), "a number from 0 to below 1")
+
+
+def check_array(name: str, given: object) -> Framework | None:
+    """The library that an operand is of, None for a tensor of ours; BadType for what is neither."""
+    framework = framework_of(type(given))
+    if framework is None and not isinstance(given, Tensor):
+        hint = "dispatch.device().array(x) makes a tensor of numbers"
+        raise BadType(name, f"a {type(given).__name__}", "a tensor, or an array of another library", hint)
+    return framework
 
 
 def check_tensor(
@@ -71,12 +82,6 @@ def check_image(name: str, tensor: Tensor, low: int, high: int) -> None:
     if not low <= tensor.ndim - 2 <= high:
         wanted, hint = f"(images, channels, space…) with {low} to {high} axes of space", "x[None] adds an axis"
         raise BadRequest(name, str(tensor.layout), wanted, hint)
-
-
-def check_library(name: str, library: object) -> None:
-    """BadRequest unless it may be the name of a library, or None; which of them have rows the table knows."""
-    if library is not None and type(library) is not str:
-        raise BadRequest(name, shown(library), "the name of a library, such as 'cutlass', or None")
 
 
 MAX_EXTENT = 2**31 - 1

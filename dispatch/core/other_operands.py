@@ -86,7 +86,7 @@ def _is_word(name: str) -> bool:
 @lru_cache(MAX_FORMS)
 def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
     """The function that makes the `take` of a plan, with what it holds, compiled for a form."""
-    misfits = [f"type({name}) is not _Tensor or {name}.layout is not _layout_{name}" for name in form.given]
+    misfits = [f"_type({name}) is not _Tensor or {name}.layout is not _layout_{name}" for name in form.given]
     places = range(len(form.addresses))
     addresses = [f"_argument_{n}" if name is None else f"_at_{name}" for n, name in enumerate(form.addresses)]
     lines = [
@@ -106,7 +106,7 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
         "return take",
     ]
     head = "def make(_plan, _arguments, _layouts, _stay, _lows=(), _highs=(), _ones=()):"
-    scope: dict[str, Any] = {"_Tensor": Tensor, "_UNFIT": UNFIT}
+    scope: dict[str, Any] = {"_Tensor": Tensor, "_type": type, "_UNFIT": UNFIT}
     exec("\n    ".join([head, *lines]), scope)
     made: Callable[..., Callable[..., Any]] = scope["make"]
     return made

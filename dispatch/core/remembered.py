@@ -148,7 +148,7 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
         ]
         lines = [f"nonlocal {', '.join(held)}", *lines]
     given = (*form.reads, *form.writes)
-    lines += [f"if {' or '.join(f'type({name}) is not _Tensor' for name in given)}:", "    return _UNFIT"]
+    lines += [f"if {' or '.join(f'_type({name}) is not _Tensor' for name in given)}:", "    return _UNFIT"]
     lines += [f"_at_{name} = {name}.ptr" for name in given]
     if form.pairs:
         lines += [f"if {' or '.join(starmap(meeting, enumerate(form.pairs)))}:", "    return _UNFIT"]
@@ -172,7 +172,7 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
         *(f"        {line}" for line in lines),
         "    return take",
     ]
-    scope: dict[str, Any] = {"_Tensor": Tensor, "_UNFIT": UNFIT, "_same": same}
+    scope: dict[str, Any] = {"_Tensor": Tensor, "_UNFIT": UNFIT, "_same": same, "_type": type}
     exec("\n".join(source), scope)
     made: Callable[..., Callable[..., Any]] = scope["make"]
     return made

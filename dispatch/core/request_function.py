@@ -158,7 +158,7 @@ def call_of(kind: Any, name: str, unpacked: OperandCalls | None = None) -> Any:
         if unpacked is not None:
             by_request = [f"_result, _request = _unpacked.found({values})"]
         scope |= {"_current": current, "_executor_on": executor_on, "_remember": remember, "_UNFIT": UNFIT}
-        scope |= {"_Tensor": Tensor, "_ways": Ways(kind, reads[0]), "_learn": learn}
+        scope |= {"_Tensor": Tensor, "_type": type, "_ways": Ways(kind, reads[0]), "_learn": learn}
         lines = _lines_of_call(kind, reads[0], made, by_request)
     if "*_more" not in parameters:
         parameters.append("*_more")
@@ -173,7 +173,7 @@ def _lines_of_call(kind: Any, first: str, made: str, by_request: list[str]) -> l
     layouts = [f"{one}.layout" if one in needed else f"None if {one} is None else {one}.layout" for one in operands]
     return [
         f"if {first}.__class__ is not _Tensor:",
-        f"    _way = _ways.get(type({first}))",
+        f"    _way = _ways.get(_type({first}))",
         "    if _way is not None:",
         f"        _result = _way({', '.join((*operands, *choices))})",
         "        if _result is not _UNFIT:",

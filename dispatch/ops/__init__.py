@@ -27,7 +27,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "ctc":            ("cudnn_call",          ("ctc_loss",)),
     "rope":           ("own",                 ("rope",)),
     "gated":          ("own",                 ("gated_activation", "gated_activation_bwd")),
-    "fft":            ("cufft own_fft",       ("dft", "dct", "dst", "roll")),
+    "fft":            ("cufft own_fft",       ("dft", "callback_dft", "dct", "dst", "roll")),
     "blas":           ("own_blas cublas",     ("symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx",
                                                "trmm", "trsm", "geam", "dgmm", "gemv", "gbmv", "symv", "hemv",
                                                "sbmv", "hbmv", "spmv", "hpmv", "trmv", "trsv", "tbmv", "tbsv",
@@ -54,7 +54,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
 # A file with rows for some of its family's ops alone, and these.
 ONLY = {
     "own_blas":       ("axpy", "nrm2", "symv", "hemv"),
-    "cufft":          ("dft", "dct", "dst"),
+    "cufft":          ("dft", "callback_dft", "dct", "dst"),
     "own_fft":        ("roll",),
     "own_sparse":     ("sparse_check",),
     "cusparse":       ("sparse_mv", "spmm", "sddmm", "spsv", "spsm", "spgemm", "spgemm_nnz", "sparse_to_dense",

@@ -10,6 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from dispatch.checks import check_enum, check_int
+from dispatch.core.operand_checks import check_array
 from dispatch.errors import BadRequest
 from dispatch.keys import Choice, Dtype
 from dispatch.ops.fft import DftKind, dft
@@ -40,7 +41,8 @@ def fftconvolve(
 ) -> Any:
     """The convolution of two arrays of as many axes, Σ in1[t]·in2[k - t] along some of them, or along all.
 
-    Along the other axes extents are equal or 1. f32, f64, c64 and c128, or whole numbers, which give f64. "same" and
+    Along the other axes extents are equal, or 1 of the same operand. f32 and c64, or f64, c128 and whole numbers, which
+    give f64: both operands in one precision. "same" and
     "valid" are views into the full result. Raises BadRequest for shapes, modes and axes that do not fit, as `valid`
     does not where neither operand is the larger one along all axes. Follows
     https://docs.scipy.org/doc/scipy/reference/generated/scipy.signal.fftconvolve.html.
@@ -155,6 +157,8 @@ def _checked(
     in1: Any, in2: Any, mode: ConvolutionMode | str, axes: Any
 ) -> tuple[Shape, Shape, Shape, ConvolutionMode, bool]:
     """Both shapes, the axes that are convolved, the mode, and whether numbers are complex; BadRequest for misfits."""
+    check_array("in1", in1)
+    check_array("in2", in2)
     first, second = tuple(in1.shape), tuple(in2.shape)
     chosen = _axes(first, second, axes)
     wanted = check_enum("mode", mode, ConvolutionMode)
@@ -174,6 +178,8 @@ def _kinds(is_complex: bool) -> tuple[DftKind, DftKind]:
 def _axes(first: Shape, second: Shape, axes: Any) -> Shape:
     """The axes along which is convolved, where both operands have fitting shapes."""
     rank = len(first)
+    if not rank:
+        raise BadRequest("in1", "no axes", "one axis or more", "in1[None] adds one")
     if len(second) != rank:
         raise BadRequest("in2", f"{len(second)} axes", f"{rank}, as in1 has", "in2[None] adds one")
     if axes is None:

@@ -9,17 +9,29 @@ import numpy as np
 
 from dispatch.checks import check_enum, check_int, shown
 from dispatch.errors import BadRequest
-from dispatch.keys import C64, C128, Choice
+from dispatch.keys import BF16, C64, C128, F16, F32, F64, Choice
 from dispatch.ops.blas import dgmm, geam, gemv, ger, geru
-from dispatch.ops.fft.request import COMPUTED, DftKind, result_dtype
+from dispatch.ops.fft.request import COMPUTED, WHOLE, DftKind, result_dtype
 from dispatch.signal.home import Home, copied
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.device.tensor import Tensor
 
-__all__ = ["Boundary", "Frames", "Scaling", "centred", "checked_axis", "extended", "frames_of", "scaled", "window_of"]
+__all__ = [
+    "Boundary",
+    "Frames",
+    "Scaling",
+    "centred",
+    "checked_axis",
+    "computed",
+    "extended",
+    "frames_of",
+    "scaled",
+    "window_of",
+]
 
+REALS = {**dict.fromkeys(WHOLE, F64), F16: F32, BF16: F32}
 USUAL = 256  # elements of a frame unless it is said
 
 
@@ -106,11 +118,17 @@ def window_of(x: Tensor, frames: Frames, factor: float) -> Tensor:
     return x.device.array((frames.window * factor).astype(COMPUTED[spectrum][0].numpy))
 
 
-def checked_axis(name: str, x: Tensor, axis: int) -> int:
+def computed(x: Tensor, *, is_needed: bool) -> Tensor:
+    """A signal in the precision that it is computed in; only where it is needed, for the host converts it."""
+    kind = REALS.get(x.dtype, x.dtype)
+    return x.astype(kind) if is_needed and kind is not x.dtype else x
+
+
+def checked_axis(name: str, x: Tensor, axis: int, said: str = "axis") -> int:
     """An axis from 0 on; BadRequest where a signal has no such one, or no elements."""
     if x.ndim == 0:
         raise BadRequest(name, str(x.layout), "one axis or more", "x[None] adds one")
-    check_int("axis", axis, -x.ndim, x.ndim - 1)
+    axis = check_int(said, axis, -x.ndim, x.ndim - 1)
     if result_dtype(x.dtype, DftKind.C2C) is None:
         raise BadRequest(name, str(x.layout), "c64, c128, f32, f64, f16, bf16 or whole numbers")
     if not x.size:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dispatch.device.frameworks.frameworks import framework_of
+from dispatch.core.operand_checks import check_array
 from dispatch.device.stream import NULL_CONTEXT
-from dispatch.device.tensor import Tensor
-from dispatch.errors import BadType
 from dispatch.ops.fft.roll import roll
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dispatch.device.frameworks.framework import Framework
+    from dispatch.device.tensor import Tensor
 
 __all__ = ["Home", "at_home", "copied"]
 
@@ -26,10 +25,7 @@ class Home:
         self.framework: Framework | None = None
         self.tensors: list[Tensor] = []
         for name, given in operands.items():
-            framework = framework_of(type(given))
-            if framework is None and not isinstance(given, Tensor):
-                hint = "dispatch.device().array(x) makes a tensor of numbers"
-                raise BadType(name, f"a {type(given).__name__}", "a tensor, or an array of another library", hint)
+            framework = check_array(name, given)
             self.tensors.append(given if framework is None else framework.tensor(name, given))
             self.framework = self.framework or framework
 

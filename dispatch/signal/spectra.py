@@ -10,19 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.checks import check_enum, check_number, shown
+from dispatch.checks import check_bool, check_enum, check_number, shown
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import C64, C128, F32, F64
 from dispatch.ops.blas import dgmm, geam
 from dispatch.ops.fft import DftKind, dft
 from dispatch.ops.reduction import reduce
-from dispatch.signal.frames import Scaling, centred, checked_axis, extended, frames_of, scaled, window_of
+from dispatch.signal.frames import (
+    Boundary,
+    Scaling,
+    centred,
+    checked_axis,
+    computed,
+    extended,
+    frames_of,
+    scaled,
+    window_of,
+)
 from dispatch.signal.home import at_home, copied
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Array
-    from dispatch.signal.frames import Boundary, Frames
+    from dispatch.signal.frames import Frames
 
 __all__ = ["istft", "stft", "welch"]
 
@@ -45,12 +55,16 @@ def stft(
 ) -> tuple[Any, Any, Any]:
     """(f, t, Z): the spectrum of each frame of a signal, Z with the frequencies where `axis` was, and the times last.
 
-    Complex signals have two sides always. f and t are in double precision. Raises BadRequest for frames that do not
-    fit. Follows https://docs.scipy.org/doc/scipy/reference/generated/scipy.signal.stft.html.
+    Complex signals have two sides always. f and t are in double precision. Whole numbers and 16 bits are converted by
+    the host, which waits for a GPU, where `detrend` or boundary="odd" computes with them. Raises BadRequest for frames
+    that do not fit. Follows https://docs.scipy.org/doc/scipy/reference/generated/scipy.signal.stft.html.
     """
     with at_home(x=x) as home:
         given = home.tensors[0]
         place = checked_axis("x", given, axis)
+        for name, choice in (("return_onesided", return_onesided), ("padded", padded)):
+            check_bool(name, choice)
+        given = computed(given, is_needed=detrend is not False or boundary in ("odd", Boundary.ODD))
         frames = frames_of(window, nperseg, noverlap, nfft, given.shape[place])
         factor = math.sqrt(_scale(frames, fs, scaling))
         rest = _last(given, place)
@@ -83,12 +97,15 @@ def welch(
 ) -> tuple[Any, Any]:
     """(f, Pxx): the mean of the frames' power spectra, which has the frequencies where `axis` was.
 
-    Raises BadRequest for frames that do not fit. Follows
+    Whole numbers and 16 bits are converted by the host, which waits for a GPU, if there is a `detrend`. Raises
+    BadRequest for frames that do not fit. Follows
     https://docs.scipy.org/doc/scipy/reference/generated/scipy.signal.welch.html, with average="mean".
     """
     with at_home(x=x) as home:
         given = home.tensors[0]
         place = checked_axis("x", given, axis)
+        check_bool("return_onesided", return_onesided)
+        given = computed(given, is_needed=detrend is not False)
         frames = frames_of(window, nperseg, noverlap, nfft, given.shape[place])
         rest = _last(given, place)
         lines = copied(rest).reshape(-1, rest.shape[-1])
@@ -124,7 +141,9 @@ def istft(
     freq_axis: int = -2,
     scaling: Scaling | str = "spectrum",
 ) -> tuple[Any, Any]:
-    """(t, x): the signal whose `stft` this is, its last axis the times; what is left of padding stays.
+    """(t, x): the signal whose `stft` this is, its axes those of Zxx without the frequencies.
+
+    What is left of padding stays.
 
     t has a number for each element of a line, where SciPy 1.17 has one for each along x's first axis.
 
@@ -133,7 +152,10 @@ def istft(
     """
     with at_home(Zxx=Zxx) as home:
         given = home.tensors[0]
-        times, freqs = (checked_axis("Zxx", given, one) for one in (time_axis, freq_axis))
+        for name, choice in (("input_onesided", input_onesided), ("boundary", boundary)):
+            check_bool(name, choice)
+        times = checked_axis("Zxx", given, time_axis, "time_axis")
+        freqs = checked_axis("Zxx", given, freq_axis, "freq_axis")
         if given.dtype not in (C64, C128) or times == freqs:
             raise BadRequest(
                 "Zxx", f"{given.layout}, times along axis {times}", "c64 or c128, frequencies along another"
@@ -158,8 +180,10 @@ def istft(
         side = frames.size // 2 if boundary else 0
         made = copied(lines[:, side : lines.shape[1] - side])
         t = given.device.array(np.arange(made.shape[1]) / fs)
-        shape = (*(given.shape[one] for one in others), made.shape[1])
-        return home.given(t), home.given(made.reshape(shape))
+        made = made.reshape(*(given.shape[one] for one in others), made.shape[1])
+        order = [*range(made.ndim - 1)]
+        order.insert(times - (freqs < times), made.ndim - 1)
+        return home.given(t), home.given(made.transpose(*order))
 
 
 def _last(x: Tensor, axis: int) -> Tensor:
@@ -170,10 +194,14 @@ def _last(x: Tensor, axis: int) -> Tensor:
 def _scale(frames: Frames, fs: float, scaling: Scaling | str) -> float:
     """What powers are multiplied by."""
     check_number("fs", fs)
+    if not (math.isfinite(fs) and fs > 0):
+        raise BadRequest("fs", shown(fs), "a finite number above 0: samples for each unit of time")
     window = frames.window
     by = window.sum() ** 2 if check_enum("scaling", scaling, Scaling) is Scaling.SPECTRUM else fs * (window**2).sum()
     if not by > 0:
-        raise BadRequest("window", f"one of which the sum gives {by:g}, and fs {fs:g}", "above 0, both")
+        raise BadRequest(
+            "window", f"one of which the sum gives {by:g}", "one whose sum, of squares for a density, is above 0"
+        )
     return float(1 / by)
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import BF16, BOOL, C64, C128, F16, F32, F64, I8, I32, I64, U8, U32, U64, Arch
-from dispatch.ops.fft import cufft_cosine, cufft_dft
+from dispatch.ops.fft import cufft_callback_dft, cufft_cosine, cufft_dft
+from dispatch.ops.fft.callback_dft import numpy_callback_dft
 from dispatch.ops.fft.cosine import scipy_cosine
 from dispatch.ops.fft.reference import numpy_dft
 from dispatch.ops.fft.rules import aligned
@@ -24,6 +25,7 @@ SM75 = Arch(75)
 V11 = (11, 0)
 RULES = (aligned,)
 EXEC = ("cufft", "cufftXtExec", cufft_dft, ("H100",))
+FUSED = ("cufft", "cufftXtSetJITCallback", cufft_callback_dft, ())
 COSINE = ("cufft", "cufftXtExec", cufft_cosine, ("H100",))
 
 GPU_ROWS = (
@@ -52,6 +54,12 @@ GPU_ROWS = (
     Row("dft", (I64,  F64),   None, RULES, SM75, None, V11, *EXEC),
     Row("dft", (U64,  F64),   None, RULES, SM75, None, V11, *EXEC),
     Row("dft", (BOOL, F64),   None, RULES, SM75, None, V11, *EXEC),
+    Row("callback_dft", (C64,  C64),  None, RULES, SM75, None, V11, *FUSED),
+    Row("callback_dft", (C128, C128), None, RULES, SM75, None, V11, *FUSED),
+    Row("callback_dft", (F32,  C64),  None, RULES, SM75, None, V11, *FUSED),
+    Row("callback_dft", (F64,  C128), None, RULES, SM75, None, V11, *FUSED),
+    Row("callback_dft", (C64,  F32),  None, RULES, SM75, None, V11, *FUSED),
+    Row("callback_dft", (C128, F64),  None, RULES, SM75, None, V11, *FUSED),
     Row("dct", (F32,  F32),   None, RULES, SM75, None, V11, *COSINE),
     Row("dct", (F64,  F64),   None, RULES, SM75, None, V11, *COSINE),
     Row("dct", (C64,  C64),   None, RULES, SM75, None, V11, *COSINE),
@@ -80,5 +88,5 @@ GPU_ROWS = (
     Row("dst", (BOOL, F64),   None, RULES, SM75, None, V11, *COSINE),
 )
 # fmt: on
-HOST: dict[Any, Any] = {cufft_dft: numpy_dft, cufft_cosine: scipy_cosine}
+HOST: dict[Any, Any] = {cufft_dft: numpy_dft, cufft_callback_dft: numpy_callback_dft, cufft_cosine: scipy_cosine}
 ROWS = stated((*GPU_ROWS, *(on_host(row, HOST[row.call]) for row in GPU_ROWS)))

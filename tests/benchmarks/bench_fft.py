@@ -3,7 +3,8 @@
 Tables, by `--only`: `1d` 2^10 to 2^26 points, `batched` 2^24 points in transforms of 2^6 to 2^20, `2d` and `3d`, each
 c2c and r2c in single precision and some in double: us of the GPU for one call, and the share of the time in which the
 operand could be read and the result written at the bandwidth of a copy measured in the same run; `cosine` transforms
-beside CuPy's; and `host`, us of the host for one call of a small transform of operands at ever other addresses.
+beside CuPy's; `callbacks` against separate steps and nvmath's callbacks; and `host`, us of the host for one call of a
+small transform of operands at ever other addresses.
 
 Each result is held against NumPy's in double precision first, of 2^20 points and fewer. Candidates take turns, and the
 median counts. A ratio is the fastest peer's time over ours: above 1 ours is faster.
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from command import command
+from fft_callbacks import STEPS, CallbackCase, callback_calls, callback_cases, fused, right, values_of
 from report import Report, Target, judge, say
 from timing import attempt, geometric_mean, gpu_race, host_race, statement, summary
 
@@ -27,7 +29,8 @@ import dispatch as dp
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-TABLES = ("1d", "batched", "2d", "3d", "cosine", "host")
+TABLES = ("1d", "batched", "2d", "3d", "cosine", "callbacks", "host")
+RACES = TABLES[:5]  # of transforms beside their peers
 CHECKED = 1 << 20  # points that NumPy transforms soon enough
 ROOM = 1 << 30  # bytes of all operand sets of a case
 MOST_SETS = 8
@@ -35,6 +38,7 @@ ADDRESSES = 256
 TARGETS = (
     Target("each transform to the best peer", "least", 0.98, at_least=True),
     Target("geometric mean", "mean", 1.05, at_least=True),
+    Target("convolution with callbacks to separate steps", "convolution", 1.3, at_least=True),
     Target("host time of a repeated small transform", "host: dispatch", 0.3, "us", "host: cupy"),
 )
 
@@ -197,6 +201,53 @@ def on_the_gpu(table: str, report: Report, missing: dict[str, str], rate: float,
     return ratios
 
 
+def is_close(case: CallbackCase, name: str, got: Any, expected: Any) -> None:
+    """AssertionError unless a result is right, as far as single precision tells."""
+    got = got.get() if hasattr(got, "get") else got.cpu().numpy() if hasattr(got, "cpu") else np.asarray(got)
+    off = np.linalg.norm(got - expected) / np.linalg.norm(expected)
+    if not off < 1e-5:
+        raise AssertionError(f"{name}: {case} is {off:.2g} off")
+
+
+def through_callbacks(report: Report, missing: dict[str, str], rate: float, *, quick: bool) -> dict[str, float]:
+    """Race callbacks against separate steps and nvmath; the least ratio of a convolution's fastest steps to ours."""
+    import torch
+
+    rng, rows, ratios = np.random.default_rng(7), {}, []
+    say("\ncallbacks: us of the GPU for one call, ratio of the fastest separate steps to ours, share of the bandwidth")
+    for case in callback_cases(tiny=False):
+
+        def work(case: CallbackCase = case) -> None:
+            x, other = values_of(case, rng)
+            count = max(1, min(MOST_SETS, ROOM // case.nbytes))
+            sets = [torch.from_numpy(x).cuda() for _ in range(count)]
+            expected = right(case, x, other) if case.points <= 16 * CHECKED else None
+            runs = {}
+            for name, call in callback_calls(case, sets, other, missing).items():
+
+                def tried(name: str = name, call: Callable[[int], Any] = call) -> bool:
+                    if expected is not None:
+                        is_close(case, name, call(0), expected)
+                    return all(call(i) is not None for i in range(count))
+
+                if attempt(f"{case}: {name}", tried, missing):
+                    runs[name] = call
+            seconds, how = gpu_race(runs, sets=count, repeats=count * (2 if quick else 4), rounds=3 if quick else 9)
+            figures = {name: summary(some) for name, some in seconds.items()}
+            ours = figures["dispatch"]["median"]
+            steps = [figure["median"] for name, figure in figures.items() if name in STEPS]
+            share, ratio = case.nbytes / rate / (ours * 1e-6), min(steps) / ours
+            if case.name == "convolution":
+                ratios.append(ratio)
+            rows[str(case)] = {"us": figures, "how": how, "ratio": ratio, "share of bandwidth": share}
+            report.put("callbacks", rows)
+            cells = " | ".join(f"{name} {figure['median']:.4g}" for name, figure in figures.items())
+            say(f"{case!s:<34} {cells} | {ratio:.2f} | {share:.0%}")
+
+        attempt(str(case), work, missing)
+    return {"convolution": min(ratios)} if ratios else {}
+
+
 def on_the_host(device: dp.Device, report: Report, missing: dict[str, str], *, quick: bool) -> dict[str, float]:
     """The host's time of one call of 1,024 points, at ever other addresses."""
     n = 16 if device.is_host else 1024
@@ -252,11 +303,12 @@ def races(report: Report, missing: dict[str, str], wanted: list[str], *, quick: 
         report.put("bandwidth", rate)
         ratios = [
             ratio
-            for table in TABLES[:-1]
+            for table in RACES
             if table in wanted
             for ratio in on_the_gpu(table, report, missing, rate, quick=quick)
         ]
-    return {"least": min(ratios), "mean": geometric_mean(ratios)} if ratios else {}
+        figures = through_callbacks(report, missing, rate, quick=quick) if "callbacks" in wanted else {}
+    return figures | ({"least": min(ratios), "mean": geometric_mean(ratios)} if ratios else {})
 
 
 def measure(device: dp.Device, quick: bool, report: Report, wanted: list[str]) -> None:
@@ -265,7 +317,14 @@ def measure(device: dp.Device, quick: bool, report: Report, wanted: list[str]) -
     figures: dict[str, float] = {}
     if device.is_host:
         on_the_host(device, report, missing, quick=True)
-        for table in TABLES[:-1]:
+        for through in callback_cases(tiny=True):
+            x, other = values_of(through, np.random.default_rng(7))
+            operands = [device.array(x)]
+            met = None if other is None else device.array(other)
+            is_close(
+                through, "dispatch", fused(through, operands.__getitem__, met)(0).numpy(), right(through, x, other)
+            )
+        for table in RACES:
             for case in cases(table, tiny=True):
                 values = drawn(case, np.random.default_rng(7))
                 along = {} if table == "cosine" else {"axes": case.along}

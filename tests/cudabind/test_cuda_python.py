@@ -132,6 +132,9 @@ def test_nvrtc_compiles_to_what_arch_asks_for() -> None:
     ptx = nvrtc.compile(KERNEL, options=["-arch=compute_90"])
     assert ptx.kind == "ptx"
     assert b".entry fill" in ptx.code
+    for option in ("-dlto", "--dlink-time-opt"):
+        ltoir = nvrtc.compile(KERNEL, options=["-arch=sm_90", option, "-rdc=true"])
+        assert (ltoir.kind, ltoir.code[:4] == b"\x7fELF", ltoir.log) == ("ltoir", False, "")
 
 
 @needs_nvrtc
@@ -155,6 +158,8 @@ def test_a_failed_compilation_raises_with_the_log() -> None:
 def test_nvjitlink_links_what_nvrtc_made() -> None:
     ptx = nvrtc.compile(KERNEL, options=["-arch=compute_90"])
     assert nvjitlink.link([("PTX", ptx.code)], ["-arch=sm_90"])[:4] == b"\x7fELF"
+    ltoir = nvrtc.compile(KERNEL, options=["-arch=sm_90", "-dlto"])
+    assert nvjitlink.link([("LTOIR", ltoir.code)], ["-arch=sm_90", "-lto"])[:4] == b"\x7fELF"
 
 
 @needs_nvjitlink

@@ -4,6 +4,7 @@ It is as strict as the library, and as rude: C2R overwrites what it reads, and e
 """
 
 import ctypes
+import re
 import subprocess
 from collections import defaultdict, deque
 from itertools import count
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from cudabind.sys import cufft
-from dispatch.libraries.cufft import cosines, moves, transforms
+from dispatch.libraries.cufft import callbacks, cosines, moves, transforms
 from dispatch.libraries.nvrtc.number_types import NUMBERS
 
 COMPLEX = {4: np.complex64, 5: np.complex128}
@@ -60,10 +61,12 @@ class Library:
 
     CUFFT_FORWARD, CUFFT_INVERSE = cufft.CUFFT_FORWARD, cufft.CUFFT_INVERSE
     cudaDataType_t, cudaStream_t = cufft.cudaDataType_t, cufft.cudaStream_t
+    cufftXtCallbackType = cufft.cufftXtCallbackType
 
     def __init__(self):
         self.plans, self.numbers, self.executed = {}, count(1), []
         self.destroyed, self.refused = [], set()
+        self.takes_callbacks, self.called = True, []  # the names of callbacks that were called
 
     def __getattr__(self, name):
         assert hasattr(cufft, name)
@@ -73,7 +76,9 @@ class Library:
 
     def _Create(self, pointer):
         pointer._obj.value = next(self.numbers)
-        self.plans[pointer._obj.value] = SimpleNamespace(work=None, stream=None, allocates=True)
+        self.plans[pointer._obj.value] = SimpleNamespace(
+            work=None, stream=None, allocates=True, sides=None, callbacks={}
+        )
 
     def _Destroy(self, handle):
         self.destroyed.append(handle)
@@ -98,6 +103,11 @@ class Library:
         assert execution in COMPLEX
         if tuple(sizes) in self.refused:
             return cufft.cufftResult.CUFFT_NOT_SUPPORTED
+        if plan.callbacks and not self.takes_callbacks:
+            return cufft.cufftResult.CUFFT_INTERNAL_ERROR
+        wanted = {side.value: kind for side, kind in zip(SIDES, (in_type, out_type), strict=True)}
+        for callback in plan.callbacks.values():
+            assert CALLBACKS[callback.kind] == (callback.side, KINDS[int(wanted[callback.side])])
         half = (*list(sizes)[:-1], sizes[rank - 1] // 2 + 1)
         plan.sizes, plan.execution = tuple(sizes), int(execution)
         plan.sides = []
@@ -120,8 +130,57 @@ class Library:
         size = np.dtype(COMPLEX[plan.execution]).itemsize
         assert source % size == target % size == 0, "the library takes addresses of complex numbers"
         ctypes.memset(plan.work, 0xFF, WORK)
-        read, written = (strided(at, *side) for at, side in zip((source, target), plan.sides, strict=True))
         self.executed.append(plan.sizes)
+        if plan.callbacks:
+            return self._execute_through(plan, source, target, direction)
+        read, written = (strided(at, *side) for at, side in zip((source, target), plan.sides, strict=True))
+        self._transform(plan, read, written, direction)
+        return 0
+
+    def _execute_through(self, plan, source, target, direction):
+        """All is read before, and cuFFT's own memory is spoilt in between: the output, and the input of C2R."""
+        load, store = plan.callbacks.get("load"), plan.callbacks.get("store")
+        (kind, shape, steps), (other, made, behind) = plan.sides
+        read = np.empty(shape, kind)
+        if load is None:
+            read[...] = strided(source, *plan.sides[0])
+        else:
+            self.called.append(load.symbol)
+            load.run(source, offsets(shape, steps), read)
+        written = np.empty(made, other)
+        if other in (np.float32, np.float64):
+            strided(source, *plan.sides[0])[...] = np.nan
+        if source != target or (other in COMPLEX.values() and kind in COMPLEX.values()):
+            strided(target, *plan.sides[1])[...] = np.nan
+        self._transform(plan, read, written, direction)
+        if store is None:
+            strided(target, *plan.sides[1])[...] = written
+        else:
+            self.called.append(store.symbol)
+            store.run(target, offsets(made, behind), written)
+        return 0
+
+    def _GetVersion(self, pointer):
+        pointer._obj.value = 12500
+
+    def _XtSetJITCallback(self, handle, symbol, code, size, kind, at):
+        """Between the making of a handle and that of its plan, once for each side."""
+        plan, (side, _) = self.plans[handle], CALLBACKS[int(kind)]
+        assert plan.sides is None
+        assert side not in plan.callbacks
+        assert len(code) == size
+        library = ctypes.CDLL(code.decode())
+        run = getattr(library, f"each_{symbol.decode()}")
+
+        def call(data, places, values):
+            flat = np.ascontiguousarray(values).reshape(-1)
+            run(*map(ctypes.c_void_p, (data, places.ctypes.data, places.size, at[0], flat.ctypes.data)))
+            values[...] = flat.reshape(values.shape)
+
+        plan.callbacks[side] = SimpleNamespace(side=side, kind=int(kind), symbol=symbol.decode(), run=call)
+
+    @staticmethod
+    def _transform(plan, read, written, direction):
         given, axes = read.copy(), tuple(range(1, read.ndim))
         if read.dtype.kind == "f":
             written[...] = np.fft.rfftn(given, plan.sizes, axes)
@@ -133,9 +192,58 @@ class Library:
         else:
             assert direction == cufft.CUFFT_INVERSE
             written[...] = np.fft.ifftn(given, plan.sizes, axes, norm="forward")
-        return 0
 
 
+def offsets(shape, steps):
+    """Where each element lies, in elements, in an order that nobody should count on."""
+    places = sum(np.arange(n).reshape(-1, *(1,) * (len(shape) - 1 - k)) * steps[k] for k, n in enumerate(shape))
+    return np.ascontiguousarray(np.broadcast_to(places, shape).reshape(-1).astype(np.uint64))
+
+
+SIDES = (SimpleNamespace(value="load"), SimpleNamespace(value="store"))
+CALLBACKS = dict(
+    enumerate((side, kind) for side in ("load", "store") for kind in (*COMPLEX.values(), np.float32, np.float64))
+)
+# What of CUDA callbacks are written in.
+CALLBACK_BEFORE = """
+#undef __device__
+#define __device__
+struct float2 { float x, y; };
+struct double2 { double x, y; };
+extern "C" double hypot(double, double); extern "C" float hypotf(float, float);
+static inline float hypot(float x, float y) { return hypotf(x, y); }
+FOR_FLOAT_TOO(sqrt)
+FOR_FLOAT_TOO(rint)
+FOR_FLOAT_TOO(cos)
+FOR_FLOAT_TOO(sin)
+"""
+EACH = {
+    "dispatch_load": """
+extern "C" void each_dispatch_load(void* data, const unsigned long long* at, unsigned long long n, void* info, PAIR* y)
+{
+    for (unsigned long long k = n; k-- > 0;) y[k] = dispatch_load(data, at[k], info, nullptr);
+}
+""",
+    "dispatch_store": """
+extern "C" void each_dispatch_store(void* data, const unsigned long long* at, unsigned long long n, void* info, PAIR* y)
+{
+    for (unsigned long long k = n; k-- > 0;) dispatch_store(data, at[k], y[k], info, nullptr);
+}
+""",
+}
+PASSES = {
+    "load_pass": "load_pass(*(const Stored**)p[0], *(Number**)p[1], *(long long*)p[2], *(Block*)p[3]);",
+    "store_pass": "store_pass(*(const Number**)p[0], *(Stored**)p[1], *(long long*)p[2], *(Block*)p[3]);",
+    "tell": "tell(*(Blocks**)p[0], *(Blocks*)p[1]);",
+}
+LAUNCHED = """
+extern "C" void run_NAME(unsigned blocks, unsigned threads, void** p)
+{
+    blockDim.x = threads;
+    for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x)
+        for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) { CALL }
+}
+"""
 TURNS = """
 const double pi = 3.14159265358979323846;
 template <class T> static void turned(double x, T* sine, T* cosine)
@@ -185,10 +293,45 @@ class Kernels:
             done = subprocess.run(command, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr[:2000]
             self.known[key] = ctypes.CDLL(f"{name}.so")
-        run = getattr(self.known[key], f"run_{function}")
+        return self.numbered(getattr(self.known[key], f"run_{function}"))
+
+    def numbered(self, run):
+        """Which one a kernel is, from 1 on."""
         if run not in self.numbers:
             self.numbers.append(run)
         return 1 + self.numbers.index(run)
+
+    def callback(self, source, function):
+        """The file that a program of a callback, or of what writes for it, is compiled to."""
+        key = source, "callback"
+        if key not in self.known:
+            name = self.folder / f"callback{len(self.known)}"
+            pair = re.search(r"(\w+) (?:dispatch_load\(|y, void\* info)", source)
+            behind = "".join(text.replace("PAIR", pair.group(1)) for one, text in EACH.items() if one in source)
+            for one, call in PASSES.items():
+                if f"void {one}(" in source:
+                    behind += LAUNCHED.replace("NAME", one).replace("CALL", call)
+            name.with_suffix(".cpp").write_text(self.before + CALLBACK_BEFORE + source + behind)
+            sanitized = ("-fsanitize=undefined", "-fno-sanitize-recover=all", "-static-libubsan")
+            command = ["g++", "-std=c++17", *sanitized, "-shared", "-fPIC", f"{name}.cpp", "-o", f"{name}.so"]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr[:2000]
+            self.known[key] = f"{name}.so"
+        return self.known[key]
+
+    def compiled(self, source, function, options):
+        """What NVRTC gives of a callback."""
+        assert "-dlto" in options
+        return self.callback(source, function).encode()
+
+    def loaded_pass(self, source, function, options, device):
+        return self.numbered(getattr(ctypes.CDLL(self.callback(source, function)), f"run_{function}"))
+
+    def launch_pass(self, function, *rest):
+        blocks, _, _, threads, _, _, shared, _, pointers, _ = rest
+        assert shared == 0
+        self.numbers[function.value - 1](blocks, threads, pointers)
+        return 0
 
     def launch(self, function, *rest):
         blocks, _, _, threads, _, _, shared, _, pointers, _ = rest
@@ -207,12 +350,20 @@ def executor_of(monkeypatch, kernels):
     for module in (cosines, moves):
         monkeypatch.setattr(module, "loaded", kernels.loaded)
         monkeypatch.setattr(module, "driver", SimpleNamespace(cuLaunchKernel=launch))
+    monkeypatch.setattr(callbacks, "cufft", library)
+    monkeypatch.setattr(callbacks, "compiled", kernels.compiled)
+    monkeypatch.setattr(callbacks, "loaded", kernels.loaded_pass)
+    monkeypatch.setattr(
+        callbacks, "driver", SimpleNamespace(cuLaunchKernel=SimpleNamespace(unchecked=kernels.launch_pass))
+    )
+    callbacks.why_not.cache_clear()
     stream = SimpleNamespace(wait_for_uses=lambda _: None)
     device = SimpleNamespace(
         idle=defaultdict(deque),
         releases=SimpleNamespace(side=stream),
         fault=None,
         alive=True,
+        arch="sm_90",
         allocate=lambda nbytes, _: Memory(nbytes),
     )
     made = SimpleNamespace(

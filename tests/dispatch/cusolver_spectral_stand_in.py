@@ -4,7 +4,7 @@
 
 import numpy as np
 
-from dispatch.ops.linalg.reference import lapack
+from dispatch.ops.linalg.spectral_reference import lapack, near_one, times_power
 
 BY_INDEX, BY_VALUE = 1002, 1003
 base = None  # the stand-in of the other routines, whose helpers these use
@@ -87,6 +87,30 @@ class TakeNearest:
                 made[:, column], left[nearest] = one[:, nearest], np.nan
 
 
+class ClearNonfinite:
+    def __init__(self, executor, matrix, flags, batch):
+        self.given = matrix, flags, batch
+
+    def enqueue(self, addresses):
+        matrix, flags, batch = self.given
+        for number in range(batch):
+            one = base.of_batch(matrix, addresses, number)
+            found = not np.isfinite(one).all()
+            base.strided(at_place(addresses, flags, number), np.int32, (1,), (1,))[...] = found
+            if found:
+                one[...] = 0
+
+
+class MarkUnconverged:
+    def __init__(self, executor, info, flags, of, batch):
+        self.given = info, flags, batch
+
+    def enqueue(self, addresses):
+        *places, batch = self.given
+        info, flags = (base.strided(at_place(addresses, one), np.int32, (batch,), (1,)) for one in places)
+        info[flags != 0] = 1
+
+
 # -- routines ---------------------------------------------------------------------------------------------------------
 def chosen(asked, low, high, first, last, w):
     """Which of all eigenvalues a routine gives."""
@@ -167,8 +191,10 @@ def xgeev(left, right, n, kind, a, lda, _, w, __, vl, ldvl, ___, vr, ldvr, ____,
     assert not left
     assert not base.value(vl)
     a = base.columns(a, base.DTYPES[kind], n, n, lda)
-    *values, _, vectors, status = lapack("geev", a.dtype)(a, compute_vl=False, compute_vr=bool(right))
-    found = values[0] if len(values) == 1 else values[0] + 1j * values[1]
+    assert np.isfinite(a).all()  # else cuSOLVER may end in CUSOLVER_STATUS_INTERNAL_ERROR
+    scaled, exponent = near_one(a)
+    *values, _, vectors, status = lapack("geev", a.dtype)(scaled, compute_vl=False, compute_vr=bool(right))
+    found = times_power(values[0] if len(values) == 1 else values[0] + 1j * values[1], exponent)
     base.strided(base.value(w), found.dtype, (n,), (1,))[...] = found
     a[...] = 7
     if right:
@@ -191,4 +217,7 @@ def xgesvdr(job, job_v, m, n, k, more, iterations, kind, a, lda, real, s, _, u, 
 
 X = {"XsygvStridedBatched": sygv_of_many, "Xsyevdx": xsyevdx, "Xgeev": xgeev, "Xgesvdr": xgesvdr}
 OLDER = {"sygvd": sygvd, "hegvd": sygvd, "sygvj": sygvj, "hegvj": sygvj, "sygvdx": sygvdx, "hegvdx": sygvdx}
-KERNELS = {"cusolver_subset": (KeepFirst, SwapStatus), "cusolver_eig": (FromPairs, TakeNearest)}
+KERNELS = {
+    "cusolver_subset": (KeepFirst, SwapStatus),
+    "cusolver_eig": (ClearNonfinite, FromPairs, MarkUnconverged, TakeNearest),
+}

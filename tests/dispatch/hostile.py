@@ -21,7 +21,9 @@ from dispatch.libraries.cutlass import evt
 from dispatch.ops.activation import ActivationMode
 from dispatch.ops.grouped_matmul.request_lists import GroupedMatmulListRequest
 from dispatch.ops.rnn.weights import weight_shapes
+from dispatch.row_check import cases_of
 
+SIZES = range(4, 400)  # elements of all operands of a request
 MEMORY = 3 << 30  # bytes by which the process may grow meanwhile: a huge extent is to end in an error, not in swapping
 
 
@@ -137,6 +139,11 @@ MADE = (
 )
 
 
+def size_of(request):
+    """How many elements its operands have."""
+    return sum(tensor.layout.size for _, tensor, _ in request.tensors())
+
+
 class Pool:
     """A host device, good requests of every class, and tensors that are wrong in one way or another."""
 
@@ -150,6 +157,8 @@ class Pool:
         made = [*self._products(), *self._convolutions(), *self._layers(), *self._attention(), *self._sequences()]
         self.requests = {}
         for request in made:
+            self.requests.setdefault(type(request), []).append(request)
+        for request in self._of_cases({kind.op for kind in self.requests}):
             self.requests.setdefault(type(request), []).append(request)
 
     def new(self, *shape, dtype="f32"):
@@ -240,6 +249,14 @@ class Pool:
         data = dp.RnnBwdDataRequest(y, self.new(5, 2, 4), weights, reserve, network, hx=made.hx, cx=made.cx)
         dp.run(data)
         yield dp.RnnBwdWeightsRequest(x, y, reserve, network, hx=made.hx)
+
+    def _of_cases(self, known):
+        """One of their rows' cases, for ops that have no request here: the first that is neither large nor tiny."""
+        for op in dict.fromkeys(row.op for row in dispatch.TABLE if row.op not in known):
+            rows = [row for row in dispatch.TABLE if row.op == op and HOST in (row.min_arch, row.max_arch)]
+            row = next((row for row in rows if row.variant != "large"), rows[0])
+            made = (case.check(self.device, self.rng).request for case in cases_of(row))
+            yield next(each for each in made if size_of(each) in SIZES or not each.reads)
 
     def pick(self, choices):
         return choices[int(self.rng.integers(len(choices)))]

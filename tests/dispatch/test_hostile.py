@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
+from dispatch.checks import _choices_of as choices_of
 from dispatch.errors import BadRequest, DispatchError, Undelivered
 from dispatch.ops.activation import ActivationMode
 
@@ -84,6 +85,18 @@ def test_every_value_in_every_field_that_is_no_tensor(pool):
             for value in (*hostile.PLAIN, *(make() for make in hostile.MADE)):
                 changed = {field.name: value}
                 ends_well(partial(dataclasses.replace, request, **changed), request.describe(), "with", changed)
+
+
+def test_what_is_no_member_of_an_enum_is_refused_by_the_name_of_its_field(pool):
+    """That of each class, whatever its module calls the enum."""
+    tried = 0
+    for requests in pool.requests.values():
+        for name, enum in choices_of(type(requests[-1])):
+            for value in ("foo", 999):
+                with pytest.raises(BadRequest, match=rf"^{name}: got {value!r}; expected .*{next(iter(enum)).name}"):
+                    dataclasses.replace(requests[-1], **{name: value})
+                tried += 1
+    assert tried > 100
 
 
 FUNCTIONS = (

@@ -4,6 +4,7 @@ The stand-ins for a GPU and its executor are those of test_remembered.py.
 """
 
 import contextlib
+import dataclasses
 import gc
 import importlib.util
 import pickle
@@ -65,13 +66,18 @@ class Drawn(stand_ins.Drawn):
     def __init__(self, dev, rng):
         super().__init__(dev, rng)
         self.boards = [board(extent) for extent in (4, 6)]
+        others = (dp.MatmulRequest, dp.GroupedMatmulRequest, dp.DropoutStatesRequest)
+        kinds = (kind for kind in self.pool.requests if kind.unpacked is not None and kind not in others)
+        self.numbered = [kind for kind in kinds if not kind.op.startswith(("conv", "grouped", "cudnn", "callback"))]
+        given = (field for kind in self.numbered for field in dataclasses.fields(kind))
+        self.needed = {*NEEDED, *(field.name for field in given if field.default is dataclasses.MISSING)}
 
     def new(self, *shape, dtype="f32"):
         return self.fresh(self.dev.layout(dp.keys.Dtype.of(dtype), shape, c_strides(shape), 256))
 
     def form(self, turn):
         forms = (self.product, self.convolution, self.gradient, self.rows, self.lists, self.graph, self.states)
-        return forms[turn % len(forms)]()
+        return (*forms, self.numbers)[turn % (len(forms) + 1)]()
 
     def named(self, names, items):
         """Operands as a mapping or as pairs."""
@@ -186,6 +192,15 @@ class Drawn(stand_ins.Drawn):
             given["out"] = self.new(STATES, dtype="u8")
         return dp.dropout_states, dp.DropoutStatesRequest, given
 
+    def numbers(self):
+        """An op whose plans take numbers, such as a factor, or a seed and an offset, in some layout of its cases."""
+        kind = self.pool.pick(self.numbered)
+        fields = self.base(kind)
+        for name in ("alpha", "beta"):
+            if name in fields and not isinstance(fields[name], Tensor) and self.maybe(0.5):
+                fields[name] = self.number()
+        return stand_ins.function_of(kind), kind, fields
+
     # -- the same and others ------------------------------------------------------------------------------------------
     def again(self, fields):
         twins = {}
@@ -220,7 +235,7 @@ class Drawn(stand_ins.Drawn):
         if turn < 0.7:
             path, value = self.pool.pick([one for one in found if not isinstance(one[1], Tensor)] or found)
             return put(fields, path, self.pool.pick(stand_ins.alike(value)))
-        if turn < 0.8 and path[0] not in NEEDED:
+        if turn < 0.8 and path[0] not in self.needed:
             return {name: one for name, one in fields.items() if name != path[0]}
         if turn < 0.85:
             return {name: one[::-1] if isinstance(one, (list, tuple)) else one for name, one in fields.items()}
@@ -304,7 +319,7 @@ def judge(dev, rng, rounds=ROUNDS):
                     continue  # each run copies them to another place
                 count = runs[True]
                 call, request = both(dev, function, make, given)
-                name = getattr(make, "__name__", "graph")
+                name = "numbers" if make in drawn.numbered else getattr(make, "__name__", "graph")
                 quick[name] += runs[True] == count and bool(call[1])
                 if call != request:
                     return [(name, changed_in(given, told), call, request)], quick
@@ -317,7 +332,7 @@ def judge(dev, rng, rounds=ROUNDS):
 def test_each_call_is_what_its_request_is_on_a_fresh_executor(dev, rng):
     differences, quick = judge(dev, rng)
     assert not differences, "\n".join(map(str, differences[0]))
-    assert len(quick) == 7
+    assert len(quick) == 8
     assert all(count > 60 for count in quick.values()), quick
 
 
@@ -642,12 +657,14 @@ def test_prepared_calls_over_other_operands_make_no_request(dev, rng, built):
                 given[names[0]] = drawn.pool.pick([*tensors.values(), *given.values()])
             built.clear()
             call = stand_ins.outcome(executor, partial(prepared, **given))
-            quick[request.op] += bool(call[1]) and not built
+            name = "numbers" if make in drawn.numbered else request.op
+            quick[name] += bool(call[1]) and not built
             fresh = stand_ins.NotingExecutor(executor.stream)
             wanted = stand_ins.outcome(fresh, partial(stand_ins.run_over, fresh, request, given))
             assert call == wanted, (step, request, changed_in(given, told))
     drawn.close()
-    assert quick.keys() == {"matmul", "conv_fwd", "conv_bwd_data", "grouped_matmul", "cudnn_graph", "dropout_states"}
+    named = {"matmul", "conv_fwd", "conv_bwd_data", "grouped_matmul", "cudnn_graph", "dropout_states", "numbers"}
+    assert quick.keys() == named
     assert all(count > 30 for count in quick.values()), quick
 
 

@@ -54,3 +54,15 @@ def test_an_own_op_runs_by_its_kernel():
     out = run("14_own_op")
     assert re.search(r"^squared_relu f32→f32 sm_75 own +largest error", out, re.MULTILINE)
     assert re.search(r"^squared_relu f64→f64 sm_75 own +largest error", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["sharpen", "blur", "edges"])
+def test_a_picture_is_filtered_as_by_scipy(name: str, tmp_path: Path):
+    pytest.importorskip("PIL", reason="Pillow, which matplotlib reads pictures with, is not installed")
+    pytest.importorskip("scipy")
+    out = run("21_image_filter", "--filter", name, "--out", str(tmp_path / "both.png"))
+    found = re.search(
+        r"^of 921600 bytes (\d+) are others than by scipy.ndimage, with an error of [01] at most", out, re.MULTILINE
+    )
+    assert found
+    assert int(found[1]) < 1000

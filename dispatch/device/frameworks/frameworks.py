@@ -91,7 +91,10 @@ def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
     found = []
     for field in fields(kind):
         said = str(field.type)
-        if any(word in said for word in ("Tensor", "Scales", "Any", "Mapping")) and "dtype" not in field.name:
+        if (
+            any(word in said for word in ("Tensor", "Scales", "Any", "Mapping", "Callback"))
+            and "dtype" not in field.name
+        ):
             found.append((field.name, field.default, "Sequence[int]" in said))
     return tuple(found)
 

@@ -21,25 +21,49 @@ from dispatch.errors import DispatchError, Refused
 if TYPE_CHECKING:
     from collections import deque
 
+    from dispatch.device.storage import Storage
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cufft.layouts import Laid, Problem
 
-__all__ = ["LIMIT", "Transform", "held"]
+__all__ = ["LIMIT", "Routine", "Transform", "held"]
 
 LIMIT = 512 << 20  # bytes
 EACH = 1 << 20  # bytes of a plan of whatever size
 TABLES = 4  # roots of unity for each point along an axis; a size with a large prime has those of two larger sizes
 IDLE = "cufft"
 REFUSALS = ("CUFFT_NOT_SUPPORTED", "CUFFT_NOT_IMPLEMENTED", "CUFFT_INVALID_SIZE", "CUFFT_INVALID_TYPE")
+# To link callbacks may take more registers or memory than there are, of which cuFFT says no more than this.
+OF_CALLBACKS = (
+    *REFUSALS,
+    "CUFFT_INTERNAL_ERROR",
+    "CUFFT_SETUP_FAILED",
+    "CUFFT_NVRTC_FAILURE",
+    "CUFFT_NVJITLINK_FAILURE",
+)
 POINT = 16  # bytes, of the largest complex number
+BLOCK = 512  # bytes that the callbacks of a plan find, those of a store in the second half
+STORES = 4  # the number of the first type of store callbacks
+
+
+class Routine(NamedTuple):
+    """A callback: its cufftXtCallbackType, its name in C++, unmangled, and its LTO-IR."""
+
+    kind: int
+    symbol: str
+    code: bytes
 
 
 class Kept(NamedTuple):
-    """A plan of cuFFT, what it was made for, and the bytes that it works in, which are not its own."""
+    """A plan of cuFFT, what it was made for, and the bytes that it works in, which are not its own.
+
+    Its callbacks find their operands in `block`, whose address is the plan's as long as it is there.
+    """
 
     problem: Problem
     handle: int
     work: int
+    routines: tuple[Routine, ...] = ()
+    block: Storage | None = None
 
 
 def held(problem: Problem) -> int:
@@ -71,7 +95,9 @@ class Transform:
 
     __slots__ = ("__weakref__", "_account", "_device", "_executor", "_forward", "_kept", "_laid", "_last", "_stream")
 
-    def __init__(self, executor: CudaExecutor, laid: Laid, *, forward: bool) -> None:
+    def __init__(
+        self, executor: CudaExecutor, laid: Laid, *, forward: bool, routines: tuple[Routine, ...] = ()
+    ) -> None:
         self._kept: Kept | None = None
         self._executor, self._device, self._laid = executor, executor.device, laid
         self._forward = cufft.CUFFT_FORWARD if forward else cufft.CUFFT_INVERSE
@@ -82,9 +108,10 @@ class Transform:
             executor.forget()
             self._account.spared = self._account.nbytes
         idle: Any = self._device.idle[IDLE]
-        kept = taken(idle, laid.problem)
+        kept = taken(idle, laid.problem, routines)
         if kept is None:
-            kept = made(laid.problem)
+            block = executor.device.allocate(BLOCK, executor.stream) if routines else None
+            kept = made(laid.problem, routines, block)
             trim(idle)
         else:
             executor.stream.wait_for_uses(self._device.releases.side)
@@ -100,6 +127,12 @@ class Transform:
         """Where it works; plans on one stream may share it."""
         if self._kept is not None:
             cufft.cufftSetWorkArea(self._kept.handle, address)
+
+    def own_block(self) -> None:
+        """Have what callbacks find be written on the executor's stream, behind what another one has done with it."""
+        kept: Any = self._kept
+        if kept.block.owner is not self._executor.stream:  # the plan was another's, whose work was waited for since
+            kept.block.owner = kept.block.writer = self._executor.stream
 
     def enqueue(self, addresses: Any) -> None:
         """Transform at some addresses."""
@@ -134,10 +167,10 @@ class Transform:
             self.close()
 
 
-def taken(idle: deque[Any], problem: Problem) -> Kept | None:
+def taken(idle: deque[Any], problem: Problem, routines: tuple[Routine, ...] = ()) -> Kept | None:
     """A plan that nobody uses, and nobody else does from now on; None where there is none for a problem."""
     for entry in tuple(idle):
-        if entry[0].problem == problem:
+        if entry[0].problem == problem and entry[0].routines == routines:
             try:
                 idle.remove(entry)
             except ValueError:  # another thread has it
@@ -157,7 +190,7 @@ def trim(idle: deque[Any]) -> None:
         end(kept)
 
 
-def made(problem: Problem) -> Kept:
+def made(problem: Problem, routines: tuple[Routine, ...] = (), block: Storage | None = None) -> Kept:
     """A plan without memory to work in; Refused where cuFFT has none for the problem."""
     handle, work = ctypes.c_int32(), ctypes.c_size_t()
     cufft.cufftCreate(ctypes.byref(handle))
@@ -167,13 +200,18 @@ def made(problem: Problem) -> Kept:
     kind, make = cufft.cudaDataType_t, cufft.cufftXtMakePlanMany
     try:
         cufft.cufftSetAutoAllocation(handle.value, 0)
+        for one in routines:
+            found: Any = block
+            at = (ctypes.c_void_p * 1)(found.base + (BLOCK // 2 if one.kind >= STORES else 0))
+            kind_of = cufft.cufftXtCallbackType(one.kind)
+            cufft.cufftXtSetJITCallback(handle.value, one.symbol.encode(), one.code, len(one.code), kind_of, at)
         given = problem.in_stride, problem.in_dist, kind(problem.in_type)
         wanted = problem.out_stride, problem.out_dist, kind(problem.out_type)
         behind = problem.batch, ctypes.byref(work), kind(problem.execution)
         make(handle.value, rank, sizes, in_embed, *given, out_embed, *wanted, *behind)
     except CufftError as error:
         cufft.cufftDestroy.unchecked(handle.value)
-        if error.name in REFUSALS:
+        if error.name in (REFUSALS if not routines else OF_CALLBACKS):
             raise Refused(f"cuFFT has no plan of sizes {list(problem.sizes)} for it: {error}") from error
         raise
-    return Kept(problem, handle.value, work.value)
+    return Kept(problem, handle.value, work.value, routines, block)

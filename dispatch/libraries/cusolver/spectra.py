@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cusolver.matrix import Matrix, Place
 
-__all__ = ["SPECTRA", "FromPairs", "KeepFirst", "SwapStatus", "TakeNearest"]
+__all__ = ["SPECTRA", "ClearNonfinite", "FromPairs", "KeepFirst", "MarkUnconverged", "SwapStatus", "TakeNearest"]
 
 THREADS = 256
 MOST_BLOCKS = 65535  # along the second axis of a grid
@@ -103,6 +103,36 @@ extern "C" __global__ void take_nearest(
     }
 }
 
+// A matrix that has NaN or infinities becomes zeros, and its flag 1. A block has a matrix.
+extern "C" __global__ void clear_nonfinite(Element* source, int* flags, Int rows, Int cols, Int batch, Strides at)
+{
+    __shared__ int found;
+    const Int thread = threadIdx.x, threads = blockDim.x;
+    for (Int number = blockIdx.x; number < batch; number += gridDim.x) {
+        Element* matrix = source + number * at.batch;
+        if (thread == 0) found = 0;
+        __syncthreads();
+        for (Int i = thread; i < rows * cols; i += threads)
+            for (int part = 0; part < PARTS; part++) {
+                const REAL x = matrix[i % rows * at.row + i / rows * at.col].part[part];
+                if (x - x != 0) found = 1;
+            }
+        __syncthreads();
+        for (Int i = thread; found && i < rows * cols; i += threads)
+            for (int part = 0; part < PARTS; part++)
+                matrix[i % rows * at.row + i / rows * at.col].part[part] = 0;
+        if (thread == 0) flags[number] = found;
+        __syncthreads();
+    }
+}
+
+// Where there is a flag the status is that of a routine that did not converge.
+extern "C" __global__ void mark_unconverged(int* info, const int* flags, Int batch)
+{
+    const Int number = (Int)blockIdx.x * blockDim.x + threadIdx.x;
+    if (number < batch && flags[number]) info[number] = 1;
+}
+
 // 1 … n say which minor of B is not positive definite and n + 1 that nothing converged: the other way round than SYGVD.
 extern "C" __global__ void swap_status(int* info, Int n, Int batch)
 {
@@ -182,6 +212,26 @@ class TakeNearest(Spectral):
         places = (values, others, source.place, target.place, info, status)
         grid = (min(batch, MOST_BLOCKS), 1, 1)
         super().__init__(executor, places, source, grid, *numbers, strides_of(source), strides_of(target))
+
+
+class ClearNonfinite(Spectral):
+    """Matrices that have NaN or infinities become zeros, and their flags, an i32 each, 1; other flags are 0."""
+
+    kernel = "clear_nonfinite"
+
+    def __init__(self, executor: CudaExecutor, matrix: Matrix, flags: Place, batch: int) -> None:
+        numbers = (ctypes.c_int64(matrix.rows), ctypes.c_int64(matrix.cols), ctypes.c_int64(batch))
+        grid = (min(batch, MOST_BLOCKS), 1, 1)
+        super().__init__(executor, (matrix.place, flags), matrix, grid, *numbers, strides_of(matrix))
+
+
+class MarkUnconverged(Spectral):
+    """The status becomes 1 where there is a flag."""
+
+    kernel = "mark_unconverged"
+
+    def __init__(self, executor: CudaExecutor, info: Place, flags: Place, of: Matrix, batch: int) -> None:
+        super().__init__(executor, (info, flags), of, (-(-batch // THREADS), 1, 1), ctypes.c_int64(batch))
 
 
 class SwapStatus(Spectral):

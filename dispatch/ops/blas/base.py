@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from dispatch.checks import MAX_FLOAT, NO_NUMBERS, shown
-from dispatch.core.operand_checks import check_library, check_tensor
+from dispatch.core.operand_checks import check_tensor
 from dispatch.core.operands import OperandRequest
 from dispatch.core.request import Argument, NamedArguments, Operands, Unpacked
 from dispatch.core.request import Number as Free
@@ -95,7 +95,6 @@ class BlasRequest(OperandRequest["Tensor"]):
 
     # -- the contract of Request ----------------------------------------------------------------------------------
     def check_fields(self) -> None:
-        check_library("library", self.library)
         self.check_factors()
         for name, shape in self.extents().items():
             if name not in self.writes:

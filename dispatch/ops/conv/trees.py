@@ -11,8 +11,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from cudabind._cached import cached_property
+from dispatch.checks import check_library
 from dispatch.core.layouts import dense_strides
-from dispatch.core.operand_checks import check_library
 from dispatch.core.operands import OperandRequest, Output
 from dispatch.core.request import NamedArguments, R_co, Unpacked
 from dispatch.device.frameworks.frameworks import adopt

@@ -1,24 +1,45 @@
 """Fast Fourier transforms, of complex and of real numbers, over any axes: `dft`, and `dispatch.fft` in NumPy's words.
-`dct` and `dst` are the cosine and sine transforms. `roll` moves elements along axes.
+`callback_dft` is one with callbacks, `dct` and `dst` are cosine and sine transforms. `roll` moves elements along axes.
 
 Carried out by cuFFT, or by NumPy on the host. The files: request (what may be asked), cufft (the plans), reference
-(what is right), rules, cases; and doors, the same functions as in `numpy.fft`, which users know as `dispatch.fft`.
+(what is right), rules, cases, callback (what is done with each element); and doors, the same functions as in
+`numpy.fft`, which users know as `dispatch.fft`.
 """
 
 from __future__ import annotations
 
 from dispatch.core.plan_call import plan_call
 from dispatch.core.request_function import request_function
+from dispatch.ops.fft.callback_calls import callback_dft
+from dispatch.ops.fft.callback_dft import CallbackDftRequest
 from dispatch.ops.fft.cosine import DctRequest, DstRequest, dct, dst
 from dispatch.ops.fft.request import DftKind, DftNorm, DftRequest
 from dispatch.ops.fft.roll import RollRequest, roll
 
-__all__ = ["DctRequest", "DftKind", "DftNorm", "DftRequest", "DstRequest", "RollRequest", "dct", "dft", "dst", "roll"]
+__all__ = [
+    "CallbackDftRequest",
+    "DctRequest",
+    "DftKind",
+    "DftNorm",
+    "DftRequest",
+    "DstRequest",
+    "RollRequest",
+    "callback_dft",
+    "dct",
+    "dft",
+    "dst",
+    "roll",
+]
 
 cufft_dft = plan_call(
     "cufft_dft",
     "dispatch.ops.fft.cufft",
     "A plan of cuFFT's transforms and of passes around them; Refused where NVRTC is missing, which compiles these.",
+)
+cufft_callback_dft = plan_call(
+    "cufft_callback_dft",
+    "dispatch.ops.fft.cufft_callback",
+    "A plan of a transform of cuFFT with callbacks, or of one between two passes; Refused where NVRTC is missing.",
 )
 cufft_cosine = plan_call(
     "cufft_cosine",

@@ -10,6 +10,7 @@ import numpy as np
 
 from dispatch.core.host_plan import EXACT
 from dispatch.device.tensor import Tensor
+from dispatch.ops.fft.callback_cases import CALLBACK_MUTATIONS, callback_cases
 from dispatch.ops.fft.cosine_cases import COSINE_MUTATIONS, cosine_cases
 from dispatch.ops.fft.reference import evaluate, exact
 from dispatch.ops.fft.request import COMPUTED, DftKind, DftNorm, DftRequest
@@ -158,6 +159,8 @@ def _laid(form: Form, values: Array, device: Device) -> GuardedBuffer:
 
 def cases(row: Row) -> list[MadeCase]:
     """Every form in turn with the directions and norms, and the plain ones with all of them, for each kind of a row."""
+    if row.op == "callback_dft":
+        return callback_cases(row)
     if row.op != "dft":
         return roll_cases(row) if row.op == "roll" else cosine_cases(row)
     dtype, result = row.dtypes
@@ -249,6 +252,7 @@ DFT_MUTATIONS: dict[str, Mutation] = {
 }
 MUTATIONS: dict[str, Mutation] = {
     **{name: of_dft(mutation) for name, mutation in DFT_MUTATIONS.items()},
+    **CALLBACK_MUTATIONS,
     **COSINE_MUTATIONS,
     **ROLL_MUTATIONS,
 }

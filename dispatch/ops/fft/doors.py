@@ -1,30 +1,42 @@
 """Fourier transforms in NumPy's words: `dispatch.fft`, with the arguments and the results of `numpy.fft`.
 
-Each is one request, `dispatch.dft`, `dct`, `dst` or `roll`; operands may be of torch, CuPy or JAX, as everywhere. Of
-f32, f16 and bf16 the result is in single precision, of all else in double precision. A size below 1, an axis that is
-not there or twice, and another norm than "backward", "ortho" and "forward" raise BadRequest. `out` takes the result; of
-`fft`, `ifft`, `fftn` and their kind it may be the operand. Follows
-https://numpy.org/doc/stable/reference/routines.fft.html; `dct`, `idct`, `dst` and `idst` are SciPy's.
+Each is one request, `dispatch.dft`, `dct`, `dst` or `roll`; with `load=` or `store=`, a Callback, what becomes of
+each element as it is read or written, or with a `precision`, "f32" or "f64", it is `dispatch.callback_dft`. Operands
+may be of torch, CuPy or JAX, as everywhere. Of f32, f16 and bf16 the result is in single precision, of all else in
+double precision; `irfft` and `hfft` take none of 16 bits. A size below 1, an axis that is not there or twice, and
+another norm than "backward", "ortho" and "forward" raise BadRequest. `out` takes the result; of `fft`, `ifft`, `fftn`
+and their kind it may be the operand. Follows https://numpy.org/doc/stable/reference/routines.fft.html; `dct`, `idct`,
+`dst` and `idst` are SciPy's.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.checks import check_int
+from dispatch.checks import MAX_AXES, check_int, check_number, shown
+from dispatch.core.operand_checks import check_array
+from dispatch.device.device import Device
 from dispatch.device.registry import device as device_of
-from dispatch.ops.fft import DftKind, dft, roll
+from dispatch.errors import BadRequest
+from dispatch.ops.fft import DftKind, callback_dft, dft, roll
+from dispatch.ops.fft.callback import Callback
 from dispatch.ops.fft.cosine_doors import dct, dst, idct, idst
+from dispatch.ops.fft.request import MAX_POINTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dispatch.device.tensor import Tensor
+    from dispatch.keys import Dtype
     from dispatch.ops.fft import DftNorm
 
+    Through = tuple[Callback | None, Callback | None, Dtype | str | None]
+
 __all__ = [
+    "Callback",
     "dct",
     "dst",
     "fft",
@@ -50,37 +62,98 @@ __all__ = [
 ]
 
 LAST_TWO = (-2, -1)
+NOTHING = (None, None, None)
 
 
 # -- one axis ---------------------------------------------------------------------------------------------------------
-def fft(a: Any, n: int | None = None, axis: int = -1, norm: DftNorm | str | None = None, out: Any = None) -> Any:
+def fft(
+    a: Any,
+    n: int | None = None,
+    axis: int = -1,
+    norm: DftNorm | str | None = None,
+    out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
+) -> Any:
     """Σ a[t]·exp(-2πi kt/n) along an axis, cut off or filled up with zeros to n points."""
-    return _one(DftKind.C2C, a, n, axis, norm, out, inverse=False)
+    return _along(DftKind.C2C, a, n, axis, norm, out, (load, store, precision), inverse=False)
 
 
-def ifft(a: Any, n: int | None = None, axis: int = -1, norm: DftNorm | str | None = None, out: Any = None) -> Any:
+def ifft(
+    a: Any,
+    n: int | None = None,
+    axis: int = -1,
+    norm: DftNorm | str | None = None,
+    out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
+) -> Any:
     """The inverse of `fft`: Σ a[k]·exp(2πi kt/n) / n."""
-    return _one(DftKind.C2C, a, n, axis, norm, out, inverse=True)
+    return _along(DftKind.C2C, a, n, axis, norm, out, (load, store, precision), inverse=True)
 
 
-def rfft(a: Any, n: int | None = None, axis: int = -1, norm: DftNorm | str | None = None, out: Any = None) -> Any:
+def rfft(
+    a: Any,
+    n: int | None = None,
+    axis: int = -1,
+    norm: DftNorm | str | None = None,
+    out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
+) -> Any:
     """The first n // 2 + 1 points of `fft` of real numbers; the others are their conjugates."""
-    return _one(DftKind.R2C, a, n, axis, norm, out, inverse=False)
+    return _along(DftKind.R2C, a, n, axis, norm, out, (load, store, precision), inverse=False)
 
 
-def irfft(a: Any, n: int | None = None, axis: int = -1, norm: DftNorm | str | None = None, out: Any = None) -> Any:
+def irfft(
+    a: Any,
+    n: int | None = None,
+    axis: int = -1,
+    norm: DftNorm | str | None = None,
+    out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
+) -> Any:
     """The inverse of `rfft`: n real numbers, 2·(m - 1) of m unless n is given."""
-    return _one(DftKind.C2R, a, n, axis, norm, out, inverse=True)
+    return _along(DftKind.C2R, a, n, axis, norm, out, (load, store, precision), inverse=True)
 
 
-def hfft(a: Any, n: int | None = None, axis: int = -1, norm: DftNorm | str | None = None, out: Any = None) -> Any:
+def hfft(
+    a: Any,
+    n: int | None = None,
+    axis: int = -1,
+    norm: DftNorm | str | None = None,
+    out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
+) -> Any:
     """`fft` of a signal that is its own mirror image, conjugated, of which the first half is given: real numbers."""
-    return _one(DftKind.C2R, a, n, axis, norm, out, inverse=False)
+    return _along(DftKind.C2R, a, n, axis, norm, out, (load, store, precision), inverse=False)
 
 
-def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: DftNorm | str | None = None, out: Any = None) -> Any:
+def ihfft(
+    a: Any,
+    n: int | None = None,
+    axis: int = -1,
+    norm: DftNorm | str | None = None,
+    out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
+) -> Any:
     """The inverse of `hfft`: the first half of `ifft` of real numbers."""
-    return _one(DftKind.R2C, a, n, axis, norm, out, inverse=True)
+    return _along(DftKind.R2C, a, n, axis, norm, out, (load, store, precision), inverse=True)
 
 
 # -- several ----------------------------------------------------------------------------------------------------------
@@ -90,9 +163,13 @@ def fftn(
     axes: Sequence[int] | None = None,
     norm: DftNorm | str | None = None,
     out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
 ) -> Any:
     """`fft` along several axes, s[i] points along axes[i]; all axes, or as many of the last as `s` has."""
-    return _several(DftKind.C2C, a, s, axes, norm, out, inverse=False)
+    return _several(DftKind.C2C, a, s, axes, norm, out, (load, store, precision), inverse=False)
 
 
 def ifftn(
@@ -101,9 +178,13 @@ def ifftn(
     axes: Sequence[int] | None = None,
     norm: DftNorm | str | None = None,
     out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
 ) -> Any:
     """The inverse of `fftn`."""
-    return _several(DftKind.C2C, a, s, axes, norm, out, inverse=True)
+    return _several(DftKind.C2C, a, s, axes, norm, out, (load, store, precision), inverse=True)
 
 
 def rfftn(
@@ -112,9 +193,13 @@ def rfftn(
     axes: Sequence[int] | None = None,
     norm: DftNorm | str | None = None,
     out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
 ) -> Any:
     """`rfft` along the last of the axes, and `fft` along the others."""
-    return _several(DftKind.R2C, a, s, axes, norm, out, inverse=False)
+    return _several(DftKind.R2C, a, s, axes, norm, out, (load, store, precision), inverse=False)
 
 
 def irfftn(
@@ -123,9 +208,13 @@ def irfftn(
     axes: Sequence[int] | None = None,
     norm: DftNorm | str | None = None,
     out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
 ) -> Any:
     """The inverse of `rfftn`."""
-    return _several(DftKind.C2R, a, s, axes, norm, out, inverse=True)
+    return _several(DftKind.C2R, a, s, axes, norm, out, (load, store, precision), inverse=True)
 
 
 def fft2(
@@ -134,9 +223,13 @@ def fft2(
     axes: Sequence[int] | None = LAST_TWO,
     norm: DftNorm | str | None = None,
     out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
 ) -> Any:
     """`fftn` along two axes, the last ones unless said."""
-    return fftn(a, s, axes, norm, out)
+    return fftn(a, s, axes, norm, out, load=load, store=store, precision=precision)
 
 
 def ifft2(
@@ -145,9 +238,13 @@ def ifft2(
     axes: Sequence[int] | None = LAST_TWO,
     norm: DftNorm | str | None = None,
     out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
 ) -> Any:
     """The inverse of `fft2`."""
-    return ifftn(a, s, axes, norm, out)
+    return ifftn(a, s, axes, norm, out, load=load, store=store, precision=precision)
 
 
 def rfft2(
@@ -156,9 +253,13 @@ def rfft2(
     axes: Sequence[int] | None = LAST_TWO,
     norm: DftNorm | str | None = None,
     out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
 ) -> Any:
     """`rfftn` along two axes, the last ones unless said."""
-    return rfftn(a, s, axes, norm, out)
+    return rfftn(a, s, axes, norm, out, load=load, store=store, precision=precision)
 
 
 def irfft2(
@@ -167,32 +268,64 @@ def irfft2(
     axes: Sequence[int] | None = LAST_TWO,
     norm: DftNorm | str | None = None,
     out: Any = None,
+    *,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    precision: Dtype | str | None = None,
 ) -> Any:
     """The inverse of `rfft2`."""
-    return irfftn(a, s, axes, norm, out)
+    return irfftn(a, s, axes, norm, out, load=load, store=store, precision=precision)
 
 
-def _one(kind: DftKind, a: Any, n: Any, axis: Any, norm: Any, out: Any, *, inverse: bool) -> Any:
-    return dft(a, kind, n, axis, inverse=inverse, norm="backward" if norm is None else norm, out=out)
+def _along(kind: DftKind, a: Any, n: Any, axis: Any, norm: Any, out: Any, through: Through, *, inverse: bool) -> Any:
+    """A transform along one axis, whose errors name its arguments as NumPy does."""
+    if n is not None and not (type(n) is int and n > 0):
+        n = check_int("n", n, 1, MAX_POINTS)
+    if type(axis) is not int:
+        axis = check_int("axis", axis, -MAX_AXES, MAX_AXES - 1)
+    try:
+        return _one(kind, a, n, axis, norm, out, through, inverse=inverse)
+    except BadRequest as error:
+        name = {"s": "n", "axes": "axis"}.get(error.operand)
+        if name is None:
+            raise
+        raise type(error)(name, error.given, error.expected, error.hint) from None
 
 
-def _several(kind: DftKind, a: Any, s: Any, axes: Any, norm: Any, out: Any, *, inverse: bool) -> Any:
-    given = [tuple(one) if isinstance(one, (list, np.ndarray)) else one for one in (s, axes)]
-    return dft(a, kind, *given, inverse=inverse, norm="backward" if norm is None else norm, out=out)
+def _one(kind: DftKind, a: Any, n: Any, axis: Any, norm: Any, out: Any, through: Through, *, inverse: bool) -> Any:
+    norm = "backward" if norm is None else norm
+    if through == NOTHING:
+        return dft(a, kind, n, axis, inverse=inverse, norm=norm, out=out)
+    load, store, precision = through
+    more: dict[str, Any] = {"load": load, "store": store, "precision": precision}
+    return callback_dft(a, kind, n, axis, inverse=inverse, norm=norm, out=out, **more)
+
+
+def _several(kind: DftKind, a: Any, s: Any, axes: Any, norm: Any, out: Any, through: Through, *, inverse: bool) -> Any:
+    s, axes = (tuple(one) if isinstance(one, (list, np.ndarray)) else one for one in (s, axes))
+    return _one(kind, a, s, axes, norm, out, through, inverse=inverse)
 
 
 # -- where the points are ---------------------------------------------------------------------------------------------
 def fftfreq(n: int, d: float = 1.0, device: Any = None) -> Tensor:
     """The frequencies of `fft`'s n points, in cycles for each unit of the distance d between two: f64[n]."""
-    check_int("n", n, 1)
-    made: Tensor = _on(device).array(np.fft.fftfreq(n, d))
-    return made
+    return _frequencies(np.fft.fftfreq, n, d, device)
 
 
 def rfftfreq(n: int, d: float = 1.0, device: Any = None) -> Tensor:
     """The frequencies of `rfft`'s points: f64[n // 2 + 1], none below 0."""
-    check_int("n", n, 1)
-    made: Tensor = _on(device).array(np.fft.rfftfreq(n, d))
+    return _frequencies(np.fft.rfftfreq, n, d, device)
+
+
+def _frequencies(of: Callable[[int, float], Any], n: int, d: float, device: Any) -> Tensor:
+    n = check_int("n", n, 1)
+    check_number("d", d)
+    if not math.isfinite(d) or d == 0:
+        raise BadRequest("d", shown(d), "a finite number other than 0")
+    if not (device is None or isinstance(device, (str, Device))):
+        raise BadRequest("device", shown(device), 'a Device or its name, such as "cuda:0" or "host"')
+    on = device if isinstance(device, Device) else device_of(device)
+    made: Tensor = on.array(of(n, d))
     return made
 
 
@@ -207,17 +340,14 @@ def ifftshift(x: Any, axes: int | Sequence[int] | None = None) -> Any:
 
 
 def _shifted(x: Any, axes: Any, places: Callable[[int], int]) -> Any:
+    check_array("x", x)
     rank = len(x.shape)
+    if not rank:
+        raise BadRequest("x", "no axes", "one axis or more", "x[None] adds one")
     if axes is None:
         axes = range(rank)
-    axis = tuple(axes) if hasattr(axes, "__iter__") else (axes,)
-    for one in axis:
-        check_int("axes", one, -rank, rank - 1)
+    given = tuple(axes) if hasattr(axes, "__iter__") else (axes,)
+    axis = tuple(check_int("axes", one, -rank, rank - 1) % rank for one in given)
+    if len(set(axis)) < len(axis):
+        raise BadRequest("axes", shown(axes), "each axis once")
     return roll(x, tuple(places(x.shape[one]) for one in axis), axis)
-
-
-def _on(device: Any) -> Any:
-    """A device, by its name or as it is; the one that requests use unless said."""
-    if device is None:
-        return device_of()
-    return device_of(device) if isinstance(device, str) else device

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.core.host_plan import NumpyPlan, work_of
-from dispatch.ops.fft.request import DftKind, DftRequest
+from dispatch.ops.fft.request import DftKind, DftRequest, TransformRequest
 
 if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
@@ -42,7 +42,7 @@ def _multiplied(request: DftRequest, work: np.dtype[Any]) -> Array:
     return np.asarray(one * other)
 
 
-def transformed(a: Array, request: DftRequest, work: np.dtype[Any]) -> Array:
+def transformed(a: Array, request: TransformRequest[Any], work: np.dtype[Any]) -> Array:
     """The transform of an array as a request describes it; the sums first, the factor behind them."""
     spectrum = np.result_type(work, np.complex64)
     given: Any = a.astype(spectrum if a.dtype.kind == "c" else work)

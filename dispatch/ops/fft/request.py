@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cudabind._cached import cached_property
 from dispatch.checks import check_int
 from dispatch.core.operands import OperandRequest, Output, dense
+from dispatch.core.request import R_co
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, BOOL, C64, C128, F16, F32, F64, I8, I32, I64, U8, U32, U64, Choice, Dtype, member
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
 
-__all__ = ["COMPUTED", "WHOLE", "DftKind", "DftNorm", "DftRequest", "result_dtype"]
+__all__ = ["COMPUTED", "WHOLE", "DftKind", "DftNorm", "DftRequest", "TransformRequest", "result_dtype"]
 
 Shape = tuple[int, ...]
 WHOLE = (I8, U8, I32, U32, I64, U64, BOOL)
@@ -44,46 +45,27 @@ class DftNorm(Choice):
     FORWARD = 2
 
 
-@dataclass(frozen=True, eq=False)
-class DftRequest(OperandRequest["Tensor"]):
-    """out[k] = f · Σ a[t] · exp(∓2πi (k₀t₀/n₀ + k₁t₁/n₁ + …)): a discrete Fourier transform over some axes.
-
-    The sign is minus, or plus if `inverse`. `dispatch.fft` has the same in NumPy's words.
+class TransformRequest(OperandRequest[R_co]):
+    """What requests for transforms share: which axes of `a` are transformed, and how many points each has.
 
     Attributes:
-        a: any shape and any strides; c64, c128, f32, f64, f16, bf16 or whole numbers. Of C2R half a spectrum: the
-            imaginary parts that no spectrum of real numbers has are not read, as NumPy does it.
         kind: which numbers it makes of which, "c2c", "r2c" or "c2r".
         s: how many points along each of the axes: more than `a` has are zeros, of more than these only the first are
             read. None takes what `a` has, of C2R 2·(m - 1) along the last axis, where it has m.
         axes: the axes that are transformed, each once; None for the last ones that `s` has numbers for, or for all.
         inverse: the sign of the exponent.
         norm: the factor f; "backward" has 1/n if `inverse`, "forward" unless, "ortho" 1/√n either way.
-        factors: what each element of `a` is multiplied by before: a window, or another spectrum. Of a shape that
-            broadcasts to a's; real or, but for R2C, complex, of the precision that is computed in.
-        out: of a's shape with s along the axes, of R2C s // 2 + 1 along the last one. C2C may be into `a` itself. c64
-            of c64, f32, f16 and bf16, c128 of c128, f64 and whole numbers; of C2R f32 of c64 and f32, f64 of the rest.
-
-    Follows https://numpy.org/doc/stable/reference/routines.fft.html#implementation-details. `a` is never overwritten,
-    unless it is `out`. Zeros are transformed as zeros are, and a NaN reaches all that is made of it.
     """
 
-    op: ClassVar[str] = "dft"
-    reads: ClassVar[tuple[str, ...]] = ("a", "factors")
-    mixed: ClassVar[tuple[str, ...]] = ("factors",)
-    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "a")})
     a: Tensor
-    kind: DftKind | str = DftKind.C2C
-    s: int | tuple[int, ...] | None = None
-    axes: int | tuple[int, ...] | None = None
-    _: KW_ONLY
-    inverse: bool = False
-    norm: DftNorm | str = DftNorm.BACKWARD
-    factors: Tensor | None = None
-    out: Tensor | None = None
+    kind: DftKind | str
+    s: int | tuple[int, ...] | None
+    axes: int | tuple[int, ...] | None
+    inverse: bool
+    norm: DftNorm | str
 
-    def check_fields(self) -> None:
-        self._check_dtype_of_a()
+    def check_axes(self) -> None:
+        """BadRequest for axes and numbers of points that `a` cannot have."""
         rank = self.a.ndim
         if isinstance(self.s, tuple) and isinstance(self.axes, tuple) and len(self.s) != len(self.axes):
             raise BadRequest("s", repr(self.s), f"a number for each of the {len(self.axes)} axes {self.axes}")
@@ -99,35 +81,11 @@ class DftRequest(OperandRequest["Tensor"]):
             wanted = f"one axis at least, for {member(self.kind).name} halves the last"
             raise BadRequest("axes", repr(self.axes), wanted)
         self._check_points()
-        self._check_factors()
-
-    def _check_factors(self) -> None:
-        factors = self.factors
-        if factors is None:
-            return
-        real, spectrum = COMPUTED[result_dtype(self.a.dtype, self.kind)]  # type: ignore[index]  # it has one
-        wanted = (real,) if self.kind == DftKind.R2C else (real, spectrum)
-        if factors.dtype not in wanted:
-            words = " or ".join(map(str, wanted))
-            raise BadRequest("factors", str(factors.layout), f"{words}, which {member(self.kind).name} is computed in")
-        ends = zip(reversed(factors.shape), reversed(self.a.shape), strict=False)
-        if factors.ndim > self.a.ndim or any(one not in (1, other) for one, other in ends):
-            raise BadRequest("factors", str(factors.layout), f"a shape that broadcasts to a's, {list(self.a.shape)}")
-
-    def _check_dtype_of_a(self) -> None:
-        dtype, kind = self.a.dtype, self.kind
-        given = str(self.a.layout)
-        if kind == DftKind.R2C and dtype.is_complex:
-            hint = 'kind="c2c" (dispatch.fft.fft) takes complex numbers'
-            raise BadRequest("a", given, "real numbers, for R2C", hint)
-        if result_dtype(dtype, kind) is None:
-            wanted = "c64, c128, f32, f64 or whole numbers, for C2R" if kind == DftKind.C2R else NUMBERS
-            raise BadRequest("a", given, wanted, "convert it: a.astype('f32')")
 
     def _check_points(self) -> None:
         if self.s is not None:
             for n in _tuple(self.s):
-                if n != -1:  # NumPy's word for all that there are
+                if type(n) is not int or n != -1:  # NumPy's word for all that there are
                     check_int("s", n, 1, MAX_POINTS)
         for axis, n in zip(self.transformed, self.points, strict=True):
             if n < 1:
@@ -171,14 +129,80 @@ class DftRequest(OperandRequest["Tensor"]):
             return 1 / math.sqrt(n)
         return 1 / n if (self.norm == DftNorm.BACKWARD) == self.inverse else 1.0
 
-    def outputs(self) -> dict[str, Output]:
+    @property
+    def made(self) -> Shape:
+        """The shape of the result."""
         extents = list(self.a.shape)
         for axis, n in zip(self.transformed, self.points, strict=True):
             extents[axis] = n
         if self.kind == DftKind.R2C:
             extents[self.transformed[-1]] = self.points[-1] // 2 + 1
+        return tuple(extents)
+
+
+@dataclass(frozen=True, eq=False)
+class DftRequest(TransformRequest["Tensor"]):
+    """out[k] = f · Σ a[t] · exp(∓2πi (k₀t₀/n₀ + k₁t₁/n₁ + …)): a discrete Fourier transform over some axes.
+
+    The sign is minus, or plus if `inverse`. `dispatch.fft` has the same in NumPy's words.
+
+    Attributes:
+        a: any shape and any strides; c64, c128, f32, f64, f16, bf16 or whole numbers. Of C2R half a spectrum: the
+            imaginary parts that no spectrum of real numbers has are not read, as NumPy does it.
+        factors: what each element of `a` is multiplied by before: a window, or another spectrum. Of a shape that
+            broadcasts to a's; real or, but for R2C, complex, of the precision that is computed in.
+        out: of a's shape with s along the axes, of R2C s // 2 + 1 along the last one. C2C may be into `a` itself. c64
+            of c64, f32, f16 and bf16, c128 of c128, f64 and whole numbers; of C2R f32 of c64 and f32, f64 of the rest.
+
+    Follows https://numpy.org/doc/stable/reference/routines.fft.html#implementation-details. `a` is never overwritten,
+    unless it is `out`. Zeros are transformed as zeros are, and a NaN reaches all that is made of it.
+    """
+
+    op: ClassVar[str] = "dft"
+    reads: ClassVar[tuple[str, ...]] = ("a", "factors")
+    mixed: ClassVar[tuple[str, ...]] = ("factors",)
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "a")})
+    a: Tensor
+    kind: DftKind | str = DftKind.C2C
+    s: int | tuple[int, ...] | None = None
+    axes: int | tuple[int, ...] | None = None
+    _: KW_ONLY
+    inverse: bool = False
+    norm: DftNorm | str = DftNorm.BACKWARD
+    factors: Tensor | None = None
+    out: Tensor | None = None
+
+    def check_fields(self) -> None:
+        self._check_dtype_of_a()
+        self.check_axes()
+        self._check_factors()
+
+    def _check_factors(self) -> None:
+        factors = self.factors
+        if factors is None:
+            return
+        real, spectrum = COMPUTED[result_dtype(self.a.dtype, self.kind)]  # type: ignore[index]  # it has one
+        wanted = (real,) if self.kind == DftKind.R2C else (real, spectrum)
+        if factors.dtype not in wanted:
+            words = " or ".join(map(str, wanted))
+            raise BadRequest("factors", str(factors.layout), f"{words}, which {member(self.kind).name} is computed in")
+        ends = zip(reversed(factors.shape), reversed(self.a.shape), strict=False)
+        if factors.ndim > self.a.ndim or any(one not in (1, other) for one, other in ends):
+            raise BadRequest("factors", str(factors.layout), f"a shape that broadcasts to a's, {list(self.a.shape)}")
+
+    def _check_dtype_of_a(self) -> None:
+        dtype, kind = self.a.dtype, self.kind
+        given = str(self.a.layout)
+        if kind == DftKind.R2C and dtype.is_complex:
+            hint = 'kind="c2c" (dispatch.fft.fft) takes complex numbers'
+            raise BadRequest("a", given, "real numbers, for R2C", hint)
+        if result_dtype(dtype, kind) is None:
+            wanted = "c64, c128, f32, f64 or whole numbers, for C2R" if kind == DftKind.C2R else NUMBERS
+            raise BadRequest("a", given, wanted, "convert it: a.astype('f32')")
+
+    def outputs(self) -> dict[str, Output]:
         dtype = result_dtype(self.a.dtype, self.kind)
-        return {"out": dense(tuple(extents), dtype)}  # type: ignore[arg-type]  # there is one, check_fields saw
+        return {"out": dense(self.made, dtype)}  # type: ignore[arg-type]  # there is one, check_fields saw
 
     def attributes(self) -> tuple[Any, ...]:
         return self.kind, self.points, self.transformed, self.inverse, self.norm

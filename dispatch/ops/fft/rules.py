@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dispatch.ops.fft.request import DftRequest
+    from dispatch.core.operands import OperandRequest
 
 __all__ = ["aligned"]
 
 
-def aligned(request: DftRequest) -> str:
+def aligned(request: OperandRequest[Any]) -> str:
     """No operand begins between two elements."""
     for name in (*request.reads, *request.writes):
         if name in request.reads and getattr(request, name) is None:

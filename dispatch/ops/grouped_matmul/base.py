@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from cudabind._cached import cached_property
-from dispatch.checks import NO_NUMBERS, check_kinds, read_choices, shown
-from dispatch.core.operand_checks import check_library
+from dispatch.checks import NO_NUMBERS, check_kinds, check_library, read_choices, shown
 from dispatch.core.overlap import overlap
 from dispatch.core.request import NamedArguments, Number, R_co, Request, Signature, Unpacked
 from dispatch.device.tensor import Tensor

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from cudabind.sys.cusolver_types import cusolverEigMode_t
 from dispatch.libraries.cusolver.calls import cuda_type, real_of
 from dispatch.libraries.cusolver.matrix import Matrix
-from dispatch.libraries.cusolver.spectra import FromPairs, TakeNearest
+from dispatch.libraries.cusolver.spectra import ClearNonfinite, FromPairs, MarkUnconverged, TakeNearest
 from dispatch.ops.linalg.eig import complex_of, oversampled
 
 if TYPE_CHECKING:
@@ -29,15 +29,22 @@ __all__ = ["eig", "randomized"]
 ALONE, WITH_VECTORS = cusolverEigMode_t.CUSOLVER_EIG_MODE_NOVECTOR, cusolverEigMode_t.CUSOLVER_EIG_MODE_VECTOR
 NOWHERE = ctypes.c_void_p()  # for vectors that are not asked for
 SOME, NONE = ord("S"), ord("N")
+FLAG = 4  # bytes, of a status, too
 
 
 def eig(request: EigRequest, steps: Operands) -> Plan:
-    """`geev` over each matrix, of which a copy by columns is destroyed."""
+    """`geev` over each matrix, of which a copy by columns is destroyed.
+
+    It is not given what is not finite: cuSOLVER 12.0's ended in CUSOLVER_STATUS_INTERNAL_ERROR for some such matrices,
+    which would have been that of all matrices of a batch. They have the status of one that does not converge.
+    """
     a, w, info = steps.matrix("a"), steps.vector("w"), steps.vector("info")
     dtype = complex_of(a.dtype)
     kind, value_kind = cuda_type(a.dtype), cuda_type(dtype)
     copy = steps.scratch_matrix(a.dtype, a.rows, a.cols)
     steps.copy(a, copy)
+    flags = steps.scratch(FLAG)
+    steps.append(ClearNonfinite(steps.executor, copy, flags, steps.batch))
     results = [Matrix(w, dtype, 1, a.rows, a.rows, 1)]
     given = (a.rows, kind, copy.place, copy.ld, value_kind, w, kind, NOWHERE, 1, kind)
     if request.eigvals_only:
@@ -47,11 +54,13 @@ def eig(request: EigRequest, steps: Operands) -> Plan:
         right(steps, copy, w, info, results[-1])
     if request.left:
         results.append(steps.matrix("vl"))
-        others, status = steps.scratch(a.rows * dtype.itemsize), steps.scratch(4)
+        others, status = steps.scratch(a.rows * dtype.itemsize), steps.scratch(FLAG)
         made = steps.scratch_matrix(dtype, a.rows, a.cols)
         steps.copy(a.mT, copy, conj=True)
+        steps.append(ClearNonfinite(steps.executor, copy, flags, steps.batch))
         right(steps, copy, others, status, made)
         steps.append(TakeNearest(steps.executor, w, others, made, results[-1], info, status, steps.batch))
+    steps.append(MarkUnconverged(steps.executor, info, flags, a, steps.batch))
     steps.spoil(info, *results)
     return steps.plan(capture_safe=False)
 

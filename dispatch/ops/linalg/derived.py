@@ -9,7 +9,6 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dispatch.checks import check_number
-from dispatch.core.operand_checks import check_library
 from dispatch.core.operands import Output, dense
 from dispatch.errors import BadRequest
 from dispatch.keys import I64, Choice
@@ -111,7 +110,6 @@ class InvRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
     info: Tensor | None = None
 
     def check_fields(self) -> None:
-        check_library("library", self.library)
         check_square("a", self.a)
         check_dense("info", self.info)
 

@@ -128,6 +128,7 @@ def companion(n: int) -> Array:
     return np.asarray(np.eye(n, k=-1) + np.eye(n, 1) * np.arange(1.0, n + 1))
 
 
+SIZES_OF_NUMBERS = {"huge": 0.46, "tiny": -0.46}  # powers of the largest: products of two are within range
 SPECIAL = {"jordan": jordan, "kahan": kahan, "companion": companion}
 
 
@@ -161,6 +162,8 @@ def matrix(kind: str, rows: int, cols: int, dtype: Any, rng: np.random.Generator
     if kind == "diagonal":
         return np.diag(normal(rng, dtype, (rows,)))
     a = normal(rng, dtype, (rows, cols))
+    if kind in SIZES_OF_NUMBERS:
+        return np.asarray(a * float(np.finfo(real_of(dtype).numpy).max) ** SIZES_OF_NUMBERS[kind])
     if kind == "nilpotent":
         return np.triu(a, 1)
     if kind == "skew":

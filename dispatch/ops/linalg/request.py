@@ -10,7 +10,6 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dispatch.checks import check_int
-from dispatch.core.operand_checks import check_library
 from dispatch.core.operands import Output, dense
 from dispatch.core.overlap import same_view
 from dispatch.keys import I64, Choice
@@ -97,7 +96,6 @@ class CholeskyRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
     info: Tensor | None = None
 
     def check_fields(self) -> None:
-        check_library("library", self.library)
         check_square("a", self.a)
         check_dense("info", self.info)
 
@@ -141,7 +139,6 @@ class ChoSolveRequest(LinalgRequest["Tensor"]):
     out: Tensor | None = None
 
     def check_fields(self) -> None:
-        check_library("library", self.library)
         check_square("c", self.c)
         check_right_side("b", self.b, "c", self.c)
 
@@ -180,7 +177,6 @@ class LuFactorRequest(LinalgRequest["tuple[Tensor, Tensor, Tensor]"]):
     info: Tensor | None = None
 
     def check_fields(self) -> None:
-        check_library("library", self.library)
         check_matrix("a", self.a)
         check_dense("pivots", self.pivots)
         check_dense("info", self.info)
@@ -220,7 +216,6 @@ class LuSolveRequest(LinalgRequest["Tensor"]):
     out: Tensor | None = None
 
     def check_fields(self) -> None:
-        check_library("library", self.library)
         check_square("lu", self.lu)
         check_dense("pivots", self.pivots, I64, self.lu.shape[:-1])
         check_right_side("b", self.b, "lu", self.lu)
@@ -262,7 +257,6 @@ class SolveRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
     info: Tensor | None = None
 
     def check_fields(self) -> None:
-        check_library("library", self.library)
         check_square("a", self.a)
         check_right_side("b", self.b, "a", self.a)
         check_dense("info", self.info)

@@ -12,7 +12,7 @@ import numpy as np
 from dispatch.ops.linalg.derived import InverseKind, LstsqDriver, NormOrder
 from dispatch.ops.linalg.exponential_residuals import expm
 from dispatch.ops.linalg.multiply import QrSide
-from dispatch.ops.linalg.norms import norm, of, unitary, whole, zeros
+from dispatch.ops.linalg.norms import norm, of, of_iteration, unitary, whole, zeros
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -174,7 +174,7 @@ def _polar(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios
     del given
     u, p, most = found["u"], found["p"], max(a.shape)
     made = u @ p if request.side is QrSide.RIGHT else p @ u
-    yield "A - U·P", of(made - a, norm(a), eps, most)
+    yield "A - U·P", of_iteration(made - a, norm(a), eps, most)
     yield "I - Uᴴ·U", unitary(u if len(a) >= a.shape[1] else u.conj().T, eps)
     yield "P - Pᴴ", of(p - p.conj().T, norm(a), eps, most)
     below = np.minimum(np.linalg.eigvalsh((p + p.conj().T) / 2), 0) if p.size else np.zeros(0)

@@ -74,6 +74,8 @@ SMALL = tuple(form for form in SQUARES if form.rows <= 40)  # a decomposition fo
 EIG_FORMS = (
     *SQUARES, *chosen((*SMALL, F("jordan", (12, 12))), "eigvals_only", True),
     *chosen(tuple(form for form in SMALL if form.kind != "kahan"), "left", True),
+    F("huge", (6, 6)), F("tiny", (2, 7, 7), "columns"), *chosen((F("tiny", (9, 9)),), "eigvals_only", True),
+    *chosen((F("huge", (2, 5, 5)),), "left", True),
 )  # fmt: skip
 LOW_RANK = (
     F("rank 3", (24, 18)), F("rank 3", (18, 24), "columns"), F("rank 3", (2, 11, 9), "strided", "rows"),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.ops.linalg.norms import norm, of, transformed, unitary, whole
+from dispatch.ops.linalg.norms import norm, of, of_iteration, transformed, unitary, whole
 from dispatch.ops.linalg.spectral import EighDriver, SvdDriver
 from dispatch.ops.linalg.subset import places
 
@@ -200,11 +200,11 @@ def _svd(request: Any, a: Array, given: Any, found: Any, eps: float) -> Ratios:
     if request.driver is SvdDriver.GESVDJ:
         yield "the largest distance of a singular value", farthest(s - exact, exact.max(initial=0), eps, most)
     else:
-        yield "the singular values' distance", of((s - exact)[:, None], norm(a), eps, most)
+        yield "the singular values' distance", of_iteration((s - exact)[:, None], norm(a), eps, most)
     if request.compute_uv:
         u, vh = found["u"], found["vh"]
         error = (u[:, : len(s)] * s) @ vh[: len(s)] - a
-        yield "A - U·S·Vᴴ", of(error, norm(a), eps, most)
+        yield "A - U·S·Vᴴ", of_iteration(error, norm(a), eps, most)
         yield "I - Uᴴ·U", unitary(u, eps)
         yield "I - V·Vᴴ", unitary(vh.conj().T, eps)
 

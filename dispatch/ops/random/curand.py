@@ -288,8 +288,10 @@ def begins_anew(request: Any) -> str:
 
 
 def orders_of_library(request: Any) -> str:
-    """MTGP32 has one order; cuRAND's DYNAMIC is for XORWOW, MRG32K3A and Philox on a GPU alone."""
+    """MTGP32 has one order; cuRAND's DYNAMIC is for XORWOW, MRG32K3A and Philox on a GPU alone, as BEST of MT19937."""
     name, order = request.generator.name, request.order.name
+    if order == "BEST" and request.device.is_host and name == "MT19937":
+        return f"needs ordering DEFAULT or LEGACY, has {order} of {name}"
     if order == "DYNAMIC" and (request.device.is_host or name.startswith("MT")):
         return f"needs ordering DEFAULT, BEST or LEGACY, has {order} of {name}"
     if order == "SEEDED" and name != "XORWOW":

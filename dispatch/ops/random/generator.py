@@ -13,16 +13,16 @@ import math
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind._fork import anew
-from dispatch.checks import check_dtype, check_enum, check_int, check_shape, check_type, names_arguments, shown
+from dispatch.checks import check_dtype, check_enum, check_int, check_shape, names_arguments, shown
 from dispatch.device.device import Device
 from dispatch.device.registry import device as device_of
 from dispatch.errors import BadRequest
 from dispatch.keys import U64
 from dispatch.libraries.curand.generators import IN_PAIRS
-from dispatch.ops.random.drawn import RandomPermutationRequest
+from dispatch.ops.random.drawn import RandomGammaRequest, RandomPermutationRequest, RandomTruncatedNormalRequest
 from dispatch.ops.random.generator_drawn import DRAWN, GeneratorOfDraws
 from dispatch.ops.random.request import (
     MAX_SEED,
@@ -53,6 +53,14 @@ ROW = 1 << 20  # words: whole steps of all subsequences of each generator
 Size = int | tuple[int, ...] | None
 
 
+class Taken(NamedTuple):
+    """Where elements begin that were taken, and the place before and behind them: unit, words and offset."""
+
+    offset: int
+    before: tuple[str, int, int]
+    behind: tuple[str, int, int]
+
+
 class Place:
     """How far a generator is: in elements of one kind, which take so many words of 32 bits each."""
 
@@ -63,16 +71,23 @@ class Place:
         self.unit, self.words, self.offset = "", 1, offset
         anew(self, "lock", threading.Lock)
 
-    def take(self, unit: str, words: int, count: int) -> int:
+    def take(self, unit: str, words: int, count: int) -> Taken:
         """The place of so many elements of a kind; behind those of another kind it begins with a new row."""
         with self.lock:
+            before = self.unit, self.words, self.offset
             if self.unit and unit != self.unit:
                 used = self.offset * self.words
                 self.offset = -(-used // ROW) * ROW // words
             self.unit, self.words = unit, words
             taken = self.offset
             self.offset += count
-            return taken
+            return Taken(taken, before, (unit, words, self.offset))
+
+    def give_back(self, taken: Taken) -> None:
+        """Be where it was before elements were taken that nobody has drawn, unless others were taken since."""
+        with self.lock:
+            if (self.unit, self.words, self.offset) == taken.behind:
+                self.unit, self.words, self.offset = taken.before
 
 
 @names_arguments
@@ -93,11 +108,12 @@ class Generator(GeneratorOfDraws):
     Methods give tensors of the device, of f32 unless `dtype` says otherwise, and take `out=`, a tensor in C order;
     `size` None is a scalar. They are those of `numpy.random.Generator`, with the numbers of the bit generator chosen.
 
-    Guarantees: places are given out one behind the other, from whatever threads, and never twice. Calls of one kind in
-    turn give what one call would, and no two numbers of Philox share bits. Of XORWOW and MRG32K3A that is so of bits
-    and uniform numbers of 32 bits; for others the offset moves as cuRAND's own does, which may have the next call share
-    words with the last few thousand numbers. Child processes that are forked count on for themselves: give each one of
-    `spawn`.
+    Guarantees: places are given out one behind the other, from whatever threads, and never twice; a call that is
+    refused takes none. Calls of one kind in turn give what one call would, of normal numbers, which come in pairs,
+    where each has an even count; and no two numbers of Philox share bits. Of XORWOW and MRG32K3A that is so of bits and
+    uniform numbers of 32 bits; for others the offset moves as cuRAND's own does, which may have the next call share
+    words with the last few thousand numbers. Copies, and child processes that are forked, count on for themselves: give
+    each one of `spawn`.
     """
 
     def __init__(
@@ -116,22 +132,41 @@ class Generator(GeneratorOfDraws):
         quasi = self.bit_generator.is_quasi
         if seed is None:
             seed = 0 if quasi else int.from_bytes(os.urandom(8), sys.byteorder)
-        self.seed = check_int("seed", seed, 0, 0 if quasi else MAX_SEED)
-        self.dimensions = check_int("dimensions", dimensions, 1, MOST_DIMENSIONS if quasi else 1)
-        given = device if device is None or isinstance(device, Device) else check_type("device", device, str)
-        self.device: Device = given if isinstance(given, Device) else device_of(given)
+        if quasi and seed != 0:
+            hint = "offset= takes other points of its one sequence"
+            raise BadRequest("seed", shown(seed), f"None: {self.bit_generator.name} has no seed", hint)
+        self._seed = check_int("seed", seed, 0, MAX_SEED)
+        if not quasi and dimensions != 1:
+            quasis = ", ".join(one.name.lower() for one in BitGenerator if one.is_quasi)
+            raise BadRequest("dimensions", shown(dimensions), f"1: {quasis} have points of several dimensions")
+        self.dimensions = check_int("dimensions", dimensions, 1, MOST_DIMENSIONS)
+        if not (device is None or isinstance(device, (Device, str))):
+            raise BadRequest("device", shown(device), 'a Device or its name, such as "cuda:0" or "host"')
+        self.device: Device = device if isinstance(device, Device) else device_of(device)
+        if library not in (None, *LIBRARIES):
+            raise BadRequest("library", shown(library), f"{' or '.join(map(repr, LIBRARIES))}, or None")
         self.library = library
         self._place = Place(check_int("offset", offset, 0, 2**62))
         self._path: tuple[int, ...] = ()  # of spawned ones, as NumPy's SeedSequence has it
         self._spawned = 0
-        self._root = self.seed
+        self._root = self._seed
         self._requests = False
+
+    def __reduce__(self) -> Any:
+        """What a copy, or one in another process, is made of: it goes on from here, for itself."""
+        kind = self.bit_generator, self.device.name, self.dimensions, self.ordering, self.library
+        return _restored, (*kind, self.state, self._requests)
 
     def __repr__(self) -> str:
         words = f"{self.bit_generator.name}, seed={self.seed}, offset={self._place.offset}, {self.device!r}"
         return f"<dispatch.random.Generator: {words}>"
 
     # -- which generator -------------------------------------------------------------------------------------------
+    @property
+    def seed(self) -> int:
+        """The seed, from 0 to 2^64 - 1."""
+        return self._seed
+
     @property
     def offset(self) -> int:
         """Where the next number of the kind drawn last begins; what `Generator(seed, offset=…)` goes on from."""
@@ -157,7 +192,7 @@ class Generator(GeneratorOfDraws):
             raise BadRequest("state", f"that of {value['bit_generator']}", f"that of {self.bit_generator.name}")
         place = self._place
         with place.lock:
-            self.seed = check_int("seed", value["seed"], 0, 0 if self.bit_generator.is_quasi else MAX_SEED)
+            self._seed = check_int("seed", value["seed"], 0, 0 if self.bit_generator.is_quasi else MAX_SEED)
             place.unit, place.words, place.offset = value["place"]
             self._root, path, self._spawned = value["spawned"]
             self._path = tuple(path)
@@ -260,6 +295,8 @@ class Generator(GeneratorOfDraws):
     def _draw(self, ways: tuple[Any, Any], size: Size, dtype: Any, out: Tensor | None, **numbers: Any) -> Tensor:
         """The next numbers of a kind: by its request function, or as a request of its class."""
         function, kind = ways
+        if out is not None and not (hasattr(out, "shape") and hasattr(out, "dtype")):
+            raise BadRequest("out", shown(out), "a Tensor")
         if size is None:
             shape = (self.dimensions,) * (self.dimensions > 1) if out is None else out.shape
         else:
@@ -271,11 +308,18 @@ class Generator(GeneratorOfDraws):
         else:
             dtype = self._usual(kind)
         count = math.prod(shape)
-        offset = self._take(kind, max(count, numbers["n"]) if kind is RandomPermutationRequest else count, dtype)
+        taken = self._take(kind, max(count, numbers["n"]) if kind is RandomPermutationRequest else count, dtype)
         way = kind if self._requests else function
-        made: Tensor = way(
-            self.device, shape, self.seed, offset, out_dtype=dtype, out=out, **self._choices(), **numbers
-        )
+        try:
+            made: Tensor = way(
+                self.device, shape, self._seed, taken.offset, out_dtype=dtype, out=out, **self._choices(), **numbers
+            )
+        except Exception as error:
+            self._place.give_back(taken)
+            meant = SAID.get(kind, {}) | SAID[None]
+            if isinstance(error, BadRequest) and error.operand in meant:  # the caller said it by NumPy's name
+                raise type(error)(meant[error.operand], error.given, error.expected, error.hint) from None
+            raise
         return made
 
     def _usual(self, kind: Any) -> Dtype:
@@ -283,7 +327,7 @@ class Generator(GeneratorOfDraws):
         usual: Dtype = U64 if kind is RandomBitsRequest and self.bit_generator.is_64_bit else kind.kinds[0]
         return usual
 
-    def _take(self, kind: Any, count: int, dtype: Dtype) -> int:
+    def _take(self, kind: Any, count: int, dtype: Dtype) -> Taken:
         """The place of so many numbers of a kind: behind the last, as cuRAND's own generator would go on."""
         if self.bit_generator.is_quasi:
             return self._place.take("", 1, count // self.dimensions)
@@ -296,9 +340,34 @@ class Generator(GeneratorOfDraws):
         return self._place.take(f"{words} words", words, count)
 
 
+def _restored(
+    bit_generator: BitGenerator,
+    device: str,
+    dimensions: int,
+    ordering: Ordering,
+    library: str | None,
+    state: dict[str, Any],
+    requests: bool,
+) -> Generator:
+    """A generator as it was when it was copied."""
+    seed = None if bit_generator.is_quasi else 0
+    made = Generator(seed, bit_generator, device=device, dimensions=dimensions, ordering=ordering, library=library)
+    made.state = state
+    return made.requests if requests else made
+
+
+LIBRARIES = ("own", "curand")
 BITS = random_bits, RandomBitsRequest
 UNIFORM = random_uniform, RandomUniformRequest
 NORMAL = random_normal, RandomNormalRequest
 LOGNORMAL = random_lognormal, RandomLognormalRequest
 EXPONENTIAL = random_exponential, RandomExponentialRequest
 POISSON = random_poisson, RandomPoissonRequest
+# What NumPy, and so a method, calls the fields of requests.
+SAID: dict[Any, dict[str, str]] = {
+    None: {"out_dtype": "dtype"},
+    RandomNormalRequest: {"mean": "loc", "std": "scale"},
+    RandomLognormalRequest: {"std": "sigma"},
+    RandomTruncatedNormalRequest: {"mean": "loc", "std": "scale"},
+    RandomGammaRequest: {"shape_parameter": "shape"},
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +123,7 @@ class GeneratorOfDraws:
 
         With replace=False none comes twice, and none may have a probability of its own.
         """
-        check_int("a", a, 1, 2**40)
+        a = check_int("a", a, 1, 2**40)
         check_bool("replace", replace)
         if p is None:
             ways = INTEGERS if replace else PERMUTATION
@@ -136,19 +137,23 @@ class GeneratorOfDraws:
         return self._draw(CHOICE, size, I64, out, sums=self.device.array(listed.cumsum()))
 
     def _probabilities(self, name: str, given: Any) -> Any:
-        """A list of f64 that sums to 1."""
+        """A list of f64 that sums to 1, as near as its dtype tells: to the square root of roundoff, as NumPy has it."""
         import numpy as np
+        from ml_dtypes import finfo  # which NumPy's bf16 has
 
-        listed = np.ascontiguousarray(as_array(name, given), np.float64)
+        array = as_array(name, given)
+        rounded = array.dtype.itemsize < 8 and array.dtype.kind not in "iub"
+        listed = np.ascontiguousarray(array, np.float64)
         if listed.ndim != 1 or not listed.size:
             raise BadRequest(name, f"an array of {listed.ndim} axes, {listed.size} elements", "a list of probabilities")
         if not ((listed >= 0) & (listed <= 1)).all():
             raise BadRequest(name, shown(listed[~((listed >= 0) & (listed <= 1))][0].item()), "numbers from 0 to 1")
-        if abs(listed.sum() - 1) > 1e-8:
+        eps = finfo(array.dtype if rounded else np.float64).eps  # type: ignore[no-untyped-call]
+        if abs(listed.sum() - 1) > math.sqrt(eps):
             raise BadRequest(
                 name, f"probabilities that sum to {listed.sum():.9g}", "those of all cases, which sum to 1"
             )
-        return listed
+        return listed / listed.sum() if rounded else listed
 
 
 INTEGERS = random_integers, RandomIntegersRequest

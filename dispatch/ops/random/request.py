@@ -11,6 +11,8 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ml_dtypes import finfo
+
 from dispatch.checks import check_dtype, check_int, check_number, check_shape, shown
 from dispatch.core.operands import OperandRequest, Output, dense
 from dispatch.core.request import NamedArguments, Number, Unpacked
@@ -242,7 +244,8 @@ class RandomUniformRequest(RandomRequest):
     cuRAND's (k + 1/2) · 2^-32, rounded, in f32, (k + 1/2) · 2^-53 in f64, and (k + 1) · 2^-11 or 2^-8 in f16, bf16.
 
     Attributes:
-        low, high: finite, the first no larger. Where they are not 0 and 1 rounding may give the end that is left out.
+        low, high: finite, the first no larger, and their distance finite in the numbers' dtype. Where they are not 0
+            and 1 rounding may give the end that is left out.
         interval: "(0,1]" as cuRAND's are, or "[0,1)" as NumPy's: which end of the interval is among the numbers.
     """
 
@@ -255,13 +258,17 @@ class RandomUniformRequest(RandomRequest):
     interval: str = "(0,1]"
 
     def check_parameters(self) -> None:
-        check_finite("low", self.low)
-        check_finite("high", self.high)
+        for name, value in (("low", self.low), ("high", self.high)):
+            check_finite(name, value)
         if self.low > self.high:
             raise BadRequest("low", shown(self.low), f"no more than high, {shown(self.high)}")
-        if not math.isfinite(float(self.high) - float(self.low)):
-            raise BadRequest("high", shown(self.high), "one whose distance from low a float can hold")
-        if self.interval not in ("(0,1]", "[0,1)"):
+        limit = float(finfo(self.kind.numpy).max)  # type: ignore[no-untyped-call]
+        for name, value in (("low", self.low), ("high", self.high)):
+            check_finite(name, value, low=-limit, high=limit)
+        if float(self.high) - float(self.low) > limit:
+            raise BadRequest("high", shown(self.high), f"one whose distance from low {self.kind} can hold: {limit:g}")
+        interval: object = self.interval
+        if not isinstance(interval, str) or interval not in ("(0,1]", "[0,1)"):
             raise BadRequest("interval", shown(self.interval), '"(0,1]" or "[0,1)"')
 
 

@@ -21,7 +21,7 @@ FOR_FLOAT_TOO(exp)
 FOR_FLOAT_TOO(erfc)
 #define __global__
 #define __device__ static
-struct Place { unsigned x; };
+struct Place { unsigned x, y; };
 static Place threadIdx, blockIdx, blockDim;
 struct Half { unsigned short bits; };
 struct Brain { unsigned short bits; };

@@ -1,5 +1,8 @@
 """Fourier transforms on the host: every row through its cases, against NumPy's own functions, laws, and refusals."""
 
+from inspect import signature
+from itertools import permutations
+
 import numpy as np
 import pytest
 
@@ -82,6 +85,71 @@ def test_every_size_there_and_back(dev, rng):
         assert np.isclose(np.linalg.norm(spectrum.numpy()) ** 2, n * np.linalg.norm(x) ** 2)  # Parseval
 
 
+def lawful(dev, rng, n, kind):
+    """A size against SciPy in double precision, there and back, Parseval's law and that of shifts."""
+    scipy_fft = pytest.importorskip("scipy.fft")
+    x, by = complex_normal(rng, n).astype(kind), int(rng.integers(n))
+    wide = scipy_fft.fft(x.astype("c16"))
+    spectrum = dp.fft.fft(dev.array(x)).numpy()
+    close(spectrum, wide.astype(kind))
+    close(dp.fft.ifft(dev.array(spectrum)).numpy(), x)
+    real = dp.fft.rfft(dev.array(x.real.copy()))
+    close(real.numpy(), scipy_fft.rfft(x.real.astype("f8")).astype(kind))
+    close(dp.fft.irfft(real, n).numpy(), x.real)
+    energy = np.linalg.norm(spectrum.astype("c16")) ** 2
+    assert np.isclose(energy, n * np.linalg.norm(x.astype("c16")) ** 2, rtol=1e-5 if kind == "c8" else 1e-13)
+    turned = np.exp(-2j * np.pi * (by * np.arange(n) % n) / n) * wide
+    close(dp.fft.fft(dev.array(np.roll(x, by))).numpy(), turned.astype(kind))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("kind", "step"), [("c16", 1), ("c8", 11)])
+def test_laws_hold_for_every_size_to_4096(kind, step, dev, rng):
+    for n in range(1, 4097, step):
+        lawful(dev, rng, n, kind)
+
+
+@pytest.mark.parametrize(
+    "n", [*(2**k for k in (13, 15, 17)), 3**9, 5**6, 7**5, 2 * 3 * 5 * 7 * 11 * 13, 8191, 10007, 46189, 65537]
+)
+def test_laws_hold_for_powers_primes_and_mixed_radices(n, dev, rng):
+    lawful(dev, rng, n, "c16")
+
+
+@pytest.mark.exhaustive
+def test_laws_hold_for_large_powers_of_2(dev, rng):
+    for power in range(18, 21):
+        lawful(dev, rng, 2**power, "c8")
+
+
+def test_every_order_of_axes(dev, rng):
+    x = complex_normal(rng, (3, 4, 5, 2))
+    a, real = dev.array(x), dev.array(x.real.copy())
+    for count in range(1, 5):
+        for axes in permutations(range(4), count):
+            close(dp.fft.fftn(a, axes=axes).numpy(), np.fft.fftn(x, axes=axes))
+            close(dp.fft.rfftn(real, axes=axes).numpy(), np.fft.rfftn(x.real, axes=axes))
+            close(dp.fft.irfftn(a, axes=axes).numpy(), np.fft.irfftn(x, axes=axes))
+            close(dp.fft.ifftn(dp.fft.fftn(a, axes=axes), axes=axes).numpy(), x)
+
+
+def test_the_arguments_are_numpys_and_scipys():
+    scipy_fft, scipy_signal = pytest.importorskip("scipy.fft"), pytest.importorskip("scipy.signal")
+    assert set(np.fft.__all__) <= set(dp.fft.__all__)
+    without = {"workers", "average"}  # threads of the host; the median of welch's frames
+    for theirs, ours, names in (
+        (np.fft, dp.fft, np.fft.__all__),
+        (scipy_fft, dp.fft, ("dct", "idct", "dst", "idst")),
+        (scipy_signal, dp.signal, ("fftconvolve", "oaconvolve", "stft", "istft", "welch")),
+    ):
+        for name in names:
+            wanted, had = (signature(getattr(module, name)).parameters for module in (theirs, ours))
+            assert [one for one in wanted if one not in without] == [*had][: len(wanted) - len(without & {*wanted})]
+            for one in had.keys() & wanted.keys():
+                if one not in ("window", "nperseg"):  # the same, by other names
+                    assert had[one].default == wanted[one].default, (name, one)
+
+
 def test_a_shift_turns_the_spectrum(dev, rng):
     for n, by in ((12, 5), (31, 1), (64, 63)):
         x = complex_normal(rng, n)
@@ -148,7 +216,7 @@ def test_operands_that_cannot_be_are_refused_by_name(dev):
         dp.fft.fft(dev.zeros((3, 0)))
     with pytest.raises(BadRequest, match="a: got 1 elements along axis 0 of a; expected two or more, for C2R, or s"):
         dp.fft.irfft(dev.zeros((1,), "c64"))
-    with pytest.raises(BadRequest, match="axes: got -1; expected none: a has no axes"):
+    with pytest.raises(BadRequest, match="axis: got -1; expected none: a has no axes"):
         dp.fft.fft(dev.array(np.array(1.0)))
     with pytest.raises(BadRequest, match=r"a: got f8e4m3.* expected c64, c128, f32"):
         dp.fft.fft(dev.zeros((4,), "f8e4m3"))
@@ -284,3 +352,40 @@ def test_convolutions_that_cannot_be_are_refused_by_name(dev):
 
 def test_fast_lengths_are_the_next_without_a_large_prime():
     assert [dp.signal.next_fast_len(n) for n in (1, 11, 13, 97, 1021, 2**20)] == [1, 12, 14, 98, 1024, 2**20]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda x: dp.fft.fft(x, n="4"), "n: got '4'; expected a whole number from 1"),
+        (lambda x: dp.fft.fft(x, n=[]), r"n: got \[\]"),
+        (lambda x: dp.fft.fft(x, n=-1), "n: got -1"),
+        (lambda x: dp.fft.irfft(x, -1), "n: got -1"),
+        (lambda x: dp.fft.fft(x, axis=9), "axis: got 9; expected a whole number from -1 to 0"),
+        (lambda x: dp.fft.fft(x, axis=()), r"axis: got \(\)"),
+        (lambda x: dp.fft.fftn(x, axes=(9,)), "axes: got 9"),
+        (lambda _: dp.fft.fftshift([1, 2, 3]), "x: got a list; expected a tensor, or an array of another library"),
+        (lambda _: dp.fft.fftshift(np.array(5.0)), "x: got no axes"),
+        (lambda x: dp.fft.fftshift(x, axes=(0, 0)), r"axes: got \(0, 0\); expected each axis once"),
+        (lambda x: dp.fft.ifftshift(x, axes=3), "axes: got 3"),
+        (lambda _: dp.fft.fftfreq(8, 0), "d: got 0; expected a finite number other than 0"),
+        (lambda _: dp.fft.rfftfreq(8, "a"), "d: got 'a'; expected a number"),
+        (lambda _: dp.fft.fftfreq(4, device=5), "device: got 5; expected a Device or its name"),
+        (lambda x: dp.fft.dct(x, orthogonalize="no"), "orthogonalize: got 'no'; expected a bool"),
+    ],
+)
+def test_a_refusal_names_the_argument_as_numpy_does(call, said, dev):
+    with pytest.raises(BadRequest, match=said):
+        call(dev.array(np.arange(6.0)))
+
+
+@pytest.mark.parametrize("kind", [1, 2, 3, 4])
+def test_cosine_transforms_take_arrays_of_others(kind, rng):
+    fft = pytest.importorskip("scipy.fft")
+    torch = pytest.importorskip("torch")
+    x = rng.standard_normal((3, 8))
+    for name in ("dct", "dst", "idct", "idst"):
+        expected = getattr(fft, name)(x, kind)
+        for _ in range(2):
+            np.testing.assert_allclose(getattr(dp.fft, name)(x, kind), expected, atol=1e-12)
+            np.testing.assert_allclose(getattr(dp.fft, name)(torch.tensor(x), kind), expected, atol=1e-12)

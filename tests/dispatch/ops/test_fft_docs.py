@@ -12,9 +12,12 @@ import dispatch as dp
 TEXT = (Path(__file__).parents[3] / "docs" / "fft.md").read_text(encoding="utf-8")
 
 
-def test_the_example_prints_what_stands_below_it():
+EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", TEXT, re.DOTALL)
+
+
+@pytest.mark.parametrize(("program", "output"), EXAMPLES, ids=["transforms", "callbacks"])
+def test_an_example_prints_what_stands_below_it(program, output):
     pytest.importorskip("scipy")
-    program, output = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", TEXT, re.DOTALL).groups()
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(program, "docs/fft.md", "exec"), {})

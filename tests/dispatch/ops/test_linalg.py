@@ -16,7 +16,8 @@ from dispatch.libraries.cusolver import reductions
 from dispatch.libraries.cusolver.copies import SOURCE, options
 from dispatch.ops import FAMILIES
 from dispatch.ops.linalg.cases import F, cases, check
-from dispatch.ops.linalg.residuals import THRESHOLD, residuals
+from dispatch.ops.linalg.norms import THRESHOLD
+from dispatch.ops.linalg.residuals import residuals
 from dispatch.row_check import check_row
 from dispatch.testing.memory import Mismatch
 

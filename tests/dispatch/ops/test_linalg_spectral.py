@@ -1,8 +1,10 @@
 """Eigenvalues in SciPy's and NumPy's words: some of them, those of pairs of matrices; refusals and what fails."""
 
 import ctypes
+import importlib.util
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +14,20 @@ from cudabind.errors import LibraryNotFound
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.keys import C64, C128, F32, F64
 from dispatch.libraries.cusolver.copies import Strides, options
-from dispatch.libraries.cusolver.spectra import SPECTRA, FromPairs, KeepFirst, SwapStatus, TakeNearest
+from dispatch.libraries.cusolver.spectra import (
+    SPECTRA,
+    ClearNonfinite,
+    FromPairs,
+    KeepFirst,
+    MarkUnconverged,
+    SwapStatus,
+    TakeNearest,
+)
 
-KERNELS = (FromPairs.kernel, KeepFirst.kernel, SwapStatus.kernel, TakeNearest.kernel)
+spec = importlib.util.spec_from_file_location("blocks_on_cpu", Path(__file__).with_name("blocks_on_cpu.py"))
+blocks_on_cpu = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(blocks_on_cpu)
+KERNELS = [step.kernel for step in (ClearNonfinite, FromPairs, KeepFirst, MarkUnconverged, SwapStatus, TakeNearest)]
 DTYPES = ("f4", "f8", "c8", "c16")
 
 
@@ -255,3 +268,34 @@ def test_each_eigenvalue_takes_the_nearest_that_is_left(dtype, tmp_path, rng):
         taken = [int((source[number] == target[number][:, i]).all(axis=1).argmax()) for i in range(n)]
         assert sorted(taken) == list(range(n))
         np.testing.assert_array_equal(values[number][orders[number]][taken], values[number])
+
+
+@pytest.mark.parametrize("dtype", [F32, C128])
+def test_matrices_that_are_not_finite_are_cleared_whole_and_no_others(dtype, tmp_path, rng):
+    """The kernels by blocks of several threads that wait for each other."""
+    if not shutil.which("g++"):
+        pytest.skip("g++ is not installed")
+    source = 'extern "C" double hypot(double, double);' + SPECTRA
+    blocks = blocks_on_cpu.InBlocks(tmp_path)
+    bad = [1, 4, 6]
+    # By columns with a gap behind each and behind each matrix, in which a NaN is nobody's.
+    room = drawn(rng, "c16" if dtype is C128 else "f4", (7, 4, 6))
+    room[:, :, 5] = np.nan
+    a, given = room[:, :, :5].mT, room.copy()
+    a[1, 4, 3], a[4, 0, 0], a[6, 2, 1] = np.nan, np.inf, -np.inf
+    if dtype is C128:
+        a[4, 0, 0] = complex(0, np.inf)
+    flags, info = np.full(7, 9, np.int32), np.array([0, 0, 3, 0, 2, 0, 0], np.int32)
+    values = (ctypes.c_void_p(room.ctypes.data), ctypes.c_void_p(flags.ctypes.data), *map(ctypes.c_int64, (5, 4, 7)))
+    parameters = ["Element* source", "int* flags", "Int rows", "Int cols", "Int batch", "Strides at"]
+    blocks.launched(source, "clear_nonfinite", options(dtype), parameters, (3, 32), (*values, Strides(1, 6, 24)))
+    assert np.flatnonzero(flags).tolist() == bad
+    assert set(flags.tolist()) == {0, 1}
+    given[bad, :, :5] = 0
+    np.testing.assert_array_equal(room, given)
+    values = (ctypes.c_void_p(info.ctypes.data), ctypes.c_void_p(flags.ctypes.data), ctypes.c_int64(7))
+    parameters = ["int* info", "const int* flags", "Int batch"]
+    blocks = blocks_on_cpu.InBlocks(tmp_path / "mark")
+    blocks.folder.mkdir()
+    blocks.launched(source, "mark_unconverged", options(dtype), parameters, (1, 32), values)
+    assert info.tolist() == [0, 1, 3, 0, 1, 0, 1]

@@ -1,5 +1,6 @@
 """Requests for random numbers on the host; Philox's kernels compiled for the CPU; refusals."""
 
+import ctypes
 import importlib.util
 import json
 from pathlib import Path
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 import dispatch as dp
+from cudabind.errors import LibraryNotFound
+from cudabind.sys import curand
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST
 from dispatch.libraries.nvrtc.philox import philox
@@ -216,7 +219,7 @@ def test_dimensions_of_quasi_random_numbers_are_the_first_axis(dev):
         (lambda _: dp.random_uniform("host", 3), "on", "a Device"),
         (lambda d: dp.random_uniform(d, 3, low=2.0, high=1.0), "low", "no more than high, 1.0"),
         (lambda d: dp.random_uniform(d, 3, low=float("nan")), "low", "a finite number"),
-        (lambda d: dp.random_uniform(d, 3, low=-1e308, high=1e308), "high", "a float can hold"),
+        (lambda d: dp.random_uniform(d, 3, low=-1e308, high=1e308, out_dtype="f64"), "high", "f64 can hold"),
         (lambda d: dp.random_uniform(d, 3, interval="[0,1]"), "interval", '"(0,1]" or "[0,1)"'),
         (lambda d: dp.random_uniform(d, 3, out_dtype="i32"), "out_dtype", "f32 or f64 or f16 or bf16"),
         (lambda d: dp.random_bits(d, 3, out_dtype="f32"), "out_dtype", "u32 or u64"),
@@ -233,8 +236,8 @@ def test_dimensions_of_quasi_random_numbers_are_the_first_axis(dev):
         (lambda d: dp.random_uniform(d, 3, out=d.empty((4,))), "out", "f32[3]"),
         (lambda d: dp.random_uniform(d, 3, out=d.empty((6,))[::2]), "out", "C order"),
         (lambda d: dp.random.Generator(0.5, device=d), "seed", "a whole number"),
-        (lambda d: dp.random.Generator(1, "sobol32", device=d), "seed", "from 0 to 0"),
-        (lambda d: dp.random.Generator(1, device=d).random(5, "c64"), "out_dtype", "f32 or f64"),
+        (lambda d: dp.random.Generator(1, "sobol32", device=d), "seed", "None: SOBOL32 has no seed"),
+        (lambda d: dp.random.Generator(1, device=d).random(5, "c64"), "dtype", "f32 or f64"),
         (lambda d: dp.random.Generator(bit_generator="sobol32", device=d).spawn(2), "bit_generator", "offset="),
     ],
 )
@@ -250,6 +253,44 @@ def test_what_no_row_takes_says_what_would_do(dev):
         dp.random_exponential(dev, 3, bit_generator="xorwow")
     with pytest.raises(NoRow, match="needs u32 of XORWOW, has u64"):
         dp.random_bits(dev, 3, bit_generator="xorwow", out_dtype="u64")
+
+
+REFUSED = [("mt19937", "BEST"), *((name, "SEEDED") for name in ("mrg32k3a", "mtgp32", "mt19937", "philox"))]
+REFUSED += [(name, "DYNAMIC") for name in ("xorwow", "mrg32k3a", "mtgp32", "mt19937", "philox")]
+
+
+@pytest.mark.parametrize(("name", "ordering"), REFUSED)
+def test_an_ordering_that_curand_has_not_on_the_host_is_refused(name, ordering, dev):
+    with pytest.raises(NoRow, match=rf"needs ordering [\w, ]+(or|of) \w+, has (it of|{ordering})"):
+        dp.random_bits(dev, 10, 3, bit_generator=name, ordering=ordering)
+
+
+@pytest.mark.parametrize("ordering", ["DEFAULT", "BEST", "LEGACY", "SEEDED"])
+@pytest.mark.parametrize(  # MT19937's states take ten seconds, MRG32K3A's three
+    "name", ["xorwow", "mtgp32", "philox", pytest.param("mrg32k3a", marks=pytest.mark.exhaustive)]
+)
+def test_orderings_are_those_of_curands_host_generators(name, ordering, dev):
+    if (name, ordering) in REFUSED:
+        return
+    made = dp.random_bits(dev, 5000, 3, bit_generator=name, ordering=ordering).numpy()
+    kind = BitGenerator["PHILOX4_32_10" if name == "philox" else name.upper()]
+    handle, right = curand.curandGenerator_t(), np.empty(5000, "u4")
+    try:
+        curand.curandCreateGeneratorHost(ctypes.byref(handle), curand.curandRngType_t(int(kind)))
+    except LibraryNotFound as error:
+        pytest.skip(str(error))
+    curand.curandSetGeneratorOrdering(handle, getattr(curand.curandOrdering_t, f"CURAND_ORDERING_PSEUDO_{ordering}"))
+    curand.curandSetPseudoRandomGeneratorSeed(handle, 3)
+    curand.curandGenerate(handle, right.ctypes.data_as(ctypes.POINTER(ctypes.c_uint32)), 5000)
+    curand.curandDestroyGenerator(handle)
+    np.testing.assert_array_equal(made, right)
+    part = dp.random_bits(dev, 100, 3, 4321, bit_generator=name, ordering=ordering).numpy()
+    np.testing.assert_array_equal(part, right[4321:4421])
+
+
+def test_seeded_numbers_are_others_than_the_default_ones(dev):
+    one, other = (dp.random_bits(dev, 64, 3, bit_generator="xorwow", ordering=o).numpy() for o in ("seeded", "default"))
+    assert (one == other).sum() == 1  # the first state is that of the seed in both
 
 
 # -- Generator --------------------------------------------------------------------------------------------------------

@@ -159,3 +159,44 @@ def test_signals_and_spectra_that_cannot_be_are_refused_by_name(dev):
         dp.signal.istft(dev.zeros((9, 4)))
     with pytest.warns(UserWarning, match="nperseg is 10, and the signal has 1 elements"):
         assert dp.signal.stft(dev.zeros((1,)), nperseg=10)[2].shape == (1, 1)
+
+
+@pytest.mark.parametrize("kind", ["i4", "i8", "u1", "?", "f2"])
+def test_spectra_of_whole_numbers_and_of_16_bits_are_scipys(kind, dev, rng):
+    x = rng.integers(0, 9, 700).astype(kind)
+    given, same = dev.array(x), x.astype("f4" if kind == "f2" else "f8")
+    close(dp.signal.welch(given)[1].numpy(), signal.welch(same)[1])
+    for choices in ({"detrend": "constant"}, {"boundary": "odd"}, {"boundary": "odd", "detrend": "constant"}, {}):
+        close(dp.signal.stft(given, nperseg=32, **choices)[2].numpy(), signal.stft(same, nperseg=32, **choices)[2])
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+def test_times_of_an_inverse_stand_where_scipy_has_them(order, rng):
+    z = signal.stft(rng.standard_normal((2, 104)), nperseg=16)[2].transpose(order)
+    times, frequencies = order.index(2), order.index(1)
+    expected = signal.istft(z, nperseg=16, time_axis=times, freq_axis=frequencies)[1]
+    for by in (0, -3):
+        found = dp.signal.istft(z, nperseg=16, time_axis=times + by, freq_axis=frequencies + by)[1]
+        close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda x, _: dp.signal.stft(x, fs=0), "fs: got 0; expected a finite number above 0"),
+        (lambda x, _: dp.signal.stft(x, fs=-1), "fs: got -1"),
+        (lambda x, _: dp.signal.welch(x, fs=float("nan")), "fs: got nan"),
+        (lambda _, z: dp.signal.istft(z, fs=0), "fs: got 0"),
+        (lambda _, z: dp.signal.istft(z, time_axis=5), "time_axis: got 5"),
+        (lambda _, z: dp.signal.istft(z, boundary=2), "boundary: got 2; expected a bool"),
+        (lambda x, _: dp.signal.stft(x, padded=3), "padded: got 3; expected a bool"),
+        (lambda x, _: dp.signal.welch(x, return_onesided=2), "return_onesided: got 2; expected a bool"),
+        (lambda *_: dp.signal.fftconvolve([1, 2], [3]), "in1: got a list; expected a tensor"),
+        (lambda x, _: dp.signal.oaconvolve(x, 2), "in2: got a int; expected a tensor"),
+        (lambda x, _: dp.signal.fftconvolve(x[0], x[0]), "in1: got no axes"),
+    ],
+)
+def test_arguments_that_mean_nothing_are_refused_by_name(call, said, dev):
+    z = dev.array(signal.stft(np.ones(64), nperseg=16)[2])
+    with pytest.raises(BadRequest, match=said):
+        call(dev.array(np.ones(64)), z)

@@ -37,6 +37,27 @@ def test_a_gpu_gives_the_hosts_bits(name, draw, gpu):
         np.testing.assert_array_equal(there, here)
 
 
+@pytest.mark.parametrize(
+    ("name", "ordering"),
+    [("philox", "legacy"), ("xorwow", "legacy"), ("xorwow", "seeded"), ("mrg32k3a", "legacy"), ("mt19937", "legacy")],
+)
+def test_orderings_that_every_device_has_are_the_hosts(name, ordering, gpu):
+    given = {"bit_generator": name, "ordering": ordering, "library": "curand"}
+    there, here = (dp.random_bits(dev, 50_001, 7, **given).numpy() for dev in (gpu, dp.device("host")))
+    np.testing.assert_array_equal(there, here)
+
+
+@pytest.mark.parametrize("ordering", ["best", "dynamic"])
+@pytest.mark.parametrize("name", ["philox", "xorwow", "mrg32k3a"])
+def test_orderings_of_a_gpu_are_the_same_in_parts_and_again(name, ordering, gpu):
+    given = {"bit_generator": name, "ordering": ordering, "library": "curand"}
+    whole = dp.random_bits(gpu, 50_001, 7, **given).numpy()
+    np.testing.assert_array_equal(dp.random_bits(gpu, 50_001, 7, **given).numpy(), whole)
+    for offset, size in ((0, 1000), (1000, 3), (4097, 20_000)):
+        part = dp.random_bits(gpu, size, 7, offset, **given).numpy()
+        np.testing.assert_array_equal(part, whole[offset : offset + size])
+
+
 @pytest.mark.parametrize("name", ["philox", "xorwow", "mrg32k3a", "sobol32", "sobol64"])
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_normal_numbers_of_a_gpu_are_the_hosts_but_for_rounding(name, dtype, gpu):

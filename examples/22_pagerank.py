@@ -7,7 +7,7 @@ the matrix of links, and `y` for what is added; nothing waits for the GPU before
 characters of Les Misérables, by the chapters they share (networkx has it); the ranks are networkx's own to 1e-9. The
 large one is drawn by a power law, and its ranks are held against SciPy's products.
 
-    python examples/21_pagerank.py --device cuda:0
+    python examples/22_pagerank.py --device cuda:0
 """
 
 from __future__ import annotations

@@ -1,0 +1,374 @@
+"""CUDA C++ of load and store callbacks: a user's lines, and around them what leads from cuFFT's offset to his element.
+
+cuFFT is told of dense operands, whatever lies in memory: it reads and writes elements through callbacks alone, by the
+offset that they would have there (`counted`). From it come the element's coordinates, its number in C order, which is
+the user's `i`, and its place in the tensor (`memory`). So strides, gaps, dtypes and zeros that fill up cost no pass.
+Nothing here calls a library, and nothing here knows a request. Follows
+https://docs.nvidia.com/cuda/cufft/#cufft-callback-routines.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from dispatch.device.layout import c_strides
+from dispatch.keys import BF16, BOOL, C64, C128, F16, F32, F64, I8, I32, I64, U8, U32, U64
+
+if TYPE_CHECKING:
+    from dispatch.keys import Dtype
+    from dispatch.libraries.cufft.layouts import View
+    from dispatch.libraries.cufft.moves import Hermitian
+
+__all__ = ["HEADER", "NUMBERS", "OPTIONS", "RESERVED", "STORED", "TELL", "WORDS", "Operand", "Side", "source_of"]
+
+WORDS = 32  # of 8 bytes that a callback finds: addresses and numbers
+SMALL = 1 << 31
+OPTIONS = ("-std=c++17", "-diag-suppress=177", "-diag-error=940")  # what is unused; lines that return nothing
+NUMBERS = {F32: "float", F64: "double", C64: "ComplexOf<float>", C128: "ComplexOf<double>", I8: "signed char",
+           U8: "unsigned char", BOOL: "unsigned char", I32: "int", U32: "unsigned", I64: "long long",
+           U64: "unsigned long long"}  # fmt: skip
+STORED = {**NUMBERS, F16: "unsigned short", BF16: "unsigned short"}
+RESERVED = frozenset({"x", "raw", "i", "at", "shape", "rank", "user", "Real", "Complex", "ComplexOf", "Result",
+                      "Stored", "Number", "Value", "Index", "Block", "bits_of", "half_of", "brain_of", "conj", "real",
+                      "imag", "norm", "abs"})  # fmt: skip
+
+# Friends rather than templates, so that `x * 2` and `x * window[i]` convert what is real as C++ does.
+HEADER = r"""
+template <class T> struct alignas(2 * sizeof(T)) ComplexOf {
+    T x, y;
+    ComplexOf() = default;
+    __device__ ComplexOf(T real, T imaginary = 0) : x(real), y(imaginary) {}
+    friend __device__ ComplexOf operator+(ComplexOf a, ComplexOf b) { return ComplexOf(a.x + b.x, a.y + b.y); }
+    friend __device__ ComplexOf operator-(ComplexOf a, ComplexOf b) { return ComplexOf(a.x - b.x, a.y - b.y); }
+    friend __device__ ComplexOf operator-(ComplexOf a) { return ComplexOf(-a.x, -a.y); }
+    friend __device__ ComplexOf operator*(ComplexOf a, ComplexOf b)
+    {
+        return ComplexOf(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x);
+    }
+    friend __device__ ComplexOf operator*(ComplexOf a, T b) { return ComplexOf(a.x * b, a.y * b); }
+    friend __device__ ComplexOf operator*(T a, ComplexOf b) { return ComplexOf(a * b.x, a * b.y); }
+    friend __device__ ComplexOf operator/(ComplexOf a, T b) { return ComplexOf(a.x / b, a.y / b); }
+    friend __device__ ComplexOf conj(ComplexOf a) { return ComplexOf(a.x, -a.y); }
+    friend __device__ T real(ComplexOf a) { return a.x; }
+    friend __device__ T imag(ComplexOf a) { return a.y; }
+    friend __device__ T norm(ComplexOf a) { return a.x * a.x + a.y * a.y; }
+    friend __device__ T abs(ComplexOf a) { return hypot(a.x, a.y); }
+};
+static __device__ double bits_of(unsigned long long word)
+{
+    union { unsigned long long word; double number; } both;
+    both.word = word;
+    return both.number;
+}
+static __device__ float half_of(unsigned short bits)
+{
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    union { unsigned word; float number; } both;
+    both.word = exponent == 31 ? 0x7f800000u | unsigned(fraction) << 13
+                               : unsigned(exponent + 112) << 23 | unsigned(fraction) << 13;
+    const float size = exponent ? both.number : fraction * 5.9604644775390625e-8f;
+    return bits >> 15 ? -size : size;
+}
+static __device__ float brain_of(unsigned short bits)
+{
+    union { unsigned word; float number; } both;
+    both.word = unsigned(bits) << 16;
+    return both.number;
+}
+struct Block { unsigned long long word[32]; };
+"""
+
+# What callbacks find in device memory, written in the order of the stream: launches before have read theirs by then.
+TELL = r"""
+struct Blocks { unsigned long long word[64]; };
+extern "C" __global__ void tell(Blocks* at, Blocks given) { at->word[threadIdx.x] = given.word[threadIdx.x]; }
+"""
+
+
+class Operand(NamedTuple):
+    """What a user's lines name: a tensor of a dtype, or a number, "int", "long long", "Real" or "Complex".
+
+    With `strides`, one for each axis of the transform's tensor, they have the tensor's element that is at theirs.
+    """
+
+    name: str
+    kind: Dtype | str
+    strides: tuple[int, ...] | None = None
+
+    @property
+    def words(self) -> int:
+        return 2 if self.is_number and self.kind == "Complex" else 1
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is given by value; a Dtype is equal to its names, of which "complex" is one."""
+        return isinstance(self.kind, str)
+
+    @property
+    def declared(self) -> str:
+        kind = self.kind if isinstance(self.kind, str) else NUMBERS[self.kind]
+        is_pointer = not self.is_number and self.strides is None
+        return f"const {kind}* {self.name}" if is_pointer else f"{kind} {self.name}"
+
+    def taken(self, word: int, shape: tuple[int, ...]) -> str:
+        """The expression that finds it."""
+        at = f"block->word[{word}]"
+        if self.is_number:
+            whole = f"({self.kind}){at}"
+            real = f"Real(bits_of({at}))"
+            both = f"Complex({real}, Real(bits_of(block->word[{word + 1}])))"
+            return {"Real": real, "Complex": both}.get(str(self.kind), whole)
+        pointer = f"(const {NUMBERS[self.kind]}*){at}"  # type: ignore[index]  # it is a dtype
+        return pointer if self.strides is None else f"({pointer})[{_sum(shape, self.strides, 'long long')}]"
+
+
+class Side(NamedTuple):
+    """One side of a transform.
+
+    Attributes:
+        name: "load" or "store".
+        code: the body of the user's function; "" leaves elements as they are.
+        operands: what it names, in the order of their words behind that of the tensor's address.
+        memory: the tensor.
+        counted: a dense view of the transform's extents, whose offsets cuFFT gives.
+        real: f32 or f64, which is computed in.
+        number: the dtype of cuFFT's elements.
+        value: the dtype of what the user's function has of the transform: "x" of a store, what a load returns.
+        is_direct: whether cuFFT itself has the tensor's address.
+        factor, conj: of the transform's numbers: behind the user's function in a load, before it in a store.
+        hermitian: of which axes a half spectrum is made that of real numbers.
+    """
+
+    name: str
+    code: str
+    operands: tuple[Operand, ...]
+    memory: View
+    counted: View
+    real: Dtype
+    number: Dtype
+    value: Dtype
+    is_direct: bool
+    factor: float = 1.0
+    conj: bool = False
+    hermitian: Hermitian | None = None
+
+    @property
+    def elements(self) -> int:
+        """How many cuFFT counts."""
+        return math.prod(self.counted.shape)
+
+    @property
+    def symbol(self) -> str:
+        return f"dispatch_{self.name}"
+
+
+def source_of(side: Side) -> str:
+    """The program of a callback, and of the pass that does the same without cuFFT's: `load_pass` or `store_pass`."""
+    taken, word = [], 1
+    for operand in side.operands:
+        taken.append(operand.taken(word, side.memory.shape))
+        word += operand.words
+    rank = max(1, len(side.memory.shape))
+    wide = max(side.elements, math.prod(side.memory.shape)) >= SMALL
+    parts = {
+        "INDEX": "long long" if wide else "int",
+        "REAL": NUMBERS[side.real],
+        "NUMBER": "Complex" if side.number.is_complex else "Real",
+        "PAIR": ("double2" if side.real is F64 else "float2") if side.number.is_complex else NUMBERS[side.real],
+        "STORED": STORED[side.memory.dtype],
+        "VALUE": "Complex" if side.value.is_complex else "Real",
+        "RANK": str(rank),
+        "SHAPE": ", ".join(map(str, side.memory.shape or (1,))),
+        "DECLARED": "".join(f", {operand.declared}" for operand in side.operands),
+        "TAKEN": "".join(f", {one}" for one in taken),
+        "CODE": side.code.rstrip("\n") or "return x;",
+        "COORDINATES": _coordinates(side),
+        "ORDER": _order(side),
+        "PLACE": _place(side),
+        "TENSOR": "data" if side.is_direct else "block->word[0]",
+    }
+    text, more = (LOAD, _load_parts(side)) if side.name == "load" else (STORE, _store_parts(side))
+    parts |= more
+    return HEADER + re.sub(r"\$([A-Z]+)\$", lambda found: parts[found.group(1)], text)
+
+
+def _load_parts(side: Side) -> dict[str, str]:
+    dtype, pair = side.memory.dtype, "double2" if side.real is F64 else "float2"
+    limits = [
+        f"at[{axis}] >= {there}"
+        for axis, (there, wanted) in enumerate(zip(side.memory.shape, side.counted.shape, strict=True))
+        if there < wanted
+    ]
+    value = {F16: "half_of(raw)", BF16: "brain_of(raw)"}.get(dtype, "raw")
+    x = "Complex" if dtype.is_complex else "Real"
+    return {
+        "X": x,
+        "READ": f"Complex(Real({value}.x), Real({value}.y))" if dtype.is_complex else f"Real({value})",
+        "OUTSIDE": f"if ({' || '.join(limits)}) return Number(0);" if limits else "",
+        "HERMITIAN": _hermitian(side),
+        "CONJ": "found = conj(found);" if side.conj else "",
+        "MULTIPLIED": "found" if side.factor == 1 else f"found * Real({side.factor!r})",
+        "GIVEN": f"{pair}{{y.x, y.y}}" if side.number.is_complex else "y",
+    }
+
+
+def _store_parts(side: Side) -> dict[str, str]:
+    lines = [] if side.factor == 1 else [f"y = y * Real({side.factor!r});"]
+    lines += ["y = conj(y);"] if side.conj else []
+    return {
+        "CHANGED": " ".join(lines),
+        "X": "y.x" if side.number.is_complex and not side.value.is_complex else "y",
+        "RECEIVED": "Number(y.x, y.y)" if side.number.is_complex else "y",
+        "RESULT": "Result" if side.code else "Value",
+        "RETURNED": "bool" if side.memory.dtype is BOOL else "Stored",
+        "WRITTEN": "Stored(found.x, found.y)" if side.memory.dtype.is_complex else "Stored(found)",
+    }
+
+
+def _coordinates(side: Side) -> str:
+    """The element's place along each axis of the dense operand that cuFFT counts in."""
+    shape, strides = side.counted.shape, side.counted.strides
+    if not shape:
+        return "at[0] = 0;"
+    outermost = max((axis for axis in range(len(shape)) if shape[axis] > 1), key=strides.__getitem__, default=0)
+    lines = []
+    for axis, (extent, stride) in enumerate(zip(shape, strides, strict=True)):
+        divided = "Index(offset)" if stride == 1 else f"Index(offset) / {stride}"
+        whole = divided if axis == outermost else f"({divided}) % {extent}"
+        lines.append(f"at[{axis}] = {'0' if extent == 1 else whole};")
+    return " ".join(lines)
+
+
+def _order(side: Side) -> str:
+    """The number of the element in C order, in the tensor."""
+    return _at(side, c_strides(side.memory.shape), "Index")
+
+
+def _place(side: Side) -> str:
+    return _at(side, side.memory.strides, "long long")
+
+
+def _at(side: Side, strides: tuple[int, ...], kind: str) -> str:
+    """The offset itself where the tensor has such strides: coordinates that nobody asks for are not computed."""
+    shape, counted = side.memory.shape, side.counted
+    axes = zip(counted.shape, counted.strides, strides, strict=True)
+    if shape == counted.shape and side.hermitian is None and all(n == 1 or one == other for n, one, other in axes):
+        return f"({kind})offset"
+    return _sum(shape, strides, kind)
+
+
+def _sum(shape: tuple[int, ...], strides: tuple[int, ...], kind: str) -> str:
+    terms = [
+        f"({kind})at[{axis}] * {stride}"
+        for axis, (extent, stride) in enumerate(zip(shape, strides, strict=True))
+        if extent > 1 and stride
+    ]
+    return " + ".join(terms) or "0"
+
+
+def _hermitian(side: Side) -> str:
+    """The part of a spectrum that is that of real numbers, where it is its own mirror image."""
+    made = side.hermitian
+    if made is None:
+        return ""
+    edge = f"if (at[{made.axis}] == 0 || 2 * at[{made.axis}] == {made.size})"
+    if not made.others:
+        return f"{edge} found.y = 0;"
+    shape = side.counted.shape
+    turned = " ".join(f"other[{k}] = at[{k}] ? {shape[k]} - at[{k}] : 0;" for k in made.others)
+    copied = " ".join(f"other[{k}] = at[{k}];" for k in range(len(shape)))
+    return f"""{edge} {{
+        Index other[{len(shape)}]; {copied} {turned}
+        const Number beside = element(tensor, other, offset, block);
+        found = Number(found.x / 2 + beside.x / 2, found.y / 2 - beside.y / 2);
+    }}"""
+
+
+COMMON = r"""
+typedef $REAL$ Real;
+typedef ComplexOf<Real> Complex;
+typedef $INDEX$ Index;
+typedef $STORED$ Stored;
+typedef $NUMBER$ Number;
+typedef $VALUE$ Value;
+"""
+LOAD = (
+    COMMON
+    + r"""
+static __device__ Value user($X$ x, Stored raw, Index i, const Index* at$DECLARED$)
+{
+    const int rank = $RANK$;
+    const Index shape[] = {$SHAPE$};
+#line 1 "load"
+$CODE$
+}
+#line 1 "dispatch"
+static __device__ Number element(
+    const Stored* tensor, const Index* at, unsigned long long offset, const Block* block)
+{
+    $OUTSIDE$
+    const Index i = $ORDER$;
+    const Stored raw = tensor[$PLACE$];
+    return Number(user($READ$, raw, i, at$TAKEN$));
+}
+
+static __device__ Number loaded(const void* data, unsigned long long offset, const Block* block)
+{
+    Index at[$RANK$];
+    $COORDINATES$
+    const Stored* tensor = (const Stored*)$TENSOR$;
+    Number found = element(tensor, at, offset, block);
+    $HERMITIAN$
+    $CONJ$
+    return $MULTIPLIED$;
+}
+
+__device__ $PAIR$ dispatch_load(void* data, unsigned long long offset, void* info, void*)
+{
+    const Number y = loaded(data, offset, (const Block*)info);
+    return $GIVEN$;
+}
+
+extern "C" __global__ void load_pass(const Stored* data, Number* target, long long count, Block block)
+{
+    const long long offset = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    if (offset < count) target[offset] = loaded(data, offset, &block);
+}
+"""
+)
+STORE = (
+    COMMON
+    + r"""
+typedef $RETURNED$ Result;
+static __device__ $RESULT$ user(Value x, Index i, const Index* at$DECLARED$)
+{
+    const int rank = $RANK$;
+    const Index shape[] = {$SHAPE$};
+#line 1 "store"
+$CODE$
+}
+#line 1 "dispatch"
+static __device__ void stored(void* data, unsigned long long offset, Number y, const Block* block)
+{
+    Index at[$RANK$];
+    $COORDINATES$
+    $CHANGED$
+    const Index i = $ORDER$;
+    const $RESULT$ found = user(Value($X$), i, at$TAKEN$);
+    ((Stored*)$TENSOR$)[$PLACE$] = $WRITTEN$;
+}
+
+__device__ void dispatch_store(void* data, unsigned long long offset, $PAIR$ y, void* info, void*)
+{
+    stored(data, offset, $RECEIVED$, (const Block*)info);
+}
+
+extern "C" __global__ void store_pass(const Number* source, Stored* data, long long count, Block block)
+{
+    const long long offset = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    if (offset < count) stored(data, offset, source[offset], &block);
+}
+"""
+)

@@ -1,0 +1,201 @@
+"""cuFFT's transforms with load and store callbacks: compiled to LTO-IR by NVRTC, linked into its kernels by cuFFT.
+
+`cufftXtSetJITCallback` takes a callback once, between `cufftCreate` and the making of the plan, and with it one address
+of device memory for as long as the plan is there. What callbacks find at it, the addresses and numbers of a call, a
+kernel of ours writes before each transform, in the order of the stream: `Tell`. It is given them by value, so that a
+call that is still to run keeps its own, and a recorded one has them in a graph's node, where they follow its operands.
+
+Where cuFFT takes no callbacks, `passes` has the same functions as kernels around a transform without any. Follows
+https://docs.nvidia.com/cuda/cufft/#lto-load-and-store-callback-routines.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudabind import driver, nvjitlink, nvrtc
+from cudabind.errors import LibraryNotFound
+from cudabind.sys import cufft
+from dispatch.errors import Refused
+from dispatch.keys import F32
+from dispatch.libraries.cufft.callback_source import OPTIONS, TELL, WORDS, Side, source_of
+from dispatch.libraries.cufft.transforms import Routine, Transform
+from dispatch.libraries.nvrtc.compiled import compiled
+from dispatch.libraries.nvrtc.kernel import loaded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.libraries.cufft.layouts import Laid
+
+__all__ = ["FusedTransform", "Given", "Pass", "Written", "routine", "why_not"]
+
+SINCE = 11_300  # cuFFT's version: that of CUDA 12.6 Update 2
+THREADS = 256
+LTO = ("-dlto", "-rdc=true")
+TYPES = {"load": "LD", "store": "ST"}
+PLACES = {"load": 0, "store": WORDS}  # the first word of each
+
+Number = int | float | complex
+
+
+class Written(NamedTuple):
+    """What is written for a callback: the address of an operand, so many bytes behind it, or a number."""
+
+    operand: int | None
+    offset: int = 0
+    number: Number = 0
+
+
+class Given(NamedTuple):
+    """A side of a transform, and its words in their order, the tensor's address first."""
+
+    side: Side
+    words: tuple[Written, ...]
+
+
+@cache
+def why_not() -> str:
+    """Why cuFFT takes no callbacks here; "" where it does.
+
+    It links them by nvJitLink, which must be no older than the NVRTC that compiled them.
+    """
+    version = ctypes.c_int()
+    cufft.cufftGetVersion(ctypes.byref(version))
+    if version.value < SINCE:
+        return f"cuFFT {_words(version.value)} takes no callbacks as LTO-IR: 11.3, of CUDA 12.6 Update 2, is the first"
+    try:
+        linker, compiler = nvjitlink.nvJitLinkVersion(), nvrtc.nvrtcVersion()
+    except LibraryNotFound as error:
+        return f"cuFFT links callbacks by nvJitLink: {error}"
+    linker, compiler = tuple(linker)[:2], tuple(compiler)[:2]
+    if linker[0] != compiler[0] or linker < compiler:
+        found = f"nvJitLink {'.'.join(map(str, linker))} and NVRTC {'.'.join(map(str, compiler))}"
+        return f"cuFFT links callbacks by an nvJitLink that is no older than NVRTC: there are {found}"
+    return ""
+
+
+def _words(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 100}.{version % 100}"
+
+
+def routine(side: Side, arch: str) -> Routine:
+    """A side's callback for an architecture, as `cufftXtSetJITCallback` takes it; Refused without NVRTC.
+
+    Raises NvrtcError, with the compiler's messages, where the user's lines do not compile: "load(1): error: …".
+    """
+    kind = f"CUFFT_CB_{TYPES[side.name]}_{'COMPLEX' if side.number.is_complex else 'REAL'}"
+    kind += "" if side.real is F32 else "_DOUBLE"
+    try:
+        code = compiled(source_of(side), side.symbol, (f"-arch={arch}", *OPTIONS, *LTO))
+    except LibraryNotFound as error:
+        raise Refused(f"NVRTC is not there to compile {side.symbol}: {error}") from error
+    return Routine(int(getattr(cufft.cufftXtCallbackType, kind)), side.symbol, code)
+
+
+class FusedTransform(Transform):
+    """A transform of cuFFT with callbacks, and the kernel that writes before it what they find."""
+
+    __slots__ = ("_pointer", "_slots", "_tell", "_words")
+
+    def __init__(
+        self,
+        executor: CudaExecutor,
+        laid: Laid,
+        given: Sequence[Given],
+        routines: tuple[Routine, ...],
+        *,
+        forward: bool,
+    ) -> None:
+        super().__init__(executor, laid, forward=forward, routines=routines)
+        self._slots = [(PLACES[one.side.name], one.words) for one in given if _is_told(one)]
+        kept: Any = self._kept
+        if not self._slots:
+            return
+        function = loaded(TELL, "tell", OPTIONS, executor.device)
+        self._words = Words()
+        self._pointer = ctypes.c_void_p(kept.block.base)
+        pointers = (ctypes.c_void_p * 2)(ctypes.addressof(self._pointer), ctypes.addressof(self._words))
+        fixed = (ctypes.c_void_p(function), 1, 1, 1, 2 * WORDS, 1, 1, 0, executor.target, pointers, None)
+        self._tell = partial(driver.cuLaunchKernel.unchecked, *fixed)
+
+    def enqueue(self, addresses: Any) -> None:
+        """Transform at some addresses."""
+        if self._slots:
+            self.own_block()
+            for first, words in self._slots:
+                fill(self._words, first, words, addresses)
+            launched(self._executor, self._tell)
+        super().enqueue(addresses)
+
+
+def _is_told(given: Given) -> bool:
+    return not given.side.is_direct or len(given.words) > 1
+
+
+class Words(ctypes.Structure):
+    """The kernel's struct `Blocks`."""
+
+    _fields_ = (("word", ctypes.c_uint64 * (2 * WORDS)),)
+
+
+class Block(ctypes.Structure):
+    """The kernels' struct of the same name."""
+
+    _fields_ = (("word", ctypes.c_uint64 * WORDS),)
+
+
+def fill(block: Any, first: int, words: Sequence[Written], addresses: Sequence[Any]) -> None:
+    """Write addresses and numbers into a block, from a word on."""
+    place = first
+    for one in words:
+        for value in (addresses[one.operand] + one.offset,) if one.operand is not None else bits(one.number):
+            block.word[place] = value
+            place += 1
+
+
+def bits(number: Number) -> tuple[int, ...]:
+    """A number as words: a whole one as it is, a real one as f64, a complex one as two of these."""
+    if isinstance(number, complex):
+        return (*bits(number.real), *bits(number.imag))
+    if isinstance(number, float):
+        return struct.unpack("<Q", struct.pack("<d", number))
+    return (number & 0xFFFF_FFFF_FFFF_FFFF,)
+
+
+class Pass:
+    """A side of a transform as a kernel of its own, from the tensor into dense memory, or from there."""
+
+    __slots__ = ("_block", "_data", "_dense", "_executor", "_given", "_launch", "_operand", "_place", "_taken")
+
+    def __init__(self, executor: CudaExecutor, given: Given, operand: int, offset: int) -> None:
+        """`operand` and `offset` are where the dense memory is."""
+        self._executor, self._given, self._operand, self._place = executor, given, operand, offset
+        side = given.side
+        self._block, self._data, self._dense = Block(), ctypes.c_void_p(), ctypes.c_void_p()
+        is_load, count = side.name == "load", ctypes.c_longlong(side.elements)
+        addresses = (self._data, self._dense) if is_load else (self._dense, self._data)
+        self._taken = taken = (*addresses, count, self._block)  # the pointers lead to these
+        function = loaded(source_of(side), f"{side.name}_pass", OPTIONS, executor.device)
+        pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
+        grid = (-(-side.elements // THREADS), 1, 1, THREADS, 1, 1)
+        fixed = (ctypes.c_void_p(function), *grid, 0, executor.target, pointers, None)
+        self._launch = partial(driver.cuLaunchKernel.unchecked, *fixed)
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Launch it at some addresses."""
+        fill(self._block, 0, self._given.words, addresses)
+        self._data.value = self._block.word[0]
+        self._dense.value = addresses[self._operand] + self._place
+        launched(self._executor, self._launch)
+
+
+def launched(executor: CudaExecutor, launch: Any) -> None:
+    """Launch a kernel."""
+    if status := launch():
+        executor.stream.done()  # raises DeviceFault where it is the device that is lost
+        raise driver.error("cuLaunchKernel", status)

@@ -1,0 +1,68 @@
+"""`callback_dft`: what its executor remembers of a call of the same layouts, lines and numbers, or a request.
+
+The operands of callbacks lie in these, which are made anew for each call as a rule: for the way of remembered calls a
+callback is its lines, which are compared, and a mapping of its operands by their names in the request.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.core.remembered_operands import OperandCalls
+from dispatch.core.request import run
+from dispatch.core.request_function import request_function
+from dispatch.device.tensor import Tensor
+from dispatch.ops.fft.callback import Callback, Lines, unnamed
+from dispatch.ops.fft.callback_dft import CallbackDftRequest
+from dispatch.ops.fft.request import DftKind, DftNorm
+from dispatch.unknown_arguments import refuse_arguments
+
+if TYPE_CHECKING:
+    from dispatch.keys import Dtype
+
+__all__ = ["callback_dft"]
+
+NAMES = ("a", "kind", "s", "axes", "load", "load_operands", "store", "store_operands", "inverse", "norm", "precision",
+         "out")  # fmt: skip
+
+
+def _request(load: Lines | None, store: Lines | None, **values: Any) -> CallbackDftRequest:
+    """The request of a call on a GPU, which has no use for NumPy's side of a callback."""
+    sides: dict[str, Any] = {}
+    for side, lines in (("load", load), ("store", store)):
+        operands = values.pop(f"{side}_operands")
+        if lines is not None:
+            named = {name.removeprefix(f"{side}."): one for name, one in operands.items()}
+            sides[side] = Callback(lines.code, unnamed, named, lines.broadcast, lines.dtype)
+    return CallbackDftRequest(**values, **sides)
+
+
+_calls = OperandCalls(CallbackDftRequest, _request, NAMES)
+
+
+def _callback_dft(
+    a: Tensor,
+    kind: DftKind | str = DftKind.C2C,
+    s: int | tuple[int, ...] | None = None,
+    axes: int | tuple[int, ...] | None = None,
+    *more: Any,
+    load: Callback | None = None,
+    store: Callback | None = None,
+    inverse: bool = False,
+    norm: DftNorm | str = DftNorm.BACKWARD,
+    precision: Dtype | str | None = None,
+    out: Tensor | None = None,
+    **unknown: Any,
+) -> Any:
+    if more or unknown:
+        refuse_arguments("callback_dft", CallbackDftRequest, more, unknown)
+    sides = [(None, None) if one is None else one.flat(name) if type(one) is Callback else None
+             for name, one in (("load", load), ("store", store))]  # fmt: skip
+    if type(a) is not Tensor or a.layout.device.is_host or None in sides:
+        choices: dict[str, Any] = {"inverse": inverse, "norm": norm, "precision": precision, "out": out}
+        return run(CallbackDftRequest(a, kind, s, axes, load=load, store=store, **choices))
+    (first, given), (second, wanted) = sides  # type: ignore[misc]  # there are both
+    return _calls(a, kind, s, axes, first, given, second, wanted, inverse, norm, precision, out)
+
+
+callback_dft = request_function(CallbackDftRequest, "callback_dft", _callback_dft)

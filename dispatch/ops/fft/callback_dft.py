@@ -1,0 +1,245 @@
+"""CallbackDftRequest: a Fourier transform that reads and writes its elements through callbacks; and by NumPy.
+
+`dispatch.fft`'s functions make one where they are given `load=` or `store=`. Making one validates it, as far as NumPy
+can: CUDA C++ is compiled with the plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from cudabind._cached import cached_property
+from dispatch.checks import check_dtype, shown
+from dispatch.core.host_plan import NumpyPlan, work_of
+from dispatch.core.operands import Output, dense
+from dispatch.core.request import NamedArguments, Unpacked
+from dispatch.errors import BadRequest
+from dispatch.keys import BF16, C64, C128, F16, F32, F64, Dtype
+from dispatch.ops.fft.callback import Callback, check_operand
+from dispatch.ops.fft.reference import transformed
+from dispatch.ops.fft.request import SPECTRA, DftKind, DftNorm, TransformRequest
+from dispatch.unknown_arguments import refuse_operand
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from dispatch.core.host_plan import Results
+    from dispatch.core.row import Row
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["CallbackDftRequest", "evaluate", "exact", "numpy_callback_dft"]
+
+SIDES = ("load", "store")
+COMPLEX = {F32: C64, F64: C128}
+
+
+@dataclass(frozen=True, eq=False)
+class CallbackDftRequest(TransformRequest["Tensor"]):
+    """`dft` whose elements are read through one callback and written through another: no pass of their own.
+
+    Attributes:
+        a: any shape and any strides; c64, c128, f32, f64, f16, bf16, whole numbers or bool. Where `a` is filled up the
+            callback is not asked: there are zeros. Of C2R half a spectrum: imaginary parts that no spectrum of real
+            numbers has do not count, behind the callback.
+        load: what becomes of each element of `a` before; None for nothing.
+        store: what becomes of each number of the result, its factor 1/n in it; None for nothing.
+        precision: what is computed in, "f32" or "f64"; None for f32 of c64, f32, f16 and bf16, else f64, as NumPy.
+        out: of the shape of `dft`'s and the dtype that `store` says, else the precision's: complex, of C2R real. C2C
+            may be into `a` itself.
+
+    Operands of callbacks are operands of the request, by the names "load.window" or "store.scale": they are on the
+    device of `a`, none overlaps `out`, and they may be others in each call. What a callback reads beyond its operands'
+    elements nobody sees to. cuFFT calls them in any order, once for each element.
+    """
+
+    op: ClassVar[str] = "callback_dft"
+    unpacked: ClassVar[Unpacked | None] = Unpacked(several=("load_operands", "store_operands"))  # of callback_calls.py
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "a")})
+    a: Tensor
+    kind: DftKind | str = DftKind.C2C
+    s: int | tuple[int, ...] | None = None
+    axes: int | tuple[int, ...] | None = None
+    _: KW_ONLY
+    load: Callback | None = None
+    store: Callback | None = None
+    inverse: bool = False
+    norm: DftNorm | str = DftNorm.BACKWARD
+    precision: Dtype | str | None = None
+    out: Tensor | None = None
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        found = ["a"]
+        for side in SIDES:
+            callback: Any = getattr(self, side)
+            if isinstance(callback, Callback):
+                found += [f"{side}.{name}" for name in callback.tensors]
+        return tuple(found)
+
+    def __getattr__(self, name: str) -> Any:
+        """An operand of a callback by its name in `reads`."""
+        side, dot, own = name.partition(".")
+        callback = self.__dict__.get(side) if dot else None
+        if callback is None or own not in callback.operands:
+            raise AttributeError(name)
+        return callback.operands[own]
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        return ("a",)
+
+    @classmethod
+    def plain_reads(cls) -> tuple[str, ...] | None:
+        """None: what a call reads, its callbacks say."""
+        return None
+
+    @property
+    def is_plain(self) -> bool:
+        return False
+
+    # -- checks ---------------------------------------------------------------------------------------------------
+    def check_fields(self) -> None:
+        dtype = self.a.dtype
+        if dtype not in SPECTRA:
+            wanted = "c64, c128, f32, f64, f16, bf16, whole numbers or bool"
+            raise BadRequest("a", str(self.a.layout), wanted, "convert it: a.astype('f32')")
+        if self.kind == DftKind.R2C and dtype.is_complex and self.load is None:
+            raise BadRequest("a", str(self.a.layout), "real numbers, for R2C", "or load, which makes them real")
+        if self.precision is not None and check_dtype("precision", self.precision) not in COMPLEX:
+            raise BadRequest("precision", shown(self.precision), "f32, f64 or None")
+        self.check_axes()
+        for side, shape in (("load", self.a.shape), ("store", self.made)):
+            callback = getattr(self, side)
+            if callback is not None:
+                self._check_callback(side, callback, shape)
+        if self.load is not None and self.load.dtype is not None:
+            raise BadRequest("load.dtype", str(self.load.dtype), "None: what is transformed the kind says")
+
+    def _check_callback(self, side: str, callback: Any, shape: tuple[int, ...]) -> None:
+        if not isinstance(callback, Callback):
+            raise BadRequest(side, shown(callback), 'a dispatch.fft.Callback, such as Callback("return 2 * x;", …)')
+        operand: Any
+        for name, operand in callback.operands.items():
+            place = f"{side}.{name}"
+            check_operand(place, operand)
+            if name in callback.broadcast:
+                _check_broadcast(place, operand, shape)
+            elif name in callback.tensors and not operand.layout.is_contiguous:
+                hint = "copy it, or name it in broadcast"
+                raise BadRequest(place, str(operand.layout), "elements in C order without gaps", hint)
+
+    # -- what follows from the fields -----------------------------------------------------------------------------
+    @cached_property
+    def real(self) -> Dtype:
+        """What is computed in: f32 or f64."""
+        if self.precision is not None:
+            return check_dtype("precision", self.precision)
+        return F32 if self.a.dtype in (C64, F32, F16, BF16) else F64
+
+    @property
+    def number(self) -> Dtype:
+        """The dtype of what is transformed."""
+        return self.real if self.kind == DftKind.R2C else COMPLEX[self.real]
+
+    @property
+    def found(self) -> Dtype:
+        """The dtype of what the transform makes."""
+        return self.real if self.kind == DftKind.C2R else COMPLEX[self.real]
+
+    @property
+    def dtypes(self) -> tuple[Dtype | None, ...]:
+        """What rows are matched with: what is transformed, and what that makes."""
+        return self.number, self.found
+
+    def outputs(self) -> dict[str, Output]:
+        said: Any = None if self.store is None else self.store.dtype
+        words = {"real": self.real, "complex": COMPLEX[self.real], None: self.found}
+        return {"out": dense(self.made, words.get(said, said))}
+
+    def attributes(self) -> tuple[Any, ...]:
+        keys = (None if one is None else one.key for one in (self.load, self.store))
+        return self.kind, self.points, self.transformed, self.inverse, self.norm, self.real, *keys
+
+    def addresses(self) -> tuple[str | None, ...]:
+        return *self.reads, *self.writes
+
+    def named_arguments(self) -> NamedArguments:
+        return NamedArguments((*self.reads, *self.writes), in_place=self.in_place)
+
+    def replace(self, **operands: Tensor) -> Self:
+        known, own = {one.name for one in fields(self)}, dict(operands)
+        for side in SIDES:
+            named = {name: own.pop(name) for name in operands if name.startswith(f"{side}.")}
+            for name in named:
+                if name not in self.reads:
+                    refuse_operand(name, (*self.reads, *self.writes))
+            if named:
+                callback: Callback = getattr(self, side)
+                others = {name.partition(".")[2]: tensor for name, tensor in named.items()}
+                own[side] = replace(callback, operands={**callback.operands, **others})  # type: ignore[assignment]
+        for name in own:
+            if name not in known:
+                refuse_operand(name, (*self.reads, *self.writes))
+        return replace(self, **own)  # type: ignore[arg-type]
+
+
+def _check_broadcast(place: str, operand: Any, shape: tuple[int, ...]) -> None:
+    there = getattr(operand, "shape", ())
+    ends = zip(reversed(there), reversed(shape), strict=False)
+    if not hasattr(operand, "layout") or len(there) > len(shape) or any(one not in (1, other) for one, other in ends):
+        given = str(operand.layout) if hasattr(operand, "layout") else shown(operand)
+        raise BadRequest(place, given, f"a tensor of a shape that broadcasts to {list(shape)}")
+
+
+# -- NumPy ------------------------------------------------------------------------------------------------------------
+def evaluate(request: CallbackDftRequest, work: np.dtype[Any]) -> Results:
+    """The output by name, computed in a working dtype."""
+    del work  # of rows, which have none of their own: the precision is the request's
+    return {"out": _through(request, work_of(request.real))}
+
+
+def exact(request: CallbackDftRequest, work: np.dtype[Any]) -> Results:
+    """The output by name, computed in extended precision."""
+    del work
+    return {"out": _through(request, np.dtype(np.longdouble))}
+
+
+def _through(request: CallbackDftRequest, work: np.dtype[Any]) -> Array:
+    """The operand through the first callback, the transform and the second one."""
+    raw = np.asarray(request.a)
+    spectrum = np.result_type(work, np.complex64)
+    with np.errstate(invalid="ignore"):  # bits of other numbers may be a NaN's
+        a = raw.astype(spectrum if raw.dtype.kind == "c" else work)
+    if raw.dtype.kind not in "fciub" or raw.dtype.itemsize == 2:
+        raw = raw.view(np.uint16)
+    if request.load is not None:
+        made = _of(request.load, "load", a, raw, work)
+        if request.kind == DftKind.R2C and made.dtype.kind == "c":
+            raise BadRequest("load", "complex numbers from its NumPy counterpart", "real ones, for R2C")
+        a = made.astype(spectrum if made.dtype.kind == "c" else work)
+    found = transformed(a, request, work)
+    if request.store is None:
+        return found
+    made = _of(request.store, "store", found, found, work)
+    if made.dtype.kind == "c" and not request.outputs()["out"].dtype.is_complex:
+        wanted = request.outputs()["out"].dtype
+        raise BadRequest("store", "complex numbers from its NumPy counterpart", f"{wanted}, which it writes", "dtype=")
+    return made
+
+
+def _of(callback: Callback, side: str, x: Array, raw: Array, work: np.dtype[Any]) -> Array:
+    made = np.asarray(callback(x, raw, work))
+    if made.shape not in (x.shape, ()):
+        what = f"shape {list(made.shape)} from its NumPy counterpart"
+        raise BadRequest(side, what, f"{list(x.shape)}, that of x")
+    return np.broadcast_to(made, x.shape)
+
+
+def numpy_callback_dft(request: CallbackDftRequest, executor: object, row: Row) -> NumpyPlan:
+    """A plan that computes with NumPy, through the callbacks' NumPy counterparts."""
+    del request, executor
+    return NumpyPlan(row, evaluate, work_of(row.dtypes[1]))
