@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from dispatch.checks import MAX_FLOAT, NO_NUMBERS, shown
-from dispatch.core.operand_checks import check_library
+from dispatch.checks import MAX_FLOAT, NO_NUMBERS, check_library, shown
 from dispatch.core.operands import OperandRequest
 from dispatch.core.request import Argument, NamedArguments, Operands, R_co, Unpacked
 from dispatch.core.request import Number as Free

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dispatch.checks import check_dtype, check_int
-from dispatch.core.operand_checks import check_library
+from dispatch.checks import check_dtype, check_int, check_library
 from dispatch.core.operands import OperandRequest, Output, dense
 from dispatch.core.request import R_co
 from dispatch.errors import BadRequest

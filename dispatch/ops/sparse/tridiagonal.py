@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dispatch.core.operand_checks import check_library
+from dispatch.checks import check_library
 from dispatch.core.operands import OperandRequest, Output, by_columns, dense
 from dispatch.errors import BadRequest
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dispatch.checks import check_int
-from dispatch.core.operand_checks import check_library
+from dispatch.checks import check_int, check_library
 from dispatch.core.operands import OperandRequest, Output, dense
 from dispatch.core.request import R_co, Unpacked
 from dispatch.errors import BadRequest
