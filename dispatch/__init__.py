@@ -82,6 +82,9 @@ if TYPE_CHECKING:
     from dispatch.ops.rope import *
     from dispatch.ops.sdpa import *
     from dispatch.ops.softmax import *
+    from dispatch.ops.sparse import *
+    from dispatch.ops.sparse import doors as _sparse_doors
+    from dispatch.ops.sparse.tensor import SparseTensor as SparseTensor
     from dispatch.supervise import trace as trace
     from dispatch.supervise.future import Future as Future
     from dispatch.supervise.supervisor import Supervisor as Supervisor
@@ -94,6 +97,7 @@ if TYPE_CHECKING:
     random = _generators
     tensors = _tensor_doors
     register = TABLE.register
+    sparse = _sparse_doors
 
 # Imported when they are first used: `import dispatch` stays quick.
 _MODULES = {
@@ -103,6 +107,7 @@ _MODULES = {
     "linalg": "dispatch.ops.linalg.doors",
     "random": "dispatch.ops.random.generator",
     "signal": "dispatch.signal",
+    "sparse": "dispatch.ops.sparse.doors",
     "tensors": "dispatch.ops.contraction.doors",
     "trace": "dispatch.supervise.trace",
 }
@@ -114,6 +119,7 @@ _LATER = {
     "OperandRequest": "dispatch.core.operands",
     "Output": "dispatch.core.operands",
     "Plan": "dispatch.core.request",
+    "SparseTensor": "dispatch.ops.sparse.doors",
     "Supervisor": "dispatch.supervise.supervisor",
     "TABLE": "dispatch.table.table",
     "explain": "dispatch.table.select",

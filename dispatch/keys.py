@@ -219,7 +219,7 @@ def spoken(kind: Any, text: str) -> Any:
     """The member of a Choice that a name means, or None."""
     spellings = _spellings(kind)
     letters = _letters(text.rpartition(".")[2])
-    if letters in spellings or not letters.startswith(("CUBLAS", "CUDNN")):
+    if letters in spellings or not letters.startswith(("CUBLAS", "CUDNN", "CUSPARSE")):
         return spellings.get(letters)
     words = text.upper().split("_")  # NVIDIA's own, of which a member is what stands behind the enum's
     rests = ("".join(words[place:]) for place in range(1, len(words)))

@@ -118,9 +118,11 @@ def refuse_operators(kind: type[T]) -> type[T]:
     return kind
 
 
-def refuse_product(side: str, other: Any) -> NoReturn:
-    """Raise for `a @ b` where one side, "a" or "b", is no Tensor of this library."""
+def refuse_product(side: str, other: Any) -> Any:
+    """Raise for `a @ b` where one side, "a" or "b", is no Tensor of ours; NotImplemented where it knows better."""
     kind = type(other)
+    if getattr(kind, "multiplies_tensors", False):
+        return NotImplemented
     home = kind.__module__.partition(".")[0]
     ways = "copy it to the device: dev.array(x), or dispatch.from_dlpack(x) for memory that is there"
     if hasattr(kind, "__dlpack__"):

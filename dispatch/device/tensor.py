@@ -327,11 +327,11 @@ class Tensor:
     def __matmul__(self, other: Any) -> Tensor:
         """The product of the table, `dispatch.matmul(a, b)`; vectors are taken as NumPy takes them."""
         if not isinstance(other, Tensor):
-            refuse_product("b", other)
+            return refuse_product("b", other)  # type: ignore[no-any-return]  # or it has raised
         return Tensor.product(self, other)
 
-    def __rmatmul__(self, other: Any) -> NoReturn:
-        refuse_product("a", other)
+    def __rmatmul__(self, other: Any) -> Any:
+        return refuse_product("a", other)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *_inputs: Any, **_options: Any) -> NoReturn:
         refuse_ufunc(ufunc, method)

@@ -30,6 +30,8 @@ ORDER = (
     "cusolver",
     "cufft",
     "own_fft",
+    "cusparse",
+    "own_sparse",
     "own_random",
     "curand",
     "contract_cublaslt",

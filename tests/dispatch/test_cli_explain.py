@@ -27,6 +27,9 @@ MATMUL = {  # what the name of the row says behind the dtypes of a and b
     "f4e2m1 --arch sm_100 --scales a_mode=VEC16_UE4M3,b_mode=VEC16_UE4M3":    "→bf16 32F VEC16_UE4M3 sm_100",
     "i8 --arch sm_80 --shape 8x16 --shape 16x12":                             "→i32 32I sm_80",
 }
+PATTERN = "--rows 5:i32 --columns 9:i32 --form format=csr,shape=4x6"
+SQUARE = "--rows 5:i32 --columns 9:i32 --form format=csr,shape=4x4"
+SECOND = "--b-values 7:f64 --b-rows 5:i32 --b-columns 7:i32 --b-form format=csr,shape=4x3"
 EXPLAINED = {  # what the name of the row says, and what the request does; all for sm_90
     "contract --spec ik,kj->ij --dtype f32 --shape 8x64 --shape 64x16": ("f32×f32→f32 32F product sm_80 cublasLt", "b f32[64, 16]"),
     "contract --spec ikl,ljk->ij --dtype f32 --shape 8x4x6 --shape 6x3x4 --compute 3xtf32": ("f32×f32→f32 32F_FAST_3XTF32 sm_80 cutensor", "compute=COMPUTE_32F_FAST_3XTF32"),
@@ -74,6 +77,26 @@ EXPLAINED = {  # what the name of the row says, and what the request does; all f
     "random_permutation --size 10 --n 1000": ("i64→i64 sm_75 own", "n=1000"),
     "random_choice --size 1000 --sums 5:f64": ("i64→i64 sm_75 own", "sums f64[5]"),
     "random_multinomial --size 1000 --pvals 5:f64 --n 7": ("i64→i64 sm_75 own", "pvals f64[5]"),
+    f"sparse_mv --values 9:f32 {PATTERN} --x 6:f32": ("f32→f32 sm_75 cusparse", "x f32[6]"),
+    f"sparse_mv --values 9:bf16 {PATTERN} --x 6:bf16 --out 4:f32": ("bf16→f32 sm_80 cusparse", "out f32[4]"),
+    f"spmm --values 9:f64 {PATTERN} --b 6x3:f64:columns --alpha 2": ("f64→f64 sm_75 cusparse", "b f64[6, 3]"),
+    f"sddmm --values 9:c64 {PATTERN} --a 4x2:c64 --b 2x6:c64": ("c64→c64 sm_75 cusparse", "b c64[2, 6]"),
+    f"spsv --values 9:f32 {SQUARE} --x 4:f32 --uplo upper": ("f32→f32 sm_75 cusparse", "uplo=UPPER"),
+    f"spsm --values 9:f32 {SQUARE} --b 4x2:f32 --diag unit": ("f32→f32 sm_75 cusparse", "diag=UNIT"),
+    f"spgemm_nnz --values 9:f64 {SQUARE} {SECOND}": ("f64→i64 sm_75 cusparse", "b_values f64[7]"),
+    f"spgemm --values 9:f64 {SQUARE} {SECOND} --nnz 11": ("f64→f64 sm_75 cusparse", "nnz=11"),
+    f"sparse_to_dense --values 9:f16 {PATTERN}": ("f16→f16 sm_75 cusparse", "values f16[9]"),
+    f"csr2csc --values 9:f32 {PATTERN}": ("f32→f32 sm_75 cusparse", "rows i32[5]"),
+    "gtsv --dl 9:f64 --d 9:f64 --du 9:f64 --b 9x2:f64:columns": ("f64→f64 sm_75 cusparse", "pivoting=True"),
+    "sparse_gather --y 9:f16 --indices 4:i64": ("f16→f16 sm_75 cusparse", "indices i64[4]"),
+    "sparse_scatter --values 4:f32 --indices 4:i32 --y 9:f32": ("f32→f32 sm_75 cusparse", "y f32[9]"),
+    "sparse_axpby --values 4:f32 --indices 4:i32 --y 9:f32 --beta 2": ("f32→f32 sm_75 cusparse", "beta=2"),
+    "spvv --values 4:c64 --indices 4:i32 --y 9:c64 --conj": ("c64→c64 sm_75 cusparse", "conj=True"),
+    "dense_nnz --a 4x6:f32": ("f32→i64 sm_75 cusparse", "a f32[4, 6]"),
+    "dense_to_sparse --a 4x6:bf16 --nnz 5 --format coo": ("bf16→bf16 sm_75 cusparse", "format=COO"),
+    "coo2csr --rows 9:i32 --m 4": ("i32→i32 sm_75 cusparse", "rows i32[9]"),
+    "csr2coo --rows 5:i32 --nnz 9": ("i32→i32 sm_75 cusparse", "nnz=9"),
+    f"sparse_check --values 9:f32 {PATTERN}": ("f32→i64 sm_75 own", "columns i32[9]"),
     "dropout_states --seed 7": ("u8→u8 sm_75 cudnn", "seed=7"),
     "dropout --dtype f16 --shape 64x128": ("f16→f16 32F sm_75 cudnn", "states u8["),
     "dropout_bwd --dtype f16 --shape 64x128 --p 0.25": ("f16→f16 32F sm_75 cudnn", "reserve u8[1024], p=0.25"),

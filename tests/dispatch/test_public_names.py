@@ -170,6 +170,7 @@ def test_each_public_name_is_there_and_stands_in_one_family():
         "errors",
         "evt",
         "fft",
+        "sparse",
         "linalg",
         "random",
         "signal",

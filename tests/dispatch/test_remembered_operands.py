@@ -197,6 +197,8 @@ class Drawn(stand_ins.Drawn):
         """An op whose plans take numbers, such as a factor, or a seed and an offset, in some layout of its cases."""
         kind = self.pool.pick(self.numbered)
         fields = self.base(kind)
+        if any(isinstance(one, Tensor) and one.shape[:1] == (stand_ins.REFUSED,) for one in fields.values()):
+            return self.numbers()  # the stand-in takes no such request
         for name in ("alpha", "beta"):
             if fields.get(name) and not isinstance(fields[name], Tensor) and self.maybe(0.5):  # 0 leaves an operand out
                 fields[name] = self.number()
@@ -392,6 +394,8 @@ def test_a_repeated_call_of_any_form_makes_no_request(dev, rng, built):
         function, make, fields = drawn.form(turn)
         if fields.get("library") == "cublasLt" and fields.get("beta"):
             continue
+        if fields.get("alpha") is not None and "c" in fields and fields["c"] is fields.get("out"):
+            continue  # D is C, which is another plan: see `MatmulRequest.named_arguments`
         function(**fields)
         built.clear()
         function(**drawn.again(fields))

@@ -1,0 +1,1 @@
+"""cuSPARSE's generic interface: its handle, descriptors that follow a plan's addresses, and sequences of its calls."""

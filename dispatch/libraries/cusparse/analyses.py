@@ -1,0 +1,96 @@
+"""Triangular solves: an analysis of the matrix, which is kept where its pattern is fixed, and the solve.
+
+`cusparseSpSV` and `cusparseSpSM` are alike but for their names. An analysis holds what it has found in a descriptor and
+in memory of its own, and may hold the values, too: these are handed over again in each call. One that was made for
+other addresses of the indices is made anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import TYPE_CHECKING, Any
+
+from cudabind.sys import cusparse
+from dispatch.libraries.cusparse.calls import Call
+from dispatch.libraries.cusparse.handle import handle_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.device.storage import Storage
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.libraries.cusparse.descriptors import SparseMatrix
+
+__all__ = ["Solve"]
+
+
+class Analysis:
+    """A `cusparseSpSVDescr_t` or `cusparseSpSMDescr_t`, and the memory that it works with."""
+
+    __slots__ = ("_name", "at", "c", "memory")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.c = getattr(cusparse, f"{name}Descr_t")()
+        self.at: Any = None  # the addresses of the indices that were analysed
+        self.memory: Storage | None = None
+        getattr(cusparse, f"{name}_createDescr")(self.c)
+
+    def __del__(self) -> None:
+        if getattr(self, "c", None) and not sys.is_finalizing():
+            getattr(cusparse, f"{self._name}_destroyDescr").unchecked(self.c)
+            self.c = None
+
+
+class Solve:
+    """A step that solves; `keeps` says whether the pattern is promised to stay."""
+
+    __slots__ = ("_call", "_executor", "_keeps", "_kept", "_matrix", "_name", "_values")
+
+    def __init__(
+        self,
+        executor: CudaExecutor,
+        name: str,
+        matrix: SparseMatrix,
+        arguments: Sequence[Any],
+        values: int,
+        *,
+        keeps: bool,
+    ) -> None:
+        """`name` is cusparseSpSV or cusparseSpSM, `values` the place of the matrix's elements among the addresses."""
+        self._executor, self._name, self._matrix, self._values = executor, name, matrix, values
+        self._call = Call(executor, name, arguments)
+        self._keeps = keeps
+        self._kept: Analysis | None = None
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Analyse, unless that is kept, and solve."""
+        self._call.set(addresses)
+        found = self._kept
+        if found is None or found.at != self._matrix.indices_at:
+            found = self._analysed()
+            self._kept = found if self._keeps else None
+        else:
+            self._update(found, addresses)
+        self._call.of(f"{self._name}_solve", found.c)
+
+    def _analysed(self) -> Analysis:
+        self._kept = None
+        made, size = Analysis(self._name), ctypes.c_size_t()
+        self._call.of(f"{self._name}_bufferSize", made.c, ctypes.byref(size))
+        made.memory = self._executor.device.allocate(max(1, size.value), self._executor.stream)
+        self._call.of(f"{self._name}_analysis", made.c, ctypes.c_void_p(made.memory.base))
+        made.at = self._matrix.indices_at
+        return made
+
+    def _update(self, found: Analysis, addresses: Sequence[Any]) -> None:
+        """Hand the values over, which may be others than those of the time before."""
+        kind: Any = getattr(cusparse, f"{self._name}Update_t")
+        general = getattr(kind, f"CUSPARSE_{self._name.removeprefix('cusparse').upper()}_UPDATE_GENERAL")
+        function: Any = getattr(cusparse, f"{self._name}_updateMatrix")
+        values = ctypes.c_void_p(addresses[self._values])
+        status = function.unchecked(handle_of(self._executor).follow(), found.c, values, general)
+        if status:
+            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            raise function.error(status)

@@ -1,0 +1,201 @@
+"""Plans of calls of cuSPARSE one after another, with copies between them: all is ready but addresses and factors.
+
+The ops say which calls. Among the arguments of a call descriptors stand for what they describe, `Place` for an address,
+`Scalar` and `Constant` for a factor. Workspace that holds nothing between calls is shared by the plans of an executor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cudabind.errors import CusparseError
+from cudabind.sys import cusparse
+from dispatch.core.request import Plan
+from dispatch.errors import Refused
+from dispatch.libraries.cublas.calls import Constant, Number, Scalar
+from dispatch.libraries.cusolver.copies import Copy, Keep
+from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusparse.descriptors import Descriptor
+from dispatch.libraries.cusparse.handle import handle_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.core.request import Argument
+    from dispatch.core.row import Row
+    from dispatch.device.storage import Storage
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["Call", "CusparsePlan", "DeviceResult", "IdlePlan", "Steps"]
+
+
+class Step(Protocol):
+    """A part of a plan."""
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Enqueue it, for these addresses and numbers."""
+
+
+class Call:
+    """A call of cuSPARSE, whose arguments follow each run."""
+
+    __slots__ = ("_descriptors", "_executor", "_handle", "_name", "_numbers", "_slots", "ready")
+
+    def __init__(self, executor: CudaExecutor, name: str, arguments: Sequence[Any]) -> None:
+        self._executor, self._handle, self._name = executor, handle_of(executor), name
+        self._descriptors: list[tuple[int, Descriptor]] = []
+        self._numbers: list[tuple[Number, Scalar | Constant]] = []
+        self._slots: list[tuple[ctypes.c_void_p, Place]] = []
+        self.ready = [self._prepared(place, argument) for place, argument in enumerate(arguments)]
+
+    def _prepared(self, place: int, argument: Any) -> Any:
+        if isinstance(argument, Descriptor):
+            self._descriptors.append((place, argument))
+            return argument.c
+        if isinstance(argument, Place):
+            slot = ctypes.c_void_p()
+            self._slots.append((slot, argument))
+            return slot
+        if isinstance(argument, (Scalar, Constant)):
+            number = Number(argument.dtype)
+            if isinstance(argument, Constant):
+                number.set(argument.value)
+            self._numbers.append((number, argument))  # which keeps it
+            return number.address
+        return argument
+
+    def buffer_size(self, ending: str = "_bufferSize") -> int:
+        """The bytes of workspace that it needs, as the function of this ending says; Refused for no such call."""
+        size = ctypes.c_size_t()
+        try:
+            getattr(cusparse, f"{self._name}{ending}")(self._handle.follow(), *self.ready, ctypes.byref(size))
+        except CusparseError as error:
+            if error.name == "CUSPARSE_STATUS_NOT_SUPPORTED":
+                raise Refused(f"{self._name} does not take it: {error}") from error
+            raise
+        return size.value
+
+    def set(self, addresses: Sequence[Any]) -> None:
+        """Have descriptors, addresses and factors be those of a run."""
+        for place, descriptor in self._descriptors:
+            descriptor.point(addresses)
+            self.ready[place] = descriptor.c  # one of BSR may be another
+        for slot, said in self._slots:
+            slot.value = (addresses[said.operand] + said.offset) or None
+        for number, factor in self._numbers:
+            if isinstance(factor, Scalar):
+                number.set(addresses[factor.place])
+
+    def of(self, name: str, *more: Any) -> None:
+        """Call a function with these arguments and others behind them; raises the library's error."""
+        function: Any = getattr(cusparse, name)
+        status = function.unchecked(self._handle.follow(), *self.ready, *more)
+        if status:
+            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            raise function.error(status)
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Call it."""
+        self.set(addresses)
+        self.of(self._name)
+
+
+class DeviceResult(Call):
+    """A call that puts its result, a number, into the device's memory."""
+
+    __slots__ = ()
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Call it, and leave the handle as it was."""
+        self.set(addresses)
+        modes = cusparse.cusparsePointerMode_t
+        cusparse.cusparseSetPointerMode(self._handle.follow(), modes.CUSPARSE_POINTER_MODE_DEVICE)
+        try:
+            self.of(self._name)
+        finally:
+            cusparse.cusparseSetPointerMode(self._handle.follow(), modes.CUSPARSE_POINTER_MODE_HOST)
+
+
+class CopyStep:
+    """A copy by a kernel, left out where the operands are one."""
+
+    __slots__ = ("_copy", "_source", "_target")
+
+    def __init__(self, executor: CudaExecutor, source: Matrix, target: Matrix) -> None:
+        self._source, self._target = source.place.operand, target.place.operand
+        self._copy = Copy(executor, source, target, 1, Keep.ALL, conj=False)
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Copy."""
+        if addresses[self._source] != addresses[self._target]:
+            self._copy.enqueue(addresses)
+
+
+class CusparsePlan(Plan):
+    """Steps one after another; workspace stands behind the arguments of a run."""
+
+    __slots__ = ("_executor", "_steps", "_work")
+
+    def __init__(
+        self, executor: CudaExecutor, row: Row, steps: Sequence[Step], work: Storage | None, *, capture_safe: bool
+    ) -> None:
+        super().__init__(row, capture_safe=capture_safe)
+        self._executor, self._steps, self._work = executor, tuple(steps), work
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        work = self._work
+        if work is not None and work.owner is not self._executor.stream:
+            # Made while the caller captured the executor's stream, on another one, which was waited for since.
+            work.owner = work.writer = self._executor.stream
+        addresses = (*arguments, 0 if work is None else work.base)
+        for step in self._steps:
+            step.enqueue(addresses)
+
+
+class IdlePlan(Plan):
+    """A request whose result has no element: nothing is launched."""
+
+    __slots__ = ()
+    is_bare = True
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        """Nothing is to be done."""
+
+
+class Steps:
+    """What a plan is built with; `arguments` is how many addresses and numbers a request gives."""
+
+    def __init__(self, executor: CudaExecutor, row: Row, arguments: int) -> None:
+        self.executor, self.row = executor, row
+        self.placeholder: int = executor.workspace.c_ptr.value or 0
+        self._work_place, self._work_bytes = arguments, 0
+        self._steps: list[Step] = []
+
+    def copy(self, source: Matrix, target: Matrix) -> None:
+        """Copy a matrix into another of its extents, unless they are one."""
+        if source.rows and source.cols:
+            self._steps.append(CopyStep(self.executor, source, target))
+
+    def zeros(self, target: Matrix) -> None:
+        """Zeros in a matrix, and nothing beside it."""
+        if target.rows and target.cols:
+            self._steps.append(Copy(self.executor, target, target, 1, Keep.NONE, conj=False))
+
+    def call(self, name: str, *arguments: Any, kind: type[Call] = Call, size: str = "_bufferSize") -> None:
+        """A function that takes workspace as its last argument, and one of an ending that tells the size of that."""
+        self._work_bytes = max(self._work_bytes, Call(self.executor, name, arguments).buffer_size(size))
+        self._steps.append(kind(self.executor, name, (*arguments, Place(self._work_place))))
+
+    def append(self, step: Step) -> None:
+        """Add a step of the caller's."""
+        self._steps.append(step)
+
+    def plan(self, *, capture_safe: bool) -> Plan:
+        """All steps so far."""
+        work = handle_of(self.executor).memory(self.executor, self._work_bytes)
+        return CusparsePlan(self.executor, self.row, self._steps, work, capture_safe=capture_safe)
+
+    def idle(self) -> Plan:
+        """Nothing to do."""
+        return IdlePlan(self.row, capture_safe=False)

@@ -1,0 +1,216 @@
+"""Descriptors of sparse and dense operands: made once with a plan, and given the addresses of each run.
+
+A descriptor is the host's memory alone. cuSPARSE takes no null address where there are elements, so that each is made
+at a `placeholder`, which nothing reads. Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-api-reference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudabind.sys import cusparse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["NOWHERE", "DenseMatrix", "DenseVector", "Descriptor", "Sparse", "SparseMatrix", "SparseVector"]
+
+INDEX_TYPES = {4: cusparse.cusparseIndexType_t.CUSPARSE_INDEX_32I, 8: cusparse.cusparseIndexType_t.CUSPARSE_INDEX_64I}
+PARTS = 3
+NOWHERE = 0  # the addresses of a matrix without elements whose memory comes later: nothing can be written there
+
+
+class Sparse(NamedTuple):
+    """What the descriptor of a sparse matrix is made of; the places are those of its operands in a plan's addresses.
+
+    `rows` and `columns` hold offsets or indices, as the format has it. Of blocks `nnz` counts blocks.
+    """
+
+    format: int  # a cusparseFormat_t
+    shape: tuple[int, int]
+    nnz: int
+    base: int
+    block: tuple[int, int]
+    value_type: int  # a cudaDataType_t
+    row_bytes: int  # of an element of `rows`
+    column_bytes: int
+    values: int
+    rows: int
+    columns: int
+    fill: int | None = None
+    diag: int | None = None
+
+
+class Descriptor:
+    """What libraries call by a handle, and which has addresses that differ from run to run."""
+
+    __slots__ = ("__weakref__", "c")
+
+    c: Any
+
+    def point(self, addresses: Sequence[Any]) -> None:
+        """Have it describe the operands of a run."""
+        raise NotImplementedError
+
+    def destroy(self) -> None:
+        """Give it back; a second call does nothing."""
+        raise NotImplementedError
+
+    def __del__(self) -> None:
+        if getattr(self, "c", None) and not sys.is_finalizing():
+            self.destroy()
+
+
+class DenseVector(Descriptor):
+    """A vector whose elements are one behind another."""
+
+    __slots__ = ("_place",)
+
+    def __init__(self, size: int, value_type: int, place: int, placeholder: int) -> None:
+        self._place = place
+        self.c = cusparse.cusparseDnVecDescr_t()
+        kind = cusparse.cudaDataType(value_type)
+        cusparse.cusparseCreateDnVec(self.c, size, placeholder if size else None, kind)
+
+    def point(self, addresses: Sequence[Any]) -> None:
+        cusparse.cusparseDnVecSetValues(self.c, addresses[self._place] or None)
+
+    def destroy(self) -> None:
+        cusparse.cusparseDestroyDnVec.unchecked(self.c)
+        self.c = None
+
+
+class SparseVector(Descriptor):
+    """A sparse vector, made anew where its indices are at another address, for which it has no setter."""
+
+    __slots__ = ("_at", "_given", "_places")
+
+    def __init__(
+        self,
+        sizes: tuple[int, int],
+        index_bytes: int,
+        base: int,
+        value_type: int,
+        places: tuple[int, int],
+        placeholder: int,
+    ) -> None:
+        """`sizes` are those of the long vector and of its elements, `places` those of the indices and of the values."""
+        self._places = places
+        kind = cusparse.cudaDataType(value_type)
+        self._given = sizes, (INDEX_TYPES[index_bytes], cusparse.cusparseIndexBase_t(base), kind)
+        self._make((placeholder, placeholder))
+
+    def _make(self, parts: tuple[Any, Any]) -> None:
+        (size, nnz), (index, base, kind) = self._given
+        self.c, self._at = cusparse.cusparseSpVecDescr_t(), parts
+        cusparse.cusparseCreateSpVec(self.c, size, nnz, *parts, index, base, kind)
+
+    def point(self, addresses: Sequence[Any]) -> None:
+        indices, values = (addresses[place] or None for place in self._places)
+        if indices != self._at[0]:
+            self.destroy()
+            self._make((indices, values))
+        elif values != self._at[1]:
+            cusparse.cusparseSpVecSetValues(self.c, values)
+            self._at = indices, values
+
+    def destroy(self) -> None:
+        cusparse.cusparseDestroySpVec.unchecked(self.c)
+        self.c = None
+
+
+class DenseMatrix(Descriptor):
+    """A row-major or column-major matrix; `ld` is from line to line."""
+
+    __slots__ = ("_place",)
+
+    def __init__(
+        self, shape: tuple[int, int], ld: int, value_type: int, place: int, placeholder: int, *, by_rows: bool
+    ) -> None:
+        self._place = place
+        self.c = cusparse.cusparseDnMatDescr_t()
+        order = cusparse.cusparseOrder_t
+        chosen = order.CUSPARSE_ORDER_ROW if by_rows else order.CUSPARSE_ORDER_COL
+        kind = cusparse.cudaDataType(value_type)
+        cusparse.cusparseCreateDnMat(self.c, *shape, ld, placeholder, kind, chosen)
+
+    def point(self, addresses: Sequence[Any]) -> None:
+        cusparse.cusparseDnMatSetValues(self.c, addresses[self._place] or None)
+
+    def destroy(self) -> None:
+        cusparse.cusparseDestroyDnMat.unchecked(self.c)
+        self.c = None
+
+
+class SparseMatrix(Descriptor):
+    """A sparse matrix; one of BSR is made anew where its indices are at another address, for it has no such setter."""
+
+    __slots__ = ("_at", "_said")
+
+    def __init__(self, said: Sparse, placeholder: int) -> None:
+        self._said = said
+        self._make((placeholder,) * PARTS)
+
+    def _make(self, parts: tuple[Any, ...]) -> None:
+        said, formats = self._said, cusparse.cusparseFormat_t
+        values, rows, columns = parts if said.nnz else (None, *parts[1:])
+        kinds = INDEX_TYPES[said.row_bytes], INDEX_TYPES[said.column_bytes]
+        base, kind = cusparse.cusparseIndexBase_t(said.base), cusparse.cudaDataType(said.value_type)
+        self.c, self._at = cusparse.cusparseSpMatDescr_t(), parts
+        (m, n), (high, wide) = said.shape, said.block
+        given: tuple[Any, ...]
+        make: Any
+        if said.format == formats.CUSPARSE_FORMAT_CSR:
+            make = cusparse.cusparseCreateCsr
+            given = (m, n, said.nnz, rows, columns if said.nnz else None, values, *kinds, base, kind)
+        elif said.format == formats.CUSPARSE_FORMAT_CSC:
+            make = cusparse.cusparseCreateCsc
+            given = (m, n, said.nnz, columns, rows if said.nnz else None, values, *kinds[::-1], base, kind)
+        elif said.format == formats.CUSPARSE_FORMAT_COO:
+            make = cusparse.cusparseCreateCoo
+            places = (rows, columns) if said.nnz else (None, None)
+            given = (m, n, said.nnz, *places, values, kinds[0], base, kind)
+        else:
+            make = cusparse.cusparseCreateBsr
+            sizes = (m // high, n // wide, said.nnz, high, wide)
+            order = cusparse.cusparseOrder_t.CUSPARSE_ORDER_ROW
+            given = (*sizes, rows, columns if said.nnz else None, values, *kinds, base, kind, order)
+        make(self.c, *given)
+        attributes = cusparse.cusparseSpMatAttribute_t
+        for attribute, number in (
+            (attributes.CUSPARSE_SPMAT_FILL_MODE, said.fill),
+            (attributes.CUSPARSE_SPMAT_DIAG_TYPE, said.diag),
+        ):
+            if number is not None:
+                held = ctypes.c_int32(number)
+                cusparse.cusparseSpMatSetAttribute(self.c, attribute, ctypes.byref(held), ctypes.sizeof(held))
+
+    @property
+    def indices_at(self) -> tuple[Any, ...]:
+        """The addresses of rows and columns that it describes."""
+        return self._at[1:]
+
+    def point(self, addresses: Sequence[Any]) -> None:
+        said, formats = self._said, cusparse.cusparseFormat_t
+        parts = tuple(addresses[place] or None for place in (said.values, said.rows, said.columns))
+        if parts == self._at:
+            return
+        values, rows, columns = parts
+        if said.format == formats.CUSPARSE_FORMAT_CSR:
+            cusparse.cusparseCsrSetPointers(self.c, rows, columns, values)
+        elif said.format == formats.CUSPARSE_FORMAT_CSC:
+            cusparse.cusparseCscSetPointers(self.c, columns, rows, values)
+        elif said.format == formats.CUSPARSE_FORMAT_COO:
+            cusparse.cusparseCooSetPointers(self.c, rows, columns, values)
+        elif parts[1:] == self._at[1:]:
+            cusparse.cusparseSpMatSetValues(self.c, values)
+        else:
+            self.destroy()
+            self._make(parts)
+        self._at = parts
+
+    def destroy(self) -> None:
+        cusparse.cusparseDestroySpMat.unchecked(self.c)
+        self.c = None

@@ -1,0 +1,58 @@
+"""The cuSPARSE handle of an executor, with the memory that plans share. Factors are read from the host's memory."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, ClassVar
+
+from cudabind.sys import cusparse
+from dispatch.libraries.handle import StreamHandle
+
+if TYPE_CHECKING:
+    from dispatch.device.storage import Storage
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["Handle", "handle_of"]
+
+
+class Handle(StreamHandle):
+    """A `cusparseHandle_t` on the stream of one executor; its pointer mode stays that of the host."""
+
+    __slots__ = ("_memory",)
+
+    name: ClassVar[str] = "cusparse"
+    kind = cusparse.cusparseHandle_t
+
+    def __init__(self, executor: CudaExecutor) -> None:
+        self._memory: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
+        super().__init__(executor)
+
+    @staticmethod
+    def create(c_handle: cusparse.cusparseHandle_t) -> None:
+        cusparse.cusparseCreate(c_handle)
+
+    @staticmethod
+    def destroy(c_handle: cusparse.cusparseHandle_t) -> int:
+        status: int = cusparse.cusparseDestroy.unchecked(c_handle)
+        return status
+
+    @staticmethod
+    def set_stream(c_handle: cusparse.cusparseHandle_t, stream: int | None) -> None:
+        cusparse.cusparseSetStream(c_handle, cusparse.cudaStream_t(stream))
+
+    def memory(self, executor: CudaExecutor, nbytes: int) -> Storage | None:
+        """So many bytes that the executor's plans share, which run one after another; None for none.
+
+        Each power of 2 is allocated once, and there as long as a plan keeps it.
+        """
+        if not nbytes:
+            return None
+        size = 1 << (nbytes - 1).bit_length()
+        storage = self._memory.get(size)
+        if storage is None:
+            storage = self._memory[size] = executor.device.allocate(size, executor.stream)
+        return storage
+
+
+handle_of = Handle.of
+"""The one handle of an executor."""

@@ -1,0 +1,61 @@
+"""Sparse linear algebra: products with dense vectors and matrices, triangular systems, products of sparse matrices.
+
+Carried out by cuSPARSE, or by SciPy on the host. A sparse operand of a request is three tensors and a `SparseForm`
+(form.py); `SparseTensor` (tensor.py) holds them, knows those of SciPy, CuPy and torch (sources.py), and unpacks into
+them. The files: products, solves, pairs, vectors, tridiagonal, conversions, compression (what may be asked),
+algorithms; cusparse and those with its name before their own (the plans), tune; reference (what is right), check (a
+kernel that looks at indices), rules, patterns, cases; and doors, which users know as `dispatch.sparse`.
+"""
+
+from __future__ import annotations
+
+from dispatch.core.plan_call import plan_call
+from dispatch.core.request_function import request_function
+from dispatch.ops.sparse.algorithms import SpgemmAlgorithm, SpmmAlgorithm, SpmvAlgorithm, SpsvAlgorithm
+from dispatch.ops.sparse.compression import Coo2csrRequest, Csr2cooRequest, DenseNnzRequest, DenseToSparseRequest
+from dispatch.ops.sparse.conversions import Csr2cscRequest, SparseCheckRequest, SparseToDenseRequest
+from dispatch.ops.sparse.form import SparseForm, SparseFormat
+from dispatch.ops.sparse.pairs import SpgemmNnzRequest, SpgemmRequest
+from dispatch.ops.sparse.products import SddmmRequest, SparseMvRequest, SpmmRequest
+from dispatch.ops.sparse.solves import SpsmRequest, SpsvRequest
+from dispatch.ops.sparse.tridiagonal import GtsvRequest
+from dispatch.ops.sparse.vectors import GatherRequest, ScatterRequest, SparseAxpbyRequest, SpvvRequest
+
+__all__ = ["SparseForm", "SparseFormat"]
+__all__ += ["GtsvRequest", "gtsv"]
+__all__ += ["GatherRequest", "ScatterRequest", "SparseAxpbyRequest", "SpvvRequest"]
+__all__ += ["sparse_axpby", "sparse_gather", "sparse_scatter", "spvv"]
+__all__ += ["SpgemmAlgorithm", "SpmmAlgorithm", "SpmvAlgorithm", "SpsvAlgorithm"]
+__all__ += ["Csr2cscRequest", "SddmmRequest", "SparseCheckRequest", "SparseMvRequest", "SparseToDenseRequest"]
+__all__ += ["SpgemmNnzRequest", "SpgemmRequest", "SpmmRequest", "SpsmRequest", "SpsvRequest"]
+__all__ += ["Coo2csrRequest", "Csr2cooRequest", "DenseNnzRequest", "DenseToSparseRequest"]
+__all__ += ["coo2csr", "csr2coo", "dense_nnz", "dense_to_sparse"]
+__all__ += ["csr2csc", "sddmm", "sparse_check", "sparse_mv", "sparse_to_dense"]
+__all__ += ["spgemm", "spgemm_nnz", "spmm", "spsm", "spsv"]
+
+gtsv_plan = plan_call("gtsv_plan", "dispatch.ops.sparse.cusparse_tridiagonal", "A plan of cuSPARSE's gtsv2.")
+vectors_plan = plan_call(
+    "vectors_plan", "dispatch.ops.sparse.cusparse_vectors", "A plan of one of cuSPARSE's calls over a sparse vector."
+)
+cusparse_plan = plan_call("cusparse_plan", "dispatch.ops.sparse.cusparse", "A plan of cuSPARSE's calls.")
+
+compression_plan = plan_call(
+    "compression_plan", "dispatch.ops.sparse.cusparse_compression", "A plan of one of cuSPARSE's conversions."
+)
+
+sparse_mv, spmm = request_function(SparseMvRequest, "sparse_mv"), request_function(SpmmRequest, "spmm")
+sddmm = request_function(SddmmRequest, "sddmm")
+spsv, spsm = request_function(SpsvRequest, "spsv"), request_function(SpsmRequest, "spsm")
+spgemm, spgemm_nnz = request_function(SpgemmRequest, "spgemm"), request_function(SpgemmNnzRequest, "spgemm_nnz")
+sparse_to_dense = request_function(SparseToDenseRequest, "sparse_to_dense")
+csr2csc = request_function(Csr2cscRequest, "csr2csc")
+sparse_check = request_function(SparseCheckRequest, "sparse_check")
+dense_nnz = request_function(DenseNnzRequest, "dense_nnz")
+dense_to_sparse = request_function(DenseToSparseRequest, "dense_to_sparse")
+coo2csr, csr2coo = request_function(Coo2csrRequest, "coo2csr"), request_function(Csr2cooRequest, "csr2coo")
+sparse_gather, sparse_scatter = (
+    request_function(GatherRequest, "sparse_gather"),
+    request_function(ScatterRequest, "sparse_scatter"),
+)
+sparse_axpby, spvv = request_function(SparseAxpbyRequest, "sparse_axpby"), request_function(SpvvRequest, "spvv")
+gtsv = request_function(GtsvRequest, "gtsv")

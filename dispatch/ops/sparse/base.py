@@ -1,0 +1,143 @@
+"""What requests over a sparse matrix have in common: its tensors and form, factors given by value, `library`.
+
+A plan does not depend on the factors, but for whether what they multiply is read: they come behind the addresses.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dispatch.checks import MAX_FLOAT, shown
+from dispatch.core.factors import F32_MAX, as_argument, check_factor
+from dispatch.core.operands import OperandRequest
+from dispatch.core.request import Argument, NamedArguments, Operands, R_co, Unpacked
+from dispatch.core.request import Number as Free
+from dispatch.errors import BadRequest
+from dispatch.keys import C128, F64
+from dispatch.ops.sparse.form import SparseForm, check_form, check_parts
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
+    from dispatch.keys import Dtype
+
+__all__ = ["FactorRequest", "Number", "ScaledRequest", "SparseRequest", "check_matrix", "check_vector"]
+
+Number = int | float | complex
+
+
+@dataclass(frozen=True, eq=False)
+class SparseRequest(OperandRequest[R_co]):
+    """A sparse matrix A.
+
+    Attributes:
+        values: the elements of A, dense; of BSR (blocks, block rows, block columns).
+        rows, columns: i32 or i64, dense: offsets or indices, as the form's format has them. Indices beyond the matrix
+            are read beyond other operands: `sparse_check`, or `validate=True` of a SparseTensor, finds them before.
+        form: a `SparseForm`. A `SparseTensor` unpacks into these four: `spmm(*a, b)`.
+        library: the one whose rows alone are asked, "cusparse"; None asks all in the table's order.
+    """
+
+    mixed: ClassVar[tuple[str, ...]] = ("rows", "columns")
+    values: Tensor
+    rows: Tensor
+    columns: Tensor
+    form: SparseForm
+    _: KW_ONLY
+    library: str | None = None
+
+    def check_fields(self) -> None:
+        object.__setattr__(self, "form", check_form("form", self.form))
+        check_parts(self.form, {name: getattr(self, name) for name in ("values", "rows", "columns")})
+        self.check_operands()
+
+    def check_operands(self) -> None:
+        """Raise BadRequest for operands beside A that do not fit it, and for choices."""
+
+
+@dataclass(frozen=True, eq=False)
+class FactorRequest(OperandRequest["Tensor"]):
+    """Something with factors, which are given by value.
+
+    Attributes:
+        alpha: a number; complex ones for complex matrices alone.
+    """
+
+    numbers: ClassVar[tuple[str, ...]] = ("alpha",)  # the fields that are factors, in the order of the arguments
+    added: ClassVar[str] = ""  # the operand that is added times beta, if there is such a field
+    unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("alpha",))
+    _: KW_ONLY
+    alpha: Number = 1.0
+
+    def factor(self, name: str) -> complex:
+        """A factor as plans take it: a float, or complex; -0.0 is 0. A `beta` left open is 1 where one is added."""
+        given: Any = getattr(self, name)
+        if given is None:
+            return float(getattr(self, self.added) is not None)
+        return as_argument(given)
+
+    @property
+    def reads_added(self) -> bool:
+        """Whether something is added; with a beta of 0 nothing reads it."""
+        return bool(self.added) and getattr(self, self.added) is not None and self.factor("beta") != 0
+
+    @property
+    def factor_dtype(self) -> Dtype:
+        """The dtype that says which numbers may be factors."""
+        first: Tensor = getattr(self, self.reads[0])
+        return first.dtype
+
+    def check_factors(self) -> None:
+        """Raise BadRequest for factors that are no numbers, or complex where they must be real."""
+        for name in self.numbers:
+            given = getattr(self, name)
+            if given is not None or name != "beta":
+                check_factor(name, given, may_be_complex=self.factor_dtype.is_complex)
+        if self.added and getattr(self, self.added) is None and self.factor("beta") != 0:
+            name = self.added
+            raise BadRequest("beta", shown(getattr(self, "beta", None)), f"0 without {name}", f"give {name}=…")
+
+    def usual(self) -> dict[str, Any]:
+        return {"beta": self.factor("beta")} if self.added else {}
+
+    def attributes(self) -> tuple[Any, ...]:
+        named = {*self.reads, *self.writes, *self.numbers}
+        return (*(getattr(self, field.name) for field in fields(self) if field.name not in named), self.reads_added)
+
+    def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
+        return (*super().arguments(outputs), *map(self.factor, self.numbers))
+
+    def named_arguments(self) -> NamedArguments:
+        most = float(MAX_FLOAT) if self.factor_dtype in (F64, C128) else F32_MAX
+        free = {name: Free(-most, most) for name in self.numbers if name != "beta"}
+        if self.reads_added:
+            free["beta"] = Free(math.ulp(0.0), most)  # with 0 nothing reads what is added: that is another plan
+        return NamedArguments((*self.reads, *self.writes, *self.numbers), free, self.in_place)
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledRequest(FactorRequest, SparseRequest["Tensor"]):
+    """A sparse matrix, and factors."""
+
+    def check_fields(self) -> None:
+        SparseRequest.check_fields(self)
+        self.check_factors()
+
+
+def check_vector(name: str, tensor: Tensor | None, extent: int, said: str) -> None:
+    """BadRequest unless an operand, where there is one, is a vector of so many elements."""
+    if tensor is not None and tensor.shape != (extent,):
+        hint = "x[:, 0] is a column" if tensor.ndim == 2 else ""
+        raise BadRequest(name, str(tensor.layout), f"{tensor.dtype}[{extent}], {said}", hint)
+
+
+def check_matrix(name: str, tensor: Tensor | None, shape: tuple[int | None, int | None], said: str) -> None:
+    """BadRequest unless an operand, where there is one, is a matrix of these extents, of which None is any."""
+    if tensor is None:
+        return
+    fits = tensor.ndim == 2 and all(w is None or w == e for w, e in zip(shape, tensor.shape, strict=True))
+    if not fits:
+        wanted = ", ".join("…" if extent is None else str(extent) for extent in shape)
+        hint = "x[:, None] is a matrix of one column" if tensor.ndim == 1 else ""
+        raise BadRequest(name, str(tensor.layout), f"{tensor.dtype}[{wanted}], {said}", hint)

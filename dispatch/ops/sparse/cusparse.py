@@ -1,0 +1,274 @@
+"""Sparse linear algebra as calls of cuSPARSE: what a request's plan does, and with which descriptors.
+
+Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-functions. Dense operands of the two orders go together
+as a transposed one of the same order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cudabind.sys import cusparse
+from dispatch.core.matrix_choices import Operation
+from dispatch.errors import WorkerFailed
+from dispatch.keys import C64, C128, F32, F64
+from dispatch.libraries.cublas.calls import Constant, Scalar
+from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusparse.analyses import Solve
+from dispatch.libraries.cusparse.calls import Steps
+from dispatch.libraries.cusparse.descriptors import DenseMatrix, DenseVector, Sparse, SparseMatrix
+from dispatch.libraries.cusparse.spgemm import SparseProduct
+from dispatch.ops.sparse.form import SparseForm, SparseFormat, transposed
+from dispatch.ops.sparse.rules import leading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["plan"]
+
+N, T, C = Operation.N, Operation.T, Operation.C
+COMPUTE = {dtype: dtype for dtype in (F32, F64, C64, C128)}
+
+
+def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
+    """The plan of a request; of one that is to be tuned, that with the fastest algorithm."""
+    if request.autotune and not request.algorithm:
+        from dispatch.ops.sparse.tune import fastest_plan  # few requests are tuned
+
+        return fastest_plan(request, executor, lambda tried: Making(tried, executor, row).plan())
+    return Making(request, executor, row).plan()
+
+
+class Making:
+    """A request whose plan is made."""
+
+    def __init__(self, request: Any, executor: CudaExecutor, row: Row) -> None:
+        self.request, self.executor = request, executor
+        self.steps = Steps(executor, row, len(request.reads) + len(request.writes) + len(numbers_of(request)))
+        self.compute = COMPUTE.get(request.values.dtype, F32)
+        self.kind = cusparse.cudaDataType(self.compute.cuda)
+
+    def plan(self) -> Plan:
+        """What the op says."""
+        request = self.request
+        if all(not request.layout_of(name).size for name in request.writes):
+            return self.steps.idle()
+        has_terms = request.op != "sddmm" or request.a.shape[1]
+        if not (request.values.shape[0] and getattr(request, "b_values", request.values).shape[0] and has_terms):
+            return self.without_elements()
+        return MAKERS[request.op](self)
+
+    def without_elements(self) -> Plan:
+        """Nothing is added up: zeros, offsets too."""
+        for name in self.request.writes:
+            self.steps.zeros(lines_of(self.request.layout_of(name), self.request.place_of(name)))
+        return self.steps.plan(capture_safe=True)
+
+    # -- operands -----------------------------------------------------------------------------------------------------
+    def operation(self, trans: Operation) -> Any:
+        """What is done to A; of real matrices the adjoint is the transpose."""
+        is_complex = self.request.values.dtype.is_complex
+        return cusparse.cusparseOperation_t(int(T if trans is C and not is_complex else trans))
+
+    def number(self, name: str) -> Scalar | Constant:
+        """A factor, which is 0 in each run where what it multiplies is not read."""
+        request = self.request
+        if name == "beta" and not request.reads_added:
+            return Constant(0.0, self.compute)
+        place = len(request.reads) + len(request.writes) + numbers_of(request).index(name)
+        return Scalar(place, self.compute)
+
+    def sparse(self, form: SparseForm, names: tuple[str, str, str], **attributes: int) -> Sparse:
+        """What describes a sparse matrix of operands by these names."""
+        layouts = [self.request.layout_of(name) for name in names]
+        values, rows, columns = layouts
+        places = (self.request.place_of(name) for name in names)
+        return Sparse(
+            int(SparseFormat(form.format)),  # type: ignore[arg-type]  # it is a member since the form was checked
+            form.shape,
+            values.shape[0],
+            form.base,
+            form.block,
+            values.dtype.cuda,
+            rows.dtype.itemsize,
+            columns.dtype.itemsize,
+            *places,
+            **attributes,
+        )
+
+    def matrix(self, said: Sparse) -> SparseMatrix:
+        """Its descriptor."""
+        return SparseMatrix(said, self.steps.placeholder)
+
+    def vector(self, name: str) -> DenseVector:
+        """The descriptor of a dense vector."""
+        layout = self.request.layout_of(name)
+        return DenseVector(layout.size, layout.dtype.cuda, self.request.place_of(name), self.steps.placeholder)
+
+    def dense(self, name: str, *, like: bool | None = None) -> tuple[DenseMatrix, Operation]:
+        """The descriptor of a dense matrix, in the order of another one, and what is to be done to it then."""
+        layout, place = self.request.layout_of(name), self.request.place_of(name)
+        wanted = like if like is not None else by_rows_of(layout)
+        shape, turn, ld = layout.shape, N, leading(layout, by_rows=wanted)
+        if ld is None:  # it is the transpose of one of the wanted order
+            shape, turn, ld = shape[::-1], T, leading(layout, by_rows=not wanted)
+        if ld is None:
+            raise WorkerFailed(f"{name} is neither row-major nor column-major: {layout}")
+        made = DenseMatrix(shape, ld, layout.dtype.cuda, place, self.steps.placeholder, by_rows=wanted)
+        return made, turn
+
+    def added(self, name: str) -> None:
+        """What is added is where the result is to be, for that is overwritten."""
+        request = self.request
+        if request.reads_added:
+            target, source = request.layout_of("out"), request.layout_of(name)
+            self.steps.copy(*(lines_of(layout, request.place_of(n)) for layout, n in ((source, name), (target, "out"))))
+
+    # -- the ops ------------------------------------------------------------------------------------------------------
+    def multiply_vector(self) -> Plan:
+        """SpMV."""
+        request = self.request
+        self.added("y")
+        a = self.matrix(self.sparse(request.form, ("values", "rows", "columns")))
+        given = (self.number("alpha"), a, self.vector("x"), self.number("beta"), self.vector("out"))
+        algorithm = cusparse.cusparseSpMVAlg_t(int(request.algorithm))
+        self.steps.call("cusparseSpMV", self.operation(request.trans), *given, self.kind, algorithm)
+        return self.steps.plan(capture_safe=True)
+
+    def multiply_matrix(self) -> Plan:
+        """SpMM."""
+        request = self.request
+        self.added("c")
+        a = self.matrix(self.sparse(request.form, ("values", "rows", "columns")))
+        by_rows = by_rows_of(request.layout_of("out"))
+        out, _ = self.dense("out", like=by_rows)
+        b, turn = self.dense("b", like=by_rows)
+        given = (self.number("alpha"), a, b, self.number("beta"), out, self.kind)
+        algorithm = cusparse.cusparseSpMMAlg_t(int(request.algorithm))
+        operations = self.operation(request.trans), cusparse.cusparseOperation_t(int(turn))
+        self.steps.call("cusparseSpMM", *operations, *given, algorithm)
+        return self.steps.plan(capture_safe=True)
+
+    def sample(self) -> Plan:
+        """SDDMM; where nothing is added it does so to zeros, for 0 times what nobody has written may be NaN."""
+        request = self.request
+        self.added("values")
+        if not request.reads_added:
+            self.steps.zeros(lines_of(request.layout_of("out"), request.place_of("out")))
+        c = self.matrix(self.sparse(request.form, ("out", "rows", "columns")))
+        (a, _), (b, _) = self.dense("a"), self.dense("b")
+        plain = cusparse.cusparseOperation_t(0)
+        given = (self.number("alpha"), a, b, self.number("beta"), c, self.kind)
+        algorithm = cusparse.cusparseSDDMMAlg_t.CUSPARSE_SDDMM_ALG_DEFAULT
+        self.steps.call("cusparseSDDMM", plain, plain, *given, algorithm)
+        return self.steps.plan(capture_safe=True)
+
+    def solve(self) -> Plan:
+        """SpSV or SpSM; a matrix in CSC is the transpose of one in CSR, whose triangle is the other one."""
+        request = self.request
+        form, trans, uplo, names = request.form, request.trans, request.uplo, ("values", "rows", "columns")
+        if form.format == SparseFormat.CSC:
+            other = transposed(form)
+            form = form if other is None else other
+            trans, uplo, names = (T if trans is N else N), uplo.other, ("values", "columns", "rows")
+        a = self.matrix(self.sparse(form, names, fill=int(uplo), diag=int(request.diag)))
+        alpha, operation = self.number("alpha"), self.operation(trans)
+        given: tuple[Any, ...]
+        if request.op == "spsv":
+            algorithm = cusparse.cusparseSpSVAlg_t(int(request.algorithm))
+            given = (operation, alpha, a, self.vector("x"), self.vector("out"), self.kind, algorithm)
+            name = "cusparseSpSV"
+        else:
+            by_rows = by_rows_of(request.layout_of("out"))
+            out, _ = self.dense("out", like=by_rows)
+            b, turn = self.dense("b", like=by_rows)
+            turned = cusparse.cusparseOperation_t(int(turn))
+            default = cusparse.cusparseSpSMAlg_t.CUSPARSE_SPSM_ALG_DEFAULT
+            given = (operation, turned, alpha, a, b, out, self.kind, default)
+            name = "cusparseSpSM"
+        keeps = request.form.pattern is not None
+        place = request.place_of("values")
+        self.steps.append(Solve(self.executor, name, a, given, place, keeps=keeps))
+        return self.steps.plan(capture_safe=False)
+
+    def multiply_sparse(self) -> Plan:
+        """SpGEMM, or how many elements it gives."""
+        request = self.request
+        counts = request.op == "spgemm_nnz"
+        a = self.matrix(self.sparse(request.form, ("values", "rows", "columns")))
+        b = self.matrix(self.sparse(request.b_form, ("b_values", "b_rows", "b_columns")))
+        form = SparseForm(SparseFormat.CSR, (request.form.shape[0], request.b_form.shape[1]), request.form.base)
+        names = ("b_values", "rows", "columns") if counts else ("out_values", "out_rows", "out_columns")
+        said = self.sparse(form, names)
+        plain = cusparse.cusparseOperation_t(0)
+        alpha = Constant(1.0 if counts else request.alpha, self.compute)
+        given = (plain, plain, alpha, a, b, Constant(0.0, self.compute))
+        number = request.place_of("out") if counts else None
+        choice = int(request.algorithm)
+        kind = self.compute.cuda
+        self.steps.append(SparseProduct(self.executor, given, said, kind, choice, number))
+        return self.steps.plan(capture_safe=False)
+
+    def unpack(self) -> Plan:
+        """SparseToDense, into zeros: NVIDIA does not say that it writes them."""
+        self.steps.zeros(lines_of(self.request.layout_of("out"), self.request.place_of("out")))
+        a = self.matrix(self.sparse(self.request.form, ("values", "rows", "columns")))
+        out, _ = self.dense("out")
+        algorithm = cusparse.cusparseSparseToDenseAlg_t.CUSPARSE_SPARSETODENSE_ALG_DEFAULT
+        self.steps.call("cusparseSparseToDense", a, out, algorithm)
+        return self.steps.plan(capture_safe=True)
+
+    def exchange(self) -> Plan:
+        """Csr2cscEx2; a matrix in CSC is the transpose of one in CSR."""
+        request = self.request
+        (m, n), names = request.form.shape, ["values", "rows", "columns"]
+        made = ["out_values", "out_columns", "out_rows"]
+        if not request.from_csr:
+            m, n = n, m
+            names, made = ["values", "columns", "rows"], ["out_values", "out_rows", "out_columns"]
+        places = [Place(request.place_of(name)) for name in (*names, *made)]
+        choices = (
+            cusparse.cudaDataType(request.values.dtype.cuda),
+            cusparse.cusparseAction_t.CUSPARSE_ACTION_NUMERIC,
+            cusparse.cusparseIndexBase_t(request.form.base),
+            cusparse.cusparseCsr2CscAlg_t.CUSPARSE_CSR2CSC_ALG1,
+        )
+        self.steps.call("cusparseCsr2cscEx2", m, n, request.values.shape[0], *places, *choices)
+        return self.steps.plan(capture_safe=True)
+
+
+def numbers_of(request: Any) -> tuple[str, ...]:
+    """The factors of a request that stand behind the addresses."""
+    found: tuple[str, ...] = getattr(request, "numbers", ())
+    return found
+
+
+def by_rows_of(layout: Any) -> bool:
+    """Whether a matrix is row-major; one that is column-major, too, is."""
+    return leading(layout, by_rows=True) is not None
+
+
+def lines_of(layout: Any, operand: int) -> Matrix:
+    """A vector as a matrix of one column, or a matrix, of any strides; blocks of BSR one after another."""
+    shape, strides = layout.shape, layout.strides
+    if len(shape) == 2:
+        return Matrix(Place(operand), layout.dtype, *shape, *strides)
+    step = strides[0] if len(shape) == 1 else 1
+    return Matrix(Place(operand), layout.dtype, layout.size, 1, step, max(1, layout.size))
+
+
+MAKERS: dict[str, Callable[[Making], Plan]] = {
+    "sparse_mv": Making.multiply_vector,
+    "spmm": Making.multiply_matrix,
+    "sddmm": Making.sample,
+    "spsv": Making.solve,
+    "spsm": Making.solve,
+    "spgemm": Making.multiply_sparse,
+    "spgemm_nnz": Making.multiply_sparse,
+    "sparse_to_dense": Making.unpack,
+    "csr2csc": Making.exchange,
+}

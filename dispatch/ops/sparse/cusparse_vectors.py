@@ -1,0 +1,55 @@
+"""Sparse vectors by cuSPARSE: Gather, Scatter, Axpby and SpVV."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cudabind.sys import cusparse
+from dispatch.libraries.cublas.calls import Constant, Scalar
+from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusparse.calls import Call, DeviceResult, Steps
+from dispatch.libraries.cusparse.descriptors import DenseVector, SparseVector
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["plan"]
+
+
+def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
+    """The plan of a request; what is changed of a dense vector is changed where the result is to be."""
+    operands = len(request.reads) + len(request.writes)
+    steps = Steps(executor, row, operands + len(getattr(request, "numbers", ())))
+    dtype, size = request.y.dtype, request.y.size
+    target = "y" if request.op in ("sparse_gather", "spvv") else "out"
+    values = "out" if request.op == "sparse_gather" else "values"
+    places = request.place_of("indices"), request.place_of(values)
+    sizes = size, request.indices.size
+    item = request.indices.dtype.itemsize
+    sparse = SparseVector(sizes, item, request.base, dtype.cuda, places, steps.placeholder)
+    dense = DenseVector(size, dtype.cuda, request.place_of(target), steps.placeholder)
+    if target == "out" and (request.op == "sparse_scatter" or request.reads_added):
+        steps.copy(_column(request, "y"), _column(request, "out"))
+    elif request.op == "sparse_axpby":
+        steps.zeros(_column(request, "out"))  # 0 times what nobody has written may be NaN
+    if request.op == "sparse_gather":
+        steps.append(Call(executor, "cusparseGather", (dense, sparse)))
+    elif request.op == "sparse_scatter":
+        steps.append(Call(executor, "cusparseScatter", (sparse, dense)))
+    elif request.op == "sparse_axpby":
+        beta = Scalar(operands + 1, dtype) if request.reads_added else Constant(0.0, dtype)
+        steps.append(Call(executor, "cusparseAxpby", (Scalar(operands, dtype), sparse, beta, dense)))
+    else:
+        operation = cusparse.cusparseOperation_t(2 if request.conj and dtype.is_complex else 0)
+        result = Place(request.place_of("out"))
+        given = (operation, sparse, dense, result, cusparse.cudaDataType(dtype.cuda))
+        steps.call("cusparseSpVV", *given, kind=DeviceResult)
+    return steps.plan(capture_safe=True)
+
+
+def _column(request: Any, name: str) -> Matrix:
+    layout = request.layout_of(name)
+    step = layout.strides[0] if layout.size > 1 else 1
+    return Matrix(Place(request.place_of(name)), layout.dtype, layout.size, 1, step, max(1, layout.size))

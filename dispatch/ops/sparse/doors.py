@@ -1,0 +1,211 @@
+"""Sparse matrices in SciPy's and cuSPARSE's words: `dispatch.sparse`. Each function is one request, or says which.
+
+They take a `SparseTensor`, or a sparse matrix of SciPy, CuPy or torch, which is taken in as one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.core.matrix_choices import DiagType, FillMode, Operation
+from dispatch.core.request import run
+from dispatch.errors import BadRequest
+from dispatch.ops import sparse as ops
+from dispatch.ops.sparse.form import SparseForm, SparseFormat
+from dispatch.ops.sparse.sources import sparse_tensor, to_scipy, to_torch
+from dispatch.ops.sparse.tensor import SparseTensor, bsr, coo, csc, csr
+
+if TYPE_CHECKING:
+    from dispatch.ops.sparse.algorithms import SpgemmAlgorithm, SpmmAlgorithm, SpmvAlgorithm, SpsvAlgorithm
+    from dispatch.ops.sparse.base import Number
+
+__all__ = ["SparseTensor", "bsr", "coo", "csc", "csr", "sparse_tensor", "to_scipy", "to_torch"]
+__all__ += ["sddmm", "spgemm", "spmm", "spmv", "spsm", "spsolve_triangular", "spsv", "tocoo", "tocsc", "tocsr"]
+__all__ += ["fromdense", "todense"]
+
+N = Operation.N
+
+
+def of(a: Any) -> SparseTensor:
+    """A sparse operand as a SparseTensor."""
+    return a if isinstance(a, SparseTensor) else sparse_tensor(a)
+
+
+# -- products ---------------------------------------------------------------------------------------------------------
+def spmv(
+    a: Any,
+    x: Any,
+    *,
+    y: Any = None,
+    alpha: Number = 1.0,
+    beta: Number | None = None,
+    trans: Operation | str = N,
+    algorithm: SpmvAlgorithm | str = "default",
+    autotune: bool = False,
+    out: Any = None,
+) -> Any:
+    """alpha · op(A) · x + beta · y: the request `sparse_mv`."""
+    return ops.sparse_mv(
+        *of(a).parts, x, y=y, alpha=alpha, beta=beta, trans=trans, algorithm=algorithm, autotune=autotune, out=out
+    )
+
+
+def spmm(
+    a: Any,
+    b: Any,
+    *,
+    c: Any = None,
+    alpha: Number = 1.0,
+    beta: Number | None = None,
+    trans: Operation | str = N,
+    algorithm: SpmmAlgorithm | str = "default",
+    autotune: bool = False,
+    out: Any = None,
+) -> Any:
+    """alpha · op(A) · B + beta · C of a dense B: the request `spmm`."""
+    return ops.spmm(
+        *of(a).parts, b, c=c, alpha=alpha, beta=beta, trans=trans, algorithm=algorithm, autotune=autotune, out=out
+    )
+
+
+def sddmm(c: Any, a: Any, b: Any, *, alpha: Number = 1.0, beta: Number | None = None, out: Any = None) -> SparseTensor:
+    """alpha · A · B where C has elements, + beta · C, as a matrix of C's pattern: the request `sddmm`."""
+    pattern = of(c)
+    values = ops.sddmm(*pattern.parts, a, b, alpha=alpha, beta=beta, out=out)
+    return pattern.with_values(values)
+
+
+def spgemm(
+    a: Any, b: Any, *, nnz: int | None = None, alpha: Number = 1.0, algorithm: SpgemmAlgorithm | str = "default"
+) -> SparseTensor:
+    """alpha · A · B of two sparse matrices in CSR: the request `spgemm`.
+
+    Without `nnz`, the elements of the product, the request `spgemm_nnz` counts them before, and is waited for.
+    """
+    first, second = of(a), of(b)
+    if nnz is None:
+        count = run(ops.SpgemmNnzRequest(*first.parts, *second.parts, algorithm=algorithm))
+        nnz = int(count.item())
+    request = ops.SpgemmRequest(*first.parts, *second.parts, nnz=nnz, alpha=alpha, algorithm=algorithm)
+    values, rows, columns = run(request)
+    return csr(values, rows, columns, (first.shape[0], second.shape[1]), base=first.form.base)
+
+
+# -- triangles --------------------------------------------------------------------------------------------------------
+def spsv(
+    a: Any,
+    x: Any,
+    *,
+    alpha: Number = 1.0,
+    uplo: FillMode | str = "lower",
+    diag: DiagType | str = "non_unit",
+    trans: Operation | str = N,
+    algorithm: SpsvAlgorithm | str = "default",
+    out: Any = None,
+) -> Any:
+    """The y of op(A) · y = alpha · x for a triangle A: the request `spsv`."""
+    return ops.spsv(*of(a).parts, x, alpha=alpha, uplo=uplo, diag=diag, trans=trans, algorithm=algorithm, out=out)
+
+
+def spsm(
+    a: Any,
+    b: Any,
+    *,
+    alpha: Number = 1.0,
+    uplo: FillMode | str = "lower",
+    diag: DiagType | str = "non_unit",
+    trans: Operation | str = N,
+    out: Any = None,
+) -> Any:
+    """The C of op(A) · C = alpha · B for a triangle A: the request `spsm`."""
+    return ops.spsm(*of(a).parts, b, alpha=alpha, uplo=uplo, diag=diag, trans=trans, out=out)
+
+
+def spsolve_triangular(A: Any, b: Any, lower: bool = True, *, unit_diagonal: bool = False) -> Any:
+    """The x of A · x = b for a triangle A, as `scipy.sparse.linalg` has it: `spsv` of a vector, `spsm` of a matrix."""
+    uplo = FillMode.LOWER if lower else FillMode.UPPER
+    diag = DiagType.UNIT if unit_diagonal else DiagType.NON_UNIT
+    return (spsv if b.ndim == 1 else spsm)(A, b, uplo=uplo, diag=diag)
+
+
+# -- conversions ------------------------------------------------------------------------------------------------------
+def todense(a: Any) -> Any:
+    """The dense matrix: the request `sparse_to_dense`."""
+    return ops.sparse_to_dense(*of(a).parts)
+
+
+def fromdense(a: Any, *, nnz: int | None = None, format: str = "csr", index_dtype: Any = "i32") -> SparseTensor:  # noqa: A002
+    """The elements of a dense matrix that are other than 0: the request `dense_to_sparse`.
+
+    Without `nnz`, how many these are, the request `dense_nnz` counts them before, and is waited for.
+    """
+    if nnz is None:
+        count = run(ops.DenseNnzRequest(a))
+        nnz = int(count.item())
+    request = ops.DenseToSparseRequest(a, nnz=nnz, format=format, index_dtype=index_dtype)
+    values, rows, columns = run(request)
+    m, n = request.a.shape
+    return SparseTensor(values, rows, columns, SparseForm(request.format, (m, n)))
+
+
+def tocsr(a: Any) -> SparseTensor:
+    """The matrix in CSR: itself, of CSC by the request `csr2csc`, or of COO by `coo2csr`."""
+    found = of(a)
+    if found.format is SparseFormat.COO:
+        rows = run(ops.Coo2csrRequest(found.rows, m=found.shape[0], base=found.form.base))
+        form = found.form._replace(format=SparseFormat.CSR, pattern=None)
+        return SparseTensor(found.values, rows, found.columns, form)
+    return found if found.format is SparseFormat.CSR else _exchanged(found, SparseFormat.CSR)
+
+
+def tocsc(a: Any) -> SparseTensor:
+    """The matrix in CSC: itself, or of CSR by the request `csr2csc`, of COO by way of CSR."""
+    found = of(a)
+    if found.format is SparseFormat.CSC:
+        return found
+    return _exchanged(tocsr(found) if found.format is SparseFormat.COO else found, SparseFormat.CSC)
+
+
+def tocoo(a: Any) -> SparseTensor:
+    """The matrix in COO: itself, or of CSR by the request `csr2coo`, of CSC by way of CSR."""
+    found = of(a)
+    if found.format is SparseFormat.COO:
+        return found
+    found = tocsr(found)
+    rows = run(ops.Csr2cooRequest(found.rows, nnz=found.nnz, base=found.form.base))
+    form = found.form._replace(format=SparseFormat.COO, pattern=None)
+    return SparseTensor(found.values, rows, found.columns, form)
+
+
+def _exchanged(a: SparseTensor, wanted: SparseFormat) -> SparseTensor:
+    if a.format is SparseFormat.BSR:
+        hint = f"a.to{wanted.name.lower()}() of SciPy or CuPy"
+        raise BadRequest("a", repr(a), "CSR, CSC or COO", hint)
+    values, rows, columns = run(ops.Csr2cscRequest(*a.parts))
+    return SparseTensor(values, rows, columns, a.form._replace(format=wanted, pattern=None))
+
+
+# -- what a SparseTensor asks for -------------------------------------------------------------------------------------
+def product(a: SparseTensor, other: Any) -> Any:
+    """`a @ other`."""
+    if isinstance(other, SparseTensor):
+        return spgemm(a, other)
+    return (spmv if getattr(other, "ndim", 2) == 1 else spmm)(a, other)
+
+
+def left_product(a: SparseTensor, other: Any) -> Any:
+    """`other @ a`, as the transpose of Aᵀ times the transposed one."""
+    if getattr(other, "ndim", 2) == 1:
+        return spmv(a, other, trans=Operation.T)
+    return spmm(a, other.T, trans=Operation.T).T
+
+
+def flaws(a: SparseTensor) -> list[int]:
+    """What is wrong with the indices, counted."""
+    counts = run(ops.SparseCheckRequest(*a.parts))
+    found: list[int] = counts.tolist()
+    return found
+
+
+SparseTensor.product, SparseTensor.left_product = staticmethod(product), staticmethod(left_product)
+SparseTensor.densified, SparseTensor.flaws = staticmethod(todense), staticmethod(flaws)

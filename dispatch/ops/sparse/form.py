@@ -1,0 +1,142 @@
+"""How a sparse matrix is stored: which of its three tensors says what, and the checks of these.
+
+A sparse operand of a request is three tensors, `values`, `rows` and `columns`, and a `SparseForm`, all that is not
+memory. So a request has its tensors as any other has, and nothing else needs to know that a matrix is sparse. Follows
+https://docs.nvidia.com/cuda/cusparse/#cusparse-storage-formats.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dispatch.checks import check_int, names_arguments, shown
+from dispatch.core.matrix_choices import Operation
+from dispatch.errors import BadRequest
+from dispatch.keys import I32, I64, Choice
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from dispatch.core.request import Operands
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["SparseForm", "SparseFormat", "check_form", "check_parts", "shape_of", "transposed"]
+
+Shape = tuple[int, ...]
+MAX_EXTENT = 2**62
+
+
+class SparseFormat(Choice):
+    """`cusparseFormat_t`: what `rows` and `columns` hold; the elements are in `values`.
+
+    CSR: rows[i] is where row i begins, and rows[m] where the last one ends; columns holds the column of each element.
+    CSC: the same with rows and columns exchanged. COO: the row and the column of each element, sorted by row.
+    BSR: as CSR, of dense blocks: values is (blocks, block rows, block columns).
+    """
+
+    CSR = 1
+    CSC = 2
+    COO = 3
+    BSR = 6
+
+    @staticmethod
+    def other_names() -> dict[str, str]:
+        return {"COORDINATE": "COO"}
+
+
+@names_arguments
+class SparseForm(NamedTuple):
+    """What of a sparse matrix is no memory.
+
+    Attributes:
+        format: a `SparseFormat`, or its name.
+        shape: rows and columns of the matrix.
+        base: the number of the first row, column and element: 0 or 1.
+        block: rows and columns of a block of BSR.
+        pattern: a number that stands for what `rows` and `columns` hold: who gives one promises that this does not
+            change, and that no other matrix of the process has it, and analyses are kept. None: each call analyses
+            anew what it needs. `SparseTensor.fixed` gives one.
+    """
+
+    format: SparseFormat | str
+    shape: tuple[int, int]
+    base: int = 0
+    block: tuple[int, int] = (1, 1)
+    pattern: int | None = None
+
+
+def transposed(form: SparseForm) -> SparseForm | None:
+    """The form of the transposed matrix, whose `rows` are these `columns`; None where there is none of that format.
+
+    COO would be sorted by column, and BSR would need its blocks transposed.
+    """
+    others = {SparseFormat.CSR: SparseFormat.CSC, SparseFormat.CSC: SparseFormat.CSR}
+    other = others.get(SparseFormat(form.format))  # type: ignore[arg-type]  # a name is read, too
+    return None if other is None else form._replace(format=other, shape=(form.shape[1], form.shape[0]))
+
+
+def shape_of(form: SparseForm, trans: Operation | str) -> tuple[int, int]:
+    """Rows and columns of op(A)."""
+    m, n = form.shape
+    return (m, n) if trans is Operation.N else (n, m)
+
+
+def check_form(name: str, given: object) -> SparseForm:
+    """A form whose fields are what they must be; BadRequest for any other."""
+    if not isinstance(given, SparseForm):
+        hint = "a SparseTensor a unpacks into all four: spmm(*a, b)"
+        raise BadRequest(name, shown(given), "a SparseForm", hint)
+    kind: Any = given.format
+    found = SparseFormat.named(kind) if isinstance(kind, str) else kind
+    if not isinstance(found, SparseFormat):
+        known = ", ".join(SparseFormat.__members__)
+        raise BadRequest(f"{name}.format", shown(kind), f"one of {known}", "convert it: a.tocsr() of SciPy or CuPy")
+    pairs = {}
+    for part, least in (("shape", 0), ("block", 1)):
+        pair: Any = getattr(given, part)
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise BadRequest(f"{name}.{part}", shown(pair), "rows and columns")
+        pairs[part] = tuple(check_int(f"{name}.{part}", extent, least, MAX_EXTENT) for extent in pair)
+    check_int(f"{name}.base", given.base, 0, 1)
+    if given.pattern is not None:
+        check_int(f"{name}.pattern", given.pattern, 0, MAX_EXTENT)
+    if found is not SparseFormat.BSR and pairs["block"] != (1, 1):
+        raise BadRequest(f"{name}.block", shown(given.block), f"(1, 1), for {found.name} has no blocks")
+    if any(extent % step for extent, step in zip(pairs["shape"], pairs["block"], strict=True)):
+        hint = "fill the matrix up with zeros"
+        raise BadRequest(f"{name}.shape", shown(given.shape), f"whole blocks of {pairs['block']}", hint)
+    (m, n), (high, wide) = pairs["shape"], pairs["block"]
+    return given._replace(format=found, shape=(m, n), block=(high, wide), base=int(given.base))
+
+
+def check_parts(form: SparseForm, tensors: Operands, prefix: str = "") -> None:
+    """BadRequest unless the three tensors have the extents of a form, whole numbers as indices, and are dense."""
+    (m, n), (high, wide) = form.shape, form.block
+    values, rows, columns = (tensors[name] for name in ("values", "rows", "columns"))
+    count = values.shape[0] if values.ndim else 0
+    wanted: dict[str, Shape] = {"values": (count,), "rows": (count,), "columns": (count,)}
+    if form.format == SparseFormat.BSR:
+        wanted["values"] = (count, high, wide)
+    if form.format in (SparseFormat.CSR, SparseFormat.BSR):
+        wanted["rows"] = (m // high + 1,)
+    elif form.format == SparseFormat.CSC:
+        wanted["columns"] = (n + 1,)
+    for name, tensor in tensors.items():
+        _check_part(form, prefix + name, tensor, wanted[name], is_index=name != "values")
+    narrow = rows.dtype is I32 and columns.dtype is I32
+    most = np.iinfo(np.int32).max
+    if narrow and max(m // high, n // wide, count) + form.base > most:
+        raise BadRequest(f"{prefix}rows", str(rows.layout), "i64, for indices go beyond 31 bits", 'x.astype("i64")')
+
+
+def _check_part(form: SparseForm, name: str, tensor: Tensor, shape: Shape, *, is_index: bool) -> None:
+    said = f" of {SparseFormat(form.format).name}[{form.shape[0]}, {form.shape[1]}]"  # type: ignore[arg-type]
+    if is_index and tensor.dtype not in (I32, I64):
+        raise BadRequest(name, str(tensor.layout), f"i32 or i64{list(shape)}{said}", 'x.astype("i32")')
+    if tensor.shape != shape:
+        expected = f"{tensor.dtype if is_index else 'values'}{list(shape)}{said}"
+        raise BadRequest(name, str(tensor.layout), expected)
+    if tensor.layout.size > 1 and not tensor.layout.is_contiguous:
+        raise BadRequest(name, str(tensor.layout), f"dense memory{said}", "x.copy() makes it dense")

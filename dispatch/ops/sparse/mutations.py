@@ -1,0 +1,69 @@
+"""Wrong results of sparse linear algebra that the cases must reject."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.core.matrix_choices import DiagType, Operation
+from dispatch.ops.sparse.form import SparseFormat
+from dispatch.ops.sparse.reference import evaluate
+from dispatch.testing.mutations import altered, of_operand, with_fields
+
+if TYPE_CHECKING:
+    from dispatch.core.host_plan import Results
+    from dispatch.testing.mutations import Mutation
+
+__all__ = ["MUTATIONS"]
+
+COUNTS = ("spgemm_nnz", "sparse_check")
+TAKEN = ("sparse_mv", "spmm", "sddmm", "sparse_to_dense", "csr2csc")
+
+
+def neighbours(request: Any) -> Results | None:
+    """Each element is taken from one column further, and the last from the first."""
+    if request.op not in TAKEN or request.form.format == SparseFormat.CSC:
+        return None
+    columns, base = np.array(request.columns), request.form.base
+    wide = request.form.shape[1] // request.form.block[1]
+    if not columns.size:
+        return None
+    return altered(evaluate, request, columns=(columns - base + 1) % wide + base)
+
+
+def without_beta(request: Any) -> Results | None:
+    """What is added is left out."""
+    return altered(evaluate, request, beta=0.0) if getattr(request, "reads_added", False) else None
+
+
+def other_diagonal(request: Any) -> Results | None:
+    """A unit diagonal where another is stored."""
+    if getattr(request, "diag", None) is not DiagType.NON_UNIT:
+        return None
+    return altered(evaluate, request, diag=DiagType.UNIT)
+
+
+def unconjugated(request: Any) -> Results | None:
+    """The transpose for the adjoint."""
+    if getattr(request, "trans", None) is not Operation.C or not request.values.dtype.is_complex:
+        return None
+    return altered(evaluate, request, trans=Operation.T)
+
+
+def neighbouring_values(request: Any) -> Results | None:
+    """Each element is that before it; what is counted does not depend on them."""
+    found = None if request.op in COUNTS else _rolled(request)
+    return None if found is None else dict(found)
+
+
+_rolled = of_operand(evaluate, "values", lambda values: np.roll(values, 1, axis=0))
+
+MUTATIONS: dict[str, Mutation] = {
+    "values of a neighbour": neighbouring_values,
+    "columns of a neighbour": neighbours,
+    "alpha too large": with_fields(evaluate, 1, alpha=lambda request: 1.5 * getattr(request, "alpha", 0) or None),
+    "without beta": without_beta,
+    "a unit diagonal": other_diagonal,
+    "transposed for adjoint": unconjugated,
+}

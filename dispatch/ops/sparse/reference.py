@@ -1,0 +1,371 @@
+"""Sparse linear algebra by SciPy: what the host computes, and in float64 what is right.
+
+SciPy does not look at indices, and would read and write beyond arrays: they are looked at here, each time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.core.host_plan import NumpyPlan, numpy_call, work_of
+from dispatch.core.matrix_choices import DiagType, FillMode, Operation
+from dispatch.errors import BadRequest, Refused
+from dispatch.ops.sparse.form import SparseFormat
+from dispatch.refusal import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.core.host_plan import Results
+    from dispatch.core.row import Row
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
+    from dispatch.ops.sparse.form import SparseForm
+
+__all__ = ["coordinates", "evaluate", "flaws", "matrix_of", "numpy_check", "scipy_sparse"]
+
+NEEDS_SCIPY = "needs scipy: pip install 'cudabind[host]'"
+
+
+def scipy_sparse(request: Any, executor: object, row: Row) -> NumpyPlan:
+    """A plan that computes with SciPy; Refused where it is not installed."""
+    del request, executor
+    try:
+        import scipy.sparse.linalg  # noqa: F401  # looked for now, used by the plan
+    except ImportError as error:
+        raise Refused(NEEDS_SCIPY, Kind.RULE) from error
+    return NumpyPlan(row, evaluate, work_of(row.dtypes[0]))
+
+
+def evaluate(request: Any, work: np.dtype[Any]) -> Results:
+    """The outputs of a request by name, in a working dtype."""
+    return OPS[request.op](request, work)
+
+
+# -- the matrix -------------------------------------------------------------------------------------------------------
+def numbers(tensor: Tensor, work: np.dtype[Any]) -> Array:
+    """Elements in a working dtype, complex ones in the complex one."""
+    given = np.asarray(tensor)
+    return given.astype(np.result_type(work, np.complex64) if given.dtype.kind == "c" else work, copy=False)
+
+
+def flaws(form: SparseForm, rows: Array, columns: Array) -> Array:
+    """What `sparse_check` counts."""
+    kind, (m, n), (high, wide) = SparseFormat(form.format), form.shape, form.block  # type: ignore[arg-type]
+    m, n = m // high, n // wide
+    if kind is SparseFormat.COO:
+        major, minor, broken = rows.astype(np.int64) - form.base, columns.astype(np.int64) - form.base, 0
+    else:
+        offsets, indices = (columns, rows) if kind is SparseFormat.CSC else (rows, columns)
+        ends, minor = offsets.astype(np.int64) - form.base, indices.astype(np.int64) - form.base
+        broken = int((np.diff(ends) < 0).sum()) + int(ends[0] != 0) + int(ends[-1] != len(minor))
+        if broken:  # which line an element is of is not known
+            outside = (minor < 0) | (minor >= (m if kind is SparseFormat.CSC else n))
+            return np.array([broken, outside.sum(), 0, 0], np.int64)
+        major = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
+        if kind is SparseFormat.CSC:
+            m, n = n, m
+    outside = (major < 0) | (major >= m) | (minor < 0) | (minor >= n)
+    later, same = np.diff(major), np.diff(minor)
+    unsorted = (later < 0) | ((later == 0) & (same < 0))
+    return np.array([broken, outside.sum(), unsorted.sum(), ((later == 0) & (same == 0)).sum()], np.int64)
+
+
+def coordinates(form: SparseForm, rows: Tensor, columns: Tensor, name: str = "") -> tuple[Array, Array]:
+    """The row and the column of each element, or block, from 0 on; BadRequest where one is none of the matrix."""
+    row, column = np.asarray(rows), np.asarray(columns)
+    broken, outside, *_ = flaws(form, row, column).tolist()
+    if broken or outside:
+        given = f"{broken} wrong offsets and {outside} indices beyond the matrix"
+        raise BadRequest(f"{name}rows", given, f"those of a matrix {list(form.shape)} with base {form.base}")
+    if form.format == SparseFormat.CSC:
+        return row - form.base, np.repeat(np.arange(len(column) - 1), np.diff(column))
+    if form.format == SparseFormat.COO:
+        return row - form.base, column - form.base
+    return np.repeat(np.arange(len(row) - 1), np.diff(row)), column - form.base
+
+
+def matrix_of(request: Any, work: np.dtype[Any], prefix: str = "") -> Any:
+    """The matrix of a request as SciPy's COO, which nothing is summed up in; of its values, or of others."""
+    import scipy.sparse as sp
+
+    form = getattr(request, f"{prefix}form")
+    values, rows, columns = (getattr(request, prefix + name) for name in ("values", "rows", "columns"))
+    return of_parts(sp, form, numbers(values, work), *coordinates(form, rows, columns, prefix))
+
+
+def of_parts(sp: Any, form: SparseForm, values: Array, row: Array, column: Array) -> Any:
+    """A COO of values and the places of elements, or of blocks."""
+    high, wide = form.block
+    if form.format == SparseFormat.BSR:
+        row = (row[:, None, None] * high + np.arange(high)[:, None] + 0 * np.arange(wide)).ravel()
+        column = (column[:, None, None] * wide + 0 * np.arange(high)[:, None] + np.arange(wide)).ravel()
+    return sp.coo_array((values.reshape(-1), (row, column)), shape=form.shape)
+
+
+def turned(matrix: Any, trans: Operation) -> Any:
+    """op(A)."""
+    if trans is Operation.N:
+        return matrix
+    return matrix.T if trans is Operation.T else matrix.conj().T
+
+
+def scaled(request: Any, name: str, array: Array) -> Array:
+    """A factor times an array, in the dtype of the array."""
+    return np.asarray(array * array.dtype.type(request.factor(name)))
+
+
+# -- the ops ----------------------------------------------------------------------------------------------------------
+def product(request: Any, work: np.dtype[Any]) -> Results:
+    """alpha · op(A) · B + beta · C, of a vector or a matrix; a matrix without columns SciPy refuses."""
+    a = turned(matrix_of(request, work), request.trans).tocsr()
+    right = numbers(request.x if request.op == "sparse_mv" else request.b, work)
+    found = scaled(request, "alpha", a @ right)
+    if request.reads_added:
+        found = found + scaled(request, "beta", numbers(getattr(request, request.added), work))
+    return {"out": found}
+
+
+CHUNK = 1 << 22  # products of a sampled one at a time
+
+
+def sampled(request: Any, work: np.dtype[Any]) -> Results:
+    """The elements of a dense product that a pattern has."""
+    row, column = coordinates(request.form, request.rows, request.columns)
+    a, b = numbers(request.a, work), numbers(request.b, work)
+    found = np.zeros(len(row), a.dtype)
+    step = max(1, CHUNK // max(1, a.shape[1]))
+    for first in range(0, len(row), step):
+        part = slice(first, first + step)
+        found[part] = (a[row[part]] * b.T[column[part]]).sum(axis=1)
+    found = scaled(request, "alpha", found)
+    if request.reads_added:
+        found = found + scaled(request, "beta", numbers(request.values, work))
+    return {"out": found}
+
+
+def triangle_of(request: Any, work: np.dtype[Any]) -> tuple[Any, bool]:
+    """op of the triangle that is read, in CSR, and whether it is the lower one."""
+    import scipy.sparse as sp
+
+    lower, unit = request.uplo is FillMode.LOWER, request.diag is DiagType.UNIT
+    matrix = matrix_of(request, work)
+    beside = (-1 if lower else 1) if unit else 0
+    found = sp.tril(matrix, beside) if lower else sp.triu(matrix, beside)
+    if unit:
+        found = found + sp.eye_array(matrix.shape[0], dtype=found.dtype)
+    return turned(found, request.trans).tocsr(), lower == (request.trans is Operation.N)
+
+
+def solved(request: Any, work: np.dtype[Any]) -> Results:
+    """The solution, row by row where a diagonal is 0, which SciPy refuses."""
+    from scipy.sparse.linalg import spsolve_triangular
+
+    right = scaled(request, "alpha", numbers(request.x if request.op == "spsv" else request.b, work))
+    matrix, lower = triangle_of(request, work)
+    if not right.size:
+        return {"out": right}
+    if matrix.diagonal().all() and np.isfinite(matrix.data).all() and np.isfinite(right).all():
+        return {"out": np.asarray(spsolve_triangular(matrix, right, lower=lower)).astype(right.dtype)}
+    return {"out": substituted(matrix, right, lower=lower)}
+
+
+def substituted(matrix: Any, right: Array, *, lower: bool) -> Array:
+    """Forward or backward substitution, in which a division by 0 is what IEEE 754 has."""
+    found, diagonal = right.copy(), matrix.diagonal()
+    order = range(len(right)) if lower else range(len(right) - 1, -1, -1)
+    for i in order:
+        inside = slice(matrix.indptr[i], matrix.indptr[i + 1])
+        columns, elements = matrix.indices[inside], matrix.data[inside]
+        beside = columns != i
+        found[i] = (found[i] - elements[beside] @ found[columns[beside]]) / diagonal[i]
+    return np.asarray(found)
+
+
+def multiplied(request: Any, work: np.dtype[Any]) -> Results:
+    """The product of two sparse matrices, sorted; BadRequest where it has another number of elements than was said."""
+    found = product_of_patterns(request, work)
+    if found.nnz != request.nnz:
+        raise BadRequest("nnz", str(request.nnz), f"{found.nnz}, as spgemm_nnz counts them")
+    values = np.asarray(found.data * found.dtype.type(request.alpha))
+    return {
+        "out_values": values,
+        "out_rows": found.indptr.astype(np.int64) + request.form.base,
+        "out_columns": found.indices.astype(np.int64) + request.form.base,
+    }
+
+
+def product_of_patterns(request: Any, work: np.dtype[Any]) -> Any:
+    """A · B in CSR, with the elements that add up to 0, which SciPy keeps, too."""
+    a, b = matrix_of(request, work).tocsr(), matrix_of(request, work, "b_").tocsr()
+    found = (a @ b).tocsr()
+    found.sort_indices()
+    return found
+
+
+def counted(request: Any, work: np.dtype[Any]) -> Results:
+    """How many elements the product has."""
+    return {"out": np.array([product_of_patterns(request, work).nnz], np.int64)}
+
+
+def unpacked(request: Any, work: np.dtype[Any]) -> Results:
+    """The dense matrix; of elements that are stored twice, the last one."""
+    matrix = matrix_of(request, work)
+    found = np.zeros(matrix.shape, matrix.dtype)
+    found[matrix.row, matrix.col] = matrix.data
+    return {"out": found}
+
+
+def exchanged(request: Any, work: np.dtype[Any]) -> Results:
+    """The other of CSR and CSC; elements of one place keep their order, as SciPy has it."""
+    row, column = coordinates(request.form, request.rows, request.columns)
+    major, minor = (column, row) if request.from_csr else (row, column)
+    order = np.argsort(major, kind="stable")
+    extent = request.form.shape[1 if request.from_csr else 0]
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(major, minlength=extent))]) + request.form.base
+    indices = minor[order] + request.form.base
+    rows, columns = (indices, offsets) if request.from_csr else (offsets, indices)
+    return {"out_values": numbers(request.values, work)[order], "out_rows": rows, "out_columns": columns}
+
+
+def checked(request: Any, work: np.dtype[Any]) -> Results:
+    """What is wrong with the indices."""
+    del work
+    return {"out": flaws(request.form, np.asarray(request.rows), np.asarray(request.columns))}
+
+
+def dense_counted(request: Any, work: np.dtype[Any]) -> Results:
+    """How many elements are other than 0."""
+    return {"out": np.array([np.count_nonzero(numbers(request.a, work))], np.int64)}
+
+
+def compressed(request: Any, work: np.dtype[Any]) -> Results:
+    """The elements other than 0, row by row, or column by column; BadRequest where there are other than so many."""
+    a = numbers(request.a, work)
+    by_columns = request.format == SparseFormat.CSC
+    major, minor = np.nonzero(a.T if by_columns else a)
+    if len(major) != request.nnz:
+        raise BadRequest("nnz", str(request.nnz), f"{len(major)}, as dense_nnz counts them")
+    row, column = (minor, major) if by_columns else (major, minor)
+    found = {"out_values": a[row, column], "out_rows": row, "out_columns": column}
+    if request.format != SparseFormat.COO:
+        ends = np.concatenate([[0], np.cumsum(np.bincount(major, minlength=a.shape[1 if by_columns else 0]))])
+        found["out_columns" if by_columns else "out_rows"] = ends
+    return found
+
+
+def to_offsets(request: Any, work: np.dtype[Any]) -> Results:
+    """Where each row begins; BadRequest for rows in no order, or beyond the matrix."""
+    del work
+    rows = np.asarray(request.rows).astype(np.int64) - request.base
+    if (np.diff(rows) < 0).any() or (rows < 0).any() or (rows >= request.m).any():
+        raise BadRequest("rows", "rows that fall, or are none of the matrix", f"sorted ones of {request.m}")
+    return {"out": np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=request.m))]) + request.base}
+
+
+def to_rows(request: Any, work: np.dtype[Any]) -> Results:
+    """The row of each element; BadRequest for offsets that are none of so many elements."""
+    del work
+    ends = np.asarray(request.rows).astype(np.int64) - request.base
+    if (np.diff(ends) < 0).any() or ends[0] != 0 or ends[-1] != request.nnz:
+        raise BadRequest("rows", "offsets that fall, or lead elsewhere", f"those of {request.nnz} elements")
+    return {"out": np.repeat(np.arange(len(ends) - 1), np.diff(ends)) + request.base}
+
+
+def places(request: Any) -> Array:
+    """Where the elements of a sparse vector are, from 0 on; BadRequest for places beyond the dense one."""
+    found: Array = np.asarray(request.indices).astype(np.int64) - request.base
+    if ((found < 0) | (found >= request.y.size)).any():
+        wrong = int(((found < 0) | (found >= request.y.size)).sum())
+        raise BadRequest("indices", f"{wrong} beyond the vector", f"those of {request.y.size} elements")
+    return found
+
+
+def gathered(request: Any, work: np.dtype[Any]) -> Results:
+    """Elements of a dense vector."""
+    return {"out": numbers(request.y, work)[places(request)]}
+
+
+def scattered(request: Any, work: np.dtype[Any]) -> Results:
+    """A dense vector with other elements at some places."""
+    found = numbers(request.y, work).copy()
+    found[places(request)] = numbers(request.values, work)
+    return {"out": found}
+
+
+def dotted(request: Any, work: np.dtype[Any]) -> Results:
+    """The sum of products of a sparse vector and a dense one."""
+    values = numbers(request.values, work)
+    values = values.conj() if request.conj else values
+    return {"out": np.array([(values * numbers(request.y, work)[places(request)]).sum()], values.dtype)}
+
+
+def added(request: Any, work: np.dtype[Any]) -> Results:
+    """A multiple of a sparse vector added to one of a dense one."""
+    y, values = numbers(request.y, work), numbers(request.values, work)
+    found = scaled(request, "beta", y) if request.reads_added else np.zeros_like(y)
+    np.add.at(found, places(request), scaled(request, "alpha", values))
+    return {"out": found}
+
+
+def check_ends(low: Array, high: Array) -> None:
+    """BadRequest for elements of the outer diagonals that are none of the matrix."""
+    if low[..., :1].any() or high[..., -1:].any():
+        name = "dl" if low[..., :1].any() else "du"
+        raise BadRequest(name, "an element beside the matrix", "0 there: dl[0] and du[n - 1]")
+
+
+def dense_of_three(request: Any, work: np.dtype[Any]) -> Array:
+    """The matrix, or the matrices, whose three diagonals are given; BadRequest for elements outside."""
+    low, diagonal, high = (numbers(tensor, work) for tensor in (request.dl, request.d, request.du))
+    check_ends(low, high)
+    found = np.zeros((*diagonal.shape, diagonal.shape[-1]), diagonal.dtype)
+    each = np.arange(diagonal.shape[-1])
+    found[..., each, each] = diagonal
+    found[..., each[1:], each[:-1]] = low[..., 1:]
+    found[..., each[:-1], each[1:]] = high[..., :-1]
+    return found
+
+
+def tridiagonal(request: Any, work: np.dtype[Any]) -> Results:
+    """The solutions, by LAPACK's `gtsv`, which lets rows change places; NaN of a singular matrix."""
+    from scipy.linalg import LinAlgError, solve_banded
+
+    low, diagonal, high = (numbers(tensor, work) for tensor in (request.dl, request.d, request.du))
+    check_ends(low, high)
+    right = numbers(request.b, work)
+    found = right.copy()
+    for number in np.ndindex(diagonal.shape[:-1]):
+        bands = np.stack([np.roll(high[number], 1), diagonal[number], np.roll(low[number], -1)])
+        try:
+            found[number] = solve_banded((1, 1), bands, right[number], check_finite=False) if right[number].size else 0
+        except LinAlgError:
+            found[number] = np.nan
+    return {"out": found}
+
+
+OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
+    "sparse_mv": product,
+    "spmm": product,
+    "sddmm": sampled,
+    "spsv": solved,
+    "spsm": solved,
+    "spgemm": multiplied,
+    "spgemm_nnz": counted,
+    "sparse_to_dense": unpacked,
+    "csr2csc": exchanged,
+    "sparse_check": checked,
+    "gtsv": tridiagonal,
+    "sparse_gather": gathered,
+    "sparse_scatter": scattered,
+    "sparse_axpby": added,
+    "spvv": dotted,
+    "dense_nnz": dense_counted,
+    "dense_to_sparse": compressed,
+    "coo2csr": to_offsets,
+    "csr2coo": to_rows,
+}
+
+numpy_check = numpy_call(checked)

@@ -1,0 +1,177 @@
+"""What cuSPARSE takes beyond its dtypes: each rule gives "needs …, has …", or ""."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.core.matrix_choices import Operation
+from dispatch.keys import I32, I64
+from dispatch.ops.sparse.form import SparseFormat
+
+if TYPE_CHECKING:
+    from dispatch.device.layout import Layout
+
+__all__ = ["aligned", "blocks", "elements", "formats_of_dense", "formats_of_solves", "index_pair", "leading", "lines"]
+__all__ += ["narrow", "narrow_lines", "only_csr", "results", "some", "three", "vectors", "zero_base"]
+
+MAX_INT = 2**31 - 1
+LEAST = 3  # unknowns of gtsv2
+
+
+def aligned(request: Any) -> str:
+    """No operand begins between two elements."""
+    for name in (*request.reads, *request.writes):
+        if name in request.reads and getattr(request, name) is None:
+            continue
+        layout = request.layout_of(name)
+        if layout.size and layout.alignment < layout.dtype.itemsize:
+            return f"needs {name} at a multiple of {layout.dtype.itemsize} bytes, has {layout.alignment}: copy it"
+    return ""
+
+
+def index_pair(request: Any) -> str:
+    """Offsets and indices of one dtype, or offsets of 64 bits and indices of 32."""
+    offsets, indices = request.rows.dtype, request.columns.dtype
+    if request.form.format == SparseFormat.CSC:
+        offsets, indices = indices, offsets
+    may_differ = request.form.format != SparseFormat.COO
+    if offsets is indices or (may_differ and (offsets, indices) == (I64, I32)):
+        return ""
+    return f"needs rows and columns of one dtype, has {request.rows.dtype} and {request.columns.dtype}"
+
+
+def blocks(request: Any) -> str:
+    """BSR: square blocks, and A as it is."""
+    if request.form.format != SparseFormat.BSR:
+        return ""
+    high, wide = request.form.block
+    if high != wide:
+        return f"needs square blocks, has {high}x{wide}"
+    trans = getattr(request, "trans", Operation.N)
+    return "" if trans is Operation.N else f"needs trans n with BSR, has {trans.name.lower()}"
+
+
+def formats_of_solves(request: Any) -> str:
+    """CSR, CSC or COO; CSC is solved as the CSR of the transposed matrix, which has no conjugate of its own."""
+    kind = SparseFormat(request.form.format)
+    if kind is SparseFormat.BSR:
+        return "needs CSR, CSC or COO, has BSR"
+    conjugated = request.trans is Operation.C and request.values.dtype.is_complex
+    return "needs CSR or COO with trans c, has CSC" if kind is SparseFormat.CSC and conjugated else ""
+
+
+def formats_of_dense(request: Any) -> str:
+    """No blocks."""
+    kind = SparseFormat(request.form.format)
+    return "" if kind is not SparseFormat.BSR else "needs CSR, CSC or COO, has BSR"
+
+
+def only_csr(request: Any) -> str:
+    """CSR, for patterns of dense products."""
+    kind = SparseFormat(request.form.format)
+    return "" if kind is SparseFormat.CSR else f"needs CSR, has {kind.name}"
+
+
+def vectors(request: Any) -> str:
+    """Vectors whose elements are one behind another."""
+    for name in ("x", request.added, "out"):
+        if not name or (name != "out" and getattr(request, name) is None):
+            continue
+        layout = request.layout_of(name)
+        if layout.size > 1 and layout.strides[0] != 1 and name != request.added:
+            return f"needs {name} dense, has {layout}: copy it"
+    return ""
+
+
+def leading(layout: Layout, *, by_rows: bool) -> int | None:
+    """The leading dimension of a row-major or a column-major matrix; None for one that is not of that order."""
+    (m, n), (row, column) = layout.shape, layout.strides
+    if not by_rows:
+        m, n, row, column = n, m, column, row
+    if (column == 1 or n <= 1) and (row >= max(1, n) or m <= 1):
+        return max(1, n) if m <= 1 else row
+    return None
+
+
+def lines(request: Any) -> str:
+    """Dense matrices are row-major or column-major."""
+    for name in ("a", "b", "out"):
+        if name not in (*request.reads, *request.writes):
+            continue
+        layout = request.layout_of(name)
+        is_matrix = len(layout.shape) == 2 and layout.size
+        if is_matrix and all(leading(layout, by_rows=order) is None for order in (True, False)):
+            wanted = f"{name} row-major or column-major, with adjacent elements in each line"
+            return f"needs {wanted}, has {layout}: copy it"
+    return ""
+
+
+def results(request: Any) -> str:
+    """Values and indices of results are dense."""
+    for name in request.writes:
+        layout = request.layout_of(name)
+        if len(layout.shape) == 1 and layout.size > 1 and layout.strides[0] != 1:
+            return f"needs {name} dense, has {layout}: leave it open"
+    return ""
+
+
+def narrow(request: Any) -> str:
+    """Indices of 32 bits, and as many elements, rows and columns."""
+    for name in ("rows", "columns"):
+        dtype = getattr(request, name).dtype
+        if dtype is not I32:
+            return f"needs {name} of i32, has {dtype}"
+    most = max(*request.form.shape, request.values.shape[0])
+    return "" if most <= MAX_INT else f"needs at most {MAX_INT} rows, columns and elements, has {most}"
+
+
+def elements(request: Any) -> str:
+    """A matrix with elements, where one without any would leave more to do than to write zeros."""
+    if request.values.shape[0] and getattr(request, "b_values", request.values).shape[0]:
+        empty = request.op == "sddmm" and not request.a.shape[1]
+        return "needs beta 0 where a has no column" if empty and request.reads_added else ""
+    if request.op in ("spsv", "spsm"):
+        return "needs a matrix with elements, has none"
+    if request.op in ("spgemm", "csr2csc") and request.form.base:
+        return "needs base 0 where a matrix has no elements, has 1"
+    adds = request.op in ("sparse_mv", "spmm") and request.reads_added
+    return "needs a matrix with elements where something is added, has none" if adds else ""
+
+
+def narrow_lines(request: Any) -> str:
+    """As many elements as 32 bits count."""
+    size = request.rows.size
+    return "" if size <= MAX_INT else f"needs at most {MAX_INT} rows and elements, has {size}"
+
+
+def zero_base(request: Any) -> str:
+    """Base 0 where there are no elements, for offsets are zeros then."""
+    count = request.rows.size if request.op == "coo2csr" else request.nnz
+    return "" if count or not request.base else "needs base 0 where there are no elements, has 1"
+
+
+def some(request: Any) -> str:
+    """A sparse vector with elements; and vectors that are dense, but for y where it is copied."""
+    if not request.indices.size:
+        return "needs a sparse vector with elements, has none"
+    copied = request.op in ("sparse_axpby", "sparse_scatter")
+    for name in request.reads:
+        layout = request.layout_of(name)
+        if layout.size > 1 and layout.strides[0] != 1 and not (copied and name == "y"):
+            return f"needs {name} dense, has {layout}: copy it"
+    return ""
+
+
+def three(request: Any) -> str:
+    """Diagonals and batches that are dense, results by columns, and at least three unknowns."""
+    n = request.d.shape[-1]
+    if n < LEAST:
+        return f"needs at least {LEAST} unknowns, has {n}"
+    for name in ("dl", "d", "du", *(("b", "out") if request.is_batch else ())):
+        layout = request.layout_of(name)
+        if name != "b" and layout.size > 1 and not layout.is_contiguous:
+            return f"needs {name} dense, has {layout}: copy it"
+    out = request.layout_of("out")
+    if len(out.shape) == 2 and not request.is_batch and out.size and leading(out, by_rows=False) is None:
+        return f"needs out with its columns one behind another, has {out}: leave it open"
+    return ""

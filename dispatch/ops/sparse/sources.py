@@ -1,0 +1,134 @@
+"""Sparse matrices of SciPy, CuPy and torch as SparseTensors over their memory, and back, without a copy.
+
+SciPy's are on the host; `device` copies them to a GPU. What torch's and CuPy's requests give back is theirs, as with
+dense operands. The libraries are known by what their matrices have, and imported only where one is to be made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.checks import shown
+from dispatch.device.external_memory import from_dlpack
+from dispatch.device.registry import device as device_of
+from dispatch.errors import BadRequest, BadType
+from dispatch.ops.sparse.form import SparseForm, SparseFormat
+from dispatch.ops.sparse.tensor import SparseTensor
+
+if TYPE_CHECKING:
+    from dispatch.device.device import Device
+
+__all__ = ["sparse_tensor", "to_scipy", "to_torch"]
+
+COMPRESSED = ("csr", "csc", "bsr")
+TORCH = {
+    "torch.sparse_csr": (SparseFormat.CSR, "crow_indices", "col_indices"),
+    "torch.sparse_csc": (SparseFormat.CSC, "row_indices", "ccol_indices"),
+    "torch.sparse_bsr": (SparseFormat.BSR, "crow_indices", "col_indices"),
+}
+
+
+def sparse_tensor(matrix: Any, *, device: Device | str | None = None, validate: bool = False) -> SparseTensor:
+    """A matrix of scipy.sparse, cupyx.scipy.sparse or torch in CSR, CSC, COO or BSR, over the same memory.
+
+    With a `device` it is copied there, of whichever library it is. COO is taken to be sorted by row, as it is behind
+    `sum_duplicates()` and `coalesce()`; `validate` looks at that, and at all indices.
+    """
+    parts: tuple[Any, ...]
+    if isinstance(matrix, SparseTensor):
+        parts, form = (matrix.values, matrix.rows, matrix.columns), matrix.form
+    elif str(getattr(matrix, "layout", "")) in (*TORCH, "torch.sparse_coo"):
+        parts, form = of_torch(matrix)
+    elif hasattr(matrix, "format") and hasattr(matrix, "nnz") and hasattr(matrix, "shape"):
+        parts, form = of_scipy(matrix)
+    else:
+        hint = "dispatch.sparse.csr(values, rows, columns, shape) makes one of arrays"
+        raise BadType("matrix", f"a {type(matrix).__name__}", "a sparse matrix of SciPy, CuPy or torch", hint)
+    if device is not None:
+        home = device_of(device) if isinstance(device, str) else device
+        parts = tuple(home.array(part) for part in parts)
+        form = form._replace(pattern=None)
+    values, rows, columns = parts
+    return SparseTensor(values, rows, columns, form, validate=validate)
+
+
+def of_scipy(matrix: Any) -> tuple[tuple[Any, ...], SparseForm]:
+    """The arrays of a matrix of SciPy, or of CuPy, which has its attributes."""
+    kind = matrix.format
+    if len(matrix.shape) != 2:
+        raise BadRequest("matrix", f"shape {shown(matrix.shape)}", "a matrix, of two axes")
+    if kind in COMPRESSED:
+        parts = (matrix.data, matrix.indptr, matrix.indices)
+        if kind == "csc":
+            parts = (matrix.data, matrix.indices, matrix.indptr)
+        block = tuple(matrix.data.shape[1:]) if kind == "bsr" else (1, 1)
+        form = SparseForm(SparseFormat[kind.upper()], tuple(map(int, matrix.shape)), 0, block)  # type: ignore[arg-type]
+    elif kind == "coo":
+        parts = (matrix.data, matrix.row, matrix.col)
+        form = SparseForm(SparseFormat.COO, tuple(map(int, matrix.shape)))  # type: ignore[arg-type]
+    else:
+        raise BadRequest("matrix", f"one in {kind.upper()}", "CSR, CSC, COO or BSR", "matrix.tocsr()")
+    return tuple(_ours(part) if isinstance(part, np.ndarray) else part for part in parts), form
+
+
+def _ours(array: Any) -> Any:
+    """An array of SciPy's as a tensor of the host, over its memory; its results are tensors, too."""
+    return from_dlpack(array) if array.flags.writeable else array
+
+
+def of_torch(matrix: Any) -> tuple[tuple[Any, ...], SparseForm]:
+    """The tensors of a sparse tensor of torch."""
+    if matrix.dim() != 2:
+        raise BadRequest("matrix", f"shape {tuple(matrix.shape)}", "a matrix, of two axes", "batches go one by one")
+    shape = (int(matrix.shape[0]), int(matrix.shape[1]))
+    name = str(matrix.layout)
+    if name == "torch.sparse_coo":
+        if not matrix.is_coalesced():
+            raise BadRequest("matrix", "one that is not coalesced", "each element once, sorted", "matrix.coalesce()")
+        indices = matrix.indices()
+        values = matrix.values().detach()
+        if values.dim() != 1:
+            raise BadRequest("matrix", f"values of {values.dim()} axes", "a number for each place")
+        return (values, indices[0], indices[1]), SparseForm(SparseFormat.COO, shape)
+    kind, rows, columns = TORCH[name]
+    values = matrix.values().detach()
+    block = (int(values.shape[1]), int(values.shape[2])) if kind is SparseFormat.BSR else (1, 1)
+    parts = (values, getattr(matrix, rows)(), getattr(matrix, columns)())
+    return parts, SparseForm(kind, shape, 0, block)
+
+
+# -- and back -----------------------------------------------------------------------------------------------------
+def to_scipy(a: SparseTensor) -> Any:
+    """The matrix as an array of scipy.sparse: over the same memory on the host, and copied from a GPU, with base 0."""
+    import scipy.sparse as sp
+
+    values, rows, columns = (np.asarray(part) for part in (a.values, a.rows, a.columns))
+    if a.form.base:
+        rows, columns = rows - a.form.base, columns - a.form.base
+    name = a.format.name.lower()
+    if a.format is SparseFormat.COO:
+        return sp.coo_array((values, (rows, columns)), shape=a.shape)
+    offsets, indices = (columns, rows) if a.format is SparseFormat.CSC else (rows, columns)
+    made: Any = getattr(sp, f"{name}_array")
+    return made((values, indices, offsets), shape=a.shape, copy=False)
+
+
+def to_torch(a: SparseTensor) -> Any:
+    """The matrix as a sparse tensor of torch over the same memory; BadRequest with base 1, which torch has not."""
+    import torch
+
+    if a.form.base:
+        raise BadRequest("a", repr(a), "base 0, which torch has alone")
+    values, rows, columns = (_of_torch(torch, part) for part in (a.values, a.rows, a.columns))
+    if a.format is SparseFormat.COO:
+        return torch.sparse_coo_tensor(torch.stack((rows, columns)), values, a.shape, is_coalesced=True)
+    offsets, indices = (columns, rows) if a.format is SparseFormat.CSC else (rows, columns)
+    layout = getattr(torch, f"sparse_{a.format.name.lower()}")
+    return torch.sparse_compressed_tensor(offsets, indices, values, a.shape, layout=layout)
+
+
+def _of_torch(torch: Any, part: Any) -> Any:
+    kept = getattr(part.storage, "keep", None)
+    return kept if isinstance(kept, torch.Tensor) and kept.data_ptr() == part.ptr else torch.from_dlpack(part)

@@ -1,0 +1,195 @@
+"""SparseTensor: a sparse matrix as three tensors and a form, over the memory of whoever has it.
+
+Made by `csr`, `csc`, `coo` and `bsr` here, or of a matrix of SciPy, CuPy or torch by `sparse_tensor` (sources.py). It
+holds no memory of its own and copies none: what `values` is changed to, it is.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+from dispatch.device.frameworks.frameworks import framework_of
+from dispatch.device.tensor import Tensor
+from dispatch.errors import BadRequest, BadType
+from dispatch.ops.sparse.form import SparseForm, SparseFormat, check_form, check_parts, transposed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dispatch.device.device import Device
+    from dispatch.keys import Dtype
+
+__all__ = ["SparseTensor", "bsr", "coo", "csc", "csr"]
+
+Part = Tensor | SparseForm
+_numbers = count()
+FLAWS = ("offsets that are no ends", "indices beyond the matrix", "unsorted elements", "duplicates")
+
+
+class SparseTensor:
+    """A sparse matrix, of `values`, `rows` and `columns` on one device as its `form` says.
+
+    It unpacks into the four fields that every request over a sparse matrix has: `dispatch.spmm(*a, b)`. `a @ b` is such
+    a product, of a vector, a matrix or another SparseTensor.
+    """
+
+    __slots__ = ("columns", "form", "rows", "values")
+    __array_priority__ = 1000  # NumPy's operators give way
+    __array_ufunc__ = None
+    multiplies_tensors = True  # tensors on the left give way, too
+    product: ClassVar[Callable[[SparseTensor, Any], Any]]  # set by doors.py, which has the requests
+    left_product: ClassVar[Callable[[SparseTensor, Any], Any]]
+    densified: ClassVar[Callable[[SparseTensor], Any]]
+    flaws: ClassVar[Callable[[SparseTensor], list[int]]]
+
+    def __init__(self, values: Any, rows: Any, columns: Any, form: SparseForm, *, validate: bool = False) -> None:
+        """Tensors of one device, or arrays of another library; `validate` looks at all indices, and waits for that."""
+        self.form = check_form("form", form)
+        self.values, self.rows, self.columns = (
+            taken_in(name, given) for name, given in (("values", values), ("rows", rows), ("columns", columns))
+        )
+        home = self.values.device
+        for name, tensor in (("rows", self.rows), ("columns", self.columns)):
+            if tensor.device is not home:
+                raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {home!r}, as values are")
+        check_parts(self.form, {"values": self.values, "rows": self.rows, "columns": self.columns})
+        if validate:
+            self.validate()
+
+    def __iter__(self) -> Iterator[Part]:
+        """The four fields of a request: values, rows, columns, form."""
+        return iter(self.parts)
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor, SparseForm]:
+        """The same as a tuple, of which type checkers know what is in it: `dispatch.spmm(*a.parts, b)`."""
+        return self.values, self.rows, self.columns, self.form
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+    @property
+    def format(self) -> SparseFormat:
+        return SparseFormat(self.form.format)  # type: ignore[arg-type]  # it is a member since it was checked
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.form.shape
+
+    @property
+    def ndim(self) -> int:
+        return 2
+
+    @property
+    def dtype(self) -> Dtype:
+        return self.values.dtype
+
+    @property
+    def index_dtype(self) -> Dtype:
+        """That of the indices; offsets may have another."""
+        return self.rows.dtype if self.format is SparseFormat.CSC else self.columns.dtype
+
+    @property
+    def device(self) -> Device:
+        return self.values.device
+
+    @property
+    def nnz(self) -> int:
+        """How many elements are stored, zeros among them."""
+        return self.values.size
+
+    @property
+    def density(self) -> float:
+        """The share of elements that are stored."""
+        m, n = self.shape
+        return self.nnz / (m * n) if m and n else 0.0
+
+    @property
+    def T(self) -> SparseTensor:
+        """The transposed matrix over the same memory: CSC of CSR, and CSR of CSC; BadRequest for other formats."""
+        other = transposed(self.form)
+        if other is None:
+            raise BadRequest("T", repr(self), "CSR or CSC, whose transpose is the other one", "trans='t' of a request")
+        return SparseTensor(self.values, self.columns, self.rows, other)
+
+    def with_values(self, values: Any) -> SparseTensor:
+        """Other elements at the same places, which are known by the same number if they are fixed."""
+        return SparseTensor(values, self.rows, self.columns, self.form)
+
+    def fixed(self) -> SparseTensor:
+        """The same matrix with a promise: what `rows` and `columns` hold does not change from now on.
+
+        Requests over it keep what they find out of the pattern with their plans, as `spsv` and `spsm` do. The elements
+        may change.
+        """
+        return SparseTensor(self.values, self.rows, self.columns, self.form._replace(pattern=next(_numbers)))
+
+    def validate(self) -> SparseTensor:
+        """Itself, once all indices are looked at, which is waited for; BadRequest that counts what is wrong."""
+        found = SparseTensor.flaws(self)
+        if any(found):
+            said = ", ".join(f"{number} {what}" for number, what in zip(found, FLAWS, strict=True) if number)
+            hint = "a.sort_indices() and a.sum_duplicates() of SciPy or CuPy, or a.coalesce() of torch"
+            raise BadRequest("indices", said, "indices within the matrix, sorted in each line, each once", hint)
+        return self
+
+    def todense(self) -> Any:
+        """The dense matrix, as a request on the current stream."""
+        return SparseTensor.densified(self)
+
+    def __array__(self, *_given: Any, **_choices: Any) -> NoReturn:
+        """Refused: NumPy would hold the object itself."""
+        ways = "a.todense() makes a dense tensor, dispatch.sparse.to_scipy(a) a sparse array"
+        raise TypeError(f"a SparseTensor is no array of NumPy's: {ways}")
+
+    def __matmul__(self, other: Any) -> Any:
+        return SparseTensor.product(self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return SparseTensor.left_product(self, other)
+
+    def __repr__(self) -> str:
+        m, n = self.shape
+        more = f" base {self.form.base}" if self.form.base else ""
+        blocks = f", blocks {self.form.block[0]}x{self.form.block[1]}" if self.format is SparseFormat.BSR else ""
+        fixed = ", fixed" if self.form.pattern is not None else ""
+        indices = f"{self.index_dtype} indices{more}{blocks}{fixed}"
+        return f"SparseTensor({self.format.name} {self.dtype}[{m}, {n}], nnz {self.nnz}, {indices}, {self.device})"
+
+
+def taken_in(name: str, given: Any) -> Tensor:
+    """A tensor, or the tensor over the memory of another library's array."""
+    if isinstance(given, Tensor):
+        return given
+    framework = framework_of(type(given))
+    if framework is None:
+        raise BadType(name, f"a {type(given).__name__}", "a tensor, or an array of another library", "dev.array(x)")
+    return framework.tensor(name, given)
+
+
+def csr(
+    values: Any, rows: Any, columns: Any, shape: tuple[int, int], *, base: int = 0, validate: bool = False
+) -> SparseTensor:
+    """A matrix in CSR: `rows` (m + 1,) says where each row begins, `columns` (nnz,) the column of each element."""
+    return SparseTensor(values, rows, columns, SparseForm(SparseFormat.CSR, shape, base), validate=validate)
+
+
+def csc(
+    values: Any, rows: Any, columns: Any, shape: tuple[int, int], *, base: int = 0, validate: bool = False
+) -> SparseTensor:
+    """A matrix in CSC: `columns` (n + 1,) says where each column begins, `rows` (nnz,) the row of each element."""
+    return SparseTensor(values, rows, columns, SparseForm(SparseFormat.CSC, shape, base), validate=validate)
+
+
+def coo(
+    values: Any, rows: Any, columns: Any, shape: tuple[int, int], *, base: int = 0, validate: bool = False
+) -> SparseTensor:
+    """A matrix in COO: the row and the column of each element, sorted by row."""
+    return SparseTensor(values, rows, columns, SparseForm(SparseFormat.COO, shape, base), validate=validate)
+
+
+def bsr(
+    values: Any, rows: Any, columns: Any, shape: tuple[int, int], *, base: int = 0, validate: bool = False
+) -> SparseTensor:
+    """A matrix in BSR: `values` (blocks, r, c), `rows` where each row of blocks begins, `columns` of each block."""
+    block: Any = tuple(values.shape[1:])
+    return SparseTensor(values, rows, columns, SparseForm(SparseFormat.BSR, shape, base, block), validate=validate)

@@ -1,0 +1,92 @@
+"""Autotune among cuSPARSE's algorithms for one product: they race, and the winner is remembered on disk.
+
+The speed of an algorithm depends on the pattern, which no plan knows: what has won for the first matrix of some layouts
+stands for all that follow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dispatch.device.layout import Layout
+from dispatch.errors import Refused
+from dispatch.execute.algorithm_cache import Algorithm
+from dispatch.execute.autotune import fastest
+from dispatch.ops.sparse.algorithms import SpmmAlgorithm, SpmvAlgorithm
+from dispatch.ops.sparse.form import SparseForm, SparseFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.core.request import Argument, Plan
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["fastest_plan", "suited"]
+
+LIBRARY = "cusparse"
+
+
+def suited(request: Any) -> list[Any]:
+    """The algorithms for a request's format, the library's own choice first; a CSC is the transpose of a CSR."""
+    kind: Any = SpmvAlgorithm if request.op == "sparse_mv" else SpmmAlgorithm
+    form = SparseFormat(request.form.format)
+    name = "CSR" if form is SparseFormat.CSC else form.name
+    return [kind.DEFAULT, *(one for one in kind if one.name.startswith(name))]
+
+
+def fastest_plan(request: Any, executor: CudaExecutor, make: Callable[[Any], Plan]) -> Plan:
+    """The plan that `make` makes of a request with the fastest algorithm: the one remembered, or the winner now."""
+    memory, key = executor.algorithms(LIBRARY), stored_key(request)
+    known = memory.get(request.op, key)
+    remembered = None if known is None else _named(request, known)
+    if remembered is not None:
+        with suppress(Refused):
+            return make(replace(request, algorithm=remembered))
+    executor.refuse_capture("a request that is to be tuned")
+    plans: list[tuple[Any, Plan]] = []
+    for algorithm in suited(request):
+        with suppress(Refused):  # an algorithm that is not for these operands, or of a newer library
+            plans.append((algorithm, make(replace(request, algorithm=algorithm))))
+    if not plans:
+        raise Refused("cuSPARSE has no algorithm for it")
+
+    def run(number: int, arguments: tuple[Argument, ...]) -> None:
+        plans[number][1].enqueue(arguments)
+
+    winner, plan = plans[fastest(executor, request, run, len(plans)) if len(plans) > 1 else 0]
+    memory.put(request.op, key, Algorithm(json.dumps({"algorithm": winner.name}).encode(), 0))
+    return plan
+
+
+def _named(request: Any, known: Algorithm) -> Any:
+    """The algorithm that an outcome names; None for what names none."""
+    try:
+        name = json.loads(known.blob)["algorithm"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return next((one for one in suited(request) if one.name == name), None)
+
+
+def stored_key(request: Any) -> str:
+    """The request in words, and a digest of all that its plan depends on but the pattern's number."""
+    layouts = [
+        (name, str(tensor.dtype), tensor.shape, tensor.layout.strides, tensor.layout.alignment)
+        for name, tensor, _ in request.tensors()
+    ]
+    layouts += [(name, str(made[2]), made[0], made[1], 256) for name, made in request.unallocated().items()]
+    digest = hashlib.sha256(repr((sorted(layouts), _choices(request.key()))).encode()).hexdigest()[:16]
+    m, n = request.form.shape
+    return f"{request.op}({SparseFormat(request.form.format).name} {request.values.dtype}[{m}, {n}]) {digest}"
+
+
+def _choices(part: Any) -> Any:
+    """What of a key is no layout, without anything that is of this process alone."""
+    if isinstance(part, SparseForm):
+        return repr(part._replace(pattern=None))
+    if isinstance(part, tuple):
+        return [_choices(each) for each in part]
+    return repr(None if isinstance(part, Layout) else part)

@@ -1,0 +1,85 @@
+"""The rows of sparse linear algebra, which end in cuSPARSE. Rows, and nothing else.
+
+None has run on a GPU yet: `run_on` is empty.
+"""
+
+# fmt: off
+from __future__ import annotations
+
+from dispatch.core.nonfinite import stated
+from dispatch.core.row import Row
+from dispatch.keys import BF16, C64, C128, F16, F32, F64, I32, I64, Arch
+from dispatch.ops.sparse import compression_plan, cusparse_plan, gtsv_plan, rules, vectors_plan
+from dispatch.ops.sparse.reference import scipy_sparse
+from dispatch.table.on_host import on_host
+
+__all__ = ["ROWS"]
+
+SM75, SM80 = Arch(75), Arch(80)
+V12 = (12, 5)
+ALL = (F32, F64, C64, C128)
+ANY      = (rules.aligned, rules.elements, rules.index_pair, rules.results)
+VECTOR   = (*ANY, rules.blocks, rules.vectors)
+MATRIX   = (*ANY, rules.blocks, rules.lines)
+SAMPLED  = (*ANY, rules.only_csr, rules.lines)
+SOLVE    = (*ANY, rules.formats_of_solves, rules.vectors)
+SOLVES   = (*ANY, rules.formats_of_solves, rules.lines)
+UNPACK   = (*ANY, rules.formats_of_dense, rules.lines)
+SOME     = (rules.aligned, rules.results, rules.some)
+THREE    = (rules.aligned, rules.results, rules.three)
+DENSE_A  = (rules.aligned, rules.lines, rules.results)
+LINES    = (rules.aligned, rules.results, rules.narrow_lines, rules.zero_base)
+EXCHANGE = (rules.aligned, rules.elements, rules.narrow, rules.results)
+
+SPMV     = ("cusparse", "cusparseSpMV", cusparse_plan)
+SPMM     = ("cusparse", "cusparseSpMM", cusparse_plan)
+SDDMM    = ("cusparse", "cusparseSDDMM", cusparse_plan)
+SPSV     = ("cusparse", "cusparseSpSV_solve", cusparse_plan)
+SPSM     = ("cusparse", "cusparseSpSM_solve", cusparse_plan)
+SPGEMM   = ("cusparse", "cusparseSpGEMM_copy", cusparse_plan)
+COUNTS   = ("cusparse", "cusparseSpGEMM_compute", cusparse_plan)
+DENSE    = ("cusparse", "cusparseSparseToDense", cusparse_plan)
+CSR2CSC  = ("cusparse", "cusparseCsr2cscEx2", cusparse_plan)
+GATHER   = ("cusparse", "cusparseGather", vectors_plan)
+SCATTER  = ("cusparse", "cusparseScatter", vectors_plan)
+AXPBY    = ("cusparse", "cusparseAxpby", vectors_plan)
+SPVV     = ("cusparse", "cusparseSpVV", vectors_plan)
+NNZ      = ("cusparse", "cusparseDenseToSparse_analysis", compression_plan)
+SPARSE   = ("cusparse", "cusparseDenseToSparse_convert", compression_plan)
+COO2CSR  = ("cusparse", "cusparseXcoo2csr", compression_plan)
+CSR2COO  = ("cusparse", "cusparseXcsr2coo", compression_plan)
+
+GPU_ROWS = (
+#   op, (values, out), compute, rules, min_arch, max_arch, min_version, calls
+    *(Row("sparse_mv",       (one, one), None, VECTOR,   SM75, None, V12, *SPMV) for one in ALL),
+    Row("sparse_mv",         (F16, F16), None, VECTOR,   SM75, None, V12, *SPMV),
+    Row("sparse_mv",         (F16, F32), None, VECTOR,   SM75, None, V12, *SPMV),
+    Row("sparse_mv",         (BF16, BF16), None, VECTOR,   SM80, None, V12, *SPMV),
+    Row("sparse_mv",         (BF16, F32), None, VECTOR,   SM80, None, V12, *SPMV),
+    *(Row("spmm",            (one, one), None, MATRIX,   SM75, None, V12, *SPMM) for one in ALL),
+    Row("spmm",              (F16, F16), None, MATRIX,   SM75, None, V12, *SPMM),
+    Row("spmm",              (F16, F32), None, MATRIX,   SM75, None, V12, *SPMM),
+    Row("spmm",              (BF16, BF16), None, MATRIX,   SM80, None, V12, *SPMM),
+    Row("spmm",              (BF16, F32), None, MATRIX,   SM80, None, V12, *SPMM),
+    *(Row("sddmm",           (one, one), None, SAMPLED,  SM75, None, V12, *SDDMM) for one in ALL),
+    *(Row("spsv",            (one, one), None, SOLVE,    SM75, None, V12, *SPSV) for one in ALL),
+    *(Row("spsm",            (one, one), None, SOLVES,   SM75, None, V12, *SPSM) for one in ALL),
+    *(Row("spgemm",          (one, one), None, ANY,      SM75, None, V12, *SPGEMM) for one in ALL),
+    *(Row("spgemm_nnz",      (one, I64), None, ANY,      SM75, None, V12, *COUNTS) for one in ALL),
+    *(Row("sparse_to_dense", (one, one), None, UNPACK,   SM75, None, V12, *DENSE) for one in (*ALL, F16, BF16)),
+    *(Row("csr2csc",         (one, one), None, EXCHANGE, SM75, None, V12, *CSR2CSC) for one in (*ALL, F16, BF16)),
+    *(Row("sparse_gather",   (one, one), None, SOME,     SM75, None, V12, *GATHER) for one in (*ALL, F16, BF16)),
+    *(Row("sparse_scatter",  (one, one), None, SOME,     SM75, None, V12, *SCATTER) for one in (*ALL, F16, BF16)),
+    *(Row("sparse_axpby",    (one, one), None, SOME,     SM75, None, V12, *AXPBY) for one in ALL),
+    *(Row("spvv",            (one, one), None, SOME,     SM75, None, V12, *SPVV) for one in ALL),
+    Row("gtsv",              (F32, F32), None, THREE,    SM75, None, V12, "cusparse", "cusparseSgtsv2", gtsv_plan),
+    Row("gtsv",              (F64, F64), None, THREE,    SM75, None, V12, "cusparse", "cusparseDgtsv2", gtsv_plan),
+    Row("gtsv",              (C64, C64), None, THREE,    SM75, None, V12, "cusparse", "cusparseCgtsv2", gtsv_plan),
+    Row("gtsv",              (C128, C128), None, THREE,  SM75, None, V12, "cusparse", "cusparseZgtsv2", gtsv_plan),
+    *(Row("dense_nnz",       (one, I64), None, DENSE_A,  SM75, None, V12, *NNZ) for one in (*ALL, F16, BF16)),
+    *(Row("dense_to_sparse", (one, one), None, DENSE_A,  SM75, None, V12, *SPARSE) for one in (*ALL, F16, BF16)),
+    Row("coo2csr",           (I32, I32), None, LINES,    SM75, None, V12, *COO2CSR),
+    Row("csr2coo",           (I32, I32), None, LINES,    SM75, None, V12, *CSR2COO),
+)
+# fmt: on
+ROWS = stated((*GPU_ROWS, *(on_host(row, scipy_sparse, library="scipy", stands_for="cusparse") for row in GPU_ROWS)))

@@ -1,0 +1,353 @@
+"""cuSPARSE's generic interface over memory of the host, by NumPy: plans run where no GPU is.
+
+It is as strict as the library: arguments are counted and of their kinds, descriptors are alive, dtypes and extents go
+together, an analysis is of the matrix that is solved with, and its memory is as it was. And as rude: workspace is
+overwritten, and a solve takes the values that its analysis was told.
+"""
+
+import ctypes
+import importlib.util
+import inspect
+import re
+from enum import IntEnum
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from cudabind.errors import CusparseError
+from cudabind.sys import cusparse
+from dispatch.keys import F32
+from dispatch.libraries.cusparse import analyses, calls, dense, descriptors, spgemm
+
+
+def loaded(name):
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+storage = loaded("cusparse_storage_stand_in")
+memory = storage.memory
+BSR, COO, CSC, CSR, DTYPES, INDICES, PLACEHOLDER, WORK = (
+    vars(memory)[name] for name in ("BSR", "COO", "CSC", "CSR", "DTYPES", "INDICES", "PLACEHOLDER", "WORK")
+)
+Dense, Matrix, Memory = memory.Dense, memory.Matrix, memory.Memory
+address_of, array_at, memory_at, number_at, turned = (
+    vars(memory)[name] for name in ("address_of", "array_at", "memory_at", "number_at", "turned")
+)
+BITS = {"int32_t": 32, "int64_t": 64}
+NOT_SUPPORTED = cusparse.cusparseStatus_t.CUSPARSE_STATUS_NOT_SUPPORTED
+
+
+def declared():
+    """The kinds of the arguments of each function."""
+    found = {}
+    for name, said in re.findall(r"def (cusparse\w+)\((.*?)/?\s*\) ->", inspect.getsource(cusparse), re.DOTALL):
+        found[name] = [one.split(":")[1].strip() for one in said.replace("\n", " ").split(",") if ":" in one]
+    return found
+
+
+KINDS = declared()
+
+
+class Function:
+    def __init__(self, library, name):
+        self.library, self.name = library, name
+
+    def __call__(self, *arguments):
+        status = self.unchecked(*arguments)
+        if status:
+            raise self.error(status)
+
+    def error(self, status):
+        return CusparseError("cusparse", self.name, int(status), cusparse.cusparseStatus_t(status).name, "")
+
+    def unchecked(self, *arguments):
+        self.checked(arguments)
+        self.library.called.append(self.name)
+        if self.name in self.library.refused:
+            return NOT_SUPPORTED
+        name = self.name.removeprefix("cusparse")
+        return getattr(self.library, f"_{name}")(*arguments) or 0
+
+    def checked(self, given):
+        kinds = KINDS[self.name]
+        assert len(given) == len(kinds), f"{self.name} takes {len(kinds)} arguments, not {len(given)}"
+        for argument, kind in zip(given, kinds, strict=True):
+            enum = getattr(cusparse, kind, None)
+            if kind in BITS:
+                assert type(argument) is int, (self.name, kind, argument)
+                assert -(2 ** (BITS[kind] - 1)) <= argument < 2 ** (BITS[kind] - 1), (self.name, kind, argument)
+            elif isinstance(enum, type) and issubclass(enum, IntEnum):
+                assert type(argument) is enum, (self.name, kind, argument)
+            elif kind.endswith("Descr_t") and not kind.startswith("Ptr"):
+                wanted = getattr(cusparse, kind)
+                assert isinstance(argument, wanted), (self.name, kind, argument)
+                assert argument.value in self.library.alive, f"{self.name}: a descriptor that is not there"
+            elif kind in ("void_p", "const_void_p") or kind.startswith(("Mem", "ConstMem")):
+                is_address = (
+                    argument is None or isinstance(argument, (int, ctypes.c_void_p)) or hasattr(argument, "_obj")
+                )
+                assert is_address, (self.name, kind, argument)
+
+
+class Library(storage.Storage):
+    """The functions of cuSPARSE that plans call."""
+
+    def __init__(self):
+        self.alive, self.numbers = {}, count(1)
+        self.called, self.refused = [], set()
+
+    def function(self, name):
+        if name not in KINDS:
+            return getattr(cusparse, name)
+        assert hasattr(self, f"_{name.removeprefix('cusparse')}"), name
+        function = Function(self, name)
+        setattr(self, name, function)
+        return function
+
+    def put(self, handle, thing):
+        handle.value = next(self.numbers)
+        self.alive[handle.value] = thing
+
+    def of(self, handle):
+        return self.alive[handle.value]
+
+    # -- descriptors --------------------------------------------------------------------------------------------------
+    def _sparse(self, handle, kind, m, n, nnz, rows, columns, values, kinds, base, value_type, block=(1, 1)):
+        assert m >= 0
+        assert n >= 0
+        assert 0 <= nnz <= m * n
+        assert address_of(rows) or not nnz
+        assert address_of(values) or not nnz
+        said = {"m": m, "n": n, "nnz": nnz, "rows": address_of(rows), "columns": address_of(columns)}
+        said |= {"values": address_of(values), "kinds": tuple(map(int, kinds)), "base": int(base), "block": block}
+        self.put(handle, Matrix(format=kind, value_type=int(value_type), fill=None, diag=None, **said))
+
+    def _CreateCsr(self, handle, m, n, nnz, rows, columns, values, *rest):
+        *kinds, base, value_type = rest
+        self._sparse(handle, CSR, m, n, nnz, rows, columns, values, kinds, base, value_type)
+
+    def _CreateCsc(self, handle, m, n, nnz, columns, rows, values, *rest):
+        *kinds, base, value_type = rest
+        self._sparse(handle, CSC, m, n, nnz, rows or columns, columns, values, kinds, base, value_type)
+
+    def _CreateCoo(self, handle, m, n, nnz, rows, columns, values, kind, base, value_type):
+        self._sparse(handle, COO, m, n, nnz, rows, columns, values, (kind, kind), base, value_type)
+
+    def _CreateBsr(self, handle, m, n, nnz, high, wide, rows, columns, values, *rest):
+        *kinds, base, value_type, order = rest
+        assert order == cusparse.cusparseOrder_t.CUSPARSE_ORDER_ROW
+        self._sparse(handle, BSR, m, n, nnz, rows, columns, values, kinds, base, value_type, (high, wide))
+
+    def _DestroySpMat(self, handle):
+        del self.alive[handle.value]
+
+    _DestroySpVec = _DestroyDnVec = _DestroyDnMat = _SpSV_destroyDescr = _SpSM_destroyDescr = _SpGEMM_destroyDescr = (
+        _DestroySpMat
+    )
+
+    def _CsrSetPointers(self, handle, rows, columns, values):
+        matrix = self.of(handle)
+        matrix.rows, matrix.columns, matrix.values = rows, columns or 0, values or 0
+
+    def _CscSetPointers(self, handle, columns, rows, values):
+        matrix = self.of(handle)
+        matrix.rows, matrix.columns, matrix.values = rows, columns, values
+
+    _CooSetPointers = _CsrSetPointers
+
+    def _SpMatSetValues(self, handle, values):
+        self.of(handle).values = values
+
+    def _SpMatSetAttribute(self, handle, attribute, data, size):
+        assert size == 4
+        matrix = self.of(handle)
+        name = {0: "fill", 1: "diag"}[int(attribute)]
+        setattr(matrix, name, data._obj.value)
+
+    def _SpMatGetSize(self, handle, m, n, nnz):
+        matrix = self.of(handle)
+        m._obj.value, n._obj.value, nnz._obj.value = matrix.m, matrix.n, matrix.nnz
+
+    def _CreateDnVec(self, handle, size, values, value_type):
+        self.put(handle, Dense(m=size, by_rows=None, values=address_of(values), value_type=int(value_type)))
+
+    def _CreateDnMat(self, handle, m, n, ld, values, value_type, order):
+        by_rows = order == cusparse.cusparseOrder_t.CUSPARSE_ORDER_ROW
+        assert ld >= (n if by_rows else m)
+        given = {"m": m, "n": n, "ld": ld, "by_rows": by_rows, "values": address_of(values)}
+        self.put(handle, Dense(value_type=int(value_type), **given))
+
+    def _DnVecSetValues(self, handle, values):
+        self.of(handle).values = values or 0
+
+    _DnMatSetValues = _DnVecSetValues
+
+    # -- products -----------------------------------------------------------------------------------------------------
+    def _SpMV_bufferSize(self, *given):
+        given[-1]._obj.value = WORK
+
+    _SpMM_bufferSize = _SDDMM_bufferSize = _SparseToDense_bufferSize = _Csr2cscEx2_bufferSize = _SpMV_bufferSize
+
+    @staticmethod
+    def work_in(buffer):
+        memory_at(address_of(buffer), WORK)[...] = 0xFF
+
+    def kinds_fit(self, a, b, c, kind, *, mixed=True):
+        """The dtypes of a product that the documentation lists."""
+        types = DTYPES[a.value_type], DTYPES[c.value_type]
+        assert a.value_type == b.value_type
+        if types[0].itemsize == 2:
+            assert mixed
+            assert types[1] in (types[0], F32.numpy)
+            assert kind == F32.cuda
+        else:
+            assert types[0] == types[1] == DTYPES[int(kind)]
+
+    def added(self, op, alpha, beta, kind, product, target):
+        alpha, beta = number_at(alpha, int(kind)), number_at(beta, int(kind))
+        found = alpha * product
+        if beta or op is None:  # SDDMM promises nothing of a beta of 0
+            found = found + beta * target.astype(found.dtype)
+        target[...] = found.astype(target.dtype)
+
+    def _SpMV(self, handle, op, alpha, a, x, beta, y, kind, algorithm, buffer):
+        a, x, y = map(self.of, (a, x, y))
+        assert a.format != BSR or (op == 0 and a.block[0] == a.block[1])
+        assert int(algorithm) in {CSR: (0, 2, 3), CSC: (0, 2, 3), COO: (0, 1, 4), BSR: (0, 6)}[a.format]
+        assert a.nnz
+        self.kinds_fit(a, x, y, kind)
+        self.work_in(buffer)
+        right = x.array()
+        work = np.complex128 if right.dtype.kind == "c" else np.float64
+        self.added(op, alpha, beta, kind, turned(a.dense(), op) @ right.astype(work), y.array())
+
+    def _SpMM(self, handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer):
+        a, b, c = map(self.of, (a, b, c))
+        assert b.by_rows == c.by_rows, "B and C are of one order"
+        assert a.format != BSR or (op_a == 0 and a.block[0] == a.block[1])
+        assert a.nnz
+        self.kinds_fit(a, b, c, kind)
+        self.work_in(buffer)
+        right = turned(b.array(), op_b)
+        work = np.complex128 if right.dtype.kind == "c" else np.float64
+        self.added(op_a, alpha, beta, kind, turned(a.dense(), op_a) @ right.astype(work), c.array())
+
+    def _SDDMM(self, handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer):
+        a, b, c = map(self.of, (a, b, c))
+        assert (c.format, int(op_a), int(op_b)) == (CSR, 0, 0)
+        self.kinds_fit(a, b, c, kind, mixed=False)
+        self.work_in(buffer)
+        row, column, values = c.places()
+        work = np.complex128 if values.dtype.kind == "c" else np.float64
+        product = a.array().astype(work) @ b.array().astype(work)
+        self.added(None, alpha, beta, kind, product[row, column], values)
+
+    # -- triangles ----------------------------------------------------------------------------------------------------
+    def _SpSV_createDescr(self, handle):
+        self.put(handle, SimpleNamespace(of=None, buffer=None, values=None))
+
+    _SpSM_createDescr = _SpGEMM_createDescr = _SpSV_createDescr
+
+    def _SpSV_bufferSize(self, *given):
+        given[-1]._obj.value = WORK
+
+    _SpSM_bufferSize = _SpSV_bufferSize
+
+    def analysed(self, a, analysis, buffer):
+        a, analysis = self.of(a), self.of(analysis)
+        assert analysis.of is None, "an analysis is made once with each descriptor"
+        memory_at(address_of(buffer), WORK)[...] = 7
+        analysis.of, analysis.buffer = (a.rows, a.columns, a.nnz), address_of(buffer)
+        analysis.values = a.places()[2].copy()
+
+    def _SpSV_analysis(self, handle, op, alpha, a, x, y, kind, algorithm, analysis, buffer):
+        self.analysed(a, analysis, buffer)
+
+    def _SpSM_analysis(self, handle, op_a, op_b, alpha, a, b, c, kind, algorithm, analysis, buffer):
+        self.analysed(a, analysis, buffer)
+
+    def _SpSV_updateMatrix(self, handle, analysis, values, part):
+        assert part == cusparse.cusparseSpSVUpdate_t.CUSPARSE_SPSV_UPDATE_GENERAL
+        self.update(analysis, values)
+
+    def _SpSM_updateMatrix(self, handle, analysis, values, part):
+        assert part == cusparse.cusparseSpSMUpdate_t.CUSPARSE_SPSM_UPDATE_GENERAL
+        self.update(analysis, values)
+
+    def update(self, analysis, values):
+        analysis = self.of(analysis)
+        analysis.values = array_at(address_of(values), analysis.values.dtype, *analysis.values.shape).copy()
+
+    def solved(self, op, alpha, a, right, target, kind, analysis):
+        a, analysis = self.of(a), self.of(analysis)
+        assert a.format in (CSR, COO)
+        assert analysis.of == (a.rows, a.columns, a.nnz), "the analysis is of another matrix"
+        assert (memory_at(analysis.buffer, WORK) == 7).all(), "the analysis was overwritten"
+        assert DTYPES[a.value_type] == right.dtype == target.dtype == DTYPES[int(kind)]
+        matrix = a.dense(analysis.values)
+        kept = np.tri(a.m, dtype=bool)
+        matrix = np.where(kept if a.fill == 0 else kept.T, matrix, 0)
+        if a.diag == 1:
+            np.fill_diagonal(matrix, 1)
+        target[...] = np.linalg.solve(turned(matrix, op), number_at(alpha, int(kind)) * right)
+
+    def _SpSV_solve(self, handle, op, alpha, a, x, y, kind, algorithm, analysis):
+        self.solved(op, alpha, a, self.of(x).array(), self.of(y).array(), kind, analysis)
+
+    def _SpSM_solve(self, handle, op_a, op_b, alpha, a, b, c, kind, algorithm, analysis):
+        b, c = self.of(b), self.of(c)
+        assert b.by_rows == c.by_rows, "B and C are of one order"
+        self.solved(op_a, alpha, a, turned(b.array(), op_b), c.array(), kind, analysis)
+
+
+class Handle:
+    def follow(self):
+        return cusparse.cusparseHandle_t(1)
+
+    def memory(self, executor, nbytes):
+        return Memory(nbytes) if nbytes else None
+
+
+class Copy:
+    """The kernel's work; those of cuSOLVER's plans are tried elsewhere."""
+
+    def __init__(self, executor, source, target, batch, keep, *, conj):
+        assert (source.rows, source.cols) == (target.rows, target.cols)
+        self.given = source, target, int(keep)
+
+    def enqueue(self, addresses):
+        source, target, keep = self.given
+        one, other = (self.array(matrix, addresses) for matrix in (source, target))
+        assert keep in (0, 4)
+        other[...] = one.copy() if keep == 0 else 0
+
+    @staticmethod
+    def array(matrix, addresses):
+        at, item = addresses[matrix.place.operand] + matrix.place.offset, matrix.dtype.itemsize
+        reach = (matrix.rows - 1) * matrix.row + (matrix.cols - 1) * matrix.col + 1
+        flat = array_at(at, matrix.dtype.numpy, reach)
+        steps = (matrix.row * item, matrix.col * item)
+        return np.lib.stride_tricks.as_strided(flat, (matrix.rows, matrix.cols), steps)
+
+
+def executor_of(monkeypatch):
+    """What plans are made for; `monkeypatch` puts this file in the library's place. `library` says what was called."""
+    library = Library()
+    for module in (analyses, calls, dense, descriptors, spgemm):
+        monkeypatch.setattr(module, "cusparse", library)
+    handle = Handle()
+    for module in (analyses, calls):
+        monkeypatch.setattr(module, "handle_of", lambda _: handle)
+    monkeypatch.setattr(calls, "Copy", Copy)
+    copied = SimpleNamespace(cuMemcpyHtoDAsync=lambda to, source, nbytes, _: ctypes.memmove(to, source, nbytes))
+    for module in (dense, spgemm):
+        monkeypatch.setattr(module, "driver", copied)
+    made = SimpleNamespace(allocate=lambda nbytes, _: Memory(nbytes))
+    workspace, target = SimpleNamespace(c_ptr=ctypes.c_void_p(PLACEHOLDER)), SimpleNamespace(value=0)
+    stream = SimpleNamespace(done=lambda: None)
+    return SimpleNamespace(workspace=workspace, target=target, stream=stream, device=made, library=library)

@@ -1,0 +1,208 @@
+"""cuSPARSE's functions of sparse vectors, sparse products, three diagonals and conversions, over memory of the host."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from cudabind.sys import cusparse
+from dispatch.keys import C64, C128, F32, F64
+
+spec = importlib.util.spec_from_file_location("cusparse_memory", Path(__file__).with_name("cusparse_memory.py"))
+memory = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(memory)
+from_memory = vars(memory)
+BSR, COO, CSC, CSR, DTYPES, INDICES, ITEMS, WORK = (
+    from_memory[name] for name in ("BSR", "COO", "CSC", "CSR", "DTYPES", "INDICES", "ITEMS", "WORK")
+)
+address_of, array_at, memory_at, number_at = (
+    from_memory[name] for name in ("address_of", "array_at", "memory_at", "number_at")
+)
+
+
+class Storage:
+    """What the library of the stand-in has beside products and triangles."""
+
+    # -- sparse vectors -----------------------------------------------------------------------------------------------
+    def _CreateSpVec(self, handle, size, nnz, indices, values, index, base, value_type):
+        assert 0 < nnz <= size
+        given = {"size": size, "nnz": nnz, "indices": address_of(indices), "values": address_of(values)}
+        self.put(handle, SimpleNamespace(index=int(index), base=int(base), value_type=int(value_type), **given))
+
+    def _SpVecSetValues(self, handle, values):
+        self.of(handle).values = values
+
+    def both(self, x, y):
+        x, y = self.of(x), self.of(y)
+        assert (x.size, x.value_type) == (y.m, y.value_type)
+        assert not self.on_device
+        indices = array_at(x.indices, INDICES[x.index], x.nnz) - x.base
+        return indices, array_at(x.values, DTYPES[x.value_type], x.nnz), y.array()
+
+    def _Gather(self, handle, y, x):
+        indices, values, dense_ = self.both(x, y)
+        values[...] = dense_[indices]
+
+    def _Scatter(self, handle, x, y):
+        indices, values, dense_ = self.both(x, y)
+        dense_[indices] = values
+
+    def _Axpby(self, handle, alpha, x, beta, y):
+        indices, values, dense_ = self.both(x, y)
+        kind = self.of(y).value_type
+        dense_[...] = number_at(beta, kind) * dense_
+        dense_[indices] += number_at(alpha, kind) * values
+
+    on_device = False
+
+    def _SetPointerMode(self, handle, mode):
+        self.on_device = mode == cusparse.cusparsePointerMode_t.CUSPARSE_POINTER_MODE_DEVICE
+
+    def _SpVV_bufferSize(self, *given):
+        given[-1]._obj.value = WORK
+
+    def _SpVV(self, handle, op, x, y, result, kind, buffer):
+        assert self.on_device
+        assert int(op) in (0, 2)
+        self.on_device = False
+        indices, values, dense_ = self.both(x, y)
+        self.work_in(buffer)
+        values = values.conj() if op == 2 else values
+        array_at(address_of(result), values.dtype, 1)[...] = (values * dense_[indices]).sum()
+
+    # -- sparse products ----------------------------------------------------------------------------------------------
+    def twice(self, given, stage):
+        """A function that tells the size of its memory first; whether it is called with that."""
+        *_, work, size, buffer = given
+        work = self.of(work)
+        if buffer is None:
+            size._obj.value = WORK
+            return False
+        assert size._obj.value == WORK
+        memory_at(address_of(buffer), WORK)[...] = 0xFF
+        setattr(work, stage, True)
+        return True
+
+    def _SpGEMM_workEstimation(self, *given):
+        _, op_a, op_b, _, a, b, beta, c, kind, *_ = given
+        assert (int(op_a), int(op_b), number_at(beta, int(kind))) == (0, 0, 0)
+        assert (self.of(a).format, self.of(b).format, self.of(c).format) == (CSR, CSR, CSR)
+        assert self.of(c).nnz == 0
+        self.twice(given, "estimated")
+
+    def _SpGEMM_estimateMemory(self, *given):
+        *front, work, share, first, buffer, second = given
+        assert 0 < share.value <= 1
+        if self.twice((*front, work, first, buffer), "sized"):
+            second._obj.value = WORK
+
+    def _SpGEMM_compute(self, *given):
+        _, _, _, alpha, a, b, _, c, kind, algorithm, work, *_ = given
+        state = self.of(work)
+        assert state.estimated
+        assert int(algorithm) not in (4, 5) or state.sized
+        if self.twice(given, "computed"):
+            a, b, c = map(self.of, (a, b, c))
+            counts = [(matrix.dense(np.ones(matrix.nnz)) != 0).astype(int) for matrix in (a, b)]
+            state.mask = counts[0] @ counts[1] > 0
+            state.product = number_at(alpha, int(kind)) * (a.dense() @ b.dense())
+            c.nnz = int(state.mask.sum())
+
+    def _SpGEMM_copy(self, *given):
+        _, _, _, _, _, _, _, c, _, _, work = given
+        c, state = self.of(c), self.of(work)
+        assert state.computed
+        row, column = np.nonzero(state.mask)
+        order = np.lexsort((-column, row))  # the library promises no order within a row
+        row, column = row[order], column[order]
+        array_at(c.values, DTYPES[c.value_type], c.nnz)[...] = state.product[row, column]
+        array_at(c.columns, INDICES[c.kinds[1]], c.nnz)[...] = column + c.base
+        ends = np.concatenate([[0], np.cumsum(state.mask.sum(axis=1))])
+        array_at(c.rows, INDICES[c.kinds[0]], c.m + 1)[...] = ends + c.base
+
+    # -- three diagonals ----------------------------------------------------------------------------------------------
+    def gtsv2(self, letter, n, columns, low, diagonal, high, b, ld, buffer, *, pivoting):
+        dtype = {"S": F32, "D": F64, "C": C64, "Z": C128}[letter].numpy
+        self.work_in(buffer)
+        assert n >= 3
+        assert ld >= n
+        low, diagonal, high = (array_at(address_of(one), dtype, n) for one in (low, diagonal, high))
+        assert low[0] == high[-1] == 0
+        a = np.diag(diagonal.astype(np.complex128)) + np.diag(low[1:], -1) + np.diag(high[:-1], 1)
+        assert pivoting or (np.abs(diagonal) > 1).all()
+        flat = array_at(address_of(b), dtype, (columns - 1) * ld + n)
+        lines = np.lib.stride_tricks.as_strided(flat, (columns, n), (ld * dtype.itemsize, dtype.itemsize))
+        x = np.linalg.solve(a, lines.T)
+        lines.T[...] = x if dtype.kind == "c" else x.real
+
+    def many(self, letter, n, low, diagonal, high, b, count, stride, buffer):
+        for number in range(count):
+            behind = number * stride * ITEMS[letter]
+            one = [address_of(given) + behind for given in (low, diagonal, high, b)]
+            self.gtsv2(letter, n, 1, *one, n, buffer, pivoting=False)
+
+    def __getattr__(self, name):
+        found = re.fullmatch(r"_([SDCZ])gtsv2(_nopivot|StridedBatch|)(_bufferSizeExt|)", name)
+        if found is None:
+            return self.function(name)
+        letter, kind, asks = found.groups()
+        if asks:
+            return lambda *given: setattr(given[-1]._obj, "value", WORK)
+        if kind == "StridedBatch":
+            return lambda _, n, *rest: self.many(letter, n, *rest)
+        return lambda _, *given: self.gtsv2(letter, *given, pivoting=not kind)
+
+    # -- conversions --------------------------------------------------------------------------------------------------
+    def _SparseToDense(self, handle, a, b, algorithm, buffer):
+        a, b = self.of(a), self.of(b)
+        assert a.format != BSR
+        assert a.value_type == b.value_type
+        self.work_in(buffer)
+        target, (row, column, values) = b.array(), a.places()
+        target[row, column] = values  # and nothing else
+
+    def _DenseToSparse_bufferSize(self, handle, a, b, algorithm, size):
+        size._obj.value = WORK
+
+    def _DenseToSparse_analysis(self, handle, a, b, algorithm, buffer):
+        a, b = self.of(a), self.of(b)
+        assert (a.m, a.n, b.nnz) == (b.m, b.n, 0)
+        memory_at(address_of(buffer), WORK)[...] = 7
+        b.nnz = int(np.count_nonzero(a.array()))
+        if b.format != COO and b.rows:  # an analysis may use the memory of offsets
+            memory_at((b.columns, b.rows)[b.format == CSR], 4)[...] = 7
+
+    def _DenseToSparse_convert(self, handle, a, b, algorithm, buffer):
+        a, b = self.of(a).array(), self.of(b)
+        assert (memory_at(address_of(buffer), WORK) == 7).all()
+        major, minor = np.nonzero(a.T if b.format == CSC else a)
+        row, column = (minor, major) if b.format == CSC else (major, minor)
+        index = INDICES[b.kinds[0]]
+        array_at(b.values, DTYPES[b.value_type], b.nnz)[...] = a[row, column]
+        ends = np.concatenate([[0], np.cumsum(np.bincount(major, minlength=a.shape[b.format == CSC]))])
+        array_at(b.rows, index, b.m + 1 if b.format == CSR else b.nnz)[...] = ends if b.format == CSR else row
+        array_at(b.columns, index, b.n + 1 if b.format == CSC else b.nnz)[...] = ends if b.format == CSC else column
+
+    def _Xcoo2csr(self, handle, rows, nnz, m, ends, base):
+        row = array_at(address_of(rows), np.int32, nnz) - int(base)
+        counts = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=m))])
+        array_at(address_of(ends), np.int32, m + 1)[...] = counts + int(base)
+
+    def _Xcsr2coo(self, handle, ends, nnz, m, rows, base):
+        row = np.repeat(np.arange(m), np.diff(array_at(address_of(ends), np.int32, m + 1)))
+        array_at(address_of(rows), np.int32, nnz)[...] = row + int(base)
+
+    def _Csr2cscEx2(self, handle, m, n, nnz, *rest):
+        *places, kind, action, base, _, buffer = rest
+        assert action == cusparse.cusparseAction_t.CUSPARSE_ACTION_NUMERIC
+        values, rows, columns, out, ends, indices = map(address_of, places)
+        self.work_in(buffer)
+        row = np.repeat(np.arange(m), np.diff(array_at(rows, np.int32, m + 1)))
+        column = array_at(columns, np.int32, nnz) - int(base)
+        order = np.lexsort((row, column))
+        array_at(out, DTYPES[int(kind)], nnz)[...] = array_at(values, DTYPES[int(kind)], nnz)[order]
+        array_at(indices, np.int32, nnz)[...] = row[order] + int(base)
+        counts = np.concatenate([[0], np.cumsum(np.bincount(column, minlength=n))])
+        array_at(ends, np.int32, n + 1)[...] = counts + int(base)

@@ -1,0 +1,118 @@
+"""Repeated calls over sparse operands, on a stand-in for a GPU: no request is made again, and all is as by a request."""
+
+# ruff: noqa: E501 - a table of calls
+
+import importlib.util
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch.core.operands import OperandRequest
+from dispatch.core.remembered import is_constant
+
+spec = importlib.util.spec_from_file_location("stand_ins", Path(__file__).parents[1] / "test_remembered.py")
+stand_ins = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(stand_ins)
+
+
+@pytest.fixture
+def dev():
+    device = stand_ins.Gpu()
+    yield device
+    device.close()
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """How many requests are made, by their ops."""
+    count = Counter()
+    before = OperandRequest.__post_init__
+
+    def counted(self):
+        count[type(self).op] += 1
+        before(self)
+
+    monkeypatch.setattr(OperandRequest, "__post_init__", counted)
+    return count
+
+
+def sparse(dev, seed=0, shift=0):
+    """A matrix of 3 by 3 with five elements; its columns are others for another shift."""
+    values = np.random.default_rng(seed).standard_normal(5)
+    columns = (np.array([0, 1, 1, 0, 2]) + shift) % 3
+    parts = (dev.array(part) for part in (values, np.array([0, 2, 3, 5], "i4"), columns.astype("i4")))
+    return dp.sparse.csr(*parts, (3, 3))
+
+
+def calls(dev):
+    """Functions of a matrix and a turn, which is in the numbers; `a` and the rest lie elsewhere in each."""
+    x, b = (lambda: dev.array(np.ones(3))), (lambda: dev.array(np.ones((3, 2))))
+    return {
+        "sparse_mv": lambda a, turn: (dp.sparse_mv, dp.SparseMvRequest, (*a, x()), {"alpha": float(turn)}),
+        "sparse_mv added": lambda a, turn: (dp.sparse_mv, dp.SparseMvRequest, (*a, x()), {"y": x(), "beta": 1.0 + turn}),
+        "spmm": lambda a, _: (dp.spmm, dp.SpmmRequest, (*a, b()), {"trans": dp.Operation.T}),
+        "sddmm": lambda a, _: (dp.sddmm, dp.SddmmRequest, (*a, b(), dev.array(np.ones((2, 3)))), {"out": dev.zeros((5,), "f64")}),
+        "spsv": lambda a, _: (dp.spsv, dp.SpsvRequest, (*a, x()), {}),
+        "spsm": lambda a, _: (dp.spsm, dp.SpsmRequest, (*a, b()), {"alpha": 2.0}),
+        "spgemm": lambda a, _: (dp.spgemm, dp.SpgemmRequest, (*a, *a), {"nnz": 7}),
+        "sparse_to_dense": lambda a, _: (dp.sparse_to_dense, dp.SparseToDenseRequest, tuple(a), {}),
+        "csr2csc": lambda a, _: (dp.csr2csc, dp.Csr2cscRequest, tuple(a), {}),
+        "sparse_check": lambda a, _: (dp.sparse_check, dp.SparseCheckRequest, tuple(a), {}),
+        "sparse_axpby": lambda a, turn: (dp.sparse_axpby, dp.SparseAxpbyRequest, (a.values, a.columns, x()), {"beta": 1.0 + turn}),
+        "spvv": lambda a, _: (dp.spvv, dp.SpvvRequest, (a.values, a.columns, x()), {}),
+    }  # fmt: skip
+
+
+def shown(run):
+    """A run by what it enqueued, and where the outputs made for it are counted from."""
+    plan, arguments, reads, writes = run
+    places = [
+        argument if not isinstance(argument, int) or argument < stand_ins.MADE else "made" for argument in arguments
+    ]
+    return plan.key, places, [t.ptr for t in reads], [t.ptr if t.ptr < stand_ins.MADE else "made" for t in writes]
+
+
+@pytest.mark.parametrize("name", calls(None))
+def test_a_repeated_call_makes_no_request_and_runs_as_one(name, dev, built):
+    call = calls(dev)[name]
+    executor = dev.executor()
+    for turn in range(5):
+        a = sparse(dev, turn, turn)
+        function, kind, operands, choices = call(a, turn)
+        function(*operands, **choices)
+        quick = executor.runs[-1]
+        assert sum(built.values()) == 1 + turn, "the first call alone makes a request, and each run below"
+        dp.run(kind(*operands, **choices))
+        assert shown(quick) == shown(executor.runs[-1])
+
+
+def test_a_form_is_a_constant_of_a_call_and_another_pattern_is_another_call(dev, built):
+    a, x = sparse(dev), dev.array(np.ones(3))
+    assert is_constant(a.form)
+    assert is_constant(a.fixed().form)
+    one, other = a.fixed(), a.fixed()
+    for matrix in (a, one, other, a, one, other):
+        dp.spsv(*matrix, x)
+    assert built["spsv"] == 3
+
+
+def test_an_output_among_the_tensors_of_a_sparse_operand_is_refused_though_the_call_is_known(dev):
+    a, x = sparse(dev), dev.array(np.ones(3))
+    out = dev.zeros((3,), "f64")
+    dp.sparse_mv(*a, x, out=out)
+    dp.sparse_mv(*a, x, out=out)
+    for inside in (a.values[:3], a.values[2:], x):
+        with pytest.raises(dp.errors.BadRequest, match="out: got memory that overlaps"):
+            dp.sparse_mv(*a, x, out=inside)
+
+
+def test_a_matrix_of_a_closed_device_is_stale_though_the_call_is_known(dev):
+    a, x = sparse(dev), dev.array(np.ones(3))
+    dp.sparse_mv(*a, x)
+    dp.sparse_mv(*a, x)
+    dev.close()
+    with pytest.raises(dp.errors.DispatchError):
+        dp.sparse_mv(*a, x)

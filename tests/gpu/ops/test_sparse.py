@@ -1,0 +1,178 @@
+"""Sparse linear algebra on the GPU: every row through its cases, large matrices, analyses, and torch's tensors."""
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch.errors import BadRequest
+from dispatch.keys import HOST
+from dispatch.ops import FAMILIES
+from dispatch.ops.sparse.cases import cases
+from dispatch.row_check import check_row
+
+sp = pytest.importorskip("scipy.sparse")
+
+S = dp.sparse
+ROWS = [row for op in FAMILIES["sparse"][1] for row in dp.TABLE.of(op) if row.min_arch != HOST]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row_passes_its_cases_or_refuses_them_with_its_reasons(row, gpu, rng, skip_without):
+    if not row.on(gpu.arch):
+        pytest.skip(f"needs {row.min_arch} or newer, this GPU is {gpu.arch}")
+    skip_without(row)
+    failed = []
+    for case in cases(row):
+        try:
+            check_row(row, case, gpu, rng)
+        except Exception as error:  # noqa: BLE001, PERF203  # whatever it is, the other cases are tried
+            failed.append(f"{case.id}: {type(error).__name__}: {error}")
+    assert not failed, "\n".join([f"{len(failed)} of {len(cases(row))} cases fail", *failed])
+
+
+def poisson(n, dtype="f8"):
+    """Poisson's equation on a cube of n points a side."""
+    line = sp.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(n, n))
+    one = sp.eye_array(n)
+    terms = (sp.kron(sp.kron(line, one), one), sp.kron(sp.kron(one, line), one), sp.kron(sp.kron(one, one), line))
+    return sum(terms).tocsr().astype(dtype)
+
+
+def close(got, expected, dtype="f8"):
+    got, expected = np.asarray(got), np.asarray(expected)
+    assert got.shape == expected.shape
+    assert np.linalg.norm(got - expected) <= 100 * np.finfo(dtype).eps * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo"])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+def test_a_million_points_by_every_algorithm(kind, dtype, gpu, rng):
+    matrix = poisson(100, dtype)
+    a = S.sparse_tensor(getattr(matrix, f"to{kind}")(), device=gpu, validate=True)
+    x = rng.standard_normal((matrix.shape[1], 4)).astype(dtype)
+    first = {"csr": "CSR", "csc": "CSR", "coo": "COO"}[kind]
+    for algorithm in dp.SpmvAlgorithm:
+        if algorithm.name.startswith(("DEFAULT", first)):
+            for trans in "ntc":
+                op = {"n": matrix, "t": matrix.T, "c": matrix.conj().T}[trans]
+                close(
+                    S.spmv(a, gpu.array(x[:, 0].copy()), trans=trans, algorithm=algorithm).numpy(), op @ x[:, 0], dtype
+                )
+    for algorithm in dp.SpmmAlgorithm:
+        if algorithm.name.startswith(("DEFAULT", first)):
+            close(S.spmm(a, gpu.array(x), algorithm=algorithm).numpy(), matrix @ x, dtype)
+            close(S.spmm(a, gpu.array(x.T.copy()).T, algorithm=algorithm).numpy(), matrix @ x, dtype)
+
+
+def test_repeated_calls_over_other_patterns_of_the_same_layouts(gpu, rng):
+    """What is remembered, recorded and relocated is compared with each pattern's own product."""
+    patterns = []
+    for _ in range(4):
+        places = np.argsort(rng.random((300, 400)), axis=1)[:, :7]
+        rows, columns = np.arange(0, 2101, 7), np.sort(places, axis=1).ravel()
+        patterns.append(sp.csr_array((rng.standard_normal(2100), columns.astype("i4"), rows.astype("i4")), (300, 400)))
+    x = rng.standard_normal(400)
+    on_gpu = [(S.sparse_tensor(one, device=gpu), gpu.array(x * k)) for k, one in enumerate(patterns)]
+    for turn in range(120):
+        k = turn % 4
+        close(S.spmv(*on_gpu[k], alpha=1 + turn).numpy(), (1 + turn) * (patterns[k] @ (x * k)))
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_triangles_whose_values_and_patterns_change(fixed, gpu, rng):
+    a = sp.tril(poisson(20)).tocsr()
+    on_gpu = S.sparse_tensor(a, device=gpu)
+    on_gpu = on_gpu.fixed() if fixed else on_gpu
+    b = rng.standard_normal((a.shape[0], 3))
+    from scipy.sparse.linalg import spsolve_triangular
+
+    call = dp.prepare(dp.SpsvRequest(*on_gpu, gpu.array(b[:, 0].copy())))
+    for factor in (1.0, 2.0, 0.5):
+        on_gpu.values.copy_from(factor * a.data)
+        expected = spsolve_triangular(factor * a, b)
+        close(call().numpy(), expected[:, 0])
+        close(S.spsolve_triangular(on_gpu, gpu.array(b[:, 0].copy())).numpy(), expected[:, 0])
+        close(S.spsolve_triangular(on_gpu, gpu.array(b)).numpy(), expected)
+    if not fixed:  # the same memory has another pattern: row 7 reads column 5 in place of 6
+        other = a.copy()
+        at = other.indptr[8] - 2
+        other.indices[at] = 5
+        on_gpu.columns.copy_from(other.indices)
+        on_gpu.values.copy_from(a.data)
+        close(call().numpy(), spsolve_triangular(other, b[:, 0]))
+
+
+@pytest.mark.parametrize("algorithm", dp.SpgemmAlgorithm)
+def test_products_of_sparse_matrices(algorithm, gpu):
+    matrix = poisson(30)
+    a = S.sparse_tensor(matrix, device=gpu)
+    product = S.spgemm(a, a, algorithm=algorithm)
+    expected = (matrix @ matrix).tocsr()
+    assert product.nnz == expected.nnz
+    assert abs(S.to_scipy(product) - expected).max() < 1e-12
+    with pytest.raises(BadRequest, match="as spgemm_nnz counts them"):
+        S.spgemm(a, a, nnz=expected.nnz + 1, algorithm=algorithm)
+
+
+def test_indices_are_looked_at_on_the_device(gpu, rng):
+    matrix = sp.random_array((3000, 4000), density=0.01, rng=rng, format="csr")
+    S.sparse_tensor(matrix, device=gpu, validate=True)
+    matrix.indices[777] = 4000
+    with pytest.raises(BadRequest, match="1 indices beyond the matrix"):
+        S.sparse_tensor(matrix, device=gpu, validate=True)
+    matrix.indices[777] = matrix.indices[778]
+    with pytest.raises(BadRequest, match="duplicates"):
+        S.sparse_tensor(matrix, device=gpu, validate=True)
+    parts = (gpu.array(rng.integers(-(2**62), 2**62, size)) for size in (5, 9))
+    with pytest.raises(BadRequest, match="9 indices beyond the matrix"):
+        S.csr(gpu.array(np.ones(9)), *parts, (4, 4), validate=True)
+
+
+def test_every_format_from_every_other_and_from_a_dense_matrix(gpu, rng):
+    matrix = sp.random_array((300, 400), density=0.05, rng=rng, format="csr")
+    dense = gpu.array(matrix.toarray())
+    for first in ("csr", "csc", "coo"):
+        a = S.fromdense(dense, format=first).validate()
+        assert a.nnz == matrix.nnz
+        for second in ("csr", "csc", "coo"):
+            found = getattr(S, f"to{second}")(a).validate()
+            np.testing.assert_array_equal(found.todense().numpy(), matrix.toarray())
+    with pytest.raises(BadRequest, match="as dense_nnz counts them"):
+        S.fromdense(dense, nnz=matrix.nnz - 1)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.usefixtures("gpu")
+def test_torch_s_sparse_tensors_are_operands_as_they_are(rng):
+    torch = pytest.importorskip("torch")
+    dense = torch.from_numpy(rng.standard_normal((64, 48)) * (rng.random((64, 48)) < 0.2)).cuda()
+    b = torch.from_numpy(rng.standard_normal((48, 5))).cuda()
+    for theirs in (dense.to_sparse_csr(), dense.to_sparse_csc(), dense.to_sparse_coo().coalesce()):
+        a = S.sparse_tensor(theirs, validate=True)
+        assert a.values.ptr == theirs.values().data_ptr()
+        product = a @ b
+        assert isinstance(product, torch.Tensor)
+        torch.testing.assert_close(product, dense @ b)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_cupy_s_sparse_matrices_are_operands_as_they_are(rng):
+    cupy = pytest.importorskip("cupy")
+    from cupyx.scipy import sparse
+
+    theirs = sparse.csr_matrix(sp.random_array((64, 48), density=0.2, rng=rng, format="csr"))
+    b = cupy.asarray(rng.standard_normal((48, 5)))
+    a = S.sparse_tensor(theirs, validate=True)
+    assert a.values.ptr == theirs.data.data.ptr
+    cupy.testing.assert_allclose(a @ b, theirs @ b)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_supervisor_runs_them(isolation, rng):
+    matrix = poisson(12)
+    x = rng.standard_normal(matrix.shape[0])
+    with dp.Supervisor("cuda:0", streams=2, isolation=isolation) as sup:
+        a = S.sparse_tensor(matrix, device=sup.device)
+        futures = [sup.submit(dp.SparseMvRequest(*a, sup.device.array(k * x))) for k in range(70)]
+        for k, future in enumerate(futures):
+            close(future.result(60).numpy(), k * (matrix @ x))
