@@ -11,7 +11,7 @@ import threading
 from ctypes import c_char_p, c_void_p, cast, sizeof
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from cudabind import LIBRARIES, _load
+from cudabind import LIBRARIES, _families, _load
 from cudabind._cached import cached_property
 from cudabind._fork import anew
 from cudabind._lazy import Module, key
@@ -21,7 +21,7 @@ from cudabind.errors import CudaError, LibraryNotFound, SymbolNotFound
 if TYPE_CHECKING:
     from collections.abc import Callable
     from enum import IntEnum
-    from types import ModuleType
+    from types import FunctionType, ModuleType
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,14 +62,25 @@ class _Function:
         """What a call calls."""
         raise NotImplementedError
 
+    @property
+    def __origin__(self) -> Any:
+        """What `help` shows instead of the class: the signature."""
+        return self.__wrapped__
+
     def __repr__(self) -> str:
         return f"<{self._library.name} function {self.__name__}>"
 
 
 def symbols(module: ModuleType) -> dict[str, str]:
     """The exported symbol of each function of a generated module that has one, which is the function's name."""
-    functions = (f for f in vars(module).values() if isinstance(f, _Function) and not isinstance(f, SizedFunction))
-    return {function.__name__: function.__name__ for function in functions}
+    made = (f for f in vars(module).values() if isinstance(f, _Function) and not isinstance(f, SizedFunction))
+    return {name: name for name in (*(function.__name__ for function in made), *module._names.functions())}
+
+
+def functions(module: ModuleType) -> list[str]:
+    """The names of a generated module's functions, the inline ones among them, without second names."""
+    sized = [f.__name__ for f in vars(module).values() if isinstance(f, SizedFunction)]
+    return [*symbols(module), *dict.fromkeys(sized)]
 
 
 def expected(module: ModuleType, version: str) -> set[str]:
@@ -214,6 +225,11 @@ class SysLibrary:
         """Decorator: the signature of a function that returns a value or nothing."""
         return ValueFunction(self, signature)
 
+    def of_family(self, name: str, hint: str, call: FunctionType, checked: bool) -> _Function:
+        """A function of a family: its name, its annotation, and the family's `__call__`."""
+        made = _families.signature(name, hint, call, self._status if checked else "")
+        return StatusFunction(self, made) if checked else ValueFunction(self, made)
+
     def version(self) -> str | None:
         """The version of the library, opening it; None where it is not installed."""
         try:
@@ -275,7 +291,9 @@ class SysLibrary:
         if not self._text:
             return ""
         try:
-            return names[self._text](status) or ""  # some have none for a status that they do not know
+            return (
+                names["_names"].resolve(self._text)(status) or ""
+            )  # some have none for a status that they do not know
         except SymbolNotFound:  # an older library: cuSPARSELt 0.7 declares the function and does not export it
             return ""
 

@@ -1,8 +1,8 @@
-"""Enums, structs, handles and callback types that a generated module only declares, and that are made at first use.
+"""Enums, structs, handles, callback types and families of functions that a generated module only declares.
 
-A module has up to a thousand enumerators; making its enums took most of its import. It writes plain class statements on
-the bases below and ends in `lazy(globals())`. What differs between versions of a library goes by the one that is
-loaded: this file opens a library only to ask for that version, and calls nothing else of it.
+A module has up to two thousand names, and making them took most of its import. It writes plain class statements on the
+bases below and ends in `lazy(globals())`; a name is made at first use. What differs between versions of a library goes
+by the one that is loaded: this file opens a library only to ask for that version, and calls nothing else of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, cast
 
-from cudabind import _types
+from cudabind import _families, _types
 from cudabind._fork import anew
 
 if TYPE_CHECKING:
@@ -22,9 +22,21 @@ if TYPE_CHECKING:
     from ctypes import Structure, Union
     from enum import IntEnum
 
+    from cudabind._bind import StatusFunction, ValueFunction
     from cudabind._types import Callback, Handle
 
-__all__ = ["Callback", "Handle", "IntEnum", "Module", "Structure", "Union", "key", "lazy"]
+    class Status(StatusFunction[...]):
+        """Base of a family of functions that return a status."""
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    class Value(ValueFunction[..., Any]):
+        """Base of a family of functions that return a value."""
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+__all__ = ["Callback", "Handle", "IntEnum", "Module", "Status", "Structure", "Union", "Value", "key", "lazy"]
 
 # One lock for all modules: a struct may need a type of another module. It is taken inside a library's, never around it.
 _lock = threading.RLock()
@@ -106,14 +118,27 @@ class _Callback(_Base):
         return _class(declared.name, (_types.Callback,), body)
 
 
+class _Value(_Base):
+    """A family of functions: see `_families`. It is never made itself; its functions are."""
+
+
+class _Status(_Value):
+    """A family whose functions return a status."""
+
+
 if not TYPE_CHECKING:
     IntEnum, Structure, Union, Handle, Callback = _IntEnum, _Structure, _Union, _Handle, _Callback
+    Value, Status = _Value, _Status
 
 
 def _class(name: str, bases: tuple[type, ...], body: dict[str, Any]) -> Any:
     """A class of ctypes, whose classes have classes of their own."""
     metaclass: Any = type(bases[0])
     return metaclass(name, bases, body)
+
+
+def _is_family(value: object) -> bool:
+    return isinstance(value, Declaration) and issubclass(value.base, _Value)
 
 
 def enumerators(body: dict[str, Any]) -> list[tuple[str, int]]:
@@ -171,7 +196,20 @@ class Module:
 
     def names(self) -> list[str]:
         """Every name of the module, made or not: its `__dir__`."""
-        return sorted({*self._names, *self._waiting, *self._variables})
+        families = {name for name, each in self._waiting.items() if _is_family(each)}
+        return sorted({*self._names, *self._waiting, *self._variables} - families)
+
+    def functions(self) -> list[str]:
+        """The functions that belong to families, made or not, without their second names."""
+        return [name for name, hint in self._variables.items() if self._family(hint)]
+
+    def variables(self) -> list[str]:
+        """What the library exports that is no function."""
+        return [n for n, hint in self._variables.items() if not self._family(hint) and not _families.second_name(hint)]
+
+    def _family(self, hint: str) -> Declaration | None:
+        family = self._waiting.get(_families.family_of(hint))
+        return family if _is_family(family) else None
 
     def resolve(self, name: str) -> Any:
         """Make what a name declares, once: the module's `__getattr__`.
@@ -183,13 +221,21 @@ class Module:
             if name in self._names:  # another thread was faster
                 return self._names[name]
             if name in self._variables:
-                value = self._names["_lib"].variable(name, self.evaluate(self._variables[name]))
+                value = self._annotated(name, self._variables[name])
             elif name in self._waiting:
                 value = self._make(name)
             else:
                 raise AttributeError(f"module {self.name!r} has no attribute {name!r}")
             self._names[name] = value
             return value
+
+    def _annotated(self, name: str, hint: str) -> Any:
+        """A function of a family, a second name of one, or a variable that the library exports."""
+        if first := _families.second_name(hint):
+            return self.resolve(first)
+        if family := self._family(hint):
+            return self._names["_lib"].of_family(name, hint, family.body["__call__"], family.base is _Status)
+        return self._names["_lib"].variable(name, self.evaluate(hint))
 
     def settle(self) -> None:
         """Forget what was guessed while no library was found: now there is one, and it may be an older one."""

@@ -24,11 +24,7 @@ def functions(module: ModuleType, version: str) -> int:
     """The functions of a generated module that the headers of a version declare, the inline ones among them."""
     since: dict[str, str] = module.SINCE
     until: dict[str, str] = module.UNTIL
-    names = [
-        name for name, value in vars(module).items() if isinstance(value, (_bind.StatusFunction, _bind.ValueFunction))
-    ]
-    # A second spelling (`cublasCreate` for `cublasCreate_v2`) is the same function.
-    own = [name for name in names if getattr(module, name).__name__ == name]
+    own = _bind.functions(module)
     return sum(key(since.get(n, "0")) <= key(version) <= key(until.get(n, "9999")) for n in own)
 
 

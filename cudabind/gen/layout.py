@@ -16,12 +16,15 @@ from cudabind.gen.model import Header, Record
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from cudabind._bind import SysLibrary
+
 
 class _Library:
     """Stands for a library of some version, so that a module is as it is with that one loaded."""
 
-    def __init__(self, version: str | None) -> None:
+    def __init__(self, version: str | None, own: SysLibrary | None) -> None:
         self._version = version
+        self.of_family = own.of_family if own is not None else None
 
     def version(self) -> str | None:
         return self._version
@@ -48,7 +51,7 @@ def load(name: str, text: str, version: str | None = None, uses: dict[str, Modul
                 del sys.modules[each]
             else:
                 sys.modules[each] = found
-    vars(module)["_lib"] = _Library(version)
+    vars(module)["_lib"] = _Library(version, vars(module).get("_lib"))
     return module
 
 

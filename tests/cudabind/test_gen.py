@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import inspect
 import shutil
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ pytest.importorskip("clang", reason="libclang is not installed: pip install cuda
 if shutil.which("gcc") is None:
     pytest.skip("gcc, whose own headers the parser needs, is not installed", allow_module_level=True)
 
+from cudabind import _bind, _types
 from cudabind.gen import __main__ as command
 from cudabind.gen import layout, sources
 from cudabind.gen.emit import EmitError, emit
@@ -170,14 +172,59 @@ def test_the_text_says_what_the_header_says(header: Header) -> None:
         "def awkGetVersion() -> size_t: ...",
         "def awkText(status: awkStatus_t, /) -> str: ...",
         "def awkReset() -> None: ...",
-        "    table: awkTable_t,",
-        "    lambda_: int32_t,",
-        "    x: ConstMem[c_float],",
-        "    sizes: ConstMem[c_int32],",
-        "    out: Mem[c_void_p],",
         "awkOld = awkOpen_v2",
     ):
         assert line in text.splitlines(), line
+    flat = " ".join(text.split())
+    run = "handle: awkHandle_t, x: ConstMem[c_float], all: Ptr[awkAll_t], n: int32_t, sizes: ConstMem[c_int32],"
+    each = "handle: awkHandle_t, each: awkCallback_t, flags: awkFlags_t, out: Mem[c_void_p], table: awkTable_t,"
+    for signature in (f"def awkRun( {run} mode: Mem[c_int32], / ) ->", f"def awkEach( {each} lambda_: int32_t, / ) ->"):
+        assert signature in flat
+    assert max(map(len, text.splitlines())) <= 120
+
+
+FAMILY = """
+awkStatus_t awkSaxpy(awkHandle_t handle, int n, const float *x, float *y);
+awkStatus_t awkDaxpy(awkHandle_t handle, int n, const double *x, double *y);
+awkStatus_t awkSaxpy_64(awkHandle_t handle, int64_t n, const float *x, float *y);
+awkStatus_t awkDaxpy_64(awkHandle_t handle, int64_t n, const double *x, double *y);
+awkStatus_t awkMixed(awkHandle_t handle, int n, const float *x, double *y);
+awkStatus_t awkOther(awkHandle_t handle, int n, const float *x, float *z);
+awkStatus_t awkReads(awkHandle_t handle, const float *x, const float *y);
+#define awkSum awkSaxpy
+"""
+
+
+def test_signatures_that_differ_by_types_stand_once(tmp_path: Path) -> None:
+    text = emitted(parsed(HEADER + FAMILY, tmp_path))
+    for line in (
+        "class _Saxpy(Status, Generic[T, U, V]):",
+        "    def __call__(self, handle: awkHandle_t, n: T, x: ConstMem[U], y: Mem[V], /) -> None: ...",
+        "awkSaxpy: _Saxpy[int32_t, c_float, c_float]; awkDaxpy: _Saxpy[int32_t, c_double, c_double]",
+        "awkSaxpy_64: _Saxpy[int64_t, c_float, c_float]; awkDaxpy_64: _Saxpy[int64_t, c_double, c_double]",
+        "awkMixed: _Saxpy[int32_t, c_float, c_double]",
+        "def awkOther(handle: awkHandle_t, n: int32_t, x: ConstMem[c_float], z: Mem[c_float], /) -> awkStatus_t: ...",
+        "def awkReads(handle: awkHandle_t, x: ConstMem[c_float], y: ConstMem[c_float], /) -> awkStatus_t: ...",
+        'awkOld = awkOpen_v2; awkSum: Annotated[_Saxpy[int32_t, c_float, c_float], "awkSaxpy"]',
+    ):
+        assert line in text.splitlines(), line
+
+
+def test_a_function_of_a_family_is_what_it_would_be_alone(tmp_path: Path) -> None:
+    text = emitted(parsed(HEADER + FAMILY, tmp_path))
+    module = layout.load("awk", text)
+    assert set(_bind.symbols(module)) >= {"awkSaxpy", "awkDaxpy_64", "awkOther", "awkOpen_v2"}
+    assert "awkSum" not in _bind.symbols(module)
+    assert {"awkSaxpy", "awkSum"} <= set(dir(module))
+    assert not [name for name in dir(module) if name.startswith("_Saxpy")]
+    assert module.awkSum is module.awkSaxpy
+    daxpy = module.awkDaxpy_64
+    assert (daxpy.__name__, type(daxpy)) == ("awkDaxpy_64", _bind.StatusFunction)
+    assert str(inspect.signature(daxpy)) == (
+        "(handle: 'awkHandle_t', n: 'int64_t', x: 'ConstMem[c_double]', y: 'Mem[c_double]', /) -> 'awkStatus_t'"
+    )
+    kinds = [_types.argument(module._names.evaluate(hint)) for hint in daxpy.__wrapped__.__annotations__.values()]
+    assert kinds == [module.awkHandle_t, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
 
 
 def test_layouts_are_the_compilers(header: Header) -> None:

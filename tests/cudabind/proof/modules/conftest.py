@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cudabind import LIBRARIES, _bind, _lazy, _load, _types
+from cudabind import LIBRARIES, _bind, _families, _lazy, _load, _types
 from cudabind.errors import LibraryNotFound
 
 pytest.importorskip("clang", reason="cudabind.gen, which knows where the headers are, needs libclang")
@@ -66,7 +66,9 @@ class Proof:
     def names(self) -> set[str]:
         """Everything the module offers, with what it takes from other modules."""
         hidden = {"annotations", "lazy", "Annotated", self.row.error} | TABLES
-        rooms = [vars(room) for room in (ctypes, _bind, _lazy, _types)]  # what a module imports to write itself in
+        rooms = [
+            vars(room) for room in (ctypes, _bind, _families, _lazy, _types)
+        ]  # what a module imports to write itself in
         return {
             name
             for name in dir(self.module)
