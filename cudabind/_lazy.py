@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Callback", "Handle", "IntEnum", "Module", "Status", "Structure", "Union", "Value", "key", "lazy"]
 
+BEFORE = "_before_"  # in the name of what a library of an older version has instead
+
 # One lock for all modules: a struct may need a type of another module. It is taken inside a library's, never around it.
 _lock = threading.RLock()
 anew(sys.modules[__name__], "_lock", threading.RLock)
@@ -80,6 +82,7 @@ class _IntEnum(_Base):
     @staticmethod
     def make(declared: Declaration, module: Module) -> Any:
         members = [(key, module.older(key, value)) for key, value in enumerators(declared.body)]
+        members += module.gone(declared.name)
         return enum.IntEnum(declared.name, members, module=module.name, qualname=declared.name)
 
 
@@ -156,12 +159,19 @@ class Module:
     """The names of one generated module that are not made yet.
 
     `BEFORE` in the module has a row for what an older library has instead: name, the version from which on it is as the
-    module says, and what it was before: a number, the name of another declaration, or a function's symbol.
+    module says, and what it was before: a number, the name of another declaration, a function's symbol, or the name of
+    a function that has its older signature.
+
+    Args:
+        names: the module's globals.
+        other: a module that declares some of this one's types, of which some depend on its library's version.
+        shared: those types, parted by spaces.
     """
 
-    def __init__(self, names: dict[str, Any]) -> None:
+    def __init__(self, names: dict[str, Any], other: Module | None = None, shared: str = "") -> None:
         self.name: str = names["__name__"]
         self._names = names
+        self._shared = dict.fromkeys(shared.split(), other) if other is not None else {}
         self._before: dict[str, list[tuple[str, Any]]] = {}
         for name, version, value in names.get("BEFORE", ()):
             self._before.setdefault(name, []).append((version, value))
@@ -182,6 +192,8 @@ class Module:
         if name in self._names:
             self._guessing |= name in self._guessed
             return self._names[name]
+        if other := self._shared.get(name):
+            return other[name]
         waiting = self._waiting.get(name)
         if isinstance(waiting, Declaration) and waiting.base is _IntEnum:
             return ctypes.c_int
@@ -197,7 +209,7 @@ class Module:
     def names(self) -> list[str]:
         """Every name of the module, made or not: its `__dir__`."""
         families = {name for name, each in self._waiting.items() if _is_family(each)}
-        return sorted({*self._names, *self._waiting, *self._variables} - families)
+        return sorted({*self._names, *self._waiting, *self._variables, *self._shared} - families)
 
     def functions(self) -> list[str]:
         """The functions that belong to families, made or not, without their second names."""
@@ -217,6 +229,8 @@ class Module:
         Raises:
             AttributeError: the module declares no such name.
         """
+        if other := self._shared.get(name):
+            return other.resolve(name)
         with _lock:
             if name in self._names:  # another thread was faster
                 return self._names[name]
@@ -261,6 +275,22 @@ class Module:
         rows = [(key(before), value) for before, value in self._before[name] if key(version) < key(before)]
         return min(rows)[1] if rows else newest
 
+    def gone(self, enumeration: str) -> list[tuple[str, int]]:
+        """Enumerators that only an older library knows, because their numbers mean something else by now."""
+        start = f"{enumeration}."
+        older = [(name.removeprefix(start), self.older(name, None)) for name in self._before if name.startswith(start)]
+        return [(name, value) for name, value in older if value is not None]
+
+    def symbol(self, function: str) -> str:
+        """What the library exports a function as."""
+        older: str = self.older(function, function)
+        return function if BEFORE in older else older
+
+    def signature(self, function: str) -> Any:
+        """A function's signature in the version that is loaded."""
+        older: str = self.older(function, function)
+        return self.resolve(older if BEFORE in older else function).__wrapped__
+
     def make(self, declared: Declaration) -> Any:
         """The class that a Declaration stands for."""
         if declared.made is None:
@@ -285,9 +315,9 @@ class Module:
         return value
 
 
-def lazy(names: dict[str, Any]) -> Module:
+def lazy(names: dict[str, Any], other: Module | None = None, shared: str = "") -> Module:
     """Hand over the declarations of a module, at its end: they leave its names, and come back made when first used."""
-    module = Module(names)
+    module = Module(names, other, shared)
     names["__getattr__"] = module.resolve
     names["__dir__"] = module.names
     return module

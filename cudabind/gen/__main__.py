@@ -41,10 +41,17 @@ def generate(rows: Iterable[Row], merged: dict[str, Merged]) -> dict[str, str]:
     for row in rows:
         header = merged[row.module].header
         imported = {name: module for module in row.uses for name in merged[module].header.types}
-        texts[row.module] = text = emit(row, merged[row.module], imported, _source(row))
-        modules[row.module] = layout.load(row.module, text, uses=modules)
+        placed: set[str] = set()
+        while True:
+            text = emit(row, merged[row.module], imported, _source(row), placed)
+            modules[row.module] = layout.load(row.module, text, uses=modules)
+            wrong = {} if row.symbols else layout.wrong(modules[row.module], header, imported)
+            if not wrong.keys() - placed:
+                break
+            placed |= wrong.keys()  # and what has one of these as a member may be the next
         if not row.symbols:
             layout.check(modules[row.module], header, imported)
+        texts[row.module] = text
     return texts
 
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from cudabind._families import VARIABLES
 from cudabind.gen import families, spell
-from cudabind.gen.model import Callback, Declaration, Enum, Function, Handle, Named, Record, Scalar
+from cudabind.gen.model import ArrayOf, Callback, CType, Declaration, Enum, Function, Handle, Named, Record, Scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from cudabind.gen.libraries import Row
     from cudabind.gen.merge import Merged
@@ -31,11 +31,15 @@ TYPES = (
 )
 
 
+FEW = 8  # names of one version, up to which each has a line
+GAP = "_gap"  # how the members are called that only hold a place
+
+
 class EmitError(Exception):
     """The model does not fit the library's row: a reason is missing, or success is not 0."""
 
 
-def emit(row: Row, merged: Merged, imported: dict[str, str], source: str) -> str:
+def emit(row: Row, merged: Merged, imported: dict[str, str], source: str, placed: Collection[str] = ()) -> str:
     """The module's text.
 
     Args:
@@ -43,24 +47,26 @@ def emit(row: Row, merged: Merged, imported: dict[str, str], source: str) -> str
         merged: what its headers declare, in all versions.
         imported: the types that other modules own, with the module of each.
         source: what the headers are of, in words.
+        placed: the structs that ctypes would lay out otherwise, so that each member's place must be written.
 
     Raises:
         EmitError: the row does not say why an inline function is left out or what it calls, or says it of no function.
     """
-    writer = _Writer(row, merged, imported)
+    writer = _Writer(row, merged, imported, placed)
     head = writer.docstring(source)
     if row.symbols:
         return f"{head}\n\nfrom __future__ import annotations\n\n{writer.symbols()}\n"
     blocks = [writer.tables(), *writer.types(), *writer.values()]
     if row.prefixes:
         blocks += [f"{writer.library()}\n{writer.functions()}"]
-    body = _join([block for block in [*blocks, "_names = lazy(globals())"] if block])
+    body = _join([block for block in [*blocks, writer.end()] if block])
     gap = "\n\n" if body.startswith(("class", "@")) else "\n"
     return f"{head}\n\n{writer.imports(body)}{gap}{body}"
 
 
 class _Writer:
-    def __init__(self, row: Row, merged: Merged, imported: dict[str, str]) -> None:
+    def __init__(self, row: Row, merged: Merged, imported: dict[str, str], placed: Collection[str]) -> None:
+        self._placed = placed
         self._row = row
         self._merged = merged
         self._header = merged.header
@@ -91,15 +97,13 @@ class _Writer:
         own += [name for name in self._header.functions if name not in self._row.left_out]
         since, until = self._merged.since, self._merged.until
         tables = [
-            _table("SINCE", {name: since[name] for name in own if name in since}),
-            _table("UNTIL", {name: until[name] for name in own if name in until}),
+            _versions("SINCE", {name: since[name] for name in own if name in since}),
+            _versions("UNTIL", {name: until[name] for name in own if name in until}),
         ]
         if self._row.prefixes:
             tables += [_table("LEFT_OUT", self._row.left_out), _table("NOT_EXPORTED", self._row.not_exported)]
-        rows = [(each.name, each.version, each.value) for each in self._merged.before]
-        if foreign := {name for name, *_ in rows} & self._foreign():
-            text = f"{', '.join(sorted(foreign))} changed, so an import of it would have to load the library"
-            raise EmitError(f"{self._row.module}: {text}: take its module out of uses")
+        foreign = self._foreign()
+        rows = [(each.name, each.version, each.value) for each in self._merged.before if each.name not in foreign]
         if rows and not self._row.prefixes:
             raise EmitError(f"{self._row.module}: {rows[0][0]} changed, but without a library no version can be asked")
         if rows:
@@ -115,6 +119,23 @@ class _Writer:
         types = [self._header.types[name] for name in self._imported if name in self._header.types]
         return {*self._imported, *(name for each in types if isinstance(each, Enum) for name, _ in each.members)}
 
+    def shared(self) -> dict[str, list[str]]:
+        """Modules some of whose imported types are not the same in each version, with all that are imported of them.
+
+        An import of those would have to load the library, so they are looked up when they are used.
+        """
+        changed = {each.name.partition(".")[0] for each in self._merged.before}
+        modules: dict[str, list[str]] = {}
+        for name, module in self._imported.items():
+            declared = self._header.types.get(name)
+            members = {each for each, _ in declared.members} if isinstance(declared, Enum) else set()
+            if changed & {name, *members}:
+                modules[module] = []
+        for name, module in self._imported.items():
+            if module in modules and name in self._header.types:
+                modules[module].append(name)
+        return modules
+
     def _own(self) -> dict[str, Declaration]:
         return {name: declared for name, declared in self._header.types.items() if name not in self._imported}
 
@@ -123,7 +144,7 @@ class _Writer:
             members = [f"    {name} = {value}{self._when(name)}" for name, value in declared.members]
             return f"class {declared.name}(IntEnum):\n" + "\n".join(members)
         if isinstance(declared, Record):
-            return _record(declared)
+            return _record(declared, self._gaps(declared) if declared.name in self._placed else None)
         if isinstance(declared, Handle):
             return f"class {declared.name}({declared.base or 'Handle'}): ..."
         if isinstance(declared, Callback):
@@ -131,6 +152,22 @@ class _Writer:
         target = declared.target
         named = isinstance(target, (Named, Scalar))
         return f"{declared.name} = {target.name if named else spell.parameter(target)}"  # type: ignore[union-attr]
+
+    def _gaps(self, record: Record) -> list[int]:
+        """The bytes that nothing is in, before each member and at the end."""
+        gaps, end = [], 0
+        for field in record.fields:
+            gaps.append(field.offset_bits // 8 - end)
+            end = field.offset_bits // 8 + self._size(field.type)
+        return [*gaps, record.size - end]
+
+    def _size(self, kind: CType) -> int:
+        if isinstance(kind, ArrayOf):
+            return kind.length * self._size(kind.element)
+        if isinstance(kind, Named) and kind.kind == "record":
+            declared = self._header.types[kind.base]
+            return declared.size if isinstance(declared, Record) else 0
+        return ctypes.sizeof(getattr(ctypes, spell.ctype(kind), ctypes.c_void_p))
 
     def _call(self, callback: Callback) -> str:
         parameters = tuple((spell.identifier(name), spell.parameter(kind)) for name, kind in callback.parameters)
@@ -156,7 +193,8 @@ class _Writer:
             raise EmitError(f"{row.module}: inline, so give a reason in left_out: {', '.join(sorted(unexplained))}")
         if unknown := {*row.left_out, *row.not_exported, *row.sized, row.text} - {"", *self._header.functions}:
             raise EmitError(f"{row.module}: the row speaks of what is no function: {', '.join(sorted(unknown))}")
-        return f'_lib = SysLibrary("{row.library or row.module}", "{row.status}", {row.error}, "{row.text}")'
+        returned = f', "{row.returned}"' if row.returned else ""
+        return f'_lib = SysLibrary("{row.library or row.module}", "{row.status}", {row.error}, "{row.text}"{returned})'
 
     def functions(self) -> str:
         """All functions, and under them the header's second spellings (`#define cublasCreate cublasCreate_v2`)."""
@@ -175,7 +213,9 @@ class _Writer:
     def _signature(self, function: Function) -> families.Signature:
         result = function.result
         parameters = tuple((spell.identifier(name), spell.parameter(kind)) for name, kind in function.parameters)
-        checked = isinstance(result, Named) and self._row.status in (result.name, result.base)
+        checked = isinstance(result, Named) and bool(
+            {self._row.status, self._row.returned} & {result.name, result.base}
+        )
         return families.Signature(function.name, parameters, spell.result(result), checked)
 
     def _called(self, function: Function, struct: str) -> str:
@@ -199,6 +239,16 @@ class _Writer:
                 lines.append(f'{name}: Annotated[{hint}, "{target}"]' if hint else f"{name} = {target}")
         return "".join(f"{line}\n" for line in families.filled(lines, gap="; "))
 
+    def end(self) -> str:
+        """What hands the declarations over."""
+        shared = self.shared()
+        if len(shared) > 1:
+            raise EmitError(f"{self._row.module}: types of {', '.join(shared)} changed, and only one module's may")
+        for module, names in shared.items():
+            lines = "\n    ".join(families.filled(names, 110))
+            return f'_names = lazy(globals(), _{module}, """\n    {lines}\n""")'
+        return "_names = lazy(globals())"
+
     def imports(self, body: str) -> str:
         row = self._row
         code = re.sub(r"#.*", "", body)
@@ -210,24 +260,59 @@ class _Writer:
         ours.append(_wrapped(f"from cudabind._lazy import {', '.join([*sorted(used.intersection(LAZY)), 'lazy'])}"))
         shared = [name for name in FAMILIES if name in used]
         ours += [f"from cudabind._families import {', '.join(shared)}"] if "Generic" in used else []
+        late: list[str] = []
         types = sorted(used.intersection(TYPES))
         ours += [_wrapped(f"from cudabind._types import {', '.join(types)}")] if types else []
         ours += [f"from cudabind.errors import {row.error}"] if row.error else []
         for module in sorted(row.uses):
             names = sorted(name for name in self._header.types if self._imported.get(name) == module)
-            # `x as x` is how a name is passed on to those who import this module.
-            lines = "".join(f"    {name} as {name},\n" for name in names)
+            if module in self.shared():
+                ours += [f"from cudabind.sys.{module} import _names as _{module}"]
+                standard += ["from typing import TYPE_CHECKING"]
+                lines = _passed_on(names, "        ")
+                late += [f"if TYPE_CHECKING:\n    from cudabind.sys.{module} import (\n{lines}    )\n"]
+                continue
+            lines = _passed_on(names, "    ")
             ours += [f"from cudabind.sys.{module} import (\n{lines})"] if names else []
-        blocks = ["from __future__ import annotations\n", "\n".join(standard) + "\n", "\n".join(ours) + "\n"]
+        blocks = ["from __future__ import annotations\n", "\n".join(standard) + "\n", "\n".join(ours) + "\n", *late]
         return "\n".join(block for block in blocks if block.strip())
 
 
-def _record(record: Record) -> str:
+def _record(record: Record, gaps: list[int] | None) -> str:
+    """A struct; with gaps, ctypes is told to place members one after the other, and the gaps are members, too."""
     lines = [f"class {record.name}({'Union' if record.union else 'Structure'}):"]
     anonymous = [f'"{field.name}"' for field in record.fields if field.anonymous]
     lines += [f"    _anonymous_ = ({', '.join(anonymous)},)"] if anonymous else []
-    lines += [f"    {spell.identifier(field.name)}: {spell.field(field)}" for field in record.fields]
+    lines += ["    _pack_ = 1", '    _layout_ = "ms"  # which Python 3.14 wants to be told with it'] if gaps else []
+    for index, field in enumerate(record.fields):
+        lines += [_gap(index, gaps[index])] if gaps and gaps[index] else []
+        lines.append(f"    {spell.identifier(field.name)}: {spell.field(field)}")
+    lines += [_gap(len(record.fields), gaps[-1])] if gaps and gaps[-1] else []
     return "\n".join(lines) + ("" if record.fields else " ...")
+
+
+def _passed_on(names: list[str], indent: str) -> str:
+    """Imported names that are there for those who import this module, too: `x as x`."""
+    lines = families.filled([f"{name} as {name}," for name in names], WIDTH - len(indent))
+    return "".join(f"{indent}{line}\n" for line in lines)
+
+
+def _gap(index: int, size: int) -> str:
+    return f"    {GAP}{index}: Annotated[Array[c_uint8], {size}]"
+
+
+def _versions(name: str, entries: dict[str, str]) -> str:
+    """A table of names with versions; where one version has many names, these are filled lines of text."""
+    groups: dict[str, list[str]] = {}
+    for each, version in entries.items():
+        groups.setdefault(version, []).append(each)
+    many = {version: names for version, names in groups.items() if len(names) > FEW}
+    few = {each: version for each, version in entries.items() if version not in many}
+    tables = [_table(name, few)]
+    for version, names in many.items():
+        lines = "\n    ".join(families.filled(names, 110))
+        tables.append(f'{name} |= dict.fromkeys("""\n    {lines}\n""".split(), "{version}")')
+    return "\n".join(tables)
 
 
 def _table(name: str, entries: dict[str, str]) -> str:

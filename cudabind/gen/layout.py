@@ -11,6 +11,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from cudabind.gen.emit import GAP
 from cudabind.gen.model import Header, Record
 
 if TYPE_CHECKING:
@@ -61,16 +62,23 @@ class LayoutError(Exception):
 
 def check(module: ModuleType, header: Header, imported: Collection[str] = ()) -> None:
     """Raise LayoutError where a struct of a loaded module is not the header's; imported ones are checked at home."""
+    problems = wrong(module, header, imported)
+    if problems:
+        raise LayoutError("; ".join(problem for each in problems.values() for problem in each))
+
+
+def wrong(module: ModuleType, header: Header, imported: Collection[str] = ()) -> dict[str, list[str]]:
+    """The structs that ctypes lays out otherwise, each with what differs."""
     records = [each for name, each in header.types.items() if isinstance(each, Record) and name not in imported]
-    wrong = [problem for record in records for problem in _record(record, getattr(module, record.name))]
-    if wrong:
-        raise LayoutError("; ".join(wrong))
+    found = {record.name: list(_record(record, getattr(module, record.name))) for record in records}
+    return {name: problems for name, problems in found.items() if problems}
 
 
 def _record(record: Record, made: type[ctypes.Structure | ctypes.Union]) -> Iterator[str]:
     if ctypes.sizeof(made) != record.size:
         yield f"{record.name} has {ctypes.sizeof(made)} bytes, the compiler gives it {record.size}"
-    for field, (name, *_) in zip(record.fields, made._fields_, strict=True):
+    members = [name for name, *_ in made._fields_ if not name.startswith(GAP)]
+    for field, name in zip(record.fields, members, strict=True):
         offset, width = placed(made, name)
         if offset != field.offset_bits or width != field.width:
             yield (

@@ -19,42 +19,29 @@ from cudabind._families import Generic, T, U, V, W
 from cudabind._types import ConstMem, Mem, Ptr, char_p, const_void_p, int32_t, int64_t, size_t, void_p
 from cudabind.errors import CublasError
 from cudabind.sys.cublas_types import (
-    cublasComputeType_t as cublasComputeType_t,
-    cublasDiagType_t as cublasDiagType_t,
-    cublasFillMode_t as cublasFillMode_t,
-    cublasOperation_t as cublasOperation_t,
-    cublasSideMode_t as cublasSideMode_t,
+    cublasComputeType_t as cublasComputeType_t, cublasDiagType_t as cublasDiagType_t,
+    cublasFillMode_t as cublasFillMode_t, cublasOperation_t as cublasOperation_t, cublasSideMode_t as cublasSideMode_t,
     cublasStatus_t as cublasStatus_t,
 )
 from cudabind.sys.cuda_types import (
-    cuComplex as cuComplex,
-    cuDoubleComplex as cuDoubleComplex,
-    cuFloatComplex as cuFloatComplex,
-    cudaDataType as cudaDataType,
-    cudaDataType_t as cudaDataType_t,
+    cuComplex as cuComplex, cuDoubleComplex as cuDoubleComplex, cuFloatComplex as cuFloatComplex,
+    cudaDataType as cudaDataType, cudaDataType_t as cudaDataType_t,
     cudaEmulationMantissaControl as cudaEmulationMantissaControl,
     cudaEmulationMantissaControl_t as cudaEmulationMantissaControl_t,
     cudaEmulationSpecialValuesSupport as cudaEmulationSpecialValuesSupport,
-    cudaEmulationSpecialValuesSupport_t as cudaEmulationSpecialValuesSupport_t,
-    cudaStream_t as cudaStream_t,
-    double2 as double2,
-    float2 as float2,
-    libraryPropertyType as libraryPropertyType,
+    cudaEmulationSpecialValuesSupport_t as cudaEmulationSpecialValuesSupport_t, cudaStream_t as cudaStream_t,
+    double2 as double2, float2 as float2, libraryPropertyType as libraryPropertyType,
     libraryPropertyType_t as libraryPropertyType_t,
 )
 
-SINCE: dict[str, str] = {
-    "cublasGetEmulationSpecialValuesSupport": "13.1.0",
-    "cublasSetEmulationSpecialValuesSupport": "13.1.0",
-    "cublasGetFixedPointEmulationMantissaControl": "13.1.0",
-    "cublasSetFixedPointEmulationMantissaControl": "13.1.0",
-    "cublasGetFixedPointEmulationMaxMantissaBitCount": "13.1.0",
-    "cublasSetFixedPointEmulationMaxMantissaBitCount": "13.1.0",
-    "cublasGetFixedPointEmulationMantissaBitOffset": "13.1.0",
-    "cublasSetFixedPointEmulationMantissaBitOffset": "13.1.0",
-    "cublasGetFixedPointEmulationMantissaBitCountPointer": "13.1.0",
-    "cublasSetFixedPointEmulationMantissaBitCountPointer": "13.1.0",
-}
+SINCE: dict[str, str] = {}
+SINCE |= dict.fromkeys("""
+    cublasGetEmulationSpecialValuesSupport cublasSetEmulationSpecialValuesSupport
+    cublasGetFixedPointEmulationMantissaControl cublasSetFixedPointEmulationMantissaControl
+    cublasGetFixedPointEmulationMaxMantissaBitCount cublasSetFixedPointEmulationMaxMantissaBitCount
+    cublasGetFixedPointEmulationMantissaBitOffset cublasSetFixedPointEmulationMantissaBitOffset
+    cublasGetFixedPointEmulationMantissaBitCountPointer cublasSetFixedPointEmulationMantissaBitCountPointer
+""".split(), "13.1.0")
 UNTIL: dict[str, str] = {}
 LEFT_OUT: dict[str, str] = {}
 NOT_EXPORTED: dict[str, str] = {}

@@ -31,35 +31,27 @@ from cudabind._types import (
 )
 from cudabind.errors import CublasLtError
 from cudabind.sys.cublas_types import (
-    cublasComputeType_t as cublasComputeType_t,
-    cublasStatus_t as cublasStatus_t,
+    cublasComputeType_t as cublasComputeType_t, cublasStatus_t as cublasStatus_t,
 )
 from cudabind.sys.cuda_types import (
-    cudaDataType as cudaDataType,
-    cudaDataType_t as cudaDataType_t,
-    cudaStream_t as cudaStream_t,
-    libraryPropertyType as libraryPropertyType,
-    libraryPropertyType_t as libraryPropertyType_t,
+    cudaDataType as cudaDataType, cudaDataType_t as cudaDataType_t, cudaStream_t as cudaStream_t,
+    libraryPropertyType as libraryPropertyType, libraryPropertyType_t as libraryPropertyType_t,
 )
 
 SINCE: dict[str, str] = {
-    "cublasLtEmulationDescOpaque_t": "13.1.0",
-    "cublasLtEmulationDesc_t": "13.1.0",
     "cublasLtIntegerWidth_t": "13.2.0",
     "cublasLtMatmulBatchInvarianceFlags_t": "13.10.0",
-    "cublasLtEmulationDescAttributes_t": "13.1.0",
     "cublasLtGroupedMatrixLayoutInit_internal": "13.2.0",
     "cublasLtGroupedMatrixLayoutInit": "13.2.0",
     "cublasLtGroupedMatrixLayoutCreate": "13.2.0",
-    "cublasLtEmulationDescInit_internal": "13.1.0",
-    "cublasLtEmulationDescInit": "13.1.0",
-    "cublasLtEmulationDescCreate": "13.1.0",
-    "cublasLtEmulationDescDestroy": "13.1.0",
-    "cublasLtEmulationDescSetAttribute": "13.1.0",
-    "cublasLtEmulationDescGetAttribute": "13.1.0",
     "cublasLtMatmulAlgoGetHeuristicForStream": "13.10.0",
     "cublasLtMatmulAlgoCheckForStream": "13.10.0",
 }
+SINCE |= dict.fromkeys("""
+    cublasLtEmulationDescOpaque_t cublasLtEmulationDesc_t cublasLtEmulationDescAttributes_t
+    cublasLtEmulationDescInit_internal cublasLtEmulationDescInit cublasLtEmulationDescCreate
+    cublasLtEmulationDescDestroy cublasLtEmulationDescSetAttribute cublasLtEmulationDescGetAttribute
+""".split(), "13.1.0")
 UNTIL: dict[str, str] = {}
 LEFT_OUT: dict[str, str] = {}
 NOT_EXPORTED: dict[str, str] = {

@@ -18,17 +18,11 @@ from cudabind._families import Generic, T, U
 from cudabind._types import ConstMem, Mem, Ptr, float32, int32_t, size_t, void_p
 from cudabind.errors import CublasError
 from cudabind.sys.cublas_types import (
-    cublasDiagType_t as cublasDiagType_t,
-    cublasFillMode_t as cublasFillMode_t,
-    cublasOperation_t as cublasOperation_t,
-    cublasSideMode_t as cublasSideMode_t,
-    cublasStatus_t as cublasStatus_t,
+    cublasDiagType_t as cublasDiagType_t, cublasFillMode_t as cublasFillMode_t, cublasOperation_t as cublasOperation_t,
+    cublasSideMode_t as cublasSideMode_t, cublasStatus_t as cublasStatus_t,
 )
 from cudabind.sys.cuda_types import (
-    cuComplex as cuComplex,
-    cuDoubleComplex as cuDoubleComplex,
-    cuFloatComplex as cuFloatComplex,
-    double2 as double2,
+    cuComplex as cuComplex, cuDoubleComplex as cuDoubleComplex, cuFloatComplex as cuFloatComplex, double2 as double2,
     float2 as float2,
 )
 

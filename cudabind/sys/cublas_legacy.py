@@ -21,12 +21,8 @@ from cudabind.sys.cublas_types import (
     cublasStatus_t as cublasStatus_t,
 )
 from cudabind.sys.cuda_types import (
-    cuComplex as cuComplex,
-    cuDoubleComplex as cuDoubleComplex,
-    cuFloatComplex as cuFloatComplex,
-    cudaStream_t as cudaStream_t,
-    double2 as double2,
-    float2 as float2,
+    cuComplex as cuComplex, cuDoubleComplex as cuDoubleComplex, cuFloatComplex as cuFloatComplex,
+    cudaStream_t as cudaStream_t, double2 as double2, float2 as float2,
 )
 
 SINCE: dict[str, str] = {}

@@ -35,9 +35,7 @@ from cudabind._types import (
 )
 from cudabind.errors import CudnnError
 from cudabind.sys.cuda_types import (
-    cudaGraph_t as cudaGraph_t,
-    cudaStream_t as cudaStream_t,
-    libraryPropertyType as libraryPropertyType,
+    cudaGraph_t as cudaGraph_t, cudaStream_t as cudaStream_t, libraryPropertyType as libraryPropertyType,
     libraryPropertyType_t as libraryPropertyType_t,
 )
 
@@ -45,32 +43,20 @@ SINCE: dict[str, str] = {
     "cudnnMoeGroupedMatmulMode_t": "9.19.0",
     "cudnnBackendReshapeMode_t": "9.23.2",
     "cudnnBackendOperationGraphMode_t": "9.23.2",
-    "cudnnCudaGraphRetention_t": "9.28.0",
     "cudnnCausalConv1dActivation_t": "9.23.2",
-    "cudnnGnnAggOp_t": "9.28.0",
-    "cudnnGnnCscGraph_t": "9.28.0",
-    "cudnnGnnActivationOp_t": "9.28.0",
-    "cudnnGnnMhaParams_t": "9.28.0",
     "cudnnGetExecutionPlanWorkspaceSize": "9.23.2",
     "cudnnSubquadraticOpsVersionCheck": "9.23.2",
     "cudnnCausalConv1dForward": "9.23.2",
     "cudnnCausalConv1dBackward": "9.23.2",
-    "cudnnCausalConv1dNwhForward": "9.28.0",
-    "cudnnCausalConv1dNwhBackward": "9.28.0",
-    "cudnnB2BCausalConv1dForward": "9.28.0",
-    "cudnnB2BCausalConv1dBackward": "9.28.0",
-    "cudnnFFTCausalConv1dForward": "9.28.0",
-    "cudnnFFTCausalConv1dBackward": "9.28.0",
-    "cudnnLongFFTCausalConv1dGetBufferSizes": "9.28.0",
-    "cudnnLongFFTCausalConv1dForward": "9.28.0",
-    "cudnnLongFFTCausalConv1dBackward": "9.28.0",
-    "cudnnGnnAggSimpleForward": "9.28.0",
-    "cudnnGnnAggSimpleBackward": "9.28.0",
-    "cudnnGnnMhaGatForward": "9.28.0",
-    "cudnnGnnMhaGatBackward": "9.28.0",
-    "cudnnGnnMhaGatV2Forward": "9.28.0",
-    "cudnnGnnMhaGatV2Backward": "9.28.0",
 }
+SINCE |= dict.fromkeys("""
+    cudnnCudaGraphRetention_t cudnnGnnAggOp_t cudnnGnnCscGraph_t cudnnGnnActivationOp_t cudnnGnnMhaParams_t
+    cudnnCausalConv1dNwhForward cudnnCausalConv1dNwhBackward cudnnB2BCausalConv1dForward
+    cudnnB2BCausalConv1dBackward cudnnFFTCausalConv1dForward cudnnFFTCausalConv1dBackward
+    cudnnLongFFTCausalConv1dGetBufferSizes cudnnLongFFTCausalConv1dForward cudnnLongFFTCausalConv1dBackward
+    cudnnGnnAggSimpleForward cudnnGnnAggSimpleBackward cudnnGnnMhaGatForward cudnnGnnMhaGatBackward
+    cudnnGnnMhaGatV2Forward cudnnGnnMhaGatV2Backward
+""".split(), "9.28.0")
 UNTIL: dict[str, str] = {}
 LEFT_OUT: dict[str, str] = {}
 NOT_EXPORTED: dict[str, str] = {}

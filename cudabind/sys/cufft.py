@@ -33,16 +33,9 @@ from cudabind._types import (
 )
 from cudabind.errors import CufftError
 from cudabind.sys.cuda_types import (
-    cuComplex as cuComplex,
-    cuDoubleComplex as cuDoubleComplex,
-    cuFloatComplex as cuFloatComplex,
-    cudaDataType as cudaDataType,
-    cudaDataType_t as cudaDataType_t,
-    cudaStream_t as cudaStream_t,
-    double2 as double2,
-    float2 as float2,
-    libraryPropertyType as libraryPropertyType,
-    libraryPropertyType_t as libraryPropertyType_t,
+    cuComplex as cuComplex, cuDoubleComplex as cuDoubleComplex, cuFloatComplex as cuFloatComplex,
+    cudaDataType as cudaDataType, cudaDataType_t as cudaDataType_t, cudaStream_t as cudaStream_t, double2 as double2,
+    float2 as float2, libraryPropertyType as libraryPropertyType, libraryPropertyType_t as libraryPropertyType_t,
 )
 
 SINCE: dict[str, str] = {

@@ -18,8 +18,7 @@ from cudabind._families import Generic, T, U
 from cudabind._types import Mem, Ptr, float32, float64, size_t, uint32_t, uint64_t
 from cudabind.errors import CurandError
 from cudabind.sys.cuda_types import (
-    cudaStream_t as cudaStream_t,
-    libraryPropertyType as libraryPropertyType,
+    cudaStream_t as cudaStream_t, libraryPropertyType as libraryPropertyType,
     libraryPropertyType_t as libraryPropertyType_t,
 )
 

@@ -31,79 +31,45 @@ from cudabind._types import (
 )
 from cudabind.errors import CusolverError
 from cudabind.sys.cublas_types import (
-    cublasDiagType_t as cublasDiagType_t,
-    cublasFillMode_t as cublasFillMode_t,
-    cublasOperation_t as cublasOperation_t,
+    cublasDiagType_t as cublasDiagType_t, cublasFillMode_t as cublasFillMode_t, cublasOperation_t as cublasOperation_t,
     cublasSideMode_t as cublasSideMode_t,
 )
 from cudabind.sys.cuda_types import (
-    cuComplex as cuComplex,
-    cuDoubleComplex as cuDoubleComplex,
-    cuFloatComplex as cuFloatComplex,
-    cudaDataType as cudaDataType,
-    cudaDataType_t as cudaDataType_t,
+    cuComplex as cuComplex, cuDoubleComplex as cuDoubleComplex, cuFloatComplex as cuFloatComplex,
+    cudaDataType as cudaDataType, cudaDataType_t as cudaDataType_t,
     cudaEmulationMantissaControl_t as cudaEmulationMantissaControl_t,
     cudaEmulationSpecialValuesSupport_t as cudaEmulationSpecialValuesSupport_t,
-    cudaEmulationStrategy_t as cudaEmulationStrategy_t,
-    cudaStream_t as cudaStream_t,
-    double2 as double2,
-    float2 as float2,
-    libraryPropertyType as libraryPropertyType,
-    libraryPropertyType_t as libraryPropertyType_t,
+    cudaEmulationStrategy_t as cudaEmulationStrategy_t, cudaStream_t as cudaStream_t, double2 as double2,
+    float2 as float2, libraryPropertyType as libraryPropertyType, libraryPropertyType_t as libraryPropertyType_t,
 )
 from cudabind.sys.cusolver_types import (
-    cusolverEigMode_t as cusolverEigMode_t,
-    cusolverStatus_t as cusolverStatus_t,
+    cusolverEigMode_t as cusolverEigMode_t, cusolverStatus_t as cusolverStatus_t,
 )
 
 SINCE: dict[str, str] = {
-    "cusolverEigComp_t": "12.4.1",
     "cusolverMathMode_t": "12.0.4",
     "cusolverDnSetMathMode": "12.0.4",
     "cusolverDnGetMathMode": "12.0.4",
     "cusolverDnSetEmulationStrategy": "12.0.4",
     "cusolverDnGetEmulationStrategy": "12.0.4",
-    "cusolverDnSetFixedPointEmulationMantissaControl": "12.4.1",
-    "cusolverDnGetFixedPointEmulationMantissaControl": "12.4.1",
-    "cusolverDnSetFixedPointEmulationMaxMantissaBitCount": "12.4.1",
-    "cusolverDnGetFixedPointEmulationMaxMantissaBitCount": "12.4.1",
-    "cusolverDnSetFixedPointEmulationMantissaBitOffset": "12.4.1",
-    "cusolverDnGetFixedPointEmulationMantissaBitOffset": "12.4.1",
-    "cusolverDnSetEmulationSpecialValuesSupport": "12.4.1",
-    "cusolverDnGetEmulationSpecialValuesSupport": "12.4.1",
-    "cusolverDnXsytrf_bufferSize": "12.4.1",
-    "cusolverDnXsytrf": "12.4.1",
-    "cusolverDnXhetrf_bufferSize": "12.4.1",
-    "cusolverDnXhetrf": "12.4.1",
-    "cusolverDnXhetrs_bufferSize": "12.4.1",
-    "cusolverDnXhetrs": "12.4.1",
-    "cusolverDnXsygvd_bufferSize": "12.4.1",
-    "cusolverDnXsygvd": "12.4.1",
-    "cusolverDnXsygvStridedBatched_bufferSize": "12.4.1",
-    "cusolverDnXsygvStridedBatched": "12.4.1",
-    "cusolverDnXsygvdx_bufferSize": "12.4.1",
-    "cusolverDnXsygvdx": "12.4.1",
-    "cusolverDnXstedc_bufferSize": "12.4.1",
-    "cusolverDnXstedc": "12.4.1",
-    "cusolverDnXpolar_bufferSize": "12.4.1",
-    "cusolverDnXpolar": "12.4.1",
 }
-UNTIL: dict[str, str] = {
-    "cusolverDnPotrf_bufferSize": "11.7.5",
-    "cusolverDnPotrf": "11.7.5",
-    "cusolverDnPotrs": "11.7.5",
-    "cusolverDnGeqrf_bufferSize": "11.7.5",
-    "cusolverDnGeqrf": "11.7.5",
-    "cusolverDnGetrf_bufferSize": "11.7.5",
-    "cusolverDnGetrf": "11.7.5",
-    "cusolverDnGetrs": "11.7.5",
-    "cusolverDnSyevd_bufferSize": "11.7.5",
-    "cusolverDnSyevd": "11.7.5",
-    "cusolverDnSyevdx_bufferSize": "11.7.5",
-    "cusolverDnSyevdx": "11.7.5",
-    "cusolverDnGesvd_bufferSize": "11.7.5",
-    "cusolverDnGesvd": "11.7.5",
-}
+SINCE |= dict.fromkeys("""
+    cusolverEigComp_t cusolverDnSetFixedPointEmulationMantissaControl
+    cusolverDnGetFixedPointEmulationMantissaControl cusolverDnSetFixedPointEmulationMaxMantissaBitCount
+    cusolverDnGetFixedPointEmulationMaxMantissaBitCount cusolverDnSetFixedPointEmulationMantissaBitOffset
+    cusolverDnGetFixedPointEmulationMantissaBitOffset cusolverDnSetEmulationSpecialValuesSupport
+    cusolverDnGetEmulationSpecialValuesSupport cusolverDnXsytrf_bufferSize cusolverDnXsytrf
+    cusolverDnXhetrf_bufferSize cusolverDnXhetrf cusolverDnXhetrs_bufferSize cusolverDnXhetrs
+    cusolverDnXsygvd_bufferSize cusolverDnXsygvd cusolverDnXsygvStridedBatched_bufferSize
+    cusolverDnXsygvStridedBatched cusolverDnXsygvdx_bufferSize cusolverDnXsygvdx cusolverDnXstedc_bufferSize
+    cusolverDnXstedc cusolverDnXpolar_bufferSize cusolverDnXpolar
+""".split(), "12.4.1")
+UNTIL: dict[str, str] = {}
+UNTIL |= dict.fromkeys("""
+    cusolverDnPotrf_bufferSize cusolverDnPotrf cusolverDnPotrs cusolverDnGeqrf_bufferSize cusolverDnGeqrf
+    cusolverDnGetrf_bufferSize cusolverDnGetrf cusolverDnGetrs cusolverDnSyevd_bufferSize cusolverDnSyevd
+    cusolverDnSyevdx_bufferSize cusolverDnSyevdx cusolverDnGesvd_bufferSize cusolverDnGesvd
+""".split(), "11.7.5")
 LEFT_OUT: dict[str, str] = {}
 NOT_EXPORTED: dict[str, str] = {
     "cusolverDnLoggerSetCallback": "declared, but not among the symbols of libcusolver.so",

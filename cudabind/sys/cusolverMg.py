@@ -17,16 +17,13 @@ from cudabind._lazy import Handle, IntEnum, Status, lazy
 from cudabind._types import ConstMem, Mem, Ptr, int32_t, int64_t, void_p
 from cudabind.errors import CusolverError
 from cudabind.sys.cublas_types import (
-    cublasFillMode_t as cublasFillMode_t,
-    cublasOperation_t as cublasOperation_t,
+    cublasFillMode_t as cublasFillMode_t, cublasOperation_t as cublasOperation_t,
 )
 from cudabind.sys.cuda_types import (
-    cudaDataType as cudaDataType,
-    cudaDataType_t as cudaDataType_t,
+    cudaDataType as cudaDataType, cudaDataType_t as cudaDataType_t,
 )
 from cudabind.sys.cusolver_types import (
-    cusolverEigMode_t as cusolverEigMode_t,
-    cusolverStatus_t as cusolverStatus_t,
+    cusolverEigMode_t as cusolverEigMode_t, cusolverStatus_t as cusolverStatus_t,
 )
 
 SINCE: dict[str, str] = {}

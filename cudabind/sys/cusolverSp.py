@@ -18,12 +18,8 @@ from cudabind._families import Generic, T, U, V
 from cudabind._types import ConstMem, Mem, Ptr, float32, float64, int32_t, void_p
 from cudabind.errors import CusolverError
 from cudabind.sys.cuda_types import (
-    cuComplex as cuComplex,
-    cuDoubleComplex as cuDoubleComplex,
-    cuFloatComplex as cuFloatComplex,
-    cudaStream_t as cudaStream_t,
-    double2 as double2,
-    float2 as float2,
+    cuComplex as cuComplex, cuDoubleComplex as cuDoubleComplex, cuFloatComplex as cuFloatComplex,
+    cudaStream_t as cudaStream_t, double2 as double2, float2 as float2,
 )
 from cudabind.sys.cusolver_types import (
     cusolverStatus_t as cusolverStatus_t,

@@ -18,35 +18,21 @@ from cudabind._families import Generic, T, U, V
 from cudabind._types import ConstMem, Mem, Ptr, char_p, const_void_p, float32, float64, int32_t, int64_t, size_t, void_p
 from cudabind.errors import CusparseError
 from cudabind.sys.cuda_types import (
-    cuComplex as cuComplex,
-    cuDoubleComplex as cuDoubleComplex,
-    cuFloatComplex as cuFloatComplex,
-    cudaDataType as cudaDataType,
-    cudaDataType_t as cudaDataType_t,
-    cudaStream_t as cudaStream_t,
-    double2 as double2,
-    float2 as float2,
-    libraryPropertyType as libraryPropertyType,
-    libraryPropertyType_t as libraryPropertyType_t,
+    cuComplex as cuComplex, cuDoubleComplex as cuDoubleComplex, cuFloatComplex as cuFloatComplex,
+    cudaDataType as cudaDataType, cudaDataType_t as cudaDataType_t, cudaStream_t as cudaStream_t, double2 as double2,
+    float2 as float2, libraryPropertyType as libraryPropertyType, libraryPropertyType_t as libraryPropertyType_t,
 )
 from cudabind.sys.cusparse_types import (
-    cusparseMatDescr_t as cusparseMatDescr_t,
-    cusparseOperation_t as cusparseOperation_t,
-    cusparseOrder_t as cusparseOrder_t,
-    cusparseStatus_t as cusparseStatus_t,
+    cusparseMatDescr_t as cusparseMatDescr_t, cusparseOperation_t as cusparseOperation_t,
+    cusparseOrder_t as cusparseOrder_t, cusparseStatus_t as cusparseStatus_t,
 )
 
-SINCE: dict[str, str] = {
-    "cusparseSpMatStorage_t": "12.9.4",
-    "cusparseSymmetryType_t": "12.9.4",
-    "cusparseSpGEAMAlg_t": "12.9.4",
-    "cusparseSpGEAMDescr_t": "12.9.4",
-    "cusparseSpGEAM_createDescr": "12.9.4",
-    "cusparseSpGEAM_destroyDescr": "12.9.4",
-    "cusparseSpGEAM_bufferSize": "12.9.4",
-    "cusparseSpGEAM_nnz": "12.9.4",
-    "cusparseSpGEAM": "12.9.4",
-}
+SINCE: dict[str, str] = {}
+SINCE |= dict.fromkeys("""
+    cusparseSpMatStorage_t cusparseSymmetryType_t cusparseSpGEAMAlg_t cusparseSpGEAMDescr_t
+    cusparseSpGEAM_createDescr cusparseSpGEAM_destroyDescr cusparseSpGEAM_bufferSize cusparseSpGEAM_nnz
+    cusparseSpGEAM
+""".split(), "12.9.4")
 UNTIL: dict[str, str] = {}
 LEFT_OUT: dict[str, str] = {}
 NOT_EXPORTED: dict[str, str] = {

@@ -19,15 +19,11 @@ from cudabind._families import Generic, T
 from cudabind._types import Mem, Ptr, const_void_p, int32_t, int64_t, size_t, uint32_t, void_p
 from cudabind.errors import CusparseLtError
 from cudabind.sys.cuda_types import (
-    cudaDataType as cudaDataType,
-    cudaDataType_t as cudaDataType_t,
-    cudaStream_t as cudaStream_t,
-    libraryPropertyType as libraryPropertyType,
-    libraryPropertyType_t as libraryPropertyType_t,
+    cudaDataType as cudaDataType, cudaDataType_t as cudaDataType_t, cudaStream_t as cudaStream_t,
+    libraryPropertyType as libraryPropertyType, libraryPropertyType_t as libraryPropertyType_t,
 )
 from cudabind.sys.cusparse_types import (
-    cusparseOperation_t as cusparseOperation_t,
-    cusparseOrder_t as cusparseOrder_t,
+    cusparseOperation_t as cusparseOperation_t, cusparseOrder_t as cusparseOrder_t,
     cusparseStatus_t as cusparseStatus_t,
 )
 

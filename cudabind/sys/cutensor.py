@@ -18,49 +18,23 @@ from cudabind._families import Generic, T
 from cudabind._types import ConstMem, Mem, Ptr, char_p, const_void_p, int32_t, size_t, uint32_t, uint64_t, void_p
 from cudabind.errors import CutensorError
 from cudabind.sys.cuda_types import (
-    cudaDataType_t as cudaDataType_t,
-    cudaStream_t as cudaStream_t,
+    cudaDataType_t as cudaDataType_t, cudaStream_t as cudaStream_t,
 )
 
 SINCE: dict[str, str] = {
-    "cutensorBlockSparseTensorDescriptor_t": "2.3.1",
-    "CUTENSOR_R_16F": "2.3.1",
-    "CUTENSOR_C_16F": "2.3.1",
-    "CUTENSOR_R_16BF": "2.3.1",
-    "CUTENSOR_C_16BF": "2.3.1",
-    "CUTENSOR_R_32F": "2.3.1",
-    "CUTENSOR_C_32F": "2.3.1",
-    "CUTENSOR_R_64F": "2.3.1",
-    "CUTENSOR_C_64F": "2.3.1",
-    "CUTENSOR_R_4I": "2.3.1",
-    "CUTENSOR_C_4I": "2.3.1",
-    "CUTENSOR_R_4U": "2.3.1",
-    "CUTENSOR_C_4U": "2.3.1",
-    "CUTENSOR_R_8I": "2.3.1",
-    "CUTENSOR_C_8I": "2.3.1",
-    "CUTENSOR_R_8U": "2.3.1",
-    "CUTENSOR_C_8U": "2.3.1",
-    "CUTENSOR_R_16I": "2.3.1",
-    "CUTENSOR_C_16I": "2.3.1",
-    "CUTENSOR_R_16U": "2.3.1",
-    "CUTENSOR_C_16U": "2.3.1",
-    "CUTENSOR_R_32I": "2.3.1",
-    "CUTENSOR_C_32I": "2.3.1",
-    "CUTENSOR_R_32U": "2.3.1",
-    "CUTENSOR_C_32U": "2.3.1",
-    "CUTENSOR_R_64I": "2.3.1",
-    "CUTENSOR_C_64I": "2.3.1",
-    "CUTENSOR_R_64U": "2.3.1",
-    "CUTENSOR_C_64U": "2.3.1",
-    "CUTENSOR_COMPUTE_DESC_9X16BF": "2.3.1",
     "CUTENSOR_COMPUTE_DESC_8XINT8": "2.5.0",
     "CUTENSOR_COMPUTE_DESC_4X16F": "2.5.0",
     "cutensorPlanPreferenceGetAttribute": "2.5.0",
-    "cutensorCreateBlockSparseTensorDescriptor": "2.3.1",
-    "cutensorDestroyBlockSparseTensorDescriptor": "2.3.1",
-    "cutensorCreateBlockSparseContraction": "2.3.1",
-    "cutensorBlockSparseContract": "2.3.1",
 }
+SINCE |= dict.fromkeys("""
+    cutensorBlockSparseTensorDescriptor_t CUTENSOR_R_16F CUTENSOR_C_16F CUTENSOR_R_16BF CUTENSOR_C_16BF
+    CUTENSOR_R_32F CUTENSOR_C_32F CUTENSOR_R_64F CUTENSOR_C_64F CUTENSOR_R_4I CUTENSOR_C_4I CUTENSOR_R_4U
+    CUTENSOR_C_4U CUTENSOR_R_8I CUTENSOR_C_8I CUTENSOR_R_8U CUTENSOR_C_8U CUTENSOR_R_16I CUTENSOR_C_16I
+    CUTENSOR_R_16U CUTENSOR_C_16U CUTENSOR_R_32I CUTENSOR_C_32I CUTENSOR_R_32U CUTENSOR_C_32U CUTENSOR_R_64I
+    CUTENSOR_C_64I CUTENSOR_R_64U CUTENSOR_C_64U CUTENSOR_COMPUTE_DESC_9X16BF
+    cutensorCreateBlockSparseTensorDescriptor cutensorDestroyBlockSparseTensorDescriptor
+    cutensorCreateBlockSparseContraction cutensorBlockSparseContract
+""".split(), "2.3.1")
 UNTIL: dict[str, str] = {}
 LEFT_OUT: dict[str, str] = {}
 NOT_EXPORTED: dict[str, str] = {}

@@ -18,9 +18,7 @@ from cudabind._families import Generic, T
 from cudabind._types import ConstMem, Mem, Ptr, const_void_p, int64_t, uint32_t, void_p
 from cudabind.errors import CutensorError
 from cudabind.sys.cutensor import (
-    cudaDataType_t as cudaDataType_t,
-    cudaStream_t as cudaStream_t,
-    cutensorStatus_t as cutensorStatus_t,
+    cudaDataType_t as cudaDataType_t, cudaStream_t as cudaStream_t, cutensorStatus_t as cutensorStatus_t,
     cutensorWorksizePreference_t as cutensorWorksizePreference_t,
 )
 

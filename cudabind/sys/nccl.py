@@ -44,121 +44,37 @@ from cudabind._types import (
 )
 from cudabind.errors import NcclError
 from cudabind.sys.cuda_types import (
-    cudaEvent_t as cudaEvent_t,
-    cudaStream_t as cudaStream_t,
+    cudaEvent_t as cudaEvent_t, cudaStream_t as cudaStream_t,
 )
 
-SINCE: dict[str, str] = {
-    "ncclWindow_t": "2.28.9",
-    "ncclHostCftMode_t": "2.32.3",
-    "ncclNvlsHostMode_t": "2.32.3",
-    "ncclConfig_v23100": "2.32.3",
-    "ncclConfigExt_key": "2.32.3",
-    "ncclConfigExt_val": "2.32.3",
-    "ncclConfigExt": "2.32.3",
-    "ncclConfigExt_t": "2.32.3",
-    "ncclCollConfig_v23200": "2.32.3",
-    "ncclCollConfig_t": "2.32.3",
-    "ncclCommMemStat_t": "2.29.7",
-    "ncclWaitSignalDesc_t": "2.29.7",
-    "ncclEncryptionMode_t": "2.32.3",
-    "ncclEncryptionConfig_v23200": "2.32.3",
-    "ncclEncryptionConfig_t": "2.32.3",
-    "ncclParamHandle_t": "2.32.3",
-    "ncclConfig_v22800": "2.28.9",
-    "NCCL_API_MAGIC": "2.29.7",
-    "NCCL_WIN_DEFAULT": "2.28.9",
-    "NCCL_WIN_COLL_SYMMETRIC": "2.28.9",
-    "NCCL_WIN_STRICT_ORDERING": "2.29.7",
-    "NCCL_WIN_GIN_ONLY": "2.32.3",
-    "NCCL_WIN_CFT_COUNTED": "2.32.3",
-    "NCCL_WIN_REQUIRED_ALIGNMENT": "2.28.9",
-    "NCCL_CTA_POLICY_DEFAULT": "2.28.9",
-    "NCCL_CTA_POLICY_EFFICIENCY": "2.28.9",
-    "NCCL_CTA_POLICY_ZERO": "2.28.9",
-    "NCCL_SHRINK_DEFAULT": "2.28.9",
-    "NCCL_SHRINK_ABORT": "2.28.9",
-    "NCCL_REVOKE_DEFAULT": "2.28.9",
-    "NCCL_SUSPEND_MEM": "2.29.7",
-    "ncclCommRevoke": "2.28.9",
-    "pncclCommRevoke": "2.28.9",
-    "ncclCommShrink": "2.28.9",
-    "pncclCommShrink": "2.28.9",
-    "ncclCommGetUniqueId": "2.29.7",
-    "pncclCommGetUniqueId": "2.29.7",
-    "ncclCommGrow": "2.29.7",
-    "pncclCommGrow": "2.29.7",
-    "ncclCommSuspend": "2.29.7",
-    "pncclCommSuspend": "2.29.7",
-    "ncclCommResume": "2.29.7",
-    "pncclCommResume": "2.29.7",
-    "ncclCommMemStats": "2.29.7",
-    "pncclCommMemStats": "2.29.7",
-    "ncclCommWindowRegister": "2.28.9",
-    "pncclCommWindowRegister": "2.28.9",
-    "ncclCommWindowDeregister": "2.28.9",
-    "pncclCommWindowDeregister": "2.28.9",
-    "ncclWinGetUserPtr": "2.29.7",
-    "pncclWinGetUserPtr": "2.29.7",
-    "ncclAlltoAll": "2.28.9",
-    "pncclAlltoAll": "2.28.9",
-    "ncclGather": "2.28.9",
-    "pncclGather": "2.28.9",
-    "ncclScatter": "2.28.9",
-    "pncclScatter": "2.28.9",
-    "ncclAllReduceConfig": "2.32.3",
-    "pncclAllReduceConfig": "2.32.3",
-    "ncclBroadcastConfig": "2.32.3",
-    "pncclBroadcastConfig": "2.32.3",
-    "ncclReduceConfig": "2.32.3",
-    "pncclReduceConfig": "2.32.3",
-    "ncclAllGatherConfig": "2.32.3",
-    "pncclAllGatherConfig": "2.32.3",
-    "ncclReduceScatterConfig": "2.32.3",
-    "pncclReduceScatterConfig": "2.32.3",
-    "ncclAlltoAllConfig": "2.32.3",
-    "pncclAlltoAllConfig": "2.32.3",
-    "ncclGatherConfig": "2.32.3",
-    "pncclGatherConfig": "2.32.3",
-    "ncclScatterConfig": "2.32.3",
-    "pncclScatterConfig": "2.32.3",
-    "ncclPutSignal": "2.29.7",
-    "pncclPutSignal": "2.29.7",
-    "ncclSignal": "2.29.7",
-    "pncclSignal": "2.29.7",
-    "ncclWaitSignal": "2.29.7",
-    "pncclWaitSignal": "2.29.7",
-    "ncclSetEncryption": "2.32.3",
-    "pncclSetEncryption": "2.32.3",
-    "ncclParamBind": "2.32.3",
-    "pncclParamBind": "2.32.3",
-    "ncclParamGetI8": "2.32.3",
-    "pncclParamGetI8": "2.32.3",
-    "ncclParamGetI16": "2.32.3",
-    "pncclParamGetI16": "2.32.3",
-    "ncclParamGetI32": "2.32.3",
-    "pncclParamGetI32": "2.32.3",
-    "ncclParamGetI64": "2.32.3",
-    "pncclParamGetI64": "2.32.3",
-    "ncclParamGetU8": "2.32.3",
-    "pncclParamGetU8": "2.32.3",
-    "ncclParamGetU16": "2.32.3",
-    "pncclParamGetU16": "2.32.3",
-    "ncclParamGetU32": "2.32.3",
-    "pncclParamGetU32": "2.32.3",
-    "ncclParamGetU64": "2.32.3",
-    "pncclParamGetU64": "2.32.3",
-    "ncclParamGetStr": "2.32.3",
-    "pncclParamGetStr": "2.32.3",
-    "ncclParamGet": "2.32.3",
-    "pncclParamGet": "2.32.3",
-    "ncclParamGetParameter": "2.32.3",
-    "pncclParamGetParameter": "2.32.3",
-    "ncclParamGetAllParameterKeys": "2.32.3",
-    "pncclParamGetAllParameterKeys": "2.32.3",
-    "ncclParamDumpAll": "2.32.3",
-    "pncclParamDumpAll": "2.32.3",
-}
+SINCE: dict[str, str] = {}
+SINCE |= dict.fromkeys("""
+    ncclWindow_t ncclConfig_v22800 NCCL_WIN_DEFAULT NCCL_WIN_COLL_SYMMETRIC NCCL_WIN_REQUIRED_ALIGNMENT
+    NCCL_CTA_POLICY_DEFAULT NCCL_CTA_POLICY_EFFICIENCY NCCL_CTA_POLICY_ZERO NCCL_SHRINK_DEFAULT NCCL_SHRINK_ABORT
+    NCCL_REVOKE_DEFAULT ncclCommRevoke pncclCommRevoke ncclCommShrink pncclCommShrink ncclCommWindowRegister
+    pncclCommWindowRegister ncclCommWindowDeregister pncclCommWindowDeregister ncclAlltoAll pncclAlltoAll
+    ncclGather pncclGather ncclScatter pncclScatter
+""".split(), "2.28.9")
+SINCE |= dict.fromkeys("""
+    ncclHostCftMode_t ncclNvlsHostMode_t ncclConfig_v23100 ncclConfigExt_key ncclConfigExt_val ncclConfigExt
+    ncclConfigExt_t ncclCollConfig_v23200 ncclCollConfig_t ncclEncryptionMode_t ncclEncryptionConfig_v23200
+    ncclEncryptionConfig_t ncclParamHandle_t NCCL_WIN_GIN_ONLY NCCL_WIN_CFT_COUNTED ncclAllReduceConfig
+    pncclAllReduceConfig ncclBroadcastConfig pncclBroadcastConfig ncclReduceConfig pncclReduceConfig
+    ncclAllGatherConfig pncclAllGatherConfig ncclReduceScatterConfig pncclReduceScatterConfig ncclAlltoAllConfig
+    pncclAlltoAllConfig ncclGatherConfig pncclGatherConfig ncclScatterConfig pncclScatterConfig ncclSetEncryption
+    pncclSetEncryption ncclParamBind pncclParamBind ncclParamGetI8 pncclParamGetI8 ncclParamGetI16
+    pncclParamGetI16 ncclParamGetI32 pncclParamGetI32 ncclParamGetI64 pncclParamGetI64 ncclParamGetU8
+    pncclParamGetU8 ncclParamGetU16 pncclParamGetU16 ncclParamGetU32 pncclParamGetU32 ncclParamGetU64
+    pncclParamGetU64 ncclParamGetStr pncclParamGetStr ncclParamGet pncclParamGet ncclParamGetParameter
+    pncclParamGetParameter ncclParamGetAllParameterKeys pncclParamGetAllParameterKeys ncclParamDumpAll
+    pncclParamDumpAll
+""".split(), "2.32.3")
+SINCE |= dict.fromkeys("""
+    ncclCommMemStat_t ncclWaitSignalDesc_t NCCL_API_MAGIC NCCL_WIN_STRICT_ORDERING NCCL_SUSPEND_MEM
+    ncclCommGetUniqueId pncclCommGetUniqueId ncclCommGrow pncclCommGrow ncclCommSuspend pncclCommSuspend
+    ncclCommResume pncclCommResume ncclCommMemStats pncclCommMemStats ncclWinGetUserPtr pncclWinGetUserPtr
+    ncclPutSignal pncclPutSignal ncclSignal pncclSignal ncclWaitSignal pncclWaitSignal
+""".split(), "2.29.7")
 UNTIL: dict[str, str] = {
     "ncclConfig_v22800": "2.29.7",
     "ncclConfig_v21700": "2.26.5",
