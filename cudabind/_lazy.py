@@ -81,8 +81,8 @@ class _Base(metaclass=_Declaring):
 class _IntEnum(_Base):
     @staticmethod
     def make(declared: Declaration, module: Module) -> Any:
-        members = [(key, module.older(key, value)) for key, value in enumerators(declared.body)]
-        members += module.gone(declared.name)
+        members = module.gone(declared.name)  # first: the numbers are theirs
+        members += [(key, module.older(key, value)) for key, value in enumerators(declared.body)]
         return enum.IntEnum(declared.name, members, module=module.name, qualname=declared.name)
 
 
@@ -306,6 +306,8 @@ class Module:
         outer, self._guessing = self._guessing, False
         newest = self._waiting[name]
         value = self.older(name, newest)
+        if value is newest and isinstance(newest, Declaration) and newest.name != name:
+            value = newest.name  # an alias: of what that is in this version
         if isinstance(value, str) and not isinstance(newest, str):
             value = self.resolve(value)
         value = self.make(value) if isinstance(value, Declaration) else value

@@ -1,4 +1,4 @@
-"""Errors of the libraries beside those of `toolkit`: pictures, compilers, tools, data, many processes, quantum circuits.
+"""Errors of the libraries beside those of `toolkit`: pictures, compilers, tools, data, many processes, quantum states.
 
 Raised by generated modules; users have them from `cudabind.errors`. A class has the hints for its library's statuses,
 and nothing else.
@@ -22,7 +22,7 @@ class CudssError(CudaError):
         "CUDSS_STATUS_ALLOC_FAILED": NO_MEMORY,
         "CUDSS_STATUS_EXECUTION_FAILED": RAN,
         "CUDSS_STATUS_INTERNAL_ERROR": RAN,
-        "CUDSS_STATUS_INVALID_VALUE": "the phases come in order: analysis, factorization, solve; matrices are checked when they are wrapped",
+        "CUDSS_STATUS_INVALID_VALUE": "the phases come in order: analysis, factorization, solve",
     }
 
 
@@ -35,8 +35,8 @@ class NvjpegError(CudaError):
         "NVJPEG_STATUS_EXECUTION_FAILED": RAN,
         "NVJPEG_STATUS_INTERNAL_ERROR": RAN,
         "NVJPEG_STATUS_INCOMPLETE_BITSTREAM": "the data end before the picture does: is the file whole?",
-        "NVJPEG_STATUS_JPEG_NOT_SUPPORTED": "nvJPEG takes baseline and progressive pictures of 1 to 4 channels of 8 bits",
-        "NVJPEG_STATUS_IMPLEMENTATION_NOT_SUPPORTED": "this backend or this GPU has no such decoder: take another nvjpegBackend_t",
+        "NVJPEG_STATUS_JPEG_NOT_SUPPORTED": "nvJPEG takes baseline and progressive pictures of 8 bits",
+        "NVJPEG_STATUS_IMPLEMENTATION_NOT_SUPPORTED": "take another nvjpegBackend_t: not each has each feature",
     }
 
 
@@ -72,7 +72,7 @@ class NvimgcodecError(CudaError):
         "NVIMGCODEC_STATUS_NOT_INITIALIZED": "the instance was never made, or is destroyed already",
         "NVIMGCODEC_STATUS_ALLOCATOR_FAILURE": NO_MEMORY,
         "NVIMGCODEC_STATUS_EXECUTION_FAILED": RAN,
-        "NVIMGCODEC_STATUS_CODESTREAM_UNSUPPORTED": "no extension that is loaded takes this format: see nvimgcodecInstanceCreateInfo_t.load_extension_modules",
+        "NVIMGCODEC_STATUS_CODESTREAM_UNSUPPORTED": "no extension that is loaded takes this format",
         "NVIMGCODEC_STATUS_MISSED_DEPENDENCIES": "an extension needs a library that is not installed, such as nvJPEG",
     }
 
@@ -93,16 +93,16 @@ class NvcompError(CudaError):
 
     HINTS: ClassVar[dict[str, str]] = {
         "nvcompErrorCudaError": RAN,
-        "nvcompErrorAlignment": "the format's RequiredAlignments function tells what each buffer needs",
-        "nvcompErrorOutputBufferTooSmall": "the format's MaxOutputChunkSize function tells the largest output of a chunk",
+        "nvcompErrorAlignment": "each format tells what its buffers need",
+        "nvcompErrorOutputBufferTooSmall": "the format tells the largest output of a chunk",
     }
 
 
 class CufileError(CudaError):
-    """A cuFile call returned a struct whose status is not ``CU_FILE_SUCCESS``; the driver's own number is in the text."""
+    """A cuFile call returned a struct whose status is not ``CU_FILE_SUCCESS``."""
 
     HINTS: ClassVar[dict[str, str]] = {
-        "CU_FILE_DRIVER_NOT_INITIALIZED": "load nvidia-fs, or set allow_compat_mode in cufile.json: then the host reads and copies",
+        "CU_FILE_DRIVER_NOT_INITIALIZED": "load nvidia-fs, or set allow_compat_mode in cufile.json",
         "CU_FILE_IO_NOT_SUPPORTED": "this file system has no GPUDirect Storage: set allow_compat_mode in cufile.json",
         "CU_FILE_CUDA_DRIVER_ERROR": RAN,
         "CU_FILE_CUDA_CONTEXT_MISMATCH": "make the context current in which the memory was allocated",
@@ -124,7 +124,7 @@ class NvvmError(CompilerError):
 
 
 class NvPtxCompilerError(CompilerError):
-    """A PTX compiler call returned another status than ``NVPTXCOMPILE_SUCCESS``. nvPTXCompilerGetErrorLog has the messages."""
+    """A PTX compiler call returned another status than ``NVPTXCOMPILE_SUCCESS``. nvPTXCompilerGetErrorLog says why."""
 
     HINTS: ClassVar[dict[str, str]] = {
         "NVPTXCOMPILE_ERROR_COMPILATION_FAILURE": "nvPTXCompilerGetErrorLog has the messages",
@@ -147,7 +147,7 @@ class NvmlError(CudaError):
         "NVML_ERROR_UNINITIALIZED": "call nvmlInit_v2 first",
         "NVML_ERROR_DRIVER_NOT_LOADED": "no NVIDIA driver runs on this machine",
         "NVML_ERROR_NO_PERMISSION": "only root may, or whom nvidia-smi was told to let",
-        "NVML_ERROR_LIB_RM_VERSION_MISMATCH": "the driver was updated while it was running: restart the machine or load it again",
+        "NVML_ERROR_LIB_RM_VERSION_MISMATCH": "the driver was updated while it was running: load it again",
         "NVML_ERROR_GPU_IS_LOST": "the GPU has fallen off the bus: see dmesg",
         "NVML_ERROR_ARGUMENT_VERSION_MISMATCH": "set the struct's version member to the constant of its name",
     }
@@ -157,7 +157,7 @@ class CuptiError(CudaError):
     """A CUPTI call returned another status than ``CUPTI_SUCCESS``."""
 
     HINTS: ClassVar[dict[str, str]] = {
-        "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES": "counters are for root alone, unless the driver has NVreg_RestrictProfilingToAdminUsers=0",
+        "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES": "the driver's NVreg_RestrictProfilingToAdminUsers lets only root",
         "CUPTI_ERROR_NOT_INITIALIZED": NO_GPU,
         "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED": "another profiler has subscribed in this process",
         "CUPTI_ERROR_OUT_OF_MEMORY": NO_MEMORY,
@@ -168,7 +168,7 @@ class SanitizerError(CudaError):
     """A Compute Sanitizer call returned another status than ``SANITIZER_SUCCESS``."""
 
     HINTS: ClassVar[dict[str, str]] = {
-        "SANITIZER_ERROR_NOT_SUPPORTED": "only a library that compute-sanitizer has injected into the process may patch it",
+        "SANITIZER_ERROR_NOT_SUPPORTED": "compute-sanitizer must have injected the caller into the process",
     }
 
 

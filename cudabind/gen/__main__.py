@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from cudabind.gen import counts, layout, sources
 from cudabind.gen.emit import EmitError, emit
 from cudabind.gen.layout import LayoutError
-from cudabind.gen.libraries import ROWS, Row
+from cudabind.gen.libraries import ROWS
 from cudabind.gen.merge import MergeError
 from cudabind.gen.parse import HeaderError
 from cudabind.gen.wheels import WheelError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from cudabind.gen.merge import Merged
+    from cudabind.gen.row import Row
 
 SYS = Path(__file__).parent.parent / "sys"
 

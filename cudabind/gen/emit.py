@@ -18,8 +18,8 @@ from cudabind.gen.model import ArrayOf, Callback, CType, Declaration, Enum, Func
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from cudabind.gen.libraries import Row
     from cudabind.gen.merge import Merged
+    from cudabind.gen.row import Row
 
 WIDTH = 120
 LAZY = ("Callback", "Handle", "IntEnum", "Status", "Structure", "Union", "Value")
@@ -31,6 +31,7 @@ TYPES = (
 )
 
 
+LONG = 40  # enumerators, up to which each has a line
 FEW = 8  # names of one version, up to which each has a line
 GAP = "_gap"  # how the members are called that only hold a place
 
@@ -141,8 +142,7 @@ class _Writer:
 
     def _declaration(self, declared: Declaration) -> str:
         if isinstance(declared, Enum):
-            members = [f"    {name} = {value}{self._when(name)}" for name, value in declared.members]
-            return f"class {declared.name}(IntEnum):\n" + "\n".join(members)
+            return f"class {declared.name}(IntEnum):\n" + "\n".join(self._members(declared))
         if isinstance(declared, Record):
             return _record(declared, self._gaps(declared) if declared.name in self._placed else None)
         if isinstance(declared, Handle):
@@ -174,6 +174,20 @@ class _Writer:
         call = families.Signature("__call__", parameters, spell.result(callback.result), checked=False)
         return families.definition(call, "    ")
 
+    def _members(self, declared: Enum) -> Iterable[str]:
+        """One enumerator a line; of a long list, as many as a line has room for."""
+        if len(declared.members) <= LONG:
+            return [f"    {name} = {value}{self._when(name)}" for name, value in declared.members]
+        lines: list[str] = []
+        for name, value in declared.members:
+            text, when = f"{name} = {value}", self._when(name)
+            full = not lines or "#" in lines[-1] or len(lines[-1]) + len(text) + 2 > WIDTH
+            if full or when:
+                lines.append(f"    {text}{when}")
+            else:
+                lines[-1] += f"; {text}"
+        return lines
+
     def _when(self, enumerator: str) -> str:
         since, until = self._merged.since.get(enumerator), self._merged.until.get(enumerator)
         return f"  # since {since}" if since else f"  # until {until}" if until else ""
@@ -189,9 +203,16 @@ class _Writer:
         if not isinstance(status, Enum) or dict(status.members).get(row.success) != 0:
             raise EmitError(f"{row.module}: {row.success} is not the 0 of {row.status}, on which every check relies")
         declared = {name for name, function in self._header.functions.items() if function.inline}
+        declared.update(self._header.unvalued)
         if unexplained := declared - row.left_out.keys() - row.sized.keys():
-            raise EmitError(f"{row.module}: inline, so give a reason in left_out: {', '.join(sorted(unexplained))}")
-        if unknown := {*row.left_out, *row.not_exported, *row.sized, row.text} - {"", *self._header.functions}:
+            raise EmitError(
+                f"{row.module}: inline or a struct, so give a reason in left_out: {', '.join(sorted(unexplained))}"
+            )
+        if unknown := {*row.left_out, *row.not_exported, *row.sized, row.text} - {
+            "",
+            *self._header.functions,
+            *self._header.unvalued,
+        }:
             raise EmitError(f"{row.module}: the row speaks of what is no function: {', '.join(sorted(unknown))}")
         returned = f', "{row.returned}"' if row.returned else ""
         return f'_lib = SysLibrary("{row.library or row.module}", "{row.status}", {row.error}, "{row.text}"{returned})'
@@ -284,9 +305,10 @@ def _record(record: Record, gaps: list[int] | None) -> str:
     anonymous = [f'"{field.name}"' for field in record.fields if field.anonymous]
     lines += [f"    _anonymous_ = ({', '.join(anonymous)},)"] if anonymous else []
     lines += ["    _pack_ = 1", '    _layout_ = "ms"  # which Python 3.14 wants to be told with it'] if gaps else []
+    names = {field.name for field in record.fields}
     for index, field in enumerate(record.fields):
         lines += [_gap(index, gaps[index])] if gaps and gaps[index] else []
-        lines.append(f"    {spell.identifier(field.name)}: {spell.field(field)}")
+        lines.append(f"    {spell.identifier(field.name)}: {spell.field(field, names)}")
     lines += [_gap(len(record.fields), gaps[-1])] if gaps and gaps[-1] else []
     return "\n".join(lines) + ("" if record.fields else " ...")
 

@@ -104,6 +104,7 @@ class _Merger:
         for name, kinds in self._each([header.variables for header in self._headers]):
             self._same(name, [(version, self._shape(kind)) for version, kind in kinds])
             header.variables[name] = kinds[0][1]
+        self._merged.header.unvalued = [*dict.fromkeys(name for each in self._headers for name in each.unvalued)]
         for name, targets in self._each([header.renames for header in self._headers]):
             header.renames[name] = self._same(name, targets)
         return self._merged
@@ -211,7 +212,8 @@ class _Merger:
         if not isinstance(kind, Named) or kind.kind != "record":
             return kind
         order = self._versions.index
-        older = [b for b in self._merged.before if b.name in (kind.name, kind.base) and order(b.version) > order(version)]
+        own = [each for each in self._merged.before if each.name in (kind.name, kind.base)]
+        older = [each for each in own if order(each.version) > order(version)]
         if not older:
             return kind
         name = str(min(older, key=lambda before: order(before.version)).value)
@@ -233,7 +235,9 @@ class _Merger:
             if members[member] in sections[-1].values() and name in self._renumbered:
                 # Only a library that has it knows it: see cudabind._lazy.Module.gone.
                 until = self._merged.until.pop(member)
-                self._merged.before.append(Before(f"{name}.{member}", self._next(until), members.pop(member)))
+                own = f"{name}.{member}"
+                renamed = [replace(each, name=own) if each.name == member else each for each in self._merged.before]
+                self._merged.before = [*renamed, Before(own, self._next(until), members.pop(member))]
             elif members[member] in sections[-1].values():
                 raise MergeError(f"{name}: the value of {member}, which is gone, means something else now")
         return Enum(name, tuple(members.items()))

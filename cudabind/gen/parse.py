@@ -100,6 +100,7 @@ def parse(
         value = None if function else macros.evaluate(probe)
         if function and function != name and function.startswith(prefixes):
             reader.header.renames[name] = function
+            reader.header.functions.pop(name, None)  # declared before the macro, behind which no C program reaches it
         if value is not None:
             reader.header.constants[name] = value
     return reader.header
@@ -133,6 +134,7 @@ class _Reader:
     def __init__(self, home: set[str]) -> None:
         self.header = Header()
         self._home = home
+        self._is_home: dict[str, bool] = {}  # by file
         self._handles: dict[str, tuple[str, bool]] = {}  # the record each points to, and whether that is const
         self._typedefs: dict[str, CType] = {}  # a header of NPP's mentions one of them a thousand times
         self._invented: set[str] = set()  # names of records inside records, for which C has none
@@ -140,7 +142,12 @@ class _Reader:
 
     def is_home(self, cursor: Cursor) -> bool:
         file = cursor.location.file
-        return file is not None and any(file.name == home or file.name.endswith("/" + home) for home in self._home)
+        if file is None:
+            return False
+        name = file.name
+        if name not in self._is_home:
+            self._is_home[name] = any(name == home or name.endswith("/" + home) for home in self._home)
+        return self._is_home[name]
 
     def take_types(self, root: Cursor, wanted: set[str]) -> None:
         self._name_typedefs(root)
@@ -181,7 +188,9 @@ class _Reader:
 
     def _variable(self, cursor: Cursor) -> None:
         value = macros.evaluate(cursor)
-        if value is None:
+        if value is None and cursor.is_definition():
+            self.header.unvalued.append(cursor.spelling)
+        elif value is None:
             self.header.variables[cursor.spelling] = self._type(cursor.type)
         else:
             self.header.constants[cursor.spelling] = value

@@ -35,7 +35,7 @@ class Row:
         inline_as: the symbols behind functions that are inline in old headers and exported by newer libraries.
         sized: functions that are inline because all they do is to call their `_internal` with the size of a struct, as
             the argument behind the first; each with that struct.
-        left_out: declared functions that are not generated, each with the reason.
+        left_out: declared functions, and constants that are structs, which are not generated, each with the reason.
         not_exported: generated functions that the newest wheel's library does not export, with what is known of each.
     """
 

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cudabind.gen.libraries import ROWS, Row
+from cudabind.gen.libraries import ROWS
 from cudabind.gen.merge import Merged, MergeError, merge
 from cudabind.gen.parse import HeaderError, parse
 from cudabind.gen.pins import BASE, BY_RELEASE, RELEASES, TOLD, WHEELS
@@ -20,6 +20,7 @@ from cudabind.gen.wheels import Wheel, fetch, include
 
 if TYPE_CHECKING:
     from cudabind.gen.model import Header
+    from cudabind.gen.row import Row
 
 C_SHIM = Path(__file__).parent / "c"  # the two headers of C++ that NVIDIA's C headers include
 

@@ -92,7 +92,12 @@ SINCE |= dict.fromkeys("""
 UNTIL: dict[str, str] = {
     "cudensitymatTimeRange_t": "0.4.0",
 }
-LEFT_OUT: dict[str, str] = {}
+LEFT_OUT: dict[str, str] = {
+    "cudensitymatScalarCallbackNone": "a constant struct, for C programs to copy: its members are null",
+    "cudensitymatTensorCallbackNone": "a constant struct, for C programs to copy: its members are null",
+    "cudensitymatScalarGradientCallbackNone": "a constant struct, for C programs to copy: its members are null",
+    "cudensitymatTensorGradientCallbackNone": "a constant struct, for C programs to copy: its members are null",
+}
 NOT_EXPORTED: dict[str, str] = {}
 BEFORE: tuple[tuple[str, str, int | float | str], ...] = (
     ("cudensitymatCreateOperatorAction", "0.7.0", "cudensitymatCreateOperatorAction_before_0_7_0"),
@@ -498,11 +503,6 @@ CUDENSITYMAT_PATCH = 0
 CUDENSITYMAT_VERSION = 700
 CUDENSITYMAT_ALLOCATOR_NAME_LEN = 64
 CUDENSITYMAT_DISTRIBUTED_INTERFACE_VERSION = 0x3F9A0
-
-cudensitymatScalarCallbackNone: cudensitymatWrappedScalarCallback_t
-cudensitymatTensorCallbackNone: cudensitymatWrappedTensorCallback_t
-cudensitymatScalarGradientCallbackNone: cudensitymatWrappedScalarGradientCallback_t
-cudensitymatTensorGradientCallbackNone: cudensitymatWrappedTensorGradientCallback_t
 
 _lib = SysLibrary("cudensitymat", "cudensitymatStatus_t", CudensitymatError, "")
 @_lib.value

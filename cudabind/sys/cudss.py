@@ -79,7 +79,7 @@ BEFORE: tuple[tuple[str, str, int | float | str], ...] = (
     ("CUDSS_CONFIG_DEVICE_INDICES", "1.0.0", 23),
     ("CUDSS_CONFIG_SCHUR_MODE", "1.0.0", 24),
     ("CUDSS_CONFIG_DETERMINISTIC_MODE", "1.0.0", 25),
-    ("CUDSS_CONFIG_HYBRID_MODE", "0.7.0", 11),
+    ("cudssConfigParam_t.CUDSS_CONFIG_HYBRID_MODE", "0.7.0", 11),
     ("cudssConfigParam_t.CUDSS_CONFIG_USE_MATCHING", "1.0.0", 3),
     ("cudssConfigParam_t.CUDSS_CONFIG_HYBRID_MODE", "1.0.0", 12),
     ("cudssConfigParam_t.CUDSS_CONFIG_MATCHING_TYPE", "0.7.0", 3),

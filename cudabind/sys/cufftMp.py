@@ -367,13 +367,13 @@ def cufftMakePlan3d(
     plan: cufftHandle, nx: int32_t, ny: int32_t, nz: int32_t, type: cufftType, workSize: Mem[c_size_t], /
 ) -> cufftResult: ...
 
-class _MakePlanMany(Status, Generic[T, U]):
+class _cufftMakePlanMany(Status, Generic[T, U]):
     def __call__(
         self, plan: cufftHandle, rank: int32_t, n: Mem[T], inembed: Mem[T], istride: U, idist: U, onembed: Mem[T],
         ostride: U, odist: U, type: cufftType, batch: U, workSize: Mem[c_size_t], /
     ) -> None: ...
-cufftMakePlanMany: _MakePlanMany[c_int32, int32_t]; cufftMakePlanMany64: _MakePlanMany[c_int64, int64_t]
-cufftGetSizeMany64: _MakePlanMany[c_int64, int64_t]
+cufftMakePlanMany: _cufftMakePlanMany[c_int32, int32_t]; cufftMakePlanMany64: _cufftMakePlanMany[c_int64, int64_t]
+cufftGetSizeMany64: _cufftMakePlanMany[c_int64, int64_t]
 
 @_lib.status
 def cufftEstimate1d(nx: int32_t, type: cufftType, batch: int32_t, workSize: Mem[c_size_t], /) -> cufftResult: ...
@@ -414,14 +414,14 @@ def cufftSetWorkArea(plan: cufftHandle, workArea: void_p, /) -> cufftResult: ...
 @_lib.status
 def cufftSetAutoAllocation(plan: cufftHandle, autoAllocate: int32_t, /) -> cufftResult: ...
 
-class _ExecC2C(Status, Generic[T]):
+class _cufftExecC2C(Status, Generic[T]):
     def __call__(self, plan: cufftHandle, idata: Mem[T], odata: Mem[T], direction: int32_t, /) -> None: ...
-cufftExecC2C: _ExecC2C[cufftComplex]; cufftExecZ2Z: _ExecC2C[cufftDoubleComplex]
+cufftExecC2C: _cufftExecC2C[cufftComplex]; cufftExecZ2Z: _cufftExecC2C[cufftDoubleComplex]
 
-class _ExecR2C(Status, Generic[T, U]):
+class _cufftExecR2C(Status, Generic[T, U]):
     def __call__(self, plan: cufftHandle, idata: Mem[T], odata: Mem[U], /) -> None: ...
-cufftExecR2C: _ExecR2C[c_float, cufftComplex]; cufftExecC2R: _ExecR2C[cufftComplex, c_float]
-cufftExecD2Z: _ExecR2C[c_double, cufftDoubleComplex]; cufftExecZ2D: _ExecR2C[cufftDoubleComplex, c_double]
+cufftExecR2C: _cufftExecR2C[c_float, cufftComplex]; cufftExecC2R: _cufftExecR2C[cufftComplex, c_float]
+cufftExecD2Z: _cufftExecR2C[c_double, cufftDoubleComplex]; cufftExecZ2D: _cufftExecR2C[cufftDoubleComplex, c_double]
 
 @_lib.status
 def cufftSetStream(plan: cufftHandle, stream: cudaStream_t, /) -> cufftResult: ...
@@ -452,17 +452,17 @@ def cufftXtFree(descriptor: Ptr[cudaLibXtDesc], /) -> cufftResult: ...
 @_lib.status
 def cufftXtSetWorkArea(plan: cufftHandle, workArea: Mem[c_void_p], /) -> cufftResult: ...
 
-class _XtExecDescriptorC2C(Status):
+class _cufftXtExecDescriptorC2C(Status):
     def __call__(
         self, plan: cufftHandle, input: Ptr[cudaLibXtDesc], output: Ptr[cudaLibXtDesc], direction: int32_t, /
     ) -> None: ...
-cufftXtExecDescriptorC2C: _XtExecDescriptorC2C; cufftXtExecDescriptorZ2Z: _XtExecDescriptorC2C
-cufftXtExecDescriptor: _XtExecDescriptorC2C
+cufftXtExecDescriptorC2C: _cufftXtExecDescriptorC2C; cufftXtExecDescriptorZ2Z: _cufftXtExecDescriptorC2C
+cufftXtExecDescriptor: _cufftXtExecDescriptorC2C
 
-class _XtExecDescriptorR2C(Status):
+class _cufftXtExecDescriptorR2C(Status):
     def __call__(self, plan: cufftHandle, input: Ptr[cudaLibXtDesc], output: Ptr[cudaLibXtDesc], /) -> None: ...
-cufftXtExecDescriptorR2C: _XtExecDescriptorR2C; cufftXtExecDescriptorC2R: _XtExecDescriptorR2C
-cufftXtExecDescriptorD2Z: _XtExecDescriptorR2C; cufftXtExecDescriptorZ2D: _XtExecDescriptorR2C
+cufftXtExecDescriptorR2C: _cufftXtExecDescriptorR2C; cufftXtExecDescriptorC2R: _cufftXtExecDescriptorR2C
+cufftXtExecDescriptorD2Z: _cufftXtExecDescriptorR2C; cufftXtExecDescriptorZ2D: _cufftXtExecDescriptorR2C
 
 @_lib.status
 def cufftXtQueryPlan(plan: cufftHandle, queryStruct: void_p, queryType: cufftXtQueryType, /) -> cufftResult: ...
@@ -482,13 +482,13 @@ def cufftXtSetJITCallback(
     lto_callback_fatbin_size: size_t, type: cufftXtCallbackType, caller_info: Mem[c_void_p], /
 ) -> cufftResult: ...
 
-class _XtMakePlanMany(Status):
+class _cufftXtMakePlanMany(Status):
     def __call__(
         self, plan: cufftHandle, rank: int32_t, n: Mem[c_int64], inembed: Mem[c_int64], istride: int64_t,
         idist: int64_t, inputtype: cudaDataType, onembed: Mem[c_int64], ostride: int64_t, odist: int64_t,
         outputtype: cudaDataType, batch: int64_t, workSize: Mem[c_size_t], executiontype: cudaDataType, /
     ) -> None: ...
-cufftXtMakePlanMany: _XtMakePlanMany; cufftXtGetSizeMany: _XtMakePlanMany
+cufftXtMakePlanMany: _cufftXtMakePlanMany; cufftXtGetSizeMany: _cufftXtMakePlanMany
 
 @_lib.status
 def cufftXtExec(plan: cufftHandle, input: void_p, output: void_p, direction: int32_t, /) -> cufftResult: ...
@@ -529,6 +529,13 @@ def cufftMpMakePlanDecomposition(
 def cufftMpCreateReshape(handle: Ptr[cufftReshapeHandle], /) -> cufftResult: ...
 @_lib.status
 def cufftMpGetReshapeSize(handle: cufftReshapeHandle, workspace_size: Mem[c_size_t], /) -> cufftResult: ...
+@_lib.status
+def __cufftMpMakeReshape_11_4(
+    handle: cufftReshapeHandle, element_size: size_t, rank: int32_t, lower_input: ConstMem[c_int64],
+    upper_input: ConstMem[c_int64], strides_input: ConstMem[c_int64], lower_output: ConstMem[c_int64],
+    upper_output: ConstMem[c_int64], strides_output: ConstMem[c_int64], comm_handle: void_p, comm_type: cufftMpCommType,
+    /
+) -> cufftResult: ...
 @_lib.status
 def cufftMpExecReshapeAsync(
     handle: cufftReshapeHandle, data_out: void_p, data_in: const_void_p, workspace: void_p, stream: cudaStream_t, /

@@ -58,7 +58,39 @@ UNTIL |= dict.fromkeys("""
     nvcompBatchedSnappyCompressGetTempSizeAsync nvcompBatchedSnappyDecompressGetTempSizeAsync
     nvcompBatchedZstdCompressGetTempSizeAsync nvcompBatchedZstdDecompressGetTempSizeAsync
 """.split(), "5.2.0")
-LEFT_OUT: dict[str, str] = {}
+LEFT_OUT: dict[str, str] = {
+    "nvcompBatchedANSCompressDefaultOpts": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompBatchedANSDecompressDefaultOpts": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompBatchedBitcompCompressDefaultOpts": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompBatchedBitcompDecompressDefaultOpts": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompBatchedCascadedCompressDefaultOpts": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompBatchedCascadedDecompressDefaultOpts": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompBatchedDeflateCompressDefaultOpts": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompBatchedDeflateDecompressDefaultOpts": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompBatchedGdeflateCompressDefaultOpts": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompBatchedGdeflateDecompressDefaultOpts": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompBatchedGzipCompressDefaultOpts": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompBatchedGzipDecompressDefaultOpts": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompBatchedLZ4CompressDefaultOpts": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompBatchedLZ4DecompressDefaultOpts": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompBatchedSnappyCompressDefaultOpts": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompBatchedSnappyDecompressDefaultOpts": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompBatchedZstdCompressDefaultOpts": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompBatchedZstdDecompressDefaultOpts": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompCRC32": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompCRC32IgnoredInputChunkBytes": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompCRC32_AUTOSAR": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompCRC32_BZIP2": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompCRC32_C": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompCRC32_CD_ROM_EDC": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompCRC32_D": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompCRC32_JAMCRC": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompCRC32_MEF": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompCRC32_MPEG_2": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompCRC32_POSIX": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompCRC32_Q": "a constant struct, for C programs to copy: its members stand in the header",
+    "nvcompCRC32_XFER": "a constant struct, for C programs to copy: its members stand in the header",
+}
 NOT_EXPORTED: dict[str, str] = {}
 BEFORE: tuple[tuple[str, str, int | float | str], ...] = (
     ("NVCOMP_TYPE_FLOAT16", "6.0.0", 9),
@@ -423,38 +455,6 @@ NVCOMP_VER_MINOR = 0
 NVCOMP_VER_PATCH = 0
 NVCOMP_VER_BUILD = 12
 NVCOMP_VER = 6000
-
-nvcompBatchedANSCompressDefaultOpts: nvcompBatchedANSCompressOpts_t
-nvcompBatchedANSDecompressDefaultOpts: nvcompBatchedANSDecompressOpts_t
-nvcompBatchedBitcompCompressDefaultOpts: nvcompBatchedBitcompCompressOpts_t
-nvcompBatchedBitcompDecompressDefaultOpts: nvcompBatchedBitcompDecompressOpts_t
-nvcompBatchedCascadedCompressDefaultOpts: nvcompBatchedCascadedCompressOpts_t
-nvcompBatchedCascadedDecompressDefaultOpts: nvcompBatchedCascadedDecompressOpts_t
-nvcompCRC32: nvcompCRC32Spec_t
-nvcompCRC32_C: nvcompCRC32Spec_t
-nvcompCRC32_D: nvcompCRC32Spec_t
-nvcompCRC32_Q: nvcompCRC32Spec_t
-nvcompCRC32_MEF: nvcompCRC32Spec_t
-nvcompCRC32_XFER: nvcompCRC32Spec_t
-nvcompCRC32_BZIP2: nvcompCRC32Spec_t
-nvcompCRC32_POSIX: nvcompCRC32Spec_t
-nvcompCRC32_JAMCRC: nvcompCRC32Spec_t
-nvcompCRC32_MPEG_2: nvcompCRC32Spec_t
-nvcompCRC32_AUTOSAR: nvcompCRC32Spec_t
-nvcompCRC32_CD_ROM_EDC: nvcompCRC32Spec_t
-nvcompCRC32IgnoredInputChunkBytes: ConstMem[c_size_t]
-nvcompBatchedDeflateCompressDefaultOpts: nvcompBatchedDeflateCompressOpts_t
-nvcompBatchedDeflateDecompressDefaultOpts: nvcompBatchedDeflateDecompressOpts_t
-nvcompBatchedGdeflateCompressDefaultOpts: nvcompBatchedGdeflateCompressOpts_t
-nvcompBatchedGdeflateDecompressDefaultOpts: nvcompBatchedGdeflateDecompressOpts_t
-nvcompBatchedGzipCompressDefaultOpts: nvcompBatchedGzipCompressOpts_t
-nvcompBatchedGzipDecompressDefaultOpts: nvcompBatchedGzipDecompressOpts_t
-nvcompBatchedLZ4CompressDefaultOpts: nvcompBatchedLZ4CompressOpts_t
-nvcompBatchedLZ4DecompressDefaultOpts: nvcompBatchedLZ4DecompressOpts_t
-nvcompBatchedSnappyCompressDefaultOpts: nvcompBatchedSnappyCompressOpts_t
-nvcompBatchedSnappyDecompressDefaultOpts: nvcompBatchedSnappyDecompressOpts_t
-nvcompBatchedZstdCompressDefaultOpts: nvcompBatchedZstdCompressOpts_t
-nvcompBatchedZstdDecompressDefaultOpts: nvcompBatchedZstdDecompressOpts_t
 
 _lib = SysLibrary("nvcomp", "nvcompStatus_t", NvcompError, "nvcompGetStatusString")
 

@@ -2,9 +2,9 @@
 # mypy: disable-error-code="empty-body"
 # fmt: off
 """nvshmem: everything that NVIDIA declares in nvshmem_host.h, host/nvshmem_api.h, host/nvshmemx_api.h,
-host/nvshmem_coll_api.h, host/nvshmemx_coll_api.h, device_host/nvshmem_types.h,
-device_host_transport/nvshmem_constants.h, non_abi/nvshmemx_error.h, non_abi/nvshmem_version.h,
-bootstrap_device_host/nvshmem_uniqueid.h, of nvidia-nvshmem-cu12 3.3.24; nvidia-nvshmem-cu13 3.3.24, 3.4.5, 3.8.0.
+host/nvshmem_coll_api.h, host/nvshmemx_coll_api.h, device_host_transport/nvshmem_constants.h, non_abi/nvshmemx_error.h,
+non_abi/nvshmem_version.h, bootstrap_device_host/nvshmem_uniqueid.h, of nvidia-nvshmem-cu12 3.3.24; nvidia-nvshmem-cu13
+3.3.24, 3.4.5, 3.8.0.
 
 Called by users and by `dispatch`; nothing is loaded before the first call.
 Documentation: https://docs.nvidia.com/nvshmem/api/
@@ -40,7 +40,6 @@ from cudabind._types import (
     Mem,
     Ptr,
     address,
-    bool_t,
     char,
     char_p,
     const_void_p,
@@ -68,17 +67,9 @@ SINCE: dict[str, str] = {
     "nvshmemx_cmp_type_t": "3.4.5",
 }
 SINCE |= dict.fromkeys("""
-    nvshmemx_qp_handle_t nvshmemi_selected_device_transport_t nvshmemx_tma_policy_t nvshmemx_smem_amount_t
-    nvshmemx_region_handle_t nvshmemx_region_hint_t nvshmemx_region_attrs nvshmemx_region_attrs_t
-    nvshmemx_init_args_v2 nvshmemx_init_attr_v2 nvshmemi_team_v4 nvshmemx_thread_support_t nvshmemx_proxy_status_t
-    nvshmemx_qp_handle_index_t nvshmem_pe_index_t NVSHMEMI_TMA_BARRIER_REGION_BYTES NVSHMEMI_TMA_NUM_BARRIER_SLOTS
-    NVSHMEMI_TMA_MAX_CONCURRENT_GRIDS NVSHMEMI_NUM_HANDLE_BARRIER_SLOTS NVSHMEMI_HANDLE_BARRIER_BYTES
-    NVSHMEMI_COUNTED_STATE_SLOT_BYTES NVSHMEMI_COUNTED_STATUS_SLOT NVSHMEMI_COUNTED_HANDLE_BARRIER_SLOT
-    NVSHMEMI_COUNTED_TMA_BARRIER_SLOT NVSHMEMI_COUNTED_READY_BARRIER_SLOT NVSHMEMI_COUNTED_REUSABLE_BARRIER_SLOT
-    NVSHMEMI_COUNTED_NUM_STATE_SLOTS NVSHMEMI_COUNTED_STATE_BYTES NVSHMEMI_SMEM_DATA_REGION_OFFSET
-    INIT_ARGS_V2_PADDING INIT_ARGS_SCALAR_INVALID NVSHMEMI_TEAM_DUP_COUNT NVSHMEMI_NVLS_MAX_CTA_COUNT
-    NVSHMEM_INIT_ARGS_V2_IDENTIFIER NVSHMEM_INIT_ATTR_V2_IDENTIFIER NVSHMEM_INIT_ATTR_V1_IDENTIFIER
-    NVSHMEMI_TEAM_V4_IDENTIFIER NVSHMEMX_REGION_ATTRS_RESERVED_BYTES NVSHMEM_VENDOR_BASE_VERSION_STRING
+    nvshmemx_thread_support_t nvshmemx_proxy_status_t nvshmemx_qp_handle_index_t nvshmem_pe_index_t
+    nvshmemx_init_args_v2 nvshmemx_init_attr_v2 nvshmemx_region_handle_t nvshmemx_region_attrs
+    nvshmemx_region_attrs_t nvshmemx_qp_handle_t NVSHMEM_VENDOR_BASE_VERSION_STRING
     NVSHMEM_VENDOR_NUMERIC_VERSION_STRING NVSHMEM_VENDOR_ARTIFACT_VERSION_STRING
     NVSHMEM_VENDOR_PACKAGE_VERSION_STRING NVSHMEM_VENDOR_PACKAGE_RELEASE_STRING
     NVSHMEM_VENDOR_RPM_PACKAGE_VERSION_STRING NVSHMEM_VENDOR_RPM_PACKAGE_RELEASE_STRING
@@ -86,7 +77,7 @@ SINCE |= dict.fromkeys("""
     NVSHMEMI_SPLITMIX64_MULTIPLIER_1 NVSHMEMI_SPLITMIX64_SHIFT_2 NVSHMEMI_SPLITMIX64_MULTIPLIER_2
     NVSHMEMI_SPLITMIX64_SHIFT_3 PROXY_CHANNEL_ENTRY_CONTROL_BYTES PROXY_CHANNEL_ENTRY_DATA_BYTES
     PROXY_GROUP_SIZE_SINGLE PROXY_GROUP_COUNT_MAX PROXY_GROUP_REGION PROXY_PUT_WITH_SIG_REQ_BYTES nvshmem_error
-    nvshmemx_status_strings nvshmemx_float_atomic_add nvshmemx_double_atomic_add nvshmemx_float_atomic_fetch_add
+    nvshmemx_float_atomic_add nvshmemx_double_atomic_add nvshmemx_float_atomic_fetch_add
     nvshmemx_double_atomic_fetch_add nvshmemx_buffer_register_symmetric_at_preferred_address nvshmemx_region_start
     nvshmemx_region_stop nvshmemx_region_is_active nvshmemx_region_start_block nvshmemx_region_stop_block
     nvshmemx_flush nvshmemx_flush_warp nvshmemx_flush_block nvshmemx_flush_on_stream nvshmemx_put16_signal_warp
@@ -250,15 +241,16 @@ SINCE |= dict.fromkeys("""
 """.split(), "3.8.0")
 UNTIL: dict[str, str] = {}
 UNTIL |= dict.fromkeys("""
-    PROXY_GLOBAL_EXIT_NOT_REQUESTED PROXY_GLOBAL_EXIT_INIT PROXY_GLOBAL_EXIT_REQUESTED PROXY_GLOBAL_EXIT_FINISHED
-    PROXY_GLOBAL_EXIT_MAX_STATE nvshmem_realloc nvshmem_bfloat16_alltoalls nvshmem_half_alltoalls
-    nvshmem_float_alltoalls nvshmem_double_alltoalls nvshmem_char_alltoalls nvshmem_short_alltoalls
-    nvshmem_schar_alltoalls nvshmem_int_alltoalls nvshmem_long_alltoalls nvshmem_longlong_alltoalls
-    nvshmem_uchar_alltoalls nvshmem_ushort_alltoalls nvshmem_uint_alltoalls nvshmem_ulong_alltoalls
-    nvshmem_ulonglong_alltoalls nvshmem_int8_alltoalls nvshmem_int16_alltoalls nvshmem_int32_alltoalls
-    nvshmem_int64_alltoalls nvshmem_uint8_alltoalls nvshmem_uint16_alltoalls nvshmem_uint32_alltoalls
-    nvshmem_uint64_alltoalls nvshmem_size_alltoalls nvshmem_ptrdiff_alltoalls nvshmemx_put6_signal_warp
-    nvshmemx_put6_signal_block nvshmemx_put6_signal_nbi_warp nvshmemx_put6_signal_nbi_block
+    nvshmemx_init_args_v1 nvshmemx_init_attr_v1 PROXY_GLOBAL_EXIT_NOT_REQUESTED PROXY_GLOBAL_EXIT_INIT
+    PROXY_GLOBAL_EXIT_REQUESTED PROXY_GLOBAL_EXIT_FINISHED PROXY_GLOBAL_EXIT_MAX_STATE nvshmem_realloc
+    nvshmem_bfloat16_alltoalls nvshmem_half_alltoalls nvshmem_float_alltoalls nvshmem_double_alltoalls
+    nvshmem_char_alltoalls nvshmem_short_alltoalls nvshmem_schar_alltoalls nvshmem_int_alltoalls
+    nvshmem_long_alltoalls nvshmem_longlong_alltoalls nvshmem_uchar_alltoalls nvshmem_ushort_alltoalls
+    nvshmem_uint_alltoalls nvshmem_ulong_alltoalls nvshmem_ulonglong_alltoalls nvshmem_int8_alltoalls
+    nvshmem_int16_alltoalls nvshmem_int32_alltoalls nvshmem_int64_alltoalls nvshmem_uint8_alltoalls
+    nvshmem_uint16_alltoalls nvshmem_uint32_alltoalls nvshmem_uint64_alltoalls nvshmem_size_alltoalls
+    nvshmem_ptrdiff_alltoalls nvshmemx_put6_signal_warp nvshmemx_put6_signal_block nvshmemx_put6_signal_nbi_warp
+    nvshmemx_put6_signal_nbi_block
 """.split(), "3.4.5")
 LEFT_OUT: dict[str, str] = {
     "nvshmem_init": "inline: calls nvshmemid_hostlib_init_attr and others with what the program was compiled with",
@@ -266,15 +258,12 @@ LEFT_OUT: dict[str, str] = {
     "nvshmem_finalize": "inline: calls nvshmemid_hostlib_init_attr and others with what the program was compiled with",
     "nvshmemx_status_string": "inline: calls nvshmemid_hostlib_init_attr and others with what the program was compiled with",
     "nvshmemx_init_attr": "inline: calls nvshmemid_hostlib_init_attr and others with what the program was compiled with",
+    "nvshmemx_status_strings": "a table of words, which C programs are compiled with",
 }
 NOT_EXPORTED: dict[str, str] = {}
 BEFORE: tuple[tuple[str, str, int | float | str], ...] = (
     ("nvshmemx_init_args_t", "3.8.0", "nvshmemx_init_args_v1"),
     ("nvshmemx_init_attr_t", "3.8.0", "nvshmemx_init_attr_v1"),
-    ("nvshmemi_team_t", "3.8.0", "nvshmemi_team_v3"),
-    ("gpu_coll_env_params_v2", "3.8.0", "gpu_coll_env_params_v2_before_3_8_0"),
-    ("nvshmemi_device_host_state_v1", "3.8.0", "nvshmemi_device_host_state_v1_before_3_8_0"),
-    ("COLL_ENV_VARS_V2_PADDING", "3.8.0", 416),
     ("NVSHMEM_VENDOR_MINOR_VERSION", "3.8.0", 4),
     ("NVSHMEM_VENDOR_MINOR_VERSION", "3.4.5", 3),
     ("NVSHMEM_VENDOR_PATCH_VERSION", "3.8.0", 5),
@@ -304,416 +293,6 @@ class nvshmemx_uniqueid_args_v1(Structure):
 
 
 nvshmemx_uniqueid_args_t = nvshmemx_uniqueid_args_v1
-
-nvshmemx_qp_handle_t = int32_t
-
-nvshmemx_team_uniqueid_t = uint64_t
-
-nvshmem_team_t = int32_t
-
-nvshmemx_team_t = nvshmem_team_t
-
-
-class nvshmemi_pe_dist_t(IntEnum):
-    NVSHMEMI_PE_DIST_ROUNDROBIN = 0
-    NVSHMEMI_PE_DIST_BLOCK = 1
-    NVSHMEMI_PE_DIST_MISC = 2
-    NVSHMEMI_PE_DIST_MAX = 2147483647
-
-
-class nvshmemi_selected_device_transport_t(IntEnum):
-    NVSHMEMI_DEVICE_TRANSPORT_TYPE_PROXY = 0
-    NVSHMEMI_DEVICE_TRANSPORT_TYPE_IBGDA = 1
-    NVSHMEMI_DEVICE_TRANSPORT_TYPE_GPUNETIO_GDAKI = 2
-    NVSHMEMI_DEVICE_TRANSPORT_TYPE_MAX = 2147483647
-
-
-class nvshmemx_tma_policy_t(IntEnum):
-    NVSHMEMX_TMA_DISABLE = 0
-    NVSHMEMX_TMA_ENABLE = 1
-    NVSHMEMX_TMA_FORCE = 2
-    NVSHMEMX_TMA_POLICY_MAX = 2147483647
-
-
-class nvshmemx_smem_amount_t(IntEnum):
-    NVSHMEMX_SMEM_RECOMMENDED = 0
-    NVSHMEMX_SMEM_MINIMUM = 1
-    NVSHMEMX_SMEM_BARRIERS_ONLY = 2
-    NVSHMEMX_SMEM_AMOUNT_MAX = 2147483647
-
-
-nvshmemx_region_handle_t = uint64_t
-
-
-class nvshmemx_region_hint_t(IntEnum):
-    NVSHMEMX_REGION_HINT_NONE = 0
-    NVSHMEMX_REGION_HINT_BATCH_RMA = 1
-
-
-class nvshmemx_region_attrs(Structure):
-    hints: uint32_t
-    reserved: Annotated[Array[c_char], 60]
-
-
-nvshmemx_region_attrs_t = nvshmemx_region_attrs
-
-
-class nvshmemx_init_args_v2(Structure):
-    version: int32_t
-    uid_args: nvshmemx_uniqueid_args_t
-    cuda_device_id: int32_t
-    content: Annotated[Array[c_char], 92]
-
-
-class nvshmemx_init_args_v1(Structure):
-    version: int32_t
-    uid_args: nvshmemx_uniqueid_args_t
-    content: Annotated[Array[c_char], 96]
-
-
-nvshmemx_init_args_t = nvshmemx_init_args_v2
-
-
-class nvshmemx_init_attr_v2(Structure):
-    version: int32_t
-    mpi_comm: address
-    args: nvshmemx_init_args_t
-
-
-class nvshmemx_init_attr_v1(Structure):
-    version: int32_t
-    mpi_comm: address
-    args: nvshmemx_init_args_t
-
-
-nvshmemx_init_attr_t = nvshmemx_init_attr_v2
-
-
-class nvshmemi_reduce_recexch_v1(Structure):
-    version: int32_t
-    step1_sendto: int32_t
-    step1_recvfrom: address
-    step2_nbrs: address
-    step1_nrecvs: int32_t
-    step2_nphases: int32_t
-    padding: Annotated[Array[c_char], 32]
-
-
-nvshmemi_reduce_recexch_t = nvshmemi_reduce_recexch_v1
-
-
-class nvshmem_team_config_v2(Structure):
-    version: int32_t
-    num_contexts: int32_t
-    uniqueid: nvshmemx_team_uniqueid_t
-    padding: Annotated[Array[c_char], 48]
-
-
-class nvshmem_team_config_v1(Structure):
-    version: int32_t
-    num_contexts: int32_t
-    padding: Annotated[Array[c_char], 56]
-
-
-nvshmem_team_config_t = nvshmem_team_config_v2
-
-
-class nvshmemi_team_v4(Structure):
-    version: int32_t
-    my_pe: int32_t
-    start: int32_t
-    stride: int32_t
-    size: int32_t
-    team_idx: int32_t
-    config: nvshmem_team_config_t
-    config_mask: long_t
-    nccl_comm: address
-    reduce_recexch: nvshmemi_reduce_recexch_t
-    rdxn_count: size_t
-    ll_flag: uint32_t
-    alltoall_pwrk: Annotated[Array[c_uint64], 2]
-    alltoall_count: uint64_t
-    bcast_count: uint64_t
-    bcast_sync_offset: uint64_t
-    fcollect_count: uint64_t
-    fcollect_ll_flag: uint32_t
-    are_gpus_p2p_connected: bool_t
-    is_team_node: bool_t
-    team_node: nvshmem_team_t
-    is_team_same_mype_node: bool_t
-    team_same_mype_node: nvshmem_team_t
-    nvls_rsc: address
-    nvls_rsc_base_ptr: address
-    team_dups: Annotated[Array[c_int32], 128]
-    pe_mapping: address
-    p2p_sync_on_stream_count: uint64_t
-    are_gpus_nvls_connected: bool_t
-    mc_leid_with_flag: uint64_t
-
-
-class nvshmemi_team_v3(Structure):
-    version: int32_t
-    my_pe: int32_t
-    start: int32_t
-    stride: int32_t
-    size: int32_t
-    team_idx: int32_t
-    config: nvshmem_team_config_t
-    config_mask: long_t
-    nccl_comm: address
-    reduce_recexch: nvshmemi_reduce_recexch_t
-    rdxn_count: size_t
-    ll_flag: uint32_t
-    alltoall_pwrk: Annotated[Array[c_uint64], 2]
-    alltoall_count: uint64_t
-    bcast_count: uint64_t
-    bcast_sync_offset: uint64_t
-    fcollect_count: uint64_t
-    fcollect_ll_flag: uint32_t
-    are_gpus_p2p_connected: bool_t
-    is_team_node: bool_t
-    team_node: nvshmem_team_t
-    is_team_same_mype_node: bool_t
-    team_same_mype_node: nvshmem_team_t
-    nvls_rsc: address
-    nvls_rsc_base_ptr: address
-    team_dups: Annotated[Array[c_int32], 128]
-    pe_mapping: address
-
-
-class nvshmemi_team_v2(Structure):
-    version: int32_t
-    my_pe: int32_t
-    start: int32_t
-    stride: int32_t
-    size: int32_t
-    team_idx: int32_t
-    config: nvshmem_team_config_t
-    config_mask: long_t
-    nccl_comm: address
-    reduce_recexch: nvshmemi_reduce_recexch_t
-    rdxn_count: size_t
-    ll_flag: uint32_t
-    alltoall_pwrk: Annotated[Array[c_uint64], 2]
-    alltoall_count: uint64_t
-    bcast_count: uint64_t
-    bcast_sync_offset: uint64_t
-    fcollect_count: uint64_t
-    fcollect_ll_flag: uint32_t
-    are_gpus_p2p_connected: bool_t
-    is_team_node: bool_t
-    team_node: nvshmem_team_t
-    is_team_same_mype_node: bool_t
-    team_same_mype_node: nvshmem_team_t
-    nvls_rsc: address
-    nvls_rsc_base_ptr: address
-    team_dups: Annotated[Array[c_int32], 128]
-
-
-class nvshmemi_team_v1(Structure):
-    version: int32_t
-    my_pe: int32_t
-    start: int32_t
-    stride: int32_t
-    size: int32_t
-    team_idx: int32_t
-    config: nvshmem_team_config_t
-    config_mask: long_t
-    nccl_comm: address
-    reduce_recexch: nvshmemi_reduce_recexch_t
-    rdxn_count: size_t
-    ll_flag: uint32_t
-    alltoall_pwrk: Annotated[Array[c_uint64], 2]
-    alltoall_count: uint64_t
-    bcast_count: uint64_t
-    bcast_sync_offset: uint64_t
-    fcollect_count: uint64_t
-    fcollect_ll_flag: uint32_t
-    are_gpus_p2p_connected: bool_t
-    is_team_node: bool_t
-    team_node: nvshmem_team_t
-    is_team_same_mype_node: bool_t
-    team_same_mype_node: nvshmem_team_t
-
-
-nvshmemi_team_t = nvshmemi_team_v4
-
-
-class gpu_coll_env_params_v1(Structure):
-    version: int32_t
-    barrier_dissem_kval: int32_t
-    barrier_tg_dissem_kval: int32_t
-    reduce_recexch_kval: int32_t
-    bcast_tree_kval: int32_t
-    bcast_algo: int32_t
-    reduce_algo: int32_t
-    fcollect_ll_threshold: size_t
-    padding: Annotated[Array[c_char], 472]
-
-
-class gpu_coll_env_params_v2_before_3_8_0(Structure):
-    version: int32_t
-    barrier_dissem_kval: int32_t
-    barrier_tg_dissem_kval: int32_t
-    reduce_recexch_kval: int32_t
-    bcast_tree_kval: int32_t
-    bcast_algo: int32_t
-    reduce_algo: int32_t
-    fcollect_ll_threshold: size_t
-    fcollect_nvls_threshold: size_t
-    reduce_scratch_size: size_t
-    fcollect_algo: int32_t
-    reducescatter_nvls_threshold: size_t
-    reducescatter_algo: int32_t
-    reduce_maxloc_algo: int32_t
-    fcollect_ll128_threshold: size_t
-    reduce_nvls_threshold: size_t
-    padding: Annotated[Array[c_char], 416]
-
-
-class gpu_coll_env_params_v2(Structure):
-    version: int32_t
-    barrier_dissem_kval: int32_t
-    barrier_tg_dissem_kval: int32_t
-    reduce_recexch_kval: int32_t
-    bcast_tree_kval: int32_t
-    bcast_algo: int32_t
-    reduce_algo: int32_t
-    fcollect_ll_threshold: size_t
-    fcollect_nvls_threshold: size_t
-    reduce_scratch_size: size_t
-    fcollect_algo: int32_t
-    reducescatter_nvls_threshold: size_t
-    reducescatter_algo: int32_t
-    reduce_maxloc_algo: int32_t
-    fcollect_ll128_threshold: size_t
-    reduce_nvls_threshold: size_t
-    fcollect_ll_supported: bool_t
-    padding: Annotated[Array[c_char], 415]
-
-
-gpu_coll_env_params_t = gpu_coll_env_params_v2
-
-
-class nvshmemi_timeout_v1(Structure):
-    version: int32_t
-    signal: uint64_t
-    caller: uint64_t
-    signal_addr: uint64_t
-    signal_val_found: uint64_t
-    signal_val_expected: uint64_t
-    padding: Annotated[Array[c_char], 16]
-
-
-nvshmemi_timeout_t = nvshmemi_timeout_v1
-
-
-class nvshmemi_device_host_state_v1_before_3_8_0(Structure):
-    version: int32_t
-    mype: int32_t
-    npes: int32_t
-    node_mype: int32_t
-    node_npes: int32_t
-    pe_dist: int32_t  # nvshmemi_pe_dist_t
-    proxy: int32_t
-    atomics_sync: int32_t
-    job_connectivity: int32_t
-    proxy_ops_are_ordered: bool_t
-    atomics_complete_on_quiet: bool_t
-    heap_base: address
-    heap_size: size_t
-    peer_heap_base_p2p: address
-    peer_heap_base_remote: address
-    symmetric_heap_kind: bool_t
-    enable_rail_opt: bool_t
-    atomics_le_min_size: uint32_t
-    timeout: address
-    test_wait_any_start_idx_ptr: address
-    team_pool: address
-    psync_pool: address
-    sync_counter: address
-    gpu_coll_env_params_var: gpu_coll_env_params_v2_before_3_8_0
-    proxy_channels_buf: address
-    proxy_channel_g_buf: address
-    proxy_channel_g_coalescing_buf: address
-    proxy_channel_g_buf_head_ptr: address
-    proxy_channel_g_buf_size: uint64_t
-    proxy_channel_g_buf_log_size: uint64_t
-    proxy_channels_issue: address
-    proxy_channels_complete: address
-    proxy_channels_complete_local_ptr: address
-    proxy_channels_quiet_issue: address
-    proxy_channels_quiet_ack: address
-    proxy_channels_cst_issue: address
-    proxy_channels_cst_ack: address
-    proxy_channel_buf_size: uint64_t
-    proxy_channel_buf_logsize: uint32_t
-    global_exit_request_state: address
-    global_exit_code: address
-    ibgda_is_initialized: bool_t
-    nvshmemi_is_nvshmem_initialized: bool_t
-    nvshmemi_is_nvshmem_bootstrapped: bool_t
-
-
-class nvshmemi_device_host_state_v1(Structure):
-    version: int32_t
-    mype: int32_t
-    npes: int32_t
-    node_mype: int32_t
-    node_npes: int32_t
-    pe_dist: int32_t  # nvshmemi_pe_dist_t
-    proxy: int32_t
-    atomics_sync: int32_t
-    job_connectivity: int32_t
-    proxy_ops_are_ordered: bool_t
-    atomics_complete_on_quiet: bool_t
-    heap_base: address
-    heap_size: size_t
-    peer_heap_base_p2p: address
-    peer_heap_base_remote: address
-    symmetric_heap_kind: bool_t
-    enable_rail_opt: bool_t
-    atomics_le_min_size: uint32_t
-    timeout: address
-    test_wait_any_start_idx_ptr: address
-    team_pool: address
-    psync_pool: address
-    sync_counter: address
-    gpu_coll_env_params_var: gpu_coll_env_params_t
-    proxy_channels_buf: address
-    proxy_channel_g_buf: address
-    proxy_channel_g_coalescing_buf: address
-    proxy_channel_g_buf_head_ptr: address
-    proxy_channel_g_buf_size: uint64_t
-    proxy_channel_g_buf_log_size: uint64_t
-    proxy_channels_issue: address
-    proxy_channels_complete: address
-    proxy_channels_complete_local_ptr: address
-    proxy_channels_quiet_issue: address
-    proxy_channels_quiet_ack: address
-    proxy_channels_cst_issue: address
-    proxy_channels_cst_ack: address
-    proxy_channel_buf_size: uint64_t
-    proxy_channel_buf_logsize: uint32_t
-    global_exit_request_state: address
-    global_exit_code: address
-    ibgda_is_initialized: bool_t
-    nvshmemi_is_nvshmem_initialized: bool_t
-    nvshmemi_is_nvshmem_bootstrapped: bool_t
-    selected_device_transport: int32_t  # nvshmemi_selected_device_transport_t
-    tma_policy: int32_t
-    tma_smem_bases: address
-    tma_smem_bases_len: size_t
-    tma_smem_size: address
-    unicast_le_ids_: address
-    counted_operations_available: bool_t
-    region_slots: address
-    region_active_count: address
-    region_slots_len: uint32_t
-    region_slot_probe_limit: uint32_t
-
-
-nvshmemi_device_host_state_t = nvshmemi_device_host_state_v1
 
 
 class nvshmemi_cmp_type(IntEnum):
@@ -770,6 +349,9 @@ class nvshmem_pe_index_t(IntEnum):
     NVSHMEMX_PE_ALL = 32768
 
 
+nvshmem_team_t = int32_t
+
+
 class __nv_bfloat16(Structure):
     x: uint16_t
 
@@ -778,10 +360,42 @@ class half(Structure):
     x: uint16_t
 
 
+class nvshmemx_init_args_v2(Structure):
+    version: int32_t
+    uid_args: nvshmemx_uniqueid_args_t
+    cuda_device_id: int32_t
+    content: Annotated[Array[c_char], 92]
+
+
+nvshmemx_init_args_t = nvshmemx_init_args_v2
+
+
+class nvshmemx_init_attr_v2(Structure):
+    version: int32_t
+    mpi_comm: address
+    args: nvshmemx_init_args_t
+
+
+nvshmemx_init_attr_t = nvshmemx_init_attr_v2
+
+
 class nvshmemi_version_t(Structure):
     major: int32_t
     minor: int32_t
     patch: int32_t
+
+
+nvshmemx_team_uniqueid_t = uint64_t
+
+
+class nvshmem_team_config_v2(Structure):
+    version: int32_t
+    num_contexts: int32_t
+    uniqueid: nvshmemx_team_uniqueid_t
+    padding: Annotated[Array[c_char], 48]
+
+
+nvshmem_team_config_t = nvshmem_team_config_v2
 
 
 class nvshmemx_status(IntEnum):
@@ -813,59 +427,37 @@ class flags(IntEnum):
 class CUmodule(Handle): ...
 
 
+nvshmemx_region_handle_t = uint64_t
+
+
+class nvshmemx_region_attrs(Structure):
+    hints: uint32_t
+    reserved: Annotated[Array[c_char], 60]
+
+
+nvshmemx_region_attrs_t = nvshmemx_region_attrs
+
+
 class CUlibrary(Handle): ...
 
 
-NVSHMEMI_TMA_BARRIER_REGION_BYTES = 512
-NVSHMEMI_TMA_NUM_BARRIER_SLOTS = 32
-NVSHMEMI_TMA_MAX_CONCURRENT_GRIDS = 4
-NVSHMEMI_NUM_HANDLE_BARRIER_SLOTS = 32
-NVSHMEMI_HANDLE_BARRIER_BYTES = 512
-NVSHMEMI_COUNTED_STATE_SLOT_BYTES = 16
-NVSHMEMI_COUNTED_STATUS_SLOT = 0
-NVSHMEMI_COUNTED_HANDLE_BARRIER_SLOT = 1
-NVSHMEMI_COUNTED_TMA_BARRIER_SLOT = 2
-NVSHMEMI_COUNTED_READY_BARRIER_SLOT = 3
-NVSHMEMI_COUNTED_REUSABLE_BARRIER_SLOT = 5
-NVSHMEMI_COUNTED_NUM_STATE_SLOTS = 7
-NVSHMEMI_COUNTED_STATE_BYTES = 112
-NVSHMEMI_SMEM_DATA_REGION_OFFSET = 1136
-INIT_ARGS_V2_PADDING = 92
-INIT_ARGS_PADDING = 96
-INIT_ARGS_SCALAR_INVALID = -1
-TEAM_CONFIG_V2_PADDING = 48
-TEAM_CONFIG_PADDING = 56
-REDUCE_PADDING = 32
-TIMEOUT_PADDING = 16
-COLL_ENV_VARS_PADDING = 472
-COLL_ENV_VARS_V2_PADDING = 415
-NVSHMEMI_TEAM_DUP_COUNT = 128
-NVSHMEMI_NVLS_MAX_CTA_COUNT = 128
-RED_REC_INVALID_SCALAR = -1
-TEAM_CONFIG_SCALAR_INVALID = -1
-COLL_ENV_PARAMS_SCALAR_INVALID = -1
-COLL_ENV_PARAMS_USCALAR_INVALID = 0xFFFFFFFF
-COLL_ENV_PARAMS_ULSCALAR_INVALID = 0xFFFFFFFFFFFFFFFF
-TIMEOUT_ULSCALAR_INVALID = 0
-TEAM_USCALAR_INVALID = 0xFFFFFFFF
-TEAM_ULSCALAR_INVALID = 0xFFFFFFFFFFFFFFFF
-TEAM_ULSCALAR_DEFAULT = 0
-STATE_SCALAR_INVALID = -1
-STATE_USCALAR_INVALID = 0xFFFFFFFF
-STATE_ULSCALAR_INVALID = 0xFFFFFFFFFFFFFFFF
+nvshmemx_qp_handle_t = int32_t
+
+
+class nvshmemx_init_args_v1(Structure):
+    version: int32_t
+    uid_args: nvshmemx_uniqueid_args_t
+    content: Annotated[Array[c_char], 96]
+
+
+class nvshmemx_init_attr_v1(Structure):
+    version: int32_t
+    mpi_comm: address
+    args: nvshmemx_init_args_t
+
+
 UNIQUEID_PADDING = 124
 UNIQUEID_ARGS_INVALID = -1
-NVSHMEM_INIT_ATTR_VER = 1
-NVSHMEM_TEAM_UNIQUID_INITIALIZER = 0xFFFFFFFFFFFFFFFF
-NVSHMEM_INIT_ARGS_V2_IDENTIFIER = 0x20080
-NVSHMEM_INIT_ATTR_V2_IDENTIFIER = 0x20090
-NVSHMEM_INIT_ATTR_V1_IDENTIFIER = 0x10090
-NVSHMEMI_TEAM_CONFIG_VERSION_2_IDENTIFIER = 0x20040
-NVSHMEM_TEAM_CONFIG_MASK_NUM_CONTEXTS = 1
-NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID = 2
-NVSHMEMI_TEAM_CONFIG_VERSION_1_IDENTIFIER = 0x10040
-NVSHMEMI_TEAM_V4_IDENTIFIER = 0x40330
-NVSHMEMX_REGION_ATTRS_RESERVED_BYTES = 60
 NVSHMEM_VENDOR_MAJOR_VERSION = 3
 NVSHMEM_VENDOR_MINOR_VERSION = 8
 NVSHMEM_VENDOR_PATCH_VERSION = 0
@@ -915,7 +507,6 @@ PROXY_GLOBAL_EXIT_FINISHED = 3
 PROXY_GLOBAL_EXIT_MAX_STATE = 0x7FFFFFFF
 
 nvshmem_error: long_t
-nvshmemx_status_strings: None
 
 _lib = SysLibrary("nvshmem", "nvshmemx_status", NvshmemError, "")
 

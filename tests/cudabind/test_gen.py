@@ -278,7 +278,7 @@ def test_a_size_is_added_only_where_the_header_does(
 
 
 def test_an_inline_function_needs_a_reason(header: Header) -> None:
-    with pytest.raises(EmitError, match="inline, so give a reason in left_out: awkInline"):
+    with pytest.raises(EmitError, match="give a reason in left_out: awkInline"):
         emitted(header, dataclasses.replace(ROW, left_out={}))
 
 

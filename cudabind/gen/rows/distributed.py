@@ -5,24 +5,25 @@ from __future__ import annotations
 from cudabind.gen.row import Row
 
 # What CUDA's C++ headers call the 16-bit types.
-_NUMBERS = "#include <assert.h>\ntypedef struct { unsigned short x; } half;\ntypedef struct { unsigned short x; } __nv_bfloat16;\n"
+_NUMBERS = "".join(f"typedef struct {{ unsigned short x; }} {name};\n" for name in ("half", "__nv_bfloat16"))
 
 ROWS = (
     Row(
         module="nvshmem",
         headers=(
             *("nvshmem_host.h", "host/nvshmem_api.h", "host/nvshmemx_api.h", "host/nvshmem_coll_api.h"),
-            *("host/nvshmemx_coll_api.h", "device_host/nvshmem_types.h", "device_host_transport/nvshmem_constants.h"),
+            *("host/nvshmemx_coll_api.h", "device_host_transport/nvshmem_constants.h"),
             *("non_abi/nvshmemx_error.h", "non_abi/nvshmem_version.h", "bootstrap_device_host/nvshmem_uniqueid.h"),
         ),
         wheel="nvshmem",
-        prologue=_NUMBERS,
+        prologue=f"#include <assert.h>\n{_NUMBERS}",
         docs="https://docs.nvidia.com/nvshmem/api/",
         prefixes=("nvshmem",),
         left_out=dict.fromkeys(
             ("nvshmem_init", "nvshmem_init_thread", "nvshmem_finalize", "nvshmemx_status_string", "nvshmemx_init_attr"),
             "inline: calls nvshmemid_hostlib_init_attr and others with what the program was compiled with",
-        ),
+        )
+        | {"nvshmemx_status_strings": "a table of words, which C programs are compiled with"},
         status="nvshmemx_status",
         success="NVSHMEMX_SUCCESS",
         error="NvshmemError",
@@ -59,7 +60,7 @@ ROWS = (
         wheel="cufftmp",
         docs="https://docs.nvidia.com/cuda/cufftmp/",
         prologue="#define nullptr ((void *)0)\n",
-        prefixes=("cufft",),
+        prefixes=("cufft", "__cufftMpMakeReshape"),
         status="cufftResult_t",
         success="CUFFT_SUCCESS",
         error="CufftError",

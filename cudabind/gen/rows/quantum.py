@@ -7,7 +7,15 @@ from cudabind.gen.row import Row
 _DOCS = "https://docs.nvidia.com/cuda/cuquantum/latest/"
 
 
-def _row(module: str, headers: tuple[str, ...], status: str, success: str, text: str, error: str) -> Row:
+def _row(
+    module: str,
+    headers: tuple[str, ...],
+    status: str,
+    success: str,
+    text: str,
+    error: str,
+    structs: tuple[str, ...] = (),
+) -> Row:
     return Row(
         module=module,
         headers=headers,
@@ -20,6 +28,7 @@ def _row(module: str, headers: tuple[str, ...], status: str, success: str, text:
         error=error,
         uses=("cuda_types",),
         renumbered=(status,),
+        left_out=dict.fromkeys(structs, "a constant struct, for C programs to copy: its members are null"),
     )
 
 
@@ -30,7 +39,8 @@ ROWS = (
     _row("cutensornet",  ("cutensornet/types.h", "cutensornet/typesDistributed.h", "cutensornet.h"),
          "cutensornetStatus_t",  "CUTENSORNET_STATUS_SUCCESS",  "cutensornetGetErrorString",  "CutensornetError"),
     _row("cudensitymat", ("cudensitymat.h",),
-         "cudensitymatStatus_t", "CUDENSITYMAT_STATUS_SUCCESS", "",                           "CudensitymatError"),
+         "cudensitymatStatus_t", "CUDENSITYMAT_STATUS_SUCCESS", "",                           "CudensitymatError",
+         tuple(f"cudensitymat{kind}CallbackNone" for kind in ("Scalar", "Tensor", "ScalarGradient", "TensorGradient"))),
     _row("cupauliprop",  ("cupauliprop.h",),
          "cupaulipropStatus_t",  "CUPAULIPROP_STATUS_SUCCESS",  "cupaulipropGetErrorString",  "CupaulipropError"),
     _row("custabilizer", ("custabilizer.h",),

@@ -49,7 +49,7 @@ class Installed:
         self.bound = set(_bind.symbols(self.module))
         names: _lazy.Module = self.module._names
         # An older library may export a function under another name.
-        self.exported = {each for each in self.bound if hasattr(self.dll, names.older(each, each))}
+        self.exported = {each for each in self.bound if hasattr(self.dll, names.symbol(each))}
 
 
 @pytest.fixture(params=MODULES)
