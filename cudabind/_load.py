@@ -31,6 +31,9 @@ _lock = threading.RLock()
 guard(_lock)  # what finds libraries is imported while it is held
 
 
+OLDEST = "12.9"  # the CUDA release that counts where a library does not tell its own
+
+
 def open(library: str) -> ctypes.CDLL:  # noqa: A001 - the module is always named at the call: _load.open(…)
     """Open a library once per process.
 
@@ -223,4 +226,4 @@ def _ask_version(dll: ctypes.CDLL, row: Library) -> str:
         text = f"{_dl.origin(dll)} does not export {row.version}, so it is not {row.file}."
         raise SymbolNotFound(row.name, row.version, text=text, hint=install(row.name)) from error
     function.restype = ctypes.c_int
-    return STYLES[row.version_style](function)
+    return STYLES[row.version_style](function) or by_symbols(dll, row.module, OLDEST)

@@ -70,7 +70,8 @@ def _pointer(function: Any) -> str:
 def _cupti(function: Callable[..., int]) -> str:
     """One number, 10000 major + 100 minor from CUDA 13.0 on, as cuptiGetVersion has it; before that it was counted."""
     value = ctypes.c_int()
-    function(ctypes.byref(value))
+    if function(ctypes.byref(value)) != 0:  # newer ones do not tell it without a driver
+        return ""
     if value.value < 10000:
         return "12.9" if value.value >= 28 else "12.8"
     return f"{value.value // 10000}.{value.value // 100 % 100}"
@@ -93,7 +94,7 @@ def _struct(function: Callable[..., int]) -> str:
 
 def _tagged_struct(function: Callable[..., int]) -> str:
     """The same behind the tag, the size and the link that all of nvImageCodec's structs start with."""
-    filled = _TaggedStruct(0, _TaggedStruct.own.offset + 8)
+    filled = _TaggedStruct(1, _TaggedStruct.own.offset + 8)
     function(ctypes.byref(filled))
     return _thousands_and_hundreds(filled.own.version)
 

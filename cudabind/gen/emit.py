@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from fnmatch import fnmatch
 from typing import TYPE_CHECKING
 
 from cudabind._families import VARIABLES
@@ -95,14 +96,14 @@ class _Writer:
     def tables(self) -> str:
         """What is not in every version, what is not here at all, and why."""
         own = [*self._own(), *self._header.constants, *self._header.variables, *self._header.renames]
-        own += [name for name in self._header.functions if name not in self._row.left_out]
+        own += [name for name in self._header.functions if not self._is_left_out(name)]
         since, until = self._merged.since, self._merged.until
         tables = [
             _versions("SINCE", {name: since[name] for name in own if name in since}),
             _versions("UNTIL", {name: until[name] for name in own if name in until}),
         ]
         if self._row.prefixes:
-            tables += [_table("LEFT_OUT", self._row.left_out), _table("NOT_EXPORTED", self._row.not_exported)]
+            tables += [_table("LEFT_OUT", self._row.left_out), _versions("NOT_EXPORTED", self._not_exported())]
         foreign = self._foreign()
         rows = [(each.name, each.version, each.value) for each in self._merged.before if each.name not in foreign]
         if rows and not self._row.prefixes:
@@ -111,6 +112,16 @@ class _Writer:
             lines = "".join(f'    ("{name}", "{version}", {spell.literal(value)}),\n' for name, version, value in rows)
             tables.append(f"BEFORE: tuple[tuple[str, str, int | float | str], ...] = (\n{lines})")
         return "\n".join(tables)
+
+    def _is_left_out(self, name: str) -> bool:
+        return any(fnmatch(name, pattern) for pattern in self._row.left_out)
+
+    def _not_exported(self) -> dict[str, str]:
+        names = [name for name in self._header.functions if not self._is_left_out(name)]
+        listed = [
+            (name, why) for name in names for pattern, why in self._row.not_exported.items() if fnmatch(name, pattern)
+        ]
+        return dict(listed)
 
     def types(self) -> Iterable[str]:
         return map(self._declaration, self._own().values())
@@ -204,22 +215,21 @@ class _Writer:
             raise EmitError(f"{row.module}: {row.success} is not the 0 of {row.status}, on which every check relies")
         declared = {name for name, function in self._header.functions.items() if function.inline}
         declared.update(self._header.unvalued)
-        if unexplained := declared - row.left_out.keys() - row.sized.keys():
+        declared = {name for name in declared if not self._is_left_out(name)}
+        if unexplained := declared - row.sized.keys():
             raise EmitError(
                 f"{row.module}: inline or a struct, so give a reason in left_out: {', '.join(sorted(unexplained))}"
             )
-        if unknown := {*row.left_out, *row.not_exported, *row.sized, row.text} - {
-            "",
-            *self._header.functions,
-            *self._header.unvalued,
-        }:
+        known = ["", *self._header.functions, *self._header.unvalued]
+        spoken = {*row.left_out, *row.not_exported, *row.sized, row.text}
+        if unknown := [pattern for pattern in spoken if not any(fnmatch(name, pattern) for name in known)]:
             raise EmitError(f"{row.module}: the row speaks of what is no function: {', '.join(sorted(unknown))}")
         returned = f', "{row.returned}"' if row.returned else ""
         return f'_lib = SysLibrary("{row.library or row.module}", "{row.status}", {row.error}, "{row.text}"{returned})'
 
     def functions(self) -> str:
         """All functions, and under them the header's second spellings (`#define cublasCreate cublasCreate_v2`)."""
-        kept = [each for each in self._header.functions.values() if each.name not in self._row.left_out]
+        kept = [each for each in self._header.functions.values() if not self._is_left_out(each.name)]
         sized = [each for each in kept if each.name in self._row.sized]
         called = [f"{each.name}_internal" for each in sized]
         own = [self._signature(each) for each in kept if each not in sized]
@@ -255,7 +265,7 @@ class _Writer:
     def _renames(self, text: str) -> str:
         lines = []
         for name, target in self._header.renames.items():
-            if target not in self._row.left_out:
+            if not self._is_left_out(target):
                 hint = families.annotation(target, text)
                 lines.append(f'{name}: Annotated[{hint}, "{target}"]' if hint else f"{name} = {target}")
         return "".join(f"{line}\n" for line in families.filled(lines, gap="; "))

@@ -64,6 +64,7 @@ WHEELS = (
 
 # Wheels whose library calls itself by another version than the wheel's first three numbers.
 TOLD: dict[tuple[str, str], str] = {("cutensor", "2.8.1"): "2.8.0"}
+TOLD |= {("cufile", number): number.rsplit(".", 2)[0] for number in ("1.14.1.1", "1.15.1.6", "1.16.1.26", "1.20.0.107")}
 
 # Wheels whose library tells the CUDA release that it belongs to, instead of a version of its own.
 BY_RELEASE = ("runtime", "nvfatbin", "nvvm", "nvptxcompiler", "nvml", "cupti", "sanitizer")

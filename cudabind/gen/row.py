@@ -37,6 +37,7 @@ class Row:
             the argument behind the first; each with that struct.
         left_out: declared functions, and constants that are structs, which are not generated, each with the reason.
         not_exported: generated functions that the newest wheel's library does not export, with what is known of each.
+            The names of both are patterns, as fnmatch has them.
     """
 
     module: str

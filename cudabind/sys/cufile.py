@@ -34,38 +34,38 @@ from cudabind._types import (
 from cudabind.errors import CufileError
 
 SINCE: dict[str, str] = {
-    "CUfileP2PFlags": "1.16.1",
-    "CUfileP2PFlags_t": "1.16.1",
-    "CU_FILE_P2P_FLAG_PCI_P2PDMA": "1.16.1",
-    "CU_FILE_P2P_FLAG_NVFS": "1.16.1",
-    "CU_FILE_P2P_FLAG_DMABUF": "1.16.1",
-    "CU_FILE_P2P_FLAG_C2C": "1.16.1",
-    "cuFileDriverGetP2PFlags": "1.16.1",
-    "cuFileDriverSetP2PFlags": "1.16.1",
+    "CUfileP2PFlags": "1.16",
+    "CUfileP2PFlags_t": "1.16",
+    "CU_FILE_P2P_FLAG_PCI_P2PDMA": "1.16",
+    "CU_FILE_P2P_FLAG_NVFS": "1.16",
+    "CU_FILE_P2P_FLAG_DMABUF": "1.16",
+    "CU_FILE_P2P_FLAG_C2C": "1.16",
+    "cuFileDriverGetP2PFlags": "1.16",
+    "cuFileDriverSetP2PFlags": "1.16",
 }
 SINCE |= dict.fromkeys("""
     CUfileIOVec CUfileIOVec_t CU_FILE_RDMA_ERR_BASE CU_FILE_RDMA_SUCCESS CU_FILE_RDMA_RESET_TOKEN
     CU_FILE_RDMA_RESET_TOKEN_FAILED cuFileReadv cuFileWritev cuFileExportPCIeTopology
     cuFileSetParameterGpuBounceBufferSlabArray cuFileGetParameterGpuBounceBufferSlabArray
-""".split(), "1.20.0")
+""".split(), "1.20")
 SINCE |= dict.fromkeys("""
     CUFileArrayConfigParameter_t CUfileOpCounter CUfileOpCounter_t CUfileStatsLevel1 CUfileStatsLevel1_t
     CUfileStatsLevel2 CUfileStatsLevel2_t CUfilePerGpuStats CUfilePerGpuStats_t CUfileStatsLevel3
     CUfileStatsLevel3_t CUFILE_GPU_UUID_LEN cuFileGetParameterMinMaxValue cuFileSetStatsLevel cuFileGetStatsLevel
     cuFileStatsStart cuFileStatsStop cuFileStatsReset cuFileGetStatsL1 cuFileGetStatsL2 cuFileGetStatsL3
     cuFileGetBARSizeInKB cuFileSetParameterPosixPoolSlabArray cuFileGetParameterPosixPoolSlabArray
-""".split(), "1.15.1")
+""".split(), "1.15")
 UNTIL: dict[str, str] = {}
 LEFT_OUT: dict[str, str] = {
     "cufileop_status_error": "inline: a table of words, which C programs are compiled with",
 }
 NOT_EXPORTED: dict[str, str] = {}
 BEFORE: tuple[tuple[str, str, int | float | str], ...] = (
-    ("CU_FILE_IO_MAX_ERROR", "1.15.1", 5039),
-    ("CU_FILE_MAX_TARGET_TYPES", "1.20.0", 14),
-    ("CUfileStatsLevel1", "1.20.0", "CUfileStatsLevel1_before_1_20_0"),
-    ("CUfileStatsLevel2", "1.20.0", "CUfileStatsLevel2_before_1_20_0"),
-    ("CUfileStatsLevel3", "1.20.0", "CUfileStatsLevel3_before_1_20_0"),
+    ("CU_FILE_IO_MAX_ERROR", "1.15", 5039),
+    ("CU_FILE_MAX_TARGET_TYPES", "1.20", 14),
+    ("CUfileStatsLevel1", "1.20", "CUfileStatsLevel1_before_1_20"),
+    ("CUfileStatsLevel2", "1.20", "CUfileStatsLevel2_before_1_20"),
+    ("CUfileStatsLevel3", "1.20", "CUfileStatsLevel3_before_1_20"),
 )
 
 
@@ -83,17 +83,17 @@ class CUfileOpError(IntEnum):
     CU_FILE_INTERNAL_ERROR = 5030; CU_FILE_GETNEWFD_FAILED = 5031; CU_FILE_NVFS_SETUP_ERROR = 5033
     CU_FILE_IO_DISABLED = 5034; CU_FILE_BATCH_SUBMIT_FAILED = 5035; CU_FILE_GPU_MEMORY_PINNING_FAILED = 5036
     CU_FILE_BATCH_FULL = 5037; CU_FILE_ASYNC_NOT_SUPPORTED = 5038
-    CU_FILE_INTERNAL_BATCH_SETUP_ERROR = 5039  # since 1.15.1
-    CU_FILE_INTERNAL_BATCH_SUBMIT_ERROR = 5040  # since 1.15.1
-    CU_FILE_INTERNAL_BATCH_GETSTATUS_ERROR = 5041  # since 1.15.1
-    CU_FILE_INTERNAL_BATCH_CANCEL_ERROR = 5042  # since 1.15.1
-    CU_FILE_NOMEM_ERROR = 5043  # since 1.15.1
-    CU_FILE_IO_ERROR = 5044  # since 1.15.1
-    CU_FILE_INTERNAL_BUF_REGISTER_ERROR = 5045  # since 1.15.1
-    CU_FILE_HASH_OPR_ERROR = 5046  # since 1.15.1
-    CU_FILE_INVALID_CONTEXT_ERROR = 5047  # since 1.15.1
-    CU_FILE_NVFS_INTERNAL_DRIVER_ERROR = 5048  # since 1.15.1
-    CU_FILE_BATCH_NOCOMPAT_ERROR = 5049  # since 1.15.1
+    CU_FILE_INTERNAL_BATCH_SETUP_ERROR = 5039  # since 1.15
+    CU_FILE_INTERNAL_BATCH_SUBMIT_ERROR = 5040  # since 1.15
+    CU_FILE_INTERNAL_BATCH_GETSTATUS_ERROR = 5041  # since 1.15
+    CU_FILE_INTERNAL_BATCH_CANCEL_ERROR = 5042  # since 1.15
+    CU_FILE_NOMEM_ERROR = 5043  # since 1.15
+    CU_FILE_IO_ERROR = 5044  # since 1.15
+    CU_FILE_INTERNAL_BUF_REGISTER_ERROR = 5045  # since 1.15
+    CU_FILE_HASH_OPR_ERROR = 5046  # since 1.15
+    CU_FILE_INVALID_CONTEXT_ERROR = 5047  # since 1.15
+    CU_FILE_NVFS_INTERNAL_DRIVER_ERROR = 5048  # since 1.15
+    CU_FILE_BATCH_NOCOMPAT_ERROR = 5049  # since 1.15
     CU_FILE_IO_MAX_ERROR = 5050
 
 
@@ -101,9 +101,9 @@ class cudaError_enum(IntEnum):
     CUDA_SUCCESS = 0; CUDA_ERROR_INVALID_VALUE = 1; CUDA_ERROR_OUT_OF_MEMORY = 2; CUDA_ERROR_NOT_INITIALIZED = 3
     CUDA_ERROR_DEINITIALIZED = 4; CUDA_ERROR_PROFILER_DISABLED = 5; CUDA_ERROR_PROFILER_NOT_INITIALIZED = 6
     CUDA_ERROR_PROFILER_ALREADY_STARTED = 7; CUDA_ERROR_PROFILER_ALREADY_STOPPED = 8; CUDA_ERROR_STUB_LIBRARY = 34
-    CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER = 36  # since 1.15.1
+    CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER = 36  # since 1.15
     CUDA_ERROR_DEVICE_UNAVAILABLE = 46
-    CUDA_ERROR_MULTICAST_RESOURCE_FULL = 47  # since 1.20.0
+    CUDA_ERROR_MULTICAST_RESOURCE_FULL = 47  # since 1.20
     CUDA_ERROR_NO_DEVICE = 100; CUDA_ERROR_INVALID_DEVICE = 101; CUDA_ERROR_DEVICE_NOT_LICENSED = 102
     CUDA_ERROR_INVALID_IMAGE = 200; CUDA_ERROR_INVALID_CONTEXT = 201; CUDA_ERROR_CONTEXT_ALREADY_CURRENT = 202
     CUDA_ERROR_MAP_FAILED = 205; CUDA_ERROR_UNMAP_FAILED = 206; CUDA_ERROR_ARRAY_IS_MAPPED = 207
@@ -114,7 +114,7 @@ class cudaError_enum(IntEnum):
     CUDA_ERROR_NVLINK_UNCORRECTABLE = 220; CUDA_ERROR_JIT_COMPILER_NOT_FOUND = 221
     CUDA_ERROR_UNSUPPORTED_PTX_VERSION = 222; CUDA_ERROR_JIT_COMPILATION_DISABLED = 223
     CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY = 224; CUDA_ERROR_UNSUPPORTED_DEVSIDE_SYNC = 225; CUDA_ERROR_CONTAINED = 226
-    CUDA_ERROR_INSUFFICIENT_LOADER_VERSION = 227  # since 1.20.0
+    CUDA_ERROR_INSUFFICIENT_LOADER_VERSION = 227  # since 1.20
     CUDA_ERROR_INVALID_SOURCE = 300; CUDA_ERROR_FILE_NOT_FOUND = 301; CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND = 302
     CUDA_ERROR_SHARED_OBJECT_INIT_FAILED = 303; CUDA_ERROR_OPERATING_SYSTEM = 304; CUDA_ERROR_INVALID_HANDLE = 400
     CUDA_ERROR_ILLEGAL_STATE = 401; CUDA_ERROR_LOSSY_QUERY = 402; CUDA_ERROR_NOT_FOUND = 500; CUDA_ERROR_NOT_READY = 600
@@ -139,9 +139,9 @@ class cudaError_enum(IntEnum):
     CUDA_ERROR_EXTERNAL_DEVICE = 911; CUDA_ERROR_INVALID_CLUSTER_SIZE = 912; CUDA_ERROR_FUNCTION_NOT_LOADED = 913
     CUDA_ERROR_INVALID_RESOURCE_TYPE = 914; CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION = 915
     CUDA_ERROR_KEY_ROTATION = 916
-    CUDA_ERROR_STREAM_DETACHED = 917  # since 1.16.1
-    CUDA_ERROR_GRAPH_RECAPTURE_FAILURE = 918  # since 1.20.0
-    CUDA_ERROR_FABRIC_NOT_READY = 919  # since 1.20.0
+    CUDA_ERROR_STREAM_DETACHED = 917  # since 1.16
+    CUDA_ERROR_GRAPH_RECAPTURE_FAILURE = 918  # since 1.20
+    CUDA_ERROR_FABRIC_NOT_READY = 919  # since 1.20
     CUDA_ERROR_UNKNOWN = 999
 
 
@@ -169,9 +169,9 @@ class CUfileDriverStatusFlags(IntEnum):
     CU_FILE_BEEGFS_SUPPORTED = 9
     CU_FILE_NVME_P2P_SUPPORTED = 11
     CU_FILE_SCATEFS_SUPPORTED = 12
-    CU_FILE_VIRTIOFS_SUPPORTED = 13  # since 1.16.1
-    CU_FILE_PANFS_SUPPORTED = 14  # since 1.20.0
-    CU_FILE_MAX_TARGET_TYPES = 15  # since 1.16.1
+    CU_FILE_VIRTIOFS_SUPPORTED = 13  # since 1.16
+    CU_FILE_PANFS_SUPPORTED = 14  # since 1.20
+    CU_FILE_MAX_TARGET_TYPES = 15  # since 1.16
 
 
 CUfileDriverStatusFlags_t = CUfileDriverStatusFlags
@@ -180,9 +180,9 @@ CUfileDriverStatusFlags_t = CUfileDriverStatusFlags
 class CUfileDriverControlFlags(IntEnum):
     CU_FILE_USE_POLL_MODE = 0
     CU_FILE_ALLOW_COMPAT_MODE = 1
-    CU_FILE_VANILLA_POSIX_IO_MODE = 2  # since 1.20.0
-    CU_FILE_POSIX_IO_MODE = 2  # since 1.20.0
-    CU_FILE_FALLBACK_IO_MODE = 4  # since 1.20.0
+    CU_FILE_VANILLA_POSIX_IO_MODE = 2  # since 1.20
+    CU_FILE_POSIX_IO_MODE = 2  # since 1.20
+    CU_FILE_FALLBACK_IO_MODE = 4  # since 1.20
 
 
 CUfileDriverControlFlags_t = CUfileDriverControlFlags
@@ -193,7 +193,7 @@ class CUfileFeatureFlags(IntEnum):
     CU_FILE_BATCH_IO_SUPPORTED = 1
     CU_FILE_STREAMS_SUPPORTED = 2
     CU_FILE_PARALLEL_IO_SUPPORTED = 3
-    CU_FILE_P2P_SUPPORTED = 4  # since 1.16.1
+    CU_FILE_P2P_SUPPORTED = 4  # since 1.16
 
 
 CUfileFeatureFlags_t = CUfileFeatureFlags
@@ -373,22 +373,22 @@ class CUFileBoolConfigParameter_t(IntEnum):
     CUFILE_PARAM_FORCE_ODIRECT_MODE = 9
     CUFILE_PARAM_SKIP_TOPOLOGY_DETECTION = 10
     CUFILE_PARAM_STREAM_MEMOPS_BYPASS = 11
-    CUFILE_PARAM_PROPERTIES_POSIX_IO_MODE = 12  # since 1.20.0
-    CUFILE_PARAM_GDS_FALLBACK_IO = 13  # since 1.20.0
+    CUFILE_PARAM_PROPERTIES_POSIX_IO_MODE = 12  # since 1.20
+    CUFILE_PARAM_GDS_FALLBACK_IO = 13  # since 1.20
 
 
 class CUFileStringConfigParameter_t(IntEnum):
     CUFILE_PARAM_LOGGING_LEVEL = 0
     CUFILE_PARAM_ENV_LOGFILE_PATH = 1
     CUFILE_PARAM_LOG_DIR = 2
-    CUFILE_PARAM_RDMA_TRANSPORT = 3  # since 1.20.0
+    CUFILE_PARAM_RDMA_TRANSPORT = 3  # since 1.20
 
 
 class CUFileArrayConfigParameter_t(IntEnum):
     CUFILE_PARAM_POSIX_POOL_SLAB_SIZE_KB = 0
     CUFILE_PARAM_POSIX_POOL_SLAB_COUNT = 1
-    CUFILE_PARAM_GPU_BOUNCE_BUFFER_SLAB_SIZE_KB = 2  # since 1.20.0
-    CUFILE_PARAM_GPU_BOUNCE_BUFFER_SLAB_COUNT = 3  # since 1.20.0
+    CUFILE_PARAM_GPU_BOUNCE_BUFFER_SLAB_SIZE_KB = 2  # since 1.20
+    CUFILE_PARAM_GPU_BOUNCE_BUFFER_SLAB_COUNT = 3  # since 1.20
 
 
 class CUfileOpCounter(Structure):
@@ -399,7 +399,7 @@ class CUfileOpCounter(Structure):
 CUfileOpCounter_t = CUfileOpCounter
 
 
-class CUfileStatsLevel1_before_1_20_0(Structure):
+class CUfileStatsLevel1_before_1_20(Structure):
     read_ops: CUfileOpCounter_t
     write_ops: CUfileOpCounter_t
     hdl_register_ops: CUfileOpCounter_t
@@ -506,8 +506,8 @@ class CUfileStatsLevel1(Structure):
 CUfileStatsLevel1_t = CUfileStatsLevel1
 
 
-class CUfileStatsLevel2_before_1_20_0(Structure):
-    basic: CUfileStatsLevel1_before_1_20_0
+class CUfileStatsLevel2_before_1_20(Structure):
+    basic: CUfileStatsLevel1_before_1_20
     read_size_kb_hist: Annotated[Array[c_uint64], 32]
     write_size_kb_hist: Annotated[Array[c_uint64], 32]
 
@@ -557,8 +557,8 @@ class CUfilePerGpuStats(Structure):
 CUfilePerGpuStats_t = CUfilePerGpuStats
 
 
-class CUfileStatsLevel3_before_1_20_0(Structure):
-    detailed: CUfileStatsLevel2_before_1_20_0
+class CUfileStatsLevel3_before_1_20(Structure):
+    detailed: CUfileStatsLevel2_before_1_20
     num_gpus: uint32_t
     per_gpu_stats: Annotated[Array[CUfilePerGpuStats_t], 16]
 

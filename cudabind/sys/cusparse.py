@@ -35,45 +35,22 @@ SINCE |= dict.fromkeys("""
 """.split(), "12.9.4")
 UNTIL: dict[str, str] = {}
 LEFT_OUT: dict[str, str] = {}
-NOT_EXPORTED: dict[str, str] = {
-    "cusparseSbsrsv2_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseDbsrsv2_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseCbsrsv2_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseZbsrsv2_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseSbsrsm2_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseDbsrsm2_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseCbsrsm2_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseZbsrsm2_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseScsrilu02_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseDcsrilu02_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseCcsrilu02_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseZcsrilu02_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseSbsrilu02_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseDbsrilu02_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseCbsrilu02_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseZbsrilu02_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseScsric02_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseDcsric02_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseCcsric02_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseZcsric02_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseSbsric02_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseDbsric02_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseCbsric02_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseZbsric02_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseSgebsr2gebsc_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseDgebsr2gebsc_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseCgebsr2gebsc_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseZgebsr2gebsc_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseScsr2gebsr_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseDcsr2gebsr_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseCcsr2gebsr_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseZcsr2gebsr_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseSgebsr2gebsr_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseDgebsr2gebsr_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseCgebsr2gebsr_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseZgebsr2gebsr_bufferSizeExt": "declared, but not among the symbols of libcusparse.so",
-    "cusparseXgebsr2csr": "declared, but not among the symbols of libcusparse.so",
-}
+NOT_EXPORTED: dict[str, str] = {}
+NOT_EXPORTED |= dict.fromkeys("""
+    cusparseSbsrsv2_bufferSizeExt cusparseDbsrsv2_bufferSizeExt cusparseCbsrsv2_bufferSizeExt
+    cusparseZbsrsv2_bufferSizeExt cusparseSbsrsm2_bufferSizeExt cusparseDbsrsm2_bufferSizeExt
+    cusparseCbsrsm2_bufferSizeExt cusparseZbsrsm2_bufferSizeExt cusparseScsrilu02_bufferSizeExt
+    cusparseDcsrilu02_bufferSizeExt cusparseCcsrilu02_bufferSizeExt cusparseZcsrilu02_bufferSizeExt
+    cusparseSbsrilu02_bufferSizeExt cusparseDbsrilu02_bufferSizeExt cusparseCbsrilu02_bufferSizeExt
+    cusparseZbsrilu02_bufferSizeExt cusparseScsric02_bufferSizeExt cusparseDcsric02_bufferSizeExt
+    cusparseCcsric02_bufferSizeExt cusparseZcsric02_bufferSizeExt cusparseSbsric02_bufferSizeExt
+    cusparseDbsric02_bufferSizeExt cusparseCbsric02_bufferSizeExt cusparseZbsric02_bufferSizeExt
+    cusparseSgebsr2gebsc_bufferSizeExt cusparseDgebsr2gebsc_bufferSizeExt cusparseCgebsr2gebsc_bufferSizeExt
+    cusparseZgebsr2gebsc_bufferSizeExt cusparseXgebsr2csr cusparseScsr2gebsr_bufferSizeExt
+    cusparseDcsr2gebsr_bufferSizeExt cusparseCcsr2gebsr_bufferSizeExt cusparseZcsr2gebsr_bufferSizeExt
+    cusparseSgebsr2gebsr_bufferSizeExt cusparseDgebsr2gebsr_bufferSizeExt cusparseCgebsr2gebsr_bufferSizeExt
+    cusparseZgebsr2gebsr_bufferSizeExt
+""".split(), "declared, but not among the symbols of libcusparse.so")
 BEFORE: tuple[tuple[str, str, int | float | str], ...] = (
     ("CUSPARSE_VER_MINOR", "12.9.4", 7),
     ("CUSPARSE_VER_MINOR", "12.7.2", 6),

@@ -32,7 +32,198 @@ if TYPE_CHECKING:
 SINCE: dict[str, str] = {}
 UNTIL: dict[str, str] = {}
 LEFT_OUT: dict[str, str] = {}
-NOT_EXPORTED: dict[str, str] = {}
+NOT_EXPORTED: dict[str, str] = {
+    "nppiSub_32s_C4RSfs_Ctx": "declared, but not among the symbols of libnppi",
+    "nppiSub_32s_C4IRSfs_Ctx": "declared, but not among the symbols of libnppi",
+}
+NOT_EXPORTED |= dict.fromkeys("""
+    nppiAddC_8u_C1RSfs nppiAddC_8u_C1IRSfs nppiAddC_8u_C3RSfs nppiAddC_8u_C3IRSfs nppiAddC_8u_AC4RSfs
+    nppiAddC_8u_AC4IRSfs nppiAddC_8u_C4RSfs nppiAddC_8u_C4IRSfs nppiAddC_16u_C1RSfs nppiAddC_16u_C1IRSfs
+    nppiAddC_16u_C3RSfs nppiAddC_16u_C3IRSfs nppiAddC_16u_AC4RSfs nppiAddC_16u_AC4IRSfs nppiAddC_16u_C4RSfs
+    nppiAddC_16u_C4IRSfs nppiAddC_16s_C1RSfs nppiAddC_16s_C1IRSfs nppiAddC_16s_C3RSfs nppiAddC_16s_C3IRSfs
+    nppiAddC_16s_AC4RSfs nppiAddC_16s_AC4IRSfs nppiAddC_16s_C4RSfs nppiAddC_16s_C4IRSfs nppiAddC_16sc_C1RSfs
+    nppiAddC_16sc_C1IRSfs nppiAddC_16sc_C3RSfs nppiAddC_16sc_C3IRSfs nppiAddC_16sc_AC4RSfs nppiAddC_16sc_AC4IRSfs
+    nppiAddC_32s_C1RSfs nppiAddC_32s_C1IRSfs nppiAddC_32s_C3RSfs nppiAddC_32s_C3IRSfs nppiAddC_32sc_C1RSfs
+    nppiAddC_32sc_C1IRSfs nppiAddC_32sc_C3RSfs nppiAddC_32sc_C3IRSfs nppiAddC_32sc_AC4RSfs nppiAddC_32sc_AC4IRSfs
+    nppiAddC_16f_C1R nppiAddC_16f_C1IR nppiAddC_16f_C3R nppiAddC_16f_C3IR nppiAddC_16f_C4R nppiAddC_16f_C4IR
+    nppiAddC_32f_C1R nppiAddC_32f_C1IR nppiAddC_32f_C3R nppiAddC_32f_C3IR nppiAddC_32f_AC4R nppiAddC_32f_AC4IR
+    nppiAddC_32f_C4R nppiAddC_32f_C4IR nppiAddC_32fc_C1R nppiAddC_32fc_C1IR nppiAddC_32fc_C3R nppiAddC_32fc_C3IR
+    nppiAddC_32fc_AC4R nppiAddC_32fc_AC4IR nppiAddC_32fc_C4R nppiAddC_32fc_C4IR nppiMulC_8u_C1RSfs
+    nppiMulC_8u_C1IRSfs nppiMulC_8u_C3RSfs nppiMulC_8u_C3IRSfs nppiMulC_8u_AC4RSfs nppiMulC_8u_AC4IRSfs
+    nppiMulC_8u_C4RSfs nppiMulC_8u_C4IRSfs nppiMulC_16u_C1RSfs nppiMulC_16u_C1IRSfs nppiMulC_16u_C3RSfs
+    nppiMulC_16u_C3IRSfs nppiMulC_16u_AC4RSfs nppiMulC_16u_AC4IRSfs nppiMulC_16u_C4RSfs nppiMulC_16u_C4IRSfs
+    nppiMulC_16s_C1RSfs nppiMulC_16s_C1IRSfs nppiMulC_16s_C3RSfs nppiMulC_16s_C3IRSfs nppiMulC_16s_AC4RSfs
+    nppiMulC_16s_AC4IRSfs nppiMulC_16s_C4RSfs nppiMulC_16s_C4IRSfs nppiMulC_16sc_C1RSfs nppiMulC_16sc_C1IRSfs
+    nppiMulC_16sc_C3RSfs nppiMulC_16sc_C3IRSfs nppiMulC_16sc_AC4RSfs nppiMulC_16sc_AC4IRSfs nppiMulC_32s_C1RSfs
+    nppiMulC_32s_C1IRSfs nppiMulC_32s_C3RSfs nppiMulC_32s_C3IRSfs nppiMulC_32sc_C1RSfs nppiMulC_32sc_C1IRSfs
+    nppiMulC_32sc_C3RSfs nppiMulC_32sc_C3IRSfs nppiMulC_32sc_AC4RSfs nppiMulC_32sc_AC4IRSfs nppiMulC_16f_C1R
+    nppiMulC_16f_C1IR nppiMulC_16f_C3R nppiMulC_16f_C3IR nppiMulC_16f_C4R nppiMulC_16f_C4IR nppiMulC_32f_C1R
+    nppiMulC_32f_C1IR nppiMulC_32f_C3R nppiMulC_32f_C3IR nppiMulC_32f_AC4R nppiMulC_32f_AC4IR nppiMulC_32f_C4R
+    nppiMulC_32f_C4IR nppiMulC_32fc_C1R nppiMulC_32fc_C1IR nppiMulC_32fc_C3R nppiMulC_32fc_C3IR nppiMulC_32fc_AC4R
+    nppiMulC_32fc_AC4IR nppiMulC_32fc_C4R nppiMulC_32fc_C4IR nppiMulCScale_8u_C1R nppiMulCScale_8u_C1IR
+    nppiMulCScale_8u_C3R nppiMulCScale_8u_C3IR nppiMulCScale_8u_AC4R nppiMulCScale_8u_AC4IR nppiMulCScale_8u_C4R
+    nppiMulCScale_8u_C4IR nppiMulCScale_16u_C1R nppiMulCScale_16u_C1IR nppiMulCScale_16u_C3R
+    nppiMulCScale_16u_C3IR nppiMulCScale_16u_AC4R nppiMulCScale_16u_AC4IR nppiMulCScale_16u_C4R
+    nppiMulCScale_16u_C4IR nppiSubC_8u_C1RSfs nppiSubC_8u_C1IRSfs nppiSubC_8u_C3RSfs nppiSubC_8u_C3IRSfs
+    nppiSubC_8u_AC4RSfs nppiSubC_8u_AC4IRSfs nppiSubC_8u_C4RSfs nppiSubC_8u_C4IRSfs nppiSubC_16u_C1RSfs
+    nppiSubC_16u_C1IRSfs nppiSubC_16u_C3RSfs nppiSubC_16u_C3IRSfs nppiSubC_16u_AC4RSfs nppiSubC_16u_AC4IRSfs
+    nppiSubC_16u_C4RSfs nppiSubC_16u_C4IRSfs nppiSubC_16s_C1RSfs nppiSubC_16s_C1IRSfs nppiSubC_16s_C3RSfs
+    nppiSubC_16s_C3IRSfs nppiSubC_16s_AC4RSfs nppiSubC_16s_AC4IRSfs nppiSubC_16s_C4RSfs nppiSubC_16s_C4IRSfs
+    nppiSubC_16sc_C1RSfs nppiSubC_16sc_C1IRSfs nppiSubC_16sc_C3RSfs nppiSubC_16sc_C3IRSfs nppiSubC_16sc_AC4RSfs
+    nppiSubC_16sc_AC4IRSfs nppiSubC_32s_C1RSfs nppiSubC_32s_C1IRSfs nppiSubC_32s_C3RSfs nppiSubC_32s_C3IRSfs
+    nppiSubC_32sc_C1RSfs nppiSubC_32sc_C1IRSfs nppiSubC_32sc_C3RSfs nppiSubC_32sc_C3IRSfs nppiSubC_32sc_AC4RSfs
+    nppiSubC_32sc_AC4IRSfs nppiSubC_16f_C1R nppiSubC_16f_C1IR nppiSubC_16f_C3R nppiSubC_16f_C3IR nppiSubC_16f_C4R
+    nppiSubC_16f_C4IR nppiSubC_32f_C1R nppiSubC_32f_C1IR nppiSubC_32f_C3R nppiSubC_32f_C3IR nppiSubC_32f_AC4R
+    nppiSubC_32f_AC4IR nppiSubC_32f_C4R nppiSubC_32f_C4IR nppiSubC_32fc_C1R nppiSubC_32fc_C1IR nppiSubC_32fc_C3R
+    nppiSubC_32fc_C3IR nppiSubC_32fc_AC4R nppiSubC_32fc_AC4IR nppiSubC_32fc_C4R nppiSubC_32fc_C4IR
+    nppiDivC_8u_C1RSfs nppiDivC_8u_C1IRSfs nppiDivC_8u_C3RSfs nppiDivC_8u_C3IRSfs nppiDivC_8u_AC4RSfs
+    nppiDivC_8u_AC4IRSfs nppiDivC_8u_C4RSfs nppiDivC_8u_C4IRSfs nppiDivC_16u_C1RSfs nppiDivC_16u_C1IRSfs
+    nppiDivC_16u_C3RSfs nppiDivC_16u_C3IRSfs nppiDivC_16u_AC4RSfs nppiDivC_16u_AC4IRSfs nppiDivC_16u_C4RSfs
+    nppiDivC_16u_C4IRSfs nppiDivC_16s_C1RSfs nppiDivC_16s_C1IRSfs nppiDivC_16s_C3RSfs nppiDivC_16s_C3IRSfs
+    nppiDivC_16s_AC4RSfs nppiDivC_16s_AC4IRSfs nppiDivC_16s_C4RSfs nppiDivC_16s_C4IRSfs nppiDivC_16sc_C1RSfs
+    nppiDivC_16sc_C1IRSfs nppiDivC_16sc_C3RSfs nppiDivC_16sc_C3IRSfs nppiDivC_16sc_AC4RSfs nppiDivC_16sc_AC4IRSfs
+    nppiDivC_32s_C1RSfs nppiDivC_32s_C1IRSfs nppiDivC_32s_C3RSfs nppiDivC_32s_C3IRSfs nppiDivC_32sc_C1RSfs
+    nppiDivC_32sc_C1IRSfs nppiDivC_32sc_C3RSfs nppiDivC_32sc_C3IRSfs nppiDivC_32sc_AC4RSfs nppiDivC_32sc_AC4IRSfs
+    nppiDivC_16f_C1R nppiDivC_16f_C1IR nppiDivC_16f_C3R nppiDivC_16f_C3IR nppiDivC_16f_C4R nppiDivC_16f_C4IR
+    nppiDivC_32f_C1R nppiDivC_32f_C1IR nppiDivC_32f_C3R nppiDivC_32f_C3IR nppiDivC_32f_AC4R nppiDivC_32f_AC4IR
+    nppiDivC_32f_C4R nppiDivC_32f_C4IR nppiDivC_32fc_C1R nppiDivC_32fc_C1IR nppiDivC_32fc_C3R nppiDivC_32fc_C3IR
+    nppiDivC_32fc_AC4R nppiDivC_32fc_AC4IR nppiDivC_32fc_C4R nppiDivC_32fc_C4IR nppiAbsDiffC_8u_C1R
+    nppiAbsDiffC_16u_C1R nppiAbsDiffC_32f_C1R nppiAdd_8u_C1RSfs nppiAdd_8u_C1IRSfs nppiAdd_8u_C3RSfs
+    nppiAdd_8u_C3IRSfs nppiAdd_8u_AC4RSfs nppiAdd_8u_AC4IRSfs nppiAdd_8u_C4RSfs nppiAdd_8u_C4IRSfs
+    nppiAdd_16u_C1RSfs nppiAdd_16u_C1IRSfs nppiAdd_16u_C3RSfs nppiAdd_16u_C3IRSfs nppiAdd_16u_AC4RSfs
+    nppiAdd_16u_AC4IRSfs nppiAdd_16u_C4RSfs nppiAdd_16u_C4IRSfs nppiAdd_16s_C1RSfs nppiAdd_16s_C1IRSfs
+    nppiAdd_16s_C3RSfs nppiAdd_16s_C3IRSfs nppiAdd_16s_AC4RSfs nppiAdd_16s_AC4IRSfs nppiAdd_16s_C4RSfs
+    nppiAdd_16s_C4IRSfs nppiAdd_16sc_C1RSfs nppiAdd_16sc_C1IRSfs nppiAdd_16sc_C3RSfs nppiAdd_16sc_C3IRSfs
+    nppiAdd_16sc_AC4RSfs nppiAdd_16sc_AC4IRSfs nppiAdd_32s_C1RSfs nppiAdd_32s_C1R nppiAdd_32s_C1IRSfs
+    nppiAdd_32s_C3RSfs nppiAdd_32s_C3IRSfs nppiAdd_32sc_C1RSfs nppiAdd_32sc_C1IRSfs nppiAdd_32sc_C3RSfs
+    nppiAdd_32sc_C3IRSfs nppiAdd_32sc_AC4RSfs nppiAdd_32sc_AC4IRSfs nppiAdd_16f_C1R nppiAdd_16f_C1IR
+    nppiAdd_16f_C3R nppiAdd_16f_C3IR nppiAdd_16f_C4R nppiAdd_16f_C4IR nppiAdd_32f_C1R nppiAdd_32f_C1IR
+    nppiAdd_32f_C3R nppiAdd_32f_C3IR nppiAdd_32f_AC4R nppiAdd_32f_AC4IR nppiAdd_32f_C4R nppiAdd_32f_C4IR
+    nppiAdd_32fc_C1R nppiAdd_32fc_C1IR nppiAdd_32fc_C3R nppiAdd_32fc_C3IR nppiAdd_32fc_AC4R nppiAdd_32fc_AC4IR
+    nppiAdd_32fc_C4R nppiAdd_32fc_C4IR nppiAddSquare_8u32f_C1IMR nppiAddSquare_8u32f_C1IR
+    nppiAddSquare_16u32f_C1IMR nppiAddSquare_16u32f_C1IR nppiAddSquare_32f_C1IMR nppiAddSquare_32f_C1IR
+    nppiAddProduct_8u32f_C1IMR nppiAddProduct_8u32f_C1IR nppiAddProduct_16u32f_C1IMR nppiAddProduct_16u32f_C1IR
+    nppiAddProduct_32f_C1IMR nppiAddProduct_32f_C1IR nppiAddProduct_16f_C1IR nppiAddWeighted_8u32f_C1IMR
+    nppiAddWeighted_8u32f_C1IR nppiAddWeighted_16u32f_C1IMR nppiAddWeighted_16u32f_C1IR nppiAddWeighted_32f_C1IMR
+    nppiAddWeighted_32f_C1IR nppiMul_8u_C1RSfs nppiMul_8u_C1IRSfs nppiMul_8u_C3RSfs nppiMul_8u_C3IRSfs
+    nppiMul_8u_AC4RSfs nppiMul_8u_AC4IRSfs nppiMul_8u_C4RSfs nppiMul_8u_C4IRSfs nppiMul_16u_C1RSfs
+    nppiMul_16u_C1IRSfs nppiMul_16u_C3RSfs nppiMul_16u_C3IRSfs nppiMul_16u_AC4RSfs nppiMul_16u_AC4IRSfs
+    nppiMul_16u_C4RSfs nppiMul_16u_C4IRSfs nppiMul_16s_C1RSfs nppiMul_16s_C1IRSfs nppiMul_16s_C3RSfs
+    nppiMul_16s_C3IRSfs nppiMul_16s_AC4RSfs nppiMul_16s_AC4IRSfs nppiMul_16s_C4RSfs nppiMul_16s_C4IRSfs
+    nppiMul_16sc_C1RSfs nppiMul_16sc_C1IRSfs nppiMul_16sc_C3RSfs nppiMul_16sc_C3IRSfs nppiMul_16sc_AC4RSfs
+    nppiMul_16sc_AC4IRSfs nppiMul_32s_C1RSfs nppiMul_32s_C1R nppiMul_32s_C1IRSfs nppiMul_32s_C3RSfs
+    nppiMul_32s_C3IRSfs nppiMul_32sc_C1RSfs nppiMul_32sc_C1IRSfs nppiMul_32sc_C3RSfs nppiMul_32sc_C3IRSfs
+    nppiMul_32sc_AC4RSfs nppiMul_32sc_AC4IRSfs nppiMul_16f_C1R nppiMul_16f_C1IR nppiMul_16f_C3R nppiMul_16f_C3IR
+    nppiMul_16f_C4R nppiMul_16f_C4IR nppiMul_32f_C1R nppiMul_32f_C1IR nppiMul_32f_C3R nppiMul_32f_C3IR
+    nppiMul_32f_AC4R nppiMul_32f_AC4IR nppiMul_32f_C4R nppiMul_32f_C4IR nppiMul_32fc_C1R nppiMul_32fc_C1IR
+    nppiMul_32fc_C3R nppiMul_32fc_C3IR nppiMul_32fc_AC4R nppiMul_32fc_AC4IR nppiMul_32fc_C4R nppiMul_32fc_C4IR
+    nppiMulScale_8u_C1R nppiMulScale_8u_C1IR nppiMulScale_8u_C3R nppiMulScale_8u_C3IR nppiMulScale_8u_AC4R
+    nppiMulScale_8u_AC4IR nppiMulScale_8u_C4R nppiMulScale_8u_C4IR nppiMulScale_16u_C1R nppiMulScale_16u_C1IR
+    nppiMulScale_16u_C3R nppiMulScale_16u_C3IR nppiMulScale_16u_AC4R nppiMulScale_16u_AC4IR nppiMulScale_16u_C4R
+    nppiMulScale_16u_C4IR nppiSub_8u_C1RSfs nppiSub_8u_C1IRSfs nppiSub_8u_C3RSfs nppiSub_8u_C3IRSfs
+    nppiSub_8u_AC4RSfs nppiSub_8u_AC4IRSfs nppiSub_8u_C4RSfs nppiSub_8u_C4IRSfs nppiSub_16u_C1RSfs
+    nppiSub_16u_C1IRSfs nppiSub_16u_C3RSfs nppiSub_16u_C3IRSfs nppiSub_16u_AC4RSfs nppiSub_16u_AC4IRSfs
+    nppiSub_16u_C4RSfs nppiSub_16u_C4IRSfs nppiSub_16s_C1RSfs nppiSub_16s_C1IRSfs nppiSub_16s_C3RSfs
+    nppiSub_16s_C3IRSfs nppiSub_16s_AC4RSfs nppiSub_16s_AC4IRSfs nppiSub_16s_C4RSfs nppiSub_16s_C4IRSfs
+    nppiSub_16sc_C1RSfs nppiSub_16sc_C1IRSfs nppiSub_16sc_C3RSfs nppiSub_16sc_C3IRSfs nppiSub_16sc_AC4RSfs
+    nppiSub_16sc_AC4IRSfs nppiSub_32s_C1RSfs nppiSub_32s_C1R nppiSub_32s_C1IRSfs nppiSub_32s_C3RSfs
+    nppiSub_32s_C3IRSfs nppiSub_32s_C4RSfs nppiSub_32s_C4IRSfs nppiSub_32sc_C1RSfs nppiSub_32sc_C1IRSfs
+    nppiSub_32sc_C3RSfs nppiSub_32sc_C3IRSfs nppiSub_32sc_AC4RSfs nppiSub_32sc_AC4IRSfs nppiSub_16f_C1R
+    nppiSub_16f_C1IR nppiSub_16f_C3R nppiSub_16f_C3IR nppiSub_16f_C4R nppiSub_16f_C4IR nppiSub_32f_C1R
+    nppiSub_32f_C1IR nppiSub_32f_C3R nppiSub_32f_C3IR nppiSub_32f_AC4R nppiSub_32f_AC4IR nppiSub_32f_C4R
+    nppiSub_32f_C4IR nppiSub_32fc_C1R nppiSub_32fc_C1IR nppiSub_32fc_C3R nppiSub_32fc_C3IR nppiSub_32fc_AC4R
+    nppiSub_32fc_AC4IR nppiSub_32fc_C4R nppiSub_32fc_C4IR nppiDiv_8u_C1RSfs nppiDiv_8u_C1IRSfs nppiDiv_8u_C3RSfs
+    nppiDiv_8u_C3IRSfs nppiDiv_8u_AC4RSfs nppiDiv_8u_AC4IRSfs nppiDiv_8u_C4RSfs nppiDiv_8u_C4IRSfs
+    nppiDiv_16u_C1RSfs nppiDiv_16u_C1IRSfs nppiDiv_16u_C3RSfs nppiDiv_16u_C3IRSfs nppiDiv_16u_AC4RSfs
+    nppiDiv_16u_AC4IRSfs nppiDiv_16u_C4RSfs nppiDiv_16u_C4IRSfs nppiDiv_16s_C1RSfs nppiDiv_16s_C1IRSfs
+    nppiDiv_16s_C3RSfs nppiDiv_16s_C3IRSfs nppiDiv_16s_AC4RSfs nppiDiv_16s_AC4IRSfs nppiDiv_16s_C4RSfs
+    nppiDiv_16s_C4IRSfs nppiDiv_16sc_C1RSfs nppiDiv_16sc_C1IRSfs nppiDiv_16sc_C3RSfs nppiDiv_16sc_C3IRSfs
+    nppiDiv_16sc_AC4RSfs nppiDiv_16sc_AC4IRSfs nppiDiv_32s_C1RSfs nppiDiv_32s_C1R nppiDiv_32s_C1IRSfs
+    nppiDiv_32s_C3RSfs nppiDiv_32s_C3IRSfs nppiDiv_32sc_C1RSfs nppiDiv_32sc_C1IRSfs nppiDiv_32sc_C3RSfs
+    nppiDiv_32sc_C3IRSfs nppiDiv_32sc_AC4RSfs nppiDiv_32sc_AC4IRSfs nppiDiv_16f_C1R nppiDiv_16f_C1IR
+    nppiDiv_16f_C3R nppiDiv_16f_C3IR nppiDiv_16f_C4R nppiDiv_16f_C4IR nppiDiv_32f_C1R nppiDiv_32f_C1IR
+    nppiDiv_32f_C3R nppiDiv_32f_C3IR nppiDiv_32f_AC4R nppiDiv_32f_AC4IR nppiDiv_32f_C4R nppiDiv_32f_C4IR
+    nppiDiv_32fc_C1R nppiDiv_32fc_C1IR nppiDiv_32fc_C3R nppiDiv_32fc_C3IR nppiDiv_32fc_AC4R nppiDiv_32fc_AC4IR
+    nppiDiv_32fc_C4R nppiDiv_32fc_C4IR nppiDiv_Round_8u_C1RSfs nppiDiv_Round_8u_C1IRSfs nppiDiv_Round_8u_C3RSfs
+    nppiDiv_Round_8u_C3IRSfs nppiDiv_Round_8u_AC4RSfs nppiDiv_Round_8u_AC4IRSfs nppiDiv_Round_8u_C4RSfs
+    nppiDiv_Round_8u_C4IRSfs nppiDiv_Round_16u_C1RSfs nppiDiv_Round_16u_C1IRSfs nppiDiv_Round_16u_C3RSfs
+    nppiDiv_Round_16u_C3IRSfs nppiDiv_Round_16u_AC4RSfs nppiDiv_Round_16u_AC4IRSfs nppiDiv_Round_16u_C4RSfs
+    nppiDiv_Round_16u_C4IRSfs nppiDiv_Round_16s_C1RSfs nppiDiv_Round_16s_C1IRSfs nppiDiv_Round_16s_C3RSfs
+    nppiDiv_Round_16s_C3IRSfs nppiDiv_Round_16s_AC4RSfs nppiDiv_Round_16s_AC4IRSfs nppiDiv_Round_16s_C4RSfs
+    nppiDiv_Round_16s_C4IRSfs nppiAbs_16s_C1R nppiAbs_16s_C1IR nppiAbs_16s_C3R nppiAbs_16s_C3IR nppiAbs_16s_AC4R
+    nppiAbs_16s_AC4IR nppiAbs_16s_C4R nppiAbs_16s_C4IR nppiAbs_16f_C1R nppiAbs_16f_C1IR nppiAbs_16f_C3R
+    nppiAbs_16f_C3IR nppiAbs_16f_C4R nppiAbs_16f_C4IR nppiAbs_32f_C1R nppiAbs_32f_C1IR nppiAbs_32f_C3R
+    nppiAbs_32f_C3IR nppiAbs_32f_AC4R nppiAbs_32f_AC4IR nppiAbs_32f_C4R nppiAbs_32f_C4IR nppiAbsDiff_8u_C1R
+    nppiAbsDiff_8u_C3R nppiAbsDiff_8u_C4R nppiAbsDiff_16u_C1R nppiAbsDiff_16f_C1R nppiAbsDiff_32f_C1R
+    nppiSqr_8u_C1RSfs nppiSqr_8u_C1IRSfs nppiSqr_8u_C3RSfs nppiSqr_8u_C3IRSfs nppiSqr_8u_AC4RSfs
+    nppiSqr_8u_AC4IRSfs nppiSqr_8u_C4RSfs nppiSqr_8u_C4IRSfs nppiSqr_16u_C1RSfs nppiSqr_16u_C1IRSfs
+    nppiSqr_16u_C3RSfs nppiSqr_16u_C3IRSfs nppiSqr_16u_AC4RSfs nppiSqr_16u_AC4IRSfs nppiSqr_16u_C4RSfs
+    nppiSqr_16u_C4IRSfs nppiSqr_16s_C1RSfs nppiSqr_16s_C1IRSfs nppiSqr_16s_C3RSfs nppiSqr_16s_C3IRSfs
+    nppiSqr_16s_AC4RSfs nppiSqr_16s_AC4IRSfs nppiSqr_16s_C4RSfs nppiSqr_16s_C4IRSfs nppiSqr_16f_C1R
+    nppiSqr_16f_C1IR nppiSqr_16f_C3R nppiSqr_16f_C3IR nppiSqr_16f_C4R nppiSqr_16f_C4IR nppiSqr_32f_C1R
+    nppiSqr_32f_C1IR nppiSqr_32f_C3R nppiSqr_32f_C3IR nppiSqr_32f_AC4R nppiSqr_32f_AC4IR nppiSqr_32f_C4R
+    nppiSqr_32f_C4IR nppiSqrt_8u_C1RSfs nppiSqrt_8u_C1IRSfs nppiSqrt_8u_C3RSfs nppiSqrt_8u_C3IRSfs
+    nppiSqrt_8u_AC4RSfs nppiSqrt_8u_AC4IRSfs nppiSqrt_16u_C1RSfs nppiSqrt_16u_C1IRSfs nppiSqrt_16u_C3RSfs
+    nppiSqrt_16u_C3IRSfs nppiSqrt_16u_AC4RSfs nppiSqrt_16u_AC4IRSfs nppiSqrt_16s_C1RSfs nppiSqrt_16s_C1IRSfs
+    nppiSqrt_16s_C3RSfs nppiSqrt_16s_C3IRSfs nppiSqrt_16s_AC4RSfs nppiSqrt_16s_AC4IRSfs nppiSqrt_16f_C1R
+    nppiSqrt_16f_C1IR nppiSqrt_16f_C3R nppiSqrt_16f_C3IR nppiSqrt_16f_C4R nppiSqrt_16f_C4IR nppiSqrt_32f_C1R
+    nppiSqrt_32f_C1IR nppiSqrt_32f_C3R nppiSqrt_32f_C3IR nppiSqrt_32f_AC4R nppiSqrt_32f_AC4IR nppiSqrt_32f_C4R
+    nppiSqrt_32f_C4IR nppiLn_8u_C1RSfs nppiLn_8u_C1IRSfs nppiLn_8u_C3RSfs nppiLn_8u_C3IRSfs nppiLn_16u_C1RSfs
+    nppiLn_16u_C1IRSfs nppiLn_16u_C3RSfs nppiLn_16u_C3IRSfs nppiLn_16s_C1RSfs nppiLn_16s_C1IRSfs nppiLn_16s_C3RSfs
+    nppiLn_16s_C3IRSfs nppiLn_16f_C1R nppiLn_16f_C1IR nppiLn_16f_C3R nppiLn_16f_C3IR nppiLn_32f_C1R
+    nppiLn_32f_C1IR nppiLn_32f_C3R nppiLn_32f_C3IR nppiExp_8u_C1RSfs nppiExp_8u_C1IRSfs nppiExp_8u_C3RSfs
+    nppiExp_8u_C3IRSfs nppiExp_16u_C1RSfs nppiExp_16u_C1IRSfs nppiExp_16u_C3RSfs nppiExp_16u_C3IRSfs
+    nppiExp_16s_C1RSfs nppiExp_16s_C1IRSfs nppiExp_16s_C3RSfs nppiExp_16s_C3IRSfs nppiExp_32f_C1R nppiExp_32f_C1IR
+    nppiExp_32f_C3R nppiExp_32f_C3IR nppiAndC_8u_C1R nppiAndC_8u_C1IR nppiAndC_8u_C3R nppiAndC_8u_C3IR
+    nppiAndC_8u_AC4R nppiAndC_8u_AC4IR nppiAndC_8u_C4R nppiAndC_8u_C4IR nppiAndC_16u_C1R nppiAndC_16u_C1IR
+    nppiAndC_16u_C3R nppiAndC_16u_C3IR nppiAndC_16u_AC4R nppiAndC_16u_AC4IR nppiAndC_16u_C4R nppiAndC_16u_C4IR
+    nppiAndC_32s_C1R nppiAndC_32s_C1IR nppiAndC_32s_C3R nppiAndC_32s_C3IR nppiAndC_32s_AC4R nppiAndC_32s_AC4IR
+    nppiAndC_32s_C4R nppiAndC_32s_C4IR nppiOrC_8u_C1R nppiOrC_8u_C1IR nppiOrC_8u_C3R nppiOrC_8u_C3IR
+    nppiOrC_8u_AC4R nppiOrC_8u_AC4IR nppiOrC_8u_C4R nppiOrC_8u_C4IR nppiOrC_16u_C1R nppiOrC_16u_C1IR
+    nppiOrC_16u_C3R nppiOrC_16u_C3IR nppiOrC_16u_AC4R nppiOrC_16u_AC4IR nppiOrC_16u_C4R nppiOrC_16u_C4IR
+    nppiOrC_32s_C1R nppiOrC_32s_C1IR nppiOrC_32s_C3R nppiOrC_32s_C3IR nppiOrC_32s_AC4R nppiOrC_32s_AC4IR
+    nppiOrC_32s_C4R nppiOrC_32s_C4IR nppiXorC_8u_C1R nppiXorC_8u_C1IR nppiXorC_8u_C3R nppiXorC_8u_C3IR
+    nppiXorC_8u_AC4R nppiXorC_8u_AC4IR nppiXorC_8u_C4R nppiXorC_8u_C4IR nppiXorC_16u_C1R nppiXorC_16u_C1IR
+    nppiXorC_16u_C3R nppiXorC_16u_C3IR nppiXorC_16u_AC4R nppiXorC_16u_AC4IR nppiXorC_16u_C4R nppiXorC_16u_C4IR
+    nppiXorC_32s_C1R nppiXorC_32s_C1IR nppiXorC_32s_C3R nppiXorC_32s_C3IR nppiXorC_32s_AC4R nppiXorC_32s_AC4IR
+    nppiXorC_32s_C4R nppiXorC_32s_C4IR nppiRShiftC_8u_C1R nppiRShiftC_8u_C1IR nppiRShiftC_8u_C3R
+    nppiRShiftC_8u_C3IR nppiRShiftC_8u_AC4R nppiRShiftC_8u_AC4IR nppiRShiftC_8u_C4R nppiRShiftC_8u_C4IR
+    nppiRShiftC_8s_C1R nppiRShiftC_8s_C1IR nppiRShiftC_8s_C3R nppiRShiftC_8s_C3IR nppiRShiftC_8s_AC4R
+    nppiRShiftC_8s_AC4IR nppiRShiftC_8s_C4R nppiRShiftC_8s_C4IR nppiRShiftC_16u_C1R nppiRShiftC_16u_C1IR
+    nppiRShiftC_16u_C3R nppiRShiftC_16u_C3IR nppiRShiftC_16u_AC4R nppiRShiftC_16u_AC4IR nppiRShiftC_16u_C4R
+    nppiRShiftC_16u_C4IR nppiRShiftC_16s_C1R nppiRShiftC_16s_C1IR nppiRShiftC_16s_C3R nppiRShiftC_16s_C3IR
+    nppiRShiftC_16s_AC4R nppiRShiftC_16s_AC4IR nppiRShiftC_16s_C4R nppiRShiftC_16s_C4IR nppiRShiftC_32s_C1R
+    nppiRShiftC_32s_C1IR nppiRShiftC_32s_C3R nppiRShiftC_32s_C3IR nppiRShiftC_32s_AC4R nppiRShiftC_32s_AC4IR
+    nppiRShiftC_32s_C4R nppiRShiftC_32s_C4IR nppiLShiftC_8u_C1R nppiLShiftC_8u_C1IR nppiLShiftC_8u_C3R
+    nppiLShiftC_8u_C3IR nppiLShiftC_8u_AC4R nppiLShiftC_8u_AC4IR nppiLShiftC_8u_C4R nppiLShiftC_8u_C4IR
+    nppiLShiftC_16u_C1R nppiLShiftC_16u_C1IR nppiLShiftC_16u_C3R nppiLShiftC_16u_C3IR nppiLShiftC_16u_AC4R
+    nppiLShiftC_16u_AC4IR nppiLShiftC_16u_C4R nppiLShiftC_16u_C4IR nppiLShiftC_32s_C1R nppiLShiftC_32s_C1IR
+    nppiLShiftC_32s_C3R nppiLShiftC_32s_C3IR nppiLShiftC_32s_AC4R nppiLShiftC_32s_AC4IR nppiLShiftC_32s_C4R
+    nppiLShiftC_32s_C4IR nppiAnd_8u_C1R nppiAnd_8u_C1IR nppiAnd_8u_C3R nppiAnd_8u_C3IR nppiAnd_8u_AC4R
+    nppiAnd_8u_AC4IR nppiAnd_8u_C4R nppiAnd_8u_C4IR nppiAnd_16u_C1R nppiAnd_16u_C1IR nppiAnd_16u_C3R
+    nppiAnd_16u_C3IR nppiAnd_16u_AC4R nppiAnd_16u_AC4IR nppiAnd_16u_C4R nppiAnd_16u_C4IR nppiAnd_32s_C1R
+    nppiAnd_32s_C1IR nppiAnd_32s_C3R nppiAnd_32s_C3IR nppiAnd_32s_AC4R nppiAnd_32s_AC4IR nppiAnd_32s_C4R
+    nppiAnd_32s_C4IR nppiOr_8u_C1R nppiOr_8u_C1IR nppiOr_8u_C3R nppiOr_8u_C3IR nppiOr_8u_AC4R nppiOr_8u_AC4IR
+    nppiOr_8u_C4R nppiOr_8u_C4IR nppiOr_16u_C1R nppiOr_16u_C1IR nppiOr_16u_C3R nppiOr_16u_C3IR nppiOr_16u_AC4R
+    nppiOr_16u_AC4IR nppiOr_16u_C4R nppiOr_16u_C4IR nppiOr_32s_C1R nppiOr_32s_C1IR nppiOr_32s_C3R nppiOr_32s_C3IR
+    nppiOr_32s_AC4R nppiOr_32s_AC4IR nppiOr_32s_C4R nppiOr_32s_C4IR nppiXor_8u_C1R nppiXor_8u_C1IR nppiXor_8u_C3R
+    nppiXor_8u_C3IR nppiXor_8u_AC4R nppiXor_8u_AC4IR nppiXor_8u_C4R nppiXor_8u_C4IR nppiXor_16u_C1R
+    nppiXor_16u_C1IR nppiXor_16u_C3R nppiXor_16u_C3IR nppiXor_16u_AC4R nppiXor_16u_AC4IR nppiXor_16u_C4R
+    nppiXor_16u_C4IR nppiXor_32s_C1R nppiXor_32s_C1IR nppiXor_32s_C3R nppiXor_32s_C3IR nppiXor_32s_AC4R
+    nppiXor_32s_AC4IR nppiXor_32s_C4R nppiXor_32s_C4IR nppiNot_8u_C1R nppiNot_8u_C1IR nppiNot_8u_C3R
+    nppiNot_8u_C3IR nppiNot_8u_AC4R nppiNot_8u_AC4IR nppiNot_8u_C4R nppiNot_8u_C4IR nppiAlphaCompC_8u_C1R
+    nppiAlphaCompC_8u_C3R nppiAlphaCompC_8u_C4R nppiAlphaCompC_8u_AC4R nppiAlphaCompC_8s_C1R
+    nppiAlphaCompC_16u_C1R nppiAlphaCompC_16u_C3R nppiAlphaCompC_16u_C4R nppiAlphaCompC_16u_AC4R
+    nppiAlphaCompC_16s_C1R nppiAlphaCompC_32u_C1R nppiAlphaCompC_32s_C1R nppiAlphaCompC_32f_C1R
+    nppiAlphaPremulC_8u_C1R nppiAlphaPremulC_8u_C1IR nppiAlphaPremulC_8u_C3R nppiAlphaPremulC_8u_C3IR
+    nppiAlphaPremulC_8u_C4R nppiAlphaPremulC_8u_C4IR nppiAlphaPremulC_8u_AC4R nppiAlphaPremulC_8u_AC4IR
+    nppiAlphaPremulC_16u_C1R nppiAlphaPremulC_16u_C1IR nppiAlphaPremulC_16u_C3R nppiAlphaPremulC_16u_C3IR
+    nppiAlphaPremulC_16u_C4R nppiAlphaPremulC_16u_C4IR nppiAlphaPremulC_16u_AC4R nppiAlphaPremulC_16u_AC4IR
+    nppiAlphaComp_8u_AC1R nppiAlphaComp_8u_AC4R nppiAlphaComp_8s_AC1R nppiAlphaComp_16u_AC1R
+    nppiAlphaComp_16u_AC4R nppiAlphaComp_16s_AC1R nppiAlphaComp_32u_AC1R nppiAlphaComp_32u_AC4R
+    nppiAlphaComp_32s_AC1R nppiAlphaComp_32s_AC4R nppiAlphaComp_32f_AC1R nppiAlphaComp_32f_AC4R
+    nppiAlphaPremul_8u_AC4R nppiAlphaPremul_8u_AC4IR nppiAlphaPremul_16u_AC4R nppiAlphaPremul_16u_AC4IR
+""".split(), "declared, but NPP 13 exports only the form with a context, whose name ends in _Ctx")
 
 _lib = SysLibrary("nppial", "NppStatus", NppError, "")
 

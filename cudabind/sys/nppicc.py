@@ -201,6 +201,13 @@ UNTIL |= dict.fromkeys("""
 """.split(), "13.0.1")
 LEFT_OUT: dict[str, str] = {}
 NOT_EXPORTED: dict[str, str] = {}
+NOT_EXPORTED |= dict.fromkeys("""
+    nppiNV12_8u_ToUYVP_10u_P2C3R_Ctx nppiP010_16u_ToUYVP_10u_P3C3R_Ctx nppiUYVP_10u_ToP208_8u_C3C3R_Ctx
+    nppiUYVP_10u_ToNV16_8u_C3P2R_Ctx nppiUYVP_10u_ToV210_10u_C3C3R_Ctx nppiP208_8u_ToUYVP_10u_C3C3R_Ctx
+    nppiNV16_8u_ToUYVP_10u_P2C3R_Ctx nppiV210_10u_ToUYVP_10u_C3C3R_Ctx nppiP210_16u_ToUYVP_10u_P2C3R_Ctx
+    nppiUYVP_10u_ToI444_8u_C3P3R_Ctx nppiUYVP_10u_ToYUV444_8u_C3C3R_Ctx nppiUYVP_10u_ToY410_10u_C3C3R_Ctx
+    nppiI444_8u_ToUYVP_10u_P3C3R_Ctx nppiYUV444_8u_ToUYVP_10u_C3C3R_Ctx nppiY410_10u_ToUYVP_10u_C3C3R_Ctx
+""".split(), "declared, but not among the symbols of libnppi")
 
 _lib = SysLibrary("nppicc", "NppStatus", NppError, "")
 

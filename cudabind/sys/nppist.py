@@ -607,7 +607,11 @@ UNTIL |= dict.fromkeys("""
     nppiWMSSSIMBatch_8u_C3R_Advanced
 """.split(), "13.0.1")
 LEFT_OUT: dict[str, str] = {}
-NOT_EXPORTED: dict[str, str] = {}
+NOT_EXPORTED: dict[str, str] = {
+    "nppiSqrDistanceSame_Norm_16u32f_AC4R": "declared, but not among the symbols of libnppi",
+    "nppiMagnitude_32fc32f_C1R": "declared, but not among the symbols of libnppi",
+    "nppiMagnitudeSqr_32fc32f_C1R": "declared, but not among the symbols of libnppi",
+}
 
 _lib = SysLibrary("nppist", "NppStatus", NppError, "")
 

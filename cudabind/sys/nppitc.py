@@ -32,6 +32,65 @@ SINCE: dict[str, str] = {}
 UNTIL: dict[str, str] = {}
 LEFT_OUT: dict[str, str] = {}
 NOT_EXPORTED: dict[str, str] = {}
+NOT_EXPORTED |= dict.fromkeys("""
+    nppiThreshold_8u_C1R nppiThreshold_8u_C1IR nppiThreshold_16u_C1R nppiThreshold_16u_C1IR nppiThreshold_16s_C1R
+    nppiThreshold_16s_C1IR nppiThreshold_32f_C1R nppiThreshold_32f_C1IR nppiThreshold_8u_C3R nppiThreshold_8u_C3IR
+    nppiThreshold_16u_C3R nppiThreshold_16u_C3IR nppiThreshold_16s_C3R nppiThreshold_16s_C3IR
+    nppiThreshold_32f_C3R nppiThreshold_32f_C3IR nppiThreshold_8u_AC4R nppiThreshold_8u_AC4IR
+    nppiThreshold_16u_AC4R nppiThreshold_16u_AC4IR nppiThreshold_16s_AC4R nppiThreshold_16s_AC4IR
+    nppiThreshold_32f_AC4R nppiThreshold_32f_AC4IR nppiThreshold_GT_8u_C1R nppiThreshold_GT_8u_C1IR
+    nppiThreshold_GT_16u_C1R nppiThreshold_GT_16u_C1IR nppiThreshold_GT_16s_C1R nppiThreshold_GT_16s_C1IR
+    nppiThreshold_GT_32f_C1R nppiThreshold_GT_32f_C1IR nppiThreshold_GT_8u_C3R nppiThreshold_GT_8u_C3IR
+    nppiThreshold_GT_16u_C3R nppiThreshold_GT_16u_C3IR nppiThreshold_GT_16s_C3R nppiThreshold_GT_16s_C3IR
+    nppiThreshold_GT_32f_C3R nppiThreshold_GT_32f_C3IR nppiThreshold_GT_8u_AC4R nppiThreshold_GT_8u_AC4IR
+    nppiThreshold_GT_16u_AC4R nppiThreshold_GT_16u_AC4IR nppiThreshold_GT_16s_AC4R nppiThreshold_GT_16s_AC4IR
+    nppiThreshold_GT_32f_AC4R nppiThreshold_GT_32f_AC4IR nppiThreshold_LT_8u_C1R nppiThreshold_LT_8u_C1IR
+    nppiThreshold_LT_16u_C1R nppiThreshold_LT_16u_C1IR nppiThreshold_LT_16s_C1R nppiThreshold_LT_16s_C1IR
+    nppiThreshold_LT_32f_C1R nppiThreshold_LT_32f_C1IR nppiThreshold_LT_8u_C3R nppiThreshold_LT_8u_C3IR
+    nppiThreshold_LT_16u_C3R nppiThreshold_LT_16u_C3IR nppiThreshold_LT_16s_C3R nppiThreshold_LT_16s_C3IR
+    nppiThreshold_LT_32f_C3R nppiThreshold_LT_32f_C3IR nppiThreshold_LT_8u_AC4R nppiThreshold_LT_8u_AC4IR
+    nppiThreshold_LT_16u_AC4R nppiThreshold_LT_16u_AC4IR nppiThreshold_LT_16s_AC4R nppiThreshold_LT_16s_AC4IR
+    nppiThreshold_LT_32f_AC4R nppiThreshold_LT_32f_AC4IR nppiThreshold_Val_8u_C1R nppiThreshold_Val_8u_C1IR
+    nppiThreshold_Val_16u_C1R nppiThreshold_Val_16u_C1IR nppiThreshold_Val_16s_C1R nppiThreshold_Val_16s_C1IR
+    nppiThreshold_Val_32f_C1R nppiThreshold_Val_32f_C1IR nppiThreshold_Val_8u_C3R nppiThreshold_Val_8u_C3IR
+    nppiThreshold_Val_16u_C3R nppiThreshold_Val_16u_C3IR nppiThreshold_Val_16s_C3R nppiThreshold_Val_16s_C3IR
+    nppiThreshold_Val_32f_C3R nppiThreshold_Val_32f_C3IR nppiThreshold_Val_8u_AC4R nppiThreshold_Val_8u_AC4IR
+    nppiThreshold_Val_16u_AC4R nppiThreshold_Val_16u_AC4IR nppiThreshold_Val_16s_AC4R nppiThreshold_Val_16s_AC4IR
+    nppiThreshold_Val_32f_AC4R nppiThreshold_Val_32f_AC4IR nppiThreshold_GTVal_8u_C1R nppiThreshold_GTVal_8u_C1IR
+    nppiThreshold_GTVal_16u_C1R nppiThreshold_GTVal_16u_C1IR nppiThreshold_GTVal_16s_C1R
+    nppiThreshold_GTVal_16s_C1IR nppiThreshold_GTVal_32f_C1R nppiThreshold_GTVal_32f_C1IR
+    nppiThreshold_GTVal_8u_C3R nppiThreshold_GTVal_8u_C3IR nppiThreshold_GTVal_16u_C3R
+    nppiThreshold_GTVal_16u_C3IR nppiThreshold_GTVal_16s_C3R nppiThreshold_GTVal_16s_C3IR
+    nppiThreshold_GTVal_32f_C3R nppiThreshold_GTVal_32f_C3IR nppiThreshold_GTVal_8u_AC4R
+    nppiThreshold_GTVal_8u_AC4IR nppiThreshold_GTVal_16u_AC4R nppiThreshold_GTVal_16u_AC4IR
+    nppiThreshold_GTVal_16s_AC4R nppiThreshold_GTVal_16s_AC4IR nppiThreshold_GTVal_32f_AC4R
+    nppiThreshold_GTVal_32f_AC4IR nppiThreshold_LTVal_8u_C1R nppiThreshold_LTVal_8u_C1IR
+    nppiThreshold_LTVal_16u_C1R nppiThreshold_LTVal_16u_C1IR nppiThreshold_LTVal_16s_C1R
+    nppiThreshold_LTVal_16s_C1IR nppiThreshold_LTVal_32f_C1R nppiThreshold_LTVal_32f_C1IR
+    nppiThreshold_LTVal_8u_C3R nppiThreshold_LTVal_8u_C3IR nppiThreshold_LTVal_16u_C3R
+    nppiThreshold_LTVal_16u_C3IR nppiThreshold_LTVal_16s_C3R nppiThreshold_LTVal_16s_C3IR
+    nppiThreshold_LTVal_32f_C3R nppiThreshold_LTVal_32f_C3IR nppiThreshold_LTVal_8u_AC4R
+    nppiThreshold_LTVal_8u_AC4IR nppiThreshold_LTVal_16u_AC4R nppiThreshold_LTVal_16u_AC4IR
+    nppiThreshold_LTVal_16s_AC4R nppiThreshold_LTVal_16s_AC4IR nppiThreshold_LTVal_32f_AC4R
+    nppiThreshold_LTVal_32f_AC4IR nppiThreshold_LTValGTVal_8u_C1R nppiThreshold_LTValGTVal_8u_C1IR
+    nppiThreshold_LTValGTVal_16u_C1R nppiThreshold_LTValGTVal_16u_C1IR nppiThreshold_LTValGTVal_16s_C1R
+    nppiThreshold_LTValGTVal_16s_C1IR nppiThreshold_LTValGTVal_32f_C1R nppiThreshold_LTValGTVal_32f_C1IR
+    nppiThreshold_LTValGTVal_8u_C3R nppiThreshold_LTValGTVal_8u_C3IR nppiThreshold_LTValGTVal_16u_C3R
+    nppiThreshold_LTValGTVal_16u_C3IR nppiThreshold_LTValGTVal_16s_C3R nppiThreshold_LTValGTVal_16s_C3IR
+    nppiThreshold_LTValGTVal_32f_C3R nppiThreshold_LTValGTVal_32f_C3IR nppiThreshold_LTValGTVal_8u_AC4R
+    nppiThreshold_LTValGTVal_8u_AC4IR nppiThreshold_LTValGTVal_16u_AC4R nppiThreshold_LTValGTVal_16u_AC4IR
+    nppiThreshold_LTValGTVal_16s_AC4R nppiThreshold_LTValGTVal_16s_AC4IR nppiThreshold_LTValGTVal_32f_AC4R
+    nppiThreshold_LTValGTVal_32f_AC4IR nppiCompare_8u_C1R nppiCompare_8u_C3R nppiCompare_8u_C4R
+    nppiCompare_8u_AC4R nppiCompare_16u_C1R nppiCompare_16u_C3R nppiCompare_16u_C4R nppiCompare_16u_AC4R
+    nppiCompare_16s_C1R nppiCompare_16s_C3R nppiCompare_16s_C4R nppiCompare_16s_AC4R nppiCompare_32f_C1R
+    nppiCompare_32f_C3R nppiCompare_32f_C4R nppiCompare_32f_AC4R nppiCompareC_8u_C1R nppiCompareC_8u_C3R
+    nppiCompareC_8u_C4R nppiCompareC_8u_AC4R nppiCompareC_16u_C1R nppiCompareC_16u_C3R nppiCompareC_16u_C4R
+    nppiCompareC_16u_AC4R nppiCompareC_16s_C1R nppiCompareC_16s_C3R nppiCompareC_16s_C4R nppiCompareC_16s_AC4R
+    nppiCompareC_32f_C1R nppiCompareC_32f_C3R nppiCompareC_32f_C4R nppiCompareC_32f_AC4R
+    nppiCompareEqualEps_32f_C1R nppiCompareEqualEps_32f_C3R nppiCompareEqualEps_32f_C4R
+    nppiCompareEqualEps_32f_AC4R nppiCompareEqualEpsC_32f_C1R nppiCompareEqualEpsC_32f_C3R
+    nppiCompareEqualEpsC_32f_C4R nppiCompareEqualEpsC_32f_AC4R
+""".split(), "declared, but NPP 13 exports only the form with a context, whose name ends in _Ctx")
 
 _lib = SysLibrary("nppitc", "NppStatus", NppError, "")
 

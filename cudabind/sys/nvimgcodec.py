@@ -47,7 +47,9 @@ SINCE: dict[str, str] = {
 }
 UNTIL: dict[str, str] = {}
 LEFT_OUT: dict[str, str] = {}
-NOT_EXPORTED: dict[str, str] = {}
+NOT_EXPORTED: dict[str, str] = {
+    "nvimgcodecExtensionModuleEntry": "for extensions to define",
+}
 BEFORE: tuple[tuple[str, str, int | float | str], ...] = (
     ("nvimgcodecCodeStreamCreateFromFile", "0.9.0", "nvimgcodecCodeStreamCreateFromFile_before_0_9_0"),
     ("nvimgcodecCodeStreamCreateFromHostMem", "0.9.0", "nvimgcodecCodeStreamCreateFromHostMem_before_0_9_0"),

@@ -79,165 +79,8 @@ SINCE |= dict.fromkeys("""
     PROXY_GROUP_SIZE_SINGLE PROXY_GROUP_COUNT_MAX PROXY_GROUP_REGION PROXY_PUT_WITH_SIG_REQ_BYTES nvshmem_error
     nvshmemx_float_atomic_add nvshmemx_double_atomic_add nvshmemx_float_atomic_fetch_add
     nvshmemx_double_atomic_fetch_add nvshmemx_buffer_register_symmetric_at_preferred_address nvshmemx_region_start
-    nvshmemx_region_stop nvshmemx_region_is_active nvshmemx_region_start_block nvshmemx_region_stop_block
-    nvshmemx_flush nvshmemx_flush_warp nvshmemx_flush_block nvshmemx_flush_on_stream nvshmemx_put16_signal_warp
-    nvshmemx_put16_signal_block nvshmemx_put16_signal_nbi_warp nvshmemx_put16_signal_nbi_block
-    nvshmemx_signal_counted_reset nvshmemx_qp_create nvshmemx_qp_bfloat16_p nvshmemx_qp_half_p nvshmemx_qp_float_p
-    nvshmemx_qp_double_p nvshmemx_qp_char_p nvshmemx_qp_short_p nvshmemx_qp_schar_p nvshmemx_qp_int_p
-    nvshmemx_qp_long_p nvshmemx_qp_longlong_p nvshmemx_qp_uchar_p nvshmemx_qp_ushort_p nvshmemx_qp_uint_p
-    nvshmemx_qp_ulong_p nvshmemx_qp_ulonglong_p nvshmemx_qp_int8_p nvshmemx_qp_int16_p nvshmemx_qp_int32_p
-    nvshmemx_qp_int64_p nvshmemx_qp_uint8_p nvshmemx_qp_uint16_p nvshmemx_qp_uint32_p nvshmemx_qp_uint64_p
-    nvshmemx_qp_size_p nvshmemx_qp_ptrdiff_p nvshmemx_qp_bfloat16_g nvshmemx_qp_half_g nvshmemx_qp_float_g
-    nvshmemx_qp_double_g nvshmemx_qp_char_g nvshmemx_qp_short_g nvshmemx_qp_schar_g nvshmemx_qp_int_g
-    nvshmemx_qp_long_g nvshmemx_qp_longlong_g nvshmemx_qp_uchar_g nvshmemx_qp_ushort_g nvshmemx_qp_uint_g
-    nvshmemx_qp_ulong_g nvshmemx_qp_ulonglong_g nvshmemx_qp_int8_g nvshmemx_qp_int16_g nvshmemx_qp_int32_g
-    nvshmemx_qp_int64_g nvshmemx_qp_uint8_g nvshmemx_qp_uint16_g nvshmemx_qp_uint32_g nvshmemx_qp_uint64_g
-    nvshmemx_qp_size_g nvshmemx_qp_ptrdiff_g nvshmemx_qp_bfloat16_put nvshmemx_qp_half_put nvshmemx_qp_float_put
-    nvshmemx_qp_double_put nvshmemx_qp_char_put nvshmemx_qp_short_put nvshmemx_qp_schar_put nvshmemx_qp_int_put
-    nvshmemx_qp_long_put nvshmemx_qp_longlong_put nvshmemx_qp_uchar_put nvshmemx_qp_ushort_put
-    nvshmemx_qp_uint_put nvshmemx_qp_ulong_put nvshmemx_qp_ulonglong_put nvshmemx_qp_int8_put
-    nvshmemx_qp_int16_put nvshmemx_qp_int32_put nvshmemx_qp_int64_put nvshmemx_qp_uint8_put nvshmemx_qp_uint16_put
-    nvshmemx_qp_uint32_put nvshmemx_qp_uint64_put nvshmemx_qp_size_put nvshmemx_qp_ptrdiff_put
-    nvshmemx_qp_bfloat16_get nvshmemx_qp_half_get nvshmemx_qp_float_get nvshmemx_qp_double_get
-    nvshmemx_qp_char_get nvshmemx_qp_short_get nvshmemx_qp_schar_get nvshmemx_qp_int_get nvshmemx_qp_long_get
-    nvshmemx_qp_longlong_get nvshmemx_qp_uchar_get nvshmemx_qp_ushort_get nvshmemx_qp_uint_get
-    nvshmemx_qp_ulong_get nvshmemx_qp_ulonglong_get nvshmemx_qp_int8_get nvshmemx_qp_int16_get
-    nvshmemx_qp_int32_get nvshmemx_qp_int64_get nvshmemx_qp_uint8_get nvshmemx_qp_uint16_get
-    nvshmemx_qp_uint32_get nvshmemx_qp_uint64_get nvshmemx_qp_size_get nvshmemx_qp_ptrdiff_get
-    nvshmemx_qp_bfloat16_put_nbi nvshmemx_qp_half_put_nbi nvshmemx_qp_float_put_nbi nvshmemx_qp_double_put_nbi
-    nvshmemx_qp_char_put_nbi nvshmemx_qp_short_put_nbi nvshmemx_qp_schar_put_nbi nvshmemx_qp_int_put_nbi
-    nvshmemx_qp_long_put_nbi nvshmemx_qp_longlong_put_nbi nvshmemx_qp_uchar_put_nbi nvshmemx_qp_ushort_put_nbi
-    nvshmemx_qp_uint_put_nbi nvshmemx_qp_ulong_put_nbi nvshmemx_qp_ulonglong_put_nbi nvshmemx_qp_int8_put_nbi
-    nvshmemx_qp_int16_put_nbi nvshmemx_qp_int32_put_nbi nvshmemx_qp_int64_put_nbi nvshmemx_qp_uint8_put_nbi
-    nvshmemx_qp_uint16_put_nbi nvshmemx_qp_uint32_put_nbi nvshmemx_qp_uint64_put_nbi nvshmemx_qp_size_put_nbi
-    nvshmemx_qp_ptrdiff_put_nbi nvshmemx_qp_bfloat16_get_nbi nvshmemx_qp_half_get_nbi nvshmemx_qp_float_get_nbi
-    nvshmemx_qp_double_get_nbi nvshmemx_qp_char_get_nbi nvshmemx_qp_short_get_nbi nvshmemx_qp_schar_get_nbi
-    nvshmemx_qp_int_get_nbi nvshmemx_qp_long_get_nbi nvshmemx_qp_longlong_get_nbi nvshmemx_qp_uchar_get_nbi
-    nvshmemx_qp_ushort_get_nbi nvshmemx_qp_uint_get_nbi nvshmemx_qp_ulong_get_nbi nvshmemx_qp_ulonglong_get_nbi
-    nvshmemx_qp_int8_get_nbi nvshmemx_qp_int16_get_nbi nvshmemx_qp_int32_get_nbi nvshmemx_qp_int64_get_nbi
-    nvshmemx_qp_uint8_get_nbi nvshmemx_qp_uint16_get_nbi nvshmemx_qp_uint32_get_nbi nvshmemx_qp_uint64_get_nbi
-    nvshmemx_qp_size_get_nbi nvshmemx_qp_ptrdiff_get_nbi nvshmemx_qp_bfloat16_put_warp
-    nvshmemx_qp_bfloat16_put_block nvshmemx_qp_half_put_warp nvshmemx_qp_half_put_block nvshmemx_qp_float_put_warp
-    nvshmemx_qp_float_put_block nvshmemx_qp_double_put_warp nvshmemx_qp_double_put_block nvshmemx_qp_char_put_warp
-    nvshmemx_qp_char_put_block nvshmemx_qp_short_put_warp nvshmemx_qp_short_put_block nvshmemx_qp_schar_put_warp
-    nvshmemx_qp_schar_put_block nvshmemx_qp_int_put_warp nvshmemx_qp_int_put_block nvshmemx_qp_long_put_warp
-    nvshmemx_qp_long_put_block nvshmemx_qp_longlong_put_warp nvshmemx_qp_longlong_put_block
-    nvshmemx_qp_uchar_put_warp nvshmemx_qp_uchar_put_block nvshmemx_qp_ushort_put_warp
-    nvshmemx_qp_ushort_put_block nvshmemx_qp_uint_put_warp nvshmemx_qp_uint_put_block nvshmemx_qp_ulong_put_warp
-    nvshmemx_qp_ulong_put_block nvshmemx_qp_ulonglong_put_warp nvshmemx_qp_ulonglong_put_block
-    nvshmemx_qp_int8_put_warp nvshmemx_qp_int8_put_block nvshmemx_qp_int16_put_warp nvshmemx_qp_int16_put_block
-    nvshmemx_qp_int32_put_warp nvshmemx_qp_int32_put_block nvshmemx_qp_int64_put_warp nvshmemx_qp_int64_put_block
-    nvshmemx_qp_uint8_put_warp nvshmemx_qp_uint8_put_block nvshmemx_qp_uint16_put_warp
-    nvshmemx_qp_uint16_put_block nvshmemx_qp_uint32_put_warp nvshmemx_qp_uint32_put_block
-    nvshmemx_qp_uint64_put_warp nvshmemx_qp_uint64_put_block nvshmemx_qp_size_put_warp nvshmemx_qp_size_put_block
-    nvshmemx_qp_ptrdiff_put_warp nvshmemx_qp_ptrdiff_put_block nvshmemx_qp_bfloat16_get_warp
-    nvshmemx_qp_bfloat16_get_block nvshmemx_qp_half_get_warp nvshmemx_qp_half_get_block nvshmemx_qp_float_get_warp
-    nvshmemx_qp_float_get_block nvshmemx_qp_double_get_warp nvshmemx_qp_double_get_block nvshmemx_qp_char_get_warp
-    nvshmemx_qp_char_get_block nvshmemx_qp_short_get_warp nvshmemx_qp_short_get_block nvshmemx_qp_schar_get_warp
-    nvshmemx_qp_schar_get_block nvshmemx_qp_int_get_warp nvshmemx_qp_int_get_block nvshmemx_qp_long_get_warp
-    nvshmemx_qp_long_get_block nvshmemx_qp_longlong_get_warp nvshmemx_qp_longlong_get_block
-    nvshmemx_qp_uchar_get_warp nvshmemx_qp_uchar_get_block nvshmemx_qp_ushort_get_warp
-    nvshmemx_qp_ushort_get_block nvshmemx_qp_uint_get_warp nvshmemx_qp_uint_get_block nvshmemx_qp_ulong_get_warp
-    nvshmemx_qp_ulong_get_block nvshmemx_qp_ulonglong_get_warp nvshmemx_qp_ulonglong_get_block
-    nvshmemx_qp_int8_get_warp nvshmemx_qp_int8_get_block nvshmemx_qp_int16_get_warp nvshmemx_qp_int16_get_block
-    nvshmemx_qp_int32_get_warp nvshmemx_qp_int32_get_block nvshmemx_qp_int64_get_warp nvshmemx_qp_int64_get_block
-    nvshmemx_qp_uint8_get_warp nvshmemx_qp_uint8_get_block nvshmemx_qp_uint16_get_warp
-    nvshmemx_qp_uint16_get_block nvshmemx_qp_uint32_get_warp nvshmemx_qp_uint32_get_block
-    nvshmemx_qp_uint64_get_warp nvshmemx_qp_uint64_get_block nvshmemx_qp_size_get_warp nvshmemx_qp_size_get_block
-    nvshmemx_qp_ptrdiff_get_warp nvshmemx_qp_ptrdiff_get_block nvshmemx_qp_bfloat16_put_nbi_warp
-    nvshmemx_qp_bfloat16_put_nbi_block nvshmemx_qp_half_put_nbi_warp nvshmemx_qp_half_put_nbi_block
-    nvshmemx_qp_float_put_nbi_warp nvshmemx_qp_float_put_nbi_block nvshmemx_qp_double_put_nbi_warp
-    nvshmemx_qp_double_put_nbi_block nvshmemx_qp_char_put_nbi_warp nvshmemx_qp_char_put_nbi_block
-    nvshmemx_qp_short_put_nbi_warp nvshmemx_qp_short_put_nbi_block nvshmemx_qp_schar_put_nbi_warp
-    nvshmemx_qp_schar_put_nbi_block nvshmemx_qp_int_put_nbi_warp nvshmemx_qp_int_put_nbi_block
-    nvshmemx_qp_long_put_nbi_warp nvshmemx_qp_long_put_nbi_block nvshmemx_qp_longlong_put_nbi_warp
-    nvshmemx_qp_longlong_put_nbi_block nvshmemx_qp_uchar_put_nbi_warp nvshmemx_qp_uchar_put_nbi_block
-    nvshmemx_qp_ushort_put_nbi_warp nvshmemx_qp_ushort_put_nbi_block nvshmemx_qp_uint_put_nbi_warp
-    nvshmemx_qp_uint_put_nbi_block nvshmemx_qp_ulong_put_nbi_warp nvshmemx_qp_ulong_put_nbi_block
-    nvshmemx_qp_ulonglong_put_nbi_warp nvshmemx_qp_ulonglong_put_nbi_block nvshmemx_qp_int8_put_nbi_warp
-    nvshmemx_qp_int8_put_nbi_block nvshmemx_qp_int16_put_nbi_warp nvshmemx_qp_int16_put_nbi_block
-    nvshmemx_qp_int32_put_nbi_warp nvshmemx_qp_int32_put_nbi_block nvshmemx_qp_int64_put_nbi_warp
-    nvshmemx_qp_int64_put_nbi_block nvshmemx_qp_uint8_put_nbi_warp nvshmemx_qp_uint8_put_nbi_block
-    nvshmemx_qp_uint16_put_nbi_warp nvshmemx_qp_uint16_put_nbi_block nvshmemx_qp_uint32_put_nbi_warp
-    nvshmemx_qp_uint32_put_nbi_block nvshmemx_qp_uint64_put_nbi_warp nvshmemx_qp_uint64_put_nbi_block
-    nvshmemx_qp_size_put_nbi_warp nvshmemx_qp_size_put_nbi_block nvshmemx_qp_ptrdiff_put_nbi_warp
-    nvshmemx_qp_ptrdiff_put_nbi_block nvshmemx_qp_bfloat16_get_nbi_warp nvshmemx_qp_bfloat16_get_nbi_block
-    nvshmemx_qp_half_get_nbi_warp nvshmemx_qp_half_get_nbi_block nvshmemx_qp_float_get_nbi_warp
-    nvshmemx_qp_float_get_nbi_block nvshmemx_qp_double_get_nbi_warp nvshmemx_qp_double_get_nbi_block
-    nvshmemx_qp_char_get_nbi_warp nvshmemx_qp_char_get_nbi_block nvshmemx_qp_short_get_nbi_warp
-    nvshmemx_qp_short_get_nbi_block nvshmemx_qp_schar_get_nbi_warp nvshmemx_qp_schar_get_nbi_block
-    nvshmemx_qp_int_get_nbi_warp nvshmemx_qp_int_get_nbi_block nvshmemx_qp_long_get_nbi_warp
-    nvshmemx_qp_long_get_nbi_block nvshmemx_qp_longlong_get_nbi_warp nvshmemx_qp_longlong_get_nbi_block
-    nvshmemx_qp_uchar_get_nbi_warp nvshmemx_qp_uchar_get_nbi_block nvshmemx_qp_ushort_get_nbi_warp
-    nvshmemx_qp_ushort_get_nbi_block nvshmemx_qp_uint_get_nbi_warp nvshmemx_qp_uint_get_nbi_block
-    nvshmemx_qp_ulong_get_nbi_warp nvshmemx_qp_ulong_get_nbi_block nvshmemx_qp_ulonglong_get_nbi_warp
-    nvshmemx_qp_ulonglong_get_nbi_block nvshmemx_qp_int8_get_nbi_warp nvshmemx_qp_int8_get_nbi_block
-    nvshmemx_qp_int16_get_nbi_warp nvshmemx_qp_int16_get_nbi_block nvshmemx_qp_int32_get_nbi_warp
-    nvshmemx_qp_int32_get_nbi_block nvshmemx_qp_int64_get_nbi_warp nvshmemx_qp_int64_get_nbi_block
-    nvshmemx_qp_uint8_get_nbi_warp nvshmemx_qp_uint8_get_nbi_block nvshmemx_qp_uint16_get_nbi_warp
-    nvshmemx_qp_uint16_get_nbi_block nvshmemx_qp_uint32_get_nbi_warp nvshmemx_qp_uint32_get_nbi_block
-    nvshmemx_qp_uint64_get_nbi_warp nvshmemx_qp_uint64_get_nbi_block nvshmemx_qp_size_get_nbi_warp
-    nvshmemx_qp_size_get_nbi_block nvshmemx_qp_ptrdiff_get_nbi_warp nvshmemx_qp_ptrdiff_get_nbi_block
-    nvshmemx_qp_signal_op nvshmemx_qp_bfloat16_put_signal nvshmemx_qp_half_put_signal nvshmemx_qp_float_put_signal
-    nvshmemx_qp_double_put_signal nvshmemx_qp_char_put_signal nvshmemx_qp_short_put_signal
-    nvshmemx_qp_schar_put_signal nvshmemx_qp_int_put_signal nvshmemx_qp_long_put_signal
-    nvshmemx_qp_longlong_put_signal nvshmemx_qp_uchar_put_signal nvshmemx_qp_ushort_put_signal
-    nvshmemx_qp_uint_put_signal nvshmemx_qp_ulong_put_signal nvshmemx_qp_ulonglong_put_signal
-    nvshmemx_qp_int8_put_signal nvshmemx_qp_int16_put_signal nvshmemx_qp_int32_put_signal
-    nvshmemx_qp_int64_put_signal nvshmemx_qp_uint8_put_signal nvshmemx_qp_uint16_put_signal
-    nvshmemx_qp_uint32_put_signal nvshmemx_qp_uint64_put_signal nvshmemx_qp_size_put_signal
-    nvshmemx_qp_ptrdiff_put_signal nvshmemx_qp_bfloat16_put_signal_warp nvshmemx_qp_bfloat16_put_signal_block
-    nvshmemx_qp_half_put_signal_warp nvshmemx_qp_half_put_signal_block nvshmemx_qp_float_put_signal_warp
-    nvshmemx_qp_float_put_signal_block nvshmemx_qp_double_put_signal_warp nvshmemx_qp_double_put_signal_block
-    nvshmemx_qp_char_put_signal_warp nvshmemx_qp_char_put_signal_block nvshmemx_qp_short_put_signal_warp
-    nvshmemx_qp_short_put_signal_block nvshmemx_qp_schar_put_signal_warp nvshmemx_qp_schar_put_signal_block
-    nvshmemx_qp_int_put_signal_warp nvshmemx_qp_int_put_signal_block nvshmemx_qp_long_put_signal_warp
-    nvshmemx_qp_long_put_signal_block nvshmemx_qp_longlong_put_signal_warp nvshmemx_qp_longlong_put_signal_block
-    nvshmemx_qp_uchar_put_signal_warp nvshmemx_qp_uchar_put_signal_block nvshmemx_qp_ushort_put_signal_warp
-    nvshmemx_qp_ushort_put_signal_block nvshmemx_qp_uint_put_signal_warp nvshmemx_qp_uint_put_signal_block
-    nvshmemx_qp_ulong_put_signal_warp nvshmemx_qp_ulong_put_signal_block nvshmemx_qp_ulonglong_put_signal_warp
-    nvshmemx_qp_ulonglong_put_signal_block nvshmemx_qp_int8_put_signal_warp nvshmemx_qp_int8_put_signal_block
-    nvshmemx_qp_int16_put_signal_warp nvshmemx_qp_int16_put_signal_block nvshmemx_qp_int32_put_signal_warp
-    nvshmemx_qp_int32_put_signal_block nvshmemx_qp_int64_put_signal_warp nvshmemx_qp_int64_put_signal_block
-    nvshmemx_qp_uint8_put_signal_warp nvshmemx_qp_uint8_put_signal_block nvshmemx_qp_uint16_put_signal_warp
-    nvshmemx_qp_uint16_put_signal_block nvshmemx_qp_uint32_put_signal_warp nvshmemx_qp_uint32_put_signal_block
-    nvshmemx_qp_uint64_put_signal_warp nvshmemx_qp_uint64_put_signal_block nvshmemx_qp_size_put_signal_warp
-    nvshmemx_qp_size_put_signal_block nvshmemx_qp_ptrdiff_put_signal_warp nvshmemx_qp_ptrdiff_put_signal_block
-    nvshmemx_qp_bfloat16_put_signal_nbi nvshmemx_qp_half_put_signal_nbi nvshmemx_qp_float_put_signal_nbi
-    nvshmemx_qp_double_put_signal_nbi nvshmemx_qp_char_put_signal_nbi nvshmemx_qp_short_put_signal_nbi
-    nvshmemx_qp_schar_put_signal_nbi nvshmemx_qp_int_put_signal_nbi nvshmemx_qp_long_put_signal_nbi
-    nvshmemx_qp_longlong_put_signal_nbi nvshmemx_qp_uchar_put_signal_nbi nvshmemx_qp_ushort_put_signal_nbi
-    nvshmemx_qp_uint_put_signal_nbi nvshmemx_qp_ulong_put_signal_nbi nvshmemx_qp_ulonglong_put_signal_nbi
-    nvshmemx_qp_int8_put_signal_nbi nvshmemx_qp_int16_put_signal_nbi nvshmemx_qp_int32_put_signal_nbi
-    nvshmemx_qp_int64_put_signal_nbi nvshmemx_qp_uint8_put_signal_nbi nvshmemx_qp_uint16_put_signal_nbi
-    nvshmemx_qp_uint32_put_signal_nbi nvshmemx_qp_uint64_put_signal_nbi nvshmemx_qp_size_put_signal_nbi
-    nvshmemx_qp_ptrdiff_put_signal_nbi nvshmemx_qp_bfloat16_put_signal_nbi_warp
-    nvshmemx_qp_bfloat16_put_signal_nbi_block nvshmemx_qp_half_put_signal_nbi_warp
-    nvshmemx_qp_half_put_signal_nbi_block nvshmemx_qp_float_put_signal_nbi_warp
-    nvshmemx_qp_float_put_signal_nbi_block nvshmemx_qp_double_put_signal_nbi_warp
-    nvshmemx_qp_double_put_signal_nbi_block nvshmemx_qp_char_put_signal_nbi_warp
-    nvshmemx_qp_char_put_signal_nbi_block nvshmemx_qp_short_put_signal_nbi_warp
-    nvshmemx_qp_short_put_signal_nbi_block nvshmemx_qp_schar_put_signal_nbi_warp
-    nvshmemx_qp_schar_put_signal_nbi_block nvshmemx_qp_int_put_signal_nbi_warp
-    nvshmemx_qp_int_put_signal_nbi_block nvshmemx_qp_long_put_signal_nbi_warp
-    nvshmemx_qp_long_put_signal_nbi_block nvshmemx_qp_longlong_put_signal_nbi_warp
-    nvshmemx_qp_longlong_put_signal_nbi_block nvshmemx_qp_uchar_put_signal_nbi_warp
-    nvshmemx_qp_uchar_put_signal_nbi_block nvshmemx_qp_ushort_put_signal_nbi_warp
-    nvshmemx_qp_ushort_put_signal_nbi_block nvshmemx_qp_uint_put_signal_nbi_warp
-    nvshmemx_qp_uint_put_signal_nbi_block nvshmemx_qp_ulong_put_signal_nbi_warp
-    nvshmemx_qp_ulong_put_signal_nbi_block nvshmemx_qp_ulonglong_put_signal_nbi_warp
-    nvshmemx_qp_ulonglong_put_signal_nbi_block nvshmemx_qp_int8_put_signal_nbi_warp
-    nvshmemx_qp_int8_put_signal_nbi_block nvshmemx_qp_int16_put_signal_nbi_warp
-    nvshmemx_qp_int16_put_signal_nbi_block nvshmemx_qp_int32_put_signal_nbi_warp
-    nvshmemx_qp_int32_put_signal_nbi_block nvshmemx_qp_int64_put_signal_nbi_warp
-    nvshmemx_qp_int64_put_signal_nbi_block nvshmemx_qp_uint8_put_signal_nbi_warp
-    nvshmemx_qp_uint8_put_signal_nbi_block nvshmemx_qp_uint16_put_signal_nbi_warp
-    nvshmemx_qp_uint16_put_signal_nbi_block nvshmemx_qp_uint32_put_signal_nbi_warp
-    nvshmemx_qp_uint32_put_signal_nbi_block nvshmemx_qp_uint64_put_signal_nbi_warp
-    nvshmemx_qp_uint64_put_signal_nbi_block nvshmemx_qp_size_put_signal_nbi_warp
-    nvshmemx_qp_size_put_signal_nbi_block nvshmemx_qp_ptrdiff_put_signal_nbi_warp
-    nvshmemx_qp_ptrdiff_put_signal_nbi_block nvshmemx_qp_quiet nvshmemx_qp_quiet_warp nvshmemx_qp_quiet_block
-    nvshmemx_qp_fence nvshmemx_qp_fence_warp nvshmemx_qp_fence_block
+    nvshmemx_region_stop nvshmemx_region_is_active nvshmemx_flush nvshmemx_flush_on_stream
+    nvshmemx_signal_counted_reset nvshmemx_qp_create
 """.split(), "3.8.0")
 UNTIL: dict[str, str] = {}
 UNTIL |= dict.fromkeys("""
@@ -249,8 +92,7 @@ UNTIL |= dict.fromkeys("""
     nvshmem_uint_alltoalls nvshmem_ulong_alltoalls nvshmem_ulonglong_alltoalls nvshmem_int8_alltoalls
     nvshmem_int16_alltoalls nvshmem_int32_alltoalls nvshmem_int64_alltoalls nvshmem_uint8_alltoalls
     nvshmem_uint16_alltoalls nvshmem_uint32_alltoalls nvshmem_uint64_alltoalls nvshmem_size_alltoalls
-    nvshmem_ptrdiff_alltoalls nvshmemx_put6_signal_warp nvshmemx_put6_signal_block nvshmemx_put6_signal_nbi_warp
-    nvshmemx_put6_signal_nbi_block
+    nvshmem_ptrdiff_alltoalls
 """.split(), "3.4.5")
 LEFT_OUT: dict[str, str] = {
     "nvshmem_init": "inline: calls nvshmemid_hostlib_init_attr and others with what the program was compiled with",
@@ -259,8 +101,16 @@ LEFT_OUT: dict[str, str] = {
     "nvshmemx_status_string": "inline: calls nvshmemid_hostlib_init_attr and others with what the program was compiled with",
     "nvshmemx_init_attr": "inline: calls nvshmemid_hostlib_init_attr and others with what the program was compiled with",
     "nvshmemx_status_strings": "a table of words, which C programs are compiled with",
+    "*_block": "for device code",
+    "*_warp": "for device code",
+    "*_warpgroup": "for device code",
+    "nvshmemx_qp_[!c]*": "for device code",
+    "nvshmemx_qp_char_*": "for device code",
+    "nvshmemi_*": "what the headers' inline functions call",
 }
-NOT_EXPORTED: dict[str, str] = {}
+NOT_EXPORTED: dict[str, str] = {
+    "nvshmemx_signal_op": "declared, but not among the symbols of libnvshmem_host.so",
+}
 BEFORE: tuple[tuple[str, str, int | float | str], ...] = (
     ("nvshmemx_init_args_t", "3.8.0", "nvshmemx_init_args_v1"),
     ("nvshmemx_init_attr_t", "3.8.0", "nvshmemx_init_attr_v1"),
@@ -538,26 +388,18 @@ nvshmem_alltoallmem: __alltoallmem; nvshmem_fcollectmem: __alltoallmem
 class __barrier(Value):
     def __call__(self, team: nvshmem_team_t, /) -> int32_t: ...
 nvshmem_barrier: __barrier; nvshmem_team_sync: __barrier; nvshmem_team_my_pe: __barrier; nvshmem_team_n_pes: __barrier
-nvshmemx_barrier_warp: __barrier; nvshmemx_barrier_warpgroup: __barrier; nvshmemx_barrier_block: __barrier
-nvshmemx_team_sync_warp: __barrier; nvshmemx_team_sync_block: __barrier
 
 class __barrier_all(Value):
     def __call__(self) -> None: ...
-nvshmem_barrier_all: __barrier_all; nvshmem_sync_all: __barrier_all; nvshmemi_finalize: __barrier_all
-nvshmem_quiet: __barrier_all; nvshmem_fence: __barrier_all; nvshmemx_barrier_all_warp: __barrier_all
-nvshmemx_barrier_all_block: __barrier_all; nvshmemx_sync_all_warp: __barrier_all; nvshmemx_sync_all_block: __barrier_all
-nvshmemx_buffer_unregister_all: __barrier_all; nvshmemx_hostlib_finalize: __barrier_all; nvshmemx_flush: __barrier_all
-nvshmemx_flush_warp: __barrier_all; nvshmemx_flush_block: __barrier_all
+nvshmem_barrier_all: __barrier_all; nvshmem_sync_all: __barrier_all; nvshmem_quiet: __barrier_all
+nvshmem_fence: __barrier_all; nvshmemx_buffer_unregister_all: __barrier_all; nvshmemx_hostlib_finalize: __barrier_all
+nvshmemx_flush: __barrier_all
 
 class __bfloat16_broadcast(Value, Generic[T]):
     def __call__(
         self, team: nvshmem_team_t, dest: Ptr[T], src: Ptr[T], nelem: size_t, PE_root: int32_t, /
     ) -> int32_t: ...
 nvshmem_bfloat16_broadcast: __bfloat16_broadcast[__nv_bfloat16]; nvshmem_half_broadcast: __bfloat16_broadcast[half]
-nvshmemx_bfloat16_broadcast_warp: __bfloat16_broadcast[__nv_bfloat16]
-nvshmemx_half_broadcast_warp: __bfloat16_broadcast[half]
-nvshmemx_bfloat16_broadcast_block: __bfloat16_broadcast[__nv_bfloat16]
-nvshmemx_half_broadcast_block: __bfloat16_broadcast[half]
 
 class __float_broadcast(Value, Generic[T]):
     def __call__(
@@ -574,38 +416,11 @@ nvshmem_int32_broadcast: __float_broadcast[c_int32]; nvshmem_int64_broadcast: __
 nvshmem_uint8_broadcast: __float_broadcast[c_uint8]; nvshmem_uint16_broadcast: __float_broadcast[c_uint16]
 nvshmem_uint32_broadcast: __float_broadcast[c_uint32]; nvshmem_uint64_broadcast: __float_broadcast[c_uint64]
 nvshmem_size_broadcast: __float_broadcast[c_size_t]; nvshmem_ptrdiff_broadcast: __float_broadcast[c_long]
-nvshmemx_float_broadcast_warp: __float_broadcast[c_float]; nvshmemx_double_broadcast_warp: __float_broadcast[c_double]
-nvshmemx_short_broadcast_warp: __float_broadcast[c_int16]; nvshmemx_schar_broadcast_warp: __float_broadcast[c_int8]
-nvshmemx_int_broadcast_warp: __float_broadcast[c_int32]; nvshmemx_long_broadcast_warp: __float_broadcast[c_long]
-nvshmemx_longlong_broadcast_warp: __float_broadcast[c_int64]; nvshmemx_uchar_broadcast_warp: __float_broadcast[c_uint8]
-nvshmemx_ushort_broadcast_warp: __float_broadcast[c_uint16]; nvshmemx_uint_broadcast_warp: __float_broadcast[c_uint32]
-nvshmemx_ulong_broadcast_warp: __float_broadcast[c_ulong]
-nvshmemx_ulonglong_broadcast_warp: __float_broadcast[c_uint64]; nvshmemx_int8_broadcast_warp: __float_broadcast[c_int8]
-nvshmemx_int16_broadcast_warp: __float_broadcast[c_int16]; nvshmemx_int32_broadcast_warp: __float_broadcast[c_int32]
-nvshmemx_int64_broadcast_warp: __float_broadcast[c_int64]; nvshmemx_uint8_broadcast_warp: __float_broadcast[c_uint8]
-nvshmemx_uint16_broadcast_warp: __float_broadcast[c_uint16]; nvshmemx_uint32_broadcast_warp: __float_broadcast[c_uint32]
-nvshmemx_uint64_broadcast_warp: __float_broadcast[c_uint64]; nvshmemx_size_broadcast_warp: __float_broadcast[c_size_t]
-nvshmemx_ptrdiff_broadcast_warp: __float_broadcast[c_long]; nvshmemx_float_broadcast_block: __float_broadcast[c_float]
-nvshmemx_double_broadcast_block: __float_broadcast[c_double]; nvshmemx_short_broadcast_block: __float_broadcast[c_int16]
-nvshmemx_schar_broadcast_block: __float_broadcast[c_int8]; nvshmemx_int_broadcast_block: __float_broadcast[c_int32]
-nvshmemx_long_broadcast_block: __float_broadcast[c_long]; nvshmemx_longlong_broadcast_block: __float_broadcast[c_int64]
-nvshmemx_uchar_broadcast_block: __float_broadcast[c_uint8]; nvshmemx_ushort_broadcast_block: __float_broadcast[c_uint16]
-nvshmemx_uint_broadcast_block: __float_broadcast[c_uint32]; nvshmemx_ulong_broadcast_block: __float_broadcast[c_ulong]
-nvshmemx_ulonglong_broadcast_block: __float_broadcast[c_uint64]
-nvshmemx_int8_broadcast_block: __float_broadcast[c_int8]; nvshmemx_int16_broadcast_block: __float_broadcast[c_int16]
-nvshmemx_int32_broadcast_block: __float_broadcast[c_int32]; nvshmemx_int64_broadcast_block: __float_broadcast[c_int64]
-nvshmemx_uint8_broadcast_block: __float_broadcast[c_uint8]; nvshmemx_uint16_broadcast_block: __float_broadcast[c_uint16]
-nvshmemx_uint32_broadcast_block: __float_broadcast[c_uint32]
-nvshmemx_uint64_broadcast_block: __float_broadcast[c_uint64]; nvshmemx_size_broadcast_block: __float_broadcast[c_size_t]
-nvshmemx_ptrdiff_broadcast_block: __float_broadcast[c_long]
 
-class __char_broadcast(Value):
-    def __call__(
-        self, team: nvshmem_team_t, dest: Mem[c_char], src: char_p, nelem: size_t, PE_root: int32_t, /
-    ) -> int32_t: ...
-nvshmem_char_broadcast: __char_broadcast; nvshmemx_char_broadcast_warp: __char_broadcast
-nvshmemx_char_broadcast_block: __char_broadcast
-
+@_lib.value
+def nvshmem_char_broadcast(
+    team: nvshmem_team_t, dest: Mem[c_char], src: char_p, nelem: size_t, PE_root: int32_t, /
+) -> int32_t: ...
 @_lib.value
 def nvshmem_broadcastmem(
     team: nvshmem_team_t, dest: void_p, src: const_void_p, nelems: size_t, PE_root: int32_t, /
@@ -614,14 +429,6 @@ def nvshmem_broadcastmem(
 class __bfloat16_fcollect(Value, Generic[T]):
     def __call__(self, team: nvshmem_team_t, dest: Ptr[T], src: Ptr[T], nelem: size_t, /) -> int32_t: ...
 nvshmem_bfloat16_fcollect: __bfloat16_fcollect[__nv_bfloat16]; nvshmem_half_fcollect: __bfloat16_fcollect[half]
-nvshmemx_bfloat16_alltoall_warp: __bfloat16_fcollect[__nv_bfloat16]
-nvshmemx_half_alltoall_warp: __bfloat16_fcollect[half]
-nvshmemx_bfloat16_alltoall_block: __bfloat16_fcollect[__nv_bfloat16]
-nvshmemx_half_alltoall_block: __bfloat16_fcollect[half]
-nvshmemx_bfloat16_fcollect_warp: __bfloat16_fcollect[__nv_bfloat16]
-nvshmemx_half_fcollect_warp: __bfloat16_fcollect[half]
-nvshmemx_bfloat16_fcollect_block: __bfloat16_fcollect[__nv_bfloat16]
-nvshmemx_half_fcollect_block: __bfloat16_fcollect[half]
 
 class __float_fcollect(Value, Generic[T]):
     def __call__(self, team: nvshmem_team_t, dest: Mem[T], src: ConstMem[T], nelem: size_t, /) -> int32_t: ...
@@ -636,56 +443,9 @@ nvshmem_int32_fcollect: __float_fcollect[c_int32]; nvshmem_int64_fcollect: __flo
 nvshmem_uint8_fcollect: __float_fcollect[c_uint8]; nvshmem_uint16_fcollect: __float_fcollect[c_uint16]
 nvshmem_uint32_fcollect: __float_fcollect[c_uint32]; nvshmem_uint64_fcollect: __float_fcollect[c_uint64]
 nvshmem_size_fcollect: __float_fcollect[c_size_t]; nvshmem_ptrdiff_fcollect: __float_fcollect[c_long]
-nvshmemx_float_alltoall_warp: __float_fcollect[c_float]; nvshmemx_double_alltoall_warp: __float_fcollect[c_double]
-nvshmemx_short_alltoall_warp: __float_fcollect[c_int16]; nvshmemx_schar_alltoall_warp: __float_fcollect[c_int8]
-nvshmemx_int_alltoall_warp: __float_fcollect[c_int32]; nvshmemx_long_alltoall_warp: __float_fcollect[c_long]
-nvshmemx_longlong_alltoall_warp: __float_fcollect[c_int64]; nvshmemx_uchar_alltoall_warp: __float_fcollect[c_uint8]
-nvshmemx_ushort_alltoall_warp: __float_fcollect[c_uint16]; nvshmemx_uint_alltoall_warp: __float_fcollect[c_uint32]
-nvshmemx_ulong_alltoall_warp: __float_fcollect[c_ulong]; nvshmemx_ulonglong_alltoall_warp: __float_fcollect[c_uint64]
-nvshmemx_int8_alltoall_warp: __float_fcollect[c_int8]; nvshmemx_int16_alltoall_warp: __float_fcollect[c_int16]
-nvshmemx_int32_alltoall_warp: __float_fcollect[c_int32]; nvshmemx_int64_alltoall_warp: __float_fcollect[c_int64]
-nvshmemx_uint8_alltoall_warp: __float_fcollect[c_uint8]; nvshmemx_uint16_alltoall_warp: __float_fcollect[c_uint16]
-nvshmemx_uint32_alltoall_warp: __float_fcollect[c_uint32]; nvshmemx_uint64_alltoall_warp: __float_fcollect[c_uint64]
-nvshmemx_size_alltoall_warp: __float_fcollect[c_size_t]; nvshmemx_ptrdiff_alltoall_warp: __float_fcollect[c_long]
-nvshmemx_float_alltoall_block: __float_fcollect[c_float]; nvshmemx_double_alltoall_block: __float_fcollect[c_double]
-nvshmemx_short_alltoall_block: __float_fcollect[c_int16]; nvshmemx_schar_alltoall_block: __float_fcollect[c_int8]
-nvshmemx_int_alltoall_block: __float_fcollect[c_int32]; nvshmemx_long_alltoall_block: __float_fcollect[c_long]
-nvshmemx_longlong_alltoall_block: __float_fcollect[c_int64]; nvshmemx_uchar_alltoall_block: __float_fcollect[c_uint8]
-nvshmemx_ushort_alltoall_block: __float_fcollect[c_uint16]; nvshmemx_uint_alltoall_block: __float_fcollect[c_uint32]
-nvshmemx_ulong_alltoall_block: __float_fcollect[c_ulong]; nvshmemx_ulonglong_alltoall_block: __float_fcollect[c_uint64]
-nvshmemx_int8_alltoall_block: __float_fcollect[c_int8]; nvshmemx_int16_alltoall_block: __float_fcollect[c_int16]
-nvshmemx_int32_alltoall_block: __float_fcollect[c_int32]; nvshmemx_int64_alltoall_block: __float_fcollect[c_int64]
-nvshmemx_uint8_alltoall_block: __float_fcollect[c_uint8]; nvshmemx_uint16_alltoall_block: __float_fcollect[c_uint16]
-nvshmemx_uint32_alltoall_block: __float_fcollect[c_uint32]; nvshmemx_uint64_alltoall_block: __float_fcollect[c_uint64]
-nvshmemx_size_alltoall_block: __float_fcollect[c_size_t]; nvshmemx_ptrdiff_alltoall_block: __float_fcollect[c_long]
-nvshmemx_float_fcollect_warp: __float_fcollect[c_float]; nvshmemx_double_fcollect_warp: __float_fcollect[c_double]
-nvshmemx_short_fcollect_warp: __float_fcollect[c_int16]; nvshmemx_schar_fcollect_warp: __float_fcollect[c_int8]
-nvshmemx_int_fcollect_warp: __float_fcollect[c_int32]; nvshmemx_long_fcollect_warp: __float_fcollect[c_long]
-nvshmemx_longlong_fcollect_warp: __float_fcollect[c_int64]; nvshmemx_uchar_fcollect_warp: __float_fcollect[c_uint8]
-nvshmemx_ushort_fcollect_warp: __float_fcollect[c_uint16]; nvshmemx_uint_fcollect_warp: __float_fcollect[c_uint32]
-nvshmemx_ulong_fcollect_warp: __float_fcollect[c_ulong]; nvshmemx_ulonglong_fcollect_warp: __float_fcollect[c_uint64]
-nvshmemx_int8_fcollect_warp: __float_fcollect[c_int8]; nvshmemx_int16_fcollect_warp: __float_fcollect[c_int16]
-nvshmemx_int32_fcollect_warp: __float_fcollect[c_int32]; nvshmemx_int64_fcollect_warp: __float_fcollect[c_int64]
-nvshmemx_uint8_fcollect_warp: __float_fcollect[c_uint8]; nvshmemx_uint16_fcollect_warp: __float_fcollect[c_uint16]
-nvshmemx_uint32_fcollect_warp: __float_fcollect[c_uint32]; nvshmemx_uint64_fcollect_warp: __float_fcollect[c_uint64]
-nvshmemx_size_fcollect_warp: __float_fcollect[c_size_t]; nvshmemx_ptrdiff_fcollect_warp: __float_fcollect[c_long]
-nvshmemx_float_fcollect_block: __float_fcollect[c_float]; nvshmemx_double_fcollect_block: __float_fcollect[c_double]
-nvshmemx_short_fcollect_block: __float_fcollect[c_int16]; nvshmemx_schar_fcollect_block: __float_fcollect[c_int8]
-nvshmemx_int_fcollect_block: __float_fcollect[c_int32]; nvshmemx_long_fcollect_block: __float_fcollect[c_long]
-nvshmemx_longlong_fcollect_block: __float_fcollect[c_int64]; nvshmemx_uchar_fcollect_block: __float_fcollect[c_uint8]
-nvshmemx_ushort_fcollect_block: __float_fcollect[c_uint16]; nvshmemx_uint_fcollect_block: __float_fcollect[c_uint32]
-nvshmemx_ulong_fcollect_block: __float_fcollect[c_ulong]; nvshmemx_ulonglong_fcollect_block: __float_fcollect[c_uint64]
-nvshmemx_int8_fcollect_block: __float_fcollect[c_int8]; nvshmemx_int16_fcollect_block: __float_fcollect[c_int16]
-nvshmemx_int32_fcollect_block: __float_fcollect[c_int32]; nvshmemx_int64_fcollect_block: __float_fcollect[c_int64]
-nvshmemx_uint8_fcollect_block: __float_fcollect[c_uint8]; nvshmemx_uint16_fcollect_block: __float_fcollect[c_uint16]
-nvshmemx_uint32_fcollect_block: __float_fcollect[c_uint32]; nvshmemx_uint64_fcollect_block: __float_fcollect[c_uint64]
-nvshmemx_size_fcollect_block: __float_fcollect[c_size_t]; nvshmemx_ptrdiff_fcollect_block: __float_fcollect[c_long]
 
-class __char_fcollect(Value):
-    def __call__(self, team: nvshmem_team_t, dest: Mem[c_char], src: char_p, nelem: size_t, /) -> int32_t: ...
-nvshmem_char_fcollect: __char_fcollect; nvshmemx_char_alltoall_warp: __char_fcollect
-nvshmemx_char_alltoall_block: __char_fcollect; nvshmemx_char_fcollect_warp: __char_fcollect
-nvshmemx_char_fcollect_block: __char_fcollect
+@_lib.value
+def nvshmem_char_fcollect(team: nvshmem_team_t, dest: Mem[c_char], src: char_p, nelem: size_t, /) -> int32_t: ...
 
 class __uchar_and_reduce(Value, Generic[T]):
     def __call__(self, team: nvshmem_team_t, dest: Mem[T], src: ConstMem[T], nreduce: size_t, /) -> int32_t: ...
@@ -866,469 +626,6 @@ nvshmem_int_prod_reducescatter: __uchar_and_reduce[c_int32]; nvshmem_long_prod_r
 nvshmem_longlong_prod_reducescatter: __uchar_and_reduce[c_int64]
 nvshmem_float_prod_reducescatter: __uchar_and_reduce[c_float]
 nvshmem_double_prod_reducescatter: __uchar_and_reduce[c_double]
-nvshmemx_uchar_and_reduce_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_and_reduce_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_and_reduce_warp: __uchar_and_reduce[c_uint32]; nvshmemx_ulong_and_reduce_warp: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_and_reduce_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_and_reduce_warp: __uchar_and_reduce[c_int8]; nvshmemx_int16_and_reduce_warp: __uchar_and_reduce[c_int16]
-nvshmemx_int32_and_reduce_warp: __uchar_and_reduce[c_int32]; nvshmemx_int64_and_reduce_warp: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_and_reduce_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_and_reduce_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_and_reduce_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_and_reduce_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_size_and_reduce_warp: __uchar_and_reduce[c_size_t]; nvshmemx_uchar_or_reduce_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_or_reduce_warp: __uchar_and_reduce[c_uint16]; nvshmemx_uint_or_reduce_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_ulong_or_reduce_warp: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_or_reduce_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_or_reduce_warp: __uchar_and_reduce[c_int8]; nvshmemx_int16_or_reduce_warp: __uchar_and_reduce[c_int16]
-nvshmemx_int32_or_reduce_warp: __uchar_and_reduce[c_int32]; nvshmemx_int64_or_reduce_warp: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_or_reduce_warp: __uchar_and_reduce[c_uint8]; nvshmemx_uint16_or_reduce_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_or_reduce_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_or_reduce_warp: __uchar_and_reduce[c_uint64]; nvshmemx_size_or_reduce_warp: __uchar_and_reduce[c_size_t]
-nvshmemx_uchar_xor_reduce_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_xor_reduce_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_xor_reduce_warp: __uchar_and_reduce[c_uint32]; nvshmemx_ulong_xor_reduce_warp: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_xor_reduce_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_xor_reduce_warp: __uchar_and_reduce[c_int8]; nvshmemx_int16_xor_reduce_warp: __uchar_and_reduce[c_int16]
-nvshmemx_int32_xor_reduce_warp: __uchar_and_reduce[c_int32]; nvshmemx_int64_xor_reduce_warp: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_xor_reduce_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_xor_reduce_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_xor_reduce_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_xor_reduce_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_size_xor_reduce_warp: __uchar_and_reduce[c_size_t]; nvshmemx_uchar_max_reduce_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_max_reduce_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_max_reduce_warp: __uchar_and_reduce[c_uint32]; nvshmemx_ulong_max_reduce_warp: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_max_reduce_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_max_reduce_warp: __uchar_and_reduce[c_int8]; nvshmemx_int16_max_reduce_warp: __uchar_and_reduce[c_int16]
-nvshmemx_int32_max_reduce_warp: __uchar_and_reduce[c_int32]; nvshmemx_int64_max_reduce_warp: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_max_reduce_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_max_reduce_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_max_reduce_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_max_reduce_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_size_max_reduce_warp: __uchar_and_reduce[c_size_t]; nvshmemx_schar_max_reduce_warp: __uchar_and_reduce[c_int8]
-nvshmemx_short_max_reduce_warp: __uchar_and_reduce[c_int16]; nvshmemx_int_max_reduce_warp: __uchar_and_reduce[c_int32]
-nvshmemx_long_max_reduce_warp: __uchar_and_reduce[c_long]
-nvshmemx_longlong_max_reduce_warp: __uchar_and_reduce[c_int64]
-nvshmemx_float_max_reduce_warp: __uchar_and_reduce[c_float]
-nvshmemx_double_max_reduce_warp: __uchar_and_reduce[c_double]
-nvshmemx_uchar_min_reduce_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_min_reduce_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_min_reduce_warp: __uchar_and_reduce[c_uint32]; nvshmemx_ulong_min_reduce_warp: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_min_reduce_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_min_reduce_warp: __uchar_and_reduce[c_int8]; nvshmemx_int16_min_reduce_warp: __uchar_and_reduce[c_int16]
-nvshmemx_int32_min_reduce_warp: __uchar_and_reduce[c_int32]; nvshmemx_int64_min_reduce_warp: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_min_reduce_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_min_reduce_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_min_reduce_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_min_reduce_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_size_min_reduce_warp: __uchar_and_reduce[c_size_t]; nvshmemx_schar_min_reduce_warp: __uchar_and_reduce[c_int8]
-nvshmemx_short_min_reduce_warp: __uchar_and_reduce[c_int16]; nvshmemx_int_min_reduce_warp: __uchar_and_reduce[c_int32]
-nvshmemx_long_min_reduce_warp: __uchar_and_reduce[c_long]
-nvshmemx_longlong_min_reduce_warp: __uchar_and_reduce[c_int64]
-nvshmemx_float_min_reduce_warp: __uchar_and_reduce[c_float]
-nvshmemx_double_min_reduce_warp: __uchar_and_reduce[c_double]
-nvshmemx_uchar_sum_reduce_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_sum_reduce_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_sum_reduce_warp: __uchar_and_reduce[c_uint32]; nvshmemx_ulong_sum_reduce_warp: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_sum_reduce_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_sum_reduce_warp: __uchar_and_reduce[c_int8]; nvshmemx_int16_sum_reduce_warp: __uchar_and_reduce[c_int16]
-nvshmemx_int32_sum_reduce_warp: __uchar_and_reduce[c_int32]; nvshmemx_int64_sum_reduce_warp: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_sum_reduce_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_sum_reduce_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_sum_reduce_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_sum_reduce_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_size_sum_reduce_warp: __uchar_and_reduce[c_size_t]; nvshmemx_schar_sum_reduce_warp: __uchar_and_reduce[c_int8]
-nvshmemx_short_sum_reduce_warp: __uchar_and_reduce[c_int16]; nvshmemx_int_sum_reduce_warp: __uchar_and_reduce[c_int32]
-nvshmemx_long_sum_reduce_warp: __uchar_and_reduce[c_long]
-nvshmemx_longlong_sum_reduce_warp: __uchar_and_reduce[c_int64]
-nvshmemx_float_sum_reduce_warp: __uchar_and_reduce[c_float]
-nvshmemx_double_sum_reduce_warp: __uchar_and_reduce[c_double]
-nvshmemx_uchar_prod_reduce_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_prod_reduce_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_prod_reduce_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_ulong_prod_reduce_warp: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_prod_reduce_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_prod_reduce_warp: __uchar_and_reduce[c_int8]; nvshmemx_int16_prod_reduce_warp: __uchar_and_reduce[c_int16]
-nvshmemx_int32_prod_reduce_warp: __uchar_and_reduce[c_int32]
-nvshmemx_int64_prod_reduce_warp: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_prod_reduce_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_prod_reduce_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_prod_reduce_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_prod_reduce_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_size_prod_reduce_warp: __uchar_and_reduce[c_size_t]
-nvshmemx_schar_prod_reduce_warp: __uchar_and_reduce[c_int8]
-nvshmemx_short_prod_reduce_warp: __uchar_and_reduce[c_int16]; nvshmemx_int_prod_reduce_warp: __uchar_and_reduce[c_int32]
-nvshmemx_long_prod_reduce_warp: __uchar_and_reduce[c_long]
-nvshmemx_longlong_prod_reduce_warp: __uchar_and_reduce[c_int64]
-nvshmemx_float_prod_reduce_warp: __uchar_and_reduce[c_float]
-nvshmemx_double_prod_reduce_warp: __uchar_and_reduce[c_double]
-nvshmemx_uchar_and_reduce_block: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_and_reduce_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_and_reduce_block: __uchar_and_reduce[c_uint32]
-nvshmemx_ulong_and_reduce_block: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_and_reduce_block: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_and_reduce_block: __uchar_and_reduce[c_int8]; nvshmemx_int16_and_reduce_block: __uchar_and_reduce[c_int16]
-nvshmemx_int32_and_reduce_block: __uchar_and_reduce[c_int32]
-nvshmemx_int64_and_reduce_block: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_and_reduce_block: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_and_reduce_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_and_reduce_block: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_and_reduce_block: __uchar_and_reduce[c_uint64]
-nvshmemx_size_and_reduce_block: __uchar_and_reduce[c_size_t]
-nvshmemx_uchar_or_reduce_block: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_or_reduce_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_or_reduce_block: __uchar_and_reduce[c_uint32]; nvshmemx_ulong_or_reduce_block: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_or_reduce_block: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_or_reduce_block: __uchar_and_reduce[c_int8]; nvshmemx_int16_or_reduce_block: __uchar_and_reduce[c_int16]
-nvshmemx_int32_or_reduce_block: __uchar_and_reduce[c_int32]; nvshmemx_int64_or_reduce_block: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_or_reduce_block: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_or_reduce_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_or_reduce_block: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_or_reduce_block: __uchar_and_reduce[c_uint64]
-nvshmemx_size_or_reduce_block: __uchar_and_reduce[c_size_t]
-nvshmemx_uchar_xor_reduce_block: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_xor_reduce_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_xor_reduce_block: __uchar_and_reduce[c_uint32]
-nvshmemx_ulong_xor_reduce_block: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_xor_reduce_block: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_xor_reduce_block: __uchar_and_reduce[c_int8]; nvshmemx_int16_xor_reduce_block: __uchar_and_reduce[c_int16]
-nvshmemx_int32_xor_reduce_block: __uchar_and_reduce[c_int32]
-nvshmemx_int64_xor_reduce_block: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_xor_reduce_block: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_xor_reduce_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_xor_reduce_block: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_xor_reduce_block: __uchar_and_reduce[c_uint64]
-nvshmemx_size_xor_reduce_block: __uchar_and_reduce[c_size_t]
-nvshmemx_uchar_max_reduce_block: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_max_reduce_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_max_reduce_block: __uchar_and_reduce[c_uint32]
-nvshmemx_ulong_max_reduce_block: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_max_reduce_block: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_max_reduce_block: __uchar_and_reduce[c_int8]; nvshmemx_int16_max_reduce_block: __uchar_and_reduce[c_int16]
-nvshmemx_int32_max_reduce_block: __uchar_and_reduce[c_int32]
-nvshmemx_int64_max_reduce_block: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_max_reduce_block: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_max_reduce_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_max_reduce_block: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_max_reduce_block: __uchar_and_reduce[c_uint64]
-nvshmemx_size_max_reduce_block: __uchar_and_reduce[c_size_t]
-nvshmemx_schar_max_reduce_block: __uchar_and_reduce[c_int8]
-nvshmemx_short_max_reduce_block: __uchar_and_reduce[c_int16]; nvshmemx_int_max_reduce_block: __uchar_and_reduce[c_int32]
-nvshmemx_long_max_reduce_block: __uchar_and_reduce[c_long]
-nvshmemx_longlong_max_reduce_block: __uchar_and_reduce[c_int64]
-nvshmemx_float_max_reduce_block: __uchar_and_reduce[c_float]
-nvshmemx_double_max_reduce_block: __uchar_and_reduce[c_double]
-nvshmemx_uchar_min_reduce_block: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_min_reduce_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_min_reduce_block: __uchar_and_reduce[c_uint32]
-nvshmemx_ulong_min_reduce_block: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_min_reduce_block: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_min_reduce_block: __uchar_and_reduce[c_int8]; nvshmemx_int16_min_reduce_block: __uchar_and_reduce[c_int16]
-nvshmemx_int32_min_reduce_block: __uchar_and_reduce[c_int32]
-nvshmemx_int64_min_reduce_block: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_min_reduce_block: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_min_reduce_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_min_reduce_block: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_min_reduce_block: __uchar_and_reduce[c_uint64]
-nvshmemx_size_min_reduce_block: __uchar_and_reduce[c_size_t]
-nvshmemx_schar_min_reduce_block: __uchar_and_reduce[c_int8]
-nvshmemx_short_min_reduce_block: __uchar_and_reduce[c_int16]; nvshmemx_int_min_reduce_block: __uchar_and_reduce[c_int32]
-nvshmemx_long_min_reduce_block: __uchar_and_reduce[c_long]
-nvshmemx_longlong_min_reduce_block: __uchar_and_reduce[c_int64]
-nvshmemx_float_min_reduce_block: __uchar_and_reduce[c_float]
-nvshmemx_double_min_reduce_block: __uchar_and_reduce[c_double]
-nvshmemx_uchar_sum_reduce_block: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_sum_reduce_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_sum_reduce_block: __uchar_and_reduce[c_uint32]
-nvshmemx_ulong_sum_reduce_block: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_sum_reduce_block: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_sum_reduce_block: __uchar_and_reduce[c_int8]; nvshmemx_int16_sum_reduce_block: __uchar_and_reduce[c_int16]
-nvshmemx_int32_sum_reduce_block: __uchar_and_reduce[c_int32]
-nvshmemx_int64_sum_reduce_block: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_sum_reduce_block: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_sum_reduce_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_sum_reduce_block: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_sum_reduce_block: __uchar_and_reduce[c_uint64]
-nvshmemx_size_sum_reduce_block: __uchar_and_reduce[c_size_t]
-nvshmemx_schar_sum_reduce_block: __uchar_and_reduce[c_int8]
-nvshmemx_short_sum_reduce_block: __uchar_and_reduce[c_int16]; nvshmemx_int_sum_reduce_block: __uchar_and_reduce[c_int32]
-nvshmemx_long_sum_reduce_block: __uchar_and_reduce[c_long]
-nvshmemx_longlong_sum_reduce_block: __uchar_and_reduce[c_int64]
-nvshmemx_float_sum_reduce_block: __uchar_and_reduce[c_float]
-nvshmemx_double_sum_reduce_block: __uchar_and_reduce[c_double]
-nvshmemx_uchar_prod_reduce_block: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_prod_reduce_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_prod_reduce_block: __uchar_and_reduce[c_uint32]
-nvshmemx_ulong_prod_reduce_block: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_prod_reduce_block: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_prod_reduce_block: __uchar_and_reduce[c_int8]
-nvshmemx_int16_prod_reduce_block: __uchar_and_reduce[c_int16]
-nvshmemx_int32_prod_reduce_block: __uchar_and_reduce[c_int32]
-nvshmemx_int64_prod_reduce_block: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_prod_reduce_block: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_prod_reduce_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_prod_reduce_block: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_prod_reduce_block: __uchar_and_reduce[c_uint64]
-nvshmemx_size_prod_reduce_block: __uchar_and_reduce[c_size_t]
-nvshmemx_schar_prod_reduce_block: __uchar_and_reduce[c_int8]
-nvshmemx_short_prod_reduce_block: __uchar_and_reduce[c_int16]
-nvshmemx_int_prod_reduce_block: __uchar_and_reduce[c_int32]; nvshmemx_long_prod_reduce_block: __uchar_and_reduce[c_long]
-nvshmemx_longlong_prod_reduce_block: __uchar_and_reduce[c_int64]
-nvshmemx_float_prod_reduce_block: __uchar_and_reduce[c_float]
-nvshmemx_double_prod_reduce_block: __uchar_and_reduce[c_double]
-nvshmemx_double2_maxloc_reduce_block: __uchar_and_reduce[double2]
-nvshmemx_uchar_and_reducescatter_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_and_reducescatter_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_and_reducescatter_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_ulong_and_reducescatter_warp: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_and_reducescatter_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_and_reducescatter_warp: __uchar_and_reduce[c_int8]
-nvshmemx_int16_and_reducescatter_warp: __uchar_and_reduce[c_int16]
-nvshmemx_int32_and_reducescatter_warp: __uchar_and_reduce[c_int32]
-nvshmemx_int64_and_reducescatter_warp: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_and_reducescatter_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_and_reducescatter_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_and_reducescatter_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_and_reducescatter_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_size_and_reducescatter_warp: __uchar_and_reduce[c_size_t]
-nvshmemx_uchar_or_reducescatter_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_or_reducescatter_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_or_reducescatter_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_ulong_or_reducescatter_warp: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_or_reducescatter_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_or_reducescatter_warp: __uchar_and_reduce[c_int8]
-nvshmemx_int16_or_reducescatter_warp: __uchar_and_reduce[c_int16]
-nvshmemx_int32_or_reducescatter_warp: __uchar_and_reduce[c_int32]
-nvshmemx_int64_or_reducescatter_warp: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_or_reducescatter_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_or_reducescatter_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_or_reducescatter_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_or_reducescatter_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_size_or_reducescatter_warp: __uchar_and_reduce[c_size_t]
-nvshmemx_uchar_xor_reducescatter_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_xor_reducescatter_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_xor_reducescatter_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_ulong_xor_reducescatter_warp: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_xor_reducescatter_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_xor_reducescatter_warp: __uchar_and_reduce[c_int8]
-nvshmemx_int16_xor_reducescatter_warp: __uchar_and_reduce[c_int16]
-nvshmemx_int32_xor_reducescatter_warp: __uchar_and_reduce[c_int32]
-nvshmemx_int64_xor_reducescatter_warp: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_xor_reducescatter_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_xor_reducescatter_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_xor_reducescatter_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_xor_reducescatter_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_size_xor_reducescatter_warp: __uchar_and_reduce[c_size_t]
-nvshmemx_uchar_max_reducescatter_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_max_reducescatter_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_max_reducescatter_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_ulong_max_reducescatter_warp: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_max_reducescatter_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_max_reducescatter_warp: __uchar_and_reduce[c_int8]
-nvshmemx_int16_max_reducescatter_warp: __uchar_and_reduce[c_int16]
-nvshmemx_int32_max_reducescatter_warp: __uchar_and_reduce[c_int32]
-nvshmemx_int64_max_reducescatter_warp: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_max_reducescatter_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_max_reducescatter_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_max_reducescatter_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_max_reducescatter_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_size_max_reducescatter_warp: __uchar_and_reduce[c_size_t]
-nvshmemx_schar_max_reducescatter_warp: __uchar_and_reduce[c_int8]
-nvshmemx_short_max_reducescatter_warp: __uchar_and_reduce[c_int16]
-nvshmemx_int_max_reducescatter_warp: __uchar_and_reduce[c_int32]
-nvshmemx_long_max_reducescatter_warp: __uchar_and_reduce[c_long]
-nvshmemx_longlong_max_reducescatter_warp: __uchar_and_reduce[c_int64]
-nvshmemx_float_max_reducescatter_warp: __uchar_and_reduce[c_float]
-nvshmemx_double_max_reducescatter_warp: __uchar_and_reduce[c_double]
-nvshmemx_uchar_min_reducescatter_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_min_reducescatter_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_min_reducescatter_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_ulong_min_reducescatter_warp: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_min_reducescatter_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_min_reducescatter_warp: __uchar_and_reduce[c_int8]
-nvshmemx_int16_min_reducescatter_warp: __uchar_and_reduce[c_int16]
-nvshmemx_int32_min_reducescatter_warp: __uchar_and_reduce[c_int32]
-nvshmemx_int64_min_reducescatter_warp: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_min_reducescatter_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_min_reducescatter_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_min_reducescatter_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_min_reducescatter_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_size_min_reducescatter_warp: __uchar_and_reduce[c_size_t]
-nvshmemx_schar_min_reducescatter_warp: __uchar_and_reduce[c_int8]
-nvshmemx_short_min_reducescatter_warp: __uchar_and_reduce[c_int16]
-nvshmemx_int_min_reducescatter_warp: __uchar_and_reduce[c_int32]
-nvshmemx_long_min_reducescatter_warp: __uchar_and_reduce[c_long]
-nvshmemx_longlong_min_reducescatter_warp: __uchar_and_reduce[c_int64]
-nvshmemx_float_min_reducescatter_warp: __uchar_and_reduce[c_float]
-nvshmemx_double_min_reducescatter_warp: __uchar_and_reduce[c_double]
-nvshmemx_uchar_sum_reducescatter_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_sum_reducescatter_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_sum_reducescatter_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_ulong_sum_reducescatter_warp: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_sum_reducescatter_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_sum_reducescatter_warp: __uchar_and_reduce[c_int8]
-nvshmemx_int16_sum_reducescatter_warp: __uchar_and_reduce[c_int16]
-nvshmemx_int32_sum_reducescatter_warp: __uchar_and_reduce[c_int32]
-nvshmemx_int64_sum_reducescatter_warp: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_sum_reducescatter_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_sum_reducescatter_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_sum_reducescatter_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_sum_reducescatter_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_size_sum_reducescatter_warp: __uchar_and_reduce[c_size_t]
-nvshmemx_schar_sum_reducescatter_warp: __uchar_and_reduce[c_int8]
-nvshmemx_short_sum_reducescatter_warp: __uchar_and_reduce[c_int16]
-nvshmemx_int_sum_reducescatter_warp: __uchar_and_reduce[c_int32]
-nvshmemx_long_sum_reducescatter_warp: __uchar_and_reduce[c_long]
-nvshmemx_longlong_sum_reducescatter_warp: __uchar_and_reduce[c_int64]
-nvshmemx_float_sum_reducescatter_warp: __uchar_and_reduce[c_float]
-nvshmemx_double_sum_reducescatter_warp: __uchar_and_reduce[c_double]
-nvshmemx_uchar_prod_reducescatter_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_prod_reducescatter_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_prod_reducescatter_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_ulong_prod_reducescatter_warp: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_prod_reducescatter_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_prod_reducescatter_warp: __uchar_and_reduce[c_int8]
-nvshmemx_int16_prod_reducescatter_warp: __uchar_and_reduce[c_int16]
-nvshmemx_int32_prod_reducescatter_warp: __uchar_and_reduce[c_int32]
-nvshmemx_int64_prod_reducescatter_warp: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_prod_reducescatter_warp: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_prod_reducescatter_warp: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_prod_reducescatter_warp: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_prod_reducescatter_warp: __uchar_and_reduce[c_uint64]
-nvshmemx_size_prod_reducescatter_warp: __uchar_and_reduce[c_size_t]
-nvshmemx_schar_prod_reducescatter_warp: __uchar_and_reduce[c_int8]
-nvshmemx_short_prod_reducescatter_warp: __uchar_and_reduce[c_int16]
-nvshmemx_int_prod_reducescatter_warp: __uchar_and_reduce[c_int32]
-nvshmemx_long_prod_reducescatter_warp: __uchar_and_reduce[c_long]
-nvshmemx_longlong_prod_reducescatter_warp: __uchar_and_reduce[c_int64]
-nvshmemx_float_prod_reducescatter_warp: __uchar_and_reduce[c_float]
-nvshmemx_double_prod_reducescatter_warp: __uchar_and_reduce[c_double]
-nvshmemx_uchar_and_reducescatter_block: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_and_reducescatter_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_and_reducescatter_block: __uchar_and_reduce[c_uint32]
-nvshmemx_ulong_and_reducescatter_block: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_and_reducescatter_block: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_and_reducescatter_block: __uchar_and_reduce[c_int8]
-nvshmemx_int16_and_reducescatter_block: __uchar_and_reduce[c_int16]
-nvshmemx_int32_and_reducescatter_block: __uchar_and_reduce[c_int32]
-nvshmemx_int64_and_reducescatter_block: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_and_reducescatter_block: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_and_reducescatter_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_and_reducescatter_block: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_and_reducescatter_block: __uchar_and_reduce[c_uint64]
-nvshmemx_size_and_reducescatter_block: __uchar_and_reduce[c_size_t]
-nvshmemx_uchar_or_reducescatter_block: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_or_reducescatter_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_or_reducescatter_block: __uchar_and_reduce[c_uint32]
-nvshmemx_ulong_or_reducescatter_block: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_or_reducescatter_block: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_or_reducescatter_block: __uchar_and_reduce[c_int8]
-nvshmemx_int16_or_reducescatter_block: __uchar_and_reduce[c_int16]
-nvshmemx_int32_or_reducescatter_block: __uchar_and_reduce[c_int32]
-nvshmemx_int64_or_reducescatter_block: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_or_reducescatter_block: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_or_reducescatter_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_or_reducescatter_block: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_or_reducescatter_block: __uchar_and_reduce[c_uint64]
-nvshmemx_size_or_reducescatter_block: __uchar_and_reduce[c_size_t]
-nvshmemx_uchar_xor_reducescatter_block: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_xor_reducescatter_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_xor_reducescatter_block: __uchar_and_reduce[c_uint32]
-nvshmemx_ulong_xor_reducescatter_block: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_xor_reducescatter_block: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_xor_reducescatter_block: __uchar_and_reduce[c_int8]
-nvshmemx_int16_xor_reducescatter_block: __uchar_and_reduce[c_int16]
-nvshmemx_int32_xor_reducescatter_block: __uchar_and_reduce[c_int32]
-nvshmemx_int64_xor_reducescatter_block: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_xor_reducescatter_block: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_xor_reducescatter_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_xor_reducescatter_block: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_xor_reducescatter_block: __uchar_and_reduce[c_uint64]
-nvshmemx_size_xor_reducescatter_block: __uchar_and_reduce[c_size_t]
-nvshmemx_uchar_max_reducescatter_block: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_max_reducescatter_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_max_reducescatter_block: __uchar_and_reduce[c_uint32]
-nvshmemx_ulong_max_reducescatter_block: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_max_reducescatter_block: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_max_reducescatter_block: __uchar_and_reduce[c_int8]
-nvshmemx_int16_max_reducescatter_block: __uchar_and_reduce[c_int16]
-nvshmemx_int32_max_reducescatter_block: __uchar_and_reduce[c_int32]
-nvshmemx_int64_max_reducescatter_block: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_max_reducescatter_block: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_max_reducescatter_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_max_reducescatter_block: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_max_reducescatter_block: __uchar_and_reduce[c_uint64]
-nvshmemx_size_max_reducescatter_block: __uchar_and_reduce[c_size_t]
-nvshmemx_schar_max_reducescatter_block: __uchar_and_reduce[c_int8]
-nvshmemx_short_max_reducescatter_block: __uchar_and_reduce[c_int16]
-nvshmemx_int_max_reducescatter_block: __uchar_and_reduce[c_int32]
-nvshmemx_long_max_reducescatter_block: __uchar_and_reduce[c_long]
-nvshmemx_longlong_max_reducescatter_block: __uchar_and_reduce[c_int64]
-nvshmemx_float_max_reducescatter_block: __uchar_and_reduce[c_float]
-nvshmemx_double_max_reducescatter_block: __uchar_and_reduce[c_double]
-nvshmemx_uchar_min_reducescatter_block: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_min_reducescatter_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_min_reducescatter_block: __uchar_and_reduce[c_uint32]
-nvshmemx_ulong_min_reducescatter_block: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_min_reducescatter_block: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_min_reducescatter_block: __uchar_and_reduce[c_int8]
-nvshmemx_int16_min_reducescatter_block: __uchar_and_reduce[c_int16]
-nvshmemx_int32_min_reducescatter_block: __uchar_and_reduce[c_int32]
-nvshmemx_int64_min_reducescatter_block: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_min_reducescatter_block: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_min_reducescatter_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_min_reducescatter_block: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_min_reducescatter_block: __uchar_and_reduce[c_uint64]
-nvshmemx_size_min_reducescatter_block: __uchar_and_reduce[c_size_t]
-nvshmemx_schar_min_reducescatter_block: __uchar_and_reduce[c_int8]
-nvshmemx_short_min_reducescatter_block: __uchar_and_reduce[c_int16]
-nvshmemx_int_min_reducescatter_block: __uchar_and_reduce[c_int32]
-nvshmemx_long_min_reducescatter_block: __uchar_and_reduce[c_long]
-nvshmemx_longlong_min_reducescatter_block: __uchar_and_reduce[c_int64]
-nvshmemx_float_min_reducescatter_block: __uchar_and_reduce[c_float]
-nvshmemx_double_min_reducescatter_block: __uchar_and_reduce[c_double]
-nvshmemx_uchar_sum_reducescatter_block: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_sum_reducescatter_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_sum_reducescatter_block: __uchar_and_reduce[c_uint32]
-nvshmemx_ulong_sum_reducescatter_block: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_sum_reducescatter_block: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_sum_reducescatter_block: __uchar_and_reduce[c_int8]
-nvshmemx_int16_sum_reducescatter_block: __uchar_and_reduce[c_int16]
-nvshmemx_int32_sum_reducescatter_block: __uchar_and_reduce[c_int32]
-nvshmemx_int64_sum_reducescatter_block: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_sum_reducescatter_block: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_sum_reducescatter_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_sum_reducescatter_block: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_sum_reducescatter_block: __uchar_and_reduce[c_uint64]
-nvshmemx_size_sum_reducescatter_block: __uchar_and_reduce[c_size_t]
-nvshmemx_schar_sum_reducescatter_block: __uchar_and_reduce[c_int8]
-nvshmemx_short_sum_reducescatter_block: __uchar_and_reduce[c_int16]
-nvshmemx_int_sum_reducescatter_block: __uchar_and_reduce[c_int32]
-nvshmemx_long_sum_reducescatter_block: __uchar_and_reduce[c_long]
-nvshmemx_longlong_sum_reducescatter_block: __uchar_and_reduce[c_int64]
-nvshmemx_float_sum_reducescatter_block: __uchar_and_reduce[c_float]
-nvshmemx_double_sum_reducescatter_block: __uchar_and_reduce[c_double]
-nvshmemx_uchar_prod_reducescatter_block: __uchar_and_reduce[c_uint8]
-nvshmemx_ushort_prod_reducescatter_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint_prod_reducescatter_block: __uchar_and_reduce[c_uint32]
-nvshmemx_ulong_prod_reducescatter_block: __uchar_and_reduce[c_ulong]
-nvshmemx_ulonglong_prod_reducescatter_block: __uchar_and_reduce[c_uint64]
-nvshmemx_int8_prod_reducescatter_block: __uchar_and_reduce[c_int8]
-nvshmemx_int16_prod_reducescatter_block: __uchar_and_reduce[c_int16]
-nvshmemx_int32_prod_reducescatter_block: __uchar_and_reduce[c_int32]
-nvshmemx_int64_prod_reducescatter_block: __uchar_and_reduce[c_int64]
-nvshmemx_uint8_prod_reducescatter_block: __uchar_and_reduce[c_uint8]
-nvshmemx_uint16_prod_reducescatter_block: __uchar_and_reduce[c_uint16]
-nvshmemx_uint32_prod_reducescatter_block: __uchar_and_reduce[c_uint32]
-nvshmemx_uint64_prod_reducescatter_block: __uchar_and_reduce[c_uint64]
-nvshmemx_size_prod_reducescatter_block: __uchar_and_reduce[c_size_t]
-nvshmemx_schar_prod_reducescatter_block: __uchar_and_reduce[c_int8]
-nvshmemx_short_prod_reducescatter_block: __uchar_and_reduce[c_int16]
-nvshmemx_int_prod_reducescatter_block: __uchar_and_reduce[c_int32]
-nvshmemx_long_prod_reducescatter_block: __uchar_and_reduce[c_long]
-nvshmemx_longlong_prod_reducescatter_block: __uchar_and_reduce[c_int64]
-nvshmemx_float_prod_reducescatter_block: __uchar_and_reduce[c_float]
-nvshmemx_double_prod_reducescatter_block: __uchar_and_reduce[c_double]
 
 class __char_max_reduce(Value):
     def __call__(self, team: nvshmem_team_t, dest: Mem[c_char], src: char_p, nreduce: size_t, /) -> int32_t: ...
@@ -1336,14 +633,6 @@ nvshmem_char_max_reduce: __char_max_reduce; nvshmem_char_min_reduce: __char_max_
 nvshmem_char_sum_reduce: __char_max_reduce; nvshmem_char_prod_reduce: __char_max_reduce
 nvshmem_char_max_reducescatter: __char_max_reduce; nvshmem_char_min_reducescatter: __char_max_reduce
 nvshmem_char_sum_reducescatter: __char_max_reduce; nvshmem_char_prod_reducescatter: __char_max_reduce
-nvshmemx_char_max_reduce_warp: __char_max_reduce; nvshmemx_char_min_reduce_warp: __char_max_reduce
-nvshmemx_char_sum_reduce_warp: __char_max_reduce; nvshmemx_char_prod_reduce_warp: __char_max_reduce
-nvshmemx_char_max_reduce_block: __char_max_reduce; nvshmemx_char_min_reduce_block: __char_max_reduce
-nvshmemx_char_sum_reduce_block: __char_max_reduce; nvshmemx_char_prod_reduce_block: __char_max_reduce
-nvshmemx_char_max_reducescatter_warp: __char_max_reduce; nvshmemx_char_min_reducescatter_warp: __char_max_reduce
-nvshmemx_char_sum_reducescatter_warp: __char_max_reduce; nvshmemx_char_prod_reducescatter_warp: __char_max_reduce
-nvshmemx_char_max_reducescatter_block: __char_max_reduce; nvshmemx_char_min_reducescatter_block: __char_max_reduce
-nvshmemx_char_sum_reducescatter_block: __char_max_reduce; nvshmemx_char_prod_reducescatter_block: __char_max_reduce
 
 class __bfloat16_max_reduce(Value, Generic[T]):
     def __call__(self, team: nvshmem_team_t, dest: Ptr[T], src: Ptr[T], nreduce: size_t, /) -> int32_t: ...
@@ -1360,44 +649,6 @@ nvshmem_bfloat16_sum_reducescatter: __bfloat16_max_reduce[__nv_bfloat16]
 nvshmem_half_sum_reducescatter: __bfloat16_max_reduce[half]
 nvshmem_bfloat16_prod_reducescatter: __bfloat16_max_reduce[__nv_bfloat16]
 nvshmem_half_prod_reducescatter: __bfloat16_max_reduce[half]
-nvshmemx_bfloat16_max_reduce_warp: __bfloat16_max_reduce[__nv_bfloat16]
-nvshmemx_half_max_reduce_warp: __bfloat16_max_reduce[half]
-nvshmemx_bfloat16_min_reduce_warp: __bfloat16_max_reduce[__nv_bfloat16]
-nvshmemx_half_min_reduce_warp: __bfloat16_max_reduce[half]
-nvshmemx_bfloat16_sum_reduce_warp: __bfloat16_max_reduce[__nv_bfloat16]
-nvshmemx_half_sum_reduce_warp: __bfloat16_max_reduce[half]
-nvshmemx_bfloat16_prod_reduce_warp: __bfloat16_max_reduce[__nv_bfloat16]
-nvshmemx_half_prod_reduce_warp: __bfloat16_max_reduce[half]
-nvshmemx_bfloat16_max_reduce_block: __bfloat16_max_reduce[__nv_bfloat16]
-nvshmemx_half_max_reduce_block: __bfloat16_max_reduce[half]
-nvshmemx_bfloat16_min_reduce_block: __bfloat16_max_reduce[__nv_bfloat16]
-nvshmemx_half_min_reduce_block: __bfloat16_max_reduce[half]
-nvshmemx_bfloat16_sum_reduce_block: __bfloat16_max_reduce[__nv_bfloat16]
-nvshmemx_half_sum_reduce_block: __bfloat16_max_reduce[half]
-nvshmemx_bfloat16_prod_reduce_block: __bfloat16_max_reduce[__nv_bfloat16]
-nvshmemx_half_prod_reduce_block: __bfloat16_max_reduce[half]
-nvshmemx_bfloat16_max_reducescatter_warp: __bfloat16_max_reduce[__nv_bfloat16]
-nvshmemx_half_max_reducescatter_warp: __bfloat16_max_reduce[half]
-nvshmemx_bfloat16_min_reducescatter_warp: __bfloat16_max_reduce[__nv_bfloat16]
-nvshmemx_half_min_reducescatter_warp: __bfloat16_max_reduce[half]
-nvshmemx_bfloat16_sum_reducescatter_warp: __bfloat16_max_reduce[__nv_bfloat16]
-nvshmemx_half_sum_reducescatter_warp: __bfloat16_max_reduce[half]
-nvshmemx_bfloat16_prod_reducescatter_warp: __bfloat16_max_reduce[__nv_bfloat16]
-nvshmemx_half_prod_reducescatter_warp: __bfloat16_max_reduce[half]
-nvshmemx_bfloat16_max_reducescatter_block: __bfloat16_max_reduce[__nv_bfloat16]
-nvshmemx_half_max_reducescatter_block: __bfloat16_max_reduce[half]
-nvshmemx_bfloat16_min_reducescatter_block: __bfloat16_max_reduce[__nv_bfloat16]
-nvshmemx_half_min_reducescatter_block: __bfloat16_max_reduce[half]
-nvshmemx_bfloat16_sum_reducescatter_block: __bfloat16_max_reduce[__nv_bfloat16]
-nvshmemx_half_sum_reducescatter_block: __bfloat16_max_reduce[half]
-nvshmemx_bfloat16_prod_reducescatter_block: __bfloat16_max_reduce[__nv_bfloat16]
-nvshmemx_half_prod_reducescatter_block: __bfloat16_max_reduce[half]
-
-@_lib.value
-def nvshmemi_init_thread(
-    requested_thread_support: int32_t, provided_thread_support: Mem[c_int32], bootstrap_flags: uint32_t,
-    bootstrap_attr: Ptr[nvshmemx_init_attr_t], arg4: nvshmemi_version_t, /
-) -> int32_t: ...
 
 class _x_init_status(Value):
     def __call__(self) -> int32_t: ...
@@ -1650,15 +901,6 @@ nvshmem_bfloat16_put: __bfloat16_put[__nv_bfloat16]; nvshmem_half_put: __bfloat1
 nvshmem_bfloat16_put_nbi: __bfloat16_put[__nv_bfloat16]; nvshmem_half_put_nbi: __bfloat16_put[half]
 nvshmem_bfloat16_get: __bfloat16_put[__nv_bfloat16]; nvshmem_half_get: __bfloat16_put[half]
 nvshmem_bfloat16_get_nbi: __bfloat16_put[__nv_bfloat16]; nvshmem_half_get_nbi: __bfloat16_put[half]
-nvshmemx_bfloat16_put_warp: __bfloat16_put[__nv_bfloat16]; nvshmemx_bfloat16_put_block: __bfloat16_put[__nv_bfloat16]
-nvshmemx_half_put_warp: __bfloat16_put[half]; nvshmemx_half_put_block: __bfloat16_put[half]
-nvshmemx_bfloat16_put_nbi_warp: __bfloat16_put[__nv_bfloat16]
-nvshmemx_bfloat16_put_nbi_block: __bfloat16_put[__nv_bfloat16]; nvshmemx_half_put_nbi_warp: __bfloat16_put[half]
-nvshmemx_half_put_nbi_block: __bfloat16_put[half]; nvshmemx_bfloat16_get_warp: __bfloat16_put[__nv_bfloat16]
-nvshmemx_bfloat16_get_block: __bfloat16_put[__nv_bfloat16]; nvshmemx_half_get_warp: __bfloat16_put[half]
-nvshmemx_half_get_block: __bfloat16_put[half]; nvshmemx_bfloat16_get_nbi_warp: __bfloat16_put[__nv_bfloat16]
-nvshmemx_bfloat16_get_nbi_block: __bfloat16_put[__nv_bfloat16]; nvshmemx_half_get_nbi_warp: __bfloat16_put[half]
-nvshmemx_half_get_nbi_block: __bfloat16_put[half]
 
 class __float_put(Value, Generic[T]):
     def __call__(self, dest: Mem[T], source: ConstMem[T], nelems: size_t, pe: int32_t, /) -> None: ...
@@ -1704,102 +946,12 @@ nvshmem_int16_get_nbi: __float_put[c_int16]; nvshmem_int32_get_nbi: __float_put[
 nvshmem_int64_get_nbi: __float_put[c_int64]; nvshmem_uint8_get_nbi: __float_put[c_uint8]
 nvshmem_uint16_get_nbi: __float_put[c_uint16]; nvshmem_uint32_get_nbi: __float_put[c_uint32]
 nvshmem_uint64_get_nbi: __float_put[c_uint64]; nvshmem_size_get_nbi: __float_put[c_size_t]
-nvshmem_ptrdiff_get_nbi: __float_put[c_long]; nvshmemx_float_put_warp: __float_put[c_float]
-nvshmemx_float_put_block: __float_put[c_float]; nvshmemx_double_put_warp: __float_put[c_double]
-nvshmemx_double_put_block: __float_put[c_double]; nvshmemx_short_put_warp: __float_put[c_int16]
-nvshmemx_short_put_block: __float_put[c_int16]; nvshmemx_schar_put_warp: __float_put[c_int8]
-nvshmemx_schar_put_block: __float_put[c_int8]; nvshmemx_int_put_warp: __float_put[c_int32]
-nvshmemx_int_put_block: __float_put[c_int32]; nvshmemx_long_put_warp: __float_put[c_long]
-nvshmemx_long_put_block: __float_put[c_long]; nvshmemx_longlong_put_warp: __float_put[c_int64]
-nvshmemx_longlong_put_block: __float_put[c_int64]; nvshmemx_uchar_put_warp: __float_put[c_uint8]
-nvshmemx_uchar_put_block: __float_put[c_uint8]; nvshmemx_ushort_put_warp: __float_put[c_uint16]
-nvshmemx_ushort_put_block: __float_put[c_uint16]; nvshmemx_uint_put_warp: __float_put[c_uint32]
-nvshmemx_uint_put_block: __float_put[c_uint32]; nvshmemx_ulong_put_warp: __float_put[c_ulong]
-nvshmemx_ulong_put_block: __float_put[c_ulong]; nvshmemx_ulonglong_put_warp: __float_put[c_uint64]
-nvshmemx_ulonglong_put_block: __float_put[c_uint64]; nvshmemx_int8_put_warp: __float_put[c_int8]
-nvshmemx_int8_put_block: __float_put[c_int8]; nvshmemx_int16_put_warp: __float_put[c_int16]
-nvshmemx_int16_put_block: __float_put[c_int16]; nvshmemx_int32_put_warp: __float_put[c_int32]
-nvshmemx_int32_put_block: __float_put[c_int32]; nvshmemx_int64_put_warp: __float_put[c_int64]
-nvshmemx_int64_put_block: __float_put[c_int64]; nvshmemx_uint8_put_warp: __float_put[c_uint8]
-nvshmemx_uint8_put_block: __float_put[c_uint8]; nvshmemx_uint16_put_warp: __float_put[c_uint16]
-nvshmemx_uint16_put_block: __float_put[c_uint16]; nvshmemx_uint32_put_warp: __float_put[c_uint32]
-nvshmemx_uint32_put_block: __float_put[c_uint32]; nvshmemx_uint64_put_warp: __float_put[c_uint64]
-nvshmemx_uint64_put_block: __float_put[c_uint64]; nvshmemx_size_put_warp: __float_put[c_size_t]
-nvshmemx_size_put_block: __float_put[c_size_t]; nvshmemx_ptrdiff_put_warp: __float_put[c_long]
-nvshmemx_ptrdiff_put_block: __float_put[c_long]; nvshmemx_float_put_nbi_warp: __float_put[c_float]
-nvshmemx_float_put_nbi_block: __float_put[c_float]; nvshmemx_double_put_nbi_warp: __float_put[c_double]
-nvshmemx_double_put_nbi_block: __float_put[c_double]; nvshmemx_short_put_nbi_warp: __float_put[c_int16]
-nvshmemx_short_put_nbi_block: __float_put[c_int16]; nvshmemx_schar_put_nbi_warp: __float_put[c_int8]
-nvshmemx_schar_put_nbi_block: __float_put[c_int8]; nvshmemx_int_put_nbi_warp: __float_put[c_int32]
-nvshmemx_int_put_nbi_block: __float_put[c_int32]; nvshmemx_long_put_nbi_warp: __float_put[c_long]
-nvshmemx_long_put_nbi_block: __float_put[c_long]; nvshmemx_longlong_put_nbi_warp: __float_put[c_int64]
-nvshmemx_longlong_put_nbi_block: __float_put[c_int64]; nvshmemx_uchar_put_nbi_warp: __float_put[c_uint8]
-nvshmemx_uchar_put_nbi_block: __float_put[c_uint8]; nvshmemx_ushort_put_nbi_warp: __float_put[c_uint16]
-nvshmemx_ushort_put_nbi_block: __float_put[c_uint16]; nvshmemx_uint_put_nbi_warp: __float_put[c_uint32]
-nvshmemx_uint_put_nbi_block: __float_put[c_uint32]; nvshmemx_ulong_put_nbi_warp: __float_put[c_ulong]
-nvshmemx_ulong_put_nbi_block: __float_put[c_ulong]; nvshmemx_ulonglong_put_nbi_warp: __float_put[c_uint64]
-nvshmemx_ulonglong_put_nbi_block: __float_put[c_uint64]; nvshmemx_int8_put_nbi_warp: __float_put[c_int8]
-nvshmemx_int8_put_nbi_block: __float_put[c_int8]; nvshmemx_int16_put_nbi_warp: __float_put[c_int16]
-nvshmemx_int16_put_nbi_block: __float_put[c_int16]; nvshmemx_int32_put_nbi_warp: __float_put[c_int32]
-nvshmemx_int32_put_nbi_block: __float_put[c_int32]; nvshmemx_int64_put_nbi_warp: __float_put[c_int64]
-nvshmemx_int64_put_nbi_block: __float_put[c_int64]; nvshmemx_uint8_put_nbi_warp: __float_put[c_uint8]
-nvshmemx_uint8_put_nbi_block: __float_put[c_uint8]; nvshmemx_uint16_put_nbi_warp: __float_put[c_uint16]
-nvshmemx_uint16_put_nbi_block: __float_put[c_uint16]; nvshmemx_uint32_put_nbi_warp: __float_put[c_uint32]
-nvshmemx_uint32_put_nbi_block: __float_put[c_uint32]; nvshmemx_uint64_put_nbi_warp: __float_put[c_uint64]
-nvshmemx_uint64_put_nbi_block: __float_put[c_uint64]; nvshmemx_size_put_nbi_warp: __float_put[c_size_t]
-nvshmemx_size_put_nbi_block: __float_put[c_size_t]; nvshmemx_ptrdiff_put_nbi_warp: __float_put[c_long]
-nvshmemx_ptrdiff_put_nbi_block: __float_put[c_long]; nvshmemx_float_get_warp: __float_put[c_float]
-nvshmemx_float_get_block: __float_put[c_float]; nvshmemx_double_get_warp: __float_put[c_double]
-nvshmemx_double_get_block: __float_put[c_double]; nvshmemx_short_get_warp: __float_put[c_int16]
-nvshmemx_short_get_block: __float_put[c_int16]; nvshmemx_schar_get_warp: __float_put[c_int8]
-nvshmemx_schar_get_block: __float_put[c_int8]; nvshmemx_int_get_warp: __float_put[c_int32]
-nvshmemx_int_get_block: __float_put[c_int32]; nvshmemx_long_get_warp: __float_put[c_long]
-nvshmemx_long_get_block: __float_put[c_long]; nvshmemx_longlong_get_warp: __float_put[c_int64]
-nvshmemx_longlong_get_block: __float_put[c_int64]; nvshmemx_uchar_get_warp: __float_put[c_uint8]
-nvshmemx_uchar_get_block: __float_put[c_uint8]; nvshmemx_ushort_get_warp: __float_put[c_uint16]
-nvshmemx_ushort_get_block: __float_put[c_uint16]; nvshmemx_uint_get_warp: __float_put[c_uint32]
-nvshmemx_uint_get_block: __float_put[c_uint32]; nvshmemx_ulong_get_warp: __float_put[c_ulong]
-nvshmemx_ulong_get_block: __float_put[c_ulong]; nvshmemx_ulonglong_get_warp: __float_put[c_uint64]
-nvshmemx_ulonglong_get_block: __float_put[c_uint64]; nvshmemx_int8_get_warp: __float_put[c_int8]
-nvshmemx_int8_get_block: __float_put[c_int8]; nvshmemx_int16_get_warp: __float_put[c_int16]
-nvshmemx_int16_get_block: __float_put[c_int16]; nvshmemx_int32_get_warp: __float_put[c_int32]
-nvshmemx_int32_get_block: __float_put[c_int32]; nvshmemx_int64_get_warp: __float_put[c_int64]
-nvshmemx_int64_get_block: __float_put[c_int64]; nvshmemx_uint8_get_warp: __float_put[c_uint8]
-nvshmemx_uint8_get_block: __float_put[c_uint8]; nvshmemx_uint16_get_warp: __float_put[c_uint16]
-nvshmemx_uint16_get_block: __float_put[c_uint16]; nvshmemx_uint32_get_warp: __float_put[c_uint32]
-nvshmemx_uint32_get_block: __float_put[c_uint32]; nvshmemx_uint64_get_warp: __float_put[c_uint64]
-nvshmemx_uint64_get_block: __float_put[c_uint64]; nvshmemx_size_get_warp: __float_put[c_size_t]
-nvshmemx_size_get_block: __float_put[c_size_t]; nvshmemx_ptrdiff_get_warp: __float_put[c_long]
-nvshmemx_ptrdiff_get_block: __float_put[c_long]; nvshmemx_float_get_nbi_warp: __float_put[c_float]
-nvshmemx_float_get_nbi_block: __float_put[c_float]; nvshmemx_double_get_nbi_warp: __float_put[c_double]
-nvshmemx_double_get_nbi_block: __float_put[c_double]; nvshmemx_short_get_nbi_warp: __float_put[c_int16]
-nvshmemx_short_get_nbi_block: __float_put[c_int16]; nvshmemx_schar_get_nbi_warp: __float_put[c_int8]
-nvshmemx_schar_get_nbi_block: __float_put[c_int8]; nvshmemx_int_get_nbi_warp: __float_put[c_int32]
-nvshmemx_int_get_nbi_block: __float_put[c_int32]; nvshmemx_long_get_nbi_warp: __float_put[c_long]
-nvshmemx_long_get_nbi_block: __float_put[c_long]; nvshmemx_longlong_get_nbi_warp: __float_put[c_int64]
-nvshmemx_longlong_get_nbi_block: __float_put[c_int64]; nvshmemx_uchar_get_nbi_warp: __float_put[c_uint8]
-nvshmemx_uchar_get_nbi_block: __float_put[c_uint8]; nvshmemx_ushort_get_nbi_warp: __float_put[c_uint16]
-nvshmemx_ushort_get_nbi_block: __float_put[c_uint16]; nvshmemx_uint_get_nbi_warp: __float_put[c_uint32]
-nvshmemx_uint_get_nbi_block: __float_put[c_uint32]; nvshmemx_ulong_get_nbi_warp: __float_put[c_ulong]
-nvshmemx_ulong_get_nbi_block: __float_put[c_ulong]; nvshmemx_ulonglong_get_nbi_warp: __float_put[c_uint64]
-nvshmemx_ulonglong_get_nbi_block: __float_put[c_uint64]; nvshmemx_int8_get_nbi_warp: __float_put[c_int8]
-nvshmemx_int8_get_nbi_block: __float_put[c_int8]; nvshmemx_int16_get_nbi_warp: __float_put[c_int16]
-nvshmemx_int16_get_nbi_block: __float_put[c_int16]; nvshmemx_int32_get_nbi_warp: __float_put[c_int32]
-nvshmemx_int32_get_nbi_block: __float_put[c_int32]; nvshmemx_int64_get_nbi_warp: __float_put[c_int64]
-nvshmemx_int64_get_nbi_block: __float_put[c_int64]; nvshmemx_uint8_get_nbi_warp: __float_put[c_uint8]
-nvshmemx_uint8_get_nbi_block: __float_put[c_uint8]; nvshmemx_uint16_get_nbi_warp: __float_put[c_uint16]
-nvshmemx_uint16_get_nbi_block: __float_put[c_uint16]; nvshmemx_uint32_get_nbi_warp: __float_put[c_uint32]
-nvshmemx_uint32_get_nbi_block: __float_put[c_uint32]; nvshmemx_uint64_get_nbi_warp: __float_put[c_uint64]
-nvshmemx_uint64_get_nbi_block: __float_put[c_uint64]; nvshmemx_size_get_nbi_warp: __float_put[c_size_t]
-nvshmemx_size_get_nbi_block: __float_put[c_size_t]; nvshmemx_ptrdiff_get_nbi_warp: __float_put[c_long]
-nvshmemx_ptrdiff_get_nbi_block: __float_put[c_long]
+nvshmem_ptrdiff_get_nbi: __float_put[c_long]
 
 class __char_put(Value):
     def __call__(self, dest: Mem[c_char], source: char_p, nelems: size_t, pe: int32_t, /) -> None: ...
 nvshmem_char_put: __char_put; nvshmem_char_put_nbi: __char_put; nvshmem_char_get: __char_put
-nvshmem_char_get_nbi: __char_put; nvshmemx_char_put_warp: __char_put; nvshmemx_char_put_block: __char_put
-nvshmemx_char_put_nbi_warp: __char_put; nvshmemx_char_put_nbi_block: __char_put; nvshmemx_char_get_warp: __char_put
-nvshmemx_char_get_block: __char_put; nvshmemx_char_get_nbi_warp: __char_put; nvshmemx_char_get_nbi_block: __char_put
+nvshmem_char_get_nbi: __char_put
 
 class __put8(Value):
     def __call__(self, dest: void_p, source: const_void_p, nelems: size_t, pe: int32_t, /) -> None: ...
@@ -1807,26 +959,11 @@ nvshmem_put8: __put8; nvshmem_put16: __put8; nvshmem_put32: __put8; nvshmem_put6
 nvshmem_put8_nbi: __put8; nvshmem_put16_nbi: __put8; nvshmem_put32_nbi: __put8; nvshmem_put64_nbi: __put8
 nvshmem_put128_nbi: __put8; nvshmem_get8: __put8; nvshmem_get16: __put8; nvshmem_get32: __put8; nvshmem_get64: __put8
 nvshmem_get128: __put8; nvshmem_get8_nbi: __put8; nvshmem_get16_nbi: __put8; nvshmem_get32_nbi: __put8
-nvshmem_get64_nbi: __put8; nvshmem_get128_nbi: __put8; nvshmemx_put8_warp: __put8; nvshmemx_put8_block: __put8
-nvshmemx_put16_warp: __put8; nvshmemx_put16_block: __put8; nvshmemx_put32_warp: __put8; nvshmemx_put32_block: __put8
-nvshmemx_put64_warp: __put8; nvshmemx_put64_block: __put8; nvshmemx_put128_warp: __put8; nvshmemx_put128_block: __put8
-nvshmemx_put8_nbi_warp: __put8; nvshmemx_put8_nbi_block: __put8; nvshmemx_put16_nbi_warp: __put8
-nvshmemx_put16_nbi_block: __put8; nvshmemx_put32_nbi_warp: __put8; nvshmemx_put32_nbi_block: __put8
-nvshmemx_put64_nbi_warp: __put8; nvshmemx_put64_nbi_block: __put8; nvshmemx_put128_nbi_warp: __put8
-nvshmemx_put128_nbi_block: __put8; nvshmemx_get8_warp: __put8; nvshmemx_get8_block: __put8; nvshmemx_get16_warp: __put8
-nvshmemx_get16_block: __put8; nvshmemx_get32_warp: __put8; nvshmemx_get32_block: __put8; nvshmemx_get64_warp: __put8
-nvshmemx_get64_block: __put8; nvshmemx_get128_warp: __put8; nvshmemx_get128_block: __put8
-nvshmemx_get8_nbi_warp: __put8; nvshmemx_get8_nbi_block: __put8; nvshmemx_get16_nbi_warp: __put8
-nvshmemx_get16_nbi_block: __put8; nvshmemx_get32_nbi_warp: __put8; nvshmemx_get32_nbi_block: __put8
-nvshmemx_get64_nbi_warp: __put8; nvshmemx_get64_nbi_block: __put8; nvshmemx_get128_nbi_warp: __put8
-nvshmemx_get128_nbi_block: __put8
+nvshmem_get64_nbi: __put8; nvshmem_get128_nbi: __put8
 
 class __putmem(Value):
     def __call__(self, dest: void_p, source: const_void_p, bytes: size_t, pe: int32_t, /) -> None: ...
 nvshmem_putmem: __putmem; nvshmem_putmem_nbi: __putmem; nvshmem_getmem: __putmem; nvshmem_getmem_nbi: __putmem
-nvshmemx_putmem_warp: __putmem; nvshmemx_putmem_block: __putmem; nvshmemx_putmem_nbi_warp: __putmem
-nvshmemx_putmem_nbi_block: __putmem; nvshmemx_getmem_warp: __putmem; nvshmemx_getmem_block: __putmem
-nvshmemx_getmem_nbi_warp: __putmem; nvshmemx_getmem_nbi_block: __putmem
 
 class __bfloat16_iput(Value, Generic[T]):
     def __call__(
@@ -1834,11 +971,6 @@ class __bfloat16_iput(Value, Generic[T]):
     ) -> None: ...
 nvshmem_bfloat16_iput: __bfloat16_iput[__nv_bfloat16]; nvshmem_half_iput: __bfloat16_iput[half]
 nvshmem_bfloat16_iget: __bfloat16_iput[__nv_bfloat16]; nvshmem_half_iget: __bfloat16_iput[half]
-nvshmemx_bfloat16_iput_warp: __bfloat16_iput[__nv_bfloat16]
-nvshmemx_bfloat16_iput_block: __bfloat16_iput[__nv_bfloat16]; nvshmemx_half_iput_warp: __bfloat16_iput[half]
-nvshmemx_half_iput_block: __bfloat16_iput[half]; nvshmemx_bfloat16_iget_warp: __bfloat16_iput[__nv_bfloat16]
-nvshmemx_bfloat16_iget_block: __bfloat16_iput[__nv_bfloat16]; nvshmemx_half_iget_warp: __bfloat16_iput[half]
-nvshmemx_half_iget_block: __bfloat16_iput[half]
 
 class __float_iput(Value, Generic[T]):
     def __call__(
@@ -1866,57 +998,12 @@ nvshmem_int32_iget: __float_iput[c_int32]; nvshmem_int64_iget: __float_iput[c_in
 nvshmem_uint8_iget: __float_iput[c_uint8]; nvshmem_uint16_iget: __float_iput[c_uint16]
 nvshmem_uint32_iget: __float_iput[c_uint32]; nvshmem_uint64_iget: __float_iput[c_uint64]
 nvshmem_size_iget: __float_iput[c_size_t]; nvshmem_ptrdiff_iget: __float_iput[c_long]
-nvshmemx_float_iput_warp: __float_iput[c_float]; nvshmemx_float_iput_block: __float_iput[c_float]
-nvshmemx_double_iput_warp: __float_iput[c_double]; nvshmemx_double_iput_block: __float_iput[c_double]
-nvshmemx_short_iput_warp: __float_iput[c_int16]; nvshmemx_short_iput_block: __float_iput[c_int16]
-nvshmemx_schar_iput_warp: __float_iput[c_int8]; nvshmemx_schar_iput_block: __float_iput[c_int8]
-nvshmemx_int_iput_warp: __float_iput[c_int32]; nvshmemx_int_iput_block: __float_iput[c_int32]
-nvshmemx_long_iput_warp: __float_iput[c_long]; nvshmemx_long_iput_block: __float_iput[c_long]
-nvshmemx_longlong_iput_warp: __float_iput[c_int64]; nvshmemx_longlong_iput_block: __float_iput[c_int64]
-nvshmemx_uchar_iput_warp: __float_iput[c_uint8]; nvshmemx_uchar_iput_block: __float_iput[c_uint8]
-nvshmemx_ushort_iput_warp: __float_iput[c_uint16]; nvshmemx_ushort_iput_block: __float_iput[c_uint16]
-nvshmemx_uint_iput_warp: __float_iput[c_uint32]; nvshmemx_uint_iput_block: __float_iput[c_uint32]
-nvshmemx_ulong_iput_warp: __float_iput[c_ulong]; nvshmemx_ulong_iput_block: __float_iput[c_ulong]
-nvshmemx_ulonglong_iput_warp: __float_iput[c_uint64]; nvshmemx_ulonglong_iput_block: __float_iput[c_uint64]
-nvshmemx_int8_iput_warp: __float_iput[c_int8]; nvshmemx_int8_iput_block: __float_iput[c_int8]
-nvshmemx_int16_iput_warp: __float_iput[c_int16]; nvshmemx_int16_iput_block: __float_iput[c_int16]
-nvshmemx_int32_iput_warp: __float_iput[c_int32]; nvshmemx_int32_iput_block: __float_iput[c_int32]
-nvshmemx_int64_iput_warp: __float_iput[c_int64]; nvshmemx_int64_iput_block: __float_iput[c_int64]
-nvshmemx_uint8_iput_warp: __float_iput[c_uint8]; nvshmemx_uint8_iput_block: __float_iput[c_uint8]
-nvshmemx_uint16_iput_warp: __float_iput[c_uint16]; nvshmemx_uint16_iput_block: __float_iput[c_uint16]
-nvshmemx_uint32_iput_warp: __float_iput[c_uint32]; nvshmemx_uint32_iput_block: __float_iput[c_uint32]
-nvshmemx_uint64_iput_warp: __float_iput[c_uint64]; nvshmemx_uint64_iput_block: __float_iput[c_uint64]
-nvshmemx_size_iput_warp: __float_iput[c_size_t]; nvshmemx_size_iput_block: __float_iput[c_size_t]
-nvshmemx_ptrdiff_iput_warp: __float_iput[c_long]; nvshmemx_ptrdiff_iput_block: __float_iput[c_long]
-nvshmemx_float_iget_warp: __float_iput[c_float]; nvshmemx_float_iget_block: __float_iput[c_float]
-nvshmemx_double_iget_warp: __float_iput[c_double]; nvshmemx_double_iget_block: __float_iput[c_double]
-nvshmemx_short_iget_warp: __float_iput[c_int16]; nvshmemx_short_iget_block: __float_iput[c_int16]
-nvshmemx_schar_iget_warp: __float_iput[c_int8]; nvshmemx_schar_iget_block: __float_iput[c_int8]
-nvshmemx_int_iget_warp: __float_iput[c_int32]; nvshmemx_int_iget_block: __float_iput[c_int32]
-nvshmemx_long_iget_warp: __float_iput[c_long]; nvshmemx_long_iget_block: __float_iput[c_long]
-nvshmemx_longlong_iget_warp: __float_iput[c_int64]; nvshmemx_longlong_iget_block: __float_iput[c_int64]
-nvshmemx_uchar_iget_warp: __float_iput[c_uint8]; nvshmemx_uchar_iget_block: __float_iput[c_uint8]
-nvshmemx_ushort_iget_warp: __float_iput[c_uint16]; nvshmemx_ushort_iget_block: __float_iput[c_uint16]
-nvshmemx_uint_iget_warp: __float_iput[c_uint32]; nvshmemx_uint_iget_block: __float_iput[c_uint32]
-nvshmemx_ulong_iget_warp: __float_iput[c_ulong]; nvshmemx_ulong_iget_block: __float_iput[c_ulong]
-nvshmemx_ulonglong_iget_warp: __float_iput[c_uint64]; nvshmemx_ulonglong_iget_block: __float_iput[c_uint64]
-nvshmemx_int8_iget_warp: __float_iput[c_int8]; nvshmemx_int8_iget_block: __float_iput[c_int8]
-nvshmemx_int16_iget_warp: __float_iput[c_int16]; nvshmemx_int16_iget_block: __float_iput[c_int16]
-nvshmemx_int32_iget_warp: __float_iput[c_int32]; nvshmemx_int32_iget_block: __float_iput[c_int32]
-nvshmemx_int64_iget_warp: __float_iput[c_int64]; nvshmemx_int64_iget_block: __float_iput[c_int64]
-nvshmemx_uint8_iget_warp: __float_iput[c_uint8]; nvshmemx_uint8_iget_block: __float_iput[c_uint8]
-nvshmemx_uint16_iget_warp: __float_iput[c_uint16]; nvshmemx_uint16_iget_block: __float_iput[c_uint16]
-nvshmemx_uint32_iget_warp: __float_iput[c_uint32]; nvshmemx_uint32_iget_block: __float_iput[c_uint32]
-nvshmemx_uint64_iget_warp: __float_iput[c_uint64]; nvshmemx_uint64_iget_block: __float_iput[c_uint64]
-nvshmemx_size_iget_warp: __float_iput[c_size_t]; nvshmemx_size_iget_block: __float_iput[c_size_t]
-nvshmemx_ptrdiff_iget_warp: __float_iput[c_long]; nvshmemx_ptrdiff_iget_block: __float_iput[c_long]
 
 class __char_iput(Value):
     def __call__(
         self, dest: Mem[c_char], source: char_p, dst: long_t, sst: long_t, nelems: size_t, pe: int32_t, /
     ) -> None: ...
-nvshmem_char_iput: __char_iput; nvshmem_char_iget: __char_iput; nvshmemx_char_iput_warp: __char_iput
-nvshmemx_char_iput_block: __char_iput; nvshmemx_char_iget_warp: __char_iput; nvshmemx_char_iget_block: __char_iput
+nvshmem_char_iput: __char_iput; nvshmem_char_iget: __char_iput
 
 class __iput8(Value):
     def __call__(
@@ -1924,13 +1011,7 @@ class __iput8(Value):
     ) -> None: ...
 nvshmem_iput8: __iput8; nvshmem_iput16: __iput8; nvshmem_iput32: __iput8; nvshmem_iput64: __iput8
 nvshmem_iput128: __iput8; nvshmem_iget8: __iput8; nvshmem_iget16: __iput8; nvshmem_iget32: __iput8
-nvshmem_iget64: __iput8; nvshmem_iget128: __iput8; nvshmemx_iput8_warp: __iput8; nvshmemx_iput8_block: __iput8
-nvshmemx_iput16_warp: __iput8; nvshmemx_iput16_block: __iput8; nvshmemx_iput32_warp: __iput8
-nvshmemx_iput32_block: __iput8; nvshmemx_iput64_warp: __iput8; nvshmemx_iput64_block: __iput8
-nvshmemx_iput128_warp: __iput8; nvshmemx_iput128_block: __iput8; nvshmemx_iget8_warp: __iput8
-nvshmemx_iget8_block: __iput8; nvshmemx_iget16_warp: __iput8; nvshmemx_iget16_block: __iput8
-nvshmemx_iget32_warp: __iput8; nvshmemx_iget32_block: __iput8; nvshmemx_iget64_warp: __iput8
-nvshmemx_iget64_block: __iput8; nvshmemx_iget128_warp: __iput8; nvshmemx_iget128_block: __iput8
+nvshmem_iget64: __iput8; nvshmem_iget128: __iput8
 
 @_lib.value
 def nvshmem_bfloat16_g(src: Ptr[__nv_bfloat16], pe: int32_t, /) -> __nv_bfloat16: ...
@@ -2424,20 +1505,6 @@ nvshmemx_half_sum_reducescatter_on_stream: _x_bfloat16_max_reduce_on_stream[half
 nvshmemx_bfloat16_prod_reducescatter_on_stream: _x_bfloat16_max_reduce_on_stream[__nv_bfloat16]
 nvshmemx_half_prod_reducescatter_on_stream: _x_bfloat16_max_reduce_on_stream[half]
 
-class _x_alltoallmem_warp(Value):
-    def __call__(self, team: nvshmem_team_t, dest: void_p, src: const_void_p, nelem: size_t, /) -> int32_t: ...
-nvshmemx_alltoallmem_warp: _x_alltoallmem_warp; nvshmemx_alltoallmem_block: _x_alltoallmem_warp
-nvshmemx_broadcastmem_warp: _x_alltoallmem_warp; nvshmemx_broadcastmem_block: _x_alltoallmem_warp
-nvshmemx_fcollectmem_warp: _x_alltoallmem_warp; nvshmemx_fcollectmem_block: _x_alltoallmem_warp
-
-@_lib.value
-def nvshmemi_collective_launch(
-    func: const_void_p, gridDims: dim3, blockDims: dim3, args: Mem[c_void_p], sharedMem: size_t, stream: cudaStream_t, /
-) -> int32_t: ...
-@_lib.value
-def nvshmemi_collective_launch_query_gridsize(
-    func: const_void_p, blockDims: dim3, args: Mem[c_void_p], sharedMem: size_t, gridsize: Mem[c_int32], /
-) -> int32_t: ...
 @_lib.value
 def nvshmemx_buffer_register(addr: void_p, length: size_t, /) -> int32_t: ...
 @_lib.value
@@ -2465,15 +1532,10 @@ def nvshmemx_buffer_register_symmetric_at_preferred_address(
 ) -> address: ...
 @_lib.value
 def nvshmemx_buffer_unregister_symmetric(mmap_ptr: void_p, size: size_t, /) -> int32_t: ...
-
-class _x_region_start(Value):
-    def __call__(self, handle: Mem[c_uint64], attrs: Ptr[nvshmemx_region_attrs_t], /) -> int32_t: ...
-nvshmemx_region_start: _x_region_start; nvshmemx_region_start_block: _x_region_start
-
-class _x_region_stop(Value):
-    def __call__(self, handle: nvshmemx_region_handle_t, /) -> int32_t: ...
-nvshmemx_region_stop: _x_region_stop; nvshmemx_region_stop_block: _x_region_stop
-
+@_lib.value
+def nvshmemx_region_start(handle: Mem[c_uint64], attrs: Ptr[nvshmemx_region_attrs_t], /) -> int32_t: ...
+@_lib.value
+def nvshmemx_region_stop(handle: nvshmemx_region_handle_t, /) -> int32_t: ...
 @_lib.value
 def nvshmemx_region_is_active(hints: uint32_t, active: Mem[c_int32], /) -> int32_t: ...
 
@@ -2933,568 +1995,12 @@ nvshmemx_ptrdiff_wait_until_all_vector_on_stream: _x_short_wait_until_all_vector
 def nvshmemx_signal_wait_until_on_stream(
     sig_addr: Mem[c_uint64], cmp: int32_t, cmp_value: uint64_t, cstream: cudaStream_t, /
 ) -> None: ...
-
-class _x_bfloat16_put_signal_warp(Value, Generic[T]):
-    def __call__(
-        self, dest: Ptr[T], source: Ptr[T], nelems: size_t, sig_addr: Mem[c_uint64], signal: uint64_t, sig_op: int32_t,
-        pe: int32_t, /
-    ) -> None: ...
-nvshmemx_bfloat16_put_signal_warp: _x_bfloat16_put_signal_warp[__nv_bfloat16]
-nvshmemx_half_put_signal_warp: _x_bfloat16_put_signal_warp[half]
-nvshmemx_bfloat16_put_signal_block: _x_bfloat16_put_signal_warp[__nv_bfloat16]
-nvshmemx_half_put_signal_block: _x_bfloat16_put_signal_warp[half]
-nvshmemx_bfloat16_put_signal_nbi_warp: _x_bfloat16_put_signal_warp[__nv_bfloat16]
-nvshmemx_half_put_signal_nbi_warp: _x_bfloat16_put_signal_warp[half]
-nvshmemx_bfloat16_put_signal_nbi_block: _x_bfloat16_put_signal_warp[__nv_bfloat16]
-nvshmemx_half_put_signal_nbi_block: _x_bfloat16_put_signal_warp[half]
-
-class _x_float_put_signal_warp(Value, Generic[T]):
-    def __call__(
-        self, dest: Mem[T], source: ConstMem[T], nelems: size_t, sig_addr: Mem[c_uint64], signal: uint64_t,
-        sig_op: int32_t, pe: int32_t, /
-    ) -> None: ...
-nvshmemx_float_put_signal_warp: _x_float_put_signal_warp[c_float]
-nvshmemx_double_put_signal_warp: _x_float_put_signal_warp[c_double]
-nvshmemx_short_put_signal_warp: _x_float_put_signal_warp[c_int16]
-nvshmemx_schar_put_signal_warp: _x_float_put_signal_warp[c_int8]
-nvshmemx_int_put_signal_warp: _x_float_put_signal_warp[c_int32]
-nvshmemx_long_put_signal_warp: _x_float_put_signal_warp[c_long]
-nvshmemx_longlong_put_signal_warp: _x_float_put_signal_warp[c_int64]
-nvshmemx_uchar_put_signal_warp: _x_float_put_signal_warp[c_uint8]
-nvshmemx_ushort_put_signal_warp: _x_float_put_signal_warp[c_uint16]
-nvshmemx_uint_put_signal_warp: _x_float_put_signal_warp[c_uint32]
-nvshmemx_ulong_put_signal_warp: _x_float_put_signal_warp[c_ulong]
-nvshmemx_ulonglong_put_signal_warp: _x_float_put_signal_warp[c_uint64]
-nvshmemx_int8_put_signal_warp: _x_float_put_signal_warp[c_int8]
-nvshmemx_int16_put_signal_warp: _x_float_put_signal_warp[c_int16]
-nvshmemx_int32_put_signal_warp: _x_float_put_signal_warp[c_int32]
-nvshmemx_int64_put_signal_warp: _x_float_put_signal_warp[c_int64]
-nvshmemx_uint8_put_signal_warp: _x_float_put_signal_warp[c_uint8]
-nvshmemx_uint16_put_signal_warp: _x_float_put_signal_warp[c_uint16]
-nvshmemx_uint32_put_signal_warp: _x_float_put_signal_warp[c_uint32]
-nvshmemx_uint64_put_signal_warp: _x_float_put_signal_warp[c_uint64]
-nvshmemx_size_put_signal_warp: _x_float_put_signal_warp[c_size_t]
-nvshmemx_ptrdiff_put_signal_warp: _x_float_put_signal_warp[c_long]
-nvshmemx_float_put_signal_block: _x_float_put_signal_warp[c_float]
-nvshmemx_double_put_signal_block: _x_float_put_signal_warp[c_double]
-nvshmemx_short_put_signal_block: _x_float_put_signal_warp[c_int16]
-nvshmemx_schar_put_signal_block: _x_float_put_signal_warp[c_int8]
-nvshmemx_int_put_signal_block: _x_float_put_signal_warp[c_int32]
-nvshmemx_long_put_signal_block: _x_float_put_signal_warp[c_long]
-nvshmemx_longlong_put_signal_block: _x_float_put_signal_warp[c_int64]
-nvshmemx_uchar_put_signal_block: _x_float_put_signal_warp[c_uint8]
-nvshmemx_ushort_put_signal_block: _x_float_put_signal_warp[c_uint16]
-nvshmemx_uint_put_signal_block: _x_float_put_signal_warp[c_uint32]
-nvshmemx_ulong_put_signal_block: _x_float_put_signal_warp[c_ulong]
-nvshmemx_ulonglong_put_signal_block: _x_float_put_signal_warp[c_uint64]
-nvshmemx_int8_put_signal_block: _x_float_put_signal_warp[c_int8]
-nvshmemx_int16_put_signal_block: _x_float_put_signal_warp[c_int16]
-nvshmemx_int32_put_signal_block: _x_float_put_signal_warp[c_int32]
-nvshmemx_int64_put_signal_block: _x_float_put_signal_warp[c_int64]
-nvshmemx_uint8_put_signal_block: _x_float_put_signal_warp[c_uint8]
-nvshmemx_uint16_put_signal_block: _x_float_put_signal_warp[c_uint16]
-nvshmemx_uint32_put_signal_block: _x_float_put_signal_warp[c_uint32]
-nvshmemx_uint64_put_signal_block: _x_float_put_signal_warp[c_uint64]
-nvshmemx_size_put_signal_block: _x_float_put_signal_warp[c_size_t]
-nvshmemx_ptrdiff_put_signal_block: _x_float_put_signal_warp[c_long]
-nvshmemx_float_put_signal_nbi_warp: _x_float_put_signal_warp[c_float]
-nvshmemx_double_put_signal_nbi_warp: _x_float_put_signal_warp[c_double]
-nvshmemx_short_put_signal_nbi_warp: _x_float_put_signal_warp[c_int16]
-nvshmemx_schar_put_signal_nbi_warp: _x_float_put_signal_warp[c_int8]
-nvshmemx_int_put_signal_nbi_warp: _x_float_put_signal_warp[c_int32]
-nvshmemx_long_put_signal_nbi_warp: _x_float_put_signal_warp[c_long]
-nvshmemx_longlong_put_signal_nbi_warp: _x_float_put_signal_warp[c_int64]
-nvshmemx_uchar_put_signal_nbi_warp: _x_float_put_signal_warp[c_uint8]
-nvshmemx_ushort_put_signal_nbi_warp: _x_float_put_signal_warp[c_uint16]
-nvshmemx_uint_put_signal_nbi_warp: _x_float_put_signal_warp[c_uint32]
-nvshmemx_ulong_put_signal_nbi_warp: _x_float_put_signal_warp[c_ulong]
-nvshmemx_ulonglong_put_signal_nbi_warp: _x_float_put_signal_warp[c_uint64]
-nvshmemx_int8_put_signal_nbi_warp: _x_float_put_signal_warp[c_int8]
-nvshmemx_int16_put_signal_nbi_warp: _x_float_put_signal_warp[c_int16]
-nvshmemx_int32_put_signal_nbi_warp: _x_float_put_signal_warp[c_int32]
-nvshmemx_int64_put_signal_nbi_warp: _x_float_put_signal_warp[c_int64]
-nvshmemx_uint8_put_signal_nbi_warp: _x_float_put_signal_warp[c_uint8]
-nvshmemx_uint16_put_signal_nbi_warp: _x_float_put_signal_warp[c_uint16]
-nvshmemx_uint32_put_signal_nbi_warp: _x_float_put_signal_warp[c_uint32]
-nvshmemx_uint64_put_signal_nbi_warp: _x_float_put_signal_warp[c_uint64]
-nvshmemx_size_put_signal_nbi_warp: _x_float_put_signal_warp[c_size_t]
-nvshmemx_ptrdiff_put_signal_nbi_warp: _x_float_put_signal_warp[c_long]
-nvshmemx_float_put_signal_nbi_block: _x_float_put_signal_warp[c_float]
-nvshmemx_double_put_signal_nbi_block: _x_float_put_signal_warp[c_double]
-nvshmemx_short_put_signal_nbi_block: _x_float_put_signal_warp[c_int16]
-nvshmemx_schar_put_signal_nbi_block: _x_float_put_signal_warp[c_int8]
-nvshmemx_int_put_signal_nbi_block: _x_float_put_signal_warp[c_int32]
-nvshmemx_long_put_signal_nbi_block: _x_float_put_signal_warp[c_long]
-nvshmemx_longlong_put_signal_nbi_block: _x_float_put_signal_warp[c_int64]
-nvshmemx_uchar_put_signal_nbi_block: _x_float_put_signal_warp[c_uint8]
-nvshmemx_ushort_put_signal_nbi_block: _x_float_put_signal_warp[c_uint16]
-nvshmemx_uint_put_signal_nbi_block: _x_float_put_signal_warp[c_uint32]
-nvshmemx_ulong_put_signal_nbi_block: _x_float_put_signal_warp[c_ulong]
-nvshmemx_ulonglong_put_signal_nbi_block: _x_float_put_signal_warp[c_uint64]
-nvshmemx_int8_put_signal_nbi_block: _x_float_put_signal_warp[c_int8]
-nvshmemx_int16_put_signal_nbi_block: _x_float_put_signal_warp[c_int16]
-nvshmemx_int32_put_signal_nbi_block: _x_float_put_signal_warp[c_int32]
-nvshmemx_int64_put_signal_nbi_block: _x_float_put_signal_warp[c_int64]
-nvshmemx_uint8_put_signal_nbi_block: _x_float_put_signal_warp[c_uint8]
-nvshmemx_uint16_put_signal_nbi_block: _x_float_put_signal_warp[c_uint16]
-nvshmemx_uint32_put_signal_nbi_block: _x_float_put_signal_warp[c_uint32]
-nvshmemx_uint64_put_signal_nbi_block: _x_float_put_signal_warp[c_uint64]
-nvshmemx_size_put_signal_nbi_block: _x_float_put_signal_warp[c_size_t]
-nvshmemx_ptrdiff_put_signal_nbi_block: _x_float_put_signal_warp[c_long]
-
-class _x_char_put_signal_warp(Value):
-    def __call__(
-        self, dest: Mem[c_char], source: char_p, nelems: size_t, sig_addr: Mem[c_uint64], signal: uint64_t,
-        sig_op: int32_t, pe: int32_t, /
-    ) -> None: ...
-nvshmemx_char_put_signal_warp: _x_char_put_signal_warp; nvshmemx_char_put_signal_block: _x_char_put_signal_warp
-nvshmemx_char_put_signal_nbi_warp: _x_char_put_signal_warp; nvshmemx_char_put_signal_nbi_block: _x_char_put_signal_warp
-
-class _x_putmem_signal_warp(Value):
-    def __call__(
-        self, dest: void_p, source: const_void_p, nelems: size_t, sig_addr: Mem[c_uint64], signal: uint64_t,
-        sig_op: int32_t, pe: int32_t, /
-    ) -> None: ...
-nvshmemx_putmem_signal_warp: _x_putmem_signal_warp; nvshmemx_putmem_signal_block: _x_putmem_signal_warp
-nvshmemx_put8_signal_warp: _x_putmem_signal_warp; nvshmemx_put16_signal_warp: _x_putmem_signal_warp
-nvshmemx_put32_signal_warp: _x_putmem_signal_warp; nvshmemx_put64_signal_warp: _x_putmem_signal_warp
-nvshmemx_put128_signal_warp: _x_putmem_signal_warp; nvshmemx_put8_signal_block: _x_putmem_signal_warp
-nvshmemx_put16_signal_block: _x_putmem_signal_warp; nvshmemx_put32_signal_block: _x_putmem_signal_warp
-nvshmemx_put64_signal_block: _x_putmem_signal_warp; nvshmemx_put128_signal_block: _x_putmem_signal_warp
-nvshmemx_putmem_signal_nbi_warp: _x_putmem_signal_warp; nvshmemx_putmem_signal_nbi_block: _x_putmem_signal_warp
-nvshmemx_put8_signal_nbi_warp: _x_putmem_signal_warp; nvshmemx_put16_signal_nbi_warp: _x_putmem_signal_warp
-nvshmemx_put32_signal_nbi_warp: _x_putmem_signal_warp; nvshmemx_put64_signal_nbi_warp: _x_putmem_signal_warp
-nvshmemx_put128_signal_nbi_warp: _x_putmem_signal_warp; nvshmemx_put8_signal_nbi_block: _x_putmem_signal_warp
-nvshmemx_put16_signal_nbi_block: _x_putmem_signal_warp; nvshmemx_put32_signal_nbi_block: _x_putmem_signal_warp
-nvshmemx_put64_signal_nbi_block: _x_putmem_signal_warp; nvshmemx_put128_signal_nbi_block: _x_putmem_signal_warp
-nvshmemx_put6_signal_warp: _x_putmem_signal_warp; nvshmemx_put6_signal_block: _x_putmem_signal_warp
-nvshmemx_put6_signal_nbi_warp: _x_putmem_signal_warp; nvshmemx_put6_signal_nbi_block: _x_putmem_signal_warp
-
 @_lib.value
 def nvshmemx_signal_op(sig_addr: Mem[c_uint64], signal: uint64_t, sig_op: int32_t, pe: int32_t, /) -> None: ...
 @_lib.value
 def nvshmemx_signal_counted_reset(signal_addr: Mem[c_uint64], /) -> None: ...
 @_lib.value
 def nvshmemx_qp_create(num_qps: int32_t, out_qp_array: Mem[c_void_p], /) -> int32_t: ...
-
-class _x_qp_bfloat16_p(Value, Generic[T]):
-    def __call__(self, dest: Ptr[T], value: T, pe: int32_t, qp_index: nvshmemx_qp_handle_t, /) -> None: ...
-nvshmemx_qp_bfloat16_p: _x_qp_bfloat16_p[__nv_bfloat16]; nvshmemx_qp_half_p: _x_qp_bfloat16_p[half]
-
-class _x_qp_float_p(Value, Generic[T, U]):
-    def __call__(self, dest: Mem[T], value: U, pe: int32_t, qp_index: nvshmemx_qp_handle_t, /) -> None: ...
-nvshmemx_qp_float_p: _x_qp_float_p[c_float, float32]; nvshmemx_qp_double_p: _x_qp_float_p[c_double, float64]
-nvshmemx_qp_char_p: _x_qp_float_p[c_char, char]; nvshmemx_qp_short_p: _x_qp_float_p[c_int16, int16_t]
-nvshmemx_qp_schar_p: _x_qp_float_p[c_int8, int8_t]; nvshmemx_qp_int_p: _x_qp_float_p[c_int32, int32_t]
-nvshmemx_qp_long_p: _x_qp_float_p[c_long, long_t]; nvshmemx_qp_longlong_p: _x_qp_float_p[c_int64, int64_t]
-nvshmemx_qp_uchar_p: _x_qp_float_p[c_uint8, uint8_t]; nvshmemx_qp_ushort_p: _x_qp_float_p[c_uint16, uint16_t]
-nvshmemx_qp_uint_p: _x_qp_float_p[c_uint32, uint32_t]; nvshmemx_qp_ulong_p: _x_qp_float_p[c_ulong, ulong_t]
-nvshmemx_qp_ulonglong_p: _x_qp_float_p[c_uint64, uint64_t]; nvshmemx_qp_int8_p: _x_qp_float_p[c_int8, int8_t]
-nvshmemx_qp_int16_p: _x_qp_float_p[c_int16, int16_t]; nvshmemx_qp_int32_p: _x_qp_float_p[c_int32, int32_t]
-nvshmemx_qp_int64_p: _x_qp_float_p[c_int64, int64_t]; nvshmemx_qp_uint8_p: _x_qp_float_p[c_uint8, uint8_t]
-nvshmemx_qp_uint16_p: _x_qp_float_p[c_uint16, uint16_t]; nvshmemx_qp_uint32_p: _x_qp_float_p[c_uint32, uint32_t]
-nvshmemx_qp_uint64_p: _x_qp_float_p[c_uint64, uint64_t]; nvshmemx_qp_size_p: _x_qp_float_p[c_size_t, size_t]
-nvshmemx_qp_ptrdiff_p: _x_qp_float_p[c_long, long_t]
-
-@_lib.value
-def nvshmemx_qp_bfloat16_g(
-    source: Ptr[__nv_bfloat16], pe: int32_t, qp_index: nvshmemx_qp_handle_t, /
-) -> __nv_bfloat16: ...
-@_lib.value
-def nvshmemx_qp_half_g(source: Ptr[half], pe: int32_t, qp_index: nvshmemx_qp_handle_t, /) -> half: ...
-@_lib.value
-def nvshmemx_qp_float_g(source: ConstMem[c_float], pe: int32_t, qp_index: nvshmemx_qp_handle_t, /) -> float32: ...
-@_lib.value
-def nvshmemx_qp_double_g(source: ConstMem[c_double], pe: int32_t, qp_index: nvshmemx_qp_handle_t, /) -> float64: ...
-@_lib.value
-def nvshmemx_qp_char_g(source: char_p, pe: int32_t, qp_index: nvshmemx_qp_handle_t, /) -> char: ...
-
-class _x_qp_short_g(Value):
-    def __call__(self, source: ConstMem[c_int16], pe: int32_t, qp_index: nvshmemx_qp_handle_t, /) -> int16_t: ...
-nvshmemx_qp_short_g: _x_qp_short_g; nvshmemx_qp_int16_g: _x_qp_short_g
-
-class _x_qp_schar_g(Value):
-    def __call__(self, source: ConstMem[c_int8], pe: int32_t, qp_index: nvshmemx_qp_handle_t, /) -> int8_t: ...
-nvshmemx_qp_schar_g: _x_qp_schar_g; nvshmemx_qp_int8_g: _x_qp_schar_g
-
-class _x_qp_int_g(Value):
-    def __call__(self, source: ConstMem[c_int32], pe: int32_t, qp_index: nvshmemx_qp_handle_t, /) -> int32_t: ...
-nvshmemx_qp_int_g: _x_qp_int_g; nvshmemx_qp_int32_g: _x_qp_int_g
-
-class _x_qp_long_g(Value):
-    def __call__(self, source: ConstMem[c_long], pe: int32_t, qp_index: nvshmemx_qp_handle_t, /) -> long_t: ...
-nvshmemx_qp_long_g: _x_qp_long_g; nvshmemx_qp_ptrdiff_g: _x_qp_long_g
-
-class _x_qp_longlong_g(Value):
-    def __call__(self, source: ConstMem[c_int64], pe: int32_t, qp_index: nvshmemx_qp_handle_t, /) -> int64_t: ...
-nvshmemx_qp_longlong_g: _x_qp_longlong_g; nvshmemx_qp_int64_g: _x_qp_longlong_g
-
-class _x_qp_uchar_g(Value):
-    def __call__(self, source: ConstMem[c_uint8], pe: int32_t, qp_index: nvshmemx_qp_handle_t, /) -> uint8_t: ...
-nvshmemx_qp_uchar_g: _x_qp_uchar_g; nvshmemx_qp_uint8_g: _x_qp_uchar_g
-
-class _x_qp_ushort_g(Value):
-    def __call__(self, source: ConstMem[c_uint16], pe: int32_t, qp_index: nvshmemx_qp_handle_t, /) -> uint16_t: ...
-nvshmemx_qp_ushort_g: _x_qp_ushort_g; nvshmemx_qp_uint16_g: _x_qp_ushort_g
-
-class _x_qp_uint_g(Value):
-    def __call__(self, source: ConstMem[c_uint32], pe: int32_t, qp_index: nvshmemx_qp_handle_t, /) -> uint32_t: ...
-nvshmemx_qp_uint_g: _x_qp_uint_g; nvshmemx_qp_uint32_g: _x_qp_uint_g
-
-@_lib.value
-def nvshmemx_qp_ulong_g(source: ConstMem[c_ulong], pe: int32_t, qp_index: nvshmemx_qp_handle_t, /) -> ulong_t: ...
-
-class _x_qp_ulonglong_g(Value):
-    def __call__(self, source: ConstMem[c_uint64], pe: int32_t, qp_index: nvshmemx_qp_handle_t, /) -> uint64_t: ...
-nvshmemx_qp_ulonglong_g: _x_qp_ulonglong_g; nvshmemx_qp_uint64_g: _x_qp_ulonglong_g
-
-@_lib.value
-def nvshmemx_qp_size_g(source: ConstMem[c_size_t], pe: int32_t, qp_index: nvshmemx_qp_handle_t, /) -> size_t: ...
-
-class _x_qp_bfloat16_put(Value, Generic[T]):
-    def __call__(
-        self, dest: Ptr[T], source: Ptr[T], nelems: size_t, pe: int32_t, qp_index: nvshmemx_qp_handle_t, /
-    ) -> None: ...
-nvshmemx_qp_bfloat16_put: _x_qp_bfloat16_put[__nv_bfloat16]; nvshmemx_qp_half_put: _x_qp_bfloat16_put[half]
-nvshmemx_qp_bfloat16_get: _x_qp_bfloat16_put[__nv_bfloat16]; nvshmemx_qp_half_get: _x_qp_bfloat16_put[half]
-nvshmemx_qp_bfloat16_put_nbi: _x_qp_bfloat16_put[__nv_bfloat16]; nvshmemx_qp_half_put_nbi: _x_qp_bfloat16_put[half]
-nvshmemx_qp_bfloat16_get_nbi: _x_qp_bfloat16_put[__nv_bfloat16]; nvshmemx_qp_half_get_nbi: _x_qp_bfloat16_put[half]
-nvshmemx_qp_bfloat16_put_warp: _x_qp_bfloat16_put[__nv_bfloat16]
-nvshmemx_qp_bfloat16_put_block: _x_qp_bfloat16_put[__nv_bfloat16]; nvshmemx_qp_half_put_warp: _x_qp_bfloat16_put[half]
-nvshmemx_qp_half_put_block: _x_qp_bfloat16_put[half]; nvshmemx_qp_bfloat16_get_warp: _x_qp_bfloat16_put[__nv_bfloat16]
-nvshmemx_qp_bfloat16_get_block: _x_qp_bfloat16_put[__nv_bfloat16]; nvshmemx_qp_half_get_warp: _x_qp_bfloat16_put[half]
-nvshmemx_qp_half_get_block: _x_qp_bfloat16_put[half]
-nvshmemx_qp_bfloat16_put_nbi_warp: _x_qp_bfloat16_put[__nv_bfloat16]
-nvshmemx_qp_bfloat16_put_nbi_block: _x_qp_bfloat16_put[__nv_bfloat16]
-nvshmemx_qp_half_put_nbi_warp: _x_qp_bfloat16_put[half]; nvshmemx_qp_half_put_nbi_block: _x_qp_bfloat16_put[half]
-nvshmemx_qp_bfloat16_get_nbi_warp: _x_qp_bfloat16_put[__nv_bfloat16]
-nvshmemx_qp_bfloat16_get_nbi_block: _x_qp_bfloat16_put[__nv_bfloat16]
-nvshmemx_qp_half_get_nbi_warp: _x_qp_bfloat16_put[half]; nvshmemx_qp_half_get_nbi_block: _x_qp_bfloat16_put[half]
-
-class _x_qp_float_put(Value, Generic[T]):
-    def __call__(
-        self, dest: Mem[T], source: ConstMem[T], nelems: size_t, pe: int32_t, qp_index: nvshmemx_qp_handle_t, /
-    ) -> None: ...
-nvshmemx_qp_float_put: _x_qp_float_put[c_float]; nvshmemx_qp_double_put: _x_qp_float_put[c_double]
-nvshmemx_qp_short_put: _x_qp_float_put[c_int16]; nvshmemx_qp_schar_put: _x_qp_float_put[c_int8]
-nvshmemx_qp_int_put: _x_qp_float_put[c_int32]; nvshmemx_qp_long_put: _x_qp_float_put[c_long]
-nvshmemx_qp_longlong_put: _x_qp_float_put[c_int64]; nvshmemx_qp_uchar_put: _x_qp_float_put[c_uint8]
-nvshmemx_qp_ushort_put: _x_qp_float_put[c_uint16]; nvshmemx_qp_uint_put: _x_qp_float_put[c_uint32]
-nvshmemx_qp_ulong_put: _x_qp_float_put[c_ulong]; nvshmemx_qp_ulonglong_put: _x_qp_float_put[c_uint64]
-nvshmemx_qp_int8_put: _x_qp_float_put[c_int8]; nvshmemx_qp_int16_put: _x_qp_float_put[c_int16]
-nvshmemx_qp_int32_put: _x_qp_float_put[c_int32]; nvshmemx_qp_int64_put: _x_qp_float_put[c_int64]
-nvshmemx_qp_uint8_put: _x_qp_float_put[c_uint8]; nvshmemx_qp_uint16_put: _x_qp_float_put[c_uint16]
-nvshmemx_qp_uint32_put: _x_qp_float_put[c_uint32]; nvshmemx_qp_uint64_put: _x_qp_float_put[c_uint64]
-nvshmemx_qp_size_put: _x_qp_float_put[c_size_t]; nvshmemx_qp_ptrdiff_put: _x_qp_float_put[c_long]
-nvshmemx_qp_float_get: _x_qp_float_put[c_float]; nvshmemx_qp_double_get: _x_qp_float_put[c_double]
-nvshmemx_qp_short_get: _x_qp_float_put[c_int16]; nvshmemx_qp_schar_get: _x_qp_float_put[c_int8]
-nvshmemx_qp_int_get: _x_qp_float_put[c_int32]; nvshmemx_qp_long_get: _x_qp_float_put[c_long]
-nvshmemx_qp_longlong_get: _x_qp_float_put[c_int64]; nvshmemx_qp_uchar_get: _x_qp_float_put[c_uint8]
-nvshmemx_qp_ushort_get: _x_qp_float_put[c_uint16]; nvshmemx_qp_uint_get: _x_qp_float_put[c_uint32]
-nvshmemx_qp_ulong_get: _x_qp_float_put[c_ulong]; nvshmemx_qp_ulonglong_get: _x_qp_float_put[c_uint64]
-nvshmemx_qp_int8_get: _x_qp_float_put[c_int8]; nvshmemx_qp_int16_get: _x_qp_float_put[c_int16]
-nvshmemx_qp_int32_get: _x_qp_float_put[c_int32]; nvshmemx_qp_int64_get: _x_qp_float_put[c_int64]
-nvshmemx_qp_uint8_get: _x_qp_float_put[c_uint8]; nvshmemx_qp_uint16_get: _x_qp_float_put[c_uint16]
-nvshmemx_qp_uint32_get: _x_qp_float_put[c_uint32]; nvshmemx_qp_uint64_get: _x_qp_float_put[c_uint64]
-nvshmemx_qp_size_get: _x_qp_float_put[c_size_t]; nvshmemx_qp_ptrdiff_get: _x_qp_float_put[c_long]
-nvshmemx_qp_float_put_nbi: _x_qp_float_put[c_float]; nvshmemx_qp_double_put_nbi: _x_qp_float_put[c_double]
-nvshmemx_qp_short_put_nbi: _x_qp_float_put[c_int16]; nvshmemx_qp_schar_put_nbi: _x_qp_float_put[c_int8]
-nvshmemx_qp_int_put_nbi: _x_qp_float_put[c_int32]; nvshmemx_qp_long_put_nbi: _x_qp_float_put[c_long]
-nvshmemx_qp_longlong_put_nbi: _x_qp_float_put[c_int64]; nvshmemx_qp_uchar_put_nbi: _x_qp_float_put[c_uint8]
-nvshmemx_qp_ushort_put_nbi: _x_qp_float_put[c_uint16]; nvshmemx_qp_uint_put_nbi: _x_qp_float_put[c_uint32]
-nvshmemx_qp_ulong_put_nbi: _x_qp_float_put[c_ulong]; nvshmemx_qp_ulonglong_put_nbi: _x_qp_float_put[c_uint64]
-nvshmemx_qp_int8_put_nbi: _x_qp_float_put[c_int8]; nvshmemx_qp_int16_put_nbi: _x_qp_float_put[c_int16]
-nvshmemx_qp_int32_put_nbi: _x_qp_float_put[c_int32]; nvshmemx_qp_int64_put_nbi: _x_qp_float_put[c_int64]
-nvshmemx_qp_uint8_put_nbi: _x_qp_float_put[c_uint8]; nvshmemx_qp_uint16_put_nbi: _x_qp_float_put[c_uint16]
-nvshmemx_qp_uint32_put_nbi: _x_qp_float_put[c_uint32]; nvshmemx_qp_uint64_put_nbi: _x_qp_float_put[c_uint64]
-nvshmemx_qp_size_put_nbi: _x_qp_float_put[c_size_t]; nvshmemx_qp_ptrdiff_put_nbi: _x_qp_float_put[c_long]
-nvshmemx_qp_float_get_nbi: _x_qp_float_put[c_float]; nvshmemx_qp_double_get_nbi: _x_qp_float_put[c_double]
-nvshmemx_qp_short_get_nbi: _x_qp_float_put[c_int16]; nvshmemx_qp_schar_get_nbi: _x_qp_float_put[c_int8]
-nvshmemx_qp_int_get_nbi: _x_qp_float_put[c_int32]; nvshmemx_qp_long_get_nbi: _x_qp_float_put[c_long]
-nvshmemx_qp_longlong_get_nbi: _x_qp_float_put[c_int64]; nvshmemx_qp_uchar_get_nbi: _x_qp_float_put[c_uint8]
-nvshmemx_qp_ushort_get_nbi: _x_qp_float_put[c_uint16]; nvshmemx_qp_uint_get_nbi: _x_qp_float_put[c_uint32]
-nvshmemx_qp_ulong_get_nbi: _x_qp_float_put[c_ulong]; nvshmemx_qp_ulonglong_get_nbi: _x_qp_float_put[c_uint64]
-nvshmemx_qp_int8_get_nbi: _x_qp_float_put[c_int8]; nvshmemx_qp_int16_get_nbi: _x_qp_float_put[c_int16]
-nvshmemx_qp_int32_get_nbi: _x_qp_float_put[c_int32]; nvshmemx_qp_int64_get_nbi: _x_qp_float_put[c_int64]
-nvshmemx_qp_uint8_get_nbi: _x_qp_float_put[c_uint8]; nvshmemx_qp_uint16_get_nbi: _x_qp_float_put[c_uint16]
-nvshmemx_qp_uint32_get_nbi: _x_qp_float_put[c_uint32]; nvshmemx_qp_uint64_get_nbi: _x_qp_float_put[c_uint64]
-nvshmemx_qp_size_get_nbi: _x_qp_float_put[c_size_t]; nvshmemx_qp_ptrdiff_get_nbi: _x_qp_float_put[c_long]
-nvshmemx_qp_float_put_warp: _x_qp_float_put[c_float]; nvshmemx_qp_float_put_block: _x_qp_float_put[c_float]
-nvshmemx_qp_double_put_warp: _x_qp_float_put[c_double]; nvshmemx_qp_double_put_block: _x_qp_float_put[c_double]
-nvshmemx_qp_short_put_warp: _x_qp_float_put[c_int16]; nvshmemx_qp_short_put_block: _x_qp_float_put[c_int16]
-nvshmemx_qp_schar_put_warp: _x_qp_float_put[c_int8]; nvshmemx_qp_schar_put_block: _x_qp_float_put[c_int8]
-nvshmemx_qp_int_put_warp: _x_qp_float_put[c_int32]; nvshmemx_qp_int_put_block: _x_qp_float_put[c_int32]
-nvshmemx_qp_long_put_warp: _x_qp_float_put[c_long]; nvshmemx_qp_long_put_block: _x_qp_float_put[c_long]
-nvshmemx_qp_longlong_put_warp: _x_qp_float_put[c_int64]; nvshmemx_qp_longlong_put_block: _x_qp_float_put[c_int64]
-nvshmemx_qp_uchar_put_warp: _x_qp_float_put[c_uint8]; nvshmemx_qp_uchar_put_block: _x_qp_float_put[c_uint8]
-nvshmemx_qp_ushort_put_warp: _x_qp_float_put[c_uint16]; nvshmemx_qp_ushort_put_block: _x_qp_float_put[c_uint16]
-nvshmemx_qp_uint_put_warp: _x_qp_float_put[c_uint32]; nvshmemx_qp_uint_put_block: _x_qp_float_put[c_uint32]
-nvshmemx_qp_ulong_put_warp: _x_qp_float_put[c_ulong]; nvshmemx_qp_ulong_put_block: _x_qp_float_put[c_ulong]
-nvshmemx_qp_ulonglong_put_warp: _x_qp_float_put[c_uint64]; nvshmemx_qp_ulonglong_put_block: _x_qp_float_put[c_uint64]
-nvshmemx_qp_int8_put_warp: _x_qp_float_put[c_int8]; nvshmemx_qp_int8_put_block: _x_qp_float_put[c_int8]
-nvshmemx_qp_int16_put_warp: _x_qp_float_put[c_int16]; nvshmemx_qp_int16_put_block: _x_qp_float_put[c_int16]
-nvshmemx_qp_int32_put_warp: _x_qp_float_put[c_int32]; nvshmemx_qp_int32_put_block: _x_qp_float_put[c_int32]
-nvshmemx_qp_int64_put_warp: _x_qp_float_put[c_int64]; nvshmemx_qp_int64_put_block: _x_qp_float_put[c_int64]
-nvshmemx_qp_uint8_put_warp: _x_qp_float_put[c_uint8]; nvshmemx_qp_uint8_put_block: _x_qp_float_put[c_uint8]
-nvshmemx_qp_uint16_put_warp: _x_qp_float_put[c_uint16]; nvshmemx_qp_uint16_put_block: _x_qp_float_put[c_uint16]
-nvshmemx_qp_uint32_put_warp: _x_qp_float_put[c_uint32]; nvshmemx_qp_uint32_put_block: _x_qp_float_put[c_uint32]
-nvshmemx_qp_uint64_put_warp: _x_qp_float_put[c_uint64]; nvshmemx_qp_uint64_put_block: _x_qp_float_put[c_uint64]
-nvshmemx_qp_size_put_warp: _x_qp_float_put[c_size_t]; nvshmemx_qp_size_put_block: _x_qp_float_put[c_size_t]
-nvshmemx_qp_ptrdiff_put_warp: _x_qp_float_put[c_long]; nvshmemx_qp_ptrdiff_put_block: _x_qp_float_put[c_long]
-nvshmemx_qp_float_get_warp: _x_qp_float_put[c_float]; nvshmemx_qp_float_get_block: _x_qp_float_put[c_float]
-nvshmemx_qp_double_get_warp: _x_qp_float_put[c_double]; nvshmemx_qp_double_get_block: _x_qp_float_put[c_double]
-nvshmemx_qp_short_get_warp: _x_qp_float_put[c_int16]; nvshmemx_qp_short_get_block: _x_qp_float_put[c_int16]
-nvshmemx_qp_schar_get_warp: _x_qp_float_put[c_int8]; nvshmemx_qp_schar_get_block: _x_qp_float_put[c_int8]
-nvshmemx_qp_int_get_warp: _x_qp_float_put[c_int32]; nvshmemx_qp_int_get_block: _x_qp_float_put[c_int32]
-nvshmemx_qp_long_get_warp: _x_qp_float_put[c_long]; nvshmemx_qp_long_get_block: _x_qp_float_put[c_long]
-nvshmemx_qp_longlong_get_warp: _x_qp_float_put[c_int64]; nvshmemx_qp_longlong_get_block: _x_qp_float_put[c_int64]
-nvshmemx_qp_uchar_get_warp: _x_qp_float_put[c_uint8]; nvshmemx_qp_uchar_get_block: _x_qp_float_put[c_uint8]
-nvshmemx_qp_ushort_get_warp: _x_qp_float_put[c_uint16]; nvshmemx_qp_ushort_get_block: _x_qp_float_put[c_uint16]
-nvshmemx_qp_uint_get_warp: _x_qp_float_put[c_uint32]; nvshmemx_qp_uint_get_block: _x_qp_float_put[c_uint32]
-nvshmemx_qp_ulong_get_warp: _x_qp_float_put[c_ulong]; nvshmemx_qp_ulong_get_block: _x_qp_float_put[c_ulong]
-nvshmemx_qp_ulonglong_get_warp: _x_qp_float_put[c_uint64]; nvshmemx_qp_ulonglong_get_block: _x_qp_float_put[c_uint64]
-nvshmemx_qp_int8_get_warp: _x_qp_float_put[c_int8]; nvshmemx_qp_int8_get_block: _x_qp_float_put[c_int8]
-nvshmemx_qp_int16_get_warp: _x_qp_float_put[c_int16]; nvshmemx_qp_int16_get_block: _x_qp_float_put[c_int16]
-nvshmemx_qp_int32_get_warp: _x_qp_float_put[c_int32]; nvshmemx_qp_int32_get_block: _x_qp_float_put[c_int32]
-nvshmemx_qp_int64_get_warp: _x_qp_float_put[c_int64]; nvshmemx_qp_int64_get_block: _x_qp_float_put[c_int64]
-nvshmemx_qp_uint8_get_warp: _x_qp_float_put[c_uint8]; nvshmemx_qp_uint8_get_block: _x_qp_float_put[c_uint8]
-nvshmemx_qp_uint16_get_warp: _x_qp_float_put[c_uint16]; nvshmemx_qp_uint16_get_block: _x_qp_float_put[c_uint16]
-nvshmemx_qp_uint32_get_warp: _x_qp_float_put[c_uint32]; nvshmemx_qp_uint32_get_block: _x_qp_float_put[c_uint32]
-nvshmemx_qp_uint64_get_warp: _x_qp_float_put[c_uint64]; nvshmemx_qp_uint64_get_block: _x_qp_float_put[c_uint64]
-nvshmemx_qp_size_get_warp: _x_qp_float_put[c_size_t]; nvshmemx_qp_size_get_block: _x_qp_float_put[c_size_t]
-nvshmemx_qp_ptrdiff_get_warp: _x_qp_float_put[c_long]; nvshmemx_qp_ptrdiff_get_block: _x_qp_float_put[c_long]
-nvshmemx_qp_float_put_nbi_warp: _x_qp_float_put[c_float]; nvshmemx_qp_float_put_nbi_block: _x_qp_float_put[c_float]
-nvshmemx_qp_double_put_nbi_warp: _x_qp_float_put[c_double]; nvshmemx_qp_double_put_nbi_block: _x_qp_float_put[c_double]
-nvshmemx_qp_short_put_nbi_warp: _x_qp_float_put[c_int16]; nvshmemx_qp_short_put_nbi_block: _x_qp_float_put[c_int16]
-nvshmemx_qp_schar_put_nbi_warp: _x_qp_float_put[c_int8]; nvshmemx_qp_schar_put_nbi_block: _x_qp_float_put[c_int8]
-nvshmemx_qp_int_put_nbi_warp: _x_qp_float_put[c_int32]; nvshmemx_qp_int_put_nbi_block: _x_qp_float_put[c_int32]
-nvshmemx_qp_long_put_nbi_warp: _x_qp_float_put[c_long]; nvshmemx_qp_long_put_nbi_block: _x_qp_float_put[c_long]
-nvshmemx_qp_longlong_put_nbi_warp: _x_qp_float_put[c_int64]
-nvshmemx_qp_longlong_put_nbi_block: _x_qp_float_put[c_int64]; nvshmemx_qp_uchar_put_nbi_warp: _x_qp_float_put[c_uint8]
-nvshmemx_qp_uchar_put_nbi_block: _x_qp_float_put[c_uint8]; nvshmemx_qp_ushort_put_nbi_warp: _x_qp_float_put[c_uint16]
-nvshmemx_qp_ushort_put_nbi_block: _x_qp_float_put[c_uint16]; nvshmemx_qp_uint_put_nbi_warp: _x_qp_float_put[c_uint32]
-nvshmemx_qp_uint_put_nbi_block: _x_qp_float_put[c_uint32]; nvshmemx_qp_ulong_put_nbi_warp: _x_qp_float_put[c_ulong]
-nvshmemx_qp_ulong_put_nbi_block: _x_qp_float_put[c_ulong]; nvshmemx_qp_ulonglong_put_nbi_warp: _x_qp_float_put[c_uint64]
-nvshmemx_qp_ulonglong_put_nbi_block: _x_qp_float_put[c_uint64]; nvshmemx_qp_int8_put_nbi_warp: _x_qp_float_put[c_int8]
-nvshmemx_qp_int8_put_nbi_block: _x_qp_float_put[c_int8]; nvshmemx_qp_int16_put_nbi_warp: _x_qp_float_put[c_int16]
-nvshmemx_qp_int16_put_nbi_block: _x_qp_float_put[c_int16]; nvshmemx_qp_int32_put_nbi_warp: _x_qp_float_put[c_int32]
-nvshmemx_qp_int32_put_nbi_block: _x_qp_float_put[c_int32]; nvshmemx_qp_int64_put_nbi_warp: _x_qp_float_put[c_int64]
-nvshmemx_qp_int64_put_nbi_block: _x_qp_float_put[c_int64]; nvshmemx_qp_uint8_put_nbi_warp: _x_qp_float_put[c_uint8]
-nvshmemx_qp_uint8_put_nbi_block: _x_qp_float_put[c_uint8]; nvshmemx_qp_uint16_put_nbi_warp: _x_qp_float_put[c_uint16]
-nvshmemx_qp_uint16_put_nbi_block: _x_qp_float_put[c_uint16]; nvshmemx_qp_uint32_put_nbi_warp: _x_qp_float_put[c_uint32]
-nvshmemx_qp_uint32_put_nbi_block: _x_qp_float_put[c_uint32]; nvshmemx_qp_uint64_put_nbi_warp: _x_qp_float_put[c_uint64]
-nvshmemx_qp_uint64_put_nbi_block: _x_qp_float_put[c_uint64]; nvshmemx_qp_size_put_nbi_warp: _x_qp_float_put[c_size_t]
-nvshmemx_qp_size_put_nbi_block: _x_qp_float_put[c_size_t]; nvshmemx_qp_ptrdiff_put_nbi_warp: _x_qp_float_put[c_long]
-nvshmemx_qp_ptrdiff_put_nbi_block: _x_qp_float_put[c_long]; nvshmemx_qp_float_get_nbi_warp: _x_qp_float_put[c_float]
-nvshmemx_qp_float_get_nbi_block: _x_qp_float_put[c_float]; nvshmemx_qp_double_get_nbi_warp: _x_qp_float_put[c_double]
-nvshmemx_qp_double_get_nbi_block: _x_qp_float_put[c_double]; nvshmemx_qp_short_get_nbi_warp: _x_qp_float_put[c_int16]
-nvshmemx_qp_short_get_nbi_block: _x_qp_float_put[c_int16]; nvshmemx_qp_schar_get_nbi_warp: _x_qp_float_put[c_int8]
-nvshmemx_qp_schar_get_nbi_block: _x_qp_float_put[c_int8]; nvshmemx_qp_int_get_nbi_warp: _x_qp_float_put[c_int32]
-nvshmemx_qp_int_get_nbi_block: _x_qp_float_put[c_int32]; nvshmemx_qp_long_get_nbi_warp: _x_qp_float_put[c_long]
-nvshmemx_qp_long_get_nbi_block: _x_qp_float_put[c_long]; nvshmemx_qp_longlong_get_nbi_warp: _x_qp_float_put[c_int64]
-nvshmemx_qp_longlong_get_nbi_block: _x_qp_float_put[c_int64]; nvshmemx_qp_uchar_get_nbi_warp: _x_qp_float_put[c_uint8]
-nvshmemx_qp_uchar_get_nbi_block: _x_qp_float_put[c_uint8]; nvshmemx_qp_ushort_get_nbi_warp: _x_qp_float_put[c_uint16]
-nvshmemx_qp_ushort_get_nbi_block: _x_qp_float_put[c_uint16]; nvshmemx_qp_uint_get_nbi_warp: _x_qp_float_put[c_uint32]
-nvshmemx_qp_uint_get_nbi_block: _x_qp_float_put[c_uint32]; nvshmemx_qp_ulong_get_nbi_warp: _x_qp_float_put[c_ulong]
-nvshmemx_qp_ulong_get_nbi_block: _x_qp_float_put[c_ulong]; nvshmemx_qp_ulonglong_get_nbi_warp: _x_qp_float_put[c_uint64]
-nvshmemx_qp_ulonglong_get_nbi_block: _x_qp_float_put[c_uint64]; nvshmemx_qp_int8_get_nbi_warp: _x_qp_float_put[c_int8]
-nvshmemx_qp_int8_get_nbi_block: _x_qp_float_put[c_int8]; nvshmemx_qp_int16_get_nbi_warp: _x_qp_float_put[c_int16]
-nvshmemx_qp_int16_get_nbi_block: _x_qp_float_put[c_int16]; nvshmemx_qp_int32_get_nbi_warp: _x_qp_float_put[c_int32]
-nvshmemx_qp_int32_get_nbi_block: _x_qp_float_put[c_int32]; nvshmemx_qp_int64_get_nbi_warp: _x_qp_float_put[c_int64]
-nvshmemx_qp_int64_get_nbi_block: _x_qp_float_put[c_int64]; nvshmemx_qp_uint8_get_nbi_warp: _x_qp_float_put[c_uint8]
-nvshmemx_qp_uint8_get_nbi_block: _x_qp_float_put[c_uint8]; nvshmemx_qp_uint16_get_nbi_warp: _x_qp_float_put[c_uint16]
-nvshmemx_qp_uint16_get_nbi_block: _x_qp_float_put[c_uint16]; nvshmemx_qp_uint32_get_nbi_warp: _x_qp_float_put[c_uint32]
-nvshmemx_qp_uint32_get_nbi_block: _x_qp_float_put[c_uint32]; nvshmemx_qp_uint64_get_nbi_warp: _x_qp_float_put[c_uint64]
-nvshmemx_qp_uint64_get_nbi_block: _x_qp_float_put[c_uint64]; nvshmemx_qp_size_get_nbi_warp: _x_qp_float_put[c_size_t]
-nvshmemx_qp_size_get_nbi_block: _x_qp_float_put[c_size_t]; nvshmemx_qp_ptrdiff_get_nbi_warp: _x_qp_float_put[c_long]
-nvshmemx_qp_ptrdiff_get_nbi_block: _x_qp_float_put[c_long]
-
-class _x_qp_char_put(Value):
-    def __call__(
-        self, dest: Mem[c_char], source: char_p, nelems: size_t, pe: int32_t, qp_index: nvshmemx_qp_handle_t, /
-    ) -> None: ...
-nvshmemx_qp_char_put: _x_qp_char_put; nvshmemx_qp_char_get: _x_qp_char_put; nvshmemx_qp_char_put_nbi: _x_qp_char_put
-nvshmemx_qp_char_get_nbi: _x_qp_char_put; nvshmemx_qp_char_put_warp: _x_qp_char_put
-nvshmemx_qp_char_put_block: _x_qp_char_put; nvshmemx_qp_char_get_warp: _x_qp_char_put
-nvshmemx_qp_char_get_block: _x_qp_char_put; nvshmemx_qp_char_put_nbi_warp: _x_qp_char_put
-nvshmemx_qp_char_put_nbi_block: _x_qp_char_put; nvshmemx_qp_char_get_nbi_warp: _x_qp_char_put
-nvshmemx_qp_char_get_nbi_block: _x_qp_char_put
-
-@_lib.value
-def nvshmemx_qp_signal_op(
-    sig_addr: Mem[c_uint64], signal: uint64_t, sig_op: int32_t, pe: int32_t, qp_index: nvshmemx_qp_handle_t, /
-) -> None: ...
-
-class _x_qp_bfloat16_put_signal(Value, Generic[T]):
-    def __call__(
-        self, dest: Ptr[T], source: Ptr[T], nelems: size_t, sig_addr: Mem[c_uint64], signal: uint64_t, sig_op: int32_t,
-        pe: int32_t, qp_index: nvshmemx_qp_handle_t, /
-    ) -> None: ...
-nvshmemx_qp_bfloat16_put_signal: _x_qp_bfloat16_put_signal[__nv_bfloat16]
-nvshmemx_qp_half_put_signal: _x_qp_bfloat16_put_signal[half]
-nvshmemx_qp_bfloat16_put_signal_warp: _x_qp_bfloat16_put_signal[__nv_bfloat16]
-nvshmemx_qp_bfloat16_put_signal_block: _x_qp_bfloat16_put_signal[__nv_bfloat16]
-nvshmemx_qp_half_put_signal_warp: _x_qp_bfloat16_put_signal[half]
-nvshmemx_qp_half_put_signal_block: _x_qp_bfloat16_put_signal[half]
-nvshmemx_qp_bfloat16_put_signal_nbi: _x_qp_bfloat16_put_signal[__nv_bfloat16]
-nvshmemx_qp_half_put_signal_nbi: _x_qp_bfloat16_put_signal[half]
-nvshmemx_qp_bfloat16_put_signal_nbi_warp: _x_qp_bfloat16_put_signal[__nv_bfloat16]
-nvshmemx_qp_bfloat16_put_signal_nbi_block: _x_qp_bfloat16_put_signal[__nv_bfloat16]
-nvshmemx_qp_half_put_signal_nbi_warp: _x_qp_bfloat16_put_signal[half]
-nvshmemx_qp_half_put_signal_nbi_block: _x_qp_bfloat16_put_signal[half]
-
-class _x_qp_float_put_signal(Value, Generic[T]):
-    def __call__(
-        self, dest: Mem[T], source: ConstMem[T], nelems: size_t, sig_addr: Mem[c_uint64], signal: uint64_t,
-        sig_op: int32_t, pe: int32_t, qp_index: nvshmemx_qp_handle_t, /
-    ) -> None: ...
-nvshmemx_qp_float_put_signal: _x_qp_float_put_signal[c_float]
-nvshmemx_qp_double_put_signal: _x_qp_float_put_signal[c_double]
-nvshmemx_qp_short_put_signal: _x_qp_float_put_signal[c_int16]
-nvshmemx_qp_schar_put_signal: _x_qp_float_put_signal[c_int8]
-nvshmemx_qp_int_put_signal: _x_qp_float_put_signal[c_int32]; nvshmemx_qp_long_put_signal: _x_qp_float_put_signal[c_long]
-nvshmemx_qp_longlong_put_signal: _x_qp_float_put_signal[c_int64]
-nvshmemx_qp_uchar_put_signal: _x_qp_float_put_signal[c_uint8]
-nvshmemx_qp_ushort_put_signal: _x_qp_float_put_signal[c_uint16]
-nvshmemx_qp_uint_put_signal: _x_qp_float_put_signal[c_uint32]
-nvshmemx_qp_ulong_put_signal: _x_qp_float_put_signal[c_ulong]
-nvshmemx_qp_ulonglong_put_signal: _x_qp_float_put_signal[c_uint64]
-nvshmemx_qp_int8_put_signal: _x_qp_float_put_signal[c_int8]
-nvshmemx_qp_int16_put_signal: _x_qp_float_put_signal[c_int16]
-nvshmemx_qp_int32_put_signal: _x_qp_float_put_signal[c_int32]
-nvshmemx_qp_int64_put_signal: _x_qp_float_put_signal[c_int64]
-nvshmemx_qp_uint8_put_signal: _x_qp_float_put_signal[c_uint8]
-nvshmemx_qp_uint16_put_signal: _x_qp_float_put_signal[c_uint16]
-nvshmemx_qp_uint32_put_signal: _x_qp_float_put_signal[c_uint32]
-nvshmemx_qp_uint64_put_signal: _x_qp_float_put_signal[c_uint64]
-nvshmemx_qp_size_put_signal: _x_qp_float_put_signal[c_size_t]
-nvshmemx_qp_ptrdiff_put_signal: _x_qp_float_put_signal[c_long]
-nvshmemx_qp_float_put_signal_warp: _x_qp_float_put_signal[c_float]
-nvshmemx_qp_float_put_signal_block: _x_qp_float_put_signal[c_float]
-nvshmemx_qp_double_put_signal_warp: _x_qp_float_put_signal[c_double]
-nvshmemx_qp_double_put_signal_block: _x_qp_float_put_signal[c_double]
-nvshmemx_qp_short_put_signal_warp: _x_qp_float_put_signal[c_int16]
-nvshmemx_qp_short_put_signal_block: _x_qp_float_put_signal[c_int16]
-nvshmemx_qp_schar_put_signal_warp: _x_qp_float_put_signal[c_int8]
-nvshmemx_qp_schar_put_signal_block: _x_qp_float_put_signal[c_int8]
-nvshmemx_qp_int_put_signal_warp: _x_qp_float_put_signal[c_int32]
-nvshmemx_qp_int_put_signal_block: _x_qp_float_put_signal[c_int32]
-nvshmemx_qp_long_put_signal_warp: _x_qp_float_put_signal[c_long]
-nvshmemx_qp_long_put_signal_block: _x_qp_float_put_signal[c_long]
-nvshmemx_qp_longlong_put_signal_warp: _x_qp_float_put_signal[c_int64]
-nvshmemx_qp_longlong_put_signal_block: _x_qp_float_put_signal[c_int64]
-nvshmemx_qp_uchar_put_signal_warp: _x_qp_float_put_signal[c_uint8]
-nvshmemx_qp_uchar_put_signal_block: _x_qp_float_put_signal[c_uint8]
-nvshmemx_qp_ushort_put_signal_warp: _x_qp_float_put_signal[c_uint16]
-nvshmemx_qp_ushort_put_signal_block: _x_qp_float_put_signal[c_uint16]
-nvshmemx_qp_uint_put_signal_warp: _x_qp_float_put_signal[c_uint32]
-nvshmemx_qp_uint_put_signal_block: _x_qp_float_put_signal[c_uint32]
-nvshmemx_qp_ulong_put_signal_warp: _x_qp_float_put_signal[c_ulong]
-nvshmemx_qp_ulong_put_signal_block: _x_qp_float_put_signal[c_ulong]
-nvshmemx_qp_ulonglong_put_signal_warp: _x_qp_float_put_signal[c_uint64]
-nvshmemx_qp_ulonglong_put_signal_block: _x_qp_float_put_signal[c_uint64]
-nvshmemx_qp_int8_put_signal_warp: _x_qp_float_put_signal[c_int8]
-nvshmemx_qp_int8_put_signal_block: _x_qp_float_put_signal[c_int8]
-nvshmemx_qp_int16_put_signal_warp: _x_qp_float_put_signal[c_int16]
-nvshmemx_qp_int16_put_signal_block: _x_qp_float_put_signal[c_int16]
-nvshmemx_qp_int32_put_signal_warp: _x_qp_float_put_signal[c_int32]
-nvshmemx_qp_int32_put_signal_block: _x_qp_float_put_signal[c_int32]
-nvshmemx_qp_int64_put_signal_warp: _x_qp_float_put_signal[c_int64]
-nvshmemx_qp_int64_put_signal_block: _x_qp_float_put_signal[c_int64]
-nvshmemx_qp_uint8_put_signal_warp: _x_qp_float_put_signal[c_uint8]
-nvshmemx_qp_uint8_put_signal_block: _x_qp_float_put_signal[c_uint8]
-nvshmemx_qp_uint16_put_signal_warp: _x_qp_float_put_signal[c_uint16]
-nvshmemx_qp_uint16_put_signal_block: _x_qp_float_put_signal[c_uint16]
-nvshmemx_qp_uint32_put_signal_warp: _x_qp_float_put_signal[c_uint32]
-nvshmemx_qp_uint32_put_signal_block: _x_qp_float_put_signal[c_uint32]
-nvshmemx_qp_uint64_put_signal_warp: _x_qp_float_put_signal[c_uint64]
-nvshmemx_qp_uint64_put_signal_block: _x_qp_float_put_signal[c_uint64]
-nvshmemx_qp_size_put_signal_warp: _x_qp_float_put_signal[c_size_t]
-nvshmemx_qp_size_put_signal_block: _x_qp_float_put_signal[c_size_t]
-nvshmemx_qp_ptrdiff_put_signal_warp: _x_qp_float_put_signal[c_long]
-nvshmemx_qp_ptrdiff_put_signal_block: _x_qp_float_put_signal[c_long]
-nvshmemx_qp_float_put_signal_nbi: _x_qp_float_put_signal[c_float]
-nvshmemx_qp_double_put_signal_nbi: _x_qp_float_put_signal[c_double]
-nvshmemx_qp_short_put_signal_nbi: _x_qp_float_put_signal[c_int16]
-nvshmemx_qp_schar_put_signal_nbi: _x_qp_float_put_signal[c_int8]
-nvshmemx_qp_int_put_signal_nbi: _x_qp_float_put_signal[c_int32]
-nvshmemx_qp_long_put_signal_nbi: _x_qp_float_put_signal[c_long]
-nvshmemx_qp_longlong_put_signal_nbi: _x_qp_float_put_signal[c_int64]
-nvshmemx_qp_uchar_put_signal_nbi: _x_qp_float_put_signal[c_uint8]
-nvshmemx_qp_ushort_put_signal_nbi: _x_qp_float_put_signal[c_uint16]
-nvshmemx_qp_uint_put_signal_nbi: _x_qp_float_put_signal[c_uint32]
-nvshmemx_qp_ulong_put_signal_nbi: _x_qp_float_put_signal[c_ulong]
-nvshmemx_qp_ulonglong_put_signal_nbi: _x_qp_float_put_signal[c_uint64]
-nvshmemx_qp_int8_put_signal_nbi: _x_qp_float_put_signal[c_int8]
-nvshmemx_qp_int16_put_signal_nbi: _x_qp_float_put_signal[c_int16]
-nvshmemx_qp_int32_put_signal_nbi: _x_qp_float_put_signal[c_int32]
-nvshmemx_qp_int64_put_signal_nbi: _x_qp_float_put_signal[c_int64]
-nvshmemx_qp_uint8_put_signal_nbi: _x_qp_float_put_signal[c_uint8]
-nvshmemx_qp_uint16_put_signal_nbi: _x_qp_float_put_signal[c_uint16]
-nvshmemx_qp_uint32_put_signal_nbi: _x_qp_float_put_signal[c_uint32]
-nvshmemx_qp_uint64_put_signal_nbi: _x_qp_float_put_signal[c_uint64]
-nvshmemx_qp_size_put_signal_nbi: _x_qp_float_put_signal[c_size_t]
-nvshmemx_qp_ptrdiff_put_signal_nbi: _x_qp_float_put_signal[c_long]
-nvshmemx_qp_float_put_signal_nbi_warp: _x_qp_float_put_signal[c_float]
-nvshmemx_qp_float_put_signal_nbi_block: _x_qp_float_put_signal[c_float]
-nvshmemx_qp_double_put_signal_nbi_warp: _x_qp_float_put_signal[c_double]
-nvshmemx_qp_double_put_signal_nbi_block: _x_qp_float_put_signal[c_double]
-nvshmemx_qp_short_put_signal_nbi_warp: _x_qp_float_put_signal[c_int16]
-nvshmemx_qp_short_put_signal_nbi_block: _x_qp_float_put_signal[c_int16]
-nvshmemx_qp_schar_put_signal_nbi_warp: _x_qp_float_put_signal[c_int8]
-nvshmemx_qp_schar_put_signal_nbi_block: _x_qp_float_put_signal[c_int8]
-nvshmemx_qp_int_put_signal_nbi_warp: _x_qp_float_put_signal[c_int32]
-nvshmemx_qp_int_put_signal_nbi_block: _x_qp_float_put_signal[c_int32]
-nvshmemx_qp_long_put_signal_nbi_warp: _x_qp_float_put_signal[c_long]
-nvshmemx_qp_long_put_signal_nbi_block: _x_qp_float_put_signal[c_long]
-nvshmemx_qp_longlong_put_signal_nbi_warp: _x_qp_float_put_signal[c_int64]
-nvshmemx_qp_longlong_put_signal_nbi_block: _x_qp_float_put_signal[c_int64]
-nvshmemx_qp_uchar_put_signal_nbi_warp: _x_qp_float_put_signal[c_uint8]
-nvshmemx_qp_uchar_put_signal_nbi_block: _x_qp_float_put_signal[c_uint8]
-nvshmemx_qp_ushort_put_signal_nbi_warp: _x_qp_float_put_signal[c_uint16]
-nvshmemx_qp_ushort_put_signal_nbi_block: _x_qp_float_put_signal[c_uint16]
-nvshmemx_qp_uint_put_signal_nbi_warp: _x_qp_float_put_signal[c_uint32]
-nvshmemx_qp_uint_put_signal_nbi_block: _x_qp_float_put_signal[c_uint32]
-nvshmemx_qp_ulong_put_signal_nbi_warp: _x_qp_float_put_signal[c_ulong]
-nvshmemx_qp_ulong_put_signal_nbi_block: _x_qp_float_put_signal[c_ulong]
-nvshmemx_qp_ulonglong_put_signal_nbi_warp: _x_qp_float_put_signal[c_uint64]
-nvshmemx_qp_ulonglong_put_signal_nbi_block: _x_qp_float_put_signal[c_uint64]
-nvshmemx_qp_int8_put_signal_nbi_warp: _x_qp_float_put_signal[c_int8]
-nvshmemx_qp_int8_put_signal_nbi_block: _x_qp_float_put_signal[c_int8]
-nvshmemx_qp_int16_put_signal_nbi_warp: _x_qp_float_put_signal[c_int16]
-nvshmemx_qp_int16_put_signal_nbi_block: _x_qp_float_put_signal[c_int16]
-nvshmemx_qp_int32_put_signal_nbi_warp: _x_qp_float_put_signal[c_int32]
-nvshmemx_qp_int32_put_signal_nbi_block: _x_qp_float_put_signal[c_int32]
-nvshmemx_qp_int64_put_signal_nbi_warp: _x_qp_float_put_signal[c_int64]
-nvshmemx_qp_int64_put_signal_nbi_block: _x_qp_float_put_signal[c_int64]
-nvshmemx_qp_uint8_put_signal_nbi_warp: _x_qp_float_put_signal[c_uint8]
-nvshmemx_qp_uint8_put_signal_nbi_block: _x_qp_float_put_signal[c_uint8]
-nvshmemx_qp_uint16_put_signal_nbi_warp: _x_qp_float_put_signal[c_uint16]
-nvshmemx_qp_uint16_put_signal_nbi_block: _x_qp_float_put_signal[c_uint16]
-nvshmemx_qp_uint32_put_signal_nbi_warp: _x_qp_float_put_signal[c_uint32]
-nvshmemx_qp_uint32_put_signal_nbi_block: _x_qp_float_put_signal[c_uint32]
-nvshmemx_qp_uint64_put_signal_nbi_warp: _x_qp_float_put_signal[c_uint64]
-nvshmemx_qp_uint64_put_signal_nbi_block: _x_qp_float_put_signal[c_uint64]
-nvshmemx_qp_size_put_signal_nbi_warp: _x_qp_float_put_signal[c_size_t]
-nvshmemx_qp_size_put_signal_nbi_block: _x_qp_float_put_signal[c_size_t]
-nvshmemx_qp_ptrdiff_put_signal_nbi_warp: _x_qp_float_put_signal[c_long]
-nvshmemx_qp_ptrdiff_put_signal_nbi_block: _x_qp_float_put_signal[c_long]
-
-class _x_qp_char_put_signal(Value):
-    def __call__(
-        self, dest: Mem[c_char], source: char_p, nelems: size_t, sig_addr: Mem[c_uint64], signal: uint64_t,
-        sig_op: int32_t, pe: int32_t, qp_index: nvshmemx_qp_handle_t, /
-    ) -> None: ...
-nvshmemx_qp_char_put_signal: _x_qp_char_put_signal; nvshmemx_qp_char_put_signal_warp: _x_qp_char_put_signal
-nvshmemx_qp_char_put_signal_block: _x_qp_char_put_signal; nvshmemx_qp_char_put_signal_nbi: _x_qp_char_put_signal
-nvshmemx_qp_char_put_signal_nbi_warp: _x_qp_char_put_signal
-nvshmemx_qp_char_put_signal_nbi_block: _x_qp_char_put_signal
-
-class _x_qp_quiet(Value):
-    def __call__(self, pe: int32_t, qp_handle: Mem[c_int32], num_qps: int32_t, /) -> None: ...
-nvshmemx_qp_quiet: _x_qp_quiet; nvshmemx_qp_quiet_warp: _x_qp_quiet; nvshmemx_qp_quiet_block: _x_qp_quiet
-nvshmemx_qp_fence: _x_qp_quiet; nvshmemx_qp_fence_warp: _x_qp_quiet; nvshmemx_qp_fence_block: _x_qp_quiet
-
 @_lib.value
 def nvshmem_realloc(ptr: void_p, size: size_t, /) -> address: ...
 

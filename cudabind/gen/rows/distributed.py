@@ -7,6 +7,8 @@ from cudabind.gen.row import Row
 # What CUDA's C++ headers call the 16-bit types.
 _NUMBERS = "".join(f"typedef struct {{ unsigned short x; }} {name};\n" for name in ("half", "__nv_bfloat16"))
 
+_DEVICE = ("*_block", "*_warp", "*_warpgroup", "nvshmemx_qp_[!c]*", "nvshmemx_qp_char_*")
+
 ROWS = (
     Row(
         module="nvshmem",
@@ -23,10 +25,13 @@ ROWS = (
             ("nvshmem_init", "nvshmem_init_thread", "nvshmem_finalize", "nvshmemx_status_string", "nvshmemx_init_attr"),
             "inline: calls nvshmemid_hostlib_init_attr and others with what the program was compiled with",
         )
-        | {"nvshmemx_status_strings": "a table of words, which C programs are compiled with"},
+        | {"nvshmemx_status_strings": "a table of words, which C programs are compiled with"}
+        | dict.fromkeys(_DEVICE, "for device code")
+        | {"nvshmemi_*": "what the headers' inline functions call"},
         status="nvshmemx_status",
         success="NVSHMEMX_SUCCESS",
         error="NvshmemError",
+        not_exported={"nvshmemx_signal_op": "declared, but not among the symbols of libnvshmem_host.so"},
         uses=("cuda_types",),
     ),
     Row(

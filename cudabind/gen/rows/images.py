@@ -55,6 +55,7 @@ ROWS = (
         status="nvimgcodecStatus_t",
         success="NVIMGCODEC_STATUS_SUCCESS",
         error="NvimgcodecError",
+        not_exported={"nvimgcodecExtensionModuleEntry": "for extensions to define"},
         uses=("cuda_types",),
     ),
 )

@@ -67,7 +67,7 @@ def test_every_function_resolves_or_is_listed(installed: Installed) -> None:
 
 def test_what_is_listed_as_not_exported_or_inline_is_not_exported(installed: Installed) -> None:
     listed = [*installed.module.NOT_EXPORTED, *installed.module.LEFT_OUT]
-    assert [name for name in listed if hasattr(installed.dll, name)] == []
+    assert [name for name in listed if "*" not in name and hasattr(installed.dll, name)] == []
 
 
 def test_what_is_listed_as_newer_or_removed_is_not_exported(installed: Installed) -> None:
