@@ -319,7 +319,16 @@ HEADERS_LEFT_OUT: dict[str, str] = {
     "cufft_device.h": "needs a C++ compiler, and calls its own interface experimental",
     "cusparse_v2.h": "includes cusparse.h and declares nothing",
     "cusparseLt_cusparse_stub.h": "those parts of cusparse.h that cusparseLt.h needs",
-    "cutensorMp.h": "a library of its own, of several processes, which needs NCCL or MPI",
+    "npp.h": "includes the others and declares nothing",
+    "npp[is].h": "includes the others and declares nothing",
+    "generated_*_meta.h": "the arguments of the driver's and the runtime's functions as structs, one for each function",
+    "cuda_stdint.h": "C's integer types under C's names",
+    "nvperf_*.h": "the profiler's lower layer, libnvperf_host.so and libnvperf_target.so, which CUPTI's own calls wrap",
+    "cupti_checkpoint.h": "a library of its own, libcheckpoint.so",
+    "cupti_pcsampling_util.h": "a library of its own, libpcsamplingutil.so, which reads files",
+    "nvshmem.h": "for device code as well; nvshmem_host.h is its part for the host",
+    "nvshmemx.h": "for device code as well; nvshmem_host.h is its part for the host",
+    "nvcomp_export.h": "attributes",
     "nccl_device*.h": (
         "C++ for device code, and host functions over structs that only such code of the same version uses"
     ),

@@ -148,9 +148,9 @@ class _Merger:
         newest = functions[0][1]
         now = self._call(newest)
         for version, older in functions[1:]:
+            if self._shape(older.result) != self._shape(newest.result):
+                raise MergeError(f"{name} is {older} in {version} and {newest} in {functions[0][0]}")
             if self._call(older) != now:
-                if self._shape(older.result) != self._shape(newest.result):
-                    raise MergeError(f"{name} is {older} in {version} and {newest} in {functions[0][0]}")
                 changed = self._next(version)
                 kept = f"{name}_before_{changed.replace('.', '_')}"
                 self._merged.header.functions[kept] = replace(older, name=kept)
