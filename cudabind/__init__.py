@@ -44,7 +44,7 @@ LT = ("cublasLt",)
 PTX_COMPILER = (
     "NVIDIA ships it as libnvptxcompiler_static.a alone, in the wheel nvidia-nvptxcompiler (CUDA 13) or "
     "nvidia-cuda-nvcc-cu12: gcc -shared -o libnvptxcompiler.so -Wl,--whole-archive libnvptxcompiler_static.a "
-    "-Wl,--no-whole-archive -lpthread -lm makes a library of it"
+    "-Wl,--no-whole-archive -lstdc++ -lpthread -lm makes a library of it"
 )
 NPP = ("nppial", "nppicc", "nppidei", "nppif", "nppig", "nppim", "nppist", "nppisu", "nppitc", "npps")
 
