@@ -286,7 +286,9 @@ class SysLibrary:
         """
         dll = _load.open(self.name)
         try:
-            return kind.in_dll(dll, name)
+            plain = argument(kind)
+            made = plain.in_dll(dll, name)
+            return made if plain is kind else made.value  # a number is a number
         except ValueError as error:
             raise self._missing(name, {}) from error
 
