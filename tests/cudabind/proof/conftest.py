@@ -151,9 +151,8 @@ class Headers:
         names = []
         if kind == "typedef":
             pointer = re.search(r"\( \* (\w+) \) \(", outer)
-            names = (
-                [pointer[1]] if pointer else [re.findall(r"\w+", part.split(" [")[0])[-1] for part in outer.split(",")]
-            )
+            several = [re.findall(r"[A-Za-z_]\w*", part.split(" [")[0]) for part in outer.split(",")]
+            names = [pointer[1]] if pointer else [words[-1] for words in several if words]
             self.types.update({name: name for name in names})
         elif " = " in outer and "(" not in outer.split(" = ")[0] and not tag:
             self.constants.append(re.findall(r"\w+", outer.split(" = ")[0].split(" [")[0])[-1])
