@@ -27,6 +27,8 @@ class Library(NamedTuple):
     twin: str = ""  # a library of the same release: the folder and the version must be the same
     parts: str = ""  # what it loads by itself, as a pattern: must come from its own folder
     exported_by: str = ""  # the file's name, where it is not `name`
+    folders: str = ""  # of its wheels, below site-packages, where cuda.pathfinder does not know the library
+    area: str = "the toolkit's libraries"  # in which `python -m cudabind list` shows it
 
     @property
     def file(self) -> str:
@@ -38,6 +40,26 @@ EXTRAS = "pip install 'cudabind[cu13]', or 'cudabind[cu12]' for CUDA 12"  # _loa
 DRIVER = "an NVIDIA GPU driver"
 SOLVER = ("cublas", "cublasLt", "cusparse", "nvJitLink")
 LT = ("cublasLt",)
+
+PTX_COMPILER = (
+    "NVIDIA ships it as libnvptxcompiler_static.a alone, in the wheel nvidia-nvptxcompiler (CUDA 13) or "
+    "nvidia-cuda-nvcc-cu12: gcc -shared -o libnvptxcompiler.so -Wl,--whole-archive libnvptxcompiler_static.a "
+    "-Wl,--no-whole-archive -lstdc++ -lpthread -lm makes a library of it"
+)
+NPP = ("nppial", "nppicc", "nppidei", "nppif", "nppig", "nppim", "nppist", "nppisu", "nppitc", "npps")
+
+
+def extras(area: str) -> str:
+    """What to install for the libraries of an area; `_load.install` says which of the two."""
+    return f"pip install 'cudabind[{area}-cu13]', or 'cudabind[{area}-cu12]' for CUDA 12"
+
+
+def _in(
+    area: str, folders: str = "", twin: str = "", file: str = ""
+) -> tuple[str, tuple[str, ...], str, str, str, str, str]:
+    """The columns from `install` on for a library of an area."""
+    return (extras(area), (), twin, "", file, folders, area)
+
 
 # fmt: off
 _ROWS = (
@@ -62,6 +84,33 @@ _ROWS = (
     Library("cutensor",   "cudabind.sys.cutensor",   "libcutensor.so.2",                       "cutensorGetVersion",    "returned",      EXTRAS),
     Library("cutensorMg", "cudabind.sys.cutensorMg", "libcutensorMg.so.2",                     "",                      "",              EXTRAS, ("cutensor",),  "cutensor"),
     Library("nccl",       "cudabind.sys.nccl",       "libnccl.so.2",                           "ncclGetVersion",        "ten_thousands", EXTRAS),
+    # The libraries beside those of every toolkit, each area with extras of its own.
+    Library("cudss",       "cudabind.sys.cudss",       "libcudss.so.1 libcudss.so.0",                 "cudssGetProperty",       "property",      *_in("solvers")),
+    Library("nvjpeg",      "cudabind.sys.nvjpeg",      "libnvjpeg.so.13 libnvjpeg.so.12",             "nvjpegGetProperty",      "property",      *_in("images")),
+    Library("nvjpeg2k",    "cudabind.sys.nvjpeg2k",    "libnvjpeg2k.so.0",                            "nvjpeg2kGetProperty",    "property",      *_in("images", "nvidia/nvjpeg2k/lib")),
+    Library("nvtiff",      "cudabind.sys.nvtiff",      "libnvtiff.so.0",                              "nvtiffGetProperty",      "property",      *_in("images", "nvidia/nvtiff/lib")),
+    Library("nvimgcodec",  "cudabind.sys.nvimgcodec",  "libnvimgcodec.so.0",                          "nvimgcodecGetProperties", "tagged_struct", *_in("images", "nvidia/nvimgcodec")),
+    Library("nppc",        "cudabind.sys.nppc",        "libnppc.so.13 libnppc.so.12",                 "nppGetLibVersion",       "pointer",       *_in("npp")),
+    *(Library(name,        f"cudabind.sys.{name}",     f"lib{name}.so.13 lib{name}.so.12",            "",                       "",              *_in("npp", twin="nppc")) for name in NPP),
+    Library("nvcomp",      "cudabind.sys.nvcomp",      "libnvcomp.so.6 libnvcomp.so.5",               "nvcompGetProperties",    "struct",        *_in("data", "nvidia/libnvcomp/lib64 nvidia/nvcomp")),
+    Library("cufile",      "cudabind.sys.cufile",      "libcufile.so.0",                              "cuFileGetVersion",       "thousands",     *_in("data")),
+    Library("nvfatbin",    "cudabind.sys.nvfatbin",    "libnvfatbin.so.13 libnvfatbin.so.12",         "nvFatbinVersion",        "pair",          *_in("compilers")),
+    Library("nvvm",        "cudabind.sys.nvvm",        "libnvvm.so.4 libnvvm.so",                     "12.9",                   "symbols",       *_in("compilers")),
+    Library("nvptxcompiler", "cudabind.sys.nvptxcompiler", "libnvptxcompiler.so",                     "nvPTXCompilerGetVersion", "pair",         PTX_COMPILER, area="compilers"),
+    Library("mathdx",      "cudabind.sys.mathdx",      "libmathdx.so.0",                              "mathdxGetVersionEx",     "triple",        *_in("compilers")),
+    Library("nvml",        "cudabind.sys.nvml",        "libnvidia-ml.so.1",                           "nvmlSystemGetCudaDriverVersion_v2", "thousands", DRIVER, area="tools"),
+    Library("cupti",       "cudabind.sys.cupti",       "libcupti.so.13 libcupti.so.12",               "cuptiGetVersion",        "cupti",         *_in("tools")),
+    Library("sanitizer",   "cudabind.sys.sanitizer",   "libsanitizer-public.so",                      "12.9",                   "symbols",       *_in("tools", "nvidia/cu13/compute-sanitizer nvidia/cuda_sanitizer_api/compute-sanitizer")),
+    Library("nvshmem",     "cudabind.sys.nvshmem",     "libnvshmem_host.so.3",                        "nvshmemx_vendor_get_version_info", "triple", *_in("distributed", file="nvshmem_host")),
+    Library("cublasMp",    "cudabind.sys.cublasMp",    "libcublasmp.so.0",                            "cublasMpGetVersion",     "ten_thousands", *_in("distributed", file="cublasmp")),
+    Library("cusolverMp",  "cudabind.sys.cusolverMp",  "libcusolverMp.so.0",                          "0.7.0",                  "symbols",       *_in("distributed")),
+    Library("cufftMp",     "cudabind.sys.cufftMp",     "libcufftMp.so.12 libcufftMp.so.11",           "cufftGetProperty",       "property",      *_in("distributed")),
+    Library("cutensorMp",  "cudabind.sys.cutensorMp",  "libcutensorMp.so.2",                          "",                       "",              EXTRAS, ("cutensor",), "cutensor", area="distributed"),
+    Library("custatevec",  "cudabind.sys.custatevec",  "libcustatevec.so.1",                          "custatevecGetProperty",  "property",      *_in("quantum")),
+    Library("cutensornet", "cudabind.sys.cutensornet", "libcutensornet.so.2",                         "cutensornetGetVersion",  "returned",      *_in("quantum")),
+    Library("cudensitymat", "cudabind.sys.cudensitymat", "libcudensitymat.so.0",                      "cudensitymatGetVersion", "returned",      *_in("quantum")),
+    Library("cupauliprop", "cudabind.sys.cupauliprop", "libcupauliprop.so.0",                         "cupaulipropGetVersion",  "returned",      *_in("quantum")),
+    Library("custabilizer", "cudabind.sys.custabilizer", "libcustabilizer.so.0",                      "custabilizerGetVersion", "returned",      *_in("quantum")),
 )
 # fmt: on
 

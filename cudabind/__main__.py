@@ -16,6 +16,7 @@ from typing import Any
 
 from cudabind import LIBRARIES, Library, __version__, _bind, _compat, _load
 from cudabind._command import Parser, ended, program
+from cudabind._lazy import Module
 from cudabind._progress import Progress, tell_pipes
 from cudabind._terminal import columns, folded, paged, paint, show_whole_lines, width
 from cudabind.errors import CudaError, LibraryNotFound
@@ -28,10 +29,11 @@ SHOWN = 8  # names of missing functions in the table; --json has all
 def describe(row: Library) -> dict[str, Any]:
     """One library as plain data.
 
-    The keys are library, module, path, found_by, version, functions, resolved, missing (their names), install (what to
-    install where it is absent), problem (why it cannot be used) and note.
+    The keys are library, area, module, path, found_by, version, functions, resolved, missing (their names), install
+    (what to install where it is absent), problem (why it cannot be used) and note.
     """
-    found: dict[str, Any] = {"library": row.name, "module": row.module, "path": None, "found_by": None, "version": None}
+    found: dict[str, Any] = {"library": row.name, "area": row.area, "module": row.module, "path": None}
+    found |= {"found_by": None, "version": None}
     found |= {"functions": 0, "resolved": 0, "missing": [], "install": "", "problem": "", "note": ""}
     module = importlib.import_module(row.module)
     if hasattr(module, "note"):
@@ -42,6 +44,8 @@ def describe(row: Library) -> dict[str, Any]:
     except CudaError as error:
         absent = isinstance(error, LibraryNotFound)
         return found | {"problem": str(error), "install": _load.install(row.name) if absent else ""}
+    if isinstance(names := getattr(module, "_names", None), Module):  # an older library may export it by another name
+        symbols = {name: names.symbol(name) for name in symbols}
     missing = [name for name, symbol in symbols.items() if not hasattr(dll, symbol)]
     found |= {"path": _load.path(row.name), "found_by": _load.found_by(row.name), "version": _load.version(row.name)}
     return found | {"functions": len(symbols), "resolved": len(symbols) - len(missing), "missing": missing}
@@ -62,7 +66,11 @@ def _print_table(found: list[dict[str, Any]]) -> None:
         counts = (str(row["functions"]), str(row["resolved"]), str(len(row["missing"])))
         lines.append((row["library"], version, *counts, where))
     shown, out = columns(lines, width(), SPARE)
+    area = ""
     for number, line in enumerate(shown):
+        if number and found[number - 1]["area"] != area:
+            area = found[number - 1]["area"]
+            sys.stdout.write(f"{paint(f'# {area}', 'dim')}\n")
         sys.stdout.write(line if number else paint(line, "bold"))
         sys.stdout.write("\n")
     if out:

@@ -8,20 +8,20 @@ This file never names a library, a path or a status: those come from the generat
 from __future__ import annotations
 
 import threading
-from ctypes import c_char_p, c_void_p, cast, sizeof
+from ctypes import Structure, byref, c_char_p, c_void_p, cast, sizeof
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from cudabind import LIBRARIES, _load
+from cudabind import LIBRARIES, _families, _load
 from cudabind._cached import cached_property
 from cudabind._fork import anew
-from cudabind._lazy import Module, key
+from cudabind._lazy import BEFORE, Module, key
 from cudabind._types import Symbol, argument, converter
 from cudabind.errors import CudaError, LibraryNotFound, SymbolNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from enum import IntEnum
-    from types import ModuleType
+    from types import FunctionType, ModuleType
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,14 +62,26 @@ class _Function:
         """What a call calls."""
         raise NotImplementedError
 
+    @property
+    def __origin__(self) -> Any:
+        """What `help` shows instead of the class: the signature."""
+        return self.__wrapped__
+
     def __repr__(self) -> str:
         return f"<{self._library.name} function {self.__name__}>"
 
 
 def symbols(module: ModuleType) -> dict[str, str]:
     """The exported symbol of each function of a generated module that has one, which is the function's name."""
-    functions = (f for f in vars(module).values() if isinstance(f, _Function) and not isinstance(f, SizedFunction))
-    return {function.__name__: function.__name__ for function in functions}
+    made = (f for f in vars(module).values() if isinstance(f, _Function) and not isinstance(f, SizedFunction))
+    names = (*(function.__name__ for function in made), *module._names.functions())
+    return {name: name for name in names if BEFORE not in name}
+
+
+def functions(module: ModuleType) -> list[str]:
+    """The names of a generated module's functions, the inline ones among them, without second names."""
+    sized = [f.__name__ for f in vars(module).values() if isinstance(f, SizedFunction)]
+    return [*symbols(module), *dict.fromkeys(sized)]
 
 
 def expected(module: ModuleType, version: str) -> set[str]:
@@ -116,14 +128,22 @@ class StatusFunction(_Function, Generic[P]):
     def unchecked(self) -> Callable[..., int]:
         return self._library.bind(self)
 
-    def error(self, status: int) -> CudaError:
+    def error(self, status: int | Structure) -> CudaError:
         """The error for a status, for callers of `unchecked`: `raise lt.cublasLtMatmul.error(status)`."""
         return self._library.error(self, status)
 
     def _checking(self, symbol: Any) -> Callable[..., Any]:
-        symbol.restype = _StatusCheck(self).__getitem__
+        if isinstance(symbol.restype, type) and issubclass(symbol.restype, Structure):
+            symbol.errcheck = self._look_into
+        else:
+            symbol.restype = _StatusCheck(self).__getitem__
         call: Callable[..., Any] = symbol
         return call
+
+    def _look_into(self, result: Structure, _function: object, _arguments: object) -> None:
+        """Check what a function returned that returns its status inside a struct, as cuFile's do."""
+        if _numbers(result)[0] != 0:
+            raise self.error(result)
 
     if TYPE_CHECKING:
 
@@ -192,17 +212,19 @@ class SysLibrary:
         status: the name of the enum of the library's statuses; 0 is success in every NVIDIA library.
         error: the class to raise.
         text: the name of the function that turns a status into the library's own words, or ``""``.
+        returned: the struct that functions return, where the status is its first member.
     """
 
-    def __init__(self, name: str, status: str, error: type[CudaError], text: str) -> None:
+    def __init__(self, name: str, status: str, error: type[CudaError], text: str, returned: str = "") -> None:
         self.name = name
         self._status = status
+        self._returned = returned or status
         self._error = error
         self._text = text
         self._lock = threading.RLock()  # finalizers may come in between, and bind what they destroy with
         anew(self, "_lock", threading.RLock)
 
-    def status(self, signature: Callable[P, IntEnum]) -> StatusFunction[P]:
+    def status(self, signature: Callable[P, IntEnum | Structure]) -> StatusFunction[P]:
         """Decorator: the signature of a function that returns a status."""
         return StatusFunction(self, signature)
 
@@ -213,6 +235,11 @@ class SysLibrary:
     def value(self, signature: Callable[P, R]) -> ValueFunction[P, R]:
         """Decorator: the signature of a function that returns a value or nothing."""
         return ValueFunction(self, signature)
+
+    def of_family(self, name: str, hint: str, call: FunctionType, checked: bool) -> _Function:
+        """A function of a family: its name, its annotation, and the family's `__call__`."""
+        made = _families.signature(name, hint, call, self._returned if checked else "")
+        return StatusFunction(self, made) if checked else ValueFunction(self, made)
 
     def version(self) -> str | None:
         """The version of the library, opening it; None where it is not installed."""
@@ -239,7 +266,7 @@ class SysLibrary:
                 symbol = self._symbol(function.__name__, names)
                 module: Module = names["_names"]
                 module.settle()
-                annotations = function.__wrapped__.__annotations__
+                annotations = module.signature(function.__name__).__annotations__
                 hints = dict(zip(annotations, map(module.evaluate, annotations.values()), strict=True))
                 symbol.restype = argument(hints.pop("return"))
                 symbol.argtypes = tuple(map(argument, hints.values()))
@@ -259,23 +286,34 @@ class SysLibrary:
         """
         dll = _load.open(self.name)
         try:
-            return kind.in_dll(dll, name)
+            plain = argument(kind)
+            made = plain.in_dll(dll, name)
+            return made if plain is kind else made.value  # a number is a number
         except ValueError as error:
             raise self._missing(name, {}) from error
 
-    def error(self, function: _Function, status: int) -> CudaError:
+    def error(self, function: _Function, status: int | Structure) -> CudaError:
         """The error for a status that is not success, with the library's own name and words for it."""
         names = _names(function)
+        more = ""
+        if isinstance(status, Structure):
+            status, *others = _numbers(status)
+            more = f"with the further status {others[0]}" if any(others) else ""
         statuses = names["_names"].resolve(self._status)
         name = statuses(status).name if status in statuses._value2member_map_ else "an unknown status"
-        text = self._words(names, status)
+        text = self._words(names, status) or more
         return self._error(self.name, function.__name__, status, name, text)
 
     def _words(self, names: dict[str, Any], status: int) -> str:
         if not self._text:
             return ""
         try:
-            return names[self._text](status) or ""  # some have none for a status that they do not know
+            told = names["_names"].resolve(self._text)
+            if isinstance(told, StatusFunction):  # CUPTI's writes where the words are
+                words = c_char_p()
+                told.unchecked(status, byref(words))
+                return _text(words.value) or ""
+            return told(status) or ""  # some have none for a status that they do not know
         except SymbolNotFound:  # an older library: cuSPARSELt 0.7 declares the function and does not export it
             return ""
 
@@ -283,7 +321,7 @@ class SysLibrary:
         dll = _load.open(self.name)
         module: Module = names["_names"]
         try:
-            return Symbol((module.older(name, name), dll))
+            return Symbol((module.symbol(name), dll))
         except AttributeError as error:
             raise self._missing(name, names) from error
 
@@ -300,6 +338,11 @@ class SysLibrary:
             text = f"needs {self.name} {until} or older, installed is {version} ({path})."
             hint = "NVIDIA has removed it: its documentation names what to use instead"
         return SymbolNotFound(self.name, name, text=text, hint=hint)
+
+
+def _numbers(result: Structure) -> list[int]:
+    """The members of a struct that holds numbers alone."""
+    return [int(getattr(result, name)) for name, *_ in result._fields_]
 
 
 def _names(function: _Function) -> dict[str, Any]:

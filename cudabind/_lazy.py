@@ -1,8 +1,8 @@
-"""Enums, structs, handles and callback types that a generated module only declares, and that are made at first use.
+"""Enums, structs, handles, callback types and families of functions that a generated module only declares.
 
-A module has up to a thousand enumerators; making its enums took most of its import. It writes plain class statements on
-the bases below and ends in `lazy(globals())`. What differs between versions of a library goes by the one that is
-loaded: this file opens a library only to ask for that version, and calls nothing else of it.
+A module has up to two thousand names, and making them took most of its import. It writes plain class statements on the
+bases below and ends in `lazy(globals())`; a name is made at first use. What differs between versions of a library goes
+by the one that is loaded: this file opens a library only to ask for that version, and calls nothing else of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, cast
 
-from cudabind import _types
+from cudabind import _families, _types
 from cudabind._fork import anew
 
 if TYPE_CHECKING:
@@ -22,9 +22,23 @@ if TYPE_CHECKING:
     from ctypes import Structure, Union
     from enum import IntEnum
 
+    from cudabind._bind import StatusFunction, ValueFunction
     from cudabind._types import Callback, Handle
 
-__all__ = ["Callback", "Handle", "IntEnum", "Module", "Structure", "Union", "key", "lazy"]
+    class Status(StatusFunction[...]):
+        """Base of a family of functions that return a status."""
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    class Value(ValueFunction[..., Any]):
+        """Base of a family of functions that return a value."""
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+__all__ = ["Callback", "Handle", "IntEnum", "Module", "Status", "Structure", "Union", "Value", "key", "lazy"]
+
+BEFORE = "_before_"  # in the name of what a library of an older version has instead
 
 # One lock for all modules: a struct may need a type of another module. It is taken inside a library's, never around it.
 _lock = threading.RLock()
@@ -67,7 +81,8 @@ class _Base(metaclass=_Declaring):
 class _IntEnum(_Base):
     @staticmethod
     def make(declared: Declaration, module: Module) -> Any:
-        members = [(key, module.older(key, value)) for key, value in enumerators(declared.body)]
+        members = module.gone(declared.name)  # first: the numbers are theirs
+        members += [(key, module.older(key, value)) for key, value in enumerators(declared.body)]
         return enum.IntEnum(declared.name, members, module=module.name, qualname=declared.name)
 
 
@@ -106,14 +121,27 @@ class _Callback(_Base):
         return _class(declared.name, (_types.Callback,), body)
 
 
+class _Value(_Base):
+    """A family of functions: see `_families`. It is never made itself; its functions are."""
+
+
+class _Status(_Value):
+    """A family whose functions return a status."""
+
+
 if not TYPE_CHECKING:
     IntEnum, Structure, Union, Handle, Callback = _IntEnum, _Structure, _Union, _Handle, _Callback
+    Value, Status = _Value, _Status
 
 
 def _class(name: str, bases: tuple[type, ...], body: dict[str, Any]) -> Any:
     """A class of ctypes, whose classes have classes of their own."""
     metaclass: Any = type(bases[0])
     return metaclass(name, bases, body)
+
+
+def _is_family(value: object) -> bool:
+    return isinstance(value, Declaration) and issubclass(value.base, _Value)
 
 
 def enumerators(body: dict[str, Any]) -> list[tuple[str, int]]:
@@ -131,12 +159,19 @@ class Module:
     """The names of one generated module that are not made yet.
 
     `BEFORE` in the module has a row for what an older library has instead: name, the version from which on it is as the
-    module says, and what it was before: a number, the name of another declaration, or a function's symbol.
+    module says, and what it was before: a number, the name of another declaration, a function's symbol, or the name of
+    a function that has its older signature.
+
+    Args:
+        names: the module's globals.
+        other: a module that declares some of this one's types, of which some depend on its library's version.
+        shared: those types, parted by spaces.
     """
 
-    def __init__(self, names: dict[str, Any]) -> None:
+    def __init__(self, names: dict[str, Any], other: Module | None = None, shared: str = "") -> None:
         self.name: str = names["__name__"]
         self._names = names
+        self._shared = dict.fromkeys(shared.split(), other) if other is not None else {}
         self._before: dict[str, list[tuple[str, Any]]] = {}
         for name, version, value in names.get("BEFORE", ()):
             self._before.setdefault(name, []).append((version, value))
@@ -157,6 +192,8 @@ class Module:
         if name in self._names:
             self._guessing |= name in self._guessed
             return self._names[name]
+        if other := self._shared.get(name):
+            return other[name]
         waiting = self._waiting.get(name)
         if isinstance(waiting, Declaration) and waiting.base is _IntEnum:
             return ctypes.c_int
@@ -171,7 +208,20 @@ class Module:
 
     def names(self) -> list[str]:
         """Every name of the module, made or not: its `__dir__`."""
-        return sorted({*self._names, *self._waiting, *self._variables})
+        families = {name for name, each in self._waiting.items() if _is_family(each)}
+        return sorted({*self._names, *self._waiting, *self._variables, *self._shared} - families)
+
+    def functions(self) -> list[str]:
+        """The functions that belong to families, made or not, without their second names."""
+        return [name for name, hint in self._variables.items() if self._family(hint)]
+
+    def variables(self) -> list[str]:
+        """What the library exports that is no function."""
+        return [n for n, hint in self._variables.items() if not self._family(hint) and not _families.second_name(hint)]
+
+    def _family(self, hint: str) -> Declaration | None:
+        family = self._waiting.get(_families.family_of(hint))
+        return family if _is_family(family) else None
 
     def resolve(self, name: str) -> Any:
         """Make what a name declares, once: the module's `__getattr__`.
@@ -179,17 +229,27 @@ class Module:
         Raises:
             AttributeError: the module declares no such name.
         """
+        if other := self._shared.get(name):
+            return other.resolve(name)
         with _lock:
             if name in self._names:  # another thread was faster
                 return self._names[name]
             if name in self._variables:
-                value = self._names["_lib"].variable(name, self.evaluate(self._variables[name]))
+                value = self._annotated(name, self._variables[name])
             elif name in self._waiting:
                 value = self._make(name)
             else:
                 raise AttributeError(f"module {self.name!r} has no attribute {name!r}")
             self._names[name] = value
             return value
+
+    def _annotated(self, name: str, hint: str) -> Any:
+        """A function of a family, a second name of one, or a variable that the library exports."""
+        if first := _families.second_name(hint):
+            return self.resolve(first)
+        if family := self._family(hint):
+            return self._names["_lib"].of_family(name, hint, family.body["__call__"], family.base is _Status)
+        return self._names["_lib"].variable(name, self.evaluate(hint))
 
     def settle(self) -> None:
         """Forget what was guessed while no library was found: now there is one, and it may be an older one."""
@@ -215,6 +275,22 @@ class Module:
         rows = [(key(before), value) for before, value in self._before[name] if key(version) < key(before)]
         return min(rows)[1] if rows else newest
 
+    def gone(self, enumeration: str) -> list[tuple[str, int]]:
+        """Enumerators that only an older library knows, because their numbers mean something else by now."""
+        start = f"{enumeration}."
+        older = [(name.removeprefix(start), self.older(name, None)) for name in self._before if name.startswith(start)]
+        return [(name, value) for name, value in older if value is not None]
+
+    def symbol(self, function: str) -> str:
+        """What the library exports a function as."""
+        older: str = self.older(function, function)
+        return function if BEFORE in older else older
+
+    def signature(self, function: str) -> Any:
+        """A function's signature in the version that is loaded."""
+        older: str = self.older(function, function)
+        return self.resolve(older if BEFORE in older else function).__wrapped__
+
     def make(self, declared: Declaration) -> Any:
         """The class that a Declaration stands for."""
         if declared.made is None:
@@ -230,6 +306,8 @@ class Module:
         outer, self._guessing = self._guessing, False
         newest = self._waiting[name]
         value = self.older(name, newest)
+        if value is newest and isinstance(newest, Declaration) and newest.name != name:
+            value = newest.name  # an alias: of what that is in this version
         if isinstance(value, str) and not isinstance(newest, str):
             value = self.resolve(value)
         value = self.make(value) if isinstance(value, Declaration) else value
@@ -239,9 +317,9 @@ class Module:
         return value
 
 
-def lazy(names: dict[str, Any]) -> Module:
+def lazy(names: dict[str, Any], other: Module | None = None, shared: str = "") -> Module:
     """Hand over the declarations of a module, at its end: they leave its names, and come back made when first used."""
-    module = Module(names)
+    module = Module(names, other, shared)
     names["__getattr__"] = module.resolve
     names["__dir__"] = module.names
     return module

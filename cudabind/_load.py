@@ -11,13 +11,14 @@ import contextlib
 import ctypes
 import os
 import re
+import sys
 import threading
 from typing import TYPE_CHECKING
 
-from cudabind import EXTRAS, LIBRARIES, Library, _compat, _dl
+from cudabind import EXTRAS, LIBRARIES, Library, _compat, _dl, extras
 from cudabind._compat import Opened
 from cudabind._fork import guard
-from cudabind._version import STYLES
+from cudabind._version import STYLES, by_symbols
 from cudabind.errors import CudaError, LibraryMismatch, LibraryNotFound, SymbolNotFound
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ __all__ = ["found_by", "in_short", "install", "open", "open_override", "path", "
 _opened: dict[str, Opened] = {}  # by Library.file: modules of one file share it
 _lock = threading.RLock()
 guard(_lock)  # what finds libraries is imported while it is held
+
+
+OLDEST = "12.9"  # the CUDA release that counts where a library does not tell its own
 
 
 def open(library: str) -> ctypes.CDLL:  # noqa: A001 - the module is always named at the call: _load.open(…)
@@ -70,7 +74,8 @@ def open_override(library: str) -> None:
 def install(library: str) -> str:
     """What to install: the extra for CUDA 12 where cuda-python or the driver is of CUDA 12, else the one for 13."""
     row = LIBRARIES[library]
-    if row.install != EXTRAS:
+    area = "" if row.install == EXTRAS else f"{row.area}-"
+    if area and row.install != extras(row.area):
         return row.install
     from importlib import metadata  # takes several ms to import, and is needed only where something is missing
 
@@ -80,7 +85,7 @@ def install(library: str) -> str:
     with contextlib.suppress(CudaError):
         versions.append(_open("cuda").version)
     of_12 = any(each.startswith("12.") for each in versions)
-    return f"pip install 'cudabind[{'cu12' if of_12 else 'cu13'}]'"
+    return f"pip install 'cudabind[{area}{'cu12' if of_12 else 'cu13'}]'"
 
 
 def in_short(error: Exception) -> str:
@@ -136,7 +141,7 @@ def _find(row: Library) -> tuple[ctypes.CDLL, str]:
         # An override is an order: falling back to another file would hide a mistake in it.
         return _open_override(row, variable, override), variable
     reasons = [f"{variable} is not set"]
-    located, how = _ask_pathfinder(row, reasons)
+    located, how = _look_into_wheels(row, reasons) if row.folders else _ask_pathfinder(row, reasons)
     for candidate in (located, *row.sonames.split()):
         if candidate is None:
             continue
@@ -186,6 +191,19 @@ def _ask_pathfinder(row: Library, reasons: list[str]) -> tuple[str | None, str]:
     return str(found.abs_path), str(found.found_via)
 
 
+def _look_into_wheels(row: Library, reasons: list[str]) -> tuple[str | None, str]:
+    """A library that cuda.pathfinder does not know: in the folders of its wheels, of any folder of packages."""
+    packages = [path for path in sys.path if os.path.isabs(path) and path.endswith("-packages")]
+    for package in packages:
+        for folder in row.folders.split():
+            for soname in row.sonames.split():
+                file = os.path.join(package, folder, soname)
+                if os.path.isfile(file):
+                    return file, "site-packages"
+    reasons.append(f"{' and '.join(row.folders.split())} in {', '.join(packages)}: no such file")
+    return None, ""
+
+
 def _raise_unmet(row: Library, error: Exception) -> None:
     mismatch = _compat.unmet(row, str(error))
     if mismatch is not None:
@@ -198,6 +216,8 @@ def _not_found(row: Library, reasons: list[str], hint: str) -> LibraryNotFound:
 
 
 def _ask_version(dll: ctypes.CDLL, row: Library) -> str:
+    if row.version_style == "symbols":
+        return by_symbols(dll, row.module, row.version)
     if not row.version:
         return _open(row.twin).version
     try:
@@ -206,4 +226,4 @@ def _ask_version(dll: ctypes.CDLL, row: Library) -> str:
         text = f"{_dl.origin(dll)} does not export {row.version}, so it is not {row.file}."
         raise SymbolNotFound(row.name, row.version, text=text, hint=install(row.name)) from error
     function.restype = ctypes.c_int
-    return STYLES[row.version_style](function)
+    return STYLES[row.version_style](function) or by_symbols(dll, row.module, OLDEST)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from cudabind.gen import counts, layout, sources
 from cudabind.gen.emit import EmitError, emit
 from cudabind.gen.layout import LayoutError
-from cudabind.gen.libraries import ROWS, Row
+from cudabind.gen.libraries import ROWS
 from cudabind.gen.merge import MergeError
 from cudabind.gen.parse import HeaderError
 from cudabind.gen.wheels import WheelError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from cudabind.gen.merge import Merged
+    from cudabind.gen.row import Row
 
 SYS = Path(__file__).parent.parent / "sys"
 
@@ -39,13 +40,32 @@ def generate(rows: Iterable[Row], merged: dict[str, Merged]) -> dict[str, str]:
     texts: dict[str, str] = {}
     modules: dict[str, ModuleType] = {}
     for row in rows:
-        header = merged[row.module].header
         imported = {name: module for module in row.uses for name in merged[module].header.types}
-        texts[row.module] = text = emit(row, merged[row.module], imported, _source(row))
+        texts[row.module] = text = laid_out(row, merged[row.module], imported, _source(row), modules)
         modules[row.module] = layout.load(row.module, text, uses=modules)
-        if not row.symbols:
-            layout.check(modules[row.module], header, imported)
     return texts
+
+
+def laid_out(
+    row: Row, merged: Merged, imported: dict[str, str], source: str, uses: dict[str, ModuleType] | None = None
+) -> str:
+    """A module's text, in which ctypes lays each struct out as the compiler does.
+
+    Raises:
+        LayoutError: ctypes cannot.
+        EmitError: the header and the row do not agree.
+    """
+    placed: set[str] = set()
+    while True:
+        text = emit(row, merged, imported, source, placed)
+        module = layout.load(row.module, text, uses=uses)
+        wrong = {} if row.symbols else layout.wrong(module, merged.header, imported)
+        if not wrong.keys() - placed:
+            break
+        placed |= wrong.keys()  # and what has one of these as a member may be the next
+    if not row.symbols:
+        layout.check(module, merged.header, imported)
+    return text
 
 
 def _source(row: Row) -> str:

@@ -11,17 +11,21 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from cudabind.gen.emit import GAP
 from cudabind.gen.model import Header, Record
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from cudabind._bind import SysLibrary
+
 
 class _Library:
     """Stands for a library of some version, so that a module is as it is with that one loaded."""
 
-    def __init__(self, version: str | None) -> None:
+    def __init__(self, version: str | None, own: SysLibrary | None) -> None:
         self._version = version
+        self.of_family = own.of_family if own is not None else None
 
     def version(self) -> str | None:
         return self._version
@@ -48,7 +52,7 @@ def load(name: str, text: str, version: str | None = None, uses: dict[str, Modul
                 del sys.modules[each]
             else:
                 sys.modules[each] = found
-    vars(module)["_lib"] = _Library(version)
+    vars(module)["_lib"] = _Library(version, vars(module).get("_lib"))
     return module
 
 
@@ -58,16 +62,23 @@ class LayoutError(Exception):
 
 def check(module: ModuleType, header: Header, imported: Collection[str] = ()) -> None:
     """Raise LayoutError where a struct of a loaded module is not the header's; imported ones are checked at home."""
+    problems = wrong(module, header, imported)
+    if problems:
+        raise LayoutError("; ".join(problem for each in problems.values() for problem in each))
+
+
+def wrong(module: ModuleType, header: Header, imported: Collection[str] = ()) -> dict[str, list[str]]:
+    """The structs that ctypes lays out otherwise, each with what differs."""
     records = [each for name, each in header.types.items() if isinstance(each, Record) and name not in imported]
-    wrong = [problem for record in records for problem in _record(record, getattr(module, record.name))]
-    if wrong:
-        raise LayoutError("; ".join(wrong))
+    found = {record.name: list(_record(record, getattr(module, record.name))) for record in records}
+    return {name: problems for name, problems in found.items() if problems}
 
 
 def _record(record: Record, made: type[ctypes.Structure | ctypes.Union]) -> Iterator[str]:
     if ctypes.sizeof(made) != record.size:
         yield f"{record.name} has {ctypes.sizeof(made)} bytes, the compiler gives it {record.size}"
-    for field, (name, *_) in zip(record.fields, made._fields_, strict=True):
+    members = [name for name, *_ in made._fields_ if not name.startswith(GAP)]
+    for field, name in zip(record.fields, members, strict=True):
         offset, width = placed(made, name)
         if offset != field.offset_bits or width != field.width:
             yield (

@@ -8,56 +8,8 @@ theirs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-
-@dataclass(frozen=True)
-class Row:
-    """One generated module.
-
-    Attributes:
-        module: the module's name in `cudabind.sys`.
-        headers: what to include; everything these files declare is generated. An older version need not have them all.
-        wheel: the row of WHEELS that the headers come from.
-        docs: NVIDIA's documentation of the library.
-        prefixes: how the functions' names start; other functions in the headers are not the library's.
-        status: the enum of the statuses, or ``""`` where there are no functions.
-        success: its enumerator for success, which the check relies on being 0.
-        text: the function that puts a status into words, or ``""``.
-        error: the error class of `cudabind.errors`.
-        library: the name in `cudabind.LIBRARIES`, where it is not the module's.
-        uses: modules whose types are imported instead of generated again.
-        needs: further rows of WHEELS that the headers include.
-        types: generate just these types: for headers that are shared by many libraries.
-        symbols: generate just the symbols behind the names that the header redefines: cuda-python binds the rest.
-        elements: structs that arrays of numbers are made of, whose pointers may be device addresses.
-        inline_as: the symbols behind functions that are inline in old headers and exported by newer libraries.
-        sized: functions that are inline because all they do is to call their `_internal` with the size of a struct, as
-            the argument behind the first; each with that struct.
-        left_out: declared functions that are not generated, each with the reason.
-        not_exported: generated functions that the newest wheel's library does not export, with what is known of each.
-    """
-
-    module: str
-    headers: tuple[str, ...]
-    wheel: str
-    docs: str
-    prefixes: tuple[str, ...] = ()
-    status: str = ""
-    success: str = ""
-    text: str = ""
-    error: str = ""
-    library: str = ""
-    uses: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
-    types: tuple[str, ...] = ()
-    symbols: bool = False
-    elements: tuple[str, ...] = ()
-    inline_as: dict[str, str] = field(default_factory=dict)
-    sized: dict[str, str] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-    not_exported: dict[str, str] = field(default_factory=dict)
-
+from cudabind.gen.row import Row
+from cudabind.gen.rows import compilers, data, distributed, images, npp, quantum, solvers, tools
 
 _NOT_A_SYMBOL = "declared, but not among the symbols of {}"
 _LOGGER = ("SetCallback", "SetFile", "OpenFile", "SetLevel", "SetMask", "ForceDisable")
@@ -348,6 +300,14 @@ ROWS: tuple[Row, ...] = (
         error="NcclError",
         uses=("cuda_types",),
     ),
+    *solvers.ROWS,
+    *images.ROWS,
+    *npp.ROWS,
+    *data.ROWS,
+    *compilers.ROWS,
+    *tools.ROWS,
+    *distributed.ROWS,
+    *quantum.ROWS,
 )
 
 # By file name, as fnmatch has it.
@@ -359,7 +319,16 @@ HEADERS_LEFT_OUT: dict[str, str] = {
     "cufft_device.h": "needs a C++ compiler, and calls its own interface experimental",
     "cusparse_v2.h": "includes cusparse.h and declares nothing",
     "cusparseLt_cusparse_stub.h": "those parts of cusparse.h that cusparseLt.h needs",
-    "cutensorMp.h": "a library of its own, of several processes, which needs NCCL or MPI",
+    "npp.h": "includes the others and declares nothing",
+    "npp[is].h": "includes the others and declares nothing",
+    "generated_*_meta.h": "the arguments of the driver's and the runtime's functions as structs, one for each function",
+    "cuda_stdint.h": "C's integer types under C's names",
+    "nvperf_*.h": "the profiler's lower layer, libnvperf_host.so and libnvperf_target.so, which CUPTI's own calls wrap",
+    "cupti_checkpoint.h": "a library of its own, libcheckpoint.so",
+    "cupti_pcsampling_util.h": "a library of its own, libpcsamplingutil.so, which reads files",
+    "nvshmem.h": "for device code as well; nvshmem_host.h is its part for the host",
+    "nvshmemx.h": "for device code as well; nvshmem_host.h is its part for the host",
+    "nvcomp_export.h": "attributes",
     "nccl_device*.h": (
         "C++ for device code, and host functions over structs that only such code of the same version uses"
     ),

@@ -10,7 +10,7 @@ import ctypes
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from clang.cindex import Cursor, CursorKind, TranslationUnit, conf
+from clang.cindex import Cursor, CursorKind, Diagnostic, TranslationUnit, conf
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,10 +38,13 @@ def probe(macros: Sequence[str]) -> str:
 
 def probes(unit: TranslationUnit) -> dict[str, Cursor]:
     """The probe variables that compiled, by the macro each is for."""
+    wrong = {each.location.line for each in unit.diagnostics if each.severity >= Diagnostic.Error}
     return {
         cursor.spelling.removeprefix(PROBE): cursor
         for cursor in unit.cursor.get_children()
-        if cursor.kind is CursorKind.VAR_DECL and cursor.spelling.startswith(PROBE)
+        if cursor.kind is CursorKind.VAR_DECL
+        and cursor.spelling.startswith(PROBE)
+        and cursor.location.line not in wrong
     }
 
 

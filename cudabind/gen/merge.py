@@ -25,9 +25,10 @@ from cudabind.gen.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 T = TypeVar("T")
+INT = "int32_t"  # what a C compiler makes of an enum
 
 
 class MergeError(Exception):
@@ -57,25 +58,37 @@ class Merged:
     before: list[Before] = field(default_factory=list)
 
 
-def merge(versions: Sequence[tuple[str, Header]], inline_as: Mapping[str, str] | None = None) -> Merged:
+def merge(
+    versions: Sequence[tuple[str, Header]],
+    inline_as: Mapping[str, str] | None = None,
+    renumbered: Collection[str] = (),
+) -> Merged:
     """Merge headers.
 
     Args:
         versions: the headers, oldest first, each with its library's version.
         inline_as: the symbols behind functions that are inline in old headers and exported by newer libraries.
+        renumbered: enums in which a number may mean something else in another version.
 
     Raises:
         MergeError: two versions differ in a way that there is no rule for.
     """
-    return _Merger(versions, inline_as or {}).merge()
+    # Of one version in the packages of two releases of CUDA, the later one counts.
+    return _Merger([*dict(versions).items()], inline_as or {}, renumbered).merge()
 
 
 class _Merger:
-    def __init__(self, versions: Sequence[tuple[str, Header]], inline_as: Mapping[str, str]) -> None:
+    def __init__(
+        self, versions: Sequence[tuple[str, Header]], inline_as: Mapping[str, str], renumbered: Collection[str]
+    ) -> None:
         self._inline_as = inline_as
+        self._renumbered = renumbered
         self._versions = [version for version, _ in versions]
         self._headers = [header for _, header in versions]
         self._newest = self._headers[-1]
+        self._kept: dict[str, str] = {}  # older records, and the last version that has each so
+        types = [(name, each) for header in self._headers for name, each in header.types.items()]
+        self._enums = {name for name, each in types if isinstance(each, Enum)}
         self._merged = Merged()
 
     def merge(self) -> Merged:
@@ -84,12 +97,14 @@ class _Merger:
             header.functions[name] = self._function(name, functions)
         for name, declared in self._each([header.types for header in self._headers]):
             self._type(name, declared)
+        self._use_older_parts()
         for name, values in self._each([header.constants for header in self._headers]):
             header.constants[name] = values[0][1]
             self._merged.before += [Before(name, *change) for change in self._changes(values)]
         for name, kinds in self._each([header.variables for header in self._headers]):
             self._same(name, [(version, self._shape(kind)) for version, kind in kinds])
             header.variables[name] = kinds[0][1]
+        self._merged.header.unvalued = [*dict.fromkeys(name for each in self._headers for name in each.unvalued)]
         for name, targets in self._each([header.renames for header in self._headers]):
             header.renames[name] = self._same(name, targets)
         return self._merged
@@ -129,10 +144,18 @@ class _Merger:
         return values[0][1]
 
     def _function(self, name: str, functions: list[tuple[str, Function]]) -> Function:
-        """One signature must do for all versions: only the parameters' names may differ."""
-        shapes = [(v, (self._shape(f.result), *(self._shape(kind) for _, kind in f.parameters))) for v, f in functions]
-        self._same(name, shapes)
+        """The newest signature, and each that an older version has instead; the parameters' names may differ."""
         newest = functions[0][1]
+        now = self._call(newest)
+        for version, older in functions[1:]:
+            if self._shape(older.result) != self._shape(newest.result):
+                raise MergeError(f"{name} is {older} in {version} and {newest} in {functions[0][0]}")
+            if self._call(older) != now:
+                changed = self._next(version)
+                kept = f"{name}_before_{changed.replace('.', '_')}"
+                self._merged.header.functions[kept] = replace(older, name=kept)
+                self._merged.before.append(Before(name, changed, kept))
+            now = self._call(older)
         inline = [version for version, function in functions if function.inline]
         if inline and not newest.inline:
             # A symbol of that name may be there in the old library, too, and be another function.
@@ -140,6 +163,12 @@ class _Merger:
                 raise MergeError(f"{name} is inline in {inline[0]}: give the symbol that it calls in inline_as")
             self._merged.before.append(Before(name, self._next(inline[0]), self._inline_as[name]))
         return newest
+
+    def _call(self, function: Function) -> tuple[object, ...]:
+        """What a caller passes, as bits: an enum is an int, whatever else an older version calls it."""
+        return tuple(
+            INT if shape in self._enums else shape for _, kind in function.parameters for shape in [self._shape(kind)]
+        )
 
     def _type(self, name: str, declared: list[tuple[str, Declaration]]) -> None:
         newest = declared[0][1]
@@ -158,14 +187,37 @@ class _Merger:
         """Where the module finds the older declaration of a name: an alias names its target, others get a new name."""
         if isinstance(older, Alias) and isinstance(newest, Alias) and isinstance(older.target, Named):
             return older.target.name
-        if isinstance(older, Record) and isinstance(newest, Record):
+        if isinstance(older, (Record, Callback)) and type(older) is type(newest):
             kept: Declaration = replace(older, name=f"{name}_before_{version.replace('.', '_')}")
-        elif isinstance(older, Enum) and isinstance(newest, Alias):
+            self._kept[kept.name] = self._versions[self._versions.index(version) - 1]
+        elif isinstance(older, (Enum, Record)) and isinstance(newest, Alias):
             kept = replace(older, name=f"{name}_before_{version.replace('.', '_')}")
         else:
             raise MergeError(f"{name} is {older} before {version} and {newest} now")
         self._merged.header.types[kept.name] = kept
         return kept.name
+
+    def _use_older_parts(self) -> None:
+        """What is kept of an older version is made of what that version had."""
+        types = self._merged.header.types
+        for kept, version in self._kept.items():
+            record = types[kept]
+            if isinstance(record, Record):
+                fields = tuple(replace(field, type=self._as_of(version, field.type)) for field in record.fields)
+                types[kept] = replace(record, fields=fields)
+
+    def _as_of(self, version: str, kind: CType) -> CType:
+        if isinstance(kind, ArrayOf):
+            return replace(kind, element=self._as_of(version, kind.element))
+        if not isinstance(kind, Named) or kind.kind != "record":
+            return kind
+        order = self._versions.index
+        own = [each for each in self._merged.before if each.name in (kind.name, kind.base)]
+        older = [each for each in own if order(each.version) > order(version)]
+        if not older:
+            return kind
+        name = str(min(older, key=lambda before: order(before.version)).value)
+        return replace(kind, name=name, base=name)
 
     def _enum(self, name: str, enums: list[tuple[str, Enum]]) -> Enum:
         """All enumerators of all versions; the newest's come first, so that a value they share goes by its name."""
@@ -180,7 +232,13 @@ class _Merger:
         self._versions = outer
         gone = [member for member in members if member not in sections[-1]]
         for member in gone:
-            if members[member] in sections[-1].values():
+            if members[member] in sections[-1].values() and name in self._renumbered:
+                # Only a library that has it knows it: see cudabind._lazy.Module.gone.
+                until = self._merged.until.pop(member)
+                own = f"{name}.{member}"
+                renamed = [replace(each, name=own) if each.name == member else each for each in self._merged.before]
+                self._merged.before = [*renamed, Before(own, self._next(until), members.pop(member))]
+            elif members[member] in sections[-1].values():
                 raise MergeError(f"{name}: the value of {member}, which is gone, means something else now")
         return Enum(name, tuple(members.items()))
 

@@ -119,4 +119,5 @@ class Header:
     functions: dict[str, Function] = field(default_factory=dict)
     constants: dict[str, Constant] = field(default_factory=dict)
     variables: dict[str, CType] = field(default_factory=dict)  # exported by the library
+    unvalued: list[str] = field(default_factory=list)  # constants that are structs
     renames: dict[str, str] = field(default_factory=dict)  # `#define cublasCreate cublasCreate_v2`

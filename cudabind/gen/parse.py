@@ -62,7 +62,13 @@ class HeaderError(Exception):
 
 
 def parse(
-    headers: Sequence[str], include: Sequence[Path], prefixes: tuple[str, ...] = (), types: tuple[str, ...] = ()
+    headers: Sequence[str],
+    include: Sequence[Path],
+    prefixes: tuple[str, ...] = (),
+    types: tuple[str, ...] = (),
+    included: Sequence[str] = (),
+    prologue: str = "",
+    status: str = "",
 ) -> Header:
     """Read headers.
 
@@ -71,17 +77,22 @@ def parse(
         include: the folders to look in, the compiler's own last.
         prefixes: take only functions whose names start so.
         types: take only these types and what they need, and neither functions nor constants.
+        included: further headers, which those include, of which the same is taken.
+        prologue: C in front of the headers.
+        status: a type that is taken even if no function mentions it.
 
     Raises:
         HeaderError: with libclang's words.
     """
-    source = including(headers)
+    source = including(headers, prologue)
     unit = translate(source, include)
-    reader = _Reader(set(headers))
+    reader = _Reader({*headers, *included})
     if types:
         reader.take_types(unit.cursor, set(types))
         return reader.header
     reader.take_all(unit.cursor, prefixes)
+    if status not in reader.header.types:
+        reader.take_types(unit.cursor, {status})
     reader.order_handles()
     names = macros.names(unit.cursor, reader.is_home)
     for name, probe in macros.probes(translate(source + macros.probe(names), include, strict=False)).items():
@@ -89,14 +100,16 @@ def parse(
         value = None if function else macros.evaluate(probe)
         if function and function != name and function.startswith(prefixes):
             reader.header.renames[name] = function
+            reader.header.functions.pop(name, None)  # declared before the macro, behind which no C program reaches it
         if value is not None:
             reader.header.constants[name] = value
     return reader.header
 
 
-def including(headers: Iterable[str]) -> str:
-    """The C text that includes headers. Some of NVIDIA's write `alignas`, which C has from stdalign.h."""
-    return "".join(f"#include <{header}>\n" for header in ("stdalign.h", *headers))
+def including(headers: Iterable[str], prologue: str = "") -> str:
+    """The C text that includes headers. Some of NVIDIA's write `alignas` and `bool`, which C has from these two."""
+    first = "#include <stdalign.h>\n#include <stdbool.h>\n"
+    return f"{first}{prologue}{''.join(f'#include <{header}>{chr(10)}' for header in headers)}"
 
 
 def translate(source: str, include: Sequence[Path], strict: bool = True) -> TranslationUnit:
@@ -121,13 +134,20 @@ class _Reader:
     def __init__(self, home: set[str]) -> None:
         self.header = Header()
         self._home = home
+        self._is_home: dict[str, bool] = {}  # by file
         self._handles: dict[str, tuple[str, bool]] = {}  # the record each points to, and whether that is const
+        self._typedefs: dict[str, CType] = {}  # a header of NPP's mentions one of them a thousand times
         self._invented: set[str] = set()  # names of records inside records, for which C has none
         self._names: dict[int, str] = {}  # an enum or record without a tag goes by its first typedef
 
     def is_home(self, cursor: Cursor) -> bool:
         file = cursor.location.file
-        return file is not None and any(file.name == home or file.name.endswith("/" + home) for home in self._home)
+        if file is None:
+            return False
+        name = file.name
+        if name not in self._is_home:
+            self._is_home[name] = any(name == home or name.endswith("/" + home) for home in self._home)
+        return self._is_home[name]
 
     def take_types(self, root: Cursor, wanted: set[str]) -> None:
         self._name_typedefs(root)
@@ -168,7 +188,9 @@ class _Reader:
 
     def _variable(self, cursor: Cursor) -> None:
         value = macros.evaluate(cursor)
-        if value is None:
+        if value is None and cursor.is_definition():
+            self.header.unvalued.append(cursor.spelling)
+        elif value is None:
             self.header.variables[cursor.spelling] = self._type(cursor.type)
         else:
             self.header.constants[cursor.spelling] = value
@@ -222,6 +244,11 @@ class _Reader:
         name = declaration.spelling
         if name in C_TYPEDEFS:
             return Scalar(name)
+        if name not in self._typedefs:
+            self._typedefs[name] = self._new_typedef(name, declaration)
+        return self._typedefs[name]
+
+    def _new_typedef(self, name: str, declaration: Cursor) -> CType:
         known = self.header.types.get(name)
         underlying = declaration.underlying_typedef_type
         if known is None and underlying.get_canonical().kind is TypeKind.POINTER:

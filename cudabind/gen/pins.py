@@ -34,10 +34,39 @@ WHEELS = (
     Pins("cusparseLt", "nvidia-cusparselt-cu12",   "nvidia-cusparselt-cu13", ("0.7.1",      "0.8.0",     "0.8.1",     "0.10.0")),
     Pins("cutensor",   "cutensor-cu12",            "cutensor-cu13",          ("2.2.0",      "2.3.1",     "2.5.0",     "2.8.1")),
     Pins("nccl",       "nvidia-nccl-cu12",         "nvidia-nccl-cu13",       ("2.26.5",     "2.28.9",    "2.29.7",    "2.32.3")),
+    # libraries beside those of every toolkit, by area
+    Pins("cudss",         "nvidia-cudss-cu12",              "nvidia-cudss-cu13",         ("0.5.0.16", "0.7.0.20", "0.7.1.6", "1.0.0.35")),
+    Pins("nvjpeg",        "nvidia-nvjpeg-cu12",             "nvidia-nvjpeg",             ("12.4.0.76", "13.0.1.86", "13.0.3.75", "13.3.2.43")),
+    Pins("nvjpeg2k",      "nvidia-nvjpeg2k-cu12",           "nvidia-nvjpeg2k-cu13",      ("0.9.0.43", "0.9.0.43", "0.9.1.47", "0.11.0.51")),
+    Pins("nvtiff",        "nvidia-nvtiff-cu12",             "nvidia-nvtiff-cu13",        ("0.6.0.78", "0.6.0.78", "0.7.0.79", "0.8.0.82")),
+    Pins("nvimgcodec",    "nvidia-nvimgcodec-cu12",         "nvidia-nvimgcodec-cu13",    ("0.6.0.32", "0.6.0.32", "0.7.0.11", "0.9.0.20")),
+    Pins("npp",           "nvidia-npp-cu12",                "nvidia-npp",                ("12.4.1.87", "13.0.1.2", "13.0.3.3", "13.2.0.93")),
+    Pins("nvcomp",        "nvidia-libnvcomp-cu12",          "nvidia-libnvcomp-cu13",     ("5.1.0.21", "5.1.0.21", "5.2.0.13", "6.0.0.12")),
+    Pins("cufile",        "nvidia-cufile-cu12",             "nvidia-cufile",             ("1.14.1.1", "1.15.1.6", "1.16.1.26", "1.20.0.107")),
+    Pins("nvfatbin",      "nvidia-nvfatbin-cu12",           "nvidia-nvfatbin",           ("12.9.82", "13.0.85", "13.1.115", "13.5.37")),
+    Pins("nvvm",          "nvidia-cuda-nvcc-cu12",          "nvidia-nvvm",               ("12.9.86", "13.0.88", "13.1.115", "13.5.37")),
+    Pins("nvptxcompiler", "nvidia-cuda-nvcc-cu12",          "nvidia-nvptxcompiler",      ("12.9.86", "13.0.88", "13.1.115", "13.5.37")),
+    Pins("mathdx",        "nvidia-libmathdx-cu12",          "nvidia-libmathdx-cu13",     ("0.2.3.14", "0.3.0.13", "0.3.1.9", "0.4.1.15")),
+    Pins("nvml",          "nvidia-nvml-dev-cu12",           "nvidia-nvml-dev",           ("12.9.79", "13.0.87", "13.1.115", "13.5.37")),
+    Pins("cupti",         "nvidia-cuda-cupti-cu12",         "nvidia-cuda-cupti",         ("12.9.79", "13.0.85", "13.1.115", "13.5.25")),
+    Pins("sanitizer",     "nvidia-cuda-sanitizer-api-cu12", "nvidia-cuda-sanitizer-api", ("12.9.79", "13.0.85", "13.1.118", "13.5.25")),
+    Pins("nvshmem",       "nvidia-nvshmem-cu12",            "nvidia-nvshmem-cu13",       ("3.3.24", "3.3.24", "3.4.5", "3.8.0")),
+    Pins("cublasmp",      "nvidia-cublasmp-cu12",           "nvidia-cublasmp-cu13",      ("0.5.1.65", "0.6.0.84", "0.7.0.125", "0.10.0.3695")),
+    Pins("cusolvermp",    "nvidia-cusolvermp-cu12",         "nvidia-cusolvermp-cu13",    ("0.7.0.833", "0.7.0.833", "0.7.2.888", "0.9.1.9318")),
+    Pins("cufftmp",       "nvidia-cufftmp-cu12",            "nvidia-cufftmp-cu13",       ("11.4.0.6.post1", "12.1.3.2", "12.1.3.2", "12.1.3.2")),
+    Pins("custatevec",    "custatevec-cu12",                "custatevec-cu13",           ("1.11.0", "1.11.0", "1.12.0", "1.15.0")),
+    Pins("cutensornet",   "cutensornet-cu12",               "cutensornet-cu13",          ("2.9.0", "2.9.0", "2.10.0", "2.14.0")),
+    Pins("cudensitymat",  "cudensitymat-cu12",              "cudensitymat-cu13",         ("0.3.0", "0.3.0", "0.4.0", "0.7.0")),
+    Pins("cupauliprop",   "cupauliprop-cu12",               "cupauliprop-cu13",          ("0.1.0", "0.1.0", "0.2.0", "0.5.0")),
+    Pins("custabilizer",  "custabilizer-cu12",              "custabilizer-cu13",         ("0.1.0", "0.1.0", "0.2.0", "0.5.0")),
 )
 # fmt: on
 
 # Wheels whose library calls itself by another version than the wheel's first three numbers.
 TOLD: dict[tuple[str, str], str] = {("cutensor", "2.8.1"): "2.8.0"}
+TOLD |= {("cufile", number): number.rsplit(".", 2)[0] for number in ("1.14.1.1", "1.15.1.6", "1.16.1.26", "1.20.0.107")}
+
+# Wheels whose library tells the CUDA release that it belongs to, instead of a version of its own.
+BY_RELEASE = ("runtime", "nvfatbin", "nvvm", "nvptxcompiler", "nvml", "cupti", "sanitizer")
 
 BASE = ("runtime", "crt", "cccl")  # the wheels that every library's headers include

@@ -12,14 +12,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cudabind.gen.libraries import ROWS, Row
+from cudabind.gen.libraries import ROWS
 from cudabind.gen.merge import Merged, MergeError, merge
 from cudabind.gen.parse import HeaderError, parse
-from cudabind.gen.pins import BASE, RELEASES, TOLD, WHEELS
+from cudabind.gen.pins import BASE, BY_RELEASE, RELEASES, TOLD, WHEELS
 from cudabind.gen.wheels import Wheel, fetch, include
 
 if TYPE_CHECKING:
     from cudabind.gen.model import Header
+    from cudabind.gen.row import Row
 
 C_SHIM = Path(__file__).parent / "c"  # the two headers of C++ that NVIDIA's C headers include
 
@@ -33,7 +34,7 @@ def wheel(library: str, release: str) -> Wheel:
 
 def version(row: Row, release: str) -> str:
     """The version of a row's library in a release, as the library tells it; CUDA's own types go by the release."""
-    if row.wheel == "runtime":
+    if row.wheel in BY_RELEASE:
         return release
     number = wheel(row.wheel, release).version
     return TOLD.get((row.wheel, number)) or ".".join(number.split(".")[:3])
@@ -69,7 +70,9 @@ def header_of(row: Row, release: str) -> Header:
         HeaderError: the headers could not be read.
         WheelError: a wheel cannot be had.
     """
-    return parse(headers(row, release), folders(row, release), row.prefixes, row.types)
+    own = headers(row, release)
+    prologue = row.prologue if own else ""
+    return parse(own, folders(row, release), row.prefixes, row.types, row.included, prologue, row.status)
 
 
 def releases(row: Row) -> tuple[str, ...]:
@@ -109,7 +112,7 @@ def merged(rows: tuple[Row, ...] = ROWS) -> dict[str, Merged]:
             raise HeaderError(f"{row.module}: not in release {RELEASES[-1]}: {', '.join(sorted(missing))}")
         try:
             versions = [(version(row, each), parsed[row.module, each]) for each in releases(row)]
-            made[row.module] = merge(versions, row.inline_as)
+            made[row.module] = merge(versions, row.inline_as, row.renumbered)
         except MergeError as error:
             raise MergeError(f"{row.module}: {error}") from error
     return made

@@ -6,9 +6,13 @@ Called by `emit`. It writes types and nothing around them.
 from __future__ import annotations
 
 import keyword
+from typing import TYPE_CHECKING
 
 from cudabind.gen.libraries import ROWS
 from cudabind.gen.model import ArrayOf, CType, Field, Named, Pointer, Scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 CTYPES = {
     "char": "c_char",
@@ -34,8 +38,13 @@ def literal(value: float | str) -> str:
     return f"0x{value:X}" if isinstance(value, int) and value > 0xFFFF else repr(value)
 
 
-def field(member: Field) -> str:
-    """A struct's member, as an annotation that ctypes and mypy both understand."""
+def field(member: Field, names: Collection[str] = ()) -> str:
+    """A struct's member, as an annotation that ctypes and mypy both understand.
+
+    Args:
+        member: the member.
+        names: those of all members: a type that goes by one of them must be written out.
+    """
     kind = member.type
     if member.width:
         return f"Annotated[{parameter(kind)}, Bits({member.width})]"
@@ -48,7 +57,7 @@ def field(member: Field) -> str:
             element, nested = element.element, nested.format("Array[{}]")
         return f"Annotated[{nested.format(ctype(element))}, {', '.join(lengths)}]"
     if isinstance(kind, Pointer) or (isinstance(kind, Named) and kind.kind == "pointer"):
-        return "address"
+        return "Annotated[int | None, c_void_p]" if "address" in names else "address"
     if isinstance(kind, Named) and kind.kind == "enum":
         return f"int32_t  # {kind.name}"
     return parameter(kind)

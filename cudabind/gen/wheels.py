@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing import IO
 
 BLOCK = 1 << 18  # a wheel's directory and its headers are a few blocks of this size
-HEADERS = re.compile(r"\.h(pp)?$|/nv/")  # what is in the nv folder of CCCL has no suffix
+HEADERS = re.compile(r"\.(h|hpp|cuh)$|/nv/")  # what is in the nv folder of CCCL has no suffix
 TIMEOUT = 60  # seconds without an answer
 
 

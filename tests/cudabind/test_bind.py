@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import pickle
+import pydoc
 import shutil
 import subprocess
 import sys
@@ -41,15 +43,20 @@ int tinyEach(int n, int (*each)(int, void *), void *user) {
 void *tinyRead(const void *object) { return (void *)object; }
 int tinyFill(int *numbers, void *bytes) { if (numbers) *numbers = 7; if (bytes) *(int *)bytes = 7; return 0; }
 int tinyLook(const int *number, const void *bytes) { return *number + *(const char *)bytes; }
+int tinyCopyInt(const int *from, int *to, int n) { while (n--) to[n] = from[n]; return 0; }
+int tinyCopyLong(const long long *from, long long *to, long long n) { while (n--) to[n] = from[n]; return n + 1; }
+const char *tinyName(int status) { return "a name"; }
 int tinyOnce(void) { return 1; }
 int tinyOnce_2(void) { return 2; }
 """
 
 MODULE = """
 from __future__ import annotations
-from ctypes import c_int32
+from ctypes import c_int32, c_int64
+from typing import Annotated
 from cudabind._bind import SysLibrary
-from cudabind._lazy import Callback, Handle, IntEnum, Structure, lazy
+from cudabind._families import Generic, T, U
+from cudabind._lazy import Callback, Handle, IntEnum, Status, Structure, Value, lazy
 from cudabind._types import ConstMem, Mem, Ptr, address, char_p, const_void_p, float64, int32_t, int64_t, size_t
 from cudabind._types import uint8_t, void_p
 from cudabind.errors import CudaError
@@ -109,8 +116,6 @@ def tinyAdd(a: int64_t, b: int32_t, /) -> int64_t: ...
 @_lib.value
 def tinySize(a: size_t, b: uint8_t, /) -> size_t: ...
 @_lib.value
-def tinyText(status: tinyStatus, /) -> str: ...
-@_lib.value
 def tinyNothing() -> None: ...
 @_lib.value
 def tinySum(pair: Ptr[tinyPair], /) -> float64: ...
@@ -126,6 +131,13 @@ def tinyLook(number: ConstMem[c_int32], bytes_: const_void_p, /) -> int32_t: ...
 def tinyOnce() -> int32_t: ...
 @_lib.status
 def tinyGone() -> tinyStatus: ...
+class _Copy(Status, Generic[T, U]):
+    def __call__(self, from_: ConstMem[T], to: Mem[T], count: U, /) -> None: ...
+tinyCopyInt: _Copy[c_int32, int32_t]; tinyCopyLong: _Copy[c_int64, int64_t]
+tinyCopy: Annotated[_Copy[c_int32, int32_t], "tinyCopyInt"]
+class _Words(Value):
+    def __call__(self, status: tinyStatus, /) -> str: ...
+tinyText: _Words; tinyName: _Words
 @_lib.status
 def tinyLate() -> tinyStatus: ...
 @_lib.status
@@ -324,7 +336,7 @@ def test_a_function_that_was_removed_says_both_versions(tiny: ModuleType) -> Non
 
 def test_a_module_tells_which_functions_a_version_has(module: ModuleType) -> None:
     everywhere = {"tinyDo", "tinyAdd", "tinyText", "tinyNothing", "tinySum", "tinyEach", "tinyRead", "tinyOnce"}
-    everywhere |= {"tinyFill", "tinyLook", "tinySize"}
+    everywhere |= {"tinyFill", "tinyLook", "tinySize", "tinyCopyInt", "tinyCopyLong", "tinyName"}
     assert _bind.expected(module, "1.2") == everywhere | {"tinyGoneForGood"}
     assert _bind.expected(module, "2.1") == everywhere
     assert _bind.expected(module, "3.10") == everywhere | {"tinyLate"}
@@ -345,6 +357,32 @@ def test_a_function_keeps_its_name_and_knows_its_library(tiny: ModuleType) -> No
 
 def test_a_function_with_another_symbol_in_old_libraries_is_bound_to_that(tiny: ModuleType) -> None:
     assert tiny.tinyOnce() == 2
+
+
+def test_the_functions_of_a_family_have_types_of_their_own(tiny: ModuleType) -> None:
+    for name, kind in (("tinyCopyInt", ctypes.c_int32), ("tinyCopyLong", ctypes.c_int64), ("tinyCopy", ctypes.c_int32)):
+        numbers, copied = (kind * 3)(1, 2, 3), (kind * 3)()
+        assert getattr(tiny, name)(numbers, copied, 3) is None
+        assert list(copied) == [1, 2, 3]
+        assert getattr(tiny, name).unchecked.argtypes == (ctypes.c_void_p, ctypes.c_void_p, kind)
+    assert (tiny.tinyName(0), tiny.tinyName.unchecked(0), tiny.tinyText(3)) == ("a name", b"a name", "it is three")
+    assert tiny.tinyCopy is tiny.tinyCopyInt
+    with pytest.raises(ctypes.ArgumentError, match=r"OverflowError: 2147483648 is not between"):
+        tiny.tinyCopyInt(None, None, 2**31)
+    with pytest.raises(TypeError, match=r"takes 3 arguments \(2 given\)"):
+        tiny.tinyCopyInt(None, None)
+
+
+def test_a_function_of_a_family_is_made_at_first_use(module: ModuleType) -> None:
+    assert {"tinyCopyInt", "tinyCopy", "tinyText"} <= set(dir(module)) - vars(module).keys()
+    assert "_Copy" not in dir(module)
+    assert len(set(map(id, race(lambda: module.tinyCopyInt)))) == 1
+    assert repr(module.tinyCopy) == "<tiny function tinyCopyInt>"
+    assert str(inspect.signature(module.tinyCopyLong)) == (
+        "(from_: 'ConstMem[c_int64]', to: 'Mem[c_int64]', count: 'int64_t', /) -> 'tinyStatus'"
+    )
+    assert "tinyCopyLong(from_: 'ConstMem[c_int64]'" in pydoc.plain(pydoc.render_doc(module.tinyCopyLong))
+    assert "tinyDo(status: 'int32_t', /)" in pydoc.plain(pydoc.render_doc(module.tinyDo))
 
 
 def race(work: Callable[[], object], count: int = 16) -> list[object]:

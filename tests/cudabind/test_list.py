@@ -18,6 +18,7 @@ from cudabind.errors import LibraryNotFound
 
 KEYS = {
     "library",
+    "area",
     "module",
     "path",
     "found_by",
@@ -78,7 +79,10 @@ def test_the_table_has_a_line_per_library(rows: dict[str, dict[str, Any]]) -> No
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["library", "version", "functions", "resolved", "missing", "path"]
-    for line, row in zip(lines[1:], rows.values(), strict=False):
+    areas = [*dict.fromkeys(row["area"] for row in rows.values())]
+    assert [line.removeprefix("# ") for line in lines if line.startswith("# ")] == areas
+    own = [line for line in lines[1:] if not line.startswith("# ")]
+    for line, row in zip(own, rows.values(), strict=False):
         assert line.split()[0] == row["library"]
         assert line.endswith(row["path"] or f"install: {row['install']}")
     assert f"cudart: {rows['cudart']['note']}" in lines
@@ -114,7 +118,7 @@ def test_nothing_installed_is_listed_too(tmp_path: Path) -> None:
         pytest.skip("the system itself has every library, in a toolkit beside the wheels")
     for row in absent:
         assert row["install"]
-        assert "cuda.pathfinder: " in row["problem"]
+        assert "cuda.pathfinder: " in row["problem"] or "-packages: no such file" in row["problem"]
 
 
 def test_a_command_that_is_not_there_is_a_usage_error() -> None:

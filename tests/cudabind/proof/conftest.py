@@ -41,10 +41,21 @@ class Headers:
         constants: the variables with a value.
         variables: the `extern` ones, which the library exports.
         macros: the macros that have a body and no parameters.
+        foreign: every word of the headers that these include.
     """
 
-    def __init__(self, headers: Iterable[str], folders: Iterable[Path], work: Path, included: bool = False) -> None:
+    def __init__(
+        self,
+        headers: Iterable[str],
+        folders: Iterable[Path],
+        work: Path,
+        included: bool = False,
+        further: Iterable[str] = (),
+        prologue: str = "",
+    ) -> None:
         self._headers = tuple(headers)
+        self._further = tuple(further)
+        self._prologue = prologue
         self._included = included
         self._folders = [f"-I{folder}" for folder in folders]
         self._work = work
@@ -54,6 +65,7 @@ class Headers:
         self.constants: list[str] = []
         self.variables: list[str] = []
         self.macros: dict[str, str] = {}
+        self.foreign: set[str] = set()
         self._read(self._gcc("", "-E", "-dD"))
 
     @functools.cached_property
@@ -98,9 +110,9 @@ class Headers:
         return {name: make[(kinds or {}).get(name, 1)](answer) for name, answer in zip(asked, said, strict=True)}
 
     def _including(self, text: str) -> str:
-        # Some of NVIDIA's headers write `alignas`, which C has from stdalign.h.
-        headers = ("stdalign.h", "stddef.h", "stdio.h", *self._headers)
-        return "".join(f"#include <{header}>\n" for header in headers) + text
+        # Some of NVIDIA's headers write `alignas` and `bool`, which C has from stdalign.h and stdbool.h.
+        ours = "".join(f"#include <{name}.h>\n" for name in ("stdalign", "stdbool", "stddef", "stdio"))
+        return ours + self._prologue + "".join(f"#include <{header}>\n" for header in self._headers) + text
 
     def _gcc(self, text: str, *arguments: str, wrong: bool = False) -> str:
         source = self._work / "ask.c"
@@ -112,7 +124,7 @@ class Headers:
         return done.stderr if wrong else done.stdout
 
     def _is_home(self, file: str) -> bool:
-        return self._included or file.endswith(tuple(f"/{header}" for header in self._headers))
+        return self._included or file.endswith(tuple(f"/{header}" for header in (*self._headers, *self._further)))
 
     def _read(self, text: str) -> None:
         tokens: list[str] = []
@@ -126,6 +138,8 @@ class Headers:
                     self.macros[name] = body
             elif home and not line.startswith("#"):
                 tokens += TOKEN.findall(line)
+            elif not home:
+                self.foreign.update(re.findall(r"[A-Za-z_]\w+", line))
         for declaration in _declarations(tokens):
             self._declare(declaration)
 
@@ -137,9 +151,10 @@ class Headers:
         names = []
         if kind == "typedef":
             pointer = re.search(r"\( \* (\w+) \) \(", outer)
-            names = [pointer[1] if pointer else re.findall(r"\w+", outer.split(" [")[0])[-1]]
-            self.types[names[0]] = names[0]
-        elif "(" not in outer and not tag and " = " in outer:
+            several = [re.findall(r"[A-Za-z_]\w*", part.split(" [")[0]) for part in outer.split(",")]
+            names = [pointer[1]] if pointer else [words[-1] for words in several if words]
+            self.types.update({name: name for name in names})
+        elif " = " in outer and "(" not in outer.split(" = ")[0] and not tag:
             self.constants.append(re.findall(r"\w+", outer.split(" = ")[0].split(" [")[0])[-1])
         elif "(" not in outer and "extern" in text.split():
             self.variables.append(re.findall(r"\w+", outer)[-1])

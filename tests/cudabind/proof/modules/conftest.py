@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cudabind import LIBRARIES, _bind, _lazy, _load, _types
+from cudabind import LIBRARIES, _bind, _families, _lazy, _load, _types
 from cudabind.errors import LibraryNotFound
 
 pytest.importorskip("clang", reason="cudabind.gen, which knows where the headers are, needs libclang")
@@ -30,13 +30,14 @@ if shutil.which("gcc") is None:
 
 from cudabind.gen import layout, sources
 from cudabind.gen.__main__ import SYS
-from cudabind.gen.libraries import ROWS, Row
+from cudabind.gen.libraries import ROWS
 from cudabind.gen.pins import RELEASES
 from cudabind.gen.wheels import WheelError
 
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from cudabind.gen.row import Row
     from tests.cudabind.proof.conftest import Headers
 
 INSTALLED = "installed"
@@ -65,8 +66,10 @@ class Proof:
     @cached_property
     def names(self) -> set[str]:
         """Everything the module offers, with what it takes from other modules."""
-        hidden = {"annotations", "lazy", "Annotated", self.row.error} | TABLES
-        rooms = [vars(room) for room in (ctypes, _bind, _lazy, _types)]  # what a module imports to write itself in
+        hidden = {"annotations", "lazy", "Annotated", "TYPE_CHECKING", self.row.error} | TABLES
+        rooms = [
+            vars(room) for room in (ctypes, _bind, _families, _lazy, _types)
+        ]  # what a module imports to write itself in
         return {
             name
             for name in dir(self.module)
@@ -127,7 +130,13 @@ class Proofs:
         except WheelError as error:
             pytest.skip(f"NVIDIA's headers cannot be had: {error}")
         version = sources.version(row, release)
-        return Proof(row, layout.load(module, (SYS / f"{module}.py").read_text(), version), version, read)
+        return Proof(row, self._loaded(module, version), version, read)
+
+    def _loaded(self, module: str, version: str) -> ModuleType:
+        """A module as it is with this version of its library; NPP's have their types from another one of NPP."""
+        text = (SYS / f"{module}.py").read_text()
+        others = {other: self._loaded(other, version) for other in re.findall(r"_names as _(\w+)", text)}
+        return layout.load(module, text, version, others)
 
     def _installed(self, row: Row) -> Proof:
         library = row.library or (row.module if row.module in LIBRARIES else SHARED[row.wheel])
@@ -153,7 +162,9 @@ class Proofs:
 
     def _read(self, row: Row, headers: tuple[str, ...], folders: list[Path]) -> Headers:
         # Some of CUDA's own types are declared in headers that the row's include.
-        return self._headers(headers, folders, self._work.mktemp(row.module), included=row.wheel == "runtime")
+        prologue = row.prologue if headers else ""
+        work = self._work.mktemp(row.module)
+        return self._headers(headers, folders, work, row.wheel == "runtime", row.included, prologue)
 
 
 @pytest.fixture(scope="session")
@@ -163,17 +174,36 @@ def proofs(headers: type[Headers], tmp_path_factory: pytest.TempPathFactory) -> 
     return Proofs(headers, tmp_path_factory)
 
 
+def of_own_version(row: Row) -> tuple[str, ...]:
+    """The releases, without those whose version of the library is the next one's, too: the module is made of that."""
+    versions = {sources.version(row, release): release for release in RELEASES}
+    return tuple(versions.values())
+
+
+def compared(row: Row) -> tuple[str, ...]:
+    """What a module is held against: of the libraries beside the toolkit's the newest release, unless all is asked for.
+
+    All takes minutes: `CUDABIND_PROOF=all make test TESTS=tests/cudabind/proof`.
+    """
+    return (*of_own_version(row), INSTALLED) if is_proven_whole(row) else RELEASES[-1:]
+
+
+def is_proven_whole(row: Row) -> bool:
+    library = LIBRARIES.get(row.library or row.module)
+    return library is None or library.area == LIBRARIES["cublas"].area or os.environ.get("CUDABIND_PROOF") == "all"
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`proof` is every module with every release; `name` is every module."""
     if "proof" in metafunc.fixturenames:
         pairs = [
             pytest.param((module, release), id=f"{module}-{release}")
-            for module in MODULES
-            for release in (*RELEASES, INSTALLED)
+            for module, row in MODULES.items()
+            for release in compared(row)
         ]
         metafunc.parametrize("proof", pairs, indirect=True, scope="module")
     elif "name" in metafunc.fixturenames:
-        metafunc.parametrize("name", list(MODULES))
+        metafunc.parametrize("name", [module for module, row in MODULES.items() if is_proven_whole(row)])
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,78 @@
+"""Functions that share a signature but for some types: it is written once, as a class, and each function is one name.
+
+Called by `_lazy`, which makes a function when its name is first used; generated modules take `Generic` and the type
+variables from here. For a type checker a family is a generic class with a `__call__`, and a function is a variable of
+that class. At run time it is a signature in which the variables stand for the types in the name's annotation.
+"""
+
+from __future__ import annotations
+
+import re
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Generic, TypeVar
+
+    T = TypeVar("T", bound=Any)  # of arrays and pointers ctypes wants its own classes
+    U = TypeVar("U", bound=Any)
+    V = TypeVar("V", bound=Any)
+    W = TypeVar("W", bound=Any)
+else:
+    T, U, V, W = "TUVW"
+
+    class _NoBase:
+        """What leaves no trace among the bases of a class."""
+
+        def __mro_entries__(self, bases):
+            return ()
+
+    class Generic:
+        """Of `class _Saxpy(Status, Generic[T])` only a type checker sees the second base."""
+
+        _none = _NoBase()
+
+        def __class_getitem__(cls, variables):
+            return cls._none
+
+
+__all__ = ["VARIABLES", "Generic", "T", "U", "V", "W", "family_of", "second_name", "signature"]
+
+VARIABLES = ("T", "U", "V", "W")  # in the order in which a family's class names them
+_VARIABLE = re.compile(r"\b[TUVW]\b")
+
+
+def family_of(hint: str) -> str:
+    """The name of the family in a function's annotation, such as ``_Saxpy`` in ``_Saxpy[c_float]``."""
+    return hint.partition("[")[0]
+
+
+def second_name(hint: str) -> str:
+    """The function that a name is another name of, by its annotation: ``Annotated[_Saxpy[c_float], "cublasSaxpy"]``."""
+    return re.split("[\"']", hint)[1] if hint.startswith("Annotated[") else ""
+
+
+def signature(name: str, hint: str, call: FunctionType, result: str) -> Callable[..., Any]:
+    """One function's own signature.
+
+    Args:
+        name: the function's name.
+        hint: its annotation, with the types that the family's variables stand for.
+        call: the family's `__call__`.
+        result: what the C function returns, where the family does not say: a checked call returns nothing.
+    """
+    given = dict(zip(VARIABLES, _parts(hint.partition("[")[2].removesuffix("]")), strict=False))
+    code = call.__code__  # `self` is left out of it
+    names, count = code.co_varnames[1:], code.co_argcount - 1
+    code = code.replace(co_argcount=count, co_posonlyargcount=count, co_nlocals=count, co_varnames=names, co_name=name)
+    made = FunctionType(code, call.__globals__, name)
+    hints = {each: _VARIABLE.sub(lambda found: given[found[0]], kind) for each, kind in call.__annotations__.items()}
+    made.__annotations__ = {**hints, "return": result or hints["return"]}
+    made.__module__, made.__qualname__ = call.__module__, name
+    return made
+
+
+def _parts(text: str) -> list[str]:
+    """What stands between the commas that are in no brackets."""
+    return re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text.replace(", ", ","))
