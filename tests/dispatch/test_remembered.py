@@ -799,7 +799,7 @@ MUTATIONS_OF_CALLS = {
 @pytest.mark.parametrize("mutate", MUTATIONS_OF_CALLS.values(), ids=MUTATIONS_OF_CALLS.keys())
 def test_a_wrong_way_to_other_operands_is_found(dev, rng, mutate, monkeypatch):
     mutate(monkeypatch)
-    differences, _, _ = judge_calls(dev, rng, 4000)
+    differences, _, _ = judge_calls(dev, rng, 20000)
     assert differences
 
 
