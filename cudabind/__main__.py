@@ -18,7 +18,7 @@ from cudabind import LIBRARIES, Library, __version__, _bind, _compat, _load
 from cudabind._command import Parser, ended, program
 from cudabind._lazy import Module
 from cudabind._progress import Progress, tell_pipes
-from cudabind._terminal import columns, folded, paged, paint, show_whole_lines, width
+from cudabind._terminal import folded, paged, paint, row_lines, show_whole_lines, width
 from cudabind.errors import CudaError, LibraryNotFound
 
 COLUMNS = ("library", "version", "functions", "resolved", "missing", "path")
@@ -65,14 +65,16 @@ def _print_table(found: list[dict[str, Any]]) -> None:
         version = row["version"] or ("unusable" if unusable(row) else "not found")
         counts = (str(row["functions"]), str(row["resolved"]), str(len(row["missing"])))
         lines.append((row["library"], version, *counts, where))
-    shown, out = columns(lines, width(), SPARE)
+    (titles, *shown), out = row_lines(lines, width(), SPARE)
+    for line in titles:
+        sys.stdout.write(f"{paint(line, 'bold')}\n")
     area = ""
-    for number, line in enumerate(shown):
-        if number and found[number - 1]["area"] != area:
-            area = found[number - 1]["area"]
+    for row, of_row in zip(found, shown, strict=True):
+        if row["area"] != area:
+            area = row["area"]
             sys.stdout.write(f"{paint(f'# {area}', 'dim')}\n")
-        sys.stdout.write(line if number else paint(line, "bold"))
-        sys.stdout.write("\n")
+        for line in of_row:
+            sys.stdout.write(f"{line}\n")
     if out:
         _say(f"{len(out)} columns are left out here: {', '.join(out)}; --wide shows all", "dim")
     for row in found:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["coloured", "columns", "elided", "folded", "paged", "paint", "show_whole_lines", "width"]
+__all__ = ["coloured", "columns", "elided", "folded", "paged", "paint", "row_lines", "show_whole_lines", "width"]
 
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 NARROWEST = 10  # columns of a table that is folded
@@ -76,7 +76,15 @@ def elided(word: str, room: int) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]], room: int | None, spare: Sequence[str] = ()) -> tuple[list[str], list[str]]:
-    """Cells in columns as wide as their widest, as lines; and the titles of the columns that are left out.
+    """As `row_lines`, in one list."""
+    lines, out = row_lines(rows, room, spare)
+    return [line for row in lines for line in row], out
+
+
+def row_lines(
+    rows: Sequence[Sequence[str]], room: int | None, spare: Sequence[str] = ()
+) -> tuple[list[list[str]], list[str]]:
+    """Cells in columns as wide as their widest, as lines of each row; and the titles of the columns that are left out.
 
     Where that does not fit, the `spare` columns go, by their titles in the first row, as many as must; then cells are
     folded between their words, in columns where few are long.
@@ -96,13 +104,14 @@ def columns(rows: Sequence[Sequence[str]], room: int | None, spare: Sequence[str
         if not foldable:
             break
         taken[min(foldable, key=lambda number: _loss([row[number] for row in rows], taken[number]))] -= 1
-    lines: list[str] = []
+    lines: list[list[str]] = []
     for row in rows:
         cells = [_cell(row[number], taken[number]) for number in kept]
+        lines.append([])
         for place in range(max(map(len, cells), default=0)):
             parts = [cell[place] if place < len(cell) else "" for cell in cells]
             padded = (part.ljust(size) for part, size in zip(parts, taken.values(), strict=True))
-            lines.append((" " * GAP).join(padded).rstrip())
+            lines[-1].append((" " * GAP).join(padded).rstrip())
     return lines, sorted(out, key=list(rows[0]).index) if out else []
 
 

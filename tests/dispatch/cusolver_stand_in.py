@@ -335,8 +335,8 @@ class Routine:
 
     def counted(self, given):
         """As many arguments as the library's own function has, each of its kind: a number, or an address."""
-        declared = inspect.getsource(dn).split(f"def cusolverDn{self.name}(", 1)[1].split("/", 1)[0]
-        kinds = [one.split(":")[1].strip() for one in declared.replace("\n", " ").split(",") if ":" in one]
+        declared = inspect.signature(getattr(dn, f"cusolverDn{self.name}"))
+        kinds = [str(one.annotation) for one in declared.parameters.values()]
         assert len(given) == len(kinds), self.name
         for argument, kind in zip(given[1:], kinds[1:], strict=True):
             is_number = isinstance(argument, (int, float, np.integer))

@@ -8,14 +8,15 @@ overwritten, and a solve takes the values that its analysis was told.
 import ctypes
 import importlib.util
 import inspect
-import re
 from enum import IntEnum
+from functools import cache
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
+from cudabind._bind import functions
 from cudabind.errors import CusparseError
 from cudabind.sys import cusparse
 from dispatch.keys import F32
@@ -42,15 +43,13 @@ BITS = {"int32_t": 32, "int64_t": 64}
 NOT_SUPPORTED = cusparse.cusparseStatus_t.CUSPARSE_STATUS_NOT_SUPPORTED
 
 
-def declared():
-    """The kinds of the arguments of each function."""
-    found = {}
-    for name, said in re.findall(r"def (cusparse\w+)\((.*?)/?\s*\) ->", inspect.getsource(cusparse), re.DOTALL):
-        found[name] = [one.split(":")[1].strip() for one in said.replace("\n", " ").split(",") if ":" in one]
-    return found
+FUNCTIONS = frozenset(functions(cusparse))
 
 
-KINDS = declared()
+@cache
+def kinds_of(name):
+    """The kinds of the arguments of a function."""
+    return [str(one.annotation) for one in inspect.signature(getattr(cusparse, name)).parameters.values()]
 
 
 class Function:
@@ -74,7 +73,7 @@ class Function:
         return getattr(self.library, f"_{name}")(*arguments) or 0
 
     def checked(self, given):
-        kinds = KINDS[self.name]
+        kinds = kinds_of(self.name)
         assert len(given) == len(kinds), f"{self.name} takes {len(kinds)} arguments, not {len(given)}"
         for argument, kind in zip(given, kinds, strict=True):
             enum = getattr(cusparse, kind, None)
@@ -102,7 +101,7 @@ class Library(storage.Storage):
         self.called, self.refused = [], set()
 
     def function(self, name):
-        if name not in KINDS:
+        if name not in FUNCTIONS:
             return getattr(cusparse, name)
         assert hasattr(self, f"_{name.removeprefix('cusparse')}"), name
         function = Function(self, name)

@@ -21,7 +21,16 @@ from dispatch.table.select import select
 sp = pytest.importorskip("scipy.sparse")
 
 ROWS = [row for row in dp.TABLE if row.op in FAMILIES["sparse"][1] and row.on(HOST)]
-DEV = dp.device("host")
+DEV = None
+
+
+@pytest.fixture(autouse=True)
+def dev():
+    """The host as it is now: a test of another file may have closed the one before."""
+    global DEV
+    DEV = dp.device("host")
+
+
 S = dp.sparse
 
 

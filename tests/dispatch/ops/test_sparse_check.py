@@ -18,7 +18,16 @@ spec = importlib.util.spec_from_file_location("kernels_on_cpu", Path(__file__).w
 kernels_on_cpu = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(kernels_on_cpu)
 
-DEV = dp.device("host")
+DEV = None
+
+
+@pytest.fixture(autouse=True)
+def dev():
+    """The host as it is now: a test of another file may have closed the one before."""
+    global DEV
+    DEV = dp.device("host")
+
+
 ATOMIC = "static void atomicAdd(unsigned long long* at, unsigned long long x) { *at += x; }\n"
 ROW = next(row for row in dp.TABLE.of("sparse_check") if row.min_arch != HOST)
 

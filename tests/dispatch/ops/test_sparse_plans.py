@@ -19,7 +19,14 @@ stand_in = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(stand_in)
 
 ROWS = [row for row in dp.TABLE if row.op in FAMILIES["sparse"][1] and row.library == "cusparse"]
-DEV = dp.device("host")
+DEV = None
+
+
+@pytest.fixture(autouse=True)
+def dev():
+    """The host as it is now: a test of another file may have closed the one before."""
+    global DEV
+    DEV = dp.device("host")
 
 
 @pytest.fixture
