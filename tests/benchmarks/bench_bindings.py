@@ -22,11 +22,12 @@ from command import command
 from report import Report, Target, judge, say, table
 from timing import attempt, host_race, summary
 
-from cudabind import LIBRARIES
+from cudabind import LIBRARIES, Library
+from cudabind._bind import functions
 from cudabind.errors import CudaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from binding_calls import Row
 
@@ -112,10 +113,10 @@ def _cell(found: dict[str, dict[str, float]], way: str) -> str:
     return f"{found[way]['best']:.0f}" if way in found else "-"
 
 
-def binding(report: Report) -> None:
+def binding(report: Report, libraries: Sequence[Library]) -> None:
     """Print and keep what the first use of a function costs, over all functions of each library that is installed."""
     lines = []
-    for library in LIBRARIES.values():
+    for library in libraries:
         if library.module.startswith("cudabind.sys."):
             took = _bind_all(importlib.import_module(library.module))
             if took:
@@ -127,19 +128,23 @@ def binding(report: Report) -> None:
 
 def _bind_all(module: Any) -> list[float]:
     took = []
-    for function in {id(each): each for each in vars(module).values() if hasattr(type(each), "unchecked")}.values():
+    for name in functions(module):
         started = time.perf_counter()
         with contextlib.suppress(CudaError):  # not installed, or not in this version
-            _ = function.unchecked
+            _ = getattr(module, name).unchecked
             took.append(1e6 * (time.perf_counter() - started))
     return took
 
 
 def main(device: dp.Device, quick: bool, report: Report) -> None:
     """Measure everything and print it with the targets."""
-    figures = import_times(report, 1 if quick else 15)
+    libraries = [*LIBRARIES.values()]
+    if quick:  # the first of each area, and cuBLAS
+        first = {library.area: library for library in reversed(libraries)}
+        libraries = [LIBRARIES["cublasLt"], LIBRARIES["cublas"], *first.values()]
+    figures = import_times(report, 1 if quick else 15, libraries)
     figures |= races(device, report, quick)
-    binding(report)
+    binding(report, libraries)
     judge(TARGETS, figures, report)
 
 

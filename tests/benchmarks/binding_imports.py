@@ -14,10 +14,12 @@ from fresh import run
 from report import say, table
 from timing import attempt, in_turns
 
-import cudabind
-
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from report import Report
+
+    import cudabind
 
 PACKAGE = "cudabind"
 SCRIPT = """
@@ -29,12 +31,12 @@ print(time.perf_counter() - started)
 """
 
 
-def import_times(report: Report, runs: int) -> dict[str, float]:
+def import_times(report: Report, runs: int, libraries: Iterable[cudabind.Library]) -> dict[str, float]:
     """Print and keep the medians of so many fresh processes each, after one that compiles the bytecode; in ms.
 
-    Returns them by module, and by "<module> after numpy".
+    Those of `cudabind` and of some libraries' modules. Returns them by module, and by "<module> after numpy".
     """
-    modules = [PACKAGE, *(library.module for library in cudabind.LIBRARIES.values())]
+    modules = [PACKAGE, *(library.module for library in libraries)]
     cases = {module: (module, "sys") for module in modules}
     cases |= {f"{module} after numpy": (module, "numpy") for module in modules}
     found: dict[str, list[float]] = {name: [] for name in cases}
