@@ -185,7 +185,7 @@ class StandIn:
 
     def done(self, clock):
         if self.is_slow:
-            return all(self.host[one] >= count for one, count in clock.items())
+            return all(self.host[one] >= count for one, count in tuple(clock.items()))
         self.host.update(clock - self.host)
         return True
 
