@@ -186,7 +186,7 @@ class StandIn:
     def done(self, clock):
         if self.is_slow:
             return all(self.host[one] >= count for one, count in tuple(clock.items()))
-        self.host.update(clock - self.host)
+        self.host.update(clock.copy() - self.host.copy())
         return True
 
     # -- the functions --------------------------------------------------------------------------------------------
