@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from dispatch.core.row import Row
 
-__all__ = ["ENGINE", "IEEE", "NONE", "TO_NAN", "stated"]
+__all__ = ["ENGINE", "IEEE", "NONE", "SPREAD", "TO_NAN", "stated"]
 
 IEEE = "as IEEE 754 has them"
 ENGINE = "reach what reads them alone; what they make there is the engine's choice"
@@ -27,8 +27,10 @@ MASK = f"{IEEE}; the bit of NaN in a mask of ReLU is the kernel's choice, as is 
 UNREAD = "not read: what lies behind a sequence's end, and the state's weights in a direction's first step without hx"
 TO_NAN = "an infinity may become NaN"
 UNSCALED = f"{IEEE}; not read where the factor is 0"
-OTHER_TRIANGLE = f"{UNSCALED}, nor in the other triangle; {TO_NAN}"
 SPREAD = "reach at least what reads them; an infinity may become NaN, as infinity minus infinity does"
+BESIDE = "zeros beside a triangle or band, and a factor of 0, are multiplied, or not"
+OF_BAND = f"{SPREAD}; {BESIDE}"
+OTHER_TRIANGLE = f"{SPREAD}; not read in the other triangle; {BESIDE}"
 TOO_LARGE = "none is read, for parameters are finite; a result too large for the dtype is infinite"
 LOWEST = f"{IEEE}; MAX of -inf alone is the lowest finite number"
 
@@ -68,7 +70,8 @@ STATEMENTS = {
     **dict.fromkeys(("rot", "rotm"), f"{IEEE}; {TO_NAN}"),
     "rotg":            SPREAD,
     "rotmg":           f"{ENGINE}; the flag, and what follows from it, may pass over NaN",
-    **dict.fromkeys(("gemv", "gbmv", "ger", "geru", "gerc"), f"{UNSCALED}; {TO_NAN}"),
+    **dict.fromkeys(("gemv", "ger", "geru", "gerc"), f"{UNSCALED}; {TO_NAN}"),
+    "gbmv":            OF_BAND,
     **dict.fromkeys(("contract", "contract_trinary", "reduce_modes"), f"{UNSCALED}; {TO_NAN}"),
     "permute":         UNSCALED,
     "einsum":          f"{IEEE}; {TO_NAN}",
@@ -136,6 +139,8 @@ def _statement(row: Row) -> str:
         return NONE
     if result in FP8:
         return SATURATED
+    if row.op == "matmul" and row.of("cublas"):
+        return f"{ENGINE}: what a factor of 0 multiplies is read, or not"
     if row.op == "matmul" and Epilogue.RELU_AUX not in row.epilogues:
         return IEEE
     if row.op == "softmax" and result is F64:
