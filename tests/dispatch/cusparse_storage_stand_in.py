@@ -14,8 +14,12 @@ spec = importlib.util.spec_from_file_location("cusparse_memory", Path(__file__).
 memory = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(memory)
 from_memory = vars(memory)
-BSR, COO, CSC, CSR, DTYPES, INDICES, ITEMS, WORK = (
-    from_memory[name] for name in ("BSR", "COO", "CSC", "CSR", "DTYPES", "INDICES", "ITEMS", "WORK")
+BSR, COO, CSC, CSR, DTYPES, INDICES, INTERNAL_ERROR, INVALID_VALUE, ITEMS, WORK = (
+    from_memory[name]
+    for name in (
+        *("BSR", "COO", "CSC", "CSR", "DTYPES"),
+        *("INDICES", "INTERNAL_ERROR", "INVALID_VALUE", "ITEMS", "WORK"),
+    )
 )
 address_of, array_at, memory_at, number_at = (
     from_memory[name] for name in ("address_of", "array_at", "memory_at", "number_at")
@@ -60,8 +64,11 @@ class Storage:
     def _SetPointerMode(self, handle, mode):
         self.on_device = mode == cusparse.cusparsePointerMode_t.CUSPARSE_POINTER_MODE_DEVICE
 
-    def _SpVV_bufferSize(self, *given):
-        given[-1]._obj.value = WORK
+    def _SpVV_bufferSize(self, handle, op, x, y, result, kind, size):
+        if not address_of(result):
+            return INVALID_VALUE
+        size._obj.value = WORK
+        return None
 
     def _SpVV(self, handle, op, x, y, result, kind, buffer):
         assert self.on_device
@@ -193,6 +200,13 @@ class Storage:
     def _Xcsr2coo(self, handle, ends, nnz, m, rows, base):
         row = np.repeat(np.arange(m), np.diff(array_at(address_of(ends), np.int32, m + 1)))
         array_at(address_of(rows), np.int32, nnz)[...] = row + int(base)
+
+    def _Csr2cscEx2_bufferSize(self, handle, m, n, nnz, *rest):
+        *places, _, _, _, _, size = rest
+        if not all(map(address_of, places)):
+            return INVALID_VALUE
+        size._obj.value = WORK
+        return None
 
     def _Csr2cscEx2(self, handle, m, n, nnz, *rest):
         *places, kind, action, base, _, buffer = rest

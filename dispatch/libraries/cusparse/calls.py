@@ -38,7 +38,12 @@ class Step(Protocol):
 
 
 class Call:
-    """A call of cuSPARSE, whose arguments follow each run."""
+    """A call of cuSPARSE, whose arguments follow each run.
+
+    Before the first one addresses are the executor's workspace, and factors 1, for the functions that tell the size of
+    workspace look at them: cusparseCsr2cscEx2_bufferSize and cusparseSpVV_bufferSize take no null address, and where
+    alpha is 0 cusparseSpMM_bufferSize says that none is needed.
+    """
 
     __slots__ = ("_descriptors", "_executor", "_handle", "_name", "_numbers", "_slots", "ready")
 
@@ -54,13 +59,12 @@ class Call:
             self._descriptors.append((place, argument))
             return argument.c
         if isinstance(argument, Place):
-            slot = ctypes.c_void_p()
+            slot = ctypes.c_void_p(self._executor.workspace.c_ptr.value)
             self._slots.append((slot, argument))
             return slot
         if isinstance(argument, (Scalar, Constant)):
             number = Number(argument.dtype)
-            if isinstance(argument, Constant):
-                number.set(argument.value)
+            number.set(argument.value if isinstance(argument, Constant) else 1)
             self._numbers.append((number, argument))  # which keeps it
             return number.address
         return argument
