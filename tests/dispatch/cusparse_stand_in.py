@@ -40,8 +40,7 @@ address_of, array_at, memory_at, number_at, turned = (
     vars(memory)[name] for name in ("address_of", "array_at", "memory_at", "number_at", "turned")
 )
 BITS = {"int32_t": 32, "int64_t": 64}
-NOT_SUPPORTED = cusparse.cusparseStatus_t.CUSPARSE_STATUS_NOT_SUPPORTED
-INVALID_VALUE, INTERNAL_ERROR = memory.INVALID_VALUE, memory.INTERNAL_ERROR
+INVALID_VALUE, INTERNAL_ERROR, NOT_SUPPORTED = memory.INVALID_VALUE, memory.INTERNAL_ERROR, memory.NOT_SUPPORTED
 COO_ALG2 = cusparse.cusparseSpMMAlg_t.CUSPARSE_SPMM_COO_ALG2
 
 

@@ -14,11 +14,11 @@ spec = importlib.util.spec_from_file_location("cusparse_memory", Path(__file__).
 memory = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(memory)
 from_memory = vars(memory)
-BSR, COO, CSC, CSR, DTYPES, INDICES, INTERNAL_ERROR, INVALID_VALUE, ITEMS, WORK = (
+BSR, COO, CSC, CSR, DTYPES, INDICES, INTERNAL_ERROR, INVALID_VALUE, ITEMS, NOT_SUPPORTED, WORK = (
     from_memory[name]
     for name in (
         *("BSR", "COO", "CSC", "CSR", "DTYPES"),
-        *("INDICES", "INTERNAL_ERROR", "INVALID_VALUE", "ITEMS", "WORK"),
+        *("INDICES", "INTERNAL_ERROR", "INVALID_VALUE", "ITEMS", "NOT_SUPPORTED", "WORK"),
     )
 )
 address_of, array_at, memory_at, number_at = (
@@ -45,19 +45,33 @@ class Storage:
         indices = array_at(x.indices, INDICES[x.index], x.nnz) - x.base
         return indices, array_at(x.values, DTYPES[x.value_type], x.nnz), y.array()
 
+    def refuses(self, x):
+        """The parts of a sparse vector are at multiples of 16 bytes."""
+        x = self.of(x)
+        return NOT_SUPPORTED if x.indices % 16 or x.values % 16 else 0
+
     def _Gather(self, handle, y, x):
+        if self.refuses(x):
+            return NOT_SUPPORTED
         indices, values, dense_ = self.both(x, y)
         values[...] = dense_[indices]
+        return None
 
     def _Scatter(self, handle, x, y):
+        if self.refuses(x):
+            return NOT_SUPPORTED
         indices, values, dense_ = self.both(x, y)
         dense_[indices] = values
+        return None
 
     def _Axpby(self, handle, alpha, x, beta, y):
+        if self.refuses(x):
+            return NOT_SUPPORTED
         indices, values, dense_ = self.both(x, y)
         kind = self.of(y).value_type
         dense_[...] = number_at(beta, kind) * dense_
         dense_[indices] += number_at(alpha, kind) * values
+        return None
 
     on_device = False
 
@@ -74,10 +88,13 @@ class Storage:
         assert self.on_device
         assert int(op) in (0, 2)
         self.on_device = False
+        if self.refuses(x):
+            return NOT_SUPPORTED
         indices, values, dense_ = self.both(x, y)
         self.work_in(buffer)
         values = values.conj() if op == 2 else values
         array_at(address_of(result), values.dtype, 1)[...] = (values * dense_[indices]).sum()
+        return None
 
     # -- sparse products ----------------------------------------------------------------------------------------------
     def twice(self, given, stage):
@@ -166,6 +183,8 @@ class Storage:
         a, b = self.of(a), self.of(b)
         assert a.format != BSR
         assert a.value_type == b.value_type
+        parts = (a.values, a.rows, a.columns)
+        assert a.format != COO or not any(at % 16 for at in parts), "a misaligned address, which ends the process"
         self.work_in(buffer)
         target, (row, column, values) = b.array(), a.places()
         target[row, column] = values  # and nothing else

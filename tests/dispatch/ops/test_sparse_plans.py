@@ -245,3 +245,14 @@ def test_the_algorithms_have_the_library_s_numbers(ours, theirs):
     known = {int(one) for one in getattr(cusparse, f"cusparse{theirs}Alg_t")}
     assert {int(one) for one in getattr(dp, ours)} <= known
     assert known - {int(one) for one in getattr(dp, ours)} <= {5}, "SpMV of sliced ELL has no row"
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_parts_that_are_not_at_16_bytes_are_copied_there_and_others_are_not(offset, executor, rng):
+    y, indices = DEV.array(rng.standard_normal(40)), rng.permutation(40)[:9].astype(np.int32)
+    at, values = DEV.zeros((9 + offset,), "i32")[offset:], DEV.zeros((9 + offset,), "f64")[offset:]
+    at.copy_from(indices)
+    request = dp.GatherRequest(y, at, out=values)
+    plan = made(request, executor)
+    np.testing.assert_array_equal(enqueued(plan, request).numpy(), y.numpy()[indices])
+    assert len(plan._steps) == (3 if offset else 1)
