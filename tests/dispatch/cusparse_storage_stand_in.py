@@ -201,9 +201,13 @@ class Storage:
             memory_at((b.columns, b.rows)[b.format == CSR], 4)[...] = 7
 
     def _DenseToSparse_convert(self, handle, a, b, algorithm, buffer):
+        along = self.of(a).by_rows == (self.of(b).format != CSC)
         a, b = self.of(a).array(), self.of(b)
         assert (memory_at(address_of(buffer), WORK) == 7).all()
         major, minor = np.nonzero(a.T if b.format == CSC else a)
+        if not along:  # tiles of 32 come in any order
+            order = np.lexsort((minor, -(minor // 32), major))
+            major, minor = major[order], minor[order]
         row, column = (minor, major) if b.format == CSC else (major, minor)
         index = INDICES[b.kinds[0]]
         array_at(b.values, DTYPES[b.value_type], b.nnz)[...] = a[row, column]
