@@ -124,6 +124,8 @@ class Storage:
 
     def _SpGEMM_compute(self, *given):
         _, _, _, alpha, a, b, _, c, kind, algorithm, work, *_ = given
+        if int(algorithm) in (1, 2):  # those of SpGEMMreuse
+            return INTERNAL_ERROR
         state = self.of(work)
         assert state.estimated
         assert int(algorithm) not in (4, 5) or state.sized
@@ -133,6 +135,7 @@ class Storage:
             state.mask = counts[0] @ counts[1] > 0
             state.product = number_at(alpha, int(kind)) * (a.dense() @ b.dense())
             c.nnz = int(state.mask.sum())
+        return None
 
     def _SpGEMM_copy(self, *given):
         _, _, _, _, _, _, _, c, _, _, work = given

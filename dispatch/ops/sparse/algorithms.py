@@ -41,11 +41,13 @@ class SpsvAlgorithm(Choice):
 
 
 class SpgemmAlgorithm(Choice):
-    """`cusparseSpGEMMAlg_t`; ALG2 and ALG3 need less memory and more time than ALG1, in parts of the product."""
+    """`cusparseSpGEMMAlg_t`; ALG2 and ALG3 need less memory and more time than ALG1, in parts of the product.
+
+    The library's CSR_ALG_DETERMINITIC and CSR_ALG_NONDETERMINITIC are those of cusparseSpGEMMreuse, which is not
+    called here: with them cusparseSpGEMM_compute ends in CUSPARSE_STATUS_INTERNAL_ERROR.
+    """
 
     DEFAULT = 0
-    CSR_ALG_DETERMINISTIC = 1  # NVIDIA spells it CUSPARSE_SPGEMM_CSR_ALG_DETERMINITIC
-    CSR_ALG_NONDETERMINISTIC = 2
     ALG1 = 3
     ALG2 = 4
     ALG3 = 5
