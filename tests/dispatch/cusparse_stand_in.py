@@ -42,6 +42,7 @@ address_of, array_at, memory_at, number_at, turned = (
 BITS = {"int32_t": 32, "int64_t": 64}
 INVALID_VALUE, INTERNAL_ERROR, NOT_SUPPORTED = memory.INVALID_VALUE, memory.INTERNAL_ERROR, memory.NOT_SUPPORTED
 COO_ALG2 = cusparse.cusparseSpMMAlg_t.CUSPARSE_SPMM_COO_ALG2
+CSR_ALG3 = cusparse.cusparseSpMMAlg_t.CUSPARSE_SPMM_CSR_ALG3
 
 
 FUNCTIONS = frozenset(functions(cusparse))
@@ -195,7 +196,10 @@ class Library(storage.Storage):
 
     def _SpMM_bufferSize(self, handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, size):
         """What is multiplied by 0 needs no room, and most ways to multiply need none."""
+        if algorithm == CSR_ALG3 and (op_a, self.of(a).format) != (0, CSR):
+            return NOT_SUPPORTED
         size._obj.value = WORK * bool(number_at(alpha, int(kind)) and self.spmm_works(self.of(a), algorithm))
+        return None
 
     @staticmethod
     def spmm_works(a, algorithm):

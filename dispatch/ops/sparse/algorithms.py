@@ -19,7 +19,10 @@ class SpmvAlgorithm(Choice):
 
 
 class SpmmAlgorithm(Choice):
-    """`cusparseSpMMAlg_t`: CSR_ALG2 is for row-major b, CSR_ALG3 and COO_ALG2 give the same bits in each run."""
+    """`cusparseSpMMAlg_t`: CSR_ALG2 is for row-major b, CSR_ALG3 and COO_ALG2 give the same bits in each run.
+
+    CSR_ALG3 takes neither CSC nor a `trans` other than "n".
+    """
 
     DEFAULT = 0
     COO_ALG1 = 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.errors import BadRequest, Refused
+from dispatch.errors import BadRequest, NoRow, Refused
 from dispatch.keys import Arch
 from dispatch.ops import FAMILIES
 from dispatch.ops.sparse.cases import cases
@@ -134,6 +134,25 @@ def test_indices_at_another_address_are_analysed_anew_whatever_was_promised(exec
     assert other.key() == request.key()
     np.testing.assert_allclose(enqueued(plan, other).numpy(), np.linalg.solve(dense, x))
     assert executor.library.called.count("cusparseSpSV_analysis") == 2
+
+
+@pytest.mark.parametrize("algorithm", dp.SpmmAlgorithm)
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo"])
+def test_every_algorithm_takes_a_request_or_its_row_refuses_it(algorithm, kind, executor, rng):
+    if algorithm and not algorithm.name.startswith("COO" if kind == "coo" else "CSR"):
+        pytest.skip("an algorithm of another format, which a request refuses")
+    import scipy.sparse as sp
+
+    dense = rng.standard_normal((6, 6)) * (rng.random((6, 6)) < 0.5)
+    a = dp.sparse.sparse_tensor(getattr(sp.csr_array(dense), f"to{kind}")(), device="host")
+    b = rng.standard_normal((6, 3))
+    for trans, op in (("n", dense), ("t", dense.T)):
+        request = dp.SpmmRequest(*a, DEV.array(b), algorithm=algorithm, trans=trans)
+        if algorithm.name == "CSR_ALG3" and (kind, trans) != ("csr", "n"):
+            with pytest.raises(NoRow, match="needs CSR and trans n with CSR_ALG3"):
+                made(request, executor)
+        else:
+            np.testing.assert_allclose(enqueued(made(request, executor), request).numpy(), op @ b)
 
 
 def test_another_fixed_pattern_is_another_plan(rng):
