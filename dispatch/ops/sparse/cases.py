@@ -96,7 +96,7 @@ def forms(op: str, dtype: Dtype) -> list[Form]:
                 pattern,
                 shape,
                 kind,
-                base=number // 2 % 2,
+                base=(number // 2 + number // 4) % 2,  # each format has both
                 wide=number // 3 % 2 == 1 and op != "csr2csc",
                 trans=(N, T, C)[(number + number // 3) % 3],
                 alpha=alpha,

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.core.matrix_choices import Operation
 from dispatch.keys import I32, I64
+from dispatch.ops.sparse.algorithms import SpmmAlgorithm
 from dispatch.ops.sparse.form import SparseFormat
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Layout
 
 __all__ = ["aligned", "blocks", "elements", "formats_of_dense", "formats_of_solves", "index_pair", "leading", "lines"]
-__all__ += ["narrow", "narrow_lines", "only_csr", "results", "some", "three", "vectors", "zero_base"]
+__all__ += ["narrow", "narrow_lines", "only_csr", "results", "some", "steady", "three", "vectors", "zero_base"]
 
 MAX_INT = 2**31 - 1
 LEAST = 3  # unknowns of gtsv2
@@ -49,6 +50,16 @@ def blocks(request: Any) -> str:
         return f"needs square blocks, has {high}x{wide}"
     trans = getattr(request, "trans", Operation.N)
     return "" if trans is Operation.N else f"needs trans n with BSR, has {trans.name.lower()}"
+
+
+def steady(request: Any) -> str:
+    """CSR_ALG3, which adds up in one order, does not go through a matrix by its columns."""
+    if request.algorithm != SpmmAlgorithm.CSR_ALG3:
+        return ""
+    kind, trans = SparseFormat(request.form.format), request.trans
+    if kind is SparseFormat.CSR and trans is Operation.N:
+        return ""
+    return f"needs CSR and trans n with CSR_ALG3, has {kind.name} and {trans.name.lower()}"
 
 
 def formats_of_solves(request: Any) -> str:
