@@ -13,7 +13,7 @@ from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Arch, Compute
 from dispatch.ops.contraction import cutensor_modes
 from dispatch.ops.contraction.reference import numpy_modes
-from dispatch.ops.contraction.rules import asked_for, reached, steps_ahead, summable
+from dispatch.ops.contraction.rules import asked_for, only_conjugates, reached, steps_ahead, summable
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
@@ -25,8 +25,8 @@ FAST_16F, FAST_16BF = Compute.COMPUTE_32F_FAST_16F, Compute.COMPUTE_32F_FAST_16B
 FAST_TF32, FAST_3XTF32 = Compute.COMPUTE_32F_FAST_TF32, Compute.COMPUTE_32F_FAST_3XTF32
 EMUL_9X16BF, EMUL_4X16F = Compute.COMPUTE_32F_EMULATED_16BFX9, Compute.COMPUTE_32F_EMULATED_16FX4
 EMUL_8XINT8 = Compute.COMPUTE_64F_EMULATED_FIXEDPOINT
-EACH = (steps_ahead,)
-SUMS = (steps_ahead, reached, summable)
+EACH = (steps_ahead, only_conjugates)
+SUMS = (*EACH, reached, summable)
 ASKED = (asked_for, *SUMS)
 CONTRACT = ("cutensor", "cutensorContract", cutensor_modes)
 TRINARY = ("cutensor", "cutensorContractTrinary", cutensor_modes)

@@ -29,6 +29,7 @@ DTYPES = {
     14: ml_dtypes.bfloat16,
 }
 HALVES = (2, 14)
+COMPLEX = (4, 5)
 WORKSPACE = 4096  # bytes of the executor's
 SUGGESTED, REQUIRED = 768, 512  # of an operation
 INVALID, UNSUPPORTED = 7, 15
@@ -182,6 +183,13 @@ class Library:
         if rest != "Permutation":
             added, modes, _ = inputs[-1]
             if added is not output[0] or modes != output[1]:
+                return UNSUPPORTED
+        for tensor, _, operator in inputs:
+            if operator in (TensorOp.IDENTITY, TensorOp.CONJ):
+                continue
+            if tensor.dtype in COMPLEX:  # seen with 2.8.1 of NEG, TANH, EXP and ABS
+                return INVALID
+            if rest == "Contraction":
                 return UNSUPPORTED
         given = {mode for _, modes, _ in (inputs if rest == "Permutation" else inputs[:-1]) for mode in modes}
         if rest in ("Contraction", "ContractionTrinary", "Reduction") and not set(output[1]) <= given:
