@@ -78,6 +78,13 @@ def strided(address, dtype, shape, strides):
     return np.ndarray(shape, dtype, flat, 0, tuple(stride * size for stride in strides))
 
 
+def einsum(terms, output):
+    """A sum of products of arrays with their modes, which are any numbers."""
+    known = {mode: number for number, mode in enumerate(dict.fromkeys(m for own, _ in terms for m in own))}
+    given = [part for own, values in terms for part in (values, [known[mode] for mode in own])]
+    return np.einsum(*given, [known[mode] for mode in output])
+
+
 class Memory:
     """Memory of a device that holds NaN."""
 
@@ -303,9 +310,12 @@ class Library:
             kept = [mode for mode in own if mode in modes]
             found = kind.reduce(values, tuple(lost)).transpose([kept.index(mode) for mode in modes])
         else:
-            known = {mode: number for number, mode in enumerate(dict.fromkeys(m for own, _ in read for m in own))}
-            terms = [part for own, values in read for part in (values, [known[mode] for mode in own])]
-            found = np.einsum(*terms, [known[mode] for mode in modes])
+            if rest == "ContractionTrinary":  # two of them first, stored as they are
+                (first, second, last), dtype = read, DTYPES[operation.inputs[0][0].dtype]
+                kept = tuple(mode for mode in dict.fromkeys((*first[0], *second[0])) if mode in (*last[0], *modes))
+                both = einsum((first, second), kept)
+                read = [(kept, both.astype(dtype).astype(both.dtype)), last]
+            found = einsum(read, modes)
         self._write(operation, out, alpha * found + (0 if beta == 0 else beta * added[1]))
 
     def _Contract(self, library, plan, alpha, a, b, beta, c, d, workspace, size, stream):
