@@ -315,8 +315,20 @@ class Library:
                 kept = tuple(mode for mode in dict.fromkeys((*first[0], *second[0])) if mode in (*last[0], *modes))
                 both = einsum((first, second), kept)
                 read = [(kept, both.astype(dtype).astype(both.dtype)), last]
-            found = einsum(read, modes)
+            found = self._in_parts(operation, read[0], modes) if rest == "Reduction" else einsum(read, modes)
         self._write(operation, out, alpha * found + (0 if beta == 0 else beta * added[1]))
+
+    @staticmethod
+    def _in_parts(operation, term, modes):
+        """A sum of f16 or bf16 in f32, of two parts that are rounded where it is along the smallest stride."""
+        tensor, (own, values) = operation.inputs[0][0], term
+        fastest = min(zip(tensor.steps, own, strict=True), default=(0, None))[1]
+        if tensor.dtype not in HALVES or operation.scalar in HALVES or fastest in (None, *modes):
+            return einsum([term], modes)
+        lost = tuple(mode for mode in own if mode not in modes)
+        lines = einsum([term], (*modes, *lost)).reshape(*(values.shape[own.index(mode)] for mode in modes), -1)
+        parts = np.array_split(lines, 2, axis=-1)
+        return sum(part.sum(-1).astype(DTYPES[tensor.dtype]).astype(values.dtype) for part in parts)
 
     def _Contract(self, library, plan, alpha, a, b, beta, c, d, workspace, size, stream):
         self._sum("Contraction", plan, (alpha, beta), (a, b, c), d, workspace, size, stream)

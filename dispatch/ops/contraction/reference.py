@@ -153,15 +153,20 @@ def elementwise(request: Any, work: np.dtype[Any]) -> Results:
     return {"out": np.broadcast_to(found, request.shape)}
 
 
-def magnitudes(request: ModesRequest) -> Array:
-    """|alpha| · Σ |A| · |B| + |beta| · |C|: what the roundoff of a sum is measured by."""
+def terms_summed(request: ModesRequest) -> Array:
+    """|alpha| · Σ |A| · |B|: the magnitudes of what is summed up."""
     work = np.dtype(np.float64)
     arrays = [np.abs(operand(request, name, work)) for name in request.tensors_of_spec]
     modes, output = request.parsed
     whole = [np.broadcast_to(one, _wide(term, request)) for one, term in zip(arrays, modes, strict=True)]
-    found = abs(request.factor("alpha")) * einsum_of(whole, list(modes), output)
+    return np.asarray(abs(request.factor("alpha")) * einsum_of(whole, list(modes), output))
+
+
+def magnitudes(request: ModesRequest) -> Array:
+    """|alpha| · Σ |A| · |B| + |beta| · |C|: what the roundoff of a sum is measured by."""
+    found = terms_summed(request)
     if request.reads_c:
-        found = found + abs(request.factor("beta")) * np.abs(operand(request, request.added, work))
+        found = found + abs(request.factor("beta")) * np.abs(operand(request, request.added, np.dtype(np.float64)))
     return np.asarray(found)
 
 
