@@ -37,7 +37,7 @@ INPUTS, LISTED = arithmetic.INPUTS, arithmetic.LISTED
 einsum, rounded, strided = arithmetic.einsum, arithmetic.rounded, arithmetic.strided
 WORKSPACE = 4096  # bytes of the executor's
 SUGGESTED, REQUIRED = 768, 512  # of an operation
-INVALID, UNSUPPORTED = 7, 15
+INVALID, UNSUPPORTED, CUDA_ERROR = 7, 15, 18
 COMPUTE_DESC = "CUTENSOR_COMPUTE_DESC_"  # which only the library itself has
 WORDS = tuple(dict.fromkeys(descriptors.COMPUTE.values()))
 
@@ -251,6 +251,8 @@ class Library:
 
     def _sum(self, rest, plan, numbers, addresses, out, workspace, size, stream):
         made, operation = self._ready(plan, rest, stream)
+        if rest == "ContractionTrinary" and not operation.output[1]:  # a scalar: seen with 2.8.1
+            return CUDA_ERROR
         alpha, beta = (self._number(one, operation) for one in numbers)
         if made.needed:
             assert size >= made.needed
@@ -278,16 +280,16 @@ class Library:
                 found = arithmetic.sum_in_parts(tensor, values, own, modes)
             else:
                 found = einsum(read, modes)
-        self._write(operation, out, alpha * found + (0 if beta == 0 else beta * added[1]))
+        return self._write(operation, out, alpha * found + (0 if beta == 0 else beta * added[1]))
 
     def _Contract(self, library, plan, alpha, a, b, beta, c, d, workspace, size, stream):
-        self._sum("Contraction", plan, (alpha, beta), (a, b, c), d, workspace, size, stream)
+        return self._sum("Contraction", plan, (alpha, beta), (a, b, c), d, workspace, size, stream)
 
     def _ContractTrinary(self, library, plan, alpha, a, b, c, beta, d, e, workspace, size, stream):
-        self._sum("ContractionTrinary", plan, (alpha, beta), (a, b, c, d), e, workspace, size, stream)
+        return self._sum("ContractionTrinary", plan, (alpha, beta), (a, b, c, d), e, workspace, size, stream)
 
     def _Reduce(self, library, plan, alpha, a, beta, c, d, workspace, size, stream):
-        self._sum("Reduction", plan, (alpha, beta), (a, c), d, workspace, size, stream)
+        return self._sum("Reduction", plan, (alpha, beta), (a, c), d, workspace, size, stream)
 
     def _each(self, rest, plan, pairs, out, stream):
         _, operation = self._ready(plan, rest, stream)

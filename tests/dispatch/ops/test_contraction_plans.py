@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
+from cudabind.errors import CutensorError
 from dispatch.core.row import refusals
 from dispatch.errors import NoRow, Refused
 from dispatch.keys import HALF
@@ -38,7 +39,7 @@ REFUSED_OF_COMPLEX = {
     "elementwise_binary": {"operators"},
     "elementwise_trinary": {"operators"},
 }
-REFUSED: dict[str, set[str]] = {}
+REFUSED = {"contract_trinary": {"one to a scalar"}}
 
 
 @pytest.fixture
@@ -133,6 +134,20 @@ def test_operators_that_the_library_has_not_are_refused_before_it_is_asked(dev, 
         row = row_of("permute", str(request.a.dtype))
         assert not refusals(row, request, request.signature())
         run(request, executor, row)
+
+
+def test_three_tensors_to_a_scalar_are_refused_before_the_library_fails(dev, executor):
+    a, row = dev.zeros((2, 2), "f32"), row_of("contract_trinary", "f32")
+    one = dev.zeros((1, 2), "f32")
+    for request in (
+        dp.ContractTrinaryRequest("ij,jk,ki->", a, a, a),
+        dp.ContractTrinaryRequest("aj,jk,kb->ab", one, a, dev.zeros((2, 1), "f32")),
+    ):
+        assert "a result of two elements at least, has a scalar" in str(refusals(row, request, request.signature())[0])
+        with pytest.raises(CutensorError, match="CUDA_ERROR"):
+            run(request, executor, row)
+        with pytest.raises(NoRow, match="einsum contracts two tensors at a time"):
+            dp.run(request)
 
 
 def test_what_is_added_is_copied_only_where_it_lies_otherwise(dev, executor, rng):
