@@ -150,6 +150,19 @@ def test_three_tensors_to_a_scalar_are_refused_before_the_library_fails(dev, exe
             dp.run(request)
 
 
+def test_contractions_to_a_scalar_are_not_recorded(dev, executor):
+    a, one, row = dev.zeros((3, 3), "f32"), dev.zeros((1, 3), "f32"), row_of("contract", "f32")
+    for request, is_safe in (
+        (dp.ContractRequest("ab,ba->", a, a), False),
+        (dp.ContractRequest("ak,kb->ab", one, dev.zeros((3, 1), "f32")), False),
+        (dp.ContractRequest("ab,ba->a", a, a), True),
+        (dp.ContractRequest(",->", a[0, 0], a[0, 0]), True),
+    ):
+        plan, _ = run(request, executor, row)
+        assert plan.capture_safe is is_safe, request.describe()
+    assert run(dp.ReduceModesRequest("ab->", a), executor, row_of("reduce_modes", "f32"))[0].capture_safe
+
+
 def test_what_is_added_is_copied_only_where_it_lies_otherwise(dev, executor, rng):
     row, values = row_of("contract", "f64", "64F"), [rng.standard_normal((3, 3)) for _ in range(3)]
     a, b, c = map(dev.array, values)
