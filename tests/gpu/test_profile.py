@@ -65,7 +65,7 @@ options = [b"-arch=sm_%d%d" % (
 nvrtc.nvrtcCompileProgram(program, 1, options)
 cubin = bytearray(nvrtc.nvrtcGetCUBINSize(program))
 nvrtc.nvrtcGetCUBIN(program, cubin)
-dev.zeros((1,))  # there is a context
+driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(driver.cuDeviceGet(0)))
 function = driver.cuModuleGetFunction(driver.cuModuleLoadData(bytes(cubin)), b"counted")
 memory = driver.cuMemAlloc(1 << 20)
 host = np.ones(1 << 18, np.int32)
