@@ -120,6 +120,7 @@ class _Callback(_Base):
     def make(declared: Declaration, module: Module) -> Any:
         hints = dict(declared.body["__call__"].__annotations__)
         result = _types.argument(module.evaluate(hints.pop("return")))
+        result = ctypes.c_void_p if result is ctypes.c_char_p else result  # of which ctypes leaks each that is returned
         arguments = tuple(_types.argument(module.evaluate(hint)) for hint in hints.values())
         body = {"_flags_": callbacks.Callback._flags_, "_restype_": result, "_argtypes_": arguments}
         body |= {"__module__": module.name, "__qualname__": declared.name}

@@ -57,11 +57,12 @@ class ReleasedCallback(RuntimeError):
 class _Guarded:
     """What ctypes calls: the function, whatever it raises, and a result that ctypes takes."""
 
-    __slots__ = ("failed", "function", "kind", "name")
+    __slots__ = ("failed", "function", "kind", "name", "text")
 
     def __init__(self, name: str, kind: Any, function: Callable[..., Any]) -> None:
         self.name, self.kind, self.function = name, kind, function
-        self.failed = -1 if kind in SIGNED else None if kind in (None, ctypes.c_void_p, ctypes.c_char_p) else 0
+        self.failed = -1 if kind in SIGNED else None if kind in (None, ctypes.c_void_p) else 0
+        self.text: Any = None  # the last that it returned: the library reads it after that
 
     def __call__(self, *arguments: Any) -> Any:
         try:
@@ -71,8 +72,11 @@ class _Guarded:
             return self.failed
 
     def _result(self, value: Any) -> Any:
-        if self.kind in (None, ctypes.c_char_p):
-            return value if self.kind else None
+        if self.kind is None:
+            return None
+        if self.kind is ctypes.c_void_p and isinstance(value, (str, bytes)):
+            self.text = ctypes.create_string_buffer(value.encode() if isinstance(value, str) else value)
+            return ctypes.addressof(self.text)
         try:
             return value.value if isinstance(value, self.kind) else self.kind(value).value
         except (TypeError, AttributeError):
