@@ -1,8 +1,8 @@
 """Python functions that a library calls: how long they live, and what becomes of what they raise.
 
 Wherever a generated module wants a callback, as an argument or in a struct, a Python function will do; so does the
-callback type around one, `cublasLogCallback(function)`, which type checkers understand. ctypes takes the GIL for the
-call, on whichever thread it comes.
+callback type around one, `cublasLogCallback(function)`, which type checkers understand. A member of a struct has a type
+by the names of both. ctypes takes the GIL for the call, on whichever thread it comes.
 
 How long: a function that was given to a library stays for as long as the process lives, for no library says when it
 calls last; the same function given again is no second one. `release(function)` ends that, once the library was told to

@@ -306,3 +306,21 @@ print("went on")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout == "went on\n"
     assert "nobody was told" in done.stderr
+
+
+def test_a_threading_layer_of_cudss_is_a_struct_of_functions() -> None:
+    """As cuDSS would call it: a loop over tasks, each by the function that it passes."""
+    from cudabind.sys import cudss
+
+    done: list[int] = []
+
+    def parallel_for(_threads: int, tasks: int, context: int | None, function: int) -> None:
+        run = cudss.cudss_thr_func_t(function)
+        for task in range(tasks):
+            run(task, context)
+
+    layer: Any = cudss.cudssThreadingInterface_t(cudssGetMaxThreads=lambda: 4, cudssParallelFor=parallel_for)
+    assert layer.cudssGetMaxThreads() == 4
+    each = cudss.cudss_thr_func_t(lambda task, _context: done.append(task))
+    layer.cudssParallelFor(4, 3, None, each.address)
+    assert done == [0, 1, 2]

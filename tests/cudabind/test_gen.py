@@ -245,8 +245,8 @@ def test_a_function_that_is_a_member_has_a_type_by_the_members_name(tmp_path: Pa
     text = emitted(header)
     for line in (
         "class awkLayer_run(Callback):",
-        # What takes a pointer to the struct itself takes an address: the struct is made after its members' types.
-        "    def __call__(self, layer: void_p, task: int32_t, each: awkCallback_t, /) -> int32_t: ...",
+        # A pointer to the struct itself is an address: the struct is made after its members' types. So is a function.
+        "    def __call__(self, layer: void_p, task: int32_t, each: void_p, /) -> int32_t: ...",
         "    def __call__(self, user: const_void_p, /) -> str: ...",
         "    def __call__(self) -> int32_t: ...",
         "    run: awkLayer_run",
@@ -255,7 +255,7 @@ def test_a_function_that_is_a_member_has_a_type_by_the_members_name(tmp_path: Pa
     module = layout.load("awk", text)
     layout.check(module, header)
     made = module.awkLayer(run=lambda layer, task, each: task + (layer or 0) + bool(each))
-    assert made.run(None, 41, module.awkCallback_t()) == 41
+    assert made.run(None, 41, module.awkCallback_t(print)) == 42
     made.name = lambda _user: "in Python"
     assert ctypes.string_at(made.name(None)) == b"in Python"
     with pytest.raises(TypeError, match="awkLayer_run"):
