@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cudabind.errors import LibraryNotFound
 from dispatch.device.registry import device, live_devices
 from dispatch.errors import DeviceUnavailable
+from dispatch.execute.launches import Launches
 
 if TYPE_CHECKING:
     import os
@@ -46,6 +47,7 @@ class Profile:
             self._recording = Recording()
         except LibraryNotFound as error:
             raise DeviceUnavailable(f"profile() needs CUPTI. {error}") from error
+        Launches.observe(True)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -60,8 +62,11 @@ class Profile:
             if error is None:  # else the block's own failure is the one to tell of
                 raise
         finally:
-            self.activities = recording.stop()
-            self.dropped = recording.dropped
+            try:
+                self.activities = recording.stop()
+                self.dropped = recording.dropped
+            finally:
+                Launches.observe(False)
 
     @property
     def kernels(self) -> tuple[Activity, ...]:

@@ -7,6 +7,8 @@ import json
 import shutil
 import subprocess
 import threading
+import weakref
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +18,8 @@ from cudabind import _load
 from cudabind.errors import CuptiError
 from cudabind.sys import cupti
 from dispatch.errors import DeviceUnavailable
+from dispatch.execute import launches
+from dispatch.execute.launches import Launches
 from dispatch.supervise import profile as module
 
 if TYPE_CHECKING:
@@ -212,6 +216,25 @@ def test_kernels_of_another_thread_are_listed(launch: Callable[..., None]) -> No
         thread.start()
         thread.join()
     assert len(found.kernels) == 1
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_no_launch_of_a_graph_holds_the_interpreters_lock_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUPTI's thread may want it for a callback, while the launch waits for that thread."""
+    held: list[bool] = []
+    monkeypatch.setattr(launches, "launcher", lambda *_, holds_gil: lambda: held.append(holds_gil) or 0)
+    monkeypatch.setattr(Launches, "used", weakref.WeakSet())
+    stream: Any = SimpleNamespace(external=False, context=None)
+    before, target = Launches(stream, ctypes.c_void_p()), ctypes.c_void_p()
+    launch = before.of(target, 1, holds_gil=False)
+    launch()
+    with dp.trace.profile():
+        launch()
+        Launches(stream, target).of(target, 1, holds_gil=False)()
+        launch()
+    assert held == [True, False, False, False]
+    assert not Launches.observed
+    assert before.left <= 0  # from here on it finds out by itself whether there is room
 
 
 def test_without_a_gpu_or_without_cupti_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
