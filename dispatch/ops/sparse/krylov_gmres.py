@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) subtract_twice(Solve s)
     t.iterations += 1;
     t.count = t.column + 1;
     const double left = size_of(at.right[t.count]);
-    t.claimed = left <= t.target;
+    t.claimed = left <= t.target && !is_zero(at.triangle[t.column * s.restart + t.column]);
     if (!is_finite(left)) {
         t.count = 0;
         t.norm = left;

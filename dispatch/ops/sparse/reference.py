@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.ops.sparse.form import SparseForm
 
-KRYLOV = ("cg", "bicgstab", "gmres", "minres")
-
 __all__ = ["coordinates", "evaluate", "flaws", "matrix_of", "numpy_check", "scipy_sparse"]
 
 NEEDS_SCIPY = "needs scipy: pip install 'cudabind[host]'"
@@ -43,10 +41,6 @@ def scipy_sparse(request: Any, executor: object, row: Row) -> NumpyPlan:
 
 def evaluate(request: Any, work: np.dtype[Any]) -> Results:
     """The outputs of a request by name, in a working dtype."""
-    if request.op in KRYLOV:
-        from dispatch.ops.sparse.krylov_reference import evaluate_krylov  # which needs this file
-
-        return evaluate_krylov(request, work)
     return OPS[request.op](request, work)
 
 

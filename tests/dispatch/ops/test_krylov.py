@@ -22,6 +22,8 @@ krylov_on_cpu = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(krylov_on_cpu)
 
 HOST = [row for row in dp.TABLE if row.op in KRYLOV and row.run_on == ("host",)]
+# Of the two precisions of a method one is as good as the other here.
+TRIED = [row for row in HOST if row.op == "cg" or row.dtypes[0].name in ("f64", "c128")]
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +63,8 @@ def solved(on_cpu, op, a, b, x0=None, **choices):
     return on_cpu.solve(request), tuple(one.numpy() for one in host)
 
 
-@pytest.mark.parametrize("row", HOST, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", TRIED, ids=lambda row: row.name)
 def test_the_kernels_solve_every_case_of_a_row(row, on_cpu, rng):
-    if row.dtypes[0].name in ("f32", "c64") and row.op != "cg":
-        pytest.skip("another dtype of the same kernels, which a GPU runs")
     for case in krylov_cases(row):
         check = case.check(dp.device("host"), rng)
         if any(rule(check.request) for rule in row.rules):
