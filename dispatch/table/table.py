@@ -33,6 +33,7 @@ ORDER = (
     "cusparse",
     "own_sparse",
     "own_krylov",
+    "cudss",
     "own_random",
     "curand",
     "contract_cublaslt",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dispatch.core.host_plan import EXACT
+from dispatch.keys import C64, F32
 from dispatch.ops.sparse import krylov
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.krylov import Preconditioner
@@ -55,7 +56,7 @@ FORMS = (
     Form("graph Laplacian", BSR, wide=True, scale="drawn"),
     Form("3d Poisson", CSR, base=1, scale="jacobi", start="drawn"),
 )
-ACCURATE = 16  # roundoffs of what is summed up
+ACCURATE = 4  # roundoffs of what is summed up
 
 
 def krylov_cases(row: Row) -> list[MadeCase]:
@@ -84,7 +85,8 @@ class KrylovCheck(Check):
         made = result if isinstance(result, tuple) else (result,)
         x, info, iterations, residual = (tensor.numpy() for tensor in made)
         request: Any = self.request
-        if int(info) != 0 or not int(iterations) >= 0:
+        most = 4 * int(self.expected["iterations"]) + 20
+        if int(info) != 0 or not 0 <= int(iterations) <= most:
             self._refuse(f"info is {int(info)} after {int(iterations)} iterations")
         found, target, slack = residual_of(request, x, self.expected)
         if not found <= target * (1 + 1e-3) + slack:
@@ -144,7 +146,12 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
         lay("M", (0.5 + rng.random(n)) / (np.abs(np.diag(dense)) + 0.5))
     if form.given:
         written = (*written, lay("out", poison(dtype, (n,))))
-    choices = {"rtol": form.rtol, "atol": form.atol, "preconditioner": JACOBI if form.scale == "jacobi" else NONE}
+    near = 30 if dtype in (F32, C64) else 1  # so far from roundoff that a residual means something
+    choices = {
+        "rtol": form.rtol * near,
+        "atol": form.atol * near,
+        "preconditioner": JACOBI if form.scale == "jacobi" else NONE,
+    }
     request = KRYLOV[op](**fields, **choices)
     expected = {**evaluate_krylov(request, EXACT), "start": start}
     return KrylovCheck(name, request, expected, {}, written)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.ops.sparse import krylov_reference, reference
+from dispatch.ops.sparse import direct_reference, krylov_reference, reference
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,5 +18,7 @@ ITERATED = ("cg", "bicgstab", "gmres", "minres")
 
 def evaluate(request: Any, work: np.dtype[Any]) -> Results:
     """The outputs of a request by name, in a working dtype."""
+    if request.op == "spsolve":
+        return direct_reference.evaluate_direct(request, work)
     formula = krylov_reference.evaluate_krylov if request.op in ITERATED else reference.evaluate
     return formula(request, work)

@@ -24,6 +24,7 @@ typedef long long Int;
 struct Element { REAL x, y; };
 struct Wide { double x, y; };
 __device__ Wide wide(double x) { Wide made = {x, 0}; return made; }
+__device__ Wide whole(double x) { Wide made = {x, x}; return made; }
 __device__ Wide wide(Element a) { Wide made = {a.x, a.y}; return made; }
 __device__ Element narrow(Wide a) { Element made = {REAL(a.x), REAL(a.y)}; return made; }
 __device__ Wide operator+(Wide a, Wide b) { Wide made = {a.x + b.x, a.y + b.y}; return made; }
@@ -55,6 +56,7 @@ __device__ Wide fetched(const Wide* at)
 typedef REAL Element;
 typedef double Wide;
 __device__ Wide wide(double x) { return x; }
+__device__ Wide whole(double x) { return x; }
 __device__ Element narrow(Wide a) { return Element(a); }
 __device__ Wide conj(Wide a) { return a; }
 __device__ double real(Wide a) { return a; }
@@ -201,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) finish(Solve s)
 {
     const State& t = *s.state;
     const double none = t.norm - t.norm;  // NaN where that is why it has ended
-    EACH(i) s.out[i] = t.over ? narrow(wide(0.0)) : t.info == NOT_FINITE ? narrow(wide(none)) : VECTOR(X)[i];
+    EACH(i) s.out[i] = t.over ? narrow(wide(0.0)) : t.info == NOT_FINITE ? narrow(whole(none)) : VECTOR(X)[i];
     if (blockIdx.x || threadIdx.x) return;
     *s.info = t.info;
     *s.iterations = t.iterations;

@@ -65,15 +65,20 @@ def evaluate_krylov(request: Any, work: np.dtype[Any]) -> Results:
         return results(np.zeros_like(b), 0, 0, 0.0)
     given = (a.data, b, start, b[:0] if scale is None else scale)
     if not all(np.isfinite(part).all() for part in given):
-        return results(np.full_like(b, np.nan), NOT_FINITE, 0, np.nan)
+        return results(np.full_like(b, nowhere(b)), NOT_FINITE, 0, np.nan)
     target = max(request.rtol * size, request.atol)
     if norm_of(request, b - a @ start, scale) <= target:
         return results(start, 0, 0, norm_of(request, b - a @ start, scale))
     x, info, count = (right_preconditioned if request.op == "gmres" else by_scipy)(request, a, b, start, scale, target)
     if not np.isfinite(x).all():
-        return results(np.full_like(b, np.nan), NOT_FINITE, count, np.nan)
+        return results(np.full_like(b, nowhere(b)), NOT_FINITE, count, np.nan)
     left = norm_of(request, b - a @ x, scale)
     return results(x, BREAKDOWN if info < 0 else count if info else 0, count, left)
+
+
+def nowhere(b: Array) -> complex:
+    """NaN in all parts of a number of a dtype."""
+    return complex(np.nan, np.nan) if b.dtype.kind == "c" else np.nan
 
 
 def results(x: Array, info: int, count: int, residual: float) -> Results:

@@ -204,3 +204,13 @@ def diagonal_of_lines(request: Any) -> str:
     takes = getattr(request.preconditioner, "name", "NONE") != "NONE"
     is_fit = not takes or kind in (SparseFormat.CSR, SparseFormat.CSC)
     return "" if is_fit else f"needs CSR or CSC with a preconditioner that is made of A, has {kind.name}"
+
+
+def factorized(request: Any) -> str:
+    """A matrix with elements, and a solution whose columns lie one behind another."""
+    if not request.values.shape[0]:
+        return "needs a matrix with elements, has none"
+    out = request.layout_of("out")
+    if len(out.shape) == 2 and leading(out, by_rows=False) is None:
+        return f"needs out with its columns one behind another, has {out}: leave it open"
+    return ""
