@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["aligned", "blocks", "elements", "formats_of_dense", "formats_of_solves", "index_pair", "leading", "lines"]
 __all__ += [
     "diagonal_of_lines",
+    "factorized",
     "iterated",
     "narrow",
     "narrow_lines",
