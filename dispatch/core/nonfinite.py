@@ -99,6 +99,8 @@ STATEMENTS = {
     "callback_dft":    f"{SPREAD}, unless a callback hides them",
     **dict.fromkeys(("sparse_mv", "spmm", "sddmm", "sparse_axpby"), f"{UNSCALED}; {TO_NAN}"),
     "gtsv":            SPREAD,
+    "spsolve":         f"{SPREAD}; a status other than 0 may make x any",
+    **dict.fromkeys(("cg", "bicgstab", "gmres", "minres"), f"{SPREAD}; a status of -2 makes all of x NaN"),
     **dict.fromkeys(("spsv", "spsm"), f"{SPREAD}; the other triangle is not read"),
     "spgemm":          f"{IEEE}; {TO_NAN}",
     **dict.fromkeys(("sparse_to_dense", "csr2csc", "sparse_gather", "sparse_scatter"), IEEE),

@@ -32,6 +32,8 @@ ORDER = (
     "own_fft",
     "cusparse",
     "own_sparse",
+    "own_krylov",
+    "cudss",
     "own_random",
     "curand",
     "contract_cublaslt",

@@ -238,6 +238,9 @@ class Library(storage.Storage):
         work = np.complex128 if right.dtype.kind == "c" else np.float64
         self.added(op, alpha, beta, kind, turned(a.dense(), op) @ right.astype(work), y.array())
 
+    def _SpMV_preprocess(self, *given):
+        assert self.of(given[3]).nnz
+
     def _SpMM(self, handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer):
         a, b, c = map(self.of, (a, b, c))
         assert b.by_rows == c.by_rows, "B and C are of one order"
