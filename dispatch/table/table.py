@@ -32,6 +32,7 @@ ORDER = (
     "own_fft",
     "cusparse",
     "own_sparse",
+    "cusparselt",
     "own_random",
     "curand",
     "contract_cublaslt",
