@@ -53,7 +53,7 @@ def narrow(dtype: Dtype) -> bool:
 
 
 def lines(request: Any) -> str:
-    """The matrix that is to be structured."""
+    """The matrix is row-major or column-major, one of 8 bits row-major, with lines at multiples of 16 bytes."""
     return lines_of("a", request.a.layout, by_rows=True if narrow(request.a.dtype) else None)
 
 
@@ -75,7 +75,7 @@ def packed_lines(request: Any) -> str:
 
 
 def operands(request: Any) -> str:
-    """B and D: of 8 bits A is row-major and B column-major; C lies as D does."""
+    """B and D are row-major or column-major; of 8 bits A is row-major and B column-major. C lies as D does."""
     is_narrow, out = narrow(request.a_dtype), request.layout_of("out")
     if is_narrow and not request.form.by_rows:
         return "needs a compressed matrix that was row-major, has one that was column-major: compress a copy"
