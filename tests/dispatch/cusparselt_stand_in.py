@@ -413,5 +413,3 @@ def executor_of(monkeypatch, arch=90):
     workspace = SimpleNamespace(c_ptr=ctypes.c_void_p(PLACEHOLDER), nbytes=0)
     stream = SimpleNamespace(done=lambda: None, synchronize=lambda: None)
     return SimpleNamespace(workspace=workspace, stream=stream, target=SimpleNamespace(value=0), library=library)
-
-

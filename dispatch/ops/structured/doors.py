@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dispatch.device.device import Device
 
 __all__ = ["StructuredForm", "StructuredTensor"]
-__all__ += ["compress", "is_structured", "linear", "matmul", "prune", "todense"]
+__all__ += ["compress", "is_structured", "linear", "made_by", "matmul", "prune", "todense"]
 
 BATCH = 3  # axes
 
@@ -46,7 +46,7 @@ def compress(a: Any, *, validate: bool = False) -> StructuredTensor:
 
 
 def made_by(device: Device) -> str:
-    """Whose layout a device's compressed bytes have."""
+    """Whose layout a device's compressed bytes have, for a StructuredForm that is made by hand."""
     if device.is_host:
         return ON_HOST
     from dispatch.libraries.cusparselt.handle import stamp_of  # at first use: requests bind no library

@@ -120,7 +120,9 @@ def test_a_matrix_is_what_it_was_once_it_is_unpacked(dtype, by_rows, rng):
 def test_a_matrix_that_is_not_structured_is_refused(rng):
     dense = DEV.array(drawn(rng, "f16", 16, 32))
     assert not S.is_structured(dense)
-    with pytest.raises(BadRequest, match=r"a: got f16\[16, 32\]; expected at most 2 of 4 along the columns. Hint: prune"):
+    with pytest.raises(
+        BadRequest, match=r"a: got f16\[16, 32\]; expected at most 2 of 4 along the columns. Hint: prune"
+    ):
         S.compress(dense, validate=True)
     with pytest.raises(BadRequest, match="128 groups of more; expected 2 of 4"):
         S.compress(dense)

@@ -13,7 +13,9 @@ from dispatch.keys import Arch
 from dispatch.ops.structured.cases import cases
 from dispatch.table.select import select
 
-spec = importlib.util.spec_from_file_location("cusparselt_stand_in", Path(__file__).parents[1] / "cusparselt_stand_in.py")
+spec = importlib.util.spec_from_file_location(
+    "cusparselt_stand_in", Path(__file__).parents[1] / "cusparselt_stand_in.py"
+)
 stand_in = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(stand_in)
 
@@ -203,7 +205,10 @@ def test_a_product_without_columns_calls_nothing(executor, rng):
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "but"),
-    [("PruneAlgorithm", "cusparseLtPruneAlg_t", "CUSPARSELT_PRUNE_SPMMA_"), ("SplitKMode", "cusparseLtSplitKMode_t", "")],
+    [
+        ("PruneAlgorithm", "cusparseLtPruneAlg_t", "CUSPARSELT_PRUNE_SPMMA_"),
+        ("SplitKMode", "cusparseLtSplitKMode_t", ""),
+    ],
 )
 def test_members_have_the_library_s_numbers(ours, theirs, but):
     from cudabind.sys import cusparseLt

@@ -47,7 +47,11 @@ def calls(dev):
     return {
         "matmul_2_4": lambda turn: (*product, (a(), FORM, b()), {"alpha": 1.0 + turn}),
         "matmul_2_4 added": lambda turn: (*product, (a(), FORM, b()), {"c": c(), "beta": 1.0 + turn, "bias": bias()}),
-        "matmul_2_4 relu": lambda _: (*product, (a(), FORM, b()), {"activation": "relu", "upper_bound": 6.0, "out": c()}),
+        "matmul_2_4 relu": lambda _: (
+            *product,
+            (a(), FORM, b()),
+            {"activation": "relu", "upper_bound": 6.0, "out": c()},
+        ),
         "prune_2_4": lambda _: (dp.prune_2_4, dp.Prune24Request, (dense(),), {"algorithm": dp.PruneAlgorithm.TILE}),
         "check_2_4": lambda _: (dp.check_2_4, dp.Check24Request, (dense(),), {}),
     }
