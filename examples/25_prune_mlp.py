@@ -1,10 +1,10 @@
 """Prune a network of handwritten digits to half of its weights, in the 2:4 pattern that sparse tensor cores skip.
 
-A 64 → 256 → 128 → 10 MLP learns the UCI digits in NumPy. Of each four weights of its two large layers the two smallest
-go (`structured.prune`), what is left learns a little more with the pattern as it is, and the layers are compressed: 9/16
-of the memory in f16. Then `structured.linear` carries them out, with bias and ReLU in the product. It prints the
-accuracy on held-out scans before and after, the error against the same products in f64, and the time of a large layer,
-dense and 2:4: on a GPU the compressed one is the faster, on the host NumPy unpacks it for every product.
+A 64 → 256 → 128 → 10 MLP learns the UCI digits in NumPy. Of each four weights of its two large layers the two
+smallest go (`structured.prune`), what is left learns a little more with the pattern as it is, and the layers are
+compressed: 9/16 of the memory in f16. Then `structured.linear` carries them out, with bias and ReLU in the product. It
+prints the accuracy on held-out scans before and after, the error against the same products in f64, and the time of a
+large layer, dense and 2:4; on the host NumPy unpacks the compressed one for every product.
 
     python examples/25_prune_mlp.py --device cuda:0
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -157,7 +158,7 @@ def main() -> int:
     dev = dp.device(None if options.device == "auto" else options.device)
     data, rng = load(options.seed), np.random.default_rng(options.seed)
 
-    layers = [Layer(*pair, rng) for pair in zip(SIZES, SIZES[1:], strict=False)]
+    layers = [Layer(*pair, rng) for pair in itertools.pairwise(SIZES)]
     train(layers, data, EPOCHS, rng)
     before = accuracy(forward(dev, layers, data.x_test, compressed=False), data)
     for layer in layers[:-1]:

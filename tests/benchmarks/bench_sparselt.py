@@ -3,7 +3,8 @@
 GPU time of recorded calls, in turns over several sets of operands, all candidates in one run: `structured.linear` with
 the library's own choice of a kernel and with the one that its search finds, the same product dense by cuBLASLt
 (`matmul`), torch's semi-structured linear layer and torch's dense one. TFLOP/s count the dense product's operations
-for all of them, so that twice the dense figure is what half the work could give. The table says where 2:4 wins and loses.
+for all of them, so that twice the dense figure is what half the work could give. The table says where 2:4 wins, and
+where it loses.
 Repeat: `python tests/benchmarks/bench_sparselt.py [--quick] [--device cuda:0|host] [--json FILE]`; a minute at most.
 On `host` it shows whether the calls run: NumPy unpacks the weights, which is no faster than a dense product.
 """

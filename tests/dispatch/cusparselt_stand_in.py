@@ -13,7 +13,6 @@ from functools import cache
 from itertools import count
 from types import SimpleNamespace
 
-
 import numpy as np
 
 from cudabind._bind import functions
@@ -281,9 +280,15 @@ class Library:
         if attribute in (2, 4):
             assert np.isfinite(value.value)
         owner, name = {
-            **{0: (product.relu, "on"), 1: (product.relu, "upper"), 2: (product.relu, "threshold")},
-            **{3: (product, "gelu"), 4: (product, "scaling"), 5: (product, "alpha"), 6: (product, "beta")},
-            **{7: (product.bias, "stride"), 8: (product.bias, "at")},
+            0: (product.relu, "on"),
+            1: (product.relu, "upper"),
+            2: (product.relu, "threshold"),
+            3: (product, "gelu"),
+            4: (product, "scaling"),
+            5: (product, "alpha"),
+            6: (product, "beta"),
+            7: (product.bias, "stride"),
+            8: (product.bias, "at"),
         }[int(attribute)]
         setattr(owner, name, value.value)
 

@@ -35,7 +35,9 @@ def fastest_plan(request: Any, executor: CudaExecutor, said: Product, make: Call
             return make(remembered)
     executor.refuse_capture("a request that is to be tuned")
     plan = make(OWN_CHOICE)
-    found = plan.search(OperandCopies(executor, request).arguments(0))
+    copies = OperandCopies(executor, request)  # which are there as long as the search runs
+    found = plan.search(copies.arguments(0))
+    del copies
     memory.put(request.op, key, cache.Algorithm(json.dumps(found._asdict()).encode(), 0))
     return plan
 
