@@ -85,6 +85,9 @@ if TYPE_CHECKING:
     from dispatch.ops.sparse import *
     from dispatch.ops.sparse import doors as _sparse_doors
     from dispatch.ops.sparse.tensor import SparseTensor as SparseTensor
+    from dispatch.ops.structured import *
+    from dispatch.ops.structured import doors as _structured_doors
+    from dispatch.ops.structured.tensor import StructuredTensor as StructuredTensor
     from dispatch.supervise import trace as trace
     from dispatch.supervise.future import Future as Future
     from dispatch.supervise.supervisor import Supervisor as Supervisor
@@ -98,6 +101,7 @@ if TYPE_CHECKING:
     tensors = _tensor_doors
     register = TABLE.register
     sparse = _sparse_doors
+    structured = _structured_doors
 
 # Imported when they are first used: `import dispatch` stays quick.
 _MODULES = {
@@ -108,6 +112,7 @@ _MODULES = {
     "random": "dispatch.ops.random.generator",
     "signal": "dispatch.signal",
     "sparse": "dispatch.ops.sparse.doors",
+    "structured": "dispatch.ops.structured.doors",
     "tensors": "dispatch.ops.contraction.doors",
     "trace": "dispatch.supervise.trace",
 }
@@ -120,6 +125,7 @@ _LATER = {
     "Output": "dispatch.core.operands",
     "Plan": "dispatch.core.request",
     "SparseTensor": "dispatch.ops.sparse.doors",
+    "StructuredTensor": "dispatch.ops.structured.doors",
     "Supervisor": "dispatch.supervise.supervisor",
     "TABLE": "dispatch.table.table",
     "explain": "dispatch.table.select",

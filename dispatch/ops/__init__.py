@@ -49,6 +49,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
                                                "coo2csr", "csr2coo", "sparse_gather", "sparse_scatter",
                                                "sparse_axpby", "spvv", "gtsv", "sparse_check",
                                                "cg", "bicgstab", "gmres", "minres", "spsolve")),
+    "structured":     ("cusparselt",          ("prune_2_4", "check_2_4", "compress_2_4", "matmul_2_4")),
     "random":         ("own_random curand",   ("random_bits", "random_uniform", "random_normal", "random_lognormal",
                                                "random_exponential", "random_poisson", "random_integers",
                                                "random_gamma", "random_beta", "random_binomial",

@@ -34,6 +34,7 @@ ORDER = (
     "own_sparse",
     "own_krylov",
     "cudss",
+    "cusparselt",
     "own_random",
     "curand",
     "contract_cublaslt",
