@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from dispatch.ops import graph as _graph
     from dispatch.ops.activation import *
     from dispatch.ops.blas import *
+    from dispatch.ops.collective import *
     from dispatch.ops.contraction import *
     from dispatch.ops.contraction import doors as _tensor_doors
     from dispatch.ops.conv import *

@@ -37,6 +37,8 @@ ORDER = (
     "contract_cublaslt",
     "cutensor",
     "einsum",
+    "nccl",
+    "mpi",
 )
 # The rows of matmul are there at once; a further file is read when the table is first asked for one of its ops.
 LATER: dict[str, tuple[str, ...]] = {}
