@@ -10,6 +10,7 @@ The folders, in the order in which they import each other (docs/architecture.md)
     ops         one op family each: request, request function, libraries, reference, cases
     table       the rows; which one takes a request
     bind        from a request to its plan; prepared calls
+    world       the ranks of a program, their communicators, and what becomes of those of lost ranks
     supervise   a worker for each stream, in threads or processes; restarts; what users see of them
     torch       ops with autograd for PyTorch, for those who `import dispatch.torch`
 
@@ -91,6 +92,8 @@ if TYPE_CHECKING:
     from dispatch.supervise.supervisor import Supervisor as Supervisor
     from dispatch.table.select import explain as explain
     from dispatch.table.table import TABLE as TABLE
+    from dispatch.world.local import LocalWorld as LocalWorld
+    from dispatch.world.world import World as World
 
     cudnn = _graph
     fft = _fft_doors
@@ -117,12 +120,14 @@ _LATER = {
     "Future": "dispatch.supervise.future",
     "Kernel": "dispatch.libraries.nvrtc.kernel",
     "Launch": "dispatch.libraries.nvrtc.kernel",
+    "LocalWorld": "dispatch.world.local",
     "OperandRequest": "dispatch.core.operands",
     "Output": "dispatch.core.operands",
     "Plan": "dispatch.core.request",
     "SparseTensor": "dispatch.ops.sparse.doors",
     "Supervisor": "dispatch.supervise.supervisor",
     "TABLE": "dispatch.table.table",
+    "World": "dispatch.world.world",
     "explain": "dispatch.table.select",
     "numpy_call": "dispatch.core.host_plan",
     "request_function": "dispatch.core.request_function",

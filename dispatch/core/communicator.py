@@ -48,9 +48,11 @@ class Communicator(ABC):
         error: what it failed by, None while it works.
     """
 
-    library: ClassVar[str]  # by which rows know it
+    library: ClassVar[str]  # by which plans know it
 
-    def __init__(self, rank: int, size: int, device: Device, *, generation: int = 0, deadline: float = DEADLINE) -> None:
+    def __init__(
+        self, rank: int, size: int, device: Device, *, generation: int = 0, deadline: float = DEADLINE
+    ) -> None:
         check_number("deadline", deadline, low=1e-3, high=1e9)
         self.rank, self.size, self.device = rank, size, device
         self.generation, self.deadline = generation, float(deadline)
@@ -74,7 +76,8 @@ class Communicator(ABC):
     def failure(self) -> CollectiveError:
         """What it failed by as an error of its own, so that each thread has its own traceback."""
         error = self.error or CollectiveError(f"{self!r} failed")
-        copy: CollectiveError = error.__reduce__()[0](*error.__reduce__()[1])  # type: ignore[operator]
+        made: tuple[Any, ...] = tuple(error.__reduce__())
+        copy: CollectiveError = made[0](*made[1])
         copy.__cause__ = error.__cause__
         return copy
 

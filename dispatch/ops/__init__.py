@@ -47,7 +47,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
                                                "sparse_to_dense", "csr2csc", "dense_nnz", "dense_to_sparse",
                                                "coo2csr", "csr2coo", "sparse_gather", "sparse_scatter",
                                                "sparse_axpby", "spvv", "gtsv", "sparse_check")),
-    "collective":     ("nccl mpi",            ("all_reduce", "broadcast", "reduce_to", "all_gather", "reduce_scatter",
+    "collective":     ("nccl",                ("all_reduce", "broadcast", "reduce_to", "all_gather", "reduce_scatter",
                                                "all_to_all", "gather", "scatter", "send", "recv", "sendrecv",
                                                "barrier")),
     "random":         ("own_random curand",   ("random_bits", "random_uniform", "random_normal", "random_lognormal",

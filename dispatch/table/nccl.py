@@ -1,4 +1,4 @@
-"""The rows of collectives, which end in NCCL, and on the host between threads of one process in NumPy. Rows alone.
+"""The rows of collectives, which end in NCCL; on the host in MPI, or in NumPy between threads. Rows alone.
 
 None has run on a GPU yet: `run_on` is empty.
 """
@@ -10,8 +10,8 @@ from dataclasses import replace
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, F64, I8, I32, I64, U8, U32, U64, Arch, Dtype
-from dispatch.ops.collective import nccl_collective, numpy_collective
-from dispatch.ops.collective.rules import dense, even, of_nccl, of_threads
+from dispatch.ops.collective import host_collective, nccl_collective
+from dispatch.ops.collective.rules import dense, even
 from dispatch.table.on_host import on_host
 
 __all__ = ["DTYPES", "FUNCTIONS", "ROWS"]
@@ -44,7 +44,7 @@ def _row(op: str, dtype: Dtype, function: str, version: tuple[int, ...]) -> Row:
         op=op,
         dtypes=(dtype, dtype),
         compute=None,
-        rules=(of_nccl, dense),
+        rules=(dense,),
         min_arch=SM90 if is_fp8 and op in REDUCING else least,
         max_arch=None,
         min_version=max(version, V2_24) if is_fp8 else version,
@@ -57,17 +57,14 @@ def _row(op: str, dtype: Dtype, function: str, version: tuple[int, ...]) -> Row:
 def _all_to_all(dtype: Dtype) -> tuple[Row, Row]:
     """NCCL's own call for parts of one size, and sends and receives for others, and before that was there."""
     any_size = _row("all_to_all", dtype, "ncclSend", V2_18)
-    own = replace(any_size, rules=(of_nccl, dense, even), function="ncclAlltoAll", variant="even")
+    own = replace(any_size, rules=(dense, even), function="ncclAlltoAll", variant="even")
     return replace(own, min_version=max(own.min_version, V2_28)), any_size
 
 
 PLAIN = tuple(_row(op, dtype, *made) for op, made in FUNCTIONS.items() for dtype in DTYPES)
 PAIRS = tuple(row for dtype in DTYPES for row in _all_to_all(dtype))
-BARRIER = replace(_row("barrier", U8, "ncclAllReduce", V2_18), rules=(of_nccl,))
+BARRIER = replace(_row("barrier", U8, "ncclAllReduce", V2_18), rules=())
 GPU_ROWS = (*PLAIN, *PAIRS, BARRIER)
-HOST_ROWS = tuple(
-    replace(on_host(row, numpy_collective), rules=(of_threads, *row.rules[1:]), stands_for="threads")
-    for row in GPU_ROWS
-    if not row.variant
-)
+BY_MPI = "between processes MPI's call, between threads NumPy"
+HOST_ROWS = tuple(replace(on_host(row, host_collective, stands_for="nccl"), note=BY_MPI) for row in GPU_ROWS)
 ROWS = stated((*GPU_ROWS, *HOST_ROWS))

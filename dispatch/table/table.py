@@ -38,7 +38,6 @@ ORDER = (
     "cutensor",
     "einsum",
     "nccl",
-    "mpi",
 )
 # The rows of matmul are there at once; a further file is read when the table is first asked for one of its ops.
 LATER: dict[str, tuple[str, ...]] = {}

@@ -88,7 +88,7 @@ class MpiCommunicator(Communicator):
 
     @classmethod
     def duplicate(cls, comm: Comm, device: Device, name: str, *, deadline: float = DEADLINE) -> Self:
-        """One over the ranks of a user's communicator, whose messages are never taken for his; all its ranks call it."""
+        """One over the ranks of a user's communicator, who all call it; no message is taken for one of his."""
         own = within(deadline, comm.Dup, f"duplicating {name}")
         return cls(own, device, name, deadline=deadline)
 
@@ -175,9 +175,10 @@ class MpiCommunicator(Communicator):
         pass  # whoever waits for a request sees that it failed
 
     def release(self) -> None:
-        """Nothing is freed by a call that waits for all ranks, which are no longer there to call it."""
-        if not mpi().Is_finalized() and self.size == 1:
-            self.comm.Free()
+        """Free it, together with the others; where these do not come, it goes with the process."""
+        if not mpi().Is_finalized():
+            with suppress(CollectiveError):
+                within(self.deadline, self.comm.Free, "freeing a communicator")
 
     def split(self, color: int | None, key: int = 0) -> Self | None:
         given = [[0, 0, 0] for _ in range(self.size)]

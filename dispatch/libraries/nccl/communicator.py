@@ -78,7 +78,7 @@ class NcclCommunicator(Communicator):
         super().__init__(rank, size, device, generation=generation, deadline=deadline)
         self.c_handle, self.config = c_handle, config
         self.lock = threading.RLock()  # held while the handle is used: no call waits in there
-        self.pending: deque[Pending] = deque()
+        self.pending: deque[monitor.Noted] = deque()
         self.group_depth = 0
         self._token: Any = None  # an element that barriers sum up
 
@@ -105,7 +105,7 @@ class NcclCommunicator(Communicator):
         made = cls(nccl.ncclComm_t(), rank, size, device, own, generation=generation, deadline=deadline)
         c_id, settings = nccl.ncclUniqueId.from_buffer_copy(identity), c_config(own)
         handle = made.c_handle
-        with device.context, relaxed():  # type: ignore[attr-defined]  # a GPU's device has one
+        with made.device.context, relaxed():
             status = nccl.ncclCommInitRankConfig.unchecked(
                 ctypes.byref(handle), ctypes.c_int(size), c_id, ctypes.c_int(rank), ctypes.byref(settings)
             )

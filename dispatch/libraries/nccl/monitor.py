@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cudabind import driver
 from cudabind._fork import anew
@@ -18,7 +18,10 @@ from dispatch.device.stream import NOT_READY, relaxed
 from dispatch.errors import CollectiveError, CollectiveTimeout, DispatchError
 
 if TYPE_CHECKING:
-    from dispatch.libraries.nccl.communicator import NcclCommunicator
+    import ctypes
+    from collections import deque
+
+    from dispatch.device.cuda import CudaDevice
 
 __all__ = ["look", "wake", "watch"]
 
@@ -26,16 +29,55 @@ BUSY = 2e-3  # seconds between looks while work is under way
 IDLE = 0.1  # else, for errors that come from the network alone
 IN_PROGRESS = 7
 
+
+class Noted(Protocol):
+    """A call whose work the GPU may not have done yet."""
+
+    @property
+    def event(self) -> ctypes.c_void_p:
+        """What is recorded behind it."""
+
+    @property
+    def until(self) -> float:
+        """When it is to be done, as `time.monotonic` counts."""
+
+    @property
+    def what(self) -> str:
+        """The call."""
+
+
+class Watched(Protocol):
+    """What is looked after: a communicator of NCCL."""
+
+    device: CudaDevice
+    error: CollectiveError | None
+    closed: bool
+    deadline: float
+
+    @property
+    def pending(self) -> deque[Noted]:
+        """Its calls that may not be done, the oldest first."""
+
+    def async_status(self) -> int:
+        """What NCCL says of it."""
+
+    def refuse(self, function: str, status: int) -> None:
+        """Raise what a status means."""
+
+    def fail(self, error: CollectiveError) -> None:
+        """End what is under way."""
+
+
 _lock = threading.Lock()
 _wake = threading.Event()
-_watched: weakref.WeakSet[NcclCommunicator] = weakref.WeakSet()
+_watched: weakref.WeakSet[Watched] = weakref.WeakSet()
 _thread: threading.Thread | None = None
 anew(sys.modules[__name__], "_lock", threading.Lock)
 
 
-def watch(communicator: NcclCommunicator) -> None:
+def watch(communicator: Watched) -> None:
     """Look after a communicator from now on, until it fails or is closed."""
-    global _thread  # noqa: PLW0603  # one for the process
+    global _thread  # one for the process
     with _lock:
         _watched.add(communicator)
         if _thread is None or not _thread.is_alive():
@@ -50,7 +92,7 @@ def wake() -> None:
 
 
 def _run() -> None:
-    global _thread  # noqa: PLW0603
+    global _thread
     with relaxed():  # what it asks ends nobody's capture
         while True:
             with _lock:
@@ -58,7 +100,7 @@ def _run() -> None:
                 if not open_ones:
                     _thread = None
                     return
-            is_busy = any([look(each) for each in open_ones])
+            is_busy = sum(look(each) for each in open_ones) > 0  # at each, whatever those before it have
             del open_ones
             _wake.clear()
             if is_busy:
@@ -67,7 +109,7 @@ def _run() -> None:
                 _wake.wait(IDLE)
 
 
-def look(communicator: NcclCommunicator) -> bool:
+def look(communicator: Watched) -> bool:
     """Let go of what is done, and fail what is late or broken; whether something is under way."""
     try:
         with communicator.device.context:
@@ -89,7 +131,7 @@ def look(communicator: NcclCommunicator) -> bool:
     return bool(communicator.pending)
 
 
-def _let_go(communicator: NcclCommunicator) -> None:
+def _let_go(communicator: Watched) -> None:
     pending, device = communicator.pending, communicator.device
     while pending:
         first = pending[0]

@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dispatch.core.communicator import DEADLINE, Communicator
+from dispatch.device.registry import device as host
 from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout, RankLost
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from dispatch.device.device import Device
 
-__all__ = ["Hall", "ThreadCommunicator", "solo"]
+__all__ = ["Hall", "ThreadCommunicator", "ranks_of", "solo"]
 
 
 class Brought(NamedTuple):
@@ -102,6 +103,11 @@ class ThreadCommunicator(Communicator):
         super().__init__(rank, hall.size, device, generation=generation, deadline=deadline)
         self.hall, self._number = hall, 0
 
+    def check(self) -> None:
+        if self.error is None and self.hall.error is not None:  # another rank has found out
+            self.fail(self.hall.error)
+        super().check()
+
     def meet(self, call: str, part: Any) -> Callable[[], list[Any]]:
         """Bring a part to the next meeting; what comes back waits for the others', and gives all in rank order.
 
@@ -115,7 +121,7 @@ class ThreadCommunicator(Communicator):
         def finish() -> list[Any]:
             found = self.hall.parts(number, until)
             if found is None:
-                self._raise_absent(call, self.hall.absent(number))
+                raise self._absent(call, self.hall.absent(number))
             for rank, brought in enumerate(found):
                 if brought.call != call:
                     given = f"rank {self.rank} calls {call}, rank {rank} {brought.call}"
@@ -137,7 +143,7 @@ class ThreadCommunicator(Communicator):
         def finish() -> Any:
             found = self.hall.receive(peer, self.rank, until)
             if found is None:
-                self._raise_absent(f"receive from rank {peer}", [peer])
+                raise self._absent(f"receive from rank {peer}", [peer])
             if found.call != call:
                 given = f"rank {self.rank} expects {call}, rank {peer} sent {found.call}"
                 self.raise_failed(CollectiveError(f"{self!r}: ranks disagree: {given}"))
@@ -145,12 +151,16 @@ class ThreadCommunicator(Communicator):
 
         return finish
 
-    def _raise_absent(self, call: str, absent: list[int]) -> Any:
+    def _absent(self, call: str, absent: list[int]) -> CollectiveError:
+        """What a call failed by in which ranks are absent."""
         error = self.hall.error
         if error is None:
             who = ", ".join(map(str, absent))
-            error = CollectiveTimeout(f"{self!r}: {call} was not done within {self.deadline:g} s: no word of rank {who}")
-        self.raise_failed(error)
+            error = CollectiveTimeout(
+                f"{self!r}: {call} was not done within {self.deadline:g} s: no word of rank {who}"
+            )
+        self.fail(error)
+        return self.failure()
 
     def lose(self, rank: int, why: str) -> None:
         """Tell all ranks that one of them is gone."""
@@ -175,6 +185,13 @@ class ThreadCommunicator(Communicator):
 
 def _hall(given: list[tuple[int | None, int]], color: int | None) -> Hall:
     return Hall(sum(one == color for one, _ in given))
+
+
+def ranks_of(size: int) -> ThreadCommunicator:
+    """The first rank of so many on the host, where the others are not: for requests that are looked at, and not run."""
+    if size < 1:
+        raise ValueError(size)
+    return ThreadCommunicator(Hall(size), 0, host("host"))
 
 
 def solo(device: Device) -> ThreadCommunicator:

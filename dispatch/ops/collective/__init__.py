@@ -2,8 +2,8 @@
 
 Carried out by NCCL on GPUs, by MPI between processes of the host and by NumPy between threads of one. Which of them a
 request takes follows from its communicator, which a `dispatch.World` has. The files: request (calls in which all ranks
-have the same part), rooted (the others, and those between two ranks), group; nccl, nccl_messages, mpi and threads (the
-plans), rules, reference (what is right) and cases.
+have the same part), rooted (the others, and those between two ranks), group; nccl, nccl_messages, host, mpi and threads
+(the plans), rules, reference (what is right) and cases.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ __all__ += ["SendRecvRequest", "SendRequest"]
 __all__ += ["barrier", "gather", "recv", "reduce_to", "scatter", "send", "sendrecv"]
 
 nccl_collective = plan_call("nccl_collective", "dispatch.ops.collective.nccl", "A plan of NCCL's calls.")
-mpi_collective = plan_call("mpi_collective", "dispatch.ops.collective.mpi", "A plan of MPI's calls.")
-numpy_collective = plan_call("numpy_collective", "dispatch.ops.collective.threads", "A plan between threads.")
+host_collective = plan_call("host_collective", "dispatch.ops.collective.host", "A plan by MPI, or between threads.")
 
-all_reduce, broadcast = request_function(AllReduceRequest, "all_reduce"), request_function(BroadcastRequest, "broadcast")
+all_reduce, broadcast = (
+    request_function(AllReduceRequest, "all_reduce"),
+    request_function(BroadcastRequest, "broadcast"),
+)
 all_gather = request_function(AllGatherRequest, "all_gather")
 reduce_scatter = request_function(ReduceScatterRequest, "reduce_scatter")
 all_to_all = request_function(AllToAllRequest, "all_to_all")

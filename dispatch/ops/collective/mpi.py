@@ -11,58 +11,39 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.core.host_plan import store
-from dispatch.core.request import Plan
 from dispatch.libraries.mpi.communicator import mpi
-from dispatch.ops.collective.group import finish
 from dispatch.ops.collective.reference import mean, part_of, reduced, work_for
 from dispatch.ops.collective.request import RedOp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dispatch.core.request import Operands
-    from dispatch.core.row import Row
     from dispatch.device.layout import Array
     from dispatch.libraries.mpi.communicator import MpiCommunicator
 
     Ending = Callable[[], Array | None]
 
-__all__ = ["plan"]
+__all__ = ["begin"]
 
 MESSAGE = 7  # the tag of messages between two ranks
+WIDER = {np.dtype(np.int8): np.dtype(np.int32), np.dtype(np.uint8): np.dtype(np.uint32)}
 OPS = {RedOp.PROD: "PROD", RedOp.MAX: "MAX", RedOp.MIN: "MIN"}  # the others are sums
 
 
-class MpiPlan(Plan):
-    """Begins MPI's call and waits for it, at once or at the end of a group."""
-
-    __slots__ = ()
-
-    def run(self, request: Any, outputs: Operands) -> None:
-        wait = BEGIN[request.op](request.ranks, request)
-
-        def ending() -> None:
-            result = wait()
-            target = outputs.get("out", getattr(request, "out", None))
-            if result is not None and target is not None:
-                store(result, target)
-
-        finish(ending)
-
-
-def plan(request: Any, executor: object, row: Row) -> MpiPlan:
-    """The plan of a collective by MPI."""
-    del request, executor  # it needs neither
-    return MpiPlan(row, capture_safe=False)
+def begin(request: Any) -> Ending:
+    """Begin MPI's call; what comes back waits for it, and gives this rank's result."""
+    return BEGIN[request.op](request.ranks, request)
 
 
 # -- reductions -------------------------------------------------------------------------------------------------------
 def _own(request: Any) -> Array:
-    """This rank's operand as it goes into the reduction: in the working dtype, times its factor."""
+    """This rank's operand as it goes into the reduction: in the working dtype, times its factor.
+
+    Whole numbers of 8 bits go as wider ones: some of Open MPI's kernels have their sums end at the largest.
+    """
     part = part_of(request, work_for(request.x.dtype))
-    x: Any = part.x
-    return np.ascontiguousarray(reduced([part], RedOp.PREMUL_SUM) if request.how is RedOp.PREMUL_SUM else x)
+    x: Any = reduced([part], RedOp.PREMUL_SUM) if request.how is RedOp.PREMUL_SUM else part.x
+    return np.ascontiguousarray(x, WIDER.get(x.dtype))
 
 
 def _op(request: Any) -> Any:
@@ -71,7 +52,8 @@ def _op(request: Any) -> Any:
 
 def _ended(request: Any, total: Array, size: int) -> Array:
     """A total that was summed up, as the reduction has it."""
-    return mean(total, size) if request.how is RedOp.AVG else total
+    own = total.astype(work_for(request.x.dtype), copy=False)  # whole numbers wrap around
+    return mean(own, size) if request.how is RedOp.AVG else own
 
 
 def _all_reduce(comm: MpiCommunicator, request: Any) -> Ending:
@@ -151,7 +133,9 @@ def _all_gather(comm: MpiCommunicator, request: Any) -> Ending:
 
 def _gather(comm: MpiCommunicator, request: Any) -> Ending:
     sent = _raw(request.x)
-    room, made, into = None, (lambda: None), None
+    room: Array | None = None
+    made: Callable[[], Array | None] = lambda: None  # noqa: E731  # of a rank that gets nothing
+    into: list[Any] | None = None
     if comm.rank == request.root:
         room, made = _room(request)
         into = [room, *_spans(request.counts, room.size, comm.size), mpi().BYTE]

@@ -47,9 +47,7 @@ class NcclPlan(Plan):
     __slots__ = ("_call", "_comm", "_executor", "_function")
     is_bare = True
 
-    def __init__(
-        self, executor: CudaExecutor, row: Row, comm: NcclCommunicator, call: Call
-    ) -> None:
+    def __init__(self, executor: CudaExecutor, row: Row, comm: NcclCommunicator, call: Call) -> None:
         super().__init__(row, capture_safe=False)
         self._executor, self._comm, self._call, self._function = executor, comm, call, row.function
 
@@ -109,9 +107,7 @@ def _reducing(s: Setting, function: Any, count: int, *root: Any) -> Call:
     return _with_op(s, run)
 
 
-def _reduce_rows(
-    s: Setting, parts: Sequence[tuple[int, int]], row: int
-) -> CallWith:
+def _reduce_rows(s: Setting, parts: Sequence[tuple[int, int]], row: int) -> CallWith:
     """Reductions of each rank's rows to that rank, as a group."""
     call, x, out, mine = nccl.ncclReduce.unchecked, s.at("x"), s.at("out"), s.comm.rank
     dtype, end = s.dtype(), s.end()
@@ -129,9 +125,7 @@ def _reduce_rows(
     return run
 
 
-def _with_op(
-    s: Setting, run: CallWith
-) -> Call:
+def _with_op(s: Setting, run: CallWith) -> Call:
     """A reduction by the request's op, which NCCL makes for a call where elements are multiplied first."""
     request, comm = s.request, s.comm
     if request.how is not RedOp.PREMUL_SUM:

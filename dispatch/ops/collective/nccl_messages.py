@@ -66,7 +66,7 @@ class Message(NamedTuple):
     function: Any
     operand: int
     offset: int
-    count: int
+    elements: int
     peer: int
 
 
@@ -77,7 +77,7 @@ def _messages(s: Setting, messages: Sequence[Message]) -> Call:
         def one(number: int) -> int:
             m = messages[number]
             address = ctypes.c_void_p(int(given[m.operand].real) + m.offset)
-            return int(m.function(address, ctypes.c_size_t(m.count), dtype, ctypes.c_int(m.peer), *end))
+            return int(m.function(address, ctypes.c_size_t(m.elements), dtype, ctypes.c_int(m.peer), *end))
 
         return one(0) if len(messages) == 1 else in_group([(one, number) for number in range(len(messages))])
 

@@ -65,7 +65,9 @@ def mean(total: Array, count: int) -> Array:
     """A sum divided by how many it is of, in its dtype; of integers cut off towards 0."""
     if total.dtype.kind not in "iu":
         return np.asarray(total / total.dtype.type(count))
-    size = np.abs(total.astype(object)) // count if total.dtype.itemsize == 8 else np.abs(total.astype(np.int64)) // count
+    size = (
+        np.abs(total.astype(object)) // count if total.dtype.itemsize == 8 else np.abs(total.astype(np.int64)) // count
+    )
     return np.asarray(np.where(total < 0, -size, size).astype(total.dtype))
 
 
@@ -93,14 +95,15 @@ def _joined(arrays: Sequence[Any], counts: Sequence[int] | None) -> Array:
 
 def combined(request: Any, rank: int, parts: Sequence[Part]) -> Array | None:
     """What a rank gets, from the parts of all; None where it gets nothing."""
-    op, arrays = request.op, [part.x for part in parts]
+    op: str = request.op
+    arrays: list[Array | None] = [part.x for part in parts]
     is_root = rank == getattr(request, "root", rank)
     if op in ("all_reduce", "reduce_to"):
         return reduced(parts, request.how) if is_root else None
     if op == "reduce_scatter":
         return rows(reduced(parts, request.how), request.counts, rank)
     if op == "broadcast":
-        return arrays[request.root]
+        return parts[int(request.root)].x
     if op in ("all_gather", "gather"):
         return _joined(arrays, request.counts) if is_root else None
     if op == "scatter":
@@ -108,11 +111,12 @@ def combined(request: Any, rank: int, parts: Sequence[Part]) -> Array | None:
     if op == "all_to_all":
         return _joined([rows(part.x, part.counts, rank) for part in parts], parts[0].counts)
     if op == "sendrecv":
-        return arrays[request.source]
+        return parts[int(request.source)].x
     return None  # a barrier
 
 
 def evaluate(request: Any, work: np.dtype[Any]) -> Results:
-    """The outputs of a request whose communicator has one rank, by name."""
-    found = combined(request, 0, [part_of(request, work)])
+    """The outputs of a request whose communicator has one rank, by name; whole numbers are computed as such."""
+    dtype = request.dtypes[0]
+    found = combined(request, 0, [part_of(request, dtype.numpy if dtype.numpy.kind in "iu" else work)])
     return {} if found is None else {"out": found}

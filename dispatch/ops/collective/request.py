@@ -15,6 +15,7 @@ import numpy as np
 from dispatch.checks import check_int
 from dispatch.core.communicator import Communicator, Ranks, communicator_of
 from dispatch.core.operands import OperandRequest, Output, dense
+from dispatch.core.request import R_co
 from dispatch.errors import BadRequest
 from dispatch.keys import Choice, member
 
@@ -28,6 +29,7 @@ __all__ = [
     "AllToAllRequest",
     "BroadcastRequest",
     "CollectiveRequest",
+    "RanksRequest",
     "RedOp",
     "ReduceScatterRequest",
     "ReducingRequest",
@@ -52,14 +54,13 @@ class RedOp(Choice):
 
 
 @dataclass(frozen=True, eq=False)
-class CollectiveRequest(OperandRequest["Tensor"]):
-    """A call that all ranks of a communicator make.
+class RanksRequest(OperandRequest[R_co]):
+    """A call that all ranks of a communicator make, or two of them.
 
     Attributes:
         comm: a World, or a communicator of one: its ranks take part. A request is of the communicator that the world
             has when it is made, and fails once that has failed or was replaced.
-        library: "nccl", "mpi" or "threads", whichever the communicator is of; None for that one.
-        out: the result, dense in C order.
+        library: "nccl", which on the host stands for what does the same there; None for any.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("x",)
@@ -67,7 +68,6 @@ class CollectiveRequest(OperandRequest["Tensor"]):
     _: KW_ONLY
     comm: Ranks
     library: str | None = None
-    out: Tensor | None = None
 
     def check_fields(self) -> None:
         object.__setattr__(self, "comm", communicator_of(self.comm))
@@ -88,6 +88,18 @@ class CollectiveRequest(OperandRequest["Tensor"]):
     def check_rank(self, name: str) -> None:
         """BadRequest unless a field is the number of a rank."""
         check_int(name, getattr(self, name), 0, self.ranks.size - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class CollectiveRequest(RanksRequest["Tensor"]):
+    """A call that all ranks of a communicator make.
+
+    Attributes:
+        out: the result, dense in C order.
+    """
+
+    _: KW_ONLY
+    out: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

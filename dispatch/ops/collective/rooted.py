@@ -14,6 +14,7 @@ from dispatch.errors import BadRequest
 from dispatch.keys import U8
 from dispatch.ops.collective.request import (
     CollectiveRequest,
+    RanksRequest,
     ReducingRequest,
     check_counts,
     check_split,
@@ -53,6 +54,22 @@ class OfOneRank(CollectiveRequest):
 
     def result(self, outputs: Operands) -> Any:
         return super().result(outputs) if self._outputs else None
+
+
+class WithoutResult(RanksRequest["None"]):
+    """A call that gives nothing back."""
+
+    writes: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def device(self) -> Device:
+        return self.ranks.device
+
+    def outputs(self) -> dict[str, Output]:
+        return {}
+
+    def result(self, outputs: Operands) -> None:
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +179,7 @@ class ScatterFromRequest(OfOneRank):
 
 
 @dataclass(frozen=True, eq=False)
-class SendRequest(OfOneRank):
+class SendRequest(WithoutResult):
     """What this rank has goes to another, which calls `recv`; gives back None.
 
     Attributes:
@@ -171,18 +188,17 @@ class SendRequest(OfOneRank):
     """
 
     op: ClassVar[str] = "send"
-    writes: ClassVar[tuple[str, ...]] = ()
 
     x: Tensor
     _: KW_ONLY
     peer: int
-    out: None = None  # type: ignore[assignment]  # there is none
+
+    @property
+    def dtypes(self) -> tuple[Dtype | None, ...]:
+        return self.x.dtype, self.x.dtype
 
     def check_part(self) -> None:
         self.check_rank("peer")
-
-    def outputs(self) -> dict[str, Output]:
-        return {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,18 +254,12 @@ class SendRecvRequest(OfOneRank):
 
 
 @dataclass(frozen=True, eq=False)
-class BarrierRequest(OfOneRank):
+class BarrierRequest(WithoutResult):
     """Nobody goes on before all ranks have come: on the host this thread, on a GPU its stream. Gives back None."""
 
     op: ClassVar[str] = "barrier"
     reads: ClassVar[tuple[str, ...]] = ()
-    writes: ClassVar[tuple[str, ...]] = ()
-
-    out: None = None  # type: ignore[assignment]  # there is none
 
     @property
     def dtypes(self) -> tuple[Dtype | None, ...]:
         return U8, U8
-
-    def outputs(self) -> dict[str, Output]:
-        return {}

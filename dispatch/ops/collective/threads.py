@@ -6,38 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.core.host_plan import store
-from dispatch.core.request import Plan
-from dispatch.ops.collective.group import finish
 from dispatch.ops.collective.reference import combined, part_of, work_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dispatch.core.request import Operands
-    from dispatch.core.row import Row
     from dispatch.device.layout import Array
     from dispatch.libraries.threads.meeting import ThreadCommunicator
 
-__all__ = ["plan"]
+    Begin = Callable[[ThreadCommunicator, Any], Callable[[], Array | None]]
+
+__all__ = ["begin"]
 
 
-class ThreadsPlan(Plan):
-    """Takes part in a meeting; one plan serves all requests of its layouts, whose communicator is the same."""
-
-    __slots__ = ()
-
-    def run(self, request: Any, outputs: Operands) -> None:
-        comm: ThreadCommunicator = request.ranks
-        wait = BEGIN.get(request.op, _meet)(comm, request)
-
-        def ending() -> None:
-            result = wait()
-            target = outputs.get("out", getattr(request, "out", None))
-            if result is not None and target is not None:
-                store(result, target)
-
-        finish(ending)
+def begin(request: Any) -> Callable[[], Array | None]:
+    """Take part in a meeting; what comes back waits for the others, and gives this rank's result."""
+    start: Begin = BEGIN.get(request.op, _meet)
+    return start(request.ranks, request)
 
 
 def _call(request: Any) -> str:
@@ -85,14 +70,8 @@ def _letter(array: Array) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 
-BEGIN: dict[str, Callable[[Any, Any], Callable[[], Array | None]]] = {
+BEGIN: dict[str, Begin] = {
     "send": _send,
     "recv": _recv,
     "sendrecv": _sendrecv,
 }
-
-
-def plan(request: Any, executor: object, row: Row) -> ThreadsPlan:
-    """The plan of a collective between threads."""
-    del request, executor  # it needs neither
-    return ThreadsPlan(row, capture_safe=False)
