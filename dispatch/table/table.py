@@ -40,6 +40,7 @@ ORDER = (
     "contract_cublaslt",
     "cutensor",
     "einsum",
+    "nccl",
 )
 # The rows of matmul are there at once; a further file is read when the table is first asked for one of its ops.
 LATER: dict[str, tuple[str, ...]] = {}

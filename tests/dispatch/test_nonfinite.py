@@ -63,7 +63,9 @@ VALUES = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
 # Operands that say by their sign or order alone what becomes of another one: NaN there is a choice like any other.
 CHOOSING = {"activation_bwd": ("x", "y"), "pooling_bwd": ("x", "y")}
 # Some have no operands, one is what users draw.
-WITHOUT_CASES = {"dropout_states", "cudnn_graph"} | {op for op in dp.TABLE.ops if op.startswith("random_")}
+WITHOUT_CASES = {"dropout_states", "cudnn_graph", "send", "recv", "barrier"} | {
+    op for op in dp.TABLE.ops if op.startswith("random_")
+}
 CLEAN = 3  # runs, by which is known what comes out otherwise each time
 CHANCE = 8  # times that much is no chance
 
