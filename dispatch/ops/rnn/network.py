@@ -166,8 +166,8 @@ def _parts(network: Network) -> tuple[Part, ...]:
         end = f"l{layer}{'_reverse' if direction else ''}"
         for kind, columns, first in (("ih", network.inputs_of(layer), 0), ("hh", network.state_size, gates)):
             bias = f"bias_{kind}_{end}" if kind in network.biased else ""
-            for gate in range(gates):
-                found.append(Part(f"weight_{kind}_{end}", bias, gate, hidden, columns, number, first + gate))
+            name = f"weight_{kind}_{end}"
+            found += [Part(name, bias, gate, hidden, columns, number, first + gate) for gate in range(gates)]
         if network.projection:
             found.append(Part(f"weight_hr_{end}", "", 0, network.projection, hidden, number, 2 * gates))
     return tuple(found)

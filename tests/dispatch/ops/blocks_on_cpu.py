@@ -34,7 +34,7 @@ static inline int ilogb(float x) { return ilogbf(x); }
 #define __align__(bytes) alignas(bytes)
 #define __launch_bounds__(threads, blocks)
 static Place gridDim;
-// A thread's stack is entered by `setcontext`, which asks the system, once; it is left and resumed by jumps, which do not.
+// A thread's stack is entered by `setcontext`, which asks the system, once; jumps, which do not, leave and resume it.
 static const unsigned MOST_THREADS = 1024, STACK_BYTES = 1 << 16;
 static jmp_buf scheduler, resumed[MOST_THREADS];
 static bool is_begun[MOST_THREADS], is_done[MOST_THREADS];
