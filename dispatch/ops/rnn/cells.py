@@ -1,6 +1,6 @@
 """One step of each recurrent cell, forward and backward, for a batch of sequences, in NumPy.
 
-`reference.py` walks over steps, layers and directions with these. Axes before that of the sequences are further batches,
+`reference.py` walks over steps, layers and directions with these. Axes before that of the sequences are batches, too,
 each of which may have weights of its own. The equations are those of cuDNN's documentation of `cudnnRNNMode_t`.
 """
 
