@@ -148,8 +148,6 @@ def _statement(row: Row) -> str:
         return NONE
     if result in FP8:
         return SATURATED
-    if row.op == "matmul" and row.of("cublas"):
-        return f"{ENGINE}: what a factor of 0 multiplies is read, or not"
     if row.op == "matmul" and Epilogue.RELU_AUX not in row.epilogues:
         return IEEE
     if row.op == "softmax" and result is F64:
