@@ -40,6 +40,7 @@ def run(script: str, *arguments: str, **environ: str) -> str:
         ("bench_fft.py", "host"),
         ("bench_einsum.py", "host"),
         ("bench_random.py", "random"),
+        ("bench_sparselt.py", "products"),
     ],
 )
 def test_runs_on_the_host_and_writes_its_figures(script: str, figures: str, tmp_path: Path) -> None:
@@ -89,6 +90,7 @@ def test_bindings_are_measured_on_a_gpu(tmp_path: Path) -> None:
         "bench_fft.py",
         "bench_einsum.py",
         "bench_random.py",
+        "bench_sparselt.py",
     ],
 )
 def test_says_why_it_cannot_run_without_a_gpu(script: str) -> None:

@@ -171,6 +171,7 @@ def test_each_public_name_is_there_and_stands_in_one_family():
         "evt",
         "fft",
         "sparse",
+        "structured",
         "linalg",
         "random",
         "signal",
@@ -231,7 +232,7 @@ def test_completion_knows_the_public_names_before_they_are_used():
     found = [word.partition("(")[0] for word in ran.stdout.split() if word.startswith("dp.")]
     assert sorted(found) == [
         *("dp.Supervisor", "dp.conv_bwd_data", "dp.conv_bwd_filter", "dp.conv_fwd", "dp.conv_transpose", "dp.matmul"),
-        *("dp.matrix_norm", "dp.matrix_rank"),
+        *("dp.matmul_2_4", "dp.matrix_norm", "dp.matrix_rank"),
     ]
 
 

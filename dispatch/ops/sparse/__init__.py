@@ -14,7 +14,9 @@ from dispatch.core.request_function import request_function
 from dispatch.ops.sparse.algorithms import SpgemmAlgorithm, SpmmAlgorithm, SpmvAlgorithm, SpsvAlgorithm
 from dispatch.ops.sparse.compression import Coo2csrRequest, Csr2cooRequest, DenseNnzRequest, DenseToSparseRequest
 from dispatch.ops.sparse.conversions import Csr2cscRequest, SparseCheckRequest, SparseToDenseRequest
+from dispatch.ops.sparse.direct import SparseKind, SpsolveRequest
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
+from dispatch.ops.sparse.krylov import BicgstabRequest, CgRequest, GmresRequest, MinresRequest, Preconditioner
 from dispatch.ops.sparse.pairs import SpgemmNnzRequest, SpgemmRequest
 from dispatch.ops.sparse.products import SddmmRequest, SparseMvRequest, SpmmRequest
 from dispatch.ops.sparse.solves import SpsmRequest, SpsvRequest
@@ -22,7 +24,9 @@ from dispatch.ops.sparse.tridiagonal import GtsvRequest
 from dispatch.ops.sparse.vectors import GatherRequest, ScatterRequest, SparseAxpbyRequest, SpvvRequest
 
 __all__ = ["SparseForm", "SparseFormat"]
-__all__ += ["GtsvRequest", "gtsv"]
+__all__ += ["BicgstabRequest", "CgRequest", "GmresRequest", "MinresRequest", "Preconditioner"]
+__all__ += ["SparseKind", "SpsolveRequest", "spsolve"]
+__all__ += ["GtsvRequest", "bicgstab", "cg", "gmres", "gtsv", "minres"]
 __all__ += ["GatherRequest", "ScatterRequest", "SparseAxpbyRequest", "SpvvRequest"]
 __all__ += ["sparse_axpby", "sparse_gather", "sparse_scatter", "spvv"]
 __all__ += ["SpgemmAlgorithm", "SpmmAlgorithm", "SpmvAlgorithm", "SpsvAlgorithm"]
@@ -37,6 +41,8 @@ gtsv_plan = plan_call("gtsv_plan", "dispatch.ops.sparse.cusparse_tridiagonal", "
 vectors_plan = plan_call(
     "vectors_plan", "dispatch.ops.sparse.cusparse_vectors", "A plan of one of cuSPARSE's calls over a sparse vector."
 )
+krylov_plan = plan_call("krylov_plan", "dispatch.ops.sparse.own_krylov", "A plan of an iteration: one graph.")
+cudss_plan = plan_call("cudss_plan", "dispatch.ops.sparse.cudss", "A plan of a direct solve by cuDSS.")
 cusparse_plan = plan_call("cusparse_plan", "dispatch.ops.sparse.cusparse", "A plan of cuSPARSE's calls.")
 
 compression_plan = plan_call(
@@ -58,4 +64,6 @@ sparse_gather, sparse_scatter = (
     request_function(ScatterRequest, "sparse_scatter"),
 )
 sparse_axpby, spvv = request_function(SparseAxpbyRequest, "sparse_axpby"), request_function(SpvvRequest, "spvv")
-gtsv = request_function(GtsvRequest, "gtsv")
+gtsv, spsolve = request_function(GtsvRequest, "gtsv"), request_function(SpsolveRequest, "spsolve")
+cg, bicgstab = request_function(CgRequest, "cg"), request_function(BicgstabRequest, "bicgstab")
+gmres, minres = request_function(GmresRequest, "gmres"), request_function(MinresRequest, "minres")

@@ -17,6 +17,8 @@ from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.keys import F32, HALF
 from dispatch.ops.sparse import conversions, pairs, products, solves
 from dispatch.ops.sparse.cases_compression import COMPRESSION, compression_cases
+from dispatch.ops.sparse.cases_direct import direct_cases
+from dispatch.ops.sparse.cases_krylov import KRYLOV, krylov_cases
 from dispatch.ops.sparse.cases_tridiagonal import tridiagonal_cases
 from dispatch.ops.sparse.cases_vectors import VECTORS, vector_cases
 from dispatch.ops.sparse.form import SparseFormat, shape_of
@@ -96,7 +98,7 @@ def forms(op: str, dtype: Dtype) -> list[Form]:
                 pattern,
                 shape,
                 kind,
-                base=number // 2 % 2,
+                base=(number // 2 + number // 4) % 2,  # each format has both
                 wide=number // 3 % 2 == 1 and op != "csr2csc",
                 trans=(N, T, C)[(number + number // 3) % 3],
                 alpha=alpha,
@@ -340,6 +342,10 @@ def cases(row: Row) -> list[MadeCase]:
     op, dtype = row.op, row.dtypes[0]
     if op in COMPRESSION:
         return compression_cases(row)
+    if op == "spsolve":
+        return direct_cases(row)
+    if op in KRYLOV:
+        return krylov_cases(row)
     if op == "gtsv":
         return tridiagonal_cases(row)
     if op in VECTORS:

@@ -11,7 +11,9 @@ from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.core.request import run
 from dispatch.errors import BadRequest
 from dispatch.ops import sparse as ops
+from dispatch.ops.sparse.direct_doors import SparseLu, factorized, splu, spsolve
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
+from dispatch.ops.sparse.solver_doors import LinAlgError, bicgstab, cg, gmres, minres
 from dispatch.ops.sparse.sources import sparse_tensor, to_scipy, to_torch
 from dispatch.ops.sparse.tensor import SparseTensor, bsr, coo, csc, csr
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["SparseTensor", "bsr", "coo", "csc", "csr", "sparse_tensor", "to_scipy", "to_torch"]
 __all__ += ["sddmm", "spgemm", "spmm", "spmv", "spsm", "spsolve_triangular", "spsv", "tocoo", "tocsc", "tocsr"]
 __all__ += ["fromdense", "todense"]
+__all__ += ["SparseLu", "factorized", "splu", "spsolve"]
+__all__ += ["LinAlgError", "bicgstab", "cg", "gmres", "minres"]
 
 N = Operation.N
 

@@ -61,9 +61,10 @@ def flaws(form: SparseForm, rows: Array, columns: Array) -> Array:
         offsets, indices = (columns, rows) if kind is SparseFormat.CSC else (rows, columns)
         ends, minor = offsets.astype(np.int64) - form.base, indices.astype(np.int64) - form.base
         broken = int((np.diff(ends) < 0).sum()) + int(ends[0] != 0) + int(ends[-1] != len(minor))
-        if broken:  # which line an element is of is not known
+        if broken:
             outside = (minor < 0) | (minor >= (m if kind is SparseFormat.CSC else n))
-            return np.array([broken, outside.sum(), 0, 0], np.int64)
+            beside = np.diff(minor)[lines_go_on(ends, len(minor))]
+            return np.array([broken, outside.sum(), (beside < 0).sum(), (beside == 0).sum()], np.int64)
         major = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
         if kind is SparseFormat.CSC:
             m, n = n, m
@@ -71,6 +72,23 @@ def flaws(form: SparseForm, rows: Array, columns: Array) -> Array:
     later, same = np.diff(major), np.diff(minor)
     unsorted = (later < 0) | ((later == 0) & (same < 0))
     return np.array([broken, outside.sum(), unsorted.sum(), ((later == 0) & (same == 0)).sum()], np.int64)
+
+
+def lines_go_on(ends: Array, count: int) -> Array:
+    """Of each element but the last, whether the next one is of its line, where offsets may be anything.
+
+    Its line is the one that a bisection for the first that ends behind it finds, if that begins before it.
+    """
+    lines, element = len(ends) - 1, np.arange(max(0, count - 1))
+    low, high = np.zeros(len(element), np.int64), np.full(len(element), lines)
+    while (low < high).any():
+        middle = (low + high) // 2
+        ended = (low < high) & (ends[np.minimum(middle + 1, lines)] <= element)
+        high = np.where((low < high) & ~ended, middle, high)
+        low = np.where(ended, middle + 1, low)
+    is_there = low < lines
+    line = np.where(is_there, low, 0)
+    return np.asarray(is_there & (ends[line] <= element) & (element + 1 < ends[np.minimum(line + 1, lines)]))
 
 
 def coordinates(form: SparseForm, rows: Tensor, columns: Tensor, name: str = "") -> tuple[Array, Array]:

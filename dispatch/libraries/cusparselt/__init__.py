@@ -1,0 +1,1 @@
+"""cuSPARSELt: its handle, descriptors of structured matrices and of products over them, and what is enqueued."""

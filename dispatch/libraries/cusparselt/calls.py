@@ -1,0 +1,170 @@
+"""Plans of cuSPARSELt's calls: pruning, its check, compression, and products; all is ready but the addresses.
+
+The ops say which matrices, and at which places of a run's arguments their addresses stand.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudabind.sys import cusparseLt as lt
+from dispatch.core.request import Argument, Plan
+from dispatch.libraries.cusparselt.descriptors import Algorithm, Matrix, MatrixDescriptor, Product, ProductDescriptor
+from dispatch.libraries.cusparselt.handle import handle_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.core.row import Row
+    from dispatch.device.storage import Storage
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["IdlePlan", "MatrixPlan", "Places", "ProductPlan", "compressed_bytes"]
+
+IS_A = 1  # whether the structured matrix is a product's A: it always is
+
+
+def compressed_bytes(executor: CudaExecutor, said: Matrix) -> tuple[int, int]:
+    """The bytes of a matrix once it is compressed, and those that its compression works in."""
+    handle = handle_of(executor).follow()
+    size, work = ctypes.c_size_t(), ctypes.c_size_t()
+    matrix = MatrixDescriptor(handle, said)
+    lt.cusparseLtSpMMACompressedSize2(handle, matrix.c, ctypes.byref(size), ctypes.byref(work))
+    return size.value, work.value
+
+
+class IdlePlan(Plan):
+    """A request whose result has no element: nothing is launched."""
+
+    __slots__ = ()
+    is_bare = True
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        """Nothing is to be done."""
+
+
+class SharingPlan(Plan):
+    """A plan with memory that the executor's plans share."""
+
+    __slots__ = ("_executor", "_handle", "_memory", "_work")
+
+    def __init__(self, executor: CudaExecutor, row: Row) -> None:
+        super().__init__(row, capture_safe=True)
+        self._executor, self._handle = executor, handle_of(executor)
+        self._memory: Storage | None = None
+        self._work = ctypes.c_void_p()
+
+    def work_in(self, nbytes: int) -> None:
+        """Have so many bytes to work in."""
+        if nbytes:
+            self._memory, address = self._handle.memory(self._executor, nbytes)
+            self._work.value = address
+
+    def ready(self) -> Any:
+        """The handle, once stream and memory are those that it enqueues on and works in."""
+        memory = self._memory
+        if memory is not None and memory.owner is not self._executor.stream:
+            # Made while the caller captured the executor's stream, on another one, which was waited for since.
+            memory.owner = memory.writer = self._executor.stream
+        return self._handle.follow()
+
+    def ended(self, function: Any, status: int) -> None:
+        """Raise what a status says."""
+        if status:
+            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            raise function.error(status)
+
+
+class MatrixPlan(SharingPlan):
+    """A call over one structured matrix: `cusparseLtSpMMAPrune2`, `…PruneCheck2` or `…Compress2`."""
+
+    __slots__ = ("_behind", "_function", "_given", "_matrix", "_operation")
+
+    def __init__(
+        self, executor: CudaExecutor, row: Row, said: Matrix, operation: int, *, prune: int | None = None
+    ) -> None:
+        """The row says which function; `prune` is the algorithm of one that prunes."""
+        super().__init__(executor, row)
+        self._function: Any = getattr(lt, row.function)
+        self._matrix = MatrixDescriptor(self._handle.follow(), said)
+        self._operation = lt.cusparseOperation_t(operation)
+        self._given = (ctypes.c_void_p(), ctypes.c_void_p())
+        self._behind: tuple[Any, ...] = ()
+        if prune is not None:
+            self._behind = (lt.cusparseLtPruneAlg_t(prune),)
+        elif row.function == "cusparseLtSpMMACompress2":
+            self.work_in(compressed_bytes(executor, said)[1])
+            self._behind = (self._work,)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        handle = self.ready()
+        for slot, address in zip(self._given, arguments, strict=True):
+            slot.value = address  # type: ignore[assignment]  # addresses are ints
+        call = (self._matrix.c, IS_A, self._operation, *self._given, *self._behind, self._handle.c_stream)
+        self.ended(self._function, self._function.unchecked(handle, *call))
+
+
+class Places(NamedTuple):
+    """Where the addresses and numbers of a product stand in a run's arguments; None for what it has not."""
+
+    a: int
+    b: int
+    c: int | None
+    d: int
+    alpha: int
+    beta: int
+    bias: int | None = None
+
+
+class ProductPlan(SharingPlan):
+    """A product over a compressed matrix."""
+
+    __slots__ = ("_alpha", "_beta", "_places", "_product", "_said", "_slots")
+
+    def __init__(self, executor: CudaExecutor, row: Row, said: Product, places: Places, algorithm: Algorithm) -> None:
+        """Without a C its factor is 0 in every run, and D stands for it."""
+        super().__init__(executor, row)
+        self._said, self._places = said, places
+        bias = int(executor.workspace.c_ptr.value or 0)
+        self._product = ProductDescriptor(self._handle.follow(), said, algorithm, bias)
+        self._alpha, self._beta = (ctypes.c_float() for _ in range(2))
+        self._slots = tuple(ctypes.c_void_p() for _ in range(6))
+        self.work_in(self._product.workspace)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The one that the product is carried out by."""
+        return self._product.chosen
+
+    def _ready_for(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """The arguments of a call, whose order is that of alpha, A, B, beta, C and D."""
+        places, said = self._places, self._said
+        alpha, a, b, beta, c, d = self._slots
+        a.value, b.value, d.value = arguments[places.a], arguments[places.b], arguments[places.d]
+        c.value = d.value if places.c is None else arguments[places.c]
+        for slot, number, place, is_vector in (
+            (alpha, self._alpha, places.alpha, said.alpha_vector),
+            (beta, self._beta, places.beta, said.beta_vector),
+        ):
+            if is_vector:
+                slot.value = arguments[place]
+            else:
+                number.value = 0.0 if slot is beta and places.c is None else arguments[place]
+                slot.value = ctypes.addressof(number)
+        if places.bias is not None:
+            self._product.point(arguments[places.bias])
+        return (self._product.plan, *self._slots, self._work, ctypes.byref(self._handle.c_stream), 1)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        handle = self.ready()
+        call = self._ready_for(arguments)
+        self.ended(lt.cusparseLtMatmul, lt.cusparseLtMatmul.unchecked(handle, *call))
+
+    def search(self, arguments: tuple[Argument, ...]) -> Algorithm:
+        """The fastest algorithm, which the library finds by running all, into D; from now on it is this plan's."""
+        handle = self.ready()
+        lt.cusparseLtMatmulSearch(handle, *self._ready_for(arguments))
+        self._executor.stream.synchronize()
+        self.work_in(self._product.workspace)
+        return self.algorithm

@@ -1,0 +1,208 @@
+"""cuSPARSELt's descriptors: of matrices, of a product, of the algorithm chosen for it, and its plan.
+
+All are structs of the caller's, filled in and given back by the library. A product's structured operand is always A:
+a transposed product has it there. Follows https://docs.nvidia.com/cuda/cusparselt/functions.html.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudabind.errors import CusparseLtError
+from cudabind.sys import cusparseLt as lt
+from dispatch.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["ALIGNMENT", "OWN_CHOICE", "Algorithm", "Matrix", "MatrixDescriptor", "Product", "ProductDescriptor"]
+
+ALIGNMENT = 16  # bytes, of which every address is a multiple
+UNSUPPORTED = ("CUSPARSE_STATUS_NOT_SUPPORTED", "CUSPARSE_STATUS_INVALID_VALUE", "CUSPARSE_STATUS_ARCH_MISMATCH")
+
+
+class Matrix(NamedTuple):
+    """What the descriptor of a matrix, or of a batch of them, is made of; extents and steps count elements."""
+
+    rows: int
+    cols: int
+    ld: int
+    dtype: int  # a cudaDataType
+    by_rows: bool = True
+    batch: int = 1
+    stride: int = 0  # from matrix to matrix; 0 is one for all
+    structured: bool = False
+
+
+class Product(NamedTuple):
+    """D = activation(alpha · op(A) · op(B) + beta · C + bias), before addresses; A is structured."""
+
+    a: Matrix
+    b: Matrix
+    c: Matrix
+    d: Matrix
+    op_a: int  # a cusparseOperation_t
+    op_b: int
+    compute: int  # a cusparseComputeType
+    relu: tuple[float, float] | None = None  # the upper bound, and the threshold up to which it is 0
+    gelu: float | None = None  # the factor behind it
+    bias_stride: int | None = None  # from bias to bias of a batch; None without a bias
+    alpha_vector: bool = False  # whether alpha is a number for each row, on the device
+    beta_vector: bool = False
+
+
+class Algorithm(NamedTuple):
+    """What is said of the algorithm; None leaves it to the library."""
+
+    config_id: int | None = None
+    split_k: int | None = None
+    split_k_mode: int | None = None  # a cusparseLtSplitKMode_t
+    split_k_buffers: int | None = None
+
+
+OWN_CHOICE = Algorithm()
+Kind = lt.cusparseLtMatmulAlgAttribute_t
+ATTRIBUTES = (
+    Kind.CUSPARSELT_MATMUL_ALG_CONFIG_ID,
+    Kind.CUSPARSELT_MATMUL_SPLIT_K,
+    Kind.CUSPARSELT_MATMUL_SPLIT_K_MODE,
+    Kind.CUSPARSELT_MATMUL_SPLIT_K_BUFFERS,
+)
+Desc = lt.cusparseLtMatmulDescAttribute_t
+INT_BYTES = 4
+
+
+class MatrixDescriptor:
+    """A `cusparseLtMatDescriptor_t`."""
+
+    __slots__ = ("c", "made")
+
+    def __init__(self, handle: Any, said: Matrix) -> None:
+        self.made, self.c = False, lt.cusparseLtMatDescriptor_t()
+        orders = lt.cusparseOrder_t
+        order = orders.CUSPARSE_ORDER_ROW if said.by_rows else orders.CUSPARSE_ORDER_COL
+        given = (said.rows, said.cols, said.ld, ALIGNMENT, lt.cudaDataType(said.dtype), order)
+        if said.structured:
+            half = lt.cusparseLtSparsity_t.CUSPARSELT_SPARSITY_50_PERCENT
+            told("cusparseLtStructuredDescriptorInit", handle, self.c, *given, half)
+        else:
+            told("cusparseLtDenseDescriptorInit", handle, self.c, *given)
+        self.made = True
+        if said.batch > 1:
+            attributes = lt.cusparseLtMatDescAttribute_t
+            for attribute, value in (
+                (attributes.CUSPARSELT_MAT_NUM_BATCHES, ctypes.c_int(said.batch)),
+                (attributes.CUSPARSELT_MAT_BATCH_STRIDE, ctypes.c_int64(said.stride)),
+            ):
+                size = ctypes.sizeof(value)
+                told("cusparseLtMatDescSetAttribute", handle, self.c, attribute, ctypes.byref(value), size)
+
+    def __del__(self) -> None:
+        if getattr(self, "made", False) and not sys.is_finalizing():
+            lt.cusparseLtMatDescriptorDestroy.unchecked(self.c)
+            self.made = False
+
+
+class ProductDescriptor:
+    """The descriptor of a product, its algorithm, and its plan, which is made anew for another bias."""
+
+    def __init__(self, handle: Any, said: Product, algorithm: Algorithm, bias: int) -> None:
+        """`bias` is an address at first, of which nothing is read before the product is called."""
+        self._handle, self._said = handle, said
+        self._selected = self._planned = False
+        self._matrices = [MatrixDescriptor(handle, one) for one in (said.a, said.b, said.c, said.d)]
+        self.matmul, self.algorithm = lt.cusparseLtMatmulDescriptor_t(), lt.cusparseLtMatmulAlgSelection_t()
+        self.plan, self._bias = lt.cusparseLtMatmulPlan_t(), bias
+        operations = (lt.cusparseOperation_t(said.op_a), lt.cusparseOperation_t(said.op_b))
+        parts = (one.c for one in self._matrices)
+        compute = lt.cusparseComputeType(said.compute)
+        told("cusparseLtMatmulDescriptorInit", handle, self.matmul, *operations, *parts, compute)
+        self._set_epilogue()
+        default = lt.cusparseLtMatmulAlg_t.CUSPARSELT_MATMUL_ALG_DEFAULT
+        told("cusparseLtMatmulAlgSelectionInit", handle, self.algorithm, self.matmul, default)
+        self._selected = True
+        for attribute, wanted in zip(ATTRIBUTES, algorithm, strict=True):
+            if wanted is not None and wanted != self._chosen(attribute):  # not every default may be set
+                number = ctypes.c_int(wanted)
+                given = (attribute, ctypes.byref(number), INT_BYTES)
+                told("cusparseLtMatmulAlgSetAttribute", handle, self.algorithm, *given)
+        self._make_plan()
+
+    def _set_epilogue(self) -> None:
+        said = self._said
+        if said.relu is not None:
+            upper, threshold = said.relu
+            self.set(Desc.CUSPARSELT_MATMUL_ACTIVATION_RELU, ctypes.c_int(1))
+            self.set(Desc.CUSPARSELT_MATMUL_ACTIVATION_RELU_UPPERBOUND, ctypes.c_float(upper))
+            self.set(Desc.CUSPARSELT_MATMUL_ACTIVATION_RELU_THRESHOLD, ctypes.c_float(threshold))
+        if said.gelu is not None:
+            self.set(Desc.CUSPARSELT_MATMUL_ACTIVATION_GELU, ctypes.c_int(1))
+            if said.gelu != 1:
+                self.set(Desc.CUSPARSELT_MATMUL_ACTIVATION_GELU_SCALING, ctypes.c_float(said.gelu))
+        if said.alpha_vector:
+            self.set(Desc.CUSPARSELT_MATMUL_ALPHA_VECTOR_SCALING, ctypes.c_int(1))
+        if said.beta_vector:
+            self.set(Desc.CUSPARSELT_MATMUL_BETA_VECTOR_SCALING, ctypes.c_int(1))
+        if said.bias_stride is not None:
+            self.set(Desc.CUSPARSELT_MATMUL_BIAS_STRIDE, ctypes.c_int64(said.bias_stride))
+            self.set(Desc.CUSPARSELT_MATMUL_BIAS_POINTER, ctypes.c_void_p(self._bias))
+
+    def set(self, attribute: Any, value: Any) -> None:
+        """Set one attribute of the product from a ctypes value of its type."""
+        given = (attribute, ctypes.byref(value), ctypes.sizeof(value))
+        told("cusparseLtMatmulDescSetAttribute", self._handle, self.matmul, *given)
+
+    def _make_plan(self) -> None:
+        told("cusparseLtMatmulPlanInit", self._handle, self.plan, self.matmul, self.algorithm)
+        self._planned = True
+
+    def point(self, bias: int) -> None:
+        """Have it add the bias at an address: a plan is told of it while it is made."""
+        if bias == self._bias:
+            return
+        if self._planned:
+            self._planned = False
+            lt.cusparseLtMatmulPlanDestroy(self.plan)
+        self.set(Desc.CUSPARSELT_MATMUL_BIAS_POINTER, ctypes.c_void_p(bias))
+        self._make_plan()
+        self._bias = bias
+
+    @property
+    def workspace(self) -> int:
+        """The bytes that a call works in."""
+        size = ctypes.c_size_t()
+        lt.cusparseLtMatmulGetWorkspace(self._handle, self.plan, ctypes.byref(size))
+        return size.value
+
+    @property
+    def chosen(self) -> Algorithm:
+        """The algorithm as it is now: the library's own choice, what was set, or what a search has found."""
+        return Algorithm(*map(self._chosen, ATTRIBUTES))
+
+    def _chosen(self, attribute: Any) -> int:
+        number = ctypes.c_int()
+        given = (attribute, ctypes.byref(number), INT_BYTES)
+        lt.cusparseLtMatmulAlgGetAttribute(self._handle, self.algorithm, *given)
+        return number.value
+
+    def __del__(self) -> None:
+        if sys.is_finalizing():
+            return
+        if getattr(self, "_planned", False):
+            lt.cusparseLtMatmulPlanDestroy.unchecked(self.plan)
+        if getattr(self, "_selected", False):
+            lt.cusparseLtMatmulAlgSelectionDestroy.unchecked(self.algorithm)
+        self._planned = self._selected = False
+
+
+def told(name: str, *given: Any) -> None:
+    """Call a function by which the library is told what is wanted; Refused where it does not carry that out."""
+    arguments: Sequence[Any] = given
+    try:
+        getattr(lt, name)(*arguments)
+    except CusparseLtError as error:
+        if error.name not in UNSUPPORTED:
+            raise
+        raise Refused(f"{name} does not take it: {error}") from error

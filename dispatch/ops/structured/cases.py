@@ -1,0 +1,227 @@
+"""The cases of structured matrices: every dtype in every order, epilogue and batch, amid memory that nobody may touch.
+
+Magnitudes that are compared are whole numbers among which no two choices are equal, so that one result alone is right.
+What nothing may read is NaN: a C whose beta is 0, and all of a result that is to be written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.core.host_plan import EXACT
+from dispatch.core.request import run
+from dispatch.keys import F32, I8, Compute, Dtype
+from dispatch.ops.structured.bounds import bounds
+from dispatch.ops.structured.compression import Check24Request, Compress24Request, Prune24Request
+from dispatch.ops.structured.doors import made_by
+from dispatch.ops.structured.form import PruneAlgorithm, dense_step, group_of, structured_step
+from dispatch.ops.structured.forms import Form, forms
+from dispatch.ops.structured.mutations import MUTATIONS
+from dispatch.ops.structured.product import Matmul24Request
+from dispatch.ops.structured.reference import evaluate, kept_of, multiplied, tiles, within
+from dispatch.ops.structured.tensor import StructuredTensor
+from dispatch.testing.check import Check, GuardedBuffer, MadeCase, Mismatch, place, poison
+
+if TYPE_CHECKING:
+    from dispatch.core.row import Row
+    from dispatch.device.device import Device
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["MUTATIONS", "cases"]
+
+KINDS: dict[str, Any] = {one.op: one for one in (Prune24Request, Check24Request, Compress24Request, Matmul24Request)}
+SIZES = np.array([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16.0])  # which all dtypes have
+TRIES = 200
+GAP = 16  # elements, so that operands of all dtypes can lie alike
+
+
+# -- operands ---------------------------------------------------------------------------------------------------------
+def lay(device: Device, values: Array, *, by_rows: bool = True) -> GuardedBuffer:
+    """An operand amid poison, with lines at multiples of 16 bytes."""
+    axes = list(range(values.ndim))
+    if not by_rows:
+        axes[-2:] = axes[:-3:-1]
+    return place(device, values, axes, GAP, aligned=True)
+
+
+def decided(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...], algorithm: PruneAlgorithm) -> Array:
+    """Whole numbers of which the algorithm can keep one choice alone."""
+    group, kept = group_of(dtype)
+    unit = (group, group) if algorithm is PruneAlgorithm.TILE else (1, group)
+    count = int(np.prod(shape)) // (unit[0] * unit[1])
+    found = rng.choice(SIZES, (count, unit[0] * unit[1]))
+    patterns = tiles(group, kept) if algorithm is PruneAlgorithm.TILE else tiles_of_strips(group, kept)
+    for _ in range(TRIES):
+        best = np.sort(found @ patterns.T, axis=1)
+        undecided = best[:, -1] == best[:, -2]
+        if not undecided.any():
+            break
+        found[undecided] = rng.choice(SIZES, (int(undecided.sum()), found.shape[1]))
+    found *= rng.choice([-1.0, 1.0], found.shape)
+    *batch, m, k = shape
+    apart = found.reshape(*batch, m // unit[0], k // unit[1], *unit)
+    return np.moveaxis(apart, -2, -3).reshape(shape).astype(dtype.numpy)
+
+
+def tiles_of_strips(group: int, kept: int) -> Array:
+    """The patterns of a strip."""
+    every = np.indices((2,) * group).reshape(group, -1).T
+    return np.asarray(every[every.sum(1) == kept].astype(np.float64))
+
+
+def structured(rng: np.random.Generator, dense: Array) -> Array:
+    """A structured matrix of a dense one, in which some groups have fewer elements."""
+    dtype, shape = Dtype.of(dense.dtype), dense.shape
+    stay = kept_of(dense, PruneAlgorithm.STRIP, *group_of(dtype)) & (rng.random(shape) < 0.9)
+    return np.where(stay, dense, np.zeros((), dense.dtype))
+
+
+# -- pruning and compression -------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class CompressedCheck(Check):
+    """Of compressed bytes: the host's are known, and others must mean the matrix that was compressed."""
+
+    def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
+        """Raise Mismatch unless the bytes are right, and nothing beside them was written."""
+        if self.request.device.is_host:
+            super().verify(result)
+            return
+        request: Any = self.request
+        made = StructuredTensor(result, request.form._replace(made_by=made_by(request.device)))
+        found, expected = made.todense().numpy(), np.asarray(request.a.numpy())
+        if not np.array_equal(found.astype(np.float64), expected.astype(np.float64)):
+            raise Mismatch(f"{self.name}: the bytes mean another matrix ({request.describe()})")
+        self._check_memory()
+
+
+def compression_check(op: str, dtype: Dtype, turn: int, name: str, device: Device, rng: np.random.Generator) -> Check:
+    """A request that prunes, checks or compresses; by turns in each order, in batches, in place and for each choice."""
+    step = structured_step(dtype)
+    shape: tuple[int, ...] = ((2 * step, step), (step, 3 * step), (3 * step, 2 * step))[turn % 3]
+    shape = (2 + turn % 2, *shape) if turn % 4 == 3 else shape
+    by_rows = dtype.itemsize == 1 or turn % 2 == 0
+    algorithm = tuple(PruneAlgorithm)[turn // 2 % 2]
+    fields: dict[str, Any] = {}
+    values = decided(rng, dtype, shape, algorithm if op == "prune_2_4" else PruneAlgorithm.STRIP)
+    if op != "prune_2_4" and (op == "compress_2_4" or turn % 2):
+        stay = kept_of(values, PruneAlgorithm.STRIP, *group_of(dtype)) & (rng.random(shape) < 0.9)
+        values = np.where(stay, values, np.zeros((), values.dtype))
+        if op == "check_2_4" and turn % 4 == 1:  # the last group alone has too many
+            values[..., -1, -group_of(dtype)[0] :] = 1
+    memory = lay(device, values, by_rows=by_rows)
+    a = memory.view
+    if op == "compress_2_4":  # dense in memory
+        a = device.array(values if by_rows else np.ascontiguousarray(values.swapaxes(-1, -2)))
+        a = a if by_rows else a.mT
+    fields["a"] = a
+    written: tuple[GuardedBuffer, ...] = ()
+    if op == "prune_2_4":
+        fields["algorithm"] = algorithm
+        out = memory if turn % 3 == 1 else lay(device, poison(dtype, shape), by_rows=by_rows)
+        fields["out"], written = out.view, (out,)
+    request = KINDS[op](**fields)
+    if op != "prune_2_4" and turn % 3:
+        layout = request.layout_of("out")
+        out = place(device, poison(layout.dtype, layout.shape), None, 16, aligned=True)
+        request, written = replace(request, out=out.view), (out,)
+    expected = evaluate(request, EXACT)
+    check = CompressedCheck if op == "compress_2_4" else Check
+    return check(name, request, expected, {"out": np.zeros(())}, written)
+
+
+# -- products ---------------------------------------------------------------------------------------------------------
+class Draw:
+    """The operands of a form on a device."""
+
+    def __init__(self, row: Row, form: Form, device: Device, rng: np.random.Generator) -> None:
+        self.form, self.device, self.rng = form, device, rng
+        self.dtype, _, self.c, self.d = row.dtypes
+        wide, long = structured_step(self.dtype), dense_step(self.dtype)
+        self.m, self.k, self.n = form.sizes[0] * wide, form.sizes[1] * wide, form.sizes[2] * long
+        self.is_narrow = self.dtype.itemsize == 1
+        self.batch_a, self.batch_b = (((2,) if there else ()) for there in form.batch)
+        self.batch = self.batch_a or self.batch_b
+        self.fields: dict[str, Any] = {"compute": row.compute, "alpha": form.alpha, "activation": form.activation}
+        self.fields |= dict(form.more)
+        self.written: tuple[GuardedBuffer, ...] = ()
+
+    def factor(self, *shape: int) -> Array:
+        """Numbers to be multiplied: normal ones, or small whole ones, of which f16 holds all sums."""
+        if self.dtype is I8 or self.fields["compute"] is Compute.COMPUTE_16F:
+            most = 9 if self.dtype is I8 else 2
+            return self.rng.integers(-most, most + 1, shape).astype(self.dtype.numpy)
+        return self.normal(self.dtype, *shape)
+
+    def normal(self, dtype: Dtype, *shape: int) -> Array:
+        """Numbers of a size that results have."""
+        if dtype.numpy.kind == "i":
+            return self.rng.integers(-40, 41, shape).astype(dtype.numpy)
+        return self.rng.standard_normal(shape).astype(dtype.numpy)
+
+    def compressed(self) -> Array:
+        """A, compressed where it lies; the matrix as it was before."""
+        dense = structured(self.rng, self.factor(*self.batch_a, self.m, self.k))
+        by_rows = self.form.by_rows[0] or self.is_narrow
+        there = self.device.array(dense if by_rows else np.ascontiguousarray(dense.swapaxes(-1, -2)))
+        request = Compress24Request(there if by_rows else there.mT)
+        self.fields["a"] = run(request)
+        self.fields["form"] = request.form._replace(made_by=made_by(self.device))
+        return dense
+
+    def others(self) -> None:
+        """B, and what is added."""
+        form, shape = self.form, (*self.batch, self.m, self.n)
+        values = self.factor(*self.batch_b, self.k, self.n)
+        self.fields["b"] = lay(self.device, values, by_rows=form.by_rows[1] and not self.is_narrow).view
+        bias = form.bias or int(self.d.is_fp8 and not form.added)  # which says what dtype C would have
+        if bias:
+            kind = F32 if self.dtype is I8 else self.c
+            lead = self.batch if bias > 1 else ()
+            self.fields["bias"] = lay(self.device, self.normal(kind, *lead, self.m)).view
+        if form.vectors and self.dtype is I8:
+            self.fields |= {"alpha": 1.0, "alpha_vector": self.vector()}
+        by_rows = form.by_rows[2]
+        if form.added:
+            c = self.normal(self.c, *shape) if form.beta or form.vectors > 1 else poison(self.c, shape)
+            memory = lay(self.device, c, by_rows=by_rows)
+            self.fields |= {"c": memory.view, "beta": form.beta}
+            if form.vectors > 1 and self.dtype is I8:
+                self.fields |= {"beta": None, "beta_vector": self.vector()}
+            if form.added > 1 and self.c is self.d:
+                self.fields["out"], self.written = memory.view, (memory,)
+                return
+        if form.given or form.added:
+            out = lay(self.device, poison(self.d, shape), by_rows=by_rows)
+            self.fields["out"], self.written = out.view, (out,)
+        else:
+            self.fields["out_dtype"] = self.d
+
+    def vector(self) -> Tensor:
+        return lay(self.device, (self.rng.random(self.m) * 0.1).astype(np.float32)).view
+
+
+def product_check(row: Row, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
+    """A request of a form with fresh operands; what is right is told from the matrix before it was compressed."""
+    draw = Draw(row, form, device, rng)
+    dense = draw.compressed()
+    draw.others()
+    request = Matmul24Request(**draw.fields)
+    with np.errstate(all="ignore"):
+        expected = {"out": within(multiplied(request, EXACT, dense)["out"], request.d_dtype)}
+        return Check(name, request, expected, bounds(request, expected, dense), draw.written)
+
+
+def cases(row: Row) -> list[MadeCase]:
+    """Every form of a row's op and dtypes."""
+    op, dtype = row.op, row.dtypes[0]
+    if op == "matmul_2_4":
+        return [
+            MadeCase(f"{dtype}-{row.dtypes[-1]}-{n}", partial(product_check, row, form))
+            for n, form in enumerate(forms(row))
+        ]
+    return [MadeCase(f"{dtype}-{turn}", partial(compression_check, op, dtype, turn)) for turn in range(12)]

@@ -1,0 +1,153 @@
+"""Structured matrices as calls of cuSPARSELt: what a request's plan is told.
+
+A matrix that is column-major is the transpose of a row-major one, and is described as that; D is row-major or
+column-major. Follows https://docs.nvidia.com/cuda/cusparselt/functions.html.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cudabind.sys import cusparseLt as lt
+from dispatch.core.matrix_choices import Operation
+from dispatch.errors import BadRequest
+from dispatch.keys import I8, Compute, Dtype
+from dispatch.libraries.cusparselt.calls import IdlePlan, MatrixPlan, Places, ProductPlan, compressed_bytes
+from dispatch.libraries.cusparselt.descriptors import Algorithm, Matrix, Product
+from dispatch.libraries.cusparselt.handle import stamp_of
+from dispatch.ops.structured.layout import leading, lies_by_rows
+from dispatch.ops.structured.product import Activation24, SplitKMode
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.device.layout import Layout
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.ops.structured.form import StructuredForm
+
+__all__ = ["bytes_on", "plan", "product_of"]
+
+BATCH = 3  # axes
+N, T = int(Operation.N), int(Operation.T)
+
+
+def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
+    """The plan of a request."""
+    if request.op == "matmul_2_4":
+        return _product(request, executor, row)
+    if request.op == "compress_2_4":
+        said, operation = structured(request.form)
+        _check_size("out", request.layout_of("out"), compressed_bytes(executor, said)[0])
+        return MatrixPlan(executor, row, said, operation)
+    said, operation = matrix_of(request.a.layout, structured=True)
+    algorithm = int(request.algorithm) if request.op == "prune_2_4" else None
+    return MatrixPlan(executor, row, said, operation, prune=algorithm)
+
+
+def bytes_on(executor: CudaExecutor, form: StructuredForm) -> int:
+    """The size of a compressed matrix, as the device's library says it."""
+    return compressed_bytes(executor, structured(form)[0])[0]
+
+
+def _check_size(name: str, layout: Layout, wanted: int) -> None:
+    if layout.shape != (wanted,):
+        raise BadRequest(name, str(layout), f"u8[{wanted}], as the device's library says", "leave out=None")
+
+
+# -- matrices ---------------------------------------------------------------------------------------------------------
+def matrix_of(layout: Layout, *, structured: bool = False) -> tuple[Matrix, int]:
+    """A row-major matrix that describes an operand, and what is done to it: one that is column-major is transposed."""
+    m, n = layout.shape[-2:]
+    is_batch = len(layout.shape) == BATCH
+    batch, stride = (layout.shape[0], layout.strides[0]) if is_batch else (1, 0)
+    by_rows = lies_by_rows(layout)
+    ld = leading(layout, by_rows=by_rows) or max(1, n)
+    rows, cols = (m, n) if by_rows else (n, m)
+    made = Matrix(rows, cols, ld, layout.dtype.cuda, batch=batch, stride=stride, structured=structured)
+    return made, N if by_rows else T
+
+
+def structured(form: StructuredForm) -> tuple[Matrix, int]:
+    """The same of a compressed matrix, as it was before."""
+    *batch, m, k = form.shape
+    rows, cols = (m, k) if form.by_rows else (k, m)
+    count, stride = (batch[0], m * k) if batch else (1, 0)
+    made = Matrix(rows, cols, cols, Dtype.of(form.dtype).cuda, batch=count, stride=stride, structured=True)
+    return made, N if form.by_rows else T
+
+
+def result_of(layout: Layout, dtype: Dtype) -> Matrix:
+    """C or D, in the order in which it lies."""
+    said, operation = matrix_of(layout)
+    m, n = layout.shape[-2:]
+    return said._replace(rows=m, cols=n, dtype=dtype.cuda, by_rows=operation == N)
+
+
+def product_of(request: Any) -> Product:
+    """What the library is told of a product; an operand that is one for a batch has a step of 0 there."""
+    count, kinds = request.batch or 1, lt.cusparseComputeType
+    (a, op_a), (b, op_b) = structured(request.form), matrix_of(request.b.layout)
+    out = request.layout_of("out")
+    a, b = (one if one.batch == count else one._replace(batch=count, stride=0) for one in (a, b))
+    compute = kinds.CUSPARSE_COMPUTE_32I if request.a_dtype is I8 else kinds.CUSPARSE_COMPUTE_32F
+    if request.compute is Compute.COMPUTE_16F:
+        compute = kinds.CUSPARSE_COMPUTE_16F
+    bias = request.bias
+    step = None if bias is None else bias.layout.strides[0] if bias.ndim > 1 else 0
+    return Product(
+        a,
+        b,
+        result_of(out, request.c_dtype),
+        result_of(out, request.d_dtype),
+        op_a,
+        op_b,
+        int(compute),
+        relu=(request.upper_bound, request.threshold) if request.activation is Activation24.RELU else None,
+        gelu=request.gelu_scaling if request.activation is Activation24.GELU else None,
+        bias_stride=step,
+        alpha_vector=request.alpha_vector is not None,
+        beta_vector=request.beta_vector is not None,
+    )
+
+
+# -- products ---------------------------------------------------------------------------------------------------------
+def asked(request: Any) -> Algorithm:
+    """The algorithm as far as a request says it."""
+    mode = None if request.split_k_mode is SplitKMode.DEFAULT else int(request.split_k_mode)
+    return Algorithm(request.config_id, request.split_k, mode, request.split_k_buffers)
+
+
+def places_of(request: Any) -> Places:
+    """Where the addresses and numbers of a product stand."""
+    behind = len(request.reads) + len(request.writes)
+    vectors = {name: request.place_of(name) for name in ("alpha_vector", "beta_vector")}
+    return Places(
+        a=request.place_of("a"),
+        b=request.place_of("b"),
+        c=request.place_of("c") if request.reads_added else None,
+        d=request.place_of("out"),
+        alpha=behind if request.alpha_vector is None else vectors["alpha_vector"],
+        beta=behind + 1 if request.beta_vector is None else vectors["beta_vector"],
+        bias=None if request.bias is None else request.place_of("bias"),
+    )
+
+
+def _product(request: Any, executor: CudaExecutor, row: Row) -> Plan:
+    stamp = stamp_of(executor)
+    if request.form.made_by != stamp:
+        hint = "compress the matrix again"
+        raise BadRequest("form.made_by", repr(request.form.made_by), f"{stamp!r}, which is what runs here", hint)
+    said = product_of(request)
+    _check_size("a", request.a.layout, compressed_bytes(executor, structured(request.form)[0])[0])
+    if not request.layout_of("out").size:
+        return IdlePlan(row, capture_safe=False)
+
+    def make(algorithm: Algorithm) -> ProductPlan:
+        return ProductPlan(executor, row, said, places_of(request), algorithm)
+
+    wanted = asked(request)
+    if request.autotune and not any(part is not None for part in wanted):
+        from dispatch.ops.structured.tune import fastest_plan  # few requests are tuned
+
+        return fastest_plan(request, executor, said, make)
+    return make(wanted)

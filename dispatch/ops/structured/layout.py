@@ -1,0 +1,77 @@
+"""How matrices lie in memory, and the host's own layout of compressed ones.
+
+The host has all elements that stay, row by row, and behind them a half byte for each group: the place of the first that
+stays within the group and, times four, that of the second. cuSPARSELt's own layout is known to that library alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dispatch.errors import BadRequest
+from dispatch.keys import Dtype
+from dispatch.ops.structured.form import group_of
+
+if TYPE_CHECKING:
+    from dispatch.device.layout import Array, Layout
+    from dispatch.ops.structured.form import StructuredForm
+
+__all__ = ["host_bytes", "leading", "lies_by_rows", "packed", "unpacked"]
+
+
+def leading(layout: Layout, *, by_rows: bool) -> int | None:
+    """The leading dimension of the matrices of a row-major or column-major operand; None where they are not such."""
+    m, n = layout.shape[-2:]
+    row, column = layout.strides[-2:]
+    if not by_rows:
+        m, n, row, column = n, m, column, row
+    if (column == 1 or n <= 1) and (row >= max(1, n) or m <= 1):
+        return max(1, n) if m <= 1 else row
+    return None
+
+
+def lies_by_rows(layout: Layout) -> bool:
+    """Whether matrices are row-major; those that are column-major, too, are."""
+    return leading(layout, by_rows=True) is not None or leading(layout, by_rows=False) is None
+
+
+def host_bytes(shape: tuple[int, ...], dtype: Dtype) -> int:
+    """The bytes of compressed matrices on the host."""
+    group, kept = group_of(dtype)
+    groups = math.prod(shape) // group
+    return groups * kept * dtype.itemsize + groups // 2
+
+
+def packed(dense: Array) -> Array:
+    """Structured matrices as the host's bytes; BadRequest where a group has too many elements other than 0."""
+    group, kept = group_of(Dtype.of(dense.dtype))
+    groups = dense.reshape(-1, group)
+    there = groups.astype(np.float64) != 0
+    if (too_many := int((there.sum(1) > kept).sum())) > 0:
+        raise BadRequest("a", f"{too_many} groups of more", f"{kept} of {group} along the columns", "prune_2_4(a)")
+    places = np.sort(np.argsort(~there, axis=1, kind="stable")[:, :kept], axis=1)
+    elements = np.take_along_axis(groups, places, 1)
+    nibbles = (places << 2 * np.arange(kept)).sum(1).astype(np.uint8)
+    return np.concatenate(
+        [np.ascontiguousarray(elements).reshape(-1).view(np.uint8), nibbles[::2] | nibbles[1::2] << 4]
+    )
+
+
+def unpacked(data: Array, form: StructuredForm) -> Array:
+    """The matrices of the host's bytes."""
+    dtype = Dtype.of(form.dtype)
+    group, kept = group_of(dtype)
+    groups = math.prod(form.shape) // group
+    behind = groups * kept * dtype.itemsize
+    elements = data[:behind].copy().view(dtype.numpy).reshape(groups, kept)
+    halves = data[behind:]
+    nibbles = np.stack([halves & 15, halves >> 4], 1).reshape(-1).astype(np.int64)
+    places = nibbles[:, None] >> 2 * np.arange(kept) & 3
+    if (places >= group).any():
+        raise BadRequest("a", "places beyond a group", "bytes that compress_2_4 has made")
+    found = np.zeros((groups, group), dtype.numpy)
+    np.put_along_axis(found, places, elements, 1)
+    return found.reshape(form.shape)

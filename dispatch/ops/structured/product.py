@@ -1,0 +1,261 @@
+"""Matmul24Request: D = activation(alpha · A · B + beta · C + bias) over a compressed matrix A."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dispatch.checks import check_dtype, check_int, check_number, shown
+from dispatch.core.factors import F32_MAX, as_argument, check_factor
+from dispatch.core.operands import OperandRequest, Output, by_columns, dense
+from dispatch.core.request import Argument, NamedArguments, Number, Operands, Unpacked
+from dispatch.errors import BadRequest
+from dispatch.keys import BF16, F32, HALF, I8, I32, U8, Choice, Compute, Dtype
+from dispatch.ops.structured.form import ON_HOST, StructuredForm, check_form, dense_step
+from dispatch.ops.structured.layout import host_bytes, lies_by_rows
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["Activation24", "Matmul24Request", "SplitKMode"]
+
+MAX_INT = 2**31 - 1
+BATCH = 3  # axes
+VECTORS = ("bias", "alpha_vector", "beta_vector")
+
+
+class Activation24(Choice):
+    """What is applied to the product: `CUSPARSELT_MATMUL_ACTIVATION_*`; GELU in the form with tanh."""
+
+    NONE = 0
+    RELU = 1
+    GELU = 2
+
+
+class SplitKMode(Choice):
+    """`cusparseLtSplitKMode_t`, how a product that is split along k is added up; DEFAULT is the library's choice.
+
+    ONE_KERNEL and TWO_KERNELS are for GPUs before sm_90, the others for those after it.
+    """
+
+    DEFAULT = 0
+    ONE_KERNEL = 1
+    TWO_KERNELS = 2
+    HEURISTIC = 3
+    DATAPARALLEL = 4
+    SPLITK = 5
+    STREAMK = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Matmul24Request(OperandRequest["Tensor"]):
+    """The product of a compressed matrix A (m, k) and a dense B (k, n), with what the library fuses to it.
+
+    D = activation(alpha · A · B + beta · C + bias), summed up in f32, of i8 in i32. `x @ w.T` is the transpose of a
+    product with w, and is carried out as one: D lies as B does.
+
+    Attributes:
+        a: the bytes of A, u8, as `compress_2_4` makes them.
+        form: a `StructuredForm`. A `StructuredTensor` unpacks into both: `matmul_2_4(*a, b)`.
+        b: (k, n) or (batch, k, n), of A's dtype, row-major or column-major; column-major where elements have 8 bits.
+            n is a multiple of 8, of 16 where elements have 8 bits, and of 4 in f32. A or B may be one for a batch.
+        c: added as beta · C, of D's shape and layout; `beta` is 1 where c is given and else 0.
+        bias: (m,), or (batch, m), added to each column of D; of C's dtype, and f32 for i8.
+        alpha, beta: numbers.
+        alpha_vector, beta_vector: f32 (m,), a factor for each row of D in the number's place; of i8 alone. beta_vector
+            goes with alpha_vector.
+        activation: NONE, RELU or GELU; the latter for i8 to i8, f8e4m3 to f16, bf16 or f8e4m3, f8e5m2 to f8e5m2.
+        upper_bound, threshold: of RELU, which is 0 up to the threshold, and at most the bound.
+        gelu_scaling: a factor behind GELU.
+        out_dtype: that of D where `out` is left out; None takes c's, else a's (i32 for i8, bf16 for fp8).
+        compute: "tf32" for f32, which the library has nothing else for; "16f" sums up f16 in f16, on sm_90; None takes
+            f32 or i32.
+        split_k: into how many parts k is split; -1 on sm_90 is the library's own way of it, None its choice.
+        split_k_mode: a `SplitKMode`.
+        split_k_buffers: how many buffers partial sums have, on GPUs before sm_90; None is the library's choice.
+        config_id: the number of a kernel; None is the library's choice.
+        autotune: have the library run all its kernels, once, keep the fastest, and remember it on disk.
+        library: the one whose rows alone are asked, "cusparseLt"; None asks all in the table's order.
+        out: D (m, n) or (batch, m, n), row-major or column-major; it may be c itself.
+    """
+
+    op: ClassVar[str] = "matmul_2_4"
+    reads: ClassVar[tuple[str, ...]] = ("a", "b", "c", *VECTORS)
+    mixed: ClassVar[tuple[str, ...]] = ("b", "c", *VECTORS)
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "c")})
+    unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("alpha", "beta"))
+    a: Tensor
+    form: StructuredForm
+    b: Tensor
+    _: KW_ONLY
+    c: Tensor | None = None
+    bias: Tensor | None = None
+    alpha: float = 1.0
+    beta: float | None = None
+    alpha_vector: Tensor | None = None
+    beta_vector: Tensor | None = None
+    activation: Activation24 | str = Activation24.NONE
+    upper_bound: float = math.inf
+    threshold: float = 0.0
+    gelu_scaling: float = 1.0
+    out_dtype: Any = None
+    compute: Compute | str | None = None
+    split_k: int | None = None
+    split_k_mode: SplitKMode | str = SplitKMode.DEFAULT
+    split_k_buffers: int | None = None
+    config_id: int | None = None
+    autotune: bool = False
+    library: str | None = None
+    out: Tensor | None = None
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+    @property
+    def a_dtype(self) -> Dtype:
+        """The dtype of A's elements."""
+        return Dtype.of(self.form.dtype)
+
+    @property
+    def d_dtype(self) -> Dtype:
+        """The dtype of D."""
+        if self.out is not None:
+            return self.out.dtype
+        if self.out_dtype is not None:
+            return Dtype.of(self.out_dtype)
+        if self.c is not None and not self.a_dtype.is_fp8:
+            return self.c.dtype
+        return BF16 if self.a_dtype.is_fp8 else I32 if self.a_dtype is I8 else self.a_dtype
+
+    @property
+    def c_dtype(self) -> Dtype:
+        """The dtype of C; without one that of D, and beside a D of fp8 that of the bias, or bf16."""
+        if self.c is not None:
+            return self.c.dtype
+        if not self.d_dtype.is_fp8:
+            return self.d_dtype
+        return self.bias.dtype if self.bias is not None and self.bias.dtype in HALF else BF16
+
+    @property
+    def dtypes(self) -> tuple[Dtype, ...]:
+        return self.a_dtype, self.a_dtype, self.c_dtype, self.d_dtype
+
+    @property
+    def batch(self) -> int | None:
+        """How many products there are; None where D is one matrix."""
+        found = [shape[0] for shape in (self.form.shape, self.b.shape) if len(shape) == BATCH]
+        return found[0] if found else None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of D."""
+        lead = () if self.batch is None else (self.batch,)
+        return (*lead, self.form.shape[-2], self.b.shape[-1])
+
+    @property
+    def reads_added(self) -> bool:
+        """Whether C is read: not where beta is 0."""
+        return self.c is not None and (self.beta_vector is not None or self.factor("beta") != 0)
+
+    def factor(self, name: str) -> float:
+        """A factor as plans take it; a beta that is left open is 1 where there is a C."""
+        given: Any = getattr(self, name)
+        return float(self.c is not None) if given is None else as_argument(given).real
+
+    # -- the contract of OperandRequest --------------------------------------------------------------------------------
+    def check_fields(self) -> None:
+        object.__setattr__(self, "form", check_form("form", self.form))
+        self._check_bytes()
+        self._check_b()
+        shape = self.shape
+        if self.c is not None and self.c.shape != shape:
+            raise BadRequest("c", str(self.c.layout), f"{list(shape)}, as D has", "c of another shape is not broadcast")
+        if self.out_dtype is not None:
+            check_dtype("out_dtype", self.out_dtype)
+        self._check_vectors()
+        self._check_numbers()
+
+    def _check_bytes(self) -> None:
+        a, form = self.a, self.form
+        if a.dtype is not U8 or a.ndim != 1 or (a.size > 1 and not a.layout.is_contiguous):
+            raise BadRequest("a", str(a.layout), "dense bytes, u8, as compress_2_4 makes them")
+        is_hosts = form.made_by == ON_HOST
+        if is_hosts != a.device.is_host:
+            where = "on the host" if a.device.is_host else "by its library"
+            hint = "compress the dense matrix there, and not its bytes"
+            raise BadRequest(
+                "form.made_by", repr(form.made_by), f"bytes that {a.device!r} has compressed {where}", hint
+            )
+        if is_hosts and a.size != (wanted := host_bytes(form.shape, self.a_dtype)):
+            raise BadRequest("a", str(a.layout), f"u8[{wanted}], as a compressed {form.dtype}{list(form.shape)} has")
+
+    def _check_b(self) -> None:
+        b, (k, step) = self.b, (self.form.shape[-1], dense_step(self.a_dtype))
+        if b.ndim not in (2, BATCH) or b.shape[-2] != k or b.dtype is not self.a_dtype:
+            hint = "b.mT has its last axes exchanged" if b.ndim > 1 and b.shape[-1] == k else ""
+            raise BadRequest("b", str(b.layout), f"{self.a_dtype}[{k}, n], or a batch of them, as a has k = {k}", hint)
+        if b.shape[-1] % step:
+            wanted = f"n a multiple of {step}, as dense matrices of {self.a_dtype} have"
+            raise BadRequest("b", str(b.layout), wanted, "fill it up with zeros")
+        counts = {shape[0] for shape in (self.form.shape, b.shape) if len(shape) == BATCH}
+        if len(counts) > 1:
+            raise BadRequest("b", str(b.layout), f"a batch of {self.form.shape[0]}, as a is, or one matrix")
+
+    def _check_vectors(self) -> None:
+        m, batch = self.form.shape[-2], self.batch
+        for name in VECTORS:
+            vector: Tensor | None = getattr(self, name)
+            if vector is None:
+                continue
+            shapes = [(m,)] if name != "bias" or batch is None else [(m,), (batch, m)]
+            dtype = F32 if name != "bias" or self.a_dtype is I8 else self.c_dtype
+            if vector.dtype is not dtype or vector.shape not in shapes:
+                wanted = " or ".join(f"{dtype}{list(shape)}" for shape in shapes)
+                raise BadRequest(name, str(vector.layout), f"{wanted}: a number for each row of D")
+        if self.beta_vector is not None and (self.alpha_vector is None or self.c is None):
+            raise BadRequest("beta_vector", str(self.beta_vector.layout), "none without c and alpha_vector")
+        if self.alpha_vector is not None and self.alpha != 1:
+            raise BadRequest("alpha", shown(self.alpha), "1 beside alpha_vector, which stands in its place")
+        if self.beta_vector is not None and self.beta is not None:
+            raise BadRequest("beta", shown(self.beta), "None beside beta_vector, which stands in its place")
+
+    def _check_numbers(self) -> None:
+        for name in ("alpha", "beta"):
+            given = getattr(self, name)
+            if given is not None or name != "beta":
+                check_factor(name, given, may_be_complex=False)
+        if self.c is None and self.factor("beta") != 0:
+            raise BadRequest("beta", shown(self.beta), "0 without c", "give c=…")
+        check_number("upper_bound", self.upper_bound, low=-F32_MAX)
+        for name in ("threshold", "gelu_scaling"):
+            check_number(name, getattr(self, name), low=-F32_MAX, high=F32_MAX)
+        relu, gelu = self.activation is Activation24.RELU, self.activation is Activation24.GELU
+        if not relu and (self.upper_bound, self.threshold) != (math.inf, 0):
+            raise BadRequest("activation", shown(self.activation), "RELU, for which upper_bound and threshold are")
+        if not gelu and self.gelu_scaling != 1:
+            raise BadRequest("activation", shown(self.activation), "GELU, for which gelu_scaling is")
+        for name, low in (("split_k", -1), ("split_k_buffers", 0), ("config_id", 0)):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), low, MAX_INT)
+        if self.split_k == 0:
+            raise BadRequest("split_k", "0", "1 or more parts, -1 for the library's own way, or None")
+
+    def outputs(self) -> dict[str, Output]:
+        make = dense if lies_by_rows(self.b.layout) else by_columns
+        return {"out": make(self.shape, self.d_dtype)}
+
+    def usual(self) -> dict[str, Any]:
+        return {"beta": self.factor("beta")}
+
+    def attributes(self) -> tuple[Any, ...]:
+        named = {*self.reads, *self.writes, "alpha", "beta", "out_dtype"}
+        choices = (getattr(self, field.name) for field in fields(self) if field.name not in named)
+        return (*choices, self.d_dtype.name, self.reads_added)
+
+    def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
+        return (*super().arguments(outputs), self.factor("alpha"), self.factor("beta"))
+
+    def named_arguments(self) -> NamedArguments:
+        free = {"alpha": Number(-F32_MAX, F32_MAX)} if self.alpha_vector is None else {}
+        if self.reads_added and self.beta_vector is None:
+            free["beta"] = Number(math.ulp(0.0), F32_MAX)  # with 0 nothing reads C: that is another plan
+        return NamedArguments((*self.reads, *self.writes, "alpha", "beta"), free, self.in_place)

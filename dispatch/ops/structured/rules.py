@@ -1,0 +1,118 @@
+"""What cuSPARSELt takes beyond its dtypes: each rule gives "needs …, has …", or ""."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, I8, Dtype
+from dispatch.ops.structured.layout import leading, lies_by_rows
+from dispatch.ops.structured.product import Activation24
+
+if TYPE_CHECKING:
+    from dispatch.device.layout import Layout
+
+__all__ = ["aligned", "as_given", "factors", "gelus", "lines", "operands", "packed_lines", "same_lines", "vectors"]
+
+ALIGNMENT = 16  # bytes
+GELUS = ((I8, I8), (F8E4M3, F16), (F8E4M3, BF16), (F8E4M3, F8E4M3), (F8E5M2, F8E5M2))  # of A and of D
+
+
+def aligned(request: Any) -> str:
+    """Every operand begins at a multiple of 16 bytes."""
+    for name in (*request.reads, *request.writes):
+        if name in request.reads and getattr(request, name) is None:
+            continue
+        layout = request.layout_of(name)
+        if layout.size and layout.alignment < ALIGNMENT:
+            return f"needs {name} at a multiple of {ALIGNMENT} bytes, has {layout.alignment}: copy it"
+    return ""
+
+
+def lines_of(name: str, layout: Layout, *, by_rows: bool | None = None) -> str:
+    """Row-major or column-major matrices, or those of one order, whose lines lie at multiples of 16 bytes."""
+    if not layout.size:
+        return ""
+    orders = (True, False) if by_rows is None else (by_rows,)
+    ld = next((found for order in orders if (found := leading(layout, by_rows=order)) is not None), None)
+    if ld is None:
+        wanted = " or ".join("row-major" if order else "column-major" for order in orders)
+        return f"needs {name} {wanted}, with adjacent elements in each line, has {layout}: copy it"
+    steps = [ld, *layout.strides[:-2]]
+    item = layout.dtype.itemsize
+    if any(step * item % ALIGNMENT for step in steps):
+        return f"needs lines and matrices of {name} at multiples of {ALIGNMENT} bytes, has {layout}: copy it"
+    long = layout.shape[-2] if lies_by_rows(layout) else layout.shape[-1]
+    if any(0 < abs(step) < ld * long or step < 0 for step in layout.strides[:-2]):
+        return f"needs the matrices of {name} one behind another, or one for all, has {layout}: copy it"
+    return ""
+
+
+def narrow(dtype: Dtype) -> bool:
+    """Whether elements have 8 bits, of which A is row-major and B column-major."""
+    return dtype.itemsize == 1
+
+
+def lines(request: Any) -> str:
+    """The matrix is row-major or column-major, one of 8 bits row-major, with lines at multiples of 16 bytes."""
+    return lines_of("a", request.a.layout, by_rows=True if narrow(request.a.dtype) else None)
+
+
+def same_lines(request: Any) -> str:
+    """A result that lies as the matrix does."""
+    a, out = request.a.layout, request.layout_of("out")
+    return "" if a.strides == out.strides else f"needs out laid out as a, has {a} and {out}: pass out, or copy a"
+
+
+def packed_lines(request: Any) -> str:
+    """A matrix that is dense in memory: its form says nothing of steps."""
+    layout = request.a.layout
+    m, n = layout.shape[-2:]
+    step = n if lies_by_rows(layout) else m
+    apart = layout.strides[:-2] and layout.strides[0] != m * n and layout.shape[0] > 1
+    if leading(layout, by_rows=lies_by_rows(layout)) != step or apart:
+        return f"needs a dense in memory, has {layout}: copy it"
+    return ""
+
+
+def operands(request: Any) -> str:
+    """B and D are row-major or column-major; of 8 bits A is row-major and B column-major. C lies as D does."""
+    is_narrow, out = narrow(request.a_dtype), request.layout_of("out")
+    if is_narrow and not request.form.by_rows:
+        return "needs a compressed matrix that was row-major, has one that was column-major: compress a copy"
+    reason = lines_of("b", request.b.layout, by_rows=False if is_narrow else None) or lines_of("out", out)
+    if reason or request.c is None:
+        return reason
+    c = request.c.layout
+    return "" if c.strides == out.strides else f"needs c laid out as out, has {c} and {out}: pass out, or copy c"
+
+
+def as_given(request: Any) -> str:
+    """D is a result of its own for each product of a batch."""
+    out = request.layout_of("out")
+    return "" if len(out.shape) < 3 or out.strides[0] or out.shape[0] < 2 else f"needs out apart, has {out}"
+
+
+def vectors(request: Any) -> str:
+    """Vectors whose elements are one behind another."""
+    for name in ("bias", "alpha_vector", "beta_vector"):
+        vector = getattr(request, name)
+        if vector is None or not vector.layout.size:
+            continue
+        *outer, step = vector.layout.strides
+        if step != 1 or any(0 < one < vector.shape[-1] for one in outer):
+            return f"needs {name} dense, has {vector.layout}: copy it"
+    return ""
+
+
+def factors(request: Any) -> str:
+    """Vectors of factors beside whole numbers alone."""
+    given = request.alpha_vector is not None or request.beta_vector is not None
+    return f"needs i8 for vectors of factors, has {request.a_dtype}" if given and request.a_dtype is not I8 else ""
+
+
+def gelus(request: Any) -> str:
+    """The dtypes that GELU is there for."""
+    if request.activation is not Activation24.GELU or (request.a_dtype, request.d_dtype) in GELUS:
+        return ""
+    known = ", ".join(f"{a} to {d}" for a, d in GELUS)
+    return f"needs {known} for GELU, has {request.a_dtype} to {request.d_dtype}"

@@ -1,0 +1,223 @@
+"""The plans that call cuSPARSELt, over a stand-in for it: every case of every row; biases, algorithms, refusals."""
+
+import gc
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch.errors import BadRequest, Refused
+from dispatch.keys import Arch
+from dispatch.ops.structured.cases import cases
+from dispatch.table.select import select
+
+spec = importlib.util.spec_from_file_location(
+    "cusparselt_stand_in", Path(__file__).parents[1] / "cusparselt_stand_in.py"
+)
+stand_in = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(stand_in)
+
+ROWS = [row for row in dp.TABLE if row.op.endswith("_2_4") and row.library == "cusparseLt"]
+S = dp.structured
+DEV = None
+
+
+@pytest.fixture(autouse=True)
+def dev():
+    """The host as it is now: a test of another file may have closed the one before."""
+    global DEV
+    DEV = dp.device("host")
+
+
+@pytest.fixture
+def executor(monkeypatch):
+    return stand_in.executor_of(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "every", [pytest.param(4, id="sample"), pytest.param(1, id="all", marks=pytest.mark.exhaustive)]
+)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_plan_says_what_the_library_is_to_know(row, every, executor, rng):
+    ran = 0
+    for case in cases(row)[ROWS.index(row) % every :: every]:
+        check = case.check(DEV, rng)
+        request = check.request
+        assert not any(rule(request) for rule in row.rules), "cases are those that the row takes"
+        plan = row.call(request, executor, row)
+        for _ in range(2):  # the second over memory that the first has left
+            check.renew()
+            outputs = DEV.executor().outputs(request)
+            plan.enqueue(request.arguments(outputs))
+            check.verify(request.result(outputs))
+            ran += 1
+            if not request.repeatable:
+                break  # it has overwritten what it reads
+        assert plan.capture_safe
+    assert ran
+    plan = None
+    gc.collect()
+    assert not left(executor), "structs are given back"
+
+
+def left(executor):
+    """What is alive beside the handle and descriptors of products, which the library has no end for."""
+    return [one for one in executor.library.alive.values() if one != "handle" and not hasattr(one, "structs")]
+
+
+def made(request, executor, library="cusparseLt"):
+    row = select(request, Arch(90))
+    assert row.library == library
+    return row.call(request, executor, row)
+
+
+def enqueued(plan, request):
+    outputs = DEV.executor().outputs(request)
+    plan.enqueue(request.arguments(outputs))
+    return request.result(outputs)
+
+
+def operands(rng, m=32, k=64, n=16):
+    dense = S.prune(DEV.array(rng.standard_normal((m, k)).astype("f2")))
+    return dense.numpy().astype("f8"), S.compress(dense), DEV.array(rng.standard_normal((k, n)).astype("f2"))
+
+
+def close(got, expected):
+    np.testing.assert_allclose(got.numpy().astype("f8"), expected, rtol=2e-3, atol=2e-3)
+
+
+def test_a_plan_follows_the_addresses_of_each_run_the_bias_s_too(executor, rng):
+    dense, a, b = operands(rng)
+    biases = [DEV.array(rng.standard_normal(32).astype("f2")) for _ in range(2)]
+    requests = [dp.Matmul24Request(*a, b, bias=bias) for bias in biases]
+    assert requests[0].key() == requests[1].key()
+    plan = made(requests[0], executor)
+    for number in (0, 1, 1, 0):
+        expected = dense @ b.numpy().astype("f8") + biases[number].numpy().astype("f8")[:, None]
+        close(enqueued(plan, requests[number]), expected)
+    # once at first, where nobody is, and for each bias that is another than the one before
+    assert executor.library.called.count("cusparseLtMatmulPlanInit") == 4
+    assert executor.library.called.count("cusparseLtMatmulPlanDestroy") == 3
+
+
+def test_factors_are_those_of_each_run_and_beta_0_reads_no_c(executor, rng):
+    dense, a, b = operands(rng)
+    product, c = dense @ b.numpy().astype("f8"), DEV.array(rng.standard_normal((32, 16)).astype("f2"))
+    request = dp.Matmul24Request(*a, b, c=c, alpha=2, beta=0.5)
+    plan = made(request, executor)
+    close(enqueued(plan, request), 2 * product + 0.5 * c.numpy().astype("f8"))
+    other = dp.Matmul24Request(*a, b, c=c, alpha=-1, beta=3)
+    assert other.key() == request.key()
+    close(enqueued(plan, other), -product + 3 * c.numpy().astype("f8"))
+    unread = dp.Matmul24Request(*a, b, c=DEV.array(np.full((32, 16), np.nan, "f2")), beta=0)
+    assert unread.key() != request.key()
+    close(enqueued(made(unread, executor), unread), product)
+
+
+def test_a_bound_that_is_not_finite_is_the_library_s_own(executor, rng):
+    dense, a, b = operands(rng)
+    request = dp.Matmul24Request(*a, b, activation="relu")
+    close(enqueued(made(request, executor), request), np.maximum(dense @ b.numpy().astype("f8"), 0))
+
+
+def test_what_the_library_does_not_support_is_a_refusal(executor, rng):
+    _, a, b = operands(rng)
+    request = dp.Matmul24Request(*a, b)
+    for name in ("StructuredDescriptorInit", "MatmulDescriptorInit", "MatmulPlanInit"):
+        executor.library.refused = {f"cusparseLt{name}"}
+        with pytest.raises(Refused, match=f"cusparseLt{name} does not take it.*NOT_SUPPORTED"):
+            made(request, executor)
+    executor.library.refused = set()
+    with pytest.raises(Refused, match="cusparseLtMatmulAlgSetAttribute does not take it"):
+        made(dp.Matmul24Request(*a, b, split_k=4), executor)  # on sm_90 it is 1 or -1
+    gc.collect()
+    assert not left(executor)
+
+
+def test_what_is_asked_of_the_algorithm_is_said(monkeypatch, rng):
+    executor = stand_in.executor_of(monkeypatch, arch=80)
+    dense, a, b = operands(rng)
+    request = dp.Matmul24Request(*a, b, split_k=4, split_k_mode="two_kernels", split_k_buffers=2, config_id=3)
+    plan = made(request, executor)
+    assert plan.algorithm == (3, 4, 2, 2)
+    close(enqueued(plan, request), dense @ b.numpy().astype("f8"))
+
+
+def test_autotune_searches_once_and_remembers_what_was_found(executor, rng, monkeypatch, tmp_path):
+    from dispatch.execute.algorithm_cache import AlgorithmCache
+    from dispatch.ops.structured import tune
+
+    class Copies:
+        def __init__(self, _, request):
+            self.request = request.replace(b=request.b.copy())
+            self.outputs = DEV.executor().outputs(request)
+
+        def arguments(self, _):
+            return self.request.arguments(self.outputs)
+
+        def __del__(self):
+            self.request.b.copy_from(np.full(self.request.b.shape, np.nan))  # as memory that is somebody else's
+
+    cache = AlgorithmCache("gpu", "cusparseLt", tmp_path)
+    executor.algorithms = {"cusparseLt": cache}.__getitem__
+    refused = []
+    executor.refuse_capture = refused.append
+    monkeypatch.setattr(tune, "OperandCopies", Copies)
+    dense, a, b = operands(rng)
+    request = dp.Matmul24Request(*a, b, autotune=True)
+    expected = dense @ b.numpy().astype("f8")
+    for _ in range(2):
+        plan = made(request, executor)
+        assert plan.algorithm == (4, 1, 0, 0)
+        close(enqueued(plan, request), expected)
+    assert executor.library.called.count("cusparseLtMatmulSearch") == 1
+    assert refused == ["a request that is to be tuned"]
+    named = dp.Matmul24Request(*a, b, autotune=True, config_id=2)
+    assert made(named, executor).algorithm[0] == 2, "an algorithm that is named is taken"
+    assert executor.library.called.count("cusparseLtMatmulSearch") == 1
+    (path,) = tmp_path.glob("*.json")
+    path.write_text(path.read_text().replace("matmul_2_4", "other"))
+    executor.algorithms = lambda _: AlgorithmCache("gpu", "cusparseLt", tmp_path)
+    made(request, executor)
+    assert executor.library.called.count("cusparseLtMatmulSearch") == 2
+
+
+def test_bytes_of_another_version_or_gpu_are_refused(executor, rng, monkeypatch):
+    _, a, b = operands(rng)
+    monkeypatch.setattr(stand_in.plans, "stamp_of", lambda _: "cusparseLt 0.9 sm_90")
+    with pytest.raises(BadRequest, match=r"form\.made_by: got 'host'; expected 'cusparseLt 0\.9 sm_90'.*compress the"):
+        made(dp.Matmul24Request(*a, b), executor)
+
+
+def test_bytes_of_another_size_than_the_library_s_are_refused(executor, rng, monkeypatch):
+    _, a, b = operands(rng)
+    monkeypatch.setattr(stand_in.plans, "compressed_bytes", lambda *_: (a.nbytes + 16, 0))
+    with pytest.raises(BadRequest, match=rf"a: got u8\[{a.nbytes}\]; expected u8\[{a.nbytes + 16}\]"):
+        made(dp.Matmul24Request(*a, b), executor)
+    with pytest.raises(BadRequest, match="out: got u8"):
+        made(dp.Compress24Request(a.todense()), executor)
+
+
+def test_a_product_without_columns_calls_nothing(executor, rng):
+    _, a, _ = operands(rng)
+    request = dp.Matmul24Request(*a, DEV.zeros((64, 0), "f16"))
+    assert enqueued(made(request, executor), request).shape == (32, 0)
+    assert "cusparseLtMatmulPlanInit" not in executor.library.called
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "but"),
+    [
+        ("PruneAlgorithm", "cusparseLtPruneAlg_t", "CUSPARSELT_PRUNE_SPMMA_"),
+        ("SplitKMode", "cusparseLtSplitKMode_t", ""),
+    ],
+)
+def test_members_have_the_library_s_numbers(ours, theirs, but):
+    from cudabind.sys import cusparseLt
+
+    known = {int(one): one.name for one in getattr(cusparseLt, theirs)}
+    for member in getattr(dp, ours):
+        name = known[int(member)].removeprefix(but).removeprefix("CUSPARSELT_").removeprefix("SPLIT_K_MODE_")
+        assert name.replace("INVALID_MODE", "DEFAULT") == member.name
