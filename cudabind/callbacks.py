@@ -43,6 +43,7 @@ SIGNED = (ctypes.c_int8, ctypes.c_int16, ctypes.c_int32, ctypes.c_int64)
 pending: list[tuple[int, BaseException]] = []  # the thread, and what was raised there; never replaced
 checks: list[dict[int, None]] = []  # what says None to a success; while something is pending, they say nothing
 _kept: dict[int, Callback] = {}  # by id, as nothing is freed that a library might still call
+_released: list[Callback] = []  # which calls must not find freed memory, either
 _given: dict[tuple[object, ...], Callback] = {}  # those made for a function that was given as it is
 # Finalizers may come in between, and call a library that calls back.
 _lock = threading.RLock()
@@ -172,6 +173,7 @@ def release(function: Callable[..., Any]) -> None:
             guarded = callback._guarded
             if guarded is not None:
                 guarded.function = guarded.call_nothing
+            _released.append(_kept.pop(id(callback)))
         for key in [key for key, each in _given.items() if any(each is one for one in found)]:
             del _given[key]
 

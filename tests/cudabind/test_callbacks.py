@@ -179,6 +179,8 @@ def test_a_released_function_is_let_go_and_a_late_call_says_so(ring: Any, made: 
     given = ring.ringEach_t(each) if made else each
     ring.ringKeep(given)
     release(given)
+    with pytest.raises(ValueError, match="or has been released"):
+        release(given)
     alive = weakref.ref(each)
     del each, given
     gc.collect()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pytest
 
 ROOT = Path(__file__).parents[2]
+PATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
 def uuid_of(device: int) -> str:
@@ -81,7 +82,7 @@ def test_the_command_shows_this_machine(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_example_watches() -> None:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment = os.environ | {"PYTHONPATH": PATH}
     command = [sys.executable, str(ROOT / "examples" / "26_watch.py"), "--device", "cuda:0", "--seconds", "1"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -86,8 +86,8 @@ class _Buffers:
     def take(self, _context: int | None, _stream: int, buffer: int, _size: int, valid: int) -> None:
         """CUPTI hands a buffer back, of which so many bytes are records."""
         with self.lock:
-            memory = self.lent.pop(buffer)
-            if valid:
+            memory = self.lent.pop(buffer, None)  # None: another profiler's, which was there before
+            if memory is not None and valid:
                 self.filled.append((buffer, memory, valid))
 
     def collect(self) -> list[tuple[int, Any, int]]:

@@ -7,13 +7,16 @@ mode), which the same calls use.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 LIBRARIES = ("cuda", "cufile")
 SECONDS = 120
+ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import ctypes, json, os, sys
 import numpy as np
@@ -63,8 +66,12 @@ else:
 
 def test_a_file_goes_into_gpu_memory_and_back(tmp_path):
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": path}
+    try:  # where it writes its log
+        done = subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
         pytest.skip(f"cuFile's driver did not open within {SECONDS} s: it waits for a kernel module that is not there")
     assert done.returncode == 0, done.stdout + done.stderr

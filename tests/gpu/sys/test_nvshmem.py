@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from ctypes import byref, c_int32
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from cudabind.sys import nvshmem
 
 LIBRARIES = ("cuda", "nvshmem")
 SECONDS = 120
+ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import json, sys
 from ctypes import sizeof
@@ -66,9 +69,10 @@ def test_it_tells_its_version():
 
 
 def test_one_processing_element_puts_into_its_own_memory():
-    command = [sys.executable, "-c", PROGRAM]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    command, environment = [sys.executable, "-c", PROGRAM], os.environ | {"PYTHONPATH": path}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
         pytest.skip(f"NVSHMEM found no way to begin within {SECONDS} s")
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]

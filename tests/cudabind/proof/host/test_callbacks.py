@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import pytest
 
 from cudabind import nvrtc
 from cudabind.callbacks import function_type, release
-from cudabind.errors import CudaError
+from cudabind.errors import CublasError, CudaError
 from cudabind.sys import cublas, cublasLt, cudnn, cusparse, nvimgcodec
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def log_cusparse(function: Callable[..., None] | None) -> None:
 
 
 def call_cublas() -> None:
-    cublas.cublasGetVersion_v2(None, ctypes.byref(ctypes.c_int()))
+    with contextlib.suppress(CublasError):  # some versions want a handle, but all log the call
+        cublas.cublasGetVersion_v2(None, ctypes.byref(ctypes.c_int()))
 
 
 def call_cublaslt() -> None:
