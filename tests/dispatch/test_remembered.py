@@ -32,6 +32,7 @@ from dispatch.errors import BadRequest, Closed, Refused, StaleTensor
 from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.execute.executor import Executor
 from dispatch.keys import Arch
+from dispatch.ops import FAMILIES
 from dispatch.ops.conv.trees import TreedConvRequest
 from dispatch.ops.rnn.request import RnnRequest
 from dispatch.ops.softmax import SoftmaxAlgorithm
