@@ -67,9 +67,7 @@ def test_members_meet_and_hear_of_one_that_ends_without_a_word():
     for line in meshes[3]._lines.values():
         line.shutdown(socket.SHUT_RDWR)  # as the end of its process does
     waited(lambda: told == [3])
-    assert [mesh.lost for mesh in meshes[:3]] == [{3}] * 3 or waited(
-        lambda: all(3 in m.lost for m in meshes[:3])
-    ) is None
+    waited(lambda: all(mesh.lost == {3} for mesh in meshes[:3]))
     meshes[3].close()
     begun = time.monotonic()
     found = agreed(meshes[:3], range(4), grace=30)
