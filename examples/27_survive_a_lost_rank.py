@@ -1,7 +1,7 @@
 """A fit over several ranks goes on when one of them is lost: an error on all others, a smaller world, the right result.
 
-Each rank has some rows of a least squares problem, and adds its gradient to the others' in each step. Rank 1 goes in the
-middle. The others are told within the deadline, rebuild their world, and go on from the weights that they have; the
+Each rank has some rows of a least squares problem, and adds its gradient to the others' in each step. Rank 1 goes in
+the middle. The others are told within the deadline, rebuild their world, and go on from the weights that they have; the
 solution is that of the rows that are left. Locally the lost rank raises; under MPI its process is killed:
 
     python examples/27_survive_a_lost_rank.py --device host
