@@ -28,6 +28,7 @@ __all__ = ["Mesh", "SocketMesh", "ThreadMesh", "listen", "meet", "receive_one", 
 
 HEAD = struct.Struct("!I")
 LONGEST = 1 << 20  # bytes of a message
+PATIENCE = 5.0  # seconds that who connects has to say who it is
 RETRY = 0.02  # seconds between two attempts to reach who does not listen yet
 
 
@@ -227,6 +228,15 @@ class SocketMesh(Mesh):
         self._wake.close()
 
 
+def _first_words(line: socket.socket, left: float) -> Message:
+    """What somebody who has connected says first, {} where that is no message; nobody is listened to for long."""
+    line.settimeout(min(left, PATIENCE))
+    try:
+        return receive_one(line)
+    except (OSError, ValueError):
+        return {}
+
+
 def _accept(own: socket.socket, job: str, until: float, what: str) -> tuple[int, socket.socket]:
     """The next member that connects; whoever does not know the job's word is sent away."""
     while True:
@@ -236,10 +246,9 @@ def _accept(own: socket.socket, job: str, until: float, what: str) -> tuple[int,
         own.settimeout(left)
         try:
             line, _ = own.accept()
-            line.settimeout(left)
-            hello = receive_one(line)
-        except (OSError, ValueError):
+        except OSError:
             continue
+        hello = _first_words(line, left)
         if hello.get("job") == job and isinstance(hello.get("member"), int):
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return hello["member"], line
@@ -284,8 +293,10 @@ def _here(server: socket.socket, until: float, what: str) -> tuple[int, Address,
         server.settimeout(left)
         try:
             line, _ = server.accept()
-            line.settimeout(left)
-            told = receive_one(line)
-            return int(told["member"]), (str(told["address"][0]), int(told["address"][1])), line
-        except (OSError, ValueError, KeyError, TypeError, IndexError):  # of whoever else calls here
+        except OSError:
             continue
+        told = _first_words(line, left)
+        try:
+            return int(told["member"]), (str(told["address"][0]), int(told["address"][1])), line
+        except (ValueError, KeyError, TypeError, IndexError):
+            line.close()  # of whoever else calls here

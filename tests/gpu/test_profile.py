@@ -159,7 +159,7 @@ def test_the_workers_of_a_supervisor_are_seen() -> None:
 
 
 def test_the_example_shows_its_kernels(tmp_path: Path) -> None:
-    example, trace = ROOT / "examples" / "25_profile_a_request.py", tmp_path / "trace.json"
+    example, trace = ROOT / "examples" / "29_profile_a_request.py", tmp_path / "trace.json"
     environment = os.environ | {"PYTHONPATH": PATH}
     command = [sys.executable, str(example), "--device", "cuda:0", "--out", str(trace)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["collective_group", "finish", "open_nccl"]
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["collective_group", "finish", "keep", "open_nccl"]
 
 
 class _Open(threading.local):
@@ -24,6 +26,7 @@ class _Open(threading.local):
         self.depth = 0
         self.endings: list[Callable[[], object]] = []  # of calls on the host, in their order
         self.nccl: ExitStack | None = None
+        self.kept: list[tuple[Tensor, ...]] = []  # operands of calls that begin at the end
 
 
 _open = _Open()
@@ -34,7 +37,8 @@ def collective_group() -> Iterator[None]:
     """Have the collective calls in this block go together; their results are there when the outermost block has ended.
 
     The calls of a rank may be any, in the same order on all ranks but for `send` and `recv`, each of which needs its
-    counterpart in that rank's group. Outputs are not to be read or overwritten before the end of the block.
+    counterpart in that rank's group. Outputs are not to be read or overwritten before the end of the block, and arrays
+    of other libraries are to be kept until then; tensors are.
     """
     _open.depth += 1
     try:
@@ -54,6 +58,7 @@ def _end() -> None:
     stack, _open.nccl = _open.nccl, None
     if stack is not None:
         stack.close()
+    _open.kept.clear()
     for ending in endings:
         ending()
 
@@ -64,6 +69,12 @@ def finish(ending: Callable[[], object]) -> None:
         _open.endings.append(ending)
     else:
         ending()
+
+
+def keep(tensors: tuple[Tensor, ...]) -> None:
+    """Keep operands until the group that this thread is in has ended: its calls have not begun before that."""
+    if _open.depth:
+        _open.kept.append(tensors)
 
 
 def open_nccl() -> None:

@@ -18,7 +18,7 @@ from dispatch.core.request import Plan
 from dispatch.keys import U8
 from dispatch.libraries.nccl import group
 from dispatch.ops.collective import nccl_messages
-from dispatch.ops.collective.group import open_nccl
+from dispatch.ops.collective.group import keep, open_nccl
 from dispatch.ops.collective.nccl_messages import DTYPES, IN_PROGRESS, Setting, in_group, row_of, starts
 from dispatch.ops.collective.request import RedOp
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from dispatch.core.request import Argument
     from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.nccl.communicator import NcclCommunicator
     from dispatch.ops.collective.nccl_messages import Call
@@ -50,6 +51,9 @@ class NcclPlan(Plan):
     def __init__(self, executor: CudaExecutor, row: Row, comm: NcclCommunicator, call: Call) -> None:
         super().__init__(row, capture_safe=False)
         self._executor, self._comm, self._call, self._function = executor, comm, call, row.function
+
+    def hold(self, tensors: tuple[Tensor, ...]) -> None:
+        keep(tensors)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         """Enqueue the calls; CollectiveError, CollectiveTimeout or RankLost where the communicator has failed."""

@@ -79,7 +79,7 @@ def failures(world, dtypes=DTYPES, seed=3):
     return [*compared(world, dtypes, seed), *between_two(world), *in_views(world)]
 
 
-def compared(world, dtypes, seed):
+def compared(world, dtypes=DTYPES, seed=3, run=dp.run):
     rng, failed = np.random.default_rng(seed), []
     for kind, shape_of, choices in forms(world.size):
         reduces = hasattr(kind, "reduce")
@@ -93,13 +93,13 @@ def compared(world, dtypes, seed):
             if how is dp.RedOp.PREMUL_SUM:
                 given["factor"] = factors[world.rank]
             request = make(kind, world, xs[world.rank], given, dtype)
-            why = wrong(world, request, xs, factors, how)
+            why = wrong(world, request, xs, factors, how, run)
             if why:
                 failed.append(f"{request.op} {dtype} {how and how.name} {choices}: {why}")
     return failed
 
 
-def wrong(world, request, xs, factors, how):
+def wrong(world, request, xs, factors, how, run=dp.run):
     """Run a request and compare; "" where it is right."""
     own = np.float64 if xs[0].dtype.kind not in "iu" else xs[0].dtype
     counts = [getattr(request, "send_counts", None) or getattr(request, "counts", None)] * world.size
@@ -118,7 +118,7 @@ def wrong(world, request, xs, factors, how):
     else:
         parts, size = [Part(x, 1, c) for x, c in zip(xs, counts, strict=True)], None
     expected = combined(request, world.rank, parts)
-    result = dp.run(request)
+    result = run(request)
     COUNT[0] += 1
     if expected is None or result is None:
         return "" if expected is None and result is None else f"gave {result}, expected {expected}"

@@ -5,7 +5,7 @@ seen is what a program in use has. The table lists kernels, copies and fills in 
 in https://ui.perfetto.dev or chrome://tracing. Without a GPU there is nothing that CUPTI could record: the example says
 so, and only checks the results.
 
-    python examples/25_profile_a_request.py --device cuda:0 --out trace.json
+    python examples/29_profile_a_request.py --device cuda:0 --out trace.json
 """
 
 from __future__ import annotations
