@@ -34,7 +34,7 @@ PATIENCE = 20
 KINDS = {
     "size_t": ctypes.c_size_t, "int32_t": ctypes.c_int, "ncclDataType_t": ctypes.c_int, "ncclRedOp_t": ctypes.c_int,
     "ncclScalarResidence_t": ctypes.c_int, "void_p": ctypes.c_void_p, "const_void_p": ctypes.c_void_p,
-    "cudaStream_t": ctypes.c_void_p, "ncclComm_t": nccl.ncclComm_t, "ncclUniqueId": nccl.ncclUniqueId,
+    "cudaStream_t": nccl.cudaStream_t, "ncclComm_t": nccl.ncclComm_t, "ncclUniqueId": nccl.ncclUniqueId,
 }  # fmt: skip
 
 

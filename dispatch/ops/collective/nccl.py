@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from dispatch.core.row import Row
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.libraries.nccl.communicator import NcclCommunicator
     from dispatch.ops.collective.nccl_messages import Call
 
     CallWith = Callable[[tuple[Argument, ...], int], int]  # of a plan's arguments and the number of a reduction
@@ -45,12 +44,13 @@ class NcclPlan(Plan):
     Guarantees: no call is made on a communicator that failed, nor while another thread aborts it.
     """
 
-    __slots__ = ("_call", "_comm", "_executor", "_function")
+    __slots__ = ("_call", "_comm", "_executor", "_function", "_stream")
     is_bare = True
 
-    def __init__(self, executor: CudaExecutor, row: Row, comm: NcclCommunicator, call: Call) -> None:
+    def __init__(self, row: Row, setting: Setting, call: Call) -> None:
         super().__init__(row, capture_safe=False)
-        self._executor, self._comm, self._call, self._function = executor, comm, call, row.function
+        self._executor, self._comm, self._stream = setting.executor, setting.comm, setting.stream
+        self._call, self._function = call, row.function
 
     def hold(self, tensors: tuple[Tensor, ...]) -> None:
         keep(tensors)
@@ -61,6 +61,7 @@ class NcclPlan(Plan):
         open_nccl()
         with comm.lock:
             comm.check()
+            self._stream.value = executor.target.value
             status = self._call(arguments)
         is_captured = executor.captured  # its graph is not under way as yet
         if group.current.depth:
@@ -76,8 +77,8 @@ class NcclPlan(Plan):
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> NcclPlan:
     """The plan of a collective by NCCL."""
-    setting = Setting(request, request.ranks, executor, row.function)
-    return NcclPlan(executor, row, request.ranks, MAKERS[request.op](setting))
+    setting = Setting(request, request.ranks, executor, row.function, nccl.cudaStream_t())
+    return NcclPlan(row, setting, MAKERS[request.op](setting))
 
 
 # -- one call ---------------------------------------------------------------------------------------------------------

@@ -39,11 +39,12 @@ class Setting(NamedTuple):
     request: Any
     comm: NcclCommunicator
     executor: CudaExecutor
-    function: str = ""  # of the row
+    function: str  # of the row
+    stream: Any  # a cudaStream_t, which a plan sets before its calls to the one that its executor enqueues on
 
     def end(self) -> tuple[Any, Any]:
         """The last two arguments of every call: a communicator's handle keeps its object while it works."""
-        return self.comm.c_handle, self.executor.target
+        return self.comm.c_handle, self.stream
 
     def at(self, name: str) -> int:
         """Where an operand's address stands among the plan's arguments."""
