@@ -236,21 +236,44 @@ def _is_dense(view: View, counted: View) -> bool:
 
 # -- a pass before, a transform, a pass behind ------------------------------------------------------------------------
 def _apart(work: _Work, steps: Steps, executor: CudaExecutor) -> None:
+    """Add a transform and a pass on each side that has something to do beside it."""
     request = work.request
-    source = steps.scratch(work.number, request.read, request.transformed)
-    steps.append(Pass(executor, work.load(source, is_direct=True), source.operand, source.offset))
-    target = source
-    if work.halved is None:
-        if work.others:
-            steps.transform(sound(chained(work.others, source, source, most=ANY)), forward=work.forward)
-    else:
-        target = steps.scratch(work.result, request.made, request.transformed)
-        if work.kind == DftKind.R2C:
-            chain = chained(work.others, source, target, work.halved, most=ANY)
-        else:
-            chain = ending(work.others, work.halved, source, target)
+    reads, writes = _reads_given(work), _writes_wanted(work)
+    factor = request.factor
+    if reads and factor != 1:
+        writes = False  # else the pass that reads has it
+    source = work.given
+    if not reads:
+        source = steps.scratch(work.number, request.read, request.transformed)
+        load = work.load(source, is_direct=True, factor=factor if writes else 1.0)
+        steps.append(Pass(executor, load, source.operand, source.offset))
+    target = work.wanted
+    if not writes:
+        is_new = reads or work.halved is not None
+        target = steps.scratch(work.result, request.made, request.transformed) if is_new else source
+    if work.kind == DftKind.C2R and work.halved is not None:
+        steps.transform(sound(ending(work.others, work.halved, source, target)), forward=work.forward)
+    elif work.long:
+        chain = chained(work.others, source, target, work.halved, most=ANY)
         steps.transform(sound(chain), forward=work.forward)
-    steps.append(Pass(executor, work.store(target, is_direct=True), target.operand, target.offset))
+    if not writes:
+        steps.append(Pass(executor, work.store(target, is_direct=True), target.operand, target.offset))
+
+
+def _reads_given(work: _Work) -> bool:
+    """Whether cuFFT reads the tensor itself: nothing is done before, and it lies as memory of ours would."""
+    request = work.request
+    if not work.long or request.load is not None or work.conj_load or work.kind == DftKind.C2R:
+        return False
+    return _is_dense(work.given, batched(-1, 0, work.number, request.read, request.transformed, ALIGNMENT))
+
+
+def _writes_wanted(work: _Work) -> bool:
+    """Whether cuFFT writes the result itself, likewise."""
+    request = work.request
+    if not work.long or request.store is not None or work.conj_store:
+        return False
+    return _is_dense(work.wanted, batched(-1, 0, work.result, request.made, request.transformed, ALIGNMENT))
 
 
 # -- callbacks that do not compile ------------------------------------------------------------------------------------
