@@ -31,6 +31,7 @@ __all__ = ["ENTRY_POINTS", "FAST", "Row", "Rule", "Table", "accepts", "refusals"
 
 ENTRY_POINTS = "dispatch.rows"  # packages add rows by an entry point of this group, which names a Row or several
 Rule = Callable[[Any], str]  # a request -> what it would need, or "" where the row takes it
+Answers = dict[Rule, "str | Exception"]  # what rules said of one request, or raised
 
 
 @names_arguments
@@ -366,9 +367,12 @@ def _fuses(fusion: Fusion, wanted: Signature, added: tuple[Dtype | None, ...]) -
     )
 
 
-def refusals(row: Row, request: Request, wanted: Signature) -> list[Refusal]:
-    """Why a row does not take a request; nothing where `accepts` says that it does."""
-    reasons = []
+def refusals(row: Row, request: Request, wanted: Signature, asked: Answers | None = None) -> list[Refusal]:
+    """Why a row does not take a request; nothing where `accepts` says that it does.
+
+    Rows share their rules: `asked` keeps what each said of this request, for who asks many rows.
+    """
+    reasons, asked = [], {} if asked is None else asked
     count = len(row.dtypes)
     if not row.of(wanted.library):
         reasons.append(Refusal(Kind.OTHER_LIBRARY, row.stands_for or row.library, wanted.library))
@@ -384,17 +388,23 @@ def refusals(row: Row, request: Request, wanted: Signature) -> list[Refusal]:
         reasons.append(Refusal(kind, row.epilogues, wanted.epilogue))
     if wanted.scales and wanted.scales not in row.scales:
         reasons.append(Refusal(Kind.SCALES, row.scales, wanted.scales))
-    return reasons + [Refusal(Kind.RULE, text) for rule in row.rules if (text := _ask(rule, request, sure=not reasons))]
+    said = [_ask(rule, request, asked, sure=not reasons) for rule in row.rules]
+    return reasons + [Refusal(Kind.RULE, text) for text in said if text]
 
 
-def _ask(rule: Rule, request: Request, *, sure: bool) -> str:
+def _ask(rule: Rule, request: Request, asked: Answers, *, sure: bool) -> str:
     """What a rule says; it may rely on the columns, and so fail where they refuse the request already."""
-    try:
-        return rule(request)
-    except Exception:
-        if sure:
-            raise
-        return ""
+    if rule not in asked:
+        try:
+            asked[rule] = rule(request)
+        except Exception as error:  # noqa: BLE001  # raised below, where the rule may not fail
+            asked[rule] = error
+    said = asked[rule]
+    if not isinstance(said, Exception):
+        return said
+    if sure:
+        raise said
+    return ""
 
 
 FAST = tuple(one for one in Compute if "FAST" in one.name or "EMULATED" in one.name or one is Compute.COMPUTE_16F)
