@@ -31,7 +31,6 @@ __all__ = ["ENTRY_POINTS", "FAST", "Row", "Rule", "Table", "accepts", "refusals"
 
 ENTRY_POINTS = "dispatch.rows"  # packages add rows by an entry point of this group, which names a Row or several
 Rule = Callable[[Any], str]  # a request -> what it would need, or "" where the row takes it
-Answers = dict[Rule, "str | Exception"]  # what rules said of one request, or raised
 
 
 @names_arguments
@@ -358,20 +357,13 @@ def accepts(row: Row, request: Request, wanted: Signature) -> bool:
 
 
 def _fuses(fusion: Fusion, wanted: Signature, added: tuple[Dtype | None, ...]) -> bool:
-    return (
-        fusion.takes(wanted.epilogue)
-        and (not wanted.scales or wanted.scales in fusion.scales)
-        and all(
-            given is None or given in allowed for allowed, given in zip(fusion.epilogue_dtypes, added, strict=False)
-        )
-    )
+    is_scaled = not wanted.scales or wanted.scales in fusion.scales
+    pairs = zip(fusion.epilogue_dtypes, added, strict=False)
+    return fusion.takes(wanted.epilogue) and is_scaled and all(one is None or one in allowed for allowed, one in pairs)
 
 
-def refusals(row: Row, request: Request, wanted: Signature, asked: Answers | None = None) -> list[Refusal]:
-    """Why a row does not take a request; nothing where `accepts` says that it does.
-
-    Rows share their rules: `asked` keeps what each said of this request, for who asks many rows.
-    """
+def refusals(row: Row, request: Request, wanted: Signature, asked: dict[Rule, str] | None = None) -> list[Refusal]:
+    """Why a row does not take a request; nothing where `accepts` says so. `asked` keeps what rules said for all rows."""
     reasons, asked = [], {} if asked is None else asked
     count = len(row.dtypes)
     if not row.of(wanted.library):
@@ -388,23 +380,20 @@ def refusals(row: Row, request: Request, wanted: Signature, asked: Answers | Non
         reasons.append(Refusal(kind, row.epilogues, wanted.epilogue))
     if wanted.scales and wanted.scales not in row.scales:
         reasons.append(Refusal(Kind.SCALES, row.scales, wanted.scales))
-    said = [_ask(rule, request, asked, sure=not reasons) for rule in row.rules]
+    said = (_ask(rule, request, asked, sure=not reasons) for rule in row.rules)
     return reasons + [Refusal(Kind.RULE, text) for text in said if text]
 
 
-def _ask(rule: Rule, request: Request, asked: Answers, *, sure: bool) -> str:
+def _ask(rule: Rule, request: Request, asked: dict[Rule, str], *, sure: bool) -> str:
     """What a rule says; it may rely on the columns, and so fail where they refuse the request already."""
     if rule not in asked:
         try:
             asked[rule] = rule(request)
-        except Exception as error:  # noqa: BLE001  # raised below, where the rule may not fail
-            asked[rule] = error
-    said = asked[rule]
-    if not isinstance(said, Exception):
-        return said
-    if sure:
-        raise said
-    return ""
+        except Exception:
+            if sure:
+                raise
+            return ""
+    return asked[rule]
 
 
 FAST = tuple(one for one in Compute if "FAST" in one.name or "EMULATED" in one.name or one is Compute.COMPUTE_16F)

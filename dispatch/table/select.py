@@ -23,7 +23,7 @@ from dispatch.table.table import TABLE
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan, Request
-    from dispatch.core.row import Answers
+    from dispatch.core.row import Rule
     from dispatch.keys import Arch
 
 __all__ = ["Explanation", "called", "candidates", "explain", "no_row", "reasons", "select"]
@@ -48,7 +48,7 @@ def candidates(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -
 def reasons(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> list[tuple[Row, list[Refusal]]]:
     """Every row of the request's op in order, and why it refuses; no reason where it takes the request."""
     wanted, found = request.signature(), []
-    asked: Answers = {}
+    asked: dict[Rule, str] = {}
     for row in TABLE.of(request.op):
         why = _machine(row, arch, versions) if row.of(wanted.library) or not row.on(arch) else []
         # A newer library can be installed: what else the row asks for counts, too.
