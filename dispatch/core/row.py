@@ -363,7 +363,7 @@ def _fuses(fusion: Fusion, wanted: Signature, added: tuple[Dtype | None, ...]) -
 
 
 def refusals(row: Row, request: Request, wanted: Signature, asked: dict[Rule, str] | None = None) -> list[Refusal]:
-    """Why a row does not take a request; nothing where `accepts` says so. `asked` keeps what rules said for all rows."""
+    """Why a row does not take a request; nothing where `accepts` says so; `asked` keeps what rules said for all."""
     reasons, asked = [], {} if asked is None else asked
     count = len(row.dtypes)
     if not row.of(wanted.library):
