@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from operator import ne
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Refusal:
     def distance(self) -> int:
         """How far a request is from what the row takes."""
         if self.kind is Kind.DTYPES:
-            differing: int = sum(one != other for one, other in zip(self.needed, self.given, strict=False))
+            differing: int = sum(map(ne, self.needed, self.given))
             return EFFORT[self.kind] + EACH_DTYPE * differing
         return EFFORT[self.kind]
 

@@ -357,18 +357,14 @@ def accepts(row: Row, request: Request, wanted: Signature) -> bool:
 
 
 def _fuses(fusion: Fusion, wanted: Signature, added: tuple[Dtype | None, ...]) -> bool:
-    return (
-        fusion.takes(wanted.epilogue)
-        and (not wanted.scales or wanted.scales in fusion.scales)
-        and all(
-            given is None or given in allowed for allowed, given in zip(fusion.epilogue_dtypes, added, strict=False)
-        )
-    )
+    is_scaled = not wanted.scales or wanted.scales in fusion.scales
+    pairs = zip(fusion.epilogue_dtypes, added, strict=False)
+    return fusion.takes(wanted.epilogue) and is_scaled and all(one is None or one in allowed for allowed, one in pairs)
 
 
-def refusals(row: Row, request: Request, wanted: Signature) -> list[Refusal]:
-    """Why a row does not take a request; nothing where `accepts` says that it does."""
-    reasons = []
+def refusals(row: Row, request: Request, wanted: Signature, asked: dict[Rule, str] | None = None) -> list[Refusal]:
+    """Why a row does not take a request; nothing where `accepts` says so; `asked` keeps what rules said for all."""
+    reasons, asked = [], {} if asked is None else asked
     count = len(row.dtypes)
     if not row.of(wanted.library):
         reasons.append(Refusal(Kind.OTHER_LIBRARY, row.stands_for or row.library, wanted.library))
@@ -384,17 +380,20 @@ def refusals(row: Row, request: Request, wanted: Signature) -> list[Refusal]:
         reasons.append(Refusal(kind, row.epilogues, wanted.epilogue))
     if wanted.scales and wanted.scales not in row.scales:
         reasons.append(Refusal(Kind.SCALES, row.scales, wanted.scales))
-    return reasons + [Refusal(Kind.RULE, text) for rule in row.rules if (text := _ask(rule, request, sure=not reasons))]
+    said = (_ask(rule, request, asked, sure=not reasons) for rule in row.rules)
+    return reasons + [Refusal(Kind.RULE, text) for text in said if text]
 
 
-def _ask(rule: Rule, request: Request, *, sure: bool) -> str:
+def _ask(rule: Rule, request: Request, asked: dict[Rule, str], *, sure: bool) -> str:
     """What a rule says; it may rely on the columns, and so fail where they refuse the request already."""
-    try:
-        return rule(request)
-    except Exception:
-        if sure:
-            raise
-        return ""
+    if rule not in asked:
+        try:
+            asked[rule] = rule(request)
+        except Exception:
+            if sure:
+                raise
+            return ""
+    return asked[rule]
 
 
 FAST = tuple(one for one in Compute if "FAST" in one.name or "EMULATED" in one.name or one is Compute.COMPUTE_16F)

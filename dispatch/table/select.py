@@ -23,6 +23,7 @@ from dispatch.table.table import TABLE
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan, Request
+    from dispatch.core.row import Rule
     from dispatch.keys import Arch
 
 __all__ = ["Explanation", "called", "candidates", "explain", "no_row", "reasons", "select"]
@@ -46,12 +47,12 @@ def candidates(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -
 
 def reasons(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> list[tuple[Row, list[Refusal]]]:
     """Every row of the request's op in order, and why it refuses; no reason where it takes the request."""
-    wanted = request.signature()
-    found = []
+    wanted, found = request.signature(), []
+    asked: dict[Rule, str] = {}
     for row in TABLE.of(request.op):
         why = _machine(row, arch, versions) if row.of(wanted.library) or not row.on(arch) else []
         # A newer library can be installed: what else the row asks for counts, too.
-        found.append((row, why if not row.on(arch) else why + refusals(row, request, wanted)))
+        found.append((row, why if not row.on(arch) else why + refusals(row, request, wanted, asked)))
     return found
 
 
