@@ -124,14 +124,14 @@ class Factors:
 
     def close(self) -> None:
         """Give all back; a second call does nothing."""
-        if not getattr(self, "_data", None):
+        if not hasattr(self, "_data"):
             return
         for matrix in (self._a, self._b, self._x):
-            if matrix:
+            if matrix.value:
                 cudss.cudssMatrixDestroy.unchecked(matrix)
         cudss.cudssDataDestroy.unchecked(self._handle, self._data)
         cudss.cudssConfigDestroy.unchecked(self._config)
-        self._data = None
+        del self._data
 
     def __del__(self) -> None:
         if not sys.is_finalizing() and self._executor.device.alive:
