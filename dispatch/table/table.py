@@ -34,6 +34,7 @@ ORDER = (
     "own_sparse",
     "own_krylov",
     "cudss",
+    "cusolver_sp",
     "own_random",
     "curand",
     "contract_cublaslt",
