@@ -1,9 +1,8 @@
 """The rows of direct solves that end in cuSOLVER, for where cuDSS is not installed. Rows, and nothing else.
 
-None has run on a GPU yet: `run_on` is empty.
+None has run on a GPU yet: `run_on` is empty. A positive definite matrix goes to `csrlsvchol`.
 """
 
-# fmt: off
 from __future__ import annotations
 
 from dispatch.core.nonfinite import stated
@@ -17,13 +16,22 @@ __all__ = ["ROWS"]
 
 SM75, V11 = Arch(75), (11, 0)
 RULES = (rules.aligned, rules.only_csr, rules.narrow, rules.results, rules.factorized, rules.both_triangles)
+LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
 
-GPU_ROWS = (
-#   op, (values, out), compute, rules, min_arch, max_arch, min_version, calls
-    Row("spsolve", (F32, F32),   None, RULES, SM75, None, V11, "cusolverSp", "cusolverSpScsrlsvqr", cusolver_plan),
-    Row("spsolve", (F64, F64),   None, RULES, SM75, None, V11, "cusolverSp", "cusolverSpDcsrlsvqr", cusolver_plan),
-    Row("spsolve", (C64, C64),   None, RULES, SM75, None, V11, "cusolverSp", "cusolverSpCcsrlsvqr", cusolver_plan),
-    Row("spsolve", (C128, C128), None, RULES, SM75, None, V11, "cusolverSp", "cusolverSpZcsrlsvqr", cusolver_plan),
+GPU_ROWS = tuple(
+    Row(
+        op="spsolve",
+        dtypes=(dtype, dtype),
+        compute=None,
+        rules=RULES,
+        min_arch=SM75,
+        max_arch=None,
+        min_version=V11,
+        library="cusolverSp",
+        function=f"cusolverSp{letter}csrlsvqr",
+        call=cusolver_plan,
+        variant="qr",
+    )
+    for dtype, letter in LETTERS.items()
 )
-# fmt: on
 ROWS = stated((*GPU_ROWS, *(on_host(row, scipy_direct, library="scipy", stands_for="cusolverSp") for row in GPU_ROWS)))
