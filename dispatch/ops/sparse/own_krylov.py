@@ -235,7 +235,7 @@ def multiplication(request: Any, executor: CudaExecutor) -> tuple[Call, int]:
     plain = cusparse.cusparseOperation_t(0)
     vectors = (DenseVector(n, kind.cuda, place, placeholder) for place in (INPUT, OUTPUT))
     x, y = vectors
-    algorithm = cusparse.cusparseSpMVAlg_t.CUSPARSE_SPMV_ALG_DEFAULT
+    algorithm = cusparse.cusparseSpMVAlg_t(int(request.algorithm))
     matrix = SparseMatrix(said, placeholder)
     given = (plain, Constant(1.0, kind), matrix, x, Constant(0.0, kind), y, cusparse.cudaDataType(kind.cuda), algorithm)
     size = Call(executor, "cusparseSpMV", given).buffer_size()

@@ -123,6 +123,23 @@ def test_values_that_change_in_place_and_matrices_at_other_addresses_are_followe
     gc.collect()
 
 
+def test_the_product_is_by_the_algorithm_that_is_named(executor, monkeypatch):
+    given = []
+    carry_out = executor.library._SpMV
+
+    def noted(*arguments):
+        given.append(int(arguments[-2]))
+        return carry_out(*arguments)
+
+    monkeypatch.setattr(executor.library, "_SpMV", noted)
+    matrix, b = dp.sparse.sparse_tensor(poisson(4)), dp.device("host").array(np.ones(16))
+    for name, number in (("default", 0), ("csr_alg2", 3)):
+        request = dp.CgRequest(*matrix, b, algorithm=name)
+        enqueued(made(request, executor), request)
+        assert set(given) == {number}
+        given.clear()
+
+
 def test_another_pattern_is_another_plan():
     dev = dp.device("host")
     a, b = poisson(5), dev.array(np.ones(25))
