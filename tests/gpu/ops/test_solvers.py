@@ -133,7 +133,7 @@ def test_repeated_calls_over_changing_vectors_values_and_patterns(op, fixed, gpu
 
 
 @pytest.mark.parametrize("op", ITERATIONS)
-def test_the_host_waits_for_nothing_and_statuses_are_right(op, gpu, rng):
+def test_statuses_are_right(op, gpu, rng):
     a = S.sparse_tensor(poisson(9, 9), device=gpu)
     b = rng.standard_normal(81)
     function = getattr(S, op)
@@ -162,11 +162,20 @@ def test_what_has_no_solution_is_said(gpu, rng):
 def test_a_solve_cannot_be_captured_and_says_so(gpu, rng):
     torch = pytest.importorskip("torch")
     a = S.sparse_tensor(poisson(9, 9), device=gpu)
-    b = torch.from_numpy(rng.standard_normal(81)).cuda()
-    S.cg(a, b)
-    graph = torch.cuda.CUDAGraph()
-    with pytest.raises(BadRequest, match="capture"), torch.cuda.graph(graph):
-        S.cg(a, b)
+    b, stream = torch.from_numpy(rng.standard_normal(81)).cuda(), torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        x, _ = S.cg(a, b, rtol=1e-9)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            left = b - 1  # so that there is something in it
+            with pytest.raises(BadRequest, match="capture"):
+                S.cg(a, b)
+        graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(left, b - 1)
+    assert isinstance(x, torch.Tensor)
+    np.testing.assert_allclose(poisson(9, 9) @ x.cpu().numpy(), b.cpu().numpy(), atol=1e-6)
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
