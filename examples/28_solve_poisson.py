@@ -7,7 +7,7 @@ diagonal, Jacobi's preconditioner, make a difference. f is drawn so that u is kn
 wave of its own. On a GPU the device itself tests the residual and ends the loop; the host waits once, for the status.
 The curve of convergence comes of solves to ever smaller residuals, each from where the one before has ended.
 
-    python examples/28_solve_poisson.py --device cuda:0 --plot poisson.png
+    python examples/28_solve_poisson.py --device cuda:0 --out poisson.png
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Poisson's equation in one launch.")
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--points", type=int, help="a side of the cube: 46, which makes 97,336 unknowns; 24 on host")
-    parser.add_argument("--plot", help="where a picture of the convergence goes; it needs matplotlib")
+    parser.add_argument("--out", help="where a picture of the convergence goes; it needs matplotlib")
     given = parser.parse_args()
     dev = dp.device() if given.device == "auto" else dp.device(given.device)
     n = given.points or (24 if dev.is_host else 46)
@@ -87,13 +87,13 @@ def main() -> int:
     took = time.perf_counter() - started
     off = float(np.linalg.norm(x.numpy() - u) / np.linalg.norm(u))
     print(
-        f"{n**3:,} unknowns, {matrix.nnz:,} elements on {dev}: status {status}, u is {off:.1e} off, {took * 1e3:.1f} ms"
+        f"{n**3:,} unknowns, {matrix.nnz:,} elements on {dev}: status {status}, error of u {off:.1e}, {took * 1e3:.1f} ms"
     )
     for name, points in curves.items():
         print(f"{name:>8}: {points[-1][0]} iterations to a residual of {points[-1][1]:.1e}")
-    if given.plot:
-        plot(curves, given.plot)
-        print(f"the convergence is drawn in {given.plot}")
+    if given.out:
+        plot(curves, given.out)
+        print(f"the convergence is drawn in {given.out}")
     fewer = curves["jacobi"][-1][0] < curves["without"][-1][0]
     return 0 if status == 0 and off < BOUND and fewer else 1
 
