@@ -87,7 +87,8 @@ def main() -> int:
     took = time.perf_counter() - started
     off = float(np.linalg.norm(x.numpy() - u) / np.linalg.norm(u))
     print(
-        f"{n**3:,} unknowns, {matrix.nnz:,} elements on {dev}: status {status}, error of u {off:.1e}, {took * 1e3:.1f} ms"
+        f"{n**3:,} unknowns, {matrix.nnz:,} elements on {dev}: "
+        f"status {status}, error of u {off:.1e}, {took * 1e3:.1f} ms"
     )
     for name, points in curves.items():
         print(f"{name:>8}: {points[-1][0]} iterations to a residual of {points[-1][1]:.1e}")
