@@ -35,6 +35,7 @@ ORDER = (
     "own_krylov",
     "cudss",
     "cusparselt",
+    "cusolver_sp",
     "own_random",
     "curand",
     "contract_cublaslt",

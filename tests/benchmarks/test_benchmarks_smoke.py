@@ -42,10 +42,11 @@ def run(script: str, *arguments: str, **environ: str) -> str:
         ("bench_random.py", "random"),
         ("bench_sparselt.py", "products"),
         ("bench_collectives.py", "collectives"),
+        ("bench_sparse.py", "host"),
     ],
 )
 def test_runs_on_the_host_and_writes_its_figures(script: str, figures: str, tmp_path: Path) -> None:
-    if script in ("bench_linalg.py", "bench_fft.py"):
+    if script in ("bench_linalg.py", "bench_fft.py", "bench_sparse.py"):
         pytest.importorskip("scipy", reason="SciPy, which carries them out on the host, is not installed")
     target = tmp_path / "figures.json"
     printed = run(script, "--device", "host", "--quick", "--json", str(target))
@@ -92,6 +93,7 @@ def test_bindings_are_measured_on_a_gpu(tmp_path: Path) -> None:
         "bench_einsum.py",
         "bench_random.py",
         "bench_sparselt.py",
+        "bench_sparse.py",
     ],
 )
 def test_says_why_it_cannot_run_without_a_gpu(script: str) -> None:

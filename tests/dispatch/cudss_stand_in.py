@@ -123,14 +123,11 @@ class Library:
         self.alive[matrix.value].at = values
 
     def _DataGet(self, handle, data, what, value, size, written):
-        assert size == 4
-        found = self.alive[data.value]
-        names = {
-            cudss.cudssDataParam_t.CUDSS_DATA_INFO: found.info,
-            cudss.cudssDataParam_t.CUDSS_DATA_NPIVOTS: self.replaced,
-        }
-        value._obj.value = names[what]
-        written._obj.value = 4
+        found, params = self.alive[data.value], cudss.cudssDataParam_t
+        wanted = {params.CUDSS_DATA_INFO: 4, params.CUDSS_DATA_NPIVOTS: found.index_bytes}
+        assert size == ctypes.sizeof(value._obj) == wanted[what]
+        value._obj.value = found.info if what == params.CUDSS_DATA_INFO else self.replaced
+        written._obj.value = size
 
     # -- the work -----------------------------------------------------------------------------------------------------
     def _Execute(self, handle, phase, config, data, a, x, b):
@@ -140,6 +137,7 @@ class Library:
         rows, columns = self.pattern(matrix)
         if phase == ANALYSIS:
             found.analysed, found.factors = (matrix.at[:2], rows, columns), None
+            found.index_bytes = matrix.index.itemsize
         elif phase in (FACTORIZATION, REFACTORIZATION):
             assert phase == FACTORIZATION or found.factors is not None, "what was never factorized"
             at, *before = found.analysed

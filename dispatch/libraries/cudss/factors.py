@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Factors", "Said"]
 
+COUNTS = {4: ctypes.c_int32, 8: ctypes.c_int64}
 INDEX_TYPES = {4: cudss.cudaDataType_t.CUDA_R_32I, 8: cudss.cudaDataType_t.CUDA_R_64I}
 
 
@@ -53,6 +54,7 @@ class Factors:
         "_data",
         "_executor",
         "_handle",
+        "_index_bytes",
         "_is_factored",
         "_stamp",
         "_x",
@@ -66,6 +68,7 @@ class Factors:
         self._at: Any = None  # the addresses of the pattern that was analysed
         self._stamp: Any = None  # of what was factorized
         self._is_factored = False
+        self._index_bytes = said.index_bytes
         self.info = 0
         executor.at_close.append(partial(_close, weakref.ref(self)))
         cudss.cudssConfigCreate(self._config)
@@ -114,24 +117,27 @@ class Factors:
     def _status(self) -> int:
         """0, the number that cuDSS gives a failure, or minus the number of pivots that were replaced."""
         params = cudss.cudssDataParam_t
-        return self._told(params.CUDSS_DATA_INFO) or -self._told(params.CUDSS_DATA_NPIVOTS)
+        info = self._told(params.CUDSS_DATA_INFO, ctypes.c_int())
+        # A count is as wide as indices are.
+        return info or -self._told(params.CUDSS_DATA_NPIVOTS, COUNTS[self._index_bytes]())
 
-    def _told(self, what: Any) -> int:
-        found, written = ctypes.c_int(), ctypes.c_size_t()
+    def _told(self, what: Any, found: Any) -> int:
+        written = ctypes.c_size_t()
         size = ctypes.sizeof(found)
         cudss.cudssDataGet(self._handle, self._data, what, ctypes.byref(found), size, ctypes.byref(written))
-        return found.value
+        number: int = found.value
+        return number
 
     def close(self) -> None:
         """Give all back; a second call does nothing."""
-        if not getattr(self, "_data", None):
+        if not hasattr(self, "_data"):
             return
         for matrix in (self._a, self._b, self._x):
-            if matrix:
+            if matrix.value:
                 cudss.cudssMatrixDestroy.unchecked(matrix)
         cudss.cudssDataDestroy.unchecked(self._handle, self._data)
         cudss.cudssConfigDestroy.unchecked(self._config)
-        self._data = None
+        del self._data
 
     def __del__(self) -> None:
         if not sys.is_finalizing() and self._executor.device.alive:

@@ -1,10 +1,12 @@
-"""Sparse linear algebra: products with dense vectors and matrices, triangular systems, products of sparse matrices.
+"""Sparse linear algebra: products with dense vectors and matrices, triangular systems, sparse products, solvers.
 
-Carried out by cuSPARSE, or by SciPy on the host. A sparse operand of a request is three tensors and a `SparseForm`
-(form.py); `SparseTensor` (tensor.py) holds them, knows those of SciPy, CuPy and torch (sources.py), and unpacks into
-them. The files: products, solves, pairs, vectors, tridiagonal, conversions, compression (what may be asked),
-algorithms; cusparse and those with its name before their own (the plans), tune; reference (what is right), check (a
-kernel that looks at indices), rules, patterns, cases; and doors, which users know as `dispatch.sparse`.
+Carried out by cuSPARSE and cuDSS, or by SciPy on the host. A sparse operand of a request is three tensors and a
+`SparseForm` (form.py); `SparseTensor` (tensor.py) holds them, knows those of SciPy, CuPy and torch (sources.py), and
+unpacks into them. The files: products, solves, pairs, vectors, tridiagonal, conversions, compression (what may be
+asked), algorithms; cusparse and those with its name before their own (the plans), tune; reference (what is right),
+check (a kernel that looks at indices), rules, patterns, cases. Of iterations: krylov, krylov_kernels and the methods
+beside it, own_krylov (the plan), krylov_reference; of direct solves: direct, cudss and cusolver (the plans),
+direct_reference. And doors, which users know as `dispatch.sparse`.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ vectors_plan = plan_call(
 )
 krylov_plan = plan_call("krylov_plan", "dispatch.ops.sparse.own_krylov", "A plan of an iteration: one graph.")
 cudss_plan = plan_call("cudss_plan", "dispatch.ops.sparse.cudss", "A plan of a direct solve by cuDSS.")
+cusolver_plan = plan_call("cusolver_plan", "dispatch.ops.sparse.cusolver", "A plan of a direct solve by cuSOLVER.")
 cusparse_plan = plan_call("cusparse_plan", "dispatch.ops.sparse.cusparse", "A plan of cuSPARSE's calls.")
 
 compression_plan = plan_call(

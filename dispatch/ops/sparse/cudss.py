@@ -68,7 +68,7 @@ class CudssPlan(Plan):
             index_bytes=request.columns.dtype.itemsize,
             value_type=dtype.cuda,
             kind=kind_of(request),
-            view=0 if request.uplo is None else 1 + int(request.uplo),  # type: ignore[arg-type]  # as above
+            view=0 if request.uplo is None else 1 + int(request.uplo),
             base=request.form.base,
         )
         self._factors = Factors(executor, said, executor.workspace.c_ptr.value or 0)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dispatch.checks import check_int
 from dispatch.core.matrix_choices import FillMode
 from dispatch.core.operands import Output, by_columns, dense
+from dispatch.core.request import NamedArguments, Number, Unpacked
 from dispatch.errors import BadRequest
 from dispatch.keys import I32, Choice
 from dispatch.ops.sparse.base import SparseRequest
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SparseKind", "SpsolveRequest"]
 
-MOST_STAMP = 2**53  # which a float holds
+MOST_STAMP = 2**62
 
 
 class SparseKind(Choice):
@@ -57,6 +58,7 @@ class SpsolveRequest(SparseRequest["tuple[Tensor, Tensor]"]):
     """
 
     op: ClassVar[str] = "spsolve"
+    unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("stamp",))
     reads: ClassVar[tuple[str, ...]] = ("values", "rows", "columns", "b")
     writes: ClassVar[tuple[str, ...]] = ("out", "info")
     b: Tensor
@@ -84,7 +86,11 @@ class SpsolveRequest(SparseRequest["tuple[Tensor, Tensor]"]):
         return {"out": lay(self.b.shape, self.values.dtype), "info": dense((), I32)}
 
     def attributes(self) -> tuple[Any, ...]:
-        return self.form, self.library, self.assume_a, self.uplo
+        return self.form, self.library, self.assume_a, self.uplo, self.stamp is None
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
-        return (*super().arguments(outputs), -1.0 if self.stamp is None else float(self.stamp))
+        return (*super().arguments(outputs), -1.0 if self.stamp is None else self.stamp)
+
+    def named_arguments(self) -> NamedArguments:
+        free = {} if self.stamp is None else {"stamp": Number(0, MOST_STAMP, is_whole=True)}
+        return NamedArguments((*self.reads, *self.writes, "stamp"), free, self.in_place)

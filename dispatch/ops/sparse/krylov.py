@@ -12,7 +12,9 @@ from dispatch.checks import check_int, check_number
 from dispatch.core.operands import Output, dense
 from dispatch.errors import BadRequest
 from dispatch.keys import C64, C128, F32, F64, I32, Choice
+from dispatch.ops.sparse.algorithms import SpmvAlgorithm
 from dispatch.ops.sparse.base import SparseRequest, check_vector
+from dispatch.ops.sparse.products import check_algorithm
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
@@ -46,6 +48,7 @@ class KrylovRequest(SparseRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]):
         rtol, atol: it ends with ‖b - A·x‖ ≤ max(rtol · ‖b‖, atol).
         maxiter: the iterations after which it is given up; None for 10 · n.
         preconditioner: "jacobi" takes the reciprocals of A's diagonal for M, and 1 where that is 0.
+        algorithm: a `SpmvAlgorithm` of the product, for the format of A. By CSR_ALG2 two solves give the same bits.
         out: x, (n,).
         info: i32: 0 once the criterion holds, else the number of iterations, or -1 where the method breaks down, -2
             where something is NaN or infinite, and -3 where the residual falls no further.
@@ -66,6 +69,7 @@ class KrylovRequest(SparseRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]):
     atol: float = 0.0
     maxiter: int | None = None
     preconditioner: Preconditioner | str = Preconditioner.NONE
+    algorithm: SpmvAlgorithm | str = SpmvAlgorithm.DEFAULT
     out: Tensor | None = None
     info: Tensor | None = None
     iterations: Tensor | None = None
@@ -79,6 +83,7 @@ class KrylovRequest(SparseRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]):
             check_vector(name, getattr(self, name), n, f"as A is [{n}, {n}]")
         for name in ("rtol", "atol"):
             check_number(name, getattr(self, name), low=0.0)
+        check_algorithm(self.form.format, self.algorithm)
         if self.maxiter is not None:
             check_int("maxiter", self.maxiter, 1, MOST_ITERATIONS)
         if self.M is not None and self.preconditioner is not Preconditioner.NONE:

@@ -4,7 +4,7 @@ krylov_methods.py and krylov_gmres.py have the methods. A pass is a product q = 
 kernels of a method behind it, in order. A kernel updates vectors and adds up dot products; its last block has their
 sums, and one thread of it does the recurrence of scalars, so that nothing is launched for that. The first pass makes
 the residual of x0. All arithmetic is in double precision; sums are added in a fixed order, so that two runs give the
-same bits.
+same bits, if the product does.
 
 Follows Saad, Iterative Methods for Sparse Linear Systems; Paige and Saunders, Solution of Sparse Indefinite Systems of
 Linear Equations; and van der Vorst, Bi-CGSTAB.

@@ -8,7 +8,7 @@ import numpy as np
 
 from dispatch.core.host_plan import NumpyPlan, work_of
 from dispatch.errors import Refused
-from dispatch.ops.sparse.krylov import BREAKDOWN, NOT_FINITE, Preconditioner
+from dispatch.ops.sparse.krylov import BREAKDOWN, NOT_FINITE, STAGNATED, Preconditioner
 from dispatch.ops.sparse.reference import NEEDS_SCIPY, matrix_of, numbers
 from dispatch.refusal import Kind
 
@@ -70,10 +70,11 @@ def evaluate_krylov(request: Any, work: np.dtype[Any]) -> Results:
     if norm_of(request, b - a @ start, scale) <= target:
         return results(start, 0, 0, norm_of(request, b - a @ start, scale))
     x, info, count = (right_preconditioned if request.op == "gmres" else by_scipy)(request, a, b, start, scale, target)
-    if not np.isfinite(x).all():
-        return results(np.full_like(b, nowhere(b)), NOT_FINITE, count, np.nan)
+    if not np.isfinite(x).all():  # SciPy divides by 0
+        return results(np.full_like(b, nowhere(b)), BREAKDOWN, count, np.nan)
     left = norm_of(request, b - a @ x, scale)
-    return results(x, BREAKDOWN if info < 0 else count if info else 0, count, left)
+    status = info if info in (0, STAGNATED) else BREAKDOWN if info < 0 else count
+    return results(x, status, count, left)
 
 
 def nowhere(b: Array) -> complex:
@@ -112,7 +113,7 @@ def by_scipy(
         x, count = reached.args
         return x, 0, count
     if request.op == "minres" and norm_of(request, b - a @ x, scale) > target:
-        info = 1
+        info = STAGNATED if count < request.limit else count
     return np.asarray(x), int(info), count
 
 

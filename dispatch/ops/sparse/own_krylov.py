@@ -152,7 +152,7 @@ class KrylovPlan(Plan):
         super().__init__(row, capture_safe=False)
         self._executor, self._room = executor, Room(request)
         self._lines = tuple(request.place_of(name) for name in lines_of(request))
-        self._keeps = request.form.pattern is not None
+        self._keeps = request.form.pattern is not None and request.form.format == SparseFormat.CSR
         chosen = options(request)
         names = ("begin", *KERNELS[request.op], "finish")
         self._functions = [loaded(SOURCES[request.op], name, chosen, executor.device) for name in names]
@@ -164,6 +164,10 @@ class KrylovPlan(Plan):
         driver.cuMemsetD8Async(state, 0, STATE_BYTES, executor.target.value)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        for memory in (self._memory, self._buffer):
+            if memory.owner is not self._executor.stream:
+                # Made while the caller captured the executor's stream, on another one, which was waited for since.
+                memory.owner = memory.writer = self._executor.stream
         matrix, others = arguments[:3], arguments[3:]
         known = self._graphs.get(matrix)
         if known is None:
@@ -231,7 +235,7 @@ def multiplication(request: Any, executor: CudaExecutor) -> tuple[Call, int]:
     plain = cusparse.cusparseOperation_t(0)
     vectors = (DenseVector(n, kind.cuda, place, placeholder) for place in (INPUT, OUTPUT))
     x, y = vectors
-    algorithm = cusparse.cusparseSpMVAlg_t.CUSPARSE_SPMV_ALG_DEFAULT
+    algorithm = cusparse.cusparseSpMVAlg_t(int(request.algorithm))
     matrix = SparseMatrix(said, placeholder)
     given = (plain, Constant(1.0, kind), matrix, x, Constant(0.0, kind), y, cusparse.cudaDataType(kind.cuda), algorithm)
     size = Call(executor, "cusparseSpMV", given).buffer_size()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["aligned", "blocks", "elements", "formats_of_dense", "formats_of_solves", "index_pair", "leading", "lines"]
 __all__ += [
+    "both_triangles",
     "diagonal_of_lines",
     "factorized",
     "iterated",
@@ -227,3 +228,9 @@ def factorized(request: Any) -> str:
     if len(out.shape) == 2 and leading(out, by_rows=False) is None:
         return f"needs out with its columns one behind another, has {out}: leave it open"
     return ""
+
+
+def both_triangles(request: Any) -> str:
+    """A matrix that is stored whole."""
+    uplo = request.uplo
+    return "" if uplo is None else f"needs both triangles, has uplo {uplo.name.lower()}"

@@ -204,6 +204,7 @@ def test_bad_requests_are_refused_by_name():
         ({"rtol": -1.0}, "rtol"),
         ({"atol": np.nan}, "atol"),
         ({"maxiter": 0}, "maxiter"),
+        ({"algorithm": "coo_alg1"}, "algorithm"),
         ({"M": np.ones(9), "preconditioner": "jacobi"}, "M: "),
         ({"a": a[:8]}, "form.shape"),
     ):

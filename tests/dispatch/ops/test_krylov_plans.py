@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import dispatch as dp
+from cudabind import nvjitlink
+from cudabind.errors import LibraryNotFound
 from dispatch.errors import Refused
 from dispatch.execute import while_graph
 from dispatch.keys import Arch
@@ -123,6 +125,23 @@ def test_values_that_change_in_place_and_matrices_at_other_addresses_are_followe
     gc.collect()
 
 
+def test_the_product_is_by_the_algorithm_that_is_named(executor, monkeypatch):
+    given = []
+    carry_out = executor.library._SpMV
+
+    def noted(*arguments):
+        given.append(int(arguments[-2]))
+        return carry_out(*arguments)
+
+    monkeypatch.setattr(executor.library, "_SpMV", noted)
+    matrix, b = dp.sparse.sparse_tensor(poisson(4)), dp.device("host").array(np.ones(16))
+    for name, number in (("default", 0), ("csr_alg2", 3)):
+        request = dp.CgRequest(*matrix, b, algorithm=name)
+        enqueued(made(request, executor), request)
+        assert set(given) == {number}
+        given.clear()
+
+
 def test_another_pattern_is_another_plan():
     dev = dp.device("host")
     a, b = poisson(5), dev.array(np.ones(25))
@@ -144,3 +163,16 @@ def test_what_a_while_node_is_given_is_as_large_as_the_drivers_structure():
     offsets = {name: getattr(node, name).offset for name in ("type", "handle", "kind", "size", "graphs", "context")}
     assert offsets == {"type": 0, "handle": 16, "kind": 24, "size": 28, "graphs": 32, "context": 40}
     assert node.reserved2.offset == 248
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100"])
+def test_the_kernel_that_tells_the_node_is_compiled_for_every_gpu(arch):
+    """The driver has the function that it calls; here another stands for it."""
+    function = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .func cudaGraphSetConditional"
+    function += b" (.param .b64 handle, .param .b32 value) { ret; }"
+    try:
+        code = nvjitlink.link([("PTX", while_graph.PTX.rstrip(b"\0")), ("PTX", function)], [f"-arch={arch}"])
+    except LibraryNotFound as error:
+        pytest.skip(str(error))
+    assert b"set_condition" in code

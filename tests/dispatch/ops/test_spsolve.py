@@ -25,7 +25,7 @@ def module_at(name):
     return module
 
 
-cudss, cusparse = module_at("cudss_stand_in"), module_at("cusparse_stand_in")
+cudss, cusparse, cusolver = map(module_at, ("cudss_stand_in", "cusparse_stand_in", "cusolver_sp_stand_in"))
 ROWS = [row for row in dp.TABLE if row.op == "spsolve" and row.library == "cudss"]
 ANALYSIS, FACTORIZATION, REFACTORIZATION, SOLVE = 3, 4, 8, 1008
 
@@ -100,7 +100,7 @@ def test_a_stamp_keeps_the_factors_until_there_is_another(executor, rng):
         np.testing.assert_allclose(enqueued(plan, request)[0].numpy(), np.linalg.solve(dense, b))
     phases = [ANALYSIS, FACTORIZATION, SOLVE, SOLVE, REFACTORIZATION, SOLVE, SOLVE]
     assert executor.library.phases == phases
-    keys = {dp.SpsolveRequest(*a, dev.array(b), stamp=stamp).key() for stamp in (None, 1, 2)}
+    keys = {dp.SpsolveRequest(*a, dev.array(b), stamp=stamp).key() for stamp in (1, 2)}
     assert len(keys) == 1, "a stamp makes no plan of its own"
 
 
@@ -127,6 +127,56 @@ def test_factors_go_with_their_executor(executor, rng):
     assert executor.library.alive == {1: "handle"}
     for close in executor.at_close:
         close()  # once more does nothing
+
+
+# -- cuSOLVER ---------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def sequential(monkeypatch):
+    yield cusolver.executor_of(monkeypatch, cusparse.Copy)
+    gc.collect()
+
+
+@pytest.mark.parametrize("row", [row for row in dp.TABLE.of("spsolve") if row.library == "cusolverSp"], ids=str)
+def test_cusolver_solves_column_by_column(row, sequential, rng):
+    tried = set()
+    for case in direct_cases(row):
+        check = case.check(dp.device("host"), rng)
+        if any(rule(check.request) for rule in row.rules):
+            continue
+        plan = row.call(check.request, sequential, row)
+        for _ in range(2):
+            check.renew()
+            sequential.library.called.clear()
+            check.verify(enqueued(plan, check.request))
+            sides = check.request.b.shape[1] if check.request.b.ndim == 2 else 1
+            assert len(sequential.library.called) == sides
+        tried |= set(sequential.library.called)
+    assert {name[-4:] for name in tried} == {"svqr", "chol"}
+    plan = None
+    gc.collect()
+    assert not sequential.library.alive, "descriptors are given back"
+
+
+def test_cusolver_tells_what_it_cannot_factorize(sequential):
+    row = next(row for row in dp.TABLE.of("spsolve") if row.library == "cusolverSp" and row.dtypes[0].name == "f64")
+    b = dp.device("host").array(np.ones(3))
+    for diagonal, kind, status in (
+        ([1.0, 2.0, -1.0], "pos", 3),
+        ([1.0, 0.0, 1.0], "gen", -1),
+        ([1.0, -2.0, 1.0], "sym", 0),
+    ):
+        matrix = sp.csr_array((np.array(diagonal), np.arange(3, dtype="i4"), np.arange(4, dtype="i4")), (3, 3))
+        request = dp.SpsolveRequest(*dp.sparse.sparse_tensor(matrix), b, assume_a=kind)
+        assert enqueued(row.call(request, sequential, row), request)[1].item() == status
+
+
+def test_cudss_is_asked_before_cusolver_and_either_can_be_named(rng):
+    _, a = system(rng)
+    b = dp.device("host").array(np.ones(12))
+    assert select(dp.SpsolveRequest(*a, b), Arch(90)).library == "cudss"
+    assert select(dp.SpsolveRequest(*a, b, library="cusolverSp"), Arch(90)).library == "cusolverSp"
+    with pytest.raises(NoRow, match="both triangles"):
+        select(dp.SpsolveRequest(*a, b, library="cusolverSp", assume_a="sym", uplo="lower"), Arch(90))
 
 
 # -- requests and the host --------------------------------------------------------------------------------------------

@@ -1,0 +1,37 @@
+"""The rows of direct solves that end in cuSOLVER, for where cuDSS is not installed. Rows, and nothing else.
+
+None has run on a GPU yet: `run_on` is empty. A positive definite matrix goes to `csrlsvchol`.
+"""
+
+from __future__ import annotations
+
+from dispatch.core.nonfinite import stated
+from dispatch.core.row import Row
+from dispatch.keys import C64, C128, F32, F64, Arch
+from dispatch.ops.sparse import cusolver_plan, rules
+from dispatch.ops.sparse.direct_reference import scipy_direct
+from dispatch.table.on_host import on_host
+
+__all__ = ["ROWS"]
+
+SM75, V11 = Arch(75), (11, 0)
+RULES = (rules.aligned, rules.only_csr, rules.narrow, rules.results, rules.factorized, rules.both_triangles)
+LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
+
+GPU_ROWS = tuple(
+    Row(
+        op="spsolve",
+        dtypes=(dtype, dtype),
+        compute=None,
+        rules=RULES,
+        min_arch=SM75,
+        max_arch=None,
+        min_version=V11,
+        library="cusolverSp",
+        function=f"cusolverSp{letter}csrlsvqr",
+        call=cusolver_plan,
+        variant="qr",
+    )
+    for dtype, letter in LETTERS.items()
+)
+ROWS = stated((*GPU_ROWS, *(on_host(row, scipy_direct, library="scipy", stands_for="cusolverSp") for row in GPU_ROWS)))
