@@ -9,7 +9,8 @@ from __future__ import annotations
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, I32, I64, Arch
-from dispatch.ops.sparse import compression_plan, cusparse_plan, gtsv_plan, rules, vectors_plan
+from dispatch.ops.sparse import compression_plan, cusparse_plan, ell_plan, ell_rules, gtsv_plan, rules, vectors_plan
+from dispatch.ops.sparse.ell_reference import numpy_ell
 from dispatch.ops.sparse.reference import scipy_sparse
 from dispatch.table.on_host import on_host
 
@@ -29,10 +30,14 @@ SOME     = (rules.aligned, rules.results, rules.some)
 THREE    = (rules.aligned, rules.results, rules.three)
 DENSE_A  = (rules.aligned, rules.lines, rules.results)
 LINES    = (rules.aligned, rules.results, rules.narrow_lines, rules.zero_base)
+SLICES   = (rules.aligned, rules.vectors, ell_rules.some)
+BLOCKED  = (rules.lines, ell_rules.some, ell_rules.powers, ell_rules.vector_blocks)
 EXCHANGE = (rules.aligned, rules.elements, rules.narrow, rules.results)
 
 SPMV     = ("cusparse", "cusparseSpMV", cusparse_plan)
 SPMM     = ("cusparse", "cusparseSpMM", cusparse_plan)
+SELL_MV  = ("cusparse", "cusparseSpMV", ell_plan)
+ELL_MM   = ("cusparse", "cusparseSpMM", ell_plan)
 SDDMM    = ("cusparse", "cusparseSDDMM", cusparse_plan)
 SPSV     = ("cusparse", "cusparseSpSV_solve", cusparse_plan)
 SPSM     = ("cusparse", "cusparseSpSM_solve", cusparse_plan)
@@ -81,5 +86,17 @@ GPU_ROWS = (
     Row("coo2csr",           (I32, I32), None, LINES,    SM75, None, V12, *COO2CSR),
     Row("csr2coo",           (I32, I32), None, LINES,    SM75, None, V12, *CSR2COO),
 )
+ELL_ROWS = (
+    *(Row("sell_mv",        (one, one), None, SLICES,  SM75, None, V12, *SELL_MV) for one in ALL),
+    Row("sell_mv",          (F16, F16), None, SLICES,  SM75, None, V12, *SELL_MV),
+    Row("sell_mv",          (F16, F32), None, SLICES,  SM75, None, V12, *SELL_MV),
+    Row("sell_mv",          (BF16, BF16), None, SLICES,  SM80, None, V12, *SELL_MV),
+    Row("sell_mv",          (BF16, F32), None, SLICES,  SM80, None, V12, *SELL_MV),
+    Row("blocked_ell_mm",   (F32, F32), None, BLOCKED, SM80, None, V12, *ELL_MM),
+    Row("blocked_ell_mm",   (F64, F64), None, BLOCKED, SM80, None, V12, *ELL_MM),
+    Row("blocked_ell_mm",   (F16, F16), None, BLOCKED, SM75, None, V12, *ELL_MM),
+    Row("blocked_ell_mm",   (BF16, BF16), None, BLOCKED, SM80, None, V12, *ELL_MM),
+)
 # fmt: on
-ROWS = stated((*GPU_ROWS, *(on_host(row, scipy_sparse, library="scipy", stands_for="cusparse") for row in GPU_ROWS)))
+ON_ELL = (*ELL_ROWS, *(on_host(row, numpy_ell, stands_for="cusparse") for row in ELL_ROWS))
+ROWS = stated((*ON_ELL, *GPU_ROWS, *(on_host(row, scipy_sparse, library="scipy", stands_for="cusparse") for row in GPU_ROWS)))

@@ -14,6 +14,7 @@ from dispatch.core.request_function import request_function
 from dispatch.ops.sparse.algorithms import SpgemmAlgorithm, SpmmAlgorithm, SpmvAlgorithm, SpsvAlgorithm
 from dispatch.ops.sparse.compression import Coo2csrRequest, Csr2cooRequest, DenseNnzRequest, DenseToSparseRequest
 from dispatch.ops.sparse.conversions import Csr2cscRequest, SparseCheckRequest, SparseToDenseRequest
+from dispatch.ops.sparse.ell import BlockedEllMmRequest, SellMvRequest
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
 from dispatch.ops.sparse.pairs import SpgemmNnzRequest, SpgemmRequest
 from dispatch.ops.sparse.products import SddmmRequest, SparseMvRequest, SpmmRequest
@@ -23,6 +24,7 @@ from dispatch.ops.sparse.vectors import GatherRequest, ScatterRequest, SparseAxp
 
 __all__ = ["SparseForm", "SparseFormat"]
 __all__ += ["GtsvRequest", "gtsv"]
+__all__ += ["BlockedEllMmRequest", "SellMvRequest", "blocked_ell_mm", "sell_mv"]
 __all__ += ["GatherRequest", "ScatterRequest", "SparseAxpbyRequest", "SpvvRequest"]
 __all__ += ["sparse_axpby", "sparse_gather", "sparse_scatter", "spvv"]
 __all__ += ["SpgemmAlgorithm", "SpmmAlgorithm", "SpmvAlgorithm", "SpsvAlgorithm"]
@@ -33,6 +35,7 @@ __all__ += ["coo2csr", "csr2coo", "dense_nnz", "dense_to_sparse"]
 __all__ += ["csr2csc", "sddmm", "sparse_check", "sparse_mv", "sparse_to_dense"]
 __all__ += ["spgemm", "spgemm_nnz", "spmm", "spsm", "spsv"]
 
+ell_plan = plan_call("ell_plan", "dispatch.ops.sparse.cusparse_ell", "A plan of a product in sliced or blocked ELL.")
 gtsv_plan = plan_call("gtsv_plan", "dispatch.ops.sparse.cusparse_tridiagonal", "A plan of cuSPARSE's gtsv2.")
 vectors_plan = plan_call(
     "vectors_plan", "dispatch.ops.sparse.cusparse_vectors", "A plan of one of cuSPARSE's calls over a sparse vector."
@@ -59,3 +62,5 @@ sparse_gather, sparse_scatter = (
 )
 sparse_axpby, spvv = request_function(SparseAxpbyRequest, "sparse_axpby"), request_function(SpvvRequest, "spvv")
 gtsv = request_function(GtsvRequest, "gtsv")
+sell_mv = request_function(SellMvRequest, "sell_mv")
+blocked_ell_mm = request_function(BlockedEllMmRequest, "blocked_ell_mm")

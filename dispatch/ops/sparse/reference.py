@@ -12,6 +12,7 @@ import numpy as np
 from dispatch.core.host_plan import NumpyPlan, numpy_call, work_of
 from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.errors import BadRequest, Refused
+from dispatch.ops.sparse.ell_reference import ELL
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.refusal import Kind
 
@@ -366,6 +367,7 @@ OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
     "dense_to_sparse": compressed,
     "coo2csr": to_offsets,
     "csr2coo": to_rows,
+    **ELL,
 }
 
 numpy_check = numpy_call(checked)
