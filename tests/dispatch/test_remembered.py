@@ -34,6 +34,7 @@ from dispatch.execute.executor import Executor
 from dispatch.keys import Arch
 from dispatch.ops.conv.trees import TreedConvRequest
 from dispatch.ops.rnn.request import RnnRequest
+from dispatch.ops.structured.compression import Compress24Request
 from dispatch.ops.softmax import SoftmaxAlgorithm
 
 spec = importlib.util.spec_from_file_location("hostile", Path(__file__).with_name("hostile.py"))
@@ -112,7 +113,8 @@ Gpu.open_executor = NotingExecutor
 
 @pytest.fixture
 def dev(monkeypatch):
-    monkeypatch.setattr(RnnRequest, "bytes_of", lambda *_: 4096)
+    for kind in (RnnRequest, Compress24Request):
+        monkeypatch.setattr(kind, "bytes_of", lambda *_: 4096)
     device = Gpu()
     yield device
     device.close()

@@ -57,7 +57,7 @@ def ell_cases(row: Row) -> list[MadeCase]:
         size = (SLICES if op == "sell_mv" else BLOCKS)[(number + number // 4) % 4]
         shape = SHAPES[(number + number // 5) % 5]
         if op == "blocked_ell_mm":
-            shape = (-(-shape[0] // 16) * 16, shape[1])
+            shape = (-(-shape[0] // 16) * 16, shape[1]) if number else (8, 8)
         added = 0 if pattern == "nothing" else (number + number // 3) % 3
         by_rows = (number % 2 == 0, number // 2 % 2 == 0)
         form = Form(pattern, shape, size, number % 2 == 1, alpha * turn, beta * turn, added, by_rows, number % 5 != 3)
