@@ -99,4 +99,6 @@ ELL_ROWS = (
 )
 # fmt: on
 ON_ELL = (*ELL_ROWS, *(on_host(row, numpy_ell, stands_for="cusparse") for row in ELL_ROWS))
-ROWS = stated((*ON_ELL, *GPU_ROWS, *(on_host(row, scipy_sparse, library="scipy", stands_for="cusparse") for row in GPU_ROWS)))
+ROWS = stated(
+    (*ON_ELL, *GPU_ROWS, *(on_host(row, scipy_sparse, library="scipy", stands_for="cusparse") for row in GPU_ROWS))
+)

@@ -34,8 +34,8 @@ from dispatch.execute.executor import Executor
 from dispatch.keys import Arch
 from dispatch.ops.conv.trees import TreedConvRequest
 from dispatch.ops.rnn.request import RnnRequest
-from dispatch.ops.structured.compression import Compress24Request
 from dispatch.ops.softmax import SoftmaxAlgorithm
+from dispatch.ops.structured.compression import Compress24Request
 
 spec = importlib.util.spec_from_file_location("hostile", Path(__file__).with_name("hostile.py"))
 hostile = importlib.util.module_from_spec(spec)

@@ -63,8 +63,8 @@ class EllMatrix(Descriptor):
             kinds = (INDEX_TYPES[said.offset_bytes], index, base, kind)
             cusparse.cusparseCreateSlicedEll(self.c, *sizes, offsets, columns, values, *kinds)
         else:
-            sizes = (*said.shape, said.block, said.width)
-            cusparse.cusparseCreateBlockedEll(self.c, *sizes, columns, values, index, base, kind)
+            (m, n), block, width = said.shape, said.block, said.width
+            cusparse.cusparseCreateBlockedEll(self.c, m, n, block, width, columns, values, index, base, kind)
 
     def point(self, addresses: Sequence[Any]) -> None:
         said = self._said

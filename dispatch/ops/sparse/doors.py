@@ -11,6 +11,7 @@ from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.core.request import run
 from dispatch.errors import BadRequest
 from dispatch.ops import sparse as ops
+from dispatch.ops.sparse.ell_doors import BlockedEllMatrix, SlicedEllMatrix, toblocked_ell, tosell
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
 from dispatch.ops.sparse.sources import sparse_tensor, to_scipy, to_torch
 from dispatch.ops.sparse.tensor import SparseTensor, bsr, coo, csc, csr
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["SparseTensor", "bsr", "coo", "csc", "csr", "sparse_tensor", "to_scipy", "to_torch"]
 __all__ += ["sddmm", "spgemm", "spmm", "spmv", "spsm", "spsolve_triangular", "spsv", "tocoo", "tocsc", "tocsr"]
 __all__ += ["fromdense", "todense"]
+__all__ += ["BlockedEllMatrix", "SlicedEllMatrix", "toblocked_ell", "tosell"]
 
 N = Operation.N
 

@@ -13,6 +13,7 @@ from dispatch.checks import check_int
 from dispatch.device.registry import device as device_of
 from dispatch.errors import BadRequest
 from dispatch.ops import sparse as ops
+from dispatch.ops.sparse.tensor import SparseTensor
 
 if TYPE_CHECKING:
     from dispatch.device.device import Device
@@ -37,8 +38,8 @@ class SlicedEllMatrix(NamedTuple):
     def __matmul__(self, x: Any) -> Any:
         if x.shape != (self.shape[1],):
             raise BadRequest("x", f"shape {tuple(x.shape)}", f"a vector of {self.shape[1]} elements")
-        sizes = {"m": self.shape[0], "slice_size": self.slice_size, "nnz": self.nnz}
-        return ops.sell_mv(self.values, self.offsets, self.columns, x, **sizes)
+        parts = (self.values, self.offsets, self.columns)
+        return ops.sell_mv(*parts, x, m=self.shape[0], slice_size=self.slice_size, nnz=self.nnz)
 
 
 class BlockedEllMatrix(NamedTuple):
@@ -56,16 +57,16 @@ class BlockedEllMatrix(NamedTuple):
 
 
 def tosell(matrix: Any, *, slice_size: int = 32, device: Device | str | None = None) -> SlicedEllMatrix:
-    """A dense matrix, or a sparse one of SciPy, in sliced ELL on a device, that of a tensor or the host."""
+    """A dense or a sparse matrix in sliced ELL on a device; its own if it has one, else the host."""
     check_int("slice_size", slice_size, 1, MAX_SIZE)
     dense, home = taken(matrix, device)
     values, offsets, columns = slices_of(dense, slice_size, np.int32)
-    parts = (home.array(part) for part in (values, offsets, columns))
-    return SlicedEllMatrix(*parts, dense.shape, slice_size, int((columns >= 0).sum()))
+    nnz, (on_device, ends, places) = int((columns >= 0).sum()), map(home.array, (values, offsets, columns))
+    return SlicedEllMatrix(on_device, ends, places, dense.shape, slice_size, nnz)
 
 
 def toblocked_ell(matrix: Any, *, block: int = 16, device: Device | str | None = None) -> BlockedEllMatrix:
-    """A dense matrix, or a sparse one of SciPy, in blocked ELL on a device, that of a tensor or the host."""
+    """A dense or a sparse matrix in blocked ELL on a device; its own if it has one, else the host."""
     check_int("block", block, 2, MAX_SIZE)
     dense, home = taken(matrix, device)
     if any(extent % block or not extent for extent in dense.shape):
@@ -78,6 +79,8 @@ def taken(matrix: Any, device: Device | str | None) -> tuple[Any, Device]:
     """The dense matrix on the host, and where it is to be."""
     home = getattr(matrix, "device", None) if device is None else device
     home = device_of(home) if isinstance(home, str) else device_of("host") if home is None else home
+    if isinstance(matrix, SparseTensor):
+        matrix = matrix.todense()
     dense = matrix.toarray() if hasattr(matrix, "toarray") else np.asarray(matrix)
     if dense.ndim != 2:
         raise BadRequest("matrix", f"shape {dense.shape}", "a matrix, of two axes")

@@ -57,7 +57,7 @@ def of_blocks(request: Any, work: np.dtype[Any]) -> Array:
     found = np.zeros((m // size, n // size, size, size), values.dtype)
     high, wide = np.nonzero(there)
     np.add.at(found, (high, columns[high, wide]), blocks[high, wide])
-    return found.transpose(0, 2, 1, 3).reshape(m, n)
+    return np.asarray(found.transpose(0, 2, 1, 3).reshape(m, n))
 
 
 def dense_of(request: Any, work: np.dtype[Any]) -> Array:

@@ -1,0 +1,109 @@
+"""cuSPARSE's products of sliced and blocked ELL over memory of the host, beside those of its stand-in."""
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from cudabind.sys import cusparse
+from dispatch.libraries.cusparse import ell
+
+spec = importlib.util.spec_from_file_location("cusparse_stand_in", Path(__file__).with_name("cusparse_stand_in.py"))
+stand_in = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(stand_in)
+array_at, address_of = stand_in.array_at, stand_in.address_of
+DTYPES, INDICES = stand_in.DTYPES, stand_in.INDICES
+ALIGNMENT = 16
+
+
+class Sliced(SimpleNamespace):
+    """A matrix in sliced ELL."""
+
+    def dense(self):
+        offset, index = (INDICES[kind] for kind in self.kinds)
+        slices = -(-self.m // self.slice_size)
+        ends = array_at(self.offsets, offset, slices + 1)
+        assert (ends[0], ends[-1]) == (0, self.size)
+        columns, values = array_at(self.columns, index, self.size), array_at(self.values, self.dtype, self.size)
+        assert (columns >= 0).sum() == self.nnz
+        found = np.zeros((self.m, self.n), np.complex128 if self.dtype.kind == "c" else np.float64)
+        for each in range(slices):
+            part = slice(ends[each], ends[each + 1])
+            for place, (column, value) in enumerate(zip(columns[part], values[part], strict=True)):
+                if column >= 0:
+                    found[each * self.slice_size + place % self.slice_size, column] += value
+        return found
+
+
+class Blocked(SimpleNamespace):
+    """A matrix in blocked ELL."""
+
+    def dense(self):
+        size = self.block
+        assert self.values % ALIGNMENT == 0
+        columns = array_at(self.columns, INDICES[self.kind], self.m // size, self.width // size)
+        values = array_at(self.values, self.dtype, self.m, self.width)
+        found = np.zeros((self.m, self.n), np.float64)
+        for (high, wide), column in np.ndenumerate(columns):
+            if column >= 0:
+                rows, to = slice(high * size, (high + 1) * size), slice(column * size, (column + 1) * size)
+                found[rows, to] += values[rows, wide * size : (wide + 1) * size].astype(np.float64)
+        return found
+
+
+class Library(stand_in.Library):
+    """The stand-in with two more formats."""
+
+    def _CreateSlicedEll(self, handle, m, n, nnz, size, slice_size, offsets, columns, values, *rest):
+        *kinds, base, value_type = rest
+        assert base == cusparse.cusparseIndexBase_t.CUSPARSE_INDEX_BASE_ZERO
+        assert 0 <= nnz <= size
+        said = {"m": m, "n": n, "nnz": nnz, "size": size, "slice_size": slice_size, "kinds": tuple(map(int, kinds))}
+        places = {"offsets": address_of(offsets), "columns": address_of(columns), "values": address_of(values)}
+        dtype = DTYPES[int(value_type)]
+        self.put(handle, Sliced(format=7, value_type=int(value_type), dtype=dtype, **said, **places))
+
+    def _CreateBlockedEll(self, handle, m, n, block, width, columns, values, kind, base, value_type):
+        assert base == cusparse.cusparseIndexBase_t.CUSPARSE_INDEX_BASE_ZERO
+        assert not any(extent % block for extent in (m, n, width))
+        assert block & (block - 1) == 0
+        said = {"m": m, "n": n, "block": block, "width": width, "kind": int(kind)}
+        places = {"columns": address_of(columns), "values": address_of(values)}
+        dtype = DTYPES[int(value_type)]
+        self.put(handle, Blocked(format=5, value_type=int(value_type), dtype=dtype, **said, **places))
+
+    def _SpMV(self, handle, op, alpha, a, x, beta, y, kind, algorithm, buffer):
+        if self.of(a).format != 7:
+            super()._SpMV(handle, op, alpha, a, x, beta, y, kind, algorithm, buffer)
+            return
+        assert (int(op), int(algorithm)) == (0, 5)
+        a, x, y = map(self.of, (a, x, y))
+        self.kinds_fit(a, x, y, kind)
+        self.work_in(buffer)
+        right = x.array()
+        work = np.complex128 if right.dtype.kind == "c" else np.float64
+        self.added(op, alpha, beta, kind, a.dense() @ right.astype(work), y.array())
+
+    def _SpMM(self, handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer):
+        if self.of(a).format != 5:
+            super()._SpMM(handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer)
+            return
+        assert (int(op_a), int(algorithm)) == (0, 13)
+        a, b, c = map(self.of, (a, b, c))
+        assert b.by_rows == c.by_rows, "B and C are of one order"
+        assert not any(one.values % ALIGNMENT for one in (b, c))
+        self.kinds_fit(a, b, c, kind)
+        self.work_in(buffer)
+        right = stand_in.turned(b.array(), op_b)
+        self.added(op_a, alpha, beta, kind, a.dense() @ right.astype(np.float64), c.array())
+
+
+stand_in.Library = Library
+
+
+def executor_of(monkeypatch):
+    """As the stand-in's, for plans of these formats, too."""
+    executor = stand_in.executor_of(monkeypatch)
+    monkeypatch.setattr(ell, "cusparse", executor.library)
+    return executor
