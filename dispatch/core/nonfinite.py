@@ -99,7 +99,7 @@ STATEMENTS = {
     "gtsv":            SPREAD,
     **dict.fromkeys(("spsv", "spsm"), f"{SPREAD}; the other triangle is not read"),
     "spgemm":          f"{IEEE}; {TO_NAN}",
-    **dict.fromkeys(("sparse_to_dense", "csr2csc", "sparse_gather", "sparse_scatter"), IEEE),
+    **dict.fromkeys(("sparse_to_dense", "csr2csc", "sparse_sort", "sparse_gather", "sparse_scatter"), IEEE),
     "spvv":            f"{IEEE}; {TO_NAN}",
     "dense_to_sparse": "are elements as others",
     **dict.fromkeys(("spgemm_nnz", "sparse_check", "dense_nnz", "coo2csr", "csr2coo"), NONE),

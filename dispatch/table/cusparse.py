@@ -9,7 +9,16 @@ from __future__ import annotations
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, I32, I64, Arch
-from dispatch.ops.sparse import compression_plan, cusparse_plan, ell_plan, ell_rules, gtsv_plan, rules, vectors_plan
+from dispatch.ops.sparse import (
+    compression_plan,
+    cusparse_plan,
+    ell_plan,
+    ell_rules,
+    gtsv_plan,
+    rules,
+    sorting_plan,
+    vectors_plan,
+)
 from dispatch.ops.sparse.ell_reference import numpy_ell
 from dispatch.ops.sparse.reference import scipy_sparse
 from dispatch.table.on_host import on_host
@@ -32,12 +41,14 @@ DENSE_A  = (rules.aligned, rules.lines, rules.results)
 LINES    = (rules.aligned, rules.results, rules.narrow_lines, rules.zero_base)
 SLICES   = (rules.aligned, rules.vectors, ell_rules.some)
 BLOCKED  = (rules.lines, ell_rules.some, ell_rules.powers, ell_rules.vector_blocks)
+SORTED   = (rules.aligned, rules.narrow, rules.results)
 EXCHANGE = (rules.aligned, rules.elements, rules.narrow, rules.results)
 
 SPMV     = ("cusparse", "cusparseSpMV", cusparse_plan)
 SPMM     = ("cusparse", "cusparseSpMM", cusparse_plan)
 SELL_MV  = ("cusparse", "cusparseSpMV", ell_plan)
 ELL_MM   = ("cusparse", "cusparseSpMM", ell_plan)
+SORT     = ("cusparse", "cusparseXcoosortByRow", sorting_plan)
 SDDMM    = ("cusparse", "cusparseSDDMM", cusparse_plan)
 SPSV     = ("cusparse", "cusparseSpSV_solve", cusparse_plan)
 SPSM     = ("cusparse", "cusparseSpSM_solve", cusparse_plan)
@@ -77,6 +88,7 @@ GPU_ROWS = (
     *(Row("sparse_scatter",  (one, one), None, SOME,     SM75, None, V12, *SCATTER) for one in (*ALL, F16, BF16)),
     *(Row("sparse_axpby",    (one, one), None, SOME,     SM75, None, V12, *AXPBY) for one in ALL),
     *(Row("spvv",            (one, one), None, SOME,     SM75, None, V12, *SPVV) for one in ALL),
+    *(Row("sparse_sort",     (one, one), None, SORTED,   SM75, None, V12, *SORT) for one in (*ALL, F16, BF16)),
     Row("gtsv",              (F32, F32), None, THREE,    SM75, None, V12, "cusparse", "cusparseSgtsv2", gtsv_plan),
     Row("gtsv",              (F64, F64), None, THREE,    SM75, None, V12, "cusparse", "cusparseDgtsv2", gtsv_plan),
     Row("gtsv",              (C64, C64), None, THREE,    SM75, None, V12, "cusparse", "cusparseCgtsv2", gtsv_plan),

@@ -1,4 +1,4 @@
-"""cuSPARSE's products of sliced and blocked ELL over memory of the host, beside those of its stand-in."""
+"""cuSPARSE's products of sliced and blocked ELL, and its sorts, over memory of the host, beside its stand-in's."""
 
 import importlib.util
 from pathlib import Path
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from cudabind.sys import cusparse
-from dispatch.libraries.cusparse import ell
+from dispatch.libraries.cusparse import ell, sorting
 
 spec = importlib.util.spec_from_file_location("cusparse_stand_in", Path(__file__).with_name("cusparse_stand_in.py"))
 stand_in = importlib.util.module_from_spec(spec)
@@ -73,6 +73,44 @@ class Library(stand_in.Library):
         dtype = DTYPES[int(value_type)]
         self.put(handle, Blocked(format=5, value_type=int(value_type), dtype=dtype, **said, **places))
 
+    # -- sorts --------------------------------------------------------------------------------------------------------
+    def _CreateMatDescr(self, handle):
+        self.put(handle, SimpleNamespace(base=0))
+
+    def _SetMatIndexBase(self, handle, base):
+        self.of(handle).base = int(base)
+
+    def _DestroyMatDescr(self, handle):
+        del self.alive[handle.value]
+
+    def _CreateIdentityPermutation(self, handle, count, permutation):
+        array_at(address_of(permutation), np.int32, count)[...] = np.arange(count)
+
+    def _Xcoosort_bufferSizeExt(self, *given):
+        given[-1]._obj.value = stand_in.WORK
+
+    _Xcsrsort_bufferSizeExt = _Xcoosort_bufferSizeExt
+
+    def in_order(self, count, rows, columns, lines, permutation, buffer):
+        self.work_in(buffer)
+        permutation = array_at(address_of(permutation), np.int32, count)
+        assert (permutation == np.arange(count)).all(), "the permutation is the identity at first"
+        permutation[...] = np.lexsort((columns, lines))
+        columns[...] = columns[permutation]
+        if rows is not None:
+            rows[...] = rows[permutation]
+
+    def _XcoosortByRow(self, handle, m, n, count, rows, columns, permutation, buffer):
+        rows, columns = (array_at(address_of(part), np.int32, count) for part in (rows, columns))
+        self.in_order(count, rows, columns, rows.copy(), permutation, buffer)
+
+    def _Xcsrsort(self, handle, m, n, count, descriptor, ends, columns, permutation, buffer):
+        ends, columns = array_at(address_of(ends), np.int32, m + 1), array_at(address_of(columns), np.int32, count)
+        assert self.of(descriptor).base == ends[0]
+        lines = np.repeat(np.arange(m), np.diff(ends))
+        self.in_order(count, None, columns, lines, permutation, buffer)
+
+    # -- products -----------------------------------------------------------------------------------------------------
     def _SpMV(self, handle, op, alpha, a, x, beta, y, kind, algorithm, buffer):
         if self.of(a).format != 7:
             super()._SpMV(handle, op, alpha, a, x, beta, y, kind, algorithm, buffer)
@@ -105,5 +143,6 @@ stand_in.Library = Library
 def executor_of(monkeypatch):
     """As the stand-in's, for plans of these formats, too."""
     executor = stand_in.executor_of(monkeypatch)
-    monkeypatch.setattr(ell, "cusparse", executor.library)
+    for module in (ell, sorting):
+        monkeypatch.setattr(module, "cusparse", executor.library)
     return executor

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SparseTensor", "bsr", "coo", "csc", "csr", "sparse_tensor", "to_scipy", "to_torch"]
 __all__ += ["sddmm", "spgemm", "spmm", "spmv", "spsm", "spsolve_triangular", "spsv", "tocoo", "tocsc", "tocsr"]
-__all__ += ["fromdense", "todense"]
+__all__ += ["fromdense", "sort", "todense"]
 __all__ += ["BlockedEllMatrix", "SlicedEllMatrix", "toblocked_ell", "tosell"]
 
 N = Operation.N
@@ -177,6 +177,13 @@ def tocoo(a: Any) -> SparseTensor:
     rows = run(ops.Csr2cooRequest(found.rows, nnz=found.nnz, base=found.form.base))
     form = found.form._replace(format=SparseFormat.COO, pattern=None)
     return SparseTensor(found.values, rows, found.columns, form)
+
+
+def sort(a: Any) -> SparseTensor:
+    """The matrix with its elements by row and column: the request `sparse_sort`, of COO or CSR."""
+    found = of(a)
+    values, rows, columns = run(ops.SparseSortRequest(*found.parts))
+    return SparseTensor(values, rows, columns, found.form._replace(pattern=None))
 
 
 def _exchanged(a: SparseTensor, wanted: SparseFormat) -> SparseTensor:

@@ -231,6 +231,19 @@ def exchanged(request: Any, work: np.dtype[Any]) -> Results:
     return {"out_values": numbers(request.values, work)[order], "out_rows": rows, "out_columns": columns}
 
 
+def put_in_order(request: Any, work: np.dtype[Any]) -> Results:
+    """The elements by row and column; equal ones stay in their order."""
+    row, column = coordinates(request.form, request.rows, request.columns)
+    order = np.lexsort((column, row))
+    rows, columns = np.asarray(request.rows), np.asarray(request.columns)
+    sorted_rows = rows[order] if request.form.format == SparseFormat.COO else rows
+    return {
+        "out_values": numbers(request.values, work)[order],
+        "out_rows": sorted_rows,
+        "out_columns": columns[order],
+    }
+
+
 def checked(request: Any, work: np.dtype[Any]) -> Results:
     """What is wrong with the indices."""
     del work
@@ -367,6 +380,7 @@ OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
     "dense_to_sparse": compressed,
     "coo2csr": to_offsets,
     "csr2coo": to_rows,
+    "sparse_sort": put_in_order,
     **ELL,
 }
 

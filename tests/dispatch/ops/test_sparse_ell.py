@@ -1,4 +1,4 @@
-"""Sliced and blocked ELL: products on the host and by plans over a stand-in, how they are made, what is refused."""
+"""Sliced and blocked ELL, and sorting: on the host and by plans over a stand-in, how they are made, what is refused."""
 
 # ruff: noqa: E501 - tables of errors
 
@@ -21,7 +21,7 @@ stand_in = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(stand_in)
 
 S = dp.sparse
-ROWS = [row for op in ("sell_mv", "blocked_ell_mm") for row in dp.TABLE.of(op)]
+ROWS = [row for op in ("sell_mv", "blocked_ell_mm", "sparse_sort") for row in dp.TABLE.of(op)]
 DEV = None
 
 
@@ -112,6 +112,29 @@ def test_matrices_of_any_kind_become_ell_and_multiply(kind, rng):
     for size in (1, 7, 32, 100):
         np.testing.assert_allclose((S.tosell(given, slice_size=size) @ DEV.array(x)).numpy(), dense @ x)
     np.testing.assert_allclose((S.toblocked_ell(given) @ DEV.array(b)).numpy(), dense @ b)
+
+
+@pytest.mark.parametrize("kind", ["coo", "csr"])
+def test_a_matrix_is_sound_once_it_is_sorted(kind, rng):
+    row, column = np.nonzero(rng.random((30, 20)) < 0.2)
+    values = rng.standard_normal(len(row))
+    dense = np.zeros((30, 20))
+    dense[row, column] = values
+    order = rng.permutation(len(row))
+    if kind == "csr":
+        order = order[np.argsort(row[order], kind="stable")]
+        rows = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=30))])
+    else:
+        rows = row[order]
+    parts = (DEV.array(part) for part in (values[order], rows.astype("i4"), column[order].astype("i4")))
+    a = getattr(S, kind)(*parts, (30, 20))
+    with pytest.raises(BadRequest, match="unsorted elements"):
+        a.validate()
+    found = S.sort(a).validate()
+    np.testing.assert_array_equal(found.todense().numpy(), dense)
+    np.testing.assert_array_equal(found.values.numpy(), values)
+    with pytest.raises(BadRequest, match=r"form\.format: got CSC; expected COO or CSR"):
+        S.sort(S.csr(*found.parts[:3], (30, 20)).T if kind == "csr" else S.tocsc(found))
 
 
 def sell():
