@@ -15,11 +15,13 @@ from dispatch.ops.sparse import (
     ell_plan,
     ell_rules,
     gtsv_plan,
+    pruning_plan,
     rules,
     sorting_plan,
     vectors_plan,
 )
 from dispatch.ops.sparse.ell_reference import numpy_ell
+from dispatch.ops.sparse.pruning_reference import numpy_pruning
 from dispatch.ops.sparse.reference import scipy_sparse
 from dispatch.table.on_host import on_host
 
@@ -48,6 +50,10 @@ SPMV     = ("cusparse", "cusparseSpMV", cusparse_plan)
 SPMM     = ("cusparse", "cusparseSpMM", cusparse_plan)
 SELL_MV  = ("cusparse", "cusparseSpMV", ell_plan)
 ELL_MM   = ("cusparse", "cusparseSpMM", ell_plan)
+S_COUNT  = ("cusparse", "cusparseSpruneDense2csrNnz", pruning_plan)
+D_COUNT  = ("cusparse", "cusparseDpruneDense2csrNnz", pruning_plan)
+S_PRUNE  = ("cusparse", "cusparseSpruneDense2csr", pruning_plan)
+D_PRUNE  = ("cusparse", "cusparseDpruneDense2csr", pruning_plan)
 SORT     = ("cusparse", "cusparseXcoosortByRow", sorting_plan)
 SDDMM    = ("cusparse", "cusparseSDDMM", cusparse_plan)
 SPSV     = ("cusparse", "cusparseSpSV_solve", cusparse_plan)
@@ -109,8 +115,16 @@ ELL_ROWS = (
     Row("blocked_ell_mm",   (F16, F16), None, BLOCKED, SM75, None, V12, *ELL_MM),
     Row("blocked_ell_mm",   (BF16, BF16), None, BLOCKED, SM80, None, V12, *ELL_MM),
 )
-# fmt: on
-ON_ELL = (*ELL_ROWS, *(on_host(row, numpy_ell, stands_for="cusparse") for row in ELL_ROWS))
-ROWS = stated(
-    (*ON_ELL, *GPU_ROWS, *(on_host(row, scipy_sparse, library="scipy", stands_for="cusparse") for row in GPU_ROWS))
+PRUNE_ROWS = (
+    Row("prune_nnz",        (F32, I64), None, DENSE_A, SM75, None, V12, *S_COUNT),
+    Row("prune_nnz",        (F64, I64), None, DENSE_A, SM75, None, V12, *D_COUNT),
+    Row("prune_to_csr",     (F32, F32), None, DENSE_A, SM75, None, V12, *S_PRUNE),
+    Row("prune_to_csr",     (F64, F64), None, DENSE_A, SM75, None, V12, *D_PRUNE),
 )
+# fmt: on
+ON_NUMPY = (
+    *(on_host(row, numpy_ell, stands_for="cusparse") for row in ELL_ROWS),
+    *(on_host(row, numpy_pruning, stands_for="cusparse") for row in PRUNE_ROWS),
+)
+ON_SCIPY = tuple(on_host(row, scipy_sparse, library="scipy", stands_for="cusparse") for row in GPU_ROWS)
+ROWS = stated((*GPU_ROWS, *ELL_ROWS, *PRUNE_ROWS, *ON_NUMPY, *ON_SCIPY))

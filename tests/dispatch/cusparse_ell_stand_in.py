@@ -1,13 +1,15 @@
 """cuSPARSE's products of sliced and blocked ELL, and its sorts, over memory of the host, beside its stand-in's."""
 
+import ctypes
 import importlib.util
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
 from cudabind.sys import cusparse
-from dispatch.libraries.cusparse import ell, sorting
+from dispatch.libraries.cusparse import ell, pruning, sorting
 
 spec = importlib.util.spec_from_file_location("cusparse_stand_in", Path(__file__).with_name("cusparse_stand_in.py"))
 stand_in = importlib.util.module_from_spec(spec)
@@ -110,6 +112,47 @@ class Library(stand_in.Library):
         lines = np.repeat(np.arange(m), np.diff(ends))
         self.in_order(count, None, columns, lines, permutation, buffer)
 
+    # -- pruning ------------------------------------------------------------------------------------------------------
+    def __getattr__(self, name):
+        found = re.fullmatch(r"_([SD])pruneDense2csr(Nnz|)(ByPercentage|)(_bufferSizeExt|)", name)
+        if found is None:
+            return super().__getattr__(name)
+        letter, counts, share, asks = found.groups()
+        if asks:
+            return lambda *given: setattr(given[-1]._obj, "value", stand_in.WORK)
+        return lambda *given: (self.count if counts else self.write)(letter, share, *given)
+
+    def _CreatePruneInfo(self, handle):
+        self.put(handle, SimpleNamespace())
+
+    _DestroyPruneInfo = _DestroyMatDescr
+
+    def left(self, letter, share, m, n, a, ld, amount):
+        dtype = np.dtype(np.float32 if letter == "S" else np.float64)
+        assert ld >= m
+        lines = array_at(address_of(a), dtype, (n - 1) * ld + m)
+        dense = np.lib.stride_tricks.as_strided(lines, (m, n), (dtype.itemsize, ld * dtype.itemsize))
+        if not share:
+            assert type(amount._obj) is (ctypes.c_float if letter == "S" else ctypes.c_double)
+            return dense, np.abs(dense) > amount._obj.value
+        place = int(np.ceil(m * n * (amount / 100))) - 1
+        return dense, np.abs(dense) > np.sort(np.abs(dense), axis=None)[max(0, min(place, m * n - 1))]
+
+    def count(self, letter, share, handle, m, n, a, ld, amount, descriptor, rows, total, *rest):
+        assert self.of(descriptor).base == 0
+        _, there = self.left(letter, share, m, n, a, ld, amount)
+        self.work_in(rest[-1])
+        array_at(address_of(rows), np.int32, m + 1)[...] = np.concatenate([[0], np.cumsum(there.sum(1))])
+        total._obj.value = int(there.sum())
+
+    def write(self, letter, share, handle, m, n, a, ld, amount, descriptor, values, rows, columns, *rest):
+        dense, there = self.left(letter, share, m, n, a, ld, amount)
+        row, column = np.nonzero(there)
+        assert array_at(address_of(rows), np.int32, m + 1)[-1] == len(row), "offsets are there"
+        self.work_in(rest[-1])
+        array_at(address_of(values), dense.dtype, len(row))[...] = dense[row, column]
+        array_at(address_of(columns), np.int32, len(row))[...] = column
+
     # -- products -----------------------------------------------------------------------------------------------------
     def _SpMV(self, handle, op, alpha, a, x, beta, y, kind, algorithm, buffer):
         if self.of(a).format != 7:
@@ -143,6 +186,8 @@ stand_in.Library = Library
 def executor_of(monkeypatch):
     """As the stand-in's, for plans of these formats, too."""
     executor = stand_in.executor_of(monkeypatch)
-    for module in (ell, sorting):
+    for module in (ell, pruning, sorting):
         monkeypatch.setattr(module, "cusparse", executor.library)
+    monkeypatch.setattr(pruning, "handle_of", stand_in.calls.handle_of)
+    monkeypatch.setattr(pruning, "driver", stand_in.dense.driver)
     return executor

@@ -97,6 +97,8 @@ EXPLAINED = {  # what the name of the row says, and what the request does; all f
     "coo2csr --rows 9:i32 --m 4": ("i32→i32 sm_75 cusparse", "rows i32[9]"),
     "csr2coo --rows 5:i32 --nnz 9": ("i32→i32 sm_75 cusparse", "nnz=9"),
     f"sparse_check --values 9:f32 {PATTERN}": ("f32→i64 sm_75 own", "columns i32[9]"),
+    "prune_nnz --a 4x6:f32 --threshold 0.5": ("f32→i64 sm_75 cusparse", "threshold=0.5"),
+    "prune_to_csr --a 4x6:f64 --percentage 50 --nnz 12": ("f64→f64 sm_75 cusparse", "percentage=50"),
     "sparse_sort --values 9:f32 --rows 9:i32 --columns 9:i32 --form format=coo,shape=4x6": ("f32→f32 sm_75 cusparse", "rows i32[9]"),
     "sell_mv --values 8:f32 --offsets 3:i32 --columns 8:i32 --x 6:f32 --m 6 --slice-size 4 --nnz 6": ("f32→f32 sm_75 cusparse", "slice_size=4"),
     "blocked_ell_mm --values 8x4:f16 --columns 4x2:i32 --b 8x16:f16": ("f16→f16 sm_75 cusparse", "columns i32[4, 2]"),

@@ -31,7 +31,7 @@ class LegacyDescriptor:
     __slots__ = ("c",)
 
     def __init__(self, base: int) -> None:
-        self.c = cusparse.cusparseMatDescr_t()
+        self.c: Any = cusparse.cusparseMatDescr_t()
         cusparse.cusparseCreateMatDescr(self.c)
         cusparse.cusparseSetMatIndexBase(self.c, cusparse.cusparseIndexBase_t(base))
 
@@ -74,6 +74,11 @@ class SortSteps(Steps):
         self.append(Kept(descriptor))
         given: tuple[Any, ...] = (*sizes, descriptor.c, Place(rows), Place(columns), *memory)
         self.append(Call(self.executor, name, given))
+
+    def scratch(self, nbytes: int) -> int:
+        """The place of so many bytes of the workspace, which steps share that run one after the other."""
+        self._work_bytes = max(self._work_bytes, nbytes)
+        return self._work_place
 
     def follow(self, count: int, value_type: int, values: int, out: int) -> None:
         """Put the elements at a place to another in the order that was found."""

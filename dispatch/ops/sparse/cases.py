@@ -18,6 +18,7 @@ from dispatch.keys import F32, HALF
 from dispatch.ops.sparse import conversions, pairs, products, solves
 from dispatch.ops.sparse.cases_compression import COMPRESSION, compression_cases
 from dispatch.ops.sparse.cases_ell import ELL_OPS, ell_cases
+from dispatch.ops.sparse.cases_pruning import PRUNED, pruning_cases
 from dispatch.ops.sparse.cases_sorting import sorting_cases
 from dispatch.ops.sparse.cases_tridiagonal import tridiagonal_cases
 from dispatch.ops.sparse.cases_vectors import VECTORS, vector_cases
@@ -340,6 +341,8 @@ def bounds(request: Any, expected: Results) -> Results:
 def cases(row: Row) -> list[MadeCase]:
     """Every form of a row's op and dtypes."""
     op, dtype = row.op, row.dtypes[0]
+    if op in PRUNED:
+        return pruning_cases(row)
     if op == "sparse_sort":
         return sorting_cases(row)
     if op in ELL_OPS:

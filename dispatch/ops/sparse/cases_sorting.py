@@ -48,7 +48,7 @@ def check(
     else:
         rows = rows[order]
     parts: dict[str, Any] = {"values": values[order], "rows": rows, "columns": columns[order]}
-    fields = {each: place(device, part, None, 2).view for each, part in parts.items()}
+    fields: dict[str, Any] = {each: place(device, part, None, 2).view for each, part in parts.items()}
     request = SparseSortRequest(**fields, form=form)
     written: tuple[GuardedBuffer, ...] = ()
     if turn % 3:

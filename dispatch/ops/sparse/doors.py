@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SparseTensor", "bsr", "coo", "csc", "csr", "sparse_tensor", "to_scipy", "to_torch"]
 __all__ += ["sddmm", "spgemm", "spmm", "spmv", "spsm", "spsolve_triangular", "spsv", "tocoo", "tocsc", "tocsr"]
-__all__ += ["fromdense", "sort", "todense"]
+__all__ += ["fromdense", "prune", "sort", "todense"]
 __all__ += ["BlockedEllMatrix", "SlicedEllMatrix", "toblocked_ell", "tosell"]
 
 N = Operation.N
@@ -177,6 +177,20 @@ def tocoo(a: Any) -> SparseTensor:
     rows = run(ops.Csr2cooRequest(found.rows, nnz=found.nnz, base=found.form.base))
     form = found.form._replace(format=SparseFormat.COO, pattern=None)
     return SparseTensor(found.values, rows, found.columns, form)
+
+
+def prune(
+    a: Any, *, threshold: float | None = None, percentage: float | None = None, nnz: int | None = None
+) -> SparseTensor:
+    """A dense matrix in CSR without its small elements: the request `prune_to_csr`.
+
+    Without `nnz`, how many are left, the request `prune_nnz` counts them before, and is waited for.
+    """
+    if nnz is None:
+        nnz = int(run(ops.PruneNnzRequest(a, threshold=threshold, percentage=percentage)).item())
+    request = ops.PruneToCsrRequest(a, threshold=threshold, percentage=percentage, nnz=nnz)
+    m, n = request.a.shape
+    return csr(*run(request), (m, n))
 
 
 def sort(a: Any) -> SparseTensor:

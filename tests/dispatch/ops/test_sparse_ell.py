@@ -21,7 +21,9 @@ stand_in = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(stand_in)
 
 S = dp.sparse
-ROWS = [row for op in ("sell_mv", "blocked_ell_mm", "sparse_sort") for row in dp.TABLE.of(op)]
+ROWS = [
+    row for op in ("sell_mv", "blocked_ell_mm", "sparse_sort", "prune_nnz", "prune_to_csr") for row in dp.TABLE.of(op)
+]
 DEV = None
 
 
@@ -112,6 +114,24 @@ def test_matrices_of_any_kind_become_ell_and_multiply(kind, rng):
     for size in (1, 7, 32, 100):
         np.testing.assert_allclose((S.tosell(given, slice_size=size) @ DEV.array(x)).numpy(), dense @ x)
     np.testing.assert_allclose((S.toblocked_ell(given) @ DEV.array(b)).numpy(), dense @ b)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_a_dense_matrix_is_pruned_by_a_threshold_or_a_share(dtype, rng):
+    dense = rng.standard_normal((30, 20)).astype(dtype)
+    a = DEV.array(dense)
+    found = S.prune(a, threshold=0.7).validate()
+    np.testing.assert_array_equal(found.todense().numpy(), np.where(np.abs(dense) > 0.7, dense, 0))
+    for share in (0.1, 25, 50, 99.9, 100):
+        found = S.prune(a, percentage=share).validate()
+        assert found.nnz == 600 - np.ceil(6 * share)
+        kept = np.sort(np.abs(dense), axis=None)[600 - found.nnz :]
+        np.testing.assert_array_equal(np.sort(np.abs(found.values.numpy())), kept)
+    with pytest.raises(BadRequest, match=r"nnz: got 3; expected .* as prune_nnz counts them"):
+        S.prune(a, threshold=0.7, nnz=3)
+    for wrong in ({}, {"threshold": 1, "percentage": 1}, {"threshold": -1.0}, {"percentage": 101}):
+        with pytest.raises(BadRequest, match=r"threshold: got|percentage: got"):
+            S.prune(a, **wrong)
 
 
 @pytest.mark.parametrize("kind", ["coo", "csr"])
