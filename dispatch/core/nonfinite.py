@@ -96,7 +96,7 @@ STATEMENTS = {
     "callback_dft":    f"{SPREAD}, unless a callback hides them",
     **dict.fromkeys(("sparse_mv", "spmm", "sddmm", "sparse_axpby"), f"{UNSCALED}; {TO_NAN}"),
     **dict.fromkeys(("sell_mv", "blocked_ell_mm"), f"{UNSCALED}; {TO_NAN}"),
-    "gtsv":            SPREAD,
+    **dict.fromkeys(("gtsv", "gpsv"), SPREAD),
     **dict.fromkeys(("spsv", "spsm"), f"{SPREAD}; the other triangle is not read"),
     "spgemm":          f"{IEEE}; {TO_NAN}",
     **dict.fromkeys(("sparse_to_dense", "csr2csc", "sparse_sort", "sparse_gather", "sparse_scatter"), IEEE),

@@ -14,6 +14,7 @@ from dispatch.ops.sparse import (
     cusparse_plan,
     ell_plan,
     ell_rules,
+    gpsv_plan,
     gtsv_plan,
     pruning_plan,
     rules,
@@ -21,6 +22,7 @@ from dispatch.ops.sparse import (
     vectors_plan,
 )
 from dispatch.ops.sparse.ell_reference import numpy_ell
+from dispatch.ops.sparse.pentadiagonal import adjacent
 from dispatch.ops.sparse.pruning_reference import numpy_pruning
 from dispatch.ops.sparse.reference import scipy_sparse
 from dispatch.table.on_host import on_host
@@ -54,6 +56,11 @@ S_COUNT  = ("cusparse", "cusparseSpruneDense2csrNnz", pruning_plan)
 D_COUNT  = ("cusparse", "cusparseDpruneDense2csrNnz", pruning_plan)
 S_PRUNE  = ("cusparse", "cusparseSpruneDense2csr", pruning_plan)
 D_PRUNE  = ("cusparse", "cusparseDpruneDense2csr", pruning_plan)
+GPSV     = (rules.aligned, adjacent)
+GPSV_S   = ("cusparse", "cusparseSgpsvInterleavedBatch", gpsv_plan)
+GPSV_D   = ("cusparse", "cusparseDgpsvInterleavedBatch", gpsv_plan)
+GPSV_C   = ("cusparse", "cusparseCgpsvInterleavedBatch", gpsv_plan)
+GPSV_Z   = ("cusparse", "cusparseZgpsvInterleavedBatch", gpsv_plan)
 SORT     = ("cusparse", "cusparseXcoosortByRow", sorting_plan)
 SDDMM    = ("cusparse", "cusparseSDDMM", cusparse_plan)
 SPSV     = ("cusparse", "cusparseSpSV_solve", cusparse_plan)
@@ -95,6 +102,10 @@ GPU_ROWS = (
     *(Row("sparse_axpby",    (one, one), None, SOME,     SM75, None, V12, *AXPBY) for one in ALL),
     *(Row("spvv",            (one, one), None, SOME,     SM75, None, V12, *SPVV) for one in ALL),
     *(Row("sparse_sort",     (one, one), None, SORTED,   SM75, None, V12, *SORT) for one in (*ALL, F16, BF16)),
+    Row("gpsv",              (F32, F32), None, GPSV,     SM75, None, V12, *GPSV_S),
+    Row("gpsv",              (F64, F64), None, GPSV,     SM75, None, V12, *GPSV_D),
+    Row("gpsv",              (C64, C64), None, GPSV,     SM75, None, V12, *GPSV_C),
+    Row("gpsv",              (C128, C128), None, GPSV,   SM75, None, V12, *GPSV_Z),
     Row("gtsv",              (F32, F32), None, THREE,    SM75, None, V12, "cusparse", "cusparseSgtsv2", gtsv_plan),
     Row("gtsv",              (F64, F64), None, THREE,    SM75, None, V12, "cusparse", "cusparseDgtsv2", gtsv_plan),
     Row("gtsv",              (C64, C64), None, THREE,    SM75, None, V12, "cusparse", "cusparseCgtsv2", gtsv_plan),

@@ -88,6 +88,7 @@ EXPLAINED = {  # what the name of the row says, and what the request does; all f
     f"sparse_to_dense --values 9:f16 {PATTERN}": ("f16→f16 sm_75 cusparse", "values f16[9]"),
     f"csr2csc --values 9:f32 {PATTERN}": ("f32→f32 sm_75 cusparse", "rows i32[5]"),
     "gtsv --dl 9:f64 --d 9:f64 --du 9:f64 --b 9x2:f64:columns": ("f64→f64 sm_75 cusparse", "pivoting=True"),
+    "gpsv" + "".join(f" --{name} 9x4:f64" for name in ("ds", "dl", "d", "du", "dw", "b")): ("f64→f64 sm_75 cusparse", "dw f64[9, 4]"),
     "sparse_gather --y 9:f16 --indices 4:i64": ("f16→f16 sm_75 cusparse", "indices i64[4]"),
     "sparse_scatter --values 4:f32 --indices 4:i32 --y 9:f32": ("f32→f32 sm_75 cusparse", "y f32[9]"),
     "sparse_axpby --values 4:f32 --indices 4:i32 --y 9:f32 --beta 2": ("f32→f32 sm_75 cusparse", "beta=2"),

@@ -17,6 +17,7 @@ from dispatch.ops.sparse.conversions import Csr2cscRequest, SparseCheckRequest, 
 from dispatch.ops.sparse.ell import BlockedEllMmRequest, SellMvRequest
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
 from dispatch.ops.sparse.pairs import SpgemmNnzRequest, SpgemmRequest
+from dispatch.ops.sparse.pentadiagonal import GpsvRequest
 from dispatch.ops.sparse.products import SddmmRequest, SparseMvRequest, SpmmRequest
 from dispatch.ops.sparse.pruning import PruneNnzRequest, PruneToCsrRequest
 from dispatch.ops.sparse.solves import SpsmRequest, SpsvRequest
@@ -25,7 +26,7 @@ from dispatch.ops.sparse.tridiagonal import GtsvRequest
 from dispatch.ops.sparse.vectors import GatherRequest, ScatterRequest, SparseAxpbyRequest, SpvvRequest
 
 __all__ = ["SparseForm", "SparseFormat"]
-__all__ += ["GtsvRequest", "gtsv"]
+__all__ += ["GpsvRequest", "GtsvRequest", "gpsv", "gtsv"]
 __all__ += ["PruneNnzRequest", "PruneToCsrRequest", "prune_nnz", "prune_to_csr"]
 __all__ += ["SparseSortRequest", "sparse_sort"]
 __all__ += ["BlockedEllMmRequest", "SellMvRequest", "blocked_ell_mm", "sell_mv"]
@@ -42,6 +43,7 @@ __all__ += ["spgemm", "spgemm_nnz", "spmm", "spsm", "spsv"]
 ell_plan = plan_call("ell_plan", "dispatch.ops.sparse.cusparse_ell", "A plan of a product in sliced or blocked ELL.")
 pruning_plan = plan_call("pruning_plan", "dispatch.ops.sparse.cusparse_pruning", "A plan of cuSPARSE's pruneDense2csr.")
 sorting_plan = plan_call("sorting_plan", "dispatch.ops.sparse.cusparse_sorting", "A plan of one of cuSPARSE's sorts.")
+gpsv_plan = plan_call("gpsv_plan", "dispatch.ops.sparse.cusparse_pentadiagonal", "A plan of cuSPARSE's gpsv.")
 gtsv_plan = plan_call("gtsv_plan", "dispatch.ops.sparse.cusparse_tridiagonal", "A plan of cuSPARSE's gtsv2.")
 vectors_plan = plan_call(
     "vectors_plan", "dispatch.ops.sparse.cusparse_vectors", "A plan of one of cuSPARSE's calls over a sparse vector."
@@ -68,6 +70,7 @@ sparse_gather, sparse_scatter = (
 )
 sparse_axpby, spvv = request_function(SparseAxpbyRequest, "sparse_axpby"), request_function(SpvvRequest, "spvv")
 gtsv = request_function(GtsvRequest, "gtsv")
+gpsv = request_function(GpsvRequest, "gpsv")
 prune_nnz = request_function(PruneNnzRequest, "prune_nnz")
 prune_to_csr = request_function(PruneToCsrRequest, "prune_to_csr")
 sparse_sort = request_function(SparseSortRequest, "sparse_sort")

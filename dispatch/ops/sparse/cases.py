@@ -18,6 +18,7 @@ from dispatch.keys import F32, HALF
 from dispatch.ops.sparse import conversions, pairs, products, solves
 from dispatch.ops.sparse.cases_compression import COMPRESSION, compression_cases
 from dispatch.ops.sparse.cases_ell import ELL_OPS, ell_cases
+from dispatch.ops.sparse.cases_pentadiagonal import pentadiagonal_cases
 from dispatch.ops.sparse.cases_pruning import PRUNED, pruning_cases
 from dispatch.ops.sparse.cases_sorting import sorting_cases
 from dispatch.ops.sparse.cases_tridiagonal import tridiagonal_cases
@@ -349,6 +350,8 @@ def cases(row: Row) -> list[MadeCase]:
         return ell_cases(row)
     if op in COMPRESSION:
         return compression_cases(row)
+    if op == "gpsv":
+        return pentadiagonal_cases(row)
     if op == "gtsv":
         return tridiagonal_cases(row)
     if op in VECTORS:

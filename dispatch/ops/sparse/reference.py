@@ -14,6 +14,7 @@ from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.errors import BadRequest, Refused
 from dispatch.ops.sparse.ell_reference import ELL
 from dispatch.ops.sparse.form import SparseFormat
+from dispatch.ops.sparse.pentadiagonal_reference import PENTADIAGONAL
 from dispatch.ops.sparse.pruning_reference import PRUNING
 from dispatch.refusal import Kind
 
@@ -383,6 +384,7 @@ OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
     "csr2coo": to_rows,
     "sparse_sort": put_in_order,
     **ELL,
+    **PENTADIAGONAL,
     **PRUNING,
 }
 

@@ -1,4 +1,4 @@
-"""Sliced and blocked ELL, and sorting: on the host and by plans over a stand-in, how they are made, what is refused."""
+"""Sliced and blocked ELL, sorting, pruning, five diagonals: on the host and by plans over a stand-in; what is refused."""
 
 # ruff: noqa: E501 - tables of errors
 
@@ -16,13 +16,17 @@ from dispatch.ops.sparse.cases import cases
 from dispatch.row_check import check_row
 from dispatch.table.select import select
 
-spec = importlib.util.spec_from_file_location("ell_stand_in", Path(__file__).parents[1] / "cusparse_ell_stand_in.py")
+spec = importlib.util.spec_from_file_location(
+    "further_stand_in", Path(__file__).parents[1] / "cusparse_further_stand_in.py"
+)
 stand_in = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(stand_in)
 
 S = dp.sparse
 ROWS = [
-    row for op in ("sell_mv", "blocked_ell_mm", "sparse_sort", "prune_nnz", "prune_to_csr") for row in dp.TABLE.of(op)
+    row
+    for op in ("sell_mv", "blocked_ell_mm", "sparse_sort", "prune_nnz", "prune_to_csr", "gpsv")
+    for row in dp.TABLE.of(op)
 ]
 DEV = None
 
@@ -155,6 +159,27 @@ def test_a_matrix_is_sound_once_it_is_sorted(kind, rng):
     np.testing.assert_array_equal(found.values.numpy(), values)
     with pytest.raises(BadRequest, match=r"form\.format: got CSC; expected COO or CSR"):
         S.sort(S.csr(*found.parts[:3], (30, 20)).T if kind == "csr" else S.tocsc(found))
+
+
+def test_five_diagonals_and_what_is_beside_them(rng):
+    scipy_linalg = pytest.importorskip("scipy.linalg")
+    n = 12
+    parts = {name: rng.standard_normal((n, 3)) for name in ("ds", "dl", "d", "du", "dw")}
+    parts["d"] += 9
+    for name, outside in (("ds", [0, 1]), ("dl", [0]), ("du", [-1]), ("dw", [-1, -2])):
+        parts[name][outside] = 0
+    b = rng.standard_normal((n, 3))
+    x = dp.gpsv(*map(DEV.array, parts.values()), DEV.array(b)).numpy()
+    for j in range(3):
+        low = {name: parts[name][:, j] for name in parts}
+        a = np.diag(low["d"]) + np.diag(low["dl"][1:], -1) + np.diag(low["ds"][2:], -2)
+        a += np.diag(low["du"][:-1], 1) + np.diag(low["dw"][:-2], 2)
+        np.testing.assert_allclose(x[:, j], scipy_linalg.solve(a, b[:, j]))
+    parts["dw"][-1] = 1
+    with pytest.raises(BadRequest, match="dw: got an element beside the matrix; expected 0 in its last 2"):
+        dp.gpsv(*map(DEV.array, parts.values()), DEV.array(b))
+    with pytest.raises(BadRequest, match="of 3 unknowns or more"):
+        dp.gpsv(*[DEV.zeros((2, 3), "f32")] * 6)
 
 
 def sell():

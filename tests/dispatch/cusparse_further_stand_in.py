@@ -1,4 +1,4 @@
-"""cuSPARSE's products of sliced and blocked ELL, and its sorts, over memory of the host, beside its stand-in's."""
+"""Further functions of cuSPARSE over memory of the host, beside its stand-in: ELL, sorts, pruning, five diagonals."""
 
 import ctypes
 import importlib.util
@@ -114,6 +114,10 @@ class Library(stand_in.Library):
 
     # -- pruning ------------------------------------------------------------------------------------------------------
     def __getattr__(self, name):
+        solver = re.fullmatch(r"_([SDCZ])gpsvInterleavedBatch(_bufferSizeExt|)", name)
+        if solver is not None:
+            asks = lambda *given: setattr(given[-1]._obj, "value", stand_in.WORK)  # noqa: E731
+            return asks if solver[2] else lambda *given: self.five(solver[1], *given)
         found = re.fullmatch(r"_([SD])pruneDense2csr(Nnz|)(ByPercentage|)(_bufferSizeExt|)", name)
         if found is None:
             return super().__getattr__(name)
@@ -121,6 +125,21 @@ class Library(stand_in.Library):
         if asks:
             return lambda *given: setattr(given[-1]._obj, "value", stand_in.WORK)
         return lambda *given: (self.count if counts else self.write)(letter, share, *given)
+
+    def five(self, letter, handle, algorithm, n, *rest):
+        """It overwrites the diagonals."""
+        *parts, batch, buffer = rest
+        assert algorithm == 0
+        self.work_in(buffer)
+        dtype = {"S": np.float32, "D": np.float64, "C": np.complex64, "Z": np.complex128}[letter]
+        *lines, x = (array_at(address_of(part), np.dtype(dtype), n, batch) for part in parts)
+        dense = np.zeros((batch, n, n), np.complex128 if letter in "CZ" else np.float64)
+        for off, line in zip(range(-2, 3), lines, strict=True):
+            inside = np.arange(max(0, -off), n - max(0, off))
+            assert not np.delete(line, inside, axis=0).any()
+            dense[:, inside, inside + off] = line[inside].T
+            line[...] = np.nan
+        x[...] = np.linalg.solve(dense, x.T[..., None])[..., 0].T
 
     def _CreatePruneInfo(self, handle):
         self.put(handle, SimpleNamespace())
