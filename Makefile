@@ -9,7 +9,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 # What is installed, as the extras of pyproject.toml; behind it, what of it is downloaded, in MB (with Python 3.11).
-EXTRAS ?= cu13,compilers-cu13,data-cu13,images-cu13,cutlass,test,gen,examples,dev
+EXTRAS ?= cu13,compilers-cu13,data-cu13,images-cu13,cutlass,mpi,test,gen,examples,dev
 SIZE := 2,850
 HOST_EXTRAS := examples
 HOST_SIZE := 60
@@ -21,8 +21,10 @@ JOBS ?= auto
 # The tests start hundreds of processes: each would compile all that it imports, where that may not be written down.
 unexport PYTHONDONTWRITEBYTECODE
 PARALLEL = $(if $(JOBS),--numprocesses $(JOBS) --dist loadscope)
-# Where several processes share the cores, NumPy's threads in each of them only wait for one another.
-TEST = $(if $(JOBS),OPENBLAS_NUM_THREADS=1) $(PY) -m pytest $(TESTS) --ignore=tests/gpu --ignore=tests/benchmarks $(PARALLEL)
+# Where several processes share the cores, the threads of NumPy and torch in each of them only wait for one another: with
+# them torch's tests take more than twice the processors' time.
+ALONE = $(if $(JOBS),OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1)
+TEST = $(ALONE) $(PY) -m pytest $(TESTS) --ignore=tests/gpu --ignore=tests/benchmarks $(PARALLEL)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo train test test-all test-numpy test-cu12 test-gpu sanitize fuzz soak check format lint types generated bench gen table
@@ -105,7 +107,7 @@ OLDEST_NUMPY := numpy~=2.0.0
 NUMPY_TESTS := test_tensor test_views test_numpy_manners test_showing test_keys test_dlpack frameworks
 test-numpy: $(READY)  ## the tests of tensors under the oldest NumPy
 	$(PY) -m pip install --quiet --no-deps --upgrade --target $(CURDIR)/$(VENV)/oldest-numpy '$(OLDEST_NUMPY)'
-	PYTHONPATH=$(CURDIR)/$(VENV)/oldest-numpy$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PY) -m pytest -q $(PARALLEL) $(ARGS) \
+	PYTHONPATH=$(CURDIR)/$(VENV)/oldest-numpy$(if $(PYTHONPATH),:$(PYTHONPATH)) $(ALONE) $(PY) -m pytest -q $(PARALLEL) $(ARGS) \
 	    $(foreach name,$(NUMPY_TESTS),$(wildcard tests/dispatch/$(name) tests/dispatch/$(name).py))
 
 # Not in the same environment: cuda-python is of one CUDA or of the other, and some wheels of the two share files. What

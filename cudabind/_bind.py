@@ -11,7 +11,7 @@ import threading
 from ctypes import Structure, byref, c_char_p, c_void_p, cast, sizeof
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from cudabind import LIBRARIES, _families, _load
+from cudabind import LIBRARIES, _families, _load, callbacks
 from cudabind._cached import cached_property
 from cudabind._fork import anew
 from cudabind._lazy import BEFORE, Module, key
@@ -104,15 +104,20 @@ class _StatusCheck(dict[int, None]):
     """Says None to success, which is 0 in every NVIDIA library, and raises for any other status.
 
     Its `__getitem__` is the `restype` of checked functions: ctypes gives it each status, in C, where `errcheck` or a
-    Python function around the call would be another frame.
+    Python function around the call would be another frame. While an exception of a callback waits for a checked call,
+    success is missing, too.
     """
 
     def __init__(self, function: StatusFunction[Any]) -> None:
-        super().__init__({0: None})
+        super().__init__()
         self._function = function
+        callbacks.watch(self)
 
     def __missing__(self, status: int) -> None:
-        raise self._function.error(status)
+        error = self._function.error(status) if status else None
+        callbacks.raise_pending(error)
+        if error is not None:
+            raise error
 
 
 class StatusFunction(_Function, Generic[P]):
@@ -142,8 +147,11 @@ class StatusFunction(_Function, Generic[P]):
 
     def _look_into(self, result: Structure, _function: object, _arguments: object) -> None:
         """Check what a function returned that returns its status inside a struct, as cuFile's do."""
-        if _numbers(result)[0] != 0:
-            raise self.error(result)
+        error = self.error(result) if _numbers(result)[0] != 0 else None
+        if callbacks.pending:
+            callbacks.raise_pending(error)
+        if error is not None:
+            raise error
 
     if TYPE_CHECKING:
 

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from cudabind import _load
+from cudabind.callbacks import pending, raise_pending
 from cudabind.errors import LibraryNotFound, SymbolNotFound
 
 if TYPE_CHECKING:
@@ -45,9 +46,16 @@ class Call:
             if str(error).startswith(SHORT):
                 raise ValueError(f"{self.__name__}: {error}") from error
             raise _unavailable(self._error(self.__name__, 0), error) from error
-        if result[0]:
-            raise self._error(self.__name__, int(result[0]))
+        if result[0] or pending:
+            self._refuse(int(result[0]))
         return result[1] if len(result) == 2 else result[1:] or None
+
+    def _refuse(self, status: int) -> None:
+        """Raise for a status that is not success, and what callbacks raised meanwhile."""
+        error = self._error(self.__name__, status) if status else None
+        raise_pending(error)
+        if error is not None:
+            raise error
 
     def _open_and_call(self, *args: Any, **kwargs: Any) -> Any:
         _load.open_override(self._library)

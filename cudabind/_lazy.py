@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, cast
 
-from cudabind import _families, _types
+from cudabind import _families, _types, callbacks
 from cudabind._fork import anew
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from enum import IntEnum
 
     from cudabind._bind import StatusFunction, ValueFunction
-    from cudabind._types import Callback, Handle
+    from cudabind._types import Handle
+    from cudabind.callbacks import Callback
 
     class Status(StatusFunction[...]):
         """Base of a family of functions that return a status."""
@@ -93,7 +94,11 @@ class _Structure(_Base):
     def make(cls, declared: Declaration, module: Module) -> Any:
         hints = declared.body.get("__annotations__", {})
         fields = [(name, *_types.field(module.evaluate(hint))) for name, hint in hints.items()]
-        return _class(declared.name, (cls.base,), {**declared.body, "_fields_": fields})
+        body = {**declared.body, "_fields_": fields}
+        called = {name: kind for name, kind, *_ in fields if issubclass(kind, callbacks.Callback)}
+        if not called:
+            return _class(declared.name, (cls.base,), body)
+        return _class(declared.name, (callbacks.Holder, cls.base), {**body, "_callbacks_": called})
 
 
 class _Union(_Structure):
@@ -115,10 +120,11 @@ class _Callback(_Base):
     def make(declared: Declaration, module: Module) -> Any:
         hints = dict(declared.body["__call__"].__annotations__)
         result = _types.argument(module.evaluate(hints.pop("return")))
+        result = ctypes.c_void_p if result is ctypes.c_char_p else result  # of which ctypes leaks each that is returned
         arguments = tuple(_types.argument(module.evaluate(hint)) for hint in hints.values())
-        body = {"_flags_": _types.Callback._flags_, "_restype_": result, "_argtypes_": arguments}
+        body = {"_flags_": callbacks.Callback._flags_, "_restype_": result, "_argtypes_": arguments}
         body |= {"__module__": module.name, "__qualname__": declared.name}
-        return _class(declared.name, (_types.Callback,), body)
+        return _class(declared.name, (callbacks.Callback,), body)
 
 
 class _Value(_Base):
@@ -136,7 +142,7 @@ if not TYPE_CHECKING:
 
 def _class(name: str, bases: tuple[type, ...], body: dict[str, Any]) -> Any:
     """A class of ctypes, whose classes have classes of their own."""
-    metaclass: Any = type(bases[0])
+    metaclass: Any = type(bases[-1])
     return metaclass(name, bases, body)
 
 

@@ -144,12 +144,6 @@ class Symbol(CFuncPtr):
     _restype_ = ctypes.c_int
 
 
-class Callback(CFuncPtr):
-    """Base of the callback types: construct one from a Python function, and keep it alive while the library has it."""
-
-    _flags_ = 1  # FUNCFLAG_CDECL
-
-
 class Bits(int):
     """The width of a bit-field, inside ``Annotated[uint32_t, Bits(3)]``."""
 

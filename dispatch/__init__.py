@@ -10,6 +10,7 @@ The folders, in the order in which they import each other (docs/architecture.md)
     ops         one op family each: request, request function, libraries, reference, cases
     table       the rows; which one takes a request
     bind        from a request to its plan; prepared calls
+    world       the ranks of a program, their communicators, and what becomes of those of lost ranks
     supervise   a worker for each stream, in threads or processes; restarts; what users see of them
     torch       ops with autograd for PyTorch, for those who `import dispatch.torch`
 
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from dispatch.ops import graph as _graph
     from dispatch.ops.activation import *
     from dispatch.ops.blas import *
+    from dispatch.ops.collective import *
     from dispatch.ops.contraction import *
     from dispatch.ops.contraction import doors as _tensor_doors
     from dispatch.ops.conv import *
@@ -93,6 +95,8 @@ if TYPE_CHECKING:
     from dispatch.supervise.supervisor import Supervisor as Supervisor
     from dispatch.table.select import explain as explain
     from dispatch.table.table import TABLE as TABLE
+    from dispatch.world.local import LocalWorld as LocalWorld
+    from dispatch.world.world import World as World
 
     cudnn = _graph
     fft = _fft_doors
@@ -121,6 +125,7 @@ _LATER = {
     "Future": "dispatch.supervise.future",
     "Kernel": "dispatch.libraries.nvrtc.kernel",
     "Launch": "dispatch.libraries.nvrtc.kernel",
+    "LocalWorld": "dispatch.world.local",
     "OperandRequest": "dispatch.core.operands",
     "Output": "dispatch.core.operands",
     "Plan": "dispatch.core.request",
@@ -128,6 +133,7 @@ _LATER = {
     "StructuredTensor": "dispatch.ops.structured.doors",
     "Supervisor": "dispatch.supervise.supervisor",
     "TABLE": "dispatch.table.table",
+    "World": "dispatch.world.world",
     "explain": "dispatch.table.select",
     "numpy_call": "dispatch.core.host_plan",
     "request_function": "dispatch.core.request_function",

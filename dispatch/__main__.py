@@ -28,7 +28,7 @@ COMMANDS = {
     "doctor": "driver, GPUs, libraries and versions; what works, and what to do about the rest",
     "cache": "what autotune keeps on disk",
     "replay": "run a supervisor's journal again, on random data, and find the first request that ends otherwise",
-    "top": "a live view of the supervisors of a running process",
+    "top": "a live view of the GPUs, or of the supervisors of a running process",
     "bench": "measure against torch, CuPy, nvmath-python and C, whichever are installed",
 }
 

@@ -24,6 +24,8 @@ __all__ = [
     "BadRow",
     "BadType",
     "Closed",
+    "CollectiveError",
+    "CollectiveTimeout",
     "DeadlineExceeded",
     "DependencyFailed",
     "DeviceFault",
@@ -35,6 +37,8 @@ __all__ = [
     "OutOfMemory",
     "OutOfRange",
     "QueueFull",
+    "RankLeftOut",
+    "RankLost",
     "Refused",
     "StaleTensor",
     "TaintedTensor",
@@ -222,6 +226,32 @@ class LinAlgError(DispatchError, np.linalg.LinAlgError):
 
     def __reduce__(self) -> tuple[type[LinAlgError], tuple[object, ...]]:
         return type(self), (self.routine, self.statuses, self.meaning, self.hint)
+
+
+class CollectiveError(DispatchError, RuntimeError):
+    """A communicator that failed: what its ranks had under way is not done, and it takes no further call.
+
+    What that was to write is neither the old nor the new. `World.rebuild()` makes a communicator over those that live.
+    """
+
+
+class CollectiveTimeout(CollectiveError, TimeoutError):
+    """A collective that was not done on all ranks by its deadline: a rank hangs, is stopped, or calls another one."""
+
+
+class RankLost(CollectiveError):
+    """Ranks that have ended, or whose connection broke; `ranks` are their numbers, () where that is not known."""
+
+    def __init__(self, text: str, ranks: Sequence[int] = ()) -> None:
+        self.text, self.ranks = text, tuple(ranks)
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[type[RankLost], tuple[object, ...]]:
+        return type(self), (self.text, self.ranks)
+
+
+class RankLeftOut(CollectiveError):
+    """This rank was silent for too long: the others have built their world without it, and it can only begin anew."""
 
 
 class WorkerFailed(DispatchError, RuntimeError):

@@ -32,6 +32,7 @@ FLOORS = (
     ("signal", "functions of several ops"),
     ("table", "rows, and the choice of one"),
     ("bind", "request to plan; prepared calls"),
+    ("world", "ranks, and their communicators"),
     ("supervise", "workers, queues, futures"),
     ("supervise.process", "workers in child processes"),
     ("cli", "commands, and the package's names"),

@@ -16,6 +16,7 @@ import numpy as np
 import dispatch as dp
 from dispatch.core.row import refusals
 from dispatch.keys import Dtype
+from dispatch.ops import FAMILIES
 from dispatch.ops.matmul.scales import NO_SCALES
 from dispatch.row_check import cases_of
 from dispatch.table.table import LATER
@@ -26,7 +27,8 @@ LINE = 256  # what layouts count an address's alignment to
 
 # Of these the sizes of states and spaces are the library's, or the bounds of the cases the device's.
 OF_THE_DEVICE = ("dropout", "rnn", "pooling_bwd", "ctc")
-ELSEWHERE = ("cudnn_graph", "dropout_states", "random_")  # what users draw, and what reads nothing
+# What users draw, what reads nothing, and what is of its communicator's device alone.
+ELSEWHERE = ("cudnn_graph", "dropout_states", "random_", *FAMILIES["collective"][1])
 OPS = list(dict.fromkeys(op for ops in LATER.values() for op in ops if not op.startswith(ELSEWHERE)))
 
 

@@ -138,6 +138,7 @@ class _Reader:
         self._handles: dict[str, tuple[str, bool]] = {}  # the record each points to, and whether that is const
         self._typedefs: dict[str, CType] = {}  # a header of NPP's mentions one of them a thousand times
         self._invented: set[str] = set()  # names of records inside records, for which C has none
+        self._open: set[str] = set()  # of records whose members are being read
         self._names: dict[int, str] = {}  # an enum or record without a tag goes by its first typedef
 
     def is_home(self, cursor: Cursor) -> bool:
@@ -280,8 +281,7 @@ class _Reader:
         pointee = underlying.get_canonical().get_pointee()
         made: Handle | Callback | None = None
         if pointee.kind in FUNCTIONS:
-            names = [child.spelling for child in declaration.get_children() if child.kind is CursorKind.PARM_DECL]
-            made = Callback(name, self._type(pointee.get_result()), self._parameters(names, pointee.argument_types()))
+            made = self._callback(name, declaration, pointee)
         elif pointee.kind in (TypeKind.RECORD, TypeKind.VOID):
             made = Handle(name)
             record = pointee.get_declaration().spelling if pointee.kind is TypeKind.RECORD else ""
@@ -313,8 +313,12 @@ class _Reader:
         name = name or (self._names.get(cursor.hash, "") if _untagged(cursor) else cursor.spelling)
         if not cursor.is_definition() or cursor.location.is_in_system_header:
             return Void()  # opaque, or the C library's own (FILE): only pointers to it are passed
+        if name in self._open:
+            return Void()  # of a function among its own members, which takes a pointer to it
         if name not in self.header.types:
+            self._open.add(name)
             fields = tuple(self._fields(cursor, name))
+            self._open.remove(name)
             union = cursor.kind is CursorKind.UNION_DECL
             spelled = name if _untagged(cursor) else f"{'union' if union else 'struct'} {name}"
             c_name = "" if name in self._invented else spelled
@@ -333,11 +337,26 @@ class _Reader:
             if _untagged(inner) and inner.hash not in self._names and inner.kind is not CursorKind.ENUM_DECL:
                 self._names[inner.hash] = f"{outer}_{name.strip('_')}"
                 self._invented.add(self._names[inner.hash])
-            yield Field(name, self._member(cursor.type), offset, width, anonymous)
+            yield Field(name, self._member(cursor, f"{outer}_{name.strip('_')}"), offset, width, anonymous)
 
-    def _member(self, kind: Type) -> CType:
-        """A pointer inside a record is read as an address, so what it points to need not be generated."""
-        return Pointer(Void()) if kind.kind is TypeKind.POINTER else self._type(kind)
+    def _member(self, cursor: Cursor, name: str) -> CType:
+        """A pointer inside a record is read as an address, so what it points to need not be generated.
+
+        But for a function, whose signature a Python function must be given: C has no name of its type.
+        """
+        kind = cursor.type
+        if kind.kind is not TypeKind.POINTER:
+            return self._type(kind)
+        pointee = kind.get_pointee().get_canonical()
+        if pointee.kind not in FUNCTIONS:
+            return Pointer(Void())
+        self.header.types[name] = self._callback(name, cursor, pointee)
+        return Named(name, "callback", name)
+
+    def _callback(self, name: str, declaration: Cursor, function: Type) -> Callback:
+        names = [child.spelling for child in declaration.get_children() if child.kind is CursorKind.PARM_DECL]
+        kinds = function.argument_types() if function.kind is TypeKind.FUNCTIONPROTO else ()  # `int (*f)()` has none
+        return Callback(name, self._type(function.get_result()), self._parameters(names, kinds))
 
 
 def _element(kind: Type) -> Type:

@@ -36,6 +36,8 @@ from cudabind.sys.cuda_types import (
 )
 
 SINCE: dict[str, str] = {
+    "cudensitymatDistributedInterface_t_groupStart": "0.4.0",
+    "cudensitymatDistributedInterface_t_groupEnd": "0.4.0",
     "cudensitymatAttachBatchedCoefficients": "0.4.0",
 }
 SINCE |= dict.fromkeys("""
@@ -101,6 +103,7 @@ LEFT_OUT: dict[str, str] = {
 NOT_EXPORTED: dict[str, str] = {}
 BEFORE: tuple[tuple[str, str, int | float | str], ...] = (
     ("cudensitymatCreateOperatorAction", "0.7.0", "cudensitymatCreateOperatorAction_before_0_7_0"),
+    ("cudensitymatDistributedInterface_t_barrier", "0.4.0", "cudensitymatDistributedInterface_t_barrier_before_0_4_0"),
     ("cudensitymatDistributedInterface_t", "0.4.0", "cudensitymatDistributedInterface_t_before_0_4_0"),
     ("CUDENSITYMAT_MINOR", "0.7.0", 4),
     ("CUDENSITYMAT_MINOR", "0.4.0", 3),
@@ -443,50 +446,161 @@ class cudensitymatLoggerCallbackData_t(Callback):
     def __call__(self, logLevel: int32_t, functionName: char_p, message: char_p, userData: void_p, /) -> None: ...
 
 
+class cudensitymatDistributedInterface_t_getNumRanks(Callback):
+    def __call__(self, arg0: Ptr[cudensitymatDistributedCommunicator_t], arg1: Mem[c_int32], /) -> int32_t: ...
+
+
+class cudensitymatDistributedInterface_t_getNumRanksShared(Callback):
+    def __call__(self, arg0: Ptr[cudensitymatDistributedCommunicator_t], arg1: Mem[c_int32], /) -> int32_t: ...
+
+
+class cudensitymatDistributedInterface_t_getProcRank(Callback):
+    def __call__(self, arg0: Ptr[cudensitymatDistributedCommunicator_t], arg1: Mem[c_int32], /) -> int32_t: ...
+
+
+class cudensitymatDistributedInterface_t_barrier_before_0_4_0(Callback):
+    def __call__(self, arg0: Ptr[cudensitymatDistributedCommunicator_t], /) -> int32_t: ...
+
+
+class cudensitymatDistributedInterface_t_barrier(Callback):
+    def __call__(self, arg0: Ptr[cudensitymatDistributedCommunicator_t], barrierBuffer: void_p, /) -> int32_t: ...
+
+
+class cudensitymatDistributedInterface_t_createRequest(Callback):
+    def __call__(self, arg0: Mem[c_void_p], /) -> int32_t: ...
+
+
+class cudensitymatDistributedInterface_t_destroyRequest(Callback):
+    def __call__(self, arg0: void_p, /) -> int32_t: ...
+
+
+class cudensitymatDistributedInterface_t_waitRequest(Callback):
+    def __call__(self, arg0: void_p, /) -> int32_t: ...
+
+
+class cudensitymatDistributedInterface_t_testRequest(Callback):
+    def __call__(self, arg0: void_p, arg1: Mem[c_int32], /) -> int32_t: ...
+
+
+class cudensitymatDistributedInterface_t_groupStart(Callback):
+    def __call__(self) -> int32_t: ...
+
+
+class cudensitymatDistributedInterface_t_groupEnd(Callback):
+    def __call__(self) -> int32_t: ...
+
+
+class cudensitymatDistributedInterface_t_send(Callback):
+    def __call__(
+        self, arg0: Ptr[cudensitymatDistributedCommunicator_t], arg1: const_void_p, arg2: int32_t, arg3: cudaDataType_t,
+        arg4: int32_t, arg5: int32_t, /
+    ) -> int32_t: ...
+
+
+class cudensitymatDistributedInterface_t_sendAsync(Callback):
+    def __call__(
+        self, arg0: Ptr[cudensitymatDistributedCommunicator_t], arg1: const_void_p, arg2: int32_t, arg3: cudaDataType_t,
+        arg4: int32_t, arg5: int32_t, arg6: void_p, /
+    ) -> int32_t: ...
+
+
+class cudensitymatDistributedInterface_t_receive(Callback):
+    def __call__(
+        self, arg0: Ptr[cudensitymatDistributedCommunicator_t], arg1: void_p, arg2: int32_t, arg3: cudaDataType_t,
+        arg4: int32_t, arg5: int32_t, /
+    ) -> int32_t: ...
+
+
+class cudensitymatDistributedInterface_t_receiveAsync(Callback):
+    def __call__(
+        self, arg0: Ptr[cudensitymatDistributedCommunicator_t], arg1: void_p, arg2: int32_t, arg3: cudaDataType_t,
+        arg4: int32_t, arg5: int32_t, arg6: void_p, /
+    ) -> int32_t: ...
+
+
+class cudensitymatDistributedInterface_t_bcast(Callback):
+    def __call__(
+        self, arg0: Ptr[cudensitymatDistributedCommunicator_t], arg1: void_p, arg2: int32_t, arg3: cudaDataType_t,
+        arg4: int32_t, /
+    ) -> int32_t: ...
+
+
+class cudensitymatDistributedInterface_t_allreduce(Callback):
+    def __call__(
+        self, arg0: Ptr[cudensitymatDistributedCommunicator_t], arg1: const_void_p, arg2: void_p, arg3: int32_t,
+        arg4: cudaDataType_t, /
+    ) -> int32_t: ...
+
+
+class cudensitymatDistributedInterface_t_allreduceInPlace(Callback):
+    def __call__(
+        self, arg0: Ptr[cudensitymatDistributedCommunicator_t], arg1: void_p, arg2: int32_t, arg3: cudaDataType_t, /
+    ) -> int32_t: ...
+
+
+class cudensitymatDistributedInterface_t_allreduceInPlaceMin(Callback):
+    def __call__(
+        self, arg0: Ptr[cudensitymatDistributedCommunicator_t], arg1: void_p, arg2: int32_t, arg3: cudaDataType_t, /
+    ) -> int32_t: ...
+
+
+class cudensitymatDistributedInterface_t_allreduceDoubleIntMinloc(Callback):
+    def __call__(
+        self, arg0: Ptr[cudensitymatDistributedCommunicator_t], arg1: const_void_p, arg2: void_p, /
+    ) -> int32_t: ...
+
+
+class cudensitymatDistributedInterface_t_allgather(Callback):
+    def __call__(
+        self, arg0: Ptr[cudensitymatDistributedCommunicator_t], arg1: const_void_p, arg2: void_p, arg3: int32_t,
+        arg4: cudaDataType_t, /
+    ) -> int32_t: ...
+
+
 class cudensitymatDistributedInterface_t_before_0_4_0(Structure):
     version: int32_t
-    getNumRanks: address
-    getNumRanksShared: address
-    getProcRank: address
-    barrier: address
-    createRequest: address
-    destroyRequest: address
-    waitRequest: address
-    testRequest: address
-    send: address
-    sendAsync: address
-    receive: address
-    receiveAsync: address
-    bcast: address
-    allreduce: address
-    allreduceInPlace: address
-    allreduceInPlaceMin: address
-    allreduceDoubleIntMinloc: address
-    allgather: address
+    getNumRanks: cudensitymatDistributedInterface_t_getNumRanks
+    getNumRanksShared: cudensitymatDistributedInterface_t_getNumRanksShared
+    getProcRank: cudensitymatDistributedInterface_t_getProcRank
+    barrier: cudensitymatDistributedInterface_t_barrier
+    createRequest: cudensitymatDistributedInterface_t_createRequest
+    destroyRequest: cudensitymatDistributedInterface_t_destroyRequest
+    waitRequest: cudensitymatDistributedInterface_t_waitRequest
+    testRequest: cudensitymatDistributedInterface_t_testRequest
+    send: cudensitymatDistributedInterface_t_send
+    sendAsync: cudensitymatDistributedInterface_t_sendAsync
+    receive: cudensitymatDistributedInterface_t_receive
+    receiveAsync: cudensitymatDistributedInterface_t_receiveAsync
+    bcast: cudensitymatDistributedInterface_t_bcast
+    allreduce: cudensitymatDistributedInterface_t_allreduce
+    allreduceInPlace: cudensitymatDistributedInterface_t_allreduceInPlace
+    allreduceInPlaceMin: cudensitymatDistributedInterface_t_allreduceInPlaceMin
+    allreduceDoubleIntMinloc: cudensitymatDistributedInterface_t_allreduceDoubleIntMinloc
+    allgather: cudensitymatDistributedInterface_t_allgather
 
 
 class cudensitymatDistributedInterface_t(Structure):
     version: int32_t
-    getNumRanks: address
-    getNumRanksShared: address
-    getProcRank: address
-    barrier: address
-    createRequest: address
-    destroyRequest: address
-    waitRequest: address
-    testRequest: address
-    groupStart: address
-    groupEnd: address
-    send: address
-    sendAsync: address
-    receive: address
-    receiveAsync: address
-    bcast: address
-    allreduce: address
-    allreduceInPlace: address
-    allreduceInPlaceMin: address
-    allreduceDoubleIntMinloc: address
-    allgather: address
+    getNumRanks: cudensitymatDistributedInterface_t_getNumRanks
+    getNumRanksShared: cudensitymatDistributedInterface_t_getNumRanksShared
+    getProcRank: cudensitymatDistributedInterface_t_getProcRank
+    barrier: cudensitymatDistributedInterface_t_barrier
+    createRequest: cudensitymatDistributedInterface_t_createRequest
+    destroyRequest: cudensitymatDistributedInterface_t_destroyRequest
+    waitRequest: cudensitymatDistributedInterface_t_waitRequest
+    testRequest: cudensitymatDistributedInterface_t_testRequest
+    groupStart: cudensitymatDistributedInterface_t_groupStart
+    groupEnd: cudensitymatDistributedInterface_t_groupEnd
+    send: cudensitymatDistributedInterface_t_send
+    sendAsync: cudensitymatDistributedInterface_t_sendAsync
+    receive: cudensitymatDistributedInterface_t_receive
+    receiveAsync: cudensitymatDistributedInterface_t_receiveAsync
+    bcast: cudensitymatDistributedInterface_t_bcast
+    allreduce: cudensitymatDistributedInterface_t_allreduce
+    allreduceInPlace: cudensitymatDistributedInterface_t_allreduceInPlace
+    allreduceInPlaceMin: cudensitymatDistributedInterface_t_allreduceInPlaceMin
+    allreduceDoubleIntMinloc: cudensitymatDistributedInterface_t_allreduceDoubleIntMinloc
+    allgather: cudensitymatDistributedInterface_t_allgather
 
 
 class cudensitymatTimeRange_t(Structure):

@@ -16,7 +16,7 @@ from typing import Annotated
 from cudabind._bind import SysLibrary
 from cudabind._lazy import Callback, Handle, IntEnum, Status, Structure, lazy
 from cudabind._families import Generic, T
-from cudabind._types import ConstMem, Mem, Ptr, address, char_p, const_void_p, int32_t, int64_t, size_t, void_p
+from cudabind._types import ConstMem, Mem, Ptr, address, char_p, const_void_p, int32_t, int64_t, size_t, ulong_t, void_p
 from cudabind.errors import CudssError
 from cudabind.sys.cuda_types import (
     cudaDataType_t as cudaDataType_t, cudaStream_t as cudaStream_t, libraryPropertyType as libraryPropertyType,
@@ -31,14 +31,31 @@ SINCE: dict[str, str] = {
 SINCE |= dict.fromkeys("""
     cudssDataType_t cudssSolveMode_t cudssMemoryEstimateState_t cudssDowncastFactorsMode_t
     cudssMemoryOptimizationFlags_t cudssReorderingAlg_t cudssFactorizationAlg_t cudssPivotEpsilonAlg_t
-    cudssSolveAlg_t cudssMatchingAlg_t cudssPinnedMemHandler_t cudssLoggerCallback_t CUDSS_DATA_TYPE_UNSET
-    CUDSS_R_32F CUDSS_R_64F CUDSS_C_32F CUDSS_C_64F CUDSS_R_64F_MP2 CUDSS_R_32I CUDSS_R_64I CUDSS_R_64F_64F
-    cudssSetMgStreams cudssSetJitCacheDir cudssGetPinnedMemHandler cudssSetPinnedMemHandler cudssLoggerSetCallback
+    cudssSolveAlg_t cudssMatchingAlg_t cudssPinnedMemHandler_t_pinned_alloc cudssPinnedMemHandler_t_pinned_free
+    cudssPinnedMemHandler_t cudssDistributedInterface_t_cudssCommRankDevice
+    cudssDistributedInterface_t_cudssCommSizeDevice cudssDistributedInterface_t_cudssSendDevice
+    cudssDistributedInterface_t_cudssRecvDevice cudssDistributedInterface_t_cudssBcastDevice
+    cudssDistributedInterface_t_cudssReduceDevice cudssDistributedInterface_t_cudssAllreduceDevice
+    cudssDistributedInterface_t_cudssScattervDevice cudssDistributedInterface_t_cudssCommSplitDevice
+    cudssDistributedInterface_t_cudssCommFreeDevice cudssDistributedInterface_t_cudssCommRankHost
+    cudssDistributedInterface_t_cudssCommSizeHost cudssDistributedInterface_t_cudssSendHost
+    cudssDistributedInterface_t_cudssRecvHost cudssDistributedInterface_t_cudssBcastHost
+    cudssDistributedInterface_t_cudssReduceHost cudssDistributedInterface_t_cudssAllreduceHost
+    cudssDistributedInterface_t_cudssScattervHost cudssDistributedInterface_t_cudssCommSplitHost
+    cudssDistributedInterface_t_cudssCommFreeHost cudssDistributedInterface_t_cudssDistributedGetProperty
+    cudssThreadingInterface_t_cudssThreadingGetProperty cudssLoggerCallback_t CUDSS_DATA_TYPE_UNSET CUDSS_R_32F
+    CUDSS_R_64F CUDSS_C_32F CUDSS_C_64F CUDSS_R_64F_MP2 CUDSS_R_32I CUDSS_R_64I CUDSS_R_64F_64F cudssSetMgStreams
+    cudssSetJitCacheDir cudssGetPinnedMemHandler cudssSetPinnedMemHandler cudssLoggerSetCallback
     cudssLoggerSetFile cudssLoggerOpenFile cudssLoggerSetLevel cudssLoggerSetMask cudssLoggerForceDisable
 """.split(), "1.0.0")
-UNTIL: dict[str, str] = {
-    "cudssAlgType_t": "0.7.1",
-}
+UNTIL: dict[str, str] = {}
+UNTIL |= dict.fromkeys("""
+    cudssDistributedInterface_t_cudssCommRank cudssDistributedInterface_t_cudssCommSize
+    cudssDistributedInterface_t_cudssSend cudssDistributedInterface_t_cudssRecv
+    cudssDistributedInterface_t_cudssBcast cudssDistributedInterface_t_cudssReduce
+    cudssDistributedInterface_t_cudssAllreduce cudssDistributedInterface_t_cudssScatterv
+    cudssDistributedInterface_t_cudssCommSplit cudssDistributedInterface_t_cudssCommFree cudssAlgType_t
+""".split(), "0.7.1")
 LEFT_OUT: dict[str, str] = {}
 NOT_EXPORTED: dict[str, str] = {}
 BEFORE: tuple[tuple[str, str, int | float | str], ...] = (
@@ -322,17 +339,33 @@ class cudssMatrixFormat_t(IntEnum):
     CUDSS_MFORMAT_DISTRIBUTED = 8  # since 0.7.0
 
 
+class cudssDeviceMemHandler_t_device_alloc(Callback):
+    def __call__(self, ctx: void_p, ptr: Mem[c_void_p], size: ulong_t, stream: void_p, /) -> int32_t: ...
+
+
+class cudssDeviceMemHandler_t_device_free(Callback):
+    def __call__(self, ctx: void_p, ptr: void_p, size: ulong_t, stream: void_p, /) -> int32_t: ...
+
+
 class cudssDeviceMemHandler_t(Structure):
     ctx: address
-    device_alloc: address
-    device_free: address
+    device_alloc: cudssDeviceMemHandler_t_device_alloc
+    device_free: cudssDeviceMemHandler_t_device_free
     name: Annotated[Array[c_char], 64]
+
+
+class cudssPinnedMemHandler_t_pinned_alloc(Callback):
+    def __call__(self, ctx: void_p, ptr: Mem[c_void_p], size: ulong_t, stream: void_p, /) -> int32_t: ...
+
+
+class cudssPinnedMemHandler_t_pinned_free(Callback):
+    def __call__(self, ctx: void_p, ptr: void_p, size: ulong_t, stream: void_p, /) -> int32_t: ...
 
 
 class cudssPinnedMemHandler_t(Structure):
     ctx: address
-    pinned_alloc: address
-    pinned_free: address
+    pinned_alloc: cudssPinnedMemHandler_t_pinned_alloc
+    pinned_free: cudssPinnedMemHandler_t_pinned_free
     name: Annotated[Array[c_char], 64]
 
 
@@ -342,60 +375,247 @@ class cudssOpType_t(IntEnum):
     CUDSS_MIN = 2
 
 
+class cudssDistributedInterface_t_cudssCommRankDevice(Callback):
+    def __call__(self, comm: void_p, rank: Mem[c_int32], /) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssCommSizeDevice(Callback):
+    def __call__(self, comm: void_p, size: Mem[c_int32], /) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssSendDevice(Callback):
+    def __call__(
+        self, buffer: const_void_p, count: int32_t, datatype: cudaDataType_t, dest: int32_t, tag: int32_t, comm: void_p,
+        stream: void_p, /
+    ) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssRecvDevice(Callback):
+    def __call__(
+        self, buffer: void_p, count: int32_t, datatype: cudaDataType_t, source: int32_t, tag: int32_t, comm: void_p,
+        stream: void_p, /
+    ) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssBcastDevice(Callback):
+    def __call__(
+        self, buffer: void_p, count: int32_t, datatype: cudaDataType_t, root: int32_t, comm: void_p, stream: void_p, /
+    ) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssReduceDevice(Callback):
+    def __call__(
+        self, sendbuf: const_void_p, recvbuf: void_p, count: int32_t, datatype: cudaDataType_t, op: cudssOpType_t,
+        root: int32_t, comm: void_p, stream: void_p, /
+    ) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssAllreduceDevice(Callback):
+    def __call__(
+        self, sendbuf: const_void_p, recvbuf: void_p, count: int32_t, datatype: cudaDataType_t, op: cudssOpType_t,
+        comm: void_p, stream: void_p, /
+    ) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssScattervDevice(Callback):
+    def __call__(
+        self, sendbuf: const_void_p, sendcounts: ConstMem[c_int32], displs: ConstMem[c_int32], sendtype: cudaDataType_t,
+        recvbuf: void_p, recvcount: int32_t, recvtype: cudaDataType_t, root: int32_t, comm: void_p, stream: void_p, /
+    ) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssCommSplitDevice(Callback):
+    def __call__(self, comm: const_void_p, color: int32_t, key: int32_t, newcomm: void_p, /) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssCommFreeDevice(Callback):
+    def __call__(self, comm: void_p, /) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssCommRankHost(Callback):
+    def __call__(self, comm: void_p, rank: Mem[c_int32], /) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssCommSizeHost(Callback):
+    def __call__(self, comm: void_p, size: Mem[c_int32], /) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssSendHost(Callback):
+    def __call__(
+        self, buffer: const_void_p, count: int32_t, datatype: cudaDataType_t, dest: int32_t, tag: int32_t, comm: void_p,
+        stream: void_p, /
+    ) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssRecvHost(Callback):
+    def __call__(
+        self, buffer: void_p, count: int32_t, datatype: cudaDataType_t, source: int32_t, tag: int32_t, comm: void_p,
+        stream: void_p, /
+    ) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssBcastHost(Callback):
+    def __call__(
+        self, buffer: void_p, count: int32_t, datatype: cudaDataType_t, root: int32_t, comm: void_p, stream: void_p, /
+    ) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssReduceHost(Callback):
+    def __call__(
+        self, sendbuf: const_void_p, recvbuf: void_p, count: int32_t, datatype: cudaDataType_t, op: cudssOpType_t,
+        root: int32_t, comm: void_p, stream: void_p, /
+    ) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssAllreduceHost(Callback):
+    def __call__(
+        self, sendbuf: const_void_p, recvbuf: void_p, count: int32_t, datatype: cudaDataType_t, op: cudssOpType_t,
+        comm: void_p, stream: void_p, /
+    ) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssScattervHost(Callback):
+    def __call__(
+        self, sendbuf: const_void_p, sendcounts: ConstMem[c_int32], displs: ConstMem[c_int32], sendtype: cudaDataType_t,
+        recvbuf: void_p, recvcount: int32_t, recvtype: cudaDataType_t, root: int32_t, comm: void_p, stream: void_p, /
+    ) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssCommSplitHost(Callback):
+    def __call__(self, comm: const_void_p, color: int32_t, key: int32_t, newcomm: void_p, /) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssCommFreeHost(Callback):
+    def __call__(self, comm: void_p, /) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssDistributedGetProperty(Callback):
+    def __call__(self, propertyType: libraryPropertyType_t, value: Mem[c_int32], /) -> int32_t: ...
+
+
 class cudssDistributedInterface_t_before_1_0_0(Structure):
-    cudssCommRank: address
-    cudssCommSize: address
-    cudssSend: address
-    cudssRecv: address
-    cudssBcast: address
-    cudssReduce: address
-    cudssAllreduce: address
-    cudssScatterv: address
-    cudssCommSplit: address
-    cudssCommFree: address
+    cudssCommRank: cudssDistributedInterface_t_cudssCommRank
+    cudssCommSize: cudssDistributedInterface_t_cudssCommSize
+    cudssSend: cudssDistributedInterface_t_cudssSend
+    cudssRecv: cudssDistributedInterface_t_cudssRecv
+    cudssBcast: cudssDistributedInterface_t_cudssBcast
+    cudssReduce: cudssDistributedInterface_t_cudssReduce
+    cudssAllreduce: cudssDistributedInterface_t_cudssAllreduce
+    cudssScatterv: cudssDistributedInterface_t_cudssScatterv
+    cudssCommSplit: cudssDistributedInterface_t_cudssCommSplit
+    cudssCommFree: cudssDistributedInterface_t_cudssCommFree
 
 
 class cudssDistributedInterface_t(Structure):
-    cudssCommRankDevice: address
-    cudssCommSizeDevice: address
-    cudssSendDevice: address
-    cudssRecvDevice: address
-    cudssBcastDevice: address
-    cudssReduceDevice: address
-    cudssAllreduceDevice: address
-    cudssScattervDevice: address
-    cudssCommSplitDevice: address
-    cudssCommFreeDevice: address
-    cudssCommRankHost: address
-    cudssCommSizeHost: address
-    cudssSendHost: address
-    cudssRecvHost: address
-    cudssBcastHost: address
-    cudssReduceHost: address
-    cudssAllreduceHost: address
-    cudssScattervHost: address
-    cudssCommSplitHost: address
-    cudssCommFreeHost: address
-    cudssDistributedGetProperty: address
+    cudssCommRankDevice: cudssDistributedInterface_t_cudssCommRankDevice
+    cudssCommSizeDevice: cudssDistributedInterface_t_cudssCommSizeDevice
+    cudssSendDevice: cudssDistributedInterface_t_cudssSendDevice
+    cudssRecvDevice: cudssDistributedInterface_t_cudssRecvDevice
+    cudssBcastDevice: cudssDistributedInterface_t_cudssBcastDevice
+    cudssReduceDevice: cudssDistributedInterface_t_cudssReduceDevice
+    cudssAllreduceDevice: cudssDistributedInterface_t_cudssAllreduceDevice
+    cudssScattervDevice: cudssDistributedInterface_t_cudssScattervDevice
+    cudssCommSplitDevice: cudssDistributedInterface_t_cudssCommSplitDevice
+    cudssCommFreeDevice: cudssDistributedInterface_t_cudssCommFreeDevice
+    cudssCommRankHost: cudssDistributedInterface_t_cudssCommRankHost
+    cudssCommSizeHost: cudssDistributedInterface_t_cudssCommSizeHost
+    cudssSendHost: cudssDistributedInterface_t_cudssSendHost
+    cudssRecvHost: cudssDistributedInterface_t_cudssRecvHost
+    cudssBcastHost: cudssDistributedInterface_t_cudssBcastHost
+    cudssReduceHost: cudssDistributedInterface_t_cudssReduceHost
+    cudssAllreduceHost: cudssDistributedInterface_t_cudssAllreduceHost
+    cudssScattervHost: cudssDistributedInterface_t_cudssScattervHost
+    cudssCommSplitHost: cudssDistributedInterface_t_cudssCommSplitHost
+    cudssCommFreeHost: cudssDistributedInterface_t_cudssCommFreeHost
+    cudssDistributedGetProperty: cudssDistributedInterface_t_cudssDistributedGetProperty
 
 
 class cudss_thr_func_t(Callback):
     def __call__(self, task: int32_t, ctx: void_p, /) -> None: ...
 
 
+class cudssThreadingInterface_t_cudssGetMaxThreads(Callback):
+    def __call__(self) -> int32_t: ...
+
+
+class cudssThreadingInterface_t_cudssParallelFor(Callback):
+    def __call__(self, nthr_requested: int32_t, ntasks: int32_t, ctx: void_p, f: void_p, /) -> None: ...
+
+
+class cudssThreadingInterface_t_cudssThreadingGetProperty(Callback):
+    def __call__(self, propertyType: libraryPropertyType_t, value: Mem[c_int32], /) -> int32_t: ...
+
+
 class cudssThreadingInterface_t_before_1_0_0(Structure):
-    cudssGetMaxThreads: address
-    cudssParallelFor: address
+    cudssGetMaxThreads: cudssThreadingInterface_t_cudssGetMaxThreads
+    cudssParallelFor: cudssThreadingInterface_t_cudssParallelFor
 
 
 class cudssThreadingInterface_t(Structure):
-    cudssGetMaxThreads: address
-    cudssParallelFor: address
-    cudssThreadingGetProperty: address
+    cudssGetMaxThreads: cudssThreadingInterface_t_cudssGetMaxThreads
+    cudssParallelFor: cudssThreadingInterface_t_cudssParallelFor
+    cudssThreadingGetProperty: cudssThreadingInterface_t_cudssThreadingGetProperty
 
 
 class cudssLoggerCallback_t(Callback):
     def __call__(self, logLevel: int32_t, functionName: char_p, message: char_p, /) -> None: ...
+
+
+class cudssDistributedInterface_t_cudssCommRank(Callback):
+    def __call__(self, comm: void_p, rank: Mem[c_int32], /) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssCommSize(Callback):
+    def __call__(self, comm: void_p, size: Mem[c_int32], /) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssSend(Callback):
+    def __call__(
+        self, buffer: const_void_p, count: int32_t, datatype: cudaDataType_t, dest: int32_t, tag: int32_t, comm: void_p,
+        stream: void_p, /
+    ) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssRecv(Callback):
+    def __call__(
+        self, buffer: void_p, count: int32_t, datatype: cudaDataType_t, root: int32_t, tag: int32_t, comm: void_p,
+        stream: void_p, /
+    ) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssBcast(Callback):
+    def __call__(
+        self, buffer: void_p, count: int32_t, datatype: cudaDataType_t, root: int32_t, comm: void_p, stream: void_p, /
+    ) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssReduce(Callback):
+    def __call__(
+        self, sendbuf: const_void_p, recvbuf: void_p, count: int32_t, datatype: cudaDataType_t, op: cudssOpType_t,
+        root: int32_t, comm: void_p, stream: void_p, /
+    ) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssAllreduce(Callback):
+    def __call__(
+        self, sendbuf: const_void_p, recvbuf: void_p, count: int32_t, datatype: cudaDataType_t, op: cudssOpType_t,
+        comm: void_p, stream: void_p, /
+    ) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssScatterv(Callback):
+    def __call__(
+        self, sendbuf: const_void_p, sendcounts: ConstMem[c_int32], displs: ConstMem[c_int32], sendtype: cudaDataType_t,
+        recvbuf: void_p, recvcount: int32_t, recvtype: cudaDataType_t, root: int32_t, comm: void_p, stream: void_p, /
+    ) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssCommSplit(Callback):
+    def __call__(self, comm: const_void_p, color: int32_t, key: int32_t, newcomm: void_p, /) -> int32_t: ...
+
+
+class cudssDistributedInterface_t_cudssCommFree(Callback):
+    def __call__(self, comm: void_p, /) -> int32_t: ...
 
 
 class cudssAlgType_t(IntEnum):

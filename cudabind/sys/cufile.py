@@ -10,11 +10,11 @@ Documentation: https://docs.nvidia.com/gpudirect-storage/api-reference-guide/
 
 from __future__ import annotations
 
-from ctypes import Array, c_bool, c_char, c_int32, c_long, c_size_t, c_uint32, c_uint64
+from ctypes import Array, c_bool, c_char, c_int32, c_long, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Annotated
 
 from cudabind._bind import SysLibrary
-from cudabind._lazy import Handle, IntEnum, Status, Structure, Union, Value, lazy
+from cudabind._lazy import Callback, Handle, IntEnum, Status, Structure, Union, Value, lazy
 from cudabind._families import Generic, T
 from cudabind._types import (
     ConstMem,
@@ -29,6 +29,7 @@ from cudabind._types import (
     size_t,
     uint32_t,
     uint64_t,
+    ulong_t,
     void_p,
 )
 from cudabind.errors import CufileError
@@ -249,12 +250,38 @@ class cufileRDMAInfo(Structure):
 cufileRDMAInfo_t = cufileRDMAInfo
 
 
+class CUfileFSOps_fs_type(Callback):
+    def __call__(self, handle: const_void_p, /) -> str: ...
+
+
+class CUfileFSOps_getRDMADeviceList(Callback):
+    def __call__(self, handle: const_void_p, hostaddrs: Mem[c_void_p], /) -> int32_t: ...
+
+
+class CUfileFSOps_getRDMADevicePriority(Callback):
+    def __call__(
+        self, handle: const_void_p, arg1: Mem[c_char], arg2: ulong_t, arg3: long_t, hostaddr: const_void_p, /
+    ) -> int32_t: ...
+
+
+class CUfileFSOps_read(Callback):
+    def __call__(
+        self, handle: const_void_p, arg1: Mem[c_char], arg2: ulong_t, arg3: long_t, arg4: Ptr[cufileRDMAInfo], /
+    ) -> long_t: ...
+
+
+class CUfileFSOps_write(Callback):
+    def __call__(
+        self, handle: const_void_p, arg1: char_p, arg2: ulong_t, arg3: long_t, arg4: Ptr[cufileRDMAInfo], /
+    ) -> long_t: ...
+
+
 class CUfileFSOps(Structure):
-    fs_type: address
-    getRDMADeviceList: address
-    getRDMADevicePriority: address
-    read: address
-    write: address
+    fs_type: CUfileFSOps_fs_type
+    getRDMADeviceList: CUfileFSOps_getRDMADeviceList
+    getRDMADevicePriority: CUfileFSOps_getRDMADevicePriority
+    read: CUfileFSOps_read
+    write: CUfileFSOps_write
 
 
 CUfileFSOps_t = CUfileFSOps

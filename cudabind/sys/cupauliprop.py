@@ -13,7 +13,7 @@ from __future__ import annotations
 from ctypes import c_double, c_int32, c_int64, c_void_p
 
 from cudabind._bind import SysLibrary
-from cudabind._lazy import Handle, IntEnum, Status, Structure, lazy
+from cudabind._lazy import Callback, Handle, IntEnum, Status, Structure, lazy
 from cudabind._types import (
     ConstMem,
     Mem,
@@ -41,6 +41,16 @@ SINCE: dict[str, str] = {
 }
 SINCE |= dict.fromkeys("""
     cupaulipropDistributedProvider_t cupaulipropDistributedCommunicator_t cupaulipropDistributedRequest_t
+    cupaulipropDistributedInterface_t_getNumRanks cupaulipropDistributedInterface_t_getNumRanksShared
+    cupaulipropDistributedInterface_t_getProcRank cupaulipropDistributedInterface_t_barrier
+    cupaulipropDistributedInterface_t_createRequest cupaulipropDistributedInterface_t_destroyRequest
+    cupaulipropDistributedInterface_t_waitRequest cupaulipropDistributedInterface_t_testRequest
+    cupaulipropDistributedInterface_t_groupStart cupaulipropDistributedInterface_t_groupEnd
+    cupaulipropDistributedInterface_t_send cupaulipropDistributedInterface_t_sendAsync
+    cupaulipropDistributedInterface_t_receive cupaulipropDistributedInterface_t_receiveAsync
+    cupaulipropDistributedInterface_t_bcast cupaulipropDistributedInterface_t_allreduce
+    cupaulipropDistributedInterface_t_allreduceInPlace cupaulipropDistributedInterface_t_allreduceInPlaceMin
+    cupaulipropDistributedInterface_t_allreduceDoubleIntMinloc cupaulipropDistributedInterface_t_allgather
     cupaulipropDistributedInterface_t CUPAULIPROP_DISTRIBUTED_INTERFACE_VERSION
     cupaulipropResetDistributedConfiguration cupaulipropGetNumRanks cupaulipropGetProcRank
     cupaulipropPauliExpansionViewPrepareTraceWithExpansionViewBackwardDiff
@@ -197,29 +207,136 @@ class cupaulipropDistributedCommunicator_t(Structure):
 class cupaulipropDistributedRequest_t(Handle): ...
 
 
+class cupaulipropDistributedInterface_t_getNumRanks(Callback):
+    def __call__(self, arg0: Ptr[cupaulipropDistributedCommunicator_t], arg1: Mem[c_int32], /) -> int32_t: ...
+
+
+class cupaulipropDistributedInterface_t_getNumRanksShared(Callback):
+    def __call__(self, arg0: Ptr[cupaulipropDistributedCommunicator_t], arg1: Mem[c_int32], /) -> int32_t: ...
+
+
+class cupaulipropDistributedInterface_t_getProcRank(Callback):
+    def __call__(self, arg0: Ptr[cupaulipropDistributedCommunicator_t], arg1: Mem[c_int32], /) -> int32_t: ...
+
+
+class cupaulipropDistributedInterface_t_barrier(Callback):
+    def __call__(self, arg0: Ptr[cupaulipropDistributedCommunicator_t], barrierBuffer: void_p, /) -> int32_t: ...
+
+
+class cupaulipropDistributedInterface_t_createRequest(Callback):
+    def __call__(self, arg0: Mem[c_void_p], /) -> int32_t: ...
+
+
+class cupaulipropDistributedInterface_t_destroyRequest(Callback):
+    def __call__(self, arg0: void_p, /) -> int32_t: ...
+
+
+class cupaulipropDistributedInterface_t_waitRequest(Callback):
+    def __call__(self, arg0: void_p, /) -> int32_t: ...
+
+
+class cupaulipropDistributedInterface_t_testRequest(Callback):
+    def __call__(self, arg0: void_p, arg1: Mem[c_int32], /) -> int32_t: ...
+
+
+class cupaulipropDistributedInterface_t_groupStart(Callback):
+    def __call__(self) -> int32_t: ...
+
+
+class cupaulipropDistributedInterface_t_groupEnd(Callback):
+    def __call__(self) -> int32_t: ...
+
+
+class cupaulipropDistributedInterface_t_send(Callback):
+    def __call__(
+        self, arg0: Ptr[cupaulipropDistributedCommunicator_t], arg1: const_void_p, arg2: int32_t, arg3: cudaDataType_t,
+        arg4: int32_t, arg5: int32_t, /
+    ) -> int32_t: ...
+
+
+class cupaulipropDistributedInterface_t_sendAsync(Callback):
+    def __call__(
+        self, arg0: Ptr[cupaulipropDistributedCommunicator_t], arg1: const_void_p, arg2: int32_t, arg3: cudaDataType_t,
+        arg4: int32_t, arg5: int32_t, arg6: void_p, /
+    ) -> int32_t: ...
+
+
+class cupaulipropDistributedInterface_t_receive(Callback):
+    def __call__(
+        self, arg0: Ptr[cupaulipropDistributedCommunicator_t], arg1: void_p, arg2: int32_t, arg3: cudaDataType_t,
+        arg4: int32_t, arg5: int32_t, /
+    ) -> int32_t: ...
+
+
+class cupaulipropDistributedInterface_t_receiveAsync(Callback):
+    def __call__(
+        self, arg0: Ptr[cupaulipropDistributedCommunicator_t], arg1: void_p, arg2: int32_t, arg3: cudaDataType_t,
+        arg4: int32_t, arg5: int32_t, arg6: void_p, /
+    ) -> int32_t: ...
+
+
+class cupaulipropDistributedInterface_t_bcast(Callback):
+    def __call__(
+        self, arg0: Ptr[cupaulipropDistributedCommunicator_t], arg1: void_p, arg2: int32_t, arg3: cudaDataType_t,
+        arg4: int32_t, /
+    ) -> int32_t: ...
+
+
+class cupaulipropDistributedInterface_t_allreduce(Callback):
+    def __call__(
+        self, arg0: Ptr[cupaulipropDistributedCommunicator_t], arg1: const_void_p, arg2: void_p, arg3: int32_t,
+        arg4: cudaDataType_t, /
+    ) -> int32_t: ...
+
+
+class cupaulipropDistributedInterface_t_allreduceInPlace(Callback):
+    def __call__(
+        self, arg0: Ptr[cupaulipropDistributedCommunicator_t], arg1: void_p, arg2: int32_t, arg3: cudaDataType_t, /
+    ) -> int32_t: ...
+
+
+class cupaulipropDistributedInterface_t_allreduceInPlaceMin(Callback):
+    def __call__(
+        self, arg0: Ptr[cupaulipropDistributedCommunicator_t], arg1: void_p, arg2: int32_t, arg3: cudaDataType_t, /
+    ) -> int32_t: ...
+
+
+class cupaulipropDistributedInterface_t_allreduceDoubleIntMinloc(Callback):
+    def __call__(
+        self, arg0: Ptr[cupaulipropDistributedCommunicator_t], arg1: const_void_p, arg2: void_p, /
+    ) -> int32_t: ...
+
+
+class cupaulipropDistributedInterface_t_allgather(Callback):
+    def __call__(
+        self, arg0: Ptr[cupaulipropDistributedCommunicator_t], arg1: const_void_p, arg2: void_p, arg3: int32_t,
+        arg4: cudaDataType_t, /
+    ) -> int32_t: ...
+
+
 class cupaulipropDistributedInterface_t(Structure):
     version: int32_t
     provider: int32_t  # cupaulipropDistributedProvider_t
-    getNumRanks: address
-    getNumRanksShared: address
-    getProcRank: address
-    barrier: address
-    createRequest: address
-    destroyRequest: address
-    waitRequest: address
-    testRequest: address
-    groupStart: address
-    groupEnd: address
-    send: address
-    sendAsync: address
-    receive: address
-    receiveAsync: address
-    bcast: address
-    allreduce: address
-    allreduceInPlace: address
-    allreduceInPlaceMin: address
-    allreduceDoubleIntMinloc: address
-    allgather: address
+    getNumRanks: cupaulipropDistributedInterface_t_getNumRanks
+    getNumRanksShared: cupaulipropDistributedInterface_t_getNumRanksShared
+    getProcRank: cupaulipropDistributedInterface_t_getProcRank
+    barrier: cupaulipropDistributedInterface_t_barrier
+    createRequest: cupaulipropDistributedInterface_t_createRequest
+    destroyRequest: cupaulipropDistributedInterface_t_destroyRequest
+    waitRequest: cupaulipropDistributedInterface_t_waitRequest
+    testRequest: cupaulipropDistributedInterface_t_testRequest
+    groupStart: cupaulipropDistributedInterface_t_groupStart
+    groupEnd: cupaulipropDistributedInterface_t_groupEnd
+    send: cupaulipropDistributedInterface_t_send
+    sendAsync: cupaulipropDistributedInterface_t_sendAsync
+    receive: cupaulipropDistributedInterface_t_receive
+    receiveAsync: cupaulipropDistributedInterface_t_receiveAsync
+    bcast: cupaulipropDistributedInterface_t_bcast
+    allreduce: cupaulipropDistributedInterface_t_allreduce
+    allreduceInPlace: cupaulipropDistributedInterface_t_allreduceInPlace
+    allreduceInPlaceMin: cupaulipropDistributedInterface_t_allreduceInPlaceMin
+    allreduceDoubleIntMinloc: cupaulipropDistributedInterface_t_allreduceDoubleIntMinloc
+    allgather: cupaulipropDistributedInterface_t_allgather
 
 
 class cupaulipropComputeType_t(IntEnum):

@@ -28,6 +28,7 @@ from cudabind._types import (
     int64_t,
     size_t,
     uint32_t,
+    ulong_t,
     void_p,
 )
 from cudabind.errors import CustatevecError
@@ -78,10 +79,18 @@ class custatevecLoggerCallbackData_t(Callback):
     def __call__(self, logLevel: int32_t, functionName: char_p, message: char_p, userData: void_p, /) -> None: ...
 
 
+class custatevecDeviceMemHandler_t_device_alloc(Callback):
+    def __call__(self, ctx: void_p, ptr: Mem[c_void_p], size: ulong_t, stream: void_p, /) -> int32_t: ...
+
+
+class custatevecDeviceMemHandler_t_device_free(Callback):
+    def __call__(self, ctx: void_p, ptr: void_p, size: ulong_t, stream: void_p, /) -> int32_t: ...
+
+
 class custatevecDeviceMemHandler_t(Structure):
     ctx: address
-    device_alloc: address
-    device_free: address
+    device_alloc: custatevecDeviceMemHandler_t_device_alloc
+    device_free: custatevecDeviceMemHandler_t_device_free
     name: Annotated[Array[c_char], 64]
 
 

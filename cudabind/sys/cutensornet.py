@@ -29,6 +29,7 @@ from cudabind._types import (
     size_t,
     uint32_t,
     uint64_t,
+    ulong_t,
     void_p,
 )
 from cudabind.errors import CutensornetError
@@ -334,10 +335,18 @@ class cutensornetGateSplitAlgo_t(IntEnum):
     CUTENSORNET_GATE_SPLIT_ALGO_REDUCED = 1
 
 
+class cutensornetDeviceMemHandler_t_device_alloc(Callback):
+    def __call__(self, ctx: void_p, ptr: Mem[c_void_p], size: ulong_t, stream: void_p, /) -> int32_t: ...
+
+
+class cutensornetDeviceMemHandler_t_device_free(Callback):
+    def __call__(self, ctx: void_p, ptr: void_p, size: ulong_t, stream: void_p, /) -> int32_t: ...
+
+
 class cutensornetDeviceMemHandler_t(Structure):
     ctx: address
-    device_alloc: address
-    device_free: address
+    device_alloc: cutensornetDeviceMemHandler_t_device_alloc
+    device_free: cutensornetDeviceMemHandler_t_device_free
     name: Annotated[Array[c_char], 64]
 
 
@@ -475,18 +484,73 @@ class cutensornetDistributedCommunicator_t(Structure):
     commSize: size_t
 
 
+class cutensornetDistributedInterface_t_getNumRanks(Callback):
+    def __call__(self, arg0: Ptr[cutensornetDistributedCommunicator_t], arg1: Mem[c_int32], /) -> int32_t: ...
+
+
+class cutensornetDistributedInterface_t_getNumRanksShared(Callback):
+    def __call__(self, arg0: Ptr[cutensornetDistributedCommunicator_t], arg1: Mem[c_int32], /) -> int32_t: ...
+
+
+class cutensornetDistributedInterface_t_getProcRank(Callback):
+    def __call__(self, arg0: Ptr[cutensornetDistributedCommunicator_t], arg1: Mem[c_int32], /) -> int32_t: ...
+
+
+class cutensornetDistributedInterface_t_Barrier(Callback):
+    def __call__(self, arg0: Ptr[cutensornetDistributedCommunicator_t], /) -> int32_t: ...
+
+
+class cutensornetDistributedInterface_t_Bcast(Callback):
+    def __call__(
+        self, arg0: Ptr[cutensornetDistributedCommunicator_t], arg1: void_p, arg2: int32_t, arg3: cudaDataType_t,
+        arg4: int32_t, /
+    ) -> int32_t: ...
+
+
+class cutensornetDistributedInterface_t_Allreduce(Callback):
+    def __call__(
+        self, arg0: Ptr[cutensornetDistributedCommunicator_t], arg1: const_void_p, arg2: void_p, arg3: int32_t,
+        arg4: cudaDataType_t, /
+    ) -> int32_t: ...
+
+
+class cutensornetDistributedInterface_t_AllreduceInPlace(Callback):
+    def __call__(
+        self, arg0: Ptr[cutensornetDistributedCommunicator_t], arg1: void_p, arg2: int32_t, arg3: cudaDataType_t, /
+    ) -> int32_t: ...
+
+
+class cutensornetDistributedInterface_t_AllreduceInPlaceMin(Callback):
+    def __call__(
+        self, arg0: Ptr[cutensornetDistributedCommunicator_t], arg1: void_p, arg2: int32_t, arg3: cudaDataType_t, /
+    ) -> int32_t: ...
+
+
+class cutensornetDistributedInterface_t_AllreduceDoubleIntMinloc(Callback):
+    def __call__(
+        self, arg0: Ptr[cutensornetDistributedCommunicator_t], arg1: const_void_p, arg2: void_p, /
+    ) -> int32_t: ...
+
+
+class cutensornetDistributedInterface_t_Allgather(Callback):
+    def __call__(
+        self, arg0: Ptr[cutensornetDistributedCommunicator_t], arg1: const_void_p, arg2: void_p, arg3: int32_t,
+        arg4: cudaDataType_t, /
+    ) -> int32_t: ...
+
+
 class cutensornetDistributedInterface_t(Structure):
     version: int32_t
-    getNumRanks: address
-    getNumRanksShared: address
-    getProcRank: address
-    Barrier: address
-    Bcast: address
-    Allreduce: address
-    AllreduceInPlace: address
-    AllreduceInPlaceMin: address
-    AllreduceDoubleIntMinloc: address
-    Allgather: address
+    getNumRanks: cutensornetDistributedInterface_t_getNumRanks
+    getNumRanksShared: cutensornetDistributedInterface_t_getNumRanksShared
+    getProcRank: cutensornetDistributedInterface_t_getProcRank
+    Barrier: cutensornetDistributedInterface_t_Barrier
+    Bcast: cutensornetDistributedInterface_t_Bcast
+    Allreduce: cutensornetDistributedInterface_t_Allreduce
+    AllreduceInPlace: cutensornetDistributedInterface_t_AllreduceInPlace
+    AllreduceInPlaceMin: cutensornetDistributedInterface_t_AllreduceInPlaceMin
+    AllreduceDoubleIntMinloc: cutensornetDistributedInterface_t_AllreduceDoubleIntMinloc
+    Allgather: cutensornetDistributedInterface_t_Allgather
 
 
 CUTENSORNET_ALLOCATOR_NAME_LEN = 64

@@ -10,7 +10,7 @@ Documentation: https://docs.nvidia.com/cuda/nvimagecodec/c_api/
 
 from __future__ import annotations
 
-from ctypes import Array, c_char, c_int32, c_size_t, c_uint32, c_uint8, c_void_p
+from ctypes import Array, c_char, c_int32, c_long, c_size_t, c_uint32, c_uint8, c_ulong, c_void_p
 from typing import Annotated
 
 from cudabind._bind import SysLibrary
@@ -23,6 +23,7 @@ from cudabind._types import (
     char_p,
     float32,
     int32_t,
+    long_t,
     size_t,
     uint16_t,
     uint32_t,
@@ -735,15 +736,33 @@ class nvimgcodecDebugMessengerDesc_t(Structure):
     user_data: address
 
 
+class nvimgcodecExecutorDesc_t_schedule(Callback):
+    def __call__(
+        self, instance: void_p, device_id: int32_t, sample_idx: int32_t, task_context: void_p, task: void_p, /
+    ) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecExecutorDesc_t_run(Callback):
+    def __call__(self, instance: void_p, device_id: int32_t, /) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecExecutorDesc_t_wait(Callback):
+    def __call__(self, instance: void_p, device_id: int32_t, /) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecExecutorDesc_t_getNumThreads(Callback):
+    def __call__(self, instance: void_p, /) -> int32_t: ...
+
+
 class nvimgcodecExecutorDesc_t(Structure):
     struct_type: int32_t  # nvimgcodecStructureType_t
     struct_size: size_t
     struct_next: address
     instance: address
-    schedule: address
-    run: address
-    wait: address
-    getNumThreads: address
+    schedule: nvimgcodecExecutorDesc_t_schedule
+    run: nvimgcodecExecutorDesc_t_run
+    wait: nvimgcodecExecutorDesc_t_wait
+    getNumThreads: nvimgcodecExecutorDesc_t_getNumThreads
 
 
 class nvimgcodecExecutionParams_t(Structure):
@@ -761,23 +780,81 @@ class nvimgcodecExecutionParams_t(Structure):
     backends: address
 
 
+class nvimgcodecIoStreamDesc_t_read(Callback):
+    def __call__(
+        self, instance: void_p, output_size: Mem[c_ulong], buf: void_p, bytes: ulong_t, /
+    ) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecIoStreamDesc_t_write(Callback):
+    def __call__(
+        self, instance: void_p, output_size: Mem[c_ulong], buf: void_p, bytes: ulong_t, /
+    ) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecIoStreamDesc_t_putc(Callback):
+    def __call__(self, instance: void_p, output_size: Mem[c_ulong], ch: uint8_t, /) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecIoStreamDesc_t_skip(Callback):
+    def __call__(self, instance: void_p, count: ulong_t, /) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecIoStreamDesc_t_seek(Callback):
+    def __call__(self, instance: void_p, offset: long_t, whence: int32_t, /) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecIoStreamDesc_t_tell(Callback):
+    def __call__(self, instance: void_p, offset: Mem[c_long], /) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecIoStreamDesc_t_size(Callback):
+    def __call__(self, instance: void_p, size: Mem[c_ulong], /) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecIoStreamDesc_t_reserve(Callback):
+    def __call__(self, instance: void_p, bytes: ulong_t, /) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecIoStreamDesc_t_flush(Callback):
+    def __call__(self, instance: void_p, /) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecIoStreamDesc_t_map(Callback):
+    def __call__(
+        self, instance: void_p, buffer: Mem[c_void_p], offset: ulong_t, size: ulong_t, /
+    ) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecIoStreamDesc_t_unmap(Callback):
+    def __call__(self, instance: void_p, buffer: void_p, size: ulong_t, /) -> nvimgcodecStatus_t: ...
+
+
 class nvimgcodecIoStreamDesc_t(Structure):
     struct_type: int32_t  # nvimgcodecStructureType_t
     struct_size: size_t
     struct_next: address
     instance: address
     id: uint64_t
-    read: address
-    write: address
-    putc: address
-    skip: address
-    seek: address
-    tell: address
-    size: address
-    reserve: address
-    flush: address
-    map: address
-    unmap: address
+    read: nvimgcodecIoStreamDesc_t_read
+    write: nvimgcodecIoStreamDesc_t_write
+    putc: nvimgcodecIoStreamDesc_t_putc
+    skip: nvimgcodecIoStreamDesc_t_skip
+    seek: nvimgcodecIoStreamDesc_t_seek
+    tell: nvimgcodecIoStreamDesc_t_tell
+    size: nvimgcodecIoStreamDesc_t_size
+    reserve: nvimgcodecIoStreamDesc_t_reserve
+    flush: nvimgcodecIoStreamDesc_t_flush
+    map: nvimgcodecIoStreamDesc_t_map
+    unmap: nvimgcodecIoStreamDesc_t_unmap
+
+
+class nvimgcodecCodeStreamDesc_t_getCodeStreamInfo(Callback):
+    def __call__(self, instance: void_p, codestream_info: Ptr[nvimgcodecCodeStreamInfo_t], /) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecCodeStreamDesc_t_getImageInfo(Callback):
+    def __call__(self, instance: void_p, image_info: Ptr[nvimgcodecImageInfo_t], /) -> nvimgcodecStatus_t: ...
 
 
 class nvimgcodecCodeStreamDesc_t(Structure):
@@ -786,8 +863,16 @@ class nvimgcodecCodeStreamDesc_t(Structure):
     struct_next: address
     instance: address
     io_stream: address
-    getCodeStreamInfo: address
-    getImageInfo: address
+    getCodeStreamInfo: nvimgcodecCodeStreamDesc_t_getCodeStreamInfo
+    getImageInfo: nvimgcodecCodeStreamDesc_t_getImageInfo
+
+
+class nvimgcodecImageDesc_t_getImageInfo(Callback):
+    def __call__(self, instance: void_p, image_info: Ptr[nvimgcodecImageInfo_t], /) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecImageDesc_t_imageReady(Callback):
+    def __call__(self, instance: void_p, processing_status: uint32_t, /) -> nvimgcodecStatus_t: ...
 
 
 class nvimgcodecImageDesc_t(Structure):
@@ -795,8 +880,35 @@ class nvimgcodecImageDesc_t(Structure):
     struct_size: size_t
     struct_next: address
     instance: address
-    getImageInfo: address
-    imageReady: address
+    getImageInfo: nvimgcodecImageDesc_t_getImageInfo
+    imageReady: nvimgcodecImageDesc_t_imageReady
+
+
+class nvimgcodecParserDesc_t_canParse(Callback):
+    def __call__(
+        self, instance: void_p, result: Mem[c_int32], code_stream: Ptr[nvimgcodecCodeStreamDesc_t], /
+    ) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecParserDesc_t_create(Callback):
+    def __call__(self, instance: void_p, parser: Mem[c_void_p], /) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecParserDesc_t_destroy(Callback):
+    def __call__(self, parser: void_p, /) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecParserDesc_t_getCodeStreamInfo(Callback):
+    def __call__(
+        self, parser: void_p, codestream_info: Ptr[nvimgcodecCodeStreamInfo_t],
+        code_stream: Ptr[nvimgcodecCodeStreamDesc_t], /
+    ) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecParserDesc_t_getImageInfo(Callback):
+    def __call__(
+        self, parser: void_p, image_info: Ptr[nvimgcodecImageInfo_t], code_stream: Ptr[nvimgcodecCodeStreamDesc_t], /
+    ) -> nvimgcodecStatus_t: ...
 
 
 class nvimgcodecParserDesc_t(Structure):
@@ -806,11 +918,36 @@ class nvimgcodecParserDesc_t(Structure):
     instance: address
     id: address
     codec: address
-    canParse: address
-    create: address
-    destroy: address
-    getCodeStreamInfo: address
-    getImageInfo: address
+    canParse: nvimgcodecParserDesc_t_canParse
+    create: nvimgcodecParserDesc_t_create
+    destroy: nvimgcodecParserDesc_t_destroy
+    getCodeStreamInfo: nvimgcodecParserDesc_t_getCodeStreamInfo
+    getImageInfo: nvimgcodecParserDesc_t_getImageInfo
+
+
+class nvimgcodecEncoderDesc_t_create(Callback):
+    def __call__(
+        self, instance: void_p, encoder: Mem[c_void_p], exec_params: Ptr[nvimgcodecExecutionParams_t], options: char_p,
+        /
+    ) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecEncoderDesc_t_destroy(Callback):
+    def __call__(self, encoder: void_p, /) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecEncoderDesc_t_canEncode(Callback):
+    def __call__(
+        self, encoder: void_p, code_stream: Ptr[nvimgcodecCodeStreamDesc_t], image: Ptr[nvimgcodecImageDesc_t],
+        params: Ptr[nvimgcodecEncodeParams_t], thread_idx: int32_t, /
+    ) -> uint32_t: ...
+
+
+class nvimgcodecEncoderDesc_t_encode(Callback):
+    def __call__(
+        self, encoder: void_p, code_stream: Ptr[nvimgcodecCodeStreamDesc_t], image: Ptr[nvimgcodecImageDesc_t],
+        params: Ptr[nvimgcodecEncodeParams_t], thread_idx: int32_t, /
+    ) -> nvimgcodecStatus_t: ...
 
 
 class nvimgcodecEncoderDesc_t(Structure):
@@ -821,10 +958,53 @@ class nvimgcodecEncoderDesc_t(Structure):
     id: address
     codec: address
     backend_kind: int32_t  # nvimgcodecBackendKind_t
-    create: address
-    destroy: address
-    canEncode: address
-    encode: address
+    create: nvimgcodecEncoderDesc_t_create
+    destroy: nvimgcodecEncoderDesc_t_destroy
+    canEncode: nvimgcodecEncoderDesc_t_canEncode
+    encode: nvimgcodecEncoderDesc_t_encode
+
+
+class nvimgcodecDecoderDesc_t_create(Callback):
+    def __call__(
+        self, instance: void_p, decoder: Mem[c_void_p], exec_params: Ptr[nvimgcodecExecutionParams_t], options: char_p,
+        /
+    ) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecDecoderDesc_t_destroy(Callback):
+    def __call__(self, decoder: void_p, /) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecDecoderDesc_t_getMetadata(Callback):
+    def __call__(
+        self, decoder: void_p, code_stream: Ptr[nvimgcodecCodeStreamDesc_t], metadata: Mem[c_void_p],
+        metadata_count: Mem[c_int32], /
+    ) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecDecoderDesc_t_canDecode(Callback):
+    def __call__(
+        self, decoder: void_p, image: Ptr[nvimgcodecImageDesc_t], code_stream: Ptr[nvimgcodecCodeStreamDesc_t],
+        params: Ptr[nvimgcodecDecodeParams_t], thread_idx: int32_t, /
+    ) -> uint32_t: ...
+
+
+class nvimgcodecDecoderDesc_t_decode(Callback):
+    def __call__(
+        self, decoder: void_p, image: Ptr[nvimgcodecImageDesc_t], code_stream: Ptr[nvimgcodecCodeStreamDesc_t],
+        params: Ptr[nvimgcodecDecodeParams_t], thread_idx: int32_t, /
+    ) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecDecoderDesc_t_decodeBatch(Callback):
+    def __call__(
+        self, decoder: void_p, images: Mem[c_void_p], code_streams: Mem[c_void_p], batch_size: int32_t,
+        params: Ptr[nvimgcodecDecodeParams_t], thread_idx: int32_t, /
+    ) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecDecoderDesc_t_getMiniBatchSize(Callback):
+    def __call__(self, decoder: void_p, batch_size: Mem[c_int32], /) -> nvimgcodecStatus_t: ...
 
 
 class nvimgcodecDecoderDesc_t(Structure):
@@ -835,13 +1015,13 @@ class nvimgcodecDecoderDesc_t(Structure):
     id: address
     codec: address
     backend_kind: int32_t  # nvimgcodecBackendKind_t
-    create: address
-    destroy: address
-    getMetadata: address
-    canDecode: address
-    decode: address
-    decodeBatch: address
-    getMiniBatchSize: address
+    create: nvimgcodecDecoderDesc_t_create
+    destroy: nvimgcodecDecoderDesc_t_destroy
+    getMetadata: nvimgcodecDecoderDesc_t_getMetadata
+    canDecode: nvimgcodecDecoderDesc_t_canDecode
+    decode: nvimgcodecDecoderDesc_t_decode
+    decodeBatch: nvimgcodecDecoderDesc_t_decodeBatch
+    getMiniBatchSize: nvimgcodecDecoderDesc_t_getMiniBatchSize
 
 
 class nvimgcodecPriority_t(IntEnum):
@@ -862,6 +1042,36 @@ class nvimgcodecLogFunc_t(Callback):
     ) -> nvimgcodecStatus_t: ...
 
 
+class nvimgcodecFrameworkDesc_t_registerEncoder(Callback):
+    def __call__(
+        self, instance: void_p, desc: Ptr[nvimgcodecEncoderDesc_t], priority: float32, /
+    ) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecFrameworkDesc_t_unregisterEncoder(Callback):
+    def __call__(self, instance: void_p, desc: Ptr[nvimgcodecEncoderDesc_t], /) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecFrameworkDesc_t_registerDecoder(Callback):
+    def __call__(
+        self, instance: void_p, desc: Ptr[nvimgcodecDecoderDesc_t], priority: float32, /
+    ) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecFrameworkDesc_t_unregisterDecoder(Callback):
+    def __call__(self, instance: void_p, desc: Ptr[nvimgcodecDecoderDesc_t], /) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecFrameworkDesc_t_registerParser(Callback):
+    def __call__(
+        self, instance: void_p, desc: Ptr[nvimgcodecParserDesc_t], priority: float32, /
+    ) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecFrameworkDesc_t_unregisterParser(Callback):
+    def __call__(self, instance: void_p, desc: Ptr[nvimgcodecParserDesc_t], /) -> nvimgcodecStatus_t: ...
+
+
 class nvimgcodecFrameworkDesc_t(Structure):
     struct_type: int32_t  # nvimgcodecStructureType_t
     struct_size: size_t
@@ -871,12 +1081,22 @@ class nvimgcodecFrameworkDesc_t(Structure):
     version: uint32_t
     cudart_version: uint32_t
     log: nvimgcodecLogFunc_t
-    registerEncoder: address
-    unregisterEncoder: address
-    registerDecoder: address
-    unregisterDecoder: address
-    registerParser: address
-    unregisterParser: address
+    registerEncoder: nvimgcodecFrameworkDesc_t_registerEncoder
+    unregisterEncoder: nvimgcodecFrameworkDesc_t_unregisterEncoder
+    registerDecoder: nvimgcodecFrameworkDesc_t_registerDecoder
+    unregisterDecoder: nvimgcodecFrameworkDesc_t_unregisterDecoder
+    registerParser: nvimgcodecFrameworkDesc_t_registerParser
+    unregisterParser: nvimgcodecFrameworkDesc_t_unregisterParser
+
+
+class nvimgcodecExtensionDesc_t_create(Callback):
+    def __call__(
+        self, instance: void_p, extension: Mem[c_void_p], framework: Ptr[nvimgcodecFrameworkDesc_t], /
+    ) -> nvimgcodecStatus_t: ...
+
+
+class nvimgcodecExtensionDesc_t_destroy(Callback):
+    def __call__(self, extension: void_p, /) -> nvimgcodecStatus_t: ...
 
 
 class nvimgcodecExtensionDesc_t(Structure):
@@ -887,8 +1107,8 @@ class nvimgcodecExtensionDesc_t(Structure):
     id: address
     version: uint32_t
     ext_api_version: uint32_t
-    create: address
-    destroy: address
+    create: nvimgcodecExtensionDesc_t_create
+    destroy: nvimgcodecExtensionDesc_t_destroy
 
 
 class nvimgcodecExtensionModuleEntryFunc_t(Callback):

@@ -12,10 +12,12 @@ from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
 from dispatch.cli.request_flags import Partial, Spec, hints, reader
+from dispatch.core.communicator import Ranks
 from dispatch.device.registry import device
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, I32, U8, Dtype, Epilogue
+from dispatch.libraries.threads.meeting import ranks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +58,9 @@ class Call:
         found = hints(kind)
         self.operands = [name for name in self.fields if found[name] in OPERANDS]
         self.required = [name for name in self.operands if self.fields[name].default is MISSING]
+        for name in self.fields:
+            if found[name] is Ranks and name not in values:
+                values[name] = ranks_of(1)
         self.open: list[str] = []  # operands whose dtype the rows may choose
 
     def _collect(self, name: str, value: Any) -> None:

@@ -23,10 +23,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args, get_origin
 
 from dispatch.cli.expression import evaluate
+from dispatch.core.communicator import Ranks
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import Choice, Dtype, meant
 from dispatch.libraries.cutlass import evt
+from dispatch.libraries.threads.meeting import ranks_of
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -216,6 +218,7 @@ SIMPLE: dict[type[Any], Reader] = {
     str: Reader(str, "a word"),
     evt.Node: Reader(lambda text: evaluate(text, EVT), "an epilogue tree like relu(accumulator() + row('bias'))"),
     Tensor: Reader(Spec.read, "an operand like 8x64:f16:rows"),
+    Ranks: Reader(lambda text: ranks_of(int(text)), "how many ranks there are, of which this is the first"),
 }
 
 

@@ -1,7 +1,8 @@
-"""`python -m dispatch top PID`: a live view of the supervisors of a running process, which need not be prepared for it.
+"""`python -m dispatch top [PID]`: a live view of the GPUs, or of the supervisors of a running process.
 
-It asks the process's own boards (status_server.py) once in a while and prints what they say; `--once --json` is for
-scripts. Nothing here touches a device.
+The process need not be prepared for it: its own boards (status_server.py) are asked once in a while, and what they say
+is printed. Without a process it is the GPUs, by NVML (gpu_view.py). `--once --json` is for scripts. Nothing here
+touches a device.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dispatch.cli import complain, print_aligned, print_json, say
+from dispatch.cli.gpu_view import CLEAR, watch
 from dispatch.errors import BadRequest
 from dispatch.supervise.status_server import ask
 
@@ -22,23 +24,24 @@ __all__ = ["add_arguments", "run", "with_rates"]
 
 Facts = dict[str, Any]
 LONGEST = 1e6  # seconds between looks
-CLEAR = "\x1b[H\x1b[J"  # to the upper left corner, and nothing below it
 COUNTS = ("queued", "running", "done", "failed", "cancelled")
 UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `top`."""
-    parser.add_argument("pid", type=int, metavar="PID", help="the process; one of this user")
+    parser.add_argument("pid", type=int, nargs="?", metavar="PID", help="a process of this user; without, the GPUs")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between looks (default: 1)")
-    parser.add_argument("--once", action="store_true", help="look twice, that far apart, and print one view")
+    parser.add_argument("--once", action="store_true", help="print one view; of a process after two looks")
     parser.add_argument("--json", action="store_true", help="print one object for each look instead of the view")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the supervisors until they have ended; 1 where there is none, or somebody else answers."""
+    """Show the GPUs, or the supervisors until they have ended; 1 where there is none, or somebody else answers."""
     if not 0 <= options.interval <= LONGEST:
         raise BadRequest("--interval", str(options.interval), f"seconds from 0 to {LONGEST:g}")
+    if options.pid is None:
+        return watch(options.interval, once=options.once, as_json=options.json)
     before: list[Facts] = []
     with contextlib.suppress(KeyboardInterrupt):
         while True:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from dispatch.core.row import Row
 
-__all__ = ["ENGINE", "IEEE", "NONE", "TO_NAN", "stated"]
+__all__ = ["ENGINE", "IEEE", "NONE", "SPREAD", "TO_NAN", "stated"]
 
 IEEE = "as IEEE 754 has them"
 ENGINE = "reach what reads them alone; what they make there is the engine's choice"
@@ -27,8 +27,10 @@ MASK = f"{IEEE}; the bit of NaN in a mask of ReLU is the kernel's choice, as is 
 UNREAD = "not read: what lies behind a sequence's end, and the state's weights in a direction's first step without hx"
 TO_NAN = "an infinity may become NaN"
 UNSCALED = f"{IEEE}; not read where the factor is 0"
-OTHER_TRIANGLE = f"{UNSCALED}, nor in the other triangle; {TO_NAN}"
 SPREAD = "reach at least what reads them; an infinity may become NaN, as infinity minus infinity does"
+BESIDE = "zeros beside a triangle or band, and a factor of 0, are multiplied, or not"
+OF_BAND = f"{SPREAD}; {BESIDE}"
+OTHER_TRIANGLE = f"{SPREAD}; not read in the other triangle; {BESIDE}"
 TOO_LARGE = "none is read, for parameters are finite; a result too large for the dtype is infinite"
 LOWEST = f"{IEEE}; MAX of -inf alone is the lowest finite number"
 
@@ -68,7 +70,8 @@ STATEMENTS = {
     **dict.fromkeys(("rot", "rotm"), f"{IEEE}; {TO_NAN}"),
     "rotg":            SPREAD,
     "rotmg":           f"{ENGINE}; the flag, and what follows from it, may pass over NaN",
-    **dict.fromkeys(("gemv", "gbmv", "ger", "geru", "gerc"), f"{UNSCALED}; {TO_NAN}"),
+    **dict.fromkeys(("gemv", "ger", "geru", "gerc"), f"{UNSCALED}; {TO_NAN}"),
+    "gbmv":            OF_BAND,
     **dict.fromkeys(("contract", "contract_trinary", "reduce_modes"), f"{UNSCALED}; {TO_NAN}"),
     "permute":         UNSCALED,
     "einsum":          f"{IEEE}; {TO_NAN}",
@@ -97,6 +100,8 @@ STATEMENTS = {
     **dict.fromkeys(("sparse_mv", "spmm", "sddmm", "sparse_axpby"), f"{UNSCALED}; {TO_NAN}"),
     **dict.fromkeys(("sell_mv", "blocked_ell_mm"), f"{UNSCALED}; {TO_NAN}"),
     **dict.fromkeys(("gtsv", "gpsv"), SPREAD),
+    "spsolve":         f"{SPREAD}; a status other than 0 may make x any",
+    **dict.fromkeys(("cg", "bicgstab", "gmres", "minres"), f"{SPREAD}; a status of -2 makes all of x NaN"),
     **dict.fromkeys(("spsv", "spsm"), f"{SPREAD}; the other triangle is not read"),
     "spgemm":          f"{IEEE}; {TO_NAN}",
     **dict.fromkeys(("sparse_to_dense", "csr2csc", "sparse_sort", "sparse_gather", "sparse_scatter"), IEEE),
@@ -108,6 +113,9 @@ STATEMENTS = {
     "check_2_4":       NONE,
     "compress_2_4":    NONE,
     "matmul_2_4":      f"{UNSCALED}; {TO_NAN}; of 8 bits the largest number is in place of an infinity",
+    **dict.fromkeys(("all_reduce", "reduce_to", "reduce_scatter"), f"{IEEE}; MAX and MIN may pass over NaN"),
+    **dict.fromkeys(("broadcast", "all_gather", "all_to_all", "gather", "scatter", "send", "recv", "sendrecv"), IEEE),
+    "barrier":         NONE,
     "ctc_loss":        f"{IEEE}; a logit of -inf has no gradient, and where the loss is infinite it may be any",
     "rope":            IEEE,
     "gated_activation":     IEEE,

@@ -250,6 +250,9 @@ class Plan:
         self.launch: Callable[[tuple[Argument, ...]], int] | None = None
         self.relocation: Any = None
 
+    def hold(self, tensors: tuple[Tensor, ...]) -> None:
+        """Of a bare plan: told of the tensors of a call before it is made, where what it enqueues may come later."""
+
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         """On a GPU: enqueue the work on the executor's stream, for these addresses; never waits.
 

@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -83,7 +84,7 @@ class Row:
     def scales(self) -> tuple[Modes, ...]:
         return (self.fusion or NOTHING).scales
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Short and readable, and no other row's: op, dtypes, compute, scale modes, variant, architecture, library."""
         *inputs, output = map(str, self.dtypes)

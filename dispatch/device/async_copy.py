@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
 from dispatch.device.stream import NOT_READY, relaxed
+from dispatch.device.suspicions import check_trust
 
 if TYPE_CHECKING:
     import ctypes
@@ -72,6 +73,7 @@ class Copy:
                 self._end()
             else:
                 self._wait(timeout)
+            check_trust(self._device)
         return self._result
 
     def _wait(self, timeout: float) -> None:

@@ -17,6 +17,7 @@ from dispatch.checks import converted
 from dispatch.device.async_copy import Copy
 from dispatch.device.pinned import PinnedPool
 from dispatch.device.strided_copy import pieces, whole
+from dispatch.device.suspicions import check_trust
 from dispatch.device.tensor import check_dense, unpacked
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class HostCopies:
             if dense is not part:
                 part[...] = dense
         stream.synchronize()
+        check_trust(self._device)
         return array if target is array else unpacked(tensor, target)
 
     def copy_in_async(self, tensor: Tensor, array: Array) -> Copy:

@@ -170,6 +170,8 @@ class CudaExecutor(CapturableExecutor):
     def _enqueue_alone(
         self, plan: Plan, arguments: tuple[Argument, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]
     ) -> None:
+        if plan.is_bare:
+            plan.hold((*reads, *writes))
         if plan.counter is not None:
             arguments = (*arguments, plan.counter.take())
         if self.captured:

@@ -30,18 +30,18 @@ UNTOLD = -1  # the status of a call that an interrupt of the main thread came in
 class GraphExec:
     """An executable graph and its launch on one stream; `launch()` returns the driver's status."""
 
-    __slots__ = ("_exec", "keep", "launch")
+    __slots__ = ("c_exec", "keep", "launch")
 
     def __init__(self, executable: int, stream: ctypes.c_void_p, *, holds_gil: bool = False) -> None:
-        self._exec = ctypes.c_void_p(executable)
+        self.c_exec = ctypes.c_void_p(executable)
         self.keep: Any = None  # memory whose addresses are in the graph
-        self.launch: Callable[[], int] = launcher(self._exec, stream, holds_gil=holds_gil)
+        self.launch: Callable[[], int] = launcher(self.c_exec, stream, holds_gil=holds_gil)
 
     def __del__(self) -> None:
         if sys.is_finalizing():
             return
         with relaxed():  # the driver frees a graph that is still running once it is done
-            driver.cuGraphExecDestroy.unchecked(self._exec)
+            driver.cuGraphExecDestroy.unchecked(self.c_exec)
 
 
 def launcher(executable: ctypes.c_void_p, stream: ctypes.c_void_p, *, holds_gil: bool = False) -> Callable[[], int]:

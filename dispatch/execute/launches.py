@@ -30,17 +30,26 @@ class Launches:
     what one did (H100). But a launch that waits for room must not hold it (cudabind.driver.BOUNDED), which is so where
     about a thousand are outstanding on the streams that share one of the driver's queues. `left` counts down from far
     less; then it begins anew if the GPU is past where it began the time before. What is on other libraries' streams,
-    nobody knows.
+    nobody knows. Nor may a launch hold it while a profiler calls Python from threads of its own, which it may wait for.
     """
 
     __slots__ = ("__weakref__", "_event", "_stream", "_target", "left")
 
     used: ClassVar[WeakSet[Launches]] = WeakSet()  # those with graphs to launch
+    observed: ClassVar[bool] = False  # by a profiler: no launch of any stream holds the lock
 
     def __init__(self, stream: Stream, target: ctypes.c_void_p) -> None:
         self._stream, self._target = stream, target
         self._event: ctypes.c_void_p | None = None  # behind the launches until `left` began
-        self.left = HALF
+        self.left = 0 if self.observed else HALF
+
+    @classmethod
+    def observe(cls, observed: bool) -> None:
+        """Have no launch hold the lock from now on, or as before."""
+        cls.observed = observed
+        if observed:
+            for each in list(cls.used):
+                each.left = 0
 
     def of(self, executable: ctypes.c_void_p, nodes: int, *, holds_gil: bool) -> Callable[[], int]:
         """The launch of an executable graph of so many nodes; `holds_gil`: whoever calls it sees to the room."""
@@ -65,6 +74,8 @@ class Launches:
 
     def _begins_anew(self) -> bool:
         """Whether there is room again: False, too, after a fault, which the launch will tell of."""
+        if self.observed:
+            return False
         with relaxed():  # or a capture of another thread would end by the look at an event
             if self._event is None:
                 self._event = self._stream.device.event()

@@ -1,4 +1,4 @@
-"""Trace: hooks around the enqueueing of requests and at their end, and NVTX ranges.
+"""Trace: hooks around the enqueueing of requests and at their end, NVTX ranges, and what the GPU did (profile.py).
 
 Workers run requests through `hooked` while there are hooks, supervisors call `watch`. Without hooks all of it costs a
 look at an empty tuple. Hooks belong to the process that adds them; nothing here runs a request.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 from dispatch.checks import names_arguments, shown
 from dispatch.errors import BadRequest, DeviceUnavailable, HookFailed, words
 from dispatch.supervise.future import CANCELLED, DONE
+from dispatch.supervise.profile import profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from dispatch.core.request import Request
     from dispatch.supervise.future import Future
 
-__all__ = ["Hook", "add", "hooked", "nvtx_ranges", "watch"]
+__all__ = ["Hook", "add", "hooked", "nvtx_ranges", "profile", "watch"]
 
 NVTX = "DISPATCH_NVTX"  # an environment variable: 1 adds the NVTX ranges in this process and its children
 

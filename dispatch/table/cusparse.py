@@ -31,10 +31,11 @@ __all__ = ["ROWS"]
 
 SM75, SM80 = Arch(75), Arch(80)
 V12 = (12, 5)
+V12_5_4 = (12, 5, 4)  # before it SpMV remembered what an earlier call had put into its workspace, which plans share
 ALL = (F32, F64, C64, C128)
 ANY      = (rules.aligned, rules.elements, rules.index_pair, rules.results)
 VECTOR   = (*ANY, rules.blocks, rules.vectors)
-MATRIX   = (*ANY, rules.blocks, rules.lines)
+MATRIX   = (*ANY, rules.blocks, rules.lines, rules.steady)
 SAMPLED  = (*ANY, rules.only_csr, rules.lines)
 SOLVE    = (*ANY, rules.formats_of_solves, rules.vectors)
 SOLVES   = (*ANY, rules.formats_of_solves, rules.lines)
@@ -80,11 +81,11 @@ CSR2COO  = ("cusparse", "cusparseXcsr2coo", compression_plan)
 
 GPU_ROWS = (
 #   op, (values, out), compute, rules, min_arch, max_arch, min_version, calls
-    *(Row("sparse_mv",       (one, one), None, VECTOR,   SM75, None, V12, *SPMV) for one in ALL),
-    Row("sparse_mv",         (F16, F16), None, VECTOR,   SM75, None, V12, *SPMV),
-    Row("sparse_mv",         (F16, F32), None, VECTOR,   SM75, None, V12, *SPMV),
-    Row("sparse_mv",         (BF16, BF16), None, VECTOR,   SM80, None, V12, *SPMV),
-    Row("sparse_mv",         (BF16, F32), None, VECTOR,   SM80, None, V12, *SPMV),
+    *(Row("sparse_mv",       (one, one), None, VECTOR,   SM75, None, V12_5_4, *SPMV) for one in ALL),
+    Row("sparse_mv",         (F16, F16), None, VECTOR,   SM75, None, V12_5_4, *SPMV),
+    Row("sparse_mv",         (F16, F32), None, VECTOR,   SM75, None, V12_5_4, *SPMV),
+    Row("sparse_mv",         (BF16, BF16), None, VECTOR,   SM80, None, V12_5_4, *SPMV),
+    Row("sparse_mv",         (BF16, F32), None, VECTOR,   SM80, None, V12_5_4, *SPMV),
     *(Row("spmm",            (one, one), None, MATRIX,   SM75, None, V12, *SPMM) for one in ALL),
     Row("spmm",              (F16, F16), None, MATRIX,   SM75, None, V12, *SPMM),
     Row("spmm",              (F16, F32), None, MATRIX,   SM75, None, V12, *SPMM),

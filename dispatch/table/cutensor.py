@@ -13,7 +13,7 @@ from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Arch, Compute
 from dispatch.ops.contraction import cutensor_modes
 from dispatch.ops.contraction.reference import numpy_modes
-from dispatch.ops.contraction.rules import asked_for, reached, steps_ahead, summable
+from dispatch.ops.contraction.rules import asked_for, has_modes, only_conjugates, reached, steps_ahead, summable
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
@@ -25,9 +25,11 @@ FAST_16F, FAST_16BF = Compute.COMPUTE_32F_FAST_16F, Compute.COMPUTE_32F_FAST_16B
 FAST_TF32, FAST_3XTF32 = Compute.COMPUTE_32F_FAST_TF32, Compute.COMPUTE_32F_FAST_3XTF32
 EMUL_9X16BF, EMUL_4X16F = Compute.COMPUTE_32F_EMULATED_16BFX9, Compute.COMPUTE_32F_EMULATED_16FX4
 EMUL_8XINT8 = Compute.COMPUTE_64F_EMULATED_FIXEDPOINT
-EACH = (steps_ahead,)
-SUMS = (steps_ahead, reached, summable)
+EACH = (steps_ahead, only_conjugates)
+SUMS = (*EACH, reached, summable)
 ASKED = (asked_for, *SUMS)
+THREE = (*SUMS, has_modes)
+ASK3 = (asked_for, *THREE)
 CONTRACT = ("cutensor", "cutensorContract", cutensor_modes)
 TRINARY = ("cutensor", "cutensorContractTrinary", cutensor_modes)
 REDUCE = ("cutensor", "cutensorReduce", cutensor_modes)
@@ -59,26 +61,26 @@ GPU_ROWS = (
     Row("contract",             (C128, C128, C128),        EMUL_8XINT8, SUMS,  SM90,  None, V25, *CONTRACT),
     Row("contract",             (F64, C128, C128),         COMP_64F,    SUMS,  SM75,  None, V2,  *CONTRACT),
     Row("contract",             (C128, F64, C128),         COMP_64F,    SUMS,  SM75,  None, V2,  *CONTRACT),
-    Row("contract_trinary",     (F16, F16, F16, F16),      COMP_32F,    SUMS,  SM75,  None, V2,  *TRINARY),
-    Row("contract_trinary",     (BF16, BF16, BF16, BF16),  COMP_32F,    SUMS,  SM80,  None, V2,  *TRINARY),
-    Row("contract_trinary",     (F32, F32, F32, F32),      COMP_32F,    SUMS,  SM75,  None, V2,  *TRINARY),
-    Row("contract_trinary",     (F32, F32, F32, F32),      FAST_TF32,   SUMS,  SM80,  None, V2,  *TRINARY),
-    Row("contract_trinary",     (F32, F32, F32, F32),      FAST_3XTF32, SUMS,  SM80,  None, V2,  *TRINARY),
-    Row("contract_trinary",     (F32, F32, F32, F32),      FAST_16BF,   SUMS,  SM80,  None, V2,  *TRINARY),
-    Row("contract_trinary",     (F32, F32, F32, F32),      FAST_16F,    SUMS,  SM75,  None, V2,  *TRINARY),
-    Row("contract_trinary",     (F32, F32, F32, F32),      EMUL_9X16BF, SUMS,  SM90,  None, V23, *TRINARY),
-    Row("contract_trinary",     (F32, F32, F32, F32),      EMUL_4X16F,  SUMS,  SM100, None, V25, *TRINARY),
-    Row("contract_trinary",     (F64, F64, F64, F64),      COMP_64F,    SUMS,  SM75,  None, V2,  *TRINARY),
-    Row("contract_trinary",     (F64, F64, F64, F64),      COMP_32F,    ASKED, SM75,  None, V2,  *TRINARY),
-    Row("contract_trinary",     (F64, F64, F64, F64),      EMUL_8XINT8, SUMS,  SM90,  None, V25, *TRINARY),
-    Row("contract_trinary",     (C64, C64, C64, C64),      COMP_32F,    SUMS,  SM75,  None, V2,  *TRINARY),
-    Row("contract_trinary",     (C64, C64, C64, C64),      FAST_TF32,   SUMS,  SM80,  None, V2,  *TRINARY),
-    Row("contract_trinary",     (C64, C64, C64, C64),      FAST_3XTF32, SUMS,  SM80,  None, V2,  *TRINARY),
-    Row("contract_trinary",     (C64, C64, C64, C64),      EMUL_9X16BF, SUMS,  SM90,  None, V23, *TRINARY),
-    Row("contract_trinary",     (C64, C64, C64, C64),      EMUL_4X16F,  SUMS,  SM100, None, V25, *TRINARY),
-    Row("contract_trinary",     (C128, C128, C128, C128),  COMP_64F,    SUMS,  SM75,  None, V2,  *TRINARY),
-    Row("contract_trinary",     (C128, C128, C128, C128),  COMP_32F,    ASKED, SM75,  None, V2,  *TRINARY),
-    Row("contract_trinary",     (C128, C128, C128, C128),  EMUL_8XINT8, SUMS,  SM90,  None, V25, *TRINARY),
+    Row("contract_trinary",     (F16, F16, F16, F16),      COMP_32F,    THREE, SM75,  None, V2,  *TRINARY),
+    Row("contract_trinary",     (BF16, BF16, BF16, BF16),  COMP_32F,    THREE, SM80,  None, V2,  *TRINARY),
+    Row("contract_trinary",     (F32, F32, F32, F32),      COMP_32F,    THREE, SM75,  None, V2,  *TRINARY),
+    Row("contract_trinary",     (F32, F32, F32, F32),      FAST_TF32,   THREE, SM80,  None, V2,  *TRINARY),
+    Row("contract_trinary",     (F32, F32, F32, F32),      FAST_3XTF32, THREE, SM80,  None, V2,  *TRINARY),
+    Row("contract_trinary",     (F32, F32, F32, F32),      FAST_16BF,   THREE, SM80,  None, V2,  *TRINARY),
+    Row("contract_trinary",     (F32, F32, F32, F32),      FAST_16F,    THREE, SM75,  None, V2,  *TRINARY),
+    Row("contract_trinary",     (F32, F32, F32, F32),      EMUL_9X16BF, THREE, SM90,  None, V23, *TRINARY),
+    Row("contract_trinary",     (F32, F32, F32, F32),      EMUL_4X16F,  THREE, SM100, None, V25, *TRINARY),
+    Row("contract_trinary",     (F64, F64, F64, F64),      COMP_64F,    THREE, SM75,  None, V2,  *TRINARY),
+    Row("contract_trinary",     (F64, F64, F64, F64),      COMP_32F,    ASK3,  SM75,  None, V2,  *TRINARY),
+    Row("contract_trinary",     (F64, F64, F64, F64),      EMUL_8XINT8, THREE, SM90,  None, V25, *TRINARY),
+    Row("contract_trinary",     (C64, C64, C64, C64),      COMP_32F,    THREE, SM75,  None, V2,  *TRINARY),
+    Row("contract_trinary",     (C64, C64, C64, C64),      FAST_TF32,   THREE, SM80,  None, V2,  *TRINARY),
+    Row("contract_trinary",     (C64, C64, C64, C64),      FAST_3XTF32, THREE, SM80,  None, V2,  *TRINARY),
+    Row("contract_trinary",     (C64, C64, C64, C64),      EMUL_9X16BF, THREE, SM90,  None, V23, *TRINARY),
+    Row("contract_trinary",     (C64, C64, C64, C64),      EMUL_4X16F,  THREE, SM100, None, V25, *TRINARY),
+    Row("contract_trinary",     (C128, C128, C128, C128),  COMP_64F,    THREE, SM75,  None, V2,  *TRINARY),
+    Row("contract_trinary",     (C128, C128, C128, C128),  COMP_32F,    ASK3,  SM75,  None, V2,  *TRINARY),
+    Row("contract_trinary",     (C128, C128, C128, C128),  EMUL_8XINT8, THREE, SM90,  None, V25, *TRINARY),
     Row("reduce_modes",         (F16, F16),                COMP_32F,    SUMS,  SM75,  None, V2,  *REDUCE),
     Row("reduce_modes",         (F16, F16),                COMP_16F,    SUMS,  SM75,  None, V2,  *REDUCE),
     Row("reduce_modes",         (BF16, BF16),              COMP_32F,    SUMS,  SM80,  None, V2,  *REDUCE),

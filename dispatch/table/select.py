@@ -95,9 +95,9 @@ def no_row(
             f"did you mean {like!r}?" if like else "",
         )
     tried = reasons(request, arch, versions)
-    for place, (row, _) in enumerate(tried):
-        if row in refused:
-            tried[place] = row, [Refusal(refused[row].kind, str(refused[row]))]
+    if refused:
+        own = {row: [Refusal(said.kind, str(said))] for row, said in refused.items()}
+        tried = [(row, own.get(row, why)) for row, why in tried]
     best, change = nearest(tried, arch), ""
     if refused and request.advice:  # a library said no to what its rows take
         best = f"{next(iter(refused)).name} with {request.advice}"

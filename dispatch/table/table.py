@@ -32,12 +32,15 @@ ORDER = (
     "own_fft",
     "cusparse",
     "own_sparse",
+    "own_krylov",
+    "cudss",
     "cusparselt",
     "own_random",
     "curand",
     "contract_cublaslt",
     "cutensor",
     "einsum",
+    "nccl",
 )
 # The rows of matmul are there at once; a further file is read when the table is first asked for one of its ops.
 LATER: dict[str, tuple[str, ...]] = {}

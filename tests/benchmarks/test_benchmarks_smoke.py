@@ -41,6 +41,7 @@ def run(script: str, *arguments: str, **environ: str) -> str:
         ("bench_einsum.py", "host"),
         ("bench_random.py", "random"),
         ("bench_sparselt.py", "products"),
+        ("bench_collectives.py", "collectives"),
     ],
 )
 def test_runs_on_the_host_and_writes_its_figures(script: str, figures: str, tmp_path: Path) -> None:

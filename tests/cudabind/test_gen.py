@@ -230,6 +230,40 @@ def test_a_function_of_a_family_is_what_it_would_be_alone(tmp_path: Path) -> Non
     assert kinds == [module.awkHandle_t, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
 
 
+LAYER = """
+typedef struct awkLayer {
+  void *user;
+  int (*run)(struct awkLayer *layer, int task, awkCallback_t each);
+  const char *(*name)(const void *user);
+  int (*none)();
+} awkLayer_t;
+"""
+
+
+def test_a_function_that_is_a_member_has_a_type_by_the_members_name(tmp_path: Path) -> None:
+    header = parsed(HEADER + LAYER, tmp_path)
+    text = emitted(header)
+    for line in (
+        "class awkLayer_run(Callback):",
+        # A pointer to the struct itself is an address: the struct is made after its members' types. So is a function.
+        "    def __call__(self, layer: void_p, task: int32_t, each: void_p, /) -> int32_t: ...",
+        "    def __call__(self, user: const_void_p, /) -> str: ...",
+        "    def __call__(self) -> int32_t: ...",
+        "    run: awkLayer_run",
+    ):
+        assert line in text.splitlines(), line
+    module = layout.load("awk", text)
+    layout.check(module, header)
+    made = module.awkLayer(run=lambda layer, task, each: task + (layer or 0) + bool(each))
+    assert made.run(None, 41, module.awkCallback_t(print)) == 42
+    made.name = lambda _user: "in Python"
+    assert ctypes.string_at(made.name(None)) == b"in Python"
+    with pytest.raises(TypeError, match="awkLayer_run"):
+        made.run = 7
+    made.run = None
+    assert not made.run
+
+
 def test_layouts_are_the_compilers(header: Header) -> None:
     module = layout.load("awk", emitted(header))
     layout.check(module, header)

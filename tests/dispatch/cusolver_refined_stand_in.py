@@ -7,7 +7,7 @@ import numpy as np
 from cudabind.sys import cusolverDn as dn
 from dispatch.ops.linalg.reference import lapack
 
-STEPS = -3  # below 0: it fell back
+STEPS, OVERFLOWED = -3, -5  # below 0: it fell back, or nothing was finite there either
 PREFIX = "cusolverDnIRSParamsSet"
 METHODS, KINDS = dn.cusolverIRSRefinement_t, dn.cusolverPrecType_t
 DTYPES = {
@@ -57,10 +57,15 @@ def dtype_of(params, infos, sides):
     return DTYPES[main]
 
 
-def finish(x, found, status, steps, info):
-    x[...] = found
-    base.strided(base.value(steps), np.int32, (1,), (1,))[0] = STEPS
-    base.put_info(info, status)
+def finish(a, b, x, found, status, steps, info):
+    """As cuSOLVER 12.0: of a singular matrix the status is 0, of one with NaN as well, and x is b."""
+    x[...] = found if status == 0 else np.inf
+    taken = STEPS if status == 0 else OVERFLOWED
+    if not np.isfinite(a).all():
+        x[...], taken = np.nan_to_num(b[: len(x)]), 0
+    base.strided(base.value(steps), np.int32, (1,), (1,))[0] = taken
+    base.put_info(info, 0)
+    a[...] = b[...] = 7
 
 
 def gesv(params, infos, n, sides, a, lda, b, ldb, x, ldx, work, size, steps, info):
@@ -70,8 +75,7 @@ def gesv(params, infos, n, sides, a, lda, b, ldb, x, ldx, work, size, steps, inf
         base.columns(*one) for one in ((a, dtype, n, n, lda), (b, dtype, n, sides, ldb), (x, dtype, n, sides, ldx))
     )
     _, _, found, status = lapack("gesv", dtype)(a, b)
-    a[...] = 7
-    finish(x, found, status, steps, info)
+    finish(a, b, x, found, status, steps, info)
 
 
 def gels(params, infos, m, n, sides, a, lda, b, ldb, x, ldx, work, size, steps, info):
@@ -82,5 +86,4 @@ def gels(params, infos, m, n, sides, a, lda, b, ldb, x, ldx, work, size, steps, 
         base.columns(*one) for one in ((a, dtype, m, n, lda), (b, dtype, m, sides, ldb), (x, dtype, n, sides, ldx))
     )
     _, found, status = lapack("gels", dtype)(a, b)
-    a[...] = b[...] = 7
-    finish(x, found[:n], status, steps, info)
+    finish(a, b, x, found[:n], status, steps, info)

@@ -206,6 +206,7 @@ def xgesvdr(job, job_v, m, n, k, more, iterations, kind, a, lda, real, s, _, u, 
     assert k + more < min(m, n)
     assert job == job_v
     a = base.columns(a, base.DTYPES[kind], m, n, lda)
+    assert np.isfinite(a).all(), "CUSOLVER_STATUS_INTERNAL_ERROR"
     left, values, right, status = lapack("gesvd", a.dtype)(a, full_matrices=False)
     base.strided(base.value(s), base.DTYPES[real], (k,), (1,))[...] = values[:k]
     a[...] = 7

@@ -95,6 +95,17 @@ class Spoil:
             one[...] = complex(np.nan, np.nan) if one.dtype.kind == "c" else np.nan
 
 
+class FlagNonfinite:
+    def __init__(self, executor, source, flags, batch):
+        self.given = source, flags, batch
+
+    def enqueue(self, addresses):
+        source, flags, batch = self.given
+        found = strided(addresses[flags.operand] + flags.offset, np.int32, (batch,), (1,))
+        for number in range(batch):
+            found[number] |= not np.isfinite(of_batch(source, addresses, number)).all()
+
+
 class PointerList:
     def __init__(self, executor, matrix, target, batch):
         self.given = matrix, target, batch
@@ -152,13 +163,16 @@ def xgetrf(m, n, kind, a, lda, pivots, _, *rest):
     a = columns(a, DTYPES[kind], m, n, lda)
     lu, found, status = lapack("getrf", a.dtype)(a)
     a[...] = lu
+    if not np.isfinite(lu).all():  # cuSOLVER 12.0 can leave numbers on the diagonal
+        np.fill_diagonal(a, 2)
     strided(value(pivots), np.int64, (min(m, n),), (1,))[...] = found + 1
     put_info(rest[-1], status)
 
 
 def xgeqrf(m, n, kind, a, lda, _, tau, __, *rest):
     a = columns(a, DTYPES[kind], m, n, lda)
-    a[...], strided(value(tau), a.dtype, (min(m, n),), (1,))[...], *_ = lapack("geqrf", a.dtype)(a)
+    a[...], found, *_ = lapack("geqrf", a.dtype)(a)
+    strided(value(tau), a.dtype, (min(m, n),), (1,))[...] = np.nan_to_num(found)  # as cuSOLVER 12.0 has it
     put_info(rest[-1], 0)
 
 
@@ -274,17 +288,17 @@ def gesvdj_batched(dtype, mode, m, n, a, lda, s, u, ldu, v, ldv, work, size, inf
 def gesvda(
     dtype, mode, rank, m, n, a, lda, step_a, s, step_s, u, ldu, step_u, v, ldv, step_v, work, size, info, norms, batch
 ):
-    """The eigenvalues of Aᴴ·A, as the library takes them."""
+    """The eigenvalues of Aᴴ·A, as the library takes them; finite numbers of what is not, as cuSOLVER 12.0 gives."""
     assert m >= n >= rank >= 1
     assert norms is None
     assert (step_a >= lda * n, step_s >= rank, step_u >= ldu * rank, step_v >= ldv * rank) == (True,) * 4
     real, item = np.empty(0, dtype).real.dtype, dtype.itemsize
     for number in range(batch):
         one = columns(value(a) + number * step_a * item, dtype, m, n, lda)
-        finite = np.isfinite(one).all()
-        w, vectors = np.linalg.eigh(one.conj().T @ one) if finite else (np.ones(n), np.full((n, n), np.nan))
+        one = np.nan_to_num(one, posinf=0, neginf=0)
+        w, vectors = np.linalg.eigh(one.conj().T @ one)
         values = np.sqrt(np.maximum(w[::-1], 0))[:rank]
-        strided(value(s) + number * step_s * real.itemsize, real, (rank,), (1,))[...] = values if finite else np.nan
+        strided(value(s) + number * step_s * real.itemsize, real, (rank,), (1,))[...] = values
         if mode:
             right = vectors[:, ::-1][:, :rank]
             columns(value(v) + number * step_v * item, dtype, n, rank, ldv)[...] = right
@@ -390,16 +404,20 @@ class Handle:
         return Memory(nbytes) if nbytes else None
 
 
+waited = []  # a stream for each time that the host waited for it, since pivots were written
+
+
 def zero(address, value, nbytes, stream):
     memory_at(address, nbytes)[...] = value
 
 
 def executor_of(monkeypatch):
     """What plans are made for; `monkeypatch` puts this file in the library's place."""
+    waited.clear()
     monkeypatch.setattr(calls, "dn", Library())
     monkeypatch.setattr(calls, "handle_of", lambda executor: Handle())
-    monkeypatch.setattr(calls, "driver", SimpleNamespace(cuMemsetD8Async=zero))
-    for kind in (Copy, Spoil, PointerList):
+    monkeypatch.setattr(calls, "driver", SimpleNamespace(cuMemsetD8Async=zero, cuStreamSynchronize=waited.append))
+    for kind in (Copy, FlagNonfinite, Spoil, PointerList):
         monkeypatch.setattr(calls, kind.__name__, kind)
     workspace, target = SimpleNamespace(c_ptr=ctypes.c_void_p(256)), SimpleNamespace(value=0)
     return SimpleNamespace(workspace=workspace, target=target, stream=None)

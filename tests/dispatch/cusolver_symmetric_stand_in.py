@@ -25,6 +25,7 @@ def factorize_indefinite(kind, uplo, a, pivots, info):
     a[...] = np.where(kept, packed, 7)
     pivots[...] = found
     base.put_info(info, status)
+    base.waited.clear()
 
 
 def sytrf(dtype, uplo, n, a, lda, pivots, work, size, info):
@@ -44,6 +45,7 @@ def xhetrf(uplo, n, kind, a, lda, pivots, other, *rest):
 def substitute_indefinite(which, uplo, n, right, kind, a, lda, pivots, other, b, ldb, *rest):
     assert kind == other
     assert rest[1] == rest[3] == base.WORK
+    assert base.waited, "the pivots are read beside the stream"
     b = base.columns(b, base.DTYPES[kind], n, right, ldb)
     found = base.strided(base.value(pivots), np.int64, (n,), (1,))
     a = base.columns(a, b.dtype, n, n, lda)

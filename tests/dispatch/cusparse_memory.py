@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from cudabind.sys import cusparse
 from dispatch.keys import BF16, C64, C128, F16, F32, F64
 
 DTYPES = {dtype.cuda: dtype.numpy for dtype in (F32, F64, C64, C128, F16, BF16)}
@@ -12,6 +13,9 @@ INDICES = {2: np.dtype(np.int32), 3: np.dtype(np.int64)}
 CSR, CSC, COO, BSR = 1, 2, 3, 6
 WORK = 72  # bytes
 PLACEHOLDER = 256
+NOT_SUPPORTED = cusparse.cusparseStatus_t.CUSPARSE_STATUS_NOT_SUPPORTED
+INVALID_VALUE = cusparse.cusparseStatus_t.CUSPARSE_STATUS_INVALID_VALUE
+INTERNAL_ERROR = cusparse.cusparseStatus_t.CUSPARSE_STATUS_INTERNAL_ERROR
 ITEMS = {"S": 4, "D": 8, "C": 8, "Z": 16}
 
 

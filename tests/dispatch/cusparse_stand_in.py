@@ -40,7 +40,9 @@ address_of, array_at, memory_at, number_at, turned = (
     vars(memory)[name] for name in ("address_of", "array_at", "memory_at", "number_at", "turned")
 )
 BITS = {"int32_t": 32, "int64_t": 64}
-NOT_SUPPORTED = cusparse.cusparseStatus_t.CUSPARSE_STATUS_NOT_SUPPORTED
+INVALID_VALUE, INTERNAL_ERROR, NOT_SUPPORTED = memory.INVALID_VALUE, memory.INTERNAL_ERROR, memory.NOT_SUPPORTED
+COO_ALG2 = cusparse.cusparseSpMMAlg_t.CUSPARSE_SPMM_COO_ALG2
+CSR_ALG3 = cusparse.cusparseSpMMAlg_t.CUSPARSE_SPMM_CSR_ALG3
 
 
 FUNCTIONS = frozenset(functions(cusparse))
@@ -190,7 +192,18 @@ class Library(storage.Storage):
     def _SpMV_bufferSize(self, *given):
         given[-1]._obj.value = WORK
 
-    _SpMM_bufferSize = _SDDMM_bufferSize = _SparseToDense_bufferSize = _Csr2cscEx2_bufferSize = _SpMV_bufferSize
+    _SDDMM_bufferSize = _SparseToDense_bufferSize = _SpMV_bufferSize
+
+    def _SpMM_bufferSize(self, handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, size):
+        """What is multiplied by 0 needs no room, and most ways to multiply need none."""
+        if algorithm == CSR_ALG3 and (op_a, self.of(a).format) != (0, CSR):
+            return NOT_SUPPORTED
+        size._obj.value = WORK * bool(number_at(alpha, int(kind)) and self.spmm_works(self.of(a), algorithm))
+        return None
+
+    @staticmethod
+    def spmm_works(a, algorithm):
+        return a.format in (CSR, CSC) or algorithm == COO_ALG2
 
     @staticmethod
     def work_in(buffer):
@@ -225,16 +238,23 @@ class Library(storage.Storage):
         work = np.complex128 if right.dtype.kind == "c" else np.float64
         self.added(op, alpha, beta, kind, turned(a.dense(), op) @ right.astype(work), y.array())
 
+    def _SpMV_preprocess(self, *given):
+        assert self.of(given[3]).nnz
+
     def _SpMM(self, handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer):
         a, b, c = map(self.of, (a, b, c))
         assert b.by_rows == c.by_rows, "B and C are of one order"
         assert a.format != BSR or (op_a == 0 and a.block[0] == a.block[1])
         assert a.nnz
         self.kinds_fit(a, b, c, kind)
-        self.work_in(buffer)
+        if self.spmm_works(a, algorithm) and number_at(alpha, int(kind)):
+            if not address_of(buffer):
+                return INVALID_VALUE if a.format == COO else INTERNAL_ERROR
+            self.work_in(buffer)
         right = turned(b.array(), op_b)
         work = np.complex128 if right.dtype.kind == "c" else np.float64
         self.added(op_a, alpha, beta, kind, turned(a.dense(), op_a) @ right.astype(work), c.array())
+        return None
 
     def _SDDMM(self, handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer):
         a, b, c = map(self.of, (a, b, c))

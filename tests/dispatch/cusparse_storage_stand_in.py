@@ -14,8 +14,12 @@ spec = importlib.util.spec_from_file_location("cusparse_memory", Path(__file__).
 memory = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(memory)
 from_memory = vars(memory)
-BSR, COO, CSC, CSR, DTYPES, INDICES, ITEMS, WORK = (
-    from_memory[name] for name in ("BSR", "COO", "CSC", "CSR", "DTYPES", "INDICES", "ITEMS", "WORK")
+BSR, COO, CSC, CSR, DTYPES, INDICES, INTERNAL_ERROR, INVALID_VALUE, ITEMS, NOT_SUPPORTED, WORK = (
+    from_memory[name]
+    for name in (
+        *("BSR", "COO", "CSC", "CSR", "DTYPES"),
+        *("INDICES", "INTERNAL_ERROR", "INVALID_VALUE", "ITEMS", "NOT_SUPPORTED", "WORK"),
+    )
 )
 address_of, array_at, memory_at, number_at = (
     from_memory[name] for name in ("address_of", "array_at", "memory_at", "number_at")
@@ -41,36 +45,56 @@ class Storage:
         indices = array_at(x.indices, INDICES[x.index], x.nnz) - x.base
         return indices, array_at(x.values, DTYPES[x.value_type], x.nnz), y.array()
 
+    def refuses(self, x):
+        """The parts of a sparse vector are at multiples of 16 bytes."""
+        x = self.of(x)
+        return NOT_SUPPORTED if x.indices % 16 or x.values % 16 else 0
+
     def _Gather(self, handle, y, x):
+        if self.refuses(x):
+            return NOT_SUPPORTED
         indices, values, dense_ = self.both(x, y)
         values[...] = dense_[indices]
+        return None
 
     def _Scatter(self, handle, x, y):
+        if self.refuses(x):
+            return NOT_SUPPORTED
         indices, values, dense_ = self.both(x, y)
         dense_[indices] = values
+        return None
 
     def _Axpby(self, handle, alpha, x, beta, y):
+        if self.refuses(x):
+            return NOT_SUPPORTED
         indices, values, dense_ = self.both(x, y)
         kind = self.of(y).value_type
         dense_[...] = number_at(beta, kind) * dense_
         dense_[indices] += number_at(alpha, kind) * values
+        return None
 
     on_device = False
 
     def _SetPointerMode(self, handle, mode):
         self.on_device = mode == cusparse.cusparsePointerMode_t.CUSPARSE_POINTER_MODE_DEVICE
 
-    def _SpVV_bufferSize(self, *given):
-        given[-1]._obj.value = WORK
+    def _SpVV_bufferSize(self, handle, op, x, y, result, kind, size):
+        if not address_of(result):
+            return INVALID_VALUE
+        size._obj.value = WORK
+        return None
 
     def _SpVV(self, handle, op, x, y, result, kind, buffer):
         assert self.on_device
         assert int(op) in (0, 2)
         self.on_device = False
+        if self.refuses(x):
+            return NOT_SUPPORTED
         indices, values, dense_ = self.both(x, y)
         self.work_in(buffer)
         values = values.conj() if op == 2 else values
         array_at(address_of(result), values.dtype, 1)[...] = (values * dense_[indices]).sum()
+        return None
 
     # -- sparse products ----------------------------------------------------------------------------------------------
     def twice(self, given, stage):
@@ -100,6 +124,8 @@ class Storage:
 
     def _SpGEMM_compute(self, *given):
         _, _, _, alpha, a, b, _, c, kind, algorithm, work, *_ = given
+        if int(algorithm) in (1, 2):  # those of SpGEMMreuse
+            return INTERNAL_ERROR
         state = self.of(work)
         assert state.estimated
         assert int(algorithm) not in (4, 5) or state.sized
@@ -109,6 +135,7 @@ class Storage:
             state.mask = counts[0] @ counts[1] > 0
             state.product = number_at(alpha, int(kind)) * (a.dense() @ b.dense())
             c.nnz = int(state.mask.sum())
+        return None
 
     def _SpGEMM_copy(self, *given):
         _, _, _, _, _, _, _, c, _, _, work = given
@@ -159,6 +186,8 @@ class Storage:
         a, b = self.of(a), self.of(b)
         assert a.format != BSR
         assert a.value_type == b.value_type
+        parts = (a.values, a.rows, a.columns)
+        assert a.format != COO or not any(at % 16 for at in parts), "a misaligned address, which ends the process"
         self.work_in(buffer)
         target, (row, column, values) = b.array(), a.places()
         target[row, column] = values  # and nothing else
@@ -175,9 +204,13 @@ class Storage:
             memory_at((b.columns, b.rows)[b.format == CSR], 4)[...] = 7
 
     def _DenseToSparse_convert(self, handle, a, b, algorithm, buffer):
+        along = self.of(a).by_rows == (self.of(b).format != CSC)
         a, b = self.of(a).array(), self.of(b)
         assert (memory_at(address_of(buffer), WORK) == 7).all()
         major, minor = np.nonzero(a.T if b.format == CSC else a)
+        if not along:  # tiles of 32 come in any order
+            order = np.lexsort((minor, -(minor // 32), major))
+            major, minor = major[order], minor[order]
         row, column = (minor, major) if b.format == CSC else (major, minor)
         index = INDICES[b.kinds[0]]
         array_at(b.values, DTYPES[b.value_type], b.nnz)[...] = a[row, column]
@@ -193,6 +226,13 @@ class Storage:
     def _Xcsr2coo(self, handle, ends, nnz, m, rows, base):
         row = np.repeat(np.arange(m), np.diff(array_at(address_of(ends), np.int32, m + 1)))
         array_at(address_of(rows), np.int32, nnz)[...] = row + int(base)
+
+    def _Csr2cscEx2_bufferSize(self, handle, m, n, nnz, *rest):
+        *places, _, _, _, _, size = rest
+        if not all(map(address_of, places)):
+            return INVALID_VALUE
+        size._obj.value = WORK
+        return None
 
     def _Csr2cscEx2(self, handle, m, n, nnz, *rest):
         *places, kind, action, base, _, buffer = rest

@@ -6,12 +6,13 @@ are as aligned as was said, and numbers are read as the type that the operation'
 """
 
 import ctypes
+import importlib.util
 from collections import defaultdict, deque
 from contextlib import nullcontext, suppress
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 
-import ml_dtypes
 import numpy as np
 
 from cudabind.errors import CutensorError, LibraryNotFound
@@ -20,61 +21,25 @@ from dispatch.libraries.cutensor import calls, descriptors, handle
 from dispatch.ops.contraction.choices import TensorOp
 from dispatch.ops.contraction.reference import BINARY_OF, UNARY_OF
 
-DTYPES = {
-    0: np.float32,
-    1: np.float64,
-    2: np.float16,
-    4: np.complex64,
-    5: np.complex128,
-    14: ml_dtypes.bfloat16,
-}
-HALVES = (2, 14)
+
+def _arithmetic():
+    """How the library computes; no test puts this folder on the path."""
+    path = Path(__file__).with_name("cutensor_arithmetic.py")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+arithmetic = _arithmetic()
+COMPLEX, DTYPES, HALVES = arithmetic.COMPLEX, arithmetic.DTYPES, arithmetic.HALVES
+INPUTS, LISTED = arithmetic.INPUTS, arithmetic.LISTED
+einsum, rounded, strided = arithmetic.einsum, arithmetic.rounded, arithmetic.strided
 WORKSPACE = 4096  # bytes of the executor's
 SUGGESTED, REQUIRED = 768, 512  # of an operation
-INVALID, UNSUPPORTED = 7, 15
+INVALID, UNSUPPORTED, CUDA_ERROR = 7, 15, 18
 COMPUTE_DESC = "CUTENSOR_COMPUTE_DESC_"  # which only the library itself has
 WORDS = tuple(dict.fromkeys(descriptors.COMPUTE.values()))
-# What https://docs.nvidia.com/cuda/cutensor/latest/api/cutensor.html lists: dtypes of the operands, compute types.
-R16, B16, R32, R64, C32, C64 = 2, 14, 0, 1, 4, 5
-SUMS = {
-    (R16,) * 3: ("32F",),
-    (B16,) * 3: ("32F",),
-    (R64,) * 3: ("64F", "32F", "8XINT8"),
-    (R32,) * 3: ("32F", "TF32", "3XTF32", "16BF", "16F", "9X16BF", "4X16F"),
-    (C32,) * 3: ("32F", "TF32", "3XTF32", "9X16BF", "4X16F"),
-    (C64,) * 3: ("64F", "32F", "8XINT8"),
-    (R64, C64, C64): ("64F",),
-    (C64, R64, C64): ("64F",),
-}
-ALIKE = {R16: ("16F", "32F"), B16: ("16BF", "32F"), R32: ("32F",), R64: ("64F",), C32: ("32F",), C64: ("64F",)}
-MIXED = {(R32, R16): ("32F",), (R64, R32): ("64F",), (C64, C32): ("64F",)}
-TURNED = {(R16, R32): ("32F",), (R32, R64): ("64F",), (C32, C64): ("64F",)}
-LISTED = {
-    "Contraction": lambda kinds: SUMS.get((*kinds[:2], kinds[-1]), ()),
-    "ContractionTrinary": lambda kinds: SUMS.get(kinds[:3], ()) if len(set(kinds)) == 1 else (),
-    "Reduction": lambda kinds: ALIKE[kinds[0]] if len(set(kinds)) == 1 else (),
-    "Permutation": lambda kinds: ALIKE[kinds[0]] if kinds[0] == kinds[1] else {**MIXED, **TURNED}.get(kinds, ()),
-    "ElementwiseBinary": lambda kinds: ALIKE[kinds[0]] if kinds[0] == kinds[1] else MIXED.get(kinds[:2], ()),
-    "ElementwiseTrinary": lambda kinds: (
-        ALIKE[kinds[0]] if len(set(kinds)) == 1 else MIXED.get(kinds[1:3], ()) if kinds[0] == kinds[1] else ()
-    ),
-}
-INPUTS = {
-    "Contraction": 3,
-    "ContractionTrinary": 4,
-    "Reduction": 2,
-    "Permutation": 1,
-    "ElementwiseBinary": 2,
-    "ElementwiseTrinary": 3,
-}
-
-
-def strided(address, dtype, shape, strides):
-    """An array over memory; strides in elements, none below 0."""
-    size = np.dtype(dtype).itemsize
-    reach = (1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))) * size
-    flat = np.frombuffer((ctypes.c_char * reach).from_address(address), np.uint8)
-    return np.ndarray(shape, dtype, flat, 0, tuple(stride * size for stride in strides))
 
 
 class Memory:
@@ -183,6 +148,13 @@ class Library:
             added, modes, _ = inputs[-1]
             if added is not output[0] or modes != output[1]:
                 return UNSUPPORTED
+        for tensor, _, operator in inputs:
+            if operator in (TensorOp.IDENTITY, TensorOp.CONJ):
+                continue
+            if tensor.dtype in COMPLEX:  # seen with 2.8.1 of NEG, TANH, EXP and ABS
+                return INVALID
+            if rest == "Contraction":
+                return UNSUPPORTED
         given = {mode for _, modes, _ in (inputs if rest == "Permutation" else inputs[:-1]) for mode in modes}
         if rest in ("Contraction", "ContractionTrinary", "Reduction") and not set(output[1]) <= given:
             return UNSUPPORTED
@@ -279,6 +251,8 @@ class Library:
 
     def _sum(self, rest, plan, numbers, addresses, out, workspace, size, stream):
         made, operation = self._ready(plan, rest, stream)
+        if rest == "ContractionTrinary" and not operation.output[1]:  # a scalar: seen with 2.8.1
+            return CUDA_ERROR
         alpha, beta = (self._number(one, operation) for one in numbers)
         if made.needed:
             assert size >= made.needed
@@ -295,32 +269,42 @@ class Library:
             kept = [mode for mode in own if mode in modes]
             found = kind.reduce(values, tuple(lost)).transpose([kept.index(mode) for mode in modes])
         else:
-            known = {mode: number for number, mode in enumerate(dict.fromkeys(m for own, _ in read for m in own))}
-            terms = [part for own, values in read for part in (values, [known[mode] for mode in own])]
-            found = np.einsum(*terms, [known[mode] for mode in modes])
-        self._write(operation, out, alpha * found + (0 if beta == 0 else beta * added[1]))
+            if rest == "ContractionTrinary":  # two of them first, stored as they are
+                (first, second, last), dtype = read, DTYPES[operation.inputs[0][0].dtype]
+                kept = tuple(mode for mode in dict.fromkeys((*first[0], *second[0])) if mode in (*last[0], *modes))
+                both = einsum((first, second), kept)
+                read = [(kept, rounded(both, dtype)), last]
+            tensor = operation.inputs[0][0]
+            if rest == "Reduction" and tensor.dtype in HALVES and operation.scalar not in HALVES:
+                (own, values), *_ = read
+                found = arithmetic.sum_in_parts(tensor, values, own, modes)
+            else:
+                found = einsum(read, modes)
+        return self._write(operation, out, alpha * found + (0 if beta == 0 else beta * added[1]))
 
     def _Contract(self, library, plan, alpha, a, b, beta, c, d, workspace, size, stream):
-        self._sum("Contraction", plan, (alpha, beta), (a, b, c), d, workspace, size, stream)
+        return self._sum("Contraction", plan, (alpha, beta), (a, b, c), d, workspace, size, stream)
 
     def _ContractTrinary(self, library, plan, alpha, a, b, c, beta, d, e, workspace, size, stream):
-        self._sum("ContractionTrinary", plan, (alpha, beta), (a, b, c, d), e, workspace, size, stream)
+        return self._sum("ContractionTrinary", plan, (alpha, beta), (a, b, c, d), e, workspace, size, stream)
 
     def _Reduce(self, library, plan, alpha, a, beta, c, d, workspace, size, stream):
-        self._sum("Reduction", plan, (alpha, beta), (a, c), d, workspace, size, stream)
+        return self._sum("Reduction", plan, (alpha, beta), (a, c), d, workspace, size, stream)
 
     def _each(self, rest, plan, pairs, out, stream):
         _, operation = self._ready(plan, rest, stream)
         tensor, wanted = operation.output
+        half = DTYPES[operation.scalar] if operation.scalar in HALVES else None  # to which it rounds each step
         parts = []
         for place, (number, address) in enumerate(pairs):
             factor = self._number(number, operation)
             modes, values = self._read(operation, place, address, factor)
             there = tuple(slice(None) if mode in modes else None for mode in wanted)
-            parts.append(factor * values.transpose([modes.index(mode) for mode in wanted if mode in modes])[there])
+            laid = values.transpose([modes.index(mode) for mode in wanted if mode in modes])[there]
+            parts.append(rounded(factor * rounded(laid, half), half))
         found = parts[0]
         for kind, part in zip(operation.binary, parts[1:], strict=True):
-            found = BINARY_OF[kind](found, part)
+            found = rounded(BINARY_OF[kind](found, part), half)
         self._write(operation, out, np.broadcast_to(found, tensor.shape))
 
     def _Permute(self, library, plan, alpha, a, b, stream):

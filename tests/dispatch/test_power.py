@@ -21,6 +21,7 @@ pytestmark = pytest.mark.exhaustive
 ELSEWHERE = {
     "cudnn_graph": "users' own graphs have no cases: tests/dispatch/cudnn holds their nodes",
     "random_poisson curand": "cuRAND's way to a number is its own: its cases hold their mean and their spread",
+    **dict.fromkeys(("send", "recv", "barrier"), "they give nothing: tests/dispatch/world sees what comes"),
     "dropout_states": "a state is the library's own: its cases hold the masks drawn from it against another's",
 }
 EVERY = 1 if os.environ.get("EVERYWHERE") else 3

@@ -66,3 +66,12 @@ def test_a_picture_is_filtered_as_by_scipy(name: str, tmp_path: Path):
     )
     assert found
     assert int(found[1]) < 1000
+
+
+def test_photos_are_decoded_onto_a_sheet(tmp_path: Path):
+    pytest.importorskip("PIL", reason="Pillow, which the result is held against, is not installed")
+    pytest.importorskip("matplotlib", reason="matplotlib, whose wheel has the photo, is not installed")
+    out = run("27_decode_photos", "--out", str(tmp_path / "sheet.png"))
+    decoder = "nvJPEG" if "Pillow decodes: nvjpeg" not in out else "Pillow"
+    assert re.search(rf"^\d+ pictures, decoded by {decoder} on cuda:0: ", out, re.MULTILINE)
+    assert (tmp_path / "sheet.png").stat().st_size > 10_000

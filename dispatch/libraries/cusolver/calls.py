@@ -17,7 +17,7 @@ from cudabind.sys import cusolverDn as dn
 from dispatch.core.request import Plan
 from dispatch.keys import C64, C128, F32, F64
 from dispatch.libraries.cublas.calls import CallStep, Constant, Operand, Routine
-from dispatch.libraries.cusolver.copies import Copy, Keep, PointerList, Spoil
+from dispatch.libraries.cusolver.copies import Copy, FlagNonfinite, Keep, PointerList, Spoil
 from dispatch.libraries.cusolver.handle import handle_of
 from dispatch.libraries.cusolver.matrix import Matrix, Place
 from dispatch.libraries.cusolver.reductions import SOURCE, THREADS, Launch
@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Dtype
 
-__all__ = ["LETTERS", "HostNumbers", "SolverPlan", "Steps", "cuda_type", "real_of"]
+__all__ = ["FLAG", "LETTERS", "HostNumbers", "SolverPlan", "Steps", "cuda_type", "real_of"]
 
 LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
 REALS = {F32: F32, F64: F64, C64: F32, C128: F64}
 ALIGNMENT = 256  # bytes
+FLAG = 4  # bytes, of a status, too
 HOST = -1  # the operand of places in the host's memory, whose offset is an address: the last of a plan's addresses is 0
 
 
@@ -114,17 +115,32 @@ class Zeros:
         driver.cuMemsetD8Async(at, 0, self._nbytes, self._executor.target.value)
 
 
+class Wait:
+    """The host waits for what is enqueued, before a routine that reads the device's memory beside the stream."""
+
+    __slots__ = ("_executor",)
+
+    def __init__(self, executor: CudaExecutor) -> None:
+        self._executor = executor
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Wait; it needs no address."""
+        del addresses
+        driver.cuStreamSynchronize(self._executor.target.value)
+
+
 class Where:
-    """Steps that are taken only where a routine has put a number other than 0 into the host's memory."""
+    """Steps that are taken only where a routine has put one number, or any but 0, into the host's memory."""
 
-    __slots__ = ("_numbers", "_steps")
+    __slots__ = ("_number", "_numbers", "_steps")
 
-    def __init__(self, numbers: HostNumbers, steps: Sequence[Step]) -> None:
-        self._numbers, self._steps = numbers, steps
+    def __init__(self, numbers: HostNumbers, number: int | None, steps: Sequence[Step]) -> None:
+        self._numbers, self._number, self._steps = numbers, number, steps
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
         """Ask the number that is there now; the routine has returned, and was waited for by itself."""
-        if self._numbers.array.any():
+        found = self._numbers.array if self._number is None else self._numbers.array == self._number
+        if found.any():
             for step in self._steps:
                 step.enqueue(addresses)
 
@@ -222,14 +238,27 @@ class Steps:
             if result.rows and result.cols and self.batch:
                 self._steps.append(Spoil(self.executor, info, result, self.batch))
 
+    def flag_nonfinite(self, *matrices: Matrix) -> Place:
+        """A flag for each matrix of the batch: 1 where it, or that of another batch, has NaN or infinities, else 0."""
+        flags = self.scratch(FLAG)
+        self.zeros(flags, FLAG * self.batch)
+        for matrix in matrices:
+            if matrix.rows and matrix.cols and self.batch:
+                self._steps.append(FlagNonfinite(self.executor, matrix, flags, self.batch))
+        return flags
+
+    def wait(self) -> None:
+        """Have the host wait for the steps before."""
+        self._steps.append(Wait(self.executor))
+
     @contextmanager
-    def where(self, numbers: HostNumbers) -> Iterator[None]:
-        """Steps that are added within are taken only where one of these numbers is not 0 by then."""
+    def where(self, numbers: HostNumbers, number: int | None = None) -> Iterator[None]:
+        """Steps that are added within are taken only where one of these is `number` by then, or any but 0."""
         before, self._steps = self._steps, []
         try:
             yield
         finally:
-            before.append(Where(numbers, self._steps))
+            before.append(Where(numbers, number, self._steps))
             self._steps = before
 
     def append(self, step: Step) -> None:

@@ -21,7 +21,18 @@ if TYPE_CHECKING:
     from dispatch.keys import Dtype
     from dispatch.libraries.cusolver.matrix import Matrix, Place
 
-__all__ = ["SOURCE", "Copy", "Keep", "PointerList", "Spoil", "Strides", "check", "launch_of", "options"]
+__all__ = [
+    "SOURCE",
+    "Copy",
+    "FlagNonfinite",
+    "Keep",
+    "PointerList",
+    "Spoil",
+    "Strides",
+    "check",
+    "launch_of",
+    "options",
+]
 
 TILE, LINES = 32, 8
 REALS = {1: "signed char", 2: "short", 4: "float", 8: "double"}  # by their bytes
@@ -81,6 +92,20 @@ extern "C" __global__ void spoil(
         for (Int i = (Int)blockIdx.x * blockDim.x + threadIdx.x; i < rows * cols; i += (Int)gridDim.x * blockDim.x)
             for (int part = 0; part < PARTS; part++)
                 target[number * to.batch + i % rows * to.row + i / rows * to.col].part[part] = (REAL)NAN;
+    }
+}
+
+// The flag of a matrix that has NaN or infinities becomes 1.
+extern "C" __global__ void flag_nonfinite(const Element* source, int* flags, Int rows, Int cols, Int batch, Strides at)
+{
+    for (Int number = blockIdx.y; number < batch; number += gridDim.y) {
+        bool found = false;
+        for (Int i = (Int)blockIdx.x * blockDim.x + threadIdx.x; i < rows * cols; i += (Int)gridDim.x * blockDim.x)
+            for (int part = 0; part < PARTS; part++) {
+                const REAL x = source[number * at.batch + i % rows * at.row + i / rows * at.col].part[part];
+                found |= x - x != 0;
+            }
+        if (found) flags[number] = 1;
     }
 }
 
@@ -178,6 +203,28 @@ class Spoil:
         info, target, *_ = self._given
         info.value = addresses[self._info.operand] + self._info.offset
         target.value = addresses[self._target.operand] + self._target.offset
+        check(self._executor, self._launch())
+
+
+class FlagNonfinite:
+    """The flags, an i32 each, of matrices that have NaN or infinities become 1, as a step of a plan."""
+
+    __slots__ = ("_executor", "_flags", "_given", "_launch", "_source")
+
+    def __init__(self, executor: CudaExecutor, source: Matrix, flags: Place, batch: int) -> None:
+        self._executor, self._source, self._flags = executor, source.place, flags
+        strides = Strides(source.row, source.col, source.place.step // source.dtype.itemsize)
+        numbers = (ctypes.c_int64(source.rows), ctypes.c_int64(source.cols), ctypes.c_int64(batch))
+        self._given: tuple[Any, ...] = (ctypes.c_void_p(), ctypes.c_void_p(), *numbers, strides)
+        blocks = min(-(-source.rows * source.cols // (TILE * LINES)), SPOIL_BLOCKS)
+        grid = (blocks, min(batch, MOST_BLOCKS), 1)
+        self._launch = launch_of(executor, "flag_nonfinite", source.dtype, grid, (TILE * LINES, 1), self._given)
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Look at the matrices at their address."""
+        source, flags, *_ = self._given
+        source.value = addresses[self._source.operand] + self._source.offset
+        flags.value = addresses[self._flags.operand] + self._flags.offset
         check(self._executor, self._launch())
 
 

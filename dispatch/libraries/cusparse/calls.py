@@ -24,10 +24,14 @@ if TYPE_CHECKING:
 
     from dispatch.core.request import Argument
     from dispatch.core.row import Row
+    from dispatch.device.layout import Layout
     from dispatch.device.storage import Storage
     from dispatch.execute.cuda_executor import CudaExecutor
 
 __all__ = ["Call", "CusparsePlan", "DeviceResult", "IdlePlan", "Steps"]
+
+VECTOR = 16  # bytes that a kernel reads at once
+ROUND = 256  # bytes: the parts of workspace begin at multiples of it
 
 
 class Step(Protocol):
@@ -38,7 +42,12 @@ class Step(Protocol):
 
 
 class Call:
-    """A call of cuSPARSE, whose arguments follow each run."""
+    """A call of cuSPARSE, whose arguments follow each run.
+
+    Before the first one addresses are the executor's workspace, and factors 1, for the functions that tell the size of
+    workspace look at them: cusparseCsr2cscEx2_bufferSize and cusparseSpVV_bufferSize take no null address, and where
+    alpha is 0 cusparseSpMM_bufferSize says that none is needed.
+    """
 
     __slots__ = ("_descriptors", "_executor", "_handle", "_name", "_numbers", "_slots", "ready")
 
@@ -54,13 +63,12 @@ class Call:
             self._descriptors.append((place, argument))
             return argument.c
         if isinstance(argument, Place):
-            slot = ctypes.c_void_p()
+            slot = ctypes.c_void_p(self._executor.workspace.c_ptr.value)
             self._slots.append((slot, argument))
             return slot
         if isinstance(argument, (Scalar, Constant)):
             number = Number(argument.dtype)
-            if isinstance(argument, Constant):
-                number.set(argument.value)
+            number.set(argument.value if isinstance(argument, Constant) else 1)
             self._numbers.append((number, argument))  # which keeps it
             return number.address
         return argument
@@ -133,22 +141,31 @@ class CopyStep:
 
 
 class CusparsePlan(Plan):
-    """Steps one after another; workspace stands behind the arguments of a run."""
+    """Steps one after another; workspace, and its `parts`, stand behind the arguments of a run."""
 
-    __slots__ = ("_executor", "_steps", "_work")
+    __slots__ = ("_executor", "_parts", "_steps", "_work")
 
     def __init__(
-        self, executor: CudaExecutor, row: Row, steps: Sequence[Step], work: Storage | None, *, capture_safe: bool
+        self,
+        executor: CudaExecutor,
+        row: Row,
+        steps: Sequence[Step],
+        work: Storage | None,
+        parts: Sequence[int],
+        *,
+        capture_safe: bool,
     ) -> None:
+        """`parts` are places in `work`, in bytes from its beginning."""
         super().__init__(row, capture_safe=capture_safe)
-        self._executor, self._steps, self._work = executor, tuple(steps), work
+        self._executor, self._steps, self._work, self._parts = executor, tuple(steps), work, tuple(parts)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         work = self._work
         if work is not None and work.owner is not self._executor.stream:
             # Made while the caller captured the executor's stream, on another one, which was waited for since.
             work.owner = work.writer = self._executor.stream
-        addresses = (*arguments, 0 if work is None else work.base)
+        base = 0 if work is None else work.base
+        addresses = (*arguments, base, *(base + part for part in self._parts))
         for step in self._steps:
             step.enqueue(addresses)
 
@@ -170,17 +187,29 @@ class Steps:
         self.executor, self.row = executor, row
         self.placeholder: int = executor.workspace.c_ptr.value or 0
         self._work_place, self._work_bytes = arguments, 0
+        self._parts: list[int] = []  # the bytes of each
         self._steps: list[Step] = []
 
     def copy(self, source: Matrix, target: Matrix) -> None:
         """Copy a matrix into another of its extents, unless they are one."""
-        if source.rows and source.cols:
+        if source.rows and source.cols and source.place != target.place:
             self._steps.append(CopyStep(self.executor, source, target))
 
     def zeros(self, target: Matrix) -> None:
         """Zeros in a matrix, and nothing beside it."""
         if target.rows and target.cols:
             self._steps.append(Copy(self.executor, target, target, 1, Keep.NONE, conj=False))
+
+    def room(self, nbytes: int) -> int:
+        """The place, among the addresses, of memory that is the plan's own while it runs: at a multiple of `ROUND`."""
+        self._parts.append(nbytes)
+        return self._work_place + len(self._parts)
+
+    def aligned(self, layout: Layout, place: int, alignment: int = VECTOR) -> Matrix:
+        """A dense operand where it is at a multiple of so many bytes, and else memory for it that is."""
+        if layout.alignment < alignment:
+            place = self.room(layout.size * layout.dtype.itemsize)
+        return Matrix(Place(place), layout.dtype, layout.size, 1, 1, max(1, layout.size))
 
     def call(self, name: str, *arguments: Any, kind: type[Call] = Call, size: str = "_bufferSize") -> None:
         """A function that takes workspace as its last argument, and one of an ending that tells the size of that."""
@@ -193,8 +222,12 @@ class Steps:
 
     def plan(self, *, capture_safe: bool) -> Plan:
         """All steps so far."""
-        work = handle_of(self.executor).memory(self.executor, self._work_bytes)
-        return CusparsePlan(self.executor, self.row, self._steps, work, capture_safe=capture_safe)
+        parts, end = [], self._work_bytes
+        for nbytes in self._parts:
+            parts.append(-(-end // ROUND) * ROUND)
+            end = parts[-1] + nbytes
+        work = handle_of(self.executor).memory(self.executor, end)
+        return CusparsePlan(self.executor, self.row, self._steps, work, parts, capture_safe=capture_safe)
 
     def idle(self) -> Plan:
         """Nothing to do."""

@@ -116,8 +116,10 @@ class TensorPlan(Plan):
 
     __slots__ = ("_executor", "_memory", "_steps")
 
-    def __init__(self, executor: CudaExecutor, row: Row, works: Sequence[Call | Zero]) -> None:
-        super().__init__(row, capture_safe=True)
+    def __init__(
+        self, executor: CudaExecutor, row: Row, works: Sequence[Call | Zero], *, capture_safe: bool = True
+    ) -> None:
+        super().__init__(row, capture_safe=capture_safe)
         self._executor = executor
         self._memory: Storage | None = None
         self._steps = tuple(CallStep(executor, work) if isinstance(work, Call) else work for work in works)

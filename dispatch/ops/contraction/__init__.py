@@ -2,7 +2,7 @@
 
 Carried out by cuTENSOR, contractions that are matrix products by cuBLASLt, or by NumPy on the host. The
 files: base, request and elementwise (what may be asked), choices, modes (the letters of axes), rules, cutensor and
-cublaslt (the plans), tune, reference (what is right), cases. Of einsum:
+cublaslt (the plans), tune, reference (what is right), bounds (how far a result may be off), cases. Of einsum:
 einsum (the request), paths, steps, sequence (the plan), einsum_reference; doors are functions as NumPy has them.
 """
 

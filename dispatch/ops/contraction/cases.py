@@ -1,4 +1,4 @@
-"""The cases of this family's rows, how far a result may be off, and wrong results that each must reject."""
+"""The cases of this family's rows, and wrong results that each must reject; bounds says how far a result may be off."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dispatch.core.host_plan import EXACT
-from dispatch.keys import BF16, C128, F64, Compute, member
+from dispatch.keys import BF16, C128, F64, Compute
+from dispatch.ops.contraction.bounds import SUMMING, bounds, in_16_bits, sums_in_parts
 from dispatch.ops.contraction.choices import TensorOp
 from dispatch.ops.contraction.einsum_cases import EINSUM_MUTATIONS, einsum_cases
 from dispatch.ops.contraction.elementwise import ElementwiseBinaryRequest, ElementwiseTrinaryRequest, PermuteRequest
-from dispatch.ops.contraction.reference import along, elementwise, magnitudes, operand, summed, times
+from dispatch.ops.contraction.reference import elementwise, summed
 from dispatch.ops.contraction.request import ContractRequest, ContractTrinaryRequest, ReduceModesRequest
-from dispatch.testing.check import GuardedBuffer, MadeCase, checked, place, rounded, with_outputs
+from dispatch.testing.check import GuardedBuffer, MadeCase, checked, place, with_outputs
 from dispatch.testing.mutations import with_fields
-from dispatch.testing.roundoff import SUMS
 
 if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
@@ -57,6 +56,9 @@ class Form(NamedTuple):
     out_order: bool = False  # the result's axes the other way round
     ones: str = ""  # modes along which the first operand has extent 1
     sizes: dict[str, int] = {}  # noqa: RUF012
+    one_sign: bool = (
+        False  # of real numbers: nothing cancels, so that what is rounded on the way is small beside the sum
+    )
 
 
 # fmt: off
@@ -93,7 +95,7 @@ CONTRACTIONS = (
 TRINARY = (
     Form("a chain", "ij,jk,kl->il"),
     Form("a star", "ai,aj,ak->ijk", {"alpha": 0.5}),
-    Form("one to a scalar", "ij,jk,ki->"),
+    Form("one to a scalar", "ij,jk,ki->", one_sign=True),
     Form("added", "ij,jk,kl->li", {"beta": 0.5}, added=True),
     Form("columns", "ij,jk,kl->il", reversed_order=("a", "c")),
     Form("conjugates", "ij,jk,kl->il", {"op_b": "conj"}),
@@ -129,15 +131,9 @@ TERNARY = (
 )
 # fmt: on
 FORMS = dict(zip(KINDS, (CONTRACTIONS, TRINARY, REDUCTIONS, PERMUTATIONS, BINARY, TERNARY), strict=True))
-SUMMING = ("contract", "contract_trinary", "reduce_modes")
 # What rounds operands before they are multiplied, or all of it to bf16: operands then are numbers of few digits, which
 # every such type has, so that nothing but the sums is rounded.
 COARSE = tuple(one for one in Compute if "FAST" in one.name or "EMULATED" in one.name)
-OWN_SUMS = {
-    Compute.COMPUTE_16F: 2.0**-24,
-    Compute.COMPUTE_32F_FAST_3XTF32: 2.0**-24,
-    Compute.COMPUTE_32F_EMULATED_16FX4: 2.0**-23,
-}
 
 
 def evaluate(request: Any, work: np.dtype[Any]) -> Results:
@@ -158,12 +154,6 @@ def cases(row: Row) -> list[MadeCase]:
     return [MadeCase(f"{dtypes}-{word}-{form.name}", partial(check, form, row), form.name) for form in forms]
 
 
-def in_16_bits(row: Row) -> bool:
-    """Whether all is computed in f16 or bf16: operands are small whole numbers then, and every result is exact."""
-    is_bf16 = row.compute is Compute.COMPUTE_32F_FAST_16BF and row.dtypes[0] is BF16
-    return is_bf16 or row.compute is Compute.COMPUTE_16F
-
-
 def check(form: Form, row: Row, name: str, device: Device, rng: np.random.Generator) -> Check:
     """A case with fresh operands."""
     kind, sizes = KINDS[row.op], {**SIZES, **form.sizes}
@@ -172,7 +162,10 @@ def check(form: Form, row: Row, name: str, device: Device, rng: np.random.Genera
     for place_of, modes, dtype in zip(kind.tensors_of_spec, inputs.split(","), row.dtypes, strict=False):
         shape = tuple(1 if place_of == "a" and mode in form.ones else sizes[mode] for mode in modes)
         order = tuple(reversed(range(len(shape)))) if place_of in form.reversed_order else None
-        operands[place_of] = place(device, drawn(rng, dtype, shape, row), order, form.gap).view
+        values = drawn(rng, dtype, shape, row)
+        if (form.one_sign or sums_in_parts(row.op, row.dtypes[-1], row.compute)) and not dtype.is_complex:
+            values = np.abs(values)
+        operands[place_of] = place(device, values, order, form.gap).view
     options = {key: option_of(value, row) for key, value in form.options.items()}
     written: tuple[GuardedBuffer, ...] = ()
     wanted, result = tuple(sizes[mode] for mode in output), row.dtypes[-1]
@@ -199,7 +192,7 @@ def option_of(value: Any, row: Row) -> Any:
 
 def drawn(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...], row: Row) -> Array:
     """Normal numbers, complex ones in both parts; of few digits where a row's type rounds operands."""
-    if in_16_bits(row):
+    if in_16_bits(row.dtypes[0], row.compute):
         return np.asarray(rng.choice(np.array([-2.0, -1.0, 1.0, 2.0]), shape).astype(dtype.numpy))
     is_double = dtype in (F64, C128) and row.compute is Compute.COMPUTE_32F
     parts = [rng.standard_normal(shape) for _ in range(1 + dtype.is_complex)]
@@ -207,34 +200,6 @@ def drawn(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...], row: R
         parts = [part.astype(BF16.numpy).astype(np.float64) for part in parts]
     made = parts[0] + 1j * parts[1] if dtype.is_complex else parts[0]
     return np.asarray(made).astype(dtype.numpy)
-
-
-def bounds(request: Any, expected: Results) -> Results:
-    """How far the result may be off: a sum of n walks like √n of its roundoffs, from operands that may be rounded."""
-    out, dtype = expected["out"], request.outputs()["out"].dtype
-    compute: Any = member(request.compute)
-    unit = OWN_SUMS.get(compute) or SUMS.get(compute, (2.0**-24, 0.0))[0]
-    if request.op not in SUMMING:
-        return {"out": rounded(16 * unit * sizes_of(request), out, dtype)}
-    if getattr(request, "reduce", TensorOp.ADD) in (TensorOp.MAX, TensorOp.MIN):
-        return {"out": rounded(4 * unit * np.abs(out), out, dtype)}
-    if getattr(request, "reduce", TensorOp.ADD) is TensorOp.MUL:
-        return {"out": rounded(64 * unit * np.abs(out), out, dtype)}
-    count = np.prod([float(size) for mode, size in request.sizes.items() if mode not in request.result_modes])
-    size = magnitudes(request) * (2 if dtype.is_complex else 1)
-    return {"out": rounded((8 + 4 * np.sqrt(count)) * unit * size, out, dtype)}
-
-
-def sizes_of(request: Any) -> Array:
-    """What the roundoff of elementwise operations is measured by: each part's size, added up, or multiplied."""
-    total = np.zeros(request.shape)
-    product = np.ones(request.shape)
-    for name, number in zip(request.reads, request.numbers, strict=True):
-        laid = along(operand(request, name, EXACT), request.modes_of(name), request.result_modes)
-        part = np.abs(times(request, number, laid))
-        total = total + part
-        product = product * part
-    return np.asarray(np.maximum(total, product) if request.binary else total)
 
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` -----------------------------------

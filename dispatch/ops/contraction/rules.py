@@ -11,7 +11,16 @@ from dispatch.ops.contraction.modes import lower
 if TYPE_CHECKING:
     from dispatch.ops.contraction.base import ModesRequest
 
-__all__ = ["adds_as_precisely", "asked_for", "only_identity", "reached", "steps_ahead", "summable"]
+__all__ = [
+    "adds_as_precisely",
+    "asked_for",
+    "has_modes",
+    "only_conjugates",
+    "only_identity",
+    "reached",
+    "steps_ahead",
+    "summable",
+]
 
 
 def steps_ahead(request: ModesRequest) -> str:
@@ -39,6 +48,32 @@ def only_identity(request: Any) -> str:
     """A matrix product has no operators."""
     names = [field for field in request.unary if request.operator(field).name != "IDENTITY"]
     return f"needs {names[0]} IDENTITY, has {request.operator(names[0]).name}" if names else ""
+
+
+def only_conjugates(request: Any) -> str:
+    """Of complex numbers, and of what `cutensorContract` multiplies, cuTENSOR has IDENTITY and CONJ alone.
+
+    With others its descriptors end in CUTENSOR_STATUS_INVALID_VALUE or NOT_SUPPORTED.
+    """
+    for field, name in request.unary.items():
+        tensor, found = getattr(request, name), request.operator(field)
+        if tensor is None or found in (TensorOp.IDENTITY, TensorOp.CONJ):
+            continue
+        if request.op == "contract" or tensor.dtype.is_complex:
+            of = f"for {tensor.dtype}" if tensor.dtype.is_complex else "of what is contracted"
+            return f"needs {field} IDENTITY or CONJ {of}, has {found.name}"
+    return ""
+
+
+def has_modes(request: Any) -> str:
+    """Three tensors to a scalar cuTENSOR 2.8.1 does not carry out: seen on an H100.
+
+    Recorded, all dtypes ended in CUTENSOR_STATUS_CUDA_ERROR. At made-up addresses, of which a recording reads nothing,
+    that was a fault: part of it ran at once.
+    """
+    if all(request.sizes[mode] == 1 for mode in request.result_modes):
+        return "needs a result of two elements at least, has a scalar: einsum contracts two tensors at a time"
+    return ""
 
 
 def reached(request: Any) -> str:

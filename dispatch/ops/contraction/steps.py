@@ -125,12 +125,14 @@ class _Walk:
         else:  # as a matrix product has them: what all have, then what each one has
             shared = [mode for mode in kept if all(mode in term.modes for term in taken)]
             modes = "".join([*shared, *(mode for mode in kept if mode not in shared)])
-        flops = self._count(there) * (len(taken) - (len(kept) == len(there)))
-        while len(taken) > 3:
+        most = 3 if any(self._sizes[mode] != 1 for mode in modes) else 2  # three to a scalar cuTENSOR has not
+        while len(taken) > most:
             first, second, *taken = taken
             rest = needed | {mode for term in taken for mode in term.modes}
             inner = "".join(dict.fromkeys(mode for mode in first.modes + second.modes if mode in rest))
             taken = [self._add("contract", [first, second], inner, self._count(first.modes + second.modes) * 2), *taken]
+            there = "".join(dict.fromkeys("".join(term.modes for term in taken)))
+        flops = self._count(there) * (len(taken) - (len(kept) == len(there)))
         if len(taken) == 3:
             return self._add("contract_trinary", taken, modes, flops)
         if len(kept) == len(there):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cudabind.sys import cublas_types as cb
 from dispatch.libraries.cusolver.calls import LETTERS, cuda_type
 from dispatch.libraries.cusolver.copies import Keep
+from dispatch.libraries.cusolver.matrix import Matrix
 from dispatch.ops.linalg import cusolver_symmetric as symmetric
 from dispatch.ops.linalg.operands import LARGEST_OF_MANY, LOWER, UPPER, Operands
 from dispatch.ops.linalg.request import (
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.libraries.cusolver.matrix import Matrix, Place
+    from dispatch.libraries.cusolver.matrix import Place
 
 __all__ = ["LOWER", "UPPER", "Operands", "plan"]
 
@@ -178,6 +179,8 @@ def qr(request: QrRequest, steps: Operands) -> Plan:
         steps.copy(a, made)
         reflect(steps, made, steps.vector("tau"))
         steps.finish(made, wanted)
+        # cuSOLVER 12.0's geqrf gives 0 for reflections of columns with NaN, which LAPACK's does not.
+        steps.spoil(steps.flag_nonfinite(a), Matrix(steps.vector("tau"), a.dtype, least, 1, 1, max(1, least)))
         return steps.plan(capture_safe=True)
     tau, r = steps.scratch(least * a.dtype.itemsize), steps.matrix("r")
     if request.mode is QrMode.R:

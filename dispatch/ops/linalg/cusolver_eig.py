@@ -13,7 +13,7 @@ import ctypes
 from typing import TYPE_CHECKING
 
 from cudabind.sys.cusolver_types import cusolverEigMode_t
-from dispatch.libraries.cusolver.calls import cuda_type, real_of
+from dispatch.libraries.cusolver.calls import FLAG, cuda_type, real_of
 from dispatch.libraries.cusolver.matrix import Matrix
 from dispatch.libraries.cusolver.spectra import ClearNonfinite, FromPairs, MarkUnconverged, TakeNearest
 from dispatch.ops.linalg.eig import complex_of, oversampled
@@ -29,7 +29,6 @@ __all__ = ["eig", "randomized"]
 ALONE, WITH_VECTORS = cusolverEigMode_t.CUSOLVER_EIG_MODE_NOVECTOR, cusolverEigMode_t.CUSOLVER_EIG_MODE_VECTOR
 NOWHERE = ctypes.c_void_p()  # for vectors that are not asked for
 SOME, NONE = ord("S"), ord("N")
-FLAG = 4  # bytes, of a status, too
 
 
 def eig(request: EigRequest, steps: Operands) -> Plan:
@@ -79,12 +78,17 @@ def right(steps: Operands, a: Matrix, w: Place, info: Place, wanted: Matrix) -> 
 
 
 def randomized(request: RandomizedSvdRequest, steps: Operands) -> Plan:
-    """`gesvdr` over each matrix, of which a copy is destroyed; it gives V, and takes room for all singular values."""
+    """`gesvdr` over each matrix, of which a copy is destroyed; it gives V, and takes room for all singular values.
+
+    As `geev` it is not given what is not finite, for which cuSOLVER 12.0 ended in CUSOLVER_STATUS_INTERNAL_ERROR.
+    """
     a, info, k, more = steps.matrix("a"), steps.vector("info"), request.rank, oversampled(request)
     real = real_of(a.dtype)
     kind, least = cuda_type(a.dtype), min(a.rows, a.cols)
     copy = steps.scratch_matrix(a.dtype, a.rows, a.cols)
     steps.copy(a, copy)
+    flags = steps.scratch(FLAG)
+    steps.append(ClearNonfinite(steps.executor, copy, flags, steps.batch))
     values = Matrix(steps.scratch(least * real.itemsize), real, 1, least, least, 1)
     left, right = (steps.scratch_matrix(a.dtype, rows, k + more) for rows in (a.rows, a.cols))
     job = SOME if request.compute_uv else NONE
@@ -97,5 +101,6 @@ def randomized(request: RandomizedSvdRequest, steps: Operands) -> Plan:
         results += [steps.matrix("u"), steps.matrix("vh")]
         steps.copy(left.columns(k), results[1])
         steps.copy(right.columns(k).mT, results[2], conj=True)
+    steps.append(MarkUnconverged(steps.executor, info, flags, a, steps.batch))
     steps.spoil(info, *results)
     return steps.plan(capture_safe=False)

@@ -1,6 +1,7 @@
 """Systems and least squares by iterative refinement: plans of cuSOLVER's IRS routines, which wait for the GPU.
 
-They put how many steps they took into the host's memory before they return. Follows
+They put how many steps they took into the host's memory before they return. Two things are not left to them, as they
+are in cuSOLVER 12.0: the status, which is 0 of a singular matrix, too, and of one with NaN, for which x is b. Follows
 https://docs.nvidia.com/cuda/cusolver/#cusolverdnirsxgesv.
 """
 
@@ -16,7 +17,16 @@ from dispatch.keys import C64, C128, F32, F64, member
 from dispatch.libraries.cusolver.calls import HostNumbers
 from dispatch.libraries.cusolver.handle import Settings
 from dispatch.libraries.cusolver.reductions import Reduce
-from dispatch.ops.linalg.cusolver_derived import as_column, copied, has_residuals, multiply, operand_of, reduce
+from dispatch.ops.linalg.cusolver import PIVOT_BYTES, eliminate
+from dispatch.ops.linalg.cusolver_derived import (
+    as_column,
+    by_reflections,
+    copied,
+    has_residuals,
+    multiply,
+    operand_of,
+    reduce,
+)
 from dispatch.ops.linalg.operands import Operands
 from dispatch.ops.linalg.refined import (
     FactorPrecision,
@@ -25,6 +35,7 @@ from dispatch.ops.linalg.refined import (
     Refinement,
     precision_of,
 )
+from dispatch.ops.linalg.triangles import solve_lu
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -34,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 PLAIN = cublasOperation_t.CUBLAS_OP_N
+OVERFLOWED = -5  # the number of steps where something was not finite in the matrix's own precision either
 PRECISIONS = cusolverPrecType_t
 MAIN = {
     F32: PRECISIONS.CUSOLVER_R_32F,
@@ -62,6 +74,7 @@ def plan(request: RefinedSolveRequest | RefinedLstsqRequest, executor: CudaExecu
         if has_left and b.cols:
             reduce(steps, b, steps.vector("residuals"), Reduce.SQUARES)
         return steps.idle()
+    flags = steps.flag_nonfinite(a, b)
     factors, side = copied(steps, a), copied(steps, b)
     made = steps.scratch_matrix(a.dtype, a.cols, b.cols)
     is_system = isinstance(request, RefinedSolveRequest)
@@ -70,7 +83,16 @@ def plan(request: RefinedSolveRequest | RefinedLstsqRequest, executor: CudaExecu
     taken = HostNumbers(steps.batch, np.int32)
     infos = Settings("cusolverDnIRSInfos_t", "cusolverDnIRSInfosCreate", "cusolverDnIRSInfosDestroy")
     steps.call_refined(row.function, settings_of(request, b.cols), infos, extents, *operands, behind=(taken, info))
+    with steps.where(taken, OVERFLOWED):
+        steps.copy(a, factors)
+        if is_system:
+            pivots = steps.scratch(a.rows * PIVOT_BYTES)
+            eliminate(steps, factors, pivots, info)
+            solve_lu(steps, factors, pivots, b, made)
+        else:
+            by_reflections(steps, a, b, made, info)
     steps.upload(taken, steps.vector("iterations"))
+    steps.spoil(flags, made)
     if has_left:
         residual, left = copied(steps, b), steps.vector("residuals")
         multiply(steps, operand_of(steps, a), (made, PLAIN), residual, -1.0, 1.0)

@@ -105,9 +105,15 @@ def svd(request: SvdRequest, steps: Operands) -> Plan:
     source, is_wide = tall(steps)
     copy = steps.scratch_matrix(source.dtype, source.rows, source.cols)
     steps.copy(source, copy)
-    DRIVERS[driver_of(steps.row)](request, steps, copy, is_wide)
+    driver = driver_of(steps.row)
+    # cuSOLVER 12.0's gesvda gives finite numbers for a matrix with NaN, and a status of 0.
+    flags = steps.flag_nonfinite(copy) if driver is SvdDriver.GESVDA else None
+    DRIVERS[driver](request, steps, copy, is_wide)
     vectors = [steps.matrix("u"), steps.matrix("vh")] if request.compute_uv else []
-    steps.spoil(steps.vector("info"), column(steps, "s", source.cols), *vectors)
+    results = (column(steps, "s", source.cols), *vectors)
+    if flags is not None:
+        steps.spoil(flags, *results)
+    steps.spoil(steps.vector("info"), *results)
     return steps.plan(capture_safe=False)
 
 

@@ -94,7 +94,12 @@ def factorize(steps: Operands, a: Matrix, pivots: Place, info: Place, *, lower: 
 
 
 def substitute(steps: Operands, a: Matrix, pivots: Place, x: Matrix, *, lower: bool, hermitian: bool) -> None:
-    """Solve with the factors of each matrix, in x's memory."""
+    """Solve with the factors of each matrix, in x's memory.
+
+    cuSOLVER 12.0's `sytrs` reads the pivots beside the stream: where these were still being written, which a GPU that
+    other processes share makes likely, it gave wrong results, or read and wrote anywhere. So the host waits for them.
+    """
+    steps.wait()
     kind = cuda_type(a.dtype)
     given = (FILL[lower], a.rows, x.cols, kind, a.place, a.ld, pivots, kind, x.place, x.ld)
     is_hermitian = hermitian and a.dtype.is_complex

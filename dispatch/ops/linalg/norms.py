@@ -70,6 +70,7 @@ def transformed(a: Array, b: Array, problem: int) -> Array:
 def solution(a: Array, b: Array, x: Array, eps: float) -> Iterator[tuple[str, float]]:
     """What is left of A·x = b, of each column."""
     b, x = (one[:, None] if one.ndim == 1 else one for one in (b, x))
+    size, left = norm(a), a @ x - b
     for column in range(x.shape[1]):
-        one = x[:, column : column + 1]
-        yield f"b - A·x, column {column},", of(a @ one - b[:, column : column + 1], norm(a) * norm(one), eps, len(a))
+        one = slice(column, column + 1)
+        yield f"b - A·x, column {column},", of(left[:, one], size * norm(x[:, one]), eps, len(a))

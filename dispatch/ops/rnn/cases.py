@@ -39,7 +39,7 @@ __all__ = ["PASSES", "RnnCase", "cases"]
 TF32 = 2.0**-10
 F32_UNIT = 2.0**-24
 LOOSE = 2.0**-16  # unit roundoffs above which a worst case over all steps says nothing
-SAMPLES, POOL = 48, 1 << 20
+SAMPLES, TOGETHER, POOL = 48, 12, 1 << 20
 # Of a root mean square of `SAMPLES`: beyond lie, by Student's distribution, one element in 10^11 and one share in 10^8.
 SIGMAS, SHARE_SIGMAS = 9, 7
 FEW = 16  # elements, which have no errors by chance
@@ -212,26 +212,38 @@ class _Drawn:
         kept_as: Callable[[Array], Array],
         named: dict[str, Array] | None = None,
         work: np.dtype[Any] = EXACT,
+        samples: int = 0,
     ) -> tuple[dict[str, Array], Any, dict[str, Array]]:
         """The results up to the case's pass, what the passes keep, and the weights; each step's results kept as said.
 
         So are the products of 16 bits: cuDNN keeps those of a step's input and of its state apart in that dtype before
         it adds them up (of three steps of an H200 only that gives the very bits). TF32 are operands; products are f32.
+        So many samples, each kept by itself, are the second axis of all results.
         """
         network, case = self.network, self.case
         tf32 = case.compute is Compute.COMPUTE_32F_FAST_TF32
         cut = kept_as if tf32 else as_it_is  # 16 bits hold an operand as it is
         rounding = NONE if kept_as is as_it_is else Rounding(kept_as, as_it_is if tf32 else kept_as)
-        exact = {name: cut(array.astype(work)) for name, array in (named or self.named).items()}
-        _, saved = empty_saved(network, case.steps, case.batch, work)
-        x, dy, hx, cx, dhy, dcy = (operands[name].astype(work) for name in ("x", "dy", "hx", "cx", "dhy", "dcy"))
-        made = forward(network, exact, cut(x), hx, cx, self.lengths, saved, rounding)
+        lengths, exact = self.lengths, {name: array.astype(work) for name, array in (named or self.named).items()}
+        given = {name: operands[name].astype(work) for name in ("x", "dy", "hx", "cx", "dhy", "dcy")}
+        _, saved = empty_saved(network, case.steps, case.batch * max(samples, 1), work)
+        if samples:
+            lengths, given = lengths[None], {name: _times(array, samples, 1) for name, array in given.items()}
+            saved = [{n: a.reshape(case.steps, samples, case.batch, -1) for n, a in kept.items()} for kept in saved]
+            if tf32:  # biases broadcast over the sequences
+                exact = {n: _times(a if a.ndim == 2 else a[None], samples, 0) for n, a in exact.items()}
+        exact = {name: cut(array) for name, array in exact.items()}
+        x, dy, hx, cx, dhy, dcy = given.values()
+        made = forward(network, exact, cut(x), hx, cx, lengths, saved, rounding)
         found = {"y": made["out"], "hy": made["hy"], "cy": made["cy"]}
         if case.op == "rnn":
             return found, saved, exact
-        back = backward_data(network, exact, saved, self.lengths, dy, dhy, dcy, rounding)
+        back = backward_data(network, exact, saved, lengths, dy, dhy, dcy, rounding)
         found.update({"dx" if name == "out" else name: array for name, array in back.items()})
-        found["dweights"] = pack(network, backward_weights(network, saved, self.lengths, rounding), self.where, work)
+        gradient = backward_weights(network, saved, lengths, rounding)
+        each = [{n: a[sample] for n, a in gradient.items()} for sample in range(samples)] if samples else [gradient]
+        packed = [pack(network, one, self.where, work) for one in each]
+        found["dweights"] = np.stack(packed, axis=1) if samples else packed[0]
         return found, saved, exact
 
     def _rough(self, operands: dict[str, Array], found: dict[str, Array]) -> dict[str, tuple[Array, float]]:
@@ -253,12 +265,13 @@ class _Drawn:
 
         squares = {name: np.zeros(exact.shape) for name, exact in found.items()}
         shares = dict.fromkeys(found, 0.0)
-        for _ in range(SAMPLES):
-            made = self._passes(operands, off, work=pool.dtype)[0]
+        for _ in range(0, SAMPLES, TOGETHER):  # not all at once, so that what is worked on stays near the processor
+            made = self._passes(operands, off, work=pool.dtype, samples=TOGETHER)[0]
             for name, exact in found.items():
-                apart, total = made[name] - exact, (exact**2).sum()
-                squares[name] += apart**2
-                shares[name] += float((apart * exact).sum() / total) ** 2 if total else 0.0
+                apart, total = np.moveaxis(made[name], 1, 0) - exact, (exact**2).sum()
+                squares[name] += (apart**2).sum(axis=0)
+                share = (apart * exact).reshape(TOGETHER, -1).sum(axis=1) / total if total else np.zeros(TOGETHER)
+                shares[name] += float((share**2).sum())
         return {
             name: (np.sqrt(square / SAMPLES), float(np.sqrt(shares[name] / SAMPLES)))
             for name, square in squares.items()
@@ -337,6 +350,12 @@ class _Drawn:
             lengths=self.case.lengths,
             compute=self.case.compute,
         )
+
+
+def _times(array: Array, samples: int, axis: int) -> Array:
+    """An array for each sample."""
+    shape = (*array.shape[:axis], samples, *array.shape[axis:])
+    return np.broadcast_to(np.expand_dims(array, axis), shape)
 
 
 def cases(row: Row) -> list[RnnCase]:

@@ -1,7 +1,7 @@
 """One step of each recurrent cell, forward and backward, for a batch of sequences, in NumPy.
 
-`reference.py` walks over steps, layers and directions with these. The equations are those of cuDNN's documentation of
-`cudnnRNNMode_t`.
+`reference.py` walks over steps, layers and directions with these. Axes before that of the sequences are batches, too,
+each of which may have weights of its own. The equations are those of cuDNN's documentation of `cudnnRNNMode_t`.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def _parts(gates: Array, count: int) -> list[Array]:
 
 def _products(weights: Named, x: Array, h: Array, begun: bool, rounding: Rounding) -> tuple[Array, Array]:
     """The products of the input and of the state, each with its bias where it has one."""
-    of_input = rounding.product(x @ weights["weight_ih_"].T)
-    of_state = rounding.product(h @ weights["weight_hh_"].T) if begun else np.zeros_like(of_input)
+    of_input = rounding.product(x @ weights["weight_ih_"].mT)
+    of_state = rounding.product(h @ weights["weight_hh_"].mT) if begun else np.zeros_like(of_input)
     if "bias_ih_" in weights:
         of_input = of_input + weights["bias_ih_"]
     if "bias_hh_" in weights:
@@ -80,7 +80,7 @@ def forward_step(
         made["tanh_c"] = np.tanh(made["next_c"])
         made["next_h"] = made["unprojected"] = o * made["tanh_c"]
         if network.projection:
-            made["next_h"] = rounding.kept(made["unprojected"]) @ weights["weight_hr_"].T
+            made["next_h"] = rounding.kept(made["unprojected"]) @ weights["weight_hr_"].mT
         made["gates"] = np.concatenate([i, f, g, o], axis=-1)
     elif network.mode is RnnMode.GRU:
         (r, z, n), (of_r, of_z, of_n) = _parts(of_input, 3), _parts(of_state, 3)

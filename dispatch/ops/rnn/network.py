@@ -5,6 +5,7 @@ The requests carry one; the plans describe it to cuDNN; `weights.py` packs named
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,8 +14,6 @@ from dispatch.errors import BadRequest
 from dispatch.keys import Choice, member
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dispatch.device.layout import Layout
 
 __all__ = ["Network", "Part", "Places", "RnnBiasMode", "RnnMode", "steps_first"]
@@ -148,24 +147,30 @@ class Network:
         """The size of what a layer reads."""
         return self.input_size if layer == 0 else self.output_size
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> tuple[Part, ...]:
         """The matrices, in the order of cuDNN's numbers."""
-        gates, hidden = member(self.mode).gates, self.hidden_size
-        for layer in range(self.layers):
-            for direction in range(self.directions):
-                end = f"l{layer}{'_reverse' if direction else ''}"
-                number = layer * self.directions + direction
-                for kind, columns, first in (("ih", self.inputs_of(layer), 0), ("hh", self.state_size, gates)):
-                    bias = f"bias_{kind}_{end}" if kind in self.biased else ""
-                    for gate in range(gates):
-                        yield Part(f"weight_{kind}_{end}", bias, gate, hidden, columns, number, first + gate)
-                if self.projection:
-                    yield Part(f"weight_hr_{end}", "", 0, self.projection, hidden, number, 2 * gates)
+        return _parts(self)
 
     @property
     def weight_count(self) -> int:
         """How many numbers all matrices and biases are."""
         return sum(part.rows * part.columns + (part.rows if part.bias else 0) for part in self.parts())
+
+
+@functools.lru_cache(maxsize=64)
+def _parts(network: Network) -> tuple[Part, ...]:
+    """All that is packed, taken out or counted goes through these, several times for each request."""
+    gates, hidden, found = member(network.mode).gates, network.hidden_size, []
+    for number in range(network.pseudo_layers):
+        layer, direction = divmod(number, network.directions)
+        end = f"l{layer}{'_reverse' if direction else ''}"
+        for kind, columns, first in (("ih", network.inputs_of(layer), 0), ("hh", network.state_size, gates)):
+            bias = f"bias_{kind}_{end}" if kind in network.biased else ""
+            name = f"weight_{kind}_{end}"
+            found += [Part(name, bias, gate, hidden, columns, number, first + gate) for gate in range(gates)]
+        if network.projection:
+            found.append(Part(f"weight_hr_{end}", "", 0, network.projection, hidden, number, 2 * gates))
+    return tuple(found)
 
 
 def steps_first(layout: Layout) -> bool | None:

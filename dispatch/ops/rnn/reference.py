@@ -117,7 +117,7 @@ def forward(
     *,
     begun: bool = True,
 ) -> Results:
-    """y and the last states, from x (steps, sequences, inputs) and the first states; every step goes into `saved`.
+    """y and the last states, from x (steps, …, sequences, inputs) and the first states; every step goes into `saved`.
 
     Where they have not `begun` there is no hx, and the first step has no product with it. Sequences that a backward
     direction comes to later have one, with zeros, as in cuDNN.
@@ -128,11 +128,11 @@ def forward(
         x = x * saved[layer * network.directions]["mask"]
         for number, end in _runs(network, layer):
             weights = {name.removesuffix(end): array for name, array in named.items() if name.endswith(end)}
-            kept, y = saved[number], np.zeros((*x.shape[:2], network.state_size), x.dtype)
+            kept, y = saved[number], np.zeros((*x.shape[:-1], network.state_size), x.dtype)
             kept["x"][...] = np.where(_active(len(x), lengths), x, 0)  # behind an end x may be anything
             first = _first(lengths, number, network).max()
             for step in _order(len(x), number, network):
-                active, given = (step < lengths)[:, None], (x[step], hy[number], cy[number])
+                active, given = (step < lengths)[..., None], (x[step], hy[number], cy[number])
                 made = forward_step(network, weights, *given, rounding, begun=begun or step != first)
                 for name, array in made.items():
                     if name in kept:
@@ -158,14 +158,14 @@ def backward_data(
     """dx and the gradients of the first states; the gradients of the gates go into `saved`."""
     dhx, dcx = dhy.copy(), dcy.copy()
     for layer in reversed(range(network.layers)):
-        dx = np.zeros((*dy.shape[:2], network.inputs_of(layer)), dy.dtype)
+        dx = np.zeros((*dy.shape[:-1], network.inputs_of(layer)), dy.dtype)
         for number, end in _runs(network, layer):
             weights = {name.removesuffix(end): array for name, array in named.items() if name.endswith(end)}
             kept = saved[number]
             part = slice((number % network.directions) * network.state_size, None)
             for step in reversed(_order(len(dy), number, network)):
-                active = (step < lengths)[:, None]
-                dh = dhx[number] + dy[step][:, part][:, : network.state_size]
+                active = (step < lengths)[..., None]
+                dh = dhx[number] + dy[step][..., part][..., : network.state_size]
                 step_of = {name: array[step] for name, array in kept.items()}
                 made = backward_step(network, weights, step_of, dh, dcx[number], rounding)
                 for name in ("d_input", "d_state", "d_projected"):
@@ -197,9 +197,8 @@ def backward_weights(
             named[f"weight_hh_{end}"] = _summed(of_state, kept["h"], rounding)
             for kind in network.biased:
                 gates = kept["d_input" if kind == "ih" else "d_state"]
-                named[f"bias_{kind}_{end}"] = _summed(gates, np.ones((*gates.shape[:2], 1), gates.dtype), rounding)[
-                    :, 0
-                ]
+                ones = np.ones((*gates.shape[:-1], 1), gates.dtype)
+                named[f"bias_{kind}_{end}"] = _summed(gates, ones, rounding)[..., 0]
             if network.projection:
                 named[f"weight_hr_{end}"] = _summed(kept["d_projected"], kept["unprojected"], rounding)
     return named
@@ -209,9 +208,9 @@ def _summed(gradient: Array, given: Array, rounding: Rounding) -> Array:
     """The sum of the outer products of all steps and sequences; what is rounded is rounded after each step."""
     if rounding is NONE:
         return np.asarray(gradient.reshape(-1, gradient.shape[-1]).T @ given.reshape(-1, given.shape[-1]))
-    total = np.zeros((gradient.shape[-1], given.shape[-1]), gradient.dtype)
+    total = np.zeros((*gradient.shape[1:-2], gradient.shape[-1], given.shape[-1]), gradient.dtype)
     for of_step, operand in zip(gradient, given, strict=True):
-        total = rounding.product(total + of_step.T @ operand)
+        total = rounding.product(total + of_step.mT @ operand)
     return total
 
 
@@ -258,7 +257,7 @@ def _take(saved: Saved, request: RnnBwdDataRequest | RnnBwdWeightsRequest, lengt
 
 def _active(steps: int, lengths: Array) -> Array:
     """Which steps of which sequences there are."""
-    return np.asarray((np.arange(steps)[:, None] < lengths)[..., None])
+    return np.asarray((np.arange(steps).reshape(-1, *(1,) * lengths.ndim) < lengths)[..., None])
 
 
 def _named(network: Network, weights: Tensor, work: np.dtype[Any]) -> Named:

@@ -42,7 +42,7 @@ def places(network: Network, dtype: Dtype, device: Device) -> Places:
         from dispatch.ops.rnn import descriptors  # at first use: requests bind no library
 
         return descriptors.places(network, dtype, device)
-    parts = list(network.parts())
+    parts = network.parts()
     ends = np.cumsum([0, *(part.rows * part.columns for part in parts)])
     biases = np.cumsum([ends[-1], *(part.rows if part.bias else 0 for part in parts)])
     return [(int(start), int(bias)) for start, bias in zip(ends[:-1], biases[:-1], strict=True)]

@@ -14,8 +14,10 @@ from dispatch.core.request_function import request_function
 from dispatch.ops.sparse.algorithms import SpgemmAlgorithm, SpmmAlgorithm, SpmvAlgorithm, SpsvAlgorithm
 from dispatch.ops.sparse.compression import Coo2csrRequest, Csr2cooRequest, DenseNnzRequest, DenseToSparseRequest
 from dispatch.ops.sparse.conversions import Csr2cscRequest, SparseCheckRequest, SparseToDenseRequest
+from dispatch.ops.sparse.direct import SparseKind, SpsolveRequest
 from dispatch.ops.sparse.ell import BlockedEllMmRequest, SellMvRequest
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
+from dispatch.ops.sparse.krylov import BicgstabRequest, CgRequest, GmresRequest, MinresRequest, Preconditioner
 from dispatch.ops.sparse.pairs import SpgemmNnzRequest, SpgemmRequest
 from dispatch.ops.sparse.pentadiagonal import GpsvRequest
 from dispatch.ops.sparse.products import SddmmRequest, SparseMvRequest, SpmmRequest
@@ -30,6 +32,9 @@ __all__ += ["GpsvRequest", "GtsvRequest", "gpsv", "gtsv"]
 __all__ += ["PruneNnzRequest", "PruneToCsrRequest", "prune_nnz", "prune_to_csr"]
 __all__ += ["SparseSortRequest", "sparse_sort"]
 __all__ += ["BlockedEllMmRequest", "SellMvRequest", "blocked_ell_mm", "sell_mv"]
+__all__ += ["BicgstabRequest", "CgRequest", "GmresRequest", "MinresRequest", "Preconditioner"]
+__all__ += ["SparseKind", "SpsolveRequest", "spsolve"]
+__all__ += ["bicgstab", "cg", "gmres", "minres"]
 __all__ += ["GatherRequest", "ScatterRequest", "SparseAxpbyRequest", "SpvvRequest"]
 __all__ += ["sparse_axpby", "sparse_gather", "sparse_scatter", "spvv"]
 __all__ += ["SpgemmAlgorithm", "SpmmAlgorithm", "SpmvAlgorithm", "SpsvAlgorithm"]
@@ -48,6 +53,8 @@ gtsv_plan = plan_call("gtsv_plan", "dispatch.ops.sparse.cusparse_tridiagonal", "
 vectors_plan = plan_call(
     "vectors_plan", "dispatch.ops.sparse.cusparse_vectors", "A plan of one of cuSPARSE's calls over a sparse vector."
 )
+krylov_plan = plan_call("krylov_plan", "dispatch.ops.sparse.own_krylov", "A plan of an iteration: one graph.")
+cudss_plan = plan_call("cudss_plan", "dispatch.ops.sparse.cudss", "A plan of a direct solve by cuDSS.")
 cusparse_plan = plan_call("cusparse_plan", "dispatch.ops.sparse.cusparse", "A plan of cuSPARSE's calls.")
 
 compression_plan = plan_call(
@@ -69,10 +76,12 @@ sparse_gather, sparse_scatter = (
     request_function(ScatterRequest, "sparse_scatter"),
 )
 sparse_axpby, spvv = request_function(SparseAxpbyRequest, "sparse_axpby"), request_function(SpvvRequest, "spvv")
-gtsv = request_function(GtsvRequest, "gtsv")
 gpsv = request_function(GpsvRequest, "gpsv")
 prune_nnz = request_function(PruneNnzRequest, "prune_nnz")
 prune_to_csr = request_function(PruneToCsrRequest, "prune_to_csr")
 sparse_sort = request_function(SparseSortRequest, "sparse_sort")
 sell_mv = request_function(SellMvRequest, "sell_mv")
 blocked_ell_mm = request_function(BlockedEllMmRequest, "blocked_ell_mm")
+gtsv, spsolve = request_function(GtsvRequest, "gtsv"), request_function(SpsolveRequest, "spsolve")
+cg, bicgstab = request_function(CgRequest, "cg"), request_function(BicgstabRequest, "bicgstab")
+gmres, minres = request_function(GmresRequest, "gmres"), request_function(MinresRequest, "minres")

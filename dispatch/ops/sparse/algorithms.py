@@ -19,7 +19,10 @@ class SpmvAlgorithm(Choice):
 
 
 class SpmmAlgorithm(Choice):
-    """`cusparseSpMMAlg_t`: CSR_ALG2 is for row-major b, CSR_ALG3 and COO_ALG2 give the same bits in each run."""
+    """`cusparseSpMMAlg_t`: CSR_ALG2 is for row-major b, CSR_ALG3 and COO_ALG2 give the same bits in each run.
+
+    CSR_ALG3 takes neither CSC nor a `trans` other than "n".
+    """
 
     DEFAULT = 0
     COO_ALG1 = 1
@@ -41,11 +44,13 @@ class SpsvAlgorithm(Choice):
 
 
 class SpgemmAlgorithm(Choice):
-    """`cusparseSpGEMMAlg_t`; ALG2 and ALG3 need less memory and more time than ALG1, in parts of the product."""
+    """`cusparseSpGEMMAlg_t`; ALG2 and ALG3 need less memory and more time than ALG1, in parts of the product.
+
+    The library's CSR_ALG_DETERMINITIC and CSR_ALG_NONDETERMINITIC are those of cusparseSpGEMMreuse, which is not
+    called here: with them cusparseSpGEMM_compute ends in CUSPARSE_STATUS_INTERNAL_ERROR.
+    """
 
     DEFAULT = 0
-    CSR_ALG_DETERMINISTIC = 1  # NVIDIA spells it CUSPARSE_SPGEMM_CSR_ALG_DETERMINITIC
-    CSR_ALG_NONDETERMINISTIC = 2
     ALG1 = 3
     ALG2 = 4
     ALG3 = 5

@@ -17,7 +17,9 @@ from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.keys import F32, HALF
 from dispatch.ops.sparse import conversions, pairs, products, solves
 from dispatch.ops.sparse.cases_compression import COMPRESSION, compression_cases
+from dispatch.ops.sparse.cases_direct import direct_cases
 from dispatch.ops.sparse.cases_ell import ELL_OPS, ell_cases
+from dispatch.ops.sparse.cases_krylov import KRYLOV, krylov_cases
 from dispatch.ops.sparse.cases_pentadiagonal import pentadiagonal_cases
 from dispatch.ops.sparse.cases_pruning import PRUNED, pruning_cases
 from dispatch.ops.sparse.cases_sorting import sorting_cases
@@ -100,7 +102,7 @@ def forms(op: str, dtype: Dtype) -> list[Form]:
                 pattern,
                 shape,
                 kind,
-                base=number // 2 % 2,
+                base=(number // 2 + number // 4) % 2,  # each format has both
                 wide=number // 3 % 2 == 1 and op != "csr2csc",
                 trans=(N, T, C)[(number + number // 3) % 3],
                 alpha=alpha,
@@ -352,6 +354,10 @@ def cases(row: Row) -> list[MadeCase]:
         return compression_cases(row)
     if op == "gpsv":
         return pentadiagonal_cases(row)
+    if op == "spsolve":
+        return direct_cases(row)
+    if op in KRYLOV:
+        return krylov_cases(row)
     if op == "gtsv":
         return tridiagonal_cases(row)
     if op in VECTORS:

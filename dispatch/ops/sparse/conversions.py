@@ -81,7 +81,8 @@ class SparseCheckRequest(SparseRequest["Tensor"]):
 
     They count offsets that fall, or do not begin with the base and end with the number of elements; indices beyond the
     matrix; elements that stand before one of a smaller index of their row (of CSC column); and those that the next one
-    has the place of. Nothing is read beyond the tensors, whatever they hold.
+    has the place of. Nothing is read beyond the tensors, whatever they hold. Where offsets are wrong an element is of
+    the line that a bisection of them finds, if that line holds it.
 
     Attributes:
         out: i64 (4,).

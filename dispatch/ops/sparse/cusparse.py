@@ -22,7 +22,7 @@ from dispatch.ops.sparse.form import SparseForm, SparseFormat, transposed
 from dispatch.ops.sparse.rules import leading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
@@ -82,11 +82,13 @@ class Making:
         place = len(request.reads) + len(request.writes) + numbers_of(request).index(name)
         return Scalar(place, self.compute)
 
-    def sparse(self, form: SparseForm, names: tuple[str, str, str], **attributes: int) -> Sparse:
-        """What describes a sparse matrix of operands by these names."""
+    def sparse(
+        self, form: SparseForm, names: tuple[str, str, str], places: Sequence[int] = (), **attributes: int
+    ) -> Sparse:
+        """What describes a sparse matrix of operands by these names, or of copies of them at other places."""
         layouts = [self.request.layout_of(name) for name in names]
         values, rows, columns = layouts
-        places = (self.request.place_of(name) for name in names)
+        places = places or [self.request.place_of(name) for name in names]
         return Sparse(
             int(SparseFormat(form.format)),  # type: ignore[arg-type]  # it is a member since the form was checked
             form.shape,
@@ -214,9 +216,20 @@ class Making:
         return self.steps.plan(capture_safe=False)
 
     def unpack(self) -> Plan:
-        """SparseToDense, into zeros: NVIDIA does not say that it writes them."""
-        self.steps.zeros(lines_of(self.request.layout_of("out"), self.request.place_of("out")))
-        a = self.matrix(self.sparse(self.request.form, ("values", "rows", "columns")))
+        """SparseToDense, into zeros: NVIDIA does not say that it writes them.
+
+        Of COO it reads 16 bytes at once, and faults where a part is not at a multiple of them: it is copied there.
+        """
+        request, names = self.request, ("values", "rows", "columns")
+        self.steps.zeros(lines_of(request.layout_of("out"), request.place_of("out")))
+        places = []
+        if request.form.format == SparseFormat.COO:
+            for name in names:
+                layout, place = request.layout_of(name), request.place_of(name)
+                part = self.steps.aligned(layout, place)
+                self.steps.copy(lines_of(layout, place), part)
+                places.append(part.place.operand)
+        a = self.matrix(self.sparse(request.form, names, places))
         out, _ = self.dense("out")
         algorithm = cusparse.cusparseSparseToDenseAlg_t.CUSPARSE_SPARSETODENSE_ALG_DEFAULT
         self.steps.call("cusparseSparseToDense", a, out, algorithm)

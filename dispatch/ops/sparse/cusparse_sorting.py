@@ -20,13 +20,18 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request; of a matrix without elements its rows are copied."""
     steps = SortSteps(executor, row, len(request.reads) + len(request.writes))
     count, place = request.values.shape[0], request.place_of
+    # The library reads 16 bytes at once: what begins elsewhere is sorted beside it, and copied.
+    parts = {name: steps.aligned(request.layout_of(name), place(name)) for name in request.writes}
     for name in ("rows", "columns"):
-        steps.copy(_column(request, name), _column(request, f"out_{name}"))
+        steps.copy(_column(request, name), parts[f"out_{name}"])
     if count:
         base = request.form.base if request.form.format == SparseFormat.CSR else None
         m, n = request.form.shape
-        steps.sort((m, n, count), place("out_rows"), place("out_columns"), base)
-        steps.follow(count, request.values.dtype.cuda, place("values"), place("out_values"))
+        values, rows, columns = (parts[name].place.operand for name in request.writes)
+        steps.sort((m, n, count), rows, columns, base)
+        steps.follow(count, request.values.dtype.cuda, place("values"), values)
+    for name, part in parts.items():
+        steps.copy(part, _column(request, name))
     return steps.plan(capture_safe=True)
 
 

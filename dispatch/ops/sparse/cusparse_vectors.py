@@ -1,4 +1,8 @@
-"""Sparse vectors by cuSPARSE: Gather, Scatter, Axpby and SpVV."""
+"""Sparse vectors by cuSPARSE: Gather, Scatter, Axpby and SpVV.
+
+NVIDIA wants the indices and the values of a sparse vector at multiples of 16 bytes. Those that are elsewhere, as those
+of a slice may be, are copied first, and gathered ones behind the call.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,11 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     dtype, size = request.y.dtype, request.y.size
     target = "y" if request.op in ("sparse_gather", "spvv") else "out"
     values = "out" if request.op == "sparse_gather" else "values"
-    places = request.place_of("indices"), request.place_of(values)
+    parts = [steps.aligned(request.layout_of(name), request.place_of(name)) for name in ("indices", values)]
+    places = parts[0].place.operand, parts[1].place.operand
+    for name, part in zip(("indices", values), parts, strict=True):
+        if name != "out":
+            steps.copy(_column(request, name), part)
     sizes = size, request.indices.size
     item = request.indices.dtype.itemsize
     sparse = SparseVector(sizes, item, request.base, dtype.cuda, places, steps.placeholder)
@@ -36,6 +44,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
         steps.zeros(_column(request, "out"))  # 0 times what nobody has written may be NaN
     if request.op == "sparse_gather":
         steps.append(Call(executor, "cusparseGather", (dense, sparse)))
+        steps.copy(parts[1], _column(request, "out"))
     elif request.op == "sparse_scatter":
         steps.append(Call(executor, "cusparseScatter", (sparse, dense)))
     elif request.op == "sparse_axpby":

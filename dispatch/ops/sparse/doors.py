@@ -11,8 +11,10 @@ from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.core.request import run
 from dispatch.errors import BadRequest
 from dispatch.ops import sparse as ops
+from dispatch.ops.sparse.direct_doors import SparseLu, factorized, splu, spsolve
 from dispatch.ops.sparse.ell_doors import BlockedEllMatrix, SlicedEllMatrix, toblocked_ell, tosell
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
+from dispatch.ops.sparse.solver_doors import LinAlgError, bicgstab, cg, gmres, minres
 from dispatch.ops.sparse.sources import sparse_tensor, to_scipy, to_torch
 from dispatch.ops.sparse.tensor import SparseTensor, bsr, coo, csc, csr
 
@@ -24,6 +26,8 @@ __all__ = ["SparseTensor", "bsr", "coo", "csc", "csr", "sparse_tensor", "to_scip
 __all__ += ["sddmm", "spgemm", "spmm", "spmv", "spsm", "spsolve_triangular", "spsv", "tocoo", "tocsc", "tocsr"]
 __all__ += ["fromdense", "prune", "sort", "todense"]
 __all__ += ["BlockedEllMatrix", "SlicedEllMatrix", "toblocked_ell", "tosell"]
+__all__ += ["SparseLu", "factorized", "splu", "spsolve"]
+__all__ += ["LinAlgError", "bicgstab", "cg", "gmres", "minres"]
 
 N = Operation.N
 

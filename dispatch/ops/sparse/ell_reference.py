@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.device.tensor import Tensor
 
-__all__ = ["ELL", "dense_of", "numpy_ell"]
+__all__ = ["ELL", "dense_of", "numbers", "numpy_ell"]
 
 
 def numbers(tensor: Tensor, work: np.dtype[Any]) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 
 from dispatch.core.matrix_choices import DiagType, Operation
 from dispatch.ops.sparse.form import SparseFormat
-from dispatch.ops.sparse.reference import evaluate
+from dispatch.ops.sparse.formulas import evaluate
 from dispatch.testing.mutations import altered, of_operand, with_fields
 
 if TYPE_CHECKING:

@@ -72,6 +72,8 @@ class SparseMvRequest(ProductRequest):
         y: added as beta · y, of out's shape; it may be `out` itself, and is not read where beta is 0.
         out: (m,), or (n,).
         algorithm: a `SpmvAlgorithm`, for the format of A.
+
+    cuSPARSE promises the same bits in each run, also of a graph, for CSR_ALG2 and COO_ALG2 with `trans` "n" alone.
     """
 
     op: ClassVar[str] = "sparse_mv"
@@ -94,6 +96,12 @@ class SparseMvRequest(ProductRequest):
     def outputs(self) -> dict[str, Output]:
         return {"out": dense((shape_of(self.form, self.trans)[0],), self.out_dtype)}
 
+    @property
+    def same_bits(self) -> bool:
+        """Whether the library promises the same bits in each run."""
+        steady = self.algorithm in (SpmvAlgorithm.CSR_ALG2, SpmvAlgorithm.COO_ALG2)
+        return steady and self.trans is Operation.N and self.form.format != SparseFormat.CSC
+
 
 @dataclass(frozen=True, eq=False)
 class SpmmRequest(ProductRequest):
@@ -104,6 +112,8 @@ class SpmmRequest(ProductRequest):
         c: added as beta · c, of out's shape; it may be `out` itself, and is not read where beta is 0.
         out: (m, k), or (n, k).
         algorithm: a `SpmmAlgorithm`, for the format of A.
+
+    cuSPARSE promises the same bits in each run, also of a graph, for CSR_ALG3 and COO_ALG2 with `trans` "n" alone.
     """
 
     op: ClassVar[str] = "spmm"
@@ -125,6 +135,12 @@ class SpmmRequest(ProductRequest):
 
     def outputs(self) -> dict[str, Output]:
         return {"out": dense((shape_of(self.form, self.trans)[0], self.b.shape[1]), self.out_dtype)}
+
+    @property
+    def same_bits(self) -> bool:
+        """Whether the library promises the same bits in each run."""
+        steady = self.algorithm in (SpmmAlgorithm.CSR_ALG3, SpmmAlgorithm.COO_ALG2)
+        return steady and self.trans is Operation.N and self.form.format != SparseFormat.CSC
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ from dispatch.ops.sparse.ell_reference import ELL
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.pentadiagonal_reference import PENTADIAGONAL
 from dispatch.ops.sparse.pruning_reference import PRUNING
+from dispatch.ops.sparse.tridiagonal_reference import TRIDIAGONAL
 from dispatch.refusal import Kind
 
 if TYPE_CHECKING:
@@ -64,9 +65,10 @@ def flaws(form: SparseForm, rows: Array, columns: Array) -> Array:
         offsets, indices = (columns, rows) if kind is SparseFormat.CSC else (rows, columns)
         ends, minor = offsets.astype(np.int64) - form.base, indices.astype(np.int64) - form.base
         broken = int((np.diff(ends) < 0).sum()) + int(ends[0] != 0) + int(ends[-1] != len(minor))
-        if broken:  # which line an element is of is not known
+        if broken:
             outside = (minor < 0) | (minor >= (m if kind is SparseFormat.CSC else n))
-            return np.array([broken, outside.sum(), 0, 0], np.int64)
+            beside = np.diff(minor)[lines_go_on(ends, len(minor))]
+            return np.array([broken, outside.sum(), (beside < 0).sum(), (beside == 0).sum()], np.int64)
         major = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
         if kind is SparseFormat.CSC:
             m, n = n, m
@@ -74,6 +76,23 @@ def flaws(form: SparseForm, rows: Array, columns: Array) -> Array:
     later, same = np.diff(major), np.diff(minor)
     unsorted = (later < 0) | ((later == 0) & (same < 0))
     return np.array([broken, outside.sum(), unsorted.sum(), ((later == 0) & (same == 0)).sum()], np.int64)
+
+
+def lines_go_on(ends: Array, count: int) -> Array:
+    """Of each element but the last, whether the next one is of its line, where offsets may be anything.
+
+    Its line is the one that a bisection for the first that ends behind it finds, if that begins before it.
+    """
+    lines, element = len(ends) - 1, np.arange(max(0, count - 1))
+    low, high = np.zeros(len(element), np.int64), np.full(len(element), lines)
+    while (low < high).any():
+        middle = (low + high) // 2
+        ended = (low < high) & (ends[np.minimum(middle + 1, lines)] <= element)
+        high = np.where((low < high) & ~ended, middle, high)
+        low = np.where(ended, middle + 1, low)
+    is_there = low < lines
+    line = np.where(is_there, low, 0)
+    return np.asarray(is_there & (ends[line] <= element) & (element + 1 < ends[np.minimum(line + 1, lines)]))
 
 
 def coordinates(form: SparseForm, rows: Tensor, columns: Tensor, name: str = "") -> tuple[Array, Array]:
@@ -326,42 +345,6 @@ def added(request: Any, work: np.dtype[Any]) -> Results:
     return {"out": found}
 
 
-def check_ends(low: Array, high: Array) -> None:
-    """BadRequest for elements of the outer diagonals that are none of the matrix."""
-    if low[..., :1].any() or high[..., -1:].any():
-        name = "dl" if low[..., :1].any() else "du"
-        raise BadRequest(name, "an element beside the matrix", "0 there: dl[0] and du[n - 1]")
-
-
-def dense_of_three(request: Any, work: np.dtype[Any]) -> Array:
-    """The matrix, or the matrices, whose three diagonals are given; BadRequest for elements outside."""
-    low, diagonal, high = (numbers(tensor, work) for tensor in (request.dl, request.d, request.du))
-    check_ends(low, high)
-    found = np.zeros((*diagonal.shape, diagonal.shape[-1]), diagonal.dtype)
-    each = np.arange(diagonal.shape[-1])
-    found[..., each, each] = diagonal
-    found[..., each[1:], each[:-1]] = low[..., 1:]
-    found[..., each[:-1], each[1:]] = high[..., :-1]
-    return found
-
-
-def tridiagonal(request: Any, work: np.dtype[Any]) -> Results:
-    """The solutions, by LAPACK's `gtsv`, which lets rows change places; NaN of a singular matrix."""
-    from scipy.linalg import LinAlgError, solve_banded
-
-    low, diagonal, high = (numbers(tensor, work) for tensor in (request.dl, request.d, request.du))
-    check_ends(low, high)
-    right = numbers(request.b, work)
-    found = right.copy()
-    for number in np.ndindex(diagonal.shape[:-1]):
-        bands = np.stack([np.roll(high[number], 1), diagonal[number], np.roll(low[number], -1)])
-        try:
-            found[number] = solve_banded((1, 1), bands, right[number], check_finite=False) if right[number].size else 0
-        except LinAlgError:
-            found[number] = np.nan
-    return {"out": found}
-
-
 OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
     "sparse_mv": product,
     "spmm": product,
@@ -373,7 +356,6 @@ OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
     "sparse_to_dense": unpacked,
     "csr2csc": exchanged,
     "sparse_check": checked,
-    "gtsv": tridiagonal,
     "sparse_gather": gathered,
     "sparse_scatter": scattered,
     "sparse_axpby": added,
@@ -384,6 +366,7 @@ OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
     "csr2coo": to_rows,
     "sparse_sort": put_in_order,
     **ELL,
+    **TRIDIAGONAL,
     **PENTADIAGONAL,
     **PRUNING,
 }

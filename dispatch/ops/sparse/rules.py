@@ -6,13 +6,27 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.core.matrix_choices import Operation
 from dispatch.keys import I32, I64
+from dispatch.ops.sparse.algorithms import SpmmAlgorithm
 from dispatch.ops.sparse.form import SparseFormat
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Layout
 
 __all__ = ["aligned", "blocks", "elements", "formats_of_dense", "formats_of_solves", "index_pair", "leading", "lines"]
-__all__ += ["narrow", "narrow_lines", "only_csr", "results", "some", "three", "vectors", "zero_base"]
+__all__ += [
+    "diagonal_of_lines",
+    "factorized",
+    "iterated",
+    "narrow",
+    "narrow_lines",
+    "only_csr",
+    "results",
+    "some",
+    "steady",
+    "three",
+    "vectors",
+    "zero_base",
+]
 
 MAX_INT = 2**31 - 1
 LEAST = 3  # unknowns of gtsv2
@@ -49,6 +63,16 @@ def blocks(request: Any) -> str:
         return f"needs square blocks, has {high}x{wide}"
     trans = getattr(request, "trans", Operation.N)
     return "" if trans is Operation.N else f"needs trans n with BSR, has {trans.name.lower()}"
+
+
+def steady(request: Any) -> str:
+    """CSR_ALG3, which adds up in one order, does not go through a matrix by its columns."""
+    if request.algorithm != SpmmAlgorithm.CSR_ALG3:
+        return ""
+    kind, trans = SparseFormat(request.form.format), request.trans
+    if kind is SparseFormat.CSR and trans is Operation.N:
+        return ""
+    return f"needs CSR and trans n with CSR_ALG3, has {kind.name} and {trans.name.lower()}"
 
 
 def formats_of_solves(request: Any) -> str:
@@ -173,5 +197,33 @@ def three(request: Any) -> str:
             return f"needs {name} dense, has {layout}: copy it"
     out = request.layout_of("out")
     if len(out.shape) == 2 and not request.is_batch and out.size and leading(out, by_rows=False) is None:
+        return f"needs out with its columns one behind another, has {out}: leave it open"
+    return ""
+
+
+def iterated(request: Any) -> str:
+    """A matrix with elements, and vectors whose elements are one behind another."""
+    if not request.values.shape[0]:
+        return "needs a matrix with elements, has none"
+    for name in ("b", "x0", "M"):
+        if getattr(request, name) is not None and request.layout_of(name).strides[0] != 1 and request.b.size > 1:
+            return f"needs {name} dense, has {request.layout_of(name)}: copy it"
+    return ""
+
+
+def diagonal_of_lines(request: Any) -> str:
+    """CSR or CSC where the diagonal is taken."""
+    kind = SparseFormat(request.form.format)
+    takes = getattr(request.preconditioner, "name", "NONE") != "NONE"
+    is_fit = not takes or kind in (SparseFormat.CSR, SparseFormat.CSC)
+    return "" if is_fit else f"needs CSR or CSC with a preconditioner that is made of A, has {kind.name}"
+
+
+def factorized(request: Any) -> str:
+    """A matrix with elements, and a solution whose columns lie one behind another."""
+    if not request.values.shape[0]:
+        return "needs a matrix with elements, has none"
+    out = request.layout_of("out")
+    if len(out.shape) == 2 and leading(out, by_rows=False) is None:
         return f"needs out with its columns one behind another, has {out}: leave it open"
     return ""

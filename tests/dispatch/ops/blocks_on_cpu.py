@@ -19,6 +19,7 @@ spec.loader.exec_module(kernels_on_cpu)
 
 # A thread goes on until `__syncthreads` and is resumed once all others have come there, or to their end.
 BEFORE = """
+#include <setjmp.h>
 #include <stdlib.h>
 #include <ucontext.h>
 FOR_FLOAT_TOO(fabs)
@@ -33,11 +34,17 @@ static inline int ilogb(float x) { return ilogbf(x); }
 #define __align__(bytes) alignas(bytes)
 #define __launch_bounds__(threads, blocks)
 static Place gridDim;
-static ucontext_t scheduler, *current;
-static bool is_done[1024];
+// A thread's stack is entered by `setcontext`, which asks the system, once; jumps, which do not, leave and resume it.
+static const unsigned MOST_THREADS = 1024, STACK_BYTES = 1 << 16;
+static jmp_buf scheduler, resumed[MOST_THREADS];
+static bool is_begun[MOST_THREADS], is_done[MOST_THREADS];
+static char* const stacks = (char*)malloc(MOST_THREADS * STACK_BYTES);
 static void (*body)(const void*);
 static const void* values;
-static void __syncthreads() { swapcontext(current, &scheduler); }
+static void __syncthreads()
+{
+    if (!_setjmp(resumed[threadIdx.x])) _longjmp(scheduler, 1);
+}
 static void __syncwarp() { __syncthreads(); }
 static void __threadfence() {}
 static unsigned told[1024];
@@ -67,34 +74,45 @@ static long long __double_as_longlong(double x) { long long bits; memcpy(&bits, 
 static int __double2hiint(double x) { return int(__double_as_longlong(x) >> 32); }
 static unsigned __float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, 4); return bits; }
 static float __int_as_float(int bits) { float x; memcpy(&x, &bits, 4); return x; }
-static void run_thread() { body(values); is_done[threadIdx.x] = 1; swapcontext(current, &scheduler); }
+static void run_thread()
+{
+    for (;;) {
+        body(values);
+        is_done[threadIdx.x] = true;
+        __syncthreads();
+    }
+}
+static void begin(char* stack)
+{
+    static ucontext_t made;
+    getcontext(&made);
+    made.uc_stack.ss_sp = stack;
+    made.uc_stack.ss_size = STACK_BYTES;
+    makecontext(&made, run_thread, 0);
+    setcontext(&made);
+}
+static void take_turn(unsigned thread)
+{
+    threadIdx.x = thread;
+    if (_setjmp(scheduler)) return;
+    if (is_begun[thread]) _longjmp(resumed[thread], 1);
+    is_begun[thread] = true;
+    begin(&stacks[thread * STACK_BYTES]);
+}
 static void run_blocks(unsigned blocks, unsigned threads)
 {
-    const unsigned bytes = 1 << 16;
-    char* stacks = (char*)malloc(threads * bytes);
-    ucontext_t* all = (ucontext_t*)malloc(threads * sizeof(ucontext_t));
     gridDim.x = blocks; blockDim.x = threads;
     for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
         memset(is_done, 0, sizeof is_done);
-        for (unsigned i = 0; i < threads; ++i) {
-            getcontext(&all[i]);
-            all[i].uc_stack.ss_sp = &stacks[i * bytes];
-            all[i].uc_stack.ss_size = bytes;
-            makecontext(&all[i], run_thread, 0);
-        }
         for (bool go_on = true; go_on;) {
             go_on = false;
             for (unsigned i = 0; i < threads; ++i) {
                 if (is_done[i]) continue;
                 go_on = true;
-                threadIdx.x = i;
-                current = &all[i];
-                swapcontext(&scheduler, current);
+                take_turn(i);
             }
         }
     }
-    free(all);
-    free(stacks);
 }
 // All threads of a warp are at the same shuffle, as `__shfl_xor_sync` wants them with a mask of all.
 template <class E> static E __shfl_xor_sync(unsigned, E x, unsigned lanes)

@@ -231,6 +231,16 @@ def test_a_step_that_no_row_takes_is_named(dev, executor):
         run(request, executor, row_of("f64"))
 
 
+def test_three_at_once_are_two_contractions_where_the_result_is_a_scalar(dev, executor, rng):
+    arrays = [rng.standard_normal(shape) for shape in ((3, 4), (4, 5), (5, 3))]
+    at_once = {"optimize": ((0, 1, 2),)}
+    for spec, ops in (("ab,bc,ca->", ["contract"] * 2), ("ab,bc,ca->a", ["contract_trinary"])):
+        request = dp.EinsumRequest(spec, [*map(dev.array, arrays)], **at_once)
+        assert [step.op for step in request.course.steps] == ops
+        result = run(request, executor, row_of("f64"))
+        np.testing.assert_allclose(np.asarray(result), np.einsum(spec, *arrays), rtol=1e-12)
+
+
 def test_results_on_the_way_share_memory_that_nobody_reads_any_more():
     steps = [
         Step("contract", (0, 1), "", (), (), 0),

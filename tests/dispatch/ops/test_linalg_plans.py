@@ -272,6 +272,38 @@ def test_of_many_matrices_those_that_are_not_finite_have_a_status_and_the_others
     np.testing.assert_array_equal(request.a.numpy(), a)
 
 
+@pytest.mark.parametrize("dtype", ["f64", "c64"])
+@pytest.mark.parametrize(
+    ("kind", "choices"),
+    [
+        (dp.DetRequest, {}),
+        (dp.SlogdetRequest, {}),
+        (dp.QrRequest, {"mode": "raw"}),
+        (dp.RefinedSolveRequest, {"b": (3, 5, 2)}),
+        (dp.RefinedLstsqRequest, {"b": (3, 5, 2)}),
+        (dp.RandomizedSvdRequest, {"rank": 1}),
+        (dp.SvdRequest, {"driver": "gesvda", "full_matrices": False}),
+    ],
+    ids=["det", "slogdet", "qr", "refined_solve", "refined_lstsq", "randomized_svd", "gesvda"],
+)
+def test_what_the_routine_gives_for_nan_is_nan_where_it_would_not_say_so(kind, choices, dtype, executor, rng):
+    """cuSOLVER 12.0 gave finite numbers and a status of 0, or an error for all of a batch."""
+    dev, a = dp.device("host"), rng.standard_normal((3, 5, 5))
+    a[1, 3, 2] = np.nan
+    if "b" in choices:
+        choices = {"b": dev.array(rng.standard_normal(choices["b"]), dtype)}
+    request = kind(dev.array(a, dtype), **choices)
+    row = next(row for row in candidates(request, Arch(90)) if row.library == "cusolverDn")
+    outputs = dev.executor().outputs(request)
+    plan = row.call(request, executor, row)
+    for _ in range(2):
+        plan.enqueue(request.arguments(outputs))
+        for tensor in outputs.values():
+            if tensor.size and tensor.dtype.name in ("f32", "f64", "c64", "c128"):
+                broken = np.isnan(tensor.numpy()).reshape(3, -1).any(axis=1)
+                assert broken.tolist() == [False, True, False]
+
+
 @pytest.mark.parametrize("dtype", ["f32", "c128"])
 def test_pairs_of_many_are_one_call_that_autotune_alone_asks_for(dtype, executor, monkeypatch, rng):
     calls, real = [], stand_in.X["XsygvStridedBatched"]

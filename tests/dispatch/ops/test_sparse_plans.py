@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.errors import BadRequest, Refused
+from dispatch.errors import BadRequest, NoRow, Refused
 from dispatch.keys import Arch
 from dispatch.ops import FAMILIES
 from dispatch.ops.sparse.cases import cases
@@ -139,6 +139,25 @@ def test_indices_at_another_address_are_analysed_anew_whatever_was_promised(exec
     assert executor.library.called.count("cusparseSpSV_analysis") == 2
 
 
+@pytest.mark.parametrize("algorithm", dp.SpmmAlgorithm)
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo"])
+def test_every_algorithm_takes_a_request_or_its_row_refuses_it(algorithm, kind, executor, rng):
+    if algorithm and not algorithm.name.startswith("COO" if kind == "coo" else "CSR"):
+        pytest.skip("an algorithm of another format, which a request refuses")
+    import scipy.sparse as sp
+
+    dense = rng.standard_normal((6, 6)) * (rng.random((6, 6)) < 0.5)
+    a = dp.sparse.sparse_tensor(getattr(sp.csr_array(dense), f"to{kind}")(), device="host")
+    b = rng.standard_normal((6, 3))
+    for trans, op in (("n", dense), ("t", dense.T)):
+        request = dp.SpmmRequest(*a, DEV.array(b), algorithm=algorithm, trans=trans)
+        if algorithm.name == "CSR_ALG3" and (kind, trans) != ("csr", "n"):
+            with pytest.raises(NoRow, match="needs CSR and trans n with CSR_ALG3"):
+                made(request, executor)
+        else:
+            np.testing.assert_allclose(enqueued(made(request, executor), request).numpy(), op @ b)
+
+
 def test_another_fixed_pattern_is_another_plan(rng):
     _, a = triangle(rng)
     x = DEV.array(rng.standard_normal(12))
@@ -247,4 +266,16 @@ def test_the_algorithms_have_the_library_s_numbers(ours, theirs):
 
     known = {int(one) for one in getattr(cusparse, f"cusparse{theirs}Alg_t")}
     assert {int(one) for one in getattr(dp, ours)} <= known
-    assert known - {int(one) for one in getattr(dp, ours)} <= {5}, "SpMV of sliced ELL has no row"
+    absent = {"SpMV": {5}, "SpGEMM": {1, 2}}.get(theirs, set())  # SpMV of sliced ELL, and those of SpGEMMreuse
+    assert known - {int(one) for one in getattr(dp, ours)} <= absent
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_parts_that_are_not_at_16_bytes_are_copied_there_and_others_are_not(offset, executor, rng):
+    y, indices = DEV.array(rng.standard_normal(40)), rng.permutation(40)[:9].astype(np.int32)
+    at, values = DEV.zeros((9 + offset,), "i32")[offset:], DEV.zeros((9 + offset,), "f64")[offset:]
+    at.copy_from(indices)
+    request = dp.GatherRequest(y, at, out=values)
+    plan = made(request, executor)
+    np.testing.assert_array_equal(enqueued(plan, request).numpy(), y.numpy()[indices])
+    assert len(plan._steps) == (3 if offset else 1)

@@ -116,3 +116,22 @@ def test_a_matrix_of_a_closed_device_is_stale_though_the_call_is_known(dev):
     dev.close()
     with pytest.raises(dp.errors.DispatchError):
         dp.sparse_mv(*a, x)
+
+
+def test_same_bits_are_said_of_what_the_library_promises_them_for():
+    dev = dp.device("host")
+    parts = (dev.array(np.ones(1)), dev.array(np.array([0, 1])), dev.array(np.array([0])))
+    a, x = dp.sparse.csr(*parts, (1, 1)), dev.array(np.ones(1))
+    for algorithm, trans, expected in (("csr_alg2", "n", True), ("csr_alg2", "t", False), ("default", "n", False)):
+        assert dp.SparseMvRequest(*a, x, algorithm=algorithm, trans=trans).same_bits is expected
+    b = dev.array(np.ones((1, 1)))
+    for algorithm, trans, expected in (("csr_alg3", "n", True), ("csr_alg3", "c", False), ("csr_alg2", "n", False)):
+        assert dp.SpmmRequest(*a, b, algorithm=algorithm, trans=trans).same_bits is expected
+
+
+def test_every_format_of_a_product_has_cases_of_both_bases():
+    from dispatch.ops.sparse.cases import forms
+
+    for op in ("spmm", "sparse_mv", "csr2csc", "sparse_to_dense", "spsv"):
+        found = {(form.kind, form.base) for form in forms(op, dp.keys.F32)}
+        assert len(found) == 2 * len({kind for kind, _ in found}), op

@@ -3,6 +3,7 @@
 import importlib.util
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -67,6 +68,19 @@ def test_the_contractions_of_the_benchmark_are_numpys(gpu, rng, kind, spec):
         got = dp.einsum(spec, *map(gpu.array, arrays), library=library).numpy()
         bound = 64 * np.finfo(kind).eps * np.abs(expected).max()
         assert np.abs(got - expected).max() <= bound
+
+
+@pytest.mark.usefixtures("cutensor")
+@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16, "f4", "f8", "c8", "c16"], ids=str)
+def test_scalars_are_numpys_as_often_as_they_are_asked_for(gpu, rng, kind):
+    shapes = ((8, 5), (5, 11), (11, 8))
+    for turn in range(40):
+        arrays = [rng.integers(-1, 2, shape).astype(kind) for shape in shapes]
+        expected = np.einsum("ab,bc,ca->", *(array.astype("c16") for array in arrays))
+        optimize = ((0, 1, 2),) if turn % 2 else "auto"  # three at once, which are two contractions
+        request = dp.EinsumRequest("ab,bc,ca->", [*map(gpu.array, arrays)], optimize=optimize)
+        assert complex(dp.run(request).numpy()) == expected  # of whole numbers all is exact
+        assert complex(dp.prepare(request)().numpy()) == expected
 
 
 @pytest.mark.usefixtures("cutensor")

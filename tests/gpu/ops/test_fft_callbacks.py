@@ -61,7 +61,7 @@ def test_a_row_passes_its_cases(row, way, gpu, rng, skip_without, monkeypatch):
 def steps(request):
     call = dp.prepare(request)
     call()
-    return [type(step) for step in request.bound.plan._steps]
+    return [type(step) for step in call._bound.plan._steps]
 
 
 @pytest.mark.usefixtures("fused")
@@ -134,7 +134,7 @@ def test_repeated_calls_at_other_addresses(gpu, rng, waits):
 
 
 def test_calls_on_several_streams_keep_their_operands(gpu, rng):
-    streams = [dp.Stream(gpu) for _ in range(4)]
+    streams = [gpu.stream() for _ in range(4)]
     held = []
     for turn in range(40):
         x, w = rng.standard_normal((32, 256)), rng.standard_normal(256)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cudabind import _types
+from cudabind import _types, callbacks
 from cudabind.gen import layout
 from cudabind.gen.emit import GAP
 from cudabind.gen.libraries import ROWS
@@ -174,11 +174,11 @@ def named(proof: Proof, spelled: str) -> Any:
     strict = issubclass(made, (_types.Handle, ctypes.Structure, ctypes.Union)) and made.__name__ not in ELEMENTS
     if "*" in spelled:
         return ctypes.POINTER(made) if strict else None
-    return made if strict or is_record(made) or issubclass(made, _types.Callback) else None
+    return made if strict or is_record(made) or issubclass(made, callbacks.Callback) else None
 
 
 def typed(kind: Any) -> Any:
     """The class that ctypes insists on, or None where it takes any number or address."""
-    ours = (_types.Handle, _types.Callback, ctypes.Structure, ctypes.Union)
+    ours = (_types.Handle, callbacks.Callback, ctypes.Structure, ctypes.Union)
     target = kind._type_ if isinstance(kind, type) and issubclass(kind, _Pointer) else kind
     return kind if isinstance(target, type) and issubclass(target, ours) else None

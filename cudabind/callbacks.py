@@ -1,0 +1,230 @@
+"""Python functions that a library calls: how long they live, and what becomes of what they raise.
+
+Wherever a generated module wants a callback, as an argument or in a struct, a Python function will do; so does the
+callback type around one, `cublasLogCallback(function)`, which type checkers understand. A member of a struct has a type
+by the names of both. ctypes takes the GIL for the call, on whichever thread it comes.
+
+How long: a function that was given to a library stays for as long as the process lives, for no library says when it
+calls last; the same function given again is no second one. `release(function)` ends that, once the library was told to
+call it no more (mostly by giving it None). A call that comes nonetheless raises ReleasedCallback, and calls nothing:
+some 200 bytes of each callback stay for that.
+
+What is raised: the library is told -1, or NULL or 0 where it wants an address or a number without a sign, and the
+exception is raised by the checked call during which the function ran. Where that was no checked call, or a thread of
+the library's own, the next one raises it; `raise_pending()` does so without one. What nobody was told of by the end of
+the process, Python prints then.
+
+Generated modules and `_bind` call this file. It knows no library.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import sys
+import threading
+from _ctypes import CFuncPtr
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+from cudabind._fork import anew
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Self
+
+__all__ = ["Callback", "ReleasedCallback", "function_type", "raise_pending", "release"]
+
+SUCCESS = 0
+SIGNED = (ctypes.c_int8, ctypes.c_int16, ctypes.c_int32, ctypes.c_int64)
+
+pending: list[tuple[int, BaseException]] = []  # the thread, and what was raised there; never replaced
+checks: list[dict[int, None]] = []  # what says None to a success; while something is pending, they say nothing
+_kept: dict[int, Callback] = {}  # by id, as nothing is freed that a library might still call
+_released: list[Callback] = []  # which calls must not find freed memory, either
+_given: dict[tuple[object, ...], Callback] = {}  # those made for a function that was given as it is
+# Finalizers may come in between, and call a library that calls back.
+_lock = threading.RLock()
+anew(sys.modules[__name__], "_lock", threading.RLock)
+os.register_at_fork(after_in_child=pending.clear)  # they are the parent's to hear of
+
+
+class ReleasedCallback(RuntimeError):
+    """A library called a function that had been released."""
+
+
+class _Guarded:
+    """What ctypes calls: the function, whatever it raises, and a result that ctypes takes."""
+
+    __slots__ = ("failed", "function", "kind", "name", "text")
+
+    def __init__(self, name: str, kind: Any, function: Callable[..., Any]) -> None:
+        self.name, self.kind, self.function = name, kind, function
+        self.failed = -1 if kind in SIGNED else None if kind in (None, ctypes.c_void_p) else 0
+        self.text: Any = None  # the last that it returned: the library reads it after that
+
+    def __call__(self, *arguments: Any) -> Any:
+        try:
+            return self._result(self.function(*arguments))
+        except BaseException as error:  # noqa: BLE001 - C would go on with it, and Python print it
+            carry(error)
+            return self.failed
+
+    def _result(self, value: Any) -> Any:
+        if self.kind is None:
+            return None
+        if self.kind is ctypes.c_void_p and isinstance(value, (str, bytes)):
+            self.text = ctypes.create_string_buffer(value.encode() if isinstance(value, str) else value)
+            return ctypes.addressof(self.text)
+        try:
+            return value.value if isinstance(value, self.kind) else self.kind(value).value
+        except (TypeError, AttributeError):
+            wanted = f"{self.kind.__name__} is what the library wants"
+            raise TypeError(f"a function given as {self.name} returned {value!r}; {wanted}") from None
+
+    def call_nothing(self, *_: object) -> None:
+        raise ReleasedCallback(f"a library called a function, given as {self.name}, that had been released")
+
+
+class Callback(CFuncPtr):
+    """Base of the callback types: made from a Python function, from an address, or from nothing, which is NULL."""
+
+    _flags_ = 1  # FUNCFLAG_CDECL
+    _guarded: _Guarded | None = None
+
+    def __new__(cls, *given: Any) -> Self:
+        if len(given) != 1 or isinstance(given[0], CFuncPtr) or not callable(given[0]):
+            return super().__new__(cls, *given)
+        guarded = _Guarded(cls.__name__, cls._restype_, given[0])  # type: ignore[attr-defined]  # of each class
+        made = super().__new__(cls, guarded)
+        made._guarded = guarded
+        return made
+
+    @classmethod
+    def from_param(cls, value: Any) -> Any:
+        """What a library is given for a function, a callback of this type, or None."""
+        if value is None:
+            return cls()
+        if isinstance(value, cls):
+            return _keep(value)
+        if isinstance(value, CFuncPtr) or not callable(value):
+            raise TypeError(f"{type(value).__name__} is no {cls.__name__}; pass a Python function, or None for NULL")
+        with _lock:
+            key = (cls, *_identity(value))
+            if key not in _given:
+                _given[key] = _keep(cls(value))
+            return _given[key]
+
+    @property
+    def address(self) -> int:
+        """Where the function is, for an argument or a field that is a mere pointer in the header: it is kept, too."""
+        return ctypes.cast(_keep(self), ctypes.c_void_p).value or 0
+
+
+class Holder:
+    """Base of structs with callbacks among their fields: these take functions, and what they take is kept."""
+
+    __slots__ = ()
+    _callbacks_: dict[str, type[Callback]]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        kind = self._callbacks_.get(name)
+        super().__setattr__(name, value if kind is None else kind.from_param(value))
+
+
+def _identity(function: Any) -> tuple[object, ...]:
+    """By what the same function is known again: each look at a method makes another object."""
+    if isinstance(function, MethodType):
+        return id(function.__self__), id(function.__func__)
+    return (id(function),)
+
+
+def _keep(callback: Any) -> Any:
+    if callback._guarded is not None:
+        _kept[id(callback)] = callback
+    return callback
+
+
+def function_type(result: Any, *arguments: Any) -> type[Callback]:
+    """The callback type of a C function, as ctypes.CFUNCTYPE makes one: where the header names none.
+
+    `callback = function_type(c_int, c_void_p, c_void_p)(function)`, and `callback.address` for the library.
+    """
+    metaclass: Any = type(Callback)
+    made: type[Callback] = metaclass(
+        "function_type", (Callback,), {"_flags_": Callback._flags_, "_restype_": result, "_argtypes_": arguments}
+    )
+    return made
+
+
+def release(function: Callable[..., Any]) -> None:
+    """Let go of a function, or a callback, that was given to libraries: they must have been told to call it no more.
+
+    Raises:
+        ValueError: no library was given it, or it has been released.
+    """
+    with _lock:
+        found = [each for each in _kept.values() if each is function or _is_of(each, function)]
+        if not found:
+            raise ValueError(f"{function!r} is no function that a library was given, or has been released")
+        for callback in found:
+            guarded = callback._guarded
+            if guarded is not None:
+                guarded.function = guarded.call_nothing
+            _released.append(_kept.pop(id(callback)))
+        for key in [key for key, each in _given.items() if any(each is one for one in found)]:
+            del _given[key]
+
+
+def _is_of(callback: Callback, function: Any) -> bool:
+    return callback._guarded is not None and _identity(callback._guarded.function) == _identity(function)
+
+
+def carry(error: BaseException) -> None:
+    """Have a checked call of this thread raise it; of any thread, where this one is a library's own."""
+    with _lock:
+        pending.append((threading.get_ident(), error))
+        for check in checks:
+            check.pop(SUCCESS, None)
+
+
+def watch(check: dict[int, None]) -> None:
+    """Have a success be looked up in a dict, which has none while something is pending."""
+    with _lock:
+        checks.append(check)
+        if not pending:
+            check[SUCCESS] = None
+
+
+def raise_pending(during: BaseException | None = None) -> None:
+    """Raise what callbacks have raised on this thread, or on a thread of a library's own, and nobody was told of.
+
+    All of it at once: the first, and in the chain of its contexts the others, then `during`, the failure of the call.
+    """
+    with _lock:
+        others = {thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
+        others.discard(threading.get_ident())
+        errors = [error for thread, error in pending if thread not in others]
+        pending[:] = [(thread, error) for thread, error in pending if thread in others]
+        if not pending:
+            for check in checks:
+                check[SUCCESS] = None
+    if errors:
+        raise _chained([*errors, *([during] if during is not None else [])])
+
+
+def _chained(errors: list[BaseException]) -> BaseException:
+    chain: list[BaseException] = []
+    for error in errors:
+        if chain and not any(error is one for one in chain):
+            chain[-1].__context__ = error
+        following: BaseException | None = error
+        while following is not None and not any(following is one for one in chain):
+            chain.append(following)
+            following = following.__context__
+    return errors[0]
+
+
+atexit.register(raise_pending)

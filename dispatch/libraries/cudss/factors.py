@@ -1,0 +1,144 @@
+"""The factors of a sparse matrix: analysis, factorization and solve by cuDSS, of which each is made when it is needed.
+
+An analysis is of the pattern and a factorization of the values. Descriptors are the host's memory, and get the
+addresses of each run. Follows https://docs.nvidia.com/cuda/cudss/functions.html.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudabind.sys import cudss
+from dispatch.libraries.cudss.handle import handle_of
+
+if TYPE_CHECKING:
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["Factors", "Said"]
+
+INDEX_TYPES = {4: cudss.cudaDataType_t.CUDA_R_32I, 8: cudss.cudaDataType_t.CUDA_R_64I}
+
+
+class Said(NamedTuple):
+    """What of a system is no address: `kind` and `view` are a cudssMatrixType_t and a cudssMatrixViewType_t.
+
+    `ld` are the leading dimensions of the right-hand sides and of the solution, whose columns lie one behind another.
+    """
+
+    n: int
+    nnz: int
+    sides: int
+    ld: tuple[int, int]
+    offset_bytes: int
+    index_bytes: int
+    value_type: int
+    kind: int
+    view: int
+    base: int
+
+
+class Factors:
+    """`cudssData_t` of one system, given back when its executor closes or with this object."""
+
+    __slots__ = (
+        "__weakref__",
+        "_a",
+        "_at",
+        "_b",
+        "_config",
+        "_data",
+        "_executor",
+        "_handle",
+        "_is_factored",
+        "_stamp",
+        "_x",
+        "info",
+    )
+
+    def __init__(self, executor: CudaExecutor, said: Said, placeholder: int) -> None:
+        self._executor, self._handle = executor, handle_of(executor).follow()
+        self._config, self._data = cudss.cudssConfig_t(), cudss.cudssData_t()
+        self._a, self._b, self._x = (cudss.cudssMatrix_t() for _ in range(3))
+        self._at: Any = None  # the addresses of the pattern that was analysed
+        self._stamp: Any = None  # of what was factorized
+        self._is_factored = False
+        self.info = 0
+        executor.at_close.append(partial(_close, weakref.ref(self)))
+        cudss.cudssConfigCreate(self._config)
+        cudss.cudssDataCreate(self._handle, self._data)
+        value, kind = cudss.cudaDataType_t(said.value_type), cudss.cudssMatrixType_t(said.kind)
+        indices = INDEX_TYPES[said.offset_bytes], INDEX_TYPES[said.index_bytes]
+        view, base = cudss.cudssMatrixViewType_t(said.view), cudss.cudssIndexBase_t(said.base)
+        pattern = (placeholder, None, placeholder, placeholder)
+        cudss.cudssMatrixCreateCsr(self._a, said.n, said.n, said.nnz, *pattern, *indices, value, kind, view, base)
+        layout = cudss.cudssLayout_t.CUDSS_LAYOUT_COL_MAJOR
+        for made, ld in zip((self._b, self._x), said.ld, strict=True):
+            cudss.cudssMatrixCreateDn(made, said.n, said.sides, ld, placeholder, value, layout)
+
+    def solve(self, pattern: tuple[Any, Any], values: Any, b: Any, x: Any, stamp: Any, *, keeps: bool) -> None:
+        """Solve at these addresses, with the analysis and the factors of the run before as far as they still hold.
+
+        `keeps` says whether the pattern is promised to stay, and `stamp`, where there is one, is another for other
+        values. Where it factorizes it waits for the status.
+        """
+        offsets, indices = pattern
+        cudss.cudssMatrixSetCsrPointers(self._a, offsets, None, indices, values)
+        cudss.cudssMatrixSetValues(self._b, b)
+        cudss.cudssMatrixSetValues(self._x, x)
+        phases = cudss.cudssPhase_t
+        if not keeps or self._at != pattern:
+            self._at, self._stamp, self._is_factored = None, None, False
+            self._execute(phases.CUDSS_PHASE_ANALYSIS)
+            self._at = pattern
+        if stamp is None or self._stamp != (stamp, values):
+            again = self._is_factored
+            self._stamp, self._is_factored = None, False
+            self._execute(phases.CUDSS_PHASE_REFACTORIZATION if again else phases.CUDSS_PHASE_FACTORIZATION)
+            self.info = self._status()
+            # Of a factorization that has failed the next one begins anew.
+            self._stamp, self._is_factored = (None if stamp is None else (stamp, values)), self.info <= 0
+        self._execute(phases.CUDSS_PHASE_SOLVE)
+
+    def _execute(self, phase: Any) -> None:
+        handle = handle_of(self._executor).follow()
+        given = handle, int(phase), self._config, self._data, self._a, self._x, self._b
+        status = cudss.cudssExecute.unchecked(*given)
+        if status:
+            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            raise cudss.cudssExecute.error(status)
+
+    def _status(self) -> int:
+        """0, the number that cuDSS gives a failure, or minus the number of pivots that were replaced."""
+        params = cudss.cudssDataParam_t
+        return self._told(params.CUDSS_DATA_INFO) or -self._told(params.CUDSS_DATA_NPIVOTS)
+
+    def _told(self, what: Any) -> int:
+        found, written = ctypes.c_int(), ctypes.c_size_t()
+        size = ctypes.sizeof(found)
+        cudss.cudssDataGet(self._handle, self._data, what, ctypes.byref(found), size, ctypes.byref(written))
+        return found.value
+
+    def close(self) -> None:
+        """Give all back; a second call does nothing."""
+        if not getattr(self, "_data", None):
+            return
+        for matrix in (self._a, self._b, self._x):
+            if matrix:
+                cudss.cudssMatrixDestroy.unchecked(matrix)
+        cudss.cudssDataDestroy.unchecked(self._handle, self._data)
+        cudss.cudssConfigDestroy.unchecked(self._config)
+        self._data = None
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing() and self._executor.device.alive:
+            self.close()
+
+
+def _close(of: Any) -> None:
+    factors = of()
+    if factors is not None:
+        factors.close()

@@ -1,0 +1,1 @@
+"""CUPTI: what the GPU did and when, by its activity records."""

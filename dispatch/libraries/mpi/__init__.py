@@ -1,0 +1,1 @@
+"""Collectives between processes on the host, by MPI through mpi4py."""

@@ -1,0 +1,198 @@
+"""MPI's communicators: each call begins without waiting, and is looked at until it is done or its deadline is over.
+
+MPI itself waits for ever for a rank that hangs. Where its library mitigates failures (Open MPI under `mpirun --with-ft
+ulfm`, MPI 5's chapter on fault tolerance) a rank that has ended is told at once, and `Revoke` tells it to all. Which
+ranks live then is not asked of MPI, which would wait for one that is stopped: `World.rebuild` finds out and makes the
+next communicator with `regrouped`. Data of 16 and 8 bits is no type of MPI's: ops/collective converts. Knows no op.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dispatch.core.communicator import DEADLINE, Communicator
+from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout, DeviceUnavailable, RankLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from typing_extensions import Self
+
+    from dispatch.device.device import Device
+
+    Comm = Any  # mpi4py.MPI.Intracomm, whose types are there only where it is installed
+
+__all__ = ["MpiCommunicator", "mpi", "within"]
+
+T = TypeVar("T")
+SPIN = 200e-6  # seconds for which a request is looked at without a pause: small calls are done by then
+SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between looks, from then on
+_abandoned: list[Any] = []  # requests that never end, and their memory, which MPI may still read or write
+
+
+def mpi() -> Any:
+    """mpi4py's MPI, which begins MPI where nobody has; DeviceUnavailable where it is not installed."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # mpi4py without an MPI raises RuntimeError
+        what = "mpi4py and an MPI: pip install 'cudabind[mpi]'"
+        raise DeviceUnavailable(f"collectives between processes of the host need {what}; {error}") from error
+    return MPI
+
+
+def within(seconds: float, call: Callable[[], T], what: str) -> T:
+    """What a call gives that MPI has no waiting form of; CollectiveTimeout where it takes longer.
+
+    It goes on then, on a thread that no exit waits for.
+    """
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.extend((call(), None))
+        except BaseException as error:  # noqa: BLE001  # it is raised where it is waited for
+            found.extend((None, error))
+
+    thread = threading.Thread(target=run, name=f"mpi {what}", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if len(found) < 2:
+        raise CollectiveTimeout(f"{what} was not done within {seconds:g} s")
+    result, error = found
+    if error is not None:
+        raise CollectiveError(f"{what} failed: {error}") from error
+    made: T = result
+    return made
+
+
+class MpiCommunicator(Communicator):
+    """A communicator of MPI, in memory of the host; `comm` is mpi4py's, and its ranks are these.
+
+    `base` is the group of processes that later ones are made of, and `name` a word that only these ranks use.
+    """
+
+    library = "mpi"
+
+    def __init__(
+        self, comm: Comm, device: Device, name: str, *, generation: int = 0, deadline: float = DEADLINE
+    ) -> None:
+        if not device.is_host:
+            raise BadRequest("device", str(device), "the host", "NCCL moves what is on GPUs")
+        super().__init__(comm.rank, comm.size, device, generation=generation, deadline=deadline)
+        self.comm, self.name = comm, name
+        self.base = comm.Get_group()
+        self._splits = 0
+
+    @classmethod
+    def duplicate(cls, comm: Comm, device: Device, name: str, *, deadline: float = DEADLINE) -> Self:
+        """One over the ranks of a user's communicator, who all call it; no message is taken for one of his."""
+        own = within(deadline, comm.Dup, f"duplicating {name}")
+        return cls(own, device, name, deadline=deadline)
+
+    def regrouped(self, ranks: Sequence[int], generation: int, deadline: float) -> Self:
+        """The communicator of those ranks of this one that live, in this order; these alone call it, at one time."""
+        name = f"{self.name}/{generation}"
+        return type(self)(self._made_of(ranks, name), self.device, name, generation=generation, deadline=deadline)
+
+    def _made_of(self, ranks: Sequence[int], name: str) -> Comm:
+        group = self.base.Incl(list(ranks))
+        # The one way that asks nothing of the others, whether they have ended, are stopped, or are unknown.
+        return within(self.deadline, lambda: mpi().Intracomm.Create_from_group(group, name), f"making {name}")
+
+    def begin(self, what: str, start: Callable[[], Any], *keep: Any) -> Callable[[], None]:
+        """Begin a call that gives a request; what comes back waits for it. `keep` is memory that it uses.
+
+        Raises CollectiveTimeout where it is not done by the deadline, RankLost where MPI says that a rank has ended.
+        """
+        self.check()
+        until = time.monotonic() + self.deadline
+        try:
+            request = start()
+        except mpi().Exception as error:
+            self._raise(what, error)
+
+        def finish() -> None:
+            try:
+                self._wait(what, request, until)
+            except BaseException:
+                _abandoned.append((request, keep))
+                raise
+
+        return finish
+
+    def _wait(self, what: str, request: Any, until: float) -> None:
+        begun, pause = time.monotonic(), SHORTEST
+        while True:
+            try:
+                if request.Test():
+                    return
+            except mpi().Exception as error:
+                self._raise(what, error)
+            if self.error is not None:
+                self._revoke()
+                raise self.failure()
+            now = time.monotonic()
+            if now > until:
+                self._revoke()
+                self.raise_failed(CollectiveTimeout(f"{self!r}: {what} was not done within {self.deadline:g} s"))
+            if now - begun > SPIN:
+                time.sleep(min(pause, until - now + 1e-6))
+                pause = min(2 * pause, LONGEST)
+
+    def _raise(self, what: str, error: Any) -> Any:
+        """Fail by what MPI says; of ranks that have ended it knows which."""
+        self._revoke()
+        kind = error.Get_error_class()
+        MPI = mpi()
+        lost = {getattr(MPI, name, None) for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")}
+        if kind not in lost:
+            failed = CollectiveError(f"{self!r}: {what} failed: {error}")
+        else:
+            ranks = self._ended()
+            who = f"rank {', '.join(map(str, ranks))} has ended" if ranks else "another rank has given it up"
+            failed = RankLost(f"{self!r}: {what}: {who}", ranks)
+        failed.__cause__ = error
+        return self.raise_failed(failed)
+
+    def _ended(self) -> tuple[int, ...]:
+        """The ranks that MPI knows to have ended."""
+        MPI = mpi()
+        with suppress(MPI.Exception, NotImplementedError, AttributeError):
+            ended = self.comm.Get_failed()
+            places = MPI.Group.Translate_ranks(ended, list(range(ended.Get_size())), self.base)
+            return tuple(int(place) for place in places if place >= 0)
+        return ()
+
+    def _revoke(self) -> None:
+        """Have calls of the other ranks on this communicator end, where MPI can; from the thread that calls MPI."""
+        with suppress(mpi().Exception, NotImplementedError, AttributeError):
+            self.comm.Revoke()
+
+    def stop(self) -> None:
+        pass  # whoever waits for a request sees that it failed
+
+    def release(self) -> None:
+        """Free it, together with the others; where these do not come, it goes with the process."""
+        if not mpi().Is_finalized():
+            with suppress(CollectiveError):
+                within(self.deadline, self.comm.Free, "freeing a communicator")
+
+    def split(self, color: int | None, key: int = 0) -> Self | None:
+        given = [[0, 0, 0] for _ in range(self.size)]
+        mine = [color is not None, color or 0, key]
+        import numpy as np
+
+        sent, received = np.array(mine, np.int64), np.empty((self.size, 3), np.int64)
+        self.begin("split", lambda: self.comm.Iallgather(sent, received), sent, received)()
+        self._splits += 1
+        given = received.tolist()
+        if color is None:
+            return None
+        ranks = [rank for rank in range(self.size) if given[rank][0] and given[rank][1] == color]
+        ranks.sort(key=lambda rank: given[rank][2])
+        name = f"{self.name}/split {self._splits}/{color}"
+        comm = self._made_of(ranks, name)
+        return type(self)(comm, self.device, name, generation=self.generation, deadline=self.deadline)

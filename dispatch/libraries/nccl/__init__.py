@@ -1,0 +1,1 @@
+"""NCCL: communicators that do not block, their configuration, and a monitor that ends what takes too long."""

@@ -1,0 +1,270 @@
+"""NCCL's communicators, none of which blocks: a call that goes on is asked about until it is done, or fails.
+
+Each call notes an event behind it, which monitor.py looks at: where a collective is not done by its deadline, or NCCL
+tells an error, the communicator is aborted, which ends its kernels. Follows
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html, its error handling above all. Knows
+no op.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudabind import driver
+from cudabind.sys import nccl
+from dispatch.core.communicator import DEADLINE, Communicator
+from dispatch.device.stream import relaxed
+from dispatch.device.suspicions import suspect, trust
+from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout, RankLost
+from dispatch.libraries.nccl import monitor
+from dispatch.libraries.nccl.config import NcclConfig, c_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from typing_extensions import Self
+
+    from dispatch.device.cuda import CudaDevice
+    from dispatch.device.device import Device
+
+__all__ = ["NcclCommunicator", "solo", "unique_id"]
+
+SUCCESS, INVALID_ARGUMENT, REMOTE, IN_PROGRESS = 0, 4, 6, 7  # of ncclResult_t
+SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between two questions
+NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR
+ABORTING = 1  # NCCL_SHRINK_ABORT: end what is under way first
+
+
+class Pending(NamedTuple):
+    """A call whose work the GPU may not have done yet."""
+
+    event: ctypes.c_void_p
+    until: float  # time.monotonic()
+    what: str
+
+
+def unique_id() -> bytes:
+    """What all ranks of a communicator that is to be made must be given: 128 bytes that one of them asks for."""
+    made = nccl.ncclUniqueId()
+    nccl.ncclGetUniqueId(ctypes.byref(made))
+    return bytes(made)
+
+
+class NcclCommunicator(Communicator):
+    """A communicator of NCCL over one GPU of each rank.
+
+    Guarantees: no call of the library is made on a handle that was aborted or destroyed, whichever thread did that; a
+    failed communicator is aborted once.
+    """
+
+    library = "nccl"
+    device: CudaDevice
+
+    def __init__(
+        self,
+        c_handle: Any,
+        rank: int,
+        size: int,
+        device: Device,
+        config: NcclConfig,
+        *,
+        generation: int = 0,
+        deadline: float = DEADLINE,
+    ) -> None:
+        super().__init__(rank, size, device, generation=generation, deadline=deadline)
+        self.c_handle, self.config = c_handle, config
+        self.lock = threading.RLock()  # held while the handle is used: no call waits in there
+        self.pending: deque[monitor.Noted] = deque()
+        self.group_depth = 0
+        self._token: Any = None  # an element that barriers sum up
+
+    # -- beginning ------------------------------------------------------------------------------------------------
+    @classmethod
+    def create(
+        cls,
+        device: Device,
+        rank: int,
+        size: int,
+        identity: bytes,
+        config: NcclConfig | None = None,
+        *,
+        generation: int = 0,
+        deadline: float = DEADLINE,
+    ) -> Self:
+        """Take part in a communicator as one of its ranks, which all do at once, each with the same `unique_id`.
+
+        CollectiveTimeout where not all do so within the deadline, CollectiveError for what NCCL cannot set up.
+        """
+        if device.is_host:
+            raise BadRequest("device", str(device), "a GPU", "MPI, or threads, move what is on the host")
+        own = NcclConfig() if config is None else config
+        made = cls(nccl.ncclComm_t(), rank, size, device, own, generation=generation, deadline=deadline)
+        c_id, settings = nccl.ncclUniqueId.from_buffer_copy(identity), c_config(own)
+        handle = made.c_handle
+        with made.device.context, relaxed():
+            status = nccl.ncclCommInitRankConfig.unchecked(
+                ctypes.byref(handle), ctypes.c_int(size), c_id, ctypes.c_int(rank), ctypes.byref(settings)
+            )
+            made.settle("ncclCommInitRankConfig", status)
+        monitor.watch(made)
+        return made
+
+    def split(self, color: int | None, key: int = 0) -> Self | None:
+        def start(handle: Any, settings: Any) -> int:
+            chosen = NO_COLOR if color is None else color
+            return int(
+                nccl.ncclCommSplit.unchecked(
+                    self.c_handle, ctypes.c_int(chosen), ctypes.c_int(key), ctypes.byref(handle), ctypes.byref(settings)
+                )
+            )
+
+        return self._derived("ncclCommSplit", start)
+
+    def shrink(self, exclude: Sequence[int], *, aborting: bool = False) -> Self:
+        """The communicator of all ranks but some, which all but these call; `aborting` ends what is under way first."""
+        listed = (ctypes.c_int * len(exclude))(*exclude)
+
+        def start(handle: Any, settings: Any) -> int:
+            flags = ctypes.c_int(ABORTING if aborting else 0)
+            return int(
+                nccl.ncclCommShrink.unchecked(
+                    self.c_handle,
+                    listed,
+                    ctypes.c_int(len(exclude)),
+                    ctypes.byref(handle),
+                    ctypes.byref(settings),
+                    flags,
+                )
+            )
+
+        made = self._derived("ncclCommShrink", start)
+        if made is None:
+            raise CollectiveError(f"{self!r}: ncclCommShrink made no communicator")
+        return made
+
+    def _derived(self, function: str, start: Callable[[Any, Any], int]) -> Self | None:
+        self.check()
+        handle, settings = nccl.ncclComm_t(), c_config(self.config)
+        with self.device.context, relaxed():
+            with self.lock:
+                status = start(handle, settings)
+            self.settle(function, status)
+            if not handle.value:
+                return None
+            ranks = [ctypes.c_int(), ctypes.c_int()]
+            made = type(self)(
+                handle, 0, 1, self.device, self.config, generation=self.generation, deadline=self.deadline
+            )
+            made.settle(function, IN_PROGRESS)
+            nccl.ncclCommUserRank(handle, ctypes.byref(ranks[0]))
+            nccl.ncclCommCount(handle, ctypes.byref(ranks[1]))
+            made.rank, made.size = (each.value for each in ranks)
+        monitor.watch(made)
+        return made
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+    def settle(self, function: str, status: int) -> None:
+        """Wait until NCCL has taken a call that gave a status; CollectiveTimeout, RankLost, CollectiveError.
+
+        What the call enqueues is enqueued then, and not done.
+        """
+        if status == SUCCESS:
+            return
+        until, pause = time.monotonic() + self.deadline, SHORTEST
+        while status == IN_PROGRESS:
+            status = self.async_status()
+            if status == IN_PROGRESS:
+                if time.monotonic() > until:
+                    self.raise_failed(CollectiveTimeout(f"{self!r}: {function} took more than {self.deadline:g} s"))
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST)
+        if status:
+            self.refuse(function, status)
+
+    def refuse(self, function: str, status: int) -> None:
+        """Raise what a status means; the communicator is done with, unless the call had no effect."""
+        if self.error is not None:
+            raise self.failure()
+        cause = getattr(nccl, function).error(status)
+        error = (RankLost if status == REMOTE else CollectiveError)(f"{self!r}: {cause}")
+        error.__cause__ = cause
+        if status == INVALID_ARGUMENT:
+            raise error
+        self.raise_failed(error)
+
+    def async_status(self) -> int:
+        """What NCCL says of the communicator: 0, 7 while a call goes on, or an error."""
+        told = ctypes.c_int()
+        with self.lock:
+            self.check()
+            status = nccl.ncclCommGetAsyncError.unchecked(self.c_handle, ctypes.byref(told))
+        return int(status or told.value)
+
+    def note(self, stream: ctypes.c_void_p, what: str) -> None:
+        """Have the monitor look after what was enqueued on a stream last."""
+        event = self.device.event()
+        status = driver.cuEventRecord.unchecked(event, stream)
+        if status:
+            self.device.recycle(event)
+            self.device.fail(status, "cuEventRecord")
+        self.pending.append(Pending(event, time.monotonic() + self.deadline, what))
+        monitor.wake()
+
+    def watch(self, stream: Any = None) -> None:
+        """Have the deadline hold for what is on a stream so far, such as a launched graph that holds collectives."""
+        own = self.device.executor().stream if stream is None else stream
+        with self.device.context, relaxed():
+            self.note(own.c_handle, "a graph")
+
+    @property
+    def token(self) -> Any:
+        """One element of device memory that nobody reads, for barriers."""
+        if self._token is None:
+            self._token = self.device.zeros((1,), "u8")
+        return self._token
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+    def stop(self) -> None:
+        """Abort: kernels of its collectives end, and what they were to write is not to be read."""
+        suspect(self.device, self, self.failure())
+        with self.lock:
+            handle, self.c_handle = self.c_handle, nccl.ncclComm_t()
+        if handle.value:
+            # It may wait for the GPU, where other work hangs: nobody who is told of the failure waits for that.
+            threading.Thread(target=self._abort, args=(handle,), name="nccl abort", daemon=True).start()
+
+    def _abort(self, handle: Any) -> None:
+        with relaxed(), self.device.context:
+            nccl.ncclCommAbort.unchecked(handle)
+
+    def release(self) -> None:
+        """Wait for what is under way on all ranks, and destroy it."""
+        with self.lock:
+            handle, self.c_handle = self.c_handle, nccl.ncclComm_t()
+        if handle.value and self.device.alive and self.device.fault is None:
+            with relaxed(), self.device.context:
+                self._finalize(handle)
+
+    def _finalize(self, handle: Any) -> None:
+        until, told = time.monotonic() + self.deadline, ctypes.c_int()
+        status = nccl.ncclCommFinalize.unchecked(handle)
+        while status == IN_PROGRESS and time.monotonic() < until:
+            time.sleep(LONGEST)
+            status = nccl.ncclCommGetAsyncError.unchecked(handle, ctypes.byref(told)) or told.value
+        end = nccl.ncclCommAbort if status else nccl.ncclCommDestroy  # of one that did not finalize
+        end.unchecked(handle)
+
+    def close(self) -> None:
+        super().close()
+        trust(self.device, self)
+        while self.pending:
+            self.device.recycle(self.pending.popleft().event)
+
+
+def solo(device: Device) -> NcclCommunicator:
+    """A communicator of one rank, this GPU."""
+    return NcclCommunicator.create(device, 0, 1, unique_id())

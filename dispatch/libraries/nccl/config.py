@@ -1,0 +1,105 @@
+"""A communicator's configuration by the fields of `ncclConfig_t`, as the installed NCCL has them.
+
+Follows https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/types.html#ncclconfig-t. Makes no call but for the
+version.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, fields
+from typing import Any
+
+from cudabind.sys import nccl
+from dispatch.checks import check_int
+from dispatch.errors import BadRequest, Refused
+
+__all__ = ["NcclConfig", "c_config", "version"]
+
+MAGIC = 0xCAFEBEEF  # NCCL_API_MAGIC, which older headers have within NCCL_CONFIG_INITIALIZER alone
+# The fields of NCCL's struct by those of this class.
+# fmt: off
+NAMES = {
+    "cga_cluster_size": "cgaClusterSize", "min_ctas": "minCTAs",           "max_ctas": "maxCTAs",
+    "net_name":         "netName",        "split_share": "splitShare",     "traffic_class": "trafficClass",
+    "comm_name":        "commName",       "collnet_enable": "collnetEnable", "cta_policy": "CTAPolicy",
+    "shrink_share":     "shrinkShare",    "nvls_ctas": "nvlsCTAs",
+    "channels_per_net_peer": "nChannelsPerNetPeer", "nvlink_centric_sched": "nvlinkCentricSched",
+}
+# fmt: on
+
+
+@dataclass(frozen=True)
+class NcclConfig:
+    """How NCCL carries the collectives of a communicator; None leaves a field to NCCL, and to its environment.
+
+    Attributes:
+        cga_cluster_size: of its kernels' thread blocks, 0 to 8.
+        min_ctas, max_ctas: how many thread blocks a kernel has, at least and at most.
+        net_name: the network plugin, such as "Socket".
+        split_share, shrink_share: whether communicators that are split or shrunk off share this one's resources.
+        traffic_class: of network packets.
+        comm_name: by which logs and profilers know it.
+        collnet_enable: whether switches may reduce.
+        cta_policy: 0 as usual, 1 few thread blocks, 2 none where the copy engines can do it; bits.
+        nvls_ctas: thread blocks of NVLink SHARP.
+        channels_per_net_peer: how many channels go to each rank over a network.
+        nvlink_centric_sched: whether kernels are placed for NVLink.
+    """
+
+    cga_cluster_size: int | None = None
+    min_ctas: int | None = None
+    max_ctas: int | None = None
+    net_name: str | None = None
+    split_share: int | None = None
+    shrink_share: int | None = None
+    traffic_class: int | None = None
+    comm_name: str | None = None
+    collnet_enable: int | None = None
+    cta_policy: int | None = None
+    nvls_ctas: int | None = None
+    channels_per_net_peer: int | None = None
+    nvlink_centric_sched: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            is_word = field.name.endswith("_name")
+            if value is not None and not is_word:
+                check_int(field.name, value, 0)
+            if is_word and not isinstance(value, (str, type(None))):
+                raise BadRequest(field.name, repr(value), "a name, or None")
+
+
+def version() -> tuple[int, int, int]:
+    """That of the NCCL that is loaded."""
+    told = ctypes.c_int()
+    nccl.ncclGetVersion(ctypes.byref(told))
+    return told.value // 10000, told.value // 100 % 100, told.value % 100
+
+
+def c_config(config: NcclConfig) -> Any:
+    """`ncclConfig_t` of a communicator that does not block, as NCCL_CONFIG_INITIALIZER makes it but for what is said.
+
+    Refused for a field that the installed NCCL does not have.
+    """
+    made = nccl.ncclConfig_t()
+    kinds = {name: kind for name, kind, *_ in made._fields_}
+    for name, kind in kinds.items():
+        if kind is ctypes.c_int32:
+            setattr(made, name, nccl.NCCL_CONFIG_UNDEF_INT)
+    major, minor, patch = version()
+    made.size, made.magic = ctypes.sizeof(made), MAGIC
+    made.version, made.blocking = 10000 * major + 100 * minor + patch, 0
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if value is None:
+            continue
+        if NAMES[field.name] not in kinds:
+            raise Refused(f"{field.name} is none of NCCL {major}.{minor}'s: {', '.join(kinds)}")
+        if isinstance(value, str):
+            text = ctypes.create_string_buffer(value.encode())
+            made.keep = (*getattr(made, "keep", ()), text)  # ctypes sees no pointer in an address
+            value = ctypes.addressof(text)
+        setattr(made, NAMES[field.name], value)
+    return made

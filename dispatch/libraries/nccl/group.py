@@ -1,0 +1,66 @@
+"""Groups of calls that NCCL begins at once: those of several communicators of one thread, and sends with receives.
+
+Within a group nothing is waited for and nothing is noted; at its end each communicator's calls are settled. Follows
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/groups.html.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from cudabind.sys import nccl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dispatch.libraries.nccl.communicator import NcclCommunicator
+
+__all__ = ["Group", "current", "grouped"]
+
+IN_PROGRESS = 7
+
+
+class Group(threading.local):
+    """The group that this thread is in: how deep, and the calls that it has made there."""
+
+    depth = 0
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[NcclCommunicator, ctypes.c_void_p, str, bool]] = []
+
+    def add(self, communicator: NcclCommunicator, stream: ctypes.c_void_p, what: str, *, captured: bool) -> None:
+        """Settle and note a call at the end of the group."""
+        self.calls.append((communicator, ctypes.c_void_p(stream.value), what, captured))
+
+
+current = Group()
+
+
+@contextmanager
+def grouped() -> Iterator[None]:
+    """Calls in here begin together when the outermost block ends; of one that raises, none begins that can be kept."""
+    if current.depth == 0:
+        nccl.ncclGroupStart()
+    current.depth += 1
+    try:
+        yield
+    finally:
+        current.depth -= 1
+        if current.depth == 0:
+            calls, current.calls = current.calls, []
+            status = int(nccl.ncclGroupEnd.unchecked())
+            _settle(calls, status)
+
+
+def _settle(calls: list[tuple[NcclCommunicator, ctypes.c_void_p, str, bool]], status: int) -> None:
+    """See to it that each communicator has taken its calls, and note the last on each of its streams."""
+    for communicator in dict.fromkeys(each for each, *_ in calls):
+        communicator.settle("ncclGroupEnd", status)
+    last = {(communicator, stream.value): (what, captured) for communicator, stream, what, captured in calls}
+    for (communicator, handle), (what, captured) in last.items():
+        if not captured:
+            with communicator.device.context:
+                communicator.note(ctypes.c_void_p(handle), what)

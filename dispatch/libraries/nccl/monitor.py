@@ -1,0 +1,144 @@
+"""One thread that looks after all communicators of NCCL: what is not done by its deadline, and errors that NCCL tells.
+
+It is there while there are communicators that are open, and sleeps while none has work under way. The other way to
+learn of an error is a call; but who waits for a stream makes none, and NCCL's kernels wait for other ranks for ever.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Protocol
+
+from cudabind import driver
+from cudabind._fork import anew
+from dispatch.device.stream import NOT_READY, relaxed
+from dispatch.errors import CollectiveError, CollectiveTimeout, DispatchError
+
+if TYPE_CHECKING:
+    import ctypes
+    from collections import deque
+
+    from dispatch.device.cuda import CudaDevice
+
+__all__ = ["look", "wake", "watch"]
+
+BUSY = 2e-3  # seconds between looks while work is under way
+IDLE = 0.1  # else, for errors that come from the network alone
+IN_PROGRESS = 7
+
+
+class Noted(Protocol):
+    """A call whose work the GPU may not have done yet."""
+
+    @property
+    def event(self) -> ctypes.c_void_p:
+        """What is recorded behind it."""
+
+    @property
+    def until(self) -> float:
+        """When it is to be done, as `time.monotonic` counts."""
+
+    @property
+    def what(self) -> str:
+        """The call."""
+
+
+class Watched(Protocol):
+    """What is looked after: a communicator of NCCL."""
+
+    device: CudaDevice
+    error: CollectiveError | None
+    closed: bool
+    deadline: float
+
+    @property
+    def pending(self) -> deque[Noted]:
+        """Its calls that may not be done, the oldest first."""
+
+    def async_status(self) -> int:
+        """What NCCL says of it."""
+
+    def refuse(self, function: str, status: int) -> None:
+        """Raise what a status means."""
+
+    def fail(self, error: CollectiveError) -> None:
+        """End what is under way."""
+
+
+_lock = threading.Lock()
+_wake = threading.Event()
+_watched: weakref.WeakSet[Watched] = weakref.WeakSet()
+_thread: threading.Thread | None = None
+anew(sys.modules[__name__], "_lock", threading.Lock)
+
+
+def watch(communicator: Watched) -> None:
+    """Look after a communicator from now on, until it fails or is closed."""
+    global _thread  # one for the process
+    with _lock:
+        _watched.add(communicator)
+        if _thread is None or not _thread.is_alive():
+            _thread = threading.Thread(target=_run, name="nccl monitor", daemon=True)
+            _thread.start()
+
+
+def wake() -> None:
+    """Work has begun."""
+    if not _wake.is_set():
+        _wake.set()
+
+
+def _run() -> None:
+    global _thread
+    with relaxed():  # what it asks ends nobody's capture
+        while True:
+            with _lock:
+                open_ones = [each for each in _watched if each.error is None and not each.closed]
+                if not open_ones:
+                    _thread = None
+                    return
+            is_busy = sum(look(each) for each in open_ones) > 0  # at each, whatever those before it have
+            del open_ones
+            _wake.clear()
+            if is_busy:
+                time.sleep(BUSY)
+            else:
+                _wake.wait(IDLE)
+
+
+def look(communicator: Watched) -> bool:
+    """Let go of what is done, and fail what is late or broken; whether something is under way."""
+    try:
+        with communicator.device.context:
+            _let_go(communicator)
+        if communicator.pending and time.monotonic() > communicator.pending[0].until:
+            what = communicator.pending[0].what
+            late = f"{what} was not done on all ranks within {communicator.deadline:g} s"
+            communicator.fail(CollectiveTimeout(f"{communicator!r}: {late}"))
+            return False
+        status = communicator.async_status()
+        if status not in (0, IN_PROGRESS):
+            communicator.refuse("ncclCommGetAsyncError", status)
+    except CollectiveError:
+        return False  # it is told to who waits or calls
+    except DispatchError as error:  # the device is lost, or the communicator was closed meanwhile
+        if not communicator.closed:
+            communicator.fail(CollectiveError(f"{communicator!r}: {error}"))
+        return False
+    return bool(communicator.pending)
+
+
+def _let_go(communicator: Watched) -> None:
+    pending, device = communicator.pending, communicator.device
+    while pending:
+        first = pending[0]
+        status = driver.cuEventQuery.unchecked(first.event)
+        if status == NOT_READY:
+            return
+        if status:
+            device.fail(status, "cuEventQuery")
+        pending.popleft()
+        device.recycle(first.event)

@@ -1,0 +1,1 @@
+"""NVML: what the driver knows of the GPUs without touching them."""

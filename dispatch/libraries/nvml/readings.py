@@ -1,0 +1,158 @@
+"""What NVML measures of each GPU now: how busy, how full, how hot, how fast it is, and whose processes it has.
+
+`python -m dispatch top` shows it. No context is made, so that looking takes no memory of a GPU and none of its time.
+NVML numbers the GPUs by their place on the bus, and knows nothing of CUDA_VISIBLE_DEVICES.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cudabind.errors import NvmlError
+from cudabind.sys import nvml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Self
+
+__all__ = ["Gpu", "Gpus", "Process", "Reading"]
+
+UNTOLD = ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_NO_PERMISSION")  # of this GPU, as in a MIG slice; or not to us
+TEXT = 96  # bytes, which NVML's longest name and its UUID fit in
+PATH = 1024
+UNKNOWN = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE, of memory
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that computes on a GPU; None for what the driver does not tell, in a container for instance."""
+
+    pid: int
+    name: str | None
+    memory_used: int | None  # bytes
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU at one moment; None for what it cannot tell."""
+
+    index: int
+    name: str
+    uuid: str
+    utilization: int | None  # percent of the last moment, a sixth of a second to a second, in which a kernel ran
+    memory_utilization: int | None  # percent of it in which memory was read or written
+    memory_used: int | None  # bytes, with what the driver keeps
+    memory_total: int | None
+    power: float | None  # watts
+    power_limit: float | None
+    temperature: int | None  # degrees Celsius
+    sm_clock: int | None  # MHz
+    memory_clock: int | None
+    processes: tuple[Process, ...]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """All GPUs at one moment."""
+
+    time: float  # seconds since 1970
+    driver: str
+    gpus: tuple[Gpu, ...]
+
+
+class Gpus:
+    """NVML, initialized as long as the block lasts.
+
+    Raises:
+        LibraryNotFound: no driver is installed.
+        NvmlError: the driver does not run, or a GPU is lost.
+    """
+
+    def __enter__(self) -> Self:
+        nvml.nvmlInit_v2()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        nvml.nvmlShutdown.unchecked()
+
+    def read(self) -> Reading:
+        """Look at all GPUs."""
+        count = ctypes.c_uint32()
+        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        driver = _text(nvml.nvmlSystemGetDriverVersion) or ""
+        return Reading(time.time(), driver, tuple(map(_gpu, range(count.value))))
+
+
+def _gpu(index: int) -> Gpu:
+    device = nvml.nvmlDevice_t()
+    nvml.nvmlDeviceGetHandleByIndex_v2(index, device)
+    busy, memory = nvml.nvmlUtilization_st(), nvml.nvmlMemory_st()
+    knows_busy = _told(nvml.nvmlDeviceGetUtilizationRates, device, busy)
+    knows_memory = _told(nvml.nvmlDeviceGetMemoryInfo, device, memory)
+    power, limit = _number(nvml.nvmlDeviceGetPowerUsage, device), _number(nvml.nvmlDeviceGetEnforcedPowerLimit, device)
+    clocks, sensor = nvml.nvmlClockType_t, nvml.nvmlTemperatureSensors_t.NVML_TEMPERATURE_GPU
+    return Gpu(
+        index=index,
+        name=_text(nvml.nvmlDeviceGetName, device) or "",
+        uuid=_text(nvml.nvmlDeviceGetUUID, device) or "",
+        utilization=busy.gpu if knows_busy else None,
+        memory_utilization=busy.memory if knows_busy else None,
+        memory_used=memory.used if knows_memory else None,
+        memory_total=memory.total if knows_memory else None,
+        power=None if power is None else power / 1000,
+        power_limit=None if limit is None else limit / 1000,
+        temperature=_number(nvml.nvmlDeviceGetTemperature, device, sensor),
+        sm_clock=_number(nvml.nvmlDeviceGetClockInfo, device, clocks.NVML_CLOCK_SM),
+        memory_clock=_number(nvml.nvmlDeviceGetClockInfo, device, clocks.NVML_CLOCK_MEM),
+        processes=_processes(device),
+    )
+
+
+def _told(function: Callable[..., None], *arguments: object) -> bool:
+    """Whether NVML answered; what it does not know of a GPU or tell us is no failure."""
+    try:
+        function(*arguments)
+    except NvmlError as error:
+        if error.name not in UNTOLD:
+            raise
+        return False
+    return True
+
+
+def _number(function: Callable[..., None], *arguments: object) -> int | None:
+    found = ctypes.c_uint32()
+    return found.value if _told(function, *arguments, ctypes.byref(found)) else None
+
+
+def _text(function: Callable[..., None], *arguments: object, size: int = TEXT) -> str | None:
+    found = ctypes.create_string_buffer(size)
+    return found.value.decode(errors="replace") if _told(function, *arguments, found, size) else None
+
+
+def _processes(device: nvml.nvmlDevice_t) -> tuple[Process, ...]:
+    """Those that have a context; there may be more of them at the second look than at the first."""
+    room = 0
+    while True:
+        count, infos = ctypes.c_uint32(room), (nvml.nvmlProcessInfo_v2_st * max(1, room))()
+        try:
+            if not _told(nvml.nvmlDeviceGetComputeRunningProcesses_v3, device, ctypes.byref(count), infos):
+                return ()
+        except NvmlError as error:
+            if error.name != "NVML_ERROR_INSUFFICIENT_SIZE":
+                raise
+            room = count.value + 4
+            continue
+        return tuple(map(_process, infos[: count.value]))
+
+
+def _process(info: nvml.nvmlProcessInfo_v2_st) -> Process:
+    memory = None if info.usedGpuMemory == UNKNOWN else info.usedGpuMemory
+    try:
+        name = _text(nvml.nvmlSystemGetProcessName, info.pid, size=PATH)
+    except NvmlError:  # it has ended meanwhile, or is of another container
+        name = None
+    return Process(info.pid, name, memory)

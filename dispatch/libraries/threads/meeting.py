@@ -1,0 +1,201 @@
+"""Meetings of the threads that are the ranks of a communicator: what each brings, all of them get.
+
+The n-th collective of every rank is one meeting. Nobody waits longer than the communicator's deadline, and who waits
+knows which ranks have not come. Ranks that bring different calls to a meeting all learn so. Knows no op.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dispatch.core.communicator import DEADLINE, Communicator
+from dispatch.device.registry import device as host
+from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout, RankLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Self
+
+    from dispatch.device.device import Device
+
+__all__ = ["Hall", "ThreadCommunicator", "ranks_of", "solo"]
+
+
+class Brought(NamedTuple):
+    """What a rank brings to a meeting: which call it makes, in words that must be the same on all, and its part."""
+
+    call: str
+    part: Any
+
+
+class Hall:
+    """Where the threads of one communicator meet; the ranks share one object."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.changed = threading.Condition()
+        self.meetings: dict[int, dict[int, Brought]] = defaultdict(dict)
+        self.left: dict[int, int] = defaultdict(int)  # how many ranks have taken what a meeting gave
+        self.letters: dict[tuple[int, int], deque[Brought]] = defaultdict(deque)  # by (from, to)
+        self.error: CollectiveError | None = None
+        self.begun = [0] * size  # how many collectives each rank has begun
+
+    def fail(self, error: CollectiveError) -> None:
+        """Wake all who wait: they raise it."""
+        with self.changed:
+            self.error = self.error or error
+            self.changed.notify_all()
+
+    def bring(self, number: int, rank: int, brought: Brought) -> None:
+        """Come to a meeting; nobody is waited for."""
+        with self.changed:
+            self.meetings[number][rank] = brought
+            self.begun[rank] = number + 1
+            if len(self.meetings[number]) == self.size:
+                self.changed.notify_all()
+
+    def parts(self, number: int, until: float) -> list[Brought] | None:
+        """What all ranks brought, in their order; None where not all have come in time."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.error or len(self.meetings[number]) == self.size, _left(until))
+            here = self.meetings[number]
+            if len(here) < self.size:
+                return None
+            self.left[number] += 1
+            if self.left[number] == self.size:  # all have it
+                del self.meetings[number], self.left[number]
+            return [here[rank] for rank in range(self.size)]
+
+    def absent(self, number: int) -> list[int]:
+        """The ranks that have not come to a meeting."""
+        return [rank for rank in range(self.size) if rank not in self.meetings.get(number, {})]
+
+    def send(self, source: int, target: int, brought: Brought) -> None:
+        """Leave a letter; nobody is waited for."""
+        with self.changed:
+            self.letters[source, target].append(brought)
+            self.changed.notify_all()
+
+    def receive(self, source: int, target: int, until: float) -> Brought | None:
+        """The next letter; None where none has come in time."""
+        box = self.letters[source, target]
+        with self.changed:
+            self.changed.wait_for(lambda: self.error or box, _left(until))
+            return box.popleft() if box else None
+
+
+def _left(until: float) -> float:
+    return min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX)
+
+
+class ThreadCommunicator(Communicator):
+    """One thread's place among those of a process, on the host."""
+
+    library = "threads"
+
+    def __init__(
+        self, hall: Hall, rank: int, device: Device, *, generation: int = 0, deadline: float = DEADLINE
+    ) -> None:
+        super().__init__(rank, hall.size, device, generation=generation, deadline=deadline)
+        self.hall, self._number = hall, 0
+
+    def check(self) -> None:
+        if self.error is None and self.hall.error is not None:  # another rank has found out
+            self.fail(self.hall.error)
+        super().check()
+
+    def meet(self, call: str, part: Any) -> Callable[[], list[Any]]:
+        """Bring a part to the next meeting; what comes back waits for the others', and gives all in rank order.
+
+        A part is to be nobody's to change. Raises CollectiveTimeout, RankLost, or CollectiveError for other calls.
+        """
+        self.check()
+        number, self._number = self._number, self._number + 1
+        until = time.monotonic() + self.deadline
+        self.hall.bring(number, self.rank, Brought(call, part))
+
+        def finish() -> list[Any]:
+            found = self.hall.parts(number, until)
+            if found is None:
+                raise self._absent(call, self.hall.absent(number))
+            for rank, brought in enumerate(found):
+                if brought.call != call:
+                    given = f"rank {self.rank} calls {call}, rank {rank} {brought.call}"
+                    self.raise_failed(CollectiveError(f"{self!r}: ranks disagree: {given}"))
+            return [brought.part for brought in found]
+
+        return finish
+
+    def send(self, peer: int, call: str, part: Any) -> None:
+        """Leave a part for another rank's `receive`; nobody is waited for."""
+        self.check()
+        self.hall.send(self.rank, peer, Brought(call, part))
+
+    def receive(self, peer: int, call: str) -> Callable[[], Any]:
+        """What the next `send` of a rank to this one has left, once it is waited for."""
+        self.check()
+        until = time.monotonic() + self.deadline
+
+        def finish() -> Any:
+            found = self.hall.receive(peer, self.rank, until)
+            if found is None:
+                raise self._absent(f"receive from rank {peer}", [peer])
+            if found.call != call:
+                given = f"rank {self.rank} expects {call}, rank {peer} sent {found.call}"
+                self.raise_failed(CollectiveError(f"{self!r}: ranks disagree: {given}"))
+            return found.part
+
+        return finish
+
+    def _absent(self, call: str, absent: list[int]) -> CollectiveError:
+        """What a call failed by in which ranks are absent."""
+        error = self.hall.error
+        if error is None:
+            who = ", ".join(map(str, absent))
+            error = CollectiveTimeout(
+                f"{self!r}: {call} was not done within {self.deadline:g} s: no word of rank {who}"
+            )
+        self.fail(error)
+        return self.failure()
+
+    def lose(self, rank: int, why: str) -> None:
+        """Tell all ranks that one of them is gone."""
+        self.fail(RankLost(f"generation {self.generation}: rank {rank} of {self.size} is lost: {why}", (rank,)))
+
+    def stop(self) -> None:
+        self.hall.fail(self.failure())
+
+    def release(self) -> None:
+        pass  # it is memory, which goes by itself
+
+    def split(self, color: int | None, key: int = 0) -> Self | None:
+        given = self.meet("split", (color, key))()
+        halls = self.meet("split, second part", {} if self.rank else {c: _hall(given, c) for c, _ in given})()[0]
+        if color is None:
+            return None
+        order = sorted(rank for rank in range(self.size) if given[rank][0] == color)
+        order.sort(key=lambda rank: given[rank][1])
+        place = order.index(self.rank)
+        return type(self)(halls[color], place, self.device, generation=self.generation, deadline=self.deadline)
+
+
+def _hall(given: list[tuple[int | None, int]], color: int | None) -> Hall:
+    return Hall(sum(one == color for one, _ in given))
+
+
+def ranks_of(size: int) -> ThreadCommunicator:
+    """The first rank of so many on the host, where the others are not: for requests that are looked at, and not run."""
+    if size < 1:
+        raise ValueError(size)
+    return ThreadCommunicator(Hall(size), 0, host("host"))
+
+
+def solo(device: Device) -> ThreadCommunicator:
+    """A communicator of one rank on the host."""
+    if not device.is_host:
+        raise BadRequest("device", str(device), "the host")
+    return ThreadCommunicator(Hall(1), 0, device)

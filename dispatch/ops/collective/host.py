@@ -1,0 +1,59 @@
+"""Collectives on the host: by MPI between processes, by handing over between threads; the communicator says which."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.core.host_plan import store
+from dispatch.core.request import Plan
+from dispatch.errors import Refused
+from dispatch.ops.collective.group import finish
+from dispatch.ops.collective.threads import begin as begin_between_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.core.request import Operands
+    from dispatch.core.row import Row
+    from dispatch.device.layout import Array
+
+__all__ = ["HostCollective", "plan"]
+
+MOST_BYTES = 2**31 - 1  # which MPI counts in an int
+
+
+class HostCollective(Plan):
+    """Begins a call, and waits for it at once or at the end of a group.
+
+    `begin(request)` gives what waits for it and gives the result, None on a rank that gets none.
+    """
+
+    __slots__ = ("_begin",)
+
+    def __init__(self, row: Row, begin: Callable[[Any], Callable[[], Array | None]]) -> None:
+        super().__init__(row, capture_safe=False)
+        self._begin = begin
+
+    def run(self, request: Any, outputs: Operands) -> None:
+        wait = self._begin(request)
+
+        def ending() -> None:
+            result = wait()
+            target = outputs.get("out", getattr(request, "out", None))
+            if result is not None and target is not None:
+                store(result, target)
+
+        finish(ending)
+
+
+def plan(request: Any, executor: object, row: Row) -> HostCollective:
+    """The plan of a collective on the host; Refused for more than MPI counts."""
+    del executor  # it needs no handle, and no workspace
+    if request.ranks.library != "mpi":
+        return HostCollective(row, begin_between_threads)
+    from dispatch.ops.collective.mpi import begin  # it is not imported where nobody needs it
+
+    largest = max((tensor.size * max(tensor.dtype.itemsize, 4) for _, tensor, _ in request.tensors()), default=0)
+    if largest > MOST_BYTES:
+        raise Refused(f"MPI counts up to {MOST_BYTES} bytes, and these are {largest}: make it several calls")
+    return HostCollective(row, begin)

@@ -1,0 +1,215 @@
+"""Collectives by NCCL: one call of the library, or a group of sends and receives where parts are of different sizes.
+
+A plan has the arguments of its calls ready and writes addresses into them. Nothing of it is recorded or learnt at other
+addresses than the caller's: a call that the other ranks do not make has no end, and NCCL may ask them for their
+addresses while it is captured. A graph that the caller captures on all ranks may have them, NCCL's way. Follows
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/colls.html.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cudabind.sys import nccl
+from dispatch.core.request import Plan
+from dispatch.keys import U8
+from dispatch.libraries.nccl import group
+from dispatch.ops.collective import nccl_messages
+from dispatch.ops.collective.group import keep, open_nccl
+from dispatch.ops.collective.nccl_messages import DTYPES, IN_PROGRESS, Setting, in_group, row_of, starts
+from dispatch.ops.collective.request import RedOp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dispatch.core.request import Argument
+    from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.ops.collective.nccl_messages import Call
+
+    CallWith = Callable[[tuple[Argument, ...], int], int]  # of a plan's arguments and the number of a reduction
+
+__all__ = ["NcclPlan", "plan"]
+
+DEVICE, HOST_IMMEDIATE = 0, 1  # of ncclScalarResidence_t
+
+
+class NcclPlan(Plan):
+    """A request's calls on its communicator.
+
+    Guarantees: no call is made on a communicator that failed, nor while another thread aborts it.
+    """
+
+    __slots__ = ("_call", "_comm", "_executor", "_function", "_stream")
+    is_bare = True
+
+    def __init__(self, row: Row, setting: Setting, call: Call) -> None:
+        super().__init__(row, capture_safe=False)
+        self._executor, self._comm, self._stream = setting.executor, setting.comm, setting.stream
+        self._call, self._function = call, row.function
+
+    def hold(self, tensors: tuple[Tensor, ...]) -> None:
+        keep(tensors)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        """Enqueue the calls; CollectiveError, CollectiveTimeout or RankLost where the communicator has failed."""
+        comm, executor = self._comm, self._executor
+        open_nccl()
+        with comm.lock:
+            comm.check()
+            self._stream.value = executor.target.value
+            status = self._call(arguments)
+        is_captured = executor.captured  # its graph is not under way as yet
+        if group.current.depth:
+            if status not in (0, IN_PROGRESS):
+                comm.refuse(self._function, status)
+            group.current.add(comm, executor.target, self._function, captured=is_captured)
+            return
+        if status:
+            comm.settle(self._function, status)
+        if not is_captured:
+            comm.note(executor.target, self._function)
+
+
+def plan(request: Any, executor: CudaExecutor, row: Row) -> NcclPlan:
+    """The plan of a collective by NCCL."""
+    setting = Setting(request, request.ranks, executor, row.function, nccl.cudaStream_t())
+    return NcclPlan(row, setting, MAKERS[request.op](setting))
+
+
+# -- one call ---------------------------------------------------------------------------------------------------------
+def _all_reduce(s: Setting) -> Call:
+    return _reducing(s, nccl.ncclAllReduce, s.request.x.size)
+
+
+def _reduce_to(s: Setting) -> Call:
+    return _reducing(s, nccl.ncclReduce, s.request.x.size, ctypes.c_int(s.request.root))
+
+
+def _reduce_scatter(s: Setting) -> Call:
+    request = s.request
+    if request.counts is None:
+        return _reducing(s, nccl.ncclReduceScatter, request.x.size // s.comm.size)
+    row = row_of(request)
+    parts = starts(request.counts, row * request.x.dtype.itemsize)
+    return _with_op(s, _reduce_rows(s, parts, row))
+
+
+def _reducing(s: Setting, function: Any, count: int, *root: Any) -> Call:
+    """A reduction of so many elements; the op is the number that each call has for it."""
+    call, x, out = function.unchecked, s.at("x"), s.at("out")
+    source, target, op = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
+    arguments = (source, target, ctypes.c_size_t(count), s.dtype(), op, *root, *s.end())
+
+    def run(given: tuple[Argument, ...], number: int) -> int:
+        source.value, target.value, op.value = given[x], given[out], number  # type: ignore[assignment]
+        return int(call(*arguments))
+
+    return _with_op(s, run)
+
+
+def _reduce_rows(s: Setting, parts: Sequence[tuple[int, int]], row: int) -> CallWith:
+    """Reductions of each rank's rows to that rank, as a group."""
+    call, x, out, mine = nccl.ncclReduce.unchecked, s.at("x"), s.at("out"), s.comm.rank
+    dtype, end = s.dtype(), s.end()
+
+    def run(given: tuple[Argument, ...], number: int) -> int:
+        def one(rank: int) -> int:
+            first, count = parts[rank]
+            target = ctypes.c_void_p(int(given[out].real) if rank == mine else None)
+            source = ctypes.c_void_p(int(given[x].real) + first)
+            size = ctypes.c_size_t(count * row)
+            return int(call(source, target, size, dtype, ctypes.c_int(number), ctypes.c_int(rank), *end))
+
+        return in_group([(one, rank) for rank in range(len(parts)) if parts[rank][1]])
+
+    return run
+
+
+def _with_op(s: Setting, run: CallWith) -> Call:
+    """A reduction by the request's op, which NCCL makes for a call where elements are multiplied first."""
+    request, comm = s.request, s.comm
+    if request.how is not RedOp.PREMUL_SUM:
+        number = int(request.how)
+        return lambda given: run(given, number)
+    dtype, made = s.dtype(), ctypes.c_int()
+    factor = np.array(request.factor).astype(request.x.dtype.numpy)
+    at = None if request.device_factor is None else s.at("device_factor")
+    residence = ctypes.c_int(HOST_IMMEDIATE if at is None else DEVICE)
+
+    def call(given: tuple[Argument, ...]) -> int:
+        scalar = ctypes.c_void_p(factor.ctypes.data if at is None else int(given[at].real))
+        create = nccl.ncclRedOpCreatePreMulSum.unchecked
+        status = int(create(ctypes.byref(made), scalar, dtype, residence, comm.c_handle))
+        if status not in (0, IN_PROGRESS):
+            return status
+        status = run(given, made.value)
+        destroyed = int(nccl.ncclRedOpDestroy.unchecked(made, comm.c_handle))  # the call has taken it
+        return status or destroyed
+
+    return call
+
+
+def _broadcast(s: Setting) -> Call:
+    root = ctypes.c_int(s.request.root)
+    return _moving(s, nccl.ncclBroadcast, s.request.x.size, root)
+
+
+def _all_gather(s: Setting) -> Call:
+    request = s.request
+    if request.counts is None:
+        return _moving(s, nccl.ncclAllGather, request.x.size)
+    row = row_of(request)
+    parts = starts(request.counts, row * request.x.dtype.itemsize)
+    call, x, out, dtype, end = nccl.ncclBroadcast.unchecked, s.at("x"), s.at("out"), s.dtype(), s.end()
+
+    def run(given: tuple[Argument, ...]) -> int:
+        def one(rank: int) -> int:
+            first, count = parts[rank]
+            source, target = ctypes.c_void_p(int(given[x].real)), ctypes.c_void_p(int(given[out].real) + first)
+            return int(call(source, target, ctypes.c_size_t(count * row), dtype, ctypes.c_int(rank), *end))
+
+        return in_group([(one, rank) for rank in range(len(parts)) if parts[rank][1]])
+
+    return run
+
+
+def _moving(s: Setting, function: Any, count: int, *root: Any) -> Call:
+    call, x, out = function.unchecked, s.at("x"), s.at("out")
+    source, target = ctypes.c_void_p(), ctypes.c_void_p()
+    arguments = (source, target, ctypes.c_size_t(count), s.dtype(), *root, *s.end())
+
+    def run(given: tuple[Argument, ...]) -> int:
+        source.value, target.value = given[x], given[out]  # type: ignore[assignment]
+        return int(call(*arguments))
+
+    return run
+
+
+def _all_to_all(s: Setting) -> Call:
+    if s.function != "ncclAlltoAll":  # before 2.28, and with counts
+        return nccl_messages.MAKERS["all_to_all"](s)
+    return _moving(s, nccl.ncclAlltoAll, s.request.x.size // s.comm.size)
+
+
+def _barrier(s: Setting) -> Call:
+    """NCCL has none: a sum of one byte of each rank is there when all have come."""
+    token = ctypes.c_void_p(s.comm.token.ptr)
+    arguments = (token, token, ctypes.c_size_t(1), ctypes.c_int(DTYPES[U8]), ctypes.c_int(0), *s.end())
+    return lambda _: int(nccl.ncclAllReduce.unchecked(*arguments))
+
+
+MAKERS: dict[str, Callable[[Setting], Call]] = {
+    **nccl_messages.MAKERS,
+    "all_reduce": _all_reduce,
+    "reduce_to": _reduce_to,
+    "reduce_scatter": _reduce_scatter,
+    "broadcast": _broadcast,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+    "barrier": _barrier,
+}

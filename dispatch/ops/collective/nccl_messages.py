@@ -1,0 +1,171 @@
+"""Collectives of NCCL that are a group of its sends and receives, and what all its calls are made with.
+
+NCCL begins the calls of a group together, so that ranks which send to one another do not wait. Follows
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/p2p.html.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from cudabind.sys import nccl
+from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, F64, I8, I32, I64, U8, U32, U64, Dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dispatch.core.request import Argument
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.libraries.nccl.communicator import NcclCommunicator
+
+    Call = Callable[[tuple[Argument, ...]], int]  # of a plan's arguments; gives NCCL's status
+
+__all__ = ["DTYPES", "IN_PROGRESS", "MAKERS", "Setting", "in_group", "row_of", "starts"]
+
+# fmt: off
+DTYPES: dict[Dtype, int] = {  # of ncclDataType_t
+    I8: 0, U8: 1, I32: 2, U32: 3, I64: 4, U64: 5, F16: 6, F32: 7, F64: 8, BF16: 9, F8E4M3: 10, F8E5M2: 11,
+}
+# fmt: on
+IN_PROGRESS = 7  # ncclInProgress
+
+
+class Setting(NamedTuple):
+    """What the calls of a plan are made with."""
+
+    request: Any
+    comm: NcclCommunicator
+    executor: CudaExecutor
+    function: str  # of the row
+    stream: Any  # a cudaStream_t, which a plan sets before its calls to the one that its executor enqueues on
+
+    def end(self) -> tuple[Any, Any]:
+        """The last two arguments of every call: a communicator's handle keeps its object while it works."""
+        return self.comm.c_handle, self.stream
+
+    def at(self, name: str) -> int:
+        """Where an operand's address stands among the plan's arguments."""
+        place: int = self.request.place_of(name)
+        return place
+
+    def dtype(self) -> ctypes.c_int:
+        """NCCL's number of the operands' dtype."""
+        return ctypes.c_int(DTYPES[self.request.dtypes[0]])
+
+
+def row_of(request: Any) -> int:
+    """The elements of a row, of a rank that has none."""
+    return int(np.prod(request.x.shape[1:], dtype=np.int64))
+
+
+class Message(NamedTuple):
+    """A send or receive of a plan: whose address it begins at, how many bytes behind that, how many elements."""
+
+    function: Any
+    operand: int
+    offset: int
+    elements: int
+    peer: int
+
+
+def _messages(s: Setting, messages: Sequence[Message]) -> Call:
+    dtype, end = s.dtype(), s.end()
+
+    def run(given: tuple[Argument, ...]) -> int:
+        def one(number: int) -> int:
+            m = messages[number]
+            address = ctypes.c_void_p(int(given[m.operand].real) + m.offset)
+            return int(m.function(address, ctypes.c_size_t(m.elements), dtype, ctypes.c_int(m.peer), *end))
+
+        return one(0) if len(messages) == 1 else in_group([(one, number) for number in range(len(messages))])
+
+    return run
+
+
+def in_group(calls: Sequence[tuple[Callable[[int], int], int]]) -> int:
+    """Calls as a group of NCCL's: the first status that is an error, else that of its end."""
+    if not calls:
+        return 0
+    failed = int(nccl.ncclGroupStart.unchecked())
+    for call, number in calls:
+        status = call(number)
+        failed = failed or (status if status != IN_PROGRESS else 0)
+    ended = int(nccl.ncclGroupEnd.unchecked())
+    return failed or ended
+
+
+def starts(counts: Sequence[int] | None, row: int, size: int = 0) -> list[tuple[int, int]]:
+    """The byte at which each rank's rows begin, and how many there are."""
+    found, first = [], 0
+    for count in [1] * size if counts is None else counts:
+        found.append((first * row, count))
+        first += count
+    return found
+
+
+def _from_all(s: Setting, counts: Sequence[int] | None, row: int) -> list[Message]:
+    size, dtype = s.comm.size, s.request.dtypes[0]
+    parts = starts(counts, row * dtype.itemsize, size)
+    receive = nccl.ncclRecv.unchecked
+    return [Message(receive, s.at("out"), at, n * row, rank) for rank, (at, n) in enumerate(parts) if n * row]
+
+
+def _to_all(s: Setting, counts: Sequence[int] | None, row: int) -> list[Message]:
+    size, dtype = s.comm.size, s.request.dtypes[0]
+    parts = starts(counts, row * dtype.itemsize, size)
+    send = nccl.ncclSend.unchecked
+    return [Message(send, s.at("x"), at, n * row, rank) for rank, (at, n) in enumerate(parts) if n * row]
+
+
+def _gather(s: Setting) -> Call:
+    request = s.request
+    row = request.x.size if request.counts is None else row_of(request)
+    sent = [Message(nccl.ncclSend.unchecked, s.at("x"), 0, request.x.size, request.root)] if request.x.size else []
+    received = _from_all(s, request.counts, row) if s.comm.rank == request.root else []
+    return _messages(s, [*sent, *received])
+
+
+def _scatter(s: Setting) -> Call:
+    request, out = s.request, s.request.outputs()["out"]
+    count = int(np.prod(out.shape, dtype=np.int64))
+    sent: list[Message] = []
+    if request.x is not None:
+        rows = request.x.shape[0]
+        row = count if request.counts is None else request.x.size // max(rows, 1)
+        sent = _to_all(s, request.counts, row)
+    received = [Message(nccl.ncclRecv.unchecked, s.at("out"), 0, count, request.root)] if count else []
+    return _messages(s, [*sent, *received])
+
+
+def _all_to_all(s: Setting) -> Call:
+    request = s.request
+    row = request.x.size // s.comm.size if request.send_counts is None else row_of(request)
+    return _messages(s, [*_to_all(s, request.send_counts, row), *_from_all(s, request.recv_counts, row)])
+
+
+def _send(s: Setting) -> Call:
+    return _messages(s, [Message(nccl.ncclSend.unchecked, s.at("x"), 0, s.request.x.size, s.request.peer)])
+
+
+def _recv(s: Setting) -> Call:
+    return _messages(s, [Message(nccl.ncclRecv.unchecked, s.at("out"), 0, s.request.out.size, s.request.peer)])
+
+
+def _sendrecv(s: Setting) -> Call:
+    request, out = s.request, s.request.outputs()["out"]
+    count = int(np.prod(out.shape, dtype=np.int64))
+    sent = Message(nccl.ncclSend.unchecked, s.at("x"), 0, request.x.size, request.dest)
+    return _messages(s, [sent, Message(nccl.ncclRecv.unchecked, s.at("out"), 0, count, request.source)])
+
+
+MAKERS: dict[str, Callable[[Setting], Call]] = {
+    "gather": _gather,
+    "scatter": _scatter,
+    "all_to_all": _all_to_all,
+    "send": _send,
+    "recv": _recv,
+    "sendrecv": _sendrecv,
+}

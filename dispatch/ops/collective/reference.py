@@ -1,0 +1,122 @@
+"""What collectives give, in NumPy, from the parts of all ranks: the host's way between threads, and what tests expect.
+
+Sums, products and means of 8 and 16 bits are computed in f32 and rounded once; those of integers wrap around, and their
+means are cut off towards 0. Extremes pass over NaN where another rank has a number, as NCCL's kernels do.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dispatch.core.host_plan import work_of
+from dispatch.ops.collective.request import RedOp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dispatch.core.host_plan import Results
+    from dispatch.device.layout import Array
+
+__all__ = ["Part", "combined", "evaluate", "mean", "part_of", "reduced", "work_for"]
+
+
+class Part(NamedTuple):
+    """What one rank brings: its operand, None where it has none, its factor, and how many rows are for each rank."""
+
+    x: Array | None
+    factor: Any = 1
+    counts: tuple[int, ...] | None = None
+
+
+def work_for(dtype: Any) -> np.dtype[Any]:
+    """The dtype that the host reduces in: integers as they are, f64 as it is, others in f32."""
+    own: np.dtype[Any] = dtype.numpy
+    return own if own.kind in "iu" else work_of(dtype)
+
+
+def part_of(request: Any, work: np.dtype[Any] | None = None) -> Part:
+    """This rank's part of a request, copied, and converted to a working dtype where one is given."""
+    x = getattr(request, "x", None)
+    values = None if x is None else np.array(x if work is None else np.asarray(x).astype(work))
+    given = getattr(request, "device_factor", None)
+    factor = getattr(request, "factor", 1) if given is None else np.asarray(given).reshape(())
+    if values is not None and getattr(request, "reduce", None) is RedOp.PREMUL_SUM:
+        factor = np.asarray(factor).astype(np.asarray(x).dtype).astype(values.dtype)  # a number of x's dtype, to NCCL
+    return Part(values, factor, getattr(request, "send_counts", getattr(request, "counts", None)))
+
+
+def reduced(parts: Sequence[Part], how: RedOp) -> Array:
+    """One element of those of all parts, in each place."""
+    arrays: list[Any] = [part.x for part in parts]
+    kind = arrays[0].dtype.type
+    with np.errstate(all="ignore"):
+        if how is RedOp.PREMUL_SUM:
+            arrays = [array * kind(part.factor) for array, part in zip(arrays, parts, strict=True)]
+        found = functools.reduce(FUNCTIONS[how], arrays)
+        if how is RedOp.AVG:
+            found = mean(found, len(parts))
+    return np.asarray(found, kind)
+
+
+def mean(total: Array, count: int) -> Array:
+    """A sum divided by how many it is of, in its dtype; of integers cut off towards 0."""
+    if total.dtype.kind not in "iu":
+        return np.asarray(total / total.dtype.type(count))
+    size = (
+        np.abs(total.astype(object)) // count if total.dtype.itemsize == 8 else np.abs(total.astype(np.int64)) // count
+    )
+    return np.asarray(np.where(total < 0, -size, size).astype(total.dtype))
+
+
+FUNCTIONS: dict[RedOp, Callable[[Any, Any], Any]] = {
+    RedOp.SUM: np.add,
+    RedOp.PROD: np.multiply,
+    RedOp.MAX: np.fmax,
+    RedOp.MIN: np.fmin,
+    RedOp.AVG: np.add,
+    RedOp.PREMUL_SUM: np.add,
+}
+
+
+def rows(array: Any, counts: Sequence[int] | None, rank: int) -> Array:
+    """A rank's part of an array that has one for each."""
+    if counts is None:
+        return np.asarray(array[rank])
+    first = sum(counts[:rank])
+    return np.asarray(array[first : first + counts[rank]])
+
+
+def _joined(arrays: Sequence[Any], counts: Sequence[int] | None) -> Array:
+    return np.stack(arrays) if counts is None else np.concatenate(arrays)
+
+
+def combined(request: Any, rank: int, parts: Sequence[Part]) -> Array | None:
+    """What a rank gets, from the parts of all; None where it gets nothing."""
+    op: str = request.op
+    arrays: list[Array | None] = [part.x for part in parts]
+    is_root = rank == getattr(request, "root", rank)
+    if op in ("all_reduce", "reduce_to"):
+        return reduced(parts, request.how) if is_root else None
+    if op == "reduce_scatter":
+        return rows(reduced(parts, request.how), request.counts, rank)
+    if op == "broadcast":
+        return parts[int(request.root)].x
+    if op in ("all_gather", "gather"):
+        return _joined(arrays, request.counts) if is_root else None
+    if op == "scatter":
+        return rows(arrays[request.root], request.counts, rank)
+    if op == "all_to_all":
+        return _joined([rows(part.x, part.counts, rank) for part in parts], parts[0].counts)
+    if op == "sendrecv":
+        return parts[int(request.source)].x
+    return None  # a barrier
+
+
+def evaluate(request: Any, work: np.dtype[Any]) -> Results:
+    """The outputs of a request whose communicator has one rank, by name; whole numbers are computed as such."""
+    dtype = request.dtypes[0]
+    found = combined(request, 0, [part_of(request, dtype.numpy if dtype.numpy.kind in "iu" else work)])
+    return {} if found is None else {"out": found}

@@ -1,0 +1,323 @@
+"""What all collective requests have in common, and those in which every rank takes the same part.
+
+The ranks are those of `comm`, and each makes the same call, in the same order as its others. Operands are dense in C
+order: libraries count elements, not strides. Words and meanings are NCCL's:
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/colls.html.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from dispatch.checks import check_int
+from dispatch.core.communicator import Communicator, Ranks, communicator_of
+from dispatch.core.operands import OperandRequest, Output, dense
+from dispatch.core.request import R_co
+from dispatch.errors import BadRequest
+from dispatch.keys import Choice, member
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
+    from dispatch.keys import Dtype
+
+__all__ = [
+    "AllGatherRequest",
+    "AllReduceRequest",
+    "AllToAllRequest",
+    "BroadcastRequest",
+    "CollectiveRequest",
+    "RanksRequest",
+    "RedOp",
+    "ReduceScatterRequest",
+    "ReducingRequest",
+    "Shape",
+    "check_counts",
+    "rows_of",
+]
+
+Shape = tuple[int, ...]
+Counts = tuple[int, ...]
+
+
+class RedOp(Choice):
+    """How the elements of all ranks become one, by the numbers of `ncclRedOp_t`; PREMUL_SUM is made for each call."""
+
+    SUM = 0
+    PROD = 1
+    MAX = 2
+    MIN = 3
+    AVG = 4
+    PREMUL_SUM = 5
+
+
+@dataclass(frozen=True, eq=False)
+class RanksRequest(OperandRequest[R_co]):
+    """A call that all ranks of a communicator make, or two of them.
+
+    Attributes:
+        comm: a World, or a communicator of one: its ranks take part. A request is of the communicator that the world
+            has when it is made, and fails once that has failed or was replaced.
+        library: "nccl", which on the host stands for what does the same there; None for any.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("x",)
+
+    _: KW_ONLY
+    comm: Ranks
+    library: str | None = None
+
+    def check_fields(self) -> None:
+        object.__setattr__(self, "comm", communicator_of(self.comm))
+        self.ranks.check()
+        home = self.ranks.device
+        if self.device is not home:
+            raise BadRequest("comm", f"{self.ranks!r}", f"one on {self.device!r}", "which the operands are on")
+        self.check_part()
+
+    def check_part(self) -> None:
+        """Raise BadRequest for what this rank cannot take part with."""
+
+    @property
+    def ranks(self) -> Communicator:
+        """The communicator."""
+        return communicator_of(self.comm)
+
+    def check_rank(self, name: str) -> None:
+        """BadRequest unless a field is the number of a rank."""
+        check_int(name, getattr(self, name), 0, self.ranks.size - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class CollectiveRequest(RanksRequest["Tensor"]):
+    """A call that all ranks of a communicator make.
+
+    Attributes:
+        out: the result, dense in C order.
+    """
+
+    _: KW_ONLY
+    out: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ReducingRequest(CollectiveRequest):
+    """A call that makes one element of those that all ranks have in the same place.
+
+    Attributes:
+        reduce: SUM, PROD, MAX, MIN, AVG, or PREMUL_SUM, the sum of elements that each rank has multiplied by its
+            factor. A mean of whole numbers is cut off towards 0, and their sums and products wrap around.
+        factor: of PREMUL_SUM, this rank's own; a whole number for whole numbers.
+        device_factor: the factor in device memory, of one element and x's dtype; it is read while the call runs.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("x", "device_factor")
+
+    _: KW_ONLY
+    reduce: RedOp | str = RedOp.SUM
+    factor: float = 1.0
+    device_factor: Tensor | None = None
+
+    def check_part(self) -> None:
+        x: Tensor = getattr(self, "x")  # noqa: B009  # a field of each of the classes that derive from this one
+        if self.device_factor is None and self.factor == 1.0:
+            return
+        if self.how is not RedOp.PREMUL_SUM:
+            raise BadRequest("factor", "one", "none", 'it is of reduce="premul_sum"')
+        if self.device_factor is not None:
+            if self.factor != 1.0:
+                raise BadRequest("factor", f"{self.factor!r} and device_factor", "one of the two")
+            if self.device_factor.size != 1:
+                raise BadRequest("device_factor", str(self.device_factor.layout), "one element")
+        elif x.dtype.numpy.kind in "iu":
+            limits = np.iinfo(x.dtype.numpy)
+            if self.factor != int(self.factor) or not limits.min <= self.factor <= limits.max:
+                wanted = f"a whole number from {limits.min} to {limits.max}, for x is {x.dtype}"
+                raise BadRequest("factor", repr(self.factor), wanted)
+
+    @property
+    def how(self) -> RedOp:
+        """The reduction as a member."""
+        return member(self.reduce)
+
+
+@dataclass(frozen=True, eq=False)
+class AllReduceRequest(ReducingRequest):
+    """One element of those of all ranks, in each place; all ranks get the result.
+
+    Attributes:
+        x: of one shape and dtype on all ranks.
+        out: of x's shape and dtype; it may be x itself.
+    """
+
+    op: ClassVar[str] = "all_reduce"
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "x")})
+
+    x: Tensor
+
+    def outputs(self) -> dict[str, Output]:
+        return {"out": dense(self.x.shape, self.x.dtype)}
+
+
+@dataclass(frozen=True, eq=False)
+class BroadcastRequest(CollectiveRequest):
+    """What one rank has goes to all.
+
+    Attributes:
+        x: of one shape and dtype on all ranks; only the root's is read.
+        root: the rank whose x it is.
+        out: of x's shape and dtype; it may be x itself.
+    """
+
+    op: ClassVar[str] = "broadcast"
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "x")})
+
+    x: Tensor
+    _: KW_ONLY
+    root: int = 0
+
+    def check_part(self) -> None:
+        self.check_rank("root")
+
+    def outputs(self) -> dict[str, Output]:
+        return {"out": dense(self.x.shape, self.x.dtype)}
+
+
+@dataclass(frozen=True, eq=False)
+class AllGatherRequest(CollectiveRequest):
+    """What each rank has goes to all, in the order of ranks.
+
+    Attributes:
+        x: of one shape and dtype on all ranks; with counts, each has its own number of rows.
+        counts: the rows that each rank has, the same on all ranks; None where all have one shape.
+        out: (ranks, *x.shape), of which x may be this rank's part; with counts all rows one behind the other.
+    """
+
+    op: ClassVar[str] = "all_gather"
+
+    x: Tensor
+    _: KW_ONLY
+    counts: tuple[int, ...] | None = None
+
+    def check_part(self) -> None:
+        if self.counts is not None:
+            check_counts("counts", self.counts, self.ranks.size)
+            rows_of("x", self.x, self.counts[self.ranks.rank])
+
+    def outputs(self) -> dict[str, Output]:
+        return {"out": gathered(self.x.shape, self.x.dtype, self.counts, self.ranks.size)}
+
+    def _check_written(self, name: str, tensor: Tensor) -> None:
+        if not _is_part(self.x, tensor, self.counts, self.ranks.rank):
+            super()._check_written(name, tensor)
+
+
+@dataclass(frozen=True, eq=False)
+class ReduceScatterRequest(ReducingRequest):
+    """One element of those of all ranks, in each place; each rank gets a part of the result.
+
+    Attributes:
+        x: (ranks, …), of one shape and dtype on all ranks; with counts (rows, …).
+        counts: the rows that each rank gets, the same on all ranks; None where all get one shape.
+        out: x's shape without its first axis, which may be this rank's part of x; with counts this rank's rows.
+    """
+
+    op: ClassVar[str] = "reduce_scatter"
+
+    x: Tensor
+    _: KW_ONLY
+    counts: tuple[int, ...] | None = None
+
+    def check_part(self) -> None:
+        super().check_part()
+        check_split("x", self.x, self.counts, self.ranks.size)
+
+    def outputs(self) -> dict[str, Output]:
+        return {"out": part_of(self.x.shape, self.x.dtype, self.counts, self.ranks.rank)}
+
+    def _check_written(self, name: str, tensor: Tensor) -> None:
+        if not _is_part(tensor, self.x, self.counts, self.ranks.rank):
+            super()._check_written(name, tensor)
+
+
+@dataclass(frozen=True, eq=False)
+class AllToAllRequest(CollectiveRequest):
+    """Each rank has a part for each rank, and gets one of each, in the order of ranks.
+
+    Attributes:
+        x: (ranks, …), of one shape and dtype on all ranks; with counts (rows, …), those for rank 0 first.
+        send_counts: the rows for each rank; None where all parts have one shape.
+        recv_counts: the rows from each rank, which that rank's send_counts must have for this one.
+        out: of x's shape; with counts the rows from all ranks one behind the other.
+    """
+
+    op: ClassVar[str] = "all_to_all"
+
+    x: Tensor
+    _: KW_ONLY
+    send_counts: tuple[int, ...] | None = None
+    recv_counts: tuple[int, ...] | None = None
+
+    def check_part(self) -> None:
+        if (self.send_counts is None) != (self.recv_counts is None):
+            raise BadRequest("recv_counts", f"{self.recv_counts}", "both counts, or none")
+        check_split("x", self.x, self.send_counts, self.ranks.size, "send_counts")
+        if self.recv_counts is not None and self.send_counts is not None:
+            check_counts("recv_counts", self.recv_counts, self.ranks.size)
+            mine = self.ranks.rank
+            if self.recv_counts[mine] != self.send_counts[mine]:
+                given = f"{self.recv_counts[mine]} from this rank itself"
+                raise BadRequest("recv_counts", given, f"{self.send_counts[mine]}, as send_counts has it")
+
+    def outputs(self) -> dict[str, Output]:
+        if self.recv_counts is None:
+            return {"out": dense(self.x.shape, self.x.dtype)}
+        return {"out": dense((sum(self.recv_counts), *self.x.shape[1:]), self.x.dtype)}
+
+
+# -- shapes and checks ------------------------------------------------------------------------------------------------
+def check_counts(name: str, counts: Any, size: int) -> None:
+    """BadRequest unless there is a number of rows for each rank."""
+    if not isinstance(counts, tuple) or len(counts) != size:
+        raise BadRequest(name, repr(counts), f"a number of rows for each of {size} ranks")
+    for count in counts:
+        check_int(name, count, 0)
+
+
+def check_split(name: str, tensor: Tensor, counts: Counts | None, size: int, said: str = "counts") -> None:
+    """BadRequest unless a tensor falls into a part for each rank."""
+    if counts is not None:
+        check_counts(said, counts, size)
+        rows_of(name, tensor, sum(counts))
+    elif tensor.ndim < 1 or tensor.shape[0] != size:
+        hint = "x.reshape(ranks, -1) where that divides them; counts for parts of different sizes"
+        raise BadRequest(name, str(tensor.layout), f"a first axis of {size}, the ranks", hint)
+
+
+def rows_of(name: str, tensor: Tensor, rows: int) -> None:
+    """BadRequest unless a tensor has so many rows."""
+    if tensor.ndim < 1 or tensor.shape[0] != rows:
+        raise BadRequest(name, str(tensor.layout), f"{rows} rows, as counts say")
+
+
+def gathered(shape: Shape, dtype: Dtype, counts: Counts | None, size: int) -> Output:
+    """What comes of parts of a shape, or of so many rows from each rank."""
+    return dense((size, *shape) if counts is None else (sum(counts), *shape[1:]), dtype)
+
+
+def part_of(shape: Shape, dtype: Dtype, counts: Counts | None, rank: int) -> Output:
+    """A rank's part of something that has one for each."""
+    return dense(shape[1:] if counts is None else (counts[rank], *shape[1:]), dtype)
+
+
+def _is_part(part: Tensor, whole: Tensor, counts: Counts | None, rank: int) -> bool:
+    """Whether one tensor is a rank's part of the other, in the same memory, which libraries take for in place."""
+    if part.storage is not whole.storage or part.layout.readonly or whole.layout.readonly or whole.ndim < 1:
+        return False
+    if not (part.layout.is_contiguous and whole.layout.is_contiguous):
+        return False
+    rows = rank if counts is None else sum(counts[:rank])
+    row = whole.nbytes // max(whole.shape[0], 1)
+    return part.ptr == whole.ptr + rows * row

@@ -1,0 +1,265 @@
+"""Requests in which one rank's part is another than the others': reduce, gather, scatter; and between two ranks.
+
+A rank that gets nothing gives back None. `send` and `recv` that wait for one another belong into one
+`collective_group()`, or are one `sendrecv`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dispatch.core.operands import Output, dense
+from dispatch.errors import BadRequest
+from dispatch.keys import U8
+from dispatch.ops.collective.request import (
+    CollectiveRequest,
+    RanksRequest,
+    ReducingRequest,
+    check_counts,
+    check_split,
+    gathered,
+    part_of,
+    rows_of,
+)
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Operands
+    from dispatch.device.device import Device
+    from dispatch.device.tensor import Tensor
+    from dispatch.keys import Dtype
+
+__all__ = [
+    "BarrierRequest",
+    "GatherToRequest",
+    "RecvRequest",
+    "ReduceToRequest",
+    "ScatterFromRequest",
+    "SendRecvRequest",
+    "SendRequest",
+]
+
+
+class OfOneRank(CollectiveRequest):
+    """A call after which some ranks have no result."""
+
+    @property
+    def device(self) -> Device:
+        return self.ranks.device
+
+    @property
+    def dtypes(self) -> tuple[Dtype | None, ...]:
+        tensor: Tensor = getattr(self, self.reads[0] if self.reads else "out")
+        return tensor.dtype, tensor.dtype
+
+    def result(self, outputs: Operands) -> Any:
+        return super().result(outputs) if self._outputs else None
+
+
+class WithoutResult(RanksRequest["None"]):
+    """A call that gives nothing back."""
+
+    writes: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def device(self) -> Device:
+        return self.ranks.device
+
+    def outputs(self) -> dict[str, Output]:
+        return {}
+
+    def result(self, outputs: Operands) -> None:
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class ReduceToRequest(ReducingRequest):
+    """One element of those of all ranks, in each place; the root gets the result, the others None.
+
+    Attributes:
+        x: of one shape and dtype on all ranks.
+        root: the rank that gets the result.
+        out: of x's shape and dtype, on the root alone; it may be x itself.
+    """
+
+    op: ClassVar[str] = "reduce_to"
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "x")})
+
+    x: Tensor
+    _: KW_ONLY
+    root: int = 0
+
+    def check_part(self) -> None:
+        super().check_part()
+        self.check_rank("root")
+
+    @property
+    def dtypes(self) -> tuple[Dtype | None, ...]:
+        return self.x.dtype, self.x.dtype
+
+    def outputs(self) -> dict[str, Output]:
+        return {"out": dense(self.x.shape, self.x.dtype)} if self.ranks.rank == self.root else {}
+
+    def result(self, outputs: Operands) -> Any:
+        return super().result(outputs) if self._outputs else None
+
+
+@dataclass(frozen=True, eq=False)
+class GatherToRequest(OfOneRank):
+    """What each rank has goes to the root, in the order of ranks; the others get None.
+
+    Attributes:
+        x: of one shape and dtype on all ranks; with counts, each has its own number of rows.
+        root: the rank that gets them.
+        counts: the rows that each rank has, the same on all ranks; None where all have one shape.
+        out: on the root alone, (ranks, *x.shape); with counts all rows one behind the other.
+    """
+
+    op: ClassVar[str] = "gather"
+
+    x: Tensor
+    _: KW_ONLY
+    root: int = 0
+    counts: tuple[int, ...] | None = None
+
+    def check_part(self) -> None:
+        self.check_rank("root")
+        if self.counts is not None:
+            check_counts("counts", self.counts, self.ranks.size)
+            rows_of("x", self.x, self.counts[self.ranks.rank])
+
+    def outputs(self) -> dict[str, Output]:
+        is_root = self.ranks.rank == self.root
+        return {"out": gathered(self.x.shape, self.x.dtype, self.counts, self.ranks.size)} if is_root else {}
+
+
+@dataclass(frozen=True, eq=False)
+class ScatterFromRequest(OfOneRank):
+    """The root has a part for each rank, which that gets.
+
+    Attributes:
+        x: on the root, (ranks, …), or (rows, …) with counts; None on the others.
+        root: the rank that has them.
+        counts: the rows that each rank gets, the same on all ranks; None where all get one shape.
+        out: this rank's part. Only the root may leave it open: the others cannot know its shape.
+    """
+
+    op: ClassVar[str] = "scatter"
+
+    x: Tensor | None = None
+    _: KW_ONLY
+    root: int = 0
+    counts: tuple[int, ...] | None = None
+
+    @property
+    def dtypes(self) -> tuple[Dtype | None, ...]:
+        tensor: Any = self.x if self.x is not None else self.out
+        return tensor.dtype, tensor.dtype
+
+    def check_part(self) -> None:
+        self.check_rank("root")
+        rank = self.ranks.rank
+        if (self.x is not None) != (rank == self.root):
+            given = "none" if self.x is None else str(self.x.layout)
+            raise BadRequest("x", given, f"one on rank {self.root}, the root, alone; this is rank {rank}")
+        if self.x is not None:
+            check_split("x", self.x, self.counts, self.ranks.size)
+            return
+        if self.out is None:
+            raise BadRequest("out", "none", "a tensor for this rank's part", "only the root knows its shape")
+        if self.counts is not None:
+            check_counts("counts", self.counts, self.ranks.size)
+            rows_of("out", self.out, self.counts[rank])
+
+    def outputs(self) -> dict[str, Output]:
+        if self.x is not None:
+            return {"out": part_of(self.x.shape, self.x.dtype, self.counts, self.ranks.rank)}
+        out: Any = self.out
+        return {"out": dense(out.shape, out.dtype)}
+
+
+@dataclass(frozen=True, eq=False)
+class SendRequest(WithoutResult):
+    """What this rank has goes to another, which calls `recv`; gives back None.
+
+    Attributes:
+        x: of the shape and dtype that the other expects.
+        peer: the other rank.
+    """
+
+    op: ClassVar[str] = "send"
+
+    x: Tensor
+    _: KW_ONLY
+    peer: int
+
+    @property
+    def dtypes(self) -> tuple[Dtype | None, ...]:
+        return self.x.dtype, self.x.dtype
+
+    def check_part(self) -> None:
+        self.check_rank("peer")
+
+
+@dataclass(frozen=True, eq=False)
+class RecvRequest(OfOneRank):
+    """What another rank sends by `send`.
+
+    Attributes:
+        out: where it goes, of the shape and dtype that it has.
+        peer: the other rank.
+    """
+
+    op: ClassVar[str] = "recv"
+    reads: ClassVar[tuple[str, ...]] = ()
+
+    out: Tensor
+    _: KW_ONLY
+    peer: int
+
+    def check_part(self) -> None:
+        given: Any = self.out
+        if given is None:
+            raise BadRequest("out", "none", "a tensor of the shape and dtype that the other rank sends")
+        self.check_rank("peer")
+
+    def outputs(self) -> dict[str, Output]:
+        return {"out": dense(self.out.shape, self.out.dtype)}
+
+
+@dataclass(frozen=True, eq=False)
+class SendRecvRequest(OfOneRank):
+    """What this rank has goes to one rank, and that of another comes, both at once.
+
+    Attributes:
+        x: what goes.
+        dest, source: the rank that it goes to, and the one whose x comes; either may be this one.
+        out: what comes, of its shape and dtype; like x where it is left open.
+    """
+
+    op: ClassVar[str] = "sendrecv"
+
+    x: Tensor
+    _: KW_ONLY
+    dest: int
+    source: int
+
+    def check_part(self) -> None:
+        self.check_rank("dest")
+        self.check_rank("source")
+
+    def outputs(self) -> dict[str, Output]:
+        like = self.x if self.out is None else self.out
+        return {"out": dense(like.shape, self.x.dtype)}
+
+
+@dataclass(frozen=True, eq=False)
+class BarrierRequest(WithoutResult):
+    """Nobody goes on before all ranks have come: on the host this thread, on a GPU its stream. Gives back None."""
+
+    op: ClassVar[str] = "barrier"
+    reads: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def dtypes(self) -> tuple[Dtype | None, ...]:
+        return U8, U8

@@ -1,0 +1,77 @@
+"""Collectives between threads of one process on the host: parts are handed over, and each rank makes its own result."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.ops.collective.reference import combined, part_of, work_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.device.layout import Array
+    from dispatch.libraries.threads.meeting import ThreadCommunicator
+
+    Begin = Callable[[ThreadCommunicator, Any], Callable[[], Array | None]]
+
+__all__ = ["begin"]
+
+
+def begin(request: Any) -> Callable[[], Array | None]:
+    """Take part in a meeting; what comes back waits for the others, and gives this rank's result."""
+    start: Begin = BEGIN.get(request.op, _meet)
+    return start(request.ranks, request)
+
+
+def _call(request: Any) -> str:
+    """What must be the same on all ranks, in words."""
+    words = [request.op]
+    for name in ("reduce", "root", "counts"):
+        value = getattr(request, name, None)
+        if value is not None:
+            words.append(f"{name}={getattr(value, 'name', value)}")
+    operand = getattr(request, "x", None)
+    if operand is not None:
+        words.append(str(operand.dtype))
+        if request.op in ("all_reduce", "reduce_to", "reduce_scatter", "broadcast"):
+            words.append(str(list(operand.shape)))
+    elif request.op == "scatter":
+        words.append(str(request.out.dtype))
+    return " ".join(words)
+
+
+def _meet(comm: ThreadCommunicator, request: Any) -> Callable[[], Array | None]:
+    reduces = hasattr(request, "reduce")
+    part = part_of(request, work_for(request.x.dtype) if reduces else None)
+    wait = comm.meet(_call(request), part)
+    return lambda: combined(request, comm.rank, wait())
+
+
+def _send(comm: ThreadCommunicator, request: Any) -> Callable[[], None]:
+    x = np.array(request.x)
+    comm.send(request.peer, _letter(x), x)
+    return lambda: None
+
+
+def _recv(comm: ThreadCommunicator, request: Any) -> Callable[[], Array]:
+    out = request.out.layout
+    return comm.receive(request.peer, f"{out.dtype.numpy}{list(out.shape)}")
+
+
+def _sendrecv(comm: ThreadCommunicator, request: Any) -> Callable[[], Array]:
+    x, out = np.array(request.x), request.outputs()["out"]
+    comm.send(request.dest, _letter(x), x)
+    return comm.receive(request.source, f"{out.dtype.numpy}{list(out.shape)}")
+
+
+def _letter(array: Array) -> str:
+    return f"{array.dtype}{list(array.shape)}"
+
+
+BEGIN: dict[str, Begin] = {
+    "send": _send,
+    "recv": _recv,
+    "sendrecv": _sendrecv,
+}

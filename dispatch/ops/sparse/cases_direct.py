@@ -1,0 +1,128 @@
+"""The cases of direct solves: each kind of matrix, whole or by one triangle, and right-hand sides in every order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dispatch.core.host_plan import EXACT
+from dispatch.core.matrix_choices import FillMode
+from dispatch.ops.sparse.direct import SparseKind, SpsolveRequest
+from dispatch.ops.sparse.direct_reference import evaluate_direct, whole_of
+from dispatch.ops.sparse.form import SparseFormat
+from dispatch.ops.sparse.patterns import PATTERNS, stored
+from dispatch.ops.sparse.reference import numbers
+from dispatch.testing.check import ROUNDOFF, Check, GuardedBuffer, MadeCase, Mismatch, place, poison
+
+if TYPE_CHECKING:
+    from dispatch.core.row import Row
+    from dispatch.device.device import Device
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
+    from dispatch.keys import Dtype
+
+__all__ = ["direct_cases"]
+
+GEN, SYM, HER, POS = SparseKind
+LOWER, UPPER = FillMode
+
+
+class Form(NamedTuple):
+    """A case: what is known of the matrix, which triangle is stored, where b and x lie."""
+
+    pattern: str
+    kind: SparseKind
+    uplo: FillMode | None = None
+    sides: int = 0  # right-hand sides; 0 for a vector
+    by_rows: bool = False  # b alone; x is by columns
+    base: int = 0
+    wide: tuple[bool, bool] = (False, False)  # offsets and indices of 64 bits
+    fixed: bool = False
+    given: bool = False
+
+
+FORMS = (
+    Form("2d Poisson", GEN),
+    Form("3d Poisson", GEN, sides=3, by_rows=True, base=1, wide=(True, True), fixed=True),
+    Form("graph Laplacian", GEN, sides=2, given=True),
+    Form("2d Poisson", SYM, fixed=True),
+    Form("graph Laplacian", SYM, LOWER, sides=4, wide=(True, False)),
+    Form("3d Poisson", HER, UPPER, base=1, given=True),
+    Form("2d Poisson", HER, sides=2, by_rows=True, given=True),
+    Form("3d Poisson", POS, fixed=True, sides=1),
+    Form("2d Poisson", POS, LOWER, given=True),
+    Form("graph Laplacian", POS, UPPER, sides=3, base=1),
+)
+THRESHOLD = 8.0  # of a residual in units of n·eps
+
+
+def direct_cases(row: Row) -> list[MadeCase]:
+    """Every form."""
+    return MadeCase.each(row, FORMS, check)
+
+
+@dataclass(frozen=True)
+class DirectCheck(Check):
+    """A check that a solution is one, as LAPACK's own testers say it: by its residual."""
+
+    def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
+        """Raise Mismatch for a residual above the threshold, another status, or memory that was written beside."""
+        made = result if isinstance(result, tuple) else (result,)
+        x, info = (tensor.numpy() for tensor in made)
+        request: Any = self.request
+        a, b = whole_of(request, EXACT), numbers(request.b, EXACT)
+        wide = x.astype(np.result_type(x.dtype, np.float64))
+        size = np.abs(a).sum(axis=1).max() * np.abs(wide).max() + np.abs(b).max()
+        unit = len(b) * ROUNDOFF[request.values.dtype][0] * float(size)
+        found = float(np.abs(b - a @ wide).max()) / unit
+        if int(info) != 0 or not found <= THRESHOLD:
+            text = f"the residual is {found:.3g} n·eps, above {THRESHOLD:g}, and info {int(info)}"
+            raise Mismatch(f"{self.name}: {text} ({request.describe()})")
+        self._check_memory()
+
+
+def matrix_for(kind: SparseKind, mask: Any, rng: np.random.Generator, *, is_complex: bool) -> Array:
+    """A well conditioned matrix of a kind."""
+    n = len(mask)
+    drawn = rng.uniform(-1, 1, (n, n)) + (1j * rng.uniform(-1, 1, (n, n)) if is_complex else 0)
+    drawn = np.where(mask & ~np.eye(n, dtype=bool), drawn, 0)
+    if kind is SYM:
+        drawn = (drawn + drawn.T) / 2
+    elif kind is not GEN:
+        drawn = (drawn + drawn.conj().T) / 2
+    signs = 1 if kind is POS else np.where(rng.random(n) < 0.5, -1, 1)
+    return np.asarray(drawn + np.diag((np.abs(drawn).sum(axis=1) + 0.5) * signs))
+
+
+def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
+    """A request of a form with fresh operands; the triangle that is not stored is not there."""
+    del op
+    mask = PATTERNS[form.pattern](rng, (24, 24)) | False
+    n = len(mask)
+    dense = matrix_for(form.kind, mask, rng, is_complex=dtype.is_complex).astype(dtype.numpy)
+    kept = mask | np.eye(n, dtype=bool)
+    if form.uplo is not None:
+        kept &= np.tri(n, dtype=bool) if form.uplo is LOWER else np.tri(n, dtype=bool).T
+    values, rows, columns, said = stored(kept, dense, SparseFormat.CSR, form.base, np.int32)
+    offsets, indices = (np.int64 if wide else np.int32 for wide in form.wide)
+    if form.fixed:
+        said = said._replace(pattern=int(rng.integers(1 << 40)))
+    shape = (n, form.sides) if form.sides else (n,)
+    b = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype.is_complex else 0)
+    order = (1, 0) if form.sides else None
+    written: tuple[GuardedBuffer, ...] = ()
+    fields: dict[str, Any] = {"uplo": form.uplo, "assume_a": form.kind}
+    if form.given:
+        written = (place(device, poison(dtype, shape), order, 2),)
+        fields["out"] = written[0].view
+    request = SpsolveRequest(
+        device.array(values.astype(dtype.numpy)),
+        device.array(rows.astype(offsets)),
+        device.array(columns.astype(indices)),
+        said,
+        place(device, b.astype(dtype.numpy), None if form.by_rows else order, 2).view,
+        **fields,
+    )
+    return DirectCheck(name, request, evaluate_direct(request, EXACT), {}, written)

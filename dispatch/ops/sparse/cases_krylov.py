@@ -1,0 +1,157 @@
+"""The cases of iterations: what they are asked for is the criterion, to which each result is held in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dispatch.core.host_plan import EXACT
+from dispatch.keys import C64, F32
+from dispatch.ops.sparse import krylov
+from dispatch.ops.sparse.form import SparseFormat
+from dispatch.ops.sparse.krylov import Preconditioner
+from dispatch.ops.sparse.krylov_reference import evaluate_krylov, norm_of, scale_of
+from dispatch.ops.sparse.patterns import PATTERNS, stored
+from dispatch.ops.sparse.reference import matrix_of, numbers
+from dispatch.testing.check import ROUNDOFF, Check, GuardedBuffer, MadeCase, Mismatch, place, poison
+
+if TYPE_CHECKING:
+    from dispatch.core.row import Row
+    from dispatch.device.device import Device
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
+    from dispatch.keys import Dtype
+
+__all__ = ["KRYLOV", "KrylovCheck", "krylov_cases", "matrix_for"]
+
+KRYLOV: dict[str, Any] = {
+    kind.op: kind for name, kind in vars(krylov).items() if name in krylov.__all__ and hasattr(kind, "op")
+}
+NONE, JACOBI = Preconditioner
+CSR, CSC, COO, BSR = SparseFormat
+
+
+class Form(NamedTuple):
+    """A case: the pattern, how it is stored, where the iteration begins, what M is, and where the result goes."""
+
+    pattern: str
+    kind: SparseFormat = CSR
+    base: int = 0
+    wide: bool = False
+    start: str = "zeros"  # drawn, in place
+    scale: str = "none"  # drawn, jacobi
+    rtol: float = 1e-5
+    atol: float = 0.0
+    given: bool = False
+
+
+FORMS = (
+    Form("2d Poisson"),
+    Form("3d Poisson", wide=True, start="drawn", given=True),
+    Form("graph Laplacian", base=1, start="in place", scale="drawn"),
+    Form("2d Poisson", CSC, scale="jacobi", rtol=1e-4),
+    Form("3d Poisson", COO, base=1, rtol=0.0, atol=1e-3, given=True),
+    Form("graph Laplacian", BSR, wide=True, scale="drawn"),
+    Form("3d Poisson", CSR, base=1, scale="jacobi", start="drawn"),
+)
+ACCURATE = 4  # roundoffs of what is summed up
+
+
+def krylov_cases(row: Row) -> list[MadeCase]:
+    """Every form."""
+    return MadeCase.each(row, FORMS, check)
+
+
+def matrix_for(op: str, mask: Any, rng: np.random.Generator, *, is_complex: bool = False) -> Array:
+    """A well conditioned matrix that a method is for: Hermitian and positive definite, Hermitian, or any."""
+    n = len(mask)
+    drawn = rng.uniform(-1, 1, (n, n)) + (1j * rng.uniform(-1, 1, (n, n)) if is_complex else 0)
+    drawn = np.where(mask & ~np.eye(n, dtype=bool), drawn, 0)
+    if op in ("cg", "minres"):
+        drawn = (drawn + drawn.conj().T) / 2
+    rows = np.abs(drawn).sum(axis=1) + 0.5 + rng.random(n)
+    signs = np.where(rng.random(n) < 0.4, -1, 1) if op == "minres" else 1
+    return np.asarray(drawn + np.diag(rows * signs))
+
+
+@dataclass(frozen=True)
+class KrylovCheck(Check):
+    """A check that a solution is as near as was asked for, and that the status says so."""
+
+    def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
+        """Raise Mismatch for a residual above the criterion, another status, or memory that was written beside."""
+        made = result if isinstance(result, tuple) else (result,)
+        x, info, iterations, residual = (tensor.numpy() for tensor in made)
+        request: Any = self.request
+        most = 4 * int(self.expected["iterations"]) + 20
+        if int(info) != 0 or not 0 <= int(iterations) <= most:
+            self._refuse(f"info is {int(info)} after {int(iterations)} iterations")
+        found, target, slack = residual_of(request, x, self.expected)
+        if not found <= target * (1 + 1e-3) + slack:
+            self._refuse(f"the residual is {found:.3g}, above {target:.3g}")
+        if not abs(float(residual) - found) <= target * 1e-2 + slack:
+            self._refuse(f"the residual is {found:.3g}, said to be {float(residual):.3g}")
+        self._check_memory()
+
+    def _refuse(self, text: str) -> None:
+        raise Mismatch(f"{self.name}: {text} ({self.request.describe()})")
+
+
+def residual_of(request: Any, x: Array, given: dict[str, Array]) -> tuple[float, float, float]:
+    """The norm of b - A·x, what it may be, and what roundoff adds; all in double precision."""
+    a = matrix_of(request, EXACT).tocsr()
+    b, scale = numbers(request.b, EXACT), scale_of(request, a)
+    wide = x.astype(np.result_type(x.dtype, np.float64))
+    target = max(request.rtol * norm_of(request, b, scale), request.atol)
+    size = np.abs(a).sum(axis=1).max() * np.linalg.norm(wide) + np.linalg.norm(b) + np.linalg.norm(given["start"])
+    weight = 1.0 if scale is None else float(np.sqrt(np.abs(scale).max())) if request.op == "minres" else 1.0
+    slack = ACCURATE * ROUNDOFF[request.values.dtype][0] * float(size) * max(1.0, weight)
+    return norm_of(request, b - a @ wide, scale), target, slack
+
+
+def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
+    """A request of a form with fresh operands amid poison."""
+    mask = PATTERNS[form.pattern](rng, (24, 24))
+    if form.kind is BSR:
+        mask = mask[:24, :24]
+    n = len(mask)
+    dense = matrix_for(op, mask, rng, is_complex=dtype.is_complex).astype(dtype.numpy)
+    block = (4, 4) if form.kind is BSR else (1, 1)
+    index = np.int64 if form.wide else np.int32
+    parts = stored(mask | np.eye(n, dtype=bool), dense, form.kind, form.base, index, block)
+    fields: dict[str, Any] = {"form": parts[3]}
+
+    def lay(field: str, values: Array) -> GuardedBuffer:
+        memory = place(device, values.astype(dtype.numpy) if values.dtype.kind != "i" else values, None, 2)
+        fields[field] = memory.view
+        return memory
+
+    def normal() -> Array:
+        drawn = rng.standard_normal(n)
+        return np.asarray(drawn + 1j * rng.standard_normal(n) if dtype.is_complex else drawn)
+
+    for field, values in zip(("values", "rows", "columns"), parts, strict=False):
+        fields[field] = device.array(values)
+    lay("b", normal())
+    written: tuple[GuardedBuffer, ...] = ()
+    start = np.zeros(n)
+    if form.start != "zeros":
+        start = normal()
+        memory = lay("x0", start)
+        if form.start == "in place":
+            fields["out"], written = memory.view, (memory,)
+    if form.scale == "drawn":
+        lay("M", (0.5 + rng.random(n)) / (np.abs(np.diag(dense)) + 0.5))
+    if form.given:
+        written = (*written, lay("out", poison(dtype, (n,))))
+    near = 30 if dtype in (F32, C64) else 1  # so far from roundoff that a residual means something
+    choices = {
+        "rtol": form.rtol * near,
+        "atol": form.atol * near,
+        "preconditioner": JACOBI if form.scale == "jacobi" else NONE,
+    }
+    request = KRYLOV[op](**fields, **choices)
+    expected = {**evaluate_krylov(request, EXACT), "start": start}
+    return KrylovCheck(name, request, expected, {}, written)

@@ -1,0 +1,65 @@
+"""Direct solves by SciPy's SuperLU: what the host computes, and in float64 what is right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.core.host_plan import NumpyPlan, work_of
+from dispatch.core.matrix_choices import FillMode
+from dispatch.errors import Refused
+from dispatch.ops.sparse.direct import SparseKind
+from dispatch.ops.sparse.reference import NEEDS_SCIPY, matrix_of, numbers
+from dispatch.refusal import Kind
+
+if TYPE_CHECKING:
+    from dispatch.core.host_plan import Results
+    from dispatch.core.row import Row
+
+__all__ = ["evaluate_direct", "scipy_direct", "whole_of"]
+
+SINGULAR, NOT_POSITIVE = -1, 1
+
+
+def scipy_direct(request: Any, executor: object, row: Row) -> NumpyPlan:
+    """A plan that factorizes with SciPy, in each call; Refused where it is not installed."""
+    del request, executor
+    try:
+        import scipy.sparse.linalg  # noqa: F401  # looked for now, used by the plan
+    except ImportError as error:
+        raise Refused(NEEDS_SCIPY, Kind.RULE) from error
+    return NumpyPlan(row, evaluate_direct, work_of(row.dtypes[0]))
+
+
+def whole_of(request: Any, work: np.dtype[Any]) -> Any:
+    """The matrix with both of its triangles, in CSC."""
+    import scipy.sparse as sp
+
+    matrix = matrix_of(request, work).tocsc()
+    if request.uplo is None:
+        return matrix
+    below = request.uplo is FillMode.LOWER
+    half = sp.tril(matrix, -1) if below else sp.triu(matrix, 1)
+    other = half.T if request.assume_a is SparseKind.SYM else half.conj().T
+    return (half + other + sp.diags_array(matrix.diagonal())).tocsc()
+
+
+def evaluate_direct(request: Any, work: np.dtype[Any]) -> Results:
+    """x and the status; NaN where a matrix cannot be factorized, or something is not finite."""
+    from scipy.sparse.linalg import splu
+
+    a, b = whole_of(request, work), numbers(request.b, work)
+    nowhere = np.full_like(b, complex(np.nan, np.nan) if b.dtype.kind == "c" else np.nan)
+    if not np.isfinite(a.data).all():
+        return {"out": nowhere, "info": np.asarray(np.int32(SINGULAR))}
+    positive = request.assume_a is SparseKind.POS
+    way = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": 0.0, "options": {"SymmetricMode": True}}
+    try:
+        factors = splu(a, **(way if positive else {}))
+    except RuntimeError:  # exactly singular
+        return {"out": nowhere, "info": np.asarray(np.int32(NOT_POSITIVE if positive else SINGULAR))}
+    diagonal = factors.U.diagonal()
+    if positive and not (diagonal.real > 0).all():
+        return {"out": nowhere, "info": np.asarray(np.int32(NOT_POSITIVE))}
+    return {"out": np.asarray(factors.solve(b)), "info": np.asarray(np.int32(0))}

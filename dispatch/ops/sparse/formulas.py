@@ -1,0 +1,24 @@
+"""The formula of every op of the family, by which its mutations are made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.ops.sparse import direct_reference, krylov_reference, reference
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dispatch.core.host_plan import Results
+
+__all__ = ["evaluate"]
+
+ITERATED = ("cg", "bicgstab", "gmres", "minres")
+
+
+def evaluate(request: Any, work: np.dtype[Any]) -> Results:
+    """The outputs of a request by name, in a working dtype."""
+    if request.op == "spsolve":
+        return direct_reference.evaluate_direct(request, work)
+    formula = krylov_reference.evaluate_krylov if request.op in ITERATED else reference.evaluate
+    return formula(request, work)

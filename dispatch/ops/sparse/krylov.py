@@ -1,0 +1,149 @@
+"""Requests of systems of equations with a sparse matrix that are solved by iteration, in Krylov's subspaces.
+
+The criterion of all four is SciPy's: ‖b - A·x‖ ≤ max(rtol · ‖b‖, atol). This file calls nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from dispatch.checks import check_int, check_number
+from dispatch.core.operands import Output, dense
+from dispatch.errors import BadRequest
+from dispatch.keys import C64, C128, F32, F64, I32, Choice
+from dispatch.ops.sparse.base import SparseRequest, check_vector
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["BREAKDOWN", "NOT_FINITE", "STAGNATED"]
+__all__ += ["BicgstabRequest", "CgRequest", "GmresRequest", "KrylovRequest", "MinresRequest", "Preconditioner"]
+
+BREAKDOWN, NOT_FINITE, STAGNATED = -1, -2, -3
+REALS = {C64: F32, C128: F64}
+MOST_ITERATIONS = 2**31 - 1
+MOST_RESTART = 256
+
+
+class Preconditioner(Choice):
+    """What approximates the inverse of A: nothing, or the reciprocals of its diagonal."""
+
+    NONE = 0
+    JACOBI = 1
+
+
+@dataclass(frozen=True, eq=False)
+class KrylovRequest(SparseRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]):
+    """The x of A · x = b; gives back (x, info, iterations, residual), all on the device: nothing waits.
+
+    On a GPU all iterations are one launch of a CUDA graph, whose while node the device itself ends (from CUDA 12.4 on).
+
+    Attributes:
+        b: (n,), the right-hand side.
+        x0: (n,), where the iteration begins; None for zeros. It may be `out` itself.
+        M: (n,), the diagonal of a matrix that approximates the inverse of A; None for none.
+        rtol, atol: it ends with ‖b - A·x‖ ≤ max(rtol · ‖b‖, atol).
+        maxiter: the iterations after which it is given up; None for 10 · n.
+        preconditioner: "jacobi" takes the reciprocals of A's diagonal for M, and 1 where that is 0.
+        out: x, (n,).
+        info: i32: 0 once the criterion holds, else the number of iterations, or -1 where the method breaks down, -2
+            where something is NaN or infinite, and -3 where the residual falls no further.
+        iterations: i32, how many there were.
+        residual: the norm of b - A·x that the criterion was held against: f32 or f64.
+
+    With b = 0, x is 0, whatever x0 is. Complex dot products take the conjugate of the first vector.
+    """
+
+    writes: ClassVar[tuple[str, ...]] = ("out", "info", "iterations", "residual")
+    reads: ClassVar[tuple[str, ...]] = ("values", "rows", "columns", "b", "x0", "M")
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "x0")})
+    b: Tensor
+    x0: Tensor | None = None
+    _: KW_ONLY
+    M: Tensor | None = None
+    rtol: float = 1e-5
+    atol: float = 0.0
+    maxiter: int | None = None
+    preconditioner: Preconditioner | str = Preconditioner.NONE
+    out: Tensor | None = None
+    info: Tensor | None = None
+    iterations: Tensor | None = None
+    residual: Tensor | None = None
+
+    def check_operands(self) -> None:
+        m, n = self.form.shape
+        if m != n or not n:
+            raise BadRequest("form.shape", f"({m}, {n})", "a square matrix of at least one row")
+        for name in ("b", "x0", "M"):
+            check_vector(name, getattr(self, name), n, f"as A is [{n}, {n}]")
+        for name in ("rtol", "atol"):
+            check_number(name, getattr(self, name), low=0.0)
+        if self.maxiter is not None:
+            check_int("maxiter", self.maxiter, 1, MOST_ITERATIONS)
+        if self.M is not None and self.preconditioner is not Preconditioner.NONE:
+            raise BadRequest("M", str(self.M.layout), "None with a preconditioner that is made of A")
+
+    @property
+    def limit(self) -> int:
+        """The most iterations, or cycles of them."""
+        return min(MOST_ITERATIONS, 10 * self.form.shape[0]) if self.maxiter is None else int(self.maxiter)
+
+    def outputs(self) -> dict[str, Output]:
+        kind = self.values.dtype
+        return {
+            "out": dense(self.b.shape, kind),
+            "info": dense((), I32),
+            "iterations": dense((), I32),
+            "residual": dense((), REALS.get(kind, kind)),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class CgRequest(KrylovRequest):
+    """Conjugate gradients, for a Hermitian positive definite A, and M where there is one."""
+
+    op: ClassVar[str] = "cg"
+
+
+@dataclass(frozen=True, eq=False)
+class BicgstabRequest(KrylovRequest):
+    """The stabilized method of biconjugate gradients, for any A; an iteration multiplies with A twice."""
+
+    op: ClassVar[str] = "bicgstab"
+
+
+@dataclass(frozen=True, eq=False)
+class MinresRequest(KrylovRequest):
+    """The method of minimal residuals by Lanczos, for a real symmetric A, which may be indefinite or singular.
+
+    M must be positive definite. With it the criterion is in its norm, of r and of b: (rᵀ·M·r)½.
+    Its residual falls in each iteration; of a system without a solution it ends with -3 and a least squares solution.
+    """
+
+    op: ClassVar[str] = "minres"
+
+
+@dataclass(frozen=True, eq=False)
+class GmresRequest(KrylovRequest):
+    """The method of generalized minimal residuals, for any A; M is on the right, so that the residual is the true one.
+
+    Attributes:
+        restart: the iterations of a cycle, and so how many vectors are kept; up to 256, and n.
+        maxiter: the cycles after which it is given up, as SciPy counts; None for 10 · n.
+
+    Vectors are orthogonalized twice against those before. `iterations` counts those of all cycles.
+    """
+
+    op: ClassVar[str] = "gmres"
+    _: KW_ONLY
+    restart: int = 20
+
+    def check_operands(self) -> None:
+        super().check_operands()
+        check_int("restart", self.restart, 1, MOST_RESTART)
+
+    @property
+    def length(self) -> int:
+        """The iterations of a cycle."""
+        return min(int(self.restart), self.form.shape[0])

@@ -1,0 +1,225 @@
+"""The kernels of the iterations in CUDA C++: all vector work of a method, with its scalars on the device.
+
+krylov_methods.py and krylov_gmres.py have the methods. A pass is a product q = A·in, which is cuSPARSE's, and the
+kernels of a method behind it, in order. A kernel updates vectors and adds up dot products; its last block has their
+sums, and one thread of it does the recurrence of scalars, so that nothing is launched for that. The first pass makes
+the residual of x0. All arithmetic is in double precision; sums are added in a fixed order, so that two runs give the
+same bits.
+
+Follows Saad, Iterative Methods for Sparse Linear Systems; Paige and Saunders, Solution of Sparse Indefinite Systems of
+Linear Equations; and van der Vorst, Bi-CGSTAB.
+"""
+
+from __future__ import annotations
+
+from dispatch.ops.sparse.krylov_gmres import GMRES
+from dispatch.ops.sparse.krylov_methods import BICGSTAB, CG, MINRES
+
+__all__ = ["KERNELS", "SOURCES", "VECTORS"]
+
+COMMON = r"""
+typedef long long Int;
+
+#if PARTS == 2
+struct Element { REAL x, y; };
+struct Wide { double x, y; };
+__device__ Wide wide(double x) { Wide made = {x, 0}; return made; }
+__device__ Wide whole(double x) { Wide made = {x, x}; return made; }
+__device__ Wide wide(Element a) { Wide made = {a.x, a.y}; return made; }
+__device__ Element narrow(Wide a) { Element made = {REAL(a.x), REAL(a.y)}; return made; }
+__device__ Wide operator+(Wide a, Wide b) { Wide made = {a.x + b.x, a.y + b.y}; return made; }
+__device__ Wide operator-(Wide a, Wide b) { Wide made = {a.x - b.x, a.y - b.y}; return made; }
+__device__ Wide operator*(Wide a, Wide b)
+{
+    Wide made = {a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x};
+    return made;
+}
+__device__ Wide conj(Wide a) { Wide made = {a.x, -a.y}; return made; }
+__device__ double real(Wide a) { return a.x; }
+__device__ double size_of(Wide a)
+{
+    const double x = fabs(a.x), y = fabs(a.y), most = x > y ? x : y, least = x > y ? y : x;
+    return most == 0 ? least : most * sqrt(1 + least / most * (least / most));
+}
+__device__ Wide scaled(Wide a, double by) { Wide made = {a.x * by, a.y * by}; return made; }
+__device__ Wide operator/(Wide a, Wide b)
+{
+    const double by = 1 / size_of(b);
+    return scaled(scaled(a, by) * conj(scaled(b, by)), 1);
+}
+__device__ Wide fetched(const Wide* at)
+{
+    Wide made = {__ldcg((const double*)at), __ldcg((const double*)at + 1)};
+    return made;
+}
+#else
+typedef REAL Element;
+typedef double Wide;
+__device__ Wide wide(double x) { return x; }
+__device__ Wide whole(double x) { return x; }
+__device__ Element narrow(Wide a) { return Element(a); }
+__device__ Wide conj(Wide a) { return a; }
+__device__ double real(Wide a) { return a; }
+__device__ double size_of(Wide a) { return fabs(a); }
+__device__ Wide scaled(Wide a, double by) { return a * by; }
+__device__ Wide fetched(const Wide* at) { return __ldcg(at); }
+#endif
+__device__ double square(Wide a) { return real(conj(a) * a); }
+__device__ bool is_zero(Wide a) { return size_of(a) == 0; }
+__device__ bool is_finite(double x) { return x - x == 0; }
+
+// What stays between the kernels. `more` is what the while node looks at, and comes first.
+struct State {
+    int more, over, info, pass, iterations, column, restarting, count, claimed, broke;
+    unsigned tickets, reserved;
+    double norm, target, last;
+    double alfa, sigma, before, dbar, epsilon, epsilon_before, delta, gamma, phi, phibar, cosine, sine, size;
+    Wide rho, alpha, beta, omega;
+};
+
+struct Solve {
+    Element* vectors;
+    State* state;
+    Wide* tables;   // of GMRES
+    Wide* partial;  // of the sums of blocks
+    const Element* values;
+    const void *lines, *places;  // of a matrix in CSR, of which the diagonal is taken
+    const Element *b, *start, *scale;
+    Element* out;
+    int *info, *iterations;
+    REAL* residual;
+    Int n, stride, base;
+    double rtol, atol;
+    int limit, restart, has_scale;
+};
+
+enum { X, IN, Q, R, M, FIRST };
+enum { BREAKDOWN = -1, NOT_FINITE = -2, STAGNATED = -3 };
+#define VECTOR(number) (s.vectors + (number) * s.stride)
+#define EACH(i) for (Int i = (Int)blockIdx.x * THREADS + threadIdx.x; i < s.n; i += (Int)gridDim.x * THREADS)
+
+__device__ Wide preconditioned(const Solve& s, Int i, Wide value)
+{
+    return s.has_scale ? wide(VECTOR(M)[i]) * value : value;
+}
+
+// The sum over the threads of a block, for all of them.
+__device__ Wide of_block(Wide mine)
+{
+    __shared__ Wide room[THREADS];
+    room[threadIdx.x] = mine;
+    __syncthreads();
+    for (int half = THREADS / 2; half; half /= 2) {
+        if ((int)threadIdx.x < half) room[threadIdx.x] = room[threadIdx.x] + room[threadIdx.x + half];
+        __syncthreads();
+    }
+    const Wide all = room[0];
+    __syncthreads();
+    return all;
+}
+
+// Whether this block is the last that comes here, and sees what the others have written.
+__device__ bool is_last(const Solve& s)
+{
+    __shared__ unsigned ticket;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) ticket = atomicInc(&s.state->tickets, gridDim.x - 1);
+    __syncthreads();
+    const bool found = ticket == gridDim.x - 1;
+    __syncthreads();
+    if (found) __threadfence();
+    return found;
+}
+
+__device__ Wide of_blocks(const Solve& s, int number)
+{
+    Wide mine = wide(0.0);
+    for (unsigned block = threadIdx.x; block < gridDim.x; block += THREADS)
+        mine = mine + fetched(s.partial + (Int)number * gridDim.x + block);
+    return of_block(mine);
+}
+
+// Sums over all threads of the grid; one thread alone is told that they are there.
+template <int COUNT> __device__ bool totals(const Solve& s, Wide* sums)
+{
+    for (int k = 0; k < COUNT; ++k) {
+        const Wide all = of_block(sums[k]);
+        if (threadIdx.x == 0) s.partial[(Int)k * gridDim.x + blockIdx.x] = all;
+    }
+    if (!is_last(s)) return false;
+    for (int k = 0; k < COUNT; ++k) sums[k] = of_blocks(s, k);
+    return threadIdx.x == 0;
+}
+
+__device__ void stop(State& t, int info)
+{
+    if (!t.more) return;
+    t.more = 0;
+    t.info = info;
+}
+
+// What becomes of the iteration with a residual of this norm.
+__device__ void judge(State& t, double norm, bool at_limit)
+{
+    t.norm = norm;
+    if (norm <= t.target) stop(t, 0);
+    else if (!is_finite(norm)) stop(t, NOT_FINITE);
+    else if (at_limit) stop(t, t.iterations);
+}
+
+__device__ Wide diagonal(const Solve& s, Int i)
+{
+    Wide found = wide(0.0);
+    const Int end = (Int)((const LINE*)s.lines)[i + 1] - s.base;
+    for (Int k = (Int)((const LINE*)s.lines)[i] - s.base; k < end; ++k)
+        if ((Int)((const PLACE*)s.places)[k] - s.base == i) found = found + wide(s.values[k]);
+    if (is_zero(found)) return wide(1.0);
+    return wide(1.0) / (INDEFINITE ? wide(size_of(found)) : found);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) begin(Solve s)
+{
+    Wide sums[1] = {wide(0.0)};
+    EACH(i) {
+        const Element start = s.start ? s.start[i] : narrow(wide(0.0));
+        VECTOR(X)[i] = VECTOR(IN)[i] = start;
+        VECTOR(R)[i] = s.b[i];
+        if (s.has_scale) VECTOR(M)[i] = s.scale ? s.scale[i] : narrow(diagonal(s, i));
+        const Wide b = wide(s.b[i]);
+        sums[0] = sums[0] + conj(b) * (INDEFINITE ? preconditioned(s, i, b) : b);
+    }
+    if (!totals<1>(s, sums)) return;
+    State made = {};
+    const double norm = sqrt(fabs(real(sums[0]))), relative = s.rtol * norm;
+    made.target = relative > s.atol ? relative : s.atol;
+    made.more = norm != 0;
+    made.over = norm == 0;
+    made.restarting = 1;
+    *s.state = made;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) finish(Solve s)
+{
+    const State& t = *s.state;
+    const double none = t.norm - t.norm;  // NaN where that is why it has ended
+    EACH(i) s.out[i] = t.over ? narrow(wide(0.0)) : t.info == NOT_FINITE ? narrow(whole(none)) : VECTOR(X)[i];
+    if (blockIdx.x || threadIdx.x) return;
+    *s.info = t.info;
+    *s.iterations = t.iterations;
+    *s.residual = REAL(t.norm);
+}
+"""
+
+SOURCES = {
+    name: COMMON + text for name, text in (("cg", CG), ("bicgstab", BICGSTAB), ("minres", MINRES), ("gmres", GMRES))
+}
+# Those of a pass, in order.
+KERNELS = {
+    "cg": ("curvature", "advance", "turn"),
+    "bicgstab": ("products", "half_step", "turn"),
+    "minres": ("curvature", "rotate", "turn"),
+    "gmres": ("project_once", "subtract_once", "project_twice", "subtract_twice", "extend"),
+}
+# How many a method keeps; GMRES those of its basis beside them.
+VECTORS = {"cg": 5, "bicgstab": 8, "minres": 8, "gmres": 5}

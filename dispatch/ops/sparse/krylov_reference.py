@@ -1,0 +1,143 @@
+"""Iterations by SciPy: what the host computes. What is right is held against the criterion, in cases_krylov.py."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.core.host_plan import NumpyPlan, work_of
+from dispatch.errors import Refused
+from dispatch.ops.sparse.krylov import BREAKDOWN, NOT_FINITE, Preconditioner
+from dispatch.ops.sparse.reference import NEEDS_SCIPY, matrix_of, numbers
+from dispatch.refusal import Kind
+
+if TYPE_CHECKING:
+    from dispatch.core.host_plan import Results
+    from dispatch.core.row import Row
+    from dispatch.device.layout import Array
+
+__all__ = ["evaluate_krylov", "norm_of", "scale_of", "scipy_krylov"]
+
+
+class Reached(Exception):  # what ends SciPy's iteration from within
+    """The criterion holds; `args` has x and the number of iterations."""
+
+
+def scipy_krylov(request: Any, executor: object, row: Row) -> NumpyPlan:
+    """A plan that iterates with SciPy; Refused where it is not installed, or is older than 1.12."""
+    del request, executor
+    try:
+        import scipy
+    except ImportError as error:
+        raise Refused(NEEDS_SCIPY, Kind.RULE) from error
+    if tuple(map(int, scipy.__version__.split(".")[:2])) < (1, 12):
+        raise Refused(f"needs scipy 1.12 or later, has {scipy.__version__}", Kind.RULE)
+    return NumpyPlan(row, evaluate_krylov, work_of(row.dtypes[0]))
+
+
+def scale_of(request: Any, matrix: Any) -> Array | None:
+    """The diagonal of M, as an operand or made of A; None without one."""
+    if request.M is not None:
+        return numbers(request.M, matrix.dtype)
+    if request.preconditioner is Preconditioner.NONE:
+        return None
+    diagonal = matrix.diagonal()
+    diagonal = np.where(diagonal == 0, 1, np.abs(diagonal) if request.op == "minres" else diagonal)
+    return np.asarray(1 / diagonal).astype(matrix.dtype)
+
+
+def norm_of(request: Any, vector: Array, scale: Array | None) -> float:
+    """The norm that the criterion of a method is in."""
+    if request.op == "minres" and scale is not None:
+        return float(np.sqrt(np.abs((vector * scale * vector).sum())))
+    return float(np.linalg.norm(vector))
+
+
+def evaluate_krylov(request: Any, work: np.dtype[Any]) -> Results:
+    """The solution, what became of the iteration, and the norm of b - A·x."""
+    a = matrix_of(request, work).tocsr()
+    b = numbers(request.b, work)
+    start = np.zeros_like(b) if request.x0 is None else numbers(request.x0, work)
+    scale = scale_of(request, a)
+    size = norm_of(request, b, scale)
+    if size == 0:
+        return results(np.zeros_like(b), 0, 0, 0.0)
+    given = (a.data, b, start, b[:0] if scale is None else scale)
+    if not all(np.isfinite(part).all() for part in given):
+        return results(np.full_like(b, nowhere(b)), NOT_FINITE, 0, np.nan)
+    target = max(request.rtol * size, request.atol)
+    if norm_of(request, b - a @ start, scale) <= target:
+        return results(start, 0, 0, norm_of(request, b - a @ start, scale))
+    x, info, count = (right_preconditioned if request.op == "gmres" else by_scipy)(request, a, b, start, scale, target)
+    if not np.isfinite(x).all():
+        return results(np.full_like(b, nowhere(b)), NOT_FINITE, count, np.nan)
+    left = norm_of(request, b - a @ x, scale)
+    return results(x, BREAKDOWN if info < 0 else count if info else 0, count, left)
+
+
+def nowhere(b: Array) -> complex:
+    """NaN in all parts of a number of a dtype."""
+    return complex(np.nan, np.nan) if b.dtype.kind == "c" else np.nan
+
+
+def results(x: Array, info: int, count: int, residual: float) -> Results:
+    """The outputs by name."""
+    made = {"info": np.int32(info), "iterations": np.int32(count), "residual": np.asarray(residual)}
+    return {"out": x, **{name: np.asarray(value) for name, value in made.items()}}
+
+
+def by_scipy(
+    request: Any, a: Any, b: Array, start: Array, scale: Array | None, target: float
+) -> tuple[Array, int, int]:
+    """x, SciPy's info and the number of iterations; of `minres`, whose criterion is another, ended from within."""
+    import scipy.sparse as sp
+    from scipy.sparse import linalg
+
+    count = 0
+
+    def counting(x: Array) -> None:
+        nonlocal count
+        count += 1
+        if request.op == "minres" and norm_of(request, b - a @ x, scale) <= target:
+            raise Reached(x.copy(), count)
+
+    m = None if scale is None else sp.diags_array(scale).tocsr()
+    bounds = {"rtol": 0.0} if request.op == "minres" else {"rtol": 0.0, "atol": target}
+    try:
+        x, info = getattr(linalg, request.op)(
+            a, b, start.copy(), M=m, maxiter=request.limit, callback=counting, **bounds
+        )
+    except Reached as reached:
+        x, count = reached.args
+        return x, 0, count
+    if request.op == "minres" and norm_of(request, b - a @ x, scale) > target:
+        info = 1
+    return np.asarray(x), int(info), count
+
+
+def right_preconditioned(
+    request: Any, a: Any, b: Array, start: Array, scale: Array | None, target: float
+) -> tuple[Array, int, int]:
+    """`gmres` of A·M for what is missing of b, so that its residual is the true one."""
+    from scipy.sparse import linalg
+
+    count = 0
+
+    def counting(_: float) -> None:
+        nonlocal count
+        count += 1
+
+    weights = np.ones_like(b) if scale is None else scale
+    operator = linalg.LinearOperator(a.shape, matvec=lambda u: a @ (weights * u.ravel()), dtype=b.dtype)
+    u, info = linalg.gmres(
+        operator,
+        b - a @ start,
+        rtol=0.0,
+        atol=target,
+        restart=request.length,
+        maxiter=request.limit,
+        callback=counting,
+        callback_type="pr_norm",
+    )
+    return np.asarray(start + weights * u), int(info), count

@@ -1,0 +1,238 @@
+"""Plans of the iterations: one graph whose while node repeats a product of cuSPARSE's and the kernels of a method.
+
+All vectors of an iteration are the plan's own memory, so that a graph follows the addresses of A alone; those of b, x0,
+M and the results are parameters of its first and its last kernel, which are set where they are others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from cudabind import driver
+from cudabind.sys import cusparse
+from dispatch.core.request import Plan
+from dispatch.errors import Refused, WorkerFailed
+from dispatch.execute.while_graph import LEAST_DRIVER, Launched, WhileGraph
+from dispatch.keys import C64, F32
+from dispatch.libraries.cublas.calls import Constant
+from dispatch.libraries.cusolver.matrix import Place
+from dispatch.libraries.cusparse.calls import Call
+from dispatch.libraries.cusparse.descriptors import DenseVector, Sparse, SparseMatrix
+from dispatch.libraries.nvrtc.kernel import loaded
+from dispatch.ops.sparse.form import SparseFormat
+from dispatch.ops.sparse.krylov import Preconditioner
+from dispatch.ops.sparse.krylov_kernels import KERNELS, SOURCES, VECTORS
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Argument
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["Room", "Solve", "options", "plan"]
+
+THREADS, MOST_BLOCKS = 256, 256
+STATE_BYTES = 256
+WIDE_BYTES = {False: 8, True: 16}  # of a sum, by whether it is complex
+MOST_GRAPHS = 4  # of a plan, one for each matrix at other addresses
+ALIGNMENT = 256
+TYPES = {4: "int", 8: "long long"}
+IN, Q = 1, 2  # the vectors that a product reads and writes, as krylov_kernels.py numbers them
+VALUES, ROWS, COLUMNS, INPUT, OUTPUT, BUFFER = range(6)  # the addresses of a product
+
+
+class Solve(ctypes.Structure):
+    """What each kernel takes, as krylov_kernels.py declares it."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                *("vectors", "state", "tables", "partial", "values", "lines", "places"),
+                *("b", "start", "scale", "out", "info", "iterations", "residual"),
+            )
+        ),
+        *((name, ctypes.c_int64) for name in ("n", "stride", "base")),
+        *((name, ctypes.c_double) for name in ("rtol", "atol")),
+        *((name, ctypes.c_int) for name in ("limit", "restart", "has_scale")),
+    )
+
+
+def options(request: Any, threads: int = THREADS) -> tuple[str, ...]:
+    """NVRTC's options for the kernels of a method."""
+    dtype = request.values.dtype
+    line_bytes, place_bytes = (getattr(request, name).dtype.itemsize for name in lines_of(request))
+    single = dtype in (F32, C64)
+    words = {
+        "REAL": "float" if single else "double",
+        "PARTS": "2" if dtype.is_complex else "1",
+        "EPSILON": "1.1920928955078125e-07" if single else "2.220446049250313e-16",
+        "THREADS": str(threads),
+        "LINE": TYPES[line_bytes],
+        "PLACE": TYPES[place_bytes],
+        "INDEFINITE": str(int(request.op == "minres")),
+    }
+    return ("-std=c++17", *(f"-D{name}={word}" for name, word in words.items()))
+
+
+class Room:
+    """The memory of an iteration: how large its parts are, and what kernels take of it."""
+
+    def __init__(self, request: Any, threads: int = THREADS, most_blocks: int = MOST_BLOCKS) -> None:
+        self.request, kind = request, request.values.dtype
+        self.n = request.form.shape[0]
+        self.restart = request.length if request.op == "gmres" else 0
+        wide, m = WIDE_BYTES[kind.is_complex], self.restart
+        self.blocks = max(1, min(most_blocks, -(-self.n // threads)))
+        self.stride = -(-self.n * kind.itemsize // ALIGNMENT) * ALIGNMENT // kind.itemsize
+        tables = (m * m + 6 * m + 3) * wide
+        partial = self.blocks * max(2, m + 1) * wide
+        count = VECTORS[request.op] + (m + 1 if m else 0)
+        ends = [STATE_BYTES]
+        for nbytes in (tables, partial, count * self.stride * kind.itemsize):
+            ends.append(ends[-1] + -(-nbytes // ALIGNMENT) * ALIGNMENT)
+        self.starts, self.nbytes = (0, *ends[:-1]), ends[-1]
+
+    def solve(self, base: int) -> Solve:
+        """The structure of a memory at some address, without operands."""
+        request = self.request
+        state, tables, partial, vectors = (base + start for start in self.starts)
+        has_scale = request.M is not None or request.preconditioner is Preconditioner.JACOBI
+        return Solve(
+            vectors=vectors, state=state, tables=tables, partial=partial,
+            n=self.n, stride=self.stride, base=request.form.base,
+            rtol=request.rtol, atol=request.atol, limit=request.limit, restart=self.restart, has_scale=has_scale,
+        )  # fmt: skip
+
+    def vector(self, base: int, number: int) -> int:
+        """The address of one vector."""
+        nbytes: int = number * self.stride * self.request.values.dtype.itemsize
+        return base + self.starts[-1] + nbytes
+
+
+def lines_of(request: Any) -> tuple[str, str]:
+    """The operands that hold the offsets and the indices of a matrix."""
+    return ("columns", "rows") if request.form.format == SparseFormat.CSC else ("rows", "columns")
+
+
+def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
+    """The plan of a request; Refused for drivers without while nodes."""
+    if driver.cuDriverGetVersion() < LEAST_DRIVER:
+        raise Refused("needs a driver of CUDA 12.4 or later, for a while node in a graph")
+    return KrylovPlan(request, executor, row)
+
+
+class Pass(Plan):
+    """What the while node repeats, to be recorded."""
+
+    __slots__ = ("_executor", "_kernels", "_multiply")
+
+    def __init__(self, row: Row, executor: CudaExecutor, multiply: Call, kernels: tuple[Launched, ...]) -> None:
+        super().__init__(row, capture_safe=True)
+        self._executor, self._multiply, self._kernels = executor, multiply, kernels
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        self._multiply.enqueue(arguments)
+        for one in self._kernels:
+            taken = (ctypes.c_void_p * 1)(ctypes.addressof(one.parameters))
+            extents = (one.blocks, 1, 1, one.threads, 1, 1, 0)
+            status = driver.cuLaunchKernel.unchecked(
+                ctypes.c_void_p(one.function), *extents, self._executor.target, taken, None
+            )
+            if status:
+                raise driver.error("cuLaunchKernel", status)
+
+
+class KrylovPlan(Plan):
+    """One launch of a graph, which is made for the addresses of A when they first come."""
+
+    __slots__ = ("_buffer", "_executor", "_functions", "_graphs", "_keeps", "_lines", "_memory", "_multiply", "_room")
+
+    def __init__(self, request: Any, executor: CudaExecutor, row: Row) -> None:
+        super().__init__(row, capture_safe=False)
+        self._executor, self._room = executor, Room(request)
+        self._lines = tuple(request.place_of(name) for name in lines_of(request))
+        self._keeps = request.form.pattern is not None
+        chosen = options(request)
+        names = ("begin", *KERNELS[request.op], "finish")
+        self._functions = [loaded(SOURCES[request.op], name, chosen, executor.device) for name in names]
+        self._memory = executor.device.allocate(self._room.nbytes, executor.stream)
+        self._multiply, size = multiplication(request, executor)
+        self._buffer = executor.device.allocate(max(1, size), executor.stream)
+        self._graphs: dict[tuple[Any, ...], tuple[WhileGraph, tuple[Any, ...]]] = {}
+        state: Any = self._memory.base
+        driver.cuMemsetD8Async(state, 0, STATE_BYTES, executor.target.value)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        matrix, others = arguments[:3], arguments[3:]
+        known = self._graphs.get(matrix)
+        if known is None:
+            while len(self._graphs) >= MOST_GRAPHS:
+                del self._graphs[next(iter(self._graphs))]
+            graph = self._made(arguments)
+        else:
+            graph = known[0]
+            if known[1] != others:
+                graph.set(*self._ends(arguments))
+        self._graphs[matrix] = graph, others
+        graph.launch(self._executor.target)
+
+    def _ends(self, arguments: tuple[Argument, ...]) -> tuple[Launched, Launched]:
+        """The kernels before and behind the iteration, for the operands of a run."""
+        taken: Any = self._room.solve(self._memory.base)
+        taken.values, taken.lines, taken.places = (arguments[place] or None for place in (VALUES, *self._lines))
+        names = ("b", "start", "scale", "out", "info", "iterations", "residual")
+        for name, address in zip(names, arguments[3:], strict=True):
+            setattr(taken, name, address or None)
+        first, last = (self._launched(function, taken) for function in (self._functions[0], self._functions[-1]))
+        return first, last
+
+    def _launched(self, function: int, taken: Solve) -> Launched:
+        return Launched(function, self._room.blocks, THREADS, taken)
+
+    def _made(self, arguments: tuple[Argument, ...]) -> WhileGraph:
+        base, room = self._memory.base, self._room
+        addresses = (*arguments[:3], room.vector(base, IN), room.vector(base, Q), self._buffer.base)
+        if self._keeps and not self._graphs:
+            self._multiply.set(addresses)
+            self._multiply.of("cusparseSpMV_preprocess")
+        taken = room.solve(base)
+        repeated = Pass(
+            self.row,
+            self._executor,
+            self._multiply,
+            tuple(self._launched(function, taken) for function in self._functions[1:-1]),
+        )
+        body = self._executor.recorded(repeated, addresses)
+        if body is None:
+            raise WorkerFailed("the recording of an iteration is ended by others again and again")
+        first, last = self._ends(arguments)
+        return WhileGraph(self._executor.device, first, body, last, base)
+
+
+def multiplication(request: Any, executor: CudaExecutor) -> tuple[Call, int]:
+    """The call q = A · in over the addresses of a product, and the bytes of its workspace."""
+    kind, n = request.values.dtype, request.form.shape[0]
+    placeholder: int = executor.workspace.c_ptr.value or 0
+    form = request.form
+    said = Sparse(
+        int(SparseFormat(form.format)),
+        form.shape,
+        request.values.shape[0],
+        form.base,
+        form.block,
+        kind.cuda,
+        request.rows.dtype.itemsize,
+        request.columns.dtype.itemsize,
+        VALUES,
+        ROWS,
+        COLUMNS,
+    )
+    plain = cusparse.cusparseOperation_t(0)
+    vectors = (DenseVector(n, kind.cuda, place, placeholder) for place in (INPUT, OUTPUT))
+    x, y = vectors
+    algorithm = cusparse.cusparseSpMVAlg_t.CUSPARSE_SPMV_ALG_DEFAULT
+    matrix = SparseMatrix(said, placeholder)
+    given = (plain, Constant(1.0, kind), matrix, x, Constant(0.0, kind), y, cusparse.cudaDataType(kind.cuda), algorithm)
+    size = Call(executor, "cusparseSpMV", given).buffer_size()
+    return Call(executor, "cusparseSpMV", (*given, Place(BUFFER))), size

@@ -1,0 +1,129 @@
+"""Systems of equations with a sparse matrix in SciPy's words, with the status looked at where that is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.checks import check_bool
+from dispatch.device.tensor import Tensor
+from dispatch.errors import BadRequest, LinAlgError
+from dispatch.ops import sparse as ops
+from dispatch.ops.sparse.krylov import BREAKDOWN, NOT_FINITE, STAGNATED
+from dispatch.ops.sparse.sources import sparse_tensor
+from dispatch.ops.sparse.tensor import SparseTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["LinAlgError", "bicgstab", "cg", "gmres", "minres"]
+
+MEANINGS = {
+    BREAKDOWN: (
+        "the method broke down: a scalar that it divides by is 0",
+        "gmres breaks down with singular ones alone",
+    ),
+    NOT_FINITE: ("something is NaN or infinite", "look at A, b and x0"),
+    STAGNATED: ("the residual falls no further", "a larger rtol, f64, or a system that has a solution"),
+}
+UNFINISHED = "the residual is {residual:.3g} after {iterations} iterations", "a larger maxiter, or a preconditioner M"
+
+
+def iterate(solve: Callable[..., Any], a: Any, b: Any, x0: Any, m: Any, check: bool, choices: dict[str, Any]) -> Any:
+    """(x, info) of a request function; with `check` x alone, once its status is known to be 0."""
+    check_bool("check", check)
+    matrix = a if isinstance(a, SparseTensor) else sparse_tensor(a)
+    if isinstance(m, str):
+        choices["preconditioner"], m = m, None
+    elif m is not None and getattr(m, "ndim", 0) != 1:
+        given = f"a {type(m).__name__}"
+        raise BadRequest(
+            "M", given, 'None, "jacobi", or (n,): the diagonal of a matrix that approximates the inverse of A'
+        )
+    results = solve(*matrix.parts, b, x0, M=m, **choices)
+    if not check:
+        return results[:2]
+    check_iterations(solve.__name__, *results[1:])
+    return results[0]
+
+
+def check_iterations(routine: str, info: Any, iterations: Any, residual: Any) -> None:
+    """Wait for what a request of an iteration says of itself, and raise LinAlgError where `info` is not 0."""
+    status = int(_number(info))
+    if status:
+        said = {"residual": float(_number(residual)), "iterations": int(_number(iterations))}
+        meaning, hint = MEANINGS.get(status, UNFINISHED)
+        raise LinAlgError(routine, {(): status}, meaning.format(**said), hint)
+
+
+def _number(given: Any) -> Any:
+    """A number of any library's tensor, which is waited for."""
+    return given.item() if isinstance(given, Tensor) or hasattr(given, "item") else np.asarray(given).item()
+
+
+def cg(
+    A: Any,
+    b: Any,
+    x0: Any = None,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 0.0,
+    maxiter: int | None = None,
+    M: Any = None,
+    check: bool = False,
+) -> Any:
+    """(x, info) of A·x = b for a Hermitian positive definite A: the request `cg`, which tells the iterations, too.
+
+    `M` is None, "jacobi", or the diagonal of a matrix that approximates the inverse of A. `info` is on the device: 0,
+    the number of iterations where these did not suffice, or below 0. With `check` it is waited for and LinAlgError
+    raised where it is not 0, and x alone comes back.
+    """
+    return iterate(ops.cg, A, b, x0, M, check, {"rtol": rtol, "atol": atol, "maxiter": maxiter})
+
+
+def bicgstab(
+    A: Any,
+    b: Any,
+    x0: Any = None,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 0.0,
+    maxiter: int | None = None,
+    M: Any = None,
+    check: bool = False,
+) -> Any:
+    """As `cg`, for any A: the request `bicgstab`."""
+    return iterate(ops.bicgstab, A, b, x0, M, check, {"rtol": rtol, "atol": atol, "maxiter": maxiter})
+
+
+def gmres(
+    A: Any,
+    b: Any,
+    x0: Any = None,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 0.0,
+    restart: int | None = None,
+    maxiter: int | None = None,
+    M: Any = None,
+    check: bool = False,
+) -> Any:
+    """As `cg`, for any A, in cycles of `restart` iterations, 20 if left open: the request `gmres`."""
+    choices = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "restart": 20 if restart is None else restart}
+    return iterate(ops.gmres, A, b, x0, M, check, choices)
+
+
+def minres(
+    A: Any,
+    b: Any,
+    x0: Any = None,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 0.0,
+    maxiter: int | None = None,
+    M: Any = None,
+    check: bool = False,
+) -> Any:
+    """As `cg`, for a real symmetric A that may be indefinite: the request `minres`. The criterion is that of `cg`."""
+    return iterate(ops.minres, A, b, x0, M, check, {"rtol": rtol, "atol": atol, "maxiter": maxiter})

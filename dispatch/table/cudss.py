@@ -1,0 +1,27 @@
+"""The rows of direct solves, which end in cuDSS. Rows, and nothing else.
+
+None has run on a GPU yet: `run_on` is empty. Of cuDSS before 1.0 functions and numbers are others.
+"""
+
+# fmt: off
+from __future__ import annotations
+
+from dispatch.core.nonfinite import stated
+from dispatch.core.row import Row
+from dispatch.keys import C64, C128, F32, F64, Arch
+from dispatch.ops.sparse import cudss_plan, rules
+from dispatch.ops.sparse.direct_reference import scipy_direct
+from dispatch.table.on_host import on_host
+
+__all__ = ["ROWS"]
+
+SM75, V1 = Arch(75), (1, 0)
+RULES = (rules.aligned, rules.only_csr, rules.index_pair, rules.results, rules.factorized)
+SOLVE = ("cudss", "cudssExecute", cudss_plan)
+
+GPU_ROWS = (
+#   op, (values, out), compute, rules, min_arch, max_arch, min_version, calls
+    *(Row("spsolve", (one, one), None, RULES, SM75, None, V1, *SOLVE) for one in (F32, F64, C64, C128)),
+)
+# fmt: on
+ROWS = stated((*GPU_ROWS, *(on_host(row, scipy_direct, library="scipy", stands_for="cudss") for row in GPU_ROWS)))

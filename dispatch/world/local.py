@@ -1,0 +1,138 @@
+"""LocalWorld: the world of one process, a thread for each rank, each on its own GPU or all on the host."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Concatenate, TypeVar
+
+from dispatch.checks import check_number
+from dispatch.errors import BadRequest, CollectiveError
+from dispatch.world.membership import Agreed
+from dispatch.world.mesh import ThreadMesh
+from dispatch.world.ranks import Maker, RankWorld
+from dispatch.world.start import nccl_maker, on
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    from typing_extensions import ParamSpec, Self
+
+    from dispatch.core.communicator import Communicator
+    from dispatch.device.device import Device
+
+    P = ParamSpec("P")
+
+__all__ = ["LocalWorld"]
+
+T = TypeVar("T")
+
+
+class LocalWorld:
+    """The ranks of one process; `run` calls a function on the thread of each.
+
+    Attributes:
+        worlds: what each rank sees, in their order. One thread may make the calls of them all, in a
+            `collective_group()`.
+    """
+
+    def __init__(
+        self, devices: Sequence[Device | str], *, deadline: float = 300.0, kind: type[RankWorld] = RankWorld
+    ) -> None:
+        check_number("deadline", deadline, low=1e-3, high=1e9)
+        homes = [on(each, "host") for each in devices]
+        if not homes or len({home.is_host for home in homes}) > 1:
+            raise BadRequest("devices", f"{[str(home) for home in homes]}", "GPUs, or the host several times")
+        if not homes[0].is_host and len(set(homes)) < len(homes):
+            raise BadRequest("devices", f"{[str(home) for home in homes]}", "each GPU once, for NCCL takes none twice")
+        self.closed, self._deadline, self._devices, self._kind = False, deadline, homes, kind
+        self._maker = _threads_maker() if homes[0].is_host else nccl_maker()
+        self._threads = [ThreadPoolExecutor(1, f"rank {number}") for number in range(len(homes))]
+        self._generation = 0
+        self.worlds: tuple[RankWorld, ...] = ()
+        try:
+            self._begin()
+        except BaseException:
+            self._stop()
+            raise
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return len(self._devices)
+
+    def _begin(self) -> None:
+        """A communicator over all ranks, each of which is made on its own thread."""
+        shared: list[ThreadMesh] = []
+        meshes = [ThreadMesh(rank, shared) for rank in range(self.size)]
+        agreed = Agreed(tuple(range(self.size)), self._generation, self._maker.payload(self.size))
+        made = [
+            thread.submit(self._kind, mesh, agreed, device, self._deadline, self._maker)
+            for thread, mesh, device in zip(self._threads, meshes, self._devices, strict=True)
+        ]
+        self._meshes, self.worlds = meshes, tuple(each.result() for each in made)
+
+    def run(self, function: Callable[Concatenate[RankWorld, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        """Call `function(world, …)` on each rank's thread, and return what they return, in their order.
+
+        Where one raises, its rank is lost to the others, whose collectives fail; they may `rebuild` and go on. The
+        error of the first rank that raised one of its own is raised here once all have ended; then `rebuild` first.
+        """
+        futures = [
+            thread.submit(self._on_rank, rank, function, args, kwargs) for rank, thread in enumerate(self._threads)
+        ]
+        errors = [error for error in (future.exception() for future in futures) if error is not None]
+        if errors:
+            raise next((error for error in errors if not isinstance(error, CollectiveError)), errors[0])
+        return [future.result() for future in futures]
+
+    def _on_rank(self, rank: int, function: Callable[..., T], args: Any, kwargs: Any) -> T:
+        world = self.worlds[rank]
+        try:
+            return function(world, *args, **kwargs)
+        except BaseException:
+            self._meshes[rank].lose()
+            raise
+
+    def rebuild(self) -> Self:
+        """Make a new communicator over all ranks, those that failed included; their memory is as it was."""
+        self._generation = 1 + max(world.generation for world in self.worlds)
+        for world in self.worlds:
+            world.communicator.abort("its world is rebuilt")
+            world.close()
+        self._begin()
+        return self
+
+    def close(self) -> None:
+        """Give all back and end the threads; a second call does nothing."""
+        if not self.closed:
+            self.closed = True
+            for thread, world in zip(self._threads, self.worlds, strict=True):
+                thread.submit(world.close)  # together, for each waits for the others' work
+            self._stop()
+
+    def _stop(self) -> None:
+        for thread in self._threads:
+            thread.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None:
+            for world in self.worlds:
+                world.communicator.abort(f"its world was left by {type(error).__name__}")
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<LocalWorld: {self.size} ranks on {', '.join(map(str, self._devices))}>"
+
+
+def _threads_maker() -> Maker:
+    """Communicators of threads, which share what they meet in."""
+    from dispatch.libraries.threads.meeting import Hall, ThreadCommunicator
+
+    def make(agreed: Agreed, rank: int, device: Device, deadline: float) -> Communicator:
+        return ThreadCommunicator(agreed.payload, rank, device, generation=agreed.generation, deadline=deadline)
+
+    return Maker(Hall, make)

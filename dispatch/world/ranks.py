@@ -1,0 +1,115 @@
+"""RankWorld: this rank among all ranks of a program, the communicator that they have now, and the next one.
+
+`start.py` and `local.py` make them, and users know them as `World`. What carries data is a communicator of NCCL, MPI or
+threads, and what finds out who lives is a mesh. A world makes no collective call itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.device.suspicions import trust
+from dispatch.errors import CollectiveError, RankLost
+from dispatch.world.membership import agree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from dispatch.core.communicator import Communicator
+    from dispatch.device.device import Device
+    from dispatch.world.membership import Agreed
+    from dispatch.world.mesh import Mesh
+
+__all__ = ["Maker", "RankWorld"]
+
+
+class Maker:
+    """How a kind of world makes its communicators.
+
+    `payload` is called on one member, for what `make` then needs on all of them.
+    """
+
+    def __init__(
+        self, payload: Callable[[int], Any], make: Callable[[Agreed, int, Device, float], Communicator]
+    ) -> None:
+        self.payload, self.make = payload, make
+
+
+class RankWorld:
+    """What a `World` is, however it began."""
+
+    def __init__(self, mesh: Mesh, agreed: Agreed, device: Device, deadline: float, maker: Maker) -> None:
+        self._mesh, self._maker, self.deadline, self.device = mesh, maker, deadline, device
+        self.closed = False
+        mesh.on_lost = self._lost
+        self._begin(agreed)
+
+    # -- the present generation -----------------------------------------------------------------------------------
+    def _begin(self, agreed: Agreed) -> None:
+        self.members, self.generation = agreed.members, agreed.generation
+        self.rank, self.size = agreed.members.index(self._mesh.me), len(agreed.members)
+        self.communicator = self._maker.make(agreed, self.rank, self.device, self.deadline)
+        for member in self._mesh.lost & set(agreed.members) - self._mesh.left:
+            self._lost(member)  # between the count and now
+
+    def _lost(self, member: int) -> None:
+        """Have the communicator fail at once where one of its ranks has ended."""
+        communicator = getattr(self, "communicator", None)
+        if communicator is None or member not in self.members or self.closed:
+            return
+        rank = self.members.index(member)
+        text = f"generation {self.generation}: rank {rank} of {self.size}, member {member}, has ended"
+        communicator.fail(RankLost(text, (rank,)))
+
+    def check(self) -> None:
+        """Raise what the present communicator has failed by."""
+        self.communicator.check()
+
+    def abort(self, why: str = "it was aborted") -> None:
+        """End what is under way on this rank; the others find out by their deadlines. `rebuild` goes on from here."""
+        self.communicator.abort(why)
+
+    def rebuild(self, *, grace: float | None = None) -> Self:
+        """Make the next communicator over the ranks that live, which all call this; returns the world itself.
+
+        What is under way is ended first. A rank is waited for `grace` seconds, the deadline where it is not said; one
+        that comes later gets RankLeftOut. Memory of this rank is as it was, but for what failed collectives were to
+        write. CollectiveError where a rank is lost meanwhile: call it again.
+        """
+        old = self.communicator
+        old.fail(CollectiveError(f"{old!r} was given up to rebuild its world"))
+        agreed = agree(
+            self._mesh,
+            [member for member in self.members if member not in self._mesh.left],
+            self.generation + 1,
+            self.deadline if grace is None else grace,
+            self._maker.payload,
+        )
+        self.generation = agreed.generation  # also where what follows fails: the next count is another one
+        old.close()
+        trust(self.device, old)
+        self._begin(agreed)
+        return self
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Give the communicator back and leave; a second call does nothing."""
+        if not self.closed:
+            self.closed = True
+            self.communicator.close()
+            trust(self.device, self.communicator)
+            self._mesh.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None:
+            self.communicator.fail(CollectiveError(f"rank {self.rank} left its world by {type(error).__name__}"))
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<World: rank {self.rank} of {self.size} on {self.device}, generation {self.generation}>"

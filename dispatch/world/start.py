@@ -1,0 +1,155 @@
+"""Worlds of processes, by the variables of torchrun or by MPI: who started them says who is who, nothing here does."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dispatch.checks import check_int, check_number
+from dispatch.device.device import Device
+from dispatch.device.registry import device as device_of
+from dispatch.errors import BadRequest
+from dispatch.world.membership import Agreed
+from dispatch.world.mesh import SocketMesh, listen, meet
+from dispatch.world.ranks import Maker, RankWorld
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dispatch.core.communicator import Communicator
+    from dispatch.libraries.mpi.communicator import MpiCommunicator
+
+__all__ = ["from_env", "from_mpi", "nccl_maker", "on"]
+
+W = TypeVar("W", bound=RankWorld)
+
+
+def on(device: Device | str | None, usual: str) -> Device:
+    """A device that may be said by its name."""
+    return device if isinstance(device, Device) else device_of(usual if device is None else device)
+
+
+# -- NCCL, wherever its ranks come from -------------------------------------------------------------------------------
+def nccl_maker() -> Maker:
+    """Communicators of NCCL, whose id one member asks for."""
+    return Maker(_new_id, _make_nccl)
+
+
+def _new_id(members: int) -> str:
+    from dispatch.libraries.nccl.communicator import unique_id
+
+    del members
+    return unique_id().hex()
+
+
+def _make_nccl(agreed: Agreed, rank: int, device: Device, deadline: float) -> Communicator:
+    from dispatch.libraries.nccl.communicator import NcclCommunicator
+
+    identity, generation = bytes.fromhex(agreed.payload), agreed.generation
+    return NcclCommunicator.create(
+        device, rank, len(agreed.members), identity, generation=generation, deadline=deadline
+    )
+
+
+def _first(mesh: SocketMesh, size: int, maker: Maker, until: float) -> Agreed:
+    """The first generation, of which member 0 tells the others."""
+    members = tuple(range(size))
+    if mesh.me == 0:
+        agreed = Agreed(members, 0, maker.payload(size))
+        for peer in members[1:]:
+            mesh.send(peer, {"kind": "members", "generation": 0, "members": members, "payload": agreed.payload})
+        return agreed
+    told = mesh.take(lambda _, message: message["kind"] == "members", until, lambda: 0 in mesh.lost)
+    if told is None:
+        raise BadRequest("world", "no word of rank 0", "the first communicator's id", "did rank 0 fail?")
+    return Agreed(members, 0, told[1]["payload"])
+
+
+# -- torchrun's variables ---------------------------------------------------------------------------------------------
+def from_env(kind: type[W], device: Device | str | None, deadline: float, port: int | None) -> W:
+    """`World.from_env`."""
+    check_number("deadline", deadline, low=1e-3, high=1e9)
+    until = time.monotonic() + deadline
+    rank, size = _number(os.environ, "RANK"), _number(os.environ, "WORLD_SIZE")
+    home = on(device, f"cuda:{os.environ.get('LOCAL_RANK', rank)}")
+    if home.is_host:
+        hint = "mpirun -n 4 python program.py and World.from_mpi(), or World.local(['host'] * 4)"
+        raise BadRequest("device", "host", "a GPU: NCCL moves the data of such a world", hint)
+    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    at = check_int("port", _number(os.environ, "MASTER_PORT") + 1 if port is None else port, 1, 65535)
+    own = listen()
+    addresses, job = meet(rank, size, (master, at), (_own_host(master), own.getsockname()[1]), _word(), until)
+    mesh = SocketMesh.join(rank, addresses, own, job, until)
+    try:
+        maker = nccl_maker()
+        return kind(mesh, _first(mesh, size, maker, until), home, deadline, maker)
+    except BaseException:
+        mesh.close()
+        raise
+
+
+def _number(variables: Mapping[str, str], name: str) -> int:
+    given = variables.get(name)
+    if given is None or not given.isdecimal():
+        hint = "torchrun --nproc-per-node 2 program.py sets it"
+        raise BadRequest(name, "unset" if given is None else repr(given), "a number in the environment", hint)
+    return int(given)
+
+
+def _word() -> str:
+    return secrets.token_hex(16)
+
+
+def _own_host(towards: str) -> str:
+    """This machine's address as another one sees it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((towards, 9))  # sends nothing
+        host: str = probe.getsockname()[0]
+    return host
+
+
+# -- MPI --------------------------------------------------------------------------------------------------------------
+def from_mpi(kind: type[W], comm: Any, device: Device | str | None, deadline: float) -> W:
+    """`World.from_mpi`."""
+    from dispatch.libraries.mpi.communicator import MpiCommunicator, mpi, within
+
+    check_number("deadline", deadline, low=1e-3, high=1e9)
+    until, home = time.monotonic() + deadline, on(device, "host")
+    given = mpi().COMM_WORLD if comm is None else comm
+    own = listen()
+    here = (socket.gethostname(), own.getsockname()[1], _word())
+    told = within(deadline, partial(given.allgather, here), "the first meeting of all ranks")
+    job = told[0][2]
+    is_one_host = len({host for host, _, _ in told}) == 1
+    addresses = [("127.0.0.1" if is_one_host else host, port) for host, port, _ in told]
+    mesh = SocketMesh.join(given.rank, addresses, own, job, until)
+    try:
+        if home.is_host:
+            host = device_of("host")
+            first = MpiCommunicator.duplicate(given, host, f"dispatch {job}", deadline=deadline)
+            return kind(mesh, Agreed(tuple(range(given.size)), 0, None), home, deadline, _mpi_maker(first))
+        maker = nccl_maker()
+        return kind(mesh, _first(mesh, given.size, maker, until), home, deadline, maker)
+    except BaseException:
+        mesh.close()
+        raise
+
+
+def _mpi_maker(first: MpiCommunicator) -> Maker:
+    """Communicators of MPI, each of processes of the first one."""
+
+    def make(agreed: Agreed, rank: int, device: Device, deadline: float) -> Communicator:
+        del rank, device
+        return (
+            first if agreed.generation == 0 else first.regrouped(_numbers(agreed.members), agreed.generation, deadline)
+        )
+
+    return Maker(lambda _: None, make)
+
+
+def _numbers(members: Sequence[int]) -> list[int]:
+    return list(members)

@@ -1,0 +1,387 @@
+"""NCCL over memory of the host: ranks are threads, and what they call is held against NCCL's signatures and computed.
+
+As the library does, it takes a group's calls at its end, and gives `ncclInProgress` for what goes on. Unlike it, it
+refuses a handle that was aborted or destroyed, and arguments of other types.
+"""
+
+import ast
+import ctypes
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+
+from cudabind.sys import nccl
+from dispatch.device.stream import NOT_READY, NULL_CONTEXT
+from dispatch.libraries.nccl import communicator, config, group, monitor
+from dispatch.libraries.threads.meeting import Brought, Hall
+from dispatch.ops.collective import nccl as calls
+from dispatch.ops.collective import nccl_messages as messages
+from dispatch.ops.collective.reference import Part, reduced
+from dispatch.ops.collective.request import RedOp
+
+SUCCESS, INVALID_ARGUMENT, INVALID_USAGE, IN_PROGRESS = 0, 4, 5, 7
+DTYPES = (
+    *(np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64, np.float16, np.float32, np.float64),
+    *(ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2),
+)
+STREAM = 7  # the one that plans are to enqueue on
+PATIENCE = 20
+# What a parameter of a type in the generated signature is given, where nobody converts it.
+KINDS = {
+    "size_t": ctypes.c_size_t, "int32_t": ctypes.c_int, "ncclDataType_t": ctypes.c_int, "ncclRedOp_t": ctypes.c_int,
+    "ncclScalarResidence_t": ctypes.c_int, "void_p": ctypes.c_void_p, "const_void_p": ctypes.c_void_p,
+    "cudaStream_t": nccl.cudaStream_t, "ncclComm_t": nccl.ncclComm_t, "ncclUniqueId": nccl.ncclUniqueId,
+}  # fmt: skip
+
+
+def array(address, count, dtype):
+    if not count:
+        return np.empty(0, dtype)
+    size = count * np.dtype(dtype).itemsize
+    return np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8).view(dtype)
+
+
+class Call:
+    """One function, called bare: each argument is of the type that C would need it to be."""
+
+    def __init__(self, library, name):
+        self.library, self.name, self.real = library, name, getattr(nccl, name)
+        self.kinds = SIGNATURES[name]
+
+    def unchecked(self, *arguments):
+        assert len(arguments) == len(self.kinds), f"{self.name} takes {len(self.kinds)}, was given {len(arguments)}"
+        for given, kind in zip(arguments, self.kinds, strict=True):
+            if (wanted := KINDS.get(kind)) is not None:
+                is_null = given is None and wanted is ctypes.c_void_p
+                assert is_null or isinstance(given, wanted), f"{self.name}: {type(given)} for a {kind}"
+        return self.library.called(self.name, arguments)
+
+    def __call__(self, *arguments):
+        status = self.library.called(self.name, arguments)
+        if status:
+            raise self.error(status)
+
+    def error(self, status):
+        return self.real.error(status)
+
+
+class Library:
+    """The functions of NCCL that are called."""
+
+    def __init__(self):
+        self.lock, self.halls, self.comms, self.ops = threading.RLock(), {}, {}, {}
+        self.open = threading.local()
+        self.aborted, self.destroyed, self.named = [], [], []  # named: functions, in the order of their calls
+        self.slow = 0  # how often each call is in progress, before it is done
+        self.left = {}
+        self.broken = {}  # what NCCL tells of a communicator, by its handle
+
+    def __getattr__(self, name):
+        if SIGNATURES.get(name) is None:
+            return getattr(nccl, name)  # a type
+        made = Call(self, name)
+        setattr(self, name, made)
+        return made
+
+    def called(self, name, arguments):
+        with self.lock:
+            self.named.append(name)
+        return getattr(self, f"_{name.removeprefix('nccl')}")(*arguments) or SUCCESS
+
+    # -- communicators ------------------------------------------------------------------------------------------------
+    def _GetUniqueId(self, pointer):
+        pointer._obj.internal = b"%d" % id(pointer._obj)
+
+    def _GetVersion(self, pointer):
+        pointer._obj.value = 23203
+
+    def _CommInitRankConfig(self, pointer, size, identity, rank, settings):
+        assert settings._obj.magic == 0xCAFEBEEF
+        assert settings._obj.blocking == 0
+        assert settings._obj.size == ctypes.sizeof(settings._obj)
+        hall = self.halls.setdefault(bytes(identity), Hall(size.value))
+        handle = self._made(hall, rank.value)
+        pointer._obj.value = handle
+        self.left[handle] = self.slow
+        return IN_PROGRESS
+
+    def _made(self, hall, rank):
+        with self.lock:
+            handle = 0x1000 + 16 * len(self.comms)
+            self.comms[handle] = SimpleNamespace(hall=hall, rank=rank, number=0, handle=handle)
+            return handle
+
+    def comm(self, handle):
+        found = self.comms.get(handle.value)
+        assert found is not None, "a handle that was never made, or is gone"
+        assert handle.value not in (*self.aborted, *self.destroyed), "a handle that is gone"
+        return found
+
+    def _CommGetAsyncError(self, handle, pointer):
+        comm = self.comm(handle)
+        if handle.value in self.broken:
+            pointer._obj.value = self.broken[handle.value]
+            return
+        left = self.left.get(handle.value, 0)
+        self.left[handle.value] = max(0, left - 1)
+        missing = hasattr(comm, "waits") and not comm.waits()
+        pointer._obj.value = IN_PROGRESS if left or missing else SUCCESS
+
+    def _CommAbort(self, handle):
+        self.comm(handle)
+        self.aborted.append(handle.value)
+
+    def _CommDestroy(self, handle):
+        self.comm(handle)
+        self.destroyed.append(handle.value)
+
+    def _CommFinalize(self, handle):
+        self.comm(handle)
+
+    def _CommCount(self, handle, pointer):
+        pointer._obj.value = self.comm(handle).hall.size
+
+    def _CommUserRank(self, handle, pointer):
+        pointer._obj.value = self.comm(handle).rank
+
+    def _CommSplit(self, handle, color, key, pointer, settings):
+        comm = self.comm(handle)
+        found = self._meet(comm, "split", (color.value, key.value))()
+        mine = [(k, rank) for rank, (c, k) in enumerate(found) if c == color.value]
+        if color.value == -1:
+            pointer._obj.value = None
+            return
+        order = [rank for _, rank in sorted(mine)]
+        with self.lock:
+            hall = self.halls.setdefault((id(comm.hall), comm.number, color.value), Hall(len(order)))
+        pointer._obj.value = self._made(hall, order.index(comm.rank))
+
+    def _CommShrink(self, handle, excluded, count, pointer, settings, flags):
+        comm = self.comm(handle)
+        assert flags.value in (0, 1)
+        left = [rank for rank in range(comm.hall.size) if rank not in list(excluded)[: count.value]]
+        with self.lock:
+            hall = self.halls.setdefault((id(comm.hall), "shrink", tuple(left)), Hall(len(left)))
+        pointer._obj.value = self._made(hall, left.index(comm.rank))
+
+    # -- groups -------------------------------------------------------------------------------------------------------
+    def _GroupStart(self):
+        self.open.depth = getattr(self.open, "depth", 0) + 1
+        if self.open.depth == 1:
+            self.open.begun = []
+
+    def _GroupEnd(self):
+        assert getattr(self.open, "depth", 0) > 0
+        self.open.depth -= 1
+        if self.open.depth == 0:
+            begun, self.open.begun = self.open.begun, []
+            for end in [start() for start in begun]:
+                end()
+        return IN_PROGRESS if self.slow else SUCCESS
+
+    def _do(self, comm, start):
+        """Begin a call, at once or with its group, and wait for the other ranks."""
+        if getattr(self.open, "depth", 0):
+            self.open.begun.append(start)
+        else:
+            start()()
+        self.left[comm.handle] = self.slow
+        return IN_PROGRESS if self.slow else SUCCESS
+
+    def _meet(self, comm, call, part):
+        number, comm.number = comm.number, comm.number + 1
+        comm.hall.bring(number, comm.rank, Brought(call, part))
+
+        def finish():
+            found = comm.hall.parts(number, time.monotonic() + PATIENCE)
+            assert found is not None, f"{call}: not all ranks came"
+            assert {each.call for each in found} == {call}, "ranks disagree"
+            return [each.part for each in found]
+
+        return finish
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+    def _collective(self, handle, stream, call, part, ended):
+        comm = self.comm(handle)
+        assert stream.value == STREAM
+
+        def start():
+            wait = self._meet(comm, call, part() if callable(part) else part)
+            return lambda: ended(comm, wait())
+
+        return self._do(comm, start)
+
+    def _op(self, op):
+        return self.ops.get(op.value, (RedOp(op.value) if op.value < 5 else None, 1))
+
+    def _RedOpCreatePreMulSum(self, pointer, scalar, dtype, residence, handle):
+        self.comm(handle)
+        value = array(scalar.value, 1, DTYPES[dtype.value])
+        assert residence.value in (0, 1)
+        with self.lock:
+            pointer._obj.value = 100 + len(self.ops)
+            self.ops[pointer._obj.value] = RedOp.PREMUL_SUM, value.copy() if residence.value else value
+
+    def _RedOpDestroy(self, op, handle):
+        self.comm(handle)
+        assert op.value in self.ops
+
+    def _reduced(self, parts, how):
+        own = parts[0].x.dtype
+        wide = [
+            Part(each.x.astype(np.float32 if own.kind not in "iu" and own.itemsize < 4 else own), each.factor)
+            for each in parts
+        ]
+        return reduced(wide, how).astype(own)
+
+    def _reduction(self, name, source, count, dtype, op, handle, stream, ended):
+        how, factor = self._op(op)
+        kind = DTYPES[dtype.value]
+
+        def part():
+            return Part(array(source.value, count, kind).copy(), np.asarray(factor).reshape(-1)[0])
+
+        call = f"{name} {count} {kind} {how}"
+        return self._collective(
+            handle, stream, call, part, lambda comm, parts: ended(comm, self._reduced(parts, how), kind)
+        )
+
+    def _AllReduce(self, source, target, count, dtype, op, handle, stream):
+        source, target = (ctypes.c_void_p(each.value) for each in (source, target))
+
+        def ended(_, total, kind):
+            array(target.value, count.value, kind)[:] = total
+
+        return self._reduction("all_reduce", source, count.value, dtype, op, handle, stream, ended)
+
+    def _Reduce(self, source, target, count, dtype, op, root, handle, stream):
+        source, root = ctypes.c_void_p(source.value), root.value
+        at = None if target is None else target.value
+
+        def ended(comm, total, kind):
+            if comm.rank == root:
+                array(at, count.value, kind)[:] = total
+
+        return self._reduction(f"reduce {root}", source, count.value, dtype, op, handle, stream, ended)
+
+    def _ReduceScatter(self, source, target, count, dtype, op, handle, stream):
+        source, at, size = ctypes.c_void_p(source.value), target.value, self.comm(handle).hall.size
+
+        def ended(comm, total, kind):
+            array(at, count.value, kind)[:] = total.reshape(size, -1)[comm.rank]
+
+        return self._reduction("reduce_scatter", source, size * count.value, dtype, op, handle, stream, ended)
+
+    def _Broadcast(self, source, target, count, dtype, root, handle, stream):
+        at, to, root, kind = source.value, target.value, root.value, DTYPES[dtype.value]
+        comm = self.comm(handle)
+
+        def ended(_, parts):
+            array(to, count.value, kind)[:] = parts[root]
+
+        def part():
+            return array(at, count.value, kind).copy() if comm.rank == root else None
+
+        return self._collective(handle, stream, f"broadcast {count.value} {kind} {root}", part, ended)
+
+    def _AllGather(self, source, target, count, dtype, handle, stream):
+        at, to, kind = source.value, target.value, DTYPES[dtype.value]
+
+        def ended(comm, parts):
+            array(to, count.value * comm.hall.size, kind)[:] = np.concatenate(parts)
+
+        return self._collective(
+            handle, stream, f"all_gather {count.value} {kind}", lambda: array(at, count.value, kind).copy(), ended
+        )
+
+    def _AlltoAll(self, source, target, count, dtype, handle, stream):
+        at, to, kind, n = source.value, target.value, DTYPES[dtype.value], count.value
+        size = self.comm(handle).hall.size
+
+        def ended(comm, parts):
+            rows = [part.reshape(size, n)[comm.rank] for part in parts]
+            array(to, n * size, kind)[:] = np.concatenate(rows) if n else 0
+
+        part = lambda: array(at, n * size, kind).copy()  # noqa: E731
+        return self._collective(handle, stream, f"alltoall {n} {kind}", part, ended)
+
+    def _Send(self, source, count, dtype, peer, handle, stream):
+        comm, at, kind = self.comm(handle), source.value, DTYPES[dtype.value]
+        assert stream.value == STREAM
+
+        def start():
+            comm.hall.send(comm.rank, peer.value, Brought(f"{count.value} {kind}", array(at, count.value, kind).copy()))
+            return lambda: None
+
+        return self._do(comm, start)
+
+    def _Recv(self, target, count, dtype, peer, handle, stream):
+        comm, at, kind, source = self.comm(handle), target.value, DTYPES[dtype.value], peer.value
+        assert stream.value == STREAM
+
+        def start():
+            def finish():
+                found = comm.hall.receive(source, comm.rank, time.monotonic() + PATIENCE)
+                assert found is not None
+                assert found.call == f"{count.value} {kind}"
+                array(at, count.value, kind)[:] = found.part
+
+            return finish
+
+        return self._do(comm, start)
+
+
+def _signatures():
+    """The types of each function's parameters, as the generated module writes them; several functions share a class."""
+    tree = ast.parse(Path(nccl.__file__).read_text())
+    kinds = {
+        node.name: [ast.unparse(argument.annotation) for argument in node.body[0].args.posonlyargs[1:]]
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.body and isinstance(node.body[0], ast.FunctionDef)
+    }
+    named = (node for node in tree.body if isinstance(node, ast.AnnAssign))
+    return {node.target.id: kinds.get(ast.unparse(node.annotation)) for node in named}
+
+
+SIGNATURES = _signatures()
+
+
+class Gpu:
+    """What communicators ask of a device, whose events are done when the test says so."""
+
+    is_host, alive, fault = False, True, None
+
+    def __init__(self):
+        self.context, self.done, self.events = NULL_CONTEXT, True, 0
+
+    def event(self):
+        self.events += 1
+        return ctypes.c_void_p(self.events)
+
+    def recycle(self, event):
+        assert event.value
+
+    def __str__(self):
+        return "cuda:0"
+
+
+class Driver:
+    """The driver's two functions that notes of calls need."""
+
+    def __init__(self, gpu):
+        self.cuEventRecord = SimpleNamespace(unchecked=lambda _event, _stream: 0)
+        self.cuEventQuery = SimpleNamespace(unchecked=lambda _: 0 if gpu.done else NOT_READY)
+
+
+def install(monkeypatch):
+    """Have all that calls NCCL call a stand-in; and the device that its communicators are on."""
+    library, gpu = Library(), Gpu()
+    for module in (communicator, config, group, calls, messages):
+        monkeypatch.setattr(module, "nccl", library)
+    for module in (communicator, monitor):
+        monkeypatch.setattr(module, "driver", Driver(gpu))
+    return library, gpu

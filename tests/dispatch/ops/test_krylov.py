@@ -1,0 +1,240 @@
+"""Iterations: their kernels on the CPU in the passes of the graph, and the host's rows, against a direct solve."""
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch.errors import BadRequest, LinAlgError, NoRow
+from dispatch.libraries.nvrtc.compiled import compiled
+from dispatch.ops.sparse.cases_krylov import KRYLOV, krylov_cases
+from dispatch.ops.sparse.krylov import BREAKDOWN, NOT_FINITE, STAGNATED
+from dispatch.ops.sparse.krylov_kernels import KERNELS, SOURCES
+from dispatch.ops.sparse.own_krylov import options
+
+sp = pytest.importorskip("scipy.sparse")
+linalg = pytest.importorskip("scipy.sparse.linalg")
+spec = importlib.util.spec_from_file_location("krylov_on_cpu", Path(__file__).with_name("krylov_on_cpu.py"))
+krylov_on_cpu = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(krylov_on_cpu)
+
+HOST = [row for row in dp.TABLE if row.op in KRYLOV and row.run_on == ("host",)]
+# Of the two precisions of a method one is as good as the other here.
+TRIED = [row for row in HOST if row.op == "cg" or row.dtypes[0].name in ("f64", "c128")]
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory):
+    return krylov_on_cpu.Iterations(tmp_path_factory.mktemp("krylov"))
+
+
+def poisson(*extents):
+    lines = [sp.diags_array([-np.ones(n - 1), 2 * np.ones(n), -np.ones(n - 1)], offsets=[-1, 0, 1]) for n in extents]
+    found = lines[0]
+    for line in lines[1:]:
+        found = sp.kron(found, sp.eye_array(line.shape[0])) + sp.kron(sp.eye_array(found.shape[0]), line)
+    return found.tocsr()
+
+
+def convection(n, speed=0.7):
+    """Convection and diffusion on a square: not symmetric."""
+    along = sp.diags_array(
+        [-(1 + speed) * np.ones(n - 1), 2 * np.ones(n), -(1 - speed) * np.ones(n - 1)], offsets=[-1, 0, 1]
+    )
+    return (sp.kron(along, sp.eye_array(n)) + sp.kron(sp.eye_array(n), along)).tocsr()
+
+
+def request_of(op, a, b, x0=None, dtype="f64", **choices):
+    dev = dp.device("host")
+    matrix = dp.sparse.sparse_tensor(sp.csr_array(a).astype(dp.keys.Dtype.of(dtype).numpy))
+    start = None if x0 is None else dev.array(x0, dtype)
+    if "M" in choices:
+        choices["M"] = dev.array(choices["M"], dtype)
+    return KRYLOV[op](*matrix, dev.array(b, dtype), start, **choices)
+
+
+def solved(on_cpu, op, a, b, x0=None, **choices):
+    """What the kernels give, and the host's row in the same words."""
+    request = request_of(op, a, b, x0, **choices)
+    host = dp.run(request)
+    return on_cpu.solve(request), tuple(one.numpy() for one in host)
+
+
+@pytest.mark.parametrize("row", TRIED, ids=lambda row: row.name)
+def test_the_kernels_solve_every_case_of_a_row(row, on_cpu, rng):
+    for case in krylov_cases(row):
+        check = case.check(dp.device("host"), rng)
+        if any(rule(check.request) for rule in row.rules):
+            continue
+        results = on_cpu.solve(check.request)
+        check.verify(tuple(SimpleNamespace(numpy=lambda value=value: np.asarray(value)) for value in results))
+
+
+SYSTEMS = {
+    "cg 2d": ("cg", poisson(9, 11), {}),
+    "cg 3d": ("cg", poisson(5, 4, 6), {"preconditioner": "jacobi"}),
+    "bicgstab": ("bicgstab", convection(9), {}),
+    "bicgstab jacobi": ("bicgstab", convection(7, 0.3), {"preconditioner": "jacobi"}),
+    "gmres": ("gmres", convection(9), {"restart": 8}),
+    "gmres whole": ("gmres", convection(5), {"restart": 60}),
+    "minres": ("minres", poisson(8, 9) - 3.3 * sp.eye_array(72), {"maxiter": 1000}),
+    "minres M": ("minres", poisson(6, 7) - 3.3 * sp.eye_array(42), {"M": 1 / (1 + np.arange(42) % 3), "maxiter": 1000}),
+}
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_the_solution_is_that_of_a_direct_solve(system, on_cpu, rng):
+    op, a, choices = SYSTEMS[system]
+    b = rng.standard_normal(a.shape[0])
+    right = linalg.spsolve(a.tocsc(), b)
+    for x, info, iterations, residual in solved(on_cpu, op, a, b, rng.standard_normal(len(b)), rtol=1e-11, **choices):
+        assert int(info) == 0
+        assert int(iterations) > 3
+        np.testing.assert_allclose(x, right, atol=1e-7 * np.abs(right).max())
+        if "M" not in choices:
+            assert float(residual) <= 1e-11 * np.linalg.norm(b)
+
+
+@pytest.mark.parametrize("op", KRYLOV)
+def test_an_x0_that_solves_it_is_given_back_after_no_iteration(op, on_cpu, rng):
+    a, x0 = poisson(6, 6), rng.standard_normal(36)
+    for x, info, iterations, _ in solved(on_cpu, op, a, a @ x0, x0):
+        np.testing.assert_array_equal(x, x0)
+        assert (int(info), int(iterations)) == (0, 0)
+
+
+@pytest.mark.parametrize("op", KRYLOV)
+def test_without_a_right_hand_side_x_is_0_whatever_x0_is(op, on_cpu, rng):
+    for x, info, iterations, residual in solved(on_cpu, op, poisson(6, 6), np.zeros(36), rng.standard_normal(36)):
+        assert not x.any()
+        assert (int(info), int(iterations), float(residual)) == (0, 0, 0.0)
+
+
+@pytest.mark.parametrize("op", KRYLOV)
+def test_what_is_not_finite_ends_it_with_a_status_of_its_own(op, on_cpu):
+    b = np.ones(36)
+    b[7] = np.nan
+    for x, info, _, _ in solved(on_cpu, op, poisson(6, 6), b):
+        assert int(info) == NOT_FINITE
+        assert np.isnan(x).all()
+
+
+@pytest.mark.parametrize("op", KRYLOV)
+def test_after_as_many_iterations_as_were_allowed_the_status_counts_them(op, on_cpu, rng):
+    choices = {"restart": 2} if op == "gmres" else {}
+    a, b = poisson(9, 9), rng.standard_normal(81)
+    for x, info, iterations, residual in solved(on_cpu, op, a, b, rtol=1e-12, maxiter=3, **choices):
+        count = 6 if op == "gmres" else 3
+        assert int(info) == int(iterations) == count
+        assert float(residual) == pytest.approx(np.linalg.norm(b - a @ x), rel=1e-6)
+
+
+@pytest.mark.parametrize("op", ["cg", "bicgstab"])
+def test_a_scalar_of_0_that_divides_is_a_breakdown(op, on_cpu):
+    a = sp.csr_array(np.array([[0.0, 1.0], [1.0, 0.0]] if op == "cg" else [[0.0, 1.0], [-1.0, 0.0]]))
+    x, info, _, _ = on_cpu.solve(request_of(op, a, np.array([1.0, 0.0])))
+    assert info == BREAKDOWN
+    assert np.isfinite(x).all()
+
+
+def test_minres_of_a_singular_system_that_has_a_solution_finds_one(on_cpu, rng):
+    a = poisson(6, 6)
+    a = a - sp.diags_array(a.sum(axis=1))  # the Laplacian of a grid: constants are its null space
+    b = a @ rng.standard_normal(36)
+    x, info, _, _ = on_cpu.solve(request_of("minres", a, b, rtol=1e-10))
+    assert info == 0
+    assert np.linalg.norm(b - a @ x) <= 1e-9 * np.linalg.norm(b)
+
+
+def test_minres_of_a_system_without_a_solution_ends_with_the_least_squares_one(on_cpu, rng):
+    a = poisson(6, 6)
+    a = a - sp.diags_array(a.sum(axis=1))
+    b = rng.standard_normal(36)
+    x, info, iterations, residual = on_cpu.solve(request_of("minres", a, b))
+    least = np.linalg.norm(b - a @ np.linalg.lstsq(a.toarray(), b)[0])
+    assert info in (STAGNATED, BREAKDOWN)
+    assert iterations < 360
+    assert residual == pytest.approx(least, rel=1e-6)
+    assert np.linalg.norm(b - a @ x) == pytest.approx(least, rel=1e-6)
+
+
+def test_gmres_of_a_system_without_a_solution_breaks_down_and_stays_finite(on_cpu):
+    a = sp.csr_array(np.diag([1.0, 2.0, 3.0, 0.0]))
+    x, info, _, residual = on_cpu.solve(request_of("gmres", a, np.array([1.0, 1.0, 1.0, 1.0])))
+    assert info == BREAKDOWN
+    assert residual >= 1 - 1e-12
+    assert np.isfinite(x).all()
+
+
+def test_gmres_that_cannot_come_nearer_in_its_dtype_says_so(on_cpu, rng):
+    a = sp.diags_array(np.logspace(0, -5, 30)).tocsr()
+    _, info, iterations, _ = on_cpu.solve(request_of("gmres", a, rng.standard_normal(30), dtype="f32", rtol=1e-12))
+    assert info == STAGNATED
+    assert iterations < 3000
+
+
+def test_two_runs_give_the_same_bits(on_cpu, rng):
+    a, b = poisson(9, 9), rng.standard_normal(81)
+    request = request_of("cg", a, b)
+    first, second = on_cpu.solve(request), on_cpu.solve(request)
+    np.testing.assert_array_equal(first[0], second[0])
+    assert first[1:] == second[1:]
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("op", KRYLOV)
+@pytest.mark.parametrize("dtype", ["f32", "c128"])
+def test_nvrtc_compiles_the_kernels_for_sm_90(op, dtype):
+    if op == "minres" and dtype == "c128":
+        dtype = "f64"
+    request = request_of(op, poisson(3, 3), np.ones(9), dtype=dtype)
+    for name in ("begin", *KERNELS[op], "finish"):
+        assert len(compiled(SOURCES[op], name, ("-arch=sm_90", *options(request)))) > 1000
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+def test_bad_requests_are_refused_by_name():
+    a, b = poisson(3, 3), np.ones(9)
+    for change, words in (
+        ({"b": np.ones(8)}, "b: "),
+        ({"x0": np.ones((9, 1))}, "x0: "),
+        ({"rtol": -1.0}, "rtol"),
+        ({"atol": np.nan}, "atol"),
+        ({"maxiter": 0}, "maxiter"),
+        ({"M": np.ones(9), "preconditioner": "jacobi"}, "M: "),
+        ({"a": a[:8]}, "form.shape"),
+    ):
+        given = {"a": a, "b": b, **change}
+        with pytest.raises(BadRequest, match=words.replace(".", r"\.")):
+            request_of("cg", **given)
+    with pytest.raises(BadRequest, match="restart"):
+        request_of("gmres", a, b, restart=0)
+    with pytest.raises(NoRow, match="c128"):
+        dp.run(request_of("minres", a, b, dtype="c128"))
+
+
+def test_a_preconditioner_that_is_made_of_a_needs_its_lines():
+    dev = dp.device("host")
+    a = dp.sparse.sparse_tensor(poisson(3, 3).tocoo())
+    with pytest.raises(NoRow, match="needs CSR or CSC"):
+        dp.cg(*a, dev.array(np.ones(9)), preconditioner="jacobi")
+
+
+@pytest.mark.parametrize("op", KRYLOV)
+def test_the_functions_of_sparse_take_scipys_arguments(op, rng):
+    a = poisson(6, 6).astype(np.float64)
+    b, x0 = rng.standard_normal(36), rng.standard_normal(36)
+    dev = dp.device("host")
+    function, theirs = getattr(dp.sparse, op), getattr(linalg, op)
+    x, info = function(a, dev.array(b), dev.array(x0), rtol=1e-9, maxiter=500, M="jacobi")
+    expected, status = theirs(a, b, x0, rtol=1e-9, maxiter=500)
+    assert info.item() == status == 0
+    np.testing.assert_allclose(x.numpy(), expected, rtol=1e-5)
+    np.testing.assert_array_equal(function(a, dev.array(b), dev.array(x0), rtol=1e-9, M="jacobi", check=True), x)
+    with pytest.raises(LinAlgError, match=f"{op}: the residual is .* after"):
+        function(a, dev.array(b), rtol=1e-13, maxiter=1, check=True, **({"restart": 2} if op == "gmres" else {}))
+    with pytest.raises(BadRequest, match="jacobi"):
+        function(a, dev.array(b), M=a)

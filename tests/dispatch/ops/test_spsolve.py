@@ -1,0 +1,181 @@
+"""Direct solves: plans over a stand-in of cuDSS, what is kept, what is refused, and objects like SciPy's SuperLU."""
+
+import gc
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch.errors import BadRequest, LinAlgError, NoRow
+from dispatch.keys import Arch
+from dispatch.ops.sparse.cases_direct import direct_cases
+from dispatch.table.select import select
+
+sp = pytest.importorskip("scipy.sparse")
+linalg = pytest.importorskip("scipy.sparse.linalg")
+
+
+def module_at(name):
+    path = Path(__file__).parents[1] / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+cudss, cusparse = module_at("cudss_stand_in"), module_at("cusparse_stand_in")
+ROWS = [row for row in dp.TABLE if row.op == "spsolve" and row.library == "cudss"]
+ANALYSIS, FACTORIZATION, REFACTORIZATION, SOLVE = 3, 4, 8, 1008
+
+
+@pytest.fixture
+def executor(monkeypatch):
+    yield cudss.executor_of(monkeypatch, cusparse.Copy)
+    gc.collect()  # what a plan holds is given back to the stand-in
+
+
+def system(rng, n=12):
+    dense = rng.standard_normal((n, n)) * (rng.random((n, n)) < 0.4) + np.eye(n) * 5
+    return dense, dp.sparse.sparse_tensor(sp.csr_array(dense))
+
+
+def made(request, executor):
+    row = select(request, Arch(90))
+    return row.call(request, executor, row)
+
+
+def enqueued(plan, request):
+    outputs = request.device.executor().outputs(request)
+    plan.enqueue(request.arguments(outputs))
+    return request.result(outputs)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_plan_says_what_the_library_is_to_know(row, executor, rng):
+    for case in direct_cases(row):
+        check = case.check(dp.device("host"), rng)
+        plan = row.call(check.request, executor, row)
+        assert not plan.capture_safe
+        for _ in range(2):
+            check.renew()
+            check.verify(enqueued(plan, check.request))
+    plan = None
+    gc.collect()
+    assert executor.library.alive == {1: "handle"}, "all is given back"
+
+
+def test_without_a_promise_each_call_analyses(executor, rng):
+    dense, a = system(rng)
+    b = rng.standard_normal(12)
+    request = dp.SpsolveRequest(*a, dp.device("host").array(b))
+    plan = made(request, executor)
+    for _ in range(2):
+        np.testing.assert_allclose(enqueued(plan, request)[0].numpy(), np.linalg.solve(dense, b))
+    assert executor.library.phases == [ANALYSIS, FACTORIZATION, SOLVE] * 2
+
+
+def test_a_fixed_pattern_is_analysed_once_and_values_may_change(executor, rng):
+    dense, a = system(rng)
+    a, b = a.fixed(), rng.standard_normal(12)
+    request = dp.SpsolveRequest(*a, dp.device("host").array(b))
+    plan = made(request, executor)
+    enqueued(plan, request)
+    a.values.copy_from(a.values.numpy() * 2)
+    np.testing.assert_allclose(enqueued(plan, request)[0].numpy(), np.linalg.solve(2 * dense, b))
+    assert executor.library.phases == [ANALYSIS, FACTORIZATION, SOLVE, REFACTORIZATION, SOLVE]
+    elsewhere = request.replace(columns=dp.device("host").array(a.columns.numpy()))
+    np.testing.assert_allclose(enqueued(plan, elsewhere)[0].numpy(), np.linalg.solve(2 * dense, b))
+    assert executor.library.phases[5:] == [ANALYSIS, FACTORIZATION, SOLVE], "indices at another address"
+
+
+def test_a_stamp_keeps_the_factors_until_there_is_another(executor, rng):
+    dense, a = system(rng)
+    a, dev = a.fixed(), dp.device("host")
+    plan = made(dp.SpsolveRequest(*a, dev.array(np.ones(12)), stamp=1), executor)
+    for stamp in (1, 1, 2, 2):
+        b = rng.standard_normal(12)
+        request = dp.SpsolveRequest(*a, dev.array(b), stamp=stamp)
+        np.testing.assert_allclose(enqueued(plan, request)[0].numpy(), np.linalg.solve(dense, b))
+    phases = [ANALYSIS, FACTORIZATION, SOLVE, SOLVE, REFACTORIZATION, SOLVE, SOLVE]
+    assert executor.library.phases == phases
+    keys = {dp.SpsolveRequest(*a, dev.array(b), stamp=stamp).key() for stamp in (None, 1, 2)}
+    assert len(keys) == 1, "a stamp makes no plan of its own"
+
+
+def test_what_is_not_positive_definite_is_told_and_replaced_pivots_are_counted(executor):
+    a = dp.sparse.sparse_tensor(sp.csr_array(np.diag([1.0, -1.0, 2.0]))).fixed()
+    b = dp.device("host").array(np.ones(3))
+    request = dp.SpsolveRequest(*a, b, assume_a="pos")
+    plan = made(request, executor)
+    assert enqueued(plan, request)[1].item() > 0
+    assert enqueued(plan, request)[1].item() > 0
+    assert REFACTORIZATION not in executor.library.phases, "one that has failed is not repeated, but made anew"
+    executor.library.replaced = 2
+    request = dp.SpsolveRequest(*a, b)
+    assert enqueued(made(request, executor), request)[1].item() == -2
+
+
+def test_factors_go_with_their_executor(executor, rng):
+    _, a = system(rng)
+    request = dp.SpsolveRequest(*a, dp.device("host").array(np.ones(12)))
+    plan = made(request, executor)
+    enqueued(plan, request)
+    for close in executor.at_close:
+        close()
+    assert executor.library.alive == {1: "handle"}
+    for close in executor.at_close:
+        close()  # once more does nothing
+
+
+# -- requests and the host --------------------------------------------------------------------------------------------
+def test_bad_requests_are_refused_by_name(rng):
+    dev = dp.device("host")
+    _, a = system(rng)
+    for fields, words in (
+        ({"b": np.ones(11)}, "b: "),
+        ({"b": np.ones((12, 0))}, "b: "),
+        ({"uplo": "lower"}, "uplo: "),
+        ({"stamp": -1}, "stamp"),
+        ({"assume_a": "band"}, "assume_a"),
+    ):
+        given = {"b": np.ones(12), **fields}
+        with pytest.raises(BadRequest, match=words):
+            dp.spsolve(*a, dev.array(given.pop("b")), **given)
+    with pytest.raises(NoRow, match="needs CSR, has COO"):
+        dp.spsolve(*dp.sparse.tocoo(a), dev.array(np.ones(12)))
+
+
+def test_spsolve_and_splu_in_scipys_words(rng):
+    dev = dp.device("host")
+    dense, a = system(rng)
+    b, several = rng.standard_normal(12), rng.standard_normal((12, 3))
+    np.testing.assert_allclose(dp.sparse.spsolve(a, dev.array(b)).numpy(), linalg.spsolve(sp.csc_array(dense), b))
+    factors = dp.sparse.splu(a)
+    assert factors.shape == (12, 12)
+    np.testing.assert_allclose(dense @ factors.solve(dev.array(b)).numpy(), b)
+    np.testing.assert_allclose(dense @ factors.solve(dev.array(several)).numpy(), several)
+    factors.refactorize(dev.array(a.values.numpy() * 4))
+    np.testing.assert_allclose(4 * dense @ factors.solve(dev.array(b)).numpy(), b)
+    np.testing.assert_allclose(dense @ dp.sparse.factorized(a)(dev.array(b)).numpy(), b)
+    assert "12" in repr(factors)
+
+
+def test_a_matrix_of_scipys_in_csc_is_taken_too(rng):
+    dense, _ = system(rng)
+    b = rng.standard_normal(12)
+    x = dp.sparse.spsolve(sp.csc_array(dense), dp.device("host").array(b))
+    np.testing.assert_allclose(dense @ x.numpy(), b)
+
+
+def test_what_cannot_be_factorized_raises_in_the_door_and_not_in_the_request():
+    dev = dp.device("host")
+    singular, indefinite = sp.csr_array(np.array([[1.0, 0.0], [1.0, 0.0]])), sp.csr_array(np.diag([1.0, -1.0]))
+    with pytest.raises(LinAlgError, match="singular"):
+        dp.sparse.spsolve(singular, dev.array(np.ones(2)))
+    with pytest.raises(LinAlgError, match="positive definite"):
+        dp.sparse.spsolve(indefinite, dev.array(np.ones(2)), assume_a="pos")
+    x, info = dp.sparse.spsolve(indefinite, dev.array(np.ones(2)), assume_a="pos", check=False)
+    assert info.item() == 1
+    assert np.isnan(x.numpy()).all()

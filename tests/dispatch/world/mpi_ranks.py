@@ -1,0 +1,110 @@
+"""What each rank of the tests under mpirun does: `python mpi_ranks.py NAME …`, a function of this file.
+
+A rank prints one line of JSON; the tests read those of all ranks.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+import dispatch as dp
+from dispatch.errors import CollectiveError
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+import collective_cases  # noqa: E402
+
+DEADLINE = 0.6
+
+
+def tell(**facts):
+    """One line, whole: lines of several ranks may meet on the way."""
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
+def summed(world, n=1000):
+    """The sum of what each member has, and what it should be."""
+    member = world.members[world.rank]
+    x = world.device.array(np.full(n, 1.0 + member, np.float32))
+    found = dp.all_reduce(x, comm=world).numpy()
+    return bool((found == sum(1.0 + each for each in world.members)).all())
+
+
+def collectives(_):
+    """Every collective, op and dtype against the reference."""
+    with dp.World.from_mpi(deadline=20) as world:
+        failed = collective_cases.failures(world)
+        tell(rank=world.rank, failed=failed, count=collective_cases.COUNT[0])
+
+
+def lose(way, *victims):
+    """Some ranks end, or stop, in the middle of collectives; the others go on."""
+    victims = [*map(int, victims)]
+    world = dp.World.from_mpi(deadline=DEADLINE)
+    ids = dp.all_gather(world.device.array(np.array([os.getpid()])), comm=world).numpy()[:, 0]
+    kept = world.device.array(np.arange(100.0))  # memory that the loss must leave alone
+    dp.barrier(comm=world)
+    begun, error = time.monotonic(), None
+    try:
+        if world.rank in victims:
+            summed(world)
+            os.kill(os.getpid(), getattr(signal, way))
+            time.sleep(60)
+        for _ in range(1000):
+            summed(world)
+    except CollectiveError as caught:
+        error = caught
+    took = time.monotonic() - begun
+    stale = world.communicator
+    world.rebuild(grace=0.5)
+    rebuilt = time.monotonic() - begun - took
+    after = [summed(world) for _ in range(3)]
+    try:
+        dp.barrier(comm=stale)
+        refused = None
+    except CollectiveError as caught:
+        refused = type(caught).__name__
+    tell(
+        rank=world.rank, size=world.size, members=world.members, generation=world.generation, took=took,
+        error=type(error).__name__, lost=list(getattr(error, "ranks", ())), rebuilt=rebuilt, after=all(after),
+        refused=refused, kept=bool((kept.numpy() == np.arange(100.0)).all()),
+    )  # fmt: skip
+    dp.barrier(comm=world)
+    if world.rank == 0 and way == "SIGSTOP":
+        for victim in victims:  # MPI's end waits for all processes
+            os.kill(int(ids[victim]), signal.SIGKILL)
+    world.close()
+
+
+def late(_):
+    """A rank that was stopped wakes up once the others have gone on, and is told."""
+    world = dp.World.from_mpi(deadline=DEADLINE)
+    ids = dp.all_gather(world.device.array(np.array([os.getpid()])), comm=world).numpy()[:, 0]
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        for _ in range(100000):
+            summed(world)
+    except CollectiveError as caught:
+        error = type(caught).__name__
+    try:
+        world.rebuild(grace=0.4)
+        left_out = None
+    except CollectiveError as caught:
+        left_out = type(caught).__name__
+    else:
+        if world.rank == 0:
+            os.kill(int(ids[1]), signal.SIGCONT)
+        assert summed(world)
+    tell(member=world.members[world.rank], error=error, left_out=left_out, size=world.size)
+    if left_out is None:
+        world.close()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*(sys.argv[2:] or [""]))

@@ -1,0 +1,157 @@
+"""How ranks meet, hear of one another's end, and agree on who is in: over sockets between threads of this process."""
+
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import dispatch as dp
+from dispatch.errors import BadRequest, CollectiveTimeout, RankLeftOut
+from dispatch.world.membership import agree
+from dispatch.world.mesh import SocketMesh, ThreadMesh, listen, meet, receive_one, send_one
+from dispatch.world.start import from_env
+
+HERE = "127.0.0.1"
+WORD = "a word"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind((HERE, 0))
+        return probe.getsockname()[1]
+
+
+def met(count, seconds=20):
+    """The meshes of so many members, which have met as those of torchrun do."""
+    port, until = free_port(), time.monotonic() + seconds
+
+    def one(rank):
+        own = listen()
+        addresses, job = meet(rank, count, (HERE, port), (HERE, own.getsockname()[1]), WORD, until)
+        return SocketMesh.join(rank, addresses, own, job, until)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
+
+
+def agreed(meshes, candidates, grace=0.3, generation=1):
+    """What each member agrees on, or the error that it gets."""
+
+    def one(mesh):
+        try:
+            return agree(mesh, candidates, generation, grace, lambda members: f"id of {members}")
+        except RankLeftOut as error:
+            return error
+
+    with ThreadPoolExecutor(len(meshes)) as pool:
+        return list(pool.map(one, meshes))
+
+
+def waited(condition):
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(1e-3)
+
+
+def test_members_meet_and_hear_of_one_that_ends_without_a_word():
+    meshes, told = met(4), []
+    meshes[0].on_lost = told.append
+    meshes[2].send(1, {"kind": "join", "generation": 3})
+    assert meshes[1].take(lambda *_: True, time.monotonic() + 20, lambda: False) == (
+        2,
+        {"kind": "join", "generation": 3},
+    )
+    for line in meshes[3]._lines.values():
+        line.shutdown(socket.SHUT_RDWR)  # as the end of its process does
+    waited(lambda: told == [3])
+    waited(lambda: all(mesh.lost == {3} for mesh in meshes[:3]))
+    meshes[3].close()
+    begun = time.monotonic()
+    found = agreed(meshes[:3], range(4), grace=30)
+    assert time.monotonic() - begun < 10, "who is known to have ended is not waited for"
+    assert {(each.members, each.generation, each.payload) for each in found} == {((0, 1, 2), 1, "id of 3")}
+    for mesh in meshes[:3]:
+        mesh.close()
+        mesh.close()
+
+
+def test_a_member_that_says_goodbye_is_not_lost_by_that():
+    meshes, told = met(2), []
+    meshes[0].on_lost = told.append
+    meshes[1].close()
+    waited(lambda: 1 in meshes[0].left and 1 in meshes[0].lost)
+    assert told == []
+    meshes[0].close()
+
+
+@pytest.mark.parametrize("silent", [0, 2])
+def test_who_is_silent_is_out_and_is_told_when_it_wakes_up(silent):
+    shared = []
+    meshes = [ThreadMesh(number, shared) for number in range(3)]
+    present = [mesh for mesh in meshes if mesh.me != silent]
+    found = agreed(present, range(3), grace=0.1)
+    members = tuple(mesh.me for mesh in present)
+    assert {each.members for each in found} == {members}
+    assert len({each.payload for each in found}) == 1
+    (late,) = agreed([meshes[silent]], range(3), grace=0.1)
+    assert isinstance(late, RankLeftOut)
+
+
+def test_the_latest_generation_that_is_proposed_counts():
+    shared = []
+    meshes = [ThreadMesh(number, shared) for number in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda n: agree(meshes[n], (0, 1), 1 + 2 * n, 5, str), range(2)))
+    assert {(each.generation, each.members) for each in found} == {(3, (0, 1))}
+
+
+def test_strangers_are_sent_away():
+    own, until = listen(), time.monotonic() + 20
+    address = (HERE, own.getsockname()[1])
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(SocketMesh.join, 0, [address, address], own, WORD, until)
+        for message in (b"\xff\xff\xff\xff", b"\x00\x00\x00\x02[]", b""):
+            with socket.create_connection(address) as line:
+                line.sendall(message)
+        with socket.create_connection(address) as line:
+            send_one(line, {"kind": "hello", "member": 1, "job": "another"})
+            with pytest.raises(ConnectionError):
+                receive_one(line)
+        friend = socket.create_connection(address)
+        send_one(friend, {"kind": "hello", "member": 1, "job": WORD})
+        mesh = joining.result(20)
+    mesh.close()
+    friend.close()
+
+
+def test_ranks_that_do_not_come_are_a_timeout():
+    port = free_port()
+    with pytest.raises(CollectiveTimeout, match="rank 0 has heard of 1 of 2 ranks"):
+        meet(0, 2, (HERE, port), (HERE, 1), WORD, time.monotonic() + 0.1)
+    with pytest.raises(CollectiveTimeout, match="nobody listens"):
+        meet(1, 2, (HERE, port), (HERE, 1), WORD, time.monotonic() + 0.1)
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({}, "RANK: got unset"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK: got 'x'"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "29500"}, "device: got host"),
+    ],
+)
+def test_variables_that_are_missing_are_named(variables, words, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BadRequest, match=words):
+        dp.World.from_env("host", deadline=1)
+    assert from_env is not None
+
+
+def test_no_thread_is_left():
+    assert not [thread for thread in threading.enumerate() if thread.name == "world mesh"]

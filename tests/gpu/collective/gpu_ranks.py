@@ -1,0 +1,112 @@
+"""What each process of the tests over two GPUs does: `python gpu_ranks.py NAME …`, a function of this file.
+
+Started with torchrun's variables. A rank prints one line of JSON.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+import dispatch as dp
+from cudabind import driver
+from dispatch.errors import CollectiveError, DispatchError
+from dispatch.libraries.nvrtc.kernel import loaded
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "dispatch" / "world"))
+import collective_cases
+
+DEADLINE = 3.0
+
+
+def tell(**facts):
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
+def summed(world, n=100_000):
+    member = world.members[world.rank]
+    x = world.device.array(np.full(n, 1.0 + member, np.float32))
+    found = dp.all_reduce(x, comm=world).numpy()
+    return bool((found == sum(1.0 + each for each in world.members)).all())
+
+
+def collectives(_):
+    with dp.World.from_env(deadline=60) as world:
+        tell(rank=world.rank, failed=collective_cases.failures(world), count=collective_cases.COUNT[0])
+
+
+def lose(way, victim):
+    """A rank ends, stops, faults or hangs in the middle of collectives; the other goes on alone."""
+    world = dp.World.from_env(deadline=60)
+    kept = world.device.array(np.arange(1000.0))
+    assert summed(world)
+    world.communicator.deadline = DEADLINE
+    error, begun = None, time.monotonic()
+    try:
+        for turn in range(100_000):
+            if world.rank == int(victim) and turn == 20:
+                leave(way, world)
+            summed(world)
+    except CollectiveError as caught:
+        error = caught
+    except DispatchError:  # a fault: this process is of no use any more
+        os._exit(1)
+    took = time.monotonic() - begun
+    if world.rank == int(victim):
+        os._exit(1)  # of those ways that leave a process
+    world.rebuild(grace=DEADLINE)
+    tell(
+        rank=world.rank, size=world.size, members=world.members, generation=world.generation, took=took,
+        error=type(error).__name__, after=all(summed(world) for _ in range(3)),
+        kept=bool((kept.numpy() == np.arange(1000.0)).all()),
+    )  # fmt: skip
+    world.close()
+
+
+def leave(way, world):
+    """End this process, or its part in the world, in one of the ways that there are."""
+    if way.startswith("SIG"):
+        os.kill(os.getpid(), getattr(signal, way))
+        time.sleep(600)
+    if way == "abort":
+        world.abort("unplugged")
+    else:
+        launch(world.device, {"fault": "*(volatile float *)8 = 1;", "endless": "while (true) __nanosleep(1000);"}[way])
+
+
+def launch(device, body):
+    """One thread of a kernel on the device's current stream."""
+    with device.context:
+        function = loaded(f'extern "C" __global__ void leave() {{ {body} }}', "leave", (), device)
+        fixed = (ctypes.c_void_p(function), 1, 1, 1, 1, 1, 1, 0, ctypes.c_void_p(device.executor().stream.handle))
+        assert driver.cuLaunchKernel.unchecked(*fixed, None, None) == 0
+
+
+def beside_torch(_):
+    """Ours and torch.distributed over the same GPUs, in turns and on streams of their own."""
+    import torch
+    import torch.distributed as dist
+
+    rank = int(os.environ["RANK"])
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl")
+    with dp.World.from_env(deadline=60) as world:
+        right = []
+        for turn in range(20):
+            x = torch.full((4096,), float(rank + turn), device=f"cuda:{rank}")
+            ours = dp.all_reduce(x, comm=world.communicator)
+            dist.all_reduce(x)
+            right.append(bool((ours == x).all()) and float(ours[0]) == 2 * turn + 1)
+        tell(rank=rank, right=all(right), count=len(right))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*(sys.argv[2:] or [""]))
