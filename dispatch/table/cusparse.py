@@ -9,7 +9,21 @@ from __future__ import annotations
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, I32, I64, Arch
-from dispatch.ops.sparse import compression_plan, cusparse_plan, gtsv_plan, rules, vectors_plan
+from dispatch.ops.sparse import (
+    compression_plan,
+    cusparse_plan,
+    ell_plan,
+    ell_rules,
+    gpsv_plan,
+    gtsv_plan,
+    pruning_plan,
+    rules,
+    sorting_plan,
+    vectors_plan,
+)
+from dispatch.ops.sparse.ell_reference import numpy_ell
+from dispatch.ops.sparse.pentadiagonal import adjacent
+from dispatch.ops.sparse.pruning_reference import numpy_pruning
 from dispatch.ops.sparse.reference import scipy_sparse
 from dispatch.table.on_host import on_host
 
@@ -30,10 +44,25 @@ SOME     = (rules.aligned, rules.results, rules.some)
 THREE    = (rules.aligned, rules.results, rules.three)
 DENSE_A  = (rules.aligned, rules.lines, rules.results)
 LINES    = (rules.aligned, rules.results, rules.narrow_lines, rules.zero_base)
+SLICES   = (rules.aligned, rules.vectors, ell_rules.some)
+BLOCKED  = (rules.lines, ell_rules.some, ell_rules.powers, ell_rules.vector_blocks)
+SORTED   = (rules.aligned, rules.narrow, rules.results)
 EXCHANGE = (rules.aligned, rules.elements, rules.narrow, rules.results)
 
 SPMV     = ("cusparse", "cusparseSpMV", cusparse_plan)
 SPMM     = ("cusparse", "cusparseSpMM", cusparse_plan)
+SELL_MV  = ("cusparse", "cusparseSpMV", ell_plan)
+ELL_MM   = ("cusparse", "cusparseSpMM", ell_plan)
+S_COUNT  = ("cusparse", "cusparseSpruneDense2csrNnz", pruning_plan)
+D_COUNT  = ("cusparse", "cusparseDpruneDense2csrNnz", pruning_plan)
+S_PRUNE  = ("cusparse", "cusparseSpruneDense2csr", pruning_plan)
+D_PRUNE  = ("cusparse", "cusparseDpruneDense2csr", pruning_plan)
+GPSV     = (rules.aligned, adjacent)
+GPSV_S   = ("cusparse", "cusparseSgpsvInterleavedBatch", gpsv_plan)
+GPSV_D   = ("cusparse", "cusparseDgpsvInterleavedBatch", gpsv_plan)
+GPSV_C   = ("cusparse", "cusparseCgpsvInterleavedBatch", gpsv_plan)
+GPSV_Z   = ("cusparse", "cusparseZgpsvInterleavedBatch", gpsv_plan)
+SORT     = ("cusparse", "cusparseXcoosortByRow", sorting_plan)
 SDDMM    = ("cusparse", "cusparseSDDMM", cusparse_plan)
 SPSV     = ("cusparse", "cusparseSpSV_solve", cusparse_plan)
 SPSM     = ("cusparse", "cusparseSpSM_solve", cusparse_plan)
@@ -73,6 +102,11 @@ GPU_ROWS = (
     *(Row("sparse_scatter",  (one, one), None, SOME,     SM75, None, V12, *SCATTER) for one in (*ALL, F16, BF16)),
     *(Row("sparse_axpby",    (one, one), None, SOME,     SM75, None, V12, *AXPBY) for one in ALL),
     *(Row("spvv",            (one, one), None, SOME,     SM75, None, V12, *SPVV) for one in ALL),
+    *(Row("sparse_sort",     (one, one), None, SORTED,   SM75, None, V12, *SORT) for one in (*ALL, F16, BF16)),
+    Row("gpsv",              (F32, F32), None, GPSV,     SM75, None, V12, *GPSV_S),
+    Row("gpsv",              (F64, F64), None, GPSV,     SM75, None, V12, *GPSV_D),
+    Row("gpsv",              (C64, C64), None, GPSV,     SM75, None, V12, *GPSV_C),
+    Row("gpsv",              (C128, C128), None, GPSV,   SM75, None, V12, *GPSV_Z),
     Row("gtsv",              (F32, F32), None, THREE,    SM75, None, V12, "cusparse", "cusparseSgtsv2", gtsv_plan),
     Row("gtsv",              (F64, F64), None, THREE,    SM75, None, V12, "cusparse", "cusparseDgtsv2", gtsv_plan),
     Row("gtsv",              (C64, C64), None, THREE,    SM75, None, V12, "cusparse", "cusparseCgtsv2", gtsv_plan),
@@ -82,5 +116,27 @@ GPU_ROWS = (
     Row("coo2csr",           (I32, I32), None, LINES,    SM75, None, V12, *COO2CSR),
     Row("csr2coo",           (I32, I32), None, LINES,    SM75, None, V12, *CSR2COO),
 )
+ELL_ROWS = (
+    *(Row("sell_mv",        (one, one), None, SLICES,  SM75, None, V12, *SELL_MV) for one in ALL),
+    Row("sell_mv",          (F16, F16), None, SLICES,  SM75, None, V12, *SELL_MV),
+    Row("sell_mv",          (F16, F32), None, SLICES,  SM75, None, V12, *SELL_MV),
+    Row("sell_mv",          (BF16, BF16), None, SLICES,  SM80, None, V12, *SELL_MV),
+    Row("sell_mv",          (BF16, F32), None, SLICES,  SM80, None, V12, *SELL_MV),
+    Row("blocked_ell_mm",   (F32, F32), None, BLOCKED, SM80, None, V12, *ELL_MM),
+    Row("blocked_ell_mm",   (F64, F64), None, BLOCKED, SM80, None, V12, *ELL_MM),
+    Row("blocked_ell_mm",   (F16, F16), None, BLOCKED, SM75, None, V12, *ELL_MM),
+    Row("blocked_ell_mm",   (BF16, BF16), None, BLOCKED, SM80, None, V12, *ELL_MM),
+)
+PRUNE_ROWS = (
+    Row("prune_nnz",        (F32, I64), None, DENSE_A, SM75, None, V12, *S_COUNT),
+    Row("prune_nnz",        (F64, I64), None, DENSE_A, SM75, None, V12, *D_COUNT),
+    Row("prune_to_csr",     (F32, F32), None, DENSE_A, SM75, None, V12, *S_PRUNE),
+    Row("prune_to_csr",     (F64, F64), None, DENSE_A, SM75, None, V12, *D_PRUNE),
+)
 # fmt: on
-ROWS = stated((*GPU_ROWS, *(on_host(row, scipy_sparse, library="scipy", stands_for="cusparse") for row in GPU_ROWS)))
+ON_NUMPY = (
+    *(on_host(row, numpy_ell, stands_for="cusparse") for row in ELL_ROWS),
+    *(on_host(row, numpy_pruning, stands_for="cusparse") for row in PRUNE_ROWS),
+)
+ON_SCIPY = tuple(on_host(row, scipy_sparse, library="scipy", stands_for="cusparse") for row in GPU_ROWS)
+ROWS = stated((*GPU_ROWS, *ELL_ROWS, *PRUNE_ROWS, *ON_NUMPY, *ON_SCIPY))

@@ -24,7 +24,7 @@ from dispatch.ops.grouped_matmul.request_lists import GroupedMatmulListRequest
 from dispatch.ops.rnn.weights import weight_shapes
 from dispatch.row_check import cases_of
 
-SIZES = range(4, 400)  # elements of all operands of a request
+SIZES = range(4, 450)  # elements of all operands of a request
 MEMORY = 3 << 30  # bytes by which the process may grow meanwhile: a huge extent is to end in an error, not in swapping
 
 

@@ -36,6 +36,7 @@ from dispatch.ops import FAMILIES
 from dispatch.ops.conv.trees import TreedConvRequest
 from dispatch.ops.rnn.request import RnnRequest
 from dispatch.ops.softmax import SoftmaxAlgorithm
+from dispatch.ops.structured.compression import Compress24Request
 
 spec = importlib.util.spec_from_file_location("hostile", Path(__file__).with_name("hostile.py"))
 hostile = importlib.util.module_from_spec(spec)
@@ -113,7 +114,8 @@ Gpu.open_executor = NotingExecutor
 
 @pytest.fixture
 def dev(monkeypatch):
-    monkeypatch.setattr(RnnRequest, "bytes_of", lambda *_: 4096)
+    for kind in (RnnRequest, Compress24Request):
+        monkeypatch.setattr(kind, "bytes_of", lambda *_: 4096)
     device = Gpu()
     yield device
     device.close()

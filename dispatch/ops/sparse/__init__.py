@@ -17,18 +17,26 @@ from dispatch.ops.sparse.algorithms import SpgemmAlgorithm, SpmmAlgorithm, SpmvA
 from dispatch.ops.sparse.compression import Coo2csrRequest, Csr2cooRequest, DenseNnzRequest, DenseToSparseRequest
 from dispatch.ops.sparse.conversions import Csr2cscRequest, SparseCheckRequest, SparseToDenseRequest
 from dispatch.ops.sparse.direct import SparseKind, SpsolveRequest
+from dispatch.ops.sparse.ell import BlockedEllMmRequest, SellMvRequest
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
 from dispatch.ops.sparse.krylov import BicgstabRequest, CgRequest, GmresRequest, MinresRequest, Preconditioner
 from dispatch.ops.sparse.pairs import SpgemmNnzRequest, SpgemmRequest
+from dispatch.ops.sparse.pentadiagonal import GpsvRequest
 from dispatch.ops.sparse.products import SddmmRequest, SparseMvRequest, SpmmRequest
+from dispatch.ops.sparse.pruning import PruneNnzRequest, PruneToCsrRequest
 from dispatch.ops.sparse.solves import SpsmRequest, SpsvRequest
+from dispatch.ops.sparse.sorting import SparseSortRequest
 from dispatch.ops.sparse.tridiagonal import GtsvRequest
 from dispatch.ops.sparse.vectors import GatherRequest, ScatterRequest, SparseAxpbyRequest, SpvvRequest
 
 __all__ = ["SparseForm", "SparseFormat"]
+__all__ += ["GpsvRequest", "GtsvRequest", "gpsv", "gtsv"]
+__all__ += ["PruneNnzRequest", "PruneToCsrRequest", "prune_nnz", "prune_to_csr"]
+__all__ += ["SparseSortRequest", "sparse_sort"]
+__all__ += ["BlockedEllMmRequest", "SellMvRequest", "blocked_ell_mm", "sell_mv"]
 __all__ += ["BicgstabRequest", "CgRequest", "GmresRequest", "MinresRequest", "Preconditioner"]
 __all__ += ["SparseKind", "SpsolveRequest", "spsolve"]
-__all__ += ["GtsvRequest", "bicgstab", "cg", "gmres", "gtsv", "minres"]
+__all__ += ["bicgstab", "cg", "gmres", "minres"]
 __all__ += ["GatherRequest", "ScatterRequest", "SparseAxpbyRequest", "SpvvRequest"]
 __all__ += ["sparse_axpby", "sparse_gather", "sparse_scatter", "spvv"]
 __all__ += ["SpgemmAlgorithm", "SpmmAlgorithm", "SpmvAlgorithm", "SpsvAlgorithm"]
@@ -39,6 +47,10 @@ __all__ += ["coo2csr", "csr2coo", "dense_nnz", "dense_to_sparse"]
 __all__ += ["csr2csc", "sddmm", "sparse_check", "sparse_mv", "sparse_to_dense"]
 __all__ += ["spgemm", "spgemm_nnz", "spmm", "spsm", "spsv"]
 
+ell_plan = plan_call("ell_plan", "dispatch.ops.sparse.cusparse_ell", "A plan of a product in sliced or blocked ELL.")
+pruning_plan = plan_call("pruning_plan", "dispatch.ops.sparse.cusparse_pruning", "A plan of cuSPARSE's pruneDense2csr.")
+sorting_plan = plan_call("sorting_plan", "dispatch.ops.sparse.cusparse_sorting", "A plan of one of cuSPARSE's sorts.")
+gpsv_plan = plan_call("gpsv_plan", "dispatch.ops.sparse.cusparse_pentadiagonal", "A plan of cuSPARSE's gpsv.")
 gtsv_plan = plan_call("gtsv_plan", "dispatch.ops.sparse.cusparse_tridiagonal", "A plan of cuSPARSE's gtsv2.")
 vectors_plan = plan_call(
     "vectors_plan", "dispatch.ops.sparse.cusparse_vectors", "A plan of one of cuSPARSE's calls over a sparse vector."
@@ -67,6 +79,12 @@ sparse_gather, sparse_scatter = (
     request_function(ScatterRequest, "sparse_scatter"),
 )
 sparse_axpby, spvv = request_function(SparseAxpbyRequest, "sparse_axpby"), request_function(SpvvRequest, "spvv")
+gpsv = request_function(GpsvRequest, "gpsv")
+prune_nnz = request_function(PruneNnzRequest, "prune_nnz")
+prune_to_csr = request_function(PruneToCsrRequest, "prune_to_csr")
+sparse_sort = request_function(SparseSortRequest, "sparse_sort")
+sell_mv = request_function(SellMvRequest, "sell_mv")
+blocked_ell_mm = request_function(BlockedEllMmRequest, "blocked_ell_mm")
 gtsv, spsolve = request_function(GtsvRequest, "gtsv"), request_function(SpsolveRequest, "spsolve")
 cg, bicgstab = request_function(CgRequest, "cg"), request_function(BicgstabRequest, "bicgstab")
 gmres, minres = request_function(GmresRequest, "gmres"), request_function(MinresRequest, "minres")

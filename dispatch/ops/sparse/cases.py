@@ -18,7 +18,11 @@ from dispatch.keys import F32, HALF
 from dispatch.ops.sparse import conversions, pairs, products, solves
 from dispatch.ops.sparse.cases_compression import COMPRESSION, compression_cases
 from dispatch.ops.sparse.cases_direct import direct_cases
+from dispatch.ops.sparse.cases_ell import ELL_OPS, ell_cases
 from dispatch.ops.sparse.cases_krylov import KRYLOV, krylov_cases
+from dispatch.ops.sparse.cases_pentadiagonal import pentadiagonal_cases
+from dispatch.ops.sparse.cases_pruning import PRUNED, pruning_cases
+from dispatch.ops.sparse.cases_sorting import sorting_cases
 from dispatch.ops.sparse.cases_tridiagonal import tridiagonal_cases
 from dispatch.ops.sparse.cases_vectors import VECTORS, vector_cases
 from dispatch.ops.sparse.form import SparseFormat, shape_of
@@ -340,8 +344,16 @@ def bounds(request: Any, expected: Results) -> Results:
 def cases(row: Row) -> list[MadeCase]:
     """Every form of a row's op and dtypes."""
     op, dtype = row.op, row.dtypes[0]
+    if op in PRUNED:
+        return pruning_cases(row)
+    if op == "sparse_sort":
+        return sorting_cases(row)
+    if op in ELL_OPS:
+        return ell_cases(row)
     if op in COMPRESSION:
         return compression_cases(row)
+    if op == "gpsv":
+        return pentadiagonal_cases(row)
     if op == "spsolve":
         return direct_cases(row)
     if op in KRYLOV:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dispatch.core.host_plan import EXACT
-from dispatch.ops.sparse.reference import dense_of_three, evaluate
+from dispatch.ops.sparse.reference import evaluate
 from dispatch.ops.sparse.tridiagonal import GtsvRequest
+from dispatch.ops.sparse.tridiagonal_reference import dense_of_three
 from dispatch.testing.check import ROUNDOFF, Check, GuardedBuffer, MadeCase, place, poison, rounded
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from dispatch.core.request import run
 from dispatch.errors import BadRequest
 from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.direct_doors import SparseLu, factorized, splu, spsolve
+from dispatch.ops.sparse.ell_doors import BlockedEllMatrix, SlicedEllMatrix, toblocked_ell, tosell
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
 from dispatch.ops.sparse.solver_doors import LinAlgError, bicgstab, cg, gmres, minres
 from dispatch.ops.sparse.sources import sparse_tensor, to_scipy, to_torch
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SparseTensor", "bsr", "coo", "csc", "csr", "sparse_tensor", "to_scipy", "to_torch"]
 __all__ += ["sddmm", "spgemm", "spmm", "spmv", "spsm", "spsolve_triangular", "spsv", "tocoo", "tocsc", "tocsr"]
-__all__ += ["fromdense", "todense"]
+__all__ += ["fromdense", "prune", "sort", "todense"]
+__all__ += ["BlockedEllMatrix", "SlicedEllMatrix", "toblocked_ell", "tosell"]
 __all__ += ["SparseLu", "factorized", "splu", "spsolve"]
 __all__ += ["LinAlgError", "bicgstab", "cg", "gmres", "minres"]
 
@@ -179,6 +181,27 @@ def tocoo(a: Any) -> SparseTensor:
     rows = run(ops.Csr2cooRequest(found.rows, nnz=found.nnz, base=found.form.base))
     form = found.form._replace(format=SparseFormat.COO, pattern=None)
     return SparseTensor(found.values, rows, found.columns, form)
+
+
+def prune(
+    a: Any, *, threshold: float | None = None, percentage: float | None = None, nnz: int | None = None
+) -> SparseTensor:
+    """A dense matrix in CSR without its small elements: the request `prune_to_csr`.
+
+    Without `nnz`, how many are left, the request `prune_nnz` counts them before, and is waited for.
+    """
+    if nnz is None:
+        nnz = int(run(ops.PruneNnzRequest(a, threshold=threshold, percentage=percentage)).item())
+    request = ops.PruneToCsrRequest(a, threshold=threshold, percentage=percentage, nnz=nnz)
+    m, n = request.a.shape
+    return csr(*run(request), (m, n))
+
+
+def sort(a: Any) -> SparseTensor:
+    """The matrix with its elements by row and column: the request `sparse_sort`, of COO or CSR."""
+    found = of(a)
+    values, rows, columns = run(ops.SparseSortRequest(*found.parts))
+    return SparseTensor(values, rows, columns, found.form._replace(pattern=None))
 
 
 def _exchanged(a: SparseTensor, wanted: SparseFormat) -> SparseTensor:

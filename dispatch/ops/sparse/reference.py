@@ -12,7 +12,11 @@ import numpy as np
 from dispatch.core.host_plan import NumpyPlan, numpy_call, work_of
 from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.errors import BadRequest, Refused
+from dispatch.ops.sparse.ell_reference import ELL
 from dispatch.ops.sparse.form import SparseFormat
+from dispatch.ops.sparse.pentadiagonal_reference import PENTADIAGONAL
+from dispatch.ops.sparse.pruning_reference import PRUNING
+from dispatch.ops.sparse.tridiagonal_reference import TRIDIAGONAL
 from dispatch.refusal import Kind
 
 if TYPE_CHECKING:
@@ -248,6 +252,19 @@ def exchanged(request: Any, work: np.dtype[Any]) -> Results:
     return {"out_values": numbers(request.values, work)[order], "out_rows": rows, "out_columns": columns}
 
 
+def put_in_order(request: Any, work: np.dtype[Any]) -> Results:
+    """The elements by row and column; equal ones stay in their order."""
+    row, column = coordinates(request.form, request.rows, request.columns)
+    order = np.lexsort((column, row))
+    rows, columns = np.asarray(request.rows), np.asarray(request.columns)
+    sorted_rows = rows[order] if request.form.format == SparseFormat.COO else rows
+    return {
+        "out_values": numbers(request.values, work)[order],
+        "out_rows": sorted_rows,
+        "out_columns": columns[order],
+    }
+
+
 def checked(request: Any, work: np.dtype[Any]) -> Results:
     """What is wrong with the indices."""
     del work
@@ -328,42 +345,6 @@ def added(request: Any, work: np.dtype[Any]) -> Results:
     return {"out": found}
 
 
-def check_ends(low: Array, high: Array) -> None:
-    """BadRequest for elements of the outer diagonals that are none of the matrix."""
-    if low[..., :1].any() or high[..., -1:].any():
-        name = "dl" if low[..., :1].any() else "du"
-        raise BadRequest(name, "an element beside the matrix", "0 there: dl[0] and du[n - 1]")
-
-
-def dense_of_three(request: Any, work: np.dtype[Any]) -> Array:
-    """The matrix, or the matrices, whose three diagonals are given; BadRequest for elements outside."""
-    low, diagonal, high = (numbers(tensor, work) for tensor in (request.dl, request.d, request.du))
-    check_ends(low, high)
-    found = np.zeros((*diagonal.shape, diagonal.shape[-1]), diagonal.dtype)
-    each = np.arange(diagonal.shape[-1])
-    found[..., each, each] = diagonal
-    found[..., each[1:], each[:-1]] = low[..., 1:]
-    found[..., each[:-1], each[1:]] = high[..., :-1]
-    return found
-
-
-def tridiagonal(request: Any, work: np.dtype[Any]) -> Results:
-    """The solutions, by LAPACK's `gtsv`, which lets rows change places; NaN of a singular matrix."""
-    from scipy.linalg import LinAlgError, solve_banded
-
-    low, diagonal, high = (numbers(tensor, work) for tensor in (request.dl, request.d, request.du))
-    check_ends(low, high)
-    right = numbers(request.b, work)
-    found = right.copy()
-    for number in np.ndindex(diagonal.shape[:-1]):
-        bands = np.stack([np.roll(high[number], 1), diagonal[number], np.roll(low[number], -1)])
-        try:
-            found[number] = solve_banded((1, 1), bands, right[number], check_finite=False) if right[number].size else 0
-        except LinAlgError:
-            found[number] = np.nan
-    return {"out": found}
-
-
 OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
     "sparse_mv": product,
     "spmm": product,
@@ -375,7 +356,6 @@ OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
     "sparse_to_dense": unpacked,
     "csr2csc": exchanged,
     "sparse_check": checked,
-    "gtsv": tridiagonal,
     "sparse_gather": gathered,
     "sparse_scatter": scattered,
     "sparse_axpby": added,
@@ -384,6 +364,11 @@ OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
     "dense_to_sparse": compressed,
     "coo2csr": to_offsets,
     "csr2coo": to_rows,
+    "sparse_sort": put_in_order,
+    **ELL,
+    **TRIDIAGONAL,
+    **PENTADIAGONAL,
+    **PRUNING,
 }
 
 numpy_check = numpy_call(checked)

@@ -102,7 +102,7 @@ class CompressedCheck(Check):
 def compression_check(op: str, dtype: Dtype, turn: int, name: str, device: Device, rng: np.random.Generator) -> Check:
     """A request that prunes, checks or compresses; by turns in each order, in batches, in place and for each choice."""
     step = structured_step(dtype)
-    shape: tuple[int, ...] = ((2 * step, step), (step, 3 * step), (3 * step, 2 * step))[turn % 3]
+    shape: tuple[int, ...] = ((step, step), (step, 3 * step), (3 * step, 2 * step))[turn % 3]
     shape = (2 + turn % 2, *shape) if turn % 4 == 3 else shape
     by_rows = dtype.itemsize == 1 or turn % 2 == 0
     algorithm = tuple(PruneAlgorithm)[turn // 2 % 2]
@@ -115,17 +115,19 @@ def compression_check(op: str, dtype: Dtype, turn: int, name: str, device: Devic
             values[..., -1, -group_of(dtype)[0] :] = 1
     memory = lay(device, values, by_rows=by_rows)
     a = memory.view
-    if op == "compress_2_4":  # dense in memory
+    is_open = turn % 5 == 0  # whether the result is allocated, for which the matrix is dense in memory
+    if op == "compress_2_4" or is_open:
         a = device.array(values if by_rows else np.ascontiguousarray(values.swapaxes(-1, -2)))
         a = a if by_rows else a.mT
     fields["a"] = a
     written: tuple[GuardedBuffer, ...] = ()
     if op == "prune_2_4":
         fields["algorithm"] = algorithm
+    if op == "prune_2_4" and not is_open:
         out = memory if turn % 3 == 1 else lay(device, poison(dtype, shape), by_rows=by_rows)
         fields["out"], written = out.view, (out,)
     request = KINDS[op](**fields)
-    if op != "prune_2_4" and turn % 3:
+    if op != "prune_2_4" and turn % 3 and not is_open:
         layout = request.layout_of("out")
         out = place(device, poison(layout.dtype, layout.shape), None, 16, aligned=True)
         request, written = replace(request, out=out.view), (out,)

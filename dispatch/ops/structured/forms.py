@@ -67,7 +67,7 @@ def forms(row: Row) -> list[Form]:
                 vectors=(number + number // 4) % 3,
                 activation=activation,
                 more=more,
-                given=number % 4 != 3,
+                given=number % 4 != 0,
             )
         )
     return found

@@ -1,0 +1,88 @@
+"""Elements of a sparse matrix in order: the library sorts indices and tells the permutation, by which values follow.
+
+Follows https://docs.nvidia.com/cuda/cusparse/#cusparsexcoosort and #cusparsexcsrsort. The permutation stands at the
+beginning of the workspace, and what the library sorts in behind it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from cudabind.sys import cusparse
+from dispatch.libraries.cusolver.matrix import Place
+from dispatch.libraries.cusparse.calls import Call, Steps
+from dispatch.libraries.cusparse.descriptors import DenseVector, SparseVector
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.core.request import Argument
+
+__all__ = ["LegacyDescriptor", "SortSteps"]
+
+ROUND = 256  # bytes
+INDEX_BYTES = 4
+
+
+class LegacyDescriptor:
+    """A `cusparseMatDescr_t` of a general matrix."""
+
+    __slots__ = ("c",)
+
+    def __init__(self, base: int) -> None:
+        self.c: Any = cusparse.cusparseMatDescr_t()
+        cusparse.cusparseCreateMatDescr(self.c)
+        cusparse.cusparseSetMatIndexBase(self.c, cusparse.cusparseIndexBase_t(base))
+
+    def __del__(self) -> None:
+        if getattr(self, "c", None) and not sys.is_finalizing():
+            cusparse.cusparseDestroyMatDescr.unchecked(self.c)
+            self.c = None
+
+
+class Kept:
+    """A step that does nothing but keep something alive for those behind it."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, thing: object) -> None:
+        self.thing = thing
+
+    def enqueue(self, addresses: Sequence[Argument]) -> None:
+        """Nothing is to be done."""
+
+
+class SortSteps(Steps):
+    """The steps of a sort, whose indices stand where the result is to be."""
+
+    def sort(self, sizes: tuple[int, int, int], rows: int, columns: int, base: int | None) -> None:
+        """Sort indices at these places: with a `base` those of CSR, row by row, else of COO by row and column."""
+        count = sizes[2]
+        behind = -(-count * INDEX_BYTES // ROUND) * ROUND
+        work = self._work_place
+        asked = (*sizes, Place(rows), Place(columns))
+        name = "cusparseXcoosort" if base is None else "cusparseXcsrsort"
+        buffer = Call(self.executor, name, asked).buffer_size("_bufferSizeExt")
+        self._work_bytes = max(self._work_bytes, behind + buffer)
+        self.append(Call(self.executor, "cusparseCreateIdentityPermutation", (count, Place(work))))
+        memory = (Place(work), Place(work, behind))
+        if base is None:
+            self.append(Call(self.executor, "cusparseXcoosortByRow", (*asked, *memory)))
+            return
+        descriptor = LegacyDescriptor(base)
+        self.append(Kept(descriptor))
+        given: tuple[Any, ...] = (*sizes, descriptor.c, Place(rows), Place(columns), *memory)
+        self.append(Call(self.executor, name, given))
+
+    def scratch(self, nbytes: int) -> int:
+        """The place of so many bytes of the workspace, which steps share that run one after the other."""
+        self._work_bytes = max(self._work_bytes, nbytes)
+        return self._work_place
+
+    def follow(self, count: int, value_type: int, values: int, out: int) -> None:
+        """Put the elements at a place to another in the order that was found."""
+        places = (self._work_place, out)
+        sorted_ = SparseVector((count, count), INDEX_BYTES, 0, value_type, places, self.placeholder)
+        dense = DenseVector(count, value_type, values, self.placeholder)
+        self.append(Call(self.executor, "cusparseGather", (dense, sorted_)))

@@ -1,0 +1,41 @@
+"""Matrices sorted by cuSPARSE: copies of the indices are sorted where they are to be, and values follow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusparse.sorting import SortSteps
+from dispatch.ops.sparse.form import SparseFormat
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["plan"]
+
+
+def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
+    """The plan of a request; of a matrix without elements its rows are copied."""
+    steps = SortSteps(executor, row, len(request.reads) + len(request.writes))
+    count, place = request.values.shape[0], request.place_of
+    # The library reads 16 bytes at once: what begins elsewhere is sorted beside it, and copied.
+    parts = {name: steps.aligned(request.layout_of(name), place(name)) for name in request.writes}
+    for name in ("rows", "columns"):
+        steps.copy(_column(request, name), parts[f"out_{name}"])
+    if count:
+        base = request.form.base if request.form.format == SparseFormat.CSR else None
+        m, n = request.form.shape
+        values, rows, columns = (parts[name].place.operand for name in request.writes)
+        steps.sort((m, n, count), rows, columns, base)
+        steps.follow(count, request.values.dtype.cuda, place("values"), values)
+    for name, part in parts.items():
+        steps.copy(part, _column(request, name))
+    return steps.plan(capture_safe=True)
+
+
+def _column(request: Any, name: str) -> Matrix:
+    layout = request.layout_of(name)
+    size = layout.size
+    return Matrix(Place(request.place_of(name)), layout.dtype, size, 1, 1, max(1, size))

@@ -1,0 +1,169 @@
+"""Requests over matrices in sliced and in blocked ELL: rows of one length, padded, in slices or in blocks.
+
+Follow https://docs.nvidia.com/cuda/cusparse/storage-formats.html. Their tensors are others than those of a SparseForm,
+so that they have requests of their own; ell_doors.py makes them of other formats. This file calls nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from dispatch.checks import check_int
+from dispatch.core.operands import Output, by_columns, dense
+from dispatch.core.request import Unpacked
+from dispatch.errors import BadRequest
+from dispatch.keys import F32, HALF, I32, I64
+from dispatch.ops.sparse.base import FactorRequest, Number, check_matrix, check_vector
+from dispatch.ops.sparse.rules import leading
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
+    from dispatch.keys import Dtype
+
+__all__ = ["BlockedEllMmRequest", "SellMvRequest"]
+
+MAX_EXTENT = 2**62
+
+
+@dataclass(frozen=True, eq=False)
+class EllRequest(FactorRequest):
+    """A matrix A in a format of padded rows, and factors.
+
+    Attributes:
+        values: the elements of A, zeros where rows are padded.
+        columns: i32 or i64, where they stand, from 0 on; -1 where rows are padded. One beyond the matrix is read beyond
+            other operands on a GPU; the host looks.
+        beta: a number; None for 1 where something is added.
+        library: the one whose rows alone are asked, "cusparse"; None asks all in the table's order.
+
+    Of f16 and bf16 the result is what `out` is, else what is added, else what A is; it may be f32. All is computed in
+    f32.
+    """
+
+    numbers: ClassVar[tuple[str, ...]] = ("alpha", "beta")
+    unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("alpha", "beta"))
+    values: Tensor
+    _: KW_ONLY
+    beta: Number | None = None
+    library: str | None = None
+    out: Tensor | None = None
+
+    @property
+    def out_dtype(self) -> Dtype:
+        """The dtype of the result, and of what is added."""
+        given: Tensor | None = self.out if self.out is not None else getattr(self, self.added)
+        wide = given is not None and given.dtype is F32 and self.values.dtype in HALF
+        return F32 if wide else self.values.dtype
+
+    def check_fields(self) -> None:
+        self.check_parts()
+        added: Tensor | None = getattr(self, self.added)
+        if added is not None and added.dtype is not self.out_dtype:
+            hint = f'x.astype("{self.out_dtype}")'
+            raise BadRequest(self.added, str(added.layout), f"{self.out_dtype}, the dtype of the result", hint)
+        self.check_factors()
+
+    def check_parts(self) -> None:
+        """Raise BadRequest for tensors that are no matrix of the format, or do not fit it."""
+
+    def check_part(self, name: str, shape: tuple[int | None, ...], *, is_index: bool = True) -> None:
+        """BadRequest unless a tensor of the matrix has these extents, of which None is any, and is dense."""
+        tensor: Tensor = getattr(self, name)
+        fits = tensor.ndim == len(shape) and all(w in (None, e) for w, e in zip(shape, tensor.shape, strict=True))
+        if not fits or (is_index and tensor.dtype not in (I32, I64)):
+            wanted = ", ".join("…" if extent is None else str(extent) for extent in shape)
+            raise BadRequest(name, str(tensor.layout), f"{'i32 or i64' if is_index else 'elements'} [{wanted}]")
+        if tensor.layout.size > 1 and not tensor.layout.is_contiguous:
+            raise BadRequest(name, str(tensor.layout), "dense memory", "x.copy() makes it dense")
+
+
+@dataclass(frozen=True, eq=False)
+class SellMvRequest(EllRequest):
+    """y = alpha · A · x + beta · y of a matrix in sliced ELL: cuSPARSE's SpMV.
+
+    Attributes:
+        values, columns: (size,): slice by slice, and within one the first element of each of its rows, then the second
+            ones, as many as its longest row has.
+        offsets: i32 or i64, where each slice begins in `values`, and where the last one ends: as many as slices, and
+            one.
+        x: (n,).
+        m: the rows of A.
+        slice_size: the rows of a slice; the last one may have fewer, and is padded.
+        nnz: how many elements there are without padding, which the library is told.
+        y: added as beta · y, of out's shape; it may be `out` itself, and is not read where beta is 0.
+        out: (m,).
+    """
+
+    op: ClassVar[str] = "sell_mv"
+    reads: ClassVar[tuple[str, ...]] = ("values", "offsets", "columns", "x", "y")
+    mixed: ClassVar[tuple[str, ...]] = ("offsets", "columns", "y")
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "y")})
+    added: ClassVar[str] = "y"
+    offsets: Tensor
+    columns: Tensor
+    x: Tensor
+    _: KW_ONLY
+    m: int
+    slice_size: int
+    nnz: int
+    y: Tensor | None = None
+
+    def check_parts(self) -> None:
+        check_int("m", self.m, 0, MAX_EXTENT)
+        check_int("slice_size", self.slice_size, 1, MAX_EXTENT)
+        self.check_part("values", (None,), is_index=False)
+        size = self.values.shape[0]
+        check_int("nnz", self.nnz, 0, size)
+        self.check_part("columns", (size,))
+        self.check_part("offsets", (-(-self.m // self.slice_size) + 1,))
+        if self.x.ndim != 1:
+            raise BadRequest("x", str(self.x.layout), f"a vector of {self.values.dtype}", "x[:, 0] is a column")
+        check_vector("y", self.y, self.m, f"as A has {self.m} rows")
+
+    def outputs(self) -> dict[str, Output]:
+        return {"out": dense((self.m,), self.out_dtype)}
+
+
+@dataclass(frozen=True, eq=False)
+class BlockedEllMmRequest(EllRequest):
+    """C = alpha · A · B + beta · C of a matrix in blocked ELL: cuSPARSE's SpMM on tensor cores.
+
+    Attributes:
+        values: (m, width): the blocks of each row of blocks side by side, padded to one width.
+        columns: (m / block, width / block): the column of blocks that each of them stands in, or -1.
+        b: (n, k); row-major or column-major. n is a multiple of the size of a block.
+        c: added as beta · c, of out's shape; it may be `out` itself, and is not read where beta is 0.
+        out: (m, k).
+    """
+
+    op: ClassVar[str] = "blocked_ell_mm"
+    reads: ClassVar[tuple[str, ...]] = ("values", "columns", "b", "c")
+    mixed: ClassVar[tuple[str, ...]] = ("columns", "c")
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "c")})
+    added: ClassVar[str] = "c"
+    columns: Tensor
+    b: Tensor
+    _: KW_ONLY
+    c: Tensor | None = None
+
+    @property
+    def block(self) -> int:
+        """The rows and columns of a block."""
+        return self.values.shape[0] // max(1, self.columns.shape[0])
+
+    def check_parts(self) -> None:
+        self.check_part("values", (None, None), is_index=False)
+        self.check_part("columns", (None, None))
+        (m, width), (high, wide) = self.values.shape, self.columns.shape
+        if not high or not wide or m % high or width % wide or m // high != width // wide or not m or not width:
+            said = f"{list(self.columns.shape)} blocks in {list(self.values.shape)} values"
+            raise BadRequest("columns", said, "square blocks, as many as values has")
+        check_matrix("b", self.b, (None, None), "the rows of which are A's columns")
+        if self.b.shape[0] % self.block:
+            raise BadRequest("b", str(self.b.layout), f"whole blocks of {self.block} rows", "fill it up with zeros")
+        check_matrix("c", self.c, (m, self.b.shape[1]), "the shape of the result")
+
+    def outputs(self) -> dict[str, Output]:
+        make = dense if leading(self.b.layout, by_rows=True) is not None else by_columns
+        return {"out": make((self.values.shape[0], self.b.shape[1]), self.out_dtype)}

@@ -1,0 +1,80 @@
+"""Products of matrices in sliced and in blocked ELL by NumPy: what the host computes, and in float64 what is right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.core.host_plan import numpy_call
+from dispatch.errors import BadRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.core.host_plan import Results
+    from dispatch.device.layout import Array
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["ELL", "dense_of", "numbers", "numpy_ell"]
+
+
+def numbers(tensor: Tensor, work: np.dtype[Any]) -> Array:
+    """Elements in a working dtype, complex ones in the complex one."""
+    given = np.asarray(tensor)
+    return given.astype(np.result_type(work, np.complex64) if given.dtype.kind == "c" else work, copy=False)
+
+
+def check_columns(columns: Array, extent: int) -> Array:
+    """Where elements are, and not padding; BadRequest for columns beyond the matrix."""
+    if (wrong := int(((columns < -1) | (columns >= extent)).sum())) > 0:
+        raise BadRequest("columns", f"{wrong} beyond the matrix", f"from 0 to {extent - 1}, or -1")
+    return columns >= 0
+
+
+def of_slices(request: Any, work: np.dtype[Any]) -> Array:
+    """The dense matrix of sliced ELL; BadRequest for offsets that fall, or lead elsewhere."""
+    values, columns = numbers(request.values, work), np.asarray(request.columns).astype(np.int64)
+    ends, s = np.asarray(request.offsets).astype(np.int64), request.slice_size
+    if ends[0] or ends[-1] != len(values) or (np.diff(ends) < 0).any() or (np.diff(ends) % s).any():
+        raise BadRequest("offsets", "ends that fall, or are none of whole slices", f"those of {len(values)} elements")
+    place = np.arange(len(values)) - np.repeat(ends[:-1], np.diff(ends))
+    row = np.repeat(np.arange(len(ends) - 1), np.diff(ends)) * s + place % s
+    there = check_columns(columns, request.x.shape[0])
+    if (row[there] >= request.m).any():
+        raise BadRequest("columns", "elements behind the last row", "-1 there")
+    found = np.zeros((request.m, request.x.shape[0]), values.dtype)
+    np.add.at(found, (row[there], columns[there]), values[there])
+    return found
+
+
+def of_blocks(request: Any, work: np.dtype[Any]) -> Array:
+    """The dense matrix of blocked ELL."""
+    values, columns, size = numbers(request.values, work), np.asarray(request.columns).astype(np.int64), request.block
+    (m, width), n = values.shape, request.b.shape[0]
+    there = check_columns(columns, n // size)
+    blocks = values.reshape(m // size, size, width // size, size).transpose(0, 2, 1, 3)
+    found = np.zeros((m // size, n // size, size, size), values.dtype)
+    high, wide = np.nonzero(there)
+    np.add.at(found, (high, columns[high, wide]), blocks[high, wide])
+    return np.asarray(found.transpose(0, 2, 1, 3).reshape(m, n))
+
+
+def dense_of(request: Any, work: np.dtype[Any]) -> Array:
+    """A as a dense matrix."""
+    return (of_slices if request.op == "sell_mv" else of_blocks)(request, work)
+
+
+def multiplied(request: Any, work: np.dtype[Any]) -> Results:
+    """alpha · A · x + beta · y, or of matrices."""
+    right = numbers(request.x if request.op == "sell_mv" else request.b, work)
+    found = dense_of(request, work) @ right
+    found = found * found.dtype.type(request.factor("alpha"))
+    if request.reads_added:
+        added = numbers(getattr(request, request.added), work)
+        found = found + added * added.dtype.type(request.factor("beta"))
+    return {"out": np.asarray(found)}
+
+
+ELL: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {"sell_mv": multiplied, "blocked_ell_mm": multiplied}
+numpy_ell = numpy_call(multiplied)

@@ -1,0 +1,30 @@
+"""What cuSPARSE takes of matrices in sliced and in blocked ELL: each rule gives "needs …, has …", or ""."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["powers", "some", "vector_blocks"]
+
+ALIGNMENT = 16  # bytes, in which tensor cores are fed
+
+
+def some(request: Any) -> str:
+    """A matrix with elements where something is added; without any the result is zeros."""
+    empty = not request.values.size or not (request.x if request.op == "sell_mv" else request.b).size
+    return "needs a matrix with elements where something is added, has none" if empty and request.reads_added else ""
+
+
+def powers(request: Any) -> str:
+    """Blocks of a power of 2, and more than one element."""
+    block = request.block
+    return "" if block > 1 and block & (block - 1) == 0 else f"needs blocks of a power of 2, has {block}"
+
+
+def vector_blocks(request: Any) -> str:
+    """Values, B and C at multiples of 16 bytes."""
+    for name in ("values", "b", "out"):
+        layout = request.layout_of(name)
+        if layout.size and layout.alignment < ALIGNMENT:
+            return f"needs {name} at a multiple of {ALIGNMENT} bytes, has {layout.alignment}: copy it"
+    return ""

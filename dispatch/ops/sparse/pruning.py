@@ -1,0 +1,96 @@
+"""Requests that make a dense matrix sparse by leaving out its small elements: those up to a threshold, or a share.
+
+As with other conversions the device alone knows how many elements are left: one request counts them, one is told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from dispatch.checks import MAX_FLOAT, check_int, check_number, shown
+from dispatch.core.operands import Output, dense
+from dispatch.core.request import R_co
+from dispatch.errors import BadRequest
+from dispatch.keys import I32, I64
+from dispatch.ops.sparse.compression import DenseRequest
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["PruneNnzRequest", "PruneToCsrRequest"]
+
+MAX_NNZ = 2**31 - 1
+ALL = 100.0  # per cent
+
+
+@dataclass(frozen=True, eq=False)
+class PruneRequest(DenseRequest[R_co]):
+    """A dense matrix, and which of its elements are left out.
+
+    Attributes:
+        a: (m, n), row-major or column-major.
+        threshold: elements stay whose magnitudes are above it; NaN does not.
+        percentage: in place of a threshold, how many elements are left out, in per cent: of the magnitudes in their
+            order that at ⌈m · n · percentage / 100⌉, from 1 on, is the threshold.
+        library: the one whose rows alone are asked, "cusparse"; None asks all in the table's order.
+    """
+
+    _: KW_ONLY
+    threshold: float | None = None
+    percentage: float | None = None
+
+    def check_fields(self) -> None:
+        super().check_fields()
+        given = [name for name in ("threshold", "percentage") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise BadRequest("threshold", shown(self.threshold), "either it or a percentage", "threshold=0.01")
+        check_number(given[0], getattr(self, given[0]), low=0.0, high=ALL if given == ["percentage"] else MAX_FLOAT)
+
+
+@dataclass(frozen=True, eq=False)
+class PruneNnzRequest(PruneRequest["Tensor"]):
+    """How many elements of a dense matrix are left: one i64 on the device.
+
+    The library tells the host while it is enqueued, and so waits for what stands before it on its stream.
+
+    Attributes:
+        out: i64 (1,).
+    """
+
+    op: ClassVar[str] = "prune_nnz"
+    _: KW_ONLY
+    out: Tensor | None = None
+
+    def outputs(self) -> dict[str, Output]:
+        return {"out": dense((1,), I64)}
+
+
+@dataclass(frozen=True, eq=False)
+class PruneToCsrRequest(PruneRequest["tuple[Tensor, Tensor, Tensor]"]):
+    """What is left of a dense matrix, in CSR: (values, rows, columns).
+
+    Attributes:
+        nnz: how many elements are left, as `prune_nnz` counts them; another number raises BadRequest in the call, and
+            then nothing but offsets is written.
+        out_values, out_rows, out_columns: the result, with indices of i32 from 0 on.
+    """
+
+    op: ClassVar[str] = "prune_to_csr"
+    writes: ClassVar[tuple[str, ...]] = ("out_values", "out_rows", "out_columns")
+    _: KW_ONLY
+    nnz: int
+    out_values: Tensor | None = None
+    out_rows: Tensor | None = None
+    out_columns: Tensor | None = None
+
+    def check_fields(self) -> None:
+        super().check_fields()
+        check_int("nnz", self.nnz, 0, MAX_NNZ)
+
+    def outputs(self) -> dict[str, Output]:
+        return {
+            "out_values": dense((self.nnz,), self.a.dtype),
+            "out_rows": dense((self.a.shape[0] + 1,), I32),
+            "out_columns": dense((self.nnz,), I32),
+        }

@@ -1,0 +1,212 @@
+"""Further functions of cuSPARSE over memory of the host, beside its stand-in: ELL, sorts, pruning, five diagonals."""
+
+import ctypes
+import importlib.util
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from cudabind.sys import cusparse
+from dispatch.libraries.cusparse import ell, pruning, sorting
+
+spec = importlib.util.spec_from_file_location("cusparse_stand_in", Path(__file__).with_name("cusparse_stand_in.py"))
+stand_in = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(stand_in)
+array_at, address_of = stand_in.array_at, stand_in.address_of
+DTYPES, INDICES = stand_in.DTYPES, stand_in.INDICES
+ALIGNMENT = 16
+
+
+class Sliced(SimpleNamespace):
+    """A matrix in sliced ELL."""
+
+    def dense(self):
+        offset, index = (INDICES[kind] for kind in self.kinds)
+        slices = -(-self.m // self.slice_size)
+        ends = array_at(self.offsets, offset, slices + 1)
+        assert (ends[0], ends[-1]) == (0, self.size)
+        columns, values = array_at(self.columns, index, self.size), array_at(self.values, self.dtype, self.size)
+        assert (columns >= 0).sum() == self.nnz
+        found = np.zeros((self.m, self.n), np.complex128 if self.dtype.kind == "c" else np.float64)
+        for each in range(slices):
+            part = slice(ends[each], ends[each + 1])
+            for place, (column, value) in enumerate(zip(columns[part], values[part], strict=True)):
+                if column >= 0:
+                    found[each * self.slice_size + place % self.slice_size, column] += value
+        return found
+
+
+class Blocked(SimpleNamespace):
+    """A matrix in blocked ELL."""
+
+    def dense(self):
+        size = self.block
+        assert self.values % ALIGNMENT == 0
+        columns = array_at(self.columns, INDICES[self.kind], self.m // size, self.width // size)
+        values = array_at(self.values, self.dtype, self.m, self.width)
+        found = np.zeros((self.m, self.n), np.float64)
+        for (high, wide), column in np.ndenumerate(columns):
+            if column >= 0:
+                rows, to = slice(high * size, (high + 1) * size), slice(column * size, (column + 1) * size)
+                found[rows, to] += values[rows, wide * size : (wide + 1) * size].astype(np.float64)
+        return found
+
+
+class Library(stand_in.Library):
+    """The stand-in with two more formats."""
+
+    def _CreateSlicedEll(self, handle, m, n, nnz, size, slice_size, offsets, columns, values, *rest):
+        *kinds, base, value_type = rest
+        assert base == cusparse.cusparseIndexBase_t.CUSPARSE_INDEX_BASE_ZERO
+        assert 0 <= nnz <= size
+        said = {"m": m, "n": n, "nnz": nnz, "size": size, "slice_size": slice_size, "kinds": tuple(map(int, kinds))}
+        places = {"offsets": address_of(offsets), "columns": address_of(columns), "values": address_of(values)}
+        dtype = DTYPES[int(value_type)]
+        self.put(handle, Sliced(format=7, value_type=int(value_type), dtype=dtype, **said, **places))
+
+    def _CreateBlockedEll(self, handle, m, n, block, width, columns, values, kind, base, value_type):
+        assert base == cusparse.cusparseIndexBase_t.CUSPARSE_INDEX_BASE_ZERO
+        assert not any(extent % block for extent in (m, n, width))
+        assert block & (block - 1) == 0
+        said = {"m": m, "n": n, "block": block, "width": width, "kind": int(kind)}
+        places = {"columns": address_of(columns), "values": address_of(values)}
+        dtype = DTYPES[int(value_type)]
+        self.put(handle, Blocked(format=5, value_type=int(value_type), dtype=dtype, **said, **places))
+
+    # -- sorts --------------------------------------------------------------------------------------------------------
+    def _CreateMatDescr(self, handle):
+        self.put(handle, SimpleNamespace(base=0))
+
+    def _SetMatIndexBase(self, handle, base):
+        self.of(handle).base = int(base)
+
+    def _DestroyMatDescr(self, handle):
+        del self.alive[handle.value]
+
+    def _CreateIdentityPermutation(self, handle, count, permutation):
+        array_at(address_of(permutation), np.int32, count)[...] = np.arange(count)
+
+    def _Xcoosort_bufferSizeExt(self, *given):
+        given[-1]._obj.value = stand_in.WORK
+
+    _Xcsrsort_bufferSizeExt = _Xcoosort_bufferSizeExt
+
+    def in_order(self, count, rows, columns, lines, permutation, buffer):
+        self.work_in(buffer)
+        permutation = array_at(address_of(permutation), np.int32, count)
+        assert (permutation == np.arange(count)).all(), "the permutation is the identity at first"
+        permutation[...] = np.lexsort((columns, lines))
+        columns[...] = columns[permutation]
+        if rows is not None:
+            rows[...] = rows[permutation]
+
+    def _XcoosortByRow(self, handle, m, n, count, rows, columns, permutation, buffer):
+        rows, columns = (array_at(address_of(part), np.int32, count) for part in (rows, columns))
+        self.in_order(count, rows, columns, rows.copy(), permutation, buffer)
+
+    def _Xcsrsort(self, handle, m, n, count, descriptor, ends, columns, permutation, buffer):
+        ends, columns = array_at(address_of(ends), np.int32, m + 1), array_at(address_of(columns), np.int32, count)
+        assert self.of(descriptor).base == ends[0]
+        lines = np.repeat(np.arange(m), np.diff(ends))
+        self.in_order(count, None, columns, lines, permutation, buffer)
+
+    # -- pruning ------------------------------------------------------------------------------------------------------
+    def __getattr__(self, name):
+        solver = re.fullmatch(r"_([SDCZ])gpsvInterleavedBatch(_bufferSizeExt|)", name)
+        if solver is not None:
+            asks = lambda *given: setattr(given[-1]._obj, "value", stand_in.WORK)  # noqa: E731
+            return asks if solver[2] else lambda *given: self.five(solver[1], *given)
+        found = re.fullmatch(r"_([SD])pruneDense2csr(Nnz|)(ByPercentage|)(_bufferSizeExt|)", name)
+        if found is None:
+            return super().__getattr__(name)
+        letter, counts, share, asks = found.groups()
+        if asks:
+            return lambda *given: setattr(given[-1]._obj, "value", stand_in.WORK)
+        return lambda *given: (self.count if counts else self.write)(letter, share, *given)
+
+    def five(self, letter, handle, algorithm, n, *rest):
+        """It overwrites the diagonals."""
+        *parts, batch, buffer = rest
+        assert algorithm == 0
+        self.work_in(buffer)
+        dtype = {"S": np.float32, "D": np.float64, "C": np.complex64, "Z": np.complex128}[letter]
+        *lines, x = (array_at(address_of(part), np.dtype(dtype), n, batch) for part in parts)
+        dense = np.zeros((batch, n, n), np.complex128 if letter in "CZ" else np.float64)
+        for off, line in zip(range(-2, 3), lines, strict=True):
+            inside = np.arange(max(0, -off), n - max(0, off))
+            assert not np.delete(line, inside, axis=0).any()
+            dense[:, inside, inside + off] = line[inside].T
+            line[...] = np.nan
+        x[...] = np.linalg.solve(dense, x.T[..., None])[..., 0].T
+
+    def _CreatePruneInfo(self, handle):
+        self.put(handle, SimpleNamespace())
+
+    _DestroyPruneInfo = _DestroyMatDescr
+
+    def left(self, letter, share, m, n, a, ld, amount):
+        dtype = np.dtype(np.float32 if letter == "S" else np.float64)
+        assert ld >= m
+        lines = array_at(address_of(a), dtype, (n - 1) * ld + m)
+        dense = np.lib.stride_tricks.as_strided(lines, (m, n), (dtype.itemsize, ld * dtype.itemsize))
+        if not share:
+            assert type(amount._obj) is (ctypes.c_float if letter == "S" else ctypes.c_double)
+            return dense, np.abs(dense) > amount._obj.value
+        place = int(np.ceil(m * n * (amount / 100))) - 1
+        return dense, np.abs(dense) > np.sort(np.abs(dense), axis=None)[max(0, min(place, m * n - 1))]
+
+    def count(self, letter, share, handle, m, n, a, ld, amount, descriptor, rows, total, *rest):
+        assert self.of(descriptor).base == 0
+        _, there = self.left(letter, share, m, n, a, ld, amount)
+        self.work_in(rest[-1])
+        array_at(address_of(rows), np.int32, m + 1)[...] = np.concatenate([[0], np.cumsum(there.sum(1))])
+        total._obj.value = int(there.sum())
+
+    def write(self, letter, share, handle, m, n, a, ld, amount, descriptor, values, rows, columns, *rest):
+        dense, there = self.left(letter, share, m, n, a, ld, amount)
+        row, column = np.nonzero(there)
+        assert array_at(address_of(rows), np.int32, m + 1)[-1] == len(row), "offsets are there"
+        self.work_in(rest[-1])
+        array_at(address_of(values), dense.dtype, len(row))[...] = dense[row, column]
+        array_at(address_of(columns), np.int32, len(row))[...] = column
+
+    # -- products -----------------------------------------------------------------------------------------------------
+    def _SpMV(self, handle, op, alpha, a, x, beta, y, kind, algorithm, buffer):
+        if self.of(a).format != 7:
+            super()._SpMV(handle, op, alpha, a, x, beta, y, kind, algorithm, buffer)
+            return
+        assert (int(op), int(algorithm)) == (0, 5)
+        a, x, y = map(self.of, (a, x, y))
+        self.kinds_fit(a, x, y, kind)
+        self.work_in(buffer)
+        right = x.array()
+        work = np.complex128 if right.dtype.kind == "c" else np.float64
+        self.added(op, alpha, beta, kind, a.dense() @ right.astype(work), y.array())
+
+    def _SpMM(self, handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer):
+        if self.of(a).format != 5:
+            super()._SpMM(handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer)
+            return
+        assert (int(op_a), int(algorithm)) == (0, 13)
+        a, b, c = map(self.of, (a, b, c))
+        assert b.by_rows == c.by_rows, "B and C are of one order"
+        assert not any(one.values % ALIGNMENT for one in (b, c))
+        self.kinds_fit(a, b, c, kind)
+        self.work_in(buffer)
+        right = stand_in.turned(b.array(), op_b)
+        self.added(op_a, alpha, beta, kind, a.dense() @ right.astype(np.float64), c.array())
+
+
+stand_in.Library = Library
+
+
+def executor_of(monkeypatch):
+    """As the stand-in's, for plans of these formats, too."""
+    executor = stand_in.executor_of(monkeypatch)
+    for module in (ell, pruning, sorting):
+        monkeypatch.setattr(module, "cusparse", executor.library)
+    monkeypatch.setattr(pruning, "handle_of", stand_in.calls.handle_of)
+    monkeypatch.setattr(pruning, "driver", stand_in.dense.driver)
+    return executor
