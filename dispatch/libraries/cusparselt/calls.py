@@ -27,7 +27,7 @@ IS_A = 1  # whether the structured matrix is a product's A: it always is
 
 def compressed_bytes(executor: CudaExecutor, said: Matrix) -> tuple[int, int]:
     """The bytes of a matrix once it is compressed, and those that its compression works in."""
-    handle = handle_of(executor).follow()
+    handle = handle_of(executor).c  # nothing is enqueued: the executor may be one that only copies
     size, work = ctypes.c_size_t(), ctypes.c_size_t()
     matrix = MatrixDescriptor(handle, said)
     lt.cusparseLtSpMMACompressedSize2(handle, matrix.c, ctypes.byref(size), ctypes.byref(work))
