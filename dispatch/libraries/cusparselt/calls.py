@@ -47,7 +47,7 @@ def compressed_bytes(executor: CudaExecutor, said: Matrix) -> tuple[int, int]:
 class Steps(NamedTuple):
     """How many calls a batch takes, and the bytes from one to the next of each operand; 0 where it is one for all."""
 
-    count: int = 1
+    calls: int = 1
     a: int = 0
     b: int = 0
     c: int = 0
@@ -134,7 +134,7 @@ class MatrixPlan(SharingPlan):
         call = (self._matrix.c, IS_A, self._operation, *self._given, *self._behind, self._handle.c_stream)
         one, other = self._given
         addresses: Any = arguments
-        for number in range(self._steps.count):
+        for number in range(self._steps.calls):
             one.value = addresses[0] + number * self._steps.a
             other.value = addresses[1] + number * self._steps.d
             self.ended(self._function, self._function.unchecked(handle, *call))
@@ -203,7 +203,7 @@ class ProductPlan(SharingPlan):
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         handle = self.ready()
-        for number in range(self._steps.count):
+        for number in range(self._steps.calls):
             call = self._ready_for(arguments, number)
             self.ended(lt.cusparseLtMatmul, lt.cusparseLtMatmul.unchecked(handle, *call))
 

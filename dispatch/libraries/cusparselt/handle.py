@@ -29,7 +29,8 @@ class Handle:
 
     def __init__(self, executor: CudaExecutor, c_handle: Any) -> None:
         self._memory: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
-        self._target, self.c = getattr(executor, "target", None), c_handle
+        target: Any = getattr(executor, "target", None)
+        self._target, self.c = target, c_handle
         self.c_stream: Any = lt.cudaStream_t()
 
     def follow(self) -> Any:
