@@ -23,7 +23,7 @@ SUM16, SUM32, TF32, WHOLE = (
     Compute.COMPUTE_16F, Compute.COMPUTE_32F, Compute.COMPUTE_32F_FAST_TF32, Compute.COMPUTE_32I
 )
 PRUNED     = (rules.aligned, rules.lines, rules.same_lines)
-CHECKED    = (rules.aligned, rules.lines)
+CHECKED    = (rules.aligned, rules.lines, rules.stacked)
 COMPRESSED = (rules.aligned, rules.lines, rules.packed_lines)
 MULTIPLIED = (rules.aligned, rules.operands, rules.as_given, rules.vectors, rules.factors, rules.gelus)
 

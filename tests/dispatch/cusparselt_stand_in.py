@@ -93,12 +93,13 @@ class Matrix(SimpleNamespace):
         m, k = (self.rows, self.cols) if operation == 0 else (self.cols, self.rows)
         form = StructuredForm((batch, m, k), self.dtype.name)
         assert self.ld == (self.cols if self.order == ROW else self.rows), "compressed matrices were dense"
-        assert self.stride in (0, m * k)
+        assert batch == 1, "how the library lays out a batch is not known"
         data = memory_at(address, host_bytes(form.shape, self.dtype))
         return np.broadcast_to(unpacked(data, form), (self.batch, m, k))
 
     def bytes(self):
-        return host_bytes((self.batch if self.stride else 1, self.rows, self.cols), self.dtype)
+        """Of one matrix, however many there are."""
+        return host_bytes((1, self.rows, self.cols), self.dtype)
 
 
 def turned(array, operation):
@@ -185,8 +186,10 @@ class Library:
         assert alignment == 16
         least = step // dtype.itemsize
         assert ld >= (cols if order == ROW else rows)
-        if rows % least or cols % least or ld * dtype.itemsize % 16 or not rows or not cols:
+        if not rows or not cols:
             return INVALID_VALUE
+        if rows % least or cols % least or ld % least:  # a structured matrix's lines have 32 bytes, too
+            return NOT_SUPPORTED
         said = {"rows": rows, "cols": cols, "ld": ld, "dtype": dtype, "order": order, "structured": step == 32}
         self.put(struct, Matrix(batch=1, stride=0, **said))
         return 0
@@ -229,6 +232,8 @@ class Library:
 
     def _SpMMAPruneCheck2(self, handle, struct, is_a, op, source, valid, stream):
         matrix = self.structured(handle, struct, is_a)
+        if matrix.batch > 1:
+            return  # and the answer is left as it was
         found = is_structured(np.ascontiguousarray(turned(matrix.at(address_of(source)), op)), *group_of(matrix.dtype))
         memory_at(address_of(valid), 4).view(np.int32)[0] = not found
 
@@ -239,6 +244,7 @@ class Library:
     def _SpMMACompress2(self, handle, struct, is_a, op, source, target, work, stream):
         matrix = self.structured(handle, struct, is_a)
         memory_at(address_of(work), WORK)[...] = 0xFF
+        assert matrix.batch == 1, "beyond the bytes that it asked for"
         dense = np.ascontiguousarray(turned(matrix.at(address_of(source)), op))
         memory_at(address_of(target), matrix.bytes())[...] = packed(dense)
 
@@ -341,6 +347,8 @@ class Library:
             for one, vector in ((alpha, product.alpha), (beta, product.beta))
         )
         found = factor * sums
+        if product.alpha and not product.beta:
+            rest = 0.0  # a number does not count beside a vector
         if np.any(rest):
             found = found + rest * third.at(address_of(c)).astype(np.float64)
         found = self.activated(product, self.with_bias(plan, first, third, found))
@@ -387,7 +395,7 @@ class Handle:
     """What plans ask for handle, stream and memory."""
 
     def __init__(self, library):
-        self.c_stream, self._library = lt.cudaStream_t(5), library
+        self.c_stream, self._library, self.c = lt.cudaStream_t(5), library, library.c_handle
 
     def follow(self):
         return self._library.c_handle

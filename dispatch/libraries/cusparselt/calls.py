@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind.sys import cusparseLt as lt
 from dispatch.core.request import Argument, Plan
-from dispatch.libraries.cusparselt.descriptors import Algorithm, Matrix, MatrixDescriptor, Product, ProductDescriptor
+from dispatch.libraries.cusparselt.descriptors import (
+    ALIGNMENT,
+    Algorithm,
+    Matrix,
+    MatrixDescriptor,
+    Product,
+    ProductDescriptor,
+)
 from dispatch.libraries.cusparselt.handle import handle_of
 
 if TYPE_CHECKING:
@@ -20,18 +27,35 @@ if TYPE_CHECKING:
     from dispatch.device.storage import Storage
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["IdlePlan", "MatrixPlan", "Places", "ProductPlan", "compressed_bytes"]
+__all__ = ["ONE", "IdlePlan", "MatrixPlan", "Places", "ProductPlan", "Steps", "compressed_bytes"]
 
 IS_A = 1  # whether the structured matrix is a product's A: it always is
 
 
 def compressed_bytes(executor: CudaExecutor, said: Matrix) -> tuple[int, int]:
-    """The bytes of a matrix once it is compressed, and those that its compression works in."""
-    handle = handle_of(executor).follow()
+    """The bytes of one matrix once it is compressed, and those that its compression works in.
+
+    Of a batch the library says no more than of one matrix (0.8.0, sm_90), so that batches are compressed one by one.
+    """
+    handle = handle_of(executor).c  # nothing is enqueued: the executor may be one that only copies
     size, work = ctypes.c_size_t(), ctypes.c_size_t()
-    matrix = MatrixDescriptor(handle, said)
+    matrix = MatrixDescriptor(handle, said._replace(batch=1, stride=0))
     lt.cusparseLtSpMMACompressedSize2(handle, matrix.c, ctypes.byref(size), ctypes.byref(work))
-    return size.value, work.value
+    return -(-size.value // ALIGNMENT) * ALIGNMENT, work.value
+
+
+class Steps(NamedTuple):
+    """How many calls a batch takes, and the bytes from one to the next of each operand; 0 where it is one for all."""
+
+    calls: int = 1
+    a: int = 0
+    b: int = 0
+    c: int = 0
+    d: int = 0
+    bias: int = 0
+
+
+ONE = Steps()
 
 
 class IdlePlan(Plan):
@@ -79,13 +103,21 @@ class SharingPlan(Plan):
 class MatrixPlan(SharingPlan):
     """A call over one structured matrix: `cusparseLtSpMMAPrune2`, `…PruneCheck2` or `…Compress2`."""
 
-    __slots__ = ("_behind", "_function", "_given", "_matrix", "_operation")
+    __slots__ = ("_behind", "_function", "_given", "_matrix", "_operation", "_steps")
 
     def __init__(
-        self, executor: CudaExecutor, row: Row, said: Matrix, operation: int, *, prune: int | None = None
+        self,
+        executor: CudaExecutor,
+        row: Row,
+        said: Matrix,
+        operation: int,
+        *,
+        prune: int | None = None,
+        steps: Steps = ONE,
     ) -> None:
-        """The row says which function; `prune` is the algorithm of one that prunes."""
+        """The row says which function; `prune` is the algorithm of one that prunes, `steps` go from call to call."""
         super().__init__(executor, row)
+        self._steps = steps
         self._function: Any = getattr(lt, row.function)
         self._matrix = MatrixDescriptor(self._handle.follow(), said)
         self._operation = lt.cusparseOperation_t(operation)
@@ -99,10 +131,13 @@ class MatrixPlan(SharingPlan):
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         handle = self.ready()
-        for slot, address in zip(self._given, arguments, strict=True):
-            slot.value = address  # type: ignore[assignment]  # addresses are ints
         call = (self._matrix.c, IS_A, self._operation, *self._given, *self._behind, self._handle.c_stream)
-        self.ended(self._function, self._function.unchecked(handle, *call))
+        one, other = self._given
+        addresses: Any = arguments
+        for number in range(self._steps.calls):
+            one.value = addresses[0] + number * self._steps.a
+            other.value = addresses[1] + number * self._steps.d
+            self.ended(self._function, self._function.unchecked(handle, *call))
 
 
 class Places(NamedTuple):
@@ -120,12 +155,20 @@ class Places(NamedTuple):
 class ProductPlan(SharingPlan):
     """A product over a compressed matrix."""
 
-    __slots__ = ("_alpha", "_beta", "_places", "_product", "_said", "_slots")
+    __slots__ = ("_alpha", "_beta", "_places", "_product", "_said", "_slots", "_steps")
 
-    def __init__(self, executor: CudaExecutor, row: Row, said: Product, places: Places, algorithm: Algorithm) -> None:
-        """Without a C its factor is 0 in every run, and D stands for it."""
+    def __init__(
+        self,
+        executor: CudaExecutor,
+        row: Row,
+        said: Product,
+        places: Places,
+        algorithm: Algorithm,
+        steps: Steps = ONE,
+    ) -> None:
+        """Without a C its factor is 0 in every run, and D stands for it; `steps` go from call to call of a batch."""
         super().__init__(executor, row)
-        self._said, self._places = said, places
+        self._said, self._places, self._steps = said, places, steps
         bias = int(executor.workspace.c_ptr.value or 0)
         self._product = ProductDescriptor(self._handle.follow(), said, algorithm, bias)
         self._alpha, self._beta = (ctypes.c_float() for _ in range(2))
@@ -137,29 +180,32 @@ class ProductPlan(SharingPlan):
         """The one that the product is carried out by."""
         return self._product.chosen
 
-    def _ready_for(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """The arguments of a call, whose order is that of alpha, A, B, beta, C and D."""
-        places, said = self._places, self._said
+    def _ready_for(self, arguments: Sequence[Any], number: int = 0) -> tuple[Any, ...]:
+        """The arguments of a call of a batch, whose order is that of alpha, A, B, beta, C and D."""
+        places, said, steps = self._places, self._said, self._steps
         alpha, a, b, beta, c, d = self._slots
-        a.value, b.value, d.value = arguments[places.a], arguments[places.b], arguments[places.d]
-        c.value = d.value if places.c is None else arguments[places.c]
-        for slot, number, place, is_vector in (
+        a.value = arguments[places.a] + number * steps.a
+        b.value = arguments[places.b] + number * steps.b
+        d.value = arguments[places.d] + number * steps.d
+        c.value = d.value if places.c is None else arguments[places.c] + number * steps.c
+        for slot, factor, place, is_vector in (
             (alpha, self._alpha, places.alpha, said.alpha_vector),
             (beta, self._beta, places.beta, said.beta_vector),
         ):
             if is_vector:
                 slot.value = arguments[place]
             else:
-                number.value = 0.0 if slot is beta and places.c is None else arguments[place]
-                slot.value = ctypes.addressof(number)
+                factor.value = 0.0 if slot is beta and places.c is None else arguments[place]
+                slot.value = ctypes.addressof(factor)
         if places.bias is not None:
-            self._product.point(arguments[places.bias])
+            self._product.point(arguments[places.bias] + number * steps.bias)
         return (self._product.plan, *self._slots, self._work, ctypes.byref(self._handle.c_stream), 1)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         handle = self.ready()
-        call = self._ready_for(arguments)
-        self.ended(lt.cusparseLtMatmul, lt.cusparseLtMatmul.unchecked(handle, *call))
+        for number in range(self._steps.calls):
+            call = self._ready_for(arguments, number)
+            self.ended(lt.cusparseLtMatmul, lt.cusparseLtMatmul.unchecked(handle, *call))
 
     def search(self, arguments: tuple[Argument, ...]) -> Algorithm:
         """The fastest algorithm, which the library finds by running all, into D; from now on it is this plan's."""

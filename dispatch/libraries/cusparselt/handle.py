@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cusparseLt as lt
+from dispatch.execute.installed import installed
 
 if TYPE_CHECKING:
     from dispatch.device.cuda import CudaDevice
@@ -24,11 +25,12 @@ NAME = "cusparseLt"
 class Handle:
     """A `cusparseLtHandle_t` of one executor; `c_stream` is where the executor's plans enqueue, once it is followed."""
 
-    __slots__ = ("_memory", "_target", "c", "c_stream")
+    __slots__ = ("_memory", "_target", "c", "c_stream")  # an executor that only copies has no target, and no plans
 
     def __init__(self, executor: CudaExecutor, c_handle: Any) -> None:
         self._memory: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
-        self._target, self.c = executor.target, c_handle
+        target: Any = getattr(executor, "target", None)
+        self._target, self.c = target, c_handle
         self.c_stream: Any = lt.cudaStream_t()
 
     def follow(self) -> Any:
@@ -73,5 +75,6 @@ def _give_back(device: CudaDevice, c_handle: Any) -> None:
 
 def stamp_of(executor: CudaExecutor) -> str:
     """What lays out the matrices that an executor compresses: the library, its version, and the architecture."""
-    version = ".".join(map(str, executor.versions[NAME]))
+    # Asked of what is installed: an executor that only copies, as before a process of its own, knows no versions.
+    version = ".".join(map(str, installed[NAME]))
     return f"{NAME} {version} {executor.device.arch}"

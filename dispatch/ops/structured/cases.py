@@ -37,7 +37,7 @@ __all__ = ["MUTATIONS", "cases"]
 KINDS: dict[str, Any] = {one.op: one for one in (Prune24Request, Check24Request, Compress24Request, Matmul24Request)}
 SIZES = np.array([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16.0])  # which all dtypes have
 TRIES = 200
-GAP = 16  # elements, so that operands of all dtypes can lie alike
+GAP = 32  # elements, so that operands of all dtypes can lie alike: lines of structured ones are of 32 bytes
 
 
 # -- operands ---------------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def compression_check(op: str, dtype: Dtype, turn: int, name: str, device: Devic
     memory = lay(device, values, by_rows=by_rows)
     a = memory.view
     is_open = turn % 5 == 0  # whether the result is allocated, for which the matrix is dense in memory
-    if op == "compress_2_4" or is_open:
+    if op == "compress_2_4" or is_open or (op == "check_2_4" and values.ndim > len(("m", "k"))):
         a = device.array(values if by_rows else np.ascontiguousarray(values.swapaxes(-1, -2)))
         a = a if by_rows else a.mT
     fields["a"] = a
@@ -192,7 +192,7 @@ class Draw:
             c = self.normal(self.c, *shape) if form.beta or form.vectors > 1 else poison(self.c, shape)
             memory = lay(self.device, c, by_rows=by_rows)
             self.fields |= {"c": memory.view, "beta": form.beta}
-            if form.vectors > 1 and self.dtype is I8:
+            if form.vectors and self.dtype is I8 and (form.vectors > 1 or form.beta):  # a vector beside that of alpha
                 self.fields |= {"beta": None, "beta_vector": self.vector()}
             if form.added > 1 and self.c is self.d:
                 self.fields["out"], self.written = memory.view, (memory,)

@@ -12,7 +12,7 @@ from cudabind.sys import cusparseLt as lt
 from dispatch.core.matrix_choices import Operation
 from dispatch.errors import BadRequest
 from dispatch.keys import I8, Compute, Dtype
-from dispatch.libraries.cusparselt.calls import IdlePlan, MatrixPlan, Places, ProductPlan, compressed_bytes
+from dispatch.libraries.cusparselt.calls import ONE, IdlePlan, MatrixPlan, Places, ProductPlan, Steps, compressed_bytes
 from dispatch.libraries.cusparselt.descriptors import Algorithm, Matrix, Product
 from dispatch.libraries.cusparselt.handle import stamp_of
 from dispatch.ops.structured.layout import leading, lies_by_rows
@@ -37,16 +37,21 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
         return _product(request, executor, row)
     if request.op == "compress_2_4":
         said, operation = structured(request.form)
-        _check_size("out", request.layout_of("out"), compressed_bytes(executor, said)[0])
-        return MatrixPlan(executor, row, said, operation)
+        size, count = compressed_bytes(executor, said)[0], said.batch
+        _check_size("out", request.layout_of("out"), count * size)
+        steps = Steps(count, a=said.stride * request.a.dtype.itemsize, d=size)
+        return MatrixPlan(executor, row, said._replace(batch=1, stride=0), operation, steps=steps)
     said, operation = matrix_of(request.a.layout, structured=True)
+    if request.op == "check_2_4" and said.batch > 1:  # of a batch the library leaves the answer unwritten: 0.8.0, sm_90
+        said = said._replace(rows=said.batch * said.rows, batch=1, stride=0)
     algorithm = int(request.algorithm) if request.op == "prune_2_4" else None
     return MatrixPlan(executor, row, said, operation, prune=algorithm)
 
 
 def bytes_on(executor: CudaExecutor, form: StructuredForm) -> int:
     """The size of a compressed matrix, as the device's library says it."""
-    return compressed_bytes(executor, structured(form)[0])[0]
+    said, _ = structured(form)
+    return said.batch * compressed_bytes(executor, said)[0]
 
 
 def _check_size(name: str, layout: Layout, wanted: int) -> None:
@@ -84,21 +89,29 @@ def result_of(layout: Layout, dtype: Dtype) -> Matrix:
 
 
 def product_of(request: Any) -> Product:
-    """What the library is told of a product; an operand that is one for a batch has a step of 0 there."""
+    """What the library is told of a product; an operand that is one for a batch has a step of 0 there.
+
+    Where A is a batch it is told of one product, for each is called by itself: its matrices are compressed apart.
+    """
     count, kinds = request.batch or 1, lt.cusparseComputeType
     (a, op_a), (b, op_b) = structured(request.form), matrix_of(request.b.layout)
     out = request.layout_of("out")
-    a, b = (one if one.batch == count else one._replace(batch=count, stride=0) for one in (a, b))
+    c, d = result_of(out, request.c_dtype), result_of(out, request.d_dtype)
+    if a.batch > 1:
+        a, b, c, d = (one._replace(batch=1, stride=0) for one in (a, b, c, d))
+    else:
+        a, b = (one if one.batch == count else one._replace(batch=count, stride=0) for one in (a, b))
     compute = kinds.CUSPARSE_COMPUTE_32I if request.a_dtype is I8 else kinds.CUSPARSE_COMPUTE_32F
     if request.compute is Compute.COMPUTE_16F:
         compute = kinds.CUSPARSE_COMPUTE_16F
     bias = request.bias
-    step = None if bias is None else bias.layout.strides[0] if bias.ndim > 1 else 0
+    apart = bias is not None and bias.ndim > 1 and c.batch > 1
+    step = None if bias is None else bias.layout.strides[0] if apart else 0
     return Product(
         a,
         b,
-        result_of(out, request.c_dtype),
-        result_of(out, request.d_dtype),
+        c,
+        d,
         op_a,
         op_b,
         int(compute),
@@ -132,18 +145,36 @@ def places_of(request: Any) -> Places:
     )
 
 
+def steps_of(request: Any, size: int) -> Steps:
+    """From product to product where A is a batch, whose matrices have `size` bytes each."""
+    count = request.form.shape[0] if len(request.form.shape) == BATCH else 1
+    if count == 1:
+        return ONE
+
+    def step(layout: Layout, single: int) -> int:
+        return 0 if len(layout.shape) == single else layout.strides[0] * layout.dtype.itemsize
+
+    d = step(request.layout_of("out"), 2)
+    c = d if request.c is None else step(request.c.layout, 2)
+    bias = 0 if request.bias is None else step(request.bias.layout, 1)
+    return Steps(count, a=size, b=step(request.b.layout, 2), c=c, d=d, bias=bias)
+
+
 def _product(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     stamp = stamp_of(executor)
     if request.form.made_by != stamp:
         hint = "compress the matrix again"
         raise BadRequest("form.made_by", repr(request.form.made_by), f"{stamp!r}, which is what runs here", hint)
     said = product_of(request)
-    _check_size("a", request.a.layout, compressed_bytes(executor, structured(request.form)[0])[0])
+    matrix, _ = structured(request.form)
+    size = compressed_bytes(executor, matrix)[0]
+    _check_size("a", request.a.layout, matrix.batch * size)
+    steps = steps_of(request, size)
     if not request.layout_of("out").size:
         return IdlePlan(row, capture_safe=False)
 
     def make(algorithm: Algorithm) -> ProductPlan:
-        return ProductPlan(executor, row, said, places_of(request), algorithm)
+        return ProductPlan(executor, row, said, places_of(request), algorithm, steps)
 
     wanted = asked(request)
     if request.autotune and not any(part is not None for part in wanted):

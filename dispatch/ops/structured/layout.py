@@ -1,7 +1,8 @@
 """How matrices lie in memory, and the host's own layout of compressed ones.
 
-The host has all elements that stay, row by row, and behind them a half byte for each group: the place of the first that
-stays within the group and, times four, that of the second. cuSPARSELt's own layout is known to that library alone.
+The host has, matrix by matrix, all elements that stay, row by row, and behind them a half byte for each group: the
+place of the first that stays within the group and, times four, that of the second. cuSPARSELt's own layout is known to
+that library alone.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ def packed(dense: Array) -> Array:
     places = np.sort(np.argsort(~there, axis=1, kind="stable")[:, :kept], axis=1)
     elements = np.take_along_axis(groups, places, 1)
     nibbles = (places << 2 * np.arange(kept)).sum(1).astype(np.uint8)
-    return np.concatenate(
-        [np.ascontiguousarray(elements).reshape(-1).view(np.uint8), nibbles[::2] | nibbles[1::2] << 4]
-    )
+    count = math.prod(dense.shape[:-2])
+    parts = (np.ascontiguousarray(elements).view(np.uint8), nibbles[::2] | nibbles[1::2] << 4)
+    return np.concatenate([part.reshape(count, -1) for part in parts], axis=1).reshape(-1)
 
 
 def unpacked(data: Array, form: StructuredForm) -> Array:
@@ -65,9 +66,11 @@ def unpacked(data: Array, form: StructuredForm) -> Array:
     dtype = Dtype.of(form.dtype)
     group, kept = group_of(dtype)
     groups = math.prod(form.shape) // group
-    behind = groups * kept * dtype.itemsize
-    elements = data[:behind].copy().view(dtype.numpy).reshape(groups, kept)
-    halves = data[behind:]
+    count = math.prod(form.shape[:-2])
+    apart = data.reshape(count, -1)
+    behind = groups // count * kept * dtype.itemsize
+    elements = np.ascontiguousarray(apart[:, :behind]).reshape(-1).view(dtype.numpy).reshape(groups, kept)
+    halves = apart[:, behind:].reshape(-1)
     nibbles = np.stack([halves & 15, halves >> 4], 1).reshape(-1).astype(np.int64)
     places = nibbles[:, None] >> 2 * np.arange(kept) & 3
     if (places >= group).any():

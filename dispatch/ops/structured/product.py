@@ -53,7 +53,7 @@ class Matmul24Request(OperandRequest["Tensor"]):
     """The product of a compressed matrix A (m, k) and a dense B (k, n), with what the library fuses to it.
 
     D = activation(alpha · A · B + beta · C + bias), summed up in f32, of i8 in i32. `x @ w.T` is the transpose of a
-    product with w, and is carried out as one: D lies as B does.
+    product with w, and is carried out as one: D lies as B does, or as C where there is one.
 
     Attributes:
         a: the bytes of A, u8, as `compress_2_4` makes them.
@@ -64,7 +64,7 @@ class Matmul24Request(OperandRequest["Tensor"]):
         bias: (m,), or (batch, m), added to each column of D; of C's dtype, and f32 for i8.
         alpha, beta: numbers.
         alpha_vector, beta_vector: f32 (m,), a factor for each row of D in the number's place; of i8 alone. beta_vector
-            goes with alpha_vector.
+            goes with alpha_vector, and alpha_vector beside c with beta_vector.
         activation: NONE, RELU or GELU; the latter for i8 to i8, f8e4m3 to f16, bf16 or f8e4m3, f8e5m2 to f8e5m2.
         upper_bound, threshold: of RELU, which is 0 up to the threshold, and at most the bound.
         gelu_scaling: a factor behind GELU.
@@ -240,7 +240,8 @@ class Matmul24Request(OperandRequest["Tensor"]):
             raise BadRequest("split_k", "0", "1 or more parts, -1 for the library's own way, or None")
 
     def outputs(self) -> dict[str, Output]:
-        make = dense if lies_by_rows(self.b.layout) else by_columns
+        like = self.b if self.c is None else self.c
+        make = dense if lies_by_rows(like.layout) else by_columns
         return {"out": make(self.shape, self.d_dtype)}
 
     def usual(self) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from dispatch.ops.structured.product import Activation24
 if TYPE_CHECKING:
     from dispatch.device.layout import Layout
 
-__all__ = ["aligned", "as_given", "factors", "gelus", "lines", "operands", "packed_lines", "same_lines", "vectors"]
+__all__ = ["aligned", "as_given", "factors", "gelus", "lines", "operands", "packed_lines", "same_lines", "stacked"]
+__all__ += ["vectors"]
 
-ALIGNMENT = 16  # bytes
+ALIGNMENT, STRUCTURED_LINE = 16, 32  # bytes
 GELUS = ((I8, I8), (F8E4M3, F16), (F8E4M3, BF16), (F8E4M3, F8E4M3), (F8E5M2, F8E5M2))  # of A and of D
 
 
@@ -28,8 +29,8 @@ def aligned(request: Any) -> str:
     return ""
 
 
-def lines_of(name: str, layout: Layout, *, by_rows: bool | None = None) -> str:
-    """Row-major or column-major matrices, or those of one order, whose lines lie at multiples of 16 bytes."""
+def lines_of(name: str, layout: Layout, *, by_rows: bool | None = None, line: int = ALIGNMENT) -> str:
+    """Row-major or column-major matrices, or those of one order, whose lines lie at multiples of so many bytes."""
     if not layout.size:
         return ""
     orders = (True, False) if by_rows is None else (by_rows,)
@@ -37,10 +38,11 @@ def lines_of(name: str, layout: Layout, *, by_rows: bool | None = None) -> str:
     if ld is None:
         wanted = " or ".join("row-major" if order else "column-major" for order in orders)
         return f"needs {name} {wanted}, with adjacent elements in each line, has {layout}: copy it"
-    steps = [ld, *layout.strides[:-2]]
     item = layout.dtype.itemsize
-    if any(step * item % ALIGNMENT for step in steps):
-        return f"needs lines and matrices of {name} at multiples of {ALIGNMENT} bytes, has {layout}: copy it"
+    if ld * item % line:
+        return f"needs lines of {name} at multiples of {line} bytes, has {layout}: copy it"
+    if any(step * item % ALIGNMENT for step in layout.strides[:-2]):
+        return f"needs matrices of {name} at multiples of {ALIGNMENT} bytes, has {layout}: copy it"
     long = layout.shape[-2] if lies_by_rows(layout) else layout.shape[-1]
     if any(0 < abs(step) < ld * long or step < 0 for step in layout.strides[:-2]):
         return f"needs the matrices of {name} one behind another, or one for all, has {layout}: copy it"
@@ -53,8 +55,9 @@ def narrow(dtype: Dtype) -> bool:
 
 
 def lines(request: Any) -> str:
-    """The matrix is row-major or column-major, one of 8 bits row-major, with lines at multiples of 16 bytes."""
-    return lines_of("a", request.a.layout, by_rows=True if narrow(request.a.dtype) else None)
+    """The matrix is row-major or column-major, one of 8 bits row-major, with lines at multiples of 32 bytes."""
+    by_rows = True if narrow(request.a.dtype) else None
+    return lines_of("a", request.a.layout, by_rows=by_rows, line=STRUCTURED_LINE)
 
 
 def same_lines(request: Any) -> str:
@@ -72,6 +75,16 @@ def packed_lines(request: Any) -> str:
     if leading(layout, by_rows=lies_by_rows(layout)) != step or apart:
         return f"needs a dense in memory, has {layout}: copy it"
     return ""
+
+
+def stacked(request: Any) -> str:
+    """The matrices of a batch lie line behind line, as those of one tall matrix: the check of a batch tells nothing."""
+    layout = request.a.layout
+    if len(layout.shape) == len(("m", "k")) or layout.shape[0] < 2:
+        return ""
+    by_rows = lies_by_rows(layout)
+    ld, long = leading(layout, by_rows=by_rows), layout.shape[-2 if by_rows else -1]
+    return "" if ld is not None and layout.strides[0] == ld * long else f"needs a without gaps, has {layout}: copy it"
 
 
 def operands(request: Any) -> str:
@@ -105,8 +118,10 @@ def vectors(request: Any) -> str:
 
 
 def factors(request: Any) -> str:
-    """Vectors of factors beside whole numbers alone."""
+    """Vectors of factors beside whole numbers alone, and C with a vector where the product has one."""
     given = request.alpha_vector is not None or request.beta_vector is not None
+    if request.alpha_vector is not None and request.reads_added and request.beta_vector is None:
+        return "needs beta_vector for c beside alpha_vector, has a number, which the library then leaves out"
     return f"needs i8 for vectors of factors, has {request.a_dtype}" if given and request.a_dtype is not I8 else ""
 
 

@@ -200,6 +200,39 @@ def test_bytes_of_another_size_than_the_library_s_are_refused(executor, rng, mon
         made(dp.Compress24Request(a.todense()), executor)
 
 
+def test_a_batch_is_compressed_and_multiplied_matrix_by_matrix(executor, rng):
+    dense = S.prune(DEV.array(rng.standard_normal((3, 32, 64)).astype("f2")))
+    request = dp.Compress24Request(dense)
+    data = enqueued(made(request, executor), request)
+    assert executor.library.called.count("cusparseLtSpMMACompress2") == 3
+    b = DEV.array(rng.standard_normal((64, 16)).astype("f2"))  # one for all
+    bias = DEV.array(rng.standard_normal((3, 32)).astype("f2"))
+    product = dp.Matmul24Request(data, request.form, b, bias=bias)
+    expected = dense.numpy().astype("f8") @ b.numpy().astype("f8") + bias.numpy().astype("f8")[..., None]
+    close(enqueued(made(product, executor), product), expected)
+    assert executor.library.called.count("cusparseLtMatmul") == 3
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 2])
+@pytest.mark.parametrize("by_rows", [True, False])
+def test_the_check_of_a_batch_answers_for_all_its_matrices(wrong, by_rows, executor):
+    values = np.zeros((3, 32, 64), "f2")
+    if wrong is not None:
+        values[wrong, -1, -3:] = 1
+    a = DEV.array(values) if by_rows else DEV.array(np.ascontiguousarray(values.swapaxes(1, 2))).mT
+    request = dp.Check24Request(a, out=DEV.array(np.full(1, 0x5A5A5A5A, "i4")))
+    assert enqueued(made(request, executor), request).item() == (wrong is not None)
+
+
+def test_d_lies_as_c_does(executor, rng):
+    dense, a, b = operands(rng)
+    for c in (DEV.array(np.ones((32, 16), "f2")), DEV.array(np.ones((16, 32), "f2")).T):
+        request = dp.Matmul24Request(*a, b, c=c)
+        found = enqueued(made(request, executor), request)
+        assert found.strides == c.strides
+        close(found, dense @ b.numpy().astype("f8") + 1)
+
+
 def test_a_product_without_columns_calls_nothing(executor, rng):
     _, a, _ = operands(rng)
     request = dp.Matmul24Request(*a, DEV.zeros((64, 0), "f16"))
