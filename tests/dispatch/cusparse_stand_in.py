@@ -232,6 +232,7 @@ class Library(storage.Storage):
         assert a.format != BSR or (op == 0 and a.block[0] == a.block[1])
         assert int(algorithm) in {CSR: (0, 2, 3), CSC: (0, 2, 3), COO: (0, 1, 4), BSR: (0, 6)}[a.format]
         assert a.nnz
+        assert a.format != COO or a.is_at_vectors(), storage.MISALIGNED
         self.kinds_fit(a, x, y, kind)
         self.work_in(buffer)
         right = x.array()
@@ -246,6 +247,8 @@ class Library(storage.Storage):
         assert b.by_rows == c.by_rows, "B and C are of one order"
         assert a.format != BSR or (op_a == 0 and a.block[0] == a.block[1])
         assert a.nnz
+        faults = a.format == COO and int(algorithm) in (0, 3)
+        assert not faults or a.is_at_vectors(), storage.MISALIGNED
         self.kinds_fit(a, b, c, kind)
         if self.spmm_works(a, algorithm) and number_at(alpha, int(kind)):
             if not address_of(buffer):

@@ -25,6 +25,8 @@ address_of, array_at, memory_at, number_at = (
     from_memory[name] for name in ("address_of", "array_at", "memory_at", "number_at")
 )
 
+MISALIGNED = "a misaligned address, which ends the process"
+
 
 class Storage:
     """What the library of the stand-in has beside products and triangles."""
@@ -186,8 +188,7 @@ class Storage:
         a, b = self.of(a), self.of(b)
         assert a.format != BSR
         assert a.value_type == b.value_type
-        parts = (a.values, a.rows, a.columns)
-        assert a.format != COO or not any(at % 16 for at in parts), "a misaligned address, which ends the process"
+        assert a.format != COO or a.is_at_vectors(), MISALIGNED
         self.work_in(buffer)
         target, (row, column, values) = b.array(), a.places()
         target[row, column] = values  # and nothing else
@@ -237,6 +238,7 @@ class Storage:
     def _Csr2cscEx2(self, handle, m, n, nnz, *rest):
         *places, kind, action, base, _, buffer = rest
         assert action == cusparse.cusparseAction_t.CUSPARSE_ACTION_NUMERIC
+        assert not any(address_of(at) % 16 for at in places), MISALIGNED
         values, rows, columns, out, ends, indices = map(address_of, places)
         self.work_in(buffer)
         row = np.repeat(np.arange(m), np.diff(array_at(rows, np.int32, m + 1)))
