@@ -20,7 +20,7 @@ from cudabind._bind import functions
 from cudabind.errors import CusparseError
 from cudabind.sys import cusparse
 from dispatch.keys import F32
-from dispatch.libraries.cusparse import analyses, calls, dense, descriptors, spgemm
+from dispatch.libraries.cusparse import analyses, calls, descriptors, spgemm
 
 
 def loaded(name):
@@ -360,15 +360,14 @@ class Copy:
 def executor_of(monkeypatch):
     """What plans are made for; `monkeypatch` puts this file in the library's place. `library` says what was called."""
     library = Library()
-    for module in (analyses, calls, dense, descriptors, spgemm):
+    for module in (analyses, calls, descriptors, spgemm):
         monkeypatch.setattr(module, "cusparse", library)
     handle = Handle()
     for module in (analyses, calls):
         monkeypatch.setattr(module, "handle_of", lambda _: handle)
     monkeypatch.setattr(calls, "Copy", Copy)
     copied = SimpleNamespace(cuMemcpyHtoDAsync=lambda to, source, nbytes, _: ctypes.memmove(to, source, nbytes))
-    for module in (dense, spgemm):
-        monkeypatch.setattr(module, "driver", copied)
+    monkeypatch.setattr(spgemm, "driver", copied)
     made = SimpleNamespace(allocate=lambda nbytes, _: Memory(nbytes))
     workspace, target = SimpleNamespace(c_ptr=ctypes.c_void_p(PLACEHOLDER)), SimpleNamespace(value=0)
     stream = SimpleNamespace(done=lambda: None)

@@ -193,32 +193,6 @@ class Storage:
         target, (row, column, values) = b.array(), a.places()
         target[row, column] = values  # and nothing else
 
-    def _DenseToSparse_bufferSize(self, handle, a, b, algorithm, size):
-        size._obj.value = WORK
-
-    def _DenseToSparse_analysis(self, handle, a, b, algorithm, buffer):
-        a, b = self.of(a), self.of(b)
-        assert (a.m, a.n, b.nnz) == (b.m, b.n, 0)
-        memory_at(address_of(buffer), WORK)[...] = 7
-        b.nnz = int(np.count_nonzero(a.array()))
-        if b.format != COO and b.rows:  # an analysis may use the memory of offsets
-            memory_at((b.columns, b.rows)[b.format == CSR], 4)[...] = 7
-
-    def _DenseToSparse_convert(self, handle, a, b, algorithm, buffer):
-        along = self.of(a).by_rows == (self.of(b).format != CSC)
-        a, b = self.of(a).array(), self.of(b)
-        assert (memory_at(address_of(buffer), WORK) == 7).all()
-        major, minor = np.nonzero(a.T if b.format == CSC else a)
-        if not along:  # tiles of 32 come in any order
-            order = np.lexsort((minor, -(minor // 32), major))
-            major, minor = major[order], minor[order]
-        row, column = (minor, major) if b.format == CSC else (major, minor)
-        index = INDICES[b.kinds[0]]
-        array_at(b.values, DTYPES[b.value_type], b.nnz)[...] = a[row, column]
-        ends = np.concatenate([[0], np.cumsum(np.bincount(major, minlength=a.shape[b.format == CSC]))])
-        array_at(b.rows, index, b.m + 1 if b.format == CSR else b.nnz)[...] = ends if b.format == CSR else row
-        array_at(b.columns, index, b.n + 1 if b.format == CSC else b.nnz)[...] = ends if b.format == CSC else column
-
     def _Xcoo2csr(self, handle, rows, nnz, m, ends, base):
         row = array_at(address_of(rows), np.int32, nnz) - int(base)
         counts = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=m))])

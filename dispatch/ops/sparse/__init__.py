@@ -3,8 +3,9 @@
 Carried out by cuSPARSE, or by SciPy on the host. A sparse operand of a request is three tensors and a `SparseForm`
 (form.py); `SparseTensor` (tensor.py) holds them, knows those of SciPy, CuPy and torch (sources.py), and unpacks into
 them. The files: products, solves, pairs, vectors, tridiagonal, conversions, compression (what may be asked),
-algorithms; cusparse and those with its name before their own (the plans), tune; reference (what is right), check (a
-kernel that looks at indices), rules, patterns, cases; and doors, which users know as `dispatch.sparse`.
+algorithms; cusparse and those with its name or "own" before their own (the plans), tune; reference (what is right),
+check and compression_kernels (kernels that look at indices, or make them), rules, patterns, cases; and doors, which
+users know as `dispatch.sparse`.
 """
 
 from __future__ import annotations
@@ -43,10 +44,15 @@ vectors_plan = plan_call(
 )
 krylov_plan = plan_call("krylov_plan", "dispatch.ops.sparse.own_krylov", "A plan of an iteration: one graph.")
 cudss_plan = plan_call("cudss_plan", "dispatch.ops.sparse.cudss", "A plan of a direct solve by cuDSS.")
+own_compression_plan = plan_call(
+    "own_compression_plan", "dispatch.ops.sparse.own_compression", "A plan that makes a dense matrix sparse."
+)
 cusparse_plan = plan_call("cusparse_plan", "dispatch.ops.sparse.cusparse", "A plan of cuSPARSE's calls.")
 
 compression_plan = plan_call(
-    "compression_plan", "dispatch.ops.sparse.cusparse_compression", "A plan of one of cuSPARSE's conversions."
+    "compression_plan",
+    "dispatch.ops.sparse.cusparse_compression",
+    "A plan of offsets made indices by cuSPARSE, or the reverse.",
 )
 
 sparse_mv, spmm = request_function(SparseMvRequest, "sparse_mv"), request_function(SpmmRequest, "spmm")

@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.ops.sparse.form import SparseForm
 
-__all__ = ["coordinates", "evaluate", "flaws", "matrix_of", "numpy_check", "scipy_sparse"]
+__all__ = [
+    "coordinates",
+    "evaluate",
+    "flaws",
+    "matrix_of",
+    "numpy_check",
+    "numpy_compressed",
+    "numpy_dense_count",
+    "scipy_sparse",
+]
 
 NEEDS_SCIPY = "needs scipy: pip install 'cudabind[host]'"
 
@@ -386,4 +395,5 @@ OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
     "csr2coo": to_rows,
 }
 
-numpy_check = numpy_call(checked)
+numpy_check, numpy_dense_count = numpy_call(checked), numpy_call(dense_counted)
+numpy_compressed = numpy_call(compressed)
