@@ -39,7 +39,7 @@ PARAMETERS = {
     "count_elements": ("const Element* at", "Int* counts", *NUMBERS),
     "scan_counts": ("Int* counts", "Int* sums", "Int count", "Int chunk"),
     "fill_elements": (
-        *("const Element* at", "const Int* counts", "const Int* sums", "const Int* total", "Element* values"),
+        *("const Element* at", "const Int* counts", "const Int* sums", "const Int* total", "Element* held"),
         *("INDEX* minor", "INDEX* major", "INDEX* ends", *NUMBERS),
     ),
 }
