@@ -42,7 +42,6 @@ SOLVES   = (*ANY, rules.formats_of_solves, rules.lines)
 UNPACK   = (*ANY, rules.formats_of_dense, rules.lines)
 SOME     = (rules.aligned, rules.results, rules.some)
 THREE    = (rules.aligned, rules.results, rules.three)
-DENSE_A  = (rules.aligned, rules.lines, rules.results)
 LINES    = (rules.aligned, rules.results, rules.narrow_lines, rules.zero_base)
 SLICES   = (rules.aligned, rules.vectors, ell_rules.some)
 BLOCKED  = (rules.lines, ell_rules.some, ell_rules.powers, ell_rules.vector_blocks)
@@ -74,8 +73,6 @@ GATHER   = ("cusparse", "cusparseGather", vectors_plan)
 SCATTER  = ("cusparse", "cusparseScatter", vectors_plan)
 AXPBY    = ("cusparse", "cusparseAxpby", vectors_plan)
 SPVV     = ("cusparse", "cusparseSpVV", vectors_plan)
-NNZ      = ("cusparse", "cusparseDenseToSparse_analysis", compression_plan)
-SPARSE   = ("cusparse", "cusparseDenseToSparse_convert", compression_plan)
 COO2CSR  = ("cusparse", "cusparseXcoo2csr", compression_plan)
 CSR2COO  = ("cusparse", "cusparseXcsr2coo", compression_plan)
 
@@ -111,8 +108,6 @@ GPU_ROWS = (
     Row("gtsv",              (F64, F64), None, THREE,    SM75, None, V12, "cusparse", "cusparseDgtsv2", gtsv_plan),
     Row("gtsv",              (C64, C64), None, THREE,    SM75, None, V12, "cusparse", "cusparseCgtsv2", gtsv_plan),
     Row("gtsv",              (C128, C128), None, THREE,  SM75, None, V12, "cusparse", "cusparseZgtsv2", gtsv_plan),
-    *(Row("dense_nnz",       (one, I64), None, DENSE_A,  SM75, None, V12, *NNZ) for one in (*ALL, F16, BF16)),
-    *(Row("dense_to_sparse", (one, one), None, DENSE_A,  SM75, None, V12, *SPARSE) for one in (*ALL, F16, BF16)),
     Row("coo2csr",           (I32, I32), None, LINES,    SM75, None, V12, *COO2CSR),
     Row("csr2coo",           (I32, I32), None, LINES,    SM75, None, V12, *CSR2COO),
 )

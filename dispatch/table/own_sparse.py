@@ -5,22 +5,31 @@ else.
 # fmt: off
 from __future__ import annotations
 
-from dispatch.core.nonfinite import NONE
+from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, I64, Arch
+from dispatch.ops.sparse import own_compression_plan
 from dispatch.ops.sparse.check import nvrtc_check
-from dispatch.ops.sparse.reference import numpy_check
+from dispatch.ops.sparse.reference import numpy_check, numpy_compressed, numpy_dense_count
 from dispatch.ops.sparse.rules import aligned, results
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
 SM75 = Arch(75)
-CHECK = ("own", "check_indices", nvrtc_check)
+RULES = (aligned, results)
 DTYPES = (F32, F64, C64, C128, F16, BF16)
 
-GPU_ROWS = tuple(
-    Row("sparse_check", (one, I64), None, (aligned, results), SM75, None, (), *CHECK, nonfinite=NONE) for one in DTYPES
+CHECK = ("own", "check_indices", nvrtc_check)
+COUNT = ("own", "count_elements", own_compression_plan)
+FILL  = ("own", "fill_elements", own_compression_plan)
+ON_HOST = {"sparse_check": numpy_check, "dense_nnz": numpy_dense_count, "dense_to_sparse": numpy_compressed}
+
+GPU_ROWS = (
+#   op, (values, out), compute, rules, min_arch, max_arch, min_version, calls
+    *(Row("sparse_check",    (one, I64), None, RULES, SM75, None, (), *CHECK) for one in DTYPES),
+    *(Row("dense_nnz",       (one, I64), None, RULES, SM75, None, (), *COUNT) for one in DTYPES),
+    *(Row("dense_to_sparse", (one, one), None, RULES, SM75, None, (), *FILL) for one in DTYPES),
 )
 # fmt: on
-ROWS = (*GPU_ROWS, *(on_host(row, numpy_check) for row in GPU_ROWS))
+ROWS = stated((*GPU_ROWS, *(on_host(row, ON_HOST[row.op]) for row in GPU_ROWS)))

@@ -70,6 +70,10 @@ class Matrix(SimpleNamespace):
         row, column = (along, across) if self.format != CSC else (across, along)
         return row, column, values
 
+    def is_at_vectors(self):
+        """Whether all parts begin at multiples of 16 bytes."""
+        return not any(at % 16 for at in (self.values, self.rows, self.columns))
+
     def dense(self, values=None):
         row, column, own = self.places()
         values = own if values is None else values

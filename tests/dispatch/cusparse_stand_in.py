@@ -20,7 +20,7 @@ from cudabind._bind import functions
 from cudabind.errors import CusparseError
 from cudabind.sys import cusparse
 from dispatch.keys import F32
-from dispatch.libraries.cusparse import analyses, calls, dense, descriptors, spgemm
+from dispatch.libraries.cusparse import analyses, calls, descriptors, spgemm
 
 
 def loaded(name):
@@ -232,6 +232,7 @@ class Library(storage.Storage):
         assert a.format != BSR or (op == 0 and a.block[0] == a.block[1])
         assert int(algorithm) in {CSR: (0, 2, 3), CSC: (0, 2, 3), COO: (0, 1, 4), BSR: (0, 6)}[a.format]
         assert a.nnz
+        assert a.format != COO or a.is_at_vectors(), storage.MISALIGNED
         self.kinds_fit(a, x, y, kind)
         self.work_in(buffer)
         right = x.array()
@@ -246,6 +247,8 @@ class Library(storage.Storage):
         assert b.by_rows == c.by_rows, "B and C are of one order"
         assert a.format != BSR or (op_a == 0 and a.block[0] == a.block[1])
         assert a.nnz
+        faults = a.format == COO and int(algorithm) in (0, 3)
+        assert not faults or a.is_at_vectors(), storage.MISALIGNED
         self.kinds_fit(a, b, c, kind)
         if self.spmm_works(a, algorithm) and number_at(alpha, int(kind)):
             if not address_of(buffer):
@@ -357,15 +360,14 @@ class Copy:
 def executor_of(monkeypatch):
     """What plans are made for; `monkeypatch` puts this file in the library's place. `library` says what was called."""
     library = Library()
-    for module in (analyses, calls, dense, descriptors, spgemm):
+    for module in (analyses, calls, descriptors, spgemm):
         monkeypatch.setattr(module, "cusparse", library)
     handle = Handle()
     for module in (analyses, calls):
         monkeypatch.setattr(module, "handle_of", lambda _: handle)
     monkeypatch.setattr(calls, "Copy", Copy)
     copied = SimpleNamespace(cuMemcpyHtoDAsync=lambda to, source, nbytes, _: ctypes.memmove(to, source, nbytes))
-    for module in (dense, spgemm):
-        monkeypatch.setattr(module, "driver", copied)
+    monkeypatch.setattr(spgemm, "driver", copied)
     made = SimpleNamespace(allocate=lambda nbytes, _: Memory(nbytes))
     workspace, target = SimpleNamespace(c_ptr=ctypes.c_void_p(PLACEHOLDER)), SimpleNamespace(value=0)
     stream = SimpleNamespace(done=lambda: None)

@@ -25,6 +25,8 @@ address_of, array_at, memory_at, number_at = (
     from_memory[name] for name in ("address_of", "array_at", "memory_at", "number_at")
 )
 
+MISALIGNED = "a misaligned address, which ends the process"
+
 
 class Storage:
     """What the library of the stand-in has beside products and triangles."""
@@ -186,37 +188,10 @@ class Storage:
         a, b = self.of(a), self.of(b)
         assert a.format != BSR
         assert a.value_type == b.value_type
-        parts = (a.values, a.rows, a.columns)
-        assert a.format != COO or not any(at % 16 for at in parts), "a misaligned address, which ends the process"
+        assert a.format != COO or a.is_at_vectors(), MISALIGNED
         self.work_in(buffer)
         target, (row, column, values) = b.array(), a.places()
         target[row, column] = values  # and nothing else
-
-    def _DenseToSparse_bufferSize(self, handle, a, b, algorithm, size):
-        size._obj.value = WORK
-
-    def _DenseToSparse_analysis(self, handle, a, b, algorithm, buffer):
-        a, b = self.of(a), self.of(b)
-        assert (a.m, a.n, b.nnz) == (b.m, b.n, 0)
-        memory_at(address_of(buffer), WORK)[...] = 7
-        b.nnz = int(np.count_nonzero(a.array()))
-        if b.format != COO and b.rows:  # an analysis may use the memory of offsets
-            memory_at((b.columns, b.rows)[b.format == CSR], 4)[...] = 7
-
-    def _DenseToSparse_convert(self, handle, a, b, algorithm, buffer):
-        along = self.of(a).by_rows == (self.of(b).format != CSC)
-        a, b = self.of(a).array(), self.of(b)
-        assert (memory_at(address_of(buffer), WORK) == 7).all()
-        major, minor = np.nonzero(a.T if b.format == CSC else a)
-        if not along:  # tiles of 32 come in any order
-            order = np.lexsort((minor, -(minor // 32), major))
-            major, minor = major[order], minor[order]
-        row, column = (minor, major) if b.format == CSC else (major, minor)
-        index = INDICES[b.kinds[0]]
-        array_at(b.values, DTYPES[b.value_type], b.nnz)[...] = a[row, column]
-        ends = np.concatenate([[0], np.cumsum(np.bincount(major, minlength=a.shape[b.format == CSC]))])
-        array_at(b.rows, index, b.m + 1 if b.format == CSR else b.nnz)[...] = ends if b.format == CSR else row
-        array_at(b.columns, index, b.n + 1 if b.format == CSC else b.nnz)[...] = ends if b.format == CSC else column
 
     def _Xcoo2csr(self, handle, rows, nnz, m, ends, base):
         row = array_at(address_of(rows), np.int32, nnz) - int(base)
@@ -237,6 +212,7 @@ class Storage:
     def _Csr2cscEx2(self, handle, m, n, nnz, *rest):
         *places, kind, action, base, _, buffer = rest
         assert action == cusparse.cusparseAction_t.CUSPARSE_ACTION_NUMERIC
+        assert not any(address_of(at) % 16 for at in places), MISALIGNED
         values, rows, columns, out, ends, indices = map(address_of, places)
         self.work_in(buffer)
         row = np.repeat(np.arange(m), np.diff(array_at(rows, np.int32, m + 1)))

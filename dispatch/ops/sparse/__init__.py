@@ -4,7 +4,7 @@ Carried out by cuSPARSE and cuDSS, or by SciPy on the host. A sparse operand of 
 `SparseForm` (form.py); `SparseTensor` (tensor.py) holds them, knows those of SciPy, CuPy and torch (sources.py), and
 unpacks into them. The files: products, solves, pairs, vectors, tridiagonal, conversions, compression (what may be
 asked), algorithms; cusparse and those with its name before their own (the plans), tune; reference (what is right),
-check (a kernel that looks at indices), rules, patterns, cases. Of iterations: krylov, krylov_kernels and the methods
+check and compression_kernels (kernels that look at indices, or make them), rules, patterns, cases. Of iterations: krylov, krylov_kernels and the methods
 beside it, own_krylov (the plan), krylov_reference; of direct solves: direct, cudss and cusolver (the plans),
 direct_reference. And doors, which users know as `dispatch.sparse`.
 """
@@ -58,10 +58,15 @@ vectors_plan = plan_call(
 krylov_plan = plan_call("krylov_plan", "dispatch.ops.sparse.own_krylov", "A plan of an iteration: one graph.")
 cudss_plan = plan_call("cudss_plan", "dispatch.ops.sparse.cudss", "A plan of a direct solve by cuDSS.")
 cusolver_plan = plan_call("cusolver_plan", "dispatch.ops.sparse.cusolver", "A plan of a direct solve by cuSOLVER.")
+own_compression_plan = plan_call(
+    "own_compression_plan", "dispatch.ops.sparse.own_compression", "A plan that makes a dense matrix sparse."
+)
 cusparse_plan = plan_call("cusparse_plan", "dispatch.ops.sparse.cusparse", "A plan of cuSPARSE's calls.")
 
 compression_plan = plan_call(
-    "compression_plan", "dispatch.ops.sparse.cusparse_compression", "A plan of one of cuSPARSE's conversions."
+    "compression_plan",
+    "dispatch.ops.sparse.cusparse_compression",
+    "A plan of offsets made indices by cuSPARSE, or the reverse.",
 )
 
 sparse_mv, spmm = request_function(SparseMvRequest, "sparse_mv"), request_function(SpmmRequest, "spmm")

@@ -26,11 +26,11 @@ MAX_EXTENT = 2**48
 
 @dataclass(frozen=True, eq=False)
 class DenseRequest(OperandRequest[R_co]):
-    """A dense matrix, whose elements other than 0 are wanted; NaN is one of them.
+    """A dense matrix, whose elements other than 0 and -0 are wanted; NaN is one of them.
 
     Attributes:
-        a: (m, n), row-major or column-major.
-        library: the one whose rows alone are asked, "cusparse"; None asks all in the table's order.
+        a: (m, n), of any strides.
+        library: the one whose rows alone are asked, "own"; None asks all in the table's order.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("a",)
@@ -61,14 +61,14 @@ class DenseNnzRequest(DenseRequest["Tensor"]):
 
 @dataclass(frozen=True, eq=False)
 class DenseToSparseRequest(DenseRequest["tuple[Tensor, Tensor, Tensor]"]):
-    """The elements of a dense matrix that are other than 0: (values, rows, columns).
+    """The elements of a dense matrix that are other than 0: (values, rows, columns), sorted in each line.
 
-    The library tells the host how many there are while it is enqueued, and so waits for what stands before it on its
-    stream.
+    The host compares `nnz` with how many there are while it is enqueued, and so waits for what stands before it on its
+    stream. The same bits come in each run.
 
     Attributes:
         nnz: how many there are, as `dense_nnz` counts them; another number raises BadRequest in the call, and then
-            nothing but offsets is written.
+            nothing is written.
         format: CSR, CSC or COO.
         index_dtype: i32 or i64.
         out_values, out_rows, out_columns: the result.

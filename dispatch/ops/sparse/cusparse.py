@@ -18,6 +18,7 @@ from dispatch.libraries.cusparse.analyses import Solve
 from dispatch.libraries.cusparse.calls import Steps
 from dispatch.libraries.cusparse.descriptors import DenseMatrix, DenseVector, Sparse, SparseMatrix
 from dispatch.libraries.cusparse.spgemm import SparseProduct
+from dispatch.ops.sparse.algorithms import SpmmAlgorithm
 from dispatch.ops.sparse.form import SparseForm, SparseFormat, transposed
 from dispatch.ops.sparse.rules import leading
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 N, T, C = Operation.N, Operation.T, Operation.C
+PARTS = ("values", "rows", "columns")
 COMPUTE = {dtype: dtype for dtype in (F32, F64, C64, C128)}
 
 
@@ -102,6 +104,32 @@ class Making:
             **attributes,
         )
 
+    def at_vectors(self, names: Sequence[str], *, result: bool = False) -> list[int]:
+        """Where parts are that begin at a multiple of 16 bytes, as kernels read them at once: copies where they must.
+
+        Of parts of a `result` nothing is copied there: `from_vectors` copies them out.
+        """
+        places = []
+        for name in names:
+            layout, place = self.request.layout_of(name), self.request.place_of(name)
+            part = self.steps.aligned(layout, place)
+            if not result:
+                self.steps.copy(lines_of(layout, place), part)
+            places.append(part.place.operand)
+        return places
+
+    def from_vectors(self, names: Sequence[str], places: Sequence[int]) -> None:
+        """Copy parts of a result from where `at_vectors` has said that they are."""
+        for name, place in zip(names, places, strict=True):
+            target = lines_of(self.request.layout_of(name), self.request.place_of(name))
+            self.steps.copy(lines_of(self.request.layout_of(name), place), target)
+
+    def product_places(self) -> list[int]:
+        """Where the parts of A are that SpMV or SpMM reads: of COO most kernels fault at misaligned ones."""
+        request = self.request
+        faults = request.op == "sparse_mv" or request.algorithm in (SpmmAlgorithm.DEFAULT, SpmmAlgorithm.COO_ALG3)
+        return self.at_vectors(PARTS) if request.form.format == SparseFormat.COO and faults else []
+
     def matrix(self, said: Sparse) -> SparseMatrix:
         """Its descriptor."""
         return SparseMatrix(said, self.steps.placeholder)
@@ -135,7 +163,7 @@ class Making:
         """SpMV."""
         request = self.request
         self.added("y")
-        a = self.matrix(self.sparse(request.form, ("values", "rows", "columns")))
+        a = self.matrix(self.sparse(request.form, PARTS, self.product_places()))
         given = (self.number("alpha"), a, self.vector("x"), self.number("beta"), self.vector("out"))
         algorithm = cusparse.cusparseSpMVAlg_t(int(request.algorithm))
         self.steps.call("cusparseSpMV", self.operation(request.trans), *given, self.kind, algorithm)
@@ -145,7 +173,7 @@ class Making:
         """SpMM."""
         request = self.request
         self.added("c")
-        a = self.matrix(self.sparse(request.form, ("values", "rows", "columns")))
+        a = self.matrix(self.sparse(request.form, PARTS, self.product_places()))
         by_rows = by_rows_of(request.layout_of("out"))
         out, _ = self.dense("out", like=by_rows)
         b, turn = self.dense("b", like=by_rows)
@@ -172,7 +200,7 @@ class Making:
     def solve(self) -> Plan:
         """SpSV or SpSM; a matrix in CSC is the transpose of one in CSR, whose triangle is the other one."""
         request = self.request
-        form, trans, uplo, names = request.form, request.trans, request.uplo, ("values", "rows", "columns")
+        form, trans, uplo, names = request.form, request.trans, request.uplo, PARTS
         if form.format == SparseFormat.CSC:
             other = transposed(form)
             form = form if other is None else other
@@ -201,7 +229,7 @@ class Making:
         """SpGEMM, or how many elements it gives."""
         request = self.request
         counts = request.op == "spgemm_nnz"
-        a = self.matrix(self.sparse(request.form, ("values", "rows", "columns")))
+        a = self.matrix(self.sparse(request.form, PARTS))
         b = self.matrix(self.sparse(request.b_form, ("b_values", "b_rows", "b_columns")))
         form = SparseForm(SparseFormat.CSR, (request.form.shape[0], request.b_form.shape[1]), request.form.base)
         names = ("b_values", "rows", "columns") if counts else ("out_values", "out_rows", "out_columns")
@@ -220,30 +248,25 @@ class Making:
 
         Of COO it reads 16 bytes at once, and faults where a part is not at a multiple of them: it is copied there.
         """
-        request, names = self.request, ("values", "rows", "columns")
+        request = self.request
         self.steps.zeros(lines_of(request.layout_of("out"), request.place_of("out")))
-        places = []
-        if request.form.format == SparseFormat.COO:
-            for name in names:
-                layout, place = request.layout_of(name), request.place_of(name)
-                part = self.steps.aligned(layout, place)
-                self.steps.copy(lines_of(layout, place), part)
-                places.append(part.place.operand)
-        a = self.matrix(self.sparse(request.form, names, places))
+        places = self.at_vectors(PARTS) if request.form.format == SparseFormat.COO else []
+        a = self.matrix(self.sparse(request.form, PARTS, places))
         out, _ = self.dense("out")
         algorithm = cusparse.cusparseSparseToDenseAlg_t.CUSPARSE_SPARSETODENSE_ALG_DEFAULT
         self.steps.call("cusparseSparseToDense", a, out, algorithm)
         return self.steps.plan(capture_safe=True)
 
     def exchange(self) -> Plan:
-        """Csr2cscEx2; a matrix in CSC is the transpose of one in CSR."""
+        """Csr2cscEx2, whose parts are at multiples of 16 bytes; a matrix in CSC is the transpose of one in CSR."""
         request = self.request
         (m, n), names = request.form.shape, ["values", "rows", "columns"]
         made = ["out_values", "out_columns", "out_rows"]
         if not request.from_csr:
             m, n = n, m
             names, made = ["values", "columns", "rows"], ["out_values", "out_rows", "out_columns"]
-        places = [Place(request.place_of(name)) for name in (*names, *made)]
+        given, found = self.at_vectors(names), self.at_vectors(made, result=True)
+        places = [Place(place) for place in (*given, *found)]
         choices = (
             cusparse.cudaDataType(request.values.dtype.cuda),
             cusparse.cusparseAction_t.CUSPARSE_ACTION_NUMERIC,
@@ -251,6 +274,7 @@ class Making:
             cusparse.cusparseCsr2CscAlg_t.CUSPARSE_CSR2CSC_ALG1,
         )
         self.steps.call("cusparseCsr2cscEx2", m, n, request.values.shape[0], *places, *choices)
+        self.from_vectors(made, found)
         return self.steps.plan(capture_safe=True)
 
 

@@ -28,7 +28,16 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.ops.sparse.form import SparseForm
 
-__all__ = ["coordinates", "evaluate", "flaws", "matrix_of", "numpy_check", "scipy_sparse"]
+__all__ = [
+    "coordinates",
+    "evaluate",
+    "flaws",
+    "matrix_of",
+    "numpy_check",
+    "numpy_compressed",
+    "numpy_dense_count",
+    "scipy_sparse",
+]
 
 NEEDS_SCIPY = "needs scipy: pip install 'cudabind[host]'"
 
@@ -371,4 +380,5 @@ OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
     **PRUNING,
 }
 
-numpy_check = numpy_call(checked)
+numpy_check, numpy_dense_count = numpy_call(checked), numpy_call(dense_counted)
+numpy_compressed = numpy_call(compressed)

@@ -279,3 +279,21 @@ def test_parts_that_are_not_at_16_bytes_are_copied_there_and_others_are_not(offs
     plan = made(request, executor)
     np.testing.assert_array_equal(enqueued(plan, request).numpy(), y.numpy()[indices])
     assert len(plan._steps) == (3 if offset else 1)
+
+
+def test_only_what_the_library_would_fault_at_is_copied(executor, rng):
+    """Of COO all but three ways to multiply; parts at multiples of 16 bytes never."""
+    b, parts = rng.standard_normal((8, 3)), (np.ones(5), np.arange(5, dtype="i4"), np.arange(5, dtype="i4"))
+    for offset in (0, 1):
+        places = []
+        for part in parts:
+            places.append(DEV.zeros((5 + offset,), str(part.dtype))[offset:])
+            places[-1].copy_from(part)
+        a = dp.sparse.coo(*places, (8, 8))
+        for algorithm in dp.SpmmAlgorithm:
+            if algorithm.name.startswith(("COO", "DEFAULT")):
+                request = dp.SpmmRequest(*a, DEV.array(b), algorithm=algorithm)
+                plan = made(request, executor)
+                np.testing.assert_array_equal(enqueued(plan, request).numpy()[:5], b[:5])
+                faults = algorithm.name in ("COO_ALG3", "DEFAULT")
+                assert len(plan._steps) == (4 if offset and faults else 1)
