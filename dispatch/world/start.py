@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dispatch.checks import check_int, check_number
+from dispatch.core.within import within
 from dispatch.device.device import Device
 from dispatch.device.registry import device as device_of
 from dispatch.errors import BadRequest
@@ -115,7 +116,7 @@ def _own_host(towards: str) -> str:
 # -- MPI --------------------------------------------------------------------------------------------------------------
 def from_mpi(kind: type[W], comm: Any, device: Device | str | None, deadline: float) -> W:
     """`World.from_mpi`."""
-    from dispatch.libraries.mpi.communicator import MpiCommunicator, mpi, within
+    from dispatch.libraries.mpi.communicator import MpiCommunicator, mpi
 
     check_number("deadline", deadline, low=1e-3, high=1e9)
     until, home = time.monotonic() + deadline, on(device, "host")

@@ -23,7 +23,7 @@ from dispatch.ops.collective import nccl_messages as messages
 from dispatch.ops.collective.reference import Part, reduced
 from dispatch.ops.collective.request import RedOp
 
-SUCCESS, INVALID_ARGUMENT, INVALID_USAGE, IN_PROGRESS = 0, 4, 5, 7
+SUCCESS, INTERNAL_ERROR, INVALID_ARGUMENT, IN_PROGRESS = 0, 3, 4, 7
 DTYPES = (
     *(np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64, np.float16, np.float32, np.float64),
     *(ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2),
@@ -78,6 +78,7 @@ class Library:
         self.aborted, self.destroyed, self.named = [], [], []  # named: functions, in the order of their calls
         self.slow = 0  # how often each call is in progress, before it is done
         self.left = {}
+        self.stuck, self.unstuck = False, threading.Event()  # whether a reduction waits within NCCL, until an abort
         self.broken = {}  # what NCCL tells of a communicator, by its handle
 
     def __getattr__(self, name):
@@ -101,13 +102,13 @@ class Library:
 
     def _CommInitRankConfig(self, pointer, size, identity, rank, settings):
         assert settings._obj.magic == 0xCAFEBEEF
-        assert settings._obj.blocking == 0
+        assert settings._obj.blocking in (0, 1)
         assert settings._obj.size == ctypes.sizeof(settings._obj)
         hall = self.halls.setdefault(bytes(identity), Hall(size.value))
         handle = self._made(hall, rank.value)
         pointer._obj.value = handle
-        self.left[handle] = self.slow
-        return IN_PROGRESS
+        self.left[handle] = 0 if settings._obj.blocking else self.slow
+        return SUCCESS if settings._obj.blocking else IN_PROGRESS
 
     def _made(self, hall, rank):
         with self.lock:
@@ -134,6 +135,7 @@ class Library:
     def _CommAbort(self, handle):
         self.comm(handle)
         self.aborted.append(handle.value)
+        self.unstuck.set()
 
     def _CommDestroy(self, handle):
         self.comm(handle)
@@ -239,6 +241,9 @@ class Library:
         return reduced(wide, how).astype(own)
 
     def _reduction(self, name, source, count, dtype, op, handle, stream, ended):
+        if self.stuck:
+            assert self.unstuck.wait(PATIENCE)
+            return INTERNAL_ERROR
         how, factor = self._op(op)
         kind = DTYPES[dtype.value]
 

@@ -6,6 +6,7 @@ learn of an error is a call; but who waits for a stream makes none, and NCCL's k
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -53,6 +54,7 @@ class Watched(Protocol):
     error: CollectiveError | None
     closed: bool
     deadline: float
+    back: float
 
     @property
     def pending(self) -> deque[Noted]:
@@ -114,6 +116,12 @@ def look(communicator: Watched) -> bool:
     try:
         with communicator.device.context:
             _let_go(communicator)
+        if time.monotonic() > communicator.back:
+            late = f"a call has not come back from NCCL within {communicator.deadline:g} s"
+            communicator.fail(CollectiveTimeout(f"{communicator!r}: {late}"))
+            return False
+        if communicator.back < math.inf:
+            return True  # NCCL is asked about it by nobody else meanwhile
         if communicator.pending and time.monotonic() > communicator.pending[0].until:
             what = communicator.pending[0].what
             late = f"{what} was not done on all ranks within {communicator.deadline:g} s"

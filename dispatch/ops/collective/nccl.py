@@ -9,6 +9,8 @@ https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/colls.html.
 from __future__ import annotations
 
 import ctypes
+import math
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,7 +63,9 @@ class NcclPlan(Plan):
         open_nccl()
         with comm.lock:
             comm.check()
+            comm.back = time.monotonic() + comm.deadline  # connections may be made now, which waits for others
             status = self._call(arguments)
+            comm.back = math.inf
         is_captured = executor.captured  # its graph is not under way as yet
         if group.current.depth:
             if status not in (0, IN_PROGRESS):

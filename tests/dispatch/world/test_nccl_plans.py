@@ -255,13 +255,35 @@ def test_a_call_within_a_capture_is_not_noted(library, executor):
     assert not comm.pending
 
 
-def test_communicators_are_made_split_shrunk_and_destroyed(library):
+def test_a_call_that_waits_within_nccl_ends_by_the_monitor(library, executor):
+    """Connections are made by a first call, which waits for the other ranks."""
+    (comm,) = ranks(library, 1, deadline=0.2)
+    library.stuck = True
+    monitor.watch(comm)
+    with pytest.raises(CollectiveTimeout, match=r"has not come back from NCCL within 0.2 s"):
+        runner(executor)(dp.AllReduceRequest(comm.device.array([1.0], "f32"), comm=comm))
+    waited(lambda: len(library.aborted) == 1)
+    comm.close()
+
+
+def test_ranks_that_do_not_come_to_the_beginning_are_a_timeout(library, monkeypatch):
+    never = threading.Event()
+    monkeypatch.setattr(library, "_CommInitRankConfig", lambda *_: never.wait(20) and 0)
+    with pytest.raises(CollectiveTimeout, match=r"ncclCommInitRankConfig was not done within 0.1 s"):
+        NcclCommunicator.create(library.gpu, 0, 2, unique_id(), deadline=0.1)
+    never.set()
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_communicators_are_made_split_shrunk_and_destroyed(library, blocking):
     library.slow = 2
     identity = unique_id()
     assert len(identity) == 128
 
     def make(rank):
-        return NcclCommunicator.create(library.gpu, rank, 4, identity, NcclConfig(max_ctas=8), deadline=20)
+        return NcclCommunicator.create(
+            library.gpu, rank, 4, identity, NcclConfig(blocking=blocking, max_ctas=8), deadline=20
+        )
 
     def shape(comm):
         comm.rank, comm.size = comm.rank, comm.size
@@ -295,14 +317,15 @@ def test_a_host_is_no_place_for_nccl():
 
 
 def test_a_configuration_is_ncclss_own():
-    made = c_config(NcclConfig(min_ctas=2, net_name="Socket", comm_name="mine"))
+    assert c_config(NcclConfig()).blocking == 1
+    made = c_config(NcclConfig(blocking=False, min_ctas=2, net_name="Socket", comm_name="mine"))
     assert (made.magic, made.blocking, made.minCTAs) == (0xCAFEBEEF, 0, 2)
     assert made.maxCTAs == -(2**31)
     import ctypes
 
     assert ctypes.string_at(made.netName) == b"Socket"
     assert ctypes.string_at(made.commName) == b"mine"
-    for wrong in ({"min_ctas": -1}, {"net_name": 3}):
+    for wrong in ({"min_ctas": -1}, {"net_name": 3}, {"blocking": None}):
         with pytest.raises(BadRequest):
             NcclConfig(**wrong)
 
