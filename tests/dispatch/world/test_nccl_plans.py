@@ -1,5 +1,6 @@
 """Plans and communicators of NCCL over a stand-in for it: arguments, groups, what goes on, fails, and is late."""
 
+import gc
 import importlib.util
 import threading
 import time
@@ -16,7 +17,7 @@ from dispatch.device.host import HostDevice
 from dispatch.device.stream import NULL_CONTEXT
 from dispatch.errors import BadRequest, Closed, CollectiveError, CollectiveTimeout, Refused
 from dispatch.keys import F32, HOST, Arch
-from dispatch.libraries.nccl import monitor
+from dispatch.libraries.nccl import memory, monitor
 from dispatch.libraries.nccl.communicator import NcclCommunicator, unique_id
 from dispatch.libraries.nccl.config import NcclConfig, c_config
 from dispatch.ops import FAMILIES
@@ -308,6 +309,34 @@ def test_communicators_are_made_split_shrunk_and_destroyed(library, blocking):
             comm.check()
     assert len(library.destroyed) == 4 + 4 + 3 + 3
     assert library.aborted == []
+
+
+def test_memory_of_nccls_own_is_registered_and_goes_back(library, executor):
+    comms = ranks(library, 2)
+    made = [memory.empty(comm.device, (3, 5), "bf16") for comm in comms]
+    assert [tensor.ptr % 4096 for tensor in made] == [0, 0]
+    assert (made[0].shape, str(made[0].dtype), made[0].nbytes) == ((3, 5), "bf16", 30)
+    windows = on_threads(lambda comm: memory.window(comm, made[comm.rank]), comms)
+    with memory.register(comms[0], made[0]):
+        assert sorted(library.registered.values()) == sorted([(t.ptr, 30) for t in (*made, made[0])])
+    assert len(library.registered) == 2
+    for each in windows:
+        each.close()
+        each.close()
+    assert library.registered == {}
+    strided, other = comms[0].device.zeros((4, 4)).T, comms[0].device.zeros((4, 4))[0, 1:]
+    with pytest.raises(BadRequest, match="dense in C order"):
+        memory.register(comms[0], strided)
+    with pytest.raises(BadRequest, match="memory of NCCL's"):
+        memory.window(comms[0], other)
+    x = made[0]
+    x.copy_from(np.ones((3, 5)))
+    (alone,) = ranks(library, 1)
+    assert runner(executor)(dp.AllReduceRequest(x, comm=alone, out=x)).numpy().sum() == 15
+    made.clear()
+    del windows, each, x, strided, other
+    gc.collect()
+    waited(lambda: library.memory == {})
 
 
 @pytest.mark.usefixtures("library")
