@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dispatch.core.communicator import DEADLINE, Communicator
 from dispatch.core.within import within
 from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout, DeviceUnavailable, RankLost
+from dispatch.libraries.mpi.ending import leave_without_mpi
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -146,7 +147,8 @@ class MpiCommunicator(Communicator):
             self.comm.Revoke()
 
     def stop(self) -> None:
-        pass  # whoever waits for a request sees that it failed
+        """Whoever waits for a request sees that it failed; and MPI's end would wait for who is lost."""
+        leave_without_mpi()
 
     def release(self) -> None:
         """Free it, together with the others; where these do not come, it goes with the process."""
