@@ -13,6 +13,7 @@ import math
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind import driver
@@ -268,10 +269,16 @@ class NcclCommunicator(Communicator):
         with self.lock:
             handle, self.c_handle = self.c_handle, nccl.ncclComm_t()
         if handle.value and self.device.alive and self.device.fault is None:
-            with relaxed(), self.device.context:
-                self._finalize(handle)
+            try:
+                within(self.deadline, lambda: self._finalize(handle), "ncclCommFinalize")
+            except CollectiveError:  # what is under way has no end
+                threading.Thread(target=self._abort, args=(handle,), name="nccl abort", daemon=True).start()
 
     def _finalize(self, handle: Any) -> None:
+        with relaxed(), self.device.context:
+            self._finalize_here(handle)
+
+    def _finalize_here(self, handle: Any) -> None:
         until, told = time.monotonic() + self.deadline, ctypes.c_int()
         status = nccl.ncclCommFinalize.unchecked(handle)
         while status == IN_PROGRESS and time.monotonic() < until:
@@ -283,8 +290,9 @@ class NcclCommunicator(Communicator):
     def close(self) -> None:
         super().close()
         trust(self.device, self)
-        while self.pending:
-            self.device.recycle(self.pending.popleft().event)
+        with suppress(IndexError):
+            while True:
+                self.device.recycle(self.pending.popleft().event)
 
 
 def solo(device: Device) -> NcclCommunicator:

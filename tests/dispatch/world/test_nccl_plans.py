@@ -249,6 +249,18 @@ def test_aborting_from_another_thread_never_meets_a_call(library, executor):
     waited(lambda: len(library.aborted) == 1)
 
 
+def test_closing_waits_no_longer_than_the_deadline(library, monkeypatch):
+    (comm,) = ranks(library, 1, deadline=0.1)
+    never, handle = threading.Event(), comm.c_handle.value
+    monkeypatch.setattr(library, "_CommFinalize", lambda _: never.wait(20) and 0)
+    comm.close()
+    waited(lambda: library.aborted == [handle])
+    with pytest.raises(Closed):
+        comm.check()
+    monkeypatch.setattr(library, "_CommDestroy", lambda _: None)
+    never.set()
+
+
 def test_a_call_within_a_capture_is_not_noted(library, executor):
     (comm,) = ranks(library, 1)
     executor.captured = True
