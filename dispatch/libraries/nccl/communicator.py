@@ -84,6 +84,7 @@ class NcclCommunicator(Communicator):
         self.lock = threading.RLock()  # held while the handle is used
         self.pending: deque[monitor.Noted] = deque()
         self.back = math.inf  # until when a call that is within NCCL is to be back, as `time.monotonic` counts
+        self.is_aborted = False
         self._token: Any = None  # an element that barriers sum up
 
     # -- beginning ------------------------------------------------------------------------------------------------
@@ -112,7 +113,10 @@ class NcclCommunicator(Communicator):
 
         def start() -> int:
             call = nccl.ncclCommInitRankConfig.unchecked
-            return int(call(ctypes.byref(handle), ctypes.c_int(size), c_id, ctypes.c_int(rank), ctypes.byref(settings)))
+            status = call(ctypes.byref(handle), ctypes.c_int(size), c_id, ctypes.c_int(rank), ctypes.byref(settings))
+            if made.error is not None and handle.value and not made.is_aborted:  # nobody waits for it any more
+                nccl.ncclCommAbort.unchecked(handle)
+            return int(status)
 
         made.wait_for("ncclCommInitRankConfig", start)
         monitor.watch(made)
@@ -257,6 +261,7 @@ class NcclCommunicator(Communicator):
             if is_alone:
                 self.lock.release()
         if handle.value:
+            self.is_aborted = True
             # It may wait for the GPU, where other work hangs: nobody who is told of the failure waits for that.
             threading.Thread(target=self._abort, args=(handle,), name="nccl abort", daemon=True).start()
 
@@ -268,24 +273,25 @@ class NcclCommunicator(Communicator):
         """Wait for what is under way on all ranks, and destroy it."""
         with self.lock:
             handle, self.c_handle = self.c_handle, nccl.ncclComm_t()
-        if handle.value and self.device.alive and self.device.fault is None:
-            try:
-                within(self.deadline, lambda: self._finalize(handle), "ncclCommFinalize")
-            except CollectiveError:  # what is under way has no end
+        if not handle.value or not self.device.alive or self.device.fault is not None:
+            return
+        claim = threading.Lock()  # whoever has it ends the handle, and nobody else
+        try:
+            within(self.deadline, lambda: self._finalize(handle, claim), "ncclCommFinalize")
+        except CollectiveError:  # what is under way has no end
+            if claim.acquire(blocking=False):
                 threading.Thread(target=self._abort, args=(handle,), name="nccl abort", daemon=True).start()
 
-    def _finalize(self, handle: Any) -> None:
+    def _finalize(self, handle: Any, claim: threading.Lock) -> None:
+        """Wait for what is under way, and destroy what `handle` stands for, unless another thread has given that up."""
         with relaxed(), self.device.context:
-            self._finalize_here(handle)
-
-    def _finalize_here(self, handle: Any) -> None:
-        until, told = time.monotonic() + self.deadline, ctypes.c_int()
-        status = nccl.ncclCommFinalize.unchecked(handle)
-        while status == IN_PROGRESS and time.monotonic() < until:
-            time.sleep(LONGEST)
-            status = nccl.ncclCommGetAsyncError.unchecked(handle, ctypes.byref(told)) or told.value
-        end = nccl.ncclCommAbort if status else nccl.ncclCommDestroy  # of one that did not finalize
-        end.unchecked(handle)
+            status, told = nccl.ncclCommFinalize.unchecked(handle), ctypes.c_int()
+            while status == IN_PROGRESS and not claim.locked():
+                time.sleep(LONGEST)
+                status = nccl.ncclCommGetAsyncError.unchecked(handle, ctypes.byref(told)) or told.value
+            if claim.acquire(blocking=False):
+                end = nccl.ncclCommAbort if status else nccl.ncclCommDestroy  # of one that did not finalize
+                end.unchecked(handle)
 
     def close(self) -> None:
         super().close()

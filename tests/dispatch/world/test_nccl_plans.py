@@ -103,7 +103,7 @@ def test_a_plan_of_one_rank_is_right(row, library, executor, monkeypatch, each):
     each(case_module.cases(row), look)
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.exhaustive)])
 def test_plans_of_several_ranks_give_what_the_reference_gives(library, executor, count):
     comms, run = ranks(library, count), runner(executor)
 
@@ -257,8 +257,9 @@ def test_closing_waits_no_longer_than_the_deadline(library, monkeypatch):
     waited(lambda: library.aborted == [handle])
     with pytest.raises(Closed):
         comm.check()
-    monkeypatch.setattr(library, "_CommDestroy", lambda _: None)
-    never.set()
+    never.set()  # what comes back so late leaves the handle alone, which is gone
+    waited(lambda: all(thread.name != "ncclCommFinalize" for thread in threading.enumerate()))
+    assert (library.aborted, library.destroyed) == ([handle], [])
 
 
 def test_a_call_within_a_capture_is_not_noted(library, executor):
@@ -281,10 +282,17 @@ def test_a_call_that_waits_within_nccl_ends_by_the_monitor(library, executor):
 
 def test_ranks_that_do_not_come_to_the_beginning_are_a_timeout(library, monkeypatch):
     never = threading.Event()
-    monkeypatch.setattr(library, "_CommInitRankConfig", lambda *_: never.wait(20) and 0)
+
+    def late(pointer, *_):
+        never.wait(20)
+        pointer._obj.value = library._made(stand_in.Hall(1), 0)
+
+    monkeypatch.setattr(library, "_CommInitRankConfig", late)
     with pytest.raises(CollectiveTimeout, match=r"ncclCommInitRankConfig was not done within 0.1 s"):
         NcclCommunicator.create(library.gpu, 0, 2, unique_id(), deadline=0.1)
     never.set()
+    waited(lambda: all(thread.name != "ncclCommInitRankConfig" for thread in threading.enumerate()))
+    assert library.aborted == list(library.comms), "what came so late was let go of"
 
 
 @pytest.mark.parametrize("blocking", [True, False])
