@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from dispatch.core.communicator import Communicator
     from dispatch.device.device import Device
+    from dispatch.libraries.nccl.config import NcclConfig
 
     P = ParamSpec("P")
 
@@ -37,7 +38,12 @@ class LocalWorld:
     """
 
     def __init__(
-        self, devices: Sequence[Device | str], *, deadline: float = 300.0, kind: type[RankWorld] = RankWorld
+        self,
+        devices: Sequence[Device | str],
+        *,
+        deadline: float = 300.0,
+        kind: type[RankWorld] = RankWorld,
+        config: NcclConfig | None = None,
     ) -> None:
         check_number("deadline", deadline, low=1e-3, high=1e9)
         homes = [on(each, "host") for each in devices]
@@ -46,7 +52,7 @@ class LocalWorld:
         if not homes[0].is_host and len(set(homes)) < len(homes):
             raise BadRequest("devices", f"{[str(home) for home in homes]}", "each GPU once, for NCCL takes none twice")
         self.closed, self._deadline, self._devices, self._kind = False, deadline, homes, kind
-        self._maker = _threads_maker() if homes[0].is_host else nccl_maker()
+        self._maker = _threads_maker() if homes[0].is_host else nccl_maker(config)
         self._threads = [ThreadPoolExecutor(1, f"rank {number}") for number in range(len(homes))]
         self._generation = 0
         self.worlds: tuple[RankWorld, ...] = ()

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dispatch.checks import check_int, check_number
+from dispatch.core.within import within
 from dispatch.device.device import Device
 from dispatch.device.registry import device as device_of
 from dispatch.errors import BadRequest
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from dispatch.core.communicator import Communicator
     from dispatch.libraries.mpi.communicator import MpiCommunicator
+    from dispatch.libraries.nccl.config import NcclConfig
 
 __all__ = ["from_env", "from_mpi", "nccl_maker", "on"]
 
@@ -34,9 +36,9 @@ def on(device: Device | str | None, usual: str) -> Device:
 
 
 # -- NCCL, wherever its ranks come from -------------------------------------------------------------------------------
-def nccl_maker() -> Maker:
+def nccl_maker(config: NcclConfig | None = None) -> Maker:
     """Communicators of NCCL, whose id one member asks for."""
-    return Maker(_new_id, _make_nccl)
+    return Maker(_new_id, partial(_make_nccl, config))
 
 
 def _new_id(members: int) -> str:
@@ -46,12 +48,12 @@ def _new_id(members: int) -> str:
     return unique_id().hex()
 
 
-def _make_nccl(agreed: Agreed, rank: int, device: Device, deadline: float) -> Communicator:
+def _make_nccl(config: NcclConfig | None, agreed: Agreed, rank: int, device: Device, deadline: float) -> Communicator:
     from dispatch.libraries.nccl.communicator import NcclCommunicator
 
     identity, generation = bytes.fromhex(agreed.payload), agreed.generation
     return NcclCommunicator.create(
-        device, rank, len(agreed.members), identity, generation=generation, deadline=deadline
+        device, rank, len(agreed.members), identity, config, generation=generation, deadline=deadline
     )
 
 
@@ -70,7 +72,9 @@ def _first(mesh: SocketMesh, size: int, maker: Maker, until: float) -> Agreed:
 
 
 # -- torchrun's variables ---------------------------------------------------------------------------------------------
-def from_env(kind: type[W], device: Device | str | None, deadline: float, port: int | None) -> W:
+def from_env(
+    kind: type[W], device: Device | str | None, deadline: float, port: int | None, config: NcclConfig | None
+) -> W:
     """`World.from_env`."""
     check_number("deadline", deadline, low=1e-3, high=1e9)
     until = time.monotonic() + deadline
@@ -85,7 +89,7 @@ def from_env(kind: type[W], device: Device | str | None, deadline: float, port: 
     addresses, job = meet(rank, size, (master, at), (_own_host(master), own.getsockname()[1]), _word(), until)
     mesh = SocketMesh.join(rank, addresses, own, job, until)
     try:
-        maker = nccl_maker()
+        maker = nccl_maker(config)
         return kind(mesh, _first(mesh, size, maker, until), home, deadline, maker)
     except BaseException:
         mesh.close()
@@ -113,9 +117,9 @@ def _own_host(towards: str) -> str:
 
 
 # -- MPI --------------------------------------------------------------------------------------------------------------
-def from_mpi(kind: type[W], comm: Any, device: Device | str | None, deadline: float) -> W:
+def from_mpi(kind: type[W], comm: Any, device: Device | str | None, deadline: float, config: NcclConfig | None) -> W:
     """`World.from_mpi`."""
-    from dispatch.libraries.mpi.communicator import MpiCommunicator, mpi, within
+    from dispatch.libraries.mpi.communicator import MpiCommunicator, mpi
 
     check_number("deadline", deadline, low=1e-3, high=1e9)
     until, home = time.monotonic() + deadline, on(device, "host")
@@ -132,7 +136,7 @@ def from_mpi(kind: type[W], comm: Any, device: Device | str | None, deadline: fl
             host = device_of("host")
             first = MpiCommunicator.duplicate(given, host, f"dispatch {job}", deadline=deadline)
             return kind(mesh, Agreed(tuple(range(given.size)), 0, None), home, deadline, _mpi_maker(first))
-        maker = nccl_maker()
+        maker = nccl_maker(config)
         return kind(mesh, _first(mesh, given.size, maker, until), home, deadline, maker)
     except BaseException:
         mesh.close()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from dispatch.device.device import Device
+    from dispatch.libraries.nccl.config import NcclConfig
 
 __all__ = ["World"]
 
@@ -35,24 +36,41 @@ class World(RankWorld):
     """
 
     @classmethod
-    def from_env(cls, device: Device | str | None = None, *, deadline: float = 300.0, port: int | None = None) -> Self:
+    def from_env(
+        cls,
+        device: Device | str | None = None,
+        *,
+        deadline: float = 300.0,
+        port: int | None = None,
+        config: NcclConfig | None = None,
+    ) -> Self:
         """The world of processes that torchrun has started, or another launcher with its variables.
 
         RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR say who is who; they meet at `port`, one above MASTER_PORT where it
-        is not said. `device` is cuda:LOCAL_RANK unless it is said. CollectiveTimeout where not all come in time.
+        is not said. `device` is cuda:LOCAL_RANK unless it is said, `config` how NCCL is to work. CollectiveTimeout
+        where not all come in time.
         """
-        return from_env(cls, device, deadline, port)
+        return from_env(cls, device, deadline, port, config)
 
     @classmethod
-    def from_mpi(cls, comm: Any = None, device: Device | str | None = None, *, deadline: float = 300.0) -> Self:
+    def from_mpi(
+        cls,
+        comm: Any = None,
+        device: Device | str | None = None,
+        *,
+        deadline: float = 300.0,
+        config: NcclConfig | None = None,
+    ) -> Self:
         """The world of processes that mpirun has started: those of a communicator of mpi4py, COMM_WORLD for None.
 
         On the host, which is where it is unless a GPU is said, MPI moves the data; on GPUs NCCL. Under Open MPI begin
         with `mpirun --with-ft ulfm`: else mpirun ends all ranks where one ends.
         """
-        return from_mpi(cls, comm, device, deadline)
+        return from_mpi(cls, comm, device, deadline, config)
 
     @classmethod
-    def local(cls, devices: Sequence[Device | str], *, deadline: float = 300.0) -> LocalWorld:
+    def local(
+        cls, devices: Sequence[Device | str], *, deadline: float = 300.0, config: NcclConfig | None = None
+    ) -> LocalWorld:
         """The world of one process: a thread for each GPU, or several on the host. See `LocalWorld.run`."""
-        return LocalWorld(devices, deadline=deadline, kind=cls)
+        return LocalWorld(devices, deadline=deadline, kind=cls, config=config)

@@ -51,7 +51,7 @@ def calls_of(op: str, nbytes: int, comm: Any, torch: Any, dist: Any) -> dict[str
     part, other = torch.ones(rows, device="cuda"), torch.empty((n, rows), device="cuda")
     mine, theirs = {
         "all_reduce": (
-            lambda: dp.AllReduceRequest(whole, comm=comm, out=other),
+            lambda: dp.AllReduceRequest(whole, comm=comm, out=whole),
             lambda: dist.all_reduce(whole),
         ),
         "all_gather": (

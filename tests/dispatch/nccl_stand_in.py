@@ -16,14 +16,14 @@ import numpy as np
 
 from cudabind.sys import nccl
 from dispatch.device.stream import NOT_READY, NULL_CONTEXT
-from dispatch.libraries.nccl import communicator, config, group, monitor
+from dispatch.libraries.nccl import communicator, config, group, memory, monitor
 from dispatch.libraries.threads.meeting import Brought, Hall
 from dispatch.ops.collective import nccl as calls
 from dispatch.ops.collective import nccl_messages as messages
 from dispatch.ops.collective.reference import Part, reduced
 from dispatch.ops.collective.request import RedOp
 
-SUCCESS, INVALID_ARGUMENT, INVALID_USAGE, IN_PROGRESS = 0, 4, 5, 7
+SUCCESS, INTERNAL_ERROR, INVALID_ARGUMENT, IN_PROGRESS = 0, 3, 4, 7
 DTYPES = (
     *(np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64, np.float16, np.float32, np.float64),
     *(ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2),
@@ -34,6 +34,7 @@ PATIENCE = 20
 KINDS = {
     "size_t": ctypes.c_size_t, "int32_t": ctypes.c_int, "ncclDataType_t": ctypes.c_int, "ncclRedOp_t": ctypes.c_int,
     "ncclScalarResidence_t": ctypes.c_int, "void_p": ctypes.c_void_p, "const_void_p": ctypes.c_void_p,
+    "ncclWindow_t": nccl.ncclWindow_t,
     "cudaStream_t": nccl.cudaStream_t, "ncclComm_t": nccl.ncclComm_t, "ncclUniqueId": nccl.ncclUniqueId,
 }  # fmt: skip
 
@@ -76,8 +77,10 @@ class Library:
         self.lock, self.halls, self.comms, self.ops = threading.RLock(), {}, {}, {}
         self.open = threading.local()
         self.aborted, self.destroyed, self.named = [], [], []  # named: functions, in the order of their calls
+        self.memory, self.registered = {}, {}
         self.slow = 0  # how often each call is in progress, before it is done
         self.left = {}
+        self.stuck, self.unstuck = False, threading.Event()  # whether a reduction waits within NCCL, until an abort
         self.broken = {}  # what NCCL tells of a communicator, by its handle
 
     def __getattr__(self, name):
@@ -101,13 +104,13 @@ class Library:
 
     def _CommInitRankConfig(self, pointer, size, identity, rank, settings):
         assert settings._obj.magic == 0xCAFEBEEF
-        assert settings._obj.blocking == 0
+        assert settings._obj.blocking in (0, 1)
         assert settings._obj.size == ctypes.sizeof(settings._obj)
         hall = self.halls.setdefault(bytes(identity), Hall(size.value))
         handle = self._made(hall, rank.value)
         pointer._obj.value = handle
-        self.left[handle] = self.slow
-        return IN_PROGRESS
+        self.left[handle] = 0 if settings._obj.blocking else self.slow
+        return SUCCESS if settings._obj.blocking else IN_PROGRESS
 
     def _made(self, hall, rank):
         with self.lock:
@@ -134,6 +137,7 @@ class Library:
     def _CommAbort(self, handle):
         self.comm(handle)
         self.aborted.append(handle.value)
+        self.unstuck.set()
 
     def _CommDestroy(self, handle):
         self.comm(handle)
@@ -167,6 +171,35 @@ class Library:
         with self.lock:
             hall = self.halls.setdefault((id(comm.hall), "shrink", tuple(left)), Hall(len(left)))
         pointer._obj.value = self._made(hall, left.index(comm.rank))
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+    def _MemAlloc(self, pointer, size):
+        made = np.full(size + 4096, 0xFF, np.uint8)
+        at = -(-made.ctypes.data // 4096) * 4096
+        self.memory[at] = made
+        pointer._obj.value = at
+
+    def _MemFree(self, at):
+        del self.memory[at.value]
+
+    def _CommRegister(self, handle, address, size, pointer):
+        self.comm(handle)
+        pointer._obj.value = 1 + len(self.registered)
+        self.registered[pointer._obj.value] = address.value, size.value
+
+    def _CommWindowRegister(self, handle, address, size, pointer, flags):
+        assert address.value % 4096 == 0
+        assert flags.value == 1
+        comm = self.comm(handle)
+        sizes = self._meet(comm, "window", size.value)()
+        assert len(set(sizes)) == 1
+        return self._CommRegister(handle, address, size, pointer)
+
+    def _CommDeregister(self, handle, registration):
+        self.comm(handle)
+        del self.registered[registration.value]
+
+    _CommWindowDeregister = _CommDeregister
 
     # -- groups -------------------------------------------------------------------------------------------------------
     def _GroupStart(self):
@@ -239,6 +272,9 @@ class Library:
         return reduced(wide, how).astype(own)
 
     def _reduction(self, name, source, count, dtype, op, handle, stream, ended):
+        if self.stuck:
+            assert self.unstuck.wait(PATIENCE)
+            return INTERNAL_ERROR
         how, factor = self._op(op)
         kind = DTYPES[dtype.value]
 
@@ -380,7 +416,7 @@ class Driver:
 def install(monkeypatch):
     """Have all that calls NCCL call a stand-in; and the device that its communicators are on."""
     library, gpu = Library(), Gpu()
-    for module in (communicator, config, group, calls, messages):
+    for module in (communicator, config, group, memory, calls, messages):
         monkeypatch.setattr(module, "nccl", library)
     for module in (communicator, monitor):
         monkeypatch.setattr(module, "driver", Driver(gpu))

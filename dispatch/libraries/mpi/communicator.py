@@ -8,13 +8,14 @@ next communicator with `regrouped`. Data of 16 and 8 bits is no type of MPI's: o
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from dispatch.core.communicator import DEADLINE, Communicator
+from dispatch.core.within import within
 from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout, DeviceUnavailable, RankLost
+from dispatch.libraries.mpi.ending import leave_without_mpi
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
 
     Comm = Any  # mpi4py.MPI.Intracomm, whose types are there only where it is installed
 
-__all__ = ["MpiCommunicator", "mpi", "within"]
+__all__ = ["MpiCommunicator", "mpi"]
 
-T = TypeVar("T")
 SPIN = 200e-6  # seconds for which a request is looked at without a pause: small calls are done by then
 SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between looks, from then on
 _abandoned: list[Any] = []  # requests that never end, and their memory, which MPI may still read or write
@@ -41,31 +41,6 @@ def mpi() -> Any:
         what = "mpi4py and an MPI: pip install 'cudabind[mpi]'"
         raise DeviceUnavailable(f"collectives between processes of the host need {what}; {error}") from error
     return MPI
-
-
-def within(seconds: float, call: Callable[[], T], what: str) -> T:
-    """What a call gives that MPI has no waiting form of; CollectiveTimeout where it takes longer.
-
-    It goes on then, on a thread that no exit waits for.
-    """
-    found: list[Any] = []
-
-    def run() -> None:
-        try:
-            found.extend((call(), None))
-        except BaseException as error:  # noqa: BLE001  # it is raised where it is waited for
-            found.extend((None, error))
-
-    thread = threading.Thread(target=run, name=f"mpi {what}", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if len(found) < 2:
-        raise CollectiveTimeout(f"{what} was not done within {seconds:g} s")
-    result, error = found
-    if error is not None:
-        raise CollectiveError(f"{what} failed: {error}") from error
-    made: T = result
-    return made
 
 
 class MpiCommunicator(Communicator):
@@ -172,7 +147,8 @@ class MpiCommunicator(Communicator):
             self.comm.Revoke()
 
     def stop(self) -> None:
-        pass  # whoever waits for a request sees that it failed
+        """Whoever waits for a request sees that it failed; and MPI's end would wait for who is lost."""
+        leave_without_mpi()
 
     def release(self) -> None:
         """Free it, together with the others; where these do not come, it goes with the process."""

@@ -1,7 +1,7 @@
-"""NCCL's communicators, none of which blocks: a call that goes on is asked about until it is done, or fails.
+"""NCCL's communicators, with a deadline for all that they do, whether NCCL's calls block or not.
 
-Each call notes an event behind it, which monitor.py looks at: where a collective is not done by its deadline, or NCCL
-tells an error, the communicator is aborted, which ends its kernels. Follows
+Each call notes when it is to be back, and then an event behind it, which monitor.py looks at: where a call or its work
+is not done by the deadline, or NCCL tells an error, the communicator is aborted, which ends both. Follows
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html, its error handling above all. Knows
 no op.
 """
@@ -9,14 +9,17 @@ no op.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind import driver
 from cudabind.sys import nccl
 from dispatch.core.communicator import DEADLINE, Communicator
+from dispatch.core.within import within
 from dispatch.device.stream import relaxed
 from dispatch.device.suspicions import suspect, trust
 from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout, RankLost
@@ -36,6 +39,7 @@ __all__ = ["NcclCommunicator", "solo", "unique_id"]
 SUCCESS, INVALID_ARGUMENT, REMOTE, IN_PROGRESS = 0, 4, 6, 7  # of ncclResult_t
 SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between two questions
 NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR
+LONGEST_CALL = 0.2  # seconds for which an abort lets a call end by itself that is within NCCL
 ABORTING = 1  # NCCL_SHRINK_ABORT: end what is under way first
 
 
@@ -57,8 +61,8 @@ def unique_id() -> bytes:
 class NcclCommunicator(Communicator):
     """A communicator of NCCL over one GPU of each rank.
 
-    Guarantees: no call of the library is made on a handle that was aborted or destroyed, whichever thread did that; a
-    failed communicator is aborted once.
+    Guarantees: no call of the library begins on a handle that was aborted or destroyed, whichever thread did that; a
+    failed communicator is aborted once; no call is within the library for longer than the deadline.
     """
 
     library = "nccl"
@@ -77,9 +81,10 @@ class NcclCommunicator(Communicator):
     ) -> None:
         super().__init__(rank, size, device, generation=generation, deadline=deadline)
         self.c_handle, self.config = c_handle, config
-        self.lock = threading.RLock()  # held while the handle is used: no call waits in there
+        self.lock = threading.RLock()  # held while the handle is used
         self.pending: deque[monitor.Noted] = deque()
-        self.group_depth = 0
+        self.back = math.inf  # until when a call that is within NCCL is to be back, as `time.monotonic` counts
+        self.is_aborted = False
         self._token: Any = None  # an element that barriers sum up
 
     # -- beginning ------------------------------------------------------------------------------------------------
@@ -105,13 +110,31 @@ class NcclCommunicator(Communicator):
         made = cls(nccl.ncclComm_t(), rank, size, device, own, generation=generation, deadline=deadline)
         c_id, settings = nccl.ncclUniqueId.from_buffer_copy(identity), c_config(own)
         handle = made.c_handle
-        with made.device.context, relaxed():
-            status = nccl.ncclCommInitRankConfig.unchecked(
-                ctypes.byref(handle), ctypes.c_int(size), c_id, ctypes.c_int(rank), ctypes.byref(settings)
-            )
-            made.settle("ncclCommInitRankConfig", status)
+
+        def start() -> int:
+            call = nccl.ncclCommInitRankConfig.unchecked
+            status = call(ctypes.byref(handle), ctypes.c_int(size), c_id, ctypes.c_int(rank), ctypes.byref(settings))
+            if made.error is not None and handle.value and not made.is_aborted:  # nobody waits for it any more
+                nccl.ncclCommAbort.unchecked(handle)
+            return int(status)
+
+        made.wait_for("ncclCommInitRankConfig", start)
         monitor.watch(made)
         return made
+
+    def wait_for(self, function: str, start: Callable[[], int]) -> None:
+        """Make a call that the other ranks make, too, and wait until it has been taken; as `settle` raises."""
+
+        def call() -> int:
+            with self.device.context, relaxed():
+                return start()
+
+        try:  # one that blocks, on a thread that may be left there
+            status = within(self.deadline, call, function) if self.config.blocking else call()
+        except CollectiveError as error:
+            self.raise_failed(error)
+        with self.device.context, relaxed():
+            self.settle(function, status)
 
     def split(self, color: int | None, key: int = 0) -> Self | None:
         def start(handle: Any, settings: Any) -> int:
@@ -149,16 +172,12 @@ class NcclCommunicator(Communicator):
     def _derived(self, function: str, start: Callable[[Any, Any], int]) -> Self | None:
         self.check()
         handle, settings = nccl.ncclComm_t(), c_config(self.config)
+        self.wait_for(function, lambda: start(handle, settings))
+        if not handle.value:
+            return None
+        ranks = [ctypes.c_int(), ctypes.c_int()]
+        made = type(self)(handle, 0, 1, self.device, self.config, generation=self.generation, deadline=self.deadline)
         with self.device.context, relaxed():
-            with self.lock:
-                status = start(handle, settings)
-            self.settle(function, status)
-            if not handle.value:
-                return None
-            ranks = [ctypes.c_int(), ctypes.c_int()]
-            made = type(self)(
-                handle, 0, 1, self.device, self.config, generation=self.generation, deadline=self.deadline
-            )
             made.settle(function, IN_PROGRESS)
             nccl.ncclCommUserRank(handle, ctypes.byref(ranks[0]))
             nccl.ncclCommCount(handle, ctypes.byref(ranks[1]))
@@ -199,9 +218,13 @@ class NcclCommunicator(Communicator):
     def async_status(self) -> int:
         """What NCCL says of the communicator: 0, 7 while a call goes on, or an error."""
         told = ctypes.c_int()
-        with self.lock:
+        if not self.lock.acquire(timeout=LONGEST_CALL):  # another thread's call waits within NCCL
+            return IN_PROGRESS
+        try:
             self.check()
             status = nccl.ncclCommGetAsyncError.unchecked(self.c_handle, ctypes.byref(told))
+        finally:
+            self.lock.release()
         return int(status or told.value)
 
     def note(self, stream: ctypes.c_void_p, what: str) -> None:
@@ -231,9 +254,14 @@ class NcclCommunicator(Communicator):
     def stop(self) -> None:
         """Abort: kernels of its collectives end, and what they were to write is not to be read."""
         suspect(self.device, self, self.failure())
-        with self.lock:
+        is_alone = self.lock.acquire(timeout=LONGEST_CALL)  # else a call waits within NCCL, and ends by the abort
+        try:
             handle, self.c_handle = self.c_handle, nccl.ncclComm_t()
+        finally:
+            if is_alone:
+                self.lock.release()
         if handle.value:
+            self.is_aborted = True
             # It may wait for the GPU, where other work hangs: nobody who is told of the failure waits for that.
             threading.Thread(target=self._abort, args=(handle,), name="nccl abort", daemon=True).start()
 
@@ -245,24 +273,32 @@ class NcclCommunicator(Communicator):
         """Wait for what is under way on all ranks, and destroy it."""
         with self.lock:
             handle, self.c_handle = self.c_handle, nccl.ncclComm_t()
-        if handle.value and self.device.alive and self.device.fault is None:
-            with relaxed(), self.device.context:
-                self._finalize(handle)
+        if not handle.value or not self.device.alive or self.device.fault is not None:
+            return
+        claim = threading.Lock()  # whoever has it ends the handle, and nobody else
+        try:
+            within(self.deadline, lambda: self._finalize(handle, claim), "ncclCommFinalize")
+        except CollectiveError:  # what is under way has no end
+            if claim.acquire(blocking=False):
+                threading.Thread(target=self._abort, args=(handle,), name="nccl abort", daemon=True).start()
 
-    def _finalize(self, handle: Any) -> None:
-        until, told = time.monotonic() + self.deadline, ctypes.c_int()
-        status = nccl.ncclCommFinalize.unchecked(handle)
-        while status == IN_PROGRESS and time.monotonic() < until:
-            time.sleep(LONGEST)
-            status = nccl.ncclCommGetAsyncError.unchecked(handle, ctypes.byref(told)) or told.value
-        end = nccl.ncclCommAbort if status else nccl.ncclCommDestroy  # of one that did not finalize
-        end.unchecked(handle)
+    def _finalize(self, handle: Any, claim: threading.Lock) -> None:
+        """Wait for what is under way, and destroy what `handle` stands for, unless another thread has given that up."""
+        with relaxed(), self.device.context:
+            status, told = nccl.ncclCommFinalize.unchecked(handle), ctypes.c_int()
+            while status == IN_PROGRESS and not claim.locked():
+                time.sleep(LONGEST)
+                status = nccl.ncclCommGetAsyncError.unchecked(handle, ctypes.byref(told)) or told.value
+            if claim.acquire(blocking=False):
+                end = nccl.ncclCommAbort if status else nccl.ncclCommDestroy  # of one that did not finalize
+                end.unchecked(handle)
 
     def close(self) -> None:
         super().close()
         trust(self.device, self)
-        while self.pending:
-            self.device.recycle(self.pending.popleft().event)
+        with suppress(IndexError):
+            while True:
+                self.device.recycle(self.pending.popleft().event)
 
 
 def solo(device: Device) -> NcclCommunicator:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from cudabind.sys import nccl
-from dispatch.checks import check_int
+from dispatch.checks import check_bool, check_int
 from dispatch.errors import BadRequest, Refused
 
 __all__ = ["NcclConfig", "c_config", "version"]
@@ -34,6 +34,8 @@ class NcclConfig:
     """How NCCL carries the collectives of a communicator; None leaves a field to NCCL, and to its environment.
 
     Attributes:
+        blocking: whether NCCL enqueues a call before it returns. Else a thread of its own does, which is waited for
+            here, and takes longer. The deadline holds for either.
         cga_cluster_size: of its kernels' thread blocks, 0 to 8.
         min_ctas, max_ctas: how many thread blocks a kernel has, at least and at most.
         net_name: the network plugin, such as "Socket".
@@ -47,6 +49,7 @@ class NcclConfig:
         nvlink_centric_sched: whether kernels are placed for NVLink.
     """
 
+    blocking: bool = True
     cga_cluster_size: int | None = None
     min_ctas: int | None = None
     max_ctas: int | None = None
@@ -64,6 +67,9 @@ class NcclConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if field.name == "blocking":
+                check_bool(field.name, value)
+                continue
             is_word = field.name.endswith("_name")
             if value is not None and not is_word:
                 check_int(field.name, value, 0)
@@ -79,7 +85,7 @@ def version() -> tuple[int, int, int]:
 
 
 def c_config(config: NcclConfig) -> Any:
-    """`ncclConfig_t` of a communicator that does not block, as NCCL_CONFIG_INITIALIZER makes it but for what is said.
+    """`ncclConfig_t` of a communicator, as NCCL_CONFIG_INITIALIZER makes it but for what is said.
 
     Refused for a field that the installed NCCL does not have.
     """
@@ -90,10 +96,10 @@ def c_config(config: NcclConfig) -> Any:
             setattr(made, name, nccl.NCCL_CONFIG_UNDEF_INT)
     major, minor, patch = version()
     made.size, made.magic = ctypes.sizeof(made), MAGIC
-    made.version, made.blocking = 10000 * major + 100 * minor + patch, 0
+    made.version, made.blocking = 10000 * major + 100 * minor + patch, int(config.blocking)
     for field in fields(config):
         value = getattr(config, field.name)
-        if value is None:
+        if value is None or field.name == "blocking":
             continue
         if NAMES[field.name] not in kinds:
             raise Refused(f"{field.name} is none of NCCL {major}.{minor}'s: {', '.join(kinds)}")

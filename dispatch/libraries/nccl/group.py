@@ -7,7 +7,9 @@ https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/groups.html.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -51,7 +53,11 @@ def grouped() -> Iterator[None]:
         current.depth -= 1
         if current.depth == 0:
             calls, current.calls = current.calls, []
+            for communicator, *_ in calls:
+                communicator.back = time.monotonic() + communicator.deadline
             status = int(nccl.ncclGroupEnd.unchecked())
+            for communicator, *_ in calls:
+                communicator.back = math.inf
             _settle(calls, status)
 
 

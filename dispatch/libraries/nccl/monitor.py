@@ -6,16 +6,18 @@ learn of an error is a call; but who waits for a stream makes none, and NCCL's k
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from cudabind import driver
 from cudabind._fork import anew
 from dispatch.device.stream import NOT_READY, relaxed
-from dispatch.errors import CollectiveError, CollectiveTimeout, DispatchError
+from dispatch.errors import CollectiveError, CollectiveTimeout
 
 if TYPE_CHECKING:
     import ctypes
@@ -53,6 +55,7 @@ class Watched(Protocol):
     error: CollectiveError | None
     closed: bool
     deadline: float
+    back: float
 
     @property
     def pending(self) -> deque[Noted]:
@@ -114,8 +117,15 @@ def look(communicator: Watched) -> bool:
     try:
         with communicator.device.context:
             _let_go(communicator)
-        if communicator.pending and time.monotonic() > communicator.pending[0].until:
-            what = communicator.pending[0].what
+        if time.monotonic() > communicator.back:
+            late = f"a call has not come back from NCCL within {communicator.deadline:g} s"
+            communicator.fail(CollectiveTimeout(f"{communicator!r}: {late}"))
+            return False
+        if communicator.back < math.inf:
+            return True  # NCCL is asked about it by nobody else meanwhile
+        oldest = _oldest(communicator)
+        if oldest is not None and time.monotonic() > oldest.until:
+            what = oldest.what
             late = f"{what} was not done on all ranks within {communicator.deadline:g} s"
             communicator.fail(CollectiveTimeout(f"{communicator!r}: {late}"))
             return False
@@ -124,21 +134,28 @@ def look(communicator: Watched) -> bool:
             communicator.refuse("ncclCommGetAsyncError", status)
     except CollectiveError:
         return False  # it is told to who waits or calls
-    except DispatchError as error:  # the device is lost, or the communicator was closed meanwhile
+    except Exception as error:  # noqa: BLE001  # the device is lost, or whatever else: who waits must be told
         if not communicator.closed:
             communicator.fail(CollectiveError(f"{communicator!r}: {error}"))
         return False
     return bool(communicator.pending)
 
 
+def _oldest(communicator: Watched) -> Noted | None:
+    """The call that is to be done first; other threads take and add some."""
+    try:
+        return communicator.pending[0]
+    except IndexError:
+        return None
+
+
 def _let_go(communicator: Watched) -> None:
     pending, device = communicator.pending, communicator.device
-    while pending:
-        first = pending[0]
-        status = driver.cuEventQuery.unchecked(first.event)
-        if status == NOT_READY:
-            return
-        if status:
-            device.fail(status, "cuEventQuery")
-        pending.popleft()
-        device.recycle(first.event)
+    with suppress(IndexError):  # none is left; `close` takes them, too
+        while True:
+            status = driver.cuEventQuery.unchecked(pending[0].event)
+            if status == NOT_READY:
+                return
+            if status:
+                device.fail(status, "cuEventQuery")
+            device.recycle(pending.popleft().event)

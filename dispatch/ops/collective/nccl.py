@@ -9,6 +9,8 @@ https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/colls.html.
 from __future__ import annotations
 
 import ctypes
+import math
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,7 +64,9 @@ class NcclPlan(Plan):
         with comm.lock:
             comm.check()
             self._stream.value = executor.target.value
+            comm.back = time.monotonic() + comm.deadline  # connections may be made now, which waits for others
             status = self._call(arguments)
+            comm.back = math.inf
         is_captured = executor.captured  # its graph is not under way as yet
         if group.current.depth:
             if status not in (0, IN_PROGRESS):

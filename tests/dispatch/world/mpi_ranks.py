@@ -35,6 +35,12 @@ def summed(world, n=1000):
     return bool((found == sum(1.0 + each for each in world.members)).all())
 
 
+def hurried(world):
+    """A world whose ranks have met, with a short deadline from now on."""
+    world.deadline = world.communicator.deadline = DEADLINE
+    return world
+
+
 def collectives(_):
     """Every collective, op and dtype against the reference."""
     with dp.World.from_mpi(deadline=20) as world:
@@ -45,7 +51,7 @@ def collectives(_):
 def lose(way, *victims):
     """Some ranks end, or stop, in the middle of collectives; the others go on."""
     victims = [*map(int, victims)]
-    world = dp.World.from_mpi(deadline=DEADLINE)
+    world = hurried(dp.World.from_mpi(deadline=60))
     ids = dp.all_gather(world.device.array(np.array([os.getpid()])), comm=world).numpy()[:, 0]
     kept = world.device.array(np.arange(100.0))  # memory that the loss must leave alone
     dp.barrier(comm=world)
@@ -83,7 +89,7 @@ def lose(way, *victims):
 
 def late(_):
     """A rank that was stopped wakes up once the others have gone on, and is told."""
-    world = dp.World.from_mpi(deadline=DEADLINE)
+    world = hurried(dp.World.from_mpi(deadline=60))
     ids = dp.all_gather(world.device.array(np.array([os.getpid()])), comm=world).numpy()[:, 0]
     if world.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)

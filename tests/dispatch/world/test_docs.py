@@ -21,7 +21,7 @@ def test_the_example_prints_what_stands_below_it():
 
 def test_the_table_has_every_call():
     table = TEXT[TEXT.index("| request | x |") : TEXT.index("- **Reductions**")]
-    named = {name for line in table.splitlines() for name in re.findall(r"`(\w+)", line.split("|")[1])}
+    named = {name for line in table.strip().splitlines() for name in re.findall(r"`(\w+)", line.split("|")[1])}
     assert named == set(FAMILIES["collective"][1])
     for name in named:
         assert callable(getattr(dp, name))

@@ -28,7 +28,7 @@ def total(world):
     return float(dp.all_reduce(full(world, world.rank + 1), comm=world).numpy()[0])
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 2, pytest.param(3, marks=pytest.mark.exhaustive)])
 def test_every_collective_gives_what_the_reference_gives(count):
     with dp.World.local(["host"] * count, deadline=60) as world:
         assert world.run(collective_cases.failures) == [[]] * count

@@ -1,5 +1,6 @@
 """Plans and communicators of NCCL over a stand-in for it: arguments, groups, what goes on, fails, and is late."""
 
+import gc
 import importlib.util
 import threading
 import time
@@ -16,7 +17,7 @@ from dispatch.device.host import HostDevice
 from dispatch.device.stream import NULL_CONTEXT
 from dispatch.errors import BadRequest, Closed, CollectiveError, CollectiveTimeout, Refused
 from dispatch.keys import F32, HOST, Arch
-from dispatch.libraries.nccl import monitor
+from dispatch.libraries.nccl import memory, monitor
 from dispatch.libraries.nccl.communicator import NcclCommunicator, unique_id
 from dispatch.libraries.nccl.config import NcclConfig, c_config
 from dispatch.ops import FAMILIES
@@ -102,7 +103,7 @@ def test_a_plan_of_one_rank_is_right(row, library, executor, monkeypatch, each):
     each(case_module.cases(row), look)
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.exhaustive)])
 def test_plans_of_several_ranks_give_what_the_reference_gives(library, executor, count):
     comms, run = ranks(library, count), runner(executor)
 
@@ -248,6 +249,19 @@ def test_aborting_from_another_thread_never_meets_a_call(library, executor):
     waited(lambda: len(library.aborted) == 1)
 
 
+def test_closing_waits_no_longer_than_the_deadline(library, monkeypatch):
+    (comm,) = ranks(library, 1, deadline=0.1)
+    never, handle = threading.Event(), comm.c_handle.value
+    monkeypatch.setattr(library, "_CommFinalize", lambda _: never.wait(20) and 0)
+    comm.close()
+    waited(lambda: library.aborted == [handle])
+    with pytest.raises(Closed):
+        comm.check()
+    never.set()  # what comes back so late leaves the handle alone, which is gone
+    waited(lambda: all(thread.name != "ncclCommFinalize" for thread in threading.enumerate()))
+    assert (library.aborted, library.destroyed) == ([handle], [])
+
+
 def test_a_call_within_a_capture_is_not_noted(library, executor):
     (comm,) = ranks(library, 1)
     executor.captured = True
@@ -255,13 +269,42 @@ def test_a_call_within_a_capture_is_not_noted(library, executor):
     assert not comm.pending
 
 
-def test_communicators_are_made_split_shrunk_and_destroyed(library):
+def test_a_call_that_waits_within_nccl_ends_by_the_monitor(library, executor):
+    """Connections are made by a first call, which waits for the other ranks."""
+    (comm,) = ranks(library, 1, deadline=0.2)
+    library.stuck = True
+    monitor.watch(comm)
+    with pytest.raises(CollectiveTimeout, match=r"has not come back from NCCL within 0.2 s"):
+        runner(executor)(dp.AllReduceRequest(comm.device.array([1.0], "f32"), comm=comm))
+    waited(lambda: len(library.aborted) == 1)
+    comm.close()
+
+
+def test_ranks_that_do_not_come_to_the_beginning_are_a_timeout(library, monkeypatch):
+    never = threading.Event()
+
+    def late(pointer, *_):
+        never.wait(20)
+        pointer._obj.value = library._made(stand_in.Hall(1), 0)
+
+    monkeypatch.setattr(library, "_CommInitRankConfig", late)
+    with pytest.raises(CollectiveTimeout, match=r"ncclCommInitRankConfig was not done within 0.1 s"):
+        NcclCommunicator.create(library.gpu, 0, 2, unique_id(), deadline=0.1)
+    never.set()
+    waited(lambda: all(thread.name != "ncclCommInitRankConfig" for thread in threading.enumerate()))
+    assert library.aborted == list(library.comms), "what came so late was let go of"
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_communicators_are_made_split_shrunk_and_destroyed(library, blocking):
     library.slow = 2
     identity = unique_id()
     assert len(identity) == 128
 
     def make(rank):
-        return NcclCommunicator.create(library.gpu, rank, 4, identity, NcclConfig(max_ctas=8), deadline=20)
+        return NcclCommunicator.create(
+            library.gpu, rank, 4, identity, NcclConfig(blocking=blocking, max_ctas=8), deadline=20
+        )
 
     def shape(comm):
         comm.rank, comm.size = comm.rank, comm.size
@@ -288,6 +331,34 @@ def test_communicators_are_made_split_shrunk_and_destroyed(library):
     assert library.aborted == []
 
 
+def test_memory_of_nccls_own_is_registered_and_goes_back(library, executor):
+    comms = ranks(library, 2)
+    made = [memory.empty(comm.device, (3, 5), "bf16") for comm in comms]
+    assert [tensor.ptr % 4096 for tensor in made] == [0, 0]
+    assert (made[0].shape, str(made[0].dtype), made[0].nbytes) == ((3, 5), "bf16", 30)
+    windows = on_threads(lambda comm: memory.window(comm, made[comm.rank]), comms)
+    with memory.register(comms[0], made[0]):
+        assert sorted(library.registered.values()) == sorted([(t.ptr, 30) for t in (*made, made[0])])
+    assert len(library.registered) == 2
+    for each in windows:
+        each.close()
+        each.close()
+    assert library.registered == {}
+    strided, other = comms[0].device.zeros((4, 4)).T, comms[0].device.zeros((4, 4))[0, 1:]
+    with pytest.raises(BadRequest, match="dense in C order"):
+        memory.register(comms[0], strided)
+    with pytest.raises(BadRequest, match="memory of NCCL's"):
+        memory.window(comms[0], other)
+    x = made[0]
+    x.copy_from(np.ones((3, 5)))
+    (alone,) = ranks(library, 1)
+    assert runner(executor)(dp.AllReduceRequest(x, comm=alone, out=x)).numpy().sum() == 15
+    made.clear()
+    del windows, each, x, strided, other
+    gc.collect()
+    waited(lambda: library.memory == {})
+
+
 @pytest.mark.usefixtures("library")
 def test_a_host_is_no_place_for_nccl():
     with pytest.raises(BadRequest, match="a GPU"):
@@ -295,14 +366,15 @@ def test_a_host_is_no_place_for_nccl():
 
 
 def test_a_configuration_is_ncclss_own():
-    made = c_config(NcclConfig(min_ctas=2, net_name="Socket", comm_name="mine"))
+    assert c_config(NcclConfig()).blocking == 1
+    made = c_config(NcclConfig(blocking=False, min_ctas=2, net_name="Socket", comm_name="mine"))
     assert (made.magic, made.blocking, made.minCTAs) == (0xCAFEBEEF, 0, 2)
     assert made.maxCTAs == -(2**31)
     import ctypes
 
     assert ctypes.string_at(made.netName) == b"Socket"
     assert ctypes.string_at(made.commName) == b"mine"
-    for wrong in ({"min_ctas": -1}, {"net_name": 3}):
+    for wrong in ({"min_ctas": -1}, {"net_name": 3}, {"blocking": None}):
         with pytest.raises(BadRequest):
             NcclConfig(**wrong)
 

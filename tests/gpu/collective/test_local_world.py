@@ -15,6 +15,7 @@ import pytest
 import dispatch as dp
 from cudabind import driver
 from dispatch.errors import CollectiveError, CollectiveTimeout, RankLost
+from dispatch.libraries.nccl import memory
 
 MIB = 1 << 20
 # Bytes for each rank: none, single elements, around what a warp and a 16-byte load take, and much.
@@ -195,6 +196,24 @@ def test_abort_ends_a_kernel_that_waits(two):
 
     with dp.World.local(two, deadline=60) as world:
         assert world.run(run)[0] < 10
+
+
+@pytest.mark.parametrize("kind", ["registered", "window"])
+def test_registered_memory(two, nccl, kind):
+    if kind == "window" and nccl < (2, 28, 0):
+        pytest.skip(f"windows came with NCCL 2.28, {nccl} is installed")
+
+    def run(world):
+        comm = world.communicator
+        x, out = (memory.empty(world.device, (1 << 20,), "f32") for _ in range(2))
+        x.copy_from(np.full(1 << 20, world.rank + 1.0))
+        make = memory.register if kind == "registered" else memory.window
+        with make(comm, x), make(comm, out):
+            dp.all_reduce(x, comm=comm, out=out)
+            return float(out.numpy()[-1])
+
+    with dp.World.local(two, deadline=60) as world:
+        assert world.run(run) == [3.0, 3.0]
 
 
 def test_splits_and_shrinks(two):

@@ -1,0 +1,42 @@
+"""Calls of libraries that may wait for ever, and are given up after a time."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dispatch.errors import CollectiveError, CollectiveTimeout, DispatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["within"]
+
+T = TypeVar("T")
+
+
+def within(seconds: float, call: Callable[[], T], what: str) -> T:
+    """What a call gives that has no waiting form; CollectiveTimeout where it takes longer, CollectiveError if it fails.
+
+    It goes on then, on a thread that no exit waits for.
+    """
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.extend((call(), None))
+        except BaseException as error:  # noqa: BLE001  # it is raised where it is waited for
+            found.extend((None, error))
+
+    thread = threading.Thread(target=run, name=what, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if len(found) < 2:
+        raise CollectiveTimeout(f"{what} was not done within {seconds:g} s")
+    result, error = found
+    if isinstance(error, DispatchError):
+        raise error
+    if error is not None:
+        raise CollectiveError(f"{what} failed: {error}") from error
+    made: T = result
+    return made

@@ -1,0 +1,139 @@
+"""Memory that NCCL moves best: its own allocations, and memory that a communicator is told of before it is used.
+
+Peers read registered memory in place, where others' is copied through buffers; a window is registered by all ranks
+together, and symmetric kernels and copies of the device itself work over those. Follows
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/bufferreg.html.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import TYPE_CHECKING, Any
+
+from cudabind.sys import nccl
+from dispatch.checks import check_dtype, check_shape
+from dispatch.device.layout import c_strides
+from dispatch.device.storage import Storage
+from dispatch.device.stream import relaxed
+from dispatch.device.tensor import Tensor
+from dispatch.errors import BadRequest
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from dispatch.device.device import Device
+    from dispatch.libraries.nccl.communicator import NcclCommunicator
+
+__all__ = ["Registration", "empty", "register", "window"]
+
+ALIGNMENT = 4096  # NCCL_WIN_REQUIRED_ALIGNMENT
+SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC
+
+
+class _Allocation:
+    """Memory of `ncclMemAlloc`, which goes back when nobody uses it any more."""
+
+    def __init__(self, device: Any, nbytes: int) -> None:
+        self._device, self._at = device, ctypes.c_void_p()
+        with device.context, relaxed():
+            nccl.ncclMemAlloc(ctypes.byref(self._at), nbytes)
+        self.address = int(self._at.value or 0)
+
+    def __del__(self) -> None:
+        if self._at.value and self._device.alive and not sys.is_finalizing():
+            with self._device.context, relaxed():
+                nccl.ncclMemFree.unchecked(self._at)
+
+
+def _hand_back(storage: Storage) -> None:
+    """Let the memory go once our streams are done with it."""
+    if storage.device.alive and storage.device.fault is None:
+        storage.device.park(storage)
+
+
+def empty(device: Device, shape: int | tuple[int, ...], dtype: Any = "f32") -> Tensor:
+    """An uninitialized tensor in memory of NCCL's own, which every kind of registration takes."""
+    kind = check_dtype("dtype", dtype)
+    extents = check_shape("shape", shape, kind.bits)
+    strides = c_strides(extents)
+    elements = 1
+    for extent in extents:
+        elements *= extent
+    nbytes = max(-(-elements * kind.bits // 8), 1)
+    held = _Allocation(device, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+    storage = Storage(device, held.address, nbytes, device.executor().stream, _hand_back, held)
+    return Tensor(storage, held.address, device.layout(kind, extents, strides, held.address))
+
+
+class Registration:
+    """Memory that a communicator knows; `close()`, or its end, has it forget the memory, which is kept until then.
+
+    Close windows on all ranks. A communicator that has failed has forgotten all of its own.
+    """
+
+    def __init__(self, communicator: NcclCommunicator, tensor: Tensor, c_handle: Any, function: str) -> None:
+        self.communicator, self.tensor = communicator, tensor
+        self._c_handle, self._function = c_handle, function
+
+    def close(self) -> None:
+        """Have the communicator forget the memory; a second call does nothing."""
+        comm, handle = self.communicator, self._c_handle
+        if handle is None:
+            return
+        self._c_handle = None
+        if comm.error is None and not comm.closed and comm.device.alive:
+            with comm.device.context, relaxed(), comm.lock:
+                getattr(nccl, self._function).unchecked(comm.c_handle, handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.close()
+
+
+def _span(communicator: NcclCommunicator, tensor: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_size_t]:
+    """The bytes of a tensor, which lie together."""
+    communicator.check()
+    if tensor.device is not communicator.device:
+        raise BadRequest("tensor", f"one on {tensor.device!r}", f"one on {communicator.device!r}")
+    if not tensor.layout.is_contiguous or not tensor.size:
+        raise BadRequest("tensor", str(tensor.layout), "elements that are dense in C order")
+    return ctypes.c_void_p(tensor.ptr), ctypes.c_size_t(tensor.nbytes)
+
+
+def register(communicator: NcclCommunicator, tensor: Tensor) -> Registration:
+    """Tell a communicator of memory that its calls will use; each rank by itself."""
+    address, size = _span(communicator, tensor)
+    handle = ctypes.c_void_p()
+
+    def start() -> int:
+        with communicator.lock:
+            call = nccl.ncclCommRegister.unchecked
+            return int(call(communicator.c_handle, address, size, ctypes.byref(handle)))
+
+    communicator.wait_for("ncclCommRegister", start)
+    return Registration(communicator, tensor, handle, "ncclCommDeregister")
+
+
+def window(communicator: NcclCommunicator, tensor: Tensor) -> Registration:
+    """Make memory of all ranks a symmetric window: all call this, with tensors of one size that `empty` has made."""
+    address, size = _span(communicator, tensor)
+    if tensor.ptr % ALIGNMENT:
+        hint = "dispatch.libraries.nccl.memory.empty(device, shape, dtype)"
+        raise BadRequest(
+            "tensor", f"an address at {tensor.ptr % ALIGNMENT} of {ALIGNMENT} bytes", "memory of NCCL's", hint
+        )
+    handle = nccl.ncclWindow_t()
+
+    def start() -> int:
+        call = nccl.ncclCommWindowRegister.unchecked
+        return int(call(communicator.c_handle, address, size, ctypes.byref(handle), ctypes.c_int(SYMMETRIC)))
+
+    communicator.wait_for("ncclCommWindowRegister", start)
+    return Registration(communicator, tensor, handle, "ncclCommWindowDeregister")
