@@ -34,6 +34,7 @@ V12 = (12, 5)
 V12_5_4 = (12, 5, 4)  # before it SpMV remembered what an earlier call had put into its workspace, which plans share
 ALL = (F32, F64, C64, C128)
 ANY      = (rules.aligned, rules.elements, rules.index_pair, rules.results)
+DENSE_A  = (rules.aligned, rules.lines, rules.results)
 VECTOR   = (*ANY, rules.blocks, rules.vectors)
 MATRIX   = (*ANY, rules.blocks, rules.lines, rules.steady)
 SAMPLED  = (*ANY, rules.only_csr, rules.lines)

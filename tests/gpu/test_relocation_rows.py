@@ -131,12 +131,14 @@ def run_row(row, device, rng, most):
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_row_is_the_same_at_other_addresses(row, dev, rng):
+def test_a_row_is_the_same_at_other_addresses(row, dev, rng, skip_without):
+    skip_without(row)
     run_row(row, dev, rng, CASES)
 
 
 @pytest.mark.parametrize("row", CUTLASS, ids=lambda row: row.name)
-def test_a_row_of_cutlass_is_the_same_at_other_addresses(row, dev, rng):
+def test_a_row_of_cutlass_is_the_same_at_other_addresses(row, dev, rng, skip_without):
+    skip_without(row)
     run_row(row, dev, rng, 1)
 
 

@@ -77,7 +77,7 @@ def executor(on_cpu, monkeypatch):
 
     NAMES = {}
 
-    def loaded(source, name, chosen, device):
+    def loaded(source, name, chosen, _):
         assert source == compression_kernels.SOURCE
         NAMES[len(NAMES) + 1] = name, chosen
         return len(NAMES)
@@ -132,7 +132,7 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_large_matrices_come_sorted_in_every_format_and_order(shape, executor, rng):
     values = rng.standard_normal(shape).astype("f4") * (rng.random(shape) < 0.3)
-    rows, columns = np.nonzero(values)
+    rows, _ = np.nonzero(values)
     for a in (DEV.array(values), DEV.array(np.ascontiguousarray(values.T)).T):
         assert run(dp.DenseNnzRequest(a), executor).tolist() == [len(rows)]
         assert not executor.synced, "a count is waited for by nobody"
