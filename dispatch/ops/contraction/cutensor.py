@@ -42,17 +42,19 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     own = preference_of(request)
 
     def planned(preference: Preference) -> TensorPlan:
-        return TensorPlan(executor, row, calls_of(request, row, preference), capture_safe=not sums_to_a_scalar(request))
+        return TensorPlan(executor, row, calls_of(request, row, preference), capture_safe=not is_unsafe(request))
 
     return tuned(request, executor, row, own, planned) if request.autotune else planned(own)
 
 
-def sums_to_a_scalar(request: Any) -> bool:
-    """Whether two tensors are contracted to a scalar, which is not recorded.
+def is_unsafe(request: Any) -> bool:
+    """Whether a call is not recorded: three tensors are contracted, or two of them to a scalar.
 
-    Of those cuTENSOR 2.8.1 has kernels with which it runs a part at once, outside of a recording: of three tensors on
-    an H100, where the second contraction is one; of two of bf16 it failed as well, of other dtypes it did not.
+    cuTENSOR 2.8.1 ran a part of some of these at once, outside of a recording, on an H100: at made-up addresses that
+    was the end of the context, and within a caller's capture CUTENSOR_STATUS_CUDA_ERROR.
     """
+    if request.op == "contract_trinary":
+        return True
     if request.op != "contract" or any(request.sizes[mode] > 1 for mode in request.result_modes):
         return False
     return any(size > 1 for size in request.sizes.values())

@@ -57,7 +57,8 @@ class Compression:
 
     def total(self, work: int) -> int:
         """Where in workspace `counting` puts how many elements there are."""
-        return work + (self.count + self.chunks) * COUNT_BYTES
+        at: int = work + (self.count + self.chunks) * COUNT_BYTES
+        return at
 
     def counting(self, a: int, work: int, total: int) -> tuple[Launched, ...]:
         """Count each line, and scan the counts."""
