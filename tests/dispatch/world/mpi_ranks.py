@@ -36,9 +36,9 @@ def summed(world, n=1000):
 
 
 def hurried(world):
-    """A world whose ranks have met, with a short deadline from now on."""
+    """Have all ranks come, on a machine that has other things to do, and a short deadline from then on."""
+    dp.barrier(comm=world)
     world.deadline = world.communicator.deadline = DEADLINE
-    return world
 
 
 def collectives(_):
@@ -51,10 +51,10 @@ def collectives(_):
 def lose(way, *victims):
     """Some ranks end, or stop, in the middle of collectives; the others go on."""
     victims = [*map(int, victims)]
-    world = hurried(dp.World.from_mpi(deadline=60))
+    world = dp.World.from_mpi(deadline=60)
     ids = dp.all_gather(world.device.array(np.array([os.getpid()])), comm=world).numpy()[:, 0]
     kept = world.device.array(np.arange(100.0))  # memory that the loss must leave alone
-    dp.barrier(comm=world)
+    hurried(world)
     begun, error = time.monotonic(), None
     try:
         if world.rank in victims:
@@ -89,8 +89,9 @@ def lose(way, *victims):
 
 def late(_):
     """A rank that was stopped wakes up once the others have gone on, and is told."""
-    world = hurried(dp.World.from_mpi(deadline=60))
+    world = dp.World.from_mpi(deadline=60)
     ids = dp.all_gather(world.device.array(np.array([os.getpid()])), comm=world).numpy()[:, 0]
+    hurried(world)
     if world.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     try:

@@ -42,7 +42,7 @@ def ranks(count, *words):
             os.killpg(process.pid, signal.SIGKILL)  # its ranks are in groups of their own, and end with it
             raise
     told = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    assert told, output + errors
+    assert told, f"status {process.returncode}: {output}{errors}"
     return told, SimpleNamespace(returncode=process.returncode, stderr=errors)
 
 
