@@ -108,30 +108,33 @@ def test_a_picture_there_and_back(gpu, handle, image, picture):
 def test_its_memory_comes_from_functions_of_python(gpu, image, picture):
     held, freed = {}, []
 
-    def allocate(_user, where, size, _stream):
+    def allocate(where, size):
         memory = int(driver.cuMemAlloc(max(size, 1)))
         held[memory] = size
         c_void_p.from_address(where).value = memory
         return 0
 
-    def free(_user, memory, _size, _stream):
+    def free(memory):
         freed.append(held.pop(memory))
         driver.cuMemFree(memory)
         return 0
 
-    def allocate_locked(_user, where, size, _stream):
-        c_void_p.from_address(where).value = int(driver.cuMemHostAlloc(max(size, 1), 0))
+    def allocate_locked(where, size, flags):
+        memory = int(driver.cuMemHostAlloc(max(size, 1), flags))
+        held[memory] = size
+        c_void_p.from_address(where).value = memory
         return 0
 
-    def free_locked(_user, memory, _size, _stream):
+    def free_locked(memory):
+        freed.append(held.pop(memory))
         driver.cuMemFreeHost(memory)
         return 0
 
-    own = nvjpeg.nvjpegDevAllocatorV2_t(dev_malloc=allocate, dev_free=free)
-    locked = nvjpeg.nvjpegPinnedAllocatorV2_t(pinned_malloc=allocate_locked, pinned_free=free_locked)
+    own = nvjpeg.nvjpegDevAllocator_t(dev_malloc=allocate, dev_free=free)
+    locked = nvjpeg.nvjpegPinnedAllocator_t(pinned_malloc=allocate_locked, pinned_free=free_locked)
     default = nvjpeg.nvjpegBackend_t.NVJPEG_BACKEND_DEFAULT
     handle, file = nvjpeg.nvjpegHandle_t(), io.BytesIO()
-    nvjpeg.nvjpegCreateExV2(default, own, locked, 0, handle)  # it wants both
+    nvjpeg.nvjpegCreateEx(default, own, locked, 0, handle)
     del own, locked
     image.fromarray(picture).save(file, "JPEG", quality=95, subsampling=0)
     data, state = file.getvalue(), nvjpeg.nvjpegJpegState_t()
@@ -153,15 +156,15 @@ def test_what_an_allocator_raises_is_raised_by_the_call_that_wanted_memory(image
     def refuse(*_):
         raise MemoryError("none for pictures")
 
-    own = nvjpeg.nvjpegDevAllocatorV2_t(dev_malloc=refuse, dev_free=lambda *_: 0)
-    locked = nvjpeg.nvjpegPinnedAllocatorV2_t(pinned_malloc=refuse, pinned_free=lambda *_: 0)
+    own = nvjpeg.nvjpegDevAllocator_t(dev_malloc=refuse, dev_free=lambda *_: 0)
+    locked = nvjpeg.nvjpegPinnedAllocator_t(pinned_malloc=refuse, pinned_free=lambda *_: 0)
     handle, state, file = nvjpeg.nvjpegHandle_t(), nvjpeg.nvjpegJpegState_t(), io.BytesIO()
     image.fromarray(picture).save(file, "JPEG")
     target, data, out = nvjpeg.nvjpegImage_t(), file.getvalue(), gpu.poisoned(picture.shape, np.uint8)
     target.channel[0], target.pitch[0] = out.ptr, 3 * WIDTH
 
     def work():  # whichever of them wants memory first
-        nvjpeg.nvjpegCreateExV2(nvjpeg.nvjpegBackend_t.NVJPEG_BACKEND_DEFAULT, own, locked, 0, handle)
+        nvjpeg.nvjpegCreateEx(nvjpeg.nvjpegBackend_t.NVJPEG_BACKEND_DEFAULT, own, locked, 0, handle)
         nvjpeg.nvjpegJpegStateCreate(handle, state)
         nvjpeg.nvjpegDecode(handle, state, data, len(data), INTERLEAVED, target, NO_STREAM)
 
