@@ -49,6 +49,7 @@ class Communicator(ABC):
     """
 
     library: ClassVar[str]  # by which plans know it
+    is_constant: ClassVar[bool] = True  # to what is remembered of calls: another one is another call
 
     def __init__(
         self, rank: int, size: int, device: Device, *, generation: int = 0, deadline: float = DEADLINE

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dispatch.core.communicator import Communicator
 from dispatch.core.request_class import is_tensor
 from dispatch.device.tensor import Tensor
 from dispatch.keys import Dtype
@@ -214,7 +213,7 @@ def is_constant(value: Any) -> bool:
         return issubclass(value, np.generic) or value in (bool, int, float, complex)
     if "__dataclass_params__" in vars(kind):
         return kind.__dataclass_params__.frozen and all(is_constant(getattr(value, f.name)) for f in fields(value))
-    return kind in CONSTANTS or isinstance(value, (Enum, np.dtype, Communicator))
+    return kind in CONSTANTS or isinstance(value, (Enum, np.dtype)) or getattr(kind, "is_constant", False)
 
 
 def same(held: Any, given: Any) -> bool:

@@ -43,7 +43,7 @@ hostile = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(hostile)
 
 MADE = 1 << 50  # where memory for outputs begins
-ROUNDS = 1500
+ROUNDS = 1700
 HANDLES = itertools.count(1000)
 REFUSED = 23  # so many elements along the first axis no row takes
 
