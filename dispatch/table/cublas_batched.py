@@ -42,7 +42,7 @@ ROUTINES = (
     ("inv",       "matinvBatched", (*SMALL, general, up_to_32),   cublas_derived, TINY, H100),
     ("inv",       "getriBatched",  (*SMALL, general),             cublas_derived, MANY, H100),
     ("lstsq",     "gelsBatched",   (*SMALL, of_full_rank, tall),  cublas_derived, MANY, H100),
-    ("expm",      "getrsBatched",  SMALL,                         cublas_derived, MANY, ()),
+    ("expm",      "getrsBatched",  SMALL,                         cublas_derived, MANY, H100),
 )
 # fmt: on
 

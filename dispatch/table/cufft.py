@@ -24,9 +24,10 @@ __all__ = ["ROWS"]
 SM75 = Arch(75)
 V11 = (11, 0)
 RULES = (aligned,)
-EXEC = ("cufft", "cufftXtExec", cufft_dft, ("H100",))
-FUSED = ("cufft", "cufftXtSetJITCallback", cufft_callback_dft, ())
-COSINE = ("cufft", "cufftXtExec", cufft_cosine, ("H100",))
+H100 = ("H100",)
+EXEC = ("cufft", "cufftXtExec", cufft_dft, H100)
+FUSED = ("cufft", "cufftXtSetJITCallback", cufft_callback_dft, H100)
+COSINE = ("cufft", "cufftXtExec", cufft_cosine, H100)
 
 GPU_ROWS = (
 #       op      a, out        compute rules min_arch, max_arch, min_version, calls, run_on

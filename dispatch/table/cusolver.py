@@ -47,7 +47,7 @@ BY_GESVD = (*RULES, by_gesvd)
 LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
 SYM   = (*RULES, not_hermitian)
 HER   = (*RULES, hermitian)
-CHOLESKY  = ("cusolverDn", "cusolverDnXpotrf", cusolver_linalg)
+CHOLESKY  = ("cusolverDn", "cusolverDnXpotrf", cusolver_linalg, H100)
 CHO_SOLVE = ("cusolverDn", "cusolverDnXpotrs", cusolver_linalg, H100)
 LU_FACTOR = ("cusolverDn", "cusolverDnXgetrf", cusolver_linalg)
 SLU_SOLVE = ("cublas",     "cublasStrsm_v2",   cusolver_linalg, H100)
@@ -67,21 +67,21 @@ SSYGVD    = ("cusolverDn", "cusolverDnSsygvd", cusolver_eigen, H100)
 DSYGVD    = ("cusolverDn", "cusolverDnDsygvd", cusolver_eigen, H100)
 CHEGVD    = ("cusolverDn", "cusolverDnChegvd", cusolver_eigen, H100)
 ZHEGVD    = ("cusolverDn", "cusolverDnZhegvd", cusolver_eigen, H100)
-EIG       = ("cusolverDn", "cusolverDnXgeev",  cusolver_eigen)
+EIG       = ("cusolverDn", "cusolverDnXgeev",  cusolver_eigen, H100)
 GESVDR    = ("cusolverDn", "cusolverDnXgesvdr", cusolver_eigen, H100)
 SVD       = ("cusolverDn", "cusolverDnXgesvd", cusolver_eigen, H100)
 QR_MULTIPLY = ("cusolverDn", "cusolverDnXgeqrf", cusolver_derived, H100)
-SORGQR    = ("cusolverDn", "cusolverDnSorgqr", cusolver_derived)
-DORGQR    = ("cusolverDn", "cusolverDnDorgqr", cusolver_derived)
-CORGQR    = ("cusolverDn", "cusolverDnCungqr", cusolver_derived)
-ZORGQR    = ("cusolverDn", "cusolverDnZungqr", cusolver_derived)
-SORMQR    = ("cusolverDn", "cusolverDnSormqr", cusolver_derived)
-DORMQR    = ("cusolverDn", "cusolverDnDormqr", cusolver_derived)
-CORMQR    = ("cusolverDn", "cusolverDnCunmqr", cusolver_derived)
-ZORMQR    = ("cusolverDn", "cusolverDnZunmqr", cusolver_derived)
-POLAR     = ("cusolverDn", "cusolverDnXgesvd", cusolver_polar)
-EXPM      = ("cusolverDn", "cusolverDnXgetrf", cusolver_expm)
-INV       = ("cusolverDn", "cusolverDnXgetrf", cusolver_derived)
+SORGQR    = ("cusolverDn", "cusolverDnSorgqr", cusolver_derived, H100)
+DORGQR    = ("cusolverDn", "cusolverDnDorgqr", cusolver_derived, H100)
+CORGQR    = ("cusolverDn", "cusolverDnCungqr", cusolver_derived, H100)
+ZORGQR    = ("cusolverDn", "cusolverDnZungqr", cusolver_derived, H100)
+SORMQR    = ("cusolverDn", "cusolverDnSormqr", cusolver_derived, H100)
+DORMQR    = ("cusolverDn", "cusolverDnDormqr", cusolver_derived, H100)
+CORMQR    = ("cusolverDn", "cusolverDnCunmqr", cusolver_derived, H100)
+ZORMQR    = ("cusolverDn", "cusolverDnZunmqr", cusolver_derived, H100)
+POLAR     = ("cusolverDn", "cusolverDnXgesvd", cusolver_polar, H100)
+EXPM      = ("cusolverDn", "cusolverDnXgetrf", cusolver_expm, H100)
+INV       = ("cusolverDn", "cusolverDnXgetrf", cusolver_derived, H100)
 DET       = ("cusolverDn", "cusolverDnXgetrf", cusolver_derived, H100)
 OF_SVD    = ("cusolverDn", "cusolverDnXgesvd", cusolver_derived, H100)
 
@@ -90,7 +90,7 @@ GPU_ROWS = (
     Row("cholesky",  (F32,  F32),  None,   RULES, SM75, None, V11_7, *CHOLESKY),
     Row("cholesky",  (F64,  F64),  None,   RULES, SM75, None, V11_7, *CHOLESKY),
     Row("cholesky",  (C64,  C64),  None,   RULES, SM75, None, V11_7, *CHOLESKY),
-    Row("cholesky",  (C128, C128), None,   RULES, SM75, None, V11_7, *CHOLESKY, H100),
+    Row("cholesky",  (C128, C128), None,   RULES, SM75, None, V11_7, *CHOLESKY),
     Row("cho_solve", (F32,  F32),  None,   RULES, SM75, None, V11_7, *CHO_SOLVE),
     Row("cho_solve", (F64,  F64),  None,   RULES, SM75, None, V11_7, *CHO_SOLVE),
     Row("cho_solve", (C64,  C64),  None,   RULES, SM75, None, V11_7, *CHO_SOLVE),
@@ -149,21 +149,21 @@ GPU_ROWS = (
     Row("qr_multiply", (F64, F64), None, RULES, SM75, None, V11_7, *QR_MULTIPLY),
     Row("qr_multiply", (C64, C64), None, RULES, SM75, None, V11_7, *QR_MULTIPLY),
     Row("qr_multiply", (C128, C128), None, RULES, SM75, None, V11_7, *QR_MULTIPLY),
-    Row("orgqr",     (F32, F32), None, RULES, SM75, None, V11_7, *SORGQR, H100),
+    Row("orgqr",     (F32, F32), None, RULES, SM75, None, V11_7, *SORGQR),
     Row("orgqr",     (F64, F64), None, RULES, SM75, None, V11_7, *DORGQR),
     Row("orgqr",     (C64, C64), None, RULES, SM75, None, V11_7, *CORGQR),
     Row("orgqr",     (C128, C128), None, RULES, SM75, None, V11_7, *ZORGQR),
-    Row("ormqr",     (F32, F32), None, RULES, SM75, None, V11_7, *SORMQR, H100),
-    Row("ormqr",     (F64, F64), None, RULES, SM75, None, V11_7, *DORMQR, H100),
+    Row("ormqr",     (F32, F32), None, RULES, SM75, None, V11_7, *SORMQR),
+    Row("ormqr",     (F64, F64), None, RULES, SM75, None, V11_7, *DORMQR),
     Row("ormqr",     (C64, C64), None, RULES, SM75, None, V11_7, *CORMQR),
     Row("ormqr",     (C128, C128), None, RULES, SM75, None, V11_7, *ZORMQR),
-    Row("expm",      (F32,  F32),  None,   RULES, SM75, None, V11_7, *EXPM, H100),
-    Row("expm",      (F64,  F64),  None,   RULES, SM75, None, V11_7, *EXPM, H100),
-    Row("expm",      (C64,  C64),  None,   RULES, SM75, None, V11_7, *EXPM, H100),
+    Row("expm",      (F32,  F32),  None,   RULES, SM75, None, V11_7, *EXPM),
+    Row("expm",      (F64,  F64),  None,   RULES, SM75, None, V11_7, *EXPM),
+    Row("expm",      (C64,  C64),  None,   RULES, SM75, None, V11_7, *EXPM),
     Row("expm",      (C128, C128), None,   RULES, SM75, None, V11_7, *EXPM),
     Row("inv",       (F32,  F32),  None,   RULES, SM75, None, V11_7, *INV),
-    Row("inv",       (F64,  F64),  None,   RULES, SM75, None, V11_7, *INV, H100),
-    Row("inv",       (C64,  C64),  None,   RULES, SM75, None, V11_7, *INV, H100),
+    Row("inv",       (F64,  F64),  None,   RULES, SM75, None, V11_7, *INV),
+    Row("inv",       (C64,  C64),  None,   RULES, SM75, None, V11_7, *INV),
     Row("inv",       (C128, C128), None,   RULES, SM75, None, V11_7, *INV),
     Row("det",       (F32,  F32),  None,   RULES, SM75, None, V11_7, *DET),
     Row("det",       (F64,  F64),  None,   RULES, SM75, None, V11_7, *DET),
@@ -215,7 +215,7 @@ DRIVER_ROWS = tuple(
         library="cusolverDn",
         function=f"cusolverDn{(of_complex if dtype.is_complex else of_real).format(letter)}",
         call=cusolver_eigen,
-        run_on=H100 if driver in ("gesvdp", "gesvda") else (),
+        run_on=H100,
         variant=driver,
     )
     for (op, driver), (rules, of_real, of_complex) in OTHERS.items()
@@ -250,6 +250,7 @@ REFINED_ROWS = tuple(
         library="cusolverDn",
         function=f"cusolverDnIRS{routine}",
         call=cusolver_refined,
+        run_on=H100,
     )
     for op, routine in (("refined_solve", "Xgesv"), ("refined_lstsq", "Xgels"))
     for dtype in LETTERS

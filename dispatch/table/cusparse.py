@@ -49,33 +49,38 @@ BLOCKED  = (rules.lines, ell_rules.some, ell_rules.powers, ell_rules.vector_bloc
 SORTED   = (rules.aligned, rules.narrow, rules.results)
 EXCHANGE = (rules.aligned, rules.elements, rules.narrow, rules.results)
 
-SPMV     = ("cusparse", "cusparseSpMV", cusparse_plan)
-SPMM     = ("cusparse", "cusparseSpMM", cusparse_plan)
-SELL_MV  = ("cusparse", "cusparseSpMV", ell_plan)
+H100 = ("H100",)
+SPMV     = ("cusparse", "cusparseSpMV", cusparse_plan, H100)
+SPMM     = ("cusparse", "cusparseSpMM", cusparse_plan, H100)
+SELL_MV  = ("cusparse", "cusparseSpMV", ell_plan, H100)
 ELL_MM   = ("cusparse", "cusparseSpMM", ell_plan)
-S_COUNT  = ("cusparse", "cusparseSpruneDense2csrNnz", pruning_plan)
-D_COUNT  = ("cusparse", "cusparseDpruneDense2csrNnz", pruning_plan)
-S_PRUNE  = ("cusparse", "cusparseSpruneDense2csr", pruning_plan)
-D_PRUNE  = ("cusparse", "cusparseDpruneDense2csr", pruning_plan)
+S_COUNT  = ("cusparse", "cusparseSpruneDense2csrNnz", pruning_plan, H100)
+D_COUNT  = ("cusparse", "cusparseDpruneDense2csrNnz", pruning_plan, H100)
+S_PRUNE  = ("cusparse", "cusparseSpruneDense2csr", pruning_plan, H100)
+D_PRUNE  = ("cusparse", "cusparseDpruneDense2csr", pruning_plan, H100)
 GPSV     = (rules.aligned, adjacent)
 GPSV_S   = ("cusparse", "cusparseSgpsvInterleavedBatch", gpsv_plan)
 GPSV_D   = ("cusparse", "cusparseDgpsvInterleavedBatch", gpsv_plan)
 GPSV_C   = ("cusparse", "cusparseCgpsvInterleavedBatch", gpsv_plan)
 GPSV_Z   = ("cusparse", "cusparseZgpsvInterleavedBatch", gpsv_plan)
 SORT     = ("cusparse", "cusparseXcoosortByRow", sorting_plan)
-SDDMM    = ("cusparse", "cusparseSDDMM", cusparse_plan)
-SPSV     = ("cusparse", "cusparseSpSV_solve", cusparse_plan)
-SPSM     = ("cusparse", "cusparseSpSM_solve", cusparse_plan)
-SPGEMM   = ("cusparse", "cusparseSpGEMM_copy", cusparse_plan)
-COUNTS   = ("cusparse", "cusparseSpGEMM_compute", cusparse_plan)
-DENSE    = ("cusparse", "cusparseSparseToDense", cusparse_plan)
+SDDMM    = ("cusparse", "cusparseSDDMM", cusparse_plan, H100)
+SPSV     = ("cusparse", "cusparseSpSV_solve", cusparse_plan, H100)
+SPSM     = ("cusparse", "cusparseSpSM_solve", cusparse_plan, H100)
+SPGEMM   = ("cusparse", "cusparseSpGEMM_copy", cusparse_plan, H100)
+COUNTS   = ("cusparse", "cusparseSpGEMM_compute", cusparse_plan, H100)
+DENSE    = ("cusparse", "cusparseSparseToDense", cusparse_plan, H100)
 CSR2CSC  = ("cusparse", "cusparseCsr2cscEx2", cusparse_plan)
-GATHER   = ("cusparse", "cusparseGather", vectors_plan)
-SCATTER  = ("cusparse", "cusparseScatter", vectors_plan)
-AXPBY    = ("cusparse", "cusparseAxpby", vectors_plan)
-SPVV     = ("cusparse", "cusparseSpVV", vectors_plan)
-COO2CSR  = ("cusparse", "cusparseXcoo2csr", compression_plan)
-CSR2COO  = ("cusparse", "cusparseXcsr2coo", compression_plan)
+GATHER   = ("cusparse", "cusparseGather", vectors_plan, H100)
+SCATTER  = ("cusparse", "cusparseScatter", vectors_plan, H100)
+AXPBY    = ("cusparse", "cusparseAxpby", vectors_plan, H100)
+SPVV     = ("cusparse", "cusparseSpVV", vectors_plan, H100)
+GTSV_S   = ("cusparse", "cusparseSgtsv2", gtsv_plan, H100)
+GTSV_D   = ("cusparse", "cusparseDgtsv2", gtsv_plan, H100)
+GTSV_C   = ("cusparse", "cusparseCgtsv2", gtsv_plan, H100)
+GTSV_Z   = ("cusparse", "cusparseZgtsv2", gtsv_plan, H100)
+COO2CSR  = ("cusparse", "cusparseXcoo2csr", compression_plan, H100)
+CSR2COO  = ("cusparse", "cusparseXcsr2coo", compression_plan, H100)
 
 GPU_ROWS = (
 #   op, (values, out), compute, rules, min_arch, max_arch, min_version, calls
@@ -85,9 +90,9 @@ GPU_ROWS = (
     Row("sparse_mv",         (BF16, BF16), None, VECTOR,   SM80, None, V12_5_4, *SPMV),
     Row("sparse_mv",         (BF16, F32), None, VECTOR,   SM80, None, V12_5_4, *SPMV),
     *(Row("spmm",            (one, one), None, MATRIX,   SM75, None, V12, *SPMM) for one in ALL),
-    Row("spmm",              (F16, F16), None, MATRIX,   SM75, None, V12, *SPMM),
+    Row("spmm",              (F16, F16), None, MATRIX,   SM75, None, V12, *SPMM[:3]),
     Row("spmm",              (F16, F32), None, MATRIX,   SM75, None, V12, *SPMM),
-    Row("spmm",              (BF16, BF16), None, MATRIX,   SM80, None, V12, *SPMM),
+    Row("spmm",              (BF16, BF16), None, MATRIX,   SM80, None, V12, *SPMM[:3]),
     Row("spmm",              (BF16, F32), None, MATRIX,   SM80, None, V12, *SPMM),
     *(Row("sddmm",           (one, one), None, SAMPLED,  SM75, None, V12, *SDDMM) for one in ALL),
     *(Row("spsv",            (one, one), None, SOLVE,    SM75, None, V12, *SPSV) for one in ALL),
@@ -105,10 +110,10 @@ GPU_ROWS = (
     Row("gpsv",              (F64, F64), None, GPSV,     SM75, None, V12, *GPSV_D),
     Row("gpsv",              (C64, C64), None, GPSV,     SM75, None, V12, *GPSV_C),
     Row("gpsv",              (C128, C128), None, GPSV,   SM75, None, V12, *GPSV_Z),
-    Row("gtsv",              (F32, F32), None, THREE,    SM75, None, V12, "cusparse", "cusparseSgtsv2", gtsv_plan),
-    Row("gtsv",              (F64, F64), None, THREE,    SM75, None, V12, "cusparse", "cusparseDgtsv2", gtsv_plan),
-    Row("gtsv",              (C64, C64), None, THREE,    SM75, None, V12, "cusparse", "cusparseCgtsv2", gtsv_plan),
-    Row("gtsv",              (C128, C128), None, THREE,  SM75, None, V12, "cusparse", "cusparseZgtsv2", gtsv_plan),
+    Row("gtsv",              (F32, F32), None, THREE,    SM75, None, V12, *GTSV_S),
+    Row("gtsv",              (F64, F64), None, THREE,    SM75, None, V12, *GTSV_D),
+    Row("gtsv",              (C64, C64), None, THREE,    SM75, None, V12, *GTSV_C),
+    Row("gtsv",              (C128, C128), None, THREE,  SM75, None, V12, *GTSV_Z),
     Row("coo2csr",           (I32, I32), None, LINES,    SM75, None, V12, *COO2CSR),
     Row("csr2coo",           (I32, I32), None, LINES,    SM75, None, V12, *CSR2COO),
 )

@@ -27,9 +27,10 @@ CHECKED    = (rules.aligned, rules.lines, rules.stacked)
 COMPRESSED = (rules.aligned, rules.lines, rules.packed_lines)
 MULTIPLIED = (rules.aligned, rules.operands, rules.as_given, rules.vectors, rules.factors, rules.gelus)
 
-PRUNE    = ("cusparseLt", "cusparseLtSpMMAPrune2", cusparselt_plan)
+H100 = ("H100",)
+PRUNE    = ("cusparseLt", "cusparseLtSpMMAPrune2", cusparselt_plan, H100)
 CHECK    = ("cusparseLt", "cusparseLtSpMMAPruneCheck2", cusparselt_plan)
-COMPRESS = ("cusparseLt", "cusparseLtSpMMACompress2", cusparselt_plan)
+COMPRESS = ("cusparseLt", "cusparseLtSpMMACompress2", cusparselt_plan, H100)
 MATMUL   = ("cusparseLt", "cusparseLtMatmul", cusparselt_plan)
 
 KINDS = ((F16, SM80), (BF16, SM80), (F32, SM80), (I8, SM80), (F8E4M3, SM89), (F8E5M2, SM89))

@@ -30,12 +30,13 @@ SUMS = (*EACH, reached, summable)
 ASKED = (asked_for, *SUMS)
 THREE = (*SUMS, has_modes)
 ASK3 = (asked_for, *THREE)
-CONTRACT = ("cutensor", "cutensorContract", cutensor_modes)
-TRINARY = ("cutensor", "cutensorContractTrinary", cutensor_modes)
-REDUCE = ("cutensor", "cutensorReduce", cutensor_modes)
-PERMUTE = ("cutensor", "cutensorPermute", cutensor_modes)
-BINARY = ("cutensor", "cutensorElementwiseBinaryExecute", cutensor_modes)
-TERNARY = ("cutensor", "cutensorElementwiseTrinaryExecute", cutensor_modes)
+H100 = ("H100",)
+CONTRACT = ("cutensor", "cutensorContract", cutensor_modes, H100)
+TRINARY = ("cutensor", "cutensorContractTrinary", cutensor_modes, H100)
+REDUCE = ("cutensor", "cutensorReduce", cutensor_modes, H100)
+PERMUTE = ("cutensor", "cutensorPermute", cutensor_modes, H100)
+BINARY = ("cutensor", "cutensorElementwiseBinaryExecute", cutensor_modes, H100)
+TERNARY = ("cutensor", "cutensorElementwiseTrinaryExecute", cutensor_modes, H100)
 
 GPU_ROWS = (
 #       op                      operands, result           compute      rules  min_arch, max_arch, min_version, calls
@@ -47,7 +48,7 @@ GPU_ROWS = (
     Row("contract",             (F32, F32, F32),           FAST_16BF,   SUMS,  SM80,  None, V2,  *CONTRACT),
     Row("contract",             (F32, F32, F32),           FAST_16F,    SUMS,  SM75,  None, V2,  *CONTRACT),
     Row("contract",             (F32, F32, F32),           EMUL_9X16BF, SUMS,  SM90,  None, V23, *CONTRACT),
-    Row("contract",             (F32, F32, F32),           EMUL_4X16F,  SUMS,  SM100, None, V25, *CONTRACT),
+    Row("contract",             (F32, F32, F32),           EMUL_4X16F,  SUMS,  SM100, None, V25, *CONTRACT[:3]),
     Row("contract",             (F64, F64, F64),           COMP_64F,    SUMS,  SM75,  None, V2,  *CONTRACT),
     Row("contract",             (F64, F64, F64),           COMP_32F,    ASKED, SM75,  None, V2,  *CONTRACT),
     Row("contract",             (F64, F64, F64),           EMUL_8XINT8, SUMS,  SM90,  None, V25, *CONTRACT),
@@ -55,7 +56,7 @@ GPU_ROWS = (
     Row("contract",             (C64, C64, C64),           FAST_TF32,   SUMS,  SM80,  None, V2,  *CONTRACT),
     Row("contract",             (C64, C64, C64),           FAST_3XTF32, SUMS,  SM80,  None, V2,  *CONTRACT),
     Row("contract",             (C64, C64, C64),           EMUL_9X16BF, SUMS,  SM90,  None, V23, *CONTRACT),
-    Row("contract",             (C64, C64, C64),           EMUL_4X16F,  SUMS,  SM100, None, V25, *CONTRACT),
+    Row("contract",             (C64, C64, C64),           EMUL_4X16F,  SUMS,  SM100, None, V25, *CONTRACT[:3]),
     Row("contract",             (C128, C128, C128),        COMP_64F,    SUMS,  SM75,  None, V2,  *CONTRACT),
     Row("contract",             (C128, C128, C128),        COMP_32F,    ASKED, SM75,  None, V2,  *CONTRACT),
     Row("contract",             (C128, C128, C128),        EMUL_8XINT8, SUMS,  SM90,  None, V25, *CONTRACT),
@@ -69,7 +70,7 @@ GPU_ROWS = (
     Row("contract_trinary",     (F32, F32, F32, F32),      FAST_16BF,   THREE, SM80,  None, V2,  *TRINARY),
     Row("contract_trinary",     (F32, F32, F32, F32),      FAST_16F,    THREE, SM75,  None, V2,  *TRINARY),
     Row("contract_trinary",     (F32, F32, F32, F32),      EMUL_9X16BF, THREE, SM90,  None, V23, *TRINARY),
-    Row("contract_trinary",     (F32, F32, F32, F32),      EMUL_4X16F,  THREE, SM100, None, V25, *TRINARY),
+    Row("contract_trinary",     (F32, F32, F32, F32),      EMUL_4X16F,  THREE, SM100, None, V25, *TRINARY[:3]),
     Row("contract_trinary",     (F64, F64, F64, F64),      COMP_64F,    THREE, SM75,  None, V2,  *TRINARY),
     Row("contract_trinary",     (F64, F64, F64, F64),      COMP_32F,    ASK3,  SM75,  None, V2,  *TRINARY),
     Row("contract_trinary",     (F64, F64, F64, F64),      EMUL_8XINT8, THREE, SM90,  None, V25, *TRINARY),
@@ -77,7 +78,7 @@ GPU_ROWS = (
     Row("contract_trinary",     (C64, C64, C64, C64),      FAST_TF32,   THREE, SM80,  None, V2,  *TRINARY),
     Row("contract_trinary",     (C64, C64, C64, C64),      FAST_3XTF32, THREE, SM80,  None, V2,  *TRINARY),
     Row("contract_trinary",     (C64, C64, C64, C64),      EMUL_9X16BF, THREE, SM90,  None, V23, *TRINARY),
-    Row("contract_trinary",     (C64, C64, C64, C64),      EMUL_4X16F,  THREE, SM100, None, V25, *TRINARY),
+    Row("contract_trinary",     (C64, C64, C64, C64),      EMUL_4X16F,  THREE, SM100, None, V25, *TRINARY[:3]),
     Row("contract_trinary",     (C128, C128, C128, C128),  COMP_64F,    THREE, SM75,  None, V2,  *TRINARY),
     Row("contract_trinary",     (C128, C128, C128, C128),  COMP_32F,    ASK3,  SM75,  None, V2,  *TRINARY),
     Row("contract_trinary",     (C128, C128, C128, C128),  EMUL_8XINT8, THREE, SM90,  None, V25, *TRINARY),

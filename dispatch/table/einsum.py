@@ -28,8 +28,9 @@ SM75, SM80 = Arch(75), Arch(80)
 V2, V12 = (2, 2), (12, 9)
 RULES = (operands_ahead, summed_along, computes, gapless_diagonals)
 PRODUCTS = (*RULES, products_alone)
-CUTENSOR = ("cutensor", "cutensorContract", sequence_einsum)
-CUBLASLT = ("cublasLt", "cublasLtMatmul", sequence_einsum)
+H100 = ("H100",)
+CUTENSOR = ("cutensor", "cutensorContract", sequence_einsum, H100)
+CUBLASLT = ("cublasLt", "cublasLtMatmul", sequence_einsum, H100)
 
 GPU_ROWS = (
 #       op        operands, result

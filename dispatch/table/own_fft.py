@@ -17,7 +17,8 @@ SM75 = Arch(75)
 RULES = (aligned, twelve_axes)
 FLOATS = (F64, F32, F16, BF16, F8E4M3, F8E5M2, C64, C128)
 WHOLE  = (I8, U8, I32, U32, I64, U64, BOOL)
-ROLL   = ("own", "roll", nvrtc_roll)
+H100 = ("H100",)
+ROLL   = ("own", "roll", nvrtc_roll, H100)
 
 GPU_ROWS = (
     *(Row("roll", (dtype, dtype), None, RULES, SM75, None, (), *ROLL, nonfinite=IEEE) for dtype in FLOATS),

@@ -1,7 +1,4 @@
-"""The rows of iterations over sparse matrices: this library's kernels around cuSPARSE's product. Rows alone.
-
-None has run on a GPU yet: `run_on` is empty.
-"""
+"""The rows of iterations over sparse matrices: this library's kernels around cuSPARSE's product. Rows alone."""
 
 # fmt: off
 from __future__ import annotations
@@ -16,15 +13,16 @@ from dispatch.table.on_host import on_host
 __all__ = ["ROWS"]
 
 SM75  = Arch(75)
+H100  = ("H100",)
 RULES = (rules.aligned, rules.index_pair, rules.blocks, rules.results, rules.iterated, rules.diagonal_of_lines)
 REAL, ALL = (F32, F64), (F32, F64, C64, C128)
 
 GPU_ROWS = (
 #   op, (values, out), compute, rules, min_arch, max_arch, min_version, calls
-    *(Row("cg",       (one, one), None, RULES, SM75, None, (), "own", "cg", krylov_plan) for one in ALL),
-    *(Row("bicgstab", (one, one), None, RULES, SM75, None, (), "own", "bicgstab", krylov_plan) for one in ALL),
-    *(Row("gmres",    (one, one), None, RULES, SM75, None, (), "own", "gmres", krylov_plan) for one in ALL),
-    *(Row("minres",   (one, one), None, RULES, SM75, None, (), "own", "minres", krylov_plan) for one in REAL),
+    *(Row("cg",       (one, one), None, RULES, SM75, None, (), "own", "cg", krylov_plan, H100) for one in ALL),
+    *(Row("bicgstab", (one, one), None, RULES, SM75, None, (), "own", "bicgstab", krylov_plan, H100) for one in ALL),
+    *(Row("gmres",    (one, one), None, RULES, SM75, None, (), "own", "gmres", krylov_plan, H100) for one in ALL),
+    *(Row("minres",   (one, one), None, RULES, SM75, None, (), "own", "minres", krylov_plan, H100) for one in REAL),
 )
 # fmt: on
 ROWS = stated((*GPU_ROWS, *(on_host(row, scipy_krylov, library="scipy", stands_for="own") for row in GPU_ROWS)))

@@ -28,7 +28,6 @@ DRAWN = {
     "random_binomial": (I64, I32, U32),
     "random_poisson": (U32,),
 }
-NOT_YET = (("random_truncated_normal", F64),)  # since the bounds of its cases were stated anew
 GPU_ROWS = tuple(
     Row(
         op=op,
@@ -41,7 +40,7 @@ GPU_ROWS = tuple(
         library="own",
         function=op,
         call=nvrtc_draws if op in DRAWN else nvrtc_random,
-        run_on=() if (op, dtype) in NOT_YET else ("H100",),
+        run_on=("H100",),
     )
     for op, dtypes in (DTYPES | DRAWN).items()
     for dtype in dtypes

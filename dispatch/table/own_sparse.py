@@ -20,9 +20,10 @@ SM75 = Arch(75)
 RULES = (aligned, results)
 DTYPES = (F32, F64, C64, C128, F16, BF16)
 
-CHECK = ("own", "check_indices", nvrtc_check)
-COUNT = ("own", "count_elements", own_compression_plan)
-FILL  = ("own", "fill_elements", own_compression_plan)
+H100 = ("H100",)
+CHECK = ("own", "check_indices", nvrtc_check, H100)
+COUNT = ("own", "count_elements", own_compression_plan, H100)
+FILL  = ("own", "fill_elements", own_compression_plan, H100)
 ON_HOST = {"sparse_check": numpy_check, "dense_nnz": numpy_dense_count, "dense_to_sparse": numpy_compressed}
 
 GPU_ROWS = (
