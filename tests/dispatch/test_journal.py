@@ -16,6 +16,7 @@ import dispatch as dp
 from dispatch.__main__ import main
 from dispatch.errors import BadRequest, Undelivered
 from dispatch.keys import BF16, HOST, Compute, Dtype, Epilogue, ScaleMode
+from dispatch.ops import FAMILIES
 from dispatch.row_check import cases_of
 from dispatch.supervise import journal as journal_module
 from dispatch.supervise.journal import read
@@ -280,8 +281,9 @@ def rebuilt(request, device):
     return Reader(Memory(device, [line], {1: 0}, 0).tensor, device).request(line)
 
 
-# A callback holds a function of Python's, which cannot be written down: below.
-HOST_ROWS = [row for row in dp.TABLE if row.on(HOST) and cases_of(row) and row.op != "callback_dft"]
+# A callback holds a function of Python's, which cannot be written down, nor can who takes part in a collective: below.
+NOT_WRITTEN = ("callback_dft", *FAMILIES["collective"][1])
+HOST_ROWS = [row for row in dp.TABLE if row.on(HOST) and cases_of(row) and row.op not in NOT_WRITTEN]
 
 
 @pytest.mark.parametrize(
