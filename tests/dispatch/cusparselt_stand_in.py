@@ -1,9 +1,10 @@
 """cuSPARSELt over memory of the host, by NumPy: plans run where no GPU is.
 
 It is as strict as the library: arguments are counted and of their kinds, structs are those that were initialised and
-not destroyed, at the addresses where they were then, extents, steps, alignments, dtypes and batches are those that go together, and a plan is of a product
-whose descriptors are alive, and no second one is made from these once it is destroyed. Compressed matrices have the host's own layout. And as rude: workspace is overwritten, a
-search overwrites D, a plan adds the bias that it was made with, and a check writes 1 or nothing.
+not destroyed, at the addresses where they were then, extents, steps, alignments, dtypes and batches are those that go
+together, and a plan is of a product whose descriptors are alive, from which none is made anew once it is destroyed.
+Compressed matrices have the host's own layout. And as rude: workspace is overwritten, a search overwrites D, a plan
+adds the bias that it was made with, and a check writes 1 or nothing.
 """
 
 import ctypes
@@ -324,7 +325,8 @@ class Library:
         value, chosen = data._obj.value, self.of(struct).chosen
         assert type(data._obj) is ctypes.c_int
         assert attribute != 1, "it is read only"
-        fits = {0: 0 <= value < KERNELS, 3: value in (1, -1) if self.arch >= 90 else value >= 1, 4: 1 <= value <= 6}
+        assert attribute or 0 <= value < KERNELS, "a kernel that is not there"
+        fits = {0: True, 3: value in (1, -1) if self.arch >= 90 else value >= 1, 4: 1 <= value <= 6}
         if not fits.get(int(attribute), value == 0 if self.arch >= 90 else True):
             return INVALID_VALUE
         chosen[int(attribute)] = value

@@ -127,6 +127,7 @@ class ProductDescriptor:
         default = lt.cusparseLtMatmulAlg_t.CUSPARSELT_MATMUL_ALG_DEFAULT
         told("cusparseLtMatmulAlgSelectionInit", handle, self.algorithm, self.matmul, default)
         self._selected = True
+        self._check_kernel(algorithm.config_id)
         for attribute, wanted in zip(ATTRIBUTES, algorithm, strict=True):
             if wanted is not None and wanted != self._chosen(attribute):  # not every default may be set
                 number = ctypes.c_int(wanted)
@@ -134,6 +135,14 @@ class ProductDescriptor:
                 told("cusparseLtMatmulAlgSetAttribute", handle, self.algorithm, *given)
         told("cusparseLtMatmulPlanInit", handle, self.plan, self.matmul, self.algorithm)
         self._planned = True
+
+    def _check_kernel(self, config_id: int | None) -> None:
+        """Refused for a kernel beyond those that the library has for the product."""
+        if config_id is None:
+            return
+        kernels = self._chosen(Kind.CUSPARSELT_MATMUL_ALG_CONFIG_MAX_ID)
+        if not 0 <= config_id < kernels:
+            raise Refused(f"config_id {config_id} is none of the {kernels} that cuSPARSELt has for this product")
 
     def _set_epilogue(self, bias: int) -> None:
         said = self._said

@@ -53,7 +53,7 @@ def before_activation(request: Any, a: Array, b: Array, size_after: Array) -> Ar
         elif request.compute is Compute.COMPUTE_16F:
             error = 0 * size  # the cases have whole numbers, of which f16 holds every sum
         elif request.a_dtype.is_fp8:
-            error = error + FP8_SUMS * size
+            error = error + 4 * FP8_SUMS * size
     unit = ROUNDOFF[request.c_dtype][0] if request.compute is Compute.COMPUTE_16F else F32_UNIT
     reach = np.abs(product) if request.compute is Compute.COMPUTE_16F else size  # sums in f16 are exact
     added = np.abs(np.asarray(alpha)) * reach + size_after

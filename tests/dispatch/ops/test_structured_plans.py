@@ -140,6 +140,8 @@ def test_what_the_library_does_not_support_is_a_refusal(executor, rng):
     executor.library.refused = set()
     with pytest.raises(Refused, match="cusparseLtMatmulAlgSetAttribute does not take it"):
         made(dp.Matmul24Request(*a, b, split_k=4), executor)  # on sm_90 it is 1 or -1
+    with pytest.raises(Refused, match="config_id 7 is none of the 7 that cuSPARSELt has for this product"):
+        made(dp.Matmul24Request(*a, b, config_id=stand_in.KERNELS), executor)
     gc.collect()
     assert not left(executor)
 
