@@ -1,6 +1,6 @@
 """The rows of structured matrices, which end in cuSPARSELt. Rows, and nothing else.
 
-`run_on` says which have passed all their cases on a GPU. Checks and products have run on an H100, but not without fault.
+`run_on` says which have passed all their cases on a GPU. Checks and products have run on an H100, not without fault.
 """
 
 # fmt: off
