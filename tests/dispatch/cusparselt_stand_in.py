@@ -1,13 +1,15 @@
 """cuSPARSELt over memory of the host, by NumPy: plans run where no GPU is.
 
 It is as strict as the library: arguments are counted and of their kinds, structs are those that were initialised and
-not destroyed, extents, steps, alignments, dtypes and batches are those that go together, and a plan is of a product
-whose descriptors are alive. Compressed matrices have the host's own layout. And as rude: workspace is overwritten, a
-search overwrites D, and a plan adds the bias that it was made with.
+not destroyed, at the addresses where they were then, extents, steps, alignments, dtypes and batches are those that go
+together, and a plan is of a product whose descriptors are alive, from which none is made anew once it is destroyed.
+Compressed matrices have the host's own layout. And as rude: workspace is overwritten, a search overwrites D, a plan
+adds the bias that it was made with, and a check writes 1 or nothing.
 """
 
 import ctypes
 import inspect
+import weakref
 from enum import IntEnum
 from functools import cache
 from itertools import count
@@ -152,6 +154,7 @@ class Library:
 
     def __init__(self, arch=90):
         self.alive, self.numbers, self.arch = {}, count(1), arch
+        self.structs, self.spent = {}, set()  # where they lie, and those of plans that were destroyed
         self.called, self.refused = [], set()
         self.c_handle = lt.cusparseLtHandle_t()
         self.put(self.c_handle, "handle")
@@ -166,18 +169,29 @@ class Library:
 
     def put(self, struct, thing):
         assert ctypes.addressof(struct) % 16 == 0, "structs are aligned"
-        number = next(self.numbers)
+        number = next(self.numbers)  # never one of another struct
         ctypes.c_int64.from_buffer(struct).value = number
         self.alive[number] = thing
+        self.structs[number] = (weakref.ref(struct), ctypes.addressof(struct))
+        return number
 
-    def of(self, struct):
+    def number_of(self, struct):
         number = ctypes.c_int64.from_buffer(struct).value
         assert number in self.alive, f"a {type(struct).__name__} that is not there"
+        assert ctypes.addressof(struct) == self.structs[number][1], f"a {type(struct).__name__} that was moved"
+        return number
+
+    def of(self, struct):
+        return self.alive[self.number_of(struct)]
+
+    def still(self, number):
+        """What a number stands for, whose struct has to be there."""
+        assert number in self.alive, "what a plan is of was destroyed"
+        assert self.structs[number][0]() is not None, "the memory of what a plan is of was freed"
         return self.alive[number]
 
     def destroy(self, struct):
-        self.of(struct)
-        del self.alive[ctypes.c_int64.from_buffer(struct).value]
+        del self.alive[self.number_of(struct)]
         ctypes.c_int64.from_buffer(struct).value = 0
 
     # -- matrices -----------------------------------------------------------------------------------------------------
@@ -232,10 +246,10 @@ class Library:
 
     def _SpMMAPruneCheck2(self, handle, struct, is_a, op, source, valid, stream):
         matrix = self.structured(handle, struct, is_a)
-        if matrix.batch > 1:
-            return  # and the answer is left as it was
+        assert matrix.batch == 1, "whether all matrices of a batch are looked at is not known"
         found = is_structured(np.ascontiguousarray(turned(matrix.at(address_of(source)), op)), *group_of(matrix.dtype))
-        memory_at(address_of(valid), 4).view(np.int32)[0] = not found
+        if not found:  # else the answer is left as it was
+            memory_at(address_of(valid), 4).view(np.int32)[0] = 1
 
     def _SpMMACompressedSize2(self, handle, struct, size, work):
         matrix = self.structured(handle, struct, 1)
@@ -267,7 +281,7 @@ class Library:
         assert first.batch == 1 or fourth.stride
         relu, bias = SimpleNamespace(on=0, upper=np.inf, threshold=0.0), SimpleNamespace(at=0, stride=0)
         epilogue = {"relu": relu, "bias": bias, "gelu": 0, "scaling": 1.0, "alpha": 0, "beta": 0}
-        structs = (a, b, c, d)
+        structs = [self.number_of(one) for one in (a, b, c, d)]
         self.put(struct, SimpleNamespace(op_a=op_a, op_b=op_b, structs=structs, compute=compute, m=m, **epilogue))
 
     def _MatmulDescSetAttribute(self, handle, struct, attribute, data, size):
@@ -276,7 +290,7 @@ class Library:
         kinds |= {5: ctypes.c_int, 6: ctypes.c_int, 7: ctypes.c_int64, 8: ctypes.c_void_p}
         assert type(value) is kinds[int(attribute)]
         assert size == ctypes.sizeof(value)
-        a, _, c, d = (self.of(one) for one in product.structs)
+        a, _, c, d = (self.still(one) for one in product.structs)
         if attribute in (3, 4):
             assert (a.dtype, d.dtype) in GELU
         if attribute in (5, 6):
@@ -311,7 +325,8 @@ class Library:
         value, chosen = data._obj.value, self.of(struct).chosen
         assert type(data._obj) is ctypes.c_int
         assert attribute != 1, "it is read only"
-        fits = {0: 0 <= value < KERNELS, 3: value in (1, -1) if self.arch >= 90 else value >= 1, 4: 1 <= value <= 6}
+        assert attribute or 0 <= value < KERNELS, "a kernel that is not there"
+        fits = {0: True, 3: value in (1, -1) if self.arch >= 90 else value >= 1, 4: 1 <= value <= 6}
         if not fits.get(int(attribute), value == 0 if self.arch >= 90 else True):
             return INVALID_VALUE
         chosen[int(attribute)] = value
@@ -324,21 +339,28 @@ class Library:
     def _MatmulPlanInit(self, handle, struct, product, algorithm):
         said = self.of(product)
         assert self.of(algorithm).product is said
+        needs = (self.number_of(product), self.number_of(algorithm))
+        assert not self.spent & set(needs), "0.8.0 ends the process: their plan was destroyed"
         bias = SimpleNamespace(**vars(said.bias))  # as it is now
-        self.put(struct, SimpleNamespace(product=said, algorithm=self.of(algorithm), bias=bias))
+        self.put(struct, SimpleNamespace(needs=needs, bias=bias))
 
     def _MatmulPlanDestroy(self, struct):
+        self.spent |= set(self.of(struct).needs)
         self.destroy(struct)
 
     def _MatmulGetWorkspace(self, handle, struct, size):
-        size._obj.value = WORK if self.of(struct).algorithm.chosen[0] == 1 else 2 * WORK
+        size._obj.value = WORK if self.chosen_by(struct)[0] == 1 else 2 * WORK
+
+    def chosen_by(self, plan):
+        """The algorithm of a plan."""
+        return self.still(self.of(plan).needs[1]).chosen
 
     def _Matmul(self, handle, struct, alpha, a, b, beta, c, d, work, streams, number):
         plan = self.of(struct)
         assert number == 1
-        product = plan.product
-        first, second, third, fourth = (self.of(one) for one in product.structs)
-        memory_at(address_of(work), WORK if plan.algorithm.chosen[0] == 1 else 2 * WORK)[...] = 0xFF
+        product = self.still(plan.needs[0])
+        first, second, third, fourth = (self.still(one) for one in product.structs)
+        memory_at(address_of(work), WORK if self.chosen_by(struct)[0] == 1 else 2 * WORK)[...] = 0xFF
         left = first.compressed_at(address_of(a), product.op_a).astype(np.float64)
         right = turned(second.at(address_of(b)), product.op_b).astype(np.float64)
         sums = left @ right
@@ -372,10 +394,10 @@ class Library:
         return x
 
     def _MatmulSearch(self, handle, struct, alpha, a, b, beta, c, d, work, streams, number):
-        second = self.of(self.of(struct).product.structs[1])
+        second = self.still(self.still(self.of(struct).needs[0]).structs[1])
         assert np.isfinite(second.at(address_of(b)).astype(np.float64)).all(), "operands are there while it runs"
         self._Matmul(handle, struct, alpha, a, b, beta, c, d, work, streams, number)
-        self.of(struct).algorithm.chosen |= {0: 4, 3: 1}
+        self.chosen_by(struct).update({0: 4, 3: 1})
 
 
 def number_at(pointer):
@@ -423,6 +445,8 @@ def executor_of(monkeypatch, arch=90):
     names, made = Names(library), Handle(library)
     for module in (calls, descriptors, handle):
         monkeypatch.setattr(module, "lt", names)
+    zero = lambda address, value, nbytes, _: ctypes.memset(address, value, nbytes)  # noqa: E731
+    monkeypatch.setattr(calls, "driver", SimpleNamespace(cuMemsetD8Async=zero))
     monkeypatch.setattr(calls, "handle_of", lambda _: made)
     monkeypatch.setattr(plans, "stamp_of", lambda _: "host")
     workspace = SimpleNamespace(c_ptr=ctypes.c_void_p(PLACEHOLDER), nbytes=0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cudabind import driver
 from cudabind.sys import cusparseLt as lt
 from dispatch.core.request import Argument, Plan
 from dispatch.libraries.cusparselt.descriptors import (
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ONE", "IdlePlan", "MatrixPlan", "Places", "ProductPlan", "Steps", "compressed_bytes"]
 
+FLAG_BYTES = 4
+MOST_BIASES = 16  # of which a plan keeps descriptors, or as many as a batch has
 IS_A = 1  # whether the structured matrix is a product's A: it always is
 
 
@@ -103,7 +106,7 @@ class SharingPlan(Plan):
 class MatrixPlan(SharingPlan):
     """A call over one structured matrix: `cusparseLtSpMMAPrune2`, `…PruneCheck2` or `…Compress2`."""
 
-    __slots__ = ("_behind", "_function", "_given", "_matrix", "_operation", "_steps")
+    __slots__ = ("_behind", "_checks", "_function", "_given", "_matrix", "_operation", "_steps")
 
     def __init__(
         self,
@@ -117,7 +120,7 @@ class MatrixPlan(SharingPlan):
     ) -> None:
         """The row says which function; `prune` is the algorithm of one that prunes, `steps` go from call to call."""
         super().__init__(executor, row)
-        self._steps = steps
+        self._steps, self._checks = steps, row.function == "cusparseLtSpMMAPruneCheck2"
         self._function: Any = getattr(lt, row.function)
         self._matrix = MatrixDescriptor(self._handle.follow(), said)
         self._operation = lt.cusparseOperation_t(operation)
@@ -134,6 +137,8 @@ class MatrixPlan(SharingPlan):
         call = (self._matrix.c, IS_A, self._operation, *self._given, *self._behind, self._handle.c_stream)
         one, other = self._given
         addresses: Any = arguments
+        if self._checks:  # which writes 1, and of a matrix that is structured nothing: 0.8.0, sm_90
+            driver.cuMemsetD8Async(addresses[1], 0, FLAG_BYTES, self._executor.target.value)
         for number in range(self._steps.calls):
             one.value = addresses[0] + number * self._steps.a
             other.value = addresses[1] + number * self._steps.d
@@ -153,9 +158,9 @@ class Places(NamedTuple):
 
 
 class ProductPlan(SharingPlan):
-    """A product over a compressed matrix."""
+    """A product over a compressed matrix, with descriptors of their own for each of the biases that it met last."""
 
-    __slots__ = ("_alpha", "_beta", "_places", "_product", "_said", "_slots", "_steps")
+    __slots__ = ("_algorithm", "_alpha", "_beta", "_by_bias", "_places", "_product", "_said", "_slots", "_steps")
 
     def __init__(
         self,
@@ -168,9 +173,10 @@ class ProductPlan(SharingPlan):
     ) -> None:
         """Without a C its factor is 0 in every run, and D stands for it; `steps` go from call to call of a batch."""
         super().__init__(executor, row)
-        self._said, self._places, self._steps = said, places, steps
-        bias = int(executor.workspace.c_ptr.value or 0)
-        self._product = ProductDescriptor(self._handle.follow(), said, algorithm, bias)
+        self._said, self._places, self._steps, self._algorithm = said, places, steps, algorithm
+        anywhere = int(executor.workspace.c_ptr.value or 0)  # in place of a bias, whose address a run gives
+        self._product = ProductDescriptor(self._handle.follow(), said, algorithm, anywhere)
+        self._by_bias: dict[int, ProductDescriptor] = {}  # by its address; the one that was made first leaves first
         self._alpha, self._beta = (ctypes.c_float() for _ in range(2))
         self._slots = tuple(ctypes.c_void_p() for _ in range(6))
         self.work_in(self._product.workspace)
@@ -180,7 +186,21 @@ class ProductPlan(SharingPlan):
         """The one that the product is carried out by."""
         return self._product.chosen
 
-    def _ready_for(self, arguments: Sequence[Any], number: int = 0) -> tuple[Any, ...]:
+    def _product_for(self, arguments: Sequence[Any], number: int) -> ProductDescriptor:
+        """That of a call's bias."""
+        place = self._places.bias
+        if place is None:
+            return self._product
+        address = arguments[place] + number * self._steps.bias
+        found = self._by_bias.get(address)
+        if found is None:
+            if len(self._by_bias) >= max(MOST_BIASES, self._steps.calls):
+                del self._by_bias[next(iter(self._by_bias))]
+            found = ProductDescriptor(self._handle.c, self._said, self._algorithm, address)
+            self._by_bias[address] = found
+        return found
+
+    def _ready_for(self, product: ProductDescriptor, arguments: Sequence[Any], number: int = 0) -> tuple[Any, ...]:
         """The arguments of a call of a batch, whose order is that of alpha, A, B, beta, C and D."""
         places, said, steps = self._places, self._said, self._steps
         alpha, a, b, beta, c, d = self._slots
@@ -197,20 +217,20 @@ class ProductPlan(SharingPlan):
             else:
                 factor.value = 0.0 if slot is beta and places.c is None else arguments[place]
                 slot.value = ctypes.addressof(factor)
-        if places.bias is not None:
-            self._product.point(arguments[places.bias] + number * steps.bias)
-        return (self._product.plan, *self._slots, self._work, ctypes.byref(self._handle.c_stream), 1)
+        return (product.plan, *self._slots, self._work, ctypes.byref(self._handle.c_stream), 1)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         handle = self.ready()
         for number in range(self._steps.calls):
-            call = self._ready_for(arguments, number)
+            call = self._ready_for(self._product_for(arguments, number), arguments, number)
             self.ended(lt.cusparseLtMatmul, lt.cusparseLtMatmul.unchecked(handle, *call))
 
     def search(self, arguments: tuple[Argument, ...]) -> Algorithm:
         """The fastest algorithm, which the library finds by running all, into D; from now on it is this plan's."""
         handle = self.ready()
-        lt.cusparseLtMatmulSearch(handle, *self._ready_for(arguments))
+        self._product = self._product_for(arguments, 0)
+        lt.cusparseLtMatmulSearch(handle, *self._ready_for(self._product, arguments))
         self._executor.stream.synchronize()
         self.work_in(self._product.workspace)
-        return self.algorithm
+        self._algorithm = self.algorithm
+        return self._algorithm

@@ -106,31 +106,45 @@ class MatrixDescriptor:
 
 
 class ProductDescriptor:
-    """The descriptor of a product, its algorithm, and its plan, which is made anew for another bias."""
+    """The descriptor of a product, its algorithm, and its plan, which are of one bias.
+
+    A plan is told of its bias while it is made. Another bias wants another of all these structs: where a plan was
+    destroyed and made anew from the same descriptor and algorithm, 0.8.0 ended the process by SIGSEGV (sm_90).
+    """
 
     def __init__(self, handle: Any, said: Product, algorithm: Algorithm, bias: int) -> None:
-        """`bias` is an address at first, of which nothing is read before the product is called."""
+        """`bias` is an address, of which nothing is read before the product is called."""
         self._handle, self._said = handle, said
         self._selected = self._planned = False
         self._matrices = [MatrixDescriptor(handle, one) for one in (said.a, said.b, said.c, said.d)]
         self.matmul, self.algorithm = lt.cusparseLtMatmulDescriptor_t(), lt.cusparseLtMatmulAlgSelection_t()
-        self.plan, self._bias = lt.cusparseLtMatmulPlan_t(), bias
+        self.plan = lt.cusparseLtMatmulPlan_t()
         operations = (lt.cusparseOperation_t(said.op_a), lt.cusparseOperation_t(said.op_b))
         parts = (one.c for one in self._matrices)
         compute = lt.cusparseComputeType(said.compute)
         told("cusparseLtMatmulDescriptorInit", handle, self.matmul, *operations, *parts, compute)
-        self._set_epilogue()
+        self._set_epilogue(bias)
         default = lt.cusparseLtMatmulAlg_t.CUSPARSELT_MATMUL_ALG_DEFAULT
         told("cusparseLtMatmulAlgSelectionInit", handle, self.algorithm, self.matmul, default)
         self._selected = True
+        self._check_kernel(algorithm.config_id)
         for attribute, wanted in zip(ATTRIBUTES, algorithm, strict=True):
             if wanted is not None and wanted != self._chosen(attribute):  # not every default may be set
                 number = ctypes.c_int(wanted)
                 given = (attribute, ctypes.byref(number), INT_BYTES)
                 told("cusparseLtMatmulAlgSetAttribute", handle, self.algorithm, *given)
-        self._make_plan()
+        told("cusparseLtMatmulPlanInit", handle, self.plan, self.matmul, self.algorithm)
+        self._planned = True
 
-    def _set_epilogue(self) -> None:
+    def _check_kernel(self, config_id: int | None) -> None:
+        """Refused for a kernel beyond those that the library has for the product."""
+        if config_id is None:
+            return
+        kernels = self._chosen(Kind.CUSPARSELT_MATMUL_ALG_CONFIG_MAX_ID)
+        if not 0 <= config_id < kernels:
+            raise Refused(f"config_id {config_id} is none of the {kernels} that cuSPARSELt has for this product")
+
+    def _set_epilogue(self, bias: int) -> None:
         said = self._said
         if said.relu is not None:
             upper, threshold = said.relu
@@ -146,28 +160,14 @@ class ProductDescriptor:
         if said.beta_vector:
             self.set(Desc.CUSPARSELT_MATMUL_BETA_VECTOR_SCALING, ctypes.c_int(1))
         if said.bias_stride is not None:
-            self.set(Desc.CUSPARSELT_MATMUL_BIAS_STRIDE, ctypes.c_int64(said.bias_stride))
-            self.set(Desc.CUSPARSELT_MATMUL_BIAS_POINTER, ctypes.c_void_p(self._bias))
+            if said.bias_stride:  # 0 is the library's own default
+                self.set(Desc.CUSPARSELT_MATMUL_BIAS_STRIDE, ctypes.c_int64(said.bias_stride))
+            self.set(Desc.CUSPARSELT_MATMUL_BIAS_POINTER, ctypes.c_void_p(bias))
 
     def set(self, attribute: Any, value: Any) -> None:
         """Set one attribute of the product from a ctypes value of its type."""
         given = (attribute, ctypes.byref(value), ctypes.sizeof(value))
         told("cusparseLtMatmulDescSetAttribute", self._handle, self.matmul, *given)
-
-    def _make_plan(self) -> None:
-        told("cusparseLtMatmulPlanInit", self._handle, self.plan, self.matmul, self.algorithm)
-        self._planned = True
-
-    def point(self, bias: int) -> None:
-        """Have it add the bias at an address: a plan is told of it while it is made."""
-        if bias == self._bias:
-            return
-        if self._planned:
-            self._planned = False
-            lt.cusparseLtMatmulPlanDestroy(self.plan)
-        self.set(Desc.CUSPARSELT_MATMUL_BIAS_POINTER, ctypes.c_void_p(bias))
-        self._make_plan()
-        self._bias = bias
 
     @property
     def workspace(self) -> int:

@@ -42,7 +42,9 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
         steps = Steps(count, a=said.stride * request.a.dtype.itemsize, d=size)
         return MatrixPlan(executor, row, said._replace(batch=1, stride=0), operation, steps=steps)
     said, operation = matrix_of(request.a.layout, structured=True)
-    if request.op == "check_2_4" and said.batch > 1:  # of a batch the library leaves the answer unwritten: 0.8.0, sm_90
+    if (
+        request.op == "check_2_4" and said.batch > 1
+    ):  # one tall matrix: which of a batch the library looks at is not said
         said = said._replace(rows=said.batch * said.rows, batch=1, stride=0)
     algorithm = int(request.algorithm) if request.op == "prune_2_4" else None
     return MatrixPlan(executor, row, said, operation, prune=algorithm)

@@ -78,7 +78,7 @@ def packed_lines(request: Any) -> str:
 
 
 def stacked(request: Any) -> str:
-    """The matrices of a batch lie line behind line, as those of one tall matrix: the check of a batch tells nothing."""
+    """The matrices of a batch lie line behind line, as those of one tall matrix, which is what is checked."""
     layout = request.a.layout
     if len(layout.shape) == len(("m", "k")) or layout.shape[0] < 2:
         return ""

@@ -90,16 +90,24 @@ def close(got, expected):
 
 def test_a_plan_follows_the_addresses_of_each_run_the_bias_s_too(executor, rng):
     dense, a, b = operands(rng)
-    biases = [DEV.array(rng.standard_normal(32).astype("f2")) for _ in range(2)]
+    biases = [DEV.array(rng.standard_normal(32).astype("f2")) for _ in range(18)]
     requests = [dp.Matmul24Request(*a, b, bias=bias) for bias in biases]
     assert requests[0].key() == requests[1].key()
-    plan = made(requests[0], executor)
-    for number in (0, 1, 1, 0):
-        expected = dense @ b.numpy().astype("f8") + biases[number].numpy().astype("f8")[:, None]
-        close(enqueued(plan, requests[number]), expected)
-    # once at first, where nobody is, and for each bias that is another than the one before
-    assert executor.library.called.count("cusparseLtMatmulPlanInit") == 4
-    assert executor.library.called.count("cusparseLtMatmulPlanDestroy") == 3
+    plan, called = made(requests[0], executor), executor.library.called
+
+    def runs(*numbers):
+        for number in numbers:
+            expected = dense @ b.numpy().astype("f8") + biases[number].numpy().astype("f8")[:, None]
+            close(enqueued(plan, requests[number]), expected)
+
+    runs(0, 1, 1, 0)
+    # once at first, where no bias is, and for each of the two: a plan that was destroyed is not made anew
+    assert called.count("cusparseLtMatmulPlanInit") == 3
+    assert "cusparseLtMatmulPlanDestroy" not in called
+    runs(*range(18), 0)
+    assert called.count("cusparseLtMatmulPlanInit") == 1 + 18 + 1, "16 are kept"
+    assert called.count("cusparseLtMatmulPlanDestroy") == 3
+    assert called.count("cusparseLtMatmulAlgSelectionDestroy") == 3
 
 
 def test_factors_are_those_of_each_run_and_beta_0_reads_no_c(executor, rng):
@@ -132,6 +140,8 @@ def test_what_the_library_does_not_support_is_a_refusal(executor, rng):
     executor.library.refused = set()
     with pytest.raises(Refused, match="cusparseLtMatmulAlgSetAttribute does not take it"):
         made(dp.Matmul24Request(*a, b, split_k=4), executor)  # on sm_90 it is 1 or -1
+    with pytest.raises(Refused, match="config_id 7 is none of the 7 that cuSPARSELt has for this product"):
+        made(dp.Matmul24Request(*a, b, config_id=stand_in.KERNELS), executor)
     gc.collect()
     assert not left(executor)
 

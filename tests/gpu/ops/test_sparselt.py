@@ -1,12 +1,13 @@
 """Structured matrices on the GPU: every row through its cases, large products, biases that move, the search, torch."""
 
+import re
 import warnings
 
 import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.errors import BadRequest, NoRow
+from dispatch.errors import BadRequest, DeviceFault, NoRow
 from dispatch.keys import HOST
 from dispatch.ops import FAMILIES
 from dispatch.ops.structured.cases import cases
@@ -103,6 +104,32 @@ def test_repeated_calls_with_biases_and_operands_elsewhere(gpu, rng):
         close(found.numpy(), np.maximum(product + biases[k].numpy().astype("f8"), 0), "f16")
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("batch", [None, 3])
+def test_a_bias_is_added_wherever_it_lies(dtype, batch, gpu, rng):
+    """More biases than a plan keeps descriptors for, so that some are destroyed and made again."""
+    half, exact = pruned(gpu, rng, dtype, *([batch] if batch else []), 64, 128)
+    a, b = S.compress(half), gpu.array(drawn(rng, dtype, 32, 128)).T
+    kind = "f4" if dtype == "i8" else half.dtype.numpy if dtype in ("f16", "bf16", "f32") else "f2"
+    out = {"out_dtype": "i32" if dtype == "i8" else "f16"} if kind != half.dtype.numpy else {}
+    biases = [gpu.array(rng.integers(-9, 10, (*half.shape[:-2], 64)).astype(kind)) for _ in range(20)]
+    call = dp.prepare(dp.Matmul24Request(*a, b, bias=biases[0], **computed(dtype), **out))
+    for turn in range(60):
+        bias = biases[turn % 20 if turn < 40 else turn % 2]
+        expected = exact @ b.numpy().astype("f8") + bias.numpy().astype("f8")[..., None]
+        close(call(bias=bias).numpy(), expected, dtype)
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 1, 2])
+def test_the_check_of_a_batch_answers_for_all_its_matrices(wrong, gpu):
+    values = np.zeros((3, 32, 64), "f2")
+    if wrong is not None:
+        values[wrong, -1, -3:] = 1
+    out = gpu.array(np.full(1, 0x5A5A5A5A, "i4"))
+    for _ in range(3):
+        assert dp.check_2_4(gpu.array(values), out=out).numpy().item() == (wrong is not None)
+
+
 def test_a_prepared_call_runs_over_other_operands(gpu, rng):
     half, exact = pruned(gpu, rng, "bf16", 256, 512)
     a = S.compress(half)
@@ -148,15 +175,16 @@ def test_split_k_is_right_or_refused(gpu, rng):
 def test_every_kernel_of_a_product_is_right(gpu, rng):
     half, exact = pruned(gpu, rng, "f16", 256, 512)
     a, x = S.compress(half), gpu.array(drawn(rng, "f16", 128, 512))
-    taken = []
-    for config in range(64):
+    with pytest.raises(NoRow, match=r"config_id 9999 is none of the (\d+)") as raised:
+        S.linear(x, a, config_id=9999)
+    kernels = int(re.search(r"none of the (\d+)", str(raised.value))[1])
+    assert kernels > 0
+    for config in range(kernels):
         try:
-            found = S.linear(x, a, config_id=config)
-        except NoRow:  # beyond the last one
-            break
-        close(found.numpy(), x.numpy().astype("f8") @ exact.T, "f16")
-        taken.append(config)
-    assert taken
+            found = S.linear(x, a, config_id=config).numpy()
+        except DeviceFault as error:
+            pytest.fail(f"kernel {config} of {kernels}: {error}")
+        close(found, x.numpy().astype("f8") @ exact.T, "f16")
 
 
 def test_bytes_of_another_version_are_refused(gpu, rng):
