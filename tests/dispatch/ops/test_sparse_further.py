@@ -64,6 +64,7 @@ def test_a_plan_says_what_the_library_is_to_know(row, every, monkeypatch, rng):
             check.verify(check.request.result(outputs))
             if not check.request.repeatable:
                 break
+        executor.library.check_capture(plan)
     plan = None
     gc.collect()
     assert not executor.library.alive, "descriptors are given back"
