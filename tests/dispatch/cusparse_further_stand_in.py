@@ -208,5 +208,5 @@ def executor_of(monkeypatch):
     for module in (ell, pruning, sorting):
         monkeypatch.setattr(module, "cusparse", executor.library)
     monkeypatch.setattr(pruning, "handle_of", stand_in.calls.handle_of)
-    monkeypatch.setattr(pruning, "driver", stand_in.dense.driver)
+    monkeypatch.setattr(pruning, "driver", stand_in.spgemm.driver)
     return executor
