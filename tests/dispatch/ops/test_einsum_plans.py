@@ -213,7 +213,7 @@ def test_without_cutensor_products_run_and_others_say_what_to_install(dev, execu
         request = dp.EinsumRequest(spec, operands)
         why = refusals(row, request, request.signature())
         assert re.search(words, str(why[0]))
-        with pytest.raises(NoRow, match="needs cutensor, which is not installed: .*pip install cutensor-cu13"):
+        with pytest.raises(NoRow, match=r"needs cutensor, which is not installed: .*pip install cutensor-cu13"):
             select(request, dp.Arch(90), versions)
 
 

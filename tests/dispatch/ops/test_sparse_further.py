@@ -213,6 +213,10 @@ def test_what_does_not_fit_is_refused_by_its_name(what):
 def test_blocks_of_no_power_of_2_are_no_row_s():
     with pytest.raises(NoRow, match="needs blocks of a power of 2, has 3"):
         dp.blocked_ell_mm(DEV.zeros((6, 3), "f32"), DEV.zeros((2, 1), "i32"), DEV.zeros((6, 2), "f32"))
+    for arch in (HOST, Arch(90)):
+        wide = dp.BlockedEllMmRequest(DEV.zeros((8, 4), "f32"), DEV.zeros((4, 2), "i64"), DEV.zeros((8, 4), "f32"))
+        with pytest.raises(NoRow, match="needs columns of i32, has i64"):
+            select(wide, arch)
     empty = S.tosell(DEV.zeros((4, 4), "f32"))
     with pytest.raises(NoRow, match="needs a matrix with elements where something is added"):
         dp.sell_mv(*empty[:3], DEV.zeros((4,), "f32"), m=4, slice_size=32, nnz=0, y=DEV.zeros((4,), "f32"))
