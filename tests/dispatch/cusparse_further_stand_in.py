@@ -133,7 +133,7 @@ class Library(stand_in.Library):
         return lambda *given: (self.count if counts else self.write)(letter, share, *given)
 
     def five(self, letter, handle, algorithm, n, *rest):
-        """It overwrites the diagonals."""
+        """It overwrites the diagonals, and of three unknowns one row more than the right-hand sides have."""
         *parts, batch, buffer = rest
         assert algorithm == 0
         self.work_in(buffer)
@@ -146,6 +146,8 @@ class Library(stand_in.Library):
             dense[:, inside, inside + off] = line[inside].T
             line[...] = np.nan
         x[...] = np.linalg.solve(dense, x.T[..., None])[..., 0].T
+        if n == 3:
+            array_at(address_of(parts[-1]) + x.nbytes, x.dtype, batch)[...] = np.nan
 
     def _CreatePruneInfo(self, handle):
         self.put(handle, SimpleNamespace())

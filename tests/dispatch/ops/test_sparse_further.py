@@ -183,6 +183,19 @@ def test_five_diagonals_and_what_is_beside_them(rng):
         dp.gpsv(*[DEV.zeros((2, 3), "f32")] * 6)
 
 
+def test_three_unknowns_leave_what_is_behind_them(monkeypatch, rng):
+    """The library writes a row too much."""
+    executor = stand_in.executor_of(monkeypatch)
+    parts = {name: np.zeros((3, 4)) for name in ("ds", "dl", "d", "du", "dw")}
+    parts["d"] += 2
+    memory = DEV.array(np.full((5, 4), 7.0))
+    x = memory[:3]
+    request = dp.GpsvRequest(*map(DEV.array, parts.values()), x, out=x)
+    row = select(request, Arch(90))
+    row.call(request, executor, row).enqueue(request.arguments({"out": x}))
+    np.testing.assert_array_equal(memory.numpy(), [[3.5] * 4] * 3 + [[7] * 4] * 2)
+
+
 def sell():
     return S.tosell(DEV.array(np.eye(6)), slice_size=4)
 
