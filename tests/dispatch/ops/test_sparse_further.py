@@ -183,7 +183,7 @@ def test_five_diagonals_and_what_is_beside_them(rng):
         dp.gpsv(*[DEV.zeros((2, 3), "f32")] * 6)
 
 
-def test_three_unknowns_leave_what_is_behind_them(monkeypatch, rng):
+def test_three_unknowns_leave_what_is_behind_them(monkeypatch):
     """The library writes a row too much."""
     executor = stand_in.executor_of(monkeypatch)
     parts = {name: np.zeros((3, 4)) for name in ("ds", "dl", "d", "du", "dw")}
