@@ -23,6 +23,7 @@ class Kind(Enum):
     RULE = "rule"  # what a rule of the row says, in full
     EPILOGUE_DTYPE = "epilogue dtype"  # the dtypes allowed for an operand that an epilogue adds; the dtype
     VERSION = "version"  # a library's name and its oldest version; the version
+    MISSING = "missing"  # the name of a library that is not installed; what to do
     COMPUTE = "compute"  # the row's compute type, or None; the request's, or None
     EPILOGUE = "epilogue"  # the row's epilogues; the request's
     TREE = "tree"  # the row's epilogues; the request's tree
@@ -40,6 +41,7 @@ EFFORT = {
     Kind.RULE: 1,
     Kind.EPILOGUE_DTYPE: 1,
     Kind.VERSION: 1,
+    Kind.MISSING: 1,
     Kind.COMPUTE: 3,
     Kind.EPILOGUE: 3,
     Kind.TREE: 20,
@@ -124,6 +126,10 @@ def _version(needed: Any, given: Any) -> str:
     return f"needs {library} {'.'.join(map(str, oldest))}, has {'.'.join(map(str, given))}"
 
 
+def _missing(library: Any, hint: Any) -> str:
+    return f"needs {library}, which is not installed: {hint}"
+
+
 def _listed(dtypes: Any) -> str:
     return f"({', '.join(map(str, dtypes))})"
 
@@ -145,5 +151,6 @@ _WORDS = {
     Kind.SCALES: _scales,
     Kind.ARCH: _arch,
     Kind.VERSION: _version,
+    Kind.MISSING: _missing,
     Kind.OTHER_LIBRARY: _other_library,
 }

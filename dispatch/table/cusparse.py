@@ -45,7 +45,7 @@ SOME     = (rules.aligned, rules.results, rules.some)
 THREE    = (rules.aligned, rules.results, rules.three)
 LINES    = (rules.aligned, rules.results, rules.narrow_lines, rules.zero_base)
 SLICES   = (rules.aligned, rules.vectors, ell_rules.some)
-BLOCKED  = (rules.lines, ell_rules.some, ell_rules.powers, ell_rules.vector_blocks)
+BLOCKED  = (rules.lines, ell_rules.some, ell_rules.powers, ell_rules.narrow_columns, ell_rules.vector_blocks)
 SORTED   = (rules.aligned, rules.narrow, rules.results)
 EXCHANGE = (rules.aligned, rules.elements, rules.narrow, rules.results)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from cudabind.errors import LibraryNotFound
 from dispatch.checks import check_type, names_arguments, shown
 from dispatch.core.request import check_request
 from dispatch.core.row import Row, accepts, refusals
@@ -36,7 +37,8 @@ LONGEST_LINE = 400  # characters of one of them
 def candidates(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> Iterator[Row]:
     """The rows that take a request on an architecture, in order; the first carries it out.
 
-    `versions` are those of the libraries at hand; a library that is not named there is taken to be new enough.
+    `versions` are those of the libraries at hand; a library that is not named there is taken to be new enough. Rows of
+    a library that is not installed are passed over.
     """
     wanted = request.signature()
     for row in TABLE.with_dtypes(request.op, wanted.dtypes):
@@ -60,7 +62,10 @@ def _machine(row: Row, arch: Arch, versions: Versions) -> list[Refusal]:
     """Why a row is not for a machine."""
     if not row.on(arch):
         return [Refusal(Kind.ARCH, (row.min_arch, row.max_arch), arch)]
-    version = versions.get(row.library) if row.min_version else None
+    try:
+        version = versions.get(row.library) if row.min_version else None
+    except LibraryNotFound as error:
+        return [Refusal(Kind.MISSING, row.library, error.hint or str(error))]
     if version is not None and version < row.min_version:
         return [Refusal(Kind.VERSION, (row.library, row.min_version), version)]
     return []

@@ -54,6 +54,12 @@ class Blocked(SimpleNamespace):
         return found
 
 
+def cut_to_tf32(values):
+    """Ten bits of the fraction, as tensor cores take f32."""
+    word = values.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)
+    return word.view(np.float32).astype(np.float64)
+
+
 class Library(stand_in.Library):
     """The stand-in with two more formats."""
 
@@ -127,7 +133,7 @@ class Library(stand_in.Library):
         return lambda *given: (self.count if counts else self.write)(letter, share, *given)
 
     def five(self, letter, handle, algorithm, n, *rest):
-        """It overwrites the diagonals."""
+        """It overwrites the diagonals, and of three unknowns one row more than the right-hand sides have."""
         *parts, batch, buffer = rest
         assert algorithm == 0
         self.work_in(buffer)
@@ -140,6 +146,8 @@ class Library(stand_in.Library):
             dense[:, inside, inside + off] = line[inside].T
             line[...] = np.nan
         x[...] = np.linalg.solve(dense, x.T[..., None])[..., 0].T
+        if n == 3:
+            array_at(address_of(parts[-1]) + x.nbytes, x.dtype, batch)[...] = np.nan
 
     def _CreatePruneInfo(self, handle):
         self.put(handle, SimpleNamespace())
@@ -185,6 +193,12 @@ class Library(stand_in.Library):
         work = np.complex128 if right.dtype.kind == "c" else np.float64
         self.added(op, alpha, beta, kind, a.dense() @ right.astype(work), y.array())
 
+    def _SpMM_bufferSize(self, *given):
+        a = self.of(given[4])
+        if a.format == 5 and INDICES[a.kind].itemsize != 4:
+            return stand_in.NOT_SUPPORTED
+        return super()._SpMM_bufferSize(*given)
+
     def _SpMM(self, handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer):
         if self.of(a).format != 5:
             super()._SpMM(handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer)
@@ -195,8 +209,10 @@ class Library(stand_in.Library):
         assert not any(one.values % ALIGNMENT for one in (b, c))
         self.kinds_fit(a, b, c, kind)
         self.work_in(buffer)
-        right = stand_in.turned(b.array(), op_b)
-        self.added(op_a, alpha, beta, kind, a.dense() @ right.astype(np.float64), c.array())
+        left, right = a.dense(), stand_in.turned(b.array(), op_b).astype(np.float64)
+        if a.dtype == np.float32:
+            left, right = map(cut_to_tf32, (left, right))
+        self.added(op_a, alpha, beta, kind, left @ right, c.array())
 
 
 stand_in.Library = Library
@@ -208,5 +224,5 @@ def executor_of(monkeypatch):
     for module in (ell, pruning, sorting):
         monkeypatch.setattr(module, "cusparse", executor.library)
     monkeypatch.setattr(pruning, "handle_of", stand_in.calls.handle_of)
-    monkeypatch.setattr(pruning, "driver", stand_in.dense.driver)
+    monkeypatch.setattr(pruning, "driver", stand_in.spgemm.driver)
     return executor

@@ -40,7 +40,10 @@ OTHER = Refusal(Kind.OTHER_LIBRARY, "cudnn", "cutlass")
 OLD = Refusal(Kind.VERSION, ("cublasLt", (12, 9)), (12, 1))
 GPU, ELSEWHERE = Refusal(Kind.ARCH, (Arch(100), None), H100), Refusal(Kind.ARCH, (HOST, HOST), H100)
 
+MISSING = Refusal(Kind.MISSING, "cudss", "pip install nvidia-cudss")
+
 SENTENCES = {
+    MISSING: "needs cudss, which is not installed: pip install nvidia-cudss",
     ORDER: "needs a in row-major order, has column-major",
     EPILOGUE: "needs an epilogue of NONE, has GELU",
     Refusal(Kind.EPILOGUE, (E.NONE, E.RELU), E.GELU): "needs an epilogue of NONE, RELU, has GELU",

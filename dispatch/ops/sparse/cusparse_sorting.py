@@ -17,7 +17,11 @@ __all__ = ["plan"]
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request; of a matrix without elements its rows are copied."""
+    """The plan of a request; of a matrix without elements its rows are copied.
+
+    No graph is made of a sort: once one has been captured, cusparseCreateIdentityPermutation ends in
+    CUSPARSE_STATUS_INTERNAL_ERROR for the rest of the process.
+    """
     steps = SortSteps(executor, row, len(request.reads) + len(request.writes))
     count, place = request.values.shape[0], request.place_of
     # The library reads 16 bytes at once: what begins elsewhere is sorted beside it, and copied.
@@ -32,7 +36,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
         steps.follow(count, request.values.dtype.cuda, place("values"), values)
     for name, part in parts.items():
         steps.copy(part, _column(request, name))
-    return steps.plan(capture_safe=True)
+    return steps.plan(capture_safe=not count)
 
 
 def _column(request: Any, name: str) -> Matrix:

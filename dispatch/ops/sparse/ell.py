@@ -129,6 +129,8 @@ class SellMvRequest(EllRequest):
 class BlockedEllMmRequest(EllRequest):
     """C = alpha · A · B + beta · C of a matrix in blocked ELL: cuSPARSE's SpMM on tensor cores.
 
+    On a GPU the factors of f32 are taken as TF32, which has ten bits of their fraction; sums are of f32.
+
     Attributes:
         values: (m, width): the blocks of each row of blocks side by side, padded to one width.
         columns: (m / block, width / block): the column of blocks that each of them stands in, or -1.

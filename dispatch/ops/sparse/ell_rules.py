@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["powers", "some", "vector_blocks"]
+from dispatch.keys import I32
+
+__all__ = ["narrow_columns", "powers", "some", "vector_blocks"]
 
 ALIGNMENT = 16  # bytes, in which tensor cores are fed
 
@@ -19,6 +21,12 @@ def powers(request: Any) -> str:
     """Blocks of a power of 2, and more than one element."""
     block = request.block
     return "" if block > 1 and block & (block - 1) == 0 else f"needs blocks of a power of 2, has {block}"
+
+
+def narrow_columns(request: Any) -> str:
+    """Columns of blocks of 32 bits: of wider ones cusparseSpMM_bufferSize says CUSPARSE_STATUS_NOT_SUPPORTED."""
+    dtype = request.columns.dtype
+    return "" if dtype is I32 else f"needs columns of i32, has {dtype}"
 
 
 def vector_blocks(request: Any) -> str:

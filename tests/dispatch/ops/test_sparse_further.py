@@ -64,6 +64,7 @@ def test_a_plan_says_what_the_library_is_to_know(row, every, monkeypatch, rng):
             check.verify(check.request.result(outputs))
             if not check.request.repeatable:
                 break
+        executor.library.check_capture(plan)
     plan = None
     gc.collect()
     assert not executor.library.alive, "descriptors are given back"
@@ -182,6 +183,19 @@ def test_five_diagonals_and_what_is_beside_them(rng):
         dp.gpsv(*[DEV.zeros((2, 3), "f32")] * 6)
 
 
+def test_three_unknowns_leave_what_is_behind_them(monkeypatch):
+    """The library writes a row too much."""
+    executor = stand_in.executor_of(monkeypatch)
+    parts = {name: np.zeros((3, 4)) for name in ("ds", "dl", "d", "du", "dw")}
+    parts["d"] += 2
+    memory = DEV.array(np.full((5, 4), 7.0))
+    x = memory[:3]
+    request = dp.GpsvRequest(*map(DEV.array, parts.values()), x, out=x)
+    row = select(request, Arch(90))
+    row.call(request, executor, row).enqueue(request.arguments({"out": x}))
+    np.testing.assert_array_equal(memory.numpy(), [[3.5] * 4] * 3 + [[7] * 4] * 2)
+
+
 def sell():
     return S.tosell(DEV.array(np.eye(6)), slice_size=4)
 
@@ -212,6 +226,10 @@ def test_what_does_not_fit_is_refused_by_its_name(what):
 def test_blocks_of_no_power_of_2_are_no_row_s():
     with pytest.raises(NoRow, match="needs blocks of a power of 2, has 3"):
         dp.blocked_ell_mm(DEV.zeros((6, 3), "f32"), DEV.zeros((2, 1), "i32"), DEV.zeros((6, 2), "f32"))
+    for arch in (HOST, Arch(90)):
+        wide = dp.BlockedEllMmRequest(DEV.zeros((8, 4), "f32"), DEV.zeros((4, 2), "i64"), DEV.zeros((8, 4), "f32"))
+        with pytest.raises(NoRow, match="needs columns of i32, has i64"):
+            select(wide, arch)
     empty = S.tosell(DEV.zeros((4, 4), "f32"))
     with pytest.raises(NoRow, match="needs a matrix with elements where something is added"):
         dp.sell_mv(*empty[:3], DEV.zeros((4,), "f32"), m=4, slice_size=32, nnz=0, y=DEV.zeros((4,), "f32"))

@@ -58,6 +58,7 @@ def test_a_plan_says_what_the_library_is_to_know(row, every, executor, rng):
             ran += 1
             if request.in_place and not request.repeatable:
                 break  # it has overwritten what it reads
+        executor.library.check_capture(plan)
     assert ran
     plan = None
     gc.collect()

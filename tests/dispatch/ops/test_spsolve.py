@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
+from cudabind.errors import LibraryNotFound
 from dispatch.errors import BadRequest, LinAlgError, NoRow
 from dispatch.keys import Arch
 from dispatch.ops.sparse.cases_direct import direct_cases
@@ -44,6 +45,33 @@ def system(rng, n=12):
 def made(request, executor):
     row = select(request, Arch(90))
     return row.call(request, executor, row)
+
+
+class WithoutCudss(dict):
+    """The versions of the libraries where cuDSS is not installed."""
+
+    def get(self, name, default=None):
+        if name == "cudss":
+            raise LibraryNotFound("cudss", text="libcudss.so.0 was not found", hint="pip install nvidia-cudss")
+        return super().get(name, default)
+
+
+def test_without_cudss_the_next_row_is_taken_and_what_it_refuses_says_what_to_install(rng):
+    _, a = system(rng)
+    request, versions = dp.SpsolveRequest(*a, dp.device("host").array(rng.standard_normal(12))), WithoutCudss()
+    assert select(request, Arch(90), versions).library == "cusolverSp"
+    found = dp.explain(request, Arch(90), versions)
+    assert found.row.library == "cusolverSp"
+    missing = "needs cudss, which is not installed: pip install nvidia-cudss"
+    refused = {name: [str(reason) for reason in why] for name, why in found.refusals}
+    assert refused["spsolve f64→f64 sm_75 cudss"] == [missing]
+    for other in (request.replace(library="cudss"), request.replace(assume_a="sym", uplo="l")):
+        with pytest.raises(NoRow, match=missing):
+            select(other, Arch(90), versions)
+        assert missing in str(dp.explain(other, Arch(90), versions))
+    with pytest.raises(NoRow) as caught:
+        select(request.replace(library="cudss"), Arch(90), versions)
+    assert "Nearest that works: library=None (now cudss)" in str(caught.value)
 
 
 def enqueued(plan, request):
