@@ -18,7 +18,7 @@ from dispatch.table.on_host import on_host
 __all__ = ["ROWS"]
 
 SM80, SM89, SM90 = Arch(80), Arch(89), Arch(90)
-V08, RUN = (0, 8), ("H100",)
+V08 = (0, 8)
 SUM16, SUM32, TF32, WHOLE = (
     Compute.COMPUTE_16F, Compute.COMPUTE_32F, Compute.COMPUTE_32F_FAST_TF32, Compute.COMPUTE_32I
 )
@@ -38,9 +38,9 @@ FP8, HALF, WIDE = (F8E4M3, F8E5M2), (F16, BF16), (F16, BF16, F32)
 
 GPU_ROWS = (
 #   op, (a, b, c, d), compute, rules, min_arch, max_arch, min_version, calls
-    *(Row("prune_2_4",    (one, one), None, PRUNED,     arch, None, V08, *PRUNE, run_on=RUN) for one, arch in KINDS),
+    *(Row("prune_2_4",    (one, one), None, PRUNED,     arch, None, V08, *PRUNE) for one, arch in KINDS),
     *(Row("check_2_4",    (one, I32), None, CHECKED,    arch, None, V08, *CHECK) for one, arch in KINDS),
-    *(Row("compress_2_4", (one, U8),  None, COMPRESSED, arch, None, V08, *COMPRESS, run_on=RUN) for one, arch in KINDS),
+    *(Row("compress_2_4", (one, U8),  None, COMPRESSED, arch, None, V08, *COMPRESS) for one, arch in KINDS),
     Row("matmul_2_4", (F16, F16, F16, F16),     SUM32, MULTIPLIED, SM80, None, V08, *MATMUL),
     Row("matmul_2_4", (F16, F16, F16, F16),     SUM16, MULTIPLIED, SM90, SM90, V08, *MATMUL),
     Row("matmul_2_4", (BF16, BF16, BF16, BF16), SUM32, MULTIPLIED, SM80, None, V08, *MATMUL),
