@@ -263,8 +263,19 @@ class Library(storage.Storage):
             self.work_in(buffer)
         right = turned(b.array(), op_b)
         work = np.complex128 if right.dtype.kind == "c" else np.float64
-        self.added(op_a, alpha, beta, kind, turned(a.dense(), op_a) @ right.astype(work), c.array())
+        left = turned(a.dense(), op_a)
+        if c.array().dtype.itemsize == 2 and algorithm not in (CSR_ALG3, COO_ALG2):
+            self.added_one_by_one(alpha, beta, kind, left, right.astype(work), c.array())
+        else:
+            self.added(op_a, alpha, beta, kind, left @ right.astype(work), c.array())
         return None
+
+    def added_one_by_one(self, alpha, beta, kind, left, right, target):
+        """Each product to the sum, which is rounded to the target's 16 bits."""
+        alpha, beta = number_at(alpha, int(kind)), number_at(beta, int(kind))
+        target[...] = (beta * target.astype(np.float64) if beta else np.zeros(target.shape)).astype(target.dtype)
+        for column, line in zip(left.T, right, strict=True):
+            target[...] = (target.astype(np.float64) + alpha * np.outer(column, line)).astype(target.dtype)
 
     def _SDDMM(self, handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer):
         a, b, c = map(self.of, (a, b, c))
@@ -364,6 +375,18 @@ class Copy:
         return np.lib.stride_tricks.as_strided(flat, (matrix.rows, matrix.cols), steps)
 
 
+class Rounding:
+    """The kernel's work; itself is tried in test_sparse_rounding.py."""
+
+    def __init__(self, executor, source, target):
+        self.given = source, target
+
+    def enqueue(self, addresses):
+        source, target = (Copy.array(matrix, addresses) for matrix in self.given)
+        assert source.dtype != target.dtype
+        target[...] = source.astype(target.dtype)
+
+
 def executor_of(monkeypatch):
     """What plans are made for; `monkeypatch` puts this file in the library's place. `library` says what was called."""
     library = Library()
@@ -373,6 +396,7 @@ def executor_of(monkeypatch):
     for module in (analyses, calls):
         monkeypatch.setattr(module, "handle_of", lambda _: handle)
     monkeypatch.setattr(calls, "Copy", Copy)
+    monkeypatch.setattr(calls, "Rounding", Rounding)
     copied = SimpleNamespace(cuMemcpyHtoDAsync=lambda to, source, nbytes, _: ctypes.memmove(to, source, nbytes))
     monkeypatch.setattr(spgemm, "driver", copied)
     made = SimpleNamespace(allocate=lambda nbytes, _: Memory(nbytes))

@@ -18,6 +18,7 @@ from dispatch.libraries.cusolver.copies import Copy, Keep
 from dispatch.libraries.cusolver.matrix import Matrix, Place
 from dispatch.libraries.cusparse.descriptors import Descriptor
 from dispatch.libraries.cusparse.handle import handle_of
+from dispatch.libraries.cusparse.rounding import Rounding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -194,6 +195,10 @@ class Steps:
         """Copy a matrix into another of its extents, unless they are one."""
         if source.rows and source.cols and source.place != target.place:
             self._steps.append(CopyStep(self.executor, source, target))
+
+    def rounded(self, source: Matrix, target: Matrix) -> None:
+        """Copy a matrix into another of its extents and of another dtype."""
+        self._steps.append(Rounding(self.executor, source, target))
 
     def zeros(self, target: Matrix) -> None:
         """Zeros in a matrix, and nothing beside it."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cudabind.sys import cusparse
 from dispatch.core.matrix_choices import Operation
 from dispatch.errors import WorkerFailed
-from dispatch.keys import C64, C128, F32, F64
+from dispatch.keys import C64, C128, F32, F64, HALF
 from dispatch.libraries.cublas.calls import Constant, Scalar
 from dispatch.libraries.cusolver.matrix import Matrix, Place
 from dispatch.libraries.cusparse.analyses import Solve
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
+    from dispatch.device.layout import Layout
     from dispatch.execute.cuda_executor import CudaExecutor
 
 __all__ = ["plan"]
@@ -170,18 +171,35 @@ class Making:
         return self.steps.plan(capture_safe=True)
 
     def multiply_matrix(self) -> Plan:
-        """SpMM."""
+        """SpMM; sums of 16 bits, which most algorithms round at each addition, are f32 until all are there."""
         request = self.request
-        self.added("c")
+        layout, place = request.layout_of("out"), request.place_of("out")
+        rounds = layout.dtype in HALF and not request.same_bits
+        by_rows = by_rows_of(layout)
+        sums = self.sums(layout) if rounds else lines_of(layout, place)
+        if rounds and request.reads_added:
+            self.steps.rounded(lines_of(request.layout_of("c"), request.place_of("c")), sums)
+        elif not rounds:
+            self.added("c")
         a = self.matrix(self.sparse(request.form, PARTS, self.product_places()))
-        by_rows = by_rows_of(request.layout_of("out"))
-        out, _ = self.dense("out", like=by_rows)
+        if rounds:
+            ld, at = max(sums.row, sums.col), (sums.place.operand, self.steps.placeholder)
+            out = DenseMatrix(layout.shape, ld, F32.cuda, *at, by_rows=by_rows)
+        else:
+            out, _ = self.dense("out", like=by_rows)
         b, turn = self.dense("b", like=by_rows)
         given = (self.number("alpha"), a, b, self.number("beta"), out, self.kind)
         algorithm = cusparse.cusparseSpMMAlg_t(int(request.algorithm))
         operations = self.operation(request.trans), cusparse.cusparseOperation_t(int(turn))
         self.steps.call("cusparseSpMM", *operations, *given, algorithm)
+        if rounds:
+            self.steps.rounded(sums, lines_of(layout, place))
         return self.steps.plan(capture_safe=True)
+
+    def sums(self, layout: Layout) -> Matrix:
+        """Memory of the plan's own for a dense matrix in f32, of the order of a result."""
+        (m, n), place = layout.shape, self.steps.room(layout.size * F32.itemsize)
+        return Matrix(Place(place), F32, m, n, *((n, 1) if by_rows_of(layout) else (1, m)))
 
     def sample(self) -> Plan:
         """SDDMM; where nothing is added it does so to zeros, for 0 times what nobody has written may be NaN."""
