@@ -105,8 +105,8 @@ GPU_ROWS = (
     Row("lu_solve",  (C128, C128), None,   RULES, SM75, None, BLAS_V12_9, *ZLU_SOLVE),
     Row("solve",     (F32,  F32),  None,   RULES, SM75, None, V11_7, *LU_FACTOR, H100),
     Row("solve",     (F64,  F64),  None,   RULES, SM75, None, V11_7, *LU_FACTOR, H100),
-    Row("solve",     (C64,  C64),  None,   SYM,   SM75, None, V11_7, *LU_FACTOR),
-    Row("solve",     (C128, C128), None,   SYM,   SM75, None, V11_7, *LU_FACTOR, H100),
+    Row("solve",     (C64,  C64),  None,   SYM,   SM75, None, V11_7, *LU_FACTOR, H100),
+    Row("solve",     (C128, C128), None,   SYM,   SM75, None, V11_7, *LU_FACTOR),  # one case not since its mend
     Row("solve",     (C64,  C64),  None,   HER,   SM75, None, V12_4, *HETRS, variant=OF_HERMITIAN),
     Row("solve",     (C128, C128), None,   HER,   SM75, None, V12_4, *HETRS, variant=OF_HERMITIAN),
     Row("ldl",       (F32,  F32),  None,   RULES, SM75, None, V11_7, *SSYTRF),

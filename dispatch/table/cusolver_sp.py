@@ -1,6 +1,6 @@
 """The rows of direct solves that end in cuSOLVER, for where cuDSS is not installed. Rows, and nothing else.
 
-None has run on a GPU yet: `run_on` is empty. A positive definite matrix goes to `csrlsvchol`.
+A positive definite matrix goes to `csrlsvchol`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ GPU_ROWS = tuple(
         library="cusolverSp",
         function=f"cusolverSp{letter}csrlsvqr",
         call=cusolver_plan,
+        run_on=("H100",),
         variant="qr",
     )
     for dtype, letter in LETTERS.items()

@@ -1,6 +1,6 @@
 """The rows of sparse linear algebra, which end in cuSPARSE. Rows, and nothing else.
 
-None has run on a GPU yet: `run_on` is empty.
+`run_on` says which have passed all their cases on a GPU.
 """
 
 # fmt: off
@@ -33,6 +33,7 @@ SM75, SM80 = Arch(75), Arch(80)
 V12 = (12, 5)
 V12_5_4 = (12, 5, 4)  # before it SpMV remembered what an earlier call had put into its workspace, which plans share
 ALL = (F32, F64, C64, C128)
+SOME_RAN = (F32, C64, C128, F16)  # of csr2csc, on an H100
 ANY      = (rules.aligned, rules.elements, rules.index_pair, rules.results)
 DENSE_A  = (rules.aligned, rules.lines, rules.results)
 VECTOR   = (*ANY, rules.blocks, rules.vectors)
@@ -59,11 +60,11 @@ D_COUNT  = ("cusparse", "cusparseDpruneDense2csrNnz", pruning_plan, H100)
 S_PRUNE  = ("cusparse", "cusparseSpruneDense2csr", pruning_plan, H100)
 D_PRUNE  = ("cusparse", "cusparseDpruneDense2csr", pruning_plan, H100)
 GPSV     = (rules.aligned, adjacent)
-GPSV_S   = ("cusparse", "cusparseSgpsvInterleavedBatch", gpsv_plan)
-GPSV_D   = ("cusparse", "cusparseDgpsvInterleavedBatch", gpsv_plan)
-GPSV_C   = ("cusparse", "cusparseCgpsvInterleavedBatch", gpsv_plan)
-GPSV_Z   = ("cusparse", "cusparseZgpsvInterleavedBatch", gpsv_plan)
-SORT     = ("cusparse", "cusparseXcoosortByRow", sorting_plan)
+GPSV_S   = ("cusparse", "cusparseSgpsvInterleavedBatch", gpsv_plan, H100)
+GPSV_D   = ("cusparse", "cusparseDgpsvInterleavedBatch", gpsv_plan, H100)
+GPSV_C   = ("cusparse", "cusparseCgpsvInterleavedBatch", gpsv_plan, H100)
+GPSV_Z   = ("cusparse", "cusparseZgpsvInterleavedBatch", gpsv_plan, H100)
+SORT     = ("cusparse", "cusparseXcoosortByRow", sorting_plan, H100)
 SDDMM    = ("cusparse", "cusparseSDDMM", cusparse_plan, H100)
 SPSV     = ("cusparse", "cusparseSpSV_solve", cusparse_plan, H100)
 SPSM     = ("cusparse", "cusparseSpSM_solve", cusparse_plan, H100)
@@ -90,9 +91,9 @@ GPU_ROWS = (
     Row("sparse_mv",         (BF16, BF16), None, VECTOR,   SM80, None, V12_5_4, *SPMV),
     Row("sparse_mv",         (BF16, F32), None, VECTOR,   SM80, None, V12_5_4, *SPMV),
     *(Row("spmm",            (one, one), None, MATRIX,   SM75, None, V12, *SPMM) for one in ALL),
-    Row("spmm",              (F16, F16), None, MATRIX,   SM75, None, V12, *SPMM[:3]),
+    Row("spmm",              (F16, F16), None, MATRIX,   SM75, None, V12, *SPMM),
     Row("spmm",              (F16, F32), None, MATRIX,   SM75, None, V12, *SPMM),
-    Row("spmm",              (BF16, BF16), None, MATRIX,   SM80, None, V12, *SPMM[:3]),
+    Row("spmm",              (BF16, BF16), None, MATRIX,   SM80, None, V12, *SPMM),
     Row("spmm",              (BF16, F32), None, MATRIX,   SM80, None, V12, *SPMM),
     *(Row("sddmm",           (one, one), None, SAMPLED,  SM75, None, V12, *SDDMM) for one in ALL),
     *(Row("spsv",            (one, one), None, SOLVE,    SM75, None, V12, *SPSV) for one in ALL),
@@ -100,7 +101,8 @@ GPU_ROWS = (
     *(Row("spgemm",          (one, one), None, ANY,      SM75, None, V12, *SPGEMM) for one in ALL),
     *(Row("spgemm_nnz",      (one, I64), None, ANY,      SM75, None, V12, *COUNTS) for one in ALL),
     *(Row("sparse_to_dense", (one, one), None, UNPACK,   SM75, None, V12, *DENSE) for one in (*ALL, F16, BF16)),
-    *(Row("csr2csc",         (one, one), None, EXCHANGE, SM75, None, V12, *CSR2CSC) for one in (*ALL, F16, BF16)),
+    *(Row("csr2csc",         (one, one), None, EXCHANGE, SM75, None, V12, *CSR2CSC, H100) for one in SOME_RAN),
+    *(Row("csr2csc",         (one, one), None, EXCHANGE, SM75, None, V12, *CSR2CSC) for one in (F64, BF16)),
     *(Row("sparse_gather",   (one, one), None, SOME,     SM75, None, V12, *GATHER) for one in (*ALL, F16, BF16)),
     *(Row("sparse_scatter",  (one, one), None, SOME,     SM75, None, V12, *SCATTER) for one in (*ALL, F16, BF16)),
     *(Row("sparse_axpby",    (one, one), None, SOME,     SM75, None, V12, *AXPBY) for one in ALL),
@@ -123,9 +125,9 @@ ELL_ROWS = (
     Row("sell_mv",          (F16, F32), None, SLICES,  SM75, None, V12, *SELL_MV),
     Row("sell_mv",          (BF16, BF16), None, SLICES,  SM80, None, V12, *SELL_MV),
     Row("sell_mv",          (BF16, F32), None, SLICES,  SM80, None, V12, *SELL_MV),
-    Row("blocked_ell_mm",   (F32, F32), None, BLOCKED, SM80, None, V12, *ELL_MM),
-    Row("blocked_ell_mm",   (F64, F64), None, BLOCKED, SM80, None, V12, *ELL_MM),
-    Row("blocked_ell_mm",   (F16, F16), None, BLOCKED, SM75, None, V12, *ELL_MM),
+    Row("blocked_ell_mm",   (F32, F32), None, BLOCKED, SM80, None, V12, *ELL_MM, H100),
+    Row("blocked_ell_mm",   (F64, F64), None, BLOCKED, SM80, None, V12, *ELL_MM, H100),
+    Row("blocked_ell_mm",   (F16, F16), None, BLOCKED, SM75, None, V12, *ELL_MM, H100),
     Row("blocked_ell_mm",   (BF16, BF16), None, BLOCKED, SM80, None, V12, *ELL_MM),
 )
 PRUNE_ROWS = (

@@ -1,6 +1,6 @@
 """The rows of collectives, which end in NCCL; on the host in MPI, or in NumPy between threads. Rows alone.
 
-None has run on a GPU yet: `run_on` is empty.
+Those of one rank have run on an H100, and some of two; `run_on` is empty until all cases of a row have on two.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ spec.loader.exec_module(stand_ins)
 ROUNDS = 600
 NEEDED = ("a", "b", "ends", "x", "w", "dy", "on", "seed")  # without them a call is none
 FORMS = {dp.GroupedMatmulRequest: Tensor, GroupedMatmulListRequest: (list, tuple)}
-OTHER_FORMS = ("conv", "grouped", "cudnn", "callback", "einsum")  # ops whose operands come in other ways
+# Ops whose operands come in other ways, and one over bytes that are a library's on each device.
+OTHER_FORMS = ("conv", "grouped", "cudnn", "callback", "einsum", "matmul_2_4")
 STATES = 4096  # bytes of the state of dropout
 
 

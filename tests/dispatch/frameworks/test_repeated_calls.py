@@ -177,7 +177,8 @@ def judge(dev, rng, rounds=ROUNDS):
 def test_each_call_is_what_its_request_is_on_a_fresh_executor(dev, rng):
     differences, quick, drawn = judge(dev, rng)
     assert not differences, "\n".join(map(str, differences[0]))
-    assert all(quick[kind.op] > 10 for kind in drawn.kinds), quick
+    by_library = ("compress_2_4",)  # how many bytes there are cuSPARSELt alone knows, which is not here
+    assert all(quick[kind.op] > 10 for kind in drawn.kinds if kind.op not in by_library), quick
 
 
 reordered = partial(calls.reordered, module=framework_calls)
