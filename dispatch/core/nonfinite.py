@@ -109,7 +109,7 @@ STATEMENTS = {
     "dense_to_sparse": "are elements as others",
     "prune_to_csr":    "infinities stay, above any threshold; NaN is left out",
     **dict.fromkeys(("spgemm_nnz", "sparse_check", "dense_nnz", "prune_nnz", "coo2csr", "csr2coo"), NONE),
-    "prune_2_4":       "stay as large numbers do, or not: which of them is the engine's choice",
+    "prune_2_4":       f"{ENGINE}: what stays of a group may pass over NaN",
     "check_2_4":       NONE,
     "compress_2_4":    NONE,
     "matmul_2_4":      f"{UNSCALED}; {TO_NAN}; of 8 bits the largest number is in place of an infinity",
