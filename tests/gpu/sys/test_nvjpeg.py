@@ -168,10 +168,10 @@ def test_what_an_allocator_raises_is_raised_by_the_call_that_wanted_memory(image
         nvjpeg.nvjpegCreateEx(nvjpeg.nvjpegBackend_t.NVJPEG_BACKEND_DEFAULT, own, locked, 0, handle)
         nvjpeg.nvjpegJpegStateCreate(handle, state)
         nvjpeg.nvjpegDecode(handle, state, data, len(data), INTERLEAVED, target, NO_STREAM)
+        pytest.skip("nvJPEG has asked these functions for nothing")
 
     with pytest.raises(MemoryError, match="none for pictures"):
         work()
-        pytest.skip("nvJPEG has asked these functions for nothing")
 
 
 def test_bytes_that_are_no_picture_are_refused_by_name(gpu, handle):
