@@ -251,8 +251,9 @@ class OperandRequest(Request[R_co]):
         tensor: Tensor | None = getattr(self, name)
         first: Tensor = getattr(self, self.reads[0])
         if tensor is not None and tensor.dtype is not first.dtype:
-            kind = type(self).__name__
-            hint = f'{name}.astype("{first.dtype}"); or mixed: ClassVar[tuple[str, ...]] = ("{name}",) in {kind}'
+            hint = f'{name}.astype("{first.dtype}")'
+            if not type(self).__module__.startswith("dispatch.ops."):  # of who writes an op
+                hint += f'; or mixed: ClassVar[tuple[str, ...]] = ("{name}",) in {type(self).__name__}'
             raise BadRequest(name, str(tensor.layout), f"{first.dtype}, as {self.reads[0]} is", hint)
 
     def _check_outputs(self) -> None:
