@@ -138,7 +138,8 @@ def _with_op(s: Setting, run: CallWith) -> Call:
     """A reduction by the request's op, which NCCL makes for a call where elements are multiplied first."""
     request, comm = s.request, s.comm
     if request.how is not RedOp.PREMUL_SUM:
-        number = int(request.how)
+        # NCCL makes a mean of a product and a sum, and of one rank's fp8 no product; it is the sum there.
+        number = int(RedOp.SUM if request.how is RedOp.AVG and comm.size == 1 else request.how)
         return lambda given: run(given, number)
     dtype, made = s.dtype(), ctypes.c_int()
     factor = np.array(request.factor).astype(request.x.dtype.numpy)

@@ -1,13 +1,15 @@
-"""Rules of the rows of collectives: memory as libraries count it, and parts of one size."""
+"""Rules of the rows of collectives: memory as libraries count it, parts of one size, ranks enough."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dispatch.ops.collective.request import RedOp
+
 if TYPE_CHECKING:
     from dispatch.ops.collective.request import RanksRequest
 
-__all__ = ["dense", "even"]
+__all__ = ["dense", "even", "not_alone"]
 
 
 def dense(request: RanksRequest[object]) -> str:
@@ -22,3 +24,10 @@ def even(request: RanksRequest[object]) -> str:
     """Rule: parts of one size."""
     counts = getattr(request, "send_counts", None)
     return "" if counts is None else f"needs parts of one size, has send_counts={counts}"
+
+
+def not_alone(request: RanksRequest[object]) -> str:
+    """Rule: of one rank NCCL copies what it adds up, and multiplies it first but in fp8 (ncclInvalidArgument)."""
+    how = getattr(request, "how", None)
+    alone = how is RedOp.PREMUL_SUM and request.ranks.size == 1
+    return "needs two ranks or more for premul_sum of fp8, has one" if alone else ""

@@ -84,6 +84,8 @@ def compared(world, dtypes=DTYPES, seed=3, run=dp.run):
     for kind, shape_of, choices in forms(world.size):
         reduces = hasattr(kind, "reduce")
         for dtype, how in itertools.product(dtypes, dp.RedOp if reduces else (None,)):
+            if how is dp.RedOp.PREMUL_SUM and world.size == 1 and dtype in (F8E4M3, F8E5M2):
+                continue  # which the rows refuse
             seeds = rng.integers(1 << 30)
             xs = [drawn(np.random.default_rng([seeds, r]), dtype, shape_of(r), 1, how)[0] for r in range(world.size)]
             factors = [float(1 + r % 3) for r in range(world.size)]
