@@ -121,6 +121,21 @@ def test_matrices_of_any_kind_become_ell_and_multiply(kind, rng):
     np.testing.assert_allclose((S.toblocked_ell(given) @ DEV.array(b)).numpy(), dense @ b)
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_padding_stands_for_is_not_read(bad):
+    """NaN or infinity of x reaches the rows that have an element there, and no other."""
+    dense = np.array([[1.0, 2], [0, 0], [3, 0]])
+    for size in (1, 2, 32):
+        found = S.tosell(DEV.array(dense), slice_size=size) @ DEV.array([1, bad])
+        np.testing.assert_array_equal(found.numpy(), [bad, 0, 3])
+    blocks = np.zeros((6, 4))
+    blocks[:2], blocks[4:, :2] = 1, 3  # two blocks, none, and the first alone
+    b = np.ones((4, 3))
+    b[2:] = bad
+    found = S.toblocked_ell(DEV.array(blocks), block=2) @ DEV.array(b)
+    np.testing.assert_array_equal(found.numpy(), np.repeat([[bad], [0], [6]], 2, 0) * np.ones(3))
+
+
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_a_dense_matrix_is_pruned_by_a_threshold_or_a_share(dtype, rng):
     dense = rng.standard_normal((30, 20)).astype(dtype)
