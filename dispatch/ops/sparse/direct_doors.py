@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.checks import check_bool
 from dispatch.core.request import run
-from dispatch.errors import LinAlgError
+from dispatch.errors import BadRequest, LinAlgError
 from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.direct import SparseKind
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.sources import sparse_tensor
-from dispatch.ops.sparse.tensor import SparseTensor
+from dispatch.ops.sparse.tensor import SparseTensor, taken_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,8 +92,17 @@ class SparseLu:
         return looked_at(ops.spsolve(*self.matrix.parts, b, stamp=self._stamp, **self._choices), check)
 
     def refactorize(self, values: Any) -> SparseLu:
-        """Itself, with other elements at the same places; those that were there may have been overwritten, too."""
-        self.matrix, self._stamp = self.matrix.with_values(values), next(_stamps)
+        """Itself, with other elements at the same places; those that were there may have been overwritten, too.
+
+        They are of the dtype and the number of those before, and on their device; BadRequest for others.
+        """
+        old, new = self.matrix.values, taken_in("values", values)
+        if new.dtype is not old.dtype or new.shape != old.shape:
+            hint = f'x.astype("{old.dtype}")' if new.shape == old.shape else "splu(A) factorizes another pattern"
+            raise BadRequest("values", str(new.layout), f"{old.dtype}{list(old.shape)}, as the matrix has", hint)
+        if new.device is not old.device:
+            raise BadRequest("values", f"a tensor on {new.device!r}", f"one on {old.device!r}, as the matrix is")
+        self.matrix, self._stamp = self.matrix.with_values(new), next(_stamps)
         return self
 
     def __repr__(self) -> str:

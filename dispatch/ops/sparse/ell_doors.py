@@ -13,7 +13,7 @@ from dispatch.checks import check_int
 from dispatch.device.registry import device as device_of
 from dispatch.errors import BadRequest
 from dispatch.ops import sparse as ops
-from dispatch.ops.sparse.tensor import SparseTensor
+from dispatch.ops.sparse.tensor import SparseTensor, taken_in
 
 if TYPE_CHECKING:
     from dispatch.device.device import Device
@@ -57,7 +57,7 @@ class BlockedEllMatrix(NamedTuple):
 
 
 def tosell(matrix: Any, *, slice_size: int = 32, device: Device | str | None = None) -> SlicedEllMatrix:
-    """A dense or a sparse matrix in sliced ELL on a device; its own if it has one, else the host."""
+    """A dense or a sparse matrix in sliced ELL on a device: its own, if `device` is left open."""
     check_int("slice_size", slice_size, 1, MAX_SIZE)
     dense, home = taken(matrix, device)
     values, offsets, columns = slices_of(dense, slice_size, np.int32)
@@ -66,7 +66,7 @@ def tosell(matrix: Any, *, slice_size: int = 32, device: Device | str | None = N
 
 
 def toblocked_ell(matrix: Any, *, block: int = 16, device: Device | str | None = None) -> BlockedEllMatrix:
-    """A dense or a sparse matrix in blocked ELL on a device; its own if it has one, else the host."""
+    """A dense or a sparse matrix in blocked ELL on a device: its own, if `device` is left open."""
     check_int("block", block, 2, MAX_SIZE)
     dense, home = taken(matrix, device)
     if any(extent % block or not extent for extent in dense.shape):
@@ -75,16 +75,19 @@ def toblocked_ell(matrix: Any, *, block: int = 16, device: Device | str | None =
     return BlockedEllMatrix(home.array(values), home.array(columns), dense.shape, block)
 
 
-def taken(matrix: Any, device: Device | str | None) -> tuple[Any, Device]:
+def taken(matrix: Any, device: Device | str | None) -> tuple[Array, Device]:
     """The dense matrix on the host, and where it is to be."""
-    home = getattr(matrix, "device", None) if device is None else device
-    home = device_of(home) if isinstance(home, str) else device_of("host") if home is None else home
     if isinstance(matrix, SparseTensor):
         matrix = matrix.todense()
-    dense = matrix.toarray() if hasattr(matrix, "toarray") else np.asarray(matrix)
-    if dense.ndim != 2:
-        raise BadRequest("matrix", f"shape {dense.shape}", "a matrix, of two axes")
-    return dense, home
+    elif hasattr(matrix, "toarray"):  # SciPy's and CuPy's, of any format
+        matrix = matrix.toarray()
+    elif str(getattr(matrix, "layout", "")).startswith("torch.sparse"):
+        matrix = matrix.to_dense()
+    own = taken_in("matrix", np.asarray(matrix) if isinstance(matrix, (list, tuple)) else matrix)
+    if own.ndim != 2:
+        raise BadRequest("matrix", f"shape {own.shape}", "a matrix, of two axes")
+    home = own.device if device is None else device_of(device) if isinstance(device, str) else device
+    return own.numpy(), home
 
 
 def slices_of(dense: Array, size: int, index: Any) -> tuple[Array, Array, Array]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.device.tensor import Tensor
 
-__all__ = ["ELL", "dense_of", "numbers", "numpy_ell"]
+__all__ = ["ELL", "numbers", "numpy_ell"]
 
 
 def numbers(tensor: Tensor, work: np.dtype[Any]) -> Array:
@@ -32,8 +32,8 @@ def check_columns(columns: Array, extent: int) -> Array:
     return columns >= 0
 
 
-def of_slices(request: Any, work: np.dtype[Any]) -> Array:
-    """The dense matrix of sliced ELL; BadRequest for offsets that fall, or lead elsewhere."""
+def by_slices(request: Any, work: np.dtype[Any]) -> Array:
+    """A · x of sliced ELL; BadRequest for offsets that fall, or lead elsewhere. Padding reads no element of x."""
     values, columns = numbers(request.values, work), np.asarray(request.columns).astype(np.int64)
     ends, s = np.asarray(request.offsets).astype(np.int64), request.slice_size
     if ends[0] or ends[-1] != len(values) or (np.diff(ends) < 0).any() or (np.diff(ends) % s).any():
@@ -43,32 +43,28 @@ def of_slices(request: Any, work: np.dtype[Any]) -> Array:
     there = check_columns(columns, request.x.shape[0])
     if (row[there] >= request.m).any():
         raise BadRequest("columns", "elements behind the last row", "-1 there")
-    found = np.zeros((request.m, request.x.shape[0]), values.dtype)
-    np.add.at(found, (row[there], columns[there]), values[there])
+    found = np.zeros(request.m, values.dtype)
+    np.add.at(found, row[there], values[there] * numbers(request.x, work)[columns[there]])
     return found
 
 
-def of_blocks(request: Any, work: np.dtype[Any]) -> Array:
-    """The dense matrix of blocked ELL."""
+def by_blocks(request: Any, work: np.dtype[Any]) -> Array:
+    """A · B of blocked ELL. Padding reads no row of B."""
     values, columns, size = numbers(request.values, work), np.asarray(request.columns).astype(np.int64), request.block
-    (m, width), n = values.shape, request.b.shape[0]
+    (m, width), (n, k) = values.shape, request.b.shape
     there = check_columns(columns, n // size)
     blocks = values.reshape(m // size, size, width // size, size).transpose(0, 2, 1, 3)
-    found = np.zeros((m // size, n // size, size, size), values.dtype)
-    high, wide = np.nonzero(there)
-    np.add.at(found, (high, columns[high, wide]), blocks[high, wide])
-    return np.asarray(found.transpose(0, 2, 1, 3).reshape(m, n))
-
-
-def dense_of(request: Any, work: np.dtype[Any]) -> Array:
-    """A as a dense matrix."""
-    return (of_slices if request.op == "sell_mv" else of_blocks)(request, work)
+    right = numbers(request.b, work).reshape(n // size, size, k)
+    found = np.zeros((m // size, size, k), values.dtype)
+    for place in range(width // size):  # one block of each row of blocks at a time
+        rows = np.flatnonzero(there[:, place])
+        found[rows] += blocks[rows, place] @ right[columns[rows, place]]
+    return found.reshape(m, k)
 
 
 def multiplied(request: Any, work: np.dtype[Any]) -> Results:
     """alpha · A · x + beta · y, or of matrices."""
-    right = numbers(request.x if request.op == "sell_mv" else request.b, work)
-    found = dense_of(request, work) @ right
+    found = (by_slices if request.op == "sell_mv" else by_blocks)(request, work)
     found = found * found.dtype.type(request.factor("alpha"))
     if request.reads_added:
         added = numbers(getattr(request, request.added), work)

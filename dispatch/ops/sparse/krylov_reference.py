@@ -21,7 +21,7 @@ __all__ = ["evaluate_krylov", "norm_of", "scale_of", "scipy_krylov"]
 
 
 class Reached(Exception):  # what ends SciPy's iteration from within
-    """The criterion holds; `args` has x and the number of iterations."""
+    """The criterion holds, or x is finite no more; `args` has x, what became of it, and the number of iterations."""
 
 
 def scipy_krylov(request: Any, executor: object, row: Row) -> NumpyPlan:
@@ -73,7 +73,8 @@ def evaluate_krylov(request: Any, work: np.dtype[Any]) -> Results:
     if not np.isfinite(x).all():  # SciPy divides by 0
         return results(np.full_like(b, nowhere(b)), BREAKDOWN, count, np.nan)
     left = norm_of(request, b - a @ x, scale)
-    status = info if info in (0, STAGNATED) else BREAKDOWN if info < 0 else count
+    # SciPy looks before each iteration, and not behind the last one.
+    status = 0 if left <= target else info if info in (0, STAGNATED) else BREAKDOWN if info < 0 else count
     return results(x, status, count, left)
 
 
@@ -95,23 +96,26 @@ def by_scipy(
     import scipy.sparse as sp
     from scipy.sparse import linalg
 
-    count = 0
+    count, last = 0, start
 
     def counting(x: Array) -> None:
-        nonlocal count
-        count += 1
+        nonlocal count, last
+        if not np.isfinite(x).all():  # `cg` divides by 0 and goes on
+            raise Reached(last, BREAKDOWN, count)
+        count, last = count + 1, x.copy()
         if request.op == "minres" and norm_of(request, b - a @ x, scale) <= target:
-            raise Reached(x.copy(), count)
+            raise Reached(last, 0, count)
 
     m = None if scale is None else sp.diags_array(scale).tocsr()
-    bounds = {"rtol": 0.0} if request.op == "minres" else {"rtol": 0.0, "atol": target}
+    above = np.nextafter(b.real.dtype.type(target), np.inf)  # SciPy ends below it: at a target of 0, too
+    bounds = {"rtol": 0.0} if request.op == "minres" else {"rtol": 0.0, "atol": float(above)}
     try:
         x, info = getattr(linalg, request.op)(
             a, b, start.copy(), M=m, maxiter=request.limit, callback=counting, **bounds
         )
     except Reached as reached:
-        x, count = reached.args
-        return x, 0, count
+        x, info, count = reached.args
+        return x, info, count
     if request.op == "minres" and norm_of(request, b - a @ x, scale) > target:
         info = STAGNATED if count < request.limit else count
     return np.asarray(x), int(info), count

@@ -135,9 +135,26 @@ def test_after_as_many_iterations_as_were_allowed_the_status_counts_them(op, on_
 @pytest.mark.parametrize("op", ["cg", "bicgstab"])
 def test_a_scalar_of_0_that_divides_is_a_breakdown(op, on_cpu):
     a = sp.csr_array(np.array([[0.0, 1.0], [1.0, 0.0]] if op == "cg" else [[0.0, 1.0], [-1.0, 0.0]]))
-    x, info, _, _ = on_cpu.solve(request_of(op, a, np.array([1.0, 0.0])))
-    assert info == BREAKDOWN
-    assert np.isfinite(x).all()
+    for x, info, _, _ in solved(on_cpu, op, a, np.array([1.0, 0.0])):
+        assert info == BREAKDOWN
+        assert np.isfinite(x).all()
+
+
+@pytest.mark.parametrize("op", KRYLOV)
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_a_residual_of_0_is_enough_whatever_the_tolerance(op, dtype, on_cpu):
+    request = request_of(op, 2 * sp.eye_array(4), np.ones(4), dtype=dtype, rtol=0.0)  # each step is exact
+    for x, info, _, residual in (on_cpu.solve(request), tuple(one.numpy() for one in dp.run(request))):
+        np.testing.assert_array_equal(x, np.full(4, 0.5))
+        assert (int(info), float(residual)) == (0, 0.0)
+
+
+def test_a_tolerance_of_0_is_met_by_the_residual_that_is_carried_along():
+    for a in (sp.diags_array(np.arange(1.0, 5)), poisson(5, 5)):
+        b = np.ones(a.shape[0])
+        x, info, *_ = dp.run(request_of("cg", a, b, rtol=0.0, maxiter=2000))
+        assert info.item() == 0
+        np.testing.assert_allclose(a @ x.numpy(), b)
 
 
 def test_minres_of_a_singular_system_that_has_a_solution_finds_one(on_cpu, rng):

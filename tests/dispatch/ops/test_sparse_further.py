@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.errors import BadRequest, NoRow
+from dispatch.errors import BadRequest, BadType, NoRow
 from dispatch.keys import HOST, Arch
 from dispatch.ops.sparse.cases import cases
 from dispatch.row_check import check_row
@@ -119,6 +119,41 @@ def test_matrices_of_any_kind_become_ell_and_multiply(kind, rng):
     for size in (1, 7, 32, 100):
         np.testing.assert_allclose((S.tosell(given, slice_size=size) @ DEV.array(x)).numpy(), dense @ x)
     np.testing.assert_allclose((S.toblocked_ell(given) @ DEV.array(b)).numpy(), dense @ b)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")  # torch's, of its sparse tensors
+@pytest.mark.parametrize("kind", ["numpy", "lists", "torch", "torch sparse", "torch csr"])
+def test_matrices_of_other_libraries_become_ell_where_they_are(kind, rng):
+    dense = drawn(rng, 32, 16)
+    dense[0, 0] = 1
+    given, x, b = dense, rng.standard_normal(16), rng.standard_normal((16, 5))
+    if kind == "lists":
+        given = dense.tolist()
+    elif kind != "numpy":
+        torch = pytest.importorskip("torch")
+        given, x, b = map(torch.from_numpy, (dense, x, b))
+        given = {"torch": given, "torch sparse": given.to_sparse(), "torch csr": given.to_sparse_csr()}[kind]
+    sliced, blocked = S.tosell(given), S.toblocked_ell(given)
+    assert sliced.values.device is blocked.values.device is DEV
+    np.testing.assert_allclose(np.asarray(sliced @ x), dense @ np.asarray(x))
+    np.testing.assert_allclose(np.asarray(blocked @ b), dense @ np.asarray(b))
+    with pytest.raises(BadType, match="matrix: got a str"):
+        S.tosell("eye")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_padding_stands_for_is_not_read(bad):
+    """NaN or infinity of x reaches the rows that have an element there, and no other."""
+    dense = np.array([[1.0, 2], [0, 0], [3, 0]])
+    for size in (1, 2, 32):
+        found = S.tosell(DEV.array(dense), slice_size=size) @ DEV.array([1, bad])
+        np.testing.assert_array_equal(found.numpy(), [bad, 0, 3])
+    blocks = np.zeros((6, 4))
+    blocks[:2], blocks[4:, :2] = 1, 3  # two blocks, none, and the first alone
+    b = np.ones((4, 3))
+    b[2:] = bad
+    found = S.toblocked_ell(DEV.array(blocks), block=2) @ DEV.array(b)
+    np.testing.assert_array_equal(found.numpy(), np.repeat([[bad], [0], [6]], 2, 0) * np.ones(3))
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])

@@ -240,6 +240,16 @@ def test_spsolve_and_splu_in_scipys_words(rng):
     assert "12" in repr(factors)
 
 
+def test_other_elements_that_do_not_fit_are_refused_at_once_and_the_factors_stay(rng):
+    dev = dp.device("host")
+    dense, a = system(rng)
+    b, factors = dev.array(rng.standard_normal(12)), dp.sparse.splu(a)
+    for values in (np.ones(a.nnz - 1), np.ones(a.nnz, "f4"), np.ones((a.nnz, 1))):
+        with pytest.raises(BadRequest, match=rf"values: got .*; expected f64\[{a.nnz}\], as the matrix has"):
+            factors.refactorize(values)
+    np.testing.assert_allclose(dense @ factors.solve(b).numpy(), b)
+
+
 def test_a_matrix_of_scipys_in_csc_is_taken_too(rng):
     dense, _ = system(rng)
     b = rng.standard_normal(12)
