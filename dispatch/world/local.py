@@ -88,6 +88,8 @@ class LocalWorld:
             thread.submit(self._on_rank, rank, function, args, kwargs) for rank, thread in enumerate(self._threads)
         ]
         errors = [error for error in (future.exception() for future in futures) if error is not None]
+        for mesh in self._meshes:
+            mesh.find()  # every thread is there for the next call: ranks that failed may rebuild together
         if errors:
             raise next((error for error in errors if not isinstance(error, CollectiveError)), errors[0])
         return [future.result() for future in futures]

@@ -93,6 +93,47 @@ def test_a_rank_that_raises_is_lost_to_the_others_which_go_on():
         assert {each.generation for each in world.worlds} == {2}
 
 
+@pytest.mark.parametrize("count", [2, 4])
+def test_ranks_that_all_failed_rebuild_one_world(count):
+    def run(world):
+        if world.rank == 1:
+            raise ValueError("a fault of its own")
+        return total(world)
+
+    def again(world):
+        world.rebuild()
+        return world.rank, world.members, world.generation, total(world)
+
+    with dp.World.local(["host"] * count, deadline=20) as world:
+        for generation in (1, 2):
+            with pytest.raises(ValueError, match="a fault of its own"):
+                world.run(run)
+            members, whole = tuple(range(count)), count * (count + 1) / 2
+            assert world.run(again) == [(rank, members, generation, whole) for rank in members]
+
+
+def test_a_rank_that_the_others_went_on_without_never_makes_a_world_of_its_own():
+    def run(world):
+        if world.rank == 1:
+            raise ValueError("a fault of its own")
+        with pytest.raises(RankLost):
+            total(world)
+        world.rebuild()
+
+    def again(world):
+        if world.members != (0, 1, 2):
+            return total(world)
+        for _ in range(2):
+            with pytest.raises(dp.errors.RankLeftOut, match="generation 1 of"):
+                world.rebuild(grace=SHORT)
+        return None
+
+    with dp.World.local(["host"] * 3, deadline=20) as world:
+        with pytest.raises(ValueError, match="a fault of its own"):
+            world.run(run)
+        assert world.run(again) == [3.0, None, 3.0]
+
+
 def test_a_rank_that_hangs_is_a_timeout_that_names_it():
     awake, left_out = threading.Event(), []
 
