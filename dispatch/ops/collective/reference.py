@@ -43,6 +43,9 @@ def same_on_all(request: Any) -> str:
         words.append(str(operand.dtype))
         if request.op in ("all_reduce", "reduce_to", "reduce_scatter", "broadcast"):
             words.append(str(list(operand.shape)))
+        elif request.op in ("all_gather", "gather", "all_to_all"):
+            uneven = getattr(request, "send_counts", getattr(request, "counts", None)) is not None
+            words.append(f"rows of {list(operand.shape[1:])}" if uneven else str(list(operand.shape)))
     elif request.op == "scatter":
         words.append(str(request.out.dtype))
     return " ".join(words)

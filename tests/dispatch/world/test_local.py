@@ -188,6 +188,17 @@ def test_ranks_that_disagree_on_a_choice_learn_so(other):
         world.run(run)
 
 
+@pytest.mark.parametrize("call", [dp.all_gather, dp.gather, dp.all_to_all])
+def test_ranks_whose_parts_are_of_other_shapes_learn_so(call):
+    def run(world):
+        x = world.device.zeros((2, 3 + world.rank))
+        with pytest.raises(CollectiveError, match=r"ranks disagree: .* \[2, 3\].* \[2, 4\]|.* \[2, 4\].* \[2, 3\]"):
+            call(x, comm=world)
+
+    with dp.World.local(["host"] * 2, deadline=5) as world:
+        world.run(run)
+
+
 @pytest.mark.parametrize(
     "call",
     [
