@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Concatenate, TypeVar
 
 from dispatch.checks import check_number
-from dispatch.errors import BadRequest, CollectiveError
+from dispatch.errors import BadRequest, Closed, CollectiveError
 from dispatch.world.membership import Agreed
 from dispatch.world.mesh import ThreadMesh
 from dispatch.world.ranks import Maker, RankWorld
@@ -46,6 +47,8 @@ class LocalWorld:
         config: NcclConfig | None = None,
     ) -> None:
         check_number("deadline", deadline, low=1e-3, high=1e9)
+        if isinstance(devices, str) or not isinstance(devices, Iterable):
+            raise BadRequest("devices", repr(devices), "a list, a device for each rank", 'such as ["host"] * 4')
         homes = [on(each, "host") for each in devices]
         if not homes or len({home.is_host for home in homes}) > 1:
             raise BadRequest("devices", f"{[str(home) for home in homes]}", "GPUs, or the host several times")
@@ -81,33 +84,46 @@ class LocalWorld:
     def run(self, function: Callable[Concatenate[RankWorld, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """Call `function(world, …)` on each rank's thread, and return what they return, in their order.
 
-        Where one raises, its rank is lost to the others, whose collectives fail; they may `rebuild` and go on. The
-        error of the first rank that raised one of its own is raised here once all have ended; then `rebuild` first.
+        Where one raises, its rank is lost to the others, whose collectives fail; they may `rebuild` and go on. Once all
+        have ended the error that came first is raised here, one that is no CollectiveError before those that are: these
+        follow from it. Where the other ranks' errors say something else, they stand in its notes (Python 3.11).
+        Then `rebuild` first.
         """
+        self._check()
+        errors: list[BaseException] = []  # in the order of time
         futures = [
-            thread.submit(self._on_rank, rank, function, args, kwargs) for rank, thread in enumerate(self._threads)
+            thread.submit(self._on_rank, rank, errors, function, args, kwargs)
+            for rank, thread in enumerate(self._threads)
         ]
-        errors = [error for error in (future.exception() for future in futures) if error is not None]
+        wait(futures)
+        for mesh in self._meshes:
+            mesh.find()  # every thread is there for the next call: ranks that failed may rebuild together
         if errors:
-            raise next((error for error in errors if not isinstance(error, CollectiveError)), errors[0])
+            raise _first(errors)
         return [future.result() for future in futures]
 
-    def _on_rank(self, rank: int, function: Callable[..., T], args: Any, kwargs: Any) -> T:
+    def _on_rank(self, rank: int, errors: list[BaseException], function: Callable[..., T], args: Any, kwargs: Any) -> T:
         world = self.worlds[rank]
         try:
             return function(world, *args, **kwargs)
-        except BaseException:
+        except BaseException as error:
+            errors.append(error)  # before the others learn of it, whose errors are to stand behind it
             self._meshes[rank].lose()
             raise
 
     def rebuild(self) -> Self:
         """Make a new communicator over all ranks, those that failed included; their memory is as it was."""
+        self._check()
         self._generation = 1 + max(world.generation for world in self.worlds)
         for world in self.worlds:
             world.communicator.abort("its world is rebuilt")
             world.close()
         self._begin()
         return self
+
+    def _check(self) -> None:
+        if self.closed:
+            raise Closed(f"{self!r} was closed")
 
     def close(self) -> None:
         """Give all back and end the threads; a second call does nothing."""
@@ -132,6 +148,16 @@ class LocalWorld:
 
     def __repr__(self) -> str:
         return f"<LocalWorld: {self.size} ranks on {', '.join(map(str, self._devices))}>"
+
+
+def _first(errors: list[BaseException]) -> BaseException:
+    """The error that the others follow from; what they say else is noted on it."""
+    first = next((error for error in errors if not isinstance(error, CollectiveError)), errors[0])
+    if hasattr(first, "add_note"):
+        for text in dict.fromkeys(f"{type(error).__name__}: {error}" for error in errors if error is not first):
+            if text != f"{type(first).__name__}: {first}":
+                first.add_note(f"on another rank: {text}")
+    return first
 
 
 def _threads_maker() -> Maker:

@@ -40,7 +40,7 @@ def agree(
     # The others may have counted, and even ended, while this one was silent.
     told = mesh.take(lambda _, message: _is_answer(message, generation), 0.0, lambda: True)
     if told is not None:
-        return _told(mesh.me, *told)
+        return _told(mesh, *told)
     for leader in sorted(candidates):
         if leader == mesh.me:
             return _count(mesh, [each for each in candidates if each != leader], generation, grace, payload)
@@ -53,7 +53,7 @@ def agree(
             lambda leader=leader: leader in mesh.lost,  # type: ignore[misc]
         )
         if told is not None:
-            return _told(mesh.me, *told)
+            return _told(mesh, *told)
         mesh.send(leader, {"kind": "leave", "generation": generation})
     raise RankLeftOut(f"member {mesh.me} is no candidate for generation {generation}: {list(candidates)}")
 
@@ -62,9 +62,10 @@ def _is_answer(message: Message, generation: int) -> bool:
     return message["kind"] in ("members", "out") and message["generation"] >= generation
 
 
-def _told(me: int, leader: int, message: Message) -> Agreed:
-    members = tuple(message.get("members", ()))
+def _told(mesh: Mesh, leader: int, message: Message) -> Agreed:
+    me, members = mesh.me, tuple(message.get("members", ()))
     if message["kind"] == "out" or me not in members:
+        mesh.received(leader, message)  # it is out however often it asks, and makes no world of its own
         who = f"member {leader} has made generation {message['generation']} of {list(members)}"
         raise RankLeftOut(f"member {me} was not heard in time: {who}")
     return Agreed(members, message["generation"], message["payload"])
@@ -86,7 +87,7 @@ def _count(mesh: Mesh, others: Sequence[int], generation: int, grace: float, pay
             break
         peer, message = found
         if message["kind"] in ("out", "members"):  # others have counted: this one was silent for too long
-            return _told(mesh.me, peer, message)
+            return _told(mesh, peer, message)
         if message["kind"] == "join" and peer in others:
             here[peer] = message["generation"]
         else:

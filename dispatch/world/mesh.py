@@ -96,8 +96,13 @@ class ThreadMesh(Mesh):
         all_of_them.append(self)
 
     def send(self, peer: int, message: Message) -> None:
-        if peer not in self.lost:
-            self.all_of_them[peer].received(self.me, message)
+        # Also to one that has failed: its thread may call again, and is to find what the others have told it.
+        self.all_of_them[peer].received(self.me, message)
+
+    def find(self) -> None:
+        """Take the others for members that live again: what has failed on their threads has ended."""
+        with self.changed:
+            self.lost.clear()
 
     def lose(self) -> None:
         """Tell the others that this member has failed."""

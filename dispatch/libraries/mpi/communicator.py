@@ -8,6 +8,7 @@ next communicator with `regrouped`. Data of 16 and 8 bits is no type of MPI's: o
 
 from __future__ import annotations
 
+import hashlib
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -97,6 +98,29 @@ class MpiCommunicator(Communicator):
                 raise
 
         return finish
+
+    def compare(self, call: str) -> Callable[[], None]:
+        """Begin to hold a call against those of all other ranks; what comes back waits for them.
+
+        It raises CollectiveError on all ranks where the words differ on one. Of these a digest of 8 bytes goes round.
+        """
+        import numpy as np
+
+        digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
+        own, most = np.array([digest, ~digest], np.int64), np.empty(2, np.int64)
+        wait = self.begin(call, lambda: self.comm.Iallreduce(own, most, mpi().MAX), own, most)
+
+        def finish() -> None:
+            wait()
+            if most[0] != ~most[1]:  # the largest digest, and the smallest
+                here = f"this one calls {call}, another one something else"
+                self.raise_failed(CollectiveError(f"{self!r}: ranks disagree: {here}"))
+
+        return finish
+
+    def abandon(self, call: object) -> None:
+        """Keep a call that has begun, and that nobody waits for any more, with its memory."""
+        _abandoned.append(call)
 
     def _wait(self, what: str, request: Any, until: float) -> None:
         begun, pause = time.monotonic(), SHORTEST

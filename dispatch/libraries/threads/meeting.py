@@ -108,6 +108,10 @@ class ThreadCommunicator(Communicator):
             self.fail(self.hall.error)
         super().check()
 
+    def fail(self, error: CollectiveError) -> None:
+        """Fail by what the ranks' hall failed by, where that came first: the end of a rank often follows from it."""
+        super().fail(self.hall.error or error)
+
     def meet(self, call: str, part: Any) -> Callable[[], list[Any]]:
         """Bring a part to the next meeting; what comes back waits for the others', and gives all in rank order.
 

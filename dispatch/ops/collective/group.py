@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from dispatch.device.tensor import Tensor
 
-__all__ = ["collective_group", "finish", "keep", "open_nccl"]
+__all__ = ["collective_group", "finish", "is_open", "keep", "open_nccl"]
 
 
 class _Open(threading.local):
@@ -69,6 +69,11 @@ def finish(ending: Callable[[], object]) -> None:
         _open.endings.append(ending)
     else:
         ending()
+
+
+def is_open() -> bool:
+    """Whether this thread is in a group."""
+    return _open.depth > 0
 
 
 def keep(tensors: tuple[Tensor, ...]) -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.libraries.mpi.communicator import mpi
-from dispatch.ops.collective.reference import mean, part_of, reduced, work_for
+from dispatch.ops.collective.group import is_open
+from dispatch.ops.collective.reference import mean, part_of, reduced, same_on_all, work_for
 from dispatch.ops.collective.request import RedOp
 
 if TYPE_CHECKING:
@@ -27,12 +28,34 @@ __all__ = ["begin"]
 
 MESSAGE = 7  # the tag of messages between two ranks
 WIDER = {np.dtype(np.int8): np.dtype(np.int32), np.dtype(np.uint8): np.dtype(np.uint32)}
+BETWEEN_TWO = ("send", "recv", "sendrecv")  # which the other ranks know nothing of
 OPS = {RedOp.PROD: "PROD", RedOp.MAX: "MAX", RedOp.MIN: "MIN"}  # the others are sums
 
 
 def begin(request: Any) -> Ending:
-    """Begin MPI's call; what comes back waits for it, and gives this rank's result."""
-    return BEGIN[request.op](request.ranks, request)
+    """Begin MPI's call; what comes back waits for it, and gives this rank's result.
+
+    MPI takes what differs between ranks without a word, and gives wrong numbers. So the ranks compare their calls
+    before; in a group, where nobody is waited for, before the result is handed out.
+    """
+    comm, start = request.ranks, BEGIN[request.op]
+    if request.op in BETWEEN_TWO or comm.size == 1:
+        return start(comm, request)
+    compared = comm.compare(same_on_all(request))
+    if not is_open():
+        compared()
+        return start(comm, request)
+    ending = start(comm, request)
+
+    def both() -> Array | None:
+        try:
+            compared()
+        except BaseException:
+            comm.abandon(ending)
+            raise
+        return ending()
+
+    return both
 
 
 # -- reductions -------------------------------------------------------------------------------------------------------

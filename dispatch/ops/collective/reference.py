@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
     from dispatch.device.layout import Array
 
-__all__ = ["Part", "combined", "evaluate", "mean", "part_of", "reduced", "work_for"]
+__all__ = ["Part", "combined", "evaluate", "mean", "part_of", "reduced", "same_on_all", "work_for"]
 
 
 class Part(NamedTuple):
@@ -29,6 +29,26 @@ class Part(NamedTuple):
     x: Array | None
     factor: Any = 1
     counts: tuple[int, ...] | None = None
+
+
+def same_on_all(request: Any) -> str:
+    """What must be the same on all ranks of a call, in words."""
+    words = [request.op]
+    for name in ("reduce", "root", "counts"):
+        value = getattr(request, name, None)
+        if value is not None:
+            words.append(f"{name}={getattr(value, 'name', value)}")
+    operand = getattr(request, "x", None)
+    if operand is not None:
+        words.append(str(operand.dtype))
+        if request.op in ("all_reduce", "reduce_to", "reduce_scatter", "broadcast"):
+            words.append(str(list(operand.shape)))
+        elif request.op in ("all_gather", "gather", "all_to_all"):
+            uneven = getattr(request, "send_counts", getattr(request, "counts", None)) is not None
+            words.append(f"rows of {list(operand.shape[1:])}" if uneven else str(list(operand.shape)))
+    elif request.op == "scatter":
+        words.append(str(request.out.dtype))
+    return " ".join(words)
 
 
 def work_for(dtype: Any) -> np.dtype[Any]:

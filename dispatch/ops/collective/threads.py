@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.ops.collective.reference import combined, part_of, work_for
+from dispatch.ops.collective.reference import combined, part_of, same_on_all, work_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,27 +25,10 @@ def begin(request: Any) -> Callable[[], Array | None]:
     return start(request.ranks, request)
 
 
-def _call(request: Any) -> str:
-    """What must be the same on all ranks, in words."""
-    words = [request.op]
-    for name in ("reduce", "root", "counts"):
-        value = getattr(request, name, None)
-        if value is not None:
-            words.append(f"{name}={getattr(value, 'name', value)}")
-    operand = getattr(request, "x", None)
-    if operand is not None:
-        words.append(str(operand.dtype))
-        if request.op in ("all_reduce", "reduce_to", "reduce_scatter", "broadcast"):
-            words.append(str(list(operand.shape)))
-    elif request.op == "scatter":
-        words.append(str(request.out.dtype))
-    return " ".join(words)
-
-
 def _meet(comm: ThreadCommunicator, request: Any) -> Callable[[], Array | None]:
     reduces = hasattr(request, "reduce")
     part = part_of(request, work_for(request.x.dtype) if reduces else None)
-    wait = comm.meet(_call(request), part)
+    wait = comm.meet(same_on_all(request), part)
     return lambda: combined(request, comm.rank, wait())
 
 

@@ -48,6 +48,40 @@ def collectives(_):
         tell(rank=world.rank, failed=failed, count=collective_cases.COUNT[0])
 
 
+def disagree(_):
+    """Ranks that make different calls; each time a new generation goes on."""
+    world = dp.World.from_mpi(deadline=20)
+    odd = world.rank == 1
+
+    def x(n=4, dtype=np.float32):
+        return world.device.array(np.ones(n, dtype))
+
+    def grouped():
+        with dp.collective_group():
+            dp.broadcast(x(), comm=world, root=world.rank)
+
+    calls = {
+        "root": lambda: dp.broadcast(x(), comm=world, root=world.rank),
+        "dtype": lambda: dp.all_reduce(x(dtype=np.float64 if odd else np.float32), comm=world),
+        "count": lambda: dp.all_reduce(x(5 if odd else 4), comm=world),
+        "reduce": lambda: dp.all_reduce(x(), comm=world, reduce="max" if odd else "sum"),
+        "op": lambda: (dp.all_gather if odd else dp.all_reduce)(x(), comm=world),
+        "group": grouped,
+    }
+    said, after = {}, []
+    for name, call in calls.items():
+        try:
+            call()
+            said[name] = "no error"
+        except CollectiveError as caught:
+            said[name] = str(caught)
+        world.rebuild()
+        after.append(summed(world))
+    tell(rank=world.rank, said=said, after=after, generation=world.generation)
+    dp.barrier(comm=world)
+    world.close()
+
+
 def lose(way, *victims):
     """Some ranks end, or stop, in the middle of collectives; the others go on."""
     victims = [*map(int, victims)]

@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import sys
 import threading
 import time
 from pathlib import Path
@@ -93,6 +94,47 @@ def test_a_rank_that_raises_is_lost_to_the_others_which_go_on():
         assert {each.generation for each in world.worlds} == {2}
 
 
+@pytest.mark.parametrize("count", [2, 4])
+def test_ranks_that_all_failed_rebuild_one_world(count):
+    def run(world):
+        if world.rank == 1:
+            raise ValueError("a fault of its own")
+        return total(world)
+
+    def again(world):
+        world.rebuild()
+        return world.rank, world.members, world.generation, total(world)
+
+    with dp.World.local(["host"] * count, deadline=20) as world:
+        for generation in (1, 2):
+            with pytest.raises(ValueError, match="a fault of its own"):
+                world.run(run)
+            members, whole = tuple(range(count)), count * (count + 1) / 2
+            assert world.run(again) == [(rank, members, generation, whole) for rank in members]
+
+
+def test_a_rank_that_the_others_went_on_without_never_makes_a_world_of_its_own():
+    def run(world):
+        if world.rank == 1:
+            raise ValueError("a fault of its own")
+        with pytest.raises(RankLost):
+            total(world)
+        world.rebuild()
+
+    def again(world):
+        if world.members != (0, 1, 2):
+            return total(world)
+        for _ in range(2):
+            with pytest.raises(dp.errors.RankLeftOut, match="generation 1 of"):
+                world.rebuild(grace=SHORT)
+        return None
+
+    with dp.World.local(["host"] * 3, deadline=20) as world:
+        with pytest.raises(ValueError, match="a fault of its own"):
+            world.run(run)
+        assert world.run(again) == [3.0, None, 3.0]
+
+
 def test_a_rank_that_hangs_is_a_timeout_that_names_it():
     awake, left_out = threading.Event(), []
 
@@ -144,6 +186,56 @@ def test_ranks_that_disagree_on_a_choice_learn_so(other):
 
     with dp.World.local(["host"] * 2, deadline=5) as world:
         world.run(run)
+
+
+@pytest.mark.parametrize("call", [dp.all_gather, dp.gather, dp.all_to_all])
+def test_ranks_whose_parts_are_of_other_shapes_learn_so(call):
+    def run(world):
+        x = world.device.zeros((2, 3 + world.rank))
+        with pytest.raises(CollectiveError, match=r"ranks disagree: .* \[2, 3\].* \[2, 4\]|.* \[2, 4\].* \[2, 3\]"):
+            call(x, comm=world)
+
+    with dp.World.local(["host"] * 2, deadline=5) as world:
+        world.run(run)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda world: dp.broadcast(full(world, 1), comm=world, root=world.rank),
+        lambda world: dp.all_reduce(full(world, 1), comm=world, reduce="sum" if world.rank else "max"),
+        lambda world: (dp.all_gather if world.rank else dp.all_reduce)(full(world, 1), comm=world),
+    ],
+)
+def test_run_raises_the_disagreement_and_not_what_follows_from_it(call):
+    with dp.World.local(["host"] * 2, deadline=20) as world:
+        for _ in range(20):
+            with pytest.raises(CollectiveError, match="ranks disagree"):
+                world.run(call)
+            world.rebuild()
+
+
+def test_the_rank_that_did_not_call_is_named_and_not_one_that_waited_for_it():
+    with dp.World.local(["host"] * 3, deadline=0.05) as world:
+        for _ in range(10):
+            with pytest.raises(CollectiveTimeout, match="no word of rank 1"):
+                world.run(lambda world: None if world.rank == 1 else total(world))
+            world.rebuild()
+
+
+def test_errors_of_other_ranks_stand_in_the_notes():
+    def run(world):
+        if world.rank == 1:
+            raise KeyError("the first")
+        try:
+            total(world)
+        except RankLost:
+            raise RankLost("what follows") from None
+
+    with dp.World.local(["host"] * 2, deadline=20) as world, pytest.raises(KeyError, match="the first") as caught:
+        world.run(run)
+    if sys.version_info >= (3, 11):
+        assert caught.value.__notes__ == ["on another rank: RankLost: what follows"]
 
 
 def test_abort_ends_a_call_that_waits():
@@ -259,10 +351,21 @@ def test_requests_that_no_rank_could_take_part_with_are_refused():
 def test_worlds_that_cannot_be():
     with pytest.raises(BadRequest, match="devices"):
         dp.World.local([])
+    for given in ("host", 3, dp.device("host")):
+        with pytest.raises(BadRequest, match=r"devices: got .*expected a list"):
+            dp.World.local(given)
     with pytest.raises(BadRequest, match="deadline"):
         dp.World.local(["host"], deadline=0)
     with dp.World.local(["host"]) as world, pytest.raises(TypeError, match="of this process alone"):
         copy.copy(world.worlds[0].communicator)
+
+
+def test_a_closed_world_takes_no_call():
+    with dp.World.local(["host"]) as world:
+        assert world.run(total) == [1.0]
+    for call in (lambda: world.run(total), world.rebuild):
+        with pytest.raises(Closed, match="was closed"):
+            call()
 
 
 def test_workers_of_a_supervisor_run_collectives():
