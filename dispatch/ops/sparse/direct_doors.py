@@ -6,12 +6,11 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from dispatch.checks import check_bool
-from dispatch.core.request import run
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.direct import SparseKind
 from dispatch.ops.sparse.form import SparseFormat
-from dispatch.ops.sparse.sources import sparse_tensor
+from dispatch.ops.sparse.format_doors import of, tocsr
 from dispatch.ops.sparse.tensor import SparseTensor, taken_in
 
 if TYPE_CHECKING:
@@ -30,12 +29,9 @@ SINGULAR = (
 
 
 def by_rows(a: Any) -> SparseTensor:
-    """A matrix as a SparseTensor in CSR; another format is converted, by a request."""
-    found = a if isinstance(a, SparseTensor) else sparse_tensor(a)
-    if found.format is SparseFormat.CSC:
-        values, rows, columns = run(ops.Csr2cscRequest(*found.parts))
-        return SparseTensor(values, rows, columns, found.form._replace(format=SparseFormat.CSR, pattern=None))
-    return found
+    """A matrix as a SparseTensor in CSR; CSC and COO are converted, by a request, and BSR is left to be refused."""
+    found = of(a)
+    return found if found.format is SparseFormat.BSR else tocsr(found)
 
 
 def looked_at(results: tuple[Any, Any], check: bool) -> Any:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.core.request import run
-from dispatch.errors import BadRequest
 from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.direct_doors import SparseLu, factorized, splu, spsolve
 from dispatch.ops.sparse.ell_doors import BlockedEllMatrix, SlicedEllMatrix, toblocked_ell, tosell
-from dispatch.ops.sparse.form import SparseForm, SparseFormat
+from dispatch.ops.sparse.form import SparseForm
+from dispatch.ops.sparse.format_doors import of, tocoo, tocsc, tocsr
 from dispatch.ops.sparse.solver_doors import LinAlgError, bicgstab, cg, gmres, minres
 from dispatch.ops.sparse.sources import sparse_tensor, to_scipy, to_torch
 from dispatch.ops.sparse.tensor import SparseTensor, bsr, coo, csc, csr
@@ -30,11 +30,6 @@ __all__ += ["SparseLu", "factorized", "splu", "spsolve"]
 __all__ += ["LinAlgError", "bicgstab", "cg", "gmres", "minres"]
 
 N = Operation.N
-
-
-def of(a: Any) -> SparseTensor:
-    """A sparse operand as a SparseTensor."""
-    return a if isinstance(a, SparseTensor) else sparse_tensor(a)
 
 
 # -- products ---------------------------------------------------------------------------------------------------------
@@ -154,35 +149,6 @@ def fromdense(a: Any, *, nnz: int | None = None, format: str = "csr", index_dtyp
     return SparseTensor(values, rows, columns, SparseForm(request.format, (m, n)))
 
 
-def tocsr(a: Any) -> SparseTensor:
-    """The matrix in CSR: itself, of CSC by the request `csr2csc`, or of COO by `coo2csr`."""
-    found = of(a)
-    if found.format is SparseFormat.COO:
-        rows = run(ops.Coo2csrRequest(found.rows, m=found.shape[0], base=found.form.base))
-        form = found.form._replace(format=SparseFormat.CSR, pattern=None)
-        return SparseTensor(found.values, rows, found.columns, form)
-    return found if found.format is SparseFormat.CSR else _exchanged(found, SparseFormat.CSR)
-
-
-def tocsc(a: Any) -> SparseTensor:
-    """The matrix in CSC: itself, or of CSR by the request `csr2csc`, of COO by way of CSR."""
-    found = of(a)
-    if found.format is SparseFormat.CSC:
-        return found
-    return _exchanged(tocsr(found) if found.format is SparseFormat.COO else found, SparseFormat.CSC)
-
-
-def tocoo(a: Any) -> SparseTensor:
-    """The matrix in COO: itself, or of CSR by the request `csr2coo`, of CSC by way of CSR."""
-    found = of(a)
-    if found.format is SparseFormat.COO:
-        return found
-    found = tocsr(found)
-    rows = run(ops.Csr2cooRequest(found.rows, nnz=found.nnz, base=found.form.base))
-    form = found.form._replace(format=SparseFormat.COO, pattern=None)
-    return SparseTensor(found.values, rows, found.columns, form)
-
-
 def prune(
     a: Any, *, threshold: float | None = None, percentage: float | None = None, nnz: int | None = None
 ) -> SparseTensor:
@@ -202,14 +168,6 @@ def sort(a: Any) -> SparseTensor:
     found = of(a)
     values, rows, columns = run(ops.SparseSortRequest(*found.parts))
     return SparseTensor(values, rows, columns, found.form._replace(pattern=None))
-
-
-def _exchanged(a: SparseTensor, wanted: SparseFormat) -> SparseTensor:
-    if a.format is SparseFormat.BSR:
-        hint = f"a.to{wanted.name.lower()}() of SciPy or CuPy"
-        raise BadRequest("a", repr(a), "CSR, CSC or COO", hint)
-    values, rows, columns = run(ops.Csr2cscRequest(*a.parts))
-    return SparseTensor(values, rows, columns, a.form._replace(format=wanted, pattern=None))
 
 
 # -- what a SparseTensor asks for -------------------------------------------------------------------------------------

@@ -162,6 +162,10 @@ def test_a_dense_matrix_is_pruned_by_a_threshold_or_a_share(dtype, rng):
     a = DEV.array(dense)
     found = S.prune(a, threshold=0.7).validate()
     np.testing.assert_array_equal(found.todense().numpy(), np.where(np.abs(dense) > 0.7, dense, 0))
+    holed = dense.copy()
+    holed[3, 4] = np.nan  # its magnitude is above no threshold
+    found = S.prune(DEV.array(holed), threshold=0.7)
+    np.testing.assert_array_equal(found.todense().numpy(), np.where(np.abs(holed) > 0.7, holed, 0))
     for share in (0.1, 25, 50, 99.9, 100):
         found = S.prune(a, percentage=share).validate()
         assert found.nnz == 600 - np.ceil(6 * share)

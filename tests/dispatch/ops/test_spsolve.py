@@ -257,6 +257,37 @@ def test_a_matrix_of_scipys_in_csc_is_taken_too(rng):
     np.testing.assert_allclose(dense @ x.numpy(), b)
 
 
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo"])
+@pytest.mark.parametrize("index", ["i4", "i8"])
+def test_matrices_of_each_format_and_index_are_converted_and_solved(kind, index, rng):
+    """Torch has indices of i64 alone, SciPy those of large matrices."""
+    dev = dp.device("host")
+    dense, _ = system(rng)
+    matrix, b = sp.csr_array(dense).asformat(kind), rng.standard_normal(12)
+    if kind == "coo":
+        matrix.coords = tuple(part.astype(index) for part in matrix.coords)
+    else:
+        matrix.indptr, matrix.indices = matrix.indptr.astype(index), matrix.indices.astype(index)
+    assert str(dp.sparse.sparse_tensor(matrix).index_dtype) == {"i4": "i32", "i8": "i64"}[index]
+    np.testing.assert_allclose(dense @ dp.sparse.spsolve(matrix, dev.array(b)).numpy(), b)
+    np.testing.assert_allclose(dense @ dp.sparse.splu(matrix).solve(dev.array(b)).numpy(), b)
+    for name in ("csr", "csc", "coo"):
+        found = getattr(dp.sparse, f"to{name}")(matrix)
+        assert str(found.index_dtype) == "i32" or name == kind
+        np.testing.assert_array_equal(found.validate().todense().numpy(), dense)
+
+
+def test_indices_that_i32_does_not_hold_are_refused_by_the_conversion():
+    dev = dp.device("host")
+    one, zero = dev.array(np.ones(1)), dev.array(np.zeros(1, "i8"))
+    with pytest.raises(
+        BadRequest, match=r"columns: got indices from 4294967296 .* expected those from 0 to 2147483647"
+    ):
+        dp.sparse.tocsr(dp.sparse.coo(one, zero, dev.array(np.array([2**32])), (3, 3)))
+    with pytest.raises(BadRequest, match="at most 2147483647 rows, columns and elements"):
+        dp.sparse.tocsr(dp.sparse.coo(one, zero, zero, (3, 2**31)))
+
+
 def test_what_cannot_be_factorized_raises_in_the_door_and_not_in_the_request():
     dev = dp.device("host")
     singular, indefinite = sp.csr_array(np.array([[1.0, 0.0], [1.0, 0.0]])), sp.csr_array(np.diag([1.0, -1.0]))
