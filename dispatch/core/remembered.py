@@ -213,7 +213,7 @@ def is_constant(value: Any) -> bool:
         return issubclass(value, np.generic) or value in (bool, int, float, complex)
     if "__dataclass_params__" in vars(kind):
         return kind.__dataclass_params__.frozen and all(is_constant(getattr(value, f.name)) for f in fields(value))
-    return kind in CONSTANTS or isinstance(value, (Enum, np.dtype)) or getattr(kind, "is_constant", False)
+    return kind in CONSTANTS or isinstance(value, (Enum, np.dtype)) or getattr(kind, "is_constant", None) is True
 
 
 def same(held: Any, given: Any) -> bool:
