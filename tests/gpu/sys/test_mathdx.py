@@ -3,12 +3,13 @@ a kernel of this test's and run on the GPU, against NumPy."""
 
 from __future__ import annotations
 
-from ctypes import byref, c_char, c_int64, c_size_t, c_void_p
+from ctypes import byref, c_char, c_int32, c_int64, c_size_t, c_void_p
 
 import numpy as np
 import pytest
 
 from cudabind import driver, nvjitlink
+from cudabind.errors import MathdxError
 from cudabind.sys import mathdx
 
 LIBRARIES = ("cuda", "nvrtc", "nvJitLink", "mathdx")
@@ -108,6 +109,15 @@ def product(sm):
     return name.value.decode(), code, list(threads)
 
 
+def last_error():
+    """What the compiler inside libmathdx has said."""
+    size, code = c_size_t(), c_int32()
+    mathdx.commondxGetLastErrorStrSize(byref(size))
+    text = (c_char * max(size.value, 1))()
+    mathdx.commondxGetLastErrorStr(byref(code), size.value, text)
+    return text.value.decode(errors="replace")
+
+
 def run(gpu, cubin, x, y, blocks, threads, shared):
     """What the linked kernel writes into an array like y."""
     module, d_x, d_y = driver.cuModuleLoadData(cubin), gpu.array(x), gpu.poisoned(y.shape, y.dtype)
@@ -138,7 +148,13 @@ def test_a_generated_transform_runs_and_is_numpys(gpu, sm, rng):
 
 
 def test_a_generated_product_runs_and_is_numpys(gpu, sm, rng):
-    symbol, code, threads = product(sm)
+    try:
+        symbol, code, threads = product(sm)
+    except MathdxError as error:
+        told = last_error()
+        if error.name != "COMMONDX_COMPILATION_ERROR" or "cannot open source file" not in told:
+            raise AssertionError(told) from error
+        pytest.skip(f"this libmathdx wants a header that this NVRTC does not bring along: {told.splitlines()[0]}")
     sizes = {"size_a": M * K, "size_b": K * N, "size_c": M * N}
     cubin = linked(gpu, PRODUCT.format(symbol=symbol, **sizes), code)
     a, b, c = (rng.standard_normal(shape).astype(np.float32) for shape in ((M, K), (K, N), (M, N)))
