@@ -235,13 +235,11 @@ def _conditions_of_theirs(form: Form, scope: dict[str, Any]) -> list[str]:
 def _made(form: Form) -> list[str]:
     """The lines that allocate the outputs that were not given."""
     lines = []
-    framework = form.pattern.framework
+    framework: Any = form.pattern.framework
+    pointer = "{x}.ptr" if framework is None else framework.code.pointer
     for number in range(form.made):
-        if framework is None:
-            lines += [f"made_{number} = _executor.empty(*_make_{number})", f"_at_made_{number} = made_{number}.ptr"]
-        else:
-            pointer = framework.code.pointer.format(x=f"made_{number}")
-            lines += [f"made_{number} = _make_{number}()", f"_at_made_{number} = {pointer}"]
+        made = f"_executor.empty(*_make_{number})" if framework is None else f"_make_{number}()"
+        lines += [f"made_{number} = {made}", f"_at_made_{number} = {pointer.format(x=f'made_{number}')}"]
     if form.made and framework is not None:  # plans expect of what is made for them what our own memory has
         together = " | ".join(f"_at_made_{number}" for number in range(form.made))
         lines += [f"if ({together}) & {ALIGNED}:", "    return _UNFIT"]
