@@ -133,7 +133,7 @@ def gelus(request: Any) -> str:
     """The dtypes that GELU is there for on the GPU that has compressed A; on the host those of every GPU."""
     if request.activation is not Activation24.GELU:
         return ""
-    known = GELUS + GELUS_BEFORE_SM100 + GELUS_FROM_SM100
+    known: tuple[tuple[Dtype, Dtype], ...] = GELUS + GELUS_BEFORE_SM100 + GELUS_FROM_SM100
     where = request.form.made_by.rpartition(" ")[2]
     if where.removeprefix("sm_").isdigit():
         known = GELUS + (GELUS_FROM_SM100 if Arch.of(where) >= SM100 else GELUS_BEFORE_SM100)
