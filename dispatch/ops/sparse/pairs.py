@@ -140,7 +140,7 @@ class SpgemmRequest(PairRequest["tuple[Tensor, Tensor, Tensor]"]):
         """Whether the product's pattern is found once and kept."""
         is_fixed = self.form.pattern is not None and self.b_form.pattern is not None
         fits = self.rows.dtype is I32 and not self.form.base
-        return is_fixed and fits and self.algorithm in REUSING
+        return is_fixed and fits and self.nnz > 0 and self.algorithm in REUSING
 
     def check_operands(self) -> None:
         super().check_operands()
