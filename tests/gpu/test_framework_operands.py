@@ -37,7 +37,7 @@ def library(request):
     """`new(array)` of a library, and `numbers(x)` of what it gave back."""
     if request.param == "cupy":
         cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
-        return cupy.asarray, lambda x: cupy.asnumpy(x), cupy.ndarray
+        return cupy.asarray, cupy.asnumpy, cupy.ndarray
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     return (lambda array: torch.from_numpy(np.ascontiguousarray(array)).cuda()), lambda x: x.cpu().numpy(), torch.Tensor
 
