@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-
 INVALID, UNSUPPORTED = 7, 15
 
 
@@ -37,10 +36,9 @@ class Blocks:
     ):
         assert self.alive[library.value].kind == "handle"
         assert strides is None  # blocks are column-major then
-        counts, left, blocks = list(sections)[:modes], list(extents), []
+        counts, left = list(sections)[:modes], list(extents)
         cuts = [tuple(left.pop(0) for _ in range(number)) for number in counts]
-        for number in range(count):
-            blocks.append(tuple(coordinates[number * modes : (number + 1) * modes]))
+        blocks = [tuple(coordinates[number * modes : (number + 1) * modes]) for number in range(count)]
         if modes > 32 or not count or min(map(min, cuts), default=1) < 1 or int(dtype) not in (0, 1, 4, 5):
             return UNSUPPORTED
         assert len(set(blocks)) == count

@@ -219,7 +219,9 @@ class Library(blocks.Blocks):
             return 19
         if chosen.rank > 1 or (chosen.algo in (-4, -3, -2) and found.rest != "Contraction"):
             return UNSUPPORTED
-        if chosen.cached and found.rest != "BlockSparse":  # by what is done alone: another choice would be that of the first
+        if (
+            chosen.cached and found.rest != "BlockSparse"
+        ):  # by what is done alone: another choice would be that of the first
             sides = [(vars(tensor)["steps"], tensor.shape, modes, *more) for tensor, modes, *more in found.inputs]
             chosen = self.cache.setdefault(repr((found.rest, sides, found.output, found.binary)), chosen)
         return self._new(pointer, kind="plan", operation=operation.value, preference=chosen, needed=needed)

@@ -94,9 +94,8 @@ class BlockSparsePlan(Plan):
             given += [tensor.handle, mode_numbers(side.modes[::-1]), IDENTITY]
         described, chosen = Owned("cutensorOperationDescriptor_t"), Owned("cutensorPlanPreference_t")
         word = getattr(cutensor, f"CUTENSOR_COMPUTE_DESC_{COMPUTE[compute]}")
-        cutensor.cutensorCreateBlockSparseContraction(
-            handle, ctypes.byref(described.handle), *given, tensors[-1].handle, mode_numbers(d.modes[::-1]), word
-        )
+        create: Any = cutensor.cutensorCreateBlockSparseContraction
+        create(handle, ctypes.byref(described.handle), *given, tensors[-1].handle, given[-2], word)
         if reproducible:
             named = cutensor.cutensorOperationDescriptorAttribute_t
             attribute, number = named.CUTENSOR_OPERATION_DESCRIPTOR_BLOCKSPARSE_REPRODUCIBLE, ctypes.c_int32(1)
@@ -160,18 +159,17 @@ def block_descriptor(handle: Any, side: BlockSide, dtype: Dtype) -> Owned:
     always be in one order.
     """
     made = Owned("cutensorBlockSparseTensorDescriptor_t")
-    modes, extents = side.sections[::-1], [extent for one in side.sections[::-1] for extent in one]
-    places = [place for block in side.blocks for place in block[::-1]]
-    counts, sizes, numbers = (
-        (kind * max(len(values), 1))(*values)
-        for kind, values in (
-            (ctypes.c_uint32, [len(one) for one in modes]),
-            (ctypes.c_int64, extents),
-            (ctypes.c_int32, places),
-        )
-    )
+    sections = side.sections[::-1]
+    counts = _array(ctypes.c_uint32, [len(one) for one in sections])
+    extents = _array(ctypes.c_int64, [extent for one in sections for extent in one])
+    places = _array(ctypes.c_int32, [place for block in side.blocks for place in block[::-1]])
+    kind = cutensor.cudaDataType_t(dtype.cuda)
     cutensor.cutensorCreateBlockSparseTensorDescriptor(
-        *(handle, ctypes.byref(made.handle), len(modes), len(side.blocks)),
-        *(counts, sizes, numbers, None, cutensor.cudaDataType_t(dtype.cuda)),
+        handle, ctypes.byref(made.handle), len(sections), len(side.blocks), counts, extents, places, None, kind
     )
     return made
+
+
+def _array(kind: Any, values: list[int]) -> Any:
+    """Numbers in host memory, of which there may be none."""
+    return (kind * max(len(values), 1))(*values)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["BLOCK_SPARSE_MUTATIONS", "block_sparse_cases"]
 
 SECTIONS = {
+    "p": (16, 8, 24), "q": (32, 16), "r": (8, 16, 32),
     "i": (4, 2, 3, 4, 5), "j": (2, 3, 7), "k": (3, 1, 8, 2), "l": (5, 5), "m": (1, 6, 2), "n": (16, 3), "o": (1, 1, 9),
 }  # fmt: skip
 GAP = 64  # elements beside what is watched, so that blocks begin where they are to
@@ -48,7 +49,8 @@ class Form(NamedTuple):
 
 # fmt: off
 FORMS = (
-    Form("a matrix product", "ik,kj->ij"), Form("all blocks", "ik,kj->ij", share=1.0),
+    Form("a matrix product", "pq,qr->pr"), Form("small blocks", "ik,kj->ij"),
+    Form("all blocks", "ik,kj->ij", share=1.0),
     Form("turned", "ki,jk->ji", {"alpha": -1.25}), Form("two modes to sum over", "ikl,lkj->ij"),
     Form("modes in any order", "kmi,jkl->lijm", {"alpha": 0.5}), Form("an outer product", "ij,kl->ikjl", share=0.3),
     Form("six modes", "ikln,kmnj->jmli", share=0.15), Form("blocks of one element", "om,mj->jo"),
@@ -105,9 +107,8 @@ def filled(rng: np.random.Generator, dtype: Dtype, form: BlockSparseForm) -> Arr
     """Normal numbers in the blocks of a form, complex ones in both parts, and NaN between them."""
     flat = np.full(size_of(form, dtype), np.nan, dtype.numpy)
     for block in blocks_of(flat, form, places(form, dtype)).values():
-        block[...] = rng.standard_normal(block.shape)
-        if dtype.is_complex:
-            block += 1j * rng.standard_normal(block.shape)
+        parts = [rng.standard_normal(block.shape) for _ in range(1 + dtype.is_complex)]
+        block[...] = parts[0] + 1j * parts[1] if dtype.is_complex else parts[0]
     return flat
 
 

@@ -54,7 +54,9 @@ def _sum(request: ContractBlockSparseRequest, work: np.dtype[Any], of: Callable[
     (in_a, in_b), output = request.parsed
     dtype, form = request.a.dtype, request.d_form
     a, b = (
-        blocks_of(of(working(getattr(request, name), work)), request.form_of(name), places(request.form_of(name), dtype))
+        blocks_of(
+            of(working(getattr(request, name), work)), request.form_of(name), places(request.form_of(name), dtype)
+        )
         for name in ("a", "b")
     )
     kind = of(np.zeros((), np.result_type(work, np.complex64) if dtype.is_complex else work)).dtype

@@ -133,7 +133,9 @@ class ContractBlockSparseRequest(OperandRequest["Tensor"]):
         for name in ("b", "c"):
             tensor: Tensor | None = getattr(self, name)
             if tensor is not None and tensor.dtype is not self.a.dtype:
-                raise BadRequest(name, str(tensor.layout), f"{self.a.dtype}, as a is", f"{name}.astype('{self.a.dtype}')")
+                raise BadRequest(
+                    name, str(tensor.layout), f"{self.a.dtype}, as a is", f"{name}.astype('{self.a.dtype}')"
+                )
         self._check_forms()
         for name in ("a", "b", "c", "out"):
             self._check_blocks(name)
@@ -155,7 +157,9 @@ class ContractBlockSparseRequest(OperandRequest["Tensor"]):
             modes, form = self.modes_of(name), self.form_of(name)
             if len(modes) != form.ndim:
                 given = f"{form.ndim} axes, {list(form.shape)}"
-                raise BadRequest(f"{name}_form", given, f"{len(modes)}, for it has the modes {modes!r} in {self.spec!r}")
+                raise BadRequest(
+                    f"{name}_form", given, f"{len(modes)}, for it has the modes {modes!r} in {self.spec!r}"
+                )
             if len(set(modes)) < len(modes):
                 raise BadRequest("spec", f"{self.spec!r}: {name} has a mode twice", "each mode once in a tensor")
         known: dict[str, tuple[tuple[int, ...], str]] = {}

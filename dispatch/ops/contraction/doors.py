@@ -217,8 +217,9 @@ def contract_block_sparse(
             hint = "BlockSparseTensor.from_dense(x, sections) makes one"
             raise BadRequest(name, f"a {type(given).__name__}", "a BlockSparseTensor", hint)
     form = next((one.form for one in (out, c) if one is not None), None) if out_form is None else out_form
-    values = {name: one.values for name, one in (("c", c), ("out", out)) if one is not None}
-    found = ops.contract_block_sparse(spec, *a, *b, out_form=form, **values, **choices)
+    values = [None if one is None else one.values for one in (c, out)]
+    given = (spec, a.values, a.form, b.values, b.form)
+    found = ops.contract_block_sparse(*given, out_form=form, c=values[0], out=values[1], **choices)
     if form is None:
         modes, output = parse(canonical(spec), 2)
         form = reachable(modes, output, (a.form, b.form))

@@ -83,7 +83,10 @@ def test_drawn_contractions_are_those_of_the_dense_tensors(dev, rng, kind):
         inputs, output = spec.split("->")
         cuts = {mode: tuple(map(int, rng.integers(1, 5, rng.integers(1, 4)))) for mode in spec if mode.isalpha()}
         (x, of_x), (y, of_y) = (drawn(rng, modes, cuts, kind) for modes in inputs.split(","))
-        a, b = dp.BlockSparseTensor.from_dense(x, of_x, device=dev), dp.BlockSparseTensor.from_dense(y, of_y, device=dev)
+        a, b = (
+            dp.BlockSparseTensor.from_dense(x, of_x, device=dev),
+            dp.BlockSparseTensor.from_dense(y, of_y, device=dev),
+        )
         np.testing.assert_array_equal(a.numpy(), x)
         expected = np.einsum(spec, x, y)
         got = tensors.contract_block_sparse(spec, a, b, alpha=0.5)
@@ -109,7 +112,7 @@ def test_a_tensor_has_its_blocks_as_views(dev):
     assert a.numpy().sum() == 6 + 6
     with pytest.raises(BadRequest, match=r"place: got \(0, 0\); expected a block of <BlockSparseForm 6x4, 2 of 4"):
         a.block(0, 0)
-    with pytest.raises(TypeError, match="a.numpy\\(\\) makes a dense one"):
+    with pytest.raises(TypeError, match=r"a.numpy\(\) makes a dense one"):
         np.asarray(a)
     assert "BlockSparseTensor(f64, <BlockSparseForm 6x4, 2 of 4 blocks>, host)" in repr(a)
 
@@ -192,5 +195,5 @@ def test_what_cutensor_has_not_is_refused_by_rule(dev):
 def test_what_the_library_has_no_kernel_for_is_refused(dev, executor):
     form = dp.BlockSparseForm(((2,), (3,)), ((0, 0),))
     x, row = dev.zeros((6,), "f32"), GPU_ROWS[1]  # of f64
-    with pytest.raises(Refused, match="cuTENSOR has no kernel for it.*NOT_SUPPORTED"):
+    with pytest.raises(Refused, match=r"cuTENSOR has no kernel for it.*NOT_SUPPORTED"):
         row.call(dp.ContractBlockSparseRequest("ik,jk->ij", x, form, x, form), executor, row)
