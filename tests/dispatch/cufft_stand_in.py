@@ -6,6 +6,7 @@ It is as strict as the library, and as rude: C2R overwrites what it reads, and e
 import ctypes
 import re
 import subprocess
+import sys
 from collections import defaultdict, deque
 from itertools import count
 from types import SimpleNamespace
@@ -107,6 +108,7 @@ class Library:
             return cufft.cufftResult.CUFFT_INTERNAL_ERROR
         wanted = {side.value: kind for side, kind in zip(SIDES, (in_type, out_type), strict=True)}
         for callback in plan.callbacks.values():
+            assert lasts(callback.told)
             assert CALLBACKS[callback.kind] == (callback.side, KINDS[int(wanted[callback.side])])
         half = (*list(sizes)[:-1], sizes[rank - 1] // 2 + 1)
         plan.sizes, plan.execution = tuple(sizes), int(execution)
@@ -140,6 +142,7 @@ class Library:
     def _execute_through(self, plan, source, target, direction):
         """All is read before, and cuFFT's own memory is spoilt in between: the output, and the input of C2R."""
         load, store = plan.callbacks.get("load"), plan.callbacks.get("store")
+        assert all(lasts(callback.told) for callback in plan.callbacks.values())
         (kind, shape, steps), (other, made, behind) = plan.sides
         read = np.empty(shape, kind)
         if load is None:
@@ -164,20 +167,21 @@ class Library:
         pointer._obj.value = 12500
 
     def _XtSetJITCallback(self, handle, symbol, code, size, kind, at):
-        """Between the making of a handle and that of its plan, once for each side."""
+        """Between the making of a handle and that of its plan, once for each side. Nothing is copied."""
         plan, (side, _) = self.plans[handle], CALLBACKS[int(kind)]
         assert plan.sides is None
         assert side not in plan.callbacks
         assert len(code) == size
         library = ctypes.CDLL(code.decode())
         run = getattr(library, f"each_{symbol.decode()}")
+        told = [symbol, code, at]
 
         def call(data, places, values):
             flat = np.ascontiguousarray(values).reshape(-1)
-            run(*map(ctypes.c_void_p, (data, places.ctypes.data, places.size, at[0], flat.ctypes.data)))
+            run(*map(ctypes.c_void_p, (data, places.ctypes.data, places.size, told[2][0], flat.ctypes.data)))
             values[...] = flat.reshape(values.shape)
 
-        plan.callbacks[side] = SimpleNamespace(side=side, kind=int(kind), symbol=symbol.decode(), run=call)
+        plan.callbacks[side] = SimpleNamespace(side=side, kind=int(kind), symbol=symbol.decode(), run=call, told=told)
 
     @staticmethod
     def _transform(plan, read, written, direction):
@@ -192,6 +196,11 @@ class Library:
         else:
             assert direction == cufft.CUFFT_INVERSE
             written[...] = np.fft.ifftn(given, plan.sizes, axes, norm="forward")
+
+
+def lasts(told):
+    """Whether what cuFFT keeps pointers to is there because of its caller, not of this list."""
+    return all(sys.getrefcount(told[place]) > 2 for place in range(len(told)))
 
 
 def offsets(shape, steps):

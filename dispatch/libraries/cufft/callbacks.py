@@ -62,9 +62,9 @@ class Given(NamedTuple):
 def why_not() -> str:
     """Why cuFFT takes no callbacks here; "" where it does.
 
-    It links them by nvJitLink, which must be no older than the NVRTC that compiled them. It takes more than that: cuFFT
-    of CUDA 13.0 on an H100 took callbacks, bare ones without this library too, and then ended the making of the plan
-    with CUFFT_INTERNAL_ERROR. Why is not known; a plan falls back to passes then, and the log says so.
+    It links them by nvJitLink, which must be no older than the NVRTC that compiled them. Where it has no plan with
+    callbacks for other reasons, as where they take more registers than there are, a plan falls back to passes, and the
+    log says so.
     """
     version = ctypes.c_int()
     cufft.cufftGetVersion(ctypes.byref(version))

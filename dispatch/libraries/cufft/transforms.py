@@ -56,7 +56,9 @@ class Routine(NamedTuple):
 class Kept(NamedTuple):
     """A plan of cuFFT, what it was made for, and the bytes that it works in, which are not its own.
 
-    Its callbacks find their operands in `block`, whose address is the plan's as long as it is there.
+    Its callbacks find their operands in `block`, whose address is the plan's as long as it is there. cuFFT copies
+    nothing of what it is told of a callback: names and lists of addresses are in `told`, code in `routines`, until the
+    plan is destroyed.
     """
 
     problem: Problem
@@ -64,6 +66,7 @@ class Kept(NamedTuple):
     work: int
     routines: tuple[Routine, ...] = ()
     block: Storage | None = None
+    told: tuple[Any, ...] = ()
 
 
 def held(problem: Problem) -> int:
@@ -191,8 +194,12 @@ def trim(idle: deque[Any]) -> None:
 
 
 def made(problem: Problem, routines: tuple[Routine, ...] = (), block: Storage | None = None) -> Kept:
-    """A plan without memory to work in; Refused where cuFFT has none for the problem."""
-    handle, work = ctypes.c_int32(), ctypes.c_size_t()
+    """A plan without memory to work in; Refused where cuFFT has none for the problem.
+
+    cuFFT keeps the pointers that it is given of callbacks, and reads them when the plan is made: a name that is gone by
+    then ends in CUFFT_INTERNAL_ERROR.
+    """
+    handle, work, told = ctypes.c_int32(), ctypes.c_size_t(), []
     cufft.cufftCreate(ctypes.byref(handle))
     rank = len(problem.sizes)
     extents: Any = ctypes.c_int64 * rank
@@ -203,8 +210,11 @@ def made(problem: Problem, routines: tuple[Routine, ...] = (), block: Storage | 
         for one in routines:
             found: Any = block
             at = (ctypes.c_void_p * 1)(found.base + (BLOCK // 2 if one.kind >= STORES else 0))
-            kind_of = cufft.cufftXtCallbackType(one.kind)
-            cufft.cufftXtSetJITCallback(handle.value, one.symbol.encode(), one.code, len(one.code), kind_of, at)
+            name = one.symbol.encode()
+            told.append((name, at))
+            cufft.cufftXtSetJITCallback(
+                handle.value, name, one.code, len(one.code), cufft.cufftXtCallbackType(one.kind), at
+            )
         given = problem.in_stride, problem.in_dist, kind(problem.in_type)
         wanted = problem.out_stride, problem.out_dist, kind(problem.out_type)
         behind = problem.batch, ctypes.byref(work), kind(problem.execution)
@@ -214,4 +224,4 @@ def made(problem: Problem, routines: tuple[Routine, ...] = (), block: Storage | 
         if error.name in (REFUSALS if not routines else OF_CALLBACKS):
             raise Refused(f"cuFFT has no plan of sizes {list(problem.sizes)} for it: {error}") from error
         raise
-    return Kept(problem, handle.value, work.value, routines, block)
+    return Kept(problem, handle.value, work.value, routines, block, tuple(told))
