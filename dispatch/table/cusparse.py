@@ -35,6 +35,7 @@ V12_5_4 = (12, 5, 4)  # before it SpMV remembered what an earlier call had put i
 ALL = (F32, F64, C64, C128)
 SOME_RAN = (F32, C64, C128, F16)  # of csr2csc, on an H100
 ANY      = (rules.aligned, rules.elements, rules.index_pair, rules.results)
+PAIRS    = (*ANY, rules.reused)
 DENSE_A  = (rules.aligned, rules.lines, rules.results)
 VECTOR   = (*ANY, rules.blocks, rules.vectors)
 MATRIX   = (*ANY, rules.blocks, rules.lines, rules.steady)
@@ -98,8 +99,8 @@ GPU_ROWS = (
     *(Row("sddmm",           (one, one), None, SAMPLED,  SM75, None, V12, *SDDMM) for one in ALL),
     *(Row("spsv",            (one, one), None, SOLVE,    SM75, None, V12, *SPSV) for one in ALL),
     *(Row("spsm",            (one, one), None, SOLVES,   SM75, None, V12, *SPSM) for one in ALL),
-    *(Row("spgemm",          (one, one), None, ANY,      SM75, None, V12, *SPGEMM) for one in ALL),
-    *(Row("spgemm_nnz",      (one, I64), None, ANY,      SM75, None, V12, *COUNTS) for one in ALL),
+    *(Row("spgemm",          (one, one), None, PAIRS,    SM75, None, V12, *SPGEMM) for one in ALL),
+    *(Row("spgemm_nnz",      (one, I64), None, PAIRS,    SM75, None, V12, *COUNTS) for one in ALL),
     *(Row("sparse_to_dense", (one, one), None, UNPACK,   SM75, None, V12, *DENSE) for one in (*ALL, F16, BF16)),
     *(Row("csr2csc",         (one, one), None, EXCHANGE, SM75, None, V12, *CSR2CSC, H100) for one in SOME_RAN),
     *(Row("csr2csc",         (one, one), None, EXCHANGE, SM75, None, V12, *CSR2CSC) for one in (F64, BF16)),

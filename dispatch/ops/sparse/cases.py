@@ -56,6 +56,7 @@ FACTORS = ((1.0, 0.0), (0.75, -1.5), (0.0, 0.5), (-2.0, 1.0), (1.0, 1.0))
 ADDED = ("nothing", "apart", "in place")
 BLOCKS = ((4, 4), (2, 2), (4, 2))
 WIDE = 5  # of dense matrices
+ANALYSED = ("spsv", "spsm", "spgemm")  # of fixed patterns once
 
 
 class Form(NamedTuple):
@@ -160,7 +161,7 @@ class Draw:
         values, rows, columns, said = stored(
             mask, drawn, form.kind, form.base, np.int64 if form.wide else np.int32, block
         )
-        if form.fixed and self.op in ("spsv", "spsm"):
+        if form.fixed and self.op in ANALYSED:
             said = said._replace(pattern=int(self.rng.integers(1 << 40)))
         if values.ndim == 1:
             self.lay(f"{prefix}values", values)

@@ -18,6 +18,7 @@ from dispatch.libraries.cusparse.analyses import Solve
 from dispatch.libraries.cusparse.calls import Steps
 from dispatch.libraries.cusparse.descriptors import DenseMatrix, DenseVector, Sparse, SparseMatrix
 from dispatch.libraries.cusparse.spgemm import SparseProduct
+from dispatch.libraries.cusparse.spgemm_reuse import ReusedProduct
 from dispatch.ops.sparse.algorithms import SpmmAlgorithm
 from dispatch.ops.sparse.form import SparseForm, SparseFormat, transposed
 from dispatch.ops.sparse.rules import leading
@@ -51,7 +52,8 @@ class Making:
 
     def __init__(self, request: Any, executor: CudaExecutor, row: Row) -> None:
         self.request, self.executor = request, executor
-        self.steps = Steps(executor, row, len(request.reads) + len(request.writes) + len(numbers_of(request)))
+        numbers = len(numbers_of(request)) + getattr(request, "stamps", 0)
+        self.steps = Steps(executor, row, len(request.reads) + len(request.writes) + numbers)
         self.compute = COMPUTE.get(request.values.dtype, F32)
         self.kind = cusparse.cudaDataType(self.compute.cuda)
 
@@ -253,12 +255,18 @@ class Making:
         names = ("b_values", "rows", "columns") if counts else ("out_values", "out_rows", "out_columns")
         said = self.sparse(form, names)
         plain = cusparse.cusparseOperation_t(0)
-        alpha = Constant(1.0 if counts else request.alpha, self.compute)
-        given = (plain, plain, alpha, a, b, Constant(0.0, self.compute))
+        alpha = Constant(request.alpha, self.compute)
+        beta, choice, kind = Constant(0.0, self.compute), int(request.algorithm), self.compute.cuda
+        if not counts and request.reuses:
+            front = (plain, plain, a, b)
+            self.steps.append(ReusedProduct(self.executor, front, (alpha, beta), said, kind, choice))
+            return self.steps.plan(capture_safe=False)
+        given = (plain, plain, alpha, a, b, beta)
         number = request.place_of("out") if counts else None
-        choice = int(request.algorithm)
-        kind = self.compute.cuda
-        self.steps.append(SparseProduct(self.executor, given, said, kind, choice, number))
+        layouts = tuple(request.layout_of(name) for name in request.reads)
+        of = (request.form, request.b_form, layouts, request.alpha, choice)
+        stamp = len(request.reads) + len(request.writes)
+        self.steps.append(SparseProduct(self.executor, given, said, kind, choice, number, stamp=stamp, of=of))
         return self.steps.plan(capture_safe=False)
 
     def unpack(self) -> Plan:
