@@ -73,6 +73,7 @@ STATEMENTS = {
     **dict.fromkeys(("gemv", "ger", "geru", "gerc"), f"{UNSCALED}; {TO_NAN}"),
     "gbmv":            OF_BAND,
     **dict.fromkeys(("contract", "contract_trinary", "reduce_modes"), f"{UNSCALED}; {TO_NAN}"),
+    "contract_block_sparse": f"{UNSCALED}; {TO_NAN}; those between blocks are not read",
     "permute":         UNSCALED,
     "einsum":          f"{IEEE}; {TO_NAN}",
     **dict.fromkeys(("elementwise_binary", "elementwise_trinary"), f"{UNSCALED}; MAX and MIN may pass over NaN"),

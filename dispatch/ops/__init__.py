@@ -29,7 +29,9 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "attention_merge": ("own",                ("attention_merge",)),
     "gated":          ("own",                 ("gated_activation", "gated_activation_bwd")),
     "fft":            ("cufft own_fft",       ("dft", "callback_dft", "dct", "dst", "roll")),
-    "contraction":    ("contract_cublaslt cutensor einsum", ("contract", "contract_trinary", "reduce_modes", "permute",
+    "contraction":    ("contract_cublaslt cutensor cutensor_block_sparse einsum", (
+                                               "contract", "contract_trinary", "contract_block_sparse",
+                                               "reduce_modes", "permute",
                                                "elementwise_binary", "elementwise_trinary", "einsum")),
     "blas":           ("own_blas cublas",     ("symm", "hemm", "syrk", "herk", "syr2k", "her2k", "syrkx", "herkx",
                                                "trmm", "trsm", "geam", "dgmm", "gemv", "gbmv", "symv", "hemv",
@@ -67,6 +69,7 @@ ONLY = {
     "contract_cublaslt": ("contract",),
     "cutensor":       ("contract", "contract_trinary", "reduce_modes", "permute", "elementwise_binary",
                        "elementwise_trinary"),
+    "cutensor_block_sparse": ("contract_block_sparse",),
     "einsum":         ("einsum",),
     "own_fft":        ("roll",),
     "own_sparse":     ("sparse_check", "dense_nnz", "dense_to_sparse"),

@@ -1,8 +1,8 @@
 """Transforms with callbacks beside separate steps, for bench_fft.py: ours, torch's, CuPy's, and nvmath with its own.
 
-`convolution`: a picture's spectrum, a product with a filter's, and back: two transforms with a callback between them,
-against three steps. `window`: a product with a window before a transform. `bytes`: numbers of u8 transformed in single
-precision. `magnitude`: the magnitudes of a spectrum instead of it.
+`convolution`: a picture's spectrum, a product with a filter's, and back: two transforms, of which the second reads
+through a callback, against three steps. `window`: a product with a window before a transform. `bytes`: numbers of u8
+transformed in single precision. `magnitude`: the magnitudes of a spectrum instead of it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def fused(case: CallbackCase, x: Callable[[int], Any], other: Any) -> Callable[[
     if case.name == "convolution":
         multiply = callback.multiply(other)
         last = case.shape[-2:]
-        return lambda i: dp.fft.irfftn(dp.fft.rfftn(x(i), axes=along, store=multiply), last, along)
+        return lambda i: dp.fft.irfftn(dp.fft.rfftn(x(i), axes=along), last, along, load=multiply)
     load = {"window": lambda: callback.window(other), "bytes": callback.from_u8}.get(case.name, lambda: None)()
     store = callback.magnitude() if case.name == "magnitude" else None
     return lambda i: dp.fft.rfftn(x(i), axes=along, load=load, store=store, precision="f32")
