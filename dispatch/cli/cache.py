@@ -83,8 +83,8 @@ def _list(folder: Path, found: list[dict[str, Any]], compiled: list[dict[str, An
         lines = [(e["target"], f"{e['seconds']:.0f} s", str(e["bytes"]), e["state"], e["label"]) for e in compiled]
         print_aligned([("target", "compiled in", "bytes", "state", "kernel"), *lines])
     if own:
-        lines = [(e["gpu"], e["library"], e["kind"], str(e["bytes"]), e["state"], e["path"]) for e in own]
-        print_aligned([("gpu", "library", "of its own", "bytes", "state", "file"), *lines])
+        kept = [(e["gpu"], e["library"], e["kind"], str(e["bytes"]), e["state"], e["path"]) for e in own]
+        print_aligned([("gpu", "library", "of its own", "bytes", "state", "file"), *kept])
     if not found and not compiled and not own:
         say(f"{folder} holds nothing yet; requests with autotune=True fill it, and those whose kernels NVRTC compiles")
 

@@ -46,13 +46,13 @@ class Stored(NamedTuple):
             return None
         try:
             facts: dict[str, Any] = json.loads(line)
-            named = [facts[name] for name in ("kind", "gpu", "library", "digest")]
-            is_ours = facts["format"] == FORMAT and all(isinstance(value, str) for value in named)
+            kind, gpu, library, digest = (facts[name] for name in ("kind", "gpu", "library", "digest"))
+            is_ours = facts["format"] == FORMAT and all(isinstance(value, str) for value in (kind, gpu, library))
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
-        if not is_ours or named.pop() != hashlib.sha256(data).hexdigest():
+        if not is_ours or digest != hashlib.sha256(data).hexdigest():
             return None
-        return cls(*named, data)
+        return cls(kind, gpu, library, data)
 
     def pack(self) -> bytes:
         """The bytes of a file."""
