@@ -119,6 +119,7 @@ STATEMENTS = {
     "barrier":         NONE,
     "ctc_loss":        f"{IEEE}; a logit of -inf has no gradient, and where the loss is infinite it may be any",
     "rope":            IEEE,
+    "attention_merge": f"{IEEE}; what has a statistic of -inf is not read",
     "gated_activation":     IEEE,
     "gated_activation_bwd": f"{IEEE}; what ReLU drops is 0, whatever it was",
     **dict.fromkeys(("random_bits", "random_poisson", "random_integers", "random_binomial"), NONE),

@@ -26,6 +26,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "local_norm":     ("cudnn_call",          ("lrn", "lrn_bwd", "divisive_norm", "divisive_norm_bwd")),
     "ctc":            ("cudnn_call",          ("ctc_loss",)),
     "rope":           ("own",                 ("rope",)),
+    "attention_merge": ("own",                ("attention_merge",)),
     "gated":          ("own",                 ("gated_activation", "gated_activation_bwd")),
     "fft":            ("cufft own_fft",       ("dft", "callback_dft", "dct", "dst", "roll")),
     "contraction":    ("contract_cublaslt cutensor cutensor_block_sparse einsum", (

@@ -135,6 +135,7 @@ EXPLAINED = {  # what the name of the row says, and what the request does; all f
     f"rnn_bwd_weights --dtype f32 {LSTM},bias=SINGLE_INP_BIAS --compute 32F_FAST_TF32": ("f32→f32 32F_FAST_TF32 one bias sm_80 cudnn", "reserve u8["),
     "rope --dtype bf16 --shape 4x16x512x64 --k 4x8x512x64": ("bf16→bf16 32F sm_80 own", "cos bf16[1, 512, 64], sin bf16[1, 512, 64]"),
     "rope --dtype f16 --shape 4x16x512x64 --cos 4x512x32:f32 --interleaved": ("f16→f16 32F sm_75 own", "sin f32[4, 512, 32], interleaved=True"),
+    "attention_merge --dtype bf16 --shape 4x16x512x64 --out-dtype bf16": ("bf16×bf16→bf16 32F sm_80 own", "b_stats f32[4, 16, 512, 1]"),
     "gated_activation --dtype bf16 --shape 512x2816 --mode gelu": ("bf16→bf16 32F sm_80 own", "up bf16[512, 2816], mode=GELU"),
     "gated_activation_bwd --dtype f64 --shape 64x128 --mode geglu": ("f64→f64 64F sm_75 own", "dy f64[64, 128], mode=GELU"),
     "dft --dtype f32 --shape 8x64 --kind r2c --axes 1": ("f32→c64 sm_75 cufft", "kind=R2C, s=None, axes=1"),
