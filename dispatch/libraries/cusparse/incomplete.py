@@ -48,11 +48,13 @@ class Analysis:
 class Elimination:
     """A step that factorizes a matrix in CSR where it lies, and puts a number there that tells of pivots.
 
-    `name` is csrilu02 or csric02, `letter` that of the dtype, and `places` those of values, rows, columns and the number
-    among the addresses. `keeps` says whether the pattern is promised to stay.
+    `name` is csrilu02 or csric02, `letter` that of the dtype, and `places` those of values, rows, columns and the
+    number among the addresses. `keeps` says whether the pattern is promised to stay, which lies at `pattern`.
     """
 
-    __slots__ = ("_bytes", "_descriptor", "_executor", "_keeps", "_kept", "_letter", "_name", "_places", "_sizes")
+    __slots__ = (
+        *("_bytes", "_descriptor", "_executor", "_keeps", "_kept", "_letter", "_name", "_pattern", "_places", "_sizes"),
+    )
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class Elimination:
         letter: str,
         sizes: tuple[int, int],
         places: tuple[int, int, int, int],
+        pattern: tuple[int, int],
         *,
         base: int,
         nbytes: int,
@@ -68,7 +71,7 @@ class Elimination:
     ) -> None:
         """`sizes` are rows and elements, `nbytes` those of all values."""
         self._executor, self._name, self._letter, self._sizes = executor, name, letter, sizes
-        self._places, self._bytes, self._keeps = places, nbytes, keeps
+        self._places, self._pattern, self._bytes, self._keeps = places, pattern, nbytes, keeps
         self._descriptor = LegacyDescriptor(base)
         self._kept: Analysis | None = None
 
@@ -76,11 +79,11 @@ class Elimination:
         """Analyse, unless that is kept, and eliminate."""
         values, rows, columns, number = (addresses[place] for place in self._places)
         parts = tuple(ctypes.c_void_p(part) for part in (values, rows, columns))
-        found = self._kept
-        if found is None or found.at != (rows, columns):
+        found, at = self._kept, tuple(addresses[place] for place in self._pattern)
+        if found is None or found.at != at:
             self._kept = None
             found = self._analysed(parts)
-            found.at = rows, columns
+            found.at = at
         info = found.missing
         if not info:
             self._call("", parts, found, *self._behind(found))

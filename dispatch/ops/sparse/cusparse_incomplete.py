@@ -28,20 +28,16 @@ def plan(request: IncompleteRequest, executor: CudaExecutor, row: Row) -> Plan:
     layout = request.layout_of("out")
     target = steps.aligned(layout, request.place_of("out"))
     steps.copy(_column(request.values.layout, request.place_of("values")), target)
-    parts = []
-    for name in ("rows", "columns"):
-        there = request.layout_of(name)
-        part = steps.aligned(there, request.place_of(name))
-        steps.copy(_column(there, request.place_of(name)), part)
-        parts.append(part.place.operand)
-    places = (target.place.operand, *parts, request.place_of("info"))
+    rows, columns = (_aligned(request, steps, name) for name in ("rows", "columns"))
+    places = target.place.operand, rows, columns, request.place_of("info")
     steps.append(
         Elimination(
             executor,
             NAMES[request.op],
             LETTERS[request.values.dtype],
             (request.form.shape[0], layout.size),
-            (places[0], places[1], places[2], places[3]),
+            places,
+            (request.place_of("rows"), request.place_of("columns")),
             base=request.form.base,
             nbytes=layout.size * layout.dtype.itemsize,
             keeps=request.form.pattern is not None,
@@ -49,6 +45,14 @@ def plan(request: IncompleteRequest, executor: CudaExecutor, row: Row) -> Plan:
     )
     steps.copy(target, _column(layout, request.place_of("out")))
     return steps.plan(capture_safe=False)
+
+
+def _aligned(request: IncompleteRequest, steps: Steps, name: str) -> int:
+    """Where a part is that begins at 16 bytes."""
+    layout, place = request.layout_of(name), request.place_of(name)
+    part = steps.aligned(layout, place)
+    steps.copy(_column(layout, place), part)
+    return part.place.operand
 
 
 def _column(layout: Layout, operand: int) -> Matrix:

@@ -22,8 +22,8 @@ class IncompleteRequest(SparseRequest["tuple[Tensor, Tensor]"]):
     """The factors of a square matrix in CSR, at its own places; gives back (values, info).
 
     Columns are sorted in each row, each place is there once (`sparse_sort` sorts), and so is every place of the
-    diagonal. A form with a `pattern` has the analysis kept with the plan; without one each call analyses. The call waits
-    for the GPU, for cuSPARSE tells of pivots on the host.
+    diagonal. A form with a `pattern` has the analysis kept with the plan; without one each call analyses. The call
+    waits for the GPU, for cuSPARSE tells of pivots on the host.
 
     Attributes:
         out: the values of the factors, at the places of A's; it may be `values` itself.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,13 +24,13 @@ def factored(request: Any, work: np.dtype[Any], eliminate: Callable[..., int]) -
     kind = np.result_type(work, np.complex64) if given.dtype.kind == "c" else work
     values, base = given.astype(kind), request.form.base
     ends, columns = (np.asarray(part).astype(np.int64) - base for part in (request.rows, request.columns))
-    lines = [slice(begin, end) for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+    lines = [slice(begin, end) for begin, end in pairwise(ends.tolist())]
     places = [dict(zip(columns[line].tolist(), range(line.start, line.stop), strict=True)) for line in lines]
     missing = next((row for row, line in enumerate(places) if row not in line), None)
     with np.errstate(all="ignore"):
         info = 1 + missing if missing is not None else eliminate(values, places)
     if info:
-        values[...] = np.nan
+        values[...] = complex(np.nan, np.nan) if kind.kind == "c" else np.nan
     return {"out": values, "info": np.asarray(np.int32(info))}
 
 
@@ -54,7 +55,9 @@ def eliminate_cholesky(values: Array, places: list[dict[int, int]]) -> int:
             other = places[k]
             sums = sum(values[line[j]] * np.conj(values[other[j]]) for j in below if j < k and j in other)
             values[line[k]] = (values[line[k]] - sums) / values[other[k]]
-        pivot = np.real(values[line[row]]) - sum(abs(values[line[k]]) ** 2 for k in below)
+        diagonal = values[line[row]]
+        pivot = np.real(diagonal) + 0 * np.imag(diagonal)  # which does not count, unless it is NaN
+        pivot = pivot - sum(abs(values[line[k]]) ** 2 for k in below)
         if not pivot > 0:
             return 1 + row
         values[line[row]] = np.sqrt(pivot)
