@@ -17,21 +17,21 @@ import numpy as np
 
 from cudabind.errors import CutensorError, LibraryNotFound
 from cudabind.sys import cutensor
-from dispatch.libraries.cutensor import calls, descriptors, handle
+from dispatch.libraries.cutensor import block_sparse, calls, descriptors, handle
 from dispatch.ops.contraction.choices import TensorOp
 from dispatch.ops.contraction.reference import BINARY_OF, UNARY_OF
 
 
-def _arithmetic():
-    """How the library computes; no test puts this folder on the path."""
-    path = Path(__file__).with_name("cutensor_arithmetic.py")
+def _beside(name):
+    """A module beside this one; no test puts this folder on the path."""
+    path = Path(__file__).with_name(f"{name}.py")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-arithmetic = _arithmetic()
+arithmetic, blocks = _beside("cutensor_arithmetic"), _beside("cutensor_blocks")
 COMPLEX, DTYPES, HALVES = arithmetic.COMPLEX, arithmetic.DTYPES, arithmetic.HALVES
 INPUTS, LISTED = arithmetic.INPUTS, arithmetic.LISTED
 einsum, rounded, strided = arithmetic.einsum, arithmetic.rounded, arithmetic.strided
@@ -75,7 +75,7 @@ class Call:
         return CutensorError("cutensor", self.name, status, cutensor.cutensorStatus_t(status).name)
 
 
-class Library:
+class Library(blocks.Blocks):
     """The functions of cuTENSOR that plans call."""
 
     def __init__(self):
@@ -103,6 +103,11 @@ class Library:
         pointer._obj.value = next(self.numbers)
         self.alive[pointer._obj.value] = SimpleNamespace(**facts)
         return 0
+
+    @staticmethod
+    def word(compute):
+        """The compute type that a descriptor means."""
+        return WORDS[compute.value - 1]
 
     def _destroyed(self, thing):
         del self.alive[thing.value]
@@ -199,11 +204,12 @@ class Library:
 
     def _EstimateWorkspaceSize(self, library, operation, preference, kind, pointer):
         assert self.alive[preference.value].kind == "preference"
-        pointer._obj.value = SUGGESTED if self._works(self.alive[operation.value]) else 0
+        found = self.alive[operation.value]
+        pointer._obj.value = 0 if not self._works(found) else REQUIRED if found.rest == "BlockSparse" else SUGGESTED
 
     @staticmethod
     def _works(operation):
-        return operation.rest in ("Contraction", "ContractionTrinary", "Reduction")
+        return operation.rest in ("Contraction", "ContractionTrinary", "Reduction", "BlockSparse")
 
     def _CreatePlan(self, library, pointer, operation, preference, limit):
         chosen, found = self.alive[preference.value], self.alive[operation.value]
@@ -213,7 +219,9 @@ class Library:
             return 19
         if chosen.rank > 1 or (chosen.algo in (-4, -3, -2) and found.rest != "Contraction"):
             return UNSUPPORTED
-        if chosen.cached:  # by what is done alone: another choice would be that of the first
+        if (
+            chosen.cached and found.rest != "BlockSparse"
+        ):  # by what is done alone: another choice would be that of the first
             sides = [(vars(tensor)["steps"], tensor.shape, modes, *more) for tensor, modes, *more in found.inputs]
             chosen = self.cache.setdefault(repr((found.rest, sides, found.output, found.binary)), chosen)
         return self._new(pointer, kind="plan", operation=operation.value, preference=chosen, needed=needed)
@@ -320,11 +328,12 @@ class Library:
 def executor_of(monkeypatch):
     """What plans are made for, with the `library`; `monkeypatch` puts this file in the library's place."""
     library = Library()
-    for module in (handle, descriptors, calls):
+    for module in (handle, descriptors, calls, block_sparse):
         monkeypatch.setattr(module, "cutensor", library)
     monkeypatch.setattr(handle, "relaxed", nullcontext, raising=False)
     zero = lambda address, value, nbytes, _: ctypes.memset(address, value, nbytes)  # noqa: E731
-    monkeypatch.setattr(calls, "driver", SimpleNamespace(cuMemsetD8Async=zero))
+    for module in (calls, block_sparse):
+        monkeypatch.setattr(module, "driver", SimpleNamespace(cuMemsetD8Async=zero))
     stream = SimpleNamespace(wait_for_uses=lambda _: None, done=lambda: None)
     device = SimpleNamespace(
         idle=defaultdict(deque),
