@@ -102,7 +102,10 @@ class GradientBuckets:
         late = sorted(place for missing in self._missing for place in missing)
         if late:
             raise BadRequest("gradients", f"{late} not ready", "ready(i) for each of them")
-        self._current().wait_for(self._beside.stream)
+        if not self._beside.device.is_host:
+            stream = self._current()
+            for bucket in self._buckets:  # now, so that writes of the next step wait for no sum of that step
+                bucket.storage.use(stream, write=True)
         self._begin()
         return self.gradients
 
