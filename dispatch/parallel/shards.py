@@ -155,10 +155,12 @@ def matmul_all_gather(
         before: tuple[Tensor, slice] | None = None
         for rows in cut(m, count):
             part = matmul(x[rows], w, compute=compute, out_dtype=x.dtype)
-            if before is not None:  # behind this product, so that it does not wait for the transfer
-                _place(beside, *before, by_rank)
+            if before is not None:  # behind this product, which does not wait, and ahead of the next transfer
+                beside.read_here(before[0])
             with beside.stream:
                 whole = all_gather(part, comm=beside.comm)
+            if before is not None:
+                _place(beside, *before, by_rank)
             kept += [part, whole]
             before = (whole, rows)
         if before is not None:

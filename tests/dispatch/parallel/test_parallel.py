@@ -203,3 +203,41 @@ def test_rows_come_back_in_their_order_whatever_they_are():
 
     with dp.World.local(["host"] * 3, deadline=60) as world:
         assert world.run(run) == [True] * 3
+
+
+def test_gradients_of_torch_lie_in_buckets_and_go_round_as_autograd_writes_them():
+    torch = pytest.importorskip("torch")
+
+    def made():
+        torch.manual_seed(3)
+        return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
+
+    x, y = torch.randn(12, 8, generator=torch.Generator().manual_seed(1)), torch.arange(12) % 10
+
+    def train(network, rows, averaged=lambda: None):
+        for _ in range(5):
+            for each in network.parameters():
+                if each.grad is not None:
+                    each.grad.zero_()
+            torch.nn.functional.cross_entropy(network(x[rows]), y[rows]).backward()
+            averaged()
+            with torch.no_grad():
+                for each in network.parameters():
+                    each.sub_(0.1 * each.grad)
+        return [each.detach().numpy().copy() for each in network.parameters()]
+
+    def run(world):
+        network = made()
+        parameters = list(network.parameters())
+        shapes = [tuple(each.shape) for each in parameters]
+        own = parallel.GradientBuckets(shapes, comm=world.communicator, bucket_bytes=1000)
+        for place, (each, gradient) in enumerate(zip(parameters, own.gradients, strict=True)):
+            each.grad = torch.from_dlpack(gradient)
+            each.register_post_accumulate_grad_hook(lambda _, place=place: own.ready(place))
+        return train(network, slice(6 * world.rank, 6 * world.rank + 6), own.wait)
+
+    with dp.World.local(["host"] * 2, deadline=60) as world:
+        one, other = world.run(run)
+    for a, b, alone in zip(one, other, train(made(), slice(None)), strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, alone, atol=1e-6)
