@@ -332,3 +332,19 @@ def test_a_plan_that_fails_for_memory_is_out_of_memory(dev, executor):
     failing(executor, "cutensorCreatePlan", 1)
     with pytest.raises(OutOfMemory, match="cutensorCreatePlan failed with CUTENSOR_STATUS_CUDA_ERROR"):
         run(dp.ContractRequest("ik,kj->ij", a, a), executor, row_of("contract", "f32"))
+
+
+def test_a_choice_of_cutensors_kernel_is_nothing_to_cublaslt(dev):
+    a = dev.zeros((4, 4), "f32")
+    product = next(row for row in contract_cublaslt.GPU_ROWS if str(row.dtypes[0]) == "f32")
+    plain = dp.ContractRequest("ik,kj->ij", a, a)
+    assert not refusals(product, plain, plain.signature())
+    for choices, words in (
+        ({"algo": "ttgt"}, "needs algo None, has TTGT: that is cuTENSOR's"),
+        ({"kernel_rank": 0}, "needs kernel_rank None, has 0"),
+        ({"incremental_count": 4}, "needs incremental_count None, has 4"),
+        ({"jit": True}, "needs jit False, has True"),
+    ):
+        request = dp.ContractRequest("ik,kj->ij", a, a, **choices)
+        assert words in str(refusals(product, request, request.signature())[0])
+        assert "cutensor" in (dp.explain(request).row.stands_for, dp.explain(request).row.library)
