@@ -18,6 +18,7 @@ from dispatch.core.request import Argument, Plan
 from dispatch.errors import Refused
 from dispatch.libraries.cublas.scalars import HostNumber
 from dispatch.libraries.cutensor.descriptors import COMPUTE, REFUSALS, Owned, mode_numbers
+from dispatch.libraries.cutensor.failures import failure
 from dispatch.libraries.cutensor.handle import handle_of
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class BlockSparsePlan(Plan):
         except CutensorError as error:
             if error.name in REFUSALS:
                 raise Refused(f"cuTENSOR has no kernel for it: {error}") from error
-            raise
+            raise failure(executor, error) from error
         self._memory, address = self._handle.memory(executor, needed) if needed else (None, 0)
         self._workspace = ctypes.c_void_p(address or None), needed
         self._lists = tuple(Addresses(side, dtype.itemsize) for side in sides)
@@ -134,8 +135,7 @@ class BlockSparsePlan(Plan):
             *(*self._workspace, self._handle.c_stream),
         )
         if status:
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
-            raise cutensor.cutensorBlockSparseContract.error(status)
+            raise failure(self._executor, cutensor.cutensorBlockSparseContract.error(status))
 
 
 class ZeroPlan(Plan):
