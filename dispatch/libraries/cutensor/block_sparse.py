@@ -60,7 +60,9 @@ class Addresses:
 class BlockSparsePlan(Plan):
     """D = alpha · Σ A · B + beta · C; Refused where cuTENSOR has no kernel for it."""
 
-    __slots__ = ("_executor", "_handle", "_keep", "_lists", "_memory", "_numbers", "_plan", "_workspace")
+    __slots__ = (
+        *("_adds", "_executor", "_handle", "_keep", "_lists", "_memory", "_numbers", "_plan", "_workspace", "_zeroed"),
+    )
 
     def __init__(
         self,
@@ -70,8 +72,11 @@ class BlockSparsePlan(Plan):
         dtype: Dtype,
         *,
         reproducible: bool,
+        zeroed: int = 0,
     ) -> None:
+        """`zeroed` is how many bytes of the result are set to 0 first, unless it is what is added."""
         super().__init__(row, capture_safe=False)
+        self._zeroed, self._adds = zeroed, sides[2].place != sides[3].place
         self._executor, self._handle = executor, handle_of(executor)
         compute: Any = row.compute
         try:
@@ -126,6 +131,9 @@ class BlockSparsePlan(Plan):
         for one in self._lists:
             address: Any = arguments[one.place]  # addresses are ints
             one.begin_at(address)
+        added, out = (arguments[one.place] for one in self._lists[2:])
+        if self._zeroed and not (self._adds and added == out):
+            driver.cuMemsetD8Async(out, 0, self._zeroed, self._executor.target.value)
         a, b, c, d = (one.array for one in self._lists)
         alpha, beta = self._numbers
         alpha.set(arguments[-2])
