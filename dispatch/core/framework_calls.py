@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from dispatch.core.request import Request
     from dispatch.device.frameworks.framework import Code, Framework
 
-__all__ = ["UNFIT", "Repeated", "Ways", "learn"]
+__all__ = ["UNFIT", "Repeated", "Ways", "learn", "memory_of"]
 
 ALIGNED = 255  # the bits of an address that a layout says something of
 
@@ -85,9 +85,7 @@ def learn(ways: Ways, request: Request[Any], operands: tuple[Any, ...], choices:
         _keep(memory, key, take)
 
 
-def _memory_of(
-    request: Request[Any], operands: tuple[Any, ...], choices: tuple[Any, ...]
-) -> dict[Any, Callable[..., Any]] | None:
+def memory_of(request: Request[Any], operands: Sequence[Any]) -> dict[Any, Callable[..., Any]] | None:
     """Where a call that went through a request is remembered, for who finds the executor by its stream; None: nowhere.
 
     It is another one once the table has changed, which another thread may do at any time: then nobody looks here.
@@ -95,17 +93,26 @@ def _memory_of(
     framework, bound = request.framework, request.bound
     code = None if framework is None else framework.code
     executor: Any = getattr(bound, "executor", None)
-    if code is None or executor is None or request.addresses() is None:
+    if code is None or executor is None:
         return None
     memory: dict[Any, Callable[..., Any]] = executor.calls
     if executor.plans is not bound.plans or not all(one is None or type(one) in code.kinds for one in operands):
         return None
     device = request.device
     handle = framework.lasting(device)
-    if handle is None or handle != (executor.stream.c_handle.value or 0) or not all(map(is_constant, choices)):
+    if handle is None or handle != (executor.stream.c_handle.value or 0):
         return None
     current.by_handle[device.ordinal, handle] = executor
     return memory
+
+
+def _memory_of(
+    request: Request[Any], operands: tuple[Any, ...], choices: tuple[Any, ...]
+) -> dict[Any, Callable[..., Any]] | None:
+    """`memory_of` a request whose arguments are addresses, and whose choices stay as they are."""
+    if request.addresses() is None or not all(map(is_constant, choices)):
+        return None
+    return memory_of(request, operands)
 
 
 def _keep(memory: dict[Any, Callable[..., Any]], key: Any, take: Callable[..., Any]) -> None:

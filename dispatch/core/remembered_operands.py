@@ -1,56 +1,64 @@
 """Calls that were made before, of requests whose operands come in lists and mappings, or may be numbers.
 
 As remembered.py does for operands that are fields of their own: from the operands of a repeated call to its plan,
-without a request. Here `take` is given the operands one behind the other, and goes by their places. Which fields hold
-several, and which a number or an operand, the class says (`unpacked`); what a run follows from, by the names of its
-operands, each request (`named_arguments`). Both are compared with the request's own run before anything is remembered.
+without a request. Here operands go one behind the other, and by their places; which of them are tensors, ours or
+another library's, and which are numbers, is the call's pattern, and each pattern has code of its own (operand_code.py).
+Which fields hold several, and which a number or an operand, the class says (`unpacked`); what a run follows from, by
+the names of its operands, each request (`named_arguments`). Both are compared with the request's own run before
+anything is remembered.
 
 A key has the layouts of all operands, the names in a mapping, the types of numbers, and the choices. Of a number that
-is given by value `take` looks at its range; one that the plan may depend on has to be the same. Nothing here keeps a
-tensor or a request, and nothing here knows an op.
+is given by value `take` looks at its range; one that the plan may depend on has to be the same. Where operands are
+another library's all that are written are, and its stream and its allocator keep their order, as in framework_calls.py;
+operands of ours may be read there. Nothing here keeps a tensor or a request, and nothing here knows an op.
 """
 
 from __future__ import annotations
 
 from dataclasses import fields
-from operator import add, is_, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dispatch.core import remembered
-from dispatch.core.remembered import UNFIT, bounds_of, executor_on, is_constant, same
+from dispatch.core.framework_calls import memory_of
+from dispatch.core.operand_code import (
+    CHOICE,
+    DEVICE,
+    NUMBER,
+    OWN,
+    THEIRS,
+    Course,
+    Form,
+    Pattern,
+    Spans,
+    Way,
+    taking,
+    way_of,
+)
+from dispatch.core.remembered import MAX_FORMS, UNFIT, bounds_of, is_constant
 from dispatch.core.request import run
 from dispatch.device.frameworks.framework import Adopted
-from dispatch.device.stream import current
+from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
-    from dispatch.core.request import Argument, NamedArguments, Number, Request
+    from dispatch.core.request import Argument, NamedArguments, Request
+    from dispatch.device.frameworks.framework import Framework
 
 __all__ = ["OperandCalls"]
 
 MOST_PAIRS = 48  # of operands that are looked at pair by pair; of more the spans are sorted
 REAL = (int, float, np.float32, np.float64)
-ALONE, SEVERAL, NUMBER, DEVICE = range(4)  # what a field may hold beside None
-
-
-class Flat(NamedTuple):
-    """The operands of a call, one behind the other."""
-
-    key: tuple[Any, ...]
-    tensors: list[Tensor]
-    numbers: list[Any]
-    choices: list[Any]
-    executor: Any
+SEVERAL = "several"  # what a field may hold, beside what a place may
 
 
 class OperandCalls:
     """The way from the values of a request class's fields to what a run gives, through what is remembered of calls."""
 
-    __slots__ = ("_make", "_names", "_sorts")
+    __slots__ = ("_has_several", "_make", "_names", "_sorts", "_ways")
 
     def __init__(self, kind: Any, make: Callable[..., Request] | None = None, names: tuple[str, ...] = ()) -> None:
         """`make` is called with `names`; unless said, it is the class, with its fields."""
@@ -58,93 +66,93 @@ class OperandCalls:
         self._names = names or tuple(field.name for field in fields(kind))
         said = kind.unpacked
         sorts = {said.device: DEVICE, **dict.fromkeys(said.several, SEVERAL), **dict.fromkeys(said.numbers, NUMBER)}
-        self._sorts = tuple(sorts.get(name, ALONE) for name in self._names)
+        self._sorts = tuple(sorts.get(name, CHOICE) for name in self._names)
+        self._has_several = SEVERAL in self._sorts
+        self._ways: dict[Any, Way] = {}  # by the names and numbers of several, and the types at all places
 
     def __call__(self, *values: Any) -> Any:
         return self.found(*values)[0]
 
     def found(self, *values: Any) -> tuple[Any, Request | None]:
         """What a run gives, and the request, where one had to be made."""
+        items: Sequence[Any] = values
+        pattern: Any
         try:
-            flat = self._flat(values)
-            calls = None if flat is None else flat.executor.calls
-            take = None if flat is None or calls is None else calls.get(flat.key)
-        except Exception:  # noqa: BLE001  # an operand is no tensor, a choice has no hash: the request says which
-            flat = calls = take = None
-        if flat is not None and take is not None:
-            result = take(flat.executor, flat.tensors, flat.numbers, flat.choices)
+            if self._has_several:
+                pattern, items = self._flat(values)
+            else:
+                pattern = tuple(map(type, values))
+            way = self._ways.get(pattern)
+        except Exception:  # noqa: BLE001  # a field that holds several is no list: the request says which
+            pattern = way = None
+        if way is not None:
+            result = way.run(*items)
             if result is not UNFIT:
                 return result, None
         request = self._make(**dict(zip(self._names, values, strict=True)))
         result = run(request)
-        if flat is not None and calls is not None:
-            take = take_of(request, flat, *self._flat_names(values))
-            if take is not None:
-                if len(calls) >= remembered.MAX_CALLS:
-                    calls.pop(next(iter(calls)), None)
-                calls[flat.key] = take
+        if pattern is not None:
+            self._learn(request, pattern, values, items)
         return result, request
 
-    def _flat(self, values: tuple[Any, ...]) -> Flat | None:
-        """None on the host, whose plans run requests."""
-        key: list[Any] = [self]
-        tensors: list[Tensor] = []
-        numbers: list[Any] = []
-        choices: list[Any] = []
-        device = None
+    def _flat(self, values: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+        """The pattern of a call and its operands; TypeError where those of a field are no list and no mapping."""
+        items: list[Any] = []
+        told: list[Any] = []
         for sort, value in zip(self._sorts, values, strict=True):
-            kind = type(value)
-            if value is None:
-                key.append(None)
-            elif kind is Tensor:
-                key.append(value.layout)
-                tensors.append(value)
-            elif sort == ALONE:
-                key.append(value)
-                choices.append(value)
-            elif sort == NUMBER:
-                key.append(kind)
-                numbers.append(value)
-            elif sort == SEVERAL:
-                names, items = _several(value)
-                held: list[Any] = [names]
-                for item in items:
-                    if type(item) is Tensor:
-                        held.append(item.layout)
-                        tensors.append(item)
-                    elif item is None:
-                        held.append(None)
-                    else:
-                        held.append(type(item))
-                        numbers.append(item)
-                key.append(tuple(held))
+            if sort is SEVERAL and value is not None:
+                names, found = _several(value)
+                told.append((names, len(found)))
+                items.extend(found)
             else:
-                key.append(value)
-                device = value
-        if device is None:
-            device = tensors[0].layout.device
-        if device.is_host:
-            return None
-        executor: Any = current.executor
-        if executor is None or executor.device is not device:
-            executor = executor_on(device)
-        return Flat(tuple(key), tensors, numbers, choices, executor)
+                items.append(value)
+        return (*told, *map(type, items)), items
 
-    def _flat_names(self, values: tuple[Any, ...]) -> tuple[list[str], list[str]]:
-        """The names of the tensors and of the numbers, in their order."""
-        tensors, numbers = [], []
+    def _places(self, values: tuple[Any, ...]) -> list[tuple[str, str]]:
+        """The name of what is at each place, and what its field may hold."""
+        places = []
         for name, sort, value in zip(self._names, self._sorts, values, strict=True):
-            if type(value) is Tensor:
-                tensors.append(name)
-            elif sort == NUMBER and value is not None:
-                numbers.append(name)
-            elif sort == SEVERAL and value is not None:
+            if sort is SEVERAL and value is not None:
                 names, items = _several(value)
                 own = [f"{name}[{place}]" for place in range(len(items))] if names is None else names
-                for one, item in zip(own, items, strict=True):
-                    if item is not None:
-                        (tensors if type(item) is Tensor else numbers).append(one)
-        return tensors, numbers
+                places += [(one, NUMBER) for one in own]  # of several, each may be a number
+            else:
+                places.append((name, CHOICE if sort is SEVERAL else sort))
+        return places
+
+    def _learn(self, request: Request, pattern: Any, values: tuple[Any, ...], items: Sequence[Any]) -> None:
+        """Remember a call that was made, if it stands for all calls of its pattern, layouts and choices."""
+        bound, named = request.bound, request.named_arguments()
+        executor = getattr(bound, "executor", None)
+        if named is None or executor is None:
+            return
+        places = self._places(values)
+        way = self._ways.get(pattern)
+        if way is None:
+            found = _pattern(items, [kind for _, kind in places])
+            if found is None:
+                return
+            way = way_of(found)
+        theirs = [items[place] for place in way.pattern.places(THEIRS)]
+        if request.framework is not way.pattern.framework:
+            return
+        calls = executor.calls if way.pattern.framework is None else memory_of(request, theirs)
+        try:
+            home, key = way.key(*items)
+            hash(key)
+        except Exception:  # noqa: BLE001  # an operand is no tensor, a choice has no hash
+            return
+        if calls is None or home is not executor or executor.plans is not bound.plans:
+            return
+        course = _course(request, named, way.pattern, items, [name for name, _ in places])
+        if course is None or not all(map(is_constant, course.held)):
+            return
+        if len(self._ways) >= MAX_FORMS:
+            self._ways.clear()
+        self._ways[pattern] = way
+        if len(calls) >= remembered.MAX_CALLS:
+            calls.pop(next(iter(calls)), None)
+        calls[key] = taking(bound.plan, course)
 
 
 def _several(value: Any) -> tuple[tuple[str, ...] | None, Sequence[Any]]:
@@ -160,186 +168,162 @@ def _several(value: Any) -> tuple[tuple[str, ...] | None, Sequence[Any]]:
     return None, items
 
 
+def _pattern(items: Sequence[Any], kinds: Sequence[str]) -> Pattern | None:
+    """None for operands of libraries whose calls are not remembered, or of several."""
+    holds: list[str | None] = []
+    libraries: dict[str, Framework] = {}
+    for item, kind in zip(items, kinds, strict=True):
+        framework = framework_of(type(item))
+        if item is None:
+            holds.append(None)
+        elif type(item) is Tensor:
+            holds.append(OWN)
+        elif framework is not None and framework.code is not None and type(item) in framework.code.kinds:
+            libraries[framework.name] = framework
+            holds.append(THEIRS)
+        else:
+            holds.append(kind)
+    if len(libraries) > 1 or not {OWN, THEIRS, DEVICE} & set(holds) or (libraries and DEVICE in holds):
+        return None
+    return Pattern(tuple(holds), next(iter(libraries.values()), None))
+
+
 # -- what is remembered -----------------------------------------------------------------------------------------------
-class Spans(NamedTuple):
-    """Where the bytes of operands lie around their addresses, none of them without any."""
+class Operands(NamedTuple):
+    """The operands of a call by the names that a request has for them."""
 
-    places: tuple[int, ...]
-    lows: tuple[int, ...]
-    highs: tuple[int, ...]
-    written: tuple[bool, ...]
-
-
-class Course(NamedTuple):
-    """What becomes of the operands of a call, by their places: tensors given, outputs made, numbers, and the rest."""
-
-    numbers: tuple[tuple[int, Number], ...]  # those of any value in a range, by their places among the numbers
-    held: tuple[int, ...]  # the places of the other numbers
-    constants: tuple[Argument, ...]  # the arguments that are the same in each call
-    made: tuple[tuple[Any, ...], ...]
-    order: tuple[int, ...]  # of the arguments
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    results: tuple[int, ...]
-    is_tuple: bool
-    pairs: tuple[tuple[int, int, int, int, int | None], ...]
-    spans: Spans | None  # instead of pairs
-
-
-def take_of(
-    request: Request, flat: Flat, tensor_names: list[str], number_names: list[str]
-) -> Callable[..., Any] | None:
-    """`take(executor, tensors, numbers, choices)` for calls like the one that a request was made for and that was run.
-
-    None where each such call needs a request.
-    """
-    bound, named = request.bound, request.named_arguments()
-    if named is None or getattr(bound, "executor", None) is not flat.executor or request.framework is not None:
-        return None
-    course = _course(request, named, flat, tensor_names, number_names)
-    if course is None:
-        return None
-    held = (*flat.choices, *(flat.numbers[place] for place in course.held))
-    if not all(map(is_constant, held)):
-        return None
-    return _taking(bound.plan, course, held)
+    tensors: dict[str, Tensor]
+    made: dict[str, Tensor]  # addresses of outputs that are still to be made, and no memory
+    words: dict[str, str]  # what the code calls each
 
 
 def _course(
-    request: Request, named: NamedArguments, flat: Flat, tensor_names: list[str], number_names: list[str]
+    request: Request, named: NamedArguments, pattern: Pattern, items: Sequence[Any], names: Sequence[str]
 ) -> Course | None:
     """None where the names do not lead to what the request itself runs with."""
-    uses = request.tensors()
-    names = [*tensor_names, *number_names, *request.unallocated()]
-    given = dict(zip(tensor_names, map(id, flat.tensors), strict=True))
-    if len(set(names)) < len(names) or len(uses) != len(given) or given != {name: id(one) for name, one, _ in uses}:
+    operands = _operands(request, pattern, items, names)
+    if operands is None:
         return None
-    nothing: Any = None  # outputs that are still to be made have addresses here, and no memory
-    made = {name: Tensor(nothing, -1 - place, nothing) for place, name in enumerate(request.unallocated())}
-    memory = {**dict(zip(tensor_names, flat.tensors, strict=True)), **made}
-    places = {name: place for place, name in enumerate(memory)}
-    free = [
-        (place, named.numbers[name])
-        for place, (name, value) in enumerate(zip(number_names, flat.numbers, strict=True))
-        if name in named.numbers and name in named.order and type(value) in REAL and named.numbers[name].has(value)
-    ]
-    behind = {number_names[place]: len(places) + count for count, (place, _) in enumerate(free)}
+    tensors, made, words = operands
+    uses = request.tensors()
+    numbers = {names[place]: place for place in pattern.places(NUMBER)}
+    free = {name: place for name, place in numbers.items() if _is_free(named, name, items[place])}
     constants: list[Argument] = []
-    order = []
+    arguments = []
     for name, argument in zip(named.order, request.arguments(made), strict=True):
-        if name in places:
-            order.append(places[name])
-            wanted: Argument = memory[name].ptr
-        elif name in behind:
-            order.append(behind[name])
-            place, number = free[behind[name] - len(places)]
-            wanted = number.argument(flat.numbers[place])
+        if name in words:
+            arguments.append(f"_at_{words[name]}")
+            wanted: Argument = (made[name] if name in made else tensors[name]).ptr
+        elif name in free:
+            arguments.append(f"_number_{free[name]}")
+            wanted = named.numbers[name].argument(items[free[name]])
         else:
-            order.append(len(places) + len(free) + len(constants))
+            arguments.append(f"_argument_{len(constants)}")
             constants.append(argument)
             wanted = argument if type(argument) is not int else 0  # an address that is none of the operands'
         if type(argument) is not type(wanted) or argument != wanted:
             return None
     found = request.result(made)
     results = found if isinstance(found, tuple) else (found,)
-    written = {id(memory[name]): places[name] for name in (*(use[0] for use in uses if use[2]), *made)}
-    if len(written) < len(made) + sum(use[2] for use in uses) or not all(id(one) in written for one in results):
+    writes = [name for name, _, is_written in uses if is_written]
+    written = {id(tensors[name]): words[name] for name in writes} | {id(made[name]): words[name] for name in made}
+    if len(written) < len(made) + len(writes) or not all(id(one) in written for one in results):
         return None
-    pairs, spans = _apart(uses, places, named.in_place)
-    return Course(
-        numbers=tuple(free),
-        held=tuple(place for place, name in enumerate(number_names) if name not in behind),
-        constants=tuple(constants),
-        made=tuple(request.unallocated().values()),
-        order=tuple(order),
-        reads=tuple(places[name] for name, _, is_written in uses if not is_written),
-        writes=tuple(places[name] for name in (*(use[0] for use in uses if use[2]), *made)),
+    outputs = _outputs(request, pattern)
+    pairs, bounds, spans = _apart(uses, words, named.in_place)
+    layouts = {words[name]: tensor.layout for name, tensor, _ in uses}
+    theirs = pattern.places(THEIRS)
+    if outputs is None or (theirs and not all(int(words[name][1:]) in theirs for name in writes)):
+        return None
+    sized = [place for place in theirs if layouts[f"x{place}"].size]
+    form = Form(
+        pattern=pattern,
+        held=(*pattern.places(CHOICE), *(place for name, place in numbers.items() if name not in free)),
+        numbers=tuple((place, named.numbers[name].is_whole) for name, place in free.items()),
+        made=len(made),
+        arguments=tuple(arguments),
+        constants=len(constants),
+        reads=tuple(words[name] for name, _, is_written in uses if not is_written),
+        writes=tuple(words[name] for name in (*writes, *made)),
         results=tuple(written[id(one)] for one in results),
         is_tuple=isinstance(found, tuple),
         pairs=pairs,
-        spans=spans,
+        spans=tuple(f"_at_{words[name]}" for name, tensor, _ in uses if tensor.layout.size) if spans else (),
+        sized=tuple(sized),
+        unusual=_unusual(pattern, layouts),
     )
+    ranges = tuple((named.numbers[name].low, named.numbers[name].high) for name in free)
+    held = tuple(items[place] for place in form.held)
+    return Course(form, held, ranges, outputs, tuple(constants), bounds, spans)
+
+
+def _operands(request: Request, pattern: Pattern, items: Sequence[Any], names: Sequence[str]) -> Operands | None:
+    """None where the request's tensors are not those of the call, or something has no name of its own."""
+    uses = request.tensors()
+    given = {names[place]: items[place] for place in pattern.places(OWN, THEIRS)}
+    words = {names[place]: f"x{place}" for place in pattern.places(OWN, THEIRS)}
+    if len(uses) != len(given) or {name for name, *_ in uses} != given.keys():
+        return None
+    if not all(_stands_for(tensor, given[name]) for name, tensor, _ in uses):
+        return None
+    nothing: Any = None
+    made = {name: Tensor(nothing, -1 - place, nothing) for place, name in enumerate(request.unallocated())}
+    words |= {name: f"made_{number}" for number, name in enumerate(made)}
+    numbers = [names[place] for place in pattern.places(NUMBER)]
+    if len(words) + len(numbers) > len({*given, *made, *numbers}) or len(words) < len(given) + len(made):
+        return None
+    return Operands({name: tensor for name, tensor, _ in uses}, made, words)
+
+
+def _stands_for(tensor: Tensor, given: Any) -> bool:
+    """Whether a request's tensor is the operand that was given, the whole of it."""
+    if tensor is given:
+        return True
+    storage = tensor.storage
+    if type(storage) is not Adopted or storage.keep is not given:
+        return False
+    return tensor.layout is storage.layout and tensor.ptr == storage.at
+
+
+def _is_free(named: NamedArguments, name: str, value: Any) -> bool:
+    """Whether a number may be any of a range in the calls to come."""
+    return name in named.numbers and name in named.order and type(value) in REAL and named.numbers[name].has(value)
+
+
+def _outputs(request: Request, pattern: Pattern) -> tuple[Any, ...] | None:
+    """What allocates each output that was not given; None where the library of the operands does not."""
+    described = tuple(request.unallocated().values())
+    if pattern.framework is None:
+        return described
+    makers = tuple(pattern.framework.maker(request.device, *one) for one in described)
+    return None if None in makers else makers
+
+
+def _unusual(pattern: Pattern, layouts: dict[str, Any]) -> tuple[str, ...]:
+    """Conditions that elements of another library's operands are not as they lie in memory."""
+    if pattern.framework is None:
+        return ()
+    found = []
+    for place in pattern.places(THEIRS):
+        guard = pattern.framework.guard(layouts[f"x{place}"].dtype)
+        if guard:
+            found.append(f"({guard.format(x=f'x{place}')})")
+    return tuple(found)
 
 
 def _apart(
-    uses: Iterable[tuple[str, Tensor, bool]], places: dict[str, int], in_place: frozenset[tuple[str, str]]
-) -> tuple[tuple[Any, ...], Spans | None]:
-    """The pairs of operands whose memory must be apart, or the spans of all where there are many."""
+    uses: Sequence[tuple[str, Tensor, bool]], words: dict[str, str], in_place: frozenset[tuple[str, str]]
+) -> tuple[tuple[tuple[str, str, bool], ...], tuple[tuple[int, int, int | None], ...], Spans | None]:
+    """The pairs of operands whose memory must be apart and their bounds, or the spans of all where there are many."""
     sized = [(name, tensor.layout, written) for name, tensor, written in uses if tensor.layout.size]
-    pairs = []
+    pairs, bounds = [], []
     for count, (name, layout, written) in enumerate(sized):
         for other_name, other, other_written in sized[count + 1 :]:
             if written or other_written:
-                low, high, one = bounds_of(layout, other)
-                one = None if in_place.isdisjoint(((name, other_name), (other_name, name))) else one
-                pairs.append((places[name], places[other_name], low, high, one))
+                may_be_one = not in_place.isdisjoint(((name, other_name), (other_name, name)))
+                pairs.append((f"_at_{words[name]}", f"_at_{words[other_name]}", may_be_one))
+                bounds.append(bounds_of(layout, other))
     if len(pairs) <= MOST_PAIRS or in_place:
-        return tuple(pairs), None
-    lines = [(places[name], layout.low, layout.high, written) for name, layout, written in sized]
-    return (), Spans(*zip(*lines, strict=True))
-
-
-def _taking(plan: Any, course: Course, held: tuple[Any, ...]) -> Callable[..., Any]:
-    numbers, held_places, constants, made = course.numbers, course.held, course.constants, course.made
-    pairs, spans = course.pairs, course.spans
-    addresses, reads, writes, results = map(_at, (course.order, course.reads, course.writes, course.results))
-    (only, *_), is_tuple = course.results, course.is_tuple
-
-    def take(executor: Any, tensors: list[Tensor], given: list[Any], choices: list[Any]) -> Any:
-        nonlocal held
-        if held_places:
-            choices = [*choices, *[given[place] for place in held_places]]
-        if not all(map(is_, held, choices)):
-            if not same(held, tuple(choices)):
-                return UNFIT
-            held = tuple(choices)  # the next call is likely to have these very objects
-        arguments: list[Any] = []
-        for tensor in tensors:
-            if type(tensor.storage) is Adopted:
-                return UNFIT
-            arguments.append(tensor.ptr)
-        for one, other, low, high, view in pairs:
-            distance = arguments[other] - arguments[one]
-            if low < distance < high and distance != view:
-                return UNFIT
-        if spans is not None and _meet(arguments, spans):
-            return UNFIT
-        for place, number in numbers:
-            if not number.has(given[place]):
-                return UNFIT
-        if made:
-            for output in made:
-                tensor = executor.empty(*output)
-                tensors.append(tensor)
-                arguments.append(tensor.ptr)
-        for place, number in numbers:
-            arguments.append(number.argument(given[place]))
-        executor.enqueue(plan, addresses([*arguments, *constants]), reads(tensors), writes(tensors))
-        return results(tensors) if is_tuple else tensors[only]
-
-    return take
-
-
-def _at(places: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """What gives the items of these places."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    if not places:
-        return lambda _: ()
-    (place,) = places
-    return lambda items: (items[place],)
-
-
-def _meet(addresses: Sequence[int], spans: Spans) -> bool:
-    """Whether the bytes between the ends of one that is written and of another may be the same."""
-    here = [addresses[place] for place in spans.places]
-    reach = written_reach = -1  # how far those go that begin before
-    ends = zip(map(add, here, spans.lows), map(add, here, spans.highs), spans.written, strict=True)
-    for low, high, written in sorted(ends):
-        if low < (reach if written else written_reach):
-            return True
-        if high > reach:
-            reach = high
-        if written:
-            written_reach = high
-    return False
+        return tuple(pairs), tuple(bounds), None
+    lows, highs, written_ones = zip(*((layout.low, layout.high, written) for _, layout, written in sized), strict=True)
+    return (), (), Spans(lows, highs, written_ones)

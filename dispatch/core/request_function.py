@@ -159,7 +159,7 @@ def call_of(kind: Any, name: str, unpacked: OperandCalls | None = None) -> Any:
             by_request = [f"_result, _request = _unpacked.found({values})"]
         scope |= {"_current": current, "_executor_on": executor_on, "_remember": remember, "_UNFIT": UNFIT}
         scope |= {"_Tensor": Tensor, "_type": type, "_ways": Ways(kind, reads[0]), "_learn": learn}
-        lines = _lines_of_call(kind, reads[0], made, by_request)
+        lines = _lines_of_call(kind, reads[0], by_request)
     if "*_more" not in parameters:
         parameters.append("*_more")
     lines = ["if _unknown or _more:", f"    _refuse_arguments({name!r}, _kind, _more, _unknown)", *lines]
@@ -167,7 +167,7 @@ def call_of(kind: Any, name: str, unpacked: OperandCalls | None = None) -> Any:
     return scope[name]
 
 
-def _lines_of_call(kind: Any, first: str, made: str, by_request: list[str]) -> list[str]:
+def _lines_of_call(kind: Any, first: str, by_request: list[str]) -> list[str]:
     operands, choices = fields_of(kind)
     needed = {field.name for field in fields(kind) if field.default is MISSING}
     layouts = [f"{one}.layout" if one in needed else f"None if {one} is None else {one}.layout" for one in operands]
@@ -178,9 +178,9 @@ def _lines_of_call(kind: Any, first: str, made: str, by_request: list[str]) -> l
         f"        _result = _way({', '.join((*operands, *choices))})",
         "        if _result is not _UNFIT:",
         "            return _result",
-        f"    _request = {made}",
-        "    _result = _run(_request)",
-        f"    _learn(_ways, _request, {tuple_of(operands)}, {tuple_of(choices)})",
+        *(f"    {line}" for line in by_request),
+        "    if _request is not None:",
+        f"        _learn(_ways, _request, {tuple_of(operands)}, {tuple_of(choices)})",
         "    return _result",
         "_executor = _current.executor",
         "try:",

@@ -6,6 +6,7 @@ It is as strict as the library, and as rude: C2R overwrites what it reads, and e
 import ctypes
 import re
 import subprocess
+import sys
 from collections import defaultdict, deque
 from itertools import count
 from types import SimpleNamespace
@@ -61,7 +62,7 @@ class Library:
 
     CUFFT_FORWARD, CUFFT_INVERSE = cufft.CUFFT_FORWARD, cufft.CUFFT_INVERSE
     cudaDataType_t, cudaStream_t = cufft.cudaDataType_t, cufft.cudaStream_t
-    cufftXtCallbackType = cufft.cufftXtCallbackType
+    cufftXtCallbackType, cufftType_t = cufft.cufftXtCallbackType, cufft.cufftType_t
 
     def __init__(self):
         self.plans, self.numbers, self.executed = {}, count(1), []
@@ -107,6 +108,7 @@ class Library:
             return cufft.cufftResult.CUFFT_INTERNAL_ERROR
         wanted = {side.value: kind for side, kind in zip(SIDES, (in_type, out_type), strict=True)}
         for callback in plan.callbacks.values():
+            assert lasts(callback.told)
             assert CALLBACKS[callback.kind] == (callback.side, KINDS[int(wanted[callback.side])])
         half = (*list(sizes)[:-1], sizes[rank - 1] // 2 + 1)
         plan.sizes, plan.execution = tuple(sizes), int(execution)
@@ -125,6 +127,17 @@ class Library:
         work._obj.value = WORK
         return 0
 
+    def _MakePlan1d(self, handle, n, kind, batch, work):
+        """Dense transforms of numbers in 32 bits."""
+        assert max(n, batch, n * batch) < 2**31
+        given, wanted = BASIC[cufft.cufftType_t(kind).name[6:]]
+        dense = [
+            n // 2 + 1 if one in COMPLEX and one != other else n for one, other in ((given, wanted), (wanted, given))
+        ]
+        sides = ([n], 1, dense[0], given), ([n], 1, dense[1], wanted)
+        execution = wanted if wanted in COMPLEX else given
+        return self._XtMakePlanMany(handle, 1, [n], *sides[0], *sides[1], batch, work, execution)
+
     def _XtExec(self, handle, source, target, direction):
         plan = self.plans[handle]
         size = np.dtype(COMPLEX[plan.execution]).itemsize
@@ -140,6 +153,7 @@ class Library:
     def _execute_through(self, plan, source, target, direction):
         """All is read before, and cuFFT's own memory is spoilt in between: the output, and the input of C2R."""
         load, store = plan.callbacks.get("load"), plan.callbacks.get("store")
+        assert all(lasts(callback.told) for callback in plan.callbacks.values())
         (kind, shape, steps), (other, made, behind) = plan.sides
         read = np.empty(shape, kind)
         if load is None:
@@ -164,20 +178,21 @@ class Library:
         pointer._obj.value = 12500
 
     def _XtSetJITCallback(self, handle, symbol, code, size, kind, at):
-        """Between the making of a handle and that of its plan, once for each side."""
+        """Between the making of a handle and that of its plan, once for each side. Nothing is copied."""
         plan, (side, _) = self.plans[handle], CALLBACKS[int(kind)]
         assert plan.sides is None
         assert side not in plan.callbacks
         assert len(code) == size
         library = ctypes.CDLL(code.decode())
         run = getattr(library, f"each_{symbol.decode()}")
+        told = [symbol, code, at]
 
         def call(data, places, values):
             flat = np.ascontiguousarray(values).reshape(-1)
-            run(*map(ctypes.c_void_p, (data, places.ctypes.data, places.size, at[0], flat.ctypes.data)))
+            run(*map(ctypes.c_void_p, (data, places.ctypes.data, places.size, told[2][0], flat.ctypes.data)))
             values[...] = flat.reshape(values.shape)
 
-        plan.callbacks[side] = SimpleNamespace(side=side, kind=int(kind), symbol=symbol.decode(), run=call)
+        plan.callbacks[side] = SimpleNamespace(side=side, kind=int(kind), symbol=symbol.decode(), run=call, told=told)
 
     @staticmethod
     def _transform(plan, read, written, direction):
@@ -194,12 +209,18 @@ class Library:
             written[...] = np.fft.ifftn(given, plan.sizes, axes, norm="forward")
 
 
+def lasts(told):
+    """Whether what cuFFT keeps pointers to is there because of its caller, not of this list."""
+    return all(sys.getrefcount(told[place]) > 2 for place in range(len(told)))
+
+
 def offsets(shape, steps):
     """Where each element lies, in elements, in an order that nobody should count on."""
     places = sum(np.arange(n).reshape(-1, *(1,) * (len(shape) - 1 - k)) * steps[k] for k, n in enumerate(shape))
     return np.ascontiguousarray(np.broadcast_to(places, shape).reshape(-1).astype(np.uint64))
 
 
+BASIC = {"C2C": (4, 4), "R2C": (0, 4), "C2R": (4, 0), "Z2Z": (5, 5), "D2Z": (1, 5), "Z2D": (5, 1)}  # cudaDataType_t
 SIDES = (SimpleNamespace(value="load"), SimpleNamespace(value="store"))
 CALLBACKS = dict(
     enumerate((side, kind) for side in ("load", "store") for kind in (*COMPLEX.values(), np.float32, np.float64))

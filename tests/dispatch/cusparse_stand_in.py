@@ -20,7 +20,7 @@ from cudabind._bind import functions
 from cudabind.errors import CusparseError
 from cudabind.sys import cusparse
 from dispatch.keys import F32
-from dispatch.libraries.cusparse import analyses, calls, descriptors, spgemm
+from dispatch.libraries.cusparse import analyses, calls, descriptors, spgemm, spgemm_reuse
 
 
 def loaded(name):
@@ -277,10 +277,17 @@ class Library(storage.Storage):
         for column, line in zip(left.T, right, strict=True):
             target[...] = (target.astype(np.float64) + alpha * np.outer(column, line)).astype(target.dtype)
 
+    def _SDDMM_preprocess(self, handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer):
+        c = self.of(c)
+        c.seen = address_of(buffer), c.rows, c.columns, c.nnz
+        memory_at(address_of(buffer), WORK)[...] = 7
+
     def _SDDMM(self, handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer):
         a, b, c = map(self.of, (a, b, c))
         assert (c.format, int(op_a), int(op_b)) == (CSR, 0, 0)
         self.kinds_fit(a, b, c, kind, mixed=False)
+        assert c.seen == (address_of(buffer), c.rows, c.columns, c.nnz), "preprocessed for another pattern"
+        assert (memory_at(address_of(buffer), WORK) == 7).all(), "what was found is overwritten"
         self.work_in(buffer)
         row, column, values = c.places()
         work = np.complex128 if values.dtype.kind == "c" else np.float64
@@ -346,6 +353,8 @@ class Library(storage.Storage):
 
 
 class Handle:
+    left = None
+
     def follow(self):
         return cusparse.cusparseHandle_t(1)
 
@@ -390,15 +399,20 @@ class Rounding:
 def executor_of(monkeypatch):
     """What plans are made for; `monkeypatch` puts this file in the library's place. `library` says what was called."""
     library = Library()
-    for module in (analyses, calls, descriptors, spgemm):
+    for module in (analyses, calls, descriptors, spgemm, spgemm_reuse):
         monkeypatch.setattr(module, "cusparse", library)
     handle = Handle()
-    for module in (analyses, calls):
+    for module in (analyses, calls, spgemm):
         monkeypatch.setattr(module, "handle_of", lambda _: handle)
     monkeypatch.setattr(calls, "Copy", Copy)
     monkeypatch.setattr(calls, "Rounding", Rounding)
     copied = SimpleNamespace(cuMemcpyHtoDAsync=lambda to, source, nbytes, _: ctypes.memmove(to, source, nbytes))
     monkeypatch.setattr(spgemm, "driver", copied)
+    moved = SimpleNamespace(
+        cuMemcpyDtoDAsync=lambda to, source, nbytes, _: ctypes.memmove(to, source, nbytes),
+        cuMemsetD8Async=lambda to, value, nbytes, _: ctypes.memset(to, value, nbytes),
+    )
+    monkeypatch.setattr(spgemm_reuse, "driver", moved)
     made = SimpleNamespace(allocate=lambda nbytes, _: Memory(nbytes))
     workspace, target = SimpleNamespace(c_ptr=ctypes.c_void_p(PLACEHOLDER)), SimpleNamespace(value=0)
     stream = SimpleNamespace(done=lambda: None)

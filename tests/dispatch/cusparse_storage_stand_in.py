@@ -151,6 +151,62 @@ class Storage:
         ends = np.concatenate([[0], np.cumsum(state.mask.sum(axis=1))])
         array_at(c.rows, INDICES[c.kinds[0]], c.m + 1)[...] = ends + c.base
 
+    # -- sparse products of fixed patterns ----------------------------------------------------------------------------
+    def patterns(self, given, stage, before):
+        """The matrices of a step over patterns alone, in its order, and its state; the sizes are told first."""
+        _, op_a, op_b, a, b, c, algorithm, work, *rooms = given
+        assert (int(op_a), int(op_b)) == (0, 0)
+        assert int(algorithm) in (0, 1, 2)
+        a, b, c, state = map(self.of, (a, b, c, work))
+        assert before is None or getattr(state, before)
+        assert a.base == b.base == 0
+        assert INDICES[a.kinds[0]] == INDICES[a.kinds[1]] == np.int32
+        sizes, buffers = rooms[::2], rooms[1::2]
+        if buffers[0] is None:
+            for size in sizes:
+                size._obj.value = WORK
+            return None
+        for size, buffer in zip(sizes, buffers, strict=True):
+            assert size._obj.value == WORK
+            memory_at(address_of(buffer), WORK)[...] = 7
+        setattr(state, stage, True)
+        return a, b, c, state, buffers
+
+    def _SpGEMMreuse_workEstimation(self, *given):
+        found = self.patterns(given, "estimated", None)
+        assert self.of(given[5]).nnz == 0
+        if found:
+            a, b, _, state, _ = found
+            state.of = tuple((one.rows, one.columns, one.nnz) for one in (a, b))
+
+    def _SpGEMMreuse_nnz(self, *given):
+        found = self.patterns(given, "computed", "estimated")
+        if found:
+            a, b, c, state, buffers = found
+            counts = [(matrix.dense(np.ones(matrix.nnz)) != 0).astype(int) for matrix in (a, b)]
+            state.mask = counts[0] @ counts[1] > 0
+            c.nnz, state.buffers = int(state.mask.sum()), [address_of(buffers[2])]
+            array_at(c.rows, np.int32, c.m + 1)[...] = np.concatenate([[0], np.cumsum(state.mask.sum(axis=1))])
+
+    def _SpGEMMreuse_copy(self, *given):
+        found = self.patterns(given, "copied", "computed")
+        if found:
+            _, _, c, state, buffers = found
+            state.buffers.append(address_of(buffers[0]))
+            state.places = np.nonzero(state.mask)
+            array_at(c.columns, np.int32, c.nnz)[...] = state.places[1]
+            state.target = c.rows, c.columns
+
+    def _SpGEMMreuse_compute(self, handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, work):
+        a, b, c, state = map(self.of, (a, b, c, work))
+        assert state.copied
+        assert state.of == tuple((one.rows, one.columns, one.nnz) for one in (a, b)), "of other patterns"
+        assert state.target == (c.rows, c.columns)
+        assert all((memory_at(buffer, WORK) == 7).all() for buffer in state.buffers), "the analysis was overwritten"
+        product = number_at(alpha, int(kind)) * (a.dense() @ b.dense())
+        values = array_at(c.values, DTYPES[c.value_type], c.nnz)
+        values[...] = product[state.places] + number_at(beta, int(kind)) * values
+
     # -- three diagonals ----------------------------------------------------------------------------------------------
     def gtsv2(self, letter, n, columns, low, diagonal, high, b, ld, buffer, *, pivoting):
         dtype = {"S": F32, "D": F64, "C": C64, "Z": C128}[letter].numpy

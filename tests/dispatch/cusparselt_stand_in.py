@@ -4,7 +4,7 @@ It is as strict as the library: arguments are counted and of their kinds, struct
 not destroyed, at the addresses where they were then, extents, steps, alignments, dtypes and batches are those that go
 together, and a plan is of a product whose descriptors are alive, from which none is made anew once it is destroyed.
 Compressed matrices have the host's own layout. And as rude: workspace is overwritten, a search overwrites D, a plan
-adds the bias that it was made with, and a check writes 1 or nothing.
+adds the bias that it was made with, a check writes 1 or nothing, and 0 times C is added to results of 16 bits of i8.
 """
 
 import ctypes
@@ -38,7 +38,8 @@ KINDS = {(F16, F16, F16, 1), (F16, F16, F16, 2), (BF16, BF16, BF16, 2), (F32, F3
 KINDS |= {(I8, out, out, 0) for out in (I8, I32, F16, BF16)}
 KINDS |= {(a, out, out, 2) for a in (F8E4M3, F8E5M2) for out in (F16, BF16, F32)}
 KINDS |= {(a, c, a, 2) for a in (F8E4M3, F8E5M2) for c in (F16, BF16)}
-GELU = {(I8, I8), (F8E4M3, F16), (F8E4M3, BF16), (F8E4M3, F8E4M3), (F8E5M2, F8E5M2)}
+GELU = {(I8, I8), (F8E4M3, BF16), (F8E5M2, BF16), (F8E4M3, F8E4M3), (F8E5M2, F8E5M2)}  # on sm_90
+ADDS_ALWAYS = {(I8, F16), (I8, BF16)}  # 0 times C, too
 INTS = {"int32_t": 32, "int64_t": 64, "uint32_t": 32, "size_t": 64}
 KERNELS = 7
 FUNCTIONS = frozenset(functions(lt))
@@ -371,7 +372,7 @@ class Library:
         found = factor * sums
         if product.alpha and not product.beta:
             rest = 0.0  # a number does not count beside a vector
-        if np.any(rest):
+        if np.any(rest) or (first.dtype, fourth.dtype) in ADDS_ALWAYS:
             found = found + rest * third.at(address_of(c)).astype(np.float64)
         found = self.activated(product, self.with_bias(plan, first, third, found))
         target = fourth.at(address_of(d))
@@ -446,7 +447,13 @@ def executor_of(monkeypatch, arch=90):
     for module in (calls, descriptors, handle):
         monkeypatch.setattr(module, "lt", names)
     zero = lambda address, value, nbytes, _: ctypes.memset(address, value, nbytes)  # noqa: E731
-    monkeypatch.setattr(calls, "driver", SimpleNamespace(cuMemsetD8Async=zero))
+
+    def zero_lines(address, pitch, value, width, lines, _):
+        for line in range(lines):
+            ctypes.memset(address + line * pitch, value, width)
+
+    driver = SimpleNamespace(cuMemsetD8Async=zero, cuMemsetD2D8Async=zero_lines)
+    monkeypatch.setattr(calls, "driver", driver)
     monkeypatch.setattr(calls, "handle_of", lambda _: made)
     monkeypatch.setattr(plans, "stamp_of", lambda _: "host")
     workspace = SimpleNamespace(c_ptr=ctypes.c_void_p(PLACEHOLDER), nbytes=0)

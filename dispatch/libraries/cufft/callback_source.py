@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from dispatch.libraries.cufft.layouts import View
     from dispatch.libraries.cufft.moves import Hermitian
 
-__all__ = ["HEADER", "NUMBERS", "OPTIONS", "RESERVED", "STORED", "TELL", "WORDS", "Operand", "Side", "source_of"]
+__all__ = ["EACH", "NUMBERS", "OPTIONS", "RESERVED", "STORED", "TELL", "WORDS", "Operand", "Side", "source_of"]
 
+EACH = 4  # elements of a thread of a pass, which are all on their way from memory before the first is written
 WORDS = 32  # of 8 bytes that a callback finds: addresses and numbers
 SMALL = 1 << 31
 OPTIONS = ("-std=c++17", "-diag-suppress=177", "-diag-error=940")  # what is unused; lines that return nothing
@@ -174,6 +175,7 @@ def source_of(side: Side) -> str:
     wide = max(side.elements, math.prod(side.memory.shape)) >= SMALL
     parts = {
         "INDEX": "long long" if wide else "int",
+        "EACH": str(EACH),
         "REAL": NUMBERS[side.real],
         "NUMBER": "Complex" if side.number.is_complex else "Real",
         "PAIR": ("double2" if side.real is F64 else "float2") if side.number.is_complex else NUMBERS[side.real],
@@ -333,8 +335,18 @@ __device__ $PAIR$ dispatch_load(void* data, unsigned long long offset, void* inf
 
 extern "C" __global__ void load_pass(const Stored* data, Number* target, long long count, Block block)
 {
-    const long long offset = blockIdx.x * (long long)blockDim.x + threadIdx.x;
-    if (offset < count) target[offset] = loaded(data, offset, &block);
+    const long long first = blockIdx.x * (long long)($EACH$ * blockDim.x) + threadIdx.x;
+    Number found[$EACH$];
+#pragma unroll
+    for (int k = 0; k < $EACH$; k++) {
+        const long long offset = first + k * (long long)blockDim.x;
+        if (offset < count) found[k] = loaded(data, offset, &block);
+    }
+#pragma unroll
+    for (int k = 0; k < $EACH$; k++) {
+        const long long offset = first + k * (long long)blockDim.x;
+        if (offset < count) target[offset] = found[k];
+    }
 }
 """
 )
@@ -367,8 +379,18 @@ __device__ void dispatch_store(void* data, unsigned long long offset, $PAIR$ y, 
 
 extern "C" __global__ void store_pass(const Number* source, Stored* data, long long count, Block block)
 {
-    const long long offset = blockIdx.x * (long long)blockDim.x + threadIdx.x;
-    if (offset < count) stored(data, offset, source[offset], &block);
+    const long long first = blockIdx.x * (long long)($EACH$ * blockDim.x) + threadIdx.x;
+    Number given[$EACH$];
+#pragma unroll
+    for (int k = 0; k < $EACH$; k++) {
+        const long long offset = first + k * (long long)blockDim.x;
+        if (offset < count) given[k] = source[offset];
+    }
+#pragma unroll
+    for (int k = 0; k < $EACH$; k++) {
+        const long long offset = first + k * (long long)blockDim.x;
+        if (offset < count) stored(data, offset, given[k], &block);
+    }
 }
 """
 )

@@ -21,7 +21,7 @@ from cudabind.errors import LibraryNotFound
 from cudabind.sys import cufft
 from dispatch.errors import Refused
 from dispatch.keys import F32
-from dispatch.libraries.cufft.callback_source import OPTIONS, TELL, WORDS, Side, source_of
+from dispatch.libraries.cufft.callback_source import EACH, OPTIONS, TELL, WORDS, Side, source_of
 from dispatch.libraries.cufft.transforms import Routine, Transform
 from dispatch.libraries.nvrtc.compiled import compiled
 from dispatch.libraries.nvrtc.kernel import loaded
@@ -62,9 +62,9 @@ class Given(NamedTuple):
 def why_not() -> str:
     """Why cuFFT takes no callbacks here; "" where it does.
 
-    It links them by nvJitLink, which must be no older than the NVRTC that compiled them. It takes more than that: cuFFT
-    of CUDA 13.0 on an H100 took callbacks, bare ones without this library too, and then ended the making of the plan
-    with CUFFT_INTERNAL_ERROR. Why is not known; a plan falls back to passes then, and the log says so.
+    It links them by nvJitLink, which must be no older than the NVRTC that compiled them. Where it has no plan with
+    callbacks for other reasons, as where they take more registers than there are, a plan falls back to passes, and the
+    log says so.
     """
     version = ctypes.c_int()
     cufft.cufftGetVersion(ctypes.byref(version))
@@ -184,7 +184,7 @@ class Pass:
         self._taken = taken = (*addresses, count, self._block)  # the pointers lead to these
         function = loaded(source_of(side), f"{side.name}_pass", OPTIONS, executor.device)
         pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
-        grid = (-(-side.elements // THREADS), 1, 1, THREADS, 1, 1)
+        grid = (-(-side.elements // (EACH * THREADS)), 1, 1, THREADS, 1, 1)
         fixed = (ctypes.c_void_p(function), *grid, 0, executor.target, pointers, None)
         self._launch = partial(driver.cuLaunchKernel.unchecked, *fixed)
 

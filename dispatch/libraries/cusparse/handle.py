@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind.sys import cusparse
 from dispatch.libraries.handle import StreamHandle
@@ -16,15 +16,19 @@ __all__ = ["Handle", "handle_of"]
 
 
 class Handle(StreamHandle):
-    """A `cusparseHandle_t` on the stream of one executor; its pointer mode stays that of the host."""
+    """A `cusparseHandle_t` on the stream of one executor; its pointer mode stays that of the host.
 
-    __slots__ = ("_memory",)
+    `left` is what one plan leaves to the next: a number, what it is of, and the thing.
+    """
+
+    __slots__ = ("_memory", "left")
 
     name: ClassVar[str] = "cusparse"
     kind = cusparse.cusparseHandle_t
 
     def __init__(self, executor: CudaExecutor) -> None:
         self._memory: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
+        self.left: tuple[int, Any, Any] | None = None
         super().__init__(executor)
 
     @staticmethod

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dispatch.device.storage import Storage
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["ONE", "IdlePlan", "MatrixPlan", "Places", "ProductPlan", "Steps", "compressed_bytes"]
+__all__ = ["ONE", "Clear", "IdlePlan", "MatrixPlan", "Places", "ProductPlan", "Steps", "compressed_bytes"]
 
 FLAG_BYTES = 4
 MOST_BIASES = 16  # of which a plan keeps descriptors, or as many as a batch has
@@ -157,10 +157,31 @@ class Places(NamedTuple):
     bias: int | None = None
 
 
+class Clear(NamedTuple):
+    """Lines of a matrix, or of a batch of them, that are 0 before a product; all but the counts in bytes."""
+
+    width: int
+    pitch: int
+    lines: int
+    matrices: int = 1
+    step: int = 0
+
+    def enqueue(self, address: int, stream: Any) -> None:
+        """Set them to 0, and nothing beside them."""
+        for number in range(self.matrices):
+            at: Any = address + number * self.step
+            if self.pitch == self.width or self.lines == 1:
+                driver.cuMemsetD8Async(at, 0, self.width * self.lines, stream)
+            else:
+                driver.cuMemsetD2D8Async(at, self.pitch, 0, self.width, self.lines, stream)
+
+
 class ProductPlan(SharingPlan):
     """A product over a compressed matrix, with descriptors of their own for each of the biases that it met last."""
 
-    __slots__ = ("_algorithm", "_alpha", "_beta", "_by_bias", "_places", "_product", "_said", "_slots", "_steps")
+    __slots__ = (
+        *("_algorithm", "_alpha", "_beta", "_by_bias", "_clear", "_places", "_product", "_said", "_slots", "_steps"),
+    )
 
     def __init__(
         self,
@@ -170,9 +191,14 @@ class ProductPlan(SharingPlan):
         places: Places,
         algorithm: Algorithm,
         steps: Steps = ONE,
+        clear: Clear | None = None,
     ) -> None:
-        """Without a C its factor is 0 in every run, and D stands for it; `steps` go from call to call of a batch."""
+        """Without a C its factor is 0 in every run, and D stands for it; `steps` go from call to call of a batch.
+
+        `clear` says of D what is 0 before, for a library that reads C though its factor is 0.
+        """
         super().__init__(executor, row)
+        self._clear = clear
         self._said, self._places, self._steps, self._algorithm = said, places, steps, algorithm
         anywhere = int(executor.workspace.c_ptr.value or 0)  # in place of a bias, whose address a run gives
         self._product = ProductDescriptor(self._handle.follow(), said, algorithm, anywhere)
@@ -221,6 +247,9 @@ class ProductPlan(SharingPlan):
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         handle = self.ready()
+        if self._clear is not None:
+            address: Any = arguments[self._places.d]
+            self._clear.enqueue(address, self._executor.target.value)
         for number in range(self._steps.calls):
             call = self._ready_for(self._product_for(arguments, number), arguments, number)
             self.ended(lt.cusparseLtMatmul, lt.cusparseLtMatmul.unchecked(handle, *call))

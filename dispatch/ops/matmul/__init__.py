@@ -137,8 +137,9 @@ def _matmul(
             )  # fmt: skip
             if result is not UNFIT:
                 return result
-        return _by_request(
-            None, a, b, c, bias, aux, bgrad, out, epilogue, alpha, beta, compute, out_dtype, scales, fast_accum,
+        by = _by_name if _is_plain(epilogue, operands, config, library) else _unpacked
+        return by(
+            a, b, c, bias, aux, bgrad, out, epilogue, alpha, beta, compute, out_dtype, scales, fast_accum,
             workspace, autotune, reduced_precision, operands, config, library,
         )  # fmt: skip
     if epilogue.__class__ is not Epilogue or operands is not NO_OPERANDS or config is not None or library is not None:
@@ -191,8 +192,14 @@ def _matmul(
     return result
 
 
+def _is_plain(epilogue: Any, operands: Any, config: Any, library: Any) -> bool:
+    """Whether a call has nothing that the way of operands that are fields does not know."""
+    is_named = epilogue.__class__ is Epilogue or epilogue.__class__ is str
+    return is_named and operands is NO_OPERANDS and config is None and library is None
+
+
 def _by_name(*given: Any) -> Any:
-    """Run with an Epilogue that was given by its name."""
+    """Run what is not remembered of this class alone, or with an Epilogue that was given by its name."""
     return _by_request(None, *given)
 
 
@@ -202,7 +209,7 @@ _unpacked = OperandCalls(MatmulRequest)  # calls with trees, for a library by it
 def _by_request(key: Any, a: Tensor, b: Tensor, *given: Any) -> Any:
     """Run by way of a request, which validates it; remember its plan for the next call of the same key."""
     named = dict(zip(KEYWORDS, given, strict=True))
-    if type(a) is Tensor and Tensor in (type(named["alpha"]), type(named["beta"])):
+    if type(a) in (type(named["alpha"]), type(named["beta"])):  # tensors of the device
         return _unpacked(a, b, *given)
     if members := _members(named):
         return _matmul(a, b, **named | members)

@@ -46,11 +46,13 @@ class SpsvAlgorithm(Choice):
 class SpgemmAlgorithm(Choice):
     """`cusparseSpGEMMAlg_t`; ALG2 and ALG3 need less memory and more time than ALG1, in parts of the product.
 
-    The library's CSR_ALG_DETERMINITIC and CSR_ALG_NONDETERMINITIC are those of cusparseSpGEMMreuse, which is not
-    called here: with them cusparseSpGEMM_compute ends in CUSPARSE_STATUS_INTERNAL_ERROR.
+    The CSR_ALG ones, spelled as the library does, are cusparseSpGEMMreuse's: they need two matrices whose patterns are
+    fixed, with i32 indices from 0 on. DEFAULT is that, too, for such matrices, and else the library's choice.
     """
 
     DEFAULT = 0
+    CSR_ALG_DETERMINITIC = 1
+    CSR_ALG_NONDETERMINITIC = 2
     ALG1 = 3
     ALG2 = 4
     ALG3 = 5

@@ -19,6 +19,7 @@ from dispatch.ops.sparse import conversions, pairs, products, solves
 from dispatch.ops.sparse.cases_compression import COMPRESSION, compression_cases
 from dispatch.ops.sparse.cases_direct import direct_cases
 from dispatch.ops.sparse.cases_ell import ELL_OPS, ell_cases
+from dispatch.ops.sparse.cases_incomplete import INCOMPLETE_OPS, incomplete_cases
 from dispatch.ops.sparse.cases_krylov import KRYLOV, krylov_cases
 from dispatch.ops.sparse.cases_pentadiagonal import pentadiagonal_cases
 from dispatch.ops.sparse.cases_pruning import PRUNED, pruning_cases
@@ -56,6 +57,7 @@ FACTORS = ((1.0, 0.0), (0.75, -1.5), (0.0, 0.5), (-2.0, 1.0), (1.0, 1.0))
 ADDED = ("nothing", "apart", "in place")
 BLOCKS = ((4, 4), (2, 2), (4, 2))
 WIDE = 5  # of dense matrices
+ANALYSED = ("spsv", "spsm", "spgemm")  # of fixed patterns once
 
 
 class Form(NamedTuple):
@@ -160,7 +162,7 @@ class Draw:
         values, rows, columns, said = stored(
             mask, drawn, form.kind, form.base, np.int64 if form.wide else np.int32, block
         )
-        if form.fixed and self.op in ("spsv", "spsm"):
+        if form.fixed and self.op in ANALYSED:
             said = said._replace(pattern=int(self.rng.integers(1 << 40)))
         if values.ndim == 1:
             self.lay(f"{prefix}values", values)
@@ -358,6 +360,8 @@ def cases(row: Row) -> list[MadeCase]:
         return direct_cases(row)
     if op in KRYLOV:
         return krylov_cases(row)
+    if op in INCOMPLETE_OPS:
+        return incomplete_cases(row)
     if op == "gtsv":
         return tridiagonal_cases(row)
     if op in VECTORS:

@@ -5,6 +5,7 @@ They take a `SparseTensor`, or a sparse matrix of SciPy, CuPy or torch, which is
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from dispatch.core.matrix_choices import DiagType, FillMode, Operation
@@ -14,6 +15,7 @@ from dispatch.ops.sparse.direct_doors import SparseLu, factorized, splu, spsolve
 from dispatch.ops.sparse.ell_doors import BlockedEllMatrix, SlicedEllMatrix, toblocked_ell, tosell
 from dispatch.ops.sparse.form import SparseForm
 from dispatch.ops.sparse.format_doors import of, tocoo, tocsc, tocsr
+from dispatch.ops.sparse.incomplete_doors import IncompleteFactors, ic0, ilu0
 from dispatch.ops.sparse.solver_doors import LinAlgError, bicgstab, cg, gmres, minres
 from dispatch.ops.sparse.sources import sparse_tensor, to_scipy, to_torch
 from dispatch.ops.sparse.tensor import SparseTensor, bsr, coo, csc, csr
@@ -26,10 +28,14 @@ __all__ = ["SparseTensor", "bsr", "coo", "csc", "csr", "sparse_tensor", "to_scip
 __all__ += ["sddmm", "spgemm", "spmm", "spmv", "spsm", "spsolve_triangular", "spsv", "tocoo", "tocsc", "tocsr"]
 __all__ += ["fromdense", "prune", "sort", "todense"]
 __all__ += ["BlockedEllMatrix", "SlicedEllMatrix", "toblocked_ell", "tosell"]
+__all__ += ["IncompleteFactors", "ic0", "ilu0"]
 __all__ += ["SparseLu", "factorized", "splu", "spsolve"]
 __all__ += ["LinAlgError", "bicgstab", "cg", "gmres", "minres"]
 
 N = Operation.N
+MOST_COUNTED = 1024
+_counted: dict[tuple[SparseForm, SparseForm], int] = {}  # the elements of products of fixed patterns
+_stamps = count(1)
 
 
 # -- products ---------------------------------------------------------------------------------------------------------
@@ -81,15 +87,36 @@ def spgemm(
 ) -> SparseTensor:
     """alpha · A · B of two sparse matrices in CSR: the request `spgemm`.
 
-    Without `nnz`, the elements of the product, the request `spgemm_nnz` counts them before, and is waited for.
+    Without `nnz`, the elements of the product, the request `spgemm_nnz` counts them before, and is waited for; of two
+    fixed patterns once.
     """
     first, second = of(a), of(b)
+    stamp = None
     if nnz is None:
-        count = run(ops.SpgemmNnzRequest(*first.parts, *second.parts, algorithm=algorithm))
-        nnz = int(count.item())
-    request = ops.SpgemmRequest(*first.parts, *second.parts, nnz=nnz, alpha=alpha, algorithm=algorithm)
-    values, rows, columns = run(request)
+        nnz, stamp = counted(first, second, alpha, algorithm)
+    operands = (*first.parts, *second.parts)
+    values, rows, columns = ops.spgemm(*operands, nnz=nnz, alpha=alpha, algorithm=algorithm, stamp=stamp)
     return csr(values, rows, columns, (first.shape[0], second.shape[1]), base=first.form.base)
+
+
+def counted(
+    first: SparseTensor, second: SparseTensor, alpha: Number, algorithm: SpgemmAlgorithm | str
+) -> tuple[int, int | None]:
+    """The elements of a product, and the stamp under which the count has left it for the product that follows.
+
+    Of fixed patterns the count is kept, and nothing is left, for such a product is found another way.
+    """
+    forms, operands = (first.form, second.form), (*first.parts, *second.parts)
+    if None in (forms[0].pattern, forms[1].pattern):
+        stamp = next(_stamps)
+        return int(ops.spgemm_nnz(*operands, alpha=alpha, algorithm=algorithm, stamp=stamp).item()), stamp
+    known = _counted.get(forms)
+    if known is None:
+        known = int(ops.spgemm_nnz(*operands).item())
+        while len(_counted) >= MOST_COUNTED:
+            _counted.pop(next(iter(_counted)), None)
+        _counted[forms] = known
+    return known, None
 
 
 # -- triangles --------------------------------------------------------------------------------------------------------

@@ -7,25 +7,28 @@ the first: `dispatch.sparse.spgemm` does. A number that is known, of a pattern t
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dispatch.checks import check_int
 from dispatch.core.factors import check_factor
 from dispatch.core.operands import Output, dense
-from dispatch.core.request import R_co
+from dispatch.core.request import NamedArguments, Number, R_co, Unpacked
 from dispatch.errors import BadRequest
-from dispatch.keys import I64
+from dispatch.keys import I32, I64
 from dispatch.ops.sparse.algorithms import SpgemmAlgorithm
 from dispatch.ops.sparse.base import SparseRequest
 from dispatch.ops.sparse.form import SparseForm, SparseFormat, check_form, check_parts
 
 if TYPE_CHECKING:
+    from dispatch.core.request import Argument, Operands
     from dispatch.device.tensor import Tensor
-    from dispatch.ops.sparse.base import Number
+    from dispatch.ops.sparse.base import Number as Factor
 
-__all__ = ["SpgemmNnzRequest", "SpgemmRequest"]
+__all__ = ["OF_REUSE", "SpgemmNnzRequest", "SpgemmRequest"]
 
-MAX_NNZ = 2**48
+MAX_NNZ, MAX_STAMP = 2**48, 2**62
+OF_REUSE = (SpgemmAlgorithm.CSR_ALG_DETERMINITIC, SpgemmAlgorithm.CSR_ALG_NONDETERMINITIC)
+REUSING = (SpgemmAlgorithm.DEFAULT, *OF_REUSE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +37,16 @@ class PairRequest(SparseRequest[R_co]):
 
     Attributes:
         b_values, b_rows, b_columns, b_form: the second matrix, as the first: `spgemm(*a, *b, nnz=…)`.
+        alpha: a number; complex ones for complex matrices alone.
         algorithm: a `SpgemmAlgorithm`.
+        stamp: a number, of one count and one product. cuSPARSE counts the elements of a product by multiplying: a
+            `spgemm_nnz` with a stamp leaves what it has made to the `spgemm` with the same one, over the same operands
+            with the same alpha, on the same thread and stream. Who gives one promises that none of them has changed in
+            between. Where nothing was left all is made anew.
     """
 
+    stamps: ClassVar[int] = 1  # how many stand behind the addresses
+    unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("stamp",))
     reads: ClassVar[tuple[str, ...]] = ("values", "rows", "columns", "b_values", "b_rows", "b_columns")
     mixed: ClassVar[tuple[str, ...]] = ("rows", "columns", "b_rows", "b_columns")
     b_values: Tensor
@@ -44,9 +54,24 @@ class PairRequest(SparseRequest[R_co]):
     b_columns: Tensor
     b_form: SparseForm
     _: KW_ONLY
+    alpha: Factor = 1.0
     algorithm: SpgemmAlgorithm | str = SpgemmAlgorithm.DEFAULT
+    stamp: int | None = None
+
+    def attributes(self) -> tuple[Any, ...]:
+        return self.form, self.b_form, self.library, self.alpha, self.algorithm, self.stamp is None
+
+    def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
+        return (*super().arguments(outputs), -1.0 if self.stamp is None else self.stamp)
+
+    def named_arguments(self) -> NamedArguments:
+        free = {} if self.stamp is None else {"stamp": Number(0, MAX_STAMP, is_whole=True)}
+        return NamedArguments((*self.reads, *self.writes, "stamp"), free, self.in_place)
 
     def check_operands(self) -> None:
+        check_factor("alpha", self.alpha, may_be_complex=self.values.dtype.is_complex)
+        if self.stamp is not None:
+            check_int("stamp", self.stamp, 0, MAX_STAMP)
         object.__setattr__(self, "b_form", check_form("b_form", self.b_form))
         parts = {name: getattr(self, f"b_{name}") for name in ("values", "rows", "columns")}
         check_parts(self.b_form, parts, "b_")
@@ -89,11 +114,13 @@ class SpgemmRequest(PairRequest["tuple[Tensor, Tensor, Tensor]"]):
     """alpha · A · B of two sparse matrices in CSR: (values, rows, columns) of the product, in CSR, too: SpGEMM.
 
     The library looks at numbers on the host while it enqueues, and so waits for what stands before it on its stream.
+    Where both forms have a `pattern`, indices are i32 from 0 on, and `algorithm` is left open or one of SpGEMMreuse's,
+    the product's pattern is found once and kept with the plan, and made anew where indices are at another address: then
+    a call computes values alone, and waits for nothing.
 
     Attributes:
         nnz: how many elements the product has, as `spgemm_nnz` counts them; another number raises BadRequest in the
             call, and nothing is written.
-        alpha: a number; complex ones for complex matrices alone.
         out_values, out_rows, out_columns: the result.
     """
 
@@ -101,15 +128,23 @@ class SpgemmRequest(PairRequest["tuple[Tensor, Tensor, Tensor]"]):
     writes: ClassVar[tuple[str, ...]] = ("out_values", "out_rows", "out_columns")
     _: KW_ONLY
     nnz: int
-    alpha: Number = 1.0
     out_values: Tensor | None = None
     out_rows: Tensor | None = None
     out_columns: Tensor | None = None
 
+    def attributes(self) -> tuple[Any, ...]:
+        return (*super().attributes(), self.nnz)
+
+    @property
+    def reuses(self) -> bool:
+        """Whether the product's pattern is found once and kept."""
+        is_fixed = self.form.pattern is not None and self.b_form.pattern is not None
+        fits = self.rows.dtype is I32 and not self.form.base
+        return is_fixed and fits and self.nnz > 0 and self.algorithm in REUSING
+
     def check_operands(self) -> None:
         super().check_operands()
         check_int("nnz", self.nnz, 0, MAX_NNZ)
-        check_factor("alpha", self.alpha, may_be_complex=self.values.dtype.is_complex)
 
     def outputs(self) -> dict[str, Output]:
         index = self.rows.dtype

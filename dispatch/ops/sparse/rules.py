@@ -8,12 +8,14 @@ from dispatch.core.matrix_choices import Operation
 from dispatch.keys import I32, I64
 from dispatch.ops.sparse.algorithms import SpmmAlgorithm
 from dispatch.ops.sparse.form import SparseFormat
+from dispatch.ops.sparse.pairs import OF_REUSE
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Layout
 
 __all__ = ["aligned", "blocks", "elements", "formats_of_dense", "formats_of_solves", "index_pair", "leading", "lines"]
 __all__ += [
+    "any_elements",
     "both_triangles",
     "diagonal_of_lines",
     "factorized",
@@ -22,6 +24,7 @@ __all__ += [
     "narrow_lines",
     "only_csr",
     "results",
+    "reused",
     "some",
     "steady",
     "three",
@@ -161,6 +164,18 @@ def elements(request: Any) -> str:
         return "needs base 0 where a matrix has no elements, has 1"
     adds = request.op in ("sparse_mv", "spmm") and request.reads_added
     return "needs a matrix with elements where something is added, has none" if adds else ""
+
+
+def reused(request: Any) -> str:
+    """Fixed patterns of i32 indices from 0 on with SpGEMMreuse's algorithms, which multiply and count nothing."""
+    if request.algorithm not in OF_REUSE or getattr(request, "reuses", False):
+        return ""
+    return f"needs spgemm, and fixed patterns of i32 indices from 0 on, with {request.algorithm.name}: a.fixed()"
+
+
+def any_elements(request: Any) -> str:
+    """A matrix with elements, without which it has no diagonal."""
+    return "" if request.values.shape[0] else "needs a matrix with elements, has none"
 
 
 def narrow_lines(request: Any) -> str:

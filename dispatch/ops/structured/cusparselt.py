@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Any
 from cudabind.sys import cusparseLt as lt
 from dispatch.core.matrix_choices import Operation
 from dispatch.errors import BadRequest
-from dispatch.keys import I8, Compute, Dtype
-from dispatch.libraries.cusparselt.calls import ONE, IdlePlan, MatrixPlan, Places, ProductPlan, Steps, compressed_bytes
+from dispatch.keys import HALF, I8, Compute, Dtype
+from dispatch.libraries.cusparselt.calls import (
+    ONE,
+    Clear,
+    IdlePlan,
+    MatrixPlan,
+    Places,
+    ProductPlan,
+    Steps,
+    compressed_bytes,
+)
 from dispatch.libraries.cusparselt.descriptors import Algorithm, Matrix, Product
 from dispatch.libraries.cusparselt.handle import stamp_of
 from dispatch.ops.structured.layout import leading, lies_by_rows
@@ -162,6 +171,24 @@ def steps_of(request: Any, size: int) -> Steps:
     return Steps(count, a=size, b=step(request.b.layout, 2), c=c, d=d, bias=bias)
 
 
+def clear_of(request: Any) -> Clear | None:
+    """What of D is 0 before a product without C: of i8 with results of 16 bits, which some kernels of 0.8.0 add to it.
+
+    On an H100 such results were NaN where D had held NaN, as 0 times that is.
+    """
+    if request.reads_added or request.a_dtype is not I8 or request.d_dtype not in HALF:
+        return None
+    layout, item = request.layout_of("out"), request.d_dtype.itemsize
+    by_rows = lies_by_rows(layout)
+    long, lines = layout.shape[:-3:-1] if by_rows else layout.shape[-2:]
+    pitch = (leading(layout, by_rows=by_rows) or long) * item
+    is_batch = len(layout.shape) == BATCH
+    count, step = (layout.shape[0], layout.strides[0] * item) if is_batch else (1, 0)
+    if step == pitch * lines:  # one matrix behind another
+        return Clear(long * item, pitch, lines * count)
+    return Clear(long * item, pitch, lines, count, step)
+
+
 def _product(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     stamp = stamp_of(executor)
     if request.form.made_by != stamp:
@@ -176,7 +203,7 @@ def _product(request: Any, executor: CudaExecutor, row: Row) -> Plan:
         return IdlePlan(row, capture_safe=False)
 
     def make(algorithm: Algorithm) -> ProductPlan:
-        return ProductPlan(executor, row, said, places_of(request), algorithm, steps)
+        return ProductPlan(executor, row, said, places_of(request), algorithm, steps, clear_of(request))
 
     wanted = asked(request)
     if request.autotune and not any(part is not None for part in wanted):

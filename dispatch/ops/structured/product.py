@@ -65,7 +65,8 @@ class Matmul24Request(OperandRequest["Tensor"]):
         alpha, beta: numbers.
         alpha_vector, beta_vector: f32 (m,), a factor for each row of D in the number's place; of i8 alone. beta_vector
             goes with alpha_vector, and alpha_vector beside c with beta_vector.
-        activation: NONE, RELU or GELU; the latter for i8 to i8, f8e4m3 to f16, bf16 or f8e4m3, f8e5m2 to f8e5m2.
+        activation: NONE, RELU or GELU; the latter for i8 to i8, f8e4m3 to bf16 or f8e4m3, f8e5m2 to f8e5m2, and of
+            16 bits before sm_100 for f8e5m2 to bf16, from there on for f8e4m3 to f16.
         upper_bound, threshold: of RELU, which is 0 up to the threshold, and at most the bound.
         gelu_scaling: a factor behind GELU.
         out_dtype: that of D where `out` is left out; None takes c's, else a's (i32 for i8, bf16 for fp8).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, I8, Dtype
+from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, I8, Arch, Dtype
 from dispatch.ops.structured.layout import leading, lies_by_rows
 from dispatch.ops.structured.product import Activation24
 
@@ -15,7 +15,11 @@ __all__ = ["aligned", "as_given", "factors", "gelus", "lines", "operands", "pack
 __all__ += ["vectors"]
 
 ALIGNMENT, STRUCTURED_LINE = 16, 32  # bytes
-GELUS = ((I8, I8), (F8E4M3, F16), (F8E4M3, BF16), (F8E4M3, F8E4M3), (F8E5M2, F8E5M2))  # of A and of D
+SM100 = Arch(100)
+# The dtypes of A and of D for which the library has GELU, as its own messages list them (0.8.0 and 0.10.0): on each
+# GPU, and beside these before sm_100, and from there on.
+GELUS = ((I8, I8), (F8E4M3, BF16), (F8E4M3, F8E4M3), (F8E5M2, F8E5M2))
+GELUS_BEFORE_SM100, GELUS_FROM_SM100 = ((F8E5M2, BF16),), ((F8E4M3, F16),)
 
 
 def aligned(request: Any) -> str:
@@ -126,8 +130,14 @@ def factors(request: Any) -> str:
 
 
 def gelus(request: Any) -> str:
-    """The dtypes that GELU is there for."""
-    if request.activation is not Activation24.GELU or (request.a_dtype, request.d_dtype) in GELUS:
+    """The dtypes that GELU is there for on the GPU that has compressed A; on the host those of every GPU."""
+    if request.activation is not Activation24.GELU:
         return ""
-    known = ", ".join(f"{a} to {d}" for a, d in GELUS)
-    return f"needs {known} for GELU, has {request.a_dtype} to {request.d_dtype}"
+    known: tuple[tuple[Dtype, Dtype], ...] = GELUS + GELUS_BEFORE_SM100 + GELUS_FROM_SM100
+    where = request.form.made_by.rpartition(" ")[2]
+    if where.removeprefix("sm_").isdigit():
+        known = GELUS + (GELUS_FROM_SM100 if Arch.of(where) >= SM100 else GELUS_BEFORE_SM100)
+    if (request.a_dtype, request.d_dtype) in known:
+        return ""
+    listed = ", ".join(f"{a} to {d}" for a, d in known)
+    return f"needs {listed} for GELU, has {request.a_dtype} to {request.d_dtype}"

@@ -251,6 +251,15 @@ def test_callbacks_that_cufft_refuses_are_passes(executor, caplog):
     assert len(executor.library.plans) == 1
 
 
+def test_a_pass_has_all_elements_of_some_blocks(without_callbacks):
+    dev, rng = dp.device("host"), np.random.default_rng(4)
+    x = rng.standard_normal((3, 1201)).astype("f4")  # no multiple of a thread's elements, nor of a block's
+    choices = {"kind": "r2c", "axes": 1, "load": Callback.scale(2.0), "store": Callback.magnitude()}
+    request, plan = planned(without_callbacks, dev.array(x), **choices)
+    assert [type(step).__name__ for step in plan._steps] == ["Pass", "Transform", "Pass"]
+    np.testing.assert_allclose(ran(plan, request), 2 * np.abs(np.fft.rfft(x.astype("f8"))), rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("version", "linker", "compiler", "words"),
     [

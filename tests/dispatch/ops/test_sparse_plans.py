@@ -20,7 +20,15 @@ stand_in = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(stand_in)
 
 ROWS = [row for row in dp.TABLE if row.op in FAMILIES["sparse"][1] and row.library == "cusparse"]
-BESIDE = (*ELL_OPS, "sparse_sort", "prune_nnz", "prune_to_csr", "gpsv")  # which test_sparse_further.py has
+BESIDE = (
+    *ELL_OPS,
+    "sparse_sort",
+    "prune_nnz",
+    "prune_to_csr",
+    "gpsv",
+    "ilu0",
+    "ic0",
+)  # which test_sparse_further.py has
 ROWS = [row for row in ROWS if row.op not in BESIDE]
 DEV = None
 
@@ -197,6 +205,10 @@ def test_a_wrong_number_of_elements_of_a_product_is_refused_and_nothing_is_writt
     right = int(dp.spgemm_nnz(*a, *a).item())
     for algorithm in dp.SpgemmAlgorithm:
         request = dp.SpgemmRequest(*a, *a, nnz=right, algorithm=algorithm)
+        if algorithm.name.startswith("CSR_ALG"):
+            with pytest.raises(NoRow, match=f"needs spgemm, and fixed patterns.*with {algorithm.name}"):
+                made(request, executor)
+            continue
         values, *_ = enqueued(made(request, executor), request)
         assert np.isfinite(values.numpy()).all()
     out = DEV.array(np.full(right + 1, 5.0))
@@ -205,6 +217,95 @@ def test_a_wrong_number_of_elements_of_a_product_is_refused_and_nothing_is_writt
         enqueued(made(request, executor), request)
     assert (out.numpy() == 5).all()
     assert "cusparseSpGEMM_estimateMemory" in executor.library.called
+
+
+def fixed_pair(rng):
+    """Two fixed matrices whose product's elements are told beside them, and how many these are."""
+    import scipy.sparse as sp
+
+    found = []
+    for shape in ((9, 12), (12, 7)):
+        dense = rng.standard_normal(shape) * (rng.random(shape) < 0.3)
+        found.append(dp.sparse.sparse_tensor(sp.csr_array(dense), device="host").fixed())
+    return *found, int(dp.spgemm_nnz(*found[0], *found[1]).item())
+
+
+def as_dense(result, shape):
+    """A product as a dense matrix."""
+    import scipy.sparse as sp
+
+    values, rows, columns = (part.numpy() for part in result)
+    return sp.csr_array((values, columns, rows), shape).toarray()
+
+
+def called_of(executor, name):
+    return sum(one.startswith(name) for one in executor.library.called)
+
+
+@pytest.mark.parametrize("algorithm", ["default", "csr_alg_determinitic", "csr_alg_nondeterminitic"])
+def test_a_product_of_fixed_patterns_is_analysed_once_and_computed_for_the_values_of_each_run(algorithm, executor, rng):
+    a, b, nnz = fixed_pair(rng)
+    request = dp.SpgemmRequest(*a, *b, nnz=nnz, alpha=-0.5, algorithm=algorithm)
+    plan = made(request, executor)
+    assert not plan.capture_safe
+    for turn in range(3):
+        expected = -0.5 * dp.sparse.todense(a).numpy() @ dp.sparse.todense(b).numpy()
+        np.testing.assert_allclose(as_dense(enqueued(plan, request), (9, 7)), expected, atol=1e-12)
+        a.values.copy_from(a.values.numpy() * (turn + 2))
+        b = b.with_values(DEV.array(rng.standard_normal(b.nnz)))  # at another address
+        request = request.replace(b_values=b.values)
+    assert called_of(executor, "cusparseSpGEMMreuse_copy") == 2, "its size, and itself"
+    assert executor.library.called.count("cusparseSpGEMMreuse_compute") == 3
+    assert not called_of(executor, "cusparseSpGEMM_") - called_of(executor, "cusparseSpGEMM_createDescr")
+    plan = None
+    gc.collect()
+    assert not executor.library.alive
+
+
+def test_a_product_over_indices_at_another_address_is_analysed_anew_whatever_was_promised(executor, rng):
+    a, b, nnz = fixed_pair(rng)
+    request = dp.SpgemmRequest(*a, *b, nnz=nnz)
+    plan = made(request, executor)
+    enqueued(plan, request)
+    other = request.replace(columns=DEV.array((a.columns.numpy() + 1) % 12))
+    assert other.key() == request.key()
+    expected = dp.sparse.csr(a.values, a.rows, other.columns, a.shape).todense().numpy() @ b.todense().numpy()
+    if np.count_nonzero(expected) == nnz:
+        np.testing.assert_allclose(as_dense(enqueued(plan, other), (9, 7)), expected, atol=1e-12)
+    else:
+        with pytest.raises(BadRequest, match=f"nnz: got {nnz}"):
+            enqueued(plan, other)
+    np.testing.assert_allclose(
+        as_dense(enqueued(plan, request), (9, 7)), a.todense().numpy() @ b.todense().numpy(), atol=1e-12
+    )
+    assert called_of(executor, "cusparseSpGEMMreuse_workEstimation") == 6
+
+
+def test_what_a_count_has_made_is_left_to_the_product_with_its_stamp_and_to_no_other(executor, rng):
+    a, b, nnz = fixed_pair(rng)
+    a, b = (dp.sparse.csr(one.values, one.rows, one.columns, one.shape) for one in (a, b))
+    expected = 3 * a.todense().numpy() @ b.todense().numpy()
+    plans, multiplied = {}, []
+    for kind, stamp, alpha in (
+        *(("count", 1, 3.0), ("product", 1, 3.0), ("product", 1, 3.0)),  # what is left is taken once
+        *(("count", 2, 3.0), ("product", 3, 3.0), ("count", None, 3.0), ("product", None, 3.0)),
+        *(("count", 4, 1.0), ("product", 4, 3.0), ("count", 5, 3.0), ("product", 5, 3.0)),
+    ):
+        if kind == "count":
+            request = dp.SpgemmNnzRequest(*a, *b, stamp=stamp, alpha=alpha)
+        else:
+            request = dp.SpgemmRequest(*a, *b, nnz=nnz, stamp=stamp, alpha=alpha)
+        plan = plans.setdefault(request.key(), None) or made(request, executor)
+        plans[request.key()] = plan
+        before = executor.library.called.count("cusparseSpGEMM_compute")
+        found = enqueued(plan, request)
+        multiplied.append((executor.library.called.count("cusparseSpGEMM_compute") - before) // 2)
+        if kind == "count":
+            assert found.item() == nnz
+        else:
+            np.testing.assert_allclose(as_dense(found, (9, 7)), expected, atol=1e-12)
+    assert multiplied == [1, 0, 1, 1, 1, 1, 1, 1, 1, 1, 0]
+    assert len(plans) == 5, "stamps are no part of a plan"
 
 
 def test_what_the_library_does_not_support_is_a_refusal(executor, rng):
@@ -267,7 +368,7 @@ def test_the_algorithms_have_the_library_s_numbers(ours, theirs):
 
     known = {int(one) for one in getattr(cusparse, f"cusparse{theirs}Alg_t")}
     assert {int(one) for one in getattr(dp, ours)} <= known
-    absent = {"SpMV": {5}, "SpGEMM": {1, 2}}.get(theirs, set())  # SpMV of sliced ELL, and those of SpGEMMreuse
+    absent = {"SpMV": {5}}.get(theirs, set())  # SpMV of sliced ELL
     assert known - {int(one) for one in getattr(dp, ours)} <= absent
 
 

@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import dispatch as dp
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import Arch
+from dispatch.ops.structured import rules
 from dispatch.ops.structured.cases import cases
 from dispatch.table.select import select
 
@@ -144,6 +146,31 @@ def test_what_the_library_does_not_support_is_a_refusal(executor, rng):
         made(dp.Matmul24Request(*a, b, config_id=stand_in.KERNELS), executor)
     gc.collect()
     assert not left(executor)
+
+
+@pytest.mark.parametrize(
+    ("a", "d", "archs"),
+    [("f8e4m3", "bf16", {90, 100}), ("f8e4m3", "f16", {100}), ("f8e5m2", "bf16", {90}), ("f8e5m2", "f16", set())],
+)
+def test_gelu_is_there_for_other_dtypes_before_sm_100_than_from_there_on(a, d, archs, rng):
+    half = S.compress(S.prune(DEV.array(rng.standard_normal((32, 64)).astype(dp.Dtype.of(a).numpy))))
+    b = DEV.array(rng.standard_normal((16, 64)).astype(dp.Dtype.of(a).numpy)).T
+    request = dp.Matmul24Request(*half, b, activation="gelu", out_dtype=d)
+    assert not rules.gelus(request) or not archs, "the host has what any GPU has"
+    for arch in (90, 100):
+        reason = rules.gelus(_on(request, f"cusparseLt 0.8.0 sm_{arch}"))
+        assert ("" if arch in archs else f"has {a} to {d}") in reason
+        assert bool(reason) == (arch not in archs)
+
+
+def _on(request, made_by):
+    """The request, as if a GPU had compressed A; no request of the host's may say so."""
+    return SimpleNamespace(
+        activation=request.activation,
+        a_dtype=request.a_dtype,
+        d_dtype=request.d_dtype,
+        form=request.form._replace(made_by=made_by),
+    )
 
 
 def test_what_is_asked_of_the_algorithm_is_said(monkeypatch, rng):

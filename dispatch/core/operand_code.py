@@ -1,0 +1,260 @@
+"""The code of calls that were made before, of operands one behind the other: compiled for which operands there are.
+
+`way_of` gives for one pattern of operands what finds a call's `take`, and `taking` that `take` for one plan. Operands
+are named by their places, x0, x1, and so on; nothing here knows an op, and nothing here keeps a tensor or a request.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from operator import add
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dispatch.core.remembered import MAX_FORMS, UNFIT, executor_on, in_a_row, same, tuple_of
+from dispatch.device.frameworks.framework import Adopted
+from dispatch.device.stream import current
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dispatch.device.frameworks.framework import Framework
+
+__all__ = ["Course", "Form", "Pattern", "Spans", "Way", "taking", "way_of"]
+
+ALIGNED = 255  # the bits of an address that a layout says something of
+OWN, THEIRS, NUMBER, CHOICE, DEVICE = "own", "theirs", "number", "choice", "device"  # what an operand's place may hold
+
+
+class Pattern(NamedTuple):
+    """Which places there are, what each holds (None: nothing), and the library that operands are of, if any is."""
+
+    holds: tuple[str | None, ...]
+    framework: Framework | None
+
+    def places(self, *kinds: str) -> tuple[int, ...]:
+        return tuple(place for place, kind in enumerate(self.holds) if kind in kinds)
+
+
+class Way(NamedTuple):
+    """The calls of one pattern, by the operands at all its places."""
+
+    pattern: Pattern
+    run: Callable[..., Any]  # what the call gives back, or UNFIT
+    key: Callable[..., tuple[Any, Any]]  # the executor that remembers it, None for no such; and what it goes by there
+
+
+class Spans(NamedTuple):
+    """Where the bytes of operands lie around their addresses, none of them without any."""
+
+    lows: tuple[int, ...]
+    highs: tuple[int, ...]
+    written: tuple[bool, ...]
+
+
+class Form(NamedTuple):
+    """What becomes of the operands of a call; calls of one form share their code.
+
+    Arguments are named `_at_x0` for the address of an operand, `_at_made_0` for that of an output that is allocated,
+    `_number_0` for a number, and `_argument_0` for what is the same in each call; results are named `x0` and `made_0`.
+    """
+
+    pattern: Pattern
+    held: tuple[int, ...]  # the places of what has to be the same
+    numbers: tuple[tuple[int, bool], ...]  # the places of numbers of any value in a range; whether an int stays one
+    made: int  # how many outputs are allocated
+    arguments: tuple[str, ...]
+    constants: int
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    results: tuple[str, ...]
+    is_tuple: bool
+    pairs: tuple[tuple[str, str, bool], ...]  # addresses of operands that must be apart, unless they may be one view
+    spans: tuple[str, ...]  # the addresses of all operands instead, where they are many
+    sized: tuple[int, ...]  # of those of another library: which have elements, and so memory
+    unusual: tuple[str, ...]  # conditions that their elements are not as they lie in memory
+
+
+class Course(NamedTuple):
+    """A form, and what is of one plan's calls alone."""
+
+    form: Form
+    held: tuple[Any, ...]
+    ranges: tuple[tuple[float, float], ...]
+    made: tuple[Any, ...]  # (shape, strides, dtype), or what makes it where the library of the operands does
+    constants: tuple[Any, ...]
+    bounds: tuple[tuple[int, int, int | None], ...]
+    spans: Spans | None
+
+
+# -- from operands to a key -------------------------------------------------------------------------------------------
+def way_of(pattern: Pattern) -> Way:
+    """What finds the `take` of a call of this pattern; a tag of its own in each key keeps patterns apart."""
+    own, theirs = pattern.places(OWN), pattern.places(THEIRS)
+    scope: dict[str, Any] = {"_current": current, "_executor_on": executor_on, "_UNFIT": UNFIT, "_tag": object()}
+    if pattern.framework is None:
+        home = [f"x{place}" for place in pattern.places(DEVICE)] or [f"x{place}.layout.device" for place in own]
+        lines = [
+            f"_device = {home[0]}",
+            "if _device.is_host:",  # whose plans run requests
+            "    return {none}",
+            "_executor = _current.executor",
+            "if _executor is None or _executor.device is not _device:",
+            "    _executor = _executor_on(_device)",
+        ]
+    else:
+        code: Any = pattern.framework.code
+        scope |= code.scope
+        lines = [
+            f"_ordinal = {code.ordinal.format(x=f'x{theirs[0]}')}",
+            f"_executor = None if _ordinal < 0 else _current.by_handle.get((_ordinal, {code.handle}))",
+            "if _executor is None:",
+            "    return {none}",
+        ]
+    parts = ["_tag"]
+    for place, kind in enumerate(pattern.holds):
+        if kind == OWN:
+            lines += [f"_at_x{place} = x{place}.ptr"]
+            parts += [f"x{place}.layout"]
+        elif kind == THEIRS:
+            lines += [f"_at_x{place} = {code.pointer.format(x=f'x{place}')}"]
+            parts += [f"{code.layout.format(x=f'x{place}')}, _at_x{place} & {ALIGNED}"]
+        elif kind in (CHOICE, DEVICE):
+            parts += [f"x{place}"]
+    lines += [f"_key = {tuple_of(parts)}"]
+    parameters = [f"x{place}" for place in range(len(pattern.holds))]
+    source = [
+        f"def run({', '.join(parameters)}):",
+        "    try:",
+        *(f"        {line.format(none='_UNFIT')}" for line in lines),
+        "        _take = _executor.calls.get(_key)",
+        "    except Exception:",  # what the request says more of
+        "        return _UNFIT",
+        f"    return _UNFIT if _take is None else _take({', '.join(_passed(pattern))})",
+        f"def key({', '.join(parameters)}):",
+        *(f"    {line.format(none='None, None')}" for line in lines),
+        "    return _executor, _key",
+    ]
+    exec("\n".join(source), scope)
+    return Way(pattern, scope["run"], scope["key"])
+
+
+def _passed(pattern: Pattern) -> list[str]:
+    """What a `take` is given: the executor, what there is, and the addresses."""
+    there = [f"x{place}" for place in pattern.places(OWN, THEIRS, NUMBER, CHOICE)]
+    return ["_executor", *there, *(f"_at_x{place}" for place in pattern.places(OWN, THEIRS))]
+
+
+# -- from a key to a plan ---------------------------------------------------------------------------------------------
+def taking(plan: Any, course: Course) -> Callable[..., Any]:
+    """The `take` of a plan: runs it on the operands of a call, or gives back UNFIT where only a request can tell."""
+    lows, highs, ones = zip(*course.bounds, strict=True) if course.bounds else ((), (), ())
+    least, most = zip(*course.ranges, strict=True) if course.ranges else ((), ())
+    make = _maker(course.form)
+    return make(plan, course.held, least, most, course.made, course.constants, lows, highs, ones, course.spans)
+
+
+@lru_cache(MAX_FORMS)
+def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
+    pattern, framework = form.pattern, form.pattern.framework
+    held = [f"_held_{place}" for place in form.held]
+    given = [f"x{place}" for place in form.held]
+    lines = []
+    if held:
+        lines += [
+            f"nonlocal {', '.join(held)}",
+            f"if not ({' and '.join(f'{one} is {other}' for one, other in zip(given, held, strict=True))}):",
+            f"    if not _same({tuple_of(held)}, {tuple_of(given)}):",
+            "        return _UNFIT",
+            f"    {', '.join(held)}, = {', '.join(given)},",  # the next call is likely to have these very objects
+        ]
+    scope: dict[str, Any] = {"_UNFIT": UNFIT, "_Adopted": Adopted, "_same": same, "_meet": _meet}
+    conditions = [f"not (_least_{place} <= x{place} <= _most_{place})" for place, _ in form.numbers]
+    conditions += [_meeting(number, *pair) for number, pair in enumerate(form.pairs)]
+    if form.spans:
+        conditions += [f"_meet({tuple_of(form.spans)}, _spans)"]
+    if framework is None:
+        conditions[:0] = [f"x{place}.storage.__class__ is _Adopted" for place in pattern.places(OWN)]
+    else:
+        lines += ["_stream = _executor.stream"] if pattern.places(OWN) else []
+        conditions[:0] = _conditions_of_theirs(form, scope)
+    if conditions:
+        lines += [f"if {' or '.join(conditions)}:", "    return _UNFIT"]
+    lines += _made(form)
+    lines += [f"_number_{place} = x{place}" if whole else f"_number_{place} = float(x{place}) + 0.0"
+              for place, whole in form.numbers]  # fmt: skip
+    if framework is None:
+        used = f"{tuple_of(form.reads)}, {tuple_of(form.writes)}"
+        lines += [f"_executor.enqueue(_plan, {tuple_of(form.arguments)}, {used})"]
+    else:
+        lines += [f"_executor.enqueue_at(_plan, {tuple_of(form.arguments)})"]
+        lines += [f"_written({name})" for name in form.writes if name.startswith("x")]
+    lines += [f"return {tuple_of(form.results) if form.is_tuple else form.results[0]}"]
+    numbers = [place for place, _ in form.numbers]
+    unpacked = [
+        *in_a_row("_held", form.held, "_choices"),
+        *in_a_row("_least", numbers, "_lows"),
+        *in_a_row("_most", numbers, "_highs"),
+        *in_a_row("_make", range(form.made), "_outputs"),
+        *in_a_row("_argument", range(form.constants), "_constants"),
+        *(line for end in ("from", "to", "one") for line in in_a_row(f"_{end}", range(len(form.pairs)), f"_{end}s")),
+    ]
+    source = [
+        "def make(_plan, _choices, _lows, _highs, _outputs, _constants, _froms, _tos, _ones, _spans):",
+        *(f"    {line}" for line in unpacked),
+        f"    def take({', '.join(_passed(pattern))}):",
+        *(f"        {line}" for line in lines),
+        "    return take",
+    ]
+    exec("\n".join(source), scope)
+    made: Callable[..., Callable[..., Any]] = scope["make"]
+    return made
+
+
+def _meeting(number: int, one: str, other: str, may_be_one: bool) -> str:
+    """The condition that two operands may overlap, and are not one view where they may be."""
+    meeting = f"_from_{number} < {other} - {one} < _to_{number}"
+    return f"({meeting} and {other} - {one} != _one_{number})" if may_be_one else meeting
+
+
+def _conditions_of_theirs(form: Form, scope: dict[str, Any]) -> list[str]:
+    """When a call over another library's operands is none for its allocator's and its stream's order alone."""
+    pattern: Any = form.pattern
+    code = pattern.framework.code
+    scope |= {**code.scope, "_written": pattern.framework.written, "_framework": pattern.framework}
+    theirs = [f"x{place}" for place in pattern.places(THEIRS)]
+    found = [f"({code.watching} and ({' or '.join(code.watched.format(x=name) for name in theirs)}))"]
+    if form.sized:
+        found += [f"not ({' and '.join(f'_at_x{place}' for place in form.sized)})"]
+    for place in pattern.places(OWN):  # read alone; whose use is noted already, and of no third library
+        storage = f"x{place}.storage"
+        found += [f"({storage}.owner is not _stream and _stream not in {storage}.readers)"]
+        found += [f"({storage}.__class__ is _Adopted and {storage}.framework is not _framework)"]
+    return [*found, *form.unusual]
+
+
+def _made(form: Form) -> list[str]:
+    """The lines that allocate the outputs that were not given."""
+    lines = []
+    framework: Any = form.pattern.framework
+    pointer = "{x}.ptr" if framework is None else framework.code.pointer
+    for number in range(form.made):
+        made = f"_executor.empty(*_make_{number})" if framework is None else f"_make_{number}()"
+        lines += [f"made_{number} = {made}", f"_at_made_{number} = {pointer.format(x=f'made_{number}')}"]
+    if form.made and framework is not None:  # plans expect of what is made for them what our own memory has
+        together = " | ".join(f"_at_made_{number}" for number in range(form.made))
+        lines += [f"if ({together}) & {ALIGNED}:", "    return _UNFIT"]
+    return lines
+
+
+def _meet(addresses: Sequence[int], spans: Spans) -> bool:
+    """Whether the bytes between the ends of one that is written and of another may be the same."""
+    reach = written_reach = -1  # how far those go that begin before
+    ends = zip(map(add, addresses, spans.lows), map(add, addresses, spans.highs), spans.written, strict=True)
+    for low, high, written in sorted(ends):
+        if low < (reach if written else written_reach):
+            return True
+        if high > reach:
+            reach = high
+        if written:
+            written_reach = high
+    return False

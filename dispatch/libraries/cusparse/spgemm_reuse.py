@@ -1,0 +1,136 @@
+"""The product of two sparse matrices of fixed patterns: analysed once, and computed again for other values.
+
+The analysis holds the pattern of the product and where each of its terms comes from, in memory that stays as long as
+the plan. Other addresses of indices are analysed anew. A repeated call multiplies into the caller's values, and copies
+rows and columns, which were found once. Follows https://docs.nvidia.com/cuda/cusparse/#cusparsespgemmreuse.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from cudabind import driver
+from cudabind.sys import cusparse
+from dispatch.errors import BadRequest
+from dispatch.libraries.cusparse.calls import Call
+from dispatch.libraries.cusparse.descriptors import NOWHERE, SparseMatrix
+from dispatch.libraries.cusparse.spgemm import Work
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.device.storage import Storage
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.libraries.cusparse.descriptors import Sparse
+
+__all__ = ["ReusedProduct"]
+
+
+class Analysis:
+    """What is known of a product: its pattern, in memory of its own, and what the library keeps."""
+
+    __slots__ = ("at", "columns", "rows", "target", "work")
+
+    def __init__(self, at: Any, work: Work, target: SparseMatrix, rows: Storage, columns: Storage) -> None:
+        self.at, self.work, self.target = at, work, target  # `at`: the addresses of the indices that were analysed
+        self.rows, self.columns = rows, columns
+
+
+class ReusedProduct:
+    """A step that multiplies two sparse matrices in CSR, whose patterns are promised to stay.
+
+    `front` are the operations and the two matrices, `factors` alpha and beta; `said` describes the product, whose `nnz`
+    is compared with what the analysis finds.
+    """
+
+    __slots__ = ("_algorithm", "_executor", "_kept", "_kind", "_matrices", "_patterns", "_said", "_values")
+
+    def __init__(
+        self,
+        executor: CudaExecutor,
+        front: tuple[Any, Any, SparseMatrix, SparseMatrix],
+        factors: tuple[Any, Any],
+        said: Sparse,
+        kind: int,
+        algorithm: int,
+    ) -> None:
+        self._executor, self._said = executor, said
+        self._kind, self._algorithm = cusparse.cudaDataType(kind), cusparse.cusparseSpGEMMAlg_t(algorithm)
+        op_a, op_b, a, b = front
+        alpha, beta = factors
+        self._matrices = a, b
+        self._patterns = Call(executor, "cusparseSpGEMMreuse", front)
+        self._values = Call(executor, "cusparseSpGEMMreuse_compute", (op_a, op_b, alpha, a, b, beta))
+        self._kept: Analysis | None = None
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Multiply, once the patterns are analysed; BadRequest where there are other than so many elements."""
+        self._patterns.set(addresses)
+        self._values.set(addresses)
+        at = tuple(matrix.indices_at for matrix in self._matrices)
+        found = self._kept
+        if found is None or found.at != at:
+            self._kept = None
+            found = self._analysed(at)
+        said, stream = self._said, self._executor.target.value
+        values, rows, columns = (addresses[place] for place in (said.values, said.rows, said.columns))
+        self._point(found, values)
+        if said.nnz:
+            nbytes = said.nnz * self._element
+            driver.cuMemsetD8Async(values, 0, nbytes, stream)  # whether 0 times what is there is added is not said
+            self._values.of("cusparseSpGEMMreuse_compute", found.target.c, self._kind, self._algorithm, found.work.c)
+            driver.cuMemcpyDtoDAsync(columns, found.columns.base, said.nnz * said.column_bytes, stream)
+        driver.cuMemcpyDtoDAsync(rows, found.rows.base, (said.shape[0] + 1) * said.row_bytes, stream)
+        self._kept = found
+
+    @property
+    def _element(self) -> int:
+        return ELEMENT_BYTES[self._said.value_type]
+
+    def _point(self, found: Analysis, values: int) -> None:
+        """Have the product's descriptor be that of the kept pattern, and of the values of a run."""
+        columns = found.columns.base if self._said.nnz else None
+        cusparse.cusparseCsrSetPointers(found.target.c, found.rows.base, columns, values or None)
+
+    def _room(self, nbytes: int) -> Storage:
+        return self._executor.device.allocate(max(1, nbytes), self._executor.stream)
+
+    def _analysed(self, at: Any) -> Analysis:
+        said, work = self._said, Work()
+        rows = self._room((said.shape[0] + 1) * said.row_bytes)
+        target = SparseMatrix(said._replace(nnz=0, values=0, rows=0, columns=0), NOWHERE)
+        cusparse.cusparseCsrSetPointers(target.c, rows.base, None, None)
+        behind = (target.c, self._algorithm, work.c)
+        sizes = [ctypes.c_size_t() for _ in range(5)]
+        told = [ctypes.byref(size) for size in sizes]
+        name = "cusparseSpGEMMreuse_workEstimation"
+        self._patterns.of(name, *behind, told[0], None)
+        first = self._room(sizes[0].value)  # this and the second are read no more once the elements are counted
+        self._patterns.of(name, *behind, told[0], ctypes.c_void_p(first.base))
+        name, three = "cusparseSpGEMMreuse_nnz", told[1:4]
+        self._patterns.of(name, *behind, *(each for size in three for each in (size, None)))
+        second, third, fourth = (self._room(size.value) for size in sizes[1:4])
+        given = zip(three, (second, third, fourth), strict=True)
+        self._patterns.of(name, *behind, *(each for size, room in given for each in (size, ctypes.c_void_p(room.base))))
+        counted = [ctypes.c_int64() for _ in range(3)]
+        cusparse.cusparseSpMatGetSize(target.c, *map(ctypes.byref, counted))
+        if counted[2].value != said.nnz:
+            raise BadRequest("nnz", str(said.nnz), f"{counted[2].value}, as spgemm_nnz counts them")
+        columns, values = self._room(said.nnz * said.column_bytes), self._room(said.nnz * self._element)
+        found = Analysis(at, work, target, rows, columns)
+        self._point(found, values.base)
+        name = "cusparseSpGEMMreuse_copy"
+        self._patterns.of(name, *behind, told[4], None)
+        fifth = self._room(sizes[4].value)
+        self._patterns.of(name, *behind, told[4], ctypes.c_void_p(fifth.base))
+        work.memory += [fourth, fifth]
+        return found
+
+
+ELEMENT_BYTES = {
+    int(cusparse.cudaDataType.CUDA_R_32F): 4,
+    int(cusparse.cudaDataType.CUDA_R_64F): 8,
+    int(cusparse.cudaDataType.CUDA_C_32F): 8,
+    int(cusparse.cudaDataType.CUDA_C_64F): 16,
+}
