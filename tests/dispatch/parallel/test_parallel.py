@@ -99,7 +99,7 @@ def test_ranks_whose_shards_differ_in_size_measure_at_once(monkeypatch):
 
     keys = {}
     monkeypatch.setattr(
-        shards, "in_chunks", lambda run, given, rows, key, beside: keys[beside.comm.rank].append(key) or run(2)
+        shards, "in_chunks", lambda run, _given, _rows, key, beside: keys[beside.comm.rank].append(key) or run(2)
     )
 
     def run(world):
