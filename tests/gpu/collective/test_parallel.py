@@ -65,10 +65,7 @@ def test_collectives_run_on_a_stream_of_high_priority():
 
     def run(world):
         with world.device.context:
-            priorities = [
-                int(driver.cuStreamGetPriority(s.handle)) for s in (Beside(world).stream, world.device.stream())
-            ]
-        return priorities
+            return [int(driver.cuStreamGetPriority(s.handle)) for s in (Beside(world).stream, world.device.stream())]
 
     with dp.World.local(["cuda:0"], deadline=60) as world:
         ((first, other),) = world.run(run)
