@@ -17,7 +17,7 @@ import numpy as np
 
 from cudabind.errors import CutensorError, LibraryNotFound
 from cudabind.sys import cutensor
-from dispatch.libraries.cutensor import block_sparse, caches, calls, descriptors, handle
+from dispatch.libraries.cutensor import block_sparse, caches, calls, descriptors, failures, handle
 from dispatch.ops.contraction.choices import TensorOp
 from dispatch.ops.contraction.reference import BINARY_OF, UNARY_OF
 
@@ -338,20 +338,24 @@ def executor_of(monkeypatch):
     zero = lambda address, value, nbytes, _: ctypes.memset(address, value, nbytes)  # noqa: E731
     for module in (calls, block_sparse):
         monkeypatch.setattr(module, "driver", SimpleNamespace(cuMemsetD8Async=zero))
-    stream = SimpleNamespace(wait_for_uses=lambda _: None, done=lambda: None)
+    stream = SimpleNamespace(wait_for_uses=lambda _: None, done=lambda: None, c_handle=ctypes.c_void_p(7))
     device = SimpleNamespace(
         idle=defaultdict(deque),
         releases=SimpleNamespace(side=stream),
         context=nullcontext(),
         fault=None,
         alive=True,
+        name="cuda:0",
         model="NVIDIA H100",
+        trim=lambda: None,
         allocate=lambda nbytes, _: Memory(nbytes),
     )
     made = SimpleNamespace(
         device=device,
         stream=stream,
         target=ctypes.c_void_p(7),
+        captured=False,
+        free=64 << 30,
         handles={},
         versions={"cutensor": (2, 8, 1)},
         at_close=[],
@@ -360,4 +364,5 @@ def executor_of(monkeypatch):
         refuse_capture=lambda _: None,
     )
     made.library = library
+    monkeypatch.setattr(failures, "driver", SimpleNamespace(cuMemGetInfo=lambda: (made.free, 80 << 30)))
     return made
