@@ -16,12 +16,14 @@ from dispatch.ops.sparse import (
     ell_rules,
     gpsv_plan,
     gtsv_plan,
+    incomplete_plan,
     pruning_plan,
     rules,
     sorting_plan,
     vectors_plan,
 )
 from dispatch.ops.sparse.ell_reference import numpy_ell
+from dispatch.ops.sparse.incomplete_reference import numpy_incomplete
 from dispatch.ops.sparse.pentadiagonal import adjacent
 from dispatch.ops.sparse.pruning_reference import numpy_pruning
 from dispatch.ops.sparse.reference import scipy_sparse
@@ -137,10 +139,19 @@ PRUNE_ROWS = (
     Row("prune_to_csr",     (F32, F32), None, DENSE_A, SM75, None, V12, *S_PRUNE),
     Row("prune_to_csr",     (F64, F64), None, DENSE_A, SM75, None, V12, *D_PRUNE),
 )
+PIVOTS = (rules.aligned, rules.narrow, rules.results, rules.any_elements)
+LETTERS = tuple(zip(ALL, "SDCZ", strict=True))
+FACTOR_ROWS = (
+    *(Row("ilu0", (one, one), None, PIVOTS, SM75, None, V12, "cusparse", f"cusparse{letter}csrilu02", incomplete_plan)
+      for one, letter in LETTERS),
+    *(Row("ic0",  (one, one), None, PIVOTS, SM75, None, V12, "cusparse", f"cusparse{letter}csric02", incomplete_plan)
+      for one, letter in LETTERS),
+)
 # fmt: on
 ON_NUMPY = (
+    *(on_host(row, numpy_incomplete, stands_for="cusparse") for row in FACTOR_ROWS),
     *(on_host(row, numpy_ell, stands_for="cusparse") for row in ELL_ROWS),
     *(on_host(row, numpy_pruning, stands_for="cusparse") for row in PRUNE_ROWS),
 )
 ON_SCIPY = tuple(on_host(row, scipy_sparse, library="scipy", stands_for="cusparse") for row in GPU_ROWS)
-ROWS = stated((*GPU_ROWS, *ELL_ROWS, *PRUNE_ROWS, *ON_NUMPY, *ON_SCIPY))
+ROWS = stated((*GPU_ROWS, *ELL_ROWS, *PRUNE_ROWS, *FACTOR_ROWS, *ON_NUMPY, *ON_SCIPY))

@@ -277,10 +277,17 @@ class Library(storage.Storage):
         for column, line in zip(left.T, right, strict=True):
             target[...] = (target.astype(np.float64) + alpha * np.outer(column, line)).astype(target.dtype)
 
+    def _SDDMM_preprocess(self, handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer):
+        c = self.of(c)
+        c.seen = address_of(buffer), c.rows, c.columns, c.nnz
+        memory_at(address_of(buffer), WORK)[...] = 7
+
     def _SDDMM(self, handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer):
         a, b, c = map(self.of, (a, b, c))
         assert (c.format, int(op_a), int(op_b)) == (CSR, 0, 0)
         self.kinds_fit(a, b, c, kind, mixed=False)
+        assert c.seen == (address_of(buffer), c.rows, c.columns, c.nnz), "preprocessed for another pattern"
+        assert (memory_at(address_of(buffer), WORK) == 7).all(), "what was found is overwritten"
         self.work_in(buffer)
         row, column, values = c.places()
         work = np.complex128 if values.dtype.kind == "c" else np.float64

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dispatch.device.storage import Storage
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["Call", "CusparsePlan", "DeviceResult", "IdlePlan", "Steps"]
+__all__ = ["Call", "CusparsePlan", "DeviceResult", "IdlePlan", "PreprocessedCall", "Steps"]
 
 VECTOR = 16  # bytes that a kernel reads at once
 ROUND = 256  # bytes: the parts of workspace begin at multiples of it
@@ -107,6 +107,21 @@ class Call:
     def enqueue(self, addresses: Sequence[Any]) -> None:
         """Call it."""
         self.set(addresses)
+        self.of(self._name)
+
+
+class PreprocessedCall(Call):
+    """A call behind its own preprocess step, which looks at the pattern that is there in each run.
+
+    The workspace holds what that finds between the two, and nothing of it counts in the next run.
+    """
+
+    __slots__ = ()
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Look at the pattern, and call it."""
+        self.set(addresses)
+        self.of(f"{self._name}_preprocess")
         self.of(self._name)
 
 

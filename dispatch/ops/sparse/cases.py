@@ -19,6 +19,7 @@ from dispatch.ops.sparse import conversions, pairs, products, solves
 from dispatch.ops.sparse.cases_compression import COMPRESSION, compression_cases
 from dispatch.ops.sparse.cases_direct import direct_cases
 from dispatch.ops.sparse.cases_ell import ELL_OPS, ell_cases
+from dispatch.ops.sparse.cases_incomplete import INCOMPLETE_OPS, incomplete_cases
 from dispatch.ops.sparse.cases_krylov import KRYLOV, krylov_cases
 from dispatch.ops.sparse.cases_pentadiagonal import pentadiagonal_cases
 from dispatch.ops.sparse.cases_pruning import PRUNED, pruning_cases
@@ -359,6 +360,8 @@ def cases(row: Row) -> list[MadeCase]:
         return direct_cases(row)
     if op in KRYLOV:
         return krylov_cases(row)
+    if op in INCOMPLETE_OPS:
+        return incomplete_cases(row)
     if op == "gtsv":
         return tridiagonal_cases(row)
     if op in VECTORS:

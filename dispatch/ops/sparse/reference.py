@@ -14,6 +14,7 @@ from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.errors import BadRequest, Refused
 from dispatch.ops.sparse.ell_reference import ELL
 from dispatch.ops.sparse.form import SparseFormat
+from dispatch.ops.sparse.incomplete_reference import INCOMPLETE
 from dispatch.ops.sparse.pentadiagonal_reference import PENTADIAGONAL
 from dispatch.ops.sparse.pruning_reference import PRUNING
 from dispatch.ops.sparse.tridiagonal_reference import TRIDIAGONAL
@@ -378,6 +379,7 @@ OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
     **TRIDIAGONAL,
     **PENTADIAGONAL,
     **PRUNING,
+    **INCOMPLETE,
 }
 
 numpy_check, numpy_dense_count = numpy_call(checked), numpy_call(dense_counted)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["aligned", "blocks", "elements", "formats_of_dense", "formats_of_solves", "index_pair", "leading", "lines"]
 __all__ += [
+    "any_elements",
     "both_triangles",
     "diagonal_of_lines",
     "factorized",
@@ -170,6 +171,11 @@ def reused(request: Any) -> str:
     if request.algorithm not in OF_REUSE or getattr(request, "reuses", False):
         return ""
     return f"needs spgemm, and fixed patterns of i32 indices from 0 on, with {request.algorithm.name}: a.fixed()"
+
+
+def any_elements(request: Any) -> str:
+    """A matrix with elements, without which it has no diagonal."""
+    return "" if request.values.shape[0] else "needs a matrix with elements, has none"
 
 
 def narrow_lines(request: Any) -> str:
