@@ -245,6 +245,33 @@ def test_incomplete_factors_of_a_large_matrix_and_of_other_values(dtype, fixed, 
             close(wide[:, 1], 2 * x, dtype)
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_batch_of_products_by_every_algorithm(dtype, shared, gpu, rng):
+    count, m, n, k = 5, 3000, 2000, 16
+    columns = np.sort(np.argsort(rng.random((count, m, n), np.float32)[:, :, :64], axis=2)[:, :, :9], axis=2)
+    columns, rows = columns.reshape(count, -1).astype("i4"), np.arange(0, 9 * m + 1, 9, dtype="i4")
+    values = rng.standard_normal(columns.shape).astype(dtype)
+    parts = (values[0], rows, columns[0]) if shared else (values, rows, columns)
+    matrices = [
+        sp.csr_array((values[0 if shared else i], columns[0 if shared else i], rows), (m, n)) for i in range(count)
+    ]
+    b = rng.standard_normal((count, n, k)).astype(dtype)
+    expected = np.stack([one @ right for one, right in zip(matrices, b, strict=True)])
+    taken = []
+    for algorithm in dp.SpmmAlgorithm:
+        if not algorithm.name.startswith(("DEFAULT", "CSR")):
+            continue
+        for right in (gpu.array(b), gpu.array(np.ascontiguousarray(b.swapaxes(1, 2))).mT):
+            try:
+                got = dp.spmm_batched(*map(gpu.array, parts), dp.SparseForm("csr", (m, n)), right, algorithm=algorithm)
+            except NoRow:
+                continue
+            close(got.numpy(), expected, dtype)
+            taken.append(algorithm)
+    assert dp.SpmmAlgorithm.DEFAULT in taken
+
+
 def test_a_pivot_of_0_is_told_by_its_row(gpu):
     for make in (S.ilu0, S.ic0):
         for dense, row in (([[4.0, 2, 0], [2, 1, 0], [0, 0, 3]], 1), ([[2.0, 1, 0], [1, 2, 1], [0, 1, 0]], 2)):
