@@ -69,6 +69,8 @@ class CudaExecutor(CapturableExecutor):
         self._workspace: Workspace | None = None
         self.relocations = Relocations()
         self._calling: set[Plan] = set()
+        self._mode = ctypes.c_int()  # of captures, of the thread that calls; one within has its own
+        self._c_mode = ctypes.byref(self._mode)
         self.launches = Launches(stream, ctypes.c_void_p(stream.c_handle.value))
         self._scalars: dict[tuple[complex, int], int] = {}
         self._pages: list[Tensor] = []  # of the numbers, and those of the ones before
@@ -217,7 +219,11 @@ class CudaExecutor(CapturableExecutor):
         if len(self._scalars) > MAX_SCALARS:
             self._renew_scalars()
         self.launches.left -= KERNELS
-        context, mode = self.device.context, ctypes.byref(ctypes.c_int(RELAXED))  # as blocks they took 1 us longer
+        context, mode = self.device.context, self._c_mode  # as blocks they took 1 us longer
+        if self._calling:
+            mode = ctypes.byref(ctypes.c_int(RELAXED))
+        else:
+            self._mode.value = RELAXED
         if status := context.push():
             self.device.fail(status, "cuCtxPushCurrent")
         exchange = exchange_mode()

@@ -7,7 +7,7 @@ there, on a stream beside, as PyTorch's DistributedDataParallel has it: https://
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dispatch.checks import check_int
 from dispatch.errors import BadRequest
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dispatch.core.communicator import Ranks
+    from dispatch.device.stream import Stream
     from dispatch.device.tensor import Tensor
 
 __all__ = ["GradientBuckets"]
@@ -30,9 +31,10 @@ BUCKET_BYTES = 25 << 20  # as in PyTorch
 class GradientBuckets:
     """The gradients of a model in buckets; each is averaged over the ranks once all of it is there.
 
-    A step: write each gradient (`gradients[i]`, such as `out=` of a product), say `ready(i)` behind it, and `wait()`
-    before they are used. The last gradient goes into the first bucket, for a backward pass ends with the first. All
-    ranks have the same shapes; in which order they say `ready` is all the same, for buckets go in theirs.
+    A step: write each gradient (`gradients[i]`, such as `out=` of a product, or the `.grad` of torch's parameter by
+    `torch.from_dlpack`), say `ready(i)` on the stream that wrote it, and `wait()` before they are used. The last
+    gradient goes into the first bucket, for a backward pass ends with the first. All ranks have the same shapes; in
+    which order they say `ready` is all the same, for buckets go in theirs.
 
     Attributes:
         gradients: a tensor for each shape, in the order of the shapes, dense; the memory is of the buckets.
@@ -88,6 +90,7 @@ class GradientBuckets:
         while self._next < self.count and not self._missing[self._next]:
             bucket = self._buckets[self._next]
             self._next += 1
+            self._beside.stream.wait_for(self._current())  # another library's writes, too
             with self._beside.stream:
                 all_reduce(bucket, comm=self._beside.comm, out=bucket, reduce=self._reduce)
 
@@ -99,7 +102,13 @@ class GradientBuckets:
         late = sorted(place for missing in self._missing for place in missing)
         if late:
             raise BadRequest("gradients", f"{late} not ready", "ready(i) for each of them")
-        device: Any = self._beside.device
-        device.executor().stream.wait_for(self._beside.stream)
+        if not self._beside.device.is_host:
+            stream = self._current()
+            for bucket in self._buckets:  # now, so that writes of the next step wait for no sum of that step
+                bucket.storage.use(stream, write=True)
         self._begin()
         return self.gradients
+
+    def _current(self) -> Stream:
+        stream: Stream = self._beside.device.executor().stream
+        return stream

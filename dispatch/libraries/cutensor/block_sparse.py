@@ -18,6 +18,7 @@ from dispatch.core.request import Argument, Plan
 from dispatch.errors import Refused
 from dispatch.libraries.cublas.scalars import HostNumber
 from dispatch.libraries.cutensor.descriptors import COMPUTE, REFUSALS, Owned, mode_numbers
+from dispatch.libraries.cutensor.failures import failure
 from dispatch.libraries.cutensor.handle import handle_of
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ class Addresses:
 class BlockSparsePlan(Plan):
     """D = alpha · Σ A · B + beta · C; Refused where cuTENSOR has no kernel for it."""
 
-    __slots__ = ("_executor", "_handle", "_keep", "_lists", "_memory", "_numbers", "_plan", "_workspace")
+    __slots__ = (
+        *("_adds", "_executor", "_handle", "_keep", "_lists", "_memory", "_numbers", "_plan", "_workspace", "_zeroed"),
+    )
 
     def __init__(
         self,
@@ -69,8 +72,11 @@ class BlockSparsePlan(Plan):
         dtype: Dtype,
         *,
         reproducible: bool,
+        zeroed: int = 0,
     ) -> None:
+        """`zeroed` is how many bytes of the result are set to 0 first, unless it is what is added."""
         super().__init__(row, capture_safe=False)
+        self._zeroed, self._adds = zeroed, sides[2].place != sides[3].place
         self._executor, self._handle = executor, handle_of(executor)
         compute: Any = row.compute
         try:
@@ -78,7 +84,7 @@ class BlockSparsePlan(Plan):
         except CutensorError as error:
             if error.name in REFUSALS:
                 raise Refused(f"cuTENSOR has no kernel for it: {error}") from error
-            raise
+            raise failure(executor, error) from error
         self._memory, address = self._handle.memory(executor, needed) if needed else (None, 0)
         self._workspace = ctypes.c_void_p(address or None), needed
         self._lists = tuple(Addresses(side, dtype.itemsize) for side in sides)
@@ -125,6 +131,9 @@ class BlockSparsePlan(Plan):
         for one in self._lists:
             address: Any = arguments[one.place]  # addresses are ints
             one.begin_at(address)
+        added, out = (arguments[one.place] for one in self._lists[2:])
+        if self._zeroed and not (self._adds and added == out):
+            driver.cuMemsetD8Async(out, 0, self._zeroed, self._executor.target.value)
         a, b, c, d = (one.array for one in self._lists)
         alpha, beta = self._numbers
         alpha.set(arguments[-2])
@@ -134,8 +143,7 @@ class BlockSparsePlan(Plan):
             *(*self._workspace, self._handle.c_stream),
         )
         if status:
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
-            raise cutensor.cutensorBlockSparseContract.error(status)
+            raise failure(self._executor, cutensor.cutensorBlockSparseContract.error(status))
 
 
 class ZeroPlan(Plan):

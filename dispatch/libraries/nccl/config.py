@@ -25,6 +25,7 @@ NAMES = {
     "comm_name":        "commName",       "collnet_enable": "collnetEnable", "cta_policy": "CTAPolicy",
     "shrink_share":     "shrinkShare",    "nvls_ctas": "nvlsCTAs",
     "channels_per_net_peer": "nChannelsPerNetPeer", "nvlink_centric_sched": "nvlinkCentricSched",
+    "graph_usage_mode": "graphUsageMode",
 }
 # fmt: on
 
@@ -47,6 +48,8 @@ class NcclConfig:
         nvls_ctas: thread blocks of NVLink SHARP.
         channels_per_net_peer: how many channels go to each rank over a network.
         nvlink_centric_sched: whether kernels are placed for NVLink.
+        graph_usage_mode: 0 where no CUDA graph will have its calls, which spares NCCL what orders the two, and this
+            library refuses captures then; 1 for one graph alone, 2 for both, as usual.
     """
 
     blocking: bool = True
@@ -63,6 +66,7 @@ class NcclConfig:
     nvls_ctas: int | None = None
     channels_per_net_peer: int | None = None
     nvlink_centric_sched: int | None = None
+    graph_usage_mode: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):

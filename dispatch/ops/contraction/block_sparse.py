@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dispatch.keys import Dtype
 
-__all__ = ["ALIGNMENT", "BlockSparseForm", "check_form", "places", "reachable", "size_of"]
+__all__ = ["ALIGNMENT", "BlockSparseForm", "check_form", "has_gaps", "places", "reachable", "size_of"]
 
 Shape = tuple[int, ...]
 ALIGNMENT = 256  # bytes: at multiples of it blocks begin, as memory of their own would
@@ -34,7 +34,7 @@ class BlockSparseForm:
     """What of a block-sparse tensor is no memory.
 
     Its elements lie in one dense tensor of one axis: the blocks one behind another, each in C order, from multiples of
-    256 bytes on. What lies between them is nobody's.
+    256 bytes on. What lies between them is not read, and is 0 in results, unless they are what they are added to.
 
     Attributes:
         sections: for each axis the extents of its sections, each 1 or more: ((4, 2), (2, 3, 7)).
@@ -125,6 +125,11 @@ def places(form: BlockSparseForm, dtype: Dtype) -> tuple[int, ...]:
 def size_of(form: BlockSparseForm, dtype: Dtype) -> int:
     """The elements of the tensor of one axis that holds a form's blocks."""
     return places(form, dtype)[-1]
+
+
+def has_gaps(form: BlockSparseForm, dtype: Dtype) -> bool:
+    """Whether anything lies between blocks."""
+    return size_of(form, dtype) != sum(math.prod(form.shape_of(block)) for block in form.blocks)
 
 
 @lru_cache(1024)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dispatch.libraries.cutensor.block_sparse import BlockSide, BlockSparsePlan, ZeroPlan
 from dispatch.libraries.cutensor.calls import IdlePlan
-from dispatch.ops.contraction.block_sparse import places
+from dispatch.ops.contraction.block_sparse import has_gaps, places
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -32,4 +32,5 @@ def plan(request: ContractBlockSparseRequest, executor: CudaExecutor, row: Row) 
 
     added = side("c" if request.reads_c else "out")  # which a factor of 0 leaves unread
     sides = (side("a"), side("b"), added, side("out"))
-    return BlockSparsePlan(executor, row, sides, request.a.dtype, reproducible=request.reproducible)
+    zeroed = out.high - out.low if has_gaps(request.d_form, request.a.dtype) else 0
+    return BlockSparsePlan(executor, row, sides, request.a.dtype, reproducible=request.reproducible, zeroed=zeroed)

@@ -238,13 +238,21 @@ class ContractExpression:
 
     def __call__(self, *operands: Any, out: Any = None) -> Any:
         """The contraction of some operands; BadRequest for others than were said."""
-        given = tuple(tuple(one.shape) if hasattr(one, "shape") else None for one in operands)
-        if given != self.shapes:
+        try:
+            fits = len(operands) == len(self.shapes) and all(map(_has_shape, operands, self.shapes))
+        except AttributeError:  # of what has no shape
+            fits = False
+        if not fits:
+            given = tuple(tuple(one.shape) if hasattr(one, "shape") else None for one in operands)
             raise BadRequest("operands", shown(given), f"tensors of the shapes {self.shapes}")
         return einsum(self.spec, *operands, out=out, **self._options)
 
     def __repr__(self) -> str:
         return f"<ContractExpression {self.spec} of {', '.join(map(str, self.shapes))}>"
+
+
+def _has_shape(one: Any, shape: tuple[int, ...]) -> bool:
+    return bool(one.shape == shape)
 
 
 def contract_expression(spec: Any, *shapes: Any, **options: Any) -> ContractExpression:

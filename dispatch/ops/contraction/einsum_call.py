@@ -75,9 +75,12 @@ def call(
     """The way through what is remembered of calls, else through a request."""
     if unknown or spec is None or operands is None:
         refuse_arguments("einsum", EinsumRequest, more, unknown)
-    spec, tensors = spread_out(spec, (operands, *more))
-    if isinstance(spec, list):
-        spec = tuple(tuple(term) if isinstance(term, list) else term for term in spec)
+    if type(spec) is str and not isinstance(operands, (list, tuple)):  # as nearly all calls are
+        tensors: tuple[Any, ...] = (operands, *more)
+    else:
+        spec, tensors = spread_out(spec, (operands, *more))
+        if isinstance(spec, list):
+            spec = tuple(tuple(term) if isinstance(term, list) else term for term in spec)
     if isinstance(optimize, list):
         optimize = tuple(tuple(step) if isinstance(step, list) else step for step in optimize)
     return remembered(spec, tensors, conj, optimize, memory_limit, compute, library, autotune, out)

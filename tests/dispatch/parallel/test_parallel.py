@@ -93,6 +93,34 @@ def test_ranks_agree_on_the_number_that_the_slowest_is_quickest_with(monkeypatch
         assert world.run(run) == [2, 2]  # the third of the candidates, 4 chunks
 
 
+def test_ranks_whose_shards_differ_in_size_measure_at_once(monkeypatch):
+    """One that had measured before, and another that had not, would wait for one another for ever."""
+    from dispatch.parallel import shards
+
+    keys = {}
+    monkeypatch.setattr(
+        shards, "in_chunks", lambda run, _given, _rows, key, beside: keys[beside.comm.rank].append(key) or run(2)
+    )
+
+    def run(world):
+        rank, device, comm = world.rank, world.device, world.communicator
+        keys[rank] = []
+        rng = np.random.default_rng(0)
+        a, b = rng.standard_normal((8, 6)), rng.standard_normal((6, 10))
+        inner, outer = (slice(0, 2), slice(2, 6))[rank], (slice(0, 7), slice(7, 10))[rank]
+        x, w = device.array(np.ascontiguousarray(a[:, inner])), device.array(b[inner])
+        found = parallel.matmul_all_reduce(x, w, comm=comm)
+        mine = device.array(a[4 * rank : 4 * rank + 4])
+        columns = parallel.all_gather_matmul(mine, device.array(np.ascontiguousarray(b[:, outer])), comm=comm)
+        np.testing.assert_allclose(found.numpy(), a @ b, rtol=1e-12)
+        np.testing.assert_allclose(columns.numpy(), (a @ b)[:, outer], rtol=1e-12)
+
+    with dp.World.local(["host"] * 2, deadline=60) as world:
+        world.run(run)
+    assert keys[0] == keys[1]
+    assert len(set(keys[0])) == 2
+
+
 # -- the schedule -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("stages", "count"), [*itertools.product((1, 2, 3, 5, 8), (1, 2, 3, 7, 16))])
 def test_no_stage_waits_for_ever_where_each_message_waits_for_its_receiver(stages, count):
@@ -203,3 +231,41 @@ def test_rows_come_back_in_their_order_whatever_they_are():
 
     with dp.World.local(["host"] * 3, deadline=60) as world:
         assert world.run(run) == [True] * 3
+
+
+def test_gradients_of_torch_lie_in_buckets_and_go_round_as_autograd_writes_them():
+    torch = pytest.importorskip("torch")
+
+    def made():
+        torch.manual_seed(3)
+        return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
+
+    x, y = torch.randn(12, 8, generator=torch.Generator().manual_seed(1)), torch.arange(12) % 10
+
+    def train(network, rows, averaged=lambda: None):
+        for _ in range(5):
+            for each in network.parameters():
+                if each.grad is not None:
+                    each.grad.zero_()
+            torch.nn.functional.cross_entropy(network(x[rows]), y[rows]).backward()
+            averaged()
+            with torch.no_grad():
+                for each in network.parameters():
+                    each.sub_(0.1 * each.grad)
+        return [each.detach().numpy().copy() for each in network.parameters()]
+
+    def run(world):
+        network = made()
+        parameters = list(network.parameters())
+        shapes = [tuple(each.shape) for each in parameters]
+        own = parallel.GradientBuckets(shapes, comm=world.communicator, bucket_bytes=1000)
+        for place, (each, gradient) in enumerate(zip(parameters, own.gradients, strict=True)):
+            each.grad = torch.from_dlpack(gradient)
+            each.register_post_accumulate_grad_hook(lambda _, place=place: own.ready(place))
+        return train(network, slice(6 * world.rank, 6 * world.rank + 6), own.wait)
+
+    with dp.World.local(["host"] * 2, deadline=60) as world:
+        one, other = world.run(run)
+    for a, b, alone in zip(one, other, train(made(), slice(None)), strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, alone, atol=1e-6)
