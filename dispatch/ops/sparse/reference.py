@@ -29,16 +29,8 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.ops.sparse.form import SparseForm
 
-__all__ = [
-    "coordinates",
-    "evaluate",
-    "flaws",
-    "matrix_of",
-    "numpy_check",
-    "numpy_compressed",
-    "numpy_dense_count",
-    "scipy_sparse",
-]
+__all__ = ["coordinates", "evaluate", "flaws", "matrix_of", "numpy_check", "numpy_compressed", "numpy_dense_count"]
+__all__ += ["scipy_sparse"]
 
 NEEDS_SCIPY = "needs scipy: pip install 'cudabind[host]'"
 
