@@ -33,6 +33,7 @@ __all__ += ["SparseLu", "factorized", "splu", "spsolve"]
 __all__ += ["LinAlgError", "bicgstab", "cg", "gmres", "minres"]
 
 N = Operation.N
+BATCH = 3  # axes
 MOST_COUNTED = 1024
 _counted: dict[tuple[SparseForm, SparseForm], int] = {}  # the elements of products of fixed patterns
 _stamps = count(1)
@@ -69,8 +70,9 @@ def spmm(
     autotune: bool = False,
     out: Any = None,
 ) -> Any:
-    """alpha · op(A) · B + beta · C of a dense B: the request `spmm`."""
-    return ops.spmm(
+    """alpha · op(A) · B + beta · C of a dense B: the request `spmm`, or `spmm_batched` of a batch (batch, n, k)."""
+    function = ops.spmm_batched if getattr(b, "ndim", 2) == BATCH else ops.spmm
+    return function(
         *of(a).parts, b, c=c, alpha=alpha, beta=beta, trans=trans, algorithm=algorithm, autotune=autotune, out=out
     )
 
