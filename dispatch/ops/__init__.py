@@ -28,7 +28,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "rope":           ("own",                 ("rope",)),
     "attention_merge": ("own",                ("attention_merge",)),
     "gated":          ("own",                 ("gated_activation", "gated_activation_bwd")),
-    "fft":            ("cufft own_fft",       ("dft", "callback_dft", "dct", "dst", "roll")),
+    "fft":            ("cufft own_fft",       ("dft", "callback_dft", "half_dft", "dct", "dst", "roll")),
     "contraction":    ("contract_cublaslt cutensor cutensor_block_sparse einsum", (
                                                "contract", "contract_trinary", "contract_block_sparse",
                                                "reduce_modes", "permute",
@@ -65,7 +65,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
 # A file with rows for some of its family's ops alone, and these.
 ONLY = {
     "own_blas":       ("axpy", "nrm2", "symv", "hemv"),
-    "cufft":          ("dft", "callback_dft", "dct", "dst"),
+    "cufft":          ("dft", "callback_dft", "half_dft", "dct", "dst"),
     "contract_cublaslt": ("contract",),
     "cutensor":       ("contract", "contract_trinary", "reduce_modes", "permute", "elementwise_binary",
                        "elementwise_trinary"),

@@ -142,6 +142,7 @@ EXPLAINED = {  # what the name of the row says, and what the request does; all f
     "gated_activation --dtype bf16 --shape 512x2816 --mode gelu": ("bf16→bf16 32F sm_80 own", "up bf16[512, 2816], mode=GELU"),
     "gated_activation_bwd --dtype f64 --shape 64x128 --mode geglu": ("f64→f64 64F sm_75 own", "dy f64[64, 128], mode=GELU"),
     "dft --dtype f32 --shape 8x64 --kind r2c --axes 1": ("f32→c64 sm_75 cufft", "kind=R2C, s=None, axes=1"),
+    "half_dft --dtype f16 --shape 8x64 --kind r2c --axes 1": ("f16→f16 sm_75 cufft", "kind=R2C, s=None, axes=1"),
     "callback_dft --dtype u8 --shape 8x64 --kind r2c --axes 1 --precision f32": ("f32→c64 sm_75 cufft", "load=None, store=None"),
     "roll --dtype bf16 --shape 8x64 --shift 3": ("bf16→bf16 sm_75 own", "shift=3, axis=None"),
     "ctc_loss --dtype f32 --shape 50x8x30 --max-label-length 10": ("f32→f32 32F sm_75 cudnn", "labels i32[80]"),
