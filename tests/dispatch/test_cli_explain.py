@@ -117,6 +117,7 @@ EXPLAINED = {  # what the name of the row says, and what the request does; all f
     "coo2csr --rows 9:i32 --m 4": ("i32→i32 sm_75 cusparse", "rows i32[9]"),
     "csr2coo --rows 5:i32 --nnz 9": ("i32→i32 sm_75 cusparse", "nnz=9"),
     f"sparse_check --values 9:f32 {PATTERN}": ("f32→i64 sm_75 own", "columns i32[9]"),
+    "spmm_batched --values 2x9:f64 --rows 5:i32 --columns 2x9:i32 --form format=csr,shape=4x6 --b 2x6x3:f64": ("f64→f64 sm_75 cusparse", "b f64[2, 6, 3]"),
     f"ilu0 --values 9:f64 {SQUARE}": ("f64→f64 sm_75 cusparse", "columns i32[9]"),
     f"ic0 --values 9:c64 {SQUARE}": ("c64→c64 sm_75 cusparse", "columns i32[9]"),
     "prune_nnz --a 4x6:f32 --threshold 0.5": ("f32→i64 sm_75 cusparse", "threshold=0.5"),

@@ -158,8 +158,8 @@ class Making:
         """What is added is where the result is to be, for that is overwritten."""
         request = self.request
         if request.reads_added:
-            target, source = request.layout_of("out"), request.layout_of(name)
-            self.steps.copy(*(lines_of(layout, request.place_of(n)) for layout, n in ((source, name), (target, "out"))))
+            source, target = (lines_of(request.layout_of(one), request.place_of(one)) for one in (name, "out"))
+            self.steps.copy(source, target)
 
     # -- the ops ------------------------------------------------------------------------------------------------------
     def multiply_vector(self) -> Plan:
