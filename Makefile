@@ -57,6 +57,7 @@ $(VENV)/.ready-cublas:
 	$(call install,$(CUBLAS_EXTRAS),$(CUBLAS_SIZE))
 $(READY) $(VENV)/.ready-host $(VENV)/.ready-cublas: pyproject.toml
 
+# What is installed is compiled when it is first imported: a third of pip's time, most of it for what nobody imports.
 # Debian's python3 has no ensurepip unless python3-venv is installed; virtualenv brings a pip of its own, and a --target
 # install leaves the system's packages alone.
 define install
@@ -68,7 +69,7 @@ define install
     $(PYTHON) -m pip install --quiet --target $(VENV)/bootstrap virtualenv && \
     PYTHONPATH=$(VENV)/bootstrap $(PYTHON) -m virtualenv --quiet $(VENV) && rm -rf $(VENV)/bootstrap; } || { \
     echo "make: no environment could be made: install python3-venv, or name another PYTHON" >&2; exit 1; }
-$(PY) -m pip install --editable '.[$(1)]'
+$(PY) -m pip install --no-compile --editable '.[$(1)]'
 @touch $@
 endef
 

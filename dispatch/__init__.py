@@ -48,6 +48,7 @@ from dispatch.keys import ScaleMode as ScaleMode
 from dispatch.ops import FAMILIES as _FAMILIES
 
 if TYPE_CHECKING:
+    from dispatch import parallel as parallel
     from dispatch import signal as signal
     from dispatch.core.call_counter import CallCounter as CallCounter
     from dispatch.core.host_plan import numpy_call as numpy_call
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from dispatch.libraries.nvrtc.kernel import Launch as Launch
     from dispatch.ops import graph as _graph
     from dispatch.ops.activation import *
+    from dispatch.ops.attention_merge import *
     from dispatch.ops.blas import *
     from dispatch.ops.collective import *
     from dispatch.ops.contraction import *
@@ -114,6 +116,7 @@ _MODULES = {
     "evt": "dispatch.libraries.cutlass.evt",
     "fft": "dispatch.ops.fft.doors",
     "linalg": "dispatch.ops.linalg.doors",
+    "parallel": "dispatch.parallel",
     "random": "dispatch.ops.random.generator",
     "signal": "dispatch.signal",
     "sparse": "dispatch.ops.sparse.doors",

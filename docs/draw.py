@@ -30,6 +30,7 @@ FLOORS = (
     ("libraries", "handles, descriptors, kernels"),
     ("ops", "requests, rules, references, plans"),
     ("signal", "functions of several ops"),
+    ("parallel", "shards, buckets, rings, stages"),
     ("table", "rows, and the choice of one"),
     ("bind", "request to plan; prepared calls"),
     ("world", "ranks, and their communicators"),

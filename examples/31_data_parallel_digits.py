@@ -1,7 +1,8 @@
 """Train a network on handwritten digits with its batches split over ranks, and see that it learns the same as on one.
 
-Every rank has the whole network and a share of each batch. Gradients are averaged in one `all_reduce` of a buffer that
-holds them all, and are the same on every rank then, as are the weights. On two GPUs NCCL does it, on the host threads:
+Every rank has the whole network and a share of each batch. Gradients lie in buckets, each of which is averaged as soon
+as it is complete, beside the rest of the backward pass; they are the same on every rank then, as are the weights. On
+two GPUs NCCL does it, on the host threads or MPI:
 
     python examples/31_data_parallel_digits.py --device cuda --ranks 2
     torchrun --nproc-per-node 2 examples/31_data_parallel_digits.py --start torchrun
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import dispatch as dp
+from dispatch import parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,18 +53,15 @@ def load() -> Data:
 
 
 class Network:
-    """Two layers, all of whose gradients lie in one buffer, one behind the other."""
+    """Two layers, whose gradients lie in buckets."""
 
-    def __init__(self, device: dp.Device) -> None:
+    def __init__(self, world: Any) -> None:
         rng = np.random.default_rng(2)
-        self.device = device
+        self.device = device = world.device
         shapes = list(itertools.pairwise(SIZES))
         self.weights = [device.array(rng.standard_normal(s) * np.sqrt(2 / s[0]), "f32") for s in shapes]
-        self.gradients = device.zeros((sum(a * b for a, b in shapes),))
-        starts = np.cumsum([0, *(a * b for a, b in shapes)])
-        self.views = [
-            self.gradients[int(i) : int(j)].reshape(s) for i, j, s in zip(starts, starts[1:], shapes, strict=False)
-        ]
+        # Of so small a network one bucket would do; with a layer in each the last one's goes round at once.
+        self.buckets = parallel.GradientBuckets(shapes, comm=world.communicator, bucket_bytes=16 << 10)
 
     def forward(self, x: dp.Tensor) -> tuple[dp.Tensor, dp.Tensor]:
         """The hidden layer, and the scores."""
@@ -76,27 +75,28 @@ class Network:
         d_scores = dp.softmax(scores).numpy()
         d_scores[np.arange(len(y)), y] -= 1
         d = self.device.array(d_scores / len(y))
-        dp.matmul(hidden.T, d, out=self.views[1])
+        dp.matmul(hidden.T, d, out=self.buckets.gradients[1])
+        self.buckets.ready(1)
         d_hidden = dp.matmul(d, self.weights[1].T)
         d_hidden = self.device.array(d_hidden.numpy() * (hidden.numpy() > 0))
-        dp.matmul(inputs.T, d_hidden, out=self.views[0])
+        dp.matmul(inputs.T, d_hidden, out=self.buckets.gradients[0])
+        self.buckets.ready(0)
 
     def descend(self) -> None:
-        """A step against the gradients."""
-        for weight, gradient in zip(self.weights, self.views, strict=True):
+        """A step against the mean of all ranks' gradients."""
+        for weight, gradient in zip(self.weights, self.buckets.wait(), strict=True):
             weight.copy_from(weight.numpy() - RATE * gradient.numpy())
 
 
 def train(world: Any, epochs: int) -> tuple[float, np.ndarray]:
     """One rank's part: the accuracy, and all weights."""
-    data, network = load(), Network(world.device)
+    data, network = load(), Network(world)
     rng, share = np.random.default_rng(4), BATCH // world.size
     for _ in range(epochs):
         order = rng.permutation(len(data.x))  # the same on every rank
         for first in range(0, len(order) - BATCH + 1, BATCH):
             mine = order[first + world.rank * share : first + (world.rank + 1) * share]
             network.backward(data.x[mine], data.y[mine])
-            dp.all_reduce(network.gradients, comm=world.communicator, reduce="avg", out=network.gradients)
             network.descend()
     _, scores = network.forward(world.device.array(data.x_test))
     accuracy = float((scores.numpy().argmax(1) == data.y_test).mean())

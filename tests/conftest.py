@@ -7,7 +7,9 @@ import functools
 import gc
 import importlib
 import os
+import shutil
 import sys
+import tempfile
 import threading
 import time
 import zlib
@@ -38,6 +40,7 @@ TURNS = {HERE / "test_examples.py": -1, HERE / "dispatch/isolate/test_chaos.py":
 BY_MODULE = HERE / "cudabind/proof/modules"
 PATIENCE = 120  # seconds that a thread of a closed supervisor has to end, on a machine that has other things to do
 SEED = pytest.StashKey[int]()
+LINKER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
 # Worker processes are interpreters of their own: let a crash in one of them show where it was, too.
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
@@ -56,6 +59,21 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.seed = str(config.stash[SEED])  # which pytest-xdist's workers are given
     if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): not enforced, pytest-timeout is not installed")
+    link_fast(config)
+
+
+def link_fast(config: pytest.Config) -> None:
+    """Have gcc find gold where there is one: hundreds of small libraries are linked, each in 30 ms less with UBSan."""
+    if (gold := shutil.which("ld.gold")) and "COMPILER_PATH" not in os.environ:
+        config.stash[LINKER] = folder = tempfile.TemporaryDirectory(prefix="linker")
+        Path(folder.name, "ld").symlink_to(gold)
+        os.environ["COMPILER_PATH"] = folder.name
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if folder := config.stash.get(LINKER, None):
+        del os.environ["COMPILER_PATH"]
+        folder.cleanup()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -87,7 +87,13 @@ def test_training_on_a_gpu_that_is_not_there_ends_in_a_sentence_and_says_what_to
 
 
 @pytest.mark.parametrize(
-    "example", [path for path in EXAMPLES if path not in (TRAIN_DIGITS, TRAIN_CNN)], ids=lambda path: path.stem
+    "example",
+    [
+        # Torch learns ten times there, for 15 s.
+        pytest.param(path, marks=pytest.mark.exhaustive if path.stem == "15_beside_torch" else (), id=path.stem)
+        for path in EXAMPLES
+        if path not in (TRAIN_DIGITS, TRAIN_CNN)
+    ],
 )
 def test_an_example_runs_and_checks_itself(example: Path):
     if example.stem == "06_add_a_library" and (reason := why_no_library_can_be_added()):

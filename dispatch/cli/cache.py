@@ -1,6 +1,7 @@
 """`python -m dispatch cache [list | clear | path | precompile | export FILE | import FILE]`: what is kept on disk.
 
-That is what autotune has found (`autotune.py` writes it) and compiled kernels (`libraries/nvrtc/kernel_cache.py`).
+That is what autotune has found (`autotune.py` writes it), compiled kernels (`libraries/nvrtc/kernel_cache.py`), and
+what libraries keep of their own (`execute/library_cache.py`).
 This command looks at the files as a person would, deletes those and nothing else in the folder, and moves kernels in
 packs.
 """
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from dispatch.cli import print_aligned, print_json, say
 from dispatch.errors import DispatchError
 from dispatch.execute import private_files as private
+from dispatch.execute.library_cache import PATTERN as PATTERN_OF_LIBRARIES
+from dispatch.execute.library_cache import Stored
 from dispatch.execute.private_files import cache_folder
 
 if TYPE_CHECKING:
@@ -22,11 +25,11 @@ if TYPE_CHECKING:
 
     from dispatch.libraries.nvrtc.kernel_cache import Store
 
-__all__ = ["add_arguments", "entries", "kernels", "run"]
+__all__ = ["add_arguments", "entries", "kernels", "library_caches", "run"]
 
 PATTERN = "autotune-*.json*"  # with what a process that was killed while writing left behind
 ACTIONS = {
-    "list": "autotune's findings and the compiled kernels",
+    "list": "autotune's findings, compiled kernels, and what libraries keep of their own",
     "clear": "delete them",
     "path": "the folder they are in",
     "precompile": "compile the kernels of the table's rows now",
@@ -53,22 +56,23 @@ def run(options: argparse.Namespace) -> int:
     if options.action in ("precompile", "export", "import"):
         return _move(options)
     folder = cache_folder()
-    found, compiled = entries(folder), kernels(folder)
+    found, compiled, own = entries(folder), kernels(folder), library_caches(folder)
     removed = 0
     if options.action == "clear":
-        removed = sum(_remove(Path(entry["path"])) for entry in (*found, *compiled))
+        removed = sum(_remove(Path(entry["path"])) for entry in (*found, *compiled, *own))
     if options.json:
-        print_json({"folder": str(folder), "files": found, "kernels": compiled, "removed": removed})
+        facts = {"folder": str(folder), "files": found, "kernels": compiled, "caches": own, "removed": removed}
+        print_json(facts)
     elif options.action == "path":
         say(str(folder))
     elif options.action == "clear":
         say(f"removed {removed} files from {folder}")
     else:
-        _list(folder, found, compiled)
+        _list(folder, found, compiled, own)
     return 0
 
 
-def _list(folder: Path, found: list[dict[str, Any]], compiled: list[dict[str, Any]]) -> None:
+def _list(folder: Path, found: list[dict[str, Any]], compiled: list[dict[str, Any]], own: list[dict[str, Any]]) -> None:
     if found:
         lines = [(e["gpu"] or "?", e["library"] or "?", str(e["algorithms"]), e["state"], e["path"]) for e in found]
         print_aligned([("gpu", "library", "algorithms", "state", "file"), *lines])
@@ -78,7 +82,10 @@ def _list(folder: Path, found: list[dict[str, Any]], compiled: list[dict[str, An
     if compiled:
         lines = [(e["target"], f"{e['seconds']:.0f} s", str(e["bytes"]), e["state"], e["label"]) for e in compiled]
         print_aligned([("target", "compiled in", "bytes", "state", "kernel"), *lines])
-    if not found and not compiled:
+    if own:
+        kept = [(e["gpu"], e["library"], e["kind"], str(e["bytes"]), e["state"], e["path"]) for e in own]
+        print_aligned([("gpu", "library", "of its own", "bytes", "state", "file"), *kept])
+    if not found and not compiled and not own:
         say(f"{folder} holds nothing yet; requests with autotune=True fill it, and those whose kernels NVRTC compiles")
 
 
@@ -128,6 +135,23 @@ def kernels(folder: Path) -> list[dict[str, Any]]:
         else:
             facts |= {"target": entry.target, "seconds": entry.seconds, "label": entry.label}
             found.append(facts | {"kernel": entry.kernel, "toolchain": entry.toolchain, "state": "good"})
+    return found
+
+
+def library_caches(folder: Path) -> list[dict[str, Any]]:
+    """What libraries keep of their own in a folder: path, bytes, what it is, GPU, library, and whether it is sound."""
+    found = []
+    for path in sorted(folder.glob(PATTERN_OF_LIBRARIES)):
+        if not path.is_file():
+            continue
+        data = _data(path)
+        stored = Stored.unpack(data)
+        facts: dict[str, Any] = {"path": str(path), "bytes": len(data)}
+        if stored is None:
+            facts |= {"kind": "?", "gpu": "?", "library": "?", "state": "damaged: ignored, and written anew"}
+        else:
+            facts |= {"kind": stored.kind, "gpu": stored.gpu, "library": stored.library, "state": "good"}
+        found.append(facts)
     return found
 
 

@@ -314,6 +314,13 @@ def _rotated(call: Call) -> None:
     call.want("sin", call.want("cos", (1, *q[2:])), call.specs["cos"].dtype)
 
 
+def _merged(call: Call) -> None:
+    a = call.shape("a")
+    call.want("b", a, order=call.specs["a"].order)
+    for name in ("a_stats", "b_stats"):
+        call.want(name, (*a[:-1], 1), F32)
+
+
 def _rotation(call: Call) -> None:
     from dispatch.ops.blas.level1 import REAL
 
@@ -339,6 +346,7 @@ FILL: dict[str, Callable[[Call], Any]] = {  # by the name of a request class, or
     "SdpaBwdRequest": _attention,
     "CtcRequest": _alignments,
     "RopeRequest": _rotated,
+    "AttentionMergeRequest": _merged,
     "RotRequest": _rotation,
     "RotmRequest": lambda call: call.want("param", (5,)),
     "RotgRequest": _numbers,

@@ -229,7 +229,10 @@ class Table:
 
     def _set(self, rows: tuple[Row, ...]) -> None:
         self._rows = rows
-        self._by_op = {op: tuple(row for row in rows if row.op == op) for op in dict.fromkeys(row.op for row in rows)}
+        by_op = {row.op: list[Row]() for row in rows}
+        for row in rows:
+            by_op[row.op].append(row)
+        self._by_op = {op: tuple(found) for op, found in by_op.items()}
         self._by_dtypes = {}  # last: who fills the old one may have looked at the old rows
 
     def of(self, op: str) -> tuple[Row, ...]:
@@ -263,8 +266,7 @@ class Table:
         """Those that are in."""
         known = self._by_dtypes
         key = (op, *(None if dtype is None else dtype.cuda for dtype in dtypes))
-        found = known.get(key)
-        if found is None:
+        if (found := known.get(key)) is None:
             rows = self._by_op.get(op, ())
             found = known[key] = tuple(row for row in rows if row.dtypes == dtypes[: len(row.dtypes)])
         return found
@@ -364,8 +366,7 @@ def _fuses(fusion: Fusion, wanted: Signature, added: tuple[Dtype | None, ...]) -
 
 def refusals(row: Row, request: Request, wanted: Signature, asked: dict[Rule, str] | None = None) -> list[Refusal]:
     """Why a row does not take a request; nothing where `accepts` says so; `asked` keeps what rules said for all."""
-    reasons, asked = [], {} if asked is None else asked
-    count = len(row.dtypes)
+    reasons, asked, count = [], {} if asked is None else asked, len(row.dtypes)
     if not row.of(wanted.library):
         reasons.append(Refusal(Kind.OTHER_LIBRARY, row.stands_for or row.library, wanted.library))
     if wanted.dtypes[:count] != row.dtypes:

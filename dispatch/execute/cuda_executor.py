@@ -69,12 +69,13 @@ class CudaExecutor(CapturableExecutor):
         self._workspace: Workspace | None = None
         self.relocations = Relocations()
         self._calling: set[Plan] = set()
+        self._mode = ctypes.c_int()  # of captures, of the thread that calls; one within has its own
+        self._c_mode = ctypes.byref(self._mode)
         self.launches = Launches(stream, ctypes.c_void_p(stream.c_handle.value))
         self._scalars: dict[tuple[complex, int], int] = {}
         self._pages: list[Tensor] = []  # of the numbers, and those of the ones before
-        self._outgrown: list[Tensor] = []
         self._slots: list[int] = []  # of the latest page, that have no number yet
-        self._zeros: list[Tensor] = []
+        self._outgrown, self._zeros = list[Tensor](), list[Tensor]()
 
     def _make(self, request: Request) -> Plan:
         # What rows make, handles and events and modules, belongs to the current context.
@@ -165,38 +166,34 @@ class CudaExecutor(CapturableExecutor):
         self, plan: Plan, arguments: tuple[Argument, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]
     ) -> None:
         with self._calls:
-            self._enqueue_alone(plan, arguments, reads, writes)
-
-    def _enqueue_alone(
-        self, plan: Plan, arguments: tuple[Argument, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]
-    ) -> None:
-        if plan.is_bare:
-            plan.hold((*reads, *writes))
-        if plan.counter is not None:
-            arguments = (*arguments, plan.counter.take())
-        if self.captured:
-            self._enqueue_captured(plan, arguments, reads, writes)
-            return
-        self.wait_for_uses(reads, writes)
-        relocation = plan.relocation
-        if relocation is None:
-            self.call(plan, arguments)
-            if plan.relocation is None:  # a finalizer may have called it, too
-                plan.relocation = PlanRelocation(plan)
-            return
-        if relocation.graphs:
-            status = relocation.other(plan, arguments)
-            if not status:
+            if plan.is_bare:
+                plan.hold((*reads, *writes))
+            if plan.counter is not None:
+                arguments = (*arguments, plan.counter.take())
+            if self.captured:
+                self._enqueue_captured(plan, arguments, reads, writes)
                 return
-            if status != MISFIT:
-                self.failed(status)
-        self.call(plan, arguments)
-        relocation.calls += 1
-        if relocation.calls == AGAIN:
-            self.relocations.wait(plan, arguments)
-        if relocation.calls >= relocation.due or relocation.graphs:
-            with self.device.context:  # which memsets are told
-                relocation.follow(self, plan, arguments)
+            if reads or writes:
+                self.wait_for_uses(reads, writes)
+            relocation = plan.relocation
+            if relocation is None:
+                self.call(plan, arguments)
+                if plan.relocation is None:  # a finalizer may have called it, too
+                    plan.relocation = PlanRelocation(plan)
+                return
+            if relocation.graphs:
+                status = relocation.other(plan, arguments)
+                if not status:
+                    return
+                if status != MISFIT:
+                    self.failed(status)
+            self.call(plan, arguments)
+            relocation.calls = calls = relocation.calls + 1
+            if calls == AGAIN:
+                self.relocations.wait(plan, arguments)
+            if calls >= relocation.due or relocation.graphs:
+                with self.device.context:  # which memsets are told
+                    relocation.follow(self, plan, arguments)
 
     def relocate(self, plan: Plan, arguments: tuple[Argument, ...]) -> str:
         """Learn at once how a plan's call follows such arguments: "", or why it keeps the library's own."""
@@ -221,7 +218,11 @@ class CudaExecutor(CapturableExecutor):
         if len(self._scalars) > MAX_SCALARS:
             self._renew_scalars()
         self.launches.left -= KERNELS
-        context, mode = self.device.context, ctypes.byref(ctypes.c_int(RELAXED))  # as blocks they took 1 us longer
+        context, mode = self.device.context, self._c_mode  # as blocks they took 1 us longer
+        if self._calling:
+            mode = ctypes.byref(ctypes.c_int(RELAXED))
+        else:
+            self._mode.value = RELAXED
         if status := context.push():
             self.device.fail(status, "cuCtxPushCurrent")
         exchange = exchange_mode()

@@ -10,18 +10,21 @@ from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, I32, I64, Arch
 from dispatch.ops.sparse import (
+    batched_plan,
     compression_plan,
     cusparse_plan,
     ell_plan,
     ell_rules,
     gpsv_plan,
     gtsv_plan,
+    incomplete_plan,
     pruning_plan,
     rules,
     sorting_plan,
     vectors_plan,
 )
 from dispatch.ops.sparse.ell_reference import numpy_ell
+from dispatch.ops.sparse.incomplete_reference import numpy_incomplete
 from dispatch.ops.sparse.pentadiagonal import adjacent
 from dispatch.ops.sparse.pruning_reference import numpy_pruning
 from dispatch.ops.sparse.reference import scipy_sparse
@@ -39,6 +42,7 @@ PAIRS    = (*ANY, rules.reused)
 DENSE_A  = (rules.aligned, rules.lines, rules.results)
 VECTOR   = (*ANY, rules.blocks, rules.vectors)
 MATRIX   = (*ANY, rules.blocks, rules.lines, rules.steady)
+STACKED  = (rules.aligned, rules.index_pair, rules.stacked_lines)
 SAMPLED  = (*ANY, rules.only_csr, rules.lines)
 SOLVE    = (*ANY, rules.formats_of_solves, rules.vectors)
 SOLVES   = (*ANY, rules.formats_of_solves, rules.lines)
@@ -54,6 +58,7 @@ EXCHANGE = (rules.aligned, rules.elements, rules.narrow, rules.results)
 H100 = ("H100",)
 SPMV     = ("cusparse", "cusparseSpMV", cusparse_plan, H100)
 SPMM     = ("cusparse", "cusparseSpMM", cusparse_plan, H100)
+BATCHED  = ("cusparse", "cusparseSpMM", batched_plan)
 SELL_MV  = ("cusparse", "cusparseSpMV", ell_plan, H100)
 ELL_MM   = ("cusparse", "cusparseSpMM", ell_plan)
 S_COUNT  = ("cusparse", "cusparseSpruneDense2csrNnz", pruning_plan, H100)
@@ -96,6 +101,7 @@ GPU_ROWS = (
     Row("spmm",              (F16, F32), None, MATRIX,   SM75, None, V12, *SPMM),
     Row("spmm",              (BF16, BF16), None, MATRIX,   SM80, None, V12, *SPMM),
     Row("spmm",              (BF16, F32), None, MATRIX,   SM80, None, V12, *SPMM),
+    *(Row("spmm_batched",    (one, one), None, STACKED,  SM75, None, V12, *BATCHED) for one in ALL),
     *(Row("sddmm",           (one, one), None, SAMPLED,  SM75, None, V12, *SDDMM) for one in ALL),
     *(Row("spsv",            (one, one), None, SOLVE,    SM75, None, V12, *SPSV) for one in ALL),
     *(Row("spsm",            (one, one), None, SOLVES,   SM75, None, V12, *SPSM) for one in ALL),
@@ -137,10 +143,19 @@ PRUNE_ROWS = (
     Row("prune_to_csr",     (F32, F32), None, DENSE_A, SM75, None, V12, *S_PRUNE),
     Row("prune_to_csr",     (F64, F64), None, DENSE_A, SM75, None, V12, *D_PRUNE),
 )
+PIVOTS = (rules.aligned, rules.narrow, rules.results, rules.any_elements)
+LETTERS = tuple(zip(ALL, "SDCZ", strict=True))
+FACTOR_ROWS = (
+    *(Row("ilu0", (one, one), None, PIVOTS, SM75, None, V12, "cusparse", f"cusparse{letter}csrilu02", incomplete_plan)
+      for one, letter in LETTERS),
+    *(Row("ic0",  (one, one), None, PIVOTS, SM75, None, V12, "cusparse", f"cusparse{letter}csric02", incomplete_plan)
+      for one, letter in LETTERS),
+)
 # fmt: on
 ON_NUMPY = (
+    *(on_host(row, numpy_incomplete, stands_for="cusparse") for row in FACTOR_ROWS),
     *(on_host(row, numpy_ell, stands_for="cusparse") for row in ELL_ROWS),
     *(on_host(row, numpy_pruning, stands_for="cusparse") for row in PRUNE_ROWS),
 )
 ON_SCIPY = tuple(on_host(row, scipy_sparse, library="scipy", stands_for="cusparse") for row in GPU_ROWS)
-ROWS = stated((*GPU_ROWS, *ELL_ROWS, *PRUNE_ROWS, *ON_NUMPY, *ON_SCIPY))
+ROWS = stated((*GPU_ROWS, *ELL_ROWS, *PRUNE_ROWS, *FACTOR_ROWS, *ON_NUMPY, *ON_SCIPY))

@@ -40,6 +40,7 @@ ORDER = (
     "curand",
     "contract_cublaslt",
     "cutensor",
+    "cutensor_block_sparse",
     "einsum",
     "nccl",
 )

@@ -2,9 +2,10 @@
 
 One process for each GPU is started by this one, with torchrun's variables; both sides run in the same processes, in
 turns, over the same memory, each with its own communicator of NCCL. Bus bandwidth is as nccl-tests has it: bytes a
-second, of all_reduce times 2(n-1)/n, of all_gather, reduce_scatter and all_to_all times (n-1)/n. Repeat:
-`python tests/benchmarks/bench_collectives.py [--quick] [--device cuda:0|host] [--json FILE]`; a minute on two GPUs. On
-the host it times threads of one process, without a peer.
+second, of all_reduce times 2(n-1)/n, of all_gather, reduce_scatter and all_to_all times (n-1)/n. Then sharded products
+beside the longer of their product and collective, and steps of training beside torch's DDP. Repeat:
+`python tests/benchmarks/bench_collectives.py [--quick] [--device cuda:0|host] [--json FILE]`; two minutes on two
+GPUs. On the host it times threads of one process, without a peer.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import parallel_races as races
 from command import command
 from report import Report, Target, judge, say, table
 
 import dispatch as dp
+from dispatch.libraries.nccl.config import NcclConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +38,7 @@ OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 OURS, TORCH = "dispatch", "torch.distributed"
 SMALL = "host time of all_reduce of 1 KiB, us"
 LEAST = "least share of torch's bus bandwidth"
+IDEAL, SCALES = "least share of the ideal", "least of DDP's step by ours"
 ENOUGH, SMALL_SHARE = 0.98, 0.5
 
 
@@ -136,9 +141,22 @@ def rank_main(quick: bool) -> None:
             for _ in range(200):
                 call()
             figures[f"{side}, {SMALL}"] = host_time(call, torch, 10 if quick else 60)
+        with suppress(dp.errors.Refused), without_graphs() as other:  # which older ones do not have
+            call = dp.prepare(dp.AllReduceRequest(x, comm=other.communicator, out=out))
+            for _ in range(200):
+                call()
+            figures[f"{OURS}, bound, no graphs, {SMALL}"] = host_time(call, torch, 10 if quick else 60)
+        figures["products"] = races.products(comm, quick, lambda call, n: seconds(call, n, torch, dist))
+        figures["training"] = races.training(world, rank, quick)
     dist.destroy_process_group()
     if rank == 0:
         print(json.dumps(figures))
+
+
+def without_graphs() -> Any:
+    """A world of the same ranks whose calls no CUDA graph will have."""
+    port = int(os.environ["MASTER_PORT"]) + 2
+    return dp.World.from_env(deadline=120, port=port, config=NcclConfig(graph_usage_mode=0))
 
 
 # -- all of them ------------------------------------------------------------------------------------------------------
@@ -206,12 +224,32 @@ def measure(device: dp.Device, quick: bool, report: Report) -> None:
             rows.append([f"{nbytes / MIB:g} MiB", f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.3f}"])
         say()
         table([f"{op}, bus bandwidth, GB/s", OURS, TORCH, "ratio"], rows)
-    small = [[side, f"{figures[f'{side}, {SMALL}']:.1f}"] for side in (OURS, f"{OURS}, bound", TORCH)]
+    sides = [
+        side for side in (OURS, f"{OURS}, bound", f"{OURS}, bound, no graphs", TORCH) if f"{side}, {SMALL}" in figures
+    ]
+    small = [[side, f"{figures[f'{side}, {SMALL}']:.1f}"] for side in sides]
     say()
     table([SMALL, "us"], small)
     sizes = SIZES[:4] if quick else SIZES
     figures[LEAST] = min(figures[f"{OURS}, {op}, {n}"] / figures[f"{TORCH}, {op}, {n}"] for op in OPS for n in sizes)
+    rows = []
+    shares = races.share_of_ideal(figures["products"])
+    for name, share in shares.items():
+        times = [figures["products"][f"{name} {what}"] * 1e3 for what in ("block", "product", "collective")]
+        rows.append([name, *(f"{t:.3f}" for t in times), f"{share:.3f}"])
+    say()
+    table(["m x k x n, bf16", "block, ms", "product", "collective", "share of the ideal"], rows)
+    say()
+    table(["training", "figure"], [[name, f"{value:.4g}"] for name, value in figures["training"].items()])
+    figures[IDEAL] = min(shares.values())
+    networks = [name.removesuffix(", DDP, ms") for name in figures["training"] if name.endswith(", DDP, ms")]
+    steps = [
+        figures["training"][f"{name}, DDP, ms"] / figures["training"][f"{name}, dispatch, ms"] for name in networks
+    ]
+    figures[SCALES] = min(steps)
     targets = [
+        Target("sharded products, the least share of the ideal", IDEAL, 0.9, at_least=True),
+        Target("a step of training, the least of DDP's time by ours", SCALES, 1.0, at_least=True),
         Target("bus bandwidth, the least share of torch's", LEAST, ENOUGH, at_least=True),
         Target("a small all_reduce on the host", f"{OURS}, {SMALL}", SMALL_SHARE, "us", f"{TORCH}, {SMALL}"),
         Target("the same, bound", f"{OURS}, bound, {SMALL}", SMALL_SHARE, "us", f"{TORCH}, {SMALL}"),

@@ -6,10 +6,14 @@ over a matrix product state and lattices of tensors: us of the GPU for one call,
 host for one call of a small contraction of three tensors at ever other addresses.
 
 Each result is held against torch's in double precision first. Candidates take turns, and the median counts. A ratio is
-the fastest peer's time over ours: above 1 ours is faster. What CuPy and nvmath are is printed as missing where they are
-not installed. Repeat:
-`python tests/benchmarks/bench_einsum.py [--quick] [--device cuda:0|host] [--json FILE] [--only TABLE,TABLE]`. On `host`
-sizes are tiny, the peer is NumPy, and it shows whether it runs.
+the fastest peer's time over ours: above 1 ours is faster. The share of the peak is of the time that a contraction would
+take at the rate of a large matrix product of its dtype, or at the bandwidth of a copy, whichever is longer; both are
+measured in the same run. What fails, a peer that is not installed too, is noted at the end, and the others go on.
+Repeat:
+`python tests/benchmarks/bench_einsum.py [--quick] [--device cuda:0|host] [--json FILE] [--only TABLE,TABLE]`. With
+`--quick` the largest tensor has 2^22 elements, there are 3 rounds in place of 9, and after 230 seconds no further
+contraction is begun, so that all tables have a part of the time; it says how many were left out. On `host` sizes are
+tiny, the peer is NumPy, and it shows whether it runs.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import math
+import statistics
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,9 +38,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 TABLES = ("f32", "tf32", "f64", "c64", "attention", "networks", "host")
-LARGEST = 1 << 24  # elements of a contraction's largest tensor
+TINY, SMALL, LARGEST = 1 << 8, 1 << 22, 1 << 24  # elements of a contraction's largest tensor
+SECONDS = 230  # after which --quick begins with no other contraction
 ROOM = 2 << 30  # bytes of all operand sets of a case
 ADDRESSES = 256
+KINDS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "complex64": "c64"}
 BOUNDS = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-4, "tf32": 2e-2, "float64": 1e-11, "complex64": 1e-4}
 TARGETS = (
     Target("each contraction to the best peer", "least", 0.97, at_least=True),
@@ -62,7 +70,8 @@ class Case:
     compute: str | None = None
 
     def __str__(self) -> str:
-        return self.spec if len(self.spec) < 40 else f"{len(self.shapes)} tensors of {self.shapes[0]} …"
+        what = self.spec if len(self.spec) < 40 else f"{len(self.shapes)} tensors"
+        return f"{what} {'x'.join(map(str, self.shapes[0]))} {KINDS[self.dtype]}"
 
     @property
     def flops(self) -> float:
@@ -81,9 +90,9 @@ def extents(spec: str, largest: int) -> dict[str, int]:
     return {mode: size for term in terms for mode in term}
 
 
-def cases(table: str, *, tiny: bool) -> Iterator[Case]:
+def cases(table: str, largest: int) -> Iterator[Case]:
     """The contractions of a table."""
-    known, largest = shapes_of(), 1 << 8 if tiny else LARGEST
+    known, tiny = shapes_of(), largest == TINY
     dtypes = {"f32": "float32", "tf32": "float32", "f64": "float64", "c64": "complex64"}
     if table in dtypes:
         for spec in known.TCCG[:: 12 if tiny else 1]:
@@ -92,7 +101,8 @@ def cases(table: str, *, tiny: bool) -> Iterator[Case]:
             yield Case(spec, shapes, dtypes[table], "tf32" if table == "tf32" else None)
     elif table == "attention":
         batch, heads, width = (1, 2, 4) if tiny else (4, 16, 128)
-        for length, dtype in itertools.product((8,) if tiny else (512, 2048, 4096), ("float16", "bfloat16")):
+        lengths = (8,) if tiny else (512, 2048) if largest == SMALL else (512, 2048, 4096)
+        for length, dtype in itertools.product(lengths, ("float16", "bfloat16")):
             tokens, weights = (batch, length, heads, width), (batch, heads, length, length)
             yield Case("bqhd,bkhd->bhqk", (tokens, tokens), dtype)
             yield Case("bhqk,bkhd->bqhd", (weights, tokens), dtype)
@@ -106,14 +116,17 @@ def cases(table: str, *, tiny: bool) -> Iterator[Case]:
             yield Case(spec, tuple(shapes), "float32")
 
 
-def drawn(case: Case, rng: np.random.Generator) -> list[Any]:
-    """Operands in torch's memory of the host."""
+def drawn(case: Case, generator: Any) -> list[Any]:
+    """Operands in torch's memory of the GPU."""
     import torch
 
-    kind, dtype = case.dtype.startswith("complex"), getattr(torch, case.dtype)
-    made = [rng.standard_normal((*shape, 2) if kind else shape, np.float32) for shape in case.shapes]
-    tensors = [torch.from_numpy(one / max(1.0, math.sqrt(one.shape[-1]))) for one in made]
-    return [(torch.view_as_complex(one) if kind else one).to(dtype) for one in tensors]
+    dtype = getattr(torch, case.dtype)
+    found = []
+    for shape in case.shapes:
+        kind = dtype if dtype.is_complex else torch.float32
+        made = torch.randn(shape, generator=generator, device="cuda", dtype=kind)
+        found.append((made / max(1.0, math.sqrt(shape[-1]))).to(dtype))
+    return found
 
 
 def calls(case: Case, sets: list[list[Any]], missing: dict[str, str]) -> dict[str, Callable[[int], Any]]:
@@ -177,37 +190,112 @@ def is_right(case: Case, name: str, call: Callable[[int], Any], sets: list[list[
     return attempt(f"{case}: {name}", work, missing) is not None
 
 
-def on_the_gpu(table: str, report: Report, missing: dict[str, str], *, quick: bool) -> tuple[list[float], list[float]]:
+class Peaks:
+    """What the GPU does at best, measured: operations a second in a product of large matrices, bytes in a copy."""
+
+    def __init__(self) -> None:
+        self._rates: dict[str, float] = {}
+
+    def seconds(self, case: Case, nbytes: int) -> float:
+        """What a contraction would take at these rates."""
+        return max(case.flops / self.rate("tf32" if case.compute else case.dtype), nbytes / self.rate("copy"))
+
+    def rate(self, kind: str) -> float:
+        """That of a dtype, or of "copy"."""
+        if kind not in self._rates:
+            self._rates[kind] = _rate(kind)
+        return self._rates[kind]
+
+    def figures(self) -> dict[str, float]:
+        return dict(self._rates)
+
+
+def _rate(kind: str) -> float:
+    """Operations a second of torch's product of matrices of 4096 rows, bytes a second of a copy of 1 GB."""
+    import torch
+
+    if kind == "copy":
+        x = torch.empty(1 << 29, dtype=torch.uint8, device="cuda")
+        out, amount = torch.empty_like(x), 2.0 * x.nbytes
+        run = lambda: out.copy_(x)  # noqa: E731
+    else:
+        dtype = getattr(torch, "float32" if kind == "tf32" else kind)
+        a = torch.ones((4096, 4096), dtype=dtype, device="cuda")
+        amount, run = 2.0 * 4096**3 * (4 if dtype.is_complex else 1), lambda: a @ a
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    best = math.inf
+    for _ in range(4):
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        best = min(best, begin.elapsed_time(end) / 1000)
+    return amount / best
+
+
+def on_the_gpu(
+    table: str, report: Report, missing: dict[str, str], peaks: Peaks, *, quick: bool, until: float
+) -> tuple[list[float], list[float]]:
     """Race the cases of a table; prints a line for each, and gives the ratios of the best peer and of torch to ours."""
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = table == "tf32"
-    rng, rows, ratios, to_torch = np.random.default_rng(7), {}, [], []
-    say(f"\n{table}: us of the GPU for one call, ratio of the best peer to ours, TFLOP/s")
-    for case in itertools.islice(cases(table, tiny=False), 4 if quick else None):
+    generator = torch.Generator("cuda").manual_seed(7)
+    rows: dict[str, Any] = {}
+    say(f"\n{table}: us of the GPU for one call | ratio of the best peer to ours, TFLOP/s, share of the peak")
+    left = 0
+    for case in cases(table, SMALL if quick else LARGEST):
+        if time.monotonic() > until:
+            left += 1
+            continue
 
-        def work(case: Case = case) -> None:
-            values = drawn(case, rng)
+        def work(case: Case = case) -> bool:
+            values = drawn(case, generator)
             nbytes = sum(one.nbytes for one in values)
-            count = max(1, min(4, ROOM // max(nbytes, 1)))
-            sets = [[one.cuda() for one in values] for _ in range(count)]
+            count = max(1, min(2 if quick else 4, ROOM // max(nbytes, 1)))
+            sets = [values, *([one.clone() for one in values] for _ in range(count - 1))]
             runs = calls(case, sets, missing)
             runs = {name: call for name, call in runs.items() if is_right(case, name, call, sets, missing)}
-            seconds, how = gpu_race(runs, sets=count, repeats=count * 2, rounds=3 if quick else 9)
+            if "dispatch" not in runs:
+                raise AssertionError("dispatch gives no right result")
+            out = runs["dispatch"](0)
+            least = peaks.seconds(case, nbytes + out.numel() * out.element_size())
+            seconds, how = gpu_race(runs, sets=count, repeats=max(8, count * 2), rounds=3 if quick else 9)
             figures = {name: summary(some) for name, some in seconds.items()}
             ours = figures["dispatch"]["median"]
-            peers = [figure["median"] for name, figure in figures.items() if name != "dispatch"]
-            ratio = min(peers) / ours if peers else None
-            ratios.extend([] if ratio is None else [ratio])
-            to_torch.extend([figures["torch"]["median"] / ours] if "torch" in figures else [])
-            speed = case.flops / ours / 1e6
-            rows[f"{case.dtype} {case.spec}"] = {"us": figures, "how": how, "ratio": ratio, "tflops": speed}
+            peers = {name: figure["median"] for name, figure in figures.items() if name != "dispatch"}
+            ratio = min(peers.values()) / ours if peers else None
+            row = {"us": figures, "how": how, "ratio": ratio, "tflops": case.flops / ours / 1e6}
+            row |= {"share": least * 1e6 / ours, "to torch": peers["torch"] / ours if "torch" in peers else None}
+            rows[f"{case.dtype} {case.spec} {case.shapes}"] = row
             report.put(table, rows)
-            cells = " | ".join(f"{name} {figure['median']:.4g}" for name, figure in figures.items())
-            say(f"{case!s:<42} {cells} | {'-' if ratio is None else f'{ratio:.2f}'} | {speed:.1f}")
+            cells = "  ".join(f"{name} {figure['median']:8.4g}" for name, figure in figures.items())
+            told = "   -" if ratio is None else f"{ratio:4.2f}"
+            say(f"{case!s:<46} {cells}  | {told} {row['tflops']:6.1f} {row['share']:4.0%}")
+            return True
 
-        attempt(str(case), work, missing)
-    return ratios, to_torch
+        if not attempt(f"{table} {case}", work, missing):
+            say(f"{case!s:<46} {missing[f'{table} {case}']}")
+            torch.cuda.synchronize()  # raises where the GPU is lost: then no other contraction would run
+    return summed_up(table, rows, left)
+
+
+def summed_up(table: str, rows: dict[str, Any], left: int) -> tuple[list[float], list[float]]:
+    """The line of a table's figures; the ratios of the best peer and of torch."""
+    ratios = {spec: row["ratio"] for spec, row in rows.items() if row["ratio"] is not None}
+    to_torch = [row["to torch"] for row in rows.values() if row["to torch"] is not None]
+    if ratios:
+        worst = min(ratios, key=lambda spec: ratios[spec])
+        slow = sum(ratio < 0.97 for ratio in ratios.values())
+        share = statistics.median(row["share"] for row in rows.values())
+        say(
+            f"{table}: {len(rows)} contractions; geometric mean to torch {geometric_mean(to_torch):.2f}, to the best"
+            f" peer {geometric_mean(list(ratios.values())):.2f}; {slow} below 0.97, the least {ratios[worst]:.2f} of"
+            f" {worst[:60]}; median share of the peak {share:.0%}"
+        )
+    if left:
+        say(f"{table}: {left} contractions were left out, for the time is up")
+    return list(ratios.values()), to_torch
 
 
 def on_the_host(device: dp.Device, report: Report, missing: dict[str, str], *, quick: bool) -> dict[str, float]:
@@ -258,24 +346,32 @@ def measure(device: dp.Device, quick: bool, report: Report, wanted: list[str]) -
         on_the_host(device, report, missing, quick=True)
         rng = np.random.default_rng(7)
         for table in TABLES[:-1]:
-            for case in cases(table, tiny=True):
+            for case in cases(table, TINY):
                 tried = replace(case, dtype="float64", compute=None)
                 arrays = [rng.standard_normal(shape) for shape in tried.shapes]
                 got = dp.einsum(tried.spec, *map(device.array, arrays)).numpy()
                 np.testing.assert_allclose(got, np.einsum(tried.spec, *arrays, optimize=True), atol=1e-9)
                 assert tried.flops > 0
         return
-    figures = on_the_host(device, report, missing, quick=quick) if "host" in wanted else {}
+    begun = time.monotonic()
+    figures: dict[str, float] = {}
+    if "host" in wanted:
+        figures = attempt("host", lambda: on_the_host(device, report, missing, quick=quick), missing) or {}
     import torch
 
     ratios: list[float] = []
     to_torch: list[float] = []
+    peaks, tables = Peaks(), [table for table in TABLES[:-1] if table in wanted]
     with torch.cuda.stream(torch.cuda.Stream()):  # the default one takes no recording
-        for table in TABLES[:-1]:
-            if table in wanted:
-                best, theirs = on_the_gpu(table, report, missing, quick=quick)
-                ratios += best
-                to_torch += theirs
+        for number, table in enumerate(tables):
+            now = time.monotonic()
+            share = (begun + SECONDS - now) / (len(tables) - number) if quick else math.inf
+            best, theirs = on_the_gpu(table, report, missing, peaks, quick=quick, until=now + share)
+            ratios += best
+            to_torch += theirs
+    rates = ", ".join(f"{kind} {rate / 1e12:.3g}" for kind, rate in peaks.figures().items())
+    say(f"\nmeasured peaks, TFLOP/s, and TB/s of a copy: {rates}")
+    report.put("peaks", peaks.figures())
     if ratios:
         figures |= {"least": min(ratios), "to torch": geometric_mean(to_torch)}
     for name, why in missing.items():

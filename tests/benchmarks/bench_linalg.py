@@ -193,7 +193,7 @@ def host(run: Run) -> None:
             found = candidates(
                 run.device, case, run.sides, get, run.missing, many=many, only=lambda way: way.name != TUNED
             )
-            warm = 2 if run.tiny else 40 if case.routine in LOOKS_AT_THE_GPU else 150
+            warm = 2 if run.tiny else 40 if case.routine in LOOKS_AT_THE_GPU else 300
             for one in found:  # until plans are recorded, and allocators and their likes have what they need
                 attempt(f"{case}: {one.name}", lambda one=one: one.loop(warm), run.missing)
                 run.device.synchronize()

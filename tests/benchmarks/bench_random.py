@@ -2,9 +2,10 @@
 
 Each side fills arrays of its own of the same size and dtype, several in turn, until the GPU is done; bursts of all
 sides alternate, and the median of the bursts counts. The bandwidth is that of a fill with zeros of as much memory. A
-ratio is ours over the fastest peer's: above 1 ours is faster. CuPy's are its `Generator` on Philox4x3210 and, for
-uniform and normal numbers, its `RandomState` on XORWOW, which calls cuRAND.
-Repeat: `python tests/benchmarks/bench_random.py [--quick] [--device cuda:0|host] [--json FILE]`; three minutes at most.
+ratio is ours over the fastest peer's: above 1 ours is faster. CuPy's are its `Generator` on Philox4x3210 and its
+`RandomState`, whose uniform and normal numbers are cuRAND's XORWOW; torch's words have 31 random bits of 32, and its
+counts are f32. A burst takes 30 ms or so, and 20 calls at most.
+Repeat: `python tests/benchmarks/bench_random.py [--quick] [--device cuda:0|host] [--json FILE]`; two minutes at most.
 On `host` the arrays are small, the peers are NumPy and torch, and it shows whether they run.
 """
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 COUNT, HOST_COUNT = 1 << 28, 1 << 16  # bytes of an array
 SETS = 4
 ROUNDS, CALLS = 7, 20
+BURST = 0.03  # seconds
 QUICK_ROUNDS, QUICK_CALLS = 2, 2
 LEAST, SHARE = 1.0, 0.9
 # What is drawn, its dtype, and the arguments of our method.
@@ -76,12 +78,14 @@ def torchs(dev: dp.Device, draw: str, dtype: str, given: dict[str, Any], count: 
     import torch
 
     kinds = {"f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16", "i32": "int32", "i64": "int64"}
-    if dtype not in kinds and draw != "poisson":
+    kinds |= {"u32": "float32" if draw == "poisson" else "int32"} | ({"i64": "float32"} if draw == "binomial" else {})
+    if dtype not in kinds:
         return None
     where = "cpu" if dev.is_host else str(dev)
-    kind = getattr(torch, kinds.get(dtype, "float32"))
+    kind = getattr(torch, kinds[dtype])
     arrays = [torch.empty(count, device=where, dtype=kind) for _ in range(SETS)]
     fills: dict[str, Callable[[Any], Any]] = {
+        "bits": lambda x: x.random_(),
         "random": lambda x: x.uniform_(),
         "standard_normal": lambda x: x.normal_(),
         "lognormal": lambda x: x.log_normal_(),
@@ -89,38 +93,70 @@ def torchs(dev: dp.Device, draw: str, dtype: str, given: dict[str, Any], count: 
         "integers": lambda x: x.random_(given["low"], given["high"]),
         "poisson": torch.poisson,
         "gamma": torch._standard_gamma,
+        "binomial": lambda x: torch.binomial(x, chances),
+        "truncated_normal": lambda x: torch.nn.init.trunc_normal_(x, a=-2.0, b=2.0),
         "permutation": lambda x: torch.randperm(count, out=x),
     }
     if draw not in fills:
         return None
+    chances = torch.full((count if draw == "binomial" else 1,), given.get("p", 0.0), device=where)
     for x in arrays:
-        x.fill_(given.get("lam", given.get("shape", 0)))
+        x.fill_(given.get("lam", given.get("shape", given.get("n", 0))))
     return lambda i: fills[draw](arrays[i % SETS])
 
 
-def cupys(draw: str, dtype: str, given: dict[str, Any], count: int) -> Fill | None:
-    """CuPy's; None where it has no such numbers."""
+def cupys(draw: str, dtype: str, given: dict[str, Any], count: int) -> dict[str, Fill]:
+    """CuPy's two generators, each where it has such numbers."""
     import cupy
 
     rng = cupy.random.Generator(cupy.random.Philox4x3210(1))
     state = cupy.random.RandomState(1)
     kinds = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64, "u32": np.uint32}
     if dtype not in kinds:
-        return None
+        return {}
     kind = kinds[dtype]
-    fills: dict[str, Callable[[], Any]] = {
-        "random": lambda: state.random_sample(count, dtype=kind),
-        "standard_normal": lambda: state.standard_normal(count, dtype=kind),
-        "lognormal": lambda: state.lognormal(size=count, dtype=kind),
-        "exponential": lambda: rng.exponential(size=count),
-        "integers": lambda: rng.integers(given["low"], given["high"], count, dtype=kind),
-        "poisson": lambda: rng.poisson(given["lam"], count),
-        "gamma": lambda: rng.gamma(given["shape"], size=count),
-        "beta": lambda: rng.beta(given["a"], given["b"], count),
-        "binomial": lambda: rng.binomial(given["n"], given["p"], count),
-        "permutation": lambda: cupy.random.permutation(count),
+    fills: dict[str, tuple[Callable[[], Any] | None, Callable[[], Any] | None]] = {
+        "bits": (
+            lambda: rng.integers(0, 2**32, count, dtype=kind),
+            lambda: state.randint(0, 2**32, count, dtype=kind),
+        ),
+        "random": (
+            lambda: rng.random(count, dtype=kind),
+            lambda: state.random_sample(count, dtype=kind),
+        ),
+        "standard_normal": (
+            lambda: rng.standard_normal(count, dtype=kind),
+            lambda: state.standard_normal(count, dtype=kind),
+        ),
+        "lognormal": (None, lambda: state.lognormal(size=count, dtype=kind)),
+        "exponential": (
+            lambda: rng.standard_exponential(count, dtype=kind),
+            lambda: state.exponential(size=count, dtype=kind),
+        ),
+        "integers": (
+            lambda: rng.integers(given["low"], given["high"], count, dtype=kind),
+            lambda: state.randint(given["low"], given["high"], count, dtype=kind),
+        ),
+        "poisson": (
+            lambda: rng.poisson(given["lam"], count),
+            lambda: state.poisson(given["lam"], count, dtype=np.int32),
+        ),
+        "gamma": (
+            lambda: rng.standard_gamma(given["shape"], count, dtype=kind),
+            lambda: state.gamma(given["shape"], size=count, dtype=kind),
+        ),
+        "beta": (
+            lambda: rng.beta(given["a"], given["b"], count),
+            lambda: state.beta(given["a"], given["b"], count, dtype=kind),
+        ),
+        "binomial": (
+            lambda: rng.binomial(given["n"], given["p"], count),
+            lambda: state.binomial(given["n"], given["p"], count, dtype=kind),
+        ),
+        "permutation": (None, lambda: state.permutation(count)),
     }
-    return None if draw not in fills else lambda _: fills[draw]()
+    ways = zip(("cupy Generator", "cupy RandomState"), fills.get(draw, ()), strict=False)
+    return {name: (lambda _, fill=fill: fill()) for name, fill in ways if fill is not None}
 
 
 def numpys(draw: str, dtype: str, given: dict[str, Any], count: int) -> Fill | None:
@@ -143,33 +179,36 @@ def sides(dev: dp.Device, case: tuple[str, str, dict[str, Any]], count: int, fai
     peers: dict[str, Callable[[], Fill | None]] = {"torch": lambda: torchs(dev, draw, dtype, given, count)}
     if dev.is_host:
         peers["numpy"] = lambda: numpys(draw, dtype, given, count)
-    else:
-        peers["cupy"] = lambda: cupys(draw, dtype, given, count)
     for name, make in peers.items():
         fill = attempt(name, make, failed)
         if fill is not None:
             made[name] = fill
-    return made
+    return made if dev.is_host else made | (attempt("cupy", lambda: cupys(draw, dtype, given, count), failed) or {})
 
 
 def race(dev: dp.Device, fills: dict[str, Fill], quick: bool, failed: dict[str, str]) -> dict[str, float]:
     """Seconds of one fill of each, the median of bursts that alternate."""
-    rounds, calls = (QUICK_ROUNDS, QUICK_CALLS) if quick else (ROUNDS, CALLS)
+    rounds, most = (QUICK_ROUNDS, QUICK_CALLS) if quick else (ROUNDS, CALLS)
+    calls = dict.fromkeys(fills, 1)
     took: dict[str, list[float]] = {name: [] for name in fills}
-    for turn, name in in_turns(list(fills), rounds + 1):
+    for turn, name in in_turns(list(fills), rounds + 2):
         if name in failed:
             continue
 
-        def burst(fill: Fill = fills[name]) -> float:
+        def burst(fill: Fill = fills[name], count: int = calls[name]) -> float:
             wait(dev)
             started = time.perf_counter()
-            for i in range(calls):
+            for i in range(count):
                 fill(i)
             wait(dev)
-            return (time.perf_counter() - started) / calls
+            return (time.perf_counter() - started) / count
 
         seconds = attempt(name, burst, failed)
-        if seconds is not None and turn:
+        if seconds is None or not turn:  # the first call compiles
+            continue
+        if turn == 1:
+            calls[name] = max(1, min(most, round(BURST / seconds)))
+        else:
             took[name].append(seconds)
     return {name: statistics.median(values) for name, values in took.items() if values}
 

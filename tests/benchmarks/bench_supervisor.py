@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SIZE = 64
 STREAMS = 4
+LONG = 8  # times as many requests in a long burst
 WARM = 4  # runs before the clock: the first calls the library, the second records the call, and placing settles
 TOLERANCE = 1e-2  # of |result - reference| / |reference|: bf16 rounding is about 3e-3
 SHOT, DIRECT = "matmul(out=), direct", "dp.run, direct"
@@ -191,12 +192,28 @@ def race(device: dp.Device, report: Report, quick: bool) -> dict[str, float]:
 
 
 def grow(device: dp.Device, report: Report, quick: bool) -> dict[str, float]:
-    """Print and keep the rates of more and more threads and streams; returns the medians in requests per second."""
-    missing: dict[str, str] = {}
+    """Print and keep the rates of more and more threads and streams; returns the medians in requests per second.
+
+    Of threads in short bursts first, in which 64 of them wake, call 32 times and wait each, then in long ones, whose
+    rates are aimed at.
+    """
     calls, bursts = (128, 3) if device.is_host and quick else (2048, 5) if quick else (2048, 30)
     product = Product(device, calls)
+    rates: dict[str, float] = {}
+    for rounds in (1,) if device.is_host else (1, LONG):
+        rates |= grow_in_bursts(product, report, rounds, max(bursts // rounds, 3))
+    return rates
+
+
+def grow_in_bursts(product: Product, report: Report, rounds: int, bursts: int) -> dict[str, float]:
+    """The same of bursts in which each request is run so many times."""
+    missing: dict[str, str] = {}
+    device, calls = product.device, product.calls * rounds
     with ExitStack() as stack:
-        candidates = verified(growth.candidates(stack, device, product.requests, timed), product, missing)
+        made = growth.threads(stack, lambda: product.requests() * rounds, timed)
+        if rounds == 1:
+            made += growth.streams(stack, device, product.requests, timed)
+        candidates = verified(made, product, missing)
         seconds, failed = host_race(candidates, device.synchronize, bursts=bursts, calls=1)
     missing |= failed
     figures = {name: summary([taken / calls for taken in values]) for name, values in seconds.items()}
@@ -211,7 +228,8 @@ def grow(device: dp.Device, report: Report, quick: bool) -> dict[str, float]:
     table(("", "median", "p25", "p75", "best", "per second", "of one"), rows)
     for name, why in missing.items():
         say(f"missing: {name}: {why}")
-    report.put("growth", {"count": bursts, "calls": calls, "us": figures, "rates": rates, "missing": missing})
+    name = "growth" if rounds == 1 else "growth in long bursts"
+    report.put(name, {"count": bursts, "calls": calls, "us": figures, "rates": rates, "missing": missing})
     return rates
 
 

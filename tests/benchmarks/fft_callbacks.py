@@ -1,8 +1,8 @@
 """Transforms with callbacks beside separate steps, for bench_fft.py: ours, torch's, CuPy's, and nvmath with its own.
 
-`convolution`: a picture's spectrum, a product with a filter's, and back: two transforms with a callback between them,
-against three steps. `window`: a product with a window before a transform. `bytes`: numbers of u8 transformed in single
-precision. `magnitude`: the magnitudes of a spectrum instead of it.
+`convolution`: a picture's spectrum, a product with a filter's, and back: two transforms, of which the second reads
+through a callback, against three steps. `window`: a product with a window before a transform. `bytes`: numbers of u8
+transformed in single precision. `magnitude`: the magnitudes of a spectrum instead of it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def fused(case: CallbackCase, x: Callable[[int], Any], other: Any) -> Callable[[
     if case.name == "convolution":
         multiply = callback.multiply(other)
         last = case.shape[-2:]
-        return lambda i: dp.fft.irfftn(dp.fft.rfftn(x(i), axes=along, store=multiply), last, along)
+        return lambda i: dp.fft.irfftn(dp.fft.rfftn(x(i), axes=along), last, along, load=multiply)
     load = {"window": lambda: callback.window(other), "bytes": callback.from_u8}.get(case.name, lambda: None)()
     store = callback.magnitude() if case.name == "magnitude" else None
     return lambda i: dp.fft.rfftn(x(i), axes=along, load=load, store=store, precision="f32")
@@ -155,8 +155,7 @@ def callback_calls(case: CallbackCase, sets: list[Any], other: Any, missing: dic
 def by_nvmath(case: CallbackCase, sets: list[Any], other: Any) -> Callable[[int], Any]:
     """nvmath's own callbacks: numba compiles them to LTO-IR. A convolution, and a window in a prolog.
 
-    Follows https://docs.nvidia.com/cuda/nvmath-python/latest/host-apis/fft/index.html. Each set has plans of its own,
-    for its operands are bound to them.
+    Follows https://docs.nvidia.com/cuda/nvmath-python/latest/host-apis/fft/index.html.
     """
     import nvmath
     import torch
@@ -173,25 +172,21 @@ def by_nvmath(case: CallbackCase, sets: list[Any], other: Any) -> Callable[[int]
         return data_in[offset] * factors[offset % width]
 
     stream = torch.cuda.current_stream()
-    calls = []
-    for x in sets:
-        forward = nvmath.fft.FFT(x, axes=case.along, options={"fft_type": "R2C"}, stream=stream)
-        if case.name == "window":
-            ltoir = nvmath.fft.compile_prolog(windowed, "float32", "float32")
-            forward.plan(prolog={"ltoir": ltoir, "data": other.data_ptr()}, stream=stream)
-            calls.append((forward, None))
-            continue
+    forward = nvmath.fft.FFT(sets[0], axes=case.along, options={"fft_type": "R2C"}, stream=stream)
+    backward = None
+    if case.name == "window":
+        ltoir = nvmath.fft.compile_prolog(windowed, "float32", "float32")
+        forward.plan(prolog={"ltoir": ltoir, "data": other.data_ptr()}, stream=stream)
+    else:
         ltoir = nvmath.fft.compile_epilog(convolved, "complex64", "complex64")
         forward.plan(epilog={"ltoir": ltoir, "data": other.data_ptr()}, stream=stream)
-        parity = "odd" if width % 2 else "even"
-        options = {"fft_type": "C2R", "last_axis_parity": parity}
+        options = {"fft_type": "C2R", "last_axis_parity": "odd" if width % 2 else "even"}
         backward = nvmath.fft.FFT(forward.execute(stream=stream), axes=case.along, options=options, stream=stream)
         backward.plan(stream=stream)
-        calls.append((forward, backward))
 
     def call(i: int) -> Any:
-        forward, backward = calls[i]
         now = torch.cuda.current_stream()
+        forward.reset_operand(sets[i], stream=now)
         found = forward.execute(stream=now)
         if backward is None:
             return found

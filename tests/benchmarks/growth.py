@@ -66,16 +66,22 @@ class Callers:
             thread.join(PATIENCE)
 
 
-def candidates(
-    stack: ExitStack, device: dp.Device, requests: Callable[[], list[Any]], timed: Callable[..., Any]
-) -> list[Candidate]:
-    """Each number of threads and of streams, over requests of its own; threads and supervisors end with the stack."""
+def threads(stack: ExitStack, requests: Callable[[], list[Any]], timed: Callable[..., Any]) -> list[Candidate]:
+    """Each number of threads, over requests of its own; they end with the stack."""
     found = []
     for count in THREADS:
         mine = requests()
         callers = Callers(mine, count)
         stack.callback(callers.close)
         found.append(Candidate(threads_name(count), timed(callers.burst), _last(mine)))
+    return found
+
+
+def streams(
+    stack: ExitStack, device: dp.Device, requests: Callable[[], list[Any]], timed: Callable[..., Any]
+) -> list[Candidate]:
+    """Each number of streams of a supervisor, over requests of its own; the supervisors end with the stack."""
+    found = []
     for count in STREAMS:
         mine = requests()
         sup = stack.enter_context(dp.Supervisor(device, streams=count))

@@ -42,6 +42,7 @@ def run(script: str, *arguments: str, **environ: str) -> str:
         ("bench_random.py", "random"),
         ("bench_sparselt.py", "products"),
         ("bench_collectives.py", "collectives"),
+        ("bench_scaling.py", "scaling"),
         ("bench_sparse.py", "host"),
     ],
 )

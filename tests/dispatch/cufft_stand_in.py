@@ -62,7 +62,7 @@ class Library:
 
     CUFFT_FORWARD, CUFFT_INVERSE = cufft.CUFFT_FORWARD, cufft.CUFFT_INVERSE
     cudaDataType_t, cudaStream_t = cufft.cudaDataType_t, cufft.cudaStream_t
-    cufftXtCallbackType = cufft.cufftXtCallbackType
+    cufftXtCallbackType, cufftType_t = cufft.cufftXtCallbackType, cufft.cufftType_t
 
     def __init__(self):
         self.plans, self.numbers, self.executed = {}, count(1), []
@@ -101,8 +101,7 @@ class Library:
         assert not plan.allocates
         assert 1 <= rank <= 3
         assert min(in_stride, out_stride, in_dist, out_dist, batch, *sizes) > 0
-        assert execution in COMPLEX
-        if tuple(sizes) in self.refused:
+        if tuple(sizes) in self.refused or execution not in COMPLEX:
             return cufft.cufftResult.CUFFT_NOT_SUPPORTED
         if plan.callbacks and not self.takes_callbacks:
             return cufft.cufftResult.CUFFT_INTERNAL_ERROR
@@ -126,6 +125,17 @@ class Library:
             plan.sides.append((KINDS[int(kind)], (batch, *extents), (dist, *steps_of)))
         work._obj.value = WORK
         return 0
+
+    def _MakePlan1d(self, handle, n, kind, batch, work):
+        """Dense transforms of numbers in 32 bits."""
+        assert max(n, batch, n * batch) < 2**31
+        given, wanted = BASIC[cufft.cufftType_t(kind).name[6:]]
+        dense = [
+            n // 2 + 1 if one in COMPLEX and one != other else n for one, other in ((given, wanted), (wanted, given))
+        ]
+        sides = ([n], 1, dense[0], given), ([n], 1, dense[1], wanted)
+        execution = wanted if wanted in COMPLEX else given
+        return self._XtMakePlanMany(handle, 1, [n], *sides[0], *sides[1], batch, work, execution)
 
     def _XtExec(self, handle, source, target, direction):
         plan = self.plans[handle]
@@ -209,6 +219,7 @@ def offsets(shape, steps):
     return np.ascontiguousarray(np.broadcast_to(places, shape).reshape(-1).astype(np.uint64))
 
 
+BASIC = {"C2C": (4, 4), "R2C": (0, 4), "C2R": (4, 0), "Z2Z": (5, 5), "D2Z": (1, 5), "Z2D": (5, 1)}  # cudaDataType_t
 SIDES = (SimpleNamespace(value="load"), SimpleNamespace(value="store"))
 CALLBACKS = dict(
     enumerate((side, kind) for side in ("load", "store") for kind in (*COMPLEX.values(), np.float32, np.float64))

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from cudabind.sys import cusparse
-from dispatch.libraries.cusparse import ell, pruning, sorting
+from dispatch.libraries.cusparse import ell, incomplete, pruning, sorting
 
 spec = importlib.util.spec_from_file_location("cusparse_stand_in", Path(__file__).with_name("cusparse_stand_in.py"))
 stand_in = importlib.util.module_from_spec(spec)
@@ -58,6 +58,33 @@ def cut_to_tf32(values):
     """Ten bits of the fraction, as tensor cores take f32."""
     word = values.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)
     return word.view(np.float32).astype(np.float64)
+
+
+def lu_of(dense, there):
+    """The first pivot that is 0, and L and U in one, column by column and only where elements are."""
+    zero = -1
+    with np.errstate(all="ignore"):
+        for k in range(len(dense)):
+            if dense[k, k] == 0 and zero < 0:
+                zero = k
+            dense[k + 1 :, k] = np.where(there[k + 1 :, k], dense[k + 1 :, k] / dense[k, k], 0)
+            product = np.outer(dense[k + 1 :, k], dense[k, k + 1 :])
+            dense[k + 1 :, k + 1 :] -= np.where(there[k + 1 :, k + 1 :], product, 0)
+    return zero, dense
+
+
+def cholesky_of(dense, there):
+    """The same for L of L · Lᴴ, which is below the diagonal; what is above is left as it is."""
+    zero, low, above = -1, np.tril(dense), np.triu(dense, 1)
+    with np.errstate(all="ignore"):
+        for k in range(len(low)):
+            if low[k, k] == 0 and zero < 0:
+                zero = k
+            low[k, k] = np.sqrt(low[k, k])
+            low[k + 1 :, k] = np.where(there[k + 1 :, k], low[k + 1 :, k] / low[k, k], 0)
+            product = np.outer(low[k + 1 :, k], low[k + 1 :, k].conj())
+            low[k + 1 :, k + 1 :] -= np.where(np.tril(there)[k + 1 :, k + 1 :], product, 0)
+    return zero, low + above
 
 
 class Library(stand_in.Library):
@@ -118,12 +145,56 @@ class Library(stand_in.Library):
         lines = np.repeat(np.arange(m), np.diff(ends))
         self.in_order(count, None, columns, lines, permutation, buffer)
 
+    # -- incomplete factors -------------------------------------------------------------------------------------------
+    def _CreateCsrilu02Info(self, handle):
+        self.put(handle, SimpleNamespace(of=None, buffer=0, zero=-1, missing=False))
+
+    _CreateCsric02Info = _CreateCsrilu02Info
+    _DestroyCsrilu02Info = _DestroyCsric02Info = _DestroyMatDescr
+
+    def _Xcsrilu02_zeroPivot(self, handle, info, position):
+        position._obj.value = self.of(info).zero
+        return 9 if self.of(info).zero >= 0 else 0  # CUSPARSE_STATUS_ZERO_PIVOT
+
+    _Xcsric02_zeroPivot = _Xcsrilu02_zeroPivot
+
+    def eliminate(self, letter, kind, ending, handle, n, nnz, descriptor, values, rows, columns, info, *rest):
+        dtype = {"S": np.float32, "D": np.float64, "C": np.complex64, "Z": np.complex128}[letter]
+        base, info = self.of(descriptor).base, self.of(info)
+        assert not any(address_of(part) % ALIGNMENT for part in (values, rows, columns))
+        if ending == "_bufferSize":
+            rest[0]._obj.value = stand_in.WORK
+            return
+        policy, buffer = rest
+        place = (address_of(rows), address_of(columns), n, nnz)
+        ends, columns = array_at(place[0], np.int32, n + 1) - base, array_at(place[1], np.int32, nnz) - base
+        if ending:
+            assert info.of is None, "an analysis is made once with each info"
+            info.of, info.buffer, info.policy = place, address_of(buffer), int(policy)
+            stand_in.memory_at(info.buffer, stand_in.WORK)[...] = 7
+            without = [row for row in range(n) if row not in columns[ends[row] : ends[row + 1]]]
+            info.zero, info.missing = without[0] + base if without else -1, bool(without)
+            return
+        assert (info.of, info.buffer, info.policy) == (place, address_of(buffer), int(policy))
+        assert (stand_in.memory_at(info.buffer, stand_in.WORK) == 7).all(), "the analysis was overwritten"
+        assert not info.missing, "a place of the diagonal is missing"
+        flat = array_at(address_of(values), dtype, nnz)
+        row = np.repeat(np.arange(n), np.diff(ends))
+        dense, there = np.zeros((n, n), np.result_type(dtype, np.float64)), np.zeros((n, n), bool)
+        dense[row, columns], there[row, columns] = flat, True
+        info.zero, found = (lu_of if kind == "ilu" else cholesky_of)(dense, there)
+        info.zero += base if info.zero >= 0 else 0
+        flat[...] = found[row, columns]
+
     # -- pruning ------------------------------------------------------------------------------------------------------
     def __getattr__(self, name):
         solver = re.fullmatch(r"_([SDCZ])gpsvInterleavedBatch(_bufferSizeExt|)", name)
         if solver is not None:
             asks = lambda *given: setattr(given[-1]._obj, "value", stand_in.WORK)  # noqa: E731
             return asks if solver[2] else lambda *given: self.five(solver[1], *given)
+        factors = re.fullmatch(r"_([SDCZ])csr(ilu|ic)02(_bufferSize|_analysis|)", name)
+        if factors is not None:
+            return lambda *given: self.eliminate(*factors.groups(), *given)
         found = re.fullmatch(r"_([SD])pruneDense2csr(Nnz|)(ByPercentage|)(_bufferSizeExt|)", name)
         if found is None:
             return super().__getattr__(name)
@@ -221,8 +292,14 @@ stand_in.Library = Library
 def executor_of(monkeypatch):
     """As the stand-in's, for plans of these formats, too."""
     executor = stand_in.executor_of(monkeypatch)
-    for module in (ell, pruning, sorting):
+    for module in (ell, incomplete, pruning, sorting):
         monkeypatch.setattr(module, "cusparse", executor.library)
+    monkeypatch.setattr(incomplete, "handle_of", stand_in.calls.handle_of)
+    filled = SimpleNamespace(
+        cuMemsetD8Async=lambda to, value, nbytes, _: ctypes.memset(to, value, nbytes),
+        cuMemsetD32Async=lambda to, value, count, _: array_at(to, np.int32, count).fill(value),
+    )
+    monkeypatch.setattr(incomplete, "driver", filled)
     monkeypatch.setattr(pruning, "handle_of", stand_in.calls.handle_of)
     monkeypatch.setattr(pruning, "driver", stand_in.spgemm.driver)
     return executor

@@ -17,21 +17,21 @@ import numpy as np
 
 from cudabind.errors import CutensorError, LibraryNotFound
 from cudabind.sys import cutensor
-from dispatch.libraries.cutensor import calls, descriptors, handle
+from dispatch.libraries.cutensor import block_sparse, caches, calls, descriptors, failures, handle
 from dispatch.ops.contraction.choices import TensorOp
 from dispatch.ops.contraction.reference import BINARY_OF, UNARY_OF
 
 
-def _arithmetic():
-    """How the library computes; no test puts this folder on the path."""
-    path = Path(__file__).with_name("cutensor_arithmetic.py")
+def _beside(name):
+    """A module beside this one; no test puts this folder on the path."""
+    path = Path(__file__).with_name(f"{name}.py")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-arithmetic = _arithmetic()
+arithmetic, blocks, caches_of = map(_beside, ("cutensor_arithmetic", "cutensor_blocks", "cutensor_caches"))
 COMPLEX, DTYPES, HALVES = arithmetic.COMPLEX, arithmetic.DTYPES, arithmetic.HALVES
 INPUTS, LISTED = arithmetic.INPUTS, arithmetic.LISTED
 einsum, rounded, strided = arithmetic.einsum, arithmetic.rounded, arithmetic.strided
@@ -75,10 +75,11 @@ class Call:
         return CutensorError("cutensor", self.name, status, cutensor.cutensorStatus_t(status).name)
 
 
-class Library:
+class Library(blocks.Blocks, caches_of.Caches):
     """The functions of cuTENSOR that plans call."""
 
     def __init__(self):
+        super().__init__()
         self.alive, self.numbers, self.executed, self.refused, self.cache = {}, count(16, 16), [], set(), {}
 
     def __getattr__(self, name):
@@ -103,6 +104,11 @@ class Library:
         pointer._obj.value = next(self.numbers)
         self.alive[pointer._obj.value] = SimpleNamespace(**facts)
         return 0
+
+    @staticmethod
+    def word(compute):
+        """The compute type that a descriptor means."""
+        return WORDS[compute.value - 1]
 
     def _destroyed(self, thing):
         del self.alive[thing.value]
@@ -190,20 +196,22 @@ class Library:
 
     def _CreatePlanPreference(self, library, pointer, algo, jit):
         cutensor.cutensorAlgo_t(algo)
-        self._new(pointer, kind="preference", algo=algo, jit=int(jit), rank=0, cached=1)
+        self._new(pointer, kind="preference", algo=algo, jit=int(jit), rank=0, cached=1, mode=0, count=0)
 
     def _PlanPreferenceSetAttribute(self, library, preference, attribute, pointer, size):
         assert size == 4
-        name = {"CUTENSOR_PLAN_PREFERENCE_KERNEL_RANK": "rank", "CUTENSOR_PLAN_PREFERENCE_CACHE_MODE": "cached"}
-        setattr(self.alive[preference.value], name[attribute.name], pointer._obj.value)
+        names = {"KERNEL_RANK": "rank", "CACHE_MODE": "cached", "AUTOTUNE_MODE": "mode", "INCREMENTAL_COUNT": "count"}
+        name = names[attribute.name.removeprefix("CUTENSOR_PLAN_PREFERENCE_")]
+        setattr(self.alive[preference.value], name, pointer._obj.value)
 
     def _EstimateWorkspaceSize(self, library, operation, preference, kind, pointer):
         assert self.alive[preference.value].kind == "preference"
-        pointer._obj.value = SUGGESTED if self._works(self.alive[operation.value]) else 0
+        found = self.alive[operation.value]
+        pointer._obj.value = 0 if not self._works(found) else REQUIRED if found.rest == "BlockSparse" else SUGGESTED
 
     @staticmethod
     def _works(operation):
-        return operation.rest in ("Contraction", "ContractionTrinary", "Reduction")
+        return operation.rest in ("Contraction", "ContractionTrinary", "Reduction", "BlockSparse")
 
     def _CreatePlan(self, library, pointer, operation, preference, limit):
         chosen, found = self.alive[preference.value], self.alive[operation.value]
@@ -213,9 +221,12 @@ class Library:
             return 19
         if chosen.rank > 1 or (chosen.algo in (-4, -3, -2) and found.rest != "Contraction"):
             return UNSUPPORTED
-        if chosen.cached:  # by what is done alone: another choice would be that of the first
+        if chosen.cached and found.rest != "BlockSparse":  # by what is done alone: another choice is that of the first
             sides = [(vars(tensor)["steps"], tensor.shape, modes, *more) for tensor, modes, *more in found.inputs]
-            chosen = self.cache.setdefault(repr((found.rest, sides, found.output, found.binary)), chosen)
+            key = repr((found.rest, sides, found.output, found.binary))
+            chosen = self.tries(chosen, key) if chosen.mode else self.cache.setdefault(key, chosen)
+        if chosen.jit:
+            self.kernels.add(repr([(tensor.shape, modes) for tensor, modes, *_ in found.inputs]))
         return self._new(pointer, kind="plan", operation=operation.value, preference=chosen, needed=needed)
 
     def _PlanGetAttribute(self, library, plan, attribute, pointer, size):
@@ -320,29 +331,38 @@ class Library:
 def executor_of(monkeypatch):
     """What plans are made for, with the `library`; `monkeypatch` puts this file in the library's place."""
     library = Library()
-    for module in (handle, descriptors, calls):
+    caches.cache_of.cache_clear()  # of another folder
+    for module in (handle, descriptors, calls, block_sparse, caches):
         monkeypatch.setattr(module, "cutensor", library)
     monkeypatch.setattr(handle, "relaxed", nullcontext, raising=False)
     zero = lambda address, value, nbytes, _: ctypes.memset(address, value, nbytes)  # noqa: E731
-    monkeypatch.setattr(calls, "driver", SimpleNamespace(cuMemsetD8Async=zero))
-    stream = SimpleNamespace(wait_for_uses=lambda _: None, done=lambda: None)
+    for module in (calls, block_sparse):
+        monkeypatch.setattr(module, "driver", SimpleNamespace(cuMemsetD8Async=zero))
+    stream = SimpleNamespace(wait_for_uses=lambda _: None, done=lambda: None, c_handle=ctypes.c_void_p(7))
     device = SimpleNamespace(
         idle=defaultdict(deque),
         releases=SimpleNamespace(side=stream),
         context=nullcontext(),
         fault=None,
         alive=True,
+        name="cuda:0",
+        model="NVIDIA H100",
+        trim=lambda: None,
         allocate=lambda nbytes, _: Memory(nbytes),
     )
     made = SimpleNamespace(
         device=device,
         stream=stream,
         target=ctypes.c_void_p(7),
+        captured=False,
+        free=64 << 30,
         handles={},
+        versions={"cutensor": (2, 8, 1)},
         at_close=[],
         workspace=Memory(WORKSPACE),
         check=lambda: None,
         refuse_capture=lambda _: None,
     )
     made.library = library
+    monkeypatch.setattr(failures, "driver", SimpleNamespace(cuMemGetInfo=lambda: (made.free, 80 << 30)))
     return made

@@ -309,7 +309,6 @@ class GraphExecutor:
     """The executor's own way to launch or to call, without a device: what is asked of it stands below."""
 
     enqueue, _enqueue_by_library = CudaExecutor.enqueue, CudaExecutor._enqueue_by_library
-    _enqueue_alone = CudaExecutor._enqueue_alone
     relocate, relocation_stats = CudaExecutor.relocate, CudaExecutor.relocation_stats
     captured = False
 

@@ -1,10 +1,12 @@
 """The command line as a user meets it: what it prints, what its JSON holds, and how it exits."""
 
+import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +16,26 @@ import dispatch as dp
 from dispatch.cli import bench
 from dispatch.execute.algorithm_cache import Algorithm, AlgorithmCache
 
+spec = importlib.util.spec_from_file_location("warm_start", Path(__file__).parents[1] / "warm_start.py")
+warm_start = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(warm_start)
+START = warm_start.WarmStart()
+
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("table", "explain", "doctor", "cache", "bench")
 ISSUE = "explain matmul --dtype f8e4m3 --epilogue GELU_BIAS --arch sm_90"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def warm() -> Iterator[None]:
+    yield
+    START.close()
+
+
 def call(words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command; away from the checkout, so that it must be found as it is installed."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return subprocess.run(
-        [sys.executable, "-m", "dispatch", *words.split()],
-        env=os.environ | {"PYTHONPATH": path, "COLUMNS": "120"} | environment,
-        capture_output=True,
-        text=True,
-        cwd="/",
-    )
+    return START.run("dispatch", words.split(), os.environ | {"PYTHONPATH": path, "COLUMNS": "120"} | environment)
 
 
 def told(words: str, **environment: str) -> Any:

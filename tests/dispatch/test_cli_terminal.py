@@ -1,6 +1,7 @@
 """The command line on a terminal of 80 columns: what it folds, colours and pages, and how it ends."""
 
 import fcntl
+import importlib.util
 import os
 import pty
 import re
@@ -17,6 +18,11 @@ import pytest
 
 from cudabind import _progress, _terminal
 
+spec = importlib.util.spec_from_file_location("warm_start", Path(__file__).parents[1] / "warm_start.py")
+warm_start = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(warm_start)
+START = warm_start.WarmStart()
+
 ROOT = Path(__file__).parents[2]
 COLOUR = re.compile(r"\x1b\[\d*m")
 PLENTY = 5000  # lines: no pager
@@ -27,15 +33,18 @@ def environment(**changes):
     return kept | {"PYTHONPATH": str(ROOT), "TERM": "xterm"} | changes
 
 
-def on_terminal(words, *, lines=PLENTY, interrupt=None, command=(sys.executable, "-m"), **changes):
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    yield
+    START.close()
+
+
+def on_terminal(words, *, lines=PLENTY, interrupt=None, module=None, **changes):
     """What a terminal of 80 columns is sent, and the exit status; Ctrl-C is typed when `interrupt` has been seen."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 80, 0, 0))
-    child = subprocess.Popen(
-        [*command, *words.split()],
-        stdin=theirs, stdout=theirs, stderr=theirs, env=environment(**changes), start_new_session=True, cwd="/",
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509  # so that it gets Ctrl-C
-    )  # fmt: skip
+    module, *given = [*filter(None, [module]), *words.split()]
+    START.begin(module, given, environment(**changes), (theirs, theirs, theirs), is_tty=True)
     os.close(theirs)
     sent, begun = "", time.monotonic()
     while time.monotonic() - begun < 120:
@@ -49,12 +58,11 @@ def on_terminal(words, *, lines=PLENTY, interrupt=None, command=(sys.executable,
                 os.write(ours, b"\x03")
                 interrupt = None
     os.close(ours)
-    return sent.replace("\r\n", "\n"), child.wait(30)
+    return sent.replace("\r\n", "\n"), START.status()
 
 
 def piped(words, module="dispatch", **changes):
-    command = [sys.executable, "-m", module, *words.split()]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(**changes), cwd="/")
+    return START.run(module, words.split(), environment(**changes))
 
 
 def lengths(sent):
@@ -196,7 +204,7 @@ time.sleep(60)
 def test_an_interrupt_is_status_130_and_no_traceback(tmp_path):
     (tmp_path / "slow_rows.py").write_text(SLOW)
     sent, status = on_terminal(
-        "--import slow_rows table", command=(sys.executable, "-m", "dispatch"), TERM="dumb",
+        "--import slow_rows table", module="dispatch", TERM="dumb",
         PYTHONPATH=f"{tmp_path}:{ROOT}", interrupt="here",
     )  # fmt: skip
     assert status == 130

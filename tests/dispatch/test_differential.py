@@ -255,7 +255,9 @@ def test_the_weights_of_a_network_are_its_operand_of_that_name(rng):
 
 
 # -- what varies from run to run ------------------------------------------------------------------------------------
-@pytest.mark.parametrize("op", ["reduce", "pooling_bwd", "conv_bwd_data", "conv_bwd_filter", "sdpa_fwd"])
+@pytest.mark.parametrize(
+    "op", ["reduce", "pooling_bwd", "conv_bwd_data", "conv_bwd_filter", "sdpa_fwd", "contract_block_sparse"]
+)
 def test_what_varies_is_held_to_its_bound_and_the_memory_beside_it_to_every_byte(op, rng):
     host = dp.device("host")
     with differential.Sequence(host, int(rng.integers(1 << 30)), ops=(op,)) as sequence:

@@ -173,6 +173,7 @@ def test_each_public_name_is_there_and_stands_in_one_family():
         "sparse",
         "structured",
         "linalg",
+        "parallel",
         "random",
         "signal",
         "tensors",

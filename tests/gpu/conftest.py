@@ -9,6 +9,7 @@ import pytest
 
 import dispatch as dp
 from cudabind.errors import LibraryNotFound
+from dispatch.execute import plan_relocation
 from dispatch.execute.installed import installed
 
 if TYPE_CHECKING:
@@ -24,6 +25,14 @@ def pytest_runtest_call() -> Iterator[None]:
         if "cutensor" not in str(error):
             raise
         pytest.skip(str(error))
+
+
+SOON = 40  # calls of a plan before it is learnt, so that a few dozen are the library's and then a graph's
+
+
+@pytest.fixture(autouse=True)
+def learnt_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_relocation, "FIRST", SOON)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ sys.path.remove(str(Path(__file__).parents[1]))  # else every child of a later t
 
 SIZE = 1000  # numbers a call: a multiple of the four that Philox makes at once
 SEED, OTHER_SEED = 1234, 99
-CALLS = 300  # the 48 of the library, the steps of learning between, and many launches with comparisons among them
+CALLS = 300  # those of the library, the steps of learning between, and many launches with comparisons among them
 PATIENCE = 60
 PHILOX = curand.curandRngType_t.CURAND_RNG_PSEUDO_PHILOX4_32_10
 counters: dict[int, dp.CallCounter] = {}

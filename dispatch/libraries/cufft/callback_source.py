@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from dispatch.libraries.cufft.layouts import View
     from dispatch.libraries.cufft.moves import Hermitian
 
-__all__ = ["HEADER", "NUMBERS", "OPTIONS", "RESERVED", "STORED", "TELL", "WORDS", "Operand", "Side", "source_of"]
+__all__ = ["EACH", "NUMBERS", "OPTIONS", "RESERVED", "STORED", "TELL", "WORDS", "Operand", "Side", "source_of"]
 
+EACH = 4  # elements of a thread of a pass, which are all on their way from memory before the first is written
 WORDS = 32  # of 8 bytes that a callback finds: addresses and numbers
 SMALL = 1 << 31
 OPTIONS = ("-std=c++17", "-diag-suppress=177", "-diag-error=940")  # what is unused; lines that return nothing
@@ -164,8 +165,12 @@ class Side(NamedTuple):
         return f"dispatch_{self.name}"
 
 
-def source_of(side: Side) -> str:
-    """The program of a callback, and of the pass that does the same without cuFFT's: `load_pass` or `store_pass`."""
+def source_of(side: Side, *, as_pass: bool = False) -> str:
+    """The program of a callback, or of the pass that does the same without cuFFT's: `load_pass` or `store_pass`.
+
+    cuFFT links no callback beside a kernel: with `load_pass` in the same LTO-IR the making of each plan ended in
+    CUFFT_INTERNAL_ERROR on an H100 (cuFFT 12.0).
+    """
     taken, word = [], 1
     for operand in side.operands:
         taken.append(operand.taken(word, side.memory.shape))
@@ -174,6 +179,7 @@ def source_of(side: Side) -> str:
     wide = max(side.elements, math.prod(side.memory.shape)) >= SMALL
     parts = {
         "INDEX": "long long" if wide else "int",
+        "EACH": str(EACH),
         "REAL": NUMBERS[side.real],
         "NUMBER": "Complex" if side.number.is_complex else "Real",
         "PAIR": ("double2" if side.real is F64 else "float2") if side.number.is_complex else NUMBERS[side.real],
@@ -189,9 +195,10 @@ def source_of(side: Side) -> str:
         "PLACE": _place(side),
         "TENSOR": "data" if side.is_direct else "block->word[0]",
     }
-    text, more = (LOAD, _load_parts(side)) if side.name == "load" else (STORE, _store_parts(side))
-    parts |= more
-    return HEADER + re.sub(r"\$([A-Z]+)\$", lambda found: parts[found.group(1)], text)
+    is_load = side.name == "load"
+    parts |= _load_parts(side) if is_load else _store_parts(side)
+    text = (LOAD if is_load else STORE) + (LOAD_PASS if is_load else STORE_PASS) * as_pass
+    return HEADER + re.sub(r"\$([A-Z]+)\$", lambda found: parts[found.group(1)], COMMON + text)
 
 
 def _load_parts(side: Side) -> dict[str, str]:
@@ -294,9 +301,7 @@ typedef $STORED$ Stored;
 typedef $NUMBER$ Number;
 typedef $VALUE$ Value;
 """
-LOAD = (
-    COMMON
-    + r"""
+LOAD = r"""
 static __device__ Value user($X$ x, Stored raw, Index i, const Index* at$DECLARED$)
 {
     const int rank = $RANK$;
@@ -330,17 +335,25 @@ __device__ $PAIR$ dispatch_load(void* data, unsigned long long offset, void* inf
     const Number y = loaded(data, offset, (const Block*)info);
     return $GIVEN$;
 }
-
+"""
+LOAD_PASS = r"""
 extern "C" __global__ void load_pass(const Stored* data, Number* target, long long count, Block block)
 {
-    const long long offset = blockIdx.x * (long long)blockDim.x + threadIdx.x;
-    if (offset < count) target[offset] = loaded(data, offset, &block);
+    const long long first = blockIdx.x * (long long)($EACH$ * blockDim.x) + threadIdx.x;
+    Number found[$EACH$];
+#pragma unroll
+    for (int k = 0; k < $EACH$; k++) {
+        const long long offset = first + k * (long long)blockDim.x;
+        if (offset < count) found[k] = loaded(data, offset, &block);
+    }
+#pragma unroll
+    for (int k = 0; k < $EACH$; k++) {
+        const long long offset = first + k * (long long)blockDim.x;
+        if (offset < count) target[offset] = found[k];
+    }
 }
 """
-)
-STORE = (
-    COMMON
-    + r"""
+STORE = r"""
 typedef $RETURNED$ Result;
 static __device__ $RESULT$ user(Value x, Index i, const Index* at$DECLARED$)
 {
@@ -364,11 +377,21 @@ __device__ void dispatch_store(void* data, unsigned long long offset, $PAIR$ y, 
 {
     stored(data, offset, $RECEIVED$, (const Block*)info);
 }
-
+"""
+STORE_PASS = r"""
 extern "C" __global__ void store_pass(const Number* source, Stored* data, long long count, Block block)
 {
-    const long long offset = blockIdx.x * (long long)blockDim.x + threadIdx.x;
-    if (offset < count) stored(data, offset, source[offset], &block);
+    const long long first = blockIdx.x * (long long)($EACH$ * blockDim.x) + threadIdx.x;
+    Number given[$EACH$];
+#pragma unroll
+    for (int k = 0; k < $EACH$; k++) {
+        const long long offset = first + k * (long long)blockDim.x;
+        if (offset < count) given[k] = source[offset];
+    }
+#pragma unroll
+    for (int k = 0; k < $EACH$; k++) {
+        const long long offset = first + k * (long long)blockDim.x;
+        if (offset < count) stored(data, offset, given[k], &block);
+    }
 }
 """
-)

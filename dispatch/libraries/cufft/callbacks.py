@@ -21,7 +21,7 @@ from cudabind.errors import LibraryNotFound
 from cudabind.sys import cufft
 from dispatch.errors import Refused
 from dispatch.keys import F32
-from dispatch.libraries.cufft.callback_source import OPTIONS, TELL, WORDS, Side, source_of
+from dispatch.libraries.cufft.callback_source import EACH, OPTIONS, TELL, WORDS, Side, source_of
 from dispatch.libraries.cufft.transforms import Routine, Transform
 from dispatch.libraries.nvrtc.compiled import compiled
 from dispatch.libraries.nvrtc.kernel import loaded
@@ -182,9 +182,9 @@ class Pass:
         is_load, count = side.name == "load", ctypes.c_longlong(side.elements)
         addresses = (self._data, self._dense) if is_load else (self._dense, self._data)
         self._taken = taken = (*addresses, count, self._block)  # the pointers lead to these
-        function = loaded(source_of(side), f"{side.name}_pass", OPTIONS, executor.device)
+        function = loaded(source_of(side, as_pass=True), f"{side.name}_pass", OPTIONS, executor.device)
         pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
-        grid = (-(-side.elements // THREADS), 1, 1, THREADS, 1, 1)
+        grid = (-(-side.elements // (EACH * THREADS)), 1, 1, THREADS, 1, 1)
         fixed = (ctypes.c_void_p(function), *grid, 0, executor.target, pointers, None)
         self._launch = partial(driver.cuLaunchKernel.unchecked, *fixed)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cudabind import driver
 from dispatch.errors import Refused
 from dispatch.keys import BF16, BOOL, C64, C128, F16, F32, F64, I8, I32, I64, U8, U32, U64
+from dispatch.libraries.cufft.layouts import C32, CB32
 from dispatch.libraries.nvrtc.kernel import loaded
 from dispatch.libraries.nvrtc.number_types import NUMBERS
 from dispatch.refusal import Kind
@@ -33,7 +34,8 @@ THREADS = 256
 SMALL = 1 << 31  # elements that 32 bits count
 WHOLE = {I8: "signed char", U8: "unsigned char", BOOL: "unsigned char", I32: "int", U32: "unsigned"}
 WIDE = {I64: "long long", U64: "unsigned long long"}
-NAMES = {F64: "double", F32: "float", F16: "Half", BF16: "Brain", C64: "float", C128: "double", **WHOLE, **WIDE}
+NAMES = {F64: "double", F32: "float", F16: "Half", BF16: "Brain", C64: "float", C128: "double", C32: "Half",
+         CB32: "Brain", **WHOLE, **WIDE}  # fmt: skip
 PLAIN, MIRRORED, HALVED = 0, 1, 2  # roles of an axis
 
 # Where a spectrum is that of its own mirror image, at 0 and at half of the axis that is halved, only the part of it
@@ -45,7 +47,7 @@ typedef long long Int;
 typedef NUMBER Number;
 typedef INDEX Index;
 struct alignas(sizeof(NUMBER) * PARTS) Given { Number part[PARTS]; };
-struct alignas(sizeof(REAL) * RESULTS) Made { REAL part[RESULTS]; };
+struct alignas(sizeof(STORED) * RESULTS) Made { STORED part[RESULTS]; };
 #if FACTOR_PARTS
 struct alignas(sizeof(FACTOR) * FACTOR_PARTS) Factor { FACTOR part[FACTOR_PARTS]; };
 #else
@@ -103,8 +105,8 @@ extern "C" __global__ void move(const Given* source, Made* target, const Factor*
         }
     }
     Made made;
-    made.part[0] = re * REAL(w.factor);
-    if (RESULTS == 2) made.part[RESULTS - 1] = (w.conj ? -im : im) * REAL(w.factor);
+    write(made.part[0], re * REAL(w.factor));
+    if (RESULTS == 2) write(made.part[RESULTS - 1], (w.conj ? -im : im) * REAL(w.factor));
     target[to] = made;
 }
 """
@@ -150,7 +152,8 @@ def options(source: Dtype, target: Dtype, factors: Dtype | None = None, *, wide:
     chosen = {
         "NUMBER": NAMES[source],
         "PARTS": 2 if source.is_complex else 1,
-        "REAL": NAMES[target],
+        "REAL": "double" if NAMES[target] == "double" else "float",
+        "STORED": NAMES[target],
         "RESULTS": 2 if target.is_complex else 1,
         "FACTOR": "float" if factors is None else NAMES[factors],
         "FACTOR_PARTS": 0 if factors is None else 2 if factors.is_complex else 1,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LIMIT", "Routine", "Transform", "held"]
 
+DATA, KINDS = cufft.cudaDataType_t, cufft.cufftType_t
 LIMIT = 512 << 20  # bytes
 EACH = 1 << 20  # bytes of a plan of whatever size
 TABLES = 4  # roots of unity for each point along an axis; a size with a large prime has those of two larger sizes
@@ -40,6 +41,18 @@ OF_CALLBACKS = (
     "CUFFT_NVRTC_FAILURE",
     "CUFFT_NVJITLINK_FAILURE",
 )
+MAX_BASIC = 2**31 - 1  # points of a plan that is told 32-bit numbers
+BASIC = {
+    (int(given), int(made)): int(kind)
+    for given, made, kind in (
+        (DATA.CUDA_C_32F, DATA.CUDA_C_32F, KINDS.CUFFT_C2C),
+        (DATA.CUDA_R_32F, DATA.CUDA_C_32F, KINDS.CUFFT_R2C),
+        (DATA.CUDA_C_32F, DATA.CUDA_R_32F, KINDS.CUFFT_C2R),
+        (DATA.CUDA_C_64F, DATA.CUDA_C_64F, KINDS.CUFFT_Z2Z),
+        (DATA.CUDA_R_64F, DATA.CUDA_C_64F, KINDS.CUFFT_D2Z),
+        (DATA.CUDA_C_64F, DATA.CUDA_R_64F, KINDS.CUFFT_Z2D),
+    )
+}
 POINT = 16  # bytes, of the largest complex number
 BLOCK = 512  # bytes that the callbacks of a plan find, those of a store in the second half
 STORES = 4  # the number of the first type of store callbacks
@@ -201,10 +214,6 @@ def made(problem: Problem, routines: tuple[Routine, ...] = (), block: Storage | 
     """
     handle, work, told = ctypes.c_int32(), ctypes.c_size_t(), []
     cufft.cufftCreate(ctypes.byref(handle))
-    rank = len(problem.sizes)
-    extents: Any = ctypes.c_int64 * rank
-    sizes, in_embed, out_embed = (extents(*one) for one in (problem.sizes, problem.in_embed, problem.out_embed))
-    kind, make = cufft.cudaDataType_t, cufft.cufftXtMakePlanMany
     try:
         cufft.cufftSetAutoAllocation(handle.value, 0)
         for one in routines:
@@ -215,13 +224,40 @@ def made(problem: Problem, routines: tuple[Routine, ...] = (), block: Storage | 
             cufft.cufftXtSetJITCallback(
                 handle.value, name, one.code, len(one.code), cufft.cufftXtCallbackType(one.kind), at
             )
-        given = problem.in_stride, problem.in_dist, kind(problem.in_type)
-        wanted = problem.out_stride, problem.out_dist, kind(problem.out_type)
-        behind = problem.batch, ctypes.byref(work), kind(problem.execution)
-        make(handle.value, rank, sizes, in_embed, *given, out_embed, *wanted, *behind)
+        if not routines and is_basic(problem):
+            chosen = cufft.cufftType_t(BASIC[problem.in_type, problem.out_type])
+            cufft.cufftMakePlan1d(handle.value, problem.sizes[0], chosen, problem.batch, ctypes.byref(work))
+        else:
+            _make_many(handle.value, problem, work)
     except CufftError as error:
         cufft.cufftDestroy.unchecked(handle.value)
         if error.name in (REFUSALS if not routines else OF_CALLBACKS):
             raise Refused(f"cuFFT has no plan of sizes {list(problem.sizes)} for it: {error}") from error
         raise
     return Kept(problem, handle.value, work.value, routines, block, tuple(told))
+
+
+def is_basic(problem: Problem) -> bool:
+    """Whether it is dense transforms along one axis, side by side, as cufftMakePlan1d takes them.
+
+    Of these it may have other kernels than cufftXtMakePlanMany: CuPy's plans, which it makes, took 0.81 of the time for
+    64 transforms of 2^18 real numbers on an H100, and as much for all others that were measured.
+    """
+    if len(problem.sizes) != 1 or (problem.in_stride, problem.out_stride) != (1, 1):
+        return False
+    (n,), half = problem.sizes, problem.sizes[0] // 2 + 1
+    halves = problem.in_type != problem.out_type
+    extents = [half if halves and kind == problem.execution else n for kind in (problem.in_type, problem.out_type)]
+    dense = problem.batch == 1 or [problem.in_dist, problem.out_dist] == extents
+    return dense and (problem.in_type, problem.out_type) in BASIC and n * problem.batch <= MAX_BASIC
+
+
+def _make_many(handle: int, problem: Problem, work: ctypes.c_size_t) -> None:
+    """Make a plan for any layout."""
+    rank, kind = len(problem.sizes), cufft.cudaDataType_t
+    extents: Any = ctypes.c_int64 * rank
+    sizes, in_embed, out_embed = (extents(*one) for one in (problem.sizes, problem.in_embed, problem.out_embed))
+    given = problem.in_stride, problem.in_dist, kind(problem.in_type)
+    wanted = problem.out_stride, problem.out_dist, kind(problem.out_type)
+    behind = problem.batch, ctypes.byref(work), kind(problem.execution)
+    cufft.cufftXtMakePlanMany(handle, rank, sizes, in_embed, *given, out_embed, *wanted, *behind)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dispatch.device.storage import Storage
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["Call", "CusparsePlan", "DeviceResult", "IdlePlan", "Steps"]
+__all__ = ["Call", "CusparsePlan", "DeviceResult", "IdlePlan", "PreprocessedCall", "Steps"]
 
 VECTOR = 16  # bytes that a kernel reads at once
 ROUND = 256  # bytes: the parts of workspace begin at multiples of it
@@ -110,6 +110,21 @@ class Call:
         self.of(self._name)
 
 
+class PreprocessedCall(Call):
+    """A call behind its own preprocess step, which looks at the pattern that is there in each run.
+
+    The workspace holds what that finds between the two, and nothing of it counts in the next run.
+    """
+
+    __slots__ = ()
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Look at the pattern, and call it."""
+        self.set(addresses)
+        self.of(f"{self._name}_preprocess")
+        self.of(self._name)
+
+
 class DeviceResult(Call):
     """A call that puts its result, a number, into the device's memory."""
 
@@ -131,9 +146,9 @@ class CopyStep:
 
     __slots__ = ("_copy", "_source", "_target")
 
-    def __init__(self, executor: CudaExecutor, source: Matrix, target: Matrix) -> None:
+    def __init__(self, executor: CudaExecutor, source: Matrix, target: Matrix, batch: int) -> None:
         self._source, self._target = source.place.operand, target.place.operand
-        self._copy = Copy(executor, source, target, 1, Keep.ALL, conj=False)
+        self._copy = Copy(executor, source, target, batch, Keep.ALL, conj=False)
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
         """Copy."""
@@ -191,19 +206,19 @@ class Steps:
         self._parts: list[int] = []  # the bytes of each
         self._steps: list[Step] = []
 
-    def copy(self, source: Matrix, target: Matrix) -> None:
-        """Copy a matrix into another of its extents, unless they are one."""
+    def copy(self, source: Matrix, target: Matrix, batch: int = 1) -> None:
+        """Copy a matrix, or a batch of them, into another of its extents, unless they are one."""
         if source.rows and source.cols and source.place != target.place:
-            self._steps.append(CopyStep(self.executor, source, target))
+            self._steps.append(CopyStep(self.executor, source, target, batch))
 
     def rounded(self, source: Matrix, target: Matrix) -> None:
         """Copy a matrix into another of its extents and of another dtype."""
         self._steps.append(Rounding(self.executor, source, target))
 
-    def zeros(self, target: Matrix) -> None:
-        """Zeros in a matrix, and nothing beside it."""
+    def zeros(self, target: Matrix, batch: int = 1) -> None:
+        """Zeros in a matrix, or a batch of them, and nothing beside it."""
         if target.rows and target.cols:
-            self._steps.append(Copy(self.executor, target, target, 1, Keep.NONE, conj=False))
+            self._steps.append(Copy(self.executor, target, target, batch, Keep.NONE, conj=False))
 
     def room(self, nbytes: int) -> int:
         """The place, among the addresses, of memory that is the plan's own while it runs: at a multiple of `ROUND`."""

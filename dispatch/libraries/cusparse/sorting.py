@@ -28,9 +28,10 @@ INDEX_BYTES = 4
 class LegacyDescriptor:
     """A `cusparseMatDescr_t` of a general matrix."""
 
-    __slots__ = ("c",)
+    __slots__ = ("base", "c")
 
     def __init__(self, base: int) -> None:
+        self.base = base
         self.c: Any = cusparse.cusparseMatDescr_t()
         cusparse.cusparseCreateMatDescr(self.c)
         cusparse.cusparseSetMatIndexBase(self.c, cusparse.cusparseIndexBase_t(base))

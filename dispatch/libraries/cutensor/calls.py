@@ -9,10 +9,12 @@ import ctypes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind import driver
+from cudabind.errors import CutensorError
 from cudabind.sys import cutensor
 from dispatch.core.request import Argument, Plan
 from dispatch.libraries.cublas.scalars import HostNumber
 from dispatch.libraries.cutensor.descriptors import OWN_CHOICE, Operation, Planned, Preference
+from dispatch.libraries.cutensor.failures import failure, made_room
 from dispatch.libraries.cutensor.handle import handle_of
 
 if TYPE_CHECKING:
@@ -67,11 +69,19 @@ class Zero(NamedTuple):
 class CallStep:
     """A call with everything but the addresses and the numbers filled in."""
 
-    __slots__ = ("_arguments", "_executor", "_function", "_handle", "_numbers", "_slots", "_stream", "planned")
+    __slots__ = (
+        *("_arguments", "_executor", "_function", "_handle", "_is_repeatable", "_numbers", "_slots", "_stream"),
+        "planned",
+    )
 
     def __init__(self, executor: CudaExecutor, call: Call) -> None:
         self._executor, self._handle = executor, handle_of(executor)
-        self.planned = Planned(self._handle.follow(), call.operation, call.preference)
+        try:
+            self.planned = Planned(self._handle.follow(), call.operation, call.preference)
+        except CutensorError as error:
+            raise failure(executor, error) from error
+        # Nothing is added, so that what is written is not read.
+        self._is_repeatable = any(isinstance(one, Constant) and one.value == 0 for one in call.arguments)
         self._function: Any = getattr(cutensor, call.execute)
         self._slots: list[tuple[ctypes.c_void_p, int]] = []
         self._numbers: list[tuple[HostNumber, int]] = []
@@ -107,8 +117,18 @@ class CallStep:
         handle = self._handle.follow()
         status = self._function.unchecked(handle, self.planned.plan.handle, *self._arguments, self._handle.c_stream)
         if status:
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
-            raise self._function.error(status)
+            self._failed(status)
+
+    def _failed(self, status: int) -> None:
+        """Make the call once more where there is memory now; raises what it failed with."""
+        error = self._function.error(status)
+        if self._is_repeatable and made_room(self._executor, error):
+            handle = self._handle.follow()
+            status = self._function.unchecked(handle, self.planned.plan.handle, *self._arguments, self._handle.c_stream)
+            if not status:
+                return
+            error = self._function.error(status)
+        raise failure(self._executor, error)
 
 
 class TensorPlan(Plan):

@@ -69,6 +69,7 @@ class Preference(NamedTuple):
     kernel_rank: int | None = None
     jit: bool = False
     workspace: int | None = None  # the most bytes; None for what cuTENSOR suggests
+    incremental_count: int = 0  # kernels that cuTENSOR tries, one for each plan of the operation; 0 for none
 
 
 OWN_CHOICE = Preference()
@@ -135,7 +136,11 @@ class Planned:
         named = {}
         if preference.kernel_rank is not None:
             named["KERNEL_RANK"] = preference.kernel_rank
-        if preference[:3] != OWN_CHOICE[:3]:
+        if preference.incremental_count:
+            named["AUTOTUNE_MODE"] = int(cutensor.cutensorAutotuneMode_t.CUTENSOR_AUTOTUNE_MODE_INCREMENTAL)
+            named["CACHE_MODE"] = int(cutensor.cutensorCacheMode_t.CUTENSOR_CACHE_MODE_PEDANTIC)
+            named["INCREMENTAL_COUNT"] = preference.incremental_count
+        elif preference[:3] != OWN_CHOICE[:3]:
             # cuTENSOR's own cache of plans is asked by the operation: it may give one that was chosen otherwise.
             named["CACHE_MODE"] = int(cutensor.cutensorCacheMode_t.CUTENSOR_CACHE_MODE_NONE)
         for name, value in named.items():

@@ -21,7 +21,7 @@ __all__ = ["Handle", "handle_of"]
 class Handle(StreamHandle):
     """A `cutensorHandle_t` of one executor."""
 
-    __slots__ = ("_memory", "c_stream")
+    __slots__ = ("_memory", "c_stream", "has_read_plans")
 
     name: ClassVar[str] = "cutensor"
     kind = cutensor.cutensorHandle_t
@@ -29,6 +29,7 @@ class Handle(StreamHandle):
     def __init__(self, executor: CudaExecutor) -> None:
         self._memory: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
         self.c_stream: Any = cutensor.cudaStream_t()
+        self.has_read_plans = False  # see caches.py
         super().__init__(executor)
 
     @staticmethod

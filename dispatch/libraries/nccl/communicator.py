@@ -13,9 +13,8 @@ import math
 import threading
 import time
 from collections import deque
-from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
 from cudabind.sys import nccl
@@ -45,12 +44,14 @@ LONGEST_CALL = 0.2  # seconds for which an abort lets a call end by itself that 
 ABORTING = 1  # NCCL_SHRINK_ABORT: end what is under way first
 
 
-class Pending(NamedTuple):
-    """A call whose work the GPU may not have done yet."""
+class Pending:
+    """A call whose work the GPU may not have done yet, or the last of several on its stream."""
 
-    event: ctypes.c_void_p
-    until: float  # time.monotonic()
-    what: str
+    __slots__ = ("event", "stream", "until", "what")
+
+    def __init__(self, event: ctypes.c_void_p, stream: int | None, until: float, what: str) -> None:
+        self.event, self.stream = event, stream
+        self.until, self.what = until, what  # until when, as `time.monotonic` counts
 
 
 def unique_id() -> bytes:
@@ -84,7 +85,8 @@ class NcclCommunicator(Communicator):
         super().__init__(rank, size, device, generation=generation, deadline=deadline)
         self.c_handle, self.config = c_handle, config
         self.lock = threading.RLock()  # held while the handle is used
-        self.pending: deque[monitor.Noted] = deque()
+        self.pending: deque[Pending] = deque()
+        self.noting = threading.Lock()  # held while an event of `pending` is recorded, or asked and taken away
         self.back = math.inf  # until when a call that is within NCCL is to be back, as `time.monotonic` counts
         self.is_aborted = False
         self._token: Any = None  # an element that barriers sum up
@@ -288,13 +290,27 @@ class NcclCommunicator(Communicator):
         return int(status or told.value)
 
     def note(self, stream: ctypes.c_void_p, what: str) -> None:
-        """Have the monitor look after what was enqueued on a stream last."""
-        event = self.device.event()
-        status = driver.cuEventRecord.unchecked(event, stream)
+        """Have the monitor look after what was enqueued on a stream last.
+
+        Behind the oldest call of a stream there is one event for all that came after it, which each of them records
+        anew: once the oldest is done, it is theirs that is looked at, and its deadline the last one's of that moment.
+        So the monitor asks for two events at a time, and not for each call, while the thread that calls waits for it.
+        """
+        until, handle = time.monotonic() + self.deadline, stream.value
+        with self.noting:
+            last = self.pending[-1] if len(self.pending) > 1 else None
+            if last is not None and last.stream == handle:
+                status = driver.cuEventRecord.unchecked(last.event, stream)
+                last.until, last.what = until, what
+            else:
+                event = self.device.event()
+                status = driver.cuEventRecord.unchecked(event, stream)
+                if status:
+                    self.device.recycle(event)
+                else:
+                    self.pending.append(Pending(event, handle, until, what))
         if status:
-            self.device.recycle(event)
             self.device.fail(status, "cuEventRecord")
-        self.pending.append(Pending(event, time.monotonic() + self.deadline, what))
         monitor.wake()
 
     def watch(self, stream: Any = None) -> None:
@@ -356,8 +372,8 @@ class NcclCommunicator(Communicator):
     def close(self) -> None:
         super().close()
         trust(self.device, self)
-        with suppress(IndexError):
-            while True:
+        with self.noting:
+            while self.pending:
                 self.device.recycle(self.pending.popleft().event)
 
 

@@ -35,7 +35,7 @@ NAMES = {
 SINCE = {
     (2, 27, 0): ("comm_name", "collnet_enable", "cta_policy", "shrink_share", "nvls_ctas"),
     (2, 28, 0): ("channels_per_net_peer", "nvlink_centric_sched"),
-    (2, 29, 7): ("graph_usage_mode", "rma_contexts"),
+    (2, 29, 0): ("graph_usage_mode", "rma_contexts"),
     (2, 31, 0): ("max_p2p_peers", "graph_stream_ordering", "launch_order_implicit", "rma_signals", "rma_eager_init",
                  "host_cft_mode", "nvls_host_mode"),
 }
@@ -60,7 +60,8 @@ class NcclConfig:
         nvls_ctas: thread blocks of NVLink SHARP.
         channels_per_net_peer: how many channels go to each rank over a network.
         nvlink_centric_sched: whether kernels are placed for NVLink.
-        graph_usage_mode: 0 no CUDA graphs, 1 graphs alone, 2 both.
+        graph_usage_mode: 0 where no CUDA graph will have its calls, which spares NCCL what orders the two, and this
+            library refuses captures then; 1 for one graph alone, 2 for both, as usual.
         rma_contexts, rma_signals: how many there are for puts and signals; `rma_eager_init` whether they are made at
             once.
         max_p2p_peers: how many ranks one sends to and receives from.

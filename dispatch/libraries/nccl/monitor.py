@@ -11,8 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cudabind import driver
 from cudabind._fork import anew
@@ -56,10 +55,11 @@ class Watched(Protocol):
     closed: bool
     deadline: float
     back: float
+    noting: threading.Lock
 
     @property
-    def pending(self) -> deque[Noted]:
-        """Its calls that may not be done, the oldest first."""
+    def pending(self) -> deque[Any]:
+        """Its calls that may not be done, the oldest first; each is Noted."""
 
     def async_status(self) -> int:
         """What NCCL says of it."""
@@ -144,18 +144,22 @@ def look(communicator: Watched) -> bool:
 def _oldest(communicator: Watched) -> Noted | None:
     """The call that is to be done first; other threads take and add some."""
     try:
-        return communicator.pending[0]
+        oldest: Noted = communicator.pending[0]
     except IndexError:
         return None
+    return oldest
 
 
 def _let_go(communicator: Watched) -> None:
     pending, device = communicator.pending, communicator.device
-    with suppress(IndexError):  # none is left; `close` takes them, too
-        while True:
-            status = driver.cuEventQuery.unchecked(pending[0].event)
-            if status == NOT_READY:
+    while True:
+        with communicator.noting:
+            if not pending:
                 return
-            if status:
-                device.fail(status, "cuEventQuery")
-            device.recycle(pending.popleft().event)
+            status = driver.cuEventQuery.unchecked(pending[0].event)
+            if status == 0:
+                device.recycle(pending.popleft().event)
+        if status == NOT_READY:
+            return
+        if status:
+            device.fail(status, "cuEventQuery")

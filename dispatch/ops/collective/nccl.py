@@ -17,6 +17,7 @@ import numpy as np
 
 from cudabind.sys import nccl
 from dispatch.core.request import Plan
+from dispatch.errors import BadRequest
 from dispatch.keys import U8
 from dispatch.libraries.nccl import group
 from dispatch.ops.collective import nccl_messages
@@ -60,6 +61,10 @@ class NcclPlan(Plan):
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         """Enqueue the calls; CollectiveError, CollectiveTimeout or RankLost where the communicator has failed."""
         comm, executor = self._comm, self._executor
+        is_captured = executor.captured  # its graph is not under way as yet
+        if is_captured and comm.config.graph_usage_mode == 0:
+            given = f"{comm!r}, whose graph_usage_mode is 0, under capture"
+            raise BadRequest("comm", given, "a communicator made with NcclConfig(graph_usage_mode=2), or none")
         open_nccl()
         with comm.lock:
             comm.check()
@@ -67,7 +72,6 @@ class NcclPlan(Plan):
             comm.back = time.monotonic() + comm.deadline  # connections may be made now, which waits for others
             status = self._call(arguments)
             comm.back = math.inf
-        is_captured = executor.captured  # its graph is not under way as yet
         if group.current.depth:
             if status not in (0, IN_PROGRESS):
                 comm.refuse(self._function, status)

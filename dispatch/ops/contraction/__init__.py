@@ -3,13 +3,17 @@
 Carried out by cuTENSOR, contractions that are matrix products by cuBLASLt, or by NumPy on the host. The
 files: base, request and elementwise (what may be asked), choices, modes (the letters of axes), rules, cutensor and
 cublaslt (the plans), tune, reference (what is right), bounds (how far a result may be off), cases. Of einsum:
-einsum (the request), paths, steps, sequence (the plan), einsum_reference; doors are functions as NumPy has them.
+einsum (the request), paths, steps, sequence (the plan), einsum_reference; doors are functions as NumPy has them. Of
+block-sparse contractions: block_sparse (where blocks lie), block_sparse_tensor, and the same names behind them.
 """
 
 from __future__ import annotations
 
 from dispatch.core.plan_call import plan_call
 from dispatch.core.request_function import request_function
+from dispatch.ops.contraction.block_sparse import BlockSparseForm
+from dispatch.ops.contraction.block_sparse_request import ContractBlockSparseRequest
+from dispatch.ops.contraction.block_sparse_tensor import BlockSparseTensor
 from dispatch.ops.contraction.choices import ContractionAlgo, TensorOp
 from dispatch.ops.contraction.einsum import EinsumRequest
 from dispatch.ops.contraction.einsum_call import einsum
@@ -17,6 +21,9 @@ from dispatch.ops.contraction.elementwise import ElementwiseBinaryRequest, Eleme
 from dispatch.ops.contraction.request import ContractRequest, ContractTrinaryRequest, ReduceModesRequest
 
 __all__ = [
+    "BlockSparseForm",
+    "BlockSparseTensor",
+    "ContractBlockSparseRequest",
     "ContractRequest",
     "ContractTrinaryRequest",
     "ContractionAlgo",
@@ -27,6 +34,7 @@ __all__ = [
     "ReduceModesRequest",
     "TensorOp",
     "contract",
+    "contract_block_sparse",
     "contract_trinary",
     "einsum",
     "elementwise_binary",
@@ -40,6 +48,11 @@ cutensor_modes = plan_call(
     "dispatch.ops.contraction.cutensor",
     "A plan of cuTENSOR's; Refused where it has no kernel for the operation.",
 )
+cutensor_block_sparse = plan_call(
+    "cutensor_block_sparse",
+    "dispatch.ops.contraction.block_sparse_cutensor",
+    "A plan of `cutensorBlockSparseContract`; Refused where cuTENSOR has no kernel for it.",
+)
 cublaslt_contract = plan_call(
     "cublaslt_contract",
     "dispatch.ops.contraction.cublaslt",
@@ -51,6 +64,7 @@ sequence_einsum = plan_call(
     "A plan of one for each step, of which the table chooses the rows; Refused where it has none for one of them.",
 )
 contract = request_function(ContractRequest, "contract")
+contract_block_sparse = request_function(ContractBlockSparseRequest, "contract_block_sparse")
 contract_trinary = request_function(ContractTrinaryRequest, "contract_trinary")
 reduce_modes = request_function(ReduceModesRequest, "reduce_modes")
 permute = request_function(PermuteRequest, "permute")

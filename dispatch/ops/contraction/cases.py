@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dispatch.keys import BF16, C128, F64, Compute
+from dispatch.ops.contraction.block_sparse_cases import BLOCK_SPARSE_MUTATIONS, block_sparse_cases
 from dispatch.ops.contraction.bounds import SUMMING, bounds, in_16_bits, sums_in_parts
 from dispatch.ops.contraction.choices import TensorOp
 from dispatch.ops.contraction.einsum_cases import EINSUM_MUTATIONS, einsum_cases
@@ -145,6 +146,8 @@ def cases(row: Row) -> list[MadeCase]:
     """Every form of a row's op that its dtypes have."""
     if row.op == "einsum":
         return einsum_cases(row)
+    if row.op == "contract_block_sparse":
+        return block_sparse_cases(row)
     is_complex = any(dtype.is_complex for dtype in row.dtypes)
     forms = [
         form for form in FORMS[row.op] if not is_complex or not {"max", "min"} & {*map(str, form.options.values())}
@@ -232,8 +235,8 @@ def other_pairing_of_three(request: Any) -> Any:
 
 
 def of_modes(mutation: Mutation) -> Mutation:
-    """A mutation of the requests that are no einsum."""
-    return lambda request: None if request.op == "einsum" else mutation(request)
+    """A mutation of the requests that are no einsum, and not block-sparse."""
+    return lambda request: mutation(request) if request.op in KINDS else None
 
 
 MUTATIONS = {
@@ -243,4 +246,5 @@ MUTATIONS = {
     "MUL for ADD": of_modes(with_fields(evaluate, 16, op_ac=other_pairing)),
     "MUL for the second ADD": of_modes(with_fields(evaluate, 16, op_abc=other_pairing_of_three)),
     **EINSUM_MUTATIONS,
+    **BLOCK_SPARSE_MUTATIONS,
 }

@@ -6,11 +6,14 @@ does not step is none of its own, and modes of one element are nobody's.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dispatch.keys import C128, F64, Compute, member
+from dispatch.libraries.cutensor.caches import read_kernels, read_plans, write_kernels
 from dispatch.libraries.cutensor.calls import Call, Constant, IdlePlan, Operand, Scalar, TensorPlan, Zero
 from dispatch.libraries.cutensor.descriptors import Operation, Preference, Side
+from dispatch.libraries.cutensor.incremental import TuningPlan
 from dispatch.ops.contraction.choices import ContractionAlgo, TensorOp
 from dispatch.ops.contraction.modes import lower
 from dispatch.ops.contraction.tune import tuned
@@ -37,14 +40,23 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request; Refused where cuTENSOR has no kernel for it."""
     if not request.layout_of("out").size:
         return IdlePlan(row, capture_safe=False)
-    if getattr(request, "jit", False):
-        executor.refuse_capture("a request whose kernel is compiled")
-    own = preference_of(request)
+    own, capture_safe = preference_of(request), not is_unsafe(request)
 
     def planned(preference: Preference) -> TensorPlan:
-        return TensorPlan(executor, row, calls_of(request, row, preference), capture_safe=not is_unsafe(request))
+        return TensorPlan(executor, row, calls_of(request, row, preference), capture_safe=capture_safe)
 
-    return tuned(request, executor, row, own, planned) if request.autotune else planned(own)
+    if own.jit:
+        executor.refuse_capture("a request whose kernel is compiled")
+        read_kernels(executor)
+    if own.incremental_count:
+        executor.refuse_capture("a request whose kernels are tried")
+        read_plans(executor)
+        made: Plan = TuningPlan(executor, row, partial(planned, own), own.incremental_count)
+    else:
+        made = tuned(request, executor, row, own, planned) if request.autotune else planned(own)
+    if own.jit:
+        write_kernels(executor)
+    return made
 
 
 def is_unsafe(request: Any) -> bool:
@@ -65,7 +77,7 @@ def preference_of(request: Any) -> Preference:
     if request.op not in ("contract", "contract_trinary", "reduce_modes"):
         return Preference()
     algo = ContractionAlgo.DEFAULT if request.algo is None else member(request.algo)
-    return Preference(int(algo), request.kernel_rank, request.jit, request.workspace)
+    return Preference(int(algo), request.kernel_rank, request.jit, request.workspace, request.incremental_count or 0)
 
 
 def side(request: Any, name: str, operator: TensorOp = TensorOp.IDENTITY) -> Side:

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 from dispatch.checks import check_int, check_shape, shown
 from dispatch.errors import BadRequest
 from dispatch.keys import F32
+from dispatch.ops import contraction as ops
 from dispatch.ops.contraction import einsum, reduce_modes
+from dispatch.ops.contraction.block_sparse import BlockSparseForm, reachable
+from dispatch.ops.contraction.block_sparse_tensor import BlockSparseTensor
 from dispatch.ops.contraction.einsum import EinsumRequest, explicit
 from dispatch.ops.contraction.einsum_call import spread_out
-from dispatch.ops.contraction.modes import symbol
+from dispatch.ops.contraction.modes import canonical, parse, symbol
 from dispatch.ops.contraction.vjp import einsum_vjp
 
 if TYPE_CHECKING:
@@ -25,7 +28,10 @@ if TYPE_CHECKING:
     from dispatch.ops.contraction.choices import TensorOp
 
 __all__ = [
+    "BlockSparseForm",
+    "BlockSparseTensor",
     "ContractExpression",
+    "contract_block_sparse",
     "contract_expression",
     "einsum",
     "einsum_path",
@@ -190,6 +196,36 @@ def prod(a: Any, axis: Axes = None, keepdims: bool = False, out: Any = None) -> 
     return _reduced(a, axis, keepdims, out, "mul")
 
 
+# -- block-sparse tensors ---------------------------------------------------------------------------------------------
+def contract_block_sparse(
+    spec: Any,
+    a: BlockSparseTensor,
+    b: BlockSparseTensor,
+    *,
+    c: BlockSparseTensor | None = None,
+    out: BlockSparseTensor | None = None,
+    out_form: BlockSparseForm | None = None,
+    **choices: Any,
+) -> BlockSparseTensor:
+    """alpha · Σ A · B + beta · C of block-sparse tensors: the request of that name, whose other fields it takes.
+
+    The result has the blocks of `out_form`, `out` or `c`; else all that a pair of blocks of A and B adds to.
+    """
+    for name, one in (("a", a), ("b", b), ("c", c), ("out", out)):
+        given: object = one
+        if not isinstance(given, BlockSparseTensor) and (given is not None or name in "ab"):
+            hint = "BlockSparseTensor.from_dense(x, sections) makes one"
+            raise BadRequest(name, f"a {type(given).__name__}", "a BlockSparseTensor", hint)
+    form = next((one.form for one in (out, c) if one is not None), None) if out_form is None else out_form
+    values = [None if one is None else one.values for one in (c, out)]
+    given = (spec, a.values, a.form, b.values, b.form)
+    found = ops.contract_block_sparse(*given, out_form=form, c=values[0], out=values[1], **choices)
+    if form is None:
+        modes, output = parse(canonical(spec), 2)
+        form = reachable(modes, output, (a.form, b.form))
+    return BlockSparseTensor(found, form) if out is None else out
+
+
 # -- contractions that come again -------------------------------------------------------------------------------------
 class ContractExpression:
     """A contraction of operands of these shapes, which is called with them: `expression(a, b)`.
@@ -202,13 +238,21 @@ class ContractExpression:
 
     def __call__(self, *operands: Any, out: Any = None) -> Any:
         """The contraction of some operands; BadRequest for others than were said."""
-        given = tuple(tuple(one.shape) if hasattr(one, "shape") else None for one in operands)
-        if given != self.shapes:
+        try:
+            fits = len(operands) == len(self.shapes) and all(map(_has_shape, operands, self.shapes))
+        except AttributeError:  # of what has no shape
+            fits = False
+        if not fits:
+            given = tuple(tuple(one.shape) if hasattr(one, "shape") else None for one in operands)
             raise BadRequest("operands", shown(given), f"tensors of the shapes {self.shapes}")
         return einsum(self.spec, *operands, out=out, **self._options)
 
     def __repr__(self) -> str:
         return f"<ContractExpression {self.spec} of {', '.join(map(str, self.shapes))}>"
+
+
+def _has_shape(one: Any, shape: tuple[int, ...]) -> bool:
+    return bool(one.shape == shape)
 
 
 def contract_expression(spec: Any, *shapes: Any, **options: Any) -> ContractExpression:

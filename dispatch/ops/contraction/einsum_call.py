@@ -32,6 +32,7 @@ class Einsum(Protocol):
         compute: Compute | str | None = None,
         library: str | None = None,
         autotune: bool = False,
+        jit: bool = False,
         out: Any = None,
     ) -> Tensor: ...
 
@@ -69,18 +70,22 @@ def call(
     compute: Any = None,
     library: Any = None,
     autotune: Any = False,
+    jit: Any = False,
     out: Any = None,
     **unknown: Any,
 ) -> Any:
     """The way through what is remembered of calls, else through a request."""
     if unknown or spec is None or operands is None:
         refuse_arguments("einsum", EinsumRequest, more, unknown)
-    spec, tensors = spread_out(spec, (operands, *more))
-    if isinstance(spec, list):
-        spec = tuple(tuple(term) if isinstance(term, list) else term for term in spec)
+    if type(spec) is str and not isinstance(operands, (list, tuple)):  # as nearly all calls are
+        tensors: tuple[Any, ...] = (operands, *more)
+    else:
+        spec, tensors = spread_out(spec, (operands, *more))
+        if isinstance(spec, list):
+            spec = tuple(tuple(term) if isinstance(term, list) else term for term in spec)
     if isinstance(optimize, list):
         optimize = tuple(tuple(step) if isinstance(step, list) else step for step in optimize)
-    return remembered(spec, tensors, conj, optimize, memory_limit, compute, library, autotune, out)
+    return remembered(spec, tensors, conj, optimize, memory_limit, compute, library, autotune, jit, out)
 
 
 einsum = cast("Einsum", request_function(EinsumRequest, "einsum", call))

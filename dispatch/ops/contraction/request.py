@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["ContractRequest", "ContractTrinaryRequest", "ReduceModesRequest"]
 
 MAX_RANK = 1 << 16  # of a kernel, in cuTENSOR's order
+MAX_KERNELS = 1 << 10  # that are tried one after the other
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,10 +33,13 @@ class SummingRequest(ModesRequest):
         beta: a number; left open it is 1 where there is a c. Without one it is 0.
         algo: the way that cuTENSOR takes; None leaves it the choice.
         kernel_rank: of the kernels of that way the one at this place of cuTENSOR's own ranking, 0 the best.
-        jit: whether cuTENSOR may compile a kernel for this very request, which takes seconds at first.
+        jit: whether cuTENSOR may compile a kernel for this very request, which takes seconds at first; kernels are kept
+            on disk for this GPU and version of the library.
         workspace: the most bytes of workspace it may use; None for what it suggests.
         autotune: time all rows that take the request, and cuTENSOR's ways and best kernels, once; keep the fastest, and
             remember it on disk.
+        incremental_count: how many kernels cuTENSOR tries by itself, another one in each of the first calls, until the
+            fastest stays; it is kept on disk. Results may differ in their last bits meanwhile. None tries none.
     """
 
     numbers: ClassVar[tuple[str, ...]] = ("alpha", "beta")
@@ -48,6 +52,7 @@ class SummingRequest(ModesRequest):
     jit: bool = False
     workspace: int | None = None
     autotune: bool = False
+    incremental_count: int | None = None
 
     def usual(self) -> dict[str, Any]:
         return {"beta": self.factor("beta")}
@@ -61,6 +66,11 @@ class SummingRequest(ModesRequest):
             check_int("kernel_rank", self.kernel_rank, 0, MAX_RANK)
         if self.autotune and (self.algo is not None or self.kernel_rank is not None):
             raise BadRequest("autotune", "True with algo or kernel_rank", "one or the other: it is to choose these")
+        if self.incremental_count is not None:
+            check_int("incremental_count", self.incremental_count, 1, MAX_KERNELS)
+            if self.autotune or self.algo is not None or self.kernel_rank is not None:
+                given = f"{self.incremental_count} with autotune, algo or kernel_rank"
+                raise BadRequest("incremental_count", given, "one or the other: cuTENSOR is to choose the kernel")
 
 
 @dataclass(frozen=True, eq=False)

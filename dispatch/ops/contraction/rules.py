@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "adds_as_precisely",
     "asked_for",
+    "asks_no_kernel",
     "has_modes",
     "only_conjugates",
     "only_identity",
@@ -48,6 +49,14 @@ def only_identity(request: Any) -> str:
     """A matrix product has no operators."""
     names = [field for field in request.unary if request.operator(field).name != "IDENTITY"]
     return f"needs {names[0]} IDENTITY, has {request.operator(names[0]).name}" if names else ""
+
+
+def asks_no_kernel(request: Any) -> str:
+    """Which of cuTENSOR's kernels is taken, and how it is found, is nothing to another library."""
+    for name in ("algo", "kernel_rank", "incremental_count"):
+        if (given := getattr(request, name)) is not None:
+            return f"needs {name} None, has {getattr(given, 'name', given)}: that is cuTENSOR's"
+    return "needs jit False, has True: that is cuTENSOR's" if request.jit else ""
 
 
 def only_conjugates(request: Any) -> str:

@@ -12,7 +12,8 @@ and their kind it may be the operand. Follows https://numpy.org/doc/stable/refer
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -61,11 +62,44 @@ __all__ = [
     "rfftn",
 ]
 
+F = TypeVar("F", bound="Callable[..., Any]")
 LAST_TWO = (-2, -1)
+NAMED = {"s": "n", "axes": "axis"}  # what a request calls the arguments of functions along one axis
 NOTHING = (None, None, None)
 
 
+def _repeated(kind: DftKind, *, inverse: bool) -> Callable[[F], F]:
+    """A function along one axis, whose usual calls are the request's at once: what lies between was a third of them."""
+
+    def through(function: F) -> F:
+        def door(
+            a: Any,
+            n: int | None = None,
+            axis: int = -1,
+            norm: DftNorm | str | None = None,
+            out: Any = None,
+            *,
+            load: Callback | None = None,
+            store: Callback | None = None,
+            precision: Dtype | str | None = None,
+        ) -> Any:
+            usual = load is None and store is None and precision is None and type(axis) is int
+            if usual and (n is None or (type(n) is int and n > 0)):
+                try:
+                    return dft(a, kind, n, axis, inverse=inverse, norm="backward" if norm is None else norm, out=out)
+                except BadRequest as error:
+                    if error.operand in NAMED:
+                        raise _named(error) from None
+                    raise
+            return function(a, n, axis, norm, out, load=load, store=store, precision=precision)
+
+        return cast("F", wraps(function)(door))
+
+    return through
+
+
 # -- one axis ---------------------------------------------------------------------------------------------------------
+@_repeated(DftKind.C2C, inverse=False)
 def fft(
     a: Any,
     n: int | None = None,
@@ -81,6 +115,7 @@ def fft(
     return _along(DftKind.C2C, a, n, axis, norm, out, (load, store, precision), inverse=False)
 
 
+@_repeated(DftKind.C2C, inverse=True)
 def ifft(
     a: Any,
     n: int | None = None,
@@ -96,6 +131,7 @@ def ifft(
     return _along(DftKind.C2C, a, n, axis, norm, out, (load, store, precision), inverse=True)
 
 
+@_repeated(DftKind.R2C, inverse=False)
 def rfft(
     a: Any,
     n: int | None = None,
@@ -111,6 +147,7 @@ def rfft(
     return _along(DftKind.R2C, a, n, axis, norm, out, (load, store, precision), inverse=False)
 
 
+@_repeated(DftKind.C2R, inverse=True)
 def irfft(
     a: Any,
     n: int | None = None,
@@ -126,6 +163,7 @@ def irfft(
     return _along(DftKind.C2R, a, n, axis, norm, out, (load, store, precision), inverse=True)
 
 
+@_repeated(DftKind.C2R, inverse=False)
 def hfft(
     a: Any,
     n: int | None = None,
@@ -141,6 +179,7 @@ def hfft(
     return _along(DftKind.C2R, a, n, axis, norm, out, (load, store, precision), inverse=False)
 
 
+@_repeated(DftKind.R2C, inverse=True)
 def ihfft(
     a: Any,
     n: int | None = None,
@@ -286,10 +325,13 @@ def _along(kind: DftKind, a: Any, n: Any, axis: Any, norm: Any, out: Any, throug
     try:
         return _one(kind, a, n, axis, norm, out, through, inverse=inverse)
     except BadRequest as error:
-        name = {"s": "n", "axes": "axis"}.get(error.operand)
-        if name is None:
-            raise
-        raise type(error)(name, error.given, error.expected, error.hint) from None
+        if error.operand in NAMED:
+            raise _named(error) from None
+        raise
+
+
+def _named(error: BadRequest) -> BadRequest:
+    return type(error)(NAMED[error.operand], error.given, error.expected, error.hint)
 
 
 def _one(kind: DftKind, a: Any, n: Any, axis: Any, norm: Any, out: Any, through: Through, *, inverse: bool) -> Any:

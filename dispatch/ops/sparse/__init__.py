@@ -14,11 +14,13 @@ from __future__ import annotations
 from dispatch.core.plan_call import plan_call
 from dispatch.core.request_function import request_function
 from dispatch.ops.sparse.algorithms import SpgemmAlgorithm, SpmmAlgorithm, SpmvAlgorithm, SpsvAlgorithm
+from dispatch.ops.sparse.batched import BatchedSpmmRequest
 from dispatch.ops.sparse.compression import Coo2csrRequest, Csr2cooRequest, DenseNnzRequest, DenseToSparseRequest
 from dispatch.ops.sparse.conversions import Csr2cscRequest, SparseCheckRequest, SparseToDenseRequest
 from dispatch.ops.sparse.direct import SparseKind, SpsolveRequest
 from dispatch.ops.sparse.ell import BlockedEllMmRequest, SellMvRequest
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
+from dispatch.ops.sparse.incomplete import Ic0Request, Ilu0Request
 from dispatch.ops.sparse.krylov import BicgstabRequest, CgRequest, GmresRequest, MinresRequest, Preconditioner
 from dispatch.ops.sparse.pairs import SpgemmNnzRequest, SpgemmRequest
 from dispatch.ops.sparse.pentadiagonal import GpsvRequest
@@ -30,6 +32,8 @@ from dispatch.ops.sparse.tridiagonal import GtsvRequest
 from dispatch.ops.sparse.vectors import GatherRequest, ScatterRequest, SparseAxpbyRequest, SpvvRequest
 
 __all__ = ["SparseForm", "SparseFormat"]
+__all__ += ["BatchedSpmmRequest", "spmm_batched"]
+__all__ += ["Ic0Request", "Ilu0Request", "ic0", "ilu0"]
 __all__ += ["GpsvRequest", "GtsvRequest", "gpsv", "gtsv"]
 __all__ += ["PruneNnzRequest", "PruneToCsrRequest", "prune_nnz", "prune_to_csr"]
 __all__ += ["SparseSortRequest", "sparse_sort"]
@@ -50,6 +54,10 @@ __all__ += ["spgemm", "spgemm_nnz", "spmm", "spsm", "spsv"]
 ell_plan = plan_call("ell_plan", "dispatch.ops.sparse.cusparse_ell", "A plan of a product in sliced or blocked ELL.")
 pruning_plan = plan_call("pruning_plan", "dispatch.ops.sparse.cusparse_pruning", "A plan of cuSPARSE's pruneDense2csr.")
 sorting_plan = plan_call("sorting_plan", "dispatch.ops.sparse.cusparse_sorting", "A plan of one of cuSPARSE's sorts.")
+batched_plan = plan_call("batched_plan", "dispatch.ops.sparse.cusparse_batched", "A plan of a batch of products.")
+incomplete_plan = plan_call(
+    "incomplete_plan", "dispatch.ops.sparse.cusparse_incomplete", "A plan of cuSPARSE's ILU(0) or IC(0)."
+)
 gpsv_plan = plan_call("gpsv_plan", "dispatch.ops.sparse.cusparse_pentadiagonal", "A plan of cuSPARSE's gpsv.")
 gtsv_plan = plan_call("gtsv_plan", "dispatch.ops.sparse.cusparse_tridiagonal", "A plan of cuSPARSE's gtsv2.")
 vectors_plan = plan_call(
@@ -70,6 +78,7 @@ compression_plan = plan_call(
 )
 
 sparse_mv, spmm = request_function(SparseMvRequest, "sparse_mv"), request_function(SpmmRequest, "spmm")
+spmm_batched = request_function(BatchedSpmmRequest, "spmm_batched")
 sddmm = request_function(SddmmRequest, "sddmm")
 spsv, spsm = request_function(SpsvRequest, "spsv"), request_function(SpsmRequest, "spsm")
 spgemm, spgemm_nnz = request_function(SpgemmRequest, "spgemm"), request_function(SpgemmNnzRequest, "spgemm_nnz")
@@ -84,6 +93,7 @@ sparse_gather, sparse_scatter = (
     request_function(ScatterRequest, "sparse_scatter"),
 )
 sparse_axpby, spvv = request_function(SparseAxpbyRequest, "sparse_axpby"), request_function(SpvvRequest, "spvv")
+ilu0, ic0 = request_function(Ilu0Request, "ilu0"), request_function(Ic0Request, "ic0")
 gpsv = request_function(GpsvRequest, "gpsv")
 prune_nnz = request_function(PruneNnzRequest, "prune_nnz")
 prune_to_csr = request_function(PruneToCsrRequest, "prune_to_csr")

@@ -63,15 +63,25 @@ def spsolve(
 class SparseLu:
     """The factors of a matrix, as `scipy.sparse.linalg.SuperLU`: `solve`, and `refactorize` for other values.
 
-    Nothing is factorized before the first `solve`. Analysis and factors belong to the plans of the stream that solves,
-    one for each shape of right-hand sides. Neither the pattern nor the values may change but by `refactorize`.
+    They are made, and LinAlgError is raised, when this object is: of a copy of the values, so that those that were
+    given may change. The pattern may not. Analysis and factors belong to the plans of the stream that solves, one for
+    each shape of right-hand sides: those made at first are for a vector, and the first `solve` of another shape, or on
+    another stream, factorizes the same copy once more.
     """
 
     __slots__ = ("_choices", "_stamp", "matrix")
 
-    def __init__(self, matrix: SparseTensor, choices: dict[str, Any]) -> None:
-        self.matrix = matrix if matrix.form.pattern is not None else matrix.fixed()
-        self._choices, self._stamp = choices, next(_stamps)
+    def __init__(self, matrix: SparseTensor, choices: dict[str, Any], *, check: bool = True) -> None:
+        self._choices = choices
+        self._factorize(matrix if matrix.form.pattern is not None else matrix.fixed(), check)
+
+    def _factorize(self, matrix: SparseTensor, check: bool) -> None:
+        """Factorize a copy of a matrix's values; where that fails what was there before stays."""
+        check_bool("check", check)
+        own, stamp = matrix.with_values(matrix.values.copy()), next(_stamps)
+        nothing = own.device.zeros((own.shape[0],), own.values.dtype)
+        looked_at(ops.spsolve(*own.parts, nothing, stamp=stamp, **self._choices), check)
+        self.matrix, self._stamp = own, stamp
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -87,10 +97,11 @@ class SparseLu:
         check_bool("check", check)
         return looked_at(ops.spsolve(*self.matrix.parts, b, stamp=self._stamp, **self._choices), check)
 
-    def refactorize(self, values: Any) -> SparseLu:
-        """Itself, with other elements at the same places; those that were there may have been overwritten, too.
+    def refactorize(self, values: Any, *, check: bool = True) -> SparseLu:
+        """Itself, with the factors of other elements at the same places, which are copied; cuDSS keeps its analysis.
 
-        They are of the dtype and the number of those before, and on their device; BadRequest for others.
+        They are of the dtype and the number of those before, and on their device; BadRequest for others. Where they
+        cannot be factorized the factors of before stay.
         """
         old, new = self.matrix.values, taken_in("values", values)
         if new.dtype is not old.dtype or new.shape != old.shape:
@@ -98,16 +109,22 @@ class SparseLu:
             raise BadRequest("values", str(new.layout), f"{old.dtype}{list(old.shape)}, as the matrix has", hint)
         if new.device is not old.device:
             raise BadRequest("values", f"a tensor on {new.device!r}", f"one on {old.device!r}, as the matrix is")
-        self.matrix, self._stamp = self.matrix.with_values(new), next(_stamps)
+        self._factorize(self.matrix.with_values(new), check)
         return self
 
     def __repr__(self) -> str:
         return f"SparseLu({self.matrix!r})"
 
 
-def splu(A: Any, *, assume_a: SparseKind | str = SparseKind.GEN, uplo: FillMode | str | None = None) -> SparseLu:
-    """The factors of a matrix, to solve with them again and again."""
-    return SparseLu(by_rows(A), {"assume_a": assume_a, "uplo": uplo})
+def splu(
+    A: Any,
+    *,
+    assume_a: SparseKind | str = SparseKind.GEN,
+    uplo: FillMode | str | None = None,
+    check: bool = True,
+) -> SparseLu:
+    """The factors of a matrix, made now, to solve with them again and again; `check` as `spsolve` has it."""
+    return SparseLu(by_rows(A), {"assume_a": assume_a, "uplo": uplo}, check=check)
 
 
 def factorized(A: Any) -> Callable[[Any], Any]:

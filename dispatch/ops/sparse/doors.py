@@ -15,6 +15,7 @@ from dispatch.ops.sparse.direct_doors import SparseLu, factorized, splu, spsolve
 from dispatch.ops.sparse.ell_doors import BlockedEllMatrix, SlicedEllMatrix, toblocked_ell, tosell
 from dispatch.ops.sparse.form import SparseForm
 from dispatch.ops.sparse.format_doors import of, tocoo, tocsc, tocsr
+from dispatch.ops.sparse.incomplete_doors import IncompleteFactors, ic0, ilu0
 from dispatch.ops.sparse.solver_doors import LinAlgError, bicgstab, cg, gmres, minres
 from dispatch.ops.sparse.sources import sparse_tensor, to_scipy, to_torch
 from dispatch.ops.sparse.tensor import SparseTensor, bsr, coo, csc, csr
@@ -27,10 +28,12 @@ __all__ = ["SparseTensor", "bsr", "coo", "csc", "csr", "sparse_tensor", "to_scip
 __all__ += ["sddmm", "spgemm", "spmm", "spmv", "spsm", "spsolve_triangular", "spsv", "tocoo", "tocsc", "tocsr"]
 __all__ += ["fromdense", "prune", "sort", "todense"]
 __all__ += ["BlockedEllMatrix", "SlicedEllMatrix", "toblocked_ell", "tosell"]
+__all__ += ["IncompleteFactors", "ic0", "ilu0"]
 __all__ += ["SparseLu", "factorized", "splu", "spsolve"]
 __all__ += ["LinAlgError", "bicgstab", "cg", "gmres", "minres"]
 
 N = Operation.N
+BATCH = 3  # axes
 MOST_COUNTED = 1024
 _counted: dict[tuple[SparseForm, SparseForm], int] = {}  # the elements of products of fixed patterns
 _stamps = count(1)
@@ -67,8 +70,9 @@ def spmm(
     autotune: bool = False,
     out: Any = None,
 ) -> Any:
-    """alpha · op(A) · B + beta · C of a dense B: the request `spmm`."""
-    return ops.spmm(
+    """alpha · op(A) · B + beta · C of a dense B: the request `spmm`, or `spmm_batched` of a batch (batch, n, k)."""
+    function = ops.spmm_batched if getattr(b, "ndim", 2) == BATCH else ops.spmm
+    return function(
         *of(a).parts, b, c=c, alpha=alpha, beta=beta, trans=trans, algorithm=algorithm, autotune=autotune, out=out
     )
 

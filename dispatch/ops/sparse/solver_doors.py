@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.checks import check_bool
+from dispatch.checks import check_bool, shown
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.ops import sparse as ops
@@ -30,9 +30,32 @@ MEANINGS = {
 UNFINISHED = "the residual is {residual:.3g} after {iterations} iterations", "a larger maxiter, or a preconditioner M"
 
 
-def iterate(solve: Callable[..., Any], a: Any, b: Any, x0: Any, m: Any, check: bool, choices: dict[str, Any]) -> Any:
+ONE_LAUNCH = "all iterations are one launch, in which the host has no part"
+
+
+def refuse_host(a: Any, callback: Any) -> None:
+    """BadRequest for what would have the host take part in each iteration: a callback, or a function for a matrix."""
+    if callback is not None:
+        hint = "maxiter=k with x0=x gives every k-th x"
+        raise BadRequest("callback", shown(callback), f"None: {ONE_LAUNCH}", hint)
+    if callable(a) or hasattr(a, "matvec"):
+        hint = "make its matrix, or iterate over your function with dispatch's requests"
+        raise BadRequest("A", f"a {type(a).__name__}", f"a sparse matrix: {ONE_LAUNCH}", hint)
+
+
+def iterate(
+    solve: Callable[..., Any],
+    a: Any,
+    b: Any,
+    x0: Any,
+    m: Any,
+    check: bool,
+    callback: Any,
+    choices: dict[str, Any],
+) -> Any:
     """(x, info) of a request function; with `check` x alone, once its status is known to be 0."""
     check_bool("check", check)
+    refuse_host(a, callback)
     matrix = a if isinstance(a, SparseTensor) else sparse_tensor(a)
     if isinstance(m, str):
         choices["preconditioner"], m = m, None
@@ -71,15 +94,16 @@ def cg(
     atol: float = 0.0,
     maxiter: int | None = None,
     M: Any = None,
+    callback: None = None,
     check: bool = False,
 ) -> Any:
     """(x, info) of A·x = b for a Hermitian positive definite A: the request `cg`, which tells the iterations, too.
 
     `M` is None, "jacobi", or the diagonal of a matrix that approximates the inverse of A. `info` is on the device: 0,
     the number of iterations where these did not suffice, or below 0. With `check` it is waited for and LinAlgError
-    raised where it is not 0, and x alone comes back.
+    raised where it is not 0, and x alone comes back. SciPy's `callback` is refused: nothing comes back in between.
     """
-    return iterate(ops.cg, A, b, x0, M, check, {"rtol": rtol, "atol": atol, "maxiter": maxiter})
+    return iterate(ops.cg, A, b, x0, M, check, callback, {"rtol": rtol, "atol": atol, "maxiter": maxiter})
 
 
 def bicgstab(
@@ -91,10 +115,11 @@ def bicgstab(
     atol: float = 0.0,
     maxiter: int | None = None,
     M: Any = None,
+    callback: None = None,
     check: bool = False,
 ) -> Any:
     """As `cg`, for any A: the request `bicgstab`."""
-    return iterate(ops.bicgstab, A, b, x0, M, check, {"rtol": rtol, "atol": atol, "maxiter": maxiter})
+    return iterate(ops.bicgstab, A, b, x0, M, check, callback, {"rtol": rtol, "atol": atol, "maxiter": maxiter})
 
 
 def gmres(
@@ -107,11 +132,12 @@ def gmres(
     restart: int | None = None,
     maxiter: int | None = None,
     M: Any = None,
+    callback: None = None,
     check: bool = False,
 ) -> Any:
     """As `cg`, for any A, in cycles of `restart` iterations, 20 if left open: the request `gmres`."""
     choices = {"rtol": rtol, "atol": atol, "maxiter": maxiter, "restart": 20 if restart is None else restart}
-    return iterate(ops.gmres, A, b, x0, M, check, choices)
+    return iterate(ops.gmres, A, b, x0, M, check, callback, choices)
 
 
 def minres(
@@ -123,7 +149,8 @@ def minres(
     atol: float = 0.0,
     maxiter: int | None = None,
     M: Any = None,
+    callback: None = None,
     check: bool = False,
 ) -> Any:
     """As `cg`, for a real symmetric A that may be indefinite: the request `minres`. The criterion is that of `cg`."""
-    return iterate(ops.minres, A, b, x0, M, check, {"rtol": rtol, "atol": atol, "maxiter": maxiter})
+    return iterate(ops.minres, A, b, x0, M, check, callback, {"rtol": rtol, "atol": atol, "maxiter": maxiter})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,15 +21,29 @@ TOKEN = re.compile(r'[A-Za-z_]\w*|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|[\w.]+|
 MARKER = re.compile(r'# \d+ "([^"]*)"')
 AUX = re.compile(r"/\* (?P<file>\S+?):\d+:\w(?P<kind>\w) \*/ (?P<words>.*?)\b(?P<name>\w+) \((?P<parameters>.*)\);")
 ATTRIBUTE = re.compile(r"\b__attribute__ \( \([^)]*(?:\( [^)]*\) )?\) \)|\b__extension__\b|\b_Alignas \( [^)]*\)")
-# What a macro is worth to a Python program: an integer, a number, a text; anything else has no value.
-KINDS = "_Generic(({0}), float: 2, double: 2, char *: 3, const char *: 3, {1}: 1, default: 0)"
-INTEGERS = ": 1, ".join(
+INTEGERS = ": {0}, ".join(
     [
         *("_Bool", "char", "signed char", "unsigned char", "short", "unsigned short", "int", "unsigned"),
-        *("long", "unsigned long", "long long", "unsigned long long"),
+        *("long", "unsigned long", "long long", "unsigned long long", ""),
     ]
 )
-PRINT = {1: '"%lld\\n", (long long)({})', 2: '"%.17g\\n", (double)({})', 3: '"%s\\n", ({})'}
+SIZE = "sizeof({})"
+# Of a type's class gcc answers 5 for a pointer, and for an array, too.
+IS_ARRAY = "(__builtin_classify_type(*(__typeof__({0}) *)0) == 5 && sizeof({0}) != 8)"
+# What an expression is worth to a Python program: an integer, a number, a text; anything else has no value, and is not
+# evaluated: it may be a function.
+SHOW = f"""
+static void show_integer(long long value) {{ printf("int %lld\\n", value); }}
+static void show_number(double value) {{ printf("float %.17g\\n", value); }}
+static void show_text(const char *value) {{ printf("str %s\\n", value); }}
+static void show_none(int value) {{ printf("none \\n"); }}
+#define KIND(x, integer, number, text, none) _Generic((x), \\
+    {INTEGERS.format("integer")}float: number, double: number, char *: text, const char *: text, default: none)
+#define INTEGER(x) show_integer((long long)(x));
+#define ANY(x) KIND(x, show_integer, show_number, show_text, show_none) \\
+    (__builtin_choose_expr(KIND(x, 1, 1, 1, 0), (x), 0));
+"""
+MAKE: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str, "none": lambda _: None}
 
 
 class Headers:
@@ -85,29 +99,45 @@ class Headers:
         return {name: body for name, body in bodies.items() if body in self.functions and body != name}
 
     @functools.cached_property
-    def macro_values(self) -> dict[str, int | float | str]:
-        """The value of every macro that has one."""
-        kinds = self.ask({name: KINDS.format(name, INTEGERS) for name in self.macros})
-        values = self.ask({name: name for name, kind in kinds.items() if kind}, kinds)
-        return {name: values[name] for name in kinds if kinds[name]}
+    def values(self) -> dict[str, Any]:
+        """The value of every macro that has one, of every constant and of every enumerator; also what types are.
 
-    def ask(self, expressions: dict[str, str], kinds: dict[str, int] | None = None) -> dict[str, int | float | str]:
-        """The values of C expressions, as printed by a program; those that do not compile are not in the answer."""
-        asked = dict(expressions)
-        prints = [f"  printf({PRINT[(kinds or {}).get(name, 1)].format(text)});\n" for name, text in asked.items()]
+        One program tells it all: most of what gcc takes is for the headers themselves.
+        """
+        enumerators = [name for members in self.enums.values() for name in members]
+        asked = [question.format(spelled) for spelled in self.types.values() for question in (SIZE, IS_ARRAY)]
+        return self.ask([*enumerators, *asked], [*self.constants, *self.macros])
+
+    @functools.cached_property
+    def opaque(self) -> set[str]:
+        """Types of which only a pointer can be passed: incomplete ones and arrays."""
+        incomplete = {name for name, spelled in self.types.items() if SIZE.format(spelled) not in self.values}
+        return incomplete | {name for name, spelled in self.types.items() if self.values.get(IS_ARRAY.format(spelled))}
+
+    @functools.cached_property
+    def macro_values(self) -> dict[str, Any]:
+        """The value of every macro that has one."""
+        return {name: self.values[name] for name in self.macros if name in self.values}
+
+    def ask(self, integers: Iterable[str], others: Iterable[str] = ()) -> dict[str, Any]:
+        """The values of C expressions, as printed by a program; of the others any that has a value.
+
+        Those that do not compile, or have no value, are not in the answer.
+        """
+        asked = dict.fromkeys(others, "ANY") | dict.fromkeys(integers, "INTEGER")
         program = str(self._work / "ask")
-        if self._gcc(f"int main(void) {{\n{''.join(prints)}}}\n", "-o", program, wrong=True):
+        if self._gcc(_printing(asked), "-o", program, wrong=True):
             # A function each: gcc complains of an unknown name only once in a function.
-            probes = [f"void f{i}(void) {{ (void)({text}); }}\n" for i, text in enumerate(expressions.values())]
+            probes = [f"void f{i}(void) {{ (void)({text}); }}\n" for i, text in enumerate(asked)]
             errors = self._gcc("".join(probes), "-fsyntax-only", "-ftrack-macro-expansion=0", wrong=True)
             first = self._including("").count("\n") + 1
             wrong = {int(line) - first for line in re.findall(r"ask\.c:(\d+):\d+: error", errors)}
-            asked = {name: text for i, (name, text) in enumerate(asked.items()) if i not in wrong}
-            prints = [line for i, line in enumerate(prints) if i not in wrong]
-            self._gcc(f"int main(void) {{\n{''.join(prints)}}}\n", "-o", program)
+            asked = {text: kind for i, (text, kind) in enumerate(asked.items()) if i not in wrong}
+            self._gcc(_printing(asked), "-o", program)
         said = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
-        make: dict[int, Callable[[str], int | float | str]] = {1: int, 2: float, 3: str}
-        return {name: make[(kinds or {}).get(name, 1)](answer) for name, answer in zip(asked, said, strict=True)}
+        answers = (answer.partition(" ") for answer in said)
+        made = {text: MAKE[kind](value) for text, (kind, _, value) in zip(asked, answers, strict=True)}
+        return {text: value for text, value in made.items() if value is not None}
 
     def _including(self, text: str) -> str:
         # Some of NVIDIA's headers write `alignas` and `bool`, which C has from stdalign.h and stdbool.h.
@@ -166,6 +196,11 @@ class Headers:
             members = [part.split()[0] for part in _split(body) if part.strip()]
             for name in names if tag and tag[1] == "enum" else [""]:
                 self.enums[name] = [*self.enums.get(name, ()), *members]
+
+
+def _printing(asked: dict[str, str]) -> str:
+    lines = "".join(f"  {kind}({text})\n" for text, kind in asked.items())
+    return f"{SHOW}int main(void) {{\n{lines}}}\n"
 
 
 def _declarations(tokens: list[str]) -> Iterator[str]:

@@ -19,6 +19,7 @@ BEFORE = """
     static inline float name(float x) { return name##f(x); }
 FOR_FLOAT_TOO(exp)
 FOR_FLOAT_TOO(erfc)
+FOR_FLOAT_TOO(log)
 #define __global__
 #define __device__ static
 struct Place { unsigned x, y; };

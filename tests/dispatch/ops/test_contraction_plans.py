@@ -1,5 +1,6 @@
 """Plans of cuTENSOR's over a stand-in of it: every row for GPUs through its cases, and what is called with what."""
 
+import ctypes
 import gc
 import importlib.util
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import dispatch as dp
 from cudabind.errors import CutensorError
 from dispatch.core.row import refusals
-from dispatch.errors import NoRow, Refused
+from dispatch.errors import NoRow, OutOfMemory, Refused
 from dispatch.keys import HALF
 from dispatch.ops.contraction import tune
 from dispatch.ops.contraction.cases import cases
@@ -274,3 +275,76 @@ def test_products_lie_as_matmul_has_them(dev, rng):
         a, b = (dev.array(rng.standard_normal([sizes[mode] for mode in term])) for term in terms)
         found = product_of(dp.ContractRequest(spec, a, b))
         assert (found.a.shape, found.b.shape, found.out.shape) == shapes, spec
+
+
+def failing(executor, name, times):
+    """Has a function of the library fail so often with the status that it has for any error of CUDA's."""
+    kept, left = getattr(executor.library, name), [times]
+
+    def call(*arguments):
+        if left[0]:
+            left[0] -= 1
+            return stand_in.CUDA_ERROR
+        return kept.function(*arguments)
+
+    function = stand_in.Call(name, call)
+    setattr(executor.library, name, function)
+    return left
+
+
+def test_a_call_that_fails_for_memory_is_made_again_once_there_is_some(dev, executor, rng):
+    a, b = (dev.array(rng.standard_normal((3, 3)).astype("f4")) for _ in range(2))
+    executor.free, trimmed = 100 << 20, []
+    executor.device.trim = lambda: trimmed.append(1)
+    left = failing(executor, "cutensorContract", 1)
+    _, result = run(dp.ContractRequest("ik,kj->ij", a, b), executor, row_of("contract", "f32"))
+    np.testing.assert_allclose(result.numpy(), a.numpy() @ b.numpy(), rtol=1e-5)
+    assert (trimmed, left) == ([1], [0])
+
+
+@pytest.mark.parametrize("how", ["again", "added", "captured", "recorded"])
+def test_what_fails_for_memory_is_out_of_memory(dev, executor, how):
+    a = dev.zeros((3, 3), "f32")
+    executor.free, executor.captured = 100 << 20, how == "captured"
+    if how == "recorded":
+        executor.target = ctypes.c_void_p(8)
+    left = failing(executor, "cutensorContract", 5)
+    more = {"c": a} if how == "added" else {}  # of which a second call would add once more
+    with pytest.raises(OutOfMemory, match=r"likely out of memory: 100 of 81,920 MiB are free.*CUDA_ERROR") as caught:
+        run(dp.ContractRequest("ik,kj->ij", a, a, **more), executor, row_of("contract", "f32"))
+    assert isinstance(caught.value.__cause__, CutensorError)
+    assert left == [3 if how == "again" else 4]
+
+
+def test_what_fails_with_memory_to_spare_is_the_librarys_own_error(dev, executor):
+    a = dev.zeros((3, 3), "f32")
+    left = failing(executor, "cutensorContract", 5)
+    with pytest.raises(
+        CutensorError, match=r"65,536 of 81,920 MiB are free: it is not for memory. CUTENSOR_LOG_LEVEL=5"
+    ):
+        run(dp.ContractRequest("ik,kj->ij", a, a), executor, row_of("contract", "f32"))
+    assert left == [4]
+
+
+def test_a_plan_that_fails_for_memory_is_out_of_memory(dev, executor):
+    a = dev.zeros((3, 3), "f32")
+    executor.free = 0
+    failing(executor, "cutensorCreatePlan", 1)
+    with pytest.raises(OutOfMemory, match="cutensorCreatePlan failed with CUTENSOR_STATUS_CUDA_ERROR"):
+        run(dp.ContractRequest("ik,kj->ij", a, a), executor, row_of("contract", "f32"))
+
+
+def test_a_choice_of_cutensors_kernel_is_nothing_to_cublaslt(dev):
+    a = dev.zeros((4, 4), "f32")
+    product = next(row for row in contract_cublaslt.GPU_ROWS if str(row.dtypes[0]) == "f32")
+    plain = dp.ContractRequest("ik,kj->ij", a, a)
+    assert not refusals(product, plain, plain.signature())
+    for choices, words in (
+        ({"algo": "ttgt"}, "needs algo None, has TTGT: that is cuTENSOR's"),
+        ({"kernel_rank": 0}, "needs kernel_rank None, has 0"),
+        ({"incremental_count": 4}, "needs incremental_count None, has 4"),
+        ({"jit": True}, "needs jit False, has True"),
+    ):
+        request = dp.ContractRequest("ik,kj->ij", a, a, **choices)
+        assert words in str(refusals(product, request, request.signature())[0])
+        assert "cutensor" in (dp.explain(request).row.stands_for, dp.explain(request).row.library)

@@ -18,9 +18,12 @@ def named(start, end):
     return {name for line in table.strip().splitlines() for name in re.findall(r"`(\w+)[`(]", line.split("|")[1])}
 
 
-def test_the_example_prints_what_stands_below_it():
+EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", TEXT, re.DOTALL)
+
+
+@pytest.mark.parametrize(("program", "output"), EXAMPLES, ids=["einsum", "block-sparse"])
+def test_an_example_prints_what_stands_below_it(program, output):
     pytest.importorskip("opt_einsum")
-    program, output = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", TEXT, re.DOTALL).groups()
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(program, "docs/einsum.md", "exec"), {})

@@ -113,6 +113,25 @@ def test_what_an_advanced_layout_states_is_one_call_without_a_copy(executor, ker
     assert len(kernels.numbers) == before
 
 
+def test_dense_lines_side_by_side_are_plans_of_the_basic_layout(executor, monkeypatch):
+    dev, lines = dp.device("host"), []
+    make = executor.library._MakePlan1d
+    monkeypatch.setattr(executor.library, "_MakePlan1d", lambda *given: lines.append(given[1::2]) or make(*given))
+    real, spectra = dev.zeros((3, 2, 10), "f32"), dev.zeros((3, 2, 10), "c128")
+    for a, choices, wanted in (
+        (real, {"kind": "r2c", "axes": 2}, [(10, 6)]),
+        (spectra, {"axes": 2}, [(10, 6)]),
+        (spectra, {"kind": "c2r", "axes": 2, "s": 13}, [(13, 6)]),
+        (spectra[0, 0, ::2], {"axes": 0}, []),  # a gap
+        (real[..., :8], {"kind": "r2c", "axes": 2}, []),
+        (spectra, {"axes": (1, 2)}, []),
+        (spectra, {"axes": 1}, []),
+    ):
+        lines.clear()
+        ran(executor, a, **choices)
+        assert lines == wanted, choices
+
+
 def test_a_batch_that_no_plan_states_is_some_calls_or_a_copy(executor):
     dev = dp.device("host")
     executed, plan, _ = ran(executor, dev.zeros((MOST_CALLS, 8, 40), "c64"), axes=1)

@@ -256,3 +256,16 @@ def test_the_functions_of_sparse_take_scipys_arguments(op, rng):
         function(a, dev.array(b), rtol=1e-13, maxiter=1, check=True, **({"restart": 2} if op == "gmres" else {}))
     with pytest.raises(BadRequest, match="jacobi"):
         function(a, dev.array(b), M=a)
+
+
+@pytest.mark.parametrize("op", ["cg", "bicgstab", "gmres", "minres"])
+def test_the_host_takes_no_part_in_an_iteration(op):
+    from scipy.sparse.linalg import LinearOperator
+
+    solve, a = getattr(dp.sparse, op), np.eye(3)
+    b = dp.device("host").array(np.ones(3))
+    with pytest.raises(BadRequest, match=r"callback: got .*; expected None: all iterations are one launch"):
+        solve(sp.csr_array(a), b, callback=print)
+    for matrix in (LinearOperator((3, 3), matvec=lambda x: x), lambda x: x):
+        with pytest.raises(BadRequest, match=r"A: got .*; expected a sparse matrix: all iterations are one launch"):
+            solve(matrix, b)

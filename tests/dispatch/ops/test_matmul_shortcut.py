@@ -216,6 +216,8 @@ class CapturedExecutor(NotingExecutor):
     def __init__(self, stream):
         super().__init__(stream)
         self.launches, self._calling, self._calls = Launches(stream, None), set(), threading.RLock()
+        self._mode = ctypes.c_int()
+        self._c_mode = ctypes.byref(self._mode)
 
     def preparing(self):
         return nullcontext()

@@ -25,7 +25,7 @@ spec.loader.exec_module(stand_in)
 S = dp.sparse
 ROWS = [
     row
-    for op in ("sell_mv", "blocked_ell_mm", "sparse_sort", "prune_nnz", "prune_to_csr", "gpsv")
+    for op in ("sell_mv", "blocked_ell_mm", "sparse_sort", "prune_nnz", "prune_to_csr", "gpsv", "ilu0", "ic0")
     for row in dp.TABLE.of(op)
 ]
 DEV = None

@@ -250,6 +250,26 @@ def test_other_elements_that_do_not_fit_are_refused_at_once_and_the_factors_stay
     np.testing.assert_allclose(dense @ factors.solve(b).numpy(), b)
 
 
+def test_splu_factorizes_when_it_is_made_and_of_values_of_its_own(rng):
+    dev = dp.device("host")
+    singular = sp.csr_array(np.array([[1.0, 0.0], [1.0, 0.0]]))
+    for make in (dp.sparse.splu, dp.sparse.factorized):
+        with pytest.raises(LinAlgError, match="singular"):
+            make(singular)
+    assert np.isnan(dp.sparse.splu(singular, check=False).solve(dev.array(np.ones(2)), check=False)[0].numpy()).all()
+    dense, a = system(rng)
+    b, factors = rng.standard_normal(12), dp.sparse.splu(a)
+    a.values.copy_from(np.zeros(a.nnz))
+    np.testing.assert_allclose(dense @ factors.solve(dev.array(b)).numpy(), b)
+    given = dev.array(3 * factors.matrix.values.numpy())
+    factors.refactorize(given)
+    given.copy_from(np.zeros(a.nnz))
+    np.testing.assert_allclose(3 * dense @ factors.solve(dev.array(b)).numpy(), b)
+    with pytest.raises(LinAlgError, match="singular"):
+        factors.refactorize(given)
+    np.testing.assert_allclose(3 * dense @ factors.solve(dev.array(b)).numpy(), b)
+
+
 def test_a_matrix_of_scipys_in_csc_is_taken_too(rng):
     dense, _ = system(rng)
     b = rng.standard_normal(12)

@@ -1,4 +1,4 @@
-"""Who is in the next generation of Ray's actors, as the actor in which they meet counts; and what is said without Ray."""
+"""Who is in the next generation of Ray's actors, as the actor where they meet counts; and what is said without Ray."""
 
 import sys
 

@@ -48,6 +48,15 @@ def collectives(_):
         tell(rank=world.rank, failed=failed, count=collective_cases.COUNT[0])
 
 
+def blocks(_):
+    """The building blocks of parallel programs against one device."""
+    sys.path.insert(0, os.path.join(HERE, "..", "parallel"))
+    import parallel_cases
+
+    with dp.World.from_mpi(deadline=20) as world:
+        tell(rank=world.rank, failed=parallel_cases.failures(world, "f32") + parallel_cases.failures(world, "f16"))
+
+
 def disagree(_):
     """Ranks that make different calls; each time a new generation goes on."""
     world = dp.World.from_mpi(deadline=20)

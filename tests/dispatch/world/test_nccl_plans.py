@@ -212,6 +212,39 @@ def test_the_monitor_fails_what_is_not_done_in_time_and_reading_says_so(library,
     suspicions.check_trust(comm.device)
 
 
+def test_calls_behind_one_that_is_not_done_share_an_event_and_do_not_put_its_deadline_off(library, executor):
+    """The monitor asks for two at most; each stream has its own."""
+    (comm,) = ranks(library, 1, deadline=0.3)
+    library.gpu.done = False
+    run, x = runner(executor), comm.device.array([1.0], "f32")
+    begun = time.monotonic()
+    while time.monotonic() < begun + 0.2:
+        run(dp.AllReduceRequest(x, comm=comm))
+        assert len(comm.pending) <= 2
+    assert library.gpu.events == 2
+    assert monitor.look(comm) is True
+    oldest, latest = (each.until - begun for each in comm.pending)
+    assert oldest < 0.4 < latest
+    for _ in range(3):
+        comm.note(type(executor.target)(stand_in.STREAM + 8), "a graph")  # on another stream
+    assert library.gpu.events == 3
+    waited(lambda: time.monotonic() > begun + 0.4)
+    assert monitor.look(comm) is False
+    assert isinstance(comm.error, CollectiveTimeout)
+    comm.close()
+    assert not comm.pending
+
+
+def test_a_communicator_without_graphs_refuses_a_capture(library, executor):
+    (comm,) = ranks(library, 1)
+    comm.config = NcclConfig(graph_usage_mode=0)
+    run, x = runner(executor), comm.device.array([1.0], "f32")
+    run(dp.AllReduceRequest(x, comm=comm))
+    executor.captured = True
+    with pytest.raises(BadRequest, match="graph_usage_mode is 0, under capture"):
+        run(dp.AllReduceRequest(x, comm=comm))
+
+
 def test_the_monitor_takes_ncclss_word(library, executor):
     (comm,) = ranks(library, 1)
     library.broken[comm.c_handle.value] = 6

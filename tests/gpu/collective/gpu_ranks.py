@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -52,7 +53,10 @@ def lose(way, victim):
     try:
         for turn in range(100_000):
             if world.rank == int(victim) and turn == 20:
+                in_the_middle(world)
                 leave(way, world)
+            elif turn == 20:
+                in_the_middle(world)
             summed(world)
     except CollectiveError as caught:
         error = caught
@@ -68,6 +72,63 @@ def lose(way, victim):
         kept=bool((kept.numpy() == np.arange(1000.0)).all()),
     )  # fmt: skip
     world.close()
+
+
+def in_the_middle(world, megabytes=64):
+    """Enqueue some sums that take the GPU milliseconds, and do not wait."""
+    x = world.device.zeros((megabytes << 18,))
+    for _ in range(8):
+        dp.all_reduce(x, comm=world.communicator, out=x)
+
+
+def soak(_):
+    """Live through the deaths of one partner after the other: a line for each, with what this process holds then.
+
+    A line on stdin says where to meet the next partner.
+    """
+    device = dp.device(f"cuda:{os.environ['LOCAL_RANK']}")
+    kept = device.array(np.arange(1_000_000.0))
+    for line in sys.stdin:
+        world = dp.World.from_env(device, deadline=60, port=int(line))
+        sums, right, error = 0, summed(world), None
+        world.communicator.deadline = DEADLINE
+        begun = time.monotonic()
+        try:
+            while True:
+                begun = time.monotonic()
+                in_the_middle(world, 16)
+                right = summed(world) and right
+                sums += 1
+        except CollectiveError as caught:
+            error = caught
+        took = time.monotonic() - begun
+        world.rebuild(grace=DEADLINE)
+        after = all(summed(world) for _ in range(3))
+        facts = {"size": world.size, "generation": world.generation}
+        world.close()
+        tell(
+            sums=sums, right=right, error=type(error).__name__, said=str(error), took=took, after=after, **facts,
+            kept=bool((kept.numpy() == np.arange(1_000_000.0)).all()), in_use=device.bytes_in_use(),
+            threads=threading.active_count(), files=len(os.listdir("/proc/self/fd")),
+        )  # fmt: skip
+
+
+def mortal(way, seconds):
+    """A partner that sums for some seconds and leaves in the middle."""
+    world = dp.World.from_env(deadline=60)
+    summed(world)
+    world.communicator.deadline = DEADLINE
+    until = time.monotonic() + float(seconds)
+    try:
+        while time.monotonic() < until:
+            in_the_middle(world, 16)
+            summed(world)
+        in_the_middle(world, 16)
+        leave(way, world)
+        while True:
+            summed(world)
+    except DispatchError:
+        os._exit(1)
 
 
 def leave(way, world):

@@ -20,7 +20,7 @@ def test_a_row_passes_a_case(row, case, try_row):
 
 
 def test_calls_at_other_addresses_follow_them_and_their_numbers(gpu, rng):
-    """Beyond the 48 calls after which a plan is launched as a graph, with vectors that go backwards."""
+    """Beyond the calls after which a plan is launched as a graph, with vectors that go backwards."""
     for number in range(80):
         a, x, y = rng.standard_normal((9, 7)), rng.standard_normal(7), rng.standard_normal(9)
         alpha, beta = 0.5 + number, -0.25 - number

@@ -33,7 +33,7 @@ def test_many_small_systems_are_solved(n, dtype, gpu, rng):
 
 
 def test_a_call_that_is_repeated_at_other_addresses_follows_them_and_its_numbers(gpu, rng):
-    """Beyond the 48 calls after which a plan is launched as a graph; the pointers of a batch are written anew, too."""
+    """Beyond the calls after which a plan is launched as a graph; the pointers of a batch are written anew, too."""
     for number in range(80):
         a, b = rng.standard_normal((6, 9, 9)) / 9 + 2 * np.eye(9), rng.standard_normal((6, 9, 4))
         alpha = 0.5 + number

@@ -1,6 +1,8 @@
 """Contractions, einsum and what is elementwise on the GPU: every row through its cases, networks, other addresses."""
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -119,3 +121,55 @@ def test_products_run_by_cublaslt_alone(gpu, rng):
     arrays = [rng.standard_normal(shape).astype("f4") for shape in ((30, 40), (40, 50), (50, 20))]
     got = dp.einsum("ij,jk,kl->il", *map(gpu.array, arrays), library="cublasLt").numpy()
     np.testing.assert_allclose(got, np.linalg.multi_dot([array.astype("f8") for array in arrays]), rtol=1e-3, atol=1e-3)
+
+
+STARVED = """
+import sys
+import numpy as np
+from cudabind import driver
+import dispatch as dp
+from dispatch.errors import OutOfMemory
+
+left, dev = int(sys.argv[1]) << 20, dp.device("cuda:0")
+rng, told = np.random.default_rng(3), {}
+arrays = {kind: [rng.integers(-1, 2, shape).astype(kind) for shape in ((64, 48), (48, 56), (56, 64))]
+          for kind in ("f4", "f8", "c8", "c16")}
+tensors = {kind: [dev.array(one) for one in some] for kind, some in arrays.items()}
+dev.synchronize()
+hogs = []
+with dev.context:
+    while (room := driver.cuMemGetInfo()[0] - left) > 1 << 20:
+        try:
+            hogs.append(driver.cuMemAlloc(room if room < 1 << 30 else 1 << 30))
+        except Exception as error:
+            told[f"no more to take: {type(error).__name__}"] = 1
+            break
+for kind, some in tensors.items():
+    for spec, count in (("ab,bc,ca->", 3), ("ab,ab->", 2), ("ab,bc->ca", 2)):
+        given = [some[0], some[0]] if spec == "ab,ab->" else some[:count]
+        try:
+            got = dp.einsum(spec, *given, library="cutensor").numpy()
+        except OutOfMemory as error:
+            told[f"OutOfMemory: {str(error)[:300]}"] = told.get(f"OutOfMemory: {str(error)[:300]}", 0) + 1
+            continue
+        of = arrays[kind]
+        want = np.einsum(spec, *([of[0], of[0]] if spec == "ab,ab->" else of[:count]))
+        assert np.array_equal(got, want), (kind, spec)
+        told["right"] = told.get("right", 0) + 1
+with dev.context:
+    for hog in hogs:
+        driver.cuMemFree(hog)
+assert np.array_equal(dp.einsum("ab,bc->ca", *tensors["f8"][:2]).numpy(), np.einsum("ab,bc->ca", *arrays["f8"][:2]))
+print(told)
+"""
+
+
+@pytest.mark.usefixtures("cutensor", "gpu")
+@pytest.mark.parametrize("left", [0, 8, 64])
+def test_where_memory_is_short_a_contraction_is_right_or_out_of_memory(left):
+    """With so many MiB of the GPU's left: never CUTENSOR_STATUS_CUDA_ERROR, and all is well once there is memory."""
+    ran = subprocess.run(
+        [sys.executable, "-c", STARVED, str(left)], capture_output=True, text=True, check=False, timeout=240
+    )
+    print(f"{left} MiB left: {ran.stdout}")
+    assert ran.returncode == 0, ran.stderr[-3000:]

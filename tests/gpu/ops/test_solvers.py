@@ -223,3 +223,14 @@ def test_what_cannot_be_factorized_is_told(gpu):
     singular = S.sparse_tensor(sp.csr_array(np.array([[1.0, 1.0], [1.0, 1.0]])), device=gpu)
     with pytest.raises(LinAlgError, match="singular"):
         S.spsolve(singular, gpu.array(np.ones(2)))
+    with pytest.raises(LinAlgError, match="singular"):
+        S.splu(singular)
+
+
+@pytest.mark.usefixtures("with_cudss")
+def test_splu_has_factorized_when_it_is_made(gpu, rng):
+    a = convection(30)
+    matrix, b = S.sparse_tensor(a, device=gpu), rng.standard_normal(a.shape[0])
+    factors = S.splu(matrix)
+    matrix.values.copy_from(np.zeros(a.nnz))
+    np.testing.assert_allclose(a @ factors.solve(gpu.array(b)).numpy(), b, atol=1e-9)

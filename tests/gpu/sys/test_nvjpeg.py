@@ -105,73 +105,140 @@ def test_a_picture_there_and_back(gpu, handle, image, picture):
     assert np.abs(decoded(gpu, handle, bytes(data)).astype(int) - by_pillow).max() <= 4
 
 
-def test_its_memory_comes_from_functions_of_python(gpu, image, picture):
-    held, freed = {}, []
+class Memory:
+    """Allocators in Python, as nvJPEG calls them: what is held and what was asked for is kept."""
 
-    def allocate(where, size):
-        memory = int(driver.cuMemAlloc(max(size, 1)))
-        held[memory] = size
-        c_void_p.from_address(where).value = memory
-        return 0
+    def __init__(self):
+        self.held, self.asked = {}, []
 
-    def free(memory):
-        freed.append(held.pop(memory))
-        driver.cuMemFree(memory)
-        return 0
+    def device(self):
+        return nvjpeg.nvjpegDevAllocator_t(dev_malloc=self.allocate, dev_free=self.free)
 
-    def allocate_locked(where, size, flags):
+    def locked(self):
+        return nvjpeg.nvjpegPinnedAllocator_t(pinned_malloc=self.allocate_locked, pinned_free=self.free)
+
+    def allocate(self, where, size):
+        return self.keep(where, "device", size, int(driver.cuMemAlloc(max(size, 1))), driver.cuMemFree)
+
+    def allocate_locked(self, where, size, flags):
         memory = int(driver.cuMemHostAlloc(max(size, 1), flags))
-        held[memory] = size
+        return self.keep(where, "locked", size, memory, driver.cuMemFreeHost)
+
+    def keep(self, where, kind, size, memory, give_back):
+        self.held[memory] = give_back
+        self.asked.append((kind, size))
         c_void_p.from_address(where).value = memory
         return 0
 
-    def free_locked(memory):
-        freed.append(held.pop(memory))
-        driver.cuMemFreeHost(memory)
+    def free(self, memory):
+        if memory:
+            self.held.pop(memory)(memory)
         return 0
 
-    own = nvjpeg.nvjpegDevAllocator_t(dev_malloc=allocate, dev_free=free)
-    locked = nvjpeg.nvjpegPinnedAllocator_t(pinned_malloc=allocate_locked, pinned_free=free_locked)
-    default = nvjpeg.nvjpegBackend_t.NVJPEG_BACKEND_DEFAULT
-    handle, file = nvjpeg.nvjpegHandle_t(), io.BytesIO()
-    nvjpeg.nvjpegCreateEx(default, own, locked, 0, handle)
-    del own, locked
+    def forget(self):
+        for function in (self.allocate, self.free, self.allocate_locked):
+            release(function)
+
+
+def decoded_in_stages(gpu, handle, data, shape, device_memory, locked_memory):
+    """By a decoder whose buffers are made apart: where a decoder's memory comes from then is said by these buffers.
+
+    What `nvjpegCreateEx` was given is only their default, and `nvjpegDecode` alone may do without either.
+    """
+    decoder = gpu.make(
+        nvjpeg.nvjpegJpegDecoder_t,
+        lambda made: nvjpeg.nvjpegDecoderCreate(handle, nvjpeg.nvjpegBackend_t.NVJPEG_BACKEND_HYBRID, made),
+        nvjpeg.nvjpegDecoderDestroy,
+    )
+    locked = gpu.make(
+        nvjpeg.nvjpegBufferPinned_t,
+        lambda made: nvjpeg.nvjpegBufferPinnedCreate(handle, locked_memory, made),
+        nvjpeg.nvjpegBufferPinnedDestroy,
+    )
+    device = gpu.make(
+        nvjpeg.nvjpegBufferDevice_t,
+        lambda made: nvjpeg.nvjpegBufferDeviceCreate(handle, device_memory, made),
+        nvjpeg.nvjpegBufferDeviceDestroy,
+    )
+    state = gpu.make(
+        nvjpeg.nvjpegJpegState_t,
+        lambda made: nvjpeg.nvjpegDecoderStateCreate(handle, decoder, made),
+        nvjpeg.nvjpegJpegStateDestroy,
+    )
+    parameters = gpu.make(
+        nvjpeg.nvjpegDecodeParams_t,
+        lambda made: nvjpeg.nvjpegDecodeParamsCreate(handle, made),
+        nvjpeg.nvjpegDecodeParamsDestroy,
+    )
+    stream = gpu.make(
+        nvjpeg.nvjpegJpegStream_t,
+        lambda made: nvjpeg.nvjpegJpegStreamCreate(handle, made),
+        nvjpeg.nvjpegJpegStreamDestroy,
+    )
+    nvjpeg.nvjpegStateAttachPinnedBuffer(state, locked)
+    nvjpeg.nvjpegStateAttachDeviceBuffer(state, device)
+    nvjpeg.nvjpegDecodeParamsSetOutputFormat(parameters, INTERLEAVED)
+    nvjpeg.nvjpegJpegStreamParse(handle, data, len(data), 0, 0, stream)
+    out, target = gpu.poisoned(shape, np.uint8), nvjpeg.nvjpegImage_t()
+    target.channel[0], target.pitch[0] = out.ptr, 3 * shape[1]
+    nvjpeg.nvjpegDecodeJpegHost(handle, decoder, state, parameters, stream)
+    nvjpeg.nvjpegDecodeJpegTransferToDevice(handle, decoder, state, stream, NO_STREAM)
+    nvjpeg.nvjpegDecodeJpegDevice(handle, decoder, state, target, NO_STREAM)
+    return out.numpy()
+
+
+def jpeg(image, picture):
+    file = io.BytesIO()
     image.fromarray(picture).save(file, "JPEG", quality=95, subsampling=0)
-    data, state = file.getvalue(), nvjpeg.nvjpegJpegState_t()
-    nvjpeg.nvjpegJpegStateCreate(handle, state)
-    out, target = gpu.poisoned(picture.shape, np.uint8), nvjpeg.nvjpegImage_t()
-    target.channel[0], target.pitch[0] = out.ptr, 3 * WIDTH
-    nvjpeg.nvjpegDecode(handle, state, data, len(data), INTERLEAVED, target, NO_STREAM)
-    assert np.abs(out.numpy().astype(int) - picture).max() <= 12
-    if not held:
-        pytest.skip("nvJPEG has asked these functions for nothing")
-    nvjpeg.nvjpegJpegStateDestroy(state)
-    nvjpeg.nvjpegDestroy(handle)
-    assert not held
-    assert freed
-    for function in (allocate, free, allocate_locked, free_locked):
-        release(function)
+    return file.getvalue()
 
 
-def test_what_an_allocator_raises_is_raised_by_the_call_that_wanted_memory(image, picture, gpu):
+def test_the_memory_of_its_buffers_comes_from_functions_of_python(gpu, handle, image, picture):
+    memory, data = Memory(), jpeg(image, picture)
+    inner = type(gpu)()  # whose handles are destroyed before the functions are forgotten
+    result = decoded_in_stages(inner, handle, data, picture.shape, memory.device(), memory.locked())
+    assert np.abs(result.astype(int) - picture).max() <= 12
+    assert {kind for kind, _ in memory.asked} == {"device", "locked"}, memory.asked
+    assert all(size > 0 for _, size in memory.asked)
+    assert memory.held
+    inner.clean_up()
+    assert not memory.held  # every piece was given back by its own function
+    memory.forget()
+
+
+@pytest.mark.parametrize("backend", ["DEFAULT", "HYBRID", "GPU_HYBRID"])
+def test_allocators_of_a_handle_are_asked_for_its_buffers(gpu, image, picture, backend):
+    memory, data = Memory(), jpeg(image, picture)
+    device, locked = memory.device(), memory.locked()
+    kind, inner = getattr(nvjpeg.nvjpegBackend_t, f"NVJPEG_BACKEND_{backend}"), type(gpu)()
+    handle = inner.make(
+        nvjpeg.nvjpegHandle_t,
+        lambda made: nvjpeg.nvjpegCreateEx(kind, device, locked, 0, made),
+        nvjpeg.nvjpegDestroy,
+    )
+    whole = decoded(inner, handle, data)
+    by_decode = list(memory.asked)
+    result = decoded_in_stages(inner, handle, data, picture.shape, None, None)
+    for each in (whole, result):
+        assert np.abs(each.astype(int) - picture).max() <= 12
+    by_stages = memory.asked[len(by_decode) :]
+    inner.clean_up()
+    assert not memory.held
+    memory.forget()
+    print(f"{backend}: nvjpegDecode asked for {by_decode}, its buffers for {by_stages}")
+    if not memory.asked:
+        pytest.skip("this nvJPEG keeps the allocators of nvjpegCreateEx to itself: a buffer's own are asked, see above")
+
+
+def test_what_an_allocator_raises_is_raised_by_the_call_that_wanted_memory(gpu, handle, image, picture):
     def refuse(*_):
         raise MemoryError("none for pictures")
 
+    data = jpeg(image, picture)
     own = nvjpeg.nvjpegDevAllocator_t(dev_malloc=refuse, dev_free=lambda *_: 0)
     locked = nvjpeg.nvjpegPinnedAllocator_t(pinned_malloc=refuse, pinned_free=lambda *_: 0)
-    handle, state, file = nvjpeg.nvjpegHandle_t(), nvjpeg.nvjpegJpegState_t(), io.BytesIO()
-    image.fromarray(picture).save(file, "JPEG")
-    target, data, out = nvjpeg.nvjpegImage_t(), file.getvalue(), gpu.poisoned(picture.shape, np.uint8)
-    target.channel[0], target.pitch[0] = out.ptr, 3 * WIDTH
-
-    def work():  # whichever of them wants memory first
-        nvjpeg.nvjpegCreateEx(nvjpeg.nvjpegBackend_t.NVJPEG_BACKEND_DEFAULT, own, locked, 0, handle)
-        nvjpeg.nvjpegJpegStateCreate(handle, state)
-        nvjpeg.nvjpegDecode(handle, state, data, len(data), INTERLEAVED, target, NO_STREAM)
-        pytest.skip("nvJPEG has asked these functions for nothing")
-
     with pytest.raises(MemoryError, match="none for pictures"):
-        work()
+        decoded_in_stages(gpu, handle, data, picture.shape, own, locked)
 
 
 def test_bytes_that_are_no_picture_are_refused_by_name(gpu, handle):

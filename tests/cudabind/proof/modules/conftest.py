@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 INSTALLED = "installed"
 MODULES = {row.module: row for row in ROWS if not row.symbols}
 TABLES = {"SINCE", "UNTIL", "LEFT_OUT", "NOT_EXPORTED", "BEFORE"}
-POINTER = 5  # what gcc's __builtin_classify_type answers
-CLASS = "__builtin_classify_type(*(__typeof__({}) *)0)"
 # The library that tells the version of headers which belong to no module's library alone.
 SHARED = {"runtime": "cudart", "cublas": "cublas", "cusparse": "cusparse", "cusolver": "cusolverDn"}
 
@@ -100,12 +98,7 @@ class Proof:
     @cached_property
     def opaque(self) -> set[str]:
         """Types of which only a pointer can be passed: incomplete ones and arrays."""
-        types = {name: spelled for name, spelled in self.headers.types.items() if not self.has(name)}
-        sizes = self.headers.ask({name: f"sizeof({spelled})" for name, spelled in types.items()})
-        whole = self.headers.ask(
-            {name: f"({CLASS.format(types[name])} == {POINTER} && sizeof({types[name]}) != 8)" for name in sizes}
-        )
-        return types.keys() - sizes.keys() | {name for name, is_array in whole.items() if is_array}
+        return {name for name in self.headers.opaque if not self.has(name)}
 
     def enum(self, name: str) -> type[enum.IntEnum] | None:
         """The enum of a name, if the module has one."""

@@ -7,6 +7,7 @@ import keyword
 import re
 from collections.abc import Callable
 from ctypes import _Pointer, _SimpleCData
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,13 +34,9 @@ ELEMENTS = {element for row in ROWS for element in row.elements}
 
 
 def test_sizes_offsets_and_kinds_are_the_compilers(proof: Proof, record_property: Record) -> None:
-    said: dict[str, int] = {}
-    for name, spelled in proof.headers.types.items():
-        if proof.has(name) and name not in proof.opaque:
-            said |= facts(proof, _types.argument(getattr(proof.module, name)), spelled)
-            said |= dict(members(proof, getattr(proof.module, name), name, spelled))
+    said = of_types(proof)
     assert differences(proof, said) == {}
-    record_property("types", sum(expression.count("sizeof") and "->" not in expression for expression in said))
+    record_property("types", sum(expression.count("sizeof") and "->" not in expression for expression, _ in said))
     record_property("sizes, offsets and kinds", len(said))
 
 
@@ -64,25 +61,64 @@ def test_every_struct_is_measured(proof: Proof, record_property: Record) -> None
 def test_every_function_takes_and_returns_what_the_compiler_says(proof: Proof, record_property: Record) -> None:
     if proof.row.types:
         return  # the functions are those of the libraries that share these types
-    functions = {name: each for name, each in proof.headers.functions.items() if proof.has(name)}
+    functions = signatures(proof)
     assert functions or not proof.headers.functions
-    said: dict[str, int] = {}
-    for name, (result, parameters) in functions.items():
-        hints = proof.module._names.signature(name).__annotations__
-        kinds = [_types.argument(proof.module._names.evaluate(hint)) for hint in hints.values()]
-        assert len(kinds) == len(parameters) + 1, name
-        for kind, spelled in zip(kinds, [*parameters, result], strict=True):
-            said |= facts(proof, kind, spelled)
-        for kind, spelled in zip(kinds, parameters, strict=False):  # a pointer comes back as an address
-            assert typed(kind) is named(proof, spelled), (name, spelled)
-    assert differences(proof, said) == {}
+    for name, (kinds, spelled) in functions.items():
+        assert len(kinds) == len(spelled), name
+        for kind, parameter in zip(kinds, spelled[:-1], strict=False):  # a pointer comes back as an address
+            assert typed(kind) is named(proof, parameter), (name, parameter)
+    assert differences(proof, of_functions(proof)) == {}
     record_property("functions", len(functions))
 
 
-def differences(proof: Proof, said: dict[str, int]) -> dict[str, tuple[int, object]]:
+def differences(proof: Proof, said: set[tuple[str, int]]) -> dict[str, tuple[int, object]]:
     """What Python says beside what gcc answers, where the two are not the same."""
-    answers = proof.headers.ask({expression: expression for expression in said})
-    return {text: (value, answers.get(text)) for text, value in said.items() if answers.get(text) != value}
+    found = answers(proof)
+    return {text: (value, found.get(text)) for text, value in said if found.get(text) != value}
+
+
+@cache
+def answers(proof: Proof) -> dict[str, Any]:
+    """What gcc answers of types and functions, by one program for both."""
+    return proof.headers.ask(text for text, _ in of_types(proof) | of_functions(proof))
+
+
+@cache
+def of_types(proof: Proof) -> set[tuple[str, int]]:
+    """What Python says of the types and their members: C expressions and their values."""
+    said: set[tuple[str, int]] = set()
+    for name, spelled in proof.headers.types.items():
+        if proof.has(name) and name not in proof.opaque:
+            said |= facts(proof, _types.argument(getattr(proof.module, name)), spelled).items()
+            said |= set(members(proof, getattr(proof.module, name), name, spelled))
+    return said
+
+
+@cache
+def signatures(proof: Proof) -> dict[str, tuple[list[Any], list[str]]]:
+    """The parameters of each function and its result, in Python and in C."""
+    found = {}
+    for name, (result, parameters) in proof.headers.functions.items():
+        if proof.has(name):
+            hints = proof.module._names.signature(name).__annotations__
+            kinds = [_types.argument(proof.module._names.evaluate(hint)) for hint in hints.values()]
+            found[name] = kinds, [*parameters, result]
+    return found
+
+
+@cache
+def of_functions(proof: Proof) -> set[tuple[str, int]]:
+    """What Python says of what functions take and return: C expressions and their values.
+
+    Of one C type two functions may say different things: all that is said is kept.
+    """
+    said: set[tuple[str, int]] = set()
+    if proof.row.types:
+        return said
+    for kinds, spelled in signatures(proof).values():
+        for kind, each in zip(kinds, spelled, strict=False):
+            said |= facts(proof, kind, each).items()
+    return said
 
 
 def facts(proof: Proof, kind: Any, spelled: str) -> dict[str, int]:

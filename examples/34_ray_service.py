@@ -5,10 +5,10 @@ results come back by reference. In the middle one actor's process is killed: wha
 starts another one, the weights are sent there again, and each batch is right in the end. Last, the same machines are
 ranks of a world, and add up the batches' sums.
 
-    python examples/33_ray_service.py --device host
-    python examples/33_ray_service.py --device cuda            # a GPU for each actor, of this machine
-    ray start --head; python examples/33_ray_service.py --address auto --device cuda   # of a cluster
-    ray job submit --working-dir . -- python examples/33_ray_service.py --address auto --device cuda
+    python examples/34_ray_service.py --device host
+    python examples/34_ray_service.py --device cuda            # a GPU for each actor, of this machine
+    ray start --head; python examples/34_ray_service.py --address auto --device cuda   # of a cluster
+    ray job submit --working-dir . -- python examples/34_ray_service.py --address auto --device cuda
 
 By MPI and torchrun start 30_allreduce_two_gpus.py, 31 and 32: there ranks are processes that meet by themselves.
 """

@@ -1,0 +1,129 @@
+"""Incomplete factorizations by cuSPARSE, in place: an analysis, which may be kept, the elimination, and its pivots.
+
+Pivots are told on the host, for which the library waits for the device. Follows
+https://docs.nvidia.com/cuda/cusparse/#cusparse-t-csrilu02 and #cusparse-t-csric02.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import TYPE_CHECKING, Any
+
+from cudabind import driver
+from cudabind.sys import cusparse
+from dispatch.libraries.cusparse.handle import handle_of
+from dispatch.libraries.cusparse.sorting import LegacyDescriptor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.device.storage import Storage
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["Elimination"]
+
+NOTHING = 0xFF  # bytes of NaN, of all floating point types
+
+
+class Analysis:
+    """A `csrilu02Info_t` or `csric02Info_t`, and the memory that it works in."""
+
+    __slots__ = ("_name", "at", "c", "memory", "missing")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.c: Any = getattr(cusparse, f"{name}Info_t")()
+        self.at: Any = None  # the addresses of the indices that were analysed
+        self.missing = 0  # 1 + the first row without a place on the diagonal
+        self.memory: Storage | None = None
+        getattr(cusparse, f"cusparseCreate{name.capitalize()}Info")(self.c)
+
+    def __del__(self) -> None:
+        if getattr(self, "c", None) and not sys.is_finalizing():
+            getattr(cusparse, f"cusparseDestroy{self._name.capitalize()}Info").unchecked(self.c)
+            self.c = None
+
+
+class Elimination:
+    """A step that factorizes a matrix in CSR where it lies, and puts a number there that tells of pivots.
+
+    `name` is csrilu02 or csric02, `letter` that of the dtype, and `places` those of values, rows, columns and the
+    number among the addresses. `keeps` says whether the pattern is promised to stay, which lies at `pattern`.
+    """
+
+    __slots__ = (
+        *("_bytes", "_descriptor", "_executor", "_keeps", "_kept", "_letter", "_name", "_pattern", "_places", "_sizes"),
+    )
+
+    def __init__(
+        self,
+        executor: CudaExecutor,
+        name: str,
+        letter: str,
+        sizes: tuple[int, int],
+        places: tuple[int, int, int, int],
+        pattern: tuple[int, int],
+        *,
+        base: int,
+        nbytes: int,
+        keeps: bool,
+    ) -> None:
+        """`sizes` are rows and elements, `nbytes` those of all values."""
+        self._executor, self._name, self._letter, self._sizes = executor, name, letter, sizes
+        self._places, self._pattern, self._bytes, self._keeps = places, pattern, nbytes, keeps
+        self._descriptor = LegacyDescriptor(base)
+        self._kept: Analysis | None = None
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Analyse, unless that is kept, and eliminate."""
+        values, rows, columns, number = (addresses[place] for place in self._places)
+        parts = tuple(ctypes.c_void_p(part) for part in (values, rows, columns))
+        found, at = self._kept, tuple(addresses[place] for place in self._pattern)
+        if found is None or found.at != at:
+            self._kept = None
+            found = self._analysed(parts)
+            found.at = at
+        info = found.missing
+        if not info:
+            self._call("", parts, found, *self._behind(found))
+            info = self._zero_pivot(found)
+        if self._keeps:
+            self._kept = found
+        stream = self._executor.target.value
+        if info:
+            driver.cuMemsetD8Async(values, NOTHING, self._bytes, stream)
+        driver.cuMemsetD32Async(number, info, 1, stream)
+
+    def _behind(self, found: Analysis) -> tuple[Any, ...]:
+        """The policy and the workspace; levels are looked for where the analysis serves more than one run."""
+        policies = cusparse.cusparseSolvePolicy_t
+        policy = policies.CUSPARSE_SOLVE_POLICY_USE_LEVEL if self._keeps else policies.CUSPARSE_SOLVE_POLICY_NO_LEVEL
+        return policy, ctypes.c_void_p(found.memory.base if found.memory else 0)
+
+    def _call(self, ending: str, parts: tuple[Any, ...], found: Analysis, *more: Any) -> None:
+        function: Any = getattr(cusparse, f"cusparse{self._letter}{self._name}{ending}")
+        given = (*self._sizes, self._descriptor.c, *parts, found.c, *more)
+        self._check(function, function.unchecked(handle_of(self._executor).follow(), *given))
+
+    def _check(self, function: Any, status: int) -> None:
+        if status:
+            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            raise function.error(status)
+
+    def _analysed(self, parts: tuple[Any, ...]) -> Analysis:
+        made, size = Analysis(self._name), ctypes.c_int32()
+        self._call("_bufferSize", parts, made, ctypes.byref(size))
+        made.memory = self._executor.device.allocate(max(1, size.value), self._executor.stream)
+        self._call("_analysis", parts, made, *self._behind(made))
+        made.missing = self._zero_pivot(made)
+        return made
+
+    def _zero_pivot(self, found: Analysis) -> int:
+        """1 + the first row whose pivot is missing or 0, counted from 0 on; 0 for none. It waits for the device."""
+        position, function = ctypes.c_int32(-1), getattr(cusparse, f"cusparseX{self._name}_zeroPivot")
+        status = function.unchecked(handle_of(self._executor).follow(), found.c, ctypes.byref(position))
+        if status != int(cusparse.cusparseStatus_t.CUSPARSE_STATUS_ZERO_PIVOT):
+            self._check(function, status)
+            return 0
+        return 1 + position.value - self._descriptor.base

@@ -1,0 +1,36 @@
+"""Block-sparse contractions in the terms of cuTENSOR."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dispatch.libraries.cutensor.block_sparse import BlockSide, BlockSparsePlan, ZeroPlan
+from dispatch.libraries.cutensor.calls import IdlePlan
+from dispatch.ops.contraction.block_sparse import has_gaps, places
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.ops.contraction.block_sparse_request import ContractBlockSparseRequest
+
+__all__ = ["plan"]
+
+
+def plan(request: ContractBlockSparseRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """The plan of a request; Refused where cuTENSOR has no kernel for it."""
+    out = request.layout_of("out")
+    if not out.size:
+        return IdlePlan(row, capture_safe=False)
+    if not (request.a_form.blocks and request.b_form.blocks):
+        return ZeroPlan(executor, row, request.place_of("out"), out.high - out.low)
+
+    def side(name: str) -> BlockSide:
+        form = request.form_of(name)
+        begins = places(form, request.a.dtype)[:-1]
+        return BlockSide(request.place_of(name), request.modes_of(name), form.sections, form.blocks, begins)
+
+    added = side("c" if request.reads_c else "out")  # which a factor of 0 leaves unread
+    sides = (side("a"), side("b"), added, side("out"))
+    zeroed = out.high - out.low if has_gaps(request.d_form, request.a.dtype) else 0
+    return BlockSparsePlan(executor, row, sides, request.a.dtype, reproducible=request.reproducible, zeroed=zeroed)

@@ -1,0 +1,41 @@
+"""What the rows of block-sparse contractions need beyond their dtypes: each rule gives "needs …, has …", or ""."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dispatch.ops.contraction.block_sparse import ALIGNMENT
+
+if TYPE_CHECKING:
+    from dispatch.ops.contraction.block_sparse_request import ContractBlockSparseRequest
+
+__all__ = ["aligned_blocks", "blocks_to_add", "few_axes"]
+
+MAX_AXES = 32
+
+
+def few_axes(request: ContractBlockSparseRequest) -> str:
+    """As many axes as a block-sparse tensor of cuTENSOR has at most."""
+    for name in ("a", "b", "out"):
+        if (count := len(request.modes_of(name))) > MAX_AXES:
+            return f"needs {MAX_AXES} modes at most of {name}, has {count}: merge some"
+    return ""
+
+
+def aligned_blocks(request: ContractBlockSparseRequest) -> str:
+    """Blocks begin where memory of their own would: cuTENSOR is not told how they are aligned."""
+    for name in (*request.reads, *request.writes):
+        if name in request.reads and getattr(request, name) is None:
+            continue
+        layout = request.layout_of(name)
+        if layout.size and layout.alignment < ALIGNMENT:
+            return f"needs {name} at a multiple of {ALIGNMENT} bytes, has {layout.alignment}: copy it"
+    return ""
+
+
+def blocks_to_add(request: ContractBlockSparseRequest) -> str:
+    """Something is added to a product, and not to nothing."""
+    for name in ("a", "b"):
+        if request.reads_c and not request.form_of(name).blocks:
+            return f"needs a block of {name} where c is added, has none: the result is beta · c"
+    return ""

@@ -1,0 +1,86 @@
+"""Incomplete factors as objects to solve with: `ilu0` and `ic0`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.checks import check_bool
+from dispatch.core.matrix_choices import Operation
+from dispatch.errors import BadRequest, LinAlgError
+from dispatch.ops import sparse as ops
+from dispatch.ops.sparse.direct_doors import by_rows
+from dispatch.ops.sparse.tensor import SparseTensor, taken_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["IncompleteFactors", "ic0", "ilu0"]
+
+NO_PIVOT = "the pivot of row {row} is 0, or has no place", "add to the diagonal, or store its zeros"
+
+
+class IncompleteFactors:
+    """L and U of A ≈ L · U, or L of A ≈ L · Lᴴ, at the places of A: `solve` applies the inverse of their product.
+
+    `matrix` holds them as one matrix of a fixed pattern, so that the analyses of its triangles stay with the plans.
+    """
+
+    __slots__ = ("_factorize", "_is_lu", "_source", "matrix")
+
+    def __init__(self, source: SparseTensor, *, is_lu: bool, check: bool) -> None:
+        self._is_lu, self._factorize = is_lu, ops.ilu0 if is_lu else ops.ic0
+        self._source = source if source.form.pattern is not None else source.fixed()
+        self._make(self._source, check)
+
+    def _make(self, source: SparseTensor, check: bool) -> None:
+        check_bool("check", check)
+        values, info = self._factorize(*source.parts)
+        if check and (status := int(info.item())):
+            meaning, hint = NO_PIVOT
+            raise LinAlgError("ilu0" if self._is_lu else "ic0", {(): status}, meaning.format(row=status - 1), hint)
+        self.matrix = source.with_values(values)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.matrix.shape
+
+    @property
+    def nnz(self) -> int:
+        """The places of the factors, which are those of A."""
+        return self.matrix.nnz
+
+    def solve(self, b: Any) -> Any:
+        """The x of L·U·x = b, or L·Lᴴ·x = b, for a vector (n,) or a matrix (n, k): two triangular solves."""
+        solve: Callable[..., Any] = ops.spsv if getattr(b, "ndim", 1) == 1 else ops.spsm
+        parts = self.matrix.parts
+        if self._is_lu:
+            return solve(*parts, solve(*parts, b, uplo="lower", diag="unit"), uplo="upper")
+        return solve(*parts, solve(*parts, b, uplo="lower"), uplo="lower", trans=Operation.C)
+
+    def refactorize(self, values: Any, *, check: bool = True) -> IncompleteFactors:
+        """Itself, with the factors of other elements of A at the same places; those of before stay where it fails.
+
+        They are of the dtype and the number of those before, and on their device; BadRequest for others.
+        """
+        old, new = self._source.values, taken_in("values", values)
+        if new.dtype is not old.dtype or new.shape != old.shape or new.device is not old.device:
+            raise BadRequest("values", str(new.layout), f"{old.dtype}{list(old.shape)} on {old.device!r}")
+        self._make(self._source.with_values(new), check)
+        return self
+
+    def __repr__(self) -> str:
+        return f"IncompleteFactors({'L·U' if self._is_lu else 'L·Lᴴ'} of {self.matrix!r})"
+
+
+def ilu0(A: Any, *, check: bool = True) -> IncompleteFactors:
+    """L and U of A ≈ L · U without fill, by the request `ilu0`.
+
+    The places of the diagonal are all there, and indices are sorted (`sort`) and i32. LinAlgError for a pivot that is
+    0, which is waited for; with `check=False` nothing is looked at.
+    """
+    return IncompleteFactors(by_rows(A), is_lu=True, check=check)
+
+
+def ic0(A: Any, *, check: bool = True) -> IncompleteFactors:
+    """L of A ≈ L · Lᴴ without fill, for a Hermitian positive definite A, by the request `ic0`; `check` as of `ilu0`."""
+    return IncompleteFactors(by_rows(A), is_lu=False, check=check)

@@ -1,0 +1,114 @@
+"""GradientBuckets: gradients of data parallelism, averaged over all ranks while the others are still computed.
+
+The memory of the gradients is here, in buckets of some bytes each. A bucket goes round as soon as its last gradient is
+there, on a stream beside, as PyTorch's DistributedDataParallel has it: https://arxiv.org/abs/2006.15704.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from dispatch.checks import check_int
+from dispatch.errors import BadRequest
+from dispatch.keys import F32, Dtype
+from dispatch.ops.collective import RedOp, all_reduce
+from dispatch.parallel.beside import Beside
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.core.communicator import Ranks
+    from dispatch.device.stream import Stream
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["GradientBuckets"]
+
+ALIGNMENT = 256  # bytes at which each gradient begins: kernels read whole vectors
+BUCKET_BYTES = 25 << 20  # as in PyTorch
+
+
+class GradientBuckets:
+    """The gradients of a model in buckets; each is averaged over the ranks once all of it is there.
+
+    A step: write each gradient (`gradients[i]`, such as `out=` of a product, or the `.grad` of torch's parameter by
+    `torch.from_dlpack`), say `ready(i)` on the stream that wrote it, and `wait()` before they are used. The last
+    gradient goes into the first bucket, for a backward pass ends with the first. All ranks have the same shapes; in
+    which order they say `ready` is all the same, for buckets go in theirs.
+
+    Attributes:
+        gradients: a tensor for each shape, in the order of the shapes, dense; the memory is of the buckets.
+        bucket_of: the number of each gradient's bucket.
+        count: how many buckets there are.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[Sequence[int]],
+        *,
+        comm: Ranks,
+        dtype: Dtype | str = F32,
+        bucket_bytes: int = BUCKET_BYTES,
+        reduce: RedOp | str = RedOp.AVG,
+    ) -> None:
+        self._beside, self._reduce = Beside(comm), reduce
+        kind = Dtype.of(dtype)
+        check_int("bucket_bytes", bucket_bytes, 1)
+        extents = [tuple(check_int("shapes", extent, 0) for extent in shape) for shape in shapes]
+        if not extents:
+            raise BadRequest("shapes", "none", "the shape of each gradient")
+        step = max(1, ALIGNMENT // kind.itemsize)
+        self.bucket_of = [0] * len(extents)
+        starts, sizes = [0] * len(extents), [0]
+        for place in reversed(range(len(extents))):
+            elements = -(-math.prod(extents[place]) // step) * step
+            if sizes[-1] and (sizes[-1] + elements) * kind.itemsize > bucket_bytes:
+                sizes.append(0)
+            self.bucket_of[place], starts[place] = len(sizes) - 1, sizes[-1]
+            sizes[-1] += elements
+        self.count = len(sizes)
+        self._buckets = [self._beside.device.zeros((size,), kind) for size in sizes]
+        self.gradients: tuple[Tensor, ...] = tuple(
+            self._buckets[bucket][first : first + math.prod(shape)].reshape(shape)
+            for bucket, first, shape in zip(self.bucket_of, starts, extents, strict=True)
+        )
+        self._begin()
+
+    def _begin(self) -> None:
+        self._missing = [set[int]() for _ in range(self.count)]
+        for place, bucket in enumerate(self.bucket_of):
+            self._missing[bucket].add(place)
+        self._next = 0  # the bucket that goes next: in the same order on all ranks
+
+    def ready(self, place: int) -> None:
+        """A gradient has been enqueued on the current stream; BadRequest for one that was ready before in this step."""
+        check_int("place", place, 0, len(self.bucket_of) - 1)
+        missing = self._missing[self.bucket_of[place]]
+        if place not in missing:
+            raise BadRequest("place", str(place), "each gradient once in a step", "wait() begins the next one")
+        missing.discard(place)
+        while self._next < self.count and not self._missing[self._next]:
+            bucket = self._buckets[self._next]
+            self._next += 1
+            self._beside.stream.wait_for(self._current())  # another library's writes, too
+            with self._beside.stream:
+                all_reduce(bucket, comm=self._beside.comm, out=bucket, reduce=self._reduce)
+
+    def wait(self) -> tuple[Tensor, ...]:
+        """Have the current stream wait for all averages, and begin the next step; gives the gradients.
+
+        BadRequest where some are not ready.
+        """
+        late = sorted(place for missing in self._missing for place in missing)
+        if late:
+            raise BadRequest("gradients", f"{late} not ready", "ready(i) for each of them")
+        if not self._beside.device.is_host:
+            stream = self._current()
+            for bucket in self._buckets:  # now, so that writes of the next step wait for no sum of that step
+                bucket.storage.use(stream, write=True)
+        self._begin()
+        return self.gradients
+
+    def _current(self) -> Stream:
+        stream: Stream = self._beside.device.executor().stream
+        return stream

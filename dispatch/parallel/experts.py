@@ -1,0 +1,126 @@
+"""Products by experts that lie on several ranks: rows go where their expert is, are multiplied, and come back.
+
+A router has sorted the rows by expert. Those of an expert come together from all ranks, whose numbers of rows differ:
+the way there is an all_to_all with uneven parts, whose pieces are placed by expert as they come. Follows GShard,
+https://arxiv.org/abs/2006.16668, without a capacity: no row is dropped.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.checks import as_array
+from dispatch.errors import BadRequest
+from dispatch.keys import BF16, F16
+from dispatch.ops.collective import all_gather, all_to_all, collective_group, recv, send
+from dispatch.ops.grouped_matmul import grouped_matmul
+from dispatch.parallel.beside import Beside, check_operand
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.core.communicator import Ranks
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["ExpertExchange", "expert_matmul"]
+
+
+class ExpertExchange:
+    """Where the rows of a batch go, which all ranks learn of one another; made anew for each batch.
+
+    Expert e lies on rank e // (experts / ranks). To make one waits for the GPU: libraries count on the host.
+
+    Attributes:
+        ends: where the rows of each of this rank's experts end in what `there` gives, as `grouped_matmul` takes it.
+        rows: how many rows come to this rank.
+    """
+
+    def __init__(self, counts: Sequence[int], *, comm: Ranks) -> None:
+        """`counts`: how many of this rank's rows each expert is to have, a number for each expert of all ranks."""
+        self._beside = Beside(comm)
+        ranks = self._beside.comm
+        given = as_array("counts", counts)
+        whole = given.ndim == 1 and given.dtype.kind in "iu" and given.size > 0 and given.size % ranks.size == 0
+        if not whole or (given < 0).any():
+            raise BadRequest(
+                "counts", repr(counts), f"a number of rows for each expert, {ranks.size} times as many as a rank has"
+            )
+        self._local = given.size // ranks.size
+        mine = self._beside.device.array(given.astype(np.int64))
+        table = all_gather(mine, comm=ranks).numpy()  # (from rank, expert)
+        self._sent = given.reshape(ranks.size, self._local).astype(np.int64)  # (to rank, its expert)
+        first = ranks.rank * self._local
+        self._received = table[:, first : first + self._local].T  # (own expert, from rank)
+        self.rows = int(self._received.sum())
+        self.ends = np.cumsum(self._received.sum(1)).astype(np.int32)
+
+    def there(self, x: Tensor) -> Tensor:
+        """The rows that this rank's experts have, those of its first expert first; x is sorted by expert, (rows, …)."""
+        return self._moved(x, int(self._sent.sum()), self.rows, self._sent, self._received)
+
+    def back(self, y: Tensor) -> Tensor:
+        """The rows of this rank's batch in the order that they had; y has those that `there` gave, in its order."""
+        return self._moved(y, self.rows, int(self._sent.sum()), self._received, self._sent)
+
+    def _moved(self, given: Tensor, rows: int, into: int, sent: Any, received: Any) -> Tensor:
+        x, ranks = check_operand("x", given, self._beside), self._beside.comm
+        if x.ndim < 1 or x.shape[0] != rows or not x.layout.is_contiguous:
+            raise BadRequest("x", str(x.layout), f"{rows} rows, dense, as the counts say")
+        if self._local == 1:  # one piece for each rank, and one from each
+            counts: list[tuple[int, ...]] = [tuple(map(int, each.reshape(-1))) for each in (sent, received)]
+            return all_to_all(x, comm=ranks, send_counts=counts[0], recv_counts=counts[1])
+        out = self._beside.device.empty((into, *x.shape[1:]), x.dtype)
+        with collective_group():
+            for peer, rows_there in self._pieces(sent):
+                send(x[rows_there], comm=ranks, peer=peer)
+            for peer, rows_here in self._pieces(received):
+                recv(out[rows_here], comm=ranks, peer=peer)
+        return out
+
+    def _pieces(self, counts: Any) -> list[tuple[int, slice]]:
+        """The rank and the rows of each piece that has some; between any two ranks in the order of experts."""
+        by_rank = counts is self._sent
+        found, first = [], 0
+        for line, pieces in enumerate(counts):
+            for place, count in enumerate(pieces):
+                if count:
+                    found.append((line if by_rank else place, slice(first, first + int(count))))
+                first += int(count)
+        return found
+
+
+def expert_matmul(x: Tensor, weights: Tensor, counts: Sequence[int], *, comm: Ranks) -> Tensor:
+    """x[i] · W[expert of row i] for the experts of all ranks, in the order of x.
+
+    Args:
+        x: (rows, k), sorted by expert, dense.
+        weights: (experts of this rank, k, n), of x's dtype.
+        counts: as in `ExpertExchange`, which does the two ways where there is more than one product between them.
+        comm: the ranks.
+
+    Gives (rows, n). Waits for the GPU, to learn how many rows come from where.
+    """
+    exchange = ExpertExchange(counts, comm=comm)
+    beside = Beside(comm)
+    w = check_operand("weights", weights, beside, 3)
+    if w.shape[0] != len(exchange.ends):
+        raise BadRequest("weights", str(w.layout), f"{len(exchange.ends)} experts, as the counts say")
+    here = exchange.there(x)
+    return exchange.back(_products(here, w, exchange.ends, beside))
+
+
+def _products(x: Tensor, w: Tensor, ends: Any, beside: Beside) -> Tensor:
+    """Each expert's rows times its matrix; of f16 and bf16 by one plan, whatever the numbers of rows are."""
+    out = beside.device.empty((x.shape[0], w.shape[2]), x.dtype)
+    if not out.size or not w.shape[1]:
+        beside.device.fill_zero(out)  # sums of nothing
+        return out
+    if x.dtype in (F16, BF16):
+        return grouped_matmul(x, w, ends, out=out)
+    parts = [(e, slice(first, last)) for e, (first, last) in enumerate(itertools.pairwise([0, *map(int, ends)]))]
+    parts = [(e, rows) for e, rows in parts if rows.stop > rows.start]
+    grouped_matmul([x[rows] for _, rows in parts], [w[e] for e, _ in parts], out=[out[rows] for _, rows in parts])
+    return out

@@ -1,0 +1,183 @@
+"""Products of matrices whose rows or columns lie on several ranks, with the collective beside the product.
+
+The product is cut into chunks of rows: while one is sent, the next is computed. The two forms of a layer's matrix are
+those of Megatron-LM, https://arxiv.org/abs/1909.08053 and, where rows are shared as well, /abs/2205.05198: sharded by
+columns it needs nothing of the others but its operand's rows, sharded by rows its results are added up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.errors import BadRequest
+from dispatch.keys import Epilogue
+from dispatch.ops.collective import all_gather, all_reduce, reduce_scatter
+from dispatch.ops.fft.roll import roll
+from dispatch.ops.matmul import matmul
+from dispatch.parallel.beside import Beside, matrix
+from dispatch.parallel.chunks import cut, in_chunks
+
+if TYPE_CHECKING:
+    from dispatch.core.communicator import Ranks
+    from dispatch.device.tensor import Tensor
+    from dispatch.keys import Compute
+
+__all__ = ["all_gather_matmul", "matmul_all_gather", "matmul_all_reduce", "matmul_reduce_scatter"]
+
+
+def matmul_all_reduce(
+    a: Tensor, b: Tensor, *, comm: Ranks, chunks: int | None = None, compute: Compute | str | None = None
+) -> Tensor:
+    """A · B, whose inner axis is shared: each rank has some columns of A and the same rows of B. All get the result.
+
+    Args:
+        a: (m, k of this rank). The dtype is the result's: sums over ranks are rounded to it.
+        b: (k of this rank, n).
+        comm: the ranks, a World or a communicator. All have the same m and n.
+        chunks: into how many the rows of A are cut, the same on all ranks; None to measure it the first time.
+        compute: as in `matmul`.
+
+    Gives (m, n) on every rank. BadRequest for shapes that do not fit.
+    """
+    beside = Beside(comm)
+    x, w = matrix(a, b, beside)
+
+    def run(count: int) -> Tensor:
+        with beside.stream:
+            out = beside.device.empty((x.shape[0], w.shape[1]), x.dtype)
+        kept = []
+        for rows in cut(x.shape[0], count):
+            part = matmul(x[rows], w, compute=compute, out_dtype=x.dtype)
+            kept.append(part)  # its memory is not asked for again by the next chunk, which would wait
+            with beside.stream:
+                all_reduce(part, comm=beside.comm, out=out[rows])
+        beside.join()
+        return out
+
+    return in_chunks(run, chunks, x.shape[0], _key("all_reduce", x, w, (x.shape[0], w.shape[1]), compute), beside)
+
+
+def matmul_reduce_scatter(
+    a: Tensor, b: Tensor, *, comm: Ranks, chunks: int | None = None, compute: Compute | str | None = None
+) -> Tensor:
+    """A · B as in `matmul_all_reduce`, of which each rank gets its share of the rows: (m / ranks, n).
+
+    Args as there; m is a multiple of the number of ranks.
+    """
+    beside = Beside(comm)
+    x, w = matrix(a, b, beside)
+    size, n = beside.comm.size, w.shape[1]
+    if x.shape[0] % size:
+        raise BadRequest("a", str(x.layout), f"a multiple of {size} rows, for so many ranks share them")
+    own = x.shape[0] // size
+    of_ranks = x.strided((size, own, x.shape[1]), (own * x.element_strides[0], *x.element_strides))
+
+    def run(count: int) -> Tensor:
+        with beside.stream:
+            out = beside.device.empty((own, n), x.dtype)
+        kept = []
+        for rows in cut(own, count):
+            part = matmul(of_ranks[:, rows], w, compute=compute, out_dtype=x.dtype)  # these rows of every rank
+            kept.append(part)
+            with beside.stream:
+                reduce_scatter(part, comm=beside.comm, out=out[rows])
+        beside.join()
+        return out
+
+    return in_chunks(run, chunks, own, _key("reduce_scatter", x, w, (x.shape[0], n), compute), beside)
+
+
+def all_gather_matmul(
+    a: Tensor,
+    b: Tensor,
+    *,
+    comm: Ranks,
+    bias: Tensor | None = None,
+    epilogue: Epilogue | str = Epilogue.NONE,
+    chunks: int | None = None,
+    compute: Compute | str | None = None,
+) -> Tensor:
+    """A · B, where each rank has some rows of A and some columns of B, and gets all rows of its columns.
+
+    Args:
+        a: (m / ranks, k), the same on all ranks; dense, for it is sent.
+        b: (k, n of this rank).
+        comm: the ranks, a World or a communicator.
+        bias: (n of this rank,), with an epilogue that has one.
+        epilogue: what `matmul` does to each element: RELU, GELU, BIAS and those with both.
+        chunks, compute: as in `matmul_all_reduce`.
+
+    Gives (m, n of this rank), rows of rank 0 first. BadRequest for shapes that do not fit.
+    """
+    beside = Beside(comm)
+    x, w = matrix(a, b, beside)
+    own, n, size = x.shape[0], w.shape[1], beside.comm.size
+
+    def run(count: int) -> Tensor:
+        out = beside.device.empty((size * own, n), x.dtype)
+        of_ranks = out.reshape(size, own, n)
+        kept = []
+        with beside.stream:
+            beside.stream.wait_for(beside.here)  # for who wrote A
+        for rows in cut(own, count):
+            with beside.stream:
+                part = all_gather(x[rows], comm=beside.comm)  # these rows of every rank
+            kept.append(part)
+            beside.read_here(part)  # behind this chunk's transfer, before the next one is enqueued
+            choices: Any = {} if bias is None else {"bias": bias}
+            matmul(part, w, epilogue=epilogue, compute=compute, out=of_ranks[:, rows], **choices)
+        beside.join()
+        return out
+
+    return in_chunks(run, chunks, own, (*_key("all_gather", x, w, x.shape, compute), str(epilogue)), beside)
+
+
+def matmul_all_gather(
+    a: Tensor, b: Tensor, *, comm: Ranks, chunks: int | None = None, compute: Compute | str | None = None
+) -> Tensor:
+    """A · B, where each rank has some columns of B, and gets those of all: (m, n of this rank · ranks).
+
+    Args:
+        a: (m, k), the same on all ranks.
+        b: (k, n of this rank), as many columns on all ranks.
+        comm, chunks, compute: as in `matmul_all_reduce`.
+
+    What comes from a rank is a block of its columns, which a kernel puts into the rows of the result.
+    """
+    beside = Beside(comm)
+    x, w = matrix(a, b, beside)
+    m, n, size = x.shape[0], w.shape[1], beside.comm.size
+
+    def run(count: int) -> Tensor:
+        out = beside.device.empty((m, size * n), x.dtype)
+        by_rank = out.reshape(m, size, n).transpose(1, 0, 2)
+        kept: list[Tensor] = []
+        before: tuple[Tensor, slice] | None = None
+        for rows in cut(m, count):
+            part = matmul(x[rows], w, compute=compute, out_dtype=x.dtype)
+            if before is not None:  # behind this product, which does not wait, and ahead of the next transfer
+                beside.read_here(before[0])
+            with beside.stream:
+                whole = all_gather(part, comm=beside.comm)
+            if before is not None:
+                _place(beside, *before, by_rank)
+            kept += [part, whole]
+            before = (whole, rows)
+        if before is not None:
+            _place(beside, *before, by_rank)
+        beside.join()
+        return out
+
+    return in_chunks(run, chunks, m, _key("columns", x, w, (*x.shape, n), compute), beside)
+
+
+def _place(beside: Beside, whole: Tensor, rows: slice, by_rank: Tensor) -> None:
+    """Put a chunk's columns, rank by rank, into the rows of the result."""
+    beside.read_here(whole)
+    if whole.size:
+        roll(whole, 0, 0, out=by_rank[:, rows])
+
+
+def _key(kind: str, a: Tensor, b: Tensor, extents: tuple[int, ...], compute: Any) -> tuple[Any, ...]:
+    """What a measured number of chunks holds for: extents that all ranks share, for all are to measure at once."""
+    return kind, extents, a.dtype.name, b.dtype.name, str(compute)

@@ -1,0 +1,84 @@
+"""cuTENSOR's caches on disk on the GPU: what one process has compiled or tuned is there in the next."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import dispatch as dp
+from dispatch.keys import HOST
+
+PROGRAM = """
+import json, time, sys
+import numpy as np
+import dispatch as dp
+from dispatch.execute.library_cache import LibraryCache
+
+dev, choices = dp.device("cuda:0"), json.loads(sys.argv[1])
+read, load = [], LibraryCache.load
+LibraryCache.load = lambda self, by: read.append(load(self, by)) or read[-1]
+rng = np.random.default_rng(5)
+x, y = rng.standard_normal((24, 30, 20)), rng.standard_normal((20, 18, 30))
+kind = choices.pop("kind")
+a, b = dev.array(x.astype(kind)), dev.array(y.astype(kind))
+times = []
+with dev.stream():
+    for turn in range(choices.pop("calls")):
+        begin = time.perf_counter()
+        got = dp.contract("ikl,ljk->ij", a, b, library="cutensor", **choices)
+        dev.synchronize()
+        times.append(time.perf_counter() - begin)
+        off = np.abs(got.numpy() - np.einsum("ikl,ljk->ij", x, y)).max()
+        assert off < 1e-3, (turn, off)
+print(json.dumps({"read": read, "first": times[0], "last": times[-1]}))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _cutensor(skip_without):
+    skip_without(next(row for row in dp.TABLE.of("contract") if row.library == "cutensor" and row.min_arch != HOST))
+
+
+def process(folder, **choices):
+    """What another process says of its contractions."""
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(choices)],
+        env={**os.environ, "CUDABIND_CACHE": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("kind", ["f4", "f8"])
+def test_a_kernel_is_compiled_once_for_all_processes(gpu, tmp_path, kind):
+    first, second = (process(tmp_path, jit=True, calls=2, kind=kind) for _ in range(2))
+    print(f"jit of {kind} on {gpu.model}: first process {first}, second {second}")
+    files = [*tmp_path.glob("library-kernels-*.cache")]
+    print("files:", [(file.name, file.stat().st_size) for file in files])
+    if not files:
+        pytest.skip("cuTENSOR has compiled nothing here: it does so where NVRTC is there, and a kernel is worth it")
+    assert first["read"] == [False]
+    assert second["read"] == [True]
+    assert second["first"] < first["first"]
+    (file,) = files
+    file.write_bytes(file.read_bytes()[:-5])
+    third = process(tmp_path, jit=True, calls=2, kind=kind)
+    assert third["read"] == [False]
+    assert process(tmp_path, jit=True, calls=2, kind=kind)["read"] == [True]
+
+
+@pytest.mark.parametrize("kind", ["f4", "f8"])
+def test_plans_are_tuned_once_for_all_processes(gpu, tmp_path, kind):
+    first, second = (process(tmp_path, incremental_count=6, calls=40, kind=kind) for _ in range(2))
+    print(f"incremental autotune of {kind} on {gpu.model}: first process {first}, second {second}")
+    (file,) = tmp_path.glob("library-plans-*.cache")
+    assert first["read"] == [False]
+    assert second["read"] == [True]
+    file.write_bytes(b"x" + file.read_bytes())
+    assert process(tmp_path, incremental_count=6, calls=8, kind=kind)["read"] == [False]
