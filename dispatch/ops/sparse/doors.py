@@ -85,7 +85,13 @@ def sddmm(c: Any, a: Any, b: Any, *, alpha: Number = 1.0, beta: Number | None = 
 
 
 def spgemm(
-    a: Any, b: Any, *, nnz: int | None = None, alpha: Number = 1.0, algorithm: SpgemmAlgorithm | str = "default"
+    a: Any,
+    b: Any,
+    *,
+    nnz: int | None = None,
+    alpha: Number = 1.0,
+    algorithm: SpgemmAlgorithm | str = "default",
+    autotune: bool = False,
 ) -> SparseTensor:
     """alpha · A · B of two sparse matrices in CSR: the request `spgemm`.
 
@@ -96,8 +102,8 @@ def spgemm(
     stamp = None
     if nnz is None:
         nnz, stamp = counted(first, second, alpha, algorithm)
-    operands = (*first.parts, *second.parts)
-    values, rows, columns = ops.spgemm(*operands, nnz=nnz, alpha=alpha, algorithm=algorithm, stamp=stamp)
+    choices: dict[str, Any] = {"alpha": alpha, "algorithm": algorithm, "autotune": autotune}
+    values, rows, columns = ops.spgemm(*first.parts, *second.parts, nnz=nnz, stamp=stamp, **choices)
     return csr(values, rows, columns, (first.shape[0], second.shape[1]), base=first.form.base)
 
 

@@ -281,6 +281,34 @@ def test_a_product_over_indices_at_another_address_is_analysed_anew_whatever_was
     assert called_of(executor, "cusparseSpGEMMreuse_workEstimation") == 6
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+def test_autotune_times_the_algorithms_of_a_sparse_product_by_plain_calls(fixed, executor, rng, monkeypatch, tmp_path):
+    from dispatch.execute.algorithm_cache import AlgorithmCache
+    from dispatch.ops.sparse import tune
+
+    executor.algorithms = {"cusparse": AlgorithmCache("gpu", "cusparse", tmp_path)}.__getitem__
+    executor.refuse_capture = lambda _: None
+    raced = []
+
+    def fastest_call(_, request, run, count):
+        for number in range(count):
+            run(number, request.arguments(DEV.executor().outputs(request)))
+        raced.append(count)
+        return count - 1
+
+    monkeypatch.setattr(tune, "fastest_call", fastest_call)
+    a, b, nnz = fixed_pair(rng)
+    if not fixed:
+        a, b = (dp.sparse.csr(one.values, one.rows, one.columns, one.shape) for one in (a, b))
+    request = dp.SpgemmRequest(*a, *b, nnz=nnz, autotune=True)
+    expected = a.todense().numpy() @ b.todense().numpy()
+    for _ in range(2):
+        found = enqueued(made(request, executor), request)
+        np.testing.assert_allclose(as_dense(found, (9, 7)), expected, atol=1e-12)
+    assert raced == [6 if fixed else 4], "what has won is remembered"
+    assert executor.algorithms("cusparse").get("spgemm", tune.stored_key(request)).blob == b'{"algorithm": "ALG3"}'
+
+
 def test_what_a_count_has_made_is_left_to_the_product_with_its_stamp_and_to_no_other(executor, rng):
     a, b, nnz = fixed_pair(rng)
     a, b = (dp.sparse.csr(one.values, one.rows, one.columns, one.shape) for one in (a, b))

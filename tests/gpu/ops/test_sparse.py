@@ -202,6 +202,9 @@ def test_products_of_fixed_patterns_follow_values_and_memory(algorithm, dtype, g
         again = dp.spgemm(*parts[0], *parts[1], nnz=exact.nnz, alpha=2, algorithm=algorithm)
         bits.add(again[0].numpy().tobytes() == found[0].numpy().tobytes())
     assert bits == {True} or algorithm != "csr_alg_determinitic"
+    for one in (a, S.sparse_tensor(matrix, device=gpu)):
+        tuned = dp.spgemm(*one, *one, nnz=exact.nnz, autotune=True)
+        close(product_of(tuned, matrix.shape)[:300].toarray(), exact[:300].toarray(), dtype)
     with pytest.raises(BadRequest, match=f"nnz: got {exact.nnz + 1}; expected {exact.nnz}"):
         dp.spgemm(*a.fixed(), *a, nnz=exact.nnz + 1)
 
