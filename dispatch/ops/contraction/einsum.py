@@ -63,6 +63,8 @@ class EinsumRequest(Request["Tensor"]):
         compute: the precision of the contractions, a Compute or its name ("tf32"); None takes that of the dtypes.
         library: the one whose rows alone carry out the steps, "cutensor" or "cublasLt"; None asks all for each.
         autotune: time all that takes a step, and remember on disk what is fastest.
+        jit: have cuTENSOR carry out all contractions, by kernels that it compiles for them where it can, which takes
+            seconds at first; they are kept on disk for this GPU and version of the library.
         out: of the spec's modes in their order; it overlaps no operand.
 
     Gives back one tensor, a new one also where the result is an operand with its axes in another order. What there is
@@ -81,6 +83,7 @@ class EinsumRequest(Request["Tensor"]):
     compute: Compute | str | None = None
     library: str | None = None
     autotune: bool = False
+    jit: bool = False
     out: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -176,7 +179,7 @@ class EinsumRequest(Request["Tensor"]):
 
     @property
     def _choices(self) -> tuple[Any, ...]:
-        return self.compute, self.library, self.autotune
+        return self.compute, self.library, self.autotune, self.jit
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
         return (*(tensor.ptr for tensor in self.operands), outputs.get("out", self.out).ptr)  # type: ignore[union-attr]

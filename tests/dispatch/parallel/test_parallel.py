@@ -269,3 +269,21 @@ def test_gradients_of_torch_lie_in_buckets_and_go_round_as_autograd_writes_them(
     for a, b, alone in zip(one, other, train(made(), slice(None)), strict=True):
         np.testing.assert_array_equal(a, b)
         np.testing.assert_allclose(a, alone, atol=1e-6)
+
+
+def test_a_lost_rank_ends_a_block_and_the_next_world_goes_on():
+    found = []
+
+    def run(world):
+        x, w = world.device.array(np.full((4, 2), 1.0)), world.device.array(np.full((2, 3), 1.0 + world.rank))
+        parallel.matmul_all_reduce(x, w, comm=world)
+        if world.rank == 1:
+            raise ValueError("a fault of its own")
+        with pytest.raises(dp.errors.RankLost):
+            parallel.matmul_all_reduce(x, w, comm=world)
+        world.rebuild(grace=5)
+        found.append(parallel.matmul_all_reduce(x, w, comm=world, chunks=2).numpy())
+
+    with dp.World.local(["host"] * 3, deadline=30) as world, pytest.raises(ValueError, match="of its own"):
+        world.run(run)
+    assert [each.tolist() for each in found] == [[[8.0] * 3] * 4] * 2  # 2 · 1 of rank 0, 2 · 3 of rank 2
