@@ -9,8 +9,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 # What is installed, as the extras of pyproject.toml; behind it, what of it is downloaded, in MB (with Python 3.11).
-EXTRAS ?= cu13,compilers-cu13,data-cu13,images-cu13,cutlass,mpi,test,gen,examples,dev
-SIZE := 2,850
+EXTRAS ?= cu13,compilers-cu13,data-cu13,images-cu13,cutlass,mpi,ray,test,gen,examples,dev
+SIZE := 2,930
 HOST_EXTRAS := examples
 HOST_SIZE := 60
 CUBLAS_EXTRAS := examples,cublas-cu13

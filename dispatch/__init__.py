@@ -13,6 +13,7 @@ The folders, in the order in which they import each other (docs/architecture.md)
     world       the ranks of a program, their communicators, and what becomes of those of lost ranks
     supervise   a worker for each stream, in threads or processes; restarts; what users see of them
     torch       ops with autograd for PyTorch, for those who `import dispatch.torch`
+    ray         supervisors and ranks as Ray's actors, for those who `import dispatch.ray`
 
 Importing this package loads no CUDA library and needs no GPU.
 """

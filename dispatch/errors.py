@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dispatch.refusal import Refusal
 
 __all__ = [
+    "ActorLost",
     "BadIndex",
     "BadRequest",
     "BadRequestClass",
@@ -256,6 +257,11 @@ class RankLeftOut(CollectiveError):
 
 class WorkerFailed(DispatchError, RuntimeError):
     """A worker broke through no fault of its requests (a defect), or was restarted too often to go on."""
+
+
+class ActorLost(WorkerFailed):
+    """An actor of Ray that ended, or is being started anew: what it had in flight may have run or not, and is not run
+    again."""
 
 
 class DeadlineExceeded(DispatchError, TimeoutError):

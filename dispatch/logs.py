@@ -25,6 +25,7 @@ EVENTS = {  # what is logged, with the level: a failed request is its future's t
     "not read": 30,
     "not relocated": 30,
     "not fused": 20,
+    "not in 16 bits": 20,
     "circuit opened": 40,
     "device lost": 40,
 }

@@ -38,6 +38,7 @@ FLOORS = (
     ("supervise.process", "workers in child processes"),
     ("cli", "commands, and the package's names"),
     ("torch", "ops with autograd for PyTorch"),
+    ("ray", "supervisors and ranks as Ray's actors"),
 )
 NAMES = tuple(name for name, _ in FLOORS)
 TOP = ("__init__", "__main__", "row_check")  # files of dispatch itself that stand on everything

@@ -30,6 +30,7 @@ class Summing:
         compute: the precision of the contractions.
         library: the one whose rows alone carry out the steps.
         autotune: whether all that takes a step is timed.
+        jit: whether cuTENSOR may compile kernels.
     """
 
     op: ClassVar[str] = EinsumRequest.op
@@ -46,6 +47,7 @@ class Summing:
     compute: Compute | str | None = None
     library: str | None = None
     autotune: bool = False
+    jit: bool = False
 
     def request(self) -> EinsumRequest:
         """The request over the operands that are given."""
@@ -59,4 +61,5 @@ class Summing:
             compute=self.compute,
             library=self.library,
             autotune=self.autotune,
+            jit=self.jit,
         )

@@ -96,9 +96,9 @@ STATEMENTS = {
     **dict.fromkeys(("inv", "pinv", "polar", "lstsq", "expm"), f"{SPREAD}; a status above 0 makes all of a matrix NaN"),
     **dict.fromkeys(("det", "slogdet", "matrix_norm"), SPREAD),
     "matrix_rank":     NONE,  # a status tells what did not converge
-    **dict.fromkeys(("dft", "dct", "dst"), SPREAD),
+    **dict.fromkeys(("dft", "half_dft", "dct", "dst"), SPREAD),
     "callback_dft":    f"{SPREAD}, unless a callback hides them",
-    **dict.fromkeys(("sparse_mv", "spmm", "sddmm", "sparse_axpby"), f"{UNSCALED}; {TO_NAN}"),
+    **dict.fromkeys(("sparse_mv", "spmm", "spmm_batched", "sddmm", "sparse_axpby"), f"{UNSCALED}; {TO_NAN}"),
     **dict.fromkeys(("sell_mv", "blocked_ell_mm"), f"{UNSCALED}; {TO_NAN}"),
     **dict.fromkeys(("gtsv", "gpsv"), SPREAD),
     **dict.fromkeys(("ilu0", "ic0"), f"{SPREAD}; a status above 0 makes all of them NaN"),

@@ -100,10 +100,10 @@ class CudaDevice(Device):
             executor.lose()
 
     # -- streams and events ---------------------------------------------------------------------------------------
-    def stream(self) -> Stream:
+    def stream(self, *, high_priority: bool = False) -> Stream:
         """A new stream that does not wait for the legacy default stream."""
-        with self.context:
-            handle = driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        with self.context:  # 1 is CU_STREAM_NON_BLOCKING; of priorities beyond its own the driver takes the highest
+            handle = driver.cuStreamCreateWithPriority(1, -99 if high_priority else 0)
         stream: Stream = DeviceStream(self, int(handle), owned=True)
         with self._lock:
             self._streams.add(stream)

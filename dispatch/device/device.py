@@ -86,8 +86,8 @@ class Device:
             )
 
     # -- what a kind of device must have ------------------------------------------------------------------------
-    def stream(self) -> Stream:
-        """A new stream."""
+    def stream(self, *, high_priority: bool = False) -> Stream:
+        """A new stream; one of high priority has its kernels begin ahead of those of others that wait, too."""
         raise DispatchError(f"{type(self).__name__} makes no streams")
 
     def external(self, handle: int) -> Stream:

@@ -31,7 +31,8 @@ class HostDevice(Device):
         super().__init__("host", 0, HOST, generation)
         self._stream = DeviceStream(self, 0, owned=False)
 
-    def stream(self) -> Stream:
+    def stream(self, *, high_priority: bool = False) -> Stream:
+        del high_priority  # there is but one
         return self._stream
 
     def external(self, handle: int) -> Stream:

@@ -74,9 +74,8 @@ class CudaExecutor(CapturableExecutor):
         self.launches = Launches(stream, ctypes.c_void_p(stream.c_handle.value))
         self._scalars: dict[tuple[complex, int], int] = {}
         self._pages: list[Tensor] = []  # of the numbers, and those of the ones before
-        self._outgrown: list[Tensor] = []
         self._slots: list[int] = []  # of the latest page, that have no number yet
-        self._zeros: list[Tensor] = []
+        self._outgrown, self._zeros = list[Tensor](), list[Tensor]()
 
     def _make(self, request: Request) -> Plan:
         # What rows make, handles and events and modules, belongs to the current context.

@@ -28,7 +28,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "rope":           ("own",                 ("rope",)),
     "attention_merge": ("own",                ("attention_merge",)),
     "gated":          ("own",                 ("gated_activation", "gated_activation_bwd")),
-    "fft":            ("cufft own_fft",       ("dft", "callback_dft", "dct", "dst", "roll")),
+    "fft":            ("cufft own_fft",       ("dft", "callback_dft", "half_dft", "dct", "dst", "roll")),
     "contraction":    ("contract_cublaslt cutensor cutensor_block_sparse einsum", (
                                                "contract", "contract_trinary", "contract_block_sparse",
                                                "reduce_modes", "permute",
@@ -48,9 +48,9 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     )),
     "sparse":         ("cusparse own_sparse own_krylov cudss cusolver_sp", (
         "sparse_mv", "spmm", "sddmm", "spsv", "spsm", "spgemm", "spgemm_nnz", "sparse_to_dense", "csr2csc",
-        "dense_nnz", "dense_to_sparse", "coo2csr", "csr2coo", "sparse_gather", "sparse_scatter", "sparse_axpby",
-        "spvv", "gtsv", "sell_mv", "blocked_ell_mm", "sparse_sort", "prune_nnz", "prune_to_csr", "gpsv", "sparse_check",
-        "cg", "bicgstab", "gmres", "minres", "spsolve", "ilu0", "ic0",
+        "spmm_batched", "dense_nnz", "dense_to_sparse", "coo2csr", "csr2coo", "sparse_gather", "sparse_scatter",
+        "sparse_axpby", "spvv", "gtsv", "sell_mv", "blocked_ell_mm", "sparse_sort", "prune_nnz", "prune_to_csr", "gpsv",
+        "sparse_check", "cg", "bicgstab", "gmres", "minres", "spsolve", "ilu0", "ic0",
     )),
     "structured":     ("cusparselt",          ("prune_2_4", "check_2_4", "compress_2_4", "matmul_2_4")),
     "collective":     ("nccl",                ("all_reduce", "broadcast", "reduce_to", "all_gather", "reduce_scatter",
@@ -65,7 +65,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
 # A file with rows for some of its family's ops alone, and these.
 ONLY = {
     "own_blas":       ("axpy", "nrm2", "symv", "hemv"),
-    "cufft":          ("dft", "callback_dft", "dct", "dst"),
+    "cufft":          ("dft", "callback_dft", "half_dft", "dct", "dst"),
     "contract_cublaslt": ("contract",),
     "cutensor":       ("contract", "contract_trinary", "reduce_modes", "permute", "elementwise_binary",
                        "elementwise_trinary"),
@@ -79,7 +79,8 @@ ONLY = {
     "cusparse":       ("sparse_mv", "spmm", "sddmm", "spsv", "spsm", "spgemm", "spgemm_nnz", "sparse_to_dense",
                        "csr2csc", "coo2csr", "csr2coo",
                        "sparse_gather", "sparse_scatter", "sparse_axpby", "spvv", "gtsv", "sell_mv",
-                       "blocked_ell_mm", "sparse_sort", "prune_nnz", "prune_to_csr", "gpsv", "ilu0", "ic0"),
+                       "blocked_ell_mm", "sparse_sort", "prune_nnz", "prune_to_csr", "gpsv", "ilu0", "ic0",
+                       "spmm_batched"),
     "own_linalg":     ("cholesky", "cho_solve", "lu_factor", "lu_solve", "solve", "inv"),
     "curand":         ("random_bits", "random_uniform", "random_normal", "random_lognormal", "random_poisson"),
     "cublas_batched": ("cho_solve", "lu_factor", "lu_solve", "solve", "qr", "inv", "lstsq", "expm"),

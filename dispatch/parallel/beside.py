@@ -31,7 +31,8 @@ class Beside:
     Attributes:
         comm: the communicator that a world has now.
         here: the stream that is current as this is made.
-        stream: the communicator's own, `with beside.stream:` for its collectives.
+        stream: the communicator's own, `with beside.stream:` for its collectives. Of high priority, for a product has
+            blocks enough for the whole GPU, and a collective begins as some of these end.
     """
 
     def __init__(self, comm: Ranks) -> None:
@@ -42,7 +43,7 @@ class Beside:
         with _lock:
             found = _streams.get(self.comm)
             if found is None or found.closed:
-                found = _streams[self.comm] = self.device.stream()
+                found = _streams[self.comm] = self.device.stream(high_priority=True)
         self.stream = found
         if self.here.capture():
             found.wait_for(self.here)  # what runs beside goes into the same graph

@@ -54,7 +54,7 @@ def matmul_all_reduce(
         beside.join()
         return out
 
-    return in_chunks(run, chunks, x.shape[0], _key("all_reduce", x, w, compute), beside)
+    return in_chunks(run, chunks, x.shape[0], _key("all_reduce", x, w, (x.shape[0], w.shape[1]), compute), beside)
 
 
 def matmul_reduce_scatter(
@@ -84,7 +84,7 @@ def matmul_reduce_scatter(
         beside.join()
         return out
 
-    return in_chunks(run, chunks, own, _key("reduce_scatter", x, w, compute), beside)
+    return in_chunks(run, chunks, own, _key("reduce_scatter", x, w, (x.shape[0], n), compute), beside)
 
 
 def all_gather_matmul(
@@ -129,7 +129,7 @@ def all_gather_matmul(
         beside.join()
         return out
 
-    return in_chunks(run, chunks, own, (*_key("all_gather", x, w, compute), str(epilogue)), beside)
+    return in_chunks(run, chunks, own, (*_key("all_gather", x, w, x.shape, compute), str(epilogue)), beside)
 
 
 def matmul_all_gather(
@@ -168,7 +168,7 @@ def matmul_all_gather(
         beside.join()
         return out
 
-    return in_chunks(run, chunks, m, _key("columns", x, w, compute), beside)
+    return in_chunks(run, chunks, m, _key("columns", x, w, (*x.shape, n), compute), beside)
 
 
 def _place(beside: Beside, whole: Tensor, rows: slice, by_rank: Tensor) -> None:
@@ -178,6 +178,6 @@ def _place(beside: Beside, whole: Tensor, rows: slice, by_rank: Tensor) -> None:
         roll(whole, 0, 0, out=by_rank[:, rows])
 
 
-def _key(kind: str, a: Tensor, b: Tensor, compute: Any) -> tuple[Any, ...]:
-    """What a measured number of chunks holds for."""
-    return kind, a.shape, b.shape, a.dtype.name, b.dtype.name, str(compute)
+def _key(kind: str, a: Tensor, b: Tensor, extents: tuple[int, ...], compute: Any) -> tuple[Any, ...]:
+    """What a measured number of chunks holds for: extents that all ranks share, for all are to measure at once."""
+    return kind, extents, a.dtype.name, b.dtype.name, str(compute)

@@ -12,21 +12,24 @@ from typing import Any
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import BF16, BOOL, C64, C128, F16, F32, F64, I8, I32, I64, U8, U32, U64, Arch
-from dispatch.ops.fft import cufft_callback_dft, cufft_cosine, cufft_dft
+from dispatch.ops.fft import cufft_callback_dft, cufft_cosine, cufft_dft, cufft_half_dft
 from dispatch.ops.fft.callback_dft import numpy_callback_dft
 from dispatch.ops.fft.cosine import scipy_cosine
+from dispatch.ops.fft.half import numpy_half_dft, side_by_side
 from dispatch.ops.fft.reference import numpy_dft
 from dispatch.ops.fft.rules import aligned
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
-SM75 = Arch(75)
+SM75, SM80 = Arch(75), Arch(80)
 V11 = (11, 0)
 RULES = (aligned,)
 H100 = ("H100",)
 EXEC = ("cufft", "cufftXtExec", cufft_dft, H100)
 FUSED = ("cufft", "cufftXtSetJITCallback", cufft_callback_dft, H100)
+HALF = ("cufft", "cufftXtExec", cufft_half_dft)
+PAIRS = (aligned, side_by_side)
 COSINE = ("cufft", "cufftXtExec", cufft_cosine, H100)
 
 GPU_ROWS = (
@@ -61,6 +64,8 @@ GPU_ROWS = (
     Row("callback_dft", (F64,  C128), None, RULES, SM75, None, V11, *FUSED),
     Row("callback_dft", (C64,  F32),  None, RULES, SM75, None, V11, *FUSED),
     Row("callback_dft", (C128, F64),  None, RULES, SM75, None, V11, *FUSED),
+    Row("half_dft", (F16,  F16),  None, PAIRS, SM75, None, V11, *HALF),
+    Row("half_dft", (BF16, BF16), None, PAIRS, SM80, None, V11, *HALF),
     Row("dct", (F32,  F32),   None, RULES, SM75, None, V11, *COSINE),
     Row("dct", (F64,  F64),   None, RULES, SM75, None, V11, *COSINE),
     Row("dct", (C64,  C64),   None, RULES, SM75, None, V11, *COSINE),
@@ -89,5 +94,10 @@ GPU_ROWS = (
     Row("dst", (BOOL, F64),   None, RULES, SM75, None, V11, *COSINE),
 )
 # fmt: on
-HOST: dict[Any, Any] = {cufft_dft: numpy_dft, cufft_callback_dft: numpy_callback_dft, cufft_cosine: scipy_cosine}
+HOST: dict[Any, Any] = {
+    cufft_dft: numpy_dft,
+    cufft_callback_dft: numpy_callback_dft,
+    cufft_half_dft: numpy_half_dft,
+    cufft_cosine: scipy_cosine,
+}
 ROWS = stated((*GPU_ROWS, *(on_host(row, HOST[row.call]) for row in GPU_ROWS)))

@@ -10,6 +10,7 @@ from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, I32, I64, Arch
 from dispatch.ops.sparse import (
+    batched_plan,
     compression_plan,
     cusparse_plan,
     ell_plan,
@@ -41,6 +42,7 @@ PAIRS    = (*ANY, rules.reused)
 DENSE_A  = (rules.aligned, rules.lines, rules.results)
 VECTOR   = (*ANY, rules.blocks, rules.vectors)
 MATRIX   = (*ANY, rules.blocks, rules.lines, rules.steady)
+STACKED  = (rules.aligned, rules.index_pair, rules.stacked_lines)
 SAMPLED  = (*ANY, rules.only_csr, rules.lines)
 SOLVE    = (*ANY, rules.formats_of_solves, rules.vectors)
 SOLVES   = (*ANY, rules.formats_of_solves, rules.lines)
@@ -56,6 +58,7 @@ EXCHANGE = (rules.aligned, rules.elements, rules.narrow, rules.results)
 H100 = ("H100",)
 SPMV     = ("cusparse", "cusparseSpMV", cusparse_plan, H100)
 SPMM     = ("cusparse", "cusparseSpMM", cusparse_plan, H100)
+BATCHED  = ("cusparse", "cusparseSpMM", batched_plan)
 SELL_MV  = ("cusparse", "cusparseSpMV", ell_plan, H100)
 ELL_MM   = ("cusparse", "cusparseSpMM", ell_plan)
 S_COUNT  = ("cusparse", "cusparseSpruneDense2csrNnz", pruning_plan, H100)
@@ -98,6 +101,7 @@ GPU_ROWS = (
     Row("spmm",              (F16, F32), None, MATRIX,   SM75, None, V12, *SPMM),
     Row("spmm",              (BF16, BF16), None, MATRIX,   SM80, None, V12, *SPMM),
     Row("spmm",              (BF16, F32), None, MATRIX,   SM80, None, V12, *SPMM),
+    *(Row("spmm_batched",    (one, one), None, STACKED,  SM75, None, V12, *BATCHED) for one in ALL),
     *(Row("sddmm",           (one, one), None, SAMPLED,  SM75, None, V12, *SDDMM) for one in ALL),
     *(Row("spsv",            (one, one), None, SOLVE,    SM75, None, V12, *SPSV) for one in ALL),
     *(Row("spsm",            (one, one), None, SOLVES,   SM75, None, V12, *SPSM) for one in ALL),

@@ -1,4 +1,4 @@
-"""The rows of collectives, which end in NCCL; on the host in MPI, or in NumPy between threads. Rows alone.
+"""The rows of collectives, which end in NCCL; on the host in MPI or gloo, or in NumPy between threads. Rows alone.
 
 On two H100s each op of each dtype was right. Sums of fp8 of one rank have not run since they go another way there.
 """
@@ -66,6 +66,6 @@ PLAIN = tuple(_row(op, dtype, *made) for op, made in FUNCTIONS.items() for dtype
 PAIRS = tuple(row for dtype in DTYPES for row in _all_to_all(dtype))
 BARRIER = replace(_row("barrier", U8, "ncclAllReduce", V2_18), rules=())
 GPU_ROWS = (*PLAIN, *PAIRS, BARRIER)
-BY_MPI = "between processes MPI's call, between threads NumPy"
+BY_MPI = "between processes MPI's call, or gloo's exchange of bytes; between threads NumPy"
 HOST_ROWS = tuple(replace(on_host(row, host_collective, stands_for="nccl"), note=BY_MPI) for row in GPU_ROWS)
 ROWS = stated((*GPU_ROWS, *HOST_ROWS))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dispatch.errors import CollectiveError, CollectiveTimeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping
 
     Message = dict[str, Any]
     Address = tuple[str, int]
@@ -180,11 +180,11 @@ class SocketMesh(Mesh):
         self._thread.start()
 
     @classmethod
-    def join(cls, me: int, addresses: Sequence[Address], own: socket.socket, job: str, until: float) -> SocketMesh:
+    def join(cls, me: int, addresses: Mapping[int, Address], own: socket.socket, job: str, until: float) -> SocketMesh:
         """Connect to all members before this one, and be connected to by those behind it."""
         lines: dict[int, socket.socket] = {}
         try:
-            for peer in range(me):
+            for peer in sorted(each for each in addresses if each < me):
                 lines[peer] = reach(addresses[peer], until, f"member {me}")
                 send_one(lines[peer], {"kind": "hello", "member": me, "job": job})
             while len(lines) < len(addresses) - 1:
@@ -260,7 +260,7 @@ def _accept(own: socket.socket, job: str, until: float, what: str) -> tuple[int,
         line.close()
 
 
-def meet(rank: int, size: int, master: Address, own: Address, job: str, until: float) -> tuple[list[Address], str]:
+def meet(rank: int, size: int, master: Address, own: Address, job: str, until: float) -> tuple[dict[int, Address], str]:
     """Where all members listen, and the job's word, which rank 0 collects and tells at an address that all know."""
     if rank:
         with reach(master, until, f"rank {rank}") as line:
@@ -272,7 +272,7 @@ def meet(rank: int, size: int, master: Address, own: Address, job: str, until: f
                 raise CollectiveTimeout(f"rank {rank}: rank 0 has not answered in time: {error}") from error
         if "error" in told:
             raise CollectiveError(told["error"])
-        return [tuple(each) for each in told["addresses"]], told["job"]
+        return dict(enumerate(map(tuple, told["addresses"]))), told["job"]
     found: dict[int, tuple[Address, socket.socket | None]] = {0: (own, None)}
     with listen(master[1]) as server:
         while len(found) < size:
@@ -287,7 +287,7 @@ def meet(rank: int, size: int, master: Address, own: Address, job: str, until: f
         if line_of is not None:
             with line_of, contextlib.suppress(OSError):
                 send_one(line_of, {"addresses": addresses, "job": job})
-    return addresses, job
+    return dict(enumerate(addresses)), job
 
 
 def _here(server: socket.socket, until: float, what: str) -> tuple[int, Address, socket.socket]:

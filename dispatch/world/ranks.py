@@ -13,7 +13,7 @@ from dispatch.errors import CollectiveError, RankLost
 from dispatch.world.membership import agree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -41,8 +41,18 @@ class Maker:
 class RankWorld:
     """What a `World` is, however it began."""
 
-    def __init__(self, mesh: Mesh, agreed: Agreed, device: Device, deadline: float, maker: Maker) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        agreed: Agreed,
+        device: Device,
+        deadline: float,
+        maker: Maker,
+        regroup: Callable[[Any, Sequence[int], int, float], tuple[Mesh, Agreed]] | None = None,
+    ) -> None:
+        """`regroup` finds another mesh and its members, of a generation and within a time, where ranks come anew."""
         self._mesh, self._maker, self.deadline, self.device = mesh, maker, deadline, device
+        self._regroup = regroup
         self.closed = False
         mesh.on_lost = self._lost
         self._begin(agreed)
@@ -81,13 +91,13 @@ class RankWorld:
         """
         old = self.communicator
         old.fail(CollectiveError(f"{old!r} was given up to rebuild its world"))
-        agreed = agree(
-            self._mesh,
-            [member for member in self.members if member not in self._mesh.left],
-            self.generation + 1,
-            self.deadline if grace is None else grace,
-            self._maker.payload,
-        )
+        until = self.deadline if grace is None else grace
+        if self._regroup is None:
+            candidates = [member for member in self.members if member not in self._mesh.left]
+            agreed = agree(self._mesh, candidates, self.generation + 1, until, self._maker.payload)
+        else:
+            mesh, agreed = self._regroup(self._mesh, self.members, self.generation + 1, until)
+            mesh.on_lost, self._mesh = self._lost, mesh
         self.generation = agreed.generation  # also where what follows fails: the next count is another one
         old.close()
         trust(self.device, old)

@@ -13,7 +13,7 @@ from dispatch.checks import check_int, check_number
 from dispatch.core.within import within
 from dispatch.device.device import Device
 from dispatch.device.registry import device as device_of
-from dispatch.errors import BadRequest
+from dispatch.errors import BadRequest, RankLost
 from dispatch.world.membership import Agreed
 from dispatch.world.mesh import SocketMesh, listen, meet
 from dispatch.world.ranks import Maker, RankWorld
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dispatch.libraries.mpi.communicator import MpiCommunicator
     from dispatch.libraries.nccl.config import NcclConfig
 
-__all__ = ["from_env", "from_mpi", "nccl_maker", "on"]
+__all__ = ["first", "from_env", "from_mpi", "nccl_maker", "on"]
 
 W = TypeVar("W", bound=RankWorld)
 
@@ -57,18 +57,19 @@ def _make_nccl(config: NcclConfig | None, agreed: Agreed, rank: int, device: Dev
     )
 
 
-def _first(mesh: SocketMesh, size: int, maker: Maker, until: float) -> Agreed:
-    """The first generation, of which member 0 tells the others."""
-    members = tuple(range(size))
-    if mesh.me == 0:
-        agreed = Agreed(members, 0, maker.payload(size))
-        for peer in members[1:]:
-            mesh.send(peer, {"kind": "members", "generation": 0, "members": members, "payload": agreed.payload})
+def first(mesh: SocketMesh, members: Sequence[int], generation: int, maker: Maker, until: float) -> Agreed:
+    """The first generation of a mesh, of which its first member tells the others; RankLost where it does not."""
+    leader, others = members[0], members[1:]
+    if mesh.me == leader:
+        agreed = Agreed(tuple(members), generation, maker.payload(len(members)))
+        for peer in others:
+            told = {"kind": "members", "generation": generation, "members": list(members), "payload": agreed.payload}
+            mesh.send(peer, told)
         return agreed
-    told = mesh.take(lambda _, message: message["kind"] == "members", until, lambda: 0 in mesh.lost)
-    if told is None:
-        raise BadRequest("world", "no word of rank 0", "the first communicator's id", "did rank 0 fail?")
-    return Agreed(members, 0, told[1]["payload"])
+    word = mesh.take(lambda _, message: message["kind"] == "members", until, lambda: leader in mesh.lost)
+    if word is None:
+        raise RankLost(f"rank 0, member {leader}, has not told in time what a communicator begins with", (0,))
+    return Agreed(tuple(members), generation, word[1]["payload"])
 
 
 # -- torchrun's variables ---------------------------------------------------------------------------------------------
@@ -90,7 +91,7 @@ def from_env(
     mesh = SocketMesh.join(rank, addresses, own, job, until)
     try:
         maker = nccl_maker(config)
-        return kind(mesh, _first(mesh, size, maker, until), home, deadline, maker)
+        return kind(mesh, first(mesh, range(size), 0, maker, until), home, deadline, maker)
     except BaseException:
         mesh.close()
         raise
@@ -129,15 +130,15 @@ def from_mpi(kind: type[W], comm: Any, device: Device | str | None, deadline: fl
     told = within(deadline, partial(given.allgather, here), "the first meeting of all ranks")
     job = told[0][2]
     is_one_host = len({host for host, _, _ in told}) == 1
-    addresses = [("127.0.0.1" if is_one_host else host, port) for host, port, _ in told]
+    addresses = {member: ("127.0.0.1" if is_one_host else host, port) for member, (host, port, _) in enumerate(told)}
     mesh = SocketMesh.join(given.rank, addresses, own, job, until)
     try:
         if home.is_host:
             host = device_of("host")
-            first = MpiCommunicator.duplicate(given, host, f"dispatch {job}", deadline=deadline)
-            return kind(mesh, Agreed(tuple(range(given.size)), 0, None), home, deadline, _mpi_maker(first))
+            one = MpiCommunicator.duplicate(given, host, f"dispatch {job}", deadline=deadline)
+            return kind(mesh, Agreed(tuple(range(given.size)), 0, None), home, deadline, _mpi_maker(one))
         maker = nccl_maker(config)
-        return kind(mesh, _first(mesh, given.size, maker, until), home, deadline, maker)
+        return kind(mesh, first(mesh, range(given.size), 0, maker, until), home, deadline, maker)
     except BaseException:
         mesh.close()
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dispatch.world.from_ray import from_ray
 from dispatch.world.local import LocalWorld
 from dispatch.world.ranks import RankWorld
 from dispatch.world.start import from_env, from_mpi
@@ -67,6 +68,28 @@ class World(RankWorld):
         with `mpirun --with-ft ulfm`: else mpirun ends all ranks where one ends.
         """
         return from_mpi(cls, comm, device, deadline, config)
+
+    @classmethod
+    def from_ray(
+        cls,
+        name: str,
+        rank: int,
+        size: int,
+        device: Device | str | None = None,
+        *,
+        restarts: bool = False,
+        deadline: float = 300.0,
+        config: NcclConfig | None = None,
+    ) -> Self:
+        """The world of Ray's actors, each of which calls this with its rank, and all with one name that only they use.
+
+        `device` is the first GPU that Ray has given the actor (`num_gpus=1`), or the host where it has none. NCCL moves
+        the data between GPUs; on the host gloo does, which is PyTorch's: MPI connects no processes that mpirun has not
+        started. With `restarts` a rebuild waits `grace` seconds for ranks that have ended, too, because Ray starts them
+        anew (`max_restarts`): such an actor calls this as it did before, and waits here for the others to rebuild.
+        CollectiveTimeout where not all come in time, DeviceUnavailable without Ray, or on the host without PyTorch.
+        """
+        return from_ray(cls, name, rank, size, device, deadline, config, restarts)
 
     @classmethod
     def local(

@@ -27,7 +27,7 @@ from command import command
 from report import Report, Target, judge, say, table
 
 import dispatch as dp
-from dispatch.libraries.nccl.config import NcclConfig
+from dispatch.libraries.nccl.config import NcclConfig, version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,9 +154,10 @@ def rank_main(quick: bool) -> None:
 
 
 def without_graphs() -> Any:
-    """A world of the same ranks whose calls no CUDA graph will have."""
+    """A world of the same ranks whose calls no CUDA graph will have; NCCL before 2.29 cannot be told so."""
     port = int(os.environ["MASTER_PORT"]) + 2
-    return dp.World.from_env(deadline=120, port=port, config=NcclConfig(graph_usage_mode=0))
+    config = NcclConfig(graph_usage_mode=0) if version() >= (2, 29, 0) else NcclConfig()
+    return dp.World.from_env(deadline=120, port=port, config=config)
 
 
 # -- all of them ------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def measure(device: dp.Device, report: Report, quick: bool) -> dict[str, float]:
     runs = {OURS: lambda stream: shape_streams.ours(device, dtype, stream), TORCH: shape_streams.torchs}
     for pattern, left in streams.items():
         for side in sides:  # handles are made, and the usual kernels loaded
-            attempt(f"{side}, {pattern}", lambda s=side, left=left: runs[s](left.pop()[:50]), missing)
+            attempt(f"{side}, {pattern}", lambda s=side, left=left: runs[s](left.pop()), missing)
         for order in (sides, sides[::-1]):
             for side in order:
                 name = f"{side}, {pattern}"

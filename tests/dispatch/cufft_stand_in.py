@@ -101,8 +101,7 @@ class Library:
         assert not plan.allocates
         assert 1 <= rank <= 3
         assert min(in_stride, out_stride, in_dist, out_dist, batch, *sizes) > 0
-        assert execution in COMPLEX
-        if tuple(sizes) in self.refused:
+        if tuple(sizes) in self.refused or execution not in COMPLEX:
             return cufft.cufftResult.CUFFT_NOT_SUPPORTED
         if plan.callbacks and not self.takes_callbacks:
             return cufft.cufftResult.CUFFT_INTERNAL_ERROR

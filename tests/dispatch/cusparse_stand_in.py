@@ -195,6 +195,18 @@ class Library(storage.Storage):
 
     _DnMatSetValues = _DnVecSetValues
 
+    def _CsrSetStridedBatch(self, handle, count, offsets, elements):
+        matrix = self.of(handle)
+        assert matrix.format == CSR
+        assert offsets in (0, *range(matrix.m + 1, 1 << 20))
+        assert elements in (0, *range(matrix.nnz, 1 << 20))
+        matrix.batch = count, offsets, elements
+
+    def _DnMatSetStridedBatch(self, handle, count, step):
+        matrix = self.of(handle)
+        assert count == 1 or step >= (matrix.m if matrix.by_rows else matrix.n) * 1
+        matrix.batch = count, step
+
     # -- products -----------------------------------------------------------------------------------------------------
     def _SpMV_bufferSize(self, *given):
         given[-1]._obj.value = WORK
@@ -251,6 +263,8 @@ class Library(storage.Storage):
 
     def _SpMM(self, handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer):
         a, b, c = map(self.of, (a, b, c))
+        if hasattr(c, "batch"):
+            return self.batch(handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer)
         assert b.by_rows == c.by_rows, "B and C are of one order"
         assert a.format != BSR or (op_a == 0 and a.block[0] == a.block[1])
         assert a.nnz
@@ -269,6 +283,24 @@ class Library(storage.Storage):
         else:
             self.added(op_a, alpha, beta, kind, left @ right.astype(work), c.array())
         return None
+
+    def batch(self, handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer):
+        """Each product of a strided batch by itself."""
+        assert a.batch[0] == b.batch[0] == c.batch[0]
+        item, (offset, index) = DTYPES[a.value_type].itemsize, (INDICES[kind].itemsize for kind in a.kinds)
+        for number in range(c.batch[0]):
+            _, lines, elements = (number * step for step in a.batch)
+            one = {**vars(a), "rows": a.rows + lines * offset, "columns": a.columns + elements * index}
+            matrices = [type(a)(**one | {"values": a.values + elements * item})]
+            matrices += [type(d)(**vars(d) | {"values": d.values + number * d.batch[1] * item}) for d in (b, c)]
+            handles = []
+            for matrix in matrices:
+                del matrix.batch
+                handles.append(cusparse.cusparseSpMatDescr_t())
+                self.put(handles[-1], matrix)
+            self._SpMM(handle, op_a, op_b, alpha, handles[0], handles[1], beta, handles[2], kind, algorithm, buffer)
+            for one_of in handles:
+                del self.alive[one_of.value]
 
     def added_one_by_one(self, alpha, beta, kind, left, right, target):
         """Each product to the sum, which is rounded to the target's 16 bits."""
@@ -367,17 +399,19 @@ class Copy:
 
     def __init__(self, executor, source, target, batch, keep, *, conj):
         assert (source.rows, source.cols) == (target.rows, target.cols)
-        self.given = source, target, int(keep)
+        self.given, self.batch = (source, target, int(keep)), batch
 
     def enqueue(self, addresses):
         source, target, keep = self.given
-        one, other = (self.array(matrix, addresses) for matrix in (source, target))
         assert keep in (0, 4)
-        other[...] = one.copy() if keep == 0 else 0
+        for number in range(self.batch):
+            one, other = (self.array(matrix, addresses, number) for matrix in (source, target))
+            other[...] = one.copy() if keep == 0 else 0
 
     @staticmethod
-    def array(matrix, addresses):
+    def array(matrix, addresses, number=0):
         at, item = addresses[matrix.place.operand] + matrix.place.offset, matrix.dtype.itemsize
+        at += number * matrix.place.step
         reach = (matrix.rows - 1) * matrix.row + (matrix.cols - 1) * matrix.col + 1
         flat = array_at(at, matrix.dtype.numpy, reach)
         steps = (matrix.row * item, matrix.col * item)
@@ -416,4 +450,5 @@ def executor_of(monkeypatch):
     made = SimpleNamespace(allocate=lambda nbytes, _: Memory(nbytes))
     workspace, target = SimpleNamespace(c_ptr=ctypes.c_void_p(PLACEHOLDER)), SimpleNamespace(value=0)
     stream = SimpleNamespace(done=lambda: None)
-    return SimpleNamespace(workspace=workspace, target=target, stream=stream, device=made, library=library)
+    parts = {"workspace": workspace, "target": target, "stream": stream, "device": made, "library": library}
+    return SimpleNamespace(**parts, versions={"cusparse": (12, 9, 4)})

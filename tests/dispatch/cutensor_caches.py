@@ -15,6 +15,7 @@ class Caches:
     def __init__(self):
         self.kernels, self.tried, self.plans_kept = set(), {}, 64  # compiled ones; by operation; of plans
         self.broken = False  # whether reading fails, as of another driver's version
+        self.reads = True  # whether anything may be read
 
     def tries(self, chosen, key):
         """The kernel of the next plan of an operation: another one each time, and in the end the second best."""
@@ -59,6 +60,7 @@ class Caches:
         return 0
 
     def _found(self, path, kind):
+        assert self.reads, "the library was given a file that is none"
         with open(path, "rb") as file:
             stored = json.loads(file.read())
         assert stored[0] == kind

@@ -172,6 +172,25 @@ class Library:
             hall = self.halls.setdefault((id(comm.hall), "shrink", tuple(left)), Hall(len(left)))
         pointer._obj.value = self._made(hall, left.index(comm.rank))
 
+    def _CommGetUniqueId(self, handle, pointer):
+        pointer._obj.internal = b"grown %d" % self.comm(handle).handle
+
+    def _CommGrow(self, handle, size, identity, rank, pointer, settings):
+        """One rank that was there says the id, which names the hall; the others of it are told by that one."""
+        assert settings._obj.magic == 0xCAFEBEEF
+        assert (handle.value is None) == (rank.value >= 0), "a new rank has no communicator, and says its number"
+        if handle.value is None:
+            own, word = rank.value, identity._obj.internal
+        else:
+            comm = self.comm(handle)
+            own, word = comm.rank, None if identity is None else identity._obj.internal
+            words = [each for each in self._meet(comm, "grow", word)() if each is not None]
+            assert len(words) == 1, "one rank of those that were there gives the id"
+            word = words[0]
+        with self.lock:
+            hall = self.halls.setdefault(("grow", word), Hall(size.value))
+        pointer._obj.value = self._made(hall, own)
+
     # -- memory -------------------------------------------------------------------------------------------------------
     def _MemAlloc(self, pointer, size):
         made = np.full(size + 4096, 0xFF, np.uint8)

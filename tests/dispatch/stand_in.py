@@ -339,7 +339,8 @@ class StandIn:
     def _cuEventCreate(self, _):
         return self.outputs(self.current)
 
-    def _cuStreamCreate(self, _):
+    def _cuStreamCreateWithPriority(self, flags, priority):
+        assert (flags, priority <= 0) == (1, True)
         status, handle = self.outputs(self.current)
         if not status:
             self.streams[handle] = next(self.identities)

@@ -165,8 +165,12 @@ class Side(NamedTuple):
         return f"dispatch_{self.name}"
 
 
-def source_of(side: Side) -> str:
-    """The program of a callback, and of the pass that does the same without cuFFT's: `load_pass` or `store_pass`."""
+def source_of(side: Side, *, as_pass: bool = False) -> str:
+    """The program of a callback, or of the pass that does the same without cuFFT's: `load_pass` or `store_pass`.
+
+    cuFFT links no callback beside a kernel: with `load_pass` in the same LTO-IR the making of each plan ended in
+    CUFFT_INTERNAL_ERROR on an H100 (cuFFT 12.0).
+    """
     taken, word = [], 1
     for operand in side.operands:
         taken.append(operand.taken(word, side.memory.shape))
@@ -191,9 +195,10 @@ def source_of(side: Side) -> str:
         "PLACE": _place(side),
         "TENSOR": "data" if side.is_direct else "block->word[0]",
     }
-    text, more = (LOAD, _load_parts(side)) if side.name == "load" else (STORE, _store_parts(side))
-    parts |= more
-    return HEADER + re.sub(r"\$([A-Z]+)\$", lambda found: parts[found.group(1)], text)
+    is_load = side.name == "load"
+    parts |= _load_parts(side) if is_load else _store_parts(side)
+    text = (LOAD if is_load else STORE) + (LOAD_PASS if is_load else STORE_PASS) * as_pass
+    return HEADER + re.sub(r"\$([A-Z]+)\$", lambda found: parts[found.group(1)], COMMON + text)
 
 
 def _load_parts(side: Side) -> dict[str, str]:
@@ -296,9 +301,7 @@ typedef $STORED$ Stored;
 typedef $NUMBER$ Number;
 typedef $VALUE$ Value;
 """
-LOAD = (
-    COMMON
-    + r"""
+LOAD = r"""
 static __device__ Value user($X$ x, Stored raw, Index i, const Index* at$DECLARED$)
 {
     const int rank = $RANK$;
@@ -332,7 +335,8 @@ __device__ $PAIR$ dispatch_load(void* data, unsigned long long offset, void* inf
     const Number y = loaded(data, offset, (const Block*)info);
     return $GIVEN$;
 }
-
+"""
+LOAD_PASS = r"""
 extern "C" __global__ void load_pass(const Stored* data, Number* target, long long count, Block block)
 {
     const long long first = blockIdx.x * (long long)($EACH$ * blockDim.x) + threadIdx.x;
@@ -349,10 +353,7 @@ extern "C" __global__ void load_pass(const Stored* data, Number* target, long lo
     }
 }
 """
-)
-STORE = (
-    COMMON
-    + r"""
+STORE = r"""
 typedef $RETURNED$ Result;
 static __device__ $RESULT$ user(Value x, Index i, const Index* at$DECLARED$)
 {
@@ -376,7 +377,8 @@ __device__ void dispatch_store(void* data, unsigned long long offset, $PAIR$ y, 
 {
     stored(data, offset, $RECEIVED$, (const Block*)info);
 }
-
+"""
+STORE_PASS = r"""
 extern "C" __global__ void store_pass(const Number* source, Stored* data, long long count, Block block)
 {
     const long long first = blockIdx.x * (long long)($EACH$ * blockDim.x) + threadIdx.x;
@@ -393,4 +395,3 @@ extern "C" __global__ void store_pass(const Number* source, Stored* data, long l
     }
 }
 """
-)

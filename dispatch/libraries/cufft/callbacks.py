@@ -182,7 +182,7 @@ class Pass:
         is_load, count = side.name == "load", ctypes.c_longlong(side.elements)
         addresses = (self._data, self._dense) if is_load else (self._dense, self._data)
         self._taken = taken = (*addresses, count, self._block)  # the pointers lead to these
-        function = loaded(source_of(side), f"{side.name}_pass", OPTIONS, executor.device)
+        function = loaded(source_of(side, as_pass=True), f"{side.name}_pass", OPTIONS, executor.device)
         pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
         grid = (-(-side.elements // (EACH * THREADS)), 1, 1, THREADS, 1, 1)
         fixed = (ctypes.c_void_p(function), *grid, 0, executor.target, pointers, None)

@@ -11,20 +11,51 @@ import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from dispatch.core.operands import dense
-from dispatch.keys import C64, C128, F32, F64
+from dispatch.keys import BF16, C64, C128, F16, F32, F64, Dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dispatch.device.layout import Layout
-    from dispatch.keys import Dtype
 
-__all__ = ["COMPLEX", "MOST_CALLS", "Laid", "Part", "Problem", "View", "batched", "chained", "lay", "merged", "view_of"]
+__all__ = [
+    "C32",
+    "CB32",
+    "COMPLEX",
+    "MOST_CALLS",
+    "Laid",
+    "Part",
+    "Problem",
+    "View",
+    "batched",
+    "chained",
+    "lay",
+    "merged",
+    "pairs_of",
+    "view_of",
+]
 
 RANKS = (3, 2, 1)  # of a plan, the most axes first
 MOST_CALLS = 16  # of one plan, over a batch that it cannot state; beyond them a copy takes less
-COMPLEX = {F32: C64, F64: C128, C64: C64, C128: C128}  # the dtype of a spectrum of numbers of a dtype
+
+
+class PairDtype(Dtype):
+    """Complex numbers of 16 bits a part, of which no tensor is: they are views of pairs of real ones."""
+
+    __slots__ = ()
+
+    def __init__(self, name: str, part: Dtype, cuda: int) -> None:  # not among those that users may name
+        self.name, self.cuda, self.bits = name, cuda, 2 * part.bits
+        self.numpy = np.dtype([("real", part.numpy), ("imag", part.numpy)])
+        self.is_complex, self.is_fp8 = True, False
+
+
+C32, CB32 = PairDtype("c32", F16, 6), PairDtype("cb32", BF16, 15)
+# The dtype of a spectrum of numbers of a dtype.
+COMPLEX = {F32: C64, F64: C128, C64: C64, C128: C128, F16: C32, BF16: CB32, C32: C32, CB32: CB32}
 
 Shape = tuple[int, ...]
 
@@ -48,6 +79,12 @@ class View(NamedTuple):
 def view_of(layout: Layout, operand: int) -> View:
     """All of an operand."""
     return View(operand, 0, layout.dtype, layout.shape, layout.strides, layout.alignment)
+
+
+def pairs_of(layout: Layout, operand: int) -> View:
+    """An operand whose last axis has the real and the imaginary part of each number, side by side."""
+    strides = tuple(step // 2 for step in layout.strides[:-1])
+    return View(operand, 0, COMPLEX[layout.dtype], layout.shape[:-1], strides, layout.alignment)
 
 
 class Problem(NamedTuple):

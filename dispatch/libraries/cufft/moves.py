@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cudabind import driver
 from dispatch.errors import Refused
 from dispatch.keys import BF16, BOOL, C64, C128, F16, F32, F64, I8, I32, I64, U8, U32, U64
+from dispatch.libraries.cufft.layouts import C32, CB32
 from dispatch.libraries.nvrtc.kernel import loaded
 from dispatch.libraries.nvrtc.number_types import NUMBERS
 from dispatch.refusal import Kind
@@ -29,11 +30,13 @@ if TYPE_CHECKING:
 __all__ = ["MOST_AXES", "SOURCE", "Hermitian", "Move", "options", "work_of"]
 
 MOST_AXES = 12
-THREADS = 256
+FEW_AXES = 4  # of which there are kernels of their own
+THREADS, EACH = 256, 4  # elements of a thread, which are all on their way from memory before the first is written
 SMALL = 1 << 31  # elements that 32 bits count
 WHOLE = {I8: "signed char", U8: "unsigned char", BOOL: "unsigned char", I32: "int", U32: "unsigned"}
 WIDE = {I64: "long long", U64: "unsigned long long"}
-NAMES = {F64: "double", F32: "float", F16: "Half", BF16: "Brain", C64: "float", C128: "double", **WHOLE, **WIDE}
+NAMES = {F64: "double", F32: "float", F16: "Half", BF16: "Brain", C64: "float", C128: "double", C32: "Half",
+         CB32: "Brain", **WHOLE, **WIDE}  # fmt: skip
 PLAIN, MIRRORED, HALVED = 0, 1, 2  # roles of an axis
 
 # Where a spectrum is that of its own mirror image, at 0 and at half of the axis that is halved, only the part of it
@@ -45,19 +48,27 @@ typedef long long Int;
 typedef NUMBER Number;
 typedef INDEX Index;
 struct alignas(sizeof(NUMBER) * PARTS) Given { Number part[PARTS]; };
-struct alignas(sizeof(REAL) * RESULTS) Made { REAL part[RESULTS]; };
+struct alignas(sizeof(STORED) * RESULTS) Made { STORED part[RESULTS]; };
 #if FACTOR_PARTS
 struct alignas(sizeof(FACTOR) * FACTOR_PARTS) Factor { FACTOR part[FACTOR_PARTS]; };
 #else
 struct Factor;
 #endif
-struct Axis { Int extent, limit, from, to, by, role; };
-struct Work { Int count, size; double factor; int axes, conj, hermitian, alone; Axis axis[12]; };
+struct Axis { Int extent, limit, from, to, by, role, magic, shift; };
+struct Work { Int count, size; double factor; int axes, conj, alone, padding; Axis axis[12]; };
+typedef OFFSET Offset;
+
+// left / extent: of 31 bits by a product, which the host has found for it; of 64 as it is.
+__device__ Index quotient(Index left, const Axis& axis)
+{
+    if (sizeof(Index) > 4) return left / Index(axis.extent);
+    return Index((unsigned long long)left * (unsigned)axis.magic >> axis.shift);
+}
 
 __device__ REAL real(Number x) { return REAL(READ(x)); }
 
 // One element, with its factor where there are some.
-__device__ void take(const Given* source, const Factor* factors, Int from, Int by, REAL& re, REAL& im)
+__device__ void take(const Given* source, const Factor* factors, Offset from, Offset by, REAL& re, REAL& im)
 {
     const Given x = source[from];
     re = real(x.part[0]);
@@ -70,30 +81,36 @@ __device__ void take(const Given* source, const Factor* factors, Int from, Int b
 #endif
 }
 
-extern "C" __global__ void move(const Given* source, Made* target, const Factor* factors, Work w)
+// What element i of the target becomes, and where it is.
+__device__ Offset moved(const Given* source, const Factor* factors, const Work& w, Index i, Made& made)
 {
-    const Index i = blockIdx.x * (Index)blockDim.x + threadIdx.x;
-    if (i >= Index(w.count)) return;
     Index left = i;
-    Int from = 0, to = 0, other = 0, by = 0, other_by = 0;
+    Offset from = 0, to = 0, other = 0, by = 0, other_by = 0;
     bool inside = true, also_inside = true, mirrored = false;
-    for (int number = w.axes - 1; number >= 0; number--) {
-        const Axis axis = w.axis[number];
-        const Int at = number ? Int(left % Index(axis.extent)) : Int(left);
-        if (number) left /= Index(axis.extent);
-        const Int opposite = axis.role == 1 && at ? axis.extent - at : at;
-        from += at * axis.from;
-        to += at * axis.to;
-        other += opposite * axis.from;
-        by += at * axis.by;
-        other_by += opposite * axis.by;
-        inside = inside && at < axis.limit;
-        also_inside = also_inside && opposite < axis.limit;
-        if (axis.role == 2) mirrored = at == 0 || 2 * at == w.size;
+#pragma unroll
+    for (int number = AXES - 1; number >= 0; number--) {
+        if (number >= w.axes) continue;
+        const Axis& axis = w.axis[number];
+        Index at = left;
+        if (number) {
+            left = quotient(at, axis);
+            at -= left * Index(axis.extent);
+        }
+        from += Offset(at) * Offset(axis.from);
+        to += Offset(at) * Offset(axis.to);
+        by += Offset(at) * Offset(axis.by);
+        inside = inside && at < Index(axis.limit);
+        if (HERMITIAN) {
+            const Index opposite = axis.role == 1 && at ? Index(axis.extent) - at : at;
+            other += Offset(opposite) * Offset(axis.from);
+            other_by += Offset(opposite) * Offset(axis.by);
+            also_inside = also_inside && opposite < Index(axis.limit);
+            if (axis.role == 2) mirrored = at == 0 || 2 * (Int)at == w.size;
+        }
     }
     REAL re = 0, im = 0;
     if (inside) take(source, factors, from, by, re, im);
-    if (w.hermitian && mirrored) {
+    if (HERMITIAN && mirrored) {
         if (w.alone) im = 0;
         else {
             REAL beside = 0, above = 0;
@@ -102,10 +119,24 @@ extern "C" __global__ void move(const Given* source, Made* target, const Factor*
             im = im / 2 - above / 2;
         }
     }
-    Made made;
-    made.part[0] = re * REAL(w.factor);
-    if (RESULTS == 2) made.part[RESULTS - 1] = (w.conj ? -im : im) * REAL(w.factor);
-    target[to] = made;
+    write(made.part[0], re * REAL(w.factor));
+    if (RESULTS == 2) write(made.part[RESULTS - 1], (w.conj ? -im : im) * REAL(w.factor));
+    return to;
+}
+
+extern "C" __global__ void move(const Given* source, Made* target, const Factor* factors, Work w)
+{
+    const Index first = blockIdx.x * (Index)(EACH * blockDim.x) + threadIdx.x;
+    Made made[EACH];
+    Offset to[EACH];
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+        const Index i = first + k * (Index)blockDim.x;
+        if (i < Index(w.count)) to[k] = moved(source, factors, w, i, made[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < EACH; k++)
+        if (first + k * (Index)blockDim.x < Index(w.count)) target[to[k]] = made[k];
 }
 """
 )
@@ -114,7 +145,9 @@ extern "C" __global__ void move(const Given* source, Made* target, const Factor*
 class Axis(ctypes.Structure):
     """The kernel's struct of the same name: `limit` is how many the source has."""
 
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("extent", "limit", "source", "target", "by", "role"))
+    _fields_ = tuple(
+        (name, ctypes.c_int64) for name in ("extent", "limit", "source", "target", "by", "role", "magic", "shift")
+    )
 
 
 class Work(ctypes.Structure):
@@ -123,7 +156,7 @@ class Work(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("count", "size")),
         ("factor", ctypes.c_double),
-        *((name, ctypes.c_int) for name in ("axes", "conj", "hermitian", "alone")),
+        *((name, ctypes.c_int) for name in ("axes", "conj", "alone", "padding")),
         ("axis", Axis * MOST_AXES),
     )
 
@@ -145,17 +178,31 @@ class _Line(NamedTuple):
     role: int
 
 
-def options(source: Dtype, target: Dtype, factors: Dtype | None = None, *, wide: bool) -> tuple[str, ...]:
-    """NVRTC's options for two dtypes, and that of factors."""
+def options(
+    source: Dtype,
+    target: Dtype,
+    factors: Dtype | None = None,
+    *,
+    wide: bool,
+    far: bool = True,
+    axes: int = MOST_AXES,
+    hermitian: bool = True,
+) -> tuple[str, ...]:
+    """NVRTC's options for two dtypes, and that of factors; whether elements, or offsets, take more than 31 bits."""
     chosen = {
         "NUMBER": NAMES[source],
         "PARTS": 2 if source.is_complex else 1,
-        "REAL": NAMES[target],
+        "REAL": "double" if NAMES[target] == "double" else "float",
+        "STORED": NAMES[target],
         "RESULTS": 2 if target.is_complex else 1,
         "FACTOR": "float" if factors is None else NAMES[factors],
         "FACTOR_PARTS": 0 if factors is None else 2 if factors.is_complex else 1,
         "READ": "" if source in WHOLE or source in WIDE else "read",
         "INDEX": "unsigned long long" if wide else "unsigned",
+        "OFFSET": "long long" if far else "int",
+        "AXES": axes if axes <= FEW_AXES else MOST_AXES,
+        "HERMITIAN": int(hermitian),
+        "EACH": EACH,
     }
     return "-std=c++17", *(f"-D{name}={value}" for name, value in chosen.items())
 
@@ -190,12 +237,26 @@ def work_of(
     if len(lines) > MOST_AXES:
         wanted = f"needs at most {MOST_AXES} axes that do not lie in memory as one where it is copied"
         raise Refused(f"{wanted}, has {len(lines)}", Kind.RULE)
-    work = Work(math.prod(target.shape), 0, factor, len(lines), conj, hermitian is not None)
+    work = Work(math.prod(target.shape), 0, factor, len(lines), conj)
     if hermitian is not None:
         work.size, work.alone = hermitian.size, not hermitian.others
     for number, line in enumerate(lines):
-        work.axis[number] = Axis(*line)
+        work.axis[number] = Axis(*line, *divider(line.extent))
     return work
+
+
+def divider(extent: int) -> tuple[int, int]:
+    """A factor and a shift by which numbers of 31 bits are divided: n · factor >> shift is n // extent.
+
+    Follows Granlund and Montgomery, Division by Invariant Integers using Multiplication, 1994, theorem 4.2.
+    """
+    bits = max(extent - 1, 0).bit_length()
+    return (-(-(1 << 31 + bits) // extent), 31 + bits) if 0 < extent < SMALL else (0, 0)
+
+
+def reach(view: View) -> int:
+    """How far an element may be from the first one, in elements."""
+    return sum(abs(step) * extent for extent, step in zip(view.shape, view.strides, strict=True))
 
 
 def _merged(outer: _Line, inner: _Line) -> _Line | None:
@@ -221,10 +282,18 @@ class Move:
         work = work_of(source, target, factors=factors, **choices)
         self._given: tuple[Any, ...] = (ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(), work)
         by = None if factors is None else factors.dtype
-        chosen = options(source.dtype, target.dtype, by, wide=work.count >= SMALL - THREADS)
+        chosen = options(
+            source.dtype,
+            target.dtype,
+            by,
+            wide=work.count >= SMALL - EACH * THREADS,
+            far=max(map(reach, self._views)) >= SMALL,
+            axes=work.axes,
+            hermitian=choices.get("hermitian") is not None,
+        )
         function = loaded(SOURCE, "move", chosen, executor.device)
         pointers = (ctypes.c_void_p * len(self._given))(*map(ctypes.addressof, self._given))
-        extents = (-(-work.count // THREADS), 1, 1, THREADS, 1, 1)
+        extents = (-(-work.count // (EACH * THREADS)), 1, 1, THREADS, 1, 1)
         fixed = (ctypes.c_void_p(function), *extents, 0, executor.target, pointers, None)
         self._launch = partial(driver.cuLaunchKernel.unchecked, *fixed)
 

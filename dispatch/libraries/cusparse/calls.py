@@ -146,9 +146,9 @@ class CopyStep:
 
     __slots__ = ("_copy", "_source", "_target")
 
-    def __init__(self, executor: CudaExecutor, source: Matrix, target: Matrix) -> None:
+    def __init__(self, executor: CudaExecutor, source: Matrix, target: Matrix, batch: int) -> None:
         self._source, self._target = source.place.operand, target.place.operand
-        self._copy = Copy(executor, source, target, 1, Keep.ALL, conj=False)
+        self._copy = Copy(executor, source, target, batch, Keep.ALL, conj=False)
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
         """Copy."""
@@ -206,19 +206,19 @@ class Steps:
         self._parts: list[int] = []  # the bytes of each
         self._steps: list[Step] = []
 
-    def copy(self, source: Matrix, target: Matrix) -> None:
-        """Copy a matrix into another of its extents, unless they are one."""
+    def copy(self, source: Matrix, target: Matrix, batch: int = 1) -> None:
+        """Copy a matrix, or a batch of them, into another of its extents, unless they are one."""
         if source.rows and source.cols and source.place != target.place:
-            self._steps.append(CopyStep(self.executor, source, target))
+            self._steps.append(CopyStep(self.executor, source, target, batch))
 
     def rounded(self, source: Matrix, target: Matrix) -> None:
         """Copy a matrix into another of its extents and of another dtype."""
         self._steps.append(Rounding(self.executor, source, target))
 
-    def zeros(self, target: Matrix) -> None:
-        """Zeros in a matrix, and nothing beside it."""
+    def zeros(self, target: Matrix, batch: int = 1) -> None:
+        """Zeros in a matrix, or a batch of them, and nothing beside it."""
         if target.rows and target.cols:
-            self._steps.append(Copy(self.executor, target, target, 1, Keep.NONE, conj=False))
+            self._steps.append(Copy(self.executor, target, target, batch, Keep.NONE, conj=False))
 
     def room(self, nbytes: int) -> int:
         """The place, among the addresses, of memory that is the plan's own while it runs: at a multiple of `ROUND`."""

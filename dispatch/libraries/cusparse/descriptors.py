@@ -136,6 +136,10 @@ class DenseMatrix(Descriptor):
         kind = cusparse.cudaDataType(value_type)
         cusparse.cusparseCreateDnMat(self.c, *shape, ld, placeholder, kind, chosen)
 
+    def stack(self, count: int, step: int) -> None:
+        """Have it describe a batch, whose matrices are so many elements apart."""
+        cusparse.cusparseDnMatSetStridedBatch(self.c, count, step)
+
     def point(self, addresses: Sequence[Any]) -> None:
         cusparse.cusparseDnMatSetValues(self.c, addresses[self._place] or None)
 
@@ -186,6 +190,10 @@ class SparseMatrix(Descriptor):
             if number is not None:
                 held = ctypes.c_int32(number)
                 cusparse.cusparseSpMatSetAttribute(self.c, attribute, ctypes.byref(held), ctypes.sizeof(held))
+
+    def stack(self, count: int, offsets: int, elements: int) -> None:
+        """Have one in CSR describe a batch, whose offsets and whose elements are so many apart; 0 for one for all."""
+        cusparse.cusparseCsrSetStridedBatch(self.c, count, offsets, elements)
 
     @property
     def indices_at(self) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from cudabind import driver
 from cudabind.sys import cusparse
 from dispatch.errors import BadRequest
 from dispatch.libraries.cusparse.calls import Call
-from dispatch.libraries.cusparse.descriptors import NOWHERE, SparseMatrix
+from dispatch.libraries.cusparse.descriptors import SparseMatrix
 from dispatch.libraries.cusparse.spgemm import Work
 
 if TYPE_CHECKING:
@@ -99,8 +99,7 @@ class ReusedProduct:
     def _analysed(self, at: Any) -> Analysis:
         said, work = self._said, Work()
         rows = self._room((said.shape[0] + 1) * said.row_bytes)
-        target = SparseMatrix(said._replace(nnz=0, values=0, rows=0, columns=0), NOWHERE)
-        cusparse.cusparseCsrSetPointers(target.c, rows.base, None, None)
+        target = SparseMatrix(said._replace(nnz=0), rows.base)  # without elements it has the address of rows alone
         behind = (target.c, self._algorithm, work.c)
         sizes = [ctypes.c_size_t() for _ in range(5)]
         told = [ctypes.byref(size) for size in sizes]

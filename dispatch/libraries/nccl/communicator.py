@@ -13,17 +13,19 @@ import math
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
 from cudabind.sys import nccl
+from dispatch.checks import check_int
 from dispatch.core.communicator import DEADLINE, Communicator
 from dispatch.core.within import within
 from dispatch.device.stream import relaxed
 from dispatch.device.suspicions import suspect, trust
 from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout, RankLost
 from dispatch.libraries.nccl import monitor
-from dispatch.libraries.nccl.config import NcclConfig, c_config
+from dispatch.libraries.nccl.config import NcclConfig, c_config, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -110,19 +112,51 @@ class NcclCommunicator(Communicator):
             raise BadRequest("device", str(device), "a GPU", "MPI, or threads, move what is on the host")
         own = NcclConfig() if config is None else config
         made = cls(nccl.ncclComm_t(), rank, size, device, own, generation=generation, deadline=deadline)
-        c_id, settings = nccl.ncclUniqueId.from_buffer_copy(identity), c_config(own)
-        handle = made.c_handle
+        c_id = nccl.ncclUniqueId.from_buffer_copy(identity)
 
-        def start() -> int:
+        def start(handle: Any, settings: Any) -> int:
             call = nccl.ncclCommInitRankConfig.unchecked
-            status = call(ctypes.byref(handle), ctypes.c_int(size), c_id, ctypes.c_int(rank), ctypes.byref(settings))
-            if made.error is not None and handle.value and not made.is_aborted:  # nobody waits for it any more
-                nccl.ncclCommAbort.unchecked(handle)
-            return int(status)
+            return int(call(ctypes.byref(handle), ctypes.c_int(size), c_id, ctypes.c_int(rank), ctypes.byref(settings)))
 
-        made.wait_for("ncclCommInitRankConfig", start)
-        monitor.watch(made)
-        return made
+        return made._begun("ncclCommInitRankConfig", start)
+
+    @classmethod
+    def join(
+        cls,
+        device: Device,
+        rank: int,
+        size: int,
+        identity: bytes,
+        config: NcclConfig | None = None,
+        *,
+        generation: int = 0,
+        deadline: float = DEADLINE,
+    ) -> Self:
+        """Become a rank of a communicator that others `grow` to `size` ranks, with what `growing_id` gave one of them.
+
+        New ranks are numbered from the old size on. Refused before NCCL 2.29; else as `create`.
+        """
+        if device.is_host:
+            raise BadRequest("device", str(device), "a GPU")
+        require((2, 29, 0), "ncclCommGrow")
+        own = NcclConfig() if config is None else config
+        made = cls(nccl.ncclComm_t(), rank, size, device, own, generation=generation, deadline=deadline)
+        c_id = nccl.ncclUniqueId.from_buffer_copy(identity)
+        return made._begun("ncclCommGrow", partial(_grow, nccl.ncclComm_t(), size, c_id, rank))
+
+    def _begun(self, function: str, start: Callable[[Any, Any], int]) -> Self:
+        """Make the handle by a call that all ranks make; what comes after the deadline is let go of."""
+        handle, settings = self.c_handle, c_config(self.config)
+
+        def call() -> int:
+            status = start(handle, settings)
+            if self.error is not None and handle.value and not self.is_aborted:  # nobody waits for it any more
+                nccl.ncclCommAbort.unchecked(handle)
+            return status
+
+        self.wait_for(function, call)
+        monitor.watch(self)
+        return self
 
     def wait_for(self, function: str, start: Callable[[], int]) -> None:
         """Make a call that the other ranks make, too, and wait until it has been taken; as `settle` raises."""
@@ -169,6 +203,32 @@ class NcclCommunicator(Communicator):
         made = self._derived("ncclCommShrink", start)
         if made is None:
             raise CollectiveError(f"{self!r}: ncclCommShrink made no communicator")
+        return made
+
+    def growing_id(self) -> bytes:
+        """What new ranks `join` with, 128 bytes; one rank asks, gives it to them, and to its own `grow`.
+
+        It is for one growth, before the next is begun. Refused before NCCL 2.29.
+        """
+        self.check()
+        require((2, 29, 0), "ncclCommGrow")
+        made = nccl.ncclUniqueId()
+        with self.device.context, relaxed(), self.lock:
+            nccl.ncclCommGetUniqueId(self.c_handle, ctypes.byref(made))
+        return bytes(made)
+
+    def grow(self, size: int, identity: bytes | None = None) -> Self:
+        """The communicator of these ranks, with their numbers, and of new ones that `join`, `size` in all.
+
+        All ranks call this, the one that has asked for `growing_id` with that. This communicator stays as it is.
+        Refused before NCCL 2.29.
+        """
+        check_int("size", size, self.size + 1, 1 << 30)
+        require((2, 29, 0), "ncclCommGrow")
+        c_id = None if identity is None else nccl.ncclUniqueId.from_buffer_copy(identity)
+        made = self._derived("ncclCommGrow", lambda *given: _grow(self.c_handle, size, c_id, -1, *given))
+        if made is None:
+            raise CollectiveError(f"{self!r}: ncclCommGrow made no communicator")
         return made
 
     def _derived(self, function: str, start: Callable[[Any, Any], int]) -> Self | None:
@@ -315,6 +375,13 @@ class NcclCommunicator(Communicator):
         with self.noting:
             while self.pending:
                 self.device.recycle(self.pending.popleft().event)
+
+
+def _grow(comm: Any, size: int, c_id: Any, rank: int, handle: Any, settings: Any) -> int:
+    identity = None if c_id is None else ctypes.byref(c_id)
+    call = nccl.ncclCommGrow.unchecked
+    given = (comm, ctypes.c_int(size), identity, ctypes.c_int(rank))
+    return int(call(*given, ctypes.byref(handle), ctypes.byref(settings)))
 
 
 def solo(device: Device) -> NcclCommunicator:

@@ -14,7 +14,7 @@ from cudabind.sys import nccl
 from dispatch.checks import check_bool, check_int
 from dispatch.errors import BadRequest, Refused
 
-__all__ = ["NcclConfig", "c_config", "version"]
+__all__ = ["NcclConfig", "c_config", "require", "version"]
 
 MAGIC = 0xCAFEBEEF  # NCCL_API_MAGIC, which older headers have within NCCL_CONFIG_INITIALIZER alone
 # The fields of NCCL's struct by those of this class.
@@ -25,7 +25,19 @@ NAMES = {
     "comm_name":        "commName",       "collnet_enable": "collnetEnable", "cta_policy": "CTAPolicy",
     "shrink_share":     "shrinkShare",    "nvls_ctas": "nvlsCTAs",
     "channels_per_net_peer": "nChannelsPerNetPeer", "nvlink_centric_sched": "nvlinkCentricSched",
-    "graph_usage_mode": "graphUsageMode",
+    "graph_usage_mode": "graphUsageMode", "rma_contexts": "numRmaCtx", "max_p2p_peers": "maxP2pPeers",
+    "graph_stream_ordering": "graphStreamOrdering", "launch_order_implicit": "launchOrderImplicit",
+    "rma_signals": "numRmaSig", "rma_eager_init": "rmaEagerInit", "host_cft_mode": "hostCftMode",
+    "nvls_host_mode": "nvlsHostMode",
+}
+# The version of NCCL that first reads a field, by the headers of 2.26.5, 2.28.9, 2.29.7 and 2.32.3, and release notes.
+# An older one passes over it without a word.
+SINCE = {
+    (2, 27, 0): ("comm_name", "collnet_enable", "cta_policy", "shrink_share", "nvls_ctas"),
+    (2, 28, 0): ("channels_per_net_peer", "nvlink_centric_sched"),
+    (2, 29, 0): ("graph_usage_mode", "rma_contexts"),
+    (2, 31, 0): ("max_p2p_peers", "graph_stream_ordering", "launch_order_implicit", "rma_signals", "rma_eager_init",
+                 "host_cft_mode", "nvls_host_mode"),
 }
 # fmt: on
 
@@ -50,6 +62,12 @@ class NcclConfig:
         nvlink_centric_sched: whether kernels are placed for NVLink.
         graph_usage_mode: 0 where no CUDA graph will have its calls, which spares NCCL what orders the two, and this
             library refuses captures then; 1 for one graph alone, 2 for both, as usual.
+        rma_contexts, rma_signals: how many there are for puts and signals; `rma_eager_init` whether they are made at
+            once.
+        max_p2p_peers: how many ranks one sends to and receives from.
+        graph_stream_ordering: whether launches of graphs keep the order of the others.
+        launch_order_implicit: whether calls of several communicators keep their order by themselves.
+        host_cft_mode, nvls_host_mode: as `ncclHostCftMode_t` and `ncclNvlsHostMode_t` have them.
     """
 
     blocking: bool = True
@@ -67,6 +85,14 @@ class NcclConfig:
     channels_per_net_peer: int | None = None
     nvlink_centric_sched: int | None = None
     graph_usage_mode: int | None = None
+    rma_contexts: int | None = None
+    max_p2p_peers: int | None = None
+    graph_stream_ordering: int | None = None
+    launch_order_implicit: int | None = None
+    rma_signals: int | None = None
+    rma_eager_init: int | None = None
+    host_cft_mode: int | None = None
+    nvls_host_mode: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -88,6 +114,14 @@ def version() -> tuple[int, int, int]:
     return told.value // 10000, told.value // 100 % 100, told.value % 100
 
 
+def require(least: tuple[int, int, int], function: str) -> None:
+    """Refused where a function came with a later NCCL than the one that is loaded."""
+    own = version()
+    if own < least:
+        came, here = (".".join(map(str, each)) for each in (least[:2], own))
+        raise Refused(f"{function} came with NCCL {came}, and {here} is loaded: install a newer nvidia-nccl")
+
+
 def c_config(config: NcclConfig) -> Any:
     """`ncclConfig_t` of a communicator, as NCCL_CONFIG_INITIALIZER makes it but for what is said.
 
@@ -105,6 +139,8 @@ def c_config(config: NcclConfig) -> Any:
         value = getattr(config, field.name)
         if value is None or field.name == "blocking":
             continue
+        least = next((each for each, names in SINCE.items() if field.name in names), (2, 17, 0))
+        require(least, f"{field.name} of NcclConfig")
         if NAMES[field.name] not in kinds:
             raise Refused(f"{field.name} is none of NCCL {major}.{minor}'s: {', '.join(kinds)}")
         if isinstance(value, str):

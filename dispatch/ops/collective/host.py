@@ -1,4 +1,4 @@
-"""Collectives on the host: by MPI between processes, by handing over between threads; the communicator says which."""
+"""Collectives on the host: by MPI or gloo between processes, between threads by NumPy; the communicator says which."""
 
 from __future__ import annotations
 
@@ -49,6 +49,10 @@ class HostCollective(Plan):
 def plan(request: Any, executor: object, row: Row) -> HostCollective:
     """The plan of a collective on the host; Refused for more than MPI counts."""
     del executor  # it needs no handle, and no workspace
+    if request.ranks.library == "gloo":
+        from dispatch.ops.collective.gloo import begin as begin_by_gloo  # nobody else needs it
+
+        return HostCollective(row, begin_by_gloo)
     if request.ranks.library != "mpi":
         return HostCollective(row, begin_between_threads)
     from dispatch.ops.collective.mpi import begin  # it is not imported where nobody needs it

@@ -63,6 +63,8 @@ class EinsumRequest(Request["Tensor"]):
         compute: the precision of the contractions, a Compute or its name ("tf32"); None takes that of the dtypes.
         library: the one whose rows alone carry out the steps, "cutensor" or "cublasLt"; None asks all for each.
         autotune: time all that takes a step, and remember on disk what is fastest.
+        jit: have cuTENSOR carry out all contractions, by kernels that it compiles for them where it can, which takes
+            seconds at first; they are kept on disk for this GPU and version of the library.
         out: of the spec's modes in their order; it overlaps no operand.
 
     Gives back one tensor, a new one also where the result is an operand with its axes in another order. What there is
@@ -81,6 +83,7 @@ class EinsumRequest(Request["Tensor"]):
     compute: Compute | str | None = None
     library: str | None = None
     autotune: bool = False
+    jit: bool = False
     out: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -117,14 +120,25 @@ class EinsumRequest(Request["Tensor"]):
         return tuple(self.sizes[mode] for mode in self.parsed[1])
 
     @cached_property
+    def is_alike(self) -> bool:
+        """Whether all operands are of one dtype, as nearly always: then there is less to look at."""
+        first = self.operands[0].layout.dtype
+        return all(one.layout.dtype is first for one in self.operands)
+
+    @cached_property
     def precision(self) -> Dtype:
         """The real dtype that all operands are converted to, or the real and imaginary parts of complex ones."""
+        if self.is_alike:
+            first = self.operands[0].dtype
+            return PRECISION.get(first, first)
         given = [PRECISION.get(one.dtype, one.dtype) for one in self.operands]
         return max(given, key=REALS.index) if given[0] is not BF16 else BF16
 
     @cached_property
     def dtype(self) -> Dtype:
         """The dtype of the result."""
+        if self.is_alike:
+            return self.operands[0].dtype
         is_complex = any(one.dtype.is_complex for one in self.operands)
         return COMPLEX[self.precision] if is_complex else self.precision
 
@@ -132,16 +146,23 @@ class EinsumRequest(Request["Tensor"]):
     def course(self) -> Course:
         """The steps, and the path that they follow."""
         inputs, output = self.parsed
-        conj = tuple(number in self.conj and one.dtype.is_complex for number, one in enumerate(self.operands))
-        converted = tuple(PRECISION.get(one.dtype, one.dtype) is not self.precision for one in self.operands)
-        is_mixed = len({one.dtype.is_complex for one in self.operands}) > 1
-        whole = tuple(
-            not is_mixed and len(set(modes)) == len(modes) and one.shape == tuple(self.sizes[mode] for mode in modes)
-            for modes, one in zip(inputs, self.operands, strict=True)
-        )
+        operands, none, is_mixed, sizes = self.operands, (False,) * len(self.operands), False, self.sizes
+        conj = converted = none
+        if self.conj:
+            conj = tuple(number in self.conj and one.dtype.is_complex for number, one in enumerate(operands))
+        if not self.is_alike:
+            converted = tuple(PRECISION.get(one.dtype, one.dtype) is not self.precision for one in operands)
+            is_mixed = len({one.dtype.is_complex for one in operands}) > 1
+        whole = none
+        if not is_mixed:
+            whole = tuple(
+                [
+                    len(set(modes)) == len(modes) and one.shape == tuple([sizes[mode] for mode in modes])
+                    for modes, one in zip(inputs, operands, strict=True)
+                ]
+            )
         limit = None if self.memory_limit is None else max(self.memory_limit // self.dtype.itemsize, 1)
-        sizes = tuple(self.sizes.items())
-        return course_of(inputs, output, sizes, conj, converted, whole, self.optimize, limit)
+        return course_of(inputs, output, tuple(sizes.items()), conj, converted, whole, self.optimize, limit)
 
     # -- the contract of Request --------------------------------------------------------------------------------------
     @property
@@ -158,7 +179,7 @@ class EinsumRequest(Request["Tensor"]):
 
     @property
     def _choices(self) -> tuple[Any, ...]:
-        return self.compute, self.library, self.autotune
+        return self.compute, self.library, self.autotune, self.jit
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
         return (*(tensor.ptr for tensor in self.operands), outputs.get("out", self.out).ptr)  # type: ignore[union-attr]
@@ -218,7 +239,10 @@ class EinsumRequest(Request["Tensor"]):
         if out is not None and not isinstance(out, Tensor):
             raise BadRequest("out", f"a {type(out).__name__}", "a dispatch Tensor, or None")
         home = self.device
-        home.check(*(tensor for _, tensor, _ in self.tensors()))
+        there = (*self.operands, *(() if self.out is None else (self.out,)))
+        home.check(*there)
+        if all(tensor.layout.device is home for tensor in there):
+            return
         for name, tensor, _ in self.tensors():
             if tensor.device is not home:
                 hint = f"move it: {home}.array(x)"
@@ -235,6 +259,8 @@ class EinsumRequest(Request["Tensor"]):
 
     def _check_dtypes(self) -> None:
         first = self.operands[0]
+        if self.is_alike and first.dtype in NUMBERS:
+            return
         for number, one in enumerate(self.operands):
             if one.dtype not in NUMBERS:
                 wanted = f"{', '.join(map(str, NUMBERS[:-1]))} or {NUMBERS[-1]}"

@@ -32,6 +32,7 @@ class Einsum(Protocol):
         compute: Compute | str | None = None,
         library: str | None = None,
         autotune: bool = False,
+        jit: bool = False,
         out: Any = None,
     ) -> Tensor: ...
 
@@ -69,6 +70,7 @@ def call(
     compute: Any = None,
     library: Any = None,
     autotune: Any = False,
+    jit: Any = False,
     out: Any = None,
     **unknown: Any,
 ) -> Any:
@@ -83,7 +85,7 @@ def call(
             spec = tuple(tuple(term) if isinstance(term, list) else term for term in spec)
     if isinstance(optimize, list):
         optimize = tuple(tuple(step) if isinstance(step, list) else step for step in optimize)
-    return remembered(spec, tensors, conj, optimize, memory_limit, compute, library, autotune, out)
+    return remembered(spec, tensors, conj, optimize, memory_limit, compute, library, autotune, jit, out)
 
 
 einsum = cast("Einsum", request_function(EinsumRequest, "einsum", call))

@@ -100,6 +100,8 @@ def products_alone(request: EinsumRequest) -> str:
     """Each step is a matrix product as its operands lie: no sum over modes of one, no permutation, no conjugates."""
     if len({tensor.dtype for tensor in request.operands}) > 1:
         return f"needs operands of one dtype, has {', '.join(str(tensor.dtype) for tensor in request.operands)}"
+    if request.jit:
+        return "needs jit False, has True: that is cuTENSOR's"
     asked: Any = member(request.compute)
     if asked is not None and asked not in OF_PRODUCTS[request.dtype]:
         known = ", ".join(one.name for one in OF_PRODUCTS[request.dtype])

@@ -174,7 +174,7 @@ def _planned(
     elif step.op != "permute":
         choices["autotune"] = request.autotune
     if step.op.startswith("contract"):
-        choices["compute"] = request.compute
+        choices |= {"compute": request.compute, "jit": request.jit}
     asked = kind(spec, **operands, out=tensors[number], library=library, **choices)
     try:
         made = executor.plan(asked)

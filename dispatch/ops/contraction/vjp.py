@@ -30,6 +30,7 @@ def einsum_vjp(
     compute: Compute | str | None = None,
     library: str | None = None,
     autotune: bool = False,
+    jit: bool = False,
 ) -> tuple[EinsumRequest, ...]:
     """The requests for the gradients of all operands of `einsum(spec, *operands, conj=conj)`, in their order.
 
@@ -56,7 +57,7 @@ def einsum_vjp(
         found.append(
             EinsumRequest(
                 f"{','.join(terms)}->{result}", tuple(tensors), conj=flags, optimize=optimize,
-                memory_limit=memory_limit, compute=compute, library=library, autotune=autotune,
+                memory_limit=memory_limit, compute=compute, library=library, autotune=autotune, jit=jit,
             )
         )  # fmt: skip
     return tuple(found)

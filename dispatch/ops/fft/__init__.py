@@ -1,5 +1,6 @@
 """Fast Fourier transforms, of complex and of real numbers, over any axes: `dft`, and `dispatch.fft` in NumPy's words.
-`callback_dft` is one with callbacks, `dct` and `dst` are cosine and sine transforms. `roll` moves elements along axes.
+`callback_dft` is one with callbacks, `half_dft` one of 16 bits a part, `dct` and `dst` are cosine and sine transforms.
+`roll` moves elements along axes.
 
 Carried out by cuFFT, or by NumPy on the host. The files: request (what may be asked), cufft (the plans), reference
 (what is right), rules, cases, callback (what is done with each element); and doors, the same functions as in
@@ -13,6 +14,7 @@ from dispatch.core.request_function import request_function
 from dispatch.ops.fft.callback_calls import callback_dft
 from dispatch.ops.fft.callback_dft import CallbackDftRequest
 from dispatch.ops.fft.cosine import DctRequest, DstRequest, dct, dst
+from dispatch.ops.fft.half import HalfDftRequest, half_dft
 from dispatch.ops.fft.request import DftKind, DftNorm, DftRequest
 from dispatch.ops.fft.roll import RollRequest, roll
 
@@ -23,11 +25,13 @@ __all__ = [
     "DftNorm",
     "DftRequest",
     "DstRequest",
+    "HalfDftRequest",
     "RollRequest",
     "callback_dft",
     "dct",
     "dft",
     "dst",
+    "half_dft",
     "roll",
 ]
 
@@ -40,6 +44,11 @@ cufft_callback_dft = plan_call(
     "cufft_callback_dft",
     "dispatch.ops.fft.cufft_callback",
     "A plan of a transform of cuFFT with callbacks, or of one between two passes; Refused where NVRTC is missing.",
+)
+cufft_half_dft = plan_call(
+    "cufft_half_dft",
+    "dispatch.ops.fft.cufft_half",
+    "A plan of cuFFT's transforms in 16 bits, or in 32 between passes; Refused where NVRTC is missing for these.",
 )
 cufft_cosine = plan_call(
     "cufft_cosine",

@@ -12,6 +12,7 @@ from dispatch.core.host_plan import EXACT
 from dispatch.device.tensor import Tensor
 from dispatch.ops.fft.callback_cases import CALLBACK_MUTATIONS, callback_cases
 from dispatch.ops.fft.cosine_cases import COSINE_MUTATIONS, cosine_cases
+from dispatch.ops.fft.half_cases import HALF_MUTATIONS, half_cases
 from dispatch.ops.fft.reference import evaluate, exact
 from dispatch.ops.fft.request import COMPUTED, DftKind, DftNorm, DftRequest
 from dispatch.ops.fft.roll_cases import ROLL_MUTATIONS, roll_cases
@@ -108,6 +109,13 @@ FORMS = (
 # fmt: on
 CHOICES = [(inverse, norm) for norm in DftNorm for inverse in (False, True)]
 PLAIN = ("a power of 2", "two axes", "in place")
+OTHERS = {
+    "callback_dft": callback_cases,
+    "half_dft": half_cases,
+    "roll": roll_cases,
+    "dct": cosine_cases,
+    "dst": cosine_cases,
+}
 FEW = 4  # forms of dtypes that are only converted
 
 
@@ -159,10 +167,8 @@ def _laid(form: Form, values: Array, device: Device) -> GuardedBuffer:
 
 def cases(row: Row) -> list[MadeCase]:
     """Every form in turn with the directions and norms, and the plain ones with all of them, for each kind of a row."""
-    if row.op == "callback_dft":
-        return callback_cases(row)
-    if row.op != "dft":
-        return roll_cases(row) if row.op == "roll" else cosine_cases(row)
+    if row.op in OTHERS:
+        return OTHERS[row.op](row)
     dtype, result = row.dtypes
     found = []
     for kind in DftKind:
@@ -255,4 +261,5 @@ MUTATIONS: dict[str, Mutation] = {
     **CALLBACK_MUTATIONS,
     **COSINE_MUTATIONS,
     **ROLL_MUTATIONS,
+    **HALF_MUTATIONS,
 }

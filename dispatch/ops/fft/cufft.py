@@ -16,7 +16,7 @@ from dispatch.errors import WorkerFailed
 from dispatch.libraries.cufft.layouts import COMPLEX, Laid, View, chained, lay, view_of
 from dispatch.libraries.cufft.moves import Hermitian
 from dispatch.libraries.cufft.steps import Steps
-from dispatch.ops.fft.request import DftKind, DftRequest
+from dispatch.ops.fft.request import DftKind, DftRequest, TransformRequest
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Dtype
 
-__all__ = ["plan"]
+__all__ = ["DftSteps", "ending", "plan", "sound"]
 
 RANK = 3
 ANY = 2**62  # calls: in memory of our own no copy would take fewer
@@ -33,15 +33,17 @@ ANY = 2**62  # calls: in memory of our own no copy would take fewer
 
 def plan(request: DftRequest, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request; none of its steps reads or writes anything where there is no element."""
-    steps = _Steps(request, executor, row)
+    steps = DftSteps(request, executor, row)
     if request.layout_of("out").size:
         kind: Any = request.kind
         {DftKind.C2C: steps.c2c, DftKind.R2C: steps.r2c, DftKind.C2R: steps.c2r}[kind]()
     return steps.plan()
 
 
-class _Steps(Steps):
+class DftSteps(Steps):
     """The steps of a request, whose operands are views."""
+
+    request: TransformRequest[Any]
 
     def __init__(self, request: DftRequest, executor: CudaExecutor, row: Row) -> None:
         super().__init__(executor, row, len(request.reads) + len(request.writes))

@@ -64,9 +64,14 @@ class TransformRequest(OperandRequest[R_co]):
     inverse: bool
     norm: DftNorm | str
 
+    @property
+    def extents(self) -> Shape:
+        """How many numbers `a` has along each axis."""
+        return self.a.shape
+
     def check_axes(self) -> None:
         """BadRequest for axes and numbers of points that `a` cannot have."""
-        rank = self.a.ndim
+        rank = len(self.extents)
         if isinstance(self.s, tuple) and isinstance(self.axes, tuple) and len(self.s) != len(self.axes):
             raise BadRequest("s", repr(self.s), f"a number for each of the {len(self.axes)} axes {self.axes}")
         if self.s is not None and self.axes is None and len(_tuple(self.s)) > rank:
@@ -89,14 +94,14 @@ class TransformRequest(OperandRequest[R_co]):
                     check_int("s", n, 1, MAX_POINTS)
         for axis, n in zip(self.transformed, self.points, strict=True):
             if n < 1:
-                what = f"{self.a.shape[axis]} elements along axis {axis} of a"
-                wanted = "two or more, for C2R" if self.kind == DftKind.C2R and self.a.shape[axis] else "one or more"
+                what = f"{self.extents[axis]} elements along axis {axis} of a"
+                wanted = "two or more, for C2R" if self.kind == DftKind.C2R and self.extents[axis] else "one or more"
                 raise BadRequest("a", what, f"{wanted}, or s that says how many points there are")
 
     @cached_property
     def transformed(self) -> Shape:
         """The axes that are transformed, from 0 on, in the order in which they were given."""
-        rank = self.a.ndim
+        rank = len(self.extents)
         if self.axes is None:
             return tuple(range(rank))[rank - (rank if self.s is None else len(_tuple(self.s))) :]
         return tuple(axis % rank for axis in _tuple(self.axes))
@@ -104,7 +109,7 @@ class TransformRequest(OperandRequest[R_co]):
     @cached_property
     def points(self) -> Shape:
         """How many points there are along each of them."""
-        shape = self.a.shape
+        shape = self.extents
         asked = (-1,) * len(self.transformed) if self.s is None else _tuple(self.s)
         n = [shape[axis] if one == -1 else one for axis, one in zip(self.transformed, asked, strict=False)]
         if self.kind == DftKind.C2R and self.s is None:
@@ -114,7 +119,7 @@ class TransformRequest(OperandRequest[R_co]):
     @cached_property
     def read(self) -> Shape:
         """The extents of what is transformed: of `a` as it is cut off or filled up with zeros."""
-        extents = list(self.a.shape)
+        extents = list(self.extents)
         for axis, n in zip(self.transformed, self.points, strict=True):
             extents[axis] = n
         if self.kind == DftKind.C2R:
@@ -132,7 +137,7 @@ class TransformRequest(OperandRequest[R_co]):
     @property
     def made(self) -> Shape:
         """The shape of the result."""
-        extents = list(self.a.shape)
+        extents = list(self.extents)
         for axis, n in zip(self.transformed, self.points, strict=True):
             extents[axis] = n
         if self.kind == DftKind.R2C:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.keys import C64, F32
+from dispatch.keys import BF16, C64, F16, F32
 from dispatch.ops.fft.request import WHOLE
 from dispatch.testing.check import Check
 from dispatch.testing.memory import Mismatch
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SpectrumCheck", "drawn", "spectrum_check"]
 
+EPS = {C64: 2.0**-23, F32: 2.0**-23, F16: 2.0**-13}  # of f16 an eighth: roundoff grows as the root of log2(n)
+ROUNDED = {BF16: 2.0**-8}  # what is only rounded to a dtype is off, whatever the size
 FACTOR = 4.0  # times eps·log2(2n): what transforms of some thousand sizes on an H100 keep to, primes included
 
 
@@ -55,8 +57,8 @@ def spectrum_check(
     name: str, request: Any, expected: Results, written: tuple[GuardedBuffer, ...], axes: tuple[int, ...], points: float
 ) -> SpectrumCheck:
     """The check of a request whose transforms have so many points."""
-    eps = 2.0**-23 if request.outputs()["out"].dtype in (C64, F32) else 2.0**-52
-    limit = FACTOR * eps * float(np.log2(2 * points))
+    eps = EPS.get(request.outputs()["out"].dtype, 2.0**-52)
+    limit = ROUNDED.get(request.outputs()["out"].dtype, FACTOR * eps * float(np.log2(2 * points)))
     size = np.broadcast_to(_norms(expected["out"], axes) * limit, expected["out"].shape)
     return SpectrumCheck(name, request, expected, {"out": size}, written, axes=axes, limit=limit)
 

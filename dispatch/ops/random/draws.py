@@ -1,7 +1,9 @@
 """The kernels of numbers that are drawn by rejection: an element a thread, in f64, each with a stream of its own.
 
 The stream of an element is Philox at (block, index, index, 2^31 + replay): no other numbers have the upper bit of a
-counter's last word set. `reference_drawn.py` does the same with NumPy, step for step.
+counter's last word set. Whole numbers of a range of 2^32 at most take one word each, four neighbours those of the block
+(2^32 - 1, quad, quad, 2^31 + replay), which no element comes to; an element's own stream is what a word that is one too
+many is drawn anew from. `reference_drawn.py` does the same with NumPy, step for step.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from dispatch.keys import F64, I8, I32, I64, U8, U32, U64
 from dispatch.libraries.nvrtc.kernel import IdlePlan, Kernel, Launch, loaded
 from dispatch.libraries.nvrtc.number_types import NAMES, NUMBERS
-from dispatch.libraries.nvrtc.philox import PHILOX
+from dispatch.libraries.nvrtc.philox import PHILOX, QUAD
 from dispatch.ops.random.own import ADVANCE, OPTIONS, NumbersPlan
+from dispatch.ops.random.words import WORD, WORDS, is_narrow
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -317,6 +320,7 @@ extern "C" __global__ void FUNCTION(
 }
 """
 SOURCE = NUMBERS + PHILOX + STREAM + METHODS + ORDERS + KERNEL
+OF_WORDS = NUMBERS + PHILOX + STREAM + METHODS + WORDS  # of whole numbers of a range of 2^32 at most
 
 
 def nvrtc_draws(request: Any, executor: CudaExecutor, row: Row) -> Plan:
@@ -333,11 +337,11 @@ def nvrtc_draws(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 
 def draws_kernel(request: Any) -> Kernel:
     """The kernel for a request's op and dtype."""
-    return _kernel(request.op, request.kind)
+    return _kernel(request.op, request.kind, is_narrow(request))
 
 
 @cache
-def _kernel(op: str, kind: Any) -> Kernel:
+def _kernel(op: str, kind: Any, narrow: bool) -> Kernel:
     chosen = {
         "NUMBER": (TYPES | NAMES)[kind],
         "SUM": "double" if kind is F64 else "float",
@@ -346,12 +350,14 @@ def _kernel(op: str, kind: Any) -> Kernel:
         "SMALL": SMALL,
         "ROUNDS": ROUNDS,
     }
-    return Kernel(SOURCE, op, launch_of, (*OPTIONS, *(f"-D{name}={value}" for name, value in chosen.items())))
+    options = (*OPTIONS, *(f"-D{name}={value}" for name, value in chosen.items()))
+    return Kernel(OF_WORDS if narrow else SOURCE, op, launch_of, options)
 
 
 def launch_of(request: Any) -> Launch:
-    """A thread for each element, and of many for several."""
-    blocks = min(-(-request.count // THREADS), MOST_BLOCKS)
+    """A thread for each element, or for each quad where neighbours share a block; and of many for several."""
+    threads = request.count and -(-request.count // QUAD) + 1 if is_narrow(request) else request.count
+    blocks = min(-(-threads // THREADS), MOST_BLOCKS)
     m, n, a, b, c = numbers_of(request)
     values = (*(ctypes.c_uint64(one % 2**64) for one in (request.count, m, n)), *map(ctypes.c_double, (a, b, c)))
     return Launch((blocks,), (THREADS,), values)
@@ -361,7 +367,8 @@ def numbers_of(request: Any) -> tuple[int, int, float, float, float]:
     """What the kernel of an op takes: two whole numbers, and three others."""
     op = request.op
     if op == "random_integers":
-        return request.low, request.high - request.low, 0.0, 0.0, 0.0
+        count = request.high - request.low
+        return request.low, count, float(WORD % count), 0.0, 0.0
     if op == "random_poisson":
         return 0, 0, float(request.lam), 0.0, 0.0
     if op == "random_gamma":

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.core.host_plan import numpy_call
-from dispatch.libraries.nvrtc.philox import HALF, LOW, philox
+from dispatch.libraries.nvrtc.philox import HALF, LOW, QUAD, philox
 from dispatch.ops.random.draws import ROUNDS, SMALL
+from dispatch.ops.random.words import WORD, is_narrow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -204,6 +205,18 @@ def tail(d: Draws, at: Array, low: float, high: float) -> Array:
     return d.until(at, turn)
 
 
+def below_word(d: Draws, at: Array, count: int) -> Array:
+    """Whole numbers below 2^32 or less: by one word each of blocks that four share, else by a stream of its own."""
+    index = d.index[at]
+    quads = index // np.uint64(QUAD)
+    first, last = np.full(len(at), WORD - 1, np.uint64), np.full(len(at), TAG, np.uint64)
+    block = philox((first, quads & LOW, quads >> HALF, last), d.seed)
+    x = block[np.arange(len(at)), index % np.uint64(QUAD)].astype(np.uint64) * np.uint64(count)
+    out, missed = x >> HALF, (x & LOW) < np.uint64(WORD % count)
+    out[missed] = below(d, at[missed], count)
+    return np.asarray(out)
+
+
 def below(d: Draws, at: Array, span: int) -> Array:
     """Whole numbers below a span of up to 2^64, as u64."""
     if span == 2**64:
@@ -268,7 +281,9 @@ def numbers(request: Any) -> Any:
     d, at = Draws(request.seed, request.offset + np.arange(request.count)), np.arange(request.count)
     match request.op:
         case "random_integers":
-            return np.uint64(request.low % 2**64) + below(d, at, request.high - request.low)
+            count = request.high - request.low
+            found = below_word(d, at, count) if is_narrow(request) else below(d, at, count)
+            return np.uint64(request.low % 2**64) + found
         case "random_poisson":
             return poisson(d, at, float(request.lam))
         case "random_gamma":

@@ -2,9 +2,10 @@
 
 Carried out by cuSPARSE and cuDSS, or by SciPy on the host. A sparse operand of a request is three tensors and a
 `SparseForm` (form.py); `SparseTensor` (tensor.py) holds them, knows those of SciPy, CuPy and torch (sources.py), and
-unpacks into them. The files: products, solves, pairs, vectors, tridiagonal, conversions, compression (what may be
-asked), algorithms; cusparse and those with its name before their own (the plans), tune; reference (what is right),
-check and compression_kernels (kernels that look at indices, or make them), rules, patterns, cases. Of iterations:
+unpacks into them. The files: products, batched, solves, incomplete, pairs, vectors, tridiagonal, conversions,
+compression (what may be asked), algorithms; cusparse and those with its name before their own (the plans), tune;
+reference (what is right), check and compression_kernels (kernels that look at indices, or make them), rules, patterns,
+cases. Of iterations:
 krylov, krylov_kernels and the methods beside it, own_krylov (the plan), krylov_reference; of direct solves: direct,
 cudss and cusolver (the plans), direct_reference. And doors, which users know as `dispatch.sparse`.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 from dispatch.core.plan_call import plan_call
 from dispatch.core.request_function import request_function
 from dispatch.ops.sparse.algorithms import SpgemmAlgorithm, SpmmAlgorithm, SpmvAlgorithm, SpsvAlgorithm
+from dispatch.ops.sparse.batched import BatchedSpmmRequest
 from dispatch.ops.sparse.compression import Coo2csrRequest, Csr2cooRequest, DenseNnzRequest, DenseToSparseRequest
 from dispatch.ops.sparse.conversions import Csr2cscRequest, SparseCheckRequest, SparseToDenseRequest
 from dispatch.ops.sparse.direct import SparseKind, SpsolveRequest
@@ -31,6 +33,7 @@ from dispatch.ops.sparse.tridiagonal import GtsvRequest
 from dispatch.ops.sparse.vectors import GatherRequest, ScatterRequest, SparseAxpbyRequest, SpvvRequest
 
 __all__ = ["SparseForm", "SparseFormat"]
+__all__ += ["BatchedSpmmRequest", "spmm_batched"]
 __all__ += ["Ic0Request", "Ilu0Request", "ic0", "ilu0"]
 __all__ += ["GpsvRequest", "GtsvRequest", "gpsv", "gtsv"]
 __all__ += ["PruneNnzRequest", "PruneToCsrRequest", "prune_nnz", "prune_to_csr"]
@@ -52,6 +55,7 @@ __all__ += ["spgemm", "spgemm_nnz", "spmm", "spsm", "spsv"]
 ell_plan = plan_call("ell_plan", "dispatch.ops.sparse.cusparse_ell", "A plan of a product in sliced or blocked ELL.")
 pruning_plan = plan_call("pruning_plan", "dispatch.ops.sparse.cusparse_pruning", "A plan of cuSPARSE's pruneDense2csr.")
 sorting_plan = plan_call("sorting_plan", "dispatch.ops.sparse.cusparse_sorting", "A plan of one of cuSPARSE's sorts.")
+batched_plan = plan_call("batched_plan", "dispatch.ops.sparse.cusparse_batched", "A plan of a batch of products.")
 incomplete_plan = plan_call(
     "incomplete_plan", "dispatch.ops.sparse.cusparse_incomplete", "A plan of cuSPARSE's ILU(0) or IC(0)."
 )
@@ -75,6 +79,7 @@ compression_plan = plan_call(
 )
 
 sparse_mv, spmm = request_function(SparseMvRequest, "sparse_mv"), request_function(SpmmRequest, "spmm")
+spmm_batched = request_function(BatchedSpmmRequest, "spmm_batched")
 sddmm = request_function(SddmmRequest, "sddmm")
 spsv, spsm = request_function(SpsvRequest, "spsv"), request_function(SpsmRequest, "spsm")
 spgemm, spgemm_nnz = request_function(SpgemmRequest, "spgemm"), request_function(SpgemmNnzRequest, "spgemm_nnz")

@@ -16,6 +16,7 @@ from dispatch.core.host_plan import EXACT
 from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.keys import F32, HALF
 from dispatch.ops.sparse import conversions, pairs, products, solves
+from dispatch.ops.sparse.cases_batched import batched_cases
 from dispatch.ops.sparse.cases_compression import COMPRESSION, compression_cases
 from dispatch.ops.sparse.cases_direct import direct_cases
 from dispatch.ops.sparse.cases_ell import ELL_OPS, ell_cases
@@ -348,6 +349,8 @@ def cases(row: Row) -> list[MadeCase]:
     op, dtype = row.op, row.dtypes[0]
     if op in PRUNED:
         return pruning_cases(row)
+    if op == "spmm_batched":
+        return batched_cases(row)
     if op == "sparse_sort":
         return sorting_cases(row)
     if op in ELL_OPS:

@@ -33,6 +33,7 @@ __all__ += ["SparseLu", "factorized", "splu", "spsolve"]
 __all__ += ["LinAlgError", "bicgstab", "cg", "gmres", "minres"]
 
 N = Operation.N
+BATCH = 3  # axes
 MOST_COUNTED = 1024
 _counted: dict[tuple[SparseForm, SparseForm], int] = {}  # the elements of products of fixed patterns
 _stamps = count(1)
@@ -69,8 +70,9 @@ def spmm(
     autotune: bool = False,
     out: Any = None,
 ) -> Any:
-    """alpha · op(A) · B + beta · C of a dense B: the request `spmm`."""
-    return ops.spmm(
+    """alpha · op(A) · B + beta · C of a dense B: the request `spmm`, or `spmm_batched` of a batch (batch, n, k)."""
+    function = ops.spmm_batched if getattr(b, "ndim", 2) == BATCH else ops.spmm
+    return function(
         *of(a).parts, b, c=c, alpha=alpha, beta=beta, trans=trans, algorithm=algorithm, autotune=autotune, out=out
     )
 
@@ -83,7 +85,13 @@ def sddmm(c: Any, a: Any, b: Any, *, alpha: Number = 1.0, beta: Number | None = 
 
 
 def spgemm(
-    a: Any, b: Any, *, nnz: int | None = None, alpha: Number = 1.0, algorithm: SpgemmAlgorithm | str = "default"
+    a: Any,
+    b: Any,
+    *,
+    nnz: int | None = None,
+    alpha: Number = 1.0,
+    algorithm: SpgemmAlgorithm | str = "default",
+    autotune: bool = False,
 ) -> SparseTensor:
     """alpha · A · B of two sparse matrices in CSR: the request `spgemm`.
 
@@ -94,8 +102,8 @@ def spgemm(
     stamp = None
     if nnz is None:
         nnz, stamp = counted(first, second, alpha, algorithm)
-    operands = (*first.parts, *second.parts)
-    values, rows, columns = ops.spgemm(*operands, nnz=nnz, alpha=alpha, algorithm=algorithm, stamp=stamp)
+    choices: dict[str, Any] = {"alpha": alpha, "algorithm": algorithm, "autotune": autotune}
+    values, rows, columns = ops.spgemm(*first.parts, *second.parts, nnz=nnz, stamp=stamp, **choices)
     return csr(values, rows, columns, (first.shape[0], second.shape[1]), base=first.form.base)
 
 

@@ -121,6 +121,8 @@ class SpgemmRequest(PairRequest["tuple[Tensor, Tensor, Tensor]"]):
     Attributes:
         nnz: how many elements the product has, as `spgemm_nnz` counts them; another number raises BadRequest in the
             call, and nothing is written.
+        autotune: time the algorithms once, where `algorithm` is left open, keep the fastest for all matrices of these
+            layouts, and remember it on disk; of fixed patterns those of SpGEMMreuse, too.
         out_values, out_rows, out_columns: the result.
     """
 
@@ -128,12 +130,13 @@ class SpgemmRequest(PairRequest["tuple[Tensor, Tensor, Tensor]"]):
     writes: ClassVar[tuple[str, ...]] = ("out_values", "out_rows", "out_columns")
     _: KW_ONLY
     nnz: int
+    autotune: bool = False
     out_values: Tensor | None = None
     out_rows: Tensor | None = None
     out_columns: Tensor | None = None
 
     def attributes(self) -> tuple[Any, ...]:
-        return (*super().attributes(), self.nnz)
+        return (*super().attributes(), self.nnz, self.autotune)
 
     @property
     def reuses(self) -> bool:

@@ -29,16 +29,8 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.ops.sparse.form import SparseForm
 
-__all__ = [
-    "coordinates",
-    "evaluate",
-    "flaws",
-    "matrix_of",
-    "numpy_check",
-    "numpy_compressed",
-    "numpy_dense_count",
-    "scipy_sparse",
-]
+__all__ = ["coordinates", "evaluate", "flaws", "matrix_of", "numpy_check", "numpy_compressed", "numpy_dense_count"]
+__all__ += ["scipy_sparse"]
 
 NEEDS_SCIPY = "needs scipy: pip install 'cudabind[host]'"
 
@@ -105,7 +97,7 @@ def lines_go_on(ends: Array, count: int) -> Array:
     return np.asarray(is_there & (ends[line] <= element) & (element + 1 < ends[np.minimum(line + 1, lines)]))
 
 
-def coordinates(form: SparseForm, rows: Tensor, columns: Tensor, name: str = "") -> tuple[Array, Array]:
+def coordinates(form: SparseForm, rows: Any, columns: Any, name: str = "") -> tuple[Array, Array]:
     """The row and the column of each element, or block, from 0 on; BadRequest where one is none of the matrix."""
     row, column = np.asarray(rows), np.asarray(columns)
     broken, outside, *_ = flaws(form, row, column).tolist()
@@ -158,6 +150,20 @@ def product(request: Any, work: np.dtype[Any]) -> Results:
     if request.reads_added:
         found = found + scaled(request, "beta", numbers(getattr(request, request.added), work))
     return {"out": found}
+
+
+def batch_of_products(request: Any, work: np.dtype[Any]) -> Results:
+    """The same for each of a batch."""
+    import scipy.sparse as sp
+
+    parts = (numbers(request.values, work), *(np.asarray(part) for part in (request.rows, request.columns)))
+    found = []
+    for number, right in enumerate(numbers(request.b, work)):
+        own, rows, columns = (part if part.ndim == 1 else part[number] for part in parts)
+        a = of_parts(sp, request.form, own, *coordinates(request.form, rows, columns))
+        found.append(turned(a, request.trans).tocsr() @ right)
+    out = scaled(request, "alpha", np.stack(found))
+    return {"out": out + scaled(request, "beta", numbers(request.c, work)) if request.reads_added else out}
 
 
 CHUNK = 1 << 22  # products of a sampled one at a time
@@ -358,6 +364,7 @@ def added(request: Any, work: np.dtype[Any]) -> Results:
 OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
     "sparse_mv": product,
     "spmm": product,
+    "spmm_batched": batch_of_products,
     "sddmm": sampled,
     "spsv": solved,
     "spsm": solved,

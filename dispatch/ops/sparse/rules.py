@@ -20,12 +20,14 @@ __all__ += [
     "diagonal_of_lines",
     "factorized",
     "iterated",
+    "matrix_of",
     "narrow",
     "narrow_lines",
     "only_csr",
     "results",
     "reused",
     "some",
+    "stacked_lines",
     "steady",
     "three",
     "vectors",
@@ -132,6 +134,33 @@ def lines(request: Any) -> str:
             wanted = f"{name} row-major or column-major, with adjacent elements in each line"
             return f"needs {wanted}, has {layout}: copy it"
     return ""
+
+
+def matrix_of(request: Any, layout: Layout) -> Layout:
+    """The layout of the first matrix of a batch."""
+    found: Layout = request.device.layout(layout.dtype, layout.shape[1:], layout.strides[1:], layout.alignment)
+    return found
+
+
+def stacked_lines(request: Any) -> str:
+    """Each matrix row-major or column-major, one behind another, and parts of A that are as far apart as each other."""
+    for name in ("b", "out"):
+        layout = request.layout_of(name)
+        one = matrix_of(request, layout)
+        if not layout.size:
+            continue
+        orders = [ld for order in (True, False) if (ld := leading(one, by_rows=order)) is not None]
+        if not orders:
+            wanted = f"each matrix of {name} row-major or column-major, with adjacent elements in each line"
+            return f"needs {wanted}, has {layout}: copy it"
+        if layout.shape[0] > 1 and layout.strides[0] * layout.dtype.itemsize < one.high - one.low:
+            return f"needs the matrices of {name} one behind another, has {layout}: copy it"
+    values, columns = request.values.layout, request.columns.layout
+    if len(values.shape) > 1 and values.shape[0] > 1 and values.strides[0] != columns.strides[0]:
+        return f"needs values and columns as far apart as each other, has {values} and {columns}: copy them"
+    if request.values.shape[-1] or not request.reads_added:
+        return ""
+    return "needs matrices with elements where something is added, has none"
 
 
 def results(request: Any) -> str:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from dispatch.device.layout import Layout
 from dispatch.errors import Refused
 from dispatch.execute.algorithm_cache import Algorithm
-from dispatch.execute.autotune import fastest
-from dispatch.ops.sparse.algorithms import SpmmAlgorithm, SpmvAlgorithm
+from dispatch.execute.autotune import fastest, fastest_call
+from dispatch.ops.sparse.algorithms import SpgemmAlgorithm, SpmmAlgorithm, SpmvAlgorithm
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
+from dispatch.ops.sparse.pairs import OF_REUSE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,9 @@ LIBRARY = "cusparse"
 
 def suited(request: Any) -> list[Any]:
     """The algorithms for a request's format, the library's own choice first; a CSC is the transpose of a CSR."""
+    if request.op == "spgemm":
+        is_fixed = replace(request, algorithm=SpgemmAlgorithm.DEFAULT).reuses
+        return [one for one in SpgemmAlgorithm if is_fixed or one not in OF_REUSE]
     kind: Any = SpmvAlgorithm if request.op == "sparse_mv" else SpmmAlgorithm
     form = SparseFormat(request.form.format)
     name = "CSR" if form is SparseFormat.CSC else form.name
@@ -57,7 +61,8 @@ def fastest_plan(request: Any, executor: CudaExecutor, make: Callable[[Any], Pla
     def run(number: int, arguments: tuple[Argument, ...]) -> None:
         plans[number][1].enqueue(arguments)
 
-    winner, plan = plans[fastest(executor, request, run, len(plans)) if len(plans) > 1 else 0]
+    race = fastest if all(plan.capture_safe for _, plan in plans) else fastest_call
+    winner, plan = plans[race(executor, request, run, len(plans)) if len(plans) > 1 else 0]
     memory.put(request.op, key, Algorithm(json.dumps({"algorithm": winner.name}).encode(), 0))
     return plan
 

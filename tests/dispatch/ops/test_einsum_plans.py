@@ -296,3 +296,18 @@ def test_the_path_keeps_within_what_the_device_has(dev, executor, rng, monkeypat
 def test_every_op_has_the_rows_of_gpus_on_the_host():
     on_host = {row.dtypes for row in dp.TABLE.of("einsum") if row.min_arch == HOST}
     assert on_host == {row.dtypes for row in GPU_ROWS}
+
+
+def test_compiled_kernels_are_cutensors_in_each_step(dev, executor, rng, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDABIND_CACHE", str(tmp_path))
+    a, b, c = (dev.array(rng.standard_normal(shape)) for shape in ((4, 6), (6, 5), (5, 3)))
+    request = dp.EinsumRequest("ij,jk,kl->il", [a, b, c], jit=True)
+    why = refusals(row_of("f64", "cublasLt"), request, request.signature())
+    assert "needs jit False, has True: that is cuTENSOR's" in str(why[0])
+    np.testing.assert_allclose(run(request, executor, row_of("f64")).numpy(), a.numpy() @ b.numpy() @ c.numpy())
+    assert {library for library, *_ in executor.planned} == {"cutensor"}
+    assert len(executor.library.kernels) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["library-kernels-NVIDIA-H100-cutensor-.cache"]
+    plain = dp.EinsumRequest("ij,jk,kl->il", [a, b, c])
+    assert plain.key() != request.key()
+    np.testing.assert_allclose(dp.einsum("ij,jk,kl->il", a, b, c, jit=True).numpy(), dp.run(plain).numpy())

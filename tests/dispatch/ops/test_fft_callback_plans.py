@@ -360,6 +360,22 @@ def test_callbacks_are_linked_with_a_kernel_that_calls_them(row, compiler, rng):
             assert stand_in.CALLBACKS[made.kind] == (side.name, side.number.numpy.type)
 
 
+def test_what_cufft_links_has_no_kernel(rng):
+    """Beside one it links no callback: no plan could be made on an H100."""
+    for row in ROWS:
+        for case in cases(row)[::6]:
+            work = cufft_callback._Work(case.request(dp.device("host"), rng))
+            counted = cufft_callback._counted(work)
+            sides = (
+                ()
+                if counted is None
+                else (work.load(counted[1], is_direct=True), work.store(counted[2], is_direct=True))
+            )
+            for one in sides:
+                assert "__global__" not in callbacks.source_of(one.side)
+                assert f"__global__ void {one.side.name}_pass" in callbacks.source_of(one.side, as_pass=True)
+
+
 @pytest.mark.compiles
 @pytest.mark.usefixtures("compiler")
 def test_the_passes_and_what_writes_operands_compile_for_a_gpu(rng):
@@ -372,4 +388,4 @@ def test_the_passes_and_what_writes_operands_compile_for_a_gpu(rng):
             work = cufft_callback._Work(case.request(dp.device("host"), rng))
             counted = cufft_callback._counted(work)
             for side in () if counted is None else (work.load(counted[1], is_direct=True).side,):
-                assert len(compiled(callbacks.source_of(side), "load_pass", options)) > 1000
+                assert len(compiled(callbacks.source_of(side, as_pass=True), "load_pass", options)) > 1000

@@ -16,7 +16,7 @@ from dispatch.errors import Refused
 from dispatch.keys import C128, F16, F32, F64, HOST, I32, Arch
 from dispatch.libraries.cufft import cosines, transforms
 from dispatch.libraries.cufft.layouts import MOST_CALLS
-from dispatch.libraries.cufft.moves import SOURCE, options
+from dispatch.libraries.cufft.moves import SOURCE, divider, options
 from dispatch.libraries.nvrtc.compiled import compiled
 from dispatch.ops.fft.cases import cases
 from dispatch.ops.fft.roll import kernel_of
@@ -209,6 +209,15 @@ def test_a_problem_that_cufft_refuses_is_a_row_s_refusal(executor):
     with pytest.raises(Refused, match=r"cuFFT has no plan of sizes \[8\]"):
         ran(executor, dp.device("host").zeros((8,), "c64"))
     assert not executor.library.plans
+
+
+def test_numbers_of_31_bits_are_divided_by_a_product(rng):
+    most = 2**31 - 1
+    for extent in (1, 2, 3, 7, 257, 1024, 46341, 2**30 + 1, most, *map(int, rng.integers(1, most, 300))):
+        magic, shift = divider(extent)
+        assert magic < 2**32
+        for n in (0, 1, extent - 1, extent, most, most - most % extent - 1, *map(int, rng.integers(0, most, 20))):
+            assert magic * n >> shift == n // extent, (n, extent)
 
 
 def test_the_kernels_compile_for_a_gpu():

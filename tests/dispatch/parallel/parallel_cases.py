@@ -186,7 +186,8 @@ def stages(world, dtype, seed, large):
             for _, each in weights[:rank:-1]:
                 dy = dy @ each.T
             right = xs[rank].T @ dy
-            if why := far(found, right, np.abs(right).max() + 1, dtype, 16 * width * (size + 1)):
+            steps = (width if dtype in ("f64", "f32") else 1) * 4 * (size + 2)  # each product is rounded once in f16
+            if why := far(found, right, np.abs(right).max() + 1, dtype, steps):
                 failed.append(f"{count} micro-batches, weights of stage {rank}, number {number}: {why}")
         if sorted(number for number, _ in seen) != list(range(count)):
             failed.append(f"{count} micro-batches: {[number for number, _ in seen]}")

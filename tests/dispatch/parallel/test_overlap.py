@@ -5,6 +5,7 @@ Nothing is computed. Each call notes what is behind what when it is enqueued, as
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -221,3 +222,37 @@ def test_a_stage_computes_while_what_it_made_goes_on(trace):
     assert sent[0].waits_for(products[0])
     assert not products[1].waits_for(sent[0]), "the second micro-batch begins while the first goes on"
     assert all(calls[-1].waits_for(one) for one in sent), "what follows may use the memory again"
+
+
+BLOCKS = ("matmul_all_reduce", "matmul_reduce_scatter", "all_gather_matmul", "matmul_all_gather", "ring_attention")
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_callers_graph_takes_both_streams(block, stand_in, monkeypatch):
+    driver, log = stand_in(1), []
+    monkeypatch.setattr(CudaExecutor, "bind", lambda self, request: Traced(request, self, driver, log))
+
+    def on_thread():
+        device = CudaDevice(0, 1)
+        comm = Ranks(0, 2, device)
+        if block == "ring_attention":
+            operands, choices = [device.empty((1, 2, 8, 16), "f16") for _ in range(3)], {}
+        else:
+            operands, choices = [device.empty((64, 16)), device.empty((16, 32))], {"chunks": 2}
+        call = partial(getattr(parallel, block), *operands, comm=comm, **choices)
+        with device.stream() as stream:
+            call()
+            handle, plain = stream.handle, len(log)
+            number = driver.begin_capture(handle, 1)
+            kept = call()
+            assert len(log) == 2 * plain
+            assert [found[0] for found in driver.capturing.values()] == [number, number]
+            assert driver.end_capture(handle)
+            call()
+            driver.end_graph(number)
+        return kept.__class__
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(on_thread).result(60)
+    gc.collect()
+    assert (driver.early, driver.touched, driver.lost) == ([], [], [])

@@ -93,6 +93,34 @@ def test_ranks_agree_on_the_number_that_the_slowest_is_quickest_with(monkeypatch
         assert world.run(run) == [2, 2]  # the third of the candidates, 4 chunks
 
 
+def test_ranks_whose_shards_differ_in_size_measure_at_once(monkeypatch):
+    """One that had measured before, and another that had not, would wait for one another for ever."""
+    from dispatch.parallel import shards
+
+    keys = {}
+    monkeypatch.setattr(
+        shards, "in_chunks", lambda run, _given, _rows, key, beside: keys[beside.comm.rank].append(key) or run(2)
+    )
+
+    def run(world):
+        rank, device, comm = world.rank, world.device, world.communicator
+        keys[rank] = []
+        rng = np.random.default_rng(0)
+        a, b = rng.standard_normal((8, 6)), rng.standard_normal((6, 10))
+        inner, outer = (slice(0, 2), slice(2, 6))[rank], (slice(0, 7), slice(7, 10))[rank]
+        x, w = device.array(np.ascontiguousarray(a[:, inner])), device.array(b[inner])
+        found = parallel.matmul_all_reduce(x, w, comm=comm)
+        mine = device.array(a[4 * rank : 4 * rank + 4])
+        columns = parallel.all_gather_matmul(mine, device.array(np.ascontiguousarray(b[:, outer])), comm=comm)
+        np.testing.assert_allclose(found.numpy(), a @ b, rtol=1e-12)
+        np.testing.assert_allclose(columns.numpy(), (a @ b)[:, outer], rtol=1e-12)
+
+    with dp.World.local(["host"] * 2, deadline=60) as world:
+        world.run(run)
+    assert keys[0] == keys[1]
+    assert len(set(keys[0])) == 2
+
+
 # -- the schedule -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("stages", "count"), [*itertools.product((1, 2, 3, 5, 8), (1, 2, 3, 7, 16))])
 def test_no_stage_waits_for_ever_where_each_message_waits_for_its_receiver(stages, count):
@@ -241,3 +269,21 @@ def test_gradients_of_torch_lie_in_buckets_and_go_round_as_autograd_writes_them(
     for a, b, alone in zip(one, other, train(made(), slice(None)), strict=True):
         np.testing.assert_array_equal(a, b)
         np.testing.assert_allclose(a, alone, atol=1e-6)
+
+
+def test_a_lost_rank_ends_a_block_and_the_next_world_goes_on():
+    found = []
+
+    def run(world):
+        x, w = world.device.array(np.full((4, 2), 1.0)), world.device.array(np.full((2, 3), 1.0 + world.rank))
+        parallel.matmul_all_reduce(x, w, comm=world)
+        if world.rank == 1:
+            raise ValueError("a fault of its own")
+        with pytest.raises(dp.errors.RankLost):
+            parallel.matmul_all_reduce(x, w, comm=world)
+        world.rebuild(grace=5)
+        found.append(parallel.matmul_all_reduce(x, w, comm=world, chunks=2).numpy())
+
+    with dp.World.local(["host"] * 3, deadline=30) as world, pytest.raises(ValueError, match="of its own"):
+        world.run(run)
+    assert [each.tolist() for each in found] == [[[8.0] * 3] * 4] * 2  # 2 · 1 of rank 0, 2 · 3 of rank 2

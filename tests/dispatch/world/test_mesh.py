@@ -112,7 +112,7 @@ def test_strangers_are_sent_away():
     own, until = listen(), time.monotonic() + 20
     address = (HERE, own.getsockname()[1])
     with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(SocketMesh.join, 0, [address, address], own, WORD, until)
+        joining = pool.submit(SocketMesh.join, 0, {0: address, 1: address}, own, WORD, until)
         for message in (b"\xff\xff\xff\xff", b"\x00\x00\x00\x02[]", b""):
             with socket.create_connection(address) as line:
                 line.sendall(message)

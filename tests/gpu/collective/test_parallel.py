@@ -58,6 +58,20 @@ def test_a_measured_number_of_chunks_is_the_same_on_both_and_kept(two):
     assert len(one) == 1
 
 
+@pytest.mark.usefixtures("nccl")
+def test_collectives_run_on_a_stream_of_high_priority():
+    from cudabind import driver
+    from dispatch.parallel.beside import Beside
+
+    def run(world):
+        with world.device.context:
+            return [int(driver.cuStreamGetPriority(s.handle)) for s in (Beside(world).stream, world.device.stream())]
+
+    with dp.World.local(["cuda:0"], deadline=60) as world:
+        ((first, other),) = world.run(run)
+    assert first < other == 0
+
+
 def test_a_product_in_chunks_takes_less_than_product_and_sum_one_after_the_other(two):
     """The figures are those of bench_collectives.py, which asks for more; here only that something overlaps."""
 

@@ -1,6 +1,9 @@
 """A rank that outlives its partners: one dies every few seconds, in one way after the other, and nothing is left of it.
 
-`SOAK_SECONDS=300 DEATH_EVERY=10 pytest tests/gpu/collective/test_soak.py -s` is the long one; here it is short.
+What is an option stands in the environment: for how many seconds at least (SOAK_SECONDS), and how many deaths
+(SOAK_DEATHS), in which ways (SOAK_WAYS), and how many seconds a partner lives beside its beginning (DEATH_EVERY). Five
+minutes with some death every ten seconds: `SOAK_SECONDS=300 DEATH_EVERY=5 pytest tests/gpu/collective/test_soak.py -s`;
+twenty in each way: `SOAK_DEATHS=100 DEATH_EVERY=0.5`, or for one of them `SOAK_DEATHS=20 SOAK_WAYS=SIGKILL`.
 """
 
 from __future__ import annotations
@@ -13,15 +16,17 @@ import subprocess
 import sys
 import threading
 import time
-from itertools import count, cycle
+from collections import Counter
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
-SECONDS = float(os.environ.get("SOAK_SECONDS", "30"))
-EVERY = float(os.environ.get("DEATH_EVERY", "5"))
-WAYS = ("SIGKILL", "SIGSTOP", "abort", "fault", "endless")
+WAYS = os.environ.get("SOAK_WAYS", "SIGKILL,SIGSTOP,abort,fault,endless").split(",")
+SECONDS = float(os.environ.get("SOAK_SECONDS", "20"))
+DEATHS = int(os.environ.get("SOAK_DEATHS", str(len(WAYS))))
+EVERY = float(os.environ.get("DEATH_EVERY", "2"))
 GRACE = 60.0  # seconds for a partner to begin, and for the survivor to go on
 SLACK = 7.0  # beside the deadline of three seconds, on a machine that has other things to do
 
@@ -44,33 +49,36 @@ def end(process):
     process.wait()
 
 
+class Partner:
+    """A process that is to die; it is begun while the one before is at work, for that takes seconds."""
+
+    def __init__(self, way, said):
+        self.way, self.port = way, processes.free_port() + 1
+        words = ("mortal", way, str(EVERY))
+        self.process = begin(1, self.port, *words, stdout=subprocess.DEVNULL, stderr=said)
+
+
+@pytest.mark.timeout(int(SECONDS + DEATHS * (EVERY + 15) + 2 * GRACE))
 @pytest.mark.usefixtures("two")
 def test_a_rank_outlives_its_partners(tmp_path):
-    errors = tmp_path / "errors.txt"
-    told, until = [], time.monotonic() + SECONDS
+    errors, told = tmp_path / "errors.txt", []
     with errors.open("w") as said:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": said}
-        survivor = begin(0, 2, "soak", **pipes)
+        ways, survivor = cycle(WAYS), begin(0, 2, "soak", **pipes)
+        partners = [Partner(next(ways), said)]
+        begun = time.monotonic()
         try:
-            for turn, way in zip(count(), cycle(WAYS)):
-                port = processes.free_port() + 1
-                partner = begin(1, port, "mortal", way, str(EVERY), stdout=subprocess.DEVNULL, stderr=said)
-                late = threading.Timer(EVERY + 2 * GRACE, end, (survivor,))  # one that hangs is ended, and told
-                late.start()
+            while len(told) < DEATHS or time.monotonic() < begun + SECONDS:
+                partners.append(Partner(next(ways), said))
+                partner = partners.pop(0)
                 try:
-                    survivor.stdin.write(f"{port}\n")
-                    survivor.stdin.flush()
-                    line = survivor.stdout.readline()
+                    told.append({"way": partner.way, **outlived(survivor, partner, errors)})
                 finally:
-                    late.cancel()
-                    end(partner)
-                assert line, f"turn {turn}, {way}: the survivor ended, {errors.read_text()[-4000:]}"
-                told.append({"way": way, **json.loads(line)})
-                print(told[-1])
-                if time.monotonic() > until and turn >= len(WAYS) - 1:
-                    break
+                    end(partner.process)
+                print(f"{time.monotonic() - begun:6.1f} s: {told[-1]}")
         finally:
-            end(survivor)
+            for process in (survivor, *(each.process for each in partners)):
+                end(process)
     for each in told:
         assert each["error"] in ("RankLost", "CollectiveTimeout", "CollectiveError"), each
         assert each["took"] < 3 + SLACK, each
@@ -80,4 +88,19 @@ def test_a_rank_outlives_its_partners(tmp_path):
     assert last["threads"] <= early["threads"] + 4, (early, last)
     if early["in_use"] is not None:
         assert last["in_use"] <= early["in_use"] + (64 << 20), (early, last)
-    print(f"{len(told)} deaths in {SECONDS:g} s: {[each['error'] for each in told]}")
+    counts = Counter((each["way"], each["error"]) for each in told)
+    print(f"{len(told)} deaths in {time.monotonic() - begun:.0f} s: {dict(counts)}")
+
+
+def outlived(survivor, partner, errors):
+    """What the survivor tells of a partner's death."""
+    late = threading.Timer(EVERY + 2 * GRACE, end, (survivor,))  # one that hangs is ended, and told
+    late.start()
+    try:
+        survivor.stdin.write(f"{partner.port}\n")
+        survivor.stdin.flush()
+        line = survivor.stdout.readline()
+    finally:
+        late.cancel()
+    assert line, f"{partner.way}: the survivor ended: {errors.read_text()[-4000:]}"
+    return json.loads(line)

@@ -12,7 +12,7 @@ from dispatch.libraries.cufft import transforms
 from dispatch.ops.fft.cases import cases
 from dispatch.row_check import check_row
 
-ROWS = [row for op in ("dft", "dct", "dst", "roll") for row in dp.TABLE.of(op) if row.min_arch != HOST]
+ROWS = [row for op in ("dft", "half_dft", "dct", "dst", "roll") for row in dp.TABLE.of(op) if row.min_arch != HOST]
 EPS = {np.dtype(kind): np.finfo(kind).eps for kind in ("f4", "f8", "c8", "c16")}
 BYTES = 36 << 30  # of the largest test
 
@@ -44,6 +44,31 @@ def test_a_row_passes_its_cases_or_refuses_them_with_its_reasons(row, gpu, rng, 
         except Exception as error:  # noqa: BLE001, PERF203  # whatever it is, the other cases are tried
             failed.append(f"{case.id}: {type(error).__name__}: {error}")
     assert not failed, "\n".join([f"{len(failed)} of {len(cases(row))} cases fail", *failed])
+
+
+def test_powers_of_2_without_a_factor_are_cufft_s_own_in_f16(gpu, rng):
+    name, eps = "f16", 2.0**-11
+    for n in (2, 8, 64, 1024, 4096):
+        pairs = gpu.array(rng.standard_normal((3, n, 2)), name)
+        real = gpu.array(rng.standard_normal((3, n)), name)
+        x, y = pairs.numpy().astype("f8"), real.numpy().astype("f8")
+        spectrum = np.fft.rfft(y)
+        half = gpu.array(np.stack((spectrum.real, spectrum.imag), -1) / n, name)
+        z = half.numpy().astype("f8")
+        for request, right, steps in (
+            (dp.HalfDftRequest(pairs, axes=-1), np.fft.fft(x[..., 0] + 1j * x[..., 1]), ["Transform"]),
+            (dp.HalfDftRequest(real, "r2c", axes=-1), spectrum, ["Transform"]),
+            (
+                dp.HalfDftRequest(half, "c2r", n, -1, inverse=True, norm="forward"),
+                n * np.fft.irfft(z[..., 0] + 1j * z[..., 1], n),
+                ["Move", "Transform"],
+            ),
+        ):
+            got = dp.run(request).numpy().astype("f8")
+            expected = np.stack((right.real, right.imag), -1) if np.iscomplexobj(right) else right
+            assert [type(step).__name__ for step in request.bound.plan._steps] == steps, (n, str(request.kind))
+            far = np.linalg.norm(got - expected) / (eps * np.log2(2 * n) * np.linalg.norm(expected))
+            assert far <= 1, (n, str(request.kind), far)
 
 
 @pytest.mark.parametrize("kind", ["c8", "c16"])

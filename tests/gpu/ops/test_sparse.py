@@ -157,7 +157,10 @@ def test_triangles_whose_values_and_patterns_change(fixed, gpu, rng):
         close(call().numpy(), spsolve_triangular(other, b[:, 0]))
 
 
-@pytest.mark.parametrize("algorithm", dp.SpgemmAlgorithm)
+WHOLE = [one for one in dp.SpgemmAlgorithm if not one.name.startswith("CSR_ALG")]
+
+
+@pytest.mark.parametrize("algorithm", WHOLE)
 def test_products_of_sparse_matrices(algorithm, gpu):
     matrix = poisson(30)
     a = S.sparse_tensor(matrix, device=gpu)
@@ -167,6 +170,118 @@ def test_products_of_sparse_matrices(algorithm, gpu):
     assert abs(S.to_scipy(product) - expected).max() < 1e-12
     with pytest.raises(BadRequest, match="as spgemm_nnz counts them"):
         S.spgemm(a, a, nnz=expected.nnz + 1, algorithm=algorithm)
+
+
+def product_of(parts, shape):
+    """A product in SciPy's CSR, its columns sorted."""
+    values, rows, columns = parts
+    found = sp.csr_array((values.numpy(), columns.numpy(), rows.numpy()), shape)
+    found.sort_indices()
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ["default", "csr_alg_determinitic", "csr_alg_nondeterminitic"])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+def test_products_of_fixed_patterns_follow_values_and_memory(algorithm, dtype, gpu, rng):
+    """The analysis is kept; values, results and, later, indices lie elsewhere in each call."""
+    matrix = poisson(20, dtype)
+    a = S.sparse_tensor(matrix, device=gpu).fixed()
+    exact = (matrix @ matrix).tocsr()
+    exact.sort_indices()
+    bits = set()
+    for turn in range(12):
+        drawn = [rng.standard_normal(matrix.nnz).astype(dtype) for _ in range(2)]
+        left, right = (sp.csr_array((one, matrix.indices, matrix.indptr), matrix.shape) for one in drawn)
+        parts = [a.with_values(gpu.array(one)) for one in drawn]
+        if turn == 6:  # the same pattern in other memory
+            other = S.csr(parts[0].values, gpu.array(matrix.indptr), gpu.array(matrix.indices), matrix.shape)
+            parts[0] = S.SparseTensor(other.values, other.rows, other.columns, a.form)
+        found = dp.spgemm(*parts[0], *parts[1], nnz=exact.nnz, alpha=2, algorithm=algorithm)
+        expected = 2 * (left @ right)
+        close(product_of(found, matrix.shape)[:300].toarray(), expected[:300].toarray(), dtype)
+        again = dp.spgemm(*parts[0], *parts[1], nnz=exact.nnz, alpha=2, algorithm=algorithm)
+        bits.add(again[0].numpy().tobytes() == found[0].numpy().tobytes())
+    assert bits == {True} or algorithm != "csr_alg_determinitic"
+    for one in (a, S.sparse_tensor(matrix, device=gpu)):
+        tuned = dp.spgemm(*one, *one, nnz=exact.nnz, autotune=True)
+        close(product_of(tuned, matrix.shape)[:300].toarray(), exact[:300].toarray(), dtype)
+    with pytest.raises(BadRequest, match=f"nnz: got {exact.nnz + 1}; expected {exact.nnz}"):
+        dp.spgemm(*a.fixed(), *a, nnz=exact.nnz + 1)
+
+
+def test_what_a_count_leaves_is_the_product_of_its_operands(gpu):
+    """`a @ b` multiplies once; another count in between, or other values, do not mix."""
+    one, other = poisson(20), (poisson(20) * 3 + sp.eye_array(8000)).tocsr()
+    a, b = (S.sparse_tensor(matrix, device=gpu) for matrix in (one, other))
+    for _ in range(5):
+        for left, right, expected in ((a, b, one @ other), (b, a, other @ one), (a, a, one @ one)):
+            found = left @ right
+            close(S.to_scipy(found)[:200].toarray(), expected[:200].toarray())
+    stamped = dp.spgemm_nnz(*a, *b, stamp=7)
+    nnz = int(stamped.item())
+    dp.spgemm_nnz(*b, *a, stamp=8)
+    found = dp.spgemm(*a, *b, nnz=nnz, stamp=7)  # what was left is another's: it is made anew
+    close(product_of(found, one.shape)[:200].toarray(), (one @ other)[:200].toarray())
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_incomplete_factors_of_a_large_matrix_and_of_other_values(dtype, fixed, gpu, rng):
+    matrix = poisson(24, dtype)
+    n = matrix.shape[0]
+    a = S.sparse_tensor(matrix, device=gpu)
+    a = a.fixed() if fixed else a
+    b = rng.standard_normal(n).astype(dtype)
+    for make in (S.ilu0, S.ic0):
+        factors = make(a)
+        for factor in (1, 4):
+            if factor != 1:
+                factors.refactorize(gpu.array(matrix.data * factor))
+            dense = S.to_scipy(factors.matrix)
+            low = sp.tril(dense, -1) + sp.eye_array(n) if make is S.ilu0 else sp.tril(dense)
+            high = sp.triu(dense) if make is S.ilu0 else sp.tril(dense).conj().T
+            product = (low.tocsr() @ high.tocsr()).multiply(matrix != 0)
+            close(product.tocsr()[::97].toarray(), (factor * matrix)[::97].toarray(), dtype)
+            x = factors.solve(gpu.array(b)).numpy()
+            close(low @ (high @ x), b, dtype)
+            wide = factors.solve(gpu.array(np.stack([b, 2 * b], axis=1))).numpy()
+            close(wide[:, 1], 2 * x, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_batch_of_products_by_every_algorithm(dtype, shared, gpu, rng):
+    count, m, n, k = 5, 3000, 2000, 16
+    columns = np.sort(np.argsort(rng.random((count, m, n), np.float32)[:, :, :64], axis=2)[:, :, :9], axis=2)
+    columns, rows = columns.reshape(count, -1).astype("i4"), np.arange(0, 9 * m + 1, 9, dtype="i4")
+    values = rng.standard_normal(columns.shape).astype(dtype)
+    parts = (values[0], rows, columns[0]) if shared else (values, rows, columns)
+    matrices = [
+        sp.csr_array((values[0 if shared else i], columns[0 if shared else i], rows), (m, n)) for i in range(count)
+    ]
+    b = rng.standard_normal((count, n, k)).astype(dtype)
+    expected = np.stack([one @ right for one, right in zip(matrices, b, strict=True)])
+    taken = []
+    for algorithm in dp.SpmmAlgorithm:
+        if not algorithm.name.startswith(("DEFAULT", "CSR")):
+            continue
+        for right in (gpu.array(b), gpu.array(np.ascontiguousarray(b.swapaxes(1, 2))).mT):
+            try:
+                got = dp.spmm_batched(*map(gpu.array, parts), dp.SparseForm("csr", (m, n)), right, algorithm=algorithm)
+            except NoRow:
+                continue
+            close(got.numpy(), expected, dtype)
+            taken.append(algorithm)
+    assert dp.SpmmAlgorithm.DEFAULT in taken
+
+
+def test_a_pivot_of_0_is_told_by_its_row(gpu):
+    for make in (S.ilu0, S.ic0):
+        for dense, row in (([[4.0, 2, 0], [2, 1, 0], [0, 0, 3]], 1), ([[2.0, 1, 0], [1, 2, 1], [0, 1, 0]], 2)):
+            matrix = S.sparse_tensor(sp.csr_array(np.array(dense)), device=gpu)
+            with pytest.raises(dp.errors.LinAlgError, match=f"the pivot of row {row} is 0"):
+                make(matrix)
+            assert np.isnan(make(matrix, check=False).matrix.values.numpy()).all()
 
 
 def test_indices_are_looked_at_on_the_device(gpu, rng):

@@ -57,8 +57,11 @@ def test_errors_are_carried_through_a_circuit(gpu, handle, rng):
     assert np.array_equal(d_m.numpy()[0], x[3])  # an X before it flips a measurement
 
 
-def test_a_circuit_that_is_none_is_refused(handle):
-    size = c_int64()
+def test_a_circuit_that_is_none_is_refused(gpu, handle):
+    """When its size is asked for, or when it is made: which, hangs on the version."""
+    size, wrong, made = c_int64(), b"NO_SUCH_GATE 0\n", stabilizer.custabilizerCircuit_t()
     with pytest.raises(CustabilizerError) as caught:
-        stabilizer.custabilizerCircuitSizeFromString(handle, b"NO_SUCH_GATE 0\n", byref(size))
+        stabilizer.custabilizerCircuitSizeFromString(handle, wrong, byref(size))
+        memory = gpu.workspace(size.value)
+        stabilizer.custabilizerCreateCircuitFromString(handle, wrong, memory, size.value, made)
     assert caught.value.name.startswith("CUSTABILIZER_STATUS_")

@@ -1,0 +1,1 @@
+"""Collectives between processes of the host that no mpirun has started, by gloo through PyTorch."""

@@ -1,0 +1,318 @@
+"""Communicators of gloo, as PyTorch has it: each call begins without waiting, and is looked at until it is done.
+
+For processes of the host that no mpirun has started, such as Ray's actors: Open MPI refuses ports between those. They
+meet at a `TCPStore`, which one of them serves. Gloo moves bytes and reduces no data; ops/collective does that. A rank
+that ends closes its connections, which the others are told at once; one that hangs is late. Follows
+https://docs.pytorch.org/docs/stable/distributed.html. Knows no op.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dispatch.core.communicator import DEADLINE, Communicator
+from dispatch.core.within import within
+from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout, DeviceUnavailable, RankLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from typing_extensions import Self
+
+    from dispatch.device.device import Device
+    from dispatch.device.layout import Array
+
+__all__ = ["GlooCommunicator", "Meeting", "gloo", "serve"]
+
+SPIN = 200e-6  # seconds for which a call is looked at without a pause
+SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between looks, from then on
+HEARSAY = 0.2  # seconds in which a rank's world tells who it was that a connection has ended to
+_abandoned: list[Any] = []  # calls that may never end, and their memory, which gloo may still read or write
+
+
+def gloo() -> Any:
+    """torch.distributed with gloo; DeviceUnavailable where it is not installed."""
+    what = "collectives between processes of the host that no mpirun has started need PyTorch with gloo"
+    try:
+        import torch.distributed as dist
+    except ImportError as error:
+        raise DeviceUnavailable(f"{what}: pip install torch; {error}") from error
+    if not dist.is_available() or not dist.is_gloo_available():
+        raise DeviceUnavailable(f"{what}, and this build of PyTorch has none")
+    return dist
+
+
+class Meeting(NamedTuple):
+    """Where the ranks of a communicator meet: the store that one of them serves, and a word of theirs."""
+
+    host: str
+    port: int
+    name: str
+
+
+def serve(host: str, deadline: float) -> Any:
+    """A store that listens at a free port of this machine, as long as it is kept; `host` is its address."""
+    dist = gloo()
+    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=deadline))
+
+
+class GlooCommunicator(Communicator):
+    """A communicator of gloo, in memory of the host."""
+
+    library = "gloo"
+
+    def __init__(
+        self,
+        group: Any,
+        store: Any,
+        own_host: str,
+        rank: int,
+        size: int,
+        device: Device,
+        *,
+        generation: int = 0,
+        deadline: float = DEADLINE,
+    ) -> None:
+        super().__init__(rank, size, device, generation=generation, deadline=deadline)
+        self._group, self._store, self._own_host = group, store, own_host
+        self._splits = 0
+        self._letters: deque[Array] = deque()  # of this rank to itself
+
+    @classmethod
+    def create(
+        cls,
+        device: Device,
+        rank: int,
+        size: int,
+        meeting: Meeting,
+        own_host: str,
+        *,
+        generation: int = 0,
+        deadline: float = DEADLINE,
+    ) -> Self:
+        """Take part in a communicator as one of its ranks, which all do at once; `own_host` is this one's address.
+
+        CollectiveTimeout where not all come within the deadline.
+        """
+        if not device.is_host:
+            raise BadRequest("device", str(device), "the host", "NCCL moves what is on GPUs")
+        dist, most = gloo(), timedelta(seconds=deadline)
+
+        def connect() -> tuple[Any, Any]:
+            store = dist.TCPStore(meeting.host, meeting.port, is_master=False, wait_for_workers=False, timeout=most)
+            return _group(store, meeting.name, own_host, rank, size, deadline), store
+
+        group, store = within(deadline, connect, f"meeting at {meeting.host}:{meeting.port}")
+        return cls(group, store, own_host, rank, size, device, generation=generation, deadline=deadline)
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+    def begin(self, what: str, start: Callable[[Any], Any], *keep: Any) -> Callable[[], None]:
+        """Begin a call of gloo's group, which `start` is given; what comes back waits for it. `keep` is its memory.
+
+        Raises CollectiveTimeout where it is not done by the deadline, RankLost where a connection has ended.
+        """
+        self.check()
+        until = time.monotonic() + self.deadline
+        try:
+            work = start(self._group)
+        except RuntimeError as error:
+            self._raise(what, error)
+
+        def finish() -> None:
+            try:
+                self._wait(what, work, until)
+            except BaseException:
+                _abandoned.append((work, keep))
+                raise
+
+        return finish
+
+    def exchange(self, what: str, parts: Sequence[Array], sizes: Sequence[int]) -> Callable[[], list[Array]]:
+        """Send each rank its part, bytes in one dimension, and give those of all; `sizes` says how many come from each.
+
+        What comes back waits for them. Empty parts are sent to nobody.
+        """
+        import torch
+
+        sent, room = np.concatenate(parts), np.empty(sum(sizes), np.uint8)
+        given = [part.size for part in parts]
+        into, out_of = torch.from_numpy(room), torch.from_numpy(sent)
+        options = gloo().AllToAllOptions()
+        wait = self.begin(
+            what, lambda group: group.alltoall_base(into, out_of, list(sizes), given, options), into, out_of
+        )
+
+        def finish() -> list[Array]:
+            wait()
+            ends = np.cumsum(sizes)
+            return [room[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+        return finish
+
+    def broadcast(self, what: str, data: Array, root: int) -> Callable[[], None]:
+        """Have `data`, bytes in one dimension, be on all ranks what it is on the root."""
+        import torch
+
+        options, tensor = gloo().BroadcastOptions(), torch.from_numpy(data)
+        options.rootRank, options.rootTensor = root, 0
+        return self.begin(what, lambda group: group.broadcast([tensor], options), tensor)
+
+    def send(self, what: str, data: Array, peer: int, tag: int) -> Callable[[], None]:
+        """Send bytes to one rank, which calls `receive`."""
+        import torch
+
+        if peer == self.rank:  # gloo has no connection of a rank to itself
+            self._letters.append(data)
+            return self.check
+        tensor = torch.from_numpy(data)
+        return self.begin(what, lambda group: _Message(group.send([tensor], peer, tag), self.deadline), tensor)
+
+    def receive(self, what: str, room: Array, peer: int, tag: int) -> Callable[[], None]:
+        """Fill bytes with what one rank sends."""
+        import torch
+
+        if peer == self.rank:
+            return lambda: self._own_letter(what, room)
+        tensor = torch.from_numpy(room)
+        return self.begin(what, lambda group: _Message(group.recv([tensor], peer, tag), self.deadline), tensor)
+
+    def _own_letter(self, what: str, room: Array) -> None:
+        self.check()
+        if not self._letters:
+            self.raise_failed(CollectiveTimeout(f"{self!r}: {what}: it has sent itself nothing, and waits for that"))
+        room[:] = self._letters.popleft()
+
+    def compare(self, call: str) -> Callable[[], None]:
+        """Begin to hold a call against those of all other ranks; what comes back waits for them.
+
+        It raises CollectiveError on all ranks where the words differ on one. Of these a digest of 8 bytes goes round.
+        """
+        import torch
+
+        dist = gloo()
+        digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=8).digest(), "little", signed=True)
+        most, options = torch.tensor([digest, ~digest]), dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX
+        wait = self.begin(call, lambda group: group.allreduce([most], options), most)
+
+        def finish() -> None:
+            wait()
+            largest, smallest = most.tolist()
+            if largest != ~smallest:
+                here = f"this one calls {call}, another one something else"
+                self.raise_failed(CollectiveError(f"{self!r}: ranks disagree: {here}"))
+
+        return finish
+
+    def _wait(self, what: str, work: Any, until: float) -> None:
+        begun, pause = time.monotonic(), SHORTEST
+        while not work.is_completed():
+            self._look()
+            now = time.monotonic()
+            if now > until:
+                self.raise_failed(CollectiveTimeout(f"{self!r}: {what} was not done within {self.deadline:g} s"))
+            if now - begun > SPIN:
+                time.sleep(min(pause, until - now + 1e-6))
+                pause = min(2 * pause, LONGEST)
+        try:
+            work.wait()  # what it failed by
+        except RuntimeError as error:
+            self._raise(what, error)
+
+    def _look(self) -> None:
+        if self.error is not None:
+            raise self.failure()
+
+    def _raise(self, what: str, error: RuntimeError) -> Any:
+        """Fail by what gloo says."""
+        words = str(error).split("] ", 1)[-1].split(". This is")[0]
+        if "Timed out" in words:
+            failed: CollectiveError = CollectiveTimeout(f"{self!r}: {what} was not done in time: {words}")
+        elif "onnection" in words or "Broken pipe" in words or "closed" in words:
+            self._hear()
+            failed = RankLost(f"{self!r}: {what}: another rank has ended, or has given it up: {words}")
+        else:
+            failed = CollectiveError(f"{self!r}: {what} failed: {words}")
+        failed.__cause__ = error
+        return self.raise_failed(failed)
+
+    def _hear(self) -> None:
+        """Give the world a moment to say which rank has ended, for gloo does not know that."""
+        until = time.monotonic() + HEARSAY
+        while self.error is None and time.monotonic() < until:
+            time.sleep(LONGEST)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+    def stop(self) -> None:
+        """Close the connections: whoever waits for this rank is told."""
+        threading.Thread(target=_abort, args=(self._group,), name="gloo abort", daemon=True).start()
+
+    def release(self) -> None:
+        """Give it back; calls that others wait for are done."""
+        group, self._group, self._store = self._group, None, None
+        del group
+
+    def split(self, color: int | None, key: int = 0) -> Self | None:
+        self.check()
+        mine = np.array([color is not None, color or 0, key], np.int64).view(np.uint8)
+        found = self.exchange("split", [mine] * self.size, [mine.size] * self.size)()
+        given = [part.view(np.int64).tolist() for part in found]
+        self._splits += 1
+        if color is None:
+            return None
+        ranks = sorted(rank for rank in range(self.size) if given[rank][0] and given[rank][1] == color)
+        ranks.sort(key=lambda rank: given[rank][2])
+        own, size, name = ranks.index(self.rank), len(ranks), f"split {self._splits}/{color}"
+
+        def connect() -> Any:
+            return _group(self._store, name, self._own_host, own, size, self.deadline)
+
+        group = within(self.deadline, connect, f"making {name}")
+        kept = gloo().PrefixStore(name, self._store)  # of splits of this one
+        return type(self)(
+            group, kept, self._own_host, own, size, self.device, generation=self.generation, deadline=self.deadline
+        )
+
+
+class _Message:
+    """A message between two ranks: gloo tells that it is done to none but who waits, and so a thread does."""
+
+    def __init__(self, work: Any, deadline: float) -> None:
+        self._error: RuntimeError | None = None
+        self._thread = threading.Thread(target=self._run, args=(work, deadline), name="gloo message", daemon=True)
+        self._thread.start()
+
+    def _run(self, work: Any, deadline: float) -> None:
+        try:
+            work.wait(timedelta(seconds=deadline))
+        except RuntimeError as error:
+            self._error = error
+
+    def is_completed(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def _group(store: Any, name: str, own_host: str, rank: int, size: int, deadline: float) -> Any:
+    """One of gloo's own, over connections between all ranks."""
+    dist = gloo()
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = timedelta(seconds=deadline)
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_host)]
+    return dist.ProcessGroupGloo(dist.PrefixStore(f"{name}/", store), rank, size, options)
+
+
+def _abort(group: Any) -> None:
+    with suppress(RuntimeError, AttributeError):  # versions before 2.8 have none: their calls end by gloo's time
+        group.abort()

@@ -1,0 +1,224 @@
+"""Collectives between processes of the host that no mpirun has started: gloo moves bytes, NumPy reduces.
+
+A reduction is an exchange of parts, and each rank adds up its own part of all in the order of the ranks; so results are
+the same to the last bit on all ranks, and the dtypes those of NumPy. What is small is sent whole, in one round.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.ops.collective.group import is_open
+from dispatch.ops.collective.reference import Part, part_of, reduced, same_on_all, work_for
+from dispatch.ops.collective.request import RedOp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dispatch.device.layout import Array
+    from dispatch.libraries.gloo.communicator import GlooCommunicator
+
+    Ending = Callable[[], Array | None]
+
+__all__ = ["begin"]
+
+MESSAGE = 7  # the tag of messages between two ranks
+SMALL = 1 << 15  # bytes that are sent whole to all
+BETWEEN_TWO = ("send", "recv", "sendrecv")  # which the other ranks know nothing of
+
+
+def begin(request: Any) -> Ending:
+    """Begin a call; what comes back waits for it, and gives this rank's result.
+
+    Calls of all ranks are compared before data is sent, for gloo takes parts of another size for a broken connection.
+    In a group that is begun at once, and the data goes at the group's end.
+    """
+    comm, start = request.ranks, BEGIN[request.op]
+    if request.op in BETWEEN_TWO:
+        return start(comm, request)
+    compared = comm.compare(same_on_all(request))
+    if not is_open():
+        compared()
+        return start(comm, request)
+
+    def both() -> Array | None:
+        compared()
+        return start(comm, request)()
+
+    return both
+
+
+def _bytes(array: Any) -> Array:
+    """The bytes of an array, copied: nobody changes them while gloo reads."""
+    return np.array(array, order="C").reshape(-1).view(np.uint8)
+
+
+def _spans(array: Any, counts: Sequence[int] | None, size: int) -> list[Array]:
+    """The bytes of each rank's rows."""
+    raw = _bytes(array)
+    ends = np.cumsum([0, *_sizes(raw.size, counts, size)])
+    return [raw[first:last] for first, last in pairwise(ends)]
+
+
+def _sizes(nbytes: int, counts: Sequence[int] | None, size: int) -> list[int]:
+    rows = [1] * size if counts is None else list(counts)
+    row = nbytes // max(sum(rows), 1)
+    return [row * each for each in rows]
+
+
+# -- reductions -------------------------------------------------------------------------------------------------------
+def _own(request: Any) -> Array:
+    """This rank's operand as it goes into the reduction: in the working dtype, times its factor."""
+    part = part_of(request, work_for(request.x.dtype))
+    x: Any = reduced([part], RedOp.PREMUL_SUM) if request.how is RedOp.PREMUL_SUM else part.x
+    return np.ascontiguousarray(x)
+
+
+def _total(request: Any, dtype: Any, parts: Sequence[Array]) -> Array:
+    how = RedOp.SUM if request.how is RedOp.PREMUL_SUM else request.how
+    return reduced([Part(part.view(dtype)) for part in parts], how)
+
+
+def _all_reduce(comm: GlooCommunicator, request: Any) -> Ending:
+    own, size = _own(request), comm.size
+    raw, shape = own.reshape(-1).view(np.uint8), request.x.shape
+    if raw.size <= SMALL:
+        wait = comm.exchange("all_reduce", [raw] * size, [raw.size] * size)
+        return lambda: _total(request, own.dtype, wait()).reshape(shape)
+    parts = [part.view(np.uint8) for part in np.array_split(own.reshape(-1), size)]
+    mine = parts[comm.rank].size
+    first = comm.exchange("all_reduce", parts, [mine] * size)
+
+    def ending() -> Array:
+        total = _total(request, own.dtype, first()).view(np.uint8)
+        found = comm.exchange("all_reduce", [total] * size, [part.size for part in parts])()
+        made: Array = np.concatenate(found).view(own.dtype).reshape(shape)
+        return made
+
+    return ending
+
+
+def _reduce_to(comm: GlooCommunicator, request: Any) -> Ending:
+    own = _own(request)
+    raw, is_root = own.reshape(-1).view(np.uint8), comm.rank == request.root
+    wait = _to_root(comm, "reduce_to", raw, [raw.size] * comm.size, request.root)
+    return lambda: _total(request, own.dtype, found).reshape(own.shape) if (found := wait()) and is_root else None
+
+
+def _reduce_scatter(comm: GlooCommunicator, request: Any) -> Ending:
+    own, output = _own(request), request.outputs()["out"]
+    parts = _spans(own, request.counts, comm.size)
+    wait = comm.exchange("reduce_scatter", parts, [parts[comm.rank].size] * comm.size)
+    return lambda: np.reshape(_total(request, own.dtype, wait()), output.shape)
+
+
+# -- moves ------------------------------------------------------------------------------------------------------------
+def _to_root(
+    comm: GlooCommunicator, what: str, raw: Array, sizes: Sequence[int], root: int
+) -> Callable[[], list[Array]]:
+    parts = [raw if rank == root else raw[:0] for rank in range(comm.size)]
+    return comm.exchange(what, parts, sizes if comm.rank == root else [0] * comm.size)
+
+
+def _made(request: Any, found: Sequence[Array]) -> Array:
+    """The result, of the bytes of all."""
+    output = request.outputs()["out"]
+    made: Array = np.concatenate(found).view(output.dtype.numpy).reshape(output.shape)
+    return made
+
+
+def _size(request: Any) -> int:
+    output = request.outputs()["out"]
+    return int(np.prod(output.shape, dtype=np.int64)) * int(output.dtype.itemsize)
+
+
+def _broadcast(comm: GlooCommunicator, request: Any) -> Ending:
+    raw = _bytes(request.x)
+    made: Array = raw.view(request.x.dtype.numpy).reshape(request.x.shape)
+    if not raw.size:
+        return lambda: made
+    wait = comm.broadcast("broadcast", raw, request.root)
+
+    def ending() -> Array:
+        wait()
+        return made
+
+    return ending
+
+
+def _all_gather(comm: GlooCommunicator, request: Any) -> Ending:
+    sizes = _sizes(_size(request), request.counts, comm.size)
+    wait = comm.exchange("all_gather", [_bytes(request.x)] * comm.size, sizes)
+    return lambda: _made(request, wait())
+
+
+def _gather(comm: GlooCommunicator, request: Any) -> Ending:
+    is_root = comm.rank == request.root
+    sizes = _sizes(_size(request), request.counts, comm.size) if is_root else [0] * comm.size
+    wait = _to_root(comm, "gather", _bytes(request.x), sizes, request.root)
+    return lambda: _made(request, found) if (found := wait()) and is_root else None
+
+
+def _scatter(comm: GlooCommunicator, request: Any) -> Ending:
+    empty = np.empty(0, np.uint8)
+    is_root = comm.rank == request.root
+    parts = _spans(request.x, request.counts, comm.size) if is_root else [empty] * comm.size
+    sizes = [_size(request) if rank == request.root else 0 for rank in range(comm.size)]
+    wait = comm.exchange("scatter", parts, sizes)
+    return lambda: _made(request, wait())
+
+
+def _all_to_all(comm: GlooCommunicator, request: Any) -> Ending:
+    parts = _spans(request.x, request.send_counts, comm.size)
+    wait = comm.exchange("all_to_all", parts, _sizes(_size(request), request.recv_counts, comm.size))
+    return lambda: _made(request, wait())
+
+
+def _send(comm: GlooCommunicator, request: Any) -> Ending:
+    return comm.send(f"send to rank {request.peer}", _bytes(request.x), request.peer, MESSAGE)
+
+
+def _recv(comm: GlooCommunicator, request: Any) -> Ending:
+    room = np.empty(_size(request), np.uint8)
+    wait = comm.receive(f"recv from rank {request.peer}", room, request.peer, MESSAGE)
+    return _after(wait, partial(_made, request, [room]))
+
+
+def _sendrecv(comm: GlooCommunicator, request: Any) -> Ending:
+    room, sent = np.empty(_size(request), np.uint8), _bytes(request.x)
+    received = comm.receive(f"sendrecv from rank {request.source}", room, request.source, MESSAGE)
+    gone = comm.send(f"sendrecv to rank {request.dest}", sent, request.dest, MESSAGE)
+    return _after(lambda: (received(), gone()), partial(_made, request, [room]))
+
+
+def _after(wait: Callable[[], object], result: Callable[[], Array]) -> Ending:
+    def ending() -> Array:
+        wait()
+        return result()
+
+    return ending
+
+
+def _barrier(comm: GlooCommunicator, request: Any) -> Ending:
+    del comm, request
+    return lambda: None  # all have come, for they have compared that
+
+
+BEGIN: dict[str, Callable[[Any, Any], Ending]] = {
+    "all_reduce": _all_reduce,
+    "reduce_to": _reduce_to,
+    "reduce_scatter": _reduce_scatter,
+    "broadcast": _broadcast,
+    "all_gather": _all_gather,
+    "gather": _gather,
+    "scatter": _scatter,
+    "all_to_all": _all_to_all,
+    "send": _send,
+    "recv": _recv,
+    "sendrecv": _sendrecv,
+    "barrier": _barrier,
+}

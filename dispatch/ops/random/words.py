@@ -1,0 +1,60 @@
+"""The kernel of whole numbers of a range of 2^32 at most: a word each, four neighbours from one block of Philox.
+
+By Lemire's method a number is the upper half of a word times the range, unless the lower half tells that the word is
+one too many: then it is drawn anew from the element's own stream (draws.py), which is as good as any other word. With a
+block for each element an H100 made a quarter of as many numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["WORD", "WORDS", "is_narrow"]
+
+WORD = 1 << 32
+
+# `least` is 2^32 modulo the range.
+WORDS = r"""
+__device__ Whole below(Draw& d, unsigned word, Whole range, Whole least)
+{
+    const Whole x = word * range;
+    return (x & 0xffffffff) >= least ? x >> 32 : below(d, range);
+}
+
+typedef NUMBER Number;
+struct alignas(sizeof(Number) < 4 ? 4 * sizeof(Number) : 16) Quad { Number at[4]; };
+
+extern "C" __global__ void FUNCTION(
+    Number* out, Whole seed, Whole offset, Whole count, Whole m, Whole n, double a, double, double,
+    const unsigned* replays)
+{
+    const Whole step = (Whole)gridDim.x * blockDim.x, end = (offset + count + 3) / 4;
+    const unsigned replay = replays ? *replays : 0;
+    const bool whole = offset % 4 == 0 && (Whole)out % alignof(Quad) == 0;
+    for (Whole q = offset / 4 + (Whole)blockIdx.x * blockDim.x + threadIdx.x; q < end; q += step) {
+        const Block block = philox(0xffffffffu, (unsigned)q, (unsigned)(q >> 32), 0x80000000u | replay, seed);
+        Quad quad;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            Draw d;
+            d.seed = seed;
+            d.index = 4 * q + j;
+            d.replay = replay;
+            d.used = 0;
+            quad.at[j] = (Number)(m + below(d, block.at[j], n, (Whole)a));
+        }
+        const long long at = (long long)(4 * q - offset);
+        if (whole && at + 4 <= (long long)count) {
+            *(Quad*)(out + at) = quad;
+        } else {
+            for (int j = 0; j < 4; ++j)
+                if (at + j >= 0 && at + j < (long long)count) out[at + j] = quad.at[j];
+        }
+    }
+}
+"""
+
+
+def is_narrow(request: Any) -> bool:
+    """Whether a request is for whole numbers of a range that one word of 32 bits is enough for."""
+    return bool(request.op == "random_integers" and request.high - request.low <= WORD)

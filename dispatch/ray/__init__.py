@@ -1,0 +1,20 @@
+"""Supervisors and ranks as Ray's actors: `import dispatch.ray`, with Ray installed (`pip install 'cudabind[ray]'`).
+
+    supervisor  RaySupervisor: requests to a supervisor in an actor, RayFuture, RemoteTensor
+    actor       what the actor does
+    pool        RayPool: supervisors on the bundles of a placement group
+    world       RayWorld: actors that are the ranks of a `dispatch.World`, and functions that run on all of them
+
+Ray places actors over nodes and GPUs, and starts them anew where they end. No actor's process is this one: what is sent
+to it is pickled, and tensors stay where they are.
+"""
+
+from __future__ import annotations
+
+from dispatch.ray.pool import RayPool as RayPool
+from dispatch.ray.supervisor import RayFuture as RayFuture
+from dispatch.ray.supervisor import RaySupervisor as RaySupervisor
+from dispatch.ray.supervisor import RemoteTensor as RemoteTensor
+from dispatch.ray.world import RayWorld as RayWorld
+
+__all__ = ["RayFuture", "RayPool", "RaySupervisor", "RayWorld", "RemoteTensor"]

@@ -1,0 +1,207 @@
+"""RayWorld: actors of Ray that are the ranks of one world, and functions that run on all of them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+from dispatch.checks import check_int, check_number
+from dispatch.errors import ActorLost, Closed, CollectiveError, RankLost
+from dispatch.ray.pool import placed
+from dispatch.ray.supervisor import own_error
+from dispatch.supervise.arguments import check_at_least, check_choice
+from dispatch.world.ray_meeting import meeting_actor, ray
+from dispatch.world.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from typing_extensions import Self
+
+    from dispatch.libraries.nccl.config import NcclConfig
+
+__all__ = ["KeepingWorld", "RankActor", "RayWorld"]
+
+AGAIN = 0.1  # seconds until an actor that is being started is asked again
+
+
+class KeepingWorld(World):
+    """What functions that run on a RayWorld's ranks are given: a world, and what they keep from one to the next.
+
+    Attributes:
+        kept: a dict of this rank's process. It is empty in one that Ray has started anew.
+    """
+
+    kept: dict[str, Any]
+
+
+class RankActor:
+    """One rank. An actor that Ray starts anew comes to the next meeting of its world at once."""
+
+    def __init__(self, name: str, rank: int, size: int, device: str | None, choices: dict[str, Any]) -> None:
+        self._world = KeepingWorld.from_ray(name, rank, size, device, **choices)
+        self._world.kept = {}
+        self._is_new = True  # it is in the newest generation, as it has just come
+
+    def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a function with the world. An error that is no collective's ends this rank's part for the others."""
+        self._is_new = False
+        try:
+            return function(self._world, *args, **kwargs)
+        except CollectiveError:
+            raise
+        except BaseException as error:
+            self._world.abort(f"rank {self._world.rank} raised {type(error).__name__}")
+            raise
+
+    def rebuild(self, grace: float | None) -> int:
+        """Make the next communicator, unless this rank has come with it, and return its generation."""
+        if not self._is_new or self._world.communicator.error is not None:
+            self._world.rebuild(grace=grace)
+        self._is_new = True
+        return self._world.generation
+
+    def generation(self) -> int:
+        """Of its world."""
+        return self._world.generation
+
+    def close(self) -> None:
+        """Leave."""
+        self._world.close()
+
+
+class RayWorld:
+    """The ranks of a world as actors of Ray; `run` calls a function on each.
+
+    Args:
+        size: how many.
+        device: of each: "cuda:0" is the GPU that Ray gives it; None for that, or the host where `num_gpus` is 0.
+        num_cpus, num_gpus, resources: of each.
+        strategy: of their placement group.
+        max_restarts: how often Ray starts each anew; `rebuild` then has them in the next communicator again.
+        deadline: seconds that a collective may take, and that the ranks may take to come.
+        placing: seconds within which Ray is to find room for all.
+        options: of the actors, as Ray has them: runtime_env, …
+    """
+
+    def __init__(
+        self,
+        size: int,
+        device: str | None = None,
+        *,
+        num_cpus: float = 1,
+        num_gpus: float = 0,
+        resources: Mapping[str, float] | None = None,
+        strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK",
+        max_restarts: int = 0,
+        deadline: float = 300.0,
+        config: NcclConfig | None = None,
+        placing: float = 60.0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_int("size", size, 1, 1 << 16)
+        check_at_least("max_restarts", max_restarts, -1)
+        check_choice("strategy", strategy, ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"))
+        check_number("deadline", deadline, low=1e-3, high=1e9)
+        self.size, self.closed, self._deadline, self._generation = size, False, deadline, 0
+        name = secrets.token_hex(8)
+        bundle = {name: amount for name, amount in {"CPU": num_cpus, "GPU": num_gpus}.items() if amount}
+        self._group, strategies = placed(size, bundle | dict(resources or {}), strategy, placing)
+        self._meeting = meeting_actor(name)  # this process owns it, so that it outlives ranks
+        given: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "max_restarts": max_restarts}
+        given |= {"resources": dict(resources)} if resources else {}
+        choices = {"restarts": max_restarts != 0, "deadline": deadline, "config": config}
+        self._actors = [
+            ray()
+            .remote(RankActor)
+            .options(**given, scheduling_strategy=strategies[rank], **(options or {}))
+            .remote(name, rank, size, device, choices)
+            for rank in range(size)
+        ]
+        try:
+            self._all("generation")
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """Call `function(world, …)` on each rank, and return what they return, in the order of the actors.
+
+        Where ranks fail, the error of one that is no CollectiveError is raised before those that follow from it:
+        RankLost for an actor that has ended. Then `rebuild` first. None stands for ranks that are not there any more.
+        """
+        return self._all("run", function, args, kwargs)
+
+    def rebuild(self, *, grace: float | None = None) -> Self:
+        """Have the ranks make the next communicator, those that Ray has started anew included; see `World.rebuild`.
+
+        What surviving ranks keep in `world.kept` is as it was. CollectiveError where a rank is lost meanwhile: again.
+        """
+        self._check()
+        self._generation = max(each for each in self._all("rebuild", grace) if each is not None)
+        return self
+
+    def _all(self, method: str, *args: Any) -> list[Any]:
+        self._check()
+        module = ray()
+        until = time.monotonic() + self._deadline
+        refs = {rank: getattr(actor, method).remote(*args) for rank, actor in enumerate(self._actors) if actor}
+        results: list[Any] = [None] * self.size
+        errors: list[BaseException] = []
+        while refs:
+            rank, ref = next(iter(refs.items()))
+            del refs[rank]
+            try:
+                results[rank] = module.get(ref)
+            except module.exceptions.ActorUnavailableError as error:
+                if method == "run" or time.monotonic() > until:
+                    errors.append(_lost(rank, own_error(error)))
+                    continue
+                time.sleep(AGAIN)  # Ray is starting it anew
+                refs[rank] = getattr(self._actors[rank], method).remote(*args)
+            except module.exceptions.RayError as error:
+                own = own_error(error)
+                if isinstance(own, ActorLost):
+                    self._actors[rank] = None  # for good
+                    if method == "rebuild":
+                        continue
+                    own = _lost(rank, own)
+                errors.append(own)
+        if errors:
+            lost = [error for error in errors if isinstance(error, RankLost)]
+            raise next((each for each in errors if not isinstance(each, CollectiveError)), (lost or errors)[0])
+        return results
+
+    def _check(self) -> None:
+        if self.closed:
+            raise Closed(f"{self!r} was closed")
+
+    def close(self) -> None:
+        """End all ranks, and give their places back; a second call does nothing."""
+        if self.closed:
+            return
+        self.closed = True
+        module = ray()
+        living = [actor for actor in self._actors if actor]
+        module.wait([actor.close.remote() for actor in living], num_returns=len(living), timeout=10)
+        for actor in (*living, self._meeting):
+            module.kill(actor)
+        from importlib import import_module
+
+        import_module("ray.util.placement_group").remove_placement_group(self._group)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<RayWorld: {self.size} ranks, generation {self._generation}>"
+
+
+def _lost(rank: int, cause: BaseException) -> RankLost:
+    made = RankLost(f"rank {rank}: {cause}", (rank,))
+    made.__cause__ = cause
+    return made

@@ -1,0 +1,160 @@
+"""Supervisors that are Ray's actors, with real Ray on the host: results, references, errors, limits, killed actors."""
+
+import asyncio
+import os
+import pickle
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch.errors import ActorLost, BadRequest, Closed, DeviceUnavailable, NoRow, QueueFull, StaleTensor
+
+dray = pytest.importorskip("dispatch.ray")
+
+PATIENCE = 60
+
+
+@pytest.fixture(scope="module")
+def supervisor(ray):
+    assert ray.is_initialized()
+    with dray.RaySupervisor("host", num_cpus=0, max_pending=8, streams=2) as made:
+        yield made
+
+
+@pytest.fixture
+def numbers(rng):
+    return [rng.standard_normal((17, 17)).astype(np.float32) for _ in range(3)]
+
+
+def test_results_by_value_and_by_reference(supervisor, ray, numbers):
+    a, b, _ = numbers
+    future = supervisor.submit(dp.MatmulRequest, a=a, b=b)
+    expected = a.astype(np.float64) @ b
+    assert np.allclose(future.result(PATIENCE), expected, atol=1e-4)
+    assert np.allclose(ray.get(future.ref), expected, atol=1e-4), "an ObjectRef for others"
+    chained = supervisor.submit(dp.MatmulRequest, a=future, b=ray.put(a)).result(PATIENCE)
+    assert np.allclose(chained, expected @ a, atol=1e-3)
+    assert future.done()
+    assert future.exception(PATIENCE) is None
+
+
+def test_a_request_over_host_tensors_is_sent_with_all_its_fields(supervisor, numbers):
+    host = dp.device("host")
+    a, b, bias = (host.array(each) for each in numbers)
+    request = dp.MatmulRequest(a=a, b=b.T, bias=host.array(numbers[2][0]), epilogue=dp.Epilogue.BIAS)
+    assert np.array_equal(supervisor.submit(request).result(PATIENCE), dp.run(request).numpy())
+    assert bias.shape == (17, 17)
+
+
+def test_tensors_stay_in_the_actor(supervisor, numbers):
+    a, b, _ = numbers
+    x = supervisor.array(a, timeout=PATIENCE)
+    assert (x.shape, x.dtype) == ((17, 17), "f32")
+    kept = supervisor.submit(dp.MatmulRequest, a=x, b=b, keep=True)
+    y = supervisor.submit(dp.MatmulRequest, a=kept, b=x, keep=True).result(PATIENCE)
+    assert isinstance(y, dray.RemoteTensor)
+    assert np.allclose(y.fetch(PATIENCE), a.astype(np.float64) @ b @ a, atol=1e-3)
+    stale = pickle.loads(pickle.dumps(y._reference))
+    del y
+    until = time.monotonic() + PATIENCE
+    while True:  # the actor lets go of it, once it has heard
+        error = supervisor.submit(dp.MatmulRequest, a=dray.supervisor._handle(stale, x._actor), b=b).exception(PATIENCE)
+        if error is not None or time.monotonic() > until:
+            break
+    assert isinstance(error, StaleTensor)
+    assert "released" in str(error)
+
+
+def test_errors_come_as_they_were_raised(supervisor, numbers):
+    a = numbers[0]
+    future = supervisor.submit(dp.MatmulRequest, a=a, b=a[:3])
+    with pytest.raises(BadRequest) as caught:
+        future.result(PATIENCE)
+    assert type(caught.value) is BadRequest
+    with pytest.raises(NoRow):
+        supervisor.submit(dp.MatmulRequest, a=a, b=a, library="cutlass").result(PATIENCE)
+    broken = supervisor.submit(dp.MatmulRequest, a=future, b=a)  # it follows from one that failed
+    assert type(broken.exception(PATIENCE)) is BadRequest
+    with pytest.raises(BadRequest, match="class of requests"):
+        supervisor.submit(a)
+    with pytest.raises(BadRequest, match="in a sequence"):
+        supervisor.submit(dp.MatmulRequest, a=[future], b=a)
+
+
+def test_futures_are_awaited(supervisor, numbers):
+    a, b, _ = numbers
+
+    async def both():
+        return await asyncio.gather(*(supervisor.submit(dp.MatmulRequest, a=a, b=b) for _ in range(2)))
+
+    first, second = asyncio.run(both())
+    assert np.array_equal(first, second)
+
+
+@pytest.mark.usefixtures("ray")
+def test_no_more_are_in_flight_than_max_pending():
+    made = dray.RaySupervisor("host", num_cpus=0, max_pending=3, when_full="raise", streams=1)
+    waiting = dray.RaySupervisor("host", num_cpus=0, max_pending=2, streams=1)
+    with made, waiting:
+        made.ready(PATIENCE)
+        pid = made.ready().pid
+        os.kill(pid, signal.SIGSTOP)
+        x = np.ones((2, 2), np.float32)
+        futures = [made.submit(dp.MatmulRequest, a=x, b=x) for _ in range(3)]
+        assert made.pending == 3
+        with pytest.raises(QueueFull, match="max_pending=3"):
+            made.submit(dp.MatmulRequest, a=x, b=x)
+        os.kill(pid, signal.SIGCONT)
+        assert all(np.array_equal(each.result(PATIENCE), x @ x) for each in futures)
+        assert made.pending == 0
+        stopped = waiting.ready(PATIENCE).pid
+        os.kill(stopped, signal.SIGSTOP)
+        for _ in range(2):
+            waiting.submit(dp.MatmulRequest, a=x, b=x)
+        with pytest.raises(QueueFull):
+            waiting.submit(dp.MatmulRequest, a=x, b=x, timeout=0.2)
+        os.kill(stopped, signal.SIGCONT)
+        many = [waiting.submit(dp.MatmulRequest, a=x, b=x) for _ in range(50)]  # each waits for room
+        assert len(waiting._flying) <= 2
+        assert all(np.array_equal(each.result(PATIENCE), x @ x) for each in many)
+
+
+@pytest.mark.usefixtures("ray")
+def test_an_actor_that_is_killed_is_started_anew_with_a_new_generation():
+    made = dray.RaySupervisor("host", num_cpus=0, max_restarts=1, streams=1)
+    x = np.eye(3, dtype=np.float32)
+    before = made.ready(PATIENCE)
+    kept = made.array(x, timeout=PATIENCE)
+    os.kill(before.pid, signal.SIGSTOP)  # so that the request is in flight
+    lost = made.submit(dp.MatmulRequest, a=kept, b=x)
+    os.kill(before.pid, signal.SIGKILL)
+    with pytest.raises(ActorLost):
+        lost.result(PATIENCE)
+    after = made.ready(PATIENCE)
+    assert after.pid != before.pid
+    assert (after.actor, after.generation > before.generation) == (before.actor, True)
+    with pytest.raises(StaleTensor, match="has ended"):
+        kept.fetch(PATIENCE)
+    assert isinstance(made.submit(dp.MatmulRequest, a=kept, b=x).exception(PATIENCE), StaleTensor)
+    assert np.array_equal(made.submit(dp.MatmulRequest, a=x, b=x).result(PATIENCE), x)
+    os.kill(after.pid, signal.SIGKILL)  # for good
+    with pytest.raises(ActorLost):
+        made.ready(PATIENCE)
+    made.close()
+    with pytest.raises(Closed):
+        made.submit(dp.MatmulRequest, a=x, b=x)
+
+
+@pytest.mark.usefixtures("ray")
+def test_a_pool_is_placed_by_a_placement_group():
+    x = np.eye(2, dtype=np.float32)
+    with dray.RayPool(2, num_cpus=1, device="host", streams=1) as pool:
+        assert len({each.ready(PATIENCE).pid for each in pool.supervisors}) == 2
+        kept = pool.supervisors[1].array(x)
+        future = pool.submit(dp.MatmulRequest, a=kept, b=x, keep=True)
+        assert future.result(PATIENCE)._reference.actor == pool.supervisors[1].ready().actor
+        with pytest.raises(DeviceUnavailable, match="has not placed"):
+            dray.RayPool(1, num_cpus=64, placing=0.5)

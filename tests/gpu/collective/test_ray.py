@@ -1,0 +1,112 @@
+"""Ray's actors with GPUs: ranks whose data NCCL moves, one that is killed and comes back, and supervisors.
+
+Needs Ray, which these tests start on this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch.errors import ActorLost, CollectiveError, RankLost, StaleTensor
+
+ROOT = Path(__file__).parents[3]
+PATIENCE = 120
+
+
+@pytest.fixture(scope="module")
+def dray(two_gpus):
+    module = pytest.importorskip("ray", reason="Ray is not installed: pip install 'cudabind[ray]'")
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {"PYTHONPATH": paths, "NCCL_NVLS_ENABLE": "0"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module.init(num_gpus=two_gpus, include_dashboard=False, configure_logging=False,
+                    runtime_env={"env_vars": environment})  # fmt: skip
+    import dispatch.ray
+
+    yield dispatch.ray
+    module.shutdown()
+
+
+@pytest.fixture(scope="module")
+def two_gpus(nccl):
+    from cudabind import driver
+
+    assert nccl
+    count = int(driver.cuDeviceGetCount())
+    if count < 2:
+        pytest.skip("needs two GPUs")
+    return count
+
+
+def total(world):
+    x = world.device.array(np.full(1000, world.members[world.rank] + 1.0, np.float32))
+    return float(dp.all_reduce(x, comm=world).numpy()[-1]), world.size, str(world.device)
+
+
+def losing(world, victim):
+    """What the other is told, and after how long."""
+    world.kept["x"] = world.device.array(np.arange(5.0))
+    total(world)
+    world.communicator.deadline = 5.0
+    if world.rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begun = time.monotonic()
+    try:
+        while True:
+            total(world)
+    except CollectiveError as error:
+        world.kept["told"] = type(error).__name__, str(error), time.monotonic() - begun
+        raise
+
+
+def told(world):
+    kept = world.kept
+    return kept.get("told"), kept["x"].numpy().tolist() if "x" in kept else None
+
+
+def test_ranks_are_actors_with_a_gpu_each_and_a_killed_one_comes_back(dray):
+    with dray.RayWorld(2, num_gpus=1, max_restarts=2, deadline=PATIENCE) as ranks:
+        assert ranks.run(total) == [(3.0, 2, "cuda:0")] * 2, "each actor sees its own GPU alone"
+        for victim in (1, 0):
+            with pytest.raises(RankLost):
+                ranks.run(losing, victim)
+            ranks.rebuild(grace=PATIENCE)
+            assert ranks.run(total) == [(3.0, 2, "cuda:0")] * 2
+            found = ranks.run(told)
+            print(found)
+            assert found[1 - victim][0][0] in ("RankLost", "CollectiveTimeout"), found
+            assert found[1 - victim][0][2] < 5 + 5, found
+            assert found[1 - victim][1] == [0, 1, 2, 3, 4], "memory of the rank that lived"
+            assert found[victim] == (None, None)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_supervisors_are_actors_with_a_gpu_each(dray, isolation, rng):
+    a, b = (rng.standard_normal((64, 64)).astype(np.float32) for _ in range(2))
+    with dray.RayPool(2, num_gpus=1, isolation=isolation, streams=2) as pool:
+        about = [each.ready(PATIENCE) for each in pool.supervisors]
+        print(about)
+        assert len({each.pid for each in about}) == 2
+        one = pool.supervisors[0]
+        x = one.array(a, timeout=PATIENCE)
+        kept = pool.submit(dp.MatmulRequest, a=x, b=b, keep=True)
+        found = one.submit(dp.MatmulRequest, a=kept, b=x).result(PATIENCE)
+        right = a.astype(np.float64) @ b @ a
+        assert np.abs(found - right).max() < 1e-2 * np.abs(right).max()
+        os.kill(about[0].pid, signal.SIGKILL)
+        errors = [one.submit(dp.MatmulRequest, a=a, b=b).exception(PATIENCE) for _ in range(3)]
+        assert all(each is None or isinstance(each, ActorLost) for each in errors), errors
+        assert one.ready(PATIENCE).generation > about[0].generation
+        with pytest.raises(StaleTensor):
+            x.fetch(PATIENCE)
+        assert np.allclose(one.submit(dp.MatmulRequest, a=a, b=b).result(PATIENCE), a @ b, atol=0.1)
