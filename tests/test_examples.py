@@ -14,6 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 TRAIN_DIGITS, TRAIN_CNN = (path for path in EXAMPLES if "train" in path.stem)
+# Some seconds each; torch learns ten times beside one, for 15 s.
+LONG = ("11_transformer_block", "15_beside_torch", "19_monte_carlo_option", "20_spectrogram", "24_pagerank")
 PRODUCTS = {
     "forward 1": "RELU_AUX_BIAS", "forward 2": "RELU_AUX_BIAS", "forward 3": "BIAS",
     "backward 3": "DRELU_BGRAD", "backward 2": "DRELU_BGRAD",
@@ -89,8 +91,7 @@ def test_training_on_a_gpu_that_is_not_there_ends_in_a_sentence_and_says_what_to
 @pytest.mark.parametrize(
     "example",
     [
-        # Torch learns ten times there, for 15 s.
-        pytest.param(path, marks=pytest.mark.exhaustive if path.stem == "15_beside_torch" else (), id=path.stem)
+        pytest.param(path, marks=[pytest.mark.exhaustive] if path.stem in LONG else [], id=path.stem)
         for path in EXAMPLES
         if path not in (TRAIN_DIGITS, TRAIN_CNN)
     ],

@@ -450,4 +450,5 @@ def executor_of(monkeypatch):
     made = SimpleNamespace(allocate=lambda nbytes, _: Memory(nbytes))
     workspace, target = SimpleNamespace(c_ptr=ctypes.c_void_p(PLACEHOLDER)), SimpleNamespace(value=0)
     stream = SimpleNamespace(done=lambda: None)
-    return SimpleNamespace(workspace=workspace, target=target, stream=stream, device=made, library=library)
+    parts = {"workspace": workspace, "target": target, "stream": stream, "device": made, "library": library}
+    return SimpleNamespace(**parts, versions={"cusparse": (12, 9, 4)})

@@ -375,7 +375,13 @@ MUTATIONS = {
 }
 
 
-@pytest.mark.parametrize("mutate", MUTATIONS.values(), ids=MUTATIONS.keys())
+def in_part(mutations):
+    """One in three at once, the others with what takes long."""
+    marks = [[pytest.mark.exhaustive] if number % 3 else [] for number in range(len(mutations))]
+    return [pytest.param(mutations[name], id=name, marks=mark) for name, mark in zip(mutations, marks, strict=True)]
+
+
+@pytest.mark.parametrize("mutate", in_part(MUTATIONS))
 def test_a_wrong_way_in_is_found(dev, rng, mutate, monkeypatch):
     clear = remembered._maker.cache_clear
     clear()
@@ -801,7 +807,7 @@ MUTATIONS_OF_CALLS = {
 }
 
 
-@pytest.mark.parametrize("mutate", MUTATIONS_OF_CALLS.values(), ids=MUTATIONS_OF_CALLS.keys())
+@pytest.mark.parametrize("mutate", in_part(MUTATIONS_OF_CALLS))
 def test_a_wrong_way_to_other_operands_is_found(dev, rng, mutate, monkeypatch):
     mutate(monkeypatch)
     differences, _, _ = judge_calls(dev, rng, 20000)

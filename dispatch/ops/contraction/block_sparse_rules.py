@@ -23,7 +23,12 @@ def few_axes(request: ContractBlockSparseRequest) -> str:
 
 
 def aligned_blocks(request: ContractBlockSparseRequest) -> str:
-    """Blocks begin where memory of their own would: cuTENSOR is not told how they are aligned."""
+    """Blocks begin where memory of their own would: cuTENSOR is not told how they are aligned.
+
+    Memory of a GPU begins so whoever allocates it; that of the host does not, and NumPy reads it wherever it begins.
+    """
+    if request.device.is_host:
+        return ""
     for name in (*request.reads, *request.writes):
         if name in request.reads and getattr(request, name) is None:
             continue

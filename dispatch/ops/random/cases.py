@@ -99,6 +99,7 @@ NORMALS = ("random_normal", "random_lognormal")
 FEW_ROWS = 2000
 LARGEST = 7.0  # of a normal number of f32; of f64 8.6
 SINE = 2.0**-19  # error of sine and cosine by the fast units, in [0, 2 pi]
+LOG = 2.0**-22  # of a logarithm by the fast unit, of numbers from 0.5 on; of others it is relative
 
 
 def request_of(op: str, dtype: Dtype, form: Form, given: dict[str, Any], device: Device, seed: int) -> Any:
@@ -151,7 +152,7 @@ def bounds(request: Any, expected: Results) -> Results:
         ends = (request.low, request.high)
         error = 0 * y if ends == (0, 1) else 4 * u * (abs(ends[0]) + abs(ends[1])) + 0 * y
     elif request.op == "random_exponential":
-        error = 8 * u * y
+        error = 8 * u * y + (0 if dtype is F64 else LOG * request.scale)
     else:
         size = 1.25 * LARGEST * request.std
         error = size * (8 * u + (0 if dtype is F64 else SINE)) + 2 * u * abs(request.mean) + 0 * y

@@ -66,6 +66,20 @@ __device__ float root(float x)
 #endif
 }
 
+// -log(x) of 0 < x <= 1: by the fast unit in float, 1.7e-7 off at most where it is below 0.7, exactly in double.
+__device__ float minus_log(float x)
+{
+#ifdef __CUDACC__
+    float y;
+    asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    y *= 0.69314718f;
+#else
+    const float y = logf(x);
+#endif
+    return y < 0 ? -y : y;
+}
+__device__ double minus_log(double x) { return -log(x); }
+
 __device__ float unit(unsigned word) { return word * 2.3283064e-10f + 2.3283064e-10f / 2; }
 
 __device__ double unit(unsigned low, unsigned high)
@@ -131,7 +145,7 @@ __device__ void make(const unsigned* w, Quad& quad, T a, T b)
         if (a != 0 || b != 1)
             for (int j = 0; j < 4; ++j) made[j] = a + (b - a) * made[j];
     } else if (MODE == 4) {
-        for (int j = 0; j < 4; ++j) made[j] = -log(one_of(w, j)) * a;
+        for (int j = 0; j < 4; ++j) made[j] = minus_log(one_of(w, j)) * a;
     } else {
         normal(w, made);
         for (int j = 0; j < 4; ++j) {

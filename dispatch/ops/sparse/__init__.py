@@ -2,9 +2,10 @@
 
 Carried out by cuSPARSE and cuDSS, or by SciPy on the host. A sparse operand of a request is three tensors and a
 `SparseForm` (form.py); `SparseTensor` (tensor.py) holds them, knows those of SciPy, CuPy and torch (sources.py), and
-unpacks into them. The files: products, solves, pairs, vectors, tridiagonal, conversions, compression (what may be
-asked), algorithms; cusparse and those with its name before their own (the plans), tune; reference (what is right),
-check and compression_kernels (kernels that look at indices, or make them), rules, patterns, cases. Of iterations:
+unpacks into them. The files: products, batched, solves, incomplete, pairs, vectors, tridiagonal, conversions,
+compression (what may be asked), algorithms; cusparse and those with its name before their own (the plans), tune;
+reference (what is right), check and compression_kernels (kernels that look at indices, or make them), rules, patterns,
+cases. Of iterations:
 krylov, krylov_kernels and the methods beside it, own_krylov (the plan), krylov_reference; of direct solves: direct,
 cudss and cusolver (the plans), direct_reference. And doors, which users know as `dispatch.sparse`.
 """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cusparse
 from dispatch.core.matrix_choices import Operation
-from dispatch.errors import WorkerFailed
+from dispatch.errors import Refused, WorkerFailed
 from dispatch.keys import C64, C128, F32, F64, HALF
 from dispatch.libraries.cublas.calls import Constant, Scalar
 from dispatch.libraries.cusolver.matrix import Matrix, Place
@@ -35,6 +35,7 @@ __all__ = ["plan"]
 
 N, T, C = Operation.N, Operation.T, Operation.C
 PARTS = ("values", "rows", "columns")
+SPSV_ALGORITHMS_SINCE = (12, 9, 4)
 COMPUTE = {dtype: dtype for dtype in (F32, F64, C64, C128)}
 
 
@@ -232,6 +233,7 @@ class Making:
         alpha, operation = self.number("alpha"), self.operation(trans)
         given: tuple[Any, ...]
         if request.op == "spsv":
+            self.refuse_before(SPSV_ALGORITHMS_SINCE)
             algorithm = cusparse.cusparseSpSVAlg_t(int(request.algorithm))
             given = (operation, alpha, a, self.vector("x"), self.vector("out"), self.kind, algorithm)
             name = "cusparseSpSV"
@@ -247,6 +249,13 @@ class Making:
         place = request.place_of("values")
         self.steps.append(Solve(self.executor, name, a, given, place, keeps=keeps))
         return self.steps.plan(capture_safe=False)
+
+    def refuse_before(self, version: tuple[int, ...]) -> None:
+        """Refused for an algorithm that is named, where the library is older than one that has it."""
+        found = self.executor.versions.get("cusparse", version)
+        if self.request.algorithm and found < version:
+            wanted, has = (".".join(map(str, one)) for one in (version, found))
+            raise Refused(f"{self.request.algorithm.name} needs cuSPARSE {wanted}, has {has}: leave algorithm open")
 
     def multiply_sparse(self) -> Plan:
         """SpGEMM, or how many elements it gives."""

@@ -5,6 +5,7 @@ import importlib.util
 import itertools
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from dispatch import tensors
 from dispatch.errors import BadRequest, BadType, NoRow, Refused
 from dispatch.keys import HOST
 from dispatch.ops.contraction.block_sparse import places
+from dispatch.ops.contraction.block_sparse_rules import aligned_blocks
 from dispatch.ops.contraction.cases import cases
 from dispatch.row_check import check_row
 from dispatch.table.cutensor_block_sparse import GPU_ROWS
@@ -180,8 +182,10 @@ def test_what_cutensor_has_not_is_refused_by_rule(dev):
     form = dp.BlockSparseForm(((2, 2),), ((0,), (1,)))
     x = dev.zeros((66,), "f32")
     whole = dev.zeros((67,), "f32")
-    with pytest.raises(NoRow, match="needs a at a multiple of 256 bytes, has 4: copy it"):
-        dp.run(dp.ContractBlockSparseRequest("i,i->i", whole[1:], form, x, form))
+    there = SimpleNamespace(is_host=False)
+    given = SimpleNamespace(device=there, reads=("a",), writes=(), a=whole[1:], layout_of=lambda _: whole[1:].layout)
+    assert aligned_blocks(given) == "needs a at a multiple of 256 bytes, has 4: copy it"
+    dp.run(dp.ContractBlockSparseRequest("i,i->i", whole[1:], form, x, form))  # on the host memory begins anywhere
     none = dp.BlockSparseForm(((2, 2),), ())
     with pytest.raises(NoRow, match="needs a block of b where c is added"):
         dp.run(dp.ContractBlockSparseRequest("i,i->i", x, form, dev.zeros((0,), "f32"), none, out_form=form, c=x))

@@ -101,7 +101,7 @@ def run(request, executor, row=GPU_ROWS[0]):
 # -- rows -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "every",
-    [pytest.param(16, id="sample"), pytest.param(len(DTYPES), id="in one dtype each", marks=pytest.mark.exhaustive)],
+    [pytest.param(32, id="sample"), pytest.param(len(DTYPES), id="in one dtype each", marks=pytest.mark.exhaustive)],
 )
 @rows
 def test_a_plan_run_on_the_cpu_passes_the_cases_in_one_launch_each(row, every, dev, executor, each):

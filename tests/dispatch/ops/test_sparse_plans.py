@@ -123,6 +123,19 @@ def test_an_analysis_of_a_fixed_pattern_is_kept_and_values_may_change(op, execut
     assert executor.library.called.count(f"{name}_analysis") == 1
 
 
+def test_an_algorithm_of_a_newer_library_is_refused(executor, rng):
+    _, a = triangle(rng)
+    for version, words in (((12, 6, 3), "ALG2 needs cuSPARSE 12.9.4, has 12.6.3"), ((12, 9, 4), "")):
+        executor.versions = {"cusparse": version}
+        made(dp.SpsvRequest(*a, DEV.array(np.ones(12))), executor)
+        request = dp.SpsvRequest(*a, DEV.array(np.ones(12)), algorithm="alg2")
+        if words:
+            with pytest.raises(Refused, match=words):
+                made(request, executor)
+        else:
+            made(request, executor)
+
+
 def test_indices_at_another_address_are_analysed_anew_whatever_was_promised(executor, rng):
     _, a = triangle(rng)
     a = a.fixed()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-__all__ = ["close", "gradients", "mapped_to_f64"]
+__all__ = ["close", "first_of", "gradients", "mapped_to_f64"]
 
 
 def gradients(y, given):
@@ -24,3 +25,9 @@ def close(ours, others, tolerance):
 def mapped_to_f64(given):
     """The operands in f64, of their own gradients."""
     return [t.detach().double().requires_grad_() for t in given]
+
+
+def first_of(values):
+    """Parameters of a test: the first at once, the others with what takes long."""
+    first, *others = values
+    return [first, *(pytest.param(value, marks=pytest.mark.exhaustive) for value in others)]

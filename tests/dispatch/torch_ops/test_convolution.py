@@ -84,7 +84,7 @@ def test_gradcheck(activation, residual):
     assert torch.autograd.gradcheck(call, [t.requires_grad_() for t in shifted])
 
 
-@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("last", beside.first_of([False, True]))
 def test_opcheck(last):
     for bias, (activation, residual) in itertools.product((True, False), FUSED):
         given = operands(bias=bias, residual=residual, last=last, **STEPS)

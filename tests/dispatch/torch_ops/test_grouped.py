@@ -85,7 +85,7 @@ def test_only_the_gradients_that_are_asked_for(needed):
     beside.close(ours, beside.gradients(theirs(*given, ends), given[needed : needed + 1]), 0.1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", beside.first_of(DTYPES), ids=str)
 def test_opcheck(dtype):
     given, ends = operands(behind=2, dtype=dtype)
     tensor = torch.tensor(ends, dtype=torch.int32)

@@ -134,7 +134,7 @@ def test_gradcheck(activation, bias):
 
 # -- what torch does with it ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
-@pytest.mark.parametrize("dtype", [F64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [F64, pytest.param(torch.bfloat16, marks=pytest.mark.exhaustive)], ids=str)
 def test_opcheck(activation, dtype):
     for bias in (True, False):
         given = operands(2, 3, 7, bias=bias, dtype=dtype)

@@ -107,7 +107,7 @@ def test_gradcheck(activation, biases):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("dtype", [F64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", beside.first_of([F64, torch.bfloat16]), ids=str)
 def test_opcheck(activation, dtype):
     for biases in BIASES[::3]:
         given = operands(2, 3, 7, biases=biases, dtype=dtype)
