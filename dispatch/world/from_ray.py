@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from functools import partial
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["from_ray", "own_device"]
 
 W = TypeVar("W", bound=RankWorld)
+SHOW_ALL = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"  # with it Ray leaves CUDA_VISIBLE_DEVICES as it is
 CONNECTING = 20.0  # seconds at most: all listen before they come, so who does not connect has ended
 
 
@@ -68,8 +70,12 @@ def _word() -> str:
 
 
 def own_device() -> str:
-    """The first GPU of those that Ray has given this actor; it shows the process no others."""
-    return "cuda:0" if ray().get_runtime_context().get_accelerator_ids().get("GPU") else "host"
+    """The first GPU of those that Ray has given this actor: it shows the process no others, unless told not to."""
+    given = ray().get_runtime_context().get_accelerator_ids().get("GPU")
+    if not given:
+        return "host"
+    is_shown_all = os.environ.get(SHOW_ALL, "0").lower() in ("1", "true")
+    return f"cuda:{given[0]}" if is_shown_all else "cuda:0"
 
 
 def _come(name: str, arrival: Arrival, maker: Maker, until: float) -> tuple[SocketMesh, Agreed]:

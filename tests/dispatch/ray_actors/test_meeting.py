@@ -97,3 +97,11 @@ def test_without_ray_the_extra_is_named(monkeypatch):
             make()
     with pytest.raises(DeviceUnavailable, match=r"pip install 'cudabind\[ray\]'"):
         dp.World.from_ray("name", 0, 1)
+
+
+def test_without_pytorch_ranks_on_the_host_are_refused(monkeypatch):
+    from dispatch.libraries.gloo.communicator import gloo
+
+    monkeypatch.setitem(sys.modules, "torch.distributed", None)
+    with pytest.raises(DeviceUnavailable, match="no mpirun has started need PyTorch with gloo: pip install torch"):
+        gloo()

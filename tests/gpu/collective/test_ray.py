@@ -90,6 +90,31 @@ def test_ranks_are_actors_with_a_gpu_each_and_a_killed_one_comes_back(dray):
             assert found[victim] == (None, None)
 
 
+def fast(world, turns=20):
+    """The bus bandwidth of all_reduce over 256 MiB, in GB/s, and where this rank is."""
+    x = world.device.array(np.ones(1 << 26, np.float32))
+    for _ in range(3):
+        dp.all_reduce(x, comm=world, out=x)
+    world.device.synchronize()
+    begun = time.perf_counter()
+    for _ in range(turns):
+        dp.all_reduce(x, comm=world, out=x)
+    world.device.synchronize()
+    return turns * x.nbytes / (time.perf_counter() - begun) / 1e9, str(world.device)
+
+
+@pytest.mark.parametrize("shown", ["0", "1"])
+def test_ranks_that_see_all_gpus_are_on_their_own(dray, shown):
+    """What Ray shows of the GPUs may change how NCCL connects them: the bandwidths are printed."""
+    environment = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": shown}
+    options = {"runtime_env": {"env_vars": environment}}
+    with dray.RayWorld(2, num_gpus=1, deadline=PATIENCE, options=options) as ranks:
+        assert [found[0] for found in ranks.run(total)] == [3.0, 3.0]
+        found = ranks.run(fast)
+        print(f"shown all: {shown}: {found}")
+        assert sorted(device for _, device in found) == (["cuda:0", "cuda:1"] if shown == "1" else ["cuda:0"] * 2)
+
+
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_supervisors_are_actors_with_a_gpu_each(dray, isolation, rng):
     a, b = (rng.standard_normal((64, 64)).astype(np.float32) for _ in range(2))

@@ -152,14 +152,17 @@ def test_many_shapes_in_flight_share_their_memory(gpu, rng):
 
 
 def test_plans_of_cufft_stay_within_their_limit(gpu, monkeypatch):
+    gpu.executor().forget()
     gc.collect()
+    account = gpu.executor().handles.get("cufft")
+    others = 0 if account is None else account.nbytes  # of plans that somebody has, such as the frames of a failed test
     monkeypatch.setattr(transforms, "LIMIT", 40 << 20)
     for n in range(2, 300):
         x = gpu.zeros((2, n), "c64")
         assert dp.fft.fft(x).shape == (2, n)
     gpu.synchronize()
     assert sum(transforms.held(entry[0].problem) for entry in gpu.idle["cufft"]) <= (41 << 20)
-    assert gpu.executor().handles["cufft"].nbytes <= (41 << 20)
+    assert gpu.executor().handles["cufft"].nbytes <= others + (41 << 20), others
 
 
 def test_more_elements_than_32_bits_count(gpu):
