@@ -16,6 +16,7 @@ By MPI and torchrun start 30_allreduce_two_gpus.py, 31 and 32: there ranks are p
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -76,7 +77,7 @@ def main() -> int:
     try:
         import ray
     except ImportError as error:
-        print(f"skipped: {error}; this example needs pip install 'cudabind[ray]'")
+        print(f"skipped, which is no error: {error}; this example needs pip install 'cudabind[ray]'")
         return 0
     import dispatch.ray as dray
 
@@ -86,6 +87,7 @@ def main() -> int:
     local: dict[str, Any] = {}
     if not options.address:
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # it is for this process alone
+        logging.getLogger("ray").setLevel(logging.ERROR)
         local = {"num_cpus": max(2, options.actors), "include_dashboard": False, "configure_logging": False}
         local["object_store_memory"] = 200 << 20
     ray.init(address=options.address, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": paths}}, **local)
@@ -108,7 +110,7 @@ def main() -> int:
             if abs(totals[0] - sum(float(each.sum()) for each in right)) > 1e-6:
                 return 1
     except DeviceUnavailable as missing:
-        print(f"skipped: {missing}")
+        print(f"skipped, which is no error: {missing}")
         return 0
     finally:
         ray.shutdown()

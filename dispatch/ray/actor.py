@@ -93,6 +93,10 @@ class SupervisorActor:
             for key in keys:
                 self._kept.pop(key, None)
 
+    async def drop(self, result: Any) -> None:
+        """Keep the tensors of a result no longer, for which nobody has asked."""
+        mapped(lambda value: self._kept.pop(value.key, None) if isinstance(value, Reference) else None, result)
+
     async def run(
         self, kind: type[Request[Any]], choices: dict[str, Any], keep: bool, names: Sequence[str], *values: Any
     ) -> Any:

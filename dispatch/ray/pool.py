@@ -85,6 +85,8 @@ class RayPool:
         for value in fields.values():
             if isinstance(value, RemoteTensor):
                 return self._owner(value).submit(request, **fields)
+            if isinstance(value, RayFuture) and value._keeper in self.supervisors:
+                return value._keeper.submit(request, **fields)
         return min(self.supervisors, key=lambda one: one.pending).submit(request, **fields)
 
     def _owner(self, tensor: RemoteTensor) -> RaySupervisor:

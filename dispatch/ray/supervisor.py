@@ -101,15 +101,16 @@ class RayFuture:
             holds references, which mean something to its actor alone.
     """
 
-    def __init__(self, ref: Any, wrap: Callable[[Any], Any]) -> None:
-        self.ref, self._wrap = ref, wrap
+    def __init__(self, ref: Any, wrap: Callable[[Any], Any], keeper: RaySupervisor | None) -> None:
+        self.ref, self._wrap, self._keeper = ref, wrap, keeper
+        self._handles: Any = None  # of what is kept: it lives as long as this future, or they
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait and return the result: NumPy arrays, or handles where it is kept; raises what the request failed with.
 
         That is the error that was raised in the actor, ActorLost where it has ended, or TimeoutError.
         """
-        return mapped(self._wrap, _get(self.ref, timeout))
+        return self._delivered(_get(self.ref, timeout))
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait and return what the request failed with, or None; TimeoutError after `timeout` seconds."""
@@ -130,7 +131,18 @@ class RayFuture:
             value = yield from self.ref.__await__()
         except ray().exceptions.RayError as error:
             raise own_error(error) from None
-        return mapped(self._wrap, value)
+        return self._delivered(value)
+
+    def _delivered(self, value: Any) -> Any:
+        if self._keeper is None:
+            return value
+        if self._handles is None:
+            self._handles = mapped(self._wrap, value)
+        return self._handles
+
+    def __del__(self) -> None:
+        if self._keeper is not None and self._handles is None and ray().is_initialized():
+            self._keeper._actor.drop.remote(self.ref)  # nobody has asked for it
 
 
 class RaySupervisor:
@@ -208,7 +220,7 @@ class RaySupervisor:
             choices = {"priority": priority, "timeout": None if until is None else max(0.0, until - time.monotonic())}
             ref = self._actor.run.remote(kind, choices, keep, list(sent), *sent.values())
             self._flying.append(ref)
-        return RayFuture(ref, self._wrap)
+        return RayFuture(ref, self._wrap, self if keep else None)
 
     def array(self, source: Any, dtype: Any = None, timeout: float | None = None) -> RemoteTensor:
         """Copy an array into the actor's device memory, and return its handle; `source` may be an ObjectRef of one."""

@@ -1,6 +1,6 @@
 """The rows of direct solves, which end in cuDSS. Rows, and nothing else.
 
-None has run on a GPU yet: `run_on` is empty. Of cuDSS before 1.0 functions and numbers are others.
+`run_on` says on what all their cases have passed, by cuDSS 1.0; before that functions and numbers are others.
 """
 
 # fmt: off
@@ -17,7 +17,7 @@ __all__ = ["ROWS"]
 
 SM75, V1 = Arch(75), (1, 0)
 RULES = (rules.aligned, rules.only_csr, rules.index_pair, rules.results, rules.factorized)
-SOLVE = ("cudss", "cudssExecute", cudss_plan)
+SOLVE = ("cudss", "cudssExecute", cudss_plan, ("H100",))
 
 GPU_ROWS = (
 #   op, (values, out), compute, rules, min_arch, max_arch, min_version, calls

@@ -36,13 +36,13 @@ SM75, SM80 = Arch(75), Arch(80)
 V12 = (12, 5)
 V12_5_4 = (12, 5, 4)  # before it SpMV remembered what an earlier call had put into its workspace, which plans share
 ALL = (F32, F64, C64, C128)
-SOME_RAN = (F32, C64, C128, F16)  # of csr2csc, on an H100
+EXCHANGED = (F32, F64, C64, C128, F16, BF16)  # by csr2csc
 ANY      = (rules.aligned, rules.elements, rules.index_pair, rules.results)
 PAIRS    = (*ANY, rules.reused)
 DENSE_A  = (rules.aligned, rules.lines, rules.results)
 VECTOR   = (*ANY, rules.blocks, rules.vectors)
 MATRIX   = (*ANY, rules.blocks, rules.lines, rules.steady)
-STACKED  = (rules.aligned, rules.index_pair, rules.stacked_lines)
+STACKED  = (rules.aligned, rules.index_pair, rules.stacked_lines, rules.stacks_as_they_are)
 SAMPLED  = (*ANY, rules.only_csr, rules.lines)
 SOLVE    = (*ANY, rules.formats_of_solves, rules.vectors)
 SOLVES   = (*ANY, rules.formats_of_solves, rules.lines)
@@ -108,8 +108,7 @@ GPU_ROWS = (
     *(Row("spgemm",          (one, one), None, PAIRS,    SM75, None, V12, *SPGEMM) for one in ALL),
     *(Row("spgemm_nnz",      (one, I64), None, PAIRS,    SM75, None, V12, *COUNTS) for one in ALL),
     *(Row("sparse_to_dense", (one, one), None, UNPACK,   SM75, None, V12, *DENSE) for one in (*ALL, F16, BF16)),
-    *(Row("csr2csc",         (one, one), None, EXCHANGE, SM75, None, V12, *CSR2CSC, H100) for one in SOME_RAN),
-    *(Row("csr2csc",         (one, one), None, EXCHANGE, SM75, None, V12, *CSR2CSC) for one in (F64, BF16)),
+    *(Row("csr2csc",         (one, one), None, EXCHANGE, SM75, None, V12, *CSR2CSC, H100) for one in EXCHANGED),
     *(Row("sparse_gather",   (one, one), None, SOME,     SM75, None, V12, *GATHER) for one in (*ALL, F16, BF16)),
     *(Row("sparse_scatter",  (one, one), None, SOME,     SM75, None, V12, *SCATTER) for one in (*ALL, F16, BF16)),
     *(Row("sparse_axpby",    (one, one), None, SOME,     SM75, None, V12, *AXPBY) for one in ALL),
@@ -135,7 +134,7 @@ ELL_ROWS = (
     Row("blocked_ell_mm",   (F32, F32), None, BLOCKED, SM80, None, V12, *ELL_MM, H100),
     Row("blocked_ell_mm",   (F64, F64), None, BLOCKED, SM80, None, V12, *ELL_MM, H100),
     Row("blocked_ell_mm",   (F16, F16), None, BLOCKED, SM75, None, V12, *ELL_MM, H100),
-    Row("blocked_ell_mm",   (BF16, BF16), None, BLOCKED, SM80, None, V12, *ELL_MM),
+    Row("blocked_ell_mm",   (BF16, BF16), None, BLOCKED, SM80, None, V12, *ELL_MM, H100),
 )
 PRUNE_ROWS = (
     Row("prune_nnz",        (F32, I64), None, DENSE_A, SM75, None, V12, *S_COUNT),
@@ -146,8 +145,8 @@ PRUNE_ROWS = (
 PIVOTS = (rules.aligned, rules.narrow, rules.results, rules.any_elements)
 LETTERS = tuple(zip(ALL, "SDCZ", strict=True))
 FACTOR_ROWS = (
-    *(Row("ilu0", (one, one), None, PIVOTS, SM75, None, V12, "cusparse", f"cusparse{letter}csrilu02", incomplete_plan)
-      for one, letter in LETTERS),
+    *(Row("ilu0", (one, one), None, PIVOTS, SM75, None, V12, "cusparse", f"cusparse{x}csrilu02", incomplete_plan, H100)
+      for one, x in LETTERS),
     *(Row("ic0",  (one, one), None, PIVOTS, SM75, None, V12, "cusparse", f"cusparse{letter}csric02", incomplete_plan)
       for one, letter in LETTERS),
 )

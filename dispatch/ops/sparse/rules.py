@@ -28,6 +28,7 @@ __all__ += [
     "reused",
     "some",
     "stacked_lines",
+    "stacks_as_they_are",
     "steady",
     "three",
     "vectors",
@@ -161,6 +162,14 @@ def stacked_lines(request: Any) -> str:
     if request.values.shape[-1] or not request.reads_added:
         return ""
     return "needs matrices with elements where something is added, has none"
+
+
+def stacks_as_they_are(request: Any) -> str:
+    """No batch of matrices is transposed: cuSPARSE 12.6 takes the second and further ones for others, on an H100."""
+    values = request.values.layout
+    if request.device.is_host or len(values.shape) == 1 or values.shape[0] == 1 or request.trans is Operation.N:
+        return ""
+    return f"needs trans='n' of a batch of A, has {request.trans.name}: spmm for each, or a batch of what csr2csc gives"
 
 
 def results(request: Any) -> str:

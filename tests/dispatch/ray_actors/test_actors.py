@@ -74,6 +74,7 @@ def test_tensors_stay_in_the_actor(supervisor, numbers):
     assert isinstance(y, dray.RemoteTensor)
     assert np.allclose(y.fetch(PATIENCE), a.astype(np.float64) @ b @ a, atol=1e-3)
     stale = pickle.loads(pickle.dumps(y._reference))
+    assert kept.result(PATIENCE) is kept.result(PATIENCE), "one handle, while the future is there"
     del y
     until = time.monotonic() + PATIENCE
     while True:  # the actor lets go of it, once it has heard
@@ -172,6 +173,7 @@ def test_a_pool_is_placed_by_a_placement_group():
         kept = pool.supervisors[1].array(x)
         future = pool.submit(dp.MatmulRequest, a=kept, b=x, keep=True)
         assert future.result(PATIENCE)._reference.actor == pool.supervisors[1].ready().actor
+        assert np.array_equal(pool.submit(dp.MatmulRequest, a=future, b=x).result(PATIENCE), x), "where it is kept"
         with pytest.raises(DeviceUnavailable, match="has not placed"):
             dray.RayPool(1, num_cpus=64, placing=0.5)
 

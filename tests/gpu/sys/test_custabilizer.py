@@ -59,9 +59,14 @@ def test_errors_are_carried_through_a_circuit(gpu, handle, rng):
 
 def test_a_circuit_that_is_none_is_refused(gpu, handle):
     """When its size is asked for, or when it is made: which, hangs on the version."""
-    size, wrong, made = c_int64(), b"NO_SUCH_GATE 0\n", stabilizer.custabilizerCircuit_t()
-    with pytest.raises(CustabilizerError) as caught:
+    wrong = b"NO_SUCH_GATE 0\n"
+
+    def make():
+        size, made = c_int64(), stabilizer.custabilizerCircuit_t()
         stabilizer.custabilizerCircuitSizeFromString(handle, wrong, byref(size))
         memory = gpu.workspace(size.value)
         stabilizer.custabilizerCreateCircuitFromString(handle, wrong, memory, size.value, made)
+
+    with pytest.raises(CustabilizerError) as caught:
+        make()
     assert caught.value.name.startswith("CUSTABILIZER_STATUS_")
