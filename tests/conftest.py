@@ -103,11 +103,23 @@ def why_no_gpu() -> str | None:
 def run_together(name: str) -> str:
     """Tests with the same answer are run by one process, one behind the other."""
     file, _, test = name.partition("::")
-    path = HERE.parent / file
-    if not SPREAD.isdisjoint((path, *path.parents)):
+    is_spread, by_module = sharing(file)
+    if is_spread:
         return name
-    parameter = test.partition("[")[2] if BY_MODULE in path.parents else ""
+    parameter = test.partition("[")[2] if by_module else ""
     return f"{BY_MODULE} {parameter.rstrip(']').partition('-')[0]}" if parameter else file
+
+
+@functools.cache
+def sharing(file: str) -> tuple[bool, bool]:
+    """Whether a file is in `SPREAD`, and whether in `BY_MODULE`: it is asked for each of its tests, several times."""
+    path = HERE.parent / file
+    return not SPREAD.isdisjoint((path, *path.parents)), BY_MODULE in path.parents
+
+
+@functools.cache
+def needs_gpu(path: Path) -> bool:
+    return any(folder in path.parents for folder in NEEDS_GPU)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -130,7 +142,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: TURNS.get(item.path, 0))
     for item in items:
-        if any(folder in item.path.parents for folder in NEEDS_GPU):
+        if needs_gpu(item.path):
             item.add_marker(pytest.mark.gpu)
         if item.get_closest_marker("gpu") and (reason := why_no_gpu()):
             item.add_marker(pytest.mark.skip(reason=reason))

@@ -16,7 +16,7 @@ from cudabind.gen.libraries import ROWS
 from cudabind.gen.merge import Merged, MergeError, merge
 from cudabind.gen.parse import HeaderError, parse
 from cudabind.gen.pins import BASE, BY_RELEASE, RELEASES, TOLD, WHEELS
-from cudabind.gen.wheels import Wheel, fetch, include
+from cudabind.gen.wheels import Wheel, alone, fetch, include
 
 if TYPE_CHECKING:
     from cudabind.gen.model import Header
@@ -83,11 +83,15 @@ def releases(row: Row) -> tuple[str, ...]:
 def prefetch(rows: tuple[Row, ...] = ROWS) -> None:
     """Have the headers of all releases of these rows in the cache: together, what asking pip costs is paid once.
 
+    By one process at a time: where several begin together, one of them fetches for all.
+
     Raises:
         WheelError: a wheel cannot be had.
     """
     needed = [[wheel for row in rows for wheel in wheels(row, release)] for release in RELEASES]
-    with ThreadPoolExecutor(len(needed)) as threads:  # pip takes one version of a package at a time
+    if all(wheel.folder.is_dir() for wanted in needed for wheel in wanted):
+        return
+    with alone(), ThreadPoolExecutor(len(needed)) as threads:  # pip takes one version of a package at a time
         list(threads.map(fetch, needed))
 
 

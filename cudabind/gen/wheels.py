@@ -7,6 +7,7 @@ headers are read, some 100 kB of up to 700 MB. They stay in the user's cache. It
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import json
 import os
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from http.client import HTTPResponse
     from typing import IO
 
@@ -66,6 +67,16 @@ def fetch(wheels: Iterable[Wheel]) -> None:
     urls = _resolve(missing)
     with ThreadPoolExecutor(8) as pool:  # waiting for the server is most of the time
         list(pool.map(_extract, missing, [urls[wheel.package] for wheel in missing]))
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Hold the cache of headers: a process that waits for it finds there what the one before has fetched."""
+    folder = cache_folder() / "headers"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @cache

@@ -538,6 +538,7 @@ def test_every_library_has_a_version_for_every_release() -> None:
 @pytest.fixture(scope="module")
 def fetched() -> None:
     try:
+        sources.prefetch()
         for row in ROWS:
             for release in RELEASES:
                 sources.folders(row, release)
