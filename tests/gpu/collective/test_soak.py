@@ -8,6 +8,7 @@ twenty in each way: `SOAK_DEATHS=100 DEATH_EVERY=0.5`, or for one of them `SOAK_
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -47,6 +48,9 @@ def end(process):
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    for pipe in filter(None, (process.stdin, process.stdout)):
+        with contextlib.suppress(BrokenPipeError):
+            pipe.close()
 
 
 class Partner:
