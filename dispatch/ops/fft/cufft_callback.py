@@ -5,8 +5,8 @@ with the transformed axes innermost. A load callback is there wherever cuFFT is 
 callback where it is not to write `out`; both are all that reads and writes these. cuFFT still writes what is between
 its kernels into its output, and of C2R into its input: where such is not `out`, it is scratch memory.
 
-Of more than three axes, of none with more than one point, and where cuFFT takes no callbacks or refuses these, the same
-functions are a pass before and a pass behind a transform in scratch memory.
+Of more than three axes, of none with more than one point, where cuFFT takes no callbacks or refuses these, and where it
+takes less time, the same functions are a pass before and a pass behind a transform in scratch memory.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 SMALL = 1 << 31
+LONG = 4096  # points along an axis
 LINE = re.compile(r"^(load|store)\((\d+)\): (?:error|catastrophic error)[^:]*: (.*)$", re.MULTILINE)
 
 
@@ -53,7 +54,7 @@ def plan(request: CallbackDftRequest, executor: CudaExecutor, row: Row) -> Plan:
 
 
 def _plan(request: CallbackDftRequest, executor: CudaExecutor, row: Row) -> Plan:
-    work, why = _Work(request), why_not()
+    work, why = _Work(request), why_not() or slower(request)
     if not why:
         try:
             steps = Steps(executor, row, work.operands)
@@ -66,6 +67,15 @@ def _plan(request: CallbackDftRequest, executor: CudaExecutor, row: Row) -> Plan
     steps = Steps(executor, row, work.operands)
     _apart(work, steps, executor)
     return steps.plan()
+
+
+def slower(request: CallbackDftRequest) -> str:
+    """Why callbacks take longer in cuFFT's kernels than passes around these; "" where they do not, as on an H100."""
+    if request.store is not None:
+        return "cuFFT writes through a callback element by element, which takes longer than a pass behind it"
+    if max(request.points, default=0) >= LONG:
+        return f"a transform of {LONG} points or more reads its operand more than once through a callback"
+    return ""
 
 
 class _Work:

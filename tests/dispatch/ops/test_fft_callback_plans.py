@@ -48,6 +48,7 @@ def kernels(tmp_path_factory):
 def executor(monkeypatch, kernels):
     made = stand_in.executor_of(monkeypatch, kernels)
     monkeypatch.setattr(cufft_callback, "why_not", lambda: "")
+    monkeypatch.setattr(cufft_callback, "slower", lambda _: "")  # all that cuFFT takes is tried
     return made
 
 
@@ -249,6 +250,20 @@ def test_callbacks_that_cufft_refuses_are_passes(executor, caplog):
     assert "cuFFT has no plan of sizes [12] for it" in caplog.records[0].facts["cause"]
     np.testing.assert_allclose(ran(plan, request), 2 * np.fft.rfft(x), rtol=1e-12)
     assert len(executor.library.plans) == 1
+
+
+def test_what_is_faster_as_passes_is_passes():
+    dev = dp.device("host")
+    double, magnitude = Callback.scale(2.0), Callback.magnitude()
+    for points, sides, words in (
+        (1024, {"load": double}, ""),
+        (4095, {"load": double}, ""),
+        (4096, {"load": double}, "4096 points or more"),
+        (1024, {"load": double, "store": magnitude}, "element by element"),
+    ):
+        why = cufft_callback.slower(dp.CallbackDftRequest(dev.zeros((2, points)), "r2c", axes=1, **sides))
+        assert words in why
+        assert bool(why) == bool(words)
 
 
 def test_a_pass_has_all_elements_of_some_blocks(without_callbacks):
