@@ -62,7 +62,9 @@ _rolled = of_operand(evaluate, "values", lambda values: np.roll(values, 1, axis=
 MUTATIONS: dict[str, Mutation] = {
     "values of a neighbour": neighbouring_values,
     "columns of a neighbour": neighbours,
-    "alpha too large": with_fields(evaluate, 1, alpha=lambda request: 1.5 * getattr(request, "alpha", 0) or None),
+    "alpha too large": with_fields(
+        evaluate, 1, alpha=lambda request: 1.5 * getattr(request, "alpha", 0) * (request.op not in COUNTS) or None
+    ),  # a count does not depend on it
     "without beta": without_beta,
     "a unit diagonal": other_diagonal,
     "transposed for adjoint": unconjugated,

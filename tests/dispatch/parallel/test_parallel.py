@@ -254,8 +254,10 @@ def test_gradients_of_torch_lie_in_buckets_and_go_round_as_autograd_writes_them(
                     each.sub_(0.1 * each.grad)
         return [each.detach().numpy().copy() for each in network.parameters()]
 
+    networks = [made(), made()]  # here: torch's seed is that of all threads
+
     def run(world):
-        network = made()
+        network = networks[world.rank]
         parameters = list(network.parameters())
         shapes = [tuple(each.shape) for each in parameters]
         own = parallel.GradientBuckets(shapes, comm=world.communicator, bucket_bytes=1000)
