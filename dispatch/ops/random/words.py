@@ -1,8 +1,8 @@
 """The kernel of whole numbers of a range of 2^32 at most: a word each, four neighbours from one block of Philox.
 
 By Lemire's method a number is the upper half of a word times the range, unless the lower half tells that the word is
-one too many: then it is drawn anew from the element's own stream (draws.py), which is as good as any other word. An H100
-made 180 · 10^9 of i32 a second so, and 95 with a block for each element.
+one too many: then it is drawn anew from the element's own stream (draws.py), which is as good as any other word. An
+H100 made 180 · 10^9 of i32 a second so, and 95 with a block for each element.
 """
 
 from __future__ import annotations
