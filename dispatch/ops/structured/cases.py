@@ -14,7 +14,7 @@ import numpy as np
 
 from dispatch.core.host_plan import EXACT
 from dispatch.core.request import run
-from dispatch.keys import F32, I8, Compute, Dtype
+from dispatch.keys import F32, HALF, I8, Compute, Dtype
 from dispatch.ops.structured.bounds import bounds
 from dispatch.ops.structured.compression import Check24Request, Compress24Request, Prune24Request
 from dispatch.ops.structured.doors import made_by
@@ -181,7 +181,7 @@ class Draw:
         values = self.factor(*self.batch_b, self.k, self.n)
         self.fields["b"] = lay(self.device, values, by_rows=form.by_rows[1] and not self.is_narrow).view
         bias = form.bias or int(self.d.is_fp8 and not form.added)  # which says what dtype C would have
-        if bias:
+        if bias and not (form.vectors and self.dtype is I8 and self.d in HALF):  # which a rule refuses
             kind = F32 if self.dtype is I8 else self.c
             lead = self.batch if bias > 1 else ()
             self.fields["bias"] = lay(self.device, self.normal(kind, *lead, self.m)).view

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, I8, Arch, Dtype
+from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, HALF, I8, Arch, Dtype
 from dispatch.ops.structured.layout import leading, lies_by_rows
 from dispatch.ops.structured.product import Activation24
 
@@ -126,6 +126,8 @@ def factors(request: Any) -> str:
     given = request.alpha_vector is not None or request.beta_vector is not None
     if request.alpha_vector is not None and request.reads_added and request.beta_vector is None:
         return "needs beta_vector for c beside alpha_vector, has a number, which the library then leaves out"
+    if request.alpha_vector is not None and request.bias is not None and request.d_dtype in HALF:
+        return f"needs no bias beside alpha_vector for {request.d_dtype}, has both: cuSPARSELt 0.8 gave other numbers"
     return f"needs i8 for vectors of factors, has {request.a_dtype}" if given and request.a_dtype is not I8 else ""
 
 
