@@ -47,7 +47,8 @@ GPU_ROWS = (
     Row("matmul_2_4", (F32, F32, F32, F32),     TF32,  MULTIPLIED, SM80, None, V08, *MATMUL),
     *(Row("matmul_2_4", (I8, I8, d, d), WHOLE,  MULTIPLIED, SM80, None, V08, *MATMUL, H100) for d in (I8, I32)),
     *(Row("matmul_2_4", (I8, I8, d, d), WHOLE,  MULTIPLIED, SM80, None, V08, *MATMUL) for d in (F16, BF16)),
-    *(Row("matmul_2_4", (a, a, d, d),   SUM32,  MULTIPLIED, SM89, None, V08, *MATMUL, H100) for a, d in product(FP8, WIDE)),
+    *(Row("matmul_2_4", (a, a, d, d),   SUM32,  MULTIPLIED, SM89, None, V08, *MATMUL, H100)
+      for a, d in product(FP8, WIDE)),
     *(Row("matmul_2_4", (a, a, c, a),   SUM32,  MULTIPLIED, SM89, None, V08, *MATMUL, H100)
       for a, c in product(FP8, HALF)),
 )

@@ -21,7 +21,7 @@ __all__ = ["ROWS"]
 SM75, V23 = Arch(75), (2, 3)
 COMP_32F, COMP_64F = Compute.COMPUTE_32F, Compute.COMPUTE_64F
 RULES = (few_axes, aligned_blocks, blocks_to_add)
-CALL = ("cutensor", "cutensorBlockSparseContract", cutensor_block_sparse)
+CALL = ("cutensor", "cutensorBlockSparseContract", cutensor_block_sparse, ("H100",))
 
 GPU_ROWS = (
 #       op                       operands, result    compute   rules  min_arch, max_arch, min_version, calls
