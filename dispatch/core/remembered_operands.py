@@ -132,7 +132,9 @@ class OperandCalls:
             found = _pattern(items, [kind for _, kind in places])
             if found is None:
                 return
-            way = way_of(found)
+            if len(self._ways) >= MAX_FORMS:
+                self._ways.clear()
+            way = self._ways[pattern] = way_of(found)  # once, also where nothing is learnt
         theirs = [items[place] for place in way.pattern.places(THEIRS)]
         if request.framework is not way.pattern.framework:
             return
@@ -147,9 +149,6 @@ class OperandCalls:
         course = _course(request, named, way.pattern, items, [name for name, _ in places])
         if course is None or not all(map(is_constant, course.held)):
             return
-        if len(self._ways) >= MAX_FORMS:
-            self._ways.clear()
-        self._ways[pattern] = way
         if len(calls) >= remembered.MAX_CALLS:
             calls.pop(next(iter(calls)), None)
         calls[key] = taking(bound.plan, course)

@@ -669,6 +669,17 @@ def test_as_many_calls_are_kept_as_are_said(dev, built, monkeypatch):
     assert not built
 
 
+def test_the_code_of_a_pattern_is_compiled_once_also_where_no_call_is_remembered(dev, monkeypatch):
+    made = []
+    way_of = remembered_operands.way_of
+    monkeypatch.setattr(remembered_operands, "way_of", lambda pattern: made.append(pattern) or way_of(pattern))
+    monkeypatch.setattr(remembered_operands, "_course", lambda *_: None)
+    a, b = [dev.zeros((8, 16), "f16") for _ in range(5)], [dev.zeros((16, 8), "f16") for _ in range(5)]
+    for _ in range(3):
+        dp.grouped_matmul(a, b)
+    assert len(made) <= 1  # none, where another test had such a call
+
+
 @pytest.mark.parametrize("value", [float("nan"), np.float64("nan"), float("inf"), 1e39], ids=repr)
 def test_numbers_out_of_the_range_go_by_a_request_each_time(dev, built, value):
     a, b = [dev.zeros((8, 16), "f16")], [dev.zeros((16, 8), "f16")]
