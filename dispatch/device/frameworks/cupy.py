@@ -53,6 +53,9 @@ class CuPy(Framework):
         strides = tuple(stride // item for stride in given.strides)
         return Adopted(self, home, self.stream(home), given, given.data.ptr).tensor(dtype, given.shape, strides)
 
+    def is_on_gpu(self, given: Any) -> bool:
+        return True
+
     def stream(self, device: Device) -> Stream:
         return device.external(cupy.cuda.get_current_stream(device.ordinal).ptr)
 

@@ -107,6 +107,10 @@ class Framework(ABC):
         """What `tensor` takes for an array that is only to be copied, and has nothing to say in that."""
         return given
 
+    def is_on_gpu(self, given: Any) -> bool:
+        """Whether an array is in the memory of a GPU; False where that is not known at once."""
+        return False
+
     def stream(self, device: Device) -> Stream | None:
         """The stream that is current in this library and thread; None where ours is, as on the host."""
         return None

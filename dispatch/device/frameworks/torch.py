@@ -104,6 +104,9 @@ class Torch(Framework):
         home = device_of("host" if place.type == "cpu" else f"cuda:{place.index}")
         return Adopted(self, home, self._used_on(home), given, ptr).tensor(dtype, shape, strides)
 
+    def is_on_gpu(self, given: Any) -> bool:
+        return bool(given.is_cuda)
+
     def readable(self, given: Any) -> Any:
         return given.detach().resolve_conj().resolve_neg()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dispatch.core.remembered_operands import OperandCalls
 from dispatch.core.request import run
 from dispatch.core.request_function import request_function
+from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.tensor import Tensor
 from dispatch.ops.fft.callback import Callback, Lines, unnamed
 from dispatch.ops.fft.callback_dft import CallbackDftRequest
@@ -37,6 +38,14 @@ def _request(load: Lines | None, store: Lines | None, **values: Any) -> Callback
     return CallbackDftRequest(**values, **sides)
 
 
+def _is_on_gpu(a: Any) -> bool:
+    """Whether it is on a GPU, whose requests have no use for NumPy's side of a callback."""
+    if type(a) is Tensor:
+        return not a.layout.device.is_host
+    framework = framework_of(type(a))
+    return framework is not None and framework.is_on_gpu(a)
+
+
 _calls = OperandCalls(CallbackDftRequest, _request, NAMES)
 
 
@@ -58,7 +67,7 @@ def _callback_dft(
         refuse_arguments("callback_dft", CallbackDftRequest, more, unknown)
     sides = [(None, None) if one is None else one.flat(name) if type(one) is Callback else None
              for name, one in (("load", load), ("store", store))]  # fmt: skip
-    if type(a) is not Tensor or a.layout.device.is_host or None in sides:
+    if None in sides or not _is_on_gpu(a):
         choices: dict[str, Any] = {"inverse": inverse, "norm": norm, "precision": precision, "out": out}
         return run(CallbackDftRequest(a, kind, s, axes, load=load, store=store, **choices))
     (first, given), (second, wanted) = sides  # type: ignore[misc]  # there are both

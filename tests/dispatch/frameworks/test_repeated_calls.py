@@ -71,6 +71,9 @@ class TorchThere(torch_s.Torch):
     def stream(self, device):
         return device.executor().stream if device is self.device else super().stream(device)
 
+    def is_on_gpu(self, given):
+        return True
+
     def lasting(self, device):
         return self.handle
 

@@ -212,6 +212,10 @@ CALLS = {
     "gemv with numbers": ("gemv", lambda: dp.gemv(randn(8, 16), randn(16), alpha=0.5, beta=2.0, y=randn(8))),
     "lists": ("grouped_matmul", lambda: dp.grouped_matmul(*grouped())),
     "einsum": ("einsum", lambda: dp.einsum("ij,jk->ik", randn(4, 8), randn(8, 4))),
+    "a transform with callbacks": (
+        "callback_dft",
+        lambda: dp.callback_dft(randn(4, 64), "r2c", axes=1, load=dp.fft.Callback.window(randn(64))),
+    ),
     "a product by its library": ("matmul", lambda: dp.matmul(half(8, 16), half(16, 8), library="cutlass")),
     "a product with alpha there": (
         "matmul",
