@@ -25,7 +25,9 @@ SUM16, SUM32, TF32, WHOLE = (
 PRUNED     = (rules.aligned, rules.lines, rules.same_lines)
 CHECKED    = (rules.aligned, rules.lines, rules.stacked)
 COMPRESSED = (rules.aligned, rules.lines, rules.packed_lines)
-MULTIPLIED = (rules.aligned, rules.operands, rules.as_given, rules.vectors, rules.factors, rules.gelus)
+MULTIPLIED = (
+    rules.aligned, rules.operands, rules.as_given, rules.vectors, rules.factors, rules.gelus, rules.kernels
+)
 
 H100 = ("H100",)
 PRUNE    = ("cusparseLt", "cusparseLtSpMMAPrune2", cusparselt_plan, H100)

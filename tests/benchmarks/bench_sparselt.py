@@ -4,7 +4,7 @@ GPU time of recorded calls, in turns over several sets of operands, all candidat
 the library's own choice of a kernel and with the one that its search finds, the same product dense by cuBLASLt
 (`matmul`), torch's semi-structured linear layer and torch's dense one. TFLOP/s count the dense product's operations
 for all of them, so that twice the dense figure is what half the work could give. The table says where 2:4 wins, and
-where it loses.
+where it loses. Where the search is refused, as of cuSPARSELt 0.8 on sm_90, the table has none, and says why.
 Repeat: `python tests/benchmarks/bench_sparselt.py [--quick] [--device cuda:0|host] [--json FILE]`; a minute at most.
 On `host` it shows whether the calls run: NumPy unpacks the weights, which is no faster than a dense product.
 """
@@ -21,6 +21,7 @@ from report import Report, Target, judge, say, table
 from timing import attempt, geometric_mean, gpu_race
 
 import dispatch as dp
+from dispatch.ops.structured.rules import is_faulty
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,6 +90,9 @@ def sides(torch: Any, shape: Shape, failed: dict[str, str]) -> tuple[dict[str, R
         TUNED: lambda i: linear(sets[i][0], packed[i], autotune=True, **chosen),
         DENSE: lambda i: matmul(sets[i][0], sets[i][1].T, **chosen),
     }
+    if is_faulty(packed[0].made_by):
+        del made[TUNED]
+        failed[TUNED] = f"{packed[0].made_by} has kernels that end the process by an illegal instruction"
     if shape.dtype in ("f16", "bf16", "f32"):
         torch.backends.cuda.matmul.allow_tf32 = True
         made[TORCH_DENSE] = lambda i: torch.nn.functional.linear(*sets[i])

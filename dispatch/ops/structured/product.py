@@ -76,7 +76,9 @@ class Matmul24Request(OperandRequest["Tensor"]):
         split_k_mode: a `SplitKMode`.
         split_k_buffers: how many buffers partial sums have, on GPUs before sm_90; None is the library's choice.
         config_id: the number of a kernel, from 0 on; None is the library's choice. NoRow says how many there are.
+            Refused of 0.8 on sm_90, where some kernels end the process by an illegal instruction.
         autotune: have the library run all its kernels, once, keep the fastest, and remember it on disk.
+            Refused where config_id is.
         library: the one whose rows alone are asked, "cusparseLt"; None asks all in the table's order.
         out: D (m, n) or (batch, m, n), row-major or column-major; it may be c itself.
     """

@@ -163,10 +163,33 @@ def test_gelu_is_there_for_other_dtypes_before_sm_100_than_from_there_on(a, d, a
         assert bool(reason) == (arch not in archs)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "said"), [("autotune", True, "has autotune"), ("config_id", 0, "has config_id 0")]
+)
+def test_kernels_that_the_library_does_not_choose_are_refused_where_some_fault(field, value, said, rng):
+    _, a, b = operands(rng)
+    plain, asked = dp.Matmul24Request(*a, b), dp.Matmul24Request(*a, b, **{field: value})
+    assert not rules.kernels(asked), "the host has no kernels that fault"
+    for stamp, faulty in (
+        ("0.8.0 sm_90", 1),
+        ("0.8.1 sm_90", 1),
+        ("0.8.0 sm_80", 0),
+        ("0.9.0 sm_90", 0),
+        ("0.8.0 sm_900", 0),
+    ):
+        assert not rules.kernels(_on(plain, f"cusparseLt {stamp}"))
+        reason = rules.kernels(_on(asked, f"cusparseLt {stamp}"))
+        assert bool(reason) == bool(faulty)
+        assert not faulty or (said in reason and "illegal instruction" in reason and stamp in reason)
+    assert all(rules.kernels in row.rules for row in ROWS if row.op == "matmul_2_4")
+
+
 def _on(request, made_by):
     """The request, as if a GPU had compressed A; no request of the host's may say so."""
     return SimpleNamespace(
         activation=request.activation,
+        autotune=request.autotune,
+        config_id=request.config_id,
         a_dtype=request.a_dtype,
         d_dtype=request.d_dtype,
         form=request.form._replace(made_by=made_by),

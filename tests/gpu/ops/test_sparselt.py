@@ -12,6 +12,7 @@ import dispatch as dp
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST
 from dispatch.ops import FAMILIES
+from dispatch.ops.structured import rules
 from dispatch.ops.structured.cases import cases
 from dispatch.row_check import check_row
 
@@ -153,6 +154,10 @@ def test_the_search_finds_an_algorithm_that_is_right_and_remembers_it(dtype, gpu
     a, x = S.compress(half), gpu.array(drawn(rng, dtype, 256, 1024))
     c = gpu.array(drawn(rng, "i8", 512, 256).astype(S.linear(x, a, **computed(dtype)).dtype.numpy))
     before = c.numpy()
+    if rules.is_faulty(a.made_by):
+        with pytest.raises(NoRow, match="autotune, which tries them all"):
+            S.linear(x, a, autotune=True, **computed(dtype))
+        return
     for _ in range(2):
         found = S.matmul(a, x.T, c=c.T.copy().T, beta=2.0, autotune=True, **computed(dtype))
         close(found.numpy(), exact @ x.numpy().astype("f8").T + 2 * before.astype("f8"), dtype)
@@ -178,7 +183,9 @@ KERNELS = """
 import sys
 import numpy as np
 import dispatch as dp
+from dispatch.ops.structured import rules
 
+rules.FAULTY = ()  # what is refused elsewhere is tried here
 S, gpu, rng = dp.structured, dp.device("cuda:0"), np.random.default_rng(0)
 half = S.prune(gpu.array(rng.standard_normal((256, 512)).astype("f2")))
 a, x = S.compress(half), gpu.array(rng.standard_normal((128, 512)).astype("f2"))
@@ -195,31 +202,52 @@ for config in range(int(sys.argv[1]), int(sys.argv[2])):
 """
 
 
-def test_every_kernel_of_a_product_is_right(gpu, rng):
+def spans(numbers):
+    """Numbers in words: 0-3 5."""
+    found = []
+    for number in sorted(numbers):
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return " ".join(str(low) if low == high else f"{low}-{high}" for low, high in found) or "none"
+
+
+def test_every_kernel_of_a_product_is_right_or_refused(gpu, rng, monkeypatch):
     """In child processes, for a kernel that faults takes the context with it; the next child goes on behind it."""
     half, _ = pruned(gpu, rng, "f16", 256, 512)
     a, x = S.compress(half), gpu.array(drawn(rng, "f16", 128, 512))
-    with pytest.raises(NoRow, match=r"config_id 9999 is none of the (\d+)") as raised:
-        S.linear(x, a, config_id=9999)
+    with monkeypatch.context() as there:
+        there.setattr(rules, "FAULTY", ())
+        with pytest.raises(NoRow, match=r"config_id 9999 is none of the (\d+)") as raised:
+            S.linear(x, a, config_id=9999)
     kernels = int(re.search(r"none of the (\d+)", str(raised.value))[1])
     assert kernels > 0
-    said, start = {}, 0
+    said, last, start = {}, {}, 0
     while start < kernels:
         given = [sys.executable, "-c", KERNELS, str(start), str(kernels)]
         child = subprocess.run(given, capture_output=True, text=True, timeout=300, check=False)
         lines = [line.split(" ", 1) for line in child.stdout.splitlines()]
         assert lines, child.stderr[-2000:]
-        said |= {int(config): words for config, words in lines}
+        said |= {int(config): words.strip() for config, words in lines}
         start = max(said) + 1
         if child.returncode:
-            said[start - 1] = f"ends its process: {child.stderr.strip().splitlines()[-1:]}"
+            said[start - 1] = "faults"
+            last[start - 1] = child.stderr.strip()[-300:]
         elif start < kernels:
             pytest.fail(f"a child ended early, behind kernel {start - 1} of {kernels}")
-    wrong = [
-        f"kernel {config} of {kernels}: {words}" for config, words in said.items() if words not in ("right", "refused")
-    ]
-    assert not wrong, "\n".join(wrong)
-    assert "right" in said.values()
+    kinds = {kind: [one for one, words in said.items() if words == kind] for kind in ("right", "refused", "faults")}
+    off = {one: words for one, words in said.items() if words not in kinds}
+    listed = "; ".join(f"{kind}: {spans(numbers)}" for kind, numbers in kinds.items())
+    listed = f"{kernels} kernels of f16 by {a.made_by}: {listed}; wrong: {off or 'none'}"
+    print(listed)
+    assert kinds["right"], listed
+    if rules.is_faulty(a.made_by):
+        with pytest.raises(NoRow, match="illegal instruction"):
+            S.linear(x, a, config_id=0)
+        return
+    assert not kinds["faults"], f"{listed}; the first: {next(iter(last.items()))}"
+    assert not off, listed
 
 
 def test_bytes_of_another_version_are_refused(gpu, rng):
