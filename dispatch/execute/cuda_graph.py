@@ -13,9 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
-from cudabind.errors import CudaError
+from cudabind.errors import CudaDriverError, CudaError
 from dispatch.device.recordings import LOST, Recordings
 from dispatch.device.stream import RELAXED, relaxed
+from dispatch.errors import OutOfMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphExec", "capture", "instantiated", "launcher", "recorded"]
 
+OUT_OF_MEMORY, LAUNCH_OUT_OF_RESOURCES = 2, 701  # CUDA_ERROR_…
 TRIES = 3  # of a recording that something ends, before it is given up
 UNTOLD = -1  # the status of a call that an interrupt of the main thread came in behind, before it was told
 
@@ -74,9 +76,24 @@ def capture(
 
 
 def instantiated(graph: ctypes.c_void_p) -> int:
-    """The handle of a new executable graph."""
+    """The handle of a new executable graph.
+
+    Raises:
+        OutOfMemory: the driver had no memory for it, or too few resources while little memory was free.
+        CudaDriverError: another error of the driver's.
+    """
     with relaxed():
-        return int(driver.cuGraphInstantiate(graph.value, 0))
+        try:
+            return int(driver.cuGraphInstantiate(graph.value, 0))
+        except CudaDriverError as error:
+            if error.status not in (OUT_OF_MEMORY, LAUNCH_OUT_OF_RESOURCES):
+                raise
+            from dispatch.device.shortage import free_memory  # with the first failure: `import dispatch` stays quick
+
+            told = free_memory()
+            if error.status == LAUNCH_OUT_OF_RESOURCES and not told.is_short:
+                raise
+            raise OutOfMemory(f"the GPU is likely out of memory: {told}, and a graph takes some: {error}") from error
 
 
 def recorded(

@@ -45,10 +45,14 @@ class StreamHandle(ABC):
             self.c_handle, _ = executor.device.idle[self.name].pop()
         except IndexError:
             with executor.device.context, relaxed():
-                self.create(self.c_handle)
+                self.make(executor)
         else:
             executor.stream.wait_for_uses(executor.device.releases.side)
         self.follow()
+
+    def make(self, executor: CudaExecutor) -> None:
+        """Create the handle, in the executor's context; the library's error."""
+        self.create(self.c_handle)
 
     @staticmethod
     @abstractmethod

@@ -17,7 +17,8 @@ import numpy as np
 
 from cudabind.errors import CutensorError, LibraryNotFound
 from cudabind.sys import cutensor
-from dispatch.libraries.cutensor import block_sparse, caches, calls, descriptors, failures, handle
+from dispatch.device import shortage
+from dispatch.libraries.cutensor import block_sparse, caches, calls, descriptors, handle
 from dispatch.ops.contraction.choices import TensorOp
 from dispatch.ops.contraction.reference import BINARY_OF, UNARY_OF
 
@@ -81,6 +82,7 @@ class Library(blocks.Blocks, caches_of.Caches):
     def __init__(self):
         super().__init__()
         self.alive, self.numbers, self.executed, self.refused, self.cache = {}, count(16, 16), [], set(), {}
+        self.destroyed = []  # what kinds of things, in their order
 
     def __getattr__(self, name):
         if name.startswith(COMPUTE_DESC):
@@ -111,7 +113,7 @@ class Library(blocks.Blocks, caches_of.Caches):
         return WORDS[compute.value - 1]
 
     def _destroyed(self, thing):
-        del self.alive[thing.value]
+        self.destroyed.append(self.alive.pop(thing.value).kind)
 
     def _Create(self, pointer):
         self._new(pointer if hasattr(pointer, "_obj") else ctypes.byref(pointer), kind="handle")
@@ -338,7 +340,9 @@ def executor_of(monkeypatch):
     zero = lambda address, value, nbytes, _: ctypes.memset(address, value, nbytes)  # noqa: E731
     for module in (calls, block_sparse):
         monkeypatch.setattr(module, "driver", SimpleNamespace(cuMemsetD8Async=zero))
-    stream = SimpleNamespace(wait_for_uses=lambda _: None, done=lambda: None, c_handle=ctypes.c_void_p(7))
+    stream = SimpleNamespace(
+        wait_for_uses=lambda _: None, done=lambda: None, synchronize=lambda: None, c_handle=ctypes.c_void_p(7)
+    )
     device = SimpleNamespace(
         idle=defaultdict(deque),
         releases=SimpleNamespace(side=stream),
@@ -364,5 +368,5 @@ def executor_of(monkeypatch):
         refuse_capture=lambda _: None,
     )
     made.library = library
-    monkeypatch.setattr(failures, "driver", SimpleNamespace(cuMemGetInfo=lambda: (made.free, 80 << 30)))
+    monkeypatch.setattr(shortage, "driver", SimpleNamespace(cuMemGetInfo=lambda: (made.free, 80 << 30)))
     return made

@@ -60,9 +60,7 @@ class Addresses:
 class BlockSparsePlan(Plan):
     """D = alpha · Σ A · B + beta · C; Refused where cuTENSOR has no kernel for it."""
 
-    __slots__ = (
-        *("_adds", "_executor", "_handle", "_keep", "_lists", "_memory", "_numbers", "_plan", "_workspace", "_zeroed"),
-    )
+    __slots__ = (*("_adds", "_executor", "_handle", "_lists", "_memory", "_numbers", "_plan", "_workspace", "_zeroed"),)
 
     def __init__(
         self,
@@ -98,7 +96,7 @@ class BlockSparsePlan(Plan):
         given: list[Any] = []
         for side, tensor in zip((a, b, d), tensors, strict=True):  # c has the very descriptor of d
             given += [tensor.handle, mode_numbers(side.modes[::-1]), IDENTITY]
-        described, chosen = Owned("cutensorOperationDescriptor_t"), Owned("cutensorPlanPreference_t")
+        described, chosen = Owned("cutensorOperationDescriptor_t", *tensors), Owned("cutensorPlanPreference_t")
         word = getattr(cutensor, f"CUTENSOR_COMPUTE_DESC_{COMPUTE[compute]}")
         create: Any = cutensor.cutensorCreateBlockSparseContraction
         create(handle, ctypes.byref(described.handle), *given, tensors[-1].handle, given[-2], word)
@@ -116,11 +114,10 @@ class BlockSparsePlan(Plan):
         cutensor.cutensorEstimateWorkspaceSize(
             handle, described.handle, chosen.handle, kind, ctypes.byref(needed)
         )  # which is exact here, as the documentation says
-        self._plan = Owned("cutensorPlan_t")
+        self._plan = Owned("cutensorPlan_t", described, chosen)
         cutensor.cutensorCreatePlan(
             handle, ctypes.byref(self._plan.handle), described.handle, chosen.handle, needed.value
         )
-        self._keep = (described, chosen, *tensors)
         return needed.value
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:

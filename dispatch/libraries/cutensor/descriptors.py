@@ -76,14 +76,17 @@ OWN_CHOICE = Preference()
 
 
 class Owned:
-    """Something of cuTENSOR's, destroyed with this object."""
+    """Something of cuTENSOR's, destroyed with this object, and before what it was made of.
 
-    __slots__ = ("_destroy", "handle")
+    Whether cuTENSOR copies that it says nowhere.
+    """
 
-    def __init__(self, kind: str) -> None:
+    __slots__ = ("_destroy", "_needs", "handle")
+
+    def __init__(self, kind: str, *needs: Owned) -> None:
         names = {"cutensorPlan_t": "cutensorDestroyPlan", "cutensorPlanPreference_t": "cutensorDestroyPlanPreference"}
         last: Any = getattr(cutensor, names.get(kind, f"cutensorDestroy{kind[8:-2]}"))
-        self._destroy = last.unchecked
+        self._destroy, self._needs = last.unchecked, needs
         self.handle: Any = getattr(cutensor, kind)()
 
     def __del__(self) -> None:
@@ -98,22 +101,21 @@ class Planned:
     `workspace` is how many bytes the kernel works in, and `scalar` the dtype of its factors in host memory.
     """
 
-    __slots__ = ("_keep", "handle", "plan", "scalar", "workspace")
+    __slots__ = ("handle", "plan", "scalar", "workspace")
 
     def __init__(self, handle: Any, operation: Operation, preference: Preference = OWN_CHOICE) -> None:
         self.handle = handle
         try:
-            described, tensors = self._describe(operation)
+            described = self._describe(operation)
             self.scalar = SCALARS[_attribute(handle, described, "SCALAR_TYPE", ctypes.c_int32)]
-            self.plan, chosen = self._made(described, preference)
-            self._keep = (described, chosen, *tensors)  # none of which cuTENSOR says that it copies
+            self.plan = self._made(described, preference)
             self.workspace = self._required()
         except CutensorError as error:
             if error.name in REFUSALS:
                 raise Refused(f"cuTENSOR has no kernel for it: {error}") from error
             raise
 
-    def _describe(self, operation: Operation) -> tuple[Owned, list[Owned]]:
+    def _describe(self, operation: Operation) -> Owned:
         tensors: list[Owned] = []
         arguments: list[Any] = []
         for side in operation.inputs:
@@ -123,13 +125,14 @@ class Planned:
         is_alike = operation.inputs[-1]._replace(operator=1) == operation.output
         tensors.append(tensors[-1] if is_alike else tensor_descriptor(self.handle, operation.output))
         arguments += [tensors[-1].handle, mode_numbers(operation.output.modes), *operation.binary]
-        described = Owned("cutensorOperationDescriptor_t")
+        described = Owned("cutensorOperationDescriptor_t", *tensors)
         compute = getattr(cutensor, f"CUTENSOR_COMPUTE_DESC_{COMPUTE[operation.compute]}")
         getattr(cutensor, operation.create)(self.handle, ctypes.byref(described.handle), *arguments, compute)
-        return described, tensors
+        return described
 
-    def _made(self, described: Owned, preference: Preference) -> tuple[Owned, Owned]:
-        handle, chosen, plan = self.handle, Owned("cutensorPlanPreference_t"), Owned("cutensorPlan_t")
+    def _made(self, described: Owned, preference: Preference) -> Owned:
+        handle, chosen = self.handle, Owned("cutensorPlanPreference_t")
+        plan = Owned("cutensorPlan_t", described, chosen)
         jit, algo = cutensor.cutensorJitMode_t, cutensor.cutensorAlgo_t(preference.algo)
         mode = jit.CUTENSOR_JIT_MODE_DEFAULT if preference.jit else jit.CUTENSOR_JIT_MODE_NONE
         cutensor.cutensorCreatePlanPreference(handle, ctypes.byref(chosen.handle), algo, mode)
@@ -155,7 +158,7 @@ class Planned:
             )
             limit = suggested.value
         cutensor.cutensorCreatePlan(handle, ctypes.byref(plan.handle), described.handle, chosen.handle, limit)
-        return plan, chosen
+        return plan
 
     def _required(self) -> int:
         found = ctypes.c_uint64()

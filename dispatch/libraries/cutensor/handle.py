@@ -8,7 +8,9 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from cudabind.errors import CutensorError
 from cudabind.sys import cutensor
+from dispatch.libraries.cutensor.failures import failure, made_room
 from dispatch.libraries.handle import StreamHandle
 
 if TYPE_CHECKING:
@@ -31,6 +33,23 @@ class Handle(StreamHandle):
         self.c_stream: Any = cutensor.cudaStream_t()
         self.has_read_plans = False  # see caches.py
         super().__init__(executor)
+
+    def make(self, executor: CudaExecutor) -> None:
+        """Create the handle, once more where there is memory for it only then; OutOfMemory where there is none."""
+        try:
+            self.create(self.c_handle)
+        except CutensorError as error:
+            self.c_handle = self.kind()  # whatever a call that failed has left in it
+            if not made_room(executor, error):
+                raise failure(executor, error) from error
+            self._make_again(executor)
+
+    def _make_again(self, executor: CudaExecutor) -> None:
+        try:
+            self.create(self.c_handle)
+        except CutensorError as error:
+            self.c_handle = self.kind()
+            raise failure(executor, error) from error
 
     @staticmethod
     def create(c_handle: Any) -> None:

@@ -25,15 +25,17 @@ __all__ = ["TuningPlan"]
 class TuningPlan(Plan):
     """A plan that is made anew for each of its first calls; the one behind these is kept, and on disk.
 
-    The first is made at once, and is Refused where cuTENSOR has no kernel. Nothing is recorded before the last.
+    The first is made at once, and is Refused where cuTENSOR has no kernel. Nothing is recorded before the last. What
+    was tried is there until all of it has run, for cuTENSOR says nowhere when it looks at how long a kernel took.
     """
 
-    __slots__ = ("_executor", "_left", "_make", "_plan")
+    __slots__ = ("_executor", "_left", "_make", "_plan", "_tried")
 
     def __init__(self, executor: CudaExecutor, row: Row, make: Callable[[], Plan], count: int) -> None:
         super().__init__(row, capture_safe=False)
         self._executor, self._make, self._left = executor, make, count
         self._plan = make()
+        self._tried: list[Plan] = []
 
     @property
     def is_tuned(self) -> bool:
@@ -45,11 +47,14 @@ class TuningPlan(Plan):
         self._plan.enqueue(arguments)
         if self._left:
             self._left -= 1
+            self._tried.append(self._plan)
             try:
                 self._plan = self._make()  # of the next call; behind the last one, of all further ones
             except Refused:  # of a further kernel: that at hand stays
                 self._left = 0
             if not self._left:
+                self._executor.stream.synchronize()
                 write_plans(self._executor)
+                self._tried.clear()
                 self.capture_safe = self._plan.capture_safe
                 self.relocation = PlanRelocation(self)  # from now on it may be launched as a graph

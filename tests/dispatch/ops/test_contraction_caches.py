@@ -100,6 +100,19 @@ def test_kernels_are_tried_one_a_call_until_the_fastest_stays(process, rng):
     assert not planned(process(), rng, incremental_count=2)[0].capture_safe
 
 
+def test_what_was_tried_is_there_until_all_of_it_has_run(process, rng):
+    executor = process()
+    library, log = executor.library, []
+    executor.stream.synchronize = lambda: log.append(("waits", library.destroyed.count("plan")))
+    write = library.cutensorHandleWritePlanCacheToFile
+    library.cutensorHandleWritePlanCacheToFile = lambda *given: log.append("writes") or write(*given)
+    _, run = planned(executor, rng, incremental_count=3)
+    for _ in range(5):
+        run()
+    assert log == [("waits", 0), "writes"]
+    assert library.destroyed.count("plan") == 3
+
+
 def test_what_was_tuned_is_there_in_the_next_process(folder, process, rng):
     _, run = planned(process(), rng, incremental_count=3)
     for _ in range(3):

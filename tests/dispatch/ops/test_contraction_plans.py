@@ -277,14 +277,16 @@ def test_products_lie_as_matmul_has_them(dev, rng):
         assert (found.a.shape, found.b.shape, found.out.shape) == shapes, spec
 
 
-def failing(executor, name, times):
-    """Has a function of the library fail so often with the status that it has for any error of CUDA's."""
+def failing(executor, name, times, status=stand_in.CUDA_ERROR):
+    """Has a function of the library fail so often, unless it is said with the status for any error of CUDA's."""
     kept, left = getattr(executor.library, name), [times]
 
     def call(*arguments):
         if left[0]:
             left[0] -= 1
-            return stand_in.CUDA_ERROR
+            if name == "cutensorCreate":
+                arguments[0].value = 1  # what no library has made, and nobody is to destroy
+            return status
         return kept.function(*arguments)
 
     function = stand_in.Call(name, call)
@@ -332,6 +334,44 @@ def test_a_plan_that_fails_for_memory_is_out_of_memory(dev, executor):
     failing(executor, "cutensorCreatePlan", 1)
     with pytest.raises(OutOfMemory, match="cutensorCreatePlan failed with CUTENSOR_STATUS_CUDA_ERROR"):
         run(dp.ContractRequest("ik,kj->ij", a, a), executor, row_of("contract", "f32"))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_handle_that_fails_for_memory_is_made_again_or_out_of_memory(dev, executor, rng, times):
+    a, b = (dev.array(rng.standard_normal((3, 3)).astype("f4")) for _ in range(2))
+    request, row = dp.ContractRequest("ik,kj->ij", a, b), row_of("contract", "f32")
+    executor.free, trimmed = 8 << 20, []
+    executor.device.trim = lambda: trimmed.append(1)
+    left = failing(executor, "cutensorCreate", times, stand_in.UNSUPPORTED)
+    if times == 2:
+        with pytest.raises(OutOfMemory, match=r"8 of 81,920 MiB.*cutensorCreate failed with CUTENSOR_STATUS_NOT_SUPP"):
+            run(request, executor, row)
+    _, result = run(request, executor, row)  # once there is memory all is well
+    np.testing.assert_allclose(result.numpy(), a.numpy() @ b.numpy(), rtol=1e-5)
+    assert (trimmed, left) == ([1], [0])
+    assert not executor.device.idle["cutensor"]
+
+
+def test_a_handle_that_fails_with_memory_to_spare_is_the_librarys_own_error(dev, executor):
+    a = dev.zeros((3, 3), "f32")
+    left = failing(executor, "cutensorCreate", 5, stand_in.UNSUPPORTED)
+    with pytest.raises(CutensorError, match=r"NOT_SUPPORTED.*65,536 of 81,920 MiB are free: it is not for memory"):
+        run(dp.ContractRequest("ik,kj->ij", a, a), executor, row_of("contract", "f32"))
+    assert left == [4]
+    gc.collect()
+    assert not executor.device.idle["cutensor"]  # nobody is to destroy what was not made
+
+
+def test_what_a_plan_was_made_of_goes_behind_it(dev, executor):
+    a = dev.zeros((3, 3), "f32")
+    plan, _ = run(dp.ContractRequest("ik,kj->ij", a, a), executor, row_of("contract", "f32"))
+    executor.library.destroyed.clear()
+    del plan
+    gc.collect()
+    found = executor.library.destroyed
+    assert sorted(found) == ["operation", "plan", "preference", "tensor", "tensor", "tensor"]
+    assert found[0] == "plan"
+    assert found.index("operation") < found.index("tensor")
 
 
 def test_a_choice_of_cutensors_kernel_is_nothing_to_cublaslt(dev):
