@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Concatenate, TypeVar
 
 from dispatch.checks import check_number
@@ -57,6 +58,7 @@ class LocalWorld:
         self.closed, self._deadline, self._devices, self._kind = False, deadline, homes, kind
         self._maker = _threads_maker() if homes[0].is_host else nccl_maker(config)
         self._threads = [ThreadPoolExecutor(1, f"rank {number}") for number in range(len(homes))]
+        self._inside: set[int] = set()  # the threads that are within a function of `run`
         self._generation = 0
         self.worlds: tuple[RankWorld, ...] = ()
         try:
@@ -104,12 +106,15 @@ class LocalWorld:
 
     def _on_rank(self, rank: int, errors: list[BaseException], function: Callable[..., T], args: Any, kwargs: Any) -> T:
         world = self.worlds[rank]
+        self._inside.add(get_ident())
         try:
             return function(world, *args, **kwargs)
         except BaseException as error:
             errors.append(error)  # before the others learn of it, whose errors are to stand behind it
             self._meshes[rank].lose()
             raise
+        finally:
+            self._inside.discard(get_ident())
 
     def rebuild(self) -> Self:
         """Make a new communicator over all ranks, those that failed included; their memory is as it was."""
@@ -124,6 +129,9 @@ class LocalWorld:
     def _check(self) -> None:
         if self.closed:
             raise Closed(f"{self!r} was closed")
+        if get_ident() in self._inside:  # whose thread would wait for itself
+            hint = "the `world` that the function is given has what a rank may do"
+            raise BadRequest("run", "a call from within a rank's function", "one from outside of it", hint)
 
     def close(self) -> None:
         """Give all back and end the threads; a second call does nothing."""

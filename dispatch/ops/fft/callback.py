@@ -152,7 +152,10 @@ class Callback:
         unknown = [name for name, one in wanted.items() if name not in there and one.default is one.empty]
         if unknown:
             raise BadRequest("numpy", f"parameters {unknown}", f"some of {', '.join(there)}")
-        return self.numpy(**{name: there[name] for name in wanted if name in there})
+        found = self.numpy(**{name: there[name] for name in wanted if name in there})
+        if found is None:
+            raise BadRequest("numpy", "a function that returns nothing", "one that returns the elements")
+        return found
 
     # -- ready ones -----------------------------------------------------------------------------------------------
     @classmethod

@@ -214,9 +214,12 @@ def product(a: SparseTensor, other: Any) -> Any:
 
 
 def left_product(a: SparseTensor, other: Any) -> Any:
-    """`other @ a`, as the transpose of Aᵀ times the transposed one."""
-    if getattr(other, "ndim", 2) == 1:
+    """`other @ a`, as the transpose of Aᵀ times the transposed one, or of each of a batch."""
+    axes = getattr(other, "ndim", 2)
+    if axes == 1:
         return spmv(a, other, trans=Operation.T)
+    if axes == BATCH:
+        return spmm(a, other.mT, trans=Operation.T).mT
     return spmm(a, other.T, trans=Operation.T).T
 
 

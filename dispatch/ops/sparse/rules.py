@@ -165,11 +165,10 @@ def stacked_lines(request: Any) -> str:
 
 
 def stacks_as_they_are(request: Any) -> str:
-    """No batch of matrices is transposed: cuSPARSE 12.6 takes the second and further ones for others, on an H100."""
-    values = request.values.layout
-    if request.device.is_host or len(values.shape) == 1 or values.shape[0] == 1 or request.trans is Operation.N:
+    """No batch is of transposes: cuSPARSE 12.6 takes a batch of A for others from the second on, on an H100."""
+    if request.device.is_host or request.batch == 1 or request.trans is Operation.N:
         return ""
-    return f"needs trans='n' of a batch of A, has {request.trans.name}: spmm for each, or a batch of what csr2csc gives"
+    return f"needs trans='n' of a batch, has {request.trans.name}: spmm for each, or what csr2csc gives of A"
 
 
 def results(request: Any) -> str:

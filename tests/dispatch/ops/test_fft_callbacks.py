@@ -171,6 +171,13 @@ def needs_more(x, y):
     return x + y
 
 
+def test_a_function_that_returns_nothing_is_refused():
+    nothing = Callback("return x;", lambda x: None if len(x) else x)
+    for sides in ({"load": nothing}, {"store": nothing}):
+        with pytest.raises(BadRequest, match="a function that returns nothing"):
+            dp.fft.fft(dp.device("host").array(np.ones(4)), **sides)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

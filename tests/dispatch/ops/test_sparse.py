@@ -134,6 +134,20 @@ def test_the_transpose_is_the_other_format_over_the_same_memory(matrix, rng):
         _ = S.sparse_tensor(matrix.tocoo()).T
 
 
+def test_a_batch_of_dense_matrices_stands_on_either_side(rng):
+    matrix = sp.random_array((6, 5), density=0.5, rng=rng, format="csr")
+    a, dense = S.sparse_tensor(matrix, device=DEV), matrix.toarray()
+    left, right = rng.standard_normal((4, 3, 6)), rng.standard_normal((4, 5, 2))
+    by_columns = DEV.array(np.ascontiguousarray(left.swapaxes(1, 2))).mT
+    for given in (DEV.array(left), by_columns):
+        np.testing.assert_allclose((given @ a).numpy(), left @ dense, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(S.spmm(a, DEV.array(right)).numpy(), dense @ right, rtol=0, atol=1e-12)
+    with pytest.raises(NoRow, match=r"the matrices of b one behind another|row-major or column-major"):
+        DEV.array(np.ascontiguousarray(left.T)).T @ a
+    with pytest.raises(BadRequest, match="as op"):
+        DEV.array(np.zeros((3, 2, 2))).T @ a  # 3 elements a line, for 6 lines of A
+
+
 def test_what_a_sparse_tensor_is_not_is_said(matrix):
     a = S.sparse_tensor(matrix)
     with pytest.raises(TypeError, match=r"no array of NumPy's: a.todense\(\) makes a dense tensor"):

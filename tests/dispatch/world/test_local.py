@@ -135,6 +135,16 @@ def test_a_rank_that_the_others_went_on_without_never_makes_a_world_of_its_own()
         assert world.run(again) == [3.0, None, 3.0]
 
 
+def test_a_world_is_not_asked_from_within_a_rank_s_function():
+    """Its thread would wait for itself, for ever."""
+    with dp.World.local(["host"] * 2, deadline=5) as world:
+        for call in (lambda: world.run(lambda _: 1), world.rebuild):
+            with pytest.raises(BadRequest, match="from within a rank's function"):
+                world.run(lambda mine, call=call: call() if mine.rank == 0 else 1)
+            world.rebuild()
+        assert world.run(lambda mine: mine.rank) == [0, 1]
+
+
 def test_a_rank_that_hangs_is_a_timeout_that_names_it():
     awake, left_out = threading.Event(), []
 
