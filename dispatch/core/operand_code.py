@@ -7,10 +7,11 @@ are named by their places, x0, x1, and so on; nothing here knows an op, and noth
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import starmap
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dispatch.core.remembered import MAX_FORMS, UNFIT, executor_on, in_a_row, same, tuple_of
+from dispatch.core.remembered import MAX_FORMS, UNFIT, Pair, executor_on, in_a_row, meeting, same, tuple_of
 from dispatch.device.frameworks.framework import Adopted
 from dispatch.device.stream import current
 
@@ -68,7 +69,7 @@ class Form(NamedTuple):
     writes: tuple[str, ...]
     results: tuple[str, ...]
     is_tuple: bool
-    pairs: tuple[tuple[str, str, bool], ...]  # addresses of operands that must be apart, unless they may be one view
+    pairs: tuple[Pair, ...]
     spans: tuple[str, ...]  # the addresses of all operands instead, where they are many
     sized: tuple[int, ...]  # of those of another library: which have elements, and so memory
     unusual: tuple[str, ...]  # conditions that their elements are not as they lie in memory
@@ -169,7 +170,7 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
         ]
     scope: dict[str, Any] = {"_UNFIT": UNFIT, "_Adopted": Adopted, "_same": same, "_meet": _meet}
     conditions = [f"not (_least_{place} <= x{place} <= _most_{place})" for place, _ in form.numbers]
-    conditions += [_meeting(number, *pair) for number, pair in enumerate(form.pairs)]
+    conditions += starmap(meeting, enumerate(form.pairs))
     if form.spans:
         conditions += [f"_meet({tuple_of(form.spans)}, _spans)"]
     if framework is None:
@@ -192,14 +193,14 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
     numbers = [place for place, _ in form.numbers]
     unpacked = [
         *in_a_row("_held", form.held, "_choices"),
-        *in_a_row("_least", numbers, "_lows"),
-        *in_a_row("_most", numbers, "_highs"),
+        *in_a_row("_least", numbers, "_leasts"),
+        *in_a_row("_most", numbers, "_mosts"),
         *in_a_row("_make", range(form.made), "_outputs"),
         *in_a_row("_argument", range(form.constants), "_constants"),
-        *(line for end in ("from", "to", "one") for line in in_a_row(f"_{end}", range(len(form.pairs)), f"_{end}s")),
+        *(line for end in ("low", "high", "one") for line in in_a_row(f"_{end}", range(len(form.pairs)), f"_{end}s")),
     ]
     source = [
-        "def make(_plan, _choices, _lows, _highs, _outputs, _constants, _froms, _tos, _ones, _spans):",
+        "def make(_plan, _choices, _leasts, _mosts, _outputs, _constants, _lows, _highs, _ones, _spans):",
         *(f"    {line}" for line in unpacked),
         f"    def take({', '.join(_passed(pattern))}):",
         *(f"        {line}" for line in lines),
@@ -208,12 +209,6 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
     exec("\n".join(source), scope)
     made: Callable[..., Callable[..., Any]] = scope["make"]
     return made
-
-
-def _meeting(number: int, one: str, other: str, may_be_one: bool) -> str:
-    """The condition that two operands may overlap, and are not one view where they may be."""
-    meeting = f"_from_{number} < {other} - {one} < _to_{number}"
-    return f"({meeting} and {other} - {one} != _one_{number})" if may_be_one else meeting
 
 
 def _conditions_of_theirs(form: Form, scope: dict[str, Any]) -> list[str]:

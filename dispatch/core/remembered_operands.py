@@ -36,7 +36,7 @@ from dispatch.core.operand_code import (
     taking,
     way_of,
 )
-from dispatch.core.remembered import MAX_FORMS, UNFIT, bounds_of, is_constant
+from dispatch.core.remembered import MAX_FORMS, UNFIT, Pair, bounds_of, is_constant
 from dispatch.core.request import run
 from dispatch.device.frameworks.framework import Adopted
 from dispatch.device.frameworks.frameworks import framework_of
@@ -312,7 +312,7 @@ def _unusual(pattern: Pattern, layouts: dict[str, Any]) -> tuple[str, ...]:
 
 def _apart(
     uses: Sequence[tuple[str, Tensor, bool]], words: dict[str, str], in_place: frozenset[tuple[str, str]]
-) -> tuple[tuple[tuple[str, str, bool], ...], tuple[tuple[int, int, int | None], ...], Spans | None]:
+) -> tuple[tuple[Pair, ...], tuple[tuple[int, int, int | None], ...], Spans | None]:
     """The pairs of operands whose memory must be apart and their bounds, or the spans of all where there are many."""
     sized = [(name, tensor.layout, written) for name, tensor, written in uses if tensor.layout.size]
     pairs, bounds = [], []
@@ -320,7 +320,7 @@ def _apart(
         for other_name, other, other_written in sized[count + 1 :]:
             if written or other_written:
                 may_be_one = not in_place.isdisjoint(((name, other_name), (other_name, name)))
-                pairs.append((f"_at_{words[name]}", f"_at_{words[other_name]}", may_be_one))
+                pairs.append((words[name], words[other_name], may_be_one))
                 bounds.append(bounds_of(layout, other))
     if len(pairs) <= MOST_PAIRS or in_place:
         return tuple(pairs), tuple(bounds), None
