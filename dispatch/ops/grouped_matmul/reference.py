@@ -13,6 +13,7 @@ from dispatch.core.precision import as_is, to_tf32
 from dispatch.core.request import Plan
 from dispatch.keys import F64, Compute, member
 from dispatch.libraries.cutlass.arithmetic import evaluate, rounded
+from dispatch.ops.grouped_matmul.request import check_ends
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,8 +70,10 @@ class NumpyGroupedPlan(Plan):
     __slots__ = ()
 
     def run(self, request: GroupedMatmulRequest, outputs: Operands) -> None:
-        """Compute a request into its output, or the one made for it."""
+        """Compute a request into its output, or the one made for it; BadRequest for ends that are none."""
         target = np.asarray(outputs.get("out", request.out))
+        ends = np.asarray(request.ends)  # which may have been another array's, that nobody has looked at
+        check_ends(ends, request.a.shape[0], str(ends.tolist()))
         values = reference(request, np.float32)["out"]
         for rows, _, _ in products(request, np.float32):
             target[rows] = rounded(values[rows], request.d_dtype)

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from dispatch.core.request import Argument, Operands
+    from dispatch.device.layout import Array
 
-__all__ = ["GroupedMatmulRequest"]
+__all__ = ["GroupedMatmulRequest", "check_ends"]
 
 Shape = tuple[int, ...]
 TENSORS = ("a", "b", "ends", "out")
@@ -124,11 +125,14 @@ class GroupedMatmulRequest(GroupedBase["Tensor"]):
 def _on_device(a: Tensor, ends: object) -> Tensor:
     """Ends that the host knows, checked and copied to the device."""
     numbers = as_array("ends", () if ends is None else ends)
-    whole = numbers.ndim == 1 and numbers.dtype.kind in "iu"
     if a.ndim != 2:
         raise BadRequest("a", str(a.layout), "a (total, k)")
-    if not whole or (np.diff(numbers, prepend=0) < 0).any() or numbers.max(initial=0) > a.shape[0]:
-        raise BadRequest(
-            "ends", repr(ends), f"whole numbers that do not fall, at most {a.shape[0]}", "np.cumsum(sizes)"
-        )
+    check_ends(numbers, a.shape[0], repr(ends))
     return a.device.array(numbers, "i32")
+
+
+def check_ends(numbers: Array, rows: int, shown: str) -> None:
+    """BadRequest for numbers that are no ends of groups of so many rows in all."""
+    whole = numbers.ndim == 1 and numbers.dtype.kind in "iu"
+    if not whole or (np.diff(numbers.astype(np.int64), prepend=0) < 0).any() or numbers.max(initial=0) > rows:
+        raise BadRequest("ends", shown, f"whole numbers that do not fall, at most {rows}", "np.cumsum(sizes)")

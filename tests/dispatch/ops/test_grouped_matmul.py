@@ -146,6 +146,18 @@ def test_no_row_takes_what_tensor_maps_cannot_step_through(options, reason, dev)
         dp.run(small(dev, **options(dev)))
 
 
+@pytest.mark.parametrize("ends", [[4, 2], [4, 7], [-1, 6]])
+@pytest.mark.parametrize("dtype", ["i32", "u32"])
+def test_ends_that_are_none_are_refused_whoever_has_them_on_the_host(dev, ends, dtype):
+    """Also as a tensor of it, which nobody has looked at before; unsigned numbers that fall are no larger ones."""
+    a, b = dev.zeros((6, 16), "bf16"), dev.zeros((2, 16, 8), "bf16")
+    if dtype == "i32":
+        with pytest.raises(BadRequest, match="whole numbers that do not fall, at most 6"):
+            grouped_matmul(a, b, dev.array(ends, dtype))
+    with pytest.raises(BadRequest, match="whole numbers that do not fall, at most 6"):
+        grouped_matmul(a, b, np.array(ends).astype(dev.array([0], dtype).dtype.numpy))
+
+
 def test_ends_may_be_numbers_of_the_host(dev):
     a, b = dev.array(np.ones((6, 16)), "bf16"), dev.array(np.ones((2, 16, 8)), "bf16")
     for ends in ([2, 6], np.array([2, 6]), (2, 6)):
