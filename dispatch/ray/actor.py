@@ -93,8 +93,12 @@ class SupervisorActor:
             for key in keys:
                 self._kept.pop(key, None)
 
-    async def drop(self, result: Any) -> None:
-        """Keep the tensors of a result no longer, for which nobody has asked."""
+    async def drop(self, refs: Sequence[Any]) -> None:
+        """Keep the tensors of a result that nobody has asked for no longer; of a request that failed there are none."""
+        try:
+            result = await refs[0]
+        except Exception:  # noqa: BLE001  # whoever asks for the result is told
+            return
         mapped(lambda value: self._kept.pop(value.key, None) if isinstance(value, Reference) else None, result)
 
     async def run(

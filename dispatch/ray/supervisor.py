@@ -142,7 +142,7 @@ class RayFuture:
 
     def __del__(self) -> None:
         if self._keeper is not None and self._handles is None and ray().is_initialized():
-            self._keeper._actor.drop.remote(self.ref)  # nobody has asked for it
+            self._keeper._actor.drop.remote([self.ref])  # nobody has asked for it; in a list, or Ray would wait for it
 
 
 class RaySupervisor:

@@ -9,6 +9,7 @@ import pickle
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -99,6 +100,18 @@ def test_errors_come_as_they_were_raised(supervisor, numbers):
         supervisor.submit(a)
     with pytest.raises(BadRequest, match="in a sequence"):
         supervisor.submit(dp.MatmulRequest, a=[future], b=a)
+
+
+def test_a_result_that_nobody_asks_for_is_dropped_also_where_it_is_an_error(supervisor, ray, numbers):
+    """A call of the actor that failed for it would be told of on the caller's terminal, though nobody can mend it."""
+    a, b, _ = numbers
+    for other in (b, b[:3]):  # the second cannot be multiplied
+        sent = []
+        drop = SimpleNamespace(remote=lambda given, sent=sent: sent.append(supervisor._actor.drop.remote(given)))
+        kept = supervisor.submit(dp.MatmulRequest, a=a, b=other, keep=True)
+        kept._keeper = SimpleNamespace(_actor=SimpleNamespace(drop=drop))
+        del kept
+        assert ray.get(sent, timeout=PATIENCE) == [None]
 
 
 def test_futures_are_awaited(supervisor, numbers):
