@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["IncompleteFactors", "ic0", "ilu0"]
 
-NO_PIVOT = "the pivot of row {row} is 0, or has no place", "add to the diagonal, or store its zeros"
+NO_PIVOT = "the pivot of row {row} is {what}, or has no place", "add to the diagonal, or store its zeros"
 
 
 class IncompleteFactors:
@@ -37,7 +37,8 @@ class IncompleteFactors:
         values, info = self._factorize(*source.parts)
         if check and (status := int(info.item())):
             meaning, hint = NO_PIVOT
-            raise LinAlgError("ilu0" if self._is_lu else "ic0", {(): status}, meaning.format(row=status - 1), hint)
+            name, what = ("ilu0", "0") if self._is_lu else ("ic0", "not above 0")
+            raise LinAlgError(name, {(): status}, meaning.format(row=status - 1, what=what), hint)
         self.matrix = source.with_values(values)
 
     @property
