@@ -55,7 +55,7 @@ class Within(Plan):
 def test_a_call_from_within_a_call_of_the_same_plan_is_refused(run):
     """The outer one has set some of its addresses, which the library is yet to read."""
 
-    def work(_, dev):
+    def work(driver, dev):
         executor, plan, other = CudaExecutor(dev.stream()), Within(), Within()
         refused = []
 
@@ -69,6 +69,7 @@ def test_a_call_from_within_a_call_of_the_same_plan_is_refused(run):
         plan.action = inner
         executor.call(plan, (1,))
         assert (plan.made, other.made, refused) == ([(1,)], [(3,)], [True])
+        assert driver.thread.mode == 0, "each call gives back the capture mode that it found, one within another, too"
         executor.call(plan, (5,))
         other.action = lambda: executor.call(plan, (6,))
 
