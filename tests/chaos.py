@@ -448,6 +448,16 @@ def left_over() -> dict[str, Any]:
     }
 
 
+def left_behind(before: dict[str, Any]) -> dict[str, Any]:
+    """What `left_over` says now and did not say before; what others, done by now, had left is no matter of ours."""
+    now = left_over()
+    more = {what: Counter(now[what]) - Counter(before[what]) for what in ("threads", "children", "shared memory")}
+    found = {what: sorted(each.elements()) for what, each in more.items()}
+    return {what: each for what, each in found.items() if each} | {
+        what: (before[what], now[what]) for what in ("descriptors", "memory files") if now[what] > before[what]
+    }
+
+
 def resident() -> float:
     """MiB that this process has in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -34,7 +34,7 @@ def test_every_request_ends_once_and_only_the_guilty_fail(rng, record_property):
     assert outcome.requests == REQUESTS - sum(outcome.faults[kind] for kind in chaos.NO_REQUEST)
     assert outcome.mains > 0
     assert outcome.restarts >= outcome.faults["illegal address"] + outcome.faults["trap"] + outcome.faults["hang"]
-    assert chaos.left_over() == before
+    assert chaos.left_behind(before) == {}
     dev.activate()
     ends = time.monotonic() + OTHERS
     while driver.cuMemGetInfo()[0] <= free - SLACK and time.monotonic() < ends:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import tempfile
+import threading
 
 import pytest
 
@@ -25,4 +27,26 @@ def test_every_request_ends_once_and_only_the_guilty_fail(rng, record_property):
     assert outcome.requests == REQUESTS - sum(outcome.faults[kind] for kind in chaos.NO_REQUEST)
     assert outcome.mains > 0
     assert outcome.restarts >= outcome.faults["die"] + outcome.faults["hang"]
-    assert chaos.left_over() == before
+    assert chaos.left_behind(before) == {}
+
+
+@pytest.mark.usefixtures("trouble")
+def test_what_a_storm_leaves_behind_is_found_and_what_others_end_is_not():
+    chaos = importlib.import_module("chaos")
+    ended, wait = threading.Event(), threading.Event()
+    earlier = threading.Thread(target=ended.wait, name="earlier")
+    earlier.start()
+    before = chaos.left_over()
+    later = threading.Thread(target=wait.wait, name="later")
+    later.start()
+    with tempfile.TemporaryFile(), tempfile.NamedTemporaryFile(dir="/dev/shm") as shared:
+        assert chaos.left_behind(before) == {
+            "threads": ["later"],
+            "descriptors": (before["descriptors"], before["descriptors"] + 2),
+            "shared memory": [shared.name],
+        }
+    wait.set()
+    later.join()
+    ended.set()
+    earlier.join()
+    assert chaos.left_behind(before) == {}

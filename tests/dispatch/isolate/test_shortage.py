@@ -104,7 +104,7 @@ def test_whatever_the_system_refuses_is_an_error_of_ours_and_leaves_nothing(monk
         for thread in threading.enumerate():
             if thread.name.startswith("dispatch"):
                 thread.join(PATIENCE)
-        assert chaos.left_over() == before, what
+        assert chaos.left_behind(before) == {}, what
         number += step
     assert len(outcomes) > 20 // step
     assert live() == []
