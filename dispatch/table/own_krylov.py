@@ -14,7 +14,9 @@ __all__ = ["ROWS"]
 
 SM75  = Arch(75)
 H100  = ("H100",)
-RULES = (rules.aligned, rules.index_pair, rules.blocks, rules.results, rules.iterated, rules.diagonal_of_lines)
+ANY   = (rules.aligned, rules.index_pair, rules.blocks, rules.results, rules.iterated, rules.diagonal_of_lines)
+RULES = (*ANY, rules.without_factors)
+SOLVES = (*ANY, rules.with_factors)
 REAL, ALL = (F32, F64), (F32, F64, C64, C128)
 
 GPU_ROWS = (
@@ -23,6 +25,8 @@ GPU_ROWS = (
     *(Row("bicgstab", (one, one), None, RULES, SM75, None, (), "own", "bicgstab", krylov_plan, H100) for one in ALL),
     *(Row("gmres",    (one, one), None, RULES, SM75, None, (), "own", "gmres", krylov_plan, H100) for one in ALL),
     *(Row("minres",   (one, one), None, RULES, SM75, None, (), "own", "minres", krylov_plan, H100) for one in REAL),
+    *(Row(op, (one, one), None, SOLVES, SM75, None, (), "own", op, krylov_plan, variant="factors")
+      for op in ("cg", "bicgstab", "gmres") for one in ALL),
 )
 # fmt: on
 ROWS = stated((*GPU_ROWS, *(on_host(row, scipy_krylov, library="scipy", stands_for="own") for row in GPU_ROWS)))

@@ -66,14 +66,24 @@ class Solve:
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
         """Analyse, unless that is kept, and solve."""
+        self.prepare(addresses)
+        self.solve()
+        if not self._keeps:
+            self._kept = None
+
+    def prepare(self, addresses: Sequence[Any]) -> None:
+        """Analyse, or hand the values over where an analysis of these indices is there."""
         self._call.set(addresses)
-        found = self._kept
-        if found is None or found.at != self._matrix.indices_at:
-            found = self._analysed()
-            self._kept = found if self._keeps else None
+        if self._kept is None or self._kept.at != self._matrix.indices_at:
+            self._kept = self._analysed()
         else:
-            self._update(found, addresses)
-        self._call.of(f"{self._name}_solve", found.c)
+            self._update(self._kept, addresses)
+
+    def solve(self) -> None:
+        """Solve by what has been prepared, at its addresses."""
+        if self._kept is None:
+            raise RuntimeError("no analysis has been made")
+        self._call.of(f"{self._name}_solve", self._kept.c)
 
     def _analysed(self) -> Analysis:
         self._kept = None

@@ -11,6 +11,8 @@ from dispatch.core.host_plan import EXACT
 from dispatch.keys import C64, F32
 from dispatch.ops.sparse import krylov
 from dispatch.ops.sparse.form import SparseFormat
+from dispatch.ops.sparse.incomplete import Ic0Request, Ilu0Request
+from dispatch.ops.sparse.incomplete_reference import evaluate as evaluate_incomplete
 from dispatch.ops.sparse.krylov import Preconditioner
 from dispatch.ops.sparse.krylov_reference import evaluate_krylov, norm_of, scale_of
 from dispatch.ops.sparse.patterns import PATTERNS, stored
@@ -29,7 +31,8 @@ __all__ = ["KRYLOV", "KrylovCheck", "krylov_cases", "matrix_for"]
 KRYLOV: dict[str, Any] = {
     kind.op: kind for name, kind in vars(krylov).items() if name in krylov.__all__ and hasattr(kind, "op")
 }
-NONE, JACOBI = Preconditioner
+CHOICES = {"jacobi": Preconditioner.JACOBI, "ilu0": Preconditioner.ILU0, "ic0": Preconditioner.IC0}
+FACTORED: dict[str, Any] = {"ilu0": Ilu0Request, "ic0": Ic0Request}
 CSR, CSC, COO, BSR = SparseFormat
 
 
@@ -41,7 +44,7 @@ class Form(NamedTuple):
     base: int = 0
     wide: bool = False
     start: str = "zeros"  # drawn, in place
-    scale: str = "none"  # drawn, jacobi
+    scale: str = "none"  # drawn, jacobi, ilu0, ic0
     rtol: float = 1e-5
     atol: float = 0.0
     given: bool = False
@@ -55,13 +58,16 @@ FORMS = (
     Form("3d Poisson", COO, base=1, rtol=0.0, atol=1e-3, given=True),
     Form("graph Laplacian", BSR, wide=True, scale="drawn"),
     Form("3d Poisson", CSR, base=1, scale="jacobi", start="drawn"),
+    Form("3d Poisson", scale="ilu0", start="drawn"),
+    Form("graph Laplacian", base=1, scale="ic0", given=True),
+    Form("2d Poisson", scale="ilu0", start="in place", rtol=1e-8),
 )
 ACCURATE = 4  # roundoffs of what is summed up
 
 
 def krylov_cases(row: Row) -> list[MadeCase]:
-    """Every form."""
-    return MadeCase.each(row, FORMS, check)
+    """Every form of a row: with incomplete factors, or without."""
+    return MadeCase.each(row, [form for form in FORMS if (form.scale in FACTORED) == (row.variant == "factors")], check)
 
 
 def matrix_for(op: str, mask: Any, rng: np.random.Generator, *, is_complex: bool = False) -> Array:
@@ -74,6 +80,13 @@ def matrix_for(op: str, mask: Any, rng: np.random.Generator, *, is_complex: bool
     rows = np.abs(drawn).sum(axis=1) + 0.5 + rng.random(n)
     signs = np.where(rng.random(n) < 0.4, -1, 1) if op == "minres" else 1
     return np.asarray(drawn + np.diag(rows * signs))
+
+
+def definite(dense: Array) -> Array:
+    """A Hermitian positive definite matrix with the elements of a given one, or their mirror images."""
+    below = np.tril(dense, -1)
+    whole = below + below.conj().T
+    return np.asarray(whole + np.diag(np.abs(whole).sum(axis=1) + 0.5))
 
 
 @dataclass(frozen=True)
@@ -144,13 +157,19 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
             fields["out"], written = memory.view, (memory,)
     if form.scale == "drawn":
         lay("M", (0.5 + rng.random(n)) / (np.abs(np.diag(dense)) + 0.5))
+    elif form.scale in FACTORED:
+        fields["form"] = fields["form"]._replace(pattern=int(rng.integers(1 << 40)))
+        parts_of_a = {field: fields[field] for field in ("values", "rows", "columns", "form")}
+        if form.scale == "ic0":  # of a matrix that has one, at A's places
+            parts_of_a["values"] = device.array(stored(mask, definite(dense), CSR, form.base, index)[0])
+        lay("M", evaluate_incomplete(FACTORED[form.scale](**parts_of_a), EXACT)["out"])
     if form.given:
         written = (*written, lay("out", poison(dtype, (n,))))
     near = 30 if dtype in (F32, C64) else 1  # so far from roundoff that a residual means something
     choices = {
         "rtol": form.rtol * near,
         "atol": form.atol * near,
-        "preconditioner": JACOBI if form.scale == "jacobi" else NONE,
+        "preconditioner": CHOICES.get(form.scale, Preconditioner.NONE),
     }
     request = KRYLOV[op](**fields, **choices)
     expected = {**evaluate_krylov(request, EXACT), "start": start}

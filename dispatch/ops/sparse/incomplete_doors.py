@@ -23,23 +23,29 @@ class IncompleteFactors:
     """L and U of A ≈ L · U, or L of A ≈ L · Lᴴ, at the places of A: `solve` applies the inverse of their product.
 
     `matrix` holds them as one matrix of a fixed pattern, so that the analyses of its triangles stay with the plans.
+    `source` is A in that pattern. As the M of `cg`, `bicgstab` and `gmres` they precondition.
     """
 
-    __slots__ = ("_factorize", "_is_lu", "_source", "matrix")
+    __slots__ = ("_factorize", "_is_lu", "matrix", "source")
 
     def __init__(self, source: SparseTensor, *, is_lu: bool, check: bool) -> None:
         self._is_lu, self._factorize = is_lu, ops.ilu0 if is_lu else ops.ic0
-        self._source = source if source.form.pattern is not None else source.fixed()
-        self._make(self._source, check)
+        self.source = source if source.form.pattern is not None else source.fixed()
+        self._make(self.source, check)
 
     def _make(self, source: SparseTensor, check: bool) -> None:
         check_bool("check", check)
         values, info = self._factorize(*source.parts)
         if check and (status := int(info.item())):
             meaning, hint = NO_PIVOT
-            name, what = ("ilu0", "0") if self._is_lu else ("ic0", "not above 0")
-            raise LinAlgError(name, {(): status}, meaning.format(row=status - 1, what=what), hint)
+            what = "0" if self._is_lu else "not above 0"
+            raise LinAlgError(self.kind, {(): status}, meaning.format(row=status - 1, what=what), hint)
         self.matrix = source.with_values(values)
+
+    @property
+    def kind(self) -> str:
+        """ "ilu0" or "ic0"."""
+        return "ilu0" if self._is_lu else "ic0"
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -63,10 +69,12 @@ class IncompleteFactors:
 
         They are of the dtype and the number of those before, and on their device; BadRequest for others.
         """
-        old, new = self._source.values, taken_in("values", values)
+        old, new = self.source.values, taken_in("values", values)
         if new.dtype is not old.dtype or new.shape != old.shape or new.device is not old.device:
             raise BadRequest("values", str(new.layout), f"{old.dtype}{list(old.shape)} on {old.device!r}")
-        self._make(self._source.with_values(new), check)
+        source = self.source.with_values(new)
+        self._make(source, check)
+        self.source = source
         return self
 
     def __repr__(self) -> str:

@@ -14,6 +14,7 @@ from dispatch.errors import BadRequest
 from dispatch.keys import C64, C128, F32, F64, I32, Choice
 from dispatch.ops.sparse.algorithms import SpmvAlgorithm
 from dispatch.ops.sparse.base import SparseRequest, check_vector
+from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.products import check_algorithm
 
 if TYPE_CHECKING:
@@ -29,10 +30,17 @@ MOST_RESTART = 256
 
 
 class Preconditioner(Choice):
-    """What approximates the inverse of A: nothing, or the reciprocals of its diagonal."""
+    """What approximates the inverse of A: nothing, the reciprocals of its diagonal, or incomplete factors."""
 
     NONE = 0
     JACOBI = 1
+    ILU0 = 2
+    IC0 = 3
+
+    @property
+    def is_factored(self) -> bool:
+        """Whether it is two triangular solves, with factors that have elements where A has some."""
+        return self in (Preconditioner.ILU0, Preconditioner.IC0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,10 +52,12 @@ class KrylovRequest(SparseRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]):
     Attributes:
         b: (n,), the right-hand side.
         x0: (n,), where the iteration begins; None for zeros. It may be `out` itself.
-        M: (n,), the diagonal of a matrix that approximates the inverse of A; None for none.
+        M: (n,), the diagonal of a matrix that approximates the inverse of A; None for none. With the preconditioner
+            "ilu0" or "ic0" (nnz,), the factors as the request of that name gives them, at the places of A.
         rtol, atol: it ends with ‖b - A·x‖ ≤ max(rtol · ‖b‖, atol).
         maxiter: the iterations after which it is given up; None for 10 · n.
-        preconditioner: "jacobi" takes the reciprocals of A's diagonal for M, and 1 where that is 0.
+        preconditioner: "jacobi" takes the reciprocals of A's diagonal for M, and 1 where that is 0. "ilu0" and "ic0"
+            solve with the factors in M twice in each iteration; A is in CSR, and its form has a `pattern`.
         algorithm: a `SpmvAlgorithm` of the product, for the format of A. By CSR_ALG2 two solves give the same bits.
         out: x, (n,).
         info: i32: 0 once the criterion holds, else the number of iterations, or -1 where the method breaks down, -2
@@ -79,15 +89,37 @@ class KrylovRequest(SparseRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]):
         m, n = self.form.shape
         if m != n or not n:
             raise BadRequest("form.shape", f"({m}, {n})", "a square matrix of at least one row")
-        for name in ("b", "x0", "M"):
+        for name in ("b", "x0"):
             check_vector(name, getattr(self, name), n, f"as A is [{n}, {n}]")
         for name in ("rtol", "atol"):
             check_number(name, getattr(self, name), low=0.0)
         check_algorithm(self.form.format, self.algorithm)
         if self.maxiter is not None:
             check_int("maxiter", self.maxiter, 1, MOST_ITERATIONS)
+        if self.is_factored:
+            self.check_factors()
+            return
+        check_vector("M", self.M, n, f"as A is [{n}, {n}]")
         if self.M is not None and self.preconditioner is not Preconditioner.NONE:
             raise BadRequest("M", str(self.M.layout), "None with a preconditioner that is made of A")
+
+    @property
+    def is_factored(self) -> bool:
+        """Whether the preconditioner is two triangular solves."""
+        return isinstance(self.preconditioner, Preconditioner) and self.preconditioner.is_factored
+
+    def check_factors(self) -> None:
+        """BadRequest unless M has a factor's element for each of A's, which is in CSR and keeps its pattern."""
+        name = getattr(self.preconditioner, "name", "").lower()
+        if self.M is None:
+            raise BadRequest("M", "None", f"the factors that the request {name} gives, for preconditioner={name!r}")
+        nnz = self.values.shape[0]
+        if SparseFormat(self.form.format) is not SparseFormat.CSR:  # type: ignore[arg-type]  # it is a member by now
+            raise BadRequest("form.format", str(self.form.format), f"CSR, with preconditioner={name!r}", "a.tocsr()")
+        check_vector("M", self.M, nnz, f"a factor's element for each of A's {nnz}")
+        if self.form.pattern is None:
+            hint = "a.fixed() promises that the pattern stays"
+            raise BadRequest("form.pattern", "None", f"a number, with preconditioner={name!r}", hint)
 
     @property
     def limit(self) -> int:
@@ -124,9 +156,14 @@ class MinresRequest(KrylovRequest):
 
     M must be positive definite. With it the criterion is in its norm, of r and of b: (rᵀ·M·r)½.
     Its residual falls in each iteration; of a system without a solution it ends with -3 and a least squares solution.
+    It takes no incomplete factors: A that has some (ic0) is positive definite, and `cg` solves it.
     """
 
     op: ClassVar[str] = "minres"
+
+    def check_factors(self) -> None:
+        given = getattr(self.preconditioner, "name", "").lower()
+        raise BadRequest("preconditioner", given, "none, jacobi or a diagonal M with minres", "cg takes factors")
 
 
 @dataclass(frozen=True, eq=False)

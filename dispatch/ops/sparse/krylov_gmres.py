@@ -157,12 +157,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) extend(Solve s)
         if (t.restarting) {
             Wide sum = wide(0.0);
             for (int j = 0; j < t.count; ++j) sum = sum + y[j] * wide(BASIS(j)[i]);
-            VECTOR(X)[i] = VECTOR(IN)[i] = narrow(wide(VECTOR(X)[i]) + preconditioned(s, i, sum));
+            if (FACTORED) VECTOR(M)[i] = narrow(sum);
+            else VECTOR(X)[i] = VECTOR(IN)[i] = narrow(wide(VECTOR(X)[i]) + preconditioned(s, i, sum));
         } else {
             const Element v = narrow(scaled(wide(VECTOR(Q)[i]), 1 / t.sigma));
             BASIS(t.column + 1)[i] = v;
-            VECTOR(IN)[i] = narrow(preconditioned(s, i, wide(v)));
+            VECTOR(UNSOLVED)[i] = narrow(preconditioned(s, i, wide(v)));
         }
     }
+}
+
+// With incomplete factors: a cycle's step, once the solves have made M·sum.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) correct(Solve s)
+{
+    const State& t = *s.state;
+    if (t.over || !t.restarting) return;
+    EACH(i) VECTOR(X)[i] = VECTOR(IN)[i] = narrow(wide(VECTOR(X)[i]) + wide(VECTOR(IN)[i]));
 }
 """

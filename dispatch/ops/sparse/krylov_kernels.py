@@ -1,10 +1,11 @@
 """The kernels of the iterations in CUDA C++: all vector work of a method, with its scalars on the device.
 
 krylov_methods.py and krylov_gmres.py have the methods. A pass is a product q = A·in, which is cuSPARSE's, and the
-kernels of a method behind it, in order. A kernel updates vectors and adds up dot products; its last block has their
-sums, and one thread of it does the recurrence of scalars, so that nothing is launched for that. The first pass makes
-the residual of x0. All arithmetic is in double precision; sums are added in a fixed order, so that two runs give the
-same bits, if the product does.
+kernels of a method behind it, in order; with incomplete factors two triangular solves stand between them, cuSPARSE's
+as well, which read one vector and write another. A kernel updates vectors and adds up dot products; its last block
+has their sums, and one thread of it does the recurrence of scalars, so that nothing is launched for that. The first
+pass makes the residual of x0. All arithmetic is in double precision; sums are added in a fixed order, so that two
+runs give the same bits, if the product does.
 
 Follows Saad, Iterative Methods for Sparse Linear Systems; Paige and Saunders, Solution of Sparse Indefinite Systems of
 Linear Equations; and van der Vorst, Bi-CGSTAB.
@@ -12,10 +13,14 @@ Linear Equations; and van der Vorst, Bi-CGSTAB.
 
 from __future__ import annotations
 
+from typing import Any
+
 from dispatch.ops.sparse.krylov_gmres import GMRES
 from dispatch.ops.sparse.krylov_methods import BICGSTAB, CG, MINRES
 
-__all__ = ["KERNELS", "SOURCES", "VECTORS"]
+__all__ = ["IN", "KERNELS", "SOLVED", "SOLVES", "SOURCES", "VECTORS", "M", "Q", "R", "passes"]
+
+IN, Q, R, M = range(1, 5)  # the vectors that products and solves read and write, as numbered below
 
 COMMON = r"""
 typedef long long Int;
@@ -93,7 +98,8 @@ struct Solve {
     int limit, restart, has_scale;
 };
 
-enum { X, IN, Q, R, M, FIRST };
+enum { X, IN, Q, R, M, FIRST };  // M: the diagonal of a preconditioner, or what a triangular solve reads or writes
+#define UNSOLVED (FACTORED ? M : IN)  // where a vector is put that is to be preconditioned
 enum { BREAKDOWN = -1, NOT_FINITE = -2, STAGNATED = -3 };
 #define VECTOR(number) (s.vectors + (number) * s.stride)
 #define EACH(i) for (Int i = (Int)blockIdx.x * THREADS + threadIdx.x; i < s.n; i += (Int)gridDim.x * THREADS)
@@ -214,12 +220,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) finish(Solve s)
 SOURCES = {
     name: COMMON + text for name, text in (("cg", CG), ("bicgstab", BICGSTAB), ("minres", MINRES), ("gmres", GMRES))
 }
-# Those of a pass, in order.
+SOLVES = "the two triangular solves"
+# Those of a pass, in order: without incomplete factors, and with them.
 KERNELS = {
     "cg": ("curvature", "advance", "turn"),
     "bicgstab": ("products", "half_step", "turn"),
     "minres": ("curvature", "rotate", "turn"),
     "gmres": ("project_once", "subtract_once", "project_twice", "subtract_twice", "extend"),
 }
+FACTORED = {
+    "cg": ("curvature", "advance", SOLVES, "weigh", "turn"),
+    "bicgstab": (*KERNELS["bicgstab"], SOLVES),
+    "gmres": (*KERNELS["gmres"], SOLVES, "correct"),
+}
+# Which vector the solves read, and which they write; Q is free meanwhile.
+SOLVED = {"cg": (R, M), "bicgstab": (M, IN), "gmres": (M, IN)}
 # How many a method keeps; GMRES those of its basis beside them.
 VECTORS = {"cg": 5, "bicgstab": 8, "minres": 8, "gmres": 5}
+
+
+def passes(request: Any) -> tuple[str, ...]:
+    """The kernels of a pass of a request, with `SOLVES` among them for the two triangular solves."""
+    return (FACTORED if request.is_factored else KERNELS)[request.op]

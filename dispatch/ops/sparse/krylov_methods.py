@@ -5,6 +5,13 @@ from __future__ import annotations
 __all__ = ["BICGSTAB", "CG", "MINRES"]
 
 CG = r"""
+__device__ void carry(State& t, Wide rho)
+{
+    t.beta = rho / t.rho;
+    t.rho = rho;
+    if (is_zero(rho)) stop(t, BREAKDOWN);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) curvature(Solve s)
 {
     State& t = *s.state;
@@ -49,10 +56,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) advance(Solve s)
     }
     if (!totals<2>(s, sums)) return;
     t.iterations += 1;
-    t.beta = sums[1] / t.rho;
-    t.rho = sums[1];
     judge(t, sqrt(real(sums[0])), t.iterations >= s.limit);
-    if (is_zero(t.rho)) stop(t, BREAKDOWN);
+    if (!FACTORED) carry(t, sums[1]);
+}
+
+// With incomplete factors: what `advance` does of rho, once the solves have made M·r.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) weigh(Solve s)
+{
+    State& t = *s.state;
+    if (t.over) return;
+    Wide sums[1] = {wide(0.0)};
+    EACH(i) sums[0] = sums[0] + conj(wide(VECTOR(R)[i])) * wide(VECTOR(M)[i]);
+    if (!totals<1>(s, sums)) return;
+    if (t.pass == 1) t.rho = wide(1.0);
+    carry(t, sums[0]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) turn(Solve s)
@@ -62,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) turn(Solve s)
     const bool first = t.pass == 1;
     const Wide beta = t.beta;
     EACH(i) {
-        const Wide z = preconditioned(s, i, wide(VECTOR(R)[i]));
+        const Wide z = FACTORED ? wide(VECTOR(M)[i]) : preconditioned(s, i, wide(VECTOR(R)[i]));
         VECTOR(IN)[i] = narrow(first ? z : z + beta * wide(VECTOR(IN)[i]));
     }
 }
@@ -123,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) half_step(Solve s)
         sums[0] = sums[0] + conj(r) * r;
         if (is_half) {
             VECTOR(V)[i] = VECTOR(Q)[i];
-            VECTOR(IN)[i] = narrow(preconditioned(s, i, r));
+            VECTOR(UNSOLVED)[i] = narrow(preconditioned(s, i, r));
         } else {
             sums[1] = sums[1] + conj(wide(VECTOR(SHADOW)[i])) * r;
         }
@@ -154,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) turn(Solve s)
         Wide p = wide(VECTOR(R)[i]);
         if (pass) p = p + t.beta * (wide(VECTOR(P)[i]) - t.omega * wide(VECTOR(V)[i]));
         VECTOR(P)[i] = narrow(p);
-        VECTOR(IN)[i] = narrow(preconditioned(s, i, p));
+        VECTOR(UNSOLVED)[i] = narrow(preconditioned(s, i, p));
     }
 }
 """

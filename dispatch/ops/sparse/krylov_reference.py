@@ -13,6 +13,8 @@ from dispatch.ops.sparse.reference import NEEDS_SCIPY, matrix_of, numbers
 from dispatch.refusal import Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dispatch.core.host_plan import Results
     from dispatch.core.row import Row
     from dispatch.device.layout import Array
@@ -38,6 +40,8 @@ def scipy_krylov(request: Any, executor: object, row: Row) -> NumpyPlan:
 
 def scale_of(request: Any, matrix: Any) -> Array | None:
     """The diagonal of M, as an operand or made of A; None without one."""
+    if request.is_factored:
+        return None
     if request.M is not None:
         return numbers(request.M, matrix.dtype)
     if request.preconditioner is Preconditioner.NONE:
@@ -45,6 +49,29 @@ def scale_of(request: Any, matrix: Any) -> Array | None:
     diagonal = matrix.diagonal()
     diagonal = np.where(diagonal == 0, 1, np.abs(diagonal) if request.op == "minres" else diagonal)
     return np.asarray(1 / diagonal).astype(matrix.dtype)
+
+
+def preconditioner_of(request: Any, matrix: Any, scale: Array | None) -> Callable[[Array], Array]:
+    """The product with M: of its diagonal, or by incomplete factors."""
+    import scipy.sparse as sp
+    from scipy.sparse.linalg import spsolve_triangular
+
+    if not request.is_factored:
+        return (lambda u: u) if scale is None else (lambda u: scale * u)
+    factors = sp.csr_array((numbers(request.M, matrix.dtype), *places_of(request)), shape=matrix.shape)
+    if not factors.diagonal().all():  # SciPy refuses what a GPU divides by
+        return lambda u: np.full_like(u, nowhere(u))
+    low = sp.tril(factors, format="csr")
+    if request.preconditioner is Preconditioner.IC0:
+        high = low.conj().T.tocsr()
+        return lambda u: np.asarray(spsolve_triangular(high, spsolve_triangular(low, u), lower=False))
+    high = sp.triu(factors, format="csr")
+    return lambda u: np.asarray(spsolve_triangular(high, spsolve_triangular(low, u, unit_diagonal=True), lower=False))
+
+
+def places_of(request: Any) -> tuple[Array, Array]:
+    """Indices and offsets of A in CSR, from 0 on."""
+    return np.asarray(request.columns) - request.form.base, np.asarray(request.rows) - request.form.base
 
 
 def norm_of(request: Any, vector: Array, scale: Array | None) -> float:
@@ -66,10 +93,15 @@ def evaluate_krylov(request: Any, work: np.dtype[Any]) -> Results:
     given = (a.data, b, start, b[:0] if scale is None else scale)
     if not all(np.isfinite(part).all() for part in given):
         return results(np.full_like(b, nowhere(b)), NOT_FINITE, 0, np.nan)
+    apply = preconditioner_of(request, a, scale)
+    if request.is_factored and not np.isfinite(apply(b)).all():
+        return results(np.full_like(b, nowhere(b)), NOT_FINITE, 0, np.nan)
     target = max(request.rtol * size, request.atol)
     if norm_of(request, b - a @ start, scale) <= target:
         return results(start, 0, 0, norm_of(request, b - a @ start, scale))
-    x, info, count = (right_preconditioned if request.op == "gmres" else by_scipy)(request, a, b, start, scale, target)
+    x, info, count = (right_preconditioned if request.op == "gmres" else by_scipy)(
+        request, a, b, start, scale, apply, target
+    )
     if not np.isfinite(x).all():  # SciPy divides by 0
         return results(np.full_like(b, nowhere(b)), BREAKDOWN, count, np.nan)
     left = norm_of(request, b - a @ x, scale)
@@ -90,10 +122,9 @@ def results(x: Array, info: int, count: int, residual: float) -> Results:
 
 
 def by_scipy(
-    request: Any, a: Any, b: Array, start: Array, scale: Array | None, target: float
+    request: Any, a: Any, b: Array, start: Array, scale: Array | None, apply: Callable[[Array], Array], target: float
 ) -> tuple[Array, int, int]:
     """x, SciPy's info and the number of iterations; of `minres`, whose criterion is another, ended from within."""
-    import scipy.sparse as sp
     from scipy.sparse import linalg
 
     count, last = 0, start
@@ -106,7 +137,7 @@ def by_scipy(
         if request.op == "minres" and norm_of(request, b - a @ x, scale) <= target:
             raise Reached(last, 0, count)
 
-    m = None if scale is None else sp.diags_array(scale).tocsr()
+    m = None if request.M is None and scale is None else operator_of(a, lambda u: apply(u.ravel()))
     above = np.nextafter(b.real.dtype.type(target), np.inf)  # SciPy ends below it: at a target of 0, too
     bounds = {"rtol": 0.0} if request.op == "minres" else {"rtol": 0.0, "atol": float(above)}
     try:
@@ -121,22 +152,28 @@ def by_scipy(
     return np.asarray(x), int(info), count
 
 
+def operator_of(a: Any, product: Callable[[Array], Array]) -> Any:
+    """A function as SciPy's linear operator, as large as A."""
+    from scipy.sparse.linalg import LinearOperator
+
+    return LinearOperator(a.shape, matvec=product, dtype=a.dtype)
+
+
 def right_preconditioned(
-    request: Any, a: Any, b: Array, start: Array, scale: Array | None, target: float
+    request: Any, a: Any, b: Array, start: Array, scale: Array | None, apply: Callable[[Array], Array], target: float
 ) -> tuple[Array, int, int]:
     """`gmres` of A·M for what is missing of b, so that its residual is the true one."""
     from scipy.sparse import linalg
 
+    del scale
     count = 0
 
     def counting(_: float) -> None:
         nonlocal count
         count += 1
 
-    weights = np.ones_like(b) if scale is None else scale
-    operator = linalg.LinearOperator(a.shape, matvec=lambda u: a @ (weights * u.ravel()), dtype=b.dtype)
     u, info = linalg.gmres(
-        operator,
+        operator_of(a, lambda u: a @ apply(u.ravel())),
         b - a @ start,
         rtol=0.0,
         atol=target,
@@ -145,4 +182,4 @@ def right_preconditioned(
         callback=counting,
         callback_type="pr_norm",
     )
-    return np.asarray(start + weights * u), int(info), count
+    return np.asarray(start + apply(u)), int(info), count

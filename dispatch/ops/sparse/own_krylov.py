@@ -1,7 +1,8 @@
 """Plans of the iterations: one graph whose while node repeats a product of cuSPARSE's and the kernels of a method.
 
 All vectors of an iteration are the plan's own memory, so that a graph follows the addresses of A alone; those of b, x0,
-M and the results are parameters of its first and its last kernel, which are set where they are others.
+M and the results are parameters of its first and its last kernel, which are set where they are others. Incomplete
+factors in M are read by the passes, and so their address is one of those that a graph follows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from dispatch.libraries.cusparse.descriptors import DenseVector, Sparse, SparseM
 from dispatch.libraries.nvrtc.kernel import loaded
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.krylov import Preconditioner
-from dispatch.ops.sparse.krylov_kernels import KERNELS, SOURCES, VECTORS
+from dispatch.ops.sparse.krylov_factors import Factors
+from dispatch.ops.sparse.krylov_kernels import IN, SOLVED, SOLVES, SOURCES, VECTORS, Q, passes
 
 if TYPE_CHECKING:
     from dispatch.core.request import Argument
@@ -37,8 +39,9 @@ WIDE_BYTES = {False: 8, True: 16}  # of a sum, by whether it is complex
 MOST_GRAPHS = 4  # of a plan, one for each matrix at other addresses
 ALIGNMENT = 256
 TYPES = {4: "int", 8: "long long"}
-IN, Q = 1, 2  # the vectors that a product reads and writes, as krylov_kernels.py numbers them
-VALUES, ROWS, COLUMNS, INPUT, OUTPUT, BUFFER = range(6)  # the addresses of a product
+M = 5  # the argument
+# The addresses of a pass: of the product, and of the solves with the factors.
+VALUES, ROWS, COLUMNS, INPUT, OUTPUT, BUFFER, FACTORS, SOURCE, TARGET = range(9)
 
 
 class Solve(ctypes.Structure):
@@ -71,6 +74,7 @@ def options(request: Any, threads: int = THREADS) -> tuple[str, ...]:
         "LINE": TYPES[line_bytes],
         "PLACE": TYPES[place_bytes],
         "INDEFINITE": str(int(request.op == "minres")),
+        "FACTORED": str(int(request.is_factored)),
     }
     return ("-std=c++17", *(f"-D{name}={word}" for name, word in words.items()))
 
@@ -97,7 +101,8 @@ class Room:
         """The structure of a memory at some address, without operands."""
         request = self.request
         state, tables, partial, vectors = (base + start for start in self.starts)
-        has_scale = request.M is not None or request.preconditioner is Preconditioner.JACOBI
+        has_diagonal = request.M is not None and not request.is_factored
+        has_scale = has_diagonal or request.preconditioner is Preconditioner.JACOBI
         return Solve(
             vectors=vectors, state=state, tables=tables, partial=partial,
             n=self.n, stride=self.stride, base=request.form.base,
@@ -125,15 +130,18 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 class Pass(Plan):
     """What the while node repeats, to be recorded."""
 
-    __slots__ = ("_executor", "_kernels", "_multiply")
+    __slots__ = ("_executor", "_multiply", "_steps")
 
-    def __init__(self, row: Row, executor: CudaExecutor, multiply: Call, kernels: tuple[Launched, ...]) -> None:
+    def __init__(self, row: Row, executor: CudaExecutor, multiply: Call, steps: tuple[Launched | Factors, ...]) -> None:
         super().__init__(row, capture_safe=True)
-        self._executor, self._multiply, self._kernels = executor, multiply, kernels
+        self._executor, self._multiply, self._steps = executor, multiply, steps
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         self._multiply.enqueue(arguments)
-        for one in self._kernels:
+        for one in self._steps:
+            if isinstance(one, Factors):
+                one.enqueue()
+                continue
             taken = (ctypes.c_void_p * 1)(ctypes.addressof(one.parameters))
             extents = (one.blocks, 1, 1, one.threads, 1, 1, 0)
             status = driver.cuLaunchKernel.unchecked(
@@ -146,7 +154,21 @@ class Pass(Plan):
 class KrylovPlan(Plan):
     """One launch of a graph, which is made for the addresses of A when they first come."""
 
-    __slots__ = ("_buffer", "_executor", "_functions", "_graphs", "_keeps", "_lines", "_memory", "_multiply", "_room")
+    __slots__ = (
+        *(
+            "_begin",
+            "_buffer",
+            "_executor",
+            "_finish",
+            "_graphs",
+            "_keeps",
+            "_lines",
+            "_matrix",
+            "_memory",
+            "_multiply",
+        ),
+        *("_room", "_steps"),
+    )
 
     def __init__(self, request: Any, executor: CudaExecutor, row: Row) -> None:
         super().__init__(row, capture_safe=False)
@@ -154,12 +176,15 @@ class KrylovPlan(Plan):
         self._lines = tuple(request.place_of(name) for name in lines_of(request))
         self._keeps = request.form.pattern is not None and request.form.format == SparseFormat.CSR
         chosen = options(request)
-        names = ("begin", *KERNELS[request.op], "finish")
-        self._functions = [loaded(SOURCES[request.op], name, chosen, executor.device) for name in names]
+        names = ("begin", "finish", *(name for name in passes(request) if name != SOLVES))
+        functions = {name: loaded(SOURCES[request.op], name, chosen, executor.device) for name in names}
+        self._begin, self._finish = functions["begin"], functions["finish"]
+        self._steps = tuple(functions.get(name) for name in passes(request))  # None for the solves
         self._memory = executor.device.allocate(self._room.nbytes, executor.stream)
-        self._multiply, size = multiplication(request, executor)
+        self._matrix = described(request)
+        self._multiply, size = multiplication(request, executor, self._matrix)
         self._buffer = executor.device.allocate(max(1, size), executor.stream)
-        self._graphs: dict[tuple[Any, ...], tuple[WhileGraph, tuple[Any, ...]]] = {}
+        self._graphs: dict[tuple[Any, ...], tuple[WhileGraph, Factors | None, tuple[Any, ...]]] = {}
         state: Any = self._memory.base
         driver.cuMemsetD8Async(state, 0, STATE_BYTES, executor.target.value)
 
@@ -169,16 +194,20 @@ class KrylovPlan(Plan):
                 # Made while the caller captured the executor's stream, on another one, which was waited for since.
                 memory.owner = memory.writer = self._executor.stream
         matrix, others = arguments[:3], arguments[3:]
+        if None in self._steps:
+            matrix = (*matrix, arguments[M])
         known = self._graphs.get(matrix)
         if known is None:
             while len(self._graphs) >= MOST_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
-            graph = self._made(arguments)
+            graph, factors = self._made(arguments)
         else:
-            graph = known[0]
-            if known[1] != others:
+            graph, factors, before = known
+            if before != others:
                 graph.set(*self._ends(arguments))
-        self._graphs[matrix] = graph, others
+            if factors is not None:
+                factors.prepare(self._addresses(arguments))
+        self._graphs[matrix] = graph, factors, others
         graph.launch(self._executor.target)
 
     def _ends(self, arguments: tuple[Argument, ...]) -> tuple[Launched, Launched]:
@@ -188,50 +217,59 @@ class KrylovPlan(Plan):
         names = ("b", "start", "scale", "out", "info", "iterations", "residual")
         for name, address in zip(names, arguments[3:], strict=True):
             setattr(taken, name, address or None)
-        first, last = (self._launched(function, taken) for function in (self._functions[0], self._functions[-1]))
-        return first, last
+        return self._launched(self._begin, taken), self._launched(self._finish, taken)
 
     def _launched(self, function: int, taken: Solve) -> Launched:
         return Launched(function, self._room.blocks, THREADS, taken)
 
-    def _made(self, arguments: tuple[Argument, ...]) -> WhileGraph:
-        base, room = self._memory.base, self._room
-        addresses = (*arguments[:3], room.vector(base, IN), room.vector(base, Q), self._buffer.base)
+    def _addresses(self, arguments: tuple[Argument, ...]) -> tuple[Any, ...]:
+        """Those of a pass."""
+        room = self._room
+        source, target = SOLVED.get(room.request.op, (Q, Q))
+        product = (*arguments[:3], *(room.vector(self._memory.base, number) for number in (IN, Q)), self._buffer.base)
+        return (*product, arguments[M], *(room.vector(self._memory.base, number) for number in (source, target)))
+
+    def _made(self, arguments: tuple[Argument, ...]) -> tuple[WhileGraph, Factors | None]:
+        base, addresses, factors = self._memory.base, self._addresses(arguments), None
         if self._keeps and not self._graphs:
             self._multiply.set(addresses)
             self._multiply.of("cusparseSpMV_preprocess")
-        taken = room.solve(base)
-        repeated = Pass(
-            self.row,
-            self._executor,
-            self._multiply,
-            tuple(self._launched(function, taken) for function in self._functions[1:-1]),
-        )
+        if None in self._steps:
+            said = self._matrix._replace(values=FACTORS)
+            factors = Factors(self._executor, self._room.request, said, SOURCE, OUTPUT, TARGET)
+            factors.prepare(addresses)
+        taken = self._room.solve(base)
+        steps = (factors if step is None else self._launched(step, taken) for step in self._steps)
+        repeated = Pass(self.row, self._executor, self._multiply, tuple(step for step in steps if step is not None))
         body = self._executor.recorded(repeated, addresses)
         if body is None:
             raise WorkerFailed("the recording of an iteration is ended by others again and again")
         first, last = self._ends(arguments)
-        return WhileGraph(self._executor.device, first, body, last, base)
+        return WhileGraph(self._executor.device, first, body, last, base), factors
 
 
-def multiplication(request: Any, executor: CudaExecutor) -> tuple[Call, int]:
-    """The call q = A · in over the addresses of a product, and the bytes of its workspace."""
-    kind, n = request.values.dtype, request.form.shape[0]
-    placeholder: int = executor.workspace.c_ptr.value or 0
+def described(request: Any) -> Sparse:
+    """A, for the addresses of a pass."""
     form = request.form
-    said = Sparse(
+    return Sparse(
         int(SparseFormat(form.format)),
         form.shape,
         request.values.shape[0],
         form.base,
         form.block,
-        kind.cuda,
+        request.values.dtype.cuda,
         request.rows.dtype.itemsize,
         request.columns.dtype.itemsize,
         VALUES,
         ROWS,
         COLUMNS,
     )
+
+
+def multiplication(request: Any, executor: CudaExecutor, said: Sparse) -> tuple[Call, int]:
+    """The call q = A · in over the addresses of a pass, and the bytes of its workspace."""
+    kind, n = request.values.dtype, request.form.shape[0]
+    placeholder: int = executor.workspace.c_ptr.value or 0
     plain = cusparse.cusparseOperation_t(0)
     vectors = (DenseVector(n, kind.cuda, place, placeholder) for place in (INPUT, OUTPUT))
     x, y = vectors

@@ -32,6 +32,8 @@ __all__ += [
     "steady",
     "three",
     "vectors",
+    "with_factors",
+    "without_factors",
     "zero_base",
 ]
 
@@ -270,6 +272,16 @@ def diagonal_of_lines(request: Any) -> str:
     takes = getattr(request.preconditioner, "name", "NONE") != "NONE"
     is_fit = not takes or kind in (SparseFormat.CSR, SparseFormat.CSC)
     return "" if is_fit else f"needs CSR or CSC with a preconditioner that is made of A, has {kind.name}"
+
+
+def without_factors(request: Any) -> str:
+    """A preconditioner that is a diagonal, or none."""
+    return f"needs a diagonal or no preconditioner, has {request.preconditioner.name}" if request.is_factored else ""
+
+
+def with_factors(request: Any) -> str:
+    """Incomplete factors as the preconditioner."""
+    return "" if request.is_factored else f"needs preconditioner ilu0 or ic0, has {request.preconditioner.name}"
 
 
 def factorized(request: Any) -> str:

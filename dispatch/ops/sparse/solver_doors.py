@@ -10,6 +10,7 @@ from dispatch.checks import check_bool, shown
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.ops import sparse as ops
+from dispatch.ops.sparse.incomplete_doors import IncompleteFactors, ic0, ilu0
 from dispatch.ops.sparse.krylov import BREAKDOWN, NOT_FINITE, STAGNATED
 from dispatch.ops.sparse.sources import sparse_tensor
 from dispatch.ops.sparse.tensor import SparseTensor
@@ -30,6 +31,9 @@ MEANINGS = {
 UNFINISHED = "the residual is {residual:.3g} after {iterations} iterations", "a larger maxiter, or a preconditioner M"
 
 
+FACTORIZE: dict[str, Callable[..., IncompleteFactors]] = {"ilu0": ilu0, "ic0": ic0}
+KINDS_OF_M = """None, "jacobi", "ilu0", "ic0", what ilu0(A) or ic0(A) gives, or (n,): the diagonal of a matrix that \
+approximates the inverse of A"""
 ONE_LAUNCH = "all iterations are one launch, in which the host has no part"
 
 
@@ -57,18 +61,31 @@ def iterate(
     check_bool("check", check)
     refuse_host(a, callback)
     matrix = a if isinstance(a, SparseTensor) else sparse_tensor(a)
-    if isinstance(m, str):
+    if isinstance(m, str) and m.lower() in FACTORIZE:
+        m = FACTORIZE[m.lower()](matrix)
+        matrix = m.source
+    if isinstance(m, IncompleteFactors):
+        matrix, m, choices["preconditioner"] = same_places(matrix, m), m.matrix.values, m.kind
+    elif isinstance(m, str):
         choices["preconditioner"], m = m, None
     elif m is not None and getattr(m, "ndim", 0) != 1:
-        given = f"a {type(m).__name__}"
-        raise BadRequest(
-            "M", given, 'None, "jacobi", or (n,): the diagonal of a matrix that approximates the inverse of A'
-        )
+        raise BadRequest("M", f"a {type(m).__name__}", KINDS_OF_M)
     results = solve(*matrix.parts, b, x0, M=m, **choices)
     if not check:
         return results[:2]
     check_iterations(solve.__name__, *results[1:])
     return results[0]
+
+
+def same_places(matrix: SparseTensor, factors: IncompleteFactors) -> SparseTensor:
+    """A matrix in the form of its factors, which keeps their analyses; BadRequest where its indices are not theirs."""
+    own = factors.matrix
+    pairs = (matrix.rows, own.rows), (matrix.columns, own.columns)
+    same = all(one.ptr == other.ptr and one.layout == other.layout for one, other in pairs)
+    if not same or matrix.form._replace(pattern=own.form.pattern) != own.form:
+        hint = "A in CSR, the same object that ilu0 or ic0 was given; or M.source.with_values(values) for A"
+        raise BadRequest("M", repr(factors), f"factors with the offsets and the indices of {matrix!r}", hint)
+    return matrix.with_form(own.form)
 
 
 def check_iterations(routine: str, info: Any, iterations: Any, residual: Any) -> None:
@@ -99,7 +116,8 @@ def cg(
 ) -> Any:
     """(x, info) of A·x = b for a Hermitian positive definite A: the request `cg`, which tells the iterations, too.
 
-    `M` is None, "jacobi", or the diagonal of a matrix that approximates the inverse of A. `info` is on the device: 0,
+    `M` is None, "jacobi", the diagonal of a matrix that approximates the inverse of A, or incomplete factors: what
+    `ic0(A)` or `ilu0(A)` gives, or "ic0" or "ilu0", which are made in each call. `info` is on the device: 0,
     the number of iterations where these did not suffice, or below 0. With `check` it is waited for and LinAlgError
     raised where it is not 0, and x alone comes back. SciPy's `callback` is refused: nothing comes back in between.
     """

@@ -115,6 +115,10 @@ class SparseTensor:
         """Other elements at the same places, which are known by the same number if they are fixed."""
         return SparseTensor(values, self.rows, self.columns, self.form)
 
+    def with_form(self, form: SparseForm) -> SparseTensor:
+        """The same memory, said to be another form."""
+        return SparseTensor(self.values, self.rows, self.columns, form)
+
     def fixed(self) -> SparseTensor:
         """The same matrix with a promise: what `rows` and `columns` hold does not change from now on.
 

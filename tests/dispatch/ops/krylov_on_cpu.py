@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dispatch.ops.sparse.krylov_kernels import KERNELS, SOURCES
-from dispatch.ops.sparse.own_krylov import IN, Q, Room, Solve, lines_of, options
+from dispatch.ops.sparse.krylov_kernels import FACTORED, IN, KERNELS, SOLVED, SOLVES, SOURCES, Q, passes
+from dispatch.ops.sparse.krylov_reference import preconditioner_of
+from dispatch.ops.sparse.own_krylov import Room, Solve, lines_of, options
 from dispatch.ops.sparse.reference import matrix_of
 
 spec = importlib.util.spec_from_file_location("blocks_on_cpu", Path(__file__).with_name("blocks_on_cpu.py"))
@@ -28,7 +29,7 @@ class Iterations(blocks_on_cpu.InBlocks):
         key = op, chosen
         if key not in self.known:
             names = FUNCTION.findall(SOURCES[op])
-            assert set(names) == {"begin", "finish", *KERNELS[op]}
+            assert {*names, SOLVES} == {"begin", "finish", SOLVES, *KERNELS[op], *FACTORED.get(op, ())}
             behind = "".join(
                 f"""
 extern "C" void run_{name}(unsigned blocks, unsigned threads, Solve s)
@@ -81,7 +82,7 @@ extern "C" void run_{name}(unsigned blocks, unsigned threads, Solve s)
         taken.values, taken.lines, taken.places = request.values.ptr, lines, places
         taken.b = request.b.ptr
         taken.start = request.x0.ptr if request.x0 is not None else None
-        taken.scale = request.M.ptr if request.M is not None else None
+        taken.scale = request.M.ptr if request.M is not None and not request.is_factored else None
         for name in ("out", "info", "iterations", "residual"):
             setattr(taken, name, made[name].ctypes.data)
 
@@ -92,14 +93,21 @@ extern "C" void run_{name}(unsigned blocks, unsigned threads, Solve s)
         matrix = matrix_of(request, np.dtype(np.float32 if kind.itemsize == 4 else np.float64)).tocsr()
         inside = room.solve(base)
         source, target = (self.vector(room, base, number, kind) for number in (IN, Q))
+        ends = tuple(self.vector(room, base, number, kind) for number in SOLVED.get(request.op, ()))
+        apply = preconditioner_of(request, matrix, None) if request.is_factored else None
         more = ctypes.c_int.from_address(base)
         run("begin", taken)
         self.passes = 0
         while True:  # as the node does, whose first pass is always made
             with np.errstate(all="ignore"):
                 target[:] = matrix @ source
-            for name in KERNELS[request.op]:
-                run(name, inside)
+            for name in passes(request):
+                if name != SOLVES:
+                    run(name, inside)
+                    continue
+                with np.errstate(all="ignore"):
+                    ends[1][:] = apply(ends[0].astype(matrix.dtype))
+                target[:] = np.nan  # the solves write there between
             self.passes += 1
             assert self.passes < most
             if not more.value:

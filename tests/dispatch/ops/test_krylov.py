@@ -269,3 +269,97 @@ def test_the_host_takes_no_part_in_an_iteration(op):
     for matrix in (LinearOperator((3, 3), matvec=lambda x: x), lambda x: x):
         with pytest.raises(BadRequest, match=r"A: got .*; expected a sparse matrix: all iterations are one launch"):
             solve(matrix, b)
+
+
+# -- incomplete factors -----------------------------------------------------------------------------------------------
+FACTORED = {
+    "cg ic0": ("cg", poisson(12, 13), "ic0"),
+    "cg ilu0": ("cg", poisson(6, 5, 4), "ilu0"),
+    "bicgstab ilu0": ("bicgstab", convection(12), "ilu0"),
+    "gmres ilu0": ("gmres", convection(12), "ilu0"),
+    "gmres ic0": ("gmres", poisson(9, 11), "ic0"),
+}
+
+
+@pytest.mark.parametrize("system", FACTORED)
+@pytest.mark.parametrize("dtype", ["f64", "c128"])
+def test_incomplete_factors_leave_the_solution_and_take_fewer_iterations(system, dtype, on_cpu, rng):
+    op, a, kind = FACTORED[system]
+    n = a.shape[0]
+    b, x0 = (rng.standard_normal(n) + (1j * rng.standard_normal(n) if dtype == "c128" else 0) for _ in range(2))
+    if dtype == "c128":  # Hermitian where it was symmetric, by a diagonal of phases on both sides
+        turn = sp.diags_array(np.exp(1j * rng.uniform(0, 6, n)))
+        a = (turn @ a @ turn.conj()).tocsr()
+    a.sort_indices()
+    plain = request_of(op, a, b, x0, dtype=dtype, rtol=1e-10, **({"restart": 12} if op == "gmres" else {}))
+    factors = getattr(dp.sparse, kind)(dp.sparse.sparse_tensor(a))
+    taken = plain.replace(form=factors.matrix.form, M=factors.matrix.values, preconditioner=kind)
+    right = linalg.spsolve(a.tocsc(), b)
+    counts = {}
+    for request in (plain, taken):
+        for x, info, iterations, residual in (on_cpu.solve(request), tuple(one.numpy() for one in dp.run(request))):
+            assert int(info) == 0
+            np.testing.assert_allclose(x, right, atol=1e-7 * np.abs(right).max())
+            assert float(residual) <= 1e-10 * np.linalg.norm(b)
+            counts.setdefault(request is taken, []).append(int(iterations))
+    assert max(counts[True]) < 0.7 * min(counts[False])
+    assert abs(counts[True][0] - counts[True][1]) <= 1 + counts[True][0] // 10, "as many as SciPy takes"
+
+
+@pytest.mark.parametrize("op", ["cg", "bicgstab", "gmres"])
+def test_factors_that_are_not_finite_end_it_with_a_status_of_their_own(op, on_cpu):
+    a, b = poisson(5, 5), np.ones(25)
+    factors = dp.sparse.ilu0(dp.sparse.sparse_tensor(a))
+    values = factors.matrix.values.numpy().copy()
+    values[0] = 0  # the first pivot
+    request = request_of(op, a, b).replace(
+        form=factors.matrix.form, M=dp.device("host").array(values), preconditioner="ilu0"
+    )
+    for x, info, *_ in (on_cpu.solve(request), tuple(one.numpy() for one in dp.run(request))):
+        assert int(info) == NOT_FINITE
+        assert np.isnan(x).all()
+
+
+def test_the_functions_of_sparse_take_incomplete_factors(rng):
+    dev, a = dp.device("host"), convection(9)
+    a.sort_indices()
+    b = rng.standard_normal(81)
+    right = linalg.spsolve(a.tocsc(), b)
+    matrix = dp.sparse.sparse_tensor(a)
+    factors = dp.sparse.ilu0(matrix)
+    for given in (matrix, a):  # SciPy's matrix is the same memory
+        for function in (dp.sparse.bicgstab, dp.sparse.gmres):
+            x = function(given, dev.array(b), rtol=1e-10, M=factors, check=True)
+            np.testing.assert_allclose(x.numpy(), right, atol=1e-7)
+    for given in (a, a.tocsc(), a.tocoo()):  # by rows within
+        x = dp.sparse.bicgstab(given, dev.array(b), rtol=1e-10, M="ILU0", check=True)
+        np.testing.assert_allclose(x.numpy(), right, atol=1e-7)
+    # Other elements at the same places keep the factors of those before.
+    near = matrix.with_values(dev.array(a.data * rng.uniform(0.9, 1.1, a.nnz)))
+    x = dp.sparse.gmres(near, dev.array(b), rtol=1e-10, M=factors, check=True)
+    np.testing.assert_allclose(near.todense().numpy() @ x.numpy(), b, atol=1e-7)
+    for other in (a.copy(), a.tocsc(), a[:80, :80]):
+        with pytest.raises(BadRequest, match=r"M: got IncompleteFactors.*the same object that ilu0 or ic0 was given"):
+            dp.sparse.gmres(other, dev.array(b[: other.shape[0]]), M=factors)
+    with pytest.raises(LinAlgError, match="ic0: the pivot of row 0"):
+        dp.sparse.cg(-poisson(3, 3), dev.array(np.ones(9)), M="ic0")
+    with pytest.raises(BadRequest, match=r"minres.*cg takes factors"):
+        dp.sparse.minres(matrix, dev.array(b), M=factors)
+    with pytest.raises(BadRequest, match='M: got a csr_array; expected None, "jacobi", "ilu0", "ic0"'):
+        dp.sparse.cg(matrix, dev.array(b), M=a)
+
+
+def test_requests_with_factors_say_what_they_lack():
+    dev, a = dp.device("host"), poisson(3, 3)
+    matrix, b = dp.sparse.sparse_tensor(a).fixed(), dev.array(np.ones(9))
+    given = {"M": dev.array(a.data), "preconditioner": "ilu0"}
+    coo = dp.sparse.sparse_tensor(a.tocoo())
+    for parts, change, words in (
+        (matrix, {"M": None}, "M: got None; expected the factors that the request ilu0 gives"),
+        (matrix, {"M": b}, r"M: .*expected f64\[33\], a factor's element for each of A's 33"),
+        (dp.sparse.sparse_tensor(a), {}, r"form.pattern: got None.*a\.fixed\(\)"),
+        (coo, {}, r"form.format: got .*; expected CSR, with preconditioner='ilu0'"),
+        (matrix, {"preconditioner": "ilu1"}, "preconditioner: .*ILU0"),
+    ):
+        with pytest.raises(BadRequest, match=words):
+            dp.CgRequest(*parts, b, **{**given, **change})

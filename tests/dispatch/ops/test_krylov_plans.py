@@ -176,3 +176,33 @@ def test_the_kernel_that_tells_the_node_is_compiled_for_every_gpu(arch):
     except LibraryNotFound as error:
         pytest.skip(str(error))
     assert b"set_condition" in code
+
+
+def test_factors_are_analysed_with_a_graph_and_handed_over_when_they_change(executor, rng):
+    dev, a = dp.device("host"), poisson(6)
+    factors, b = dp.sparse.ic0(dp.sparse.sparse_tensor(a)), rng.standard_normal(36)
+    lower = factors.matrix.values
+    request = dp.CgRequest(*factors.source, dev.array(b), M=lower, preconditioner="ic0", rtol=1e-10)
+    plan, count = made(request, executor), executor.library.called.count
+
+    def iterations(given=request):
+        x, info, iterations, _ = enqueued(plan, given)
+        np.testing.assert_allclose(a @ x.numpy(), b, atol=1e-8)
+        assert info.item() == 0
+        return iterations.item()
+
+    few = iterations()
+    assert (count("cusparseSpSV_analysis"), count("cusparseSpSV_updateMatrix")) == (2, 0)
+    right, many = lower.numpy().copy(), dp.cg(*factors.source, dev.array(b), rtol=1e-10)[2].item()
+    assert few < many
+    lower.copy_from(np.eye(36)[np.nonzero(a.toarray())])  # the factors of the unit matrix, in place
+    assert abs(iterations() - many) <= 2
+    assert (count("cusparseSpSV_analysis"), count("cusparseSpSV_updateMatrix")) == (2, 2)
+    assert executor.driver.called.count("cuGraphInstantiate") == 1
+    assert iterations(request.replace(M=dev.array(right))) == few, "other factors have a graph of their own"
+    assert (count("cusparseSpSV_analysis"), executor.driver.called.count("cuGraphInstantiate")) == (4, 2)
+    lower.copy_from(right)
+    assert iterations() == few
+    others = [dev.array(right) for _ in range(5)]  # so many that the oldest go, and their analyses with them
+    assert [iterations(request.replace(M=other)) for other in others] == [few] * 5
+    assert len(executor.driver.executables) == 4

@@ -1,0 +1,68 @@
+"""Incomplete factors within an iteration: two triangular solves of cuSPARSE's, analysed before it is recorded.
+
+The factors have elements where A has some, so that they are A's own offsets and indices with other values. What an
+analysis has found lasts as long as the graph whose passes solve by it; values that have changed in place since are
+handed over before each launch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cudabind.sys import cusparse
+from dispatch.core.matrix_choices import DiagType, FillMode, Operation
+from dispatch.libraries.cublas.calls import Constant
+from dispatch.libraries.cusparse.analyses import Solve
+from dispatch.libraries.cusparse.descriptors import DenseVector, SparseMatrix
+from dispatch.ops.sparse.krylov import Preconditioner
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.libraries.cusparse.descriptors import Sparse
+
+__all__ = ["Factors"]
+
+LOWER, UPPER = (int(member) for member in (FillMode.LOWER, FillMode.UPPER))
+UNIT, NON_UNIT = (int(member) for member in (DiagType.UNIT, DiagType.NON_UNIT))
+# The triangle, the diagonal and the operation of each solve, in order.
+TRIANGLES = {
+    Preconditioner.ILU0: ((LOWER, UNIT, Operation.N), (UPPER, NON_UNIT, Operation.N)),
+    Preconditioner.IC0: ((LOWER, NON_UNIT, Operation.N), (LOWER, NON_UNIT, Operation.C)),
+}
+
+
+class Factors:
+    """The solves of one graph, of a vector at the place `source`, by way of `between`, into `target`."""
+
+    __slots__ = ("_solves",)
+
+    def __init__(
+        self, executor: CudaExecutor, request: Any, factors: Sparse, source: int, between: int, target: int
+    ) -> None:
+        """`factors` are A with its elements at the place of the factors'."""
+        placeholder: int = executor.workspace.c_ptr.value or 0
+        kind, n = request.values.dtype, factors.shape[0]
+        number = cusparse.cudaDataType(kind.cuda)
+        algorithm = cusparse.cusparseSpSVAlg_t(0)
+
+        def solve(fill: int, diag: int, operation: Operation, place: int, into: int) -> Solve:
+            matrix = SparseMatrix(factors._replace(fill=fill, diag=diag), placeholder)
+            x, y = (DenseVector(n, kind.cuda, where, placeholder) for where in (place, into))
+            turned = cusparse.cusparseOperation_t(int(operation))
+            given = (turned, Constant(1.0, kind), matrix, x, y, number, algorithm)
+            return Solve(executor, "cusparseSpSV", matrix, given, factors.values, keeps=True)
+
+        first, second = TRIANGLES[request.preconditioner]
+        self._solves = solve(*first, source, between), solve(*second, between, target)
+
+    def prepare(self, addresses: Sequence[Any]) -> None:
+        """Analyse both triangles, or hand over their values as they are now."""
+        for solve in self._solves:
+            solve.prepare(addresses)
+
+    def enqueue(self) -> None:
+        """Both solves, by what has been prepared."""
+        for solve in self._solves:
+            solve.solve()
