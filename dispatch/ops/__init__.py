@@ -29,7 +29,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "attention_merge": ("own",                ("attention_merge",)),
     "gated":          ("own",                 ("gated_activation", "gated_activation_bwd")),
     "fft":            ("cufft own_fft",       ("dft", "callback_dft", "half_dft", "dct", "dst", "roll")),
-    "contraction":    ("contract_cublaslt cutensor cutensor_block_sparse einsum", (
+    "contraction":    ("contract_cublaslt cutensor contract_permuted cutensor_block_sparse einsum", (
                                                "contract", "contract_trinary", "contract_block_sparse",
                                                "reduce_modes", "permute",
                                                "elementwise_binary", "elementwise_trinary", "einsum")),
@@ -67,6 +67,7 @@ ONLY = {
     "own_blas":       ("axpy", "nrm2", "symv", "hemv"),
     "cufft":          ("dft", "callback_dft", "half_dft", "dct", "dst"),
     "contract_cublaslt": ("contract",),
+    "contract_permuted": ("contract",),
     "cutensor":       ("contract", "contract_trinary", "reduce_modes", "permute", "elementwise_binary",
                        "elementwise_trinary"),
     "cutensor_block_sparse": ("contract_block_sparse",),

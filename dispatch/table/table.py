@@ -40,6 +40,7 @@ ORDER = (
     "curand",
     "contract_cublaslt",
     "cutensor",
+    "contract_permuted",
     "cutensor_block_sparse",
     "einsum",
     "nccl",

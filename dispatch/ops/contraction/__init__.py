@@ -1,10 +1,11 @@
 """Tensor contractions, reductions over modes, permutations and elementwise operations in cuTENSOR's terms; einsum.
 
-Carried out by cuTENSOR, contractions that are matrix products by cuBLASLt, or by NumPy on the host. The
-files: base, request and elementwise (what may be asked), choices, modes (the letters of axes), rules, cutensor and
-cublaslt (the plans), tune, reference (what is right), bounds (how far a result may be off), cases. Of einsum:
-einsum (the request), paths, steps, sequence (the plan), einsum_reference; doors are functions as NumPy has them. Of
-block-sparse contractions: block_sparse (where blocks lie), block_sparse_tensor, and the same names behind them.
+Carried out by cuTENSOR, contractions that are matrix products by cuBLASLt, or by NumPy on the host. The files: base,
+request and elementwise (what may be asked), choices, modes (the letters of axes), rules, cutensor, cublaslt and
+permuted (the plans), product (which contractions are matrix products), tune, reference (what is right), bounds (how
+far a result may be off), cases. Of einsum: einsum (the request), paths, steps, sequence (the plan), einsum_reference;
+doors are functions as NumPy has them. Of block-sparse contractions: block_sparse (where blocks lie),
+block_sparse_tensor, and the same names behind them.
 """
 
 from __future__ import annotations
@@ -57,6 +58,11 @@ cublaslt_contract = plan_call(
     "cublaslt_contract",
     "dispatch.ops.contraction.cublaslt",
     "A plan of `cublasLtMatmul`, the product that a contraction is; Refused where that has no algorithm for it.",
+)
+permuted_contract = plan_call(
+    "permuted_contract",
+    "dispatch.ops.contraction.permuted",
+    "A plan of permutations around one `cublasLtMatmul`; Refused where a row is missing for one of them.",
 )
 sequence_einsum = plan_call(
     "sequence_einsum",

@@ -14,7 +14,9 @@ from dispatch.ops.contraction.modes import lower
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Matrix", "Product", "merges", "product_of"]
+__all__ = ["Matrix", "Product", "Steps", "merges", "modes_by_sort", "product_along", "product_of", "steps_of"]
+
+Steps = dict[str, dict[str, int]]  # of each operand, the stride along each of its modes
 
 
 class Matrix(NamedTuple):
@@ -67,27 +69,44 @@ def merged(extents: dict[str, int], steps: Sequence[dict[str, int]], modes: Sequ
     return Axis(extent, found)
 
 
+INPUTS = {"batch": ("a", "b"), "m": ("a",), "n": ("b",), "k": ("a", "b")}  # which have the modes of a sort
+
+
 def product_of(request: Any) -> Product | str:
-    """The matrix product that a contraction is, or why it is none, in the words of a rule."""
-    sizes = request.sizes
+    """The matrix product that a contraction is as its operands lie, or why it is none, in the words of a rule."""
+    return product_along(request.sizes, steps_of(request))
+
+
+def steps_of(request: Any) -> Steps:
+    """How the operands of a contraction lie along the modes; c only where it is read."""
+    names = ("a", "b", *(("c",) if request.reads_c else ()), "out")
+    return {name: lower(request.modes_of(name), request.layout_of(name), request.sizes).steps for name in names}
+
+
+def modes_by_sort(steps: Steps) -> dict[str, list[str]]:
+    """The modes of each sort, in the order of the first operand that has them."""
+    in_a, in_b, in_d = (steps[name].keys() for name in ("a", "b", "out"))
+    return {
+        "batch": [m for m in in_d if m in in_a and m in in_b],
+        "m": [m for m in in_d if m in in_a and m not in in_b],
+        "n": [m for m in in_d if m in in_b and m not in in_a],
+        "k": [m for m in in_a if m in in_b and m not in in_d],
+    }
+
+
+def product_along(sizes: dict[str, int], steps: Steps) -> Product | str:
+    """The product of operands that lie so, or why it is none."""
     if not all(sizes.values()):
         return "needs an element along each mode"
-    names = ["a", "b", *(("c",) if request.reads_c else ()), "out"]
-    steps = {name: lower(request.modes_of(name), request.layout_of(name), sizes).steps for name in names}
-    in_a, in_b, in_d = (steps[name].keys() for name in ("a", "b", "out"))
-    sorts: dict[str, tuple[list[str], tuple[str, ...]]] = {
-        "batch": ([m for m in in_d if m in in_a and m in in_b], ("a", "b")),
-        "m": ([m for m in in_d if m in in_a and m not in in_b], ("a",)),
-        "n": ([m for m in in_d if m in in_b and m not in in_a], ("b",)),
-        "k": ([m for m in in_a if m in in_b and m not in in_d], ("a", "b")),
-    }
-    there = {mode for modes, _ in sorts.values() for mode in modes}
+    names = list(steps)
+    sorts = modes_by_sort(steps)
+    there = {mode for modes in sorts.values() for mode in modes}
     if lost := [mode for mode, extent in sizes.items() if extent > 1 and mode not in there]:
         return f"needs modes of two tensors at least, has {lost[0]} of one: sum over it first"
     axes: dict[str, Axis] = {}
     at: dict[str, dict[str, int]] = {name: {} for name in names}
-    for sort, (modes, inputs) in sorts.items():
-        owners = inputs if sort == "k" else (*inputs, *names[2:])
+    for sort, modes in sorts.items():
+        owners = INPUTS[sort] if sort == "k" else (*INPUTS[sort], *names[2:])
         if any(mode not in steps[name] for name in owners for mode in modes):
             return "needs a c that steps along each mode of the result"
         axis = merged(sizes, [steps[name] for name in owners], modes)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dispatch.keys import Dtype
     from dispatch.ops.contraction.steps import Step
 
-__all__ = ["EinsumPlan", "blocks", "plan"]
+__all__ = ["ALIGNMENT", "NOWHERE", "EinsumPlan", "blocks", "memory_of", "nowhere", "plan"]
 
 NOWHERE = 1 << 20  # an address that no tensor has
 ALIGNMENT = 256  # bytes
@@ -103,7 +103,7 @@ def plan(request: EinsumRequest, executor: CudaExecutor, row: Row) -> Plan:
     for step, offset in zip(steps[:-1], offsets, strict=True):
         dtype = _dtype(request, step)
         layout = executor.device.layout(dtype, step.shape, c_strides(step.shape), base + offset)
-        tensors.append(Tensor(memory or _nowhere(executor, layout.high), base + offset, layout))
+        tensors.append(Tensor(memory or nowhere(executor, layout.high), base + offset, layout))
     tensors.append(_result(request, executor))
     library = request.library or (None if row.library == "cutensor" else row.library)
     planned = [_planned(request, executor, step, tensors, count + number, library) for number, step in enumerate(steps)]
@@ -193,7 +193,7 @@ def turned(tensor: Tensor, axes: Sequence[int]) -> Tensor:
     return Tensor(tensor.storage, tensor.ptr, view)
 
 
-def _nowhere(executor: CudaExecutor, nbytes: int) -> Storage:
+def nowhere(executor: CudaExecutor, nbytes: int) -> Storage:
     """Memory that is not there, for tensors of which a plan needs the layout alone."""
     return Storage(executor.device, NOWHERE, nbytes, executor.stream, lambda _: None)
 
@@ -207,7 +207,7 @@ def _result(request: EinsumRequest, executor: CudaExecutor) -> Tensor:
         made = executor.empty(layout.shape, layout.strides, layout.dtype)
         storage, ptr = made.storage, made.ptr
     else:
-        storage, ptr = _nowhere(executor, layout.high), NOWHERE
+        storage, ptr = nowhere(executor, layout.high), NOWHERE
     return Tensor(storage, ptr, unique_layout(request))
 
 

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import importlib.util
 import re
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,12 +15,13 @@ import dispatch as dp
 from cudabind.errors import LibraryNotFound
 from dispatch.core.row import accepts, refusals
 from dispatch.errors import NoRow, Refused
-from dispatch.keys import HOST
-from dispatch.ops.contraction import sequence
+from dispatch.keys import HALF, HOST
+from dispatch.ops.contraction import permuted, sequence
 from dispatch.ops.contraction.cases import cases
+from dispatch.ops.contraction.permuted import arrangement
 from dispatch.ops.contraction.sequence import blocks
 from dispatch.ops.contraction.steps import Step
-from dispatch.table import contract_cublaslt, cutensor
+from dispatch.table import contract_cublaslt, contract_permuted, cutensor
 from dispatch.table.einsum import GPU_ROWS
 from dispatch.table.select import candidates, select
 
@@ -311,3 +313,97 @@ def test_compiled_kernels_are_cutensors_in_each_step(dev, executor, rng, tmp_pat
     plain = dp.EinsumRequest("ij,jk,kl->il", [a, b, c])
     assert plain.key() != request.key()
     np.testing.assert_allclose(dp.einsum("ij,jk,kl->il", a, b, c, jit=True).numpy(), dp.run(plain).numpy())
+
+
+# -- contractions that are products once operands are permuted ---------------------------------------------------------
+@pytest.mark.parametrize("row", contract_permuted.GPU_ROWS, ids=lambda row: row.name)
+def test_what_is_a_product_once_permuted_is_right_as_one(row, dev, executor, each):
+    taken = set()
+
+    def check(case, rng):
+        made = case.check(dev, rng)
+        if not refusals(row, made.request, made.request.signature()):
+            taken.add(case.name)
+            made.verify(run(made.request, executor, row))
+
+    each(cases(row), check)
+    wanted = {"modes that do not", "an outer product", "six modes", "gaps", "a sum of all", "two modes to sum over"}
+    wanted |= {"a scalar and a tensor"}
+    assert taken == (wanted if row.dtypes[0] in HALF else {*wanted, "added, lying otherwise"})
+
+
+@pytest.mark.parametrize("spec", shapes_of.TCCG)
+def test_contractions_of_chemistry_are_products_that_move_no_more_than_they_must(spec, dev, executor, rng):
+    inputs, output = spec.split("->")
+    sizes = {mode: 2 + number % 4 for number, mode in enumerate(sorted({*inputs, *output} - {","}))}
+    arrays = [rng.standard_normal([sizes[mode] for mode in term]) for term in inputs.split(",")]
+    tensors = [dev.array(array) for array in arrays]
+    c = rng.standard_normal([sizes[mode] for mode in output])
+    request = dp.ContractRequest(spec, *tensors, c=dev.array(c), alpha=0.5, beta=-2.0)
+    rows = (contract_permuted.GPU_ROWS, contract_cublaslt.GPU_ROWS)
+    taking = [row for some in rows for row in some if accepts(row, request, request.signature())]
+    assert len(taking) == 1, "each is a product, as it lies or not"
+    expected = 0.5 * np.einsum(spec, *arrays) - 2 * c
+    for _ in range(2):
+        result = run(request, executor, taking[0])
+        np.testing.assert_allclose(result.numpy(), expected, rtol=1e-12, atol=1e-12)
+    if taking[0].variant == "permuted":
+        moved = arrangement(request)
+        steps = [op for _, op, _ in executor.planned]
+        assert steps == 2 * (["permute"] * len(moved.keys() - {"out"}) + ["contract"] + ["permute"] * ("out" in moved))
+        for left_out in moved:  # each of them must be
+            fewer = {name: order for name, order in moved.items() if name != left_out}
+            lying = {
+                name: permuted.along(fewer[name], sizes) if name in fewer else own
+                for name, own in permuted.steps_of(request).items()
+            }
+            assert isinstance(permuted.product_along(sizes, lying), str)
+
+
+def test_drawn_contractions_are_products_once_permuted(dev, executor, rng):
+    counts = Counter()
+    f64 = next(row for row in contract_permuted.GPU_ROWS if row.dtypes[0].name == "f64")
+    while counts["taken"] < 60:
+        spec, shapes = shapes_of.drawn(rng)
+        if len(shapes) != 2 or (len(set(spec.split("->")[1])) != len(spec.split("->")[1])):
+            continue
+        arrays = [np.asarray(rng.standard_normal(shape)) for shape in shapes]
+        orders = [rng.permutation(array.ndim) for array in arrays]
+        pairs = zip(arrays, orders, strict=True)
+        lying = [each.transpose(order).copy().transpose(np.argsort(order)) for each, order in pairs]
+        request = dp.ContractRequest(spec, *map(dev.array, lying), alpha=1.5)
+        why = refusals(f64, request, request.signature())
+        counts["taken" if not why else str(why[0]).split(",")[0]] += 1
+        if not why:
+            result = run(request, executor, f64)
+            np.testing.assert_allclose(result.numpy(), 1.5 * np.einsum(spec, *arrays), rtol=1e-11, atol=1e-11)
+    assert counts.keys() == {  # whatever could be permuted was
+        "taken",
+        "needs an operand to permute",  # it is a product as it lies
+        "needs modes of two tensors at least",
+        "needs a mode that is summed over or of one operand alone",
+    }
+
+
+def test_numbers_and_addresses_of_a_permuted_product_are_those_of_the_run(dev, executor, rng):
+    row = next(row for row in contract_permuted.GPU_ROWS if row.dtypes[0].name == "f64")
+    shapes = {"a": (3, 4, 2), "b": (2, 5, 4), "c": (5, 3)}
+    first = {name: dev.array(rng.standard_normal(shape)) for name, shape in shapes.items()}
+    request = dp.ContractRequest("iak,kja->ji", first["a"], first["b"], c=first["c"], beta=1.0)
+    made = row.call(request, executor, row)
+    assert made.capture_safe
+    for turn in range(3):
+        arrays = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+        tensors = {name: dev.array(array) for name, array in arrays.items()}
+        other = request.replace(**tensors, alpha=0.5 + turn, beta=2.0 - turn / 4, out=dev.zeros((5, 3), "f64"))
+        made.enqueue(other.arguments({}))
+        expected = (0.5 + turn) * np.einsum("iak,kja->ji", arrays["a"], arrays["b"]) + (2.0 - turn / 4) * arrays["c"]
+        np.testing.assert_allclose(other.out.numpy(), expected, rtol=1e-12)
+
+
+def test_without_cutensor_a_permutation_is_what_is_missing(dev, executor):
+    executor.rows = (*contract_cublaslt.GPU_ROWS, *contract_permuted.GPU_ROWS)
+    row = next(row for row in contract_permuted.GPU_ROWS if row.dtypes[0].name == "f64")
+    a, b = dev.zeros((2, 3, 4), "f64"), dev.zeros((4, 2, 3), "f64")
+    with pytest.raises(Refused, match=r"no row takes the step permute"):
+        row.call(dp.ContractRequest("aij,jbi->ab", a, b), executor, row)

@@ -1,0 +1,38 @@
+"""The table's rows of contractions that are matrix products of cuBLASLt's once operands are permuted. Rows alone.
+
+They come behind cuTENSOR's, which take the same requests: `library="cublasLt"` or `autotune=True` asks for them.
+"""
+
+# fmt: off
+from __future__ import annotations
+
+from dispatch.core.nonfinite import stated
+from dispatch.core.row import Row
+from dispatch.keys import BF16, C64, C128, F16, F32, F64, Arch, Compute
+from dispatch.ops.contraction import permuted_contract
+from dispatch.ops.contraction.permuted import permutes
+from dispatch.ops.contraction.reference import numpy_modes
+from dispatch.ops.contraction.rules import adds_as_precisely, asks_no_kernel, only_identity, steps_ahead
+from dispatch.table.on_host import on_host
+
+__all__ = ["ROWS"]
+
+SM80 = Arch(80)
+V12 = (12, 9)
+COMP_32F, COMP_64F, FAST_TF32 = Compute.COMPUTE_32F, Compute.COMPUTE_64F, Compute.COMPUTE_32F_FAST_TF32
+RULES = (steps_ahead, only_identity, asks_no_kernel, adds_as_precisely, permutes)
+LT = ("cublasLt", "cublasLtMatmul", permuted_contract)
+
+GPU_ROWS = (
+#       op          a, b, result        compute    rules  min_arch, max_arch, min_version, calls
+    Row("contract", (F16,  F16,  F16),  COMP_32F,  RULES, SM80, None, V12, *LT, variant="permuted"),
+    Row("contract", (BF16, BF16, BF16), COMP_32F,  RULES, SM80, None, V12, *LT, variant="permuted"),
+    Row("contract", (F32,  F32,  F32),  COMP_32F,  RULES, SM80, None, V12, *LT, variant="permuted"),
+    Row("contract", (F32,  F32,  F32),  FAST_TF32, RULES, SM80, None, V12, *LT, variant="permuted"),
+    Row("contract", (F64,  F64,  F64),  COMP_64F,  RULES, SM80, None, V12, *LT, variant="permuted"),
+    Row("contract", (C64,  C64,  C64),  COMP_32F,  RULES, SM80, None, V12, *LT, variant="permuted"),
+    Row("contract", (C64,  C64,  C64),  FAST_TF32, RULES, SM80, None, V12, *LT, variant="permuted"),
+    Row("contract", (C128, C128, C128), COMP_64F,  RULES, SM80, None, V12, *LT, variant="permuted"),
+)
+# fmt: on
+ROWS = stated((*GPU_ROWS, *(on_host(row, numpy_modes, function="einsum", stands_for="cublasLt") for row in GPU_ROWS)))
