@@ -133,8 +133,8 @@ def _family(group: list[Signature], prefix: str) -> str:
     variables: dict[tuple[str, ...], str] = {}
     kinds = []
     for kind, column in zip(group[0].kinds, _columns(group), strict=True):
-        if len(set(column)) > 1:
-            variables.setdefault(column, VARIABLES[len(variables)])
+        if len(set(column)) > 1 and column not in variables:
+            variables[column] = VARIABLES[len(variables)]
         before, own, after = _around(kind).groups()
         kinds.append(f"{before or ''}{variables.get(column, own)}{after}")
     name = f"_{group[0].name.removeprefix(prefix)}"

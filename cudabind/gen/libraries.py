@@ -18,6 +18,9 @@ _CUSPARSE_SIZES = (
     *("gebsr2gebsc", "csr2gebsr", "gebsr2gebsr"),
 )
 _CUBLAS = "https://docs.nvidia.com/cuda/cublas/"
+# The functions over these types, which C has not, are declared for C++ alone; they take addresses of them.
+_HALF = "#define __half unsigned short\n#define __nv_bfloat16 unsigned short\n"
+_FOR_CPP = (r"#if defined\(__cplusplus\)(?=\s+(?:[A-Z_]+\s+)?\w+Status_t\b)", "#if 1")
 _CUSPARSE = "https://docs.nvidia.com/cuda/cusparse/"
 _CUSOLVER = "https://docs.nvidia.com/cuda/cusolver/"
 _CUTENSOR = "https://docs.nvidia.com/cuda/cutensor/latest/"
@@ -110,6 +113,8 @@ ROWS: tuple[Row, ...] = (
     Row(
         module="cublas",
         headers=("cublas_v2.h", "cublas_api.h"),
+        prologue=_HALF,
+        revealed=(_FOR_CPP,),
         wheel="cublas",
         docs=f"{_CUBLAS}#using-the-cublas-api",
         prefixes=("cublas",),
@@ -159,7 +164,9 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         module="cufft",
-        headers=("cufft.h", "cudalibxt.h", "cufftXt.h"),
+        headers=("cufft.h", "cudalibxt.h", "cufftXt.h", "cufft_device.h"),
+        prologue="#define CUFFT_ENABLE_EXPERIMENTAL_API\n",
+        revealed=((r" = -1(?=[,)])", ""),),  # the default of an argument
         wheel="cufft",
         docs="https://docs.nvidia.com/cuda/cufft/",
         prefixes=("cufft",),
@@ -186,6 +193,8 @@ ROWS: tuple[Row, ...] = (
     Row(
         module="cusparse",
         headers=("cusparse.h",),
+        prologue=f"#define CUSPARSE_ENABLE_EXPERIMENTAL_API\n{_HALF}",
+        revealed=(_FOR_CPP,),
         wheel="cusparse",
         docs=_CUSPARSE,
         prefixes=("cusparse",),
@@ -316,7 +325,6 @@ HEADERS_LEFT_OUT: dict[str, str] = {
     "curand_*.h": "device code",
     "nvblas.h": "interposes on Fortran's BLAS in programs that are linked with it",
     "cufftw.h": "FFTW's functions, for C programs that are relinked; cufft has them all under its own names",
-    "cufft_device.h": "needs a C++ compiler, and calls its own interface experimental",
     "cusparse_v2.h": "includes cusparse.h and declares nothing",
     "cusparseLt_cusparse_stub.h": "those parts of cusparse.h that cusparseLt.h needs",
     "npp.h": "includes the others and declares nothing",

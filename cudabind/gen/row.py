@@ -17,6 +17,8 @@ class Row:
         headers: what to include; everything these files declare is generated. An older version need not have them all.
         included: further headers that count, which those include; some cannot be included twice.
         prologue: C that headers written for C++ need in front of them.
+        revealed: patterns of text, as `re` has them, and what is read instead of each match, in the row's headers: they
+            hide from C what the library has for C programs, too.
         wheel: the row of WHEELS that the headers come from.
         docs: NVIDIA's documentation of the library.
         prefixes: how the functions' names start; other functions in the headers are not the library's.
@@ -47,6 +49,7 @@ class Row:
     prefixes: tuple[str, ...] = ()
     included: tuple[str, ...] = ()
     prologue: str = ""
+    revealed: tuple[tuple[str, str], ...] = ()
     status: str = ""
     returned: str = ""
     success: str = ""

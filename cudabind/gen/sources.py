@@ -6,7 +6,10 @@ row's headers need; `wheels` fetches them, `parse` reads them, `merge` makes one
 
 from __future__ import annotations
 
+import hashlib
+import re
 import subprocess
+import tempfile
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -16,7 +19,7 @@ from cudabind.gen.libraries import ROWS
 from cudabind.gen.merge import Merged, MergeError, merge
 from cudabind.gen.parse import HeaderError, parse
 from cudabind.gen.pins import BASE, BY_RELEASE, RELEASES, TOLD, WHEELS
-from cudabind.gen.wheels import Wheel, alone, fetch, include
+from cudabind.gen.wheels import Wheel, alone, cache_folder, fetch, include
 
 if TYPE_CHECKING:
     from cudabind.gen.model import Header
@@ -54,7 +57,30 @@ def folders(row: Row, release: str) -> list[Path]:
     """
     needed = wheels(row, release)
     fetch(needed)
-    return [*(folder for each in needed for folder in include(each)), C_SHIM, compilers_own()]
+    found = [folder for each in needed for folder in include(each)]
+    return [*(revealed(row, folder) for folder in found[:1] if row.revealed), *found, C_SHIM, compilers_own()]
+
+
+def revealed(row: Row, folder: Path) -> Path:
+    """A folder with a row's headers, out of one that has them, in which what they hide from C is to be seen."""
+    texts = {name: (folder / name).read_text() for name in row.headers if (folder / name).is_file()}
+    for pattern, instead in row.revealed:
+        texts = {name: re.sub(pattern, instead, text) for name, text in texts.items()}
+    digest = hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
+    made = cache_folder() / "revealed" / f"{row.module}-{digest}"
+    if not made.is_dir():
+        made.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=made.parent) as work:
+            whole = Path(work) / "whole"
+            whole.mkdir()
+            for name, text in texts.items():
+                (whole / name).write_text(text)
+            try:
+                whole.rename(made)
+            except OSError:  # another process was first
+                if not made.is_dir():
+                    raise
+    return made
 
 
 def headers(row: Row, release: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ Documentation: https://docs.nvidia.com/cuda/cublas/#using-the-cublas-api
 
 from __future__ import annotations
 
-from ctypes import c_double, c_float, c_int32, c_int64, c_uint8, c_void_p
+from ctypes import c_double, c_float, c_int32, c_int64, c_uint16, c_uint8, c_void_p
 from typing import Annotated
 
 from cudabind._bind import SysLibrary
@@ -587,22 +587,34 @@ cublasSgemvBatched: _SgemvBatched[int32_t, c_float]; cublasSgemvBatched_64: _Sge
 cublasDgemvBatched: _SgemvBatched[int32_t, c_double]; cublasDgemvBatched_64: _SgemvBatched[int64_t, c_double]
 cublasCgemvBatched: _SgemvBatched[int32_t, cuComplex]; cublasCgemvBatched_64: _SgemvBatched[int64_t, cuComplex]
 cublasZgemvBatched: _SgemvBatched[int32_t, cuDoubleComplex]
-cublasZgemvBatched_64: _SgemvBatched[int64_t, cuDoubleComplex]
+cublasZgemvBatched_64: _SgemvBatched[int64_t, cuDoubleComplex]; cublasHSHgemvBatched: _SgemvBatched[int32_t, c_float]
+cublasHSHgemvBatched_64: _SgemvBatched[int64_t, c_float]; cublasHSSgemvBatched: _SgemvBatched[int32_t, c_float]
+cublasHSSgemvBatched_64: _SgemvBatched[int64_t, c_float]; cublasTSTgemvBatched: _SgemvBatched[int32_t, c_float]
+cublasTSTgemvBatched_64: _SgemvBatched[int64_t, c_float]; cublasTSSgemvBatched: _SgemvBatched[int32_t, c_float]
+cublasTSSgemvBatched_64: _SgemvBatched[int64_t, c_float]
 
-class _SgemvStridedBatched(Status, Generic[T, U]):
+class _SgemvStridedBatched(Status, Generic[T, U, V, W]):
     def __call__(
-        self, handle: cublasHandle_t, trans: cublasOperation_t, m: T, n: T, alpha: ConstMem[U], A: ConstMem[U], lda: T,
-        strideA: int64_t, x: ConstMem[U], incx: T, stridex: int64_t, beta: ConstMem[U], y: Mem[U], incy: T,
+        self, handle: cublasHandle_t, trans: cublasOperation_t, m: T, n: T, alpha: ConstMem[U], A: ConstMem[V], lda: T,
+        strideA: int64_t, x: ConstMem[V], incx: T, stridex: int64_t, beta: ConstMem[U], y: Mem[W], incy: T,
         stridey: int64_t, batchCount: T, /
     ) -> None: ...
-cublasSgemvStridedBatched: _SgemvStridedBatched[int32_t, c_float]
-cublasSgemvStridedBatched_64: _SgemvStridedBatched[int64_t, c_float]
-cublasDgemvStridedBatched: _SgemvStridedBatched[int32_t, c_double]
-cublasDgemvStridedBatched_64: _SgemvStridedBatched[int64_t, c_double]
-cublasCgemvStridedBatched: _SgemvStridedBatched[int32_t, cuComplex]
-cublasCgemvStridedBatched_64: _SgemvStridedBatched[int64_t, cuComplex]
-cublasZgemvStridedBatched: _SgemvStridedBatched[int32_t, cuDoubleComplex]
-cublasZgemvStridedBatched_64: _SgemvStridedBatched[int64_t, cuDoubleComplex]
+cublasSgemvStridedBatched: _SgemvStridedBatched[int32_t, c_float, c_float, c_float]
+cublasSgemvStridedBatched_64: _SgemvStridedBatched[int64_t, c_float, c_float, c_float]
+cublasDgemvStridedBatched: _SgemvStridedBatched[int32_t, c_double, c_double, c_double]
+cublasDgemvStridedBatched_64: _SgemvStridedBatched[int64_t, c_double, c_double, c_double]
+cublasCgemvStridedBatched: _SgemvStridedBatched[int32_t, cuComplex, cuComplex, cuComplex]
+cublasCgemvStridedBatched_64: _SgemvStridedBatched[int64_t, cuComplex, cuComplex, cuComplex]
+cublasZgemvStridedBatched: _SgemvStridedBatched[int32_t, cuDoubleComplex, cuDoubleComplex, cuDoubleComplex]
+cublasZgemvStridedBatched_64: _SgemvStridedBatched[int64_t, cuDoubleComplex, cuDoubleComplex, cuDoubleComplex]
+cublasHSHgemvStridedBatched: _SgemvStridedBatched[int32_t, c_float, c_uint16, c_uint16]
+cublasHSHgemvStridedBatched_64: _SgemvStridedBatched[int64_t, c_float, c_uint16, c_uint16]
+cublasHSSgemvStridedBatched: _SgemvStridedBatched[int32_t, c_float, c_uint16, c_float]
+cublasHSSgemvStridedBatched_64: _SgemvStridedBatched[int64_t, c_float, c_uint16, c_float]
+cublasTSTgemvStridedBatched: _SgemvStridedBatched[int32_t, c_float, c_uint16, c_uint16]
+cublasTSTgemvStridedBatched_64: _SgemvStridedBatched[int64_t, c_float, c_uint16, c_uint16]
+cublasTSSgemvStridedBatched: _SgemvStridedBatched[int32_t, c_float, c_uint16, c_float]
+cublasTSSgemvStridedBatched_64: _SgemvStridedBatched[int64_t, c_float, c_uint16, c_float]
 
 class _Sgemm_v2(Status, Generic[T, U]):
     def __call__(
@@ -615,6 +627,7 @@ cublasCgemm_v2: _Sgemm_v2[int32_t, cuComplex]; cublasCgemm_v2_64: _Sgemm_v2[int6
 cublasCgemm3m: _Sgemm_v2[int32_t, cuComplex]; cublasCgemm3m_64: _Sgemm_v2[int64_t, cuComplex]
 cublasZgemm_v2: _Sgemm_v2[int32_t, cuDoubleComplex]; cublasZgemm_v2_64: _Sgemm_v2[int64_t, cuDoubleComplex]
 cublasZgemm3m: _Sgemm_v2[int32_t, cuDoubleComplex]; cublasZgemm3m_64: _Sgemm_v2[int64_t, cuDoubleComplex]
+cublasHgemm: _Sgemm_v2[int32_t, c_uint16]; cublasHgemm_64: _Sgemm_v2[int64_t, c_uint16]
 
 class _Cgemm3mEx(Status, Generic[T, U]):
     def __call__(
@@ -715,35 +728,38 @@ cublasDtrmm_v2: _Strmm_v2[int32_t, c_double]; cublasDtrmm_v2_64: _Strmm_v2[int64
 cublasCtrmm_v2: _Strmm_v2[int32_t, cuComplex]; cublasCtrmm_v2_64: _Strmm_v2[int64_t, cuComplex]
 cublasZtrmm_v2: _Strmm_v2[int32_t, cuDoubleComplex]; cublasZtrmm_v2_64: _Strmm_v2[int64_t, cuDoubleComplex]
 
-class _SgemmBatched(Status, Generic[T, U]):
+class _HgemmBatched(Status, Generic[T, U]):
     def __call__(
         self, handle: cublasHandle_t, transa: cublasOperation_t, transb: cublasOperation_t, m: T, n: T, k: T,
         alpha: ConstMem[U], Aarray: ConstMem[c_void_p], lda: T, Barray: ConstMem[c_void_p], ldb: T, beta: ConstMem[U],
         Carray: ConstMem[c_void_p], ldc: T, batchCount: T, /
     ) -> None: ...
-cublasSgemmBatched: _SgemmBatched[int32_t, c_float]; cublasSgemmBatched_64: _SgemmBatched[int64_t, c_float]
-cublasDgemmBatched: _SgemmBatched[int32_t, c_double]; cublasDgemmBatched_64: _SgemmBatched[int64_t, c_double]
-cublasCgemmBatched: _SgemmBatched[int32_t, cuComplex]; cublasCgemmBatched_64: _SgemmBatched[int64_t, cuComplex]
-cublasCgemm3mBatched: _SgemmBatched[int32_t, cuComplex]; cublasCgemm3mBatched_64: _SgemmBatched[int64_t, cuComplex]
-cublasZgemmBatched: _SgemmBatched[int32_t, cuDoubleComplex]
-cublasZgemmBatched_64: _SgemmBatched[int64_t, cuDoubleComplex]
+cublasHgemmBatched: _HgemmBatched[int32_t, c_uint16]; cublasHgemmBatched_64: _HgemmBatched[int64_t, c_uint16]
+cublasSgemmBatched: _HgemmBatched[int32_t, c_float]; cublasSgemmBatched_64: _HgemmBatched[int64_t, c_float]
+cublasDgemmBatched: _HgemmBatched[int32_t, c_double]; cublasDgemmBatched_64: _HgemmBatched[int64_t, c_double]
+cublasCgemmBatched: _HgemmBatched[int32_t, cuComplex]; cublasCgemmBatched_64: _HgemmBatched[int64_t, cuComplex]
+cublasCgemm3mBatched: _HgemmBatched[int32_t, cuComplex]; cublasCgemm3mBatched_64: _HgemmBatched[int64_t, cuComplex]
+cublasZgemmBatched: _HgemmBatched[int32_t, cuDoubleComplex]
+cublasZgemmBatched_64: _HgemmBatched[int64_t, cuDoubleComplex]
 
-class _SgemmStridedBatched(Status, Generic[T, U]):
+class _HgemmStridedBatched(Status, Generic[T, U]):
     def __call__(
         self, handle: cublasHandle_t, transa: cublasOperation_t, transb: cublasOperation_t, m: T, n: T, k: T,
         alpha: ConstMem[U], A: ConstMem[U], lda: T, strideA: int64_t, B: ConstMem[U], ldb: T, strideB: int64_t,
         beta: ConstMem[U], C: Mem[U], ldc: T, strideC: int64_t, batchCount: T, /
     ) -> None: ...
-cublasSgemmStridedBatched: _SgemmStridedBatched[int32_t, c_float]
-cublasSgemmStridedBatched_64: _SgemmStridedBatched[int64_t, c_float]
-cublasDgemmStridedBatched: _SgemmStridedBatched[int32_t, c_double]
-cublasDgemmStridedBatched_64: _SgemmStridedBatched[int64_t, c_double]
-cublasCgemmStridedBatched: _SgemmStridedBatched[int32_t, cuComplex]
-cublasCgemmStridedBatched_64: _SgemmStridedBatched[int64_t, cuComplex]
-cublasCgemm3mStridedBatched: _SgemmStridedBatched[int32_t, cuComplex]
-cublasCgemm3mStridedBatched_64: _SgemmStridedBatched[int64_t, cuComplex]
-cublasZgemmStridedBatched: _SgemmStridedBatched[int32_t, cuDoubleComplex]
-cublasZgemmStridedBatched_64: _SgemmStridedBatched[int64_t, cuDoubleComplex]
+cublasHgemmStridedBatched: _HgemmStridedBatched[int32_t, c_uint16]
+cublasHgemmStridedBatched_64: _HgemmStridedBatched[int64_t, c_uint16]
+cublasSgemmStridedBatched: _HgemmStridedBatched[int32_t, c_float]
+cublasSgemmStridedBatched_64: _HgemmStridedBatched[int64_t, c_float]
+cublasDgemmStridedBatched: _HgemmStridedBatched[int32_t, c_double]
+cublasDgemmStridedBatched_64: _HgemmStridedBatched[int64_t, c_double]
+cublasCgemmStridedBatched: _HgemmStridedBatched[int32_t, cuComplex]
+cublasCgemmStridedBatched_64: _HgemmStridedBatched[int64_t, cuComplex]
+cublasCgemm3mStridedBatched: _HgemmStridedBatched[int32_t, cuComplex]
+cublasCgemm3mStridedBatched_64: _HgemmStridedBatched[int64_t, cuComplex]
+cublasZgemmStridedBatched: _HgemmStridedBatched[int32_t, cuDoubleComplex]
+cublasZgemmStridedBatched_64: _HgemmStridedBatched[int64_t, cuDoubleComplex]
 
 class _GemmBatchedEx(Status, Generic[T]):
     def __call__(

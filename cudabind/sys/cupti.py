@@ -4,8 +4,8 @@
 """cupti: everything that NVIDIA declares in cupti.h, cupti_result.h, cupti_version.h, cupti_callbacks.h,
 cupti_events.h, cupti_metrics.h, cupti_activity.h, cupti_activity_deprecated.h, cupti_driver_cbid.h,
 cupti_runtime_cbid.h, cupti_profiler_target.h, cupti_profiler_host.h, cupti_range_profiler.h, cupti_pcsampling.h,
-cupti_pmsampling.h, cupti_sass_metrics.h, cupti_target.h, cupti_common.h, of nvidia-cuda-cupti-cu12 12.9.79;
-nvidia-cuda-cupti 13.0.85, 13.1.115, 13.5.25.
+cupti_pmsampling.h, cupti_sass_metrics.h, cupti_target.h, cupti_common.h, Openacc/cupti_openacc.h,
+Openmp/cupti_openmp.h, of nvidia-cuda-cupti-cu12 12.9.79; nvidia-cuda-cupti 13.0.85, 13.1.115, 13.5.25.
 
 Called by users and by `dispatch`; nothing is loaded before the first call.
 Documentation: https://docs.nvidia.com/cupti/api/
@@ -6800,6 +6800,15 @@ class CUpti_Device_GetChipName_Params(Structure):
     pChipName: address
 
 
+class ompt_function_lookup_t(Callback):
+    def __call__(self, interface_function_name: char_p, /) -> address: ...
+
+
+class ompt_data_t(Union):
+    value: uint64_t
+    ptr: address
+
+
 class CUpti_ActivityEnvironment_data_speed(Structure):
     smClock: uint32_t
     memoryClock: uint32_t
@@ -7371,6 +7380,16 @@ def cuptiClockControlGetStatus(ctx: CUcontext, pStatus: Mem[c_int32], /) -> CUpt
 def cuptiClockControlLock(ctx: CUcontext, mode: CUpti_ClockControl_Mode, /) -> CUptiResult: ...
 @_lib.status
 def cuptiRegisterComputeCrcCallback(funcComputeCubinCrc: CUpti_ComputeCrcCallbackFunc, /) -> CUptiResult: ...
+@_lib.status
+def cuptiOpenACCInitialize(profRegister: void_p, profUnregister: void_p, profLookup: void_p, /) -> CUptiResult: ...
+@_lib.value
+def cuptiOpenMpInitialize(
+    ompt_fn_lookup: ompt_function_lookup_t, runtime_version: char_p, ompt_version: uint32_t, /
+) -> int32_t: ...
+@_lib.value
+def cuptiOpenMpInitialize_v2(
+    lookup: ompt_function_lookup_t, initial_device_num: int32_t, tool_data: Ptr[ompt_data_t], /
+) -> int32_t: ...
 
 
 _names = lazy(globals())

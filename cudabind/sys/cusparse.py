@@ -10,12 +10,26 @@ Documentation: https://docs.nvidia.com/cuda/cusparse/
 
 from __future__ import annotations
 
-from ctypes import c_double, c_float, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import Array, c_double, c_float, c_int32, c_int64, c_size_t, c_uint16, c_void_p
+from typing import Annotated
 
 from cudabind._bind import SysLibrary
-from cudabind._lazy import Callback, Handle, IntEnum, Status, Value, lazy
+from cudabind._lazy import Callback, Handle, IntEnum, Status, Structure, Union, Value, lazy
 from cudabind._families import Generic, T, U, V
-from cudabind._types import ConstMem, Mem, Ptr, char_p, const_void_p, float32, float64, int32_t, int64_t, size_t, void_p
+from cudabind._types import (
+    ConstMem,
+    Mem,
+    Ptr,
+    address,
+    char_p,
+    const_void_p,
+    float32,
+    float64,
+    int32_t,
+    int64_t,
+    size_t,
+    void_p,
+)
 from cudabind.errors import CusparseError
 from cudabind.sys.cuda_types import (
     cuComplex as cuComplex, cuDoubleComplex as cuDoubleComplex, cuFloatComplex as cuFloatComplex,
@@ -27,11 +41,31 @@ from cudabind.sys.cusparse_types import (
     cusparseOrder_t as cusparseOrder_t, cusparseStatus_t as cusparseStatus_t,
 )
 
-SINCE: dict[str, str] = {}
+SINCE: dict[str, str] = {
+    "cusparseSpMVOpDescr_t": "12.7.2",
+    "cusparseSpMVOpPlan_t": "12.7.2",
+    "cusparseSpMVOp_createDescr": "12.7.2",
+    "cusparseSpMVOp_destroyDescr": "12.7.2",
+    "cusparseSpMVOp_createPlan": "12.7.2",
+    "cusparseSpMVOp_destroyPlan": "12.7.2",
+    "cusparseSpMVOp_setGlobalUserData": "12.7.2",
+    "cusparseSpMVOp": "12.7.2",
+}
 SINCE |= dict.fromkeys("""
-    cusparseSpMatStorage_t cusparseSymmetryType_t cusparseSpGEAMAlg_t cusparseSpGEAMDescr_t
-    cusparseSpGEAM_createDescr cusparseSpGEAM_destroyDescr cusparseSpGEAM_bufferSize cusparseSpGEAM_nnz
-    cusparseSpGEAM
+    cusparseSpMatStorage_t cusparseSymmetryType_t cusparseApiParam_t cusparseSpMVDescr_t cusparseSpMVOpAlg_t
+    cusparseSpMatPointers_t_data_coo cusparseSpMatPointers_t_data_csr cusparseSpMatPointers_t_data_csc
+    cusparseSpMatPointers_t_data_blockedEll cusparseSpMatPointers_t_data_slicedEll
+    cusparseSpMatPointers_t_data_bsr cusparseSpMatPointers_t_data_reserved cusparseSpMatPointers_t_data
+    cusparseSpMatPointers_t cusparseSpMatSizes_t_data_coo cusparseSpMatSizes_t_data_csr
+    cusparseSpMatSizes_t_data_csc cusparseSpMatSizes_t_data_blockedEll cusparseSpMatSizes_t_data_slicedEll
+    cusparseSpMatSizes_t_data_bsr cusparseSpMatSizes_t_data_reserved cusparseSpMatSizes_t_data
+    cusparseSpMatSizes_t cusparseSpMatConvertAlg_t cusparseSpMatConvertDescr_t cusparseSpGEAMAlg_t
+    cusparseSpGEAMDescr_t cusparseSpMV_createDescr cusparseSpMV_destroyDescr cusparseSpMVDescrSetParam
+    cusparseSpMVDescrGetParam cusparseSpMVGeneric cusparseSpMVGeneric_bufferSize cusparseSpMVGeneric_preprocess
+    cusparseSpMVOp_bufferSize cusparseSpMatGetSizes cusparseSpMatSetPointers cusparseSpMatGetPointers
+    cusparseSpMatConvertDescrCreate cusparseSpMatConvertDescrDestroy cusparseSpMatConvert_bufferSize
+    cusparseSpMatConvert_analysis cusparseSpMatConvert cusparseSpGEAM_createDescr cusparseSpGEAM_destroyDescr
+    cusparseSpGEAM_bufferSize cusparseSpGEAM_nnz cusparseSpGEAM
 """.split(), "12.9.4")
 UNTIL: dict[str, str] = {}
 LEFT_OUT: dict[str, str] = {}
@@ -52,6 +86,7 @@ NOT_EXPORTED |= dict.fromkeys("""
     cusparseZgebsr2gebsr_bufferSizeExt
 """.split(), "declared, but not among the symbols of libcusparse.so")
 BEFORE: tuple[tuple[str, str, int | float | str], ...] = (
+    ("cusparseSpMVOp_createDescr", "12.9.4", "cusparseSpMVOp_createDescr_before_12_9_4"),
     ("CUSPARSE_VER_MINOR", "12.9.4", 7),
     ("CUSPARSE_VER_MINOR", "12.7.2", 6),
     ("CUSPARSE_VER_MINOR", "12.6.3", 5),
@@ -227,6 +262,148 @@ class cusparseSpMVAlg_t(IntEnum):
     CUSPARSE_SPMV_COO_ALG2 = 4
     CUSPARSE_SPMV_SELL_ALG1 = 5
     CUSPARSE_SPMV_BSR_ALG1 = 6  # since 12.6.3
+
+
+class cusparseApiParam_t(IntEnum):
+    CUSPARSE_PARAM_OP = 0
+    CUSPARSE_PARAM_ALG = 1
+    CUSPARSE_PARAM_BUFFER = 2
+
+
+class cusparseSpMVDescr_t(Handle): ...
+
+
+class cusparseSpMVOpAlg_t(IntEnum):
+    CUSPARSE_SPMVOP_ALG_DEFAULT = 0
+    CUSPARSE_SPMVOP_ALG1 = 1
+    CUSPARSE_SPMVOP_ALG2 = 2
+
+
+class cusparseSpMVOpDescr_t(Handle): ...
+
+
+class cusparseSpMVOpPlan_t(Handle): ...
+
+
+class cusparseSpMatPointers_t_data_coo(Structure):
+    rowInd: address
+    colInd: address
+    values: address
+
+
+class cusparseSpMatPointers_t_data_csr(Structure):
+    rowOffsets: address
+    colInd: address
+    values: address
+
+
+class cusparseSpMatPointers_t_data_csc(Structure):
+    colOffsets: address
+    rowInd: address
+    values: address
+
+
+class cusparseSpMatPointers_t_data_blockedEll(Structure):
+    colInd: address
+    values: address
+
+
+class cusparseSpMatPointers_t_data_slicedEll(Structure):
+    sliceOffsets: address
+    colInd: address
+    values: address
+
+
+class cusparseSpMatPointers_t_data_bsr(Structure):
+    rowOffsets: address
+    colInd: address
+    values: address
+
+
+class cusparseSpMatPointers_t_data_reserved(Structure):
+    reserved: Annotated[Array[c_void_p], 8]
+
+
+class cusparseSpMatPointers_t_data(Union):
+    coo: cusparseSpMatPointers_t_data_coo
+    csr: cusparseSpMatPointers_t_data_csr
+    csc: cusparseSpMatPointers_t_data_csc
+    blockedEll: cusparseSpMatPointers_t_data_blockedEll
+    slicedEll: cusparseSpMatPointers_t_data_slicedEll
+    bsr: cusparseSpMatPointers_t_data_bsr
+    _reserved: cusparseSpMatPointers_t_data_reserved
+
+
+class cusparseSpMatPointers_t(Structure):
+    format: int32_t  # cusparseFormat_t
+    data: cusparseSpMatPointers_t_data
+
+
+class cusparseSpMatSizes_t_data_coo(Structure):
+    rows: int64_t
+    cols: int64_t
+    nnz: int64_t
+
+
+class cusparseSpMatSizes_t_data_csr(Structure):
+    rows: int64_t
+    cols: int64_t
+    nnz: int64_t
+
+
+class cusparseSpMatSizes_t_data_csc(Structure):
+    rows: int64_t
+    cols: int64_t
+    nnz: int64_t
+
+
+class cusparseSpMatSizes_t_data_blockedEll(Structure):
+    rows: int64_t
+    cols: int64_t
+    ellBlockSize: int64_t
+    ellCols: int64_t
+
+
+class cusparseSpMatSizes_t_data_slicedEll(Structure):
+    rows: int64_t
+    cols: int64_t
+    nnz: int64_t
+    sellValuesSize: int64_t
+    sliceSize: int64_t
+
+
+class cusparseSpMatSizes_t_data_bsr(Structure):
+    brows: int64_t
+    bcols: int64_t
+    bnnz: int64_t
+    rowBlockSize: int64_t
+    colBlockSize: int64_t
+
+
+class cusparseSpMatSizes_t_data_reserved(Structure):
+    reserved: Annotated[Array[c_int64], 8]
+
+
+class cusparseSpMatSizes_t_data(Union):
+    coo: cusparseSpMatSizes_t_data_coo
+    csr: cusparseSpMatSizes_t_data_csr
+    csc: cusparseSpMatSizes_t_data_csc
+    blockedEll: cusparseSpMatSizes_t_data_blockedEll
+    slicedEll: cusparseSpMatSizes_t_data_slicedEll
+    bsr: cusparseSpMatSizes_t_data_bsr
+    _reserved: cusparseSpMatSizes_t_data_reserved
+
+
+class cusparseSpMatSizes_t(Structure):
+    format: int32_t  # cusparseFormat_t
+    data: cusparseSpMatSizes_t_data
+
+
+class cusparseSpMatConvertAlg_t(IntEnum):
+    CUSPARSE_SPMAT_CONVERT_ALG_DEFAULT = 0
+
+
+class cusparseSpMatConvertDescr_t(Handle): ...
 
 
 class cusparseSpSVAlg_t(IntEnum):
@@ -1035,20 +1212,23 @@ cusparseCcsru2csr: _Scsru2csr[cuComplex]; cusparseZcsru2csr: _Scsru2csr[cuDouble
 cusparseScsr2csru: _Scsru2csr[c_float]; cusparseDcsr2csru: _Scsru2csr[c_double]
 cusparseCcsr2csru: _Scsru2csr[cuComplex]; cusparseZcsr2csru: _Scsru2csr[cuDoubleComplex]
 
-class _SpruneDense2csr_bufferSizeExt(Status, Generic[T]):
+class _HpruneDense2csr_bufferSizeExt(Status, Generic[T]):
     def __call__(
         self, handle: cusparseHandle_t, m: int32_t, n: int32_t, A: ConstMem[T], lda: int32_t, threshold: ConstMem[T],
         descrC: cusparseMatDescr_t, csrSortedValC: ConstMem[T], csrSortedRowPtrC: ConstMem[c_int32],
         csrSortedColIndC: ConstMem[c_int32], pBufferSizeInBytes: Mem[c_size_t], /
     ) -> None: ...
-cusparseSpruneDense2csr_bufferSizeExt: _SpruneDense2csr_bufferSizeExt[c_float]
-cusparseDpruneDense2csr_bufferSizeExt: _SpruneDense2csr_bufferSizeExt[c_double]
+cusparseHpruneDense2csr_bufferSizeExt: _HpruneDense2csr_bufferSizeExt[c_uint16]
+cusparseSpruneDense2csr_bufferSizeExt: _HpruneDense2csr_bufferSizeExt[c_float]
+cusparseDpruneDense2csr_bufferSizeExt: _HpruneDense2csr_bufferSizeExt[c_double]
 
-@_lib.status
-def cusparseSpruneDense2csrNnz(
-    handle: cusparseHandle_t, m: int32_t, n: int32_t, A: ConstMem[c_float], lda: int32_t, threshold: ConstMem[c_float],
-    descrC: cusparseMatDescr_t, csrRowPtrC: Mem[c_int32], nnzTotalDevHostPtr: Mem[c_int32], pBuffer: void_p, /
-) -> cusparseStatus_t: ...
+class _HpruneDense2csrNnz(Status, Generic[T]):
+    def __call__(
+        self, handle: cusparseHandle_t, m: int32_t, n: int32_t, A: ConstMem[T], lda: int32_t, threshold: ConstMem[T],
+        descrC: cusparseMatDescr_t, csrRowPtrC: Mem[c_int32], nnzTotalDevHostPtr: Mem[c_int32], pBuffer: void_p, /
+    ) -> None: ...
+cusparseHpruneDense2csrNnz: _HpruneDense2csrNnz[c_uint16]; cusparseSpruneDense2csrNnz: _HpruneDense2csrNnz[c_float]
+
 @_lib.status
 def cusparseDpruneDense2csrNnz(
     handle: cusparseHandle_t, m: int32_t, n: int32_t, A: ConstMem[c_double], lda: int32_t,
@@ -1056,70 +1236,77 @@ def cusparseDpruneDense2csrNnz(
     nnzTotalDevHostPtr: Mem[c_int32], pBuffer: void_p, /
 ) -> cusparseStatus_t: ...
 
-class _SpruneDense2csr(Status, Generic[T]):
+class _HpruneDense2csr(Status, Generic[T]):
     def __call__(
         self, handle: cusparseHandle_t, m: int32_t, n: int32_t, A: ConstMem[T], lda: int32_t, threshold: ConstMem[T],
         descrC: cusparseMatDescr_t, csrSortedValC: Mem[T], csrSortedRowPtrC: ConstMem[c_int32],
         csrSortedColIndC: Mem[c_int32], pBuffer: void_p, /
     ) -> None: ...
-cusparseSpruneDense2csr: _SpruneDense2csr[c_float]; cusparseDpruneDense2csr: _SpruneDense2csr[c_double]
+cusparseHpruneDense2csr: _HpruneDense2csr[c_uint16]; cusparseSpruneDense2csr: _HpruneDense2csr[c_float]
+cusparseDpruneDense2csr: _HpruneDense2csr[c_double]
 
-class _SpruneCsr2csr_bufferSizeExt(Status, Generic[T]):
+class _HpruneCsr2csr_bufferSizeExt(Status, Generic[T]):
     def __call__(
         self, handle: cusparseHandle_t, m: int32_t, n: int32_t, nnzA: int32_t, descrA: cusparseMatDescr_t,
         csrSortedValA: ConstMem[T], csrSortedRowPtrA: ConstMem[c_int32], csrSortedColIndA: ConstMem[c_int32],
         threshold: ConstMem[T], descrC: cusparseMatDescr_t, csrSortedValC: ConstMem[T],
         csrSortedRowPtrC: ConstMem[c_int32], csrSortedColIndC: ConstMem[c_int32], pBufferSizeInBytes: Mem[c_size_t], /
     ) -> None: ...
-cusparseSpruneCsr2csr_bufferSizeExt: _SpruneCsr2csr_bufferSizeExt[c_float]
-cusparseDpruneCsr2csr_bufferSizeExt: _SpruneCsr2csr_bufferSizeExt[c_double]
+cusparseHpruneCsr2csr_bufferSizeExt: _HpruneCsr2csr_bufferSizeExt[c_uint16]
+cusparseSpruneCsr2csr_bufferSizeExt: _HpruneCsr2csr_bufferSizeExt[c_float]
+cusparseDpruneCsr2csr_bufferSizeExt: _HpruneCsr2csr_bufferSizeExt[c_double]
 
-class _SpruneCsr2csrNnz(Status, Generic[T]):
+class _HpruneCsr2csrNnz(Status, Generic[T]):
     def __call__(
         self, handle: cusparseHandle_t, m: int32_t, n: int32_t, nnzA: int32_t, descrA: cusparseMatDescr_t,
         csrSortedValA: ConstMem[T], csrSortedRowPtrA: ConstMem[c_int32], csrSortedColIndA: ConstMem[c_int32],
         threshold: ConstMem[T], descrC: cusparseMatDescr_t, csrSortedRowPtrC: Mem[c_int32],
         nnzTotalDevHostPtr: Mem[c_int32], pBuffer: void_p, /
     ) -> None: ...
-cusparseSpruneCsr2csrNnz: _SpruneCsr2csrNnz[c_float]; cusparseDpruneCsr2csrNnz: _SpruneCsr2csrNnz[c_double]
+cusparseHpruneCsr2csrNnz: _HpruneCsr2csrNnz[c_uint16]; cusparseSpruneCsr2csrNnz: _HpruneCsr2csrNnz[c_float]
+cusparseDpruneCsr2csrNnz: _HpruneCsr2csrNnz[c_double]
 
-class _SpruneCsr2csr(Status, Generic[T]):
+class _HpruneCsr2csr(Status, Generic[T]):
     def __call__(
         self, handle: cusparseHandle_t, m: int32_t, n: int32_t, nnzA: int32_t, descrA: cusparseMatDescr_t,
         csrSortedValA: ConstMem[T], csrSortedRowPtrA: ConstMem[c_int32], csrSortedColIndA: ConstMem[c_int32],
         threshold: ConstMem[T], descrC: cusparseMatDescr_t, csrSortedValC: Mem[T], csrSortedRowPtrC: ConstMem[c_int32],
         csrSortedColIndC: Mem[c_int32], pBuffer: void_p, /
     ) -> None: ...
-cusparseSpruneCsr2csr: _SpruneCsr2csr[c_float]; cusparseDpruneCsr2csr: _SpruneCsr2csr[c_double]
+cusparseHpruneCsr2csr: _HpruneCsr2csr[c_uint16]; cusparseSpruneCsr2csr: _HpruneCsr2csr[c_float]
+cusparseDpruneCsr2csr: _HpruneCsr2csr[c_double]
 
-class _SpruneDense2csrByPercentage_bufferSizeExt(Status, Generic[T]):
+class _HpruneDense2csrByPercentage_bufferSizeExt(Status, Generic[T]):
     def __call__(
         self, handle: cusparseHandle_t, m: int32_t, n: int32_t, A: ConstMem[T], lda: int32_t, percentage: float32,
         descrC: cusparseMatDescr_t, csrSortedValC: ConstMem[T], csrSortedRowPtrC: ConstMem[c_int32],
         csrSortedColIndC: ConstMem[c_int32], info: pruneInfo_t, pBufferSizeInBytes: Mem[c_size_t], /
     ) -> None: ...
-cusparseSpruneDense2csrByPercentage_bufferSizeExt: _SpruneDense2csrByPercentage_bufferSizeExt[c_float]
-cusparseDpruneDense2csrByPercentage_bufferSizeExt: _SpruneDense2csrByPercentage_bufferSizeExt[c_double]
+cusparseHpruneDense2csrByPercentage_bufferSizeExt: _HpruneDense2csrByPercentage_bufferSizeExt[c_uint16]
+cusparseSpruneDense2csrByPercentage_bufferSizeExt: _HpruneDense2csrByPercentage_bufferSizeExt[c_float]
+cusparseDpruneDense2csrByPercentage_bufferSizeExt: _HpruneDense2csrByPercentage_bufferSizeExt[c_double]
 
-class _SpruneDense2csrNnzByPercentage(Status, Generic[T]):
+class _HpruneDense2csrNnzByPercentage(Status, Generic[T]):
     def __call__(
         self, handle: cusparseHandle_t, m: int32_t, n: int32_t, A: ConstMem[T], lda: int32_t, percentage: float32,
         descrC: cusparseMatDescr_t, csrRowPtrC: Mem[c_int32], nnzTotalDevHostPtr: Mem[c_int32], info: pruneInfo_t,
         pBuffer: void_p, /
     ) -> None: ...
-cusparseSpruneDense2csrNnzByPercentage: _SpruneDense2csrNnzByPercentage[c_float]
-cusparseDpruneDense2csrNnzByPercentage: _SpruneDense2csrNnzByPercentage[c_double]
+cusparseHpruneDense2csrNnzByPercentage: _HpruneDense2csrNnzByPercentage[c_uint16]
+cusparseSpruneDense2csrNnzByPercentage: _HpruneDense2csrNnzByPercentage[c_float]
+cusparseDpruneDense2csrNnzByPercentage: _HpruneDense2csrNnzByPercentage[c_double]
 
-class _SpruneDense2csrByPercentage(Status, Generic[T]):
+class _HpruneDense2csrByPercentage(Status, Generic[T]):
     def __call__(
         self, handle: cusparseHandle_t, m: int32_t, n: int32_t, A: ConstMem[T], lda: int32_t, percentage: float32,
         descrC: cusparseMatDescr_t, csrSortedValC: Mem[T], csrSortedRowPtrC: ConstMem[c_int32],
         csrSortedColIndC: Mem[c_int32], info: pruneInfo_t, pBuffer: void_p, /
     ) -> None: ...
-cusparseSpruneDense2csrByPercentage: _SpruneDense2csrByPercentage[c_float]
-cusparseDpruneDense2csrByPercentage: _SpruneDense2csrByPercentage[c_double]
+cusparseHpruneDense2csrByPercentage: _HpruneDense2csrByPercentage[c_uint16]
+cusparseSpruneDense2csrByPercentage: _HpruneDense2csrByPercentage[c_float]
+cusparseDpruneDense2csrByPercentage: _HpruneDense2csrByPercentage[c_double]
 
-class _SpruneCsr2csrByPercentage_bufferSizeExt(Status, Generic[T]):
+class _HpruneCsr2csrByPercentage_bufferSizeExt(Status, Generic[T]):
     def __call__(
         self, handle: cusparseHandle_t, m: int32_t, n: int32_t, nnzA: int32_t, descrA: cusparseMatDescr_t,
         csrSortedValA: ConstMem[T], csrSortedRowPtrA: ConstMem[c_int32], csrSortedColIndA: ConstMem[c_int32],
@@ -1127,28 +1314,31 @@ class _SpruneCsr2csrByPercentage_bufferSizeExt(Status, Generic[T]):
         csrSortedRowPtrC: ConstMem[c_int32], csrSortedColIndC: ConstMem[c_int32], info: pruneInfo_t,
         pBufferSizeInBytes: Mem[c_size_t], /
     ) -> None: ...
-cusparseSpruneCsr2csrByPercentage_bufferSizeExt: _SpruneCsr2csrByPercentage_bufferSizeExt[c_float]
-cusparseDpruneCsr2csrByPercentage_bufferSizeExt: _SpruneCsr2csrByPercentage_bufferSizeExt[c_double]
+cusparseHpruneCsr2csrByPercentage_bufferSizeExt: _HpruneCsr2csrByPercentage_bufferSizeExt[c_uint16]
+cusparseSpruneCsr2csrByPercentage_bufferSizeExt: _HpruneCsr2csrByPercentage_bufferSizeExt[c_float]
+cusparseDpruneCsr2csrByPercentage_bufferSizeExt: _HpruneCsr2csrByPercentage_bufferSizeExt[c_double]
 
-class _SpruneCsr2csrNnzByPercentage(Status, Generic[T]):
+class _HpruneCsr2csrNnzByPercentage(Status, Generic[T]):
     def __call__(
         self, handle: cusparseHandle_t, m: int32_t, n: int32_t, nnzA: int32_t, descrA: cusparseMatDescr_t,
         csrSortedValA: ConstMem[T], csrSortedRowPtrA: ConstMem[c_int32], csrSortedColIndA: ConstMem[c_int32],
         percentage: float32, descrC: cusparseMatDescr_t, csrSortedRowPtrC: Mem[c_int32],
         nnzTotalDevHostPtr: Mem[c_int32], info: pruneInfo_t, pBuffer: void_p, /
     ) -> None: ...
-cusparseSpruneCsr2csrNnzByPercentage: _SpruneCsr2csrNnzByPercentage[c_float]
-cusparseDpruneCsr2csrNnzByPercentage: _SpruneCsr2csrNnzByPercentage[c_double]
+cusparseHpruneCsr2csrNnzByPercentage: _HpruneCsr2csrNnzByPercentage[c_uint16]
+cusparseSpruneCsr2csrNnzByPercentage: _HpruneCsr2csrNnzByPercentage[c_float]
+cusparseDpruneCsr2csrNnzByPercentage: _HpruneCsr2csrNnzByPercentage[c_double]
 
-class _SpruneCsr2csrByPercentage(Status, Generic[T]):
+class _HpruneCsr2csrByPercentage(Status, Generic[T]):
     def __call__(
         self, handle: cusparseHandle_t, m: int32_t, n: int32_t, nnzA: int32_t, descrA: cusparseMatDescr_t,
         csrSortedValA: ConstMem[T], csrSortedRowPtrA: ConstMem[c_int32], csrSortedColIndA: ConstMem[c_int32],
         percentage: float32, descrC: cusparseMatDescr_t, csrSortedValC: Mem[T], csrSortedRowPtrC: ConstMem[c_int32],
         csrSortedColIndC: Mem[c_int32], info: pruneInfo_t, pBuffer: void_p, /
     ) -> None: ...
-cusparseSpruneCsr2csrByPercentage: _SpruneCsr2csrByPercentage[c_float]
-cusparseDpruneCsr2csrByPercentage: _SpruneCsr2csrByPercentage[c_double]
+cusparseHpruneCsr2csrByPercentage: _HpruneCsr2csrByPercentage[c_uint16]
+cusparseSpruneCsr2csrByPercentage: _HpruneCsr2csrByPercentage[c_float]
+cusparseDpruneCsr2csrByPercentage: _HpruneCsr2csrByPercentage[c_double]
 
 @_lib.status
 def cusparseCsr2cscEx2(
@@ -1452,19 +1642,106 @@ def cusparseSpMV_bufferSize(
     alg: cusparseSpMVAlg_t, bufferSize: Mem[c_size_t], /
 ) -> cusparseStatus_t: ...
 
-class _SpSV_createDescr(Status, Generic[T]):
+class _SpMV_createDescr(Status, Generic[T]):
     def __call__(self, descr: Ptr[T], /) -> None: ...
-cusparseSpSV_createDescr: _SpSV_createDescr[cusparseSpSVDescr_t]
-cusparseSpSM_createDescr: _SpSV_createDescr[cusparseSpSMDescr_t]
-cusparseSpGEMM_createDescr: _SpSV_createDescr[cusparseSpGEMMDescr_t]
-cusparseSpGEAM_createDescr: _SpSV_createDescr[cusparseSpGEAMDescr_t]
+cusparseSpMV_createDescr: _SpMV_createDescr[cusparseSpMVDescr_t]
+cusparseSpMatConvertDescrCreate: _SpMV_createDescr[cusparseSpMatConvertDescr_t]
+cusparseSpSV_createDescr: _SpMV_createDescr[cusparseSpSVDescr_t]
+cusparseSpSM_createDescr: _SpMV_createDescr[cusparseSpSMDescr_t]
+cusparseSpGEMM_createDescr: _SpMV_createDescr[cusparseSpGEMMDescr_t]
+cusparseSpGEAM_createDescr: _SpMV_createDescr[cusparseSpGEAMDescr_t]
 
-class _SpSV_destroyDescr(Status, Generic[T]):
+class _SpMV_destroyDescr(Status, Generic[T]):
     def __call__(self, descr: T, /) -> None: ...
-cusparseSpSV_destroyDescr: _SpSV_destroyDescr[cusparseSpSVDescr_t]
-cusparseSpSM_destroyDescr: _SpSV_destroyDescr[cusparseSpSMDescr_t]
-cusparseSpGEMM_destroyDescr: _SpSV_destroyDescr[cusparseSpGEMMDescr_t]
-cusparseSpGEAM_destroyDescr: _SpSV_destroyDescr[cusparseSpGEAMDescr_t]
+cusparseSpMV_destroyDescr: _SpMV_destroyDescr[cusparseSpMVDescr_t]
+cusparseSpMatConvertDescrDestroy: _SpMV_destroyDescr[cusparseSpMatConvertDescr_t]
+cusparseSpSV_destroyDescr: _SpMV_destroyDescr[cusparseSpSVDescr_t]
+cusparseSpSM_destroyDescr: _SpMV_destroyDescr[cusparseSpSMDescr_t]
+cusparseSpGEMM_destroyDescr: _SpMV_destroyDescr[cusparseSpGEMMDescr_t]
+cusparseSpGEAM_destroyDescr: _SpMV_destroyDescr[cusparseSpGEAMDescr_t]
+
+class _SpMVDescrSetParam(Status):
+    def __call__(
+        self, descr: cusparseSpMVDescr_t, param: cusparseApiParam_t, data: void_p, dataSize: size_t, /
+    ) -> None: ...
+cusparseSpMVDescrSetParam: _SpMVDescrSetParam; cusparseSpMVDescrGetParam: _SpMVDescrSetParam
+
+class _SpMVGeneric(Status):
+    def __call__(
+        self, handle: cusparseHandle_t, alpha: const_void_p, matA: cusparseConstSpMatDescr_t,
+        vecX: cusparseConstDnVecDescr_t, beta: const_void_p, vecY: cusparseConstDnVecDescr_t,
+        vecZ: cusparseDnVecDescr_t, computeType: cudaDataType, descr: cusparseSpMVDescr_t, /
+    ) -> None: ...
+cusparseSpMVGeneric: _SpMVGeneric; cusparseSpMVGeneric_preprocess: _SpMVGeneric
+
+@_lib.status
+def cusparseSpMVGeneric_bufferSize(
+    handle: cusparseHandle_t, alpha: const_void_p, matA: cusparseConstSpMatDescr_t, vecX: cusparseConstDnVecDescr_t,
+    beta: const_void_p, vecY: cusparseConstDnVecDescr_t, vecZ: cusparseDnVecDescr_t, computeType: cudaDataType,
+    descr: cusparseSpMVDescr_t, bufferSize: Mem[c_size_t], /
+) -> cusparseStatus_t: ...
+@_lib.status
+def cusparseSpMVOp_bufferSize(
+    handle: cusparseHandle_t, opA: cusparseOperation_t, matA: cusparseConstSpMatDescr_t,
+    vecX: cusparseConstDnVecDescr_t, vecY: cusparseDnVecDescr_t, vecZ: cusparseDnVecDescr_t, computeType: cudaDataType,
+    alg: cusparseSpMVOpAlg_t, bufferSize: Mem[c_size_t], /
+) -> cusparseStatus_t: ...
+@_lib.status
+def cusparseSpMVOp_createDescr_before_12_9_4(
+    handle: cusparseHandle_t, desc: Ptr[cusparseSpMVOpDescr_t], opA: cusparseOperation_t,
+    matA: cusparseConstSpMatDescr_t, vecX: cusparseConstDnVecDescr_t, vecY: cusparseDnVecDescr_t,
+    vecZ: cusparseDnVecDescr_t, computeType: cudaDataType, /
+) -> cusparseStatus_t: ...
+@_lib.status
+def cusparseSpMVOp_createDescr(
+    handle: cusparseHandle_t, desc: Ptr[cusparseSpMVOpDescr_t], opA: cusparseOperation_t,
+    matA: cusparseConstSpMatDescr_t, vecX: cusparseConstDnVecDescr_t, vecY: cusparseDnVecDescr_t,
+    vecZ: cusparseDnVecDescr_t, computeType: cudaDataType, alg: cusparseSpMVOpAlg_t, buffer: void_p, /
+) -> cusparseStatus_t: ...
+@_lib.status
+def cusparseSpMVOp_destroyDescr(desc: cusparseSpMVOpDescr_t, /) -> cusparseStatus_t: ...
+@_lib.status
+def cusparseSpMVOp_createPlan(
+    handle: cusparseHandle_t, desc: cusparseSpMVOpDescr_t, plan: Ptr[cusparseSpMVOpPlan_t], code: const_void_p,
+    codeSize: size_t, /
+) -> cusparseStatus_t: ...
+@_lib.status
+def cusparseSpMVOp_destroyPlan(plan: cusparseSpMVOpPlan_t, /) -> cusparseStatus_t: ...
+@_lib.status
+def cusparseSpMMOp_destroyPlan(plan: cusparseSpMMOpPlan_t, /) -> cusparseStatus_t: ...
+@_lib.status
+def cusparseSpMVOp_setGlobalUserData(
+    handle: cusparseHandle_t, plan: cusparseSpMVOpPlan_t, global_data_name: char_p, input_data: void_p,
+    data_size: size_t, /
+) -> cusparseStatus_t: ...
+@_lib.status
+def cusparseSpMVOp(
+    handle: cusparseHandle_t, plan: cusparseSpMVOpPlan_t, alpha: const_void_p, beta: const_void_p,
+    vecX: cusparseConstDnVecDescr_t, vecY: cusparseConstDnVecDescr_t, vecZ: cusparseDnVecDescr_t, /
+) -> cusparseStatus_t: ...
+@_lib.status
+def cusparseSpMatGetSizes(
+    spMatDescr: cusparseConstSpMatDescr_t, sizes: Ptr[cusparseSpMatSizes_t], /
+) -> cusparseStatus_t: ...
+
+class _SpMatSetPointers(Status):
+    def __call__(self, spMatDescr: cusparseSpMatDescr_t, pointers: Ptr[cusparseSpMatPointers_t], /) -> None: ...
+cusparseSpMatSetPointers: _SpMatSetPointers; cusparseSpMatGetPointers: _SpMatSetPointers
+
+@_lib.status
+def cusparseSpMatConvert_bufferSize(
+    handle: cusparseHandle_t, opA: cusparseOperation_t, sourceDescr: cusparseConstSpMatDescr_t,
+    targetDescr: cusparseSpMatDescr_t, copyValues: cusparseAction_t, alg: cusparseSpMatConvertAlg_t,
+    convertDescr: cusparseSpMatConvertDescr_t, bufferSize: Mem[c_size_t], /
+) -> cusparseStatus_t: ...
+
+class _SpMatConvert_analysis(Status):
+    def __call__(
+        self, handle: cusparseHandle_t, opA: cusparseOperation_t, sourceDescr: cusparseConstSpMatDescr_t,
+        targetDescr: cusparseSpMatDescr_t, copyValues: cusparseAction_t, alg: cusparseSpMatConvertAlg_t,
+        convertDescr: cusparseSpMatConvertDescr_t, externalBuffer: void_p, /
+    ) -> None: ...
+cusparseSpMatConvert_analysis: _SpMatConvert_analysis; cusparseSpMatConvert: _SpMatConvert_analysis
 
 @_lib.status
 def cusparseSpSV_bufferSize(
@@ -1612,8 +1889,6 @@ def cusparseSpMMOp_createPlan(
 ) -> cusparseStatus_t: ...
 @_lib.status
 def cusparseSpMMOp(plan: cusparseSpMMOpPlan_t, externalBuffer: void_p, /) -> cusparseStatus_t: ...
-@_lib.status
-def cusparseSpMMOp_destroyPlan(plan: cusparseSpMMOpPlan_t, /) -> cusparseStatus_t: ...
 
 
 _names = lazy(globals())

@@ -25,7 +25,12 @@ ROWS = (
     ),
     Row(
         module="cupti",
-        headers=("cupti.h", *(f"cupti_{name}.h" for name in _CUPTI)),
+        headers=(
+            "cupti.h",
+            *(f"cupti_{name}.h" for name in _CUPTI),
+            "Openacc/cupti_openacc.h",
+            "Openmp/cupti_openmp.h",
+        ),
         included=("cupti_nvtx_cbid.h",),
         wheel="cupti",
         docs="https://docs.nvidia.com/cupti/api/",

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import re
+import shutil
+import subprocess
+from fnmatch import fnmatch
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +19,7 @@ from cudabind.errors import LibraryNotFound, SymbolNotFound
 
 if TYPE_CHECKING:
     import ctypes
+    from collections.abc import Iterable
     from types import ModuleType
 
 # By module, with the library that exports its functions.
@@ -23,6 +29,7 @@ MODULES = {
     if row.module.startswith("cudabind.sys.")
 } | {"cublas_legacy": "cublas"}
 WITH_VARIABLES = {"cutensor", "nvshmem"}
+WORD = re.compile(r"[A-Za-z]\w+")
 # Every library has so many functions or more.
 FEW = 10
 # Exported without being declared: on, for programs that were linked before, or already, in a release before.
@@ -76,6 +83,47 @@ def test_every_function_resolves_or_is_listed(installed: Installed) -> None:
     assert len(installed.exported) >= FEW
     assert installed.bound - installed.exported <= listed
     assert _bind.expected(module, installed.version) <= installed.exported
+
+
+# What a header names of its own library's functions without declaring it.
+NAMED = {"cuFileDriverClose": "a macro has programs call cuFileDriverClose_v2 by this name"}
+
+
+def test_what_a_library_exports_and_its_headers_name_is_bound(installed: Installed) -> None:
+    """Whatever hides a declaration from C, as another language or a macro that is to be defined first."""
+    pytest.importorskip("clang", reason="cudabind.gen, which knows the headers, needs libclang")
+    if shutil.which("nm") is None:
+        pytest.skip("binutils are not installed")
+    from cudabind.gen.libraries import HEADERS_LEFT_OUT, ROWS
+
+    name = installed.module.__name__.rpartition(".")[2]
+    path = _load.path(MODULES[name])
+    # One file may be the library of several modules.
+    mine = [row for row in ROWS if row.prefixes and row.module in MODULES and is_at(path, MODULES[row.module])]
+    folder = Path(path).parents[1] / "include"
+    if not folder.is_dir():
+        pytest.skip(f"{name} is installed without its headers")
+    listed = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=True).stdout
+    exported = {line.split()[-1].partition("@")[0] for line in listed.splitlines() if line.split()[-2] in "TWi"}
+    prefixes = tuple(prefix for row in mine for prefix in row.prefixes)
+    modules = [importlib.import_module(f"cudabind.sys.{row.module}") for row in mine]
+    bound = {module._names.symbol(each) for module in modules for each in _bind.symbols(module)}
+    left_out = [pattern for module in modules for pattern in module.LEFT_OUT]
+    headers = [each for each in folder.rglob("*.h") if not left_out_header(each.relative_to(folder), HEADERS_LEFT_OUT)]
+    words = {word for each in headers for word in WORD.findall(each.read_text(errors="replace"))}
+    unbound = {each for each in exported & words if each.startswith(prefixes)} - bound - NAMED.keys()
+    assert {each for each in unbound if not any(fnmatch(each, pattern) for pattern in left_out)} == set()
+
+
+def is_at(path: str, library: str) -> bool:
+    try:
+        return _load.path(library) == path
+    except LibraryNotFound:
+        return False
+
+
+def left_out_header(path: Path, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(part, pattern.removesuffix(".h") + "*") for part in path.parts for pattern in patterns)
 
 
 def test_what_is_listed_as_not_exported_or_inline_is_not_exported(installed: Installed) -> None:

@@ -1,4 +1,4 @@
-"""libNVVM, nvFatbin, libmathdx and the PTX compiler at work: they need no GPU, and refuse in their own words."""
+"""libNVVM, nvFatbin, libmathdx, the PTX compiler, cuFFT's code for kernels: no GPU, and refusals in their own words."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cudabind import _load
-from cudabind.errors import MathdxError, NvFatbinError, NvPtxCompilerError, NvvmError
-from cudabind.sys import mathdx, nvfatbin, nvptxcompiler, nvvm
+from cudabind import _lazy, _load
+from cudabind.errors import CufftError, MathdxError, NvFatbinError, NvPtxCompilerError, NvvmError
+from cudabind.sys import cufft, mathdx, nvfatbin, nvptxcompiler, nvvm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,6 +100,45 @@ def container(need: Callable[..., None]) -> Iterator[nvfatbin.nvFatbinHandle]:
     nvfatbin.nvFatbinCreate(made, texts(b"-64"), 1)
     yield made
     nvfatbin.nvFatbinDestroy(made)
+
+
+# What a transform of 64 complex numbers within a block is to be.
+TRAITS = {"SIZE": 64, "DIRECTION": 1, "PRECISION": 1, "TYPE": 0, "SM": 900, "ELEMENTS_PER_THREAD": 8}
+
+
+def test_cufft_gives_the_code_of_a_transform_for_kernels_of_ones_own(need: Callable[..., None]) -> None:
+    need("cufft")
+    if _lazy.key(_load.version("cufft")) < _lazy.key(cufft.SINCE["cufftDeviceCreate"]):
+        pytest.skip(f"cuFFT {_load.version('cufft')} has no code for kernels of one's own")
+    names, description, device = cufft.cufftDescriptionTrait, ctypes.c_int32(), ctypes.c_int32()
+    cufft.cufftDescriptionCreate(ctypes.byref(description))
+    for name, value in TRAITS.items():
+        cufft.cufftDescriptionSetTraitInt64(description.value, names[f"CUFFT_DESC_TRAIT_{name}"], value)
+    back, supported, count = ctypes.c_int64(), ctypes.c_bool(), ctypes.c_size_t()
+    cufft.cufftDescriptionGetTraitInt64(description.value, names.CUFFT_DESC_TRAIT_SIZE, ctypes.byref(back))
+    assert back.value == 64
+    cufft.cufftDeviceCreate(ctypes.byref(device), 1, ctypes.byref(description))
+    made = device.value
+    cufft.cufftDeviceIsSupported(made, description.value, ctypes.byref(supported))
+    assert supported.value
+    cufft.cufftDeviceGetNumDeviceFunctions(made, description.value, ctypes.byref(count))
+    functions = (ctypes.c_int32 * count.value)()
+    cufft.cufftDeviceGetDeviceFunctions(made, description.value, count.value, functions)
+    threads = ctypes.c_int64()
+    trait = cufft.cufftDeviceFunctionTrait.CUFFT_DEVICE_FUNC_TRAIT_THREADS_PER_FFT
+    cufft.cufftDeviceGetDeviceFunctionTraitInt64(made, functions[0], trait, ctypes.byref(threads))
+    assert threads.value == 64 // 8
+    cufft.cufftDeviceGetNumLTOIRs(made, ctypes.byref(count), functions[0])
+    sizes = (ctypes.c_size_t * count.value)()
+    cufft.cufftDeviceGetLTOIRSizes(made, count.value, sizes, functions[0])
+    codes = [ctypes.create_string_buffer(size) for size in sizes]
+    addresses, kinds = (ctypes.c_void_p * len(codes))(*map(ctypes.addressof, codes)), (ctypes.c_int32 * len(codes))()
+    cufft.cufftDeviceGetLTOIRs(made, len(codes), addresses, kinds, functions[0])
+    fatbin = int(cufft.cufftDeviceCodeContainer_t.CUFFT_DEVICE_FATBIN)
+    assert [code.raw.startswith(FATBIN) for code in codes] == [kind == fatbin for kind in kinds]
+    cufft.cufftDeviceDestroy(made)
+    with pytest.raises(CufftError, match="cufftDescriptionSetTraitInt64 failed with CUFFT_"):
+        cufft.cufftDescriptionSetTraitInt64(12345, names.CUFFT_DESC_TRAIT_SIZE, 64)
 
 
 def test_nvfatbin_packs_ptx(container: nvfatbin.nvFatbinHandle) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from cudabind import _lazy, _load
 from cudabind.errors import CublasError, CudnnError, CusolverError, CusparseError
 from cudabind.sys import cublasLt, cublasXt, cudnn, cusolverDn, cusolverMg, cusolverSp, cusparse
 from cudabind.sys.cublas_types import cublasOperation_t
@@ -166,6 +167,15 @@ def test_a_cusparse_matrix_comes_back(need: Need) -> None:
     found = ctypes.c_int()
     cusparse.cusparseSpMatGetFormat(matrix, byref(found))
     assert cusparse.cusparseFormat_t(found.value) is cusparse.cusparseFormat_t.CUSPARSE_FORMAT_CSR
+    if _lazy.key(_load.version("cusparse")) >= _lazy.key(cusparse.SINCE["cusparseSpMatGetSizes"]):
+        told, at = cusparse.cusparseSpMatSizes_t(), cusparse.cusparseSpMatPointers_t()
+        cusparse.cusparseSpMatGetSizes(matrix, byref(told))
+        assert [getattr(told.data.csr, name) for name in ("rows", "cols", "nnz")] == [4, 6, 7]
+        at.format, other = told.format, values + 1
+        at.data.csr.rowOffsets, at.data.csr.colInd, at.data.csr.values = *arrays[:2], other.ctypes.data
+        cusparse.cusparseSpMatSetPointers(matrix, byref(at))
+        cusparse.cusparseSpMatGetPointers(matrix, byref(at))
+        assert [at.data.csr.rowOffsets, at.data.csr.values] == [arrays[0], other.ctypes.data]
     cusparse.cusparseDestroySpMat(matrix)
     with pytest.raises(CusparseError) as caught:
         cusparse.cusparseCreateCsr(byref(matrix), -4, 6, 7, *arrays, index, index, base, kind)

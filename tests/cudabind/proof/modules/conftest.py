@@ -140,7 +140,7 @@ class Proofs:
             pytest.skip(str(error))
         if not (own / row.headers[0]).is_file():
             pytest.skip(f"{library} is installed without its headers: no {own / row.headers[0]}")
-        beside = [own]
+        beside = [sources.revealed(row, own), own] if row.revealed else [own]
         for other in ("cudart", "cublas", "cusparse", "cutensor"):
             with contextlib.suppress(LibraryNotFound):  # the folders of a release, below, have its headers
                 beside.append(Path(_load.path(other)).parents[1] / "include")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import keyword
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from ctypes import _Pointer, _SimpleCData
 from functools import cache
@@ -13,14 +15,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cudabind import _types, callbacks
-from cudabind.gen import layout
+from cudabind.gen import layout, sources
 from cudabind.gen.emit import GAP
 from cudabind.gen.libraries import ROWS
+from cudabind.gen.pins import RELEASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-    from tests.cudabind.proof.modules.conftest import Proof
+    from tests.cudabind.proof.conftest import Headers
+    from tests.cudabind.proof.modules.conftest import Proof, Proofs
 
 pytestmark = pytest.mark.generator
 
@@ -69,6 +74,50 @@ def test_every_function_takes_and_returns_what_the_compiler_says(proof: Proof, r
             assert typed(kind) is named(proof, parameter), (name, parameter)
     assert differences(proof, of_functions(proof)) == {}
     record_property("functions", len(functions))
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("module", [row.module for row in ROWS if row.revealed])
+def test_what_is_hidden_from_c_is_what_a_cpp_compiler_says(
+    module: str, release: str, proofs: Proofs, headers: type[Headers], tmp_path: Path
+) -> None:
+    """The headers as they are, read by g++: what of them C programs are told once more, with other words replaced."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    proof = proofs.of(module, release)
+    folders = sources.folders(proof.row, release)[1:-2]  # without those that reveal, and the stand-ins for C++'s
+    there = [name for name in proof.row.headers if any((folder / name).is_file() for folder in folders)]
+    macros = "".join(f"{line}\n" for line in proof.row.prologue.splitlines() if " unsigned short" not in line)
+    # A default argument is what keeps one of them from C as a whole.
+    plain = headers([name for name in there if name != "cufft_device.h"], folders, tmp_path, prologue=macros)
+    hidden = sorted(proof.headers.functions.keys() - plain.functions.keys())
+    assert bool(hidden) is (module != "cufft" or "cufft_device.h" in there)
+    text = macros + "".join(f"#include <{name}>\n" for name in there) + TELL_SIGNATURES
+    text += "".join(f"show((decltype(&{name}))nullptr);\n" for name in hidden) + "}\n"
+    source, program = tmp_path / "ask.cpp", tmp_path / "ask"
+    source.write_text(text)
+    flags = [f"-I{folder}" for folder in folders]
+    done = subprocess.run(["g++", "-w", "-std=c++17", *flags, str(source), "-o", str(program)], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()[:2000]
+    said = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout.splitlines()
+    python = signatures(proof)
+    for name, line in zip(hidden, said, strict=True):
+        assert " ".join(f"{ctypes.sizeof(kind)}:{int(is_pointer(kind))}" for kind in python[name][0]) == line, name
+
+
+# The size of each parameter and of the result, and whether it is a pointer.
+TELL_SIGNATURES = r"""
+#include <cstdio>
+#include <type_traits>
+template <class T> int tell(const char *end) { return printf("%zu:%d%s", sizeof(T), std::is_pointer<T>::value, end); }
+template <class R, class... A> void show(R (*)(A...)) { (tell<A>(" "), ...); tell<R>("\n"); }
+int main() {
+"""
+
+
+def is_pointer(kind: Any) -> bool:
+    """Whether ctypes passes an address."""
+    return not is_record(kind) and not (issubclass(kind, _SimpleCData) and kind._type_ not in "PzZ")
 
 
 def differences(proof: Proof, said: set[tuple[str, int]]) -> dict[str, tuple[int, object]]:
