@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dispatch.device.layout import c_strides
 from dispatch.device.storage import Storage
 from dispatch.device.tensor import Tensor
 
@@ -36,7 +37,12 @@ class Adopted(Storage):
         self.held: Any = None  # what keeps the memory beside the operand
 
     def tensor(self, dtype: Dtype, shape: Shape, strides: Shape, *, readonly: bool = False) -> Tensor:
-        """The tensor that stands for the whole operand; strides count elements."""
+        """The tensor that stands for the whole operand; strides count elements.
+
+        Of an array without elements NumPy may tell strides of 0; those of a dense one mean the same.
+        """
+        if 0 in shape:
+            strides = c_strides(shape)
         self.layout = self.device.layout(dtype, shape, strides, self.at, readonly)
         return Tensor(self, self.at, self.layout)
 

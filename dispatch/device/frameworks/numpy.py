@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,10 @@ from dispatch.errors import BadRequest
 from dispatch.keys import Dtype
 
 if TYPE_CHECKING:
+    from dispatch.device.device import Device
     from dispatch.device.tensor import Tensor
+
+    Shape = tuple[int, ...]
 
 __all__ = ["FRAMEWORK"]
 
@@ -46,6 +50,15 @@ class NumPy(Framework):
         storage = Adopted(self, host, host.stream(), given, given.__array_interface__["data"][0])
         strides = tuple(stride // item for stride in given.strides)
         return storage.tensor(dtype, given.shape, strides, readonly=not given.flags.writeable)
+
+    def allocate(self, device: Device, shape: Shape, strides: Shape, dtype: Dtype) -> Tensor | None:
+        if dtype.bits < WIDE or not prod(shape):
+            return None
+        reach = 1 + sum((extent - 1) * step for extent, step in zip(shape, strides, strict=True))
+        steps = tuple(step * dtype.itemsize for step in strides)
+        made = np.ndarray(shape, dtype.numpy, np.empty(reach, dtype.numpy), 0, steps)
+        storage = Adopted(self, device, device.stream(), made, made.__array_interface__["data"][0])
+        return storage.tensor(dtype, shape, strides)
 
     def wrapped(self, tensor: Tensor) -> Any:
         return tensor.numpy() if tensor.dtype.bits < WIDE else tensor.device.view(tensor)

@@ -88,4 +88,5 @@ def check_dense(name: str, tensor: Tensor | None, dtype: Dtype | None = None, sh
     fits = dtype is None or (tensor.dtype, tensor.shape) == (dtype, shape)
     if not fits or not tensor.layout.is_contiguous or (tensor.size and tensor.layout.alignment < tensor.dtype.itemsize):
         wanted = "dense" if dtype is None else f"{dtype}{list(shape or ())}, dense"
-        raise BadRequest(name, str(tensor.layout), wanted, "copy it with dev.array(x.numpy())")
+        hint = f'dev.array(x, "{dtype}")' if dtype is not None and tensor.shape == shape else ""
+        raise BadRequest(name, str(tensor.layout), wanted, hint)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dispatch.checks import check_number
+from dispatch.checks import check_number, shown
 from dispatch.core.operands import Output, dense
 from dispatch.errors import BadRequest
 from dispatch.keys import I64, Choice
@@ -272,8 +272,8 @@ class LstsqRequest(LinalgRequest["tuple[Tensor, ...]"]):
         driver: GELSS by singular values (`gesvd`), of any rank, which also gives rank and s; GELS by QR (`geqrf`,
             `ormqr`, `trsm`), with less work, for matrices of full rank: of one that lacks it but for roundoff x is
             large, and no status tells.
-        rtol: with GELSS, singular values up to this share of the largest count as 0; left open, max(m, n) times the
-            dtype's eps.
+        rtol: with GELSS alone, singular values up to this share of the largest count as 0; left open, max(m, n) times
+            the dtype's eps.
         autotune: where cuBLAS and cuSOLVER both take it, time them once, keep the faster, and remember it on disk.
         out: x, (…, n, k) or (n,).
         residuals: real (…, k), or () for a vector: ‖b - A·x‖² of each column, whatever the rank. Where there are no
@@ -302,6 +302,8 @@ class LstsqRequest(LinalgRequest["tuple[Tensor, ...]"]):
         check_matrix("a", self.a)
         check_values(self.b, self.a)
         check_share(self.rtol)
+        if self.rtol is not None and self.driver is LstsqDriver.GELS:
+            raise BadRequest("rtol", shown(self.rtol), "None with driver gels", "gelss looks at singular values")
         for name in self.writes[1:]:
             check_dense(name, getattr(self, name))
 
@@ -318,10 +320,10 @@ class LstsqRequest(LinalgRequest["tuple[Tensor, ...]"]):
         return found | {"info": self.info_output()}
 
 
-def check_share(rtol: float | None) -> None:
+def check_share(rtol: float | None, name: str = "rtol") -> None:
     """BadRequest unless a share of the largest singular value is one, or left open."""
     if rtol is not None:
-        check_number("rtol", rtol, low=0.0, high=1.0)
+        check_number(name, rtol, low=0.0, high=1.0)
 
 
 def check_values(b: Tensor, a: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from dispatch.checks import shown
 from dispatch.errors import BadRequest
 from dispatch.ops import linalg as ops
-from dispatch.ops.linalg.derived import InverseKind, LstsqDriver, NormOrder
+from dispatch.ops.linalg.derived import InverseKind, LstsqDriver, NormOrder, check_share
 from dispatch.ops.linalg.status import NOT_POSITIVE, checked
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ def norm(a: Any, ord: NormOrder | str | float | None = None) -> Any:  # noqa: A0
     """
     order: Any = ord
     if not isinstance(ord, NormOrder):
-        known = ord is None or isinstance(ord, (str, int, float))
-        order = ORDERS.get(ord) if known and not isinstance(ord, bool) else None
+        known = ord is None or isinstance(ord, (str, Real))
+        order = ORDERS.get(ord) if known and not isinstance(ord, (bool, np.bool_)) else None
         if order is None:
             raise BadRequest("ord", shown(ord), "None, 'fro', 'nuc', 1, -1, 2, -2, inf or -inf")
     return ops.matrix_norm(a, order=order)
@@ -92,9 +93,10 @@ def lstsq(
 ) -> Any:
     """(x, residuals, rank, s) of the least squares problem A·x ≈ b, with `driver="gels"` (x, residuals) alone.
 
-    Singular values up to `cond` times the largest count as 0. Residuals are empty where there are no more rows than
-    columns, as NumPy's are; unlike these, they are there whatever the rank.
+    Singular values up to `cond` times the largest count as 0, with "gelss" alone. Residuals are empty where there are
+    no more rows than columns, as NumPy's are; unlike these, they are there whatever the rank.
     """
+    check_share(cond, "cond")
     results = ops.lstsq(a, b, driver=driver, rtol=cond)
     is_svd = len(results) > 3
     said = {} if is_svd else {"meaning": ZERO_IN_R, "hint": 'driver="gelss" takes a matrix of any rank'}

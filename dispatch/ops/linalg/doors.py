@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dispatch.checks import check_bool, shown
 from dispatch.core.request import run
-from dispatch.errors import LinAlgError
+from dispatch.errors import BadRequest, LinAlgError
 from dispatch.ops import linalg as ops
 from dispatch.ops.linalg.derived_doors import det, expm, inv, lstsq, matrix_rank, norm, pinv, polar, slogdet
 from dispatch.ops.linalg.spectral_doors import eig, eigh, eigvals, eigvalsh, randomized_svd, svd, svdvals
@@ -53,19 +54,34 @@ __all__ = [
 ]
 
 
+def place(name: str, operand: Any, overwrite: bool) -> Any:
+    """The operand where its memory is to take the result, as an argument of that name says, else None."""
+    check_bool(name, overwrite)
+    return operand if overwrite else None
+
+
+def pair(name: str, given: Any, wanted: str) -> tuple[Any, Any]:
+    """Two things in a tuple or a list; BadRequest for anything else."""
+    if not isinstance(given, (tuple, list)) or len(given) != 2:  # a pair
+        raise BadRequest(
+            name, shown(given) if isinstance(given, (tuple, list)) else f"a {type(given).__name__}", wanted
+        )
+    return given[0], given[1]
+
+
 def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, *, check: bool = True) -> Any:  # SciPy's
     """The factor of A = Uᴴ·U, or of A = L·Lᴴ if `lower`, with zeros in the other triangle; (…, n, n).
 
     With `overwrite_a` it is put into the memory of `a`. With `check=False` (factor, info) comes back; nothing waits.
     """
-    results = ops.cholesky(a, lower=lower, out=a if overwrite_a else None)
+    results = ops.cholesky(a, lower=lower, out=place("overwrite_a", a, overwrite_a))
     return checked("cholesky", results, check=check)
 
 
 def cho_solve(c_and_lower: tuple[Any, bool], b: Any, overwrite_b: bool = False) -> Any:  # SciPy's
     """The x of A·x = b from (factor, lower); nothing can fail."""
-    c, lower = c_and_lower
-    return ops.cho_solve(c, b, lower=lower, out=b if overwrite_b else None)
+    c, lower = pair("c_and_lower", c_and_lower, "(factor, lower), as in (cholesky(a), False)")
+    return ops.cho_solve(c, b, lower=lower, out=place("overwrite_b", b, overwrite_b))
 
 
 def lu_factor(a: Any, overwrite_a: bool = False, *, check: bool = True) -> Any:  # SciPy's
@@ -73,7 +89,7 @@ def lu_factor(a: Any, overwrite_a: bool = False, *, check: bool = True) -> Any: 
 
     A matrix of more rows than columns, or of fewer, is never singular: of those no status is checked.
     """
-    results = ops.lu_factor(a, out=a if overwrite_a else None)
+    results = ops.lu_factor(a, out=place("overwrite_a", a, overwrite_a))
     shape = results[0].shape
     if check and shape[-1] != shape[-2]:
         return results[:2]
@@ -82,14 +98,15 @@ def lu_factor(a: Any, overwrite_a: bool = False, *, check: bool = True) -> Any: 
 
 def lu_solve(lu_and_pivots: tuple[Any, Any], b: Any, trans: int = 0, overwrite_b: bool = False) -> Any:  # SciPy's
     """The x of A·x = b, Aᵀ·x = b or Aᴴ·x = b (`trans` 0, 1, 2) from what `lu_factor` gave."""
-    lu, pivots = lu_and_pivots
-    return ops.lu_solve(lu, pivots, b, trans=trans, out=b if overwrite_b else None)
+    lu, pivots = pair("lu_and_pivots", lu_and_pivots, "(lu, pivots), as lu_factor gives them")
+    return ops.lu_solve(lu, pivots, b, trans=trans, out=place("overwrite_b", b, overwrite_b))
 
 
 def solve(
     a: Any,
     b: Any,
     lower: bool = False,  # SciPy's
+    overwrite_a: bool = False,  # SciPy's, who frees the memory of `a` to be used: here nothing is won by it
     overwrite_b: bool = False,  # SciPy's
     *,
     assume_a: MatrixKind | str = "gen",
@@ -98,9 +115,12 @@ def solve(
 ) -> Any:
     """The x of A·x = b; `assume_a` is "gen", "pos" where A is positive definite, "sym" or "her".
 
-    Of a matrix that is positive definite, symmetric or Hermitian one triangle is read.
+    Of a matrix that is positive definite, symmetric or Hermitian one triangle is read. With `overwrite_b` x is put
+    into the memory of `b`.
     """
-    results = ops.solve(a, b, assume_a=assume_a, lower=lower, autotune=autotune, out=b if overwrite_b else None)
+    check_bool("overwrite_a", overwrite_a)
+    out = place("overwrite_b", b, overwrite_b)
+    results = ops.solve(a, b, assume_a=assume_a, lower=lower, autotune=autotune, out=out)
     kind = assume_a if isinstance(assume_a, ops.MatrixKind) else ops.MatrixKind.named(str(assume_a))
     said = {}
     if kind is ops.MatrixKind.POS:
@@ -121,14 +141,15 @@ def ldl(
     The factors of a singular matrix are right, too: nothing can fail. `dispatch.ldl` gives them as LAPACK packs them,
     which `dispatch.ldl_solve` takes.
     """
-    del overwrite_a
+    check_bool("overwrite_a", overwrite_a)
     return ops.ldl(a, lower=lower, hermitian=hermitian, expand=True)[:3]
 
 
 def qr(a: Any, mode: ops.QrMode | str = "reduced") -> Any:
     """(q, r) of A = Q·R; with mode "r" r alone, with "raw" LAPACK's (h, tau). Nothing can fail.
 
-    h is as SciPy has it, with r in its upper triangle, and NumPy's is its transpose; `orgqr` and `ormqr` take both.
+    The default is NumPy's: Q has min(m, n) columns; SciPy's is "complete", which it calls "full". h is as SciPy has it,
+    with r in its upper triangle, and NumPy's is its transpose; `orgqr` and `ormqr` take both.
     """
     return run(ops.QrRequest(a, mode=mode))
 

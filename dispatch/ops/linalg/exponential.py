@@ -29,7 +29,7 @@ class ExpmRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
     Attributes:
         a: (…, n, n); it is copied, and stays as it is.
         squarings: how many squarings there are, 0 to 64. A matrix is divided by the power of 2 that makes its 1-norm
-            5.37 or less (3.93 in single precision), and its exponential is squared as often; 16 take matrices of norms
+            5.37 or less (3.92 in single precision), and its exponential is squared as often; 16 take matrices of norms
             up to 352,000 (257,000). All are carried out, and each matrix keeps those that are its own: where norms are
             known to be small, fewer take less time, down to a third.
         out: the exponential; left open, its columns lie one behind another.

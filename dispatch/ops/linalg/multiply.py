@@ -35,8 +35,8 @@ class QrMultiplyRequest(LinalgRequest["tuple[Tensor, Tensor]"]):
         out: (…, m, p) for LEFT, (…, p, k) for RIGHT; left open, its columns lie one behind another.
         r: (…, k, n), an upper triangle; left open, its columns lie one behind another.
 
-    R's diagonal may have any sign, and Q's columns with it. A NaN spreads into all that comes out. The matrices of a
-    batch are taken one after another.
+    R's diagonal may have any sign, and Q's columns with it. A NaN spreads into all that comes out, but one in the last
+    place of a real square matrix into R alone. The matrices of a batch are taken one after another.
     """
 
     op: ClassVar[str] = "qr_multiply"

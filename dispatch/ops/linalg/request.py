@@ -277,7 +277,8 @@ class QrRequest(LinalgRequest["Tensor | tuple[Tensor, ...]"]):
         q, r, h: left open, their columns lie one behind another; h may be `a` itself.
         tau: (…, k), dense.
 
-    R's diagonal may have any sign. A NaN spreads into all that comes out.
+    R's diagonal may have any sign. A NaN spreads into all that comes out, but one in the last place of a real square
+    matrix, which no reflection reads, into R alone.
     """
 
     op: ClassVar[str] = "qr"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.checks import check_bool
+from dispatch.checks import check_bool, check_int
 from dispatch.errors import LinAlgError
 from dispatch.ops import linalg as ops
 from dispatch.ops.linalg.status import NOT_POSITIVE, checked, numbers
@@ -37,6 +37,9 @@ def eigh(
     tensors of the request come back, and nothing waits: w, v, the count where values are bounded, and info. With
     `autotune` the faster driver is found once, and remembered.
     """
+    check_bool("check", check)
+    if b is not None:
+        check_int("type", type, 1, 3)
     choices = {
         "lower": lower, "eigvals_only": eigvals_only, "driver": driver, "autotune": autotune,
         "subset_by_index": subset_by_index, "subset_by_value": subset_by_value,

@@ -32,7 +32,7 @@ def check_subset(request: Any) -> None:
         if not pair or any(type(one) is not int for one in pair) or not 0 <= pair[0] <= pair[1] < n:
             raise BadRequest("subset_by_index", shown(index), wanted)
     if values is not None:
-        if not isinstance(values, (tuple, list, np.ndarray)) or len(values) != ENDS:
+        if not isinstance(values, (tuple, list, np.ndarray)) or np.shape(values) != (ENDS,):
             raise BadRequest("subset_by_value", shown(values), "(low, high), with low < high")
         for one in values:
             check_number("subset_by_value", one)

@@ -11,6 +11,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -23,6 +24,7 @@ from dispatch.row_check import cases_of
 
 ROWS = [row for row in dp.TABLE if row.min_arch == HOST]
 MOST_TRIED = 12  # cases of a row, for one that every library can be given
+F8 = ml_dtypes.float8_e4m3fn
 NARROW = ("f64", "f32", "f16", "i32", "i8")  # what all libraries have
 LIBRARIES = ("torch", "numpy", "jax", "tvm_ffi")
 KINDS = {"torch": "Tensor", "numpy": "ndarray", "jax": "ArrayImpl", "tvm_ffi": "Tensor"}
@@ -451,3 +453,37 @@ def test_no_library_is_imported_for_it():
         "assert not {'torch', 'cupy', 'jax'} & {name.partition('.')[0] for name in sys.modules}\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+# -- without elements -------------------------------------------------------------------------------------------------
+CALLS = {
+    "softmax": dp.softmax,
+    "activation": lambda x: dp.activation(x, mode="tanh"),
+    "matmul": lambda x: dp.matmul(x, np.ones((3, 2), np.float32)),
+    "fp8": lambda x: dp.matmul(np.repeat(x, 16, 1).astype(F8), np.ones((32, 48), F8).T),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("empty", ["a mask", "made", "a slice"])
+def test_an_array_without_elements_is_as_any_other(call, empty):
+    """NumPy tells strides of 0 of some, and a row may ask for dense ones."""
+    x = np.ones((4, 3), np.float32)
+    x = {"a mask": x[np.zeros(4, bool)], "made": np.empty((0, 3), np.float32), "a slice": x[:0]}[empty]
+    for _ in range(3):
+        found = CALLS[call](x)
+        assert found.shape == (0, {"matmul": 2, "fp8": 32}.get(call, 3))
+
+
+def test_a_bound_call_over_numpys_arrays_gives_an_array_that_it_writes_again(rng):
+    a, b = rng.standard_normal((4, 3)), rng.standard_normal((3, 5))
+    call = dp.prepare(dp.MatmulRequest(a, b))
+    first = call()
+    assert type(first) is np.ndarray
+    np.testing.assert_allclose(first, a @ b)
+    a *= 2
+    assert call() is first
+    np.testing.assert_allclose(first, a @ b)
+    other = rng.standard_normal((4, 3))
+    assert call(a=other) is first
+    np.testing.assert_allclose(first, other @ b)
