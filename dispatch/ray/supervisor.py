@@ -18,6 +18,8 @@ from dispatch.device.tensor import Tensor
 from dispatch.errors import ActorLost, BadRequest, Closed, DispatchError, QueueFull
 from dispatch.ray.actor import About, Reference, SupervisorActor, mapped
 from dispatch.supervise.arguments import check_at_least, check_choice
+from dispatch.supervise.supervisor import Supervisor
+from dispatch.unknown_arguments import refuse_arguments, signature_of
 from dispatch.world.ray_meeting import ray
 
 if TYPE_CHECKING:
@@ -175,6 +177,9 @@ class RaySupervisor:
         options: Mapping[str, Any] | None = None,
         **supervisor: Any,
     ) -> None:
+        known = signature_of(Supervisor).parameters.keys()
+        if any(name not in known for name in supervisor):  # else the actor says so, once Ray has started it again
+            refuse_arguments("Supervisor", Supervisor, (), supervisor)
         check_at_least("max_pending", max_pending, 1)
         check_at_least("max_restarts", max_restarts, -1)
         check_choice("when_full", when_full, ("block", "raise"))
@@ -207,12 +212,15 @@ class RaySupervisor:
         Operands are NumPy arrays, handles of what the actor keeps, futures of other requests, and ObjectRefs of arrays,
         which Ray brings there from wherever they are. With `keep` the result stays in the actor, and its future gives
         handles. `timeout` is as in `Supervisor.submit`. QueueFull where there is no room, and `when_full` is "raise" or
-        the timeout is over; Closed. What is wrong with the request itself comes from the future.
+        the timeout is over; Closed; TypeError for a field that the class has not. What else is wrong with the request
+        comes from the future.
         """
         check_bool("keep", keep)
         if timeout is not None:
             check_number("timeout", timeout, low=0)
         kind, given = (request, fields) if isinstance(request, type) else (type(request), _fields(request, fields))
+        if issubclass(kind, Request) and any(name not in signature_of(kind).parameters for name in given):
+            refuse_arguments(kind.__name__, kind, (), given)
         sent = {name: self._sent(name, value) for name, value in given.items()}
         until = None if timeout is None else time.monotonic() + timeout
         with self._lock:

@@ -59,7 +59,8 @@ class BlockSparseTensor:
     ) -> BlockSparseTensor:
         """A tensor of arrays by their places, {(0, 1): x, …}, copied to a device; BadRequest for one that does not fit.
 
-        `sections` are the extents of the sections of each axis. All blocks are of one dtype.
+        `sections` are the extents of the sections of each axis. All blocks are of one dtype. `device` is
+        `dispatch.device()` if it is left open.
         """
         form = BlockSparseForm(tuple(tuple(one) for one in sections), tuple(blocks))
         arrays = [np.asarray(one) for one in blocks.values()]
@@ -84,7 +85,10 @@ class BlockSparseTensor:
         blocks: Sequence[Shape] | None = None,
         device: Device | None = None,
     ) -> BlockSparseTensor:
-        """The blocks of a dense array; unless said, those in which an element is not 0. It is read on the host."""
+        """The blocks of a dense array; unless said, those in which an element is not 0. It is read on the host.
+
+        They are copied to `device`, `dispatch.device()` if that is left open, wherever the array was.
+        """
         array = np.asarray(dense)
         whole = BlockSparseForm(tuple(tuple(one) for one in sections), ())
         if whole.shape != array.shape:

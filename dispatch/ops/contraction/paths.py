@@ -100,5 +100,6 @@ def _paired(found: Any, limit: int | None) -> Path:
     path: Path = tuple(tuple(sorted(step)) for step in found)
     if limit is not None and any(len(step) > 2 for step in path):
         wanted = "more: no path of pairs was found that keeps within it"
-        raise BadRequest("memory_limit", f"room for {limit} elements", wanted, "another optimize, such as 'optimal'")
+        given = f"bytes for {limit:,} elements of a result on the way"
+        raise BadRequest("memory_limit", given, wanted, "more bytes, or another optimize, such as 'optimal'")
     return path

@@ -9,6 +9,7 @@ import pickle
 import signal
 import threading
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -100,6 +101,14 @@ def test_errors_come_as_they_were_raised(supervisor, numbers):
         supervisor.submit(a)
     with pytest.raises(BadRequest, match="in a sequence"):
         supervisor.submit(dp.MatmulRequest, a=[future], b=a)
+
+
+def test_names_that_nothing_has_are_refused_before_anything_is_sent(supervisor, numbers):
+    with pytest.raises(TypeError, match=r"MatmulRequest\(\) got an unexpected .* 'epilog'\. Did you mean epilogue\?"):
+        supervisor.submit(dp.MatmulRequest, a=numbers[0], b=numbers[1], epilog="RELU")
+    with pytest.raises(TypeError, match=r"Supervisor\(\) got an unexpected .* 'stream'\. Did you mean streams\?"):
+        dray.RaySupervisor("host", num_cpus=0, stream=2)
+    assert supervisor.pending == 0
 
 
 def test_a_result_that_nobody_asks_for_is_dropped_also_where_it_is_an_error(supervisor, ray, numbers):
@@ -301,4 +310,5 @@ def test_what_a_world_refuses(ray):
         dp.World.from_ray("x", 1, 1)
     with pytest.raises(CollectiveTimeout, match="member 0 of 2"):
         dp.World.from_ray("nobody comes", 0, 2, "host", deadline=0.5)
-    ray.kill(ray.get_actor("dispatch world nobody comes"))
+    with suppress(ValueError):  # it has ended with its last handle, or Ray has not made it yet
+        ray.kill(ray.get_actor("dispatch world nobody comes"))
