@@ -219,7 +219,8 @@ class RaySupervisor:
         if timeout is not None:
             check_number("timeout", timeout, low=0)
         kind, given = (request, fields) if isinstance(request, type) else (type(request), _fields(request, fields))
-        if issubclass(kind, Request) and any(name not in signature_of(kind).parameters for name in given):
+        known: Any = kind
+        if issubclass(known, Request) and any(name not in signature_of(kind).parameters for name in given):
             refuse_arguments(kind.__name__, kind, (), given)
         sent = {name: self._sent(name, value) for name, value in given.items()}
         until = None if timeout is None else time.monotonic() + timeout

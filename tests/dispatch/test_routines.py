@@ -94,7 +94,7 @@ def is_called(name, said, forms):
     matches = [match for form in forms if (match := form.fullmatch(name))]
     if any(all(part in said for part in match.groups()) for match in matches):
         return True
-    typed = re.fullmatch(r"cublas(?:[SDCZ]|Sc|Dz|Cs|Zd)([a-z]\w*)", name)
+    typed = re.fullmatch(r"cublas(?:[SDCZ]|Sc|Dz|Cs|Zd|HSH|HSS|TST|TSS)([a-z]\w*)", name)
     return typed is not None and typed[1] in said
 
 

@@ -10,7 +10,6 @@ import cudabind
 import dispatch as dp
 from dispatch.core.row import Row, Table
 from dispatch.keys import HOST, Arch
-from dispatch.libraries.cublas.half_gemv import NAMES, half_gemv
 from dispatch.table.select import called
 from dispatch.table.table import LATER
 
@@ -47,14 +46,9 @@ def test_every_op_has_gpu_rows_and_the_same_on_the_host():
 @pytest.mark.parametrize("row", BOUND_ROWS, ids=lambda row: row.name)
 def test_a_gpu_row_ends_in_a_function_of_its_library(row: Row):
     module = importlib.import_module(f"cudabind.sys.{row.library}")
-    if row.function in NAMES:  # its header declares them for C++ alone
-        function = half_gemv(row.function)
-        assert called(row) == f"cublas.{row.function}"
-        assert not hasattr(module, row.function)
-    else:
-        function = getattr(module, row.function)
-        assert callable(function)
-        assert called(row) == f"{module.__name__}.{row.function}"
+    function = getattr(module, row.function)
+    assert callable(function)
+    assert called(row) == f"{module.__name__}.{row.function}"
     assert function.__name__ == row.function
     assert row.min_version > (0,)
 

@@ -13,7 +13,6 @@ from cudabind import driver
 from cudabind.sys import cublas
 from dispatch.core.request import Argument, Plan
 from dispatch.keys import C64, C128, F32, F64, U8, Dtype
-from dispatch.libraries.cublas.half_gemv import NAMES, half_gemv
 from dispatch.libraries.cublas.handle import handle_of
 from dispatch.libraries.cublas.pointers import Pointers
 from dispatch.libraries.cusolver.copies import Copy as KernelCopy
@@ -140,8 +139,8 @@ def function_name(routine: str, dtype: Dtype, sizes: Sequence[int] = ()) -> str:
 
 
 def function_of(name: str) -> Any:
-    """The function of a name; some of half precision are declared in C++ alone."""
-    return half_gemv(name) if name in NAMES else getattr(cublas, name)
+    """The function of a name."""
+    return getattr(cublas, name)
 
 
 class Number:

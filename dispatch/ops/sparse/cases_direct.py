@@ -12,8 +12,8 @@ from dispatch.core.matrix_choices import FillMode
 from dispatch.ops.sparse.direct import SparseKind, SpsolveRequest
 from dispatch.ops.sparse.direct_reference import evaluate_direct, whole_of
 from dispatch.ops.sparse.form import SparseFormat
+from dispatch.ops.sparse.matrix_reference import numbers
 from dispatch.ops.sparse.patterns import PATTERNS, stored
-from dispatch.ops.sparse.reference import numbers
 from dispatch.testing.check import ROUNDOFF, Check, GuardedBuffer, MadeCase, Mismatch, place, poison
 
 if TYPE_CHECKING:

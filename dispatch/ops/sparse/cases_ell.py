@@ -10,7 +10,7 @@ import numpy as np
 from dispatch.core.host_plan import EXACT
 from dispatch.keys import F32, HALF, HOST
 from dispatch.ops.sparse.ell import BlockedEllMmRequest, SellMvRequest
-from dispatch.ops.sparse.ell_doors import blocks_of, slices_of
+from dispatch.ops.sparse.ell_doors import blocks_of, of_dense, slices_of
 from dispatch.ops.sparse.patterns import PATTERNS
 from dispatch.ops.sparse.reference import evaluate
 from dispatch.testing.check import ROUNDOFF, Check, GuardedBuffer, MadeCase, place, poison, rounded
@@ -86,13 +86,13 @@ def check(op: str, dtype: Dtype, out: Dtype, form: Form, name: str, device: Devi
     fields: dict[str, Any] = {"alpha": form.alpha}
     index = np.int64 if form.wide else np.int32
     if op == "sell_mv":
-        values, offsets, columns = slices_of(a, form.size, index)
+        values, offsets, columns = slices_of(of_dense(a), form.size, index)
         count = int((columns >= 0).sum())
         fields |= {"offsets": lay(offsets).view, "m": m, "slice_size": form.size, "nnz": count}
         fields |= {"columns": lay(columns).view, "values": lay(values).view, "x": lay(normal(n)).view}
         shape: tuple[int, ...] = (m,)
     else:
-        values, columns = blocks_of(a, form.size, index)
+        values, columns = blocks_of(of_dense(a), form.size, index)
         fields |= {"values": device.array(values), "columns": device.array(columns)}
         fields["b"] = lay(normal(n, WIDE), by_rows=form.by_rows[0]).view
         shape = (m, WIDE)

@@ -15,8 +15,8 @@ from dispatch.ops.sparse.incomplete import Ic0Request, Ilu0Request
 from dispatch.ops.sparse.incomplete_reference import evaluate as evaluate_incomplete
 from dispatch.ops.sparse.krylov import Preconditioner
 from dispatch.ops.sparse.krylov_reference import evaluate_krylov, norm_of, scale_of
+from dispatch.ops.sparse.matrix_reference import matrix_of, numbers
 from dispatch.ops.sparse.patterns import PATTERNS, stored
-from dispatch.ops.sparse.reference import matrix_of, numbers
 from dispatch.testing.check import ROUNDOFF, Check, GuardedBuffer, MadeCase, Mismatch, place, poison
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from dispatch.core.host_plan import NumpyPlan, work_of
 from dispatch.core.matrix_choices import FillMode
 from dispatch.errors import Refused
 from dispatch.ops.sparse.direct import SparseKind
-from dispatch.ops.sparse.reference import NEEDS_SCIPY, matrix_of, numbers
+from dispatch.ops.sparse.matrix_reference import matrix_of, numbers
+from dispatch.ops.sparse.reference import NEEDS_SCIPY
 from dispatch.refusal import Kind
 
 if TYPE_CHECKING:

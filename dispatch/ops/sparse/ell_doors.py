@@ -5,14 +5,17 @@ They are laid out on the host, once, and multiplied on their device as often as 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from dispatch.checks import check_int
 from dispatch.device.registry import device as device_of
-from dispatch.errors import BadRequest
+from dispatch.errors import BadRequest, BadType
 from dispatch.ops import sparse as ops
+from dispatch.ops.sparse.form import SparseFormat
+from dispatch.ops.sparse.matrix_reference import coordinates
+from dispatch.ops.sparse.sources import sparse_tensor
 from dispatch.ops.sparse.tensor import SparseTensor, taken_in
 
 if TYPE_CHECKING:
@@ -20,9 +23,28 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.device.tensor import Tensor
 
-__all__ = ["BlockedEllMatrix", "SlicedEllMatrix", "blocks_of", "slices_of", "toblocked_ell", "tosell"]
+__all__ = [
+    "BlockedEllMatrix",
+    "Elements",
+    "SlicedEllMatrix",
+    "blocks_of",
+    "elements_of",
+    "of_dense",
+    "slices_of",
+    "toblocked_ell",
+    "tosell",
+]
 
 MAX_SIZE = 2**20
+
+
+class Elements(NamedTuple):
+    """What is stored of a matrix, on the host, row by row: also zeros, and elements of one place, which add up."""
+
+    row: Array
+    column: Array
+    values: Array
+    shape: tuple[int, int]
 
 
 class SlicedEllMatrix(NamedTuple):
@@ -36,10 +58,17 @@ class SlicedEllMatrix(NamedTuple):
     nnz: int
 
     def __matmul__(self, x: Any) -> Any:
-        if x.shape != (self.shape[1],):
-            raise BadRequest("x", f"shape {tuple(x.shape)}", f"a vector of {self.shape[1]} elements")
+        check_operand("x", x, 1, self.shape[1])
         parts = (self.values, self.offsets, self.columns)
         return ops.sell_mv(*parts, x, m=self.shape[0], slice_size=self.slice_size, nnz=self.nnz)
+
+    def __rmatmul__(self, x: Any) -> NoReturn:
+        raise TypeError(
+            f"sliced ELL is no right side of @ for a {type(x).__name__}: tosell of the transposed matrix @ x"
+        )
+
+    def __array__(self, *_given: Any, **_choices: Any) -> NoReturn:
+        raise TypeError("a SlicedEllMatrix is no array of NumPy's: it is multiplied, a @ x")
 
 
 class BlockedEllMatrix(NamedTuple):
@@ -51,67 +80,118 @@ class BlockedEllMatrix(NamedTuple):
     block: int
 
     def __matmul__(self, b: Any) -> Any:
-        if b.ndim != 2 or b.shape[0] != self.shape[1]:
-            raise BadRequest("b", f"shape {tuple(b.shape)}", f"a matrix of {self.shape[1]} rows")
+        check_operand("b", b, 2, self.shape[1])
         return ops.blocked_ell_mm(self.values, self.columns, b)
+
+    def __rmatmul__(self, b: Any) -> NoReturn:
+        raise TypeError(
+            f"blocked ELL is no right side of @ for a {type(b).__name__}: toblocked_ell of the transpose @ b.T"
+        )
+
+    def __array__(self, *_given: Any, **_choices: Any) -> NoReturn:
+        raise TypeError("a BlockedEllMatrix is no array of NumPy's: it is multiplied, a @ b")
+
+
+for kind in (SlicedEllMatrix, BlockedEllMatrix):
+    kind.__array_ufunc__ = None  # type: ignore[attr-defined]  # NumPy's operators give way
+
+
+def check_operand(name: str, given: Any, axes: int, rows: int) -> None:
+    """BadRequest unless something has so many axes, and rows; BadType for what has no shape."""
+    shape = getattr(given, "shape", None)
+    what = f"a vector of {rows} elements" if axes == 1 else f"a matrix of {rows} rows"
+    if not isinstance(shape, tuple):
+        raise BadType(name, f"a {type(given).__name__}", what, "dev.array(x)")
+    if len(shape) != axes or shape[0] != rows:
+        raise BadRequest(name, f"shape {tuple(shape)}", what)
 
 
 def tosell(matrix: Any, *, slice_size: int = 32, device: Device | str | None = None) -> SlicedEllMatrix:
-    """A dense or a sparse matrix in sliced ELL on a device: its own, if `device` is left open."""
+    """A dense or a sparse matrix in sliced ELL on a device: its own, if `device` is left open.
+
+    Of a sparse one all that is stored is laid out, zeros and elements of one place, too; of a dense one what is not 0.
+    """
     check_int("slice_size", slice_size, 1, MAX_SIZE)
-    dense, home = taken(matrix, device)
-    values, offsets, columns = slices_of(dense, slice_size, np.int32)
-    nnz, (on_device, ends, places) = int((columns >= 0).sum()), map(home.array, (values, offsets, columns))
-    return SlicedEllMatrix(on_device, ends, places, dense.shape, slice_size, nnz)
+    found, home = elements_of(matrix, device)
+    values, offsets, columns = slices_of(found, slice_size, np.int32)
+    on_device, ends, places = map(home.array, (values, offsets, columns))
+    return SlicedEllMatrix(on_device, ends, places, found.shape, slice_size, len(found.row))
 
 
 def toblocked_ell(matrix: Any, *, block: int = 16, device: Device | str | None = None) -> BlockedEllMatrix:
-    """A dense or a sparse matrix in blocked ELL on a device: its own, if `device` is left open."""
+    """A dense or a sparse matrix in blocked ELL on a device: its own, if `device` is left open; see `tosell`.
+
+    `block` is a power of 2.
+    """
     check_int("block", block, 2, MAX_SIZE)
-    dense, home = taken(matrix, device)
-    if any(extent % block or not extent for extent in dense.shape):
-        raise BadRequest("matrix", f"shape {dense.shape}", f"whole blocks of {block}", "fill it up with zeros")
-    values, columns = blocks_of(dense, block, np.int32)
-    return BlockedEllMatrix(home.array(values), home.array(columns), dense.shape, block)
+    if block & (block - 1):
+        raise BadRequest("block", str(block), "a power of 2")
+    found, home = elements_of(matrix, device)
+    if any(extent % block or not extent for extent in found.shape):
+        raise BadRequest("matrix", f"shape {found.shape}", f"whole blocks of {block}", "fill it up with zeros")
+    values, columns = blocks_of(found, block, np.int32)
+    return BlockedEllMatrix(home.array(values), home.array(columns), found.shape, block)
 
 
-def taken(matrix: Any, device: Device | str | None) -> tuple[Array, Device]:
-    """The dense matrix on the host, and where it is to be."""
+def elements_of(matrix: Any, device: Device | str | None = None) -> tuple[Elements, Device]:
+    """What a matrix stores, on the host, and where it is to be."""
+    named = device_of(device) if isinstance(device, str) else device
+    if hasattr(matrix, "tocsr") and str(getattr(matrix, "format", "")).upper() not in SparseFormat.__members__:
+        matrix = matrix.tocsr()  # SciPy's other formats
+    if hasattr(matrix, "nnz") or str(getattr(matrix, "layout", "")).startswith("torch.sparse"):
+        matrix = sparse_tensor(matrix)
     if isinstance(matrix, SparseTensor):
-        matrix = matrix.todense()
-    elif hasattr(matrix, "toarray"):  # SciPy's and CuPy's, of any format
-        matrix = matrix.toarray()
-    elif str(getattr(matrix, "layout", "")).startswith("torch.sparse"):
-        matrix = matrix.to_dense()
+        return stored_of(matrix), matrix.device if named is None else named
     own = taken_in("matrix", np.asarray(matrix) if isinstance(matrix, (list, tuple)) else matrix)
     if own.ndim != 2:
         raise BadRequest("matrix", f"shape {own.shape}", "a matrix, of two axes")
-    home = own.device if device is None else device_of(device) if isinstance(device, str) else device
-    return own.numpy(), home
+    return of_dense(own.numpy()), own.device if named is None else named
 
 
-def slices_of(dense: Array, size: int, index: Any) -> tuple[Array, Array, Array]:
+def stored_of(matrix: SparseTensor) -> Elements:
+    """What a SparseTensor stores, row by row."""
+    row, column = coordinates(matrix.form, matrix.rows.numpy(), matrix.columns.numpy())
+    high, wide = matrix.form.block
+    if (high, wide) != (1, 1):
+        row = (row[:, None, None] * high + np.arange(high)[:, None] + 0 * np.arange(wide)).ravel()
+        column = (column[:, None, None] * wide + 0 * np.arange(high)[:, None] + np.arange(wide)).ravel()
+    order = np.argsort(row, kind="stable")
+    return Elements(row[order], column[order], matrix.values.numpy().reshape(-1)[order], matrix.shape)
+
+
+def of_dense(dense: Array) -> Elements:
+    """The elements of a dense matrix that are not 0."""
+    row, column = np.nonzero(dense)
+    return Elements(row, column, dense[row, column], (dense.shape[0], dense.shape[1]))
+
+
+def places_in_line(line: Array, count: int) -> tuple[Array, Array]:
+    """Of sorted lines, how many elements each of so many has, and of each element its number within its line."""
+    lengths = np.bincount(line, minlength=count)
+    return lengths, np.arange(len(line)) - np.concatenate([[0], np.cumsum(lengths)])[line]
+
+
+def slices_of(found: Elements, size: int, index: Any) -> tuple[Array, Array, Array]:
     """Values, offsets and columns of sliced ELL; of the last slice, which may have fewer rows, padded ones, too."""
-    there = dense != 0
-    lengths = np.pad(there.sum(1), (0, -len(dense) % size)).reshape(-1, size)
-    widths = lengths.max(axis=1, initial=0)
+    row, column, stored, (m, _) = found
+    lengths, order = places_in_line(row, m)
+    widths = np.pad(lengths, (0, -m % size)).reshape(-1, size).max(axis=1, initial=0)
     offsets = np.concatenate([[0], np.cumsum(widths * size)])
-    values, columns = np.zeros(offsets[-1], dense.dtype), np.full(offsets[-1], -1, index)
-    row, column = np.nonzero(there)
-    order = np.arange(len(row)) - np.concatenate([[0], np.cumsum(there.sum(1))])[row]  # within its row
+    values, columns = np.zeros(offsets[-1], stored.dtype), np.full(offsets[-1], -1, index)
     at = offsets[row // size] + order * size + row % size
-    values[at], columns[at] = dense[row, column], column
+    values[at], columns[at] = stored, column
     return values, offsets.astype(index), columns
 
 
-def blocks_of(dense: Array, size: int, index: Any) -> tuple[Array, Array]:
+def blocks_of(found: Elements, size: int, index: Any) -> tuple[Array, Array]:
     """Values and columns of blocked ELL, as wide as the row of blocks that has most, and one block at least."""
-    (m, n), dtype = dense.shape, dense.dtype
-    blocks = dense.reshape(m // size, size, n // size, size).transpose(0, 2, 1, 3)
-    there = (blocks != 0).any(axis=(2, 3))
-    width = max(1, int(there.sum(1).max(initial=0)))
-    values, columns = np.zeros((m // size, width, size, size), dtype), np.full((m // size, width), -1, index)
-    row, column = np.nonzero(there)
-    order = np.arange(len(row)) - np.concatenate([[0], np.cumsum(there.sum(1))])[row]
-    values[row, order], columns[row, order] = blocks[row, column], column
-    return np.ascontiguousarray(values.transpose(0, 2, 1, 3)).reshape(m, width * size), columns
+    row, column, stored, (m, n) = found
+    wide = n // size
+    numbers, which = np.unique((row // size) * wide + column // size, return_inverse=True)
+    lengths, order = places_in_line(numbers // wide, m // size)
+    width = max(1, int(lengths.max(initial=0)))
+    columns = np.full((m // size, width), -1, index)
+    columns[numbers // wide, order] = numbers % wide
+    sums = np.zeros((m // size, size, width, size), np.complex128 if stored.dtype.kind == "c" else np.float64)
+    np.add.at(sums, (row // size, row % size, order[which], column % size), stored.astype(sums.dtype))
+    return sums.reshape(m, width * size).astype(stored.dtype), columns

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.core.host_plan import numpy_call
+from dispatch.errors import BadRequest
+from dispatch.ops.sparse.matrix_reference import coordinates, flaws
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +25,12 @@ def factored(request: Any, work: np.dtype[Any], eliminate: Callable[..., int]) -
     given = np.asarray(request.values)
     kind = np.result_type(work, np.complex64) if given.dtype.kind == "c" else work
     values, base = given.astype(kind), request.form.base
-    ends, columns = (np.asarray(part).astype(np.int64) - base for part in (request.rows, request.columns))
+    _, columns = coordinates(request.form, request.rows, request.columns)
+    *_, unsorted, doubled = flaws(request.form, np.asarray(request.rows), np.asarray(request.columns)).tolist()
+    if unsorted or doubled:
+        said = f"{unsorted} unsorted elements and {doubled} that are stored twice"
+        raise BadRequest("columns", said, "each place once, sorted in each row", "dispatch.sparse.sort sorts")
+    ends = np.asarray(request.rows).astype(np.int64) - base
     lines = [slice(begin, end) for begin, end in pairwise(ends.tolist())]
     places = [dict(zip(columns[line].tolist(), range(line.start, line.stop), strict=True)) for line in lines]
     missing = next((row for row, line in enumerate(places) if row not in line), None)

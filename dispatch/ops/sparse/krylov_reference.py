@@ -9,7 +9,8 @@ import numpy as np
 from dispatch.core.host_plan import NumpyPlan, work_of
 from dispatch.errors import Refused
 from dispatch.ops.sparse.krylov import BREAKDOWN, NOT_FINITE, STAGNATED, Preconditioner
-from dispatch.ops.sparse.reference import NEEDS_SCIPY, matrix_of, numbers
+from dispatch.ops.sparse.matrix_reference import matrix_of, numbers
+from dispatch.ops.sparse.reference import NEEDS_SCIPY
 from dispatch.refusal import Kind
 
 if TYPE_CHECKING:
@@ -99,9 +100,7 @@ def evaluate_krylov(request: Any, work: np.dtype[Any]) -> Results:
     target = max(request.rtol * size, request.atol)
     if norm_of(request, b - a @ start, scale) <= target:
         return results(start, 0, 0, norm_of(request, b - a @ start, scale))
-    x, info, count = (right_preconditioned if request.op == "gmres" else by_scipy)(
-        request, a, b, start, scale, apply, target
-    )
+    x, info, count = METHODS[request.op](request, a, b, start, scale, apply, target)
     if not np.isfinite(x).all():  # SciPy divides by 0
         return results(np.full_like(b, nowhere(b)), BREAKDOWN, count, np.nan)
     left = norm_of(request, b - a @ x, scale)
@@ -124,7 +123,7 @@ def results(x: Array, info: int, count: int, residual: float) -> Results:
 def by_scipy(
     request: Any, a: Any, b: Array, start: Array, scale: Array | None, apply: Callable[[Array], Array], target: float
 ) -> tuple[Array, int, int]:
-    """x, SciPy's info and the number of iterations; of `minres`, whose criterion is another, ended from within."""
+    """x of `cg` and `bicgstab`, SciPy's info and the number of iterations."""
     from scipy.sparse import linalg
 
     count, last = 0, start
@@ -134,22 +133,55 @@ def by_scipy(
         if not np.isfinite(x).all():  # `cg` divides by 0 and goes on
             raise Reached(last, BREAKDOWN, count)
         count, last = count + 1, x.copy()
-        if request.op == "minres" and norm_of(request, b - a @ x, scale) <= target:
-            raise Reached(last, 0, count)
 
     m = None if request.M is None and scale is None else operator_of(a, lambda u: apply(u.ravel()))
     above = np.nextafter(b.real.dtype.type(target), np.inf)  # SciPy ends below it: at a target of 0, too
-    bounds = {"rtol": 0.0} if request.op == "minres" else {"rtol": 0.0, "atol": float(above)}
+    choices = {"rtol": 0.0, "atol": float(above), "maxiter": request.limit}
     try:
-        x, info = getattr(linalg, request.op)(
-            a, b, start.copy(), M=m, maxiter=request.limit, callback=counting, **bounds
-        )
+        x, info = getattr(linalg, request.op)(a, b, start.copy(), M=m, callback=counting, **choices)
+    except Reached as reached:
+        x, info, count = reached.args
+    return np.asarray(x), int(info), count
+
+
+def by_minres(
+    request: Any, a: Any, b: Array, start: Array, scale: Array | None, apply: Callable[[Array], Array], target: float
+) -> tuple[Array, int, int]:
+    """The x of the least residual, whether it falls no further, and the number of iterations.
+
+    SciPy's criterion is another one, and without it SciPy goes on along the null space of a singular matrix: it is
+    ended from within, as the kernels end, where r is all but orthogonal to what A makes.
+    """
+    from scipy.sparse import linalg
+
+    weights = np.ones_like(b) if scale is None else scale
+    if not (weights > 0).all():
+        return start, BREAKDOWN, 0  # M is not positive definite
+    whole = float(np.sqrt((a.multiply(a) @ weights) @ weights))
+    least = max(64 * float(np.finfo(b.dtype).eps), 1e-3 * request.rtol)
+    count, best, least_norm = 0, start, norm_of(request, b - a @ start, scale)
+
+    def counting(x: Array) -> None:
+        nonlocal count, best, least_norm
+        if not np.isfinite(x).all():
+            raise Reached(best, BREAKDOWN, count)
+        count += 1
+        left = b - a @ x
+        norm = norm_of(request, left, scale)
+        if norm < least_norm:
+            best, least_norm = x.copy(), norm
+        if norm <= target:
+            raise Reached(best, 0, count)
+        if norm_of(request, a @ (weights * left), scale) <= least * whole * norm or norm > 2 * least_norm:
+            raise Reached(best, STAGNATED, count)
+
+    m = None if scale is None else operator_of(a, lambda u: apply(u.ravel()))
+    try:
+        linalg.minres(a, b, start.copy(), M=m, maxiter=request.limit, callback=counting, rtol=0.0)
     except Reached as reached:
         x, info, count = reached.args
         return x, info, count
-    if request.op == "minres" and norm_of(request, b - a @ x, scale) > target:
-        info = STAGNATED if count < request.limit else count
-    return np.asarray(x), int(info), count
+    return best, 0 if least_norm <= target else STAGNATED if count < request.limit else count, count
 
 
 def operator_of(a: Any, product: Callable[[Array], Array]) -> Any:
@@ -162,24 +194,34 @@ def operator_of(a: Any, product: Callable[[Array], Array]) -> Any:
 def right_preconditioned(
     request: Any, a: Any, b: Array, start: Array, scale: Array | None, apply: Callable[[Array], Array], target: float
 ) -> tuple[Array, int, int]:
-    """`gmres` of A·M for what is missing of b, so that its residual is the true one."""
+    """`gmres` of A·M for what is missing of b, so that its residual is the true one, in cycles of SciPy's.
+
+    One that SciPy takes for the last, or that ends early, and lowers the residual no further is the last: as of the
+    kernels.
+    """
     from scipy.sparse import linalg
 
     del scale
-    count = 0
+    count, x, last = 0, start, float(np.linalg.norm(b - a @ start))
 
     def counting(_: float) -> None:
         nonlocal count
         count += 1
 
-    u, info = linalg.gmres(
-        operator_of(a, lambda u: a @ apply(u.ravel())),
-        b - a @ start,
-        rtol=0.0,
-        atol=target,
-        restart=request.length,
-        maxiter=request.limit,
-        callback=counting,
-        callback_type="pr_norm",
-    )
-    return np.asarray(start + apply(u)), int(info), count
+    operator = operator_of(a, lambda u: a @ apply(u.ravel()))
+    cycle = {"rtol": 0.0, "atol": target, "restart": request.length, "maxiter": 1, "callback_type": "pr_norm"}
+    for _ in range(request.limit):
+        before = count
+        u, claimed = linalg.gmres(operator, b - a @ x, callback=counting, **cycle)
+        found = np.asarray(x + apply(u))
+        norm = float(np.linalg.norm(b - a @ found))
+        if norm <= target:
+            return found, 0, count
+        is_early = claimed == 0 or count - before < request.length or request.length >= len(b)  # of all vectors
+        if is_early and not norm < 0.9 * last:
+            return (found if norm < last else x), STAGNATED if claimed == 0 else BREAKDOWN, count
+        x, last = found, norm
+    return x, count, count
+
+
+METHODS = {"cg": by_scipy, "bicgstab": by_scipy, "minres": by_minres, "gmres": right_preconditioned}

@@ -1,7 +1,4 @@
-"""Sparse linear algebra by SciPy: what the host computes, and in float64 what is right.
-
-SciPy does not look at indices, and would read and write beyond arrays: they are looked at here, each time.
-"""
+"""Sparse linear algebra by SciPy: what the host computes, and in float64 what is right."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from dispatch.errors import BadRequest, Refused
 from dispatch.ops.sparse.ell_reference import ELL
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.incomplete_reference import INCOMPLETE
+from dispatch.ops.sparse.matrix_reference import coordinates, flaws, matrix_of, numbers, of_parts, scaled, turned
 from dispatch.ops.sparse.pentadiagonal_reference import PENTADIAGONAL
 from dispatch.ops.sparse.pruning_reference import PRUNING
 from dispatch.ops.sparse.tridiagonal_reference import TRIDIAGONAL
@@ -26,11 +24,8 @@ if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
     from dispatch.core.row import Row
     from dispatch.device.layout import Array
-    from dispatch.device.tensor import Tensor
-    from dispatch.ops.sparse.form import SparseForm
 
-__all__ = ["coordinates", "evaluate", "flaws", "matrix_of", "numpy_check", "numpy_compressed", "numpy_dense_count"]
-__all__ += ["scipy_sparse"]
+__all__ = ["evaluate", "numpy_check", "numpy_compressed", "numpy_dense_count", "scipy_sparse"]
 
 NEEDS_SCIPY = "needs scipy: pip install 'cudabind[host]'"
 
@@ -48,97 +43,6 @@ def scipy_sparse(request: Any, executor: object, row: Row) -> NumpyPlan:
 def evaluate(request: Any, work: np.dtype[Any]) -> Results:
     """The outputs of a request by name, in a working dtype."""
     return OPS[request.op](request, work)
-
-
-# -- the matrix -------------------------------------------------------------------------------------------------------
-def numbers(tensor: Tensor, work: np.dtype[Any]) -> Array:
-    """Elements in a working dtype, complex ones in the complex one."""
-    given = np.asarray(tensor)
-    return given.astype(np.result_type(work, np.complex64) if given.dtype.kind == "c" else work, copy=False)
-
-
-def flaws(form: SparseForm, rows: Array, columns: Array) -> Array:
-    """What `sparse_check` counts."""
-    kind, (m, n), (high, wide) = SparseFormat(form.format), form.shape, form.block  # type: ignore[arg-type]
-    m, n = m // high, n // wide
-    if kind is SparseFormat.COO:
-        major, minor, broken = rows.astype(np.int64) - form.base, columns.astype(np.int64) - form.base, 0
-    else:
-        offsets, indices = (columns, rows) if kind is SparseFormat.CSC else (rows, columns)
-        ends, minor = offsets.astype(np.int64) - form.base, indices.astype(np.int64) - form.base
-        broken = int((np.diff(ends) < 0).sum()) + int(ends[0] != 0) + int(ends[-1] != len(minor))
-        if broken:
-            outside = (minor < 0) | (minor >= (m if kind is SparseFormat.CSC else n))
-            beside = np.diff(minor)[lines_go_on(ends, len(minor))]
-            return np.array([broken, outside.sum(), (beside < 0).sum(), (beside == 0).sum()], np.int64)
-        major = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
-        if kind is SparseFormat.CSC:
-            m, n = n, m
-    outside = (major < 0) | (major >= m) | (minor < 0) | (minor >= n)
-    later, same = np.diff(major), np.diff(minor)
-    unsorted = (later < 0) | ((later == 0) & (same < 0))
-    return np.array([broken, outside.sum(), unsorted.sum(), ((later == 0) & (same == 0)).sum()], np.int64)
-
-
-def lines_go_on(ends: Array, count: int) -> Array:
-    """Of each element but the last, whether the next one is of its line, where offsets may be anything.
-
-    Its line is the one that a bisection for the first that ends behind it finds, if that begins before it.
-    """
-    lines, element = len(ends) - 1, np.arange(max(0, count - 1))
-    low, high = np.zeros(len(element), np.int64), np.full(len(element), lines)
-    while (low < high).any():
-        middle = (low + high) // 2
-        ended = (low < high) & (ends[np.minimum(middle + 1, lines)] <= element)
-        high = np.where((low < high) & ~ended, middle, high)
-        low = np.where(ended, middle + 1, low)
-    is_there = low < lines
-    line = np.where(is_there, low, 0)
-    return np.asarray(is_there & (ends[line] <= element) & (element + 1 < ends[np.minimum(line + 1, lines)]))
-
-
-def coordinates(form: SparseForm, rows: Any, columns: Any, name: str = "") -> tuple[Array, Array]:
-    """The row and the column of each element, or block, from 0 on; BadRequest where one is none of the matrix."""
-    row, column = np.asarray(rows), np.asarray(columns)
-    broken, outside, *_ = flaws(form, row, column).tolist()
-    if broken or outside:
-        given = f"{broken} wrong offsets and {outside} indices beyond the matrix"
-        raise BadRequest(f"{name}rows", given, f"those of a matrix {list(form.shape)} with base {form.base}")
-    if form.format == SparseFormat.CSC:
-        return row - form.base, np.repeat(np.arange(len(column) - 1), np.diff(column))
-    if form.format == SparseFormat.COO:
-        return row - form.base, column - form.base
-    return np.repeat(np.arange(len(row) - 1), np.diff(row)), column - form.base
-
-
-def matrix_of(request: Any, work: np.dtype[Any], prefix: str = "") -> Any:
-    """The matrix of a request as SciPy's COO, which nothing is summed up in; of its values, or of others."""
-    import scipy.sparse as sp
-
-    form = getattr(request, f"{prefix}form")
-    values, rows, columns = (getattr(request, prefix + name) for name in ("values", "rows", "columns"))
-    return of_parts(sp, form, numbers(values, work), *coordinates(form, rows, columns, prefix))
-
-
-def of_parts(sp: Any, form: SparseForm, values: Array, row: Array, column: Array) -> Any:
-    """A COO of values and the places of elements, or of blocks."""
-    high, wide = form.block
-    if form.format == SparseFormat.BSR:
-        row = (row[:, None, None] * high + np.arange(high)[:, None] + 0 * np.arange(wide)).ravel()
-        column = (column[:, None, None] * wide + 0 * np.arange(high)[:, None] + np.arange(wide)).ravel()
-    return sp.coo_array((values.reshape(-1), (row, column)), shape=form.shape)
-
-
-def turned(matrix: Any, trans: Operation) -> Any:
-    """op(A)."""
-    if trans is Operation.N:
-        return matrix
-    return matrix.T if trans is Operation.T else matrix.conj().T
-
-
-def scaled(request: Any, name: str, array: Array) -> Array:
-    """A factor times an array, in the dtype of the array."""
-    return np.asarray(array * array.dtype.type(request.factor(name)))
 
 
 # -- the ops ----------------------------------------------------------------------------------------------------------
@@ -236,10 +140,27 @@ def multiplied(request: Any, work: np.dtype[Any]) -> Results:
 
 
 def product_of_patterns(request: Any, work: np.dtype[Any]) -> Any:
-    """A · B in CSR, with the elements that add up to 0, which SciPy keeps, too."""
+    """A · B in CSR, sorted, with the elements that add up to 0, too.
+
+    SciPy drops these. The places are those of the product of matrices of ones, which are whole numbers above 0.
+    """
+    import scipy.sparse as sp
+
+    def at_places_of(matrix: Any, values: Array) -> Any:
+        return sp.csr_array((values, matrix.indices, matrix.indptr), shape=matrix.shape)
+
     a, b = matrix_of(request, work).tocsr(), matrix_of(request, work, "b_").tocsr()
     found = (a @ b).tocsr()
-    found.sort_indices()
+    places = (at_places_of(a, np.ones(a.nnz)) @ at_places_of(b, np.ones(b.nnz))).tocsr()
+    for each in (found, places):
+        each.sort_indices()
+    if found.nnz < places.nnz:
+        numbered = at_places_of(places, np.arange(1.0, places.nnz + 1))
+        there = at_places_of(found, np.ones(found.nnz)).multiply(numbered).tocsr()
+        there.sort_indices()
+        values = np.zeros(places.nnz, found.dtype)
+        values[there.data.astype(np.int64) - 1] = found.data
+        found = at_places_of(places, values)
     return found
 
 

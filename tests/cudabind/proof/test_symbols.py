@@ -107,7 +107,8 @@ def test_what_a_library_exports_and_its_headers_name_is_bound(installed: Install
     exported = {line.split()[-1].partition("@")[0] for line in listed.splitlines() if line.split()[-2] in "TWi"}
     prefixes = tuple(prefix for row in mine for prefix in row.prefixes)
     modules = [importlib.import_module(f"cudabind.sys.{row.module}") for row in mine]
-    bound = {module._names.symbol(each) for module in modules for each in _bind.symbols(module)}
+    named = [(module, each) for module in modules for each in _bind.symbols(module)]
+    bound = {name for module, each in named for name in (each, module._names.symbol(each))}
     left_out = [pattern for module in modules for pattern in module.LEFT_OUT]
     headers = [each for each in folder.rglob("*.h") if not left_out_header(each.relative_to(folder), HEADERS_LEFT_OUT)]
     words = {word for each in headers for word in WORD.findall(each.read_text(errors="replace"))}

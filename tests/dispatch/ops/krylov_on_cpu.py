@@ -10,8 +10,8 @@ import numpy as np
 
 from dispatch.ops.sparse.krylov_kernels import FACTORED, IN, KERNELS, SOLVED, SOLVES, SOURCES, Q, passes
 from dispatch.ops.sparse.krylov_reference import preconditioner_of
+from dispatch.ops.sparse.matrix_reference import matrix_of
 from dispatch.ops.sparse.own_krylov import Room, Solve, lines_of, options
-from dispatch.ops.sparse.reference import matrix_of
 
 spec = importlib.util.spec_from_file_location("blocks_on_cpu", Path(__file__).with_name("blocks_on_cpu.py"))
 blocks_on_cpu = importlib.util.module_from_spec(spec)

@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from cudabind.errors import LibraryNotFound
-from cudabind.sys import cublas
 from dispatch.errors import NoRow
 from dispatch.keys import C64, C128, F32, F64, HOST, Arch
 from dispatch.libraries.cublas import calls
-from dispatch.libraries.cublas.half_gemv import NAMES, half_gemv
 from dispatch.ops.blas import cublas1, cublas2, cublas3
 from dispatch.ops.blas.cases import cases
 from dispatch.table.cublas import GPU_ROWS, LEVEL1, LEVEL3
@@ -93,7 +90,6 @@ def empty(shape, _, dtype):
 def executor(monkeypatch):
     """One whose plans call the stand-in."""
     monkeypatch.setattr(calls, "cublas", Library())
-    monkeypatch.setattr(calls, "half_gemv", lambda name: getattr(calls.cublas, name))
     monkeypatch.setattr(calls, "Number", Number)
     monkeypatch.setattr(calls, "Pointers", Pointers)
     monkeypatch.setattr(calls, "KernelCopy", KernelCopy)
@@ -170,15 +166,3 @@ def test_a_function_has_64_bits_where_sizes_ask_for_them():
     assert calls.function_name("symm", F32) == "cublasSsymm_v2"
     assert calls.function_name("symm", C128, [2**31]) == "cublasZsymm_v2_64"
     assert calls.function_name("trsmBatched", F64, [2**31 - 1, 5]) == "cublasDtrsmBatched"
-
-
-@pytest.mark.parametrize("name", sorted(NAMES))
-def test_functions_of_half_precision_are_those_of_the_library(name):
-    """Each takes what the one of single precision takes."""
-    single = f"cublasS{name.removeprefix('cublas')[3:]}"
-    try:
-        found, expected = half_gemv(name).unchecked, getattr(cublas, single).unchecked
-    except LibraryNotFound as error:
-        pytest.skip(str(error))
-    assert [ctypes.sizeof(one) for one in found.argtypes] == [ctypes.sizeof(one) for one in expected.argtypes]
-    assert name in str(half_gemv(name).error(7))

@@ -363,3 +363,41 @@ def test_requests_with_factors_say_what_they_lack():
     ):
         with pytest.raises(BadRequest, match=words):
             dp.CgRequest(*parts, b, **{**given, **change})
+
+
+# -- singular systems on the host, whose rows say what the kernels say -------------------------------------------------
+def laplacian(n):
+    """Of a line: constants are its null space."""
+    ends = np.r_[1.0, np.full(n - 2, 2.0), 1.0]
+    return sp.diags_array([-np.ones(n - 1), ends, -np.ones(n - 1)], offsets=[-1, 0, 1]).tocsr()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_minres_without_a_solution_gives_a_least_squares_one_on_the_host_too(dtype, scaled, on_cpu, rng):
+    a, b = laplacian(50), rng.standard_normal(50)
+    choices = {"M": np.full(50, 0.5)} if scaled else {}
+    least = np.linalg.norm(b - a @ (np.linalg.pinv(a.toarray()) @ b))
+    request = request_of("minres", a, b, dtype=dtype, rtol=1e-5 if dtype == "f64" else 1e-4, **choices)
+    for x, info, _, _ in (on_cpu.solve(request), tuple(one.numpy() for one in dp.run(request))):
+        assert int(info) in (STAGNATED, BREAKDOWN)
+        assert np.linalg.norm(b - a @ x.astype("f8")) <= least * (1.001 if dtype == "f64" else 1.02)
+        assert np.abs(x).max() < 1e4
+
+
+def test_minres_takes_no_preconditioner_that_is_not_positive(on_cpu):
+    request = request_of("minres", sp.eye_array(4).tocsr(), np.ones(4), M=-np.ones(4))
+    for _, info, *_ in (on_cpu.solve(request), tuple(one.numpy() for one in dp.run(request))):
+        assert int(info) == BREAKDOWN
+
+
+def test_gmres_of_a_singular_system_says_why_it_ends_on_the_host_too(on_cpu, rng):
+    for size in (3, 7, 15):
+        a = rng.standard_normal((size, size))
+        a[0], a[:, 0] = 0, 0
+        request = request_of("gmres", sp.csr_array(a), np.ones(size))
+        for x, info, *_ in (on_cpu.solve(request), tuple(one.numpy() for one in dp.run(request))):
+            assert int(info) in (BREAKDOWN, STAGNATED)
+            assert np.isfinite(x).all()
+    with pytest.raises(LinAlgError, match="the method broke down"):
+        dp.sparse.gmres(sp.csr_array(np.diag([1.0, 0.0, 0.0])), np.ones(3), check=True)

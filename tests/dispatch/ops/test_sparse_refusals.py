@@ -62,7 +62,7 @@ def test_a_matrix_is_sound_however_many_elements_it_has():
 def test_indices_that_nobody_looked_at_are_looked_at_by_the_host():
     a = wrong(columns=[0, 0, 7], validate=False)
     for run in (lambda: a @ DEV.array(np.ones(3)), a.todense, lambda: S.tocsc(a)):
-        with pytest.raises(BadRequest, match="rows: got 0 wrong offsets and 1 indices beyond the matrix"):
+        with pytest.raises(BadRequest, match="columns: got 1 indices beyond the matrix"):
             run()
 
 
