@@ -276,7 +276,9 @@ def _record_reader(kind: type[Any]) -> Reader:
         return Partial(kind, found)
 
     values = ",".join(f"{name}=…" for name in needed or [next(iter(known))])
-    return Reader(read, f"values by name, like {values}{' and' if needed else ', of'} {others}")
+    words = "; ".join(f"{name} is {known[name].expected}" for name in needed)
+    told = f"values by name, like {values}{' and' if needed else ', of'} {others}"
+    return Reader(read, f"{told}; {words}" if words else told)
 
 
 def _pairs(text: str, reader_of: Callable[[str], Callable[[str], Any]]) -> dict[str, Any]:

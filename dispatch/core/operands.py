@@ -236,9 +236,10 @@ class OperandRequest(Request[R_co]):
             if isinstance(tensor, Tensor):
                 given.append((name, tensor))
             elif tensor is not None or name in self.required:
-                raise BadRequest(
-                    name, f"a {type(tensor).__name__}", "a dispatch Tensor", "use dev.array(x) or from_dlpack(x)"
-                )
+                hint = "use dev.array(x) or from_dlpack(x)"
+                if hasattr(tensor, "tocsr") or hasattr(tensor, "todense"):  # a sparse matrix
+                    hint = "it is sparse: x.todense() makes it dense"
+                raise BadRequest(name, f"a {type(tensor).__name__}", "a dispatch Tensor", hint)
         home = self.device
         home.check(*(tensor for _, tensor in given))
         for name, tensor in given:

@@ -17,7 +17,7 @@ from dispatch.ops.sparse.form import SparseForm
 from dispatch.ops.sparse.format_doors import of, tocoo, tocsc, tocsr
 from dispatch.ops.sparse.incomplete_doors import IncompleteFactors, ic0, ilu0
 from dispatch.ops.sparse.solver_doors import LinAlgError, bicgstab, cg, gmres, minres
-from dispatch.ops.sparse.sources import sparse_tensor, to_scipy, to_torch
+from dispatch.ops.sparse.sources import is_sparse, sparse_tensor, to_scipy, to_torch
 from dispatch.ops.sparse.tensor import SparseTensor, bsr, coo, csc, csr
 
 if TYPE_CHECKING:
@@ -208,13 +208,15 @@ def sort(a: Any) -> SparseTensor:
 # -- what a SparseTensor asks for -------------------------------------------------------------------------------------
 def product(a: SparseTensor, other: Any) -> Any:
     """`a @ other`."""
-    if isinstance(other, SparseTensor):
+    if isinstance(other, SparseTensor) or is_sparse(other):
         return spgemm(a, other)
     return (spmv if getattr(other, "ndim", 2) == 1 else spmm)(a, other)
 
 
 def left_product(a: SparseTensor, other: Any) -> Any:
     """`other @ a`, as the transpose of Aᵀ times the transposed one, or of each of a batch."""
+    if is_sparse(other):
+        return spgemm(other, a)
     axes = getattr(other, "ndim", 2)
     if axes == 1:
         return spmv(a, other, trans=Operation.T)

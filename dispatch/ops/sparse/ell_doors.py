@@ -92,8 +92,10 @@ class BlockedEllMatrix(NamedTuple):
         raise TypeError("a BlockedEllMatrix is no array of NumPy's: it is multiplied, a @ b")
 
 
+GIVES_WAY: dict[str, Any] = {"__array_ufunc__": None}  # NumPy's operators; named tuples take no such attribute
 for kind in (SlicedEllMatrix, BlockedEllMatrix):
-    kind.__array_ufunc__ = None  # type: ignore[attr-defined]  # NumPy's operators give way
+    for name, value in GIVES_WAY.items():
+        setattr(kind, name, value)
 
 
 def check_operand(name: str, given: Any, axes: int, rows: int) -> None:

@@ -14,13 +14,14 @@ from dispatch.checks import shown
 from dispatch.device.external_memory import from_dlpack
 from dispatch.device.registry import device as device_of
 from dispatch.errors import BadRequest, BadType
+from dispatch.keys import Dtype
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
 from dispatch.ops.sparse.tensor import SparseTensor
 
 if TYPE_CHECKING:
     from dispatch.device.device import Device
 
-__all__ = ["sparse_tensor", "to_scipy", "to_torch"]
+__all__ = ["is_sparse", "sparse_tensor", "to_scipy", "to_torch"]
 
 COMPRESSED = ("csr", "csc", "bsr")
 TORCH = {
@@ -43,6 +44,8 @@ def sparse_tensor(matrix: Any, *, device: Device | str | None = None, validate: 
         parts, form = of_torch(matrix)
     elif hasattr(matrix, "format") and hasattr(matrix, "nnz") and hasattr(matrix, "shape"):
         parts, form = of_scipy(matrix)
+    elif str(getattr(matrix, "layout", "")).startswith("torch.sparse"):
+        raise BadRequest("matrix", f"one of layout {matrix.layout}", "CSR, CSC, COO or BSR", "matrix.to_sparse_csr()")
     else:
         hint = "dispatch.sparse.csr(values, rows, columns, shape) makes one of arrays"
         raise BadType("matrix", f"a {type(matrix).__name__}", "a sparse matrix of SciPy, CuPy or torch", hint)
@@ -52,6 +55,11 @@ def sparse_tensor(matrix: Any, *, device: Device | str | None = None, validate: 
         form = form._replace(pattern=None)
     values, rows, columns = parts
     return SparseTensor(values, rows, columns, form, validate=validate)
+
+
+def is_sparse(given: Any) -> bool:
+    """Whether something is a sparse matrix of SciPy, CuPy or torch."""
+    return hasattr(given, "tocsr") or str(getattr(given, "layout", "")).startswith("torch.sparse")
 
 
 def of_scipy(matrix: Any) -> tuple[tuple[Any, ...], SparseForm]:
@@ -75,13 +83,22 @@ def of_scipy(matrix: Any) -> tuple[tuple[Any, ...], SparseForm]:
 
 def _ours(array: Any) -> Any:
     """An array of SciPy's as a tensor of the host, over its memory; its results are tensors, too."""
+    if array.dtype not in Dtype.by_numpy:
+        raise BadRequest(
+            "matrix", f"elements or indices of {array.dtype}", "numbers that rows take", "matrix.astype(…)"
+        )
     return from_dlpack(array) if array.flags.writeable else array
 
 
 def of_torch(matrix: Any) -> tuple[tuple[Any, ...], SparseForm]:
     """The tensors of a sparse tensor of torch."""
+    import torch
+
     if matrix.dim() != 2:
         raise BadRequest("matrix", f"shape {tuple(matrix.shape)}", "a matrix, of two axes", "batches go one by one")
+    if matrix.requires_grad and torch.is_grad_enabled():
+        hint = "x.detach(), or torch.no_grad() around the call"
+        raise BadRequest("matrix", "a tensor that requires grad", "one that autograd does not follow", hint)
     shape = (int(matrix.shape[0]), int(matrix.shape[1]))
     name = str(matrix.layout)
     if name == "torch.sparse_coo":

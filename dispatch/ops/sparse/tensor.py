@@ -113,6 +113,9 @@ class SparseTensor:
 
     def with_values(self, values: Any) -> SparseTensor:
         """Other elements at the same places, which are known by the same number if they are fixed."""
+        shape = getattr(values, "shape", None)
+        if shape is not None and tuple(shape) != self.values.shape:
+            raise BadRequest("values", f"shape {list(shape)}", f"{list(self.values.shape)}, an element for each place")
         return SparseTensor(values, self.rows, self.columns, self.form)
 
     def with_form(self, form: SparseForm) -> SparseTensor:
@@ -126,6 +129,11 @@ class SparseTensor:
         may change.
         """
         return SparseTensor(self.values, self.rows, self.columns, self.form._replace(pattern=next(_numbers)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Its parts; a pattern that is fixed is known by a number of its own wherever it comes to."""
+        fixed = self.form.pattern is not None
+        return _unpickled, (self.values, self.rows, self.columns, self.form._replace(pattern=None), fixed)
 
     def validate(self) -> SparseTensor:
         """Itself, once all indices are looked at, which is waited for; BadRequest that counts what is wrong."""
@@ -158,6 +166,11 @@ class SparseTensor:
         fixed = ", fixed" if self.form.pattern is not None else ""
         indices = f"{self.index_dtype} indices{more}{blocks}{fixed}"
         return f"SparseTensor({self.format.name} {self.dtype}[{m}, {n}], nnz {self.nnz}, {indices}, {self.device})"
+
+
+def _unpickled(values: Tensor, rows: Tensor, columns: Tensor, form: SparseForm, fixed: bool) -> SparseTensor:
+    made = SparseTensor(values, rows, columns, form)
+    return made.fixed() if fixed else made
 
 
 def taken_in(name: str, given: Any) -> Tensor:
