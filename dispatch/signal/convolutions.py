@@ -191,7 +191,7 @@ def _axes(first: Shape, second: Shape, axes: Any) -> Shape:
         given = tuple(axis % rank for axis in given)
     if len(set(given)) < len(given) or not given:
         raise BadRequest("axes", repr(axes), "each axis once, and one at least")
-    if any(first[axis] < 1 or second[axis] < 1 for axis in given):
+    if 0 in first + second:
         raise BadRequest("in2", f"{list(second)}, and in1 {list(first)}", "one element or more along each of the axes")
     beside = [axis for axis in range(rank) if axis not in given and first[axis] != second[axis]]
     wider = [first[axis] > second[axis] for axis in beside]
@@ -202,7 +202,11 @@ def _axes(first: Shape, second: Shape, axes: Any) -> Shape:
 
 
 def _is_swapped(first: Shape, second: Shape, axes: Shape) -> bool:
-    """Whether in2 is the larger one; neither may be smaller along one axis and larger along another."""
+    """Whether in2 is the larger one; neither may be smaller along one axis and larger along another.
+
+    As in SciPy, an axis along which one of them has one element is none of these.
+    """
+    axes = tuple(axis for axis in axes if 1 not in (first[axis], second[axis]))
     if all(first[axis] >= second[axis] for axis in axes):
         return False
     if all(first[axis] <= second[axis] for axis in axes):
@@ -218,7 +222,7 @@ def _window(mode: ConvolutionMode, made: Shape, first: Shape, second: Shape, ful
         count = n
         if mode is ConvolutionMode.SAME:
             count = first[axis]
-        elif mode is ConvolutionMode.VALID:
+        elif mode is ConvolutionMode.VALID and 1 not in (first[axis], second[axis]):
             count = first[axis] - second[axis] + 1
         start = (n - count) // 2
         inside[axis] = slice(start, start + count)

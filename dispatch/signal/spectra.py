@@ -237,7 +237,8 @@ def _weights(frames: Frames, count: int, boundary: bool) -> Array:
     side = frames.size // 2 if boundary else 0
     if (sums[side : sums.size - side] <= LEAST).any():
         wanted = "a window and noverlap that leave no element without weight (scipy.signal.check_NOLA)"
-        raise BadRequest("window", f"frames of {frames.size}, one each {frames.step}", wanted)
+        hint = "" if boundary else "boundary=True: the first and the last frame's ends are no part of the result then"
+        raise BadRequest("window", f"frames of {frames.size}, one each {frames.step}", wanted, hint)
     return np.where(sums > LEAST, sums, 1.0)
 
 

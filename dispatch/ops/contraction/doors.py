@@ -10,7 +10,9 @@ import builtins
 import math
 from typing import TYPE_CHECKING, Any
 
-from dispatch.checks import check_int, check_shape, shown
+import numpy as np
+
+from dispatch.checks import check_bool, check_int, check_shape, shown
 from dispatch.errors import BadRequest
 from dispatch.keys import F32
 from dispatch.ops import contraction as ops
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from dispatch.ops.contraction.choices import TensorOp
 
+MAX_OFFSET = 2**62
 __all__ = [
     "BlockSparseForm",
     "BlockSparseTensor",
@@ -135,10 +138,10 @@ def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, out: Any = No
         raise BadRequest("a", f"{count} axes", "two or more")
     first, second = axes_of((axis1, axis2), count, "axis2")
     rows, columns = a.shape[first], a.shape[second]
-    check_int("offset", offset, 1 - rows, columns - 1)
-    length = builtins.min(rows + offset, columns - offset, rows, columns)
+    check_int("offset", offset, -MAX_OFFSET, MAX_OFFSET)
+    length = builtins.max(0, builtins.min(rows + offset, columns - offset, rows, columns))
     there: list[Any] = [slice(None)] * count
-    begin_row, begin_column = builtins.max((0, -offset)), builtins.max((0, offset))
+    begin_row, begin_column = (builtins.max((0, step)) if length else 0 for step in (-offset, offset))
     there[first], there[second] = slice(begin_row, begin_row + length), slice(begin_column, begin_column + length)
     own = list(modes(count))
     own[second] = own[first]
@@ -160,15 +163,23 @@ def transpose(a: Any, axes: Sequence[int] | None = None, out: Any = None) -> Any
 def _reduced(a: Any, axis: Axes, keepdims: bool, out: Any, reduce: TensorOp | str, *, mean: bool = False) -> Any:
     count = rank("a", a)
     axes = axes_of(axis, count)
+    check_bool("keepdims", keepdims)
     own = modes(count)
+    wide = tuple(1 if place in axes else extent for place, extent in enumerate(a.shape))
+    given = out
+    if keepdims and out is not None:
+        if tuple(out.shape) != wide:
+            raise BadRequest("out", f"shape {list(out.shape)}", f"{list(wide)}, as keepdims has it")
+        there = tuple(0 if place in axes else slice(None) for place in range(count))
+        given = out[there + (...,)]  # noqa: RUF005  # a view; Python 3.10 unpacks nothing in an index
     kept = "".join(mode for place, mode in enumerate(own) if place not in axes)
     elements = math.prod(a.shape[place] for place in axes)
     if mean and not elements:
         raise BadRequest("a", f"{list(a.shape)}", "an element at least to take the mean of")
-    found = reduce_modes(f"{own}->{kept}", a, reduce=reduce, alpha=1 / elements if mean else 1.0, out=out)
-    if not keepdims or out is not None:
+    found = reduce_modes(f"{own}->{kept}", a, reduce=reduce, alpha=1 / elements if mean else 1.0, out=given)
+    if not keepdims:
         return found
-    return found.reshape(tuple(1 if place in axes else extent for place, extent in enumerate(a.shape)))  # type: ignore[attr-defined,unused-ignore]
+    return found.reshape(wide) if out is None else out  # type: ignore[attr-defined,unused-ignore]
 
 
 def sum(a: Any, axis: Axes = None, keepdims: bool = False, out: Any = None) -> Any:  # noqa: A001  # NumPy's word
@@ -257,13 +268,19 @@ def _has_shape(one: Any, shape: tuple[int, ...]) -> bool:
 
 def contract_expression(spec: Any, *shapes: Any, **options: Any) -> ContractExpression:
     """What contracts operands of these shapes, or of those of the tensors given: with `einsum`'s options, but `out`."""
-    spec, given = spread_out(spec, shapes)
+    spec, given = (spec, shapes) if is_one_shape(shapes) else spread_out(spec, shapes)
     found = tuple(tuple(one.shape) if hasattr(one, "shape") else check_shape("shapes", one) for one in given)
     options.setdefault("optimize", "auto")
     text = explicit(spec, tuple(map(len, found)))
     blank = _blank(text, found, options)
     options["optimize"] = blank.course.path
     return ContractExpression(text, found, options)
+
+
+def is_one_shape(shapes: tuple[Any, ...]) -> bool:
+    """Whether there is one thing, a shape: numbers, which no list of operands has."""
+    one = shapes[0] if len(shapes) == 1 else None
+    return isinstance(one, tuple) and all(isinstance(extent, (int, np.integer)) for extent in one)
 
 
 def _blank(spec: str, shapes: tuple[tuple[int, ...], ...], options: dict[str, Any]) -> EinsumRequest:

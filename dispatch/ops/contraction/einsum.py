@@ -6,6 +6,7 @@ Follows https://numpy.org/doc/stable/reference/generated/numpy.einsum.html.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["EinsumRequest", "explicit", "unique_layout"]
 
 Shape = tuple[int, ...]
+FIRST_OF_DOTS = 1000  # the number of the first mode that may stand for an ellipsis
 REALS = (F16, F32, F64)  # each is converted to those behind it
 COMPLEX = {F32: C64, F64: C128}
 PRECISION = {C64: F32, C128: F64}
@@ -318,7 +320,8 @@ def _explicit(text: str, ranks: tuple[int, ...]) -> str:
     if len(inputs) != len(ranks):
         raise BadRequest("spec", f"{text!r}, which has {len(inputs)}", f"modes of {len(ranks)} operands")
     beyond = max([0, *(ranks[n] - len(term) + 3 for n, term in enumerate(inputs) if "..." in term)])
-    names = [symbol(1000 + number) for number in range(beyond)]  # which nobody else has
+    free = (symbol(number) for number in itertools.count(FIRST_OF_DOTS))
+    names = list(itertools.islice((name for name in free if name not in text), beyond))
     inputs = [_spread(term, names, ranks[n] - len(term) + 3, text) for n, term in enumerate(inputs)]
     if not arrow:
         output = "".join(names) + "".join(mode for mode in implied(inputs) if mode not in names)

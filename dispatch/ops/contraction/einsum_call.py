@@ -75,8 +75,10 @@ def call(
     **unknown: Any,
 ) -> Any:
     """The way through what is remembered of calls, else through a request."""
-    if unknown or spec is None or operands is None:
+    if unknown:
         refuse_arguments("einsum", EinsumRequest, more, unknown)
+    if spec is None or operands is None:
+        raise TypeError("einsum() takes a spec and operands, as in einsum('ij->ji', a): see help(dispatch.einsum)")
     if type(spec) is str and not isinstance(operands, (list, tuple)):  # as nearly all calls are
         tensors: tuple[Any, ...] = (operands, *more)
     else:

@@ -65,7 +65,7 @@ def find_path(
         return optimize
     if count <= 2:
         return (tuple(range(count)),)
-    if optimize == "left-to-right":
+    if optimize == "left-to-right" or any(0 in shape for shape in shapes):  # where nothing costs anything
         return ((0, 1), *((0, left) for left in range(count - 2, 0, -1)))
     if importlib.util.find_spec("opt_einsum") is not None:
         opt_einsum: Any = importlib.import_module("opt_einsum")  # takes long to import

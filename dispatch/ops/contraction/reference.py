@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.core.host_plan import NumpyPlan, sigmoid, work_of
+from dispatch.errors import BadRequest
 from dispatch.keys import Compute, member
 from dispatch.ops.contraction.choices import TensorOp
 from dispatch.ops.contraction.modes import ALPHABET
@@ -94,7 +95,19 @@ def operand(request: ModesRequest, name: str, work: np.dtype[Any]) -> Array:
 
 def einsum_of(arrays: list[Array], modes: list[str], output: str) -> Array:
     """A sum of products over modes by `numpy.einsum`, for modes of any letters; extents of 1 are any other."""
+    counts = {mode: max(extent for term, array in zip(modes, arrays, strict=True)
+                        for own, extent in zip(term, array.shape, strict=True) if own == mode)
+              for mode in dict.fromkeys("".join(modes))}  # fmt: skip
     known: dict[str, str] = {}
+    if len(counts) > len(ALPHABET):  # more than NumPy has letters for: those of one element go without
+        shape = tuple(counts[mode] for mode in output)
+        single = {mode for mode, extent in counts.items() if extent == 1}
+        if len(counts) - len(single) > len(ALPHABET):
+            raise BadRequest("spec", f"{len(counts)} modes", f"{len(ALPHABET)} of more than one element at most")
+        arrays = [array[tuple(0 if mode in single else slice(None) for mode in term)]
+                  for term, array in zip(modes, arrays, strict=True)]  # fmt: skip
+        modes = ["".join(mode for mode in term if mode not in single) for term in modes]
+        return einsum_of(arrays, modes, "".join(mode for mode in output if mode not in single)).reshape(shape)
     terms = ["".join(known.setdefault(mode, ALPHABET[len(known)]) for mode in term) for term in modes]
     result = "".join(known[mode] for mode in output)
     return np.asarray(np.einsum(f"{','.join(terms)}->{result}", *arrays))

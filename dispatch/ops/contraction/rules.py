@@ -101,6 +101,8 @@ def summable(request: Any) -> str:
     kind: Any = getattr(request, "reduce", TensorOp.ADD)
     if kind is TensorOp.ADD and not request.reads_c and request.layout_of("out").fills_bytes:
         return ""
+    if kind is not TensorOp.ADD:
+        return f"needs an element along {empty[0]}, has none: of nothing there are sums alone"
     return f"needs an element along {empty[0]}, has none: a sum of nothing is a 0, added to nothing, without gaps"
 
 

@@ -42,6 +42,8 @@ def einsum_vjp(
     spec, operands = spread_out(spec, operands)
     whole = EinsumRequest(spec, operands, conj=conj, optimize=optimize, memory_limit=memory_limit)
     inputs, _ = whole.parsed
+    if grad is None:
+        raise BadRequest("grad", "None", f"{whole.dtype}{list(whole.shape)}, as the result is")
     given = EinsumRequest("...", (grad,)).operands[0]
     if (given.shape, given.dtype) != (whole.shape, whole.dtype):
         raise BadRequest("grad", str(given.layout), f"{whole.dtype}{list(whole.shape)}, as the result is")
@@ -51,7 +53,7 @@ def einsum_vjp(
             hint = f"operands[{number}].astype('{whole.dtype}'), and the real part of its gradient"
             raise BadRequest(f"operands[{number}]", str(whole.operands[number].layout), "complex numbers", hint)
         terms, tensors, flags = _product(whole, number, given)
-        result, more = _result(whole, number, modes, "".join(terms))
+        result, more = _result(whole, number, modes, _whole_modes(whole, terms, tensors))
         terms += [mode for mode, _ in more]
         tensors += [one for _, one in more]
         found.append(
@@ -75,6 +77,16 @@ def _product(whole: EinsumRequest, number: int, grad: Tensor) -> tuple[list[str]
         flags = []
     terms = [*(inputs[other] for other in others), output]
     return terms, [*(whole.operands[other] for other in others), grad], tuple(flags)
+
+
+def _whole_modes(whole: EinsumRequest, terms: list[str], tensors: list[Tensor]) -> str:
+    """The modes that a term has in full: one of extent 1 says nothing of a mode's."""
+    pairs = (
+        (mode, extent)
+        for term, one in zip(terms, tensors, strict=True)
+        for mode, extent in zip(term, one.shape, strict=True)
+    )
+    return "".join({mode for mode, extent in pairs if extent == whole.sizes[mode]})
 
 
 def _result(whole: EinsumRequest, number: int, modes: str, there: str) -> tuple[str, list[tuple[str, Tensor]]]:

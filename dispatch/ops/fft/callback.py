@@ -151,7 +151,8 @@ class Callback:
         there |= {name: _array(one, work) for name, one in self.operands.items()}
         unknown = [name for name, one in wanted.items() if name not in there and one.default is one.empty]
         if unknown:
-            raise BadRequest("numpy", f"parameters {unknown}", f"some of {', '.join(there)}")
+            known = dict.fromkeys(("x", "raw", "i", "at", "shape", *there))
+            raise BadRequest("numpy", f"parameters {unknown}", f"some of {', '.join(known)}")
         found = self.numpy(**{name: there[name] for name in wanted if name in there})
         if found is None:
             raise BadRequest("numpy", "a function that returns nothing", "one that returns the elements")

@@ -10,6 +10,7 @@ from dispatch.checks import as_array, check_bool, check_int, check_number, shown
 from dispatch.errors import BadRequest
 from dispatch.keys import I64
 from dispatch.ops.random.drawn import (
+    LARGEST_SHAPE,
     RandomBetaRequest,
     RandomBinomialRequest,
     RandomChoiceRequest,
@@ -78,7 +79,7 @@ class GeneratorOfDraws:
 
     def chisquare(self, df: float, size: Size = None, dtype: Any = None, *, out: Tensor | None = None) -> Tensor:
         """Sums of the squares of `df` normal numbers, which need not be a whole one: gamma numbers."""
-        check_number("df", df, low=0.0)
+        check_number("df", df, low=0.0, high=2 * LARGEST_SHAPE)
         return self._draw(GAMMA, size, dtype, out, shape_parameter=df / 2, scale=2.0)
 
     def beta(self, a: float, b: float, size: Size = None, dtype: Any = None, *, out: Tensor | None = None) -> Tensor:
@@ -142,6 +143,8 @@ class GeneratorOfDraws:
         from ml_dtypes import finfo  # which NumPy's bf16 has
 
         array = as_array(name, given)
+        if array.dtype.kind == "c":
+            raise BadRequest(name, f"an array of {array.dtype}", "real numbers from 0 to 1")
         rounded = array.dtype.itemsize < 8 and array.dtype.kind not in "iub"
         listed = np.ascontiguousarray(array, np.float64)
         if listed.ndim != 1 or not listed.size:

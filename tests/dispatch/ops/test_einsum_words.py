@@ -1,0 +1,93 @@
+"""einsum and its kind as NumPy's and torch's users call them: edges, empty tensors, many modes, words of errors."""
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch.errors import BadRequest, NoRow
+
+T = dp.tensors
+
+
+@pytest.mark.parametrize("spec", ["i,i->", "ij,jk->ik", "ij,jk,kl->il", "ij,ij->j", "aij,j->ai"])
+def test_gradients_are_torchs_where_operands_repeat_along_modes(spec, rng):
+    torch = pytest.importorskip("torch")
+    inputs, _ = spec.split("->")
+    sizes = dict(zip("aijkl", (2, 3, 4, 5, 2), strict=True))
+    for turn in range(12):
+        terms = inputs.split(",")
+        ones = [{mode for mode in term if rng.random() < 0.3} for term in terms]
+        arrays = [
+            torch.from_numpy(rng.standard_normal([1 if mode in one else sizes[mode] for mode in term])).requires_grad_()
+            for term, one in zip(terms, ones, strict=True)
+        ]
+        result = torch.einsum(spec, *arrays)
+        grad = torch.from_numpy(rng.standard_normal(tuple(result.shape)))
+        expected = torch.autograd.grad(result, arrays, grad)
+        with torch.no_grad():
+            requests = T.einsum_vjp(spec, *arrays, grad=grad)
+            for request, right in zip(requests, expected, strict=True):
+                found = dp.run(request)
+                assert found.shape == right.shape, (spec, turn)
+                np.testing.assert_allclose(found, right, rtol=1e-10, atol=1e-12)
+
+
+def test_an_ellipsis_is_no_letter_that_is_there(rng):
+    x = rng.standard_normal((2, 2, 2))
+    for number in range(990, 1010):
+        letter = dp.ops.contraction.modes.symbol(number)
+        np.testing.assert_allclose(dp.einsum(f"...{letter}->...", x), x.sum(-1))
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "max", "min", "prod"])
+def test_axes_that_are_kept_are_kept_in_out_too(name, rng):
+    x = rng.standard_normal((2, 3, 4))
+    for axis in (0, (0, 2), None, -1):
+        expected = getattr(np, name)(x, axis=axis, keepdims=True)
+        out = np.zeros(expected.shape)
+        assert getattr(T, name)(x, axis, keepdims=True, out=out) is out
+        np.testing.assert_allclose(out, expected)
+    with pytest.raises(BadRequest, match=r"out: got shape \[3, 4\]; expected \[1, 3, 4\], as keepdims has it"):
+        getattr(T, name)(x, 0, keepdims=True, out=np.zeros((3, 4)))
+    with pytest.raises(BadRequest, match="keepdims: got 'a'; expected a bool"):
+        getattr(T, name)(x, 0, keepdims="a")
+
+
+def test_modes_of_one_element_are_as_many_as_one_likes(rng):
+    x = rng.standard_normal((2, *(1,) * 57, 3))
+    np.testing.assert_allclose(T.sum(x), x.sum())
+    np.testing.assert_array_equal(T.transpose(x), x.transpose())
+    assert T.outer(np.ones((1,) * 30), np.ones((1,) * 30)).shape == (1, 1)
+
+
+def test_tensors_without_elements(rng):
+    del rng
+    np.testing.assert_array_equal(dp.einsum("ik,kj->ij", np.zeros((2, 0)), np.zeros((0, 3))), np.zeros((2, 3)))
+    np.testing.assert_array_equal(T.sum(np.zeros((2, 0)), 1), np.zeros(2))
+    assert T.transpose(np.zeros((2, 0))).shape == (0, 2)
+    empty = [np.ones(shape) for shape in ((2, 3), (0, 3), (2, 1))]
+    for optimize in ("auto", "dp", "greedy", "optimal"):
+        assert dp.einsum("eg,ac,eb->a", *empty, optimize=optimize).shape == (0,)
+    with pytest.raises(NoRow, match="has none: of nothing there are sums alone"):
+        T.prod(np.zeros((2, 0)), 1)
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (2, 2), (3, 5), (0, 3)])
+def test_traces_beside_the_matrix_are_0(shape, rng):
+    x = rng.standard_normal(shape)
+    for offset in range(-6, 7):
+        np.testing.assert_allclose(T.trace(x, offset), np.trace(x, offset))
+
+
+def test_one_shape_is_one_operand():
+    assert T.contract_expression("ij->ji", (2, 3))(np.ones((2, 3))).shape == (3, 2)
+    assert T.contract_expression("->", ())(np.ones(())) == 1
+    assert T.contract_expression("ij,jk->ik", [(2, 3), (3, 4)])(np.ones((2, 3)), np.ones((3, 4))).shape == (2, 4)
+
+
+def test_what_is_missing_is_named():
+    for call in (lambda: dp.einsum("ij->ji"), lambda: dp.einsum(None, np.ones(2))):
+        with pytest.raises(TypeError, match=r"einsum\(\) takes a spec and operands"):
+            call()
+    with pytest.raises(BadRequest, match="grad: got None; expected f64"):
+        T.einsum_vjp("i->", np.ones(2), grad=None)
