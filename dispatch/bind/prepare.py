@@ -19,6 +19,8 @@ from dispatch.core.other_operands import take_of
 from dispatch.core.remembered import UNFIT
 from dispatch.core.request import R_co, as_requests, check_request
 from dispatch.device.cuda import CudaDevice
+from dispatch.device.frameworks.framework import Adopted
+from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.host import HostDevice
 from dispatch.device.stream import order
 from dispatch.execute.bound import Bound
@@ -49,7 +51,10 @@ class BoundCall(Generic[R_co]):
     enqueues is its own.
     """
 
-    __slots__ = ("_bound", "_epoch", "_executor", "_graph", "_launch", "_plans", "_result", "_takes", "request")
+    __slots__ = (
+        *("_bound", "_epoch", "_executor", "_graph", "_launch", "_plans", "_result", "_takes", "_told", "_writes"),
+        "request",
+    )
     _result: R_co
 
     def __init__(self, executor: Executor, request: Request[R_co], outputs: Operands) -> None:
@@ -60,6 +65,10 @@ class BoundCall(Generic[R_co]):
         self._graph: GraphExec | None = None
         self._takes: dict[tuple[str, ...], Callable[..., Any] | None] = {}  # by the names of other operands
         self._plans = executor.plans  # those that they were made with
+        uses = [(name, tensor.storage) for name, tensor, written in self.request.tensors() if written]
+        self._writes = frozenset(name for name, _ in uses)
+        # What another library's operand is written in, as that library is to know.
+        self._told = {name: storage for name, storage in uses if isinstance(storage, Adopted)}
         if isinstance(executor, CudaExecutor):
             self._bound = Bound(executor, self.request)
             self._result = self._bound.result
@@ -83,6 +92,8 @@ class BoundCall(Generic[R_co]):
             status = self._launch()
             if status:
                 self._executor.failed(status)
+            if self._told:
+                self._tell(operands)
             return self._result
         if operands and not self._executor.stream.external:
             return self._run_over(operands)
@@ -96,12 +107,25 @@ class BoundCall(Generic[R_co]):
             if operands:
                 return self._run_over(operands)
             if not isinstance(executor, CudaExecutor) or self._graph is None or executor.captured:
-                return executor.run(self.request)
+                result = executor.run(self.request)
+                self._tell(operands)
+                return result
             epoch = order.sync_epoch  # as it was before the look
             executor.launch(self._graph, self._bound.reads, self._bound.writes)
             if order.sync_epoch == epoch and not executor.stream.external:
                 self._epoch = epoch
+            self._tell(operands)
             return self._result
+
+    def _tell(self, operands: dict[str, Any]) -> None:
+        """Have the libraries whose operands were written know."""
+        for name, storage in self._told.items():
+            if name not in operands:
+                storage.framework.written(storage.keep)
+        for name in self._writes & operands.keys():
+            framework = framework_of(type(operands[name]))
+            if framework is not None:
+                framework.written(operands[name])
 
     def _run_over(self, operands: dict[str, Tensor]) -> R_co:
         """Run it over other operands; without a request where they differ from its own in their addresses alone."""
@@ -111,10 +135,12 @@ class BoundCall(Generic[R_co]):
             if take is not None:
                 result: R_co = take(executor, **operands)
                 if result is not UNFIT:
+                    self._tell(operands)
                     return result
         executor.check()
         request = self.request.replace(**operands)
         result = executor.run(request)
+        self._tell(operands)
         self._learn(names, request)
         return result
 

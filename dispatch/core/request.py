@@ -43,6 +43,7 @@ __all__ = [
     "as_requests",
     "check_request",
     "run",
+    "tell_written",
 ]
 
 Argument = int | float | complex  # an address, or a number given by value
@@ -289,10 +290,15 @@ def _run_at_home(request: Request[R_co]) -> R_co:
         executor = device.executor()
         with NULL_CONTEXT if device.is_host else beside(executor.stream, request.tensors()):
             result: R_co = executor.run(request)
+    tell_written(request)
+    return result
+
+
+def tell_written(request: Request[Any]) -> None:
+    """Have the libraries whose operands a request writes know: autograd is to find that what it saved has changed."""
     for _, tensor, written in request.tensors():
         if written and isinstance(tensor.storage, Adopted):
             tensor.storage.framework.written(tensor.storage.keep)
-    return result
 
 
 def as_requests(requests: Iterable[Request[R_co]]) -> list[Request[R_co]]:

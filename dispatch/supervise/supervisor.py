@@ -12,7 +12,7 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from dispatch.checks import names_arguments, shown
-from dispatch.core.request import as_requests
+from dispatch.core.request import as_requests, tell_written
 from dispatch.device.device import Device
 from dispatch.device.registry import device as find_device
 from dispatch.errors import BadRequest, Closed, DispatchError, QueueFull, Undelivered
@@ -62,7 +62,8 @@ class Supervisor:
         spare: with "process", so many children stand by with a context of their own, some 500 MB of the GPU's memory
             each: what was lost goes on at once, without the 0.2 to 0.3 s that it takes to make one. A fault with
             several requests in flight takes two children, one to find the guilty request in.
-        hang_seconds: with "process", how long a request may run while one that waits behind it is past its deadline.
+        hang_seconds: with "process", how long a request may run while it, or one that waits behind it, is past its
+            deadline: then its process is replaced.
         completion: how a worker learns that the GPU is past a request. "poll": it looks, which is the quickest;
             "block": a second thread sleeps in the driver until it is; "callback": the driver calls a function.
         max_restarts, max_seconds: if workers break more often than this, by defects and not by failing requests, the
@@ -163,7 +164,7 @@ class Supervisor:
         """Queue a request and return its future; what is wrong with the request itself comes from there.
 
         `timeout` is the time in seconds in which it must find room and start: later it is not run, and its future fails
-        with DeadlineExceeded; with "process" it must end in that time, and one that hangs is ended. `worker` is the
+        with DeadlineExceeded; with "process" one that runs on behind it, for `hang_seconds`, is ended. `worker` is the
         number of the worker to run it, or several, of which the one with the least to do does. `priority` is -1, 0 or
         1, and the smaller goes first. `after` are futures of earlier requests, at any worker: it runs after them, by
         events between the streams, and is not run where one of them fails (DependencyFailed). Raises QueueFull, Closed
@@ -213,6 +214,8 @@ class Supervisor:
         except BaseException:  # a refusal, or Ctrl-C: nobody is given this future, and so it ends
             future.withdraw(None)
             raise
+        if getattr(request, "framework", None) is not None:
+            tell_written(request)
         return future
 
     @names_arguments
@@ -247,6 +250,9 @@ class Supervisor:
             for future in futures:
                 future.withdraw(None)
             raise
+        for request in requests:
+            if getattr(request, "framework", None) is not None:
+                tell_written(request)
         return futures
 
     def _enqueue(

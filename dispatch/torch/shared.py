@@ -130,7 +130,7 @@ def _function(forward: Callable[..., Any], save: Callable[..., None], backward: 
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *operands: Any) -> Any:
-            output = forward(*operands)
+            output = _no_view(forward(*operands))
             save(ctx, operands, output)
             return output
 
@@ -139,6 +139,15 @@ def _function(forward: Callable[..., Any], save: Callable[..., None], backward: 
             return backward(ctx, *gradients)
 
     return Function
+
+
+def _no_view(output: Any) -> Any:
+    """What an op gives as tensors that are views of nothing, and so may be written in place under autograd."""
+    if isinstance(output, (tuple, list)):
+        return type(output)(map(_no_view, output))
+    if isinstance(output, torch.Tensor) and output._is_view():
+        return torch.ops.aten._unsafe_view(output, output.shape)
+    return output
 
 
 def define(
@@ -155,7 +164,11 @@ def define(
     Without `backward` a gradient through the op is refused by torch, as that of a gradient is; without `vmap` so is
     torch.vmap over it.
     """
-    op = torch.library.custom_op(f"dispatch::{name}", forward, mutates_args=(), schema=schema)
+
+    def whole(*operands: Any) -> Any:
+        return _no_view(forward(*operands))
+
+    op = torch.library.custom_op(f"dispatch::{name}", whole, mutates_args=(), schema=schema)
     op.register_fake(fake)
     if backward is not None:
         op.register_autograd(backward, setup_context=save)

@@ -38,10 +38,12 @@ class Mesh(ABC):
     Attributes:
         me: this member.
         lost: members that have ended without saying so, and `left` those that said so.
+        has_failed: whether this one goes by an error, which to the others is as if its process had ended.
     """
 
     def __init__(self, me: int) -> None:
         self.me = me
+        self.has_failed = False
         self.lost: set[int] = set()
         self.left: set[int] = set()
         self.changed = threading.Condition()
@@ -225,7 +227,7 @@ class SocketMesh(Mesh):
     def close(self) -> None:
         if self._wake.fileno() == -1:
             return
-        for peer in self._lines:
+        for peer in () if self.has_failed else self._lines:  # of one that has failed the line ends without a word
             self.send(peer, {"kind": "bye"})
         with contextlib.suppress(OSError):
             self._wake.send(b"x")

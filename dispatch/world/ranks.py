@@ -119,6 +119,7 @@ class RankWorld:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
             self.communicator.fail(CollectiveError(f"rank {self.rank} left its world by {type(error).__name__}"))
+            self._mesh.has_failed = True
         self.close()
 
     def __repr__(self) -> str:

@@ -172,9 +172,8 @@ class Monitor:
             return None
         future, queue = due
         number = getattr(future, "_number", None)
-        is_next = number is not None and next(iter(queue.sent), None) == number
-        if queue.sent and not is_next and now - queue.since < self.hang_seconds:
-            return None  # it may only be late: another look at the next tick
+        if queue.sent and now - queue.since < self.hang_seconds:
+            return None  # it, or the one before it, has only begun, and may end: another look at the next tick
         self.deadlines.pop()
         text = "it had not ended when the time it was submitted with was over, and its process was replaced"
         if number in queue.sent:

@@ -69,6 +69,8 @@ class SentRequest:
         self.result = None if self.unallocated else request.result({})
 
     def __del__(self) -> None:
+        if not hasattr(self, "name"):  # interrupted before it was anything
+            return
         for queue in self.pool.queues:
             if self.name in queue.defined:
                 queue.forget.append(self.name)

@@ -205,6 +205,17 @@ def test_a_deadline_ends_what_is_still_queued_behind_one_that_hangs(remote, trou
         assert [future.exception(PATIENCE) for future in others] == [None] * len(others)
 
 
+def test_deadlines_that_are_over_at_once_replace_no_process(remote):
+    with remote() as sup:
+        a = sup.device.array(np.eye(64, dtype=np.float32))
+        request = dp.MatmulRequest(a, a)
+        for _ in range(20):
+            futures = [sup.submit(request, timeout=0.001) for _ in range(100)]
+            assert {type(future.exception(PATIENCE)) for future in futures} <= {type(None), DeadlineExceeded}
+        assert sup.stats().restarts == 0
+        assert (sup.submit(request).result(PATIENCE).numpy() == np.eye(64)).all()
+
+
 def test_a_deadline_ends_what_may_not_start_yet(remote, trouble, tmp_path):
     hold = trouble.Hold(tmp_path)
     with remote() as sup, hold:

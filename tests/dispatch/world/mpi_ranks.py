@@ -130,6 +130,22 @@ def lose(way, *victims):
     world.close()
 
 
+def leave(_):
+    """One rank leaves its world by an error of its own, and the other, which waits for it, learns so."""
+    from mpi4py import MPI
+
+    try:
+        with dp.World.from_mpi() as world:
+            member = world.rank
+            summed(world)
+            if member == 1:
+                raise ValueError("a fault of its own")
+            summed(world)
+    except (CollectiveError, ValueError) as error:
+        tell(member=member, error=[type(error).__name__, list(getattr(error, "ranks", ()))])
+    MPI.COMM_WORLD.Barrier()  # the process of the rank that left lives on, and is no sign to the other
+
+
 def late(_):
     """A rank that was stopped wakes up once the others have gone on, and is told."""
     world = dp.World.from_mpi(deadline=60)

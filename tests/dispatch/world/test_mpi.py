@@ -88,6 +88,13 @@ def test_a_rank_that_is_lost_is_an_error_on_all_others_and_a_smaller_world_goes_
         assert each["refused"] in ("RankLost", "CollectiveTimeout"), "the old communicator takes no call"
 
 
+def test_a_rank_that_leaves_its_world_by_an_error_is_lost_to_the_others_at_once():
+    told, done = ranks(2, "leave")
+    assert (len(told), done.returncode) == (2, 0), done.stderr
+    by_member = {each["member"]: each["error"] for each in told}
+    assert by_member == {0: ["RankLost", [1]], 1: ["ValueError", []]}
+
+
 @pytest.mark.exhaustive
 def test_a_rank_that_wakes_up_too_late_is_told_that_it_is_out():
     told, _ = ranks(3, "late")
