@@ -86,6 +86,6 @@ class CallersGraphs:
 
     def sweep(self) -> None:
         """Let go of what graphs have kept that are gone."""
-        for number, graph in tuple(self.known.items()):
+        for number, graph in self.known.copy().items():
             if graph.is_gone():
                 self.known.pop(number, None)

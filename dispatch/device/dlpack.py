@@ -164,7 +164,7 @@ def take_back(*, everything: bool = False) -> None:
         del capsule
         if _references(_offered, number) <= UNHELD and _offered.pop(number, None) is not None:
             lent.pop(number).let_go()
-    for number, each in list(lent.items()):
+    for number, each in lent.copy().items():
         if each.is_over and lent.pop(number, None) is not None:
             each.let_go()
 

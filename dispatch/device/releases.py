@@ -278,7 +278,7 @@ class Releases:
         """Take out all that waits for streams of which nobody may say any more, before the device is waited for."""
         found = list(_taken(self._orphans))
         self.stuck = 0
-        for stream in tuple(self._awaited):
+        for stream in self._awaited.copy():
             self._awaited.discard(stream)  # first: who adds to what waits for it names it again, behind that
             found.extend(_taken(stream.waiting))
         return found
@@ -296,7 +296,7 @@ class Releases:
     def abandon(self) -> None:
         """The device was waited for and is closed: its memory goes with the pool, and other libraries have theirs."""
         self._dead.clear()
-        for queue in (self._held, self._orphans, *(stream.waiting for stream in tuple(self._awaited))):
+        for queue in (self._held, self._orphans, *(stream.waiting for stream in self._awaited.copy())):
             queue.clear()
         self._awaited.clear()
         self._parked.clear()

@@ -67,7 +67,7 @@ class Waiting:
     @property
     def is_plain(self) -> bool:
         """Whether only threads wait, and samples are taken: nobody whom an interrupted call could tell by half."""
-        return not self.waiters and all(type(callback) is Sample for callback in tuple(self.callbacks))
+        return not self.waiters and all(type(callback) is Sample for callback in self.callbacks.copy())
 
     def tell(self, future: FutureLike) -> list[BaseException]:
         """Wake all who wait and run the callbacks; returns what these raised."""

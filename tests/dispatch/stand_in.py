@@ -137,7 +137,7 @@ class StandIn:
     def end_capture(self, handle):
         """Whether the graph is there."""
         number, _ = self.capturing[handle]
-        for stream, found in tuple(self.capturing.items()):  # other threads begin and end theirs meanwhile
+        for stream, found in self.capturing.copy().items():  # other threads begin and end theirs meanwhile
             if found[0] == number:
                 self.capturing.pop(stream, None)
         return number not in self.ended
@@ -149,11 +149,11 @@ class StandIn:
 
     def is_unsafe(self):
         return self.thread.__dict__.get("mode", GLOBAL) != RELAXED and any(
-            mode == GLOBAL for _, mode in tuple(self.capturing.values())
+            mode == GLOBAL for _, mode in self.capturing.copy().values()
         )
 
     def lose(self, what):
-        for number, _ in tuple(self.capturing.values()):
+        for number, _ in self.capturing.copy().values():
             self.ended.add(number)
         self.lost.append(what)
 
@@ -175,7 +175,7 @@ class StandIn:
         capture = self.capturing.get(handle)
         clock[identity] += capture is None  # what is captured runs later, in the order of the graph's launches
         for address in addresses:
-            for base, (_, size, _) in tuple(self.memory.items()):
+            for base, (_, size, _) in self.memory.copy().items():
                 if not base <= address < base + max(size, 1):
                     continue
                 if capture is None:
@@ -185,7 +185,7 @@ class StandIn:
 
     def done(self, clock):
         if self.is_slow:
-            return all(self.host[one] >= count for one, count in tuple(clock.items()))
+            return all(self.host[one] >= count for one, count in dict(clock).items())
         self.host.update(clock.copy() - self.host.copy())
         return True
 
@@ -203,7 +203,7 @@ class StandIn:
 
     def lies_in(self, address):
         return next(
-            context for base, (_, size, context) in tuple(self.memory.items()) if base <= address < base + max(size, 1)
+            context for base, (_, size, context) in self.memory.copy().items() if base <= address < base + max(size, 1)
         )
 
     def moved(self, to, source, size, handle, *on_device):
@@ -234,7 +234,7 @@ class StandIn:
         if self.capturing:
             self.lose("the whole context")
             return UNSUPPORTED, None
-        for clock in tuple(self.clocks.values()):
+        for clock in self.clocks.copy().values():
             act(clock)
         return 0, None
 
@@ -375,7 +375,7 @@ class StandIn:
         if self.owner(handle) != self.owners[pool]:
             return INVALID_HANDLE, None
         assert handle not in self.capturing, "memory that would live only as the graph runs"
-        if sum(taken for _, taken, _ in tuple(self.memory.values())) + size > self.room:
+        if sum(taken for _, taken, _ in self.memory.copy().values()) + size > self.room:
             return OUT_OF_MEMORY, None
         block = (ctypes.c_uint8 * (size + 256))()
         base = (ctypes.addressof(block) + 255) // 256 * 256
@@ -384,7 +384,7 @@ class StandIn:
         return 0, base
 
     def _cuMemPoolGetAttribute(self, pool, *_):
-        taken = [size for _, size, context in tuple(self.memory.values()) if context == self.owners[pool]]
+        taken = [size for _, size, context in self.memory.copy().values() if context == self.owners[pool]]
         return 0, sum(max(-(-size // 512), 1) * 512 for size in taken)
 
     # -- memory that is used again without having been freed --------------------------------------------------------

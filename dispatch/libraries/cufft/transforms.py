@@ -185,7 +185,7 @@ class Transform:
 
 def taken(idle: deque[Any], problem: Problem, routines: tuple[Routine, ...] = ()) -> Kept | None:
     """A plan that nobody uses, and nobody else does from now on; None where there is none for a problem."""
-    for entry in tuple(idle):
+    for entry in idle.copy():
         if entry[0].problem == problem and entry[0].routines == routines:
             try:
                 idle.remove(entry)
@@ -198,7 +198,7 @@ def taken(idle: deque[Any], problem: Problem, routines: tuple[Routine, ...] = ()
 
 def trim(idle: deque[Any]) -> None:
     """Destroy the oldest of those that nobody uses until the others are within the limit."""
-    while idle and sum(held(entry[0].problem) for entry in tuple(idle)) > LIMIT:
+    while idle and sum(held(entry[0].problem) for entry in idle.copy()) > LIMIT:
         try:
             kept, end = idle.popleft()
         except IndexError:  # another thread was there first

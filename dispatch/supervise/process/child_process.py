@@ -124,7 +124,7 @@ class Child:
             if not self._tell(["drop", gone], [] if done is None else [done]):
                 return
             self._attached.difference_update(gone)
-        for number, chunk in list(chunks.items()):
+        for number, chunk in chunks.copy().items():
             if number not in self._attached:
                 if not self._tell([number, chunk.nbytes], [chunk.fd]):
                     return

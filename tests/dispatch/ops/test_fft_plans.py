@@ -4,9 +4,14 @@ Their plans of cuFFT are counted, shared, and bounded in bytes.
 """
 
 import ctypes
+import gc
 import importlib.util
 import shutil
+import sys
+import threading
+from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -258,3 +263,39 @@ def rolled(check, kernels):
 
 def addresses(request):
     return ctypes.c_void_p(request.x.ptr), ctypes.c_void_p(request.out.ptr)
+
+
+def test_threads_take_idle_plans_while_others_give_theirs_back():
+    """Also where the garbage collector runs code of others, and other threads go on, in the middle of a look."""
+    idle = deque((SimpleNamespace(problem=n, routines=()), None) for n in range(200))
+    wrong, interval, threshold = [], sys.getswitchinterval(), gc.get_threshold()
+
+    def use():
+        try:
+            for turn in range(500):
+                kept = transforms.taken(idle, -turn if turn % 2 else 199)
+                if kept is not None:
+                    idle.append((kept, None))
+                idle.append((SimpleNamespace(problem=200, routines=()), None))
+                transforms.taken(idle, 200)
+        except RuntimeError as error:
+            wrong.append(error)
+
+    def collected(*_):
+        sum(n * n for n in range(30))
+
+    gc.callbacks.append(collected)
+    try:
+        gc.set_threshold(1)
+        sys.setswitchinterval(1e-6)
+        threads = [threading.Thread(target=use) for _ in range(3)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    finally:
+        gc.callbacks.remove(collected)
+        gc.set_threshold(*threshold)
+        sys.setswitchinterval(interval)
+    assert not wrong
+    assert sorted(each[0].problem for each in idle if each[0].problem != 200) == list(range(200))
