@@ -95,10 +95,11 @@ class Op:
         overload: the op as torch.compile, torch.export, transformations and modes see it.
     """
 
-    __slots__ = ("_forward", "_function", "_lists", "overload")
+    __slots__ = ("_forward", "_function", "_lists", "_name", "overload")
 
     def __init__(self, overload: Any, forward: Callable[..., Any], save: Any, backward: Any, lists: bool) -> None:
         self.overload = overload
+        self._name = overload.name()
         self._lists = lists  # there are lists of tensors, whose gradients torch.autograd.Function does not follow
         self._forward = forward
         self._function = None if backward is None or lists else _function(forward, save, backward)
@@ -111,12 +112,22 @@ class Op:
     def __call__(self, *operands: Any) -> Any:
         tensors = _flat(operands) if self._lists else operands
         if not _alone(tensors):
+            if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+                _check_tangents(self._name, tensors)
             return self.overload(*operands)
         if torch.is_grad_enabled():
             for x in tensors:
                 if isinstance(x, torch.Tensor) and x.requires_grad:
                     return self.overload(*operands) if self._function is None else self._function.apply(*operands)
         return self._forward(*operands)
+
+
+def _check_tangents(name: str, tensors: tuple[Any, ...]) -> None:
+    """BadRequest where forward-mode AD follows an operand: torch takes a custom op's tangent for 0, without a word."""
+    for x in tensors:
+        if isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
+            what = "an operand with a tangent of forward-mode AD"
+            raise BadRequest(name, what, "operands without", "torch.autograd.grad goes backward")
 
 
 def _flat(operands: tuple[Any, ...]) -> tuple[Any, ...]:

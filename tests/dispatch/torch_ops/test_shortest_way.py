@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 F64 = torch.float64
+WARNS = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's first tangent of a process
 
 
 def operands(grad=False):
@@ -126,6 +127,31 @@ def test_forward_gradients_go_through_the_dispatcher(dispatched):
     with forward_ad.dual_level():
         linear(x, weight, bias)
     assert dispatched == ["dispatch::linear"]
+
+
+@WARNS
+@pytest.mark.parametrize("followed", range(3))
+def test_tangents_that_torch_would_lose_without_a_word_are_refused(followed):
+    given = operands()
+    one = torch.ones_like(given[followed])
+
+    def call(x):
+        return linear(*given[:followed], x, *given[followed + 1 :])
+
+    with pytest.raises(BadRequest, match=r"dispatch::linear: got an operand with a tangent of forward-mode AD"):
+        torch.func.jvp(call, (given[followed],), (one,))
+    with forward_ad.dual_level():
+        with pytest.raises(BadRequest, match="forward-mode AD"):
+            call(forward_ad.make_dual(given[followed], one))
+        torch.testing.assert_close(call(given[followed]), torch.nn.functional.linear(*given))
+
+
+@WARNS
+def test_what_no_tangent_follows_is_a_constant():
+    given = operands()
+    x = torch.ones(3, dtype=F64)
+    _, tangent = torch.func.jvp(lambda x: x.square() * linear(*given).sum(), (x,), (x,))
+    torch.testing.assert_close(tangent, 2 * x * torch.nn.functional.linear(*given).sum())
 
 
 def test_the_backward_of_a_mode_is_dispatched(dispatched):
