@@ -24,7 +24,7 @@ spec.loader.exec_module(warm_start)
 START = warm_start.WarmStart()
 
 ROOT = Path(__file__).parents[2]
-PROGRESS = re.compile(r"doctor opens \w+: \d+ of \d+, \d+ s(, about \d+ s left)?\n")  # where it takes over 2 s
+PROGRESS = re.compile(r"(doctor( opens \w+)?|open libraries): \d+ of \d+, \d+ s(, about \d+ s left)?\n")  # of over 2 s
 COLOUR = re.compile(r"\x1b\[\d*m")
 PLENTY = 5000  # lines: no pager
 
