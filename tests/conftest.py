@@ -8,6 +8,7 @@ import gc
 import importlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -20,6 +21,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it in what it starts with &
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also in what the tests start, which interrupt it
 
 HERE = Path(__file__).parent
 NEEDS_GPU = (HERE / "gpu", HERE / "benchmarks")
