@@ -52,9 +52,9 @@ class BoundCall(Generic[R_co]):
     """
 
     __slots__ = (
-        *("_bound", "_epoch", "_executor", "_graph", "_launch", "_plans", "_result", "_takes", "_told", "_writes"),
+        "_bound", "_epoch", "_executor", "_graph", "_launch", "_plans", "_result", "_takes", "_told", "_writes",
         "request",
-    )
+    )  # fmt: skip
     _result: R_co
 
     def __init__(self, executor: Executor, request: Request[R_co], outputs: Operands) -> None:
@@ -122,10 +122,11 @@ class BoundCall(Generic[R_co]):
         for name, storage in self._told.items():
             if name not in operands:
                 storage.framework.written(storage.keep)
-        for name in self._writes & operands.keys():
-            framework = framework_of(type(operands[name]))
-            if framework is not None:
-                framework.written(operands[name])
+        for name, given in operands.items():
+            if name in self._writes:
+                framework = framework_of(type(given))
+                if framework is not None:
+                    framework.written(given)
 
     def _run_over(self, operands: dict[str, Tensor]) -> R_co:
         """Run it over other operands; without a request where they differ from its own in their addresses alone."""

@@ -15,7 +15,7 @@ from dispatch.errors import BadRequest, BadType
 from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.matrix_reference import coordinates
-from dispatch.ops.sparse.sources import sparse_tensor
+from dispatch.ops.sparse.sources import is_sparse, sparse_tensor
 from dispatch.ops.sparse.tensor import SparseTensor, taken_in
 
 if TYPE_CHECKING:
@@ -92,10 +92,8 @@ class BlockedEllMatrix(NamedTuple):
         raise TypeError("a BlockedEllMatrix is no array of NumPy's: it is multiplied, a @ b")
 
 
-GIVES_WAY: dict[str, Any] = {"__array_ufunc__": None}  # NumPy's operators; named tuples take no such attribute
-for kind in (SlicedEllMatrix, BlockedEllMatrix):
-    for name, value in GIVES_WAY.items():
-        setattr(kind, name, value)
+# NumPy's operators give way to theirs; the body of a named tuple takes no such attribute.
+SlicedEllMatrix.__array_ufunc__ = BlockedEllMatrix.__array_ufunc__ = None  # type: ignore[attr-defined]
 
 
 def check_operand(name: str, given: Any, axes: int, rows: int) -> None:
@@ -140,7 +138,7 @@ def elements_of(matrix: Any, device: Device | str | None = None) -> tuple[Elemen
     named = device_of(device) if isinstance(device, str) else device
     if hasattr(matrix, "tocsr") and str(getattr(matrix, "format", "")).upper() not in SparseFormat.__members__:
         matrix = matrix.tocsr()  # SciPy's other formats
-    if hasattr(matrix, "nnz") or str(getattr(matrix, "layout", "")).startswith("torch.sparse"):
+    if is_sparse(matrix):
         matrix = sparse_tensor(matrix)
     if isinstance(matrix, SparseTensor):
         return stored_of(matrix), matrix.device if named is None else named

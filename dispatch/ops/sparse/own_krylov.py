@@ -155,20 +155,9 @@ class KrylovPlan(Plan):
     """One launch of a graph, which is made for the addresses of A when they first come."""
 
     __slots__ = (
-        *(
-            "_begin",
-            "_buffer",
-            "_executor",
-            "_finish",
-            "_graphs",
-            "_keeps",
-            "_lines",
-            "_matrix",
-            "_memory",
-            "_multiply",
-        ),
-        *("_room", "_steps"),
-    )
+        "_begin", "_buffer", "_executor", "_finish", "_graphs", "_keeps", "_lines", "_matrix", "_memory", "_multiply",
+        "_room", "_steps",
+    )  # fmt: skip
 
     def __init__(self, request: Any, executor: CudaExecutor, row: Row) -> None:
         super().__init__(row, capture_safe=False)
