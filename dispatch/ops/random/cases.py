@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dispatch.keys import F64
+from dispatch.keys import F64, I8, I32, I64, U8, U32, U64
 from dispatch.ops.random import drawn
 from dispatch.ops.random import request as requests
 from dispatch.ops.random.draws import MODES
@@ -93,6 +93,15 @@ CHOICES: dict[str, tuple[dict[str, Any], ...]] = {
     "random_permutation": ({}, {"n": 1 << 20}, {"n": 1 << 18}, {"n": 200_003}),
     "random_choice": ({"sums": (0.1, 0.1, 0.6, 0.9, 1.0)}, {"sums": (7.0,)}),
     "random_multinomial": ({"pvals": (0.2, 0.0, 0.5, 0.3), "n": 30}, {"pvals": (0.9, 0.1), "n": 1000}),
+}
+# Ranges that many words are one too many for, and all of a dtype's numbers.
+RANGES: dict[Any, tuple[dict[str, Any], ...]] = {
+    I8: ({"low": -100, "high": 101}, {"low": -128, "high": 128}),
+    U8: ({"high": 256},),
+    I32: ({"low": -(2**31), "high": 2**30}, {"low": -(2**31), "high": 2**31}),
+    U32: ({"low": 5, "high": 3 << 30}, {"high": 2**32}),
+    I64: ({"low": -(2**60), "high": 5 << 60}, {"low": -(2**63), "high": 2**63}, {"low": -(2**40), "high": 2**32}),
+    U64: ({"low": 7, "high": 3 << 62}, {"high": 2**64}, {"low": 2**63, "high": 2**63 + 3 * 2**30}),
 }
 FEW = 8
 NORMALS = ("random_normal", "random_lognormal")
@@ -186,6 +195,8 @@ def cases(row: Row) -> list[MadeCase]:
     """Every form, with the choices in turn."""
     op, dtype = row.op, row.dtypes[0]
     choices, library = CHOICES.get(op, ({},)), row.stands_for or row.library
+    if op == "random_integers":
+        choices += RANGES[dtype]
     return [
         MadeCase(
             f"{dtype}-{form.name}", partial(check, library, op, dtype, form, choices[number % len(choices)]), form.name

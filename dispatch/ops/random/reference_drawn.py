@@ -12,8 +12,9 @@ import numpy as np
 
 from dispatch.core.host_plan import numpy_call
 from dispatch.libraries.nvrtc.philox import HALF, LOW, QUAD, philox
-from dispatch.ops.random.draws import ROUNDS, SMALL
-from dispatch.ops.random.words import WORD, is_narrow
+from dispatch.ops.random.orders import ROUNDS, SMALL
+from dispatch.ops.random.streams import LAST_BLOCK, TAG
+from dispatch.ops.random.words import WORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
 
 __all__ = ["Draws", "evaluate_drawn", "numpy_draws"]
-
-TAG = 0x80000000  # of the last word of a counter
 
 
 class Draws:
@@ -205,31 +204,51 @@ def tail(d: Draws, at: Array, low: float, high: float) -> Array:
     return d.until(at, turn)
 
 
-def below_word(d: Draws, at: Array, count: int) -> Array:
-    """Whole numbers below 2^32 or less: by one word each of blocks that four share, else by a stream of its own."""
-    index = d.index[at]
-    quads = index // np.uint64(QUAD)
-    first, last = np.full(len(at), WORD - 1, np.uint64), np.full(len(at), TAG, np.uint64)
-    block = philox((first, quads & LOW, quads >> HALF, last), d.seed)
-    x = block[np.arange(len(at)), index % np.uint64(QUAD)].astype(np.uint64) * np.uint64(count)
-    out, missed = x >> HALF, (x & LOW) < np.uint64(WORD % count)
+def neighbours(d: Draws, at: Array, block: int) -> Array:
+    """The words that quads have in a block, [elements, 4]: each element's own quad's."""
+    quads = d.index[at] // np.uint64(QUAD)
+    first, last = np.full(len(at), block, np.uint64), np.full(len(at), TAG, np.uint64)
+    return philox((first, quads & LOW, quads >> HALF, last), d.seed).astype(np.uint64)
+
+
+def words_of(d: Draws, at: Array) -> Array:
+    """A word of 32 bits of each, from a block that four neighbours share."""
+    return np.asarray(neighbours(d, at, LAST_BLOCK)[np.arange(len(at)), d.index[at] % np.uint64(QUAD)])
+
+
+def whole_numbers(d: Draws, at: Array, count: int) -> Array:
+    """Whole numbers below a count, by a word each that neighbours share blocks of, else by an element's own stream."""
+    if count <= WORD:
+        x = words_of(d, at)
+        out, rest, least = x * np.uint64(count) >> HALF, x * np.uint64(count) & LOW, WORD % count
+    else:
+        place, rows = d.index[at] % np.uint64(QUAD), np.arange(len(at))
+        words = np.where((place < 2)[:, None], neighbours(d, at, LAST_BLOCK - 1), neighbours(d, at, LAST_BLOCK - 2))
+        first = place % np.uint64(2) * np.uint64(2)
+        x = words[rows, first] | words[rows, first + np.uint64(1)] << HALF
+        out, rest, least = upper(x, count), x * np.uint64(count % 2**64), WORD**2 % count
+    missed = rest < np.uint64(least)
     out[missed] = below(d, at[missed], count)
     return np.asarray(out)
 
 
+def upper(x: Array, span: int) -> Array:
+    """The upper 64 bits of the products of words of 64 bits and a span; the words themselves, of a span of 2^64."""
+    if span == WORD**2:
+        return x
+    r_low, r_high = np.uint64(span & 0xFFFFFFFF), np.uint64(span >> 32)
+    low, high = x & LOW, x >> HALF
+    cross, other = low * r_high, high * r_low
+    middle = (low * r_low >> HALF) + (cross & LOW) + (other & LOW)
+    return np.asarray(high * r_high + (cross >> HALF) + (other >> HALF) + (middle >> HALF))
+
+
 def below(d: Draws, at: Array, span: int) -> Array:
     """Whole numbers below a span of up to 2^64, as u64."""
-    if span == 2**64:
-        return d.pair(at)
     least, out, left = np.uint64((2**64 - span) % span), np.empty(len(at), np.uint64), np.arange(len(at))
-    r_low, r_high = np.uint64(span & 0xFFFFFFFF), np.uint64(span >> 32)
     while len(left):
         x = d.pair(at[left])
-        low, high = x & LOW, x >> HALF
-        cross, other = low * r_high, high * r_low
-        middle = (low * r_low >> HALF) + (cross & LOW) + (other & LOW)
-        made = high * r_high + (cross >> HALF) + (other >> HALF) + (middle >> HALF)
-        taken = x * np.uint64(span) >= least
+        made, taken = upper(x, span), x * np.uint64(span) >= least
         out[left[taken]] = made[taken]
         left = left[~taken]
     return out
@@ -281,9 +300,7 @@ def numbers(request: Any) -> Any:
     d, at = Draws(request.seed, request.offset + np.arange(request.count)), np.arange(request.count)
     match request.op:
         case "random_integers":
-            count = request.high - request.low
-            found = below_word(d, at, count) if is_narrow(request) else below(d, at, count)
-            return np.uint64(request.low % 2**64) + found
+            return np.uint64(request.low % 2**64) + whole_numbers(d, at, request.high - request.low)
         case "random_poisson":
             return poisson(d, at, float(request.lam))
         case "random_gamma":

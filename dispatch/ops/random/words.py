@@ -1,64 +1,108 @@
-"""The kernel of whole numbers of a range of 2^32 at most: a word each, four neighbours from one block of Philox.
+"""The kernels of whole numbers of a range: four neighbours share blocks of Philox, a word each, of 32 bits or of 64.
 
 By Lemire's method a number is the upper half of a word times the range, unless the lower half tells that the word is
-one too many: then it is drawn anew from the element's own stream (draws.py), which is as good as any other word. An
-H100 made 180 · 10^9 of i32 a second so, and 95 with a block for each element.
+one too many: then it is drawn anew from the element's own stream, which is as good as any other word. The loop has one
+branch for this, taken where any of four words is one too many, and behind their store: so the loop needs few registers,
+and no call, which on a GPU would have the compiler keep what the loop holds in memory. Words of 32 bits are multiplied
+as such, into 64.
 """
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
-__all__ = ["WORD", "WORDS", "is_narrow"]
+__all__ = ["WORD", "WORDS", "is_narrow", "word_values"]
 
 WORD = 1 << 32
 
-# `least` is 2^32 modulo the range. What few words need is a call, so that the loop stays small.
+# Of a range of all words, 0 here, a number is the word itself. `least` is their number modulo the range, and that of
+# words of 64 bits is `least_of_64`.
 WORDS = r"""
-#ifdef __CUDACC__
-__noinline__
+#if WIDE
+typedef Whole Word;
+#else
+typedef unsigned Word;
 #endif
-__device__ Whole anew(Whole seed, Whole index, unsigned replay, Whole range)
+struct Four { Word at[4]; };
+
+// The words of four neighbours.
+__device__ Four words_of(Whole q, unsigned replay, Whole seed)
 {
-    Draw d;
-    d.seed = seed;
-    d.index = index;
-    d.replay = replay;
-    d.used = 0;
-    return below(d, range);
+    Four made;
+#if WIDE
+    const Block one = at_place(0xfffffffeu, q, replay, seed), other = at_place(0xfffffffdu, q, replay, seed);
+    for (int j = 0; j < 2; ++j) {
+        made.at[j] = one.at[2 * j] | (Word)one.at[2 * j + 1] << 32;
+        made.at[2 + j] = other.at[2 * j] | (Word)other.at[2 * j + 1] << 32;
+    }
+#else
+    const Block block = at_place(0xffffffffu, q, replay, seed);
+    for (int j = 0; j < 4; ++j) made.at[j] = block.at[j];
+#endif
+    return made;
 }
 
-typedef NUMBER Number;
-struct alignas(sizeof(Number) < 4 ? 4 * sizeof(Number) : 16) Quad { Number at[4]; };
+// As many as 32 bits of a kind have, or 64: sums are taken modulo that.
+__device__ Number sum(Whole low, Whole x)
+{
+    return sizeof(Number) < 8 ? (Number)((unsigned)low + (unsigned)x) : (Number)(low + x);
+}
+
+// Draws those of four numbers anew whose bits are in `missed`, where they lie: the loop needs to hold none of them.
+__device__ void draw_anew(
+    Number* out, unsigned missed, Whole q, unsigned replay, Whole seed, Whole offset, Whole count, Whole low,
+    Whole range, Whole least)
+{
+    unsigned block = 0;
+#pragma unroll 1
+    for (unsigned j = 0; missed >> j;) {
+        const Whole at = 4 * q + j - offset;
+        Whole x = 0;
+        bool taken = !(missed >> j & 1) || at >= count;  // one before the first is a large number
+        if (!taken) {
+            const Block words = at_place(block, 4 * q + j, replay, seed);
+            const Whole one = words.at[0] | (Whole)words.at[1] << 32, other = words.at[2] | (Whole)words.at[3] << 32;
+            x = one * range >= least ? one : other;
+            taken = x * range >= least;
+            if (taken) out[at] = sum(low, upper(x, range));
+        }
+        block = taken ? 0 : block + 1;
+        j += taken;
+    }
+}
 
 extern "C" __global__ void FUNCTION(
-    Number* out, Whole seed, Whole offset, Whole count, Whole m, Whole n, double a, double, double,
+    Number* out, Whole seed, Whole offset, Whole count, Whole low, Whole range, Whole least, Whole least_of_64,
     const unsigned* replays)
 {
     const Whole step = (Whole)gridDim.x * blockDim.x, end = (offset + count + 3) / 4;
     const unsigned replay = replays ? *replays : 0;
-    const Whole least = (Whole)a;
-    const bool whole = offset % 4 == 0 && (Whole)out % alignof(Quad) == 0;
+    const Word times = (Word)range, spare = (Word)least;
     for (Whole q = offset / 4 + (Whole)blockIdx.x * blockDim.x + threadIdx.x; q < end; q += step) {
-        const Block block = philox(0xffffffffu, (unsigned)q, (unsigned)(q >> 32), 0x80000000u | replay, seed);
+        const Four four = words_of(q, replay, seed);
+        unsigned missed = 0;
         Quad quad;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            const Whole x = block.at[j] * n;
-            quad.at[j] = (Number)(m + ((x & 0xffffffff) >= least ? x >> 32 : anew(seed, 4 * q + j, replay, n)));
+            const Word x = four.at[j];
+            if (x * times < spare) missed |= 1u << j;
+            quad.at[j] = sum(low, times ? upper(x, times) : x);
         }
-        const long long at = (long long)(4 * q - offset);
-        if (whole && at + 4 <= (long long)count) {
-            *(Quad*)(out + at) = quad;
-        } else {
-            for (int j = 0; j < 4; ++j)
-                if (at + j >= 0 && at + j < (long long)count) out[at + j] = quad.at[j];
-        }
+        put(out, quad, q, offset, count);
+        if (missed) draw_anew(out, missed, q, replay, seed, offset, count, low, range, least_of_64);
     }
 }
 """
 
 
 def is_narrow(request: Any) -> bool:
-    """Whether a request is for whole numbers of a range that one word of 32 bits is enough for."""
-    return bool(request.op == "random_integers" and request.high - request.low <= WORD)
+    """Whether one word of 32 bits is enough for the range of a request for whole numbers."""
+    return bool(request.high - request.low <= WORD)
+
+
+def word_values(request: Any) -> tuple[Any, ...]:
+    """What the kernel takes behind the offset."""
+    count = request.high - request.low
+    least = WORD % count if is_narrow(request) else WORD**2 % count
+    return tuple(ctypes.c_uint64(n % WORD**2) for n in (request.count, request.low, count, least, WORD**2 % count))

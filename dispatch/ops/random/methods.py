@@ -1,0 +1,143 @@
+"""What is drawn by rejection in f64, in CUDA C++: from an element's own stream, with uniform numbers of 53 bits.
+
+The methods are those that drawn.py names; `reference_drawn.py` does the same with NumPy, step for step.
+"""
+
+from __future__ import annotations
+
+__all__ = ["METHODS"]
+
+METHODS = r"""
+// Uniform in (0, 1].
+__device__ double unit(Draw& d) { return ((pair(d) >> 11) + 1) * 1.1102230246251565e-16; }
+
+__device__ double gaussian(Draw& d)
+{
+    const double size = sqrt(-2.0 * log(unit(d)));
+#ifdef __CUDACC__
+    return size * cospi(2 * unit(d));
+#else
+    return size * cos(6.283185307179586 * unit(d));
+#endif
+}
+
+// log(k!) by Stirling's series, from 10 on.
+__device__ double log_factorial(double k)
+{
+    double x = k + 1, passed = 1;
+    for (; x < 10; x += 1) passed *= x;
+    const double r = 1 / (x * x);
+    const double rest = (1.0 / 12 - r * (1.0 / 360 - r * (1.0 / 1260 - r * (1.0 / 1680 - r / 1188)))) / x;
+    return (x - 0.5) * log(x) - x + 0.9189385332046727 + rest - log(passed);
+}
+
+__device__ double poisson(Draw& d, double lam)
+{
+    if (lam < 10) {
+        const double u = unit(d);
+        double p = exp(-lam), sum = p, k = 0;
+        while (u > sum && k < 1000) {
+            k += 1;
+            p *= lam / k;
+            sum += p;
+        }
+        return k;
+    }
+    const double b = 0.931 + 2.53 * sqrt(lam), a = -0.059 + 0.02483 * b;
+    const double inverse = 1.1239 + 1.1328 / (b - 3.4), v_r = 0.9277 - 3.6224 / (b - 2);
+    for (;;) {
+        const double u = unit(d) - 0.5, v = unit(d), us = 0.5 - (u < 0 ? -u : u);
+        const double k = floor((2 * a / us + b) * u + lam + 0.43);
+        if (us >= 0.07 && v <= v_r) return k;
+        if (k < 0 || (us < 0.013 && v > us)) continue;
+        if (log(v * inverse / (a / (us * us) + b)) <= k * log(lam) - lam - log_factorial(k)) return k;
+    }
+}
+
+__device__ double few(Draw& d, double n, double p)
+{
+    const double u = unit(d), odds = p / (1 - p);
+    double q = exp(n * log(1 - p)), sum = q, k = 0;
+    while (u > sum && k < n && k < 1000) {
+        k += 1;
+        q *= (n - k + 1) / k * odds;
+        sum += q;
+    }
+    return k;
+}
+
+__device__ double many(Draw& d, double n, double p)
+{
+    const double q = 1 - p, spread = sqrt(n * p * q), b = 1.15 + 2.53 * spread, a = -0.0873 + 0.0248 * b + 0.01 * p;
+    const double c = n * p + 0.5, v_r = 0.92 - 4.2 / b, alpha = (2.83 + 5.1 / b) * spread, m = floor((n + 1) * p);
+    for (;;) {
+        const double u = unit(d) - 0.5, v = unit(d), us = 0.5 - (u < 0 ? -u : u);
+        const double k = floor((2 * a / us + b) * u + c);
+        if (us >= 0.07 && v <= v_r) return k;
+        if (!(k >= 0 && k <= n)) continue;
+        const double height = log_factorial(m) + log_factorial(n - m) - log_factorial(k) - log_factorial(n - k);
+        if (log(v * alpha / (a / (us * us) + b)) <= height + (k - m) * log(p / q)) return k;
+    }
+}
+
+__device__ double binomial(Draw& d, double n, double p)
+{
+    if (n == 0 || p <= 0) return 0;
+    if (p >= 1) return n;
+    const double less = p > 0.5 ? 1 - p : p, k = n * less < 10 ? few(d, n, less) : many(d, n, less);
+    return p > 0.5 ? n - k : k;
+}
+
+// A gamma number of a shape of 1 or more.
+__device__ double large_gamma(Draw& d, double shape)
+{
+    const double w = shape - 1.0 / 3, c = 1 / sqrt(9 * w);
+    for (;;) {
+        const double x = gaussian(d), root = 1 + c * x;
+        if (root <= 0) continue;
+        const double v = root * root * root, u = unit(d);
+        if (u < 1 - 0.0331 * (x * x) * (x * x) || log(u) < 0.5 * x * x + w * (1 - v + log(v))) return w * v;
+    }
+}
+
+// The logarithm, for of a small shape the number itself may be too small.
+__device__ double log_gamma(Draw& d, double shape)
+{
+    if (shape >= 1) return log(large_gamma(d, shape));
+    const double grown = log(large_gamma(d, shape + 1));
+    return grown + log(unit(d)) / shape;
+}
+
+__device__ double beta(Draw& d, double a, double b)
+{
+    const double x = log_gamma(d, a), y = log_gamma(d, b);
+    return 1 / (1 + exp(y - x));
+}
+
+// A normal number from a positive low end on.
+__device__ double tail(Draw& d, double low, double high)
+{
+    const double root = sqrt(low * low + 4), rate = (low + root) / 2;
+    const bool wide = high - low > 2 / (low + root) * exp(0.5 - low / (low + root));
+    for (;;) {
+        const double x = wide ? low - log(unit(d)) / rate : low + (high - low) * unit(d), u = unit(d);
+        if (x <= high && u <= exp(wide ? -(x - rate) * (x - rate) / 2 : (low - x) * (low + x) / 2)) return x;
+    }
+}
+
+__device__ double truncated(Draw& d, double low, double high)
+{
+    if (low > 0) return tail(d, low, high);
+    if (high < 0) return -tail(d, -high, -low);
+    if (high - low > 2.5066282746310002) {
+        for (;;) {
+            const double x = gaussian(d);
+            if (x >= low && x <= high) return x;
+        }
+    }
+    for (;;) {
+        const double x = low + (high - low) * unit(d), u = unit(d);
+        if (u <= exp(-x * x / 2)) return x;
+    }
+}
+"""

@@ -1,0 +1,91 @@
+"""Where the bits of numbers come from that are drawn element by element: counters of Philox, and streams of words.
+
+A counter is (block, place, place, 2^31 + replay), whose second and third word are the halves of a place; no other
+numbers have the upper bit of the last word set. These blocks there are:
+
+| block | place | whose words |
+|---|---|---|
+| 0, 1, 2, … | an element's index | the element's own stream: as many blocks as it needs, far fewer than 2^32 |
+| 2^32 - 1 | a quad: an index divided by 4 | a word of 32 bits for each of four neighbours |
+| 2^32 - 2, 2^32 - 3 | a quad | two words for each: of the first two neighbours, and of the other two |
+
+A word of a quad is its element's alone, and a call takes words of one of the two kinds: so two calls whose elements are
+neighbours in a quad share no bits, whatever kinds of numbers they draw. What a word of a quad does not decide, an
+element's own stream does. `reference_drawn.py` has the same in NumPy.
+"""
+
+from __future__ import annotations
+
+__all__ = ["BELOW", "LAST_BLOCK", "NEIGHBOURS", "STREAM", "TAG", "THREADS"]
+
+TAG = 0x80000000  # of the last word of a counter
+LAST_BLOCK = (1 << 32) - 1
+
+THREADS = 256  # of a block of each kernel
+
+STREAM = r"""
+struct Draw {
+    Whole seed, index;
+    unsigned replay, used;
+    Block block;
+};
+
+__device__ Block at_place(unsigned block, Whole place, unsigned replay, Whole seed)
+{
+    return philox(block, (unsigned)place, (unsigned)(place >> 32), 0x80000000u | replay, seed);
+}
+
+__device__ Draw stream_of(Whole seed, Whole index, unsigned replay)
+{
+    Draw d;
+    d.seed = seed;
+    d.index = index;
+    d.replay = replay;
+    d.used = 0;
+    return d;
+}
+
+// The next two words of a stream, as the halves of one.
+__device__ Whole pair(Draw& d)
+{
+    if (d.used % 2 == 0) d.block = at_place(d.used / 2, d.index, d.replay, d.seed);
+    const unsigned place = d.used++ % 2 * 2;
+    return d.block.at[place] | (Whole)d.block.at[place + 1] << 32;
+}
+"""
+BELOW = r"""
+#ifdef __CUDACC__
+__device__ unsigned upper(unsigned x, unsigned y) { return __umulhi(x, y); }
+__device__ Whole upper(Whole x, Whole y) { return __umul64hi(x, y); }
+#else
+__device__ unsigned upper(unsigned x, unsigned y) { return (unsigned)((Whole)x * y >> 32); }
+__device__ Whole upper(Whole x, Whole y) { return (Whole)((unsigned __int128)x * y >> 64); }
+#endif
+
+// A whole number below `range`: the upper half of a product, whose lower half tells that the word is one too many,
+// where it is less than 2^64 modulo the range.
+__device__ Whole below(Draw& d, Whole range, Whole least)
+{
+    for (;;) {
+        const Whole x = pair(d);
+        if (x * range >= least) return upper(x, range);
+    }
+}
+"""
+# A thread's quads, one after the other, and where each goes: at once, if all of it is asked for and memory is aligned.
+NEIGHBOURS = r"""
+typedef NUMBER Number;
+struct alignas(sizeof(Number) < 4 ? 4 * sizeof(Number) : 16) Quad { Number at[4]; };
+
+__device__ void put(Number* out, const Quad& quad, Whole q, Whole offset, Whole count)
+{
+    const long long at = (long long)(4 * q - offset);
+    if (offset % 4 == 0 && (Whole)out % alignof(Quad) == 0 && at + 4 <= (long long)count) {
+        *(Quad*)(out + at) = quad;
+    } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+            if (at + j >= 0 && at + j < (long long)count) out[at + j] = quad.at[j];
+    }
+}
+"""
