@@ -44,13 +44,16 @@ def scalar_of(dtype: Dtype) -> Dtype:
     return dtype if dtype in (F64, C64, C128) else F32
 
 
-def column_major(request: Any, operand: Operand) -> tuple[Matrix, bool]:
-    """The transpose of an operand as a column-major matrix, or the operand itself and that it is to be transposed."""
+def column_major(request: Any, operand: Operand, apart: int = 0) -> tuple[Matrix, bool]:
+    """The transpose of an operand as a column-major matrix, or the operand itself and that it is to be transposed.
+
+    `apart` is how many elements further it begins in each next call.
+    """
     layout = request.layout_of(operand.name)
     *batch, rows, columns = operand.shape
     *batch_steps, row_step, column_step = operand.strides
     stride = batch_steps[0] if batch else 0
-    alignment = gcd(layout.alignment, stride * layout.dtype.itemsize) if batch else layout.alignment
+    alignment = gcd(layout.alignment, stride * layout.dtype.itemsize, apart * layout.dtype.itemsize)
     if operand.has_dense_rows:
         step = row_step if rows > 1 else columns
         return Matrix(layout.dtype.cuda, columns, rows, max(step, columns), stride, alignment), False
@@ -60,8 +63,12 @@ def column_major(request: Any, operand: Operand) -> tuple[Matrix, bool]:
 
 def problem_of(request: Any, row: Row, product: Product) -> Problem:
     """What cuBLASLt is told."""
-    (b, op_b), (a, op_a), (d, _) = (column_major(request, one) for one in (product.a, product.b, product.out))
-    c = d if product.c is None else column_major(request, product.c)[0]
+
+    def told(one: Operand) -> tuple[Matrix, bool]:
+        return column_major(request, one, product.apart.get(one.name, 0))
+
+    (b, op_b), (a, op_a), (d, _) = map(told, (product.a, product.b, product.out))
+    c = d if product.c is None else told(product.c)[0]
     batch = product.out.shape[0] if len(product.out.shape) > 2 else 1
     scale = scalar_of(request.result_dtype).cuda
     compute: Any = row.compute
@@ -71,7 +78,7 @@ def problem_of(request: Any, row: Row, product: Product) -> Problem:
 class ProductPlan(Plan):
     """One `cublasLtMatmul` with everything but the addresses and the numbers filled in."""
 
-    __slots__ = ("_algo", "_descriptors", "_executor", "_numbers", "_places", "_workspace")
+    __slots__ = ("_algo", "_apart", "_calls", "_descriptors", "_executor", "_numbers", "_places", "_workspace")
 
     def __init__(self, request: Any, executor: CudaExecutor, row: Row, product: Product) -> None:
         super().__init__(row, capture_safe=True)
@@ -86,14 +93,24 @@ class ProductPlan(Plan):
         scalar = scalar_of(request.result_dtype)
         self._numbers = HostNumber(scalar), HostNumber(scalar)
         added = product.out if product.c is None else product.c
-        self._places = [request.place_of(one.name) for one in (product.b, product.a, added, product.out)]
+        given = (product.b, product.a, added, product.out)
+        self._places = [request.place_of(one.name) for one in given]
+        self._calls = product.calls
+        self._apart = [product.apart.get(one.name, 0) * request.layout_of(one.name).dtype.itemsize for one in given]
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         """Call cuBLASLt on the executor's stream; raises its own error."""
-        a, b, c, d = (ctypes.c_void_p(int(arguments[place].real)) for place in self._places)
         alpha, beta = self._numbers
         alpha.set(arguments[-2])
         beta.set(arguments[-1])
+        for number in range(self._calls):
+            self._call(
+                *(int(arguments[k].real) + number * step for k, step in zip(self._places, self._apart, strict=True))
+            )
+
+    def _call(self, *addresses: int) -> None:
+        a, b, c, d = map(ctypes.c_void_p, addresses)
+        alpha, beta = self._numbers
         executor, layouts = self._executor, self._descriptors.layouts
         status = lt.cublasLtMatmul.unchecked(
             *(handle_of(executor), self._descriptors.matmul, alpha.address),

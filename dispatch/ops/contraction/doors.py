@@ -116,7 +116,8 @@ def inner(a: Any, b: Any, out: Any = None) -> Any:
 
 def outer(a: Any, b: Any) -> Any:
     """a[i] · b[j] for all elements, a matrix."""
-    found = tensordot(a, b, 0)
+    own_a, own_b = modes(rank("a", a)), modes(rank("b", b), rank("a", a))
+    found = einsum(f"{own_a},{own_b}->{own_a}{own_b}", a, b, order="C")
     return found.reshape((math.prod(a.shape), math.prod(b.shape)))
 
 
@@ -126,7 +127,7 @@ def kron(a: Any, b: Any) -> Any:
     of_a, of_b = modes(count), modes(count, count)
     own_a, own_b = of_a[count - len(a.shape) :], of_b[count - len(b.shape) :]
     kept = "".join(mode for pair in zip(of_a, of_b, strict=True) for mode in pair if mode in own_a + own_b)
-    found = einsum(f"{own_a},{own_b}->{kept}", a, b)
+    found = einsum(f"{own_a},{own_b}->{kept}", a, b, order="C")
     wide = [(1,) * (count - len(one.shape)) + tuple(one.shape) for one in (a, b)]
     return found.reshape(tuple(x * y for x, y in zip(*wide, strict=True)))
 

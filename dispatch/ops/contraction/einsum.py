@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cudabind._cached import cached_property
 from dispatch.checks import check_int, check_kinds, shown
 from dispatch.core.operand_checks import check_writable
-from dispatch.core.operands import Output, dense
+from dispatch.core.operands import Output
 from dispatch.core.overlap import overlap
 from dispatch.core.request import NamedArguments, Request, Signature, Unpacked
 from dispatch.device.frameworks.frameworks import adopt
+from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Compute, Dtype
 from dispatch.ops.contraction.base import NUMBERS
 from dispatch.ops.contraction.modes import SIGNS, canonical, extents_of, implied, symbol
+from dispatch.ops.contraction.orders import result_strides
 from dispatch.ops.contraction.paths import check_path
 from dispatch.ops.contraction.steps import Course, course_of
 
@@ -44,6 +46,7 @@ REALS = (F16, F32, F64)  # each is converted to those behind it
 COMPLEX = {F32: C64, F64: C128}
 PRECISION = {C64: F32, C128: F64}
 MAX_BYTES = 1 << 62
+ORDERS = ("C", "F", "A", "K")  # of a result, in NumPy's words
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +70,9 @@ class EinsumRequest(Request["Tensor"]):
         autotune: time all that takes a step, and remember on disk what is fastest.
         jit: have cuTENSOR carry out all contractions, by kernels that it compiles for them where it can, which takes
             seconds at first; they are kept on disk for this GPU and version of the library.
+        order: how a result lies that is not given, as NumPy has it: "K" as it comes out of the last contraction with
+            the fewest elements moved, "C" or "F" with the last or the first axis the fastest, "A" is "F" where all
+            operands lie so, else "C".
         out: of the spec's modes in their order; it overlaps no operand.
 
     Gives back one tensor, a new one also where the result is an operand with its axes in another order. What there is
@@ -86,6 +92,7 @@ class EinsumRequest(Request["Tensor"]):
     library: str | None = None
     autotune: bool = False
     jit: bool = False
+    order: str = "K"
     out: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -166,6 +173,32 @@ class EinsumRequest(Request["Tensor"]):
         limit = None if self.memory_limit is None else max(self.memory_limit // self.dtype.itemsize, 1)
         return course_of(inputs, output, tuple(sizes.items()), conj, converted, whole, self.optimize, limit)
 
+    @cached_property
+    def strides(self) -> Shape:
+        """How the result lies where it is to be allocated."""
+        order = self.order
+        if order == "A":
+            order = "F" if all(map(is_column_major, self.operands)) else "C"
+        if order == "F":
+            return f_strides(self.shape)
+        return c_strides(self.shape) if order == "C" else self._as_it_comes()
+
+    def _as_it_comes(self) -> Shape:
+        steps, output, count = self.course.steps, self.parsed[1], len(self.operands)
+        last = steps[-1]
+        inputs = last.spec.partition("->")[0].split(",")
+        if last.op != "contract" or any(len(set(modes)) != len(modes) for modes in (*inputs, output)):
+            return c_strides(self.shape)
+        terms = []
+        for modes, number in zip(inputs, last.inputs, strict=True):
+            if number < count:
+                layout = self.operands[number].layout
+                terms.append((modes, layout.shape, layout.strides))
+            else:
+                shape = steps[number - count].shape
+                terms.append((modes, shape, c_strides(shape)))
+        return result_strides((terms[0], terms[1]), output)
+
     # -- the contract of Request --------------------------------------------------------------------------------------
     @property
     def device(self) -> Device:
@@ -181,7 +214,7 @@ class EinsumRequest(Request["Tensor"]):
 
     @property
     def _choices(self) -> tuple[Any, ...]:
-        return self.compute, self.library, self.autotune, self.jit
+        return self.compute, self.library, self.autotune, self.jit, self.order
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
         return (*(tensor.ptr for tensor in self.operands), outputs.get("out", self.out).ptr)  # type: ignore[union-attr]
@@ -198,7 +231,7 @@ class EinsumRequest(Request["Tensor"]):
 
     def outputs(self) -> dict[str, Output]:
         """The result as it is allocated."""
-        return {"out": dense(self.shape, self.dtype)}
+        return {"out": Output(self.shape, self.strides, self.dtype)}
 
     def unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
         return {} if self.out is not None else {"out": tuple(self.outputs()["out"])}  # type: ignore[dict-item]
@@ -251,6 +284,8 @@ class EinsumRequest(Request["Tensor"]):
                 raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {home!r}", hint)
 
     def _check_numbers(self) -> None:
+        if self.order not in ORDERS:
+            raise BadRequest("order", shown(self.order), ", ".join(map(repr, ORDERS)))
         given: object = self.conj
         if not isinstance(given, tuple):
             raise BadRequest("conj", shown(given), "a tuple of the numbers of operands, such as (0,)")
@@ -293,6 +328,17 @@ class EinsumRequest(Request["Tensor"]):
         if self.memory_limit is not None and needed > self.memory_limit:
             hint = "optimize='optimal', or another path, may keep within it"
             raise BadRequest("memory_limit", f"{self.memory_limit:,} bytes", f"{needed:,} or more for this path", hint)
+
+
+def f_strides(shape: Shape) -> Shape:
+    """Those of a dense tensor whose first axis is the fastest."""
+    return c_strides(shape[::-1])[::-1]
+
+
+def is_column_major(one: Tensor) -> bool:
+    """Whether a tensor lies so; axes of one element lie as they will."""
+    usual = f_strides(one.shape)
+    return all(e == 1 or s == t for e, s, t in zip(one.shape, one.layout.strides, usual, strict=True))
 
 
 def unique_layout(request: EinsumRequest) -> Layout:

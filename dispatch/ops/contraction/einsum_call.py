@@ -33,6 +33,7 @@ class Einsum(Protocol):
         library: str | None = None,
         autotune: bool = False,
         jit: bool = False,
+        order: str = "K",
         out: Any = None,
     ) -> Tensor: ...
 
@@ -71,6 +72,7 @@ def call(
     library: Any = None,
     autotune: Any = False,
     jit: Any = False,
+    order: Any = "K",
     out: Any = None,
     **unknown: Any,
 ) -> Any:
@@ -87,7 +89,7 @@ def call(
             spec = tuple(tuple(term) if isinstance(term, list) else term for term in spec)
     if isinstance(optimize, list):
         optimize = tuple(tuple(step) if isinstance(step, list) else step for step in optimize)
-    return remembered(spec, tensors, conj, optimize, memory_limit, compute, library, autotune, jit, out)
+    return remembered(spec, tensors, conj, optimize, memory_limit, compute, library, autotune, jit, order, out)
 
 
 einsum = cast("Einsum", request_function(EinsumRequest, "einsum", call))

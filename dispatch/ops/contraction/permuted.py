@@ -1,22 +1,20 @@
 """Contractions that are a matrix product once some operands are permuted: permutations around one `cublasLtMatmul`.
 
-Of all choices of operands to permute the one is taken that moves the fewest elements. A permuted operand is dense, its
-modes sort by sort; the fastest one stays in the fastest sort, so that both sides of a permutation run along memory.
+orders.py says which operands are permuted.
 """
 
 from __future__ import annotations
 
-from itertools import combinations
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dispatch.core.request import Argument, Plan
-from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
 from dispatch.errors import NoRow, Refused
 from dispatch.libraries.cutensor.calls import IdlePlan
 from dispatch.ops.contraction.elementwise import PermuteRequest
-from dispatch.ops.contraction.product import Steps, modes_by_sort, product_along, steps_of
+from dispatch.ops.contraction.orders import along, arrangement
+from dispatch.ops.contraction.product import steps_of
 from dispatch.ops.contraction.request import ContractRequest
 from dispatch.ops.contraction.sequence import ALIGNMENT, NOWHERE, memory_of, nowhere
 
@@ -27,52 +25,7 @@ if TYPE_CHECKING:
     from dispatch.device.storage import Storage
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["PermutedPlan", "arrangement", "permutes", "plan"]
-
-OPERANDS = ("a", "b", "c", "out")
-SORTS = {"a": ("batch", "m", "k"), "b": ("batch", "k", "n"), "c": ("batch", "m", "n"), "out": ("batch", "m", "n")}
-
-
-def arrangement(request: Any) -> dict[str, str] | str:
-    """The operands to permute, with the modes of each from the slowest to the fastest; or why none serves."""
-    sizes, steps = request.sizes, steps_of(request)
-    if not all(sizes.values()):
-        return "needs an element along each mode"
-    volumes = {name: prod(sizes[mode] for mode in own) for name, own in steps.items()}
-    choices = [chosen for count in range(len(steps) + 1) for chosen in combinations(steps, count)]
-    why = ""
-    for chosen in sorted(choices, key=lambda names: sum(volumes[name] for name in names)):
-        orders = {name: order_of(name, chosen, steps) for name in chosen}
-        lying = {name: along(orders[name], sizes) if name in orders else own for name, own in steps.items()}
-        found = product_along(sizes, lying)
-        if not isinstance(found, str):
-            return orders
-        why = found  # at last with all of them permuted
-    return why
-
-
-def order_of(name: str, chosen: Sequence[str], steps: Steps) -> str:
-    """The modes of an operand that is permuted, from the slowest to the fastest."""
-    sorts, own = modes_by_sort(steps), steps[name]
-    if name == "c":
-        own = steps["out"]  # it may be repeated along some
-    # Others follow an operand that stays; where none does, the result, and along what is summed over a.
-    leader = {sort: next((one for one in OPERANDS if one in steps and one not in chosen and sort in SORTS[one]), "")
-              for sort in sorts}  # fmt: skip
-    order = SORTS[name]
-    fastest = min(own, key=lambda mode: own[mode], default="")
-    if fastest in sorts[order[1]] and sorts[order[2]]:
-        order = (order[0], order[2], order[1])
-    lines = []
-    for sort in order:
-        lead = steps[leader[sort] or ("a" if sort == "k" else "out")]
-        lines += sorted(sorts[sort], key=lambda mode: -lead.get(mode, 0))
-    return "".join(lines)
-
-
-def along(order: str, sizes: dict[str, int]) -> dict[str, int]:
-    """The strides of dense memory whose modes come in an order."""
-    return dict(zip(order, c_strides(tuple(sizes[mode] for mode in order)), strict=True))
+__all__ = ["PermutedPlan", "permutes", "plan"]
 
 
 def permutes(request: Any) -> str:

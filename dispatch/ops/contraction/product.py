@@ -2,17 +2,20 @@
 
 The modes of a contraction are of four sorts: K in A and B, M in A and D, N in B and D, and the batch in all three.
 Where those of each sort lie in memory as one axis, the same one in each tensor that has them, it is D = A · B for
-matrices (M, K), (K, N) and (M, N). Pure arithmetic.
+matrices (M, K), (K, N) and (M, N). Where there is no batch, the slowest modes of M or of N may be one, with the other
+operand the same all along; where a batch is two axes, the slower one may be a few calls. Pure arithmetic.
 """
 
 from __future__ import annotations
 
+import math
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dispatch.ops.contraction.modes import lower
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["Matrix", "Product", "Steps", "merges", "modes_by_sort", "product_along", "product_of", "steps_of"]
 
@@ -40,12 +43,17 @@ class Matrix(NamedTuple):
 
 
 class Product(NamedTuple):
-    """D = a · b + c: matrices of a contraction's operands, of which the second may be the left one."""
+    """D = a · b + c: matrices of a contraction's operands, of which the second may be the left one.
+
+    It is so `calls` times: in each the operands begin so many elements further, as `apart` has it by their names.
+    """
 
     a: Matrix
     b: Matrix
     out: Matrix
     c: Matrix | None
+    calls: int = 1
+    apart: Mapping[str, int] = MappingProxyType({})
 
 
 class Axis(NamedTuple):
@@ -69,7 +77,11 @@ def merged(extents: dict[str, int], steps: Sequence[dict[str, int]], modes: Sequ
     return Axis(extent, found)
 
 
-INPUTS = {"batch": ("a", "b"), "m": ("a",), "n": ("b",), "k": ("a", "b")}  # which have the modes of a sort
+Sorts = dict[str, list[str]]
+Inputs = dict[str, tuple[str, ...]]
+INPUTS: Inputs = {"batch": ("a", "b"), "m": ("a",), "n": ("b",), "k": ("a", "b")}  # which have the modes of a sort
+MOST_CALLS = 16  # of a product whose batch does not lie as one axis
+LEAST = 8  # rows, columns and terms of each matrix of a batch that is one for its layout's sake alone
 
 
 def product_of(request: Any) -> Product | str:
@@ -98,15 +110,51 @@ def product_along(sizes: dict[str, int], steps: Steps) -> Product | str:
     """The product of operands that lie so, or why it is none."""
     if not all(sizes.values()):
         return "needs an element along each mode"
-    names = list(steps)
     sorts = modes_by_sort(steps)
     there = {mode for modes in sorts.values() for mode in modes}
     if lost := [mode for mode, extent in sizes.items() if extent > 1 and mode not in there]:
         return f"needs modes of two tensors at least, has {lost[0]} of one: sum over it first"
+    found = _product(sizes, steps, sorts, INPUTS)
+    if not isinstance(found, str):
+        return found
+    for other, inputs in () if sorts["batch"] else _repeated(sizes, steps, sorts):
+        batched = _product(sizes, steps, other, inputs)
+        if not isinstance(batched, str):
+            return batched
+    order = sorted(sorts["batch"], key=lambda mode: -steps["out"][mode])
+    for count in range(1, len(order)):
+        outer = merged(sizes, list(steps.values()), order[:count]) if _are_shared(order[:count], steps) else ""
+        if isinstance(outer, str) or outer.extent > MOST_CALLS:
+            continue
+        called = _product(sizes, steps, {**sorts, "batch": order[count:]}, INPUTS)
+        if not isinstance(called, str):
+            return called._replace(calls=outer.extent, apart=dict(zip(steps, outer.steps, strict=True)))
+    return found
+
+
+def _are_shared(modes: Sequence[str], steps: Steps) -> bool:
+    """Whether all operands step along these."""
+    return all(mode in own for own in steps.values() for mode in modes)
+
+
+def _repeated(sizes: dict[str, int], steps: Steps, sorts: Sorts) -> Iterator[tuple[Sorts, Inputs]]:
+    """Batches along the slowest modes of one operand, in which the other one is the same all along."""
+    for sort, name in (("m", "a"), ("n", "b")):
+        order = sorted(sorts[sort], key=lambda mode: -steps[name][mode])
+        for count in range(1, len(order)):
+            split = {**sorts, "batch": order[:count], sort: order[count:]}
+            extents = (math.prod(sizes[mode] for mode in split[each]) for each in "mnk")
+            if min(extents) >= LEAST:
+                yield split, {**INPUTS, "batch": (name,)}
+
+
+def _product(sizes: dict[str, int], steps: Steps, sorts: Sorts, inputs: Inputs) -> Product | str:
+    """The product with modes of these sorts, or why it is none."""
+    names = list(steps)
     axes: dict[str, Axis] = {}
     at: dict[str, dict[str, int]] = {name: {} for name in names}
     for sort, modes in sorts.items():
-        owners = INPUTS[sort] if sort == "k" else (*INPUTS[sort], *names[2:])
+        owners = inputs[sort] if sort == "k" else (*inputs[sort], *names[2:])
         if any(mode not in steps[name] for name in owners for mode in modes):
             return "needs a c that steps along each mode of the result"
         axis = merged(sizes, [steps[name] for name in owners], modes)
@@ -129,7 +177,12 @@ def _oriented(axes: dict[str, Axis], at: dict[str, dict[str, int]]) -> Product |
     def matrix(name: str, rows: str, columns: str) -> Matrix:
         sorts = (*batch, rows, columns)
         extents = tuple(axes[sort].extent for sort in sorts)
-        return Matrix(name, extents, tuple(at[name].get(sort, 0) or _dense(axes, sort, sorts) for sort in sorts))
+        steps = at[name]
+        if batch and "batch" not in steps:
+            steps = {**steps, "batch": 0}  # the same matrix all along
+        return Matrix(
+            name, extents, tuple(steps[s] if s == "batch" else steps.get(s, 0) or _dense(axes, s, sorts) for s in sorts)
+        )
 
     straight = at["out"].get("n", 0) == 1 or axes["n"].extent == 1
     left, right, rows, columns = ("a", "b", "m", "n") if straight else ("b", "a", "n", "m")

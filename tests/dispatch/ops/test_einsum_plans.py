@@ -14,11 +14,11 @@ import pytest
 import dispatch as dp
 from cudabind.errors import LibraryNotFound
 from dispatch.core.row import accepts, refusals
-from dispatch.errors import NoRow, Refused
+from dispatch.errors import BadRequest, NoRow, Refused
 from dispatch.keys import HALF, HOST
-from dispatch.ops.contraction import permuted, sequence
+from dispatch.ops.contraction import orders, product, sequence
 from dispatch.ops.contraction.cases import cases
-from dispatch.ops.contraction.permuted import arrangement
+from dispatch.ops.contraction.orders import arrangement
 from dispatch.ops.contraction.sequence import blocks
 from dispatch.ops.contraction.steps import Step
 from dispatch.table import contract_cublaslt, contract_permuted, cutensor
@@ -212,7 +212,7 @@ def test_without_cutensor_products_run_and_others_say_what_to_install(dev, execu
         ("ij->i", [dev.array(arrays[0])], r"has reduce_modes\('ij->i'\)"),
         ("aij,jbk->kiba", wide, r"as one axis of .*\('aij,jbk->kiba'\)"),
     ):
-        request = dp.EinsumRequest(spec, operands)
+        request = dp.EinsumRequest(spec, operands, order="C")
         why = refusals(row, request, request.signature())
         assert re.search(words, str(why[0]))
         with pytest.raises(NoRow, match=r"needs cutensor, which is not installed: .*pip install cutensor-cu13"):
@@ -354,10 +354,87 @@ def test_contractions_of_chemistry_are_products_that_move_no_more_than_they_must
         for left_out in moved:  # each of them must be
             fewer = {name: order for name, order in moved.items() if name != left_out}
             lying = {
-                name: permuted.along(fewer[name], sizes) if name in fewer else own
-                for name, own in permuted.steps_of(request).items()
+                name: orders.along(fewer[name], sizes) if name in fewer else own
+                for name, own in product.steps_of(request).items()
             }
-            assert isinstance(permuted.product_along(sizes, lying), str)
+            assert isinstance(product.product_along(sizes, lying), str)
+
+
+@pytest.mark.parametrize("spec", shapes_of.TCCG)
+def test_a_result_that_lies_as_it_will_costs_no_more_than_in_c_order(spec, dev, executor, rng):
+    inputs, output = spec.split("->")
+    sizes = {mode: 8 + number % 3 for number, mode in enumerate(sorted({*inputs, *output} - {","}))}
+    if len(output) > 4:
+        sizes = dict.fromkeys(sizes, 8)
+    arrays = [rng.standard_normal([sizes[mode] for mode in term]) for term in inputs.split(",")]
+    tensors = [dev.array(array) for array in arrays]
+    executor.rows = (*contract_cublaslt.GPU_ROWS, *contract_permuted.GPU_ROWS, *cutensor.GPU_ROWS)
+    found, costs = {}, {}
+    for order in "CK":
+        request = dp.EinsumRequest(spec, tensors, order=order)
+        found[order] = run(request, executor, select(request, dp.Arch(90)))
+        np.testing.assert_allclose(found[order].numpy(), np.einsum(spec, *arrays), rtol=1e-11, atol=1e-11)
+        steps = product.steps_of(dp.ContractRequest(spec, *tensors, out=found[order]))
+        costs[order] = orders.cheapest(sizes, steps).cost
+    assert costs["K"] <= costs["C"]
+    assert found["C"].numpy().flags.c_contiguous
+    assert costs["K"] < costs["C"] or found["K"].strides == found["C"].strides
+    assert found["K"].layout.high == found["C"].layout.high, "it is dense"
+
+
+@pytest.mark.parametrize(
+    ("spec", "shapes", "strides"),
+    [
+        ("aebd,ce->acbd", ((3, 8, 4, 5), (9, 8)), None),  # a batch over a, in which B is the same all along
+        ("ce,aebd->acbd", ((9, 8), (3, 8, 4, 5)), None),
+        ("dca,bd->cba", ((8, 9, 10), (11, 8)), None),
+        ("aebfd,ce->acbfd", ((3, 8, 4, 5, 3), (9, 8)), None),
+        ("bhqk,bkhd->bqhd", ((3, 2, 4, 5), (3, 5, 2, 6)), 3),  # calls over b
+        ("bqhd,bkhd->bhqk", ((4, 3, 2, 5), (4, 7, 2, 5)), 4),
+        ("xbhqk,xbkhd->xbqhd", ((2, 3, 2, 4, 5), (2, 3, 5, 2, 6)), 6),
+    ],
+)
+@pytest.mark.parametrize("added", [False, True])
+def test_batches_that_repeat_an_operand_or_lie_as_two_axes_are_products(
+    spec, shapes, strides, added, dev, executor, rng
+):
+    arrays = [rng.standard_normal(shape) for shape in shapes]
+    given = {}
+    expected = 0.5 * np.einsum(spec, *arrays)
+    if added:
+        c = rng.standard_normal(expected.shape)
+        given, expected = {"c": dev.array(c), "beta": -2.0}, expected - 2 * c
+    request = dp.ContractRequest(spec, *map(dev.array, arrays), alpha=0.5, **given)
+    row = next(row for row in contract_cublaslt.GPU_ROWS if accepts(row, request, request.signature()))
+    assert product.product_of(request).calls == (strides or 1)
+    for _ in range(2):
+        np.testing.assert_allclose(run(request, executor, row).numpy(), expected, rtol=1e-11, atol=1e-11)
+
+
+def test_tiny_matrices_are_no_batch_for_their_layouts_sake(dev):
+    a, b = dev.zeros((3, 7, 4, 5), "f64"), dev.zeros((9, 7), "f64")
+    assert "permute" in product.product_of(dp.ContractRequest("aebd,ce->acbd", a, b))
+
+
+def test_more_calls_than_sixteen_are_a_permutation(dev):
+    a, b = dev.zeros((17, 2, 4, 5), "f64"), dev.zeros((17, 5, 2, 6), "f64")
+    request = dp.ContractRequest("bhqk,bkhd->bqhd", a, b)
+    assert "permute" in product.product_of(request)
+    assert orders.arrangement(request).keys() == {"b", "out"}
+
+
+def test_orders_are_numpys(dev, rng):
+    a, b = rng.standard_normal((4, 5)), rng.standard_normal((5, 6))
+    ours = [dev.array(a), dev.array(b)]
+    for order, operands in (("C", ours), ("F", ours), ("A", ours), ("A", [dev.array(a.T).T, dev.array(b.T).T])):
+        twins = [np.asfortranarray(one.numpy()) if one.layout.strides[0] == 1 else one.numpy() for one in operands]
+        expected = np.einsum("ij,jk->ki", *twins, order=order)
+        found = dp.einsum("ij,jk->ki", *operands, order=order)
+        assert tuple(8 * stride for stride in found.layout.strides) == expected.strides, order
+        np.testing.assert_allclose(found.numpy(), expected)
+    assert dp.einsum("ij,jk->ki", *ours).layout.strides == (4, 1), "it costs no more in C order"
+    with pytest.raises(BadRequest, match="order: got 'X'; expected 'C', 'F', 'A', 'K'"):
+        dp.einsum("ij,jk->ki", *ours, order="X")
 
 
 def test_drawn_contractions_are_products_once_permuted(dev, executor, rng):
