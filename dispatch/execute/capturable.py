@@ -30,11 +30,15 @@ class CapturableExecutor(Executor):
         """Whether the caller records this stream into a graph of its own: then only plain calls may go on it."""
         return self.stream.external and self.stream.is_capturing()
 
-    def refuse_capture(self, what: str) -> None:
-        """Raise BadRequest where the caller captures the stream: what must run now would be part of his graph."""
+    def refuse_capture(self, what: str, *, always: bool = False) -> None:
+        """Raise BadRequest where the caller captures the stream: what must run now would be part of his graph.
+
+        `always` is for what no capture may hold: then a run before it is of no use.
+        """
         if self._is_preparing or self.captured:
-            hint = "run the request once before the capture"
-            raise BadRequest("stream", "a stream under capture", f"none for the first run of {what}", hint)
+            hint = "run it outside of the capture" if always else "run the request once before the capture"
+            expected = f"another for {what}" if always else f"none for the first run of {what}"
+            raise BadRequest("stream", "a stream under capture", expected, hint)
 
     @contextmanager
     def preparing(self) -> Iterator[None]:

@@ -420,4 +420,4 @@ def executor_of(monkeypatch):
     for kind in (Copy, FlagNonfinite, Spoil, PointerList):
         monkeypatch.setattr(calls, kind.__name__, kind)
     workspace, target = SimpleNamespace(c_ptr=ctypes.c_void_p(256)), SimpleNamespace(value=0)
-    return SimpleNamespace(workspace=workspace, target=target, stream=None, refuse_capture=lambda what: None)
+    return SimpleNamespace(workspace=workspace, target=target, stream=None, refuse_capture=lambda what, **_: None)

@@ -43,6 +43,7 @@ BITS = {"int32_t": 32, "int64_t": 64}
 INVALID_VALUE, INTERNAL_ERROR, NOT_SUPPORTED = memory.INVALID_VALUE, memory.INTERNAL_ERROR, memory.NOT_SUPPORTED
 COO_ALG2 = cusparse.cusparseSpMMAlg_t.CUSPARSE_SPMM_COO_ALG2
 CSR_ALG3 = cusparse.cusparseSpMMAlg_t.CUSPARSE_SPMM_CSR_ALG3
+ADJOINT = 2  # CUSPARSE_OPERATION_CONJUGATE_TRANSPOSE
 
 
 FUNCTIONS = frozenset(functions(cusparse))
@@ -247,6 +248,7 @@ class Library(storage.Storage):
         target[...] = found.astype(target.dtype)
 
     def _SpMV(self, handle, op, alpha, a, x, beta, y, kind, algorithm, buffer):
+        self.no_adjoint_of_real(op, a)
         a, x, y = map(self.of, (a, x, y))
         assert a.format != BSR or (op == 0 and a.block[0] == a.block[1])
         assert int(algorithm) in {CSR: (0, 2, 3), CSC: (0, 2, 3), COO: (0, 1, 4), BSR: (0, 6)}[a.format]
@@ -262,6 +264,7 @@ class Library(storage.Storage):
         assert self.of(given[3]).nnz
 
     def _SpMM(self, handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer):
+        self.no_adjoint_of_real(op_a, a)
         a, b, c = map(self.of, (a, b, c))
         if hasattr(c, "batch"):
             return self.batch(handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer)
@@ -332,10 +335,17 @@ class Library(storage.Storage):
 
     _SpSM_createDescr = _SpGEMM_createDescr = _SpSV_createDescr
 
-    def _SpSV_bufferSize(self, *given):
-        given[-1]._obj.value = WORK
+    def _SpSV_bufferSize(self, handle, op, alpha, a, x, y, kind, algorithm, analysis, size):
+        self.no_adjoint_of_real(op, a)
+        size._obj.value = WORK
 
-    _SpSM_bufferSize = _SpSV_bufferSize
+    def _SpSM_bufferSize(self, handle, op_a, op_b, alpha, a, b, c, kind, algorithm, analysis, size):
+        self.no_adjoint_of_real(op_a, a)
+        size._obj.value = WORK
+
+    def no_adjoint_of_real(self, op, a):
+        """cuSPARSE refuses it by CUSPARSE_STATUS_INVALID_VALUE, in all of its products and solves."""
+        assert int(op) != ADJOINT or self.of(a).places()[2].dtype.kind == "c", "conjugate transpose of real numbers"
 
     def analysed(self, a, analysis, buffer):
         a, analysis = self.of(a), self.of(analysis)

@@ -36,7 +36,9 @@ def eig(request: EigRequest, steps: Operands) -> Plan:
 
     It is not given what is not finite: cuSOLVER 12.0's ended in CUSOLVER_STATUS_INTERNAL_ERROR for some such matrices,
     which would have been that of all matrices of a batch. They have the status of one that does not converge.
+    To ask for its workspace already ends a capture that is under way.
     """
+    steps.executor.refuse_capture("geev, which waits for the GPU", always=True)
     a, w, info = steps.matrix("a"), steps.vector("w"), steps.vector("info")
     dtype = complex_of(a.dtype)
     kind, value_kind = cuda_type(a.dtype), cuda_type(dtype)

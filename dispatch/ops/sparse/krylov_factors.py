@@ -50,7 +50,9 @@ class Factors:
         def solve(fill: int, diag: int, operation: Operation, place: int, into: int) -> Solve:
             matrix = SparseMatrix(factors._replace(fill=fill, diag=diag), placeholder)
             x, y = (DenseVector(n, kind.cuda, where, placeholder) for where in (place, into))
-            turned = cusparse.cusparseOperation_t(int(operation))
+            # Of real matrices cuSPARSE has no adjoint, but the transpose.
+            applied = operation if kind.is_complex or operation is not Operation.C else Operation.T
+            turned = cusparse.cusparseOperation_t(int(applied))
             given = (turned, Constant(1.0, kind), matrix, x, y, number, algorithm)
             return Solve(executor, "cusparseSpSV", matrix, given, factors.values, keeps=True)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
+from dispatch.errors import BadRequest
 from dispatch.keys import HOST, Arch
 from dispatch.ops import FAMILIES
 from dispatch.ops.linalg.cases import cases
@@ -246,6 +247,20 @@ def test_left_eigenvectors_are_a_second_call_whose_status_counts_too(dtype, fail
     assert info == 0
     np.testing.assert_allclose(u.conj().T @ a, w[:, None] * u.conj().T, atol=1e-4)
     np.testing.assert_allclose(a @ v, v * w, atol=1e-4)
+
+
+def test_a_capture_is_refused_before_geev_is_asked_for_its_workspace(executor, monkeypatch, rng):
+    """To ask ends the caller's capture: seen on an H200 with cuSOLVER 12.0."""
+
+    def refuse(what, *, always):
+        raise BadRequest("stream", "a stream under capture", f"another for {what}" if always else "")
+
+    executor.refuse_capture = refuse
+    monkeypatch.setitem(stand_in.X, "Xgeev", None)
+    request = dp.EigRequest(dp.device("host").array(rng.standard_normal((6, 6))))
+    row = select(request, Arch(90))
+    with pytest.raises(BadRequest, match="capture; expected another for geev"):
+        row.call(request, executor, row)
 
 
 @pytest.mark.parametrize("left", [False, True])
