@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dispatch.keys import F64, I8, I32, I64, U8, U32, U64
+from dispatch.keys import F32, F64, I8, I32, I64, U8, U32, U64
 from dispatch.ops.random import drawn
 from dispatch.ops.random import request as requests
 from dispatch.ops.random.draws import MODES
 from dispatch.ops.random.reference import evaluate
 from dispatch.ops.random.reference_drawn import evaluate_drawn
+from dispatch.ops.random.single import is_single
 from dispatch.testing.check import Check, MadeCase, Mismatch, place, poison, rounded, unit
 
 if TYPE_CHECKING:
@@ -108,6 +109,8 @@ NORMALS = ("random_normal", "random_lognormal")
 FEW_ROWS = 2000
 LARGEST = 7.0  # of a normal number of f32; of f64 8.6
 SINE = 2.0**-19  # error of sine and cosine by the fast units, in [0, 2 pi]
+SINGLE = 6e-6  # of a normal number that is drawn in f32
+SMALL_ROOT = 1e-4  # of a gamma number whose cube root is 1 - 0.95: others are off by 1e-5 of themselves at most
 LOG = 2.0**-22  # of a logarithm by the fast unit, of numbers from 0.5 on; of others it is relative
 
 
@@ -157,6 +160,8 @@ def bounds(request: Any, expected: Results) -> Results:
         if request.op == "random_truncated_normal" and request.standard[0] <= 0 <= request.standard[1]:
             # Of a number near 0 the error is that of a normal one, whose cosine is near 0, or of a difference.
             error = error + 1.25 * LARGEST * request.std * 8 * unit(F64)
+        if is_single(request):
+            error = error + single_error(request, y)
     elif request.op == "random_uniform":
         ends = (request.low, request.high)
         error = 0 * y if ends == (0, 1) else 4 * u * (abs(ends[0]) + abs(ends[1])) + 0 * y
@@ -168,6 +173,14 @@ def bounds(request: Any, expected: Results) -> Results:
         if request.op == "random_lognormal":
             error = y * (1.1 * error + 8 * u)
     return {"out": rounded(error, out, dtype)}
+
+
+def single_error(request: Any, y: Any) -> Any:
+    """How far numbers that are drawn in f32 may be off, by sines, cosines and logarithms of a GPU's fast units."""
+    if request.op == "random_truncated_normal":
+        most = max(abs(end) for end in (request.low, request.high, request.mean, *y.flat) if math.isfinite(end))
+        return SINGLE * request.std + 4 * unit(F32) * (y + most)
+    return SMALL_ROOT * y + 2.0**-126
 
 
 @dataclass(frozen=True)

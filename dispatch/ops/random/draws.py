@@ -1,7 +1,7 @@
 """The plans of numbers that are drawn element by element: which kernel a request takes, and how it is launched.
 
-streams.py says where their bits come from. Whole numbers of a range take a word each (words.py); all others are drawn
-by rejection, in f64, an element a thread.
+streams.py says where their bits come from. Whole numbers of a range take a word each (words.py). Others are drawn
+by rejection, an element a thread: of f32, f16 and bf16 in f32 where that decides the same (single_kernels.py), else in f64.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from dispatch.libraries.nvrtc.philox import PHILOX, QUAD
 from dispatch.ops.random.methods import METHODS
 from dispatch.ops.random.orders import ORDERS, ROUNDS, SMALL
 from dispatch.ops.random.own import ADVANCE, OPTIONS, NumbersPlan
+from dispatch.ops.random.single import is_single, single_values
+from dispatch.ops.random.single_kernels import SINGLE
 from dispatch.ops.random.streams import BELOW, NEIGHBOURS, STREAM, THREADS
 from dispatch.ops.random.words import WORDS, is_narrow, word_values
 
@@ -90,6 +92,12 @@ extern "C" __global__ void FUNCTION(
 """
 COMMON = NUMBERS + PHILOX + STREAM + BELOW
 SOURCE = COMMON + METHODS + ORDERS + KERNEL
+OF_SINGLE = NUMBERS + PHILOX + STREAM + SINGLE
+METHODS_OF_SINGLE = {
+    "random_gamma": ("Shapes", "gamma"),
+    "random_beta": ("Shapes", "beta"),
+    "random_truncated_normal": ("Bounds", "truncated"),
+}
 OF_WORDS = COMMON + NEIGHBOURS + WORDS
 
 
@@ -109,6 +117,8 @@ def draws_kernel(request: Any) -> Kernel:
     """The kernel for a request's op and dtype."""
     if request.op == "random_integers":
         return _of_words(request.kind, not is_narrow(request))
+    if is_single(request):
+        return _single(request.op, request.kind)
     return _by_rejection(request.op, request.kind)
 
 
@@ -131,6 +141,13 @@ def _by_rejection(op: str, kind: Any) -> Kernel:
     return Kernel(SOURCE, op, rejection_launch, defined(**chosen))
 
 
+@cache
+def _single(op: str, kind: Any) -> Kernel:
+    given, method = METHODS_OF_SINGLE[op]
+    options = defined(NUMBER=NAMES[kind], FUNCTION=op, GIVEN=given, METHOD=method)
+    return Kernel(OF_SINGLE, op, single_launch, options)
+
+
 def defined(**chosen: Any) -> tuple[str, ...]:
     """NVRTC's options with which a source has these names."""
     return (*OPTIONS, *(f"-D{name}={value}" for name, value in chosen.items()))
@@ -148,6 +165,11 @@ def rejection_launch(request: Any) -> Launch:
     m, n, a, b, c = numbers_of(request)
     values = (*(ctypes.c_uint64(one % 2**64) for one in (request.count, m, n)), *map(ctypes.c_double, (a, b, c)))
     return Launch((blocks,), (THREADS,), values)
+
+
+def single_launch(request: Any) -> Launch:
+    """A thread for each element, and of many for several."""
+    return Launch((min(-(-request.count // THREADS), MOST_BLOCKS),), (THREADS,), single_values(request))
 
 
 def numbers_of(request: Any) -> tuple[int, int, float, float, float]:

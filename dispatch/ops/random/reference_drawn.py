@@ -13,6 +13,8 @@ import numpy as np
 from dispatch.core.host_plan import numpy_call
 from dispatch.libraries.nvrtc.philox import HALF, LOW, QUAD, philox
 from dispatch.ops.random.orders import ROUNDS, SMALL
+from dispatch.ops.random.reference_single import numbers_of_single
+from dispatch.ops.random.single import is_single
 from dispatch.ops.random.streams import LAST_BLOCK, TAG
 from dispatch.ops.random.words import WORD
 
@@ -297,6 +299,8 @@ def multinomial(request: Any, d: Draws, at: Array) -> Array:
 
 def numbers(request: Any) -> Any:
     """The numbers of a request, one behind the other."""
+    if is_single(request):
+        return numbers_of_single(request)
     d, at = Draws(request.seed, request.offset + np.arange(request.count)), np.arange(request.count)
     match request.op:
         case "random_integers":

@@ -35,7 +35,7 @@ class OnCpu(kernels_on_cpu.OnCpu):
         key = kernel.source, kernel.options
         if key not in self.known:
             words = {ctypes.c_void_p: "Pointer", ctypes.c_uint64: "unsigned long long", ctypes.c_double: "double"}
-            declared = ", ".join(f"{words[kind]} x{place}" for place, kind in enumerate(kinds))
+            declared = ", ".join(f"{words.get(kind, kind.__name__)} x{place}" for place, kind in enumerate(kinds))
             name = self.folder / f"kernel{len(self.known)}"
             arguments = ", ".join(f"x{place}" for place in range(len(kinds)))
             loop = f"""

@@ -1,0 +1,108 @@
+"""What single_kernels.py draws, in NumPy: from uniform numbers that f32 holds, and all that follows from them in f64.
+
+Candidates are counted as there, so that an element takes the same words of its stream.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.libraries.nvrtc.philox import HALF, LOW, philox
+from dispatch.ops.random.single import constants, shapes_of, way_of
+from dispatch.ops.random.streams import TAG
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.device.layout import Array
+
+__all__ = ["numbers_of_single"]
+
+
+def numbers_of_single(request: Any) -> Array:
+    """The numbers of a request that is_single says are drawn so, in f64."""
+    index = request.offset + np.arange(request.count, dtype=np.uint64)
+    if request.op == "random_truncated_normal":
+        return truncated(request, index)
+    (v, last), (shapes, _) = gammas(request, index), shapes_of(request)
+    made = [row * constants(shape)[0] for row, shape in zip(v, shapes, strict=True)]
+    if request.op == "random_gamma":
+        (shape,) = shapes
+        return made[0] * request.scale * (units(last[0]) ** (1 / shape) if shape < 1 else 1.0)  # type: ignore[no-any-return]
+    x, y = (
+        np.log(one) + (np.log(units(w)) / s if s < 1 else 0.0) for one, w, s in zip(made, last, shapes, strict=True)
+    )
+    return np.asarray(1 / (1 + np.exp(y - x)))
+
+
+def blocks(seed: int, index: Array, number: int) -> Array:
+    """A block of each element's stream, as u32[elements, 4]."""
+    first, last = np.full(len(index), number, np.uint64), np.full(len(index), TAG, np.uint64)
+    return philox((first, index & LOW, index >> HALF, last), seed)
+
+
+def units(words: Array) -> Array:
+    """Uniform numbers in (0, 1] as f32 holds them."""
+    rounded = words.astype(np.float32) * np.float32(2.0**-32) + np.float32(2.0**-33)
+    return np.asarray(rounded.astype(np.float64))
+
+
+def normal(words: Array, angles: Array, second: bool) -> Array:
+    """One of two normal numbers."""
+    turns = angles.view(np.int32).astype(np.float32).astype(np.float64) * 2.0**-31
+    return np.asarray(np.sqrt(-2 * np.log(units(words))) * (np.sin if second else np.cos)(math.pi * turns))
+
+
+def gammas(request: Any, index: Array) -> tuple[list[Array], list[Array]]:
+    """Of each shape v, which is to be multiplied with w, and the words of what is left to do."""
+    shapes, is_small = shapes_of(request)
+    v, last = np.empty((len(shapes), len(index))), np.empty((len(shapes), len(index)), np.uint32)
+    made, left, candidate = np.zeros(len(index), np.intp), np.arange(len(index)), 0
+    w, c = np.array([constants(shape) for shape in shapes]).T
+    while len(left):
+        second = not is_small and candidate % 2 == 1
+        drawn = blocks(request.seed, index[left], candidate if is_small else candidate // 2)
+        number = made[left]
+        x, u = normal(drawn[:, 0], drawn[:, 1], second), units(drawn[:, 3 if second else 2])
+        root = 1 + c[number] * x
+        cube = np.where(root > 0, root, 1.0) ** 3
+        taken = (root > 0) & (np.log(u) < 0.5 * x * x + w[number] * (1 - cube + np.log(cube)))
+        v[number[taken], left[taken]] = cube[taken]
+        last[number[taken], left[taken]] = drawn[taken, 3]
+        made[left[taken]] += 1
+        left, candidate = left[made[left] < len(shapes)], candidate + 1
+    return list(v), list(last)
+
+
+def truncated(request: Any, index: Array) -> Array:
+    """Normal numbers between two bounds."""
+    way = way_of(request)
+    per_block = 2 if way.number else 4
+
+    def candidates(drawn: Array, number: int) -> tuple[Array, Array]:
+        part = 2 * (number % per_block // (1 if way.number else 2))
+        first, other = drawn[:, part], drawn[:, part + 1]
+        if way.number == 0:
+            x = normal(first, other, number % 2 == 1)
+            return x, (x >= way.low) & (x <= way.high)
+        d = (-np.log(units(first)) if way.number == 2 else units(first)) * way.unit
+        return d, (units(other) <= np.exp(HEIGHTS[way.number](way, d))) & ((way.number != 2) | (d <= way.width))
+
+    x, left, number = np.empty(len(index)), np.arange(len(index)), 0
+    while len(left):
+        found, taken = candidates(blocks(request.seed, index[left], number // per_block), number)
+        x[left[taken]] = found[taken]
+        left, number = left[~taken], number + 1
+    if way.number == 0:
+        return np.asarray(request.mean + request.std * x)
+    return np.asarray((request.low if way.sign > 0 else request.high) + way.sign * request.std * x)
+
+
+HEIGHTS: dict[int, Callable[[Any, Array], Any]] = {
+    1: lambda way, d: (way.low + d) ** 2 * -0.5,
+    2: lambda way, d: (d - (way.rate - way.low)) ** 2 * -0.5,
+    3: lambda way, d: -d * (way.low + d * 0.5),
+}
