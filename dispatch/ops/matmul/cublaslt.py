@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from contextlib import suppress
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from cudabind.sys import cublasLt as lt
 from dispatch.core.request import Argument, Plan
@@ -113,6 +113,7 @@ class CublasLtPlan(Plan):
         *("_alpha", "_beta", "_c_at", "_calls", "_descriptors", "_executor", "_is_hidden", "_limit", "_may_accumulate"),
         *("_numbers", "_pages", "_pointed", "_quick", "_scalars", "_scale", "_vectors", "lowered"),
     )
+    _is_alone: ClassVar[bool] = True  # nothing of a subclass comes before the library's call, or behind it
 
     def __init__(
         self,
@@ -150,7 +151,9 @@ class CublasLtPlan(Plan):
         """
         self._calls, self._quick = calls, None
         lowered = self.lowered
-        is_bare = not (self._vectors or self._may_accumulate or lowered.empty_k or lowered.problem.device_scalars)
+        is_bare = self._is_alone and not (
+            self._vectors or self._may_accumulate or lowered.empty_k or lowered.problem.device_scalars
+        )
         if not is_bare or self._c_at is not None or [*map(id, lowered.offsets)] != [id(NO_OFFSETS)]:
             return
         call, (a, b, c, d) = calls

@@ -96,6 +96,7 @@ class ExactPlan(CublasLtPlan):
     """One `cublasLtMatmul`, and the kernels behind it that make D of its product."""
 
     __slots__ = ("_dtype", "_epilogue", "_functions", "_launches", "_scratch", "_work")
+    _is_alone = False
 
     def follow(self, epilogue: Epilogue, whole: Problem, dtype: Dtype, found: Functions) -> None:
         """Run the kernels of this epilogue behind each product; `whole` says where D, C, aux and bgrad lie."""

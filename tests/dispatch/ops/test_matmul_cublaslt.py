@@ -7,7 +7,9 @@ import pytest
 
 from cudabind.errors import CublasLtError
 from dispatch.keys import F32
+from dispatch.ops.matmul.arguments import OUT
 from dispatch.ops.matmul.cublaslt import CublasLtPlan
+from dispatch.ops.matmul.exact import ExactPlan
 from dispatch.ops.matmul.lower import NO_OFFSETS
 
 
@@ -28,9 +30,9 @@ class Library:
         return run, pointers
 
 
-def planned(library, **different):
+def planned(library, kind=CublasLtPlan, **different):
     """A plan without a device, of one product without a C; `different` says what of it is otherwise."""
-    plan = object.__new__(CublasLtPlan)
+    plan = object.__new__(kind)
     executor = SimpleNamespace(_pages=[], zeros=lambda _: 4096, stream=SimpleNamespace(done=lambda: True))
     plan._executor, plan._scale, plan._pages, plan._vectors, plan._pointed = executor, F32, None, (), ()
     plan._alpha, plan._beta, plan._numbers = ctypes.c_float(), ctypes.c_float(), ()
@@ -88,6 +90,29 @@ def test_the_short_way_gives_the_library_what_the_long_one_does(exchanged):
 )
 def test_a_call_of_which_more_changes_than_three_addresses_has_no_short_way(different):
     assert planned(Library(), **different)._quick is None
+
+
+@pytest.mark.parametrize("scratch", [False, True], ids=["in place", "from scratch memory"])
+def test_the_kernels_of_an_epilogue_run_behind_each_call(scratch):
+    """On an H200 the second and later calls gave the product alone; of 16 bits that was f32 beyond D."""
+    library, ran = Library(), []
+    plan = planned(library, ExactPlan)
+    names = ("product", "d", "c", "aux", "bias", "sums")
+    plan._work = SimpleNamespace(**{name: SimpleNamespace(at=None) for name in names}, set_beta=lambda *_: None)
+    plan._scratch = SimpleNamespace(owner=plan._executor.stream, base=1 << 20) if scratch else None
+    plan._launches = [lambda: ran.append((plan._work.product.at, plan._work.d.at)) or 0]
+    for arguments in CALLS:
+        plan.enqueue((*arguments, *(None for _ in range(8))))
+    assert [d for _, (_, _, _, d), *_ in library.seen] == [1 << 20 if scratch else call[OUT] for call in CALLS]
+    assert ran == [(1 << 20 if scratch else call[OUT], call[OUT]) for call in CALLS]
+
+
+def test_a_plan_that_does_more_than_call_the_library_has_no_short_way():
+    kinds = CublasLtPlan.__subclasses__()
+    assert ExactPlan in kinds
+    for kind in kinds:
+        changed = vars(kind).keys() & {"_call", "enqueue"}
+        assert not changed or not kind._is_alone, f"{kind.__name__} has {changed} of its own"
 
 
 def test_a_status_of_the_short_way_is_the_library_s_error():
