@@ -290,6 +290,7 @@ class Library(storage.Storage):
     def batch(self, handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer):
         """Each product of a strided batch by itself."""
         assert a.batch[0] == b.batch[0] == c.batch[0]
+        assert a.batch[0] == 1 or not (int(op_a) or a.batch[1]), "cuSPARSE 12.6 takes the first one's offsets for all"
         item, (offset, index) = DTYPES[a.value_type].itemsize, (INDICES[kind].itemsize for kind in a.kinds)
         for number in range(c.batch[0]):
             _, lines, elements = (number * step for step in a.batch)

@@ -21,7 +21,7 @@ from dispatch.libraries.cusparse.handle import handle_of
 from dispatch.libraries.cusparse.rounding import Rounding
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from dispatch.core.request import Argument
     from dispatch.core.row import Row
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dispatch.device.storage import Storage
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["Call", "CusparsePlan", "DeviceResult", "IdlePlan", "PreprocessedCall", "Steps"]
+__all__ = ["Call", "CusparsePlan", "DeviceResult", "IdlePlan", "PreprocessedCall", "RepeatedCall", "Steps"]
 
 VECTOR = 16  # bytes that a kernel reads at once
 ROUND = 256  # bytes: the parts of workspace begin at multiples of it
@@ -108,6 +108,26 @@ class Call:
         """Call it."""
         self.set(addresses)
         self.of(self._name)
+
+
+class RepeatedCall(Call):
+    """So many calls one after the other; each time operands begin so many bytes further, by their places."""
+
+    __slots__ = ("_apart", "_count")
+
+    def __init__(
+        self, executor: CudaExecutor, name: str, arguments: Sequence[Any], *, count: int, apart: Mapping[int, int]
+    ) -> None:
+        super().__init__(executor, name, arguments)
+        self._count, self._apart = count, dict(apart)
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Call it for each of them."""
+        there = list(addresses)
+        for _ in range(self._count):
+            super().enqueue(there)
+            for place, nbytes in self._apart.items():
+                there[place] += nbytes
 
 
 class PreprocessedCall(Call):
@@ -231,7 +251,7 @@ class Steps:
             place = self.room(layout.size * layout.dtype.itemsize)
         return Matrix(Place(place), layout.dtype, layout.size, 1, 1, max(1, layout.size))
 
-    def call(self, name: str, *arguments: Any, kind: type[Call] = Call, size: str = "_bufferSize") -> None:
+    def call(self, name: str, *arguments: Any, kind: Callable[..., Step] = Call, size: str = "_bufferSize") -> None:
         """A function that takes workspace as its last argument, and one of an ending that tells the size of that."""
         self._work_bytes = max(self._work_bytes, Call(self.executor, name, arguments).buffer_size(size))
         self._steps.append(kind(self.executor, name, (*arguments, Place(self._work_place))))

@@ -21,7 +21,7 @@ PARTS = ("values", "rows", "columns")
 
 @dataclass(frozen=True, eq=False)
 class BatchedSpmmRequest(SpmmRequest):
-    """C[i] = alpha · op(A[i]) · B[i] + beta · C[i]: cuSPARSE's SpMM over a strided batch, in one call.
+    """C[i] = alpha · op(A[i]) · B[i] + beta · C[i]: cuSPARSE's SpMM over a strided batch.
 
     Attributes:
         values, columns: (batch, nnz), or (nnz,) both where one A is for all; the A of a batch have as many elements.

@@ -1,18 +1,27 @@
-"""Batches of products by cuSPARSE's SpMM: descriptors of one matrix, and how far the next one is."""
+"""Batches of products by cuSPARSE's SpMM: descriptors of one matrix, and how far the next one is.
+
+Where each A has row offsets of its own, or is transposed, it is a call for each: of such a batch cuSPARSE 12.6 takes
+the first one's offsets for all, with every algorithm (seen on an H100 and an H200).
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cusparse
+from dispatch.core.matrix_choices import Operation
 from dispatch.errors import WorkerFailed
 from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusparse.calls import Call, RepeatedCall
 from dispatch.libraries.cusparse.descriptors import DenseMatrix, Sparse, SparseMatrix
-from dispatch.ops.sparse.cusparse import Making
+from dispatch.ops.sparse.cusparse import PARTS, Making
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.rules import leading, matrix_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
@@ -46,11 +55,30 @@ class MakingBatch(Making):
         by_rows = leading(matrix_of(request, out), by_rows=True) is not None
         c, _ = self.dense_stack("out", by_rows=by_rows)
         b, turn = self.dense_stack("b", by_rows=by_rows)
+        kind: Callable[..., Call] = Call
+        if self.is_one_by_one:
+            names = (*PARTS, "b", "out")
+            apart = {
+                request.place_of(name): self.apart(name) * request.layout_of(name).dtype.itemsize for name in names
+            }
+            kind = partial(RepeatedCall, count=request.batch, apart=apart)
         given = (self.number("alpha"), self.sparse_stack(), b, self.number("beta"), c, self.kind)
         operations = self.operation(request.trans), cusparse.cusparseOperation_t(turn)
         algorithm = cusparse.cusparseSpMMAlg_t(int(request.algorithm))
-        self.steps.call("cusparseSpMM", *operations, *given, algorithm)
+        self.steps.call("cusparseSpMM", *operations, *given, algorithm, kind=kind)
         return self.steps.plan(capture_safe=True)
+
+    @property
+    def is_one_by_one(self) -> bool:
+        """Whether there is a call for each matrix."""
+        request = self.request
+        return request.batch > 1 and (request.trans is not Operation.N or bool(self.apart("rows")))
+
+    def apart(self, name: str) -> int:
+        """How many elements further the next matrix of an operand begins; 0 where one is for all."""
+        layout = self.request.layout_of(name)
+        alone = 1 if name in PARTS else len(("rows", "columns"))  # axes of one matrix
+        return layout.strides[0] if len(layout.shape) > alone and layout.shape[0] > 1 else 0
 
     def stack(self, name: str) -> Matrix:
         """A batch of dense matrices, to be copied."""
@@ -70,14 +98,14 @@ class MakingBatch(Making):
             raise WorkerFailed(f"{name} is neither row-major nor column-major: {layout}")
         at = self.request.place_of(name), self.steps.placeholder
         made = DenseMatrix((shape[0], shape[1]), ld, layout.dtype.cuda, *at, by_rows=by_rows)
-        made.stack(layout.shape[0], layout.strides[0])
+        if not self.is_one_by_one:
+            made.stack(layout.shape[0], layout.strides[0])
         return made, turn
 
     def sparse_stack(self) -> SparseMatrix:
         """The descriptor of a batch of A; one A for all is 0 apart."""
         request = self.request
-        parts = [request.layout_of(name) for name in ("values", "rows", "columns")]
-        values, rows, columns = parts
+        values, rows, columns = (request.layout_of(name) for name in PARTS)
         said = Sparse(
             int(SparseFormat.CSR),
             request.form.shape,
@@ -87,9 +115,9 @@ class MakingBatch(Making):
             values.dtype.cuda,
             rows.dtype.itemsize,
             columns.dtype.itemsize,
-            *(request.place_of(name) for name in ("values", "rows", "columns")),
+            *(request.place_of(name) for name in PARTS),
         )
         made = SparseMatrix(said, self.steps.placeholder)
-        apart = [layout.strides[0] if len(layout.shape) > 1 else 0 for layout in (rows, values)]
-        made.stack(request.batch, *apart)
+        if not self.is_one_by_one:
+            made.stack(request.batch, self.apart("rows"), self.apart("values"))
         return made

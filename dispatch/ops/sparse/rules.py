@@ -28,7 +28,6 @@ __all__ += [
     "reused",
     "some",
     "stacked_lines",
-    "stacks_as_they_are",
     "steady",
     "three",
     "vectors",
@@ -164,13 +163,6 @@ def stacked_lines(request: Any) -> str:
     if request.values.shape[-1] or not request.reads_added:
         return ""
     return "needs matrices with elements where something is added, has none"
-
-
-def stacks_as_they_are(request: Any) -> str:
-    """No batch is of transposes: cuSPARSE 12.6 takes a batch of A for others from the second on, on an H100."""
-    if request.device.is_host or request.batch == 1 or request.trans is Operation.N:
-        return ""
-    return f"needs trans='n' of a batch, has {request.trans.name}: spmm for each, or what csr2csc gives of A"
 
 
 def results(request: Any) -> str:

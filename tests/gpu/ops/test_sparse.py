@@ -279,7 +279,7 @@ def test_a_pivot_of_0_is_told_by_its_row(gpu):
     for make in (S.ilu0, S.ic0):
         for dense, row in (([[4.0, 2, 0], [2, 1, 0], [0, 0, 3]], 1), ([[2.0, 1, 0], [1, 2, 1], [0, 1, 0]], 2)):
             matrix = S.sparse_tensor(sp.csr_array(np.array(dense)), device=gpu)
-            with pytest.raises(dp.errors.LinAlgError, match=f"the pivot of row {row} is 0"):
+            with pytest.raises(dp.errors.LinAlgError, match=f"the pivot of row {row} is (0|not above 0)"):
                 make(matrix)
             assert np.isnan(make(matrix, check=False).matrix.values.numpy()).all()
 
