@@ -27,6 +27,7 @@ MASK = f"{IEEE}; the bit of NaN in a mask of ReLU is the kernel's choice, as is 
 UNREAD = "not read: what lies behind a sequence's end, and the state's weights in a direction's first step without hx"
 TO_NAN = "an infinity may become NaN"
 UNSCALED = f"{IEEE}; not read where the factor is 0"
+FACTOR_0 = "what is added is not read where beta is 0; NaN times an alpha of 0 is the library's choice"
 SPREAD = "reach at least what reads them; an infinity may become NaN, as infinity minus infinity does"
 BESIDE = "zeros beside a triangle or band, and a factor of 0, are multiplied, or not"
 OF_BAND = f"{SPREAD}; {BESIDE}"
@@ -98,7 +99,8 @@ STATEMENTS = {
     "matrix_rank":     NONE,  # a status tells what did not converge
     **dict.fromkeys(("dft", "half_dft", "dct", "dst"), SPREAD),
     "callback_dft":    f"{SPREAD}, unless a callback hides them",
-    **dict.fromkeys(("sparse_mv", "spmm", "spmm_batched", "sddmm", "sparse_axpby"), f"{UNSCALED}; {TO_NAN}"),
+    **dict.fromkeys(("sparse_mv", "spmm", "spmm_batched"), f"{IEEE}; {FACTOR_0}; {TO_NAN}"),
+    **dict.fromkeys(("sddmm", "sparse_axpby"), f"{UNSCALED}; {TO_NAN}"),
     **dict.fromkeys(("sell_mv", "blocked_ell_mm"), f"{UNSCALED}; {TO_NAN}"),
     **dict.fromkeys(("gtsv", "gpsv"), SPREAD),
     **dict.fromkeys(("ilu0", "ic0"), f"{SPREAD}; a status above 0 makes all of them NaN"),
@@ -114,7 +116,7 @@ STATEMENTS = {
     "prune_2_4":       f"{ENGINE}: what stays of a group may pass over NaN",
     "check_2_4":       NONE,
     "compress_2_4":    NONE,
-    "matmul_2_4":      f"{UNSCALED}; {TO_NAN}; of 8 bits the largest number is in place of an infinity",
+    "matmul_2_4":      f"{ENGINE}: those of B are not multiplied by what was pruned",
     **dict.fromkeys(("all_reduce", "reduce_to", "reduce_scatter"), f"{IEEE}; MAX and MIN may pass over NaN"),
     **dict.fromkeys(("broadcast", "all_gather", "all_to_all", "gather", "scatter", "send", "recv", "sendrecv"), IEEE),
     "barrier":         NONE,

@@ -1,6 +1,7 @@
 """The table's rows of contractions that are matrix products of cuBLASLt's once operands are permuted. Rows alone.
 
-They come behind cuTENSOR's, which take the same requests: `library="cublasLt"` or `autotune=True` asks for them.
+They come behind cuTENSOR's, which take the same requests: `library="cublasLt"` or `autotune=True` asks for them. Those
+of 16 bits and TF32 come before (contract_cublaslt.py).
 """
 
 # fmt: off
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
-from dispatch.keys import BF16, C64, C128, F16, F32, F64, Arch, Compute
+from dispatch.keys import C64, C128, F32, F64, Arch, Compute
 from dispatch.ops.contraction import permuted_contract
 from dispatch.ops.contraction.permuted import permutes
 from dispatch.ops.contraction.reference import numpy_modes
@@ -25,10 +26,7 @@ LT = ("cublasLt", "cublasLtMatmul", permuted_contract)
 
 GPU_ROWS = (
 #       op          a, b, result        compute    rules  min_arch, max_arch, min_version, calls
-    Row("contract", (F16,  F16,  F16),  COMP_32F,  RULES, SM80, None, V12, *LT, variant="permuted"),
-    Row("contract", (BF16, BF16, BF16), COMP_32F,  RULES, SM80, None, V12, *LT, variant="permuted"),
     Row("contract", (F32,  F32,  F32),  COMP_32F,  RULES, SM80, None, V12, *LT, variant="permuted"),
-    Row("contract", (F32,  F32,  F32),  FAST_TF32, RULES, SM80, None, V12, *LT, variant="permuted"),
     Row("contract", (F64,  F64,  F64),  COMP_64F,  RULES, SM80, None, V12, *LT, variant="permuted"),
     Row("contract", (C64,  C64,  C64),  COMP_32F,  RULES, SM80, None, V12, *LT, variant="permuted"),
     Row("contract", (C64,  C64,  C64),  FAST_TF32, RULES, SM80, None, V12, *LT, variant="permuted"),

@@ -211,7 +211,7 @@ def on_the_gpu(table: str, report: Report, missing: dict[str, str], rate: float,
 
 def told(how: str) -> str:
     """What figures may have in them that were not taken from a recorded graph."""
-    return "" if how == "graph" else " | one of them took no recording: the host's time is in the figures"
+    return how.removeprefix("graph").replace(";", " |")
 
 
 def is_close(case: CallbackCase, name: str, got: Any, expected: Any) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import gc
 import math
 import statistics
+import time
 import timeit
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-DELAY_PER_CALL = 20e-6  # seconds for which the GPU is held back for each call that is to be enqueued meanwhile
+LEAST_DELAY, MOST_DELAY = 2e-4, 0.2  # seconds for which the GPU is held back while calls are enqueued
+SPARE = 1.5  # of the time that they took the host before
 CYCLES_PER_SECOND = 2e9  # of torch.cuda._sleep, about: an upper bound of the SM clock
 
 
@@ -72,26 +74,35 @@ def host_race(
 def gpu_race(
     runs: dict[str, Callable[[int], Any]], *, sets: int, repeats: int, rounds: int
 ) -> tuple[dict[str, list[float]], str]:
-    """Seconds of GPU time for one call of each, and how they were taken: "graph" or "stream".
+    """Seconds of GPU time for one call of each, and how they were taken: "graph", and of which else.
 
     `runs[name](i)` enqueues a call on operand set i, on torch's current stream. `repeats` calls, in turns over the
     sets, are recorded as one CUDA graph and replayed between two events, so that no launch from the host is in the
-    figures. Where one candidate cannot be recorded, all of them are enqueued behind a delay on the stream instead.
+    figures. Of one that cannot be recorded they are enqueued on the stream, while the GPU is held back for longer than
+    that takes: then they run one after another as in a graph, unless a call waits for the GPU by itself.
     """
     import torch
 
-    try:
-        bursts = {name: _record(run, sets, repeats).replay for name, run in runs.items()}
-        how, delay = "graph", 0
-    except Exception as error:  # noqa: BLE001 - whatever a library raises under capture
-        print(f"    no graph: {reason(error)}")
-        torch.cuda.synchronize()
-        bursts = {name: _loop(run, sets, repeats) for name, run in runs.items()}
-        how, delay = "stream", int(repeats * DELAY_PER_CALL * CYCLES_PER_SECOND)
+    bursts: dict[str, Callable[[], Any]] = {}
+    delays: dict[str, int] = {}
+    for name, run in runs.items():
+        try:
+            bursts[name] = _record(run, sets, repeats).replay
+        except Exception as error:  # noqa: BLE001 - whatever a library raises under capture
+            print(f"    {name} on the stream: {reason(error)}")
+            torch.cuda.synchronize()
+            bursts[name] = _loop(run, sets, repeats)
+            bursts[name]()
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            bursts[name]()
+            held = min(max(SPARE * (time.perf_counter() - began), LEAST_DELAY), MOST_DELAY)
+            delays[name] = int(held * CYCLES_PER_SECOND)
     seconds: dict[str, list[float]] = {name: [] for name in bursts}
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for number, name in in_turns(list(bursts), rounds + 1):
-        if delay:
+        torch.cuda.synchronize()
+        if delay := delays.get(name):
             torch.cuda._sleep(delay)
         start.record()
         bursts[name]()
@@ -99,7 +110,7 @@ def gpu_race(
         end.synchronize()
         if number:  # the first round is a warm-up
             seconds[name].append(start.elapsed_time(end) / 1000 / repeats)
-    return seconds, how
+    return seconds, "graph" if not delays else f"graph; on the stream: {', '.join(delays)}"
 
 
 def _loop(run: Callable[[int], Any], sets: int, repeats: int) -> Callable[[], None]:

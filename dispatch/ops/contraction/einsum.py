@@ -25,7 +25,7 @@ from dispatch.errors import BadRequest
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Compute, Dtype
 from dispatch.ops.contraction.base import NUMBERS
 from dispatch.ops.contraction.modes import SIGNS, canonical, extents_of, implied, symbol
-from dispatch.ops.contraction.orders import result_strides
+from dispatch.ops.contraction.orders import cores_of, result_strides
 from dispatch.ops.contraction.paths import check_path
 from dispatch.ops.contraction.steps import Course, course_of
 
@@ -197,7 +197,7 @@ class EinsumRequest(Request["Tensor"]):
             else:
                 shape = steps[number - count].shape
                 terms.append((modes, shape, c_strides(shape)))
-        return result_strides((terms[0], terms[1]), output)
+        return result_strides((terms[0], terms[1]), output, cores_of(self.dtype, self.compute))
 
     # -- the contract of Request --------------------------------------------------------------------------------------
     @property

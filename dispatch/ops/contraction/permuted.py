@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PermutedPlan", "permutes", "plan"]
 
+MEMORY = "permuted operands"  # beside that of results on the way, for such a plan may be a step between these
+
 
 def permutes(request: Any) -> str:
     """Rule: a contraction that is a matrix product, but not as its operands lie."""
@@ -109,7 +111,7 @@ class Making:
         offsets = [0]
         for nbytes in volumes:
             offsets.append(offsets[-1] + -(-nbytes // ALIGNMENT) * ALIGNMENT)
-        memory = memory_of(executor, offsets[-1])
+        memory = memory_of(executor, offsets[-1], MEMORY)
         if memory is None:
             raise Refused("needs an operand to permute, has none")
         count = len(request.reads) + len(request.writes) + len(request.numbers)

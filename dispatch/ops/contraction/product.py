@@ -17,7 +17,7 @@ from dispatch.ops.contraction.modes import lower
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["Matrix", "Product", "Steps", "merges", "modes_by_sort", "product_along", "product_of", "steps_of"]
+__all__ = ["Matrix", "Product", "Sorts", "Steps", "merges", "modes_by_sort", "product_along", "product_of", "steps_of"]
 
 Steps = dict[str, dict[str, int]]  # of each operand, the stride along each of its modes
 
@@ -106,11 +106,11 @@ def modes_by_sort(steps: Steps) -> dict[str, list[str]]:
     }
 
 
-def product_along(sizes: dict[str, int], steps: Steps) -> Product | str:
-    """The product of operands that lie so, or why it is none."""
+def product_along(sizes: dict[str, int], steps: Steps, sorts: Sorts | None = None) -> Product | str:
+    """The product of operands that lie so, or why it is none; `sorts` are the modes of each sort, if they are known."""
     if not all(sizes.values()):
         return "needs an element along each mode"
-    sorts = modes_by_sort(steps)
+    sorts = sorts or modes_by_sort(steps)
     there = {mode for modes in sorts.values() for mode in modes}
     if lost := [mode for mode, extent in sizes.items() if extent > 1 and mode not in there]:
         return f"needs modes of two tensors at least, has {lost[0]} of one: sum over it first"

@@ -231,17 +231,15 @@ def blocks(steps: Sequence[Step], sizes: Sequence[int], operands: int) -> tuple[
     return tuple(offsets), max((begin + size for begin, size in zip(offsets, sizes, strict=True)), default=0)
 
 
-def memory_of(executor: CudaExecutor, nbytes: int) -> Storage | None:
+def memory_of(executor: CudaExecutor, nbytes: int, name: str = MEMORY) -> Storage | None:
     """Memory on the device for that many bytes, shared by plans that run one after the other; None for none.
 
-    It is there as long as a plan keeps it.
+    It is there as long as a plan keeps it. Plans that run within others have memory of another name.
     """
     if not nbytes:
         return None
     size = 1 << (nbytes - 1).bit_length() if nbytes <= EXACT else -(-nbytes // PAGE) * PAGE
-    known: weakref.WeakValueDictionary[int, Storage] = executor.handles.setdefault(
-        MEMORY, weakref.WeakValueDictionary()
-    )
+    known: weakref.WeakValueDictionary[int, Storage] = executor.handles.setdefault(name, weakref.WeakValueDictionary())
     storage = known.get(size)
     if storage is None:
         storage = known[size] = executor.device.allocate(size, executor.stream)
