@@ -79,14 +79,20 @@ CHOICES: dict[str, tuple[dict[str, Any], ...]] = {
     "random_normal": ({}, {"mean": -2.0, "std": 0.5}),
     "random_lognormal": ({}, {"mean": 0.5, "std": 0.25}),
     "random_exponential": ({}, {"scale": 3.0}),
-    "random_poisson": ({"lam": 4.0}, {"lam": 300.0}, {"lam": 10.0}, {"lam": 1e6}, {"lam": 0.01}),
+    "random_poisson": ({"lam": 4.0}, {"lam": 300.0}, {"lam": 10.0}, {"lam": 1e6}, {"lam": 0.01}, {"lam": 39000.0}),
     "random_integers": ({"high": 100}, {"low": 3, "high": 60}, {"high": 127}),
     "random_gamma": (
         *({"shape_parameter": 2.5, "scale": 3.0}, {"shape_parameter": 0.3}, {"shape_parameter": 1.0}),
         {"shape_parameter": 400.0},
     ),
     "random_beta": ({"a": 2.0, "b": 5.0}, {"a": 0.3, "b": 0.2}, {"a": 40.0, "b": 0.7}),
-    "random_binomial": ({"n": 20, "p": 0.3}, {"n": 1000, "p": 0.7}, {"n": 10**6, "p": 1e-5}, {"n": 10**9, "p": 0.25}),
+    "random_binomial": (
+        {"n": 20, "p": 0.3},
+        {"n": 1000, "p": 0.7},
+        {"n": 10**6, "p": 1e-5},
+        {"n": 10**9, "p": 0.25},
+        {"n": 10**8, "p": 0.9},
+    ),
     "random_truncated_normal": (
         *({}, {"low": 1.5, "high": 9.0}, {"low": -4.0, "high": -3.9}, {"low": -0.5, "high": 0.25}),
         *({"low": -1.0, "high": math.inf, "mean": 3.0, "std": 2.0}, {"low": 6.0, "high": math.inf}),

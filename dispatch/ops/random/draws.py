@@ -1,21 +1,24 @@
 """The plans of numbers that are drawn element by element: which kernel a request takes, and how it is launched.
 
-streams.py says where their bits come from. Whole numbers of a range take a word each (words.py). Others are drawn
-by rejection, an element a thread: of f32, f16 and bf16 in f32 where that decides the same (single_kernels.py), else in f64.
+streams.py says where their bits come from. Whole numbers of a range take a word each (words.py), and so do counts of
+which a table is made (alias_table.py). Others are drawn by rejection, an element a thread: those of f32, f16 and bf16
+in f32, where that decides the same (single_kernels.py), else in f64.
 """
 
 from __future__ import annotations
 
 import ctypes
-import struct
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from cudabind import driver
+from dispatch.errors import WorkerFailed
 from dispatch.keys import F64, I8, I32, I64, U8, U32, U64
 from dispatch.libraries.nvrtc.kernel import IdlePlan, Kernel, Launch, loaded
 from dispatch.libraries.nvrtc.number_types import NAMES, NUMBERS
 from dispatch.libraries.nvrtc.philox import PHILOX, QUAD
-from dispatch.ops.random.methods import METHODS
+from dispatch.ops.random.alias_table import ALIAS, table_of
+from dispatch.ops.random.methods import METHODS, Hat, binomial_hat, poisson_hat
 from dispatch.ops.random.orders import ORDERS, ROUNDS, SMALL
 from dispatch.ops.random.own import ADVANCE, OPTIONS, NumbersPlan
 from dispatch.ops.random.single import is_single, single_values
@@ -24,13 +27,18 @@ from dispatch.ops.random.streams import BELOW, NEIGHBOURS, STREAM, THREADS
 from dispatch.ops.random.words import WORDS, is_narrow, word_values
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
+    from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.ops.random.alias_table import AliasTable
 
 __all__ = ["MODES", "draws_kernel", "nvrtc_draws"]
 
 MOST_BLOCKS = 1 << 14
+HALF = 0.5
 MODES = {
     name: number
     for number, name in enumerate(
@@ -57,35 +65,36 @@ typedef NUMBER Number;
 #else
 #define STORE(x) out[i] = (Number)(x)
 #endif
+union Given { double at[9]; Hat hat; };
 
 extern "C" __global__ void FUNCTION(
 #if MODE >= 7
     const double* list,
 #endif
-    Number* out, Whole seed, Whole offset, Whole count, Whole m, Whole n, double a, double b, double c,
-    const unsigned* replays)
+    Number* out, Whole seed, Whole offset, Whole count, Whole n, const Given given, const unsigned* replays)
 {
+    const double* at = given.at;
     const Whole step = (Whole)gridDim.x * blockDim.x;
     const unsigned replay = replays ? *replays : 0;
     for (Whole i = (Whole)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step) {
         Draw d = stream_of(seed, offset + i, replay);
 #if MODE == 1
-        STORE(poisson(d, a));
+        STORE(poisson(d, given.hat));
 #elif MODE == 2
-        STORE(a > 0 ? exp(log_gamma(d, a)) * b : 0.0);
+        STORE(at[0] > 0 ? exp(log_gamma(d, at[0])) * at[1] : 0.0);
 #elif MODE == 3
-        STORE(beta(d, a, b));
+        STORE(beta(d, at[0], at[1]));
 #elif MODE == 4
-        STORE(binomial(d, (double)n, a));
+        STORE(n ? n - many(d, given.hat) : many(d, given.hat));  // of the trials that fail, where fewer do
 #elif MODE == 5
-        STORE(b + c * truncated(d, __longlong_as_double(m), a));
+        STORE(at[2] + at[3] * truncated(d, at[0], at[1]));
 #elif MODE == 6
         if (n > SMALL) STORE(placed(seed, offset, replay, i, n));
         else if (i == 0) ordered(d, out, count, n);
 #elif MODE == 7
         STORE(found(d, list, n));
 #else
-        outcomes(d, list, out + i * n, n, a);
+        outcomes(d, list, out + i * n, n, at[0]);
 #endif
     }
 }
@@ -98,6 +107,7 @@ METHODS_OF_SINGLE = {
     "random_beta": ("Shapes", "beta"),
     "random_truncated_normal": ("Bounds", "truncated"),
 }
+OF_TABLE = NUMBERS + PHILOX + STREAM + NEIGHBOURS + ALIAS
 OF_WORDS = COMMON + NEIGHBOURS + WORDS
 
 
@@ -110,7 +120,39 @@ def nvrtc_draws(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     device = executor.device
     function = loaded(kernel.source, kernel.function, kernel.options, device)
     advance = partial(loaded, ADVANCE, "advance", OPTIONS, device)
-    return NumbersPlan(executor, row, function, launch, advance, addresses=len(request.reads) + 1)
+    table = table_of(request)
+    if table is None:
+        return NumbersPlan(executor, row, function, launch, advance, addresses=len(request.reads) + 1)
+    memory = on_device(executor, table)
+    launch.values[-1].value = memory.ptr
+    return TablePlan(executor, row, function, launch, advance, memory)
+
+
+def on_device(executor: CudaExecutor, table: AliasTable) -> Tensor:
+    """A table in memory of a plan, which is made outside of what is captured or recorded."""
+    made: Tensor = executor.empty(table.memory.shape, (1,), U32)
+    address, nbytes = table.memory.ctypes.data, table.memory.nbytes
+    driver.cuMemcpyHtoDAsync(made.ptr, address, nbytes, executor.stream.c_handle.value)
+    executor.stream.synchronize()  # the table may be gone before the copy is made
+    return made
+
+
+class TablePlan(NumbersPlan):
+    """A launch that reads a table in memory of its own, which is there for as long as the plan: graphs keep plans."""
+
+    __slots__ = ("_table",)
+
+    def __init__(
+        self,
+        executor: CudaExecutor,
+        row: Row,
+        function: int,
+        launch: Launch,
+        advance: Callable[[], int],
+        table: Tensor,
+    ) -> None:
+        super().__init__(executor, row, function, launch, advance)
+        self._table = table
 
 
 def draws_kernel(request: Any) -> Kernel:
@@ -119,6 +161,8 @@ def draws_kernel(request: Any) -> Kernel:
         return _of_words(request.kind, not is_narrow(request))
     if is_single(request):
         return _single(request.op, request.kind)
+    if table_of(request) is not None:
+        return _of_table(request.op, request.kind)
     return _by_rejection(request.op, request.kind)
 
 
@@ -142,6 +186,11 @@ def _by_rejection(op: str, kind: Any) -> Kernel:
 
 
 @cache
+def _of_table(op: str, kind: Any) -> Kernel:
+    return Kernel(OF_TABLE, op, table_launch, defined(NUMBER=TYPES[kind], FUNCTION=op))
+
+
+@cache
 def _single(op: str, kind: Any) -> Kernel:
     given, method = METHODS_OF_SINGLE[op]
     options = defined(NUMBER=NAMES[kind], FUNCTION=op, GIVEN=given, METHOD=method)
@@ -153,17 +202,31 @@ def defined(**chosen: Any) -> tuple[str, ...]:
     return (*OPTIONS, *(f"-D{name}={value}" for name, value in chosen.items()))
 
 
-def words_launch(request: Any) -> Launch:
+def quads_launch(request: Any, values: tuple[Any, ...]) -> Launch:
     """A thread for each quad, and of many for several."""
     quads = request.count and -(-request.count // QUAD) + 1  # one more, where the offset is in the middle of one
-    return Launch((min(-(-quads // THREADS), MOST_BLOCKS),), (THREADS,), word_values(request))
+    return Launch((min(-(-quads // THREADS), MOST_BLOCKS),), (THREADS,), values)
+
+
+def words_launch(request: Any) -> Launch:
+    """Of whole numbers of a range."""
+    return quads_launch(request, word_values(request))
+
+
+def table_launch(request: Any) -> Launch:
+    """Of counts by their table; its address comes last, where it is known."""
+    table = table_of(request)
+    if table is None:
+        raise WorkerFailed("no table is made for such counts")
+    numbers = (request.count, table.first, table.bits)
+    return quads_launch(request, (*map(ctypes.c_uint64, numbers), ctypes.c_void_p()))
 
 
 def rejection_launch(request: Any) -> Launch:
     """A thread for each element, and of many for several."""
     blocks = min(-(-request.count // THREADS), MOST_BLOCKS)
-    m, n, a, b, c = numbers_of(request)
-    values = (*(ctypes.c_uint64(one % 2**64) for one in (request.count, m, n)), *map(ctypes.c_double, (a, b, c)))
+    n, numbers = numbers_of(request)
+    values = ctypes.c_uint64(request.count), ctypes.c_uint64(n), Given((ctypes.c_double * len(Hat._fields))(*numbers))
     return Launch((blocks,), (THREADS,), values)
 
 
@@ -172,22 +235,26 @@ def single_launch(request: Any) -> Launch:
     return Launch((min(-(-request.count // THREADS), MOST_BLOCKS),), (THREADS,), single_values(request))
 
 
-def numbers_of(request: Any) -> tuple[int, int, float, float, float]:
-    """What the kernel of an op takes: two whole numbers, and three others."""
+class Given(ctypes.Structure):
+    """The numbers that a kernel is given."""
+
+    _fields_: ClassVar[Any] = [("at", ctypes.c_double * len(Hat._fields))]
+
+
+def numbers_of(request: Any) -> tuple[int, tuple[float, ...]]:
+    """What the kernel of an op takes: a whole number, and several others."""
     op = request.op
     if op == "random_poisson":
-        return 0, 0, float(request.lam), 0.0, 0.0
+        return 0, poisson_hat(float(request.lam))
     if op == "random_gamma":
-        return 0, 0, float(request.shape_parameter), float(request.scale), 0.0
+        return 0, (float(request.shape_parameter), float(request.scale))
     if op == "random_beta":
-        return 0, 0, float(request.a), float(request.b), 0.0
+        return 0, (float(request.a), float(request.b))
     if op == "random_binomial":
-        return 0, request.n, float(request.p), 0.0, 0.0
+        n, p = request.n, float(request.p)
+        return (n if p > HALF else 0), binomial_hat(float(n), min(p, 1 - p))
     if op == "random_truncated_normal":
-        low, high = request.standard
-        (bits,) = struct.unpack("<Q", struct.pack("<d", low))
-        return bits, 0, high, float(request.mean), float(request.std)
+        return 0, (*request.standard, float(request.mean), float(request.std))
     if op == "random_permutation":
-        return 0, request.population, 0.0, 0.0, 0.0
-    listed = getattr(request, request.reads[0]).size
-    return 0, listed, float(getattr(request, "n", 0)), 0.0, 0.0
+        return request.population, ()
+    return getattr(request, request.reads[0]).size, (float(getattr(request, "n", 0)),)

@@ -1,11 +1,16 @@
 """What is drawn by rejection in f64, in CUDA C++: from an element's own stream, with uniform numbers of 53 bits.
 
-The methods are those that drawn.py names; `reference_drawn.py` does the same with NumPy, step for step.
+Poisson and binomial numbers are those of a variance that no table (alias_table.py) is made for, and those that
+multinomial ones are made of. The methods are those that drawn.py names; `reference_drawn.py` does the same with NumPy,
+step for step.
 """
 
 from __future__ import annotations
 
-__all__ = ["METHODS"]
+import math
+from typing import NamedTuple
+
+__all__ = ["METHODS", "Hat", "binomial_hat", "poisson_hat"]
 
 METHODS = r"""
 // Uniform in (0, 1].
@@ -31,27 +36,50 @@ __device__ double log_factorial(double k)
     return (x - 0.5) * log(x) - x + 0.9189385332046727 + rest - log(passed);
 }
 
-__device__ double poisson(Draw& d, double lam)
+// Of Hoermann's transformed rejection what hangs on the parameters alone; of Poisson numbers n is the mean, log_odds
+// its logarithm.
+struct Hat { double a, b, center, sure, alpha, n, mode, top, log_odds; };
+
+// Poisson numbers of a mean of 10 or more.
+__device__ double poisson(Draw& d, const Hat& h)
 {
-    if (lam < 10) {
-        const double u = unit(d);
-        double p = exp(-lam), sum = p, k = 0;
-        while (u > sum && k < 1000) {
-            k += 1;
-            p *= lam / k;
-            sum += p;
-        }
-        return k;
-    }
-    const double b = 0.931 + 2.53 * sqrt(lam), a = -0.059 + 0.02483 * b;
-    const double inverse = 1.1239 + 1.1328 / (b - 3.4), v_r = 0.9277 - 3.6224 / (b - 2);
     for (;;) {
         const double u = unit(d) - 0.5, v = unit(d), us = 0.5 - (u < 0 ? -u : u);
-        const double k = floor((2 * a / us + b) * u + lam + 0.43);
-        if (us >= 0.07 && v <= v_r) return k;
+        const double k = floor((2 * h.a / us + h.b) * u + h.center);
+        if (us >= 0.07 && v <= h.sure) return k;
         if (k < 0 || (us < 0.013 && v > us)) continue;
-        if (log(v * inverse / (a / (us * us) + b)) <= k * log(lam) - lam - log_factorial(k)) return k;
+        if (log(v * h.alpha / (h.a / (us * us) + h.b)) <= k * h.log_odds - h.n - log_factorial(k)) return k;
     }
+}
+
+// Binomial numbers of n p of 10 or more.
+__device__ double many(Draw& d, const Hat& h)
+{
+    for (;;) {
+        const double u = unit(d) - 0.5, v = unit(d), us = 0.5 - (u < 0 ? -u : u);
+        const double k = floor((2 * h.a / us + h.b) * u + h.center);
+        if (us >= 0.07 && v <= h.sure) return k;
+        if (!(k >= 0 && k <= h.n)) continue;
+        const double height = h.top - log_factorial(k) - log_factorial(h.n - k);
+        if (log(v * h.alpha / (h.a / (us * us) + h.b)) <= height + (k - h.mode) * h.log_odds) return k;
+    }
+}
+
+// Of parameters that only the thread knows.
+__device__ Hat hat_of(double n, double p)
+{
+    const double q = 1 - p, spread = sqrt(n * p * q), b = 1.15 + 2.53 * spread, mode = floor((n + 1) * p);
+    Hat h;
+    h.a = -0.0873 + 0.0248 * b + 0.01 * p;
+    h.b = b;
+    h.center = n * p + 0.5;
+    h.sure = 0.92 - 4.2 / b;
+    h.alpha = (2.83 + 5.1 / b) * spread;
+    h.n = n;
+    h.mode = mode;
+    h.top = log_factorial(mode) + log_factorial(n - mode);
+    h.log_odds = log(p / q);
+    return h;
 }
 
 __device__ double few(Draw& d, double n, double p)
@@ -66,25 +94,11 @@ __device__ double few(Draw& d, double n, double p)
     return k;
 }
 
-__device__ double many(Draw& d, double n, double p)
-{
-    const double q = 1 - p, spread = sqrt(n * p * q), b = 1.15 + 2.53 * spread, a = -0.0873 + 0.0248 * b + 0.01 * p;
-    const double c = n * p + 0.5, v_r = 0.92 - 4.2 / b, alpha = (2.83 + 5.1 / b) * spread, m = floor((n + 1) * p);
-    for (;;) {
-        const double u = unit(d) - 0.5, v = unit(d), us = 0.5 - (u < 0 ? -u : u);
-        const double k = floor((2 * a / us + b) * u + c);
-        if (us >= 0.07 && v <= v_r) return k;
-        if (!(k >= 0 && k <= n)) continue;
-        const double height = log_factorial(m) + log_factorial(n - m) - log_factorial(k) - log_factorial(n - k);
-        if (log(v * alpha / (a / (us * us) + b)) <= height + (k - m) * log(p / q)) return k;
-    }
-}
-
 __device__ double binomial(Draw& d, double n, double p)
 {
     if (n == 0 || p <= 0) return 0;
     if (p >= 1) return n;
-    const double less = p > 0.5 ? 1 - p : p, k = n * less < 10 ? few(d, n, less) : many(d, n, less);
+    const double less = p > 0.5 ? 1 - p : p, k = n * less < 10 ? few(d, n, less) : many(d, hat_of(n, less));
     return p > 0.5 ? n - k : k;
 }
 
@@ -141,3 +155,45 @@ __device__ double truncated(Draw& d, double low, double high)
     }
 }
 """
+
+
+class Hat(NamedTuple):
+    """What hangs on the parameters of a Poisson or binomial distribution alone, as in the kernel."""
+
+    a: float
+    b: float
+    center: float
+    sure: float
+    alpha: float
+    n: float
+    mode: float
+    top: float
+    log_odds: float
+
+
+def poisson_hat(lam: float) -> Hat:
+    """Of a mean of 10 or more."""
+    b = 0.931 + 2.53 * math.sqrt(lam)
+    sure, alpha = 0.9277 - 3.6224 / (b - 2), 1.1239 + 1.1328 / (b - 3.4)
+    return Hat(-0.059 + 0.02483 * b, b, lam + 0.43, sure, alpha, lam, 0.0, 0.0, math.log(lam))
+
+
+def binomial_hat(n: float, p: float) -> Hat:
+    """Of p up to 1/2, n p of 10 or more."""
+    q = 1 - p
+    spread = math.sqrt(n * p * q)
+    b = 1.15 + 2.53 * spread
+    mode = math.floor((n + 1) * p)
+    alpha, top = (2.83 + 5.1 / b) * spread, log_factorial(mode) + log_factorial(n - mode)
+    a, sure = -0.0873 + 0.0248 * b + 0.01 * p, 0.92 - 4.2 / b
+    return Hat(a, b, n * p + 0.5, sure, alpha, n, mode, top, math.log(p / q))
+
+
+def log_factorial(k: float) -> float:
+    """log(k!) by Stirling's series, from 10 on, as in the kernel."""
+    x, passed = k + 1.0, 1.0
+    while x < 10:
+        passed, x = passed * x, x + 1
+    r = 1 / (x * x)
+    rest = (1 / 12 - r * (1 / 360 - r * (1 / 1260 - r * (1 / 1680 - r / 1188)))) / x
+    return (x - 0.5) * math.log(x) - x + 0.9189385332046727 + rest - math.log(passed)

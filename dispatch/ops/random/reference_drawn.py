@@ -12,6 +12,8 @@ import numpy as np
 
 from dispatch.core.host_plan import numpy_call
 from dispatch.libraries.nvrtc.philox import HALF, LOW, QUAD, philox
+from dispatch.ops.random.alias_table import table_of
+from dispatch.ops.random.methods import binomial_hat, poisson_hat
 from dispatch.ops.random.orders import ROUNDS, SMALL
 from dispatch.ops.random.reference_single import numbers_of_single
 from dispatch.ops.random.single import is_single
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
     from dispatch.core.host_plan import Results
     from dispatch.device.layout import Array
+    from dispatch.ops.random.alias_table import AliasTable
+    from dispatch.ops.random.methods import Hat
 
 __all__ = ["Draws", "evaluate_drawn", "numpy_draws"]
 
@@ -74,25 +78,30 @@ def log_factorial(k: Array) -> Array:
     return np.asarray((x - 0.5) * np.log(x) - x + 0.9189385332046727 + rest - np.log(passed))
 
 
+def counts(d: Draws, at: Array, table: AliasTable) -> Array:
+    """Counts by their table."""
+    return table.drawn(words_of(d, at), lambda places: d.pair(at[places]) & LOW)
+
+
 def poisson(d: Draws, at: Array, lam: float) -> Array:
-    """Numbers of events."""
-    if lam < 10:
-        return searched(d.unit(at), math.exp(-lam), lambda k: lam / k, 1000)
-    b = 0.931 + 2.53 * math.sqrt(lam)
-    a = -0.059 + 0.02483 * b
-    inverse, v_r = 1.1239 + 1.1328 / (b - 3.4), 0.9277 - 3.6224 / (b - 2)
+    """Numbers of events where many are expected."""
+    hat = poisson_hat(lam)
 
     def turn(here: Array) -> tuple[Array, Array]:
-        u, v = d.unit(here) - 0.5, d.unit(here)
-        us = 0.5 - np.abs(u)
-        k = np.floor((2 * a / us + b) * u + lam + 0.43)
-        sure = (us >= 0.07) & (v <= v_r)
+        k, v, us, sure = transformed(d, here, hat)
         open_ones = ~sure & (k >= 0) & ~((us < 0.013) & (v > us))
         safe = np.where(open_ones, k, 1.0)
-        height = safe * math.log(lam) - lam - log_factorial(safe)
-        return k, sure | (open_ones & (np.log(v * inverse / (a / (us * us) + b)) <= height))
+        height = safe * hat.log_odds - lam - log_factorial(safe)
+        return k, sure | (open_ones & (np.log(v * hat.alpha / (hat.a / (us * us) + hat.b)) <= height))
 
     return d.until(at, turn)
+
+
+def transformed(d: Draws, here: Array, hat: Hat) -> tuple[Array, Array, Array, Array]:
+    """Hoermann's candidates, what they are taken or left by, their places from an end, and which are taken at once."""
+    u, v = d.unit(here) - 0.5, d.unit(here)
+    us = 0.5 - np.abs(u)
+    return np.floor((2 * hat.a / us + hat.b) * u + hat.center), v, us, (us >= 0.07) & (v <= hat.sure)
 
 
 def searched(u: Array, first: float | Array, growth: Callable[[int], Any], most: int) -> Array:
@@ -129,22 +138,14 @@ def few(d: Draws, at: Array, n: float, p: float) -> Array:
 
 
 def many(d: Draws, at: Array, n: float, p: float) -> Array:
-    q = 1 - p
-    spread = math.sqrt(n * p * q)
-    b = 1.15 + 2.53 * spread
-    a, c, v_r = -0.0873 + 0.0248 * b + 0.01 * p, n * p + 0.5, 0.92 - 4.2 / b
-    alpha, m = (2.83 + 5.1 / b) * spread, math.floor((n + 1) * p)
-    top = log_factorial(np.array([float(m), n - m])).sum()
+    hat = binomial_hat(n, p)
 
     def turn(here: Array) -> tuple[Array, Array]:
-        u, v = d.unit(here) - 0.5, d.unit(here)
-        us = 0.5 - np.abs(u)
-        k = np.floor((2 * a / us + b) * u + c)
-        sure = (us >= 0.07) & (v <= v_r)
+        k, v, us, sure = transformed(d, here, hat)
         inside = (k >= 0) & (k <= n)
         safe = np.where(inside, k, 0.0)
-        height = top - log_factorial(safe) - log_factorial(n - safe)
-        return k, sure | (inside & (np.log(v * alpha / (a / (us * us) + b)) <= height + (safe - m) * math.log(p / q)))
+        height = hat.top - log_factorial(safe) - log_factorial(n - safe) + (safe - hat.mode) * hat.log_odds
+        return k, sure | (inside & (np.log(v * hat.alpha / (hat.a / (us * us) + hat.b)) <= height))
 
     return d.until(at, turn)
 
@@ -302,6 +303,9 @@ def numbers(request: Any) -> Any:
     if is_single(request):
         return numbers_of_single(request)
     d, at = Draws(request.seed, request.offset + np.arange(request.count)), np.arange(request.count)
+    table = table_of(request)
+    if table is not None:
+        return counts(d, at, table)
     match request.op:
         case "random_integers":
             return np.uint64(request.low % 2**64) + whole_numbers(d, at, request.high - request.low)

@@ -6,7 +6,7 @@ numbers have the upper bit of the last word set. These blocks there are:
 | block | place | whose words |
 |---|---|---|
 | 0, 1, 2, … | an element's index | the element's own stream: as many blocks as it needs, far fewer than 2^32 |
-| 2^32 - 1 | a quad: an index divided by 4 | a word of 32 bits for each of four neighbours |
+| 2^32 - 1 | a quad: an index divided by 4 | a word for each of four neighbours |
 | 2^32 - 2, 2^32 - 3 | a quad | two words for each: of the first two neighbours, and of the other two |
 
 A word of a quad is its element's alone, and a call takes words of one of the two kinds: so two calls whose elements are
@@ -76,6 +76,12 @@ __device__ Whole below(Draw& d, Whole range, Whole least)
 NEIGHBOURS = r"""
 typedef NUMBER Number;
 struct alignas(sizeof(Number) < 4 ? 4 * sizeof(Number) : 16) Quad { Number at[4]; };
+
+// In as many bits as numbers have, or 32, which the sum is taken modulo.
+__device__ Number sum(Whole low, Whole x)
+{
+    return sizeof(Number) < 8 ? (Number)((unsigned)low + (unsigned)x) : (Number)(low + x);
+}
 
 __device__ void put(Number* out, const Quad& quad, Whole q, Whole offset, Whole count)
 {

@@ -43,12 +43,6 @@ __device__ Four words_of(Whole q, unsigned replay, Whole seed)
     return made;
 }
 
-// As many as 32 bits of a kind have, or 64: sums are taken modulo that.
-__device__ Number sum(Whole low, Whole x)
-{
-    return sizeof(Number) < 8 ? (Number)((unsigned)low + (unsigned)x) : (Number)(low + x);
-}
-
 // Draws those of four numbers anew whose bits are in `missed`, where they lie: the loop needs to hold none of them.
 __device__ void draw_anew(
     Number* out, unsigned missed, Whole q, unsigned replay, Whole seed, Whole offset, Whole count, Whole low,

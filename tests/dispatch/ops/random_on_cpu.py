@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 from dispatch.libraries.nvrtc.number_types import NUMBERS
+from dispatch.ops.random.alias_table import table_of
 
 spec = importlib.util.spec_from_file_location("kernels_on_cpu", Path(__file__).with_name("kernels_on_cpu.py"))
 kernels_on_cpu = importlib.util.module_from_spec(spec)
@@ -28,6 +29,9 @@ class OnCpu(kernels_on_cpu.OnCpu):
         names = (*request.reads, *request.writes)
         addresses = [ctypes.c_void_p(getattr(request, name).ptr) for name in names]
         seed, offset = ctypes.c_uint64(request.seed), ctypes.c_uint64(request.offset)
+        table = table_of(request)
+        if table is not None:
+            launch.values[-1].value = table.memory.ctypes.data
         given = (*addresses, seed, offset, *launch.values, ctypes.c_void_p(replays))
         self.library(kernel, [type(one) for one in given]).launch(blocks, threads, *given)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import importlib.util
 from collections import defaultdict
 from pathlib import Path
@@ -39,7 +40,9 @@ class Executor:
     """What plans take from an executor; memory is the host's."""
 
     def __init__(self):
-        self.stream = SimpleNamespace(wait_for_uses=lambda _: None, done=lambda: True)
+        self.stream = SimpleNamespace(
+            wait_for_uses=lambda _: None, done=lambda: True, synchronize=lambda: None, c_handle=ctypes.c_void_p()
+        )
         self.target, self.captured, self.handles, self.at_close = ctypes.c_void_p(0), False, {}, []
         self.kept, self.written = [], []
         graphs = SimpleNamespace(keep=lambda _, *things: self.kept.extend(things))
@@ -132,11 +135,14 @@ def test_kernels_are_launched_for_their_places_and_replays_are_counted(executor,
     number, real, place = ctypes.c_uint64, ctypes.c_double, ctypes.c_void_p
     on_cpu.kinds = {
         "random_uniform": (place, number, number, number, real, real, place),
-        "random_choice": (place, place, number, number, number, number, number, real, real, real, place),
+        "random_poisson": (place, number, number, number, number, number, place, place),
+        "random_choice": (place, place, number, number, number, number, draws.Given, place),
     }
     monkeypatch.setattr(own, "driver", SimpleNamespace(cuLaunchKernel=SimpleNamespace(unchecked=launch)))
     for module in (own, draws):
         monkeypatch.setattr(module, "loaded", loaded)
+    copy = SimpleNamespace(cuMemcpyHtoDAsync=lambda to, source, size, _: ctypes.memmove(to, source, size))
+    monkeypatch.setattr(draws, "driver", copy)
     uniform = dp.RandomUniformRequest(host, 50, 5, 3, out=host.empty((50,)))
     plan = own.nvrtc_random(uniform, executor, ROW)
     for request in (uniform, uniform.replace(seed=2**64 - 1, offset=2**40 + 1)):
@@ -146,6 +152,11 @@ def test_kernels_are_launched_for_their_places_and_replays_are_counted(executor,
     choice = dp.RandomChoiceRequest(host, 50, 5, 3, sums, out=host.empty((50,), "i64"))
     draws.nvrtc_draws(choice, executor, ROW).enqueue(choice.arguments({}))
     np.testing.assert_array_equal(choice.out.numpy(), dp.run(choice.replace(out=None)).numpy())
+    counts = dp.RandomPoissonRequest(host, 50, 5, 3, lam=20.0, out=host.empty((50,), "u32"))
+    by_table = draws.nvrtc_draws(counts, executor, ROW)
+    gc.collect()  # nothing but the plan has the table
+    by_table.enqueue(counts.arguments({}))
+    np.testing.assert_array_equal(counts.out.numpy(), dp.run(counts.replace(out=None)).numpy())
     executor.captured = True
     plan.enqueue(uniform.arguments({}))
     np.testing.assert_array_equal(uniform.out.numpy(), dp.run(uniform.replace(out=None)).numpy())

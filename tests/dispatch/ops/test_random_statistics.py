@@ -94,11 +94,22 @@ CONTINUOUS = {
     "exponential": (lambda g, dtype: g.exponential(2.5, N, dtype), stats.expon(scale=2.5)),
     "gamma of a large shape": (lambda g, dtype: g.gamma(7.5, 2, N, dtype), stats.gamma(7.5, scale=2)),
     "gamma of a small shape": (lambda g, dtype: g.standard_gamma(0.4, N, dtype), stats.gamma(0.4)),
+    "gamma of the smallest shape in f32": (lambda g, dtype: g.standard_gamma(0.05, N, dtype), stats.gamma(0.05)),
+    "gamma of a scale beyond f32": (lambda g, dtype: g.gamma(2, 1e33, N, dtype), stats.gamma(2, scale=1e33)),
+    "gamma of a huge shape": (lambda g, dtype: g.standard_gamma(3e4, N, dtype), stats.gamma(3e4)),
     "gamma of shape 1": (lambda g, dtype: g.gamma(1, size=N, dtype=dtype), stats.expon()),
     "chi-square": (lambda g, dtype: g.chisquare(3, N, dtype), stats.chi2(3)),
     "beta": (lambda g, dtype: g.beta(2, 5, N, dtype), stats.beta(2, 5)),
+    "beta of large shapes": (lambda g, dtype: g.beta(300, 70, N, dtype), stats.beta(300, 70)),
+    "beta of a small and a large shape": (lambda g, dtype: g.beta(0.4, 6, N, dtype), stats.beta(0.4, 6)),
     "beta of small shapes": (lambda g, dtype: g.beta(0.5, 0.3, N, dtype), stats.beta(0.5, 0.3)),
     "truncated": (lambda g, dtype: g.truncated_normal(size=N, dtype=dtype), stats.truncnorm(-2, 2)),
+    "truncated, half": (lambda g, dtype: g.truncated_normal(0, np.inf, size=N, dtype=dtype), stats.halfnorm()),
+    "truncated, wide": (lambda g, dtype: g.truncated_normal(-6, 1, size=N, dtype=dtype), stats.truncnorm(-6, 1)),
+    "truncated, narrow tail": (
+        lambda g, dtype: g.truncated_normal(0.3, 0.9, size=N, dtype=dtype),
+        stats.truncnorm(0.3, 0.9),
+    ),
     "truncated, narrow": (lambda g, dtype: g.truncated_normal(-0.5, 1, size=N, dtype=dtype), stats.truncnorm(-0.5, 1)),
     "truncated, tail": (
         lambda g, dtype: g.truncated_normal(3, np.inf, size=N, dtype=dtype),
@@ -110,16 +121,37 @@ CONTINUOUS = {
         stats.truncnorm(-0.5, 1.5, loc=1, scale=2),
     ),
 }
+
+
+def binned(right, width):
+    """The distribution of whole numbers divided by a width."""
+    k = np.arange(int(right.ppf(1e-15)) // width - 1, int(right.ppf(1 - 1e-15)) // width + 2)
+    p = right.cdf(k * width + width - 1) - right.cdf(k * width - 1)
+    return stats.rv_discrete(values=(k, p / p.sum()))
+
+
 DISCRETE = {
     "integers": (lambda g: g.integers(3, 40, N), stats.randint(3, 40)),
     "integers of 8 bits": (lambda g: g.integers(-100, 100, N, "i8"), stats.randint(-100, 100)),
     "poisson, small": (lambda g: g.poisson(0.7, N), stats.poisson(0.7)),
     "poisson, below 10": (lambda g: g.poisson(9.9, N), stats.poisson(9.9)),
     "poisson, from 10 on": (lambda g: g.poisson(10, N), stats.poisson(10)),
+    "poisson, mostly 0": (lambda g: g.poisson(0.01, N), stats.poisson(0.01)),
     "poisson, large": (lambda g: g.poisson(500, N), stats.poisson(500)),
+    "poisson, largest of a table": (lambda g: g.poisson(40_000, N).numpy() // 50, binned(stats.poisson(40_000), 50)),
+    "poisson, beyond tables": (lambda g: g.poisson(40_001, N).numpy() // 50, binned(stats.poisson(40_001), 50)),
     "binomial, few": (lambda g: g.binomial(20, 0.3, N), stats.binom(20, 0.3)),
     "binomial, many": (lambda g: g.binomial(300, 0.2, N), stats.binom(300, 0.2)),
     "binomial, likely": (lambda g: g.binomial(300, 0.9, N), stats.binom(300, 0.9)),
+    "binomial, of many": (lambda g: g.binomial(10**9, 1e-8, N), stats.binom(10**9, 1e-8)),
+    "binomial, beyond tables": (
+        lambda g: g.binomial(10**6, 0.3, N).numpy() // 100,
+        binned(stats.binom(10**6, 0.3), 100),
+    ),
+    "binomial, likely beyond": (
+        lambda g: g.binomial(10**6, 0.8, N).numpy() // 100,
+        binned(stats.binom(10**6, 0.8), 100),
+    ),
     "choice": (lambda g: g.choice(4, N, p=[0.1, 0.2, 0, 0.7]), stats.rv_discrete(values=([0, 1, 3], [0.1, 0.2, 0.7]))),
 }
 
@@ -131,6 +163,32 @@ def test_numbers_have_their_distribution(name, gen):
         x = draw(gen, dtype).numpy().astype(np.float64)
         assert stats.kstest(x, right.cdf).pvalue > LEAST
         assert abs(x.mean() - right.mean()) < 5 * right.std() / np.sqrt(N)
+
+
+NEIGHBOURS = {
+    "integers of a narrow range": lambda g: g.integers(0, 1000, N),
+    "integers of a wide range": lambda g: g.integers(0, 3 << 61, N),
+    "integers of many drawn anew": lambda g: g.integers(0, 3 << 30, N),
+    "poisson": lambda g: g.poisson(4.0, N),
+    "binomial": lambda g: g.binomial(100, 0.3, N),
+    "gamma": lambda g: g.standard_gamma(2.5, N),
+    "gamma of a small shape": lambda g: g.standard_gamma(0.4, N),
+    "beta": lambda g: g.beta(2, 3, N),
+    "truncated": lambda g: g.truncated_normal(size=N),
+    "truncated, tail": lambda g: g.truncated_normal(2, np.inf, size=N),
+}
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_neighbours_are_independent(name, gen):
+    """Of numbers side by side, in a quad and in the next one: their ranks, and pairs of them in cells."""
+    x = stats.rankdata(NEIGHBOURS[name](gen).numpy().astype(np.float64) + np.random.default_rng(1).random(N) * 1e-6) / N
+    for lag in (1, 2, 3, 4, 8):
+        assert abs(np.corrcoef(x[lag:], x[:-lag])[0, 1]) < 4.5 / np.sqrt(N)
+    for phase in range(4):  # of the pairs that begin at one place of a quad
+        one, other = x[phase : N - 1 : 4], x[phase + 1 :: 4]
+        cells = np.histogram2d(one[: len(other)], other[: len(one)], 8, [[0, 1], [0, 1]])[0]
+        assert stats.chi2_contingency(cells + 1e-9).pvalue > LEAST
 
 
 def fit(x, right):
@@ -148,7 +206,8 @@ def fit(x, right):
 @pytest.mark.parametrize("name", DISCRETE)
 def test_whole_numbers_have_their_distribution(name, gen):
     draw, right = DISCRETE[name]
-    x = draw(gen).numpy().astype(np.int64)
+    x = draw(gen)
+    x = (x if isinstance(x, np.ndarray) else x.numpy()).astype(np.int64)
     assert fit(x, right) > LEAST
     assert fit(x + max(1, int(0.2 * right.std())), right) < LEAST, "numbers beside the right ones are told"
 

@@ -187,7 +187,14 @@ def test_a_hundred_million_numbers_have_their_distribution(draw, gpu):
 
 DRAWN = {
     "integers": lambda g: g.integers(-50, 1000, 100_000),
+    "integers, many drawn anew": lambda g: g.integers(0, 3 << 30, 100_000, "u32"),
+    "integers of a wide range": lambda g: g.integers(-(2**62), 3 << 60, 100_001),
+    "integers of 8 bits": lambda g: g.integers(-100, 101, 100_003, "i8"),
     "poisson": lambda g: g.poisson(33.0, 100_000),
+    "poisson by a large table": lambda g: g.poisson(39_000.0, 3_000_001),
+    "poisson beyond tables": lambda g: g.poisson(1e6, 100_000),
+    "binomial by a large table": lambda g: g.binomial(150_000, 0.5, 100_001),
+    "binomial beyond tables": lambda g: g.binomial(10**9, 0.7, 100_000),
     "gamma": lambda g: g.gamma(0.7, 2, 100_000, "f64"),
     "beta": lambda g: g.beta(0.4, 3, 100_000, "f64"),
     "binomial": lambda g: g.binomial(1000, 0.37, 100_000),
@@ -204,3 +211,65 @@ def test_what_is_drawn_on_a_gpu_is_what_numpy_draws(name, gpu):
     """But for an element or two, where a function of f64 is rounded otherwise just where a number is taken or not."""
     there, here = (DRAWN[name](dp.random.Generator(9, device=dev)).numpy() for dev in (gpu, dp.device("host")))
     assert np.isclose(there, here, rtol=1e-12).mean() > 1 - 1e-4
+
+
+SINGLES = {
+    "gamma": lambda g: g.gamma(2.5, 3.0, 1_000_000),
+    "gamma of shape 1": lambda g: g.gamma(1.0, size=1_000_000),
+    "gamma of a small shape": lambda g: g.gamma(0.3, size=1_000_000),
+    "gamma of a huge shape": lambda g: g.gamma(1e12, 1e-12, 1_000_000),
+    "beta": lambda g: g.beta(2.0, 3.0, 1_000_000),
+    "beta of small shapes": lambda g: g.beta(0.3, 0.2, 1_000_000),
+    "truncated normal": lambda g: g.truncated_normal(size=1_000_000),
+    "truncated normal, half": lambda g: g.truncated_normal(0, np.inf, size=1_000_000),
+    "truncated normal, narrow": lambda g: g.truncated_normal(-0.5, 1, size=1_000_000),
+    "truncated normal, exponential": lambda g: g.truncated_normal(1.5, 9, size=1_000_000),
+    "truncated normal, far": lambda g: g.truncated_normal(-np.inf, -30, size=1_000_000),
+    "truncated normal, uniform": lambda g: g.truncated_normal(3.3, 3.5, size=1_000_000),
+}
+
+
+@pytest.mark.parametrize("name", SINGLES)
+def test_candidates_are_taken_in_f32_as_numpy_takes_them_in_f64(name, gpu):
+    """A candidate that is decided otherwise is another number altogether: of millions there is none."""
+    there, here = (SINGLES[name](dp.random.Generator(19, device=dev)).numpy() for dev in (gpu, dp.device("host")))
+    off = np.abs(there.astype(np.float64) - here)
+    assert (off <= 1e-4 * np.abs(here) + 6e-6 * here.std()).all()
+    assert np.median(off / np.abs(here)) < 2e-6
+
+
+@pytest.mark.parametrize("draw", ["poisson", "binomial", "integers", "gamma", "truncated_normal"])
+def test_a_captured_draw_repeats_no_numbers_and_keeps_its_table(draw, gpu, torch):
+    given = {"poisson": (40.0,), "binomial": (500, 0.3), "integers": (0, 10**6), "gamma": (2.0,)}.get(draw, ())
+    here = gpu.zeros((8192,), {"poisson": "u32", "binomial": "i64", "integers": "i64"}.get(draw, "f32"))
+    gpu.synchronize()
+    eager = getattr(dp.random.Generator(3, device=gpu), draw)(*given, size=8192).numpy()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), dp.Stream(torch.cuda.current_stream()):
+        getattr(dp.random.Generator(3, device=gpu), draw)(*given, out=here)
+    gpu.executor().forget()
+    others = [gpu.empty((12 << 10,), "u32") for _ in range(64)]  # memory that a table may have been in
+    for memory in others:
+        gpu.fill_zero(memory)
+    seen = []
+    for _ in range(4):
+        graph.replay()
+        torch.cuda.synchronize()
+        seen.append(here.numpy().copy())
+    np.testing.assert_array_equal(seen[0], eager)
+    for one in range(4):
+        for other in range(one):
+            assert (seen[one] == seen[other]).mean() < 0.1
+
+
+def test_counts_of_a_child_and_of_calls_that_are_learnt_are_the_same(gpu):
+    """Plans of other executors make tables of their own; a learnt call reads its plan's."""
+    right = dp.random.Generator(11, device=gpu).poisson(12.0, 200 * 96).numpy()
+    generator = dp.random.Generator(11, device=gpu)
+    parts = [generator.poisson(12.0, 96) for _ in range(200)]
+    np.testing.assert_array_equal(np.concatenate([part.numpy() for part in parts]), right)
+    with dp.Supervisor("cuda:0", isolation="process") as sup:
+        there = dp.random.Generator(11, device=sup.device)
+        asked = [there.requests.poisson(12.0, 96 * 20) for _ in range(10)]
+        found = [sup.submit(request).result().numpy() for request in asked]
+    np.testing.assert_array_equal(np.concatenate(found), right)
