@@ -83,21 +83,9 @@ def gpu_race(
     """
     import torch
 
-    bursts: dict[str, Callable[[], Any]] = {}
-    delays: dict[str, int] = {}
-    for name, run in runs.items():
-        try:
-            bursts[name] = _record(run, sets, repeats).replay
-        except Exception as error:  # noqa: BLE001 - whatever a library raises under capture
-            print(f"    {name} on the stream: {reason(error)}")
-            torch.cuda.synchronize()
-            bursts[name] = _loop(run, sets, repeats)
-            bursts[name]()
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            bursts[name]()
-            held = min(max(SPARE * (time.perf_counter() - began), LEAST_DELAY), MOST_DELAY)
-            delays[name] = int(held * CYCLES_PER_SECOND)
+    taken = {name: _burst(name, run, sets, repeats) for name, run in runs.items()}
+    bursts = {name: burst for name, (burst, _) in taken.items()}
+    delays = {name: delay for name, (_, delay) in taken.items() if delay}
     seconds: dict[str, list[float]] = {name: [] for name in bursts}
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for number, name in in_turns(list(bursts), rounds + 1):
@@ -111,6 +99,24 @@ def gpu_race(
         if number:  # the first round is a warm-up
             seconds[name].append(start.elapsed_time(end) / 1000 / repeats)
     return seconds, "graph" if not delays else f"graph; on the stream: {', '.join(delays)}"
+
+
+def _burst(name: str, run: Callable[[int], Any], sets: int, repeats: int) -> tuple[Callable[[], Any], int]:
+    """The calls as a graph's replay, or as they are, and then for how many cycles the GPU is to be held back."""
+    import torch
+
+    try:
+        return _record(run, sets, repeats).replay, 0
+    except Exception as error:  # noqa: BLE001 - whatever a library raises under capture
+        print(f"    {name} on the stream: {reason(error)}")
+    loop = _loop(run, sets, repeats)
+    for _ in range(2):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        loop()
+        took = time.perf_counter() - began
+    torch.cuda.synchronize()
+    return loop, int(min(max(SPARE * took, LEAST_DELAY), MOST_DELAY) * CYCLES_PER_SECOND)
 
 
 def _loop(run: Callable[[int], Any], sets: int, repeats: int) -> Callable[[], None]:
