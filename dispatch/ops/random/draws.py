@@ -21,9 +21,9 @@ from dispatch.ops.random.alias_table import ALIAS, table_of
 from dispatch.ops.random.methods import METHODS, Hat, binomial_hat, poisson_hat
 from dispatch.ops.random.orders import ORDERS, ROUNDS, SMALL
 from dispatch.ops.random.own import ADVANCE, OPTIONS, NumbersPlan
-from dispatch.ops.random.single import is_single, single_values
+from dispatch.ops.random.single import is_by_quads, is_single, single_values
 from dispatch.ops.random.single_kernels import SINGLE
-from dispatch.ops.random.streams import BELOW, NEIGHBOURS, STREAM, THREADS
+from dispatch.ops.random.streams import BELOW, NEIGHBOURS, STREAM, SUM, THREADS
 from dispatch.ops.random.words import WORDS, is_narrow, word_values
 
 if TYPE_CHECKING:
@@ -101,14 +101,14 @@ extern "C" __global__ void FUNCTION(
 """
 COMMON = NUMBERS + PHILOX + STREAM + BELOW
 SOURCE = COMMON + METHODS + ORDERS + KERNEL
-OF_SINGLE = NUMBERS + PHILOX + STREAM + SINGLE
+OF_SINGLE = NUMBERS + PHILOX + STREAM + NEIGHBOURS + SINGLE
 METHODS_OF_SINGLE = {
     "random_gamma": ("Shapes", "gamma"),
     "random_beta": ("Shapes", "beta"),
     "random_truncated_normal": ("Bounds", "truncated"),
 }
-OF_TABLE = NUMBERS + PHILOX + STREAM + NEIGHBOURS + ALIAS
-OF_WORDS = COMMON + NEIGHBOURS + WORDS
+OF_TABLE = NUMBERS + PHILOX + STREAM + NEIGHBOURS + SUM + ALIAS
+OF_WORDS = COMMON + NEIGHBOURS + SUM + WORDS
 
 
 def nvrtc_draws(request: Any, executor: CudaExecutor, row: Row) -> Plan:
@@ -160,7 +160,7 @@ def draws_kernel(request: Any) -> Kernel:
     if request.op == "random_integers":
         return _of_words(request.kind, not is_narrow(request))
     if is_single(request):
-        return _single(request.op, request.kind)
+        return _single(request.op, request.kind, is_by_quads(request))
     if table_of(request) is not None:
         return _of_table(request.op, request.kind)
     return _by_rejection(request.op, request.kind)
@@ -191,9 +191,9 @@ def _of_table(op: str, kind: Any) -> Kernel:
 
 
 @cache
-def _single(op: str, kind: Any) -> Kernel:
+def _single(op: str, kind: Any, by_quads: bool) -> Kernel:
     given, method = METHODS_OF_SINGLE[op]
-    options = defined(NUMBER=NAMES[kind], FUNCTION=op, GIVEN=given, METHOD=method)
+    options = defined(NUMBER=NAMES[kind], FUNCTION=op, GIVEN=given, METHOD=method, BY_QUADS=int(by_quads))
     return Kernel(OF_SINGLE, op, single_launch, options)
 
 
@@ -231,7 +231,9 @@ def rejection_launch(request: Any) -> Launch:
 
 
 def single_launch(request: Any) -> Launch:
-    """A thread for each element, and of many for several."""
+    """A thread for each quad or each element, and of many for several."""
+    if is_by_quads(request):
+        return quads_launch(request, single_values(request))
     return Launch((min(-(-request.count // THREADS), MOST_BLOCKS),), (THREADS,), single_values(request))
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.libraries.nvrtc.philox import HALF, LOW, philox
-from dispatch.ops.random.single import constants, shapes_of, way_of
-from dispatch.ops.random.streams import TAG
+from dispatch.libraries.nvrtc.philox import HALF, LOW, QUAD, philox
+from dispatch.ops.random.single import constants, is_by_quads, shapes_of, way_of
+from dispatch.ops.random.streams import LAST_BLOCK, TAG
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,20 +56,37 @@ def normal(words: Array, angles: Array, second: bool) -> Array:
     return np.asarray(np.sqrt(-2 * np.log(units(words))) * (np.sin if second else np.cos)(math.pi * turns))
 
 
+def normals_of_quads(seed: int, index: Array) -> Array:
+    """A normal number of each element, of pairs that two neighbours share."""
+    drawn = blocks(seed, index // np.uint64(QUAD), LAST_BLOCK - 3)
+    rows, first = np.arange(len(index)), (index % np.uint64(QUAD)).astype(np.intp) // 2 * 2
+    words, angles = drawn[rows, first], drawn[rows, first + 1]
+    return np.where(index % np.uint64(2), normal(words, angles, True), normal(words, angles, False))
+
+
 def gammas(request: Any, index: Array) -> tuple[list[Array], list[Array]]:
     """Of each shape v, which is to be multiplied with w, and the words of what is left to do."""
     shapes, is_small = shapes_of(request)
     v, last = np.empty((len(shapes), len(index))), np.empty((len(shapes), len(index)), np.uint32)
     made, left, candidate = np.zeros(len(index), np.intp), np.arange(len(index)), 0
     w, c = np.array([constants(shape) for shape in shapes]).T
+
+    def tested(x: Array, u: Array, number: Array) -> tuple[Array, Array]:
+        root = 1 + c[number] * x
+        cube = np.where(root > 0, root, 1.0) ** 3
+        return cube, (root > 0) & (np.log(u) < 0.5 * x * x + w[number] * (1 - cube + np.log(cube)))
+
+    if is_by_quads(request):
+        chances = blocks(request.seed, index // np.uint64(QUAD), LAST_BLOCK)
+        u = units(chances[left, (index % np.uint64(QUAD)).astype(np.intp)])
+        v[0], taken = tested(normals_of_quads(request.seed, index), u, made)
+        left = left[~taken]
     while len(left):
         second = not is_small and candidate % 2 == 1
         drawn = blocks(request.seed, index[left], candidate if is_small else candidate // 2)
         number = made[left]
         x, u = normal(drawn[:, 0], drawn[:, 1], second), units(drawn[:, 3 if second else 2])
-        root = 1 + c[number] * x
-        cube = np.where(root > 0, root, 1.0) ** 3
-        taken = (root > 0) & (np.log(u) < 0.5 * x * x + w[number] * (1 - cube + np.log(cube)))
+        cube, taken = tested(x, u, number)
         v[number[taken], left[taken]] = cube[taken]
         last[number[taken], left[taken]] = drawn[taken, 3]
         made[left[taken]] += 1
@@ -92,6 +109,9 @@ def truncated(request: Any, index: Array) -> Array:
         return d, (units(other) <= np.exp(HEIGHTS[way.number](way, d))) & ((way.number != 2) | (d <= way.width))
 
     x, left, number = np.empty(len(index)), np.arange(len(index)), 0
+    if is_by_quads(request):
+        x = normals_of_quads(request.seed, index)
+        left = np.flatnonzero(~((x >= way.low) & (x <= way.high)))
     while len(left):
         found, taken = candidates(blocks(request.seed, index[left], number // per_block), number)
         x[left[taken]] = found[taken]

@@ -10,7 +10,7 @@ import numpy as np
 
 from dispatch.keys import F64
 
-__all__ = ["constants", "is_single", "shapes_of", "single_values", "way_of"]
+__all__ = ["constants", "is_by_quads", "is_single", "shapes_of", "single_values", "way_of"]
 
 LEAST_SHAPE = 0.05  # of smaller ones the logarithms of f32 are too coarse
 LARGEST_SHAPE = 1e30
@@ -105,6 +105,13 @@ def is_single(request: Any) -> bool:
     moderate = abs(request.mean) <= EXTREME and 1 / EXTREME <= request.std <= EXTREME
     around = request.standard[0] <= 0 <= request.standard[1]
     return bool(moderate and (around or (near <= FARTHEST and near * request.std <= EXTREME)))
+
+
+def is_by_quads(request: Any) -> bool:
+    """Whether first candidates come from blocks that neighbours share: normal ones that are often taken."""
+    if request.op == "random_truncated_normal":
+        return way_of(request).number == 0
+    return bool(request.op == "random_gamma" and request.shape_parameter >= 1)
 
 
 def shapes_of(request: Any) -> tuple[tuple[float, ...], bool]:

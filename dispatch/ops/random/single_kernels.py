@@ -4,7 +4,9 @@ Numbers are taken or not as in f64 all the same: where a decision lies within a 
 times the error of f32, it is made again in f64, from the same words. So seeds lead to the same numbers as in NumPy,
 whose reference (reference_single.py) knows no f32 but that of uniform numbers, and what f32 changes is the last bits.
 
-An element takes the blocks of its own stream (streams.py), a number of each candidate's words:
+The first candidates of four neighbours come from blocks that these share (streams.py), each a normal number; where one
+is not taken, which is seldom so, the element goes on by its own stream. Kinds of which the first one is left too often,
+or that need more words, take their own streams at once. There an element's blocks are:
 
 | | words of a block | candidates |
 |---|---|---|
@@ -13,8 +15,7 @@ An element takes the blocks of its own stream (streams.py), a number of each can
 | truncated normal, around 0 | two pairs of normal numbers | four |
 | truncated normal, elsewhere | a place and one to take or leave it, twice | two |
 
-Most elements of a warp are done with the first one or two: warps seldom come to a second block. Candidates are counted,
-and a loop over them goes on as one for all elements of a warp.
+Candidates are counted, and a loop over them goes on as one for all elements of a warp.
 """
 
 from __future__ import annotations
@@ -117,12 +118,13 @@ SHAPES = r"""
 struct Shape { double w, c; float w_single, c_single, boost, unused; };
 struct Shapes { Shape one, other; float scale; int is_small; };
 
-// Whether Marsaglia and Tsang's test takes a normal number x, by a uniform one; v is (1 + c x)^3 then.
-__device__ bool takes(
-    const Shapes& g, bool is_other, float x, unsigned word, unsigned angle, bool second, unsigned chance, float& v)
+// Whether Marsaglia and Tsang's test takes a normal number x, by a uniform one; v is (1 + c x)^3 then. What is not sure
+// is to be decided in f64.
+__device__ bool takes(const Shapes& g, bool is_other, float x, unsigned chance, float& v, bool& sure)
 {
     const float w = is_other ? g.other.w_single : g.one.w_single, c = is_other ? g.other.c_single : g.one.c_single;
     const float t = c * x, root = 1 + t;
+    sure = true;
     if (root <= 0) return false;
     v = root * root * root;
     float height;
@@ -130,18 +132,22 @@ __device__ bool takes(
         height = 0.5f * x * x + w * (1 - v + 2.0794415f * log_2(root));
     } else {  // the same as a series: of a large w what is left of the sum is less than its error
         const float series = 0.25f - t * (1.0f / 5 - t * (1.0f / 6 - t * (1.0f / 7 - t * (1.0f / 8 - t * (1.0f / 9
-            - t * (1.0f / 10 - t * (1.0f / 11 - t / 12)))))));
+            - t * (1.0f / 10 - t * (1.0f / 11 - t * (1.0f / 12))))))));
         height = x * x * t * t * series * -0.33333333f;
     }
     const float over = height - 0.69314718f * log_2(unit_of(chance)), far = (over < 0 ? -over : over) * root;
-    bool taken = over > 0;
-    if (far < MARGIN * (2.5e-4f * root + 2.5e-5f) || (taken && root < 0.05f)) {
-        const double w_exact = is_other ? g.other.w : g.one.w, c_exact = is_other ? g.other.c : g.one.c;
-        const double z = exact_normal(word, angle, second), exact = 1 + c_exact * z, cube = exact * exact * exact;
-        taken = exact > 0 && log((double)unit_of(chance)) < 0.5 * z * z + w_exact * (1 - cube + log(cube));
-        v = (float)cube;  // near 0 f32 has lost it
-    }
+    const bool taken = over > 0;
+    sure = far >= MARGIN * (2.5e-4f * root + 2.5e-5f) && !(taken && root < 0.05f);  // near 0 f32 has lost v
     return taken;
+}
+
+__device__ bool takes_exactly(
+    const Shapes& g, bool is_other, unsigned word, unsigned angle, bool second, unsigned chance, float& v)
+{
+    const double w = is_other ? g.other.w : g.one.w, c = is_other ? g.other.c : g.one.c;
+    const double x = exact_normal(word, angle, second), root = 1 + c * x, cube = root * root * root;
+    v = (float)cube;
+    return root > 0 && log((double)unit_of(chance)) < 0.5 * x * x + w * (1 - cube + log(cube));
 }
 
 // 1 or 2 gamma numbers, as v and the word of what is left to do.
@@ -159,7 +165,9 @@ template <int NUMBERS> __device__ void gammas(
         }
         const unsigned chance = second ? w.at[3] : w.at[2];
         float cube;
-        if (takes(g, made, second ? other : one, w.at[0], w.at[1], second, chance, cube)) {
+        bool sure, taken = takes(g, made, second ? other : one, chance, cube, sure);
+        if (!sure) taken = takes_exactly(g, made, w.at[0], w.at[1], second, chance, cube);
+        if (taken) {
             v[NUMBERS - 1] = cube;
             last[NUMBERS - 1] = w.at[3];
             if (NUMBERS == 2 && !made) {
@@ -180,6 +188,34 @@ __device__ float gamma(Whole seed, Whole index, unsigned replay, const Shapes& g
     if (!g.is_small) return v;
     const float half = power_of_2(log_2(unit_of(last)) * 0.5f * g.one.boost);  // as two factors it does not underflow
     return v * half * half;
+}
+
+// The first candidates of four neighbours; a bit of `missed` says that one is not taken, of `open` that it is not sure.
+__device__ void first(Whole seed, Whole q, unsigned replay, const Shapes& g, float* x, unsigned& missed, unsigned& open)
+{
+    const Block w = at_place(0xfffffffcu, q, replay, seed), chances = at_place(0xffffffffu, q, replay, seed);
+    normals(w.at[0], w.at[1], x[0], x[1]);
+    normals(w.at[2], w.at[3], x[2], x[3]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        float v;
+        bool sure;
+        if (!takes(g, false, x[j], chances.at[j], v, sure)) missed |= 1u << j;
+        if (!sure) open |= 1u << j;
+        x[j] = v * g.scale;
+    }
+}
+
+// Whether one of them is taken.
+__device__ bool first_exactly(Whole seed, Whole index, unsigned replay, const Shapes& g, float& x)
+{
+    const Block w = at_place(0xfffffffcu, index / 4, replay, seed);
+    const Block chances = at_place(0xffffffffu, index / 4, replay, seed);
+    const unsigned j = index % 4, chance = j & 2 ? (j & 1 ? chances.at[3] : chances.at[2]) : chances.at[j & 1 ? 1 : 0];
+    float v;
+    const bool taken = takes_exactly(g, false, j & 2 ? w.at[2] : w.at[0], j & 2 ? w.at[3] : w.at[1], j & 1, chance, v);
+    x = v * g.scale;
+    return taken;
 }
 
 __device__ float beta(Whole seed, Whole index, unsigned replay, const Shapes& g)
@@ -221,6 +257,13 @@ template <class T> __device__ bool takes(const Tail<T>& g, int way, T d, T chanc
     return chance <= height && (way != 2 || d <= g.width);
 }
 
+// The number that a standard one leads to: rounding does not lead beyond the bounds.
+__device__ float within(const Bounds& g, float x)
+{
+    const float made = g.origin + g.scale * x;
+    return made < g.least ? g.least : made > g.most ? g.most : made;
+}
+
 __device__ float truncated(Whole seed, Whole index, unsigned replay, const Bounds& g)
 {
     Block w;
@@ -251,20 +294,68 @@ __device__ float truncated(Whole seed, Whole index, unsigned replay, const Bound
         }
         if (taken) break;
     }
-    const float made = g.origin + g.scale * x;
-    return made < g.least ? g.least : made > g.most ? g.most : made;
+    return within(g, x);
+}
+
+// As for gamma numbers; of normal candidates alone.
+__device__ void first(Whole seed, Whole q, unsigned replay, const Bounds& g, float* x, unsigned& missed, unsigned& open)
+{
+    const Block w = at_place(0xfffffffcu, q, replay, seed);
+    normals(w.at[0], w.at[1], x[0], x[1]);
+    normals(w.at[2], w.at[3], x[2], x[3]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        if (!(x[j] > g.inner_low && x[j] < g.inner_high)) missed |= 1u << j;
+        if ((missed >> j & 1) && x[j] >= g.outer_low && x[j] <= g.outer_high) open |= 1u << j;
+        x[j] = within(g, x[j]);
+    }
+}
+
+__device__ bool first_exactly(Whole seed, Whole index, unsigned replay, const Bounds& g, float& x)
+{
+    const Block w = at_place(0xfffffffcu, index / 4, replay, seed);
+    const bool later = index & 2;
+    const double exact = exact_normal(later ? w.at[2] : w.at[0], later ? w.at[3] : w.at[1], index & 1);
+    x = within(g, (float)exact);
+    return exact >= g.low && exact <= g.high;
 }
 """
 KERNEL = r"""
-typedef NUMBER Number;
+#ifdef __CUDACC__
+__device__ int lowest(unsigned bits) { return __ffs(bits) - 1; }
+#else
+__device__ int lowest(unsigned bits) { return __builtin_ctz(bits); }
+#endif
 
 extern "C" __global__ void FUNCTION(
     Number* out, Whole seed, Whole offset, Whole count, const GIVEN given, const unsigned* replays)
 {
-    const Whole step = (Whole)gridDim.x * blockDim.x;
+    const Whole step = (Whole)gridDim.x * blockDim.x, start = (Whole)blockIdx.x * blockDim.x + threadIdx.x;
     const unsigned replay = replays ? *replays : 0;
-    for (Whole i = (Whole)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step)
-        write(out[i], METHOD(seed, offset + i, replay, given));
+#if BY_QUADS
+    for (Whole q = offset / 4 + start; q < (offset + count + 3) / 4; q += step) {
+        float x[4];
+        unsigned missed = 0, open = 0;
+        first(seed, q, replay, given, x, missed, open);
+        Quad quad;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) write(quad.at[j], x[j]);
+        put(out, quad, q, offset, count);
+        // Those that are not taken are drawn by their own streams, where they lie: the loop needs to hold none of them.
+#pragma unroll 1
+        for (unsigned left = missed | open; left; left &= left - 1) {
+            const int j = lowest(left);
+            const Whole at = 4 * q + j - offset;
+            if (at >= count) continue;  // one before the first is a large number
+            float made;
+            if (!(open >> j & 1) || !first_exactly(seed, 4 * q + j, replay, given, made))
+                made = METHOD(seed, 4 * q + j, replay, given);
+            write(out[at], made);
+        }
+    }
+#else
+    for (Whole i = start; i < count; i += step) write(out[i], METHOD(seed, offset + i, replay, given));
+#endif
 }
 """
 SINGLE += SHAPES + BOUNDS + KERNEL

@@ -8,15 +8,16 @@ numbers have the upper bit of the last word set. These blocks there are:
 | 0, 1, 2, … | an element's index | the element's own stream: as many blocks as it needs, far fewer than 2^32 |
 | 2^32 - 1 | a quad: an index divided by 4 | a word for each of four neighbours |
 | 2^32 - 2, 2^32 - 3 | a quad | two words for each: of the first two neighbours, and of the other two |
+| 2^32 - 4 | a quad | two words for each two neighbours: a pair of normal numbers, of which each takes one |
 
-A word of a quad is its element's alone, and a call takes words of one of the two kinds: so two calls whose elements are
-neighbours in a quad share no bits, whatever kinds of numbers they draw. What a word of a quad does not decide, an
-element's own stream does. `reference_drawn.py` has the same in NumPy.
+A word of a quad is its element's alone, or gives a normal number that is independent of the other one: so numbers of
+two calls that are neighbours in a quad are independent, whatever kinds they are. What a word of a quad does not decide,
+an element's own stream does. `reference_drawn.py` has the same in NumPy.
 """
 
 from __future__ import annotations
 
-__all__ = ["BELOW", "LAST_BLOCK", "NEIGHBOURS", "STREAM", "TAG", "THREADS"]
+__all__ = ["BELOW", "LAST_BLOCK", "NEIGHBOURS", "STREAM", "SUM", "TAG", "THREADS"]
 
 TAG = 0x80000000  # of the last word of a counter
 LAST_BLOCK = (1 << 32) - 1
@@ -77,12 +78,6 @@ NEIGHBOURS = r"""
 typedef NUMBER Number;
 struct alignas(sizeof(Number) < 4 ? 4 * sizeof(Number) : 16) Quad { Number at[4]; };
 
-// In as many bits as numbers have, or 32, which the sum is taken modulo.
-__device__ Number sum(Whole low, Whole x)
-{
-    return sizeof(Number) < 8 ? (Number)((unsigned)low + (unsigned)x) : (Number)(low + x);
-}
-
 __device__ void put(Number* out, const Quad& quad, Whole q, Whole offset, Whole count)
 {
     const long long at = (long long)(4 * q - offset);
@@ -93,5 +88,12 @@ __device__ void put(Number* out, const Quad& quad, Whole q, Whole offset, Whole 
         for (int j = 0; j < 4; ++j)
             if (at + j >= 0 && at + j < (long long)count) out[at + j] = quad.at[j];
     }
+}
+"""
+# In as many bits as whole numbers have, or 32, which their sum is taken modulo.
+SUM = r"""
+__device__ Number sum(Whole low, Whole x)
+{
+    return sizeof(Number) < 8 ? (Number)((unsigned)low + (unsigned)x) : (Number)(low + x);
 }
 """
