@@ -1,8 +1,9 @@
-"""Requests for numbers that take as many random bits as it needs: by rejection, one stream of Philox for each element.
+"""Requests for numbers that take as many random bits as each needs, of Philox alone: by rejection, or by a table.
 
-The methods are those of the papers: Hörmann's transformed rejection for Poisson (PTRS, 1993) and binomial numbers
-(BTRS, 1993), Marsaglia and Tsang's for gamma (2000), Robert's for truncated normal ones (1995), Lemire's for whole
-numbers in a range (2019). An element's stream follows from seed and offset + its index, and from nothing else.
+The methods are those of the papers: Walker's tables for Poisson and binomial numbers (1977), Hörmann's transformed
+rejection for those of a large variance (PTRS and BTRS, 1993), Marsaglia and Tsang's for gamma (2000), Robert's for
+truncated normal ones (1995), Lemire's for whole numbers in a range (2019). An element's bits follow from seed and
+offset + its index, and from nothing else.
 """
 
 from __future__ import annotations
