@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import ml_dtypes
 import numpy as np
 
-from dispatch.checks import names_arguments
+from dispatch.checks import names_arguments, shown
 from dispatch.core.request import Plan
+from dispatch.errors import BadRow
 from dispatch.keys import C128, F64
 
 if TYPE_CHECKING:
@@ -80,10 +81,34 @@ class NumpyPlan(Plan):
         """Compute a request into its outputs; `outputs` holds those that were left to be allocated."""
         with np.errstate(all="ignore"):  # as on a GPU, an overflow is a value and no warning
             results = self._formula(request, self._work)
+        self._check_names(request, results, outputs)
         for name, array in results.items():
             target = outputs.get(name, getattr(request, name))
             if target is not None:
+                self._check(name, array, target)
                 store(array, target)
+
+    def _check_names(self, request: Any, results: Any, outputs: Operands) -> None:
+        """Raise BadRow for a formula that gives no dict, or not what is to be written."""
+        if not isinstance(results, dict):
+            raise BadRow(
+                f"{self.row.name}: its formula gave {shown(results)}; expected a dict of outputs by their names"
+            )
+        for name in results:
+            if name not in outputs and not hasattr(request, name):
+                raise BadRow(f"{self.row.name}: its formula gave {name!r}; expected {', '.join(outputs)} alone")
+        if missing := [name for name in outputs if name not in results]:
+            raise BadRow(
+                f"{self.row.name}: its formula gave {', '.join(results) or 'nothing'}; expected {missing[0]}, too"
+            )
+
+    def _check(self, name: str, array: Any, target: Tensor) -> None:
+        """Raise BadRow for elements that are not those of an output: they may be in one line, but no other shape."""
+        shape = np.shape(array)
+        if shape == target.shape or (len(shape) == 1 and shape[0] == target.size):
+            return
+        if [extent for extent in shape if extent != 1] != [extent for extent in target.shape if extent != 1]:
+            raise BadRow(f"{self.row.name}: its formula gave {name} of shape {shape}; expected {target.shape}")
 
 
 def numpy_plan(formula: Formula, request: Request, executor: object, row: Row) -> NumpyPlan:

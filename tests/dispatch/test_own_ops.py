@@ -237,6 +237,36 @@ def test_an_own_op_is_explained_and_refused_as_any(own_op):
     assert "slope: what the squares" in own_op.squared_relu.__doc__
 
 
+# -- what a formula of the host gives ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (None, "its formula gave None; expected a dict of outputs by their names"),
+        ({}, "its formula gave nothing; expected out, too"),
+        ({"y": np.ones((2, 3))}, "its formula gave 'y'; expected out alone"),
+        ({"out": np.ones((3, 2))}, r"its formula gave out of shape \(3, 2\); expected \(2, 3\)"),
+        ({"out": np.ones((2, 4))}, r"its formula gave out of shape \(2, 4\); expected \(2, 3\)"),
+        ({"out": np.ones(5)}, r"its formula gave out of shape \(5,\); expected \(2, 3\)"),
+        ({"out": np.arange(6.0)}, None),
+        ({"out": np.arange(6.0).reshape(2, 1, 3)}, None),
+    ],
+    ids=["None", "nothing", "another", "turned", "longer", "shorter", "in a line", "an axis of one"],
+)
+def test_a_formula_gives_all_outputs_in_their_shapes(given, words):
+    dev, kind = dp.device("host"), made(op="formula")
+    row = dp.Row("formula", (F32, F32), None, (), HOST, None, (), "host", "numpy", dp.numpy_call(lambda *_: given))
+    dp.TABLE.register(row)
+    try:
+        request = kind(dev.zeros((2, 3), "f32"))
+        if words is None:
+            np.testing.assert_array_equal(dp.run(request).numpy(), np.arange(6.0).reshape(2, 3))
+        else:
+            with pytest.raises(BadRow, match=f"^formula .*: {words}"):
+                dp.run(request)
+    finally:
+        dp.TABLE.unregister(row)
+
+
 # -- dtypes of other inputs --------------------------------------------------------------------------------------------
 @pytest.fixture
 def host():
