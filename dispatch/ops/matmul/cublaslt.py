@@ -113,7 +113,7 @@ class CublasLtPlan(Plan):
         *("_alpha", "_beta", "_c_at", "_calls", "_descriptors", "_executor", "_is_hidden", "_limit", "_may_accumulate"),
         *("_numbers", "_pages", "_pointed", "_quick", "_scalars", "_scale", "_vectors", "lowered"),
     )
-    _is_alone: ClassVar[bool] = True  # nothing of a subclass comes before the library's call, or behind it
+    _is_alone: ClassVar[bool] = True  # nothing of a subclass comes before the call, or behind it
 
     def __init__(
         self,
@@ -151,10 +151,8 @@ class CublasLtPlan(Plan):
         """
         self._calls, self._quick = calls, None
         lowered = self.lowered
-        is_bare = self._is_alone and not (
-            self._vectors or self._may_accumulate or lowered.empty_k or lowered.problem.device_scalars
-        )
-        if not is_bare or self._c_at is not None or [*map(id, lowered.offsets)] != [id(NO_OFFSETS)]:
+        more = self._vectors or self._may_accumulate or lowered.empty_k or lowered.problem.device_scalars
+        if more or not self._is_alone or self._c_at is not None or [*map(id, lowered.offsets)] != [id(NO_OFFSETS)]:
             return
         call, (a, b, c, d) = calls
         c.value = None
@@ -271,9 +269,8 @@ class CublasLtPlan(Plan):
         else:
             a.value, b.value = operands[A], operands[B]
         d.value = operands[OUT]
-        if self._c_at is None:
-            c.value = None
-        else:  # without a C in another dtype than D's: zeros
+        c.value = None
+        if self._c_at is not None:  # without a C in another dtype than D's: zeros
             c.value = operands[self._c_at] or self._executor.zeros(self._zero_bytes())
         if status := call():
             self._failed(status)
