@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind.sys import cudss
+from dispatch.device.stream import relaxed
 from dispatch.libraries.cudss.handle import handle_of
 
 if TYPE_CHECKING:
@@ -132,11 +133,12 @@ class Factors:
         """Give all back; a second call does nothing."""
         if not hasattr(self, "_data"):
             return
-        for matrix in (self._a, self._b, self._x):
-            if matrix.value:
-                cudss.cudssMatrixDestroy.unchecked(matrix)
-        cudss.cudssDataDestroy.unchecked(self._handle, self._data)
-        cudss.cudssConfigDestroy.unchecked(self._config)
+        with relaxed():  # a finalizer may come amid a capture, which the end of the library's memory would end, too
+            for matrix in (self._a, self._b, self._x):
+                if matrix.value:
+                    cudss.cudssMatrixDestroy.unchecked(matrix)
+            cudss.cudssDataDestroy.unchecked(self._handle, self._data)
+            cudss.cudssConfigDestroy.unchecked(self._config)
         del self._data
 
     def __del__(self) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from cudabind._fork import anew
 from cudabind.errors import LibraryNotFound
 from cudabind.sys import curand
+from dispatch.device.stream import relaxed
 from dispatch.errors import Refused
 from dispatch.libraries.handle import StreamHandle
 
@@ -160,7 +161,8 @@ class HostGenerator:
     def __del__(self) -> None:
         handle = getattr(self, "c_handle", None)
         if handle and not sys.is_finalizing():
-            curand.curandDestroyGenerator.unchecked(handle)
+            with relaxed():  # memory of the library's own goes with it, which would end a capture
+                curand.curandDestroyGenerator.unchecked(handle)
 
 
 _on_host: dict[Kind, HostGenerator] = {}

@@ -8,6 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind.sys import cusolverDn as dn
+from dispatch.device.stream import relaxed
 from dispatch.libraries.handle import StreamHandle
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class Settings:
     def __del__(self) -> None:
         handle = getattr(self, "handle", None)
         if handle and not sys.is_finalizing():
-            self._destroy(handle)
+            with relaxed():  # as any call of a library by a finalizer, which may come amid a capture
+                self._destroy(handle)
 
 
 class Handle(StreamHandle):

@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind.sys import cusolverSp, cusparse
+from dispatch.device.stream import relaxed
 from dispatch.libraries.handle import StreamHandle
 
 if TYPE_CHECKING:
@@ -72,4 +73,5 @@ class SparseSolve:
 
     def __del__(self) -> None:
         if getattr(self, "_descriptor", None) is not None and not sys.is_finalizing():
-            cusparse.cusparseDestroyMatDescr.unchecked(self._descriptor)
+            with relaxed():  # as any call of a library by a finalizer, which may come amid a capture
+                cusparse.cusparseDestroyMatDescr.unchecked(self._descriptor)

@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cusparse
+from dispatch.device.stream import relaxed
 from dispatch.libraries.cusparse.calls import Call
 from dispatch.libraries.cusparse.handle import handle_of
 
@@ -39,7 +40,8 @@ class Analysis:
 
     def __del__(self) -> None:
         if getattr(self, "c", None) and not sys.is_finalizing():
-            getattr(cusparse, f"{self._name}_destroyDescr").unchecked(self.c)
+            with relaxed():  # memory of the library's own goes with it, which would end a capture
+                getattr(cusparse, f"{self._name}_destroyDescr").unchecked(self.c)
             self.c = None
 
 

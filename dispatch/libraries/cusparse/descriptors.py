@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind.sys import cusparse
+from dispatch.device.stream import relaxed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +61,8 @@ class Descriptor:
 
     def __del__(self) -> None:
         if getattr(self, "c", None) and not sys.is_finalizing():
-            self.destroy()
+            with relaxed():  # as any call of a library by a finalizer, which may come amid a capture
+                self.destroy()
 
 
 class DenseVector(Descriptor):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
 from cudabind.sys import cusparse
+from dispatch.device.stream import relaxed
 from dispatch.libraries.cusparse.handle import handle_of
 from dispatch.libraries.cusparse.sorting import LegacyDescriptor
 
@@ -41,7 +42,8 @@ class Analysis:
 
     def __del__(self) -> None:
         if getattr(self, "c", None) and not sys.is_finalizing():
-            getattr(cusparse, f"cusparseDestroy{self._name.capitalize()}Info").unchecked(self.c)
+            with relaxed():  # memory of the library's own goes with it, which would end a capture
+                getattr(cusparse, f"cusparseDestroy{self._name.capitalize()}Info").unchecked(self.c)
             self.c = None
 
 

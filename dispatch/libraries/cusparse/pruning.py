@@ -14,6 +14,7 @@ import numpy as np
 
 from cudabind import driver
 from cudabind.sys import cusparse
+from dispatch.device.stream import relaxed
 from dispatch.errors import BadRequest
 from dispatch.libraries.cusparse.handle import handle_of
 from dispatch.libraries.cusparse.sorting import LegacyDescriptor
@@ -48,7 +49,8 @@ class PruneInfo:
 
     def __del__(self) -> None:
         if getattr(self, "c", None) and not sys.is_finalizing():
-            cusparse.cusparseDestroyPruneInfo.unchecked(self.c)
+            with relaxed():  # as any call of a library by a finalizer, which may come amid a capture
+                cusparse.cusparseDestroyPruneInfo.unchecked(self.c)
             self.c = None
 
 

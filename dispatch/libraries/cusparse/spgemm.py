@@ -14,6 +14,7 @@ import numpy as np
 
 from cudabind import driver
 from cudabind.sys import cusparse
+from dispatch.device.stream import relaxed
 from dispatch.errors import BadRequest
 from dispatch.libraries.cusparse.calls import Call
 from dispatch.libraries.cusparse.descriptors import NOWHERE, SparseMatrix
@@ -48,7 +49,8 @@ class Work:
 
     def __del__(self) -> None:
         if getattr(self, "c", None) and not sys.is_finalizing():
-            cusparse.cusparseSpGEMM_destroyDescr.unchecked(self.c)
+            with relaxed():  # memory of the library's own may go with it, which would end a capture
+                cusparse.cusparseSpGEMM_destroyDescr.unchecked(self.c)
             self.c = None
 
 

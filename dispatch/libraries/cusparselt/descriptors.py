@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind.errors import CusparseLtError
 from cudabind.sys import cusparseLt as lt
+from dispatch.device.stream import relaxed
 from dispatch.errors import Refused
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ class MatrixDescriptor:
 
     def __del__(self) -> None:
         if getattr(self, "made", False) and not sys.is_finalizing():
-            lt.cusparseLtMatDescriptorDestroy.unchecked(self.c)
+            with relaxed():  # as any call of a library by a finalizer, which may come amid a capture
+                lt.cusparseLtMatDescriptorDestroy.unchecked(self.c)
             self.made = False
 
 
@@ -190,10 +192,11 @@ class ProductDescriptor:
     def __del__(self) -> None:
         if sys.is_finalizing():
             return
-        if getattr(self, "_planned", False):
-            lt.cusparseLtMatmulPlanDestroy.unchecked(self.plan)
-        if getattr(self, "_selected", False):
-            lt.cusparseLtMatmulAlgSelectionDestroy.unchecked(self.algorithm)
+        with relaxed():  # as any call of a library by a finalizer, which may come amid a capture
+            if getattr(self, "_planned", False):
+                lt.cusparseLtMatmulPlanDestroy.unchecked(self.plan)
+            if getattr(self, "_selected", False):
+                lt.cusparseLtMatmulAlgSelectionDestroy.unchecked(self.algorithm)
         self._planned = self._selected = False
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind.errors import CutensorError
 from cudabind.sys import cutensor
+from dispatch.device.stream import relaxed
 from dispatch.errors import Refused
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Compute, Dtype
 
@@ -92,7 +93,8 @@ class Owned:
     def __del__(self) -> None:
         handle = getattr(self, "handle", None)
         if handle and not sys.is_finalizing():
-            self._destroy(handle)
+            with relaxed():  # a kernel that was compiled for it may be unloaded, which would end a capture
+                self._destroy(handle)
 
 
 class Planned:
