@@ -15,13 +15,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dispatch.device.layout import c_strides
 from dispatch.keys import HALF, Compute
-from dispatch.ops.contraction.product import Sorts, Steps, modes_by_sort, product_along, steps_of
+from dispatch.ops.contraction.product import (
+    SMALLEST,
+    SMALLEST_COMPLEX,
+    Product,
+    Sorts,
+    Steps,
+    modes_by_sort,
+    product_along,
+    steps_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dispatch.keys import Dtype
-    from dispatch.ops.contraction.product import Product
 
 Shape = tuple[int, ...]
 Term = tuple[str, Shape, Shape]  # of an operand its modes, each once, and along them its shape and strides
@@ -35,20 +43,29 @@ SORTS = {"a": ("batch", "m", "k"), "b": ("batch", "k", "n"), "c": ("batch", "m",
 
 
 class Cores(NamedTuple):
-    """What multiplies: elements that are moved in the time of one operation, and whether k has to be the fastest."""
+    """What multiplies: elements that are moved in the time of one operation, and what of its operands is better.
+
+    `along_k` has k the fastest, `moved` says whether operands are permuted for cuBLASLt, which another library does
+    not need, and `smallest` is the least result of a matrix of a batch that is one for its layout's sake.
+    """
 
     per_flop: float
     along_k: bool = False
+    moved: bool = False
+    smallest: int = SMALLEST
 
 
 # By what an H200 does: 45 TFLOP/s of f32, 300 of TF32, 600 of 16 bits, while it moves 8 bytes in 4 ps.
-PLAIN, TF32, HALVES = Cores(5e-3), Cores(8e-4, along_k=True), Cores(8e-4)
+PLAIN, TF32, HALVES = Cores(5e-3), Cores(8e-4, along_k=True, moved=True), Cores(8e-4, moved=True)
+COMPLEX = Cores(1e-2, smallest=SMALLEST_COMPLEX)
 
 
 def cores_of(dtype: Dtype, compute: Any) -> Cores:
     """What multiplies elements of a dtype, in a compute type if one was asked for."""
     if dtype in HALF:
         return HALVES
+    if dtype.is_complex:
+        return COMPLEX
     return TF32 if compute is Compute.COMPUTE_32F_FAST_TF32 else PLAIN
 
 
@@ -59,10 +76,10 @@ def arrangement(request: Any) -> dict[str, str] | str:
 
 
 class Arrangement(NamedTuple):
-    """The operands to permute, how often the product is called then, and what all costs, in elements moved."""
+    """The operands to permute, the product then, and what all costs, in elements moved."""
 
     cost: float
-    calls: int
+    product: Product
     orders: dict[str, str]
 
 
@@ -83,13 +100,13 @@ def cheapest(sizes: dict[str, int], steps: Steps, cores: Cores = PLAIN, below: f
             break
         orders = {name: order_of(name, chosen, steps, sorts, along_k=cores.along_k) for name in chosen}
         lying = {name: along(orders[name], sizes) if name in orders else own for name, own in steps.items()}
-        found = product_along(sizes, lying, sorts)
+        found = product_along(sizes, lying, sorts, smallest=cores.smallest)
         if isinstance(found, str):
             why = found  # at last with all of them permuted
             continue
         spent = amount + (found.calls - 1) * LAUNCH + padded_flops(found) * cores.per_flop
         if best is None or spent < best.cost:
-            best = Arrangement(spent, found.calls, orders)
+            best = Arrangement(spent, found, orders)
     return why if best is None else best
 
 
@@ -148,7 +165,7 @@ def best_order(sizes: dict[str, int], steps: Steps, output: str, cores: Cores) -
     if not all(sizes.values()):
         return output
     usual = resulting(sizes, steps, output, cores)
-    if not isinstance(usual, str) and not usual.orders and usual.calls == 1:
+    if not isinstance(usual, str) and not usual.orders and usual.product.calls == 1 and not usual.product.repeats:
         return output
     least, found = inf if isinstance(usual, str) else usual.cost, output
     sorts = modes_by_sort(steps | {"out": dict.fromkeys((mode for mode in output if sizes[mode] > 1), 1)})
@@ -162,7 +179,7 @@ def best_order(sizes: dict[str, int], steps: Steps, output: str, cores: Cores) -
     for batch, m, n in product(lines("batch", "a"), lines("m", "a"), lines("n", "b")):
         for order in (f"{alone}{batch}{m}{n}", f"{alone}{batch}{n}{m}"):
             other = resulting(sizes, steps, order, cores, least)
-            if not isinstance(other, str) and other.cost < least:
+            if not isinstance(other, str) and other.cost < least and (cores.moved or not other.orders):
                 least, found = other.cost, order
     return found
 
