@@ -153,7 +153,7 @@ def _statement(row: Row) -> str:
     result = row.dtypes[-1]
     if result.numpy.kind in "iu":
         return NONE
-    if result in FP8:
+    if result in FP8 and row.op != "matmul_2_4":
         return SATURATED
     if row.op == "matmul" and Epilogue.RELU_AUX not in row.epilogues:
         return IEEE

@@ -1,10 +1,10 @@
 """The table's rows of contractions by cuBLASLt that come before cuTENSOR's: matrix products as they lie, and of 16 bits
 and TF32 once operands are permuted. Rows, nothing else.
 
-Of those that are to be permuted an H200 took 54 to 79 us by these rows for TF32 with two modes of 40 summed over, where
-cuTENSOR 2.8.1 took 74 to 99; in the other dtypes neither is always the faster, and cuTENSOR's come first.
-`table.py` names this file and reads it when it is first asked. The last column names the machines on which a row's
-cases have passed, and is empty where none has run it yet.
+Of those that are to be permuted an H200 took 56 to 59 us by these rows for TF32 with two modes of 40 summed over, where
+cuTENSOR 2.8.1 took 74 to 99, and its `algo="ttgt"` 74 to 83; in the other dtypes neither is always the faster, and
+cuTENSOR's come first. `table.py` names this file and reads it when it is first asked. The last column names the
+machines on which a row's cases have passed, and is empty where none has run it yet.
 """
 
 # fmt: off
@@ -27,7 +27,7 @@ V12 = (12, 9)
 COMP_32F, COMP_64F, FAST_TF32 = Compute.COMPUTE_32F, Compute.COMPUTE_64F, Compute.COMPUTE_32F_FAST_TF32
 EACH = (steps_ahead, only_identity, asks_no_kernel, adds_as_precisely)
 RULES, PERMUTED = (*EACH, merges), (*EACH, permutes)
-H100 = ("H100",)
+H100, H200 = ("H100",), ("H200",)
 LT = ("cublasLt", "cublasLtMatmul", cublaslt_contract, H100)
 LT_PERMUTED = ("cublasLt", "cublasLtMatmul", permuted_contract)
 
@@ -42,8 +42,8 @@ GPU_ROWS = (
     Row("contract", (C64,  C64,  C64),  FAST_TF32, RULES, SM80, None, V12, *LT, variant="product"),
     Row("contract", (C128, C128, C128), COMP_64F,  RULES, SM80, None, V12, *LT, variant="product"),
     Row("contract", (F16,  F16,  F16),  COMP_32F,  PERMUTED, SM80, None, V12, *LT_PERMUTED, variant="permuted"),
-    Row("contract", (BF16, BF16, BF16), COMP_32F,  PERMUTED, SM80, None, V12, *LT_PERMUTED, variant="permuted"),
-    Row("contract", (F32,  F32,  F32),  FAST_TF32, PERMUTED, SM80, None, V12, *LT_PERMUTED, variant="permuted"),
+    Row("contract", (BF16, BF16, BF16), COMP_32F,  PERMUTED, SM80, None, V12, *LT_PERMUTED, H200, variant="permuted"),
+    Row("contract", (F32,  F32,  F32),  FAST_TF32, PERMUTED, SM80, None, V12, *LT_PERMUTED, H200, variant="permuted"),
 )
 # fmt: on
 ROWS = stated((*GPU_ROWS, *(on_host(row, numpy_modes, function="einsum", stands_for="cublasLt") for row in GPU_ROWS)))

@@ -22,7 +22,7 @@ SM80 = Arch(80)
 V12 = (12, 9)
 COMP_32F, COMP_64F, FAST_TF32 = Compute.COMPUTE_32F, Compute.COMPUTE_64F, Compute.COMPUTE_32F_FAST_TF32
 RULES = (steps_ahead, only_identity, asks_no_kernel, adds_as_precisely, permutes)
-LT = ("cublasLt", "cublasLtMatmul", permuted_contract)
+LT = ("cublasLt", "cublasLtMatmul", permuted_contract, ("H200",))
 
 GPU_ROWS = (
 #       op          a, b, result        compute    rules  min_arch, max_arch, min_version, calls

@@ -25,7 +25,7 @@ __all__ = ["ROWS"]
 SM75, SM80 = Arch(75), Arch(80)
 V11 = (11, 0)
 RULES = (aligned,)
-H100 = ("H100",)
+H100, H200 = ("H100",), ("H200",)
 EXEC = ("cufft", "cufftXtExec", cufft_dft, H100)
 FUSED = ("cufft", "cufftXtSetJITCallback", cufft_callback_dft, H100)
 HALF = ("cufft", "cufftXtExec", cufft_half_dft)
@@ -64,8 +64,8 @@ GPU_ROWS = (
     Row("callback_dft", (F64,  C128), None, RULES, SM75, None, V11, *FUSED),
     Row("callback_dft", (C64,  F32),  None, RULES, SM75, None, V11, *FUSED),
     Row("callback_dft", (C128, F64),  None, RULES, SM75, None, V11, *FUSED),
-    Row("half_dft", (F16,  F16),  None, PAIRS, SM75, None, V11, *HALF),
-    Row("half_dft", (BF16, BF16), None, PAIRS, SM80, None, V11, *HALF),
+    Row("half_dft", (F16,  F16),  None, PAIRS, SM75, None, V11, *HALF, H200),
+    Row("half_dft", (BF16, BF16), None, PAIRS, SM80, None, V11, *HALF, H200),
     Row("dct", (F32,  F32),   None, RULES, SM75, None, V11, *COSINE),
     Row("dct", (F64,  F64),   None, RULES, SM75, None, V11, *COSINE),
     Row("dct", (C64,  C64),   None, RULES, SM75, None, V11, *COSINE),

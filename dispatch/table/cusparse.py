@@ -55,7 +55,7 @@ BLOCKED  = (rules.lines, ell_rules.some, ell_rules.powers, ell_rules.narrow_colu
 SORTED   = (rules.aligned, rules.narrow, rules.results)
 EXCHANGE = (rules.aligned, rules.elements, rules.narrow, rules.results)
 
-H100 = ("H100",)
+H100, H200 = ("H100",), ("H200",)
 SPMV     = ("cusparse", "cusparseSpMV", cusparse_plan, H100)
 SPMM     = ("cusparse", "cusparseSpMM", cusparse_plan, H100)
 BATCHED  = ("cusparse", "cusparseSpMM", batched_plan)
@@ -101,7 +101,8 @@ GPU_ROWS = (
     Row("spmm",              (F16, F32), None, MATRIX,   SM75, None, V12, *SPMM),
     Row("spmm",              (BF16, BF16), None, MATRIX,   SM80, None, V12, *SPMM),
     Row("spmm",              (BF16, F32), None, MATRIX,   SM80, None, V12, *SPMM),
-    *(Row("spmm_batched",    (one, one), None, STACKED,  SM75, None, V12, *BATCHED) for one in ALL),
+    *(Row("spmm_batched",    (one, one), None, STACKED,  SM75, None, V12, *BATCHED, () if one is F64 else H200)
+      for one in ALL),
     *(Row("sddmm",           (one, one), None, SAMPLED,  SM75, None, V12, *SDDMM) for one in ALL),
     *(Row("spsv",            (one, one), None, SOLVE,    SM75, None, V12, *SPSV) for one in ALL),
     *(Row("spsm",            (one, one), None, SOLVES,   SM75, None, V12, *SPSM) for one in ALL),
@@ -147,8 +148,8 @@ LETTERS = tuple(zip(ALL, "SDCZ", strict=True))
 FACTOR_ROWS = (
     *(Row("ilu0", (one, one), None, PIVOTS, SM75, None, V12, "cusparse", f"cusparse{x}csrilu02", incomplete_plan, H100)
       for one, x in LETTERS),
-    *(Row("ic0",  (one, one), None, PIVOTS, SM75, None, V12, "cusparse", f"cusparse{letter}csric02", incomplete_plan)
-      for one, letter in LETTERS),
+    *(Row("ic0",  (one, one), None, PIVOTS, SM75, None, V12, "cusparse", f"cusparse{x}csric02", incomplete_plan, H200)
+      for one, x in LETTERS),
 )
 # fmt: on
 ON_NUMPY = (

@@ -26,10 +26,11 @@ PRUNED     = (rules.aligned, rules.lines, rules.same_lines)
 CHECKED    = (rules.aligned, rules.lines, rules.stacked)
 COMPRESSED = (rules.aligned, rules.lines, rules.packed_lines)
 MULTIPLIED = (
-    rules.aligned, rules.operands, rules.as_given, rules.vectors, rules.factors, rules.gelus, rules.kernels
+    rules.aligned, rules.operands, rules.as_given, rules.vectors, rules.factors, rules.gelus, rules.ended,
+    rules.kernels,
 )
 
-H100 = ("H100",)
+H100, H200 = ("H100",), ("H200",)
 PRUNE    = ("cusparseLt", "cusparseLtSpMMAPrune2", cusparselt_plan, H100)
 CHECK    = ("cusparseLt", "cusparseLtSpMMAPruneCheck2", cusparselt_plan, H100)
 COMPRESS = ("cusparseLt", "cusparseLtSpMMACompress2", cusparselt_plan, H100)
@@ -48,7 +49,7 @@ GPU_ROWS = (
     Row("matmul_2_4", (BF16, BF16, BF16, BF16), SUM32, MULTIPLIED, SM80, None, V08, *MATMUL, H100),
     Row("matmul_2_4", (F32, F32, F32, F32),     TF32,  MULTIPLIED, SM80, None, V08, *MATMUL),
     *(Row("matmul_2_4", (I8, I8, d, d), WHOLE,  MULTIPLIED, SM80, None, V08, *MATMUL, H100) for d in (I8, I32)),
-    *(Row("matmul_2_4", (I8, I8, d, d), WHOLE,  MULTIPLIED, SM80, None, V08, *MATMUL) for d in (F16, BF16)),
+    *(Row("matmul_2_4", (I8, I8, d, d), WHOLE,  MULTIPLIED, SM80, None, V08, *MATMUL, H200) for d in (F16, BF16)),
     *(Row("matmul_2_4", (a, a, d, d),   SUM32,  MULTIPLIED, SM89, None, V08, *MATMUL, H100)
       for a, d in product(FP8, WIDE)),
     *(Row("matmul_2_4", (a, a, c, a),   SUM32,  MULTIPLIED, SM89, None, V08, *MATMUL, H100)

@@ -13,7 +13,7 @@ from dispatch.table.on_host import on_host
 __all__ = ["ROWS"]
 
 SM75  = Arch(75)
-H100  = ("H100",)
+H100, H200 = ("H100",), ("H200",)
 ANY   = (rules.aligned, rules.index_pair, rules.blocks, rules.results, rules.iterated, rules.diagonal_of_lines)
 RULES = (*ANY, rules.without_factors)
 SOLVES = (*ANY, rules.with_factors)
@@ -25,7 +25,7 @@ GPU_ROWS = (
     *(Row("bicgstab", (one, one), None, RULES, SM75, None, (), "own", "bicgstab", krylov_plan, H100) for one in ALL),
     *(Row("gmres",    (one, one), None, RULES, SM75, None, (), "own", "gmres", krylov_plan, H100) for one in ALL),
     *(Row("minres",   (one, one), None, RULES, SM75, None, (), "own", "minres", krylov_plan, H100) for one in REAL),
-    *(Row(op, (one, one), None, SOLVES, SM75, None, (), "own", op, krylov_plan, variant="factors")
+    *(Row(op, (one, one), None, SOLVES, SM75, None, (), "own", op, krylov_plan, H200, variant="factors")
       for op in ("cg", "bicgstab", "gmres") for one in ALL),
 )
 # fmt: on

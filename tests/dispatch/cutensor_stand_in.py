@@ -83,6 +83,7 @@ class Library(blocks.Blocks, caches_of.Caches):
         super().__init__()
         self.alive, self.numbers, self.executed, self.refused, self.cache = {}, count(16, 16), [], set(), {}
         self.destroyed = []  # what kinds of things, in their order
+        self.waited = []  # a stream for each time that the host waited for it
 
     def __getattr__(self, name):
         if name.startswith(COMPUTE_DESC):
@@ -339,7 +340,9 @@ def executor_of(monkeypatch):
     monkeypatch.setattr(handle, "relaxed", nullcontext, raising=False)
     zero = lambda address, value, nbytes, _: ctypes.memset(address, value, nbytes)  # noqa: E731
     for module in (calls, block_sparse):
-        monkeypatch.setattr(module, "driver", SimpleNamespace(cuMemsetD8Async=zero))
+        monkeypatch.setattr(
+            module, "driver", SimpleNamespace(cuMemsetD8Async=zero, cuStreamSynchronize=library.waited.append)
+        )
     stream = SimpleNamespace(
         wait_for_uses=lambda _: None, done=lambda: None, synchronize=lambda: None, c_handle=ctypes.c_void_p(7)
     )

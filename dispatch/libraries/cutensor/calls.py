@@ -12,6 +12,7 @@ from cudabind import driver
 from cudabind.errors import CutensorError
 from cudabind.sys import cutensor
 from dispatch.core.request import Argument, Plan
+from dispatch.device.stream import relaxed
 from dispatch.libraries.cublas.scalars import HostNumber
 from dispatch.libraries.cutensor.descriptors import OWN_CHOICE, Operation, Planned, Preference
 from dispatch.libraries.cutensor.failures import failure, made_room
@@ -132,15 +133,20 @@ class CallStep:
 
 
 class TensorPlan(Plan):
-    """Calls and what is around them, in their order; they share one workspace."""
+    """Calls and what is around them, in their order; they share one workspace.
 
-    __slots__ = ("_executor", "_memory", "_steps")
+    `in_order` says whether all of a call runs on the stream. Where a part of it may run beside, the host waits for what
+    is enqueued first, and nothing is captured: of operands that were still being written the contraction of three was
+    wrong on an H200 (cuTENSOR 2.8.1).
+    """
+
+    __slots__ = ("_executor", "_in_order", "_memory", "_steps")
 
     def __init__(
-        self, executor: CudaExecutor, row: Row, works: Sequence[Call | Zero], *, capture_safe: bool = True
+        self, executor: CudaExecutor, row: Row, works: Sequence[Call | Zero], *, in_order: bool = True
     ) -> None:
-        super().__init__(row, capture_safe=capture_safe)
-        self._executor = executor
+        super().__init__(row, capture_safe=in_order)
+        self._executor, self._in_order = executor, in_order
         self._memory: Storage | None = None
         self._steps = tuple(CallStep(executor, work) if isinstance(work, Call) else work for work in works)
         needed = max((step.planned.workspace for step in self._steps if isinstance(step, CallStep)), default=0)
@@ -156,6 +162,9 @@ class TensorPlan(Plan):
         if memory is not None and memory.owner is not self._executor.stream:
             # Made while the caller captured the executor's stream, on another one, which was waited for since.
             memory.owner = memory.writer = self._executor.stream
+        if not self._in_order:
+            with relaxed():
+                driver.cuStreamSynchronize(self._executor.target.value)
         for step in self._steps:
             if isinstance(step, Zero):
                 places: Any = arguments  # addresses are ints

@@ -43,10 +43,10 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request; Refused where cuTENSOR has no kernel for it."""
     if not request.layout_of("out").size:
         return IdlePlan(row, capture_safe=False)
-    own, capture_safe = preference_of(request), not is_unsafe(request)
+    own, in_order = preference_of(request), not is_unsafe(request)
 
     def planned(preference: Preference) -> TensorPlan:
-        return TensorPlan(executor, row, calls_of(request, row, preference), capture_safe=capture_safe)
+        return TensorPlan(executor, row, calls_of(request, row, preference), in_order=in_order)
 
     if own.jit:
         executor.refuse_capture("a request whose kernel is compiled")
@@ -88,10 +88,11 @@ def is_free(request: Any) -> bool:
 
 
 def is_unsafe(request: Any) -> bool:
-    """Whether a call is not recorded: three tensors are contracted, or two of them to a scalar.
+    """Whether a part of a call may run beside the stream: three tensors are contracted, or two of them to a scalar.
 
     cuTENSOR 2.8.1 ran a part of some of these at once, outside of a recording, on an H100: at made-up addresses that
-    was the end of the context, and within a caller's capture CUTENSOR_STATUS_CUDA_ERROR.
+    was the end of the context, and within a caller's capture CUTENSOR_STATUS_CUDA_ERROR. So they are not recorded, and
+    the host waits for operands that are still being written.
     """
     if request.op == "contract_trinary":
         return True

@@ -181,7 +181,7 @@ class Draw:
         values = self.factor(*self.batch_b, self.k, self.n)
         self.fields["b"] = lay(self.device, values, by_rows=form.by_rows[1] and not self.is_narrow).view
         bias = form.bias or int(self.d.is_fp8 and not form.added)  # which says what dtype C would have
-        if bias and not (form.vectors and self.dtype is I8 and self.d in HALF):  # which a rule refuses
+        if bias and not (self.dtype is I8 and self.d in HALF):  # which a rule refuses
             kind = F32 if self.dtype is I8 else self.c
             lead = self.batch if bias > 1 else ()
             self.fields["bias"] = lay(self.device, self.normal(kind, *lead, self.m)).view

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, HALF, I8, Arch, Dtype
+from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, HALF, I8, Arch, Dtype
 from dispatch.ops.structured.layout import leading, lies_by_rows
 from dispatch.ops.structured.product import Activation24
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Layout
 
-__all__ = ["aligned", "as_given", "factors", "gelus", "is_faulty", "kernels", "lines", "operands", "packed_lines"]
-__all__ += ["same_lines", "stacked", "vectors"]
+__all__ = ["aligned", "as_given", "ended", "factors", "gelus", "is_faulty", "kernels", "lines", "operands"]
+__all__ += ["packed_lines", "same_lines", "stacked", "vectors"]
 
 ALIGNMENT, STRUCTURED_LINE = 16, 32  # bytes
 SM100 = Arch(100)
@@ -129,8 +129,8 @@ def factors(request: Any) -> str:
     given = request.alpha_vector is not None or request.beta_vector is not None
     if request.alpha_vector is not None and request.reads_added and request.beta_vector is None:
         return "needs beta_vector for c beside alpha_vector, has a number, which the library then leaves out"
-    if request.alpha_vector is not None and request.bias is not None and request.d_dtype in HALF:
-        return f"needs no bias beside alpha_vector for {request.d_dtype}, has both: cuSPARSELt 0.8 gave other numbers"
+    if request.a_dtype is I8 and request.bias is not None and request.d_dtype in HALF:
+        return f"needs no bias for i8 to {request.d_dtype}, has one: cuSPARSELt 0.8 gave other numbers; ask for i32"
     return f"needs i8 for vectors of factors, has {request.a_dtype}" if given and request.a_dtype is not I8 else ""
 
 
@@ -151,6 +151,13 @@ def gelus(request: Any) -> str:
 def is_faulty(stamp: str) -> bool:
     """Whether some kernels of the library and GPU that have compressed a matrix end the process."""
     return any(stamp.startswith(begins) and stamp.endswith(ends) for begins, ends in FAULTY)
+
+
+def ended(request: Any) -> str:
+    """No f32 where a product of it did not end: three of cuSPARSELt 0.8.0's on an H200 ran on for minutes."""
+    if request.a_dtype is not F32 or not is_faulty(stamp := request.form.made_by):
+        return ""
+    return f"needs f16 or bf16 with {stamp}, whose products of f32 did not end, has f32: convert it"
 
 
 def kernels(request: Any) -> str:

@@ -151,6 +151,14 @@ def test_three_tensors_to_a_scalar_are_refused_before_the_library_fails(dev, exe
             dp.run(request)
 
 
+def test_three_tensors_are_contracted_once_what_was_enqueued_is_done(dev, executor):
+    """With operands that were still being written the results were wrong on an H200."""
+    a = dev.zeros((3, 3), "f32")
+    plan, _ = run(dp.ContractTrinaryRequest("ij,jk,kl->il", a, a, a), executor, row_of("contract_trinary", "f32"))
+    assert not plan.capture_safe
+    assert executor.library.waited == [executor.target.value]
+
+
 def test_contractions_to_a_scalar_are_not_recorded(dev, executor):
     a, one, row = dev.zeros((3, 3), "f32"), dev.zeros((1, 3), "f32"), row_of("contract", "f32")
     for request, is_safe in (
@@ -159,8 +167,12 @@ def test_contractions_to_a_scalar_are_not_recorded(dev, executor):
         (dp.ContractRequest("ab,ba->a", a, a), True),
         (dp.ContractRequest(",->", a[0, 0], a[0, 0]), True),
     ):
+        executor.library.waited.clear()
         plan, _ = run(request, executor, row)
         assert plan.capture_safe is is_safe, request.describe()
+        assert executor.library.waited == ([] if is_safe else [executor.target.value]), (
+            "a part may run beside the stream"
+        )
     assert run(dp.ReduceModesRequest("ab->", a), executor, row_of("reduce_modes", "f32"))[0].capture_safe
 
 

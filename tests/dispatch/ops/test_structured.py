@@ -266,7 +266,7 @@ NOT_TAKEN = {
     "f32 not in TF32": (lambda: dp.matmul_2_4(*S.compress(DEV.zeros((32, 64), "f32")), DEV.zeros((64, 16), "f32")), "needs COMPUTE_32F_FAST_TF32|compute.*TF32"),
     "GELU of f16": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), activation="gelu"), "for GELU, has f16 to f16"),
     "a vector of factors of f16": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), alpha_vector=DEV.zeros((32,), "f32")), "needs i8 for vectors of factors, has f16"),
-    "a bias beside a vector of factors": (lambda: dp.matmul_2_4(*S.compress(DEV.zeros((32, 64), "i8")), DEV.zeros((16, 64), "i8").T, bias=DEV.zeros((32,), "f32"), alpha_vector=DEV.zeros((32,), "f32"), out_dtype="f16"), "needs no bias beside alpha_vector for f16"),
+    "a bias beside a vector of factors": (lambda: dp.matmul_2_4(*S.compress(DEV.zeros((32, 64), "i8")), DEV.zeros((16, 64), "i8").T, bias=DEV.zeros((32,), "f32"), alpha_vector=DEV.zeros((32,), "f32"), out_dtype="f16"), "needs no bias for i8 to f16"),
     "row-major b of i8": (lambda: dp.matmul_2_4(*S.compress(DEV.zeros((32, 64), "i8")), DEV.zeros((64, 16), "i8")), "needs b column-major, with adjacent elements"),
     "an odd address": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 32), "f16")[:, 1:17]), "needs b at a multiple of 16 bytes, has 2: copy it"),
     "odd lines": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 17), "f16")[:, :16]), "needs lines of b at multiples of 16 bytes"),
