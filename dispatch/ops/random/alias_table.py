@@ -33,19 +33,20 @@ KEPT = 32  # tables at a time
 ALIAS = r"""
 struct alignas(8) Column { unsigned threshold, other; };
 
-// Decides those counts of four whose bits are in `open`, where they lie, by 32 bits of each element's own stream.
+// Decides those counts of a group whose bits are in `open`, where they lie, by 32 bits of each element's own stream.
 __device__ void decide(
-    Number* out, unsigned open, Whole q, unsigned replay, Whole seed, Whole offset, Whole count, Whole first,
+    Number* out, unsigned open, Whole g, unsigned replay, Whole seed, Whole offset, Whole count, Whole first,
     unsigned shift, const Column* columns)
 {
     const unsigned* rests = (const unsigned*)(columns + ((Whole)1 << (32 - shift)));
-    const Block block = at_place(0xffffffffu, q, replay, seed);
+    const Block block = at_place(0xffffffffu, g / (4 / GROUP), replay, seed);
 #pragma unroll 1
     for (unsigned j = 0; open >> j; ++j) {
-        const Whole at = 4 * q + j - offset;
+        const Whole index = GROUP * g + j, at = index - offset;
         if (!(open >> j & 1) || at >= count) continue;  // one before the first is a large number
-        const unsigned word = j & 2 ? (j & 1 ? block.at[3] : block.at[2]) : j & 1 ? block.at[1] : block.at[0];
-        const unsigned column = word >> shift, further = at_place(0, 4 * q + j, replay, seed).at[0];
+        const bool odd = index & 1;
+        const unsigned word = index & 2 ? (odd ? block.at[3] : block.at[2]) : odd ? block.at[1] : block.at[0];
+        const unsigned column = word >> shift, further = at_place(0, index, replay, seed).at[0];
         out[at] = sum(first, further < rests[column] ? column : columns[column].other);
     }
 }
@@ -54,21 +55,22 @@ extern "C" __global__ void FUNCTION(
     Number* out, Whole seed, Whole offset, Whole count, Whole first, Whole bits, const Column* columns,
     const unsigned* replays)
 {
-    const Whole step = (Whole)gridDim.x * blockDim.x, end = (offset + count + 3) / 4;
+    const Whole step = (Whole)gridDim.x * blockDim.x, end = (offset + count + GROUP - 1) / GROUP;
     const unsigned replay = replays ? *replays : 0, shift = 32 - (unsigned)bits, mask = (1u << shift) - 1;
-    for (Whole q = offset / 4 + (Whole)blockIdx.x * blockDim.x + threadIdx.x; q < end; q += step) {
-        const Block block = at_place(0xffffffffu, q, replay, seed);
+    for (Whole g = offset / GROUP + (Whole)blockIdx.x * blockDim.x + threadIdx.x; g < end; g += step) {
+        unsigned words[GROUP];
+        words_of(g, replay, seed, words);
         unsigned open = 0;
-        Quad quad;
+        Group group;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const unsigned column = block.at[j] >> shift, rest = block.at[j] & mask;
+        for (int j = 0; j < GROUP; ++j) {
+            const unsigned column = words[j] >> shift, rest = words[j] & mask;
             const Column found = columns[column];
             if (rest == found.threshold) open |= 1u << j;
-            quad.at[j] = sum(first, rest < found.threshold ? column : found.other);
+            group.at[j] = sum(first, rest < found.threshold ? column : found.other);
         }
-        put(out, quad, q, offset, count);
-        if (open) decide(out, open, q, replay, seed, offset, count, first, shift, columns);
+        put(out, group, g, offset, count);
+        if (open) decide(out, open, g, replay, seed, offset, count, first, shift, columns);
     }
 }
 """

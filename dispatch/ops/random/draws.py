@@ -202,15 +202,16 @@ def defined(**chosen: Any) -> tuple[str, ...]:
     return (*OPTIONS, *(f"-D{name}={value}" for name, value in chosen.items()))
 
 
-def quads_launch(request: Any, values: tuple[Any, ...]) -> Launch:
-    """A thread for each quad, and of many for several."""
-    quads = request.count and -(-request.count // QUAD) + 1  # one more, where the offset is in the middle of one
-    return Launch((min(-(-quads // THREADS), MOST_BLOCKS),), (THREADS,), values)
+def groups_launch(request: Any, values: tuple[Any, ...]) -> Launch:
+    """A thread for each quad, or half of one where numbers have 8 bytes, and of many for several."""
+    per_group = QUAD // 2 if request.kind.itemsize == 8 else QUAD
+    groups = request.count and -(-request.count // per_group) + 1  # one more, where the offset is in the middle of one
+    return Launch((min(-(-groups // THREADS), MOST_BLOCKS),), (THREADS,), values)
 
 
 def words_launch(request: Any) -> Launch:
     """Of whole numbers of a range."""
-    return quads_launch(request, word_values(request))
+    return groups_launch(request, word_values(request))
 
 
 def table_launch(request: Any) -> Launch:
@@ -219,7 +220,7 @@ def table_launch(request: Any) -> Launch:
     if table is None:
         raise WorkerFailed("no table is made for such counts")
     numbers = (request.count, table.first, table.bits)
-    return quads_launch(request, (*map(ctypes.c_uint64, numbers), ctypes.c_void_p()))
+    return groups_launch(request, (*map(ctypes.c_uint64, numbers), ctypes.c_void_p()))
 
 
 def rejection_launch(request: Any) -> Launch:
@@ -233,7 +234,7 @@ def rejection_launch(request: Any) -> Launch:
 def single_launch(request: Any) -> Launch:
     """A thread for each quad or each element, and of many for several."""
     if is_by_quads(request):
-        return quads_launch(request, single_values(request))
+        return groups_launch(request, single_values(request))
     return Launch((min(-(-request.count // THREADS), MOST_BLOCKS),), (THREADS,), single_values(request))
 
 

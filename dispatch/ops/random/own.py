@@ -31,14 +31,18 @@ if TYPE_CHECKING:
 __all__ = ["NumbersPlan", "kernel_of", "nvrtc_random", "values_of"]
 
 THREADS = 256
-MOST_BLOCKS = 1 << 14  # beyond them threads go on with further quads
+MOST_BLOCKS = 1 << 14  # beyond them threads go on with further groups
 MODES = {"random_bits": 0, "random_uniform": 1, "random_normal": 2, "random_lognormal": 3, "random_exponential": 4}
 TYPES = NAMES | {U32: "unsigned", U64: "unsigned long long"}
 
-QUADS = r"""
+GROUPS = r"""
 typedef NUMBER Number;
 typedef SUM T;
-struct alignas(sizeof(Number) == 2 ? 8 : 16) Quad { Number at[4]; };
+
+// The numbers of one block of Philox: a quad, or half of one where they have 8 bytes. A thread writes them by one
+// store: of two, each would leave gaps between threads, and write every sector of memory in part.
+constexpr int GROUP = 4 / WORDS;
+struct alignas(GROUP * sizeof(Number)) Group { Number at[GROUP]; };
 
 __device__ void put(unsigned& at, unsigned x) { at = x; }
 __device__ void put(unsigned long long& at, unsigned long long x) { at = x; }
@@ -92,14 +96,14 @@ __device__ double one_of(const unsigned* w, int j) { return unit(w[2 * j], w[2 *
 
 __device__ void uniform(const unsigned* w, double* made)
 {
-    for (int j = 0; j < 4; ++j)
+    for (int j = 0; j < GROUP; ++j)
         made[j] = HALF_OPEN ? (w[2 * j] ^ (Whole)w[2 * j + 1] << 21) * 1.1102230246251565e-16
                             : unit(w[2 * j], w[2 * j + 1]);
 }
 
 __device__ void normal(const unsigned* w, double* made)
 {
-    for (int j = 0; j < 4; j += 2) {
+    for (int j = 0; j < GROUP; j += 2) {
         const double size = sqrt(-2.0 * log(one_of(w, j))), angle = 2 * one_of(w, j + 1);
 #ifdef __CUDACC__
         sincospi(angle, &made[j], &made[j + 1]);
@@ -117,13 +121,13 @@ __device__ float one_of(const unsigned* w, int j) { return unit(w[j]); }
 __device__ void uniform(const unsigned* w, float* made)
 {
     const bool by_steps = HALF_OPEN || STEPS < 24;
-    for (int j = 0; j < 4; ++j)
+    for (int j = 0; j < GROUP; ++j)
         made[j] = by_steps ? ((w[j] >> (32 - STEPS)) + !HALF_OPEN) * (1.0f / (1 << STEPS)) : unit(w[j]);
 }
 
 __device__ void normal(const unsigned* w, float* made)
 {
-    for (int j = 0; j < 4; j += 2) {
+    for (int j = 0; j < GROUP; j += 2) {
         const float size = root(-2.0f * logf(unit(w[j])));
         turn(w[j + 1] * (2.3283064e-10f * 6.2831855f) + (2.3283064e-10f * 6.2831855f / 2), made[j], made[j + 1]);
         made[j] *= size;
@@ -132,57 +136,54 @@ __device__ void normal(const unsigned* w, float* made)
 }
 #endif
 
-// The numbers of a quad of words: `a` and `b` are low and high, mean and std, or the scale.
-__device__ void make(const unsigned* w, Quad& quad, T a, T b)
+// The numbers of a block of words: `a` and `b` are low and high, mean and std, or the scale.
+__device__ void make(const unsigned* w, Group& group, T a, T b)
 {
 #if MODE == 0
-    for (int j = 0; j < 4; ++j)
-        put(quad.at[j], WORDS == 1 ? (Number)w[j] : (Number)(w[WORDS * j] | (Whole)w[WORDS * j + WORDS - 1] << 32));
+    for (int j = 0; j < GROUP; ++j)
+        put(group.at[j], WORDS == 1 ? (Number)w[j] : (Number)(w[WORDS * j] | (Whole)w[WORDS * j + WORDS - 1] << 32));
 #else
-    T made[4];
+    T made[GROUP];
     if (MODE == 1) {
         uniform(w, made);
         if (a != 0 || b != 1)
-            for (int j = 0; j < 4; ++j) made[j] = a + (b - a) * made[j];
+            for (int j = 0; j < GROUP; ++j) made[j] = a + (b - a) * made[j];
     } else if (MODE == 4) {
-        for (int j = 0; j < 4; ++j) made[j] = minus_log(one_of(w, j)) * a;
+        for (int j = 0; j < GROUP; ++j) made[j] = minus_log(one_of(w, j)) * a;
     } else {
         normal(w, made);
-        for (int j = 0; j < 4; ++j) {
+        for (int j = 0; j < GROUP; ++j) {
             made[j] = made[j] * b + a;
             if (MODE == 3) made[j] = exp(made[j]);
         }
     }
-    for (int j = 0; j < 4; ++j) write(quad.at[j], made[j]);
+    for (int j = 0; j < GROUP; ++j) write(group.at[j], made[j]);
 #endif
 }
 
 extern "C" __global__ void FUNCTION(
     Number* out, Whole seed, Whole offset, Whole count, double a, double b, const unsigned* replays)
 {
-    const Whole first = offset / 4, end = (offset + count + 3) / 4;
-    const unsigned skip = (unsigned)(offset % 4), replay = replays ? *replays : 0;
-    const bool whole = skip == 0 && (Whole)out % sizeof(Quad) == 0;
+    const Whole first = offset / GROUP, end = (offset + count + GROUP - 1) / GROUP;
+    const unsigned skip = (unsigned)(offset % GROUP), replay = replays ? *replays : 0;
+    const bool whole = skip == 0 && (Whole)out % sizeof(Group) == 0;
     const Whole step = (Whole)gridDim.x * blockDim.x;
-    for (Whole q = first + (Whole)blockIdx.x * blockDim.x + threadIdx.x; q < end; q += step) {
-        unsigned w[4 * WORDS];
-        for (int part = 0; part < WORDS; ++part) {
-            const Block block = block_of(q, (q >> 16) * WORDS + part, replay, seed);
-            for (int j = 0; j < 4; ++j) w[4 * part + j] = block.at[j];
-        }
-        Quad quad;
-        make(w, quad, (T)a, (T)b);
-        const long long at = (long long)(q - first) * 4 - skip;
-        if (whole && at + 4 <= (long long)count) {
-            *(Quad*)(out + at) = quad;
+    for (Whole g = first + (Whole)blockIdx.x * blockDim.x + threadIdx.x; g < end; g += step) {
+        const Whole q = g / WORDS;
+        const Block block = block_of(q, (q >> 16) * WORDS + g % WORDS, replay, seed);
+        Group group;
+        make(block.at, group, (T)a, (T)b);
+        const long long at = (long long)(g - first) * GROUP - skip;
+        if (whole && at + GROUP <= (long long)count) {
+            *(Group*)(out + at) = group;
         } else {
-            for (int j = 0; j < 4; ++j)
-                if (at + j >= 0 && at + j < (long long)count) out[at + j] = quad.at[j];
+            for (int j = 0; j < GROUP; ++j)
+                if (at + j >= 0 && at + j < (long long)count) out[at + j] = group.at[j];
         }
     }
 }
 """
-SOURCE = NUMBERS + PHILOX + QUADS
+SOURCE = NUMBERS + PHILOX + GROUPS
 ADVANCE = 'extern "C" __global__ void advance(unsigned* replays) { *replays = (*replays + 1) & 0x7fffffff; }\n'
 OPTIONS = ("-std=c++17",)
 
@@ -275,9 +276,10 @@ def _kernel(op: str, kind: Any, is_half_open: bool) -> Kernel:
 
 
 def launch_of(request: Any) -> Launch:
-    """A thread for each quad, and of many for several."""
-    quads = request.count and -(-request.count // QUAD) + 1  # one more, where the offset is in the middle of one
-    blocks = min(-(-quads // THREADS), MOST_BLOCKS)
+    """A thread for each block of Philox, and of many for several."""
+    words = request.count * words_each(request.kind)
+    groups = words and -(-words // QUAD) + 1  # one more, where the offset is in the middle of one
+    blocks = min(-(-groups // THREADS), MOST_BLOCKS)
     return Launch((blocks,), (THREADS,), values_of(request))
 
 

@@ -337,10 +337,10 @@ extern "C" __global__ void FUNCTION(
         float x[4];
         unsigned missed = 0, open = 0;
         first(seed, q, replay, given, x, missed, open);
-        Quad quad;
+        Group group;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) write(quad.at[j], x[j]);
-        put(out, quad, q, offset, count);
+        for (int j = 0; j < 4; ++j) write(group.at[j], x[j]);
+        put(out, group, q, offset, count);
         // Those that are not taken are drawn by their own streams, where they lie: the loop needs to hold none of them.
 #pragma unroll 1
         for (unsigned left = missed | open; left; left &= left - 1) {

@@ -73,20 +73,32 @@ __device__ Whole below(Draw& d, Whole range, Whole least)
     }
 }
 """
-# A thread's quads, one after the other, and where each goes: at once, if all of it is asked for and memory is aligned.
+# A thread's groups, one after the other, and where each goes: by one store, if all of it is asked for and memory is
+# aligned. A group is a quad, but of numbers of 8 bytes half of one, though two threads then compute the same block:
+# four of them would take two stores, each of which leaves gaps between threads and writes every sector in part.
 NEIGHBOURS = r"""
 typedef NUMBER Number;
-struct alignas(sizeof(Number) < 4 ? 4 * sizeof(Number) : 16) Quad { Number at[4]; };
+constexpr int GROUP = sizeof(Number) == 8 ? 2 : 4;
+struct alignas(GROUP * sizeof(Number)) Group { Number at[GROUP]; };
 
-__device__ void put(Number* out, const Quad& quad, Whole q, Whole offset, Whole count)
+// The words of 32 bits of a group: a quad's block, or half of it.
+__device__ void words_of(Whole g, unsigned replay, Whole seed, unsigned* words)
 {
-    const long long at = (long long)(4 * q - offset);
-    if (offset % 4 == 0 && (Whole)out % alignof(Quad) == 0 && at + 4 <= (long long)count) {
-        *(Quad*)(out + at) = quad;
+    const Block block = at_place(0xffffffffu, g / (4 / GROUP), replay, seed);
+    const bool later = GROUP == 2 && g % 2;
+#pragma unroll
+    for (int j = 0; j < GROUP; ++j) words[j] = later ? block.at[(j + 2) % 4] : block.at[j];
+}
+
+__device__ void put(Number* out, const Group& group, Whole g, Whole offset, Whole count)
+{
+    const long long at = (long long)(GROUP * g - offset);
+    if (offset % GROUP == 0 && (Whole)out % sizeof(Group) == 0 && at + GROUP <= (long long)count) {
+        *(Group*)(out + at) = group;
     } else {
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-            if (at + j >= 0 && at + j < (long long)count) out[at + j] = quad.at[j];
+        for (int j = 0; j < GROUP; ++j)
+            if (at + j >= 0 && at + j < (long long)count) out[at + j] = group.at[j];
     }
 }
 """

@@ -1,10 +1,10 @@
-"""The kernels of whole numbers of a range: four neighbours share blocks of Philox, a word each, of 32 bits or of 64.
+"""The kernels of whole numbers of a range: neighbours share blocks of Philox, a word each, of 32 bits or of 64.
 
 By Lemire's method a number is the upper half of a word times the range, unless the lower half tells that the word is
 one too many: then it is drawn anew from the element's own stream, which is as good as any other word. The loop has one
-branch for this, taken where any of four words is one too many, and behind their store: so the loop needs few registers,
-and no call, which on a GPU would have the compiler keep what the loop holds in memory. Words of 32 bits are multiplied
-as such, into 64.
+branch for this, taken where any word of a thread's is one too many, and behind their store: so the loop needs few
+registers, and no call, which on a GPU would have the compiler keep what the loop holds in memory. Words of 32 bits are
+multiplied as such, into 64.
 """
 
 from __future__ import annotations
@@ -24,38 +24,29 @@ typedef Whole Word;
 #else
 typedef unsigned Word;
 #endif
-struct Four { Word at[4]; };
 
-// The words of four neighbours.
-__device__ Four words_of(Whole q, unsigned replay, Whole seed)
-{
-    Four made;
 #if WIDE
-    const Block one = at_place(0xfffffffeu, q, replay, seed), other = at_place(0xfffffffdu, q, replay, seed);
-    for (int j = 0; j < 2; ++j) {
-        made.at[j] = one.at[2 * j] | (Word)one.at[2 * j + 1] << 32;
-        made.at[2 + j] = other.at[2 * j] | (Word)other.at[2 * j + 1] << 32;
-    }
-#else
-    const Block block = at_place(0xffffffffu, q, replay, seed);
-    for (int j = 0; j < 4; ++j) made.at[j] = block.at[j];
-#endif
-    return made;
+// The words of a group, two numbers, of 64 bits.
+__device__ void words_of(Whole g, unsigned replay, Whole seed, Word* words)
+{
+    const Block block = at_place(0xfffffffeu - (unsigned)(g % 2), g / 2, replay, seed);
+    for (int j = 0; j < GROUP; ++j) words[j] = block.at[2 * j] | (Word)block.at[2 * j + 1] << 32;
 }
+#endif
 
-// Draws those of four numbers anew whose bits are in `missed`, where they lie: the loop needs to hold none of them.
+// Draws those numbers of a group anew whose bits are in `missed`, where they lie: the loop needs to hold none of them.
 __device__ void draw_anew(
-    Number* out, unsigned missed, Whole q, unsigned replay, Whole seed, Whole offset, Whole count, Whole low,
+    Number* out, unsigned missed, Whole g, unsigned replay, Whole seed, Whole offset, Whole count, Whole low,
     Whole range, Whole least)
 {
     unsigned block = 0;
 #pragma unroll 1
     for (unsigned j = 0; missed >> j;) {
-        const Whole at = 4 * q + j - offset;
+        const Whole at = GROUP * g + j - offset;
         Whole x = 0;
         bool taken = !(missed >> j & 1) || at >= count;  // one before the first is a large number
         if (!taken) {
-            const Block words = at_place(block, 4 * q + j, replay, seed);
+            const Block words = at_place(block, GROUP * g + j, replay, seed);
             const Whole one = words.at[0] | (Whole)words.at[1] << 32, other = words.at[2] | (Whole)words.at[3] << 32;
             x = one * range >= least ? one : other;
             taken = x * range >= least;
@@ -70,21 +61,22 @@ extern "C" __global__ void FUNCTION(
     Number* out, Whole seed, Whole offset, Whole count, Whole low, Whole range, Whole least, Whole least_of_64,
     const unsigned* replays)
 {
-    const Whole step = (Whole)gridDim.x * blockDim.x, end = (offset + count + 3) / 4;
+    const Whole step = (Whole)gridDim.x * blockDim.x, end = (offset + count + GROUP - 1) / GROUP;
     const unsigned replay = replays ? *replays : 0;
     const Word times = (Word)range, spare = (Word)least;
-    for (Whole q = offset / 4 + (Whole)blockIdx.x * blockDim.x + threadIdx.x; q < end; q += step) {
-        const Four four = words_of(q, replay, seed);
+    for (Whole g = offset / GROUP + (Whole)blockIdx.x * blockDim.x + threadIdx.x; g < end; g += step) {
+        Word words[GROUP];
+        words_of(g, replay, seed, words);
         unsigned missed = 0;
-        Quad quad;
+        Group group;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const Word x = four.at[j];
+        for (int j = 0; j < GROUP; ++j) {
+            const Word x = words[j];
             if (x * times < spare) missed |= 1u << j;
-            quad.at[j] = sum(low, times ? upper(x, times) : x);
+            group.at[j] = sum(low, times ? upper(x, times) : x);
         }
-        put(out, quad, q, offset, count);
-        if (missed) draw_anew(out, missed, q, replay, seed, offset, count, low, range, least_of_64);
+        put(out, group, g, offset, count);
+        if (missed) draw_anew(out, missed, g, replay, seed, offset, count, low, range, least_of_64);
     }
 }
 """

@@ -1,6 +1,7 @@
 """Kernels of numbers drawn element by element, run on the CPU over many elements: they are NumPy's, step for step."""
 
 import importlib.util
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 
 import dispatch as dp
 from dispatch.libraries.nvrtc.kernel import Kernel
-from dispatch.ops.random import single
+from dispatch.ops.random import own, single
 from dispatch.ops.random.draws import draws_kernel
+from dispatch.ops.random.reference import evaluate
 from dispatch.ops.random.reference_drawn import Draws, evaluate_drawn, words_of
 from dispatch.ops.random.single import is_single
 
@@ -71,6 +73,52 @@ def test_whole_numbers_follow_from_seed_and_place_alone(dev, on_cpu):
         replays = np.array([1], np.uint32)
         again = drawn_by_kernel(on_cpu, request, replays=replays.ctypes.data)
         assert (again == whole).mean() < 0.02
+
+
+# -- numbers of 8 bytes, two to a thread ------------------------------------------------------------------------------
+WIDE = {
+    "bits": (dp.RandomBitsRequest, {"out_dtype": "u64"}),
+    "uniform": (dp.RandomUniformRequest, {"out_dtype": "f64", "low": -1.0}),
+    "uniform, half open": (dp.RandomUniformRequest, {"out_dtype": "f64", "interval": "[0,1)"}),
+    "normal": (dp.RandomNormalRequest, {"out_dtype": "f64"}),
+    "lognormal": (dp.RandomLognormalRequest, {"out_dtype": "f64"}),
+    "exponential": (dp.RandomExponentialRequest, {"out_dtype": "f64"}),
+    "whole numbers of 32 bits": (dp.RandomIntegersRequest, {"high": 3 << 30, "out_dtype": "i64"}),
+    "whole numbers of 64 bits": (dp.RandomIntegersRequest, {"high": 3 << 62, "out_dtype": "u64"}),
+    "binomial": (dp.RandomBinomialRequest, {"n": 100, "p": 0.3, "out_dtype": "i64"}),
+    "narrow whole numbers": (dp.RandomIntegersRequest, {"high": 3 << 30, "out_dtype": "u32"}),
+}
+UNTOUCHED = 0xA5
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_any_part_of_a_sequence_is_written_and_nothing_beside_it(name, dev, on_cpu):
+    """From the middle of pairs and quads, few numbers or many, into memory that allows stores of 16 bytes or does not.
+
+    Quads from 65,536 on are of the first subsequence again. By as many threads as a GPU has, and by fewer.
+    """
+    kind, given = WIDE[name]
+    op, size = kind.op, dp.Dtype.of(given["out_dtype"]).itemsize
+    for base in (0, 4 * 65_536 - 8):
+        request = kind(dev, 32, 7, base, **given)
+        whole = (evaluate if op in own.MODES else evaluate_drawn)(request)["out"]
+        for offset, count, shift in itertools.product(range(5), (1, 2, 3, 4, 5, 7, 8, 17), (0, 1)):
+            memory = np.full(count * size + 64, UNTOUCHED, np.uint8)
+            start = -memory.ctypes.data % 16 + 16 + shift * size
+            place = memory[start : start + count * size].view(whole.dtype)
+            request = kind(dev, count, 7, base + offset, **given)
+            filled = request.replace(out=dp.from_dlpack(place))
+            kernel = own.kernel_of(filled) if op in own.MODES else draws_kernel(filled)
+            for grid in (None, (1, 2)):
+                memory[:] = UNTOUCHED
+                on_cpu.run(kernel, filled, grid=grid)
+                right = whole[offset : offset + count]
+                if whole.dtype.kind == "f":
+                    np.testing.assert_allclose(place, right, rtol=1e-14, atol=1e-15)
+                else:
+                    np.testing.assert_array_equal(place, right)
+                assert (memory[:start] == UNTOUCHED).all()
+                assert (memory[start + count * size :] == UNTOUCHED).all()
 
 
 # -- rejection in f32 -------------------------------------------------------------------------------------------------

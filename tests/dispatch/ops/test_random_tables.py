@@ -135,9 +135,12 @@ def test_the_kernels_of_counts_give_numpys(request_of, dev, on_cpu):
         np.testing.assert_array_equal(filled.out.numpy(), first)
 
 
-def test_the_kernel_decides_words_at_thresholds_by_the_elements_own_streams(dev, on_cpu):
+@pytest.mark.parametrize(
+    ("kind", "given"), [(dp.RandomPoissonRequest, {"lam": 39_000.0}), (dp.RandomBinomialRequest, {"n": 156_000})]
+)
+def test_the_kernel_decides_words_at_thresholds_by_the_elements_own_streams(kind, given, dev, on_cpu):
     """Of 4,096 columns one word in 2^20 is at its threshold."""
-    request = dp.RandomPoissonRequest(dev, 4_000_000, 1, lam=39_000.0)
+    request = kind(dev, 4_000_000, 1, **given)
     table = table_of(request)
     assert table.bits == 12
     words = words_of(Draws(1, np.arange(4_000_000)), np.arange(4_000_000))
