@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from dispatch.checks import check_int
+from dispatch.checks import check_int, check_shape, shown
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, Dtype
 from dispatch.ops.collective import RedOp, all_reduce
@@ -54,7 +54,9 @@ class GradientBuckets:
         self._beside, self._reduce = Beside(comm), reduce
         kind = Dtype.of(dtype)
         check_int("bucket_bytes", bucket_bytes, 1)
-        extents = [tuple(check_int("shapes", extent, 0) for extent in shape) for shape in shapes]
+        if not isinstance(shapes, (tuple, list)):
+            raise BadRequest("shapes", shown(shapes), "a list of shapes", "[tuple(p.shape) for p in model.parameters()]")
+        extents = [check_shape("shapes", shape, 8 * kind.itemsize) for shape in shapes]
         if not extents:
             raise BadRequest("shapes", "none", "the shape of each gradient")
         step = max(1, ALIGNMENT // kind.itemsize)

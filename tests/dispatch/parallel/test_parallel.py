@@ -197,13 +197,15 @@ def test_refusals_say_what_is_expected():
             (lambda: parallel.ExpertExchange([1, 2, 3], comm=comm), BadRequest, "2 times as many as a rank has"),
             (lambda: parallel.ExpertExchange([1, -2], comm=comm), BadRequest, "counts"),
             (lambda: parallel.GradientBuckets([], comm=comm), BadRequest, "the shape of each gradient"),
+            (lambda: parallel.GradientBuckets(4, comm=comm), BadRequest, "shapes: got 4; expected a list of shapes"),
+            (lambda: parallel.GradientBuckets([(2, -1)], comm=comm), BadRequest, "shapes: got .*integers of 0 or more"),
         ):
             with pytest.raises(error, match=text):
                 call()
         if world.rank:
             with pytest.raises(BadRequest, match="not the first"):
                 parallel.one_forward_one_backward(print, print, 1, comm=comm)
-        made = parallel.GradientBuckets([(2,), (3,)], comm=comm, bucket_bytes=1)
+        made = parallel.GradientBuckets([2, (3,)], comm=comm, bucket_bytes=1)
         with pytest.raises(BadRequest, match=r"\[0, 1\] not ready"):
             made.wait()
         made.ready(1)
