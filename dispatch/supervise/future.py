@@ -11,7 +11,7 @@ import math
 from _thread import allocate_lock
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Protocol
 
 from dispatch.core.request import R_co
 from dispatch.errors import DeadlineExceeded, DependencyFailed, Undelivered, words
@@ -142,6 +142,10 @@ class Future(Generic[R_co]):
         if self._status == CANCELLED:
             raise asyncio.CancelledError
         return self.result()
+
+    def __reduce__(self) -> NoReturn:
+        """TypeError: nobody would settle a copy, here or in another process."""
+        raise TypeError(f"a {type(self).__name__} is one outcome that cannot be copied or pickled: take its result()")
 
     def __repr__(self) -> str:
         """How it is, in one line; a failed one says with what, and the failure counts as undelivered still."""

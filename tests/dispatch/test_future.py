@@ -2,6 +2,8 @@
 
 import asyncio
 import concurrent.futures
+import copy
+import pickle
 import threading
 import weakref
 
@@ -293,3 +295,11 @@ def test_repr_says_how_it_is():
     assert repr(future) == "<Future running>"
     future.settle(CANCELLED, None)
     assert repr(future) == "<Future cancelled>"
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps], ids=lambda how: how.__name__)
+@pytest.mark.parametrize("future", [settled(DONE, 1), Future(Operand())], ids=["ended", "open"])
+def test_a_future_is_not_copied(how, future):
+    """A copy of an open one would never end."""
+    with pytest.raises(TypeError, match="a Future is one outcome that cannot be copied or pickled: take its result"):
+        how(future)
