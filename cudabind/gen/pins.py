@@ -46,7 +46,7 @@ WHEELS = (
     Pins("nvfatbin",      "nvidia-nvfatbin-cu12",           "nvidia-nvfatbin",           ("12.9.82", "13.0.85", "13.1.115", "13.5.37")),
     Pins("nvvm",          "nvidia-cuda-nvcc-cu12",          "nvidia-nvvm",               ("12.9.86", "13.0.88", "13.1.115", "13.5.37")),
     Pins("nvptxcompiler", "nvidia-cuda-nvcc-cu12",          "nvidia-nvptxcompiler",      ("12.9.86", "13.0.88", "13.1.115", "13.5.37")),
-    Pins("mathdx",        "nvidia-libmathdx-cu12",          "nvidia-libmathdx-cu13",     ("0.2.3.14", "0.3.0.13", "0.3.1.9", "0.4.1.15")),
+    Pins("mathdx",        "nvidia-libmathdx-cu12",          "nvidia-libmathdx-cu13",     ("0.2.3.14", "0.3.0.13", "0.3.1.9", "0.4.2.37")),
     Pins("nvml",          "nvidia-nvml-dev-cu12",           "nvidia-nvml-dev",           ("12.9.79", "13.0.87", "13.1.115", "13.5.37")),
     Pins("cupti",         "nvidia-cuda-cupti-cu12",         "nvidia-cuda-cupti",         ("12.9.79", "13.0.85", "13.1.115", "13.5.25")),
     Pins("sanitizer",     "nvidia-cuda-sanitizer-api-cu12", "nvidia-cuda-sanitizer-api", ("12.9.79", "13.0.85", "13.1.118", "13.5.25")),

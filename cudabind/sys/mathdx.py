@@ -2,7 +2,7 @@
 # mypy: disable-error-code="empty-body"
 # fmt: off
 """mathdx: everything that NVIDIA declares in libcommondx.h, libmathdx.h, libcublasdx.h, libcufftdx.h, libcusolverdx.h,
-libcuranddx.h, libnvcompdx.h, of nvidia-libmathdx-cu12 0.2.3.14; nvidia-libmathdx-cu13 0.3.0.13, 0.3.1.9, 0.4.1.15.
+libcuranddx.h, libnvcompdx.h, of nvidia-libmathdx-cu12 0.2.3.14; nvidia-libmathdx-cu13 0.3.0.13, 0.3.1.9, 0.4.2.37.
 
 Called by users and by `dispatch`; nothing is loaded before the first call.
 Documentation: https://docs.nvidia.com/cuda/libmathdx/
@@ -52,15 +52,24 @@ SINCE |= dict.fromkeys("""
     curanddxSetOperatorDoubles
 """.split(), "0.3.0")
 SINCE |= dict.fromkeys("""
-    commondxCodeType_t commondxCodeType cusolverdxJob_t cusolverdxJob nvcompdxDescriptor nvcompdxAlgorithm_t
-    nvcompdxAlgorithm nvcompdxDirection_t nvcompdxDirection nvcompdxOperatorType_t nvcompdxOperatorType
-    nvcompdxTraitType_t nvcompdxTraitType commondxGetCodePTXSize commondxGetCodePTX commondxCodeTypeToStr
-    cusolverdxJobToStr nvcompdxGetVersion nvcompdxCreateDescriptor nvcompdxSetOperatorInt64
-    nvcompdxSetOperatorInt64s nvcompdxSetOptionStr nvcompdxSetOptionStrs nvcompdxGetTraitInt64
-    nvcompdxGetTraitInt64s nvcompdxGetTraitStrSize nvcompdxGetTraitStr nvcompdxGetLTOIRSize nvcompdxGetLTOIR
-    nvcompdxGetUniversalFATBINSize nvcompdxGetUniversalFATBIN nvcompdxFinalizeCode nvcompdxDestroyDescriptor
-    nvcompdxOperatorTypeToStr nvcompdxTraitTypeToStr nvcompdxAlgorithmToStr nvcompdxDirectionToStr
-""".split(), "0.4.1")
+    commondxFunctionAbi_t commondxFunctionAbi commondxCodeType_t commondxCodeType cublasdxFillMode_t
+    cublasdxFillMode cublasdxSide_t cublasdxSide cublasdxDiag_t cublasdxDiag cublasdxStaticBlockDim_t
+    cublasdxStaticBlockDim cublasdxInputStreaming_t cublasdxInputStreaming cublasdxWithPipeline_t
+    cublasdxWithPipeline cufftdxDeviceFunctionType_t cufftdxDeviceFunctionType cufftdxThreadLinearization_t
+    cufftdxThreadLinearization cufftdxTransposition_t cufftdxTransposition cufftdxThreadLayout_t
+    cufftdxThreadLayout cusolverdxJob_t cusolverdxJob nvcompdxDescriptor nvcompdxAlgorithm_t nvcompdxAlgorithm
+    nvcompdxDirection_t nvcompdxDirection nvcompdxBlockWarpCompleteness_t nvcompdxBlockWarpCompleteness
+    nvcompdxOperatorType_t nvcompdxOperatorType nvcompdxTraitType_t nvcompdxTraitType commondxGetCodePTXSize
+    commondxGetCodePTX commondxFunctionAbiToStr commondxCodeTypeToStr cublasdxGetUniversalFATBINSize
+    cublasdxGetUniversalFATBIN cublasdxFinalizeCodes cublasdxFillModeToStr cublasdxSideToStr cublasdxDiagToStr
+    cufftdxDeviceFunctionTypeToStr cufftdxFinalizeCodes cufftdxTranspositionToStr cufftdxThreadLayoutToStr
+    cusolverdxFinalizeCodes cusolverdxJobToStr curanddxFinalizeCodes nvcompdxGetVersion nvcompdxCreateDescriptor
+    nvcompdxSetOperatorInt64 nvcompdxSetOperatorInt64s nvcompdxSetOptionStr nvcompdxSetOptionStrs
+    nvcompdxGetTraitInt64 nvcompdxGetTraitInt64s nvcompdxGetTraitStrSize nvcompdxGetTraitStr nvcompdxGetLTOIRSize
+    nvcompdxGetLTOIR nvcompdxGetUniversalFATBINSize nvcompdxGetUniversalFATBIN nvcompdxFinalizeCode
+    nvcompdxFinalizeCodes nvcompdxDestroyDescriptor nvcompdxOperatorTypeToStr nvcompdxTraitTypeToStr
+    nvcompdxAlgorithmToStr nvcompdxDirectionToStr
+""".split(), "0.4.2")
 UNTIL: dict[str, str] = {
     "curanddxSetOperatorDoubles": "0.3.1",
     "cublasdxBindTensor": "0.2.3",
@@ -72,11 +81,12 @@ BEFORE: tuple[tuple[str, str, int | float | str], ...] = (
     ("cublasdxFinalizeTensors", "0.3.0", "cublasdxFinalizeTensors_before_0_3_0"),
     ("commondxOption_t.COMMONDX_OPTION_EXTRA_NVTRC_ARGS", "0.3.1", 4),
     ("CUBLASDX_DEVICE_FUNCTION_OPTION_COPY_ALIGNMENT", "0.3.0", 0),
-    ("LIBMATHDX_VER_MINOR", "0.4.1", 3),
+    ("LIBMATHDX_VER_MINOR", "0.4.2", 3),
     ("LIBMATHDX_VER_MINOR", "0.3.0", 2),
+    ("LIBMATHDX_VER_PATCH", "0.4.2", 1),
     ("LIBMATHDX_VER_PATCH", "0.3.1", 0),
     ("LIBMATHDX_VER_PATCH", "0.3.0", 3),
-    ("LIBMATHDX_COMMIT", "0.4.1", "8412a54a363b8729cd9f8de3d7fa6788c8e7b4b7"),
+    ("LIBMATHDX_COMMIT", "0.4.2", "8412a54a363b8729cd9f8de3d7fa6788c8e7b4b7"),
     ("LIBMATHDX_COMMIT", "0.3.1", "e63148d295345c5b21f3195043f7f7a1f7c86cf5"),
     ("LIBMATHDX_COMMIT", "0.3.0", "d98d50c6b749c019ea4d715ad1b7fc146bfe5680"),
 )
@@ -128,7 +138,7 @@ class commondxStatusType_t(IntEnum):
     COMMONDX_INTERNAL_ERROR = 2
     COMMONDX_COMPILATION_ERROR = 3
     COMMONDX_CUFFT_ERROR = 4
-    COMMONDX_FILE_ERROR = 5  # since 0.4.1
+    COMMONDX_FILE_ERROR = 5  # since 0.4.2
 
 
 commondxStatusType = commondxStatusType_t
@@ -170,7 +180,7 @@ class commondxOption_t(IntEnum):
     COMMONDX_OPTION_CODE_CONTAINER = 2
     COMMONDX_OPTION_CODE_ISA = 3
     COMMONDX_OPTION_EXTRA_NVRTC_ARGS = 4  # since 0.3.1
-    COMMONDX_OPTION_TARGET_CODE = 5  # since 0.4.1
+    COMMONDX_OPTION_TARGET_CODE = 5  # since 0.4.2
 
 
 commondxOption = commondxOption_t
@@ -179,10 +189,18 @@ commondxOption = commondxOption_t
 class commondxExecution_t(IntEnum):
     COMMONDX_EXECUTION_THREAD = 0
     COMMONDX_EXECUTION_BLOCK = 1
-    COMMONDX_EXECUTION_WARP = 2  # since 0.4.1
+    COMMONDX_EXECUTION_WARP = 2  # since 0.4.2
 
 
 commondxExecution = commondxExecution_t
+
+
+class commondxFunctionAbi_t(IntEnum):
+    COMMONDX_FUNCTION_ABI_NATIVE = 0
+    COMMONDX_FUNCTION_ABI_TILE = 1
+
+
+commondxFunctionAbi = commondxFunctionAbi_t
 
 
 class commondxCodeType_t(IntEnum):
@@ -196,7 +214,7 @@ commondxCodeType = commondxCodeType_t
 class commondxCodeContainer_t(IntEnum):
     COMMONDX_CODE_CONTAINER_LTOIR = 0
     COMMONDX_CODE_CONTAINER_FATBIN = 1
-    COMMONDX_CODE_CONTAINER_PTX = 2  # since 0.4.1
+    COMMONDX_CODE_CONTAINER_PTX = 2  # since 0.4.2
 
 
 commondxCodeContainer = commondxCodeContainer_t
@@ -278,9 +296,58 @@ cublasdxArrangement = cublasdxArrangement_t
 
 class cublasdxFunction_t(IntEnum):
     CUBLASDX_FUNCTION_MM = 0
+    CUBLASDX_FUNCTION_TRSM = 1  # since 0.4.2
 
 
 cublasdxFunction = cublasdxFunction_t
+
+
+class cublasdxFillMode_t(IntEnum):
+    CUBLASDX_FILL_MODE_UPPER = 0
+    CUBLASDX_FILL_MODE_LOWER = 1
+
+
+cublasdxFillMode = cublasdxFillMode_t
+
+
+class cublasdxSide_t(IntEnum):
+    CUBLASDX_SIDE_LEFT = 0
+    CUBLASDX_SIDE_RIGHT = 1
+
+
+cublasdxSide = cublasdxSide_t
+
+
+class cublasdxDiag_t(IntEnum):
+    CUBLASDX_DIAG_UNIT = 0
+    CUBLASDX_DIAG_NON_UNIT = 1
+
+
+cublasdxDiag = cublasdxDiag_t
+
+
+class cublasdxStaticBlockDim_t(IntEnum):
+    CUBLASDX_STATIC_BLOCK_DIM_DISABLED = 0
+    CUBLASDX_STATIC_BLOCK_DIM_ENABLED = 1
+
+
+cublasdxStaticBlockDim = cublasdxStaticBlockDim_t
+
+
+class cublasdxInputStreaming_t(IntEnum):
+    CUBLASDX_INPUT_STREAMING_DISABLED = 0
+    CUBLASDX_INPUT_STREAMING_ENABLED = 1
+
+
+cublasdxInputStreaming = cublasdxInputStreaming_t
+
+
+class cublasdxWithPipeline_t(IntEnum):
+    CUBLASDX_WITH_PIPELINE_DISABLED = 0
+    CUBLASDX_WITH_PIPELINE_ENABLED = 1
+
+
+cublasdxWithPipeline = cublasdxWithPipeline_t
 
 
 class cublasdxOperatorType_t(IntEnum):
@@ -299,6 +366,9 @@ class cublasdxOperatorType_t(IntEnum):
     CUBLASDX_OPERATOR_STATIC_BLOCK_DIM = 12
     CUBLASDX_OPERATOR_ENABLE_INPUT_STREAMING = 13  # since 0.3.0
     CUBLASDX_OPERATOR_WITH_PIPELINE = 14  # since 0.3.0
+    CUBLASDX_OPERATOR_SIDE = 15  # since 0.4.2
+    CUBLASDX_OPERATOR_FILL_MODE = 16  # since 0.4.2
+    CUBLASDX_OPERATOR_DIAG = 17  # since 0.4.2
 
 
 cublasdxOperatorType = cublasdxOperatorType_t
@@ -404,12 +474,22 @@ class cublasdxDeviceFunctionType_t(IntEnum):
     CUBLASDX_DEVICE_FUNCTION_DESTROY = 12  # since 0.3.0
     CUBLASDX_DEVICE_FUNCTION_RESET = 13  # since 0.3.0
     CUBLASDX_DEVICE_FUNCTION_EPILOGUE = 14  # since 0.3.0
-    CUBLASDX_DEVICE_FUNCTION_FINISH_ACCUMULATION = 15  # since 0.4.1
+    CUBLASDX_DEVICE_FUNCTION_FINISH_ACCUMULATION = 15  # since 0.4.2
 
 
 cublasdxDeviceFunctionType = cublasdxDeviceFunctionType_t
 
 cufftdxDescriptor = int64_t
+
+
+class cufftdxDeviceFunctionType_t(IntEnum):
+    CUFFTDX_DEVICE_FUNCTION_EXECUTE = 1
+    CUFFTDX_DEVICE_FUNCTION_FFT_ID = 2
+    CUFFTDX_DEVICE_FUNCTION_BATCH_ID = 4
+    CUFFTDX_DEVICE_FUNCTION_IS_THREAD_ACTIVE = 8
+
+
+cufftdxDeviceFunctionType = cufftdxDeviceFunctionType_t
 
 
 class cufftdxApi_t(IntEnum):
@@ -462,6 +542,33 @@ class cufftdxCodeType_t(IntEnum):
 cufftdxCodeType = cufftdxCodeType_t
 
 
+class cufftdxThreadLinearization_t(IntEnum):
+    CUFFTDX_THREAD_LINEARIZATION_DISABLED = 0
+    CUFFTDX_THREAD_LINEARIZATION_ENABLED = 1
+
+
+cufftdxThreadLinearization = cufftdxThreadLinearization_t
+
+
+class cufftdxTransposition_t(IntEnum):
+    CUFFTDX_TRANSPOSITION_ANY = 0
+    CUFFTDX_TRANSPOSITION_NONE = 1
+    CUFFTDX_TRANSPOSITION_BY_COMPONENT = 2
+    CUFFTDX_TRANSPOSITION_BY_COMPLEX = 3
+    CUFFTDX_TRANSPOSITION_BY_COMPONENT_PADDED = 4
+
+
+cufftdxTransposition = cufftdxTransposition_t
+
+
+class cufftdxThreadLayout_t(IntEnum):
+    CUFFTDX_THREAD_LAYOUT_REGULAR = 0
+    CUFFTDX_THREAD_LAYOUT_TRANSPOSED = 1
+
+
+cufftdxThreadLayout = cufftdxThreadLayout_t
+
+
 class cufftdxOperatorType_t(IntEnum):
     CUFFTDX_OPERATOR_SIZE = 0
     CUFFTDX_OPERATOR_DIRECTION = 1
@@ -475,6 +582,11 @@ class cufftdxOperatorType_t(IntEnum):
     CUFFTDX_OPERATOR_REAL_FFT_OPTIONS = 9
     CUFFTDX_OPERATOR_API = 10
     CUFFTDX_OPERATOR_CODE_TYPE = 11
+    CUFFTDX_OPERATOR_FUNCTION_ABI = 12  # since 0.4.2
+    CUFFTDX_OPERATOR_THREAD_LINEARIZATION = 13  # since 0.4.2
+    CUFFTDX_OPERATOR_TRANSPOSITION = 14  # since 0.4.2
+    CUFFTDX_OPERATOR_THREAD_LAYOUT = 15  # since 0.4.2
+    CUFFTDX_OPERATOR_DEVICE_FUNCTION = 16  # since 0.4.2
 
 
 cufftdxOperatorType = cufftdxOperatorType_t
@@ -483,6 +595,7 @@ cufftdxOperatorType = cufftdxOperatorType_t
 class cufftdxKnobType_t(IntEnum):
     CUFFTDX_KNOB_ELEMENTS_PER_THREAD = 0
     CUFFTDX_KNOB_FFTS_PER_BLOCK = 1
+    CUFFTDX_KNOB_TRANSPOSITION = 2  # since 0.4.2
 
 
 cufftdxKnobType = cufftdxKnobType_t
@@ -505,6 +618,10 @@ class cufftdxTraitType_t(IntEnum):
     CUFFTDX_TRAIT_INPUT_ELEMENTS_PER_THREAD = 13
     CUFFTDX_TRAIT_OUTPUT_ELEMENTS_PER_THREAD = 14
     CUFFTDX_TRAIT_SUGGESTED_FFTS_PER_BLOCK = 15
+    CUFFTDX_TRAIT_SYMBOL_EXECUTE_NAME = 16  # since 0.4.2
+    CUFFTDX_TRAIT_SYMBOL_FFT_ID_NAME = 17  # since 0.4.2
+    CUFFTDX_TRAIT_SYMBOL_BATCH_ID_NAME = 18  # since 0.4.2
+    CUFFTDX_TRAIT_SYMBOL_IS_THREAD_ACTIVE_NAME = 19  # since 0.4.2
 
 
 cufftdxTraitType = cufftdxTraitType_t
@@ -544,11 +661,16 @@ class cusolverdxFunction_t(IntEnum):
     CUSOLVERDX_FUNCTION_GESV_NO_PIVOT = 12  # since 0.3.1
     CUSOLVERDX_FUNCTION_GESV_PARTIAL_PIVOT = 13  # since 0.3.1
     CUSOLVERDX_FUNCTION_GELS = 14  # since 0.3.1
-    CUSOLVERDX_FUNCTION_UNGQR = 15  # since 0.4.1
-    CUSOLVERDX_FUNCTION_UNGLQ = 16  # since 0.4.1
-    CUSOLVERDX_FUNCTION_GTSV_NO_PIVOT = 17  # since 0.4.1
-    CUSOLVERDX_FUNCTION_HTEV = 18  # since 0.4.1
-    CUSOLVERDX_FUNCTION_HEEV = 19  # since 0.4.1
+    CUSOLVERDX_FUNCTION_UNGQR = 15  # since 0.4.2
+    CUSOLVERDX_FUNCTION_UNGLQ = 16  # since 0.4.2
+    CUSOLVERDX_FUNCTION_GTSV_NO_PIVOT = 17  # since 0.4.2
+    CUSOLVERDX_FUNCTION_HTEV = 18  # since 0.4.2
+    CUSOLVERDX_FUNCTION_HEEV = 19  # since 0.4.2
+    CUSOLVERDX_FUNCTION_MODIFIED_LU = 20  # since 0.4.2
+    CUSOLVERDX_FUNCTION_BDSVD = 21  # since 0.4.2
+    CUSOLVERDX_FUNCTION_GESVD = 22  # since 0.4.2
+    CUSOLVERDX_FUNCTION_HEGST = 23  # since 0.4.2
+    CUSOLVERDX_FUNCTION_HEGV = 24  # since 0.4.2
 
 
 cusolverdxFunction = cusolverdxFunction_t
@@ -600,6 +722,7 @@ class cusolverdxJob_t(IntEnum):
     CUSOLVERDX_JOB_ALL_VECTORS = 1
     CUSOLVERDX_JOB_MULTIPLY_VECTORS = 2
     CUSOLVERDX_JOB_OVERWRITE_VECTORS = 3
+    CUSOLVERDX_JOB_SOME_VECTORS = 4
 
 
 cusolverdxJob = cusolverdxJob_t
@@ -621,7 +744,9 @@ class cusolverdxOperatorType_t(IntEnum):
     CUSOLVERDX_OPERATOR_TRANSPOSE_MODE = 12  # since 0.3.0
     CUSOLVERDX_OPERATOR_LEADING_DIMENSION = 13  # since 0.3.0
     CUSOLVERDX_OPERATOR_BATCHES_PER_BLOCK = 14  # since 0.3.0
-    CUSOLVERDX_OPERATOR_JOB = 15  # since 0.4.1
+    CUSOLVERDX_OPERATOR_JOB = 15  # since 0.4.2
+    CUSOLVERDX_OPERATOR_FUNCTION_ABI = 16  # since 0.4.2
+    CUSOLVERDX_OPERATOR_EIG_TYPE = 17  # since 0.4.2
 
 
 cusolverdxOperatorType = cusolverdxOperatorType_t
@@ -632,7 +757,7 @@ class cusolverdxTraitType_t(IntEnum):
     CUSOLVERDX_TRAIT_BLOCK_DIM = 3  # since 0.3.0
     CUSOLVERDX_TRAIT_SUGGESTED_BLOCK_DIM = 5  # since 0.3.0
     CUSOLVERDX_TRAIT_SUGGESTED_BATCHES_PER_BLOCK = 6  # since 0.3.0
-    CUSOLVERDX_TRAIT_WORKSPACE_SIZE = 12  # since 0.4.1
+    CUSOLVERDX_TRAIT_WORKSPACE_SIZE = 12  # since 0.4.2
     CUSOLVERDX_TRAIT_SHARED_MEMORY_SIZE = 1  # until 0.3.1
     CUSOLVERDX_TRAIT_SUGGESTED_LEADING_DIMENSION = 4  # since 0.3.0
 
@@ -744,6 +869,14 @@ class nvcompdxDirection_t(IntEnum):
 nvcompdxDirection = nvcompdxDirection_t
 
 
+class nvcompdxBlockWarpCompleteness_t(IntEnum):
+    NVCOMPDX_BLOCK_WARP_INCOMPLETE = 0
+    NVCOMPDX_BLOCK_WARP_COMPLETE = 1
+
+
+nvcompdxBlockWarpCompleteness = nvcompdxBlockWarpCompleteness_t
+
+
 class nvcompdxOperatorType_t(IntEnum):
     NVCOMPDX_OPERATOR_ALGORITHM = 0
     NVCOMPDX_OPERATOR_DIRECTION = 1
@@ -753,6 +886,7 @@ class nvcompdxOperatorType_t(IntEnum):
     NVCOMPDX_OPERATOR_EXECUTION = 5
     NVCOMPDX_OPERATOR_BLOCK_DIM = 6
     NVCOMPDX_OPERATOR_BLOCK_WARP = 7
+    NVCOMPDX_OPERATOR_FUNCTION_ABI = 8
 
 
 nvcompdxOperatorType = nvcompdxOperatorType_t
@@ -775,8 +909,8 @@ nvcompdxTraitType = nvcompdxTraitType_t
 
 LIBMATHDX_VER_MAJOR = 0
 LIBMATHDX_VER_MINOR = 4
-LIBMATHDX_VER_PATCH = 1
-LIBMATHDX_COMMIT = "5b9a302fefe865d8098fc2e9f3c9d11b75ad29af"
+LIBMATHDX_VER_PATCH = 2
+LIBMATHDX_COMMIT = "68c6b779aa6ab7e9345d20beef356ed2cbc27223"
 LIBMATHDX_RUNTIME = -9223372036854775808
 LIBMATHDX_MAX_PIPELINE_DEPTH = 0
 LIBMATHDX_NONE = -9223372036854775808
@@ -833,6 +967,8 @@ cublasdxDeviceFunctionOptionToStr: _commondxOptionToStr[cublasdxDeviceFunctionOp
 
 @_lib.value
 def commondxExecutionToStr(execution: commondxExecution, /) -> str: ...
+@_lib.value
+def commondxFunctionAbiToStr(abi: commondxFunctionAbi, /) -> str: ...
 @_lib.value
 def commondxCodeContainerToStr(container: commondxCodeContainer, /) -> str: ...
 @_lib.value
@@ -1021,6 +1157,18 @@ class _cublasdxGetLTOIR(Status, Generic[T]):
 cublasdxGetLTOIR: _cublasdxGetLTOIR[cublasdxDescriptor]; cufftdxGetLTOIR: _cublasdxGetLTOIR[cufftdxDescriptor]
 cusolverdxGetLTOIR: _cublasdxGetLTOIR[cusolverdxDescriptor]; nvcompdxGetLTOIR: _cublasdxGetLTOIR[nvcompdxDescriptor]
 
+class _cublasdxGetUniversalFATBINSize(Status, Generic[T]):
+    def __call__(self, handle: T, fatbin_size: Mem[c_size_t], /) -> None: ...
+cublasdxGetUniversalFATBINSize: _cublasdxGetUniversalFATBINSize[cublasdxDescriptor]
+cusolverdxGetUniversalFATBINSize: _cublasdxGetUniversalFATBINSize[cusolverdxDescriptor]
+nvcompdxGetUniversalFATBINSize: _cublasdxGetUniversalFATBINSize[nvcompdxDescriptor]
+
+class _cublasdxGetUniversalFATBIN(Status, Generic[T]):
+    def __call__(self, handle: T, fatbin_size: size_t, fatbin: void_p, /) -> None: ...
+cublasdxGetUniversalFATBIN: _cublasdxGetUniversalFATBIN[cublasdxDescriptor]
+cusolverdxGetUniversalFATBIN: _cublasdxGetUniversalFATBIN[cusolverdxDescriptor]
+nvcompdxGetUniversalFATBIN: _cublasdxGetUniversalFATBIN[nvcompdxDescriptor]
+
 class _cublasdxGetTraitStrSize(Status, Generic[T, U]):
     def __call__(self, handle: T, trait: U, size: Mem[c_size_t], /) -> None: ...
 cublasdxGetTraitStrSize: _cublasdxGetTraitStrSize[cublasdxDescriptor, cublasdxTraitType]
@@ -1079,6 +1227,12 @@ cusolverdxFinalizeCode: _cublasdxFinalizeCode[cusolverdxDescriptor]
 curanddxFinalizeCode: _cublasdxFinalizeCode[curanddxDescriptor]
 nvcompdxFinalizeCode: _cublasdxFinalizeCode[nvcompdxDescriptor]
 
+class _cublasdxFinalizeCodes(Status):
+    def __call__(self, code: commondxCode, count: size_t, handles: ConstMem[c_int64], /) -> None: ...
+cublasdxFinalizeCodes: _cublasdxFinalizeCodes; cufftdxFinalizeCodes: _cublasdxFinalizeCodes
+cusolverdxFinalizeCodes: _cublasdxFinalizeCodes; curanddxFinalizeCodes: _cublasdxFinalizeCodes
+nvcompdxFinalizeCodes: _cublasdxFinalizeCodes
+
 class _cublasdxDestroyDescriptor(Status, Generic[T]):
     def __call__(self, handle: T, /) -> None: ...
 cublasdxDestroyDescriptor: _cublasdxDestroyDescriptor[cublasdxDescriptor]
@@ -1098,11 +1252,13 @@ cublasdxTypeToStr: _cublasdxTypeToStr[cublasdxType]; cublasdxTensorTypeToStr: _c
 cublasdxDevicePipelineTypeToStr: _cublasdxTypeToStr[cublasdxDevicePipelineType]
 cublasdxTilePipelineTypeToStr: _cublasdxTypeToStr[cublasdxTilePipelineType]
 cublasdxDeviceFunctionTypeToStr: _cublasdxTypeToStr[cublasdxDeviceFunctionType]
+cufftdxDeviceFunctionTypeToStr: _cublasdxTypeToStr[cufftdxDeviceFunctionType]
 cufftdxTypeToStr: _cublasdxTypeToStr[cufftdxType]; cusolverdxTypeToStr: _cublasdxTypeToStr[cusolverdxType]
 
 class _cublasdxTransposeModeToStr(Value, Generic[T]):
     def __call__(self, mode: T, /) -> str: ...
 cublasdxTransposeModeToStr: _cublasdxTransposeModeToStr[cublasdxTransposeMode]
+cublasdxFillModeToStr: _cublasdxTransposeModeToStr[cublasdxFillMode]
 cufftdxRealModeToStr: _cublasdxTransposeModeToStr[cufftdxRealMode]
 cusolverdxFillModeToStr: _cublasdxTransposeModeToStr[cusolverdxFillMode]
 
@@ -1114,6 +1270,15 @@ def cusolverdxArrangementToStr(arrangement: cusolverdxArrangement, /) -> str: ..
 def cublasdxFunctionToStr(function: cublasdxFunction, /) -> str: ...
 @_lib.value
 def cusolverdxFunctionToStr(function: cusolverdxFunction, /) -> str: ...
+
+class _cublasdxSideToStr(Value, Generic[T]):
+    def __call__(self, side: T, /) -> str: ...
+cublasdxSideToStr: _cublasdxSideToStr[cublasdxSide]; cusolverdxSideToStr: _cublasdxSideToStr[cusolverdxSide]
+
+class _cublasdxDiagToStr(Value, Generic[T]):
+    def __call__(self, diag: T, /) -> str: ...
+cublasdxDiagToStr: _cublasdxDiagToStr[cublasdxDiag]; cusolverdxDiagToStr: _cublasdxDiagToStr[cusolverdxDiag]
+
 @_lib.value
 def cublasdxBlockSizeStrategyToStr(strategy: cublasdxBlockSizeStrategy, /) -> str: ...
 @_lib.value
@@ -1151,26 +1316,16 @@ def cufftdxComplexLayoutToStr(layout: cufftdxComplexLayout, /) -> str: ...
 def cufftdxKnobTypeToStr(knob: cufftdxKnobType, /) -> str: ...
 @_lib.value
 def cufftdxCodeTypeToStr(code_type: cufftdxCodeType, /) -> str: ...
-
-class _cusolverdxGetUniversalFATBINSize(Status, Generic[T]):
-    def __call__(self, handle: T, fatbin_size: Mem[c_size_t], /) -> None: ...
-cusolverdxGetUniversalFATBINSize: _cusolverdxGetUniversalFATBINSize[cusolverdxDescriptor]
-nvcompdxGetUniversalFATBINSize: _cusolverdxGetUniversalFATBINSize[nvcompdxDescriptor]
-
-class _cusolverdxGetUniversalFATBIN(Status, Generic[T]):
-    def __call__(self, handle: T, fatbin_size: size_t, fatbin: void_p, /) -> None: ...
-cusolverdxGetUniversalFATBIN: _cusolverdxGetUniversalFATBIN[cusolverdxDescriptor]
-nvcompdxGetUniversalFATBIN: _cusolverdxGetUniversalFATBIN[nvcompdxDescriptor]
+@_lib.value
+def cufftdxTranspositionToStr(transposition: cufftdxTransposition, /) -> str: ...
+@_lib.value
+def cufftdxThreadLayoutToStr(thread_layout: cufftdxThreadLayout, /) -> str: ...
 
 class _cusolverdxGetTraitInt64s(Status, Generic[T, U]):
     def __call__(self, handle: T, trait: U, count: size_t, values: Mem[c_int64], /) -> None: ...
 cusolverdxGetTraitInt64s: _cusolverdxGetTraitInt64s[cusolverdxDescriptor, cusolverdxTraitType]
 nvcompdxGetTraitInt64s: _cusolverdxGetTraitInt64s[nvcompdxDescriptor, nvcompdxTraitType]
 
-@_lib.value
-def cusolverdxDiagToStr(diag: cusolverdxDiag, /) -> str: ...
-@_lib.value
-def cusolverdxSideToStr(side: cusolverdxSide, /) -> str: ...
 @_lib.value
 def cusolverdxTransposeModeToStr(transpose_mode: cusolverdxTransposeMode, /) -> str: ...
 @_lib.value

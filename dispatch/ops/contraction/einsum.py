@@ -284,8 +284,9 @@ class EinsumRequest(Request["Tensor"]):
                 raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {home!r}", hint)
 
     def _check_numbers(self) -> None:
-        if self.order not in ORDERS:
-            raise BadRequest("order", shown(self.order), ", ".join(map(repr, ORDERS)))
+        order: object = self.order
+        if not isinstance(order, str) or order not in ORDERS:
+            raise BadRequest("order", shown(order), ", ".join(map(repr, ORDERS)))
         given: object = self.conj
         if not isinstance(given, tuple):
             raise BadRequest("conj", shown(given), "a tuple of the numbers of operands, such as (0,)")
