@@ -55,7 +55,8 @@ class GradientBuckets:
         kind = Dtype.of(dtype)
         check_int("bucket_bytes", bucket_bytes, 1)
         if not isinstance(shapes, (tuple, list)):
-            raise BadRequest("shapes", shown(shapes), "a list of shapes", "[tuple(p.shape) for p in model.parameters()]")
+            hint = "[tuple(p.shape) for p in model.parameters()]"
+            raise BadRequest("shapes", shown(shapes), "a list of shapes", hint)
         extents = [check_shape("shapes", shape, 8 * kind.itemsize) for shape in shapes]
         if not extents:
             raise BadRequest("shapes", "none", "the shape of each gradient")
