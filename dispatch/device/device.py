@@ -24,6 +24,7 @@ from dispatch.device.host_memory import array_kind, host_memory
 from dispatch.device.layout import Array, Layout, c_strides
 from dispatch.device.stream import ExecutorLike, Stream, current, relaxed
 from dispatch.device.tensor import Tensor, packed
+from dispatch.device.weak_sets import members
 from dispatch.errors import BadRequest, DispatchError, StaleTensor
 from dispatch.keys import U8, Arch, Dtype
 
@@ -233,7 +234,7 @@ class Device:
     def close(self) -> None:
         """Wait for the work (of supervisors too), close all executors, end this generation; again, it does nothing."""
         dlpack.take_back(everything=True)
-        for supervisor in list(self.supervisors):
+        for supervisor in members(self.supervisors):
             supervisor.finish()
         with Device.opening:
             if not self.alive:
@@ -393,7 +394,7 @@ def _forget_an_executor(stream: Stream) -> None:
 
 
 def _after_fork() -> None:
-    for each in list(_all):
+    for each in members(_all):
         each.after_fork()
 
 

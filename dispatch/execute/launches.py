@@ -8,6 +8,7 @@ from weakref import WeakSet
 
 from cudabind import driver
 from dispatch.device.stream import NULL_CONTEXT, relaxed
+from dispatch.device.weak_sets import members
 from dispatch.execute.cuda_graph import launcher
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Launches:
         """Have no launch hold the lock from now on, or as before."""
         cls.observed = observed
         if observed:
-            for each in list(cls.used):
+            for each in members(cls.used):
                 each.left = 0
 
     def of(self, executable: ctypes.c_void_p, nodes: int, *, holds_gil: bool) -> Callable[[], int]:

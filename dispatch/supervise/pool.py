@@ -48,6 +48,7 @@ from contextlib import suppress
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
+from dispatch.device.weak_sets import members
 from dispatch.errors import BadRequest, Closed, DeviceFault, DispatchError, WorkerFailed
 from dispatch.logs import log
 from dispatch.supervise.admission import Admission
@@ -356,13 +357,13 @@ def unstarted(device: Device, error: BaseException) -> DispatchError:
 
 
 def _after_fork() -> None:
-    for pool in list(_pools):
+    for pool in members(_pools):
         pool.after_fork()
 
 
 def _at_exit() -> None:
     """Let workers that nobody closed end before the interpreter does: cancel what is queued, wait a little."""
-    pools = [pool for pool in _pools if pool.state < CANCELLING]
+    pools = [pool for pool in members(_pools) if pool.state < CANCELLING]
     for pool in pools:
         pool.end(CANCELLING, Closed("the interpreter exits"))
     for pool in pools:

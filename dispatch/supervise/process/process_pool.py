@@ -224,6 +224,7 @@ class ProcessPool(Monitor, WorkerPool):
     def give_up(self, sent: Sent, error: BaseException) -> None:
         """Fail a request that was in flight; what it writes may be half written."""
         sent.queue.sent.pop(sent.number, None)
+        sent.queue.busy = len(sent.queue.sent)
         for tensor in written(sent):
             self.device.taint(tensor, f"{type(error).__name__} ended the request that wrote it")
         if not sent.future._status:
@@ -341,6 +342,7 @@ class ProcessPool(Monitor, WorkerPool):
                 error = sent.queue.refusal(sent)
                 if error is not None:
                     del sent.queue.sent[sent.number]
+                    sent.queue.busy = len(sent.queue.sent)
                     sent.queue.fail(sent.future, error)
         for queue, link in zip(self.queues, self.present().links, strict=True):
             queue.resume(link)

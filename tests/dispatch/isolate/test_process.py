@@ -335,6 +335,8 @@ def test_the_circuit_opens_when_children_are_lost_too_often(open_supervisor, rng
     assert "max_restarts=1" in str(errors[2])
     with pytest.raises(WorkerFailed, match="2 times"):
         sup.submit(request)
+    stats = sup.stats()
+    assert (stats.running, stats.queued, stats.done, stats.failed) == (0, 0, 1, 4)
     sup.close()
 
 
