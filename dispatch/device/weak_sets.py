@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-from weakref import WeakSet
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from weakref import WeakSet
 
 __all__ = ["members"]
 
@@ -15,5 +17,5 @@ def members(of: WeakSet[T]) -> list[T]:
     while True:
         try:
             return list(of)
-        except RuntimeError:  # it changed size: another thread added one; what it took is seen the next time
+        except RuntimeError:  # noqa: PERF203  # it changed size: another thread added one, which the next look sees
             continue
