@@ -19,7 +19,7 @@ from dispatch.checks import shown
 from dispatch.errors import BadRequest, Closed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from typing_extensions import Self
 
@@ -35,6 +35,7 @@ __all__ = [
     "StreamClass",
     "current",
     "exchange_mode",
+    "members",
     "order",
     "relaxed",
 ]
@@ -388,3 +389,12 @@ def _wait(device: Device, before: ctypes.c_void_p, after: ctypes.c_void_p) -> No
         if status:
             device.fail(status, name)
     device.recycle(event)  # a wait holds the state of its record: the event may be recorded again at once
+
+
+def members(of: Iterable[Any]) -> list[Any]:
+    """Those in a weak set, to which other threads may add meanwhile."""
+    while True:
+        try:
+            return list(of)
+        except RuntimeError:  # noqa: PERF203  # it changed size: the next look sees the one that came
+            continue

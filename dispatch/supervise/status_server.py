@@ -24,7 +24,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from dispatch.device.weak_sets import members
+from dispatch.device.stream import members
 from dispatch.logs import log
 from dispatch.supervise.queue import BROKEN, OPEN
 from dispatch.supervise.stats import count
