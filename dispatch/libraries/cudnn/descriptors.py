@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from typing import Any
 
 from cudabind.sys import cudnn
-from dispatch.device.stream import relaxed
 from dispatch.keys import BF16, BOOL, E8M0, F8E4M3, F8E5M2, F16, F32, F64, I8, I32, I64, U8, Dtype
+from dispatch.libraries.finalizer import finalizer
 
 __all__ = ["DATA_TYPE", "Descriptor"]
 
@@ -99,8 +98,8 @@ class Descriptor:
         cudnn.cudnnBackendGetAttribute(self.c, attribute, number, most, ctypes.byref(count), array)
         return count.value
 
+    @finalizer
     def __del__(self) -> None:
-        if self.c.value and not sys.is_finalizing():
-            with relaxed():  # a kernel that was compiled for it is unloaded
-                cudnn.cudnnBackendDestroyDescriptor.unchecked(self.c)
+        if self.c.value:
+            cudnn.cudnnBackendDestroyDescriptor.unchecked(self.c)
             self.c.value = None

@@ -17,8 +17,8 @@ import numpy as np
 from cudabind._fork import anew
 from cudabind.errors import LibraryNotFound
 from cudabind.sys import curand
-from dispatch.device.stream import relaxed
 from dispatch.errors import Refused
+from dispatch.libraries.finalizer import finalizer
 from dispatch.libraries.handle import StreamHandle
 
 if TYPE_CHECKING:
@@ -158,11 +158,11 @@ class HostGenerator:
         spare = np.empty(count, np.uint32)
         curand.curandGenerate(self.c_handle, spare.ctypes.data, count)
 
+    @finalizer
     def __del__(self) -> None:
         handle = getattr(self, "c_handle", None)
-        if handle and not sys.is_finalizing():
-            with relaxed():  # memory of the library's own goes with it, which would end a capture
-                curand.curandDestroyGenerator.unchecked(handle)
+        if handle:
+            curand.curandDestroyGenerator.unchecked(handle)
 
 
 _on_host: dict[Kind, HostGenerator] = {}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind.sys import cusolverDn as dn
-from dispatch.device.stream import relaxed
+from dispatch.libraries.finalizer import finalizer
 from dispatch.libraries.handle import StreamHandle
 
 if TYPE_CHECKING:
@@ -35,11 +34,11 @@ class Settings:
         """Make a choice, by the library's function for it."""
         getattr(dn, function)(self.handle, value)
 
+    @finalizer
     def __del__(self) -> None:
         handle = getattr(self, "handle", None)
-        if handle and not sys.is_finalizing():
-            with relaxed():  # as any call of a library by a finalizer, which may come amid a capture
-                self._destroy(handle)
+        if handle:
+            self._destroy(handle)
 
 
 class Handle(StreamHandle):

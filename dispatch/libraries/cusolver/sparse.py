@@ -6,11 +6,10 @@ NVIDIA has deprecated them for cuDSS. Follows https://docs.nvidia.com/cuda/cusol
 from __future__ import annotations
 
 import ctypes
-import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind.sys import cusolverSp, cusparse
-from dispatch.device.stream import relaxed
+from dispatch.libraries.finalizer import finalizer
 from dispatch.libraries.handle import StreamHandle
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class SparseSolve:
             raise function.error(status)
         return failed.value
 
+    @finalizer
     def __del__(self) -> None:
-        if getattr(self, "_descriptor", None) is not None and not sys.is_finalizing():
-            with relaxed():  # as any call of a library by a finalizer, which may come amid a capture
-                cusparse.cusparseDestroyMatDescr.unchecked(self._descriptor)
+        if getattr(self, "_descriptor", None) is not None:
+            cusparse.cusparseDestroyMatDescr.unchecked(self._descriptor)

@@ -8,13 +8,12 @@ other addresses of the indices is made anew.
 from __future__ import annotations
 
 import ctypes
-import sys
 from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cusparse
-from dispatch.device.stream import relaxed
 from dispatch.libraries.cusparse.calls import Call
 from dispatch.libraries.cusparse.handle import handle_of
+from dispatch.libraries.finalizer import finalizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,10 +37,10 @@ class Analysis:
         self.memory: Storage | None = None
         getattr(cusparse, f"{name}_createDescr")(self.c)
 
+    @finalizer
     def __del__(self) -> None:
-        if getattr(self, "c", None) and not sys.is_finalizing():
-            with relaxed():  # memory of the library's own goes with it, which would end a capture
-                getattr(cusparse, f"{self._name}_destroyDescr").unchecked(self.c)
+        if getattr(self, "c", None):
+            getattr(cusparse, f"{self._name}_destroyDescr").unchecked(self.c)
             self.c = None
 
 

@@ -7,11 +7,10 @@ at a `placeholder`, which nothing reads. Follows https://docs.nvidia.com/cuda/cu
 from __future__ import annotations
 
 import ctypes
-import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind.sys import cusparse
-from dispatch.device.stream import relaxed
+from dispatch.libraries.finalizer import finalizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,10 +58,10 @@ class Descriptor:
         """Give it back; a second call does nothing."""
         raise NotImplementedError
 
+    @finalizer
     def __del__(self) -> None:
-        if getattr(self, "c", None) and not sys.is_finalizing():
-            with relaxed():  # as any call of a library by a finalizer, which may come amid a capture
-                self.destroy()
+        if getattr(self, "c", None):
+            self.destroy()
 
 
 class DenseVector(Descriptor):

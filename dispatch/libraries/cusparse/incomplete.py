@@ -7,14 +7,13 @@ https://docs.nvidia.com/cuda/cusparse/#cusparse-t-csrilu02 and #cusparse-t-csric
 from __future__ import annotations
 
 import ctypes
-import sys
 from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
 from cudabind.sys import cusparse
-from dispatch.device.stream import relaxed
 from dispatch.libraries.cusparse.handle import handle_of
 from dispatch.libraries.cusparse.sorting import LegacyDescriptor
+from dispatch.libraries.finalizer import finalizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,10 +39,10 @@ class Analysis:
         self.memory: Storage | None = None
         getattr(cusparse, f"cusparseCreate{name.capitalize()}Info")(self.c)
 
+    @finalizer
     def __del__(self) -> None:
-        if getattr(self, "c", None) and not sys.is_finalizing():
-            with relaxed():  # memory of the library's own goes with it, which would end a capture
-                getattr(cusparse, f"cusparseDestroy{self._name.capitalize()}Info").unchecked(self.c)
+        if getattr(self, "c", None):
+            getattr(cusparse, f"cusparseDestroy{self._name.capitalize()}Info").unchecked(self.c)
             self.c = None
 
 

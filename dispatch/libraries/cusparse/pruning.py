@@ -7,17 +7,16 @@ https://docs.nvidia.com/cuda/cusparse/#cusparsetprunedense2csr and #cusparsetpru
 from __future__ import annotations
 
 import ctypes
-import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from cudabind import driver
 from cudabind.sys import cusparse
-from dispatch.device.stream import relaxed
 from dispatch.errors import BadRequest
 from dispatch.libraries.cusparse.handle import handle_of
 from dispatch.libraries.cusparse.sorting import LegacyDescriptor
+from dispatch.libraries.finalizer import finalizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,10 +46,10 @@ class PruneInfo:
         self.c: Any = cusparse.pruneInfo_t()
         cusparse.cusparseCreatePruneInfo(self.c)
 
+    @finalizer
     def __del__(self) -> None:
-        if getattr(self, "c", None) and not sys.is_finalizing():
-            with relaxed():  # as any call of a library by a finalizer, which may come amid a capture
-                cusparse.cusparseDestroyPruneInfo.unchecked(self.c)
+        if getattr(self, "c", None):
+            cusparse.cusparseDestroyPruneInfo.unchecked(self.c)
             self.c = None
 
 

@@ -7,18 +7,17 @@ device and cannot be captured. Follows https://docs.nvidia.com/cuda/cusparse/#cu
 from __future__ import annotations
 
 import ctypes
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cudabind import driver
 from cudabind.sys import cusparse
-from dispatch.device.stream import relaxed
 from dispatch.errors import BadRequest
 from dispatch.libraries.cusparse.calls import Call
 from dispatch.libraries.cusparse.descriptors import NOWHERE, SparseMatrix
 from dispatch.libraries.cusparse.handle import handle_of
+from dispatch.libraries.finalizer import finalizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,10 +46,10 @@ class Work:
         self.memory: list[Storage] = []
         cusparse.cusparseSpGEMM_createDescr(self.c)
 
+    @finalizer
     def __del__(self) -> None:
-        if getattr(self, "c", None) and not sys.is_finalizing():
-            with relaxed():  # memory of the library's own may go with it, which would end a capture
-                cusparse.cusparseSpGEMM_destroyDescr.unchecked(self.c)
+        if getattr(self, "c", None):
+            cusparse.cusparseSpGEMM_destroyDescr.unchecked(self.c)
             self.c = None
 
 

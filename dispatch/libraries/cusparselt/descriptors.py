@@ -7,13 +7,12 @@ a transposed product has it there. Follows https://docs.nvidia.com/cuda/cusparse
 from __future__ import annotations
 
 import ctypes
-import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind.errors import CusparseLtError
 from cudabind.sys import cusparseLt as lt
-from dispatch.device.stream import relaxed
 from dispatch.errors import Refused
+from dispatch.libraries.finalizer import finalizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,10 +99,10 @@ class MatrixDescriptor:
                 size = ctypes.sizeof(value)
                 told("cusparseLtMatDescSetAttribute", handle, self.c, attribute, ctypes.byref(value), size)
 
+    @finalizer
     def __del__(self) -> None:
-        if getattr(self, "made", False) and not sys.is_finalizing():
-            with relaxed():  # as any call of a library by a finalizer, which may come amid a capture
-                lt.cusparseLtMatDescriptorDestroy.unchecked(self.c)
+        if getattr(self, "made", False):
+            lt.cusparseLtMatDescriptorDestroy.unchecked(self.c)
             self.made = False
 
 
@@ -189,14 +188,12 @@ class ProductDescriptor:
         lt.cusparseLtMatmulAlgGetAttribute(self._handle, self.algorithm, *given)
         return number.value
 
+    @finalizer
     def __del__(self) -> None:
-        if sys.is_finalizing():
-            return
-        with relaxed():  # as any call of a library by a finalizer, which may come amid a capture
-            if getattr(self, "_planned", False):
-                lt.cusparseLtMatmulPlanDestroy.unchecked(self.plan)
-            if getattr(self, "_selected", False):
-                lt.cusparseLtMatmulAlgSelectionDestroy.unchecked(self.algorithm)
+        if getattr(self, "_planned", False):
+            lt.cusparseLtMatmulPlanDestroy.unchecked(self.plan)
+        if getattr(self, "_selected", False):
+            lt.cusparseLtMatmulAlgSelectionDestroy.unchecked(self.algorithm)
         self._planned = self._selected = False
 
 

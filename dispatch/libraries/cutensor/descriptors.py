@@ -7,14 +7,13 @@ a preference, an estimate of the workspace, a plan. All of it is in host memory.
 from __future__ import annotations
 
 import ctypes
-import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind.errors import CutensorError
 from cudabind.sys import cutensor
-from dispatch.device.stream import relaxed
 from dispatch.errors import Refused
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Compute, Dtype
+from dispatch.libraries.finalizer import finalizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,11 +89,11 @@ class Owned:
         self._destroy, self._needs = last.unchecked, needs
         self.handle: Any = getattr(cutensor, kind)()
 
+    @finalizer
     def __del__(self) -> None:
         handle = getattr(self, "handle", None)
-        if handle and not sys.is_finalizing():
-            with relaxed():  # a kernel that was compiled for it may be unloaded, which would end a capture
-                self._destroy(handle)
+        if handle:
+            self._destroy(handle)
 
 
 class Planned:
