@@ -69,7 +69,7 @@ extern "C" __global__ void FUNCTION(
             if (rest == found.threshold) open |= 1u << j;
             group.at[j] = sum(first, rest < found.threshold ? column : found.other);
         }
-        put(out, group, g, offset, count);
+        put(out, group, (long long)(GROUP * g - offset), count, is_aligned(out, offset));
         if (open) decide(out, open, g, replay, seed, offset, count, first, shift, columns);
     }
 }

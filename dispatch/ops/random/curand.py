@@ -28,6 +28,7 @@ from dispatch.libraries.curand.generators import (
 )
 from dispatch.libraries.nvrtc.kernel import IdlePlan, loaded
 from dispatch.libraries.nvrtc.philox import QUAD, SUBSEQUENCES
+from dispatch.ops.random.groups import MOST_BLOCKS, THREADS
 from dispatch.ops.random.reference import numpy_random, units
 
 if TYPE_CHECKING:
@@ -45,8 +46,6 @@ WITH_COUNTERPART = {("random_bits", U32)} | {
     (f"random_{name}", dtype) for name in ("uniform", "normal", "lognormal") for dtype in (F32, F64)
 }
 NORMAL = ("random_normal", "random_lognormal")
-THREADS = 256
-MOST_BLOCKS = 1 << 14
 PHILOX = 161  # of `curandRngType_t`
 ROW = QUAD * SUBSEQUENCES  # numbers of one block of each subsequence of Philox
 QUASI_DEFAULT = 201  # of `curandOrdering_t`

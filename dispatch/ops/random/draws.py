@@ -8,36 +8,35 @@ in f32, where that decides the same (single_kernels.py), else in f64.
 from __future__ import annotations
 
 import ctypes
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind import driver
 from dispatch.errors import WorkerFailed
 from dispatch.keys import F64, I8, I32, I64, U8, U32, U64
-from dispatch.libraries.nvrtc.kernel import IdlePlan, Kernel, Launch, loaded
+from dispatch.libraries.nvrtc.kernel import Kernel
 from dispatch.libraries.nvrtc.number_types import NAMES, NUMBERS
-from dispatch.libraries.nvrtc.philox import PHILOX, QUAD
+from dispatch.libraries.nvrtc.philox import PHILOX
 from dispatch.ops.random.alias_table import ALIAS, table_of
+from dispatch.ops.random.groups import GROUPS, elements_launch, groups_launch
 from dispatch.ops.random.methods import METHODS, Hat, binomial_hat, poisson_hat
 from dispatch.ops.random.orders import ORDERS, ROUNDS, SMALL
-from dispatch.ops.random.own import ADVANCE, OPTIONS, NumbersPlan
+from dispatch.ops.random.own import NumbersPlan, defined, plan_of
 from dispatch.ops.random.single import is_by_quads, is_single, single_values
 from dispatch.ops.random.single_kernels import SINGLE
-from dispatch.ops.random.streams import BELOW, NEIGHBOURS, STREAM, SUM, THREADS
+from dispatch.ops.random.streams import BELOW, NEIGHBOURS, STREAM, SUM
 from dispatch.ops.random.words import WORDS, is_narrow, word_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.libraries.nvrtc.kernel import Launch
     from dispatch.ops.random.alias_table import AliasTable
 
 __all__ = ["MODES", "draws_kernel", "nvrtc_draws"]
 
-MOST_BLOCKS = 1 << 14
 HALF = 0.5
 MODES = {
     name: number
@@ -101,31 +100,22 @@ extern "C" __global__ void FUNCTION(
 """
 COMMON = NUMBERS + PHILOX + STREAM + BELOW
 SOURCE = COMMON + METHODS + ORDERS + KERNEL
-OF_SINGLE = NUMBERS + PHILOX + STREAM + NEIGHBOURS + SINGLE
+OF_SINGLE = NUMBERS + PHILOX + STREAM + GROUPS + NEIGHBOURS + SINGLE
 METHODS_OF_SINGLE = {
     "random_gamma": ("Shapes", "gamma"),
     "random_beta": ("Shapes", "beta"),
     "random_truncated_normal": ("Bounds", "truncated"),
 }
-OF_TABLE = NUMBERS + PHILOX + STREAM + NEIGHBOURS + SUM + ALIAS
-OF_WORDS = COMMON + NEIGHBOURS + SUM + WORDS
+OF_TABLE = NUMBERS + PHILOX + STREAM + GROUPS + NEIGHBOURS + SUM + ALIAS
+OF_WORDS = COMMON + GROUPS + NEIGHBOURS + SUM + WORDS
 
 
 def nvrtc_draws(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request: one launch."""
-    kernel = draws_kernel(request)
-    launch = kernel.launch(request)
-    if 0 in launch.grid:
-        return IdlePlan(row, capture_safe=False)
-    device = executor.device
-    function = loaded(kernel.source, kernel.function, kernel.options, device)
-    advance = partial(loaded, ADVANCE, "advance", OPTIONS, device)
-    table = table_of(request)
-    if table is None:
-        return NumbersPlan(executor, row, function, launch, advance, addresses=len(request.reads) + 1)
-    memory = on_device(executor, table)
-    launch.values[-1].value = memory.ptr
-    return TablePlan(executor, row, function, launch, advance, memory)
+    plan, table = plan_of(draws_kernel(request), request, executor, row), table_of(request)
+    if table is not None and isinstance(plan, NumbersPlan):
+        plan.keep(on_device(executor, table))
+    return plan
 
 
 def on_device(executor: CudaExecutor, table: AliasTable) -> Tensor:
@@ -135,24 +125,6 @@ def on_device(executor: CudaExecutor, table: AliasTable) -> Tensor:
     driver.cuMemcpyHtoDAsync(made.ptr, address, nbytes, executor.stream.c_handle.value)
     executor.stream.synchronize()  # the table may be gone before the copy is made
     return made
-
-
-class TablePlan(NumbersPlan):
-    """A launch that reads a table in memory of its own, which is there for as long as the plan: graphs keep plans."""
-
-    __slots__ = ("_table",)
-
-    def __init__(
-        self,
-        executor: CudaExecutor,
-        row: Row,
-        function: int,
-        launch: Launch,
-        advance: Callable[[], int],
-        table: Tensor,
-    ) -> None:
-        super().__init__(executor, row, function, launch, advance)
-        self._table = table
 
 
 def draws_kernel(request: Any) -> Kernel:
@@ -197,18 +169,6 @@ def _single(op: str, kind: Any, by_quads: bool) -> Kernel:
     return Kernel(OF_SINGLE, op, single_launch, options)
 
 
-def defined(**chosen: Any) -> tuple[str, ...]:
-    """NVRTC's options with which a source has these names."""
-    return (*OPTIONS, *(f"-D{name}={value}" for name, value in chosen.items()))
-
-
-def groups_launch(request: Any, values: tuple[Any, ...]) -> Launch:
-    """A thread for each quad, or half of one where numbers have 8 bytes, and of many for several."""
-    per_group = QUAD // 2 if request.kind.itemsize == 8 else QUAD
-    groups = request.count and -(-request.count // per_group) + 1  # one more, where the offset is in the middle of one
-    return Launch((min(-(-groups // THREADS), MOST_BLOCKS),), (THREADS,), values)
-
-
 def words_launch(request: Any) -> Launch:
     """Of whole numbers of a range."""
     return groups_launch(request, word_values(request))
@@ -224,18 +184,16 @@ def table_launch(request: Any) -> Launch:
 
 
 def rejection_launch(request: Any) -> Launch:
-    """A thread for each element, and of many for several."""
-    blocks = min(-(-request.count // THREADS), MOST_BLOCKS)
+    """Of what is drawn in f64."""
     n, numbers = numbers_of(request)
-    values = ctypes.c_uint64(request.count), ctypes.c_uint64(n), Given((ctypes.c_double * len(Hat._fields))(*numbers))
-    return Launch((blocks,), (THREADS,), values)
+    given = Given((ctypes.c_double * len(Hat._fields))(*numbers))
+    return elements_launch(request, (ctypes.c_uint64(request.count), ctypes.c_uint64(n), given))
 
 
 def single_launch(request: Any) -> Launch:
-    """A thread for each quad or each element, and of many for several."""
-    if is_by_quads(request):
-        return groups_launch(request, single_values(request))
-    return Launch((min(-(-request.count // THREADS), MOST_BLOCKS),), (THREADS,), single_values(request))
+    """Of what is drawn in f32."""
+    launch = groups_launch if is_by_quads(request) else elements_launch
+    return launch(request, single_values(request))
 
 
 class Given(ctypes.Structure):

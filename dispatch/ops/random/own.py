@@ -17,7 +17,8 @@ from dispatch.core.request import Plan
 from dispatch.keys import BF16, F16, F64, U32, U64
 from dispatch.libraries.nvrtc.kernel import IdlePlan, Kernel, Launch, loaded
 from dispatch.libraries.nvrtc.number_types import NAMES, NUMBERS
-from dispatch.libraries.nvrtc.philox import PHILOX, QUAD
+from dispatch.libraries.nvrtc.philox import PHILOX
+from dispatch.ops.random.groups import GROUPS, groups_launch
 from dispatch.ops.random.reference import words_each
 
 if TYPE_CHECKING:
@@ -28,24 +29,13 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["NumbersPlan", "kernel_of", "nvrtc_random", "values_of"]
+__all__ = ["NumbersPlan", "defined", "kernel_of", "nvrtc_random", "plan_of", "values_of"]
 
-THREADS = 256
-MOST_BLOCKS = 1 << 14  # beyond them threads go on with further groups
 MODES = {"random_bits": 0, "random_uniform": 1, "random_normal": 2, "random_lognormal": 3, "random_exponential": 4}
 TYPES = NAMES | {U32: "unsigned", U64: "unsigned long long"}
 
-GROUPS = r"""
-typedef NUMBER Number;
+KERNEL = r"""
 typedef SUM T;
-
-// The numbers of one block of Philox: a quad, or half of one where they have 8 bytes. A thread writes them by one
-// store: of two, each would leave gaps between threads, and write every sector of memory in part.
-constexpr int GROUP = 4 / WORDS;
-struct alignas(GROUP * sizeof(Number)) Group { Number at[GROUP]; };
-
-__device__ void put(unsigned& at, unsigned x) { at = x; }
-__device__ void put(unsigned long long& at, unsigned long long x) { at = x; }
 
 // As cuRAND: sine and cosine by the fast units in float, exactly in double.
 __device__ void turn(float angle, float& sine, float& cosine)
@@ -141,7 +131,7 @@ __device__ void make(const unsigned* w, Group& group, T a, T b)
 {
 #if MODE == 0
     for (int j = 0; j < GROUP; ++j)
-        put(group.at[j], WORDS == 1 ? (Number)w[j] : (Number)(w[WORDS * j] | (Whole)w[WORDS * j + WORDS - 1] << 32));
+        group.at[j] = WORDS == 1 ? (Number)w[j] : (Number)(w[WORDS * j] | (Whole)w[WORDS * j + WORDS - 1] << 32);
 #else
     T made[GROUP];
     if (MODE == 1) {
@@ -166,24 +156,18 @@ extern "C" __global__ void FUNCTION(
 {
     const Whole first = offset / GROUP, end = (offset + count + GROUP - 1) / GROUP;
     const unsigned skip = (unsigned)(offset % GROUP), replay = replays ? *replays : 0;
-    const bool whole = skip == 0 && (Whole)out % sizeof(Group) == 0;
+    const bool aligned = is_aligned(out, offset);
     const Whole step = (Whole)gridDim.x * blockDim.x;
     for (Whole g = first + (Whole)blockIdx.x * blockDim.x + threadIdx.x; g < end; g += step) {
         const Whole q = g / WORDS;
         const Block block = block_of(q, (q >> 16) * WORDS + g % WORDS, replay, seed);
         Group group;
         make(block.at, group, (T)a, (T)b);
-        const long long at = (long long)(g - first) * GROUP - skip;
-        if (whole && at + GROUP <= (long long)count) {
-            *(Group*)(out + at) = group;
-        } else {
-            for (int j = 0; j < GROUP; ++j)
-                if (at + j >= 0 && at + j < (long long)count) out[at + j] = group.at[j];
-        }
+        put(out, group, (long long)(g - first) * GROUP - skip, count, aligned);
     }
 }
 """
-SOURCE = NUMBERS + PHILOX + GROUPS
+SOURCE = NUMBERS + PHILOX + GROUPS + KERNEL
 ADVANCE = 'extern "C" __global__ void advance(unsigned* replays) { *replays = (*replays + 1) & 0x7fffffff; }\n'
 OPTIONS = ("-std=c++17",)
 
@@ -191,7 +175,7 @@ OPTIONS = ("-std=c++17",)
 class NumbersPlan(Plan):
     """One launch of a kernel of (addresses…, seed, offset, values…, replays)."""
 
-    __slots__ = ("_advance", "_executor", "_launch", "_pointers", "_replays", "_slots", "_values")
+    __slots__ = ("_advance", "_executor", "_kept", "_launch", "_pointers", "_replays", "_slots", "_values")
 
     def __init__(
         self,
@@ -211,6 +195,11 @@ class NumbersPlan(Plan):
         self._pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
         fixed = (ctypes.c_void_p(function), *launch.grid, 1, 1, *launch.block, 1, 1, launch.shared, executor.target)
         self._launch: Callable[[], int] = partial(driver.cuLaunchKernel.unchecked, *fixed, self._pointers, None)
+
+    def keep(self, memory: Tensor) -> None:
+        """Have the kernel read memory, whose address is its last value, for as long as the plan: graphs keep plans."""
+        self._kept = memory
+        self._values[-1].value = memory.ptr
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         for slot, argument in zip(self._slots, arguments, strict=True):
@@ -246,13 +235,18 @@ class NumbersPlan(Plan):
 
 def nvrtc_random(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request of Philox: one launch."""
-    kernel = kernel_of(request)
+    return plan_of(kernel_of(request), request, executor, row)
+
+
+def plan_of(kernel: Kernel, request: Any, executor: CudaExecutor, row: Row) -> NumbersPlan | IdlePlan:
+    """The plan of a kernel's launch; an idle one where there is nothing to draw."""
     launch = kernel.launch(request)
     if 0 in launch.grid:
         return IdlePlan(row, capture_safe=False)
     device = executor.device
     function = loaded(kernel.source, kernel.function, kernel.options, device)
-    return NumbersPlan(executor, row, function, launch, partial(loaded, ADVANCE, "advance", OPTIONS, device))
+    advance = partial(loaded, ADVANCE, "advance", OPTIONS, device)
+    return NumbersPlan(executor, row, function, launch, advance, addresses=len(request.reads) + 1)
 
 
 def kernel_of(request: Any) -> Kernel:
@@ -272,15 +266,17 @@ def _kernel(op: str, kind: Any, is_half_open: bool) -> Kernel:
         "STEPS": {F16: 11, BF16: 8}.get(kind, 24),
         "FUNCTION": op,
     }
-    return Kernel(SOURCE, op, launch_of, (*OPTIONS, *(f"-D{name}={value}" for name, value in chosen.items())))
+    return Kernel(SOURCE, op, launch_of, defined(**chosen))
+
+
+def defined(**chosen: Any) -> tuple[str, ...]:
+    """NVRTC's options with which a source has these names."""
+    return (*OPTIONS, *(f"-D{name}={value}" for name, value in chosen.items()))
 
 
 def launch_of(request: Any) -> Launch:
-    """A thread for each block of Philox, and of many for several."""
-    words = request.count * words_each(request.kind)
-    groups = words and -(-words // QUAD) + 1  # one more, where the offset is in the middle of one
-    blocks = min(-(-groups // THREADS), MOST_BLOCKS)
-    return Launch((blocks,), (THREADS,), values_of(request))
+    """A thread for each group."""
+    return groups_launch(request, values_of(request))
 
 
 def values_of(request: Any) -> tuple[Any, ...]:

@@ -340,7 +340,7 @@ extern "C" __global__ void FUNCTION(
         Group group;
 #pragma unroll
         for (int j = 0; j < 4; ++j) write(group.at[j], x[j]);
-        put(out, group, q, offset, count);
+        put(out, group, (long long)(GROUP * q - offset), count, is_aligned(out, offset));
         // Those that are not taken are drawn by their own streams, where they lie: the loop needs to hold none of them.
 #pragma unroll 1
         for (unsigned left = missed | open; left; left &= left - 1) {

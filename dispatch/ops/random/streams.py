@@ -17,12 +17,10 @@ an element's own stream does. `reference_drawn.py` has the same in NumPy.
 
 from __future__ import annotations
 
-__all__ = ["BELOW", "LAST_BLOCK", "NEIGHBOURS", "STREAM", "SUM", "TAG", "THREADS"]
+__all__ = ["BELOW", "LAST_BLOCK", "NEIGHBOURS", "STREAM", "SUM", "TAG"]
 
 TAG = 0x80000000  # of the last word of a counter
 LAST_BLOCK = (1 << 32) - 1
-
-THREADS = 256  # of a block of each kernel
 
 STREAM = r"""
 struct Draw {
@@ -73,14 +71,8 @@ __device__ Whole below(Draw& d, Whole range, Whole least)
     }
 }
 """
-# A thread's groups, one after the other, and where each goes: by one store, if all of it is asked for and memory is
-# aligned. A group is a quad, but of numbers of 8 bytes half of one, though two threads then compute the same block:
-# four of them would take two stores, each of which leaves gaps between threads and writes every sector in part.
+# Behind GROUPS (groups.py).
 NEIGHBOURS = r"""
-typedef NUMBER Number;
-constexpr int GROUP = sizeof(Number) == 8 ? 2 : 4;
-struct alignas(GROUP * sizeof(Number)) Group { Number at[GROUP]; };
-
 // The words of 32 bits of a group: a quad's block, or half of it.
 __device__ void words_of(Whole g, unsigned replay, Whole seed, unsigned* words)
 {
@@ -88,18 +80,6 @@ __device__ void words_of(Whole g, unsigned replay, Whole seed, unsigned* words)
     const bool later = GROUP == 2 && g % 2;
 #pragma unroll
     for (int j = 0; j < GROUP; ++j) words[j] = later ? block.at[(j + 2) % 4] : block.at[j];
-}
-
-__device__ void put(Number* out, const Group& group, Whole g, Whole offset, Whole count)
-{
-    const long long at = (long long)(GROUP * g - offset);
-    if (offset % GROUP == 0 && (Whole)out % sizeof(Group) == 0 && at + GROUP <= (long long)count) {
-        *(Group*)(out + at) = group;
-    } else {
-#pragma unroll
-        for (int j = 0; j < GROUP; ++j)
-            if (at + j >= 0 && at + j < (long long)count) out[at + j] = group.at[j];
-    }
 }
 """
 # In as many bits as whole numbers have, or 32, which their sum is taken modulo.

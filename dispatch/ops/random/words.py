@@ -75,7 +75,7 @@ extern "C" __global__ void FUNCTION(
             if (x * times < spare) missed |= 1u << j;
             group.at[j] = sum(low, times ? upper(x, times) : x);
         }
-        put(out, group, g, offset, count);
+        put(out, group, (long long)(GROUP * g - offset), count, is_aligned(out, offset));
         if (missed) draw_anew(out, missed, g, replay, seed, offset, count, low, range, least_of_64);
     }
 }

@@ -139,8 +139,7 @@ def test_kernels_are_launched_for_their_places_and_replays_are_counted(executor,
         "random_choice": (place, place, number, number, number, number, draws.Given, place),
     }
     monkeypatch.setattr(own, "driver", SimpleNamespace(cuLaunchKernel=SimpleNamespace(unchecked=launch)))
-    for module in (own, draws):
-        monkeypatch.setattr(module, "loaded", loaded)
+    monkeypatch.setattr(own, "loaded", loaded)
     copy = SimpleNamespace(cuMemcpyHtoDAsync=lambda to, source, size, _: ctypes.memmove(to, source, size))
     monkeypatch.setattr(draws, "driver", copy)
     uniform = dp.RandomUniformRequest(host, 50, 5, 3, out=host.empty((50,)))
