@@ -393,7 +393,7 @@ def _forget_an_executor(stream: Stream) -> None:
 
 
 def _after_fork() -> None:
-    for each in members(_all):
+    for each in list(_all):
         each.after_fork()
 
 

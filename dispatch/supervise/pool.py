@@ -357,7 +357,7 @@ def unstarted(device: Device, error: BaseException) -> DispatchError:
 
 
 def _after_fork() -> None:
-    for pool in members(_pools):
+    for pool in list(_pools):
         pool.after_fork()
 
 

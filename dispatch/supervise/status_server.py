@@ -24,7 +24,6 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from dispatch.device.stream import members
 from dispatch.logs import log
 from dispatch.supervise.queue import BROKEN, OPEN
 from dispatch.supervise.stats import count
@@ -191,7 +190,7 @@ def _ask(name: str, pid: int) -> dict[str, Any] | None:
 
 
 def _after_fork() -> None:
-    for server in members(_servers):
+    for server in list(_servers):
         server.forget()
 
 

@@ -67,9 +67,8 @@ METHODS = {
 
 def plan(request: RefinedSolveRequest | RefinedLstsqRequest, executor: CudaExecutor, row: Row) -> Plan:
     """The routine over copies of A and b, into scratch memory, and from there to where x is wanted."""
-    executor.refuse_capture(
-        "a refinement, which waits for the GPU", always=True
-    )  # nor may workspace be asked for there
+    # Nor may workspace be asked for there.
+    executor.refuse_capture("a refinement, which waits for the GPU", always=True)
     steps = Operands(request, executor, row)
     a, b, wanted, info = steps.matrix("a"), steps.matrix("b"), steps.matrix("out"), steps.vector("info")
     has_left = isinstance(request, RefinedLstsqRequest) and has_residuals(a)
