@@ -396,15 +396,15 @@ DRIVER = SimpleNamespace(
 
 def install(patch: Callable[[Any, str, Any], None]) -> None:
     """Put the stand-in where the real libraries are called; `patch` is pytest's `monkeypatch.setattr`, or `setattr`."""
-    from dispatch.execute import cuda_executor, plan_relocation, relocated_graph
+    from dispatch.execute import cuda_executor, learner, plan_relocation, relocated_graph
 
     patch(cublaslt, "heuristic", heuristic)
     patch(cublaslt, "handle_of", lambda _: None)
     patch(cublaslt, "_bare_matmul", lambda: product)
-    for module in (empty, refit, cuda_executor, plan_relocation, relocated_graph):
+    for module in (empty, refit, cuda_executor, learner, relocated_graph):
         patch(module, "driver", DRIVER)
-    patch(plan_relocation, "Nodes", Nodes)
-    patch(plan_relocation, "instantiated", instantiated)
+    patch(learner, "Nodes", Nodes)
+    patch(learner, "instantiated", instantiated)
     patch(plan_relocation, "FIRST", 2)  # soon
     patch(plan_relocation, "EVERY", 1)
     patch(relocated_graph, "setter", setter)

@@ -15,7 +15,7 @@ from cudabind import driver
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Node", "Nodes", "NotRelocatable", "setter"]
+__all__ = ["Node", "Nodes", "NotRelocatable", "NumbersInMemory", "setter"]
 
 KERNEL, MEMCPY, MEMSET = 0, 1, 2  # CUgraphNodeType
 NO_MORE = 1  # CUDA_ERROR_INVALID_VALUE: a kernel has no parameter of that number
@@ -27,6 +27,10 @@ ATTRIBUTES = (1, 2, 4, 5, 8, 10, 11, 13, 14)
 
 class NotRelocatable(Exception):  # a verdict, which is kept, and no error
     """Why a call keeps its library's way."""
+
+
+class NumbersInMemory(NotRelocatable):
+    """The call has numbers in device memory, a place for each."""
 
 
 class Node(NamedTuple):

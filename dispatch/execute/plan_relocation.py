@@ -10,18 +10,16 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from cudabind import driver
-from dispatch.execute.cuda_graph import instantiated
-from dispatch.execute.graph_nodes import Nodes, NotRelocatable
-from dispatch.execute.relocated_graph import MISFIT, Executable, RelocatedGraph, code_of
-from dispatch.execute.relocation import LEARNT, PROVING, Form, Word, images, learn, made_up
+from dispatch.execute.graph_nodes import NotRelocatable, NumbersInMemory
+from dispatch.execute.relocated_graph import MISFIT, RelocatedGraph
+from dispatch.execute.relocation import Form
 from dispatch.logs import log
 
 if TYPE_CHECKING:
-    import ctypes
     from collections.abc import Callable
 
     from dispatch.core.request import Argument, Plan
+    from dispatch.execute.learner import Learner
     from dispatch.execute.relocations import Recorder
 
 __all__ = ["AGAIN", "PlanRelocation"]
@@ -30,11 +28,9 @@ __all__ = ["AGAIN", "PlanRelocation"]
 # save: who has called so often is likely to go on. With 48, streams of changing shapes lost 5% by it.
 FIRST = 160
 EVERY = 8  # between two steps, of which each takes as long as five to fifty calls
-MAX_WORDS = 1024  # of kernels, in one process; the oldest go first
 AGAIN = 3  # the call behind which a worker that has nothing else to do may learn
 MOST_FORMS = 4  # of one plan: which operands are one, and which numbers are 0 or 1
 BACK_OFF = 1 << 16
-LOST = 3  # recordings that something else has ended, before it is given up
 NOT_SAFE = "its call cannot be captured"
 NEVER = sys.maxsize
 
@@ -184,6 +180,8 @@ class PlanRelocation:
 
     def _learner(self, form: Form, arguments: tuple[Argument, ...]) -> Learner:
         """One that draws any numbers; only whole ones in the place of whole ones, or none, where that has failed."""
+        from dispatch.execute.learner import Learner  # with the first plan that learns: `import dispatch` stays quick
+
         is_whole = form in self._whole
         is_exact = form in self._exact or (is_whole and not Form.of(arguments, whole=True).whole)
         return Learner(arguments, exact=is_exact, whole=is_whole and not is_exact)
@@ -220,7 +218,9 @@ class PlanRelocation:
         """Why the graph stands for the library's call no more: "" where it does, or is to be learnt anew."""
         if graph.counts.status:
             return f"its graph takes no other parameters: status {graph.counts.status}"
-        captured = _captured(executor, plan, given, {})
+        from dispatch.execute.learner import nodes_of
+
+        captured = nodes_of(executor, plan, given, {})
         written = b"" if captured is None else graph.write(given)
         if captured is None or not written:
             return ""
@@ -253,135 +253,3 @@ def _launch_of(plan: Plan, graph: RelocatedGraph) -> Callable[[tuple[Argument, .
         return status
 
     return launch_numbered
-
-
-_words: dict[tuple[Any, ...], tuple[Word, ...]] = {}  # by kernels: what is proven anew for each plan
-
-
-class NumbersInMemory(NotRelocatable):
-    """The call has numbers in device memory, a place for each."""
-
-
-class Learner:
-    """The captures of a plan for one form of arguments, until they are enough."""
-
-    def __init__(self, arguments: tuple[Argument, ...], *, exact: bool = False, whole: bool = False) -> None:
-        from random import Random  # with the first plan that is learnt: `import dispatch` stays quick
-
-        self._form = Form.of(arguments, exact=exact, whole=whole)
-        self._is_exact, self._is_whole = exact, whole
-        self._arguments: list[tuple[Argument, ...]] = []
-        self._captures: list[Nodes] = []
-        self._words: tuple[Word, ...] | None = None
-        self._is_compiled = False
-        self._knows = True  # whether what other plans have learnt of the same kernels may be true of this one
-        self._sizes: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
-        self._rng = Random()
-        self._lost = 0
-
-    def takes(self, arguments: tuple[Argument, ...]) -> bool:
-        """Whether the arguments are of its form."""
-        if not (self._is_exact or self._is_whole):
-            return True
-        return Form.of(arguments, exact=self._is_exact, whole=self._is_whole) == self._form
-
-    @property
-    def draws_numbers(self) -> bool:
-        """Whether it draws numbers, too."""
-        return bool(self._form.free)
-
-    def step(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> RelocatedGraph | None:
-        """The next step; the graph with the last of them. Raises NotRelocatable."""
-        if self._words is not None:
-            if self._is_compiled:
-                return self._made(executor, plan, arguments, self._words)
-            code_of(self._captures[0].nodes, self._words, self._form)
-            self._is_compiled = True
-            return None
-        captures = self._captures
-        if len(captures) < LEARNT + PROVING:
-            self._capture(executor, plan, arguments)
-            if self._knows and len(captures) == PROVING:
-                self._recall()
-        else:
-            self._words = learn([capture.nodes for capture in captures], self._arguments, self._form)
-            if len(_words) >= MAX_WORDS:
-                _words.pop(next(iter(_words.copy())), None)
-            _words[self._kernels] = self._words
-        return None
-
-    @property
-    def _kernels(self) -> tuple[Any, ...]:
-        """What plans have in common whose calls have the same words: the kernels, but not their grids."""
-        return self._form, *((n.kind, *n.form[:2], n.form[4:5], len(n.image)) for n in self._captures[0].nodes)
-
-    def _recall(self) -> None:
-        """Take the words that three captures of another plan with these kernels taught, if they predict these two.
-
-        The first gives what is the same at all addresses; the last to be predicted is one at real addresses.
-        """
-        words, self._knows = _words.get(self._kernels), False
-        if words is None:
-            return
-        first = self._captures[0].nodes
-        for capture, given in zip(self._captures, self._arguments, strict=True):
-            alike = [(node.kind, node.form) for node in capture.nodes] == [(node.kind, node.form) for node in first]
-            if not alike or [node.image for node in capture.nodes] != images(first, words, given):
-                return
-        self._words = words
-
-    def _capture(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> None:
-        drawn = made_up(arguments, self._form, self._rng, self._arguments[: len(self._captures)])
-        numbers = executor.numbers_in_memory
-        captured = _captured(executor, plan, drawn, self._sizes)
-        if executor.numbers_in_memory != numbers and self._form.free:
-            raise NumbersInMemory("the call reads numbers in device memory")
-        if captured is None:
-            self._note_lost()
-            return
-        if self._captures and captured.edges != self._captures[0].edges:
-            raise NotRelocatable("what it enqueues waits for other nodes at other addresses")
-        self._arguments[len(self._captures) :] = [drawn]  # as many as captures, also behind an interrupt
-        self._captures.append(captured)
-
-    def _note_lost(self) -> None:
-        self._lost += 1
-        if self._lost > LOST:
-            raise NotRelocatable("its captures are ended by other libraries again and again")
-
-    def _made(
-        self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...], words: tuple[Word, ...]
-    ) -> RelocatedGraph | None:
-        """The graph, captured once more at the addresses of a real call, which must be as predicted, too."""
-        graph = executor.recorded(plan, arguments)
-        if graph is None:
-            self._note_lost()
-            return None
-        executable = Executable(graph)  # which ends it, whatever comes
-        nodes = Nodes(graph, self._sizes)
-        first = self._captures[0]
-        predicted = images(first.nodes, words, arguments)
-        alike = [(node.kind, node.form) for node in nodes.nodes] == [(node.kind, node.form) for node in first.nodes]
-        if not alike or nodes.edges != first.edges or [node.image for node in nodes.nodes] != predicted:
-            raise NotRelocatable("the call at real addresses is not what those at made-up ones predict")
-        executable.handle.value = instantiated(graph)
-        made = RelocatedGraph(executable, nodes, words, self._form, executor.launcher, executor.lasting())
-        if not made.fits(arguments):  # it would be learnt again and again
-            raise NotRelocatable(f"its graph does not take the arguments that it was made for: {arguments}")
-        return made
-
-
-def _captured(
-    executor: Recorder,
-    plan: Plan,
-    arguments: tuple[Argument, ...],
-    sizes: dict[tuple[int, int], tuple[tuple[int, int], ...]],
-) -> Nodes | None:
-    """The nodes of a call at some addresses; None where the capture was ended by something else."""
-    graph: ctypes.c_void_p | None = executor.recorded(plan, arguments)
-    if graph is None:
-        return None
-    try:
-        return Nodes(graph, sizes)
-    finally:
-        driver.cuGraphDestroy.unchecked(graph)

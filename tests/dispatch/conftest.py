@@ -32,7 +32,7 @@ from dispatch.device import (
 )
 from dispatch.device.cuda import CudaDevice
 from dispatch.device.storage import Storage
-from dispatch.execute import cuda_executor, cuda_graph, graph_nodes, launches, plan_relocation, relocated_graph
+from dispatch.execute import cuda_executor, cuda_graph, graph_nodes, launches, learner, relocated_graph
 from dispatch.keys import F32, HOST
 
 # The modules of dispatch/device that call the driver.
@@ -152,7 +152,7 @@ def stand_in(monkeypatch):
             cuda_graph,
             graph_nodes,
             launches,
-            plan_relocation,
+            learner,
             relocated_graph,
             refit,
         ):

@@ -18,7 +18,7 @@ import numpy as np
 
 from dispatch.core.request import Plan
 from dispatch.device.stream import RELAXED
-from dispatch.execute import cuda_graph, graph_nodes, plan_relocation, relocated_graph
+from dispatch.execute import cuda_graph, graph_nodes, learner, relocated_graph
 from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.execute.graph_nodes import KERNEL, MEMCPY, MEMSET, Node
 from dispatch.execute.relocation import Form
@@ -270,10 +270,10 @@ class GraphDriver:
 def install(patch):
     """A GraphDriver in the driver's place; `patch` is pytest's `monkeypatch.setattr`."""
     made = GraphDriver()
-    for module in (graph_nodes, plan_relocation, relocated_graph, cuda_graph):
+    for module in (graph_nodes, learner, relocated_graph, cuda_graph):
         patch(module, "driver", made)
-    patch(plan_relocation, "instantiated", made.instantiated)
-    patch(plan_relocation, "_words", {})
+    patch(learner, "instantiated", made.instantiated)
+    patch(learner, "_words", {})
     patch(relocated_graph, "exchange_mode", lambda: made.exchange)
     return made
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dispatch.execute import cuda_executor, plan_relocation, relocations
+from dispatch.execute import cuda_executor, learner, plan_relocation, relocations
 from dispatch.execute.graph_nodes import Node
 from dispatch.execute.plan_relocation import EVERY, FIRST
 from dispatch.execute.relocated_graph import FIRST_CHECK, LAST_CHECK
@@ -343,10 +343,10 @@ def test_an_interrupt_within_a_step_leaves_a_plan_that_learns(executor):
 # -- defects that must be found ---------------------------------------------------------------------------------------
 def every_check(executor, driver, logged):
     plans.check_steps(executor)
-    plan_relocation._words.clear()
+    learner._words.clear()
     plans.check_recall(executor)
     for what in plans.WRONG:
-        plan_relocation._words.clear()
+        learner._words.clear()
         plans.check_wrong_recall(executor, what)
     executor.relocations.checked = 0
     check_comparisons(executor)
@@ -403,10 +403,11 @@ DEFECTS = {
 def test_a_defect_is_found(monkeypatch, executor, driver, logged, defect):
     name, old, new = DEFECTS[defect]
     if name:
-        stand_in.mutate(monkeypatch, plan_relocation, name, old, new)
+        module = plan_relocation if hasattr(plan_relocation, name) else learner
+        stand_in.mutate(monkeypatch, module, name, old, new)
         monkeypatch.setattr(cuda_executor, "PlanRelocation", plan_relocation.PlanRelocation)
     else:
-        monkeypatch.setattr(plan_relocation, old, int(new))
+        monkeypatch.setattr(plan_relocation if hasattr(plan_relocation, old) else learner, old, int(new))
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         every_check(executor, driver, logged)
 

@@ -18,7 +18,7 @@ import pytest
 
 from dispatch.core import call_counter
 from dispatch.core.call_counter import CallCounter, CallNumber
-from dispatch.execute import cuda_executor, plan_relocation, relocated_graph, relocation
+from dispatch.execute import cuda_executor, learner, plan_relocation, relocated_graph, relocation
 from dispatch.execute.relocation import MOST_CALLS, Form
 from dispatch.libraries.nvrtc import kernel
 
@@ -295,12 +295,12 @@ def test_a_kernel_takes_the_number_behind_its_values(monkeypatch):
 def every_check(executor):
     for what in GROWTHS:
         executor.relocations.differed = 0
-        plan_relocation._words.clear()
+        learner._words.clear()
         check_growth(executor, what)
     check_forms(executor)
     check_ends(executor)
     for what in STRANGE:
-        plan_relocation._words.clear()
+        learner._words.clear()
         test_what_does_not_grow_by_a_fixed_step_keeps_the_library_s_call(executor, what)
 
 

@@ -282,8 +282,9 @@ DEFECTS = {
 def test_a_defect_is_found(monkeypatch, executor, defect):
     stand_in.mutate(monkeypatch, relocation, *DEFECTS[defect])
     monkeypatch.setitem(globals(), "Form", relocation.Form)
+    monkeypatch.setattr(plans.plan_relocation, "Form", relocation.Form)
     for name in ("Form", "made_up"):
-        monkeypatch.setattr(plans.plan_relocation, name, getattr(relocation, name))
+        monkeypatch.setattr(plans.learner, name, getattr(relocation, name))
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         every_check(executor)
 

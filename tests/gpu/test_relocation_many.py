@@ -135,9 +135,9 @@ def is_words(given: Any) -> bool:
 @pytest.fixture
 def wrongly(monkeypatch):
     """`wrongly(how, first, second)`: graphs that are made from now on have wrong words, behind all proofs of them."""
-    from dispatch.execute import plan_relocation
+    from dispatch.execute import learner
 
-    real = plan_relocation.RelocatedGraph
+    real = learner.RelocatedGraph
 
     def begin(how: str, first: int, second: int = -1) -> None:
         def make(*given: Any) -> Any:
@@ -145,7 +145,7 @@ def wrongly(monkeypatch):
             assert changed != list(given), "nothing was mutated"
             return real(*changed)
 
-        monkeypatch.setattr(plan_relocation, "RelocatedGraph", make)
+        monkeypatch.setattr(learner, "RelocatedGraph", make)
 
     return begin
 
@@ -212,15 +212,15 @@ def test_a_sampled_check_takes_back_what_was_learnt_wrongly(dev, rng, wrongly, c
 
 def test_words_that_predict_nothing_are_refused(dev, rng, monkeypatch):
     """What is wrong before the proof at real addresses is found by it, and never launched."""
-    from dispatch.execute import plan_relocation
+    from dispatch.execute import learner
 
-    real = plan_relocation.learn
+    real = learner.learn
 
     def learn(*given: Any) -> Any:
         return mutate(tuple(real(*given)), "two operands exchanged", A, B)
 
-    monkeypatch.setattr(plan_relocation, "learn", learn)
-    monkeypatch.setattr(plan_relocation, "_words", {})
+    monkeypatch.setattr(learner, "learn", learn)
+    monkeypatch.setattr(learner, "_words", {})
     with dev.stream():
         many = mutated_work(dev, rng)
         executor = dev.executor()

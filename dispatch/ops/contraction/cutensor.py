@@ -18,6 +18,7 @@ from dispatch.libraries.cutensor.descriptors import Operation, Preference, Side
 from dispatch.libraries.cutensor.incremental import TuningPlan
 from dispatch.ops.contraction.choices import ContractionAlgo, TensorOp
 from dispatch.ops.contraction.modes import lower
+from dispatch.ops.contraction.orders import is_intense
 from dispatch.ops.contraction.tune import tuned
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["calls_of", "plan"]
 
-INTENSE = 100  # operations for each element of the operands and the result
 # The functions that describe an op and carry it out, and whether these are given a workspace.
 FUNCTIONS = {
     "contract": ("cutensorCreateContraction", "cutensorContract", True),
@@ -77,9 +77,7 @@ def is_worth_transposing(request: Any) -> bool:
     """
     if request.op != "contract" or request.compute is not None or not is_free(request):
         return False
-    modes = (request.modes_of("a"), request.modes_of("b"), request.result_modes)
-    moved = sum(prod(request.sizes[mode] for mode in set(own)) for own in modes)
-    return bool(2 * prod(request.sizes.values()) >= INTENSE * moved)
+    return is_intense(request.sizes, (request.modes_of("a"), request.modes_of("b"), request.result_modes))
 
 
 def is_free(request: Any) -> bool:

@@ -27,16 +27,17 @@ from dispatch.ops.contraction.product import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from dispatch.keys import Dtype
 
 Shape = tuple[int, ...]
 Term = tuple[str, Shape, Shape]  # of an operand its modes, each once, and along them its shape and strides
 
-__all__ = ["along", "arrangement", "cores_of", "result_strides"]
+__all__ = ["along", "arrangement", "cores_of", "is_intense", "result_strides"]
 
 LAUNCH = 1 << 19  # elements that are moved in the time of one more launch, 2 us or so
+INTENSE = 100  # operations for each element, from which on operands are permuted for a product of any dtype
 TILE = 64  # rows and columns: what is left of one is computed, too
 OPERANDS = ("a", "b", "c", "out")
 SORTS = {"a": ("batch", "m", "k"), "b": ("batch", "k", "n"), "c": ("batch", "m", "n"), "out": ("batch", "m", "n")}
@@ -45,8 +46,8 @@ SORTS = {"a": ("batch", "m", "k"), "b": ("batch", "k", "n"), "c": ("batch", "m",
 class Cores(NamedTuple):
     """What multiplies: elements that are moved in the time of one operation, and what of its operands is better.
 
-    `along_k` has k the fastest, `moved` says whether operands are permuted for cuBLASLt, which another library does
-    not need, and `smallest` is the least result of a matrix of a batch that is one for its layout's sake.
+    `along_k` has k the fastest, `moved` says whether operands are permuted for cuBLASLt however few operations there
+    are, which another library does not need, and `smallest` is the least result of a matrix of a batch that is one for its layout's sake.
     """
 
     per_flop: float
@@ -73,6 +74,12 @@ def arrangement(request: Any) -> dict[str, str] | str:
     """The operands to permute, with the modes of each from the slowest to the fastest; or why none serves."""
     found = cheapest(request.sizes, steps_of(request), cores_of(request.result_dtype, request.compute))
     return found if isinstance(found, str) else found.orders
+
+
+def is_intense(sizes: dict[str, int], operands: Iterable[Iterable[str]]) -> bool:
+    """Whether a contraction has enough operations for each element of its operands and its result to permute them."""
+    elements = sum(prod(sizes[mode] for mode in set(own)) for own in operands)
+    return 2 * prod(sizes.values()) >= INTENSE * elements
 
 
 class Arrangement(NamedTuple):
@@ -168,6 +175,7 @@ def best_order(sizes: dict[str, int], steps: Steps, output: str, cores: Cores) -
     if not isinstance(usual, str) and not usual.orders and usual.product.calls == 1 and not usual.product.repeats:
         return output
     least, found = inf if isinstance(usual, str) else usual.cost, output
+    permutes = cores.moved or is_intense(sizes, (*steps.values(), output))
     sorts = modes_by_sort(steps | {"out": dict.fromkeys((mode for mode in output if sizes[mode] > 1), 1)})
     there = [mode for modes in (sorts["batch"], sorts["m"], sorts["n"]) for mode in modes]
     alone = "".join(mode for mode in output if mode not in there)  # of one element, which lie as they will
@@ -179,7 +187,7 @@ def best_order(sizes: dict[str, int], steps: Steps, output: str, cores: Cores) -
     for batch, m, n in product(lines("batch", "a"), lines("m", "a"), lines("n", "b")):
         for order in (f"{alone}{batch}{m}{n}", f"{alone}{batch}{n}{m}"):
             other = resulting(sizes, steps, order, cores, least)
-            if not isinstance(other, str) and other.cost < least and (cores.moved or not other.orders):
+            if not isinstance(other, str) and other.cost < least and (permutes or not other.orders):
                 least, found = other.cost, order
     return found
 

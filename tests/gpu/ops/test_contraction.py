@@ -164,6 +164,7 @@ print(told)
 """
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("cutensor", "gpu")
 @pytest.mark.parametrize("left", [0, 8, 64])
 def test_where_memory_is_short_a_contraction_is_right_or_out_of_memory(left):

@@ -1,0 +1,173 @@
+"""How a call follows its operands: the captures of one plan, until what they teach predicts the rest of them.
+
+A step is a capture at made-up addresses, which are drawn anew each time; the last one is at those of a real call.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from cudabind import driver
+from dispatch.execute.cuda_graph import instantiated
+from dispatch.execute.graph_nodes import Nodes, NotRelocatable, NumbersInMemory
+from dispatch.execute.relocated_graph import Executable, RelocatedGraph, code_of
+from dispatch.execute.relocation import LEARNT, PROVING, Form, Word, images, learn, made_up
+
+if TYPE_CHECKING:
+    import ctypes
+
+    from dispatch.core.request import Argument, Plan
+    from dispatch.execute.relocations import Recorder
+
+__all__ = ["Learner", "nodes_of"]
+
+MAX_WORDS = 1024  # of kernels, in one process; the oldest go first
+SETTLING = 2  # recordings behind one that has failed
+LOST = 3  # recordings that something else has ended, before it is given up
+
+_words: dict[tuple[Any, ...], tuple[Word, ...]] = {}  # by kernels: what is proven anew for each plan
+
+
+class Learner:
+    """The captures of a plan for one form of arguments, until they are enough."""
+
+    def __init__(self, arguments: tuple[Argument, ...], *, exact: bool = False, whole: bool = False) -> None:
+        self._form = Form.of(arguments, exact=exact, whole=whole)
+        self._is_exact, self._is_whole = exact, whole
+        self._arguments: list[tuple[Argument, ...]] = []
+        self._captures: list[Nodes] = []
+        self._words: tuple[Word, ...] | None = None
+        self._is_compiled = False
+        self._knows = True  # whether what other plans have learnt of the same kernels may be true of this one
+        self._sizes: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
+        self._rng = Random()
+        self._lost = 0
+
+    def takes(self, arguments: tuple[Argument, ...]) -> bool:
+        """Whether the arguments are of its form."""
+        if not (self._is_exact or self._is_whole):
+            return True
+        return Form.of(arguments, exact=self._is_exact, whole=self._is_whole) == self._form
+
+    @property
+    def draws_numbers(self) -> bool:
+        """Whether it draws numbers, too."""
+        return bool(self._form.free)
+
+    def step(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> RelocatedGraph | None:
+        """The next step; the graph with the last of them. Raises NotRelocatable."""
+        if self._words is not None:
+            if self._is_compiled:
+                return self._made(executor, plan, arguments, self._words)
+            code_of(self._captures[0].nodes, self._words, self._form)
+            self._is_compiled = True
+            return None
+        captures = self._captures
+        if len(captures) < LEARNT + PROVING:
+            self._capture(executor, plan, arguments)
+            if self._knows and len(captures) == PROVING:
+                self._recall()
+        else:
+            self._words = learn([capture.nodes for capture in captures], self._arguments, self._form)
+            if len(_words) >= MAX_WORDS:
+                _words.pop(next(iter(_words.copy())), None)
+            _words[self._kernels] = self._words
+        return None
+
+    @property
+    def _kernels(self) -> tuple[Any, ...]:
+        """What plans have in common whose calls have the same words: the kernels, but not their grids."""
+        return self._form, *((n.kind, *n.form[:2], n.form[4:5], len(n.image)) for n in self._captures[0].nodes)
+
+    def _recall(self) -> None:
+        """Take the words that three captures of another plan with these kernels taught, if they predict these two.
+
+        The first gives what is the same at all addresses; the last to be predicted is one at real addresses.
+        """
+        words, self._knows = _words.get(self._kernels), False
+        if words is None:
+            return
+        first = self._captures[0].nodes
+        for capture, given in zip(self._captures, self._arguments, strict=True):
+            alike = [(node.kind, node.form) for node in capture.nodes] == [(node.kind, node.form) for node in first]
+            if not alike or [node.image for node in capture.nodes] != images(first, words, given):
+                return
+        self._words = words
+
+    def _capture(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> None:
+        drawn = made_up(arguments, self._form, self._rng, self._arguments[: len(self._captures)])
+        numbers = executor.numbers_in_memory
+        try:
+            captured = nodes_of(executor, plan, drawn, self._sizes)
+        except Exception:
+            settle(executor, plan, arguments)
+            raise
+        if executor.numbers_in_memory != numbers and self._form.free:
+            raise NumbersInMemory("the call reads numbers in device memory")
+        if captured is None:
+            settle(executor, plan, arguments)
+            self._note_lost()
+            return
+        if self._captures and captured.edges != self._captures[0].edges:
+            raise NotRelocatable("what it enqueues waits for other nodes at other addresses")
+        self._arguments[len(self._captures) :] = [drawn]  # as many as captures, also behind an interrupt
+        self._captures.append(captured)
+
+    def _note_lost(self) -> None:
+        self._lost += 1
+        if self._lost > LOST:
+            raise NotRelocatable("its captures end again and again: by other libraries, or by what it copies")
+
+    def _made(
+        self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...], words: tuple[Word, ...]
+    ) -> RelocatedGraph | None:
+        """The graph, captured once more at the addresses of a real call, which must be as predicted, too."""
+        graph = executor.recorded(plan, arguments)
+        if graph is None:
+            self._note_lost()
+            return None
+        executable = Executable(graph)  # which ends it, whatever comes
+        nodes = Nodes(graph, self._sizes)
+        first = self._captures[0]
+        predicted = images(first.nodes, words, arguments)
+        alike = [(node.kind, node.form) for node in nodes.nodes] == [(node.kind, node.form) for node in first.nodes]
+        if not alike or nodes.edges != first.edges or [node.image for node in nodes.nodes] != predicted:
+            raise NotRelocatable("the call at real addresses is not what those at made-up ones predict")
+        executable.handle.value = instantiated(graph)
+        made = RelocatedGraph(executable, nodes, words, self._form, executor.launcher, executor.lasting())
+        if not made.fits(arguments):  # it would be learnt again and again
+            raise NotRelocatable(f"its graph does not take the arguments that it was made for: {arguments}")
+        return made
+
+
+def settle(executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> None:
+    """Record a call at addresses that are real, and let it go: an error that a library tells one call late ends here.
+
+    cuDNN's backward pass of some recurrent networks copies from its operands: the driver refuses to from made-up ones,
+    which ends the capture, the pass tells success, and cuDNN's next call, of whatever plan, failed by
+    cudaGetLastError (9.19, on an H200).
+    """
+    for _ in range(SETTLING):
+        with suppress(Exception):  # the error
+            graph = executor.recorded(plan, arguments)
+            if graph is not None:
+                driver.cuGraphDestroy.unchecked(graph)
+                return
+
+
+def nodes_of(
+    executor: Recorder,
+    plan: Plan,
+    arguments: tuple[Argument, ...],
+    sizes: dict[tuple[int, int], tuple[tuple[int, int], ...]],
+) -> Nodes | None:
+    """The nodes of a call at some addresses; None where the capture was ended by something else."""
+    graph: ctypes.c_void_p | None = executor.recorded(plan, arguments)
+    if graph is None:
+        return None
+    try:
+        return Nodes(graph, sizes)
+    finally:
+        driver.cuGraphDestroy.unchecked(graph)
