@@ -8,7 +8,7 @@ the rest of them and one at the addresses of a real call. Later calls are compar
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dispatch.execute.graph_nodes import NotRelocatable, NumbersInMemory
 from dispatch.execute.relocated_graph import MISFIT, RelocatedGraph

@@ -46,7 +46,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
         "inv", "det", "slogdet", "matrix_norm", "matrix_rank", "pinv", "polar", "lstsq", "expm",
         "refined_solve", "refined_lstsq",
     )),
-    "sparse":         ("cusparse own_sparse own_krylov cudss cusolver_sp", (
+    "sparse":         ("own_sparse cusparse own_krylov cudss cusolver_sp", (
         "sparse_mv", "spmm", "sddmm", "spsv", "spsm", "spgemm", "spgemm_nnz", "sparse_to_dense", "csr2csc",
         "spmm_batched", "dense_nnz", "dense_to_sparse", "coo2csr", "csr2coo", "sparse_gather", "sparse_scatter",
         "sparse_axpby", "spvv", "gtsv", "sell_mv", "blocked_ell_mm", "sparse_sort", "prune_nnz", "prune_to_csr", "gpsv",
@@ -73,7 +73,7 @@ ONLY = {
     "cutensor_block_sparse": ("contract_block_sparse",),
     "einsum":         ("einsum",),
     "own_fft":        ("roll",),
-    "own_sparse":     ("sparse_check", "dense_nnz", "dense_to_sparse"),
+    "own_sparse":     ("sparse_check", "dense_nnz", "dense_to_sparse", "sddmm"),
     "cudss":          ("spsolve",),
     "cusolver_sp":    ("spsolve",),
     "own_krylov":     ("cg", "bicgstab", "gmres", "minres"),

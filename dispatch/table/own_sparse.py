@@ -8,22 +8,24 @@ from __future__ import annotations
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, I64, Arch
-from dispatch.ops.sparse import own_compression_plan
+from dispatch.ops.sparse import own_compression_plan, own_sampled_plan
 from dispatch.ops.sparse.check import nvrtc_check
-from dispatch.ops.sparse.reference import numpy_check, numpy_compressed, numpy_dense_count
-from dispatch.ops.sparse.rules import aligned, results
+from dispatch.ops.sparse.reference import numpy_check, numpy_compressed, numpy_dense_count, scipy_sparse
+from dispatch.ops.sparse.rules import aligned, formats_of_dense, results
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
 SM75 = Arch(75)
 RULES = (aligned, results)
+SAMPLED = (aligned, formats_of_dense, results)
 DTYPES = (F32, F64, C64, C128, F16, BF16)
 
 H100 = ("H100",)
 CHECK = ("own", "check_indices", nvrtc_check, H100)
 COUNT = ("own", "count_elements", own_compression_plan, H100)
 FILL  = ("own", "fill_elements", own_compression_plan, H100)
+SAMPLE = ("own", "sample_products", own_sampled_plan, (), None, "any format")
 ON_HOST = {"sparse_check": numpy_check, "dense_nnz": numpy_dense_count, "dense_to_sparse": numpy_compressed}
 
 GPU_ROWS = (
@@ -32,5 +34,9 @@ GPU_ROWS = (
     *(Row("dense_nnz",       (one, I64), None, RULES, SM75, None, (), *COUNT) for one in DTYPES),
     *(Row("dense_to_sparse", (one, one), None, RULES, SM75, None, (), *FILL) for one in DTYPES),
 )
+SAMPLING = (
+    *(Row("sddmm",           (one, one), None, SAMPLED, SM75, None, (), *SAMPLE) for one in DTYPES),
+)
 # fmt: on
-ROWS = stated((*GPU_ROWS, *(on_host(row, ON_HOST[row.op]) for row in GPU_ROWS)))
+ON_SCIPY = tuple(on_host(row, scipy_sparse, library="scipy", stands_for="own") for row in SAMPLING)
+ROWS = stated((*GPU_ROWS, *SAMPLING, *(on_host(row, ON_HOST[row.op]) for row in GPU_ROWS), *ON_SCIPY))

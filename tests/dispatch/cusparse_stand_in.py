@@ -441,6 +441,37 @@ class Rounding:
         target[...] = source.astype(target.dtype)
 
 
+class PatternProduct:
+    """The kernel's work; itself is tried in test_sparse_values.py."""
+
+    def __init__(self, executor, front, said, alpha, pattern, sizes):
+        assert all(sizes)
+        self.front, self.said, self.alpha, self.pattern = front, said, alpha, pattern
+
+    def enqueue(self, addresses):
+        said = self.said
+        product = self.alpha * np.matmul(*(self.dense(one, addresses) for one in self.front))
+        ends = array_at(self.pattern[0], np.int32, said.shape[0] + 1)
+        columns = array_at(self.pattern[1], np.int32, said.nnz)
+        array_at(addresses[said.rows], np.int32, len(ends))[...] = ends
+        array_at(addresses[said.columns], np.int32, said.nnz)[...] = columns
+        row = np.repeat(np.arange(said.shape[0]), np.diff(ends))
+        array_at(addresses[said.values], DTYPES[said.value_type], said.nnz)[...] = product[row, columns]
+
+    @staticmethod
+    def dense(said, addresses):
+        found = np.zeros(said.shape, DTYPES[said.value_type])
+        ends = array_at(addresses[said.rows], np.int32, said.shape[0] + 1)
+        columns = array_at(addresses[said.columns], np.int32, said.nnz)
+        row = np.repeat(np.arange(said.shape[0]), np.diff(ends))
+        np.add.at(found, (row, columns), array_at(addresses[said.values], DTYPES[said.value_type], said.nnz))
+        return found
+
+
+def longest_row(_, rows, lines):
+    return int(np.diff(array_at(rows, np.int32, lines + 1)).max(initial=0))
+
+
 def executor_of(monkeypatch):
     """What plans are made for; `monkeypatch` puts this file in the library's place. `library` says what was called."""
     library = Library()
@@ -458,6 +489,8 @@ def executor_of(monkeypatch):
         cuMemsetD8Async=lambda to, value, nbytes, _: ctypes.memset(to, value, nbytes),
     )
     monkeypatch.setattr(spgemm_reuse, "driver", moved)
+    monkeypatch.setattr(spgemm_reuse, "PatternProduct", PatternProduct)
+    monkeypatch.setattr(spgemm_reuse, "longest_row", longest_row)
     made = SimpleNamespace(allocate=lambda nbytes, _: Memory(nbytes))
     workspace, target = SimpleNamespace(c_ptr=ctypes.c_void_p(PLACEHOLDER)), SimpleNamespace(value=0)
     stream = SimpleNamespace(done=lambda: None)

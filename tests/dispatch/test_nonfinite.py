@@ -240,9 +240,9 @@ def effects(make, values):
     clean, *again = (kept.results() for _ in range(CLEAN))
     chance = [max(float(apart(one, run[number])) for run in again) for number, one in enumerate(clean)]
     if is_unordered(request):
-        # Sums of a residual begin with numbers as large as the solution's, and end in small ones.
-        parted = [max(clean, key=lambda one: np.abs(one).max(initial=0))] * len(clean) if request.op in FACTORED else clean
-        some = [rounding(one, request.values.dtype.numpy) for one in parted]
+        some = [rounding(one, request.values.dtype.numpy) for one in clean]
+        if request.op in FACTORED:  # a residual is a sum of numbers as large as the solution's
+            some = [max(some)] * len(some)
         chance = [max(by_chance, few) for by_chance, few in zip(chance, some, strict=True)]
     for name, spot, number in [(n, *spot) for n, _ in operands(request) for spot in spots(request, n)]:
         changes = {"moved": lambda x: x + type(x)(1)}

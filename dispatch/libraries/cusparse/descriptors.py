@@ -152,14 +152,14 @@ class DenseMatrix(Descriptor):
 class SparseMatrix(Descriptor):
     """A sparse matrix; one of BSR is made anew where its indices are at another address, for it has no such setter."""
 
-    __slots__ = ("_at", "_said")
+    __slots__ = ("_at", "said")
 
     def __init__(self, said: Sparse, placeholder: int) -> None:
-        self._said = said
+        self.said = said
         self._make((placeholder,) * PARTS)
 
     def _make(self, parts: tuple[Any, ...]) -> None:
-        said, formats = self._said, cusparse.cusparseFormat_t
+        said, formats = self.said, cusparse.cusparseFormat_t
         values, rows, columns = parts if said.nnz else (None, *parts[1:])
         kinds = INDEX_TYPES[said.row_bytes], INDEX_TYPES[said.column_bytes]
         base, kind = cusparse.cusparseIndexBase_t(said.base), cusparse.cudaDataType(said.value_type)
@@ -202,7 +202,7 @@ class SparseMatrix(Descriptor):
         return self._at[1:]
 
     def point(self, addresses: Sequence[Any]) -> None:
-        said, formats = self._said, cusparse.cusparseFormat_t
+        said, formats = self.said, cusparse.cusparseFormat_t
         parts = tuple(addresses[place] or None for place in (said.values, said.rows, said.columns))
         if parts == self._at:
             return

@@ -1,8 +1,9 @@
 """The product of two sparse matrices of fixed patterns: analysed once, and computed again for other values.
 
-The analysis holds the pattern of the product and where each of its terms comes from, in memory that stays as long as
-the plan. Other addresses of indices are analysed anew. A repeated call multiplies into the caller's values, and copies
-rows and columns, which were found once. Follows https://docs.nvidia.com/cuda/cusparse/#cusparsespgemmreuse.
+The analysis holds the pattern of the product, in memory that stays as long as the plan. Other addresses of indices are
+analysed anew. A repeated call is one launch of spgemm_values.py's kernel; where an algorithm is named, or a row too
+long for it, the library multiplies by what it has kept of the terms, and rows and columns are copied. Follows
+https://docs.nvidia.com/cuda/cusparse/#cusparsespgemmreuse.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
 from cudabind.sys import cusparse
-from dispatch.errors import BadRequest
+from dispatch.errors import BadRequest, Refused
 from dispatch.libraries.cusparse.calls import Call
 from dispatch.libraries.cusparse.descriptors import SparseMatrix
 from dispatch.libraries.cusparse.spgemm import Work
+from dispatch.libraries.cusparse.spgemm_values import PatternProduct, entries_of, longest_row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,13 +30,16 @@ __all__ = ["ReusedProduct"]
 
 
 class Analysis:
-    """What is known of a product: its pattern, in memory of its own, and what the library keeps."""
+    """What is known of a product: its pattern, in memory of its own, and our kernel's launch or what the library keeps.
+    """
 
-    __slots__ = ("at", "columns", "rows", "target", "work")
+    __slots__ = ("at", "columns", "launch", "rows", "target", "work")
 
     def __init__(self, at: Any, work: Work, target: SparseMatrix, rows: Storage, columns: Storage) -> None:
-        self.at, self.work, self.target = at, work, target  # `at`: the addresses of the indices that were analysed
+        self.at, self.target = at, target  # `at`: the addresses of the indices that were analysed
         self.rows, self.columns = rows, columns
+        self.work: Work | None = work
+        self.launch: PatternProduct | None = None
 
 
 class ReusedProduct:
@@ -44,7 +49,7 @@ class ReusedProduct:
     is compared with what the analysis finds.
     """
 
-    __slots__ = ("_algorithm", "_executor", "_kept", "_kind", "_matrices", "_patterns", "_said", "_values")
+    __slots__ = ("_algorithm", "_alpha", "_executor", "_kept", "_kind", "_matrices", "_patterns", "_said", "_values")
 
     def __init__(
         self,
@@ -59,7 +64,7 @@ class ReusedProduct:
         self._kind, self._algorithm = cusparse.cudaDataType(kind), cusparse.cusparseSpGEMMAlg_t(algorithm)
         op_a, op_b, a, b = front
         alpha, beta = factors
-        self._matrices = a, b
+        self._matrices, self._alpha = (a, b), alpha.value
         self._patterns = Call(executor, "cusparseSpGEMMreuse", front)
         self._values = Call(executor, "cusparseSpGEMMreuse_compute", (op_a, op_b, alpha, a, b, beta))
         self._kept: Analysis | None = None
@@ -73,13 +78,18 @@ class ReusedProduct:
         if found is None or found.at != at:
             self._kept = None
             found = self._analysed(at)
+        if found.launch is not None:
+            found.launch.enqueue(addresses)
+            self._kept = found
+            return
         said, stream = self._said, self._executor.target.value
         values, rows, columns = (addresses[place] for place in (said.values, said.rows, said.columns))
         self._point(found, values)
-        if said.nnz:
+        kept = found.work
+        if said.nnz and kept is not None:
             nbytes = said.nnz * self._element
             driver.cuMemsetD8Async(values, 0, nbytes, stream)  # whether 0 times what is there is added is not said
-            self._values.of("cusparseSpGEMMreuse_compute", found.target.c, self._kind, self._algorithm, found.work.c)
+            self._values.of("cusparseSpGEMMreuse_compute", found.target.c, self._kind, self._algorithm, kept.c)
             driver.cuMemcpyDtoDAsync(columns, found.columns.base, said.nnz * said.column_bytes, stream)
         driver.cuMemcpyDtoDAsync(rows, found.rows.base, (said.shape[0] + 1) * said.row_bytes, stream)
         self._kept = found
@@ -124,7 +134,23 @@ class ReusedProduct:
         fifth = self._room(sizes[4].value)
         self._patterns.of(name, *behind, told[4], ctypes.c_void_p(fifth.base))
         work.memory += [fourth, fifth]
+        found.launch = self._launch_of(rows.base, columns.base)
+        if found.launch is not None:
+            found.work = None  # what the library has kept is needed no more
         return found
+
+    def _launch_of(self, rows: int, columns: int) -> PatternProduct | None:
+        """Our kernel's launch for a pattern; None where the library is to multiply."""
+        said, (a, b) = self._said, self._matrices
+        if int(self._algorithm):
+            return None
+        sizes = entries_of(longest_row(self._executor, rows, said.shape[0]), said.value_type)
+        if not all(sizes):
+            return None
+        try:
+            return PatternProduct(self._executor, (a.said, b.said), said, self._alpha, (rows, columns), sizes)
+        except Refused:  # NVRTC is not there
+            return None
 
 
 ELEMENT_BYTES = {

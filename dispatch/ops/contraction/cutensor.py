@@ -7,7 +7,6 @@ does not step is none of its own, and modes of one element are nobody's.
 from __future__ import annotations
 
 from functools import partial
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from dispatch.errors import Refused

@@ -47,7 +47,8 @@ class Cores(NamedTuple):
     """What multiplies: elements that are moved in the time of one operation, and what of its operands is better.
 
     `along_k` has k the fastest, `moved` says whether operands are permuted for cuBLASLt however few operations there
-    are, which another library does not need, and `smallest` is the least result of a matrix of a batch that is one for its layout's sake.
+    are, which another library does not need, and `smallest` is the least result of a matrix of a batch that is one for
+    its layout's sake.
     """
 
     per_flop: float

@@ -70,6 +70,9 @@ cusolver_plan = plan_call("cusolver_plan", "dispatch.ops.sparse.cusolver", "A pl
 own_compression_plan = plan_call(
     "own_compression_plan", "dispatch.ops.sparse.own_compression", "A plan that makes a dense matrix sparse."
 )
+own_sampled_plan = plan_call(
+    "own_sampled_plan", "dispatch.ops.sparse.own_sampled", "A plan of elements of a dense product by one kernel."
+)
 cusparse_plan = plan_call("cusparse_plan", "dispatch.ops.sparse.cusparse", "A plan of cuSPARSE's calls.")
 
 compression_plan = plan_call(

@@ -83,8 +83,10 @@ class Form(NamedTuple):
 def forms(op: str, dtype: Dtype) -> list[Form]:
     """Each pattern in each format, all else by turns; then matrices without rows or columns."""
     kinds = FORMATS
-    if op in ("spgemm", "spgemm_nnz", "sddmm"):
+    if op in ("spgemm", "spgemm_nnz"):
         kinds = (SparseFormat.CSR,)
+    elif op == "sddmm":
+        kinds = (SparseFormat.CSR, SparseFormat.CSC, SparseFormat.COO)
     elif op == "csr2csc":
         kinds = (SparseFormat.CSR, SparseFormat.CSC)
     found = []

@@ -1,0 +1,123 @@
+"""Plans of SDDMM by the kernel of sampled_kernels.py, behind copies of operands whose terms are not side by side."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudabind import driver
+from dispatch.keys import F64
+from dispatch.libraries.cusolver.copies import check
+from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusparse.calls import Steps
+from dispatch.libraries.nvrtc.kernel import loaded
+from dispatch.libraries.nvrtc.number_types import WIDEST
+from dispatch.ops.sparse.form import SparseFormat
+from dispatch.ops.sparse.sampled_kernels import NAME, REAL, SOURCE, THREADS, options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["Sampling", "Side", "plan", "widths"]
+
+LEAST_LANES, MOST_LANES = 4, 32
+LOADS = 2  # of a lane, of each row and column, at least
+
+
+class Side(NamedTuple):
+    """One of the dense operands by its lines, each of which has the terms of a sum; `place` is among the addresses."""
+
+    place: int
+    line: int  # elements from one line to the next
+    alignment: int
+
+
+def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
+    """The plan of a request."""
+    steps = Steps(executor, row, len(request.reads) + len(request.writes) + len(request.numbers))
+    if not request.layout_of("out").size:
+        return steps.idle()
+    by_columns = request.form.format == SparseFormat.CSC
+    names = ("b", "a") if by_columns else ("a", "b")  # whose lines are those of the pattern, and the other one
+    sides = [side_of(request, steps, name) for name in names]
+    steps.append(Sampling(request, executor, sides[0], sides[1]))
+    return steps.plan(capture_safe=True)
+
+
+def side_of(request: Any, steps: Steps, name: str) -> Side:
+    """An operand as it lies where the terms of a sum are side by side, and else a copy in which they are."""
+    layout, place = request.layout_of(name), request.place_of(name)
+    (lines, terms), (line, step) = layout.shape, layout.strides
+    if name == "b":
+        lines, terms, line, step = terms, lines, step, line
+    if step == 1 or terms <= 1:
+        return Side(place, line, layout.alignment)
+    target = Place(steps.room(layout.size * layout.dtype.itemsize))
+    source = Matrix(Place(place), layout.dtype, lines, terms, line, step)
+    steps.copy(source, Matrix(target, layout.dtype, lines, terms, terms, 1))
+    return Side(target.operand, terms, WIDEST)
+
+
+def widths(request: Any, x: Side, y: Side) -> tuple[int, int]:
+    """Elements that a lane reads at once, and lanes of a group."""
+    item, terms = request.values.dtype.itemsize, request.a.shape[1]
+    vector = max(1, WIDEST // item)
+    while vector > 1 and (
+        any(one.alignment % (vector * item) or one.line % vector for one in (x, y)) or terms % vector
+    ):
+        vector //= 2
+    lanes = LEAST_LANES
+    while lanes < MOST_LANES and lanes * vector * LOADS < terms:
+        lanes *= 2
+    return vector, lanes
+
+
+class Sampling:
+    """One launch, as a step of a plan."""
+
+    __slots__ = ("_added", "_alpha", "_beta", "_executor", "_launch", "_numbers", "_pointers", "_slots")
+
+    def __init__(self, request: Any, executor: CudaExecutor, x: Side, y: Side) -> None:
+        form, dtype = request.form, request.values.dtype
+        by_columns, pairs = form.format == SparseFormat.CSC, form.format == SparseFormat.COO
+        owners, places = ("columns", "rows") if by_columns else ("rows", "columns")
+        count, terms = request.values.shape[0], request.a.shape[1]
+        vector, lanes = widths(request, x, y)
+        line_bytes, place_bytes = (getattr(request, name).dtype.itemsize for name in (owners, places))
+        function = loaded(SOURCE, NAME, options(dtype, line_bytes, place_bytes, vector, lanes), executor.device)
+        self._executor = executor
+        self._added = request.place_of("values") if request.reads_added else None
+        self._slots = (
+            *((ctypes.c_void_p(), request.place_of(name)) for name in (owners, places)),
+            *((ctypes.c_void_p(), side.place) for side in (x, y)),
+            (ctypes.c_void_p(), request.place_of("out")),
+        )
+        real: Any = ctypes.c_double if REAL.get(dtype, dtype) is F64 else ctypes.c_float
+        self._alpha, self._beta = ((real * (2 if dtype.is_complex else 1))() for _ in range(2))
+        first = len(request.reads) + len(request.writes)
+        self._numbers = [(self._alpha, first + request.numbers.index("alpha"))]
+        self._numbers.append((self._beta, first + request.numbers.index("beta")))
+        extents = (count, form.shape[1 if by_columns else 0], terms, x.line, y.line, form.base)
+        added = ctypes.c_void_p()
+        given = (
+            *(added, *(slot for slot, _ in self._slots), self._alpha, self._beta),
+            *(*map(ctypes.c_int64, extents), ctypes.c_int(pairs)),
+        )
+        self._slots = ((added, self._added), *self._slots) if self._added is not None else self._slots
+        self._pointers = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given)), given
+        fixed = (ctypes.c_void_p(function), -(-count // THREADS), 1, 1, THREADS, 1, 1, 0, executor.target)
+        self._launch = partial(driver.cuLaunchKernel.unchecked, *fixed, self._pointers[0], None)
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Launch it for some addresses and numbers."""
+        for slot, place in self._slots:
+            slot.value = addresses[place] or None
+        for number, place in self._numbers:
+            given = addresses[place]
+            number[:] = (given.real, given.imag)[: len(number)]
+        check(self._executor, self._launch())

@@ -1,0 +1,182 @@
+"""The kernel of products of known patterns, compiled by g++ and run over the host's memory, against SciPy."""
+
+import ctypes
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dispatch.keys import C64, C128, F32, F64
+from dispatch.libraries.cusparse import spgemm_values
+from dispatch.libraries.cusparse.descriptors import Sparse
+from dispatch.libraries.cusparse.spgemm_values import PatternProduct, entries_of, longest_row
+from dispatch.libraries.nvrtc.kernel import Kernel
+from dispatch.testing.check import ROUNDOFF
+
+sp = pytest.importorskip("scipy.sparse")
+spec = importlib.util.spec_from_file_location("blocks_on_cpu", Path(__file__).with_name("blocks_on_cpu.py"))
+blocks_on_cpu = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(blocks_on_cpu)
+
+CSR = 1
+LANES = """
+template <class E> static E __shfl_sync(unsigned, E x, int from)
+{
+    static E given[1024];
+    given[threadIdx.x] = x;
+    __syncthreads();
+    const E theirs = given[threadIdx.x / 32 * 32 + from];
+    __syncthreads();
+    return theirs;
+}
+static int atomicCAS(int* at, int expected, int x) { const int old = *at; if (old == expected) *at = x; return old; }
+template <class E> static E atomicAdd(E* at, E x) { const E old = *at; *at += x; return old; }
+"""
+PARAMETERS = (
+    *("const Number* a_values", "const int* a_rows", "const int* a_columns"),
+    *("const Number* b_values", "const int* b_rows", "const int* b_columns"),
+    *("Number* out_values", "int* out_rows", "int* out_columns", "const int* known_rows", "const int* known_columns"),
+    *("Number alpha", "int lines", "unsigned entries"),
+)
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory):
+    return blocks_on_cpu.InBlocks(tmp_path_factory.mktemp("values"))
+
+
+@pytest.fixture
+def executor(on_cpu, monkeypatch):
+    """What launches are made for, which run on the CPU: a warp's turns one by one, as its lanes wait for each other."""
+    made, known = SimpleNamespace(device=None, target=SimpleNamespace(value=3), stream=None, groups=[]), []
+
+    def loaded(source, name, chosen, _):
+        assert (source, name) == (spgemm_values.SOURCE, spgemm_values.NAME)
+        known.append(chosen)
+        return len(known)
+
+    def launch(function, blocks, *rest):
+        *extents, shared, target, pointers, _ = rest
+        assert tuple(extents) == (1, 1, spgemm_values.THREADS, 1, 1)
+        assert target is made.target
+        assert shared <= spgemm_values.MOST_BYTES
+        chosen = known[function.value - 1]
+        words = dict(option[2:].split("=") for option in chosen[1:])
+        made.groups.append(int(words["GROUP"]))
+        real = ctypes.c_double if words["REAL"] == "double" else ctypes.c_float
+        number = type("Number", (ctypes.Structure,), {"_fields_": [("part", real * int(words["PARTS"]))]})
+        by_value = {"Number": number, "int": ctypes.c_int, "unsigned": ctypes.c_uint}
+        kinds = [by_value.get(one.rpartition(" ")[0], ctypes.c_void_p) for one in PARAMETERS]
+        given = [kind.from_address(at) for kind, at in zip(kinds, pointers, strict=True)]
+        source = LANES + spgemm_values.SOURCE
+        on_cpu.launched(source, spgemm_values.NAME, chosen, PARAMETERS, (blocks, spgemm_values.THREADS), given)
+        return 0
+
+    driver = SimpleNamespace(
+        cuLaunchKernel=SimpleNamespace(unchecked=launch),
+        cuMemcpyDtoHAsync=lambda to, source, nbytes, _: ctypes.memmove(to, source, nbytes),
+        cuStreamSynchronize=lambda _: None,
+    )
+    monkeypatch.setattr(spgemm_values, "driver", driver)
+    monkeypatch.setattr(spgemm_values, "loaded", loaded)
+    return made
+
+
+def drawn(rng, dtype, count):
+    values = rng.standard_normal(count) + (1j * rng.standard_normal(count) if dtype.is_complex else 0)
+    return values.astype(dtype.numpy)
+
+
+def pattern(rng, m, n, counts):
+    """Offsets and sorted columns of rows with so many elements, none twice."""
+    ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    columns = [np.sort(rng.choice(n, count, replace=False)) for count in counts]
+    return ends, np.concatenate([*columns, np.zeros(0)]).astype(np.int32), (m, n)
+
+
+def said_of(shape, dtype, nnz, first):
+    return Sparse(CSR, shape, nnz, 0, (1, 1), dtype.cuda, 4, 4, first, first + 1, first + 2)
+
+
+def multiplied(executor, a, b, exact, dtype, alpha, rng, turns=1):
+    """Values by the kernel, for a pattern whose columns come in any order, and that order."""
+    (m, n) = exact.shape
+    spans = zip(exact.indptr[:-1], exact.indptr[1:], strict=True)
+    order = np.concatenate([rng.permutation(np.arange(*span)) for span in spans])
+    rows, columns = exact.indptr.astype(np.int32), exact.indices[order.astype(int)].astype(np.int32)
+    sizes = entries_of(longest_row(executor, rows.ctypes.data, m), dtype.cuda)
+    out = np.full(exact.nnz, np.nan, dtype.numpy), np.full(m + 1, -7, np.int32), np.full(exact.nnz, -7, np.int32)
+    arrays = (*a[:3], *b[:3], *out)
+    front = said_of(a[3], dtype, len(a[0]), 0), said_of(b[3], dtype, len(b[0]), 3)
+    said = said_of((m, n), dtype, exact.nnz, 6)
+    held = rows.ctypes.data, columns.ctypes.data
+    launch = PatternProduct(executor, front, said, alpha, held, sizes)
+    for _ in range(turns):
+        launch.enqueue([one.ctypes.data for one in arrays])
+    np.testing.assert_array_equal(out[1], rows)
+    np.testing.assert_array_equal(out[2], columns)
+    return out[0], order.astype(int)
+
+
+CASES = {  # extents, and the elements of each row of A and of B; a number for any up to it
+    "short rows": ((37, 50, 40), 5, 8),
+    "empty rows and one long": ((40, 300, 900), [0] * 7 + [60] + [0] * 32, 29),
+    "more elements of A than a warp has lanes": ((3, 200, 64), [90, 33, 0], 3),
+    "nothing": ((4, 5, 6), [0] * 4, [1] * 5),
+}
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, C64, C128], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_it_multiplies_as_scipy_does(case, dtype, executor, rng):
+    (m, k, n), *counts = CASES[case]
+    of_a, of_b = (
+        rng.integers(0, each + 1, rows) if isinstance(each, int) else each
+        for each, rows in zip(counts, (m, k), strict=True)
+    )
+    (a_ends, a_columns, a_shape), (b_ends, b_columns, b_shape) = pattern(rng, m, k, of_a), pattern(rng, k, n, of_b)
+    a_values, b_values = drawn(rng, dtype, len(a_columns)), drawn(rng, dtype, len(b_columns))
+    wide = np.complex128 if dtype.is_complex else np.float64
+    a = sp.csr_array((a_values.astype(wide), a_columns, a_ends), a_shape)
+    b = sp.csr_array((b_values.astype(wide), b_columns, b_ends), b_shape)
+    exact = (a @ b).tocsr()
+    alpha = 0.5 - 2j if dtype.is_complex else -1.5
+    given = (a_values, a_ends, a_columns, a_shape), (b_values, b_ends, b_columns, b_shape)
+    found, order = multiplied(executor, *given, exact, dtype, alpha, rng, turns=2)
+    size = (abs(a) @ abs(b)).tocsr()
+    expected, bound = alpha * exact.data[order], 8 * abs(alpha) * ROUNDOFF[dtype][0] * (m + k) ** 0.5
+    assert (np.abs(found - expected) <= bound * size.data[order]).all()
+    assert executor.groups[-1] == (spgemm_values.THREADS if "long" in case and size.nnz else 32)
+
+
+def test_elements_that_are_stored_twice_count_twice(executor, rng):
+    ends, columns = np.array([0, 3, 4], np.int32), np.array([1, 1, 0, 1], np.int32)
+    values = np.array([1.0, 2.0, 4.0, 8.0])
+    a = sp.csr_array((values, columns, ends), (2, 2))
+    exact = sp.csr_array(np.ones((2, 2)))
+    given = values, ends, columns, (2, 2)
+    found, order = multiplied(executor, given, given, exact, F64, 1.0, rng)
+    np.testing.assert_array_equal(found, (a.toarray() @ a.toarray()).reshape(-1)[order])
+
+
+def test_tables_are_as_small_as_their_rows_let_them_be():
+    assert entries_of(0, F32.cuda) == (8, 32)
+    assert entries_of(6, F32.cuda) == (8, 32)
+    assert entries_of(7, F32.cuda) == (16, 32)
+    assert entries_of(384, F32.cuda) == (512, 32)
+    assert entries_of(385, F32.cuda) == (1024, 256)
+    assert entries_of(384, C128.cuda) == (512, 256), "eight of them would not fit"
+    assert entries_of(3072, F64.cuda) == (4096, 256)
+    assert entries_of(3073, F64.cuda) == (0, 0)
+    assert entries_of(1536, C128.cuda) == (2048, 256)
+    assert entries_of(10**6, C128.cuda) == (0, 0)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, C64, C128], ids=str)
+@pytest.mark.parametrize("group", [32, 256])
+def test_nvrtc_compiles_it(dtype, group):
+    chosen = spgemm_values.options(dtype.cuda, group)
+    kernel = Kernel(spgemm_values.SOURCE, spgemm_values.NAME, lambda _: None, chosen)
+    assert blocks_on_cpu.kernels_on_cpu.size_for_sm_90(kernel) > 0
