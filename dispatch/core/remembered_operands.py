@@ -89,6 +89,14 @@ class OperandCalls:
             result = way.run(*items)
             if result is not UNFIT:
                 return result, None
+        if pattern is not None and (way is None or way.pattern.framework is None):
+            theirs = _objects_of(items)
+            if theirs is not None:
+                pattern, items = (*pattern[: -len(items)], *map(type, theirs)), theirs
+                way = self._ways.get(pattern)
+                result = UNFIT if way is None else way.run(*items)
+                if result is not UNFIT:
+                    return result, None
         request = self._make(**dict(zip(self._names, values, strict=True)))
         result = run(request)
         if pattern is not None:
@@ -152,6 +160,32 @@ class OperandCalls:
         if len(calls) >= remembered.MAX_CALLS:
             calls.pop(next(iter(calls)), None)
         calls[key] = taking(bound.plan, course)
+
+
+def _objects_of(items: Sequence[Any]) -> list[Any] | None:
+    """The operands of a call with another library's objects in the place of the tensors that stand for them.
+
+    As a sparse matrix over torch's memory has them. None where there are objects already, or some tensor is of other
+    memory, or stands for a part of an object, or was used on another stream than that library's current one: there a
+    request waits.
+    """
+    found = list(items)
+    framework = stream = None
+    for place, item in enumerate(items):
+        if type(item) is not Tensor:
+            if framework_of(type(item)) is not None:
+                return None
+            continue
+        storage = item.storage
+        if type(storage) is not Adopted or item.layout is not storage.layout or item.ptr != storage.at:
+            return None
+        if framework is None:
+            framework = storage.framework
+            stream = framework.stream(item.device) if framework.code is not None else None
+        if storage.framework is not framework or stream is None or storage.owner is not stream:
+            return None
+        found[place] = storage.keep
+    return None if framework is None else found
 
 
 def _several(value: Any) -> tuple[tuple[str, ...] | None, Sequence[Any]]:

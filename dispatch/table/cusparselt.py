@@ -47,7 +47,7 @@ GPU_ROWS = (
     Row("matmul_2_4", (F16, F16, F16, F16),     SUM32, MULTIPLIED, SM80, None, V08, *MATMUL, H100),
     Row("matmul_2_4", (F16, F16, F16, F16),     SUM16, MULTIPLIED, SM90, SM90, V08, *MATMUL, H100),
     Row("matmul_2_4", (BF16, BF16, BF16, BF16), SUM32, MULTIPLIED, SM80, None, V08, *MATMUL, H100),
-    Row("matmul_2_4", (F32, F32, F32, F32),     TF32,  MULTIPLIED, SM80, None, V08, *MATMUL),
+    Row("matmul_2_4", (F32, F32, F32, F32),     TF32,  MULTIPLIED, SM80, None, V08, *MATMUL, H200),
     *(Row("matmul_2_4", (I8, I8, d, d), WHOLE,  MULTIPLIED, SM80, None, V08, *MATMUL, H100) for d in (I8, I32)),
     *(Row("matmul_2_4", (I8, I8, d, d), WHOLE,  MULTIPLIED, SM80, None, V08, *MATMUL, H200) for d in (F16, BF16)),
     *(Row("matmul_2_4", (a, a, d, d),   SUM32,  MULTIPLIED, SM89, None, V08, *MATMUL, H100)

@@ -25,7 +25,7 @@ H100 = ("H100",)
 CHECK = ("own", "check_indices", nvrtc_check, H100)
 COUNT = ("own", "count_elements", own_compression_plan, H100)
 FILL  = ("own", "fill_elements", own_compression_plan, H100)
-SAMPLE = ("own", "sample_products", own_sampled_plan, (), None, "any format")
+SAMPLE = ("own", "sample_products", own_sampled_plan, ("H200",), None, "any format")
 ON_HOST = {"sparse_check": numpy_check, "dense_nnz": numpy_dense_count, "dense_to_sparse": numpy_compressed}
 
 GPU_ROWS = (

@@ -14,7 +14,7 @@ from dispatch.core.precision import Precision
 if TYPE_CHECKING:
     from dispatch.device.layout import Array
 
-__all__ = ["CUT_OFF", "SCALED_CUT_OFF", "SPREAD"]
+__all__ = ["CUT_OFF", "SCALED_CUT_OFF", "SPREAD", "STRUCTURED_CUT_OFF"]
 
 # Products that tensor cores add at once, the bits of fraction that each keeps, and those that it has.
 FP8_GROUP, FP8_BITS, FP8_PRODUCT_BITS = 32, 13, 7
@@ -40,14 +40,18 @@ class _CutOff(Precision):
     FP8FastAccum, sums are "periodically promoted": those of each 128 products begin at 0 and are added in f32, which
     gives the very bits of an H200's 0.15704345703125 for 0.15642118453979492, of 384 products; in one sum it would be
     0.1564178466796875. Both ways are followed here, and what loses more counts; beside it chance is allowed for, for
-    sums in another order.
+    sums in another order. `skipped` is how many elements along k stand for one product: of 2:4 matrices two, for the
+    zeros of A are not multiplied.
     """
+
+    def __init__(self, skipped: int = 1) -> None:
+        self.group, self.promoted = skipped * FP8_GROUP, skipped * FP8_PROMOTED
 
     def product(self, a: Array, b: Array, work: np.dtype[Any]) -> Array:
         a, b = (np.ascontiguousarray(x, np.float32) for x in (a, b))
         batch = int(np.prod(np.broadcast_shapes(a.shape[:-2], b.shape[:-2])))
         rows = max(AT_ONCE // max(batch * b.shape[-1], 1), 1)
-        ways = {FP8_PROMOTED, max(a.shape[-1], FP8_PROMOTED)}  # one and the same for few products
+        ways = {self.promoted, max(a.shape[-1], self.promoted)}  # one and the same for few products
         parts = [
             np.max([self._rows(a[..., start : start + rows, :], b, way) for way in ways], axis=0)
             for start in range(0, max(a.shape[-2], 1), rows)
@@ -59,8 +63,8 @@ class _CutOff(Precision):
         shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
         total, of_terms, of_totals, squares = (np.zeros(shape, np.float32) for _ in range(4))
         term, size = np.empty(shape, np.float32), np.empty(shape, np.float32)
-        for start in range(0, a.shape[-1], FP8_GROUP):
-            group = range(start, min(start + FP8_GROUP, a.shape[-1]))
+        for start in range(0, a.shape[-1], self.group):
+            group = range(start, min(start + self.group, a.shape[-1]))
             if start % promoted == 0:
                 total[...] = 0
             largest = np.abs(total)
@@ -117,4 +121,4 @@ class _ScaledCutOff(_CutOff):
         return np.asarray(np.copysign(np.minimum(np.abs(values), unit), values))
 
 
-SPREAD, CUT_OFF, SCALED_CUT_OFF = _Spread(), _CutOff(), _ScaledCutOff()
+SPREAD, CUT_OFF, STRUCTURED_CUT_OFF, SCALED_CUT_OFF = _Spread(), _CutOff(), _CutOff(2), _ScaledCutOff()

@@ -13,7 +13,7 @@ from dispatch.ops.structured.product import Activation24
 from dispatch.ops.structured.reference import multiplied, within
 from dispatch.testing.check import rounded
 from dispatch.testing.roundoff import ROUNDOFF, by_numpy, tf32_error
-from dispatch.testing.tensor_cores import CUT_OFF
+from dispatch.testing.tensor_cores import STRUCTURED_CUT_OFF
 
 if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
@@ -54,7 +54,7 @@ def before_activation(request: Any, a: Array, b: Array, size_after: Array) -> Ar
         elif request.compute is Compute.COMPUTE_16F:
             error = 0 * size  # the cases have whole numbers, of which f16 holds every sum
         elif request.a_dtype.is_fp8:
-            error = error + CUT_OFF.product(a, b, EXACT)  # zeros lose nothing
+            error = error + STRUCTURED_CUT_OFF.product(a, b, EXACT)
     unit = ROUNDOFF[request.c_dtype][0] if request.compute is Compute.COMPUTE_16F else F32_UNIT
     reach = np.abs(product) if request.compute is Compute.COMPUTE_16F else size  # sums in f16 are exact
     added = np.abs(np.asarray(alpha)) * reach + size_after

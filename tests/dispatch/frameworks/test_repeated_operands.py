@@ -20,6 +20,7 @@ from dispatch.device.frameworks import frameworks
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.ops.dropout import DropoutStatesRequest
+from dispatch.ops.sparse.tensor import taken_in
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -252,6 +253,33 @@ def test_a_sparse_matrix_of_torch_s_memory_and_one_of_ours(dev, run_count):
     ours.values.storage.owner = ours.values.storage.writer = dev.stream()
     assert isinstance(dp.sparse_mv(*ours, randn(2)), torch.Tensor)
     assert run_count == {"sparse_mv": 1}
+
+
+def test_a_matrix_of_torch_s_memory_without_an_operand_of_torch_s_beside_it(dev, run_count):
+    theirs = pattern(lambda memory: memory)
+    run = lambda a: dp.spgemm(*a, *a, nnz=2, stamp=None)  # noqa: E731
+    for _ in range(4):
+        assert [type(part) for part in run(theirs)] == [torch.Tensor] * 3
+    assert run_count == {"spgemm": 1}
+    run(pattern(lambda memory: memory))
+    assert run_count == {"spgemm": 1}, "other memory of the same layouts"
+
+    ours = pattern(lambda memory: owned(dev, memory))
+    for _ in range(4):
+        assert [type(part) for part in run(ours)] == [Tensor] * 3
+        assert [type(part) for part in run(theirs)] == [torch.Tensor] * 3
+    assert run_count == {"spgemm": 2}
+    rows = pattern(lambda memory: memory).rows
+    mixed = dp.sparse.csr(theirs.values, rows, ours.columns, shape=(2, 2))
+    whole = taken_in("values", aligned(lambda: torch.ones(3)))
+    part = dp.sparse.csr(whole[:2], theirs.rows, theirs.columns, (2, 2))
+    for number, matrix in enumerate((mixed, mixed, part, part), 3):
+        assert [type(part) for part in run(matrix)] == [torch.Tensor] * 3
+        assert run_count == {"spgemm": number}, "some is ours, or a part of what is torch's: a request each time"
+    # Once another stream has written what is torch's, that has to be waited for, by a request.
+    theirs.values.storage.owner = theirs.values.storage.writer = dev.stream()
+    assert [type(part) for part in run(theirs)] == [torch.Tensor] * 3
+    assert run_count == {"spgemm": 7}
 
 
 def owned(dev, memory):
