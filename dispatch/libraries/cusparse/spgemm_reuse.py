@@ -30,8 +30,7 @@ __all__ = ["ReusedProduct"]
 
 
 class Analysis:
-    """What is known of a product: its pattern, in memory of its own, and our kernel's launch or what the library keeps.
-    """
+    """What is known of a product: its pattern, in own memory, and a kernel's launch or what the library keeps."""
 
     __slots__ = ("at", "columns", "launch", "rows", "target", "work")
 
