@@ -41,7 +41,7 @@ GPU_ROWS = (
     Row("contract", (C64,  C64,  C64),  COMP_32F,  RULES, SM80, None, V12, *LT, variant="product"),
     Row("contract", (C64,  C64,  C64),  FAST_TF32, RULES, SM80, None, V12, *LT, variant="product"),
     Row("contract", (C128, C128, C128), COMP_64F,  RULES, SM80, None, V12, *LT, variant="product"),
-    Row("contract", (F16,  F16,  F16),  COMP_32F,  PERMUTED, SM80, None, V12, *LT_PERMUTED, variant="permuted"),
+    Row("contract", (F16,  F16,  F16),  COMP_32F,  PERMUTED, SM80, None, V12, *LT_PERMUTED, H200, variant="permuted"),
     Row("contract", (BF16, BF16, BF16), COMP_32F,  PERMUTED, SM80, None, V12, *LT_PERMUTED, H200, variant="permuted"),
     Row("contract", (F32,  F32,  F32),  FAST_TF32, PERMUTED, SM80, None, V12, *LT_PERMUTED, H200, variant="permuted"),
 )

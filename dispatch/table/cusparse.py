@@ -58,7 +58,7 @@ EXCHANGE = (rules.aligned, rules.elements, rules.narrow, rules.results)
 H100, H200 = ("H100",), ("H200",)
 SPMV     = ("cusparse", "cusparseSpMV", cusparse_plan, H100)
 SPMM     = ("cusparse", "cusparseSpMM", cusparse_plan, H100)
-BATCHED  = ("cusparse", "cusparseSpMM", batched_plan)
+BATCHED  = ("cusparse", "cusparseSpMM", batched_plan, H200)
 SELL_MV  = ("cusparse", "cusparseSpMV", ell_plan, H100)
 ELL_MM   = ("cusparse", "cusparseSpMM", ell_plan)
 S_COUNT  = ("cusparse", "cusparseSpruneDense2csrNnz", pruning_plan, H100)
@@ -101,8 +101,7 @@ GPU_ROWS = (
     Row("spmm",              (F16, F32), None, MATRIX,   SM75, None, V12, *SPMM),
     Row("spmm",              (BF16, BF16), None, MATRIX,   SM80, None, V12, *SPMM),
     Row("spmm",              (BF16, F32), None, MATRIX,   SM80, None, V12, *SPMM),
-    *(Row("spmm_batched",    (one, one), None, STACKED,  SM75, None, V12, *BATCHED, () if one is F64 else H200)
-      for one in ALL),
+    *(Row("spmm_batched",    (one, one), None, STACKED,  SM75, None, V12, *BATCHED) for one in ALL),
     *(Row("sddmm",           (one, one), None, SAMPLED,  SM75, None, V12, *SDDMM) for one in ALL),
     *(Row("spsv",            (one, one), None, SOLVE,    SM75, None, V12, *SPSV) for one in ALL),
     *(Row("spsm",            (one, one), None, SOLVES,   SM75, None, V12, *SPSM) for one in ALL),

@@ -21,8 +21,7 @@ SM75, SM80 = Arch(75), Arch(80)  # what NVRTC 13 compiles for; instructions for 
 
 H100      = ("H100",)
 ROPE      = ("own", "rope",                 nvrtc_rope, H100)
-MERGE     = ("own", "attention_merge",      nvrtc_attention_merge)
-RAN_MERGE = (*MERGE, ("H100",))
+MERGE     = ("own", "attention_merge",      nvrtc_attention_merge, ("H200",))
 GATED     = ("own", "gated_activation",     nvrtc_gated, H100)
 GATED_BWD = ("own", "gated_activation_bwd", nvrtc_gated, H100)
 
@@ -42,15 +41,15 @@ GPU_ROWS = (
     Row("gated_activation_bwd", (F16,  F16),   COMP_32F,  (six_axes,), SM75, None, (), *GATED_BWD),
     Row("gated_activation_bwd", (BF16, BF16),  COMP_32F,  (six_axes,), SM80, None, (), *GATED_BWD),
 #       op             a,    b,    out     compute    rules
-    Row("attention_merge", (F16,  F16,  F32),   COMP_32F, (merge_aligned,), SM75, None, (), *RAN_MERGE),
+    Row("attention_merge", (F16,  F16,  F32),   COMP_32F, (merge_aligned,), SM75, None, (), *MERGE),
     Row("attention_merge", (F16,  F16,  F16),   COMP_32F, (merge_aligned,), SM75, None, (), *MERGE),
-    Row("attention_merge", (F32,  F16,  F32),   COMP_32F, (merge_aligned,), SM75, None, (), *RAN_MERGE),
-    Row("attention_merge", (F32,  F16,  F16),   COMP_32F, (merge_aligned,), SM75, None, (), *RAN_MERGE),
+    Row("attention_merge", (F32,  F16,  F32),   COMP_32F, (merge_aligned,), SM75, None, (), *MERGE),
+    Row("attention_merge", (F32,  F16,  F16),   COMP_32F, (merge_aligned,), SM75, None, (), *MERGE),
     Row("attention_merge", (BF16, BF16, F32),   COMP_32F, (merge_aligned,), SM80, None, (), *MERGE),
-    Row("attention_merge", (BF16, BF16, BF16),  COMP_32F, (merge_aligned,), SM80, None, (), *RAN_MERGE),
-    Row("attention_merge", (F32,  BF16, F32),   COMP_32F, (merge_aligned,), SM80, None, (), *RAN_MERGE),
+    Row("attention_merge", (BF16, BF16, BF16),  COMP_32F, (merge_aligned,), SM80, None, (), *MERGE),
+    Row("attention_merge", (F32,  BF16, F32),   COMP_32F, (merge_aligned,), SM80, None, (), *MERGE),
     Row("attention_merge", (F32,  BF16, BF16),  COMP_32F, (merge_aligned,), SM80, None, (), *MERGE),
-    Row("attention_merge", (F32,  F32,  F32),   COMP_32F, (merge_aligned,), SM75, None, (), *RAN_MERGE),
+    Row("attention_merge", (F32,  F32,  F32),   COMP_32F, (merge_aligned,), SM75, None, (), *MERGE),
 )
 # fmt: on
 NUMPY: dict[Any, Any] = {nvrtc_rope: numpy_rope, nvrtc_gated: numpy_gated, nvrtc_attention_merge: numpy_attention_merge}

@@ -21,7 +21,6 @@ from report import Report, Target, judge, say, table
 from timing import attempt, geometric_mean, gpu_race
 
 import dispatch as dp
-from dispatch.ops.structured.rules import is_faulty
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,9 +89,6 @@ def sides(torch: Any, shape: Shape, failed: dict[str, str]) -> tuple[dict[str, R
         TUNED: lambda i: linear(sets[i][0], packed[i], autotune=True, **chosen),
         DENSE: lambda i: matmul(sets[i][0], sets[i][1].T, **chosen),
     }
-    if is_faulty(packed[0].made_by):
-        del made[TUNED]
-        failed[TUNED] = f"{packed[0].made_by} has kernels that end the process by an illegal instruction"
     if shape.dtype in ("f16", "bf16", "f32"):
         torch.backends.cuda.matmul.allow_tf32 = True
         made[TORCH_DENSE] = lambda i: torch.nn.functional.linear(*sets[i])

@@ -57,9 +57,11 @@ extern "C" __global__ void FUNCTION(
 {
     const Whole step = (Whole)gridDim.x * blockDim.x, end = (offset + count + GROUP - 1) / GROUP;
     const unsigned replay = replays ? *replays : 0, shift = 32 - (unsigned)bits, mask = (1u << shift) - 1;
-    for (Whole g = offset / GROUP + (Whole)blockIdx.x * blockDim.x + threadIdx.x; g < end; g += step) {
+    const Whole begin = (offset / GROUP & IN_PAIRS) + (Whole)blockIdx.x * blockDim.x;
+    Held held = {};
+    for (Whole g = begin + threadIdx.x; (g & IN_PAIRS) < end; g += step) {
         unsigned words[GROUP];
-        words_of(g, replay, seed, words);
+        words_of(g, step, replay, seed, words, held);
         unsigned open = 0;
         Group group;
 #pragma unroll

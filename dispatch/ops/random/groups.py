@@ -1,7 +1,7 @@
 """What all kernels of random numbers have in common: a thread's numbers, how it writes them, and how it is launched.
 
-A group is a quad of numbers, one block of Philox, but of numbers of 8 bytes half of one, though two threads may then
-compute the same block. A thread writes a group by one store: of two, each would leave gaps between threads, and write
+A group is a quad of numbers, one block of Philox, but of numbers of 8 bytes half of one, and two threads may then need
+the same block. A thread writes a group by one store: of two, each would leave gaps between threads, and write
 every sector of memory in part. Its groups are as many apart as there are threads.
 """
 
@@ -34,7 +34,7 @@ __device__ bool is_aligned(const Number* out, Whole offset)
 
 __device__ void put(Number* out, const Group& group, long long at, Whole count, bool aligned)
 {
-    if (aligned && at + GROUP <= (long long)count) {
+    if (aligned && (Whole)at + (GROUP - 1) < count) {  // a group before the first is a large number
         *(Group*)(out + at) = group;
     } else {
 #pragma unroll

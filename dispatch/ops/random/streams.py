@@ -72,10 +72,36 @@ __device__ Whole below(Draw& d, Whole range, Whole least)
 }
 """
 # Behind GROUPS (groups.py).
+# Of numbers of 8 bytes two groups share a block: two neighbouring threads compute one each, that of their groups now or
+# that of their next ones, and exchange halves. So pairs of threads begin with pairs of groups, and end with them.
 NEIGHBOURS = r"""
-// The words of 32 bits of a group: a quad's block, or half of it.
-__device__ void words_of(Whole g, unsigned replay, Whole seed, unsigned* words)
+constexpr Whole IN_PAIRS = GROUP == 2 ? ~(Whole)1 : ~(Whole)0;
+
+struct Held { unsigned words[2]; bool is_there; };
+
+// The words of 32 bits of a group, of which every next one lies `step` further: a quad's block, or half of it.
+__device__ void words_of(Whole g, Whole step, unsigned replay, Whole seed, unsigned* words, Held& held)
 {
+#ifdef __CUDACC__
+    if (GROUP == 2) {
+        if (held.is_there) {
+            words[0] = held.words[0], words[1] = held.words[1];
+        } else {
+            const bool later = g % 2;
+            const Block block = at_place(0xffffffffu, (later ? g - 1 + step : g) / 2, replay, seed);
+            const unsigned pair = 3u << (threadIdx.x % 32 & 30);
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const unsigned own = later ? block.at[2 + j] : block.at[j];
+                const unsigned theirs = __shfl_xor_sync(pair, later ? block.at[j] : block.at[2 + j], 1);
+                words[j] = later ? theirs : own;
+                held.words[j] = later ? own : theirs;
+            }
+        }
+        held.is_there = !held.is_there;
+        return;
+    }
+#endif
     const Block block = at_place(0xffffffffu, g / (4 / GROUP), replay, seed);
     const bool later = GROUP == 2 && g % 2;
 #pragma unroll

@@ -27,7 +27,7 @@ typedef unsigned Word;
 
 #if WIDE
 // The words of a group, two numbers, of 64 bits.
-__device__ void words_of(Whole g, unsigned replay, Whole seed, Word* words)
+__device__ void words_of(Whole g, Whole, unsigned replay, Whole seed, Word* words, Held&)
 {
     const Block block = at_place(0xfffffffeu - (unsigned)(g % 2), g / 2, replay, seed);
     for (int j = 0; j < GROUP; ++j) words[j] = block.at[2 * j] | (Word)block.at[2 * j + 1] << 32;
@@ -64,9 +64,11 @@ extern "C" __global__ void FUNCTION(
     const Whole step = (Whole)gridDim.x * blockDim.x, end = (offset + count + GROUP - 1) / GROUP;
     const unsigned replay = replays ? *replays : 0;
     const Word times = (Word)range, spare = (Word)least;
-    for (Whole g = offset / GROUP + (Whole)blockIdx.x * blockDim.x + threadIdx.x; g < end; g += step) {
+    const Whole first = (offset / GROUP & IN_PAIRS) + (Whole)blockIdx.x * blockDim.x;
+    Held held = {};
+    for (Whole g = first + threadIdx.x; (g & IN_PAIRS) < end; g += step) {
         Word words[GROUP];
-        words_of(g, replay, seed, words);
+        words_of(g, step, replay, seed, words, held);
         unsigned missed = 0;
         Group group;
 #pragma unroll

@@ -1,4 +1,7 @@
-"""Autotune of a product over a compressed matrix: the library runs its kernels, and the fastest is kept on disk."""
+"""Autotune of a product over a compressed matrix: the library runs its kernels, and the fastest is kept on disk.
+
+Where some of its kernels fault the first ones race here instead, so that nobody runs the others.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.errors import Refused
 from dispatch.execute import algorithm_cache as cache
-from dispatch.execute.autotune import OperandCopies
+from dispatch.execute.autotune import OperandCopies, fastest
 from dispatch.libraries.cusparselt.descriptors import OWN_CHOICE, Algorithm
+from dispatch.ops.structured.rules import SOUND, is_faulty
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dispatch.core.request import Plan
+    from dispatch.core.request import Argument, Plan
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cusparselt.calls import ProductPlan
     from dispatch.libraries.cusparselt.descriptors import Product
 
-__all__ = ["fastest_plan", "stored_key"]
+__all__ = ["fastest_plan", "stored_key", "winner"]
 
 LIBRARY = "cusparseLt"
 
@@ -34,12 +38,32 @@ def fastest_plan(request: Any, executor: CudaExecutor, said: Product, make: Call
         with suppress(Refused):
             return make(remembered)
     executor.refuse_capture("a request that is to be tuned")
-    plan = make(OWN_CHOICE)
-    copies = OperandCopies(executor, request)  # which are there as long as the search runs
-    found = plan.search(copies.arguments(0))
-    del copies
+    if is_faulty(request.form.made_by):
+        plan = winner(request, executor, make)
+        found = plan.algorithm
+    else:
+        plan = make(OWN_CHOICE)
+        copies = OperandCopies(executor, request)  # which are there as long as the search runs
+        found = plan.search(copies.arguments(0))
+        del copies
     memory.put(request.op, key, cache.Algorithm(json.dumps(found._asdict()).encode(), 0))
     return plan
+
+
+def winner(request: Any, executor: CudaExecutor, make: Callable[[Algorithm], ProductPlan]) -> ProductPlan:
+    """The plan whose kernel wins among the first ones; the library's own choice is number 0, and runs in each race.
+
+    It is far from the fastest: on an H200 0.8.0 took 291 us of 4096 x 4096 x 4096 in f16 by it and 129 by number 6.
+    """
+    plans = [make(OWN_CHOICE)]
+    for number in range(1, SOUND):
+        with suppress(Refused):  # there are fewer, or this one is not for these operands
+            plans.append(make(OWN_CHOICE._replace(config_id=number)))
+
+    def run(number: int, arguments: tuple[Argument, ...]) -> None:
+        plans[number].enqueue(arguments)
+
+    return plans[fastest(executor, request, run, len(plans)) if len(plans) > 1 else 0]
 
 
 def _read(blob: bytes) -> Algorithm | None:

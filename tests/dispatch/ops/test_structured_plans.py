@@ -163,12 +163,10 @@ def test_gelu_is_there_for_other_dtypes_before_sm_100_than_from_there_on(a, d, a
         assert bool(reason) == (arch not in archs)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "said"), [("autotune", True, "has autotune"), ("config_id", 0, "has config_id 0")]
-)
-def test_kernels_that_the_library_does_not_choose_are_refused_where_some_fault(field, value, said, rng):
+def test_later_kernels_are_refused_where_some_fault(rng):
     _, a, b = operands(rng)
-    plain, asked = dp.Matmul24Request(*a, b), dp.Matmul24Request(*a, b, **{field: value})
+    plain, asked = dp.Matmul24Request(*a, b), dp.Matmul24Request(*a, b, config_id=rules.SOUND)
+    first = dp.Matmul24Request(*a, b, config_id=rules.SOUND - 1)
     assert not rules.kernels(asked), "the host has no kernels that fault"
     for stamp, faulty in (
         ("0.8.0 sm_90", 1),
@@ -178,9 +176,10 @@ def test_kernels_that_the_library_does_not_choose_are_refused_where_some_fault(f
         ("0.8.0 sm_900", 0),
     ):
         assert not rules.kernels(_on(plain, f"cusparseLt {stamp}"))
+        assert not rules.kernels(_on(first, f"cusparseLt {stamp}"))
         reason = rules.kernels(_on(asked, f"cusparseLt {stamp}"))
         assert bool(reason) == bool(faulty)
-        assert not faulty or (said in reason and "illegal instruction" in reason and stamp in reason)
+        assert not faulty or ("has 30" in reason and "illegal instruction" in reason and stamp in reason)
     assert all(rules.kernels in row.rules for row in ROWS if row.op == "matmul_2_4")
 
 
@@ -242,6 +241,37 @@ def test_autotune_searches_once_and_remembers_what_was_found(executor, rng, monk
     executor.algorithms = lambda _: AlgorithmCache("gpu", "cusparseLt", tmp_path)
     made(request, executor)
     assert executor.library.called.count("cusparseLtMatmulSearch") == 2
+
+
+def test_where_some_kernels_fault_the_first_ones_race_and_nothing_is_searched(executor, rng, monkeypatch, tmp_path):
+    from dispatch.execute.algorithm_cache import AlgorithmCache
+    from dispatch.ops.structured import tune
+
+    executor.algorithms = {"cusparseLt": AlgorithmCache("gpu", "cusparseLt", tmp_path)}.__getitem__
+    executor.refuse_capture = lambda _: None
+    raced = []
+
+    def fastest(_, request, run, count):
+        outputs = DEV.executor().outputs(request)
+        for number in range(count):
+            run(number, request.arguments(outputs))
+        raced.append(count)
+        return 3
+
+    monkeypatch.setattr(tune, "fastest", fastest)
+    monkeypatch.setattr(tune, "is_faulty", lambda _: True)
+    dense, a, b = operands(rng)
+    request = dp.Matmul24Request(*a, b, autotune=True)
+    for _ in range(2):
+        plan = made(request, executor)
+        assert plan.algorithm == (3, 1, 0, 0)
+        close(enqueued(plan, request), dense @ b.numpy().astype("f8"))
+    assert raced == [stand_in.KERNELS], "once, among as many as there are"
+    monkeypatch.setattr(tune, "SOUND", 4)
+    other = dp.Matmul24Request(*a, b, autotune=True, alpha=1.0, activation="relu")
+    assert made(other, executor).algorithm[0] == 3
+    assert raced[1:] == [4], "the later ones run nowhere"
+    assert not executor.library.called.count("cusparseLtMatmulSearch")
 
 
 def test_bytes_of_another_version_or_gpu_are_refused(executor, rng, monkeypatch):

@@ -76,6 +76,7 @@ def process(folder, **choices):
         print(f"cuTENSOR's log ends with:\n{told}")
         where = max(ran.stderr.find(FATAL), 0)
         pytest.fail(f"process {number} ended with {ran.returncode}:\n{ran.stderr[where:][:1200]}", pytrace=False)
+    print(f"process {number} of {choices} wrote to stderr:\n{ran.stderr[-LOGGED:]}")  # also why a cache was not read
     return json.loads(ran.stdout.splitlines()[-1])
 
 
