@@ -94,7 +94,7 @@ EXPLAINED = {  # what the name of the row says, and what the request does; all f
     f"sparse_mv --values 9:f32 {PATTERN} --x 6:f32": ("f32→f32 sm_75 cusparse", "x f32[6]"),
     f"sparse_mv --values 9:bf16 {PATTERN} --x 6:bf16 --out 4:f32": ("bf16→f32 sm_80 cusparse", "out f32[4]"),
     f"spmm --values 9:f64 {PATTERN} --b 6x3:f64:columns --alpha 2": ("f64→f64 sm_75 cusparse", "b f64[6, 3]"),
-    f"sddmm --values 9:c64 {PATTERN} --a 4x2:c64 --b 2x6:c64": ("c64→c64 sm_75 cusparse", "b c64[2, 6]"),
+    f"sddmm --values 9:c64 {PATTERN} --a 4x2:c64 --b 2x6:c64": ("c64→c64 any format sm_75 own", "b c64[2, 6]"),
     f"spsv --values 9:f32 {SQUARE} --x 4:f32 --uplo upper": ("f32→f32 sm_75 cusparse", "uplo=UPPER"),
     f"spsm --values 9:f32 {SQUARE} --b 4x2:f32 --diag unit": ("f32→f32 sm_75 cusparse", "diag=UNIT"),
     f"spgemm_nnz --values 9:f64 {SQUARE} {SECOND}": ("f64→i64 sm_75 cusparse", "b_values f64[7]"),

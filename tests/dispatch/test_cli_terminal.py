@@ -1,5 +1,6 @@
 """The command line on a terminal of 80 columns: what it folds, colours and pages, and how it ends."""
 
+import codecs
 import fcntl
 import importlib.util
 import os
@@ -48,13 +49,14 @@ def on_terminal(words, *, lines=PLENTY, interrupt=None, module=None, **changes):
     START.begin(module, given, environment(**changes), (theirs, theirs, theirs), is_tty=True)
     os.close(theirs)
     sent, begun = "", time.monotonic()
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end amid a character
     while time.monotonic() - begun < 120:
         if select.select([ours], [], [], 0.1)[0]:
             try:
                 data = os.read(ours, 65536)
             except OSError:  # the last of its side is closed
                 break
-            sent += data.decode(errors="replace")
+            sent += decoder.decode(data)
             if interrupt is not None and interrupt in sent:
                 os.write(ours, b"\x03")
                 interrupt = None
