@@ -4,10 +4,10 @@ Carried out by cuSPARSE and cuDSS, or by SciPy on the host. A sparse operand of 
 `SparseForm` (form.py); `SparseTensor` (tensor.py) holds them, knows those of SciPy, CuPy and torch (sources.py), and
 unpacks into them. The files: products, batched, solves, incomplete, pairs, vectors, tridiagonal, conversions,
 compression (what may be asked), algorithms; cusparse and those with its name before their own (the plans), tune;
-reference (what is right), check and compression_kernels (kernels that look at indices, or make them), rules, patterns,
-cases. Of iterations:
-krylov, krylov_kernels and the methods beside it, own_krylov (the plan), krylov_reference; of direct solves: direct,
-cudss and cusolver (the plans), direct_reference. And doors, which users know as `dispatch.sparse`.
+reference (what is right), check and compression_kernels (kernels that look at indices, or make them), sampled_kernels
+and own_sampled (SDDMM by a kernel, and its plan), rules, patterns, cases. Of iterations: krylov, krylov_kernels and the
+methods beside it, own_krylov (the plan), krylov_reference; of direct solves: direct, cudss and cusolver (the plans),
+direct_reference. And doors, which users know as `dispatch.sparse`.
 """
 
 from __future__ import annotations
