@@ -41,6 +41,7 @@ from dispatch.core.request import run
 from dispatch.device.frameworks.framework import Adopted
 from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.tensor import Tensor
+from dispatch.errors import BadRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -315,7 +316,13 @@ def _stands_for(tensor: Tensor, given: Any) -> bool:
     storage = tensor.storage
     if type(storage) is not Adopted or storage.keep is not given:
         return False
-    return tensor.layout is storage.layout and tensor.ptr == storage.at
+    if tensor.layout is not storage.layout or tensor.ptr != storage.at:
+        return False
+    try:  # it may have been taken in long ago, and have other memory since, or another shape
+        now = storage.framework.tensor("operand", given)
+    except BadRequest:
+        return False
+    return bool(now.ptr == tensor.ptr and now.layout == tensor.layout)
 
 
 def _is_free(named: NamedArguments, name: str, value: Any) -> bool:

@@ -282,6 +282,19 @@ def test_a_matrix_of_torch_s_memory_without_an_operand_of_torch_s_beside_it(dev,
     assert run_count == {"spgemm": 7}
 
 
+@pytest.mark.usefixtures("dev")
+def test_what_has_other_memory_since_it_was_taken_in_is_not_learnt(run_count):
+    """Its plan is of the memory that was, and its key would be of what is there now."""
+    matrix = pattern(lambda memory: memory)
+    given = matrix.values.storage.keep
+    held = given[:]  # the memory that was stays
+    given.set_(aligned(lambda: torch.ones(2)))
+    for count in range(1, 4):
+        dp.spgemm(*matrix, *matrix, nnz=2)
+        assert run_count == {"spgemm": count}
+    assert held.data_ptr() == matrix.values.ptr != given.data_ptr()
+
+
 def owned(dev, memory):
     found = dev.empty(tuple(memory.shape), str(memory.dtype).removeprefix("torch."))
     calls.theirs(found).copy_(memory)
