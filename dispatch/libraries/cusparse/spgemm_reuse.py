@@ -48,7 +48,10 @@ class ReusedProduct:
     is compared with what the analysis finds.
     """
 
-    __slots__ = ("_algorithm", "_alpha", "_executor", "_kept", "_kind", "_matrices", "_patterns", "_said", "_values")
+    __slots__ = (
+        *("_algorithm", "_alpha", "_executor", "_indices", "_kept", "_kind", "_matrices", "_patterns", "_said"),
+        "_values",
+    )
 
     def __init__(
         self,
@@ -63,24 +66,24 @@ class ReusedProduct:
         self._kind, self._algorithm = cusparse.cudaDataType(kind), cusparse.cusparseSpGEMMAlg_t(algorithm)
         op_a, op_b, a, b = front
         alpha, beta = factors
-        self._matrices, self._alpha = (a, b), alpha.value
+        self._matrices, self._alpha = (a.said, b.said), alpha.value
+        self._indices = [place for one in self._matrices for place in (one.rows, one.columns)]
         self._patterns = Call(executor, "cusparseSpGEMMreuse", front)
         self._values = Call(executor, "cusparseSpGEMMreuse_compute", (op_a, op_b, alpha, a, b, beta))
         self._kept: Analysis | None = None
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
         """Multiply, once the patterns are analysed; BadRequest where there are other than so many elements."""
-        self._patterns.set(addresses)
-        self._values.set(addresses)
-        at = tuple(matrix.indices_at for matrix in self._matrices)
-        found = self._kept
+        at, found = tuple(addresses[place] for place in self._indices), self._kept
         if found is None or found.at != at:
             self._kept = None
+            self._patterns.set(addresses)
             found = self._analysed(at)
         if found.launch is not None:
             found.launch.enqueue(addresses)
             self._kept = found
             return
+        self._values.set(addresses)
         said, stream = self._said, self._executor.target.value
         values, rows, columns = (addresses[place] for place in (said.values, said.rows, said.columns))
         self._point(found, values)
@@ -140,14 +143,14 @@ class ReusedProduct:
 
     def _launch_of(self, rows: int, columns: int) -> PatternProduct | None:
         """Our kernel's launch for a pattern; None where the library is to multiply."""
-        said, (a, b) = self._said, self._matrices
+        said = self._said
         if int(self._algorithm):
             return None
         sizes = entries_of(longest_row(self._executor, rows, said.shape[0]), said.value_type)
-        if not all(sizes):
+        if sizes is None:
             return None
         try:
-            return PatternProduct(self._executor, (a.said, b.said), said, self._alpha, (rows, columns), sizes)
+            return PatternProduct(self._executor, self._matrices, said, self._alpha, (rows, columns), sizes)
         except Refused:  # NVRTC is not there
             return None
 

@@ -2,8 +2,8 @@
 
 A group of lanes has a row of the product. It puts the row's columns into a table in shared memory, adds up the terms
 there, element of A by element of A, so that sums have the same order in each run, and writes the row out: rows, columns
-and values in one launch. A row that is too long for a table is the library's. On an H200 cusparseSpGEMMreuse_compute
-(12.6) made 500 us of a call with 10^6 terms.
+and values in one launch. A row that is too long for a table is the library's. Nobody has timed it against
+cusparseSpGEMMreuse_compute on the GPU alone.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def options(value_type: int, group: int) -> tuple[str, ...]:
     return "-std=c++17", *(f"-D{name}={word}" for name, word in words.items())
 
 
-def entries_of(longest: int, value_type: int) -> tuple[int, int]:
-    """The entries of a table for rows of so many elements, and the lanes that have a row; (0, 0) where none fits."""
+def entries_of(longest: int, value_type: int) -> tuple[int, int] | None:
+    """The entries of a table for rows of so many elements, and the lanes that have a row; None where none fits."""
     real, parts = NUMBERS[value_type]
     entry_bytes, entries = REAL_BYTES[real] * parts + KEY_BYTES, 8
     while 3 * entries < 4 * longest:  # at least a quarter stays empty, so that each search ends soon
@@ -157,7 +157,7 @@ def entries_of(longest: int, value_type: int) -> tuple[int, int]:
     group = WARP if entries <= MOST_OF_WARPS else THREADS
     if group == WARP and entries * entry_bytes * (THREADS // WARP) > MOST_BYTES:
         group = THREADS
-    return (entries, group) if entries * entry_bytes * (THREADS // group) <= MOST_BYTES else (0, 0)
+    return (entries, group) if entries * entry_bytes * (THREADS // group) <= MOST_BYTES else None
 
 
 def longest_row(executor: CudaExecutor, rows: int, lines: int) -> int:
