@@ -80,7 +80,7 @@ def widths(request: Any, x: Side, y: Side) -> tuple[int, int]:
 class Sampling:
     """One launch, as a step of a plan."""
 
-    __slots__ = ("_added", "_alpha", "_beta", "_executor", "_launch", "_numbers", "_pointers", "_slots")
+    __slots__ = ("_executor", "_given", "_launch", "_numbers", "_slots")
 
     def __init__(self, request: Any, executor: CudaExecutor, x: Side, y: Side) -> None:
         form, dtype = request.form, request.values.dtype
@@ -91,32 +91,23 @@ class Sampling:
         line_bytes, place_bytes = (getattr(request, name).dtype.itemsize for name in (owners, places))
         function = loaded(SOURCE, NAME, options(dtype, line_bytes, place_bytes, vector, lanes), executor.device)
         self._executor = executor
-        self._added = request.place_of("values") if request.reads_added else None
-        self._slots = (
-            *((ctypes.c_void_p(), request.place_of(name)) for name in (owners, places)),
-            *((ctypes.c_void_p(), side.place) for side in (x, y)),
-            (ctypes.c_void_p(), request.place_of("out")),
-        )
+        added = request.place_of("values") if request.reads_added else None
+        operands = (added, *map(request.place_of, (owners, places)), x.place, y.place, request.place_of("out"))
+        self._slots = [(ctypes.c_void_p(), place) for place in operands]
         real: Any = ctypes.c_double if REAL.get(dtype, dtype) is F64 else ctypes.c_float
-        self._alpha, self._beta = ((real * (2 if dtype.is_complex else 1))() for _ in range(2))
-        first = len(request.reads) + len(request.writes)
-        self._numbers = [(self._alpha, first + request.numbers.index("alpha"))]
-        self._numbers.append((self._beta, first + request.numbers.index("beta")))
+        first, parts = len(request.reads) + len(request.writes), 2 if dtype.is_complex else 1
+        self._numbers = [((real * parts)(), first + request.numbers.index(name)) for name in ("alpha", "beta")]
         extents = (count, form.shape[1 if by_columns else 0], terms, x.line, y.line, form.base)
-        added = ctypes.c_void_p()
-        given = (
-            *(added, *(slot for slot, _ in self._slots), self._alpha, self._beta),
-            *(*map(ctypes.c_int64, extents), ctypes.c_int(pairs)),
-        )
-        self._slots = ((added, self._added), *self._slots) if self._added is not None else self._slots
-        self._pointers = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given)), given
+        taken = (one for one, _ in (*self._slots, *self._numbers))
+        self._given = (*taken, *map(ctypes.c_int64, extents), ctypes.c_int(pairs))
+        pointers = (ctypes.c_void_p * len(self._given))(*map(ctypes.addressof, self._given))
         fixed = (ctypes.c_void_p(function), -(-count // THREADS), 1, 1, THREADS, 1, 1, 0, executor.target)
-        self._launch = partial(driver.cuLaunchKernel.unchecked, *fixed, self._pointers[0], None)
+        self._launch = partial(driver.cuLaunchKernel.unchecked, *fixed, pointers, None)
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
         """Launch it for some addresses and numbers."""
         for slot, place in self._slots:
-            slot.value = addresses[place] or None
+            slot.value = None if place is None else addresses[place] or None
         for number, place in self._numbers:
             given = addresses[place]
             number[:] = (given.real, given.imag)[: len(number)]
