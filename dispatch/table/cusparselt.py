@@ -26,7 +26,7 @@ PRUNED     = (rules.aligned, rules.lines, rules.same_lines)
 CHECKED    = (rules.aligned, rules.lines, rules.stacked)
 COMPRESSED = (rules.aligned, rules.lines, rules.packed_lines)
 MULTIPLIED = (
-    rules.aligned, rules.operands, rules.as_given, rules.vectors, rules.factors, rules.gelus, rules.ended,
+    rules.aligned, rules.operands, rules.as_given, rules.vectors, rules.factors, rules.gelus, rules.columns_of_f32,
     rules.kernels,
 )
 

@@ -11,8 +11,8 @@ from dispatch.ops.structured.product import Activation24
 if TYPE_CHECKING:
     from dispatch.device.layout import Layout
 
-__all__ = ["SOUND", "aligned", "as_given", "ended", "factors", "gelus", "is_faulty", "kernels", "lines", "operands"]
-__all__ += ["packed_lines", "same_lines", "stacked", "vectors"]
+__all__ = ["SOUND", "aligned", "as_given", "columns_of_f32", "factors", "gelus", "is_faulty", "kernels", "lines"]
+__all__ += ["operands", "packed_lines", "same_lines", "stacked", "vectors"]
 
 ALIGNMENT, STRUCTURED_LINE = 16, 32  # bytes
 SM100 = Arch(100)
@@ -155,7 +155,7 @@ def is_faulty(stamp: str) -> bool:
     return any(stamp.startswith(begins) and stamp.endswith(ends) for begins, ends in FAULTY)
 
 
-def ended(request: Any) -> str:
+def columns_of_f32(request: Any) -> str:
     """B column-major for f32 where cuSPARSELt does not end, or by an error, when it plans another: 0.8.0 on an H200.
 
     The six cases with a row-major B failed, each in a process of its own, and the six with a column-major one passed.

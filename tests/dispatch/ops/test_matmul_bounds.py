@@ -9,7 +9,7 @@ import dispatch as dp
 from dispatch.keys import F8E4M3, F8E5M2, Compute
 from dispatch.ops.matmul.bounds import bounds
 from dispatch.ops.matmul.reference import reference
-from dispatch.testing.tensor_cores import CUT_OFF
+from dispatch.testing.tensor_cores import CUT_OFF, STRUCTURED_CUT_OFF
 
 
 def tensor_core(a, b, promoted):
@@ -45,6 +45,19 @@ def test_what_fp8_tensor_cores_lose_is_within_its_bound(k, signs, promoted, rng)
     assert (lost <= allowed).all()
     if k > 1:
         assert lost.max() > allowed.max() / 64, "a bound that nothing comes near would hide a fault"
+
+
+@pytest.mark.parametrize("k", [4, 64, 68, 256, 320, 1000])
+def test_of_a_structured_matrix_that_is_lost_which_is_lost_of_the_products_it_has(k, rng):
+    """Two of each four along k are multiplied: those alone, one behind another, lose the same."""
+    work = np.dtype(np.float64)
+    b = rng.standard_normal((k, 7)).astype(F8E4M3.numpy).astype(work)
+    for _ in range(5):
+        kept = np.sort(np.concatenate([4 * group + rng.permutation(4)[:2] for group in range(k // 4)]))
+        a = np.zeros((1, k))
+        a[0, kept] = rng.standard_normal(len(kept)).astype(F8E5M2.numpy)
+        lost = CUT_OFF.product(a[:, kept], b[kept], work)
+        np.testing.assert_array_equal(STRUCTURED_CUT_OFF.product(a, b, work), lost)
 
 
 def test_nothing_is_lost_of_a_sum_of_zeros():

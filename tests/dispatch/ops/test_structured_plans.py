@@ -183,6 +183,21 @@ def test_later_kernels_are_refused_where_some_fault(rng):
     assert all(rules.kernels in row.rules for row in ROWS if row.op == "matmul_2_4")
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_f32_takes_a_column_major_b_alone_where_the_library_plans_others_without_end(dtype, rng):
+    chosen = {"compute": "tf32"} if dtype == "f32" else {}
+    half = S.compress(S.prune(DEV.array(rng.standard_normal((32, 64)).astype(dp.Dtype.of(dtype).numpy))))
+    by_rows = DEV.array(rng.standard_normal((64, 16)).astype(dp.Dtype.of(dtype).numpy))
+    by_columns = by_rows.T.copy().T
+    for stamp, ends in (("0.8.0 sm_90", False), ("0.8.0 sm_80", True), ("0.9.0 sm_90", True)):
+        for b in (by_rows, by_columns):
+            reason = rules.columns_of_f32(_on(dp.Matmul24Request(*half, b, **chosen), f"cusparseLt {stamp}"))
+            refused = dtype == "f32" and b is by_rows and not ends
+            assert bool(reason) == refused
+            assert not refused or ("b column-major" in reason and stamp in reason and "copy it" in reason)
+    assert all(rules.columns_of_f32 in row.rules for row in ROWS if row.op == "matmul_2_4")
+
+
 def _on(request, made_by):
     """The request, as if a GPU had compressed A; no request of the host's may say so."""
     return SimpleNamespace(
@@ -191,6 +206,7 @@ def _on(request, made_by):
         config_id=request.config_id,
         a_dtype=request.a_dtype,
         d_dtype=request.d_dtype,
+        b=request.b,
         form=request.form._replace(made_by=made_by),
     )
 
