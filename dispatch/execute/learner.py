@@ -101,7 +101,7 @@ class Learner:
         numbers = executor.numbers_in_memory
         try:
             captured = nodes_of(executor, plan, drawn, self._sizes)
-        except Exception:
+        except BaseException:  # an interrupt, too, may have come behind a copy that was refused
             settle(executor, plan, arguments)
             raise
         if executor.numbers_in_memory != numbers and self._form.free:

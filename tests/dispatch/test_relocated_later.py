@@ -328,7 +328,7 @@ def test_an_interrupt_within_a_step_leaves_a_plan_that_learns(executor):
 
     def interrupt():
         turns.append(0)
-        if len(turns) % 2:
+        if len(turns) % 3 == 1:  # every other capture, for another recording follows one that is interrupted
             raise KeyboardInterrupt
 
     executor.on_recorded = interrupt
@@ -337,7 +337,7 @@ def test_an_interrupt_within_a_step_leaves_a_plan_that_learns(executor):
             called(executor, plan, 1, [(A + 64 * number_of, B)])
         assert plan.relocation is None or not plan.relocation._is_learning
     assert plan.launch is not None
-    assert len(turns) >= 2 * (LEARNT + PROVING + 1)
+    assert len(turns) >= 3 * (LEARNT + PROVING)
 
 
 # -- defects that must be found ---------------------------------------------------------------------------------------
