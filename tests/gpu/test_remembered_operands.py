@@ -88,6 +88,18 @@ def bits(tensor):
     return np.ascontiguousarray(tensor.numpy()).view(np.uint8)
 
 
+STATE, UNWRITTEN = 48, slice(36, 40)  # bytes of a curandStateXORWOW, and those between its float and its double
+
+
+def written(form, tensor):
+    """The bytes of a result that are its own: cuDNN writes states field by field, and never what lies between fields."""
+    found = bits(tensor)
+    if form == "states":
+        found = found.reshape(-1, STATE).copy()
+        found[:, UNWRITTEN] = 0
+    return found
+
+
 @pytest.mark.parametrize("form", ["product", "convolution", "rows", "lists", "graph", "states"])
 def test_a_repeated_call_gives_what_its_request_gives_and_makes_none(gpu, rng, ran, form):
     forms = Form(gpu, rng)
@@ -109,4 +121,4 @@ def test_a_repeated_call_gives_what_its_request_gives_and_makes_none(gpu, rng, r
         wanted = dp.run(make(**fields))
         for one, other in zip(*((x if isinstance(x, tuple) else (x,)) for x in (found, wanted)), strict=True):
             rows = fields["ends"].numpy()[-1] if form == "rows" else None
-            np.testing.assert_array_equal(bits(one)[:rows], bits(other)[:rows])
+            np.testing.assert_array_equal(written(form, one)[:rows], written(form, other)[:rows])
