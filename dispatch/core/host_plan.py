@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from dispatch.checks import names_arguments, shown
+from dispatch.core.own_code import calls_own_code
 from dispatch.core.request import Plan
 from dispatch.errors import BadRow
 from dispatch.keys import C128, F64
@@ -77,6 +78,7 @@ class NumpyPlan(Plan):
         super().__init__(row, capture_safe=False)
         self._formula, self._work = formula, work
 
+    @calls_own_code
     def run(self, request: Any, outputs: Operands) -> None:
         """Compute a request into its outputs; `outputs` holds those that were left to be allocated."""
         with np.errstate(all="ignore"):  # as on a GPU, an overflow is a value and no warning

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.checks import names_arguments, shown
 from dispatch.core.fusion import NOTHING, Fusion
+from dispatch.core.own_code import any_says
 from dispatch.errors import BadRow, words
 from dispatch.keys import HOST, Arch, Compute, Dtype, Epilogue
 from dispatch.refusal import Kind, Refusal
@@ -183,8 +184,7 @@ class Table:
         self._entries: set[tuple[str, str]] = set()  # of packages that are in, where an interrupt ended the loading
         self.broken: tuple[str, ...] = ()  # what is wrong with the packages that should have added rows
         self.watchers: list[Callable[[], None]] = []  # called when the rows change: plans made before are forgotten
-        given = tuple(rows)
-        _check_all(given)
+        _check_all(given := tuple(rows))
         self._set(given)
 
     def __repr__(self) -> str:
@@ -354,7 +354,7 @@ def accepts(row: Row, request: Request, wanted: Signature) -> bool:
         and row.of(wanted.library)
         and (row.compute is wanted.compute or (wanted.compute is None and row.compute not in FAST))
         and _fuses(row.fusion or NOTHING, wanted, wanted.dtypes[count:])
-        and not any(rule(request) for rule in row.rules)
+        and not any_says(row.rules, request)
     )
 
 

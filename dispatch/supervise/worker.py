@@ -12,6 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from cudabind.errors import CudaDriverError, CudaError
+from dispatch.core.own_code import is_of_own_code
 from dispatch.core.request import Request
 from dispatch.device.cuda import OUT_OF_MEMORY, CudaDevice
 from dispatch.device.stream import current
@@ -144,7 +145,7 @@ class Worker:
             fault = clone_error(self.device.fault)
             self._fail(future, fault)
             raise clone_error(fault)
-        if isinstance(error, (DispatchError, CudaError)):
+        if isinstance(error, (DispatchError, CudaError)) or is_of_own_code(error):
             self._fail(future, error)
             return
         if not isinstance(request, Request):

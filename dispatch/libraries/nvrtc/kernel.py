@@ -17,6 +17,7 @@ from cudabind import driver
 from cudabind._fork import anew
 from cudabind.errors import LibraryNotFound
 from dispatch.checks import names_arguments
+from dispatch.core.own_code import calls_own_code
 from dispatch.core.request import Plan
 from dispatch.errors import BadRow, Refused
 from dispatch.libraries.nvrtc.compiled import compiled
@@ -77,6 +78,7 @@ class Kernel:
         self.__name__ = self.__qualname__ = function  # what `explain` shows
         self.__module__ = getattr(launch, "__module__", __name__)
 
+    @calls_own_code
     def __call__(self, request: Any, executor: CudaExecutor, row: Row) -> Plan:
         """The plan of a request."""
         launch = self.launch(request)

@@ -13,8 +13,10 @@ import pickle
 import select
 import socket
 import struct
+import traceback
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cudabind.errors import CudaError
 from dispatch.device.device import Device
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, DispatchError, WorkerFailed, words
@@ -43,6 +45,7 @@ __all__ = [
 # are known, with successive numbers.
 DEFINE, FORGET, RUN = -1, -2, -3
 LENGTH = struct.Struct("<I")
+FRAMES = 20  # the last of a traceback that crosses
 LARGEST = 1 << 30  # bytes of a request: `marshal` takes no 2 GiB
 ONE_READ = (1 << 16,)  # bytes asked of the socket at once; this and the following are for `map`
 WAITING, AT_ONCE = (0,), (socket.MSG_DONTWAIT,)
@@ -218,11 +221,26 @@ def pack_error(error: BaseException) -> bytes:
     """An error as bytes, with its cause; one that does not pickle as WorkerFailed in its words."""
     text = f"{type(error).__name__}: {words(error, str)}"
     try:
+        for one in (error, error.__cause__):
+            _note_traceback(one)
         data = pickle.dumps((error, error.__cause__))
         _unpickled(data)  # an error whose __init__ takes other arguments than its args fails only here
     except BaseException:  # noqa: BLE001  # whatever the pickling of another library's error raises: this one must be told
         data = pickle.dumps((WorkerFailed(text), None))
     return pickle.dumps((text, data))
+
+
+def _note_traceback(error: BaseException | None) -> None:
+    """Give an error that is none of ours its traceback as a note: tracebacks themselves do not pickle.
+
+    Our own errors say what to do; where in the child they were raised tells their readers nothing.
+    """
+    if error is None or isinstance(error, (DispatchError, CudaError)) or error.__traceback__ is None:
+        return
+    lines = "".join(traceback.format_tb(error.__traceback__, -FRAMES)).rstrip()
+    # As `add_note` does, which Python 3.10 lacks; that one keeps the note and does not show it.
+    told: Any = error
+    told.__notes__ = [*getattr(error, "__notes__", ()), f"In the child process (most recent call last):\n{lines}"]
 
 
 def error_from(data: bytes) -> BaseException:
