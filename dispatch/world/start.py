@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import socket
+import sys
 import time
+import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,6 +36,22 @@ W = TypeVar("W", bound=RankWorld)
 def on(device: Device | str | None, usual: str) -> Device:
     """A device that may be said by its name."""
     return device if isinstance(device, Device) else device_of(usual if device is None else device)
+
+
+def leave_with_the_program(world: W) -> W:
+    """The world, which is left by the exception that ends its program, where no `with` block had it before.
+
+    Otherwise the others would wait for their deadlines: the end of MPI keeps this process, and its lines, for them.
+    A program that ends well without closing its world says nothing, for others may still be within their last call.
+    """
+    atexit.register(_leave, weakref.ref(world))  # behind the handler of libraries/mpi/ending.py, so called before it
+    return world
+
+
+def _leave(world: weakref.ref[RankWorld]) -> None:
+    error, found = getattr(sys, "last_value", None), world()
+    if error is not None and found is not None and not found.closed:
+        found.__exit__(type(error), error, None)
 
 
 # -- NCCL, wherever its ranks come from -------------------------------------------------------------------------------
@@ -91,7 +110,7 @@ def from_env(
     mesh = SocketMesh.join(rank, addresses, own, job, until)
     try:
         maker = nccl_maker(config)
-        return kind(mesh, first(mesh, range(size), 0, maker, until), home, deadline, maker)
+        return leave_with_the_program(kind(mesh, first(mesh, range(size), 0, maker, until), home, deadline, maker))
     except BaseException:
         mesh.close()
         raise
@@ -136,9 +155,11 @@ def from_mpi(kind: type[W], comm: Any, device: Device | str | None, deadline: fl
         if home.is_host:
             host = device_of("host")
             one = MpiCommunicator.duplicate(given, host, f"dispatch {job}", deadline=deadline)
-            return kind(mesh, Agreed(tuple(range(given.size)), 0, None), home, deadline, _mpi_maker(one))
+            agreed = Agreed(tuple(range(given.size)), 0, None)
+            return leave_with_the_program(kind(mesh, agreed, home, deadline, _mpi_maker(one)))
         maker = nccl_maker(config)
-        return kind(mesh, first(mesh, range(given.size), 0, maker, until), home, deadline, maker)
+        agreed = first(mesh, range(given.size), 0, maker, until)
+        return leave_with_the_program(kind(mesh, agreed, home, deadline, maker))
     except BaseException:
         mesh.close()
         raise

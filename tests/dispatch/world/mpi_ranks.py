@@ -19,6 +19,7 @@ sys.path.insert(0, HERE)
 import collective_cases  # noqa: E402
 
 DEADLINE = 0.6
+PATIENCE = 50.0
 
 
 def tell(**facts):
@@ -144,6 +145,23 @@ def leave(_):
     except (CollectiveError, ValueError) as error:
         tell(member=member, error=[type(error).__name__, list(getattr(error, "ranks", ()))])
     MPI.COMM_WORLD.Barrier()  # the process of the rank that left lives on, and is no sign to the other
+
+
+def end(_):
+    """One rank's program ends by an error while its world is open, outside of any block."""
+    world = dp.World.from_mpi(deadline=PATIENCE)
+    summed(world)
+    if world.rank == 1:
+        raise ValueError("a fault of its own")
+    begun = time.monotonic()
+    try:
+        summed(world)
+    except CollectiveError as error:
+        took = time.monotonic() - begun
+        world.rebuild(grace=5)
+        tell(error=[type(error).__name__, list(getattr(error, "ranks", ()))], took=took, after=summed(world))
+        dp.barrier(comm=world)
+        world.close()
 
 
 def late(_):

@@ -95,6 +95,14 @@ def test_a_rank_that_leaves_its_world_by_an_error_is_lost_to_the_others_at_once(
     assert by_member == {0: ["RankLost", [1]], 1: ["ValueError", []]}
 
 
+def test_a_program_that_ends_by_an_error_leaves_its_open_world_and_the_others_learn_so():
+    told, done = ranks(3, "end")
+    assert [each["error"][0] for each in told] == ["RankLost"] * 2, done.stderr
+    assert all(each["after"] for each in told)
+    assert max(each["took"] for each in told) < 25, "half the deadline, on a machine that has other things to do"
+    assert "ValueError: a fault of its own" in done.stderr
+
+
 @pytest.mark.exhaustive
 def test_a_rank_that_wakes_up_too_late_is_told_that_it_is_out():
     told, _ = ranks(3, "late")
