@@ -98,8 +98,8 @@ class Future(Generic[R_co]):
 
         True: it never runs, and its outputs stay as they are. False: it runs, or has run, and ends as it would have. As
         started counts what is enqueued on a GPU's stream, and with `isolation="process"` what was sent to the child,
-        where it may still wait: four requests of each worker that were submitted one by one, up to 256 of a list or while
-        more than 15 wait here.
+        where it may still wait: four requests of each worker that were submitted one by one, up to 256 of a list, or
+        while more than 15 wait here.
         """
         is_mine, errors = self.withdraw(None)
         raise_errors(errors)
