@@ -273,6 +273,10 @@ def on_the_host(device: dp.Device, report: Report, missing: dict[str, str], *, q
     values = (np.arange(n) + 1j).astype(np.complex64)
     ours = itertools.cycle([device.array(values) for _ in range(ADDRESSES)]).__next__
     candidates = [statement("dispatch", "fft(x())", fft=dp.fft.fft, x=ours)]
+    x, out = device.array(values), device.array(values)
+    again = {"fft": dp.fft.fft, "x": x, "out": out, "call": dp.prepare(dp.DftRequest(x, out=out))}
+    candidates.append(statement("dispatch, out= again", "fft(x, out=out)", **again))
+    candidates.append(statement("dispatch, prepared", "call()", **again))
     if device.is_host:
         candidates.append(statement("numpy", "fft(x)", fft=np.fft.fft, x=values))
     else:

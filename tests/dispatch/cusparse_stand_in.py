@@ -444,8 +444,9 @@ class Rounding:
 class PatternProduct:
     """The kernel's work; itself is tried in test_sparse_values.py."""
 
-    def __init__(self, executor, front, said, alpha, pattern, sizes):
+    def __init__(self, executor, front, said, alpha, pattern, indices, sizes):
         assert all(sizes)
+        assert len(indices) == 4
         self.front, self.said, self.alpha, self.pattern = front, said, alpha, pattern
 
     def enqueue(self, addresses):

@@ -1,8 +1,8 @@
 """The product of two sparse matrices of fixed patterns: analysed once, and computed again for other values.
 
 The analysis holds the pattern of the product, in memory that stays as long as the plan. Other addresses of indices are
-analysed anew. A repeated call is one launch of spgemm_values.py's kernel; where an algorithm is named, or a row too
-long for it, the library multiplies by what it has kept of the terms, and rows and columns are copied. Follows
+analysed anew. A repeated call is one launch over terms that spgemm_values.py has listed; where an algorithm is named, or
+a row too long for that, the library multiplies by what it has kept of them, and rows and columns are copied. Follows
 https://docs.nvidia.com/cuda/cusparse/#cusparsespgemmreuse.
 """
 
@@ -136,22 +136,22 @@ class ReusedProduct:
         fifth = self._room(sizes[4].value)
         self._patterns.of(name, *behind, told[4], ctypes.c_void_p(fifth.base))
         work.memory += [fourth, fifth]
-        found.launch = self._launch_of(rows.base, columns.base)
+        found.launch = self._launch_of((rows.base, columns.base), at)
         if found.launch is not None:
             found.work = None  # what the library has kept is needed no more
         return found
 
-    def _launch_of(self, rows: int, columns: int) -> PatternProduct | None:
+    def _launch_of(self, pattern: tuple[int, int], at: Any) -> PatternProduct | None:
         """Our kernel's launch for a pattern; None where the library is to multiply."""
         said = self._said
         if int(self._algorithm):
             return None
-        sizes = entries_of(longest_row(self._executor, rows, said.shape[0]), said.value_type)
+        sizes = entries_of(longest_row(self._executor, pattern[0], said.shape[0]))
         if sizes is None:
             return None
         try:
-            return PatternProduct(self._executor, self._matrices, said, self._alpha, (rows, columns), sizes)
-        except Refused:  # NVRTC is not there
+            return PatternProduct(self._executor, self._matrices, said, self._alpha, pattern, at, sizes)
+        except Refused:  # NVRTC is not there, or there are more terms than it can list
             return None
 
 

@@ -142,7 +142,7 @@ class InBlocks(kernels_on_cpu.OnCpu):
         getattr(library, f"run_{function}")(*map(ctypes.c_uint, grid), *given)
 
     def compiled(self, source, function, options, parameters):
-        key = source, options
+        key = source, function, options
         if key not in self.known:
             names = ", ".join(each.rpartition(" ")[2].lstrip("*") for each in parameters)
             behind = f"""
