@@ -104,7 +104,7 @@ STATEMENTS = {
     **dict.fromkeys(("sell_mv", "blocked_ell_mm"), f"{UNSCALED}; {TO_NAN}"),
     **dict.fromkeys(("gtsv", "gpsv"), SPREAD),
     **dict.fromkeys(("ilu0", "ic0"), f"{SPREAD}; a status above 0 makes all of them NaN"),
-    "spsolve":         f"{SPREAD}; a status other than 0 may make x any",
+    **dict.fromkeys(("spsolve", "spsolve_batched"), f"{SPREAD}; a status other than 0 may make x any"),
     **dict.fromkeys(("cg", "bicgstab", "gmres", "minres"), f"{SPREAD}; a status of -2 makes all of x NaN"),
     **dict.fromkeys(("spsv", "spsm"), f"{SPREAD}; the other triangle is not read"),
     "spgemm":          f"{IEEE}; {TO_NAN}",

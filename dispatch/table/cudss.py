@@ -9,19 +9,25 @@ from __future__ import annotations
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import C64, C128, F32, F64, Arch
-from dispatch.ops.sparse import cudss_plan, rules
+from dispatch.ops.sparse import cudss_batched_plan, cudss_plan, rules
 from dispatch.ops.sparse.direct_reference import scipy_direct
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
 SM75, V1 = Arch(75), (1, 0)
-RULES = (rules.aligned, rules.only_csr, rules.index_pair, rules.results, rules.factorized)
+RULES = (rules.aligned, rules.only_csr, rules.index_pair, rules.results, rules.factorized, rules.own_precision)
+STACKED = (
+    *(rules.aligned, rules.index_pair, rules.factorized_batch, rules.results),
+    *(rules.on_device, rules.own_precision),
+)
 SOLVE = ("cudss", "cudssExecute", cudss_plan, ("H100",))
+BATCHED = ("cudss", "cudssExecute", cudss_batched_plan)
 
 GPU_ROWS = (
 #   op, (values, out), compute, rules, min_arch, max_arch, min_version, calls
-    *(Row("spsolve", (one, one), None, RULES, SM75, None, V1, *SOLVE) for one in (F32, F64, C64, C128)),
+    *(Row("spsolve",         (one, one), None, RULES,   SM75, None, V1, *SOLVE) for one in (F32, F64, C64, C128)),
+    *(Row("spsolve_batched", (one, one), None, STACKED, SM75, None, V1, *BATCHED) for one in (F32, F64, C64, C128)),
 )
 # fmt: on
 ROWS = stated((*GPU_ROWS, *(on_host(row, scipy_direct, library="scipy", stands_for="cudss") for row in GPU_ROWS)))

@@ -15,7 +15,10 @@ from dispatch.table.on_host import on_host
 __all__ = ["ROWS"]
 
 SM75, V11 = Arch(75), (11, 0)
-RULES = (rules.aligned, rules.only_csr, rules.narrow, rules.results, rules.factorized, rules.both_triangles)
+RULES = (
+    *(rules.aligned, rules.only_csr, rules.narrow, rules.results, rules.factorized, rules.both_triangles),
+    *(rules.on_device, rules.own_precision, rules.unrefined),
+)
 LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
 
 GPU_ROWS = tuple(

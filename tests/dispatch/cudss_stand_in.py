@@ -1,7 +1,8 @@
 """cuDSS over memory of the host, by NumPy: plans of direct solves run where no GPU is.
 
 It is as strict as the library: arguments are counted and of their kinds, objects are alive, phases come in order, and
-a factorization is of the pattern that was analysed. And as rude: it solves with the values that it has factorized.
+a factorization is of the pattern that was analysed. And as rude: it solves with the values that it has factorized, and
+tells one status for all matrices of a batch.
 """
 
 import ctypes
@@ -30,6 +31,15 @@ ANALYSIS, FACTORIZATION, REFACTORIZATION, SOLVE = 3, 4, 8, 1008
 GENERAL, SYMMETRIC, HERMITIAN, SPD, HPD = range(5)
 FULL, LOWER, UPPER = range(3)
 BITS = {"int32_t": 32, "int64_t": 64}
+CONFIG = cudss.cudssConfigParam_t
+SIZES = {  # bytes, and the least value
+    CONFIG.CUDSS_CONFIG_UBATCH_SIZE: (4, 1),
+    CONFIG.CUDSS_CONFIG_HYBRID_MEMORY_MODE: (4, 0),
+    CONFIG.CUDSS_CONFIG_HYBRID_DEVICE_MEMORY_LIMIT: (8, -1),
+    CONFIG.CUDSS_CONFIG_IR_N_STEPS: (4, 0),
+}
+NOT_SUPPORTED = 4
+LEAST_MEMORY = 4096  # bytes of the device's that hybrid mode takes
 
 
 class Function:
@@ -80,11 +90,17 @@ class Library:
         self.alive[handle.value] = thing
 
     def _ConfigCreate(self, config):
-        self.put(config, "config")
+        self.put(config, {})
+
+    def _ConfigSet(self, config, param, value, size):
+        nbytes, least = SIZES[param]
+        assert size == nbytes == ctypes.sizeof(value._obj)
+        assert value._obj.value >= least
+        self.alive[config.value][param] = value._obj.value
 
     def _DataCreate(self, handle, data):
         assert self.alive[handle.value] == "handle"
-        self.put(data, SimpleNamespace(analysed=None, factors=None, info=0))
+        self.put(data, SimpleNamespace(analysed=None, factors=None, info=0, replaced=0))
 
     def _ConfigDestroy(self, config):
         del self.alive[config.value]
@@ -124,33 +140,49 @@ class Library:
 
     def _DataGet(self, handle, data, what, value, size, written):
         found, params = self.alive[data.value], cudss.cudssDataParam_t
-        wanted = {params.CUDSS_DATA_INFO: 4, params.CUDSS_DATA_NPIVOTS: found.index_bytes}
-        assert size == ctypes.sizeof(value._obj) == wanted[what]
-        value._obj.value = found.info if what == params.CUDSS_DATA_INFO else self.replaced
+        assert found.analysed, "what was never analysed"
+        wanted = {
+            params.CUDSS_DATA_INFO: (4, found.info),
+            params.CUDSS_DATA_NPIVOTS: (found.index_bytes, self.replaced or found.replaced),
+            params.CUDSS_DATA_HYBRID_DEVICE_MEMORY_MIN: (8, LEAST_MEMORY),
+        }
+        nbytes, told = wanted[what]
+        assert size == ctypes.sizeof(value._obj) == nbytes
+        value._obj.value = told
         written._obj.value = size
 
     # -- the work -----------------------------------------------------------------------------------------------------
     def _Execute(self, handle, phase, config, data, a, x, b):
-        assert self.alive[config.value] == "config"
-        found, matrix = self.alive[data.value], self.alive[a.value]
+        chosen, found, matrix = self.alive[config.value], self.alive[data.value], self.alive[a.value]
+        batch = chosen.get(CONFIG.CUDSS_CONFIG_UBATCH_SIZE, 1)
+        if CONFIG.CUDSS_CONFIG_HYBRID_MEMORY_MODE in chosen and batch > 1:
+            return NOT_SUPPORTED
         self.phases.append(phase)
         rows, columns = self.pattern(matrix)
         if phase == ANALYSIS:
-            found.analysed, found.factors = (matrix.at[:2], rows, columns), None
+            found.analysed, found.factors = (matrix.at[:2], dict(chosen), rows, columns), None
             found.index_bytes = matrix.index.itemsize
         elif phase in (FACTORIZATION, REFACTORIZATION):
             assert phase == FACTORIZATION or found.factors is not None, "what was never factorized"
-            at, *before = found.analysed
+            at, choices, *before = found.analysed
             assert at == matrix.at[:2]
+            assert choices == chosen, "what the analysis was not made for"
             assert all(map(np.array_equal, before, (rows, columns))), "another pattern than the one analysed"
-            found.factors = self.whole(matrix, rows, columns)
+            assert chosen.get(CONFIG.CUDSS_CONFIG_HYBRID_DEVICE_MEMORY_LIMIT, LEAST_MEMORY) >= LEAST_MEMORY
+            found.factors = self.whole(matrix, rows, columns, batch)
             positive = matrix.kind not in (SPD, HPD) or (np.linalg.eigvalsh(found.factors) > 0).all()
+            singular = matrix.kind not in (SPD, HPD) and (np.linalg.matrix_rank(found.factors) < matrix.n).sum()
+            found.replaced = int(singular)
             found.info = 0 if positive else 3
         else:
             assert phase == SOLVE
-            right, target = (self.dense(self.alive[one.value]) for one in (b, x))
+            right, target = (self.dense(self.alive[one.value], batch) for one in (b, x))
             assert right.shape == target.shape
-            target[...] = np.linalg.solve(found.factors, right) if not found.info else np.nan
+            if found.info or (np.linalg.matrix_rank(found.factors) < matrix.n).any():
+                target[...] = np.nan
+            else:
+                target[...] = np.linalg.solve(found.factors, right)
+        return 0
 
     def pattern(self, matrix):
         start, indices, _ = matrix.at
@@ -160,20 +192,26 @@ class Library:
         columns = memory.array_at(indices, matrix.index, matrix.nnz).astype(np.int64) - matrix.base
         return np.repeat(np.arange(matrix.n), np.diff(ends)), columns
 
-    def whole(self, matrix, rows, columns):
-        dense = np.zeros((matrix.n, matrix.n), np.result_type(matrix.value, np.float64))
-        dense[rows, columns] = memory.array_at(matrix.at[2], matrix.value, matrix.nnz)
+    def whole(self, matrix, rows, columns, batch):
+        """Each matrix of a batch with both of its triangles; those of a batch lie one behind another."""
+        dense = np.zeros((batch, matrix.n, matrix.n), np.result_type(matrix.value, np.float64))
+        given = memory.array_at(matrix.at[2], matrix.value, batch * matrix.nnz)
+        dense[:, rows, columns] = given.reshape(batch, matrix.nnz)
         if matrix.view == FULL:
             return dense
         half = np.tril(dense, -1) if matrix.view == LOWER else np.triu(dense, 1)
-        turned = half.conj().T if matrix.kind in (HERMITIAN, HPD) else half.T
-        return half + turned + np.diag(np.diag(dense))
+        turned = half.swapaxes(1, 2)
+        turned = turned.conj() if matrix.kind in (HERMITIAN, HPD) else turned
+        return half + turned + np.eye(matrix.n) * dense
 
     @staticmethod
-    def dense(said):
-        flat = memory.array_at(said.at, said.value, (said.columns - 1) * said.ld + said.rows)
-        steps = said.value.itemsize, said.ld * said.value.itemsize
-        return np.lib.stride_tricks.as_strided(flat, (said.rows, said.columns), steps)
+    def dense(said, batch):
+        """The matrices of a batch, which are as far apart as all columns of one are long."""
+        assert batch == 1 or said.ld == said.rows
+        size, between = said.value.itemsize, said.ld * said.columns
+        flat = memory.array_at(said.at, said.value, (batch - 1) * between + (said.columns - 1) * said.ld + said.rows)
+        shape, steps = (batch, said.rows, said.columns), (between * size, size, said.ld * size)
+        return np.lib.stride_tricks.as_strided(flat, shape, steps)
 
 
 class Handle:

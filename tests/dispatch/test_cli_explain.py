@@ -101,6 +101,7 @@ EXPLAINED = {  # what the name of the row says, and what the request does; all f
     f"spgemm --values 9:f64 {SQUARE} {SECOND} --nnz 11": ("f64→f64 sm_75 cusparse", "nnz=11"),
     f"sparse_to_dense --values 9:f16 {PATTERN}": ("f16→f16 sm_75 cusparse", "values f16[9]"),
     f"spsolve --values 9:f64 {SQUARE} --b 4:f64 --assume-a pos": ("f64→f64 sm_75 cudss", "assume_a=POS"),
+    f"spsolve_batched --values 2x9:f64 {SQUARE} --b 2x4:f64 --refinements 2": ("f64→f64 sm_75 cudss", "refinements=2"),
     f"cg --values 9:f64 {SQUARE} --b 4:f64 --preconditioner jacobi": ("f64→f64 sm_75 own", "preconditioner=JACOBI"),
     f"bicgstab --values 9:f64 {SQUARE} --b 4:f64 --rtol 0.5": ("f64→f64 sm_75 own", "rtol=0.5"),
     f"gmres --values 9:f64 {SQUARE} --b 4:f64 --restart 3": ("f64→f64 sm_75 own", "restart=3"),

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind.sys import cudss
 from dispatch.device.stream import relaxed
+from dispatch.errors import BadRequest
 from dispatch.libraries.cudss.handle import handle_of
 
 if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["Factors", "Said"]
+__all__ = ["Factors", "Said", "Ways"]
 
 COUNTS = {4: ctypes.c_int32, 8: ctypes.c_int64}
 INDEX_TYPES = {4: cudss.cudaDataType_t.CUDA_R_32I, 8: cudss.cudaDataType_t.CUDA_R_64I}
@@ -43,8 +44,24 @@ class Said(NamedTuple):
     base: int
 
 
+class Ways(NamedTuple):
+    """How systems are solved.
+
+    A `batch` are matrices of one pattern, whose values, right-hand sides and solutions lie one behind another. With
+    `is_hybrid` the factors are in the host's memory, and at most `device_memory` bytes of the device's are taken.
+    """
+
+    batch: int = 1
+    is_hybrid: bool = False
+    device_memory: int | None = None
+    refinements: int = 0
+
+
 class Factors:
-    """`cudssData_t` of one system, given back when its executor closes or with this object."""
+    """`cudssData_t` of one system, or of a batch, given back when its executor closes or with this object.
+
+    Of a batch cuDSS tells one status: `info` is other than 0 where any of its matrices has failed.
+    """
 
     __slots__ = (
         "__weakref__",
@@ -58,12 +75,13 @@ class Factors:
         "_index_bytes",
         "_is_factored",
         "_stamp",
+        "_ways",
         "_x",
         "info",
     )
 
-    def __init__(self, executor: CudaExecutor, said: Said, placeholder: int) -> None:
-        self._executor, self._handle = executor, handle_of(executor).follow()
+    def __init__(self, executor: CudaExecutor, said: Said, placeholder: int, ways: Ways) -> None:
+        self._executor, self._handle, self._ways = executor, handle_of(executor).follow(), ways
         self._config, self._data = cudss.cudssConfig_t(), cudss.cudssData_t()
         self._a, self._b, self._x = (cudss.cudssMatrix_t() for _ in range(3))
         self._at: Any = None  # the addresses of the pattern that was analysed
@@ -73,6 +91,7 @@ class Factors:
         self.info = 0
         executor.at_close.append(partial(_close, weakref.ref(self)))
         cudss.cudssConfigCreate(self._config)
+        configure(self._config, ways)
         cudss.cudssDataCreate(self._handle, self._data)
         value, kind = cudss.cudaDataType_t(said.value_type), cudss.cudssMatrixType_t(said.kind)
         indices = INDEX_TYPES[said.offset_bytes], INDEX_TYPES[said.index_bytes]
@@ -84,7 +103,12 @@ class Factors:
             cudss.cudssMatrixCreateDn(made, said.n, said.sides, ld, placeholder, value, layout)
 
     def solve(self, pattern: tuple[Any, Any], values: Any, b: Any, x: Any, stamp: Any, *, keeps: bool) -> None:
-        """Solve at these addresses, with the analysis and the factors of the run before as far as they still hold.
+        """Solve at these addresses, once the matrix is factorized."""
+        self.factorize(pattern, values, b, x, stamp, keeps=keeps)
+        self.substitute()
+
+    def factorize(self, pattern: tuple[Any, Any], values: Any, b: Any, x: Any, stamp: Any, *, keeps: bool) -> None:
+        """Hand over these addresses, and factorize as far as the analysis and the factors of before no longer hold.
 
         `keeps` says whether the pattern is promised to stay, and `stamp`, where there is one, is another for other
         values. Where it factorizes it waits for the status.
@@ -97,6 +121,7 @@ class Factors:
         if not keeps or self._at != pattern:
             self._at, self._stamp, self._is_factored = None, None, False
             self._execute(phases.CUDSS_PHASE_ANALYSIS)
+            self._check_memory()
             self._at = pattern
         if stamp is None or self._stamp != (stamp, values):
             again = self._is_factored
@@ -105,7 +130,20 @@ class Factors:
             self.info = self._status()
             # Of a factorization that has failed the next one begins anew.
             self._stamp, self._is_factored = (None if stamp is None else (stamp, values)), self.info <= 0
-        self._execute(phases.CUDSS_PHASE_SOLVE)
+
+    def substitute(self) -> None:
+        """Solve by the factors that are there, at the addresses that were handed over."""
+        self._execute(cudss.cudssPhase_t.CUDSS_PHASE_SOLVE)
+
+    def _check_memory(self) -> None:
+        """BadRequest where the device's memory was limited to less than the matrix takes, which the analysis tells."""
+        limit = self._ways.device_memory
+        if limit is None:
+            return
+        least = self._told(cudss.cudssDataParam_t.CUDSS_DATA_HYBRID_DEVICE_MEMORY_MIN, ctypes.c_int64())
+        if limit < least:
+            hint = f"device_memory={least}, or None for what cuDSS finds free"
+            raise BadRequest("device_memory", f"{limit}", f"{least} bytes or more for this matrix", hint)
 
     def _execute(self, phase: Any) -> None:
         handle = handle_of(self._executor).follow()
@@ -144,6 +182,22 @@ class Factors:
     def __del__(self) -> None:
         if not sys.is_finalizing() and self._executor.device.alive:
             self.close()
+
+
+def configure(config: Any, ways: Ways) -> None:
+    """Set what differs from what cuDSS does by itself; each before the analysis, which it may change."""
+    params = cudss.cudssConfigParam_t
+    wanted: list[tuple[Any, Any]] = []
+    if ways.batch > 1:
+        wanted.append((params.CUDSS_CONFIG_UBATCH_SIZE, ctypes.c_int32(ways.batch)))
+    if ways.is_hybrid:
+        wanted.append((params.CUDSS_CONFIG_HYBRID_MEMORY_MODE, ctypes.c_int32(1)))
+    if ways.device_memory is not None:
+        wanted.append((params.CUDSS_CONFIG_HYBRID_DEVICE_MEMORY_LIMIT, ctypes.c_int64(ways.device_memory)))
+    if ways.refinements:
+        wanted.append((params.CUDSS_CONFIG_IR_N_STEPS, ctypes.c_int32(ways.refinements)))
+    for param, value in wanted:
+        cudss.cudssConfigSet(config, param, ctypes.byref(value), ctypes.sizeof(value))
 
 
 def _close(of: Any) -> None:

@@ -18,7 +18,13 @@ from dispatch.ops.sparse.algorithms import SpgemmAlgorithm, SpmmAlgorithm, SpmvA
 from dispatch.ops.sparse.batched import BatchedSpmmRequest
 from dispatch.ops.sparse.compression import Coo2csrRequest, Csr2cooRequest, DenseNnzRequest, DenseToSparseRequest
 from dispatch.ops.sparse.conversions import Csr2cscRequest, SparseCheckRequest, SparseToDenseRequest
-from dispatch.ops.sparse.direct import SparseKind, SpsolveRequest
+from dispatch.ops.sparse.direct import (
+    BatchedSpsolveRequest,
+    SparseFactorMemory,
+    SparseFactorPrecision,
+    SparseKind,
+    SpsolveRequest,
+)
 from dispatch.ops.sparse.ell import BlockedEllMmRequest, SellMvRequest
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
 from dispatch.ops.sparse.incomplete import Ic0Request, Ilu0Request
@@ -40,7 +46,8 @@ __all__ += ["PruneNnzRequest", "PruneToCsrRequest", "prune_nnz", "prune_to_csr"]
 __all__ += ["SparseSortRequest", "sparse_sort"]
 __all__ += ["BlockedEllMmRequest", "SellMvRequest", "blocked_ell_mm", "sell_mv"]
 __all__ += ["BicgstabRequest", "CgRequest", "GmresRequest", "MinresRequest", "Preconditioner"]
-__all__ += ["SparseKind", "SpsolveRequest", "spsolve"]
+__all__ += ["SparseFactorMemory", "SparseFactorPrecision", "SparseKind", "SpsolveRequest", "spsolve"]
+__all__ += ["BatchedSpsolveRequest", "spsolve_batched"]
 __all__ += ["bicgstab", "cg", "gmres", "minres"]
 __all__ += ["GatherRequest", "ScatterRequest", "SparseAxpbyRequest", "SpvvRequest"]
 __all__ += ["sparse_axpby", "sparse_gather", "sparse_scatter", "spvv"]
@@ -66,6 +73,7 @@ vectors_plan = plan_call(
 )
 krylov_plan = plan_call("krylov_plan", "dispatch.ops.sparse.own_krylov", "A plan of an iteration: one graph.")
 cudss_plan = plan_call("cudss_plan", "dispatch.ops.sparse.cudss", "A plan of a direct solve by cuDSS.")
+cudss_batched_plan = plan_call("cudss_batched_plan", "dispatch.ops.sparse.cudss_batched", "A plan of a batch by cuDSS.")
 cusolver_plan = plan_call("cusolver_plan", "dispatch.ops.sparse.cusolver", "A plan of a direct solve by cuSOLVER.")
 own_compression_plan = plan_call(
     "own_compression_plan", "dispatch.ops.sparse.own_compression", "A plan that makes a dense matrix sparse."
@@ -105,5 +113,6 @@ sparse_sort = request_function(SparseSortRequest, "sparse_sort")
 sell_mv = request_function(SellMvRequest, "sell_mv")
 blocked_ell_mm = request_function(BlockedEllMmRequest, "blocked_ell_mm")
 gtsv, spsolve = request_function(GtsvRequest, "gtsv"), request_function(SpsolveRequest, "spsolve")
+spsolve_batched = request_function(BatchedSpsolveRequest, "spsolve_batched")
 cg, bicgstab = request_function(CgRequest, "cg"), request_function(BicgstabRequest, "bicgstab")
 gmres, minres = request_function(GmresRequest, "gmres"), request_function(MinresRequest, "minres")

@@ -19,6 +19,7 @@ from dispatch.ops.sparse import conversions, pairs, products, solves
 from dispatch.ops.sparse.cases_batched import batched_cases
 from dispatch.ops.sparse.cases_compression import COMPRESSION, compression_cases
 from dispatch.ops.sparse.cases_direct import direct_cases
+from dispatch.ops.sparse.cases_direct_batched import batched_direct_cases
 from dispatch.ops.sparse.cases_ell import ELL_OPS, ell_cases
 from dispatch.ops.sparse.cases_incomplete import INCOMPLETE_OPS, incomplete_cases
 from dispatch.ops.sparse.cases_krylov import KRYLOV, krylov_cases
@@ -363,6 +364,8 @@ def cases(row: Row) -> list[MadeCase]:
         return pentadiagonal_cases(row)
     if op == "spsolve":
         return direct_cases(row)
+    if op == "spsolve_batched":
+        return batched_direct_cases(row)
     if op in KRYLOV:
         return krylov_cases(row)
     if op in INCOMPLETE_OPS:

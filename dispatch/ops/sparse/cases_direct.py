@@ -9,6 +9,7 @@ import numpy as np
 
 from dispatch.core.host_plan import EXACT
 from dispatch.core.matrix_choices import FillMode
+from dispatch.keys import C128, F64
 from dispatch.ops.sparse.direct import SparseKind, SpsolveRequest
 from dispatch.ops.sparse.direct_reference import evaluate_direct, whole_of
 from dispatch.ops.sparse.form import SparseFormat
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.keys import Dtype
 
-__all__ = ["direct_cases"]
+__all__ = ["direct_cases", "matrix_for", "residual_of"]
 
 GEN, SYM, HER, POS = SparseKind
 LOWER, UPPER = FillMode
@@ -41,6 +42,7 @@ class Form(NamedTuple):
     wide: tuple[bool, bool] = (False, False)  # offsets and indices of 64 bits
     fixed: bool = False
     given: bool = False
+    choices: tuple[tuple[str, Any], ...] = ()
 
 
 FORMS = (
@@ -54,13 +56,24 @@ FORMS = (
     Form("3d Poisson", POS, fixed=True, sides=1),
     Form("2d Poisson", POS, LOWER, given=True),
     Form("graph Laplacian", POS, UPPER, sides=3, base=1),
+    Form("3d Poisson", GEN, sides=2, choices=(("memory", "hybrid"),)),
+    Form("2d Poisson", POS, LOWER, fixed=True, choices=(("memory", "hybrid"), ("device_memory", 1 << 30))),
+    Form("3d Poisson", GEN, sides=2, by_rows=True, choices=(("refinements", 2),)),
+)
+IN_F32 = (("precision", "f32"),)
+REFINED = (  # of f64 and c128 alone
+    Form("2d Poisson", GEN, choices=IN_F32),
+    Form("3d Poisson", GEN, sides=3, by_rows=True, base=1, wide=(True, True), fixed=True, choices=IN_F32),
+    Form("graph Laplacian", SYM, LOWER, sides=2, wide=(True, False), given=True, choices=IN_F32),
+    Form("3d Poisson", HER, UPPER, base=1, given=True, choices=(*IN_F32, ("refinements", 20))),
+    Form("graph Laplacian", POS, sides=2, choices=(*IN_F32, ("memory", "hybrid"))),
 )
 THRESHOLD = 8.0  # of a residual in units of n·eps
 
 
 def direct_cases(row: Row) -> list[MadeCase]:
     """Every form."""
-    return MadeCase.each(row, FORMS, check)
+    return MadeCase.each(row, FORMS + REFINED * (row.dtypes[0] in (F64, C128)), check)
 
 
 @dataclass(frozen=True)
@@ -72,15 +85,21 @@ class DirectCheck(Check):
         made = result if isinstance(result, tuple) else (result,)
         x, info = (tensor.numpy() for tensor in made)
         request: Any = self.request
-        a, b = whole_of(request, EXACT), numbers(request.b, EXACT)
-        wide = x.astype(np.result_type(x.dtype, np.float64))
-        size = np.abs(a).sum(axis=1).max() * np.abs(wide).max() + np.abs(b).max()
-        unit = len(b) * ROUNDOFF[request.values.dtype][0] * float(size)
-        found = float(np.abs(b - a @ wide).max()) / unit
-        if int(info) != 0 or not found <= THRESHOLD:
-            text = f"the residual is {found:.3g} n·eps, above {THRESHOLD:g}, and info {int(info)}"
-            raise Mismatch(f"{self.name}: {text} ({request.describe()})")
+        if wrong := residual_of(request, x, int(info), request.values.dtype):
+            raise Mismatch(f"{self.name}: {wrong} ({request.describe()})")
         self._check_memory()
+
+
+def residual_of(system: Any, x: Array, info: int, dtype: Dtype) -> str:
+    """What is wrong with a solution of a system, "" where nothing is."""
+    a, b = whole_of(system, EXACT), numbers(system.b, EXACT)
+    wide = x.astype(np.result_type(x.dtype, np.float64))
+    size = np.abs(a).sum(axis=1).max() * np.abs(wide).max() + np.abs(b).max()
+    unit = len(b) * ROUNDOFF[dtype][0] * float(size)
+    found = float(np.abs(b - a @ wide).max()) / unit
+    if info == 0 and found <= THRESHOLD:
+        return ""
+    return f"the residual is {found:.3g} n·eps, above {THRESHOLD:g}, or info {info} other than 0"
 
 
 def matrix_for(kind: SparseKind, mask: Any, rng: np.random.Generator, *, is_complex: bool) -> Array:
@@ -113,7 +132,7 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
     b = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype.is_complex else 0)
     order = (1, 0) if form.sides else None
     written: tuple[GuardedBuffer, ...] = ()
-    fields: dict[str, Any] = {"uplo": form.uplo, "assume_a": form.kind}
+    fields: dict[str, Any] = {"uplo": form.uplo, "assume_a": form.kind, **dict(form.choices)}
     if form.given:
         written = (place(device, poison(dtype, shape), order, 2),)
         fields["out"] = written[0].view

@@ -1,4 +1,4 @@
-"""The request of a system of equations with a sparse matrix that is solved by its factors: cuDSS."""
+"""The requests of systems of equations with sparse matrices that are solved by their factors: cuDSS."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from dispatch.core.matrix_choices import FillMode
 from dispatch.core.operands import Output, by_columns, dense
 from dispatch.core.request import NamedArguments, Number, Unpacked
 from dispatch.errors import BadRequest
-from dispatch.keys import I32, Choice
+from dispatch.keys import C128, F64, I32, Choice
 from dispatch.ops.sparse.base import SparseRequest
+from dispatch.ops.sparse.form import SparseFormat, check_form, check_parts
 
 if TYPE_CHECKING:
     from dispatch.core.request import Argument, Operands
     from dispatch.device.tensor import Tensor
 
-__all__ = ["SparseKind", "SpsolveRequest"]
+__all__ = ["BatchedSpsolveRequest", "SparseFactorMemory", "SparseFactorPrecision", "SparseKind", "SpsolveRequest"]
 
 MOST_STAMP = 2**62
+MOST_BYTES = 2**62
+MOST_REFINEMENTS = 2**31 - 1
+MOST_BATCH = 2**31 - 1
 
 
 class SparseKind(Choice):
@@ -38,6 +42,19 @@ class SparseKind(Choice):
         return {"GENERAL": "GEN", "POSITIVEDEFINITE": "POS", "SYMMETRIC": "SYM", "HERMITIAN": "HER"}
 
 
+class SparseFactorMemory(Choice):
+    """Where factors are: DEVICE, in the GPU's memory; HYBRID, in the host's, of which the GPU has a part at a time."""
+
+    DEVICE = 0
+    HYBRID = 1
+
+
+class SparseFactorPrecision(Choice):
+    """What a matrix of f64 or c128 is factorized in, if not in its own precision: F32."""
+
+    F32 = 0
+
+
 @dataclass(frozen=True, eq=False)
 class SpsolveRequest(SparseRequest["tuple[Tensor, Tensor]"]):
     """The x of A · x = b by a direct method; gives back (x, info).
@@ -52,6 +69,13 @@ class SpsolveRequest(SparseRequest["tuple[Tensor, Tensor]"]):
         uplo: the triangle that alone is stored, of a matrix that is not general; None where both are.
         stamp: a number that stands for the elements of A: who gives one promises that they have not changed since the
             last call with this number and this `values`, and factors are kept.
+        memory: a `SparseFactorMemory`. HYBRID is for factors that the GPU has no room for, and slower where it has.
+        device_memory: with HYBRID, how many bytes of the GPU's memory may be taken; None leaves that to cuDSS.
+        refinements: how often the solution is corrected by its residual, in each solve; None is never, and with
+            `precision` at most ten times.
+        precision: F32 for factors of f32, or c64, of a matrix of f64, or c128: half the memory. The solution is refined
+            with residuals of its own precision until no further step makes it more exact than factors of that precision
+            would have; where the condition of the matrix is too bad for that it is factorized once more, in its own.
         out: x, of b's shape; of (n, k) with its columns one behind another.
         info: i32: 0; above 0 where the matrix cannot be factorized so, as one that is not positive definite; below 0
             minus the number of pivots that were too small and were replaced: then x may be far off.
@@ -66,27 +90,55 @@ class SpsolveRequest(SparseRequest["tuple[Tensor, Tensor]"]):
     assume_a: SparseKind | str = SparseKind.GEN
     uplo: FillMode | str | None = None
     stamp: int | None = None
+    memory: SparseFactorMemory | str = SparseFactorMemory.DEVICE
+    device_memory: int | None = None
+    refinements: int | None = None
+    precision: SparseFactorPrecision | str | None = None
     out: Tensor | None = None
     info: Tensor | None = None
 
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether factors are in the host's memory."""
+        return self.memory is SparseFactorMemory.HYBRID
+
     def check_operands(self) -> None:
+        n = self.check_square()
+        if self.b.ndim not in (1, 2) or self.b.shape[0] != n or 0 in self.b.shape:
+            raise BadRequest("b", str(self.b.layout), f"{self.values.dtype}[{n}] or [{n}, …], as A is [{n}, {n}]")
+        self.check_choices()
+
+    def check_square(self) -> int:
+        """The rows of the matrix; BadRequest where it has other columns, or none."""
         m, n = self.form.shape
         if m != n or not n:
             raise BadRequest("form.shape", f"({m}, {n})", "a square matrix of at least one row")
-        if self.b.ndim not in (1, 2) or self.b.shape[0] != n or 0 in self.b.shape:
-            raise BadRequest("b", str(self.b.layout), f"{self.values.dtype}[{n}] or [{n}, …], as A is [{n}, {n}]")
+        return n
+
+    def check_choices(self) -> None:
+        """Raise BadRequest for choices that do not fit each other, or the dtype."""
         if isinstance(self.uplo, FillMode) and self.assume_a is SparseKind.GEN:
             hint = 'assume_a="sym", "her" or "pos"'
             raise BadRequest("uplo", self.uplo.name, "None for a general matrix", hint)
         if self.stamp is not None:
             check_int("stamp", self.stamp, 0, MOST_STAMP)
+        if self.device_memory is not None:
+            if not self.is_hybrid:
+                wanted = "None where all factors are in the GPU's memory"
+                raise BadRequest("device_memory", str(self.device_memory), wanted, 'memory="hybrid"')
+            check_int("device_memory", self.device_memory, 1, MOST_BYTES)
+        if self.refinements is not None:
+            check_int("refinements", self.refinements, 0, MOST_REFINEMENTS)
+        if self.precision is not None and self.values.dtype not in (F64, C128):
+            raise BadRequest("precision", "F32", f"None for {self.values.dtype}", "only f64 and c128 have a lower one")
 
     def outputs(self) -> dict[str, Output]:
         lay = dense if self.b.ndim == 1 else by_columns
         return {"out": lay(self.b.shape, self.values.dtype), "info": dense((), I32)}
 
     def attributes(self) -> tuple[Any, ...]:
-        return self.form, self.library, self.assume_a, self.uplo, self.stamp is None
+        ways = self.memory, self.device_memory, self.refinements, self.precision
+        return self.form, self.library, self.assume_a, self.uplo, *ways, self.stamp is None
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
         return (*super().arguments(outputs), -1.0 if self.stamp is None else self.stamp)
@@ -94,3 +146,52 @@ class SpsolveRequest(SparseRequest["tuple[Tensor, Tensor]"]):
     def named_arguments(self) -> NamedArguments:
         free = {} if self.stamp is None else {"stamp": Number(0, MOST_STAMP, is_whole=True)}
         return NamedArguments((*self.reads, *self.writes, "stamp"), free, self.in_place)
+
+
+@dataclass(frozen=True, eq=False)
+class BatchedSpsolveRequest(SpsolveRequest):
+    """The x[i] of A[i] · x[i] = b[i], where all A have their elements at the same places; gives back (x, info).
+
+    The pattern is analysed once for all. Analyses and factors are kept as those of `spsolve`. Where one of the matrices
+    cannot be factorized, they are solved one after another, and the status tells which it is; others are right.
+
+    Attributes:
+        values: (batch, nnz), dense: the elements of each A.
+        rows, columns: those of one, in CSR.
+        form: that of each A.
+        b: (batch, n), or (batch, n, k) for several right-hand sides each; any strides.
+        stamp: as `spsolve` has it, for all elements of all A.
+        out: x, of b's shape; its columns and matrices one behind another.
+        info: (batch,) of i32: a status for each A, as `spsolve` has it.
+    """
+
+    op: ClassVar[str] = "spsolve_batched"
+
+    @property
+    def batch(self) -> int:
+        """How many systems there are."""
+        return self.values.shape[0]
+
+    def check_fields(self) -> None:
+        object.__setattr__(self, "form", check_form("form", self.form))
+        if self.form.format != SparseFormat.CSR:
+            kind = SparseFormat(self.form.format)  # type: ignore[arg-type]  # it is a member since it was checked
+            raise BadRequest("form.format", kind.name, "CSR", "csr2csc makes one of CSC")
+        if self.values.ndim != len(("batch", "nnz")) or not 0 < self.batch <= MOST_BATCH:
+            hint = "spsolve takes one matrix" if self.values.ndim == 1 else ""
+            raise BadRequest("values", str(self.values.layout), "(batch, nnz) of at least one matrix", hint)
+        if self.values.size > 1 and not self.values.layout.is_contiguous:
+            raise BadRequest("values", str(self.values.layout), "dense memory", "x.copy() makes it dense")
+        check_parts(self.form, {"values": self.values[0], "rows": self.rows, "columns": self.columns})
+        self.check_operands()
+
+    def check_operands(self) -> None:
+        n, shape = self.check_square(), self.b.shape
+        if self.b.ndim not in (2, 3) or shape[:2] != (self.batch, n) or 0 in shape:
+            wanted = f"{self.values.dtype}[{self.batch}, {n}] or [{self.batch}, {n}, …], as values has {self.batch}"
+            raise BadRequest("b", str(self.b.layout), f"{wanted} matrices of [{n}, {n}]")
+        self.check_choices()
+
+    def outputs(self) -> dict[str, Output]:
+        lay = dense if self.b.ndim == len(("batch", "n")) else by_columns
+        return {"out": lay(self.b.shape, self.values.dtype), "info": dense((self.batch,), I32)}

@@ -5,10 +5,13 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dispatch.checks import check_bool
+from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.ops import sparse as ops
-from dispatch.ops.sparse.direct import SparseKind
+from dispatch.ops.sparse.direct import SparseFactorMemory, SparseFactorPrecision, SparseKind
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.format_doors import of, tocsr
 from dispatch.ops.sparse.tensor import SparseTensor, taken_in
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["SparseLu", "factorized", "splu", "spsolve"]
 
 _stamps = count(1)
+BATCHED = len(("batch", "nnz"))  # axes
 NOT_POSITIVE = "the matrix is not positive definite (info {status})", 'assume_a="sym", "her" or "gen" takes it'
 SINGULAR = (
     "the matrix is singular, or all but: pivots were too small (info {status})",
@@ -34,34 +38,76 @@ def by_rows(a: Any) -> SparseTensor:
     return found if found.format is SparseFormat.BSR else tocsr(found)
 
 
+def batch_over(a: Any, values: Any) -> tuple[SparseTensor, Tensor]:
+    """A pattern in CSR, and the elements of a batch of matrices at its places, whose order no conversion changes."""
+    found, elements = of(a), taken_in("values", values)
+    if found.format is not SparseFormat.CSR:
+        raise BadRequest("A", repr(found), "a matrix in CSR, whose places `values` are for", "A.tocsr() before")
+    if elements.dtype is not found.values.dtype or elements.ndim != BATCHED or elements.shape[1] != found.nnz:
+        wanted = f"{found.dtype}[batch, {found.nnz}], an element of each matrix for each place of A"
+        raise BadRequest("values", str(elements.layout), wanted)
+    if elements.device is not found.device:
+        raise BadRequest("values", f"a tensor on {elements.device!r}", f"one on {found.device!r}, as A is")
+    return found, elements
+
+
 def looked_at(results: tuple[Any, Any], check: bool) -> Any:
-    """x, once its status is known to be 0; both without `check`."""
+    """x, once its status, or those of a batch, are known to be 0; both without `check`."""
     if not check:
         return results
     x, info = results
-    if status := int(info.item()):
-        raise LinAlgError("spsolve", {(): status}, *(NOT_POSITIVE if status > 0 else SINGULAR))
+    found = _read(info)
+    if found.any():
+        failed = {tuple(map(int, place)): int(found[tuple(place)]) for place in np.argwhere(found)}
+        first = next(iter(failed.values()))
+        raise LinAlgError("spsolve", failed, *(NOT_POSITIVE if first > 0 else SINGULAR))
     return x
+
+
+def _read(info: Any) -> Any:
+    """A tensor of any library on the host."""
+    if isinstance(info, Tensor):
+        return info.numpy()
+    for name in ("cpu", "get"):  # of torch, of CuPy
+        if hasattr(info, name):
+            info = getattr(info, name)()
+            break
+    return np.asarray(info)
 
 
 def spsolve(
     A: Any,
     b: Any,
     *,
+    values: Any = None,
     assume_a: SparseKind | str = SparseKind.GEN,
     uplo: FillMode | str | None = None,
+    memory: SparseFactorMemory | str = SparseFactorMemory.DEVICE,
+    device_memory: int | None = None,
+    refinements: int | None = None,
+    precision: SparseFactorPrecision | str | None = None,
     check: bool = True,
 ) -> Any:
-    """The x of A·x = b for a vector or a matrix b: the request `spsolve`.
+    """The x of A·x = b for a vector or a matrix b: the request `spsolve`, or `spsolve_batched`.
 
-    The status is waited for, and LinAlgError raised where it is not 0; with `check=False` (x, info) comes back.
+    With `values` (batch, nnz) there are as many matrices, with these elements at the places of A, which is in CSR, and
+    b is (batch, n) or (batch, n, k). The status is waited for, and LinAlgError raised where it is not 0; with
+    `check=False` (x, info) comes back. Other choices are those of the requests.
     """
     check_bool("check", check)
-    return looked_at(ops.spsolve(*by_rows(A).parts, b, assume_a=assume_a, uplo=uplo), check)
+    choices: dict[str, Any] = {"assume_a": assume_a, "uplo": uplo, "memory": memory, "device_memory": device_memory}
+    choices |= {"refinements": refinements, "precision": precision}
+    if values is None:
+        return looked_at(ops.spsolve(*by_rows(A).parts, b, **choices), check)
+    pattern, elements = batch_over(A, values)
+    parts = pattern.rows, pattern.columns, pattern.form
+    return looked_at(ops.spsolve_batched(elements, *parts, b, **choices), check)
 
 
 class SparseLu:
     """The factors of a matrix, as `scipy.sparse.linalg.SuperLU`: `solve`, and `refactorize` for other values.
+
+    Of a batch there are those of each matrix; its elements are `values`, and `matrix` has the pattern.
 
     They are made, and LinAlgError is raised, when this object is: of a copy of the values, so that those that were
     given may change. The pattern may not. Analysis and factors belong to the plans of the stream that solves, one for
@@ -69,19 +115,33 @@ class SparseLu:
     another stream, factorizes the same copy once more.
     """
 
-    __slots__ = ("_choices", "_stamp", "matrix")
+    __slots__ = ("_choices", "_stamp", "matrix", "values")
 
-    def __init__(self, matrix: SparseTensor, choices: dict[str, Any], *, check: bool = True) -> None:
+    def __init__(
+        self, matrix: SparseTensor, choices: dict[str, Any], *, values: Tensor | None = None, check: bool = True
+    ) -> None:
         self._choices = choices
-        self._factorize(matrix if matrix.form.pattern is not None else matrix.fixed(), check)
+        self.matrix = matrix if matrix.form.pattern is not None else matrix.fixed()
+        self._factorize(self.matrix.values if values is None else values, check)
 
-    def _factorize(self, matrix: SparseTensor, check: bool) -> None:
-        """Factorize a copy of a matrix's values; where that fails what was there before stays."""
+    def _factorize(self, values: Tensor, check: bool) -> None:
+        """Factorize a copy of some values; where that fails what was there before stays."""
         check_bool("check", check)
-        own, stamp = matrix.with_values(matrix.values.copy()), next(_stamps)
-        nothing = own.device.zeros((own.shape[0],), own.values.dtype)
-        looked_at(ops.spsolve(*own.parts, nothing, stamp=stamp, **self._choices), check)
-        self.matrix, self._stamp = own, stamp
+        own, stamp = values.copy(), next(_stamps)
+        nothing = own.device.zeros((*own.shape[:-1], self.shape[0]), own.dtype)
+        looked_at(self._solved(own, stamp, nothing), check)
+        self.values, self._stamp = own, stamp
+        if own.ndim == 1:
+            self.matrix = self.matrix.with_values(own)
+
+    def _solved(self, values: Tensor, stamp: int, b: Any) -> tuple[Any, Any]:
+        """The request for one matrix, or for a batch."""
+        function = ops.spsolve if values.ndim == 1 else ops.spsolve_batched
+        matrix = self.matrix
+        found: tuple[Any, Any] = function(
+            values, matrix.rows, matrix.columns, matrix.form, b, stamp=stamp, **self._choices
+        )
+        return found
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -95,7 +155,7 @@ class SparseLu:
     def solve(self, b: Any, *, check: bool = True) -> Any:
         """x of A·x = b; `check` as `spsolve` has it."""
         check_bool("check", check)
-        return looked_at(ops.spsolve(*self.matrix.parts, b, stamp=self._stamp, **self._choices), check)
+        return looked_at(self._solved(self.values, self._stamp, b), check)
 
     def refactorize(self, values: Any, *, check: bool = True) -> SparseLu:
         """Itself, with the factors of other elements at the same places, which are copied; cuDSS keeps its analysis.
@@ -103,28 +163,42 @@ class SparseLu:
         They are of the dtype and the number of those before, and on their device; BadRequest for others. Where they
         cannot be factorized the factors of before stay.
         """
-        old, new = self.matrix.values, taken_in("values", values)
+        old, new = self.values, taken_in("values", values)
         if new.dtype is not old.dtype or new.shape != old.shape:
             hint = f'x.astype("{old.dtype}")' if new.shape == old.shape else "splu(A) factorizes another pattern"
             raise BadRequest("values", str(new.layout), f"{old.dtype}{list(old.shape)}, as the matrix has", hint)
         if new.device is not old.device:
             raise BadRequest("values", f"a tensor on {new.device!r}", f"one on {old.device!r}, as the matrix is")
-        self._factorize(self.matrix.with_values(new), check)
+        self._factorize(new, check)
         return self
 
     def __repr__(self) -> str:
-        return f"SparseLu({self.matrix!r})"
+        batch = f", {self.values.shape[0]} of them" if self.values.ndim == BATCHED else ""
+        return f"SparseLu({self.matrix!r}{batch})"
 
 
 def splu(
     A: Any,
     *,
+    values: Any = None,
     assume_a: SparseKind | str = SparseKind.GEN,
     uplo: FillMode | str | None = None,
+    memory: SparseFactorMemory | str = SparseFactorMemory.DEVICE,
+    device_memory: int | None = None,
+    refinements: int | None = None,
+    precision: SparseFactorPrecision | str | None = None,
     check: bool = True,
 ) -> SparseLu:
-    """The factors of a matrix, made now, to solve with them again and again; `check` as `spsolve` has it."""
-    return SparseLu(by_rows(A), {"assume_a": assume_a, "uplo": uplo}, check=check)
+    """The factors of a matrix, or of a batch, made now, to solve with them again and again; choices as `spsolve` has.
+
+    With `values` (batch, nnz) they are those of a batch over the pattern of A, and `refactorize` takes as many.
+    """
+    choices: dict[str, Any] = {"assume_a": assume_a, "uplo": uplo, "memory": memory, "device_memory": device_memory}
+    choices |= {"refinements": refinements, "precision": precision}
+    if values is None:
+        return SparseLu(by_rows(A), choices, check=check)
+    pattern, elements = batch_over(A, values)
+    return SparseLu(pattern, choices, values=elements, check=check)
 
 
 def factorized(A: Any) -> Callable[[Any], Any]:

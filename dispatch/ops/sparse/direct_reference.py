@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
     from dispatch.core.row import Row
 
-__all__ = ["evaluate_direct", "scipy_direct", "whole_of"]
+__all__ = ["evaluate_batch", "evaluate_direct", "scipy_direct", "systems", "whole_of"]
 
 SINGULAR, NOT_POSITIVE = -1, 1
 
@@ -30,7 +31,8 @@ def scipy_direct(request: Any, executor: object, row: Row) -> NumpyPlan:
         import scipy.sparse.linalg  # noqa: F401  # looked for now, used by the plan
     except ImportError as error:
         raise Refused(NEEDS_SCIPY, Kind.RULE) from error
-    return NumpyPlan(row, evaluate_direct, work_of(row.dtypes[0]))
+    formula = evaluate_batch if row.op == "spsolve_batched" else evaluate_direct
+    return NumpyPlan(row, formula, work_of(row.dtypes[0]))
 
 
 def whole_of(request: Any, work: np.dtype[Any]) -> Any:
@@ -64,3 +66,19 @@ def evaluate_direct(request: Any, work: np.dtype[Any]) -> Results:
     if positive and not (diagonal.real > 0).all():
         return {"out": nowhere, "info": np.asarray(np.int32(NOT_POSITIVE))}
     return {"out": np.asarray(factors.solve(b)), "info": np.asarray(np.int32(0))}
+
+
+def systems(request: Any) -> list[Any]:
+    """Each system of a batch, with what a request of its own would have."""
+    values, b, rows, columns = (np.asarray(getattr(request, name)) for name in ("values", "b", "rows", "columns"))
+    same = {name: getattr(request, name) for name in ("form", "uplo", "assume_a")}
+    return [
+        SimpleNamespace(values=one, b=right, rows=rows, columns=columns, **same)
+        for one, right in zip(values, b, strict=True)
+    ]
+
+
+def evaluate_batch(request: Any, work: np.dtype[Any]) -> Results:
+    """The solution and the status of each system."""
+    found = [evaluate_direct(one, work) for one in systems(request)]
+    return {name: np.stack([each[name] for each in found]) for name in ("out", "info")}

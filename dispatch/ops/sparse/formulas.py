@@ -20,5 +20,7 @@ def evaluate(request: Any, work: np.dtype[Any]) -> Results:
     """The outputs of a request by name, in a working dtype."""
     if request.op == "spsolve":
         return direct_reference.evaluate_direct(request, work)
+    if request.op == "spsolve_batched":
+        return direct_reference.evaluate_batch(request, work)
     formula = krylov_reference.evaluate_krylov if request.op in ITERATED else reference.evaluate
     return formula(request, work)

@@ -286,6 +286,40 @@ def factorized(request: Any) -> str:
     return ""
 
 
+def in_stack(layout: Layout) -> bool:
+    """Whether vectors, or matrices by columns, lie one behind another without a gap; the first axis counts them."""
+    order = (0, 1) if len(layout.shape) == len(("batch", "n")) else (0, 2, 1)
+    step = 1
+    for axis in reversed(order):
+        if layout.shape[axis] > 1 and layout.strides[axis] != step:
+            return False
+        step *= layout.shape[axis]
+    return True
+
+
+def factorized_batch(request: Any) -> str:
+    """Matrices with elements, and solutions one behind another, each with its columns so."""
+    if not request.values.shape[1]:
+        return "needs matrices with elements, has none"
+    out = request.layout_of("out")
+    return "" if in_stack(out) else f"needs out with matrices and columns one behind another, has {out}: leave it open"
+
+
+def on_device(request: Any) -> str:
+    """Factors in the GPU's memory."""
+    return "needs memory device, has hybrid" if request.is_hybrid else ""
+
+
+def own_precision(request: Any) -> str:
+    """Factors in the precision of the matrix."""
+    return "" if request.precision is None else f"needs precision None, has {request.precision.name}"
+
+
+def unrefined(request: Any) -> str:
+    """A solution that is not refined."""
+    return f"needs no refinements, has {request.refinements}" if request.refinements else ""
+
+
 def both_triangles(request: Any) -> str:
     """A matrix that is stored whole."""
     uplo = request.uplo
