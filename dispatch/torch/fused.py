@@ -133,7 +133,9 @@ def conv_of_norm(
 ) -> Any:
     """A convolution, its batch norm in eval mode, and behind it a ReLU, of the sum with the residual if any."""
     choices = (stride, padding, dilation, groups)
-    if not (x.ndim == 4 and x.numel() and fit(convolution.DTYPES, x, weight, bias, mean, variance, gamma, beta)):
+    if mean is None or variance is None:  # they were taken away: it normalizes by what it is given, in eval mode, too
+        y = F.batch_norm(F.conv2d(x, weight, bias, *choices), None, None, gamma, beta, True, 0.0, eps)
+    elif not (x.ndim == 4 and x.numel() and fit(convolution.DTYPES, x, weight, bias, mean, variance, gamma, beta)):
         y = F.batch_norm(F.conv2d(x, weight, bias, *choices), mean, variance, gamma, beta, False, 0.0, eps)
     else:
         weight, bias = _folded(weight, bias, gamma, beta, mean, variance, eps)

@@ -21,6 +21,7 @@ from dispatch.errors import BadRequest
 from dispatch.torch import fused, torch_layers, transformers_attention, transformers_rotary
 from dispatch.torch.graphs import NAME, Graphs, of_model
 from dispatch.torch.patterns import Note, Patterns
+from dispatch.torch.premises import Premises, called
 
 __all__ = ["Note", "Report", "fuse"]
 
@@ -186,10 +187,13 @@ def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False, graphs
     At each call torch's own runs instead where an op does not take the operands, for example f64 in a norm, or f32 in
     attention; and in f32 on a GPU torch's layer norm and its GELU, for cuDNN's is up to twice as far off, cuBLASLt's
     ten times. Results are those of before within the rounding of the dtype: what is fused is rounded once. Modules with
-    hooks are left as they are.
+    hooks are left as they are, and the forward of before runs where a hook, an epsilon, a stride, another child or any
+    attribute that is a number, a string or a tuple of these was set later. torch.compile sees what it sees of other
+    models: not the hooks of after it has compiled.
 
-    What torch.fx sees of a forward is what counts: a branch on an attribute is taken as it is now, one on `training`
-    for both, one on the class of an argument as for a torch.fx.Proxy; and what it writes to attributes is not seen.
+    What torch.fx sees of a forward is what counts: a branch on what is within an attribute, as on a config, is taken as
+    it is now, one on `training` for both, one on the class of an argument as for a torch.fx.Proxy; and what it writes
+    to attributes is not seen.
     A call with other arguments than the defaults of those that have one runs the forward of before. A fused model can
     be copied, trained, compiled, and moved; to pickle it as a whole, undo first.
     """
@@ -249,6 +253,7 @@ def _fuse_one(where: str, module: nn.Module, report: Report, trees: bool) -> Non
     finally:
         module.training = training
     searches = [Patterns(where, module, graph, mode, trees) for mode, graph in graphs.items()]
+    before = {mode: called(graph) for mode, graph in graphs.items()}
     for patterns in searches:
         patterns.replace()
     report.kept += dict.fromkeys(note for patterns in searches for note in patterns.kept)
@@ -257,7 +262,8 @@ def _fuse_one(where: str, module: nn.Module, report: Report, trees: bool) -> Non
     if replaced:
         report.replaced += replaced
         forwards = {mode: type(fx.GraphModule(module, graph)).forward for mode, graph in graphs.items()}
-        report._install(module, _forward(forwards, parameters))
+        premises = {mode: Premises(module, before[mode] - called(graph)) for mode, graph in graphs.items()}
+        report._install(module, _forward(forwards, premises, parameters))
 
 
 class _Shallow(fx.Tracer):
@@ -280,18 +286,24 @@ def _traced(module: nn.Module, parameters: list[inspect.Parameter]) -> fx.Graph:
         module.__dict__["_buffers"] = buffers
 
 
-def _forward(found: dict[bool, Any], parameters: list[inspect.Parameter]) -> Any:
-    """A forward by the graphs for training and not, which have the parameters with defaults at these."""
+def _forward(forwards: dict[bool, Any], premises: dict[bool, Premises], parameters: list[inspect.Parameter]) -> Any:
+    """A forward by the graphs for training and not, which have the parameters with defaults at these.
+
+    Where the module is not as it was when they were made, its own forward runs.
+    """
     defaults = {p.name: p.default for p in parameters}
     count = sum(default is inspect.Parameter.empty for default in defaults.values())
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        found = premises[self.training]
+        if not (found.hold_while_traced if torch.compiler.is_compiling() else found.hold)(self):
+            return type(self).forward(self, *args, **kwargs)
         if kwargs or len(args) != count:
             bound = _bound(defaults, args, kwargs)
             if bound is None:
                 return type(self).forward(self, *args, **kwargs)
             args = bound
-        return found[self.training](self, *args)
+        return forwards[self.training](self, *args)
 
     return forward
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from dispatch.torch import attention, fused
 from dispatch.torch.patterns import EXACT, HOOKS, Note
+from dispatch.torch.premises import Premises
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +54,9 @@ def look(where: str, module: Any, linears: bool) -> Found:
         found.kept.append(Note(first, "Linear", why))
     else:
         last = "dropout2" if isinstance(module, nn.TransformerEncoderLayer) else "dropout3"
-        found.forwards["_ff_block"] = _feed_forward(name, last)
+        children = [each for each in INNER if each in module._modules]
+        premises = Premises(module, children, [each for each in INNER if each not in children])
+        found.forwards["_ff_block"] = _feed_forward(name, last, premises)
         found.replaced.append(Note(first, f"Linear + {'ReLU' if name == 'relu' else 'GELU'} + Linear"))
         found.taken.extend((module.linear1, module.linear2))
     return found
@@ -96,8 +99,10 @@ def _activation(layer: Any) -> tuple[str, str]:
     return "", "no ReLU or GELU is right behind it"
 
 
-def _feed_forward(name: str, last: str) -> Callable[[Any, Any], Any]:
+def _feed_forward(name: str, last: str, premises: Premises) -> Callable[[Any, Any], Any]:
     def feed_forward(self: Any, x: Any) -> Any:
+        if not (premises.hold_while_traced if torch.compiler.is_compiling() else premises.hold)(self):
+            return type(self)._ff_block(self, x)
         one, two = self.linear1, self.linear2
         if self.training and self.dropout.p > 0:
             y = two(self.dropout(fused.linear(x, one.weight, one.bias, name)))
