@@ -23,6 +23,7 @@ from dispatch.ops.contraction.einsum import EinsumRequest, explicit
 from dispatch.ops.contraction.einsum_call import spread_out
 from dispatch.ops.contraction.modes import canonical, parse, symbol
 from dispatch.ops.contraction.vjp import einsum_vjp
+from dispatch.unknown_arguments import did_you_mean, signature_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -268,10 +269,18 @@ def _has_shape(one: Any, shape: tuple[int, ...]) -> bool:
 
 
 def contract_expression(spec: Any, *shapes: Any, **options: Any) -> ContractExpression:
-    """What contracts operands of these shapes, or of those of the tensors given: with `einsum`'s options, but `out`."""
+    """What contracts operands of these shapes, or of those of the tensors given: with `einsum`'s options, but `out`.
+
+    The options are checked here and now, but for `library`, whose rows are asked with the operands of a call.
+    """
     spec, given = (spec, shapes) if is_one_shape(shapes) else spread_out(spec, shapes)
     found = tuple(tuple(one.shape) if hasattr(one, "shape") else check_shape("shapes", one) for one in given)
-    options.setdefault("optimize", "auto")
+    known = [name for name in signature_of(einsum).parameters if name not in ("spec", "operands", "out")]
+    for name in options:
+        if name not in known:
+            hint = ": give it to each call." if name == "out" else did_you_mean(name, known) or "."
+            takes = f"It takes spec, shapes, {', '.join(known)}"
+            raise TypeError(f"contract_expression() got an unexpected keyword argument {name!r}{hint} {takes}")
     text = explicit(spec, tuple(map(len, found)))
     blank = _blank(text, found, options)
     options["optimize"] = blank.course.path
@@ -290,7 +299,7 @@ def _blank(spec: str, shapes: tuple[tuple[int, ...], ...], options: dict[str, An
 
     one = device("host").zeros((), F32)
     tensors = tuple(one.strided(shape, (0,) * len(shape)) for shape in shapes)
-    return EinsumRequest(spec, tensors, optimize=options["optimize"], memory_limit=options.get("memory_limit"))
+    return EinsumRequest(spec, tensors, **options)
 
 
 def einsum_path(spec: Any, *operands: Any, optimize: Any = "auto", memory_limit: int | None = None) -> str:

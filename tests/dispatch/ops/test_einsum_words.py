@@ -85,6 +85,32 @@ def test_one_shape_is_one_operand():
     assert T.contract_expression("ij,jk->ik", [(2, 3), (3, 4)])(np.ones((2, 3)), np.ones((3, 4))).shape == (2, 4)
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"compute": "bogus"}, BadRequest, "compute: got 'bogus'"),
+        ({"autotune": "yes"}, BadRequest, "autotune: got 'yes'; expected a bool"),
+        ({"conj": (2,)}, BadRequest, "conj: got 2"),
+        ({"order": "Z"}, BadRequest, "order: got 'Z'"),
+        (
+            {"optimise": "greedy"},
+            TypeError,
+            r"argument 'optimise'\. Did you mean optimize\? It takes spec, shapes, conj",
+        ),
+        ({"out": None}, TypeError, "argument 'out': give it to each call"),
+    ],
+)
+def test_an_expression_checks_its_options_as_it_is_made(options, error, text):
+    with pytest.raises(error, match=text):
+        T.contract_expression("ij,jk->ik", (2, 3), (3, 4), **options)
+
+
+def test_an_expression_keeps_its_options():
+    x = np.array([[1 + 2j, 3 - 1j]])
+    expression = T.contract_expression("ij,kj->ik", (1, 2), (1, 2), conj=(1,), compute="64f", order="F")
+    np.testing.assert_allclose(expression(x, x), x @ x.conj().T)
+
+
 def test_what_is_missing_is_named():
     for call in (lambda: dp.einsum("ij->ji"), lambda: dp.einsum(None, np.ones(2))):
         with pytest.raises(TypeError, match=r"einsum\(\) takes a spec and operands"):
