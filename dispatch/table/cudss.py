@@ -9,20 +9,20 @@ from __future__ import annotations
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import C64, C128, F32, F64, Arch
-from dispatch.ops.sparse import cudss_batched_plan, cudss_plan, rules
+from dispatch.ops.sparse import cudss_plan, rules
 from dispatch.ops.sparse.direct_reference import scipy_direct
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
 SM75, V1 = Arch(75), (1, 0)
-RULES = (rules.aligned, rules.only_csr, rules.index_pair, rules.results, rules.factorized, rules.own_precision)
+RULES = (rules.aligned, rules.only_csr, rules.index_pair, rules.results, rules.factorized)
 STACKED = (
     *(rules.aligned, rules.index_pair, rules.factorized_batch, rules.results),
     *(rules.on_device, rules.own_precision),
 )
 SOLVE = ("cudss", "cudssExecute", cudss_plan, ("H100",))
-BATCHED = ("cudss", "cudssExecute", cudss_batched_plan)
+BATCHED = ("cudss", "cudssExecute", cudss_plan)
 
 GPU_ROWS = (
 #   op, (values, out), compute, rules, min_arch, max_arch, min_version, calls

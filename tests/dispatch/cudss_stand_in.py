@@ -19,7 +19,9 @@ from cudabind._bind import functions
 from cudabind.errors import CudaError
 from cudabind.sys import cudss
 from dispatch.libraries.cudss import factors
-from dispatch.ops.sparse import cudss as plans
+from dispatch.ops.sparse import cudss_refined as refined
+from dispatch.ops.sparse import cudss_single as plans
+from dispatch.ops.sparse.refinement_kernels import SOURCE, THREADS
 
 spec = importlib.util.spec_from_file_location("cusparse_memory", Path(__file__).with_name("cusparse_memory.py"))
 memory = importlib.util.module_from_spec(spec)
@@ -212,6 +214,53 @@ class Library:
         flat = memory.array_at(said.at, said.value, (batch - 1) * between + (said.columns - 1) * said.ld + said.rows)
         shape, steps = (batch, said.rows, said.columns), (between * size, size, said.ld * size)
         return np.lib.stride_tricks.as_strided(flat, shape, steps)
+
+
+# What the kernels that refine take; and atomic functions, of threads that take turns.
+NUMBERS = "Int n"
+KERNELS = {
+    "narrow_values": ("const Wide* from", "Narrow* to", "Int count"),
+    "begin_residual": ("const Wide* b", "Int ld_b", "Wide* r", "double* sizes", NUMBERS),
+    "take_off_product": (
+        *("const Wide* elements", "const OFFSET* rows", "const INDEX* columns", "const Wide* x", "Int ld_x"),
+        *("Wide* r", "double* sizes", NUMBERS),
+    ),
+    "narrow_residual": ("const Wide* r", "const double* sizes", "Narrow* right", "Bits* most", NUMBERS),
+    "add_correction": ("const Narrow* correction", "Wide* x", "Int ld_x", "Int is_first", NUMBERS),
+}
+ATOMIC = """
+static double atomicAdd(double* at, double x) { const double old = *at; *at = old + x; return old; }
+static void atomicMax(unsigned long long* at, unsigned long long x) { if (x > *at) *at = x; }
+"""
+
+
+def refine_on_cpu(monkeypatch, on_cpu):
+    """Have the kernels of solutions that are refined compiled by g++ and run over the host's memory."""
+    known = {}
+
+    def loaded(source, name, options, _):
+        assert source == SOURCE
+        known[len(known) + 1] = name, options
+        return len(known)
+
+    def launch(function, blocks, *rest):
+        *extents, _, taken, none = rest
+        assert extents == [1, 1, THREADS, 1, 1, 0]
+        assert none is None
+        name, options = known[function.value]
+        kinds = [ctypes.c_void_p if "*" in one else ctypes.c_int64 for one in KERNELS[name]]
+        given = [kind.from_address(at) for kind, at in zip(kinds, taken, strict=True)]
+        on_cpu.launched(f"{ATOMIC}{SOURCE}// {name}\n", name, options, KERNELS[name], (blocks, THREADS), given)
+        return 0
+
+    driver = SimpleNamespace(
+        cuLaunchKernel=SimpleNamespace(unchecked=launch),
+        cuMemcpyDtoHAsync=lambda to, source, nbytes, _: ctypes.memmove(to, source, nbytes),
+        cuMemsetD8Async=lambda at, value, nbytes, _: ctypes.memset(at, value, nbytes),
+        cuStreamSynchronize=lambda _: None,
+    )
+    monkeypatch.setattr(refined, "driver", driver)
+    monkeypatch.setattr(refined, "loaded", loaded)
 
 
 class Handle:

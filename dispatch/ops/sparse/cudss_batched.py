@@ -8,23 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.ops.sparse.cudss import CudssPlan, Run
+from dispatch.ops.sparse.cudss_single import CudssPlan, Run
 
 if TYPE_CHECKING:
-    from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cudss.factors import Factors
     from dispatch.ops.sparse.direct import BatchedSpsolveRequest
 
-__all__ = ["plan"]
+__all__ = ["BatchedPlan"]
 
 STATUS_BYTES = 4
-
-
-def plan(request: BatchedSpsolveRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request."""
-    return BatchedPlan(request, executor, row)
 
 
 class BatchedPlan(CudssPlan):

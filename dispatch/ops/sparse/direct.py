@@ -71,11 +71,12 @@ class SpsolveRequest(SparseRequest["tuple[Tensor, Tensor]"]):
             last call with this number and this `values`, and factors are kept.
         memory: a `SparseFactorMemory`. HYBRID is for factors that the GPU has no room for, and slower where it has.
         device_memory: with HYBRID, how many bytes of the GPU's memory may be taken; None leaves that to cuDSS.
-        refinements: how often the solution is corrected by its residual, in each solve; None is never, and with
-            `precision` at most ten times.
-        precision: F32 for factors of f32, or c64, of a matrix of f64, or c128: half the memory. The solution is refined
-            with residuals of its own precision until no further step makes it more exact than factors of that precision
-            would have; where the condition of the matrix is too bad for that it is factorized once more, in its own.
+        refinements: how often each solve corrects the solution by its residual: None is never, and with `precision` at
+            most ten times.
+        precision: F32 for factors of f32, or c64, of a matrix of f64, or c128, which are half as large. Residuals are
+            of f64, and the solution is corrected until it is as exact as without this choice. Where the condition of
+            the matrix is too bad for that, or a pivot too small, it is factorized once more, in its own precision; the
+            status is of those factors that x is by. A solve waits for each of its corrections. The host takes no notice.
         out: x, of b's shape; of (n, k) with its columns one behind another.
         info: i32: 0; above 0 where the matrix cannot be factorized so, as one that is not positive definite; below 0
             minus the number of pivots that were too small and were replaced: then x may be far off.

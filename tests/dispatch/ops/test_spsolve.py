@@ -26,13 +26,20 @@ def module_at(name):
     return module
 
 
+blocks_on_cpu = module_at("ops/blocks_on_cpu")
 cudss, cusparse, cusolver = map(module_at, ("cudss_stand_in", "cusparse_stand_in", "cusolver_sp_stand_in"))
 ROWS = [row for row in dp.TABLE if row.op == "spsolve" and row.library == "cudss"]
 ANALYSIS, FACTORIZATION, REFACTORIZATION, SOLVE = 3, 4, 8, 1008
 
 
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory):
+    return blocks_on_cpu.InBlocks(tmp_path_factory.mktemp("refined"))
+
+
 @pytest.fixture
-def executor(monkeypatch):
+def executor(monkeypatch, on_cpu):
+    cudss.refine_on_cpu(monkeypatch, on_cpu)
     yield cudss.executor_of(monkeypatch, cusparse.Copy)
     gc.collect()  # what a plan holds is given back to the stand-in
 

@@ -1,0 +1,141 @@
+"""Direct solves by factors of f32 whose solution is refined with residuals of f64: cuDSS, and kernels of this library.
+
+Each step solves for the residual and adds what comes out. It ends where the largest residual is as small as rounding
+leaves it beside the largest sum |b| + |A|·|x| of a row, as LAPACK's dsgesv has it. Where the steps do not get there, or
+a pivot was too small for f32, the matrix is factorized in its own precision, which is what the status is of.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cudabind import driver
+from dispatch.keys import C64, F32
+from dispatch.libraries.nvrtc.kernel import loaded
+from dispatch.ops.sparse.cudss_single import CudssPlan, Run
+from dispatch.ops.sparse.direct import SparseKind
+from dispatch.ops.sparse.refinement_kernels import SOURCE, THREADS, options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.libraries.cudss.factors import Factors
+    from dispatch.ops.sparse.direct import SpsolveRequest
+
+__all__ = ["RefinedPlan"]
+
+KERNELS = ("narrow_values", "begin_residual", "take_off_product", "narrow_residual", "add_correction")
+MOST_STEPS = 10
+ROUNDOFF, LEAST_ROUNDOFFS = 2.0**-52, 16
+LINE = 256  # bytes at which each part of memory begins
+DOUBLE_BYTES = 8
+
+
+class RefinedPlan(CudssPlan):
+    """Factors of f32, and those of the matrix's own precision once they are needed."""
+
+    __slots__ = ("_functions", "_most", "_own", "_places", "_steps", "_tolerance", "_too_coarse", "_work")
+
+    def __init__(self, request: SpsolveRequest, executor: CudaExecutor, row: Row) -> None:
+        super().__init__(request, executor, row)
+        self._own: Factors | None = None
+        self._too_coarse: Any = None  # the stamp and the values whose factors of f32 did not do
+        self._steps = MOST_STEPS if request.refinements is None else request.refinements
+        said, is_complex = self._said, request.values.dtype.is_complex
+        self._tolerance = max(LEAST_ROUNDOFFS, math.sqrt(said.n)) * ROUNDOFF
+        conj = is_complex and request.assume_a in (SparseKind.HER, SparseKind.POS)
+        chosen = options(request, said.view, conj=conj)
+        self._functions = {name: loaded(SOURCE, name, chosen, executor.device) for name in KERNELS}
+        parts, count = 1 + is_complex, said.n * said.sides
+        half = DOUBLE_BYTES // 2 * parts
+        sizes = said.nnz * half, count * half, count * half, count * 2 * half, count * DOUBLE_BYTES
+        self._places, end = [], 0
+        for nbytes in (*sizes, 2 * said.sides * DOUBLE_BYTES):
+            self._places.append(end)
+            end += -(-nbytes // LINE) * LINE
+        self._work = executor.device.allocate(end, executor.stream)
+        self._most = np.zeros((said.sides, 2))
+
+    def first_factors(self, request: SpsolveRequest) -> Factors:
+        """Those of f32."""
+        said, narrow = self._said, C64 if request.values.dtype.is_complex else F32
+        half = said._replace(ld=(said.n, said.n), value_type=narrow.cuda)
+        return self.factors(half, self._ways._replace(refinements=0))
+
+    def solve(self, run: Run, info: Any) -> None:
+        known = None if run.stamp is None else (run.stamp, run.values)
+        if known is None or known != self._too_coarse:
+            self._too_coarse = None
+            if self._refined(run, known):
+                self.tell(info, 0)
+                return
+            self._too_coarse = known
+        if self._own is None:
+            self._own = self.factors(self._said, self._ways._replace(refinements=0))
+        self._own.solve(*run, keeps=self._keeps)
+        self.tell(info, self._own.info)
+
+    def _refined(self, run: Run, known: Any) -> bool:
+        """Whether the solution is as exact as factors of its own precision would make it; it waits for each step."""
+        values, right, correction, r, sizes, most = (self._work.base + place for place in self._places)
+        (ld_b, ld_x), n = self._said.ld, self._said.n
+        # Narrowed in each run: it is one pass over the elements, and the factors may have to be made anew.
+        self._launch("narrow_values", run.values, values, _Whole(self._said.nnz), over=self._said.nnz)
+        factors = self._factors
+        factors.factorize(run.pattern, values, right, correction, known, keeps=self._keeps)
+        if factors.info:
+            return False
+        before = math.inf
+        for step in range(self._steps + 2):  # the first solve is no refinement, and the last residual is but looked at
+            self._launch("begin_residual", run.b, _Whole(ld_b), r, sizes, _Whole(n))
+            if step:
+                matrix = run.values, *run.pattern
+                self._launch("take_off_product", *matrix, run.x, _Whole(ld_x), r, sizes, _Whole(n))
+            self._most[...] = 0
+            self._clear(most)
+            self._launch("narrow_residual", r, sizes, right, most, _Whole(n))
+            if step:
+                found = self._look(most)
+                if found <= self._tolerance:
+                    return True
+                if step > self._steps or not found < before / 2:
+                    return False
+                before = found
+            factors.substitute()
+            self._launch("add_correction", correction, run.x, _Whole(ld_x), _Whole(not step), _Whole(n))
+        return False
+
+    def _clear(self, most: int) -> None:
+        driver.cuMemsetD8Async(most, 0, self._most.nbytes, self._executor.target.value)
+
+    def _look(self, most: int) -> float:
+        """The largest residual of a right-hand side beside what was added up; infinite where something is NaN."""
+        stream = self._executor.target.value
+        driver.cuMemcpyDtoHAsync(self._most.ctypes.data, most, self._most.nbytes, stream)
+        driver.cuStreamSynchronize(stream)
+        left, size = self._most.T
+        with np.errstate(all="ignore"):
+            found = float(np.where(left == 0, 0, left / size).max())
+        return found if math.isfinite(found) else math.inf
+
+    def _launch(self, name: str, *given: Any, over: int | None = None) -> None:
+        """Launch a kernel over the rows of all right-hand sides, or over so many elements."""
+        blocks = -(-self._said.n // THREADS) * self._said.sides if over is None else -(-over // THREADS)
+        taken = [ctypes.c_int64(one) if isinstance(one, _Whole) else ctypes.c_void_p(one) for one in given]
+        addresses = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
+        launch: Callable[..., int] = driver.cuLaunchKernel.unchecked
+        function = ctypes.c_void_p(self._functions[name])
+        status = launch(function, blocks, 1, 1, THREADS, 1, 1, 0, self._executor.target, addresses, None)
+        if status:
+            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            raise driver.error("cuLaunchKernel", status)
+
+
+class _Whole(int):
+    """A number among what a kernel is given; others are addresses."""

@@ -1,0 +1,133 @@
+"""Direct solves by cuDSS: what is copied so that columns lie one behind another, and the factors of a plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudabind import driver
+from dispatch.core.request import Plan
+from dispatch.libraries.cudss.factors import Factors, Said, Ways
+from dispatch.libraries.cusolver.copies import Copy, Keep
+from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.ops.sparse.direct import SparseKind
+from dispatch.ops.sparse.rules import in_stack, leading
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Argument
+    from dispatch.core.row import Row
+    from dispatch.device.layout import Layout
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.ops.sparse.direct import SpsolveRequest
+
+__all__ = ["CudssPlan", "Run"]
+
+GENERAL, SYMMETRIC, HERMITIAN, SPD, HPD = range(5)  # cudssMatrixType_t
+VALUES, ROWS, COLUMNS, B, OUT, INFO, STAMP = range(7)
+
+
+def kind_of(request: SpsolveRequest) -> int:
+    """A cudssMatrixType_t; a real Hermitian matrix is a symmetric one."""
+    is_complex = request.values.dtype.is_complex
+    kinds = {
+        SparseKind.GEN: GENERAL,
+        SparseKind.SYM: SYMMETRIC,
+        SparseKind.HER: HERMITIAN if is_complex else SYMMETRIC,
+        SparseKind.POS: HPD if is_complex else SPD,
+    }
+    return kinds[SparseKind(request.assume_a)]  # type: ignore[arg-type]  # it is a member since it was checked
+
+
+class Run(NamedTuple):
+    """The addresses of a run, and the stamp of its values; the columns of b lie one behind another."""
+
+    pattern: tuple[Any, Any]
+    values: Any
+    b: Any
+    x: Any
+    stamp: int | None
+
+
+class CudssPlan(Plan):
+    """A copy of b where its columns are not dense, and the solve."""
+
+    __slots__ = ("_batch", "_copy", "_executor", "_factors", "_keeps", "_memory", "_said", "_ways")
+
+    def __init__(self, request: SpsolveRequest, executor: CudaExecutor, row: Row) -> None:
+        super().__init__(row, capture_safe=False)
+        self._executor, self._keeps = executor, request.form.pattern is not None
+        n, dtype = request.form.shape[0], request.values.dtype
+        self._batch: int = getattr(request, "batch", 1)
+        is_batch = request.values.ndim > 1
+        b, out = (request.layout_of(name) for name in ("b", "out"))
+        between, strides, sides = _columns(b, is_batch=is_batch)
+        ld_b, ld_x = (_leading(layout, is_batch=is_batch) for layout in (b, out))
+        self._copy: Copy | None = None
+        if ld_b is None:
+            size = dtype.itemsize
+            self._memory = executor.device.allocate(self._batch * n * sides * size, executor.stream)
+            source = Matrix(Place(0, 0, between * size), dtype, n, sides, *strides)
+            target = Matrix(Place(1, 0, n * sides * size), dtype, n, sides, 1, n)
+            self._copy = Copy(executor, source, target, self._batch, Keep.ALL, conj=False)
+        self._said = Said(
+            n=n,
+            nnz=request.values.shape[-1],
+            sides=sides,
+            ld=(n if ld_b is None else ld_b, ld_x or n),
+            offset_bytes=request.rows.dtype.itemsize,
+            index_bytes=request.columns.dtype.itemsize,
+            value_type=dtype.cuda,
+            kind=kind_of(request),
+            view=0 if request.uplo is None else 1 + int(request.uplo),
+            base=request.form.base,
+        )
+        self._ways = Ways(self._batch, request.is_hybrid, request.device_memory, request.refinements or 0)
+        self._factors = self.first_factors(request)
+
+    def first_factors(self, request: SpsolveRequest) -> Factors:
+        """Those that the plan solves with."""
+        del request
+        return self.factors(self._said, self._ways)
+
+    def factors(self, said: Said, ways: Ways) -> Factors:
+        """Factors of the plan's own."""
+        return Factors(self._executor, said, self._executor.workspace.c_ptr.value or 0, ways)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        given: Any = arguments
+        b = given[B]
+        if self._copy is not None:
+            self._copy.enqueue((b, self._memory.base))
+            b = self._memory.base
+        stamp = None if given[STAMP] < 0 else given[STAMP]
+        self.solve(Run((given[ROWS], given[COLUMNS]), given[VALUES], b, given[OUT], stamp), given[INFO])
+
+    def solve(self, run: Run, info: Any) -> None:
+        """Solve, and write the status."""
+        self._factors.solve(*run, keeps=self._keeps)
+        self.tell(info, self._factors.info)
+
+    def tell(self, info: Any, status: int, count: int = 1) -> None:
+        """Write a status, or the same one several times."""
+        driver.cuMemsetD32Async(info, status & 0xFFFFFFFF, count, self._executor.target.value)
+
+
+def _columns(layout: Layout, *, is_batch: bool) -> tuple[int, tuple[int, int], int]:
+    """The elements from one matrix to the next, and from one row and column to the next; and how many columns."""
+    between = layout.strides[0] if is_batch else 0
+    shape, strides = layout.shape[is_batch:], layout.strides[is_batch:]
+    if len(shape) == 1:
+        return between, (strides[0], 1), 1
+    return between, (strides[0], strides[1]), shape[1]
+
+
+def _leading(layout: Layout, *, is_batch: bool) -> int | None:
+    """The leading dimension of columns that lie one behind another; None for other layouts.
+
+    Matrices of a batch have to lie one behind another, too, without gaps between their columns.
+    """
+    if is_batch:
+        return layout.shape[1] if in_stack(layout) else None
+    if len(layout.shape) == 1:
+        size: int = layout.shape[0]
+        return size if layout.strides[0] == 1 or size == 1 else None
+    return leading(layout, by_rows=False)
