@@ -6,8 +6,9 @@ unpacks into them. The files: products, batched, solves, incomplete, pairs, vect
 compression (what may be asked), algorithms; cusparse and those with its name before their own (the plans), tune;
 reference (what is right), check and compression_kernels (kernels that look at indices, or make them), sampled_kernels
 and own_sampled (SDDMM by a kernel, and its plan), rules, patterns, cases. Of iterations: krylov, krylov_kernels and the
-methods beside it, own_krylov (the plan), krylov_reference; of direct solves: direct, cudss and those with
-its name before their own and cusolver (the plans), refinement_kernels, direct_reference. And doors, which users know as `dispatch.sparse`.
+methods beside it, own_krylov (the plan), krylov_reference; of direct solves: direct, cudss and those with its name
+before their own and cusolver (the plans), refinement_kernels, direct_reference. And doors, which users know as
+`dispatch.sparse`.
 """
 
 from __future__ import annotations

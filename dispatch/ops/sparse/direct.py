@@ -76,7 +76,7 @@ class SpsolveRequest(SparseRequest["tuple[Tensor, Tensor]"]):
         precision: F32 for factors of f32, or c64, of a matrix of f64, or c128, which are half as large. Residuals are
             of f64, and the solution is corrected until it is as exact as without this choice. Where the condition of
             the matrix is too bad for that, or a pivot too small, it is factorized once more, in its own precision; the
-            status is of those factors that x is by. A solve waits for each of its corrections. The host takes no notice.
+            status is of those factors that x is by. A solve waits for each correction. The host takes no notice.
         out: x, of b's shape; of (n, k) with its columns one behind another.
         info: i32: 0; above 0 where the matrix cannot be factorized so, as one that is not positive definite; below 0
             minus the number of pivots that were too small and were replaced: then x may be far off.
