@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.autograd import forward_ad, profiler
@@ -126,8 +126,11 @@ def _check_tangents(name: str, tensors: tuple[Any, ...]) -> None:
     """BadRequest where forward-mode AD follows an operand: torch takes a custom op's tangent for 0, without a word."""
     for x in tensors:
         if isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
-            what = "an operand with a tangent of forward-mode AD"
-            raise BadRequest(name, what, "operands without", "torch.autograd.grad goes backward")
+            _refuse_tangents(name, "an operand with a tangent of forward-mode AD")
+
+
+def _refuse_tangents(name: str, what: str) -> NoReturn:
+    raise BadRequest(name, what, "operands without", "torch.autograd.grad goes backward")
 
 
 def _flat(operands: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -177,10 +180,18 @@ def define(
     """
 
     def whole(*operands: Any) -> Any:
+        if forward_ad._current_level >= 0:  # of a graph that was compiled before that
+            _check_tangents(f"dispatch::{name}", _flat(operands))
         return _no_view(forward(*operands))
 
+    def described(*operands: Any) -> Any:
+        # torch.compile asks here, with what has lost its tangents: whether this operand had one is not to be known.
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(f"dispatch::{name}", "a compiled call within forward-mode AD")
+        return fake(*operands)
+
     op = torch.library.custom_op(f"dispatch::{name}", whole, mutates_args=(), schema=schema)
-    op.register_fake(fake)
+    op.register_fake(described)
     if backward is not None:
         op.register_autograd(backward, setup_context=save)
     op.register_vmap(_refuse_vmap(name) if vmap is None else vmap)
