@@ -1,0 +1,83 @@
+"""Which of cuSPARSELt's kernels a product is carried out by where nobody says: those that were the fastest, by extents.
+
+The library's own choice is its kernel 0, whatever the extents. On an H200 (0.8.0) 212 products took 1.69 times as long by
+it as by the best of the first 30 in the geometric mean, and those of f16 with column-major D 3.4 times, 10 at worst. Chosen
+as here they took 1.01, and 1.20 at worst. Numbers stand for other kernels in another version, so that the table is for the
+one that was timed; others have their own choice, and `autotune=True`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from dispatch.ops.structured.layout import lies_by_rows
+
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["TIMED", "Kernels", "kernel_of"]
+
+VERSIONS, ARCH = ("cusparseLt 0.8.",), " sm_90"
+ENOUGH = 80  # tiles of a result that keep 132 multiprocessors at work
+NARROW = 128  # columns of B, up to which tiles are tall
+LARGE = 2048  # rows of A, from which on k is worth sharing among the blocks of a cluster
+
+
+class Kernels(NamedTuple):
+    """Numbers of kernels by what they are for: the tile of D that a block computes, as rows x columns."""
+
+    wide: int  # 128 x 256, two blocks a cluster, which share B
+    tall: int  # 128 x 64, where there are few columns
+    medium: int  # 64 x 128
+    small: int  # 64 x 64
+    few: int  # 64 x 64, eight blocks a cluster: few tiles of long sums
+    tiny: int  # as small: few tiles of short sums
+
+
+# By the dtypes of A and D, and whether D is row-major. bf16 and f32 have no tile of fewer than 256 and 128 columns.
+TIMED = {
+    ("f16", "f16", True): Kernels(wide=25, tall=10, medium=24, small=17, few=12, tiny=17),
+    ("f16", "f16", False): Kernels(wide=6, tall=25, medium=21, small=22, few=18, tiny=22),
+    ("bf16", "bf16", True): Kernels(wide=20, tall=1, medium=16, small=1, few=17, tiny=16),
+    ("bf16", "bf16", False): Kernels(wide=17, tall=20, medium=13, small=20, few=15, tiny=13),
+    ("f32", "f32", True): Kernels(wide=19, tall=12, medium=3, small=12, few=20, tiny=18),
+    ("f32", "f32", False): Kernels(wide=14, tall=11, medium=2, small=11, few=11, tiny=15),
+    ("i8", "i8", True): Kernels(wide=23, tall=14, medium=21, small=2, few=15, tiny=2),
+    ("i8", "i8", False): Kernels(wide=2, tall=17, medium=15, small=14, few=20, tiny=14),
+    ("i8", "i32", True): Kernels(wide=25, tall=26, medium=1, small=2, few=24, tiny=2),
+    ("i8", "i32", False): Kernels(wide=17, tall=14, medium=12, small=19, few=5, tiny=24),
+    ("f8e4m3", "f16", True): Kernels(wide=20, tall=2, medium=10, small=8, few=6, tiny=8),
+    ("f8e4m3", "f16", False): Kernels(wide=9, tall=8, medium=11, small=17, few=3, tiny=17),
+    ("f8e4m3", "f8e4m3", True): Kernels(wide=16, tall=10, medium=0, small=20, few=9, tiny=20),
+    ("f8e4m3", "f8e4m3", False): Kernels(wide=25, tall=3, medium=7, small=28, few=4, tiny=4),
+}
+
+
+def kernel_of(request: Any) -> int | None:
+    """The kernel of a request that names none; None where the library is to choose."""
+    stamp, out = request.form.made_by, request.layout_of("out")
+    if not stamp.startswith(VERSIONS) or not stamp.endswith(ARCH):
+        return None
+    known = TIMED.get((request.a_dtype.name, request.d_dtype.name, lies_by_rows(out)))
+    if known is None:
+        return None
+    m, n = out.shape[-2:]
+    together = out.shape[0] if len(out.shape) > 2 and len(request.form.shape) == 2 else 1
+    return known[Kernels._fields.index(tiles_for(m, n, together))]
+
+
+def tiles_for(m: int, n: int, count: int = 1) -> str:
+    """The field of `Kernels` for so many results of m rows and n columns in one call."""
+
+    def enough(rows: int, columns: int) -> bool:
+        return -(-m // rows) * -(-n // columns) * count >= ENOUGH
+
+    if n > NARROW and enough(128, 256):
+        return "wide"
+    if n > NARROW and enough(64, 128):
+        return "medium"
+    if n <= NARROW and enough(128, 64):
+        return "tall"
+    if enough(64, 64):
+        return "small"
+    return "few" if m >= LARGE else "tiny"
