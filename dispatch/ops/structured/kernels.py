@@ -1,9 +1,9 @@
 """Which of cuSPARSELt's kernels a product is carried out by where nobody says: those that were the fastest, by extents.
 
-The library's own choice is its kernel 0, whatever the extents. On an H200 (0.8.0) 212 products took 1.69 times as long by
-it as by the best of the first 30 in the geometric mean, and those of f16 with column-major D 3.4 times, 10 at worst. Chosen
-as here they took 1.01, and 1.20 at worst. Numbers stand for other kernels in another version, so that the table is for the
-one that was timed; others have their own choice, and `autotune=True`.
+The library's own choice is its kernel 0, whatever the extents. On an H200 (0.8.0) 212 products took 1.69 times as long
+by it as by the best of the first 30 in the geometric mean, and those of f16 with column-major D 3.4 times, 10 at worst.
+Chosen as here they took 1.01, and 1.20 at worst. Numbers stand for other kernels in another version, so that the table
+is for the one that was timed; others have their own choice, and `autotune=True`.
 """
 
 from __future__ import annotations

@@ -42,7 +42,13 @@ PARAMETERS = {
         *("int lines", "unsigned entries"),
     ),
     spgemm_values.ADD: (
-        *("const Number* a_values", "const Number* b_values", "Number* out_values", "int* out_rows", "int* out_columns"),
+        *(
+            "const Number* a_values",
+            "const Number* b_values",
+            "Number* out_values",
+            "int* out_rows",
+            "int* out_columns",
+        ),
         *("const int* known_rows", "const int* known_columns", "const int* starts", "const Term* terms"),
         *("Number alpha", "int lines", "int count"),
     ),
@@ -189,7 +195,7 @@ def test_elements_that_are_stored_twice_count_twice(executor, rng):
 
 
 def test_terms_come_in_the_order_of_the_elements_of_a(executor, rng):
-    """So that a sum of the same numbers is the same each time; here they are so far apart that any other order shows."""
+    """So that a sum of the same numbers is the same each time; these are so far apart that another order shows."""
     k = 70
     ends, columns = np.array([0, k], np.int32), np.arange(k, dtype=np.int32)
     a_values = (10.0 ** rng.integers(-8, 8, k) * rng.choice([-1, 1], k)).astype(np.float32)
