@@ -81,9 +81,9 @@ def shrinks(request: ReduceRequest) -> str:
     """cuDNN refuses a result of the operand's own shape (BAD_PARAM, "!dims_differ")."""
     if any(request.x.shape[axis] > 1 for axis in request.reduced) or request.x.size == 0:
         return ""
-    return (
-        f"needs an axis of two elements or more among those reduced, has x {request.x.layout}, axes {request.reduced}"
-    )
+    given = f"x {request.x.layout}, axes {request.reduced}"
+    hint = "dispatch.tensors.sum, mean, prod, max and min take it"
+    return f"needs an axis of two elements or more among those reduced, has {given}: {hint}"
 
 
 def eight_axes(request: ReduceRequest) -> str:

@@ -25,6 +25,28 @@ def test_places_are_counted_from_1(dev):
     assert dp.iamax(dev.array(x[:0])).item() == 0
 
 
+@pytest.mark.parametrize(("kind", "dtype"), [("s", "f4"), ("d", "f8"), ("c", "c8"), ("z", "c16")])
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_places_are_those_of_scipys_blas_the_first_of_equals(dev, rng, kind, dtype, step):
+    find = getattr(blas, f"i{kind}amax")
+    for _ in range(20):
+        x = rng.integers(-3, 4, 24).astype(dtype)  # many are equal
+        if x.dtype.kind == "c":
+            x += 1j * rng.integers(-3, 4, 24)
+        view = dev.array(x)[::step]
+        assert dp.iamax(view).item() == find(x, n=-(-24 // step), incx=step) + 1
+        sizes = np.abs(x.real) + np.abs(x.imag)
+        assert dp.iamin(view).item() == sizes[::step].argmin() + 1
+
+
+def test_places_from_behind_are_refused_and_of_a_copy_those_of_numpy(dev):
+    x = np.array([1.0, -5, 2, 5])
+    for find, of_numpy in ((dp.iamax, np.argmax), (dp.iamin, np.argmin)):
+        with pytest.raises(NoRow, match=r"needs x with a stride above 0, has .*: copy it"):
+            find(dev.array(x)[::-1])
+        assert find(dev.array(x[::-1].copy())).item() == of_numpy(np.abs(x[::-1])) + 1
+
+
 def test_sums_norms_and_products(dev, rng):
     x, y = (rng.standard_normal(9) + 1j * rng.standard_normal(9) for _ in range(2))
     np.testing.assert_allclose(dp.dotc(dev.array(x), dev.array(y)).item(), np.vdot(x, y))

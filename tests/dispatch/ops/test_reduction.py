@@ -125,6 +125,10 @@ def test_what_reduces_nothing_has_no_row(dev):
     assert "two elements or more" in shrinks(ReduceRequest(dev.zeros((1, 5)), 0))
     with pytest.raises(NoRow, match="two elements or more"):
         reduce(dev.zeros((1, 5)), 0)
+    for name in ("sum", "mean", "prod", "max", "min"):  # which the refusal names
+        x = np.arange(5.0)[None]
+        np.testing.assert_array_equal(getattr(dispatch.tensors, name)(dev.array(x), 0).numpy(), x[0])
+        np.testing.assert_array_equal(getattr(dispatch.tensors, name)(dev.array(x[:, :1]), (0, 1)).numpy(), 0)
 
 
 def test_axes_are_merged_but_never_across_what_is_kept(dev):
