@@ -1,6 +1,6 @@
 """The rows of direct solves that end in cuSOLVER, for where cuDSS is not installed. Rows, and nothing else.
 
-A positive definite matrix goes to `csrlsvchol`.
+Factors that are kept are those of the refactorization, of f64. A positive definite matrix goes to `csrlsvchol`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import C64, C128, F32, F64, Arch
-from dispatch.ops.sparse import cusolver_plan, rules
+from dispatch.ops.sparse import cusolver_plan, refactor_plan, rules
 from dispatch.ops.sparse.direct_reference import scipy_direct
 from dispatch.table.on_host import on_host
 
@@ -21,6 +21,19 @@ RULES = (
 )
 LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
 
+REFACTOR = Row(
+    op="spsolve",
+    dtypes=(F64, F64),
+    compute=None,
+    rules=(*RULES, rules.refactored),
+    min_arch=SM75,
+    max_arch=None,
+    min_version=V11,
+    library="cusolverRf",
+    function="cusolverRfRefactor",
+    call=refactor_plan,
+    variant="refactor",
+)
 GPU_ROWS = tuple(
     Row(
         op="spsolve",
@@ -38,4 +51,10 @@ GPU_ROWS = tuple(
     )
     for dtype, letter in LETTERS.items()
 )
-ROWS = stated((*GPU_ROWS, *(on_host(row, scipy_direct, library="scipy", stands_for="cusolverSp") for row in GPU_ROWS)))
+ROWS = stated(
+    (
+        *(REFACTOR, *GPU_ROWS),
+        on_host(REFACTOR, scipy_direct, library="scipy", stands_for="cusolverRf"),
+        *(on_host(row, scipy_direct, library="scipy", stands_for="cusolverSp") for row in GPU_ROWS),
+    )
+)

@@ -7,8 +7,8 @@ compression (what may be asked), algorithms; cusparse and those with its name be
 reference (what is right), check and compression_kernels (kernels that look at indices, or make them), sampled_kernels
 and own_sampled (SDDMM by a kernel, and its plan), rules, patterns, cases. Of iterations: krylov, krylov_kernels and the
 methods beside it, own_krylov (the plan), krylov_reference; of direct solves: direct, cudss and those with its name
-before their own and cusolver (the plans), refinement_kernels, direct_reference. And doors, which users know as
-`dispatch.sparse`.
+before their own, cusolver and cusolver_refactor (the plans), refinement_kernels, direct_reference. And doors, which
+users know as `dispatch.sparse`.
 """
 
 from __future__ import annotations
@@ -75,6 +75,9 @@ vectors_plan = plan_call(
 krylov_plan = plan_call("krylov_plan", "dispatch.ops.sparse.own_krylov", "A plan of an iteration: one graph.")
 cudss_plan = plan_call("cudss_plan", "dispatch.ops.sparse.cudss", "A plan of a direct solve by cuDSS.")
 cusolver_plan = plan_call("cusolver_plan", "dispatch.ops.sparse.cusolver", "A plan of a direct solve by cuSOLVER.")
+refactor_plan = plan_call(
+    "refactor_plan", "dispatch.ops.sparse.cusolver_refactor", "A plan of cuSOLVER's refactorization."
+)
 own_compression_plan = plan_call(
     "own_compression_plan", "dispatch.ops.sparse.own_compression", "A plan that makes a dense matrix sparse."
 )

@@ -59,6 +59,8 @@ FORMS = (
     Form("3d Poisson", GEN, sides=2, choices=(("memory", "hybrid"),)),
     Form("2d Poisson", POS, LOWER, fixed=True, choices=(("memory", "hybrid"), ("device_memory", 1 << 30))),
     Form("3d Poisson", GEN, sides=2, by_rows=True, choices=(("refinements", 2),)),
+    Form("2d Poisson", GEN, fixed=True, given=True, choices=(("stamp", 5),)),
+    Form("graph Laplacian", SYM, sides=3, by_rows=True, fixed=True, choices=(("stamp", 6),)),
 )
 IN_F32 = (("precision", "f32"),)
 REFINED = (  # of f64 and c128 alone

@@ -320,6 +320,15 @@ def unrefined(request: Any) -> str:
     return f"needs no refinements, has {request.refinements}" if request.refinements else ""
 
 
+def refactored(request: Any) -> str:
+    """Factors that are kept, of a matrix that need not be positive definite, with indices from 0 on."""
+    if request.stamp is None or request.form.pattern is None:
+        return "needs a stamp and a fixed pattern, as splu gives them"
+    if request.assume_a.name == "POS":
+        return "needs assume_a other than pos: LU tells nothing of it"
+    return f"needs base 0, has {request.form.base}" if request.form.base else ""
+
+
 def both_triangles(request: Any) -> str:
     """A matrix that is stored whole."""
     uplo = request.uplo

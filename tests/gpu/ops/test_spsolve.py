@@ -127,6 +127,26 @@ def test_a_batch_over_torchs_tensors(gpu, rng):
     solved(a, values, x.cpu().numpy(), b)
 
 
+# -- cuSOLVER ---------------------------------------------------------------------------------------------------------
+def test_cusolver_factorizes_other_values_again(gpu, rng):
+    a = (poisson(30, 40) + sp.random_array((1200, 1200), density=0.001, rng=rng)).tocsr()
+    a.sort_indices()
+    matrix = S.sparse_tensor(a.copy(), device=gpu).fixed()
+    for stamp, factor in ((1, 1.0), (1, 1.0), (2, -0.5), (3, 2.0)):
+        matrix.values.copy_from(a.data * factor)
+        for shape in ((1200,), (1200, 3)):
+            b = rng.standard_normal(shape)
+            x, info = dp.spsolve(*matrix, gpu.array(b), library="cusolverRf", stamp=stamp)
+            assert info.item() == 0
+            np.testing.assert_allclose(factor * (a @ x.numpy()), b, atol=1e-9)
+    matrix.values.copy_from(np.zeros(a.nnz))
+    assert dp.spsolve(*matrix, gpu.array(np.ones(1200)), library="cusolverRf", stamp=4)[1].item() == -1
+    matrix.values.copy_from(a.data)
+    x, info = dp.spsolve(*matrix, gpu.array(np.ones(1200)), library="cusolverRf", stamp=5)
+    assert info.item() == 0
+    np.testing.assert_allclose(a @ x.numpy(), 1, atol=1e-9)
+
+
 # -- factors in the host's memory -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["gen", "sym", "pos"])
 def test_factors_in_the_hosts_memory(kind, gpu, rng):

@@ -1,0 +1,86 @@
+"""cuSOLVER's refactorization: the factors of matrices of one pattern, whose order and fill the host has found.
+
+It has no stream: its calls run on the null stream, so that who calls waits before and behind. NVIDIA has deprecated it
+for cuDSS. Follows https://docs.nvidia.com/cuda/cusolver/#cusolverrf-refactorization.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudabind.sys import cusolver_types, cusolverRf
+from dispatch.libraries.finalizer import finalizer
+
+if TYPE_CHECKING:
+    from dispatch.device.layout import Array
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["Pattern", "Refactorization"]
+
+ZERO_PIVOT = int(cusolver_types.cusolverStatus_t.CUSOLVER_STATUS_ZERO_PIVOT)
+
+
+def at(address: int) -> ctypes.c_void_p:
+    """An address as the library takes it."""
+    return ctypes.c_void_p(address)
+
+
+class Pattern(NamedTuple):
+    """A matrix in CSR on the host: i32 offsets and columns from 0 on, and f64 values."""
+
+    offsets: Array
+    columns: Array
+    values: Array
+
+    @property
+    def given(self) -> tuple[Any, ...]:
+        """How many elements there are, and where the parts are, as the library takes them."""
+        return len(self.values), *(at(part.ctypes.data) for part in self)
+
+
+class Refactorization:
+    """A `cusolverRfHandle_t`: L·U = A[p][:, q] of a pattern, L without its diagonal of ones."""
+
+    __slots__ = ("_executor", "_handle", "_n")
+
+    def __init__(self, executor: CudaExecutor, a: Pattern, low: Pattern, high: Pattern, p: Array, q: Array) -> None:
+        self._executor, self._n = executor, len(p)
+        handle = cusolverRf.cusolverRfHandle_t()
+        cusolverRf.cusolverRfCreate(handle)
+        self._handle: Any = handle
+        csr = cusolverRf.cusolverRfMatrixFormat_t.CUSOLVERRF_MATRIX_FORMAT_CSR
+        ones = cusolverRf.cusolverRfUnitDiagonal_t.CUSOLVERRF_UNIT_DIAGONAL_ASSUMED_L
+        cusolverRf.cusolverRfSetMatrixFormat(handle, csr, ones)
+        order = at(p.ctypes.data), at(q.ctypes.data)
+        self._check(cusolverRf.cusolverRfSetupHost, self._n, *a.given, *low.given, *high.given, *order, handle)
+        self._check(cusolverRf.cusolverRfAnalyze, handle)
+
+    def refactor(self, nnz: int, rows: int, columns: int, values: int, p: int, q: int) -> bool:
+        """Factorize the values at these addresses; False where a pivot is 0, in the order that there is."""
+        addresses = map(at, (rows, columns, values, p, q))
+        self._check(cusolverRf.cusolverRfResetValues, self._n, nnz, *addresses, self._handle)
+        function: Any = cusolverRf.cusolverRfRefactor
+        status = function.unchecked(self._handle)
+        if status not in (0, ZERO_PIVOT):
+            self._failed(function, status)
+        return bool(status == 0)
+
+    def solve(self, p: int, q: int, work: int, x: int) -> None:
+        """Overwrite a right-hand side with its solution."""
+        self._check(cusolverRf.cusolverRfSolve, self._handle, at(p), at(q), 1, at(work), self._n, at(x), self._n)
+
+    def _check(self, function: Any, *given: Any) -> None:
+        status = function.unchecked(*given)
+        if status:
+            self._failed(function, status)
+
+    def _failed(self, function: Any, status: int) -> None:
+        self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+        raise function.error(status)
+
+    @finalizer
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle is not None:
+            cusolverRf.cusolverRfDestroy.unchecked(handle)

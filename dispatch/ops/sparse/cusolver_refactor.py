@@ -1,0 +1,172 @@
+"""Direct solves by cuSOLVER's refactorization: the host finds order and fill once, the GPU factorizes values again.
+
+SuperLU orders the first matrix and exchanges its rows; the GPU keeps to that order for other values at the same places.
+Where this meets a pivot of 0 the host orders those values, too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cudabind import driver
+from dispatch.core.request import Plan
+from dispatch.errors import Refused
+from dispatch.libraries.cusolver.copies import Copy, Keep
+from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.refactor import Pattern, Refactorization
+from dispatch.ops.sparse.reference import NEEDS_SCIPY
+from dispatch.refusal import Kind
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Argument
+    from dispatch.core.row import Row
+    from dispatch.device.layout import Array
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.ops.sparse.direct import SpsolveRequest
+
+__all__ = ["order_of", "plan"]
+
+VALUES, ROWS, COLUMNS, B, OUT, INFO, STAMP = range(7)
+SINGULAR = -1
+INDEX_BYTES = 4
+NULL_STREAM = None  # on which the library works
+
+
+def plan(request: SpsolveRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """The plan of a request; Refused without SciPy, which orders the first matrix."""
+    try:
+        import scipy.sparse.linalg  # noqa: F401  # looked for now, used by the plan
+    except ImportError as error:
+        raise Refused(NEEDS_SCIPY, Kind.RULE) from error
+    return RefactorPlan(request, executor, row)
+
+
+def order_of(a: Any) -> tuple[Pattern, Pattern, Array, Array] | None:
+    """L without its diagonal, U, and the orders p and q of L·U = A[p][:, q]; None where a matrix is singular.
+
+    L and U have all places that any values at A's places may fill: SuperLU leaves out elements that came out as 0, so
+    that fill is found by factors of positive numbers, whose elimination takes nothing to 0.
+    """
+    import scipy.sparse as sp
+    from scipy.sparse.linalg import splu
+
+    try:
+        first = splu(a.tocsc())
+    except RuntimeError:  # exactly singular
+        return None
+    p, q = np.argsort(first.perm_r), np.argsort(first.perm_c)
+    ordered = a[p][:, q].tocsr()
+    n = ordered.shape[0]
+    away = sp.csr_array((np.full(ordered.nnz, -1.0), ordered.indices, ordered.indptr), ordered.shape)
+    away.setdiag(0)
+    away.eliminate_zeros()
+    dominant = (away + sp.diags_array(np.full(n, n + 1.0))).tocsc()  # an M-matrix: what is off its diagonal only grows
+    fill = splu(dominant, permc_spec="NATURAL", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+    p, q = p[np.argsort(fill.perm_r)], q[np.argsort(fill.perm_c)]
+    low, high = sp.tril(fill.L, -1).tocsr(), sp.triu(fill.U).tocsr()
+    return pattern_of(low), pattern_of(high), p.astype(np.int32), q.astype(np.int32)
+
+
+def pattern_of(matrix: Any) -> Pattern:
+    """The parts of a matrix of SciPy's in CSR, as the library takes them."""
+    matrix.sort_indices()
+    kinds = ((matrix.indptr, np.int32), (matrix.indices, np.int32), (matrix.data, np.float64))
+    return Pattern(*(np.ascontiguousarray(part, kind) for part, kind in kinds))
+
+
+class RefactorPlan(Plan):
+    """Copies of b into x, and solves for each column in place; what the host has found stays with the plan."""
+
+    __slots__ = (
+        "_at",
+        "_copy",
+        "_executor",
+        "_factors",
+        "_is_sound",
+        "_n",
+        "_nnz",
+        "_order",
+        "_stamp",
+        "_steps",
+        "_work",
+    )
+
+    def __init__(self, request: SpsolveRequest, executor: CudaExecutor, row: Row) -> None:
+        super().__init__(row, capture_safe=False)
+        self._executor = executor
+        self._factors: Any = None  # a Refactorization, once the host has ordered a matrix
+        self._at: Any = None  # the addresses of the pattern that was ordered
+        self._stamp: Any = None  # of what was factorized
+        self._is_sound = False
+        n, dtype = request.form.shape[0], request.values.dtype
+        self._n, self._nnz = n, request.values.shape[0]
+        b, out = (request.layout_of(name) for name in ("b", "out"))
+        sides = b.shape[1] if len(b.shape) > 1 else 1
+        strides = [one.strides if len(one.shape) > 1 else (one.strides[0], n) for one in (b, out)]
+        source, target = (Matrix(Place(place), dtype, n, sides, *strides[place]) for place in range(2))
+        self._copy = Copy(executor, source, target, 1, Keep.ALL, conj=False)
+        self._steps = [side * strides[1][1] * dtype.itemsize for side in range(sides)]
+        self._order = executor.device.allocate(2 * n * INDEX_BYTES, executor.stream)
+        self._work = executor.device.allocate(n * dtype.itemsize, executor.stream)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        given: Any = arguments
+        stream = self._executor.target.value
+        self._copy.enqueue((given[B], given[OUT]))
+        driver.cuStreamSynchronize(stream)
+        self._factorize(given[VALUES], (given[ROWS], given[COLUMNS]), given[STAMP])
+        if self._is_sound:
+            p, q = self._orders
+            for step in self._steps:
+                self._factors.solve(p, q, self._work.base, given[OUT] + step)
+            driver.cuStreamSynchronize(NULL_STREAM)
+        driver.cuMemsetD32Async(given[INFO], (0 if self._is_sound else SINGULAR) & 0xFFFFFFFF, 1, stream)
+
+    @property
+    def _orders(self) -> tuple[int, int]:
+        base: int = self._order.base
+        return base, base + self._n * INDEX_BYTES
+
+    def _factorize(self, values: Any, pattern: tuple[Any, Any], stamp: Any) -> None:
+        """Factorize where the values are others, by the order that there is while that does."""
+        known = stamp, values
+        if self._at == pattern and self._stamp == known:
+            return
+        self._stamp, self._is_sound = None, False
+        if self._at == pattern and self._factors is not None:
+            self._is_sound = self._refactored(values, pattern)
+        if not self._is_sound:
+            self._at = None
+            if self._ordered(values, pattern):
+                self._is_sound = self._refactored(values, pattern)
+            self._at = pattern
+        self._stamp = known
+
+    def _refactored(self, values: Any, pattern: tuple[Any, Any]) -> bool:
+        done: bool = self._factors.refactor(self._nnz, *pattern, values, *self._orders)
+        driver.cuStreamSynchronize(NULL_STREAM)
+        return done
+
+    def _ordered(self, values: Any, pattern: tuple[Any, Any]) -> bool:
+        """Whether the host could factorize the matrix, by whose order the GPU goes on."""
+        import scipy.sparse as sp
+
+        self._factors = None
+        sizes = (self._n + 1, np.int32), (self._nnz, np.int32), (self._nnz, np.float64)
+        parts = [np.empty(count, kind) for count, kind in sizes]
+        stream = self._executor.target.value
+        for part, source in zip(parts, (*pattern, values), strict=True):
+            driver.cuMemcpyDtoHAsync(part.ctypes.data, source, part.nbytes, stream)
+        driver.cuStreamSynchronize(stream)
+        a = Pattern(*parts)
+        found = order_of(sp.csr_array((a.values, a.columns, a.offsets), (self._n, self._n)))
+        if found is None:
+            return False
+        low, high, p, q = found
+        for target, order in zip(self._orders, (p, q), strict=True):
+            driver.cuMemcpyHtoDAsync(target, order.ctypes.data, order.nbytes, stream)
+        driver.cuStreamSynchronize(stream)
+        self._factors = Refactorization(self._executor, a, low, high, p, q)
+        return True
