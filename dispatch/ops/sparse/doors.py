@@ -13,7 +13,7 @@ from dispatch.core.request import run
 from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.direct_doors import SparseLu, factorized, splu, spsolve
 from dispatch.ops.sparse.ell_doors import BlockedEllMatrix, SlicedEllMatrix, toblocked_ell, tosell
-from dispatch.ops.sparse.form import SparseForm
+from dispatch.ops.sparse.form import SparseForm, SparseFormat
 from dispatch.ops.sparse.format_doors import of, tocoo, tocsc, tocsr
 from dispatch.ops.sparse.incomplete_doors import IncompleteFactors, ic0, ilu0
 from dispatch.ops.sparse.solver_doors import LinAlgError, bicgstab, cg, gmres, minres
@@ -104,7 +104,8 @@ def spgemm(
         nnz, stamp = counted(first, second, alpha, algorithm)
     choices: dict[str, Any] = {"alpha": alpha, "algorithm": algorithm, "autotune": autotune}
     values, rows, columns = ops.spgemm(*first.parts, *second.parts, nnz=nnz, stamp=stamp, **choices)
-    return csr(values, rows, columns, (first.shape[0], second.shape[1]), base=first.form.base)
+    form = SparseForm(SparseFormat.CSR, (first.shape[0], second.shape[1]), first.form.base)
+    return SparseTensor.of_results(values, rows, columns, form)
 
 
 def counted(

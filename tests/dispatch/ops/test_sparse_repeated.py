@@ -135,3 +135,17 @@ def test_every_format_of_a_product_has_cases_of_both_bases():
     for op in ("spmm", "sparse_mv", "csr2csc", "sparse_to_dense", "spsv"):
         found = {(form.kind, form.base) for form in forms(op, dp.keys.F32)}
         assert len(found) == 2 * len({kind for kind, _ in found}), op
+
+
+@pytest.mark.parametrize("base", [0, 1])
+def test_a_matrix_of_results_is_as_one_whose_parts_were_looked_at(base):
+    host = dp.device("host")
+    parts = [host.array(one) for one in (np.arange(1.0, 4), np.array([0, 2, 3]) + base, np.array([0, 1, 2]) + base)]
+    a = dp.sparse.csr(*parts, (2, 3), base=base)
+    b = dp.sparse.csr(*parts, (2, 3), base=base).T
+    for found in (dp.sparse.spgemm(a, dp.sparse.tocsr(b)) if not base else a, a.T, a.T.T):
+        looked_at = dp.sparse.SparseTensor(*found.parts)
+        assert found.form == looked_at.form
+        assert [type(x) for x in found.form] == [type(x) for x in looked_at.form]
+        assert all(one is other for one, other in zip(found.parts[:3], looked_at.parts[:3], strict=True))
+        np.testing.assert_array_equal(found.todense().numpy(), looked_at.todense().numpy())
