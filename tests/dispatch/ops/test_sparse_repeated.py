@@ -140,7 +140,8 @@ def test_every_format_of_a_product_has_cases_of_both_bases():
 @pytest.mark.parametrize("base", [0, 1])
 def test_a_matrix_of_results_is_as_one_whose_parts_were_looked_at(base):
     host = dp.device("host")
-    parts = [host.array(one) for one in (np.arange(1.0, 4), np.array([0, 2, 3]) + base, np.array([0, 1, 2]) + base)]
+    indices = (np.array([0, 2, 3], np.int32) + base, np.array([0, 1, 2], np.int32) + base)
+    parts = [host.array(one) for one in (np.arange(1.0, 4), *indices)]
     a = dp.sparse.csr(*parts, (2, 3), base=base)
     b = dp.sparse.csr(*parts, (2, 3), base=base).T
     for found in (dp.sparse.spgemm(a, dp.sparse.tocsr(b)) if not base else a, a.T, a.T.T):
