@@ -20,7 +20,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "softmax":        ("cudnn_call",          ("softmax", "softmax_bwd")),
     "activation":     ("cudnn_call",          ("activation", "activation_bwd")),
     "pooling":        ("cudnn_call",          ("pooling", "pooling_bwd")),
-    "reduction":      ("cudnn_call",          ("reduce",)),
+    "reduction":      ("cudnn_call own",      ("reduce",)),
     "dropout":        ("cudnn_call",          ("dropout_states", "dropout", "dropout_bwd")),
     "rnn":            ("cudnn_call",          ("rnn", "rnn_bwd_data", "rnn_bwd_weights")),
     "local_norm":     ("cudnn_call",          ("lrn", "lrn_bwd", "divisive_norm", "divisive_norm_bwd")),

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from dispatch.core.nonfinite import stated
+from dispatch.core.nonfinite import IEEE, stated
 from dispatch.core.row import Row
-from dispatch.keys import BF16, F16, F32, F64, Arch, Compute
+from dispatch.keys import BF16, F16, F32, F64, I8, Arch, Compute
 from dispatch.ops.attention_merge import aligned as merge_aligned
 from dispatch.ops.attention_merge import numpy_attention_merge, nvrtc_attention_merge
 from dispatch.ops.gated import numpy_gated, nvrtc_gated, six_axes
+from dispatch.ops.reduction import numpy_reduce
+from dispatch.ops.reduction.of_one import nvrtc_of_one, of_one
 from dispatch.ops.rope import aligned, numpy_rope, nvrtc_rope
 from dispatch.table.on_host import on_host
 
@@ -23,6 +25,8 @@ H100      = ("H100",)
 ROPE      = ("own", "rope",                 nvrtc_rope, H100)
 MERGE     = ("own", "attention_merge",      nvrtc_attention_merge, ("H200",))
 GATED     = ("own", "gated_activation",     nvrtc_gated, H100)
+OF_ONE    = ("own", "reduce_of_one",        nvrtc_of_one, ("H200",))
+NOTES: dict[str, Any] = {"variant": "of one", "nonfinite": IEEE}
 GATED_BWD = ("own", "gated_activation_bwd", nvrtc_gated, H100)
 
 GPU_ROWS = (
@@ -40,6 +44,13 @@ GPU_ROWS = (
     Row("gated_activation_bwd", (F32,  F32),   COMP_32F,  (six_axes,), SM75, None, (), *GATED_BWD),
     Row("gated_activation_bwd", (F16,  F16),   COMP_32F,  (six_axes,), SM75, None, (), *GATED_BWD),
     Row("gated_activation_bwd", (BF16, BF16),  COMP_32F,  (six_axes,), SM80, None, (), *GATED_BWD),
+    Row("reduce",               (F64,  F64),   COMP_64F,  (of_one,),   SM75, None, (), *OF_ONE, **NOTES),
+    Row("reduce",               (F32,  F32),   COMP_32F,  (of_one,),   SM75, None, (), *OF_ONE, **NOTES),
+    Row("reduce",               (F32,  F16),   COMP_32F,  (of_one,),   SM75, None, (), *OF_ONE, **NOTES),
+    Row("reduce",               (F16,  F16),   COMP_32F,  (of_one,),   SM75, None, (), *OF_ONE, **NOTES),
+    Row("reduce",               (F16,  F32),   COMP_32F,  (of_one,),   SM75, None, (), *OF_ONE, **NOTES),
+    Row("reduce",               (BF16, F32),   COMP_32F,  (of_one,),   SM80, None, (), *OF_ONE, **NOTES),
+    Row("reduce",               (I8,   F32),   COMP_32F,  (of_one,),   SM75, None, (), *OF_ONE, **NOTES),
 #       op             a,    b,    out     compute    rules
     Row("attention_merge", (F16,  F16,  F32),   COMP_32F, (merge_aligned,), SM75, None, (), *MERGE),
     Row("attention_merge", (F16,  F16,  F16),   COMP_32F, (merge_aligned,), SM75, None, (), *MERGE),
@@ -52,5 +63,10 @@ GPU_ROWS = (
     Row("attention_merge", (F32,  F32,  F32),   COMP_32F, (merge_aligned,), SM75, None, (), *MERGE),
 )
 # fmt: on
-NUMPY: dict[Any, Any] = {nvrtc_rope: numpy_rope, nvrtc_gated: numpy_gated, nvrtc_attention_merge: numpy_attention_merge}
+NUMPY: dict[Any, Any] = {
+    nvrtc_rope: numpy_rope,
+    nvrtc_gated: numpy_gated,
+    nvrtc_of_one: numpy_reduce,
+    nvrtc_attention_merge: numpy_attention_merge,
+}
 ROWS = stated((*GPU_ROWS, *(on_host(row, NUMPY[row.call]) for row in GPU_ROWS)))

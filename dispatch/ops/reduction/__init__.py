@@ -3,7 +3,8 @@
 Carried out by `cudnnReduceTensor`, by a graph of cuDNN's backend, or by NumPy. Axes are merged as far as memory allows.
 Where some are kept, cudnnReduceTensor of 9.19 is slow in whatever order they are described: 0.4 ms for the rows or the
 columns of 4096 by 4096 f32 on an H200, which torch sums in 0.03; to one number 0.03. That is what the graph is for: the
-merged axes make a dense matrix of what it can sum, and what is added up is prepared by a pointwise operation. Follows
+merged axes make a dense matrix of what it can sum, and what is added up is prepared by a pointwise operation. Axes of
+one element are the concern of of_one.py. Follows
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.html#cudnnreducetensor.
 """
 
@@ -77,13 +78,18 @@ def _widened(request: ReduceRequest, layout: Layout) -> Layout:
     return request.device.layout(layout.dtype, tuple(extents), tuple(steps), layout.alignment)
 
 
+def is_of_one(request: ReduceRequest) -> bool:
+    """Whether each result is of one element: of_one.py has the rows for that."""
+    return all(request.x.shape[axis] == 1 for axis in request.reduced)
+
+
 def shrinks(request: ReduceRequest) -> str:
     """cuDNN refuses a result of the operand's own shape (BAD_PARAM, "!dims_differ")."""
-    if any(request.x.shape[axis] > 1 for axis in request.reduced) or request.x.size == 0:
+    if request.x.size == 0 or not is_of_one(request):
         return ""
-    given = f"x {request.x.layout}, axes {request.reduced}"
-    hint = "dispatch.tensors.sum, mean, prod, max and min take it"
-    return f"needs an axis of two elements or more among those reduced, has {given}: {hint}"
+    return (
+        f"needs an axis of two elements or more among those reduced, has x {request.x.layout}, axes {request.reduced}"
+    )
 
 
 def eight_axes(request: ReduceRequest) -> str:
@@ -135,10 +141,11 @@ def rows_of(request: ReduceRequest, work: np.dtype[Any]) -> Array:
 
 def evaluate(request: ReduceRequest, work: np.dtype[Any]) -> Results:
     """The outputs of a request by name, computed in a working dtype."""
-    rows = rows_of(request, work)
+    rows, is_alone = rows_of(request, work), is_of_one(request)
     shape = request.outputs()["out"].shape
-    reduced = np.asarray(REDUCED[member(request.reduce)](rows))
-    if request.reduce in (ReduceOp.MIN, ReduceOp.MAX) and rows.dtype.kind == "f":
+    reduce = ReduceOp.NORM1 if is_alone and request.reduce is ReduceOp.NORM2 else member(request.reduce)
+    reduced = np.asarray(REDUCED[reduce](rows))
+    if request.reduce in (ReduceOp.MIN, ReduceOp.MAX) and not is_alone and rows.dtype.kind == "f":
         # cuDNN starts from the largest finite number of what it computes in, or the lowest: infinity is none of these.
         top = rows.dtype.type(largest(F64 if request.x.dtype is F64 else F32))
         reduced = np.minimum(reduced, top) if request.reduce is ReduceOp.MIN else np.maximum(reduced, -top)

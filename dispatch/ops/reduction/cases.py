@@ -13,6 +13,7 @@ import numpy as np
 from dispatch.core.host_plan import EXACT
 from dispatch.keys import I8
 from dispatch.ops.reduction import SUMS, ReduceOp, ReduceRequest, evaluate, rows_of, sums
+from dispatch.ops.reduction.of_one import of_one
 from dispatch.ops.reduction.request import WITH_INDICES
 from dispatch.testing.check import MadeCase, checked, distinct, place, rounded, unit, with_outputs
 from dispatch.testing.mutations import typical, with_fields
@@ -45,6 +46,21 @@ FORMS: tuple[Form, ...] = (
     ("long",          (3, 9001),          1,         None,         0, False),
     ("many",          (20011, 3),         1,         None,         0, False),
     ("axis of one",   (5, 1, 3),          1,         None,         0, False),
+)
+# Of one element each.
+FORMS_OF_ONE: tuple[Form, ...] = (
+    ("one number",    (1,),               None,      None,         0, False),
+    ("no axis",       (5, 7),             (),        None,         0, False),
+    ("batch of one",  (1, 131),           0,         None,         0, False),
+    ("first of four", (1, 7, 3, 5),       0,         None,         0, True),
+    ("two of four",   (3, 1, 5, 1),       (1, 3),    None,         0, False),
+    ("channels last", (2, 19, 1, 1),      (2, 3),    (0, 2, 3, 1), 0, False),
+    ("six axes",      (2, 3, 1, 5, 2, 3), 2,         None,         0, False),
+    ("gaps",          (1, 5, 3, 7),       0,         None,         1, True),
+    ("transposed",    (11, 1, 6),         1,         (2, 1, 0),    0, False),
+    ("no row",        (0, 1),             1,         None,         0, False),
+    ("many",          (20011, 1, 3),      1,         None,         0, False),
+    ("axis of two",   (5, 2, 3),          1,         None,         0, False),
 )
 # fmt: on
 
@@ -104,7 +120,7 @@ def cases(row: Row) -> list[MadeCase]:
     summing = sums in row.rules
     ops = [op for op in ReduceOp if not summing or op in SUMS]
     found: list[tuple[Form, ReduceOp, bool]] = []
-    for number, form in enumerate(FORMS):
+    for number, form in enumerate(FORMS_OF_ONE if of_one in row.rules else FORMS):
         for turn, reduce in enumerate(ops):
             if summing or form[0] in ("rows", "two of four") or turn % 3 == number % 3:
                 found.append((form, reduce, False))

@@ -50,9 +50,8 @@ class ReduceRequest(OperandRequest[R_co]):
     order in which they are done.
 
     Attributes:
-        x: any shape, any strides above 0; of the axes that are reduced none is empty, and one has two elements or more:
-            cuDNN takes no others, and `tensors.sum`, `mean`, `prod`, `max` and `min` do.
-        axes: the axes that are reduced, as numbers; None for all.
+        x: any shape, any strides above 0; of the axes that are reduced none is empty.
+        axes: the axes that are reduced, as numbers; None for all, () for none.
         reduce: what to.
         keepdims: whether the reduced axes stay, with one element.
         indices: MIN, MAX and AMAX only: give the element's place among those that are reduced, too, counted in

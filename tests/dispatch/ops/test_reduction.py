@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import dispatch
+from cudabind.errors import LibraryNotFound
 from dispatch import TABLE
-from dispatch.errors import BadRequest, NoRow
+from dispatch.errors import BadRequest, Refused
 from dispatch.keys import BF16, HOST, U32, Arch
 from dispatch.libraries.cudnn.reference import evaluate
-from dispatch.ops.reduction import ReduceOp, ReduceRequest, axes_of, describe, reduce, reference, shrinks
+from dispatch.ops.reduction import ReduceOp, ReduceRequest, axes_of, describe, of_one, reduce, reference, shrinks
 from dispatch.ops.reduction.cases import cases
 from dispatch.row_check import check_row
 from dispatch.table.select import select
@@ -50,7 +51,7 @@ def looped(x, axes, of):
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_host_row_passes_its_cases_or_refuses_those_that_reduce_nothing(row, dev, rng):
     refused = {case.name for case in cases(row) if check_row(row, case, dev, rng)}
-    nothing = {"one element", "axis of one"}
+    nothing = {"axis of two"} if row.variant == "of one" else {"one element", "axis of one"}
     if row.variant == "sums":  # rows and columns of a dense matrix
         nothing |= {"middle", "two of four", "six axes", "gaps"}
         nothing |= set() if row.dtypes[0] is BF16 else {"vector", "no row"}  # there is no other row for bf16
@@ -121,14 +122,59 @@ def test_an_index_that_was_not_asked_for_is_refused(dev):
         ReduceRequest(dev.zeros((3,)), reduce=R.MAX, index=dev.zeros((), "u32"))
 
 
-def test_what_reduces_nothing_has_no_row(dev):
+def test_cudnn_takes_no_axes_of_one_element(dev):
     assert "two elements or more" in shrinks(ReduceRequest(dev.zeros((1, 5)), 0))
-    with pytest.raises(NoRow, match="two elements or more"):
-        reduce(dev.zeros((1, 5)), 0)
-    for name in ("sum", "mean", "prod", "max", "min"):  # which the refusal names
-        x = np.arange(5.0)[None]
-        np.testing.assert_array_equal(getattr(dispatch.tensors, name)(dev.array(x), 0).numpy(), x[0])
-        np.testing.assert_array_equal(getattr(dispatch.tensors, name)(dev.array(x[:, :1]), (0, 1)).numpy(), 0)
+    assert not shrinks(ReduceRequest(dev.zeros((0, 5)), 1))
+
+
+@pytest.mark.parametrize("reduce_to", R)
+def test_axes_of_one_element_give_what_numpy_gives(dev, reduce_to):
+    of_numpy = {
+        R.ADD: np.sum,
+        R.MUL: np.prod,
+        R.MIN: np.min,
+        R.MAX: np.max,
+        R.AVG: np.mean,
+        **dict.fromkeys((R.AMAX, R.NORM1, R.NORM2), lambda x, axis: np.abs(x).sum(axis)),
+        R.MUL_NO_ZEROS: lambda x, axis: np.where(x == 0, 1, x).sum(axis),
+    }[reduce_to]
+    x = np.array([[[-3, 0, np.inf], [np.nan, -np.inf, 2e200]]])
+    for axes in (0, (0,), ()):
+        found = reduce(dev.array(x), axes, reduce=reduce_to)
+        np.testing.assert_array_equal(found.numpy(), of_numpy(x, axis=axes))
+    kept = reduce(dev.array(x[:, 1:, :]), (0, 1), reduce=reduce_to, keepdims=True)
+    np.testing.assert_array_equal(kept.numpy(), of_numpy(x[:, 1:], axis=(0, 1))[None, None])
+
+
+def test_places_along_one_element_are_0(dev):
+    out, index = reduce(dev.array(np.arange(6.0).reshape(2, 1, 3)), 1, reduce=R.MAX, indices=True)
+    np.testing.assert_array_equal(out.numpy(), np.arange(6.0).reshape(2, 3))
+    assert not index.numpy().any()
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "gaps"])
+def test_the_kernel_for_one_element_steps_as_the_operands_do(dev, layout):
+    x = dev.zeros((4, 1, 6))
+    x = {"rows": x, "columns": dev.zeros((6, 1, 4)).T, "gaps": dev.zeros((8, 1, 12))[::2, :, ::2]}[layout]
+    request = ReduceRequest(x, 1)
+    work = of_one.launch(request).values[0]
+    given = [extent for extent in work.extents if extent != 1]
+    assert work.size == math.prod(given) == 24
+    places = {
+        sum(at * step for at, step in zip(found, list(work.steps_to)[-len(given) :], strict=True))
+        for found in np.ndindex(*given)
+    }
+    assert places == set(range(24)), "each element of the result, once"
+    assert len(given) == (1 if layout == "rows" else 2)
+
+
+@pytest.mark.parametrize("dtypes", [("f64", "f64"), ("f32", "f16"), ("bf16", "f32"), ("i8", "f32")])
+def test_the_kernel_for_one_element_compiles(dev, dtypes):
+    request = ReduceRequest(dev.zeros((1, 5), dtypes[0]), 0, out_dtype=dtypes[1], reduce=R.NORM1)
+    try:
+        assert of_one.kernel_of(request).cubin("sm_90")[:4] == b"\x7fELF"
+    except (LibraryNotFound, Refused) as error:
+        pytest.skip(f"NVRTC is not installed: {error}")
 
 
 def test_axes_are_merged_but_never_across_what_is_kept(dev):
