@@ -1,6 +1,7 @@
 """The rows of direct solves, which end in cuDSS. Rows, and nothing else.
 
-`run_on` says on what all their cases have passed, by cuDSS 1.0; before that functions and numbers are others.
+`run_on` says on what all their cases have passed, by cuDSS 1.0; before that functions and numbers are others. Cases of
+`spsolve` with `memory`, `refinements`, `precision` or a `stamp` have come since, and have run nowhere but on the host.
 """
 
 # fmt: off

@@ -40,7 +40,7 @@ SIZES = {  # bytes, and the least value
     CONFIG.CUDSS_CONFIG_HYBRID_DEVICE_MEMORY_LIMIT: (8, -1),
     CONFIG.CUDSS_CONFIG_IR_N_STEPS: (4, 0),
 }
-NOT_SUPPORTED = 4
+ALLOC_FAILED, NOT_SUPPORTED = 2, 4
 LEAST_MEMORY = 4096  # bytes of the device's that hybrid mode takes
 
 
@@ -79,6 +79,7 @@ class Library:
     def __init__(self):
         self.alive, self.numbers = {1: "handle"}, count(2)
         self.called, self.phases, self.replaced = [], [], 0
+        self.is_early = False  # whether already the analysis fails of too little memory
 
     def __getattr__(self, name):
         if name not in FUNCTIONS:
@@ -161,7 +162,10 @@ class Library:
             return NOT_SUPPORTED
         self.phases.append(phase)
         rows, columns = self.pattern(matrix)
+        limit = chosen.get(CONFIG.CUDSS_CONFIG_HYBRID_DEVICE_MEMORY_LIMIT, -1)
         if phase == ANALYSIS:
+            if self.is_early and 0 <= limit < LEAST_MEMORY:
+                return ALLOC_FAILED
             found.analysed, found.factors = (matrix.at[:2], dict(chosen), rows, columns), None
             found.index_bytes = matrix.index.itemsize
         elif phase in (FACTORIZATION, REFACTORIZATION):
@@ -170,7 +174,7 @@ class Library:
             assert at == matrix.at[:2]
             assert choices == chosen, "what the analysis was not made for"
             assert all(map(np.array_equal, before, (rows, columns))), "another pattern than the one analysed"
-            assert chosen.get(CONFIG.CUDSS_CONFIG_HYBRID_DEVICE_MEMORY_LIMIT, LEAST_MEMORY) >= LEAST_MEMORY
+            assert limit in (-1, max(limit, LEAST_MEMORY)), "nothing is tried with less than there must be"
             found.factors = self.whole(matrix, rows, columns, batch)
             positive = matrix.kind not in (SPD, HPD) or (np.linalg.eigvalsh(found.factors) > 0).all()
             singular = matrix.kind not in (SPD, HPD) and (np.linalg.matrix_rank(found.factors) < matrix.n).sum()

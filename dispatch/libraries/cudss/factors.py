@@ -12,6 +12,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cudabind.errors import CudaError
 from cudabind.sys import cudss
 from dispatch.device.stream import relaxed
 from dispatch.errors import BadRequest
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Factors", "Said", "Ways"]
 
+NO_LIMIT = -1
 COUNTS = {4: ctypes.c_int32, 8: ctypes.c_int64}
 INDEX_TYPES = {4: cudss.cudaDataType_t.CUDA_R_32I, 8: cudss.cudaDataType_t.CUDA_R_64I}
 
@@ -120,8 +122,7 @@ class Factors:
         phases = cudss.cudssPhase_t
         if not keeps or self._at != pattern:
             self._at, self._stamp, self._is_factored = None, None, False
-            self._execute(phases.CUDSS_PHASE_ANALYSIS)
-            self._check_memory()
+            self._analyse()
             self._at = pattern
         if stamp is None or self._stamp != (stamp, values):
             again = self._is_factored
@@ -135,11 +136,31 @@ class Factors:
         """Solve by the factors that are there, at the addresses that were handed over."""
         self._execute(cudss.cudssPhase_t.CUDSS_PHASE_SOLVE)
 
-    def _check_memory(self) -> None:
-        """BadRequest where the device's memory was limited to less than the matrix takes, which the analysis tells."""
-        limit = self._ways.device_memory
-        if limit is None:
-            return
+    def _analyse(self) -> None:
+        """Analyse; BadRequest where the device's memory was limited to less than the matrix takes."""
+        phase, limit = cudss.cudssPhase_t.CUDSS_PHASE_ANALYSIS, self._ways.device_memory
+        try:
+            self._execute(phase)
+        except CudaError:
+            if limit is None:
+                raise
+            # What there must be only an analysis tells, which nothing limits.
+            self._limit(NO_LIMIT)
+            try:
+                self._execute(phase)
+                self._check_memory(limit)
+            finally:
+                self._limit(limit)
+            raise
+        if limit is not None:
+            self._check_memory(limit)
+
+    def _limit(self, nbytes: int) -> None:
+        param, value = cudss.cudssConfigParam_t.CUDSS_CONFIG_HYBRID_DEVICE_MEMORY_LIMIT, ctypes.c_int64(nbytes)
+        cudss.cudssConfigSet(self._config, param, ctypes.byref(value), ctypes.sizeof(value))
+
+    def _check_memory(self, limit: int) -> None:
+        """BadRequest unless there are as many bytes as the hybrid mode must have, which the analysis tells."""
         least = self._told(cudss.cudssDataParam_t.CUDSS_DATA_HYBRID_DEVICE_MEMORY_MIN, ctypes.c_int64())
         if limit < least:
             hint = f"device_memory={least}, or None for what cuDSS finds free"

@@ -150,14 +150,17 @@ def test_choices_reach_the_library_before_the_analysis(executor, rng, batch):
     assert settings(executor.library) == [{CONFIG.CUDSS_CONFIG_UBATCH_SIZE: BATCH, CONFIG.CUDSS_CONFIG_IR_N_STEPS: 1}]
 
 
-def test_too_little_memory_is_told_with_the_least_that_there_must_be(executor, batch):
+@pytest.mark.parametrize("is_early", [False, True])
+def test_too_little_memory_is_told_with_the_least_that_there_must_be(is_early, executor, batch):
     _, a, _ = batch
+    executor.library.is_early = is_early
     request = dp.SpsolveRequest(*a.fixed(), DEV.array(np.ones(N)), memory="hybrid", device_memory=4095)
     plan = made(request, executor)
     for _ in range(2):
         with pytest.raises(BadRequest, match=r"device_memory: got 4095; expected 4096 bytes .*device_memory=4096"):
             enqueued(plan, request)
-    assert executor.library.phases == [ANALYSIS] * 2, "nothing is factorized"
+    assert executor.library.phases == [ANALYSIS] * (4 if is_early else 2), "nothing is factorized"
+    assert settings(executor.library)[0][CONFIG.CUDSS_CONFIG_HYBRID_DEVICE_MEMORY_LIMIT] == 4095, "as it was"
 
 
 def test_libraries_refuse_by_name_what_they_do_not_have(batch):
