@@ -48,6 +48,8 @@ from dispatch.keys import ScaleMode as ScaleMode
 from dispatch.ops import FAMILIES as _FAMILIES
 
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     from dispatch import parallel as parallel
     from dispatch import signal as signal
     from dispatch.core.call_counter import CallCounter as CallCounter
@@ -148,11 +150,13 @@ _HERE = [n for n, v in globals().items() if v is errors or getattr(v, "__module_
 
 def _found(name: str) -> Any:
     """A public name that is not there yet: a module, a class of the supervisor, or what an op family has."""
+    from functools import partial
     from importlib import import_module
 
     if name in _MODULES:
         module = import_module(_MODULES[name])
         vars(module).setdefault("__dir__", lambda: list(module.__all__))  # as completion shows it
+        vars(module).setdefault("__getattr__", partial(_lacking, name, module.__all__))
         return module
     if name == "__all__":
         return __dir__()
@@ -168,7 +172,19 @@ def _found(name: str) -> Any:
     raise AttributeError(f"module 'dispatch' has no attribute {name!r}{_likely_meant(name)}", name=name)
 
 
-def _likely_meant(name: str) -> str:
+def _lacking(where: str, public: list[str], name: str) -> NoReturn:
+    """The error for a name that one of the modules lacks: Python's own names the file that it happens to stand in."""
+    meant = ""
+    if not name.startswith("_"):
+        try:
+            _found(name)
+            meant = f"; dispatch.{name}"
+        except AttributeError:
+            meant = _likely_meant(name, public)
+    raise AttributeError(f"module 'dispatch.{where}' has no attribute {name!r}{meant}", name=name)
+
+
+def _likely_meant(name: str, public: list[str] | None = None) -> str:
     """What an error about a name adds: what another library's name is here, or the public name that is most like it."""
     if name.startswith("_"):
         return ""
@@ -179,7 +195,7 @@ def _likely_meant(name: str) -> str:
     if of_module(name):
         return f"; {of_module(name)}"
 
-    by_letters = {known.replace("_", "").lower(): known for known in __dir__()}
+    by_letters = {known.replace("_", "").lower(): known for known in public or __dir__()}
     found = get_close_matches(name.replace("_", "").lower(), by_letters, 1)
     return f"; did you mean {by_letters[found[0]]!r}?" if found else ""
 

@@ -70,6 +70,26 @@ def test_what_a_device_does_not_make_is_copied_there(x):
     assert dev.array(np.ones((2, 2)), "bf16").tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
 
+@pytest.mark.parametrize(
+    ("module", "name", "meant"),
+    [
+        ("fft", "dctn", "; did you mean 'dct'?"),
+        ("linalg", "svdd", "; did you mean 'svd'?"),
+        ("linalg", "matmul", "; dispatch.matmul"),
+        ("random", "default_rng", "; dispatch.random.Generator(seed), whose methods draw"),
+        ("tensors", "conv2d", "; dispatch.conv_fwd(x, w)"),
+        ("signal", "fftconvolv", "; did you mean 'fftconvolve'?"),
+        ("sparse", "quite_other", ""),
+        ("trace", "__wrapped__", ""),
+    ],
+)
+def test_a_name_that_a_module_lacks_is_told_by_the_modules_public_name(module, name, meant):
+    with pytest.raises(AttributeError) as caught:
+        getattr(getattr(dp, module), name)
+    assert str(caught.value) == f"module 'dispatch.{module}' has no attribute {name!r}{meant}"
+    assert caught.value.name == name
+
+
 def test_a_name_that_nobody_has_is_a_plain_error(x):
     with pytest.raises(AttributeError, match=r"^'Tensor' object has no attribute 'reshpae'$"):
         _ = x.reshpae
