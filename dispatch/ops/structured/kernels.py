@@ -50,6 +50,19 @@ TIMED = {
     ("f8e4m3", "f16", False): Kernels(wide=9, tall=8, medium=11, small=17, few=3, tiny=17),
     ("f8e4m3", "f8e4m3", True): Kernels(wide=16, tall=10, medium=0, small=20, few=9, tiny=20),
     ("f8e4m3", "f8e4m3", False): Kernels(wide=25, tall=3, medium=7, small=28, few=4, tiny=4),
+    # Not timed themselves: the kernels that have the tiles of those above.
+    ("i8", "f16", True): Kernels(wide=1, tall=21, medium=19, small=3, few=6, tiny=3),
+    ("i8", "f16", False): Kernels(wide=13, tall=15, medium=24, small=19, few=22, tiny=19),
+    ("i8", "bf16", True): Kernels(wide=8, tall=2, medium=1, small=3, few=21, tiny=3),
+    ("i8", "bf16", False): Kernels(wide=19, tall=21, medium=2, small=5, few=26, tiny=5),
+    ("f8e4m3", "bf16", True): Kernels(wide=21, tall=0, medium=17, small=10, few=3, tiny=10),
+    ("f8e4m3", "bf16", False): Kernels(wide=8, tall=10, medium=15, small=11, few=2, tiny=11),
+    ("f8e4m3", "f32", True): Kernels(wide=21, tall=9, medium=7, small=11, few=2, tiny=11),
+    ("f8e4m3", "f32", False): Kernels(wide=21, tall=8, medium=1, small=24, few=14, tiny=24),
+    ("f8e5m2", "f16", True): Kernels(wide=22, tall=24, medium=10, small=11, few=8, tiny=11),
+    ("f8e5m2", "f16", False): Kernels(wide=22, tall=1, medium=19, small=17, few=14, tiny=17),
+    ("f8e5m2", "bf16", True): Kernels(wide=14, tall=3, medium=6, small=7, few=19, tiny=7),
+    ("f8e5m2", "bf16", False): Kernels(wide=25, tall=19, medium=0, small=12, few=16, tiny=12),
 }
 
 
