@@ -74,7 +74,8 @@ def _pair(name: str, value: Any, least: int) -> tuple[int, int]:
 def _check_shapes(x: Any, weight: Any, bias: Any, groups: Any) -> None:
     for name, t in (("x", x), ("weight", weight)):
         if t.ndim != 4 or 0 in t.shape:
-            raise BadRequest(name, f"shape {tuple(t.shape)}", "four axes of 1 or more", "x.unsqueeze(0) adds a batch")
+            hint = "leave an empty batch out" if t.ndim == 4 else "x.unsqueeze(0) adds a batch" if t is x else ""
+            raise BadRequest(name, f"shape {tuple(t.shape)}", "four axes of 1 or more", hint)
     if type(groups) is not int or groups < 1 or x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
         what = f"{groups!r} with x {tuple(x.shape)} and weight {tuple(weight.shape)}"
         raise BadRequest("groups", what, "weight (K, C / groups, …) with whole groups")
