@@ -74,7 +74,7 @@ ONLY = {
     "cutensor_block_sparse": ("contract_block_sparse",),
     "einsum":         ("einsum",),
     "own_fft":        ("roll",),
-    "own_sparse":     ("sparse_check", "dense_nnz", "dense_to_sparse", "sddmm"),
+    "own_sparse":     ("sparse_check", "dense_nnz", "dense_to_sparse", "sddmm", "sparse_mv"),
     "cudss":          ("spsolve", "spsolve_batched"),
     "cusolver_sp":    ("spsolve",),
     "own_krylov":     ("cg", "bicgstab", "gmres", "minres"),

@@ -5,10 +5,10 @@ Carried out by cuSPARSE and cuDSS, or by SciPy on the host. A sparse operand of 
 unpacks into them. The files: products, batched, solves, incomplete, pairs, vectors, tridiagonal, conversions,
 compression (what may be asked), algorithms; cusparse and those with its name before their own (the plans), tune;
 reference (what is right), check and compression_kernels (kernels that look at indices, or make them), sampled_kernels
-and own_sampled (SDDMM by a kernel, and its plan), rules, patterns, cases. Of iterations: krylov, krylov_kernels and the
-methods beside it, own_krylov (the plan), krylov_reference; of direct solves: direct, cudss and those with its name
-before their own, cusolver and cusolver_refactor (the plans), refinement_kernels, direct_reference. And doors, which
-users know as `dispatch.sparse`.
+and own_sampled (SDDMM by a kernel, and its plan), product_kernels and own_product (a product with a vector by one),
+rules, patterns, cases. Of iterations: krylov, krylov_kernels and the methods beside it, own_krylov (the plan),
+krylov_reference; of direct solves: direct, cudss and those with its name before their own, cusolver and
+cusolver_refactor (the plans), refinement_kernels, direct_reference. And doors, which users know as `dispatch.sparse`.
 """
 
 from __future__ import annotations
@@ -80,6 +80,9 @@ refactor_plan = plan_call(
 )
 own_compression_plan = plan_call(
     "own_compression_plan", "dispatch.ops.sparse.own_compression", "A plan that makes a dense matrix sparse."
+)
+own_product_plan = plan_call(
+    "own_product_plan", "dispatch.ops.sparse.own_product", "A plan of a matrix times a vector by one kernel."
 )
 own_sampled_plan = plan_call(
     "own_sampled_plan", "dispatch.ops.sparse.own_sampled", "A plan of elements of a dense product by one kernel."

@@ -63,7 +63,7 @@ class ProductRequest(ScaledRequest):
 
 @dataclass(frozen=True, eq=False)
 class SparseMvRequest(ProductRequest):
-    """y = alpha · op(A) · x + beta · y: cuSPARSE's SpMV.
+    """y = alpha · op(A) · x + beta · y: SpMV.
 
     (`spmv` is that of BLAS: a symmetric matrix whose triangle is packed.)
 
@@ -73,7 +73,9 @@ class SparseMvRequest(ProductRequest):
         out: (m,), or (n,).
         algorithm: a `SpmvAlgorithm`, for the format of A.
 
-    cuSPARSE promises the same bits in each run, also of a graph, for CSR_ALG2 and COO_ALG2 with `trans` "n" alone.
+    A kernel of this library gives the same bits in each run: of CSR with `trans` "n", and of CSC with another, where
+    `algorithm` is left open; `library="own"` asks for it alone. Else, and without NVRTC, a product is cuSPARSE's, which
+    promises the same bits, also of a graph, for CSR_ALG2 and COO_ALG2 with `trans` "n" alone.
     """
 
     op: ClassVar[str] = "sparse_mv"
@@ -99,6 +101,8 @@ class SparseMvRequest(ProductRequest):
     @property
     def same_bits(self) -> bool:
         """Whether the library promises the same bits in each run."""
+        if self.library == "own":
+            return True
         steady = self.algorithm in (SpmvAlgorithm.CSR_ALG2, SpmvAlgorithm.COO_ALG2)
         return steady and self.trans is Operation.N and self.form.format != SparseFormat.CSC
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["aligned", "blocks", "elements", "formats_of_dense", "formats_of_solves", "index_pair", "leading", "lines"]
 __all__ += [
+    "adjacent_rows",
     "any_elements",
     "both_triangles",
     "diagonal_of_lines",
@@ -24,6 +25,7 @@ __all__ += [
     "narrow",
     "narrow_lines",
     "only_csr",
+    "open_algorithm",
     "results",
     "reused",
     "some",
@@ -102,6 +104,19 @@ def only_csr(request: Any) -> str:
     """CSR, for patterns of dense products."""
     kind = SparseFormat(request.form.format)
     return "" if kind is SparseFormat.CSR else f"needs CSR, has {kind.name}"
+
+
+def adjacent_rows(request: Any) -> str:
+    """The rows of op(A) one behind another: CSR as it is, or CSC transposed."""
+    kind, trans = SparseFormat(request.form.format), request.trans
+    if (kind is SparseFormat.CSR and trans is Operation.N) or (kind is SparseFormat.CSC and trans is not Operation.N):
+        return ""
+    return f"needs CSR with trans n, or CSC with trans t or c, has {kind.name} with {trans.name.lower()}"
+
+
+def open_algorithm(request: Any) -> str:
+    """No algorithm of cuSPARSE's asked for."""
+    return f"needs algorithm default, has {request.algorithm.name.lower()}" if request.algorithm else ""
 
 
 def vectors(request: Any) -> str:

@@ -263,7 +263,7 @@ def test_three_diagonals_against_a_dense_system(rng):
 # -- without a GPU ----------------------------------------------------------------------------------------------------
 def test_the_first_row_for_a_gpu_is_cusparse_s():
     a = S.sparse_tensor(sp.eye_array(3, format="csr"))
-    assert select(dp.SparseMvRequest(*a, DEV.array(np.ones(3))), Arch(90)).function == "cusparseSpMV"
+    assert select(dp.SpmmRequest(*a, DEV.array(np.ones((3, 1)))), Arch(90)).function == "cusparseSpMM"
     assert select(dp.SparseCheckRequest(*a), Arch(90)).library == "own"
 
 

@@ -204,7 +204,8 @@ def test_descriptors_follow_the_addresses_of_each_run(executor, rng):
                 stored = sp.bsr_array(dense, blocksize=block)
                 matrix = sp.csr_array(dense)
             x = rng.standard_normal(8)
-            requests.append(dp.SparseMvRequest(*dp.sparse.sparse_tensor(stored, device="host"), DEV.array(x)))
+            a = dp.sparse.sparse_tensor(stored, device="host")
+            requests.append(dp.SparseMvRequest(*a, DEV.array(x), library="cusparse"))
             expected.append(matrix @ x)
         assert requests[0].key() == requests[1].key()
         plan = made(requests[0], executor)
@@ -354,7 +355,7 @@ def test_what_the_library_does_not_support_is_a_refusal(executor, rng):
     _, a = triangle(rng)
     executor.library.refused.add("cusparseSpMV_bufferSize")
     with pytest.raises(Refused, match="CUSPARSE_STATUS_NOT_SUPPORTED"):
-        made(dp.SparseMvRequest(*a, DEV.array(np.ones(12))), executor)
+        made(dp.SparseMvRequest(*a, DEV.array(np.ones(12)), library="cusparse"), executor)
 
 
 @pytest.mark.parametrize("algorithm", dp.SpmmAlgorithm)
@@ -396,7 +397,7 @@ def test_autotune_races_the_algorithms_of_the_format_and_remembers_the_winner(ex
     )
     executor.library.refused.add("cusparseSpMV_bufferSize")
     with pytest.raises(Refused, match="cuSPARSE has no algorithm for it"):
-        made(dp.SparseMvRequest(*a, DEV.array(x[:, 0].copy()), autotune=True), executor)
+        made(dp.SparseMvRequest(*a, DEV.array(x[:, 0].copy()), autotune=True, library="cusparse"), executor)
     made(dp.SpmmRequest(*a, DEV.array(x), autotune=True, algorithm="csr_alg1"), executor)
     assert raced == [4], "an algorithm that is named is taken"
     assert raced_outside[0] == "a request that is to be tuned"

@@ -125,14 +125,16 @@ def test_a_request_is_refused_by_the_name_of_what_is_wrong(what):
 def test_rows_say_what_they_do_not_take(rng):
     a = wrong()
     x = DEV.array(rng.standard_normal(6))[::2]
+    np.testing.assert_array_equal(dp.sparse_mv(*a, x).numpy(), dp.sparse_mv(*a, x.copy()).numpy())  # a kernel of ours
     with pytest.raises(NoRow, match="needs x dense, has"):
-        dp.sparse_mv(*a, x)
+        dp.sparse_mv(*a, x[:2], trans="t")
     with pytest.raises(NoRow, match="needs b row-major or column-major"):
         dp.spmm(*a, DEV.array(np.ones((6, 6)))[::2, ::2])
     empty = wrong(values=[], rows=[0, 0, 0], columns=[])
     assert not dp.sparse_mv(*empty, DEV.array(np.ones(3))).numpy().any()
+    assert dp.sparse_mv(*empty, DEV.array(np.ones(3)), y=DEV.array(np.ones(2)), beta=2).numpy().tolist() == [2, 2]
     with pytest.raises(NoRow, match="needs a matrix with elements where something is added, has none"):
-        dp.sparse_mv(*empty, DEV.array(np.ones(3)), y=DEV.array(np.ones(2)))
+        dp.sparse_mv(*empty, DEV.array(np.ones(2)), y=DEV.array(np.ones(3)), trans="t")
 
 
 @pytest.mark.filterwarnings("ignore:divide")
