@@ -20,6 +20,7 @@ Importing this package loads no CUDA library and needs no GPU.
 
 from __future__ import annotations
 
+import sys as _sys
 from typing import TYPE_CHECKING, Any
 
 from cudabind import __version__ as __version__
@@ -170,6 +171,36 @@ def _found(name: str) -> Any:
             return found
     # Without the module, for which Python would add what is likely meant in some places and not in others.
     raise AttributeError(f"module 'dispatch' has no attribute {name!r}{_likely_meant(name)}", name=name)
+
+
+class _Aliases:
+    """Has `from dispatch.fft import rfft` find what `dispatch.fft` is.
+
+    It stands last in sys.meta_path, and is asked only for modules that no file was found for.
+    """
+
+    @staticmethod
+    def find_spec(name: str, _path: object = None, _target: object = None) -> Any:
+        """What imports a module that has another name here."""
+        package, _, last = name.rpartition(".")
+        if package != "dispatch" or last not in _MODULES:
+            return None
+        from importlib.machinery import ModuleSpec
+
+        return ModuleSpec(name, _Aliases, loader_state=_found(last).__spec__)  # type: ignore[arg-type]
+
+    @staticmethod
+    def create_module(spec: Any) -> Any:
+        """The module itself, not another one like it."""
+        return _found(spec.name.rpartition(".")[2])
+
+    @staticmethod
+    def exec_module(module: Any) -> None:
+        """It has run: it keeps the spec that it had."""
+        module.__spec__ = module.__spec__.loader_state
+
+
+_sys.meta_path.append(_Aliases)  # the class itself: it needs no instance
 
 
 def _lacking(where: str, public: list[str], name: str) -> NoReturn:

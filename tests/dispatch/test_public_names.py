@@ -363,3 +363,26 @@ def test_a_module_shows_its_public_names_and_no_others(name):
     module = getattr(dp, name)
     assert dir(module) == sorted(module.__all__)
     assert all(hasattr(module, public) for public in dir(module))
+
+
+def test_modules_are_imported_by_their_public_names_too():
+    text = """
+import importlib, pickle
+from dispatch.linalg import solve
+import dispatch.random as generators
+import dispatch
+
+assert solve is dispatch.linalg.solve and generators is dispatch.random
+for name in dispatch._MODULES:
+    module = importlib.import_module(f"dispatch.{name}")
+    assert module is getattr(dispatch, name), name
+    assert module.__spec__.name == module.__name__, name
+assert pickle.loads(pickle.dumps(solve)) is solve
+for code in ("import dispatch.nothing", "import dispatch.fft.nothing", "from dispatch.fft import nothing"):
+    try:
+        exec(code)
+    except ImportError:
+        continue
+    raise AssertionError(code)
+"""
+    subprocess.run([sys.executable, "-c", text], check=True)
