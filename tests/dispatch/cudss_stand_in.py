@@ -19,6 +19,7 @@ from cudabind._bind import functions
 from cudabind.errors import CudaError
 from cudabind.sys import cudss
 from dispatch.libraries.cudss import factors
+from dispatch.ops.sparse import cudss_batched as batched
 from dispatch.ops.sparse import cudss_refined as refined
 from dispatch.ops.sparse import cudss_single as plans
 from dispatch.ops.sparse.refinement_kernels import SOURCE, THREADS
@@ -103,7 +104,7 @@ class Library:
 
     def _DataCreate(self, handle, data):
         assert self.alive[handle.value] == "handle"
-        self.put(data, SimpleNamespace(analysed=None, factors=None, info=0, replaced=0))
+        self.put(data, SimpleNamespace(analysed=None, factors=None, info=0, replaced=0, is_scaled=True))
 
     def _ConfigDestroy(self, config):
         del self.alive[config.value]
@@ -176,15 +177,18 @@ class Library:
             assert all(map(np.array_equal, before, (rows, columns))), "another pattern than the one analysed"
             assert limit in (-1, max(limit, LEAST_MEMORY)), "nothing is tried with less than there must be"
             found.factors = self.whole(matrix, rows, columns, batch)
+            # All are scaled as the first one needs it, and what is factorized again as that was.
+            if phase == FACTORIZATION:
+                found.is_scaled = matrix.kind != GENERAL or bool(np.any(found.factors[0]))
             positive = matrix.kind not in (SPD, HPD) or (np.linalg.eigvalsh(found.factors) > 0).all()
             singular = matrix.kind not in (SPD, HPD) and (np.linalg.matrix_rank(found.factors) < matrix.n).sum()
-            found.replaced = int(singular)
-            found.info = 0 if positive else 3
+            found.replaced = int(singular) if found.is_scaled or batch == 1 else 0
+            found.info = found.info or (0 if positive else 3)  # which nothing takes back
         else:
             assert phase == SOLVE
             right, target = (self.dense(self.alive[one.value], batch) for one in (b, x))
             assert right.shape == target.shape
-            if found.info or (np.linalg.matrix_rank(found.factors) < matrix.n).any():
+            if found.info or not found.is_scaled or (np.linalg.matrix_rank(found.factors) < matrix.n).any():
                 target[...] = np.nan
             else:
                 target[...] = np.linalg.solve(found.factors, right)
@@ -238,6 +242,33 @@ static void atomicMax(unsigned long long* at, unsigned long long x) { if (x > *a
 """
 
 
+def look_on_cpu(monkeypatch):
+    """Have NumPy look at the solutions of a batch; the kernel itself is tried in test_spsolve_batched.py."""
+
+    def launch(function, blocks, *rest):
+        *extents, shared, _, taken, none = rest
+        assert extents == [1, 1, batched.THREADS, 1, 1]
+        assert not shared
+        assert none is None
+        assert 0 < blocks <= batched.MOST_BLOCKS
+        b, x, at, each, numbers = (ctypes.c_int64.from_address(one).value for one in taken)
+        kind = np.dtype("f8" if function.value == 8 else "f4")
+        given, found = (memory.array_at(one, kind, numbers).reshape(-1, each) for one in (b, x))
+        with np.errstate(invalid="ignore"):
+            seen = (~np.isfinite(found)).any(1) + 2 * (~np.isfinite(given)).any(1)
+        memory.array_at(at, np.uint32, numbers // each)[...] |= seen.astype(np.uint32)
+        return 0
+
+    driver = SimpleNamespace(
+        cuLaunchKernel=SimpleNamespace(unchecked=launch),
+        cuMemcpyDtoHAsync=lambda to, source, nbytes, _: ctypes.memmove(to, source, nbytes),
+        cuMemsetD8Async=lambda at, value, nbytes, _: ctypes.memset(at, value, nbytes),
+        cuStreamSynchronize=lambda _: None,
+    )
+    monkeypatch.setattr(batched, "driver", driver)
+    monkeypatch.setattr(batched, "loaded", lambda *given: 8 if "double" in given[2][1] else 4)
+
+
 def refine_on_cpu(monkeypatch, on_cpu):
     """Have the kernels of solutions that are refined compiled by g++ and run over the host's memory."""
     known = {}
@@ -278,6 +309,7 @@ def executor_of(monkeypatch, copy):
     monkeypatch.setattr(factors, "cudss", library)
     monkeypatch.setattr(factors, "handle_of", lambda _: Handle())
     monkeypatch.setattr(plans, "Copy", copy)
+    look_on_cpu(monkeypatch)
 
     def fill(at, value, number, _):
         memory.array_at(at, np.uint32, number)[...] = value

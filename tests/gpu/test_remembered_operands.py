@@ -92,7 +92,7 @@ STATE, UNWRITTEN = 48, slice(36, 40)  # bytes of a curandStateXORWOW, and those 
 
 
 def written(form, tensor):
-    """The bytes of a result that are its own: cuDNN writes states field by field, and never what lies between fields."""
+    """The bytes of a result that are its own: cuDNN writes states field by field, not what lies between."""
     found = bits(tensor)
     if form == "states":
         found = found.reshape(-1, STATE).copy()

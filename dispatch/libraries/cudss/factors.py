@@ -62,7 +62,8 @@ class Ways(NamedTuple):
 class Factors:
     """`cudssData_t` of one system, or of a batch, given back when its executor closes or with this object.
 
-    Of a batch cuDSS tells one status: `info` is other than 0 where any of its matrices has failed.
+    Of a batch cuDSS tells one status: `info` is other than 0 where any of its matrices has failed. What has failed once
+    is told of all that the same `cudssData_t` factorizes after it (1.0.0), so that another one takes its place.
     """
 
     __slots__ = (
@@ -76,6 +77,7 @@ class Factors:
         "_handle",
         "_index_bytes",
         "_is_factored",
+        "_is_spoilt",
         "_stamp",
         "_ways",
         "_x",
@@ -88,7 +90,7 @@ class Factors:
         self._a, self._b, self._x = (cudss.cudssMatrix_t() for _ in range(3))
         self._at: Any = None  # the addresses of the pattern that was analysed
         self._stamp: Any = None  # of what was factorized
-        self._is_factored = False
+        self._is_factored = self._is_spoilt = False
         self._index_bytes = said.index_bytes
         self.info = 0
         executor.at_close.append(partial(_close, weakref.ref(self)))
@@ -109,28 +111,46 @@ class Factors:
         self.factorize(pattern, values, b, x, stamp, keeps=keeps)
         self.substitute()
 
-    def factorize(self, pattern: tuple[Any, Any], values: Any, b: Any, x: Any, stamp: Any, *, keeps: bool) -> None:
+    def factorize(self, pattern: tuple[Any, Any], values: Any, b: Any, x: Any, stamp: Any, *, keeps: bool) -> bool:
         """Hand over these addresses, and factorize as far as the analysis and the factors of before no longer hold.
 
         `keeps` says whether the pattern is promised to stay, and `stamp`, where there is one, is another for other
-        values. Where it factorizes it waits for the status.
+        values. Where it factorizes it waits for the status, and says so.
         """
         offsets, indices = pattern
         cudss.cudssMatrixSetCsrPointers(self._a, offsets, None, indices, values)
         cudss.cudssMatrixSetValues(self._b, b)
         cudss.cudssMatrixSetValues(self._x, x)
-        phases = cudss.cudssPhase_t
+        known = None if stamp is None else (stamp, values)
         if not keeps or self._at != pattern:
-            self._at, self._stamp, self._is_factored = None, None, False
+            self._at = None
+        elif known is not None and self._stamp == known:
+            return False
+        if self._is_spoilt:
+            self._renew()
+        if self._at is None:
+            self._stamp, self._is_factored = None, False
             self._analyse()
             self._at = pattern
-        if stamp is None or self._stamp != (stamp, values):
-            again = self._is_factored
-            self._stamp, self._is_factored = None, False
-            self._execute(phases.CUDSS_PHASE_REFACTORIZATION if again else phases.CUDSS_PHASE_FACTORIZATION)
-            self.info = self._status()
-            # Of a factorization that has failed the next one begins anew.
-            self._stamp, self._is_factored = (None if stamp is None else (stamp, values)), self.info <= 0
+        phases = cudss.cudssPhase_t
+        again = self._is_factored
+        self._stamp, self._is_factored = None, False
+        self._execute(phases.CUDSS_PHASE_REFACTORIZATION if again else phases.CUDSS_PHASE_FACTORIZATION)
+        self.info = self._status()
+        # One that has replaced pivots has no scales and no order that another matrix should be given.
+        self._stamp, self._is_factored, self._is_spoilt = known, not self.info, self.info > 0
+        return True
+
+    def spoil(self, status: int) -> None:
+        """Have what is factorized from now on be told nothing of what was: its solution was none, which `info` says."""
+        self.info, self._is_spoilt = status, True
+
+    def _renew(self) -> None:
+        """Another `cudssData_t`, which knows of no pattern."""
+        cudss.cudssDataDestroy(self._handle, self._data)
+        self._data = cudss.cudssData_t()
+        cudss.cudssDataCreate(self._handle, self._data)
+        self._at, self._stamp, self._is_factored, self._is_spoilt = None, None, False, False
 
     def substitute(self) -> None:
         """Solve by the factors that are there, at the addresses that were handed over."""

@@ -175,7 +175,7 @@ def entries_of(longest: int) -> tuple[int, int] | None:
 
 
 def lanes_of(count: int, longest: int) -> int:
-    """The lanes that add up a sum: of so many sums, of which the longest has so many terms, the quickest by estimate."""
+    """The lanes that add up a sum: of so many sums, the longest of so many terms, the quickest by estimate."""
     return min((1, 2, 4, 8, 16, 32), key=lambda lanes: WAVE * count * lanes / IN_FLIGHT + STEP * longest / lanes)
 
 

@@ -1,13 +1,20 @@
 """Direct solves of a batch by cuDSS: all matrices at once, and one after another where one cannot be factorized.
 
-cuDSS tells one status for all matrices of a batch. It says nothing of what becomes of the sound ones beside one that
-has failed; so these are solved again, by themselves.
+cuDSS tells one status for all matrices of a batch, and scales and orders all as the first one needs it: where that was
+0 all solutions were NaN, and the status said nothing of it (1.0.0, H200). So solutions are looked at, too, and where
+anything is wrong each matrix is solved by itself, with factors that no other one has spoilt.
 """
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from cudabind import driver
+from dispatch.libraries.cusolver.copies import check
+from dispatch.libraries.nvrtc.kernel import loaded
 from dispatch.ops.sparse.cudss_single import CudssPlan, Run
 
 if TYPE_CHECKING:
@@ -16,36 +23,83 @@ if TYPE_CHECKING:
     from dispatch.libraries.cudss.factors import Factors
     from dispatch.ops.sparse.direct import BatchedSpsolveRequest
 
-__all__ = ["BatchedPlan"]
+__all__ = ["NAME", "SOURCE", "THREADS", "UNSOLVED", "BatchedPlan", "options"]
 
 STATUS_BYTES = 4
+NAME, THREADS = "look_at_solutions", 256
+NOT_A_SOLUTION = 1  # what the kernel tells of a matrix whose right-hand side is finite
+UNSOLVED = -1  # the status of one that cuDSS has not told of: a pivot was none, as others that are below 0 say
+SOURCE = r"""
+typedef long long Int;
+
+// Of each matrix whether an element of x is NaN or infinite, 1, and whether one of b is, 2.
+extern "C" __global__ void look_at_solutions(const REAL* b, const REAL* x, unsigned* found, Int each, Int count)
+{
+    for (Int at = (Int)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += (Int)gridDim.x * blockDim.x) {
+        const unsigned seen = (x[at] - x[at] == 0 ? 0 : 1) | (b[at] - b[at] == 0 ? 0 : 2);
+        if (seen) atomicOr(found + at / each, seen);
+    }
+}
+"""
+MOST_BLOCKS = 1056  # 8 of each of 132 multiprocessors; a thread goes on for what is left
 
 
 class BatchedPlan(CudssPlan):
     """A uniform batch: one analysis, and the factors of all matrices."""
 
-    __slots__ = ("_single", "_steps")
+    __slots__ = ("_flags", "_function", "_numbers", "_single", "_steps")
 
     def __init__(self, request: BatchedSpsolveRequest, executor: CudaExecutor, row: Row) -> None:
         super().__init__(request, executor, row)
         self._single: Factors | None = None  # of one matrix, made when a batch first fails
-        size, dense = request.values.dtype.itemsize, self._said.n * self._said.sides
-        self._steps = self._said.nnz * size, dense * size
+        dtype, size = request.values.dtype, self._said.n * self._said.sides
+        self._steps = self._said.nnz * dtype.itemsize, size * dtype.itemsize
+        self._numbers = size * (1 + dtype.is_complex)  # real ones, of a matrix
+        self._function = loaded(SOURCE, NAME, options(dtype.itemsize, parts=1 + dtype.is_complex), executor.device)
+        self._flags = executor.device.allocate(self._batch * STATUS_BYTES, executor.stream)
 
     def solve(self, run: Run, info: Any) -> None:
-        self._factors.factorize(*run, keeps=self._keeps)
-        if self._factors.info:
+        factors = self._factors
+        is_new = factors.factorize(*run, keeps=self._keeps)
+        if not factors.info:
+            factors.substitute()
+            if is_new and self._unsolved(run.b, run.x, self._batch).any():
+                factors.spoil(UNSOLVED)
+        if factors.info:
             self._one_by_one(run, info)
         else:
-            self._factors.substitute()
             self.tell(info, 0, self._batch)
 
     def _one_by_one(self, run: Run, info: Any) -> None:
         """Factorize and solve each matrix, and write its status."""
         if self._single is None:
             self._single = self.factors(self._said, self._ways._replace(batch=1))
-        across, along = self._steps
+        single, (across, along) = self._single, self._steps
         for number in range(self._batch):
-            matrix = run.values + number * across, run.b + number * along, run.x + number * along
-            self._single.solve(run.pattern, *matrix, None, keeps=self._keeps or number > 0)
-            self.tell(info + number * STATUS_BYTES, self._single.info)
+            values, b, x = run.values + number * across, run.b + number * along, run.x + number * along
+            single.solve(run.pattern, values, b, x, None, keeps=self._keeps or number > 0)
+            if not single.info and self._unsolved(b, x, 1).any():
+                single.spoil(UNSOLVED)
+            self.tell(info + number * STATUS_BYTES, single.info)
+
+    def _unsolved(self, b: int, x: int, count: int) -> np.ndarray:
+        """Which of so many solutions have elements that are no numbers though b has none; it waits for them."""
+        found, stream, at = np.zeros(count, np.uint32), self._executor.target.value, self._flags.base
+        numbers = count * self._numbers
+        driver.cuMemsetD8Async(at, 0, found.nbytes, stream)
+        given = (*map(ctypes.c_void_p, (b, x, at)), ctypes.c_int64(self._numbers), ctypes.c_int64(numbers))
+        pointers = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given))
+        blocks = min(-(-numbers // THREADS), MOST_BLOCKS)
+        function, grid = ctypes.c_void_p(self._function), (blocks, 1, 1, THREADS, 1, 1)
+        check(
+            self._executor, driver.cuLaunchKernel.unchecked(function, *grid, 0, self._executor.target, pointers, None)
+        )
+        driver.cuMemcpyDtoHAsync(found.ctypes.data, at, found.nbytes, stream)
+        driver.cuStreamSynchronize(stream)
+        unsolved: np.ndarray = found == NOT_A_SOLUTION
+        return unsolved
+
+
+def options(itemsize: int, *, parts: int) -> tuple[str, ...]:
+    """NVRTC's options for elements of so many bytes, of one or two parts."""
+    return "-std=c++17", f"-DREAL={'double' if itemsize // parts == 8 else 'float'}"

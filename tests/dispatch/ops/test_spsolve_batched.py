@@ -1,5 +1,6 @@
 """Batches of direct solves, and choices of single ones: plans over a stand-in of cuDSS, what is refused, the host."""
 
+import ctypes
 import gc
 import importlib.util
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 import dispatch as dp
 from dispatch.errors import BadRequest, LinAlgError, NoRow
 from dispatch.keys import Arch
+from dispatch.libraries.nvrtc.kernel import Kernel
+from dispatch.ops.sparse import cudss_batched as batched
 from dispatch.ops.sparse.cases import cases
 from dispatch.table.select import select
 
@@ -287,3 +290,64 @@ def test_choices_change_no_solution_on_the_host(rng, batch):
     for choices in ({"memory": "hybrid"}, {"memory": "hybrid", "device_memory": 1 << 20}, {"refinements": 2}):
         np.testing.assert_allclose(dense[0] @ S.spsolve(a, DEV.array(b), **choices).numpy(), b)
         np.testing.assert_allclose(dense[0] @ S.splu(a, **choices).solve(DEV.array(b)).numpy(), b)
+
+
+# -- what has failed before -------------------------------------------------------------------------------------------
+def test_a_matrix_is_factorized_whatever_another_one_before_it_was(executor):
+    """The library tells a failure of all that comes after it, and takes scales over: no call is told of another's."""
+    a = S.sparse_tensor(sp.eye_array(3, format="csr") * 2.0).fixed()
+    good, bad, b = np.array([2.0, 2, 2]), np.array([2.0, -2, 2]), np.array([2.0, 4, 6])
+    request = dp.SpsolveRequest(DEV.array(good), *a.parts[1:], DEV.array(b), assume_a="pos")
+    plan = made(request, executor)
+    for values in (good, bad, good, good, bad, bad, good):
+        request.values.copy_from(values)
+        x, info = (found.numpy() for found in enqueued(plan, request))
+        assert (info.item() > 0) == (values is bad)
+        if values is good:
+            np.testing.assert_allclose(x, b / 2)
+    phases = executor.library.phases
+    assert phases.count(ANALYSIS) == 1 + 3, "once, and behind each that has failed"
+    assert phases.count(REFACTORIZATION) == 3, "behind each that has not"
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_what_is_no_number_in_b_is_no_failure(is_complex, executor, batch, rng):
+    dense, a, values = batch
+    kind = "c16" if is_complex else "f8"
+    b = rng.standard_normal((BATCH, N)).astype(kind)
+    b[1, 3] = np.inf
+    request = request_of(a, values.astype(kind), b)
+    x, info = (found.numpy() for found in enqueued(made(request, executor), request))
+    assert not info.any()
+    np.testing.assert_allclose((dense[0] @ x[0]), b[0])
+
+
+@pytest.mark.parametrize("kind", ["f4", "f8", "c8", "c16"])
+def test_the_kernel_that_looks_at_solutions(kind, rng, tmp_path):
+    each, count = 37, 20
+    parts = 1 + (kind[0] == "c")
+    b, x = (
+        rng.standard_normal((count, each * parts)).astype("f8" if kind in ("f8", "c16") else "f4") for _ in range(2)
+    )
+    b[3, 5], b[4, -1], x[4, 0], x[7, -1], x[9, 1], x[10, 0] = (
+        np.nan,
+        np.inf,
+        np.nan,
+        -np.inf,
+        np.nan,
+        np.finfo(x.dtype).max,
+    )
+    blocks = module_at("ops/blocks_on_cpu")
+    chosen = batched.options(np.dtype(kind).itemsize, parts=parts)
+    parameters = ("const REAL* b", "const REAL* x", "unsigned* found", "Int each", "Int count")
+    source = "static void atomicOr(unsigned* at, unsigned x) { *at |= x; }\n" + batched.SOURCE
+    for grid in (1, 3):
+        found = np.zeros(count, np.uint32)
+        given = [
+            *(ctypes.c_void_p(one.ctypes.data) for one in (b, x, found)),
+            *map(ctypes.c_int64, (each * parts, x.size)),
+        ]
+        blocks.InBlocks(tmp_path).launched(source, batched.NAME, chosen, parameters, (grid, 64), given)
+        assert found.tolist() == [0, 0, 0, 2, 3, 0, 0, 1, 0, 1, *[0] * 10]
+    kernel = Kernel(batched.SOURCE, batched.NAME, lambda _: None, chosen)
+    assert blocks.kernels_on_cpu.size_for_sm_90(kernel) > 0
