@@ -11,7 +11,7 @@ from dispatch.keys import BF16, C64, C128, F16, F32, F64, I64, Arch
 from dispatch.ops.sparse import own_compression_plan, own_product_plan, own_sampled_plan
 from dispatch.ops.sparse.check import nvrtc_check
 from dispatch.ops.sparse.reference import numpy_check, numpy_compressed, numpy_dense_count, scipy_sparse
-from dispatch.ops.sparse.rules import adjacent_rows, aligned, formats_of_dense, open_algorithm, results
+from dispatch.ops.sparse.rules import adjacent_rows, aligned, few_elements, formats_of_dense, open_algorithm, results
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
@@ -19,7 +19,7 @@ __all__ = ["ROWS"]
 SM75, SM80 = Arch(75), Arch(80)
 RULES = (aligned, results)
 SAMPLED = (aligned, formats_of_dense, results)
-ADJACENT = (aligned, adjacent_rows, open_algorithm)
+ADJACENT = (aligned, adjacent_rows, open_algorithm, few_elements)
 DTYPES = (F32, F64, C64, C128, F16, BF16)
 
 H100 = ("H100",)

@@ -1,8 +1,8 @@
 """The product of two sparse matrices of fixed patterns: analysed once, and computed again for other values.
 
 The analysis holds the pattern of the product, in memory that stays as long as the plan. Other addresses of indices are
-analysed anew. A repeated call is one launch over terms that spgemm_values.py has listed; where an algorithm is named, or a
-row is too long for that, the library multiplies by what it has kept of them, and rows and columns are copied. Follows
+analysed anew. A repeated call is one launch over terms that spgemm_values.py has listed; where an algorithm is named,
+or a row is too long for that, the library multiplies by what it has kept of them, and both are copied. Follows
 https://docs.nvidia.com/cuda/cusparse/#cusparsespgemmreuse.
 """
 

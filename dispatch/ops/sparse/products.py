@@ -74,8 +74,9 @@ class SparseMvRequest(ProductRequest):
         algorithm: a `SpmvAlgorithm`, for the format of A.
 
     A kernel of this library gives the same bits in each run: of CSR with `trans` "n", and of CSC with another, where
-    `algorithm` is left open; `library="own"` asks for it alone. Else, and without NVRTC, a product is cuSPARSE's, which
-    promises the same bits, also of a graph, for CSR_ALG2 and COO_ALG2 with `trans` "n" alone.
+    `algorithm` is left open. It is taken up to 262,144 rows and elements together, beyond which cuSPARSE is faster;
+    `library="own"` asks for it alone. Else, and without NVRTC, a product is cuSPARSE's, which promises the same bits,
+    also of a graph, for CSR_ALG2 and COO_ALG2 with `trans` "n" alone.
     """
 
     op: ClassVar[str] = "sparse_mv"

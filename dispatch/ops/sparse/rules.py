@@ -20,6 +20,7 @@ __all__ += [
     "both_triangles",
     "diagonal_of_lines",
     "factorized",
+    "few_elements",
     "iterated",
     "matrix_of",
     "narrow",
@@ -40,6 +41,9 @@ __all__ += [
 
 MAX_INT = 2**31 - 1
 LEAST = 3  # unknowns of gtsv2
+# Of a product with a vector, up to which this library's kernel has won for every pattern. On an H200 it took 0.68 of
+# cuSPARSE's time at 10^5 elements in f64, at worst 0.87; at 10^6 0.97, at worst 1.2, and at 10^7 1.2 to 1.8.
+MOST_STEPS = 2**18
 
 
 def aligned(request: Any) -> str:
@@ -117,6 +121,14 @@ def adjacent_rows(request: Any) -> str:
 def open_algorithm(request: Any) -> str:
     """No algorithm of cuSPARSE's asked for."""
     return f"needs algorithm default, has {request.algorithm.name.lower()}" if request.algorithm else ""
+
+
+def few_elements(request: Any) -> str:
+    """So few rows and elements that one launch wins by what it spares; whoever asks for the library has any number."""
+    steps = request.layout_of("out").size + request.values.shape[0]
+    if steps <= MOST_STEPS or request.library == "own" or request.autotune:
+        return ""
+    return f"needs at most {MOST_STEPS:,} rows and elements, or library own or autotune, has {steps:,}"
 
 
 def vectors(request: Any) -> str:

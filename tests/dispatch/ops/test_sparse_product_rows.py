@@ -11,7 +11,7 @@ import dispatch as dp
 from dispatch.errors import NoRow
 from dispatch.keys import HOST, Arch, Dtype
 from dispatch.libraries.nvrtc.kernel import Kernel
-from dispatch.ops.sparse import own_product, product_kernels
+from dispatch.ops.sparse import own_product, product_kernels, rules
 from dispatch.ops.sparse.product_kernels import Tile
 from dispatch.table.select import select
 
@@ -63,6 +63,24 @@ def test_an_algorithm_of_cusparse_is_cusparse_s():
         with pytest.raises(NoRow, match=f"needs algorithm default, has {algorithm}"):
             select(made["csr"](algorithm=algorithm, library="own"), H200)
     assert select(made["csr"](algorithm="default"), H200).library == "own"
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_large_products_are_cusparses_unless_they_are_asked_for(more):
+    n = rules.MOST_STEPS // 2
+    values, columns = DEV.zeros((n + more,), "f32"), DEV.zeros((n + more,), "i32")
+    rows, x = DEV.zeros((n + 1,), "i32"), DEV.zeros((1,), "f32")
+    parts = values, rows, columns, dp.SparseForm("csr", (n, 1)), x
+    for chosen, library in (
+        ({}, "cusparse" if more else "own"),
+        ({"library": "own"}, "own"),
+        ({"autotune": True}, "own"),
+    ):
+        assert select(dp.SparseMvRequest(*parts, **chosen), H200).library == library
+    reason = rules.few_elements(dp.SparseMvRequest(*parts))
+    assert reason == (
+        "needs at most 262,144 rows and elements, or library own or autotune, has 262,145" if more else ""
+    )
 
 
 def test_the_same_bits_are_promised_where_this_library_is_asked_for():
