@@ -1,7 +1,6 @@
 """The rows of direct solves, which end in cuDSS. Rows, and nothing else.
 
-`run_on` says on what all their cases have passed, by cuDSS 1.0; before that functions and numbers are others. Cases of
-`spsolve` with `memory`, `refinements`, `precision` or a `stamp` have come since, and have run nowhere but on the host.
+`run_on` says on what all their cases have passed, by cuDSS 1.0; before that functions and numbers are others.
 """
 
 # fmt: off
@@ -22,8 +21,8 @@ STACKED = (
     *(rules.aligned, rules.index_pair, rules.factorized_batch, rules.results),
     *(rules.on_device, rules.own_precision),
 )
-SOLVE = ("cudss", "cudssExecute", cudss_plan, ("H100",))
-BATCHED = ("cudss", "cudssExecute", cudss_plan)
+SOLVE = ("cudss", "cudssExecute", cudss_plan, ("H200",))
+BATCHED = ("cudss", "cudssExecute", cudss_plan, ("H200",))
 
 GPU_ROWS = (
 #   op, (values, out), compute, rules, min_arch, max_arch, min_version, calls

@@ -32,6 +32,7 @@ REFACTOR = Row(
     library="cusolverRf",
     function="cusolverRfRefactor",
     call=refactor_plan,
+    run_on=("H200",),
     variant="refactor",
 )
 GPU_ROWS = tuple(

@@ -27,7 +27,7 @@ CHECK = ("own", "check_indices", nvrtc_check, H100)
 COUNT = ("own", "count_elements", own_compression_plan, H100)
 FILL  = ("own", "fill_elements", own_compression_plan, H100)
 SAMPLE = ("own", "sample_products", own_sampled_plan, ("H200",), None, "any format")
-MULTIPLY = ("own", "multiply_rows", own_product_plan, (), None, "adjacent rows")
+MULTIPLY = ("own", "multiply_rows", own_product_plan, ("H200",), None, "adjacent rows")
 ON_HOST = {"sparse_check": numpy_check, "dense_nnz": numpy_dense_count, "dense_to_sparse": numpy_compressed}
 
 GPU_ROWS = (

@@ -138,7 +138,7 @@ class Factors:
         self._execute(phases.CUDSS_PHASE_REFACTORIZATION if again else phases.CUDSS_PHASE_FACTORIZATION)
         self.info = self._status()
         # One that has replaced pivots has no scales and no order that another matrix should be given.
-        self._stamp, self._is_factored, self._is_spoilt = known, not self.info, self.info > 0
+        self._stamp, self._is_factored, self._is_spoilt = known, not self.info, self.info != 0
         return True
 
     def spoil(self, status: int) -> None:

@@ -57,7 +57,5 @@ def test_the_tables_have_every_function_request_and_dtype():
 
 def test_what_has_run_on_no_gpu_is_said():
     rows = [row for op in FAMILIES["sparse"][1] for row in dp.TABLE.of(op) if row.on(dp.Arch(90)) and not row.run_on]
-    said = "all cases of its rows have passed, solvers included; those of `spsolve_batched`, and of `spsolve` with"
-    assert said in " ".join(TEXT.split())
-    assert "nor has this library's kernel of `sparse_mv`" in " ".join(TEXT.split())
-    assert {row.op for row in rows} == {"sparse_mv", "spsolve", "spsolve_batched"}
+    assert "all cases of its rows have passed, solvers included." in " ".join(TEXT.split())
+    assert not rows
