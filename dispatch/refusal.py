@@ -1,7 +1,8 @@
 """Refusal: why a row does not take a request, as a value: of which kind, what the row needs, what the request has.
 
 It prints as a sentence ("needs …, has …"). Rows make them (`core/row.py`, `table/select.py`), and `errors.NoRow`
-carries them; what is nearest is decided by their kinds.
+carries them; what is nearest is decided by their kinds. Rules are functions that may be a user's, as formulas and
+launches may: what calls such ones is noted here, so that `core/own_code.py` knows what they raise.
 """
 
 from __future__ import annotations
@@ -9,12 +10,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from operator import ne
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+    from types import CodeType
 
-__all__ = ["Kind", "Refusal", "distance"]
+__all__ = ["Kind", "Refusal", "any_says", "callers", "calls_own_code", "distance"]
+
+F = TypeVar("F", bound="Callable[..., object]")
+
+callers: set[CodeType] = set()  # the code of functions that call one which may be a user's
+
+
+def calls_own_code(function: F) -> F:
+    """Note that a function calls one that may be a user's; it stays as it is, so calls of it cost nothing more."""
+    callers.add(function.__code__)
+    return function
+
+
+@calls_own_code
+def any_says(rules: Iterable[Callable[[Any], str]], request: Any) -> bool:
+    """Whether a rule of a row has a reason against a request."""
+    for rule in rules:  # noqa: SIM110  # `any` would call them from a frame of its own
+        if rule(request):
+            return True
+    return False
 
 
 class Kind(Enum):

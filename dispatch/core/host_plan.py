@@ -12,10 +12,10 @@ import ml_dtypes
 import numpy as np
 
 from dispatch.checks import names_arguments, shown
-from dispatch.core.own_code import calls_own_code
 from dispatch.core.request import Plan
 from dispatch.errors import BadRow
 from dispatch.keys import C128, F64
+from dispatch.refusal import calls_own_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,32 +6,9 @@ it, as it is, and goes on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from dispatch.refusal import callers
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from types import CodeType
-
-__all__ = ["any_says", "calls_own_code", "is_of_own_code"]
-
-F = TypeVar("F", bound="Callable[..., object]")
-
-_callers: set[CodeType] = set()
-
-
-def calls_own_code(function: F) -> F:
-    """Note that a function calls one that may be a user's; it stays as it is, so calls of it cost nothing more."""
-    _callers.add(function.__code__)
-    return function
-
-
-@calls_own_code
-def any_says(rules: Iterable[Callable[[Any], str]], request: Any) -> bool:
-    """Whether a rule of a row has a reason against a request."""
-    for rule in rules:  # noqa: SIM110  # `any` would call them from a frame of its own
-        if rule(request):
-            return True
-    return False
+__all__ = ["is_of_own_code"]
 
 
 def is_of_own_code(error: BaseException) -> bool:
@@ -45,7 +22,7 @@ def is_of_own_code(error: BaseException) -> bool:
     while frames is not None and frames.tb_next is not None:
         called = frames.tb_next
         module = str(called.tb_frame.f_globals.get("__name__", ""))
-        if frames.tb_frame.f_code in _callers and module.partition(".")[0] not in ("dispatch", "cudabind"):
+        if frames.tb_frame.f_code in callers and module.partition(".")[0] not in ("dispatch", "cudabind"):
             return True
         frames = called
     return False

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.checks import names_arguments, shown
 from dispatch.core.fusion import NOTHING, Fusion
-from dispatch.core.own_code import any_says
 from dispatch.errors import BadRow, words
 from dispatch.keys import HOST, Arch, Compute, Dtype, Epilogue
-from dispatch.refusal import Kind, Refusal
+from dispatch.refusal import Kind, Refusal, any_says
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

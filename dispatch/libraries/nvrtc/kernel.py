@@ -17,10 +17,10 @@ from cudabind import driver
 from cudabind._fork import anew
 from cudabind.errors import LibraryNotFound
 from dispatch.checks import names_arguments
-from dispatch.core.own_code import calls_own_code
 from dispatch.core.request import Plan
 from dispatch.errors import BadRow, Refused
 from dispatch.libraries.nvrtc.compiled import compiled
+from dispatch.refusal import calls_own_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -39,8 +39,10 @@ S = dp.sparse
 )
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_row_of_the_host_passes_its_cases(row, every, rng):
-    taken = [not check_row(row, case, DEV, rng) for case in cases(row)[ROWS.index(row) % min(every, 3) :: every]]
-    assert any(taken)
+    found = cases(row)
+    taken = [not check_row(row, case, DEV, rng) for case in found[ROWS.index(row) % min(every, 3) :: every]]
+    # A row that is for few of its op's cases may take none of the sample.
+    assert any(taken) or any(not check_row(row, case, DEV, rng) for case in found)
 
 
 @pytest.fixture

@@ -30,9 +30,16 @@ def module_at(name):
 cudss, cusparse = map(module_at, ("cudss_stand_in", "cusparse_stand_in"))
 ROWS = [row for row in dp.TABLE.of("spsolve_batched") if row.library == "cudss"]
 ANALYSIS, FACTORIZATION, REFACTORIZATION, SOLVE = 3, 4, 8, 1008
-DEV = dp.device("host")
+DEV = None
 S, CONFIG = dp.sparse, cudss.CONFIG
 N, BATCH = 12, 4
+
+
+@pytest.fixture(autouse=True)
+def dev():
+    """The host as it is now: a test of another file may have closed the one before."""
+    global DEV
+    DEV = dp.device("host")
 
 
 @pytest.fixture
