@@ -84,11 +84,10 @@ class NumpyPlan(Plan):
         with np.errstate(all="ignore"):  # as on a GPU, an overflow is a value and no warning
             results = self._formula(request, self._work)
         self._check_names(request, results, outputs)
-        for name, array in results.items():
+        for name, given in results.items():
             target = outputs.get(name, getattr(request, name))
             if target is not None:
-                self._check(name, array, target)
-                store(array, target)
+                store(self._checked(name, given, target), target)
 
     def _check_names(self, request: Any, results: Any, outputs: Operands) -> None:
         """Raise BadRow for a formula that gives no dict, or not what is to be written."""
@@ -104,13 +103,23 @@ class NumpyPlan(Plan):
                 f"{self.row.name}: its formula gave {', '.join(results) or 'nothing'}; expected {missing[0]}, too"
             )
 
-    def _check(self, name: str, array: Any, target: Tensor) -> None:
-        """Raise BadRow for elements that are not those of an output: they may be in one line, but no other shape."""
-        shape = np.shape(array)
+    def _checked(self, name: str, given: Any, target: Tensor) -> Array:
+        """What a formula gave for an output; BadRow where its elements are no numbers, or not those of an output.
+
+        They may be in one line, but of no other shape, and numbers with imaginary parts are of none without.
+        """
+        said = f"{self.row.name}: its formula gave {name}"
+        if not isinstance(given, (np.ndarray, np.generic)):
+            raise BadRow(f"{said} as {shown(given)}; expected an array")
+        array: Array = np.asarray(given)
+        shape = array.shape
+        if array.dtype.kind == "c" and not target.dtype.is_complex:
+            raise BadRow(f"{said} in {array.dtype}; expected real numbers, as {name} is {target.dtype}: take .real")
         if shape == target.shape or (len(shape) == 1 and shape[0] == target.size):
-            return
+            return array
         if [extent for extent in shape if extent != 1] != [extent for extent in target.shape if extent != 1]:
-            raise BadRow(f"{self.row.name}: its formula gave {name} of shape {shape}; expected {target.shape}")
+            raise BadRow(f"{said} of shape {shape}; expected {target.shape}")
+        return array
 
 
 def numpy_plan(formula: Formula, request: Request, executor: object, row: Row) -> NumpyPlan:

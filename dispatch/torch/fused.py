@@ -123,6 +123,7 @@ def conv_of_norm(
     beta: Any,
     mean: Any,
     variance: Any,
+    batches: Any,
     eps: float,
     stride: Any,
     padding: Any,
@@ -131,14 +132,17 @@ def conv_of_norm(
     residual: Any,
     relu: bool,
 ) -> Any:
-    """A convolution, its batch norm in eval mode, and behind it a ReLU, of the sum with the residual if any."""
+    """A convolution, its batch norm in eval mode, and behind it a ReLU, of the sum with the residual if any.
+
+    `batches` counts those that the statistics have been of: torch's own batch norm counts no change of its statistics.
+    """
     choices = (stride, padding, dilation, groups)
     if mean is None or variance is None:  # they were taken away: it normalizes by what it is given, in eval mode, too
         y = F.batch_norm(F.conv2d(x, weight, bias, *choices), None, None, gamma, beta, True, 0.0, eps)
     elif not (x.ndim == 4 and x.numel() and fit(convolution.DTYPES, x, weight, bias, mean, variance, gamma, beta)):
         y = F.batch_norm(F.conv2d(x, weight, bias, *choices), mean, variance, gamma, beta, False, 0.0, eps)
     else:
-        weight, bias = _folded(weight, bias, gamma, beta, mean, variance, eps)
+        weight, bias = _folded(weight, bias, gamma, beta, mean, variance, batches, eps)
         shape = convolution.result_shape(x, weight, stride, padding, dilation)
         if residual is None or (tuple(residual.shape) == shape and fit(convolution.DTYPES, x, residual)):
             return convolution.conv2d(x, weight, bias, *choices, "relu" if relu else None, residual)
@@ -147,9 +151,11 @@ def conv_of_norm(
     return F.relu(y) if relu else y
 
 
-def _folded(weight: Any, bias: Any, gamma: Any, beta: Any, mean: Any, variance: Any, eps: float) -> tuple[Any, Any]:
+def _folded(
+    weight: Any, bias: Any, gamma: Any, beta: Any, mean: Any, variance: Any, batches: Any, eps: float
+) -> tuple[Any, Any]:
     """The filters times the batch norm's scale, and its shift as a bias: kept until torch counts a change of any."""
-    given = [t for t in (weight, bias, gamma, beta, mean, variance) if t is not None]
+    given = [t for t in (weight, bias, gamma, beta, mean, variance, batches) if t is not None]
     followed = torch.is_grad_enabled() and any(t.requires_grad for t in given)
     if followed or torch.compiler.is_compiling() or any(t.is_inference() for t in given):
         return _fold(weight, bias, gamma, beta, mean, variance, eps)

@@ -147,7 +147,8 @@ def fuse(model: nn.Module, *, trees: bool = False, linears: bool = False, graphs
     as modules or functions; LayerNorm, and RMSNorm, also of other libraries where it computes the same;
     scaled_dot_product_attention; in eval mode Conv2d with BatchNorm2d, what is added, and the ReLU behind it. Filters
     are folded with the norm's scale, in memory of their own, which is kept until torch counts a change of either: a
-    write to x.data is not counted. SiLU or the exact GELU times up, as in Llama's MLP, is one kernel; with `trees`
+    write to x.data is not counted, nor what F.batch_norm does to statistics without their module.
+    SiLU or the exact GELU times up, as in Llama's MLP, is one kernel; with `trees`
     the Linear in front of a SiLU is one with it, by CUTLASS, on sm_90, in f16 and bf16, where no gradient is asked for;
     its first call compiles it, for 15 to 40 s.
 

@@ -176,7 +176,7 @@ class Patterns:
         else:
             first = norm if relu is None else relu
             with self.graph.inserting_before(first):
-                names = ("weight", "bias", "running_mean", "running_var")
+                names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
                 tensors = [self._read(norm.target, name) for name in names]
             choices = (bn.eps, conv.stride, conv.padding, conv.dilation, conv.groups)
             operands = (*self._operands(before, first), *tensors, *choices, residual, relu is not None)

@@ -11,6 +11,7 @@ import dispatch as dp
 from dispatch.core import host_plan
 from dispatch.core.own_code import is_of_own_code
 from dispatch.errors import WorkerFailed
+from dispatch.supervise.process.messages import error_from, pack_error
 
 PATIENCE = 60  # seconds, on a machine that has other things to do
 MINE = """
@@ -88,6 +89,19 @@ def test_the_traceback_leads_to_the_users_line(mine, sup):
     error = sup.submit(mine.MineRequest(sup.device.zeros(3), 1.0)).exception(PATIENCE)
     shown = "".join(traceback.format_exception(error)) + "".join(getattr(error, "__notes__", ()))
     assert "in evaluate\n    raise_if_asked(request.limit)" in shown
+
+
+def test_an_error_that_does_not_come_through_says_where_it_was_raised():
+    class Local(Exception):
+        """Of a function's own, which no other process knows."""
+
+    try:
+        raise Local("a mistake of mine")
+    except Local as error:
+        found = error_from(pack_error(error))
+    assert isinstance(found, WorkerFailed)
+    assert "Local: a mistake of mine" in str(found)
+    assert any('raise Local("a mistake of mine")' in note for note in found.__notes__)
 
 
 def test_what_has_no_notes_is_told_all_the_same(mine, sup):

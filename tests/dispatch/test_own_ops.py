@@ -247,10 +247,26 @@ def test_an_own_op_is_explained_and_refused_as_any(own_op):
         ({"out": np.ones((3, 2))}, r"its formula gave out of shape \(3, 2\); expected \(2, 3\)"),
         ({"out": np.ones((2, 4))}, r"its formula gave out of shape \(2, 4\); expected \(2, 3\)"),
         ({"out": np.ones(5)}, r"its formula gave out of shape \(5,\); expected \(2, 3\)"),
+        ({"out": [[1.0, 2, 3]] * 2}, r"its formula gave out as \[\[1.0, 2, 3\], \[1.0, 2, 3\]\]; expected an array"),
+        (
+            {"out": np.ones((2, 3)) * 1j},
+            "its formula gave out in complex128; expected real numbers, as out is f.*take .real",
+        ),
         ({"out": np.arange(6.0)}, None),
         ({"out": np.arange(6.0).reshape(2, 1, 3)}, None),
     ],
-    ids=["None", "nothing", "another", "turned", "longer", "shorter", "in a line", "an axis of one"],
+    ids=[
+        "None",
+        "nothing",
+        "another",
+        "turned",
+        "longer",
+        "shorter",
+        "a list",
+        "imaginary",
+        "in a line",
+        "an axis of one",
+    ],
 )
 def test_a_formula_gives_all_outputs_in_their_shapes(given, words):
     dev, kind = dp.device("host"), made(op="formula")

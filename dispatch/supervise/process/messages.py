@@ -7,6 +7,7 @@ to the shared memory: no array ever crosses. This module knows what is sent, not
 
 from __future__ import annotations
 
+import contextlib
 import io
 import marshal
 import pickle
@@ -226,7 +227,10 @@ def pack_error(error: BaseException) -> bytes:
         data = pickle.dumps((error, error.__cause__))
         _unpickled(data)  # an error whose __init__ takes other arguments than its args fails only here
     except BaseException:  # noqa: BLE001  # whatever the pickling of another library's error raises: this one must be told
-        data = pickle.dumps((WorkerFailed(text), None))
+        failure: Any = WorkerFailed(text)
+        with contextlib.suppress(Exception):  # its notes may be anything, too
+            failure.__notes__ = [str(note) for note in error.__notes__]  # type: ignore[attr-defined]
+        data = pickle.dumps((failure, None))
     return pickle.dumps((text, data))
 
 

@@ -90,6 +90,46 @@ def test_what_is_set_after_fuse_counts(change, is_copy):
         torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-5)
 
 
+def forwards(model):
+    model.train()
+    for _ in range(3):
+        model(3 * torch.randn(4, 3, 9, 9) + 1)
+    model.eval()
+
+
+def trained_head(model):
+    """One whose convolution and norm are frozen, so that their statistics alone change."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    forwards(model)
+
+
+def norm_alone(model):
+    model.bn.train()
+    model(2 * torch.randn(4, 3, 9, 9))
+    model.bn.eval()
+
+
+@pytest.mark.parametrize("change", [forwards, trained_head, norm_alone])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_statistics_that_training_has_moved_count(change, dtype):
+    """torch counts no change of them, so that its count of batches is looked at."""
+    plain, x = net().to(dtype), torch.randn(2, 3, 9, 9, dtype=dtype)
+    torch.set_default_dtype(dtype)
+    try:
+        model = copy.deepcopy(plain)
+        fuse(model)
+        with torch.no_grad():
+            for turn in range(3):
+                torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-5)
+                for each in (model, plain):
+                    torch.manual_seed(turn)
+                    change(each)
+            torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-5)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_an_equal_child_stays_fused_and_what_is_set_back_is_fused_again(monkeypatch):
     from dispatch.torch import fused
 
