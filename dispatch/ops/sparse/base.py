@@ -36,8 +36,8 @@ class SparseRequest(OperandRequest[R_co]):
         rows, columns: i32 or i64, dense: offsets or indices, as the form's format has them. Indices beyond the matrix
             are read beyond other operands: `sparse_check`, or `validate=True` of a SparseTensor, finds them before.
         form: a `SparseForm`. A `SparseTensor` unpacks into these four: `spmm(*a, b)`.
-        library: the one whose rows alone are asked, as "cusparse", "own" or "cudss" where they have any; None asks all in the
-            order of the table.
+        library: the one whose rows alone are asked, as "cusparse", "own" or "cudss" where they have any; None asks all
+            in the table's order.
     """
 
     mixed: ClassVar[tuple[str, ...]] = ("rows", "columns")
