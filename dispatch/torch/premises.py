@@ -64,11 +64,11 @@ class _Seen:
 
     def holds(self) -> bool:
         """Some 40 ns for each premise: the loops are the interpreter's own."""
-        return (
-            list(map(dict.get, self.dicts, self.names)) == self.values
-            and not any(self.hooks)
-            and list(map(len, self.lists)) == self.lengths
-        )
+        try:
+            is_as_it_was = list(map(dict.get, self.dicts, self.names)) == self.values
+        except (RuntimeError, ValueError):  # a tensor, or an array, that stands there now is not one truth
+            return False
+        return is_as_it_was and not any(self.hooks) and list(map(len, self.lists)) == self.lengths
 
 
 class Premises:

@@ -64,6 +64,7 @@ CHANGES = {
     "one that differs": lambda m: setattr(m, "alone", nn.Conv2d(8, 8, 3).apply(lambda c: nn.init.ones_(c.weight))),
     "no bias": lambda m: setattr(m.one, "bias", None),
     "a number": lambda m: setattr(m, "scale", 3.0),
+    "numbers in the place of one": lambda m: setattr(m, "scale", torch.arange(8.0)),
     "a branch": lambda m: setattr(m, "flag", False),
     "a child that was None": lambda m: setattr(m, "last", nn.Tanh()),
     "a longer list": lambda m: m.more.append(nn.Identity()),
