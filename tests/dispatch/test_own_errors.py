@@ -104,6 +104,15 @@ def test_an_error_that_does_not_come_through_says_where_it_was_raised():
     assert any('raise Local("a mistake of mine")' in note for note in found.__notes__)
 
 
+def test_an_error_of_several_requests_has_its_traceback_once():
+    try:
+        raise ValueError("a mistake of mine")
+    except ValueError as error:
+        for _ in range(3):
+            found = error_from(pack_error(error))
+    assert len(found.__notes__) == 1
+
+
 def test_what_has_no_notes_is_told_all_the_same(mine, sup):
     error = sup.submit(mine.MineRequest(sup.device.zeros(3), 6.0)).exception(PATIENCE)
     assert isinstance(error, (mine.Hostile, WorkerFailed))

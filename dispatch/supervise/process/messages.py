@@ -242,9 +242,12 @@ def _note_traceback(error: BaseException | None) -> None:
     if error is None or isinstance(error, (DispatchError, CudaError)) or error.__traceback__ is None:
         return
     lines = "".join(traceback.format_tb(error.__traceback__, -FRAMES)).rstrip()
+    note = f"In the child process (most recent call last):\n{lines}"
+    notes = getattr(error, "__notes__", ())
     # As `add_note` does, which Python 3.10 lacks; that one keeps the note and does not show it.
-    told: Any = error
-    told.__notes__ = [*getattr(error, "__notes__", ()), f"In the child process (most recent call last):\n{lines}"]
+    if note not in notes:  # one error may be that of several requests
+        told: Any = error
+        told.__notes__ = [*notes, note]
 
 
 def error_from(data: bytes) -> BaseException:
