@@ -199,7 +199,7 @@ class PatternProduct:
     are listed as it is made, which is waited for; then the indices of the two matrices are read no more.
     """
 
-    __slots__ = ("_executor", "_given", "_launch", "_lists", "_places", "terms")
+    __slots__ = ("_executor", "_given", "_launch", "_lists", "_places")
 
     def __init__(
         self, executor: CudaExecutor, front: tuple[Sparse, Sparse], said: Sparse, alpha: complex,
@@ -211,11 +211,11 @@ class PatternProduct:
         """
         self._executor, group = executor, sizes[1]
         starts, counts = self._counted(said, pattern, indices, sizes)
-        self.terms, lines = int(counts[-1]), said.shape[0]
-        if self.terms > MOST_TERMS:
-            raise Refused(f"a product of {self.terms} terms, more than {MOST_TERMS}")
+        count, lines = int(counts[-1]), said.shape[0]
+        if count > MOST_TERMS:
+            raise Refused(f"a product of {count} terms, more than {MOST_TERMS}")
         lanes = lanes_of(said.nnz, int(np.diff(counts).max(initial=0)))
-        terms = self._room(self.terms * TERM_BYTES)
+        terms = self._room(count * TERM_BYTES)
         numbered = counts.astype(np.int32)
         driver.cuMemcpyHtoDAsync(starts.base, numbered.ctypes.data, numbered.nbytes, executor.target.value)
         self._list(said, pattern, indices, sizes, (starts.base, terms.base))

@@ -11,7 +11,7 @@ import pytest
 import dispatch as dp
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import Arch
-from dispatch.ops.structured import kernels, rules
+from dispatch.ops.structured import rules
 from dispatch.ops.structured.cases import cases
 from dispatch.table.select import select
 
@@ -360,68 +360,3 @@ def test_members_have_the_library_s_numbers(ours, theirs, but):
     for member in getattr(dp, ours):
         name = known[int(member)].removeprefix(but).removeprefix("CUSPARSELT_").removeprefix("SPLIT_K_MODE_")
         assert name.replace("INVALID_MODE", "DEFAULT") == member.name
-
-
-def test_the_kernel_of_a_product_follows_its_extents():
-    assert kernels.tiles_for(4096, 1024) == "wide"
-    assert kernels.tiles_for(10240, 129) == "wide"  # 80 tiles of 128 x 256
-    assert kernels.tiles_for(10240 - 128, 129) == "medium"
-    assert kernels.tiles_for(4096, 256) == "medium"
-    assert kernels.tiles_for(1024, 640) == "medium"
-    assert kernels.tiles_for(1024, 512) == "small"
-    assert kernels.tiles_for(10240, 16) == "tall"
-    assert kernels.tiles_for(10240, 128) == "tall"
-    assert kernels.tiles_for(10240 - 128, 16) == "small"
-    assert kernels.tiles_for(4096, 16) == "few"
-    assert kernels.tiles_for(1024, 16) == "tiny"
-    assert kernels.tiles_for(1024, 512, 2) == "medium", "products of one call fill the GPU together"
-    assert kernels.tiles_for(1024, 16, 10) == "tall"
-
-
-def test_kernels_that_were_timed_are_sound_and_of_rows():
-    pairs = {(str(row.dtypes[0]), str(row.dtypes[3])) for row in ROWS if row.op == "matmul_2_4"}
-    for (a, d, by_rows), known in kernels.TIMED.items():
-        assert (a, d) in pairs
-        assert (a, d, not by_rows) in kernels.TIMED
-        assert all(0 <= number < rules.SOUND for number in known)
-
-
-@pytest.mark.parametrize("is_timed", [True, False])
-def test_a_plan_has_the_kernel_that_was_the_fastest(is_timed, executor, rng, monkeypatch):
-    timed = kernels.Kernels(wide=1, tall=2, medium=3, small=4, few=5, tiny=6)
-    monkeypatch.setattr(kernels, "TIMED", {("f16", "f16", True): timed})
-    if is_timed:  # as if the host were the library and GPU that were
-        monkeypatch.setattr(kernels, "VERSIONS", ("host",))
-        monkeypatch.setattr(kernels, "ARCH", "host")
-    dense, a, b = operands(rng)
-
-    def number_of(**chosen):
-        request = dp.Matmul24Request(*a, b, **chosen)
-        plan = made(request, executor)
-        close(enqueued(plan, request), dense @ b.numpy().astype("f8"))
-        return plan.algorithm.config_id
-
-    own = 1  # the stand-in's choice
-    assert number_of() == (6 if is_timed else own)
-    assert number_of(config_id=2) == 2
-    assert number_of(split_k=1) == own
-    assert number_of(out=DEV.zeros((16, 32), "f16").T) == own, "another order of D"
-    monkeypatch.setattr(kernels, "TIMED", {("f16", "f16", True): timed._replace(tiny=stand_in.KERNELS)})
-    assert number_of() == own, "a kernel that is not there"
-
-
-@pytest.mark.parametrize("by_rows", [True, False])
-def test_only_the_library_and_gpu_that_were_timed_have_such_kernels(by_rows, rng):
-    _, a, b = operands(rng)
-    out = {} if by_rows else {"out": DEV.zeros((16, 32), "f16").T}
-    request = dp.Matmul24Request(*a, b, **out)
-    stand = SimpleNamespace(a_dtype=request.a_dtype, d_dtype=request.d_dtype, layout_of=request.layout_of)
-    for stamp, known in (
-        ("cusparseLt 0.8.0 sm_90", kernels.TIMED["f16", "f16", by_rows].tiny),
-        ("cusparseLt 0.8.0 sm_100", None),
-        ("cusparseLt 0.9.0 sm_90", None),
-        ("cusparseLt 0.80.0 sm_90", None),
-        ("host", None),
-    ):
-        stand.form = request.form._replace(made_by=stamp)
-        assert kernels.kernel_of(stand) == known
