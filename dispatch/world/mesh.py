@@ -39,6 +39,7 @@ class Mesh(ABC):
         me: this member.
         lost: members that have ended without saying so, and `left` those that said so.
         has_failed: whether this one goes by an error, which to the others is as if its process had ended.
+        failed: the generations that others have given up, and what the first of them said.
     """
 
     def __init__(self, me: int) -> None:
@@ -48,7 +49,9 @@ class Mesh(ABC):
         self.left: set[int] = set()
         self.changed = threading.Condition()
         self.inbox: list[tuple[int, Message]] = []
+        self.failed: dict[int, tuple[int, Message]] = {}
         self.on_lost: Callable[[int], None] | None = None
+        self.on_failed: Callable[[int], None] | None = None
 
     @abstractmethod
     def send(self, peer: int, message: Message) -> None:
@@ -71,12 +74,17 @@ class Mesh(ABC):
 
     def received(self, peer: int, message: Message) -> None:
         """Note a message that has come."""
+        kind = message.get("kind")
         with self.changed:
-            if message.get("kind") == "bye":
+            if kind == "bye":
                 self.left.add(peer)
+            elif kind == "failed":
+                self.failed.setdefault(message["generation"], (peer, message))
             else:
                 self.inbox.append((peer, message))
             self.changed.notify_all()
+        if kind == "failed" and self.on_failed is not None:
+            self.on_failed(message["generation"])
 
     def gone(self, peer: int) -> None:
         """Note that a member's line has ended."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dispatch.device.suspicions import trust
-from dispatch.errors import CollectiveError, RankLost
+from dispatch.errors import CollectiveError, CollectiveTimeout, RankLost
 from dispatch.world.membership import agree
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from dispatch.world.mesh import Mesh
 
 __all__ = ["Maker", "RankWorld"]
+
+LONGEST_TEXT = 2000  # characters of an error that the others are told
 
 
 class Maker:
@@ -51,19 +53,25 @@ class RankWorld:
         regroup: Callable[[Any, Sequence[int], int, float], tuple[Mesh, Agreed]] | None = None,
     ) -> None:
         """`regroup` finds another mesh and its members, of a generation and within a time, where ranks come anew."""
-        self._mesh, self._maker, self.deadline, self.device = mesh, maker, deadline, device
+        self._maker, self.deadline, self.device = maker, deadline, device
         self._regroup = regroup
         self.closed = False
-        mesh.on_lost = self._lost
+        self._follow(mesh)
         self._begin(agreed)
 
     # -- the present generation -----------------------------------------------------------------------------------
+    def _follow(self, mesh: Mesh) -> None:
+        mesh.on_lost, mesh.on_failed = self._lost, self._failed
+        self._mesh = mesh
+
     def _begin(self, agreed: Agreed) -> None:
         self.members, self.generation = agreed.members, agreed.generation
         self.rank, self.size = agreed.members.index(self._mesh.me), len(agreed.members)
         self.communicator = self._maker.make(agreed, self.rank, self.device, self.deadline)
+        self.communicator.watchers.append(self._tell)
         for member in self._mesh.lost & set(agreed.members) - self._mesh.left:
             self._lost(member)  # between the count and now
+        self._failed(agreed.generation)
 
     def _lost(self, member: int) -> None:
         """Have the communicator fail at once where one of its ranks has ended."""
@@ -74,12 +82,31 @@ class RankWorld:
         text = f"generation {self.generation}: rank {rank} of {self.size}, member {member}, has ended"
         communicator.fail(RankLost(text, (rank,)))
 
+    def _failed(self, generation: int) -> None:
+        """Have the communicator fail at once where another rank's has, whose next call would wait for ever."""
+        told, communicator = self._mesh.failed.get(generation), getattr(self, "communicator", None)
+        if told is None or communicator is None or generation != self.generation or self.closed:
+            return
+        member, said = told
+        kind = CollectiveTimeout if said["is_late"] else CollectiveError
+        communicator.fail(kind(f"{communicator!r}: member {member} has given up: {said['text']}"))
+
+    def _tell(self, error: CollectiveError) -> None:
+        """Tell the other ranks of a failure that they have not told of themselves."""
+        mesh, generation = self._mesh, self.generation
+        if isinstance(error, RankLost) or mesh.has_failed or generation in mesh.failed:
+            return  # the end of a rank is known to all by its lines
+        said = {"kind": "failed", "generation": generation, "text": str(error)[:LONGEST_TEXT]}
+        for member in self.members:
+            if member != mesh.me:
+                mesh.send(member, {**said, "is_late": isinstance(error, CollectiveTimeout)})
+
     def check(self) -> None:
         """Raise what the present communicator has failed by."""
         self.communicator.check()
 
     def abort(self, why: str = "it was aborted") -> None:
-        """End what is under way on this rank; the others find out by their deadlines. `rebuild` goes on from here."""
+        """End what is under way, here and on the others, which are told. `rebuild` goes on from here."""
         self.communicator.abort(why)
 
     def rebuild(self, *, grace: float | None = None) -> Self:
@@ -90,6 +117,7 @@ class RankWorld:
         write. CollectiveError where a rank is lost meanwhile: call it again.
         """
         old = self.communicator
+        old.watchers.clear()  # who has not called this as yet may still be within a call that ends well
         old.fail(CollectiveError(f"{old!r} was given up to rebuild its world"))
         until = self.deadline if grace is None else grace
         if self._regroup is None:
@@ -97,7 +125,7 @@ class RankWorld:
             agreed = agree(self._mesh, candidates, self.generation + 1, until, self._maker.payload)
         else:
             mesh, agreed = self._regroup(self._mesh, self.members, self.generation + 1, until)
-            mesh.on_lost, self._mesh = self._lost, mesh
+            self._follow(mesh)
         self.generation = agreed.generation  # also where what follows fails: the next count is another one
         old.close()
         trust(self.device, old)
@@ -118,8 +146,8 @@ class RankWorld:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
-            self.communicator.fail(CollectiveError(f"rank {self.rank} left its world by {type(error).__name__}"))
             self._mesh.has_failed = True
+            self.communicator.fail(CollectiveError(f"rank {self.rank} left its world by {type(error).__name__}"))
         self.close()
 
     def __repr__(self) -> str:

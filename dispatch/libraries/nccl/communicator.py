@@ -89,6 +89,7 @@ class NcclCommunicator(Communicator):
         self.noting = threading.Lock()  # held while an event of `pending` is recorded, or asked and taken away
         self.back = math.inf  # until when a call that is within NCCL is to be back, as `time.monotonic` counts
         self.is_aborted = False
+        self.in_graphs = False  # whether a caller's graph has been given calls of it
         self._token: Any = None  # an element that barriers sum up
 
     # -- beginning ------------------------------------------------------------------------------------------------
@@ -154,7 +155,11 @@ class NcclCommunicator(Communicator):
                 nccl.ncclCommAbort.unchecked(handle)
             return status
 
-        self.wait_for(function, call)
+        try:
+            self.wait_for(function, call)
+        except CollectiveError:
+            trust(self.device, self)  # nothing of it was to write
+            raise
         monitor.watch(self)
         return self
 
@@ -353,6 +358,12 @@ class NcclCommunicator(Communicator):
             return
         claim = threading.Lock()  # whoever has it ends the handle, and nobody else
         try:
+            if self.in_graphs and monitor.ends(self, self.deadline):
+                # NCCL waits for the end of the graphs, which is the caller's affair.
+                threading.Thread(
+                    target=self._finalize, args=(handle, claim), name="ncclCommFinalize", daemon=True
+                ).start()
+                return
             within(self.deadline, lambda: self._finalize(handle, claim), "ncclCommFinalize")
         except CollectiveError:  # what is under way has no end
             if claim.acquire(blocking=False):

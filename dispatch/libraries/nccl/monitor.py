@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from dispatch.device.cuda import CudaDevice
 
-__all__ = ["look", "wake", "watch"]
+__all__ = ["ends", "look", "wake", "watch"]
 
 BUSY = 2e-3  # seconds between looks while work is under way
 IDLE = 0.1  # else, for errors that come from the network alone
@@ -139,6 +139,17 @@ def look(communicator: Watched) -> bool:
             communicator.fail(CollectiveError(f"{communicator!r}: {error}"))
         return False
     return bool(communicator.pending)
+
+
+def ends(communicator: Watched, seconds: float) -> bool:
+    """Wait for the work of a communicator that is closed; whether it was done within some seconds."""
+    until = time.monotonic() + seconds
+    with communicator.device.context, relaxed():
+        _let_go(communicator)
+        while communicator.pending and time.monotonic() < until:
+            time.sleep(BUSY)
+            _let_go(communicator)
+    return not communicator.pending
 
 
 def _oldest(communicator: Watched) -> Noted | None:

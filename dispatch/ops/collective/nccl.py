@@ -65,6 +65,8 @@ class NcclPlan(Plan):
         if is_captured and comm.config.graph_usage_mode == 0:
             given = f"{comm!r}, whose graph_usage_mode is 0, under capture"
             raise BadRequest("comm", given, "a communicator made with NcclConfig(graph_usage_mode=2), or none")
+        if is_captured:
+            comm.in_graphs = True
         open_nccl()
         with comm.lock:
             comm.check()

@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import dispatch as dp
-from dispatch.errors import BadRequest, CollectiveTimeout, RankLeftOut
-from dispatch.world.membership import agree
+from dispatch.core.communicator import Communicator
+from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout, RankLeftOut
+from dispatch.world.membership import Agreed, agree
 from dispatch.world.mesh import SocketMesh, ThreadMesh, listen, meet, receive_one, send_one
+from dispatch.world.ranks import Maker, RankWorld
 from dispatch.world.start import from_env
 
 HERE = "127.0.0.1"
@@ -155,3 +157,71 @@ def test_variables_that_are_missing_are_named(variables, words, monkeypatch):
 
 def test_no_thread_is_left():
     assert not [thread for thread in threading.enumerate() if thread.name == "world mesh"]
+
+
+# -- what has failed --------------------------------------------------------------------------------------------------
+class Alone(Communicator):
+    """A communicator that moves nothing."""
+
+    library = "none"
+
+    def stop(self):
+        pass
+
+    def release(self):
+        pass
+
+    def split(self, color, key=0):
+        raise NotImplementedError
+
+
+def worlds(meshes, generation=0):
+    maker = Maker(lambda members: None, lambda of, rank, device, deadline: Alone(
+        rank, len(of.members), device, generation=of.generation, deadline=deadline
+    ))  # fmt: skip
+    of = Agreed(tuple(range(len(meshes))), generation, None)
+    return [RankWorld(mesh, of, dp.device("host"), 20.0, maker) for mesh in meshes]
+
+
+@pytest.mark.parametrize("kind", [CollectiveError, CollectiveTimeout])
+def test_what_one_rank_gives_up_the_others_are_told_at_once(kind):
+    meshes = met(3)
+    sent, made = [], worlds(meshes)
+    for mesh in meshes[1:]:
+        mesh.send = lambda peer, message, send=mesh.send: sent.append(message) or send(peer, message)
+    made[0].communicator.fail(kind("enough"))
+    waited(lambda: all(world.communicator.error for world in made))
+    for world in made[1:]:
+        with pytest.raises(kind, match="member 0 has given up: enough"):
+            world.check()
+    assert not sent, "who was told does not tell it on"
+    for world in made:
+        world.close()
+
+
+def test_a_word_of_another_generation_and_a_rank_that_rebuilds_end_nothing():
+    meshes = met(2)
+    first, second = worlds(meshes, generation=3)
+    meshes[0].send(1, {"kind": "failed", "generation": 2, "text": "old", "is_late": False})
+    waited(lambda: 2 in meshes[1].failed)
+    second.check()
+    with ThreadPoolExecutor(2) as pool:  # the first gives its own communicator up long before the other does
+        early = pool.submit(first.rebuild)
+        waited(lambda: meshes[1].inbox or first.communicator.error)
+        second.check()
+        second.rebuild()
+        early.result()
+    for world in (first, second):
+        world.check()
+        assert world.generation == 4
+        world.close()
+
+
+def test_a_word_that_comes_before_its_generation_has_begun_counts():
+    meshes = met(2)
+    meshes[0].send(1, {"kind": "failed", "generation": 0, "text": "early", "is_late": True})
+    waited(lambda: 0 in meshes[1].failed)
+    with pytest.raises(CollectiveTimeout, match="early"):
+        worlds(meshes)[1].check()
+    for mesh in meshes:
+        mesh.close()

@@ -295,11 +295,19 @@ def test_closing_waits_no_longer_than_the_deadline(library, monkeypatch):
     assert (library.aborted, library.destroyed) == ([handle], [])
 
 
-def test_a_call_within_a_capture_is_not_noted(library, executor):
+def test_a_call_within_a_capture_is_not_noted_and_its_graph_holds_up_nobody(library, executor, monkeypatch):
+    """NCCL destroys a communicator behind the graphs that have its calls, which the caller may keep."""
     (comm,) = ranks(library, 1)
+    handle, gone = comm.c_handle.value, threading.Event()
+    monkeypatch.setattr(library, "_CommFinalize", lambda _: gone.wait(20) and 0)
     executor.captured = True
     runner(executor)(dp.AllReduceRequest(comm.device.array([1.0], "f32"), comm=comm))
     assert not comm.pending
+    comm.close()  # returns, where the graph is there as yet
+    assert not library.destroyed
+    gone.set()
+    waited(lambda: library.destroyed == [handle])
+    assert library.aborted == []
 
 
 def test_a_call_that_waits_within_nccl_ends_by_the_monitor(library, executor):
@@ -323,6 +331,7 @@ def test_ranks_that_do_not_come_to_the_beginning_are_a_timeout(library, monkeypa
     monkeypatch.setattr(library, "_CommInitRankConfig", late)
     with pytest.raises(CollectiveTimeout, match=r"ncclCommInitRankConfig was not done within 0.1 s"):
         NcclCommunicator.create(library.gpu, 0, 2, unique_id(), deadline=0.1)
+    suspicions.check_trust(library.gpu)  # nothing was to be written by it
     never.set()
     waited(lambda: all(thread.name != "ncclCommInitRankConfig" for thread in threading.enumerate()))
     assert library.aborted == list(library.comms), "what came so late was let go of"

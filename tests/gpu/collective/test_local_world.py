@@ -158,11 +158,14 @@ def test_a_rank_that_never_comes_is_a_timeout_and_the_world_goes_on(two):
         except CollectiveError as error:
             took, told = time.monotonic() - begun, error
         else:
-            pytest.fail(f"a sum without rank 1 gave {found}\n{story}")
+            pytest.fail(f"a sum of rank {world.rank} gave {found}\n{story}")
         story.add(world, f"{type(told).__name__} after {took:.2f} s: {told}")
         done.set()
-        if not world.rank:
-            assert isinstance(told, CollectiveTimeout), story
+        assert isinstance(told, CollectiveTimeout), story
+        if world.rank:  # which would find what rank 0 had sent, and wait for its own deadline the next time
+            assert took < 1, story
+            assert "has given up" in str(told), story
+        else:
             assert late * 0.9 < took < late + 3, story
         world.rebuild(grace=30)
         story.add(world, f"rebuilt, pending {len(old.pending)}, aborted {old.is_aborted}")
@@ -272,8 +275,12 @@ def _in_use(names):
 
 def test_abort_ends_a_kernel_that_waits(two):
     def run(world):
+        total(world)  # connections are made
         if world.rank:
-            time.sleep(1)
+            with pytest.raises(CollectiveError, match="given up: .*enough"):
+                while True:  # it is told, and does not wait for a deadline
+                    world.check()
+                    time.sleep(1e-3)
             return None
         dp.all_reduce(full(world, 1.0), comm=world)
         world.abort("enough")
