@@ -1,12 +1,14 @@
 """A model whose stages lie on the ranks: activations go to the next one, gradients to the one before.
 
 `one_forward_one_backward` is the schedule of PipeDream-Flush, which keeps the activations of as many micro-batches as
-there are stages at most: https://arxiv.org/abs/2006.09503. What two neighbours exchange at one time is one group, so
-that neither waits for the other to begin.
+there are stages at most: https://arxiv.org/abs/2006.09503. An activation and a gradient that two neighbours exchange at
+one time are one group on both, so that neither waits for the other to begin; everything else goes alone. NCCL needs the
+groups of two ranks to match (https://github.com/NVIDIA/nccl/issues/1279), or its ncclGroupEnd is an internal error.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dispatch.checks import check_int
@@ -72,6 +74,7 @@ class Stage:
         self.before = stage - 1 if stage else None
         self.behind = stage + 1 if stage + 1 < stages else None
         self.steps = schedule(stage, stages, count)
+        self.ahead = min(stages - 1 - stage, count)  # forward passes before the first in turns with a backward one
         if self.before is not None and activation is None:
             raise BadRequest(
                 "activation", "None", "a tensor like what the rank before gives, for this is not the first"
@@ -80,8 +83,9 @@ class Stage:
         self.outputs: dict[int, Tensor] = {}  # that wait for their gradients: these have their shapes
 
     def run(self) -> None:
-        """The steps; what goes out behind one, and what the next one needs, are exchanged together."""
-        coming = self.exchange(None, self.steps[0])
+        """The steps; behind each, what it has made goes out, and what the next one needs comes."""
+        coming = self.receive(self.steps[0])
+        self.read(coming)
         for step, following in zip(self.steps, [*self.steps[1:], None], strict=True):
             made = self.forward(step.micro_batch, coming) if step.forward else self.backward(step.micro_batch, coming)
             peer = self.behind if step.forward else self.before
@@ -91,21 +95,37 @@ class Stage:
                     self.outputs[step.micro_batch] = made
                 else:
                     self.outputs.pop(step.micro_batch, None)
-            coming = self.exchange(None if peer is None else (made, peer), following)
+            both = self.in_turns(step, following) and peer is not None
+            with collective_group() if both else nullcontext():
+                if peer is not None:
+                    self.send(made, peer)
+                coming = self.receive(following)
+            self.read(coming)
+        self.beside.join()
 
-    def exchange(self, outgoing: tuple[Tensor, int] | None, following: Step | None) -> Tensor | None:
-        """Send what a step has made, and receive what the following one needs, if any; beside the stage's work."""
+    def in_turns(self, step: Step, following: Step | None) -> bool:
+        """Whether the neighbour does the opposite of both at this time: sends what is received here, and receives."""
+        if following is None or step.forward == following.forward:
+            return False
+        return not step.forward or step.micro_batch >= self.ahead
+
+    def read(self, coming: Tensor | None) -> None:
+        """Have the stage's stream wait for what comes."""
+        if coming is not None:
+            self.beside.read_here(coming)
+
+    def send(self, made: Tensor, peer: int) -> None:
+        """Beside the stage's work."""
+        with self.beside.stream:
+            send(made, comm=self.beside.comm, peer=peer)
+
+    def receive(self, following: Step | None) -> Tensor | None:
+        """What a step needs from its neighbour, if anything; beside the stage's work."""
         peer = None if following is None else (self.before if following.forward else self.behind)
-        received: Tensor | None = None
-        with self.beside.stream, collective_group():
-            if outgoing is not None:
-                send(outgoing[0], comm=self.beside.comm, peer=outgoing[1])
-            if peer is not None and following is not None:
-                like: Any = self.like if following.forward else self.outputs[following.micro_batch]
-                received = self.beside.device.empty(like.shape, like.dtype)
-                recv(received, comm=self.beside.comm, peer=peer)
-        if received is not None:
-            self.beside.read_here(received)
-        elif following is None:
-            self.beside.join()
+        if peer is None or following is None:
+            return None
+        like: Any = self.like if following.forward else self.outputs[following.micro_batch]
+        with self.beside.stream:
+            received: Tensor = self.beside.device.empty(like.shape, like.dtype)
+            recv(received, comm=self.beside.comm, peer=peer)
         return received

@@ -82,6 +82,7 @@ class Library:
         self.left = {}
         self.stuck, self.unstuck = False, threading.Event()  # whether a reduction waits within NCCL, until an abort
         self.broken = {}  # what NCCL tells of a communicator, by its handle
+        self.met = {}  # what a rank has sent to and received from another, a group each
 
     def __getattr__(self, name):
         if SIGNATURES.get(name) is None:
@@ -231,6 +232,7 @@ class Library:
         self.open.depth -= 1
         if self.open.depth == 0:
             begun, self.open.begun = self.open.begun, []
+            self._match([start.message for start in begun if hasattr(start, "message")])
             for end in [start() for start in begun]:
                 end()
         return IN_PROGRESS if self.slow else SUCCESS
@@ -243,6 +245,25 @@ class Library:
             start()()
         self.left[comm.handle] = self.slow
         return IN_PROGRESS if self.slow else SUCCESS
+
+    def _match(self, messages):
+        """A group's messages between two ranks are one group's of the other, too: NCCL connects them at once."""
+        pairs = {}
+        for comm, peer, word in messages:
+            pairs.setdefault((id(comm.hall), comm.rank, peer), []).append(word)
+        with self.lock:
+            for (hall, rank, peer), words in pairs.items():
+                mine = self.met.setdefault((hall, rank, peer), [])
+                mine.append(sorted(words))
+                theirs = self.met.get((hall, peer, rank), [])[len(mine) - 1 :]
+                wanted = sorted("recv" if word == "send" else "send" for word in words)
+                assert not theirs or theirs[0] == wanted, f"rank {peer} has {theirs[0]} for {words} of rank {rank}"
+
+    def _message(self, comm, peer, word, start):
+        start.message = comm, peer, word
+        if not getattr(self.open, "depth", 0):
+            self._match([start.message])
+        return self._do(comm, start)
 
     def _meet(self, comm, call, part):
         number, comm.number = comm.number, comm.number + 1
@@ -372,7 +393,7 @@ class Library:
             comm.hall.send(comm.rank, peer.value, Brought(f"{count.value} {kind}", array(at, count.value, kind).copy()))
             return lambda: None
 
-        return self._do(comm, start)
+        return self._message(comm, peer.value, "send", start)
 
     def _Recv(self, target, count, dtype, peer, handle, stream):
         comm, at, kind, source = self.comm(handle), target.value, DTYPES[dtype.value], peer.value
@@ -387,7 +408,7 @@ class Library:
 
             return finish
 
-        return self._do(comm, start)
+        return self._message(comm, source, "recv", start)
 
 
 def _signatures():

@@ -1,5 +1,6 @@
 """The building blocks of parallel programs in worlds of threads and of MPI's processes, against one device."""
 
+import contextlib
 import importlib.util
 import itertools
 import threading
@@ -123,53 +124,52 @@ def test_ranks_whose_shards_differ_in_size_measure_at_once(monkeypatch):
 
 # -- the schedule -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("stages", "count"), [*itertools.product((1, 2, 3, 5, 8), (1, 2, 3, 7, 16))])
-def test_no_stage_waits_for_ever_where_each_message_waits_for_its_receiver(stages, count):
-    """As NCCL has it: a group ends once all its messages have met, and the next one of its stream begins then."""
-    queues = [groups_of(stage, stages, count) for stage in range(stages)]
+def test_no_stage_waits_for_ever_where_groups_of_two_ranks_are_to_match(stages, count, monkeypatch):
+    """As NCCL has it: a group begins with the one of the other rank that is its counterpart, and with no other."""
+    queues = [groups_of(stage, stages, count, monkeypatch) for stage in range(stages)]
     at = [0] * stages
     while any(place < len(queue) for place, queue in zip(at, queues, strict=True)):
         moved = False
         for stage, queue in enumerate(queues):
-            group = queue[at[stage]] if at[stage] < len(queue) else None
-            if group is None:
+            if at[stage] == len(queue):
                 continue
-            for message in list(group):
-                kind, peer = message
-                other = queues[peer][at[peer]] if at[peer] < len(queues[peer]) else ()
-                twin = ("recv" if kind == "send" else "send", stage)
-                if twin in other:
-                    group.remove(message)
-                    other.remove(twin)
-                    moved = True
-            if not group:
+            (peer,) = {peer for _, peer in queue[at[stage]]}  # of one link alone
+            wanted = sorted(("recv" if kind == "send" else "send", stage) for kind, _ in queue[at[stage]])
+            if queues[peer][at[peer] : at[peer] + 1] == [wanted]:
                 at[stage] += 1
+                at[peer] += 1
                 moved = True
         assert moved, f"stages wait for one another in {[q[a : a + 1] for q, a in zip(queues, at, strict=True)]}"
+    sent = [message for queue in queues for group in queue for message in group if message[0] == "send"]
+    assert len(sent) == 2 * count * (stages - 1)
 
 
-def groups_of(stage, stages, count):
-    """The messages that a stage's exchanges have, in order."""
-    found = []
-    beside = SimpleNamespace(comm=SimpleNamespace(rank=stage, size=stages))
-    made = Stage.__new__(Stage)
-    made.forward = made.backward = lambda *_: None
-    made.count, made.beside, made.like, made.outputs = count, beside, None, {}
-    made.before, made.behind = (stage - 1 if stage else None), (stage + 1 if stage + 1 < stages else None)
-    made.steps = parallel.schedule(stage, stages, count)
-
-    def exchange(outgoing, following):
-        peer = None if following is None else (made.before if following.forward else made.behind)
-        group = [] if outgoing is None else [("send", outgoing[1])]
-        found.append(group + ([] if peer is None else [("recv", peer)]))
-
-    made.exchange = exchange
+def groups_of(stage, stages, count, monkeypatch):
+    """The messages of each of a stage's groups, in order; one that goes alone is a group."""
     import dispatch.parallel.pipeline as pipeline
 
-    kept, pipeline.check_operand = pipeline.check_operand, lambda *_: SimpleNamespace(shape=(), dtype=None)
-    try:
-        made.run()
-    finally:
-        pipeline.check_operand = kept
+    found, opened = [], []
+
+    def said(kind):
+        def call(*_, peer, **__):
+            opened[-1].append((kind, peer)) if opened else found.append([(kind, peer)])
+
+        return call
+
+    @contextlib.contextmanager
+    def group():
+        opened.append([])
+        yield
+        found.append(sorted(opened.pop()))
+
+    for name, fake in (("send", said("send")), ("recv", said("recv")), ("collective_group", group)):
+        monkeypatch.setattr(pipeline, name, fake)
+    monkeypatch.setattr(pipeline, "check_operand", lambda *_: SimpleNamespace(shape=(), dtype=None))
+    beside = SimpleNamespace(
+        comm=SimpleNamespace(rank=stage, size=stages), stream=contextlib.nullcontext(), join=lambda: None,
+        device=SimpleNamespace(empty=lambda *_: None), read_here=lambda *_: None,
+    )  # fmt: skip
+    Stage(lambda *_: None, lambda *_: None, count, beside, SimpleNamespace(shape=(), dtype=None)).run()
     return found
 
 

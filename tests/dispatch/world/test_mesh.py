@@ -176,7 +176,7 @@ class Alone(Communicator):
 
 
 def worlds(meshes, generation=0):
-    maker = Maker(lambda members: None, lambda of, rank, device, deadline: Alone(
+    maker = Maker(lambda _: None, lambda of, rank, device, deadline: Alone(
         rank, len(of.members), device, generation=of.generation, deadline=deadline
     ))  # fmt: skip
     of = Agreed(tuple(range(len(meshes))), generation, None)
