@@ -1,8 +1,9 @@
 """Products of matrices whose rows or columns lie on several ranks, with the collective beside the product.
 
-The product is cut into chunks of rows: while one is sent, the next is computed. The two forms of a layer's matrix are
-those of Megatron-LM, https://arxiv.org/abs/1909.08053 and, where rows are shared as well, /abs/2205.05198: sharded by
-columns it needs nothing of the others but its operand's rows, sharded by rows its results are added up.
+The product is cut into chunks of rows: while one is sent, the next is computed. Between the ranks of one machine copy
+engines send (by_copies.py), where NCCL is not quicker; everywhere else NCCL does. The two forms of a layer's matrix
+are those of Megatron-LM, https://arxiv.org/abs/1909.08053 and, where rows are shared as well, /abs/2205.05198: sharded
+by columns it needs nothing of the others but its operand's rows, sharded by rows its results are added up.
 """
 
 from __future__ import annotations
@@ -10,19 +11,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dispatch.errors import BadRequest
-from dispatch.keys import Epilogue
+from dispatch.keys import BF16, F16, F32, F64, Epilogue
 from dispatch.ops.collective import all_gather, all_reduce, reduce_scatter
 from dispatch.ops.fft.roll import roll
 from dispatch.ops.matmul import matmul
+from dispatch.parallel import by_copies
 from dispatch.parallel.beside import Beside, matrix
 from dispatch.parallel.chunks import cut, in_chunks
+from dispatch.parallel.peers import peers_of
 
 if TYPE_CHECKING:
     from dispatch.core.communicator import Ranks
     from dispatch.device.tensor import Tensor
     from dispatch.keys import Compute
+    from dispatch.parallel.peers import Peers
 
 __all__ = ["all_gather_matmul", "matmul_all_gather", "matmul_all_reduce", "matmul_reduce_scatter"]
+
+COPIED = (F16, BF16, F32, F64)  # dtypes whose products add a C of the same, which sums between ranks are made of
 
 
 def matmul_all_reduce(
@@ -54,7 +60,10 @@ def matmul_all_reduce(
         beside.join()
         return out
 
-    return in_chunks(run, chunks, x.shape[0], _key("all_reduce", x, w, (x.shape[0], w.shape[1]), compute), beside)
+    ways = [run]
+    if peers := _peers(beside, x, 0 if x.shape[0] % beside.comm.size else x.shape[0] * w.shape[1]):
+        ways.insert(0, lambda count: by_copies.matmul_all_reduce(beside, peers, x, w, count, compute))
+    return in_chunks(ways, chunks, x.shape[0], _key("all_reduce", x, w, (x.shape[0], w.shape[1]), compute), beside)
 
 
 def matmul_reduce_scatter(
@@ -84,7 +93,10 @@ def matmul_reduce_scatter(
         beside.join()
         return out
 
-    return in_chunks(run, chunks, own, _key("reduce_scatter", x, w, (x.shape[0], n), compute), beside)
+    ways = [run]
+    if peers := _peers(beside, x, (x.shape[0] - own) * n):
+        ways.insert(0, lambda count: by_copies.matmul_reduce_scatter(beside, peers, x, w, count, compute))
+    return in_chunks(ways, chunks, own, _key("reduce_scatter", x, w, (x.shape[0], n), compute), beside)
 
 
 def all_gather_matmul(
@@ -112,6 +124,9 @@ def all_gather_matmul(
     beside = Beside(comm)
     x, w = matrix(a, b, beside)
     own, n, size = x.shape[0], w.shape[1], beside.comm.size
+    choices: dict[str, Any] = {"epilogue": epilogue, **({} if bias is None else {"bias": bias})}
+    if not x.layout.is_contiguous:
+        raise BadRequest("a", str(x.layout), "elements that are dense in C order, for they are sent", "a.copy()")
 
     def run(count: int) -> Tensor:
         out = beside.device.empty((size * own, n), x.dtype)
@@ -124,12 +139,14 @@ def all_gather_matmul(
                 part = all_gather(x[rows], comm=beside.comm)  # these rows of every rank
             kept.append(part)
             beside.read_here(part)  # behind this chunk's transfer, before the next one is enqueued
-            choices: Any = {} if bias is None else {"bias": bias}
-            matmul(part, w, epilogue=epilogue, compute=compute, out=of_ranks[:, rows], **choices)
+            matmul(part, w, compute=compute, out=of_ranks[:, rows], **choices)
         beside.join()
         return out
 
-    return in_chunks(run, chunks, own, (*_key("all_gather", x, w, x.shape, compute), str(epilogue)), beside)
+    ways = [run]
+    if peers := _peers(beside, x, x.size):
+        ways.insert(0, lambda count: by_copies.all_gather_matmul(beside, peers, x, w, count, compute, choices))
+    return in_chunks(ways, chunks, own, (*_key("all_gather", x, w, x.shape, compute), str(epilogue)), beside)
 
 
 def matmul_all_gather(
@@ -168,7 +185,10 @@ def matmul_all_gather(
         beside.join()
         return out
 
-    return in_chunks(run, chunks, m, _key("columns", x, w, (*x.shape, n), compute), beside)
+    ways = [run]
+    if peers := _peers(beside, x, m * n):
+        ways.insert(0, lambda count: by_copies.matmul_all_gather(beside, peers, x, w, count, compute))
+    return in_chunks(ways, chunks, m, _key("columns", x, w, (*x.shape, n), compute), beside)
 
 
 def _place(beside: Beside, whole: Tensor, rows: slice, by_rank: Tensor) -> None:
@@ -176,6 +196,11 @@ def _place(beside: Beside, whole: Tensor, rows: slice, by_rank: Tensor) -> None:
     beside.read_here(whole)
     if whole.size:
         roll(whole, 0, 0, out=by_rank[:, rows])
+
+
+def _peers(beside: Beside, a: Tensor, elements: int) -> Peers | None:
+    """The memory of all ranks for so many elements of each that the others copy; None where NCCL is to move them."""
+    return peers_of(beside, elements * a.dtype.itemsize) if a.dtype in COPIED else None
 
 
 def _key(kind: str, a: Tensor, b: Tensor, extents: tuple[int, ...], compute: Any) -> tuple[Any, ...]:

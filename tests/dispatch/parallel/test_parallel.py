@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import itertools
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -83,12 +84,12 @@ def test_ranks_agree_on_the_number_that_the_slowest_is_quickest_with(monkeypatch
     monkeypatch.setattr(chunking, "time", SimpleNamespace(perf_counter=lambda: getattr(now, "at", 0.0)))
 
     def run(world):
-        def take(count):
+        def took(count):
             now.at = getattr(now, "at", 0.0) + seconds[world.rank][count]
 
         here = SimpleNamespace(synchronize=lambda: None)
         beside = SimpleNamespace(comm=world.communicator, device=world.device, here=here)
-        return chunking._fastest(take, [1, 2, 4], beside)
+        return chunking._fastest([partial(took, count) for count in (1, 2, 4)], beside)
 
     with dp.World.local(["host"] * 2, deadline=60) as world:
         assert world.run(run) == [2, 2]  # the third of the candidates, 4 chunks
@@ -100,7 +101,7 @@ def test_ranks_whose_shards_differ_in_size_measure_at_once(monkeypatch):
 
     keys = {}
     monkeypatch.setattr(
-        shards, "in_chunks", lambda run, _given, _rows, key, beside: keys[beside.comm.rank].append(key) or run(2)
+        shards, "in_chunks", lambda ways, _given, _rows, key, beside: keys[beside.comm.rank].append(key) or ways[0](2)
     )
 
     def run(world):

@@ -43,6 +43,58 @@ def collectives(_):
         tell(rank=world.rank, failed=collective_cases.failures(world), count=collective_cases.COUNT[0])
 
 
+def blocks(_):
+    """Every block between two processes, by copies between their GPUs; and whether it was by copies."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "dispatch" / "parallel"))
+    import parallel_cases
+
+    from dispatch.parallel import peers
+
+    with dp.World.from_env(deadline=60) as world:
+        failed = [each for dtype in ("f32", "bf16") for each in parallel_cases.failures(world, dtype, 3, 8)]
+        tell(rank=world.rank, failed=failed, copies=peers._known.get(world.communicator) is not None)
+
+
+def lose_block(way, victim):
+    """As `lose`, in the middle of products by copies: the other has some of its memory mapped, and reads it."""
+    from dispatch import parallel
+
+    world = dp.World.from_env(deadline=60)
+    kept = world.device.array(np.arange(1000.0))
+    x = world.device.array(np.ones((4096, 2048), np.float32))
+    w = world.device.array(np.ones((2048, 4096), np.float32))
+
+    def multiplied():
+        return parallel.matmul_all_reduce(x, w, comm=world.communicator, chunks=4)
+
+    def is_right():
+        return bool((multiplied().numpy() == 2048 * world.size).all())
+
+    assert is_right()
+    world.communicator.deadline = DEADLINE
+    error, begun = None, time.monotonic()
+    try:
+        for turn in range(100_000):
+            for _ in range(20):
+                multiplied()
+            if world.rank == int(victim) and turn == 3:
+                leave(way, world)
+            is_right()
+    except CollectiveError as caught:
+        error = caught
+    except DispatchError:  # a fault: this process is of no use any more
+        os._exit(1)
+    took = time.monotonic() - begun
+    if world.rank == int(victim):
+        os._exit(1)
+    world.rebuild(grace=DEADLINE)
+    tell(
+        rank=world.rank, size=world.size, members=world.members, generation=world.generation, took=took,
+        error=type(error).__name__, after=is_right(), kept=bool((kept.numpy() == np.arange(1000.0)).all()),
+    )  # fmt: skip
+    world.close()
+
+
 def lose(way, victim):
     """A rank ends, stops, faults or hangs in the middle of collectives; the other goes on alone."""
     world = dp.World.from_env(deadline=60)

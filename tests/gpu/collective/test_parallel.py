@@ -39,6 +39,133 @@ def test_a_block_over_two_gpus_gives_what_one_device_gives(two, dtype, part, par
             assert world.run(getattr(parallel_cases, part), dtype, seed, 8) == [[], []], f"seed {seed}"
 
 
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
+def test_products_go_by_nccl_as_well(two, dtype, parallel_cases, monkeypatch):
+    from dispatch.parallel import shards
+
+    monkeypatch.setattr(shards, "peers_of", lambda *_: None)
+    with dp.World.local(two, deadline=120) as world:
+        assert world.run(parallel_cases.products, dtype, 5, 8) == [[], []]
+
+
+BLOCKS = ("matmul_all_reduce", "matmul_reduce_scatter", "all_gather_matmul", "matmul_all_gather")
+
+
+def operands(world, name, a, b):
+    """This rank's part of two matrices for a block, and what of their product it is to give."""
+    rows, inner, columns = (
+        slice(world.rank * n // 2, (world.rank + 1) * n // 2) for n in (a.shape[0], a.shape[1], b.shape[1])
+    )
+    mine = {"all_gather_matmul": (a[rows], b[:, columns]), "matmul_all_gather": (a, b[:, columns])}
+    x, w = (world.device.array(np.ascontiguousarray(e)) for e in mine.get(name, (a[:, inner], b[inner])))
+    part = {"matmul_reduce_scatter": (rows, slice(None)), "all_gather_matmul": (slice(None), columns)}.get(name, ...)
+    return x, w, part
+
+
+def block(world, name, a, b, chunks):
+    """A block's result, and what of the product of two matrices it is to be."""
+    x, w, part = operands(world, name, a, b)
+    return getattr(parallel, name)(x, w, comm=world.communicator, chunks=chunks), part
+
+
+def test_blocks_by_copies_one_behind_the_other_and_with_shapes_that_change(two):
+    """Nothing waits in between: a rank that is ahead must not write what the other has yet to copy."""
+    from dispatch.parallel import peers
+
+    def run(world):
+        rng, found, errors = np.random.default_rng(3), [], []
+        for turn in range(150):
+            m, k, n = (2 * int(extent) for extent in rng.integers(1, 200, 3))
+            a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((m, k), (k, n)))
+            name, chunks = BLOCKS[int(rng.integers(4))], int(rng.integers(1, 9))
+            out, right = block(world, name, a, b, chunks)
+            found.append((out, (a.astype(np.float64) @ b)[right], name, turn))
+            if turn % 37 == 0:
+                world.device.synchronize()
+        for out, right, name, turn in found:
+            error = np.abs(out.numpy() - right).max() / np.abs(right).max()
+            if not error < 1e-5:
+                errors.append((turn, name, float(error)))
+        assert peers._known[world.communicator] is not None, "this machine's GPUs reach each other"
+        return errors
+
+    with dp.World.local(two, deadline=60) as world:
+        assert world.run(run) == [[], []]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_graph_of_a_block_by_copies_is_launched_between_other_calls(two, name):
+    import ctypes
+    import threading
+
+    from cudabind import driver
+
+    meet = threading.Barrier(2)
+
+    def run(world):
+        rng = np.random.default_rng(0)
+        a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((128, 64), (64, 96)))
+        right = a.astype(np.float64) @ b
+
+        def is_right(out, part):
+            return bool(np.abs(out.numpy() - right[part]).max() < 1e-3)
+
+        assert is_right(*block(world, name, a, b, 2))
+        x, w, part = operands(world, name, a, b)
+        getattr(parallel, name)(x, w, comm=world.communicator, chunks=2)
+        world.device.synchronize()
+        stream, graph = world.device.stream(), ctypes.c_void_p()
+        handle = ctypes.c_void_p(stream.handle)
+        meet.wait(60)
+        with world.device.context:
+            assert driver.cuStreamBeginCapture.unchecked(handle, 1) == 0
+            with stream:
+                out = getattr(parallel, name)(x, w, comm=world.communicator, chunks=2)
+            assert driver.cuStreamEndCapture.unchecked(handle, ctypes.byref(graph)) == 0
+            executable = driver.cuGraphInstantiate(graph.value, 0)
+        found = []
+        for turn in range(6):
+            with world.device.context:
+                driver.cuGraphLaunch(executable, stream.handle)
+            world.communicator.watch(stream)
+            stream.synchronize()
+            found.append(is_right(out, part))
+            out.copy_from(np.full(out.shape, np.nan))
+            if turn % 2:
+                found.append(is_right(*block(world, name, a, b, 1 + turn)))
+        meet.wait(60)
+        return found
+
+    with dp.World.local(two, deadline=60) as world:
+        assert world.run(run) == [[True] * 9] * 2
+
+
+def test_a_rank_that_leaves_amid_blocks_by_copies_holds_up_nobody(two):
+    """What the other waits for are words in its memory, which its failure sets."""
+    from dispatch.errors import CollectiveError
+
+    def run(world):
+        a = np.ones((512, 512), np.float32)
+        block(world, "matmul_all_reduce", a, a, 4)
+        world.device.synchronize()
+        if world.rank:
+            raise ValueError("gone")
+        begun = time.monotonic()
+        with pytest.raises(CollectiveError):  # noqa: PT012  # whichever of them comes upon it
+            for _ in range(10_000):
+                block(world, "matmul_all_reduce", a, a, 4)[0].numpy()
+        world.device.synchronize()
+        return time.monotonic() - begun
+
+    with dp.World.local(two, deadline=30) as world:
+        with pytest.raises(ValueError, match="gone"):
+            world.run(run)
+        world.rebuild()
+        a = np.ones((512, 512), np.float32)
+        for out, _ in world.run(block, "matmul_all_reduce", a, a, 4):
+            assert (out.numpy() == 512).all()
+
+
 def test_a_measured_number_of_chunks_is_the_same_on_both_and_kept(two):
     from dispatch.parallel import chunks
 

@@ -62,11 +62,19 @@ def test_every_collective_between_two_processes():
 
 
 @pytest.mark.usefixtures("two")
+def test_every_block_between_two_processes():
+    found = ranks("blocks")
+    assert [each["failed"] for each in found.values()] == [[], []]
+    assert [each["copies"] for each in found.values()] == [True, True], "products by copies of the GPUs themselves"
+
+
+@pytest.mark.usefixtures("two")
+@pytest.mark.parametrize("what", ["lose", "lose_block"])
 @pytest.mark.parametrize("way", ["SIGKILL", "SIGSTOP", "abort", "fault", "endless"])
-def test_a_lost_rank_is_an_error_on_the_other_within_the_deadline_and_it_goes_on(way):
+def test_a_lost_rank_is_an_error_on_the_other_within_the_deadline_and_it_goes_on(way, what):
     for turn in range(TURNS):
         victim = turn % 2
-        found = ranks("lose", way, str(victim), needed=[1 - victim])[1 - victim]
+        found = ranks(what, way, str(victim), needed=[1 - victim])[1 - victim]
         assert found["error"] in ("RankLost", "CollectiveTimeout", "CollectiveError"), found
         assert (found["members"], found["size"], found["generation"]) == ([1 - victim], 1, 1)
         assert found["took"] < 60

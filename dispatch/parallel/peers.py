@@ -1,0 +1,323 @@
+"""Memory of each rank that the others of one machine copy from, and the words in it by which their streams wait.
+
+NCCL's kernels move data on multiprocessors that a product beside them would have: on two H200 an all_reduce of 128 MiB
+and a product of 0.7 ms took hardly less together than one behind the other. Copy engines take none of them. A rank
+writes what others need into memory of its own and says so in a word of theirs; they copy it, on a stream of their own,
+and say that they have. A word is 0 or 1 and whoever waited for it sets it back, so a graph may hold all of this.
+
+Across machines, and where GPUs do not reach one another, there is nothing of this, and NCCL moves the data. Follows the
+CUDA driver's documentation: stream memory operations, peer access, interprocess communication.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import secrets
+import socket
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cudabind import driver
+from cudabind.errors import CudaError
+from dispatch.device.layout import c_strides
+from dispatch.device.registry import device as device_of
+from dispatch.device.storage import Storage
+from dispatch.device.stream import NOT_READY, relaxed
+from dispatch.device.tensor import Tensor
+from dispatch.errors import CollectiveError, DispatchError
+from dispatch.ops.collective import all_gather, all_reduce
+
+if TYPE_CHECKING:
+    from dispatch.device.stream import Stream
+    from dispatch.keys import Dtype
+    from dispatch.libraries.nccl.communicator import NcclCommunicator
+    from dispatch.parallel.beside import Beside
+
+__all__ = ["MOST_SLOTS", "Peers", "peers_of"]
+
+MOST_RANKS, MOST_SLOTS = 16, 256
+MOST_BYTES = 4 << 30  # of a rank's memory: what would need more goes by NCCL
+WORD = 4
+TAKEN = MOST_RANKS * MOST_SLOTS  # behind the words for what is there, those for what was copied
+HEAD = 64 << 10  # bytes of words in front of the data
+WAIT, WRITE = 1, 2  # CU_STREAM_MEM_OP_WAIT_VALUE_32 and _WRITE_VALUE_32
+EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ
+LAZY = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+ALREADY_ENABLED = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+PROCESS = secrets.token_bytes(16)  # which no other process has
+PATIENCE = 60.0  # seconds for which the words of a failed communicator are set again and again
+PAUSE = 1e-3
+
+CARD = np.dtype(
+    [("machine", "V32"), ("process", "V16"), ("ordinal", "<i8"), ("base", "<u8"), ("handle", "V64"), ("good", "<i8")]
+)
+_known: weakref.WeakKeyDictionary[Any, Peers | None] = weakref.WeakKeyDictionary()  # by communicator
+_allocations: weakref.WeakValueDictionary[int, _Allocation] = weakref.WeakValueDictionary()
+
+
+class _IpcHandle(ctypes.Structure):
+    """CUipcMemHandle."""
+
+    _fields_ = (("reserved", ctypes.c_char * 64),)
+
+
+class _Allocation:
+    """Memory of this process, which goes back once neither its own rank nor another one of this process needs it."""
+
+    def __init__(self, device: Any, nbytes: int) -> None:
+        self._device, self.address = device, 0
+        with device.context, relaxed():
+            self.address = int(driver.cuMemAlloc(nbytes))
+        _allocations[self.address] = self
+
+    def __del__(self) -> None:
+        if self.address and self._device.alive and not sys.is_finalizing():
+            with self._device.context, relaxed():
+                driver.cuMemFree.unchecked(ctypes.c_uint64(self.address))
+
+
+class _Opened:
+    """Memory of another process, mapped into this one."""
+
+    def __init__(self, device: Any, handle: bytes) -> None:
+        self._device, self.address = device, 0
+        found, given = ctypes.c_uint64(), _IpcHandle.from_buffer_copy(handle)
+        with device.context, relaxed():
+            status = driver.cuIpcOpenMemHandle.unchecked(ctypes.byref(found), given, ctypes.c_uint(LAZY))
+        if status:
+            raise driver.error("cuIpcOpenMemHandle", status)
+        self.address = found.value
+
+    def __del__(self) -> None:
+        if self.address and self._device.alive and not sys.is_finalizing():
+            with self._device.context, relaxed():
+                driver.cuIpcCloseMemHandle.unchecked(ctypes.c_uint64(self.address))
+
+
+class Peers:
+    """One rank's memory and words, and where those of the others are mapped.
+
+    Guarantees: nothing is given back while a stream of ours may use it; after a failure of the communicator no stream
+    waits for a word any more. All ranks make the same calls of it in the same order, each `begin` with a `finish`.
+
+    Attributes:
+        nbytes: of this rank's data that the others may copy.
+        others: the other ranks, the next one first.
+    """
+
+    def __init__(self, comm: NcclCommunicator, nbytes: int) -> None:
+        self.device: Any = comm.device
+        self.nbytes, self.rank, self.size = nbytes, comm.rank, comm.size
+        self.others = [(comm.rank + step) % comm.size for step in range(1, comm.size)]
+        held = _Allocation(self.device, HEAD + nbytes)
+        self._own = self._storage(held)
+        self._storages = [self._own] * comm.size
+        self._waits: dict[tuple[int, ...], tuple[ctypes.c_uint, Any]] = {}
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self._one, self._plain = ctypes.c_uint32(1), ctypes.c_uint(0)
+        with self.device.context, relaxed():
+            quiet = self.device.quiet
+            driver.cuMemsetD32Async(held.address, 0, HEAD // WORD, quiet.handle)
+            driver.cuMemsetD32Async(held.address + TAKEN * WORD, 1, MOST_RANKS, quiet.handle)
+            quiet.synchronize()
+
+    def _storage(self, held: _Allocation | _Opened) -> Storage:
+        return Storage(self.device, held.address, HEAD + self.nbytes, self.device.quiet, _hand_back, held)
+
+    # -- the beginning --------------------------------------------------------------------------------------------
+    def card(self) -> Any:
+        """What the other ranks need to map this one's memory."""
+        handle, made = _IpcHandle(), np.zeros(1, CARD)
+        with self.device.context, relaxed():
+            status = driver.cuIpcGetMemHandle.unchecked(ctypes.byref(handle), ctypes.c_uint64(self._own.base))
+        if status:
+            raise driver.error("cuIpcGetMemHandle", status)
+        made["machine"], made["process"], made["ordinal"] = _machine(), PROCESS, self.device.ordinal
+        made["base"], made["handle"], made["good"] = self._own.base, bytes(handle), 1
+        return made
+
+    def map(self, cards: Any) -> bool:
+        """Map the memory of the ranks with these cards; whether this rank reaches all of it."""
+        if not all(card["good"] and card["machine"] == cards[0]["machine"] for card in cards):
+            return False
+        try:
+            for rank in self.others:
+                self._storages[rank] = self._storage(self._found(cards[rank]))
+        except (CudaError, DispatchError):
+            return False
+        return True
+
+    def _found(self, card: Any) -> _Allocation | _Opened:
+        if card["process"].tobytes() != PROCESS:
+            return _Opened(self.device, card["handle"].tobytes())
+        other: Any = device_of(f"cuda:{int(card['ordinal'])}")
+        context = ctypes.c_void_p(int(other.context.handle))
+        with self.device.context, relaxed():
+            status = driver.cuCtxEnablePeerAccess.unchecked(context, ctypes.c_uint(0))
+        if status not in (0, ALREADY_ENABLED):
+            raise driver.error("cuCtxEnablePeerAccess", status)
+        return _allocations[int(card["base"])]
+
+    # -- what streams do ------------------------------------------------------------------------------------------
+    def begin(self, stream: Stream, here: Stream) -> None:
+        """Have a stream wait until the others have copied what this rank had for them before; `here` is the caller's.
+
+        A graph under capture there keeps the memory.
+        """
+        self._streams.add(stream)
+        if here.capture():
+            self.device.graphs.keep(here, self)
+        self._wait(stream, *(TAKEN + rank for rank in self.others))
+
+    def signal(self, rank: int, slot: int, stream: Stream) -> None:
+        """Say to another rank, behind what a stream has, that there is something for it."""
+        self._write(stream, rank, self.rank * MOST_SLOTS + slot)
+
+    def wait(self, rank: int, slot: int, stream: Stream) -> None:
+        """Have a stream wait for another rank's `signal` to this one."""
+        self._streams.add(stream)
+        self._wait(stream, rank * MOST_SLOTS + slot)
+
+    def finish(self, beside: Beside) -> None:
+        """Say to all others that all was copied, and have the caller's stream wait for it."""
+        for rank in self.others:
+            self._write(beside.stream, rank, TAKEN + self.rank)
+        beside.join()
+        self._own.use(beside.here, write=True)  # where the memory is to go back, it is behind this
+        for rank in self.others:
+            self._storages[rank].use(beside.here, write=False)
+
+    def _wait(self, stream: Stream, *words: int) -> None:
+        found = self._waits.get(words)
+        if found is None:
+            given: list[int] = []
+            for operation, value, flag in ((WAIT, 1, EQUAL), (WRITE, 0, 0)):
+                for word in words:  # CUstreamBatchMemOpParams is a union of 48 bytes
+                    given += [operation, self._own.base + word * WORD, value, flag, 0, 0]
+            found = self._waits[words] = ctypes.c_uint(2 * len(words)), (ctypes.c_uint64 * len(given))(*given)
+        self._call("cuStreamBatchMemOp", stream.c_handle, *found, self._plain)
+
+    def _write(self, stream: Stream, rank: int, word: int) -> None:
+        address = ctypes.c_uint64(self._storages[rank].base + word * WORD)
+        self._call("cuStreamWriteValue32", stream.c_handle, address, self._one, self._plain)
+
+    def pull(self, address: int, rank: int, offset: int, nbytes: int, stream: Stream) -> None:
+        """Copy some of a rank's data, this one's own too, to an address of this device."""
+        source = ctypes.c_uint64(self._storages[rank].base + HEAD + offset)
+        self._call("cuMemcpyDtoDAsync", ctypes.c_uint64(address), source, ctypes.c_size_t(nbytes), stream.c_handle)
+
+    def pull_rows(self, out: Tensor, rank: int, offset: int, width: int, stream: Stream) -> None:
+        """Copy rows of `width` bytes, dense in a rank's data, to the rows of a tensor of this device."""
+        copy = _Copy2D(sourceType=DEVICE, targetType=DEVICE, width=width, height=out.shape[0])
+        copy.source, copy.sourcePitch = self._storages[rank].base + HEAD + offset, width
+        copy.target, copy.targetPitch = out.ptr, out.layout.strides[0]
+        self._call("cuMemcpy2DAsync", ctypes.byref(copy), stream.c_handle)
+
+    def put(self, offset: int, address: int, nbytes: int, stream: Stream) -> None:
+        """Copy from an address of this device into this rank's data."""
+        target = ctypes.c_uint64(self._own.base + HEAD + offset)
+        self._call("cuMemcpyDtoDAsync", target, ctypes.c_uint64(address), ctypes.c_size_t(nbytes), stream.c_handle)
+
+    def tensor(self, offset: int, shape: tuple[int, ...], dtype: Dtype) -> Tensor:
+        """Some of this rank's data as a tensor, which calls may write."""
+        at = self._own.base + HEAD + offset
+        return Tensor(self._own, at, self.device.layout(dtype, shape, c_strides(shape), at))
+
+    def _call(self, function: str, *given: Any) -> None:
+        with self.device.context:
+            status = getattr(driver, function).unchecked(*given)
+        if status:
+            self.device.fail(status, function)
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+    def release(self) -> None:
+        """Set all words of this rank until no stream waits any more: what was waited for does not come."""
+        until = time.monotonic() + PATIENCE
+        one, count = ctypes.c_uint(1), ctypes.c_size_t(TAKEN + MOST_RANKS)
+        address = ctypes.c_uint64(self._own.base)
+        with self.device.context, relaxed():
+            while time.monotonic() < until and self.device.alive and self.device.fault is None:
+                driver.cuMemsetD32Async.unchecked(address, one, count, self.device.quiet.c_handle)
+                statuses = [driver.cuStreamQuery.unchecked(each.c_handle) for each in list(self._streams)]
+                if NOT_READY not in statuses:
+                    return
+                time.sleep(PAUSE)
+
+
+DEVICE = 2  # CU_MEMORYTYPE_DEVICE
+
+
+class _Copy2D(ctypes.Structure):
+    """CUDA_MEMCPY2D."""
+
+    _fields_ = (
+        ("sourceX", ctypes.c_size_t), ("sourceY", ctypes.c_size_t), ("sourceType", ctypes.c_int),
+        ("sourceHost", ctypes.c_void_p), ("source", ctypes.c_uint64), ("sourceArray", ctypes.c_void_p),
+        ("sourcePitch", ctypes.c_size_t),
+        ("targetX", ctypes.c_size_t), ("targetY", ctypes.c_size_t), ("targetType", ctypes.c_int),
+        ("targetHost", ctypes.c_void_p), ("target", ctypes.c_uint64), ("targetArray", ctypes.c_void_p),
+        ("targetPitch", ctypes.c_size_t), ("width", ctypes.c_size_t), ("height", ctypes.c_size_t),
+    )  # fmt: skip
+
+
+def _hand_back(storage: Storage) -> None:
+    """Let the memory go once our streams are done with it."""
+    if storage.device.alive and storage.device.fault is None:
+        storage.device.park(storage)
+
+
+def _machine() -> bytes:
+    """What is the same for all processes of one machine."""
+    try:
+        name = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        name = socket.gethostname()
+    return hashlib.sha256(name.encode()).digest()
+
+
+def peers_of(beside: Beside, nbytes: int) -> Peers | None:
+    """The memory of a communicator's ranks for so much data of each; None where NCCL is to move it.
+
+    The first time, and where more is needed than before, all ranks make it together, and wait for one another; all get
+    the same answer.
+    """
+    comm: Any = beside.comm
+    if comm.library != "nccl" or not 1 < comm.size <= MOST_RANKS or not 0 < nbytes <= MOST_BYTES:
+        return None
+    known = _known.get(comm)
+    if comm in _known and (known is None or known.nbytes >= nbytes):
+        return known
+    if beside.here.capture():
+        return None  # nothing can be waited for
+    made = _known[comm] = _made(comm, nbytes)
+    return made
+
+
+def _made(comm: NcclCommunicator, nbytes: int) -> Peers | None:
+    made, card = None, np.zeros(1, CARD)
+    try:
+        made = Peers(comm, nbytes)
+        card = made.card()
+    except (CudaError, DispatchError):
+        made = None  # which the others are told
+    cards = all_gather(comm.device.array(card.view(np.uint8)), comm=comm).numpy().view(CARD).ravel()
+    reached = np.array([made is not None and made.map(cards)], np.int32)
+    everyone = all_reduce(comm.device.array(reached), comm=comm, reduce="min")
+    if not int(everyone.numpy()[0]) or made is None:
+        return None
+    of = weakref.ref(made)
+
+    def failed(_error: CollectiveError) -> None:
+        peers = of()
+        if peers is not None:
+            threading.Thread(target=peers.release, name="peers release", daemon=True).start()
+
+    comm.watchers.append(failed)
+    return made

@@ -1,0 +1,230 @@
+"""Products by copies between ranks: what is multiplied, added and waited for, over memory of the host.
+
+A stand-in for the memory of the ranks holds them to its rules: a word is 1 before it is waited for, and 0 before it is
+set; nobody writes what another has yet to copy. What streams and the driver do of it only a GPU can show.
+"""
+
+import ctypes
+import threading
+
+import numpy as np
+import pytest
+
+import dispatch as dp
+from dispatch import parallel
+from dispatch.device.layout import c_strides
+from dispatch.device.tensor import Tensor
+from dispatch.errors import BadRequest, CollectiveError
+from dispatch.libraries.threads.meeting import ThreadCommunicator
+from dispatch.parallel import by_copies, peers, shards
+from dispatch.parallel.beside import Beside
+
+PATIENCE = 20
+
+
+class Words:
+    """The words of all ranks; whoever waits for one sets it back."""
+
+    def __init__(self, size):
+        self.changed, self.size = threading.Condition(), size
+        self.ready = {}
+        self.taken = {(owner, rank): True for owner in range(size) for rank in range(size)}
+
+    def write(self, words, key):
+        with self.changed:
+            assert not words.get(key), f"{key} is set before it was waited for"
+            words[key] = True
+            self.changed.notify_all()
+
+    def wait(self, words, key):
+        with self.changed:
+            assert self.changed.wait_for(lambda: words.get(key), PATIENCE), f"{key} is never set"
+            words[key] = False
+
+
+class HostPeers:
+    def __init__(self, rank, size, words, buffers, nbytes):
+        self.rank, self.size, self.words, self.buffers, self.nbytes = rank, size, words, buffers, nbytes
+        self.others = [(rank + step) % size for step in range(1, size)]
+        self.device = dp.device("host")
+        buffers[rank] = self.device.array(np.full(nbytes, 0xAB, np.uint8))
+
+    def begin(self, stream, here):
+        for rank in self.others:
+            self.words.wait(self.words.taken, (self.rank, rank))
+        self.buffers[self.rank].numpy()[:] = 0xCD
+
+    def signal(self, rank, slot, stream):
+        assert slot < peers.MOST_SLOTS
+        self.words.write(self.words.ready, (rank, self.rank, slot))
+
+    def wait(self, rank, slot, stream):
+        self.words.wait(self.words.ready, (self.rank, rank, slot))
+
+    def finish(self, beside):
+        for rank in self.others:
+            self.words.write(self.words.taken, (rank, self.rank))
+
+    def _at(self, rank, offset, nbytes):
+        assert offset >= 0
+        assert offset + nbytes <= self.nbytes
+        return self.buffers[rank].ptr + offset
+
+    def pull(self, address, rank, offset, nbytes, stream):
+        ctypes.memmove(address, self._at(rank, offset, nbytes), nbytes)
+
+    def pull_rows(self, out, rank, offset, width, stream):
+        for row in range(out.shape[0]):
+            ctypes.memmove(out[row].ptr, self._at(rank, offset + row * width, width), width)
+
+    def put(self, offset, address, nbytes, stream):
+        ctypes.memmove(self._at(self.rank, offset, nbytes), address, nbytes)
+
+    def tensor(self, offset, shape, dtype):
+        at = self._at(self.rank, offset, int(np.prod(shape)) * dtype.itemsize)
+        return Tensor(self.buffers[self.rank].storage, at, self.device.layout(dtype, shape, c_strides(shape), at))
+
+
+@pytest.fixture
+def copied(monkeypatch):
+    """Worlds of the host whose blocks go by copies; each call of `peers_of` has memory of just the size it asks for."""
+    shared, lock, asked = {}, threading.Lock(), []
+
+    def peers_of(beside, nbytes):
+        comm = beside.comm
+        if not nbytes:
+            asked.append(0)
+            return None
+        count = comm.calls = getattr(comm, "calls", 0) + 1
+        with lock:
+            asked.append(nbytes)
+            words, buffers = shared.setdefault((id(comm.hall), count), (Words(comm.size), {}))
+        made = HostPeers(comm.rank, comm.size, words, buffers, nbytes)
+        dp.barrier(comm=comm)
+        return made
+
+    monkeypatch.setattr(shards, "peers_of", peers_of)
+    monkeypatch.setattr(ThreadCommunicator, "note", lambda *_: None, raising=False)
+    monkeypatch.setattr(Beside, "__init__", _beside)
+    return asked
+
+
+def _beside(self, comm):
+    found = comm.communicator
+    self.comm, self.device = found, found.device
+    self.here = self.stream = found.device.executor().stream
+
+
+def product(world, name, size, rows, k, n, chunks, dtype, seed, turns=3):
+    """A block's results on this rank, and what one device gives."""
+    rng = np.random.default_rng(seed)
+    rank, device, comm = world.rank, world.device, world.communicator
+    found = []
+    for _ in range(turns):
+        a, b = (rng.standard_normal(shape) for shape in ((size * rows, size * k), (size * k, size * n)))
+        inner = slice(rank * k, (rank + 1) * k)
+        columns, mine = slice(rank * n, (rank + 1) * n), slice(rank * rows, (rank + 1) * rows)
+        by_rows = (device.array(a[:, inner].copy(), dtype), device.array(b[inner].copy(), dtype))
+        by_columns = device.array(b[:, columns].copy(), dtype)
+        if name in ("matmul_all_reduce", "matmul_reduce_scatter"):
+            out = getattr(parallel, name)(*by_rows, comm=comm, chunks=chunks)
+            right = a @ b if name == "matmul_all_reduce" else (a @ b)[mine]
+        elif name == "all_gather_matmul":
+            bias = device.array(np.arange(n, dtype=float), dtype)
+            choices = {"bias": bias, "epilogue": "BIAS"}
+            out = parallel.all_gather_matmul(
+                device.array(a[mine], dtype), by_columns, comm=comm, chunks=chunks, **choices
+            )
+            right = (a @ b)[:, columns] + np.arange(n)
+        else:
+            out = parallel.matmul_all_gather(device.array(a, dtype), by_columns, comm=comm, chunks=chunks)
+            right = a @ b
+        found.append(float(np.abs(out.astype("f64").numpy() - right).max() / np.abs(right).max()))
+    return max(found)
+
+
+BLOCKS = ("matmul_all_reduce", "matmul_reduce_scatter", "all_gather_matmul", "matmul_all_gather")
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize(("rows", "chunks"), [(1, 1), (6, 1), (6, 4), (7, 16)])
+def test_a_block_by_copies_gives_what_one_device_gives(copied, name, size, rows, chunks):
+    with dp.World.local(["host"] * size, deadline=60) as world:
+        errors = world.run(product, name, size, rows, 4, 3, chunks, "f64", [rows, size])
+    assert max(errors) < 1e-14
+    elements = {"matmul_all_reduce": size * rows * 3 * size, "matmul_reduce_scatter": (size - 1) * rows * 3 * size,
+                "all_gather_matmul": rows * 4 * size, "matmul_all_gather": size * rows * 3}  # fmt: skip
+    assert set(copied) == {8 * elements[name]}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_dtypes(copied, dtype):
+    with dp.World.local(["host"] * 3, deadline=60) as world:
+        for name in BLOCKS:
+            bound = {"f32": 1e-5, "f16": 5e-3, "bf16": 4e-2}[dtype]
+            assert max(world.run(product, name, 3, 8, 8, 8, 2, dtype, 1)) < bound
+    assert copied
+
+
+def test_rows_that_the_ranks_do_not_divide_go_by_nccl(copied):
+    def run(world):
+        x = world.device.array(np.ones((7, 2)))
+        return parallel.matmul_all_reduce(x, world.device.array(np.ones((2, 3))), comm=world, chunks=2).numpy()
+
+    with dp.World.local(["host"] * 2, deadline=60) as world:
+        assert all((found == 4).all() for found in world.run(run))
+    assert set(copied) == {0}
+
+
+@pytest.mark.usefixtures("copied")
+def test_a_block_that_raises_ends_the_communicator(monkeypatch):
+    def run(world):
+        x = world.device.array(np.ones((4, 2)))
+        with pytest.raises(ZeroDivisionError):
+            parallel.matmul_reduce_scatter(x, x.T, comm=world, chunks=2)
+        with pytest.raises(CollectiveError, match="matmul_reduce_scatter was left by ZeroDivisionError"):
+            world.check()
+
+    monkeypatch.setattr(by_copies, "matmul", lambda *_, **__: 1 / 0)
+    with dp.World.local(["host"] * 2, deadline=60) as world:
+        world.run(run)
+
+
+def test_rows_that_are_not_dense_are_refused_before_anything_is_sent():
+    def run(world):
+        x = world.device.array(np.ones((4, 6)))[:, ::2]
+        with pytest.raises(BadRequest, match=r"a: .* dense in C order"):
+            parallel.all_gather_matmul(x, world.device.array(np.ones((3, 2))), comm=world)
+
+    with dp.World.local(["host"] * 2, deadline=60) as world:
+        world.run(run)
+
+
+def test_structs_are_as_the_driver_has_them():
+    from cuda.bindings import driver as types
+
+    copy = peers._Copy2D(
+        sourceType=2, targetType=2, width=3, height=4, source=5, sourcePitch=6, target=7, targetPitch=8
+    )
+    theirs = types.CUDA_MEMCPY2D()
+    device = types.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    theirs.srcMemoryType = theirs.dstMemoryType = device
+    theirs.WidthInBytes, theirs.Height = 3, 4
+    theirs.srcDevice, theirs.srcPitch, theirs.dstDevice, theirs.dstPitch = 5, 6, 7, 8
+    assert bytes(copy) == ctypes.string_at(int(theirs.getPtr()), ctypes.sizeof(copy))
+    operation = types.CUstreamBatchMemOpType
+    assert peers.WAIT == operation.CU_STREAM_MEM_OP_WAIT_VALUE_32
+    assert peers.WRITE == operation.CU_STREAM_MEM_OP_WRITE_VALUE_32
+    assert peers.EQUAL == types.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ
+    made = types.CUstreamBatchMemOpParams()
+    made.operation = operation.CU_STREAM_MEM_OP_WAIT_VALUE_32
+    made.waitValue.address, made.waitValue.value, made.waitValue.flags = 0x1000, 1, 1
+    words = (ctypes.c_uint64 * 6).from_buffer_copy(ctypes.string_at(int(made.getPtr()), 48))
+    assert [words[0] & 0xFFFFFFFF, words[1], words[2] & 0xFFFFFFFF, words[3] & 0xFFFFFFFF] == [1, 0x1000, 1, 1]
+
+
+def test_a_machine_is_the_same_for_its_processes_and_words_fit_their_place():
+    assert peers._machine() == peers._machine()
+    assert len(peers._machine()) == peers.CARD["machine"].itemsize
+    assert (peers.TAKEN + peers.MOST_RANKS) * peers.WORD <= peers.HEAD
