@@ -49,6 +49,7 @@ TAKEN = MOST_RANKS * MOST_SLOTS  # behind the words for what is there, those for
 HEAD = 64 << 10  # bytes of words in front of the data
 WAIT, WRITE = 1, 2  # CU_STREAM_MEM_OP_WAIT_VALUE_32 and _WRITE_VALUE_32
 EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ
+NON_BLOCKING, APART = 1, -2  # CU_STREAM_NON_BLOCKING, and a priority that no other stream of ours has
 LAZY = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 ALREADY_ENABLED = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 PROCESS = secrets.token_bytes(16)  # which no other process has
@@ -158,11 +159,12 @@ class Peers:
         if card["process"].tobytes() != PROCESS:
             return _Opened(self.device, card["handle"].tobytes())
         other: Any = device_of(f"cuda:{int(card['ordinal'])}")
-        context = ctypes.c_void_p(int(other.context.handle))
-        with self.device.context, relaxed():
-            status = driver.cuCtxEnablePeerAccess.unchecked(context, ctypes.c_uint(0))
-        if status not in (0, ALREADY_ENABLED):
-            raise driver.error("cuCtxEnablePeerAccess", status)
+        if other is not self.device:
+            context = ctypes.c_void_p(int(other.context.handle))
+            with self.device.context, relaxed():
+                status = driver.cuCtxEnablePeerAccess.unchecked(context, ctypes.c_uint(0))
+            if status not in (0, ALREADY_ENABLED):
+                raise driver.error("cuCtxEnablePeerAccess", status)
         return _allocations[int(card["base"])]
 
     # -- what streams do ------------------------------------------------------------------------------------------
@@ -238,17 +240,24 @@ class Peers:
 
     # -- the end ----------------------------------------------------------------------------------------------------
     def release(self) -> None:
-        """Set all words of this rank until no stream waits any more: what was waited for does not come."""
+        """Set all words of this rank until no stream waits any more: what was waited for does not come.
+
+        By a stream of another priority than all others have: those of one share the GPU's channels, and what waits
+        for a word holds up what is behind it in its channel.
+        """
         until = time.monotonic() + PATIENCE
         one, count = ctypes.c_uint(1), ctypes.c_size_t(TAKEN + MOST_RANKS)
         address = ctypes.c_uint64(self._own.base)
         with self.device.context, relaxed():
+            stream = driver.cuStreamCreateWithPriority(NON_BLOCKING, APART)
+            c_handle = ctypes.c_void_p(int(stream))
             while time.monotonic() < until and self.device.alive and self.device.fault is None:
-                driver.cuMemsetD32Async.unchecked(address, one, count, self.device.quiet.c_handle)
+                driver.cuMemsetD32Async.unchecked(address, one, count, c_handle)
                 statuses = [driver.cuStreamQuery.unchecked(each.c_handle) for each in list(self._streams)]
                 if NOT_READY not in statuses:
-                    return
+                    break
                 time.sleep(PAUSE)
+            driver.cuStreamDestroy.unchecked(c_handle)
 
 
 DEVICE = 2  # CU_MEMORYTYPE_DEVICE

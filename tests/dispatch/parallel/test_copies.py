@@ -181,7 +181,7 @@ def test_rows_that_the_ranks_do_not_divide_go_by_nccl(copied):
 def test_a_block_that_raises_ends_the_communicator(monkeypatch):
     def run(world):
         x = world.device.array(np.ones((4, 2)))
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises((ZeroDivisionError, CollectiveError)):  # its own, or what the other has told
             parallel.matmul_reduce_scatter(x, x.T, comm=world, chunks=2)
         with pytest.raises(CollectiveError, match="matmul_reduce_scatter was left by ZeroDivisionError"):
             world.check()

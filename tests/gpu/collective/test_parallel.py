@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +14,25 @@ import pytest
 import dispatch as dp
 from dispatch import parallel
 
-CASES = Path(__file__).parents[2] / "dispatch" / "parallel" / "parallel_cases.py"
+HERE = Path(__file__).parent
+CASES = HERE.parents[1] / "dispatch" / "parallel" / "parallel_cases.py"
+
+
+def loaded(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
 def parallel_cases():
-    spec = importlib.util.spec_from_file_location("parallel_cases", CASES)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(CASES)
+
+
+@pytest.fixture(scope="module")
+def by_copies():
+    return loaded(HERE / "blocks_by_copies.py")
 
 
 @pytest.mark.usefixtures("nccl")
@@ -51,109 +63,34 @@ def test_products_go_by_nccl_as_well(two, dtype, parallel_cases, monkeypatch):
 BLOCKS = ("matmul_all_reduce", "matmul_reduce_scatter", "all_gather_matmul", "matmul_all_gather")
 
 
-def operands(world, name, a, b):
-    """This rank's part of two matrices for a block, and what of their product it is to give."""
-    rows, inner, columns = (
-        slice(world.rank * n // 2, (world.rank + 1) * n // 2) for n in (a.shape[0], a.shape[1], b.shape[1])
-    )
-    mine = {"all_gather_matmul": (a[rows], b[:, columns]), "matmul_all_gather": (a, b[:, columns])}
-    x, w = (world.device.array(np.ascontiguousarray(e)) for e in mine.get(name, (a[:, inner], b[inner])))
-    part = {"matmul_reduce_scatter": (rows, slice(None)), "all_gather_matmul": (slice(None), columns)}.get(name, ...)
-    return x, w, part
-
-
-def block(world, name, a, b, chunks):
-    """A block's result, and what of the product of two matrices it is to be."""
-    x, w, part = operands(world, name, a, b)
-    return getattr(parallel, name)(x, w, comm=world.communicator, chunks=chunks), part
-
-
-def test_blocks_by_copies_one_behind_the_other_and_with_shapes_that_change(two):
+def test_blocks_by_copies_one_behind_the_other_and_with_shapes_that_change(two, by_copies):
     """Nothing waits in between: a rank that is ahead must not write what the other has yet to copy."""
-    from dispatch.parallel import peers
-
-    def run(world):
-        rng, found, errors = np.random.default_rng(3), [], []
-        for turn in range(150):
-            m, k, n = (2 * int(extent) for extent in rng.integers(1, 200, 3))
-            a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((m, k), (k, n)))
-            name, chunks = BLOCKS[int(rng.integers(4))], int(rng.integers(1, 9))
-            out, right = block(world, name, a, b, chunks)
-            found.append((out, (a.astype(np.float64) @ b)[right], name, turn))
-            if turn % 37 == 0:
-                world.device.synchronize()
-        for out, right, name, turn in found:
-            error = np.abs(out.numpy() - right).max() / np.abs(right).max()
-            if not error < 1e-5:
-                errors.append((turn, name, float(error)))
-        assert peers._known[world.communicator] is not None, "this machine's GPUs reach each other"
-        return errors
-
     with dp.World.local(two, deadline=60) as world:
-        assert world.run(run) == [[], []]
+        assert world.run(lambda world: by_copies.one_behind_the_other(world.communicator)) == [[], []]
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_a_graph_of_a_block_by_copies_is_launched_between_other_calls(two, name):
-    import ctypes
-    import threading
-
-    from cudabind import driver
-
+def test_a_graph_of_a_block_by_copies_is_launched_between_other_calls(two, name, by_copies):
     meet = threading.Barrier(2)
-
-    def run(world):
-        rng = np.random.default_rng(0)
-        a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((128, 64), (64, 96)))
-        right = a.astype(np.float64) @ b
-
-        def is_right(out, part):
-            return bool(np.abs(out.numpy() - right[part]).max() < 1e-3)
-
-        assert is_right(*block(world, name, a, b, 2))
-        x, w, part = operands(world, name, a, b)
-        getattr(parallel, name)(x, w, comm=world.communicator, chunks=2)
-        world.device.synchronize()
-        stream, graph = world.device.stream(), ctypes.c_void_p()
-        handle = ctypes.c_void_p(stream.handle)
-        meet.wait(60)
-        with world.device.context:
-            assert driver.cuStreamBeginCapture.unchecked(handle, 1) == 0
-            with stream:
-                out = getattr(parallel, name)(x, w, comm=world.communicator, chunks=2)
-            assert driver.cuStreamEndCapture.unchecked(handle, ctypes.byref(graph)) == 0
-            executable = driver.cuGraphInstantiate(graph.value, 0)
-        found = []
-        for turn in range(6):
-            with world.device.context:
-                driver.cuGraphLaunch(executable, stream.handle)
-            world.communicator.watch(stream)
-            stream.synchronize()
-            found.append(is_right(out, part))
-            out.copy_from(np.full(out.shape, np.nan))
-            if turn % 2:
-                found.append(is_right(*block(world, name, a, b, 1 + turn)))
-        meet.wait(60)
-        return found
-
     with dp.World.local(two, deadline=60) as world:
-        assert world.run(run) == [[True] * 9] * 2
+        found = world.run(lambda world: by_copies.graphs(world.communicator, name, partial(meet.wait, 60)))
+        assert found == [[True] * 9] * 2
 
 
-def test_a_rank_that_leaves_amid_blocks_by_copies_holds_up_nobody(two):
+def test_a_rank_that_leaves_amid_blocks_by_copies_holds_up_nobody(two, by_copies):
     """What the other waits for are words in its memory, which its failure sets."""
     from dispatch.errors import CollectiveError
 
     def run(world):
         a = np.ones((512, 512), np.float32)
-        block(world, "matmul_all_reduce", a, a, 4)
+        by_copies.block(world.communicator, "matmul_all_reduce", a, a, 4)
         world.device.synchronize()
         if world.rank:
             raise ValueError("gone")
         begun = time.monotonic()
         with pytest.raises(CollectiveError):  # noqa: PT012  # whichever of them comes upon it
             for _ in range(10_000):
-                block(world, "matmul_all_reduce", a, a, 4)[0].numpy()
+                by_copies.block(world.communicator, "matmul_all_reduce", a, a, 4)[0].numpy()
         world.device.synchronize()
         return time.monotonic() - begun
 
@@ -162,7 +99,7 @@ def test_a_rank_that_leaves_amid_blocks_by_copies_holds_up_nobody(two):
             world.run(run)
         world.rebuild()
         a = np.ones((512, 512), np.float32)
-        for out, _ in world.run(block, "matmul_all_reduce", a, a, 4):
+        for out, _ in world.run(lambda world: by_copies.block(world.communicator, "matmul_all_reduce", a, a, 4)):
             assert (out.numpy() == 512).all()
 
 
@@ -258,7 +195,6 @@ def test_a_long_ring_has_two_blocks_beside_its_own(two):
 
 def test_a_callers_graph_holds_a_sharded_product(two):
     import ctypes
-    import threading
 
     from cudabind import driver
 
