@@ -219,7 +219,7 @@ class Peers:
         """Copy rows of `width` bytes, dense in a rank's data, to the rows of a tensor of this device."""
         copy = _Copy2D(sourceType=DEVICE, targetType=DEVICE, width=width, height=out.shape[0])
         copy.source, copy.sourcePitch = self._storages[rank].base + HEAD + offset, width
-        copy.target, copy.targetPitch = out.ptr, out.layout.strides[0]
+        copy.target, copy.targetPitch = out.ptr, out.strides[0]
         self._call("cuMemcpy2DAsync", ctypes.byref(copy), stream.c_handle)
 
     def put(self, offset: int, address: int, nbytes: int, stream: Stream) -> None:

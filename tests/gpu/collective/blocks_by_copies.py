@@ -175,21 +175,23 @@ def graphs(comm, name, meet):
 
 def left_alone(comm):
     """Seconds until a rank whose partner makes no block is free again by its communicator's failure."""
-    a = np.ones((256, 256), np.float32)
-    block(comm, "matmul_all_reduce", a, a, 2)
-    comm.device.synchronize()
-    comm.meet()
-    if comm.rank:
-        comm.meet()
-        return 0.0
-    for _ in range(3):
-        block(comm, "matmul_all_reduce", a, a, 2)
-    time.sleep(0.2)
+    x, w, _ = operands(comm, "matmul_all_reduce", *(np.ones((256, 256), np.float32) for _ in range(2)))
+    for turn in range(4):
+        if turn == 1:
+            comm.device.synchronize()
+            comm.meet()
+            if comm.rank:
+                comm.meet()
+                return 0.0
+        parallel.matmul_all_reduce(x, w, comm=comm, chunks=2)
+    late = threading.Timer(0.5, comm.fail, (CollectiveError("enough"),))  # while this thread waits
+    late.start()
     begun = time.monotonic()
-    comm.fail(CollectiveError("enough"))
-    comm.device.synchronize()
+    comm.device.executor().stream.synchronize()
     took = time.monotonic() - begun
+    late.join()
     comm.meet()
+    assert took > 0.4, "nothing was waited for"
     return took
 
 
