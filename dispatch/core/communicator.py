@@ -60,6 +60,7 @@ class Communicator(ABC):
         self.error: CollectiveError | None = None
         self.closed = False
         self.watchers: list[Callable[[CollectiveError], None]] = []  # told once, by whichever thread finds it failed
+        self.endings: list[Callable[[], object]] = []  # called once, as it is closed
         self._failing = threading.Lock()
 
     @property
@@ -122,8 +123,12 @@ class Communicator(ABC):
             if self.closed:
                 return
             self.closed, failed = True, self.error is not None
-        if not failed:
-            self.release()
+        try:
+            if not failed:
+                self.release()
+        finally:
+            while self.endings:
+                self.endings.pop()()
 
     def __enter__(self) -> Self:
         return self

@@ -30,7 +30,7 @@ class Beside:
 
     Attributes:
         comm: the communicator that a world has now.
-        here: the stream that is current as this is made.
+        here: the stream that is current as this is made, and whether a graph is `captured` there.
         stream: the communicator's own, `with beside.stream:` for its collectives. Of high priority, for a product has
             blocks enough for the whole GPU, and a collective begins as some of these end.
     """
@@ -40,12 +40,13 @@ class Beside:
         self.comm.check()
         self.device = self.comm.device
         self.here: Stream = self.device.executor().stream
+        self.captured = bool(self.here.capture())
         with _lock:
             found = _streams.get(self.comm)
             if found is None or found.closed:
                 found = _streams[self.comm] = self.device.stream(high_priority=True)
         self.stream = found
-        if self.here.capture():
+        if self.captured:
             found.wait_for(self.here)  # what runs beside goes into the same graph
 
     def read_here(self, *tensors: Tensor) -> None:
@@ -60,7 +61,7 @@ class Beside:
 
     def refuse_capture(self, name: str) -> None:
         """BadRequest while the caller's stream is captured: for what measures, or waits."""
-        if self.here.capture():
+        if self.captured:
             raise BadRequest(name, "None", "a number, for this stream is being captured and nothing can be measured")
 
 

@@ -42,7 +42,7 @@ class _Part:
             comm.fail(CollectiveError(f"{comm!r}: {self.name} was left by {type(error).__name__}: {error}"))
             return
         self.peers.finish(self.beside)
-        if not self.beside.here.capture():
+        if not self.beside.captured:
             comm.note(self.beside.stream.c_handle, self.name)
 
 
@@ -74,7 +74,7 @@ def _reduced(
     size, own, n, here = peers.size, x.shape[0] // peers.size, w.shape[1], beside.here
     before, behind, each = (peers.rank - 1) % size, (peers.rank + 1) % size, _nbytes((own, n), x)
     came = beside.device.empty((size - 1, own, n), x.dtype)
-    peers.begin(here, here)
+    peers.begin(here, beside)
     for step in range(size):
         first = own * ((peers.rank - 1 - step) % size)
         for number, rows in enumerate(chunks):
@@ -129,7 +129,7 @@ def all_gather_matmul(
     chunks = _chunks(peers, own, count)
     starts = [_nbytes((rows.start, x.shape[1]), x) for rows in chunks]
     with _Part(beside, peers, "all_gather_matmul"):
-        peers.begin(stream, here)
+        peers.begin(stream, beside)
         for number, rows in enumerate(chunks):
             peers.put(starts[number], x[rows].ptr, x[rows].nbytes, stream)
             for rank in peers.others:
@@ -153,7 +153,7 @@ def matmul_all_gather(beside: Beside, peers: Peers, x: Tensor, w: Tensor, count:
     out, chunks = beside.device.empty((m, size * n), x.dtype), _chunks(peers, m, count)
     starts, width = [_nbytes((rows.start, n), x) for rows in chunks], _nbytes((n,), x)
     with _Part(beside, peers, "matmul_all_gather"):
-        peers.begin(here, here)
+        peers.begin(here, beside)
         for number, rows in enumerate(chunks):
             part = peers.tensor(starts[number], (rows.stop - rows.start, n), x.dtype)
             matmul(x[rows], w, compute=compute, out=part)

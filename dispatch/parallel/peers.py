@@ -151,7 +151,7 @@ class Peers:
         try:
             for rank in self.others:
                 self._storages[rank] = self._storage(self._found(cards[rank]))
-        except (CudaError, DispatchError):
+        except (CudaError, DispatchError, KeyError):
             return False
         return True
 
@@ -168,14 +168,14 @@ class Peers:
         return _allocations[int(card["base"])]
 
     # -- what streams do ------------------------------------------------------------------------------------------
-    def begin(self, stream: Stream, here: Stream) -> None:
-        """Have a stream wait until the others have copied what this rank had for them before; `here` is the caller's.
+    def begin(self, stream: Stream, beside: Beside) -> None:
+        """Have a stream wait until the others have copied what this rank had for them before.
 
-        A graph under capture there keeps the memory.
+        A graph that the caller captures keeps the memory.
         """
         self._streams.add(stream)
-        if here.capture():
-            self.device.graphs.keep(here, self)
+        if beside.captured:
+            self.device.graphs.keep(beside.here, self)
         self._wait(stream, *(TAKEN + rank for rank in self.others))
 
     def signal(self, rank: int, slot: int, stream: Stream) -> None:
@@ -303,7 +303,7 @@ def peers_of(beside: Beside, nbytes: int) -> Peers | None:
     known = _known.get(comm)
     if comm in _known and (known is None or known.nbytes >= nbytes):
         return known
-    if beside.here.capture():
+    if beside.captured:
         return None  # nothing can be waited for
     made = _known[comm] = _made(comm, nbytes)
     return made
@@ -329,4 +329,6 @@ def _made(comm: NcclCommunicator, nbytes: int) -> Peers | None:
             threading.Thread(target=peers.release, name="peers release", daemon=True).start()
 
     comm.watchers.append(failed)
+    itself = weakref.ref(comm)  # plans keep a communicator for longer than it is open
+    comm.endings.append(lambda: _known.pop(itself(), None))
     return made

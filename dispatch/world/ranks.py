@@ -117,7 +117,8 @@ class RankWorld:
         write. CollectiveError where a rank is lost meanwhile: call it again.
         """
         old = self.communicator
-        old.watchers.clear()  # who has not called this as yet may still be within a call that ends well
+        if self._tell in old.watchers:  # who has not called this as yet may still be within a call that ends well
+            old.watchers.remove(self._tell)
         old.fail(CollectiveError(f"{old!r} was given up to rebuild its world"))
         until = self.deadline if grace is None else grace
         if self._regroup is None:

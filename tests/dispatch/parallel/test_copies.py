@@ -49,7 +49,7 @@ class HostPeers:
         self.device = dp.device("host")
         buffers[rank] = self.device.array(np.full(nbytes, 0xAB, np.uint8))
 
-    def begin(self, stream, here):
+    def begin(self, stream, beside):
         for rank in self.others:
             self.words.wait(self.words.taken, (self.rank, rank))
         self.buffers[self.rank].numpy()[:] = 0xCD
@@ -113,6 +113,7 @@ def _beside(self, comm):
     found = comm.communicator
     self.comm, self.device = found, found.device
     self.here = self.stream = found.device.executor().stream
+    self.captured = False
 
 
 def product(world, name, size, rows, k, n, chunks, dtype, seed, turns=3):

@@ -139,6 +139,29 @@ def one_behind_the_other(comm, turns=150):
     return wrong
 
 
+def memory_goes_back(comm):
+    """Bytes of the GPU's memory that are free before a block, with its memory, and once the communicator is closed."""
+    a = np.ones((2048, 2048), np.float32)
+    x, w, _ = operands(comm, "matmul_all_reduce", a, a)
+    comm.meet()
+    free = [driver.cuMemGetInfo()[0]]
+    for _ in range(3):
+        kept = parallel.matmul_all_reduce(x, w, comm=comm, chunks=2)
+    comm.device.synchronize()
+    comm.meet()
+    free.append(driver.cuMemGetInfo()[0])
+    comm.meet()
+    comm.close()
+    del kept
+    for _ in range(3):  # what was parked goes back as memory is asked for
+        comm.device.empty((1000,))
+        comm.device.synchronize()
+        comm.meet()
+    free.append(driver.cuMemGetInfo()[0])
+    comm.meet()
+    return free
+
+
 def graphs(comm, name, meet):
     """A graph of a block, launched six times, with calls in between; whether each was right. `meet()` is a barrier."""
     rng = np.random.default_rng(0)

@@ -46,6 +46,13 @@ def test_a_failure_frees_who_waits(one_gpu):
     assert took < 5
 
 
+def test_memory_goes_back_with_the_communicator(one_gpu):
+    (before, amid, after), _ = one_gpu.threads(one_gpu.memory_goes_back)
+    print(before, amid, after)
+    assert amid <= before - 2 * (16 << 20), "of two ranks, 16 MiB each"
+    assert after >= amid + 2 * (16 << 20)
+
+
 def test_blocks_of_two_processes(tmp_path):
     root, address = str(HERE.parents[2]), str(tmp_path / "line")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
