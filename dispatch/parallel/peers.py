@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -53,6 +53,7 @@ NON_BLOCKING, APART = 1, -2  # CU_STREAM_NON_BLOCKING, and a priority that no ot
 LAZY = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 ALREADY_ENABLED = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 PROCESS = secrets.token_bytes(16)  # which no other process has
+MOST_SPARE = 8  # allocations that are kept
 PATIENCE = 60.0  # seconds for which the words of a failed communicator are set again and again
 PAUSE = 1e-3
 
@@ -61,6 +62,8 @@ CARD = np.dtype(
 )
 _known: weakref.WeakKeyDictionary[Any, Peers | None] = weakref.WeakKeyDictionary()  # by communicator
 _allocations: weakref.WeakValueDictionary[int, _Allocation] = weakref.WeakValueDictionary()
+_spare: list[_Spare] = []
+_taking = threading.Lock()
 
 
 class _IpcHandle(ctypes.Structure):
@@ -70,18 +73,45 @@ class _IpcHandle(ctypes.Structure):
 
 
 class _Allocation:
-    """Memory of this process, which goes back once neither its own rank nor another one of this process needs it."""
+    """Memory of this process, until neither its own rank nor another one of this process needs it.
+
+    The driver frees nothing before the whole GPU is idle, and lets nobody launch in this context meanwhile. So what is
+    `spare` then, for nobody will write a word into it any more, is kept for the next communicator; and what is not, a
+    failed one's, is freed by a thread of its own.
+    """
 
     def __init__(self, device: Any, nbytes: int) -> None:
-        self._device, self.address = device, 0
-        with device.context, relaxed():
-            self.address = int(driver.cuMemAlloc(nbytes))
+        self.device, self.address, self.nbytes, self.is_spare = device, 0, nbytes, False
+        with _taking:  # of the threads of ranks
+            fitting = [each for each in _spare if each.device is device and nbytes <= each.nbytes <= 4 * nbytes]
+            found = min(fitting, key=lambda each: each.nbytes, default=None)
+            if found is not None:
+                _spare.remove(found)
+        if found is not None:
+            self.address, self.nbytes = found.address, found.nbytes
+        else:
+            with device.context, relaxed():
+                self.address = int(driver.cuMemAlloc(nbytes))
         _allocations[self.address] = self
 
     def __del__(self) -> None:
-        if self.address and self._device.alive and not sys.is_finalizing():
-            with self._device.context, relaxed():
-                driver.cuMemFree.unchecked(ctypes.c_uint64(self.address))
+        if not self.address or not self.device.alive or sys.is_finalizing():
+            return
+        left = _Spare(self.device, self.address, self.nbytes)
+        if self.is_spare and len(_spare) < MOST_SPARE:
+            _spare.append(left)
+        else:
+            threading.Thread(target=left.free, name="peers free", daemon=True).start()
+
+
+class _Spare(NamedTuple):
+    device: Any
+    address: int
+    nbytes: int
+
+    def free(self) -> None:
+        with self.device.context, relaxed():
+            driver.cuMemFree.unchecked(ctypes.c_uint64(self.address))
 
 
 class _Opened:
@@ -117,7 +147,8 @@ class Peers:
         self.device: Any = comm.device
         self.nbytes, self.rank, self.size = nbytes, comm.rank, comm.size
         self.others = [(comm.rank + step) % comm.size for step in range(1, comm.size)]
-        held = _Allocation(self.device, HEAD + nbytes)
+        self.in_graphs = False
+        self._held = held = _Allocation(self.device, HEAD + nbytes)
         self._own = self._storage(held)
         self._storages = [self._own] * comm.size
         self._waits: dict[tuple[int, ...], tuple[ctypes.c_uint, Any]] = {}
@@ -175,6 +206,7 @@ class Peers:
         """
         self._streams.add(stream)
         if beside.captured:
+            self.in_graphs = True
             self.device.graphs.keep(beside.here, self)
         self._wait(stream, *(TAKEN + rank for rank in self.others))
 
@@ -239,6 +271,17 @@ class Peers:
             self.device.fail(status, function)
 
     # -- the end ----------------------------------------------------------------------------------------------------
+    def retire(self) -> None:
+        """Let the memory be for another communicator, where no other rank will write a word of it any more."""
+        words = np.zeros(MOST_RANKS, np.uint32)
+        if self.in_graphs or not self.device.alive or self.device.fault is not None:
+            return
+        with self.device.context, relaxed():
+            quiet = self.device.quiet
+            driver.cuMemcpyDtoHAsync(self._own.base + TAKEN * WORD, words.ctypes.data, words.nbytes, quiet.handle)
+            quiet.synchronize()
+        self._held.is_spare = bool(words[self.others].all())  # each other one has copied all that there was
+
     def release(self) -> None:
         """Set all words of this rank until no stream waits any more: what was waited for does not come.
 
@@ -306,6 +349,8 @@ def peers_of(beside: Beside, nbytes: int) -> Peers | None:
     if beside.captured:
         return None  # nothing can be waited for
     made = _known[comm] = _made(comm, nbytes)
+    if known is not None:
+        known.retire()  # all have waited for all that was enqueued before
     return made
 
 
@@ -330,5 +375,12 @@ def _made(comm: NcclCommunicator, nbytes: int) -> Peers | None:
 
     comm.watchers.append(failed)
     itself = weakref.ref(comm)  # plans keep a communicator for longer than it is open
-    comm.endings.append(lambda: _known.pop(itself(), None))
+
+    def ended() -> None:
+        comm = itself()
+        peers = _known.pop(comm, None)
+        if comm is not None and comm.error is None and peers is not None:
+            peers.retire()
+
+    comm.endings.append(ended)
     return made
