@@ -14,9 +14,10 @@ __all__ = ["is_of_own_code"]
 def is_of_own_code(error: BaseException) -> bool:
     """Whether an error was raised within a user's function that such a function called.
 
-    What is no Exception, such as SystemExit, is none of a request's errors, wherever it comes from.
+    KeyboardInterrupt and SystemExit are none of a request's errors, wherever they come from: they are to end what runs
+    it. Others that are no Exception, such as asyncio.CancelledError, are as any of a request's.
     """
-    if not isinstance(error, Exception):
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
         return False
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None:

@@ -15,6 +15,7 @@ from dispatch.supervise.process.messages import error_from, pack_error
 
 PATIENCE = 60  # seconds, on a machine that has other things to do
 MINE = """
+import asyncio
 from dataclasses import dataclass
 from typing import ClassVar
 import numpy as np
@@ -26,7 +27,11 @@ class Hostile(Exception):
     def __notes__(self):
         raise RuntimeError("it has no notes")
 
+class Stop(BaseException):
+    pass
+
 ERRORS = {1.0: ValueError, 2.0: TypeError, 3.0: KeyError, 4.0: SystemExit, 6.0: Hostile}
+ERRORS |= {5.0: KeyboardInterrupt, 7.0: asyncio.CancelledError, 8.0: Stop, 9.0: GeneratorExit}
 
 @dataclass(frozen=True, eq=False)
 class MineRequest(dp.OperandRequest["dp.Tensor"]):
@@ -73,7 +78,7 @@ def sup(request, mine):
         yield made
 
 
-@pytest.mark.parametrize("limit", [1.0, 2.0, 3.0, -1.0])
+@pytest.mark.parametrize("limit", [1.0, 2.0, 3.0, -1.0, 7.0, -7.0, 8.0, 9.0])
 def test_what_own_code_raises_is_its_requests_error_and_costs_no_worker(mine, sup, limit):
     x = sup.device.array(np.ones(3, np.float32))
     bad = [sup.submit(mine.MineRequest(x, limit)) for _ in range(5)]
@@ -119,10 +124,13 @@ def test_what_has_no_notes_is_told_all_the_same(mine, sup):
     assert "a mistake of mine" in str(error)
 
 
-def test_an_exit_within_a_formula_breaks_the_worker(mine):
+@pytest.mark.parametrize("limit", [4.0, 5.0])
+def test_an_exit_or_interrupt_within_a_formula_breaks_the_worker(mine, limit):
     with dp.Supervisor("host", streams=1) as sup:
-        error = sup.submit(mine.MineRequest(sup.device.zeros(3), 4.0)).exception(PATIENCE)
+        error = sup.submit(mine.MineRequest(sup.device.zeros(3), limit)).exception(PATIENCE)
         assert isinstance(error, WorkerFailed)
+        sup.submit(mine.MineRequest(sup.device.zeros(3))).result(PATIENCE)
+        assert sup.stats().restarts == 1
 
 
 def test_a_call_raises_what_its_formula_raises(mine):
