@@ -278,7 +278,7 @@ class Peers:
             return
         with self.device.context, relaxed():
             quiet = self.device.quiet
-            driver.cuMemcpyDtoHAsync(self._own.base + TAKEN * WORD, words.ctypes.data, words.nbytes, quiet.handle)
+            driver.cuMemcpyDtoHAsync(words.ctypes.data, self._own.base + TAKEN * WORD, words.nbytes, quiet.handle)
             quiet.synchronize()
         self._held.is_spare = bool(words[self.others].all())  # each other one has copied all that there was
 
