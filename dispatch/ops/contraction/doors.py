@@ -14,9 +14,10 @@ import numpy as np
 
 from dispatch.checks import check_bool, check_int, check_shape, shown
 from dispatch.errors import BadRequest
-from dispatch.keys import F32
+from dispatch.keys import F16, F32, Dtype
 from dispatch.ops import contraction as ops
 from dispatch.ops.contraction import einsum, reduce_modes
+from dispatch.ops.contraction.base import NUMBERS
 from dispatch.ops.contraction.block_sparse import BlockSparseForm, reachable
 from dispatch.ops.contraction.block_sparse_tensor import BlockSparseTensor
 from dispatch.ops.contraction.einsum import EinsumRequest, explicit
@@ -243,7 +244,8 @@ def contract_block_sparse(
 class ContractExpression:
     """A contraction of operands of these shapes, which is called with them: `expression(a, b)`.
 
-    Its path is found once, while it is made; the plan of a call is that of `einsum`, found again by the layouts.
+    Its path is found once, while it is made, or with a `memory_limit` at the first call with operands of a dtype; the
+    plan of a call is that of `einsum`, found again by the layouts.
     """
 
     def __init__(self, spec: str, shapes: tuple[tuple[int, ...], ...], options: dict[str, Any]) -> None:
@@ -271,7 +273,9 @@ def _has_shape(one: Any, shape: tuple[int, ...]) -> bool:
 def contract_expression(spec: Any, *shapes: Any, **options: Any) -> ContractExpression:
     """What contracts operands of these shapes, or of those of the tensors given: with `einsum`'s options, but `out`.
 
-    The options are checked here and now, but for `library`, whose rows are asked with the operands of a call.
+    The options are checked here and now, but for `library`, whose rows are asked with the operands of a call. So is
+    `memory_limit`, for the dtypes of the tensors given; shapes alone may be of f16, the smallest, and the call checks
+    it for the dtypes of its operands.
     """
     spec, given = (spec, shapes) if is_one_shape(shapes) else spread_out(spec, shapes)
     found = tuple(tuple(one.shape) if hasattr(one, "shape") else check_shape("shapes", one) for one in given)
@@ -282,8 +286,9 @@ def contract_expression(spec: Any, *shapes: Any, **options: Any) -> ContractExpr
             takes = f"It takes spec, shapes, {', '.join(known)}"
             raise TypeError(f"contract_expression() got an unexpected keyword argument {name!r}{hint} {takes}")
     text = explicit(spec, tuple(map(len, found)))
-    blank = _blank(text, found, options)
-    options["optimize"] = blank.course.path
+    blank = _blank(text, found, _dtypes(given, F16), options)
+    if blank.memory_limit is None:  # else the path depends on the dtypes, and each call finds that of its operands
+        options["optimize"] = blank.course.path
     return ContractExpression(text, found, options)
 
 
@@ -293,24 +298,42 @@ def is_one_shape(shapes: tuple[Any, ...]) -> bool:
     return isinstance(one, tuple) and all(isinstance(extent, (int, np.integer)) for extent in one)
 
 
-def _blank(spec: str, shapes: tuple[tuple[int, ...], ...], options: dict[str, Any]) -> EinsumRequest:
-    """A request over tensors of these shapes, of one element in memory each, for its path."""
+def _dtypes(given: Sequence[Any], of_shapes: Dtype) -> tuple[Dtype, ...]:
+    """The dtypes of operands; of shapes, and of tensors that einsum does not take, that of the first which it does."""
+    found = tuple(map(_dtype, given))
+    usual = next((dtype for dtype in found if dtype is not None), of_shapes)
+    return tuple(dtype or usual for dtype in found)
+
+
+def _dtype(one: Any) -> Dtype | None:
+    try:
+        dtype = Dtype.of(one.dtype)
+    except (AttributeError, TypeError):  # a shape, or a dtype that is none here
+        return None
+    return dtype if dtype in NUMBERS else None
+
+
+def _blank(
+    spec: str, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[Dtype, ...], options: dict[str, Any]
+) -> EinsumRequest:
+    """A request over tensors of these shapes and dtypes, of one element in memory each, for its path."""
     from dispatch.device.registry import device
 
-    one = device("host").zeros((), F32)
-    tensors = tuple(one.strided(shape, (0,) * len(shape)) for shape in shapes)
+    ones = (device("host").zeros((), dtype) for dtype in dtypes)
+    tensors = tuple(one.strided(shape, (0,) * len(shape)) for one, shape in zip(ones, shapes, strict=True))
     return EinsumRequest(spec, tensors, **options)
 
 
 def einsum_path(spec: Any, *operands: Any, optimize: Any = "auto", memory_limit: int | None = None) -> str:
     """The path of a contraction as a table: each step, what it gives, and what it costs.
 
-    Operands are tensors, or shapes.
+    Operands are tensors, or shapes, which are taken to be of f32.
     """
     spec, given = spread_out(spec, operands)
     shapes = tuple(tuple(one.shape) if hasattr(one, "shape") else check_shape("shapes", one) for one in given)
     text = explicit(spec, tuple(map(len, shapes)))
-    course = _blank(text, shapes, {"optimize": optimize, "memory_limit": memory_limit}).course
+    options = {"optimize": optimize, "memory_limit": memory_limit}
+    course = _blank(text, shapes, _dtypes(given, F32), options).course
     lines = [f"{text}  path {' '.join(str(step).replace(' ', '') for step in course.path)}"]
     wide = builtins.max(tuple(len(step.spec) for step in course.steps))
     for number, step in enumerate(course.steps):

@@ -111,6 +111,45 @@ def test_an_expression_keeps_its_options():
     np.testing.assert_allclose(expression(x, x), x @ x.conj().T)
 
 
+SQUARE = (10, 10)  # of 100 elements
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("f2", 200), ("f4", 400), ("f8", 800), ("c16", 1600)])
+def test_the_memory_limit_of_an_expression_is_that_of_its_operands_dtype(dtype, limit):
+    x = np.ones(SQUARE, dtype)
+    for given in (SQUARE, x):
+        expression = T.contract_expression("ij,jk,kl->il", *(given,) * 3, memory_limit=limit)
+        np.testing.assert_array_equal(expression(x, x, x), np.full(SQUARE, 100, dtype))
+    assert "path (0,1)" in T.einsum_path("ij,jk,kl->il", x, x, x, memory_limit=limit)
+
+
+def test_a_memory_limit_that_is_too_small_is_refused_as_soon_as_the_dtypes_are_known():
+    x = np.ones(SQUARE)  # f64
+    for make in (T.contract_expression, T.einsum_path):
+        with pytest.raises(BadRequest, match="memory_limit"):
+            make("ij,jk,kl->il", x, x, x, memory_limit=799)
+    with pytest.raises(BadRequest, match="memory_limit"):
+        T.contract_expression("ij,jk,kl->il", *(SQUARE,) * 3, memory_limit=199)
+    expression = T.contract_expression("ij,jk,kl->il", *(SQUARE,) * 3, memory_limit=799)
+    with pytest.raises(BadRequest, match="memory_limit"):
+        expression(x, x, x)
+
+
+def test_an_expression_takes_another_path_for_what_is_larger():
+    """The fewest operations have 60 elements on the way; another path has 40."""
+    shapes = (2, 10), (10, 30), (30, 4)
+    expression = T.contract_expression("ij,jk,kl->il", *shapes, memory_limit=400)
+    for dtype in ("f4", "f8"):
+        arrays = [np.ones(shape, dtype) for shape in shapes]
+        np.testing.assert_array_equal(expression(*arrays), np.full((2, 4), 300, dtype))
+
+
+def test_the_path_of_tensors_has_the_conversions_between_their_dtypes():
+    x = np.ones((3, 3), "f4")
+    assert "permute([0])" in T.einsum_path("ij,jk->ik", x, x.astype("f8"))
+    T.einsum_path("ij,jk->ik", x.astype("i8"), (3, 3))  # a path of shapes alone: einsum takes no i64
+
+
 def test_what_is_missing_is_named():
     for call in (lambda: dp.einsum("ij->ji"), lambda: dp.einsum(None, np.ones(2))):
         with pytest.raises(TypeError, match=r"einsum\(\) takes a spec and operands"):
