@@ -33,16 +33,21 @@ class _Part:
         self.beside, self.peers, self.name = beside, peers, name
 
     def __enter__(self) -> None:
-        self.beside.comm.check()
-        self.beside.stream.wait_for(self.beside.here)  # for who wrote the operands, and had the results' memory
+        beside = self.beside
+        beside.comm.check()
+        beside.stream.wait_for(beside.here)  # for who wrote the operands, and had the results' memory
+        beside.device.context.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         comm: Any = self.beside.comm
+        try:
+            if error is None:
+                self.peers.finish(self.beside)
+        finally:
+            comm.device.context.__exit__(None, None, None)
         if error is not None:  # the others would wait for what does not come
             comm.fail(CollectiveError(f"{comm!r}: {self.name} was left by {type(error).__name__}: {error}"))
-            return
-        self.peers.finish(self.beside)
-        if not self.beside.captured:
+        elif not self.beside.captured:
             comm.note(self.beside.stream.c_handle, self.name)
 
 
@@ -89,8 +94,8 @@ def _reduced(
                 peers.pull(part.ptr, before, at - each, part.nbytes, beside.stream)
                 here.wait_for(beside.stream)
                 matmul(operand, w, c=part, compute=compute, out=out)
-            for rank in (behind,) if step < size - 1 else told:
-                peers.signal(rank, slot, here)
+            if ranks := (behind,) if step < size - 1 else told:
+                peers.signal(ranks, slot, here)
 
 
 def matmul_reduce_scatter(beside: Beside, peers: Peers, x: Tensor, w: Tensor, count: int, compute: Any) -> Tensor:
@@ -132,8 +137,7 @@ def all_gather_matmul(
         peers.begin(stream, beside)
         for number, rows in enumerate(chunks):
             peers.put(starts[number], x[rows].ptr, x[rows].nbytes, stream)
-            for rank in peers.others:
-                peers.signal(rank, number, stream)
+            peers.signal(peers.others, number, stream)
         mine = out[peers.rank * own : (peers.rank + 1) * own]
         matmul(x, w, compute=compute, out=mine, **choices)
         for place, rank in enumerate(peers.others):
@@ -157,8 +161,7 @@ def matmul_all_gather(beside: Beside, peers: Peers, x: Tensor, w: Tensor, count:
         for number, rows in enumerate(chunks):
             part = peers.tensor(starts[number], (rows.stop - rows.start, n), x.dtype)
             matmul(x[rows], w, compute=compute, out=part)
-            for rank in range(size):
-                peers.signal(rank, number, here)
+            peers.signal(range(size), number, here)
         for number, rows in enumerate(chunks):
             for rank in (peers.rank, *peers.others):
                 peers.wait(rank, number, beside.stream)

@@ -35,6 +35,8 @@ from dispatch.errors import CollectiveError, DispatchError
 from dispatch.ops.collective import all_gather, all_reduce
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dispatch.device.stream import Stream
     from dispatch.keys import Dtype
     from dispatch.libraries.nccl.communicator import NcclCommunicator
@@ -49,6 +51,7 @@ TAKEN = MOST_RANKS * MOST_SLOTS  # behind the words for what is there, those for
 HEAD = 64 << 10  # bytes of words in front of the data
 WAIT, WRITE = 1, 2  # CU_STREAM_MEM_OP_WAIT_VALUE_32 and _WRITE_VALUE_32
 EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ
+PLAIN = ctypes.c_uint(0)  # flags of a batch of them
 NON_BLOCKING, APART = 1, -2  # CU_STREAM_NON_BLOCKING, and a priority that no other stream of ours has
 LAZY = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 ALREADY_ENABLED = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
@@ -151,9 +154,9 @@ class Peers:
         self._held = held = _Allocation(self.device, HEAD + nbytes)
         self._own = self._storage(held)
         self._storages = [self._own] * comm.size
-        self._waits: dict[tuple[int, ...], tuple[ctypes.c_uint, Any]] = {}
+        self._operations: dict[Any, tuple[ctypes.c_uint, Any]] = {}
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
-        self._one, self._plain = ctypes.c_uint32(1), ctypes.c_uint(0)
+        self._batch, self._copy = driver.cuStreamBatchMemOp.unchecked, driver.cuMemcpyDtoDAsync.unchecked
         with self.device.context, relaxed():
             quiet = self.device.quiet
             driver.cuMemsetD32Async(held.address, 0, HEAD // WORD, quiet.handle)
@@ -198,7 +201,7 @@ class Peers:
                 raise driver.error("cuCtxEnablePeerAccess", status)
         return _allocations[int(card["base"])]
 
-    # -- what streams do ------------------------------------------------------------------------------------------
+    # -- what streams do, in the device's context -----------------------------------------------------------------
     def begin(self, stream: Stream, beside: Beside) -> None:
         """Have a stream wait until the others have copied what this rank had for them before.
 
@@ -208,67 +211,67 @@ class Peers:
         if beside.captured:
             self.in_graphs = True
             self.device.graphs.keep(beside.here, self)
-        self._wait(stream, *(TAKEN + rank for rank in self.others))
+        self._words(stream, tuple(TAKEN + rank for rank in self.others), ())
 
-    def signal(self, rank: int, slot: int, stream: Stream) -> None:
-        """Say to another rank, behind what a stream has, that there is something for it."""
-        self._write(stream, rank, self.rank * MOST_SLOTS + slot)
+    def signal(self, ranks: Sequence[int], slot: int, stream: Stream) -> None:
+        """Say to some ranks, behind what a stream has, that there is something for them."""
+        word = self.rank * MOST_SLOTS + slot
+        self._words(stream, (), tuple((rank, word) for rank in ranks))
 
     def wait(self, rank: int, slot: int, stream: Stream) -> None:
         """Have a stream wait for another rank's `signal` to this one."""
         self._streams.add(stream)
-        self._wait(stream, rank * MOST_SLOTS + slot)
+        self._words(stream, (rank * MOST_SLOTS + slot,), ())
 
     def finish(self, beside: Beside) -> None:
         """Say to all others that all was copied, and have the caller's stream wait for it."""
-        for rank in self.others:
-            self._write(beside.stream, rank, TAKEN + self.rank)
+        self._words(beside.stream, (), tuple((rank, TAKEN + self.rank) for rank in self.others))
         beside.join()
         self._own.use(beside.here, write=True)  # where the memory is to go back, it is behind this
         for rank in self.others:
             self._storages[rank].use(beside.here, write=False)
 
-    def _wait(self, stream: Stream, *words: int) -> None:
-        found = self._waits.get(words)
+    def _words(self, stream: Stream, waits: tuple[int, ...], writes: tuple[tuple[int, int], ...]) -> None:
+        """Wait for words of this rank and set them back, or set words of others: one call of the driver."""
+        found = self._operations.get((waits, writes))
         if found is None:
-            given: list[int] = []
-            for operation, value, flag in ((WAIT, 1, EQUAL), (WRITE, 0, 0)):
-                for word in words:  # CUstreamBatchMemOpParams is a union of 48 bytes
-                    given += [operation, self._own.base + word * WORD, value, flag, 0, 0]
-            found = self._waits[words] = ctypes.c_uint(2 * len(words)), (ctypes.c_uint64 * len(given))(*given)
-        self._call("cuStreamBatchMemOp", stream.c_handle, *found, self._plain)
-
-    def _write(self, stream: Stream, rank: int, word: int) -> None:
-        address = ctypes.c_uint64(self._storages[rank].base + word * WORD)
-        self._call("cuStreamWriteValue32", stream.c_handle, address, self._one, self._plain)
+            own = self._own.base
+            listed = [(WAIT, own + word * WORD, 1, EQUAL) for word in waits]
+            listed += [(WRITE, own + word * WORD, 0, 0) for word in waits]
+            listed += [(WRITE, self._storages[rank].base + word * WORD, 1, 0) for rank, word in writes]
+            # CUstreamBatchMemOpParams is a union of 48 bytes: operation, address, value, flags.
+            array = (ctypes.c_uint64 * (6 * len(listed)))(*(word for each in listed for word in (*each, 0, 0)))
+            found = self._operations[waits, writes] = ctypes.c_uint(len(listed)), array
+        count, array = found
+        if status := self._batch(stream.c_handle, count, array, PLAIN):
+            self.device.fail(status, "cuStreamBatchMemOp")
 
     def pull(self, address: int, rank: int, offset: int, nbytes: int, stream: Stream) -> None:
         """Copy some of a rank's data, this one's own too, to an address of this device."""
-        source = ctypes.c_uint64(self._storages[rank].base + HEAD + offset)
-        self._call("cuMemcpyDtoDAsync", ctypes.c_uint64(address), source, ctypes.c_size_t(nbytes), stream.c_handle)
+        self._copied(address, self._storages[rank].base + HEAD + offset, nbytes, stream)
+
+    def put(self, offset: int, address: int, nbytes: int, stream: Stream) -> None:
+        """Copy from an address of this device into this rank's data."""
+        self._copied(self._own.base + HEAD + offset, address, nbytes, stream)
+
+    def _copied(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
+        if status := self._copy(
+            ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(nbytes), stream.c_handle
+        ):
+            self.device.fail(status, "cuMemcpyDtoDAsync")
 
     def pull_rows(self, out: Tensor, rank: int, offset: int, width: int, stream: Stream) -> None:
         """Copy rows of `width` bytes, dense in a rank's data, to the rows of a tensor of this device."""
         copy = _Copy2D(sourceType=DEVICE, targetType=DEVICE, width=width, height=out.shape[0])
         copy.source, copy.sourcePitch = self._storages[rank].base + HEAD + offset, width
         copy.target, copy.targetPitch = out.ptr, out.strides[0]
-        self._call("cuMemcpy2DAsync", ctypes.byref(copy), stream.c_handle)
-
-    def put(self, offset: int, address: int, nbytes: int, stream: Stream) -> None:
-        """Copy from an address of this device into this rank's data."""
-        target = ctypes.c_uint64(self._own.base + HEAD + offset)
-        self._call("cuMemcpyDtoDAsync", target, ctypes.c_uint64(address), ctypes.c_size_t(nbytes), stream.c_handle)
+        if status := driver.cuMemcpy2DAsync.unchecked(ctypes.byref(copy), stream.c_handle):
+            self.device.fail(status, "cuMemcpy2DAsync")
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: Dtype) -> Tensor:
         """Some of this rank's data as a tensor, which calls may write."""
         at = self._own.base + HEAD + offset
         return Tensor(self._own, at, self.device.layout(dtype, shape, c_strides(shape), at))
-
-    def _call(self, function: str, *given: Any) -> None:
-        with self.device.context:
-            status = getattr(driver, function).unchecked(*given)
-        if status:
-            self.device.fail(status, function)
 
     # -- the end ----------------------------------------------------------------------------------------------------
     def retire(self) -> None:

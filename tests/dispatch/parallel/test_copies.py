@@ -4,6 +4,7 @@ A stand-in for the memory of the ranks holds them to its rules: a word is 1 befo
 set; nobody writes what another has yet to copy. What streams and the driver do of it only a GPU can show.
 """
 
+import contextlib
 import ctypes
 import threading
 
@@ -12,6 +13,7 @@ import pytest
 
 import dispatch as dp
 from dispatch import parallel
+from dispatch.device.host import HostDevice
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, CollectiveError
@@ -54,9 +56,10 @@ class HostPeers:
             self.words.wait(self.words.taken, (self.rank, rank))
         self.buffers[self.rank].numpy()[:] = 0xCD
 
-    def signal(self, rank, slot, stream):
+    def signal(self, ranks, slot, stream):
         assert slot < peers.MOST_SLOTS
-        self.words.write(self.words.ready, (rank, self.rank, slot))
+        for rank in ranks:
+            self.words.write(self.words.ready, (rank, self.rank, slot))
 
     def wait(self, rank, slot, stream):
         self.words.wait(self.words.ready, (self.rank, rank, slot))
@@ -106,6 +109,7 @@ def copied(monkeypatch):
     monkeypatch.setattr(shards, "peers_of", peers_of)
     monkeypatch.setattr(ThreadCommunicator, "note", lambda *_: None, raising=False)
     monkeypatch.setattr(Beside, "__init__", _beside)
+    monkeypatch.setattr(HostDevice, "context", contextlib.nullcontext(), raising=False)
     return asked
 
 
