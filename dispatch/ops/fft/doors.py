@@ -25,6 +25,7 @@ from dispatch.errors import BadRequest
 from dispatch.ops.fft import DftKind, callback_dft, dft, roll
 from dispatch.ops.fft.callback import Callback
 from dispatch.ops.fft.cosine_doors import dct, dst, idct, idst
+from dispatch.ops.fft.multi_gpu import MultiGpuPlan
 from dispatch.ops.fft.request import MAX_POINTS
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Callback",
+    "MultiGpuPlan",
     "dct",
     "dst",
     "fft",

@@ -15,7 +15,7 @@ TEXT = (Path(__file__).parents[3] / "docs" / "fft.md").read_text(encoding="utf-8
 EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", TEXT, re.DOTALL)
 
 
-@pytest.mark.parametrize(("program", "output"), EXAMPLES, ids=["transforms", "callbacks"])
+@pytest.mark.parametrize(("program", "output"), EXAMPLES, ids=["transforms", "callbacks", "several GPUs"])
 def test_an_example_prints_what_stands_below_it(program, output):
     pytest.importorskip("scipy")
     printed = io.StringIO()

@@ -1,0 +1,227 @@
+"""cuFFT's plans over several GPUs of one process (Xt), and the memory that these transform, a part on each GPU.
+
+A plan is given a stream of the first GPU, which its transforms begin behind, and which goes on behind them; streams of
+the others wait there and back. So each part is used on a stream of its own GPU, as any storage is. Copies between the
+two orders of a transform along one axis cuFFT makes while the host waits. Follows
+https://docs.nvidia.com/cuda/cufft/#multiple-gpu-cufft-transforms.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+from cudabind.errors import CufftError
+from cudabind.sys import cufft
+from dispatch.device.storage import Storage
+from dispatch.device.stream import relaxed
+from dispatch.errors import OutOfMemory, Refused
+from dispatch.libraries.cufft.transforms import REFUSALS
+from dispatch.libraries.cufft.xt_layouts import Factors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.device.stream import Stream
+    from dispatch.libraries.cufft.xt_layouts import Problem
+
+__all__ = ["XtPlan"]
+
+FORMATS, COPIES = cufft.cufftXtSubFormat, cufft.cufftXtCopyType
+NATURAL, SHUFFLED = FORMATS.CUFFT_XT_FORMAT_INPLACE, FORMATS.CUFFT_XT_FORMAT_INPLACE_SHUFFLED
+REFUSED = (*REFUSALS, "CUFFT_INVALID_DEVICE", "CUFFT_SETUP_FAILED")
+
+
+class Handles:
+    """Plans of cuFFT, forward and inverse, which are one unless real; they go with the last that needs them."""
+
+    def __init__(self, devices: Sequence[Any], stream: Stream, problem: Problem) -> None:
+        self.devices, self.stream, self.made = tuple(devices), stream, list[int]()
+        given, spectrum = problem.given.cuda, problem.spectrum.cuda
+        with self.devices[0].context, relaxed():
+            for kinds in [(given, spectrum), (spectrum, given)][: 1 + problem.is_real]:
+                self._make(problem, *kinds)
+
+    def _make(self, problem: Problem, given: int, wanted: int) -> None:
+        handle, count, rank = ctypes.c_int32(), len(self.devices), len(problem.sizes)
+        cufft.cufftCreate(ctypes.byref(handle))
+        self.made.append(handle.value)
+        ordinals = (ctypes.c_int32 * count)(*(device.ordinal for device in self.devices))
+        sizes, work = (ctypes.c_int64 * rank)(*problem.sizes), (ctypes.c_size_t * count)()
+        cufft.cufftSetStream(handle.value, cufft.cudaStream_t(self.stream.c_handle.value or 0))
+        cufft.cufftXtSetGPUs(handle.value, count, ordinals)
+        kind = cufft.cudaDataType_t
+        layouts = None, 1, 0, kind(given), None, 1, 0, kind(wanted)  # dense, and of real numbers padded
+        execution = kind(problem.spectrum.cuda)
+        cufft.cufftXtMakePlanMany(handle.value, rank, sizes, *layouts, problem.batch, work, execution)
+
+    def __del__(self) -> None:
+        if is_there(self):
+            with self.devices[0].context, relaxed():
+                for handle in self.made:
+                    cufft.cufftDestroy.unchecked(handle)
+
+
+class XtMemory:
+    """A descriptor of cuFFT's with memory on each GPU, which goes once no tensor is over it any more."""
+
+    def __init__(self, handles: Handles) -> None:
+        self.devices, self._handles, self._at = handles.devices, handles, 0  # plans go behind their memory
+        self.is_idle = False
+        found = ctypes.c_void_p()
+        with self.devices[0].context, relaxed():
+            cufft.cufftXtMalloc(handles.made[0], ctypes.byref(found), NATURAL)
+        self._at = found.value or 0
+        self.descriptor: Any = cufft.cudaLibXtDesc.from_address(self._at)
+        whole: Any = cufft.cudaXtDesc.from_address(self.descriptor.descriptor or 0)
+        self.addresses, self.sizes = whole.data[: len(self.devices)], whole.size[: len(self.devices)]
+
+    @property
+    def address(self) -> int:
+        """Of the descriptor."""
+        return self._at
+
+    def storages(self, homes: Sequence[Stream]) -> list[Storage]:
+        """The parts, each first used on a stream of its GPU."""
+        parts = zip(self.devices, self.addresses, self.sizes, homes, strict=True)
+        return [Storage(device, at or 0, size, home, let_go, (self, home)) for device, at, size, home in parts]
+
+    def __del__(self) -> None:
+        if self._at and is_there(self):
+            with self.devices[0].context, relaxed():
+                cufft.cufftXtFree.unchecked(ctypes.byref(self.descriptor))
+
+
+def is_there(owner: Any) -> bool:
+    """Whether the GPUs still have what is to be given back: else it has gone with their contexts."""
+    devices = getattr(owner, "devices", ())  # Ctrl-C may have come before the first line of __init__
+    return not sys.is_finalizing() and all(device.alive and device.fault is None for device in devices)
+
+
+def let_go(storage: Storage) -> None:
+    """Let cuFFT have a part back: at once where nothing uses it, else behind the streams that do."""
+    memory, home = storage.keep
+    if memory.is_idle and storage.owner is home and not storage.lent:
+        return
+    if storage.device.alive and storage.device.fault is None:
+        storage.device.park(storage)
+
+
+class XtPlan:
+    """Transforms in place over several GPUs; all calls of it are one thread's at a time.
+
+    Attributes:
+        storages: the memory of the parts, others after `restore`.
+        is_shuffled: whether they are in the order that a single transform leaves them in; who writes them says so.
+        factors: of that order, for one transform along one axis; else None.
+    """
+
+    def __init__(self, devices: Sequence[Any], problem: Problem) -> None:
+        self._devices, self._problem = tuple(devices), problem
+        self._homes: list[Stream] = [device.stream() for device in devices]
+        for is_last in (False, True):
+            try:
+                self._make()
+                return
+            except CufftError as error:
+                if is_last or error.name != "CUFFT_ALLOC_FAILED":
+                    raise self._meant(error) from error
+            for device in dict.fromkeys(devices):  # what was made went with the error
+                device.trim()  # what this library keeps for later is room for cuFFT
+
+    def _make(self) -> None:
+        self._handles = Handles(self._devices, self._homes[0], self._problem)
+        self._memory = XtMemory(self._handles)
+        self.storages = self._memory.storages(self._homes)
+        self._spare: tuple[XtMemory, list[Storage]] | None = None
+        self.factors: Factors | None = None
+        if self._problem.in_strings:
+            found = cufft.cufftXt1dFactors()
+            query = cufft.cufftXtQueryType.CUFFT_QUERY_1D_FACTORS
+            with self._devices[0].context:
+                cufft.cufftXtQueryPlan(self._handles.made[0], ctypes.byref(found), query)
+            self.factors = Factors(found.factor2, found.stringCount, found.substringLength)
+            if math.prod(self.factors) != self._problem.sizes[0] or found.stringCount % len(self._devices):
+                raise Refused(f"cuFFT says that a result of {self._problem.sizes[0]} points lies in {self.factors}")
+
+    def check_sizes(self, nbytes: Sequence[int]) -> None:
+        """Refused where a part has less memory than its layouts take."""
+        for device, size, wanted in zip(self._devices, self._memory.sizes, nbytes, strict=True):
+            if size < wanted:
+                raise Refused(f"cuFFT has {size} bytes for a part on {device}, which takes {wanted}")
+
+    def _meant(self, error: CufftError) -> Exception:
+        names = ", ".join(map(str, self._devices))
+        what = f"{self._problem.batch} transform(s) of {list(self._problem.sizes)} over {names}"
+        if error.name == "CUFFT_ALLOC_FAILED":
+            room = "; ".join(f"{device}: {device.memory()}" for device in dict.fromkeys(self._devices))
+            return OutOfMemory(f"cuFFT has no memory for {what}, which takes about twice that of its parts. {room}")
+        if error.name in REFUSED:
+            hint = "other GPUs, sizes of factors up to 7, or dispatch.dft on one GPU may do"
+            return Refused(f"cuFFT has no plan for {what}: {error}. Hint: {hint}")
+        return error
+
+    @property
+    def is_shuffled(self) -> bool:
+        return bool(self._memory.descriptor.subFormat == SHUFFLED)
+
+    @is_shuffled.setter
+    def is_shuffled(self, value: bool) -> None:
+        self._memory.descriptor.subFormat = int(SHUFFLED if value else NATURAL)
+
+    def execute(self, *, inverse: bool) -> None:
+        """Transform the parts, behind all that uses them; what uses them from now on is behind this."""
+        handles = self._handles.made
+        handle, descriptor = handles[inverse and len(handles) - 1], ctypes.byref(self._memory.descriptor)
+        direction = cufft.CUFFT_INVERSE if inverse else cufft.CUFFT_FORWARD
+        self._begin(self.storages)
+        call: Any = cufft.cufftXtExecDescriptor
+        self._call(call, handle, descriptor, descriptor, ctypes.c_int(direction))
+        for home in self._homes[1:]:
+            home.wait_for_uses(self._homes[0])
+
+    def restore(self) -> None:
+        """Bring the result of one transform along one axis into natural order, in memory of its own; the host waits."""
+        if self._spare is None:
+            try:
+                memory = XtMemory(self._handles)
+            except CufftError as error:
+                raise self._meant(error) from error
+            self._spare = memory, memory.storages(self._homes)
+        memory, storages = self._spare
+        memory.descriptor.subFormat = int(NATURAL)
+        self._begin([*self.storages, *storages])
+        self._homes[0].synchronize()
+        addresses = ctypes.c_void_p(memory.address), ctypes.c_void_p(self._memory.address)
+        call: Any = cufft.cufftXtMemcpy
+        self._call(call, self._handles.made[0], *addresses, ctypes.c_int(COPIES.CUFFT_COPY_DEVICE_TO_DEVICE))
+        self._spare = self._memory, self.storages
+        self._memory, self.storages = memory, storages
+
+    def _begin(self, storages: Sequence[Storage]) -> None:
+        """Have the first GPU's stream wait for all that uses these."""
+        for storage in storages:
+            storage.use(storage.keep[1], write=True)
+        for home in self._homes[1:]:
+            self._homes[0].wait_for_uses(home)
+
+    def _call(self, function: Any, *arguments: Any) -> None:
+        with self._devices[0].context, relaxed():
+            status = function.unchecked(*arguments)
+        if status:
+            for home in self._homes:
+                home.done()  # raises DeviceFault where it is a device that is lost
+            raise function.error(status)
+
+    def close(self) -> None:
+        """Wait for the work, and give back the plans and the memory, but for parts that tensors are left of."""
+        held = [(self._memory, self.storages), *([] if self._spare is None else [self._spare])]
+        if all(device.alive and device.fault is None for device in self._devices):
+            self._begin([storage for _, storages in held for storage in storages])
+            for home in self._homes:
+                home.synchronize()
+            for memory, _ in held:
+                memory.is_idle = True
+        del self.storages, self._memory, self._spare, self._handles
