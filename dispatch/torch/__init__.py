@@ -13,6 +13,7 @@ and autocast work through it. CUDA tensors run on torch's current stream, those 
     attention     scaled_dot_product_attention
     convolution   conv2d with bias, residual and ReLU
     trees         tree_linear: a product with an epilogue tree, forward alone
+    data_parallel gradients of a module, averaged over ranks as they are computed
     fusing        fuse: has a model call these where it does the same in several
     patterns      what fuse looks for in the graph of a forward
     graphs        CUDA graphs of a fused model's forward
@@ -36,6 +37,8 @@ from __future__ import annotations
 
 from dispatch.torch.attention import scaled_dot_product_attention as scaled_dot_product_attention
 from dispatch.torch.convolution import conv2d as conv2d
+from dispatch.torch.data_parallel import DataParallel as DataParallel
+from dispatch.torch.data_parallel import data_parallel as data_parallel
 from dispatch.torch.fp8 import fp8_linear as fp8_linear
 from dispatch.torch.fusing import Note as Note
 from dispatch.torch.fusing import Report as Report
@@ -50,9 +53,11 @@ from dispatch.torch.rotary import rope as rope
 from dispatch.torch.trees import tree_linear as tree_linear
 
 __all__ = [
+    "DataParallel",
     "Note",
     "Report",
     "conv2d",
+    "data_parallel",
     "fp8_linear",
     "fuse",
     "gated_activation",
