@@ -6,9 +6,10 @@ that nobody reads: what is tried is checked as every request is, and asked of th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from enum import Enum
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 from dispatch.device.storage import Storage
@@ -17,7 +18,7 @@ from dispatch.errors import one_line
 from dispatch.refusal import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from dispatch.core.request import Request
     from dispatch.core.row import Row
@@ -29,6 +30,7 @@ __all__ = ["change_that_works"]
 TRIES = 48  # requests that are made for one refusal
 NAMED = 2  # changes of one size that are named
 LONGEST = 40  # characters of a value that is named
+LONGEST_LIST = 64  # tensors of an operand that is a list
 APART = 1 << 44  # between the made-up addresses of operands: none overlaps another
 CHOICES = {  # the field that a reason is about
     Kind.COMPUTE: "compute",
@@ -39,6 +41,7 @@ CHOICES = {  # the field that a reason is about
     Kind.DTYPES: "out_dtype",
 }
 Change = dict[str, Any]  # field to its value; of an operand the dtype
+Operand = Tensor | Sequence[Tensor]
 
 
 def change_that_works(
@@ -50,8 +53,7 @@ def change_that_works(
     """
     if not is_dataclass(request):
         return ""
-    names = {field.name for field in fields(request)}
-    operands = {name: tensor for name, tensor, _ in request.tensors() if name in names}
+    operands = _operands(request)
     tries = TRIES
     seen: list[Change] = []
     for level in _levels(request, operands, here):
@@ -68,13 +70,35 @@ def change_that_works(
     return ""
 
 
-def taken_with(request: Any, operands: dict[str, Tensor], change: Change, taken: Callable[[Request], bool]) -> bool:
+def _operands(request: Any) -> dict[str, Operand]:
+    """The operands by their fields; one that is a list of tensors if these are of one dtype, and not too many."""
+    found: dict[str, Operand] = {}
+    named = {name.partition("[")[0] for name, _, _ in request.tensors()}
+    for name in (field.name for field in fields(request) if field.name in named):
+        value = getattr(request, name)
+        tensors = (value,) if isinstance(value, Tensor) else value
+        if not isinstance(tensors, (tuple, list)) or not 0 < len(tensors) <= LONGEST_LIST:
+            continue
+        if all(isinstance(one, Tensor) and one.dtype is tensors[0].dtype for one in tensors):
+            found[name] = value
+    return found
+
+
+def _dtype(operand: Operand) -> Dtype:
+    return (operand if isinstance(operand, Tensor) else operand[0]).dtype
+
+
+def taken_with(request: Any, operands: dict[str, Operand], change: Change, taken: Callable[[Request], bool]) -> bool:
     """Whether a row takes the request with a change; what is no sound request, none takes."""
-    values = change | {
-        name: _stand_in(tensor, change.get(name, tensor.dtype), place)
-        for place, (name, tensor) in enumerate(operands.items(), 1)
-        if change.get(name, tensor) is not None
-    }
+    values, places = dict(change), count(1)
+    for name, operand in operands.items():
+        dtype = change.get(name, _dtype(operand))
+        if dtype is None:
+            continue
+        if isinstance(operand, Tensor):
+            values[name] = _stand_in(operand, dtype, next(places))
+        else:
+            values[name] = type(operand)(_stand_in(one, dtype, next(places)) for one in operand)
     try:
         return taken(replace(request, **values))
     except Exception:  # noqa: BLE001  # of a class of the user's, too: it is a change less to name
@@ -96,11 +120,11 @@ def _nothing_to_free(_: Storage) -> None:
 
 # -- what is tried ----------------------------------------------------------------------------------------------------
 def _levels(
-    request: Any, operands: dict[str, Tensor], here: Sequence[tuple[Row, Sequence[Refusal]]]
+    request: Any, operands: dict[str, Operand], here: Sequence[tuple[Row, Sequence[Refusal]]]
 ) -> Iterator[Iterable[Change]]:
     """Changes from the smallest on: one field, operands made alike, then several of them with choices let go of."""
     resets = _resets(request, {reason.kind for _, reasons in here for reason in reasons})
-    given = {name: tensor.dtype for name, tensor in operands.items()}
+    given = {name: _dtype(operand) for name, operand in operands.items()}
     if not any(reason.kind in (Kind.DTYPES, Kind.EPILOGUE_DTYPE) for _, reasons in here for reason in reasons):
         yield resets
         return
@@ -113,8 +137,11 @@ def _levels(
     beside = [{name: dtype} for dtype in asked for name in inputs if given[name] is not dtype]
     yield [*alike, *beside, *resets]
     same = [name for name in inputs if given[name] is given[inputs[0]]]
+    bound = [name for name in same if name not in getattr(request, "mixed", ())]  # whose dtype is the first's
     together = [
-        {name: dtype for name in names if given[name] is not dtype} for dtype in wanted for names in (same, inputs)
+        {name: dtype for name in names if given[name] is not dtype}
+        for dtype in wanted
+        for names in (bound, same, inputs)
     ]
     yield [change for change in together if change]
     freed: Change = {name: value for reset in resets for name, value in reset.items()}
@@ -142,13 +169,13 @@ def _resets(request: Any, kinds: set[Kind]) -> list[Change]:
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
-def _words(request: Any, operands: dict[str, Tensor], change: Change) -> str:
+def _words(request: Any, operands: dict[str, Operand], change: Change) -> str:
     """`a and b both f16 (now f32)`, `compute=None (now COMPUTE_64F)`, joined."""
     parts = []
     to: dict[tuple[Any, Any], list[str]] = {}
     for name, value in change.items():
         if name in operands and value is not None:
-            to.setdefault((operands[name].dtype, value), []).append(name)
+            to.setdefault((_dtype(operands[name]), value), []).append(name)
         elif name in operands:
             parts.append(f"no {name}")
         elif value is None or isinstance(value, Enum):
