@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dispatch.device.storage import Storage
 from dispatch.device.tensor import Tensor
 from dispatch.errors import one_line
+from dispatch.keys import Dtype
 from dispatch.refusal import Kind
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from dispatch.core.request import Request
     from dispatch.core.row import Row
-    from dispatch.keys import Dtype
     from dispatch.refusal import Refusal
 
 __all__ = ["change_that_works"]
@@ -98,7 +98,7 @@ def taken_with(request: Any, operands: dict[str, Operand], change: Change, taken
         if isinstance(operand, Tensor):
             values[name] = _stand_in(operand, dtype, next(places))
         else:
-            values[name] = type(operand)(_stand_in(one, dtype, next(places)) for one in operand)
+            values[name] = tuple(_stand_in(one, dtype, next(places)) for one in operand)
     try:
         return taken(replace(request, **values))
     except Exception:  # noqa: BLE001  # of a class of the user's, too: it is a change less to name
@@ -136,6 +136,7 @@ def _levels(
     asked = dict.fromkeys(dtype for _, reasons in here for dtype in _of_epilogue_alone(reasons))
     beside = [{name: dtype} for dtype in asked for name in inputs if given[name] is not dtype]
     yield [*alike, *beside, *resets]
+    yield _results(request, here)
     same = [name for name in inputs if given[name] is given[inputs[0]]]
     bound = [name for name in same if name not in getattr(request, "mixed", ())]  # whose dtype is the first's
     together = [
@@ -155,6 +156,15 @@ def _of_epilogue_alone(reasons: Sequence[Refusal]) -> Iterator[Dtype]:
     if all(reason.kind is Kind.EPILOGUE_DTYPE for reason in reasons):
         for reason in reasons:
             yield from reason.needed
+
+
+def _results(request: Any, here: Sequence[tuple[Row, Sequence[Refusal]]]) -> list[Change]:
+    """The dtypes in which rows give the result, of those that refuse nothing else."""
+    field = "out_dtype" if getattr(request, "out", None) is None else "out"
+    if not hasattr(request, field):
+        return []
+    refused = [reasons[0] for _, reasons in here if len(reasons) == 1 and reasons[0].kind is Kind.DTYPES]
+    return [{field: each.needed[-1]} for each in refused if each.needed[-1] is not each.given[-1]]
 
 
 def _resets(request: Any, kinds: set[Kind]) -> list[Change]:
@@ -178,7 +188,7 @@ def _words(request: Any, operands: dict[str, Operand], change: Change) -> str:
             to.setdefault((_dtype(operands[name]), value), []).append(name)
         elif name in operands:
             parts.append(f"no {name}")
-        elif value is None or isinstance(value, Enum):
+        elif value is None or isinstance(value, (Enum, Dtype)):
             parts.append(f"{name}={_name(value)} (now {one_line(_name(getattr(request, name)), LONGEST)})")
         else:
             parts.append(f"no {name}")

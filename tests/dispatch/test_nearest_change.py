@@ -79,6 +79,21 @@ CHANGES = {  # a request, what to change, and the request with each of these cha
         "values and b both f32 (now i32), or values and b both f64 (now i32)",
         [lambda: sparse("f32"), lambda: sparse("f64")],
     ),
+    "the dtype of a result": (
+        lambda: dp.ReduceRequest(square("bf16"), 0),
+        "out_dtype=f32 (now None)",
+        [lambda: dp.ReduceRequest(square("bf16"), 0, out_dtype="f32")],
+    ),
+    "another dtype of a result": (
+        lambda: dp.ReduceRequest(square("bf16"), 0, out_dtype="i8"),
+        "out_dtype=f32 (now i8)",
+        [lambda: dp.ReduceRequest(square("bf16"), 0, out_dtype="f32")],
+    ),
+    "what is given to write": (
+        lambda: dp.ReduceRequest(square("bf16"), 0, out=zeros(16, dtype="bf16")),
+        "out f32 (now bf16)",
+        [lambda: dp.ReduceRequest(square("bf16"), 0, out=zeros(16))],
+    ),
     "a compute type": (
         lambda: dp.MatmulRequest(square("f64"), square("f64"), compute=C.COMPUTE_16F),
         "compute=None (now COMPUTE_16F)",
