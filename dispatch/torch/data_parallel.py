@@ -64,6 +64,7 @@ class DataParallel:
         self._check(parameters)
         self._on_host = self.comm.device.is_host
         self._index = 0 if self._on_host else self.comm.device.ordinal
+        self._streams: dict[int, Stream] = {}
         with self._order():
             self._share(module)
             self._buckets = self._filled(parameters, bucket_bytes, reduce)
@@ -88,10 +89,14 @@ class DataParallel:
                 raise BadRequest("module", f"a parameter of {parameter.dtype}", "floating-point ones")
 
     def _order(self) -> AbstractContextManager[Any]:
-        """torch's current stream as ours."""
+        """torch's current stream as ours, which is kept: torch has some dozens of them, and to find one takes a while."""
         if self._on_host:
             return NULL_CONTEXT
-        return Stream(torch.cuda.current_stream(self._index))
+        handle = torch._C._cuda_getCurrentRawStream(self._index)
+        found = self._streams.get(handle)
+        if found is None or found.closed:
+            found = self._streams[handle] = Stream(torch.cuda.current_stream(self._index))
+        return found
 
     def _share(self, module: torch.nn.Module) -> None:
         """Begin with rank 0's parameters and buffers on all ranks."""
