@@ -89,7 +89,7 @@ class DataParallel:
                 raise BadRequest("module", f"a parameter of {parameter.dtype}", "floating-point ones")
 
     def _order(self) -> AbstractContextManager[Any]:
-        """torch's current stream as ours, which is kept: torch has some dozens of them, and to find one takes a while."""
+        """torch's current stream as ours, which is kept: torch has some dozens of them, and finding one takes long."""
         if self._on_host:
             return NULL_CONTEXT
         handle = torch._C._cuda_getCurrentRawStream(self._index)
