@@ -5,17 +5,29 @@ import io
 import re
 from pathlib import Path
 
+import pytest
+
 from dispatch import parallel
 
 TEXT = (Path(__file__).parents[3] / "docs" / "parallel.md").read_text(encoding="utf-8")
 
 
-def test_the_example_prints_what_stands_below_it():
-    program, output = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", TEXT, re.DOTALL).groups()
+EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", TEXT, re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_an_example_prints_what_stands_below_it(number):
+    program, output = EXAMPLES[number]
+    if "import torch" in program:
+        pytest.importorskip("torch", reason="torch is not installed")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(program, "docs/parallel.md", "exec"), {})
     assert printed.getvalue() == output
+
+
+def test_both_examples_are_run():
+    assert len(EXAMPLES) == TEXT.count("```python") == 2
 
 
 def test_the_table_has_every_block():

@@ -4,11 +4,12 @@ import threading
 
 import numpy as np
 import pytest
-import torch
 
 import dispatch as dp
-import dispatch.torch
 from dispatch.errors import BadRequest, BadType, Closed, CollectiveError, CollectiveTimeout
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+data_parallel = pytest.importorskip("dispatch.torch").data_parallel
 
 SIZES = (6, 9, 4)
 
@@ -74,7 +75,7 @@ def close(found, right):
 def test_gradients_are_the_mean_of_all_ranks(size, bucket_bytes, to_none):
     def run(world):
         net = made(world.rank)  # rank 0's weights are everybody's then
-        with dispatch.torch.data_parallel(net, comm=world, bucket_bytes=bucket_bytes):
+        with data_parallel(net, comm=world, bucket_bytes=bucket_bytes):
             found = []
             for turn in range(3):
                 net.zero_grad(set_to_none=to_none)
@@ -93,7 +94,7 @@ def test_gradients_are_the_mean_of_all_ranks(size, bucket_bytes, to_none):
 def test_weights_stay_the_same_on_all_ranks_and_are_those_of_the_mean():
     def run(world):
         net = made(world.rank)
-        kept = dispatch.torch.data_parallel(net, comm=world, bucket_bytes=200)
+        kept = data_parallel(net, comm=world, bucket_bytes=200)
         optimizer = torch.optim.Adam(net.parameters(), 0.05)
         for turn in range(6):
             loss(net, data(world.rank, turn)).backward()
@@ -117,7 +118,7 @@ def test_weights_stay_the_same_on_all_ranks_and_are_those_of_the_mean():
 def test_parameters_that_one_rank_has_no_use_for_count_as_zeros():
     def run(world):
         net = made(0)
-        with dispatch.torch.data_parallel(net, comm=world, bucket_bytes=1):
+        with data_parallel(net, comm=world, bucket_bytes=1):
             loss(net, data(world.rank, 0), with_beside=world.rank == 0).backward()
             return gradients(net)
 
@@ -132,7 +133,7 @@ def test_parameters_that_one_rank_has_no_use_for_count_as_zeros():
 def test_passes_are_accumulated_without_the_others_and_averaged_with_the_last():
     def run(world):
         net = made(0)
-        with dispatch.torch.data_parallel(net, comm=world) as parallel:
+        with data_parallel(net, comm=world) as parallel:
             with parallel.no_sync():
                 loss(net, data(world.rank, 0)).backward()
             mine = gradients(net)
@@ -152,7 +153,7 @@ def test_parameters_of_several_dtypes_and_frozen_ones():
         net = made(0)
         net.second.to(torch.float32)
         net.beside.requires_grad_(False)
-        with dispatch.torch.data_parallel(net, comm=world):
+        with data_parallel(net, comm=world):
             hidden = net.first(data(world.rank, 0))
             net.second(hidden.float()).square().mean().backward()
         return net.second.weight.grad.dtype, net.beside.weight.grad, net.first.weight.grad.clone()
@@ -166,7 +167,7 @@ def test_parameters_of_several_dtypes_and_frozen_ones():
 def test_a_rank_that_makes_no_pass_is_an_error_out_of_backward():
     def run(world):
         net = made(0)
-        parallel = dispatch.torch.data_parallel(net, comm=world)
+        parallel = data_parallel(net, comm=world)
         world.communicator.deadline = 0.2
         if world.rank:
             return
@@ -181,7 +182,7 @@ def test_a_rank_that_makes_no_pass_is_an_error_out_of_backward():
 def test_a_pass_that_was_left_by_an_error_is_told_at_the_next():
     def run(world):
         net = made(0)
-        with dispatch.torch.data_parallel(net, comm=world, bucket_bytes=1):
+        with data_parallel(net, comm=world, bucket_bytes=1):
             net.first.weight.register_hook(lambda _: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 loss(net, data(0, 0)).backward()
@@ -195,7 +196,7 @@ def test_a_pass_that_was_left_by_an_error_is_told_at_the_next():
 def test_what_is_closed_leaves_gradients_alone():
     def run(world):
         net = made(0)
-        parallel = dispatch.torch.data_parallel(net, comm=world)
+        parallel = data_parallel(net, comm=world)
         parallel.close()
         parallel.close()
         loss(net, data(world.rank, 0)).backward()
@@ -217,9 +218,9 @@ def test_refusals():
             (3, BadType, "a torch.nn.Module"),
         ):
             with pytest.raises(error, match=text):
-                dispatch.torch.data_parallel(given, comm=world)
+                data_parallel(given, comm=world)
         table = torch.nn.Embedding(5, 3, sparse=True)
-        with dispatch.torch.data_parallel(table, comm=world), pytest.raises(BadRequest, match="sparse=False"):
+        with data_parallel(table, comm=world), pytest.raises(BadRequest, match="sparse=False"):
             table(torch.tensor([1, 2])).sum().backward()
 
     with dp.World.local(["host"], deadline=20) as world:
