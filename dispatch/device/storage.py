@@ -63,6 +63,16 @@ class Storage:
                 self.owner = None
             order.sync_epoch += 1
 
+    def take_over(self, stream: Stream, known: Stream) -> None:
+        """Order a write on `stream`, which is behind all of `known` already, behind the other uses alone."""
+        with self.ordering:
+            for other in self.users():
+                if other is not known:
+                    stream.wait_for_uses(other)
+            self.owner = self.writer = stream
+            self.readers = NOBODY
+            order.sync_epoch += 1
+
     def is_behind(self, stream: Stream) -> bool:
         """Whether what is enqueued on `stream` is behind the last write already."""
         return stream is self.writer or stream in self.readers

@@ -79,26 +79,39 @@ class GradientBuckets:
 
     def _begin(self) -> None:
         self._missing = [set[int]() for _ in range(self.count)]
+        self._written = [set["Stream"]() for _ in range(self.count)]
         for place, bucket in enumerate(self.bucket_of):
             self._missing[bucket].add(place)
         self._next = 0  # the bucket that goes next: in the same order on all ranks
 
-    def ready(self, place: int) -> None:
-        """A gradient has been enqueued on the current stream; BadRequest for one that was ready before in this step."""
+    def ready(self, place: int, stream: Stream | None = None) -> None:
+        """A gradient has been enqueued on a stream, the current one where it is not said.
+
+        BadRequest for one that was ready before in this step.
+        """
         check_int("place", place, 0, len(self.bucket_of) - 1)
         missing = self._missing[self.bucket_of[place]]
         if place not in missing:
             raise BadRequest("place", str(place), "each gradient once in a step", "wait() begins the next one")
         missing.discard(place)
+        written = self._current() if stream is None else stream
+        self._written[self.bucket_of[place]].add(written)
         while self._next < self.count and not self._missing[self._next]:
-            bucket = self._buckets[self._next]
+            self._send(self._next)
             self._next += 1
-            self._beside.stream.wait_for(self._current())  # another library's writes, too
-            with self._beside.stream:
-                all_reduce(bucket, comm=self._beside.comm, out=bucket, reduce=self._reduce)
 
-    def wait(self) -> tuple[Tensor, ...]:
-        """Have the current stream wait for all averages, and begin the next step; gives the gradients.
+    def _send(self, number: int) -> None:
+        """Average a bucket behind all that its gradients were written on."""
+        bucket, beside = self._buckets[number], self._beside.stream
+        if not self._beside.device.is_host:
+            for stream in self._written[number]:
+                beside.wait_for(stream)  # another library's writes, too
+                bucket.storage.take_over(beside, stream)
+        with beside:
+            all_reduce(bucket, comm=self._beside.comm, out=bucket, reduce=self._reduce)
+
+    def wait(self, stream: Stream | None = None) -> tuple[Tensor, ...]:
+        """Have a stream, or the current one, wait for all averages, and begin the next step; gives the gradients.
 
         BadRequest where some are not ready.
         """
@@ -106,9 +119,10 @@ class GradientBuckets:
         if late:
             raise BadRequest("gradients", f"{late} not ready", "ready(i) for each of them")
         if not self._beside.device.is_host:
-            stream = self._current()
+            waiting = self._current() if stream is None else stream
+            waiting.wait_for(self._beside.stream)
             for bucket in self._buckets:  # now, so that writes of the next step wait for no sum of that step
-                bucket.storage.use(stream, write=True)
+                bucket.storage.take_over(waiting, self._beside.stream)
         self._begin()
         return self.gradients
 

@@ -25,7 +25,6 @@ from dispatch.parallel.buckets import BUCKET_BYTES, GradientBuckets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
     from typing_extensions import Self
 
@@ -65,7 +64,7 @@ class DataParallel:
         self._on_host = self.comm.device.is_host
         self._index = 0 if self._on_host else self.comm.device.ordinal
         self._streams: dict[int, Stream] = {}
-        with self._order():
+        with self._stream() or NULL_CONTEXT:
             self._share(module)
             self._buckets = self._filled(parameters, bucket_bytes, reduce)
         itself = weakref.ref(self)
@@ -88,10 +87,10 @@ class DataParallel:
             if not parameter.is_floating_point():
                 raise BadRequest("module", f"a parameter of {parameter.dtype}", "floating-point ones")
 
-    def _order(self) -> AbstractContextManager[Any]:
+    def _stream(self) -> Stream | None:
         """torch's current stream as ours, which is kept: torch has some dozens of them, and finding one takes long."""
         if self._on_host:
-            return NULL_CONTEXT
+            return None
         handle = torch._C._cuda_getCurrentRawStream(self._index)
         found = self._streams.get(handle)
         if found is None or found.closed:
@@ -175,18 +174,18 @@ class DataParallel:
         with torch.no_grad():
             if strange:
                 torch._foreach_copy_(views, strange)
-        with self._order():
-            for place in bucket.places:
-                bucket.buckets.ready(place)
+        stream = self._stream()
+        for place in bucket.places:
+            bucket.buckets.ready(place, stream)
 
     def _ended(self) -> None:
         """The backward pass has ended: what it had no use for counts as zeros, and torch's stream waits for all."""
         while self._at < len(self._buckets):
             self._send(self._buckets[self._at])
             self._at += 1
-        with self._order():
-            for buckets in dict.fromkeys(bucket.buckets for bucket in self._buckets):
-                buckets.wait()
+        stream = self._stream()
+        for buckets in dict.fromkeys(bucket.buckets for bucket in self._buckets):
+            buckets.wait(stream)
         self._begin()
 
     # -- what users call ------------------------------------------------------------------------------------------
