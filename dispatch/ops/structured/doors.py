@@ -5,15 +5,16 @@ Each function is one request, or says which. They take tensors, and arrays of to
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dispatch.core.request import run
 from dispatch.errors import BadRequest, BadType
-from dispatch.keys import F32, Compute
+from dispatch.keys import F32, Compute, Dtype
 from dispatch.ops import structured as ops
-from dispatch.ops.structured.form import ON_HOST, PruneAlgorithm, StructuredForm, group_of
+from dispatch.ops.structured.form import ON_HOST, PruneAlgorithm, StructuredForm, dense_step, group_of
 from dispatch.ops.structured.layout import unpacked
 from dispatch.ops.structured.tensor import StructuredTensor
 
@@ -55,10 +56,10 @@ def made_by(device: Device) -> str:
     return stamp_of(executor)
 
 
-def of(a: Any) -> StructuredTensor:
+def of(a: Any, name: str = "a") -> StructuredTensor:
     """A compressed operand; BadType for any other."""
     if not isinstance(a, StructuredTensor):
-        raise BadType("a", f"a {type(a).__name__}", "a StructuredTensor", "compress(a) makes one")
+        raise BadType(name, f"a {type(a).__name__}", "a StructuredTensor", f"compress({name}) makes one")
     return a
 
 
@@ -70,15 +71,42 @@ def matmul(a: StructuredTensor, b: Any, **choices: Any) -> Any:
 def linear(x: Any, weight: StructuredTensor, bias: Any = None, **choices: Any) -> Any:
     """activation(x · Wᵀ + bias) for x (…, k) and a compressed W (m, k): (…, m), as torch's `linear` has it.
 
-    It is the transpose of `matmul_2_4` of W and xᵀ, with the choices of that, and copies nothing.
+    It is the transpose of `matmul_2_4` of W and xᵀ, with the choices of that, and copies nothing; NoRow speaks of that
+    request, whose b is xᵀ. x has lines as B has columns: a multiple of 8, 16 where elements have 8 bits, 4 in f32.
     """
-    w = of(weight)
+    w = of(weight, "weight")
     if w.ndim == BATCH or w.is_transposed:
         raise BadRequest("weight", repr(w), "one matrix (m, k), not transposed")
-    lead = tuple(x.shape[:-1])
-    lines = x if len(lead) == 1 else x.reshape(-1, x.shape[-1])
-    product = ops.matmul_2_4(*w.parts, lines.T, bias=bias, **choices).T
+    shape = getattr(x, "shape", None)
+    if not shape:
+        given = f"a {type(x).__name__}" if shape is None else "one number, without axes"
+        raise BadType("x", given, f"a tensor {w.dtype}[…, {w.shape[-1]}]", "dispatch.device().array(x) makes one")
+    lead = tuple(shape[:-1])
+    lines = x if len(lead) == 1 else x.reshape(-1, shape[-1])
+    try:
+        product = ops.matmul_2_4(*w.parts, lines.T, bias=bias, **choices).T
+    except BadRequest as error:
+        if error.operand == "b":
+            raise said_of_x(error, x, w) from error
+        raise
     return product if len(lead) == 1 else product.reshape(*lead, w.shape[0])
+
+
+def said_of_x(error: BadRequest, x: Any, w: StructuredTensor) -> BadRequest:
+    """What is wrong with xᵀ, the b of a product W · xᵀ, as it is said of x."""
+    try:
+        dtype = Dtype.of(x.dtype)
+    except TypeError:  # none of ours
+        dtype = x.dtype
+    given, k, step = f"{dtype}{list(x.shape)}", w.shape[-1], dense_step(w.dtype)
+    if dtype is not w.dtype or x.shape[-1] != k:
+        hint = "" if dtype is w.dtype else f"x.astype('{w.dtype}')"
+        return BadRequest("x", given, f"{w.dtype}[…, {k}], as the compressed matrix is {list(w.shape)}", hint)
+    lines = math.prod(x.shape[:-1])
+    if lines % step:
+        wanted = f"a multiple of {step} lines, as dense matrices of {w.dtype} have"
+        return BadRequest("x", f"{given}, with {lines} in all", wanted, "fill it up with zeros")
+    return type(error)("x", error.given, error.expected, error.hint)
 
 
 def todense(a: StructuredTensor) -> Any:
@@ -110,7 +138,12 @@ def left_product(a: StructuredTensor, other: Any) -> Any:
     """`other @ a`, as the transpose of the transposed product."""
     if not a.is_transposed:
         raise BadRequest("b", repr(a), "a transposed one: its groups lie along k", "x @ a.T; or compress b.T: x @ c.T")
-    found = matmul(a.mT, other.mT, **computed(a))
+    try:
+        found = matmul(a.mT, other.mT, **computed(a))
+    except BadRequest as error:
+        if error.operand == "b":
+            raise said_of_x(error, other, a.mT) from error
+        raise
     return found.mT
 
 

@@ -313,3 +313,42 @@ def test_rows_are_of_the_architectures_that_have_their_tensor_cores(arch, dtype)
 def test_what_has_dtypes_of_ml_dtypes_is_taken():
     values = np.ones((32, 64), ml_dtypes.float8_e4m3fn)
     assert S.prune(DEV.array(values)).dtype.name == "f8e4m3"
+
+
+LINEAR = {  # what is given as x, its dtype, and what is said
+    "dtype": ((8, 32), "f4", r"f32\[8, 32\]; expected f16\[…, 32\].*Hint: x\.astype\('f16'\)"),
+    "k": ((8, 16), "f2", r"f16\[8, 16\]; expected f16\[…, 32\], as the compressed matrix is \[64, 32\]"),
+    "k of a batch": ((2, 4, 16), "f2", r"f16\[2, 4, 16\]; expected f16\[…, 32\]"),
+    "lines": (
+        (3, 5, 32),
+        "f2",
+        r"f16\[3, 5, 32\], with 15 in all; expected a multiple of 8 lines.*fill it up with zeros",
+    ),
+    "one line": ((32,), "f2", r"f16\[32\], with 1 in all; expected a multiple of 8"),
+    "no axis": ((), "f2", r"one number, without axes; expected a tensor f16\[…, 32\]"),
+}
+
+
+@pytest.mark.parametrize("kind", ["ours", "torch", "numpy"])
+@pytest.mark.parametrize("name", LINEAR)
+def test_what_a_layer_is_given_is_x_in_its_errors(name, kind):
+    shape, dtype, said = LINEAR[name]
+    weight = S.compress(DEV.zeros((64, 32), "f16"))
+    x = np.ones(shape, dtype)
+    if kind == "torch":
+        x = pytest.importorskip("torch").from_numpy(x)
+    given = DEV.array(x) if kind == "ours" else x
+    with pytest.raises(BadRequest, match=f"x: got {said}"):
+        S.linear(given, weight)
+
+
+def test_an_operand_that_a_layer_s_product_refuses_is_x_too():
+    weight = S.compress(DEV.zeros((64, 32), "f16"))
+    x = pytest.importorskip("torch").ones(8, 32).half().requires_grad_()
+    for call in (lambda: S.linear(x, weight), lambda: S.left_product(weight.mT, x)):
+        with pytest.raises(BadRequest, match="x: got a tensor that requires grad"):
+            call()
+    with pytest.raises(BadType, match=r"x: got a list; expected a tensor f16\[…, 32\]"):
+        S.linear([1.0], weight)
+    with pytest.raises(BadType, match="weight: got a Tensor; expected a StructuredTensor"):
+        S.linear(DEV.zeros((8, 32)), DEV.zeros((64, 32)))
