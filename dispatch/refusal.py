@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import CodeType
 
-__all__ = ["Kind", "Refusal", "any_says", "callers", "calls_own_code", "distance"]
+__all__ = ["Kind", "OfSize", "Refusal", "any_says", "callers", "calls_own_code", "distance", "said_by_rule"]
 
 F = TypeVar("F", bound="Callable[..., object]")
 
@@ -42,6 +42,7 @@ class Kind(Enum):
     """What a refusal is about; behind each kind stands what `needed` is, and after the semicolon `given`."""
 
     RULE = "rule"  # what a rule of the row says, in full
+    SIZE = "size"  # what a rule says of the sizes that the row is for, in full
     EPILOGUE_DTYPE = "epilogue dtype"  # the dtypes allowed for an operand that an epilogue adds; the dtype
     VERSION = "version"  # a library's name and its oldest version; the version
     MISSING = "missing"  # the name of a library that is not installed; what to do
@@ -56,10 +57,11 @@ class Kind(Enum):
 
 
 # How far a change goes: an order or an alignment is a copy, another epilogue is another result, another dtype is more,
-# and another machine the most. What a library refuses, no other choice of the same words helps; one that a request
-# names was wanted, and so was a tree.
+# another size is another problem, and another machine the most. What a library refuses, no other choice of the same
+# words helps; one that a request names was wanted, and so was a tree.
 EFFORT = {
     Kind.RULE: 1,
+    Kind.SIZE: 50,
     Kind.EPILOGUE_DTYPE: 1,
     Kind.VERSION: 1,
     Kind.MISSING: 1,
@@ -98,6 +100,17 @@ class Refusal:
 def distance(refusals: Iterable[Refusal]) -> int:
     """How far a request is from what a row takes, by all its reasons."""
     return sum(refusal.distance for refusal in refusals)
+
+
+class OfSize(str):
+    """What a rule says of the sizes that its row is for, which no copy and no choice changes; else it says a str."""
+
+    __slots__ = ()
+
+
+def said_by_rule(text: str) -> Refusal:
+    """What a rule says, as a reason."""
+    return Refusal(Kind.SIZE if isinstance(text, OfSize) else Kind.RULE, text)
 
 
 # -- words ------------------------------------------------------------------------------------------------------------

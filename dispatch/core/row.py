@@ -19,7 +19,7 @@ from dispatch.checks import names_arguments, shown
 from dispatch.core.fusion import NOTHING, Fusion
 from dispatch.errors import BadRow, words
 from dispatch.keys import HOST, Arch, Compute, Dtype, Epilogue
-from dispatch.refusal import Kind, Refusal, any_says
+from dispatch.refusal import Kind, Refusal, any_says, said_by_rule
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -381,7 +381,7 @@ def refusals(row: Row, request: Request, wanted: Signature, asked: dict[Rule, st
     if wanted.scales and wanted.scales not in row.scales:
         reasons.append(Refusal(Kind.SCALES, row.scales, wanted.scales))
     said = (_ask(rule, request, asked, sure=not reasons) for rule in row.rules)
-    return reasons + [Refusal(Kind.RULE, text) for text in said if text]
+    return reasons + [said_by_rule(text) for text in said if text]
 
 
 def _ask(rule: Rule, request: Request, asked: dict[Rule, str], *, sure: bool) -> str:

@@ -36,11 +36,13 @@ OTHER = Refusal(Kind.OTHER_LIBRARY, "cudnn", "cutlass")
 OLD = Refusal(Kind.VERSION, ("cublasLt", (12, 9)), (12, 1))
 GPU, ELSEWHERE = Refusal(Kind.ARCH, (Arch(100), None), H100), Refusal(Kind.ARCH, (HOST, HOST), H100)
 
+SIZE = Refusal(Kind.SIZE, "needs vectors of 65536 elements or more, x has 16")
 MISSING = Refusal(Kind.MISSING, "cudss", "pip install nvidia-cudss")
 
 SENTENCES = {
     MISSING: "needs cudss, which is not installed: pip install nvidia-cudss",
     ORDER: "needs a in row-major order, has column-major",
+    SIZE: "needs vectors of 65536 elements or more, x has 16",
     EPILOGUE: "needs an epilogue of NONE, has GELU",
     Refusal(Kind.EPILOGUE, (E.NONE, E.RELU), E.GELU): "needs an epilogue of NONE, RELU, has GELU",
     TREE: "needs an epilogue of NONE, RELU, has the tree silu(acc)",
@@ -91,6 +93,7 @@ FARTHER: list[list[list[Refusal]]] = [
     [[EPILOGUE, COMPUTE, SCALES]],
     [[LIBRARY], [OTHER], [TREE]],
     [[LIBRARY, ORDER]],
+    [[SIZE]],
     [[GPU], [ELSEWHERE], [Refusal(Kind.ARCH, (Arch(100), Arch(100)), HOST)]],
     [[GPU, LIBRARY]],
 ]

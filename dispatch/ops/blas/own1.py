@@ -17,6 +17,7 @@ from dispatch.keys import C64, C128, F16, F32, F64, U8
 from dispatch.libraries.nvrtc.kernel import loaded
 from dispatch.libraries.nvrtc.number_types import NAMES, NUMBERS, VECTORS, WIDEST, fits_vectors
 from dispatch.ops.blas.orders import misplaced
+from dispatch.refusal import OfSize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -194,8 +195,10 @@ def large_and_dense(request: Any) -> str:
         layout = request.layout_of(name)
         if text := misplaced(layout):
             return f"{name}: {text}"
-        if layout.shape and (layout.shape[0] < LEAST or layout.strides[0] != 1):
-            return f"needs dense vectors of {LEAST} elements or more, {name} is {layout}"
+        if layout.shape and layout.shape[0] < LEAST:
+            return OfSize(f"needs vectors of {LEAST} elements or more, {name} has {layout.shape[0]}")
+        if layout.shape and layout.strides[0] != 1:
+            return f"needs {name} dense, has {layout}: copy it"
     return ""
 
 

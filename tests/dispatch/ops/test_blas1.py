@@ -7,7 +7,7 @@ from scipy.linalg import blas
 
 import dispatch as dp
 from dispatch.errors import BadRequest, NoRow
-from dispatch.keys import Arch
+from dispatch.keys import HOST, Arch
 from dispatch.table.select import select
 
 GPU = Arch(90)
@@ -113,3 +113,22 @@ def test_what_does_not_fit_is_refused(dev):
     for request, reason in ((dp.DotRequest(z, z), "c64"), (dp.IamaxRequest(x[::-1]), "x with a stride above 0")):
         with pytest.raises(NoRow, match=reason):
             select(request, GPU)
+
+
+@pytest.mark.parametrize("where", [HOST, GPU], ids=str)
+def test_the_first_that_is_said_of_a_vector_without_steps_is_to_copy_it(where, dev):
+    """And not which sizes a kernel for large vectors is for: these no copy changes."""
+    y, a = dev.zeros((16,)), dev.zeros((16, 16))
+    x = dev.zeros((1,)).strided((16,), (0,))
+    for request in (dp.AxpyRequest(x, y), dp.DotRequest(x, y), dp.Nrm2Request(x), dp.SymvRequest(a, x)):
+        with pytest.raises(NoRow) as error:
+            select(request, where)
+        lines = str(error.value).splitlines()
+        assert "needs x with a stride other than 0" in lines[1], lines
+        assert lines[1].endswith(": copy it")
+        assert lines[2].endswith(": copy it")
+
+
+def test_what_is_too_small_for_the_library_that_is_asked_may_have_another(dev):
+    with pytest.raises(NoRow, match=r"Nearest that works: library=None \(now own\)"):
+        dp.nrm2(dev.zeros((16,)), library="own")
