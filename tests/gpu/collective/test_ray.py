@@ -22,14 +22,14 @@ PATIENCE = 120
 
 
 @pytest.fixture(scope="module")
-def dray(two_gpus):
+def dray(gpus):
     module = pytest.importorskip("ray", reason="Ray is not installed: pip install 'cudabind[ray]'")
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {"PYTHONPATH": paths, "NCCL_NVLS_ENABLE": "0"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module.init(num_gpus=two_gpus, include_dashboard=False, configure_logging=False,
+        module.init(num_gpus=gpus, include_dashboard=False, configure_logging=False,
                     runtime_env={"env_vars": environment})  # fmt: skip
     import dispatch.ray
 
@@ -38,14 +38,18 @@ def dray(two_gpus):
 
 
 @pytest.fixture(scope="module")
-def two_gpus(nccl):
+def gpus(nccl):
     from cudabind import driver
 
     assert nccl
-    count = int(driver.cuDeviceGetCount())
-    if count < 2:
+    return int(driver.cuDeviceGetCount())
+
+
+@pytest.fixture
+def two_gpus(gpus):
+    if gpus < 2:
         pytest.skip("needs two GPUs")
-    return count
+    return gpus
 
 
 def total(world):
@@ -74,6 +78,7 @@ def told(world):
     return kept.get("told"), kept["x"].numpy().tolist() if "x" in kept else None
 
 
+@pytest.mark.usefixtures("two_gpus")
 def test_ranks_are_actors_with_a_gpu_each_and_a_killed_one_comes_back(dray):
     with dray.RayWorld(2, num_gpus=1, max_restarts=2, deadline=PATIENCE) as ranks:
         assert ranks.run(total) == [(3.0, 2, "cuda:0")] * 2, "each actor sees its own GPU alone"
@@ -103,6 +108,7 @@ def fast(world, turns=20):
     return turns * x.nbytes / (time.perf_counter() - begun) / 1e9, str(world.device)
 
 
+@pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize("shown", ["0", "1"])
 def test_ranks_that_see_all_gpus_are_on_their_own(dray, shown):
     """What Ray shows of the GPUs may change how NCCL connects them: the bandwidths are printed."""
@@ -116,9 +122,9 @@ def test_ranks_that_see_all_gpus_are_on_their_own(dray, shown):
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_supervisors_are_actors_with_a_gpu_each(dray, isolation, rng):
+def test_supervisors_are_actors_with_a_gpu_each_or_half_of_one(dray, gpus, isolation, rng):
     a, b = (rng.standard_normal((64, 64)).astype(np.float32) for _ in range(2))
-    with dray.RayPool(2, num_gpus=1, isolation=isolation, streams=2) as pool:
+    with dray.RayPool(2, num_gpus=1 if gpus > 1 else 0.5, isolation=isolation, streams=2) as pool:
         about = [each.ready(PATIENCE) for each in pool.supervisors]
         print(about)
         assert len({each.pid for each in about}) == 2
