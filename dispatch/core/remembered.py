@@ -211,9 +211,11 @@ def is_constant(value: Any) -> bool:
         return all(map(is_constant, value))
     if kind is type:
         return issubclass(value, np.generic) or value in (bool, int, float, complex)
+    if getattr(kind, "is_constant", None) is True:  # one that says so, whatever it holds
+        return True
     if "__dataclass_params__" in vars(kind):
         return kind.__dataclass_params__.frozen and all(is_constant(getattr(value, f.name)) for f in fields(value))
-    return kind in CONSTANTS or isinstance(value, (Enum, np.dtype)) or getattr(kind, "is_constant", None) is True
+    return kind in CONSTANTS or isinstance(value, (Enum, np.dtype))
 
 
 def same(held: Any, given: Any) -> bool:

@@ -11,6 +11,7 @@ from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, I32, I64, Arch
 from dispatch.ops.sparse import (
     batched_plan,
+    compiled_plan,
     compression_plan,
     cusparse_plan,
     ell_plan,
@@ -23,6 +24,7 @@ from dispatch.ops.sparse import (
     sorting_plan,
     vectors_plan,
 )
+from dispatch.ops.sparse.compiled_reference import numpy_compiled
 from dispatch.ops.sparse.ell_reference import numpy_ell
 from dispatch.ops.sparse.incomplete_reference import numpy_incomplete
 from dispatch.ops.sparse.pentadiagonal import adjacent
@@ -34,6 +36,7 @@ __all__ = ["ROWS"]
 
 SM75, SM80 = Arch(75), Arch(80)
 V12 = (12, 5)
+V12_9_4 = (12, 9, 4)  # which has SpMVOp as it is bound here; 12.7.2 had it with other arguments
 V12_5_4 = (12, 5, 4)  # before it SpMV remembered what an earlier call had put into its workspace, which plans share
 ALL = (F32, F64, C64, C128)
 EXCHANGED = (F32, F64, C64, C128, F16, BF16)  # by csr2csc
@@ -82,6 +85,9 @@ GATHER   = ("cusparse", "cusparseGather", vectors_plan, H100)
 SCATTER  = ("cusparse", "cusparseScatter", vectors_plan, H100)
 AXPBY    = ("cusparse", "cusparseAxpby", vectors_plan, H100)
 SPVV     = ("cusparse", "cusparseSpVV", vectors_plan, H100)
+ROT      = ("cusparse", "cusparseRot", vectors_plan)
+SPMM_OP  = ("cusparse", "cusparseSpMMOp", compiled_plan)
+SPMV_OP  = ("cusparse", "cusparseSpMVOp", compiled_plan)
 GTSV_S   = ("cusparse", "cusparseSgtsv2", gtsv_plan, H100)
 GTSV_D   = ("cusparse", "cusparseDgtsv2", gtsv_plan, H100)
 GTSV_C   = ("cusparse", "cusparseCgtsv2", gtsv_plan, H100)
@@ -113,6 +119,8 @@ GPU_ROWS = (
     *(Row("sparse_scatter",  (one, one), None, SOME,     SM75, None, V12, *SCATTER) for one in (*ALL, F16, BF16)),
     *(Row("sparse_axpby",    (one, one), None, SOME,     SM75, None, V12, *AXPBY) for one in ALL),
     *(Row("spvv",            (one, one), None, SOME,     SM75, None, V12, *SPVV) for one in ALL),
+    *(Row("sparse_rot",      (one, one), None, SOME,     SM75, None, V12, *ROT) for one in (*ALL, F16)),
+    Row("sparse_rot",        (BF16, BF16), None, SOME,     SM80, None, V12, *ROT),
     *(Row("sparse_sort",     (one, one), None, SORTED,   SM75, None, V12, *SORT) for one in (*ALL, F16, BF16)),
     Row("gpsv",              (F32, F32), None, GPSV,     SM75, None, V12, *GPSV_S),
     Row("gpsv",              (F64, F64), None, GPSV,     SM75, None, V12, *GPSV_D),
@@ -142,6 +150,16 @@ PRUNE_ROWS = (
     Row("prune_to_csr",     (F32, F32), None, DENSE_A, SM75, None, V12, *S_PRUNE),
     Row("prune_to_csr",     (F64, F64), None, DENSE_A, SM75, None, V12, *D_PRUNE),
 )
+OVER_ANY = (rules.aligned, rules.any_elements, rules.one_index)
+OF_SUMS  = (rules.aligned, rules.any_elements, rules.narrow_columns, rules.vectors)
+COMPILED_ROWS = (
+    *(Row("spmm_op", (one, one), None, OVER_ANY, SM75, None, V12, *SPMM_OP) for one in ALL),
+    Row("spmm_op",   (F16, F16), None, OVER_ANY, SM75, None, V12, *SPMM_OP),
+    Row("spmm_op",   (F16, F32), None, OVER_ANY, SM75, None, V12, *SPMM_OP),
+    Row("spmm_op",   (BF16, BF16), None, OVER_ANY, SM80, None, V12, *SPMM_OP),
+    Row("spmm_op",   (BF16, F32), None, OVER_ANY, SM80, None, V12, *SPMM_OP),
+    *(Row("spmv_op", (one, one), None, OF_SUMS, SM75, None, V12_9_4, *SPMV_OP) for one in (F32, F64)),
+)
 PIVOTS = (rules.aligned, rules.narrow, rules.results, rules.any_elements)
 LETTERS = tuple(zip(ALL, "SDCZ", strict=True))
 FACTOR_ROWS = (
@@ -152,9 +170,10 @@ FACTOR_ROWS = (
 )
 # fmt: on
 ON_NUMPY = (
+    *(on_host(row, numpy_compiled, stands_for="cusparse") for row in COMPILED_ROWS),
     *(on_host(row, numpy_incomplete, stands_for="cusparse") for row in FACTOR_ROWS),
     *(on_host(row, numpy_ell, stands_for="cusparse") for row in ELL_ROWS),
     *(on_host(row, numpy_pruning, stands_for="cusparse") for row in PRUNE_ROWS),
 )
 ON_SCIPY = tuple(on_host(row, scipy_sparse, library="scipy", stands_for="cusparse") for row in GPU_ROWS)
-ROWS = stated((*GPU_ROWS, *ELL_ROWS, *PRUNE_ROWS, *FACTOR_ROWS, *ON_NUMPY, *ON_SCIPY))
+ROWS = stated((*GPU_ROWS, *ELL_ROWS, *PRUNE_ROWS, *FACTOR_ROWS, *COMPILED_ROWS, *ON_NUMPY, *ON_SCIPY))

@@ -75,6 +75,18 @@ class Storage:
         dense_[indices] += number_at(alpha, kind) * values
         return None
 
+    def _Rot(self, handle, c, s, x, y):
+        if self.refuses(x):
+            return NOT_SUPPORTED
+        indices, values, dense_ = self.both(x, y)
+        kind = self.of(y).value_type
+        c, s = (number_at(one, F32.cuda if DTYPES[kind].itemsize == 2 else kind) for one in (c, s))
+        work = np.complex128 if values.dtype.kind == "c" else np.float64
+        before, beside = values.astype(work), dense_[indices].astype(work)
+        values[...] = (c * before + s * beside).astype(values.dtype)
+        dense_[indices] = (c * beside - s * before).astype(values.dtype)
+        return None
+
     on_device = False
 
     def _SetPointerMode(self, handle, mode):

@@ -200,10 +200,14 @@ class CusparsePlan(Plan):
         if work is not None and work.owner is not self._executor.stream:
             # Made while the caller captured the executor's stream, on another one, which was waited for since.
             work.owner = work.writer = self._executor.stream
-        base = 0 if work is None else work.base
-        addresses = (*arguments, base, *(base + part for part in self._parts))
+        addresses = self.addresses(arguments)
         for step in self._steps:
             step.enqueue(addresses)
+
+    def addresses(self, arguments: tuple[Argument, ...]) -> tuple[Any, ...]:
+        """The arguments of a run, and behind them the workspace and its parts, which stay where they are."""
+        base = 0 if self._work is None else self._work.base
+        return (*arguments, base, *(base + part for part in self._parts))
 
 
 class IdlePlan(Plan):
@@ -260,7 +264,7 @@ class Steps:
         """Add a step of the caller's."""
         self._steps.append(step)
 
-    def plan(self, *, capture_safe: bool) -> Plan:
+    def plan(self, *, capture_safe: bool) -> CusparsePlan:
         """All steps so far."""
         parts, end = [], self._work_bytes
         for nbytes in self._parts:

@@ -2,13 +2,14 @@
 
 Carried out by cuSPARSE and cuDSS, or by SciPy on the host. A sparse operand of a request is three tensors and a
 `SparseForm` (form.py); `SparseTensor` (tensor.py) holds them, knows those of SciPy, CuPy and torch (sources.py), and
-unpacks into them. The files: products, batched, solves, incomplete, pairs, vectors, tridiagonal, conversions,
-compression (what may be asked), algorithms; cusparse and those with its name before their own (the plans), tune;
-reference (what is right), check and compression_kernels (kernels that look at indices, or make them), sampled_kernels
-and own_sampled (SDDMM by a kernel, and its plan), product_kernels and own_product (a product with a vector by one),
-rules, patterns, cases. Of iterations: krylov, krylov_kernels and the methods beside it, own_krylov (the plan),
-krylov_reference; of direct solves: direct, cudss and those with its name before their own, cusolver and
-cusolver_refactor (the plans), refinement_kernels, direct_reference. And doors, which users know as `dispatch.sparse`.
+unpacks into them. The files: products, batched, compiled (with semirings), solves, incomplete, pairs, vectors,
+tridiagonal, conversions, compression (what may be asked), algorithms; cusparse and those with its name before their own
+(the plans), tune; reference (what is right), check and compression_kernels (kernels that look at indices, or make
+them), sampled_kernels and own_sampled (SDDMM by a kernel, and its plan), product_kernels and own_product (a product
+with a vector by one), rules, patterns, cases. Of iterations: krylov, krylov_kernels and the methods beside it,
+own_krylov (the plan), krylov_reference; of direct solves: direct, cudss and those with its name before their own,
+cusolver and cusolver_refactor (the plans), refinement_kernels, direct_reference. And doors, which users know as
+`dispatch.sparse`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dispatch.core.plan_call import plan_call
 from dispatch.core.request_function import request_function
 from dispatch.ops.sparse.algorithms import SpgemmAlgorithm, SpmmAlgorithm, SpmvAlgorithm, SpsvAlgorithm
 from dispatch.ops.sparse.batched import BatchedSpmmRequest
+from dispatch.ops.sparse.compiled import SpmmOpRequest, SpmvOpRequest
 from dispatch.ops.sparse.compression import Coo2csrRequest, Csr2cooRequest, DenseNnzRequest, DenseToSparseRequest
 from dispatch.ops.sparse.conversions import Csr2cscRequest, SparseCheckRequest, SparseToDenseRequest
 from dispatch.ops.sparse.direct import (
@@ -34,10 +36,17 @@ from dispatch.ops.sparse.pairs import SpgemmNnzRequest, SpgemmRequest
 from dispatch.ops.sparse.pentadiagonal import GpsvRequest
 from dispatch.ops.sparse.products import SddmmRequest, SparseMvRequest, SpmmRequest
 from dispatch.ops.sparse.pruning import PruneNnzRequest, PruneToCsrRequest
+from dispatch.ops.sparse.semirings import Semiring, SparseOperator
 from dispatch.ops.sparse.solves import SpsmRequest, SpsvRequest
 from dispatch.ops.sparse.sorting import SparseSortRequest
 from dispatch.ops.sparse.tridiagonal import GtsvRequest
-from dispatch.ops.sparse.vectors import GatherRequest, ScatterRequest, SparseAxpbyRequest, SpvvRequest
+from dispatch.ops.sparse.vectors import (
+    GatherRequest,
+    ScatterRequest,
+    SparseAxpbyRequest,
+    SparseRotRequest,
+    SpvvRequest,
+)
 
 __all__ = ["SparseForm", "SparseFormat"]
 __all__ += ["BatchedSpmmRequest", "spmm_batched"]
@@ -50,8 +59,9 @@ __all__ += ["BicgstabRequest", "CgRequest", "GmresRequest", "MinresRequest", "Pr
 __all__ += ["SparseFactorMemory", "SparseFactorPrecision", "SparseKind", "SpsolveRequest", "spsolve"]
 __all__ += ["BatchedSpsolveRequest", "spsolve_batched"]
 __all__ += ["bicgstab", "cg", "gmres", "minres"]
-__all__ += ["GatherRequest", "ScatterRequest", "SparseAxpbyRequest", "SpvvRequest"]
-__all__ += ["sparse_axpby", "sparse_gather", "sparse_scatter", "spvv"]
+__all__ += ["GatherRequest", "ScatterRequest", "SparseAxpbyRequest", "SparseRotRequest", "SpvvRequest"]
+__all__ += ["sparse_axpby", "sparse_gather", "sparse_rot", "sparse_scatter", "spvv"]
+__all__ += ["Semiring", "SparseOperator", "SpmmOpRequest", "SpmvOpRequest", "spmm_op", "spmv_op"]
 __all__ += ["SpgemmAlgorithm", "SpmmAlgorithm", "SpmvAlgorithm", "SpsvAlgorithm"]
 __all__ += ["Csr2cscRequest", "SddmmRequest", "SparseCheckRequest", "SparseMvRequest", "SparseToDenseRequest"]
 __all__ += ["SpgemmNnzRequest", "SpgemmRequest", "SpmmRequest", "SpsmRequest", "SpsvRequest"]
@@ -63,6 +73,9 @@ __all__ += ["spgemm", "spgemm_nnz", "spmm", "spsm", "spsv"]
 ell_plan = plan_call("ell_plan", "dispatch.ops.sparse.cusparse_ell", "A plan of a product in sliced or blocked ELL.")
 pruning_plan = plan_call("pruning_plan", "dispatch.ops.sparse.cusparse_pruning", "A plan of cuSPARSE's pruneDense2csr.")
 sorting_plan = plan_call("sorting_plan", "dispatch.ops.sparse.cusparse_sorting", "A plan of one of cuSPARSE's sorts.")
+compiled_plan = plan_call(
+    "compiled_plan", "dispatch.ops.sparse.cusparse_compiled", "A plan of a product with operators of the caller's."
+)
 batched_plan = plan_call("batched_plan", "dispatch.ops.sparse.cusparse_batched", "A plan of a batch of products.")
 incomplete_plan = plan_call(
     "incomplete_plan", "dispatch.ops.sparse.cusparse_incomplete", "A plan of cuSPARSE's ILU(0) or IC(0)."
@@ -110,6 +123,8 @@ sparse_gather, sparse_scatter = (
     request_function(GatherRequest, "sparse_gather"),
     request_function(ScatterRequest, "sparse_scatter"),
 )
+sparse_rot = request_function(SparseRotRequest, "sparse_rot")
+spmm_op, spmv_op = request_function(SpmmOpRequest, "spmm_op"), request_function(SpmvOpRequest, "spmv_op")
 sparse_axpby, spvv = request_function(SparseAxpbyRequest, "sparse_axpby"), request_function(SpvvRequest, "spvv")
 ilu0, ic0 = request_function(Ilu0Request, "ilu0"), request_function(Ic0Request, "ic0")
 gpsv = request_function(GpsvRequest, "gpsv")

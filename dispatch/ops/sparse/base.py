@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.keys import Dtype
 
-__all__ = ["FactorRequest", "Number", "ScaledRequest", "SparseRequest", "check_matrix", "check_vector"]
+__all__ = ["FactorRequest", "Number", "NumberRequest", "ScaledRequest", "SparseRequest"]
+__all__ += ["check_matrix", "check_vector"]
 
 Number = int | float | complex
 
@@ -58,18 +59,11 @@ class SparseRequest(OperandRequest[R_co]):
 
 
 @dataclass(frozen=True, eq=False)
-class FactorRequest(OperandRequest["Tensor"]):
-    """Something with factors, which are given by value.
+class NumberRequest(OperandRequest[R_co]):
+    """Something with factors, which are given by value: `numbers` are the fields that hold them."""
 
-    Attributes:
-        alpha: a number; complex ones for complex matrices alone.
-    """
-
-    numbers: ClassVar[tuple[str, ...]] = ("alpha",)  # the fields that are factors, in the order of the arguments
+    numbers: ClassVar[tuple[str, ...]] = ()  # in the order of the arguments
     added: ClassVar[str] = ""  # the operand that is added times beta, if there is such a field
-    unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("alpha",))
-    _: KW_ONLY
-    alpha: Number = 1.0
 
     def factor(self, name: str) -> complex:
         """A factor as plans take it: a float, or complex; -0.0 is 0. A `beta` left open is 1 where one is added."""
@@ -115,6 +109,20 @@ class FactorRequest(OperandRequest["Tensor"]):
         if self.reads_added:
             free["beta"] = Free(math.ulp(0.0), most)  # with 0 nothing reads what is added: that is another plan
         return NamedArguments((*self.reads, *self.writes, *self.numbers), free, self.in_place)
+
+
+@dataclass(frozen=True, eq=False)
+class FactorRequest(NumberRequest["Tensor"]):
+    """Something with factors, which are given by value.
+
+    Attributes:
+        alpha: a number; complex ones for complex matrices alone.
+    """
+
+    numbers: ClassVar[tuple[str, ...]] = ("alpha",)
+    unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("alpha",))
+    _: KW_ONLY
+    alpha: Number = 1.0
 
 
 @dataclass(frozen=True, eq=False)

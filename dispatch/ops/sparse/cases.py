@@ -17,6 +17,7 @@ from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.keys import F32, HALF
 from dispatch.ops.sparse import conversions, pairs, products, solves
 from dispatch.ops.sparse.cases_batched import batched_cases
+from dispatch.ops.sparse.cases_compiled import COMPILED_OPS, compiled_cases
 from dispatch.ops.sparse.cases_compression import COMPRESSION, compression_cases
 from dispatch.ops.sparse.cases_direct import direct_cases
 from dispatch.ops.sparse.cases_direct_batched import batched_direct_cases
@@ -354,6 +355,8 @@ def cases(row: Row) -> list[MadeCase]:
         return pruning_cases(row)
     if op == "spmm_batched":
         return batched_cases(row)
+    if op in COMPILED_OPS:
+        return compiled_cases(row)
     if op == "sparse_sort":
         return sorting_cases(row)
     if op in ELL_OPS:

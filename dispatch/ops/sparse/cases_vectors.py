@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dispatch.core.host_plan import EXACT
+from dispatch.keys import F32, HALF
 from dispatch.ops.sparse import vectors
 from dispatch.ops.sparse.reference import evaluate
-from dispatch.testing.check import ROUNDOFF, Check, GuardedBuffer, MadeCase, place, poison, rounded
+from dispatch.testing.check import ROUNDOFF, Check, GuardedBuffer, MadeCase, place, poison, rounded, with_outputs
 from dispatch.testing.mutations import altered
 
 if TYPE_CHECKING:
@@ -23,7 +24,13 @@ __all__ = ["VECTORS", "vector_cases"]
 
 VECTORS: dict[str, Any] = {
     kind.op: kind
-    for kind in (vectors.GatherRequest, vectors.ScatterRequest, vectors.SparseAxpbyRequest, vectors.SpvvRequest)
+    for kind in (
+        vectors.GatherRequest,
+        vectors.ScatterRequest,
+        vectors.SparseAxpbyRequest,
+        vectors.SparseRotRequest,
+        vectors.SpvvRequest,
+    )
 }
 SIZES = ((20, 7), (1, 1), (300, 290), (64, 16), (40, 0), (5, 5), (1000, 3))
 FACTORS = ((1.0, 0.0), (0.75, -1.5), (0.0, 0.5), (-2.0, 1.0), (1.0, 1.0))
@@ -78,29 +85,40 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
     fields |= {"indices": place(device, indices, None, 2).view, "base": form.base}
     if op == "sparse_axpby":
         fields |= {"alpha": form.alpha, "beta": form.beta}
+    if op == "sparse_rot":
+        fields |= {"c": form.alpha, "s": form.beta}
     if op == "spvv":
         fields["conj"] = form.apart
     written: tuple[GuardedBuffer, ...] = ()
     request = kind(**fields)
     if kind.in_place and not form.apart:
-        request, written = request.replace(out=memories["y"].view), (memories["y"],)
+        changed = {output: memories[name] for output, name in sorted(kind.in_place)}
+        request = request.replace(**{output: memory.view for output, memory in changed.items()})
+        written = tuple(changed.values())
     elif form.given:
-        output = request.outputs()["out"]
-        memory = place(device, poison(output.dtype, output.shape), None, 2)
-        request, written = request.replace(out=memory.view), (memory,)
+        request, written = with_outputs(request, lambda values: place(device, values, None, 2))
     with np.errstate(all="ignore"):
         expected = evaluate(request, EXACT)
         return Check(name, request, expected, bounds(request, expected), written)
 
 
 def bounds(request: Any, expected: Results) -> Results:
-    """Of sums of n products n + 4 roundings of their magnitudes, four times complex ones; of what is moved nothing."""
+    """Of sums of n products n + 4 roundings of their magnitudes, four times complex ones; of what is moved nothing.
+
+    Of 16 bits these are of f32, and then the result is rounded once.
+    """
     if request.op in ("sparse_gather", "sparse_scatter"):
         return {"out": np.zeros(())}
     dtype = request.y.dtype
-    unit = ROUNDOFF[dtype][0] * (4 if dtype.is_complex else 1)
+    unit = ROUNDOFF[F32 if dtype in HALF else dtype][0] * (4 if dtype.is_complex else 1)
     sizes: dict[str, Any] = {each: np.abs(np.asarray(getattr(request, each))) for each in ("values", "y")}
     factors = {each: abs(request.factor(each)) for each in getattr(request, "numbers", ())}
+    if request.op == "sparse_rot":
+        found = {}
+        for name, sign in (("out_values", 1), ("out_y", -1)):  # what is subtracted adds to the magnitude
+            size = np.abs(altered(evaluate, request, **sizes, c=factors["c"], s=sign * factors["s"])[name])
+            found[name] = np.asarray(rounded(5 * unit * size, expected[name], dtype))
+        return found
     terms = request.indices.size if request.op == "spvv" else 1
     size = np.abs(altered(evaluate, request, **sizes, **factors)["out"])
     return {"out": np.asarray(rounded((terms + 4) * unit * size, expected["out"], dtype))}

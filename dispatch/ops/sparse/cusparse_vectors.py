@@ -1,4 +1,4 @@
-"""Sparse vectors by cuSPARSE: Gather, Scatter, Axpby and SpVV.
+"""Sparse vectors by cuSPARSE: Gather, Scatter, Axpby, Rot and SpVV.
 
 NVIDIA wants the indices and the values of a sparse vector at multiples of 16 bytes. Those that are elsewhere, as those
 of a slice may be, are copied first, and gathered ones behind the call.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cusparse
+from dispatch.keys import BF16, F16, F32
 from dispatch.libraries.cublas.calls import Constant, Scalar
 from dispatch.libraries.cusolver.matrix import Matrix, Place
 from dispatch.libraries.cusparse.calls import Call, DeviceResult, Steps
@@ -21,25 +22,27 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
+COMPUTE = {F16: F32, BF16: F32}  # what factors are read as, and rotations computed in
+
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request; what is changed of a dense vector is changed where the result is to be."""
+    """The plan of a request; what is changed of a vector is changed where the result is to be."""
     operands = len(request.reads) + len(request.writes)
     steps = Steps(executor, row, operands + len(getattr(request, "numbers", ())))
     dtype, size = request.y.dtype, request.y.size
-    target = "y" if request.op in ("sparse_gather", "spvv") else "out"
-    values = "out" if request.op == "sparse_gather" else "values"
+    target = {"sparse_gather": "y", "spvv": "y", "sparse_rot": "out_y"}.get(request.op, "out")
+    values = {"sparse_gather": "out", "sparse_rot": "out_values"}.get(request.op, "values")
     parts = [steps.aligned(request.layout_of(name), request.place_of(name)) for name in ("indices", values)]
     places = parts[0].place.operand, parts[1].place.operand
-    for name, part in zip(("indices", values), parts, strict=True):
-        if name != "out":
-            steps.copy(_column(request, name), part)
+    steps.copy(_column(request, "indices"), parts[0])
+    if request.op != "sparse_gather":
+        steps.copy(_column(request, "values"), parts[1])
     sizes = size, request.indices.size
     item = request.indices.dtype.itemsize
     sparse = SparseVector(sizes, item, request.base, dtype.cuda, places, steps.placeholder)
     dense = DenseVector(size, dtype.cuda, request.place_of(target), steps.placeholder)
-    if target == "out" and (request.op == "sparse_scatter" or request.reads_added):
-        steps.copy(_column(request, "y"), _column(request, "out"))
+    if request.op in ("sparse_scatter", "sparse_rot") or (target == "out" and request.reads_added):
+        steps.copy(_column(request, "y"), _column(request, target))
     elif request.op == "sparse_axpby":
         steps.zeros(_column(request, "out"))  # 0 times what nobody has written may be NaN
     if request.op == "sparse_gather":
@@ -50,6 +53,11 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     elif request.op == "sparse_axpby":
         beta = Scalar(operands + 1, dtype) if request.reads_added else Constant(0.0, dtype)
         steps.append(Call(executor, "cusparseAxpby", (Scalar(operands, dtype), sparse, beta, dense)))
+    elif request.op == "sparse_rot":
+        compute = COMPUTE.get(dtype, dtype)
+        factors = Scalar(operands, compute), Scalar(operands + 1, compute)
+        steps.append(Call(executor, "cusparseRot", (*factors, sparse, dense)))
+        steps.copy(parts[1], _column(request, "out_values"))
     else:
         operation = cusparse.cusparseOperation_t(2 if request.conj and dtype.is_complex else 0)
         result = Place(request.place_of("out"))

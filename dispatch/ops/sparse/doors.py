@@ -16,6 +16,7 @@ from dispatch.ops.sparse.ell_doors import BlockedEllMatrix, SlicedEllMatrix, tob
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
 from dispatch.ops.sparse.format_doors import of, tocoo, tocsc, tocsr
 from dispatch.ops.sparse.incomplete_doors import IncompleteFactors, ic0, ilu0
+from dispatch.ops.sparse.semirings import Semiring, SparseOperator
 from dispatch.ops.sparse.solver_doors import LinAlgError, bicgstab, cg, gmres, minres
 from dispatch.ops.sparse.sources import is_sparse, sparse_tensor, to_scipy, to_torch
 from dispatch.ops.sparse.tensor import SparseTensor, bsr, coo, csc, csr
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SparseTensor", "bsr", "coo", "csc", "csr", "sparse_tensor", "to_scipy", "to_torch"]
 __all__ += ["sddmm", "spgemm", "spmm", "spmv", "spsm", "spsolve_triangular", "spsv", "tocoo", "tocsc", "tocsr"]
+__all__ += ["Semiring", "SparseOperator", "spmm_op", "spmv_op"]
 __all__ += ["fromdense", "prune", "sort", "todense"]
 __all__ += ["BlockedEllMatrix", "SlicedEllMatrix", "toblocked_ell", "tosell"]
 __all__ += ["IncompleteFactors", "ic0", "ilu0"]
@@ -75,6 +77,25 @@ def spmm(
     return function(
         *of(a).parts, b, c=c, alpha=alpha, beta=beta, trans=trans, algorithm=algorithm, autotune=autotune, out=out
     )
+
+
+def spmm_op(a: Any, b: Any, semiring: Semiring | str = "plus_times", *, c: Any = None, out: Any = None) -> Any:
+    """A · B over a semiring, of which C[i, j] may be added to or made something of: the request `spmm_op`."""
+    return ops.spmm_op(*of(a).parts, b, semiring, c=c, out=out)
+
+
+def spmv_op(
+    a: Any,
+    x: Any,
+    epilogue: SparseOperator | None = None,
+    *,
+    y: Any = None,
+    alpha: Number = 1.0,
+    beta: Number | None = None,
+    out: Any = None,
+) -> Any:
+    """What an operator makes of each row of alpha · A · x + beta · y: the request `spmv_op`."""
+    return ops.spmv_op(*of(a).parts, x, epilogue, y=y, alpha=alpha, beta=beta, out=out)
 
 
 def sddmm(c: Any, a: Any, b: Any, *, alpha: Number = 1.0, beta: Number | None = None, out: Any = None) -> SparseTensor:

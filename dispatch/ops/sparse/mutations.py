@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["MUTATIONS"]
 
 COUNTS = ("spgemm_nnz", "sparse_check")
-TAKEN = ("sparse_mv", "spmm", "sddmm", "sparse_to_dense", "csr2csc")
+TAKEN = ("sparse_mv", "spmm", "sddmm", "sparse_to_dense", "csr2csc", "spmm_op", "spmv_op")
 
 
 def neighbours(request: Any) -> Results | None:
@@ -51,6 +51,41 @@ def unconjugated(request: Any) -> Results | None:
     return altered(evaluate, request, trans=Operation.T)
 
 
+def rotated_back(request: Any) -> Results | None:
+    """A rotation the other way."""
+    return altered(evaluate, request, s=-request.s) if request.op == "sparse_rot" and request.s else None
+
+
+def conjugated_sine(request: Any) -> Results | None:
+    """A rotation as BLAS has it."""
+    if request.op != "sparse_rot" or not isinstance(request.s, complex):
+        return None
+    sine = request.s.conjugate()
+    return {
+        "out_y": altered(evaluate, request, s=sine)["out_y"],
+        "out_values": altered(evaluate, request)["out_values"],
+    }
+
+
+def without_c(request: Any) -> Results | None:
+    """A product over a semiring that passes over what is there."""
+    return altered(evaluate, request, c=None) if request.op == "spmm_op" and request.c is not None else None
+
+
+def with_zeros(request: Any) -> Results | None:
+    """A product over a semiring that adds up zeros, too, as cuSPARSE's sums begin with them."""
+    if request.op != "spmm_op" or request.c is not None or request.ring.epilogue is not None:
+        return None
+    found = altered(evaluate, request)["out"]
+    is_sum = request.values.dtype.is_complex  # to which 0 adds nothing
+    return None if is_sum else {"out": request.ring.add.of("add", found, np.zeros_like(found))}
+
+
+def without_epilogue(request: Any) -> Results | None:
+    """Sums of rows, of which nothing is made."""
+    return altered(evaluate, request, epilogue=None) if getattr(request, "epilogue", None) is not None else None
+
+
 def neighbouring_values(request: Any) -> Results | None:
     """Each element is that before it; what is counted does not depend on them."""
     found = None if request.op in COUNTS else _rolled(request)
@@ -68,4 +103,9 @@ MUTATIONS: dict[str, Mutation] = {
     "without beta": without_beta,
     "a unit diagonal": other_diagonal,
     "transposed for adjoint": unconjugated,
+    "without c": without_c,
+    "sums that begin with 0": with_zeros,
+    "without an epilogue": without_epilogue,
+    "rotated the other way": rotated_back,
+    "the sine conjugated": conjugated_sine,
 }

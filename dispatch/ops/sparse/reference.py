@@ -9,6 +9,7 @@ import numpy as np
 from dispatch.core.host_plan import NumpyPlan, numpy_call, work_of
 from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.errors import BadRequest, Refused
+from dispatch.ops.sparse.compiled_reference import COMPILED
 from dispatch.ops.sparse.ell_reference import ELL
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.incomplete_reference import INCOMPLETE
@@ -282,6 +283,14 @@ def added(request: Any, work: np.dtype[Any]) -> Results:
     return {"out": found}
 
 
+def rotated(request: Any, work: np.dtype[Any]) -> Results:
+    """A sparse vector and a dense one, rotated at the places of the first."""
+    at, values, y = places(request), numbers(request.values, work), numbers(request.y, work).copy()
+    beside = y[at]
+    y[at] = scaled(request, "c", beside) - scaled(request, "s", values)
+    return {"out_values": scaled(request, "c", values) + scaled(request, "s", beside), "out_y": y}
+
+
 OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
     "sparse_mv": product,
     "spmm": product,
@@ -297,12 +306,14 @@ OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
     "sparse_gather": gathered,
     "sparse_scatter": scattered,
     "sparse_axpby": added,
+    "sparse_rot": rotated,
     "spvv": dotted,
     "dense_nnz": dense_counted,
     "dense_to_sparse": compressed,
     "coo2csr": to_offsets,
     "csr2coo": to_rows,
     "sparse_sort": put_in_order,
+    **COMPILED,
     **ELL,
     **TRIDIAGONAL,
     **PENTADIAGONAL,

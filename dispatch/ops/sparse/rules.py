@@ -24,7 +24,9 @@ __all__ += [
     "iterated",
     "matrix_of",
     "narrow",
+    "narrow_columns",
     "narrow_lines",
+    "one_index",
     "only_csr",
     "open_algorithm",
     "results",
@@ -231,6 +233,18 @@ def reused(request: Any) -> str:
     return f"needs spgemm, and fixed patterns of i32 indices from 0 on, with {request.algorithm.name}: a.fixed()"
 
 
+def one_index(request: Any) -> str:
+    """Offsets and indices of one dtype."""
+    rows, columns = request.rows.dtype, request.columns.dtype
+    return "" if rows is columns else f"needs rows and columns of one dtype, has {rows} and {columns}"
+
+
+def narrow_columns(request: Any) -> str:
+    """Columns of 32 bits."""
+    dtype = request.columns.dtype
+    return "" if dtype is I32 else f"needs columns of i32, has {dtype}"
+
+
 def any_elements(request: Any) -> str:
     """A matrix with elements, without which it has no diagonal."""
     return "" if request.values.shape[0] else "needs a matrix with elements, has none"
@@ -252,7 +266,7 @@ def some(request: Any) -> str:
     """A sparse vector with elements; and vectors that are dense, but for y where it is copied."""
     if not request.indices.size:
         return "needs a sparse vector with elements, has none"
-    copied = request.op in ("sparse_axpby", "sparse_scatter")
+    copied = request.op in ("sparse_axpby", "sparse_scatter", "sparse_rot")
     for name in request.reads:
         layout = request.layout_of(name)
         if layout.size > 1 and layout.strides[0] != 1 and not (copied and name == "y"):

@@ -14,12 +14,12 @@ from dispatch.core.operands import OperandRequest, Output, dense
 from dispatch.core.request import R_co, Unpacked
 from dispatch.errors import BadRequest
 from dispatch.keys import I32, I64
-from dispatch.ops.sparse.base import FactorRequest, Number
+from dispatch.ops.sparse.base import FactorRequest, Number, NumberRequest
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
 
-__all__ = ["GatherRequest", "ScatterRequest", "SparseAxpbyRequest", "SpvvRequest"]
+__all__ = ["GatherRequest", "ScatterRequest", "SparseAxpbyRequest", "SparseRotRequest", "SpvvRequest"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,3 +158,46 @@ class SparseAxpbyRequest(FactorRequest, VectorRequest["Tensor"]):
 
     def outputs(self) -> dict[str, Output]:
         return {"out": dense(self.y.shape, self.values.dtype)}
+
+
+@dataclass(frozen=True, eq=False)
+class SparseRotRequest(NumberRequest["tuple[Tensor, Tensor]"], VectorRequest["tuple[Tensor, Tensor]"]):
+    """A plane rotation of a sparse vector and of a dense one at its places: cuSPARSE's Rot.
+
+    out_values[i] = c · values[i] + s · y[indices[i]], and out_y is y but for out_y[indices[i]] = c · y[indices[i]] -
+    s · values[i].
+
+    Attributes:
+        values: the elements of the sparse vector.
+        y: a dense vector.
+        c: the cosine, a number; a complex one for complex vectors alone.
+        s: the sine, such a number. It is not conjugated, where BLAS's rotation, `rot`, conjugates it: of complex
+            vectors that is unitary for a real s alone.
+        out_values: the rotated elements; they may be `values` itself.
+        out_y: the rotated dense vector; it may be `y` itself.
+
+    f16 and bf16 are computed in f32, and rounded once. NVIDIA's header marks the function as deprecated; it is there.
+    """
+
+    op: ClassVar[str] = "sparse_rot"
+    reads: ClassVar[tuple[str, ...]] = ("values", "indices", "y")
+    writes: ClassVar[tuple[str, ...]] = ("out_values", "out_y")
+    in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out_values", "values"), ("out_y", "y")})
+    numbers: ClassVar[tuple[str, ...]] = ("c", "s")
+    unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("c", "s"))
+    values: Tensor
+    indices: Tensor
+    y: Tensor
+    c: Number
+    s: Number
+    _: KW_ONLY
+    out_values: Tensor | None = None
+    out_y: Tensor | None = None
+
+    def check_fields(self) -> None:
+        self.check_vectors()
+        self.check_factors()
+
+    def outputs(self) -> dict[str, Output]:
+        dtype = self.values.dtype
+        return {"out_values": dense(self.values.shape, dtype), "out_y": dense(self.y.shape, dtype)}

@@ -28,7 +28,9 @@ BESIDE = (
     "gpsv",
     "ilu0",
     "ic0",
-)  # which test_sparse_further.py has
+    "spmm_op",
+    "spmv_op",
+)  # which test_sparse_further.py and test_sparse_compiled.py have
 ROWS = [row for row in ROWS if row.op not in BESIDE]
 DEV = None
 

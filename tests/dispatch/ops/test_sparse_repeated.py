@@ -62,6 +62,8 @@ def calls(dev):
         "csr2csc": lambda a, _: (dp.csr2csc, dp.Csr2cscRequest, tuple(a), {}),
         "sparse_check": lambda a, _: (dp.sparse_check, dp.SparseCheckRequest, tuple(a), {}),
         "sparse_axpby": lambda a, turn: (dp.sparse_axpby, dp.SparseAxpbyRequest, (a.values, a.columns, x()), {"beta": 1.0 + turn}),
+        "sparse_rot": lambda a, turn: (dp.sparse_rot, dp.SparseRotRequest, (a.values, a.columns, x(), 0.6, 0.8 + turn), {}),
+        "spmm_op": lambda a, _: (dp.spmm_op, dp.SpmmOpRequest, (*a, b(), "min_plus"), {"c": b()}),
         "spvv": lambda a, _: (dp.spvv, dp.SpvvRequest, (a.values, a.columns, x()), {}),
     }  # fmt: skip
 

@@ -1,0 +1,172 @@
+"""cuSPARSE's products with operators of the caller's: compiled to LTO-IR by NVRTC, linked into its kernels by cuSPARSE.
+
+A plan of SpMMOp is made for descriptors, and a call takes none: it is of the addresses that these had. So it is made
+for memory of a plan's own, which operands are copied to and results from (`bind`). SpMVOp has its vectors in each call,
+but analyses the matrix as its descriptor is made: that is done anew in each run. Follows
+https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-functions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from cudabind import nvjitlink, nvrtc
+from cudabind.errors import CusparseError, LibraryNotFound
+from cudabind.sys import cusparse
+from dispatch.errors import Refused
+from dispatch.libraries.cusparse.calls import Call
+from dispatch.libraries.cusparse.handle import handle_of
+from dispatch.libraries.cusparse.operator_source import OPTIONS
+from dispatch.libraries.finalizer import finalizer
+from dispatch.libraries.nvrtc.compiled import compiled
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dispatch.device.storage import Storage
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.libraries.cusparse.descriptors import Descriptor
+
+__all__ = ["CompiledProduct", "RowProduct", "linked_code", "why_not"]
+
+PLAIN = cusparse.cusparseOperation_t(0)
+
+
+@cache
+def why_not() -> str:
+    """Why cuSPARSE links no operators here; "" where it does: by nvJitLink, no older than the NVRTC that compiles."""
+    try:
+        linker, compiler = tuple(nvjitlink.nvJitLinkVersion())[:2], tuple(nvrtc.nvrtcVersion())[:2]
+    except LibraryNotFound as error:
+        return f"cuSPARSE links operators by nvJitLink, which NVRTC compiles: {error}"
+    if linker[0] != compiler[0] or linker < compiler:
+        found = f"nvJitLink {'.'.join(map(str, linker))} and NVRTC {'.'.join(map(str, compiler))}"
+        return f"cuSPARSE links operators by an nvJitLink that is no older than NVRTC: there are {found}"
+    return ""
+
+
+def linked_code(sources: Mapping[str, str], arch: str) -> dict[str, bytes]:
+    """The LTO-IR of programs by the names of their functions; Refused where it cannot be compiled, or not linked.
+
+    Raises NvrtcError, with the compiler's messages, where the caller's lines do not compile: "add(1): error: …".
+    """
+    if found := why_not():
+        raise Refused(found)
+    try:
+        return {name: compiled(source, name, (f"-arch={arch}", *OPTIONS)) for name, source in sources.items()}
+    except LibraryNotFound as error:
+        raise Refused(f"NVRTC is not there to compile {', '.join(sources)}: {error}") from error
+
+
+class Held:
+    """What a library has made and takes back: a handle of ctypes, and the function that destroys it."""
+
+    __slots__ = ("__weakref__", "_destroy", "c")
+
+    def __init__(self, c: Any, destroy: str) -> None:
+        self.c, self._destroy = c, destroy
+
+    @finalizer
+    def __del__(self) -> None:
+        if getattr(self, "c", None):
+            getattr(cusparse, self._destroy).unchecked(self.c)
+            self.c = None
+
+
+def pointer_to(code: bytes) -> ctypes.c_void_p:
+    """The address of some bytes, which the caller keeps."""
+    return ctypes.cast(ctypes.c_char_p(code), ctypes.c_void_p)
+
+
+def refused(error: CusparseError) -> Exception:
+    """Refused where the library does not support what it was asked for; else its own error."""
+    if error.name == "CUSPARSE_STATUS_NOT_SUPPORTED":
+        return Refused(f"{error.function} does not take it: {error}")
+    return error
+
+
+class CompiledProduct:
+    """SpMMOp, as a step of a plan: over memory that it is bound to once."""
+
+    __slots__ = ("_code", "_descriptors", "_executor", "_kind", "_made", "_work", "_workspace")
+
+    def __init__(
+        self, executor: CudaExecutor, descriptors: Sequence[Descriptor], kind: Any, code: Mapping[str, bytes]
+    ) -> None:
+        """`descriptors` are those of A, B and C, `kind` a cudaDataType, `code` what `linked_code` gives."""
+        self._executor, self._descriptors, self._kind, self._code = executor, tuple(descriptors), kind, dict(code)
+        self._made: Held | None = None
+        self._work: Storage | None = None
+        self._workspace = ctypes.c_void_p()
+
+    def bind(self, addresses: Sequence[Any]) -> None:
+        """Link the operators into a kernel over these addresses; Refused where cuSPARSE does not take it."""
+        for descriptor in self._descriptors:
+            descriptor.point(addresses)
+        handle, size, made = handle_of(self._executor).follow(), ctypes.c_size_t(), cusparse.cusparseSpMMOpPlan_t()
+        lengths = [(pointer_to(self._code[name]), len(self._code[name])) for name in ("add_op", "mul_op", "epilogue")]
+        given = [part for pair in lengths for part in pair]
+        default = cusparse.cusparseSpMMOpAlg_t.CUSPARSE_SPMM_OP_ALG_DEFAULT
+        matrices = (descriptor.c for descriptor in self._descriptors)
+        make: Any = cusparse.cusparseSpMMOp_createPlan
+        try:
+            make(handle, made, PLAIN, PLAIN, *matrices, self._kind, default, *given, ctypes.byref(size))
+        except CusparseError as error:
+            raise refused(error) from error
+        self._made = Held(made, "cusparseSpMMOp_destroyPlan")
+        if size.value:
+            self._work = self._executor.device.allocate(size.value, self._executor.stream)
+            self._workspace = ctypes.c_void_p(self._work.base)
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Multiply, over the memory that it is bound to."""
+        del addresses
+        if self._made is None:
+            raise RuntimeError("it is bound to no memory")
+        handle_of(self._executor).follow()  # which the plan calls
+        function: Any = cusparse.cusparseSpMMOp
+        if status := function.unchecked(self._made.c, self._workspace):
+            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            raise function.error(status)
+
+
+class RowProduct(Call):
+    """SpMVOp, as a step of a plan, with an analysis in each run; what the run before has made goes then."""
+
+    __slots__ = ("_buffer", "_code", "_front", "_made", "_size")
+
+    def __init__(
+        self, executor: CudaExecutor, front: Sequence[Any], factors: Sequence[Any], kind: Any, code: bytes | None
+    ) -> None:
+        """`front` are the descriptors of A, x, y and the result, `factors` alpha and beta; `code` may be left out."""
+        super().__init__(executor, "cusparseSpMVOp", (*factors, *front))
+        self._front, self._code = (kind, cusparse.cusparseSpMVOpAlg_t.CUSPARSE_SPMVOP_ALG_DEFAULT), code
+        self._buffer: Storage | None = None
+        self._size = 0
+        self._made: tuple[Held, Held] | None = None
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Analyse, link, and multiply."""
+        self.set(addresses)
+        alpha, beta, *matrices = self.ready
+        handle, size = self._handle.follow(), ctypes.c_size_t()
+        front: Any = (PLAIN, *matrices, *self._front)
+        ask: Any = cusparse.cusparseSpMVOp_bufferSize
+        analyse: Any = cusparse.cusparseSpMVOp_createDescr
+        link: Any = cusparse.cusparseSpMVOp_createPlan
+        ask(handle, *front, ctypes.byref(size))
+        if self._buffer is None or self._size < size.value:
+            self._size = max(1, size.value)
+            self._buffer = self._executor.device.allocate(self._size, self._executor.stream)
+        descriptor, plan = cusparse.cusparseSpMVOpDescr_t(), cusparse.cusparseSpMVOpPlan_t()
+        analyse(handle, descriptor, *front, ctypes.c_void_p(self._buffer.base))
+        held = Held(descriptor, "cusparseSpMVOp_destroyDescr")
+        code = (None, 0) if self._code is None else (pointer_to(self._code), len(self._code))
+        link(handle, descriptor, plan, *code)
+        self._made = Held(plan, "cusparseSpMVOp_destroyPlan"), held
+        function: Any = cusparse.cusparseSpMVOp
+        if status := function.unchecked(handle, plan, alpha, beta, *matrices[1:]):
+            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            raise function.error(status)

@@ -1,0 +1,178 @@
+"""CUDA C++ of a caller's operators as functions that cuSPARSE links into its kernels: `add_op`, `mul_op`, `epilogue`.
+
+cuSPARSE is told no identity, and NVIDIA does not say what sums begin with; users have found 0, which is the identity of
++ alone. So what its kernels add up is not the numbers themselves: the bits of each are exchanged with those of one NaN,
+which then are all 0. A 0 that cuSPARSE puts there is that NaN, `is_nothing`, which `add_op` passes over, and which in
+`epilogue` becomes the identity. Each other number stays what it is, to the bit; no arithmetic makes this NaN. Nothing
+here calls a library. Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-functions, SpMMOp and SpMVOp.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dispatch.keys import C64, C128, F32, F64
+
+if TYPE_CHECKING:
+    from dispatch.keys import Dtype
+
+__all__ = ["OPTIONS", "Operators", "epilogue_of_rows"]
+
+OPTIONS = ("-std=c++17", "-diag-suppress=177", "-diag-error=940", "-dlto", "-rdc=true")  # unused; nothing returned
+REAL = {F32: "float", F64: "double", C64: "float", C128: "double"}
+WORDS = {"float": "unsigned", "double": "unsigned long long"}
+NOTHING = {"float": "0x7fe5b1c9u", "double": "0x7ffcb1c95a3d0e67ull"}  # NaN that no arithmetic makes
+# What cuSPARSE's kernels have: cuComplex is float2, cuDoubleComplex double2.
+GIVEN = {F32: "float", F64: "double", C64: "float2", C128: "double2"}
+
+COMPLEX = r"""
+struct alignas(2 * sizeof(Real)) Complex {
+    Real x, y;
+    Complex() = default;
+    __device__ Complex(Real real, Real imaginary = 0) : x(real), y(imaginary) {}
+    friend __device__ Complex operator+(Complex a, Complex b) { return Complex(a.x + b.x, a.y + b.y); }
+    friend __device__ Complex operator-(Complex a, Complex b) { return Complex(a.x - b.x, a.y - b.y); }
+    friend __device__ Complex operator-(Complex a) { return Complex(-a.x, -a.y); }
+    friend __device__ Complex operator*(Complex a, Complex b)
+    {
+        return Complex(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x);
+    }
+    friend __device__ Complex operator/(Complex a, Real b) { return Complex(a.x / b, a.y / b); }
+    friend __device__ bool operator==(Complex a, Complex b) { return a.x == b.x && a.y == b.y; }
+    friend __device__ bool operator!=(Complex a, Complex b) { return a.x != b.x || a.y != b.y; }
+    friend __device__ Complex conj(Complex a) { return Complex(a.x, -a.y); }
+    friend __device__ Real real(Complex a) { return a.x; }
+    friend __device__ Real imag(Complex a) { return a.y; }
+    friend __device__ Real norm(Complex a) { return a.x * a.x + a.y * a.y; }
+    friend __device__ Real abs(Complex a) { return hypot(a.x, a.y); }
+};
+typedef Complex Number;
+static __device__ Number number_of(Given x) { return Number(x.x, x.y); }
+static __device__ Given given_of(Number x) { return Given{x.x, x.y}; }
+static __device__ Given exchanged(Given x) { return Given{exchanged_part(x.x), exchanged_part(x.y)}; }
+static __device__ bool is_nothing(Given x) { return bits_of(x.x) == 0 && bits_of(x.y) == 0; }
+"""
+PLAIN = r"""
+typedef Real Number;
+static __device__ Number number_of(Given x) { return x; }
+static __device__ Given given_of(Number x) { return x; }
+static __device__ Given exchanged(Given x) { return exchanged_part(x); }
+static __device__ bool is_nothing(Given x) { return bits_of(x) == 0; }
+"""
+COMMON = r"""
+typedef $REAL$ Real;
+typedef $GIVEN$ Given;
+typedef $WORD$ Word;
+union Bits { Real real; Word word; };
+static __device__ Word bits_of(Real x) { Bits bits; bits.real = x; return bits.word; }
+static __device__ Real real_of(Word word) { Bits bits; bits.word = word; return bits.real; }
+static __device__ Real exchanged_part(Real x) { return real_of(bits_of(x) ^ $NOTHING$); }
+"""
+LINES = r"""
+static __device__ Number user_$NAME$(Number $FIRST$, Number $SECOND$)
+{
+#line 1 "$NAME$"
+$CODE$
+}
+#line 1 "dispatch"
+"""
+MULTIPLY = r"""
+__device__ Given mul_op(Given a, Given b) { return exchanged(given_of(user_multiply(number_of(a), number_of(b)))); }
+"""
+ADD = r"""
+__device__ Given add_op(Given a, Given b)
+{
+    if (is_nothing(a)) return b;
+    if (is_nothing(b)) return a;
+    return exchanged(given_of(user_add(number_of(exchanged(a)), number_of(exchanged(b)))));
+}
+"""
+EPILOGUE = r"""
+__device__ Given epilogue(Given sum, Given c)
+{
+    const Number found = is_nothing(sum) ? $IDENTITY$ : number_of(exchanged(sum));
+    return given_of($FINISHED$);
+}
+"""
+# cuSPARSE's documentation has a row as an int; where a version has another kind of number it finds that one.
+OF_ROWS = r"""
+static __device__ Number user_epilogue(long long row, Number x)
+{
+#line 1 "epilogue"
+$CODE$
+}
+#line 1 "dispatch"
+__device__ Real spmvop_epilogue(int row, Real x) { return user_epilogue(row, x); }
+__device__ Real spmvop_epilogue(long row, Real x) { return user_epilogue(row, x); }
+__device__ Real spmvop_epilogue(long long row, Real x) { return user_epilogue(row, x); }
+"""
+
+
+class Operators(NamedTuple):
+    """The lines of a product's operators, and what they are computed in.
+
+    Attributes:
+        dtype: f32, f64, c64 or c128.
+        multiply, add: bodies of functions of `a` and `b`.
+        epilogue: the body of a function of `sum` and `c`, or None.
+        identity: the sum of no products.
+        adds: whether, without an epilogue, `c` is added to the sum.
+    """
+
+    dtype: Dtype
+    multiply: str
+    add: str
+    epilogue: str | None
+    identity: complex
+    adds: bool
+
+    def sources(self) -> dict[str, str]:
+        """The programs by the names of their functions, each of which cuSPARSE takes apart from the others."""
+        common = common_of(self.dtype)
+        add, finished = lines_of("add", "a", "b", self.add), "found"
+        end = lines_of("epilogue", "sum", "c", self.epilogue) if self.epilogue is not None else ""
+        if self.epilogue is not None:
+            finished = "user_epilogue(found, number_of(c))"
+        elif self.adds:
+            end, finished = add, "user_add(found, number_of(c))"
+        parts = {"IDENTITY": self.identity_words(), "FINISHED": finished}
+        return {
+            "add_op": common + add + ADD,
+            "mul_op": common + lines_of("multiply", "a", "b", self.multiply) + MULTIPLY,
+            "epilogue": common + end + filled(EPILOGUE, parts),
+        }
+
+    def identity_words(self) -> str:
+        """The identity as an expression, to the bit."""
+        real = np.dtype(np.float32 if REAL[self.dtype] == "float" else np.float64)
+        word, ending = (np.uint32, "u") if real.itemsize == np.dtype(np.uint32).itemsize else (np.uint64, "ull")
+        value = complex(self.identity)
+        with np.errstate(over="ignore"):
+            words = np.array([value.real, value.imag]).astype(real).view(word).tolist()
+        parts = [f"real_of({one:#x}{ending})" for one in words]
+        return f"Number({', '.join(parts if self.dtype.is_complex else parts[:1])})"
+
+
+def epilogue_of_rows(dtype: Dtype, code: str) -> str:
+    """The program of SpMVOp's epilogue."""
+    return common_of(dtype) + filled(OF_ROWS, {"CODE": code.rstrip("\n")})
+
+
+def common_of(dtype: Dtype) -> str:
+    """What all programs of a dtype begin with."""
+    real = REAL[dtype]
+    parts = {"REAL": real, "GIVEN": GIVEN[dtype], "WORD": WORDS[real], "NOTHING": NOTHING[real]}
+    return filled(COMMON, parts) + (COMPLEX if dtype.is_complex else PLAIN)
+
+
+def lines_of(name: str, first: str, second: str, code: str) -> str:
+    """A caller's lines as a function of two numbers."""
+    return filled(LINES, {"NAME": name, "FIRST": first, "SECOND": second, "CODE": code.rstrip("\n")})
+
+
+def filled(text: str, parts: dict[str, str]) -> str:
+    """A text with its parts in their places, whatever these hold."""
+    return re.sub(r"\$([A-Z]+)\$", lambda found: parts[found.group(1)], text)

@@ -1,0 +1,229 @@
+"""The cases of products with operators of the caller's: each pattern over a semiring by turns, ready ones and own ones.
+
+Operands lie amid poison, rows without elements and without any product are among the patterns, and what is added is
+nothing, apart or where the result is to be.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dispatch.core.host_plan import EXACT
+from dispatch.keys import F32, HALF
+from dispatch.ops.sparse.compiled import SpmmOpRequest, SpmvOpRequest
+from dispatch.ops.sparse.compiled_reference import COMPILED, compiled
+from dispatch.ops.sparse.form import SparseFormat
+from dispatch.ops.sparse.patterns import PATTERNS, SQUARE, stored
+from dispatch.ops.sparse.semirings import READY, Semiring, SparseOperator
+from dispatch.testing.check import ROUNDOFF, Check, GuardedBuffer, MadeCase, place, poison, rounded
+
+if TYPE_CHECKING:
+    from dispatch.core.host_plan import Results
+    from dispatch.core.row import Row
+    from dispatch.device.device import Device
+    from dispatch.device.layout import Array
+    from dispatch.keys import Dtype
+
+__all__ = ["COMPILED_OPS", "compiled_cases"]
+
+COMPILED_OPS = tuple(COMPILED)
+ADDED = ("nothing", "apart", "in place")
+SHAPES = ((20, 28), (36, 12), (24, 24), (1, 8), (48, 36))
+WIDE = (5, 1, 8, 33)
+FACTORS = ((1.0, 0.0), (0.75, -1.5), (0.0, 0.5), (-2.0, 1.0))
+
+
+# Named functions, so that the rows of two libraries have the same cases.
+def _apart_squared(a: Array, b: Array) -> Any:
+    return (a - b) * (a - b)
+
+
+def _damped(total: Array, c: Array) -> Any:
+    return total / (1 + abs(total)) - 2 * c
+
+
+def _conjugated(a: Array, b: Array) -> Any:
+    return a * np.conj(b)
+
+
+def _turned(total: Array, c: Array) -> Any:
+    return np.conj(total) + c * total.dtype.type(0.5)
+
+
+def _positive(row: Array, x: Array) -> Any:
+    del row
+    return np.where(x > 0, x, x * x.dtype.type(0.25))
+
+
+def _by_row(row: Array, x: Array) -> Any:
+    return np.where(row % 3 == 0, x, x * (1 + row % 5).astype(x.dtype))
+
+
+SUM = READY["plus_times"].add
+# Lines of several kinds: a loop, a cast, and more than one.
+DISTANCE = Semiring(
+    SparseOperator("const Number apart = a - b;\nreturn apart * apart;", _apart_squared),
+    SUM,
+    0.0,
+    SparseOperator("const Number size = sum < 0 ? -sum : sum;\nreturn sum / (1 + size) - 2 * c;", _damped),
+)
+CONJUGATED = Semiring(
+    SparseOperator("return a * conj(b);", _conjugated),
+    SUM,
+    0.0,
+    SparseOperator("return conj(sum) + c * Number(Real(0.5));", _turned),
+)
+LONGEST = Semiring(READY["max_plus"].multiply, READY["max_plus"].add, -2.5)
+SEMIRINGS = {**READY, "distance": DISTANCE, "conjugated": CONJUGATED, "longest": LONGEST}
+OF_REAL = (*READY, "distance", "longest")
+OF_COMPLEX = ("plus_times", "conjugated")
+EPILOGUES = {
+    "none": None,
+    "positive": SparseOperator("return x > 0 ? x : x * Real(0.25);", _positive),
+    "by row": SparseOperator("return row % 3 == 0 ? x : x * Number(1 + row % 5);", _by_row),
+}
+
+
+class Form(NamedTuple):
+    """A case: pattern and shape, indices, the operators' name, what is added, and how operands lie."""
+
+    pattern: str
+    shape: tuple[int, int]
+    base: int
+    wide: bool
+    operators: str
+    added: str
+    columns: int
+    by_rows: tuple[bool, bool]
+    given: bool
+    factors: tuple[float, float]
+
+
+def compiled_cases(row: Row) -> list[MadeCase]:
+    """Each pattern twice, all else by turns."""
+    op, dtype = row.op, row.dtypes[0]
+    names = tuple(EPILOGUES) if op == "spmv_op" else OF_COMPLEX if dtype.is_complex else OF_REAL
+    patterns = [name for name in PATTERNS if name != "nothing"] * 2
+    out = row.dtypes[1]
+    made = []
+    for number, pattern in enumerate(patterns):
+        form = Form(
+            pattern,
+            SHAPES[number % 5],
+            base=number // 2 % 2,
+            wide=number % 3 == 1,
+            operators=names[(number + number // len(names)) % len(names)],
+            added=ADDED[(number + number // 3) % 3],
+            columns=WIDE[number % 4],
+            by_rows=(number % 2 == 0, number // 2 % 2 == 0),
+            given=number % 4 != 3,
+            factors=FACTORS[number % 4],
+        )
+        made.append(MadeCase(f"{dtype}-{number}", partial(check, op, dtype, out, form), form.operators))
+    return made
+
+
+class Draw:
+    """The operands of a form on a device."""
+
+    def __init__(self, dtype: Dtype, form: Form, device: Device, rng: np.random.Generator) -> None:
+        self.dtype, self.form, self.device, self.rng = dtype, form, device, rng
+        self.fields: dict[str, Any] = {}
+
+    def normal(self, *shape: int) -> Array:
+        drawn = self.rng.standard_normal(shape)
+        if self.dtype.is_complex:
+            drawn = drawn + 1j * self.rng.standard_normal(shape)
+        if self.form.operators == "or_and":  # of which half are false
+            drawn = np.where(self.rng.random(shape) < 0.5, drawn, 0)
+        return np.asarray(drawn)
+
+    def lay(self, name: str, values: Array, *, by_rows: bool = True) -> GuardedBuffer:
+        """Put an operand amid poison."""
+        memory = place(self.device, values, None if by_rows or values.ndim < 2 else (1, 0), 2)
+        self.fields[name] = memory.view
+        return memory
+
+    def sparse(self, *, wide_columns: bool) -> tuple[int, int]:
+        """A matrix in CSR; its shape, which some patterns have of their own."""
+        form = self.form
+        shape = (24, 24) if form.pattern in SQUARE else form.shape
+        mask = PATTERNS[form.pattern](self.rng, shape)
+        mask[-1, 0] = True  # whether there is an element at all is not left to chance
+        values = self.normal(*mask.shape).astype(self.dtype.numpy)
+        index = np.int64 if form.wide else np.int32
+        values, rows, columns, said = stored(mask, values, SparseFormat.CSR, form.base, index)
+        self.lay("values", values)
+        self.lay("rows", rows)
+        self.lay("columns", columns if wide_columns else columns.astype(np.int32))
+        self.fields["form"] = said
+        m, n = mask.shape
+        return m, n
+
+
+def check(op: str, dtype: Dtype, out: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
+    """A request of a form with fresh operands."""
+    draw = Draw(dtype, form, device, rng)
+    m, n = draw.sparse(wide_columns=op == "spmm_op")
+    right, added = ("b", "c") if op == "spmm_op" else ("x", "y")
+    shape: tuple[int, ...] = (m, form.columns) if op == "spmm_op" else (m,)
+    draw.lay(right, draw.normal(n, *shape[1:]).astype(dtype.numpy), by_rows=form.by_rows[0])
+    fields = draw.fields
+    if op == "spmm_op":
+        fields["semiring"] = form.operators if form.operators in READY else SEMIRINGS[form.operators]
+    else:
+        fields |= {"epilogue": EPILOGUES[form.operators], "alpha": form.factors[0]}
+    made: tuple[GuardedBuffer, ...] = ()
+    if form.added != "nothing":
+        unread = op == "spmv_op" and not form.factors[1]
+        values = poison(out, shape) if unread else draw.normal(*shape).astype(out.numpy)
+        memory = draw.lay(added, values, by_rows=form.by_rows[1])
+        if op == "spmv_op":
+            fields["beta"] = form.factors[1]
+        if form.added == "in place":
+            fields["out"], made = memory.view, (memory,)
+    if "out" not in fields and (form.given or (out is not dtype and form.added == "nothing")):
+        made = (draw.lay("out", poison(out, shape), by_rows=form.by_rows[1]),)
+    kind: Any = SpmmOpRequest if op == "spmm_op" else SpmvOpRequest
+    request = kind(**fields)
+    with np.errstate(all="ignore"):
+        expected = compiled(request, EXACT)
+        return Check(name, request, expected, bounds(request, form, expected, out), made)
+
+
+def bounds(request: Any, form: Form, expected: Results, out: Dtype) -> Results:
+    """Of n terms n + 8 roundings of what their magnitudes add up to, four times complex ones; then the result's.
+
+    The magnitude of a term is the most that any of the operators makes of it. Epilogues multiply by 5 at most.
+    """
+    if form.operators == "or_and":
+        return {"out": np.zeros(())}
+    dtype = request.values.dtype
+    unit = ROUNDOFF[F32 if dtype in HALF else dtype][0] * (4 if dtype.is_complex else 1)
+    row = np.repeat(np.arange(request.form.shape[0]), np.diff(np.asarray(request.rows)))
+    values, columns = np.abs(np.asarray(request.values, EXACT_OF[dtype.is_complex])), np.asarray(request.columns)
+    right = np.abs(np.asarray(request.b if request.op == "spmm_op" else request.x, EXACT_OF[dtype.is_complex]))
+    right = right.reshape(right.shape[0], -1)[columns - request.form.base]
+    terms = {
+        "distance": (values[:, None] + right) ** 2,
+        "min_plus": values[:, None] + right,
+        "max_plus": values[:, None] + right,
+        "longest": values[:, None] + right,
+    }.get(form.operators, values[:, None] * right)
+    size = np.zeros((request.form.shape[0], right.shape[1]))
+    np.add.at(size, row, terms)
+    added = request.c if request.op == "spmm_op" else request.y
+    if added is not None and (request.op == "spmm_op" or request.reads_added):
+        beside = np.abs(np.asarray(added, EXACT_OF[dtype.is_complex])).reshape(size.shape)
+        size = size + 2 * beside
+    if request.op == "spmv_op":
+        size *= 5 * 2
+    counts = np.bincount(row, minlength=len(size))[:, None]
+    error = ((counts + 8) * unit * size).reshape(expected["out"].shape)
+    return {"out": np.asarray(rounded(error, expected["out"], out))}
+
+
+EXACT_OF = {False: np.float64, True: np.complex128}

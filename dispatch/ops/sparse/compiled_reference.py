@@ -1,0 +1,84 @@
+"""Products with operators of the caller's by NumPy: what the host computes, and in float64 what is right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch.core.host_plan import numpy_call
+from dispatch.ops.sparse.matrix_reference import coordinates, numbers, scaled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.core.host_plan import Results
+    from dispatch.device.layout import Array
+    from dispatch.ops.sparse.semirings import Semiring
+
+__all__ = ["COMPILED", "numpy_compiled"]
+
+CHUNK = 1 << 22  # products at a time
+
+
+def over_semiring(request: Any, work: np.dtype[Any]) -> Results:
+    """The product over a semiring, so many columns of B at a time."""
+    m, semiring = request.form.shape[0], request.ring
+    row, column = coordinates(request.form, request.rows, request.columns)
+    a, b = numbers(request.values, work)[:, None], numbers(request.b, work)
+    lengths = np.bincount(row, minlength=m)
+    out = np.empty((m, b.shape[1]), b.dtype)
+    step = max(1, CHUNK // max(1, len(row)))
+    for first in range(0, b.shape[1], step):
+        part = slice(first, first + step)
+        right = b[column, part]
+        products = semiring.multiply.of("semiring.multiply", np.broadcast_to(a, right.shape), right)
+        out[:, part] = folded(semiring, products, lengths)
+    given = None if request.c is None else numbers(request.c, work)
+    if semiring.epilogue is not None:
+        beside = np.zeros_like(out) if given is None else given
+        out = semiring.epilogue.of("semiring.epilogue", out, beside)
+    elif given is not None:
+        out = semiring.add.of("semiring.add", out, given)
+    return {"out": out}
+
+
+def folded(semiring: Semiring, products: Array, lengths: Array) -> Array:
+    """The sum of each row's products, of which pairs of neighbours are added until one is left."""
+    found = np.full((len(lengths), products.shape[1]), semiring.identity, products.dtype)
+    there = lengths > 0
+    lengths = lengths[there]
+    while lengths.max(initial=0) > 1:
+        place = np.arange(len(products)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        first = np.flatnonzero(place % 2 == 0)
+        paired = place[first] + 1 < np.repeat(lengths, lengths)[first]
+        others, both = products[first], first[paired]
+        others[paired] = semiring.add.of("semiring.add", products[both], products[both + 1])
+        products, lengths = others, (lengths + 1) // 2
+    found[there] = products
+    return found
+
+
+def with_epilogue(request: Any, work: np.dtype[Any]) -> Results:
+    """A · x, and what the epilogue makes of each sum."""
+    row, column = coordinates(request.form, request.rows, request.columns)
+    values, x = numbers(request.values, work), numbers(request.x, work)
+    found = np.zeros(request.form.shape[0], x.dtype)
+    np.add.at(found, row, values * x[column])
+    found = scaled(request, "alpha", found)
+    if request.reads_added:
+        found = found + scaled(request, "beta", numbers(request.y, work))
+    if request.epilogue is not None:
+        found = request.epilogue.of("epilogue", np.arange(len(found)), found)
+    return {"out": found}
+
+
+COMPILED: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {"spmm_op": over_semiring, "spmv_op": with_epilogue}
+
+
+def compiled(request: Any, work: np.dtype[Any]) -> Results:
+    """The output of a product with operators of the caller's."""
+    return COMPILED[request.op](request, work)
+
+
+numpy_compiled = numpy_call(compiled)

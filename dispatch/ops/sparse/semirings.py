@@ -1,0 +1,163 @@
+"""Operators of products that are compiled into cuSPARSE's kernels: in CUDA C++ and in NumPy, alone and as semirings.
+
+`dispatch.sparse.SparseOperator` and `dispatch.sparse.Semiring`. They hold no library's code: that is compiled with the
+plan of a request. This file calls nothing.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from dispatch.checks import shown
+from dispatch.core.factors import check_factor
+from dispatch.errors import BadRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.device.layout import Array
+    from dispatch.ops.sparse.base import Number
+
+__all__ = ["READY", "Semiring", "SparseOperator", "check_operator", "semiring_of"]
+
+
+@dataclass(frozen=True)
+class SparseOperator:
+    """One operator of a product: lines of CUDA C++ for two numbers, and the same in NumPy for arrays of them.
+
+    Attributes:
+        code: the body of a function that returns a `Number`, such as "return a < b ? a : b;". What it finds, the place
+            says where it stands: `a` and `b`, or `sum` and `c`, or `row` and `x`. `Number` is what is computed in:
+            float, double, or a complex type with `.x`, `.y`, arithmetic, `conj`, `norm` and `abs`; `Real` is its part.
+        numpy: a function of two arrays, element by element: for the host, and for what is held against it.
+
+    A child process of the host needs a function that pickles, which a lambda does not; one of a GPU has no use for it.
+    Raises BadRequest for code that is no text, and for a `numpy` that cannot be called.
+    """
+
+    is_constant: ClassVar[bool] = True  # to who remembers calls
+    code: str
+    numpy: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        code: Any = self.code
+        if not isinstance(code, str) or not code.strip():
+            raise BadRequest("code", shown(code), 'lines of CUDA C++, such as "return a + b;"')
+        if not callable(self.numpy):
+            raise BadRequest("numpy", shown(self.numpy), "a function of two arrays, such as numpy.add")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields; a function that does not pickle stays behind."""
+        state = {one.name: getattr(self, one.name) for one in fields(self)}
+        try:
+            pickle.dumps(self.numpy)
+        except Exception:  # noqa: BLE001  # whatever it is of
+            state["numpy"] = unnamed
+        return state
+
+    def __repr__(self) -> str:
+        return f"SparseOperator({self.code!r})"
+
+    def of(self, name: str, first: Array, second: Array) -> Array:
+        """What it makes of two arrays, in the dtype of the second; `name` is its own in errors."""
+        found = np.asarray(self.numpy(first, second))
+        if found.shape not in ((), second.shape):
+            what = f"shape {list(found.shape)} from its NumPy counterpart"
+            raise BadRequest(name, what, f"{list(second.shape)}, that of its arguments")
+        if found.dtype.kind == "c" and second.dtype.kind != "c":
+            raise BadRequest(name, "complex numbers from its NumPy counterpart", "real ones, as A and B are")
+        return np.broadcast_to(found, second.shape).astype(second.dtype)
+
+
+@dataclass(frozen=True)
+class Semiring:
+    """What takes the places of multiplication and addition in a product of matrices.
+
+    Attributes:
+        multiply: of an element `a` of A and an element `b` of B.
+        add: of two products, or sums of products, `a` and `b`. It is associative and commutative, for nobody says in
+            which order a row's products are added.
+        identity: the sum of no products, which rows of A without elements have: a number, such as 0, or inf of `min`.
+        epilogue: of the `sum` and of `c`, what C has there (0 where no C is given). None for `sum` itself, and for
+            add(sum, c) where C is given.
+
+    `Semiring.named("min_plus")` is a ready one, whose name does for it in a request: "plus_times", "min_plus" (the
+    shortest paths), "max_plus", "max_times" and "or_and" (numbers other than 0 are true, and the result is 0 or 1).
+    Raises BadRequest for operators that are none, and for an identity that is no number.
+    """
+
+    is_constant: ClassVar[bool] = True
+    multiply: SparseOperator
+    add: SparseOperator
+    identity: Number
+    epilogue: SparseOperator | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("multiply", "add", "epilogue"):
+            check_operator(name, getattr(self, name), may_be_none=name == "epilogue")
+        check_factor("identity", self.identity, may_be_complex=True)
+
+    @staticmethod
+    def named(name: str) -> Semiring:
+        """A ready one; BadRequest for no name of one."""
+        return semiring_of(name)
+
+    @property
+    def lines(self) -> tuple[str | None, ...]:
+        """All that a plan of a GPU depends on: the operators' code, and the identity."""
+        codes = (None if one is None else one.code for one in (self.multiply, self.add, self.epilogue))
+        return *codes, repr(complex(self.identity))
+
+
+def check_operator(name: str, given: object, *, may_be_none: bool = False) -> None:
+    """BadRequest unless it is an operator, or None where that may be."""
+    if isinstance(given, SparseOperator) or (may_be_none and given is None):
+        return
+    hint = "SparseOperator(…, numpy=…) makes one of lines" if isinstance(given, str) else ""
+    none = ", or None" if may_be_none else ""
+    raise BadRequest(
+        name, shown(given), f'a SparseOperator, such as SparseOperator("return a + b;", numpy.add){none}', hint
+    )
+
+
+def semiring_of(given: object) -> Semiring:
+    """A semiring, or the ready one of a name; BadRequest for any other."""
+    if isinstance(given, Semiring):
+        return given
+    found = READY.get(given) if isinstance(given, str) else None
+    if found is None:
+        raise BadRequest("semiring", shown(given), f"a dispatch.sparse.Semiring, or one of {', '.join(READY)}")
+    return found
+
+
+def unnamed(*_: Any) -> Any:
+    """What a child process has instead of a function that does not pickle."""
+    raise BadRequest("numpy", "a function that does not pickle", "one of a module, for a child process", "no lambda")
+
+
+# Named functions, which pickle: requests go to child processes.
+def _either(a: Array, b: Array) -> Any:
+    return (a != 0) | (b != 0)
+
+
+def _both(a: Array, b: Array) -> Any:
+    return (a != 0) & (b != 0)
+
+
+SUM, PRODUCT = SparseOperator("return a + b;", np.add), SparseOperator("return a * b;", np.multiply)
+# As NumPy's, NaN where one of the two is.
+LEAST = SparseOperator("return a < b || a != a ? a : b;", np.minimum)
+MOST = SparseOperator("return a > b || a != a ? a : b;", np.maximum)
+EITHER = SparseOperator("return a != Number(0) || b != Number(0);", _either)
+BOTH = SparseOperator("return a != Number(0) && b != Number(0);", _both)
+READY: dict[str, Semiring] = {
+    "plus_times": Semiring(PRODUCT, SUM, 0.0),
+    "min_plus": Semiring(SUM, LEAST, float("inf")),
+    "max_plus": Semiring(SUM, MOST, float("-inf")),
+    "max_times": Semiring(PRODUCT, MOST, float("-inf")),
+    "or_and": Semiring(BOTH, EITHER, 0.0),
+}
