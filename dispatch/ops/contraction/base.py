@@ -15,7 +15,7 @@ from dispatch.core.request import NamedArguments, Number, Unpacked
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Compute, Dtype, member
 from dispatch.ops.contraction.choices import BINARY, ORDERED, TensorOp
-from dispatch.ops.contraction.modes import canonical, extents_of, parse
+from dispatch.ops.contraction.modes import canonical, extents_of, parse, spelled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -173,7 +173,7 @@ class ModesRequest(OperandRequest["Tensor"]):
             value = getattr(self, field.name)
             if field.name not in left and value is not field.default and value != field.default:
                 parts.append(f"{field.name}={getattr(value, 'name', value)}")
-        return f"{self.op}({self.spec!r}, {', '.join(parts)})"
+        return f"{self.op}({spelled(str(self.spec))!r}, {', '.join(parts)})"
 
     def operator(self, field: str) -> TensorOp:
         """An operator as libraries are told it: real numbers are their own conjugates."""

@@ -22,7 +22,7 @@ from dispatch.ops.contraction.block_sparse import BlockSparseForm, reachable
 from dispatch.ops.contraction.block_sparse_tensor import BlockSparseTensor
 from dispatch.ops.contraction.einsum import EinsumRequest, explicit
 from dispatch.ops.contraction.einsum_call import spread_out
-from dispatch.ops.contraction.modes import canonical, parse, symbol
+from dispatch.ops.contraction.modes import canonical, parse, spelled, symbol
 from dispatch.ops.contraction.vjp import einsum_vjp
 from dispatch.unknown_arguments import did_you_mean, signature_of
 
@@ -263,7 +263,7 @@ class ContractExpression:
         return einsum(self.spec, *operands, out=out, **self._options)
 
     def __repr__(self) -> str:
-        return f"<ContractExpression {self.spec} of {', '.join(map(str, self.shapes))}>"
+        return f"<ContractExpression {spelled(self.spec)} of {', '.join(map(str, self.shapes))}>"
 
 
 def _has_shape(one: Any, shape: tuple[int, ...]) -> bool:
@@ -334,11 +334,12 @@ def einsum_path(spec: Any, *operands: Any, optimize: Any = "auto", memory_limit:
     text = explicit(spec, tuple(map(len, shapes)))
     options = {"optimize": optimize, "memory_limit": memory_limit}
     course = _blank(text, shapes, _dtypes(given, F32), options).course
-    lines = [f"{text}  path {' '.join(str(step).replace(' ', '') for step in course.path)}"]
-    wide = builtins.max(tuple(len(step.spec) for step in course.steps))
-    for number, step in enumerate(course.steps):
+    lines = [f"{spelled(text)}  path {' '.join(str(step).replace(' ', '') for step in course.path)}"]
+    specs = [spelled(step.spec) for step in course.steps]
+    wide = builtins.max(map(len, specs))
+    for number, (step, shown_as) in enumerate(zip(course.steps, specs, strict=True)):
         inputs = ", ".join(f"[{one}]" for one in step.inputs)
         what = f"[{len(shapes) + number}] = {step.op}({inputs})"
-        lines.append(f"  {what:<32} {step.spec:<{wide}}  {list(step.shape)}  {float(step.flops):.3g} operations")
+        lines.append(f"  {what:<32} {shown_as:<{wide}}  {list(step.shape)}  {float(step.flops):.3g} operations")
     lines.append(f"  {float(course.flops):.3g} operations in all, {course.largest:,} elements on the way at most")
     return "\n".join(lines)

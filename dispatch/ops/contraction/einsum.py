@@ -6,7 +6,6 @@ Follows https://numpy.org/doc/stable/reference/generated/numpy.einsum.html.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
@@ -24,7 +23,7 @@ from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Compute, Dtype
 from dispatch.ops.contraction.base import NUMBERS
-from dispatch.ops.contraction.modes import SIGNS, canonical, extents_of, implied, symbol
+from dispatch.ops.contraction.modes import SIGNS, canonical, dots, extents_of, implied, spelled
 from dispatch.ops.contraction.orders import cores_of, result_strides
 from dispatch.ops.contraction.paths import check_path
 from dispatch.ops.contraction.steps import Course, course_of
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["EinsumRequest", "explicit", "unique_layout"]
 
 Shape = tuple[int, ...]
-FIRST_OF_DOTS = 1000  # the number of the first mode that may stand for an ellipsis
 REALS = (F16, F32, F64)  # each is converted to those behind it
 COMPLEX = {F32: C64, F64: C128}
 PRECISION = {C64: F32, C128: F64}
@@ -254,8 +252,11 @@ class EinsumRequest(Request["Tensor"]):
         tensors = tuple(operands.get(name, self.operands[number]) for name, number in places.items())
         return replace(self, operands=tensors, out=operands.get("out", self.out))
 
+    def __repr__(self) -> str:
+        return spelled(super().__repr__())
+
     def describe(self) -> str:
-        parts = [repr(self.spec), *(f"{name} {tensor.layout}" for name, tensor, _ in self.tensors())]
+        parts = [repr(spelled(str(self.spec))), *(f"{name} {tensor.layout}" for name, tensor, _ in self.tensors())]
         if self.conj:
             parts.append(f"conj={self.conj}")
         course = self.course
@@ -367,8 +368,7 @@ def _explicit(text: str, ranks: tuple[int, ...]) -> str:
     if len(inputs) != len(ranks):
         raise BadRequest("spec", f"{text!r}, which has {len(inputs)}", f"modes of {len(ranks)} operands")
     beyond = max([0, *(ranks[n] - len(term) + 3 for n, term in enumerate(inputs) if "..." in term)])
-    free = (symbol(number) for number in itertools.count(FIRST_OF_DOTS))
-    names = list(itertools.islice((name for name in free if name not in text), beyond))
+    names = dots(beyond, text)
     inputs = [_spread(term, names, ranks[n] - len(term) + 3, text) for n, term in enumerate(inputs)]
     if not arrow:
         output = "".join(names) + "".join(mode for mode in implied(inputs) if mode not in names)

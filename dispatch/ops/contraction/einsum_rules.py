@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dispatch.device.layout import c_strides
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Compute, Dtype, member
 from dispatch.ops.contraction.einsum import unique_layout
+from dispatch.ops.contraction.modes import spelled
 from dispatch.ops.contraction.product import product_of
 
 if TYPE_CHECKING:
@@ -110,9 +111,9 @@ def products_alone(request: EinsumRequest) -> str:
     layouts = [tensor.layout for tensor in request.operands]
     for number, step in enumerate(steps):
         if step.op != "contract":
-            return f"needs steps that are matrix products, has {step.op}({step.spec!r})"
+            return f"needs steps that are matrix products, has {step.op}({spelled(step.spec)!r})"
         if any(step.conj):
-            return f"needs no conjugates, has those of {step.spec!r}"
+            return f"needs no conjugates, has those of {spelled(step.spec)!r}"
         inputs, output = step.spec.split("->")
         made = device.layout(request.dtype, step.shape, c_strides(step.shape), 256)
         layouts.append(made if number < len(steps) - 1 else unique_layout(request))
@@ -121,5 +122,5 @@ def products_alone(request: EinsumRequest) -> str:
         sizes = {mode: request.sizes[mode] for modes in names.values() for mode in modes}
         found = product_of(StepView(sizes, names, lying))
         if isinstance(found, str):
-            return f"{found} ({step.spec!r})"
+            return f"{found} ({spelled(step.spec)!r})"
     return ""

@@ -6,6 +6,8 @@ arithmetic; it knows no library.
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,17 +20,49 @@ if TYPE_CHECKING:
 
     from dispatch.device.layout import Layout
 
-__all__ = ["View", "canonical", "extents_of", "is_spec", "letters", "lower", "parse", "symbol"]
+__all__ = [
+    "View",
+    "canonical",
+    "dots",
+    "extents_of",
+    "is_spec",
+    "letters",
+    "lower",
+    "named",
+    "parse",
+    "spelled",
+    "symbol",
+]
 
 Shape = tuple[int, ...]
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 BEYOND = 0x100  # the character of the first mode behind the alphabet
+OF_DOTS = 0x20000  # the character of the first mode that stands for an ellipsis: letters, which opt_einsum asks for
+DOTS = re.compile(f"[{chr(OF_DOTS)}-{chr(OF_DOTS + 0xFFF)}]+")
 SIGNS = frozenset(",->.")
 
 
 def symbol(number: int) -> str:
     """The letter of a mode that is given as a number; there are as many as anybody needs."""
     return ALPHABET[number] if number < len(ALPHABET) else chr(BEYOND + number - len(ALPHABET))
+
+
+def dots(count: int, text: str) -> list[str]:
+    """The modes that stand for an ellipsis of so many axes, none of which a spec has."""
+    free = (chr(number) for number in itertools.count(OF_DOTS))
+    return list(itertools.islice((mode for mode in free if mode not in text), count))
+
+
+def spelled(spec: str) -> str:
+    """A spec as it is shown: with an ellipsis where modes stand for one, or ...[n] for its n-th axis alone."""
+    runs = DOTS.findall(spec)
+    whole: str = max(runs, key=len, default="")
+    return DOTS.sub(lambda run: "..." if whole.endswith(run.group()) else "".join(map(named, run.group())), spec)
+
+
+def named(mode: str) -> str:
+    """A mode as it is shown: its letter, or ...[n] for the n-th axis of the ellipsis."""
+    return f"...[{ord(mode) - OF_DOTS}]" if DOTS.match(mode) else mode
 
 
 def is_spec(value: object) -> bool:
@@ -90,22 +124,22 @@ def implied(inputs: Sequence[str]) -> str:
     return "".join(sorted(letter for letter, count in counts.items() if count == 1))
 
 
-def extents_of(named: Sequence[tuple[str, str, Shape]], spec: str) -> dict[str, int]:
+def extents_of(tensors: Sequence[tuple[str, str, Shape]], spec: str) -> dict[str, int]:
     """The extent of each mode, from operands by name with their modes and shapes.
 
     An extent of 1 is any other. Raises BadRequest for axes without a mode, and for extents that disagree.
     """
     found: dict[str, int] = {}
     whose: dict[str, str] = {}
-    for name, modes, shape in named:
+    for name, modes, shape in tensors:
         if len(modes) != len(shape):
             given = f"{len(shape)} axes, {list(shape)}"
-            raise BadRequest(name, given, f"{len(modes)}, for it has the modes {modes!r} in {spec!r}")
+            raise BadRequest(name, given, f"{len(modes)}, for it has the modes {spelled(modes)!r} in {spelled(spec)!r}")
         for mode, extent in zip(modes, shape, strict=True):
             known = found.get(mode, 1)
             if extent != 1 and known not in (1, extent):
                 wanted = f"{known} along it, as {whose[mode]} has"
-                raise BadRequest(name, f"{extent} along {mode} of {spec!r}", wanted)
+                raise BadRequest(name, f"{extent} along {named(mode)} of {spelled(spec)!r}", wanted)
             if mode not in found or known == 1:
                 found[mode], whose[mode] = extent, name
     return found

@@ -156,3 +156,45 @@ def test_what_is_missing_is_named():
             call()
     with pytest.raises(BadRequest, match="grad: got None; expected f64"):
         T.einsum_vjp("i->", np.ones(2), grad=None)
+
+
+def test_an_ellipsis_is_shown_as_dots():
+    dev = dp.device("host")
+    request = dp.EinsumRequest("...ij,...jk->...ik", [dev.zeros((2, 7, 3, 4)), dev.zeros((7, 4, 6))])
+    wrong = dp.EinsumRequest("...ij,jk", [dev.zeros((2, 3, 4), "bf16"), dev.zeros((4, 6), "bf16")], compute="64f")
+    shown = [
+        request.describe(),
+        repr(request),
+        str(dp.explain(request)),
+        str(dp.explain(wrong)),
+        str(dp.explain(wrong, dp.Arch(90))),
+        repr(T.contract_expression("...ij,jk", (2, 3, 4), (4, 5))),
+        T.einsum_path("...ij,...jk,kl", (2, 3, 4), (7, 1, 4, 5), (5, 6)),
+    ]
+    for text in shown:
+        assert "...ij" in text, text
+        assert text.replace("×", "x").replace("→", "->").isascii(), text  # noqa: RUF001
+    assert request.describe().startswith("einsum('...ij,...jk->...ik', operands[0] f32[2, 7, 3, 4]")
+
+
+@pytest.mark.parametrize(
+    ("b", "said"),
+    [
+        (
+            (5, 2, 4, 6),
+            r"got 5 along \.\.\.\[0\] of '\.\.\.ij,\.\.\.jk->\.\.\.ik'; expected 3 along it, as operands\[0\] has",
+        ),
+        ((2, 5, 6), r"got 5 along j of '\.\.\.ij,\.\.\.jk->\.\.\.ik'"),
+    ],
+)
+def test_an_error_says_which_axis_of_an_ellipsis_does_not_fit(b, said):
+    with pytest.raises(BadRequest, match=said):
+        dp.einsum("...ij,...jk->...ik", np.ones((3, 2, 3, 4)), np.ones(b))
+
+
+def test_an_axis_of_an_ellipsis_that_stands_alone_is_shown_by_its_number():
+    first, last = dp.ops.contraction.modes.dots(2, "ij->i")
+    spelled = dp.ops.contraction.modes.spelled
+    assert spelled(f"{first}{last}i,{last}j->{first}{last}ij") == "...i,...j->...ij"
+    assert spelled(f"{first}{last}i->{first}i") == "...i->...[0]i"
+    assert spelled("ij->i") == "ij->i"
