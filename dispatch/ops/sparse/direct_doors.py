@@ -26,10 +26,7 @@ __all__ = ["SparseLu", "factorized", "splu", "spsolve"]
 _stamps = count(1)
 BATCHED = len(("batch", "nnz"))  # axes
 NOT_POSITIVE = "the matrix is not positive definite (info {status})", 'assume_a="sym", "her" or "gen" takes it'
-SINGULAR = (
-    "the matrix is singular, or all but: pivots were too small (info {status})",
-    "check=False gives what came out",
-)
+SINGULAR = "the matrix is singular, or all but: pivots were too small (info {status})"
 
 
 def by_rows(a: Any) -> SparseTensor:
@@ -51,8 +48,9 @@ def batch_over(a: Any, values: Any) -> tuple[SparseTensor, Tensor]:
     return found, elements
 
 
-def looked_at(results: tuple[Any, Any], check: bool) -> Any:
-    """x, once its status, or those of a batch, are known to be 0; both without `check`."""
+def looked_at(results: tuple[Any, Any], check: bool, called: str) -> Any:
+    """x, once its status, or those of a batch, are known to be 0; both without `check`. LinAlgError says what was
+    called."""
     if not check:
         return results
     x, info = results
@@ -60,7 +58,9 @@ def looked_at(results: tuple[Any, Any], check: bool) -> Any:
     if found.any():
         failed = {tuple(map(int, place)): int(found[tuple(place)]) for place in np.argwhere(found)}
         first = next(iter(failed.values()))
-        raise LinAlgError("spsolve", failed, *(NOT_POSITIVE if first > 0 else SINGULAR))
+        unchecked = "splu(A, check=False)" if called == "factorized" else "check=False"
+        singular = SINGULAR, f"{unchecked} gives what came out"
+        raise LinAlgError(called, failed, *(NOT_POSITIVE if first > 0 else singular))
     return x
 
 
@@ -98,10 +98,10 @@ def spsolve(
     choices: dict[str, Any] = {"assume_a": assume_a, "uplo": uplo, "memory": memory, "device_memory": device_memory}
     choices |= {"refinements": refinements, "precision": precision}
     if values is None:
-        return looked_at(ops.spsolve(*by_rows(A).parts, b, **choices), check)
+        return looked_at(ops.spsolve(*by_rows(A).parts, b, **choices), check, "spsolve")
     pattern, elements = batch_over(A, values)
     parts = pattern.rows, pattern.columns, pattern.form
-    return looked_at(ops.spsolve_batched(elements, *parts, b, **choices), check)
+    return looked_at(ops.spsolve_batched(elements, *parts, b, **choices), check, "spsolve")
 
 
 class SparseLu:
@@ -118,18 +118,24 @@ class SparseLu:
     __slots__ = ("_choices", "_stamp", "matrix", "values")
 
     def __init__(
-        self, matrix: SparseTensor, choices: dict[str, Any], *, values: Tensor | None = None, check: bool = True
+        self,
+        matrix: SparseTensor,
+        choices: dict[str, Any],
+        *,
+        values: Tensor | None = None,
+        check: bool = True,
+        called: str = "SparseLu",
     ) -> None:
         self._choices = choices
         self.matrix = matrix if matrix.form.pattern is not None else matrix.fixed()
-        self._factorize(self.matrix.values if values is None else values, check)
+        self._factorize(self.matrix.values if values is None else values, check, called)
 
-    def _factorize(self, values: Tensor, check: bool) -> None:
+    def _factorize(self, values: Tensor, check: bool, called: str) -> None:
         """Factorize a copy of some values; where that fails what was there before stays."""
         check_bool("check", check)
         own, stamp = values.copy(), next(_stamps)
         nothing = own.device.zeros((*own.shape[:-1], self.shape[0]), own.dtype)
-        looked_at(self._solved(own, stamp, nothing), check)
+        looked_at(self._solved(own, stamp, nothing), check, called)
         self.values, self._stamp = own, stamp
         if own.ndim == 1:
             self.matrix = self.matrix.with_values(own)
@@ -155,7 +161,7 @@ class SparseLu:
     def solve(self, b: Any, *, check: bool = True) -> Any:
         """x of A·x = b; `check` as `spsolve` has it."""
         check_bool("check", check)
-        return looked_at(self._solved(self.values, self._stamp, b), check)
+        return looked_at(self._solved(self.values, self._stamp, b), check, "SparseLu.solve")
 
     def refactorize(self, values: Any, *, check: bool = True) -> SparseLu:
         """Itself, with the factors of other elements at the same places, which are copied; cuDSS keeps its analysis.
@@ -169,7 +175,7 @@ class SparseLu:
             raise BadRequest("values", str(new.layout), f"{old.dtype}{list(old.shape)}, as the matrix has", hint)
         if new.device is not old.device:
             raise BadRequest("values", f"a tensor on {new.device!r}", f"one on {old.device!r}, as the matrix is")
-        self._factorize(new, check)
+        self._factorize(new, check, "SparseLu.refactorize")
         return self
 
     def __repr__(self) -> str:
@@ -196,11 +202,11 @@ def splu(
     choices: dict[str, Any] = {"assume_a": assume_a, "uplo": uplo, "memory": memory, "device_memory": device_memory}
     choices |= {"refinements": refinements, "precision": precision}
     if values is None:
-        return SparseLu(by_rows(A), choices, check=check)
+        return SparseLu(by_rows(A), choices, check=check, called="splu")
     pattern, elements = batch_over(A, values)
-    return SparseLu(pattern, choices, values=elements, check=check)
+    return SparseLu(pattern, choices, values=elements, check=check, called="splu")
 
 
 def factorized(A: Any) -> Callable[[Any], Any]:
     """A function that solves A·x = b, as `scipy.sparse.linalg.factorized` gives one."""
-    return splu(A).solve
+    return SparseLu(by_rows(A), {}, called="factorized").solve

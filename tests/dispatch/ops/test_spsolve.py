@@ -277,6 +277,24 @@ def test_splu_factorizes_when_it_is_made_and_of_values_of_its_own(rng):
     np.testing.assert_allclose(3 * dense @ factors.solve(dev.array(b)).numpy(), b)
 
 
+def test_a_singular_matrix_is_told_by_the_function_that_was_called():
+    a, b = sp.csr_array(np.array([[1.0, 0.0], [1.0, 0.0]])), np.ones(2)
+    values = np.array([[1.0, 1.0], [2.0, 2.0]])
+    unchecked = dp.sparse.splu(a, check=False)
+    assert dp.sparse.factorized(sp.csr_array(np.eye(2)))(b) is not None
+    for call, said, hint in (
+        (lambda: dp.sparse.spsolve(a, b), "spsolve", "check=False"),
+        (lambda: dp.sparse.splu(a), "splu", "check=False"),
+        (lambda: dp.sparse.splu(a, values=values), "splu", "check=False"),
+        (lambda: dp.sparse.factorized(a), "factorized", r"splu\(A, check=False\)"),
+        (lambda: unchecked.solve(b), "SparseLu.solve", "check=False"),
+        (lambda: unchecked.refactorize(a.data), "SparseLu.refactorize", "check=False"),
+    ):
+        with pytest.raises(LinAlgError, match=f"^{said}: .*singular.*Hint: {hint} gives") as caught:
+            call()
+        assert caught.value.routine == said
+
+
 def test_a_matrix_of_scipys_in_csc_is_taken_too(rng):
     dense, _ = system(rng)
     b = rng.standard_normal(12)
