@@ -19,9 +19,11 @@ from dispatch.keys import C64, C128, F32, F64
 if TYPE_CHECKING:
     from dispatch.keys import Dtype
 
-__all__ = ["OPTIONS", "Operators", "epilogue_of_rows"]
+__all__ = ["EMPTY_ROWS", "OPTIONS", "OPTIONS_OF_KERNELS", "Operators", "epilogue_of_rows"]
 
 OPTIONS = ("-std=c++17", "-diag-suppress=177", "-diag-error=940", "-dlto", "-rdc=true")  # unused; nothing returned
+OPTIONS_OF_KERNELS = ("-std=c++17", "-diag-suppress=177", "-diag-error=940")
+EMPTY_ROWS = "empty_rows"
 REAL = {F32: "float", F64: "double", C64: "float", C128: "double"}
 WORDS = {"float": "unsigned", "double": "unsigned long long"}
 NOTHING = {"float": "0x7fe5b1c9u", "double": "0x7ffcb1c95a3d0e67ull"}  # NaN that no arithmetic makes
@@ -97,6 +99,18 @@ __device__ Given epilogue(Given sum, Given c)
     return given_of($FINISHED$);
 }
 """
+# cuSPARSE 12.6 leaves rows of C alone where A has no element; what these are is for a kernel of ours to say.
+OF_EMPTY_ROWS = r"""
+extern "C" __global__ void empty_rows(const INDEX* begins, Given* out, long long rows, long long cols)
+{
+    const long long number = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (number >= rows * cols) return;
+    const long long row = number / cols;
+    if (begins[row] != begins[row + 1]) return;
+    Given nothing = {};
+    out[number] = epilogue(nothing, out[number]);
+}
+"""
 # cuSPARSE's documentation has a row as an int; where a version has another kind of number it finds that one.
 OF_ROWS = r"""
 static __device__ Number user_epilogue(long long row, Number x)
@@ -144,6 +158,10 @@ class Operators(NamedTuple):
             "mul_op": common + lines_of("multiply", "a", "b", self.multiply) + MULTIPLY,
             "epilogue": common + end + filled(EPILOGUE, parts),
         }
+
+    def of_empty_rows(self) -> str:
+        """The program of `empty_rows`, a kernel over dense memory of the result; INDEX is the type of A's offsets."""
+        return self.sources()["epilogue"] + OF_EMPTY_ROWS
 
     def identity_words(self) -> str:
         """The identity as an expression, to the bit."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cudabind.errors import NvrtcError
 from dispatch.errors import BadRequest
 from dispatch.libraries.cusolver.matrix import Matrix, Place
-from dispatch.libraries.cusparse.compiled_product import CompiledProduct, RowProduct, linked_code
+from dispatch.libraries.cusparse.compiled_product import CompiledProduct, EmptyRows, RowProduct, linked_code
 from dispatch.libraries.cusparse.descriptors import DenseMatrix
 from dispatch.libraries.cusparse.operator_source import Operators, epilogue_of_rows
 from dispatch.ops.sparse.cusparse import PARTS, Making, lines_of
@@ -47,7 +47,7 @@ class MakingCompiled(Making):
 
     # -- SpMMOp -------------------------------------------------------------------------------------------------------
     def over_semiring(self) -> Plan:
-        """Copies into the plan's memory, the product, and a copy out of it."""
+        """Copies into the plan's memory, the product, the rows that it leaves out, and a copy out of it."""
         request, arch = self.request, str(self.executor.device.arch)
         semiring = request.ring
         multiply, add, epilogue = (None if one is None else one.code for one in
@@ -56,7 +56,8 @@ class MakingCompiled(Making):
             self.compute, str(multiply), str(add), epilogue, semiring.identity, adds=request.c is not None
         )
         code = linked_code(operators.sources(), arch)
-        places = [self.taken(name).place.operand for name in PARTS]
+        parts = {name: self.taken(name) for name in PARTS}
+        places = [parts[name].place.operand for name in PARTS]
         b, out = self.taken("b"), self.own("out")
         if request.c is not None:
             self.move(lines_of(request.layout_of("c"), request.place_of("c")), out)
@@ -66,6 +67,7 @@ class MakingCompiled(Making):
         matrices = [self.matrix(said), *(self.by_rows(one) for one in (b, out))]
         product = CompiledProduct(self.executor, matrices, self.kind, code)
         self.steps.append(product)
+        self.steps.append(EmptyRows(self.executor, operators.of_empty_rows(), parts["rows"], out))
         self.move(out, lines_of(request.layout_of("out"), request.place_of("out")))
         made = self.steps.plan(capture_safe=False)
         product.bind(made.addresses((0,) * (len(request.reads) + len(request.writes))))

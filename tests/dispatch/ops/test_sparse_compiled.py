@@ -17,7 +17,7 @@ from cudabind.errors import LibraryNotFound, NvrtcError
 from dispatch.errors import BadRequest, NoRow, Refused
 from dispatch.keys import C64, C128, F32, F64, HOST, Arch
 from dispatch.libraries.cusparse import compiled_product
-from dispatch.libraries.cusparse.operator_source import OPTIONS, Operators, epilogue_of_rows
+from dispatch.libraries.cusparse.operator_source import OPTIONS, OPTIONS_OF_KERNELS, Operators, epilogue_of_rows
 from dispatch.ops.sparse import cusparse_compiled
 from dispatch.ops.sparse.cases import cases
 from dispatch.ops.sparse.cases_compiled import EPILOGUES, OF_COMPLEX, OF_REAL, SEMIRINGS
@@ -294,6 +294,9 @@ def test_operators_link_into_a_kernel_that_calls_them_as_cusparse_does(dtype, gi
         sources = operators(name, dtype, adds=number % 2 == 1).sources()
         parts = [nvrtc.compile(text, f"{one}.cu", ("-arch=sm_90", *OPTIONS)).code for one, text in sources.items()]
         assert nvjitlink.link([("LTOIR", part) for part in (kernel, *parts)], ("-arch=sm_90", "-lto"))
+    for index in compiled_product.INDICES.values():
+        options = ("-arch=sm_90", *OPTIONS_OF_KERNELS, f"-DINDEX={index}")
+        assert nvrtc.compile(operators(name, dtype, adds=True).of_empty_rows(), "rows.cu", options).code
 
 
 @pytest.mark.usefixtures("compiler")

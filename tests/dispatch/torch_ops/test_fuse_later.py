@@ -201,3 +201,41 @@ def test_another_activation_in_a_layer_counts():
     for each in (layer, plain):
         each.activation, each.activation_relu_or_gelu = torch.tanh, 0
     torch.testing.assert_close(layer(x), plain(x))
+
+
+# -- undo -------------------------------------------------------------------------------------------------------------
+def test_undo_leaves_a_forward_that_was_set_since():
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.LayerNorm(8)), torch.randn(2, 8)
+    report = fuse(model)
+    model[2].forward = own
+    report.undo()
+    assert model[2].forward is own
+    assert "forward" not in model.__dict__
+    torch.testing.assert_close(model(x), 3 * torch.relu(model[0](x)))
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_undo_leaves_a_forward_that_was_set_over_the_fused_one(graphs):
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.randn(2, 8)
+    before = model(x)
+    report = fuse(model, graphs=graphs)
+    fused = model.forward
+    model.forward = lambda x: 2 * fused(x)
+    report.undo()
+    torch.testing.assert_close(model(x), 2 * before)
+    del model.forward
+    torch.testing.assert_close(model(x), before)
+
+
+def test_what_was_fused_twice_is_undone_in_the_other_order():
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.randn(2, 8)
+    before = model(x)
+    first = fuse(model)
+    once = model.forward
+    second = fuse(model, graphs=True)
+    assert model.forward is not once
+    second.undo()
+    assert model.forward is once
+    first.undo()
+    assert "forward" not in model.__dict__
+    assert torch.equal(model(x), before)

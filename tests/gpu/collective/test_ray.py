@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -23,6 +24,7 @@ PATIENCE = 120
 
 @pytest.fixture(scope="module")
 def dray(gpus):
+    before = list(sys.path)
     module = pytest.importorskip("ray", reason="Ray is not installed: pip install 'cudabind[ray]'")
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -35,6 +37,7 @@ def dray(gpus):
 
     yield dispatch.ray
     module.shutdown()
+    sys.path[:] = before  # to which Ray has added its own
 
 
 @pytest.fixture(scope="module")
