@@ -42,14 +42,23 @@ class Report:
     replaced: list[Note] = field(default_factory=list)
     kept: list[Note] = field(default_factory=list)
     graphs: Graphs | None = None
-    _forwards: list[tuple[nn.Module, str]] = field(default_factory=list, repr=False)
+    _forwards: list[tuple[nn.Module, str, Any, Any]] = field(default_factory=list, repr=False)  # ours, that of before
     _configs: list[tuple[nn.Module, Any]] = field(default_factory=list, repr=False)
     _taken: set[nn.Module] = field(default_factory=set, repr=False)  # whose weights the forward of a parent reads
 
     def undo(self) -> None:
-        """Give all modules the forward of their classes, and their configs, again; a second time it does nothing."""
-        for module, name in self._forwards:
-            module.__dict__.pop(name, None)
+        """Give all modules the forward that they had, and their configs, again; a second time it does nothing.
+
+        A forward that somebody else has set on a module since `fuse` stays, and what it calls of before stays with it:
+        where that is the fused forward, set the module's own again to be rid of it. What was fused twice is undone in
+        the other order.
+        """
+        for module, name, ours, before in reversed(self._forwards):
+            if module.__dict__.get(name) is ours:
+                if before is None:
+                    del module.__dict__[name]
+                else:
+                    module.__dict__[name] = before
             if self.graphs is not None and module.__dict__.get(NAME) is self.graphs:
                 del module.__dict__[NAME]
         for module, config in self._configs:
@@ -75,8 +84,9 @@ class Report:
         raise TypeError(f"a {type(self).__name__} is no model; {text}")
 
     def _install(self, module: nn.Module, forward: Any, name: str = "forward") -> None:
-        module.__dict__[name] = MethodType(forward, module)
-        self._forwards.append((module, name))
+        before, ours = module.__dict__.get(name), MethodType(forward, module)
+        module.__dict__[name] = ours
+        self._forwards.append((module, name, ours, before))
 
     def _layer(self, where: str, module: nn.Module, linears: bool) -> None:
         """What becomes of one of torch's layers for transformers."""
