@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ends", "look", "wake", "watch"]
 
-BUSY = 2e-3  # seconds between looks while work is under way
+BUSY = 10e-3  # seconds between looks while work is under way: each holds the interpreter's lock for some 0.1 ms
 IDLE = 0.1  # else, for errors that come from the network alone
 IN_PROGRESS = 7
 
