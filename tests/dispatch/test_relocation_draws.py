@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dispatch.execute import relocation
+from dispatch.execute import learner, plan_relocation, relocation
 from dispatch.execute.graph_nodes import NotRelocatable
 from dispatch.execute.relocation import LEARNT, MOST_WHOLE, PROVING, Form
 
@@ -282,9 +282,9 @@ DEFECTS = {
 def test_a_defect_is_found(monkeypatch, executor, defect):
     stand_in.mutate(monkeypatch, relocation, *DEFECTS[defect])
     monkeypatch.setitem(globals(), "Form", relocation.Form)
-    monkeypatch.setattr(plans.plan_relocation, "Form", relocation.Form)
+    monkeypatch.setattr(plan_relocation, "Form", relocation.Form)
     for name in ("Form", "made_up"):
-        monkeypatch.setattr(plans.learner, name, getattr(relocation, name))
+        monkeypatch.setattr(learner, name, getattr(relocation, name))
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         every_check(executor)
 
