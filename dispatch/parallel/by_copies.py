@@ -98,7 +98,7 @@ def _reduced(
                 peers.signal(ranks, slot, here)
 
 
-def matmul_reduce_scatter(beside: Beside, peers: Peers, x: Tensor, w: Tensor, count: int, compute: Any) -> Tensor:
+def matmul_reduce_scatter(beside: Beside, peers: Peers, x: Tensor, w: Tensor, compute: Any, count: int) -> Tensor:
     """This rank's rows of the sum of all ranks' products; its data is (ranks - 1) / ranks of a product."""
     own = x.shape[0] // peers.size
     out = beside.device.empty((own, w.shape[1]), x.dtype)
@@ -108,7 +108,7 @@ def matmul_reduce_scatter(beside: Beside, peers: Peers, x: Tensor, w: Tensor, co
     return out
 
 
-def matmul_all_reduce(beside: Beside, peers: Peers, x: Tensor, w: Tensor, count: int, compute: Any) -> Tensor:
+def matmul_all_reduce(beside: Beside, peers: Peers, x: Tensor, w: Tensor, compute: Any, count: int) -> Tensor:
     """The sum of all ranks' products: each sums up its own rows, and all copy them; its data is a whole product."""
     size, own, n = peers.size, x.shape[0] // peers.size, w.shape[1]
     out, chunks = beside.device.empty((x.shape[0], n), x.dtype), _chunks(peers, own, count)
@@ -125,7 +125,7 @@ def matmul_all_reduce(beside: Beside, peers: Peers, x: Tensor, w: Tensor, count:
 
 
 def all_gather_matmul(
-    beside: Beside, peers: Peers, x: Tensor, w: Tensor, count: int, compute: Any, choices: dict[str, Any]
+    beside: Beside, peers: Peers, x: Tensor, w: Tensor, compute: Any, choices: dict[str, Any], count: int
 ) -> Tensor:
     """All ranks' rows by this rank's columns, its own rows first; its data is its rows of A."""
     size, own, here, stream = peers.size, x.shape[0], beside.here, beside.stream
@@ -151,7 +151,7 @@ def all_gather_matmul(
     return out
 
 
-def matmul_all_gather(beside: Beside, peers: Peers, x: Tensor, w: Tensor, count: int, compute: Any) -> Tensor:
+def matmul_all_gather(beside: Beside, peers: Peers, x: Tensor, w: Tensor, compute: Any, count: int) -> Tensor:
     """The product by all ranks' columns; a rank's data is the product by its own."""
     size, (m, n), here = peers.size, (x.shape[0], w.shape[1]), beside.here
     out, chunks = beside.device.empty((m, size * n), x.dtype), _chunks(peers, m, count)

@@ -8,9 +8,11 @@ by columns it needs nothing of the others but its operand's rows, sharded by row
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dispatch.errors import BadRequest
+from dispatch.checks import shown
+from dispatch.errors import BadRequest, Refused
 from dispatch.keys import BF16, F16, F32, F64, Epilogue
 from dispatch.ops.collective import all_gather, all_reduce, reduce_scatter
 from dispatch.ops.fft.roll import roll
@@ -21,18 +23,26 @@ from dispatch.parallel.chunks import cut, in_chunks
 from dispatch.parallel.peers import peers_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dispatch.core.communicator import Ranks
     from dispatch.device.tensor import Tensor
     from dispatch.keys import Compute
-    from dispatch.parallel.peers import Peers
 
 __all__ = ["all_gather_matmul", "matmul_all_gather", "matmul_all_reduce", "matmul_reduce_scatter"]
 
+MEASURED = True  # whether copies are measured beside NCCL where `by` is not said
 COPIED = (F16, BF16, F32, F64)  # dtypes whose products add a C of the same, which sums between ranks are made of
 
 
 def matmul_all_reduce(
-    a: Tensor, b: Tensor, *, comm: Ranks, chunks: int | None = None, compute: Compute | str | None = None
+    a: Tensor,
+    b: Tensor,
+    *,
+    comm: Ranks,
+    chunks: int | None = None,
+    compute: Compute | str | None = None,
+    by: str | None = None,
 ) -> Tensor:
     """A · B, whose inner axis is shared: each rank has some columns of A and the same rows of B. All get the result.
 
@@ -42,8 +52,9 @@ def matmul_all_reduce(
         comm: the ranks, a World or a communicator. All have the same m and n.
         chunks: into how many the rows of A are cut, the same on all ranks; None to measure it the first time.
         compute: as in `matmul`.
+        by: what moves the data: "nccl", or "copies" by the GPUs' copy engines within one machine; None to choose.
 
-    Gives (m, n) on every rank. BadRequest for shapes that do not fit.
+    Gives (m, n) on every rank. BadRequest for shapes that do not fit; Refused for copies where they cannot be.
     """
     beside = Beside(comm)
     x, w = matrix(a, b, beside)
@@ -60,14 +71,20 @@ def matmul_all_reduce(
         beside.join()
         return out
 
-    ways = [run]
-    if peers := _peers(beside, x, 0 if x.shape[0] % beside.comm.size else x.shape[0] * w.shape[1]):
-        ways.insert(0, lambda count: by_copies.matmul_all_reduce(beside, peers, x, w, count, compute))
-    return in_chunks(ways, chunks, x.shape[0], _key("all_reduce", x, w, (x.shape[0], w.shape[1]), compute), beside)
+    m, n = x.shape[0], w.shape[1]
+    key = _key("all_reduce", x, w, (m, n), compute, by)
+    copied = _copied(by_copies.matmul_all_reduce, beside, by, 0 if m % beside.comm.size else m * n, x, w, compute)
+    return in_chunks(_ways(by, copied, run), chunks, m, key, beside)
 
 
 def matmul_reduce_scatter(
-    a: Tensor, b: Tensor, *, comm: Ranks, chunks: int | None = None, compute: Compute | str | None = None
+    a: Tensor,
+    b: Tensor,
+    *,
+    comm: Ranks,
+    chunks: int | None = None,
+    compute: Compute | str | None = None,
+    by: str | None = None,
 ) -> Tensor:
     """A · B as in `matmul_all_reduce`, of which each rank gets its share of the rows: (m / ranks, n).
 
@@ -93,10 +110,9 @@ def matmul_reduce_scatter(
         beside.join()
         return out
 
-    ways = [run]
-    if peers := _peers(beside, x, (x.shape[0] - own) * n):
-        ways.insert(0, lambda count: by_copies.matmul_reduce_scatter(beside, peers, x, w, count, compute))
-    return in_chunks(ways, chunks, own, _key("reduce_scatter", x, w, (x.shape[0], n), compute), beside)
+    key = _key("reduce_scatter", x, w, (x.shape[0], n), compute, by)
+    copied = _copied(by_copies.matmul_reduce_scatter, beside, by, (x.shape[0] - own) * n, x, w, compute)
+    return in_chunks(_ways(by, copied, run), chunks, own, key, beside)
 
 
 def all_gather_matmul(
@@ -108,6 +124,7 @@ def all_gather_matmul(
     epilogue: Epilogue | str = Epilogue.NONE,
     chunks: int | None = None,
     compute: Compute | str | None = None,
+    by: str | None = None,
 ) -> Tensor:
     """A · B, where each rank has some rows of A and some columns of B, and gets all rows of its columns.
 
@@ -117,7 +134,7 @@ def all_gather_matmul(
         comm: the ranks, a World or a communicator.
         bias: (n of this rank,), with an epilogue that has one.
         epilogue: what `matmul` does to each element: RELU, GELU, BIAS and those with both.
-        chunks, compute: as in `matmul_all_reduce`.
+        chunks, compute, by: as in `matmul_all_reduce`.
 
     Gives (m, n of this rank), rows of rank 0 first. BadRequest for shapes that do not fit.
     """
@@ -143,21 +160,26 @@ def all_gather_matmul(
         beside.join()
         return out
 
-    ways = [run]
-    if peers := _peers(beside, x, x.size):
-        ways.insert(0, lambda count: by_copies.all_gather_matmul(beside, peers, x, w, count, compute, choices))
-    return in_chunks(ways, chunks, own, (*_key("all_gather", x, w, x.shape, compute), str(epilogue)), beside)
+    key = (*_key("all_gather", x, w, x.shape, compute, by), str(epilogue))
+    copied = _copied(by_copies.all_gather_matmul, beside, by, x.size, x, w, compute, choices)
+    return in_chunks(_ways(by, copied, run), chunks, own, key, beside)
 
 
 def matmul_all_gather(
-    a: Tensor, b: Tensor, *, comm: Ranks, chunks: int | None = None, compute: Compute | str | None = None
+    a: Tensor,
+    b: Tensor,
+    *,
+    comm: Ranks,
+    chunks: int | None = None,
+    compute: Compute | str | None = None,
+    by: str | None = None,
 ) -> Tensor:
     """A · B, where each rank has some columns of B, and gets those of all: (m, n of this rank · ranks).
 
     Args:
         a: (m, k), the same on all ranks.
         b: (k, n of this rank), as many columns on all ranks.
-        comm, chunks, compute: as in `matmul_all_reduce`.
+        comm, chunks, compute, by: as in `matmul_all_reduce`.
 
     What comes from a rank is a block of its columns, which a kernel puts into the rows of the result.
     """
@@ -185,10 +207,9 @@ def matmul_all_gather(
         beside.join()
         return out
 
-    ways = [run]
-    if peers := _peers(beside, x, m * n):
-        ways.insert(0, lambda count: by_copies.matmul_all_gather(beside, peers, x, w, count, compute))
-    return in_chunks(ways, chunks, m, _key("columns", x, w, (*x.shape, n), compute), beside)
+    key = _key("columns", x, w, (*x.shape, n), compute, by)
+    copied = _copied(by_copies.matmul_all_gather, beside, by, m * n, x, w, compute)
+    return in_chunks(_ways(by, copied, run), chunks, m, key, beside)
 
 
 def _place(beside: Beside, whole: Tensor, rows: slice, by_rank: Tensor) -> None:
@@ -198,11 +219,31 @@ def _place(beside: Beside, whole: Tensor, rows: slice, by_rank: Tensor) -> None:
         roll(whole, 0, 0, out=by_rank[:, rows])
 
 
-def _peers(beside: Beside, a: Tensor, elements: int) -> Peers | None:
-    """The memory of all ranks for so many elements of each that the others copy; None where NCCL is to move them."""
-    return peers_of(beside, elements * a.dtype.itemsize) if a.dtype in COPIED else None
+def _copied(
+    block: Callable[..., Tensor], beside: Beside, by: str | None, elements: int, a: Tensor, *rest: Any
+) -> Callable[[int], Tensor] | None:
+    """A block by copies of so many elements of each rank, but for the number of chunks; None where NCCL moves them."""
+    if by not in (None, "nccl", "copies"):
+        raise BadRequest("by", shown(by), '"nccl", "copies", or None')
+    found = None
+    if by == "copies" or (by is None and MEASURED):
+        found = peers_of(beside, elements * a.dtype.itemsize) if a.dtype in COPIED else None
+    if by == "copies" and found is None:
+        where = "between GPUs of one machine that reach one another's memory, over as many rows as the ranks divide"
+        here = f"here are {a.layout} and {beside.comm!r}"
+        raise Refused(f'by="copies" is {where}, of {" ".join(map(str, COPIED))}; {here}')
+    return None if found is None else partial(block, beside, found, a, *rest)
 
 
-def _key(kind: str, a: Tensor, b: Tensor, extents: tuple[int, ...], compute: Any) -> tuple[Any, ...]:
+def _ways(
+    by: str | None, copied: Callable[[int], Tensor] | None, run: Callable[[int], Tensor]
+) -> list[Callable[[int], Tensor]]:
+    """The ways that a block may go, the first one first."""
+    if copied is None:
+        return [run]
+    return [copied] if by == "copies" else [copied, run]
+
+
+def _key(kind: str, a: Tensor, b: Tensor, extents: tuple[int, ...], compute: Any, by: str | None) -> tuple[Any, ...]:
     """What a measured number of chunks holds for: extents that all ranks share, for all are to measure at once."""
-    return kind, extents, a.dtype.name, b.dtype.name, str(compute)
+    return kind, extents, a.dtype.name, b.dtype.name, str(compute), by

@@ -13,7 +13,7 @@ import pytest
 
 import dispatch as dp
 from dispatch import parallel
-from dispatch.errors import BadRequest, BadType
+from dispatch.errors import BadRequest, BadType, Refused
 from dispatch.parallel import chunks as chunking
 from dispatch.parallel.pipeline import Stage
 
@@ -192,6 +192,12 @@ def test_refusals_say_what_is_expected():
         for call, error, text in (
             (lambda: parallel.matmul_all_reduce(x, x, comm=comm), BadRequest, "6 rows, as a has columns"),
             (lambda: parallel.matmul_all_reduce(x, x.T, comm=comm, chunks=0), BadRequest, "chunks"),
+            (lambda: parallel.matmul_all_reduce(x, x.T, comm=comm, by="mpi"), BadRequest, r"by: got .mpi.; expected"),
+            (
+                lambda: parallel.all_gather_matmul(x, x.T, comm=comm, by="copies"),
+                Refused,
+                "between GPUs of one machine",
+            ),
             (lambda: parallel.matmul_all_reduce(x.numpy(), x, comm=comm), BadType, "from_dlpack"),
             (lambda: parallel.matmul_reduce_scatter(x[:3], x.T, comm=comm), BadRequest, "a multiple of 2 rows"),
             (lambda: parallel.ring_attention(x, x, x, comm=comm), BadRequest, "4 axes"),

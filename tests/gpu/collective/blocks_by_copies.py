@@ -87,7 +87,7 @@ def operands(comm, name, a, b):
 def block(comm, name, a, b, chunks):
     """A block's result, and what of the product of two matrices it is to be."""
     x, w, part = operands(comm, name, a, b)
-    return getattr(parallel, name)(x, w, comm=comm, chunks=chunks), part
+    return getattr(parallel, name)(x, w, comm=comm, chunks=chunks, by="copies"), part
 
 
 def one_behind_the_other(comm, turns=150):
@@ -116,7 +116,7 @@ def memory_is_used_again(comm):
     for _ in range(3):
         ranks = Pair(comm.rank, comm.device, comm.exchange)
         for _ in range(3):
-            parallel.matmul_all_reduce(x, w, comm=ranks, chunks=2)
+            parallel.matmul_all_reduce(x, w, comm=ranks, chunks=2, by="copies")
         comm.device.synchronize()
         comm.meet()
         free.append(driver.cuMemGetInfo()[0])
@@ -137,14 +137,14 @@ def graphs(comm, name, meet):
 
     assert is_right(*block(comm, name, a, b, 2))
     x, w, part = operands(comm, name, a, b)
-    getattr(parallel, name)(x, w, comm=comm, chunks=2)
+    getattr(parallel, name)(x, w, comm=comm, chunks=2, by="copies")
     meet()
     stream, graph = comm.device.stream(), ctypes.c_void_p()
     handle = ctypes.c_void_p(stream.handle)
     with comm.device.context:
         assert driver.cuStreamBeginCapture.unchecked(handle, 1) == 0
         with stream:
-            out = getattr(parallel, name)(x, w, comm=comm, chunks=2)
+            out = getattr(parallel, name)(x, w, comm=comm, chunks=2, by="copies")
         assert driver.cuStreamEndCapture.unchecked(handle, ctypes.byref(graph)) == 0
         executable = driver.cuGraphInstantiate(graph.value, 0)
     found = []
@@ -170,7 +170,7 @@ def left_alone(comm):
             if comm.rank:
                 comm.meet()
                 return 0.0
-        parallel.matmul_all_reduce(x, w, comm=comm, chunks=2)
+        parallel.matmul_all_reduce(x, w, comm=comm, chunks=2, by="copies")
     late = threading.Timer(0.5, comm.fail, (CollectiveError("enough"),))  # while this thread waits
     late.start()
     begun = time.monotonic()
@@ -192,7 +192,7 @@ def host_time(comm, count=200):
                 comm.device.synchronize()
                 comm.meet()
                 begun = time.perf_counter()
-            getattr(parallel, name)(x, w, comm=comm, chunks=2)
+            getattr(parallel, name)(x, w, comm=comm, chunks=2, by="copies")
         found[name] = (time.perf_counter() - begun) / count * 1e6
         comm.device.synchronize()
     return found

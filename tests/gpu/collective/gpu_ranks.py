@@ -44,15 +44,14 @@ def collectives(_):
 
 
 def blocks(_):
-    """Every block between two processes, by copies between their GPUs; and whether it was by copies."""
+    """Every block between two processes; and those by copies between their GPUs, of changing shapes."""
     sys.path.insert(0, str(Path(__file__).parents[2] / "dispatch" / "parallel"))
+    import blocks_by_copies
     import parallel_cases
-
-    from dispatch.parallel import peers
 
     with dp.World.from_env(deadline=60) as world:
         failed = [each for dtype in ("f32", "bf16") for each in parallel_cases.failures(world, dtype, 3, 8)]
-        tell(rank=world.rank, failed=failed, copies=peers._known.get(world.communicator) is not None)
+        tell(rank=world.rank, failed=failed, wrong=blocks_by_copies.one_behind_the_other(world.communicator))
 
 
 def lose_block(way, victim):
@@ -65,7 +64,8 @@ def lose_block(way, victim):
     w = world.device.array(np.ones((2048, 4096), np.float32))
 
     def multiplied():
-        return parallel.matmul_all_reduce(x, w, comm=world.communicator, chunks=4)
+        by = "copies" if world.size > 1 else None
+        return parallel.matmul_all_reduce(x, w, comm=world.communicator, chunks=4, by=by)
 
     def is_right():
         return bool((multiplied().numpy() == 2048 * world.size).all())

@@ -52,10 +52,11 @@ def test_a_block_over_two_gpus_gives_what_one_device_gives(two, dtype, part, par
 
 
 @pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
-def test_products_go_by_nccl_as_well(two, dtype, parallel_cases, monkeypatch):
+@pytest.mark.parametrize("measured", [True, False])
+def test_products_go_by_either_way(two, dtype, measured, parallel_cases, monkeypatch):
     from dispatch.parallel import shards
 
-    monkeypatch.setattr(shards, "peers_of", lambda *_: None)
+    monkeypatch.setattr(shards, "MEASURED", measured)
     with dp.World.local(two, deadline=120) as world:
         assert world.run(parallel_cases.products, dtype, 5, 8) == [[], []]
 
