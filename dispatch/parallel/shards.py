@@ -1,7 +1,7 @@
 """Products of matrices whose rows or columns lie on several ranks, with the collective beside the product.
 
 The product is cut into chunks of rows: while one is sent, the next is computed. Between the ranks of one machine copy
-engines send (by_copies.py), where NCCL is not quicker; everywhere else NCCL does. The two forms of a layer's matrix
+engines send where `by="copies"` says so (by_copies.py); else NCCL does. The two forms of a layer's matrix
 are those of Megatron-LM, https://arxiv.org/abs/1909.08053 and, where rows are shared as well, /abs/2205.05198: sharded
 by columns it needs nothing of the others but its operand's rows, sharded by rows its results are added up.
 """
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["all_gather_matmul", "matmul_all_gather", "matmul_all_reduce", "matmul_reduce_scatter"]
 
-MEASURED = True  # whether copies are measured beside NCCL where `by` is not said
+# Whether copies are measured beside NCCL where `by` is not said: not before they have run over a link of two GPUs.
+MEASURED = False
 COPIED = (F16, BF16, F32, F64)  # dtypes whose products add a C of the same, which sums between ranks are made of
 
 
@@ -52,7 +53,7 @@ def matmul_all_reduce(
         comm: the ranks, a World or a communicator. All have the same m and n.
         chunks: into how many the rows of A are cut, the same on all ranks; None to measure it the first time.
         compute: as in `matmul`.
-        by: what moves the data: "nccl", or "copies" by the GPUs' copy engines within one machine; None to choose.
+        by: what moves the data: "nccl", as None does, or "copies", by the GPUs' copy engines within one machine.
 
     Gives (m, n) on every rank. BadRequest for shapes that do not fit; Refused for copies where they cannot be.
     """
