@@ -16,7 +16,7 @@ from dispatch import parallel
 from dispatch.device.host import HostDevice
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
-from dispatch.errors import BadRequest, CollectiveError
+from dispatch.errors import BadRequest, CollectiveError, Refused
 from dispatch.libraries.threads.meeting import ThreadCommunicator
 from dispatch.parallel import by_copies, peers, shards
 from dispatch.parallel.beside import Beside
@@ -132,17 +132,17 @@ def product(world, name, size, rows, k, n, chunks, dtype, seed, turns=3):
         by_rows = (device.array(a[:, inner].copy(), dtype), device.array(b[inner].copy(), dtype))
         by_columns = device.array(b[:, columns].copy(), dtype)
         if name in ("matmul_all_reduce", "matmul_reduce_scatter"):
-            out = getattr(parallel, name)(*by_rows, comm=comm, chunks=chunks)
+            out = getattr(parallel, name)(*by_rows, comm=comm, chunks=chunks, by="copies")
             right = a @ b if name == "matmul_all_reduce" else (a @ b)[mine]
         elif name == "all_gather_matmul":
             bias = device.array(np.arange(n, dtype=float), dtype)
-            choices = {"bias": bias, "epilogue": "BIAS"}
+            choices = {"bias": bias, "epilogue": "BIAS", "by": "copies"}
             out = parallel.all_gather_matmul(
                 device.array(a[mine], dtype), by_columns, comm=comm, chunks=chunks, **choices
             )
             right = (a @ b)[:, columns] + np.arange(n)
         else:
-            out = parallel.matmul_all_gather(device.array(a, dtype), by_columns, comm=comm, chunks=chunks)
+            out = parallel.matmul_all_gather(device.array(a, dtype), by_columns, comm=comm, chunks=chunks, by="copies")
             right = a @ b
         found.append(float(np.abs(out.astype("f64").numpy() - right).max() / np.abs(right).max()))
     return max(found)
@@ -172,14 +172,33 @@ def test_dtypes(copied, dtype):
     assert copied
 
 
-def test_rows_that_the_ranks_do_not_divide_go_by_nccl(copied):
+def test_rows_that_the_ranks_do_not_divide_go_by_nccl(copied, monkeypatch):
+    monkeypatch.setattr(shards, "MEASURED", True)
+
     def run(world):
-        x = world.device.array(np.ones((7, 2)))
-        return parallel.matmul_all_reduce(x, world.device.array(np.ones((2, 3))), comm=world, chunks=2).numpy()
+        x, w = world.device.array(np.ones((7, 2))), world.device.array(np.ones((2, 3)))
+        with pytest.raises(Refused, match="as many rows as the ranks divide"):
+            parallel.matmul_all_reduce(x, w, comm=world, by="copies")
+        return parallel.matmul_all_reduce(x, w, comm=world, chunks=2).numpy()
 
     with dp.World.local(["host"] * 2, deadline=60) as world:
         assert all((found == 4).all() for found in world.run(run))
     assert set(copied) == {0}
+
+
+@pytest.mark.parametrize(
+    ("measured", "by", "copies"), [(True, None, 2), (False, None, 0), (True, "nccl", 0), (False, "copies", 2)]
+)
+def test_which_way_a_block_goes(copied, monkeypatch, measured, by, copies):
+    monkeypatch.setattr(shards, "MEASURED", measured)
+
+    def run(world):
+        x = world.device.array(np.ones((4, 2)))
+        return parallel.matmul_all_reduce(x, x.T, comm=world, chunks=2, by=by).numpy()
+
+    with dp.World.local(["host"] * 2, deadline=60) as world:
+        assert all((found == 4).all() for found in world.run(run))
+    assert len(copied) == copies
 
 
 @pytest.mark.usefixtures("copied")
@@ -187,7 +206,7 @@ def test_a_block_that_raises_ends_the_communicator(monkeypatch):
     def run(world):
         x = world.device.array(np.ones((4, 2)))
         with pytest.raises((ZeroDivisionError, CollectiveError)):  # its own, or what the other has told
-            parallel.matmul_reduce_scatter(x, x.T, comm=world, chunks=2)
+            parallel.matmul_reduce_scatter(x, x.T, comm=world, chunks=2, by="copies")
         with pytest.raises(CollectiveError, match="matmul_reduce_scatter was left by ZeroDivisionError"):
             world.check()
 
