@@ -316,7 +316,6 @@ class NcclCommunicator(Communicator):
                     self.pending.append(Pending(event, handle, until, what))
         if status:
             self.device.fail(status, "cuEventRecord")
-        monitor.wake()
 
     def watch(self, stream: Any = None) -> None:
         """Have the deadline hold for what is on a stream so far, such as a launched graph that holds collectives."""

@@ -1,7 +1,8 @@
 """One thread that looks after all communicators of NCCL: what is not done by its deadline, and errors that NCCL tells.
 
-It is there while there are communicators that are open, and sleeps while none has work under way. The other way to
-learn of an error is a call; but who waits for a stream makes none, and NCCL's kernels wait for other ranks for ever.
+It is there while there are communicators that are open. The other way to learn of an error is a call; but who waits for
+a stream makes none, and NCCL's kernels wait for other ranks for ever. Nobody wakes it: who enqueues a call would hand
+it the interpreter's lock at that moment, and wait for it.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
 
     from dispatch.device.cuda import CudaDevice
 
-__all__ = ["ends", "look", "wake", "watch"]
+__all__ = ["ends", "look", "watch"]
 
-BUSY = 10e-3  # seconds between looks while work is under way: each holds the interpreter's lock for some 0.1 ms
-IDLE = 0.1  # else, for errors that come from the network alone
+PAUSE = 10e-3  # seconds between looks at what is under way; who looks has the interpreter's lock for some 0.1 ms
+IDLE = 0.1  # between looks at the others, for errors that come from the network alone
+SHORT = 1e-3  # where a thread waits for the answer
 IN_PROGRESS = 7
 
 
@@ -72,7 +74,6 @@ class Watched(Protocol):
 
 
 _lock = threading.Lock()
-_wake = threading.Event()
 _watched: weakref.WeakSet[Watched] = weakref.WeakSet()
 _thread: threading.Thread | None = None
 anew(sys.modules[__name__], "_lock", threading.Lock)
@@ -88,14 +89,9 @@ def watch(communicator: Watched) -> None:
             _thread.start()
 
 
-def wake() -> None:
-    """Work has begun."""
-    if not _wake.is_set():
-        _wake.set()
-
-
 def _run() -> None:
     global _thread
+    looked = 0.0  # at those that have no work under way
     with relaxed():  # what it asks ends nobody's capture
         while True:
             with _lock:
@@ -103,13 +99,14 @@ def _run() -> None:
                 if not open_ones:
                     _thread = None
                     return
-            is_busy = sum(look(each) for each in open_ones) > 0  # at each, whatever those before it have
-            del open_ones
-            _wake.clear()
-            if is_busy:
-                time.sleep(BUSY)
-            else:
-                _wake.wait(IDLE)
+            now = time.monotonic()
+            is_time = now > looked + IDLE
+            looked = now if is_time else looked
+            for each in open_ones:
+                if is_time or each.pending or each.back < math.inf:
+                    look(each)
+            del open_ones, each
+            time.sleep(PAUSE)
 
 
 def look(communicator: Watched) -> bool:
@@ -147,7 +144,7 @@ def ends(communicator: Watched, seconds: float) -> bool:
     with communicator.device.context, relaxed():
         _let_go(communicator)
         while communicator.pending and time.monotonic() < until:
-            time.sleep(BUSY)
+            time.sleep(SHORT)
             _let_go(communicator)
     return not communicator.pending
 
