@@ -8,24 +8,19 @@ that is done last adds them, always in one order.
 from __future__ import annotations
 
 import ctypes
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind import driver
-from dispatch.core.request import Plan
-from dispatch.keys import C64, C128, F16, F32, F64, U8
-from dispatch.libraries.nvrtc.kernel import loaded
+from dispatch.keys import C64, C128, F16, F32, F64
+from dispatch.libraries.nvrtc.launching import LaunchPlan, cleared, number_of
 from dispatch.libraries.nvrtc.number_types import NAMES, NUMBERS, VECTORS, WIDEST, fits_vectors
 from dispatch.ops.blas.orders import misplaced
 from dispatch.refusal import OfSize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from dispatch.core.request import Argument
+    from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.device.cuda import CudaDevice
-    from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Dtype
 
@@ -36,9 +31,7 @@ __all__ = [
     "REAL",
     "THREADS",
     "Choice",
-    "OwnPlan",
     "choice_of",
-    "cleared",
     "large_and_dense",
     "most_blocks",
     "numbers_of",
@@ -281,57 +274,10 @@ def own_level1(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     given: list[Any] = [ctypes.c_uint64(numbers)]
     scratch = None
     if choice.op == "axpy":
-        slots.append(ctypes.c_double() if choice.sums is F64 else ctypes.c_float())
+        slots.append(number_of(choice.sums))
     else:
         scratch = cleared(executor, COUNTER, blocks * choice.parts * choice.sums.itemsize)
         given += [ctypes.c_void_p(scratch.ptr), ctypes.c_void_p(scratch.ptr + COUNTER)]
-    return OwnPlan(executor, row, (choice.source, choice.op, choice.options), blocks, slots, given, scratch)
-
-
-def cleared(executor: CudaExecutor, counters: int, sums: int) -> Tensor:
-    """Scratch memory of a plan: so many bytes of counters, which are 0, and those of sums behind them."""
-    scratch = executor.empty((counters + sums,), (1,), U8)
-    # A plan is made outside of what its caller captures, and of what the executor records.
-    driver.cuMemsetD8Async(scratch.ptr, 0, counters, executor.stream.c_handle.value)
-    return scratch
-
-
-class OwnPlan(Plan):
-    """A kernel launched for the addresses and the factors of each run.
-
-    Args:
-        kernel: its source, its name there, and NVRTC's options.
-        blocks: how many, of THREADS threads.
-        slots: what each run fills in, addresses and then factors; they stand in front of what the kernel takes.
-        given: what it takes behind them.
-        scratch: memory that it is given the address of.
-    """
-
-    __slots__ = ("_executor", "_given", "_launch", "_scratch", "_slots")
-
-    def __init__(
-        self,
-        executor: CudaExecutor,
-        row: Row,
-        kernel: tuple[str, str, tuple[str, ...]],
-        blocks: int,
-        slots: Sequence[Any],
-        given: Sequence[Any],
-        scratch: Tensor | None,
-    ) -> None:
-        super().__init__(row, capture_safe=True)
-        self._executor, self._scratch, self._slots = executor, scratch, tuple(slots)
-        taken = self._given = (*slots, *given)
-        pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
-        function = loaded(*kernel, executor.device)
-        fixed = (ctypes.c_void_p(function), blocks, 1, 1, THREADS, 1, 1, 0, executor.target, pointers, None)
-        self._launch: Callable[[], int] = partial(driver.cuLaunchKernel.unchecked, *fixed)
-
-    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        """Launch it at some addresses."""
-        for slot, argument in zip(self._slots, arguments, strict=True):
-            slot.value = argument
-        status = self._launch()
-        if status:
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
-            raise driver.error("cuLaunchKernel", status)
+    filled = [(slot, place) for place, slot in enumerate(slots)]
+    kernel = choice.source, choice.op, choice.options
+    return LaunchPlan(executor, row, kernel, (blocks, THREADS), filled, given, scratch)

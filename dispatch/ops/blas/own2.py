@@ -11,10 +11,11 @@ import ctypes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dispatch.keys import C64, C128, F32, F64, Dtype, member
+from dispatch.libraries.nvrtc.launching import LaunchPlan, cleared, number_of
 from dispatch.libraries.nvrtc.number_types import NAMES, NUMBERS, WIDEST
 from dispatch.ops.blas.choices import FillMode
 from dispatch.ops.blas.orders import leading, misplaced
-from dispatch.ops.blas.own1 import REAL, THREADS, OwnPlan, cleared
+from dispatch.ops.blas.own1 import REAL, THREADS
 from dispatch.refusal import OfSize
 
 if TYPE_CHECKING:
@@ -293,36 +294,6 @@ def choice_of(request: Any) -> Choice:
     return Choice(dtype, request.op == "hemv", row, above, aligned)
 
 
-class Pair(ctypes.Structure):
-    """A complex number as a kernel takes it."""
-
-    parts: Any
-
-    @property
-    def value(self) -> complex:
-        """The number."""
-        return complex(*self.parts)
-
-    @value.setter
-    def value(self, given: complex) -> None:
-        self.parts[0], self.parts[1] = given.real, given.imag
-
-
-class SinglePair(Pair):
-    """A c64."""
-
-    _fields_ = (("parts", ctypes.c_float * 2),)
-
-
-class DoublePair(Pair):
-    """A c128."""
-
-    _fields_ = (("parts", ctypes.c_double * 2),)
-
-
-NUMBER_KINDS: dict[Dtype, Any] = {F32: ctypes.c_float, F64: ctypes.c_double, C64: SinglePair, C128: DoublePair}
-
-
 def own_symmetric(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request: one launch."""
     choice, n = choice_of(request), request.a.shape[0]
@@ -331,7 +302,7 @@ def own_symmetric(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     parts = tiles + 1  # of each element of the result
     scratch = cleared(executor, counters, parts * tiles * choice.tile * choice.dtype.itemsize)
     vectors = [request.layout_of(name).strides[0] if name != "y" or request.has_c else 0 for name in ("x", "y", "out")]
-    slots = [*(ctypes.c_void_p() for _ in range(4)), *(NUMBER_KINDS[choice.dtype]() for _ in range(2))]
+    slots = [*(ctypes.c_void_p() for _ in range(4)), *(number_of(choice.dtype) for _ in range(2))]
     given = [
         ctypes.c_uint64(n),
         *map(ctypes.c_int64, (leading(request.a.layout, row=choice.row) or 1, *vectors)),
@@ -339,4 +310,6 @@ def own_symmetric(request: Any, executor: CudaExecutor, row: Row) -> Plan:
         ctypes.c_void_p(scratch.ptr + counters),
     ]
     blocks = tiles * (tiles + 1) // 2
-    return OwnPlan(executor, row, (SYMMETRIC, "symmetric", choice.options), blocks, slots, given, scratch)
+    filled = [(slot, place) for place, slot in enumerate(slots)]
+    kernel = SYMMETRIC, "symmetric", choice.options
+    return LaunchPlan(executor, row, kernel, (blocks, THREADS), filled, given, scratch)

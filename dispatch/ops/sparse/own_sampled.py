@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cudabind import driver
-from dispatch.keys import F64
-from dispatch.libraries.cusolver.copies import check
 from dispatch.libraries.cusolver.matrix import Matrix, Place
 from dispatch.libraries.cusparse.calls import Steps
-from dispatch.libraries.nvrtc.kernel import loaded
+from dispatch.libraries.nvrtc.launching import LaunchStep, number_of
 from dispatch.libraries.nvrtc.number_types import WIDEST
 from dispatch.ops.sparse.form import SparseFormat
-from dispatch.ops.sparse.sampled_kernels import NAME, REAL, SOURCE, THREADS, options
+from dispatch.ops.sparse.sampled_kernels import NAME, SOURCE, THREADS, options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["Sampling", "Side", "plan", "widths"]
+__all__ = ["Side", "plan", "sampling", "widths"]
 
 LEAST_LANES, MOST_LANES = 4, 32
 LOADS = 2  # of a lane, of each row and column, at least
@@ -45,7 +39,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     by_columns = request.form.format == SparseFormat.CSC
     names = ("b", "a") if by_columns else ("a", "b")  # whose lines are those of the pattern, and the other one
     sides = [side_of(request, steps, name) for name in names]
-    steps.append(Sampling(request, executor, sides[0], sides[1]))
+    steps.append(sampling(request, executor, sides[0], sides[1]))
     return steps.plan(capture_safe=True)
 
 
@@ -77,38 +71,20 @@ def widths(request: Any, x: Side, y: Side) -> tuple[int, int]:
     return vector, lanes
 
 
-class Sampling:
+def sampling(request: Any, executor: CudaExecutor, x: Side, y: Side) -> LaunchStep:
     """One launch, as a step of a plan."""
-
-    __slots__ = ("_executor", "_given", "_launch", "_numbers", "_slots")
-
-    def __init__(self, request: Any, executor: CudaExecutor, x: Side, y: Side) -> None:
-        form, dtype = request.form, request.values.dtype
-        by_columns, pairs = form.format == SparseFormat.CSC, form.format == SparseFormat.COO
-        owners, places = ("columns", "rows") if by_columns else ("rows", "columns")
-        count, terms = request.values.shape[0], request.a.shape[1]
-        vector, lanes = widths(request, x, y)
-        line_bytes, place_bytes = (getattr(request, name).dtype.itemsize for name in (owners, places))
-        function = loaded(SOURCE, NAME, options(dtype, line_bytes, place_bytes, vector, lanes), executor.device)
-        self._executor = executor
-        added = request.place_of("values") if request.reads_added else None
-        operands = (added, *map(request.place_of, (owners, places)), x.place, y.place, request.place_of("out"))
-        self._slots = [(ctypes.c_void_p(), place) for place in operands]
-        real: Any = ctypes.c_double if REAL.get(dtype, dtype) is F64 else ctypes.c_float
-        first, parts = len(request.reads) + len(request.writes), 2 if dtype.is_complex else 1
-        self._numbers = [((real * parts)(), first + request.numbers.index(name)) for name in ("alpha", "beta")]
-        extents = (count, form.shape[1 if by_columns else 0], terms, x.line, y.line, form.base)
-        taken = (one for one, _ in (*self._slots, *self._numbers))
-        self._given = (*taken, *map(ctypes.c_int64, extents), ctypes.c_int(pairs))
-        pointers = (ctypes.c_void_p * len(self._given))(*map(ctypes.addressof, self._given))
-        fixed = (ctypes.c_void_p(function), -(-count // THREADS), 1, 1, THREADS, 1, 1, 0, executor.target)
-        self._launch = partial(driver.cuLaunchKernel.unchecked, *fixed, pointers, None)
-
-    def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Launch it for some addresses and numbers."""
-        for slot, place in self._slots:
-            slot.value = None if place is None else addresses[place] or None
-        for number, place in self._numbers:
-            given = addresses[place]
-            number[:] = (given.real, given.imag)[: len(number)]
-        check(self._executor, self._launch())
+    form, dtype = request.form, request.values.dtype
+    by_columns, pairs = form.format == SparseFormat.CSC, form.format == SparseFormat.COO
+    owners, places = ("columns", "rows") if by_columns else ("rows", "columns")
+    count, terms = request.values.shape[0], request.a.shape[1]
+    vector, lanes = widths(request, x, y)
+    line_bytes, place_bytes = (getattr(request, name).dtype.itemsize for name in (owners, places))
+    kernel = SOURCE, NAME, options(dtype, line_bytes, place_bytes, vector, lanes)
+    added = request.place_of("values") if request.reads_added else None
+    operands = (added, *map(request.place_of, (owners, places)), x.place, y.place, request.place_of("out"))
+    first = len(request.reads) + len(request.writes)
+    numbers = [(number_of(dtype), first + request.numbers.index(name)) for name in ("alpha", "beta")]
+    filled = [*((ctypes.c_void_p(), place) for place in operands), *numbers]
+    extents = (count, form.shape[1 if by_columns else 0], terms, x.line, y.line, form.base)
+    given = (*map(ctypes.c_int64, extents), ctypes.c_int(pairs))
+    return LaunchStep(executor, kernel, (-(-count // THREADS), THREADS), filled, given)

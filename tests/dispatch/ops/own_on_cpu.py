@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from dispatch.ops.blas import own1, own2
+from dispatch.libraries.nvrtc import launching
 
 spec = importlib.util.spec_from_file_location("blocks_on_cpu", Path(__file__).with_name("blocks_on_cpu.py"))
 blocks_on_cpu = importlib.util.module_from_spec(spec)
@@ -30,7 +30,7 @@ def kinds(options):
     """How the types of numbers that a kernel takes by value are laid out."""
     chosen = dict(option[2:].split("=") for option in options if option.startswith("-D"))
     single = chosen["NUMBER"] == "float"
-    pair = own2.SinglePair if single else own2.DoublePair
+    pair = launching.SinglePair if single else launching.DoublePair
     numbers = pair if chosen.get("PARTS") == "2" else ctypes.c_float if single else ctypes.c_double
     return {**KINDS, "Number": numbers, "T": ctypes.c_double if chosen.get("SUM") == "double" else ctypes.c_float}
 
@@ -58,8 +58,8 @@ def executor_on(on_cpu, monkeypatch):
         cuMemsetD8Async=lambda to, value, count, _: ctypes.memset(to, value, count),
         cuLaunchKernel=SimpleNamespace(unchecked=launch),
     )
-    monkeypatch.setattr(own1, "driver", driver)
-    monkeypatch.setattr(own1, "loaded", loaded)
+    monkeypatch.setattr(launching, "driver", driver)
+    monkeypatch.setattr(launching, "loaded", loaded)
 
     def empty(shape, _, dtype):
         made.append(np.full(shape, 0xFF, dtype.numpy))

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from dispatch.ops.sparse import own_product, product_kernels
+from dispatch.libraries.nvrtc import launching
+from dispatch.ops.sparse import product_kernels
 
 spec = importlib.util.spec_from_file_location("blocks_on_cpu", Path(__file__).with_name("blocks_on_cpu.py"))
 blocks_on_cpu = importlib.util.module_from_spec(spec)
@@ -114,8 +115,8 @@ def executor_on(on_cpu, monkeypatch):
         cuMemsetD8Async=lambda to, value, count, _: ctypes.memset(to, value, count),
         cuLaunchKernel=SimpleNamespace(unchecked=launch),
     )
-    monkeypatch.setattr(own_product, "driver", driver)
-    monkeypatch.setattr(own_product, "loaded", loaded)
+    monkeypatch.setattr(launching, "driver", driver)
+    monkeypatch.setattr(launching, "loaded", loaded)
     made = SimpleNamespace(
         device=None,
         stream=SimpleNamespace(c_handle=ctypes.c_void_p()),

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from cudabind.errors import LibraryNotFound
+from cudabind import driver as real_driver
+from cudabind.errors import CudaDriverError, LibraryNotFound
 from dispatch.errors import NoRow
 from dispatch.keys import C128, F16, F32, F64, HOST, Arch
+from dispatch.libraries.nvrtc import launching
 from dispatch.libraries.nvrtc.compiled import compiled
 from dispatch.ops.blas import own1
 from dispatch.ops.blas.cases import cases
@@ -140,6 +142,18 @@ def test_blocks_of_a_norm_go_on_whatever_the_cache_holds(dev, executor):
     executor.device.l2_bytes = 0
     norm(executor, dev.zeros((LEAST * 3,)))
     assert executor.launched == [own1.BLOCKS * own_on_cpu.PROCESSORS]
+
+
+def test_a_launch_that_fails_raises_what_the_device_says_of_it(dev, executor, monkeypatch):
+    done = []
+    executor.stream.done = lambda: done.append(True)
+    monkeypatch.setattr(launching.driver.cuLaunchKernel, "unchecked", lambda *_: 701)
+    monkeypatch.setattr(launching.driver, "error", real_driver.error, raising=False)
+    request = dp.AxpyRequest(*[dev.zeros((LEAST,))] * 2)
+    plan = own_level1(request, executor, ROWS[0])
+    with pytest.raises(CudaDriverError, match="cuLaunchKernel failed with CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
+        plan.enqueue((8, 16, 24, 1.0))
+    assert done
 
 
 # -- norms at the edge ----------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.keys import C64, C128, F32, F64, HOST, Dtype
+from dispatch.libraries.nvrtc import launching
 from dispatch.libraries.nvrtc.kernel import Kernel
 from dispatch.ops.sparse import own_sampled, sampled_kernels
 from dispatch.ops.sparse.cases import cases
@@ -89,8 +90,8 @@ def executor(on_cpu, monkeypatch):
         on_cpu.launched(source, sampled_kernels.NAME, chosen, PARAMETERS, grid, given)
         return 0
 
-    monkeypatch.setattr(own_sampled, "loaded", loaded)
-    monkeypatch.setattr(own_sampled, "driver", SimpleNamespace(cuLaunchKernel=SimpleNamespace(unchecked=launch)))
+    monkeypatch.setattr(launching, "loaded", loaded)
+    monkeypatch.setattr(launching, "driver", SimpleNamespace(cuLaunchKernel=SimpleNamespace(unchecked=launch)))
     return made
 
 
