@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import secrets
 import socket
 import sys
@@ -55,8 +56,8 @@ PLAIN = ctypes.c_uint(0)  # flags of a batch of them
 NON_BLOCKING, APART = 1, -2  # CU_STREAM_NON_BLOCKING, and a priority that no other stream of ours has
 LAZY = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 ALREADY_ENABLED = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
-PROCESS = secrets.token_bytes(16)  # which no other process has
-MOST_SPARE = 8  # allocations that are kept
+TOKEN = secrets.token_bytes(16)
+MOST_SPARE = 2 << 30  # bytes that are kept
 PATIENCE = 60.0  # seconds for which the words of a failed communicator are set again and again
 PAUSE = 1e-3
 
@@ -101,7 +102,7 @@ class _Allocation:
         if not self.address or not self.device.alive or sys.is_finalizing():
             return
         left = _Spare(self.device, self.address, self.nbytes)
-        if self.is_spare and len(_spare) < MOST_SPARE:
+        if self.is_spare and self.nbytes + sum(each.nbytes for each in _spare) <= MOST_SPARE:
             _spare.append(left)
         else:
             threading.Thread(target=left.free, name="peers free", daemon=True).start()
@@ -174,7 +175,7 @@ class Peers:
             status = driver.cuIpcGetMemHandle.unchecked(ctypes.byref(handle), ctypes.c_uint64(self._own.base))
         if status:
             raise driver.error("cuIpcGetMemHandle", status)
-        made["machine"], made["process"], made["ordinal"] = _machine(), PROCESS, self.device.ordinal
+        made["machine"], made["process"], made["ordinal"] = _machine(), _process(), self.device.ordinal
         made["base"], made["handle"], made["good"] = self._own.base, bytes(handle), 1
         return made
 
@@ -190,7 +191,7 @@ class Peers:
         return True
 
     def _found(self, card: Any) -> _Allocation | _Opened:
-        if card["process"].tobytes() != PROCESS:
+        if card["process"].tobytes() != _process():
             return _Opened(self.device, card["handle"].tobytes())
         other: Any = device_of(f"cuda:{int(card['ordinal'])}")
         if other is not self.device:
@@ -335,6 +336,11 @@ def _machine() -> bytes:
     except OSError:
         name = socket.gethostname()
     return hashlib.sha256(name.encode()).digest()
+
+
+def _process() -> bytes:
+    """What no other process has, a child of this one neither."""
+    return hashlib.sha256(TOKEN + os.getpid().to_bytes(8, "little")).digest()[:16]
 
 
 def peers_of(beside: Beside, nbytes: int) -> Peers | None:
