@@ -128,9 +128,10 @@ class KernelPlan(Plan):
     def __init__(self, executor: CudaExecutor, row: Row, function: int, launch: Launch, operands: int) -> None:
         super().__init__(row, capture_safe=True, counter=launch.counter)
         self._executor = executor
-        self._slots = tuple(ctypes.c_void_p() for _ in range(operands + (launch.counter is not None)))
+        slots = tuple(ctypes.c_void_p() for _ in range(operands + (launch.counter is not None)))
+        self._slots = tuple((slot, place) for place, slot in enumerate(slots))  # a strict zip took 0.2 us longer
         self._values = launch.values  # the pointers lead to these
-        taken = (*self._slots[:operands], *launch.values, *self._slots[operands:])
+        taken = (*slots[:operands], *launch.values, *slots[operands:])
         self._pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
         ones = (1,) * AXES
         extents = (*(launch.grid + ones)[:AXES], *(launch.block + ones)[:AXES])
@@ -141,9 +142,8 @@ class KernelPlan(Plan):
         self._launch: Callable[[], int] = partial(driver.cuLaunchKernel.unchecked, *fixed)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        for slot, argument in zip(self._slots, arguments, strict=True):
-            address: Any = argument  # addresses are ints, and so is the number of the call
-            slot.value = address or None
+        for slot, place in self._slots:  # addresses are ints, and so is the number of the call
+            slot.value = arguments[place]  # type: ignore[assignment]
         status = self._launch()
         if status:
             self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
