@@ -42,6 +42,7 @@ SPREAD = {
 TURNS = {HERE / "test_examples.py": -1, HERE / "dispatch/isolate/test_chaos.py": -1, HERE / "dispatch/test_power.py": 1}
 # Of these, one process asks gcc about a library's headers: their parameters begin with the library's module.
 BY_MODULE = HERE / "cudabind/proof/modules"
+SAMPLE, EVERYTHING = "sample]", "all]"  # how names of tests end that run some of their cases, and all
 PATIENCE = 120  # seconds that a thread of a closed supervisor has to end, on a machine that has other things to do
 SEED = pytest.StashKey[int]()
 LINKER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
@@ -143,13 +144,28 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     items.sort(key=lambda item: TURNS.get(item.path, 0))
     for item in items:
         if needs_gpu(item.path):
             item.add_marker(pytest.mark.gpu)
         if item.get_closest_marker("gpu") and (reason := why_no_gpu()):
             item.add_marker(pytest.mark.skip(reason=reason))
+    found = yield
+    drop_samples(config, items)
+    return found
+
+
+def drop_samples(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where a test runs with all of its cases, its sample of them is not run beside it."""
+    chosen = {item.nodeid for item in items}
+    named = [item for item in items if item.nodeid.endswith(SAMPLE)]
+    samples = [item for item in named if item.nodeid.removesuffix(SAMPLE) + EVERYTHING in chosen]
+    if samples:
+        config.hook.pytest_deselected(items=samples)
+        dropped = set(samples)
+        items[:] = [item for item in items if item not in dropped]
 
 
 @pytest.hookimpl(wrapper=True)
