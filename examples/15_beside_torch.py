@@ -64,14 +64,14 @@ def apart(one: list[float], other: list[float]) -> float:
 
 
 # -- the networks and their data ---------------------------------------------------------------------------------------
-def digits() -> Task:
+def digits(steps: int) -> Task:
     """The scans of handwritten digits, 64 pixels each."""
     from torch import nn
 
     with gzip.open(HERE / "data" / "digits.csv.gz", "rt", encoding="ascii") as text:
         scans = np.loadtxt(text, delimiter=",", dtype=np.float32)
     rng = np.random.default_rng(0)
-    drawn = [scans[rng.integers(0, len(scans), 64)] for _ in range(STEPS)]
+    drawn = [scans[rng.integers(0, len(scans), 64)] for _ in range(steps)]
     batches = [(rows[:, :64] / 16, rows[:, 64].astype(np.int64)) for rows in drawn]
     layers = (64, 256, 128, 10)
 
@@ -82,7 +82,7 @@ def digits() -> Task:
     return Task("digits", build, batches, 2e-3)
 
 
-def letters() -> Task:
+def letters(steps: int) -> Task:
     """A text letter by letter: the topics of Python's `help`, and this project's licence where they were left out."""
     try:
         from pydoc_data.topics import topics
@@ -93,7 +93,7 @@ def letters() -> Task:
     numbers = {letter: number for number, letter in enumerate(LETTERS)}
     codes = np.array([numbers[letter] for letter in text if letter in numbers])
     rng = np.random.default_rng(0)
-    starts = rng.integers(0, len(codes) - CONTEXT - 1, (STEPS, 16))[:, :, None] + np.arange(CONTEXT)
+    starts = rng.integers(0, len(codes) - CONTEXT - 1, (steps, 16))[:, :, None] + np.arange(CONTEXT)
     return Task("letters", language_model, [(codes[at], codes[at + 1]) for at in starts], 3e-3)
 
 
@@ -204,6 +204,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", help="cuda:0, host, or auto (default): the GPU if there is one")
     parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="bf16 by autocast (default: f32)")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"of each network (default: {STEPS})")
     parser.add_argument("--out", type=Path, default=HERE / "out" / "beside_torch.png", help="where the picture goes")
     options = parser.parse_args()
     name = dp.device().name if options.device == "auto" else options.device
@@ -216,10 +217,10 @@ def main() -> int:
     if place == "cpu":
         torch.set_num_threads(1)  # what is this small gains nothing by more
     found, right = {}, True
-    for task in (digits(), letters()):
+    for task in (digits(options.steps), letters(options.steps)):
         found[task.name], good = compare(task, place, options.dtype)
         right = right and good
-    title = f"{options.dtype} on {name}, {STEPS} steps"
+    title = f"{options.dtype} on {name}, {options.steps} steps"
     print(
         f"loss curves: {options.out}" if draw(options.out, found, title) else "no picture: matplotlib is not installed"
     )

@@ -46,9 +46,9 @@ def accuracy(out: str) -> float:
 def test_networks_learn_in_bf16_as_by_torch(tmp_path: Path):
     pytest.importorskip("torch")
     (example,) = (path for path in EXAMPLES if path.stem == "15_beside_torch")
-    done = run(example, "--dtype", "bf16", "--out", str(tmp_path / "loss.png"))
+    done = run(example, "--dtype", "bf16", "--steps", "100", "--out", str(tmp_path / "loss.png"))  # 200 in f32
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    assert re.findall(r"^(\w+): 200 steps, ", done.stdout, re.MULTILINE) == ["digits", "letters"]
+    assert re.findall(r"^(\w+): 100 steps, ", done.stdout, re.MULTILINE) == ["digits", "letters"]
 
 
 @pytest.mark.exhaustive

@@ -477,7 +477,8 @@ def check_good_requests(scene, launches):
 
 
 @pytest.mark.parametrize(
-    "count", [pytest.param(COUNT // 8, id="host"), pytest.param(COUNT, id="host-all", marks=pytest.mark.exhaustive)]
+    "count",
+    [pytest.param(COUNT // 8, id="host-sample"), pytest.param(COUNT, id="host-all", marks=pytest.mark.exhaustive)],
 )
 def test_malformed_requests_raise_and_never_reach_the_device(count, rng, launches):
     scene, seen = fuzz("host", rng, launches, count)
