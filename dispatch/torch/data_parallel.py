@@ -7,7 +7,6 @@ stays what it was. Gradients are copied into a bucket by one call once all of it
 
 from __future__ import annotations
 
-import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -67,9 +66,10 @@ class DataParallel:
         with self._stream() or NULL_CONTEXT:
             self._share(module)
             self._buckets = self._filled(parameters, bucket_bytes, reduce)
-        itself = weakref.ref(self)
+        self._all = tuple(dict.fromkeys(bucket.buckets for bucket in self._buckets))
+        # The module keeps this by its hooks: what nobody else keeps goes on as long as the module does.
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(_hook(itself, bucket))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(self._hook(bucket))  # type: ignore[no-untyped-call]
             for bucket in self._buckets
             for parameter in bucket.parameters
         ]
@@ -132,6 +132,9 @@ class DataParallel:
             bucket.missing = len(bucket.parameters)
             bucket.streams.clear()
 
+    def _hook(self, bucket: _Bucket) -> Any:
+        return lambda _: self._written(bucket)
+
     def _written(self, bucket: _Bucket) -> None:
         """One more gradient of a bucket has been accumulated, on the autograd thread's current stream."""
         if not self._is_on:
@@ -184,7 +187,7 @@ class DataParallel:
             self._send(self._buckets[self._at])
             self._at += 1
         stream = self._stream()
-        for buckets in dict.fromkeys(bucket.buckets for bucket in self._buckets):
+        for buckets in self._all:
             buckets.wait(stream)
         self._begin()
 
@@ -216,15 +219,6 @@ class DataParallel:
         return f"<DataParallel: {type(self.module).__name__} on {self.comm!r}, {len(self._buckets)} buckets>"
 
 
-def _hook(itself: weakref.ref[DataParallel], bucket: _Bucket) -> Any:
-    def written(_: torch.Tensor) -> None:
-        found = itself()
-        if found is not None:
-            found._written(bucket)
-
-    return written
-
-
 def data_parallel(
     module: torch.nn.Module, *, comm: Ranks, bucket_bytes: int = BUCKET_BYTES, reduce: RedOp | str = RedOp.AVG
 ) -> DataParallel:
@@ -246,9 +240,9 @@ def data_parallel(
         bucket_bytes: of gradients that go round together.
         reduce: how gradients of the ranks become one: "avg", "sum", …
 
-    Gives back a DataParallel, which is kept as long as this is to go on; `no_sync()` is for accumulation over several
-    passes, `close()` ends it. Parameters that a pass had no use for count as zeros, on all ranks alike. Gradients lie
-    in the buckets, so `p.grad` of the pass before is overwritten by the next. Buffers are each rank's own after the
+    Gives back a DataParallel: `no_sync()` is for accumulation over several passes, and `close()` ends it, which goes on
+    as long as the module otherwise. Parameters that a pass had no use for count as zeros, on all ranks alike. Gradients
+    lie in the buckets, so `p.grad` of the pass before is overwritten by the next. Buffers are each rank's own after the
     beginning.
 
     BadType, BadRequest for what is no module, or is on another device; CollectiveError out of `backward` where a rank

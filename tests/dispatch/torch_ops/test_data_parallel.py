@@ -1,5 +1,6 @@
 """data_parallel in worlds of threads on the host: gradients, weights after steps, and what a pass may leave out."""
 
+import gc
 import threading
 
 import numpy as np
@@ -191,6 +192,19 @@ def test_a_pass_that_was_left_by_an_error_is_told_at_the_next():
 
     with dp.World.local(["host"] * 1, deadline=20) as world:
         world.run(run)
+
+
+def test_it_goes_on_where_nobody_keeps_it():
+    def run(world):
+        net = made(0)
+        data_parallel(net, comm=world)
+        gc.collect()
+        loss(net, data(world.rank, 0)).backward()
+        return gradients(net)
+
+    with dp.World.local(["host"] * 2, deadline=20) as world:
+        for found in world.run(run):
+            assert close(found, expected(2, 0))
 
 
 def test_what_is_closed_leaves_gradients_alone():
