@@ -356,13 +356,12 @@ class NcclCommunicator(Communicator):
         if not handle.value or not self.device.alive or self.device.fault is not None:
             return
         claim = threading.Lock()  # whoever has it ends the handle, and nobody else
+        if self.in_graphs:  # NCCL waits for the end of these, which is the caller's affair
+            is_done = monitor.ends(self, self.deadline)
+            end = partial(self._finalize, handle, claim) if is_done else partial(self._abort, handle)
+            threading.Thread(target=end, name="ncclCommFinalize", daemon=True).start()
+            return
         try:
-            if self.in_graphs and monitor.ends(self, self.deadline):
-                # NCCL waits for the end of the graphs, which is the caller's affair.
-                threading.Thread(
-                    target=self._finalize, args=(handle, claim), name="ncclCommFinalize", daemon=True
-                ).start()
-                return
             within(self.deadline, lambda: self._finalize(handle, claim), "ncclCommFinalize")
         except CollectiveError:  # what is under way has no end
             if claim.acquire(blocking=False):

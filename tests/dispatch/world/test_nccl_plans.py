@@ -310,6 +310,16 @@ def test_a_call_within_a_capture_is_not_noted_and_its_graph_holds_up_nobody(libr
     assert library.aborted == []
 
 
+def test_closing_behind_graphs_waits_for_work_no_longer_than_one_deadline(library, executor):
+    (comm,) = ranks(library, 1, deadline=0.2)
+    handle, library.gpu.done = comm.c_handle.value, False
+    runner(executor)(dp.AllReduceRequest(comm.device.array([1.0], "f32"), comm=comm))
+    comm.in_graphs, begun = True, time.monotonic()
+    comm.close()
+    assert time.monotonic() - begun < 0.35
+    waited(lambda: library.aborted == [handle])
+
+
 def test_a_call_that_waits_within_nccl_ends_by_the_monitor(library, executor):
     """Connections are made by a first call, which waits for the other ranks."""
     (comm,) = ranks(library, 1, deadline=0.2)
