@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import inspect
 import keyword
-import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cudabind._cached import cached_property
 from dispatch.checks import NO_NUMBERS, check_dtype, check_number, shown
+from dispatch.core.counterparts import state_of
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.libraries.cufft.callback_source import NUMBERS, RESERVED, WORDS
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.keys import Dtype
 
-__all__ = ["Callback", "Lines", "check_operand", "unnamed"]
+__all__ = ["Callback", "Lines", "check_operand"]
 
 NOTHING: Any = ()  # dataclasses take no mapping for a default
 OF_KIND = ("real", "complex")  # words for the transform's own dtypes
@@ -108,12 +108,7 @@ class Callback:
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields; a function that does not pickle stays behind."""
-        state = {one.name: getattr(self, one.name) for one in fields(self)}
-        try:
-            pickle.dumps(self.numpy)
-        except Exception:  # noqa: BLE001  # whatever it is of
-            state["numpy"] = unnamed
-        return state
+        return state_of(self)
 
     def __repr__(self) -> str:
         """Its lines and its operands, of tensors without their elements."""
@@ -200,11 +195,6 @@ class Callback:
         check_number("factor", factor)
         code = "return Real(short(raw)) * factor;"
         return cls(code, _samples, {"factor": float(factor)})
-
-
-def unnamed() -> Any:
-    """What a child process has instead of a function that does not pickle, and a call on a GPU instead of any."""
-    raise BadRequest("numpy", "a function that does not pickle", "one of a module, for a child process", "no lambda")
 
 
 # Named functions, which pickle: requests go to child processes.

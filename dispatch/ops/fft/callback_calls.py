@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dispatch.core.counterparts import unnamed
 from dispatch.core.remembered_operands import OperandCalls
 from dispatch.core.request import run
 from dispatch.core.request_function import request_function
 from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.tensor import Tensor
-from dispatch.ops.fft.callback import Callback, Lines, unnamed
+from dispatch.ops.fft.callback import Callback, Lines
 from dispatch.ops.fft.callback_dft import CallbackDftRequest
 from dispatch.ops.fft.request import DftKind, DftNorm
 from dispatch.unknown_arguments import refuse_arguments

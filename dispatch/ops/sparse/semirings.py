@@ -6,13 +6,13 @@ plan of a request. This file calls nothing.
 
 from __future__ import annotations
 
-import pickle
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from dispatch.checks import shown
+from dispatch.core.counterparts import state_of, unnamed
 from dispatch.core.factors import check_factor
 from dispatch.errors import BadRequest
 
@@ -52,12 +52,7 @@ class SparseOperator:
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields; a function that does not pickle stays behind."""
-        state = {one.name: getattr(self, one.name) for one in fields(self)}
-        try:
-            pickle.dumps(self.numpy)
-        except Exception:  # noqa: BLE001  # whatever it is of
-            state["numpy"] = unnamed
-        return state
+        return state_of(self, missing)
 
     def __repr__(self) -> str:
         return f"SparseOperator({self.code!r})"
@@ -134,12 +129,12 @@ def semiring_of(given: object) -> Semiring:
     return found
 
 
-def unnamed(*_: Any) -> Any:
-    """What a child process has instead of a function that does not pickle."""
-    raise BadRequest("numpy", "a function that does not pickle", "one of a module, for a child process", "no lambda")
-
-
 # Named functions, which pickle: requests go to child processes.
+def missing(_first: Any, _second: Any) -> Any:
+    """In the place of a function that does not."""
+    return unnamed()
+
+
 def _either(a: Array, b: Array) -> Any:
     return (a != 0) | (b != 0)
 
