@@ -16,6 +16,7 @@ import numpy as np
 from cudabind import driver
 from cudabind._fork import anew
 from dispatch.core.call_counter import as_trial
+from dispatch.device.disposal import dispose
 from dispatch.device.storage import NOBODY, Storage
 from dispatch.device.stream import NULL_CONTEXT, RELAXED, exchange_mode, order, relaxed
 from dispatch.device.tensor import Tensor
@@ -73,8 +74,7 @@ class CudaExecutor(CapturableExecutor):
         self._c_mode = ctypes.byref(self._mode)
         self.launches = Launches(stream, ctypes.c_void_p(stream.c_handle.value))
         self._scalars: dict[tuple[complex, int], int] = {}
-        self._pages: list[Tensor] = []  # of the numbers, and those of the ones before
-        self._slots: list[int] = []  # of the latest page, that have no number yet
+        self._pages, self._slots = list[Tensor](), list[int]()  # of the numbers; of the latest page, those without one
         self._outgrown, self._zeros = list[Tensor](), list[Tensor]()
 
     def _make(self, request: Request) -> Plan:
@@ -397,4 +397,4 @@ class CudaExecutor(CapturableExecutor):
 
     def __del__(self) -> None:
         if not self.closed and self.device.alive and not sys.is_finalizing():
-            self.close()
+            dispose(CudaExecutor.close, self)

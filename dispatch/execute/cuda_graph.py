@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
 from cudabind.errors import CudaDriverError, CudaError
+from dispatch.device.disposal import dispose
 from dispatch.device.recordings import LOST, Recordings
 from dispatch.device.stream import RELAXED, relaxed
 from dispatch.errors import OutOfMemory
@@ -40,10 +41,13 @@ class GraphExec:
         self.launch: Callable[[], int] = launcher(self.c_exec, stream, holds_gil=holds_gil)
 
     def __del__(self) -> None:
-        if sys.is_finalizing():
-            return
-        with relaxed():  # the driver frees a graph that is still running once it is done
-            driver.cuGraphExecDestroy.unchecked(self.c_exec)
+        if not sys.is_finalizing():
+            dispose(_destroy, self.c_exec)
+
+
+def _destroy(executable: ctypes.c_void_p) -> None:
+    with relaxed():  # the driver frees a graph that is still running once it is done
+        driver.cuGraphExecDestroy.unchecked(executable)
 
 
 def launcher(executable: ctypes.c_void_p, stream: ctypes.c_void_p, *, holds_gil: bool = False) -> Callable[[], int]:

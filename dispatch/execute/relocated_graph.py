@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
 from dispatch.core.call_counter import CallNumber
+from dispatch.device.disposal import dispose
 from dispatch.device.stream import RELAXED, exchange_mode, relaxed
 from dispatch.execute.graph_nodes import KERNEL, setter
 from dispatch.execute.relocation import (
@@ -70,13 +71,16 @@ class Executable:
         self.until_check = launches
 
     def __del__(self) -> None:
-        if sys.is_finalizing():
-            return
-        with relaxed():  # the driver frees a graph that is still running once it is done
-            end_executable, end_graph = self._end
-            if self.handle.value is not None:
-                end_executable(self.handle)
-            end_graph(self.graph)
+        if not sys.is_finalizing():
+            dispose(_destroy, (*self._end, self.handle, self.graph))
+
+
+def _destroy(given: tuple[Any, Any, ctypes.c_void_p, ctypes.c_void_p]) -> None:
+    end_executable, end_graph, executable, graph = given
+    with relaxed():  # the driver frees a graph that is still running once it is done
+        if executable.value is not None:
+            end_executable(executable)
+        end_graph(graph)
 
 
 class RelocatedGraph:

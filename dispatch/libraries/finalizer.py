@@ -6,6 +6,7 @@ import sys
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from dispatch.device.disposal import dispose
 from dispatch.device.stream import relaxed
 
 if TYPE_CHECKING:
@@ -21,10 +22,13 @@ def finalizer(destroy: Callable[[Any], None]) -> Callable[[Any], None]:
     back or unloads a kernel: hence `relaxed()`. As the interpreter ends nothing is destroyed: the library may be gone.
     """
 
+    def now(self: Any) -> None:
+        with relaxed():
+            destroy(self)
+
     @wraps(destroy)
     def finalize(self: Any) -> None:
         if not sys.is_finalizing():
-            with relaxed():
-                destroy(self)
+            dispose(now, self)
 
     return finalize

@@ -3,7 +3,8 @@
 NCCL's kernels move data on multiprocessors that a product beside them would have: on two H200 an all_reduce of 128 MiB
 and a product of 0.7 ms took hardly less together than one behind the other. Copy engines take none of them. A rank
 writes what others need into memory of its own and says so in a word of theirs; they copy it, on a stream of their own,
-and say that they have. A word is 0 or 1 and whoever waited for it sets it back, so a graph may hold all of this.
+and say that they have. A word is 0 or 1 and whoever waited for it sets it back, so a graph may hold all of this. Words
+are in the host's memory (host_words.py), where a thread sets those of a failed communicator without the driver.
 
 Across machines, and where GPUs do not reach one another, there is nothing of this, and NCCL moves the data. Follows the
 CUDA driver's documentation: stream memory operations, peer access, interprocess communication.
@@ -16,12 +17,11 @@ import hashlib
 import os
 import secrets
 import socket
-import sys
 import threading
 import time
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,6 +34,8 @@ from dispatch.device.stream import NOT_READY, relaxed
 from dispatch.device.tensor import Tensor
 from dispatch.errors import CollectiveError, DispatchError
 from dispatch.ops.collective import all_gather, all_reduce
+from dispatch.parallel.host_words import TOKEN_BYTES, HostWords, opened
+from dispatch.parallel.peer_memory import Allocation, IpcHandle, Opened, allocations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,91 +51,22 @@ MOST_RANKS, MOST_SLOTS = 16, 256
 MOST_BYTES = 4 << 30  # of a rank's memory: what would need more goes by NCCL
 WORD = 4
 TAKEN = MOST_RANKS * MOST_SLOTS  # behind the words for what is there, those for what was copied
-HEAD = 64 << 10  # bytes of words in front of the data
+WORDS = TAKEN + MOST_RANKS
 WAIT, WRITE = 1, 2  # CU_STREAM_MEM_OP_WAIT_VALUE_32 and _WRITE_VALUE_32
 EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ
 PLAIN = ctypes.c_uint(0)  # flags of a batch of them
-NON_BLOCKING, APART = 1, -2  # CU_STREAM_NON_BLOCKING, and a priority that no other stream of ours has
-LAZY = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 ALREADY_ENABLED = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 TOKEN = secrets.token_bytes(16)
-MOST_SPARE = 2 << 30  # bytes that are kept
 PATIENCE = 60.0  # seconds for which the words of a failed communicator are set again and again
 PAUSE = 1e-3
 
 CARD = np.dtype(
-    [("machine", "V32"), ("process", "V16"), ("ordinal", "<i8"), ("base", "<u8"), ("handle", "V64"), ("good", "<i8")]
+    [
+        *(("machine", "V32"), ("process", "V16"), ("ordinal", "<i8"), ("base", "<u8"), ("handle", "V64")),
+        *(("pid", "<i8"), ("file", "<i8"), ("token", f"V{TOKEN_BYTES}"), ("good", "<i8")),
+    ]
 )
 _known: weakref.WeakKeyDictionary[Any, Peers | None] = weakref.WeakKeyDictionary()  # by communicator
-_allocations: weakref.WeakValueDictionary[int, _Allocation] = weakref.WeakValueDictionary()
-_spare: list[_Spare] = []
-_taking = threading.Lock()
-
-
-class _IpcHandle(ctypes.Structure):
-    """CUipcMemHandle."""
-
-    _fields_ = (("reserved", ctypes.c_char * 64),)
-
-
-class _Allocation:
-    """Memory of this process, until neither its own rank nor another one of this process needs it.
-
-    The driver frees nothing before the whole GPU is idle, and lets nobody launch in this context meanwhile. So what is
-    `spare` then, for nobody will write a word into it any more, is kept for the next communicator; and what is not, a
-    failed one's, is freed by a thread of its own.
-    """
-
-    def __init__(self, device: Any, nbytes: int) -> None:
-        self.device, self.address, self.nbytes, self.is_spare = device, 0, nbytes, False
-        with _taking:  # of the threads of ranks
-            fitting = [each for each in _spare if each.device is device and nbytes <= each.nbytes <= 4 * nbytes]
-            found = min(fitting, key=lambda each: each.nbytes, default=None)
-            if found is not None:
-                _spare.remove(found)
-        if found is not None:
-            self.address, self.nbytes = found.address, found.nbytes
-        else:
-            with device.context, relaxed():
-                self.address = int(driver.cuMemAlloc(nbytes))
-        _allocations[self.address] = self
-
-    def __del__(self) -> None:
-        if not self.address or not self.device.alive or sys.is_finalizing():
-            return
-        left = _Spare(self.device, self.address, self.nbytes)
-        if self.is_spare and self.nbytes + sum(each.nbytes for each in _spare) <= MOST_SPARE:
-            _spare.append(left)
-        else:
-            threading.Thread(target=left.free, name="peers free", daemon=True).start()
-
-
-class _Spare(NamedTuple):
-    device: Any
-    address: int
-    nbytes: int
-
-    def free(self) -> None:
-        with self.device.context, relaxed():
-            driver.cuMemFree.unchecked(ctypes.c_uint64(self.address))
-
-
-class _Opened:
-    """Memory of another process, mapped into this one."""
-
-    def __init__(self, device: Any, handle: bytes) -> None:
-        self._device, self.address = device, 0
-        found, given = ctypes.c_uint64(), _IpcHandle.from_buffer_copy(handle)
-        with device.context, relaxed():
-            status = driver.cuIpcOpenMemHandle.unchecked(ctypes.byref(found), given, ctypes.c_uint(LAZY))
-        if status:
-            raise driver.error("cuIpcOpenMemHandle", status)
-        self.address = found.value
-
-    def __del__(self) -> None:
-        if self.address and self._device.alive and not sys.is_finalizing():
-            with self._device.context, relaxed():
-                driver.cuIpcCloseMemHandle.unchecked(ctypes.c_uint64(self.address))
 
 
 class Peers:
@@ -152,31 +85,31 @@ class Peers:
         self.nbytes, self.rank, self.size = nbytes, comm.rank, comm.size
         self.others = [(comm.rank + step) % comm.size for step in range(1, comm.size)]
         self.in_graphs = False
-        self._held = held = _Allocation(self.device, HEAD + nbytes)
-        self._own = self._storage(held)
+        self._held = Allocation(self.device, nbytes)
+        self._words = HostWords(self.device, WORDS)
+        self._words.array[TAKEN:] = 1
+        self._own = self._storage(self._held, self._words)
         self._storages = [self._own] * comm.size
+        self._words_of = [self._words] * comm.size
         self._operations: dict[Any, tuple[ctypes.c_uint, Any]] = {}
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._batch, self._copy = driver.cuStreamBatchMemOp.unchecked, driver.cuMemcpyDtoDAsync.unchecked
-        with self.device.context, relaxed():
-            quiet = self.device.quiet
-            driver.cuMemsetD32Async(held.address, 0, HEAD // WORD, quiet.handle)
-            driver.cuMemsetD32Async(held.address + TAKEN * WORD, 1, MOST_RANKS, quiet.handle)
-            quiet.synchronize()
 
-    def _storage(self, held: _Allocation | _Opened) -> Storage:
-        return Storage(self.device, held.address, HEAD + self.nbytes, self.device.quiet, _hand_back, held)
+    def _storage(self, held: Allocation | Opened, words: HostWords) -> Storage:
+        """A rank's data, which goes once no stream uses it, and with it the rank's words."""
+        return Storage(self.device, held.address, self.nbytes, self.device.quiet, _hand_back, (held, words))
 
     # -- the beginning --------------------------------------------------------------------------------------------
     def card(self) -> Any:
         """What the other ranks need to map this one's memory."""
-        handle, made = _IpcHandle(), np.zeros(1, CARD)
+        handle, made = IpcHandle(), np.zeros(1, CARD)
         with self.device.context, relaxed():
             status = driver.cuIpcGetMemHandle.unchecked(ctypes.byref(handle), ctypes.c_uint64(self._own.base))
         if status:
             raise driver.error("cuIpcGetMemHandle", status)
         made["machine"], made["process"], made["ordinal"] = _machine(), _process(), self.device.ordinal
         made["base"], made["handle"], made["good"] = self._own.base, bytes(handle), 1
+        made["pid"], made["file"], made["token"] = self._words.pid, self._words.fd, self._words.token
         return made
 
     def map(self, cards: Any) -> bool:
@@ -185,14 +118,17 @@ class Peers:
             return False
         try:
             for rank in self.others:
-                self._storages[rank] = self._storage(self._found(cards[rank]))
-        except (CudaError, DispatchError, KeyError):
+                card = cards[rank]
+                file, token = (int(card["pid"]), int(card["file"])), card["token"].tobytes()
+                self._words_of[rank] = opened(self.device, *file, WORDS, token)
+                self._storages[rank] = self._storage(self._found(card), self._words_of[rank])
+        except (CudaError, DispatchError, KeyError, OSError):
             return False
         return True
 
-    def _found(self, card: Any) -> _Allocation | _Opened:
+    def _found(self, card: Any) -> Allocation | Opened:
         if card["process"].tobytes() != _process():
-            return _Opened(self.device, card["handle"].tobytes())
+            return Opened(self.device, card["handle"].tobytes())
         other: Any = device_of(f"cuda:{int(card['ordinal'])}")
         if other is not self.device:
             context = ctypes.c_void_p(int(other.context.handle))
@@ -200,7 +136,7 @@ class Peers:
                 status = driver.cuCtxEnablePeerAccess.unchecked(context, ctypes.c_uint(0))
             if status not in (0, ALREADY_ENABLED):
                 raise driver.error("cuCtxEnablePeerAccess", status)
-        return _allocations[int(card["base"])]
+        return allocations[int(card["base"])]
 
     # -- what streams do, in the device's context -----------------------------------------------------------------
     def begin(self, stream: Stream, beside: Beside) -> None:
@@ -212,34 +148,34 @@ class Peers:
         if beside.captured:
             self.in_graphs = True
             self.device.graphs.keep(beside.here, self)
-        self._words(stream, tuple(TAKEN + rank for rank in self.others), ())
+        self._tell(stream, tuple(TAKEN + rank for rank in self.others), ())
 
     def signal(self, ranks: Sequence[int], slot: int, stream: Stream) -> None:
         """Say to some ranks, behind what a stream has, that there is something for them."""
         word = self.rank * MOST_SLOTS + slot
-        self._words(stream, (), tuple((rank, word) for rank in ranks))
+        self._tell(stream, (), tuple((rank, word) for rank in ranks))
 
     def wait(self, rank: int, slot: int, stream: Stream) -> None:
         """Have a stream wait for another rank's `signal` to this one."""
         self._streams.add(stream)
-        self._words(stream, (rank * MOST_SLOTS + slot,), ())
+        self._tell(stream, (rank * MOST_SLOTS + slot,), ())
 
     def finish(self, beside: Beside) -> None:
         """Say to all others that all was copied, and have the caller's stream wait for it."""
-        self._words(beside.stream, (), tuple((rank, TAKEN + self.rank) for rank in self.others))
+        self._tell(beside.stream, (), tuple((rank, TAKEN + self.rank) for rank in self.others))
         beside.join()
         self._own.use(beside.here, write=True)  # where the memory is to go back, it is behind this
         for rank in self.others:
             self._storages[rank].use(beside.here, write=False)
 
-    def _words(self, stream: Stream, waits: tuple[int, ...], writes: tuple[tuple[int, int], ...]) -> None:
+    def _tell(self, stream: Stream, waits: tuple[int, ...], writes: tuple[tuple[int, int], ...]) -> None:
         """Wait for words of this rank and set them back, or set words of others: one call of the driver."""
         found = self._operations.get((waits, writes))
         if found is None:
-            own = self._own.base
+            own = self._words.address
             listed = [(WAIT, own + word * WORD, 1, EQUAL) for word in waits]
             listed += [(WRITE, own + word * WORD, 0, 0) for word in waits]
-            listed += [(WRITE, self._storages[rank].base + word * WORD, 1, 0) for rank, word in writes]
+            listed += [(WRITE, self._words_of[rank].address + word * WORD, 1, 0) for rank, word in writes]
             # CUstreamBatchMemOpParams is a union of 48 bytes: operation, address, value, flags.
             array = (ctypes.c_uint64 * (6 * len(listed)))(*(word for each in listed for word in (*each, 0, 0)))
             found = self._operations[waits, writes] = ctypes.c_uint(len(listed)), array
@@ -249,11 +185,11 @@ class Peers:
 
     def pull(self, address: int, rank: int, offset: int, nbytes: int, stream: Stream) -> None:
         """Copy some of a rank's data, this one's own too, to an address of this device."""
-        self._copied(address, self._storages[rank].base + HEAD + offset, nbytes, stream)
+        self._copied(address, self._storages[rank].base + offset, nbytes, stream)
 
     def put(self, offset: int, address: int, nbytes: int, stream: Stream) -> None:
         """Copy from an address of this device into this rank's data."""
-        self._copied(self._own.base + HEAD + offset, address, nbytes, stream)
+        self._copied(self._own.base + offset, address, nbytes, stream)
 
     def _copied(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
         if status := self._copy(
@@ -264,47 +200,47 @@ class Peers:
     def pull_rows(self, out: Tensor, rank: int, offset: int, width: int, stream: Stream) -> None:
         """Copy rows of `width` bytes, dense in a rank's data, to the rows of a tensor of this device."""
         copy = _Copy2D(sourceType=DEVICE, targetType=DEVICE, width=width, height=out.shape[0])
-        copy.source, copy.sourcePitch = self._storages[rank].base + HEAD + offset, width
+        copy.source, copy.sourcePitch = self._storages[rank].base + offset, width
         copy.target, copy.targetPitch = out.ptr, out.strides[0]
         if status := driver.cuMemcpy2DAsync.unchecked(ctypes.byref(copy), stream.c_handle):
             self.device.fail(status, "cuMemcpy2DAsync")
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: Dtype) -> Tensor:
         """Some of this rank's data as a tensor, which calls may write."""
-        at = self._own.base + HEAD + offset
+        at = self._own.base + offset
         return Tensor(self._own, at, self.device.layout(dtype, shape, c_strides(shape), at))
 
     # -- the end ----------------------------------------------------------------------------------------------------
     def retire(self) -> None:
-        """Let the memory be for another communicator, where no other rank will write a word of it any more."""
-        words = np.zeros(MOST_RANKS, np.uint32)
-        if self.in_graphs or not self.device.alive or self.device.fault is not None:
-            return
-        with self.device.context, relaxed():
-            quiet = self.device.quiet
-            driver.cuMemcpyDtoHAsync(words.ctypes.data, self._own.base + TAKEN * WORD, words.nbytes, quiet.handle)
-            quiet.synchronize()
-        self._held.is_spare = bool(words[self.others].all())  # each other one has copied all that there was
+        """Let the memory be for another communicator, where no other rank will read of it any more."""
+        if not self.in_graphs and self.device.alive and self.device.fault is None:
+            # Each other one has copied all that there was.
+            self._held.is_spare = bool(self._words.array[[TAKEN + rank for rank in self.others]].all())
 
     def release(self) -> None:
         """Set all words of this rank until no stream waits any more: what was waited for does not come.
 
-        By a stream of another priority than all others have: those of one share the GPU's channels, and what waits
-        for a word holds up what is behind it in its channel.
+        A stream may wait for a word more than once, so that they are set again and again. Who asks the driver about
+        streams may have to wait within it until they are through: another thread sets.
         """
+        done = threading.Event()
+        threading.Thread(target=_keep_set, args=(self._words.array, done), name="peers words", daemon=True).start()
         until = time.monotonic() + PATIENCE
-        one, count = ctypes.c_uint(1), ctypes.c_size_t(TAKEN + MOST_RANKS)
-        address = ctypes.c_uint64(self._own.base)
         with self.device.context, relaxed():
-            stream = driver.cuStreamCreateWithPriority(NON_BLOCKING, APART)
-            c_handle = ctypes.c_void_p(int(stream))
             while time.monotonic() < until and self.device.alive and self.device.fault is None:
-                driver.cuMemsetD32Async.unchecked(address, one, count, c_handle)
                 statuses = [driver.cuStreamQuery.unchecked(each.c_handle) for each in list(self._streams)]
                 if NOT_READY not in statuses:
                     break
                 time.sleep(PAUSE)
-            driver.cuStreamDestroy.unchecked(c_handle)
+        done.set()
+
+
+def _keep_set(words: Any, done: threading.Event) -> None:
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        words[:] = 1
+        if done.wait(PAUSE):
+            return
 
 
 DEVICE = 2  # CU_MEMORYTYPE_DEVICE

@@ -8,6 +8,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Concatenate, TypeVar
 
 from dispatch.checks import check_number
+from dispatch.device.disposal import begin_apart, end_apart
 from dispatch.errors import BadRequest, Closed, CollectiveError
 from dispatch.world.membership import Agreed
 from dispatch.world.mesh import ThreadMesh
@@ -57,6 +58,9 @@ class LocalWorld:
             raise BadRequest("devices", f"{[str(home) for home in homes]}", "each GPU once, for NCCL takes none twice")
         self.closed, self._deadline, self._devices, self._kind = False, deadline, homes, kind
         self._maker = _threads_maker() if homes[0].is_host else nccl_maker(config)
+        self._is_apart = len(homes) > 1
+        if self._is_apart:
+            begin_apart()
         self._threads = [ThreadPoolExecutor(1, f"rank {number}") for number in range(len(homes))]
         self._inside: set[int] = set()  # the threads that are within a function of `run`
         self._generation = 0
@@ -144,6 +148,8 @@ class LocalWorld:
     def _stop(self) -> None:
         for thread in self._threads:
             thread.shutdown()
+        if self._is_apart:
+            end_apart()
 
     def __enter__(self) -> Self:
         return self

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind.errors import CudaError
 from cudabind.sys import cudss
+from dispatch.device.disposal import dispose
 from dispatch.device.stream import relaxed
 from dispatch.errors import BadRequest
 from dispatch.libraries.cudss.handle import handle_of
@@ -222,7 +223,7 @@ class Factors:
 
     def __del__(self) -> None:
         if not sys.is_finalizing() and self._executor.device.alive:
-            self.close()
+            dispose(Factors.close, self)
 
 
 def configure(config: Any, ways: Ways) -> None:

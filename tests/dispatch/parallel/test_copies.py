@@ -6,7 +6,13 @@ set; nobody writes what another has yet to copy. What streams and the driver do 
 
 import contextlib
 import ctypes
+import mmap
+import os
+import subprocess
+import sys
 import threading
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +24,7 @@ from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, CollectiveError, Refused
 from dispatch.libraries.threads.meeting import ThreadCommunicator
-from dispatch.parallel import by_copies, peers, shards
+from dispatch.parallel import by_copies, host_words, peers, shards
 from dispatch.parallel.beside import Beside
 
 PATIENCE = 20
@@ -248,7 +254,69 @@ def test_structs_are_as_the_driver_has_them():
     assert [words[0] & 0xFFFFFFFF, words[1], words[2] & 0xFFFFFFFF, words[3] & 0xFFFFFFFF] == [1, 0x1000, 1, 1]
 
 
-def test_a_machine_is_the_same_for_its_processes_and_words_fit_their_place():
+def test_a_machine_is_the_same_for_its_processes():
     assert peers._machine() == peers._machine()
     assert len(peers._machine()) == peers.CARD["machine"].itemsize
-    assert (peers.TAKEN + peers.MOST_RANKS) * peers.WORD <= peers.HEAD
+
+
+CHILD = """
+import contextlib, sys, time
+from types import SimpleNamespace
+import numpy as np
+from dispatch.parallel import host_words
+
+host_words.driver = SimpleNamespace(cuMemHostRegister=lambda *_: None, cuMemHostGetDevicePointer=lambda at, _: at)
+device = SimpleNamespace(context=contextlib.nullcontext(), alive=False)
+pid, fd, token = int(sys.argv[1]), int(sys.argv[2]), bytes.fromhex(sys.argv[3])
+words = host_words.opened(device, pid, fd, 100, token)
+assert host_words.opened(device, pid, fd, 100, token) is words
+assert words.array[7] == 77
+words.array[8] = 88
+try:
+    host_words.HostWords.of_another(device, pid, fd, 100, bytes(16))
+except FileNotFoundError:
+    print("another file is found out")
+"""
+
+
+def test_words_of_the_host_are_those_of_another_process_too(monkeypatch):
+    """Over a stand-in for the driver, which has the host's memory where it lies."""
+    registered = []
+    stand_in = SimpleNamespace(
+        cuMemHostRegister=lambda at, nbytes, flags: registered.append((at, nbytes, flags)),
+        cuMemHostGetDevicePointer=lambda at, _: at,
+    )
+    monkeypatch.setattr(host_words, "driver", stand_in)
+    device = SimpleNamespace(context=contextlib.nullcontext(), alive=False)
+    words = host_words.HostWords(device, 100)
+    assert registered == [(words.address, mmap.PAGESIZE, 3)]
+    assert not words.array.any()
+    assert words.address % mmap.PAGESIZE == 0
+    words.array[7] = 77
+    assert host_words.opened(device, words.pid, words.fd, 100, words.token) is words
+    command = [sys.executable, "-c", CHILD, str(words.pid), str(words.fd), words.token.hex()]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "another file is found out\n"), ran.stderr
+    assert list(np.flatnonzero(words.array)) == [7, 8]
+    fd = words.fd
+    del words
+    until = time.monotonic() + PATIENCE
+    while os.path.exists(f"/proc/self/fd/{fd}") and "dispatch words" in os.readlink(f"/proc/self/fd/{fd}"):
+        assert time.monotonic() < until, "the file is closed by a thread, behind the driver"
+        time.sleep(1e-3)
+
+
+def test_words_are_set_again_and_again_until_nobody_waits():
+    """A stream may wait for a word twice: whoever sets them once leaves it waiting."""
+    words, done = np.zeros(5, np.uint32), threading.Event()
+    setter = threading.Thread(target=peers._keep_set, args=(words, done))
+    setter.start()
+    until = time.monotonic() + PATIENCE
+    for _ in range(3):
+        while not words.all():
+            assert time.monotonic() < until
+            time.sleep(1e-4)
+        words[:] = 0  # as a stream that has waited
+    done.set()
+    setter.join(PATIENCE)
+    assert not setter.is_alive()

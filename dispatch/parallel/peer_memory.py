@@ -1,0 +1,90 @@
+"""Memory of a rank's GPU that other ranks of the machine reach, of this process and of others.
+
+Follows the CUDA driver's documentation of interprocess communication.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import weakref
+from typing import Any, NamedTuple
+
+from cudabind import driver
+from dispatch.device.stream import relaxed
+
+__all__ = ["Allocation", "IpcHandle", "Opened", "allocations"]
+
+LAZY = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+MOST_SPARE = 2 << 30  # bytes that are kept
+
+allocations: weakref.WeakValueDictionary[int, Allocation] = weakref.WeakValueDictionary()  # those of this process
+_spare: list[_Spare] = []
+_taking = threading.Lock()
+
+
+class IpcHandle(ctypes.Structure):
+    """CUipcMemHandle."""
+
+    _fields_ = (("reserved", ctypes.c_char * 64),)
+
+
+class Allocation:
+    """Memory of this process, until neither its own rank nor another one of this process needs it.
+
+    The driver frees nothing before the whole GPU is idle, and lets nobody launch in this context meanwhile. So what is
+    `spare` then, for nobody will read of it any more, is kept for the next communicator; and what is not, a
+    failed one's, is freed by a thread of its own.
+    """
+
+    def __init__(self, device: Any, nbytes: int) -> None:
+        self.device, self.address, self.nbytes, self.is_spare = device, 0, nbytes, False
+        with _taking:  # of the threads of ranks
+            fitting = [each for each in _spare if each.device is device and nbytes <= each.nbytes <= 4 * nbytes]
+            found = min(fitting, key=lambda each: each.nbytes, default=None)
+            if found is not None:
+                _spare.remove(found)
+        if found is not None:
+            self.address, self.nbytes = found.address, found.nbytes
+        else:
+            with device.context, relaxed():
+                self.address = int(driver.cuMemAlloc(nbytes))
+        allocations[self.address] = self
+
+    def __del__(self) -> None:
+        if not self.address or not self.device.alive or sys.is_finalizing():
+            return
+        left = _Spare(self.device, self.address, self.nbytes)
+        if self.is_spare and self.nbytes + sum(each.nbytes for each in _spare) <= MOST_SPARE:
+            _spare.append(left)
+        else:
+            threading.Thread(target=left.free, name="peers free", daemon=True).start()
+
+
+class _Spare(NamedTuple):
+    device: Any
+    address: int
+    nbytes: int
+
+    def free(self) -> None:
+        with self.device.context, relaxed():
+            driver.cuMemFree.unchecked(ctypes.c_uint64(self.address))
+
+
+class Opened:
+    """Memory of another process, mapped into this one."""
+
+    def __init__(self, device: Any, handle: bytes) -> None:
+        self._device, self.address = device, 0
+        found, given = ctypes.c_uint64(), IpcHandle.from_buffer_copy(handle)
+        with device.context, relaxed():
+            status = driver.cuIpcOpenMemHandle.unchecked(ctypes.byref(found), given, ctypes.c_uint(LAZY))
+        if status:
+            raise driver.error("cuIpcOpenMemHandle", status)
+        self.address = found.value
+
+    def __del__(self) -> None:
+        if self.address and self._device.alive and not sys.is_finalizing():
+            with self._device.context, relaxed():
+                driver.cuIpcCloseMemHandle.unchecked(ctypes.c_uint64(self.address))

@@ -1,0 +1,121 @@
+"""Where finalizers destroy: on the thread they come by on, or, while a world of threads is open, on one of its own."""
+
+import gc
+import os
+import sys
+import threading
+
+import pytest
+
+import dispatch as dp
+from dispatch.device import disposal
+from dispatch.device.disposal import begin_apart, dispose, end_apart
+from dispatch.libraries.finalizer import finalizer
+
+
+class Thing:
+    """Something that a library would have made."""
+
+    def __init__(self, told):
+        self.told = told
+
+    @finalizer
+    def __del__(self):
+        self.told.append(threading.current_thread().name)
+
+
+@pytest.fixture
+def apart():
+    begin_apart()
+    yield
+    end_apart()
+    assert disposal._apart is None
+
+
+def test_alone_it_is_destroyed_at_once_and_here():
+    told = []
+    Thing(told)
+    assert told == [threading.current_thread().name]
+
+
+def test_within_a_world_of_threads_nobody_waits_for_what_is_destroyed():
+    """What is destroyed waits here for the very rank that it was collected on, as a GPU does for its collective."""
+    came, told = threading.Event(), []
+
+    class Busy(Thing):
+        @finalizer
+        def __del__(self):
+            assert came.wait(60)
+            self.told.append(threading.current_thread().name)
+
+    def rank(world):
+        if world.rank:
+            cycle = Busy(told)
+            cycle.itself = cycle
+            del cycle
+            gc.collect()
+            assert not told
+            came.set()
+        return float(dp.all_reduce(world.device.array([1.0]), comm=world.communicator).numpy()[0])
+
+    with dp.World.local(["host"] * 2, deadline=60) as world:
+        assert world.run(rank) == [2.0, 2.0]
+    assert told == ["disposal"]  # the world's end waits for it
+    Thing(told)
+    assert told[1:] == [threading.current_thread().name]
+
+
+@pytest.mark.usefixtures("apart")
+def test_one_behind_the_other_and_what_they_own_in_the_same_place():
+    told, order = [], []
+    for number in range(100):
+        dispose(order.append, number)
+
+    class Owner(Thing):
+        pass
+
+    owner = Owner(told)
+    owner.inner = Thing(told)
+    del owner
+    end_apart()
+    begin_apart()
+    assert order == [*range(100)]
+    assert told == ["disposal"] * 2
+
+
+@pytest.mark.usefixtures("apart")
+def test_an_error_is_told_and_the_next_is_destroyed(monkeypatch):
+    told, order = [], []
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: told.append((raised.exc_type, str(raised.exc_value))))
+
+    def fails(_):
+        raise RuntimeError("in use")
+
+    dispose(fails, None)
+    dispose(order.append, 1)
+    end_apart()
+    begin_apart()
+    assert told == [(RuntimeError, "in use")]
+    assert order == [1]
+
+
+@pytest.mark.usefixtures("apart")
+def test_worlds_within_a_world_end_one_by_one():
+    begin_apart()
+    end_apart()
+    told = []
+    Thing(told)
+    end_apart()
+    begin_apart()
+    assert told == ["disposal"]
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_forked_child_destroys_by_itself():
+    child = os.fork()
+    if not child:
+        told = []
+        Thing(told)
+        end_apart()
+        os._exit(int(told != [threading.current_thread().name]))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
