@@ -16,7 +16,7 @@ from dispatch.libraries.cutensor.calls import IdlePlan
 from dispatch.ops.contraction.choices import TensorOp
 from dispatch.ops.contraction.einsum import COMPLEX, EinsumRequest, unique_layout
 from dispatch.ops.contraction.elementwise import ElementwiseBinaryRequest, PermuteRequest
-from dispatch.ops.contraction.request import ContractRequest, ContractTrinaryRequest, ReduceModesRequest
+from dispatch.ops.contraction.request import ContractRequest, ReduceModesRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,6 @@ PAGE = 2 << 20
 MEMORY = "einsum memory"
 KINDS: dict[str, Any] = {
     "contract": ContractRequest,
-    "contract_trinary": ContractTrinaryRequest,
     "reduce_modes": ReduceModesRequest,
     "permute": PermuteRequest,
     "elementwise_binary": ElementwiseBinaryRequest,
@@ -173,7 +172,7 @@ def _planned(
         operands["c"] = turned(operands["c"], [second.index(mode) for mode in output])
     elif step.op != "permute":
         choices["autotune"] = request.autotune
-    if step.op.startswith("contract"):
+    if step.op == "contract":
         choices |= {"compute": request.compute, "jit": request.jit}
     asked = kind(spec, **operands, out=tensors[number], library=library, **choices)
     try:

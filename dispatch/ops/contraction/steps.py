@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from functools import lru_cache
+from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
 from dispatch.ops.contraction.paths import find_path
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dispatch.ops.contraction.paths import Path
 
 __all__ = ["Course", "Step", "course_of"]
@@ -116,7 +119,7 @@ class _Walk:
         return self._add(op, [term._replace(conj=term.conj and conjugated)], modes, flops, conj=term.conj)
 
     def _several(self, taken: list[_Term], others: list[_Term]) -> _Term:
-        """Two tensors, or more at once: modes that nobody else has are summed up."""
+        """Two tensors, or the cheapest two of more until two are left: modes that nobody else has are summed up."""
         needed = {mode for term in others for mode in term.modes} | set(self._output)
         there = "".join(dict.fromkeys("".join(term.modes for term in taken)))
         kept = [mode for mode in there if mode in needed]
@@ -125,21 +128,22 @@ class _Walk:
         else:  # as a matrix product has them: what all have, then what each one has
             shared = [mode for mode in kept if all(mode in term.modes for term in taken)]
             modes = "".join([*shared, *(mode for mode in kept if mode not in shared)])
-        most = 3 if any(self._sizes[mode] != 1 for mode in modes) else 2  # three to a scalar cuTENSOR has not
-        while len(taken) > most:
-            first, second, *taken = taken
-            rest = needed | {mode for term in taken for mode in term.modes}
-            inner = "".join(dict.fromkeys(mode for mode in first.modes + second.modes if mode in rest))
-            taken = [self._add("contract", [first, second], inner, self._count(first.modes + second.modes) * 2), *taken]
-            there = "".join(dict.fromkeys("".join(term.modes for term in taken)))
+        while len(taken) > 2:  # never three at once: cuTENSOR's contraction of three waits for the GPU, and is no graph
+            first, second, inner = min(_pairs(taken, needed), key=self._work)
+            taken = [term for term in taken if term not in (first, second)]
+            taken.append(self._add("contract", [first, second], inner, self._count(first.modes + second.modes) * 2))
+        there = "".join(dict.fromkeys("".join(term.modes for term in taken)))
         flops = self._count(there) * (len(taken) - (len(kept) == len(there)))
-        if len(taken) == 3:
-            return self._add("contract_trinary", taken, modes, flops)
         if len(kept) == len(there):
             for first, second in (taken, taken[::-1]):
                 if set(second.modes) == set(modes) and self._is_whole(second):
                     return self._add("elementwise_binary", [first, second], modes, flops)
         return self._add("contract", taken, modes, flops)
+
+    def _work(self, pair: tuple[_Term, _Term, str]) -> tuple[int, int]:
+        """The products of elements that a contraction of two takes, and the elements that it leaves."""
+        first, second, left = pair
+        return self._count(first.modes + second.modes), self._count(left)
 
     def _is_whole(self, term: _Term) -> bool:
         """Whether a tensor may be what another one is multiplied with, element by element."""
@@ -154,3 +158,10 @@ class _Walk:
 
     def _count(self, modes: str) -> int:
         return math.prod(self._sizes[mode] for mode in set(modes))
+
+
+def _pairs(terms: list[_Term], needed: set[str]) -> Iterator[tuple[_Term, _Term, str]]:
+    """Any two, with the modes that are left of them: those that another one has, and those that are needed later."""
+    for first, second in combinations(terms, 2):
+        rest = needed.union(*(term.modes for term in terms if term not in (first, second)))
+        yield first, second, "".join(dict.fromkeys(mode for mode in first.modes + second.modes if mode in rest))

@@ -233,14 +233,24 @@ def test_a_step_that_no_row_takes_is_named(dev, executor):
         run(request, executor, row_of("f64"))
 
 
-def test_three_at_once_are_two_contractions_where_the_result_is_a_scalar(dev, executor, rng):
-    arrays = [rng.standard_normal(shape) for shape in ((3, 4), (4, 5), (5, 3))]
-    at_once = {"optimize": ((0, 1, 2),)}
-    for spec, ops in (("ab,bc,ca->", ["contract"] * 2), ("ab,bc,ca->a", ["contract_trinary"])):
-        request = dp.EinsumRequest(spec, [*map(dev.array, arrays)], **at_once)
-        assert [step.op for step in request.course.steps] == ops
-        result = run(request, executor, row_of("f64"))
-        np.testing.assert_allclose(np.asarray(result), np.einsum(spec, *arrays), rtol=1e-12)
+@pytest.mark.parametrize(
+    ("spec", "shapes", "first"),
+    [
+        ("ab,bc,ca->", [(3, 4), (4, 5), (5, 3)], (1, 2)),  # 60 in any case, of which 12, 15 or 20 are left
+        ("ab,bc,ca->a", [(3, 4), (4, 5), (5, 3)], (1, 2)),
+        ("ab,bc,cd->ad", [(30, 20), (20, 2), (2, 3)], (1, 2)),  # 120 and 1,800 products; 1,200 and 180 the other way
+        ("a,b,ab->", [(6,), (7,), (6, 7)], (1, 2)),  # 6 are left of 42; 7 the other way, and 42 of an outer product
+        ("ab,c,d,bcd->a", [(2, 9), (3,), (4,), (9, 3, 4)], (1, 2)),
+    ],
+)
+def test_several_at_once_are_pairs_the_cheapest_first(spec, shapes, first, dev, executor, rng):
+    """cuTENSOR's contraction of three waits for the GPU: an einsum with one was no graph, and took 4 times torch's."""
+    arrays = [rng.standard_normal(shape) for shape in shapes]
+    request = dp.EinsumRequest(spec, [*map(dev.array, arrays)], optimize=(tuple(range(len(arrays))),))
+    assert "contract_trinary" not in [step.op for step in request.course.steps]
+    assert request.course.steps[0].inputs == first
+    result = run(request, executor, row_of("f64"))
+    np.testing.assert_allclose(np.asarray(result), np.einsum(spec, *arrays), rtol=1e-12)
 
 
 def test_results_on_the_way_share_memory_that_nobody_reads_any_more():
