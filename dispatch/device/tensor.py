@@ -12,8 +12,9 @@ import numpy as np
 
 from dispatch.checks import check_dtype, check_fits, check_int, check_shape, converted, shown
 from dispatch.device import dlpack, printing
+from dispatch.device.indexing import by_numpy, indexed
 from dispatch.device.operators import apply_function, point_elsewhere, refuse_operators, refuse_product, refuse_ufunc
-from dispatch.errors import BadIndex, BadRequest, BadType
+from dispatch.errors import BadRequest, BadType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -118,25 +119,14 @@ class Tensor:
 
     def __getitem__(self, index: Any) -> Tensor:
         """A view by NumPy's basic indexing (integers, slices, None, ...); index arrays and masks are refused."""
-        entries = index if isinstance(index, tuple) else (index,)
-        for entry in entries:
-            if not (entry is None or entry is Ellipsis or isinstance(entry, (int, np.integer, slice))) or isinstance(
-                entry, bool
-            ):
-                expected = "basic indexing (integers, slices, None, ...)"
-                hint = "index arrays and masks copy: x.numpy()[index], and dev.array(…) of that for a tensor again"
-                raise BadType("index", shown(entry), expected, hint)
-        if not any(entry is Ellipsis for entry in entries):
-            entries = (*entries, Ellipsis)  # an integer for every axis then still gives a view, not a read
-        frame = self.layout.frame()
-        try:
-            view = frame[entries]
-        except (IndexError, ValueError, TypeError, OverflowError) as error:
-            used = sum(isinstance(entry, (int, np.integer, slice)) for entry in entries)
-            one_gap = sum(entry is Ellipsis for entry in entries) == 1
-            kind = BadIndex if isinstance(error, IndexError) and one_gap and 0 < used <= self.ndim else BadRequest
-            raise kind("index", shown(index), f"one of {self.layout}", str(error)) from None
-        return self._view(view, frame)
+        layout = self.layout
+        found = indexed(layout.shape, layout.strides, layout.dtype.bits, index)
+        if found is None:
+            frame = layout.frame()
+            return self._view(by_numpy(frame, index, layout), frame)
+        begin, shape, strides = found
+        ptr = self.ptr + begin
+        return Tensor(self.storage, ptr, layout.device.layout(layout.dtype, shape, strides, ptr, layout.readonly))
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise TypeError("a Tensor is overwritten by name: a[0].copy_from(x) for a[0] = x")

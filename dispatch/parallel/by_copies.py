@@ -3,6 +3,9 @@
 What shards.py has NCCL's kernels move, copy engines move here (peers.py), in chunks of rows. Sums need no kernels
 either: a rank's product adds what the rank before it has of the same rows, and hands that on, as in a ring's
 reduce-scatter; each addition is the product's own epilogue, and is rounded to the dtype of A as NCCL's steps are.
+
+What another rank reads where it comes is put there, which spares it a copy; into a result, which the others do not
+reach, each rank pulls its parts itself.
 """
 
 from __future__ import annotations
@@ -73,29 +76,31 @@ def _reduced(
 ) -> None:
     """The sums of this rank's rows, each chunk into one of `outs`, on the caller's stream; some ranks are told of each.
 
-    In step s a rank multiplies the rows of the one that is s + 1 before it, adds what the rank before it has of them,
-    and hands the sum on; in the last step they are its own.
+    In step s a rank multiplies the rows of the one that is s + 1 before it, adds what the rank before it has put here,
+    and puts the sum into the next one's memory; in the last step they are its own.
     """
-    size, own, n, here = peers.size, x.shape[0] // peers.size, w.shape[1], beside.here
+    size, own, n, here, stream = peers.size, x.shape[0] // peers.size, w.shape[1], beside.here, beside.stream
     before, behind, each = (peers.rank - 1) % size, (peers.rank + 1) % size, _nbytes((own, n), x)
-    came = beside.device.empty((size - 1, own, n), x.dtype)
-    peers.begin(here, beside)
+    sent = beside.device.empty((size - 1, own, n), x.dtype)
+    peers.begin(stream, beside)
     for step in range(size):
-        first = own * ((peers.rank - 1 - step) % size)
+        first, is_last = own * ((peers.rank - 1 - step) % size), step == size - 1
         for number, rows in enumerate(chunks):
             operand = x[first + rows.start : first + rows.stop]
-            at, slot = step * each + _nbytes((rows.start, n), x), step * len(chunks) + number
-            out = outs[number] if step == size - 1 else peers.tensor(at, (rows.stop - rows.start, n), x.dtype)
+            begin, slot = _nbytes((rows.start, n), x), step * len(chunks) + number
+            out = outs[number] if is_last else sent[step, rows]
             if step == 0:
                 matmul(operand, w, compute=compute, out=out)
             else:
-                part = came[step - 1, rows]
-                peers.wait(before, slot - len(chunks), beside.stream)
-                peers.pull(part.ptr, before, at - each, part.nbytes, beside.stream)
-                here.wait_for(beside.stream)
+                part = peers.tensor((step - 1) * each + begin, (rows.stop - rows.start, n), x.dtype)
+                peers.wait(before, slot - len(chunks), here)
                 matmul(operand, w, c=part, compute=compute, out=out)
-            if ranks := (behind,) if step < size - 1 else told:
-                peers.signal(ranks, slot, here)
+            if not is_last:
+                stream.wait_for(here)
+                peers.put(behind, step * each + begin, out.ptr, out.nbytes, stream)
+                peers.signal((behind,), slot, stream)
+            elif told:
+                peers.signal(told, slot, here)
 
 
 def matmul_reduce_scatter(beside: Beside, peers: Peers, x: Tensor, w: Tensor, compute: Any, count: int) -> Tensor:
@@ -110,42 +115,43 @@ def matmul_reduce_scatter(beside: Beside, peers: Peers, x: Tensor, w: Tensor, co
 
 def matmul_all_reduce(beside: Beside, peers: Peers, x: Tensor, w: Tensor, compute: Any, count: int) -> Tensor:
     """The sum of all ranks' products: each sums up its own rows, and all copy them; its data is a whole product."""
-    size, own, n = peers.size, x.shape[0] // peers.size, w.shape[1]
+    size, own, n, here, stream = peers.size, x.shape[0] // peers.size, w.shape[1], beside.here, beside.stream
     out, chunks = beside.device.empty((x.shape[0], n), x.dtype), _chunks(peers, own, count)
     starts = [_nbytes(((size - 1) * own + rows.start, n), x) for rows in chunks]
     sums = [peers.tensor(at, (rows.stop - rows.start, n), x.dtype) for at, rows in zip(starts, chunks, strict=True)]
     with _Part(beside, peers, "matmul_all_reduce"):
-        _reduced(beside, peers, x, w, chunks, compute, sums, range(size))
+        _reduced(beside, peers, x, w, chunks, compute, sums, peers.others)
         for number, rows in enumerate(chunks):
-            for rank in (peers.rank, *peers.others):
+            for rank in peers.others:
                 target = out[rank * own + rows.start : rank * own + rows.stop]
-                peers.wait(rank, (size - 1) * len(chunks) + number, beside.stream)
-                peers.pull(target.ptr, rank, starts[number], target.nbytes, beside.stream)
+                peers.wait(rank, (size - 1) * len(chunks) + number, stream)
+                peers.pull(target.ptr, rank, starts[number], target.nbytes, stream)
+        mine = out[peers.rank * own : (peers.rank + 1) * own]
+        peers.pull(mine.ptr, peers.rank, starts[0], mine.nbytes, here)
     return out
 
 
 def all_gather_matmul(
     beside: Beside, peers: Peers, x: Tensor, w: Tensor, compute: Any, choices: dict[str, Any], count: int
 ) -> Tensor:
-    """All ranks' rows by this rank's columns, its own rows first; its data is its rows of A."""
+    """All ranks' rows by this rank's columns, its own rows first; its data is what the others put there, their rows."""
     size, own, here, stream = peers.size, x.shape[0], beside.here, beside.stream
     out = beside.device.empty((size * own, w.shape[1]), x.dtype)
-    gathered = beside.device.empty((size - 1, *x.shape), x.dtype)
     chunks = _chunks(peers, own, count)
-    starts = [_nbytes((rows.start, x.shape[1]), x) for rows in chunks]
+    starts, each = [_nbytes((rows.start, x.shape[1]), x) for rows in chunks], _nbytes(x.shape, x)
     with _Part(beside, peers, "all_gather_matmul"):
         peers.begin(stream, beside)
         for number, rows in enumerate(chunks):
-            peers.put(starts[number], x[rows].ptr, x[rows].nbytes, stream)
-            peers.signal(peers.others, number, stream)
+            part = x[rows]
+            for place, rank in enumerate(reversed(peers.others)):  # where this one is among the others of that rank
+                peers.put(rank, place * each + starts[number], part.ptr, part.nbytes, stream)
+                peers.signal((rank,), number, stream)
         mine = out[peers.rank * own : (peers.rank + 1) * own]
         matmul(x, w, compute=compute, out=mine, **choices)
         for place, rank in enumerate(peers.others):
             for number, rows in enumerate(chunks):
-                part = gathered[place, rows]
-                peers.wait(rank, number, stream)
-                peers.pull(part.ptr, rank, starts[number], part.nbytes, stream)
-                here.wait_for(stream)
+                part = peers.tensor(place * each + starts[number], (rows.stop - rows.start, x.shape[1]), x.dtype)
+                peers.wait(rank, number, here)
                 target = out[rank * own + rows.start : rank * own + rows.stop]
                 matmul(part, w, compute=compute, out=target, **choices)
     return out
@@ -153,7 +159,7 @@ def all_gather_matmul(
 
 def matmul_all_gather(beside: Beside, peers: Peers, x: Tensor, w: Tensor, compute: Any, count: int) -> Tensor:
     """The product by all ranks' columns; a rank's data is the product by its own."""
-    size, (m, n), here = peers.size, (x.shape[0], w.shape[1]), beside.here
+    size, (m, n), here, stream = peers.size, (x.shape[0], w.shape[1]), beside.here, beside.stream
     out, chunks = beside.device.empty((m, size * n), x.dtype), _chunks(peers, m, count)
     starts, width = [_nbytes((rows.start, n), x) for rows in chunks], _nbytes((n,), x)
     with _Part(beside, peers, "matmul_all_gather"):
@@ -161,9 +167,10 @@ def matmul_all_gather(beside: Beside, peers: Peers, x: Tensor, w: Tensor, comput
         for number, rows in enumerate(chunks):
             part = peers.tensor(starts[number], (rows.stop - rows.start, n), x.dtype)
             matmul(x[rows], w, compute=compute, out=part)
-            peers.signal(range(size), number, here)
+            peers.signal(peers.others, number, here)
         for number, rows in enumerate(chunks):
-            for rank in (peers.rank, *peers.others):
-                peers.wait(rank, number, beside.stream)
-                peers.pull_rows(out[rows, rank * n : (rank + 1) * n], rank, starts[number], width, beside.stream)
+            for rank in peers.others:
+                peers.wait(rank, number, stream)
+                peers.pull_rows(out[rows, rank * n : (rank + 1) * n], rank, starts[number], width, stream)
+        peers.pull_rows(out[:, peers.rank * n : (peers.rank + 1) * n], peers.rank, starts[0], width, here)
     return out

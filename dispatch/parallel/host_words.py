@@ -14,7 +14,6 @@ import os
 import secrets
 import sys
 import threading
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,12 +24,11 @@ from dispatch.device.stream import relaxed
 if TYPE_CHECKING:
     from dispatch.device.cuda import CudaDevice
 
-__all__ = ["TOKEN_BYTES", "HostWords", "opened"]
+__all__ = ["TOKEN_BYTES", "HostWords"]
 
 FOR_ALL_MAPPED = 1 | 2  # CU_MEMHOSTREGISTER_PORTABLE and _DEVICEMAP
 WORD = 4
 TOKEN_BYTES = 16  # which stand behind the words, and tell a file from another of the same number
-_here: weakref.WeakValueDictionary[bytes, HostWords] = weakref.WeakValueDictionary()  # those of this process
 
 
 class HostWords:
@@ -52,7 +50,6 @@ class HostWords:
             os.close(fd)
             raise
         self._tail[:] = self.token = secrets.token_bytes(TOKEN_BYTES)
-        _here[self.token] = self
 
     def _map(self, device: CudaDevice, fd: int, count: int) -> None:
         self.pid, self.fd, self.token, self._device = os.getpid(), fd, b"", device
@@ -73,11 +70,10 @@ class HostWords:
                 raise FileNotFoundError(f"process {pid} has another file of number {fd}")
             words = cls.__new__(cls)
             words._map(device, own, count)
+            words.token = token
         except BaseException:
             os.close(own)
             raise
-        words.token = token
-        _here[token] = words
         return words
 
     def __del__(self) -> None:
@@ -86,12 +82,6 @@ class HostWords:
         # The driver unmaps nothing before the GPU is idle, and holds up whoever calls it meanwhile: not this thread.
         left = (self._device, self._host, self.fd, self._mapping, self.array)
         threading.Thread(target=_let_go, args=left, name="words free", daemon=True).start()
-
-
-def opened(device: CudaDevice, pid: int, fd: int, count: int, token: bytes) -> HostWords:
-    """The words of another rank, of this process or of another one; OSError where they cannot be had."""
-    found = _here.get(token)
-    return HostWords.of_another(device, pid, fd, count, token) if found is None else found
 
 
 def _nbytes(count: int) -> int:

@@ -1,4 +1,4 @@
-"""Memory of a rank's GPU that other ranks of the machine reach, of this process and of others.
+"""Memory of a rank's GPU that the ranks of other processes of the machine reach.
 
 Follows the CUDA driver's documentation of interprocess communication.
 """
@@ -8,18 +8,16 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-import weakref
 from typing import Any, NamedTuple
 
 from cudabind import driver
 from dispatch.device.stream import relaxed
 
-__all__ = ["Allocation", "IpcHandle", "Opened", "allocations"]
+__all__ = ["Allocation", "IpcHandle", "Opened"]
 
 LAZY = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 MOST_SPARE = 2 << 30  # bytes that are kept
 
-allocations: weakref.WeakValueDictionary[int, Allocation] = weakref.WeakValueDictionary()  # those of this process
 _spare: list[_Spare] = []
 _taking = threading.Lock()
 
@@ -31,7 +29,7 @@ class IpcHandle(ctypes.Structure):
 
 
 class Allocation:
-    """Memory of this process, until neither its own rank nor another one of this process needs it.
+    """Memory of a rank of this process.
 
     The driver frees nothing before the whole GPU is idle, and lets nobody launch in this context meanwhile. So what is
     `spare` then, for nobody will read of it any more, is kept for the next communicator; and what is not, a
@@ -50,7 +48,6 @@ class Allocation:
         else:
             with device.context, relaxed():
                 self.address = int(driver.cuMemAlloc(nbytes))
-        allocations[self.address] = self
 
     def __del__(self) -> None:
         if not self.address or not self.device.alive or sys.is_finalizing():

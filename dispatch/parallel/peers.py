@@ -2,12 +2,12 @@
 
 NCCL's kernels move data on multiprocessors that a product beside them would have: on two H200 an all_reduce of 128 MiB
 and a product of 0.7 ms took hardly less together than one behind the other. Copy engines take none of them. A rank
-writes what others need into memory of its own and says so in a word of theirs; they copy it, on a stream of their own,
-and say that they have. A word is 0 or 1 and whoever waited for it sets it back, so a graph may hold all of this. Words
+puts what others need into their memory, or into its own for them to copy, and says so in a word of theirs; they say
+when they have used it. A word is 0 or 1 and whoever waited for it sets it back, so a graph may hold all of this. Words
 are in the host's memory (host_words.py), where a thread sets those of a failed communicator without the driver.
 
-Across machines, and where GPUs do not reach one another, there is nothing of this, and NCCL moves the data. Follows the
-CUDA driver's documentation: stream memory operations, peer access, interprocess communication.
+Across machines, between threads of one process, and where GPUs do not reach one another there is nothing of this, and
+NCCL moves the data. Follows the CUDA driver's documentation: stream memory operations, interprocess communication.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ import numpy as np
 from cudabind import driver
 from cudabind.errors import CudaError
 from dispatch.device.layout import c_strides
-from dispatch.device.registry import device as device_of
 from dispatch.device.storage import Storage
 from dispatch.device.stream import NOT_READY, relaxed
 from dispatch.device.tensor import Tensor
 from dispatch.errors import CollectiveError, DispatchError
 from dispatch.ops.collective import all_gather, all_reduce
-from dispatch.parallel.host_words import TOKEN_BYTES, HostWords, opened
-from dispatch.parallel.peer_memory import Allocation, IpcHandle, Opened, allocations
+from dispatch.parallel.host_words import TOKEN_BYTES, HostWords
+from dispatch.parallel.peer_memory import Allocation, IpcHandle, Opened
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,15 +54,14 @@ WORDS = TAKEN + MOST_RANKS
 WAIT, WRITE = 1, 2  # CU_STREAM_MEM_OP_WAIT_VALUE_32 and _WRITE_VALUE_32
 EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ
 PLAIN = ctypes.c_uint(0)  # flags of a batch of them
-ALREADY_ENABLED = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 TOKEN = secrets.token_bytes(16)
 PATIENCE = 60.0  # seconds for which the words of a failed communicator are set again and again
 PAUSE = 1e-3
 
 CARD = np.dtype(
     [
-        *(("machine", "V32"), ("process", "V16"), ("ordinal", "<i8"), ("base", "<u8"), ("handle", "V64")),
-        *(("pid", "<i8"), ("file", "<i8"), ("token", f"V{TOKEN_BYTES}"), ("good", "<i8")),
+        *(("machine", "V32"), ("process", "V16"), ("handle", "V64"), ("good", "<i8")),
+        *(("pid", "<i8"), ("file", "<i8"), ("token", f"V{TOKEN_BYTES}")),
     ]
 )
 _known: weakref.WeakKeyDictionary[Any, Peers | None] = weakref.WeakKeyDictionary()  # by communicator
@@ -107,40 +105,33 @@ class Peers:
             status = driver.cuIpcGetMemHandle.unchecked(ctypes.byref(handle), ctypes.c_uint64(self._own.base))
         if status:
             raise driver.error("cuIpcGetMemHandle", status)
-        made["machine"], made["process"], made["ordinal"] = _machine(), _process(), self.device.ordinal
-        made["base"], made["handle"], made["good"] = self._own.base, bytes(handle), 1
+        made["machine"], made["process"], made["handle"], made["good"] = _machine(), _process(), bytes(handle), 1
         made["pid"], made["file"], made["token"] = self._words.pid, self._words.fd, self._words.token
         return made
 
     def map(self, cards: Any) -> bool:
-        """Map the memory of the ranks with these cards; whether this rank reaches all of it."""
+        """Map the memory of the ranks with these cards; whether this rank reaches all of it.
+
+        Ranks that are threads of one process do not: a copy between two GPUs takes the locks of both contexts, and one
+        of them a thread has that loads a kernel, once its GPU is idle, which may be waiting for that very copy.
+        """
+        if len({card["process"].tobytes() for card in cards}) < self.size:
+            return False
         if not all(card["good"] and card["machine"] == cards[0]["machine"] for card in cards):
             return False
         try:
             for rank in self.others:
                 card = cards[rank]
                 file, token = (int(card["pid"]), int(card["file"])), card["token"].tobytes()
-                self._words_of[rank] = opened(self.device, *file, WORDS, token)
-                self._storages[rank] = self._storage(self._found(card), self._words_of[rank])
-        except (CudaError, DispatchError, KeyError, OSError):
+                self._words_of[rank] = words = HostWords.of_another(self.device, *file, WORDS, token)
+                self._storages[rank] = self._storage(Opened(self.device, card["handle"].tobytes()), words)
+        except (CudaError, OSError):
             return False
         return True
 
-    def _found(self, card: Any) -> Allocation | Opened:
-        if card["process"].tobytes() != _process():
-            return Opened(self.device, card["handle"].tobytes())
-        other: Any = device_of(f"cuda:{int(card['ordinal'])}")
-        if other is not self.device:
-            context = ctypes.c_void_p(int(other.context.handle))
-            with self.device.context, relaxed():
-                status = driver.cuCtxEnablePeerAccess.unchecked(context, ctypes.c_uint(0))
-            if status not in (0, ALREADY_ENABLED):
-                raise driver.error("cuCtxEnablePeerAccess", status)
-        return allocations[int(card["base"])]
-
     # -- what streams do, in the device's context -----------------------------------------------------------------
     def begin(self, stream: Stream, beside: Beside) -> None:
-        """Have a stream wait until the others have copied what this rank had for them before.
+        """Have a stream wait until the others have used what this rank had for them before.
 
         A graph that the caller captures keeps the memory.
         """
@@ -161,12 +152,12 @@ class Peers:
         self._tell(stream, (rank * MOST_SLOTS + slot,), ())
 
     def finish(self, beside: Beside) -> None:
-        """Say to all others that all was copied, and have the caller's stream wait for it."""
-        self._tell(beside.stream, (), tuple((rank, TAKEN + self.rank) for rank in self.others))
+        """Have the caller's stream wait for what is beside, and say to all others that all was used."""
         beside.join()
+        self._tell(beside.here, (), tuple((rank, TAKEN + self.rank) for rank in self.others))
         self._own.use(beside.here, write=True)  # where the memory is to go back, it is behind this
         for rank in self.others:
-            self._storages[rank].use(beside.here, write=False)
+            self._storages[rank].use(beside.here, write=True)
 
     def _tell(self, stream: Stream, waits: tuple[int, ...], writes: tuple[tuple[int, int], ...]) -> None:
         """Wait for words of this rank and set them back, or set words of others: one call of the driver."""
@@ -187,9 +178,9 @@ class Peers:
         """Copy some of a rank's data, this one's own too, to an address of this device."""
         self._copied(address, self._storages[rank].base + offset, nbytes, stream)
 
-    def put(self, offset: int, address: int, nbytes: int, stream: Stream) -> None:
-        """Copy from an address of this device into this rank's data."""
-        self._copied(self._own.base + offset, address, nbytes, stream)
+    def put(self, rank: int, offset: int, address: int, nbytes: int, stream: Stream) -> None:
+        """Copy from an address of this device into another rank's data."""
+        self._copied(self._storages[rank].base + offset, address, nbytes, stream)
 
     def _copied(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
         if status := self._copy(

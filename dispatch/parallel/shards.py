@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["all_gather_matmul", "matmul_all_gather", "matmul_all_reduce", "matmul_reduce_scatter"]
 
-# Whether copies are measured beside NCCL where `by` is not said: not before they have run over a link of two GPUs.
-MEASURED = False
+# Whether copies go, and are measured beside NCCL, where `by` is not said. Of two H200 in bf16 they took 0.73 to 0.91 ms
+# for products of 8192x8192x8192 in two processes, of 0.73 without the transfer, and NCCL 1.04 to 1.50.
+MEASURED = True
 COPIED = (F16, BF16, F32, F64)  # dtypes whose products add a C of the same, which sums between ranks are made of
 
 
@@ -162,7 +163,7 @@ def all_gather_matmul(
         return out
 
     key = (*_key("all_gather", x, w, x.shape, compute, by), str(epilogue))
-    copied = _copied(by_copies.all_gather_matmul, beside, by, x.size, x, w, compute, choices)
+    copied = _copied(by_copies.all_gather_matmul, beside, by, x.size * (beside.comm.size - 1), x, w, compute, choices)
     return in_chunks(_ways(by, copied, run), chunks, own, key, beside)
 
 
@@ -230,7 +231,7 @@ def _copied(
     if by == "copies" or (by is None and MEASURED):
         found = peers_of(beside, elements * a.dtype.itemsize) if a.dtype in COPIED else None
     if by == "copies" and found is None:
-        where = "between GPUs of one machine that reach one another's memory, over as many rows as the ranks divide"
+        where = "between GPUs of one machine, of a process each, over as many rows as the ranks divide"
         here = f"here are {a.layout} and {beside.comm!r}"
         raise Refused(f'by="copies" is {where}, of {" ".join(map(str, COPIED))}; {here}')
     return None if found is None else partial(block, beside, found, a, *rest)

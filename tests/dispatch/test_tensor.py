@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import dispatch
-from dispatch.errors import BadRequest, DeviceUnavailable, StaleTensor
+from dispatch.device.indexing import indexed
+from dispatch.errors import BadIndex, BadRequest, DeviceUnavailable, StaleTensor
 from dispatch.keys import BF16, F32, Dtype
 
 NAMES = list(Dtype.by_name)
@@ -66,6 +67,39 @@ def test_basic_indexing_gives_numpys_view(dev, rng, index, name):
         assert view.strides == expected.strides
         assert view.ptr - tensor.ptr == expected.ctypes.data - values.ctypes.data
         assert view.storage is tensor.storage
+
+
+def test_ints_and_slices_are_what_numpy_makes_of_them(dev, rng):
+    """They are computed without it: as often as not of views of views, with steps, from behind and beyond the end."""
+    taken = 0
+    for _ in range(3000):
+        shape = tuple(rng.integers(1, 6, rng.integers(0, 4)))
+        values = np.arange(int(np.prod(shape)), dtype="f4").reshape(shape)
+        tensor, frame = dev.array(values), values
+        for _ in range(2):
+            index = tuple(drawn(rng) for _ in range(int(rng.integers(0, frame.ndim + 1))))
+            try:
+                expected = frame[(*index, ...)]
+            except IndexError:
+                with pytest.raises(BadIndex):
+                    tensor[index]
+                break
+            taken += indexed(tensor.shape, tensor.layout.strides, 32, index) is not None
+            tensor = tensor[index[0] if len(index) == 1 and rng.random() < 0.5 else index]
+            assert tensor.shape == expected.shape
+            if not expected.size:
+                break
+            assert tensor.strides == expected.strides
+            assert tensor.numpy().tolist() == expected.tolist()
+            frame = expected
+    assert taken > 2000
+
+
+def drawn(rng):
+    """An int or a slice, mostly within a short axis."""
+    ends = [None if rng.random() < 0.3 else int(rng.integers(-7, 8)) for _ in range(2)]
+    step = None if rng.random() < 0.4 else int(rng.choice([-3, -2, -1, 1, 2, 3, 9]))
+    return int(rng.integers(-4, 4)) if rng.random() < 0.4 else slice(*ends, step)
 
 
 @pytest.mark.parametrize("index", [[0, 1], np.array([True, False, True]), 1.0, "a", True, (0, [1])])

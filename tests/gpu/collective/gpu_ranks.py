@@ -44,14 +44,57 @@ def collectives(_):
 
 
 def blocks(_):
-    """Every block between two processes; and those by copies between their GPUs, of changing shapes."""
+    """Every block between two processes, by either way; and those by copies between their GPUs, of changing shapes."""
     sys.path.insert(0, str(Path(__file__).parents[2] / "dispatch" / "parallel"))
     import blocks_by_copies
     import parallel_cases
 
+    from dispatch.parallel import shards
+
     with dp.World.from_env(deadline=60) as world:
         failed = [each for dtype in ("f32", "bf16") for each in parallel_cases.failures(world, dtype, 3, 8)]
-        tell(rank=world.rank, failed=failed, wrong=blocks_by_copies.one_behind_the_other(world.communicator))
+        shards.MEASURED = not shards.MEASURED
+        for dtype in ("f64", "f32", "f16", "bf16"):
+            failed += parallel_cases.products(world, dtype, 5, 8)
+        comm = world.communicator
+
+        def meet():
+            dp.barrier(comm=comm)
+            world.device.synchronize()
+
+        graphs = {name: blocks_by_copies.graphs(comm, name, meet) for name in blocks_by_copies.BLOCKS}
+        wrong = blocks_by_copies.one_behind_the_other(comm)
+        tell(rank=world.rank, failed=failed, wrong=wrong, graphs=graphs)
+
+
+def overlap(_):
+    """ms of a product, of the sum over the ranks, and of both in one block as it comes."""
+    from dispatch import parallel
+
+    with dp.World.from_env(deadline=60) as world:
+        comm, m, k, n = world.communicator, 8192, 4096, 8192
+        rng = np.random.default_rng(0)
+        a, b = (world.device.array(rng.standard_normal(s).astype(np.float32)).astype("bf16") for s in ((m, k), (k, n)))
+
+        def timed(call):
+            best = float("inf")
+            for _ in range(6):
+                dp.barrier(comm=comm)
+                world.device.synchronize()
+                begun = time.perf_counter()
+                for _ in range(5):
+                    call()
+                world.device.synchronize()
+                best = min(best, (time.perf_counter() - begun) / 5)
+            return best * 1e3
+
+        whole = dp.matmul(a, b)
+        parallel.matmul_all_reduce(a, b, comm=comm)  # which measures in how many chunks, and which way
+        tell(
+            product=timed(lambda: dp.matmul(a, b)),
+            sum=timed(lambda: dp.all_reduce(whole, comm=comm)),
+            block=timed(lambda: parallel.matmul_all_reduce(a, b, comm=comm)),
+        )
 
 
 def lose_block(way, victim):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 
 import dispatch as dp
 from dispatch import parallel
+from dispatch.errors import Refused
 
 HERE = Path(__file__).parent
 CASES = HERE.parents[1] / "dispatch" / "parallel" / "parallel_cases.py"
@@ -28,11 +28,6 @@ def loaded(path):
 @pytest.fixture(scope="module")
 def parallel_cases():
     return loaded(CASES)
-
-
-@pytest.fixture(scope="module")
-def by_copies():
-    return loaded(HERE / "blocks_by_copies.py")
 
 
 @pytest.mark.usefixtures("nccl")
@@ -51,57 +46,18 @@ def test_a_block_over_two_gpus_gives_what_one_device_gives(two, dtype, part, par
             assert world.run(getattr(parallel_cases, part), dtype, seed, 8) == [[], []], f"seed {seed}"
 
 
-@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
-@pytest.mark.parametrize("measured", [True, False])
-def test_products_go_by_either_way(two, dtype, measured, parallel_cases, monkeypatch):
+def test_threads_of_one_process_have_nccl_move_their_data(two, parallel_cases, monkeypatch):
+    """Copies between the GPUs of one process take the locks of both contexts: see test_processes.py for these."""
     from dispatch.parallel import shards
 
-    monkeypatch.setattr(shards, "MEASURED", measured)
-    with dp.World.local(two, deadline=120) as world:
-        assert world.run(parallel_cases.products, dtype, 5, 8) == [[], []]
-
-
-BLOCKS = ("matmul_all_reduce", "matmul_reduce_scatter", "all_gather_matmul", "matmul_all_gather")
-
-
-def test_blocks_by_copies_one_behind_the_other_and_with_shapes_that_change(two, by_copies):
-    """Nothing waits in between: a rank that is ahead must not write what the other has yet to copy."""
-    with dp.World.local(two, deadline=60) as world:
-        assert world.run(lambda world: by_copies.one_behind_the_other(world.communicator)) == [[], []]
-
-
-@pytest.mark.parametrize("name", BLOCKS)
-def test_a_graph_of_a_block_by_copies_is_launched_between_other_calls(two, name, by_copies):
-    meet = threading.Barrier(2)
-    with dp.World.local(two, deadline=60) as world:
-        found = world.run(lambda world: by_copies.graphs(world.communicator, name, partial(meet.wait, 60)))
-        assert found == [[True] * 9] * 2
-
-
-def test_a_rank_that_leaves_amid_blocks_by_copies_holds_up_nobody(two, by_copies):
-    """What the other waits for are words in its memory, which its failure sets."""
-    from dispatch.errors import CollectiveError
-
     def run(world):
-        a = np.ones((512, 512), np.float32)
-        by_copies.block(world.communicator, "matmul_all_reduce", a, a, 4)
-        world.device.synchronize()
-        if world.rank:
-            raise ValueError("gone")
-        begun = time.monotonic()
-        with pytest.raises(CollectiveError):  # noqa: PT012  # whichever of them comes upon it
-            for _ in range(10_000):
-                by_copies.block(world.communicator, "matmul_all_reduce", a, a, 4)[0].numpy()
-        world.device.synchronize()
-        return time.monotonic() - begun
+        with pytest.raises(Refused, match="of a process each"):
+            parallel.matmul_all_reduce(*[world.device.zeros((8, 8))] * 2, comm=world, by="copies")
+        return parallel_cases.products(world, "f32", 5, 8)
 
-    with dp.World.local(two, deadline=30) as world:
-        with pytest.raises(ValueError, match="gone"):
-            world.run(run)
-        world.rebuild()
-        a = np.ones((512, 512), np.float32)
-        for out, _ in world.run(lambda world: by_copies.block(world.communicator, "matmul_all_reduce", a, a, 4)):
-            assert (out.numpy() == 512).all()
+    monkeypatch.setattr(shards, "MEASURED", True)
+    with dp.World.local(two, deadline=120) as world:
+        assert world.run(run) == [[], []]
 
 
 def test_a_measured_number_of_chunks_is_the_same_on_both_and_kept(two):
@@ -135,40 +91,6 @@ def test_collectives_run_on_a_stream_of_high_priority():
     with dp.World.local(["cuda:0"], deadline=60) as world:
         ((first, other),) = world.run(run)
     assert first < other == 0
-
-
-def test_a_product_in_chunks_takes_less_than_product_and_sum_one_after_the_other(two):
-    """The figures are those of bench_collectives.py, which asks for more; here only that something overlaps."""
-
-    def run(world):
-        rng = np.random.default_rng(0)
-        comm, m, k, n = world.communicator, 8192, 4096, 8192
-        a, b = (world.device.array(rng.standard_normal(s).astype(np.float32)).astype("bf16") for s in ((m, k), (k, n)))
-
-        def timed(call):
-            best = float("inf")
-            for _ in range(6):
-                dp.barrier(comm=comm)
-                world.device.synchronize()
-                begun = time.perf_counter()
-                for _ in range(5):
-                    call()
-                world.device.synchronize()
-                best = min(best, (time.perf_counter() - begun) / 5)
-            return best * 1e3
-
-        whole = dp.matmul(a, b)
-        figures = {"product": timed(lambda: dp.matmul(a, b)), "sum": timed(lambda: dp.all_reduce(whole, comm=comm))}
-        for count in (1, 2, 4, 8):
-            figures[f"{count} chunks"] = timed(lambda c=count: parallel.matmul_all_reduce(a, b, comm=comm, chunks=c))
-        return figures
-
-    with dp.World.local(two, deadline=120) as world:
-        figures = world.run(run)[0]
-    print({name: f"{value:.3f} ms" for name, value in figures.items()})
-    assert min(figures["2 chunks"], figures["4 chunks"], figures["8 chunks"]) < 0.95 * (
-        figures["product"] + figures["sum"]
-    )
 
 
 def test_a_long_ring_has_two_blocks_beside_its_own(two):

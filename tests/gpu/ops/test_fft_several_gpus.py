@@ -369,6 +369,6 @@ def test_a_descriptor_is_as_the_binding_has_it(two):
         assert (whole.nGPUs, list(whole.GPUs[:2])) == (2, [device.ordinal for device in two])
         assert all(size >= 64 * 64 * 8 // 2 for size in memory.sizes)
         for device, address in zip(two, memory.addresses, strict=True):
-            attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-            assert int(driver.cuPointerGetAttribute(attribute, address)) == device.ordinal
+            attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_CONTEXT  # cuda-python says 0 of any ordinal
+            assert int(driver.cuPointerGetAttribute(attribute, address)) == int(device.context.handle)
         assert ctypes.sizeof(cufft.cudaXtDesc) == 8 + 64 * 4 + 2 * 64 * 8 + 8
