@@ -12,12 +12,13 @@ import dispatch as dp
 from dispatch.keys import HOST
 
 PROGRAM = """
-import json, time, sys
+import json, logging, time, sys
 import numpy as np
 import dispatch as dp
 from cudabind import driver
 from dispatch.execute.library_cache import LibraryCache
 
+logging.basicConfig()  # why a cache was not read, or not written
 dev, choices = dp.device("cuda:0"), json.loads(sys.argv[1])
 read, load = [], LibraryCache.load
 LibraryCache.load = lambda self, by: read.append(load(self, by)) or read[-1]
