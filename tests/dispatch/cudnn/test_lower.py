@@ -23,7 +23,10 @@ PROPERTIES = "CUDNN_DEVICE_PROPERTIES"
 OPS = {"conv_fwd", "conv_bwd_data", "conv_bwd_filter", "sdpa_fwd", "sdpa_bwd", "norm_fwd", "norm_bwd", "reduce"}
 # What loads a kernel succeeds with a handle of nothing; what would run one fails with CUDA_ERROR_NO_DEVICE.
 LOADS = ("cuKernelGetFunction", "cuLibraryLoadData", "cuLibraryGetKernel", "cuModuleLoadData", "cuModuleGetFunction")
-SUCCEEDS = ("cuKernelSetAttribute", "cuKernelGetAttribute", "cuLibraryUnload", "cuModuleUnload")
+SUCCEEDS = (
+    *("cuKernelSetAttribute", "cuKernelGetAttribute", "cuLibraryUnload", "cuModuleUnload"),
+    "cuThreadExchangeStreamCaptureMode",  # around whatever a finalizer destroys: each would write a traceback otherwise
+)
 FAILS = (
     *("cuCtxGetCurrent", "cuCtxGetLimit", "cuCtxPopCurrent", "cuCtxPushCurrent", "cuDeviceGet", "cuDeviceGetCount"),
     *("cuGetErrorName", "cuGetErrorString", "cuLaunchCooperativeKernel", "cuLaunchKernel", "cuLaunchKernelEx"),
@@ -59,6 +62,7 @@ def run(stub, *arguments):
     command = [sys.executable, str(HERE / "lowering.py"), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=880)
     assert done.returncode == 0, done.stderr[-2000:]
+    assert "Exception ignored" not in done.stderr, done.stderr[:2000]  # by a finalizer
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -348,11 +348,13 @@ def use_all(device):
 
 @pytest.fixture
 def little_garbage():
-    """Collections look at what a test makes, and not at all that was imported."""
+    """Collections look at what a test makes, and not at all that was imported.
+
+    What is frozen stays so: to unfreeze it would undo what conftest.py has frozen for all tests of this process, each
+    of whose collections then takes more than a second.
+    """
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC], ids=errno.errorcode.get)

@@ -41,7 +41,9 @@ def dev():
 
 @pytest.fixture(scope="module")
 def on_cpu(tmp_path_factory):
-    return blocks_on_cpu.InBlocks(tmp_path_factory.mktemp("small"))
+    made = blocks_on_cpu.InBlocks(tmp_path_factory.mktemp("small"))
+    made.level = "-O0"  # of 250 kernels, each for some small matrices
+    return made
 
 
 KINDS = {"Strides": Strides, "int": ctypes.c_int, "Int": ctypes.c_int64}
