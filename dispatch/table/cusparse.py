@@ -11,6 +11,7 @@ from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, I32, I64, Arch
 from dispatch.ops.sparse import (
     batched_plan,
+    batched_rules,
     compiled_plan,
     compression_plan,
     cusparse_plan,
@@ -45,7 +46,8 @@ PAIRS    = (*ANY, rules.reused)
 DENSE_A  = (rules.aligned, rules.lines, rules.results)
 VECTOR   = (*ANY, rules.blocks, rules.vectors)
 MATRIX   = (*ANY, rules.blocks, rules.lines, rules.steady)
-STACKED  = (rules.aligned, rules.index_pair, rules.stacked_lines)
+STACKED  = (rules.aligned, batched_rules.in_csr, rules.index_pair, rules.stacked_lines)
+STACKED_COO = (rules.aligned, batched_rules.in_coo, rules.index_pair, rules.stacked_lines, batched_rules.of_batches)
 SAMPLED  = (*ANY, rules.only_csr, rules.lines)
 SOLVE    = (*ANY, rules.formats_of_solves, rules.vectors)
 SOLVES   = (*ANY, rules.formats_of_solves, rules.lines)
@@ -62,6 +64,7 @@ H100, H200 = ("H100",), ("H200",)
 SPMV     = ("cusparse", "cusparseSpMV", cusparse_plan, H100)
 SPMM     = ("cusparse", "cusparseSpMM", cusparse_plan, H100)
 BATCHED  = ("cusparse", "cusparseSpMM", batched_plan, H200)
+BATCHED_COO = ("cusparse", "cusparseSpMM", batched_plan, H200, None, "COO")
 SELL_MV  = ("cusparse", "cusparseSpMV", ell_plan, H100)
 ELL_MM   = ("cusparse", "cusparseSpMM", ell_plan)
 S_COUNT  = ("cusparse", "cusparseSpruneDense2csrNnz", pruning_plan, H100)
@@ -87,7 +90,7 @@ AXPBY    = ("cusparse", "cusparseAxpby", vectors_plan, H100)
 SPVV     = ("cusparse", "cusparseSpVV", vectors_plan, H100)
 ROT      = ("cusparse", "cusparseRot", vectors_plan, H200)
 SPMM_OP  = ("cusparse", "cusparseSpMMOp", compiled_plan, H200)
-SPMV_OP  = ("cusparse", "cusparseSpMVOp", compiled_plan)
+SPMV_OP  = ("cusparse", "cusparseSpMVOp", compiled_plan, H200)
 GTSV_S   = ("cusparse", "cusparseSgtsv2", gtsv_plan, H100)
 GTSV_D   = ("cusparse", "cusparseDgtsv2", gtsv_plan, H100)
 GTSV_C   = ("cusparse", "cusparseCgtsv2", gtsv_plan, H100)
@@ -108,6 +111,7 @@ GPU_ROWS = (
     Row("spmm",              (BF16, BF16), None, MATRIX,   SM80, None, V12, *SPMM),
     Row("spmm",              (BF16, F32), None, MATRIX,   SM80, None, V12, *SPMM),
     *(Row("spmm_batched",    (one, one), None, STACKED,  SM75, None, V12, *BATCHED) for one in ALL),
+    *(Row("spmm_batched",    (one, one), None, STACKED_COO, SM75, None, V12, *BATCHED_COO) for one in ALL),
     *(Row("sddmm",           (one, one), None, SAMPLED,  SM75, None, V12, *SDDMM) for one in ALL),
     *(Row("spsv",            (one, one), None, SOLVE,    SM75, None, V12, *SPSV) for one in ALL),
     *(Row("spsm",            (one, one), None, SOLVES,   SM75, None, V12, *SPSM) for one in ALL),
@@ -151,7 +155,7 @@ PRUNE_ROWS = (
     Row("prune_to_csr",     (F64, F64), None, DENSE_A, SM75, None, V12, *D_PRUNE),
 )
 OVER_ANY = (rules.aligned, rules.any_elements, rules.one_index)
-OF_SUMS  = (rules.aligned, rules.any_elements, rules.narrow_columns, rules.vectors)
+OF_SUMS  = (rules.aligned, rules.any_elements, rules.from_zero, rules.narrow_columns, rules.vectors)
 COMPILED_ROWS = (
     *(Row("spmm_op", (one, one), None, OVER_ANY, SM75, None, V12, *SPMM_OP) for one in ALL),
     Row("spmm_op",   (F16, F16), None, OVER_ANY, SM75, None, V12, *SPMM_OP),

@@ -17,6 +17,7 @@ H100, H200 = ("H100",), ("H200",)
 ANY   = (rules.aligned, rules.index_pair, rules.blocks, rules.results, rules.iterated, rules.diagonal_of_lines)
 RULES = (*ANY, rules.without_factors)
 SOLVES = (*ANY, rules.with_factors)
+BLOCKS = (*ANY, rules.with_blocks)
 REAL, ALL = (F32, F64), (F32, F64, C64, C128)
 
 GPU_ROWS = (
@@ -27,6 +28,10 @@ GPU_ROWS = (
     *(Row("minres",   (one, one), None, RULES, SM75, None, (), "own", "minres", krylov_plan, H100) for one in REAL),
     *(Row(op, (one, one), None, SOLVES, SM75, None, (), "own", op, krylov_plan, H200, variant="factors")
       for op in ("cg", "bicgstab", "gmres") for one in ALL),
+    *(Row(op, (one, one), None, BLOCKS, SM75, None, (), "own", op, krylov_plan, H200, variant="blocks")
+      for op in ("cg", "bicgstab", "gmres") for one in ALL),
+    *(Row("minres",   (one, one), None, BLOCKS, SM75, None, (), "own", "minres", krylov_plan, H200, variant="blocks")
+      for one in REAL),
 )
 # fmt: on
 ROWS = stated((*GPU_ROWS, *(on_host(row, scipy_krylov, library="scipy", stands_for="own") for row in GPU_ROWS)))

@@ -8,8 +8,19 @@ from __future__ import annotations
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, I64, Arch
-from dispatch.ops.sparse import own_compression_plan, own_product_plan, own_sampled_plan
+from dispatch.ops.sparse import (
+    block_jacobi_plan,
+    own_bsr_plan,
+    own_compiled_plan,
+    own_compression_plan,
+    own_product_plan,
+    own_sampled_plan,
+)
+from dispatch.ops.sparse.batched_rules import dense_elements
+from dispatch.ops.sparse.block_jacobi_reference import numpy_block_jacobi
+from dispatch.ops.sparse.bsr_rules import dense_blocks, only_bsr
 from dispatch.ops.sparse.check import nvrtc_check
+from dispatch.ops.sparse.compiled_reference import numpy_compiled
 from dispatch.ops.sparse.reference import numpy_check, numpy_compressed, numpy_dense_count, scipy_sparse
 from dispatch.ops.sparse.rules import adjacent_rows, aligned, few_elements, formats_of_dense, open_algorithm, results
 from dispatch.table.on_host import on_host
@@ -19,6 +30,9 @@ __all__ = ["ROWS"]
 SM75, SM80 = Arch(75), Arch(80)
 RULES = (aligned, results)
 SAMPLED = (aligned, formats_of_dense, results)
+SAMPLES = (aligned, dense_elements)
+BLOCKED = (aligned, results, dense_blocks)
+OF_BSR  = (aligned, only_bsr)
 ADJACENT = (aligned, adjacent_rows, open_algorithm, few_elements)
 DTYPES = (F32, F64, C64, C128, F16, BF16)
 
@@ -27,23 +41,57 @@ CHECK = ("own", "check_indices", nvrtc_check, H100)
 COUNT = ("own", "count_elements", own_compression_plan, H100)
 FILL  = ("own", "fill_elements", own_compression_plan, H100)
 SAMPLE = ("own", "sample_products", own_sampled_plan, ("H200",), None, "any format")
+SAMPLE_BATCH = ("own", "sample_products", own_sampled_plan, ("H200",))
+COUNT_BLOCKS = ("own", "mark_blocks", own_bsr_plan, ("H200",))
+MAKE_BLOCKS = ("own", "fill_blocks", own_bsr_plan, ("H200",))
+SPREAD   = ("own", "spread_blocks", own_bsr_plan, ("H200",))
+UNPACK   = ("own", "unpack_blocks", own_bsr_plan, ("H200",), None, "blocks")
 MULTIPLY = ("own", "multiply_rows", own_product_plan, ("H200",), None, "adjacent rows")
-ON_HOST = {"sparse_check": numpy_check, "dense_nnz": numpy_dense_count, "dense_to_sparse": numpy_compressed}
+OVER = ("own", "multiply_over", own_compiled_plan, ("H200",), None, "one launch")
+WITH_EPILOGUE = ("own", "multiply_rows", own_compiled_plan, ("H200",), None, "one launch")
+INVERT = ("own", "invert_blocks", block_jacobi_plan, ("H200",))
+ON_HOST = {
+    "sparse_check": numpy_check, "dense_nnz": numpy_dense_count, "dense_to_sparse": numpy_compressed,
+    "block_jacobi": numpy_block_jacobi,
+}
 
 GPU_ROWS = (
 #   op, (values, out), compute, rules, min_arch, max_arch, min_version, calls
     *(Row("sparse_check",    (one, I64), None, RULES, SM75, None, (), *CHECK) for one in DTYPES),
     *(Row("dense_nnz",       (one, I64), None, RULES, SM75, None, (), *COUNT) for one in DTYPES),
     *(Row("dense_to_sparse", (one, one), None, RULES, SM75, None, (), *FILL) for one in DTYPES),
+    *(Row("block_jacobi",    (one, one), None, RULES, SM75, None, (), *INVERT) for one in (F32, F64, C64, C128)),
 )
 SAMPLING = (
     *(Row("sddmm",           (one, one), None, SAMPLED, SM75, None, (), *SAMPLE) for one in DTYPES),
+    *(Row("sddmm_batched",   (one, one), None, SAMPLES, SM75, None, (), *SAMPLE_BATCH) for one in DTYPES),
+)
+BLOCKS = (
+    *(Row("csr2bsr_nnz",     (one, I64), None, RULES, SM75, None, (), *COUNT_BLOCKS) for one in DTYPES),
+    *(Row("csr2bsr",         (one, one), None, BLOCKED, SM75, None, (), *MAKE_BLOCKS) for one in DTYPES),
+    *(Row("bsr2csr",         (one, one), None, RULES, SM75, None, (), *SPREAD) for one in DTYPES),
+    *(Row("sparse_to_dense", (one, one), None, OF_BSR, SM75, None, (), *UNPACK) for one in DTYPES),
 )
 PRODUCTS = (
     *(Row("sparse_mv",       (one, one), None, ADJACENT, SM75, None, (), *MULTIPLY) for one in (F32, F64, C64, C128)),
     *(Row("sparse_mv",       (F16, one), None, ADJACENT, SM75, None, (), *MULTIPLY) for one in (F16, F32)),
     *(Row("sparse_mv",       (BF16, one), None, ADJACENT, SM80, None, (), *MULTIPLY) for one in (BF16, F32)),
 )
+# Results of 16 bits may be f32.
+OPERATED = tuple(
+    Row(op,                  (one, out), None, (aligned,), arch, None, (), *calls)
+    for op, calls in (("spmm_op", OVER), ("spmv_op", WITH_EPILOGUE))
+    for one, out, arch in (
+        *((one, one, SM75) for one in (F32, F64, C64, C128)),
+        (F16, F16, SM75), (F16, F32, SM75), (BF16, BF16, SM80), (BF16, F32, SM80),
+    )
+)
 # fmt: on
-ON_SCIPY = tuple(on_host(row, scipy_sparse, library="scipy", stands_for="own") for row in (*SAMPLING, *PRODUCTS))
-ROWS = stated((*GPU_ROWS, *SAMPLING, *PRODUCTS, *(on_host(row, ON_HOST[row.op]) for row in GPU_ROWS), *ON_SCIPY))
+ON_SCIPY = tuple(
+    on_host(row, scipy_sparse, library="scipy", stands_for="own") for row in (*SAMPLING, *BLOCKS, *PRODUCTS)
+)
+ON_NUMPY = (
+    *(on_host(row, ON_HOST[row.op]) for row in GPU_ROWS),
+    *(on_host(row, numpy_compiled, stands_for="own") for row in OPERATED),
+)
+ROWS = stated((*GPU_ROWS, *SAMPLING, *BLOCKS, *PRODUCTS, *OPERATED, *ON_NUMPY, *ON_SCIPY))

@@ -156,8 +156,11 @@ class Library(stand_in.Library):
         assert a.format == stand_in.CSR
         assert stand_in.INDICES[a.kinds[1]].itemsize == 4
         assert a.is_at_vectors()
+        assert a.base == 0
+        assert not any(one.values % 16 for one in (x, y, z))
+        assert y.values != z.values
         assert a.value_type == x.value_type == y.value_type == z.value_type == int(kind)
-        self.put(descriptor, SimpleNamespace(dense=a.dense(), buffer=address_of(buffer)))
+        self.put(descriptor, SimpleNamespace(matrix=a, pattern=a.places()[:2], buffer=address_of(buffer)))
         memory_at(address_of(buffer), WORK)[...] = 7
 
     def _SpMVOp_createPlan(self, handle, descriptor, plan, code, length):
@@ -168,7 +171,8 @@ class Library(stand_in.Library):
         plan, x, y, z = map(self.of, (plan, x, y, z))
         assert (memory_at(plan.of.buffer, WORK) == 7).all(), "the analysis was overwritten"
         alpha, beta = (stand_in.number_at(one, z.value_type) for one in (alpha, beta))
-        found = alpha * (plan.of.dense @ x.array().astype(np.float64)) + beta * y.array()
+        assert all(map(np.array_equal, plan.of.matrix.places()[:2], plan.of.pattern)), "the pattern is another"
+        found = alpha * (plan.of.matrix.dense() @ x.array().astype(np.float64)) + beta * y.array()
         z.array()[...] = plan.epilogue(found.astype(z.array().dtype))
 
 

@@ -107,7 +107,9 @@ class Products(storage.Storage):
     def batch(self, handle, op_a, op_b, alpha, a, b, beta, c, kind, algorithm, buffer):
         """Each product of a strided batch by itself."""
         assert a.batch[0] == b.batch[0] == c.batch[0]
-        assert a.batch[0] == 1 or not (int(op_a) or a.batch[1]), "cuSPARSE 12.6 takes the first one's offsets for all"
+        is_one, has_offsets = a.batch[0] == 1, (a.format == CSR and a.batch[1]) or (a.format == COO and a.batch[2])
+        assert is_one or not (int(op_a) or has_offsets), "12.6 takes the first one's offsets; wrong sums of COO"
+        assert a.format != COO or int(algorithm) in (1, 2, 5), "COO_ALG3 takes no batch, and may be the default"
         item, (offset, index) = DTYPES[a.value_type].itemsize, (INDICES[kind].itemsize for kind in a.kinds)
         for number in range(c.batch[0]):
             _, lines, elements = (number * step for step in a.batch)

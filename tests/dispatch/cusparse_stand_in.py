@@ -200,6 +200,12 @@ class Library(products.Products):
         assert elements in (0, *range(matrix.nnz, 1 << 20))
         matrix.batch = count, offsets, elements
 
+    def _CooSetStridedBatch(self, handle, count, step):
+        matrix = self.of(handle)
+        assert matrix.format == COO
+        assert step == 0 or step >= matrix.nnz, "CUSPARSE_STATUS_INVALID_VALUE: batchStride < nnz"
+        matrix.batch = count, step, step
+
     def _DnMatSetStridedBatch(self, handle, count, step):
         matrix = self.of(handle)
         assert count == 1 or step >= (matrix.m if matrix.by_rows else matrix.n) * 1

@@ -773,7 +773,7 @@ def judge_calls(dev, rng, rounds):
 
 
 def test_each_prepared_call_over_other_operands_is_what_its_request_is(dev, rng):
-    differences, quick, drawn = judge_calls(dev, rng, 1300)
+    differences, quick, drawn = judge_calls(dev, rng, 1600)
     assert not differences, "\n".join(map(str, differences[0]))
     assert all(quick[kind.op] > 20 for kind in drawn.kinds), quick
 

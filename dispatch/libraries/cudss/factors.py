@@ -85,19 +85,24 @@ class Factors:
         "info",
     )
 
-    def __init__(self, executor: CudaExecutor, said: Said, placeholder: int, ways: Ways) -> None:
+    def __init__(self, executor: CudaExecutor, said: Any, placeholder: int, ways: Ways) -> None:
+        """`said` is a `Said`; of a class that derives from this one, what its `_describe` takes."""
         self._executor, self._handle, self._ways = executor, handle_of(executor).follow(), ways
         self._config, self._data = cudss.cudssConfig_t(), cudss.cudssData_t()
         self._a, self._b, self._x = (cudss.cudssMatrix_t() for _ in range(3))
         self._at: Any = None  # the addresses of the pattern that was analysed
         self._stamp: Any = None  # of what was factorized
         self._is_factored = self._is_spoilt = False
-        self._index_bytes = said.index_bytes
         self.info = 0
         executor.at_close.append(partial(_close, weakref.ref(self)))
         cudss.cudssConfigCreate(self._config)
         configure(self._config, ways)
         cudss.cudssDataCreate(self._handle, self._data)
+        self._describe(said, placeholder)
+
+    def _describe(self, said: Any, placeholder: int) -> None:
+        """Make the descriptors of the matrices, whose addresses each run gives."""
+        self._index_bytes = said.index_bytes
         value, kind = cudss.cudaDataType_t(said.value_type), cudss.cudssMatrixType_t(said.kind)
         indices = INDEX_TYPES[said.offset_bytes], INDEX_TYPES[said.index_bytes]
         view, base = cudss.cudssMatrixViewType_t(said.view), cudss.cudssIndexBase_t(said.base)
@@ -118,10 +123,7 @@ class Factors:
         `keeps` says whether the pattern is promised to stay, and `stamp`, where there is one, is another for other
         values. Where it factorizes it waits for the status, and says so.
         """
-        offsets, indices = pattern
-        cudss.cudssMatrixSetCsrPointers(self._a, offsets, None, indices, values)
-        cudss.cudssMatrixSetValues(self._b, b)
-        cudss.cudssMatrixSetValues(self._x, x)
+        self._point(pattern, values, b, x)
         known = None if stamp is None else (stamp, values)
         if not keeps or self._at != pattern:
             self._at = None
@@ -141,6 +143,13 @@ class Factors:
         # One that has replaced pivots has no scales and no order that another matrix should be given.
         self._stamp, self._is_factored, self._is_spoilt = known, not self.info, self.info != 0
         return True
+
+    def _point(self, pattern: tuple[Any, Any], values: Any, b: Any, x: Any) -> None:
+        """Have the descriptors say where the operands of a run are."""
+        offsets, indices = pattern
+        cudss.cudssMatrixSetCsrPointers(self._a, offsets, None, indices, values)
+        cudss.cudssMatrixSetValues(self._b, b)
+        cudss.cudssMatrixSetValues(self._x, x)
 
     def spoil(self, status: int) -> None:
         """Have what is factorized from now on be told nothing of what was: its solution was none, which `info` says."""
@@ -222,7 +231,7 @@ class Factors:
         del self._data
 
     def __del__(self) -> None:
-        if not sys.is_finalizing() and self._executor.device.alive:
+        if hasattr(self, "_data") and not sys.is_finalizing() and self._executor.device.alive:  # made, and not closed
             dispose(Factors.close, self)
 
 

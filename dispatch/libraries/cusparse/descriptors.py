@@ -193,8 +193,14 @@ class SparseMatrix(Descriptor):
                 cusparse.cusparseSpMatSetAttribute(self.c, attribute, ctypes.byref(held), ctypes.sizeof(held))
 
     def stack(self, count: int, offsets: int, elements: int) -> None:
-        """Have one in CSR describe a batch, whose offsets and whose elements are so many apart; 0 for one for all."""
-        cusparse.cusparseCsrSetStridedBatch(self.c, count, offsets, elements)
+        """Have one in CSR or COO describe a batch; 0 apart is one for all.
+
+        `offsets` are between those of two matrices in CSR, `elements` between their indices and values.
+        """
+        if self.said.format == cusparse.cusparseFormat_t.CUSPARSE_FORMAT_COO:
+            cusparse.cusparseCooSetStridedBatch(self.c, count, elements)
+        else:
+            cusparse.cusparseCsrSetStridedBatch(self.c, count, offsets, elements)
 
     @property
     def indices_at(self) -> tuple[Any, ...]:

@@ -1,5 +1,7 @@
 """CUDA C++ of a caller's operators as functions that cuSPARSE links into its kernels: `add_op`, `mul_op`, `epilogue`.
 
+And the same lines as a namespace for kernels of this library's own, in which they find nothing else either.
+
 cuSPARSE is told no identity, and NVIDIA does not say what sums begin with; users have found 0, which is the identity of
 + alone. So what its kernels add up is not the numbers themselves: the bits of each are exchanged with those of one NaN,
 which then are all 0. A 0 that cuSPARSE puts there is that NaN, `is_nothing`, which `add_op` passes over, and which in
@@ -19,7 +21,7 @@ from dispatch.keys import C64, C128, F32, F64
 if TYPE_CHECKING:
     from dispatch.keys import Dtype
 
-__all__ = ["EMPTY_ROWS", "OPTIONS", "OPTIONS_OF_KERNELS", "Operators", "epilogue_of_rows"]
+__all__ = ["EMPTY_ROWS", "OPTIONS", "OPTIONS_OF_KERNELS", "Operators", "epilogue_beside", "epilogue_of_rows"]
 
 OPTIONS = ("-std=c++17", "-diag-suppress=177", "-diag-error=940", "-dlto", "-rdc=true")  # unused; nothing returned
 OPTIONS_OF_KERNELS = ("-std=c++17", "-diag-suppress=177", "-diag-error=940")
@@ -112,16 +114,33 @@ extern "C" __global__ void empty_rows(const INDEX* begins, Given* out, long long
 }
 """
 # cuSPARSE's documentation has a row as an int; where a version has another kind of number it finds that one.
-OF_ROWS = r"""
+LINES_OF_ROWS = r"""
 static __device__ Number user_epilogue(long long row, Number x)
 {
 #line 1 "epilogue"
 $CODE$
 }
 #line 1 "dispatch"
+"""
+OF_ROWS = r"""
 __device__ Real spmvop_epilogue(int row, Real x) { return user_epilogue(row, x); }
 __device__ Real spmvop_epilogue(long row, Real x) { return user_epilogue(row, x); }
 __device__ Real spmvop_epilogue(long long row, Real x) { return user_epilogue(row, x); }
+"""
+TOGETHER = r"""
+static __device__ Number identity() { return $IDENTITY$; }
+static __device__ Number finished(Number found, Number c) { return $FINISHED$; }
+"""
+# Of a sum that a kernel has as its parts, one behind another.
+BESIDE = r"""
+template <class Sum> static __device__ Sum of_row(long long row, Sum sum)
+{
+    Number x;
+    for (int i = 0; i < int(sizeof(Number) / sizeof(Real)); ++i) ((Real*)&x)[i] = sum.part[i];
+    x = user_epilogue(row, x);
+    for (int i = 0; i < int(sizeof(Number) / sizeof(Real)); ++i) sum.part[i] = ((Real*)&x)[i];
+    return sum;
+}
 """
 
 
@@ -146,18 +165,31 @@ class Operators(NamedTuple):
     def sources(self) -> dict[str, str]:
         """The programs by the names of their functions, each of which cuSPARSE takes apart from the others."""
         common = common_of(self.dtype)
-        add, finished = lines_of("add", "a", "b", self.add), "found"
-        end = lines_of("epilogue", "sum", "c", self.epilogue) if self.epilogue is not None else ""
-        if self.epilogue is not None:
-            finished = "user_epilogue(found, number_of(c))"
-        elif self.adds:
-            end, finished = add, "user_add(found, number_of(c))"
-        parts = {"IDENTITY": self.identity_words(), "FINISHED": finished}
+        add, end = lines_of("add", "a", "b", self.add), self.lines_of_epilogue()
+        if self.epilogue is None and self.adds:
+            end = add
+        parts = {"IDENTITY": self.identity_words(), "FINISHED": self.finished("number_of(c)")}
         return {
             "add_op": common + add + ADD,
             "mul_op": common + lines_of("multiply", "a", "b", self.multiply) + MULTIPLY,
             "epilogue": common + end + filled(EPILOGUE, parts),
         }
+
+    def together(self) -> str:
+        """All of them as the namespace `operators`: `user_multiply`, `user_add`, `identity` and `finished`."""
+        lines = (lines_of(name, "a", "b", code) for name, code in (("multiply", self.multiply), ("add", self.add)))
+        parts = {"IDENTITY": self.identity_words(), "FINISHED": self.finished("c")}
+        return beside(self.dtype, *lines, self.lines_of_epilogue(), filled(TOGETHER, parts))
+
+    def lines_of_epilogue(self) -> str:
+        """The caller's own epilogue, if there is one."""
+        return "" if self.epilogue is None else lines_of("epilogue", "sum", "c", self.epilogue)
+
+    def finished(self, given: str) -> str:
+        """What becomes of `found`, the sum, as an expression; `given` is what C has as a number."""
+        if self.epilogue is not None:
+            return f"user_epilogue(found, {given})"
+        return f"user_add(found, {given})" if self.adds else "found"
 
     def of_empty_rows(self) -> str:
         """The program of `empty_rows`, a kernel over dense memory of the result; INDEX is the type of A's offsets."""
@@ -176,7 +208,17 @@ class Operators(NamedTuple):
 
 def epilogue_of_rows(dtype: Dtype, code: str) -> str:
     """The program of SpMVOp's epilogue."""
-    return common_of(dtype) + filled(OF_ROWS, {"CODE": code.rstrip("\n")})
+    return common_of(dtype) + filled(LINES_OF_ROWS, {"CODE": code.rstrip("\n")}) + OF_ROWS
+
+
+def epilogue_beside(dtype: Dtype, code: str) -> str:
+    """An epilogue of rows as the namespace `operators`: `of_row` takes a row and its sum, a structure of `part`s."""
+    return beside(dtype, filled(LINES_OF_ROWS, {"CODE": code.rstrip("\n")}), BESIDE)
+
+
+def beside(dtype: Dtype, *parts: str) -> str:
+    """Functions over numbers of a dtype as a namespace, in front of a kernel."""
+    return "".join(("namespace operators {\n", common_of(dtype), *parts, "}\n"))
 
 
 def common_of(dtype: Dtype) -> str:
@@ -193,4 +235,4 @@ def lines_of(name: str, first: str, second: str, code: str) -> str:
 
 def filled(text: str, parts: dict[str, str]) -> str:
     """A text with its parts in their places, whatever these hold."""
-    return re.sub(r"\$([A-Z]+)\$", lambda found: parts[found.group(1)], text)
+    return re.sub(r"\$([A-Z_]+)\$", lambda found: parts[found.group(1)], text)

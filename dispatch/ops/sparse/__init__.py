@@ -3,21 +3,27 @@
 Carried out by cuSPARSE and cuDSS, or by SciPy on the host. A sparse operand of a request is three tensors and a
 `SparseForm` (form.py); `SparseTensor` (tensor.py) holds them, knows those of SciPy, CuPy and torch (sources.py), and
 unpacks into them. The files: products, batched, compiled (with semirings), solves, incomplete, pairs, vectors,
-tridiagonal, conversions, compression (what may be asked), algorithms; cusparse and those with its name before their own
-(the plans), tune; reference (what is right), check and compression_kernels (kernels that look at indices, or make
-them), sampled_kernels and own_sampled (SDDMM by a kernel, and its plan), product_kernels and own_product (a product
-with a vector by one), rules, patterns, cases. Of iterations: krylov, krylov_kernels and the methods beside it,
-own_krylov (the plan), krylov_reference; of direct solves: direct, cudss and those with its name before their own,
-cusolver and cusolver_refactor (the plans), refinement_kernels, direct_reference. And doors, which users know as
-`dispatch.sparse`.
+tridiagonal, conversions, bsr_conversions, compression (what may be asked), algorithms; cusparse and those with its name
+before their own (the plans), tune; reference (what is right), check and compression_kernels (kernels that look at
+indices, or make them), bsr_kernels and own_bsr (blocks made, and spread out), sampled_kernels and own_sampled (SDDMM by
+a kernel, and its plan), product_kernels and own_product (a product with a vector by one), semiring_kernels,
+semiring_tiles and own_compiled (products with operators of the caller's, by kernels that these are in), rules,
+patterns, cases. Of iterations: krylov, krylov_kernels and the methods beside it, own_krylov (the plan),
+krylov_reference, block_jacobi and own_block_jacobi (inverses of blocks, and their plan); of direct solves: direct and
+direct_lists, list_rules, cudss and those with its name before their own, cusolver and cusolver_refactor (the plans),
+refinement_kernels, direct_reference. And doors, which users know as `dispatch.sparse`.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from dispatch.core.plan_call import plan_call
-from dispatch.core.request_function import request_function
+from dispatch.core.request_function import request_function, request_function_of_either
 from dispatch.ops.sparse.algorithms import SpgemmAlgorithm, SpmmAlgorithm, SpmvAlgorithm, SpsvAlgorithm
-from dispatch.ops.sparse.batched import BatchedSpmmRequest
+from dispatch.ops.sparse.batched import BatchedSddmmRequest, BatchedSpmmRequest
+from dispatch.ops.sparse.block_jacobi import BlockJacobiRequest
+from dispatch.ops.sparse.bsr_conversions import Bsr2csrRequest, Csr2bsrNnzRequest, Csr2bsrRequest
 from dispatch.ops.sparse.compiled import SpmmOpRequest, SpmvOpRequest
 from dispatch.ops.sparse.compression import Coo2csrRequest, Csr2cooRequest, DenseNnzRequest, DenseToSparseRequest
 from dispatch.ops.sparse.conversions import Csr2cscRequest, SparseCheckRequest, SparseToDenseRequest
@@ -28,6 +34,7 @@ from dispatch.ops.sparse.direct import (
     SparseKind,
     SpsolveRequest,
 )
+from dispatch.ops.sparse.direct_lists import BatchedSpsolveListRequest
 from dispatch.ops.sparse.ell import BlockedEllMmRequest, SellMvRequest
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
 from dispatch.ops.sparse.incomplete import Ic0Request, Ilu0Request
@@ -49,15 +56,15 @@ from dispatch.ops.sparse.vectors import (
 )
 
 __all__ = ["SparseForm", "SparseFormat"]
-__all__ += ["BatchedSpmmRequest", "spmm_batched"]
-__all__ += ["Ic0Request", "Ilu0Request", "ic0", "ilu0"]
+__all__ += ["BatchedSddmmRequest", "BatchedSpmmRequest", "sddmm_batched", "spmm_batched"]
+__all__ += ["BlockJacobiRequest", "Ic0Request", "Ilu0Request", "block_jacobi", "ic0", "ilu0"]
 __all__ += ["GpsvRequest", "GtsvRequest", "gpsv", "gtsv"]
 __all__ += ["PruneNnzRequest", "PruneToCsrRequest", "prune_nnz", "prune_to_csr"]
 __all__ += ["SparseSortRequest", "sparse_sort"]
 __all__ += ["BlockedEllMmRequest", "SellMvRequest", "blocked_ell_mm", "sell_mv"]
 __all__ += ["BicgstabRequest", "CgRequest", "GmresRequest", "MinresRequest", "Preconditioner"]
 __all__ += ["SparseFactorMemory", "SparseFactorPrecision", "SparseKind", "SpsolveRequest", "spsolve"]
-__all__ += ["BatchedSpsolveRequest", "spsolve_batched"]
+__all__ += ["BatchedSpsolveListRequest", "BatchedSpsolveRequest", "spsolve_batched"]
 __all__ += ["bicgstab", "cg", "gmres", "minres"]
 __all__ += ["GatherRequest", "ScatterRequest", "SparseAxpbyRequest", "SparseRotRequest", "SpvvRequest"]
 __all__ += ["sparse_axpby", "sparse_gather", "sparse_rot", "sparse_scatter", "spvv"]
@@ -67,6 +74,7 @@ __all__ += ["Csr2cscRequest", "SddmmRequest", "SparseCheckRequest", "SparseMvReq
 __all__ += ["SpgemmNnzRequest", "SpgemmRequest", "SpmmRequest", "SpsmRequest", "SpsvRequest"]
 __all__ += ["Coo2csrRequest", "Csr2cooRequest", "DenseNnzRequest", "DenseToSparseRequest"]
 __all__ += ["coo2csr", "csr2coo", "dense_nnz", "dense_to_sparse"]
+__all__ += ["Bsr2csrRequest", "Csr2bsrNnzRequest", "Csr2bsrRequest", "bsr2csr", "csr2bsr", "csr2bsr_nnz"]
 __all__ += ["csr2csc", "sddmm", "sparse_check", "sparse_mv", "sparse_to_dense"]
 __all__ += ["spgemm", "spgemm_nnz", "spmm", "spsm", "spsv"]
 
@@ -85,11 +93,20 @@ gtsv_plan = plan_call("gtsv_plan", "dispatch.ops.sparse.cusparse_tridiagonal", "
 vectors_plan = plan_call(
     "vectors_plan", "dispatch.ops.sparse.cusparse_vectors", "A plan of one of cuSPARSE's calls over a sparse vector."
 )
+block_jacobi_plan = plan_call(
+    "block_jacobi_plan", "dispatch.ops.sparse.own_block_jacobi", "A plan of the inverses of a matrix's blocks."
+)
 krylov_plan = plan_call("krylov_plan", "dispatch.ops.sparse.own_krylov", "A plan of an iteration: one graph.")
 cudss_plan = plan_call("cudss_plan", "dispatch.ops.sparse.cudss", "A plan of a direct solve by cuDSS.")
 cusolver_plan = plan_call("cusolver_plan", "dispatch.ops.sparse.cusolver", "A plan of a direct solve by cuSOLVER.")
 refactor_plan = plan_call(
     "refactor_plan", "dispatch.ops.sparse.cusolver_refactor", "A plan of cuSOLVER's refactorization."
+)
+own_bsr_plan = plan_call("own_bsr_plan", "dispatch.ops.sparse.own_bsr", "A plan between CSR, BSR and dense matrices.")
+own_compiled_plan = plan_call(
+    "own_compiled_plan",
+    "dispatch.ops.sparse.own_compiled",
+    "A plan of a product with a caller's operators by one kernel.",
 )
 own_compression_plan = plan_call(
     "own_compression_plan", "dispatch.ops.sparse.own_compression", "A plan that makes a dense matrix sparse."
@@ -110,6 +127,7 @@ compression_plan = plan_call(
 
 sparse_mv, spmm = request_function(SparseMvRequest, "sparse_mv"), request_function(SpmmRequest, "spmm")
 spmm_batched = request_function(BatchedSpmmRequest, "spmm_batched")
+sddmm_batched = request_function(BatchedSddmmRequest, "sddmm_batched")
 sddmm = request_function(SddmmRequest, "sddmm")
 spsv, spsm = request_function(SpsvRequest, "spsv"), request_function(SpsmRequest, "spsm")
 spgemm, spgemm_nnz = request_function(SpgemmRequest, "spgemm"), request_function(SpgemmNnzRequest, "spgemm_nnz")
@@ -119,6 +137,8 @@ sparse_check = request_function(SparseCheckRequest, "sparse_check")
 dense_nnz = request_function(DenseNnzRequest, "dense_nnz")
 dense_to_sparse = request_function(DenseToSparseRequest, "dense_to_sparse")
 coo2csr, csr2coo = request_function(Coo2csrRequest, "coo2csr"), request_function(Csr2cooRequest, "csr2coo")
+csr2bsr, bsr2csr = request_function(Csr2bsrRequest, "csr2bsr"), request_function(Bsr2csrRequest, "bsr2csr")
+csr2bsr_nnz = request_function(Csr2bsrNnzRequest, "csr2bsr_nnz")
 sparse_gather, sparse_scatter = (
     request_function(GatherRequest, "sparse_gather"),
     request_function(ScatterRequest, "sparse_scatter"),
@@ -127,6 +147,7 @@ sparse_rot = request_function(SparseRotRequest, "sparse_rot")
 spmm_op, spmv_op = request_function(SpmmOpRequest, "spmm_op"), request_function(SpmvOpRequest, "spmv_op")
 sparse_axpby, spvv = request_function(SparseAxpbyRequest, "sparse_axpby"), request_function(SpvvRequest, "spvv")
 ilu0, ic0 = request_function(Ilu0Request, "ilu0"), request_function(Ic0Request, "ic0")
+block_jacobi = request_function(BlockJacobiRequest, "block_jacobi")
 gpsv = request_function(GpsvRequest, "gpsv")
 prune_nnz = request_function(PruneNnzRequest, "prune_nnz")
 prune_to_csr = request_function(PruneToCsrRequest, "prune_to_csr")
@@ -134,6 +155,18 @@ sparse_sort = request_function(SparseSortRequest, "sparse_sort")
 sell_mv = request_function(SellMvRequest, "sell_mv")
 blocked_ell_mm = request_function(BlockedEllMmRequest, "blocked_ell_mm")
 gtsv, spsolve = request_function(GtsvRequest, "gtsv"), request_function(SpsolveRequest, "spsolve")
-spsolve_batched = request_function(BatchedSpsolveRequest, "spsolve_batched")
+_of_one_pattern: Any = request_function(BatchedSpsolveRequest, "spsolve_batched")
+_of_lists: Any = request_function(BatchedSpsolveListRequest, "spsolve_batched")
+
+
+def _spsolve_batched(values: Any, *more: Any, **named: Any) -> Any:
+    """Run the request that the operands are for: lists of matrices make the one, values of one pattern the other."""
+    function = _of_lists if isinstance(values, (list, tuple)) else _of_one_pattern
+    return function(values, *more, **named)
+
+
+spsolve_batched = request_function_of_either(
+    BatchedSpsolveRequest, BatchedSpsolveListRequest, "spsolve_batched", _spsolve_batched
+)
 cg, bicgstab = request_function(CgRequest, "cg"), request_function(BicgstabRequest, "bicgstab")
 gmres, minres = request_function(GmresRequest, "gmres"), request_function(MinresRequest, "minres")

@@ -1,38 +1,77 @@
-"""The request of a batch of products of sparse matrices of one size with dense ones."""
+"""Requests of batches of products: sparse matrices of one size times dense ones, and dense products at their places.
+
+A batch of sparse matrices has as many elements in each of them. Its three parts have an axis of the batch in front, or
+are for all of them, each for itself. Follow https://docs.nvidia.com/cuda/cusparse/#cusparsespmm and #cusparsesddmm.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dispatch.core.operands import Output, dense
 from dispatch.errors import BadRequest
 from dispatch.ops.sparse.form import SparseFormat, check_form, check_parts, shape_of
-from dispatch.ops.sparse.products import SpmmRequest, check_algorithm
+from dispatch.ops.sparse.products import SddmmRequest, SpmmRequest, check_algorithm
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dispatch.device.tensor import Tensor
 
-__all__ = ["BatchedSpmmRequest"]
+__all__ = ["BatchedSddmmRequest", "BatchedSpmmRequest"]
 
 BATCH = 3  # axes
 PARTS = ("values", "rows", "columns")
+
+
+def check_stacks(request: Any, formats: Sequence[SparseFormat], hint: str) -> None:
+    """Set a request's form; BadRequest for one of another format, and for parts that are no batch, nor for all."""
+    form = check_form("form", request.form)
+    object.__setattr__(request, "form", form)
+    if form.format not in formats:
+        kind = SparseFormat(form.format)  # type: ignore[arg-type]  # it is a member since it was checked
+        *others, last = (one.name for one in formats)
+        raise BadRequest("form.format", kind.name, f"{', '.join(others)} or {last}", hint)
+    check_parts(form, {name: first_of(request, name) for name in PARTS})
+
+
+def first_of(request: Any, name: str) -> Tensor:
+    """The first of a batch of parts, or the one for all."""
+    part: Tensor = getattr(request, name)
+    if part.ndim == len(("nnz",)):
+        return part
+    if part.ndim != len(("batch", "nnz")) or part.shape[0] != request.batch:
+        expected = f"a batch of {request.batch}, as {request.counted} is, or one for all"
+        raise BadRequest(name, str(part.layout), expected)
+    return part[0]
 
 
 @dataclass(frozen=True, eq=False)
 class BatchedSpmmRequest(SpmmRequest):
     """C[i] = alpha · op(A[i]) · B[i] + beta · C[i]: cuSPARSE's SpMM over a strided batch.
 
+    Follows https://docs.nvidia.com/cuda/cusparse/#cusparsespmm. Indices beyond a matrix are read beyond other operands.
+
     Attributes:
-        values, columns: (batch, nnz), or (nnz,) both where one A is for all; the A of a batch have as many elements.
-        rows: (batch, m + 1), or (m + 1,) where all A have their rows begin at the same places.
-        form: that of each A, which is in CSR.
+        values: (batch, nnz), or (nnz,) where one A is for all, of f32 f64 c64 c128; the A of a batch have as many
+            elements.
+        rows: (batch, m + 1), or (m + 1,) where all A have their rows begin at the same places; of COO (batch, nnz), or
+            (nnz,) where all A have elements in the same rows.
+        columns: (batch, nnz), or (nnz,) where all A have elements in the same columns.
+        form: that of each A, which is in CSR or COO.
         b: (batch, n, k), or (batch, m, k) for a `trans` other than "n"; each matrix row-major or column-major.
         c: added as beta · c, of out's shape; it may be `out` itself, and is not read where beta is 0.
         out: (batch, m, k), or (batch, n, k).
+        algorithm: a `SpmmAlgorithm`, for the format of A; of COO not COO_ALG3, which takes no batch. Left open it is
+            COO_ALG4 there.
+
+    Where the library takes no such batch, a plan calls it for each matrix: of A that are transposed, in CSR of offsets
+    for each, and of a pattern for all with elements for each.
     """
 
     op: ClassVar[str] = "spmm_batched"
+    counted: ClassVar[str] = "b"  # which says how many there are
 
     @property
     def batch(self) -> int:
@@ -45,29 +84,17 @@ class BatchedSpmmRequest(SpmmRequest):
         return False
 
     def check_fields(self) -> None:
-        object.__setattr__(self, "form", check_form("form", self.form))
-        if self.form.format != SparseFormat.CSR:
-            kind = SparseFormat(self.form.format)  # type: ignore[arg-type]  # it is a member since it was checked
-            raise BadRequest("form.format", kind.name, "CSR", "csr2csc makes one of CSC")
         if self.b.ndim != BATCH or not self.b.shape[0]:
             hint = "spmm takes one matrix" if self.b.ndim == len(("n", "k")) else ""
             raise BadRequest("b", str(self.b.layout), "(batch, n, k) of at least one matrix", hint)
-        one = {name: self._one(name) for name in PARTS}
-        check_parts(self.form, one)
-        if self.values.ndim != self.columns.ndim or self.rows.ndim > self.values.ndim:
-            wanted = "(batch, nnz) with values (batch, nnz), or one of each for all"
-            raise BadRequest("columns", str(self.columns.layout), wanted)
+        check_stacks(self, (SparseFormat.CSR, SparseFormat.COO), "dispatch.sparse.tocsr makes one of CSC or BSR")
+        for name in ("rows", "columns"):
+            part: Tensor = getattr(self, name)
+            if part.ndim > self.values.ndim:
+                wanted = "one for all, as values are, or values (batch, nnz)"
+                raise BadRequest(name, str(part.layout), wanted)
         self.check_operands()
         self.check_factors()
-
-    def _one(self, name: str) -> Tensor:
-        """The first of a batch of parts, or the one for all."""
-        part: Tensor = getattr(self, name)
-        if part.ndim == 1:
-            return part
-        if part.ndim != len(("batch", "nnz")) or part.shape[0] != self.batch:
-            raise BadRequest(name, str(part.layout), f"a batch of {self.batch}, as b is, or one for all")
-        return part[0]
 
     def check_operands(self) -> None:
         m, n = shape_of(self.form, self.trans)
@@ -81,3 +108,69 @@ class BatchedSpmmRequest(SpmmRequest):
 
     def outputs(self) -> dict[str, Output]:
         return {"out": dense((self.batch, shape_of(self.form, self.trans)[0], self.b.shape[2]), self.out_dtype)}
+
+
+@dataclass(frozen=True, eq=False)
+class BatchedSddmmRequest(SddmmRequest):
+    """C[i] = alpha · (A[i] · B[i] where C[i] has elements) + beta · C[i]: SDDMM over a batch, as one launch.
+
+    The result is the values of the matrices with the rows and columns of C; the same bits come in each run. Follows
+    https://docs.nvidia.com/cuda/cusparse/#cusparsesddmm, by a kernel of this library. Indices beyond a matrix are read
+    beyond other operands.
+
+    Attributes:
+        values: those of C, (batch, nnz), or (nnz,) where they are for all; not read where beta is 0. Their dtype, f32
+            f64 c64 c128 f16 or bf16, is that of all. Sums are of f32 for those of 16 bits.
+        rows: of CSR (batch, m + 1), or (m + 1,) for all; of CSC and COO (batch, nnz), or (nnz,) for all.
+        columns: of CSC (batch, n + 1), or (n + 1,) for all; of CSR and COO (batch, nnz), or (nnz,) for all. The C of a
+            batch have as many elements.
+        form: that of each C, which is in CSR, CSC or COO.
+        a: (batch, m, k), of any strides, or (m, k) for all.
+        b: (batch, k, n), of any strides, or (k, n) for all. One of a and b is a batch at least.
+        beta: a number; None for 0.
+        out: (batch, nnz); it may be `values` itself.
+    """
+
+    op: ClassVar[str] = "sddmm_batched"
+
+    @property
+    def counted(self) -> str:
+        """Which operand says how many there are."""
+        return "a" if self.a.ndim == BATCH else "b"
+
+    @property
+    def batch(self) -> int:
+        """How many products there are."""
+        first: Tensor = getattr(self, self.counted)
+        return first.shape[0]
+
+    def check_fields(self) -> None:
+        first: Tensor = getattr(self, self.counted)
+        if first.ndim != BATCH or not first.shape[0]:
+            hint = "sddmm takes one matrix of each" if first.ndim == len(("k", "n")) else ""
+            wanted = "(batch, k, n) of at least one matrix, or such an a of (batch, m, k)"
+            raise BadRequest(self.counted, str(first.layout), wanted, hint)
+        formats = (SparseFormat.CSR, SparseFormat.CSC, SparseFormat.COO)
+        check_stacks(self, formats, "dispatch.sparse.tocsr makes one of BSR")
+        self.check_operands()
+        self.check_factors()
+
+    def check_operands(self) -> None:
+        m, n = self.form.shape
+        self._check_stack("a", (m, None), f"as C is [{m}, {n}]")
+        self._check_stack("b", (self.a.shape[-1], n), f"as C is [{m}, {n}] and a {list(self.a.shape)}")
+
+    def _check_stack(self, name: str, shape: tuple[int | None, int | None], said: str) -> None:
+        """BadRequest unless an operand is a batch of matrices of some extents, of which None is any, or one for all."""
+        tensor: Tensor = getattr(self, name)
+        extents = (self.batch, *shape)[-tensor.ndim :]
+        fits = tensor.ndim in (BATCH, BATCH - 1) and all(
+            w in (None, e) for w, e in zip(extents, tensor.shape, strict=True)
+        )
+        if not fits:
+            one = ", ".join("…" if extent is None else str(extent) for extent in shape)
+            expected = f"{tensor.dtype}[{self.batch}, {one}], or [{one}] for all, {said}"
+            raise BadRequest(name, str(tensor.layout), expected)
+
+    def outputs(self) -> dict[str, Output]:
+        return {"out": dense((self.batch, self.values.shape[-1]), self.values.dtype)}

@@ -17,6 +17,8 @@ from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.keys import F32, HALF
 from dispatch.ops.sparse import conversions, pairs, products, solves
 from dispatch.ops.sparse.cases_batched import batched_cases
+from dispatch.ops.sparse.cases_block_jacobi import block_jacobi_cases
+from dispatch.ops.sparse.cases_bsr import BSR_OPS, bsr_cases
 from dispatch.ops.sparse.cases_compiled import COMPILED_OPS, compiled_cases
 from dispatch.ops.sparse.cases_compression import COMPRESSION, compression_cases
 from dispatch.ops.sparse.cases_direct import direct_cases
@@ -26,6 +28,7 @@ from dispatch.ops.sparse.cases_incomplete import INCOMPLETE_OPS, incomplete_case
 from dispatch.ops.sparse.cases_krylov import KRYLOV, krylov_cases
 from dispatch.ops.sparse.cases_pentadiagonal import pentadiagonal_cases
 from dispatch.ops.sparse.cases_pruning import PRUNED, pruning_cases
+from dispatch.ops.sparse.cases_sampled_batched import sampled_batch_cases
 from dispatch.ops.sparse.cases_sorting import sorting_cases
 from dispatch.ops.sparse.cases_tridiagonal import tridiagonal_cases
 from dispatch.ops.sparse.cases_vectors import VECTORS, vector_cases
@@ -163,7 +166,7 @@ class Draw:
         drawn = self.normal(*mask.shape)
         if self.op in ("spsv", "spsm"):
             mask, drawn = self.triangle(mask, drawn)
-        block = BLOCKS[number % 2] if form.kind is SparseFormat.BSR else (1, 1)
+        block = BLOCKS[number] if form.kind is SparseFormat.BSR else (1, 1)
         values, rows, columns, said = stored(
             mask, drawn, form.kind, form.base, np.int64 if form.wide else np.int32, block
         )
@@ -251,7 +254,7 @@ class Draw:
 
     def storing(self) -> None:
         form = self.form
-        self.sparse(form.shape)
+        self.sparse(form.shape, number=form.base + form.wide)
         if self.op == "sparse_check" and len(self.fields["columns"].shape) and self.fields["values"].size > 3:
             self.spoil()
         if not form.given:
@@ -355,6 +358,10 @@ def cases(row: Row) -> list[MadeCase]:
         return pruning_cases(row)
     if op == "spmm_batched":
         return batched_cases(row)
+    if op == "sddmm_batched":
+        return sampled_batch_cases(row)
+    if op in BSR_OPS:
+        return bsr_cases(row)
     if op in COMPILED_OPS:
         return compiled_cases(row)
     if op == "sparse_sort":
@@ -373,6 +380,8 @@ def cases(row: Row) -> list[MadeCase]:
         return krylov_cases(row)
     if op in INCOMPLETE_OPS:
         return incomplete_cases(row)
+    if op == "block_jacobi":
+        return block_jacobi_cases(row)
     if op == "gtsv":
         return tridiagonal_cases(row)
     if op in VECTORS:

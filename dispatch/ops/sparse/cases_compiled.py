@@ -31,6 +31,7 @@ __all__ = ["COMPILED_OPS", "compiled_cases"]
 
 COMPILED_OPS = tuple(COMPILED)
 ADDED = ("nothing", "apart", "in place")
+SMALL = [name for name in PATTERNS if name != "nothing"]
 SHAPES = ((20, 28), (36, 12), (24, 24), (1, 8), (48, 36))
 WIDE = (5, 1, 8, 33)
 FACTORS = ((1.0, 0.0), (0.75, -1.5), (0.0, 0.5), (-2.0, 1.0))
@@ -62,6 +63,11 @@ def _by_row(row: Array, x: Array) -> Any:
     return np.where(row % 3 == 0, x, x * (1 + row % 5).astype(x.dtype))
 
 
+def _conjugate(row: Array, x: Array) -> Any:
+    del row
+    return np.conj(x)
+
+
 SUM = READY["plus_times"].add
 # Lines of several kinds: a loop, a cast, and more than one.
 DISTANCE = Semiring(
@@ -84,7 +90,18 @@ EPILOGUES = {
     "none": None,
     "positive": SparseOperator("return x > 0 ? x : x * Real(0.25);", _positive),
     "by row": SparseOperator("return row % 3 == 0 ? x : x * Number(1 + row % 5);", _by_row),
+    "conjugate": SparseOperator("return conj(x);", _conjugate),
 }
+EPILOGUES_OF_REAL = ("none", "positive", "by row")
+EPILOGUES_OF_COMPLEX = ("none", "conjugate", "by row")
+# Of kernels that split rows: what several blocks have, and rows that some of them share.
+LARGE = (
+    ("dense row", (9, 1500)),
+    ("power law", (250, 900)),
+    ("dense row", (20, 900)),
+    ("random", (600, 90)),
+    ("empty rows", (700, 40)),
+)
 
 
 class Form(NamedTuple):
@@ -100,29 +117,35 @@ class Form(NamedTuple):
     by_rows: tuple[bool, bool]
     given: bool
     factors: tuple[float, float]
+    library: str
 
 
 def compiled_cases(row: Row) -> list[MadeCase]:
-    """Each pattern twice, all else by turns."""
+    """Each pattern twice, all else by turns, and larger ones of this library's kernels; each library is asked alone."""
     op, dtype = row.op, row.dtypes[0]
-    names = tuple(EPILOGUES) if op == "spmv_op" else OF_COMPLEX if dtype.is_complex else OF_REAL
-    patterns = [name for name in PATTERNS if name != "nothing"] * 2
+    names = OF_COMPLEX if dtype.is_complex else OF_REAL
+    if op == "spmv_op":
+        names = EPILOGUES_OF_COMPLEX if dtype.is_complex else EPILOGUES_OF_REAL
+    is_own = "own" in (row.library, row.stands_for)
+    patterns = [(name, SHAPES[number % 5]) for number, name in enumerate(SMALL * 2)]
     out = row.dtypes[1]
     made = []
-    for number, pattern in enumerate(patterns):
+    for number, (pattern, shape) in enumerate((*patterns, *LARGE * is_own)):
         form = Form(
             pattern,
-            SHAPES[number % 5],
-            base=number // 2 % 2,
+            shape,
+            base=0 if op == "spmv_op" and not is_own else number // 2 % 2,
             wide=number % 3 == 1,
-            operators=names[(number + number // len(names)) % len(names)],
+            operators=names[0 if number == len(patterns) else (number + number // len(names)) % len(names)],
             added=ADDED[(number + number // 3) % 3],
             columns=WIDE[number % 4],
             by_rows=(number % 2 == 0, number // 2 % 2 == 0),
             given=number % 4 != 3,
             factors=FACTORS[number % 4],
+            library="own" if is_own else "cusparse",
         )
-        made.append(MadeCase(f"{dtype}-{number}", partial(check, op, dtype, out, form), form.operators))
+        name = f"{dtype}-{number}-{form.library}"
+        made.append(MadeCase(name, partial(check, op, dtype, out, form), form.operators))
     return made
 
 
@@ -167,7 +190,8 @@ class Draw:
 def check(op: str, dtype: Dtype, out: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
     """A request of a form with fresh operands."""
     draw = Draw(dtype, form, device, rng)
-    m, n = draw.sparse(wide_columns=op == "spmm_op")
+    m, n = draw.sparse(wide_columns=op == "spmm_op" or form.library == "own")
+    draw.fields["library"] = form.library
     right, added = ("b", "c") if op == "spmm_op" else ("x", "y")
     shape: tuple[int, ...] = (m, form.columns) if op == "spmm_op" else (m,)
     draw.lay(right, draw.normal(n, *shape[1:]).astype(dtype.numpy), by_rows=form.by_rows[0])

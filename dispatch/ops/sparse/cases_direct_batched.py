@@ -10,8 +10,9 @@ import numpy as np
 from dispatch.core.host_plan import EXACT
 from dispatch.core.matrix_choices import FillMode
 from dispatch.ops.sparse.cases_direct import matrix_for, residual_of
+from dispatch.ops.sparse.cases_direct_lists import list_direct_cases
 from dispatch.ops.sparse.direct import BatchedSpsolveRequest, SparseKind
-from dispatch.ops.sparse.direct_reference import evaluate_batch, systems
+from dispatch.ops.sparse.direct_reference import LISTS, evaluate_batch, systems
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.patterns import PATTERNS, stored
 from dispatch.testing.check import Check, GuardedBuffer, MadeCase, Mismatch, place, poison
@@ -60,8 +61,8 @@ FORMS = (
 
 
 def batched_direct_cases(row: Row) -> list[MadeCase]:
-    """Every form."""
-    return MadeCase.each(row, FORMS, check)
+    """Every form, of one pattern or of several."""
+    return list_direct_cases(row) if row.variant == LISTS else MadeCase.each(row, FORMS, check)
 
 
 @dataclass(frozen=True)

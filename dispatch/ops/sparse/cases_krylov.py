@@ -10,11 +10,13 @@ import numpy as np
 from dispatch.core.host_plan import EXACT
 from dispatch.keys import C64, F32
 from dispatch.ops.sparse import krylov
+from dispatch.ops.sparse.cases_block_jacobi import Form as BlockForm
+from dispatch.ops.sparse.cases_block_jacobi import right
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.incomplete import Ic0Request, Ilu0Request
 from dispatch.ops.sparse.incomplete_reference import evaluate as evaluate_incomplete
 from dispatch.ops.sparse.krylov import Preconditioner
-from dispatch.ops.sparse.krylov_reference import evaluate_krylov, norm_of, scale_of
+from dispatch.ops.sparse.krylov_reference import evaluate_krylov, norm_of, weights_of
 from dispatch.ops.sparse.matrix_reference import matrix_of, numbers
 from dispatch.ops.sparse.patterns import PATTERNS, stored
 from dispatch.testing.check import ROUNDOFF, Check, GuardedBuffer, MadeCase, Mismatch, place, poison
@@ -31,8 +33,14 @@ __all__ = ["KRYLOV", "KrylovCheck", "krylov_cases", "matrix_for"]
 KRYLOV: dict[str, Any] = {
     kind.op: kind for name, kind in vars(krylov).items() if name in krylov.__all__ and hasattr(kind, "op")
 }
-CHOICES = {"jacobi": Preconditioner.JACOBI, "ilu0": Preconditioner.ILU0, "ic0": Preconditioner.IC0}
+CHOICES = {
+    "jacobi": Preconditioner.JACOBI,
+    "ilu0": Preconditioner.ILU0,
+    "ic0": Preconditioner.IC0,
+    "blocks": Preconditioner.BLOCK_JACOBI,
+}
 FACTORED: dict[str, Any] = {"ilu0": Ilu0Request, "ic0": Ic0Request}
+VARIANTS = {**dict.fromkeys(FACTORED, "factors"), "blocks": "blocks"}
 CSR, CSC, COO, BSR = SparseFormat
 
 
@@ -44,10 +52,12 @@ class Form(NamedTuple):
     base: int = 0
     wide: bool = False
     start: str = "zeros"  # drawn, in place
-    scale: str = "none"  # drawn, jacobi, ilu0, ic0
+    scale: str = "none"  # drawn, jacobi, ilu0, ic0, blocks
     rtol: float = 1e-5
     atol: float = 0.0
     given: bool = False
+    size: int = 0  # of blocks
+    order: tuple[int, ...] = (0, 2, 1)  # in which their axes lie
 
 
 FORMS = (
@@ -61,13 +71,18 @@ FORMS = (
     Form("3d Poisson", scale="ilu0", start="drawn"),
     Form("graph Laplacian", base=1, scale="ic0", given=True),
     Form("2d Poisson", scale="ilu0", start="in place", rtol=1e-6),
+    Form("2d Poisson", scale="blocks", size=4, rtol=1e-6),
+    Form("3d Poisson", COO, base=1, wide=True, start="drawn", scale="blocks", given=True, size=7, order=(0, 1, 2)),
+    Form("graph Laplacian", BSR, start="in place", scale="blocks", size=4),
+    Form("3d Poisson", CSC, scale="blocks", size=9, order=(2, 1, 0)),
+    Form("graph Laplacian", base=1, start="drawn", scale="blocks", size=1, atol=1e-4),
 )
 ACCURATE = 4  # roundoffs of what is summed up
 
 
 def krylov_cases(row: Row) -> list[MadeCase]:
-    """Every form of a row: with incomplete factors, or without."""
-    return MadeCase.each(row, [form for form in FORMS if (form.scale in FACTORED) == (row.variant == "factors")], check)
+    """Every form of a row: with incomplete factors, with inverses of blocks, or without."""
+    return MadeCase.each(row, [form for form in FORMS if VARIANTS.get(form.scale, "") == row.variant], check)
 
 
 def matrix_for(op: str, mask: Any, rng: np.random.Generator, *, is_complex: bool = False) -> Array:
@@ -115,13 +130,14 @@ class KrylovCheck(Check):
 def residual_of(request: Any, x: Array, given: dict[str, Array]) -> tuple[float, float, float]:
     """The norm of b - A·x, what it may be, and what roundoff adds; all in double precision."""
     a = matrix_of(request, EXACT).tocsr()
-    b, scale = numbers(request.b, EXACT), scale_of(request, a)
+    b, weights = numbers(request.b, EXACT), weights_of(request, a)
     wide = x.astype(np.result_type(x.dtype, np.float64))
-    target = max(request.rtol * norm_of(request, b, scale), request.atol)
+    target = max(request.rtol * norm_of(request, b, weights), request.atol)
     size = np.abs(a).sum(axis=1).max() * np.linalg.norm(wide) + np.linalg.norm(b) + np.linalg.norm(given["start"])
-    weight = 1.0 if scale is None else float(np.sqrt(np.abs(scale).max())) if request.op == "minres" else 1.0
+    is_weighted = request.op == "minres" and weights is not None
+    weight = float(np.sqrt(np.abs(weights).sum(axis=1).max())) if is_weighted else 1.0
     slack = ACCURATE * ROUNDOFF[request.values.dtype][0] * float(size) * max(1.0, weight)
-    return norm_of(request, b - a @ wide, scale), target, slack
+    return norm_of(request, b - a @ wide, weights), target, slack
 
 
 def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
@@ -157,6 +173,11 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
             fields["out"], written = memory.view, (memory,)
     if form.scale == "drawn":
         lay("M", (0.5 + rng.random(n)) / (np.abs(np.diag(dense)) + 0.5))
+    elif form.scale == "blocks":
+        blocks = right(dense, BlockForm(n, form.size, form.pattern, absolute=op == "minres"))[0]
+        last = n - (len(blocks) - 1) * form.size
+        blocks[-1, last:] = blocks[-1, :, last:] = np.nan  # which nothing may read
+        fields["M"] = place(device, blocks.astype(dtype.numpy), form.order, 1).view
     elif form.scale in FACTORED:
         fields["form"] = fields["form"]._replace(pattern=int(rng.integers(1 << 40)))
         parts_of_a = {field: fields[field] for field in ("values", "rows", "columns", "form")}

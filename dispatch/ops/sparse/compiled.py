@@ -1,4 +1,4 @@
-"""Requests of products with a sparse matrix whose operators are the caller's: compiled into cuSPARSE's kernels.
+"""Requests of products with a sparse matrix whose operators are the caller's: compiled into a kernel, or cuSPARSE's.
 
 Follow https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-functions, SpMMOp and SpMVOp. This file calls nothing.
 """
@@ -26,7 +26,7 @@ __all__ = ["SpmmOpRequest", "SpmvOpRequest"]
 
 @dataclass(frozen=True, eq=False)
 class SpmmOpRequest(SparseRequest["Tensor"]):
-    """C'[i, j] = epilogue(⊕ of A[i, k] ⊗ B[k, j] over the elements of row i, C[i, j]): cuSPARSE's SpMMOp.
+    """C'[i, j] = epilogue(⊕ of A[i, k] ⊗ B[k, j] over the elements of row i, C[i, j]).
 
     Attributes:
         b: (n, k), of A's dtype and of any strides.
@@ -36,8 +36,9 @@ class SpmmOpRequest(SparseRequest["Tensor"]):
 
     A is in CSR. What is not stored takes no part: it is the identity of ⊕, and a stored 0 is a number as any other.
     f16 and bf16 are computed in f32, and rounded once. Complex numbers have no order, so that of the ready semirings
-    they have "plus_times" alone. NVIDIA calls SpMMOp experimental, and its header marks it as deprecated from cuSPARSE
-    12.9.4 on; it is there. The same bits come in each run.
+    they have "plus_times" alone. The same bits come in each run. It is one launch of a kernel of this library's, which
+    the operators are compiled into; by `library="cusparse"` cuSPARSE's SpMMOp, which NVIDIA calls experimental, and its
+    header deprecated from 12.9.4 on.
     """
 
     op: ClassVar[str] = "spmm_op"
@@ -59,18 +60,14 @@ class SpmmOpRequest(SparseRequest["Tensor"]):
     @property
     def out_dtype(self) -> Dtype:
         """The dtype of the result, and of what the epilogue has as `c`."""
-        given = self.out if self.out is not None else self.c
-        wide = given is not None and given.dtype is F32 and self.values.dtype in HALF
-        return F32 if wide else self.values.dtype
+        return result_dtype(self, self.c)
 
     def check_operands(self) -> None:
         only_csr(self)
         m, n = self.form.shape
         check_matrix("b", self.b, (n, None), f"as A is [{m}, {n}]")
         check_matrix("c", self.c, (m, self.b.shape[1]), "the shape of the result")
-        if self.c is not None and self.c.dtype is not self.out_dtype:
-            hint = f'x.astype("{self.out_dtype}")'
-            raise BadRequest("c", str(self.c.layout), f"{self.out_dtype}, the dtype of the result", hint)
+        check_added(self, "c")
         found, is_complex = self.ring, self.values.dtype.is_complex
         if isinstance(found.identity, complex) and not is_complex:
             raise BadRequest("semiring.identity", str(found.identity), f"a real number, as A is {self.values.dtype}")
@@ -88,7 +85,7 @@ class SpmmOpRequest(SparseRequest["Tensor"]):
 
 @dataclass(frozen=True, eq=False)
 class SpmvOpRequest(ScaledRequest):
-    """out[i] = epilogue(i, alpha · (A · x)[i] + beta · y[i]): cuSPARSE's SpMVOp.
+    """out[i] = epilogue(i, alpha · (A · x)[i] + beta · y[i]).
 
     Attributes:
         x: (n,), dense.
@@ -96,14 +93,17 @@ class SpmvOpRequest(ScaledRequest):
             the sum itself.
         y: added as beta · y, of out's shape; it may be `out` itself, and is not read where beta is 0.
         beta: a number; None for 1 where something is added.
-        out: (m,).
+        out: (m,); of f16 and bf16 it may be f32, else it has A's dtype.
 
-    A is in CSR, f32 or f64, with i32 columns and rows of i32 or i64. NVIDIA calls it experimental. Each call analyses
-    the matrix anew.
+    A is in CSR. f16 and bf16 are computed in f32, and rounded once. The same bits come in each run. It is one launch of
+    the kernel of `sparse_mv`, which the epilogue is compiled into; by `library="cusparse"` cuSPARSE's SpMVOp, which
+    NVIDIA calls experimental: of f32 and f64, from base 0 on, with i32 columns. That analyses the matrix in each call,
+    unless its pattern is fixed.
     """
 
     op: ClassVar[str] = "spmv_op"
     reads: ClassVar[tuple[str, ...]] = ("values", "rows", "columns", "x", "y")
+    mixed: ClassVar[tuple[str, ...]] = ("rows", "columns", "y")
     in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "y")})
     numbers: ClassVar[tuple[str, ...]] = ("alpha", "beta")
     unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("alpha", "beta"))
@@ -115,15 +115,26 @@ class SpmvOpRequest(ScaledRequest):
     beta: Number | None = None
     out: Tensor | None = None
 
+    @property
+    def same_bits(self) -> bool:
+        """Whether they are promised: not where the product may be cuSPARSE's."""
+        return self.library == "own"
+
+    @property
+    def out_dtype(self) -> Dtype:
+        """The dtype of the result, and of what is added."""
+        return result_dtype(self, self.y)
+
     def check_operands(self) -> None:
         only_csr(self)
         m, n = self.form.shape
         check_vector("x", self.x, n, f"as A is [{m}, {n}]")
         check_vector("y", self.y, m, f"as A is [{m}, {n}]")
+        check_added(self, "y")
         check_operator("epilogue", self.epilogue, may_be_none=True)
 
     def outputs(self) -> dict[str, Output]:
-        return {"out": dense((self.form.shape[0],), self.values.dtype)}
+        return {"out": dense((self.form.shape[0],), self.out_dtype)}
 
     def attributes(self) -> tuple[Any, ...]:
         code = None if self.epilogue is None else self.epilogue.code
@@ -131,6 +142,20 @@ class SpmvOpRequest(ScaledRequest):
 
 
 ORDERED = tuple(one.add for name, one in READY.items() if name != "plus_times")
+
+
+def result_dtype(request: Any, added: Tensor | None) -> Dtype:
+    """What `out` is, else what is added, else what A is; f32 may be that of 16 bits."""
+    given = request.out if request.out is not None else added
+    dtype: Dtype = request.values.dtype
+    return F32 if given is not None and given.dtype is F32 and dtype in HALF else dtype
+
+
+def check_added(request: Any, name: str) -> None:
+    """BadRequest unless what is added has the dtype of the result."""
+    added, dtype = getattr(request, name), request.out_dtype
+    if added is not None and added.dtype is not dtype:
+        raise BadRequest(name, str(added.layout), f"{dtype}, the dtype of the result", f'x.astype("{dtype}")')
 
 
 def only_csr(request: Any) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dispatch.keys import Dtype
 
-__all__ = ["CHUNK", "LINES", "SEGMENT", "SOURCE", "THREADS", "options"]
+__all__ = ["CHUNK", "LINES", "SCAN", "SEGMENT", "SOURCE", "THREADS", "options"]
 
 THREADS = 256
 LINES = 32  # of a block
@@ -23,7 +23,33 @@ CHUNK = 4096  # counts that a block scans
 BITS = {2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}  # by the bytes of a real number
 INDICES = {4: "int", 8: "long long"}
 
-SOURCE = r"""
+SCAN = r"""
+// Each block makes the counts of a chunk what stands before each in the chunk, and tells the sum of all.
+extern "C" __global__ void scan_counts(Int* counts, Int* sums, Int count, Int chunk)
+{
+    __shared__ Int up_to[THREADS];
+    const int thread = threadIdx.x;
+    const Int begin = blockIdx.x * chunk, end = begin + chunk < count ? begin + chunk : count;
+    Int before = 0;
+    for (Int first = begin; first < end; first += THREADS) {
+        const Int i = first + thread, own = i < end ? counts[i] : 0;
+        up_to[thread] = own;
+        __syncthreads();
+        for (int step = 1; step < THREADS; step *= 2) {
+            const Int more = thread >= step ? up_to[thread - step] : 0;
+            __syncthreads();
+            up_to[thread] += more;
+            __syncthreads();
+        }
+        if (i < end) counts[i] = before + up_to[thread] - own;
+        before += up_to[THREADS - 1];
+        __syncthreads();
+    }
+    if (thread == 0) sums[blockIdx.x] = before;
+}
+"""
+SOURCE = (
+    r"""
 typedef long long Int;
 struct __align__(sizeof(BITS) * PARTS) Element { BITS part[PARTS]; };
 
@@ -77,31 +103,9 @@ extern "C" __global__ void count_elements(
         if (lane == 0 && line < lines) counts[line * segments + segment] = found[turn];
     }
 }
-
-// Each block makes the counts of a chunk what stands before each in the chunk, and tells the sum of all.
-extern "C" __global__ void scan_counts(Int* counts, Int* sums, Int count, Int chunk)
-{
-    __shared__ Int up_to[THREADS];
-    const int thread = threadIdx.x;
-    const Int begin = blockIdx.x * chunk, end = begin + chunk < count ? begin + chunk : count;
-    Int before = 0;
-    for (Int first = begin; first < end; first += THREADS) {
-        const Int i = first + thread, own = i < end ? counts[i] : 0;
-        up_to[thread] = own;
-        __syncthreads();
-        for (int step = 1; step < THREADS; step *= 2) {
-            const Int more = thread >= step ? up_to[thread - step] : 0;
-            __syncthreads();
-            up_to[thread] += more;
-            __syncthreads();
-        }
-        if (i < end) counts[i] = before + up_to[thread] - own;
-        before += up_to[THREADS - 1];
-        __syncthreads();
-    }
-    if (thread == 0) sums[blockIdx.x] = before;
-}
-
+"""
+    + SCAN
+    + r"""
 // `minor` are the places in a line, `major` the line of each element or null, `ends` where lines begin or null.
 extern "C" __global__ void fill_elements(
     const Element* at, const Int* counts, const Int* sums, const Int* total, Element* values, INDEX* minor,
@@ -143,6 +147,7 @@ extern "C" __global__ void fill_elements(
     }
 }
 """
+)
 
 
 def options(dtype: Dtype, index_bytes: int) -> tuple[str, ...]:

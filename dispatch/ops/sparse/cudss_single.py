@@ -17,24 +17,25 @@ if TYPE_CHECKING:
     from dispatch.core.row import Row
     from dispatch.device.layout import Layout
     from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.keys import Dtype
     from dispatch.ops.sparse.direct import SpsolveRequest
 
-__all__ = ["CudssPlan", "Run"]
+__all__ = ["CudssPlan", "Run", "kind_of"]
 
 GENERAL, SYMMETRIC, HERMITIAN, SPD, HPD = range(5)  # cudssMatrixType_t
 VALUES, ROWS, COLUMNS, B, OUT, INFO, STAMP = range(7)
 
 
-def kind_of(request: SpsolveRequest) -> int:
+def kind_of(assume_a: SparseKind | str, dtype: Dtype) -> int:
     """A cudssMatrixType_t; a real Hermitian matrix is a symmetric one."""
-    is_complex = request.values.dtype.is_complex
+    is_complex = dtype.is_complex
     kinds = {
         SparseKind.GEN: GENERAL,
         SparseKind.SYM: SYMMETRIC,
         SparseKind.HER: HERMITIAN if is_complex else SYMMETRIC,
         SparseKind.POS: HPD if is_complex else SPD,
     }
-    return kinds[SparseKind(request.assume_a)]  # type: ignore[arg-type]  # it is a member since it was checked
+    return kinds[SparseKind(assume_a)]  # type: ignore[arg-type]  # it is a member since it was checked
 
 
 class Run(NamedTuple):
@@ -76,7 +77,7 @@ class CudssPlan(Plan):
             offset_bytes=request.rows.dtype.itemsize,
             index_bytes=request.columns.dtype.itemsize,
             value_type=dtype.cuda,
-            kind=kind_of(request),
+            kind=kind_of(request.assume_a, dtype),
             view=0 if request.uplo is None else 1 + int(request.uplo),
             base=request.form.base,
         )

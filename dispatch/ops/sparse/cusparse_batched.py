@@ -1,7 +1,9 @@
 """Batches of products by cuSPARSE's SpMM: descriptors of one matrix, and how far the next one is.
 
-Where each A has row offsets of its own, or is transposed, it is a call for each: of such a batch cuSPARSE 12.6 takes
-the first one's offsets for all, with every algorithm (seen on an H100 and an H200).
+Where each A in CSR has row offsets of its own, or is transposed, it is a call for each: of such a batch cuSPARSE 12.6
+takes the first one's offsets for all, with every algorithm (seen on an H100 and an H200). So it is where the library
+has no words for how far the parts are apart: of a pattern for all with elements for each, for columns and values have
+one distance in CSR (cusparseCsrSetStridedBatch), and the three parts have in COO (cusparseCooSetStridedBatch).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dispatch.errors import WorkerFailed
 from dispatch.libraries.cusolver.matrix import Matrix, Place
 from dispatch.libraries.cusparse.calls import Call, RepeatedCall
 from dispatch.libraries.cusparse.descriptors import DenseMatrix, Sparse, SparseMatrix
+from dispatch.ops.sparse.algorithms import SpmmAlgorithm
 from dispatch.ops.sparse.cusparse import PARTS, Making
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.rules import leading, matrix_of
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
 
 __all__ = ["plan"]
+
+MOST_BATCHES = 65_535  # of a call of cusparseSpMM, as its documentation says
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
@@ -64,15 +69,31 @@ class MakingBatch(Making):
             kind = partial(RepeatedCall, count=request.batch, apart=apart)
         given = (self.number("alpha"), self.sparse_stack(), b, self.number("beta"), c, self.kind)
         operations = self.operation(request.trans), cusparse.cusparseOperation_t(turn)
-        algorithm = cusparse.cusparseSpMMAlg_t(int(request.algorithm))
+        algorithm = cusparse.cusparseSpMMAlg_t(int(self.algorithm))
         self.steps.call("cusparseSpMM", *operations, *given, algorithm, kind=kind)
         return self.steps.plan(capture_safe=True)
+
+    @property
+    def algorithm(self) -> SpmmAlgorithm:
+        """That of the request; of COO left open the one that NVIDIA's sample of a batch has.
+
+        The library's own choice for one matrix reads 16 bytes at once, and a matrix of a batch begins anywhere.
+        """
+        request = self.request
+        is_open = request.algorithm is SpmmAlgorithm.DEFAULT and request.form.format == SparseFormat.COO
+        chosen: SpmmAlgorithm = SpmmAlgorithm.COO_ALG4 if is_open else request.algorithm
+        return chosen
 
     @property
     def is_one_by_one(self) -> bool:
         """Whether there is a call for each matrix."""
         request = self.request
-        return request.batch > 1 and (request.trans is not Operation.N or bool(self.apart("rows")))
+        values, rows, columns = map(self.apart, PARTS)
+        # Of indices of their own in COO cuSPARSE 12.6 gave wrong sums on an H200.
+        together = columns == values and rows == 0 and (values == 0 or request.form.format != SparseFormat.COO)
+        behind = values == 0 or values >= request.values.shape[-1]  # else the library refuses the distance
+        is_one_call = together and behind and request.trans is Operation.N and request.batch <= MOST_BATCHES
+        return request.batch > 1 and not is_one_call
 
     def apart(self, name: str) -> int:
         """How many elements further the next matrix of an operand begins; 0 where one is for all."""
@@ -107,7 +128,7 @@ class MakingBatch(Making):
         request = self.request
         values, rows, columns = (request.layout_of(name) for name in PARTS)
         said = Sparse(
-            int(SparseFormat.CSR),
+            int(request.form.format),
             request.form.shape,
             values.shape[-1],
             request.form.base,

@@ -6,27 +6,22 @@ operands of any strides are copied there, and those of 16 bits become f32 on the
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from cudabind.errors import NvrtcError
-from dispatch.errors import BadRequest
 from dispatch.libraries.cusolver.matrix import Matrix, Place
 from dispatch.libraries.cusparse.compiled_product import CompiledProduct, EmptyRows, RowProduct, linked_code
-from dispatch.libraries.cusparse.descriptors import DenseMatrix
-from dispatch.libraries.cusparse.operator_source import Operators, epilogue_of_rows
+from dispatch.libraries.cusparse.descriptors import DenseMatrix, DenseVector
+from dispatch.libraries.cusparse.operator_source import epilogue_of_rows
 from dispatch.ops.sparse.cusparse import PARTS, Making, lines_of
+from dispatch.ops.sparse.uncompiled import operators_of, uncompiled
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.keys import Dtype
 
 __all__ = ["plan"]
-
-LINE = re.compile(r"^(multiply|add|epilogue)\((\d+)\): (?:error|catastrophic error)[^:]*: (.*)$", re.MULTILINE)
-FOUND = {"multiply": "a and b", "add": "a and b", "epilogue": "sum and c"}
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
@@ -49,19 +44,14 @@ class MakingCompiled(Making):
     def over_semiring(self) -> Plan:
         """Copies into the plan's memory, the product, the rows that it leaves out, and a copy out of it."""
         request, arch = self.request, str(self.executor.device.arch)
-        semiring = request.ring
-        multiply, add, epilogue = (None if one is None else one.code for one in
-                                   (semiring.multiply, semiring.add, semiring.epilogue))  # fmt: skip
-        operators = Operators(
-            self.compute, str(multiply), str(add), epilogue, semiring.identity, adds=request.c is not None
-        )
+        operators = operators_of(request, self.compute)
         code = linked_code(operators.sources(), arch)
         parts = {name: self.taken(name) for name in PARTS}
         places = [parts[name].place.operand for name in PARTS]
         b, out = self.taken("b"), self.own("out")
         if request.c is not None:
             self.move(lines_of(request.layout_of("c"), request.place_of("c")), out)
-        elif epilogue is not None:
+        elif operators.epilogue is not None:
             self.steps.zeros(out)
         said = self.sparse(request.form, PARTS, places)._replace(value_type=self.compute.cuda)
         matrices = [self.matrix(said), *(self.by_rows(one) for one in (b, out))]
@@ -102,38 +92,31 @@ class MakingCompiled(Making):
 
     # -- SpMVOp -------------------------------------------------------------------------------------------------------
     def with_epilogue(self) -> Plan:
-        """A · x into what is added, which lies where the result is to be."""
-        request = self.request
+        """A · x and what is added, each in a vector of its own beside the result, all where vector loads may read them.
+
+        With what is added in the place of the result cuSPARSE 12.9.4 did not support f32 (on an H200), and did with the
+        two apart, at multiples of 256 bytes.
+        """
+        request, steps = self.request, self.steps
         code = None
         if request.epilogue is not None:
             source = epilogue_of_rows(self.compute, request.epilogue.code)
             code = linked_code({"spmvop_epilogue": source}, str(self.executor.device.arch))["spmvop_epilogue"]
-        self.added("y")
-        if not request.reads_added:  # 0 times what nobody has written may be NaN
-            self.steps.zeros(lines_of(request.layout_of("out"), request.place_of("out")))
+        added = self.own("out")
+        if request.reads_added:
+            steps.copy(lines_of(request.layout_of("y"), request.place_of("y")), added)
+        else:  # 0 times what nobody has written may be NaN
+            steps.zeros(added)
         a = self.matrix(self.sparse(request.form, PARTS, self.at_vectors(PARTS)))
-        front = (a, self.vector("x"), self.vector("out"), self.vector("out"))
+        x, out = *self.at_vectors(("x",)), *self.at_vectors(("out",), result=True)
+        vectors = [self.vector_at("x", x), self.vector_at("out", added.place.operand), self.vector_at("out", out)]
         factors = self.number("alpha"), self.number("beta")
-        self.steps.append(RowProduct(self.executor, front, factors, self.kind, code))
-        return self.steps.plan(capture_safe=False)
+        keeps = request.form.pattern is not None
+        steps.append(RowProduct(self.executor, (a, *vectors), factors, self.kind, code, keeps=keeps))
+        self.from_vectors(("out",), (out,))
+        return steps.plan(capture_safe=False)
 
-
-def uncompiled(request: Any, error: NvrtcError) -> BadRequest | NvrtcError:
-    """The caller's line that the compiler complains of, as an error about the operator; else the compiler's own."""
-    found = LINE.search(error.log or "")
-    if found is None:
-        return error
-    name, of_rows = found.group(1), request.op == "spmv_op"
-    operator = request.epilogue if of_rows else getattr(request.ring, name)
-    if operator is None:
-        return error
-    lines = operator.code.rstrip().splitlines()
-    number = min(int(found.group(2)), len(lines))  # what the last line lacks is told of the next
-    place = name if of_rows else f"semiring.{name}"
-    given = f"{place}.code, of which line {number}, `{lines[number - 1].strip()}`, does not compile: {found.group(3)}"
-    names = "row and x" if of_rows else FOUND[name]
-    return BadRequest(place, given, f"CUDA C++ that returns a Number; it has {names}", _hint(request.values.dtype))
-
-
-def _hint(dtype: Dtype) -> str:
-    return "complex numbers have no < and no >" if dtype.is_complex else ""
+    def vector_at(self, name: str, place: int) -> DenseVector:
+        """The descriptor of a dense vector like an operand, at another place."""
+        layout = self.request.layout_of(name)
+        return DenseVector(layout.size, layout.dtype.cuda, place, self.steps.placeholder)

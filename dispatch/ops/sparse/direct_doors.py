@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.checks import check_bool
+from dispatch.checks import check_bool, shown
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, LinAlgError
+from dispatch.keys import I32
 from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.direct import SparseFactorMemory, SparseFactorPrecision, SparseKind
 from dispatch.ops.sparse.form import SparseFormat
-from dispatch.ops.sparse.format_doors import of, tocsr
+from dispatch.ops.sparse.format_doors import of, tocoo, tocsr
 from dispatch.ops.sparse.tensor import SparseTensor, taken_in
 
 if TYPE_CHECKING:
@@ -46,6 +47,27 @@ def batch_over(a: Any, values: Any) -> tuple[SparseTensor, Tensor]:
     if elements.device is not found.device:
         raise BadRequest("values", f"a tensor on {elements.device!r}", f"one on {found.device!r}, as A is")
     return found, elements
+
+
+def of_several(matrices: Any, b: Any, choices: dict[str, Any]) -> tuple[list[Any], Any]:
+    """The list of solutions of as many systems, and their statuses; BadRequest for choices of one pattern alone."""
+    usual = {"values": None, "memory": SparseFactorMemory.DEVICE, "device_memory": None, "precision": None}
+    for name, value in usual.items():
+        given = choices.pop(name)
+        said = SparseFactorMemory.named(given) if name == "memory" and isinstance(given, str) else given
+        if said is not value:
+            wanted = f"{'device' if name == 'memory' else value} with a list of matrices"
+            raise BadRequest(name, shown(given), wanted, "each matrix has its own elements" if name == "values" else "")
+    found = [of_32_bits(by_rows(a)) for a in matrices]
+    values, rows, columns = ([getattr(a, name) for a in found] for name in ("values", "rows", "columns"))
+    *solutions, info = ops.spsolve_batched(values, rows, columns, [a.form for a in found], b, **choices)
+    return solutions, info
+
+
+def of_32_bits(a: SparseTensor) -> SparseTensor:
+    """A matrix in CSR with indices of i32: those of i64 become such on the host, as `tocoo` has it."""
+    is_narrow = a.rows.dtype is I32 and a.columns.dtype is I32
+    return a if is_narrow or a.format is not SparseFormat.CSR else tocsr(tocoo(a))
 
 
 def looked_at(results: tuple[Any, Any], check: bool, called: str) -> Any:
@@ -91,12 +113,15 @@ def spsolve(
     """The x of A·x = b for a vector or a matrix b: the request `spsolve`, or `spsolve_batched`.
 
     With `values` (batch, nnz) there are as many matrices, with these elements at the places of A, which is in CSR, and
-    b is (batch, n) or (batch, n, k). The status is waited for, and LinAlgError raised where it is not 0; with
-    `check=False` (x, info) comes back. Other choices are those of the requests.
+    b is (batch, n) or (batch, n, k). Of a list of matrices, of any patterns and extents, b is a list, too, and a list
+    of the x comes back; `memory` and `precision` are not for these. The status is waited for, and LinAlgError raised
+    where it is not 0; with `check=False` (x, info) comes back. Other choices are those of the requests.
     """
     check_bool("check", check)
     choices: dict[str, Any] = {"assume_a": assume_a, "uplo": uplo, "memory": memory, "device_memory": device_memory}
     choices |= {"refinements": refinements, "precision": precision}
+    if isinstance(A, (list, tuple)):
+        return looked_at(of_several(A, b, {"values": values, **choices}), check, "spsolve")
     if values is None:
         return looked_at(ops.spsolve(*by_rows(A).parts, b, **choices), check, "spsolve")
     pattern, elements = batch_over(A, values)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.core.host_plan import NumpyPlan, work_of
+from dispatch.core.host_plan import NumpyPlan, store, work_of
 from dispatch.core.matrix_choices import FillMode
 from dispatch.errors import Refused
 from dispatch.ops.sparse.direct import SparseKind
@@ -17,11 +17,14 @@ from dispatch.refusal import Kind
 
 if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
+    from dispatch.core.request import Operands
     from dispatch.core.row import Row
 
-__all__ = ["evaluate_batch", "evaluate_direct", "scipy_direct", "systems", "whole_of"]
+__all__ = ["LISTS", "evaluate_batch", "evaluate_direct", "evaluate_lists", "scipy_direct"]
+__all__ += ["systems", "systems_of_lists", "whole_of"]
 
 SINGULAR, NOT_POSITIVE = -1, 1
+LISTS = "several patterns"  # the variant of the rows that take lists
 
 
 def scipy_direct(request: Any, executor: object, row: Row) -> NumpyPlan:
@@ -31,8 +34,23 @@ def scipy_direct(request: Any, executor: object, row: Row) -> NumpyPlan:
         import scipy.sparse.linalg  # noqa: F401  # looked for now, used by the plan
     except ImportError as error:
         raise Refused(NEEDS_SCIPY, Kind.RULE) from error
+    if row.variant == LISTS:
+        return ScipyListPlan(row, evaluate_lists, work_of(row.dtypes[0]))
     formula = evaluate_batch if row.op == "spsolve_batched" else evaluate_direct
     return NumpyPlan(row, formula, work_of(row.dtypes[0]))
+
+
+class ScipyListPlan(NumpyPlan):
+    """The systems of lists one after another, whose outputs are no fields of their own."""
+
+    __slots__ = ()
+
+    def run(self, request: Any, outputs: Operands) -> None:
+        """Compute a request into its outputs, or those made for it."""
+        with np.errstate(all="ignore"):
+            found = self._formula(request, self._work)
+        for target, values in zip(request.result(outputs), found.values(), strict=True):
+            store(values, target)
 
 
 def whole_of(request: Any, work: np.dtype[Any]) -> Any:
@@ -76,6 +94,23 @@ def systems(request: Any) -> list[Any]:
         SimpleNamespace(values=one, b=right, rows=rows, columns=columns, **same)
         for one, right in zip(values, b, strict=True)
     ]
+
+
+def systems_of_lists(request: Any) -> list[Any]:
+    """Each system of lists, with what a request of its own would have."""
+    same = {name: getattr(request, name) for name in ("uplo", "assume_a")}
+    parts = zip(request.values, request.rows, request.columns, request.form, request.b, strict=True)
+    return [
+        SimpleNamespace(values=values, rows=rows, columns=columns, form=form, b=b, **same)
+        for values, rows, columns, form, b in parts
+    ]
+
+
+def evaluate_lists(request: Any, work: np.dtype[Any]) -> Results:
+    """The solution of each system by its name, and the statuses."""
+    found = [evaluate_direct(one, work) for one in systems_of_lists(request)]
+    solutions = {f"out[{number}]": each["out"] for number, each in enumerate(found)}
+    return {**solutions, "info": np.stack([each["info"] for each in found])}
 
 
 def evaluate_batch(request: Any, work: np.dtype[Any]) -> Results:

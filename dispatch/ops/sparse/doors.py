@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.core.request import run
 from dispatch.ops import sparse as ops
+from dispatch.ops.sparse.block_jacobi_doors import BlockJacobi, block_jacobi
 from dispatch.ops.sparse.direct_doors import SparseLu, factorized, splu, spsolve
 from dispatch.ops.sparse.ell_doors import BlockedEllMatrix, SlicedEllMatrix, toblocked_ell, tosell
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
-from dispatch.ops.sparse.format_doors import of, tocoo, tocsc, tocsr
+from dispatch.ops.sparse.format_doors import of, tobsr, tocoo, tocsc, tocsr
 from dispatch.ops.sparse.incomplete_doors import IncompleteFactors, ic0, ilu0
 from dispatch.ops.sparse.semirings import Semiring, SparseOperator
 from dispatch.ops.sparse.solver_doors import LinAlgError, bicgstab, cg, gmres, minres
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
     from dispatch.ops.sparse.base import Number
 
 __all__ = ["SparseTensor", "bsr", "coo", "csc", "csr", "sparse_tensor", "to_scipy", "to_torch"]
-__all__ += ["sddmm", "spgemm", "spmm", "spmv", "spsm", "spsolve_triangular", "spsv", "tocoo", "tocsc", "tocsr"]
+__all__ += ["sddmm", "spgemm", "spmm", "spmv", "spsm", "spsolve_triangular", "spsv"]
+__all__ += ["tobsr", "tocoo", "tocsc", "tocsr"]
 __all__ += ["Semiring", "SparseOperator", "spmm_op", "spmv_op"]
 __all__ += ["fromdense", "prune", "sort", "todense"]
 __all__ += ["BlockedEllMatrix", "SlicedEllMatrix", "toblocked_ell", "tosell"]
-__all__ += ["IncompleteFactors", "ic0", "ilu0"]
+__all__ += ["BlockJacobi", "IncompleteFactors", "block_jacobi", "ic0", "ilu0"]
 __all__ += ["SparseLu", "factorized", "splu", "spsolve"]
 __all__ += ["LinAlgError", "bicgstab", "cg", "gmres", "minres"]
 
@@ -98,11 +100,21 @@ def spmv_op(
     return ops.spmv_op(*of(a).parts, x, epilogue, y=y, alpha=alpha, beta=beta, out=out)
 
 
-def sddmm(c: Any, a: Any, b: Any, *, alpha: Number = 1.0, beta: Number | None = None, out: Any = None) -> SparseTensor:
-    """alpha · A · B where C has elements, + beta · C, as a matrix of C's pattern: the request `sddmm`."""
+def sddmm(
+    c: Any, a: Any, b: Any, *, values: Any = None, alpha: Number = 1.0, beta: Number | None = None, out: Any = None
+) -> Any:
+    """alpha · A · B where C has elements, + beta · C, as a matrix of C's pattern: the request `sddmm`.
+
+    Of a batch, A (batch, m, k) or B (batch, k, n) or both, it gives the elements (batch, nnz) at the places of C: the
+    request `sddmm_batched`. `values` are elements of C in place of its own: (nnz,), or (batch, nnz) of a batch.
+    """
     pattern = of(c)
-    values = ops.sddmm(*pattern.parts, a, b, alpha=alpha, beta=beta, out=out)
-    return pattern.with_values(values)
+    if BATCH in (getattr(a, "ndim", 2), getattr(b, "ndim", 2)):
+        held, rows, columns, form = pattern.parts
+        given = held if values is None else values
+        return ops.sddmm_batched(given, rows, columns, form, a, b, alpha=alpha, beta=beta, out=out)
+    pattern = pattern if values is None else pattern.with_values(values)
+    return pattern.with_values(ops.sddmm(*pattern.parts, a, b, alpha=alpha, beta=beta, out=out))
 
 
 def spgemm(

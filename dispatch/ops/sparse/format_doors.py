@@ -1,6 +1,7 @@
-"""A sparse matrix in another format, in SciPy's words: `tocsr`, `tocsc` and `tocoo`.
+"""A sparse matrix in another format, in SciPy's words: `tocsr`, `tocsc`, `tocoo` and `tobsr`.
 
-The requests behind them take indices of i32 alone. Those of i64 become such, as far as the matrix's extents allow.
+Between CSR and BSR indices are of any width. The requests behind the others take those of i32 alone: those of i64
+become such, as far as the matrix's extents allow.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dispatch.core.request import run
 from dispatch.errors import BadRequest
 from dispatch.keys import I32
 from dispatch.ops import sparse as ops
+from dispatch.ops.sparse.bsr_conversions import check_block
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.sources import sparse_tensor
 from dispatch.ops.sparse.tensor import SparseTensor
@@ -20,7 +22,7 @@ from dispatch.ops.sparse.tensor import SparseTensor
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
 
-__all__ = ["of", "tocoo", "tocsc", "tocsr"]
+__all__ = ["of", "tobsr", "tocoo", "tocsc", "tocsr"]
 
 MAX_I32 = np.iinfo(np.int32).max
 
@@ -31,11 +33,16 @@ def of(a: Any) -> SparseTensor:
 
 
 def tocsr(a: Any) -> SparseTensor:
-    """The matrix in CSR: itself, of CSC by the request `csr2csc`, or of COO by `coo2csr`.
+    """The matrix in CSR: itself, of CSC by the request `csr2csc`, of COO by `coo2csr`, or of BSR by `bsr2csr`.
 
-    Another format's indices of i64 become i32 on the host, which is waited for.
+    Of BSR it has every element of every block. Of CSC and COO indices of i64 become i32 on the host, which is waited
+    for.
     """
     found = of(a)
+    if found.format is SparseFormat.BSR:
+        values, rows, columns = run(ops.Bsr2csrRequest(*found.parts))
+        form = found.form._replace(format=SparseFormat.CSR, block=(1, 1), pattern=None)
+        return SparseTensor(values, rows, columns, form)
     if found.format is SparseFormat.COO:
         found = _narrow(found)
         rows = run(ops.Coo2csrRequest(found.rows, m=found.shape[0], base=found.form.base))
@@ -45,15 +52,13 @@ def tocsr(a: Any) -> SparseTensor:
 
 
 def tocsc(a: Any) -> SparseTensor:
-    """The matrix in CSC: itself, or of CSR by the request `csr2csc`, of COO by way of CSR; i64 as `tocsr` has it."""
+    """The matrix in CSC: itself, or of CSR by the request `csr2csc`, of others by way of CSR; i64 becomes i32."""
     found = of(a)
-    if found.format is SparseFormat.CSC:
-        return found
-    return _exchanged(tocsr(found) if found.format is SparseFormat.COO else found, SparseFormat.CSC)
+    return found if found.format is SparseFormat.CSC else _exchanged(tocsr(found), SparseFormat.CSC)
 
 
 def tocoo(a: Any) -> SparseTensor:
-    """The matrix in COO: itself, or of CSR by the request `csr2coo`, of CSC by way of CSR; i64 as `tocsr` has it."""
+    """The matrix in COO: itself, or of CSR by the request `csr2coo`, of others by way of CSR; i64 becomes i32."""
     found = of(a)
     if found.format is SparseFormat.COO:
         return found
@@ -61,6 +66,35 @@ def tocoo(a: Any) -> SparseTensor:
     rows = run(ops.Csr2cooRequest(found.rows, nnz=found.nnz, base=found.form.base))
     form = found.form._replace(format=SparseFormat.COO, pattern=None)
     return SparseTensor(found.values, rows, found.columns, form)
+
+
+def tobsr(a: Any, blocksize: tuple[int, int], *, nnzb: int | None = None) -> SparseTensor:
+    """The matrix in BSR, of blocks of so many rows and columns: itself, or of CSR by the request `csr2bsr`.
+
+    It has the blocks in which an element is stored, 0 or not; what they have beside it is 0. Others than CSR, and other
+    blocks, go by way of `tocsr`. Without `nnzb`, how many blocks there are, the request `csr2bsr_nnz` counts them
+    before, and is waited for; rows that it finds unsorted are sorted, for which indices of i64 become i32. BadRequest
+    for a block that does not divide the matrix; with `nnzb` for another number, and for unsorted rows.
+    """
+    found = of(a)
+    block = check_block("blocksize", blocksize, found.shape)
+    if found.format is SparseFormat.BSR and found.form.block == block:
+        return found
+    found = tocsr(found)
+    if nnzb is None:
+        nnzb = blocks_in(found, block)
+        if nnzb < 0:
+            found = _narrow(found)
+            found = SparseTensor(*run(ops.SparseSortRequest(*found.parts)), found.form._replace(pattern=None))
+            nnzb = blocks_in(found, block)
+    values, rows, columns = run(ops.Csr2bsrRequest(*found.parts, block=block, nnzb=nnzb))
+    form = found.form._replace(format=SparseFormat.BSR, block=block, pattern=None)
+    return SparseTensor(values, rows, columns, form)
+
+
+def blocks_in(a: SparseTensor, block: tuple[int, int]) -> int:
+    """How many blocks have an element, which is waited for; below 0 where rows are not sorted."""
+    return int(run(ops.Csr2bsrNnzRequest(*a.parts, block=block)).item())
 
 
 def _narrow(a: SparseTensor) -> SparseTensor:
@@ -84,8 +118,5 @@ def _of_i32(name: str, part: Tensor) -> Tensor:
 
 
 def _exchanged(a: SparseTensor, wanted: SparseFormat) -> SparseTensor:
-    if a.format is SparseFormat.BSR:
-        hint = f"a.to{wanted.name.lower()}() of SciPy or CuPy"
-        raise BadRequest("a", repr(a), "CSR, CSC or COO", hint)
     values, rows, columns = run(ops.Csr2cscRequest(*_narrow(a).parts))
     return SparseTensor(values, rows, columns, a.form._replace(format=wanted, pattern=None))

@@ -20,22 +20,26 @@ from dispatch.ops.sparse.products import check_algorithm
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
 
-__all__ = ["BREAKDOWN", "NOT_FINITE", "STAGNATED"]
+__all__ = ["BREAKDOWN", "MOST_BLOCK", "NOT_FINITE", "STAGNATED"]
 __all__ += ["BicgstabRequest", "CgRequest", "GmresRequest", "KrylovRequest", "MinresRequest", "Preconditioner"]
 
 BREAKDOWN, NOT_FINITE, STAGNATED = -1, -2, -3
 REALS = {C64: F32, C128: F64}
 MOST_ITERATIONS = 2**31 - 1
 MOST_RESTART = 256
+MOST_BLOCK = 32  # rows of a block
 
 
 class Preconditioner(Choice):
-    """What approximates the inverse of A: nothing, the reciprocals of its diagonal, or incomplete factors."""
+    """What approximates the inverse of A: nothing, the reciprocals of its diagonal, incomplete factors, or the inverses
+    of the blocks along its diagonal.
+    """
 
     NONE = 0
     JACOBI = 1
     ILU0 = 2
     IC0 = 3
+    BLOCK_JACOBI = 4
 
     @property
     def is_factored(self) -> bool:
@@ -53,11 +57,14 @@ class KrylovRequest(SparseRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]):
         b: (n,), the right-hand side.
         x0: (n,), where the iteration begins; None for zeros. It may be `out` itself.
         M: (n,), the diagonal of a matrix that approximates the inverse of A; None for none. With the preconditioner
-            "ilu0" or "ic0" (nnz,), the factors as the request of that name gives them, at the places of A.
+            "ilu0" or "ic0" (nnz,), the factors as the request of that name gives them, at the places of A. With
+            "block_jacobi" (blocks, size, size) of any strides and a size of up to 32: what the request of that name
+            gives, or inverses of other blocks along the diagonal. Of the last one what is beyond n is not read.
         rtol, atol: it ends with ‖b - A·x‖ ≤ max(rtol · ‖b‖, atol).
         maxiter: the iterations after which it is given up; None for 10 · n.
         preconditioner: "jacobi" takes the reciprocals of A's diagonal for M, and 1 where that is 0. "ilu0" and "ic0"
             solve with the factors in M twice in each iteration; A is in CSR, and its form has a `pattern`.
+            "block_jacobi" multiplies with the blocks in M, whatever format A is in.
         algorithm: a `SpmvAlgorithm` of the product, for the format of A. By CSR_ALG2 two solves give the same bits.
         out: x, (n,).
         info: i32: 0 once the criterion holds, else the number of iterations, or -1 where the method breaks down, -2
@@ -99,6 +106,9 @@ class KrylovRequest(SparseRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]):
         if self.is_factored:
             self.check_factors()
             return
+        if self.is_blocked:
+            self.check_blocks()
+            return
         check_vector("M", self.M, n, f"as A is [{n}, {n}]")
         if self.M is not None and self.preconditioner is not Preconditioner.NONE:
             raise BadRequest("M", str(self.M.layout), "None with a preconditioner that is made of A")
@@ -107,6 +117,28 @@ class KrylovRequest(SparseRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]):
     def is_factored(self) -> bool:
         """Whether the preconditioner is two triangular solves."""
         return isinstance(self.preconditioner, Preconditioner) and self.preconditioner.is_factored
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the preconditioner is inverses of the blocks along the diagonal."""
+        return self.preconditioner is Preconditioner.BLOCK_JACOBI
+
+    @property
+    def same_bits(self) -> bool:
+        """Whether cuSPARSE promises the same bits in each run: of these products, and of no triangular solve."""
+        return not self.is_factored and self.algorithm in (SpmvAlgorithm.CSR_ALG2, SpmvAlgorithm.COO_ALG2)
+
+    def check_blocks(self) -> None:
+        """BadRequest unless M has a square block for each so many rows of A."""
+        if self.M is None:
+            raise BadRequest("M", "None", "the inverses that the request block_jacobi gives of A and a block_size")
+        n, shape = self.form.shape[0], self.M.shape
+        size = shape[-1] if len(shape) == len(("block", "row", "column")) else 0
+        if not 0 < size <= MOST_BLOCK or shape != (-(-n // size), size, size):
+            wanted = (
+                f"{self.values.dtype}[blocks, size, size] of as many blocks as {n} rows have, size 1 to {MOST_BLOCK}"
+            )
+            raise BadRequest("M", str(self.M.layout), wanted, "block_jacobi(A, size) makes them")
 
     def check_factors(self) -> None:
         """BadRequest unless M has a factor's element for each of A's, which is in CSR and keeps its pattern."""
@@ -154,7 +186,8 @@ class BicgstabRequest(KrylovRequest):
 class MinresRequest(KrylovRequest):
     """The method of minimal residuals by Lanczos, for a real symmetric A, which may be indefinite or singular.
 
-    M must be positive definite. With it the criterion is in its norm, of r and of b: (rᵀ·M·r)½.
+    M must be positive definite, as `block_jacobi` makes it with `absolute` where A's blocks are not; where rᵀ·M·r is
+    below 0 the method breaks down. With M the criterion is in its norm, of r and of b: (rᵀ·M·r)½.
     Its residual falls in each iteration; of a system without a solution it ends with -3 and a least squares solution.
     It takes no incomplete factors: A that has some (ic0) is positive definite, and `cg` solves it.
     """
@@ -163,7 +196,8 @@ class MinresRequest(KrylovRequest):
 
     def check_factors(self) -> None:
         given = getattr(self.preconditioner, "name", "").lower()
-        raise BadRequest("preconditioner", given, "none, jacobi or a diagonal M with minres", "cg takes factors")
+        wanted = "none, jacobi, block_jacobi or a diagonal M with minres"
+        raise BadRequest("preconditioner", given, wanted, "cg takes factors")
 
 
 @dataclass(frozen=True, eq=False)

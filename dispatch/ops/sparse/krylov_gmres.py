@@ -157,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) extend(Solve s)
         if (t.restarting) {
             Wide sum = wide(0.0);
             for (int j = 0; j < t.count; ++j) sum = sum + y[j] * wide(BASIS(j)[i]);
-            if (FACTORED) VECTOR(M)[i] = narrow(sum);
+            if (APART) VECTOR(M)[i] = narrow(sum);
             else VECTOR(X)[i] = VECTOR(IN)[i] = narrow(wide(VECTOR(X)[i]) + preconditioned(s, i, sum));
         } else {
             const Element v = narrow(scaled(wide(VECTOR(Q)[i]), 1 / t.sigma));
@@ -167,11 +167,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) extend(Solve s)
     }
 }
 
-// With incomplete factors: a cycle's step, once the solves have made M·sum.
+// With incomplete factors: a cycle's step, once the solves have made M·sum. With blocks it makes that, and M·v, too.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) correct(Solve s)
 {
     const State& t = *s.state;
-    if (t.over || !t.restarting) return;
-    EACH(i) VECTOR(X)[i] = VECTOR(IN)[i] = narrow(wide(VECTOR(X)[i]) + wide(VECTOR(IN)[i]));
+    if (t.over || !(BLOCKED || t.restarting)) return;
+    EACH(i) {
+        const Wide step = BLOCKED ? from_blocks(s, i, VECTOR(M)) : wide(VECTOR(IN)[i]);
+        const Element next = narrow(t.restarting ? wide(VECTOR(X)[i]) + step : step);
+        if (t.restarting) VECTOR(X)[i] = next;
+        VECTOR(IN)[i] = next;
+    }
 }
 """

@@ -2,10 +2,11 @@
 
 krylov_methods.py and krylov_gmres.py have the methods. A pass is a product q = A·in, which is cuSPARSE's, and the
 kernels of a method behind it, in order; with incomplete factors two triangular solves stand between them, cuSPARSE's
-as well, which read one vector and write another. A kernel updates vectors and adds up dot products; its last block
-has their sums, and one thread of it does the recurrence of scalars, so that nothing is launched for that. The first
-pass makes the residual of x0. All arithmetic is in double precision; sums are added in a fixed order, so that two
-runs give the same bits, if the product does.
+as well, which read one vector and write another; with block Jacobi one of the kernels multiplies a vector with the
+inverses of the blocks, each thread with a row of one. A kernel updates vectors and adds up dot products; its last
+block has their sums, and one thread of it does the recurrence of scalars, so that nothing is launched for that. The
+first pass makes the residual of x0. All arithmetic is in double precision; sums are added in a fixed order, so that
+two runs give the same bits, if the product does.
 
 Follows Saad, Iterative Methods for Sparse Linear Systems; Paige and Saunders, Solution of Sparse Indefinite Systems of
 Linear Equations; and van der Vorst, Bi-CGSTAB.
@@ -17,62 +18,15 @@ from typing import Any
 
 from dispatch.ops.sparse.krylov_gmres import GMRES
 from dispatch.ops.sparse.krylov_methods import BICGSTAB, CG, MINRES
+from dispatch.ops.sparse.wide_numbers import ARITHMETIC
 
 __all__ = ["IN", "KERNELS", "SOLVED", "SOLVES", "SOURCES", "VECTORS", "M", "Q", "R", "passes"]
 
 IN, Q, R, M = range(1, 5)  # the vectors that products and solves read and write, as numbered below
 
-COMMON = r"""
-typedef long long Int;
-
-#if PARTS == 2
-struct Element { REAL x, y; };
-struct Wide { double x, y; };
-__device__ Wide wide(double x) { Wide made = {x, 0}; return made; }
-__device__ Wide whole(double x) { Wide made = {x, x}; return made; }
-__device__ Wide wide(Element a) { Wide made = {a.x, a.y}; return made; }
-__device__ Element narrow(Wide a) { Element made = {REAL(a.x), REAL(a.y)}; return made; }
-__device__ Wide operator+(Wide a, Wide b) { Wide made = {a.x + b.x, a.y + b.y}; return made; }
-__device__ Wide operator-(Wide a, Wide b) { Wide made = {a.x - b.x, a.y - b.y}; return made; }
-__device__ Wide operator*(Wide a, Wide b)
-{
-    Wide made = {a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x};
-    return made;
-}
-__device__ Wide conj(Wide a) { Wide made = {a.x, -a.y}; return made; }
-__device__ double real(Wide a) { return a.x; }
-__device__ double size_of(Wide a)
-{
-    const double x = fabs(a.x), y = fabs(a.y), most = x > y ? x : y, least = x > y ? y : x;
-    return most == 0 ? least : most * sqrt(1 + least / most * (least / most));
-}
-__device__ Wide scaled(Wide a, double by) { Wide made = {a.x * by, a.y * by}; return made; }
-__device__ Wide operator/(Wide a, Wide b)
-{
-    const double by = 1 / size_of(b);
-    return scaled(scaled(a, by) * conj(scaled(b, by)), 1);
-}
-__device__ Wide fetched(const Wide* at)
-{
-    Wide made = {__ldcg((const double*)at), __ldcg((const double*)at + 1)};
-    return made;
-}
-#else
-typedef REAL Element;
-typedef double Wide;
-__device__ Wide wide(double x) { return x; }
-__device__ Wide whole(double x) { return x; }
-__device__ Element narrow(Wide a) { return Element(a); }
-__device__ Wide conj(Wide a) { return a; }
-__device__ double real(Wide a) { return a; }
-__device__ double size_of(Wide a) { return fabs(a); }
-__device__ Wide scaled(Wide a, double by) { return a * by; }
-__device__ Wide fetched(const Wide* at) { return __ldcg(at); }
-#endif
-__device__ double square(Wide a) { return real(conj(a) * a); }
-__device__ bool is_zero(Wide a) { return size_of(a) == 0; }
-__device__ bool is_finite(double x) { return x - x == 0; }
-
+COMMON = (
+    ARITHMETIC
+    + r"""
 // What stays between the kernels. `more` is what the while node looks at, and comes first.
 struct State {
     int more, over, info, pass, iterations, column, restarting, count, claimed, broke;
@@ -89,17 +43,18 @@ struct Solve {
     Wide* partial;  // of the sums of blocks
     const Element* values;
     const void *lines, *places;  // of a matrix in CSR, of which the diagonal is taken
-    const Element *b, *start, *scale;
+    const Element *b, *start, *scale;  // scale: the diagonal of M, or the inverses of blocks along A's
     Element* out;
     int *info, *iterations;
     REAL* residual;
-    Int n, stride, base;
+    Int n, stride, base, block_step, row_step, column_step;  // the steps are those between elements of the inverses
     double rtol, atol;
-    int limit, restart, has_scale;
+    int limit, restart, has_scale, block;
 };
 
-enum { X, IN, Q, R, M, FIRST };  // M: the diagonal of a preconditioner, or what a triangular solve reads or writes
-#define UNSOLVED (FACTORED ? M : IN)  // where a vector is put that is to be preconditioned
+enum { X, IN, Q, R, M, FIRST };  // M: the diagonal of a preconditioner, or what a step of its own reads or writes
+#define APART (FACTORED || BLOCKED)  // whether M is multiplied with in a step of its own, once a vector is whole
+#define UNSOLVED (APART ? M : IN)  // where a vector is put that is to be preconditioned
 enum { BREAKDOWN = -1, NOT_FINITE = -2, STAGNATED = -3 };
 #define VECTOR(number) (s.vectors + (number) * s.stride)
 #define EACH(i) for (Int i = (Int)blockIdx.x * THREADS + threadIdx.x; i < s.n; i += (Int)gridDim.x * THREADS)
@@ -107,6 +62,17 @@ enum { BREAKDOWN = -1, NOT_FINITE = -2, STAGNATED = -3 };
 __device__ Wide preconditioned(const Solve& s, Int i, Wide value)
 {
     return s.has_scale ? wide(VECTOR(M)[i]) * value : value;
+}
+
+// Element i of M·x for block Jacobi: the row of an inverse times a part of x.
+__device__ Wide from_blocks(const Solve& s, Int i, const Element* x)
+{
+    const Int number = i / s.block, first = number * s.block;
+    const int extent = int(s.n - first < s.block ? s.n - first : s.block);
+    const Element* at = s.scale + number * s.block_step + (i - first) * s.row_step;
+    Wide sum = wide(0.0);
+    for (int j = 0; j < extent; ++j) sum = sum + wide(at[j * s.column_step]) * wide(x[first + j]);
+    return sum;
 }
 
 // The sum over the threads of a block, for all of them.
@@ -193,7 +159,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) begin(Solve s)
         VECTOR(R)[i] = s.b[i];
         if (s.has_scale) VECTOR(M)[i] = s.scale ? s.scale[i] : narrow(diagonal(s, i));
         const Wide b = wide(s.b[i]);
-        sums[0] = sums[0] + conj(b) * (INDEFINITE ? preconditioned(s, i, b) : b);
+        const Wide weighted = BLOCKED ? from_blocks(s, i, s.b) : preconditioned(s, i, b);
+        sums[0] = sums[0] + conj(b) * (INDEFINITE ? weighted : b);
     }
     if (!totals<1>(s, sums)) return;
     State made = {};
@@ -216,12 +183,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) finish(Solve s)
     *s.residual = REAL(t.norm);
 }
 """
+)
 
 SOURCES = {
     name: COMMON + text for name, text in (("cg", CG), ("bicgstab", BICGSTAB), ("minres", MINRES), ("gmres", GMRES))
 }
 SOLVES = "the two triangular solves"
-# Those of a pass, in order: without incomplete factors, and with them.
+# Those of a pass, in order: where M is a diagonal or none, with incomplete factors, and with inverses of blocks.
 KERNELS = {
     "cg": ("curvature", "advance", "turn"),
     "bicgstab": ("products", "half_step", "turn"),
@@ -233,6 +201,12 @@ FACTORED = {
     "bicgstab": (*KERNELS["bicgstab"], SOLVES),
     "gmres": (*KERNELS["gmres"], SOLVES, "correct"),
 }
+BLOCKED = {
+    "cg": ("curvature", "advance", "weigh", "turn"),
+    "bicgstab": (*KERNELS["bicgstab"], "multiply_blocks"),
+    "minres": ("curvature", "rotate", "weigh", "turn"),
+    "gmres": (*KERNELS["gmres"], "correct"),
+}
 # Which vector the solves read, and which they write; Q is free meanwhile.
 SOLVED = {"cg": (R, M), "bicgstab": (M, IN), "gmres": (M, IN)}
 # How many a method keeps; GMRES those of its basis beside them.
@@ -241,4 +215,4 @@ VECTORS = {"cg": 5, "bicgstab": 8, "minres": 8, "gmres": 5}
 
 def passes(request: Any) -> tuple[str, ...]:
     """The kernels of a pass of a request, with `SOLVES` among them for the two triangular solves."""
-    return (FACTORED if request.is_factored else KERNELS)[request.op]
+    return (FACTORED if request.is_factored else BLOCKED if request.is_blocked else KERNELS)[request.op]

@@ -57,16 +57,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) advance(Solve s)
     if (!totals<2>(s, sums)) return;
     t.iterations += 1;
     judge(t, sqrt(real(sums[0])), t.iterations >= s.limit);
-    if (!FACTORED) carry(t, sums[1]);
+    if (!APART) carry(t, sums[1]);
 }
 
-// With incomplete factors: what `advance` does of rho, once the solves have made M·r.
+// With incomplete factors: what `advance` does of rho, once the solves have made M·r. With blocks it makes M·r, too.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) weigh(Solve s)
 {
     State& t = *s.state;
     if (t.over) return;
     Wide sums[1] = {wide(0.0)};
-    EACH(i) sums[0] = sums[0] + conj(wide(VECTOR(R)[i])) * wide(VECTOR(M)[i]);
+    EACH(i) {
+        if (BLOCKED) VECTOR(M)[i] = narrow(from_blocks(s, i, VECTOR(R)));
+        sums[0] = sums[0] + conj(wide(VECTOR(R)[i])) * wide(VECTOR(M)[i]);
+    }
     if (!totals<1>(s, sums)) return;
     if (t.pass == 1) t.rho = wide(1.0);
     carry(t, sums[0]);
@@ -79,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) turn(Solve s)
     const bool first = t.pass == 1;
     const Wide beta = t.beta;
     EACH(i) {
-        const Wide z = FACTORED ? wide(VECTOR(M)[i]) : preconditioned(s, i, wide(VECTOR(R)[i]));
+        const Wide z = APART ? wide(VECTOR(M)[i]) : preconditioned(s, i, wide(VECTOR(R)[i]));
         VECTOR(IN)[i] = narrow(first ? z : z + beta * wide(VECTOR(IN)[i]));
     }
 }
@@ -174,59 +177,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) turn(Solve s)
         VECTOR(UNSOLVED)[i] = narrow(preconditioned(s, i, p));
     }
 }
+
+// With blocks: what the next product is of.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) multiply_blocks(Solve s)
+{
+    if (s.state->over) return;
+    EACH(i) VECTOR(IN)[i] = narrow(from_blocks(s, i, VECTOR(M)));
+}
 """
 
 MINRES = r"""
 enum { BEFORE_R = FIRST, W, BEFORE_W };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) curvature(Solve s)
+// What the method begins with, of rᵀ·M·r.
+__device__ void set_out(State& t, double weight)
 {
-    State& t = *s.state;
-    if (t.over) return;
-    const bool first = t.pass == 0;
-    const double back = t.pass > 1 ? t.sigma / t.before : 0;
-    Wide sums[1] = {0};
-    EACH(i) {
-        Wide y = wide(VECTOR(Q)[i]);
-        if (first) {
-            y = wide(VECTOR(R)[i]) - y;
-            VECTOR(R)[i] = narrow(y);
-            sums[0] += y * preconditioned(s, i, y);
-        } else {
-            if (back != 0) y -= back * wide(VECTOR(BEFORE_R)[i]);
-            VECTOR(Q)[i] = narrow(y);
-            sums[0] += wide(VECTOR(IN)[i]) * y;
-        }
-    }
-    if (!totals<1>(s, sums)) return;
-    t.pass += 1;
-    if (!first) {
-        t.alfa = sums[0];
-        return;
-    }
-    if (sums[0] < 0) stop(t, BREAKDOWN);  // M is not positive definite
-    t.sigma = t.phibar = sqrt(fabs(sums[0]));
+    if (weight < 0) stop(t, BREAKDOWN);  // M is not positive definite
+    t.sigma = t.phibar = sqrt(fabs(weight));
     t.cosine = -1;
     judge(t, t.phibar, false);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) rotate(Solve s)
+// The rotation that an iteration adds, of rᵀ·M·r.
+__device__ void go_on(const Solve& s, State& t, double weight)
 {
-    State& t = *s.state;
-    if (t.over || t.pass == 1) return;
-    const double by = t.alfa / t.sigma;
-    Wide sums[1] = {0};
-    EACH(i) {
-        const Wide y = wide(VECTOR(Q)[i]) - by * wide(VECTOR(R)[i]);
-        VECTOR(BEFORE_R)[i] = VECTOR(R)[i];
-        VECTOR(R)[i] = narrow(y);
-        sums[0] += y * preconditioned(s, i, y);
-    }
-    if (!totals<1>(s, sums)) return;
     t.iterations += 1;
-    const bool is_positive = !(sums[0] < 0);
+    const bool is_positive = !(weight < 0);
     t.before = t.sigma;
-    t.sigma = sqrt(fabs(sums[0]));
+    t.sigma = sqrt(fabs(weight));
     t.size += t.alfa * t.alfa + t.before * t.before + t.sigma * t.sigma;
     t.epsilon_before = t.epsilon;
     t.delta = t.cosine * t.dbar + t.sine * t.alfa;
@@ -253,6 +231,63 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) rotate(Solve s)
     if (t.sigma <= EPSILON * whole) stop(t, BREAKDOWN);
 }
 
+extern "C" __global__ void __launch_bounds__(THREADS, 1) curvature(Solve s)
+{
+    State& t = *s.state;
+    if (t.over) return;
+    const bool first = t.pass == 0;
+    const double back = t.pass > 1 ? t.sigma / t.before : 0;
+    Wide sums[1] = {0};
+    EACH(i) {
+        Wide y = wide(VECTOR(Q)[i]);
+        if (first) {
+            y = wide(VECTOR(R)[i]) - y;
+            VECTOR(R)[i] = narrow(y);
+            sums[0] += y * preconditioned(s, i, y);
+        } else {
+            if (back != 0) y -= back * wide(VECTOR(BEFORE_R)[i]);
+            VECTOR(Q)[i] = narrow(y);
+            sums[0] += wide(VECTOR(IN)[i]) * y;
+        }
+    }
+    if (!totals<1>(s, sums)) return;
+    t.pass += 1;
+    if (!first) t.alfa = sums[0];
+    else if (!BLOCKED) set_out(t, sums[0]);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) rotate(Solve s)
+{
+    State& t = *s.state;
+    if (t.over || t.pass == 1) return;
+    const double by = t.alfa / t.sigma;
+    Wide sums[1] = {0};
+    EACH(i) {
+        const Wide y = wide(VECTOR(Q)[i]) - by * wide(VECTOR(R)[i]);
+        VECTOR(BEFORE_R)[i] = VECTOR(R)[i];
+        VECTOR(R)[i] = narrow(y);
+        sums[0] += y * preconditioned(s, i, y);
+    }
+    if (BLOCKED) return;
+    if (totals<1>(s, sums)) go_on(s, t, sums[0]);
+}
+
+// With blocks: M·r, and what is to be done once it is there.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) weigh(Solve s)
+{
+    State& t = *s.state;
+    if (t.over) return;
+    Wide sums[1] = {0};
+    EACH(i) {
+        const Wide z = from_blocks(s, i, VECTOR(R));
+        VECTOR(M)[i] = narrow(z);
+        sums[0] += wide(VECTOR(R)[i]) * z;
+    }
+    if (!totals<1>(s, sums)) return;
+    if (t.pass == 1) set_out(t, sums[0]);
+    else go_on(s, t, sums[0]);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) turn(Solve s)
 {
     const State& t = *s.state;
@@ -266,7 +301,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) turn(Solve s)
             VECTOR(W)[i] = narrow(w);
             VECTOR(X)[i] = narrow(wide(VECTOR(X)[i]) + t.phi * w);
         }
-        VECTOR(IN)[i] = narrow(preconditioned(s, i, wide(VECTOR(R)[i])) / t.sigma);
+        const Wide z = BLOCKED ? wide(VECTOR(M)[i]) : preconditioned(s, i, wide(VECTOR(R)[i]));
+        VECTOR(IN)[i] = narrow(z / t.sigma);
     }
 }
 """

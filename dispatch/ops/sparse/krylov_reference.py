@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dispatch.core.row import Row
     from dispatch.device.layout import Array
 
-__all__ = ["evaluate_krylov", "norm_of", "scale_of", "scipy_krylov"]
+__all__ = ["evaluate_krylov", "norm_of", "preconditioner_of", "scipy_krylov", "weights_of"]
 
 
 class Reached(Exception):  # what ends SciPy's iteration from within
@@ -39,26 +39,42 @@ def scipy_krylov(request: Any, executor: object, row: Row) -> NumpyPlan:
     return NumpyPlan(row, evaluate_krylov, work_of(row.dtypes[0]))
 
 
-def scale_of(request: Any, matrix: Any) -> Array | None:
-    """The diagonal of M, as an operand or made of A; None without one."""
+def weights_of(request: Any, matrix: Any) -> Any:
+    """M as a matrix: its diagonal or its blocks, operands or made of A; None without one, and for factors."""
+    import scipy.sparse as sp
+
     if request.is_factored:
         return None
+    if request.is_blocked:
+        return along_the_diagonal(numbers(request.M, matrix.dtype), len(request.b))
     if request.M is not None:
-        return numbers(request.M, matrix.dtype)
+        return sp.diags_array(numbers(request.M, matrix.dtype), format="csr")
     if request.preconditioner is Preconditioner.NONE:
         return None
     diagonal = matrix.diagonal()
     diagonal = np.where(diagonal == 0, 1, np.abs(diagonal) if request.op == "minres" else diagonal)
-    return np.asarray(1 / diagonal).astype(matrix.dtype)
+    return sp.diags_array(np.asarray(1 / diagonal).astype(matrix.dtype), format="csr")
 
 
-def preconditioner_of(request: Any, matrix: Any, scale: Array | None) -> Callable[[Array], Array]:
-    """The product with M: of its diagonal, or by incomplete factors."""
+def along_the_diagonal(blocks: Array, n: int) -> Any:
+    """Blocks (count, size, size) as a matrix of n rows; what the last one has beyond these is not read."""
+    import scipy.sparse as sp
+
+    count, size, _ = blocks.shape
+    within = np.arange(size)
+    rows = np.arange(count)[:, None, None] * size + within[:, None] + 0 * within
+    columns = np.arange(count)[:, None, None] * size + within + 0 * within[:, None]
+    is_inside = (rows < n) & (columns < n)
+    return sp.csr_array((blocks[is_inside], (rows[is_inside], columns[is_inside])), shape=(n, n))
+
+
+def preconditioner_of(request: Any, matrix: Any, weights: Any) -> Callable[[Array], Array]:
+    """The product with M: of what `weights_of` gives, or by incomplete factors."""
     import scipy.sparse as sp
     from scipy.sparse.linalg import spsolve_triangular
 
     if not request.is_factored:
-        return (lambda u: u) if scale is None else (lambda u: scale * u)
+        return (lambda u: u) if weights is None else (lambda u: np.asarray(weights @ u))
     factors = sp.csr_array((numbers(request.M, matrix.dtype), *places_of(request)), shape=matrix.shape)
     if not factors.diagonal().all():  # SciPy refuses what a GPU divides by
         return lambda u: np.full_like(u, nowhere(u))
@@ -75,10 +91,10 @@ def places_of(request: Any) -> tuple[Array, Array]:
     return np.asarray(request.columns) - request.form.base, np.asarray(request.rows) - request.form.base
 
 
-def norm_of(request: Any, vector: Array, scale: Array | None) -> float:
+def norm_of(request: Any, vector: Array, weights: Any) -> float:
     """The norm that the criterion of a method is in."""
-    if request.op == "minres" and scale is not None:
-        return float(np.sqrt(np.abs((vector * scale * vector).sum())))
+    if request.op == "minres" and weights is not None:
+        return float(np.sqrt(np.abs((vector * (weights @ vector)).sum())))
     return float(np.linalg.norm(vector))
 
 
@@ -87,23 +103,23 @@ def evaluate_krylov(request: Any, work: np.dtype[Any]) -> Results:
     a = matrix_of(request, work).tocsr()
     b = numbers(request.b, work)
     start = np.zeros_like(b) if request.x0 is None else numbers(request.x0, work)
-    scale = scale_of(request, a)
-    size = norm_of(request, b, scale)
+    weights = weights_of(request, a)
+    size = norm_of(request, b, weights)
     if size == 0:
         return results(np.zeros_like(b), 0, 0, 0.0)
-    given = (a.data, b, start, b[:0] if scale is None else scale)
+    given = (a.data, b, start, b[:0] if weights is None else weights.data)
     if not all(np.isfinite(part).all() for part in given):
         return results(np.full_like(b, nowhere(b)), NOT_FINITE, 0, np.nan)
-    apply = preconditioner_of(request, a, scale)
+    apply = preconditioner_of(request, a, weights)
     if request.is_factored and not np.isfinite(apply(b)).all():
         return results(np.full_like(b, nowhere(b)), NOT_FINITE, 0, np.nan)
     target = max(request.rtol * size, request.atol)
-    if norm_of(request, b - a @ start, scale) <= target:
-        return results(start, 0, 0, norm_of(request, b - a @ start, scale))
-    x, info, count = METHODS[request.op](request, a, b, start, scale, apply, target)
+    if norm_of(request, b - a @ start, weights) <= target:
+        return results(start, 0, 0, norm_of(request, b - a @ start, weights))
+    x, info, count = METHODS[request.op](request, a, b, start, weights, apply, target)
     if not np.isfinite(x).all():  # SciPy divides by 0
         return results(np.full_like(b, nowhere(b)), BREAKDOWN, count, np.nan)
-    left = norm_of(request, b - a @ x, scale)
+    left = norm_of(request, b - a @ x, weights)
     # SciPy looks before each iteration, and not behind the last one.
     status = 0 if left <= target else info if info in (0, STAGNATED) else BREAKDOWN if info < 0 else count
     return results(x, status, count, left)
@@ -121,7 +137,7 @@ def results(x: Array, info: int, count: int, residual: float) -> Results:
 
 
 def by_scipy(
-    request: Any, a: Any, b: Array, start: Array, scale: Array | None, apply: Callable[[Array], Array], target: float
+    request: Any, a: Any, b: Array, start: Array, weights: Any, apply: Callable[[Array], Array], target: float
 ) -> tuple[Array, int, int]:
     """x of `cg` and `bicgstab`, SciPy's info and the number of iterations."""
     from scipy.sparse import linalg
@@ -134,7 +150,7 @@ def by_scipy(
             raise Reached(last, BREAKDOWN, count)
         count, last = count + 1, x.copy()
 
-    m = None if request.M is None and scale is None else operator_of(a, lambda u: apply(u.ravel()))
+    m = None if request.M is None and weights is None else operator_of(a, lambda u: apply(u.ravel()))
     above = np.nextafter(b.real.dtype.type(target), np.inf)  # SciPy ends below it: at a target of 0, too
     choices = {"rtol": 0.0, "atol": float(above), "maxiter": request.limit}
     try:
@@ -145,7 +161,7 @@ def by_scipy(
 
 
 def by_minres(
-    request: Any, a: Any, b: Array, start: Array, scale: Array | None, apply: Callable[[Array], Array], target: float
+    request: Any, a: Any, b: Array, start: Array, weights: Any, apply: Callable[[Array], Array], target: float
 ) -> tuple[Array, int, int]:
     """The x of the least residual, whether it falls no further, and the number of iterations.
 
@@ -154,12 +170,12 @@ def by_minres(
     """
     from scipy.sparse import linalg
 
-    weights = np.ones_like(b) if scale is None else scale
-    if not (weights > 0).all():
-        return start, BREAKDOWN, 0  # M is not positive definite
-    whole = float(np.sqrt((a.multiply(a) @ weights) @ weights))
+    if not is_positive(request, weights):
+        return start, BREAKDOWN, 0
+    weighted = a if weights is None else weights @ a
+    whole = float(np.sqrt(weighted.multiply(weighted.T).sum()))  # ‖M^½·A·M^½‖, of Frobenius
     least = max(64 * float(np.finfo(b.dtype).eps), 1e-3 * request.rtol)
-    count, best, least_norm = 0, start, norm_of(request, b - a @ start, scale)
+    count, best, least_norm = 0, start, norm_of(request, b - a @ start, weights)
 
     def counting(x: Array) -> None:
         nonlocal count, best, least_norm
@@ -167,21 +183,31 @@ def by_minres(
             raise Reached(best, BREAKDOWN, count)
         count += 1
         left = b - a @ x
-        norm = norm_of(request, left, scale)
+        norm = norm_of(request, left, weights)
         if norm < least_norm:
             best, least_norm = x.copy(), norm
         if norm <= target:
             raise Reached(best, 0, count)
-        if norm_of(request, a @ (weights * left), scale) <= least * whole * norm or norm > 2 * least_norm:
+        if norm_of(request, a @ apply(left), weights) <= least * whole * norm or norm > 2 * least_norm:
             raise Reached(best, STAGNATED, count)
 
-    m = None if scale is None else operator_of(a, lambda u: apply(u.ravel()))
+    m = None if weights is None else operator_of(a, lambda u: apply(u.ravel()))
     try:
         linalg.minres(a, b, start.copy(), M=m, maxiter=request.limit, callback=counting, rtol=0.0)
     except Reached as reached:
         x, info, count = reached.args
         return x, info, count
     return best, 0 if least_norm <= target else STAGNATED if count < request.limit else count, count
+
+
+def is_positive(request: Any, weights: Any) -> bool:
+    """Whether M is positive definite."""
+    if not request.is_blocked:
+        return weights is None or bool((weights.diagonal() > 0).all())
+    blocks = numbers(request.M, weights.dtype)
+    last = len(request.b) - (len(blocks) - 1) * blocks.shape[-1]
+    whole, end = blocks[:-1], blocks[-1:, :last, :last]
+    return all((np.linalg.eigvalsh((part + part.transpose(0, 2, 1)) / 2) > 0).all() for part in (whole, end))
 
 
 def operator_of(a: Any, product: Callable[[Array], Array]) -> Any:
@@ -192,7 +218,7 @@ def operator_of(a: Any, product: Callable[[Array], Array]) -> Any:
 
 
 def right_preconditioned(
-    request: Any, a: Any, b: Array, start: Array, scale: Array | None, apply: Callable[[Array], Array], target: float
+    request: Any, a: Any, b: Array, start: Array, weights: Any, apply: Callable[[Array], Array], target: float
 ) -> tuple[Array, int, int]:
     """`gmres` of A·M for what is missing of b, so that its residual is the true one, in cycles of SciPy's.
 
@@ -201,7 +227,7 @@ def right_preconditioned(
     """
     from scipy.sparse import linalg
 
-    del scale
+    del weights
     count, x, last = 0, start, float(np.linalg.norm(b - a @ start))
 
     def counting(_: float) -> None:

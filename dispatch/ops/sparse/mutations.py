@@ -9,7 +9,7 @@ import numpy as np
 from dispatch.core.matrix_choices import DiagType, Operation
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.formulas import evaluate
-from dispatch.testing.mutations import altered, of_operand, with_fields
+from dispatch.testing.mutations import altered, changed, of_operand, with_fields
 
 if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MUTATIONS"]
 
-COUNTS = ("spgemm_nnz", "sparse_check")
-TAKEN = ("sparse_mv", "spmm", "sddmm", "sparse_to_dense", "csr2csc", "spmm_op", "spmv_op")
+COUNTS = ("spgemm_nnz", "sparse_check", "csr2bsr_nnz")
+TAKEN = ("sparse_mv", "spmm", "sddmm", "sparse_to_dense", "csr2csc", "spmm_op", "spmv_op", "sddmm_batched", "bsr2csr")
 
 
 def neighbours(request: Any) -> Results | None:
@@ -92,14 +92,48 @@ def neighbouring_values(request: Any) -> Results | None:
     return None if found is None else dict(found)
 
 
+_scaled = with_fields(
+    evaluate, 1, alpha=lambda request: 1.5 * getattr(request, "alpha", 0) * (request.op not in COUNTS) or None
+)  # a count does not depend on it
+
+
+def has_lists(request: Any) -> bool:
+    """Whether a request is of several systems, each with operands of its own."""
+    return isinstance(getattr(request, "values", None), tuple)
+
+
+def scaled_more(request: Any) -> Results | None:
+    """A factor that is too large; lists of systems have none."""
+    found = None if has_lists(request) else _scaled(request)
+    return None if found is None else dict(found)
+
+
+def systems_exchanged(request: Any) -> Results | None:
+    """Of lists, the first system with the right-hand side of the second, as far as it has one of that size."""
+    if not has_lists(request) or len(request.b) < 2:
+        return None
+    first, second = (np.array(b) for b in request.b[:2])
+    given = first.copy().reshape(-1)
+    given[: second.size] = np.resize(second, min(given.size, second.size))
+    return dict(altered(evaluate, request, b=(changed(request.b[0], given.reshape(first.shape)), *request.b[1:])))
+
+
+def values_of_one(request: Any) -> Results | None:
+    """Of lists, each element of the largest matrix is that before it."""
+    if not has_lists(request):
+        return None
+    largest = max(range(len(request.values)), key=lambda number: request.values[number].size)
+    values = list(request.values)
+    values[largest] = changed(values[largest], np.roll(np.array(values[largest]), 1))
+    return dict(altered(evaluate, request, values=tuple(values)))
+
+
 _rolled = of_operand(evaluate, "values", lambda values: np.roll(values, 1, axis=0))
 
 MUTATIONS: dict[str, Mutation] = {
     "values of a neighbour": neighbouring_values,
     "columns of a neighbour": neighbours,
-    "alpha too large": with_fields(
-        evaluate, 1, alpha=lambda request: 1.5 * getattr(request, "alpha", 0) * (request.op not in COUNTS) or None
-    ),  # a count does not depend on it
+    "alpha too large": scaled_more,
     "without beta": without_beta,
     "a unit diagonal": other_diagonal,
     "transposed for adjoint": unconjugated,
@@ -108,4 +142,6 @@ MUTATIONS: dict[str, Mutation] = {
     "without an epilogue": without_epilogue,
     "rotated the other way": rotated_back,
     "the sine conjugated": conjugated_sine,
+    "b of another system": systems_exchanged,
+    "values of one system's neighbours": values_of_one,
 }

@@ -2,7 +2,7 @@
 
 All vectors of an iteration are the plan's own memory, so that a graph follows the addresses of A alone; those of b, x0,
 M and the results are parameters of its first and its last kernel, which are set where they are others. Incomplete
-factors in M are read by the passes, and so their address is one of those that a graph follows.
+factors and inverses of blocks in M are read by the passes, and so their address is one of those that a graph follows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from cudabind.sys import cusparse
 from dispatch.core.request import Plan
 from dispatch.errors import Refused, WorkerFailed
 from dispatch.execute.while_graph import LEAST_DRIVER, Launched, WhileGraph
-from dispatch.keys import C64, F32
 from dispatch.libraries.cublas.calls import Constant
 from dispatch.libraries.cusolver.matrix import Place
 from dispatch.libraries.cusparse.calls import Call
@@ -25,6 +24,7 @@ from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.krylov import Preconditioner
 from dispatch.ops.sparse.krylov_factors import Factors
 from dispatch.ops.sparse.krylov_kernels import IN, SOLVED, SOLVES, SOURCES, VECTORS, Q, passes
+from dispatch.ops.sparse.wide_numbers import WIDE_BYTES, number_options
 
 if TYPE_CHECKING:
     from dispatch.core.request import Argument
@@ -35,7 +35,6 @@ __all__ = ["Room", "Solve", "options", "plan"]
 
 THREADS, MOST_BLOCKS = 256, 256
 STATE_BYTES = 256
-WIDE_BYTES = {False: 8, True: 16}  # of a sum, by whether it is complex
 MOST_GRAPHS = 4  # of a plan, one for each matrix at other addresses
 ALIGNMENT = 256
 TYPES = {4: "int", 8: "long long"}
@@ -55,26 +54,23 @@ class Solve(ctypes.Structure):
                 *("b", "start", "scale", "out", "info", "iterations", "residual"),
             )
         ),
-        *((name, ctypes.c_int64) for name in ("n", "stride", "base")),
+        *((name, ctypes.c_int64) for name in ("n", "stride", "base", "block_step", "row_step", "column_step")),
         *((name, ctypes.c_double) for name in ("rtol", "atol")),
-        *((name, ctypes.c_int) for name in ("limit", "restart", "has_scale")),
+        *((name, ctypes.c_int) for name in ("limit", "restart", "has_scale", "block")),
     )
 
 
 def options(request: Any, threads: int = THREADS) -> tuple[str, ...]:
     """NVRTC's options for the kernels of a method."""
-    dtype = request.values.dtype
     line_bytes, place_bytes = (getattr(request, name).dtype.itemsize for name in lines_of(request))
-    single = dtype in (F32, C64)
     words = {
-        "REAL": "float" if single else "double",
-        "PARTS": "2" if dtype.is_complex else "1",
-        "EPSILON": "1.1920928955078125e-07" if single else "2.220446049250313e-16",
+        **number_options(request.values.dtype),
         "THREADS": str(threads),
         "LINE": TYPES[line_bytes],
         "PLACE": TYPES[place_bytes],
         "INDEFINITE": str(int(request.op == "minres")),
         "FACTORED": str(int(request.is_factored)),
+        "BLOCKED": str(int(request.is_blocked)),
     }
     return ("-std=c++17", *(f"-D{name}={word}" for name, word in words.items()))
 
@@ -101,12 +97,15 @@ class Room:
         """The structure of a memory at some address, without operands."""
         request = self.request
         state, tables, partial, vectors = (base + start for start in self.starts)
-        has_diagonal = request.M is not None and not request.is_factored
+        has_diagonal = request.M is not None and not (request.is_factored or request.is_blocked)
         has_scale = has_diagonal or request.preconditioner is Preconditioner.JACOBI
+        steps = request.M.layout.strides if request.is_blocked else (0, 0, 0)
         return Solve(
             vectors=vectors, state=state, tables=tables, partial=partial,
             n=self.n, stride=self.stride, base=request.form.base,
+            **dict(zip(("block_step", "row_step", "column_step"), steps, strict=True)),
             rtol=request.rtol, atol=request.atol, limit=request.limit, restart=self.restart, has_scale=has_scale,
+            block=request.M.shape[-1] if request.is_blocked else 0,
         )  # fmt: skip
 
     def vector(self, base: int, number: int) -> int:
@@ -156,7 +155,7 @@ class KrylovPlan(Plan):
 
     __slots__ = (
         "_begin", "_buffer", "_executor", "_finish", "_graphs", "_keeps", "_lines", "_matrix", "_memory", "_multiply",
-        "_room", "_steps",
+        "_reads_m", "_room", "_steps",
     )  # fmt: skip
 
     def __init__(self, request: Any, executor: CudaExecutor, row: Row) -> None:
@@ -169,6 +168,7 @@ class KrylovPlan(Plan):
         functions = {name: loaded(SOURCES[request.op], name, chosen, executor.device) for name in names}
         self._begin, self._finish = functions["begin"], functions["finish"]
         self._steps = tuple(functions.get(name) for name in passes(request))  # None for the solves
+        self._reads_m = request.is_factored or request.is_blocked  # in each pass
         self._memory = executor.device.allocate(self._room.nbytes, executor.stream)
         self._matrix = described(request)
         self._multiply, size = multiplication(request, executor, self._matrix)
@@ -183,7 +183,7 @@ class KrylovPlan(Plan):
                 # Made while the caller captured the executor's stream, on another one, which was waited for since.
                 memory.owner = memory.writer = self._executor.stream
         matrix, others = arguments[:3], arguments[3:]
-        if None in self._steps:
+        if self._reads_m:
             matrix = (*matrix, arguments[M])
         known = self._graphs.get(matrix)
         if known is None:
@@ -228,6 +228,8 @@ class KrylovPlan(Plan):
             factors = Factors(self._executor, self._room.request, said, SOURCE, OUTPUT, TARGET)
             factors.prepare(addresses)
         taken = self._room.solve(base)
+        if self._room.request.is_blocked:
+            taken.scale = arguments[M] or None
         steps = (factors if step is None else self._launched(step, taken) for step in self._steps)
         repeated = Pass(self.row, self._executor, self._multiply, tuple(step for step in steps if step is not None))
         body = self._executor.recorded(repeated, addresses)

@@ -1,4 +1,4 @@
-"""Plans of a sparse matrix times a vector by the kernel of product_kernels.py: one launch.
+"""Plans of a sparse matrix times a vector by the kernel of product_kernels.py, also with an epilogue: one launch.
 
 What blocks leave for the last one, and the counters that are 0 between two launches, are memory of the plan. Its runs
 are on one stream, one after another; other plans have memory of their own.
@@ -16,12 +16,16 @@ from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.product_kernels import NAME, SOURCE, options, tile_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["plan"]
+    Kernel = tuple[str, str, tuple[str, ...]]  # a source, the name in it, and NVRTC's options
+
+__all__ = ["plan", "product"]
 
 DONE = 16  # bytes of the counter of blocks, and of whether there is a long row
 WORD, NUMBER = 4, 8  # bytes
@@ -34,6 +38,11 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request, one launch; of a result without elements nothing is to be done."""
     if not request.layout_of("out").size:
         return IdlePlan(row, capture_safe=False)
+    return product(request, executor, row, lambda chosen: (SOURCE, NAME, chosen))
+
+
+def product(request: Any, executor: CudaExecutor, row: Row, kernel_of: Callable[[tuple[str, ...]], Kernel]) -> Plan:
+    """The plan of one with rows; `kernel_of` gives the kernel for NVRTC's options that it is made for."""
     by_columns, dtype = request.form.format == SparseFormat.CSC, request.values.dtype
     offsets, places = ("columns", "rows") if by_columns else ("rows", "columns")
     lines, count = request.layout_of("out").size, request.values.shape[0]
@@ -42,7 +51,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     scratch, parts = scratch_of(executor, blocks, max(WORD, dtype.itemsize))
     x_step, y_step, out_step = (strides_of(request, name) for name in ("x", "y", "out"))
     widths = tuple(getattr(request, name).dtype.itemsize for name in (offsets, places))
-    conj, strided = request.trans is Operation.C, x_step != 1
+    conj, strided = getattr(request, "trans", Operation.N) is Operation.C, x_step != 1
     chosen = options(dtype, request.layout_of("out").dtype, widths, tile, conj=conj, strided=strided)
     added = request.place_of("y") if request.reads_added else None
     operands = (*map(request.place_of, ("values", offsets, places, "x")), added, request.place_of("out"))
@@ -53,7 +62,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     ahead = min(average + average // QUARTER + LANES, tile.steps + 1)
     extents = (lines, count, request.form.base, x_step, y_step, out_step)
     given = (*map(ctypes.c_int64, extents), ctypes.c_int(ahead), *map(ctypes.c_void_p, parts))
-    return LaunchPlan(executor, row, (SOURCE, NAME, chosen), (blocks, tile.threads), filled, given, scratch)
+    return LaunchPlan(executor, row, kernel_of(chosen), (blocks, tile.threads), filled, given, scratch)
 
 
 def strides_of(request: Any, name: str) -> int:

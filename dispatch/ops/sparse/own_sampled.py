@@ -1,4 +1,7 @@
-"""Plans of SDDMM by the kernel of sampled_kernels.py, behind copies of operands whose terms are not side by side."""
+"""Plans of SDDMM by the kernel of sampled_kernels.py, behind copies of operands whose terms are not side by side.
+
+A batch is one launch, too.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,20 @@ from dispatch.ops.sparse.sampled_kernels import NAME, SOURCE, THREADS, options
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
+    from dispatch.device.layout import Layout
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["Side", "plan", "sampling", "widths"]
+__all__ = ["Apart", "Side", "plan", "sampling", "widths"]
 
 LEAST_LANES, MOST_LANES = 4, 32
 LOADS = 2  # of a lane, of each row and column, at least
+ONE_MATRIX, ONE_VECTOR = 2, 1  # axes, without that of a batch
+
+
+class Apart(ctypes.Structure):
+    """How the kernel is told how many elements from an operand of one matrix that of the next is."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("added", "owners", "places", "x", "y", "out"))
 
 
 class Side(NamedTuple):
@@ -29,6 +40,7 @@ class Side(NamedTuple):
     place: int
     line: int  # elements from one line to the next
     alignment: int
+    apart: int = 0  # elements from one matrix of a batch to the next
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
@@ -43,26 +55,34 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     return steps.plan(capture_safe=True)
 
 
+def apart_in(layout: Layout, axes: int) -> int:
+    """How many elements further an operand of so many axes is for the next of a batch; 0 where one is for all."""
+    return layout.strides[0] if len(layout.shape) > axes and layout.shape[0] > 1 else 0
+
+
 def side_of(request: Any, steps: Steps, name: str) -> Side:
     """An operand as it lies where the terms of a sum are side by side, and else a copy in which they are."""
     layout, place = request.layout_of(name), request.place_of(name)
-    (lines, terms), (line, step) = layout.shape, layout.strides
+    (lines, terms), (line, step) = layout.shape[-ONE_MATRIX:], layout.strides[-ONE_MATRIX:]
     if name == "b":
         lines, terms, line, step = terms, lines, step, line
+    apart, item = apart_in(layout, ONE_MATRIX), layout.dtype.itemsize
     if step == 1 or terms <= 1:
-        return Side(place, line, layout.alignment)
-    target = Place(steps.room(layout.size * layout.dtype.itemsize))
-    source = Matrix(Place(place), layout.dtype, lines, terms, line, step)
-    steps.copy(source, Matrix(target, layout.dtype, lines, terms, terms, 1))
-    return Side(target.operand, terms, WIDEST)
+        return Side(place, line, layout.alignment, apart)
+    batch = layout.shape[0] if apart else 1
+    target = Place(steps.room(batch * lines * terms * item), step=lines * terms * item)
+    source = Matrix(Place(place, step=apart * item), layout.dtype, lines, terms, line, step)
+    steps.copy(source, Matrix(target, layout.dtype, lines, terms, terms, 1), batch)
+    return Side(target.operand, terms, WIDEST, lines * terms if apart else 0)
 
 
 def widths(request: Any, x: Side, y: Side) -> tuple[int, int]:
     """Elements that a lane reads at once, and lanes of a group."""
-    item, terms = request.values.dtype.itemsize, request.a.shape[1]
+    item, terms = request.values.dtype.itemsize, request.a.shape[-1]
     vector = max(1, WIDEST // item)
     while vector > 1 and (
-        any(one.alignment % (vector * item) or one.line % vector for one in (x, y)) or terms % vector
+        any(one.alignment % (vector * item) or one.line % vector or one.apart % vector for one in (x, y))
+        or terms % vector
     ):
         vector //= 2
     lanes = LEAST_LANES
@@ -76,15 +96,19 @@ def sampling(request: Any, executor: CudaExecutor, x: Side, y: Side) -> LaunchSt
     form, dtype = request.form, request.values.dtype
     by_columns, pairs = form.format == SparseFormat.CSC, form.format == SparseFormat.COO
     owners, places = ("columns", "rows") if by_columns else ("rows", "columns")
-    count, terms = request.values.shape[0], request.a.shape[1]
+    out, terms = request.layout_of("out"), request.a.shape[-1]
     vector, lanes = widths(request, x, y)
     line_bytes, place_bytes = (getattr(request, name).dtype.itemsize for name in (owners, places))
-    kernel = SOURCE, NAME, options(dtype, line_bytes, place_bytes, vector, lanes)
+    batched = len(out.shape) > ONE_VECTOR
+    kernel = SOURCE, NAME, options(dtype, line_bytes, place_bytes, vector, lanes, batched=batched)
     added = request.place_of("values") if request.reads_added else None
     operands = (added, *map(request.place_of, (owners, places)), x.place, y.place, request.place_of("out"))
     first = len(request.reads) + len(request.writes)
     numbers = [(number_of(dtype), first + request.numbers.index(name)) for name in ("alpha", "beta")]
     filled = [*((ctypes.c_void_p(), place) for place in operands), *numbers]
-    extents = (count, form.shape[1 if by_columns else 0], terms, x.line, y.line, form.base)
-    given = (*map(ctypes.c_int64, extents), ctypes.c_int(pairs))
-    return LaunchStep(executor, kernel, (-(-count // THREADS), THREADS), filled, given)
+    extents = (out.shape[-1], form.shape[1 if by_columns else 0], terms, x.line, y.line, form.base)
+    vectors = [apart_in(request.layout_of(name), ONE_VECTOR) for name in ("values", owners, places, "out")]
+    apart = Apart(*vectors[:3], x.apart, y.apart, vectors[3])
+    batch = ctypes.c_int64(out.shape[0] if batched else 1)
+    given = (*map(ctypes.c_int64, extents), ctypes.c_int(pairs), batch, apart)
+    return LaunchStep(executor, kernel, (-(-out.size // THREADS), THREADS), filled, given)

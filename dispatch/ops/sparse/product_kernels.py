@@ -7,7 +7,8 @@ the row that it ends in among the row ends that it reads anyhow.
 
 A row of at most WHOLE elements is its first block's, which goes on into the next one's steps for it. A longer one is
 summed up by several: each leaves its part in memory of the plan, and the block that is done last adds these in order.
-So it is one launch, and a sum comes in one order, which depends on the pattern and the tile alone.
+So it is one launch, and a sum comes in one order, which depends on the pattern and the tile alone. Where FINISHED is
+defined, a caller's epilogue makes the result of it, which is written then.
 """
 
 from __future__ import annotations
@@ -176,6 +177,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) multiply_rows(
             for (int i = 0; i < PARTS; ++i) before.part[i] = read(y[row * y_step].part[i]);
             result = added(result, times(beta, before));
         }
+#ifdef FINISHED
+        result = FINISHED(row, result);
+#endif
         for (int i = 0; i < PARTS; ++i) write(out[row * out_step].part[i], result.part[i]);
     };
 

@@ -9,6 +9,7 @@ import numpy as np
 from dispatch.core.host_plan import NumpyPlan, numpy_call, work_of
 from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.errors import BadRequest, Refused
+from dispatch.ops.sparse.bsr_reference import BLOCKS
 from dispatch.ops.sparse.compiled_reference import COMPILED
 from dispatch.ops.sparse.ell_reference import ELL
 from dispatch.ops.sparse.form import SparseFormat
@@ -76,17 +77,35 @@ CHUNK = 1 << 22  # products of a sampled one at a time
 
 def sampled(request: Any, work: np.dtype[Any]) -> Results:
     """The elements of a dense product that a pattern has."""
-    row, column = coordinates(request.form, request.rows, request.columns)
-    a, b = numbers(request.a, work), numbers(request.b, work)
+    places = coordinates(request.form, request.rows, request.columns)
+    found = elements_of_product(numbers(request.a, work), numbers(request.b, work), *places)
+    found = scaled(request, "alpha", found)
+    if request.reads_added:
+        found = found + scaled(request, "beta", numbers(request.values, work))
+    return {"out": found}
+
+
+def elements_of_product(a: Array, b: Array, row: Array, column: Array) -> Array:
+    """A · B at some places alone."""
     found = np.zeros(len(row), a.dtype)
     step = max(1, CHUNK // max(1, a.shape[1]))
     for first in range(0, len(row), step):
         part = slice(first, first + step)
         found[part] = (a[row[part]] * b.T[column[part]]).sum(axis=1)
-    found = scaled(request, "alpha", found)
-    if request.reads_added:
-        found = found + scaled(request, "beta", numbers(request.values, work))
-    return {"out": found}
+    return found
+
+
+def batch_of_samples(request: Any, work: np.dtype[Any]) -> Results:
+    """The same for each of a batch; of a pattern that is for all, and of what is added to all, alike."""
+    dense = (numbers(request.a, work), numbers(request.b, work))
+    indices = (np.asarray(request.rows), np.asarray(request.columns))
+    found = []
+    for number in range(request.batch):
+        a, b = (each if each.ndim == len(("m", "n")) else each[number] for each in dense)
+        rows, columns = (each if each.ndim == 1 else each[number] for each in indices)
+        found.append(elements_of_product(a, b, *coordinates(request.form, rows, columns)))
+    out = scaled(request, "alpha", np.stack(found))
+    return {"out": out + scaled(request, "beta", numbers(request.values, work)) if request.reads_added else out}
 
 
 def triangle_of(request: Any, work: np.dtype[Any]) -> tuple[Any, bool]:
@@ -296,6 +315,7 @@ OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
     "spmm": product,
     "spmm_batched": batch_of_products,
     "sddmm": sampled,
+    "sddmm_batched": batch_of_samples,
     "spsv": solved,
     "spsm": solved,
     "spgemm": multiplied,
@@ -313,6 +333,7 @@ OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
     "coo2csr": to_offsets,
     "csr2coo": to_rows,
     "sparse_sort": put_in_order,
+    **BLOCKS,
     **COMPILED,
     **ELL,
     **TRIDIAGONAL,

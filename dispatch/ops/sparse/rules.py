@@ -21,6 +21,7 @@ __all__ += [
     "diagonal_of_lines",
     "factorized",
     "few_elements",
+    "from_zero",
     "iterated",
     "matrix_of",
     "narrow",
@@ -36,6 +37,7 @@ __all__ += [
     "steady",
     "three",
     "vectors",
+    "with_blocks",
     "with_factors",
     "without_factors",
     "zero_base",
@@ -174,7 +176,7 @@ def matrix_of(request: Any, layout: Layout) -> Layout:
 
 
 def stacked_lines(request: Any) -> str:
-    """Each matrix row-major or column-major, one behind another, and parts of A that are as far apart as each other."""
+    """Each matrix row-major or column-major, one behind another; and elements of A where something is added."""
     for name in ("b", "out"):
         layout = request.layout_of(name)
         one = matrix_of(request, layout)
@@ -186,9 +188,6 @@ def stacked_lines(request: Any) -> str:
             return f"needs {wanted}, has {layout}: copy it"
         if layout.shape[0] > 1 and layout.strides[0] * layout.dtype.itemsize < one.high - one.low:
             return f"needs the matrices of {name} one behind another, has {layout}: copy it"
-    values, columns = request.values.layout, request.columns.layout
-    if len(values.shape) > 1 and values.shape[0] > 1 and values.strides[0] != columns.strides[0]:
-        return f"needs values and columns as far apart as each other, has {values} and {columns}: copy them"
     if request.values.shape[-1] or not request.reads_added:
         return ""
     return "needs matrices with elements where something is added, has none"
@@ -245,6 +244,11 @@ def narrow_columns(request: Any) -> str:
     return "" if dtype is I32 else f"needs columns of i32, has {dtype}"
 
 
+def from_zero(request: Any) -> str:
+    """Indices from 0 on."""
+    return f"needs base 0, has {request.form.base}" if request.form.base else ""
+
+
 def any_elements(request: Any) -> str:
     """A matrix with elements, without which it has no diagonal."""
     return "" if request.values.shape[0] else "needs a matrix with elements, has none"
@@ -293,7 +297,7 @@ def iterated(request: Any) -> str:
     """A matrix with elements, and vectors whose elements are one behind another."""
     if not request.values.shape[0]:
         return "needs a matrix with elements, has none"
-    for name in ("b", "x0", "M"):
+    for name in ("b", "x0") if request.is_blocked else ("b", "x0", "M"):
         if getattr(request, name) is not None and request.layout_of(name).strides[0] != 1 and request.b.size > 1:
             return f"needs {name} dense, has {request.layout_of(name)}: copy it"
     return ""
@@ -302,14 +306,20 @@ def iterated(request: Any) -> str:
 def diagonal_of_lines(request: Any) -> str:
     """CSR or CSC where the diagonal is taken."""
     kind = SparseFormat(request.form.format)
-    takes = getattr(request.preconditioner, "name", "NONE") != "NONE"
+    takes = getattr(request.preconditioner, "name", "NONE") not in ("NONE", "BLOCK_JACOBI")
     is_fit = not takes or kind in (SparseFormat.CSR, SparseFormat.CSC)
     return "" if is_fit else f"needs CSR or CSC with a preconditioner that is made of A, has {kind.name}"
 
 
 def without_factors(request: Any) -> str:
     """A preconditioner that is a diagonal, or none."""
-    return f"needs a diagonal or no preconditioner, has {request.preconditioner.name}" if request.is_factored else ""
+    is_apart = request.is_factored or request.is_blocked
+    return f"needs a diagonal or no preconditioner, has {request.preconditioner.name}" if is_apart else ""
+
+
+def with_blocks(request: Any) -> str:
+    """Inverses of blocks as the preconditioner."""
+    return "" if request.is_blocked else f"needs preconditioner block_jacobi, has {request.preconditioner.name}"
 
 
 def with_factors(request: Any) -> str:

@@ -1,4 +1,4 @@
-"""Operators of products that are compiled into cuSPARSE's kernels: in CUDA C++ and in NumPy, alone and as semirings.
+"""Operators of products that are compiled into kernels: in CUDA C++ and in NumPy, alone and as semirings.
 
 `dispatch.sparse.SparseOperator` and `dispatch.sparse.Semiring`. They hold no library's code: that is compiled with the
 plan of a request. This file calls nothing.
@@ -74,8 +74,8 @@ class Semiring:
 
     Attributes:
         multiply: of an element `a` of A and an element `b` of B.
-        add: of two products, or sums of products, `a` and `b`. It is associative and commutative, for nobody says in
-            which order a row's products are added.
+        add: of two products, or sums of products, `a` and `b`. It is associative and commutative, for the order in
+            which a row's products are added is the library's (docs/sparse.md).
         identity: the sum of no products, which rows of A without elements have: a number, such as 0, or inf of `min`.
         epilogue: of the `sum` and of `c`, what C has there (0 where no C is given). None for `sum` itself, and for
             add(sum, c) where C is given.

@@ -10,8 +10,9 @@ from dispatch.checks import check_bool, shown
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.ops import sparse as ops
+from dispatch.ops.sparse.block_jacobi_doors import BlockJacobi, block_jacobi
 from dispatch.ops.sparse.incomplete_doors import IncompleteFactors, ic0, ilu0
-from dispatch.ops.sparse.krylov import BREAKDOWN, NOT_FINITE, STAGNATED
+from dispatch.ops.sparse.krylov import BREAKDOWN, NOT_FINITE, STAGNATED, Preconditioner
 from dispatch.ops.sparse.sources import sparse_tensor
 from dispatch.ops.sparse.tensor import SparseTensor
 
@@ -32,8 +33,10 @@ UNFINISHED = "the residual is {residual:.3g} after {iterations} iterations", "a 
 
 
 FACTORIZE: dict[str, Callable[..., IncompleteFactors]] = {"ilu0": ilu0, "ic0": ic0}
-KINDS_OF_M = """None, "jacobi", "ilu0", "ic0", what ilu0(A) or ic0(A) gives, or (n,): the diagonal of a matrix that \
-approximates the inverse of A"""
+BLOCKS = len(("block", "row", "column"))  # axes
+KINDS_OF_M = """None, "jacobi", "ilu0", "ic0", "block_jacobi", what ilu0(A), ic0(A) or block_jacobi(A, size) gives, \
+(blocks, size, size): inverses of the blocks along the diagonal, or (n,): the diagonal of a matrix that approximates \
+the inverse of A"""
 ONE_LAUNCH = "all iterations are one launch, in which the host has no part"
 
 
@@ -64,10 +67,16 @@ def iterate(
     if isinstance(m, str) and m.lower() in FACTORIZE:
         m = FACTORIZE[m.lower()](matrix)
         matrix = m.source
+    if isinstance(m, str) and m.lower() == "block_jacobi":
+        m = block_jacobi(matrix, absolute=solve is ops.minres)  # as its "jacobi" has magnitudes
     if isinstance(m, IncompleteFactors):
         matrix, m, choices["preconditioner"] = same_places(matrix, m), m.matrix.values, m.kind
+    elif isinstance(m, BlockJacobi):
+        m, choices["preconditioner"] = m.inverses, Preconditioner.BLOCK_JACOBI
     elif isinstance(m, str):
         choices["preconditioner"], m = m, None
+    elif getattr(m, "ndim", 0) == BLOCKS:
+        choices["preconditioner"] = Preconditioner.BLOCK_JACOBI
     elif m is not None and getattr(m, "ndim", 0) != 1:
         raise BadRequest("M", f"a {type(m).__name__}", KINDS_OF_M)
     results = solve(*matrix.parts, b, x0, M=m, **choices)
@@ -116,10 +125,12 @@ def cg(
 ) -> Any:
     """(x, info) of A·x = b for a Hermitian positive definite A: the request `cg`, which tells the iterations, too.
 
-    `M` is None, "jacobi", the diagonal of a matrix that approximates the inverse of A, or incomplete factors: what
-    `ic0(A)` or `ilu0(A)` gives, or "ic0" or "ilu0", which are made in each call. `info` is on the device: 0,
-    the number of iterations where these did not suffice, or below 0. With `check` it is waited for and LinAlgError
-    raised where it is not 0, and x alone comes back. SciPy's `callback` is refused: nothing comes back in between.
+    `M` is None, "jacobi", the diagonal of a matrix that approximates the inverse of A, incomplete factors: what
+    `ic0(A)` or `ilu0(A)` gives, or "ic0" or "ilu0", which are made in each call; or inverses of the blocks along the
+    diagonal: what `block_jacobi(A, block_size)` gives, those of others (blocks, size, size), or of BSR "block_jacobi",
+    which are those of its own blocks and are made in each call. `info` is on the device: 0, the number of iterations
+    where these did not suffice, or below 0. With `check` it is waited for and LinAlgError raised where it is not 0, and
+    x alone comes back. SciPy's `callback` is refused: nothing comes back in between.
     """
     return iterate(ops.cg, A, b, x0, M, check, callback, {"rtol": rtol, "atol": atol, "maxiter": maxiter})
 

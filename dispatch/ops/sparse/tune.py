@@ -39,7 +39,8 @@ def suited(request: Any) -> list[Any]:
     kind: Any = SpmvAlgorithm if request.op == "sparse_mv" else SpmmAlgorithm
     form = SparseFormat(request.form.format)
     name = "CSR" if form is SparseFormat.CSC else form.name
-    return [kind.DEFAULT, *(one for one in kind if one.name.startswith(name))]
+    found = [kind.DEFAULT, *(one for one in kind if one.name.startswith(name))]
+    return [one for one in found if request.op != "spmm_batched" or one is not SpmmAlgorithm.COO_ALG3]
 
 
 def fastest_plan(request: Any, executor: CudaExecutor, make: Callable[[Any], Plan]) -> Plan:

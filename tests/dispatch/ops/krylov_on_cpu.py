@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dispatch.ops.sparse.krylov_kernels import FACTORED, IN, KERNELS, SOLVED, SOLVES, SOURCES, Q, passes
+from dispatch.ops.sparse.krylov_kernels import BLOCKED, FACTORED, IN, KERNELS, SOLVED, SOLVES, SOURCES, Q, passes
 from dispatch.ops.sparse.krylov_reference import preconditioner_of
 from dispatch.ops.sparse.matrix_reference import matrix_of
 from dispatch.ops.sparse.own_krylov import Room, Solve, lines_of, options
@@ -29,7 +29,8 @@ class Iterations(blocks_on_cpu.InBlocks):
         key = op, chosen
         if key not in self.known:
             names = FUNCTION.findall(SOURCES[op])
-            assert {*names, SOLVES} == {"begin", "finish", SOLVES, *KERNELS[op], *FACTORED.get(op, ())}
+            further = (*FACTORED.get(op, ()), *BLOCKED[op])
+            assert {*names, SOLVES} == {"begin", "finish", SOLVES, *KERNELS[op], *further}
             behind = "".join(
                 f"""
 extern "C" void run_{name}(unsigned blocks, unsigned threads, Solve s)
@@ -92,6 +93,7 @@ extern "C" void run_{name}(unsigned blocks, unsigned threads, Solve s)
         kind = request.values.dtype
         matrix = matrix_of(request, np.dtype(np.float32 if kind.itemsize == 4 else np.float64)).tocsr()
         inside = room.solve(base)
+        inside.scale = request.M.ptr if request.is_blocked else None
         source, target = (self.vector(room, base, number, kind) for number in (IN, Q))
         ends = tuple(self.vector(room, base, number, kind) for number in SOLVED.get(request.op, ()))
         apply = preconditioner_of(request, matrix, None) if request.is_factored else None

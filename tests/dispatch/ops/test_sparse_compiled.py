@@ -1,4 +1,7 @@
-"""Products with operators of the caller's: on the host, by plans over a stand-in for cuSPARSE, and by NVRTC itself."""
+"""Products with operators of the caller's: on the host, by plans over a stand-in for cuSPARSE, and by NVRTC itself.
+
+Kernels of this library's own that they are compiled into are in test_sparse_compiled_own.py.
+"""
 
 # ruff: noqa: E501 - tables of errors
 
@@ -65,7 +68,7 @@ def test_a_row_of_the_host_passes_its_cases(row, every, rng):
 
 
 @EVERY
-@pytest.mark.parametrize("row", [row for row in ROWS if not row.on(HOST)], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in ROWS if row.library == "cusparse"], ids=lambda row: row.name)
 def test_a_plan_says_what_the_library_is_to_know(row, every, executor, rng):
     for case in cases(row)[ROWS.index(row) % every :: every]:
         check = case.check(DEV, rng)
@@ -103,7 +106,7 @@ def enqueued(plan, request):
 
 
 def made(request, executor):
-    row = select(request, Arch(90))
+    row = select(request.replace(library="cusparse"), Arch(90))
     return row.call(request, executor, row)
 
 
@@ -189,6 +192,30 @@ def test_an_epilogue_has_what_is_there_or_0(executor, rng):
         np.testing.assert_allclose(dp.run(request).numpy(), expected)
 
 
+def test_an_analysis_stays_where_the_pattern_is_fixed(executor, rng):
+    _, a = graph(rng)
+    x, dense = DEV.array(rng.standard_normal(7)), S.to_scipy(a).toarray()
+    for fixed, analyses in ((False, 4), (True, 1)):
+        request = dp.SpmvOpRequest(*(a.fixed() if fixed else a), x, EPILOGUES["by row"])
+        plan = made(request, executor)
+        executor.library.called.clear()
+        for turn in range(4):
+            a.values.copy_from(dense[dense != 0] * (1 + turn))
+            np.testing.assert_allclose(enqueued(plan, request), dp.run(request).numpy())
+        a.values.copy_from(dense[dense != 0])
+        assert executor.library.called.count("cusparseSpMVOp_createDescr") == analyses
+
+
+@pytest.mark.parametrize("beta", [0.0, -0.5])
+def test_what_is_added_lies_apart_from_the_result(beta, executor, rng):
+    _, a = graph(rng)
+    x, y = DEV.array(rng.standard_normal(8))[1:], rng.standard_normal(7)
+    into = DEV.array(np.append(0, y))[1:]  # neither begins where vectors do
+    request = dp.SpmvOpRequest(*a, x, EPILOGUES["positive"], y=into, beta=beta, out=into)
+    sums = S.to_scipy(a).toarray() @ x.numpy() + beta * y
+    np.testing.assert_allclose(enqueued(made(request, executor), request), np.where(sums > 0, sums, sums / 4))
+
+
 def test_epilogues_of_rows_by_both_libraries_versions(executor, rng):
     _, a = graph(rng)
     x = DEV.array(rng.standard_normal(7))
@@ -196,11 +223,15 @@ def test_epilogues_of_rows_by_both_libraries_versions(executor, rng):
     np.testing.assert_allclose(enqueued(made(request, executor), request), S.spmv_op(a, x, EPILOGUES["by row"]).numpy())
     old = {"cusparse": (12, 6, 3)}
     with pytest.raises(NoRow, match=r"cusparse 12\.9\.4.*12\.6\.3|12\.6\.3.*12\.9\.4"):
-        select(request, Arch(90), versions=old)
+        select(request.replace(library="cusparse"), Arch(90), versions=old)
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
 ADD = S.SparseOperator("return a + b;", np.add)
+
+
+def by_cusparse(kind, a, right):
+    return dp.run(kind(*a, right, library="cusparse"))
 
 
 def refused():
@@ -225,9 +256,10 @@ def refused():
         "out over b": (lambda: S.spmm_op(a, b, out=b[:2]), "out: got memory that overlaps"),
         "a function of another shape": (lambda: S.spmm_op(a, b, S.Semiring(S.SparseOperator("return a;", lambda x, _: x[:1, :1].repeat(3)), ADD, 0)), r"semiring.multiply: got shape \[3\] from its NumPy counterpart; expected \[2, 2\]"),
         "complex numbers of real ones": (lambda: S.spmm_op(a, b, S.Semiring(S.SparseOperator("return a;", lambda x, _: x * 1j), ADD, 0)), "semiring.multiply: got complex numbers"),
-        "no elements": (lambda: S.spmm_op(S.csr(*(DEV.array(x) for x in (np.ones(0), np.zeros(3, "i4"), np.zeros(0, "i4"))), (2, 3)), b), "needs a matrix with elements, has none"),
-        "two kinds of indices": (lambda: S.spmm_op(S.csr(a.values, a.rows.astype("i64"), a.columns, (2, 3)), b), "needs rows and columns of one dtype, has i64 and i32"),
-        "columns of 64 bits": (lambda: S.spmv_op(S.csr(a.values, a.rows.astype("i64"), a.columns.astype("i64"), (2, 3)), b[:, 0].copy()), "needs columns of i32, has i64"),
+        "no elements": (lambda: by_cusparse(dp.SpmmOpRequest, S.csr(*(DEV.array(x) for x in (np.ones(0), np.zeros(3, "i4"), np.zeros(0, "i4"))), (2, 3)), b), "needs a matrix with elements, has none"),
+        "two kinds of indices": (lambda: by_cusparse(dp.SpmmOpRequest, S.csr(a.values, a.rows.astype("i64"), a.columns, (2, 3)), b), "needs rows and columns of one dtype, has i64 and i32"),
+        "indices from 1 on": (lambda: by_cusparse(dp.SpmvOpRequest, S.csr(a.values, a.rows, a.columns, (2, 3), base=1), b[:, 0].copy()), "needs base 0, has 1"),
+        "columns of 64 bits": (lambda: by_cusparse(dp.SpmvOpRequest, S.csr(a.values, a.rows.astype("i64"), a.columns.astype("i64"), (2, 3)), b[:, 0].copy()), "needs columns of i32, has i64"),
         "an epilogue that is none": (lambda: S.spmv_op(a, b[:, 0].copy(), "return x;"), "epilogue: got 'return x;'; expected a SparseOperator"),
         "an x of another length": (lambda: S.spmv_op(a, b[0]), "x: got f64.2.; expected f64.3., as A is .2, 3."),
     }  # fmt: skip

@@ -31,6 +31,7 @@ def test_the_tables_have_every_function_request_and_dtype():
     words = {word for pair in named for word in pair if word}
     assert words >= set(FAMILIES["sparse"][1])
     said = {
+        "BlockJacobi",
         "IncompleteFactors",
         "LinAlgError",
         "SparseLu",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.errors import BadRequest, NoRow, Refused
+from dispatch.errors import NoRow, Refused
 from dispatch.keys import Arch
 from dispatch.ops import FAMILIES
 from dispatch.ops.sparse.cases import cases
@@ -307,46 +307,3 @@ def test_only_what_the_library_would_fault_at_is_copied(executor, rng):
                 np.testing.assert_array_equal(enqueued(plan, request).numpy()[:5], b[:5])
                 faults = algorithm.name in ("COO_ALG3", "DEFAULT")
                 assert len(plan._steps) == (4 if offset and faults else 1)
-
-
-def stacked(rng, count=3):
-    """As many matrices of one number of elements in each row, as arrays, and their three parts."""
-    places = np.argsort(rng.random((count, 5, 6)), axis=2)[:, :, :2]
-    columns = np.sort(places, axis=2).reshape(count, 10).astype("i4")
-    values, dense = rng.standard_normal((count, 10)), np.zeros((count, 5, 6))
-    for number in range(count):
-        dense[number, np.repeat(np.arange(5), 2), columns[number]] = values[number]
-    return dense, values, np.arange(0, 11, 2, dtype="i4"), columns
-
-
-def test_a_batch_of_products_is_one_call_and_one_a_may_be_for_all(executor, rng):
-    dense, *parts = stacked(rng)
-    form, b = dp.SparseForm("csr", (5, 6)), rng.standard_normal((3, 6, 4))
-    request = dp.BatchedSpmmRequest(*map(DEV.array, parts), form, DEV.array(b), alpha=2)
-    plan = made(request, executor)
-    assert plan.capture_safe
-    np.testing.assert_allclose(enqueued(plan, request).numpy(), 2 * dense @ b)
-    assert executor.library.called.count("cusparseSpMM") == 1
-    one = dp.sparse.csr(DEV.array(parts[0][0]), DEV.array(parts[1]), DEV.array(parts[2][0]), (5, 6))
-    np.testing.assert_allclose(dp.sparse.spmm(one, DEV.array(b)).numpy(), dense[0] @ b)
-    np.testing.assert_allclose((one @ DEV.array(b)).numpy(), dense[0] @ b)
-
-
-def test_batches_that_do_not_fit_are_refused(rng):
-    _, *parts = stacked(rng)
-    values, rows, columns = map(DEV.array, parts)
-    form, b = dp.SparseForm("csr", (5, 6)), DEV.array(rng.standard_normal((3, 6, 4)))
-    for given, words in (
-        ((values, rows, columns, form, b[0]), r"b: got .*; expected \(batch, n, k\) of at least one matrix"),
-        ((values, rows, columns, form, b[:2]), "values: got .*; expected a batch of 2, as b is, or one for all"),
-        ((values, rows, columns[0], form, b), r"columns: got .*; expected \(batch, nnz\) with values \(batch, nnz\)"),
-        ((values, rows, columns, form._replace(format="coo"), b), r"form\.format: got COO; expected CSR"),
-        ((values, rows[:4], columns, form, b), r"rows: got .*i32\[6\]"),
-        ((values, rows, columns, form, b[:, :5]), r"b: got .*f64\[3, 6, …\], as op\(A\) is \[5, 6\]"),
-    ):
-        with pytest.raises(BadRequest, match=words):
-            dp.spmm_batched(*given)
-    apart = DEV.array(np.zeros((3, 12), "i4"))[:, :10]
-    apart.copy_from(parts[2])
-    with pytest.raises(NoRow, match="needs values and columns as far apart as each other"):
-        dp.spmm_batched(values, rows, apart, form, b)

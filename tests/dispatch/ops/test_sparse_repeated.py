@@ -47,6 +47,12 @@ def sparse(dev, seed=0, shift=0):
     return dp.sparse.csr(*parts, (3, 3))
 
 
+def blocks_of(a):
+    """The same places with blocks of two by two."""
+    values = a.device.array(np.ones((5, 2, 2)))
+    return dp.sparse.bsr(values, a.rows, a.columns, (6, 6))
+
+
 def calls(dev):
     """Functions of a matrix and a turn, which is in the numbers; `a` and the rest lie elsewhere in each."""
     x, b = (lambda: dev.array(np.ones(3))), (lambda: dev.array(np.ones((3, 2))))
@@ -55,6 +61,11 @@ def calls(dev):
         "sparse_mv added": lambda a, turn: (dp.sparse_mv, dp.SparseMvRequest, (*a, x()), {"y": x(), "beta": 1.0 + turn}),
         "spmm": lambda a, _: (dp.spmm, dp.SpmmRequest, (*a, b()), {"trans": dp.Operation.T}),
         "sddmm": lambda a, _: (dp.sddmm, dp.SddmmRequest, (*a, b(), dev.array(np.ones((2, 3)))), {"out": dev.zeros((5,), "f64")}),
+        "sddmm_batched": lambda a, turn: (dp.sddmm_batched, dp.BatchedSddmmRequest, (*a, dev.array(np.ones((4, 3, 2))), dev.array(np.ones((2, 3)))), {"beta": 1.0 + turn}),
+        "spmm_batched": lambda a, _: (dp.spmm_batched, dp.BatchedSpmmRequest, (*a, dev.array(np.ones((4, 3, 2)))), {}),
+        "csr2bsr_nnz": lambda a, _: (dp.csr2bsr_nnz, dp.Csr2bsrNnzRequest, tuple(a), {"block": (3, 1)}),
+        "csr2bsr": lambda a, _: (dp.csr2bsr, dp.Csr2bsrRequest, tuple(a), {"block": (1, 3), "nnzb": 3}),
+        "bsr2csr": lambda a, _: (dp.bsr2csr, dp.Bsr2csrRequest, tuple(blocks_of(a)), {}),
         "spsv": lambda a, _: (dp.spsv, dp.SpsvRequest, (*a, x()), {}),
         "spsm": lambda a, _: (dp.spsm, dp.SpsmRequest, (*a, b()), {"alpha": 2.0}),
         "spgemm": lambda a, _: (dp.spgemm, dp.SpgemmRequest, (*a, *a), {"nnz": 7}),

@@ -1,4 +1,4 @@
-"""The kernel of SDDMM, compiled by g++ and run over the host's memory: its rows' cases, widths, and NVRTC's opinion."""
+"""The kernel of SDDMM, compiled by g++ and run over the host's memory: its rows' cases, widths, batches, NVRTC."""
 
 import ctypes
 import importlib.util
@@ -27,7 +27,8 @@ def loaded_beside(path):
 blocks_on_cpu = loaded_beside(Path(__file__).with_name("blocks_on_cpu.py"))
 stand_in = loaded_beside(Path(__file__).parents[1] / "cusparse_stand_in.py")
 
-ROWS = [row for row in dp.TABLE.of("sddmm") if row.min_arch != HOST and row.library == "own"]
+OPS = ("sddmm", "sddmm_batched")
+ROWS = [row for op in OPS for row in dp.TABLE.of(op) if row.min_arch != HOST and row.library == "own"]
 # Kernels are compiled for each dtype, width and pair of indices, which takes a second: other dtypes are exhaustive.
 QUICK = ("f32", "c128")
 DEV = None
@@ -45,7 +46,7 @@ template <class E> static E __shfl_sync(unsigned, E x, int from, int width)
 PARAMETERS = (
     *("const Number* added", "const LINE* owners", "const PLACE* places", "const Number* x", "const Number* y"),
     *("Number* out", "Sum alpha", "Sum beta", "Int count", "Int lines", "Int terms", "Int x_line", "Int y_line"),
-    *("Int base", "int pairs"),
+    *("Int base", "int pairs", "Int batch", "Apart apart"),
 )
 
 
@@ -81,7 +82,7 @@ def executor(on_cpu, monkeypatch):
         words = dict(option[2:].split("=") for option in chosen[1:])
         real = ctypes.c_double if words["REAL"] == "double" else ctypes.c_float
         sum_of = type("Sum", (ctypes.Structure,), {"_fields_": [("part", real * int(words["PARTS"]))]})
-        by_value = {"Sum": sum_of, "Int": ctypes.c_int64, "int": ctypes.c_int}
+        by_value = {"Sum": sum_of, "Int": ctypes.c_int64, "int": ctypes.c_int, "Apart": own_sampled.Apart}
         kinds = [by_value.get(one.rpartition(" ")[0], ctypes.c_void_p) for one in PARAMETERS]
         given = [kind.from_address(at) for kind, at in zip(kinds, pointers, strict=True)]
         made.launched.append((int(words["VECTOR"]), int(words["GROUP"])))
@@ -96,7 +97,7 @@ def executor(on_cpu, monkeypatch):
 
 
 def result_of(request, executor, turns=1):
-    row = next(row for row in ROWS if row.dtypes[0] is request.values.dtype)
+    row = next(row for row in ROWS if (row.op, row.dtypes[0]) == (request.op, request.values.dtype))
     assert not any(rule(request) for rule in row.rules)
     plan = own_sampled.plan(request, executor, row)
     for _ in range(turns):
@@ -196,8 +197,61 @@ def test_elements_amid_lines_without_any_are_found(executor, rng):
     np.testing.assert_allclose(found.numpy(), (a[row] * b.T[columns]).sum(axis=1), atol=1e-14)
 
 
+@pytest.mark.parametrize(
+    ("extents", "apart", "wanted"),
+    [
+        ((5, 64, 7), None, (4, 8)),
+        ((5, 64, 7), "a for all", (4, 8)),
+        ((5, 64, 7), "b for all", (4, 8)),
+        ((5, 64, 7), "every other term", (4, 8)),  # of both, which are copied, each matrix behind the one before
+        ((5, 64, 7), "a word between matrices", (1, 32)),
+    ],
+    ids=str,
+)
+def test_a_batch_is_one_launch_whatever_is_for_all(extents, apart, wanted, executor, rng):
+    (m, terms, n), batch, count = extents, 70, 11  # so few elements of each that a block has those of many
+    places = np.array([np.sort(rng.permutation(m * n)[:count]) for _ in range(batch)])
+    row, column = places // n, places % n
+    a, b = drawn(rng, F32, batch, m, 2 * terms), drawn(rng, F32, batch, n, 2 * terms)
+    if apart == "a word between matrices":
+        a, b = (np.pad(one[:, :, :terms].reshape(batch, -1), ((0, 0), (0, 1))) for one in (a, b))
+        left, right = (DEV.array(one)[:, :-1] for one in (a, b))
+        left, right = (one.reshape(batch, -1, terms) for one in (left, right))
+    else:
+        kept = slice(None, None, 2) if apart == "every other term" else slice(terms)
+        left, right = (DEV.array(one)[:, :, kept] for one in (a, b))
+        if apart != "every other term":
+            left, right = left.copy(), right.copy()
+    left, right = left[3] if apart == "a for all" else left, right[3] if apart == "b for all" else right
+    before = drawn(rng, F32, batch, count)
+    form = dp.SparseForm("coo", (m, n))
+    parts = (DEV.array(one) for one in (before, row.astype("i4"), column.astype("i8")))
+    request = dp.BatchedSddmmRequest(*parts, form, left, right.mT, alpha=0.5, beta=-2.0)
+    lines, across = (np.broadcast_to(np.asarray(one, "f8"), (batch, *one.shape[-2:])) for one in (left, right))
+    wide = np.einsum(
+        "bik,bik->bi", *(np.take_along_axis(x, at[:, :, None], 1) for x, at in ((lines, row), (across, column)))
+    )
+    found = result_of(request, executor, turns=2).numpy()
+    assert np.abs(found - (0.5 * wide - 2 * before)).max() < 1e-4
+    assert executor.launched == [wanted] * 2
+
+
+def test_a_pattern_for_all_has_elements_for_each_or_for_all(executor, rng):
+    _, _, c = pattern(rng, 9, 12, 30, F32)
+    a, b = (DEV.array(drawn(rng, F32, 4, *shape)) for shape in ((9, 6), (6, 12)))
+    each = DEV.array(drawn(rng, F32, 4, 30))
+    for values in (c.values, each):
+        given = dp.BatchedSddmmRequest(values, *c.parts[1:], a, b, beta=2.0)
+        found = result_of(given, executor).numpy()
+        for number in range(4):
+            own = c.with_values(each[number]) if values is each else c
+            one = dp.SddmmRequest(*own, a[number], b[number], beta=2.0)
+            np.testing.assert_array_equal(found[number], result_of(one, executor).numpy())
+
+
+@pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64", "c64", "c128"])
-def test_nvrtc_compiles_it(dtype):
-    chosen = sampled_kernels.options(Dtype.of(dtype), 4, 8, 1, 8)
+def test_nvrtc_compiles_it(dtype, batched):
+    chosen = sampled_kernels.options(Dtype.of(dtype), 4, 8, 1, 8, batched=batched)
     kernel = Kernel(sampled_kernels.SOURCE, sampled_kernels.NAME, lambda _: None, chosen)
     assert blocks_on_cpu.kernels_on_cpu.size_for_sm_90(kernel) > 0

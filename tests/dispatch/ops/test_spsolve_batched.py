@@ -28,7 +28,7 @@ def module_at(name):
 
 
 cudss, cusparse = map(module_at, ("cudss_stand_in", "cusparse_stand_in"))
-ROWS = [row for row in dp.TABLE.of("spsolve_batched") if row.library == "cudss"]
+ROWS = [row for row in dp.TABLE.of("spsolve_batched") if row.library == "cudss" and not row.variant]
 ANALYSIS, FACTORIZATION, REFACTORIZATION, SOLVE = 3, 4, 8, 1008
 DEV = None
 S, CONFIG = dp.sparse, cudss.CONFIG

@@ -14,12 +14,12 @@ sp = pytest.importorskip("scipy.sparse")
 S = dp.sparse
 
 
-@pytest.fixture
-def product(skip_without):
-    """The function, where the libraries that it needs are there."""
-    row = next(row for row in dp.TABLE.of("spmm_op") if row.library == "cusparse")
+@pytest.fixture(params=["own", "cusparse"])
+def product(request, skip_without):
+    """The function by one library, where it is there with all that it needs."""
+    row = next(row for row in dp.TABLE.of("spmm_op") if row.library == request.param)
     skip_without(row)
-    return S.spmm_op
+    return lambda a, b, semiring="plus_times", **more: dp.spmm_op(*a, b, semiring, library=row.library, **more)
 
 
 def graph(rng, n, share):
@@ -74,6 +74,56 @@ def test_rows_of_any_length_and_one_that_is_dense(product, gpu, rng):
         host = S.spmm_op(S.sparse_tensor(matrix, device=dp.device("host")), dp.device("host").array(b), name)
         found = product(S.sparse_tensor(matrix, device=gpu), gpu.array(b), name)
         np.testing.assert_allclose(found.numpy(), host.numpy(), rtol=1e-12)
+
+
+def long_rows(rng, name):
+    """The lengths of rows of a matrix with 1,000 columns: blocks have 256 to 1,024 steps."""
+    power = np.minimum((rng.pareto(0.9, 30_000) * 3).astype(int), 200_000)
+    dense = np.full(5_000, 3)
+    dense[[0, 77, 78, 4_999]] = 300_000, 40_000, 700, 5_000
+    return {"a power law": power, "dense rows": dense, "one row": np.array([1_000_003])}[name]
+
+
+@pytest.mark.parametrize("columns", [1, 5, 33, 64, 260])
+@pytest.mark.parametrize("name", ["a power law", "dense rows", "one row"])
+def test_long_rows_are_added_up_by_many_blocks_in_one_order(name, columns, gpu, rng):
+    lengths = long_rows(rng, name)
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    values, places = rng.integers(-8, 9, ends[-1]).astype("f4"), rng.integers(0, 1000, ends[-1])
+    b = rng.integers(-8, 9, (1000, columns)).astype("f4")  # whose sums are whole numbers that f32 has
+    matrix = sp.csr_array((values.astype("f8"), places, ends), shape=(len(lengths), 1000))
+    a = S.csr(gpu.array(values), gpu.array(ends), gpu.array(places.astype("i4")), matrix.shape)
+    for right in (gpu.array(b), gpu.array(b.T.copy()).T):
+        found = [dp.spmm_op(*a, right, library="own").numpy() for _ in range(3)]
+        np.testing.assert_array_equal(found[0], matrix @ b)
+        assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
+    start, stop = ends[:-1], ends[1:]
+    some = stop > start
+    least = np.full((len(lengths), columns), np.inf)
+    if columns <= 5:
+        least[some] = np.minimum.reduceat(values[:, None] + b[places], start[some])
+        np.testing.assert_array_equal(dp.spmm_op(*a, gpu.array(b), "min_plus", library="own").numpy(), least)
+
+
+@pytest.mark.parametrize("library", ["own", "cusparse"])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_epilogues_of_rows_of_a_large_matrix(dtype, library, gpu, skip_without, rng):
+    skip_without(next(row for row in dp.TABLE.of("spmv_op") if row.library == library))
+    matrix = sp.random_array((40_000, 30_000), density=3e-4, rng=rng, format="csr").astype(dtype)
+    x, y = rng.standard_normal(30_000).astype(dtype), rng.standard_normal(40_000).astype(dtype)
+    a = S.sparse_tensor(matrix, device=gpu)
+    if a.rows.dtype.itemsize > 4:
+        a = S.csr(a.values, a.rows.astype("i32"), a.columns.astype("i32"), a.shape)
+    ending = S.SparseOperator("return row % 2 ? x : -x;", lambda row, x: np.where(row % 2, x, -x))
+    sums = matrix.astype("f8") @ x + 0.5 * y
+    expected = np.where(np.arange(40_000) % 2, sums, -sums)
+    for one in (a, a.fixed()):
+        for turn in range(3):
+            values = gpu.array(matrix.data * (1 + turn))
+            found = dp.spmv_op(
+                *one.with_values(values), gpu.array(x / (1 + turn)), ending, y=gpu.array(y), beta=0.5, library=library
+            )
+            np.testing.assert_allclose(found.numpy(), expected, atol=200 * np.finfo(dtype).eps)
 
 
 def test_lines_that_do_not_compile_are_shown_and_others_are_taken_after_it(product, gpu):

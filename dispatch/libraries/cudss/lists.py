@@ -1,0 +1,81 @@
+"""The factors of matrices of several patterns and extents: a non-uniform batch of cuDSS, of one call for each phase.
+
+cuDSS reads how many rows, columns and elements each matrix has on the host, and where its operands are on the device,
+in lists of addresses that a kernel of this library writes before a run. Follows
+https://docs.nvidia.com/cuda/cudss/functions.html (cudssMatrixCreateBatchCsr, cudssMatrixCreateBatchDn).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from cudabind.sys import cudss
+from dispatch.libraries.cublas.pointers import GivenPointers
+from dispatch.libraries.cudss.factors import INDEX_TYPES, Factors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.libraries.cudss.factors import Said, Ways
+
+__all__ = ["ListFactors"]
+
+LISTS = 5  # of addresses: rows, columns, values, b and x
+
+
+class ListFactors(Factors):
+    """`cudssData_t` of several matrices; each address of a run is a tuple of those of the systems, in their order.
+
+    As of other batches cuDSS tells one status for all.
+    """
+
+    __slots__ = ("_extents", "_given", "_is_fresh", "_pointers")
+
+    def __init__(self, executor: CudaExecutor, said: Sequence[Said], placeholder: int, ways: Ways) -> None:
+        """`said` of each system, of one dtype, kind, view and base, with offsets and indices of one width."""
+        self._pointers = GivenPointers(executor, len(said), LISTS)
+        self._given: Any = None
+        self._is_fresh = False
+        super().__init__(executor, said, placeholder, ways)
+
+    @property
+    def b_and_x(self) -> tuple[Any, ...]:
+        """Where the device has the addresses of right-hand sides, and of solutions."""
+        return self._pointers.addresses[3:]
+
+    def _describe(self, said: Any, placeholder: int) -> None:
+        del placeholder
+        first, count = said[0], len(said)
+        self._index_bytes = first.index_bytes
+
+        def listed(numbers: Any) -> Any:
+            return (ctypes.c_int32 * count)(*numbers)
+
+        rows, elements = listed(one.n for one in said), listed(one.nnz for one in said)
+        sides, *leading = (listed(numbers) for numbers in zip(*((one.sides, *one.ld) for one in said), strict=True))
+        self._extents = rows, elements, sides, leading  # which the library reads when it is called
+        at_rows, at_columns, at_values, *at = self._pointers.addresses
+        m, nnz = ctypes.addressof(rows), ctypes.addressof(elements)
+        index, value = INDEX_TYPES[first.index_bytes], cudss.cudaDataType_t(first.value_type)
+        kind, view = cudss.cudssMatrixType_t(first.kind), cudss.cudssMatrixViewType_t(first.view)
+        base, layout = cudss.cudssIndexBase_t(first.base), cudss.cudssLayout_t.CUDSS_LAYOUT_COL_MAJOR
+        pattern = (at_rows, None, at_columns, at_values)
+        cudss.cudssMatrixCreateBatchCsr(self._a, count, m, m, nnz, *pattern, index, index, value, kind, view, base)
+        for made, ld, values in zip((self._b, self._x), leading, at, strict=True):
+            k, step = ctypes.addressof(sides), ctypes.addressof(ld)
+            cudss.cudssMatrixCreateBatchDn(made, count, m, k, step, values, index, value, layout)
+
+    def _point(self, pattern: tuple[Any, Any], values: Any, b: Any, x: Any) -> None:
+        given = (*pattern, values, b, x)
+        if given != self._given:
+            self._pointers.enqueue(list(zip(*given, strict=True)))
+            self._given, self._is_fresh = given, True
+
+    def _execute(self, phase: Any) -> None:
+        """Carry out a phase; before one that waits for the GPU anyway the lists are there, whoever reads them."""
+        if self._is_fresh and phase != cudss.cudssPhase_t.CUDSS_PHASE_SOLVE:
+            self._executor.stream.synchronize()
+            self._is_fresh = False
+        super()._execute(phase)

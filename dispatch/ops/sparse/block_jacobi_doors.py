@@ -1,0 +1,81 @@
+"""The inverses of the blocks along a matrix's diagonal as an object to precondition with: `block_jacobi`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.checks import check_bool
+from dispatch.errors import BadRequest, LinAlgError
+from dispatch.ops import sparse as ops
+from dispatch.ops.sparse.form import SparseFormat
+from dispatch.ops.sparse.format_doors import of
+from dispatch.ops.sparse.krylov import MOST_BLOCK
+from dispatch.ops.sparse.tensor import SparseTensor, taken_in
+
+if TYPE_CHECKING:
+    from dispatch.device.tensor import Tensor
+
+__all__ = ["BlockJacobi", "block_jacobi"]
+
+NO_INVERSE = "block {number}, from row {row} on, has no inverse: it is singular, or not finite"
+HINT = "another block_size, or a matrix whose blocks are regular, such as A + c·I"
+
+
+class BlockJacobi:
+    """The inverses of the blocks along the diagonal of A, as the M of `cg`, `bicgstab`, `gmres` and `minres`.
+
+    `inverses` (blocks, block_size, block_size) is on the device of A, and `source` is A. An iteration may be with
+    another matrix of as many rows.
+    """
+
+    __slots__ = ("absolute", "block_size", "inverses", "source")
+
+    inverses: Tensor
+
+    def __init__(self, source: SparseTensor, block_size: int, *, absolute: bool, check: bool) -> None:
+        self.block_size, self.absolute = block_size, absolute
+        self._make(source, check)
+
+    def _make(self, source: SparseTensor, check: bool) -> None:
+        check_bool("check", check)
+        inverses, info = ops.block_jacobi(*source.parts, block_size=self.block_size, absolute=self.absolute)
+        if check and (status := int(info.item())):
+            said = NO_INVERSE.format(number=status - 1, row=(status - 1) * self.block_size)
+            raise LinAlgError("block_jacobi", {(): status}, said, HINT)
+        self.source, self.inverses = source, taken_in("inverses", inverses)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.source.shape
+
+    def refactorize(self, values: Any, *, check: bool = True) -> BlockJacobi:
+        """Itself, with the inverses of other elements of A at the same places; those of before stay where it fails.
+
+        They are of the dtype and the shape of those before, and on their device; BadRequest for others.
+        """
+        old, new = self.source.values, taken_in("values", values)
+        if new.dtype is not old.dtype or new.shape != old.shape or new.device is not old.device:
+            raise BadRequest("values", str(new.layout), f"{old.dtype}{list(old.shape)} on {old.device!r}")
+        self._make(self.source.with_values(new), check)
+        return self
+
+    def __repr__(self) -> str:
+        of_what = f"{self.inverses.shape[0]} of {self.block_size} rows"
+        return f"BlockJacobi({of_what}{', absolute' if self.absolute else ''}, of {self.source!r})"
+
+
+def block_jacobi(A: Any, block_size: int | None = None, *, absolute: bool = False, check: bool = True) -> BlockJacobi:
+    """The inverses of the blocks of `block_size` rows along the diagonal of A, by the request `block_jacobi`.
+
+    Left open, of BSR alone, the blocks are those of A. With `absolute` they are those of the blocks' absolute values,
+    which are positive definite, as `minres` wants them of an indefinite matrix. LinAlgError for a block without an
+    inverse, which is waited for; with `check=False` nothing is looked at, and all of its inverse is NaN.
+    """
+    matrix = of(A)
+    if block_size is None:
+        high, wide = matrix.form.block
+        if matrix.format is not SparseFormat.BSR or high != wide:
+            wanted = f"the rows of a block, 1 to {MOST_BLOCK}, for {matrix!r}"
+            raise BadRequest("block_size", "None", wanted, "block_jacobi(A, 4); BSR of square blocks has them")
+        block_size = high
+    return BlockJacobi(matrix, block_size, absolute=absolute, check=check)

@@ -1,0 +1,131 @@
+"""The cases of direct solves of several patterns: sizes from 1 on, kinds of matrices, triangles, and orders of b."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dispatch.core.host_plan import EXACT
+from dispatch.core.matrix_choices import FillMode
+from dispatch.ops.sparse.cases_direct import matrix_for, residual_of
+from dispatch.ops.sparse.direct import SparseKind
+from dispatch.ops.sparse.direct_lists import BatchedSpsolveListRequest
+from dispatch.ops.sparse.direct_reference import evaluate_lists, systems_of_lists
+from dispatch.ops.sparse.form import SparseFormat
+from dispatch.ops.sparse.patterns import PATTERNS, stored
+from dispatch.testing.check import Check, GuardedBuffer, MadeCase, Mismatch, place, poison
+
+if TYPE_CHECKING:
+    from dispatch.core.row import Row
+    from dispatch.device.device import Device
+    from dispatch.device.tensor import Tensor
+    from dispatch.keys import Dtype
+
+__all__ = ["list_direct_cases"]
+
+GEN, SYM, HER, POS = SparseKind
+LOWER, UPPER = FillMode
+
+
+class System(NamedTuple):
+    """A system: its pattern, its rows, where the pattern leaves these open, and its right-hand sides."""
+
+    pattern: str
+    n: int
+    sides: int = 0  # 0 for a vector
+    by_rows: bool = False  # b alone; x is by columns
+    gap: int = 0  # between the columns of b, or its elements
+
+
+class Form(NamedTuple):
+    """A case: the systems, what is known of all matrices, and choices."""
+
+    systems: tuple[System, ...]
+    kind: SparseKind
+    uplo: FillMode | None = None
+    base: int = 0
+    fixed: bool = False
+    given: bool = False
+    choices: tuple[tuple[str, Any], ...] = ()
+
+
+GRID, CUBE, ODD = System("2d Poisson", 42), System("3d Poisson", 48, 3, True), System("random", 17, 2, gap=3)
+SMALL = (System("banded", 5), System("dense row", 9, 1), System("nothing", 1), System("blocks", 12, 4, True))
+FORMS = (
+    Form((GRID, ODD, CUBE), GEN),
+    Form((System("banded", 30, gap=2),), GEN, base=1, given=True),
+    Form((CUBE, *SMALL, GRID), GEN, fixed=True),
+    Form((ODD, CUBE), SYM, fixed=True, given=True),
+    Form((*SMALL, GRID), SYM, LOWER),
+    Form((GRID, System("graph Laplacian", 24, 2)), HER, UPPER, base=1),
+    Form((CUBE, ODD, *SMALL), HER, given=True),
+    Form((GRID, CUBE, ODD), POS, fixed=True),
+    Form((ODD, *SMALL), POS, LOWER, base=1, given=True),
+    Form((*SMALL, *SMALL, *SMALL, GRID), POS, UPPER),
+    Form((ODD, ODD, GRID), GEN, choices=(("refinements", 2),)),
+    Form((GRID, *SMALL), GEN, fixed=True, choices=(("stamp", 5),)),
+)
+
+
+def list_direct_cases(row: Row) -> list[MadeCase]:
+    """Every form."""
+    return MadeCase.each(row, FORMS, check)
+
+
+@dataclass(frozen=True)
+class ListCheck(Check):
+    """A check that each solution is one, by its residual."""
+
+    def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
+        """Raise Mismatch for a residual above the threshold, another status, or memory that was written beside."""
+        made = result if isinstance(result, tuple) else (result,)
+        *solutions, info = (tensor.numpy() for tensor in made)
+        request: Any = self.request
+        for number, (one, x) in enumerate(zip(systems_of_lists(request), solutions, strict=True)):
+            if wrong := residual_of(one, x, int(info[number]), request.dtype):
+                raise Mismatch(f"{self.name}: of matrix {number} {wrong} ({request.describe()})")
+        self._check_memory()
+
+
+def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
+    """A request of a form with fresh operands; the triangle that is not stored is not there."""
+    del op
+    fields: dict[str, list[Any]] = {name: [] for name in ("values", "rows", "columns", "form", "b", "out")}
+    written: list[GuardedBuffer] = []
+    for system in form.systems:
+        mask = PATTERNS[system.pattern](rng, (system.n, system.n)) | False
+        n = len(mask)
+        mask = (mask if form.kind is GEN else mask | mask.T) | np.eye(n, dtype=bool)
+        dense = matrix_for(form.kind, mask, rng, is_complex=dtype.is_complex).astype(dtype.numpy)
+        if form.uplo is not None:
+            mask &= np.tri(n, dtype=bool) if form.uplo is LOWER else np.tri(n, dtype=bool).T
+        *parts, said = stored(mask, dense, SparseFormat.CSR, form.base, np.int32)
+        said = said._replace(pattern=int(rng.integers(1 << 40))) if form.fixed else said
+        shape = (n, system.sides) if system.sides else (n,)
+        b = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype.is_complex else 0)
+        order = (1, 0) if system.sides and not system.by_rows else None
+        for field, value in zip(("values", "rows", "columns"), parts, strict=True):
+            fields[field].append(device.array(value))
+        fields["form"].append(said)
+        fields["b"].append(laid(device, b.astype(dtype.numpy), order, system.gap))
+        if form.given:
+            memory = place(device, poison(dtype, shape), (1, 0) if system.sides else None, 0)
+            written.append(memory)
+            fields["out"].append(memory.view)
+    if not form.given:
+        del fields["out"]
+    choices: dict[str, Any] = {"assume_a": form.kind, "uplo": form.uplo, **dict(form.choices)}
+    operands: dict[str, Any] = {name: tuple(given) for name, given in fields.items()}
+    request: Any = BatchedSpsolveListRequest(**operands, **choices)
+    return ListCheck(name, request, evaluate_lists(request, EXACT), {}, tuple(written))
+
+
+def laid(device: Device, values: Any, order: tuple[int, ...] | None, gap: int) -> Tensor:
+    """Values with so many elements between a vector's, or behind each column or row of a matrix."""
+    if values.ndim > 1:
+        return place(device, values, order, gap).view
+    wide = np.full((len(values), 1 + gap), np.nan, values.dtype)
+    wide[:, 0] = values
+    return device.array(wide)[:, 0]

@@ -1,0 +1,98 @@
+"""What the rows of `spsolve_batched` ask of its two requests: one pattern for all matrices, or lists of matrices.
+
+Both have one op, and so each row is asked about either: it has one rule, which refuses the request that is not its own
+and else gives the first reason of those that are asked of that one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dispatch.keys import I32
+from dispatch.ops.sparse import rules
+from dispatch.ops.sparse.direct_lists import BatchedSpsolveListRequest
+
+if TYPE_CHECKING:
+    from dispatch.device.layout import Layout
+
+__all__ = ["of_lists", "of_one_pattern", "stacked"]
+
+MAX_INT = 2**31 - 1
+ONE_PATTERN = (
+    *(rules.aligned, rules.index_pair, rules.factorized_batch, rules.results),
+    *(rules.on_device, rules.own_precision),
+)
+
+
+def of_one_pattern(request: Any) -> str:
+    """Matrices with elements at the same places, dense operands, and factors on the GPU in their own precision."""
+    if isinstance(request, BatchedSpsolveListRequest):
+        return "needs values (batch, nnz) at the places of one matrix, has lists of matrices"
+    return next((reason for rule in ONE_PATTERN if (reason := rule(request))), "")
+
+
+def of_lists(request: Any) -> str:
+    """Lists of matrices with elements and indices of 32 bits, no more of them than these count, and dense results."""
+    if not isinstance(request, BatchedSpsolveListRequest):
+        return "needs lists of matrices, has values (batch, nnz) at the places of one"
+    return next((reason for rule in LISTS if (reason := rule(request))), "")
+
+
+def aligned(request: BatchedSpsolveListRequest) -> str:
+    """No operand begins between two elements."""
+    for name, tensor, _ in request.tensors():
+        layout = tensor.layout
+        if layout.size and layout.alignment < layout.dtype.itemsize:
+            return f"needs {name} at a multiple of {layout.dtype.itemsize} bytes, has {layout.alignment}: copy it"
+    return ""
+
+
+def narrow(request: BatchedSpsolveListRequest) -> str:
+    """Offsets and indices of 32 bits: of others nvmath-python, NVIDIA's own, found wrong results, and refuses them."""
+    for name, tensor, _ in request.tensors():
+        if name.startswith(("rows", "columns")) and tensor.dtype is not I32:
+            return f"needs {name} of i32, has {tensor.dtype}"
+    return ""
+
+
+def in_all(request: BatchedSpsolveListRequest) -> str:
+    """Rows and elements that cuDSS counts over all matrices of such a batch."""
+    for name, count in (
+        ("rows", sum(form.shape[0] for form in request.form)),
+        ("elements", sum(values.shape[0] for values in request.values)),
+    ):
+        if count > MAX_INT:
+            return f"needs at most {MAX_INT} {name} in all, has {count}"
+    return ""
+
+
+def factorized(request: BatchedSpsolveListRequest) -> str:
+    """Matrices with elements, and solutions whose columns lie one behind another without gaps."""
+    for number, values in enumerate(request.values):
+        if not values.shape[0]:
+            return f"needs matrices with elements, has none in values[{number}]"
+        out = request.layout_of("out", number)
+        if not stacked(out):
+            return f"needs out[{number}] with its columns one behind another, has {out}: leave it open"
+    return ""
+
+
+def statuses(request: BatchedSpsolveListRequest) -> str:
+    """A status for each, one behind another."""
+    info = request.info
+    if info is None or info.layout.strides[0] == 1 or info.shape[0] == 1:
+        return ""
+    return f"needs info dense, has {info.layout}: leave it open"
+
+
+def stacked(layout: Layout) -> bool:
+    """Whether a vector, or the columns of a matrix, lie one behind another without gaps."""
+    step = 1
+    for extent, stride in zip(layout.shape, layout.strides, strict=True):
+        if extent > 1 and stride != step:
+            return False
+        step *= extent
+    return True
+
+
+LISTS = (aligned, narrow, in_all, factorized, statuses)

@@ -1,0 +1,92 @@
+"""Plans of the inverses of the blocks along a matrix's diagonal: a launch of the kernel of block_jacobi_kernels.py."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from cudabind import driver
+from dispatch.libraries.nvrtc.kernel import Kernel, KernelPlan, Launch, loaded
+from dispatch.ops.sparse.block_jacobi_kernels import NAME, SOURCE
+from dispatch.ops.sparse.form import SparseFormat
+from dispatch.ops.sparse.wide_numbers import number_options
+
+if TYPE_CHECKING:
+    from dispatch.core.request import Argument, Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["Blocks", "kernel_of", "plan"]
+
+WARP = 32
+THREADS = 128  # of blocks that share a block of threads; the largest have 32, for what they keep is 17 KB each
+TYPES = {4: "int", 8: "long long"}
+STATUS_BYTES = 4
+
+
+class Blocks(ctypes.Structure):
+    """What the kernel takes behind the addresses, as block_jacobi_kernels.py declares it."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("n", "count", "elements", "base")),
+        *((name, ctypes.c_int64) for name in ("block_step", "row_step", "column_step")),
+        *((name, ctypes.c_int) for name in ("size", "high", "wide")),
+    )
+
+
+class BlockJacobiPlan(KernelPlan):
+    """One kernel, which notes a block without an inverse in a status that is 0 before."""
+
+    __slots__ = ()
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        info: Any = arguments[-1]  # an address
+        driver.cuMemsetD8Async(info, 0, STATUS_BYTES, self._executor.target.value)
+        super().enqueue(arguments)
+
+
+def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
+    """The plan of a request: a status of 0, and one launch."""
+    kernel = kernel_of(request)
+    function = loaded(kernel.source, kernel.function, kernel.options, executor.device)
+    operands = len(request.reads) + len(request.writes)
+    return BlockJacobiPlan(executor, row, function, kernel.launch(request), operands)
+
+
+def lanes_of(request: Any) -> int:
+    """How many threads a block of the matrix has: the power of 2 from its rows on."""
+    return 1 << (int(request.block_size) - 1).bit_length()
+
+
+def kernel_of(request: Any) -> Kernel:
+    """The kernel for the dtype, the format and the widths of indices of a request, and for its blocks' threads."""
+    lanes = lanes_of(request)
+    words = {
+        **number_options(request.values.dtype),
+        "FORMAT": str(int(SparseFormat(request.form.format))),
+        "ROW": TYPES[request.rows.dtype.itemsize],
+        "COLUMN": TYPES[request.columns.dtype.itemsize],
+        "LANES": str(lanes),
+        "THREADS": str(threads_of(lanes)),
+        "ABSOLUTE": str(int(request.absolute)),
+    }
+    return Kernel(SOURCE, NAME, launch, ("-std=c++17", *(f"-D{name}={word}" for name, word in words.items())))
+
+
+def threads_of(lanes: int) -> int:
+    """The threads of a block of threads."""
+    return WARP if lanes == WARP else THREADS
+
+
+def launch(request: Any) -> Launch:
+    """So many threads for each block of the matrix."""
+    form, lanes = request.form, lanes_of(request)
+    threads = threads_of(lanes)
+    block_step, row_step, column_step = request.layout_of("out").strides
+    high, wide = form.block
+    said = Blocks(
+        n=form.shape[0], count=request.blocks, elements=request.values.shape[0], base=form.base,
+        block_step=block_step, row_step=row_step, column_step=column_step,
+        size=int(request.block_size), high=high, wide=wide,
+    )  # fmt: skip
+    return Launch((-(-request.blocks * lanes // threads),), (threads,), (said,))

@@ -1,0 +1,181 @@
+"""Plans between CSR, BSR and dense matrices by the kernels of bsr_kernels.py."""
+
+from __future__ import annotations
+
+import ctypes
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudabind import driver
+from dispatch.libraries.cusolver.copies import Copy, Keep
+from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusparse.calls import CusparsePlan, IdlePlan
+from dispatch.libraries.nvrtc.launching import LaunchStep
+from dispatch.ops.sparse.bsr_conversions import refuse_count
+from dispatch.ops.sparse.bsr_kernels import SOURCE, WORD, options
+from dispatch.ops.sparse.compression_kernels import CHUNK, THREADS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dispatch.core.request import Plan
+    from dispatch.core.row import Row
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["Counted", "plan"]
+
+COUNT_BYTES, WORD_BYTES = 8, 4
+ROUND = 8  # bytes: parts of workspace begin at multiples of it
+
+
+def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
+    """The plan of a request."""
+    return MAKERS[request.op](Blocks(request, executor, row))
+
+
+class Cleared:
+    """Zeros in memory of a plan, as a step of it."""
+
+    __slots__ = ("_executor", "_nbytes", "_place")
+
+    def __init__(self, executor: CudaExecutor, place: int, nbytes: int) -> None:
+        self._executor, self._place, self._nbytes = executor, place, nbytes
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Write them."""
+        driver.cuMemsetD8Async(addresses[self._place], 0, self._nbytes, self._executor.target.value)
+
+
+class Counted:
+    """A step that waits for what was counted; BadRequest where that is not what was said, or says of unsorted rows."""
+
+    __slots__ = ("_executor", "_nnzb", "_place")
+
+    def __init__(self, executor: CudaExecutor, place: int, nnzb: int) -> None:
+        self._executor, self._place, self._nnzb = executor, place, nnzb
+
+    def enqueue(self, addresses: Sequence[Any]) -> None:
+        """Wait, and compare."""
+        found, stream = ctypes.c_int64(), self._executor.target.value
+        driver.cuMemcpyDtoHAsync(ctypes.addressof(found), addresses[self._place], COUNT_BYTES, stream)
+        driver.cuStreamSynchronize(stream)
+        refuse_count(self._nnzb, found.value)
+
+
+class Parts(NamedTuple):
+    """Of workspace, in its order: marks counted by words, sums of these, marks, and two numbers."""
+
+    counts: int
+    sums: int
+    bits: int
+    total: int
+    unsorted: int
+
+
+class Blocks:
+    """A request whose plan is made."""
+
+    def __init__(self, request: Any, executor: CudaExecutor, row: Row) -> None:
+        self.request, self.executor, self.row = request, executor, row
+        self.form = request.form
+        self.count: int = request.values.shape[0]  # of elements, or of blocks
+        self.high, self.wide = getattr(request, "block", self.form.block)
+        self.lines = self.form.shape[0] // self.high
+        self.arguments = len(request.reads) + len(request.writes)
+        self.steps: list[Any] = []
+        self.options = options(request.values.dtype, *(getattr(request, n).dtype.itemsize for n in ("rows", "columns")))
+
+    def launch(self, name: str, threads: int, operands: Sequence[str | int], *numbers: int) -> None:
+        """A kernel over operands by their names, or by their places where they are the plan's own."""
+        places = [self.request.place_of(one) if isinstance(one, str) else one for one in operands]
+        filled = [(ctypes.c_void_p(), place) for place in places]
+        extents = -(-threads // THREADS), THREADS
+        given = tuple(map(ctypes.c_int64, numbers))
+        self.steps.append(LaunchStep(self.executor, (SOURCE, name, self.options), extents, filled, given))
+
+    # -- CSR to BSR ---------------------------------------------------------------------------------------------------
+    def find(self, total: str | int, parts: Parts) -> None:
+        """Mark the first element of each block, and scan the marks; how many there are comes to `total`."""
+        chunks = -(-self.words // CHUNK)
+        self.steps.append(Cleared(self.executor, parts.unsorted, COUNT_BYTES))
+        marked = ("rows", "columns", parts.bits, parts.counts, parts.unsorted)
+        self.launch("mark_blocks", self.count + 1, marked, *self.of_elements())
+        self.launch("scan_counts", chunks * THREADS, (parts.counts, parts.sums), self.words, CHUNK)
+        self.launch("scan_counts", THREADS, (parts.sums, total), chunks, chunks)
+        self.launch("tell_count", 1, (parts.unsorted, total))
+
+    @property
+    def words(self) -> int:
+        """Those of marks: there is a bit behind the last element."""
+        return self.count // WORD + 1
+
+    def parts(self) -> Parts:
+        """Where the parts of workspace are: behind the arguments there is the workspace, and then they."""
+        first = self.arguments + 1
+        return Parts(*range(first, first + len(Parts._fields)))
+
+    def sizes(self) -> Parts:
+        """The bytes of each."""
+        sums = -(-self.words // CHUNK) * COUNT_BYTES
+        return Parts(self.words * COUNT_BYTES, sums, self.words * WORD_BYTES, COUNT_BYTES, COUNT_BYTES)
+
+    def of_elements(self) -> tuple[int, int, int, int, int]:
+        """Elements and rows of the matrix, the base, and rows and columns of a block."""
+        return self.count, self.form.shape[0], self.form.base, self.high, self.wide
+
+    def count_blocks(self) -> Plan:
+        """Count them on the device."""
+        self.find("out", self.parts())
+        return self.over(self.sizes(), capture_safe=True)
+
+    def make_blocks(self) -> Plan:
+        """Count them again, for they must be placed, and make them once the host has compared their number."""
+        request, parts = self.request, self.parts()
+        self.find(parts.total, parts)
+        self.steps.append(Counted(self.executor, parts.total, request.nnzb))
+        operands = ("rows", "columns", parts.bits, parts.counts, parts.sums, "out_rows", "out_columns")
+        self.launch("place_blocks", max(self.count, self.lines + 1), operands, *self.of_elements())
+        if request.nnzb:
+            made = ("values", "rows", "columns", "out_values", "out_rows", "out_columns")
+            self.launch("fill_blocks", request.nnzb * self.high * self.wide, made, request.nnzb, *self.of_blocks())
+        return self.over(self.sizes(), capture_safe=False)
+
+    def of_blocks(self) -> tuple[int, int, int, int]:
+        """Rows of blocks, the base, and rows and columns of a block."""
+        return self.lines, self.form.base, self.high, self.wide
+
+    # -- from BSR -----------------------------------------------------------------------------------------------------
+    def spread(self) -> Plan:
+        """All elements of all blocks, row by row."""
+        operands = ("values", "rows", "columns", "out_values", "out_rows", "out_columns")
+        threads = max(self.count * self.high * self.wide, self.form.shape[0] + 1)
+        self.launch("spread_blocks", threads, operands, self.count, *self.of_blocks())
+        return self.over((), capture_safe=True)
+
+    def unpack(self) -> Plan:
+        """A dense matrix of any strides: zeros, and the blocks among them."""
+        out, place = self.request.layout_of("out"), self.request.place_of("out")
+        if not out.size:
+            return IdlePlan(self.row, capture_safe=False)
+        dense = Matrix(Place(place), out.dtype, *out.shape, *out.strides)
+        self.steps.append(Copy(self.executor, dense, dense, 1, Keep.NONE, conj=False))
+        if self.count:
+            operands, threads = ("values", "rows", "columns", "out"), self.count * self.high * self.wide
+            self.launch("unpack_blocks", threads, operands, self.count, *self.of_blocks(), *out.strides)
+        return self.over((), capture_safe=True)
+
+    def over(self, sizes: Sequence[int], *, capture_safe: bool) -> Plan:
+        """The steps so far, with workspace in parts of so many bytes."""
+        rounded = [-(-size // ROUND) * ROUND for size in sizes]
+        parts = [end - size for end, size in zip(accumulate(rounded), rounded, strict=True)]
+        executor = self.executor
+        work = executor.device.allocate(sum(rounded), executor.stream) if sizes else None
+        return CusparsePlan(executor, self.row, self.steps, work, parts, capture_safe=capture_safe)
+
+
+MAKERS: dict[str, Callable[[Blocks], Plan]] = {
+    "csr2bsr_nnz": Blocks.count_blocks,
+    "csr2bsr": Blocks.make_blocks,
+    "bsr2csr": Blocks.spread,
+    "sparse_to_dense": Blocks.unpack,
+}
