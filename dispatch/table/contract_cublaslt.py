@@ -1,5 +1,5 @@
 """The table's rows of contractions by cuBLASLt that come before cuTENSOR's: matrix products as they lie, and of 16 bits
-and TF32 once operands are permuted. Rows, nothing else.
+and TF32, or to a scalar of few terms, once operands are permuted. Rows, nothing else.
 
 Of those that are to be permuted an H200 took 56 to 59 us by these rows for TF32 with two modes of 40 summed over, where
 cuTENSOR 2.8.1 took 74 to 99, and its `algo="ttgt"` 74 to 83; in the other dtypes neither is always the faster, and
@@ -17,7 +17,7 @@ from dispatch.ops.contraction import cublaslt_contract, permuted_contract
 from dispatch.ops.contraction.permuted import permutes
 from dispatch.ops.contraction.product import merges
 from dispatch.ops.contraction.reference import numpy_modes
-from dispatch.ops.contraction.rules import adds_as_precisely, asks_no_kernel, only_identity, steps_ahead
+from dispatch.ops.contraction.rules import adds_as_precisely, asks_no_kernel, only_identity, steps_ahead, sums_few
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
@@ -27,6 +27,7 @@ V12 = (12, 9)
 COMP_32F, COMP_64F, FAST_TF32 = Compute.COMPUTE_32F, Compute.COMPUTE_64F, Compute.COMPUTE_32F_FAST_TF32
 EACH = (steps_ahead, only_identity, asks_no_kernel, adds_as_precisely)
 RULES, PERMUTED = (*EACH, merges), (*EACH, permutes)
+SCALAR = (*EACH, sums_few, permutes)
 H100, H200 = ("H100",), ("H200",)
 LT = ("cublasLt", "cublasLtMatmul", cublaslt_contract, H100)
 LT_PERMUTED = ("cublasLt", "cublasLtMatmul", permuted_contract)
@@ -44,6 +45,10 @@ GPU_ROWS = (
     Row("contract", (F16,  F16,  F16),  COMP_32F,  PERMUTED, SM80, None, V12, *LT_PERMUTED, H200, variant="permuted"),
     Row("contract", (BF16, BF16, BF16), COMP_32F,  PERMUTED, SM80, None, V12, *LT_PERMUTED, H200, variant="permuted"),
     Row("contract", (F32,  F32,  F32),  FAST_TF32, PERMUTED, SM80, None, V12, *LT_PERMUTED, H200, variant="permuted"),
+    Row("contract", (F32,  F32,  F32),  COMP_32F,  SCALAR, SM80, None, V12, *LT_PERMUTED, variant="scalar"),
+    Row("contract", (F64,  F64,  F64),  COMP_64F,  SCALAR, SM80, None, V12, *LT_PERMUTED, variant="scalar"),
+    Row("contract", (C64,  C64,  C64),  COMP_32F,  SCALAR, SM80, None, V12, *LT_PERMUTED, variant="scalar"),
+    Row("contract", (C128, C128, C128), COMP_64F,  SCALAR, SM80, None, V12, *LT_PERMUTED, variant="scalar"),
 )
 # fmt: on
 ROWS = stated((*GPU_ROWS, *(on_host(row, numpy_modes, function="einsum", stands_for="cublasLt") for row in GPU_ROWS)))

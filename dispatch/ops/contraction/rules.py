@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from dispatch.keys import BF16, F16
@@ -21,7 +22,11 @@ __all__ = [
     "reached",
     "steps_ahead",
     "summable",
+    "sums_few",
 ]
+
+
+MOST_TERMS = 1024  # one block of a product of matrices adds these up in moments
 
 
 def steps_ahead(request: ModesRequest) -> str:
@@ -83,6 +88,17 @@ def has_modes(request: Any) -> str:
     if all(request.sizes[mode] == 1 for mode in request.result_modes):
         return "needs a result of two elements at least, has a scalar: einsum contracts two tensors at a time"
     return ""
+
+
+def sums_few(request: Any) -> str:
+    """A scalar of so few terms that moving an operand costs nothing.
+
+    cuTENSOR's contractions to a scalar wait for the GPU, and so no einsum that ends in one would be a graph.
+    """
+    if any(request.sizes[mode] > 1 for mode in request.result_modes):
+        return "needs a result of one element"
+    terms = prod(request.sizes.values())
+    return f"needs up to {MOST_TERMS} terms, has {terms}" if terms > MOST_TERMS else ""
 
 
 def reached(request: Any) -> str:
