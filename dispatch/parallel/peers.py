@@ -257,9 +257,9 @@ def _hand_back(storage: Storage) -> None:
 
 
 def _machine() -> bytes:
-    """What is the same for all processes of one machine."""
+    """What is the same for all processes of one machine that see one another, as those of two containers do not."""
     try:
-        name = Path("/proc/sys/kernel/random/boot_id").read_text()
+        name = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
     except OSError:
         name = socket.gethostname()
     return hashlib.sha256(name.encode()).digest()
