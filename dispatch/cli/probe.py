@@ -8,7 +8,7 @@ the table's columns are asked without tensors; the rules of its rows, which need
 from __future__ import annotations
 
 import inspect
-from dataclasses import is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from itertools import chain, islice, product
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,13 @@ def request_classes(op: str) -> list[type[Any]]:
         left += kind.__subclasses__()
         if getattr(kind, "op", None) == op and is_dataclass(kind) and not inspect.isabstract(kind):
             found.append(kind)
+    found.sort(key=_has_lists)
     return [Drawing] if GraphRequest in found else [Summing] if EinsumRequest in found else found
+
+
+def _has_lists(kind: type[Any]) -> bool:
+    """Whether operands of a class are lists, which flags do not say: the class without them comes first."""
+    return any("Sequence[Tensor]" in str(field.type) for field in fields(kind))
 
 
 def ask(calls: list[Call], arch: Arch) -> tuple[Row | None, Any, NoRow | None]:

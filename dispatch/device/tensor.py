@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import numpy as np
 
 from dispatch.checks import check_dtype, check_fits, check_int, check_shape, converted, shown
-from dispatch.device import dlpack, printing
+from dispatch.device import dlpack
 from dispatch.device.indexing import by_numpy, indexed
 from dispatch.device.operators import apply_function, point_elsewhere, refuse_operators, refuse_product, refuse_ufunc
 from dispatch.errors import BadRequest, BadType
@@ -180,6 +180,8 @@ class Tensor:
 
     def describe_briefly(self) -> str:
         """Dtype, shape and device, for messages."""
+        from dispatch.device import printing  # at first use
+
         return f"Tensor({printing.brief(self)})"
 
     def _view(self, view: Array, frame: Array | None = None) -> Tensor:
@@ -362,9 +364,13 @@ class Tensor:
 
     def __repr__(self) -> str:
         """The elements as NumPy shows them, dtype, shape and device; it never raises, and says why it shows none."""
+        from dispatch.device import printing  # at first use
+
         return printing.text_of(self)
 
     def _repr_html_(self) -> str:
+        from dispatch.device import printing  # at first use
+
         return printing.html_of(self)
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from dispatch.execute.graph_nodes import NotRelocatable, NumbersInMemory
 from dispatch.execute.relocated_graph import MISFIT, RelocatedGraph
 from dispatch.execute.relocation import Form
-from dispatch.logs import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -212,6 +211,8 @@ class PlanRelocation:
             executor.relocations.drop(other)
             self.drop(plan, other)
         executor.relocations.differed += 1
+        from dispatch.logs import log  # seldom needed
+
         log("not relocated", {"row": plan.row.name, "cause": why})
 
     def _difference(self, executor: Recorder, plan: Plan, graph: RelocatedGraph, given: tuple[Argument, ...]) -> str:

@@ -52,7 +52,7 @@ extern "C" void run_{name}(unsigned blocks, unsigned threads, Solve s)
             sanitized += ("-fno-sanitize=float-divide-by-zero",)
             command = [
                 "g++",
-                "-O1",
+                "-O0",
                 *chosen,
                 *sanitized,
                 "-shared",

@@ -54,7 +54,7 @@ extern "C" void launch(unsigned blocks, unsigned threads, {declared})
 """
             name.with_suffix(".cpp").write_text(BEFORE + kernel.source.replace(NUMBERS, "") + loop)
             sanitized = ("-fsanitize=undefined", "-fno-sanitize-recover=all", "-static-libubsan")
-            command = ["g++", "-O1", *kernel.options, *sanitized, "-shared", "-fPIC", f"{name}.cpp", "-o", f"{name}.so"]
+            command = ["g++", "-O0", *kernel.options, *sanitized, "-shared", "-fPIC", f"{name}.cpp", "-o", f"{name}.so"]
             done = subprocess.run(command, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr[:2000]
             self.known[key] = ctypes.CDLL(f"{name}.so")

@@ -41,9 +41,7 @@ def dev():
 
 @pytest.fixture(scope="module")
 def on_cpu(tmp_path_factory):
-    made = blocks_on_cpu.InBlocks(tmp_path_factory.mktemp("small"))
-    made.level = "-O0"  # of 250 kernels, each for some small matrices
-    return made
+    return blocks_on_cpu.InBlocks(tmp_path_factory.mktemp("small"))
 
 
 KINDS = {"Strides": Strides, "int": ctypes.c_int, "Int": ctypes.c_int64}

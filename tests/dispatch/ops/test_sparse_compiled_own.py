@@ -101,7 +101,9 @@ def compiled_quickly(row):
 )
 @pytest.mark.parametrize("row", [compiled_quickly(row) for row in ROWS])
 def test_cases_of_the_rows_on_the_cpu(row, every, executor, rng):
-    for case in cases(row)[ROWS.index(row) % every :: every]:
+    # Kernels of other dtypes differ in their numbers alone: each has a part of the cases, and all of them have all.
+    step = every if str(row.dtypes[0]) in QUICK else max(every, 4)
+    for case in cases(row)[ROWS.index(row) % step :: step]:
         verified(case, row, executor, rng)
 
 
