@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dispatch.execute import plan_relocation, relocations
+from dispatch.execute import relocations
 from dispatch.execute.graph_nodes import KERNEL, Node
 from dispatch.execute.learner import LOST, SETTLING
 from dispatch.execute.plan_relocation import AGAIN, BACK_OFF, EVERY, FIRST, MOST_FORMS, NEVER, NOT_SAFE
@@ -42,7 +42,7 @@ def executor(driver):
 @pytest.fixture
 def logged(monkeypatch):
     lines = []
-    monkeypatch.setattr(plan_relocation, "log", lambda *line: lines.append(line))
+    monkeypatch.setattr("dispatch.logs.log", lambda *line: lines.append(line))
     return lines
 
 
