@@ -24,10 +24,10 @@ from dispatch.device.stream import relaxed
 if TYPE_CHECKING:
     from dispatch.device.cuda import CudaDevice
 
-__all__ = ["TOKEN_BYTES", "HostWords"]
+__all__ = ["TOKEN_BYTES", "WORD", "HostWords"]
 
 FOR_ALL_MAPPED = 1 | 2  # CU_MEMHOSTREGISTER_PORTABLE and _DEVICEMAP
-WORD = 4
+WORD = 4  # bytes
 TOKEN_BYTES = 16  # which stand behind the words, and tell a file from another of the same number
 
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind import driver
 from dispatch.device.stream import relaxed
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["Allocation", "IpcHandle", "Opened"]
 
@@ -31,13 +35,17 @@ class IpcHandle(ctypes.Structure):
 class Allocation:
     """Memory of a rank of this process.
 
-    The driver frees nothing before the whole GPU is idle, and lets nobody launch in this context meanwhile. So what is
-    `spare` then, for nobody will read of it any more, is kept for the next communicator; and what is not, a
-    failed one's, is freed by a thread of its own.
+    The driver frees nothing before the whole GPU is idle, and lets nobody launch in this context meanwhile. So what all
+    others are done with as it goes is kept for the next communicator; and what they are not, a failed one's or a
+    graph's, is freed by a thread of its own.
+
+    Attributes:
+        taken: the words by which the others say so, once the memory is to be kept; None before.
     """
 
     def __init__(self, device: Any, nbytes: int) -> None:
-        self.device, self.address, self.nbytes, self.is_spare = device, 0, nbytes, False
+        self.device, self.address, self.nbytes = device, 0, nbytes
+        self.taken: NDArray[np.uint32] | None = None
         with _taking:  # of the threads of ranks
             fitting = [each for each in _spare if each.device is device and nbytes <= each.nbytes <= 4 * nbytes]
             found = min(fitting, key=lambda each: each.nbytes, default=None)
@@ -53,7 +61,9 @@ class Allocation:
         if not self.address or not self.device.alive or sys.is_finalizing():
             return
         left = _Spare(self.device, self.address, self.nbytes)
-        if self.is_spare and self.nbytes + sum(each.nbytes for each in _spare) <= MOST_SPARE:
+        # Now, behind all that this rank's streams had, the words are those of its last block.
+        is_spare = self.taken is not None and bool(self.taken.all())
+        if is_spare and self.nbytes + sum(each.nbytes for each in _spare) <= MOST_SPARE:
             _spare.append(left)
         else:
             threading.Thread(target=left.free, name="peers free", daemon=True).start()

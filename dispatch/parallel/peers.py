@@ -1,4 +1,4 @@
-"""Memory of each rank that the others of one machine copy from, and the words in it by which their streams wait.
+"""Memory of each rank that the others of one machine copy from and into, and the words by which their streams wait.
 
 NCCL's kernels move data on multiprocessors that a product beside them would have: on two H200 an all_reduce of 128 MiB
 and a product of 0.7 ms took hardly less together than one behind the other. Copy engines take none of them. A rank
@@ -33,7 +33,7 @@ from dispatch.device.stream import NOT_READY, relaxed
 from dispatch.device.tensor import Tensor
 from dispatch.errors import CollectiveError, DispatchError
 from dispatch.ops.collective import all_gather, all_reduce
-from dispatch.parallel.host_words import TOKEN_BYTES, HostWords
+from dispatch.parallel.host_words import TOKEN_BYTES, WORD, HostWords
 from dispatch.parallel.peer_memory import Allocation, IpcHandle, Opened
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ __all__ = ["MOST_SLOTS", "Peers", "peers_of"]
 
 MOST_RANKS, MOST_SLOTS = 16, 256
 MOST_BYTES = 4 << 30  # of a rank's memory: what would need more goes by NCCL
-WORD = 4
-TAKEN = MOST_RANKS * MOST_SLOTS  # behind the words for what is there, those for what was copied
+TAKEN = MOST_RANKS * MOST_SLOTS  # behind the words for what is there, those for what was used
 WORDS = TAKEN + MOST_RANKS
 WAIT, WRITE = 1, 2  # CU_STREAM_MEM_OP_WAIT_VALUE_32 and _WRITE_VALUE_32
 EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ
@@ -74,7 +73,7 @@ class Peers:
     waits for a word any more. All ranks make the same calls of it in the same order, each `begin` with a `finish`.
 
     Attributes:
-        nbytes: of this rank's data that the others may copy.
+        nbytes: of this rank's data.
         others: the other ranks, the next one first.
     """
 
@@ -203,10 +202,9 @@ class Peers:
 
     # -- the end ----------------------------------------------------------------------------------------------------
     def retire(self) -> None:
-        """Let the memory be for another communicator, where no other rank will read of it any more."""
+        """Let the memory be for another communicator, once no other rank will read or write it any more."""
         if not self.in_graphs and self.device.alive and self.device.fault is None:
-            # Each other one has copied all that there was.
-            self._held.is_spare = bool(self._words.array[[TAKEN + rank for rank in self.others]].all())
+            self._held.taken = self._words.array[TAKEN:]
 
     def release(self) -> None:
         """Set all words of this rank until no stream waits any more: what was waited for does not come.
@@ -217,13 +215,15 @@ class Peers:
         done = threading.Event()
         threading.Thread(target=_keep_set, args=(self._words.array, done), name="peers words", daemon=True).start()
         until = time.monotonic() + PATIENCE
-        with self.device.context, relaxed():
-            while time.monotonic() < until and self.device.alive and self.device.fault is None:
-                statuses = [driver.cuStreamQuery.unchecked(each.c_handle) for each in list(self._streams)]
-                if NOT_READY not in statuses:
-                    break
-                time.sleep(PAUSE)
-        done.set()
+        try:
+            with self.device.context, relaxed():
+                while time.monotonic() < until and self.device.alive and self.device.fault is None:
+                    statuses = [driver.cuStreamQuery.unchecked(each.c_handle) for each in list(self._streams)]
+                    if NOT_READY not in statuses:
+                        break
+                    time.sleep(PAUSE)
+        finally:
+            done.set()
 
 
 def _keep_set(words: Any, done: threading.Event) -> None:

@@ -58,14 +58,15 @@ class LocalWorld:
             raise BadRequest("devices", f"{[str(home) for home in homes]}", "each GPU once, for NCCL takes none twice")
         self.closed, self._deadline, self._devices, self._kind = False, deadline, homes, kind
         self._maker = _threads_maker() if homes[0].is_host else nccl_maker(config)
-        self._is_apart = len(homes) > 1
-        if self._is_apart:
-            begin_apart()
+        self._is_apart = False
         self._threads = [ThreadPoolExecutor(1, f"rank {number}") for number in range(len(homes))]
         self._inside: set[int] = set()  # the threads that are within a function of `run`
         self._generation = 0
         self.worlds: tuple[RankWorld, ...] = ()
         try:
+            if len(homes) > 1:
+                begin_apart()
+                self._is_apart = True
             self._begin()
         except BaseException:
             self._stop()

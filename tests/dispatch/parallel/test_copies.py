@@ -24,7 +24,7 @@ from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, CollectiveError, Refused
 from dispatch.libraries.threads.meeting import ThreadCommunicator
-from dispatch.parallel import by_copies, host_words, peers, shards
+from dispatch.parallel import by_copies, host_words, peer_memory, peers, shards
 from dispatch.parallel.beside import Beside
 
 PATIENCE = 20
@@ -317,3 +317,24 @@ def test_words_are_set_again_and_again_until_nobody_waits():
     done.set()
     setter.join(PATIENCE)
     assert not setter.is_alive()
+
+
+def test_memory_is_kept_once_all_others_are_done_with_it_as_it_goes(monkeypatch):
+    """Not as its communicator ends: then words may be those of the block before one that is still to run."""
+    freed = threading.Event()
+    stand_in = SimpleNamespace(
+        cuMemAlloc=lambda _: 1 << 20, cuMemFree=SimpleNamespace(unchecked=lambda _: freed.set())
+    )
+    monkeypatch.setattr(peer_memory, "driver", stand_in)
+    monkeypatch.setattr(peer_memory, "_spare", kept := [])
+    device = SimpleNamespace(context=contextlib.nullcontext(), alive=True)
+    for words, is_kept in (([1, 1, 1], True), ([1, 0, 1], False), (None, False)):
+        memory, taken = peer_memory.Allocation(device, 1000), np.ones(3, np.uint32)
+        if words is not None:
+            memory.taken = taken
+            taken[:] = words
+        freed.clear()
+        del memory
+        assert [each.address for each in kept] == [1 << 20] * is_kept
+        assert is_kept or freed.wait(PATIENCE)
+        kept.clear()

@@ -1,36 +1,17 @@
-"""Block Jacobi on the GPU: every row through its cases, every size against NumPy, and large systems by iteration."""
+"""Block Jacobi on the GPU: every size against NumPy, and large systems by iteration; its rows run in test_sparse.py."""
 
 import numpy as np
 import pytest
 
 import dispatch as dp
 from dispatch.errors import LinAlgError
-from dispatch.keys import HOST
-from dispatch.ops.sparse.cases import cases
 from dispatch.ops.sparse.krylov import NOT_FINITE
-from dispatch.row_check import check_row
 
 sp = pytest.importorskip("scipy.sparse")
 
 S = dp.sparse
 ITERATIONS = {"cg": dp.CgRequest, "bicgstab": dp.BicgstabRequest, "gmres": dp.GmresRequest, "minres": dp.MinresRequest}
-ROWS = [row for row in dp.TABLE.of("block_jacobi") if row.min_arch != HOST]
-ROWS += [row for op in ITERATIONS for row in dp.TABLE.of(op) if row.min_arch != HOST and row.variant == "blocks"]
 EPS = {"f4": 2e-7, "c8": 2e-7, "f8": 3e-16, "c16": 3e-16}
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_row_passes_its_cases(row, gpu, rng, skip_without):
-    if not row.on(gpu.arch):
-        pytest.skip(f"needs {row.min_arch} or newer, this GPU is {gpu.arch}")
-    skip_without(row)
-    failed = []
-    for case in cases(row):
-        try:
-            check_row(row, case, gpu, rng)
-        except Exception as error:  # noqa: BLE001, PERF203  # whatever it is, the other cases are tried
-            failed.append(f"{case.id}: {type(error).__name__}: {error}")
-    assert not failed, "\n".join([f"{len(failed)} of {len(cases(row))} cases fail", *failed])
 
 
 def drawn(rng, shape, dtype):

@@ -108,7 +108,7 @@ def test_plans_are_tuned_once_for_all_processes(gpu, tmp_path, kind):
     assert first["read"] == [False]
     if second["unread"]:  # whole, as its digest says, and yet cuTENSOR 2.8.1 fails, three times of six, of f32 alone
         assert second["read"] == [False]
-        pytest.skip(
+        pytest.xfail(
             "cuTENSOR did not read what it had written itself; the plan was tuned once more, with right results"
         )
     assert second["read"] == [True]

@@ -1,4 +1,4 @@
-"""Direct solves of several patterns on the GPU: every row, many matrices of many sizes, and what is kept and told."""
+"""Direct solves of several patterns on the GPU, of many sizes, what is kept and told; rows run in test_sparse.py."""
 
 import dataclasses
 
@@ -8,8 +8,6 @@ import pytest
 import dispatch as dp
 from dispatch.errors import LinAlgError
 from dispatch.keys import HOST
-from dispatch.ops.sparse.cases import cases
-from dispatch.row_check import check_row
 
 sp = pytest.importorskip("scipy.sparse")
 
@@ -21,17 +19,6 @@ EPS = {"f4": 2e-7, "c8": 2e-7, "f8": 3e-16, "c16": 3e-16}
 @pytest.fixture(autouse=True)
 def with_cudss(skip_without):
     skip_without(ROWS[0])
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_row_passes_its_cases(row, gpu, rng):
-    failed = []
-    for case in cases(row):
-        try:
-            check_row(row, case, gpu, rng)
-        except Exception as error:  # noqa: BLE001, PERF203  # whatever it is, the other cases are tried
-            failed.append(f"{case.id}: {type(error).__name__}: {error}")
-    assert not failed, "\n".join([f"{len(failed)} of {len(cases(row))} cases fail", *failed])
 
 
 def drawn(rng, shape, dtype):
