@@ -322,9 +322,7 @@ def test_words_are_set_again_and_again_until_nobody_waits():
 def test_memory_is_kept_once_all_others_are_done_with_it_as_it_goes(monkeypatch):
     """Not as its communicator ends: then words may be those of the block before one that is still to run."""
     freed = threading.Event()
-    stand_in = SimpleNamespace(
-        cuMemAlloc=lambda _: 1 << 20, cuMemFree=SimpleNamespace(unchecked=lambda _: freed.set())
-    )
+    stand_in = SimpleNamespace(cuMemAlloc=lambda _: 1 << 20, cuMemFree=SimpleNamespace(unchecked=lambda _: freed.set()))
     monkeypatch.setattr(peer_memory, "driver", stand_in)
     monkeypatch.setattr(peer_memory, "_spare", kept := [])
     device = SimpleNamespace(context=contextlib.nullcontext(), alive=True)
