@@ -45,10 +45,10 @@ GPU_ROWS = (
     Row("contract", (F16,  F16,  F16),  COMP_32F,  PERMUTED, SM80, None, V12, *LT_PERMUTED, H200, variant="permuted"),
     Row("contract", (BF16, BF16, BF16), COMP_32F,  PERMUTED, SM80, None, V12, *LT_PERMUTED, H200, variant="permuted"),
     Row("contract", (F32,  F32,  F32),  FAST_TF32, PERMUTED, SM80, None, V12, *LT_PERMUTED, H200, variant="permuted"),
-    Row("contract", (F32,  F32,  F32),  COMP_32F,  SCALAR, SM80, None, V12, *LT_PERMUTED, variant="scalar"),
-    Row("contract", (F64,  F64,  F64),  COMP_64F,  SCALAR, SM80, None, V12, *LT_PERMUTED, variant="scalar"),
-    Row("contract", (C64,  C64,  C64),  COMP_32F,  SCALAR, SM80, None, V12, *LT_PERMUTED, variant="scalar"),
-    Row("contract", (C128, C128, C128), COMP_64F,  SCALAR, SM80, None, V12, *LT_PERMUTED, variant="scalar"),
+    Row("contract", (F32,  F32,  F32),  COMP_32F,  SCALAR, SM80, None, V12, *LT_PERMUTED, H200, variant="scalar"),
+    Row("contract", (F64,  F64,  F64),  COMP_64F,  SCALAR, SM80, None, V12, *LT_PERMUTED, H200, variant="scalar"),
+    Row("contract", (C64,  C64,  C64),  COMP_32F,  SCALAR, SM80, None, V12, *LT_PERMUTED, H200, variant="scalar"),
+    Row("contract", (C128, C128, C128), COMP_64F,  SCALAR, SM80, None, V12, *LT_PERMUTED, H200, variant="scalar"),
 )
 # fmt: on
 ROWS = stated((*GPU_ROWS, *(on_host(row, numpy_modes, function="einsum", stands_for="cublasLt") for row in GPU_ROWS)))
