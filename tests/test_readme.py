@@ -1,4 +1,4 @@
-"""The README keeps its word: its example runs, and every file and make target it names is there."""
+"""README and the pages keep their word: its example runs, and every file and make target they name is there."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def test_the_first_example_runs() -> None:
@@ -21,9 +22,10 @@ def test_make_target_exists(target: str) -> None:
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\((?!https?:|#)([^)#]+)", README))))
-def test_linked_file_exists(path: str) -> None:
-    assert (ROOT / path).exists()
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_linked_files_exist(page: Path) -> None:
+    links = set(re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text(encoding="utf-8")))
+    assert [link for link in sorted(links) if not (page.parent / link).exists()] == []
 
 
 def test_the_functions_are_counted_as_the_modules_have_them() -> None:
