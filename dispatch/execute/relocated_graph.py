@@ -2,6 +2,9 @@
 
 relocation.py says what is written, plan_relocation.py when there is such a graph. What is enqueued already keeps the
 parameters that it was enqueued with.
+
+A graph of one kernel is no detour: to set its node and launch it takes 2.4 us of an H200's host, of which the launch
+1.7, and `cuLaunchKernelEx` of the same kernel with the same bytes 3.5 to 4.1.
 """
 
 from __future__ import annotations
