@@ -1,7 +1,7 @@
 """Axes of tensors in the terms of cuDNN's descriptors: merged where they lie in memory as one, padded to four.
 
-The plans of ops that treat axes alike (elementwise, along one axis, over several) ask here, so that a tensor of any
-rank fits a descriptor of four to eight extents. Pure arithmetic; it knows no library.
+Plans of ops that treat axes alike (elementwise, along one axis, over several) use it, so that a tensor of any rank fits
+a descriptor of four to eight extents. Pure arithmetic; it knows no library.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def merge(layouts: Sequence[Layout], groups: Sequence[int], *, in_order: bool = 
 
 
 def alike(one: Layout, other: Layout) -> bool:
-    """Whether two tensors of one shape have the same strides; those of axes of one element mean nothing."""
+    """Whether two tensors of one shape have the same strides, ignoring those of axes of one element."""
     steps = zip(one.shape, one.strides, other.strides, strict=True)
     return all(extent == 1 or first == second for extent, first, second in steps)
 
 
 def strides_apart(request: Any, first: str, *others: str) -> str:
-    """A rule's words where an operand has other strides than the first of these has, or "" where all are alike."""
+    """For a rule: the reason where an operand's strides differ from those of the first, "" where none do."""
     layout = request.layout_of(first)
     apart = next((name for name in others if not alike(layout, request.layout_of(name))), None)
     return f"needs {apart} with the strides of {first} {layout}, has {request.layout_of(apart)}" if apart else ""
@@ -70,7 +70,7 @@ def gapless(layout: Layout) -> bool:
 
 
 def describable(*layouts: Layout) -> str:
-    """A rule's words where a layout is none that cuDNN's descriptors can say, or "" where all are."""
+    """For a rule: the reason where cuDNN's descriptors cannot express one of the layouts, "" where they can."""
     for layout in layouts:
         if layout.size and layout.alignment < layout.dtype.itemsize:
             return f"needs {layout.dtype} at multiples of {layout.dtype.itemsize} bytes, has {layout.alignment}"

@@ -1,7 +1,7 @@
-"""Calls that are numbered, for an op whose every call goes on where the one before it has ended.
+"""Numbered calls, for ops whose every call continues where the last one ended, as a random generator does.
 
-A generator's place in its sequence is such a thing. A library that keeps it would not know of calls that are launched
-without it; so the plan keeps none, and each call is given its number, as another argument behind its addresses.
+A library that keeps the position itself would miss the calls that are launched as recorded graphs. So neither library
+nor plan keeps it: each call is given its number, as an argument after the addresses.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ __all__ = ["CallCounter", "CallNumber", "as_trial"]
 
 
 class CallNumber(int):
-    """The number of a call, by which it is told from an address."""
+    """The number of a call; a type of its own, so that it is not taken for an address."""
 
     __slots__ = ()
 
 
 @names_arguments
 class CallCounter:
-    """Numbers the calls of the plans that are made with it: 0, 1, 2, …, in whatever way each is carried out.
+    """Numbers the calls of the plans that are made with it: 0, 1, 2, …, however each call is carried out.
 
-    A plan declares it, `Plan(row, capture_safe=True, counter=counter)`, and its `enqueue` is given the number of the
-    call as the last of its arguments. What a call takes from those before it must follow from the number alone, for a
-    launch of the recorded call is nothing that the library hears of: `enqueue` sets a generator's offset to so many
-    times what one call takes, before it calls the library. Once the words that grow by a fixed step with each number
-    are known, the call is launched with those of its own. A plan whose words grow by themselves keeps its library's.
+    A plan declares it, `Plan(row, capture_safe=True, counter=counter)`, and its `enqueue` gets the number of the call
+    as its last argument. The position of a call must follow from that number alone, because the library does not see
+    launches of a recorded graph: before it calls the library, `enqueue` sets the generator's offset to the number times
+    what one call consumes. Once it is known which words of the recorded call grow by a fixed step with the number, the
+    graph is launched with the words of each call. A plan that counts by itself always stays with the library's calls.
 
-    Guarantees: each number is given to one call, from whatever threads; what is only recorded or timed, to be learnt or
-    compared, takes none. A call that raises may have used its number up. Calls within a stream capture of the caller's
-    take theirs once: each launch of his graph repeats it. Child processes count for themselves.
+    Guarantees: each number goes to one call, whichever threads call; calls that are made only to record, time or
+    compare take none. A call that raises may have used up its number. A call inside the caller's stream capture takes
+    its number once, and every launch of that graph repeats it. Child processes count on their own.
     """
 
     __slots__ = ("_given_back", "_numbers")
@@ -42,18 +42,18 @@ class CallCounter:
         self.reset(first)
 
     def reset(self, first: int = 0) -> None:
-        """Begin anew, while no call is being made."""
+        """Start counting anew from `first`; no call may be under way."""
         self._numbers, self._given_back = count(first), deque[CallNumber]()
 
     def take(self) -> CallNumber:
         """The number of a call that begins now."""
         try:
-            return self._given_back.popleft()  # either is one step of the interpreter
+            return self._given_back.popleft()  # atomic, as `next` below is
         except IndexError:
             return CallNumber(next(self._numbers))
 
     def give_back(self, number: CallNumber) -> None:
-        """Have the next call take a number with which nothing was enqueued."""
+        """Return a number with which nothing was enqueued; the next call takes it."""
         self._given_back.append(number)
 
 

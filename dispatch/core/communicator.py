@@ -1,7 +1,7 @@
-"""What a collective request is told of its ranks: a communicator, of whichever library carries the data.
+"""Communicator: the ranks of a collective, whichever library moves the data.
 
-Requests hold one, rows ask which library it is of, plans call that. `World` (dispatch/world) makes them and replaces
-them; libraries/nccl, libraries/mpi and libraries/threads have them. This module calls no library.
+Requests hold one, rows match on its library, and plans call that library. `World` (dispatch/world) makes and replaces
+communicators; libraries/nccl, mpi, gloo and threads implement them. This module calls no library.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEADLINE = 300.0  # seconds that a collective may take, unless a communicator is
 
 
 class Ranks(Protocol):
-    """What a request takes for its ranks: a communicator, or a world, of which it is the present one."""
+    """What a request takes as `comm`: a communicator, or a world, which stands for its present communicator."""
 
     @property
     def communicator(self) -> Communicator:
@@ -38,18 +38,18 @@ class Communicator(ABC):
     """The ranks that take part in a collective, and this one's place among them.
 
     Guarantees: once it has failed or is closed, every call raises, on each thread, and nothing waits on it any more.
-    Calls of one communicator are made in the same order on all its ranks; which thread makes them is all the same.
+    Calls of one communicator must be made in the same order on all its ranks; any thread may make them.
 
     Attributes:
         rank, size: this rank, and how many there are.
-        device: whose memory it moves.
+        device: the device whose memory it moves.
         generation: which of its world's communicators it is, from 0.
         deadline: seconds that a collective may take.
-        error: what it failed by, None while it works.
+        error: the error that it failed with, None while it works.
     """
 
-    library: ClassVar[str]  # by which plans know it
-    is_constant: ClassVar[bool] = True  # to what is remembered of calls: another one is another call
+    library: ClassVar[str]  # the name by which rows and plans know it
+    is_constant: ClassVar[bool] = True  # remembered calls compare it by identity (core/remembered.py)
 
     def __init__(
         self, rank: int, size: int, device: Device, *, generation: int = 0, deadline: float = DEADLINE
@@ -59,8 +59,8 @@ class Communicator(ABC):
         self.generation, self.deadline = generation, float(deadline)
         self.error: CollectiveError | None = None
         self.closed = False
-        self.watchers: list[Callable[[CollectiveError], None]] = []  # told once, by whichever thread finds it failed
-        self.endings: list[Callable[[], object]] = []  # called once, as it is closed
+        self.watchers: list[Callable[[CollectiveError], None]] = []  # called once, by the thread that fails it
+        self.endings: list[Callable[[], object]] = []  # called once, when it is closed
         self._failing = threading.Lock()
 
     @property
@@ -69,14 +69,14 @@ class Communicator(ABC):
         return self
 
     def check(self) -> None:
-        """Raise what it failed by, Closed where it was closed."""
+        """Raise the error that it failed with, or Closed where it was closed."""
         if self.error is not None:
             raise self.failure()
         if self.closed:
             raise Closed(f"{self!r} was closed")
 
     def failure(self) -> CollectiveError:
-        """What it failed by as an error of its own, so that each thread has its own traceback."""
+        """A copy of the error that it failed with, so that each thread has its own traceback."""
         error = self.error or CollectiveError(f"{self!r} failed")
         made: tuple[Any, ...] = tuple(error.__reduce__())
         copy: CollectiveError = made[0](*made[1])
@@ -84,7 +84,7 @@ class Communicator(ABC):
         return copy
 
     def fail(self, error: CollectiveError) -> None:
-        """Take no further call, and end what is under way; only the first error counts."""
+        """Refuse further calls and end those under way; only the first error counts."""
         with self._failing:
             if self.error is not None or self.closed:
                 return
@@ -94,7 +94,7 @@ class Communicator(ABC):
             watcher(error)
 
     def raise_failed(self, error: CollectiveError) -> NoReturn:
-        """`fail`, and raise what it failed by, which may be an earlier error."""
+        """Call `fail` and raise the error; where it had failed before, the earlier one."""
         self.fail(error)
         raise self.failure()
 
@@ -104,21 +104,21 @@ class Communicator(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Have the library end what is under way; called once, from any thread."""
+        """Make the library end the calls under way; called once, from any thread."""
 
     @abstractmethod
     def release(self) -> None:
-        """Give back what the library holds, where it has not failed."""
+        """Free what the library holds; not called after a failure."""
 
     @abstractmethod
     def split(self, color: int | None, key: int = 0) -> Self | None:
-        """The communicator of those ranks that give the same color, in the order of (key, rank); None for color None.
+        """The communicator of the ranks that pass the same color, ordered by (key, rank); None for color None.
 
         Called by all ranks.
         """
 
     def close(self) -> None:
-        """Give back what the library holds; a second call does nothing."""
+        """Free what the library holds; a second call does nothing."""
         with self._failing:
             if self.closed:
                 return

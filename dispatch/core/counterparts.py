@@ -1,7 +1,7 @@
-"""NumPy counterparts of a caller's CUDA C++: functions that operators hold for the host, where these go to children.
+"""NumPy counterparts of a caller's CUDA C++ operators, when requests with such operators go to child processes.
 
-A child process of the host needs a function that pickles; one of a GPU has no use for any. So an operator goes with
-what pickles, and what does not stays behind until somebody calls it.
+A child process on the host needs the NumPy function, so that must pickle; a child on a GPU never calls it. So a
+function that does not pickle is left out, and only calling it in the child raises.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ __all__ = ["state_of", "unnamed"]
 
 
 def unnamed() -> Any:
-    """What a child process has instead of a function that does not pickle, and a call on a GPU instead of any."""
+    """Raise BadRequest: stands in a child process for a function that does not pickle, and on a GPU for any."""
     raise BadRequest("numpy", "a function that does not pickle", "one of a module, for a child process", "no lambda")
 
 
 def state_of(operator: Any, missing: Callable[..., Any] = unnamed) -> dict[str, Any]:
-    """The fields of a dataclass with such a function in `numpy`, whose parameters `missing` has, for `__getstate__`."""
+    """The fields of a dataclass, for `__getstate__`; `missing` replaces the function in `numpy` if it does not pickle.
+
+    `missing` has the parameters of that function.
+    """
     state = {one.name: getattr(operator, one.name) for one in fields(operator)}
     try:
         pickle.dumps(operator.numpy)

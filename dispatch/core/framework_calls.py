@@ -1,14 +1,15 @@
-"""Calls over other libraries' operands that were made before: from a library's own tensors to the plan.
+"""The fast path of repeated calls over arrays of another library, torch or CuPy: from its own tensors to the plan.
 
-As in remembered.py the function of a request class finds the plan of a repeated call without a request; here it makes
-no tensors of ours either. Memory, its lifetime and the order of its uses are the library's, as in functions of its own:
-all operands are its, the call goes on its current stream, outputs come from its allocator on that stream. So nothing is
-noted of who uses what. Anything else goes through a request: an operand of another library beside these, a stream that
-its library may destroy, an operand that has to be refused.
+As in remembered.py, a repeated call finds its plan without a request; here it makes no tensors of ours either. Memory,
+its lifetime and the order of its uses are the other library's, as in its own functions: all operands are its arrays,
+the call goes on its current stream, and outputs come from its allocator on that stream. So no use of an operand is
+recorded. All other calls go through a request: those with an operand of a third library, on a stream that its library
+may destroy, or with an operand that has to be refused.
 
-A `way` stands for all calls of a class over one library's tensors: it reads of each what a layout depends on, and finds
-by that the `take` of a plan. Both are compiled, of expressions that the library's `Code` has; nothing here knows a
-library or an op. `Repeated` is the same for functions whose calls come to a request over views of their operands.
+A `Way` serves all calls of a request class over one library's tensors: it reads everything that a layout depends on
+from each operand, and looks up the `take` of a plan by that. Both are generated from the expressions in the library's
+`Code`; nothing here knows a library or an op. `Repeated` does the same for a function that turns its operands into
+views and makes a request of these.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ if TYPE_CHECKING:
 
 __all__ = ["UNFIT", "Repeated", "Ways", "learn", "memory_of"]
 
-ALIGNED = 255  # the bits of an address that a layout says something of
+ALIGNED = 255  # the bits of an address that count for a layout's alignment
 
 
 class Way(NamedTuple):
-    """The calls of a class over one library's operands, by all its operands and then all its choices, in order."""
+    """The generated functions of a class over one library's operands; both take all operands, then all choices."""
 
-    run: Callable[..., Any]  # what the call gives back, or UNFIT
-    key: Callable[..., tuple[Any, Any]]  # the executor that remembers it, None for no such; and what it goes by there
+    run: Callable[..., Any]  # makes the call and returns its result, or UNFIT
+    key: Callable[..., tuple[Any, Any]]  # the executor that may remember the call, or None, and the call's key there
 
 
 class Ways(dict[type, Any]):
-    """The ways of one request class, `run` of each by the type of `first`, an operand that each call has."""
+    """The `run` of each Way of one request class, by the type of `first`, an operand that every call has."""
 
     def __init__(self, kind: Any, first: str) -> None:
         self.kind, self.first = kind, first
@@ -72,9 +73,9 @@ class Ways(dict[type, Any]):
 
 
 def learn(ways: Ways, request: Request[Any], operands: tuple[Any, ...], choices: tuple[Any, ...]) -> None:
-    """Remember a call that went through a request, where that stands for all calls of its layouts and choices.
+    """Remember a call that went through a request, if the request stands for all calls of its layouts and choices.
 
-    `operands` and `choices` are the call's own, in the order of the class's fields.
+    `operands` and `choices` are those of the call, in the order of the class's fields.
     """
     memory = _memory_of(request, operands, choices)
     if memory is None:
@@ -86,9 +87,9 @@ def learn(ways: Ways, request: Request[Any], operands: tuple[Any, ...], choices:
 
 
 def memory_of(request: Request[Any], operands: Sequence[Any]) -> dict[Any, Callable[..., Any]] | None:
-    """Where a call that went through a request is remembered, for who finds the executor by its stream; None: nowhere.
+    """The executor's memory for calls whose executor is looked up by stream handle; None if the call is not to be kept.
 
-    It is another one once the table has changed, which another thread may do at any time: then nobody looks here.
+    Another thread may change the table at any time; then the executor has a new memory, and this one is not read again.
     """
     framework, bound = request.framework, request.bound
     code = None if framework is None else framework.code
@@ -109,7 +110,7 @@ def memory_of(request: Request[Any], operands: Sequence[Any]) -> dict[Any, Calla
 def _memory_of(
     request: Request[Any], operands: tuple[Any, ...], choices: tuple[Any, ...]
 ) -> dict[Any, Callable[..., Any]] | None:
-    """`memory_of` a request whose arguments are addresses, and whose choices stay as they are."""
+    """`memory_of`, for a request whose arguments are addresses and whose choices cannot change."""
     if request.addresses() is None or not all(map(is_constant, choices)):
         return None
     return memory_of(request, operands)
@@ -122,15 +123,15 @@ def _keep(memory: dict[Any, Callable[..., Any]], key: Any, take: Callable[..., A
 
 
 def _never(*_: Any) -> Any:
-    """The take of a call that only its function itself can make."""
+    """The `take` of a call that was found not to be repeatable in this way."""
     return UNFIT
 
 
 class Repeated:
-    """The calls of a function of one library's tensors, each of which comes to one request over views of them.
+    """The fast path of a function over one library's tensors that makes one request over views of its operands.
 
-    `run`, with the function's operands and then its choices, gives back what the function would, or UNFIT: then the
-    function makes the request, runs it, and has it learnt if this call is not `known`.
+    `run`, called with the function's operands and then its choices, returns what the function would, or UNFIT: then the
+    function makes the request, runs it, and calls `learn` if the call is not `known`.
     """
 
     def __init__(self, operands: Sequence[str], choices: Sequence[str], optional: Sequence[str] = ()) -> None:
@@ -140,7 +141,7 @@ class Repeated:
         self.run: Callable[..., Any] = _never
 
     def known(self, *given: Any) -> bool:
-        """Whether a call of these layouts and choices was learnt, or found to be none that can be."""
+        """Whether a call of these layouts and choices is remembered, or was found not to be repeatable."""
         if self._way is None:
             return False
         executor, key = self._way.key(*given)
@@ -157,10 +158,10 @@ class Repeated:
         choices: tuple[Any, ...],
         shapes: Mapping[str, tuple[int, ...]],
     ) -> None:
-        """Remember a call that came to this request, which was run.
+        """Remember a call that made this request and ran it.
 
-        `views` has the function's operand for each of the request's, `shapes` those of the outputs that the request
-        makes: of dense memory, which the function gives back in another shape than the request's.
+        `views` maps each operand of the request to that of the function which it is a view of. `shapes` are those in
+        which the function returns the outputs that the request allocates, dense ones of other shapes.
         """
         memory = _memory_of(request, operands, choices)
         if memory is None:
@@ -207,7 +208,7 @@ def _way(
         "    try:",
         *(f"        {line.format(none='_UNFIT')}" for line in lines),
         "        _take = _executor.calls.get(_key)",
-        "    except Exception:",  # what the request says more of
+        "    except Exception:",  # the request explains it
         "        return _UNFIT",
         f"    return _UNFIT if _take is None else _take(_executor, {', '.join(given)})",
         f"def key({', '.join((*operands, *choices))}):",
@@ -221,20 +222,20 @@ def _way(
 
 # -- from a key to a plan ---------------------------------------------------------------------------------------------
 class Form(NamedTuple):
-    """Which operands a call has, and what becomes of them; calls of one form share their code."""
+    """The operands that a call has and how each is used; calls of one form share their generated code."""
 
     framework: Framework
-    operands: tuple[str, ...]  # all fields that are, in order
+    operands: tuple[str, ...]  # all that there may be, in order
     choices: tuple[str, ...]
     given: tuple[str, ...]
     written: tuple[str, ...]  # of those given
     made: tuple[str, ...]  # the outputs that are allocated
-    addresses: tuple[str | None, ...]  # None for what is the same in each call
+    addresses: tuple[str | None, ...]  # None for an argument that is the same in every call
     results: tuple[str, ...]
     is_tuple: bool
     pairs: tuple[Pair, ...]
-    sized: tuple[str, ...]  # of those given, which have elements, and so memory
-    unusual: tuple[str, ...]  # conditions of elements that are not as they lie in memory
+    sized: tuple[str, ...]  # those given that have elements, and so memory
+    unusual: tuple[str, ...]  # conditions, as code, under which elements are not what lies in memory (conjugated views)
 
 
 def _take(
@@ -245,7 +246,7 @@ def _take(
     views: Mapping[str, str],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> Callable[..., Any] | None:
-    """The take of a request's plan, for calls with these operands and choices; None where one differs from the next."""
+    """The `take` of a request's plan for calls with these operands and choices; None where calls may differ in more."""
     framework, device = request.framework, request.device
     uses = {views.get(name, name): (tensor, written) for name, tensor, written in request.tensors()}
     made = dict(request.unallocated())
@@ -260,7 +261,7 @@ def _take(
     names = {id(tensor): name for name, (tensor, _) in uses.items()}
     names |= {id(tensor): name for name, tensor in stand_ins.items()}
     if not all(id(one) in names for one in results) or len(names) < len(request.tensors()) + len(made):
-        return None  # one tensor twice: the next call may have two
+        return None  # one tensor given twice: the next call may have two different ones
     guards = {name: framework.guard(tensor.dtype) for name, (tensor, _) in uses.items()}
     places = [views.get(name, name) if name is not None else None for name in request.addresses() or ()]
     pairs = [(views.get(one, one), views.get(other, other), in_place) for one, other, in_place in pairs_of(request)]
@@ -285,7 +286,7 @@ def _take(
 
 @lru_cache(MAX_FORMS)
 def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
-    """The function that makes the `take` of a plan, compiled for a form."""
+    """The compiled function that makes a plan's `take`; one for each form."""
     code: Any = form.framework.code
     given, made = form.given, form.made
     watched = " or ".join(code.watched.format(x=name) for name in given)
@@ -309,7 +310,7 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
     lines += [f"if {' or '.join(conditions)}:", "    return _UNFIT"]
     for name in made:
         lines += [f"{name} = _make_{name}()", f"_at_{name} = {code.pointer.format(x=name)}"]
-    if made:  # plans expect of what is made for them what our own memory has
+    if made:  # plans rely on the alignment that our own memory has
         lines += [f"if ({' | '.join(f'_at_{name}' for name in made)}) & {ALIGNED}:", "    return _UNFIT"]
     places = [f"_argument_{n}" if name is None else f"_at_{name}" for n, name in enumerate(form.addresses)]
     lines += [f"_executor.enqueue_at(_plan, {tuple_of(places)})", *(f"_written({name})" for name in form.written)]

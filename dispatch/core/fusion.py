@@ -26,8 +26,8 @@ class Fusion:
 
     Attributes:
         epilogue_dtypes: those allowed for the operands that an epilogue adds, in the op's order (matmul: bias, aux of
-            GELU). A place without any is an operand that the function does not take.
-        epilogues: those that it fuses.
+            GELU). An empty tuple is an operand that the function does not take.
+        epilogues: the epilogues that it fuses.
         scales: the pairs of scale modes (of a, of b) it takes; None in a pair is no scale.
         trees: whether an epilogue may also be a tree of `dispatch.evt`.
     """
@@ -44,4 +44,4 @@ class Fusion:
         return self.trees
 
 
-NOTHING = Fusion()  # of a row without one
+NOTHING = Fusion()  # for rows that have none

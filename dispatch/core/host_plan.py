@@ -1,7 +1,7 @@
-"""A formula in NumPy as a plan of the host, and as a reference: one function of each op serves both.
+"""NumPy formulas: one function per op is both the plan of its host rows and the reference of all its rows.
 
-An op's formula takes a request and a working dtype and gives its outputs by name. The host rows compute in f32 (f64 for
-f64) and round once on the way out; in f64 the same formula is what rows are held against.
+A formula takes a request and a working dtype and returns the outputs by name. Host rows evaluate it in f32 (f64 for
+f64) and round once at the end; evaluated in f64 it is the reference that every row is compared with.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Formula(Protocol):
 
 
 def work_of(dtype: Dtype) -> np.dtype[Any]:
-    """What the host computes in for operands of a dtype: f64 for f64 and c128, else f32, as cuDNN does."""
+    """The dtype in which the host computes, for operands of a dtype: f64 for f64 and c128, else f32, as in cuDNN."""
     return np.dtype(np.float64 if dtype in (F64, C128) else np.float32)
 
 
@@ -90,7 +90,7 @@ class NumpyPlan(Plan):
                 store(self._checked(name, given, target), target)
 
     def _check_names(self, request: Any, results: Any, outputs: Operands) -> None:
-        """Raise BadRow for a formula that gives no dict, or not what is to be written."""
+        """Raise BadRow unless the formula returned a dict with exactly the outputs to be written."""
         if not isinstance(results, dict):
             raise BadRow(
                 f"{self.row.name}: its formula gave {shown(results)}; expected a dict of outputs by their names"
@@ -104,9 +104,10 @@ class NumpyPlan(Plan):
             )
 
     def _checked(self, name: str, given: Any, target: Tensor) -> Array:
-        """What a formula gave for an output; BadRow where its elements are no numbers, or not those of an output.
+        """The array that a formula returned for an output.
 
-        They may be in one line, but of no other shape, and numbers with imaginary parts are of none without.
+        BadRow unless it is an array of the output's shape, or a flat one of as many elements, and real where the
+        output is.
         """
         said = f"{self.row.name}: its formula gave {name}"
         if not isinstance(given, (np.ndarray, np.generic)):
@@ -130,7 +131,7 @@ def numpy_plan(formula: Formula, request: Request, executor: object, row: Row) -
 
 @names_arguments
 def numpy_call(formula: Formula) -> Callable[[Request, object, Row], NumpyPlan]:
-    """What makes the plans of a row of the host, from the formula of its op."""
+    """The `call` of a host row, made from the formula of its op."""
 
     def call(request: Request, executor: object, row: Row) -> NumpyPlan:
         """A plan that computes with NumPy."""
@@ -142,7 +143,7 @@ def numpy_call(formula: Formula) -> Callable[[Request, object, Row], NumpyPlan]:
 
 
 def exactly(formula: Formula) -> Callable[[Any], Results]:
-    """The formula of an op in float64: the outputs of a request by name, which rows are held against."""
+    """The reference of an op, made from its formula: the outputs of a request in float64, by name."""
 
     def reference(request: Any) -> Results:
         """The outputs of a request in float64, by name."""
@@ -159,13 +160,13 @@ def store(array: Array, tensor: Tensor) -> None:
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + e^-x); e^x only ever of numbers below 0, so that nothing overflows."""
+    """1 / (1 + e^-x); only numbers of at most 0 are exponentiated, so that nothing overflows."""
     power = np.exp(-np.abs(x))
     return np.asarray(np.where(x >= 0, x.dtype.type(1), power) / (1 + power))
 
 
 def draw(states: Array, size: int, p: float) -> tuple[Array, Array]:
-    """Which of so many elements stay, each with probability 1 - p, and the state behind that."""
+    """Which of `size` elements dropout keeps, each with probability 1 - p, and the generator's state after that."""
     seed, passes = states.view(np.uint64)
     random = np.random.Generator(np.random.Philox(key=int(seed), counter=int(passes) << 64))
     return random.random(size) >= p, np.array([seed, passes + 1], np.uint64).view(np.uint8)

@@ -1,4 +1,4 @@
-"""The choices of routines over matrices, in the words and numbers of cuBLAS and cuSPARSE, which are the same."""
+"""Enums of matrix routines, with the names and values that cuBLAS and cuSPARSE share."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What rows do with NaN and infinities: a statement for each op, and for dtypes of it that do otherwise.
+"""What rows do with NaN and infinities: one statement for each op, and others for dtypes that differ.
 
-The table's files have it put into their rows by `stated`; `table` and `explain` show it, and the tests of what is not
-finite take every row at its word, on the host and on a GPU. The host does as the GPU does wherever that is one thing.
+The table's files add it to their rows with `stated`; `table` and `explain` show it, and the tests of non-finite input
+hold every row to its statement, on the host and on a GPU. Where GPUs behave in one way only, the host does the same.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ STATEMENTS = {
     **dict.fromkeys(("random_uniform", "random_normal", "random_lognormal", "random_exponential"), TOO_LARGE),
 }
 # fmt: on
-# Of ops that others have rows of as well.
+# CUTLASS's rows of ops that other libraries have, too.
 OF_CUTLASS = {"matmul": IEEE, "conv_fwd": ENGINE, "conv_bwd_data": ENGINE, "conv_bwd_filter": ENGINE}
 
 
@@ -144,7 +144,7 @@ def stated(rows: Iterable[Row]) -> tuple[Row, ...]:
     """Rows with what they do with NaN and infinities; BadRow for an op that has no statement."""
     made = tuple(rows)
     for row in made:
-        # Nobody else has seen the rows so far: to copy them all would cost more than to make them.
+        # The rows are new and not shared yet; copying them all would cost more than making them did.
         object.__setattr__(row, "nonfinite", _statement(row))
     return made
 
@@ -164,6 +164,6 @@ def _statement(row: Row) -> str:
         return IEEE
     if row.op == "softmax" and result is F64:
         return IEEE
-    if row.op == "rnn" and result in HALF:  # a state may be 0 there, of products that are rounded apart
+    if row.op == "rnn" and result in HALF:  # products are rounded one by one there, so a state may be 0
         return f"{IEEE}; {TO_NAN}; {UNREAD}"
     return OF_CUTLASS[row.op] if row.op in OF_CUTLASS and row.of("cutlass") else STATEMENTS[row.op]

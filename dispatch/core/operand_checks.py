@@ -1,4 +1,4 @@
-"""Checks of operands and numbers that several families make: extents, spatial axes, probabilities, opaque memory."""
+"""Checks of operands and numbers that several families share: extents, spatial axes, probabilities, opaque memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def each(name: str, value: Any, rank: int, low: int) -> Shape:
-    """A number for each spatial axis."""
+    """A parameter of spatial axes as a tuple with a number for each; BadRequest for one below `low`."""
     value = whole(name, value)
     values = value if isinstance(value, tuple) else (value,) * rank
     if len(values) != rank:
@@ -45,7 +45,7 @@ def check_probability(name: str, p: object) -> None:
 
 
 def check_array(name: str, given: object) -> Framework | None:
-    """The library that an operand is of, None for a tensor of ours; BadType for what is neither."""
+    """The library that an operand belongs to, None for a Tensor of ours; BadType for anything else."""
     framework = framework_of(type(given))
     if framework is None and not isinstance(given, Tensor):
         hint = "dispatch.device().array(x) makes a tensor of numbers"
@@ -56,9 +56,9 @@ def check_array(name: str, given: object) -> Framework | None:
 def check_tensor(
     name: str, tensor: Tensor | None, dtype: Dtype, shape: Shape, said: str = "", hint: str = "", *, dense: bool = False
 ) -> None:
-    """BadRequest unless a tensor, where there is one, has a dtype and a shape and, where asked, is dense.
+    """BadRequest unless a tensor is None or has this dtype and shape and, with `dense`, is dense.
 
-    What is `said` stands behind these in the message.
+    `said` is appended to what the message says was expected.
     """
     if tensor is None or (
         (tensor.shape, tensor.dtype) == (shape, dtype) and (tensor.layout.is_contiguous or not dense)
@@ -68,7 +68,7 @@ def check_tensor(
 
 
 def check_opaque(name: str, tensor: Tensor, wanted: int | None, alignment: int, hint: str) -> None:
-    """BadRequest unless a tensor is dense u8 of a size, None for any, at a multiple of so many bytes."""
+    """BadRequest unless a tensor is dense u8 of `wanted` bytes (None for any) at a multiple of `alignment` bytes."""
     layout = tensor.layout
     shape = layout.shape[:1] if wanted is None else (wanted,)
     if (layout.shape, layout.dtype) != (shape, U8) or not layout.is_contiguous:
@@ -78,7 +78,7 @@ def check_opaque(name: str, tensor: Tensor, wanted: int | None, alignment: int, 
 
 
 def check_image(name: str, tensor: Tensor, low: int, high: int) -> None:
-    """BadRequest unless a tensor is images with so many axes of space."""
+    """BadRequest unless a tensor is images, channels and `low` to `high` spatial axes."""
     if not low <= tensor.ndim - 2 <= high:
         wanted, hint = f"(images, channels, space…) with {low} to {high} axes of space", "x[None] adds an axis"
         raise BadRequest(name, str(tensor.layout), wanted, hint)
@@ -88,13 +88,13 @@ MAX_EXTENT = 2**31 - 1
 
 
 def check_extents(name: str, tensor: Tensor) -> None:
-    """Libraries count rows, columns and products in an int."""
+    """BadRequest for an extent above MAX_EXTENT: libraries count rows, columns and products in a C int."""
     if max(tensor.shape, default=0) > MAX_EXTENT:
         raise BadRequest(name, str(tensor.layout), f"extents up to {MAX_EXTENT}")
 
 
 def check_writable(name: str, tensor: Tensor) -> None:
-    """An output's memory may be written, and each element has its own."""
+    """BadRequest for an output that is read-only, or in which two elements share memory."""
     if tensor.layout.readonly:
         storage = tensor.storage
         if isinstance(storage, Adopted) and storage.framework.readonly:

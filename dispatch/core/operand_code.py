@@ -1,7 +1,7 @@
-"""The code of calls that were made before, of operands one behind the other: compiled for which operands there are.
+"""Code generation for remembered_operands.py: the fast path of calls whose operands are one flat list.
 
-`way_of` gives for one pattern of operands what finds a call's `take`, and `taking` that `take` for one plan. Operands
-are named by their places, x0, x1, and so on; nothing here knows an op, and nothing here keeps a tensor or a request.
+`way_of` makes the functions that look up a call's `take`, for one pattern of operands; `taking` makes that `take` for
+one plan. Operands are named by position: x0, x1, and so on. Nothing here knows an op, or keeps a tensor or a request.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Course", "Form", "Pattern", "Spans", "Way", "taking", "way_of"]
 
-ALIGNED = 255  # the bits of an address that a layout says something of
-OWN, THEIRS, NUMBER, CHOICE, DEVICE = "own", "theirs", "number", "choice", "device"  # what an operand's place may hold
+ALIGNED = 255  # the bits of an address that count for a layout's alignment
+# What a position may hold; "own" is a tensor of ours, "theirs" one of another library.
+OWN, THEIRS, NUMBER, CHOICE, DEVICE = "own", "theirs", "number", "choice", "device"
 
 
 class Pattern(NamedTuple):
-    """Which places there are, what each holds (None: nothing), and the library that operands are of, if any is."""
+    """What each position of a call holds (None: nothing), and the library of those that are "theirs", if any are."""
 
     holds: tuple[str | None, ...]
     framework: Framework | None
@@ -37,15 +38,15 @@ class Pattern(NamedTuple):
 
 
 class Way(NamedTuple):
-    """The calls of one pattern, by the operands at all its places."""
+    """The generated functions of one pattern; both take what is at each position."""
 
     pattern: Pattern
-    run: Callable[..., Any]  # what the call gives back, or UNFIT
-    key: Callable[..., tuple[Any, Any]]  # the executor that remembers it, None for no such; and what it goes by there
+    run: Callable[..., Any]  # makes the call and returns its result, or UNFIT
+    key: Callable[..., tuple[Any, Any]]  # the executor that may remember the call, or None, and the call's key there
 
 
 class Spans(NamedTuple):
-    """Where the bytes of operands lie around their addresses, none of them without any."""
+    """The ranges of bytes of operands, relative to their addresses; operands without elements have none."""
 
     lows: tuple[int, ...]
     highs: tuple[int, ...]
@@ -53,15 +54,15 @@ class Spans(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What becomes of the operands of a call; calls of one form share their code.
+    """How a call uses what is at each position; calls of one form share their generated code.
 
     Arguments are named `_at_x0` for the address of an operand, `_at_made_0` for that of an output that is allocated,
-    `_number_0` for a number, and `_argument_0` for what is the same in each call; results are named `x0` and `made_0`.
+    `_number_0` for a number, and `_argument_0` for what is the same in every call; results are named `x0` and `made_0`.
     """
 
     pattern: Pattern
-    held: tuple[int, ...]  # the places of what has to be the same
-    numbers: tuple[tuple[int, bool], ...]  # the places of numbers of any value in a range; whether an int stays one
+    held: tuple[int, ...]  # the positions of values that must be the same as when the call was remembered
+    numbers: tuple[tuple[int, bool], ...]  # positions of numbers that may have any value in a range; whether ints stay
     made: int  # how many outputs are allocated
     arguments: tuple[str, ...]
     constants: int
@@ -70,18 +71,18 @@ class Form(NamedTuple):
     results: tuple[str, ...]
     is_tuple: bool
     pairs: tuple[Pair, ...]
-    spans: tuple[str, ...]  # the addresses of all operands instead, where they are many
-    sized: tuple[int, ...]  # of those of another library: which have elements, and so memory
-    unusual: tuple[str, ...]  # conditions that their elements are not as they lie in memory
+    spans: tuple[str, ...]  # in place of `pairs` where operands are many: the addresses of all
+    sized: tuple[int, ...]  # the positions of another library's operands that have elements, and so memory
+    unusual: tuple[str, ...]  # conditions, as code, under which elements are not what lies in memory
 
 
 class Course(NamedTuple):
-    """A form, and what is of one plan's calls alone."""
+    """A form, and the values that belong to the calls of one plan."""
 
     form: Form
     held: tuple[Any, ...]
     ranges: tuple[tuple[float, float], ...]
-    made: tuple[Any, ...]  # (shape, strides, dtype), or what makes it where the library of the operands does
+    made: tuple[Any, ...]  # (shape, strides, dtype), or the function of the operands' library that allocates it
     constants: tuple[Any, ...]
     bounds: tuple[tuple[int, int, int | None], ...]
     spans: Spans | None
@@ -89,14 +90,14 @@ class Course(NamedTuple):
 
 # -- from operands to a key -------------------------------------------------------------------------------------------
 def way_of(pattern: Pattern) -> Way:
-    """What finds the `take` of a call of this pattern; a tag of its own in each key keeps patterns apart."""
+    """The functions that look up a call of this pattern; a tag in each key keeps patterns apart."""
     own, theirs = pattern.places(OWN), pattern.places(THEIRS)
     scope: dict[str, Any] = {"_current": current, "_executor_on": executor_on, "_UNFIT": UNFIT, "_tag": object()}
     if pattern.framework is None:
         home = [f"x{place}" for place in pattern.places(DEVICE)] or [f"x{place}.layout.device" for place in own]
         lines = [
             f"_device = {home[0]}",
-            "if _device.is_host:",  # whose plans run requests
+            "if _device.is_host:",  # its plans need requests
             "    return {none}",
             "_executor = _current.executor",
             "if _executor is None or _executor.device is not _device:",
@@ -128,7 +129,7 @@ def way_of(pattern: Pattern) -> Way:
         "    try:",
         *(f"        {line.format(none='_UNFIT')}" for line in lines),
         "        _take = _executor.calls.get(_key)",
-        "    except Exception:",  # what the request says more of
+        "    except Exception:",  # the request explains it
         "        return _UNFIT",
         f"    return _UNFIT if _take is None else _take({', '.join(_passed(pattern))})",
         f"def key({', '.join(parameters)}):",
@@ -140,14 +141,14 @@ def way_of(pattern: Pattern) -> Way:
 
 
 def _passed(pattern: Pattern) -> list[str]:
-    """What a `take` is given: the executor, what there is, and the addresses."""
+    """The parameters of a `take`: the executor, what is at each position that is used, and the addresses."""
     there = [f"x{place}" for place in pattern.places(OWN, THEIRS, NUMBER, CHOICE)]
     return ["_executor", *there, *(f"_at_x{place}" for place in pattern.places(OWN, THEIRS))]
 
 
 # -- from a key to a plan ---------------------------------------------------------------------------------------------
 def taking(plan: Any, course: Course) -> Callable[..., Any]:
-    """The `take` of a plan: runs it on the operands of a call, or gives back UNFIT where only a request can tell."""
+    """The `take` of a plan: enqueues it on the operands of a call, or returns UNFIT where a request has to be made."""
     lows, highs, ones = zip(*course.bounds, strict=True) if course.bounds else ((), (), ())
     least, most = zip(*course.ranges, strict=True) if course.ranges else ((), ())
     make = _maker(course.form)
@@ -166,7 +167,7 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
             f"if not ({' and '.join(f'{one} is {other}' for one, other in zip(given, held, strict=True))}):",
             f"    if not _same({tuple_of(held)}, {tuple_of(given)}):",
             "        return _UNFIT",
-            f"    {', '.join(held)}, = {', '.join(given)},",  # the next call is likely to have these very objects
+            f"    {', '.join(held)}, = {', '.join(given)},",  # the next call is likely to have these objects
         ]
     scope: dict[str, Any] = {"_UNFIT": UNFIT, "_Adopted": Adopted, "_same": same, "_meet": _meet}
     conditions = [f"not (_least_{place} <= x{place} <= _most_{place})" for place, _ in form.numbers]
@@ -212,7 +213,7 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
 
 
 def _conditions_of_theirs(form: Form, scope: dict[str, Any]) -> list[str]:
-    """When a call over another library's operands is none for its allocator's and its stream's order alone."""
+    """The conditions under which the order of another library's stream and allocator does not suffice for a call."""
     pattern: Any = form.pattern
     code = pattern.framework.code
     scope |= {**code.scope, "_written": pattern.framework.written, "_framework": pattern.framework}
@@ -220,7 +221,7 @@ def _conditions_of_theirs(form: Form, scope: dict[str, Any]) -> list[str]:
     found = [f"({code.watching} and ({' or '.join(code.watched.format(x=name) for name in theirs)}))"]
     if form.sized:
         found += [f"not ({' and '.join(f'_at_x{place}' for place in form.sized)})"]
-    for place in pattern.places(OWN):  # read alone; whose use is noted already, and of no third library
+    for place in pattern.places(OWN):  # only read, used on this stream before, and of no third library
         storage = f"x{place}.storage"
         found += [f"({storage}.owner is not _stream and _stream not in {storage}.readers)"]
         found += [f"({storage}.__class__ is _Adopted and {storage}.framework is not _framework)"]
@@ -235,15 +236,15 @@ def _made(form: Form) -> list[str]:
     for number in range(form.made):
         made = f"_executor.empty(*_make_{number})" if framework is None else f"_make_{number}()"
         lines += [f"made_{number} = {made}", f"_at_made_{number} = {pointer.format(x=f'made_{number}')}"]
-    if form.made and framework is not None:  # plans expect of what is made for them what our own memory has
+    if form.made and framework is not None:  # plans rely on the alignment that our own memory has
         together = " | ".join(f"_at_made_{number}" for number in range(form.made))
         lines += [f"if ({together}) & {ALIGNED}:", "    return _UNFIT"]
     return lines
 
 
 def _meet(addresses: Sequence[int], spans: Spans) -> bool:
-    """Whether the bytes between the ends of one that is written and of another may be the same."""
-    reach = written_reach = -1  # how far those go that begin before
+    """Whether the range of bytes of an operand that is written meets that of another operand."""
+    reach = written_reach = -1  # the ends of the ranges that begin before: of all, of the written ones
     ends = zip(map(add, addresses, spans.lows), map(add, addresses, spans.highs), spans.written, strict=True)
     for low, high, written in sorted(ends):
         if low < (reach if written else written_reach):

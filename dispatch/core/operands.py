@@ -1,7 +1,7 @@
-"""OperandRequest: the contract of requests, once, for ops whose operands are tensors by name and whose outputs follow.
+"""OperandRequest: the base class of requests over named tensors.
 
-The requests of `dispatch/ops` whose op is one cuDNN call derive from it: a class lists what it reads and writes, says
-what its outputs look like, and checks its own fields. It calls no library.
+A subclass lists the tensors that it reads and writes, describes its outputs and checks its own fields; the rest of the
+`Request` interface follows from that. Nothing here calls a library.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def dense(shape: Shape, dtype: Dtype) -> Output:
 
 
 def by_columns(shape: Shape, dtype: Dtype) -> Output:
-    """A matrix, or a batch of them, with its columns one behind another, as LAPACK leaves it."""
+    """A matrix, or a batch of matrices, in column-major order, as LAPACK returns it."""
     *batch, rows, cols = shape
     *outer, row, col = c_strides((*batch, cols, rows))
     return Output(shape, (*outer, col, row), dtype)
@@ -61,12 +61,12 @@ UNSIZED = -1  # the extent of an output that only the device's library knows
 
 
 def unsized() -> Output:
-    """A dense u8 output whose size the device's library says: `bytes_of` asks it, when a plan is bound."""
+    """A dense u8 output whose size only the device's library knows; `bytes_of` asks it when a plan is bound."""
     return Output((UNSIZED,), (1,), U8)
 
 
 def like(layout: Layout, shape: Shape | None = None) -> Output:
-    """A dense output whose axes lie in memory in the order of another tensor's: channels last stays channels last."""
+    """A dense output with its axes in the same memory order as another tensor's: channels last stays channels last."""
     extents = layout.shape if shape is None else shape
     order = sorted(range(len(extents)), key=lambda axis: (-abs(layout.strides[axis]), axis))
     steps = c_strides(tuple(extents[axis] for axis in order))
@@ -79,11 +79,12 @@ def like(layout: Layout, shape: Shape | None = None) -> Output:
 class OperandRequest(Request[R_co]):
     """A request over named tensors; a subclass is a frozen dataclass with `eq=False`.
 
-    `reads` and `writes` are its tensor fields in the order of `arguments()`; a field of either may be None. `updates`
-    are those of `reads` that the op changes. `in_place` holds pairs of (output, input) that may be one view.
+    `reads` and `writes` name its tensor fields in the order of `arguments()`; any of them may be None. `updates` names
+    those of `reads` that the op overwrites, too. `in_place` holds pairs of (output, input) that may be the same view.
 
-    Inputs have the dtype of the first, by which rows are matched, but those in `mixed`, for which `check_fields`
-    answers. Rows of a class with `dtypes` of its own are matched with these, and none is checked.
+    Rows are matched by the dtypes of the first input and the first output. All other inputs must have the dtype of the
+    first, except those in `mixed`: `check_fields` checks these. A class that overrides `dtypes` is matched by what it
+    returns, and no input's dtype is checked here.
     """
 
     reads: ClassVar[tuple[str, ...]]
@@ -106,9 +107,9 @@ class OperandRequest(Request[R_co]):
             self._check_dtype(name)
         self._check_outputs()
 
-    # -- what a subclass says -------------------------------------------------------------------------------------
+    # -- what a subclass defines ----------------------------------------------------------------------------------
     def outputs(self) -> dict[str, Output]:
-        """The outputs of this request, in the order in which it gives them back; unless said, one like the first."""
+        """The outputs by name, in the order in which a run returns them; by default one like the first input."""
         first: Tensor = getattr(self, self.reads[0])
         return {self.writes[0]: like(first.layout)}
 
@@ -117,17 +118,17 @@ class OperandRequest(Request[R_co]):
         """Raise BadRequest for fields that do not fit each other; the tensors are live and on one device."""
 
     def attributes(self) -> tuple[Any, ...]:
-        """What of the key is no layout: unless said, all fields but the tensors."""
+        """The part of the key that is not layouts; by default all fields except the tensors."""
         return tuple(getattr(self, name) for name in _choices(type(self)))
 
     @property
     def required(self) -> tuple[str, ...]:
-        """The inputs that must be there: those whose field has no default."""
+        """The inputs that must be given: those whose field has no default."""
         return _without_default(type(self))
 
     @classmethod
     def plain_reads(cls) -> tuple[str, ...] | None:
-        """`reads`, unless the class has a say of its own in what a plan is given or gives back."""
+        """`reads`, unless the class overrides how a plan's arguments or results are made."""
         return cls.reads if cls.reads and not _has_own(cls) else None
 
     # -- the contract of Request ----------------------------------------------------------------------------------
@@ -188,18 +189,18 @@ class OperandRequest(Request[R_co]):
         return dense((self.bytes_of(name),), made.dtype) if UNSIZED in made.shape else made
 
     def bytes_of(self, name: str) -> int:
-        """The size of an output that `made` leaves unsized. It is asked when a plan is bound, and never before."""
+        """The size of an output that `outputs` leaves unsized; called only when a plan is bound."""
         raise WorkerFailed(f"{type(self).__name__} does not know the size of {name}")
 
     def unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
         return self._unallocated
 
     def place_of(self, name: str) -> int:
-        """Where an operand stands in `arguments`."""
+        """The index of an operand in `arguments`."""
         return (*self.reads, *self.writes).index(name)
 
     def layout_of(self, name: str) -> Layout:
-        """The layout of an operand, as it will be where it is still to be allocated."""
+        """The layout of an operand; for an output that is not allocated yet, the layout that it will have."""
         tensor: Tensor | None = getattr(self, name)
         if tensor is not None:
             return tensor.layout
@@ -227,9 +228,9 @@ class OperandRequest(Request[R_co]):
         tensors = {*self.reads, *self.writes}
         return [field.name for field in fields(self) if field.name not in tensors]  # type: ignore[arg-type]
 
-    # -- checks that all share ------------------------------------------------------------------------------------
+    # -- checks of every request ----------------------------------------------------------------------------------
     def _check_tensors(self) -> None:
-        """What is there is a Tensor, on one live device."""
+        """Check that all operands given are Tensors on one live device, and that none is missing."""
         given: list[tuple[str, Tensor]] = []
         for name in (*self.reads, *self.writes):
             tensor = getattr(self, name)
@@ -248,17 +249,17 @@ class OperandRequest(Request[R_co]):
                 raise BadRequest(name, f"a tensor on {tensor.device!r}", f"one on {home!r}", hint)
 
     def _check_dtype(self, name: str) -> None:
-        """An input has the dtype of the first: rows are not matched with its own."""
+        """Check that an input has the dtype of the first, which is the only one that rows are matched by."""
         tensor: Tensor | None = getattr(self, name)
         first: Tensor = getattr(self, self.reads[0])
         if tensor is not None and tensor.dtype is not first.dtype:
             hint = f'{name}.astype("{first.dtype}")'
-            if not type(self).__module__.startswith("dispatch.ops."):  # of who writes an op
+            if not type(self).__module__.startswith("dispatch.ops."):  # a user's own op
                 hint += f'; or mixed: ClassVar[tuple[str, ...]] = ("{name}",) in {type(self).__name__}'
             raise BadRequest(name, str(tensor.layout), f"{first.dtype}, as {self.reads[0]} is", hint)
 
     def _check_outputs(self) -> None:
-        """Outputs that were given fit what the op makes, and their memory is nobody else's."""
+        """Check that given outputs have the right shape and dtype, and share no memory with other operands."""
         made = self._outputs
         for name in self.writes:
             tensor = getattr(self, name)
@@ -266,7 +267,7 @@ class OperandRequest(Request[R_co]):
                 raise BadRequest(name, str(tensor.layout), f"none: this {self.op} has no {name}")
             if tensor is None:
                 continue
-            unknown = UNSIZED in made[name].shape  # it is compared when the plan is bound
+            unknown = UNSIZED in made[name].shape  # it is checked when the plan is bound
             wanted = tensor.shape[:1] if unknown else made[name].shape
             if (tensor.shape, tensor.dtype) != (wanted, made[name].dtype):
                 extents = "[…]" if unknown else list(wanted)
@@ -289,7 +290,7 @@ class OperandRequest(Request[R_co]):
                 raise BadRequest(name, f"memory that overlaps {other_name}", "memory of its own", hint)
 
 
-# What says how operands become addresses, and what is given back.
+# The members that decide how operands become addresses, and what is returned.
 OWN = (
     *("__post_init__", "_check_outputs", "_check_tensors", "_check_written", "_outputs", "_sized", "_unallocated"),
     *("_uses", "arguments", "device", "is_plain", "key", "result", "tensors", "unallocated"),
@@ -298,15 +299,15 @@ OWN = (
 
 @functools.cache
 def _has_own(kind: type[OperandRequest]) -> bool:
-    """Whether a class says itself what `OperandRequest` says for all."""
+    """Whether a class overrides any of these."""
     return any(getattr(kind, name) is not getattr(OperandRequest, name) for name in OWN)
 
 
 @functools.cache
 def _of_one_dtype(kind: type[OperandRequest]) -> tuple[str, ...]:
-    """The inputs that have the dtype of the first, where rows are matched with that."""
+    """The inputs that must have the dtype of the first; none where the class has `dtypes` of its own."""
     if kind.dtypes is not OperandRequest.dtypes or not isinstance(kind.reads, tuple):
-        return ()  # its requests say it, each for itself
+        return ()  # each request defines its own
     return tuple(name for name in kind.reads[1:] if name not in kind.mixed)
 
 
@@ -324,7 +325,7 @@ def _word(value: Any) -> str:
     return str(getattr(value, "name", value))
 
 
-# -- checks that subclasses ask for ----------------------------------------------------------------------------------
+# -- checks for subclasses to call -----------------------------------------------------------------------------------
 def same_as_first(request: OperandRequest) -> None:
     """BadRequest unless all operands given have the shape and dtype of the first."""
     first, *others = request.reads

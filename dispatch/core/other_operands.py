@@ -1,8 +1,8 @@
-"""A prepared call over other operands: from the tensors that it is given to its plan, without a request.
+"""The fast path of `call(a=other)`: a prepared call over other operands, without making a request.
 
-Where each has the layout of the operand that it stands for, and no memory that is written overlaps another operand's,
-the call differs from the prepared one in addresses alone. As in remembered.py a function `take` runs it, or gives back
-UNFIT where only a request can tell. It names the operands that are given, and holds those that stay.
+Where each new operand has the layout of the one that it replaces, and no operand that is written overlaps another, the
+call differs from the prepared one in addresses alone. As in remembered.py, a generated function `take` runs it, or
+returns UNFIT where a request has to be made. It has the new operands as parameters and keeps the others.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ __all__ = ["take_of"]
 
 
 class Form(NamedTuple):
-    """Which operands a call is given, and what becomes of all; calls of one form share their code.
+    """The operands that a call is given and how all are used; calls of one form share their generated code.
 
-    Operands that stay go by other names here than in the request, where some are no names of Python's.
+    Operands that stay have names of their own here, because those in the request need not be Python identifiers.
     """
 
     given: tuple[str, ...]
     stay: tuple[str, ...]
-    addresses: tuple[str | None, ...]  # None for what stays as it is
+    addresses: tuple[str | None, ...]  # None for an argument that stays as it is
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     results: tuple[str, ...]
     is_tuple: bool
-    pairs: tuple[Pair, ...]  # those with an operand that is given
+    pairs: tuple[Pair, ...]  # those with at least one operand that is given
 
 
 def take_of(
     request: Request, plan: Plan, arguments: tuple[Argument, ...], result: Any, given: tuple[str, ...]
 ) -> Callable[..., Any] | None:
-    """`take(executor, **operands)` for operands of these names; None where each such call needs a request.
+    """`take(executor, **operands)` for operands of these names; None where every such call needs a request.
 
-    The request has all its outputs; `arguments` and `result` are those of its own run by the plan.
+    The request has all its outputs; `arguments` and `result` are those of running the request itself.
     """
     uses = request.tensors()
     tensors = {name: tensor for name, tensor, _ in uses}
@@ -79,13 +79,13 @@ def take_of(
 
 
 def _is_word(name: str) -> bool:
-    """Whether code may have a parameter of this name: not "a[0]", and not what a board has for names of its own."""
+    """Whether the generated code can have a parameter of this name: "a[0]" is none, and "_…" are its own names."""
     return name.isidentifier() and not iskeyword(name) and not name.startswith("_")
 
 
 @lru_cache(MAX_FORMS)
 def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
-    """The function that makes the `take` of a plan, with what it holds, compiled for a form."""
+    """The compiled function that makes a plan's `take` and what that keeps; one for each form."""
     misfits = [f"_type({name}) is not _Tensor or {name}.layout is not _layout_{name}" for name in form.given]
     places = range(len(form.addresses))
     addresses = [f"_argument_{n}" if name is None else f"_at_{name}" for n, name in enumerate(form.addresses)]

@@ -23,7 +23,7 @@ def broadcast(one: Shape, other: Shape) -> Shape:
 
 
 def may_overlap(reads: Sequence[Tensor], writes: Sequence[Tensor]) -> bool:
-    """Whether the byte ranges of an output and of another operand meet: a quick look that errs on the safe side."""
+    """Whether the byte ranges of an output and another operand meet: a quick test, also true of interleaved views."""
     for place, out in enumerate(writes):
         low, high = out.ptr + out.layout.low, out.ptr + out.layout.high
         for other in (*reads, *writes[place + 1 :]):
@@ -33,7 +33,7 @@ def may_overlap(reads: Sequence[Tensor], writes: Sequence[Tensor]) -> bool:
 
 
 def same_view(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the very same elements in the same order."""
+    """Whether two tensors are the same view: the same elements of the same memory, in the same order."""
     return (one.ptr, one.dtype, one.shape) == (other.ptr, other.dtype, other.shape) and (
         one.layout.strides == other.layout.strides
     )
@@ -58,7 +58,7 @@ class _Interface:
 
 
 def _ghost(tensor: Tensor) -> Any:
-    """A NumPy array at a tensor's address whose elements are never read: NumPy's overlap solver only needs numbers."""
+    """A NumPy array at a tensor's address, never read: NumPy's overlap solver needs only addresses and strides."""
     item = max(tensor.dtype.itemsize, 1)
     face = {
         "data": (tensor.ptr, True),

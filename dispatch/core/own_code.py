@@ -1,7 +1,7 @@
-"""Errors that come out of functions which users gave: formulas, rules of rows, launches of kernels.
+"""Errors raised in functions that users passed in: formulas, rules of rows, launches of kernels.
 
-What such a function raises is its author's error and no defect of this library. So a worker fails the one request with
-it, as it is, and goes on.
+Such an error is its author's and no defect of this library. So a worker fails that one request with the error as it is,
+and goes on.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ __all__ = ["is_of_own_code"]
 
 
 def is_of_own_code(error: BaseException) -> bool:
-    """Whether an error was raised within a user's function that such a function called.
+    """Whether an error comes from a user's function, by its traceback: code of `callers` has called foreign code.
 
-    KeyboardInterrupt and SystemExit are none of a request's errors, wherever they come from: they are to end what runs
-    it. Others that are no Exception, such as asyncio.CancelledError, are as any of a request's.
+    Never true for KeyboardInterrupt and SystemExit, wherever they were raised, because they are to end the worker.
+    Other BaseExceptions, such as asyncio.CancelledError, count like any error.
     """
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         return False

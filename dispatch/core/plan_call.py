@@ -1,4 +1,4 @@
-"""What makes the plans of a row and is imported only when it is first called, for libraries that no import may bind."""
+"""The `call` of rows whose module binds a library: it is imported at the first call, not with the table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["plan_call"]
 
 
 def plan_call(name: str, module: str, said: str, function: str = "plan") -> Callable[[Any, Any, Row], Plan]:
-    """The call of a row by its name in the family's package, and its documentation: `function` of a module there.
+    """A row's `call` with a name and a docstring (`said`), which runs `function` of `module`.
 
     The module is imported at the first call, so that importing `dispatch` binds no library.
     """

@@ -1,4 +1,4 @@
-"""What a formula in NumPy computes in: exactly, or as a library rounds."""
+"""The precision in which a NumPy formula computes: exactly, or with the rounding of a library."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def as_is(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class Precision:
-    """What an evaluation computes in.
+    """The precision of an evaluation.
 
     Attributes:
-        real: NumPy's dtype of the sums and of the epilogue of floating point products; complex ones take its complex.
-        operand: rounds A and B, already of dtype `real`, to what is multiplied.
+        real: NumPy's dtype of the sums and the epilogue; complex products use the complex dtype of that precision.
+        operand: rounds A and B, already of dtype `real`, to the values that are multiplied.
         sums: rounds the sums of products.
     """
 
@@ -40,7 +40,7 @@ class Precision:
     sums: Callable[[Array], Array] = as_is
 
     def work(self, operands: Dtype) -> np.dtype[Any]:
-        """The dtype that the sums and the epilogue of a product of such operands are in; whole numbers stay exact."""
+        """The dtype of the sums and the epilogue of a product of operands of this dtype; integers stay exact."""
         if operands is I8:
             return np.dtype(np.int64)
         return np.result_type(self.real, np.complex64) if operands.is_complex else np.dtype(self.real)

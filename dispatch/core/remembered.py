@@ -1,17 +1,17 @@
-"""Calls that were made before: from the operands of a repeated call to its plan, without a request.
+"""The fast path of repeated calls: from the operands of a call to its plan, without making a request.
 
-A request function asks its executor for what it remembers of a call of the same class, layouts and choices. That is a
-function `take`, which runs the plan on the operands of this call, or gives back UNFIT where only a request can tell
-whether they are fine: it looks closely, and explains. What is remembered stands for what a request would lead to, to
-the letter: the same plan, addresses in the same order, the same reads and writes, the same result.
+A request function looks up its executor's memory by request class, layouts and choices (the fields that are no
+tensors). It finds a function `take`, which enqueues the plan on the operands of this call, or returns UNFIT where a
+request has to be made: the request checks everything and explains what is wrong. `take` does exactly what the request
+would do: the same plan, the same addresses in the same order, the same reads and writes, the same result.
 
-A key finds more than it should, for 1, True and 1.0 are equal, and so are 0.0 and -0.0: `take` tells choices apart.
-What depends on addresses it looks at in each call, which is whether a tensor that is written overlaps another. How a
-pair would have to lie for that follows from their layouts, so that it is a subtraction and two comparisons. Alignment,
-and whether memory may be written, are in a layout.
+A key matches more than it should, because 1, True and 1.0 are equal, and so are 0.0 and -0.0; `take` tells these apart.
+It also checks what depends on addresses: whether a tensor that is written overlaps another one. The distances at which
+two operands overlap follow from their layouts, so that this is a subtraction and two comparisons a pair. Alignment and
+read-only memory are part of a layout.
 
-The code of `take` names each operand, and loops over none; calls that give the same operands share it. Nothing here
-keeps a tensor or a request, and nothing here knows an op.
+The code of `take` is generated: it names each operand and has no loops. Calls with the same set of operands (a `Form`)
+share it. Nothing here keeps a tensor or a request, and nothing here knows an op.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ __all__ = [
 
 MAX_CALLS = 4096  # on one executor; the oldest goes first, for each keeps its plan
 MAX_FORMS = 1024  # of all classes
-UNFIT = object()  # what `take` gives back where a request is to be made
+UNFIT = object()  # returned by `take` where a request has to be made
 Pair = tuple[str, str, bool]  # two operands of which one is written; whether they may be one view
 
 
 class Form(NamedTuple):
-    """Which operands a call has, and what becomes of them; calls of one form share their code."""
+    """The operands that a call has and how each is used; calls of one form share their generated code."""
 
-    parameters: tuple[str, ...]  # operands and choices, in the order in which `take` is given them
+    parameters: tuple[str, ...]  # operands and choices, in the order of `take`'s parameters
     choices: tuple[str, ...]
-    order: tuple[str, ...]  # of the addresses; an operand that is not there has 0
+    order: tuple[str, ...]  # of the addresses; 0 stands for an operand that is absent
     reads: tuple[str, ...]
     writes: tuple[str, ...]  # those that are given
     made: tuple[str, ...]  # the outputs that are allocated
@@ -75,23 +75,23 @@ class Form(NamedTuple):
 
 @cache
 def fields_of(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The fields of a class that are tensors, and the others."""
+    """The fields of a request class that are tensors, and all others."""
     operands = tuple(field.name for field in fields(kind) if is_tensor(field))
     return operands, tuple(field.name for field in fields(kind) if field.name not in operands)
 
 
 def executor_on(device: Device) -> Any:
-    """The calling thread's executor on a device that is not that of its current one."""
+    """The calling thread's executor on a device that is not its current one's."""
     device.check()
     return device.executor()
 
 
 # -- what is remembered -----------------------------------------------------------------------------------------------
 def remember(executor: Any, calls: dict[Any, Any], key: tuple[Any, ...], request: OperandRequest) -> None:
-    """Keep what the next call of the same key needs, where a request that was run stands for all calls like it."""
+    """Store `take` for the next call of the same key, if a request that has run stands for all such calls."""
     bound = request.bound
     if getattr(bound, "executor", None) is not executor or not request.is_plain or request.framework is not None:
-        return  # the host's plans run requests, and other libraries' operands have no layout that could be a key
+        return  # the host's plans need requests; other libraries' operands have no layout to be looked up by
     operands, choices = fields_of(type(request))
     values = key[1 + len(operands) :]
     if not all(map(is_constant, values)):
@@ -119,14 +119,14 @@ def remember(executor: Any, calls: dict[Any, Any], key: tuple[Any, ...], request
 
 
 def pairs_of(request: Request) -> tuple[Pair, ...]:
-    """The pairs of operands whose memory must be apart."""
+    """The pairs of operands that must not overlap."""
     in_place: frozenset[tuple[str, str]] = getattr(request, "in_place", frozenset())
     pairs = [(one[0], other[0]) for one, other in combinations(request.tensors(), 2) if one[2] or other[2]]
     return tuple((*pair, not in_place.isdisjoint((pair, pair[::-1]))) for pair in pairs)
 
 
 def bounds_of(one: Layout, other: Layout) -> tuple[int, int, int | None]:
-    """Between which distances of two tensors' addresses they may share a byte, and that at which they are one view."""
+    """The distances of two addresses between which the tensors may overlap, and that at which they are one view."""
     same = (one.dtype, one.shape, one.strides) == (other.dtype, other.shape, other.strides)
     if one.size == 0 or other.size == 0:
         return 0, 0, None
@@ -135,7 +135,7 @@ def bounds_of(one: Layout, other: Layout) -> tuple[int, int, int | None]:
 
 @lru_cache(MAX_FORMS)
 def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
-    """The function that makes the `take` of a plan, with its choices, outputs and bounds, compiled for a form."""
+    """The compiled function that makes a plan's `take` from its choices, outputs and bounds; one for each form."""
     held = [f"_held_{name}" for name in form.choices]
     lines = []
     if held:
@@ -143,7 +143,7 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
             f"if not ({' and '.join(f'{name} is _held_{name}' for name in form.choices)}):",
             f"    if not _same(({', '.join(held)},), ({', '.join(form.choices)},)):",
             "        return _UNFIT",
-            # The next call is likely to have these very objects.
+            # Equal but other objects: the next call is likely to have these very ones.
             f"    {', '.join(held)}, = {', '.join(form.choices)},",
         ]
         lines = [f"nonlocal {', '.join(held)}", *lines]
@@ -179,7 +179,7 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
 
 
 def meeting(number: int, pair: Pair) -> str:
-    """The condition that two operands may overlap, and are not one view where they may be."""
+    """The condition, as code, that two operands may overlap without being a view that is allowed in place."""
     one, other, in_place = pair
     distance = f"_at_{other} - _at_{one}"
     meeting = f"_low_{number} < {distance} < _high_{number}"
@@ -187,7 +187,7 @@ def meeting(number: int, pair: Pair) -> str:
 
 
 def in_a_row(word: str, names: Iterable[object], values: str) -> list[str]:
-    """The line that gives each value a name, or none where there are no names."""
+    """The line that unpacks values into names `word_…`; no line where there are no names."""
     found = [f"{word}_{name}" for name in names]
     return [f"{tuple_of(found)} = {values}"] if found else []
 
@@ -203,7 +203,7 @@ REAL = (float, np.floating)
 
 
 def is_constant(value: Any) -> bool:
-    """Whether a choice stays as it is, and equals itself: what users' own classes hold may change."""
+    """Whether a choice cannot change and equals itself; an instance of a user's class may change."""
     kind = type(value)
     if kind is float or kind in NUMBERS:
         return bool(value == value)  # no NaN
@@ -219,7 +219,7 @@ def is_constant(value: Any) -> bool:
 
 
 def same(held: Any, given: Any) -> bool:
-    """Whether a constant and a choice that equals it are one to a request, too: 1 is not True, and 0.0 not -0.0."""
+    """Whether two equal choices mean the same to a request, too: 1 is not True, and 0.0 is not -0.0."""
     if held is given:
         return True
     if type(held) is not type(given):

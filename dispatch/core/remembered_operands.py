@@ -1,16 +1,17 @@
-"""Calls that were made before, of requests whose operands come in lists and mappings, or may be numbers.
+"""The fast path of repeated calls whose operands come in lists or mappings, or may be numbers.
 
-As remembered.py does for operands that are fields of their own: from the operands of a repeated call to its plan,
-without a request. Here operands go one behind the other, and by their places; which of them are tensors, ours or
-another library's, and which are numbers, is the call's pattern, and each pattern has code of its own (operand_code.py).
-Which fields hold several, and which a number or an operand, the class says (`unpacked`); what a run follows from, by
-the names of its operands, each request (`named_arguments`). Both are compared with the request's own run before
+It does what remembered.py does for operands that are fields: from the operands of a call to its plan, without making a
+request. Here all operands are flattened into one list. Which positions are tensors of ours, tensors of another library
+or numbers is the call's pattern; code is generated for each pattern (operand_code.py). The request class declares which
+fields hold several operands, and which a number or an operand (`unpacked`); each request declares which operand or
+number every argument of its plan is (`named_arguments`). Both are checked against the request's own arguments before
 anything is remembered.
 
-A key has the layouts of all operands, the names in a mapping, the types of numbers, and the choices. Of a number that
-is given by value `take` looks at its range; one that the plan may depend on has to be the same. Where operands are
-another library's all that are written are, and its stream and its allocator keep their order, as in framework_calls.py;
-operands of ours may be read there. Nothing here keeps a tensor or a request, and nothing here knows an op.
+A key consists of the layouts of all operands, the names in a mapping, the types of numbers, and the choices. Of a
+number that is passed by value `take` checks the range; a number that the plan may depend on must be the same. Where
+some operands are another library's, all operands that are written must be; its stream and its allocator keep the order,
+as in framework_calls.py, and tensors of ours may only be read. Nothing here keeps a tensor or a request, and nothing
+here knows an op.
 """
 
 from __future__ import annotations
@@ -51,31 +52,31 @@ if TYPE_CHECKING:
 
 __all__ = ["OperandCalls"]
 
-MOST_PAIRS = 48  # of operands that are looked at pair by pair; of more the spans are sorted
+MOST_PAIRS = 48  # up to so many pairs of operands are compared one by one; beyond that all ranges are sorted
 REAL = (int, float, np.float32, np.float64)
-SEVERAL = "several"  # what a field may hold, beside what a place may
+SEVERAL = "several"  # of a field, beside the kinds of a position
 
 
 class OperandCalls:
-    """The way from the values of a request class's fields to what a run gives, through what is remembered of calls."""
+    """The fast path of one request class: called with the values of its fields, it returns what a run returns."""
 
     __slots__ = ("_has_several", "_make", "_names", "_sorts", "_ways")
 
     def __init__(self, kind: Any, make: Callable[..., Request] | None = None, names: tuple[str, ...] = ()) -> None:
-        """`make` is called with `names`; unless said, it is the class, with its fields."""
+        """`make` makes a request from arguments called `names`; by default it is the class, with its fields."""
         self._make: Callable[..., Request] = kind if make is None else make
         self._names = names or tuple(field.name for field in fields(kind))
         said = kind.unpacked
         sorts = {said.device: DEVICE, **dict.fromkeys(said.several, SEVERAL), **dict.fromkeys(said.numbers, NUMBER)}
         self._sorts = tuple(sorts.get(name, CHOICE) for name in self._names)
         self._has_several = SEVERAL in self._sorts
-        self._ways: dict[Any, Way] = {}  # by the names and numbers of several, and the types at all places
+        self._ways: dict[Any, Way] = {}  # by the names and counts of several, and the types at all positions
 
     def __call__(self, *values: Any) -> Any:
         return self.found(*values)[0]
 
     def found(self, *values: Any) -> tuple[Any, Request | None]:
-        """What a run gives, and the request, where one had to be made."""
+        """What a run returns, and the request, or None where none had to be made."""
         items: Sequence[Any] = values
         pattern: Any
         try:
@@ -105,7 +106,7 @@ class OperandCalls:
         return result, request
 
     def _flat(self, values: tuple[Any, ...]) -> tuple[Any, list[Any]]:
-        """The pattern of a call and its operands; TypeError where those of a field are no list and no mapping."""
+        """The types of a call's operands and these in one list; TypeError where a field that holds several does not."""
         items: list[Any] = []
         told: list[Any] = []
         for sort, value in zip(self._sorts, values, strict=True):
@@ -118,7 +119,7 @@ class OperandCalls:
         return (*told, *map(type, items)), items
 
     def _places(self, values: tuple[Any, ...]) -> list[tuple[str, str]]:
-        """The name of what is at each place, and what its field may hold."""
+        """The name of each position, and the kind of its field."""
         places = []
         for name, sort, value in zip(self._names, self._sorts, values, strict=True):
             if sort is SEVERAL and value is not None:
@@ -130,7 +131,7 @@ class OperandCalls:
         return places
 
     def _learn(self, request: Request, pattern: Any, values: tuple[Any, ...], items: Sequence[Any]) -> None:
-        """Remember a call that was made, if it stands for all calls of its pattern, layouts and choices."""
+        """Remember a call that was made through a request, if that stands for all calls of its pattern and key."""
         bound, named = request.bound, request.named_arguments()
         executor = getattr(bound, "executor", None)
         if named is None or executor is None:
@@ -143,7 +144,7 @@ class OperandCalls:
                 return
             if len(self._ways) >= MAX_FORMS:
                 self._ways.clear()
-            way = self._ways[pattern] = way_of(found)  # once, also where nothing is learnt
+            way = self._ways[pattern] = way_of(found)  # kept also where nothing is remembered
         theirs = [items[place] for place in way.pattern.places(THEIRS)]
         if request.framework is not way.pattern.framework:
             return
@@ -164,11 +165,11 @@ class OperandCalls:
 
 
 def _objects_of(items: Sequence[Any]) -> list[Any] | None:
-    """The operands of a call with another library's objects in the place of the tensors that stand for them.
+    """The operands of a call, with tensors that stand for another library's arrays replaced by those arrays.
 
-    As a sparse matrix over torch's memory has them. None where there are objects already, or some tensor is of other
-    memory, or stands for a part of an object, or was used on another stream than that library's current one: there a
-    request waits.
+    A sparse matrix over torch's memory holds such tensors. None where an operand is an array of a library already, or
+    some tensor has memory of ours, stands for a part of an array, or was used on another stream than that library's
+    current one, for which a request would wait.
     """
     found = list(items)
     framework = stream = None
@@ -190,7 +191,7 @@ def _objects_of(items: Sequence[Any]) -> list[Any] | None:
 
 
 def _several(value: Any) -> tuple[tuple[str, ...] | None, Sequence[Any]]:
-    """The items of a list, or those of a mapping or of pairs with their names; TypeError for what is none of these."""
+    """The names (None for a list) and items of a list, a mapping or a list of pairs; TypeError for anything else."""
     kind = type(value)
     if kind is dict:
         return tuple(value), tuple(value.values())
@@ -203,7 +204,7 @@ def _several(value: Any) -> tuple[tuple[str, ...] | None, Sequence[Any]]:
 
 
 def _pattern(items: Sequence[Any], kinds: Sequence[str]) -> Pattern | None:
-    """None for operands of libraries whose calls are not remembered, or of several."""
+    """The pattern of a call; None for operands of several libraries, or of one whose calls are not remembered."""
     holds: list[str | None] = []
     libraries: dict[str, Framework] = {}
     for item, kind in zip(items, kinds, strict=True):
@@ -224,17 +225,17 @@ def _pattern(items: Sequence[Any], kinds: Sequence[str]) -> Pattern | None:
 
 # -- what is remembered -----------------------------------------------------------------------------------------------
 class Operands(NamedTuple):
-    """The operands of a call by the names that a request has for them."""
+    """The operands of a call, by their names in the request."""
 
     tensors: dict[str, Tensor]
-    made: dict[str, Tensor]  # addresses of outputs that are still to be made, and no memory
-    words: dict[str, str]  # what the code calls each
+    made: dict[str, Tensor]  # outputs that are allocated at each call: placeholders with an address and no memory
+    words: dict[str, str]  # the name of each in the generated code
 
 
 def _course(
     request: Request, named: NamedArguments, pattern: Pattern, items: Sequence[Any], names: Sequence[str]
 ) -> Course | None:
-    """None where the names do not lead to what the request itself runs with."""
+    """How calls like this one run the plan; None where `named` does not lead to the request's own arguments."""
     operands = _operands(request, pattern, items, names)
     if operands is None:
         return None
@@ -254,7 +255,7 @@ def _course(
         else:
             arguments.append(f"_argument_{len(constants)}")
             constants.append(argument)
-            wanted = argument if type(argument) is not int else 0  # an address that is none of the operands'
+            wanted = argument if type(argument) is not int else 0  # an int here is an address of no operand
         if type(argument) is not type(wanted) or argument != wanted:
             return None
     found = request.result(made)
@@ -292,7 +293,7 @@ def _course(
 
 
 def _operands(request: Request, pattern: Pattern, items: Sequence[Any], names: Sequence[str]) -> Operands | None:
-    """None where the request's tensors are not those of the call, or something has no name of its own."""
+    """The operands by name; None where the request's tensors are not those of the call, or two have one name."""
     uses = request.tensors()
     given = {names[place]: items[place] for place in pattern.places(OWN, THEIRS)}
     words = {names[place]: f"x{place}" for place in pattern.places(OWN, THEIRS)}
@@ -310,7 +311,7 @@ def _operands(request: Request, pattern: Pattern, items: Sequence[Any], names: S
 
 
 def _stands_for(tensor: Tensor, given: Any) -> bool:
-    """Whether a request's tensor is the operand that was given, the whole of it."""
+    """Whether a request's tensor is the operand that was given, and all of it."""
     if tensor is given:
         return True
     storage = tensor.storage
@@ -318,7 +319,7 @@ def _stands_for(tensor: Tensor, given: Any) -> bool:
         return False
     if tensor.layout is not storage.layout or tensor.ptr != storage.at:
         return False
-    try:  # it may have been taken in long ago, and have other memory since, or another shape
+    try:  # the array may have got other memory or another shape since the tensor was made
         now = storage.framework.tensor("operand", given)
     except BadRequest:
         return False
@@ -326,12 +327,12 @@ def _stands_for(tensor: Tensor, given: Any) -> bool:
 
 
 def _is_free(named: NamedArguments, name: str, value: Any) -> bool:
-    """Whether a number may be any of a range in the calls to come."""
+    """Whether later calls may have another number here."""
     return name in named.numbers and name in named.order and type(value) in REAL and named.numbers[name].has(value)
 
 
 def _outputs(request: Request, pattern: Pattern) -> tuple[Any, ...] | None:
-    """What allocates each output that was not given; None where the library of the operands does not."""
+    """How each output that was not given is allocated; None where the operands' library cannot allocate one."""
     described = tuple(request.unallocated().values())
     if pattern.framework is None:
         return described
@@ -340,7 +341,7 @@ def _outputs(request: Request, pattern: Pattern) -> tuple[Any, ...] | None:
 
 
 def _unusual(pattern: Pattern, layouts: dict[str, Any]) -> tuple[str, ...]:
-    """Conditions that elements of another library's operands are not as they lie in memory."""
+    """The conditions, as code, under which elements of another library's operands are not what lies in memory."""
     if pattern.framework is None:
         return ()
     found = []
@@ -354,7 +355,7 @@ def _unusual(pattern: Pattern, layouts: dict[str, Any]) -> tuple[str, ...]:
 def _apart(
     uses: Sequence[tuple[str, Tensor, bool]], words: dict[str, str], in_place: frozenset[tuple[str, str]]
 ) -> tuple[tuple[Pair, ...], tuple[tuple[int, int, int | None], ...], Spans | None]:
-    """The pairs of operands whose memory must be apart and their bounds, or the spans of all where there are many."""
+    """The pairs of operands that must not overlap and their bounds, or the ranges of all where there are many."""
     sized = [(name, tensor.layout, written) for name, tensor, written in uses if tensor.layout.size]
     pairs, bounds = [], []
     for count, (name, layout, written) in enumerate(sized):

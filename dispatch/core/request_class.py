@@ -1,6 +1,6 @@
-"""Whether a request class says all that a request needs: asked once for each, and the error says what to write.
+"""Checks of request classes: whether a class declares all that requests need. The error says what to write.
 
-`request_function` and the first request of a class ask here. Of this library's own classes a test does.
+`request_function` and the first request of a class call this, once for each class; a test checks this package's own.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ TENSOR = re.compile(r"Tensor|Tensor \| None|None \| Tensor|Optional\[Tensor\]")
 
 
 def is_tensor(field: Field[Any]) -> bool:
-    """Whether a field is annotated as a tensor, or as one that may be left out, whatever names the module has."""
+    """Whether a field is annotated `Tensor` or `Tensor | None`, whatever module the name is qualified with."""
     return TENSOR.fullmatch(re.sub(r"[\w.]+\.(?=\w)", "", annotation_of(field))) is not None
 
 
 def check_class_body(kind: Any) -> None:
-    """Raise BadRequestClass for what `dataclass` would take for a field: it comes next, and would speak of defaults."""
+    """Raise BadRequestClass for a class constant without ClassVar, before `dataclass` complains of defaults instead."""
     for name, said in vars(kind).get("__annotations__", {}).items():
         if name in CONSTANTS and "ClassVar" not in str(said):
             wanted = f"{name}: ClassVar[{str(said).removeprefix('typing.')}]"
@@ -49,9 +49,9 @@ def _lacks(kind: Any) -> Iterator[tuple[str, str]]:
     yield from _lacks_as_class(kind)
     yield from _lacks_as_dataclass(kind)
     if any(hasattr(getattr(kind, name, None), "__get__") for name in ("reads", "writes")):
-        return  # its requests say which, each for itself
+        return  # properties: each request has its own
     if not hasattr(kind, "in_place"):
-        return  # a Request that says all by itself
+        return  # derives from Request directly
     for name in ("reads", "writes", "updates", "mixed"):
         yield from _lacks_as_names(kind, name)
     for pair in kind.in_place:
@@ -116,7 +116,7 @@ def _lacks_as_fields(kind: Any) -> Iterator[tuple[str, str]]:
 
 
 def _first_of(kind: Any, name: str) -> Any:
-    """A method as the class has it that all requests over named tensors derive from."""
+    """A method of OperandRequest, the first class of the MRO that has `in_place`."""
     return vars(next(parent for parent in reversed(kind.__mro__) if "in_place" in vars(parent)))[name]
 
 

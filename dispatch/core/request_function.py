@@ -1,6 +1,7 @@
-"""The function of a request class: it runs what the class describes, with the class's own parameters.
+"""request_function: makes `matmul(…)` from `MatmulRequest`, with the fields of the class as parameters.
 
-A call that was made before finds its plan by remembered.py, over another library's tensors by framework_calls.py.
+A repeated call finds its plan by remembered.py, over another library's tensors by framework_calls.py, and makes no
+request.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def request_function(
 
     Raises BadRequestClass where the class lacks what a request needs.
 
-    `call` is what runs instead, with the same parameters, where an op has a shorter way than through a request. It has
-    `*more` and `**unknown`, too, and leaves what is in there to `refuse_arguments`: Python's own error names no other.
+    `call` replaces the generated function for an op with a faster path of its own. It has the same parameters, and also
+    `*more` and `**unknown`, which it passes to `refuse_arguments` for an error that names similar arguments.
     """
     kind: Any = request_class
     check_request_class(kind)
@@ -69,7 +70,7 @@ def request_function(
 
 
 class OfEither(Protocol[P, R_co, Q, S_co]):
-    """A function with the parameters of one class or of another, each with the result of its own."""
+    """A function that takes the parameters of either of two classes and returns that class's result."""
 
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
@@ -80,10 +81,10 @@ class OfEither(Protocol[P, R_co, Q, S_co]):
 def request_function_of_either(
     first: Callable[P, Request[R]], second: Callable[Q, Request[S]], name: str, call: Callable[..., Any]
 ) -> OfEither[P, R, Q, S]:
-    """The request function of two classes, of which `call` takes the one that its arguments are for.
+    """The request function of two classes; `call` chooses between them by its arguments.
 
-    Type checkers see both; the signature and the documentation are the first one's, and name what the second has
-    otherwise.
+    Type checkers see both overloads. The signature is that of the first class; the documentation is the first one's,
+    followed by the second one's.
     """
     function: Any = request_function(first, name, call)
     name_unknown(second, signature_of(second))
@@ -93,7 +94,7 @@ def request_function_of_either(
 
 
 def _documentation(kind: Any) -> str:
-    """That of a class; what it does not say of its fields, the classes say that it derives from."""
+    """The documentation of a class; fields that it does not document are documented by the classes it derives from."""
     text, entries, rest = _sections(kind)
     missing = {field.name for field in fields(kind)} - _named(entries)
     for parent in kind.__mro__[1:]:
@@ -106,7 +107,7 @@ def _documentation(kind: Any) -> str:
 
 
 def _sections(kind: Any) -> tuple[str, str, str]:
-    """A class's documentation before its Attributes, these, and what comes behind them."""
+    """A class's documentation in three parts: before its Attributes, these, and after them."""
     text, _, behind = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
     entries, _, rest = behind.partition("\n\n")
     return text.rstrip(), entries.rstrip(), rest.rstrip()
@@ -118,7 +119,7 @@ def _named(entries: str) -> set[str]:
 
 
 def _result(kind: Any) -> Any:
-    """The R of the Request[R] that a class derives from; where its fields say which, one of those that they may say."""
+    """The R of the Request[R] that a class derives from; a union where it depends on the values of fields."""
     for parent in kind.__mro__:
         for base in parent.__dict__.get("__orig_bases__", ()):
             for argument in get_args(base):
@@ -127,12 +128,12 @@ def _result(kind: Any) -> Any:
     return "Tensor | tuple[Tensor, ...]"
 
 
-# -- what it does ------------------------------------------------------------------------------------------------------
+# -- the generated function ------------------------------------------------------------------------------------------
 def call_of(kind: Any, name: str, unpacked: OperandCalls | None = None) -> Any:
-    """`def name(parameters of the class)`: the way through what is remembered, else through a request.
+    """`def name(parameters of the class)`: looks for a remembered call, else makes a request and runs it.
 
-    Compiled, as `dataclass` makes its `__init__`. `unpacked` is the way of a class that has one of its own, for calls
-    that the way of operands that are fields does not find.
+    The code is generated, as `dataclass` generates `__init__`. `unpacked` handles the calls of a class whose operands
+    may come in lists or mappings; it is used where the look-up of operands that are fields finds nothing.
     """
     given = fields(kind)
     parameters, passed = [], []
@@ -190,7 +191,7 @@ def _lines_of_call(kind: Any, first: str, by_request: list[str]) -> list[str]:
         f"    _key = (_kind, {', '.join((*layouts, *choices))})",
         "    _calls = _executor.calls",
         "    _take = _calls.get(_key)",
-        "except Exception:",  # an operand is no tensor, a choice has no hash: the request says which
+        "except Exception:",  # an operand is no tensor, or a choice has no hash: the request explains it
         "    _key = _take = None",
         "if _take is not None:",
         f"    _result = _take(_executor, {', '.join((*operands, *choices))})",

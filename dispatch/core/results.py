@@ -1,6 +1,6 @@
-"""What type checkers are told of requests whose choices say what comes out: one tensor, or several.
+"""Result types, for type checkers, of requests whose fields decide whether one tensor or several are returned.
 
-A family that has such requests says in its `results.py` which value of which field gives what:
+A family with such requests declares in its `results.py` which value of which field gives which result:
 
     @dataclass(frozen=True, eq=False, kw_only=True)
     class Alone(request.NormFwdRequest["Tensor"]):
@@ -14,9 +14,9 @@ A family that has such requests says in its `results.py` which value of which fi
 
     norm_fwd = function_of(Alone, …)
 
-All other fields, and the documentation, stay those of the request class in `request.py`, which is the only one at run
-time: the families import `results.py` for type checkers alone. mypy says that `__new__` is no class method, and takes
-its overloads; pyright binds a decorated one only where it is called that.
+All other fields and the documentation stay those of the request class in `request.py`, which is the only one that
+exists at run time: families import `results.py` under TYPE_CHECKING. mypy complains that `__new__` is no class method
+but accepts its overloads; pyright binds a decorated `__new__` only if it is marked as one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class OfThree(Protocol[P, R_co, Q, S_co, V, T_co]):
-    """A function with the parameters of one of three classes, each with the result of its own."""
+    """A function that takes the parameters of any of three classes and returns that class's result."""
 
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
@@ -74,5 +74,5 @@ def function_of(
     first: Callable[P, Request[R]], second: Callable[Q, Request[S]], third: Callable[V, Request[T]], /
 ) -> OfThree[P, R, Q, S, V, T]: ...
 def function_of(*kinds: object) -> object:
-    """The type of a request function: the first of these classes that the arguments fit says what comes out."""
+    """The type of a request function: the first of these classes that the arguments fit gives the result type."""
     raise NotImplementedError("for type checkers alone")

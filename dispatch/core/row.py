@@ -1,7 +1,7 @@
 """Row: one line of the table, and Table: the rows in order of priority, with those that users add.
 
-The files of table/ hold the rows themselves; `select.py` asks them. A duplicate or a row that can never be reached
-fails when it is added. Nothing here knows an op or calls a library.
+The files of table/ hold the rows themselves; `select.py` searches them. Adding a duplicate, or a row that can never be
+reached, raises BadRow. Nothing here knows an op or calls a library.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ENTRY_POINTS", "FAST", "Row", "Rule", "Table", "accepts", "refusals"]
 
 ENTRY_POINTS = "dispatch.rows"  # packages add rows by an entry point of this group, which names a Row or several
-Rule = Callable[[Any], str]  # a request -> what it would need, or "" where the row takes it
+Rule = Callable[[Any], str]  # a request -> why the row refuses it ("needs …, has …"), or "" where it does not
 
 
 @names_arguments
@@ -41,18 +41,18 @@ class Row:
     Attributes:
         op: the op's name, as `Request.op`.
         dtypes: of the operands, in the op's order (matmul: a, b, c, d).
-        compute: the compute type; a fast one, or one that emulates another, takes only requests that ask for it.
-        rules: what else a request must fulfil; each gives the reason where it does not.
+        compute: the compute type; rows with a fast or an emulated one take only requests that ask for it.
+        rules: further conditions; each returns the reason where a request does not meet it.
         min_arch, max_arch: the oldest and the newest architecture, None for no limit; HOST for both on the host.
         min_version: the oldest version of the library; empty for any.
-        library, function: what it ends in, as in `cudabind.sys`.
+        library, function: the library function that is finally called, named as in `cudabind.sys`.
         call: makes the plan.
         run_on: the GPUs on which its cases have passed; empty says that no machine has run it yet.
         fusion: what the function fuses with its product; None where the op has no such choices.
-        variant: a word for what of its op it is for, where other rows have the same dtypes.
-        note: what a result may be other than one would take for granted; empty where there is nothing to say.
-        stands_for: of a row of the host, the library whose requests it carries out as that one's rows do.
-        nonfinite: what becomes of NaN and infinities; `nonfinite.py` states it of this library's own rows.
+        variant: a word that tells the row from others of the same op and dtypes.
+        note: what is unexpected about its results; empty where nothing is.
+        stands_for: for a row of the host, the library whose rows it imitates: it takes requests that name that library.
+        nonfinite: what becomes of NaN and infinities; `nonfinite.py` fills it in for the rows of this package.
     """
 
     op: str
@@ -86,11 +86,11 @@ class Row:
 
     @cached_property
     def name(self) -> str:
-        """Short and readable, and no other row's: op, dtypes, compute, scale modes, variant, architecture, library."""
+        """Short, readable and unique: op, dtypes, compute type, scale modes, variant, architecture, library."""
         *inputs, output = map(str, self.dtypes)
         added = "".join(f"+{dtype}" for dtype in inputs[2:] if dtype != output)  # a C of another dtype than D
         compute = f" {self.compute.name.removeprefix('COMPUTE_')}" if self.compute is not None else ""
-        # One factor for the whole tensor, SCALAR_32F, is 0 and goes without saying.
+        # SCALAR_32F, one factor for the whole tensor, has the value 0 and is left out.
         pairs = {"·".join(dict.fromkeys(mode.name for mode in pair if mode)) for pair in self.scales}
         scale = "".join(f" {pair}" for pair in sorted(pairs) if pair)
         product = "×".join(inputs[:2])  # noqa: RUF001 - the sign of a product, not a letter
@@ -106,7 +106,7 @@ class Row:
         return self.op, self.dtypes, self.compute
 
     def of(self, library: str | None) -> bool:
-        """Whether the row takes requests that name a library, or none."""
+        """Whether the row may serve requests that name this library; None stands for any."""
         return library is None or library in (self.library, self.stands_for)
 
     def on(self, arch: Arch) -> bool:
@@ -116,7 +116,7 @@ class Row:
         return arch >= self.min_arch and (self.max_arch is None or arch <= self.max_arch)
 
     def covers(self, other: Row) -> bool:
-        """Whether every request that the other row takes is taken by this one."""
+        """Whether this row takes every request that the other one takes."""
         return (
             self.kind == other.kind
             and self.of(other.stands_for or other.library)
@@ -135,11 +135,11 @@ class Row:
 
 
 def _check(row: Any, others: Iterable[Row], *, last: bool) -> None:
-    """Raise BadRow for what is no sound row, or repeats another, or comes last and can never be reached."""
+    """Raise BadRow for a malformed or duplicate row, or one that comes last and can never be reached."""
     if not isinstance(row, Row):
         raise BadRow(f"{row!r} is a {type(row).__name__}, not a Row")
     for name, sound in (("rules", callable), ("dtypes", lambda d: isinstance(d, Dtype | None))):
-        given: Any = getattr(row, name)  # a user's may be anything, and so may what is to be called
+        given: Any = getattr(row, name)  # a user may have passed anything, here and as `call`
         if not isinstance(given, tuple) or not all(map(sound, given)):
             raise BadRow(f"{name} are a tuple of {'functions' if name == 'rules' else 'Dtypes'}, not {shown(given)}")
     call: Any = row.call
@@ -155,39 +155,39 @@ def _check(row: Any, others: Iterable[Row], *, last: bool) -> None:
 
 def _check_all(rows: Iterable[Row]) -> None:
     """`_check` each row against those before it."""
-    # Only rows of one kind can be alike: comparing within a kind alone takes a tenth of the time.
+    # Only rows of one kind can repeat or cover each other: comparing within a kind alone takes a tenth of the time.
     alike: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        group = alike.setdefault(getattr(row, "kind", ()), [])  # what is no row `_check` refuses
+        group = alike.setdefault(getattr(row, "kind", ()), [])  # `_check` refuses what is not a Row
         _check(row, group, last=True)
         group.append(row)
 
 
 class Table:
-    """The rows in order of priority: those that users registered, the latest first, then those of this library.
+    """The rows in order of priority: those that users registered, the latest first, then those of this package.
 
-    `modules` names those whose ROWS follow the given ones, in that order, each with its ops; several may have rows of
-    one op. A module is imported when the table is first asked for one of its ops: `import dispatch` stays quick.
+    `modules` maps modules to their ops, in order of priority; the ROWS of each come after the given rows. Several may
+    have rows of one op. A module is imported when one of its ops is first looked up, so `import dispatch` is quick.
     """
 
     def __init__(self, rows: Iterable[Row], modules: Mapping[str, Iterable[str]] = MappingProxyType({})) -> None:
         self._modules = {module: frozenset(ops) for module, ops in modules.items()}
-        self._unloaded = tuple(self._modules)  # those that are not in yet
+        self._unloaded = tuple(self._modules)  # not imported yet
         self._imported: dict[str, tuple[Row, ...]] = dict.fromkeys(modules, ())
         self._importing: set[str] = set()
-        self.lock = threading.RLock()  # held while rows come in or go
+        self.lock = threading.RLock()  # held while rows are added or removed
         self._rows: tuple[Row, ...] = ()
         self._by_op: dict[str, tuple[Row, ...]] = {}
         self._by_dtypes: dict[tuple[object, ...], tuple[Row, ...]] = {}
         self._loaded = self._loading = False
-        self._entries: set[tuple[str, str]] = set()  # of packages that are in, where an interrupt ended the loading
-        self.broken: tuple[str, ...] = ()  # what is wrong with the packages that should have added rows
-        self.watchers: list[Callable[[], None]] = []  # called when the rows change: plans made before are forgotten
+        self._entries: set[tuple[str, str]] = set()  # loaded so far, in case Ctrl-C ends the loading
+        self.broken: tuple[str, ...] = ()  # the errors of packages whose rows could not be added
+        self.watchers: list[Callable[[], None]] = []  # called when the rows change, to forget the plans made before
         _check_all(given := tuple(rows))
         self._set(given)
 
     def __repr__(self) -> str:
-        """The rows that are in; it imports nothing, though iterating and `len` do."""
+        """How many rows are imported so far; unlike iterating and `len`, this imports nothing."""
         later = f"; {len(self._unloaded)} files more are read when they are asked for" if self._unloaded else ""
         return f"<Table: {len(self._rows)} rows of {len(self._by_op)} ops{later}>"
 
@@ -199,7 +199,7 @@ class Table:
         return f"<div>{head}{''.join(lines)}</table></div>"
 
     def register(self, *rows: Row) -> None:
-        """Add rows before all others; BadRow, and none is added, for an unsound one or one that is there already."""
+        """Add rows before all others. BadRow for a malformed or duplicate row; then none is added."""
         with self.lock:
             before = self._rows
             try:
@@ -232,7 +232,7 @@ class Table:
         for row in rows:
             by_op[row.op].append(row)
         self._by_op = {op: tuple(found) for op, found in by_op.items()}
-        self._by_dtypes = {}  # last: who fills the old one may have looked at the old rows
+        self._by_dtypes = {}  # last: a thread that fills the old dict may have read the old rows
 
     def of(self, op: str) -> tuple[Row, ...]:
         """The rows of an op, those of installed packages included."""
@@ -244,25 +244,25 @@ class Table:
         return self._by_op.get(op, ())
 
     def with_dtypes(self, op: str, dtypes: tuple[Dtype | None, ...]) -> Iterator[Row]:
-        """The rows of an op whose first dtypes are these; a module is imported when those before it are through."""
+        """The rows of an op with these dtypes; a module is imported only when the rows before it are used up."""
         if not self._loaded:
             self._load()
         given: set[int] = set()
         while True:
             modules = [module for module, ops in self._modules.items() if op in ops]
             lacking = [module for module in modules if module in self._unloaded]
-            if lacking == modules[len(modules) - len(lacking) :]:  # those that are in come first
+            if lacking == modules[len(modules) - len(lacking) :]:  # the imported modules are the first ones
                 for row in self._matching(op, dtypes):
                     if id(row) not in given:
                         given.add(id(row))
                         yield row
             if lacking:
                 self._import(lacking[0])
-            if not lacking or lacking[0] in self._unloaded:  # through, or this is asked while it is imported
+            if not lacking or lacking[0] in self._unloaded:  # done, or called while that module is being imported
                 return
 
     def _matching(self, op: str, dtypes: tuple[Dtype | None, ...]) -> tuple[Row, ...]:
-        """Those that are in."""
+        """The matching rows that are imported so far."""
         known = self._by_dtypes
         key = (op, *(None if dtype is None else dtype.cuda for dtype in dtypes))
         if (found := known.get(key)) is None:
@@ -273,7 +273,7 @@ class Table:
     def _load(self) -> None:
         """Add the rows of installed packages; one that is broken is named in a warning, and adds none."""
         with self.lock:
-            if self._loaded or self._loading:  # a package that looks at the table while it is loaded sees it so far
+            if self._loaded or self._loading:  # a package that reads the table while it is loaded sees the rows so far
                 return
             self._loading = True
             try:
@@ -285,10 +285,10 @@ class Table:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def _import(self, module: str) -> None:
-        """Add the rows of a module, behind those of the modules before it, whichever was asked for first."""
+        """Add the rows of a module at its place in the order of the modules, whatever the order of the imports."""
         with self.lock:
             if module in self._importing or module not in self._unloaded:
-                return  # in already, or on its way: one that looks at the table while it is imported sees it so far
+                return  # imported already, or being imported further up this stack
             self._importing.add(module)
             try:
                 further = tuple(import_module(module).ROWS)
@@ -315,16 +315,16 @@ class Table:
                 self._entries.add((entry.name, entry.value))
 
     def _load_entry(self, entry: EntryPoint) -> None:
-        """Add the rows that an entry point names, all or none: what is wrong with a package costs nobody else."""
+        """Add the rows that an entry point names, all or none; a broken package does not affect the others."""
         before = self._rows
         try:
             found = entry.load()
             for row in (found,) if isinstance(found, Row) else found:
                 self._add(row)
-        except KeyboardInterrupt:  # the user's: the next look at the table begins here
+        except KeyboardInterrupt:  # the next access to the table goes on with this entry
             self._set(before)
             raise
-        except BaseException as error:  # noqa: BLE001  # importing it runs code that we do not know, exits included
+        except BaseException as error:  # noqa: BLE001  # importing runs foreign code, which may even call sys.exit
             self._set(before)
             text = f"{type(error).__name__}: {words(error, str)}"
             self.broken += (f"entry point {entry.name} = {entry.value} of {ENTRY_POINTS} adds no rows: {text}",)
@@ -346,7 +346,7 @@ class Table:
 
 
 def accepts(row: Row, request: Request, wanted: Signature) -> bool:
-    """Whether a row takes a request, its architecture and version apart."""
+    """Whether a row takes a request, regardless of architecture and library version."""
     count = len(row.dtypes)
     return (
         wanted.dtypes[:count] == row.dtypes
@@ -364,7 +364,7 @@ def _fuses(fusion: Fusion, wanted: Signature, added: tuple[Dtype | None, ...]) -
 
 
 def refusals(row: Row, request: Request, wanted: Signature, asked: dict[Rule, str] | None = None) -> list[Refusal]:
-    """Why a row does not take a request; nothing where `accepts` says so; `asked` keeps what rules said for all."""
+    """Why a row does not take a request; empty where `accepts` is true. `asked` caches the rules' answers over rows."""
     reasons, asked, count = [], {} if asked is None else asked, len(row.dtypes)
     if not row.of(wanted.library):
         reasons.append(Refusal(Kind.OTHER_LIBRARY, row.stands_for or row.library, wanted.library))
@@ -385,7 +385,7 @@ def refusals(row: Row, request: Request, wanted: Signature, asked: dict[Rule, st
 
 
 def _ask(rule: Rule, request: Request, asked: dict[Rule, str], *, sure: bool) -> str:
-    """What a rule says; it may rely on the columns, and so fail where they refuse the request already."""
+    """A rule's answer. A rule may rely on the columns, and so may raise where they already refuse the request."""
     if rule not in asked:
         try:
             asked[rule] = rule(request)

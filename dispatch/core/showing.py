@@ -1,4 +1,4 @@
-"""How requests show themselves: the class and the fields that are not as it has them by default, in one line."""
+"""The repr of requests: the class and the fields that differ from their defaults, on one line."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dispatch.device.tensor import Tensor
 
 __all__ = ["text_of"]
 
-FIRST = 4  # of a sequence; of the others their number is shown
-LONGEST = 60  # characters of a value of another kind
-DEPTH = 3  # of what lies in one another
+FIRST = 4  # items of a sequence that are shown; the others are counted
+LONGEST = 60  # characters of any other value
+DEPTH = 3  # levels of nested values
 
 
 def text_of(thing: Any, depth: int = DEPTH) -> str:
-    """`MatmulRequest(a=f16[64, 32] on cuda:0, b=…)`; a class without fields gives what its pickle would hold."""
+    """`MatmulRequest(a=f16[64, 32] on cuda:0, b=…)`; a class that is no dataclass shows its attributes."""
     name = type(thing).__name__
     if is_dataclass(thing):
         known = thing.usual() if hasattr(thing, "usual") else {}

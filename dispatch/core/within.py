@@ -1,4 +1,4 @@
-"""Calls of libraries that may wait for ever, and are given up after a time."""
+"""A timeout for library calls that may block for ever."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 def within(seconds: float, call: Callable[[], T], what: str) -> T:
-    """What a call gives that has no waiting form; CollectiveTimeout where it takes longer, CollectiveError if it fails.
+    """The result of a blocking call; CollectiveTimeout if it takes longer, CollectiveError if it fails.
 
-    It goes on then, on a thread that no exit waits for.
+    After a timeout the call goes on, on a daemon thread.
     """
     found: list[Any] = []
 
