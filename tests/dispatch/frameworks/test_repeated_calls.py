@@ -1,6 +1,6 @@
 """Repeated calls over torch's tensors make no request, and end as a request on a fresh executor would.
 
-No GPU is needed to see that: the device of tests/dispatch/test_remembered.py has host memory, so that torch's tensors
+No GPU is needed to see that: the device of tests/dispatch/remembered_calls.py has host memory, so that torch's tensors
 on the CPU can be its operands. Calls of all classes are drawn at random, good ones and bad ones.
 """
 
@@ -28,7 +28,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from dispatch.device.frameworks import torch as torch_s  # noqa: E402  # it imports torch
 
-spec = importlib.util.spec_from_file_location("remembered_calls", Path(__file__).parents[1] / "test_remembered.py")
+spec = importlib.util.spec_from_file_location("remembered_calls", Path(__file__).parents[1] / "remembered_calls.py")
 calls = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(calls)
 

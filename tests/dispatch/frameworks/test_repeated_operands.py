@@ -1,7 +1,7 @@
 """Repeated calls over torch's tensors in lists and mappings, or beside numbers, end as a request on a fresh executor.
 
 The device is that of test_repeated_calls.py, host memory under the name of a GPU; the calls those of
-test_remembered_operands.py, with torch's tensors for some of ours or for all.
+remembered_operand_calls.py, with torch's tensors for some of ours or for all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def module(name, place):
 
 
 calls = module("repeated_calls", Path(__file__).with_name("test_repeated_calls.py"))
-operands = module("remembered_operands_calls", Path(__file__).parents[1] / "test_remembered_operands.py")
+operands = module("remembered_operands_calls", Path(__file__).parents[1] / "remembered_operand_calls.py")
 dev, randn, aligned = calls.dev, calls.randn, calls.aligned
 
 ROUNDS = 400

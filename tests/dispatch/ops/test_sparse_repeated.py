@@ -13,7 +13,7 @@ import dispatch as dp
 from dispatch.core.operands import OperandRequest
 from dispatch.core.remembered import is_constant
 
-spec = importlib.util.spec_from_file_location("stand_ins", Path(__file__).parents[1] / "test_remembered.py")
+spec = importlib.util.spec_from_file_location("stand_ins", Path(__file__).parents[1] / "remembered_calls.py")
 stand_ins = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(stand_ins)
 
