@@ -114,7 +114,7 @@ test-numpy: $(READY)  ## the tests of tensors under the oldest NumPy
 # Not in the same environment: cuda-python is of one CUDA or of the other, and some wheels of the two share files. What
 # is about the generator and the releases' headers is the same in both, and `make test-all` has run it; how quick the
 # bindings are was measured there, too.
-CU12_TESTS := tests/cudabind --ignore=tests/cudabind/test_gen.py --ignore=tests/cudabind/test_bench_bindings.py -k "installed or not modules"
+CU12_TESTS := tests/cudabind --ignore-glob=tests/cudabind/test_gen*.py --ignore=tests/cudabind/test_bench_bindings.py -k "installed or not modules"
 test-cu12:  ## the tests of the bindings, against the libraries of CUDA 12 in an environment of their own
 	@$(MAKE) --no-print-directory test-all VENV=.venv-cu12 EXTRAS=cu12,test,gen TESTS='$(CU12_TESTS)'
 
