@@ -1,7 +1,7 @@
-"""Copy: a copy between a tensor and the host that is under way.
+"""Copy: an asynchronous copy between a tensor and the host.
 
-`Tensor.copy_from_async` and `Tensor.numpy_async` give one. It knows the event behind the copy and what must be kept
-until then; host_copies.py enqueues it.
+`Tensor.copy_from_async` and `Tensor.numpy_async` return one. It holds the event recorded after the copy, and the memory
+that must live until then; host_copies.py enqueues the copy.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Copy"]
 
-SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between looks at a copy that is waited for with a timeout
+SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between polls while waiting with a timeout
 
 
 class Copy:
-    """A copy between a tensor and the host that is under way; `result()` waits for it and gives what was copied to.
+    """An asynchronous copy between a tensor and the host; `result()` waits and returns the target of the copy.
 
-    Until then neither side may be written, and what is copied to may not be read by the host. Work that is enqueued on
-    the device meanwhile is ordered behind it. It may be awaited in asyncio. Dropping it does not end the copy.
+    Until then the host must write neither side, nor read the target. Work that is enqueued on the device meanwhile is
+    ordered after the copy. It may be awaited in asyncio. Dropping the object does not end the copy.
     """
 
     __slots__ = ("_device", "_ending", "_event", "_finish", "_keep", "_result")
@@ -43,12 +43,12 @@ class Copy:
         keep: Any = None,
         finish: Callable[[], object] | None = None,
     ) -> None:
-        self._device, self._event = device, event  # none where it is done
+        self._device, self._event = device, event  # None if the copy is done already
         self._result, self._keep, self._finish = result, keep, finish
-        self._ending = threading.RLock()  # several threads may wait; a signal's handler may come in between
+        self._ending = threading.RLock()  # several threads may wait; a signal handler may run inside it
 
     def done(self) -> bool:
-        """Whether it has ended; raises what the stream ended in."""
+        """Whether it has ended; raises the error that the stream ended in."""
         event = self._event
         if event is None or self._device is None:
             return True
@@ -62,7 +62,7 @@ class Copy:
         return True
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait, and return the array or tensor that was copied to; TimeoutError after `timeout` seconds."""
+        """Wait and return the array or tensor that was copied to; TimeoutError after `timeout` seconds."""
         event = self._event
         if event is not None and self._device is not None:
             if timeout is None:
@@ -87,14 +87,14 @@ class Copy:
     def _end(self) -> None:
         with self._ending:
             if self._finish is not None:
-                self._finish()  # before the event goes: who finds none reads what was copied to
+                self._finish()  # before the event is cleared: a thread that finds none reads the target at once
             event, self._event = self._event, None
             if event is not None and self._device is not None:
                 self._device.recycle(event)
             self._keep = self._finish = None
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait in asyncio, on a thread of the loop's own pool."""
+        """Wait in asyncio, on a thread of the event loop's default pool."""
         import asyncio
 
         if not self.done():

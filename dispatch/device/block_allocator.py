@@ -1,7 +1,7 @@
 """BlockAllocator: blocks of memory cut from a few large chunks, best fit first.
 
-`shared_device.py` gives it chunks that another process can map, and hands its blocks out as storages. It knows numbers
-only: what a chunk is and where it lies is its owner's business.
+`shared_device.py` supplies chunks that another process can map, and hands the blocks out as storages; `pinned.py`
+supplies page-locked ones. The allocator handles numbers only and never touches the memory.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ class Block(NamedTuple):
 class BlockAllocator:
     """The blocks of a growing number of chunks.
 
-    Guarantees: blocks that are out never overlap; a block given back joins its free neighbours at once; blocks are
-    taken and given back from any thread, by `give` also in a destructor that interrupts `take` on the same thread.
-    What is out and the chunks' sizes are the truth, and the lists of what is free are made from it anew where an
-    exception (Ctrl-C, on a main thread) has left them half changed.
+    Guarantees: blocks that are out never overlap. A block given back is merged with its free neighbours. Any thread may
+    take and give back blocks; `give` may also run in a destructor that interrupts `take` on the same thread. The blocks
+    that are out and the sizes of the chunks are authoritative: if an exception (Ctrl-C on the main thread) leaves the
+    lists of free blocks half changed, they are rebuilt from these.
     """
 
     def __init__(self, grow: Callable[[int], tuple[int, int]]) -> None:
-        """`grow(nbytes)` makes a chunk of at least so many bytes and returns its number and its size."""
+        """`grow(nbytes)` makes a chunk of at least `nbytes` and returns its number and its size in bytes."""
         self._grow = grow
         self._lock = threading.Lock()
         self._holder = 0  # the thread that holds it
-        self._torn = False  # whether the three below are being changed, or were as an exception came
+        self._torn = False  # whether the three below are being changed, or were when an exception came
         self._by_size: list[tuple[int, int, int]] = []  # (nbytes, chunk, offset) of free blocks, sorted
         self._starts: dict[tuple[int, int], int] = {}  # (chunk, offset) -> nbytes of a free block
         self._ends: dict[tuple[int, int], int] = {}  # (chunk, end) -> its offset
         self._sizes: dict[int, int] = {}
         self._out: dict[tuple[int, int], int] = {}  # (chunk, offset) -> nbytes of a block that is out
-        self._returned: deque[Block] = deque()  # by destructors, until the next call takes the lock
+        self._returned: deque[Block] = deque()  # given back, to be freed by the next call that takes the lock
         self.used = 0
 
     def take(self, nbytes: int, growth: int = GROWTH) -> Block:
-        """A block of at least so many bytes; whatever `grow` raises where there is no room for `growth` bytes more."""
+        """A block of at least `nbytes`; a new chunk has at least `growth` bytes. Raises what `grow` raises."""
         nbytes = max(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
         self._refuse_nested()
         with self._lock:
@@ -85,11 +85,11 @@ class BlockAllocator:
         try:
             return self._grow(nbytes)
         except BaseException:
-            self._holder = 0  # else this thread's next call might think that it is here already
+            self._holder = 0  # else this thread's next call would count as nested
             raise
 
     def give(self, block: Block) -> None:
-        """Take a block back; takes no lock, for a destructor may run anywhere."""
+        """Give a block back; takes no lock, because a destructor may run anywhere."""
         self._returned.append(block)
 
     def bytes_in_use(self) -> int:
@@ -108,7 +108,7 @@ class BlockAllocator:
             return set(self._sizes)
 
     def empty_chunks(self) -> list[int]:
-        """The chunks with no block out, which are forgotten herewith."""
+        """Remove the chunks that have no block out, and return their numbers."""
         self._refuse_nested()
         with self._lock:
             self._holder = get_ident()
@@ -125,12 +125,12 @@ class BlockAllocator:
         return [chunk for chunk, size in self._sizes.items() if self._starts.get((chunk, 0)) == size]
 
     def _refuse_nested(self) -> None:
-        """Raise where this very thread is at work here, further up its stack: it would wait for itself."""
+        """Raise if this thread is inside a method already, further up its stack: it would deadlock with itself."""
         if self._holder == get_ident() and self._lock.locked():
             raise DispatchError("a destructor or signal handler asked for memory while its thread was being given some")
 
     def _settle(self) -> None:
-        """Take in what was given back; first make anew what an exception has left half changed."""
+        """Free the blocks that were given back; first rebuild lists that an exception has left half changed."""
         if self._torn:
             self._rebuild()
         while self._returned:
@@ -154,7 +154,7 @@ class BlockAllocator:
         self._torn = False
 
     def _free(self, chunk: int, offset: int, nbytes: int) -> None:
-        if self._out.pop((chunk, offset), None) is not None:  # else it was taken in just before an exception came
+        if self._out.pop((chunk, offset), None) is not None:  # else it was freed just before an exception came
             self.used -= nbytes
             before = self._ends.get((chunk, offset))
             if before is not None:

@@ -1,8 +1,8 @@
-"""Blocks of a GPU's memory that died, kept for the next of their size: handed out without a call of the driver.
+"""A cache of freed blocks of GPU memory, by stream and size: they are reused without a call of the driver.
 
-A stream runs in order what it is given. So memory that was used on one stream alone may be used there again at once,
-as the driver's own pool has it. cuda.py asks here first; what is not kept goes to releases.py. Nothing in here calls
-the driver, touches a stream's handle or waits.
+A stream runs its work in order. So memory that was used on one stream only may be used there again at once, as in the
+driver's own pool. cuda.py looks here first; blocks that are not kept go to releases.py. Nothing in here calls the
+driver, touches a stream's handle or waits.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
 __all__ = ["UNIT_BITS", "BlockCache", "FreeList"]
 
 MIB = 1 << 20
-UNIT_BITS = 9  # blocks are of so many times 512 bytes, as the driver aligns
+UNIT_BITS = 9  # sizes are multiples of 512 bytes, the driver's alignment
 LARGEST = 8 * MIB  # bytes; larger blocks are not kept
-MOST_BYTES = 64 * MIB  # of all blocks that are kept
+MOST_BYTES = 64 * MIB  # of all blocks that may be kept
 MOST_BLOCKS = 64  # of one size on one stream
-MOST_LISTS = 128  # sizes on streams
+MOST_LISTS = 128  # pairs of a size and a stream
 
 
 class FreeList:
     """The free blocks of one size on one stream of ours.
 
-    Guarantees: `bases` has what died and was used on this stream alone, and no more than `capacity`; one more for each
-    thread that gives one back at this very moment. Each step is one of a deque's, which finalizers and threads may come
-    in between. Once it is closed, nothing stays in it: who appends looks whether it is open behind that.
+    Guarantees: `bases` holds only blocks that were used on this stream alone, and no more than `capacity`, plus one for
+    each thread that is just giving one back. Every step is one atomic operation of a deque, so that finalizers and
+    threads may come in between. Once it is closed, nothing stays in it: a thread that appends checks afterwards whether
+    the list is still open.
     """
 
     __slots__ = (
@@ -59,18 +60,18 @@ class FreeList:
         free: Callable[[int, Stream], None],
         otherwise: Callable[[Storage], None],
     ) -> None:
-        self.units = units  # by which its stream has it
+        self.units = units  # its key in the stream's `free_lists`
         self.nbytes = max(units, 1) << UNIT_BITS
         self.bases: deque[int] = deque()
         self.capacity = 1
         self.is_open = True
-        self.was_used = False  # since its turn to go came last
-        self.stream = weakref.ref(stream)  # whose it is, so that a stream that nobody has goes at once
-        self._c_handle = stream.c_handle  # an object of this stream's own, which tells it from others
+        self.was_used = False  # since it was last considered for eviction
+        self.stream = weakref.ref(stream)  # weak, so that an unused stream is collected at once
+        self._c_handle = stream.c_handle  # this very object identifies the stream
         self._free, self._otherwise = free, otherwise
 
     def take_back(self, storage: Storage) -> None:
-        """Keep the memory of a storage that dies, if that was used here alone; a storage's `free`."""
+        """The `free` of a storage: keep its memory if it was used on this stream alone, else release it."""
         bases = self.bases
         if (
             storage.writer.c_handle is self._c_handle
@@ -80,22 +81,22 @@ class FreeList:
             and len(bases) < self.capacity
         ):
             bases.append(storage.base)
-            if not self.is_open:  # it was closed since it was looked at above
+            if not self.is_open:  # it was closed after the check above
                 self.drain(storage.writer)
         else:
             self._otherwise(storage)
 
     def drain(self, stream: Stream) -> bool:
-        """Free all blocks, behind what is enqueued on a stream; whether there were any."""
+        """Free all blocks, ordered after what is enqueued on a stream; returns whether there were any."""
         found = False
         while self.bases:
-            with suppress(IndexError):  # others may take of them as well
+            with suppress(IndexError):  # other threads may take some as well
                 self._free(self.bases.pop(), stream)
                 found = True
         return found
 
     def close(self, stream: Stream) -> None:
-        """Keep nothing from now on, and free all blocks, behind what is enqueued on a stream."""
+        """Keep nothing from now on, and free all blocks, ordered after what is enqueued on a stream."""
         self.is_open = False
         self.drain(stream)
 
@@ -106,30 +107,30 @@ class FreeList:
 
 
 class BlockCache:
-    """The free lists of one device's streams; those of a stream lie in its `free_lists`, by size.
+    """The free lists of one device's streams; `Stream.free_lists` has those of a stream, by size.
 
-    Guarantees: the capacities of all lists together are no more than MOST_BYTES, and there are no more lists than
-    MOST_LISTS. A list may have as many blocks as its stream was in want of at once; where there is no room for another,
-    the one goes whose blocks were asked for longest ago. One thread at a time makes or grows a list; others, and
-    finalizers that come in between, do without.
+    Guarantees: the capacities of all lists together are at most MOST_BYTES, and there are at most MOST_LISTS lists. The
+    capacity of a list grows to the number of blocks that its stream had in use at once. If there is no room, the least
+    recently used list is evicted (by second chance). One thread at a time makes or grows a list; other threads, and
+    finalizers that run meanwhile, do not wait but go without.
     """
 
     def __init__(self, side: Stream, free: Callable[[int, Stream], None], otherwise: Callable[[Storage], None]) -> None:
-        """`free(base, stream)` frees a block behind a stream, `otherwise(storage)` what cannot be kept.
+        """`free(base, stream)` frees a block after a stream's work, `otherwise(storage)` memory that is not kept.
 
-        `side` is behind all streams that are closed (releases.py).
+        `side` is the stream that waits for all closed ones (releases.py).
         """
         self._side, self._free, self._otherwise = side, free, otherwise
-        self._lists: deque[FreeList] = deque()  # the next to go first
-        self._kept = 0  # the bytes of their capacities
+        self._lists: deque[FreeList] = deque()  # the next to be evicted first
+        self._kept = 0  # the bytes of all capacities
         self._is_lost = False
         self._changing = threading.Lock()
         anew(self, "_changing", threading.Lock)
 
     def wanted(self, stream: Stream, nbytes: int) -> FreeList | None:
-        """The list that a new block of so many bytes goes back to, with room for it; None where it is not to be kept.
+        """The list for a new block of `nbytes`, with room for it; None if the block is not to be kept.
 
-        It is asked for where the list has no block: so many are in use at once, and the list may grow by one.
+        It is called when the list has no free block: more are in use at once than it holds, so its capacity grows by 1.
         """
         if nbytes > LARGEST or not self._changing.acquire(blocking=False):
             return None
@@ -150,16 +151,16 @@ class BlockCache:
             return None
         self._lists.append(made)
         stream.free_lists[units] = made
-        if self._is_lost or stream.external or stream.closed:  # by now; who made it so may not have seen the list
+        if self._is_lost or stream.external or stream.closed:  # whoever changed that may have missed this list
             made.is_open = False
             stream.free_lists.pop(units, None)
             return None
         return made
 
     def _make_room(self, asking: FreeList, more: int) -> bool:
-        """Whether there is room for one block more, and so many lists, once those go that were not used for longest.
+        """Whether there is room for one block and `more` lists, after evicting the least recently used lists.
 
-        Those that were used since their last turn stay this time.
+        A list that was used since it was last considered is spared once.
         """
         for _ in range(len(self._lists)):
             if self._kept + asking.nbytes <= MOST_BYTES and len(self._lists) + more <= MOST_LISTS:
@@ -173,7 +174,7 @@ class BlockCache:
                 self._lists.popleft()
                 self._kept -= oldest.capacity * oldest.nbytes
         if self._kept + asking.nbytes > MOST_BYTES:
-            self._count()  # as an exception may have come in between; the next one finds room then
+            self._count()  # an exception may have left it wrong; the next call finds room then
             return False
         if len(self._lists) + more > MOST_LISTS:
             return False
@@ -186,19 +187,19 @@ class BlockCache:
     @staticmethod
     def _end(ended: FreeList) -> None:
         stream = ended.stream()
-        if stream is not None:  # else it is about to be finalized, which sees to its lists
+        if stream is not None:  # else the stream's finalizer frees its lists
             ended.close(stream)
             if stream.free_lists.get(ended.units) is ended:
                 stream.free_lists.pop(ended.units, None)
 
     def withdraw(self, stream: Stream) -> None:
-        """Keep nothing of a stream any more, which is closed or known to others by now."""
+        """Drop all lists of a stream that was closed or has become known to other libraries."""
         for units, each in stream.free_lists.copy().items():
             each.close(self._side if stream.closed else stream)
             stream.free_lists.pop(units, None)
 
     def flush(self) -> bool:
-        """Free all blocks; whether there were any. What the lists may have grows from one on again."""
+        """Free all blocks and reset all capacities to 1; returns whether there were any blocks."""
         found = False
         for each in self._lists.copy():
             stream = each.stream()
@@ -213,7 +214,7 @@ class BlockCache:
         return found
 
     def lose(self) -> None:
-        """Forget all blocks, for good: the device is closed or lost, or its process was forked off."""
+        """Forget all blocks for good: the device was closed or lost, or this is a forked child."""
         self._is_lost = True
         for each in self._lists.copy():
             each.lose()

@@ -1,8 +1,7 @@
-"""What a graph that the caller captures has of ours: memory, plans and workspace, which it keeps as long as it may run.
+"""Keeps memory, plans and workspace of ours alive as long as a graph captured by the caller may use them.
 
-cuda.py makes one CallersGraphs for each GPU; executors and allocations tell it what goes into a capture. The driver
-says when it has destroyed a graph and all that was instantiated from it. This module captures nothing and launches
-nothing.
+cuda.py makes one CallersGraphs for each GPU; executors and allocations register what goes into a capture. The driver
+signals when it has destroyed a graph and everything instantiated from it. This module neither captures nor launches.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ if TYPE_CHECKING:
 
 __all__ = ["CallersGraphs"]
 
-MOVE = 1  # CU_GRAPH_USER_OBJECT_MOVE: the graph has the one reference
+MOVE = 1  # CU_GRAPH_USER_OBJECT_MOVE: the graph takes over our reference
 NO_SYNC = 1  # CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
 SEMAPHORE_BYTES = 64  # more than a `sem_t` has anywhere
 
 
 class _Graph:
-    """What one graph keeps, and the semaphore that the driver posts once the graph is gone.
+    """The objects that one graph keeps alive, and the semaphore that the driver posts once the graph is destroyed.
 
-    The driver calls `sem_post` itself, on a thread of its own: Python may be gone by then, so it must not be called.
+    The driver calls libc's `sem_post` on a thread of its own, no Python function: Python may have ended by then.
     """
 
     __slots__ = ("_gone", "kept")
@@ -41,7 +40,7 @@ class _Graph:
         status = driver.cuUserObjectCreate.unchecked(ctypes.byref(made), self._gone, post, 1, NO_SYNC)
         if status:
             raise driver.error("cuUserObjectCreate", status)
-        # The driver holds the address until it posts, and be it after this process's interpreter has ended.
+        # The driver holds the address until it posts, possibly after the interpreter has ended.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._gone))
         status = driver.cuGraphRetainUserObject.unchecked(graph, made, 1, MOVE)
         if status:
@@ -61,14 +60,14 @@ def _libc() -> ctypes.CDLL:
 
 
 class CallersGraphs:
-    """The graphs that callers capture, by the number of their capture, as long as the driver has them."""
+    """The graphs that callers have captured, by the id of their capture, until the driver has destroyed them."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self.known: dict[int, _Graph] = {}
 
     def keep(self, stream: Stream, *things: object) -> None:
-        """Keep things as long as the graph that is captured from a stream now, and all that is instantiated from it."""
+        """Keep objects alive as long as the graph being captured from a stream, and its executables, exist."""
         number, graph = ctypes.c_uint64(), ctypes.c_void_p()
         state = ctypes.byref(ctypes.c_int())
         with stream.context:
@@ -80,12 +79,12 @@ class CallersGraphs:
         if not graph.value:
             return
         found = self.known.get(number.value)
-        if found is None:  # of two threads that capture into one graph the first one's stays, with what it keeps
+        if found is None:  # two threads may capture into one graph: the first entry stays
             found = self.known.setdefault(number.value, _Graph(graph))
         found.kept.extend(things)
 
     def sweep(self) -> None:
-        """Let go of what graphs have kept that are gone."""
+        """Drop what destroyed graphs have kept."""
         for number, graph in self.known.copy().items():
             if graph.is_gone():
                 self.known.pop(number, None)

@@ -1,7 +1,7 @@
-"""A device's CUDA context, and when it is the current one of a thread.
+"""Context: a device's CUDA context, and how a thread makes it current.
 
-What is made (streams, events, handles, modules), copied between tensors, or enqueued on a default stream, belongs to
-the context that is current; other calls find it by their stream, event or pool. cuda.py makes one Context for each GPU.
+The driver uses the current context to create objects (streams, events, handles, modules), for copies and for work on
+default streams; other calls find the context by their stream, event or pool. cuda.py makes one Context for each GPU.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["Context"]
 
 
 class Context:
-    """`with context:` has it be the current one, and then again that which was: torch's choice of a GPU is kept there.
+    """`with context:` makes it the current context in the block and restores the previous one, which torch relies on.
 
-    The driver keeps what was, for each thread, so one object serves all threads and may be entered again inside.
-    `push` and `pop` are the two steps, for who must not raise or cannot wait; they give the driver's status.
+    The driver keeps a stack of contexts for each thread, so one object serves all threads, and blocks may be nested.
+    `push` and `pop` are the two steps, for callers that must not raise; they return the driver's status.
     """
 
     __slots__ = ("_device", "handle", "pop", "push")
@@ -41,7 +41,7 @@ class Context:
         self.pop: Callable[[], int] = partial(
             driver.cuCtxPopCurrent.unchecked_holding_gil, ctypes.byref(ctypes.c_void_p())
         )
-        if device.is_alone:  # there is nothing to go back to, which takes as long again (0.3 us)
+        if device.is_alone:  # there is no other context to restore, which would take as long again (0.3 us)
             self.push, self.pop = partial(driver.cuCtxSetCurrent.unchecked_holding_gil, context), _nothing
 
     def __enter__(self) -> None:
@@ -53,12 +53,15 @@ class Context:
         self.pop()
 
     def provide(self) -> None:
-        """Make it the current one of the calling thread for good, where that has none, or one that is destroyed."""
+        """Make it the calling thread's current context for good, if the thread has none or one that was destroyed."""
         if driver.cuCtxGetDevice.unchecked(ctypes.byref(ctypes.c_int())):
             driver.cuCtxSetCurrent(self.handle)
 
     def wait(self, event: ctypes.c_void_p, recordings: Recordings) -> int:
-        """Wait for all its work, by an event. That would end recordings as it begins, so then there must be none."""
+        """Wait for all work of the context, by an event; returns the driver's status.
+
+        Recording that event would end recordings under way, so it waits until there are none.
+        """
         try:
             with recordings.none(), self:
                 status = driver.cuCtxRecordEvent.unchecked(ctypes.c_void_p(int(self.handle)), event)

@@ -1,4 +1,4 @@
-"""The GPU as a device: primary context, streams, stream-ordered memory, and what a driver status means.
+"""The GPU as a device: primary context, streams, stream-ordered memory, and errors of the driver.
 
 `device()` makes one per GPU. The primary context is shared with torch, CuPy and JAX, so pointers pass freely between
 them. Memory comes from a pool of this device's own (memory_pool.py); releases.py frees it behind every stream that used
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 __all__ = ["CudaDevice"]
 
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
-STUCK = 64  # the share of the GPU's memory that may wait for streams nobody names again; then the device is waited for
+STUCK = 64  # 1/64 of the GPU's memory may be held for streams that are never used again; beyond that, synchronize
 UNIT = 1 << UNIT_BITS
-_of_parents: list[Any] = []  # in a forked child, so that nothing of it is given back to the driver, who has none of it
+_of_parents: list[Any] = []  # in a forked child: keeps the parent's objects, so that no finalizer calls the driver
 
 
 class CudaDevice(Device):
@@ -69,16 +69,16 @@ class CudaDevice(Device):
         self.l2_bytes = self.attribute(kinds.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
         self._pool = MemoryPool(ordinal)
         self._events: deque[ctypes.c_void_p] = deque()
-        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()  # that were made here
-        self._retained = deque([self.handle])  # until `close` has given its hold on the primary context back
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()  # those made here
+        self._retained = deque([self.handle])  # until `close` has released the primary context
         self._copies = HostCopies(self)
         self.recordings = Recordings()
         self.graphs = CallersGraphs(self)
         self.releases = Releases(self, self.stream(), self.graphs)
         self.blocks = BlockCache(self.releases.side, self.releases.free_block, _release)
         self.externals = ExternalStreams(self, self.releases)
-        self.quiet = self.stream()  # waits for nobody; what is prepared while a caller captures is made ready there
-        # Libraries' handles without an executor, and how they are destroyed: for that the whole context is waited for.
+        self.quiet = self.stream()  # waits for no other; calls are prepared on it while the caller captures
+        # Libraries' handles that no executor uses, to be reused: destroying one waits for the whole context.
         self.idle: defaultdict[str, deque[tuple[Any, Callable[[Any], object]]]] = defaultdict(deque)
         self._most_stuck = int(driver.cuDeviceTotalMem(self.handle)) // STUCK
 
@@ -102,7 +102,7 @@ class CudaDevice(Device):
     # -- streams and events ---------------------------------------------------------------------------------------
     def stream(self, *, high_priority: bool = False) -> Stream:
         """A new stream that does not wait for the legacy default stream."""
-        with self.context:  # 1 is CU_STREAM_NON_BLOCKING; of priorities beyond its own the driver takes the highest
+        with self.context:  # 1 is CU_STREAM_NON_BLOCKING; the driver clamps the priority to its range
             handle = driver.cuStreamCreateWithPriority(1, -99 if high_priority else 0)
         stream: Stream = DeviceStream(self, int(handle), owned=True)
         with self._lock:
@@ -110,12 +110,12 @@ class CudaDevice(Device):
         return stream
 
     def external(self, handle: int) -> ExternalStream:
-        if not current.executors:  # of a thread that may have no context yet, which default streams need: autograd's
+        if not current.executors:  # a thread such as autograd's may have no context yet, which default streams need
             self.activate()
         return self.externals.named(handle)
 
     def event(self) -> ctypes.c_void_p:
-        """An event without timing, to be given back with `recycle`."""
+        """An event without timing, from a pool; `recycle` returns it."""
         try:
             return self._events.pop()
         except IndexError:
@@ -134,9 +134,9 @@ class CudaDevice(Device):
         return event
 
     def synchronize(self) -> None:
-        """Wait for all work on the GPU, that of other libraries too; raises what it ended in.
+        """Wait for all work on the GPU, that of other libraries too; raises the error it ended in.
 
-        It ends whatever other libraries capture meanwhile, as `torch.cuda.synchronize` does; no recording of ours.
+        It ends captures of other libraries that are under way, as `torch.cuda.synchronize` does, but none of ours.
         """
         self.check()
         self.refuse_capture("to wait for the device")
@@ -159,7 +159,7 @@ class CudaDevice(Device):
         self.releases.done(gathered)
 
     def refuse_capture(self, what: str, stream: Stream | None = None) -> None:
-        """BadRequest where the caller captures a stream, or this thread's current one; nothing is enqueued then."""
+        """BadRequest if `stream`, or this thread's current one, is under the caller's capture."""
         if self._is_captured(stream):
             hint = "do that outside of the capture"
             raise BadRequest("stream", "a stream under capture", f"another {what}", hint)
@@ -181,7 +181,7 @@ class CudaDevice(Device):
         raise error
 
     def memory(self) -> str:
-        """What of the GPU's memory is free, in words."""
+        """How much of the GPU's memory is free, as text."""
         with self.context:
             free, total = driver.cuMemGetInfo()
         return f"{free / 2**20:,.0f} of {total / 2**20:,.0f} MiB are free"
@@ -205,7 +205,7 @@ class CudaDevice(Device):
         self.blocks.withdraw(stream)
 
     def retire(self, stream: Stream) -> None:
-        # Where the whole device is collected as garbage, the side stream may have gone first: its handle is dead then.
+        # When the whole device is collected as garbage, the side stream may be destroyed already.
         side = self.releases.side
         if self.alive and self.fault is None and not side.closed and not (stream.external and stream.is_capturing()):
             side.wait_for_handle(stream.c_handle)
@@ -228,7 +228,7 @@ class CudaDevice(Device):
                 self._collect()
             try:
                 base = blocks.bases.pop()
-            except IndexError:  # another thread has taken the last, or a finalizer
+            except IndexError:  # another thread, or a finalizer, has taken the last
                 return self._allocate_on(nbytes, stream)
             blocks.was_used = True
             return Storage(self, base, nbytes, stream, blocks.take_back)
@@ -242,13 +242,13 @@ class CudaDevice(Device):
             return self._allocate_on(nbytes, stream)
 
     def _allocate_on(self, nbytes: int, stream: Stream, blocks: FreeList | None = None) -> Storage:
-        """Memory from the pool, which goes back to `blocks` if they are given, and else to the pool."""
+        """Memory from the pool; once freed, it goes to `blocks` if given, else back to the pool."""
         if lent:
             take_back()
         ptr = ctypes.c_uint64()
         wanted = nbytes or 1 if blocks is None else blocks.nbytes
-        size = ctypes.c_size_t(wanted)  # bare calls take a plain int for a C int, of 32 bits
-        mode = ctypes.byref(ctypes.c_int(RELAXED))  # what `relaxed` does, which as a block took 0.3 us longer
+        size = ctypes.c_size_t(wanted)  # an unchecked call would pass a plain int as a C int, of 32 bits
+        mode = ctypes.byref(ctypes.c_int(RELAXED))  # `with relaxed():`, inlined: the block took 0.3 us longer
         exchange = exchange_mode()
         exchange(mode)
         try:
@@ -279,7 +279,7 @@ class CudaDevice(Device):
             return self._pool.take(ptr, size, stream)
 
     def _allocate_for(self, stream: Stream, nbytes: int) -> Storage:
-        """Memory for a stream that the caller captures: it is there at once, and no part of his graph."""
+        """Memory for a stream that the caller captures: allocated at once, outside of the caller's graph."""
         with relaxed():
             storage = self._allocate_on(nbytes, self.quiet)
             self.quiet.synchronize()
@@ -287,7 +287,7 @@ class CudaDevice(Device):
         return storage
 
     def trim(self) -> None:
-        """Give what the pool holds but no tensor uses back to the system, once all streams are done with it."""
+        """Return the pool's unused memory to the system, once all streams are done with it."""
         take_back(everything=True)
         self.blocks.flush()
         with relaxed():
@@ -344,24 +344,24 @@ class CudaDevice(Device):
                 self.graphs.keep(stream, tensor.storage)
 
     def close(self) -> None:
-        """As every device does; where that was interrupted, or a capture was in its way, another call goes on there."""
+        """As every device does; if it was interrupted, or refused because of a capture, call it again to finish."""
         super().close()
         if self.fault is not None:
             return
         try:
             handle = self._retained.pop()
-        except IndexError:  # it is done, or another thread is about it
+        except IndexError:  # done already, or another thread is doing it
             return
         try:
             self._give_back()
         except BaseException:
             self._retained.append(handle)
             raise
-        if not self._copies.pinned.in_use:  # else arrays of the users would go with the context
+        if not self._copies.pinned.in_use:  # else users' page-locked arrays would be freed with the context
             driver.cuDevicePrimaryCtxRelease(handle)
 
     def _give_back(self) -> None:
-        """Destroy what this device has made, once all work is done; nothing that is left of it names a handle then."""
+        """Wait for all work, then destroy everything that this device has made; objects left over use no handle."""
         with self.recordings.none(), relaxed(), self.context:
             status = driver.cuCtxSynchronize.unchecked()
             if status in LOST:
@@ -372,7 +372,7 @@ class CudaDevice(Device):
             self.blocks.lose()
             self.releases.abandon()
             self._destroy_handles()
-            self._pool.destroy()  # its memory goes with it: the tensors are stale
+            self._pool.destroy()  # frees all its memory: the tensors are stale
             self._destroy_events()
 
     def _destroy_handles(self) -> None:
@@ -396,5 +396,5 @@ class CudaDevice(Device):
 def _release(storage: Storage) -> None:
     """Free a storage behind all streams that used it, those of other libraries included."""
     device = storage.device
-    if isinstance(device, CudaDevice) and device.alive and device.fault is None:  # else the pool is gone, and this too
+    if isinstance(device, CudaDevice) and device.alive and device.fault is None:  # else it is gone with the pool
         device.releases.free(storage)

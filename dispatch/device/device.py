@@ -1,8 +1,8 @@
-"""Device: what `cuda:N` (cuda.py) and `host` (host.py) have in common.
+"""Device: the base class of `cuda:N` (cuda.py) and `host` (host.py).
 
-Each owns its context, its memory and its tensors' layouts, for one generation. Closing or losing a device ends that:
-its tensors are stale, and the next `device()` (registry.py) is another one. Nothing here runs a kernel; copies go on
-the current stream of the calling thread.
+A device owns its context, its memory and its tensors' layouts, for one generation. Closing or losing it ends that: its
+tensors are stale, and the next `device()` (registry.py) makes another one. Nothing here runs a kernel; copies go on the
+current stream of the calling thread.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Device"]
 
-MAX_EXECUTORS = 32  # of one thread on streams of ours, and as many
-MAX_EXTERNAL_EXECUTORS = 16  # on those of other libraries; each has handles, plans and a workspace
+MAX_EXECUTORS = 32  # of one thread, on streams of ours; each has handles, plans and a workspace
+MAX_EXTERNAL_EXECUTORS = 16  # of one thread, on streams of other libraries
 _all: weakref.WeakSet[Device] = weakref.WeakSet()
-MAX_LAYOUTS = 1 << 16  # then the interned layouts start anew; plans of the old ones are found no more and made again
+MAX_LAYOUTS = 1 << 16  # then all interned layouts are dropped; plans for the old ones are made again
 
 
 class Device:
-    """What is common to GPUs and the host; `device()` gives the live one of a name."""
+    """A GPU or the host; `device(name)` returns the live one of a name."""
 
     is_host: ClassVar[bool]
     open_executor: ClassVar[Callable[[Stream], ExecutorLike]]  # set by prepare.py, which knows what runs on an executor
     read: ClassVar[Callable[[str, Any, Device | None], Any]]  # set by sources.py: what `array` copies
     context: AbstractContextManager[None] = nullcontext()  # `with device.context:` its CUDA context is the current one
     is_alone = True  # this process sees no other GPU
-    live: ClassVar[dict[str, Device]] = {}  # what `device()` gives (registry.py)
+    live: ClassVar[dict[str, Device]] = {}  # those that `device()` returns (registry.py)
     opening: ClassVar[Any] = threading.RLock()  # held while that changes
 
     def __init__(self, name: str, ordinal: int, arch: Arch, generation: int) -> None:
@@ -59,19 +59,19 @@ class Device:
         self.alive = True
         self.fault: DispatchError | None = None
         self._layouts: dict[tuple[Any, ...], Layout] = {}
-        # Of what executors have made, by shape, strides and dtype: its bytes, and its layout from a multiple of 256 on.
+        # For executors that allocate, by shape, strides and dtype: the size, and the layout at a multiple of 256 bytes.
         self.made: dict[tuple[Any, ...], tuple[int, Layout]] = {}
         self._executors: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.supervisors: weakref.WeakSet[Any] = weakref.WeakSet()  # they end their work before the device is closed
-        self._lock = threading.RLock()  # finalizers may come in between, and close streams or see a fault
+        self.supervisors: weakref.WeakSet[Any] = weakref.WeakSet()  # `close` lets them finish first
+        self._lock = threading.RLock()  # a finalizer may run inside it, and close streams or see a fault
         anew(self, "_lock", threading.RLock)
         _all.add(self)
 
     def after_fork(self) -> None:
-        """In a forked child: let go of what only the parent can use."""
+        """In a forked child: drop what only the parent can use."""
 
     def __reduce_ex__(self, _protocol: object) -> NoReturn:
-        """No copy, nor of a tensor, a request or a bound call: their memory would be given back twice."""
+        """Refuse copies and pickles, also of tensors, requests and bound calls: memory would be freed twice."""
         raise TypeError(
             f"a {type(self).__name__} is of this process alone: neither it nor what is on it is copied or pickled. "
             "Take the numbers: x.numpy()"
@@ -85,13 +85,13 @@ class Device:
                 "The numbers are x.numpy(); a second one on the GPU is x.copy(); other libraries take from_dlpack(x)"
             )
 
-    # -- what a kind of device must have ------------------------------------------------------------------------
+    # -- what subclasses implement ------------------------------------------------------------------------------
     def stream(self, *, high_priority: bool = False) -> Stream:
-        """A new stream; one of high priority has its kernels begin ahead of those of others that wait, too."""
+        """A new stream; waiting kernels of a stream of high priority start before those of others."""
         raise DispatchError(f"{type(self).__name__} makes no streams")
 
     def external(self, handle: int) -> Stream:
-        """Another library's stream, of which the caller says that it is alive."""
+        """Another library's stream; the caller guarantees that the handle is alive."""
         raise DispatchError(f"{type(self).__name__} has no streams of other libraries")
 
     def allocate(self, nbytes: int, stream: Stream) -> Storage:
@@ -103,13 +103,13 @@ class Device:
         raise DispatchError(f"{type(self).__name__} has no memory")
 
     def copy_out(self, tensor: Tensor) -> Array:
-        """The elements of a tensor as a fresh array, once what writes it is done."""
+        """The elements of a tensor as a new array; waits for what writes it."""
         raise DispatchError(f"{type(self).__name__} has no memory")
 
     def pinned(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
-        """An uninitialized NumPy array that copies to and from this device are quickest with, and need not wait for.
+        """An uninitialized NumPy array for fast and asynchronous copies to and from this device.
 
-        On a GPU it is page-locked memory, from a pool; on the host it is an array like any other.
+        On a GPU it is page-locked memory from a pool; on the host it is an ordinary array.
         """
         self.check()
         return host_memory(*array_kind(shape, dtype))
@@ -128,11 +128,11 @@ class Device:
         return Copy(None, None, out)
 
     def view(self, tensor: Tensor) -> Array:
-        """A NumPy array over the very memory of a tensor of the host."""
+        """A NumPy array that shares the memory of a tensor on the host."""
         raise DispatchError(f"{type(self).__name__} has no memory that NumPy could view")
 
     def unreadable(self, tensor: Tensor) -> str:
-        """Why the elements of a tensor cannot be read now, in words; "" where they can."""
+        """Why the elements of a tensor cannot be read now, as text; "" where they can."""
         if self.fault is not None:
             return "lost: its device had a fault"
         if not self.alive:
@@ -144,56 +144,56 @@ class Device:
         return "its elements cannot be read: a stream is under capture" if captured else ""
 
     def peek(self, tensor: Tensor, low: int, high: int) -> Array:
-        """The bytes of a tensor's memory from `low` to `high` behind its pointer; ends no capture of other streams."""
-        layout = Layout(self, U8, (high - low,), (1,), 1, readonly=True)  # seldom asked for: it is not interned
+        """The bytes from `low` to `high`, relative to a tensor's pointer; ends no capture of other streams."""
+        layout = Layout(self, U8, (high - low,), (1,), 1, readonly=True)  # rare, so it is not interned
         with relaxed():
             return self.copy_out(Tensor(tensor.storage, tensor.ptr + low, layout))
 
     def bytes_in_use(self) -> int | None:
-        """The memory that tensors of this device hold; None where nobody counts it."""
+        """The bytes that tensors of this device hold; None where they are not counted."""
         return None
 
     def synchronize(self) -> None:
-        """Wait for all work on the device; raises what it ended in."""
+        """Wait for all work on the device; raises the error that the work ended in."""
         raise DispatchError(f"{type(self).__name__} has no work")
 
     def retire(self, stream: Stream) -> None:
-        """Note the work of a stream that is about to go, so that memory it used is freed behind it."""
+        """Record the work of a stream that is about to be destroyed: memory it used is freed after that work."""
 
     def withdraw(self, stream: Stream) -> None:
-        """Keep no memory any more to be used on a stream again, which is closed or known to others by now."""
+        """Drop the free blocks kept for a stream that was closed or has become known to other libraries."""
 
     def dispose(self, handle: ctypes.c_void_p) -> None:
-        """Destroy a stream of this device that is closed, once nobody can be about to use its handle."""
+        """Destroy a closed stream of this device, once no thread can still be using its handle."""
 
     def park(self, storage: Storage) -> None:
-        """Keep another library's memory until work on it is done; on the host it always is."""
+        """Keep another library's memory alive until work on it is done; on the host it always is."""
 
     def event(self) -> ctypes.c_void_p:
-        """An event that orders streams, to be given back with `recycle`."""
+        """An event without timing, from a pool; `recycle` returns it."""
         raise DispatchError(f"{type(self).__name__} has no events")
 
     def recycle(self, event: ctypes.c_void_p) -> None:
-        """Take an event back."""
+        """Return an event to the pool."""
         raise DispatchError(f"{type(self).__name__} has no events")
 
     def recorded(self, stream: Stream) -> ctypes.c_void_p:
-        """An event behind what is enqueued on a stream so far."""
+        """An event, recorded after all that is enqueued on a stream so far."""
         raise DispatchError(f"{type(self).__name__} has no events")
 
     def refuse_capture(self, what: str, stream: Stream | None = None) -> None:
-        """BadRequest where the caller captures a stream, or this thread's current one; on the host nobody captures."""
+        """BadRequest if `stream`, or this thread's current one, is under the caller's capture; never on the host."""
 
     def keep_until(self, event: ctypes.c_void_p, keep: Any) -> None:
-        """Keep something until the GPU has passed an event, which is taken back then."""
+        """Keep an object alive until the GPU has passed an event; the event is recycled then."""
         raise DispatchError(f"{type(self).__name__} has no events")
 
     def activate(self) -> None:
-        """Let the calling thread have a CUDA context, where it has none; on the host there is nothing to have."""
+        """Give the calling thread a CUDA context if it has none; nothing to do on the host."""
 
     # -- state --------------------------------------------------------------------------------------------------
     def check(self, *tensors: Tensor) -> None:
-        """Raise unless the device is alive and healthy, and the tensors are of this very device and generation."""
+        """Raise unless the device is alive and healthy, and the memory of the tensors is still there."""
         for tensor in tensors:
             owner = tensor.layout.device
             if not owner.alive and owner.fault is None:
@@ -210,7 +210,7 @@ class Device:
             )
 
     def check_written(self, tensor: Tensor, array: Array | None = None) -> None:
-        """Raise unless a tensor of this device may be overwritten, and with an array if that is given."""
+        """Raise unless a tensor of this device may be overwritten, and an array, if given, has its shape and dtype."""
         check_type("tensor", tensor, Tensor)
         self.check(tensor)
         layout = tensor.layout
@@ -224,14 +224,14 @@ class Device:
             raise BadRequest("array", f"{array.dtype}{list(array.shape)}", f"{layout.dtype}{list(layout.shape)}")
 
     def look(self, tensor: Tensor) -> None:
-        """Raise for a tensor whose elements must not be read; see TaintedTensor."""
+        """Raise TaintedTensor for a tensor whose elements must not be read."""
 
     def fail(self, status: int, function: str) -> NoReturn:
-        """Raise what a driver status means; a sticky one marks the device as lost."""
+        """Raise the error of a driver status; a sticky one also marks the device as lost."""
         raise DispatchError(f"{function} gave {status}")
 
     def close(self) -> None:
-        """Wait for the work (of supervisors too), close all executors, end this generation; again, it does nothing."""
+        """Wait for all work, that of supervisors too, close the executors and end this generation; idempotent."""
         dlpack.take_back(everything=True)
         for supervisor in members(self.supervisors):
             supervisor.finish()
@@ -246,15 +246,15 @@ class Device:
 
     # -- executors and layouts --------------------------------------------------------------------------------------
     def executor(self, stream: Stream | None = None) -> Any:
-        """The calling thread's executor on a stream of this device, or on its current one; made at first use.
+        """The calling thread's executor on `stream`, or on its current stream of this device; made at first use.
 
-        One that is asked for by its stream becomes the current one only where the thread has none that is open.
+        With `stream`, the executor becomes the thread's current one only if the thread has none that is open.
         """
         present: Any = current.executor
         if stream is None and present is not None and present.stream.device is self:
             if not present.closed:
                 return present
-            if current.entered:  # in a `with` block of a stream that was closed: its handle is gone
+            if current.entered:  # in a `with` block of a stream that was closed
                 present.check()
         becomes_current = stream is None or ((present is None or present.closed) and stream.is_ours)
         if stream is None:
@@ -275,14 +275,14 @@ class Device:
         return executor
 
     def executors(self) -> list[Any]:
-        """The executors that threads have opened here; more may be opened meanwhile."""
+        """The executors that threads have opened so far."""
         with self._lock:
             return list(self._executors)
 
     def __enter__(self) -> Self:
-        """Choose this device for the block: the calling thread's current stream of it is its current stream."""
+        """Make this device the current one in the block: work goes on this thread's current stream of it."""
         self.check()
-        before, executor = current.executor, self.executor()  # outside of blocks this one becomes the current one
+        before, executor = current.executor, self.executor()  # outside of blocks `executor` sets the current one
         current.entered.append(before)
         current.executor = executor
         return self
@@ -291,14 +291,14 @@ class Device:
         current.executor = current.entered.pop()
 
     def forget_plans(self) -> None:
-        """Let every executor choose its rows anew."""
+        """Make every executor select its rows anew."""
         for executor in self.executors():
             executor.forget()
 
     def layout(
         self, dtype: Dtype, shape: tuple[int, ...], strides: tuple[int, ...], ptr: int, readonly: bool = False
     ) -> Layout:
-        """The interned layout of a view at an address, its strides in elements; `Tensor.strided` checks them."""
+        """The interned layout of a view at an address; strides count elements and are not checked here."""
         alignment = min(ptr & -ptr, 256) or 256
         key = (dtype.cuda, shape, strides, alignment, readonly)
         layout = self._layouts.get(key)
@@ -324,7 +324,7 @@ class Device:
         return tensor
 
     def fill_zero(self, tensor: Tensor) -> None:
-        """Set every element of a tensor to zero, on the current stream, and nothing beside or between them."""
+        """Set every element of a tensor to zero on the current stream; bytes between its elements stay as they are."""
         self.check_written(tensor)
         if tensor.layout.fills_bytes:
             self.clear(tensor.ptr + tensor.layout.low, tensor.nbytes, tensor)
@@ -336,9 +336,9 @@ class Device:
         raise DispatchError(f"{type(self).__name__} has no memory")
 
     def packed(self, tensor: Tensor, array: Array) -> Array:
-        """What the memory of a tensor is to hold: an array as it is, or 4-bit elements two to a byte.
+        """An array in the format of a tensor's memory: as it is, or 4-bit elements packed two to a byte.
 
-        An odd one at the end shares its byte with what lies behind, in a view: that half stays as it is.
+        A last odd element of a view shares its byte with the element after the view, which keeps its value.
         """
         pairs = packed(tensor, array)
         if tensor.dtype.bits == 4 and tensor.size % 2:
@@ -350,7 +350,7 @@ class Device:
     def array(self, source: Any, dtype: Any = None) -> Tensor:
         """Copy anything that `numpy.asarray` takes, or a tensor of torch, CuPy or JAX; `dtype` converts it first.
 
-        Python's numbers that an integer dtype cannot hold raise OutOfRange, an OverflowError as NumPy's.
+        Python numbers that an integer dtype cannot hold raise OutOfRange, an OverflowError as in NumPy.
         """
         array = type(self).read("source", source, self)
         if isinstance(array, Tensor):
@@ -373,14 +373,14 @@ anew(Device, "opening", threading.RLock)
 
 
 def _forget_closed_devices() -> None:
-    """Let go of what the thread has on devices that were closed: each would stay as long as the thread."""
+    """Drop the thread's streams and executors on closed devices, which would live as long as the thread."""
     current.own_streams = {device: stream for device, stream in current.own_streams.items() if device.alive}
     current.executors = {stream: one for stream, one in current.executors.items() if stream.device.alive}
     current.by_handle = {key: one for key, one in current.by_handle.items() if one.stream.device.alive}
 
 
 def _forget_an_executor(stream: Stream) -> None:
-    """Let the thread's oldest executor on such a stream go where there are many: streams go, often unclosed."""
+    """Drop the thread's oldest executor of that kind where it has too many: streams are often dropped unclosed."""
     own = current.own_streams.values()
     alike = [other for other in current.executors if other.is_ours == stream.is_ours and other not in own]
     if len(alike) > (MAX_EXECUTORS if stream.is_ours else MAX_EXTERNAL_EXECUTORS):
@@ -388,7 +388,7 @@ def _forget_an_executor(stream: Stream) -> None:
         oldest = next((other for other in alike if other is not stream and other not in open_blocks), None)
         if oldest is not None:
             executor: Any = current.executors.pop(oldest)
-            if not executor.prepared:  # else it goes with the calls that were prepared on it
+            if not executor.prepared:  # else it lives as long as the calls prepared on it
                 executor.close()
 
 
@@ -397,4 +397,4 @@ def _after_fork() -> None:
         each.after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork)  # behind that of the locks, which are asked for there
+os.register_at_fork(after_in_child=_after_fork)  # after that of the locks, which it takes

@@ -1,9 +1,9 @@
-"""Where finalizers destroy what a driver or a library has made: on the thread they come by on, or on one of its own.
+"""The thread on which finalizers destroy objects of the driver and of libraries: their own, or a separate one.
 
-The driver unloads kernels and gives memory back once a GPU is idle, and whoever asked for it waits. The garbage
-collector asks on any thread: where threads of one process are ranks, a GPU may be waiting for a collective of the very
-thread that waits for it (seen on two H200: rank 1's allocation collected an old plan of rank 0's GPU). While a world of
-such threads is open, finalizers hand over what they have to a thread that nobody waits for.
+To unload kernels or free memory, the driver waits until the GPU is idle, and so does the thread that asked. The garbage
+collector may run on any thread. Where threads of one process are ranks, that thread may wait for a GPU which waits for
+a collective of the same thread (seen on two H200: rank 1's allocation collected an old plan of rank 0's GPU). So while
+a world of such threads is open, finalizers hand their objects over to a separate thread.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 __all__ = ["begin_apart", "dispose", "end_apart"]
 
 Destroy = tuple["Callable[[Any], None]", Any]
-PATIENCE = 10.0  # seconds that the end of a world waits for what is still to be destroyed
+PATIENCE = 10.0  # seconds that the end of a world waits for objects still to be destroyed
 
 
 class _Apart:
-    """The thread, while anybody needs it."""
+    """The separate thread, while a world needs it."""
 
     def __init__(self) -> None:
         self.users = 1
-        self.queue: SimpleQueue[Destroy | None] = SimpleQueue()  # its put() may interrupt itself, as finalizers do
+        self.queue: SimpleQueue[Destroy | None] = SimpleQueue()  # its put() is reentrant, as finalizers need
         self.thread = threading.Thread(target=self._run, name="disposal", daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
         while (given := self.queue.get()) is not None:
             _Last(*given)
-            del given  # else the last one is there as long as nothing follows
+            del given  # else the last object would stay alive until the next arrives
 
 
 class _Last:
-    """What is destroyed as this goes: an error is told as that of any finalizer, and raised nowhere."""
+    """Destroys an object in `__del__`, so that an error is reported as that of any finalizer and ends no thread."""
 
     def __init__(self, destroy: Callable[[Any], None], owner: Any) -> None:
         self._destroy, self._owner = destroy, owner
@@ -56,7 +56,7 @@ anew(sys.modules[__name__], "_apart", lambda: None)  # a child has no such threa
 
 
 def begin_apart() -> None:
-    """From now on finalizers of all threads destroy on a thread of their own; `end_apart()` ends it."""
+    """From now on finalizers of all threads destroy on a separate thread; `end_apart()` ends that."""
     global _apart
     with _lock:
         if _apart is None:
@@ -66,11 +66,11 @@ def begin_apart() -> None:
 
 
 def end_apart() -> None:
-    """The end of one `begin_apart`. Behind the last, what was handed over is destroyed, but for what takes too long."""
+    """End one `begin_apart`. The last one waits, up to PATIENCE, until all that was handed over is destroyed."""
     global _apart
     with _lock:
         ended = _apart
-        if ended is None:  # a child's, whose parent began
+        if ended is None:  # in a forked child, whose parent began
             return
         ended.users -= 1
         if ended.users:
@@ -82,7 +82,7 @@ def end_apart() -> None:
 
 
 def dispose(destroy: Callable[[Any], None], owner: Any) -> None:
-    """Have `destroy(owner)` done: here, or on the thread of `begin_apart`, which has the owner until then."""
+    """Call `destroy(owner)`: here, or on the thread of `begin_apart`, which keeps the owner alive until then."""
     apart = _apart
     if apart is None or threading.current_thread() is apart.thread:
         destroy(owner)

@@ -1,7 +1,7 @@
 """Exchange of tensors with other libraries without a copy: DLPack and the CUDA Array Interface, both ways.
 
 `Tensor` and `from_dlpack` call it. It follows the DLPack specification (version 1.1) and the CUDA Array Interface
-(version 3). It never copies an element, and it leaves stream order right on both sides.
+(version 3). It never copies an element, and keeps the order of streams on both sides.
 """
 
 from __future__ import annotations
@@ -96,23 +96,22 @@ capsule_pointer = _python("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_obj
 capsule_is = _python("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 capsule_rename = _python("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 
-# What consumers hold, by number. A consumer lets go by calling the struct's deleter: from any thread, with or without
-# the interpreter's lock, while another exception is on its way, even after the end of Python. No Python function may
-# be called so: the user's own error would be lost, and the memory kept. The deleter is libc's `time`, which writes to
-# where its argument points and nowhere else. What a struct begins with is a version or an address and no time of day:
-# that it has changed is seen later.
+# The structs that consumers hold, by number. A consumer releases one by calling its deleter: from any thread, with or
+# without the GIL, while an exception is being raised, even after the end of Python. A Python function as the deleter
+# would lose the user's exception and keep the memory. So the deleter is libc's `time`, which only overwrites the first
+# 8 bytes of the struct. These hold a version or an address before, never a time of day: `take_back` sees the change.
 lent: dict[int, _Lent] = {}
 _numbers = itertools.count(1)
-_uses = 0  # of memory, since all of `lent` was looked at
+_uses = 0  # calls of `take_back` since it last checked all of `lent`
 
-# Capsules that nobody has consumed yet. They have no destructor, for the same reason: what was dropped unconsumed is
-# taken back with the rest. There is no lock, which a destructor or a forked child could find held: each step is one
-# of a dictionary.
+# Capsules that are not consumed yet. They have no destructor, for the same reason: `take_back` finds those that were
+# dropped unconsumed. There is no lock, which a destructor or a forked child could find held: every step is one atomic
+# operation of a dictionary.
 _offered: dict[int, Any] = {}
 
 
 class _Lent:
-    """A struct that a consumer was given, and what its memory lives in."""
+    """A struct that a consumer was given, and the objects that keep its memory alive."""
 
     __slots__ = ("_begins", "_first", "_managed", "keeps")
 
@@ -120,7 +119,7 @@ class _Lent:
         self._managed, self.keeps = managed, keeps
         self._first = ctypes.c_int64.from_buffer(managed)
         self._begins = self._first.value
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(managed))  # it is written to whenever the consumer lets go
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(managed))  # the consumer's deleter writes to it
 
     @property
     def is_over(self) -> bool:
@@ -140,23 +139,23 @@ def _references(capsules: dict[int, Any], number: int) -> int:
     return sys.getrefcount(capsule)
 
 
-_watching = False  # whether the collector calls
-UNHELD = _references({0: object()}, 0)  # what an object counts that only the dictionary holds
+_watching = False  # whether `take_back` is called by the garbage collector
+UNHELD = _references({0: object()}, 0)  # the reference count of an object that only the dictionary holds
 
 
 def take_back(*, everything: bool = False) -> None:
-    """Let go of what consumers have let go of: called wherever memory is made, lent or counted, and by the collector.
+    """Release what consumers have released: called when memory is allocated, lent or counted, and by the collector.
 
-    Not all is looked at each time where much is lent: eight a call on average, or `everything`.
+    A call checks eight structs on average: it checks all of n only at every n/8-th call, or with `everything`.
     """
     global _uses
-    _uses += 1  # two threads at once may count one: then it is looked at a call later
+    _uses += 1  # two threads at once may count as one, which delays the check by a call
     if _uses * 8 < len(lent) and not everything:
         return
     _uses = 0
     for number in list(_offered):
         capsule = _offered.get(number)
-        if capsule is None:  # another thread was quicker
+        if capsule is None:  # another thread has taken it
             continue
         if not any(capsule_is(capsule, kind.capsule) for kind in (DLManagedTensor, DLManagedTensorVersioned)):
             _offered.pop(number, None)  # consumed: the struct's deleter will be called
@@ -171,11 +170,11 @@ def take_back(*, everything: bool = False) -> None:
 
 def _after_collection(phase: str, info: dict[str, int]) -> None:
     if phase == "stop" and lent:
-        take_back(everything=info["generation"] == 2)  # the collector has looked at all there is, too
+        take_back(everything=info["generation"] == 2)  # a full collection
 
 
 def _watch_collections() -> None:
-    """Have the collector call from now on; not before anything is lent, as Ctrl-C in a callback of its is swallowed."""
+    """Register with the garbage collector, at the first export: it swallows Ctrl-C inside a callback."""
     global _watching
     _watching = True
     gc.callbacks.append(_after_collection)
@@ -183,7 +182,7 @@ def _watch_collections() -> None:
 
 @atexit.register
 def _leave() -> None:
-    with suppress(ValueError):  # another library may have emptied the list
+    with suppress(ValueError):  # another library may have cleared the list
         gc.callbacks.remove(_after_collection)
 
 
@@ -200,9 +199,9 @@ def export(
     dl_device: tuple[int, int] | None,
     copy: bool | None,
 ) -> Any:
-    """A DLPack capsule over a tensor's memory; the consumer's stream waits for what is enqueued on it.
+    """A DLPack capsule over a tensor's memory; the consumer's stream waits for the work that uses it.
 
-    BufferError, as the protocol asks, for a dtype that DLPack lacks, for a copy, and for another device.
+    BufferError, as the protocol requires, for a dtype that DLPack lacks, for a copy, and for another device.
     """
     tensor.device.check(tensor)
     tensor.device.look(tensor)
@@ -210,7 +209,7 @@ def export(
         raise BufferError(f"DLPack has no code for a packed {tensor.dtype} tensor; copy it out with numpy()")
     if copy or (dl_device is not None and tuple(dl_device) != device_of(tensor)):
         raise BufferError("this tensor is given without a copy and where it is; copy it out with numpy()")
-    if not tensor.device.is_host and stream == -1:  # the consumer orders its work itself, where it alone knows
+    if not tensor.device.is_host and stream == -1:  # the consumer orders its work itself, on an unknown stream
         tensor.storage.lend(None)
     elif not tensor.device.is_host:
         _lend(tensor, LEGACY_DEFAULT_STREAM if stream is None else stream)
@@ -229,13 +228,13 @@ def export(
 
 
 def _lend(tensor: Tensor, handle: int) -> None:
-    """Let a consumer's stream wait for all users of the memory; freeing the memory will wait for that stream."""
+    """Make a consumer's stream wait for all users of the memory, which will be freed only after that stream's work."""
     stream: Any = tensor.device.external(handle)
     with tensor.storage.ordering:
         for user in tensor.storage.users():
             stream.wait_for_uses(user)
-    if stream.waiting and stream.identity >= 0:  # memory that it was given before, and that has been let go of since
-        with stream.claimed():  # which lets go of that
+    if stream.waiting and stream.identity >= 0:  # memory lent to it before waits for the stream to be used again
+        with stream.claimed():  # releases that memory
             pass
     tensor.storage.lend(stream)
 
@@ -251,7 +250,7 @@ def _managed(tensor: Tensor, kind: type[Managed]) -> Managed:
     inner.data, inner.ndim = tensor.ptr, ndim
     inner.device = DLDevice(*device_of(tensor))
     inner.dtype = DLDataType(*CODES[layout.dtype], 1)
-    # A ctypes pointer keeps its array alive, and the struct keeps the pointer.
+    # The ctypes pointer keeps its array alive, and the struct keeps the pointer.
     inner.shape = ctypes.cast((ctypes.c_int64 * ndim)(*layout.shape), ctypes.POINTER(ctypes.c_int64))
     inner.strides = ctypes.cast((ctypes.c_int64 * ndim)(*layout.strides), ctypes.POINTER(ctypes.c_int64))
     managed.deleter = _deleter()
@@ -259,7 +258,7 @@ def _managed(tensor: Tensor, kind: type[Managed]) -> Managed:
 
 
 class Taken:
-    """Memory of another library: pointer, device, dtype, shape and strides, given back when this object dies."""
+    """Memory of another library: pointer, device, dtype, shape and strides; released when this object dies."""
 
     def __init__(self, capsule: Any) -> None:
         for kind in (DLManagedTensorVersioned, DLManagedTensor):
@@ -268,7 +267,7 @@ class Taken:
         else:
             raise BadRequest("from_dlpack", "a capsule that is used or not of DLPack", "a fresh DLPack capsule")
         self._managed: Managed = kind.from_address(capsule_pointer(capsule, kind.capsule))
-        capsule_rename(capsule, kind.used)  # from here on the memory is ours to give back
+        capsule_rename(capsule, kind.used)  # from here on we must call the deleter
         inner = self._managed.dl_tensor
         self.device = (inner.device.type, inner.device.id)
         self.ptr = (inner.data or 0) + inner.byte_offset
@@ -293,13 +292,13 @@ def _names() -> str:
 
 
 def take(source: Any, stream: int | None) -> Taken:
-    """Take the memory of any object with `__dlpack__`; the producer makes `stream` (None on the host) wait for it."""
+    """Import the memory of any object with `__dlpack__`; the producer makes `stream` (None on the host) wait for it."""
     try:
         try:
             capsule = source.__dlpack__(stream=stream, max_version=(1, 1))
         except TypeError:  # a producer from before DLPack 1.0
             capsule = source.__dlpack__(stream=stream)
-    except (DispatchError, RuntimeError):  # a fault of its device is the producer's to tell
+    except (DispatchError, RuntimeError):  # such as a fault of the producer's device
         raise
     except Exception as error:
         raise BadRequest("from_dlpack", f"a {type(source).__name__}", "memory that it lends", str(error)) from error
@@ -307,7 +306,7 @@ def take(source: Any, stream: int | None) -> Taken:
 
 
 def place_of(source: Any) -> tuple[int, int]:
-    """Where a producer says its memory is: (device type, device number)."""
+    """Where a producer's memory is, as it reports: (device type, device number)."""
     try:
         kind, number = map(int, source.__dlpack_device__())
     except Exception as error:
@@ -317,14 +316,14 @@ def place_of(source: Any) -> tuple[int, int]:
 
 
 def cuda_array_interface(tensor: Tensor) -> dict[str, Any]:
-    """Version 3 of the interface; AttributeError, as it asks, where a tensor has none."""
+    """The dictionary of version 3 of the interface; AttributeError, as it requires, where a tensor has none."""
     if tensor.device.is_host:
         raise AttributeError("a tensor on the host has no __cuda_array_interface__")
     tensor.device.check(tensor)
     tensor.device.look(tensor)
     if tensor.dtype.numpy.kind == "V" or tensor.dtype.numpy.isbuiltin != 1:
         raise AttributeError(f"__cuda_array_interface__ has no type string for {tensor.dtype}; use from_dlpack")
-    stream = tensor.device.executor().stream  # there as long as this thread; those of the users may be gone
+    stream = tensor.device.executor().stream  # lives as long as this thread; the users' streams may not
     with tensor.storage.ordering:
         for user in tensor.storage.users():
             stream.wait_for_uses(user)

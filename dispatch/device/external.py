@@ -1,8 +1,9 @@
-"""Streams of other libraries: one object for each handle, and nothing that touches a handle once it may be gone.
+"""Streams of other libraries: one object for each handle, and no use of a handle that may be dead.
 
-`Stream.from_handle` gives them. Whoever names such a stream says that it is alive meanwhile: in a `with` block, by a
-prepared call that runs, by an exchange of tensors. Behind the last of these an event is recorded, and afterwards it is
-the event that memory and other streams wait for, not the handle. This module never allocates and never launches.
+`Stream.from_handle` returns them. A caller guarantees that the handle is alive only while it uses the stream: inside a
+`with` block, while a prepared call runs, during an exchange of tensors. At the end of the last such use an event is
+recorded; from then on memory and other streams wait for the event, not for the handle. This module neither allocates
+nor launches.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ExternalStream", "ExternalStreams"]
 
-LEGACY = (0, 1)  # both mean the legacy default stream, which is never gone
-PER_THREAD = 2  # means the default stream of whichever thread passes it
+LEGACY = (0, 1)  # both mean the legacy default stream, which is never destroyed
+PER_THREAD = 2  # the default stream of whichever thread passes it
 
 
 class ReleasesLike(Protocol):
-    """What this module asks of the device's Releases (releases.py), which knows streams in turn."""
+    """The part of the device's Releases (releases.py) that this module uses; a protocol, to avoid a circular import."""
 
     def settle(self, stream: ExternalStream) -> None: ...
     def put_back(self, waiting: Iterable[Any]) -> None: ...
@@ -45,12 +46,12 @@ class ReleasesLike(Protocol):
 class ExternalStream(DeviceStream):
     """Another library's stream.
 
-    Guarantees: the handle is given to the driver only between `claim` and `unclaim`, and by calls that the user makes
-    of this very object. What this library has enqueued here is behind `event` once nobody claims the stream. Where the
-    handle means another stream by now (`identity` differs), that one is ordered behind what the first was given, so
-    that both are one stream in order. `blind`: the event is missing, for a capture began before it could be recorded.
-    Only the very stream that it was missed on makes that good; after another one has its handle, the device does.
-    One that is `lasting` needs none of that.
+    Guarantees: the handle is passed to the driver only between `claim` and `unclaim`, and in calls that the user makes
+    on this object. When the last claim ends, `event` is recorded after all that this library has enqueued. If the
+    handle means another stream later (`identity` differs), that one is made to wait for the event, so that both form
+    one ordered stream. `blind` is non-zero if the event could not be recorded because a capture had begun. It is
+    recorded later on that same stream; once the handle means another one, only a wait for the device helps. A
+    `lasting` stream is never destroyed and needs none of this.
     """
 
     __slots__ = (
@@ -71,20 +72,20 @@ class ExternalStream(DeviceStream):
 
     def __init__(self, device: Device, handle: int, releases: ReleasesLike) -> None:
         super().__init__(device, handle, owned=False)
-        self.lock = threading.RLock()  # finalizers may come in between
+        self.lock = threading.RLock()  # a finalizer may run inside it
         anew(self, "lock", threading.RLock)
         self.identity = 0
         self.lasting = False  # whether its library never destroys it
-        self.source: Any = None  # the object of the other library that it was named by, if it was
+        self.source: Any = None  # the other library's stream object, if it was given one: kept alive
         self._releases = releases
         self.blind = 0
-        self._claims: dict[object, None] = {}  # by what each was made for
+        self._claims: dict[object, None] = {}  # the keys passed to `claim`, in order
         self.event: ctypes.c_void_p | None = None
         self._free_as: int | None = None  # its identity when it was claimed; None under a capture
-        self._blind_as: int | None = None  # and what that was when the event was missed
+        self._blind_as: int | None = None  # `_free_as` at the time when the event was missed
         self.waiting: deque[Any] = (
             deque()
-        )  # Held memory (releases.py) that was lent here, until the stream is named again
+        )  # Held memory (releases.py) that was lent to this stream, until it is used again
         self.recognize()
 
     @property
@@ -93,7 +94,7 @@ class ExternalStream(DeviceStream):
 
     @property
     def is_alive(self) -> bool:
-        """Whether its handle may be given to the driver, in this thread; hold `lock` as long as you rely on it."""
+        """Whether this thread may pass its handle to the driver; hold `lock` as long as you rely on the answer."""
         handle = self.c_handle.value or 0
         if handle == PER_THREAD:
             return bool(self._claims) and current.per_thread.get(self.device) is self
@@ -105,12 +106,12 @@ class ExternalStream(DeviceStream):
         return bool(current.entered) and current.executor is not None and current.executor.stream is self
 
     def last(self) -> None:
-        """Its library never destroys it: the handle is good at any time, and no event need stand for it."""
+        """Declare that its library never destroys it: the handle is always valid, and no event is needed."""
         with self.lock:
             self.lasting, self.blind = True, 0
 
     def claim(self, block: object) -> None:
-        """The caller says that the stream is alive until he calls `unclaim` for the same block."""
+        """Declare that the stream is alive until `unclaim` is called with the same `block`."""
         with self.lock:
             self.recognize()
             if not self._claims:
@@ -122,7 +123,7 @@ class ExternalStream(DeviceStream):
             self._releases.settle(self)
 
     def unclaim(self, block: object) -> None:
-        """It may be destroyed from here on. Where Ctrl-C comes in between, it is to be called once more."""
+        """End a claim: the stream may be destroyed from now on. If Ctrl-C interrupts this, call it once more."""
         with self.lock:
             try:
                 if [*self._claims] == [block]:
@@ -134,7 +135,7 @@ class ExternalStream(DeviceStream):
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """`claim`, and then `unclaim`."""
+        """A block that claims the stream."""
         block = object()
         try:
             self.claim(block)
@@ -142,14 +143,14 @@ class ExternalStream(DeviceStream):
         finally:
             try:
                 self.unclaim(block)
-            except BaseException:  # Ctrl-C, before it has begun, too
+            except BaseException:  # Ctrl-C, even before its first line
                 self.unclaim(block)
                 raise
 
     def recognize(self) -> None:
-        """Ask which stream the handle means now, which is alive; a new one is ordered behind the work of the last.
+        """Ask the driver which stream the live handle means now; if it is a new one, make it wait for the last `event`.
 
-        Under a capture it cannot be asked, for that ends it: then it is taken to be another one until it can be.
+        Asking would end a capture, so a stream under capture counts as a new one until it can be asked.
         """
         if self.lasting or (self.c_handle.value or 0) in (*LEGACY, PER_THREAD):
             return
@@ -163,7 +164,7 @@ class ExternalStream(DeviceStream):
             self.identity = identity
             if self.event is None:
                 return
-            if is_captured:  # a graph cannot wait for what is outside of it
+            if is_captured:  # a graph cannot wait for work outside of it
                 with relaxed():
                     driver.cuEventSynchronize.unchecked(self.event)
             else:
@@ -174,7 +175,7 @@ class ExternalStream(DeviceStream):
             return super().capture() if self.is_alive else 0
 
     def _mark(self) -> None:
-        """Record the event behind all that is enqueued here."""
+        """Record the event after all that is enqueued here."""
         if self.lasting or (self.c_handle.value or 0) in LEGACY:
             return
         if self.is_capturing():
@@ -224,7 +225,7 @@ class ExternalStream(DeviceStream):
         self.refuse_blind()
 
     def refuse_blind(self) -> None:
-        """Raise BadRequest where nothing can be ordered behind what was enqueued here."""
+        """Raise BadRequest if nothing can be ordered after what was enqueued here."""
         if self.blind:
             raise BadRequest(
                 "stream",
@@ -234,7 +235,7 @@ class ExternalStream(DeviceStream):
             )
 
     def close(self) -> None:
-        """Wait for the stream; it is not ours to destroy, and others may go on to use it."""
+        """Wait for the stream, but do not destroy it: its library may go on using it."""
         self.synchronize()
 
     def __enter__(self) -> Self:
@@ -259,7 +260,7 @@ class ExternalStream(DeviceStream):
                 raise
 
     def _latest_block(self) -> object:
-        """What this thread claims the stream for by the latest of its `with` blocks that has not ended."""
+        """The claim of this thread's innermost open `with` block of the stream."""
         me = threading.get_ident()
         return next((block for block in reversed([*self._claims]) if type(block) is tuple and block[0] == me), None)
 
@@ -272,7 +273,7 @@ class ExternalStream(DeviceStream):
 
 
 class ExternalStreams:
-    """The external streams of one device by handle, as long as anything refers to them."""
+    """The external streams of one device by handle; it keeps none alive."""
 
     def __init__(self, device: Device, releases: ReleasesLike) -> None:
         self._device, self._releases = device, releases
@@ -281,7 +282,7 @@ class ExternalStreams:
         anew(self, "_lock", threading.RLock)
 
     def named(self, handle: int) -> ExternalStream:
-        """The one of a handle, which is alive."""
+        """The stream of a live handle."""
         if handle == PER_THREAD:
             mine = current.per_thread.get(self._device)
             if not isinstance(mine, ExternalStream):
@@ -297,7 +298,7 @@ class ExternalStreams:
         return found
 
     def blind(self) -> list[tuple[ExternalStream, int]]:
-        """Those that are blind, and since when."""
+        """The streams that are blind, each with its value of `blind`, which counts up."""
         return [(stream, stream.blind) for stream in list(self._known.values()) if stream.blind]
 
 
@@ -305,7 +306,7 @@ _numbers = itertools.count(1)
 
 
 def _identity(handle: ctypes.c_void_p) -> int:
-    """A number that the driver gives to one stream only; 0 where it is from before CUDA 12 and has none to give."""
+    """The driver's unique id of a stream; 0 from drivers before CUDA 12, which have none."""
     number = ctypes.c_uint64()
     try:
         driver.cuStreamGetId.unchecked(handle, ctypes.byref(number))

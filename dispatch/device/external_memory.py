@@ -1,6 +1,6 @@
 """Tensors over the memory of other libraries, without a copy: by DLPack and the CUDA Array Interface.
 
-dlpack.py knows the two formats; here the memory gets a device of ours, and a place in the order of its streams.
+dlpack.py implements the two formats; here the memory is assigned to a device of ours and ordered with its streams.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = ["from_cuda_array_interface", "from_dlpack"]
 def from_dlpack(source: Any) -> Tensor:
     """A tensor over the memory of a torch, CuPy, JAX or NumPy array, without a copy.
 
-    On a GPU the calling thread's current stream waits for what the producer has enqueued. BadRequest for a dtype or a
-    device that has no place here.
+    On a GPU the calling thread's current stream waits for what the producer has enqueued. BadRequest for an object
+    without `__dlpack__`, and for a dtype or a device that this library does not support.
     """
     check_unmasked("from_dlpack", source)
     if isinstance(source, np.ndarray) and Dtype.by_numpy.get(source.dtype) is not None:
@@ -64,7 +64,11 @@ def from_dlpack(source: Any) -> Tensor:
 
 @names_arguments
 def from_cuda_array_interface(source: Any) -> Tensor:
-    """A tensor over the memory of an object with `__cuda_array_interface__` (CuPy, Numba), without a copy."""
+    """A tensor over the memory of an object with `__cuda_array_interface__` (CuPy, Numba), without a copy.
+
+    The calling thread's current stream waits for the stream that the interface names, if it names one. BadRequest for
+    an object without the interface, or a dtype that this library does not support.
+    """
     face: dict[str, Any] | None = getattr(source, "__cuda_array_interface__", None)
     if face is None:
         raise BadRequest("from_cuda_array_interface", type(source).__name__, "an object with __cuda_array_interface__")
@@ -111,6 +115,6 @@ def _wrapped(
 
 
 def _hand_back(storage: Storage) -> None:
-    """Let another library have its memory back, once our streams are done with it."""
+    """Release another library's memory once our streams are done with it."""
     if storage.device.alive and storage.device.fault is None:
         storage.device.park(storage)

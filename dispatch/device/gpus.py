@@ -1,4 +1,4 @@
-"""Which GPUs there are, by the driver's word; cuda.py makes a device of one."""
+"""Which GPUs the driver reports; cuda.py makes a device of one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dispatch.errors import DeviceUnavailable
 
 __all__ = ["FORKED", "count_gpus", "device_of_pointer", "is_available"]
 
-NOT_INITIALIZED = 3  # what cuInit says in a process that was forked from one that uses CUDA
+NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED: from cuInit in a process that was forked from one that uses CUDA
 FORKED = (
     "it was in use before os.fork(), and what CUDA holds does not survive that. Start processes with the 'spawn' method"
     " of multiprocessing, or fork before anything uses a GPU; device('host') works here"
@@ -24,7 +24,7 @@ def is_available() -> bool:
         driver.cuInit(0)
         return int(driver.cuDeviceGetCount()) > 0
     except CudaError as error:
-        return error.status == NOT_INITIALIZED  # there is one: `device()` says why this process cannot use it
+        return error.status == NOT_INITIALIZED  # there is a GPU; `device()` raises why this process cannot use it
 
 
 def device_of_pointer(ptr: int) -> int:
@@ -34,7 +34,7 @@ def device_of_pointer(ptr: int) -> int:
 
 
 def count_gpus(ordinal: int) -> int:
-    """How many GPUs this process sees; DeviceUnavailable where one of this number is not among them."""
+    """How many GPUs this process sees; DeviceUnavailable if `ordinal` is not among them."""
     try:
         driver.cuInit(0)
         count = int(driver.cuDeviceGetCount())

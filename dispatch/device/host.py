@@ -1,4 +1,4 @@
-"""The host as a device: memory of NumPy, one stream that is always done, the same requests and rows as a GPU's."""
+"""The host as a device: NumPy memory, one stream that is always done, the same requests as on a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["HostDevice"]
 
 
 class HostDevice(Device):
-    """The host as a device: NumPy memory, one stream that is always done, the same requests and rows."""
+    """The host as a device: NumPy memory, one stream that is always done, the same requests as on a GPU."""
 
     is_host = True
 
@@ -32,7 +32,7 @@ class HostDevice(Device):
         self._stream = DeviceStream(self, 0, owned=False)
 
     def stream(self, *, high_priority: bool = False) -> Stream:
-        del high_priority  # there is but one
+        del high_priority  # there is only one stream
         return self._stream
 
     def external(self, handle: int) -> Stream:
@@ -52,7 +52,7 @@ class HostDevice(Device):
         if layout.dtype.bits < 8:
             raise BadRequest("tensor", str(layout), "elements of whole bytes", "numpy() copies packed ones")
         window = (ctypes.c_uint8 * (layout.high - layout.low)).from_address(tensor.ptr + layout.low)
-        # A ctypes array takes attributes. What the memory lives in may be taken from the storage, but not from a view.
+        # A ctypes array takes attributes: the view keeps the storage, and its memory even if the storage drops that.
         window.keep = tensor.storage, tensor.storage.keep  # type: ignore[attr-defined]
         dtype = layout.dtype.numpy
         steps = tuple(s * dtype.itemsize for s in layout.strides)
@@ -83,4 +83,4 @@ class HostDevice(Device):
 
 
 def _let_go(storage: Storage) -> None:
-    """The memory lives in `storage.keep`, which dies with it."""
+    """Nothing to do: the memory is `storage.keep`, which is freed with the storage."""

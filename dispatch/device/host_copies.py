@@ -1,7 +1,7 @@
-"""Copies between the tensors of a GPU and the host, waited for or not, from and to memory of any kind.
+"""Copies between tensors of a GPU and the host, synchronous or asynchronous, from and to memory of any kind.
 
-cuda.py makes one HostCopies for each GPU. They go on the current stream of the calling thread; strided_copy.py says
-into which pieces a strided tensor falls, pinned.py has the memory that needs no staging.
+cuda.py makes one HostCopies for each GPU. Copies go on the current stream of the calling thread; strided_copy.py splits
+strided tensors into pieces, pinned.py has the page-locked memory.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ __all__ = ["HostCopies"]
 
 
 class HostCopies:
-    """What a GPU's device does to copy to and from the host; `pinned` is its page-locked memory.
+    """The copies of one GPU to and from the host; `pinned` is the pool of its page-locked memory.
 
-    Whether a tensor may be written and a stream is under capture is looked at by the device before it copies
-    asynchronously, and here otherwise.
+    Before asynchronous copies the device checks that the tensor may be written and the stream is not under capture; for
+    synchronous ones this class does.
     """
 
     def __init__(self, device: Device) -> None:
@@ -51,10 +51,10 @@ class HostCopies:
             dense = np.ascontiguousarray(part)
             self._copy(stream, ptr, pitch, dense, into=True)
             if self._is_locked(dense.ctypes.data):
-                stream.synchronize()  # of other memory the driver has made a copy by now
+                stream.synchronize()  # the driver has copied other memory by now, but reads this later
 
     def _is_locked(self, address: int) -> bool:
-        """Whether the driver knows the memory at an address, and copies from it later: ours, or another library's."""
+        """Whether the memory at an address is page-locked, by us or another library, so that copies read it later."""
         kind, attribute = ctypes.c_uint(), driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
         with self._device.context:
             status = driver.cuPointerGetAttribute.unchecked(
@@ -63,7 +63,7 @@ class HostCopies:
         return bool(status == 0)
 
     def copy_out(self, tensor: Tensor) -> Array:
-        """The elements of a tensor as a fresh array, once what writes it is done."""
+        """The elements of a tensor as a new array; waits for what writes it."""
         broadcast = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.layout.strides)
         if any(stride == 0 < extent - 1 for stride, extent in zip(tensor.layout.strides, tensor.shape, strict=True)):
             one = self._device.copy_out(tensor[broadcast])
@@ -87,7 +87,7 @@ class HostCopies:
         return array if target is array else unpacked(tensor, target)
 
     def copy_in_async(self, tensor: Tensor, array: Array) -> Copy:
-        """Begin `copy_in`, of an array of any dtype; at its end already where the tensor takes more than one copy."""
+        """Begin `copy_in` of an array of any dtype; if that takes several copies, they are done when it returns."""
         pool, kind = self.pinned, tensor.dtype.numpy
         source = array
         if array.dtype != kind or not array.flags.c_contiguous or not pool.holds(array.ctypes.data):
@@ -102,12 +102,12 @@ class HostCopies:
         try:
             self._copy(stream, *piece, into=True)
             return Copy(self._device, self._device.recorded(stream), tensor, source)
-        except BaseException:  # no event, or Ctrl-C: its memory would be another array's while it is under way
+        except BaseException:  # no event, or Ctrl-C: the source's memory would be reused while it is still read
             stream.synchronize()
             raise
 
     def copy_out_async(self, tensor: Tensor, out: Array | None) -> Copy | None:
-        """Begin `copy_out`, into `out` if that is given; None for a tensor that has to be waited for."""
+        """Begin `copy_out`, into `out` if given; None for a tensor that cannot be copied asynchronously."""
         pool = self.pinned
         direct = out is not None and pool.holds(out.ctypes.data)
         target = out if out is not None and direct else pool.array(tensor.shape, tensor.dtype.numpy)
@@ -127,7 +127,7 @@ class HostCopies:
             raise
 
     def _copy(self, stream: Stream, ptr: int, pitch: int, array: Array, *, into: bool) -> None:
-        """Enqueue one copy between a dense host array and the device: of all of it, or of its rows at a pitch."""
+        """Enqueue one copy between a dense host array and the device: whole if the pitch is 0, else row by row."""
         if array.size == 0:
             return
         with self._device.context:

@@ -1,4 +1,4 @@
-"""Memory of the host as NumPy's arrays have it, for devices."""
+"""Host memory, as NumPy arrays, for devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def array_kind(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """The shape and the NumPy dtype that are meant; BadRequest for what is none."""
+    """A shape and a dtype in NumPy's types; BadRequest for what is no shape or no dtype."""
     kind = check_dtype("dtype", dtype)
     return check_shape("shape", shape, kind.numpy.itemsize * 8), kind.numpy
 
@@ -24,5 +24,5 @@ def host_memory(shape: int | tuple[int, ...], dtype: Any) -> Array:
     """An uninitialized NumPy array; OutOfMemory where there is not enough."""
     try:
         return np.empty(shape, dtype)
-    except (MemoryError, ValueError, OverflowError) as error:  # the latter two where no address space has so much
+    except (MemoryError, ValueError, OverflowError) as error:  # the latter two for sizes beyond the address space
         raise OutOfMemory(f"the host is out of memory: {error}") from error

@@ -1,4 +1,4 @@
-"""Views by NumPy's basic indexing: what most calls ask for is computed here, the rest NumPy says over no memory."""
+"""Views by NumPy's basic indexing: the common cases are computed here, the rest by NumPy over a dummy array."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["by_numpy", "indexed"]
 def indexed(
     shape: tuple[int, ...], strides: tuple[int, ...], bits: int, index: Any
 ) -> tuple[int, tuple[int, ...], tuple[int, ...]] | None:
-    """Where a view of ints and slices begins, in bytes, its shape and strides, in elements: in a tenth of NumPy's time.
+    """A view by ints and slices: its offset in bytes, its shape, its strides in elements. A tenth of NumPy's time.
 
-    None for what it takes NumPy to say: new axes, an ellipsis, views without elements, and all that is wrong.
+    None for cases left to NumPy: new axes, an ellipsis, views without elements, and every error.
     """
     entries = index if type(index) is tuple else (index,)
     if len(entries) > len(shape) or 0 in shape:
@@ -41,7 +41,7 @@ def indexed(
             steps.append(stride * step)
         elif type(entry) is int:
             if entry < 0:
-                entry += extent  # noqa: PLW2901  # as Python counts from behind
+                entry += extent  # noqa: PLW2901  # negative indices count from the end
             if not 0 <= entry < extent:
                 return None
             begin += entry * stride
@@ -54,7 +54,7 @@ def indexed(
 
 
 def by_numpy(frame: NDArray[Any], index: Any, of: object) -> NDArray[Any]:
-    """The view of a layout's frame; BadType or BadRequest, which name the layout, for what makes no view."""
+    """The view, by NumPy, of a layout's `frame`; BadType or BadRequest, with the layout, for an invalid index."""
     entries = index if isinstance(index, tuple) else (index,)
     for entry in entries:
         if not (entry is None or entry is Ellipsis or isinstance(entry, (int, np.integer, slice))) or isinstance(
@@ -64,7 +64,7 @@ def by_numpy(frame: NDArray[Any], index: Any, of: object) -> NDArray[Any]:
             hint = "index arrays and masks copy: x.numpy()[index], and dev.array(…) of that for a tensor again"
             raise BadType("index", shown(entry), expected, hint)
     if not any(entry is Ellipsis for entry in entries):
-        entries = (*entries, Ellipsis)  # an integer for every axis then still gives a view, not a read
+        entries = (*entries, Ellipsis)  # so that an integer for every axis still gives a view, not a scalar
     try:
         return frame[entries]
     except (IndexError, ValueError, TypeError, OverflowError) as error:

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 __all__ = ["Array", "Layout", "c_strides"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-COUNTED = 1 << 16  # elements of a view whose axes are woven into one another, each of which is looked at
+COUNTED = 1 << 16  # up to so many elements, interleaved axes are checked for overlap element by element
 
 
 class Layout:
     """Device, dtype, shape and strides (in elements) of a view, and the alignment of its pointer in bytes, up to 256.
 
-    Interned by its device: equal layouts are nearly always one object, so a plan is found by identity. `low` and
-    `high` bound the view in bytes around its pointer: it touches [ptr + low, ptr + high).
+    Its device interns it: equal layouts are nearly always one object, so a plan is found by identity. `low` and `high`
+    bound the view in bytes, relative to its pointer: it touches [ptr + low, ptr + high).
     """
 
     __slots__ = ("_meets", "alignment", "device", "dtype", "high", "low", "readonly", "shape", "size", "strides")
@@ -54,7 +54,7 @@ class Layout:
 
     @property
     def fills_bytes(self) -> bool:
-        """Whether its elements, in whatever order, are all there is in the bytes that they lie in."""
+        """Whether its elements, in any order, fill their range of bytes without gaps."""
         axes = [(stride, extent) for stride, extent in zip(self.strides, self.shape, strict=True) if extent > 1]
         step = 1
         for stride, extent in sorted((abs(stride), extent) for stride, extent in axes):
@@ -66,9 +66,9 @@ class Layout:
 
     @property
     def meets_itself(self) -> bool:
-        """Whether two of its elements lie at one address, as in broadcast views and windows that overlap.
+        """Whether two of its elements share an address, as in broadcast views and overlapping windows.
 
-        Exact up to `COUNTED` elements; of larger ones those count whose axes are woven into one another, too.
+        Exact up to `COUNTED` elements; larger views with interleaved axes always count as such.
         """
         if self._meets is None:
             self._meets = self._do_meet()
@@ -90,7 +90,7 @@ class Layout:
         return len(np.unique(places)) < len(places)
 
     def frame(self) -> Array:
-        """A NumPy array of this shape and these strides over no memory: NumPy's indexing rules without the data."""
+        """A NumPy array of this shape and these strides without real memory, for NumPy's indexing rules."""
         item = self.dtype.numpy.itemsize  # a packed 4-bit element counts as one byte here
         blank = np.empty(1, f"V{item}")  # as_strided knows no ml_dtypes
         return as_strided(blank, self.shape, tuple(s * item for s in self.strides))

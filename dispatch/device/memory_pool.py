@@ -1,6 +1,6 @@
-"""A GPU's stream-ordered memory pool, of this library's own.
+"""A stream-ordered memory pool of this library's own, one for each GPU.
 
-It keeps what is freed: the driver's default pool gives that back at every synchronization. cuda.py allocates from it.
+It keeps freed memory, where the driver's default pool returns it at every synchronization. cuda.py allocates from it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["MemoryPool"]
 
 
 class MemoryPool:
-    """A `CUmemoryPool` on one GPU; `c_handle` is what a bare call of an allocation takes."""
+    """A `CUmemoryPool` on one GPU; `c_handle` is the handle for ctypes calls."""
 
     __slots__ = ("c_handle",)
 
@@ -39,21 +39,21 @@ class MemoryPool:
         return self.c_handle.value or 0
 
     def take(self, ptr: ctypes.c_uint64, size: ctypes.c_size_t, stream: Stream) -> int:
-        """Write the address of so many bytes to `ptr`, to be used on a stream; gives the driver's status."""
+        """Allocate `size` bytes on a stream and write their address to `ptr`; returns the driver's status."""
         status: int = driver.cuMemAllocFromPoolAsync.unchecked(ctypes.byref(ptr), size, self.c_handle, stream.c_handle)
         return status
 
     def bytes_in_use(self) -> int | None:
-        """What is allocated from it; None after a fault, of which those are told who wait for results."""
+        """The bytes allocated from it; None after a fault, which is reported to those that wait for results."""
         used = ctypes.c_uint64()
         kind = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT
         status = driver.cuMemPoolGetAttribute.unchecked(self.c_handle, int(kind), ctypes.byref(used))
         return None if status else used.value
 
     def trim(self) -> None:
-        """Give what is free back to the system."""
+        """Return free memory to the system."""
         driver.cuMemPoolTrimTo(self.handle, 0)
 
     def destroy(self) -> None:
-        """Give all of it back to the driver, what is allocated included."""
+        """Destroy the pool and all its memory, including what is allocated."""
         driver.cuMemPoolDestroy(self.handle)

@@ -1,7 +1,7 @@
-"""NumPy's operators that a Tensor refuses, and the words in which it does: what to call instead.
+"""NumPy's operators and functions on a Tensor: most raise a TypeError that says what to call instead.
 
-The table has no elementwise row that takes any two tensors, and a silent copy to the host would cost more than the
-arithmetic. `a @ b` is not among them; it is a request of the table.
+The table has no elementwise row for any two tensors, and a silent copy to the host would cost more than the arithmetic.
+`a @ b` is an exception; it runs `dispatch.matmul`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["apply_function", "point_elsewhere", "refuse_operators", "refuse_prod
 
 T = TypeVar("T")
 
-# NumPy's functions that a tensor answers itself, without a look at its elements.
+# NumPy's functions that need no elements.
 ANSWERED: dict[Any, Callable[..., Any]] = {
     np.shape: lambda a: a.shape,
     np.ndim: lambda a: a.ndim,
@@ -101,9 +101,9 @@ def _comparing(name: str, text: str) -> Callable[..., Any]:
 
 
 def refuse_operators(kind: type[T]) -> type[T]:
-    """Give a class the operators that NumPy's arrays have, each of which raises a TypeError that names another way.
+    """Give a class the operators of NumPy's arrays, each of which raises a TypeError that says what to call instead.
 
-    They are set here and not written in the class, so that `a + b` is an error to type checkers as well.
+    They are set at run time, so that `a + b` is an error to type checkers as well.
     """
     for name, (written, mode) in (BINARY | UNARY).items():
         text = _instead(written, mode, name)
@@ -119,7 +119,7 @@ def refuse_operators(kind: type[T]) -> type[T]:
 
 
 def refuse_product(side: str, other: Any) -> Any:
-    """Raise for `a @ b` where one side, "a" or "b", is no Tensor of ours; NotImplemented where it knows better."""
+    """Raise for `a @ b` where one `side`, "a" or "b", is no Tensor; NotImplemented if that type multiplies Tensors."""
     kind = type(other)
     if getattr(kind, "multiplies_tensors", False):
         return NotImplemented
@@ -132,10 +132,10 @@ def refuse_product(side: str, other: Any) -> Any:
 
 
 class Elsewhere:
-    """A name that other libraries have and a class lacks: asking for it says what to write instead.
+    """A descriptor for a name that other libraries have and a class lacks: its AttributeError says what to use instead.
 
-    `words` is the function of dispatch/elsewhere.py that knows. It stands in the class: a `__getattr__` would be called
-    for every name that NumPy looks for in vain.
+    `words` is the function of dispatch/elsewhere.py with the text. A `__getattr__` would be called for every name that
+    NumPy looks up in vain; this is not.
     """
 
     def __init__(self, name: str, words: str) -> None:
@@ -149,7 +149,7 @@ class Elsewhere:
 
 
 def point_elsewhere(kind: type[T], names: Iterable[str] = TENSORS_NAMES, words: str = "of_tensor") -> type[T]:
-    """Give a class `Elsewhere` for those of the names that it lacks, which stay out of `dir`."""
+    """Give a class an `Elsewhere` for each of the names that it lacks; `dir` does not list them."""
     lacking = {name for name in names if not hasattr(kind, name)}
     for name in lacking:
         setattr(kind, name, Elsewhere(name, words))
@@ -163,7 +163,7 @@ def point_elsewhere(kind: type[T], names: Iterable[str] = TENSORS_NAMES, words: 
 
 
 def refuse_ufunc(ufunc: Any, method: str) -> NoReturn:
-    """Raise for a NumPy function of which a tensor is an operand."""
+    """Raise TypeError for a NumPy ufunc with a tensor among its operands."""
     name = ufunc.__name__
     if name == "matmul":
         ways = "dispatch.matmul(a, b) takes both; a @ b two Tensors, which dev.array(x) makes of arrays"
@@ -177,9 +177,9 @@ def refuse_ufunc(ufunc: Any, method: str) -> NoReturn:
 
 
 def apply_function(kind: Any, function: Any, types: Iterable[type], args: Any, options: dict[str, Any]) -> Any:
-    """NumPy's function of tensors, of class `kind`: of the host as NumPy reads them, without a copy.
+    """Call a NumPy function on tensors (instances of `kind`) of the host, which NumPy reads without a copy.
 
-    Raises TypeError where one is on a GPU: what copies from there has a name, `a.numpy()`.
+    Raises TypeError if one is on a GPU: a copy from there must be explicit, `a.numpy()`.
     """
     if not all(issubclass(each, (kind, np.ndarray)) for each in types):
         return NotImplemented

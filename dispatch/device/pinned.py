@@ -1,6 +1,6 @@
-"""Page-locked host memory, which a GPU copies from and to at full speed and while the host does something else.
+"""Page-locked host memory, which a GPU copies from and to at full speed and asynchronously.
 
-`Device.pinned` gives NumPy arrays over it, from a pool; pageable memory goes through a staging array of that.
+`Device.pinned` returns NumPy arrays over it, from a pool; pageable memory is copied through such an array.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for all contexts
 
 
 class _Page:
-    """One allocation of page-locked memory; it lives as long as the pool or an array in it."""
+    """One allocation of page-locked memory; it lives as long as the pool, or an array in it, refers to it."""
 
     __slots__ = ("base", "nbytes")
 
@@ -50,7 +50,7 @@ class _Page:
 
 
 class _Lease:
-    """An array's hold on its block; `pool` and `page` are kept with it."""
+    """Owns the block of an array, and keeps its pool and page alive; gives the block back when it dies."""
 
     __slots__ = ("block", "page", "pool")
 
@@ -62,7 +62,7 @@ class _Lease:
 
 
 class PinnedPool:
-    """The page-locked memory of one device; what is given back is used again, and freed by `trim`."""
+    """The page-locked memory of one device; memory given back is reused, and freed by `trim`."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -96,6 +96,6 @@ class PinnedPool:
         return bool(self._pages)
 
     def trim(self) -> None:
-        """Free what no array is in."""
+        """Free the pages that no array uses."""
         for number in self.allocator.empty_chunks():
             del self._pages[number]

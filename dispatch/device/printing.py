@@ -1,8 +1,7 @@
-"""What a Tensor shows of itself: its elements as NumPy prints them, its layout and its device.
+"""The repr of a Tensor: its elements as NumPy prints them, its layout and its device.
 
-Of a large tensor only the elements that are shown are copied. Nothing here raises, and nothing waits for a stream that
-is being captured: then the text says why there are no elements. A tensor is asked here as its device and its layout
-know it; tensor.py imports this module, so that nothing of them is named.
+Of a large tensor only the elements that are shown are copied. Nothing here raises or waits for a stream under capture:
+the text then says why there are no elements. Tensors are typed Any here, because tensor.py imports this module.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ __all__ = ["brief", "html_of", "text_of"]
 
 MOST_SHOWN = 1 << 16  # elements, whatever NumPy's print options say
 Array = np.ndarray[Any, np.dtype[Any]]
-GAP = 4096  # bytes between elements; those that lie nearer to one another are copied together
+GAP = 4096  # bytes; elements that are nearer to one another are copied together
 DIGITS = 4  # of bf16 and narrower floats, which hold three
 LONGEST = 200  # characters of an error
 
@@ -37,8 +36,8 @@ def text_of(tensor: Any) -> str:
 
 
 def html_of(tensor: Any) -> str:
-    """The same for a notebook."""
-    import html  # seldom asked for
+    """The same as HTML, for notebooks."""
+    import html  # rarely used
 
     values, why = _shown(tensor)
     shown = f"<em>{html.escape(why)}</em>" if values is None else f"<pre>{html.escape(values)}</pre>"
@@ -46,11 +45,11 @@ def html_of(tensor: Any) -> str:
 
 
 def _shown(tensor: Any) -> tuple[str | None, str]:
-    """The elements as text, or None and why there are none."""
+    """The elements as text, or None and the reason."""
     try:
         why = tensor.device.unreadable(tensor)
         return (None, why) if why else (_values(tensor), "")
-    except Exception as error:  # noqa: BLE001  # whatever it is: a debugger and a traceback print tensors, too
+    except Exception as error:  # noqa: BLE001  # never raise: debuggers and tracebacks print tensors, too
         return None, f"its elements cannot be read: {_one_line(error)}"
 
 
@@ -91,7 +90,7 @@ def _places(extent: int, edge: int) -> list[int]:
 
 
 def _with_gaps(found: Array, shape: tuple[int, ...], edge: int) -> Array:
-    """Give each axis of which only the edges are there one more element in between, so that NumPy prints dots there."""
+    """Insert one element in the middle of each shortened axis, so that NumPy prints dots there."""
     for axis, extent in enumerate(shape):
         if extent > 2 * edge:
             found = np.insert(found, edge, 0, axis=axis)
@@ -99,7 +98,7 @@ def _with_gaps(found: Array, shape: tuple[int, ...], edge: int) -> Array:
 
 
 def _elements(tensor: Any, places: list[list[int]]) -> Array:
-    """The elements at the crossings of these indices."""
+    """The elements at all combinations of these indices, one list of indices for each axis."""
     bits, kind = tensor.dtype.bits, tensor.dtype.numpy
     offsets = np.zeros((), np.int64)
     for place, stride in zip(places, tensor.layout.strides, strict=True):

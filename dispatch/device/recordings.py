@@ -1,4 +1,4 @@
-"""Recordings of CUDA graphs under way on a device, and the calls that would end them all."""
+"""Recordings: keeps recordings of CUDA graphs apart from calls that would end every capture of the device."""
 
 from __future__ import annotations
 
@@ -11,32 +11,29 @@ if TYPE_CHECKING:
 
 __all__ = ["LOST", "Recordings"]
 
-LOOK = 0.1  # seconds: who waits looks by itself, for an interrupted thread may have told nobody
-LOST = range(
-    900, 909
-)  # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and what follows: a capture was ended, by whatever it was
+LOOK = 0.1  # seconds between checks of a waiting thread: an interrupted thread may not have notified it
+LOST = range(900, 909)  # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and following: some call has ended a capture
 
 
 class Recordings:
-    """The recordings under way on a device, and the calls that would end them all: those of the whole context.
+    """A lock between recordings (`one`, shared) and calls on the whole context that end captures (`none`).
 
     Guarantees: no block of `with recordings.one():` overlaps one of `with recordings.none():` of another thread.
-    Whoever enters the second waits for the recordings under way, which are short, and no other begins meanwhile. One
-    whose own thread has come to such a call (it ran out of memory) is waited for by nobody: it is lost by that anyway,
-    and two such threads would wait for each other. Nor does a thread wait for itself that records within the second, as
-    a finalizer may.
+    `none` waits for the recordings under way, which are short, and no new one begins meanwhile. It does not wait for
+    threads that are recording and inside `none` themselves (they ran out of memory): their recordings are lost anyway,
+    and two such threads would wait for each other. A thread may also record inside its own `none`, as a finalizer does.
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # of a lock that may be taken again: finalizers may come in between
-        # The threads that are in a block of either, by an object of the block's own: Ctrl-C may come before it is in
-        # here, and at once behind that.
+        self._changed = threading.Condition()  # its lock is reentrant: a finalizer may run inside it
+        # The threads inside either kind of block. The key is an object of the block's own, so that leaving is safe
+        # wherever Ctrl-C comes, before or after the entry was made.
         self._recording: dict[object, int] = {}
         self._losing: dict[object, int] = {}
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Record in here."""
+        """A block in which to record."""
         me, block = threading.get_ident(), object()
         try:
             with self._changed:
@@ -50,7 +47,7 @@ class Recordings:
 
     @contextmanager
     def none(self) -> Iterator[None]:
-        """Make calls in here that end captures."""
+        """A block in which to make calls that end captures."""
         me, block = threading.get_ident(), object()
         try:
             self._losing[block] = me

@@ -1,4 +1,4 @@
-"""The live devices by their names: `device("cuda:0")` is the same object for everybody, until that is closed."""
+"""The live devices by name: `device("cuda:0")` returns the same object until that is closed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _generations: dict[str, Iterator[int]] = {}
 
 @names_arguments
 def device(name: str | None = None) -> Device:
-    """The live device of a name: "cuda:N", "cuda" (the first GPU) or "host"; with no name `cuda:0` if there is one.
+    """The live device of a name: "cuda:N", "cuda" (the first GPU) or "host"; by default `cuda:0` if there is a GPU.
 
-    DeviceUnavailable says what is missing: the driver, or a GPU of that number.
+    Raises DeviceUnavailable, which says what is missing, the driver or a GPU of that number, and DeviceFault for a
+    device that is lost.
     """
     if name is None:
         name = "cuda:0" if is_available() else "host"

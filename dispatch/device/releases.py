@@ -1,8 +1,8 @@
-"""Memory that is let go of: freed, or given back to another library, behind all that may still use it.
+"""Releases memory, to the pool or to the library that owns it, after all work that may still use it.
 
-One Releases for each GPU (cuda.py); storages come here as they die, on whatever thread collects them. Nothing in here
-waits on the host, touches a handle that may be gone, or orders work outside of a capture behind work in it: what cannot
-be ordered yet is held, until its stream is named again, the capture ends, or the whole device is waited for.
+There is one Releases for each GPU (cuda.py). Dying storages arrive here on whatever thread collects them. Nothing here
+waits on the host, uses a handle that may be dead, or orders work outside of a capture after work inside it. Memory that
+cannot be ordered yet is held until its stream is used again, the capture ends, or the whole device is synchronized.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _T = TypeVar("_T")
 
 
 class Held:
-    """Memory to be let go of behind the streams in `users`, and behind what consumers have enqueued where it was lent.
+    """Memory to be released after the streams in `users`, and after the work of consumers that it was lent to.
 
-    It is of the device's pool, at `ptr`, or another library's, in `keep`; that is kept until `events` have passed.
-    `identities` are those of the streams in `lent` as it was lent there. `unnamed`: the consumer's stream is not known.
+    It belongs to the device's pool (at `ptr`) or to another library (in `keep`, until `events` have passed).
+    `identities` are those of the streams in `lent` when it was lent. `unnamed`: some consumer's stream is not known.
     """
 
     __slots__ = ("count", "events", "identities", "keep", "lent", "nbytes", "ptr", "unnamed", "users")
@@ -46,14 +46,14 @@ class Held:
         self, ptr: int, keep: Any, nbytes: int, users: set[Stream], identities: dict[Stream | None, int]
     ) -> None:
         self.ptr, self.keep, self.nbytes, self.users, self.identities = ptr, keep, nbytes, users, identities
-        self.count = len(users)  # of those in `users`, which go from there as the side stream comes to be behind them
+        self.count = len(users)  # at first; a user is removed once the side stream waits for it
         self.lent = [stream for stream in self.identities if isinstance(stream, ExternalStream)]
         self.unnamed = None in self.identities
-        self.events: list[tuple[ctypes.c_void_p, Stream | None]] = []  # and the stream that owns it, if not we
+        self.events: list[tuple[ctypes.c_void_p, Stream | None]] = []  # and its owner, None: we
 
     @classmethod
     def of(cls, storage: Storage) -> Held:
-        """What a storage that dies leaves behind."""
+        """The memory of a dying storage."""
         return cls(storage.base, storage.keep, storage.nbytes, storage.users(), storage.lent or {})
 
     def is_of_one(self) -> bool:
@@ -65,35 +65,35 @@ class Held:
 
 
 class Releases:
-    """What one device's memory waits for before it is let go of.
+    """The queues of memory that waits to be released on one device.
 
-    Guarantees: storages die without a call of the driver, which finalizers could make at any time and on any thread;
-    what died is looked at as new memory is asked for, by one thread at a time, which also destroys our streams: a
-    stream may be closed by a finalizer at any moment, but its handle is good as long as that thread may use it. Each
-    Held is in one place, and who takes it out lets it go or holds it. `side` is behind every stream that has gone, and
-    behind all that what is freed on it waits for.
+    Guarantees: a dying storage makes no driver call, because finalizers run at any time and on any thread. Dead memory
+    is processed when new memory is allocated, by one thread at a time (`collect`). That thread also destroys closed
+    streams: a finalizer may close a stream at any moment, but its handle stays valid as long as that thread may use it.
+    Each Held is in one queue; the thread that takes it out releases it or puts it into another. The stream `side` waits
+    for every stream that is destroyed, and for all users of the memory that is freed on it.
     """
 
     def __init__(self, device: Device, side: Stream, graphs: CallersGraphs) -> None:
         self._device, self.side, self._graphs = device, side, graphs
-        self._dead: deque[tuple[int, Stream]] = deque()  # used on one stream of ours, that nobody else knows
-        self._held: deque[Held] = deque()  # to be looked at
-        self._orphans: deque[Held] = deque()  # nothing but the whole device tells when their streams are done
-        self._awaited: set[ExternalStream] = set()  # streams that have something waiting
+        self._dead: deque[tuple[int, Stream]] = deque()  # used on one stream of ours only, unknown to other libraries
+        self._held: deque[Held] = deque()  # all other memory, for the next `collect`
+        self._orphans: deque[Held] = deque()  # can be released only after the whole device was synchronized
+        self._awaited: set[ExternalStream] = set()  # streams whose `waiting` is not empty
         self._parked: deque[tuple[list[tuple[ctypes.c_void_p, Stream | None]], Any]] = deque()
         self.gone: deque[ctypes.c_void_p] = deque()  # handles of our own streams that are closed
         self._collecting = threading.Lock()
         anew(self, "_collecting", threading.Lock)
-        self.stuck = 0  # about how many bytes are free but for streams that nobody has named again
+        self.stuck = 0  # about how many bytes are held only for streams that were not used again
 
     @property
     def pending(self) -> bool:
-        """Whether there is something that `collect` may let go of."""
+        """Whether there is something for `collect` to do."""
         return bool(self._held or self._parked or self._dead or self.gone or self._graphs.known)
 
     # -- memory of the pool, and of others --------------------------------------------------------------------------
     def free(self, storage: Storage) -> None:
-        """Free memory of the pool behind all its users, those of other libraries included; a little later."""
+        """Free memory of the pool after all its users, those of other libraries included, at the next `collect`."""
         writer = storage.writer
         if writer.external or storage.readers or storage.lent:
             self._held.append(Held.of(storage))
@@ -101,22 +101,22 @@ class Releases:
             self._dead.append((storage.base, writer))
 
     def free_block(self, base: int, stream: Stream) -> None:
-        """Free a block of the pool that was used on one stream of ours; a little later."""
+        """Free a block of the pool that was used on one stream of ours only, at the next `collect`."""
         self._dead.append((base, stream))
 
     def give_back(self, storage: Storage) -> None:
-        """Keep another library's memory until our streams are done with it; its own order knows nothing of them."""
+        """Keep another library's memory alive until our streams, which that library does not know, are done with it."""
         self._held.append(Held.of(storage))
         with relaxed():
-            self.collect()  # or the thread does that is about it: only there a handle is good as long as it is used
+            self.collect()  # or the thread that is in it does; nowhere else are the handles safe to use
 
     def keep_until(self, event: ctypes.c_void_p, keep: Any) -> None:
-        """Keep what a copy reads or writes until it has ended, where nobody waits for that."""
+        """Keep an object alive until an event has passed, such as the memory of a copy that nobody waits for."""
         self._parked.append(([(event, None)], keep))
 
-    # -- what died is looked at: all of this in a block of `relaxed()` -----------------------------------------------
+    # -- releasing: all of this is called inside `with relaxed():` ---------------------------------------------------
     def collect(self) -> None:
-        """Let go of what can be by now. One thread does at a time, and others do not wait for it."""
+        """Release what can be released by now. One thread at a time does this; others return at once."""
         if not self._collecting.acquire(blocking=False):
             return
         try:
@@ -130,8 +130,8 @@ class Releases:
                 self._unpark()
             if self._graphs.known:
                 self._graphs.sweep()
-            # They were closed before all that was looked at above, so nobody here has their handles. Who orders uses
-            # may have found one open, and be about to name it.
+            # These were closed before everything above was processed, so nothing here uses their handles any more. A
+            # thread that orders uses may still have seen one open, and be about to use its handle: hence the lock.
             if gone and Storage.ordering.acquire(blocking=False):
                 try:
                     self.destroy(gone)
@@ -143,14 +143,14 @@ class Releases:
     def _free_dead(self) -> None:
         while self._dead:
             ptr, stream = self._dead.popleft()
-            if stream.external:  # by now somebody else knows it, and may be capturing it
+            if stream.external:  # another library knows it by now, and may be capturing it
                 self._held.append(Held(ptr, None, 0, {stream}, {}))
                 continue
             handle = self.side.c_handle if stream.closed else stream.c_handle
             driver.cuMemFreeAsync.unchecked(ctypes.c_uint64(ptr), handle)
 
     def destroy(self, count: int) -> None:
-        """Destroy so many of the streams that are closed, or those that are left; several threads may be about it."""
+        """Destroy the first `count` closed streams, or as many as are left; several threads may do this at once."""
         for handle in islice(_taken(self.gone), count):
             driver.cuStreamDestroy.unchecked(handle)
 
@@ -165,13 +165,13 @@ class Releases:
                     self._device.recycle(event)
 
     def _let_go(self, held: Held) -> None:
-        """Order what is held behind its users as far as they can be, and let it go or hold it."""
+        """Order memory after those of its users that can be ordered now, and release it or hold it."""
         if self.side.closed:
             return  # the whole device is collected as garbage
         try:
             if self._is_ordered(held):
                 return
-        except (CudaError, DispatchError):  # a fault is told to those who wait for results
+        except (CudaError, DispatchError):  # a fault is reported to those that wait for results
             if self._device.fault is not None:
                 return  # the memory is gone with the context
         if any(not isinstance(user, ExternalStream) or not user.blind for user in held.users) or (
@@ -187,7 +187,7 @@ class Releases:
                 self._awaited.add(held.lent[-1])
 
     def _is_ordered(self, held: Held) -> bool:
-        """Let go of what is held; False where it has to wait for something that cannot be ordered yet."""
+        """Release memory; False if it depends on work that cannot be ordered yet."""
         if held.keep is None and held.is_of_one() and self._free_there(held, *held.users):
             return True
         for user in tuple(held.users):
@@ -204,7 +204,7 @@ class Releases:
         return True
 
     def _free_there(self, held: Held, user: Stream) -> bool:
-        """Free on the only stream that memory was used on, where this thread is on that, too: it comes back at once."""
+        """Free memory on the only stream that used it, if this thread may use that: then it can be reused at once."""
         if not isinstance(user, ExternalStream):
             if user.closed or (user.external and user.is_capturing()):
                 return False
@@ -215,14 +215,14 @@ class Releases:
         return True
 
     def _behind(self, held: Held, user: Stream) -> bool:
-        """Order what is held behind what this library has enqueued on a stream; False where that cannot be done yet."""
+        """Order memory after what this library has enqueued on a stream; False where that cannot be done yet."""
         if user.closed:
-            if held.keep is not None:  # the side stream is behind those that are gone
+            if held.keep is not None:  # the side stream waits for all streams that were closed
                 self._behind_event(held, self._device.recorded(self.side), None)
             return True
         if not isinstance(user, ExternalStream):
             return not (user.external and user.is_capturing()) and self._behind_stream(held, user)
-        if not user.lock.acquire(blocking=False):  # its holder may wait for what this thread holds
+        if not user.lock.acquire(blocking=False):  # waiting could deadlock with its holder
             return False
         try:
             if user.is_alive:
@@ -234,7 +234,7 @@ class Releases:
             user.lock.release()
 
     def _behind_lent(self, held: Held, stream: ExternalStream) -> bool:
-        """Order what is held behind what a consumer has enqueued on its stream, if that is alive for certain."""
+        """Order memory after what a consumer has enqueued on its stream, if that is certainly alive."""
         if not stream.lock.acquire(blocking=False):
             return False
         try:
@@ -256,11 +256,11 @@ class Releases:
         else:
             self.side.wait_for_event(event)
 
-    # -- streams that are named again, and waits for the whole device -------------------------------------------------
+    # -- streams that are used again, and waits for the whole device --------------------------------------------------
     def settle(self, stream: ExternalStream) -> None:
-        """Let go of what waits for a stream that is alive now."""
+        """Release what waits for a stream that is alive now."""
         if not self._collecting.acquire(blocking=False):
-            return  # the next time that it is named will do
+            return  # the next time that the stream is used will do
         try:
             with relaxed():
                 for held in _taken(stream.waiting):
@@ -275,16 +275,16 @@ class Releases:
             self._collecting.release()
 
     def gather(self) -> list[Held]:
-        """Take out all that waits for streams of which nobody may say any more, before the device is waited for."""
+        """Take out, before a wait for the whole device, all memory that waits for streams which may be dead."""
         found = list(_taken(self._orphans))
         self.stuck = 0
         for stream in self._awaited.copy():
-            self._awaited.discard(stream)  # first: who adds to what waits for it names it again, behind that
+            self._awaited.discard(stream)  # first: a thread that adds to `waiting` now adds the stream again afterwards
             found.extend(_taken(stream.waiting))
         return found
 
     def done(self, gathered: Iterable[Held]) -> None:
-        """The device has been waited for since these were gathered: let go of them."""
+        """Release what was gathered: the device has been synchronized since."""
         for held in gathered:
             held.users.clear()
             held.lent.clear()
@@ -294,7 +294,7 @@ class Releases:
             self.collect()
 
     def abandon(self) -> None:
-        """The device was waited for and is closed: its memory goes with the pool, and other libraries have theirs."""
+        """Drop everything: the device was synchronized and is closed, and its pool frees the memory."""
         self._dead.clear()
         for queue in (self._held, self._orphans, *(stream.waiting for stream in self._awaited.copy())):
             queue.clear()
@@ -302,14 +302,14 @@ class Releases:
         self._parked.clear()
 
     def put_back(self, gathered: Iterable[Held]) -> None:
-        """Nothing was waited for."""
+        """Hold again what was gathered: the wait for the device has failed."""
         for held in gathered:
             self.stuck += held.nbytes
             self._orphans.append(held)
 
 
 def _taken(queue: deque[_T]) -> Iterator[_T]:
-    """What is in a queue now, taken out one by one; other threads may take of it as well."""
+    """Take out, one by one, the items that are in a queue now; other threads may take some as well."""
     with suppress(IndexError):
         for _ in range(len(queue)):
             yield queue.popleft()

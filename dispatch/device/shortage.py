@@ -1,7 +1,7 @@
-"""Whether little of the GPU's memory is free: what a call failed for whose status does not say it.
+"""Whether the GPU is nearly out of memory: the likely cause of failures whose status does not say so.
 
-Libraries and the driver take memory of their own beside what they are given. Where there is none they may say no more
-than that an error occurred, that the GPU is not supported, or that a launch has too few resources.
+Libraries and the driver allocate memory of their own. If there is none, their status may only say that an internal
+error occurred, that the GPU is not supported, or that a launch has too few resources.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from cudabind import driver
 
 __all__ = ["SHORT", "FreeMemory", "free_memory"]
 
-SHORT = 512 << 20  # bytes of free memory below which a library may well have found none
+SHORT = 512 << 20  # bytes of free memory below which a library may have failed to allocate
 
 
 class FreeMemory(NamedTuple):
-    """Bytes of the GPU of the current context."""
+    """Free and total bytes of the GPU of the current context."""
 
     free: int
     total: int
 
     @property
     def is_short(self) -> bool:
-        """Whether a call may have failed for memory."""
+        """Whether a call may have failed for lack of memory."""
         return self.free < SHORT
 
     def __str__(self) -> str:
@@ -31,5 +31,5 @@ class FreeMemory(NamedTuple):
 
 
 def free_memory() -> FreeMemory:
-    """What is free now, by all processes of the GPU; the driver's error."""
+    """The memory that all processes of the GPU leave free now; raises the driver's error."""
     return FreeMemory(*driver.cuMemGetInfo())

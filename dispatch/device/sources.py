@@ -1,7 +1,7 @@
-"""What is copied into tensors: all that NumPy makes an array of, and tensors of other libraries that it cannot read.
+"""Reads the sources of `dev.array(x)`: anything that NumPy takes, and other libraries' tensors that it cannot read.
 
-NumPy is asked first. It reads none on a GPU, and of torch's none of bf16 or fp8 and none that requires grad. Devices
-find `read` by their class, for it knows tensors, and these know their device.
+NumPy is tried first. It cannot read tensors on a GPU, nor torch's of bf16 or fp8, nor those that require grad. `read`
+is set as an attribute of Device, because importing it there would be circular.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["read"]
 
 
 def read(name: str, source: Any, device: Device | None = None) -> Any:
-    """The elements of an object in an array; in a tensor, where they lie on this GPU and NumPy cannot read them."""
+    """The elements of an object as an array, or as a tensor if they are on this GPU and NumPy cannot read them."""
     try:
         return as_array(name, source)
     except BadRequest:

@@ -1,6 +1,6 @@
-"""Storage: the owner of one piece of memory, which knows the streams that use it, and so behind what it is freed.
+"""Storage: the owner of one piece of memory, which tracks the streams that use it, to order uses and its release.
 
-Tensors are views of it. Nothing here allocates or copies: it only has streams wait for one another.
+Tensors are views of it. Nothing here allocates or copies; it only makes streams wait for one another.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ NOBODY: AbstractSet[Stream] = frozenset()
 class Storage:
     """Owner of one piece of memory, and of the order in which streams use it.
 
-    Guarantees: `owner` is the one stream that has used the memory since its last writer, or None when several have;
-    then `writer` is the last that wrote it and `readers` those that already wait for that write. A use on another
-    stream enqueues the event waits it needs, and the memory is freed only behind all its users.
+    Guarantees: `owner` is the only stream that has used the memory since the last write, or None if several have.
+    `writer` is the stream that wrote last, and `readers` are those that wait for that write already. A use on another
+    stream enqueues the event waits that it needs, and the memory is freed only after all its users.
     """
 
     __slots__ = ("__weakref__", "base", "device", "free", "keep", "lent", "nbytes", "owner", "readers", "writer")
-    # Held while uses are noted, and ordered behind streams that must not be destroyed meanwhile. What is collected in
-    # between may be a user's, and use tensors as it goes.
+    # Held while uses are recorded and ordered, so that no stream involved is destroyed meanwhile. Reentrant: a user's
+    # finalizer may run inside it and use tensors.
     ordering = threading.RLock()
 
     def __init__(
         self, device: Device, base: int, nbytes: int, stream: Stream, free: Callable[[Storage], None], keep: Any = None
     ) -> None:
         self.device, self.base, self.nbytes, self.free = device, base, nbytes, free
-        self.keep = keep  # what the memory lives in, where that is not the device's pool
+        self.keep = keep  # the object that owns the memory, if that is not the device's pool
         self.owner: Stream | None = stream
         self.writer = stream
         self.readers: AbstractSet[Stream] = NOBODY
-        self.lent: dict[Stream | None, int] | None = None  # to consumers on these streams; None: one not named
+        self.lent: dict[Stream | None, int] | None = None  # to consumers on these streams; None: on an unknown one
 
     def use(self, stream: Stream, *, write: bool) -> None:
-        """Order a use on `stream` behind the uses on other streams it conflicts with."""
+        """Order a use on `stream` after the conflicting uses on other streams."""
         if self.owner is stream or (not write and self.is_behind(stream)):
             return
         with self.ordering:
@@ -64,7 +64,7 @@ class Storage:
             order.sync_epoch += 1
 
     def take_over(self, stream: Stream, known: Stream) -> None:
-        """Order a write on `stream`, which is behind all of `known` already, behind the other uses alone."""
+        """Order a write on `stream`, which waits for all of `known` already, after the other uses."""
         with self.ordering:
             for other in self.users():
                 if other is not known:
@@ -74,19 +74,19 @@ class Storage:
             order.sync_epoch += 1
 
     def is_behind(self, stream: Stream) -> bool:
-        """Whether what is enqueued on `stream` is behind the last write already."""
+        """Whether work enqueued on `stream` is ordered after the last write already."""
         return stream is self.writer or stream in self.readers
 
     def users(self) -> set[Stream]:
-        """The streams that the memory may still be in use on."""
+        """The streams on which the memory may still be in use."""
         return {self.writer, *self.readers}
 
     def lend(self, stream: Stream | None) -> None:
-        """Note that a consumer may use this memory on a stream of its own, until it gives it back."""
+        """Record that another library may use this memory on its own stream (None: unknown) until it drops it."""
         with self.ordering:
             lent, identity = dict(self.lent or {}), 0 if stream is None else stream.identity
             if lent.get(stream, identity) != identity:
-                lent[None] = 0  # the handle meant another stream then, which has work and no name any more
+                lent[None] = 0  # the handle meant another stream then, which cannot be named any more
             self.lent = {**lent, stream: identity}
 
     def __del__(self) -> None:
@@ -94,7 +94,7 @@ class Storage:
             return
         try:
             free = self.free
-        except AttributeError:  # Ctrl-C has come before the first line of __init__
+        except AttributeError:  # Ctrl-C came before the first line of __init__
             return
         free(self)
 

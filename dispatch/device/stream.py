@@ -1,7 +1,7 @@
-"""Streams, and the order between them: which stream a storage was last used on, and the event waits that follow.
+"""Streams and the order between them, by events.
 
-Devices make streams, workers and direct calls enqueue on them. This module never allocates and never launches: it only
-orders. On the host there is one stream, which is always done. Streams of other libraries are external.py's.
+Devices make streams; workers and direct calls enqueue on them. This module neither allocates nor launches, it only
+orders. The host has one stream, which is always done. Streams of other libraries are in external.py.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ __all__ = [
 
 
 class ExecutorLike(Protocol):
-    """What this module knows of an executor (executor.py): the stream it enqueues on, and whether it has ended."""
+    """The part of an executor (executor.py) that this module uses: its stream, and whether it is closed."""
 
     stream: Stream
     closed: bool
 
 
 class Current(threading.local):
-    """What the calling thread enqueues on: `executor`; its own stream on each device; its executors."""
+    """The state of the calling thread: its current executor, its own stream on each device, all its executors."""
 
     def __init__(self) -> None:
         self.executor: ExecutorLike | None = None
         self.own_streams: dict[Device, Stream] = {}
         self.per_thread: dict[Device, Stream] = {}  # handle 2 means this thread's own default stream
         self.executors: dict[Stream, ExecutorLike] = {}
-        self.by_handle: dict[tuple[int, int], ExecutorLike] = {}  # on streams that last, by device and handle
+        self.by_handle: dict[tuple[int, int], ExecutorLike] = {}  # on streams that live for ever, by device and handle
         self.entered: list[ExecutorLike | None] = []
 
 
@@ -64,14 +64,14 @@ current = Current()
 
 
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
-DEFAULTS = (0, 1, 2)  # handles that are no objects: they mean a default stream of whatever context is current
+DEFAULTS = (0, 1, 2)  # special handles: they mean a default stream of whatever context is current
 
 
 class Order:
-    """Counts what may change the order that a bound call relies on, so that it need not look at its tensors each time.
+    """A counter of events that change stream order; while it stands still, a bound call need not check its tensors.
 
-    `sync_epoch` moves on when a storage changes its owner, when a stream becomes known to others, and when an executor
-    ends. A race between two threads that count is harmless: it still differs from the one remembered.
+    `sync_epoch` grows when a storage changes its owner, a stream becomes known to other libraries, or an executor is
+    closed. Two threads may count at once and lose an increment: the value still differs from any that was stored.
     """
 
     __slots__ = ("sync_epoch",)
@@ -85,7 +85,7 @@ order = Order()
 
 @cache
 def exchange_mode() -> Callable[[Any], int]:
-    """The driver's function that exchanges the calling thread's capture mode; without a driver nobody captures."""
+    """The driver's function that exchanges the calling thread's capture mode; without a driver, a no-op."""
     try:
         exchange: Callable[[Any], int] = driver.cuThreadExchangeStreamCaptureMode.unchecked_holding_gil
     except LibraryNotFound:
@@ -97,17 +97,17 @@ def _nothing_to_exchange(_mode: Any) -> int:
     return 0
 
 
-class relaxed:  # used as a word: `with relaxed():`
-    """Let this thread make calls that touch no stream under capture, whatever the mode of a capture forbids.
+class relaxed:  # lower case, as used: `with relaxed():`
+    """Set this thread's capture mode to RELAXED, so that calls which touch no stream under capture do not end it.
 
-    The default mode (torch's) forbids all threads to wait, to look at events, to allocate and free memory and graphs:
-    whoever does so ends the capture. Waiting for a whole context ends captures of every mode, here as well.
+    In the default mode (torch's), a capture is ended by any thread that waits, queries an event, or allocates or frees
+    memory or graphs. Waiting for a whole context ends captures in every mode, here as well.
     """
 
     __slots__ = ("_mode",)
 
     def __enter__(self) -> None:
-        self._mode = ctypes.byref(ctypes.c_int(RELAXED))  # one for each use: finalizers may come in between
+        self._mode = ctypes.byref(ctypes.c_int(RELAXED))  # one for each block: a finalizer may enter another inside
         exchange_mode()(self._mode)
 
     def __exit__(self, *_: object) -> None:
@@ -118,7 +118,7 @@ NULL_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
 class StreamClass(type):
-    """Has `Stream(x)` be the stream that `x` stands for, as a handle has one object; subclasses are like any class."""
+    """Makes `Stream(x)` return the one object of x's handle; subclasses are constructed as usual."""
 
     find: ClassVar[Callable[..., Stream]]  # set by stream_objects.py
 
@@ -129,14 +129,14 @@ class StreamClass(type):
 class Stream(metaclass=StreamClass):
     """One in-order queue of a device; `with stream:` makes it the current stream of the calling thread.
 
-    `Device.stream()` makes one. `Stream(x)` is that of another library: of torch, CuPy, cuda.core or any object with
-    `__cuda_stream__`; it is on the GPU that the object names, else on `device`'s, the current one by default.
-    `Stream.from_handle` takes a bare handle. `x` is kept as long as memory that was used there; what else is alive when
-    is said there.
+    `Device.stream()` makes one. `Stream(x)` wraps a stream of torch, CuPy, cuda.core or any object with
+    `__cuda_stream__`; its GPU is the one that the object names, else `device`, by default the current one.
+    `Stream.from_handle` takes a bare handle. The object `x` is kept alive as long as memory that was used there; see
+    `from_handle` for when a bare handle must be alive.
 
-    `external` says that somebody else knows the handle, though it be ours, and may be capturing it; only then is that
-    asked before a replay. `with stream.context:` is for calls that take its handle: a default stream is this one only
-    in its device's context.
+    `external` means that another library knows the handle, even of a stream of ours, and may be capturing it; only then
+    is the driver asked whether it is. Enter `stream.context` around calls that take the handle: the handle of a default
+    stream means this stream only in its device's context.
     """
 
     __slots__ = ("__weakref__", "_owned", "c_handle", "closed", "context", "device", "external", "free_lists")
@@ -146,48 +146,48 @@ class Stream(metaclass=StreamClass):
     closed: bool
     external: bool
     context: AbstractContextManager[None]
-    free_lists: dict[int, Any]  # of memory to be used here again, by size (block_cache.py)
+    free_lists: dict[int, Any]  # of memory to reuse on this stream, by size (block_cache.py)
     _owned: bool
 
     def __init__(self, stream: Any, device: Device | str | None = None) -> None:
-        """As StreamClass has it."""
+        """For type checkers; see StreamClass."""
 
     @classmethod
     def from_handle(cls, device: Device, handle: int) -> Stream:
         """Use another library's `cudaStream_t` (`torch.cuda.current_stream().cuda_stream`); 0 is the legacy default.
 
-        It must be alive now, inside `with` blocks of what comes back, and when a call that was prepared there runs.
+        It must be alive now, inside `with` blocks of the result, and when a call that was prepared on it runs.
         """
-        given: Any = handle  # a user's may be anything
+        given: Any = handle  # a user may pass anything
         if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < 1 << 64:
             raise BadRequest("handle", shown(given), "a cudaStream_t as an integer")
         return device.external(handle)
 
     @property
     def identity(self) -> int:
-        """Which stream the handle means, where that may change (external.py)."""
+        """A number that tells apart the streams which the same handle means over time (external.py); 0 of ours."""
         return 0
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is there as long as this object; a stream of another library is not."""
+        """Whether the stream lives as long as this object; a stream of another library may not."""
         return True
 
     @property
     def handle(self) -> int:
-        """The `cudaStream_t` as an integer, to be given to other libraries."""
+        """The `cudaStream_t` as an integer, for other libraries; reading it marks the stream as `external`."""
         self._become_external()
         return self.c_handle.value or 0
 
     def _become_external(self) -> None:
         if not self.external:
-            self.external = True  # from now on somebody else may begin a capture on it
+            self.external = True  # from now on another library may begin a capture on it
             order.sync_epoch += 1
             if self.free_lists:
                 self.device.withdraw(self)
 
     def synchronize(self) -> None:
-        """Wait until all that was enqueued here is done; raises what it ended in (DeviceFault for a fault)."""
+        """Wait until all that was enqueued here is done; raises the error it ended in (DeviceFault for a fault)."""
         if self.device.is_host or self.closed:
             return
         if self.external and self.is_capturing():
@@ -199,7 +199,7 @@ class Stream(metaclass=StreamClass):
             self.device.fail(status, "cuStreamSynchronize")
 
     def done(self) -> bool:
-        """Whether all that was enqueued here is done; raises what it ended in. What is captured is not run as yet."""
+        """Whether all that was enqueued here is done, False under capture; raises the error it ended in."""
         if self.device.is_host or self.closed:
             return True
         if self.external and self.is_capturing():
@@ -211,9 +211,9 @@ class Stream(metaclass=StreamClass):
         return bool(status == 0)
 
     def wait_for(self, other: Stream) -> None:
-        """Let what is enqueued here from now on wait for all that is enqueued on `other` so far; the host does not.
+        """Make work enqueued here from now on wait for all that is enqueued on `other` so far; the host does not wait.
 
-        Where `other` is under capture, this stream goes into the same graph with it, until the capture ends.
+        If `other` is under capture, this stream joins the same capture until that ends.
         """
         if other is self or other.closed or self.device.is_host:
             return
@@ -222,14 +222,14 @@ class Stream(metaclass=StreamClass):
         self.wait_for_handle(other.c_handle)
 
     def wait_for_uses(self, other: Stream) -> None:
-        """Let what is enqueued here from now on wait for all that this library has enqueued on `other`.
+        """Make work enqueued here from now on wait for all that this library has enqueued on `other`.
 
-        A graph under capture cannot wait for what is outside of it: there it is the host that waits, now. Nor can
-        others wait for what is only captured: BadRequest.
+        A graph under capture cannot wait for work outside of it: there the host waits, now. Work outside cannot wait
+        for work that is only captured: BadRequest.
         """
         if other is self or other.closed or self.device.is_host:
             return
-        mine = Stream.capture(self) if self.external else 0  # whoever enqueues here says that it is alive
+        mine = Stream.capture(self) if self.external else 0  # the caller enqueues here, so the handle is alive
         if mine:
             if other.capture() != mine:
                 other.finish_uses()
@@ -241,7 +241,7 @@ class Stream(metaclass=StreamClass):
         other.precede_handle(self.c_handle)
 
     def capture(self) -> int:
-        """The number of the capture that this stream is in now; 0 where it is in none."""
+        """The driver's id of the capture that this stream is in now; 0 for none."""
         if self.device.is_host or self.closed or not (self.external and self.is_capturing()):
             return 0
         number = ctypes.c_uint64()
@@ -254,7 +254,7 @@ class Stream(metaclass=StreamClass):
         return number.value
 
     def wait_for_event(self, event: ctypes.c_void_p) -> None:
-        """Let what is enqueued here from now on wait for what an event was recorded behind."""
+        """Make work enqueued here from now on wait for an event."""
         with self.context:
             status = driver.cuStreamWaitEvent.unchecked(self.c_handle, event, 0)
         if status:
@@ -265,7 +265,7 @@ class Stream(metaclass=StreamClass):
         _order(self.device, before=handle, after=self.c_handle)
 
     def precede_handle(self, handle: ctypes.c_void_p) -> None:
-        """Let the bare `cudaStream_t` wait for all that is enqueued here so far."""
+        """Make a bare `cudaStream_t`, which is alive, wait for all that is enqueued here so far."""
         _order(self.device, before=self.c_handle, after=handle)
 
     def is_capturing(self) -> bool:
@@ -282,17 +282,17 @@ class Stream(metaclass=StreamClass):
         return state.value != 0
 
     def finish_uses(self) -> None:
-        """Wait until all that this library has enqueued here is done; raises what it ended in."""
+        """Wait until all that this library has enqueued here is done; raises the error it ended in."""
         self.synchronize()
 
     def check(self) -> None:
-        """Raise Closed where it was closed: its handle is gone."""
+        """Raise Closed if the stream was closed."""
         if self.closed:
             raise Closed(f"{self!r} was closed; ask {self.device}.stream() for another")
 
     def close(self) -> None:
-        """Wait for the stream and destroy it (another library's handle is only let go); a second call does nothing."""
-        if self.closed or self.device.is_host:  # there is but one on the host
+        """Wait for the stream and destroy it (not if it is another library's); a second call does nothing."""
+        if self.closed or self.device.is_host:  # the host has only one
             return
         self.synchronize()
         self.closed = True
@@ -300,7 +300,7 @@ class Stream(metaclass=StreamClass):
             self.device.withdraw(self)
         for executor in self.device.executors():
             if executor.stream is self:
-                executor.close()  # what it remembers would be launched on a handle that is gone
+                executor.close()  # else its remembered calls would be launched on a dead handle
         current.executors.pop(self, None)
         if self._owned:
             self.device.dispose(self.c_handle)
@@ -320,10 +320,10 @@ class Stream(metaclass=StreamClass):
         current.executor = current.entered.pop()
 
     def __del__(self) -> None:
-        # No wait: the driver destroys a stream once its work is done. `closed` is set before the handle may go, for
-        # memory that dies in the same garbage may have this stream for its owner, and must not touch it any more; but
-        # not before the side stream is behind this one, for from then on another thread frees such memory there.
-        is_made = getattr(self, "_owned", False)  # else Ctrl-C has come in between
+        # No wait: the driver destroys a stream once its work is done. `closed` is set before the handle may be dead:
+        # storages collected in the same pass may have this stream as owner and must not use it any more. It is set only
+        # after the side stream waits for this one: from then on other threads free such memory on the side stream.
+        is_made = getattr(self, "_owned", False)  # False if Ctrl-C interrupted __init__
         if is_made and not self.closed and self.c_handle.value and not sys.is_finalizing():
             self.device.retire(self)
             self.closed = True
@@ -332,7 +332,7 @@ class Stream(metaclass=StreamClass):
             self.device.withdraw(self)
 
     def __reduce_ex__(self, _protocol: object) -> NoReturn:
-        """No copy: two objects would destroy one stream."""
+        """Refuse copies: two objects would destroy one stream."""
         raise TypeError(
             f"a {type(self).__name__} is of this process alone: neither it nor what is on it is copied or pickled. "
             "Take the numbers: x.numpy()"
@@ -343,7 +343,7 @@ class Stream(metaclass=StreamClass):
 
 
 class DeviceStream(Stream):
-    """One that a device has made, or knows by its handle."""
+    """A stream that a device has made, or knows by its handle."""
 
     __slots__ = ()
 
@@ -358,7 +358,7 @@ class DeviceStream(Stream):
 
 
 class QuietStream(DeviceStream):
-    """One on which calls are prepared while the caller captures `stream`, for which it stands: memory is that one's."""
+    """A stream on which calls are prepared while the caller captures `stream`, for which memory is allocated."""
 
     __slots__ = ("stream",)
 
@@ -368,11 +368,11 @@ class QuietStream(DeviceStream):
 
 
 NOT_READY = 600  # CUDA_ERROR_NOT_READY
-IMPLICIT = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: of the legacy stream, beside a capture that would wait for it
+IMPLICIT = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: the legacy stream is asked about while another is under capture
 
 
 def _order(device: Device, *, before: ctypes.c_void_p, after: ctypes.c_void_p) -> None:
-    """Record an event on one stream and let the other wait for it."""
+    """Record an event on one stream and make the other wait for it."""
     if (before.value or 0) in DEFAULTS or (after.value or 0) in DEFAULTS:
         with device.context:
             _wait(device, before, after)
@@ -388,13 +388,13 @@ def _wait(device: Device, before: ctypes.c_void_p, after: ctypes.c_void_p) -> No
     ):
         if status:
             device.fail(status, name)
-    device.recycle(event)  # a wait holds the state of its record: the event may be recorded again at once
+    device.recycle(event)  # the wait refers to this record: the event may be recorded again at once
 
 
 def members(of: Iterable[Any]) -> list[Any]:
-    """Those in a weak set, to which other threads may add meanwhile."""
+    """The members of a weak set that other threads may add to meanwhile."""
     while True:
         try:
             return list(of)
-        except RuntimeError:  # noqa: PERF203  # it changed size: the next look sees the one that came
+        except RuntimeError:  # noqa: PERF203  # it changed size while it was read: try again
             continue

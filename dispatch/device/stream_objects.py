@@ -1,7 +1,7 @@
-"""Streams as other libraries have them: the object in place of its handle, and torch's current one.
+"""`Stream(x)` for other libraries' stream objects, and torch's current stream.
 
-`Stream(x)` is `stream_of(x)`. A handle is found by the protocol `__cuda_stream__`, which torch, CuPy and cuda.core
-have, or by the attributes that torch and CuPy had before it.
+`Stream(x)` calls `stream_of(x)`. The handle is found by the protocol `__cuda_stream__`, which torch, CuPy and cuda.core
+implement, or by the attributes that torch and CuPy had before it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ EXPECTED = "a stream of torch, CuPy or cuda.core, or any object with __cuda_stre
 
 
 def stream_of(stream: Any, device: Device | str | None = None) -> Stream:
-    """The stream that another library's object stands for; one of ours is itself."""
+    """The stream of another library's object; a Stream of ours is returned as it is."""
     if isinstance(stream, Stream):
         return stream
     handle = _handle_of(stream)
     home = _known(device) or _device_of(stream) or _current() or device_of("cuda:0")
     found = Stream.from_handle(home, handle)
     if isinstance(found, ExternalStream) and type(stream) is not int:
-        found.source = stream  # which may destroy it as it goes
+        found.source = stream  # kept alive: the object may destroy the stream when it dies
     return found
 
 
@@ -57,7 +57,7 @@ def _handle_of(stream: Any) -> Any:
 
 
 def _device_of(stream: Any) -> Device | None:
-    """The GPU that an object says its stream is of: by torch's `device_index`, or `device_id` of the others."""
+    """The GPU of a stream object, by torch's `device_index` or the others' `device_id`; None if it has neither."""
     for holder in (stream, getattr(stream, "device", None)):
         for name in ("device_index", "device_id"):
             number = getattr(holder, name, None)
@@ -78,10 +78,10 @@ def _current() -> Device | None:
 
 @names_arguments
 def use_torch_stream(device: Device | str | None = None) -> Stream:
-    """torch's current stream, to be used as `with use_torch_stream():`; what runs in the block is in order with torch.
+    """torch's current stream, for `with use_torch_stream():`; work in the block is in order with torch's.
 
-    It is that of a device, else of the one whose `with` block this is in, else of torch's current one. It is asked for
-    now: a stream that torch makes current inside of the block is another. Without a GPU it is the host's only stream.
+    The device is `device`, else that of the surrounding `with` block, else torch's current one. The stream is looked up
+    now, once: if torch changes its current stream inside the block, this one stays. Without a GPU it is the host's.
     """
     from importlib import import_module
 

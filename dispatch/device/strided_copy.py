@@ -1,6 +1,6 @@
-"""Copies of strided tensors, cut into what one call of the driver copies: dense pieces, and rows at a pitch.
+"""Splits copies of strided tensors into pieces that one driver call can copy: dense ones, or rows at a pitch.
 
-host_copies.py asks here before it copies between a tensor and the host. Nothing here is copied.
+host_copies.py uses it to copy between a tensor and the host; nothing is copied here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["pieces", "whole"]
 
 
 def whole(tensor: Tensor, array: Array) -> tuple[int, int, Array] | None:
-    """The one dense piece that a copy of a tensor in C order is: (pointer, pitch, array); None where it is not one."""
+    """The single dense piece, (pointer, pitch 0, array), of a tensor in C order; None for other tensors."""
     if not tensor.layout.is_contiguous or tensor.dtype.bits == 4:
         return None
     return tensor.ptr, 0, array
@@ -40,7 +40,7 @@ def pieces(tensor: Tensor, array: Array) -> list[tuple[int, Array, int]]:
     forward: list[Any] = [slice(None, None, -1 if stride < 0 else 1) for stride in layout.strides]
     forward.append(...)  # the dots keep an array of no axes an array
     array = array[tuple(forward)]
-    # An axis of one element has a stride that says nothing, and would be taken for a pitch.
+    # The stride of an axis of one element is arbitrary, and must not be taken for a pitch.
     alone = [axis for axis, extent in enumerate(layout.shape) if extent == 1]
     others = [axis for axis, extent in enumerate(layout.shape) if extent > 1]
     order = sorted(others, key=lambda axis: -abs(layout.strides[axis]))
@@ -51,7 +51,7 @@ def pieces(tensor: Tensor, array: Array) -> list[tuple[int, Array, int]]:
     if strides == list(c_strides(tuple(shape))):
         return [(base, array, 0)]
     overlaps = len(strides) > 1 and strides[-2] < shape[-1]  # rows of another library's sliding window
-    if strides[-1] != 1 or overlaps:  # no axis is dense: single elements, one to a row
+    if strides[-1] != 1 or overlaps:  # no axis is dense: copy rows of one element
         array, shape, strides = array[..., None], [*shape, 1], [*strides, 1]
     found = []
     for index in itertools.product(*map(range, shape[:-2])):

@@ -1,7 +1,7 @@
-"""Devices on which a collective has failed, and where what is read may follow from what it was to write.
+"""Devices on which a collective has failed, so that data read from them may depend on results it never wrote.
 
-A communicator's monitor notes it before it ends the collective; copies to the host look behind their wait, so that
-nothing that such a collective left half done is taken for a result. The world's `rebuild` and `close` end it.
+A communicator's monitor marks the device before it ends the collective. Copies to the host check the mark after they
+have waited, so that half-written data are never taken for a result. The world's `rebuild` and `close` remove it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _suspected: weakref.WeakKeyDictionary[object, dict[int, DispatchError]] = weakre
 
 
 def suspect(device: object, source: object, error: DispatchError) -> None:
-    """Have copies from a device to the host raise, until `trust` is told by the same source."""
+    """Make copies from a device to the host raise `error`, until `trust` is called with the same source."""
     _suspected[device] = {**_suspected.get(device, {}), id(source): error}
 
 
 def trust(device: object, source: object) -> None:
-    """What is read from the device is taken as it is again, as far as this source can tell."""
+    """Remove this source's mark; copies work again once no source's mark is left."""
     left = {key: error for key, error in _suspected.get(device, {}).items() if key != id(source)}
     if left:
         _suspected[device] = left
@@ -32,7 +32,7 @@ def trust(device: object, source: object) -> None:
 
 
 def check_trust(device: object) -> None:
-    """Raise what a collective on the device has failed by."""
+    """Raise the error of a collective that has failed on the device."""
     for error in _suspected.get(device, {}).values() if _suspected else ():
-        made: tuple[Any, ...] = tuple(error.__reduce__())  # an error of its own for each thread
+        made: tuple[Any, ...] = tuple(error.__reduce__())  # a copy, so that each thread has its own traceback
         raise made[0](*made[1]) from error

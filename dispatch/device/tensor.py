@@ -37,17 +37,17 @@ KEEPS_NO_COPY = tuple(map(int, np.__version__.split(".")[:2])) >= (2, 1)  # whet
 class Tensor:
     """A strided view of typed memory on a device, with NumPy's semantics of shape, strides (bytes) and basic indexing.
 
-    Made by `Device.array`, `empty`, `zeros`, by `from_dlpack`, or as a view of another; never by calling the class.
-    Using one whose device was closed or replaced raises StaleTensor before any pointer is touched.
+    It is made by `Device.array`, `empty`, `zeros`, by `from_dlpack`, or as a view of another tensor, never by calling
+    the class. Using one whose device was closed or replaced raises StaleTensor before any pointer is touched.
 
-    `a @ b` is a request of the table. Elementwise operators, comparisons and NumPy's ufuncs raise a TypeError that says
-    what to use, `a == b` too: it would have to compute. NumPy's other functions, such as `np.linalg.norm(a)`, read
-    tensors of the host where they lie, and refuse those of a GPU. A tensor is hashed by its identity, so that it may be
-    a key; `a is b` compares identities, and `a == None` is False.
+    `a @ b` runs `dispatch.matmul`. Elementwise operators, comparisons (also `a == b`) and NumPy's ufuncs raise a
+    TypeError that says what to use instead. NumPy's other functions, such as `np.linalg.norm(a)`, read tensors of the
+    host without a copy and refuse those of a GPU. A tensor is hashed by identity, so that it may be a dictionary key;
+    `a is b` compares identities, and `a == None` is False.
     """
 
     __slots__ = ("__weakref__", "layout", "ptr", "storage")
-    __array_priority__ = 1000  # NumPy operators give way: there is no silent copy to the host
+    __array_priority__ = 1000  # NumPy's operators defer to ours, which refuse: no silent copy to the host
     product: ClassVar[Callable[[Tensor, Tensor], Tensor]]  # set by dispatch/bind, which knows the table
 
     __hash__ = object.__hash__
@@ -74,7 +74,7 @@ class Tensor:
 
     @property
     def element_strides(self) -> tuple[int, ...]:
-        """Strides in elements, as torch has them, requests print them and `Request.unallocated` gives them."""
+        """Strides in elements, as in torch, in the text of requests and in `Request.unallocated`."""
         return self.layout.strides
 
     @property
@@ -87,12 +87,12 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements, not of the memory they are spread over."""
+        """Bytes of the elements, without the gaps between them."""
         return (self.layout.size * self.dtype.bits + 7) // 8
 
     @property
     def generation(self) -> int:
-        """The generation of the device this memory belongs to; a closed or replaced device has the next one."""
+        """The generation of the device that this memory belongs to; a device that replaces it has the next one."""
         return self.layout.device.generation
 
     @property
@@ -144,7 +144,7 @@ class Tensor:
         try:
             if KEEPS_NO_COPY:
                 view = np.reshape(frame, extents, copy=False)
-            else:  # NumPy 2.0 copies, here from no memory; but an array's own shape it only ever sets in place
+            else:  # NumPy 2.0 would copy, from no memory here; setting `shape` never copies
                 view = frame.view()
                 view.shape = extents
         except Exception as error:  # noqa: BLE001  # an object's own __index__ may raise anything
@@ -153,7 +153,7 @@ class Tensor:
         return self._view(view, frame)
 
     def strided(self, shape: int | tuple[int, ...], element_strides: tuple[int, ...], offset: int = 0) -> Tensor:
-        """A view of any shape and strides, in elements, from an element of this one on; none goes beyond the memory."""
+        """A view of any shape and strides, in elements, that starts at element `offset`, within the memory."""
         extents = check_shape("shape", shape, self.dtype.bits)
         steps = tuple(check_int("element_strides", step, -MAX_OFFSET, MAX_OFFSET) for step in element_strides)
         start = check_int("offset", offset, -MAX_OFFSET, MAX_OFFSET) * self.dtype.bits
@@ -164,14 +164,14 @@ class Tensor:
         view = Tensor(self.storage, ptr, self.device.layout(self.dtype, extents, steps, ptr, self.layout.readonly))
         if self.storage.nbytes:
             view.check_within()
-        elif view.size:  # another library's memory: of it only this view is known to be there
+        elif view.size:  # another library's memory, of which only this view is known to exist
             one, whole = view.layout, self.layout
             if not self.ptr + whole.low <= ptr + one.low <= ptr + one.high <= self.ptr + whole.high:
                 raise BadRequest("element_strides", str(one), f"a view within {whole}")
         return view
 
     def check_within(self) -> None:
-        """BadRequest for a view that goes beyond its memory, as one does whose strides were taken for bytes."""
+        """BadRequest for a view that goes beyond its memory, as when strides in bytes were passed for elements."""
         storage, layout = self.storage, self.layout
         first, last = self.ptr + layout.low - storage.base, self.ptr + layout.high - storage.base
         if storage.nbytes and layout.size and not 0 <= first <= last <= storage.nbytes:
@@ -197,18 +197,18 @@ class Tensor:
         return Tensor(self.storage, ptr, self.device.layout(self.dtype, view.shape, strides, ptr, self.layout.readonly))
 
     def numpy(self) -> Array:
-        """Copy out as a NumPy array, waiting for what writes the tensor; raises what that ended in."""
+        """The elements as a new NumPy array; waits for what writes the tensor, and raises the error of that."""
         self.device.check(self)
         self.device.look(self)
         return self.device.copy_out(self)
 
     def copy_from(self, source: Any) -> Tensor:
-        """Overwrite with what `Device.array` takes, of the same shape; the host converts its dtype. Returns itself."""
+        """Overwrite with anything that `Device.array` takes, of the same shape; the host converts it. Returns self."""
         self.device.copy_in(self, converted("source", self._source(source), self.dtype))
         return self
 
     def _source(self, source: Any) -> Array:
-        """What is to be copied here, as an array of this shape."""
+        """The source of a copy as an array of this shape."""
         self.device.check_written(self)
         array: Array = type(self.device).read("source", source, None)
         check_fits("source", source, array, self.dtype)
@@ -217,9 +217,9 @@ class Tensor:
         return array
 
     def numpy_async(self, out: Array | None = None) -> Copy:
-        """Begin to copy out, into page-locked memory (`Device.pinned`) or into `out`; its `result()` is the array.
+        """Begin to copy out, into new page-locked memory or into `out`; `result()` of the Copy is the array.
 
-        Only a tensor that is dense in C order is copied while the host goes on; others are waited for.
+        Only a tensor that is dense in C order is copied asynchronously; other copies are done when this returns.
         """
         self.device.check(self)
         self.device.look(self)
@@ -238,23 +238,23 @@ class Tensor:
         raise BadRequest("out", given, expected, "dev.pinned(shape, dtype) makes one")
 
     def copy_from_async(self, source: Any) -> Copy:
-        """Begin to overwrite with an array of the same shape; its `result()` is this tensor.
+        """Begin to overwrite with an array of the same shape; `result()` of the Copy is this tensor.
 
-        From an array of `Device.pinned` of the same dtype nothing is copied on the host, so leave that as it is until
-        the Copy has ended; of any other a copy is made first. Work on this device is ordered behind it; where the
-        device is that of a supervisor with isolation="process", wait for it before you submit what uses the tensor.
+        An array of `Device.pinned` of the same dtype is copied from directly: do not write to it until the Copy has
+        ended. Any other array is first copied on the host. Work on this device is ordered after the copy; on the device
+        of a supervisor with isolation="process", wait for the Copy before you submit requests that use the tensor.
         """
         return self.device.copy_in_async(self, self._source(source))
 
     def item(self) -> Any:
-        """The only element as a Python number, waiting for it."""
+        """The only element as a Python number; waits for it."""
         self.device.check(self)
         if self.size != 1:
             raise BadRequest("item", str(self.layout), "a tensor of one element", "numpy() gives all of them")
         return self.numpy().item()
 
     def tolist(self) -> Any:
-        """The elements as Python numbers in lists, as deep as there are axes; waits for them."""
+        """The elements as Python numbers in nested lists, one level for each axis; waits for them."""
         return self.numpy().tolist()
 
     def __float__(self) -> float:
@@ -272,7 +272,7 @@ class Tensor:
         return self.item()
 
     def __bool__(self) -> bool:
-        """Of one element what NumPy says; of any other number of them a ValueError."""
+        """The truth of a single element, as in NumPy; a ValueError for any other number of elements."""
         if self.size == 1:
             return bool(self.item())
         hint = "a.numpy().any() or .all(); `a is not None`; `a.size`"
@@ -282,10 +282,10 @@ class Tensor:
         return format(self.item(), spec) if spec and self.size == 1 else format(str(self), spec)
 
     def copy(self) -> Tensor:
-        """A tensor of the same elements in memory of its own, on the same device and in C order.
+        """A tensor of the same elements in new memory on the same device.
 
-        On a GPU one that is dense in another order keeps that, and nothing waits; a view with gaps goes through
-        page-locked memory of the host, which is waited for.
+        On a GPU a dense tensor keeps the order of its axes, and nothing waits. All others are copied into C order; on a
+        GPU that goes through page-locked memory of the host, and waits.
         """
         self.device.check(self)
         self.device.look(self)
@@ -299,11 +299,11 @@ class Tensor:
         return self.copy()
 
     def astype(self, dtype: Any, *, copy: bool = True) -> Tensor:
-        """A tensor of another dtype on the same device; `copy=False` gives back this one where it has the dtype.
+        """A tensor of another dtype on the same device; with `copy=False` this one, if it has the dtype already.
 
-        Converted as NumPy does, by the host: elements of a GPU go through page-locked memory there and back, and are
-        waited for. A request can do it on the GPU, as part of its work: `out_dtype` of a product, an `out` of another
-        dtype, or an IDENTITY node of `dispatch.cudnn.Graph`.
+        The host converts, as NumPy does: elements of a GPU are copied to page-locked memory and back, and this waits.
+        To convert on the GPU, make it part of a request: `out_dtype` of a product, an `out` of another dtype, or an
+        IDENTITY node of `dispatch.cudnn.Graph`.
         """
         kind = check_dtype("dtype", dtype)
         if kind is not self.dtype:
@@ -317,7 +317,7 @@ class Tensor:
         return copy
 
     def __matmul__(self, other: Any) -> Tensor:
-        """The product of the table, `dispatch.matmul(a, b)`; vectors are taken as NumPy takes them."""
+        """`dispatch.matmul(a, b)`; vectors are treated as in NumPy."""
         if not isinstance(other, Tensor):
             return refuse_product("b", other)  # type: ignore[no-any-return]  # or it has raised
         return Tensor.product(self, other)
@@ -363,7 +363,7 @@ class Tensor:
         return self.shape[0]
 
     def __repr__(self) -> str:
-        """The elements as NumPy shows them, dtype, shape and device; it never raises, and says why it shows none."""
+        """Elements as NumPy prints them, dtype, shape and device; never raises, but says why there are no elements."""
         from dispatch.device import printing  # at first use
 
         return printing.text_of(self)
@@ -375,7 +375,7 @@ class Tensor:
 
 
 def packed(tensor: Tensor, array: Array) -> Array:
-    """4-bit elements two to a byte, the first in the low half; other dtypes as they are."""
+    """4-bit elements packed two to a byte, the first in the low half; other dtypes unchanged."""
     if tensor.dtype.bits != 4:
         return array
     check_dense(tensor)

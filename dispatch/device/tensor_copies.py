@@ -1,7 +1,7 @@
-"""Copies and pickles of tensors of the host, and of requests over them: memory of their own, laid out as it was.
+"""Copying and pickling of host tensors, and of requests over them: new memory with the same layout.
 
-`copy` and `pickle` find these functions by `copyreg`, before they look at the classes. What is copied at once keeps its
-storages: views that share memory share it again. Tensors of a GPU are refused, and the error says what to do.
+`copy` and `pickle` find these functions by `copyreg`, before they look at the classes. Views that share memory and are
+copied together share it again. Tensors of a GPU are refused; the error says what to do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _reduced_tensor(tensor: Tensor) -> tuple[Any, ...]:
     layout.device.look(tensor)
     if storage.nbytes:
         return _tensor, (storage, tensor.ptr - storage.base, layout.dtype, layout.shape, layout.strides)
-    # Another library's memory, of which only what the view spans is known to be there.
+    # Another library's memory, of which only the range of this view is known to exist.
     part = _bytes(tensor.ptr + layout.low, layout.high - layout.low)
     return _tensor, (part, -layout.low, layout.dtype, layout.shape, layout.strides)
 

@@ -1,8 +1,8 @@
-"""Operands of other libraries as they are: what becomes a tensor of ours, on which stream, and what is given back.
+"""Arrays of other libraries as operands: how they become tensors, on which stream, and as what results are returned.
 
-    framework      what each of them is asked
+    framework      the interface that each library implements
     frameworks     which library a type of operand belongs to
-    torch, cupy, jax, numpy, exchange   one library each; `exchange` is for all with DLPack
+    torch, cupy, jax, numpy, exchange   one library each; `exchange` is for all others with DLPack
 
-None of them is imported until an operand of it is given, and then it is there already.
+A library's module is imported when its first operand is given; the library itself is imported by then.
 """

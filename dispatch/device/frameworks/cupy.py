@@ -60,11 +60,11 @@ class CuPy(Framework):
         return device.external(cupy.cuda.get_current_stream(device.ordinal).ptr)
 
     def lasting(self, device: Device) -> int | None:
-        """The legacy default stream; CuPy's others go with their objects."""
+        """The legacy default stream; CuPy's other streams are destroyed with their objects."""
         return None if cupy.cuda.get_current_stream(device.ordinal).ptr else 0
 
     def maker(self, device: Device, shape: Shape, strides: Shape, dtype: Dtype) -> Callable[[], Any] | None:
-        """Where there is one GPU, for CuPy allocates on the current one, and what is dense in C order."""
+        """Only with a single GPU, because CuPy allocates on the current one, and only for outputs in C order."""
         is_dense = 0 in shape or strides == c_strides(shape)
         if dtype.bits < BYTE or dtype.numpy.isbuiltin != 1 or not device.is_alone or not is_dense:
             return None
@@ -72,7 +72,7 @@ class CuPy(Framework):
 
     def allocate(self, device: Device, shape: Shape, strides: Shape, dtype: Dtype) -> Tensor | None:
         if dtype.bits < BYTE or dtype.numpy.isbuiltin != 1:
-            return None  # CuPy need not know such a dtype; where it does, it takes over memory of ours
+            return None  # CuPy may lack such a dtype; where it has it, it wraps memory of ours
         reach = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
         item = dtype.numpy.itemsize
         with cupy.cuda.Device(device.ordinal):

@@ -1,6 +1,6 @@
-"""Operands of any library with DLPack: a view through its protocol, and results that the library takes over by it.
+"""Operands of any library with DLPack: imported by the protocol, and results exported by it.
 
-The producer has our stream wait for its work, and has its own wait as it takes a result.
+The library makes our stream wait for its work on an operand, and its own stream wait when it imports a result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Exchange"]
 
 
 class Exchange(Framework):
-    """One library with DLPack; its `from_dlpack` is in the package of its arrays, or in `package.dlpack`."""
+    """A library known only by DLPack; its `from_dlpack` is in the package of its arrays, or in `package.dlpack`."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""What a library of arrays is asked: its operands as tensors of ours, its current stream, its memory for results."""
+"""Framework: the interface to another array library: operands as tensors, its current stream, memory for results."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Shape = tuple[int, ...]
 
 
 class Adopted(Storage):
-    """The memory of another library's operand, which lives as long; `whole` is the tensor that stands for it.
+    """The memory of another library's operand, which it keeps alive; `tensor` makes the tensor that stands for it.
 
-    It is first used on the stream that is current in that library, as the library itself would use it: nothing waits.
+    Its first use counts as one on that library's current stream, as if the library itself used it: nothing waits.
     """
 
     __slots__ = ("at", "first", "framework", "held", "layout")
@@ -34,12 +34,12 @@ class Adopted(Storage):
         super().__init__(device, ptr, 0, stream, _let_go, given)
         self.framework, self.first, self.at = framework, stream, ptr
         self.layout: Any = None
-        self.held: Any = None  # what keeps the memory beside the operand
+        self.held: Any = None  # what else keeps the memory alive
 
     def tensor(self, dtype: Dtype, shape: Shape, strides: Shape, *, readonly: bool = False) -> Tensor:
         """The tensor that stands for the whole operand; strides count elements.
 
-        Of an array without elements NumPy may tell strides of 0; those of a dense one mean the same.
+        NumPy may report strides of 0 for an array without elements; they are replaced by those of a dense one.
         """
         if 0 in shape:
             strides = c_strides(shape)
@@ -48,8 +48,8 @@ class Adopted(Storage):
 
 
 def _let_go(storage: Storage) -> None:
-    """Let the operand go: at once where only its library's own stream used it, for that library reuses memory in the
-    order of that stream; else once our streams are done with it.
+    """Release the operand: at once if only its library's own stream has used it, because that library reuses memory in
+    the order of that stream; else once our streams are done with it.
     """
     device = storage.device
     if isinstance(storage, Adopted) and storage.owner is storage.first:
@@ -60,7 +60,7 @@ def _let_go(storage: Storage) -> None:
 
 @contextmanager
 def beside(stream: Stream, uses: Iterable[tuple[str, Tensor, bool]]) -> Iterator[None]:
-    """Run on `stream` in here, behind what other libraries have enqueued on theirs; and they go on behind that."""
+    """A block of work on `stream`, which waits for the streams of other libraries' operands; these then wait for it."""
     others: dict[Any, None] = {}
     for _, tensor, _ in uses:
         storage = tensor.storage
@@ -76,77 +76,77 @@ def beside(stream: Stream, uses: Iterable[tuple[str, Tensor, bool]]) -> Iterator
 
 
 class Code(NamedTuple):
-    """What repeated calls over a library's operands are compiled of (core/framework_calls.py): expressions in `{x}`.
+    """Expressions in `{x}`, an operand, from which core/framework_calls.py generates code for repeated calls.
 
-    They name what is in `scope`, and `_ordinal`, the GPU's.
+    They may use the names in `scope`, and `_ordinal`, the number of the GPU.
     """
 
-    kinds: frozenset[type]  # the very types that these expressions are for
+    kinds: frozenset[type]  # the exact types, without subclasses, that the expressions are for
     scope: dict[str, Any]
     ordinal: str  # of the GPU that x is on; negative for none
     handle: str  # of the library's current stream there
     pointer: str
-    layout: str  # all that a layout depends on, but the pointer
-    watching: str = "False"  # whether the library follows calls now,
-    watched: str = "False"  # and that over x: then a request is made, which refuses it
+    layout: str  # everything that a layout depends on, except the pointer
+    watching: str = "False"  # whether autograd is on in this thread,
+    watched: str = "False"  # and whether it tracks x: then a request is made, which refuses it
 
 
 class Framework(ABC):
-    """One library of arrays."""
+    """One array library."""
 
     name: str
-    readonly = False  # whether its arrays are never written, whatever they say
+    readonly = False  # whether its arrays must never be written, even if they claim to be writable
     code: Code | None = None  # None where no call over its operands is remembered
 
     @abstractmethod
     def owns(self, kind: type) -> bool:
-        """Whether a type of its package is an array of it."""
+        """Whether a type of its package is one of its array types."""
 
     @abstractmethod
     def tensor(self, operand: str, given: Any) -> Tensor:
         """The tensor that stands for an operand of this library, without a copy.
 
-        BadRequest, by the operand's name, for what has no memory of that kind or must not be used so.
+        BadRequest, with the operand's name, for an array without such memory, or one that must not be used here.
         """
 
     def readable(self, given: Any) -> Any:
-        """What `tensor` takes for an array that is only to be copied, and has nothing to say in that."""
+        """The array in a form that `tensor` accepts if it is only to be read, such as detached from autograd."""
         return given
 
     def is_on_gpu(self, given: Any) -> bool:
-        """Whether an array is in the memory of a GPU; False where that is not known at once."""
+        """Whether an array is in the memory of a GPU; False if that cannot be told cheaply."""
         return False
 
     def stream(self, device: Device) -> Stream | None:
-        """The stream that is current in this library and thread; None where ours is, as on the host."""
+        """The library's current stream in this thread; None to use our own current stream, as on the host."""
         return None
 
     def allocate(self, device: Device, shape: Shape, strides: Shape, dtype: Dtype) -> Tensor | None:
-        """An uninitialized result of this library, as a tensor; None where we are to allocate it, and it wraps that."""
+        """An uninitialized array of this library, as a tensor; None if we must allocate and `wrapped` converts it."""
         return None
 
     def lasting(self, device: Device) -> int | None:
-        """The handle of the stream that is current in this library and thread, if it lives as long as the process."""
+        """The handle of the library's current stream in this thread, if that is never destroyed; else None."""
         return None
 
     def maker(self, device: Device, shape: Shape, strides: Shape, dtype: Dtype) -> Callable[[], Any] | None:
-        """What makes uninitialized results on the library's current stream; None where we are to allocate them."""
+        """A function that allocates uninitialized arrays on the library's current stream; None if we must allocate."""
         return None
 
     def guard(self, dtype: Dtype) -> str | None:
-        """A condition that elements of x are not what lies in memory; None where that cannot be."""
+        """An expression that is true if x's elements differ from its memory (conjugated views); None if never."""
         return None
 
     @abstractmethod
     def wrapped(self, tensor: Tensor) -> Any:
-        """An object of this library over a tensor of ours; the tensor itself where it can have none."""
+        """An array of this library over a tensor of ours; the tensor itself if the library cannot represent it."""
 
-    def written(self, given: Any) -> None:  # noqa: B027  # most libraries do not want to know
-        """Note that an operand was written in place."""
+    def written(self, given: Any) -> None:  # noqa: B027  # most libraries do not need it
+        """Tell the library that an operand was written in place."""
 
-    # -- what follows from it -------------------------------------------------------------------------------------
+    # -- results --------------------------------------------------------------------------------------------------
     def given_back(self, result: Any, made: Any) -> Any:
-        """A result as this library has it: what was given as it was given, and what was made as an object of it."""
+        """A result in this library's objects: operands as they were given, and new outputs as its arrays."""
         if isinstance(result, tuple):
             return tuple(self.given_back(one, made) for one in result)
         if isinstance(result, list):

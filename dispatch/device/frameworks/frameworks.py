@@ -1,4 +1,4 @@
-"""Which library an operand belongs to, by its type; and the operands of a request in tensors of ours."""
+"""Finds the library of an operand by its type, and replaces the operands of a request by tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _known: dict[type, Framework | None] = {Tensor: None}
 
 
 def framework_of(kind: type) -> Framework | None:
-    """The library of a type of operand; None for what is none: our own tensors, numbers, anything else."""
+    """The library of a type of operand; None for our own tensors, numbers and everything else."""
     try:
         return _known[kind]
     except KeyError:
@@ -55,7 +55,7 @@ def _framework(module: str) -> Framework:
 
 @cache
 def _other(package: str) -> Framework:
-    """A library that is known for nothing but DLPack."""
+    """A library that is known only by DLPack."""
     from dispatch.device.frameworks.exchange import Exchange
 
     return Exchange(package)
@@ -63,9 +63,9 @@ def _other(package: str) -> Framework:
 
 # -- the operands of a request ----------------------------------------------------------------------------------------
 def adopt(request: Any) -> None:
-    """Have the operands of other libraries in a frozen request be tensors; `framework` is that of the first.
+    """Replace other libraries' operands in a frozen request by tensors; sets `framework` to the library of the first.
 
-    Requests call it before anything else looks at their fields.
+    Requests call it before they check their fields.
     """
     homes: list[Framework] = []
     cls: Any = type(request)
@@ -87,7 +87,7 @@ def adopt(request: Any) -> None:
 
 @cache
 def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
-    """The fields that may hold operands, their defaults, and whether numbers of the host may stand there instead."""
+    """The fields that may hold operands, their defaults, and whether they may hold numbers of the host instead."""
     found = []
     for field in fields(kind):
         said = str(field.type)
@@ -100,7 +100,7 @@ def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
 
 
 def _adopted(name: str, value: Any, homes: list[Framework]) -> Any:
-    """The same with tensors for the operands of other libraries, at any depth; the very object where there are none."""
+    """A value with tensors in place of other libraries' operands, at any depth; the same object if it has none."""
     kind = type(value)
     if kind in PLAIN:
         return value

@@ -1,9 +1,9 @@
-"""JAX's arrays as operands: they are never written, and their streams are JAX's own, which orders by DLPack.
+"""JAX's arrays as operands: they are never written, and ordered with JAX's own streams by DLPack.
 
-There is no faster way in than `__dlpack__(stream=)`, asked in each call (1.3 us with JAX 0.11): JAX tells nobody which
-stream it works on, so no call is remembered by one, and `unsafe_buffer_pointer` and `__cuda_array_interface__` do not
-say when the elements are there. Only what DLPack hands out keeps them from being donated or deleted meanwhile. JAX has
-no C exchange API. The way out is `jax.dlpack.from_dlpack`, for what JAX has made itself is never written.
+Each call imports them by `__dlpack__(stream=)` (1.3 us with JAX 0.11); there is no faster way. JAX does not tell which
+stream it works on, so calls cannot be remembered by stream; `unsafe_buffer_pointer` and `__cuda_array_interface__` do
+not tell when the elements are ready; and only a DLPack capsule keeps an array from being donated or deleted meanwhile.
+JAX has no C exchange API. Results become JAX arrays by `jax.dlpack.from_dlpack`; arrays made by JAX are never written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["FRAMEWORK"]
 
 BYTE = 8  # bits
-WIDE = (F64, I64, U64, C128)  # what JAX has with jax_enable_x64 alone
+WIDE = (F64, I64, U64, C128)  # dtypes that JAX has only with jax_enable_x64
 KINDS = (jax.Array, jax.core.Tracer, *((jax.Ref,) if hasattr(jax, "Ref") else ()))
 
 
@@ -46,17 +46,17 @@ class Jax(Exchange):
 
     def wrapped(self, tensor: Tensor) -> Any:
         if tensor.dtype in WIDE and not jax.config.jax_enable_x64:
-            return tensor  # JAX would take it over in 32 bits, without a word
+            return tensor  # JAX would silently convert it to 32 bits
         if not tensor.layout.is_contiguous:  # JAX takes no gaps between rows
             tensor = tensor.copy()
         if not tensor.device.is_host:
-            # XLA may let go of memory that it borrowed while its own streams, which nobody can name, still read it.
+            # XLA may release borrowed memory while its own streams, which we cannot name, still read it.
             tensor.storage.lend(None)
         return super().wrapped(tensor)
 
 
 def _check_memory(operand: str, given: Any) -> None:
-    """BadRequest for what stands for an array and has no elements, or has them no more, or in several places."""
+    """BadRequest for a tracer or a reference, and for an array that was deleted or lies on several devices."""
     if isinstance(given, jax.core.Tracer):
         what, hint = f"a {type(given).__name__} of jit, grad or vmap", "call it outside, or by jax.pure_callback"
         raise BadRequest(operand, what, "an array with memory", hint)

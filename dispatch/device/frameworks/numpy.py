@@ -1,4 +1,4 @@
-"""NumPy's arrays as operands, on the host; a result is an array over memory of its own."""
+"""NumPy's arrays as operands, on the host; results are new arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FRAMEWORK"]
 
-WIDE = 8  # bits from which on an element of NumPy's is one of ours; two of 4 bits share a byte here
+WIDE = 8  # bits; narrower elements take a byte each in NumPy, and half a byte in a Tensor
 
 
 class NumPy(Framework):

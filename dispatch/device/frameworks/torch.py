@@ -1,6 +1,6 @@
 """PyTorch's tensors as operands: on its current stream, results from its allocator.
 
-A tensor that autograd or a transformation of torch's has a say in is refused, for it would not learn of what runs here.
+A tensor that autograd tracks, or of a torch transformation such as vmap, is refused: they would miss what runs here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Shape = tuple[int, ...]
 NAMES: dict[Dtype, str] = {
     F64: "float64", F32: "float32", F16: "float16", BF16: "bfloat16",
     F8E4M3: "float8_e4m3fn", F8E5M2: "float8_e5m2", E8M0: "float8_e8m0fnu",
-    F4E2M1: "float4_e2m1fn_x2",  # whose elements are two
+    F4E2M1: "float4_e2m1fn_x2",  # each element of torch's holds two of ours
     I8: "int8", U8: "uint8", I32: "int32", U32: "uint32", I64: "int64", U64: "uint64",
     BOOL: "bool", C64: "complex64", C128: "complex128",
 }
@@ -41,14 +41,14 @@ THEIRS = {ours: getattr(torch, name) for ours, name in NAMES.items() if hasattr(
 OURS = {theirs: ours for ours, theirs in THEIRS.items()}
 TYPES = frozenset((torch.Tensor, Parameter, Buffer))
 CPU = torch.device("cpu")
-# What torch's own compiled code allocates with, on the current device: without its dispatcher, and in half the time of
-# torch.empty_strided (0.33 of 0.71 us). A torch without them, or with several GPUs, takes that.
+# The functions with which torch's own compiled code allocates on the current device. They bypass its dispatcher and
+# take half the time of torch.empty_strided (0.33 of 0.71 us), which is used if they are missing or with several GPUs.
 QUICK = {
     place: getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), f"_empty_strided_{place}", None)
     for place in ("cpu", "cuda")
 }
 BYTE = 8  # bits
-UNNAMED = (1, 2)  # handles that mean a stream of whichever thread or context is current
+UNNAMED = (1, 2)  # handles of the default streams, which depend on the current thread or context
 VIEWS = {
     **dict.fromkeys((F16, F32, F64), "{x}.is_neg()"),  # the imaginary part of a conjugated view
     **dict.fromkeys((C64, C128), "{x}.is_conj() or {x}.is_neg()"),
@@ -60,7 +60,7 @@ class Torch(Framework):
     """PyTorch."""
 
     name = "torch"
-    # No `int` to look at costs less than 50 ns; `x.device` and `torch.cuda.current_stream()` make objects.
+    # `x.device` and `torch.cuda.current_stream()` would make objects; these expressions take at least 50 ns each.
     code = Code(
         kinds=TYPES,
         scope={
@@ -97,7 +97,7 @@ class Torch(Framework):
         except RuntimeError as error:
             what = "a tensor of a transformation of torch's (vmap, grad, functionalize, …)"
             raise BadRequest(operand, what, "one with memory", str(error)) from None
-        if not ptr and given.numel():  # FSDP lets go of parameters so, between their uses
+        if not ptr and given.numel():  # FSDP frees parameters in this way between their uses
             what, hint = "a tensor whose memory was let go, or was never there", "x.clone(), once it is there again"
             raise BadRequest(operand, what, "one with memory", hint)
         shape, strides = (tuple(given.shape), given.stride()) if dtype.bits >= BYTE else _of_pairs(operand, given)
@@ -121,7 +121,7 @@ class Torch(Framework):
         return stream
 
     def lasting(self, device: Device) -> int | None:
-        """Torch's own streams are never destroyed; those of others that are current in it have their handle as id."""
+        """Torch never destroys its own streams; a foreign stream that is current in it has its handle as stream id."""
         if device.is_host:
             return None
         number, _, _ = torch._C._cuda_getCurrentStream(device.ordinal)
@@ -142,7 +142,7 @@ class Torch(Framework):
         return VIEWS.get(dtype)
 
     def _used_on(self, device: Device) -> Stream:
-        """The stream that a tensor is used on first."""
+        """The stream on which a tensor counts as used first."""
         stream = self.stream(device)
         return device.stream() if stream is None else stream
 
@@ -157,13 +157,13 @@ class Torch(Framework):
         return torch.utils.dlpack.from_dlpack(tensor)
 
     def written(self, given: Any) -> None:
-        """Have autograd find that what it saved has changed."""
+        """Bump the version counter, so that autograd finds that a saved tensor has changed."""
         if not given.is_inference():
             torch.autograd.graph.increment_version(given)
 
 
 def _check_kind(operand: str, given: Any) -> None:
-    """BadRequest for a tensor of a class or of a layout of its own."""
+    """BadRequest for a subclass of torch.Tensor or a layout that is not strided."""
     kind = type(given)
     if kind in TYPES:
         if given.layout is not torch.strided:
@@ -179,7 +179,7 @@ def _check_kind(operand: str, given: Any) -> None:
 
 
 def _of_pairs(operand: str, given: Any) -> tuple[Shape, Shape]:
-    """Shape and strides in elements of a tensor whose elements are two each."""
+    """Shape and strides, in our elements, of a tensor whose elements hold two of ours each."""
     if not given.ndim or (given.stride(-1) != 1 and given.shape[-1] > 1):
         what = f"pairs of elements with strides {given.stride()}"
         raise BadRequest(operand, what, "an axis along which they lie side by side", "x.contiguous()")
