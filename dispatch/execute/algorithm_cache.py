@@ -1,6 +1,6 @@
-"""The memory of what autotune has found, on disk: for each GPU model and library version, which algorithm was fastest.
+"""The outcomes of autotune on disk: the fastest algorithms, for each GPU model and library version.
 
-The file is private to the user, written atomically, and ignored and rebuilt where it is corrupt.
+The file is private to the user and written atomically; a corrupt file is ignored and rebuilt.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Algorithm:
 
 
 class AlgorithmCache:
-    """What autotune found for one GPU model and one library version, in memory and on disk.
+    """The outcomes of autotune for one GPU model and one library version, in memory and on disk.
 
-    Guarantees: only a file of this user's is believed. What several processes find at once is all kept. Where nothing
-    can be written, what was found is known until the process ends.
+    Guarantees: only a file that belongs to this user is read. Outcomes that several processes write at once are all
+    kept. If nothing can be written, outcomes are kept in memory until the process ends.
     """
 
     def __init__(self, gpu: str, library: str, folder: Path | None = None) -> None:
@@ -54,7 +54,7 @@ class AlgorithmCache:
             return self._known.get(f"{op} {key}")
 
     def put(self, op: str, key: str, algorithm: Algorithm) -> None:
-        """Remember an outcome; what other processes have written meanwhile is kept."""
+        """Store an outcome, merged with what other processes have written meanwhile."""
         with self._lock:
             self._found[f"{op} {key}"] = algorithm
             try:
@@ -72,7 +72,7 @@ class AlgorithmCache:
                 return {}
             entries = dict(stored["algorithms"].items())
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return {}  # absent, somebody else's, or damaged: it is rebuilt by the next outcome
+            return {}  # absent, another user's, or damaged: the next outcome rewrites it
         found = ((key, _algorithm(entry)) for key, entry in entries.items())
         return {key: algorithm for key, algorithm in found if algorithm is not None}
 
@@ -82,7 +82,7 @@ class AlgorithmCache:
 
 
 def _algorithm(entry: object) -> Algorithm | None:
-    """One entry of the file; None where it is damaged, which costs the others nothing."""
+    """One entry of the file; None if it is damaged (the other entries are still used)."""
     if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) and type(entry[1]) is int):
         return None
     blob, workspace = entry

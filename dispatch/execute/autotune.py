@@ -1,7 +1,7 @@
-"""Choosing an algorithm by timing it.
+"""Chooses the fastest of several algorithms by timing them.
 
-Plans ask here when a request says `autotune`; algorithm_cache.py remembers the outcome. Candidates run in turns over
-rotating copies of the operands, so that neither the L2 cache nor a drifting clock answers for them.
+Plans call it for requests with `autotune=True`; algorithm_cache.py stores the outcome. Candidates take turns over
+rotating copies of the operands, so that neither the L2 cache nor a drifting clock decides.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 __all__ = ["OperandCopies", "fastest", "fastest_call", "pick_fastest"]
 
-ROUNDS = 11  # of a race; in each, every candidate left runs its graph once
-FINALISTS = 4  # of the first race that run in the others
+ROUNDS = 11  # of a race; in each, every remaining candidate launches its graph once
+FINALISTS = 4  # the best of the first race, which run in the others as well
 RACES = 3  # after the first
-WARM_SECONDS = 0.15  # of work before a race is timed: the clocks fall under load, and not alike for all kernels
-BURST_SECONDS = 0.002  # the work of one graph, by the candidate's first run
+WARM_SECONDS = 0.15  # of work before a race is timed: clocks drop under load, and by kernel
+BURST_SECONDS = 0.002  # of work in one graph, estimated by the candidate's first run
 MAX_RUNS = 100  # in one graph
-DROP = 1.1  # a candidate this much slower than the best so far runs no further
-CALL_SECONDS = 3.0  # of a race of calls that cannot be recorded, unless one turn takes longer
+DROP = 1.1  # a candidate this much slower than the best so far is dropped
+CALL_SECONDS = 3.0  # the limit of a race of calls that cannot be recorded, unless one turn takes longer
 NOISE = 1.01  # medians of repeated measurements of one algorithm differ by up to this much
 
 
 class OperandCopies:
-    """Copies of a request's operands, so many that a turn through them leaves nothing of itself in the L2 cache."""
+    """So many copies of a request's operands that cycling through them finds nothing in the L2 cache."""
 
     def __init__(self, executor: CudaExecutor, request: Request) -> None:
         operands = {name: tensor for name, tensor, _ in request.tensors() if "." not in name and name not in SCALARS}
@@ -46,7 +46,7 @@ class OperandCopies:
             for extent in shape:
                 size *= extent
             once += size // 8
-        # One set more than fills the cache twice: of a single large set, its end would still be there at the next run.
+        # One set more than fills the cache twice: the end of a single large set would still be cached at the next run.
         self.turns = min(1 + -(-2 * executor.device.l2_bytes // once), 64)
         self._executor = executor
         self._sets = [self._copy(request, operands) for _ in range(self.turns)]
@@ -71,9 +71,9 @@ def fastest(
 ) -> int:
     """The number of the fastest of `count` candidates; `run(number, arguments)` enqueues one of them.
 
-    All race on one set of copies of the request's operands, the best few again on others, because an algorithm's speed
-    differs from race to race (seen: by a tenth, for products of 256 rows). The first candidate, which is the library's
-    own choice, runs in every race: how the others did against it there is what counts.
+    All race on one set of copies of the request's operands, then the best few on further sets, because an algorithm's
+    speed differs from race to race (seen: by a tenth, for products of 256 rows). Candidate 0, the library's own choice,
+    runs in every race; candidates are compared by their time relative to it.
     """
     bar = Progress(f"autotune {request.describe()}", count + RACES * (ROUNDS + FINALISTS))
     copies = [OperandCopies(executor, request)]
@@ -82,9 +82,9 @@ def fastest(
     ratios = {number: [times[number] / times[0]] for number in finalists}
     for _ in range(RACES):
         try:
-            copies.append(OperandCopies(executor, request))  # the others keep their memory, so that this gets another
+            copies.append(OperandCopies(executor, request))  # earlier copies are kept: these get other memory
         except OutOfMemory:
-            break  # large operands on a small GPU: what has been seen must do
+            break  # large operands on a small GPU: decide by the races so far
         again = _race(executor, copies[-1], run, sorted({0, *ratios}), bar)
         ratios = {number: [*seen, again[number] / again[0]] for number, seen in ratios.items() if number in again}
     bar.close()
@@ -94,11 +94,11 @@ def fastest(
 def fastest_call(
     executor: CudaExecutor, request: Request, run: Callable[[int, tuple[Argument, ...]], None], count: int
 ) -> int:
-    """As `fastest`, where not all candidates can be recorded: routines that look at the GPU while they run.
+    """As `fastest`, for candidates that cannot all be recorded, such as routines that synchronize while they run.
 
-    Plain calls take turns on one set of copies, each of as many runs as fill a burst. What the host does counts, for
-    it does that at every call. The first turn, which may load kernels, does not count. Where a turn takes seconds one
-    does: routines of that size differ by more than the noise.
+    Plain calls take turns on one set of copies, each turn with as many runs as fill a burst. The host's time counts,
+    because it recurs at every call. The first turn, which may load kernels, does not count. If a turn takes seconds,
+    one is enough: routines of that size differ by more than the noise.
     """
     bar = Progress(f"autotune {request.describe()}", ROUNDS + 1)
     copies, timer = OperandCopies(executor, request), _Timer(executor)
@@ -121,10 +121,10 @@ def fastest_call(
 
 
 def pick_fastest(ratios: Mapping[int, Sequence[float]]) -> int:
-    """The candidate to take, by each one's times in the races over the first candidate's.
+    """The candidate to take, given the ratios of each one's times to those of candidate 0, one for each race.
 
-    That is the one with the least mean, if it was faster than the first by more than the noise on the whole and slower
-    in no race; else the first, 0.
+    It is the one with the least mean, if that beats candidate 0 by more than the noise and it was slower in no race;
+    else candidate 0.
     """
     means = {number: statistics.fmean(seen) for number, seen in ratios.items() if max(seen) < NOISE}
     winner = min(means, key=means.__getitem__, default=0)
@@ -138,11 +138,11 @@ def _race(
     numbers: Iterable[int],
     bar: Progress,
 ) -> dict[int, float]:
-    """The median time of the first candidate and of each other that did not fall behind.
+    """The median times of candidate 0 and of all others that were not dropped.
 
-    Each is recorded as a graph of many runs, so that the host's time is not what is measured. The graphs take turns,
-    every round beginning with another one, on a GPU that has been busy for a while: on a rested one the winner can be
-    another (seen on an H200: of two kernels one was faster by 2% at rest and slower by 4% under load).
+    Each is recorded as a graph of many runs, so that the host's time is not measured. The graphs take turns, every
+    round starting with another one, on a GPU that has been busy for a while: on an idle one another candidate may win
+    (seen on an H200: one of two kernels was faster by 2% at rest and slower by 4% under load).
     """
     timer = _Timer(executor)
     graphs: dict[int, tuple[Any, int]] = {}
@@ -176,7 +176,7 @@ def _burst(run: Callable[[int, tuple[Argument, ...]], None], number: int, copies
 
 
 class _Plain:
-    """In a graph's place where it could not be recorded, for others waited for the whole context again and again."""
+    """Replaces a graph that could not be recorded because other libraries synchronized the context again and again."""
 
     def __init__(self, burst: Callable[[], None]) -> None:
         self._burst = burst
@@ -187,14 +187,14 @@ class _Plain:
 
 
 class _Timer:
-    """Two events on the executor's stream."""
+    """Times work on the executor's stream with two events."""
 
     def __init__(self, executor: CudaExecutor) -> None:
         self._stream = executor.stream
         self._events = [driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DEFAULT) for _ in range(2)]
 
     def time(self, enqueue: Callable[[], None]) -> float:
-        """Seconds on the GPU for what `enqueue()` enqueues."""
+        """The GPU's time, in seconds, for what `enqueue()` enqueues; waits for it."""
         handle = self._stream.c_handle.value or 0
         driver.cuEventRecord(self._events[0], handle)
         enqueue()

@@ -1,4 +1,4 @@
-"""A request's plan on one executor of a GPU, and its runs: what an executor remembers of a request between two calls.
+"""Bound: a request's plan on one executor of a GPU, kept from one run of the request to the next.
 
 cuda_executor.py makes one for each request that runs, and prepare.py for each prepared call. Nothing is chosen or
 launched here.
@@ -16,7 +16,7 @@ __all__ = ["Bound"]
 
 
 class Bound:
-    """A request's plan on one executor, with what its runs need and nothing that would keep the request alive."""
+    """A request's plan on one executor, and what its runs need; it does not keep the request alive."""
 
     __slots__ = ("_repeatable", "arguments", "executor", "plan", "plans", "reads", "result", "writes")
 
@@ -36,7 +36,7 @@ class Bound:
             self.result = request.give(outputs or {})
 
     def run(self, request: Request) -> Any:
-        """Run once, into the request's outputs or into fresh ones."""
+        """Run once, into the request's outputs or into new ones."""
         executor = self.executor
         if executor.closed:
             executor.check()
@@ -48,18 +48,18 @@ class Bound:
         return request.give(outputs)
 
     def is_relaunchable(self, request: Request) -> bool:
-        """Whether `launch` may be called, and a second run of the request would give the same as the first."""
+        """Whether `launch` may be called and running the request twice gives the same result as once."""
         executor = self.executor
         if self.plan.launch is None or self.arguments is None or executor.closed or executor.plans is not self.plans:
             return False
         if self._repeatable is None:
-            self._repeatable = request.repeatable  # a request is frozen: asking it once is enough
+            self._repeatable = request.repeatable  # constant: a request is frozen
         return self._repeatable
 
     def launch(self) -> bool:
-        """Launch it from any thread, as its plan has learnt to; False where only the executor's own thread can run it.
+        """Launch the plan's graph from any thread; False if only the executor's own thread can run the request.
 
-        Whoever calls this in that one's place has the device's context current, and keeps it from its executor.
+        The caller must have the device's context current and must keep the executor's own thread out meanwhile.
         """
         launch = self.plan.launch
         if launch is None or self.arguments is None:

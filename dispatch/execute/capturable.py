@@ -1,4 +1,4 @@
-"""What an executor does where its caller captures the stream: calls are part of his graph, preparations are not."""
+"""Executors under the caller's stream capture: calls become part of the caller's graph, preparations do not."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class CapturableExecutor(Executor):
 
     @property
     def captured(self) -> bool:
-        """Whether the caller records this stream into a graph of its own: then only plain calls may go on it."""
+        """Whether the caller captures this stream into a graph; then only library calls may be enqueued on it."""
         return self.stream.external and self.stream.is_capturing()
 
     def refuse_capture(self, what: str, *, always: bool = False) -> None:
-        """Raise BadRequest where the caller captures the stream: what must run now would be part of his graph.
+        """Raise BadRequest if the caller captures the stream: work that must run now would become part of the graph.
 
-        `always` is for what no capture may hold: then a run before it is of no use.
+        With `always`, `what` can never be captured, so the error does not advise to run it once before the capture.
         """
         if self._is_preparing or self.captured:
             hint = "run it outside of the capture" if always else "run the request once before the capture"
@@ -42,9 +42,9 @@ class CapturableExecutor(Executor):
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Prepare a call in here: on another stream where the caller captures the executor's, and wait for it then.
+        """A block in which to prepare a call, on another stream if the caller captures the executor's.
 
-        What is written in here is there before his graph runs, and is no part of it.
+        Then the block ends with a wait: what it writes is in memory before the caller's graph runs, and not part of it.
         """
         if self._is_preparing or not self.captured:
             yield

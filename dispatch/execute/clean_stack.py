@@ -1,9 +1,8 @@
-"""The stack below a call of a library, the same each time that it is recorded.
+"""Zeroes the stack below a library call, so that kernel parameters have the same bytes each time it is recorded.
 
-What a library hands to a kernel has bytes that it never writes: gaps between the members of a structure, of which its
-stack has what calls before left there. The kernel does not read them, but relocation.py compares every byte, and what
-differs without a reason is not relocatable. Behind this the bytes are zeros, as long as the calls in between are the
-same each time.
+Structures that a library passes to a kernel have padding that it never writes, which holds whatever earlier calls left
+on the stack. Kernels do not read it, but relocation.py compares every byte, and a call whose bytes differ for no reason
+is not relocatable. After `clean_stack` the padding is zero, if the calls in between are the same each time.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = ["clean_stack"]
 
-REACH = 1 << 15  # bytes: libraries' frames begin within a few thousand
+REACH = 1 << 15  # bytes; libraries' frames begin within a few thousand
 
 
 class Zeros(ctypes.Structure):
-    """Passed by value, which puts it on the stack."""
+    """An argument by value, so that it is copied onto the stack."""
 
     _fields_ = (("bytes", ctypes.c_ubyte * REACH),)
 
@@ -35,5 +34,5 @@ def clean_stack() -> None:
 def _cleaner() -> Callable[[], object]:
     zeros = Zeros()
     getpid = ctypes.CFUNCTYPE(ctypes.c_int)(("getpid", ctypes.CDLL(None)))
-    getpid.argtypes = (Zeros,)  # which it does not look at
+    getpid.argtypes = (Zeros,)  # which it ignores
     return lambda: getpid(zeros)

@@ -1,6 +1,6 @@
-"""Executors on streams of a GPU, ours and those of other libraries, with a workspace and recorded calls.
+"""CudaExecutor: runs plans on a stream of a GPU, ours or another library's, with a workspace and captured graphs.
 
-A plan's first runs call the library; once plan_relocation.py has learnt them one graph is launched at any addresses.
+A plan's first runs call the library; once plan_relocation.py has learnt the call, a graph is launched at any addresses.
 """
 
 from __future__ import annotations
@@ -47,43 +47,43 @@ R = TypeVar("R")
 
 __all__ = ["CudaExecutor"]
 
-KERNELS = 8  # that a library's call may launch; those that launch more wait for room themselves
+KERNELS = 8  # launches that are counted for one library call; a call with more waits for room itself
 SCALARS_PER_PAGE = 1024
-MAX_SCALARS = 1 << 14  # numbers in the device memory of one executor; then it begins anew
+MAX_SCALARS = 1 << 14  # numbers in device memory for one executor; then new memory is used
 
 
 class CudaExecutor(CapturableExecutor):
     """Runs requests on a stream of a GPU."""
 
     device: CudaDevice
-    holds_gil = False  # whether launches keep the interpreter's lock
+    holds_gil = False  # whether launches hold the GIL
 
     def __init__(self, stream: Stream) -> None:
         super().__init__(stream)
-        # Plans enqueue on the stream that this names: the executor's own, and during a recording the recorder's.
+        # Plans enqueue on the stream with this handle: the executor's own, and during a recording the recorder's.
         self.target = ctypes.c_void_p(stream.c_handle.value)
-        # Held while a plan is called, by its library or into a recording: it keeps the addresses of one call at a time,
-        # and `target` is another stream meanwhile. Other threads may come, with a bound call; and finalizers.
+        # Held while a plan is called or recorded: a plan holds the addresses of one call at a time, and recording
+        # changes `target`. Other threads may run a bound call here; it is reentrant for finalizers.
         self._calls = threading.RLock()
         anew(self, "_calls", threading.RLock)
         self._recorder: Stream | None = None
         self._workspace: Workspace | None = None
         self.relocations = Relocations()
         self._calling: set[Plan] = set()
-        self._mode = ctypes.c_int()  # of captures, of the thread that calls; one within has its own
+        self._mode = ctypes.c_int()  # the calling thread's capture mode; nested calls have their own
         self._c_mode = ctypes.byref(self._mode)
         self.launches = Launches(stream, ctypes.c_void_p(stream.c_handle.value))
         self._scalars: dict[tuple[complex, int], int] = {}
-        self._pages, self._slots = list[Tensor](), list[int]()  # of the numbers; of the latest page, those without one
+        self._pages, self._slots = list[Tensor](), list[int]()  # memory of the numbers; free slots of the latest page
         self._outgrown, self._zeros = list[Tensor](), list[Tensor]()
 
     def _make(self, request: Request) -> Plan:
-        # What rows make, handles and events and modules, belongs to the current context.
+        # Handles, events and modules that rows create belong to the current context.
         with self.device.context, relaxed(), self.preparing():
             return super()._make(request)
 
     def claimed(self) -> AbstractContextManager[None]:
-        """As Executor's: another library's stream is alive in `with` blocks of it, and while a call is made."""
+        """As Executor's: claims another library's stream, which is alive in its `with` blocks and during a call."""
         stream: Any = self.stream
         return NULL_CONTEXT if stream.is_ours or stream.is_current else stream.claimed()
 
@@ -108,13 +108,13 @@ class CudaExecutor(CapturableExecutor):
         self.enqueue(bound.plan, arguments, bound.reads, (*bound.writes, *outputs.values()))
 
     def launch(self, graph: GraphExec, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
-        """Launch a recorded call behind all uses of its tensors on other streams."""
+        """Launch a recorded call, ordered after the uses of its tensors on other streams."""
         self.wait_for_uses(reads, writes)
         if status := graph.launch():
             self.failed(status)
 
     def wait_for_uses(self, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
-        """Have the stream wait for the uses of tensors on others."""
+        """Make the stream wait for the uses of these tensors on other streams."""
         stream = self.stream
         for tensor in reads:
             storage = tensor.storage
@@ -125,18 +125,18 @@ class CudaExecutor(CapturableExecutor):
                 tensor.storage.use(stream, write=True)
 
     def failed(self, status: int) -> NoReturn:
-        """Raise what a launch ended in."""
+        """Raise the error of a launch."""
         self.device.fail(status, "cuGraphLaunch")
 
     def enqueue(
         self, plan: Plan, arguments: tuple[Argument, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]
     ) -> None:
-        """Run a plan at some addresses: by its relocated graph, or by its library while there is none."""
+        """Run a plan at these addresses: by its relocated graph, or by its library while there is none."""
         launch = plan.launch
         if launch is None or (self.stream.external and self.captured):
             self._enqueue_by_library(plan, arguments, reads, writes)
             return
-        stream = self.stream  # as `wait_for_uses` does, which as a call took 0.1 us longer
+        stream = self.stream  # `wait_for_uses`, inlined: the call took 0.1 us longer
         for tensor in reads:
             storage = tensor.storage
             if storage.owner is not stream and stream not in storage.readers:
@@ -151,7 +151,7 @@ class CudaExecutor(CapturableExecutor):
             self.failed(status)
 
     def enqueue_at(self, plan: Plan, arguments: tuple[Argument, ...]) -> None:
-        """`enqueue` over operands of another library, which keeps the order of their uses, on a stream of its own."""
+        """`enqueue` on another library's stream and operands, whose order of uses that library keeps."""
         launch = plan.launch
         if launch is None or (self.target.value and self.captured):  # nobody captures the legacy default stream
             self._enqueue_by_library(plan, arguments, (), ())
@@ -178,7 +178,7 @@ class CudaExecutor(CapturableExecutor):
             relocation = plan.relocation
             if relocation is None:
                 self.call(plan, arguments)
-                if plan.relocation is None:  # a finalizer may have called it, too
+                if plan.relocation is None:  # a finalizer may have called the plan, too
                     plan.relocation = PlanRelocation(plan)
                 return
             if relocation.graphs:
@@ -192,11 +192,11 @@ class CudaExecutor(CapturableExecutor):
             if calls == AGAIN:
                 self.relocations.wait(plan, arguments)
             if calls >= relocation.due or relocation.graphs:
-                with self.device.context:  # which memsets are told
+                with self.device.context:  # memset nodes are set with the current context
                     relocation.follow(self, plan, arguments)
 
     def relocate(self, plan: Plan, arguments: tuple[Argument, ...]) -> str:
-        """Learn at once how a plan's call follows such arguments: "", or why it keeps the library's own."""
+        """Learn at once how a plan's call depends on such arguments; returns "", or why it stays with the library."""
         with self._calls, self.device.context:
             relocation: PlanRelocation = plan.relocation or PlanRelocation(plan)
             plan.relocation = relocation
@@ -210,7 +210,7 @@ class CudaExecutor(CapturableExecutor):
         return self.relocations.stats()
 
     def call(self, plan: Plan, arguments: tuple[Argument, ...]) -> None:
-        """Have a plan call its library: in the executor's context, and so that nobody's capture ends by it."""
+        """Call a plan's library, in the device's context and in a capture mode that ends no other capture."""
         if plan in self._calling:
             from dispatch.execute.reentry import refuse_reentry
 
@@ -218,7 +218,7 @@ class CudaExecutor(CapturableExecutor):
         if len(self._scalars) > MAX_SCALARS:
             self._renew_scalars()
         self.launches.left -= KERNELS
-        context, mode = self.device.context, self._c_mode  # as blocks they took 1 us longer
+        context, mode = self.device.context, self._c_mode  # inlined: `with` blocks took 1 us longer
         if self._calling:
             mode = ctypes.byref(ctypes.c_int(RELAXED))
         else:
@@ -238,15 +238,15 @@ class CudaExecutor(CapturableExecutor):
     def _enqueue_captured(
         self, plan: Plan, arguments: tuple[Argument, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]
     ) -> None:
-        """Make a call part of the graph that the caller captures, which keeps what of ours the call uses.
+        """Make a library call part of the graph that the caller captures; the graph keeps the memory that it uses.
 
-        Nothing is recorded meanwhile, or launched: it is the library's own call that he captures.
+        Neither a recording nor a launch of ours takes place: the caller captures the library's own call.
         """
         if not (plan.capture_safe or plan.is_bare):
             why = f"another for {plan.row.name}: a call that waits for the GPU, or writes memory of its own"
             raise BadRequest("stream", "a stream under capture", why, "run it outside of the capture")
         storages = {tensor.storage for tensor in (*reads, *writes)}
-        with Storage.ordering:  # a use on another stream between the two would be forgotten
+        with Storage.ordering:  # a use on another stream in between would be lost
             for storage in storages:
                 for user in storage.users():
                     self.stream.wait_for_uses(user)
@@ -261,35 +261,35 @@ class CudaExecutor(CapturableExecutor):
             self.device.graphs.keep(self.stream, self._workspace, *self._pages, *self._zeros)
 
     def _renew_scalars(self) -> None:
-        """Begin with numbers anew: before a call, for one may find several.
+        """Start new memory for numbers; only between calls, because one call may use several.
 
-        What is enqueued reads the old ones first, what was recorded keeps them, a finalizer's call may hold the last.
+        Enqueued work still reads the old memory, recordings keep it, and a finalizer's call may use the last of it.
         """
         self._outgrown, self._pages, self._slots, self._scalars = self._pages, [], [], {}
 
     def capture(self, enqueue: Callable[[], None]) -> GraphExec | None:
-        """Record what plans of this executor enqueue; None where others ended each recording of it."""
+        """Record what plans of this executor enqueue; None if other libraries ended every attempt."""
         graph = self._recorded(partial(capture, enqueue, holds_gil=self.holds_gil))
         if graph is not None and self.stream.context is not NULL_CONTEXT:
             graph.launch = partial(launch_on_default, self.stream.context, graph.launch)
         return graph
 
     def _recorded(self, record: Callable[..., R | None]) -> R | None:
-        """What a function of cuda_graph.py records on a stream of its own; another the next time, if that is lost."""
+        """Record with a function of cuda_graph.py on a separate stream, which is replaced if the recording is lost."""
         with self._calls, self.device.context, relaxed():
             recorder = self._recorder or self.device.stream()
-            self._recorder = None  # unless it ends well
+            self._recorder = None  # set again if the recording succeeds
             found = record(self.target, recorder.c_handle, self.device.recordings)
         if found is not None:
             self._recorder = recorder
         return found
 
     def record(self, plan: Plan, arguments: tuple[Argument, ...]) -> GraphExec | None:
-        """Record a plan at some addresses; None where recordings are lost again and again."""
+        """Record a plan at these addresses; None if every attempt was ended by other libraries."""
         return self.record_calls([(plan, arguments)])
 
     def record_calls(self, calls: Sequence[tuple[Plan, tuple[Argument, ...]]]) -> GraphExec | None:
-        """Record calls of plans, one behind the other, as one graph; None as above."""
+        """Record calls of several plans, one after another, as one graph; None as above."""
         if len(self._scalars) > MAX_SCALARS:
             self._renew_scalars()
 
@@ -303,22 +303,22 @@ class CudaExecutor(CapturableExecutor):
         return graph
 
     def recorded(self, plan: Plan, arguments: tuple[Argument, ...]) -> ctypes.c_void_p | None:
-        """The graph of a plan's call at some addresses, which the caller is to destroy; None as above."""
+        """The graph of a plan's call at these addresses, which the caller must destroy; None as above."""
         if len(self._scalars) > MAX_SCALARS:
             self._renew_scalars()
         return self._recorded(partial(recorded, lambda: plan.enqueue(arguments)))
 
     def launcher(self, executable: ctypes.c_void_p, nodes: int) -> Callable[[], int]:
-        """The launch of an executable graph of so many nodes on this executor's stream."""
+        """A function that launches an executable graph with this number of nodes on the executor's stream."""
         return self.launches.of(executable, nodes, holds_gil=self.holds_gil)
 
     def lasting(self) -> tuple[Any, ...]:
-        """The memory whose addresses a recorded call may have; more numbers may come to their pages."""
+        """The memory whose addresses a recorded call may contain; later numbers go to the same pages."""
         return self._outgrown, self._pages, tuple(self._zeros), self._workspace
 
     @property
     def numbers_in_memory(self) -> int:
-        """How many numbers of calls are in device memory."""
+        """How many numbers this executor has placed in device memory."""
         return len(self._scalars)
 
     @property
@@ -334,11 +334,11 @@ class CudaExecutor(CapturableExecutor):
         return self._workspace
 
     def algorithms(self, library: str) -> AlgorithmCache:
-        """What autotune has found for this GPU and the installed version of a library, or for one without a version."""
+        """The outcomes of autotune for this GPU and the installed version of a library, if it has one."""
         return algorithms(self.device.model, library, ".".join(map(str, self.versions.get(library, ()))))
 
     def scalar(self, value: complex, dtype: Dtype) -> int:
-        """The address of a number in device memory, for one call: `_pages` is another list once it may be elsewhere."""
+        """The address of a number in device memory, valid for one call (later `_renew_scalars` may move it)."""
         key = (value, dtype.cuda)
         address = self._scalars.get(key)
         if address is None:
@@ -346,7 +346,7 @@ class CudaExecutor(CapturableExecutor):
                 if not self._slots:
                     self._pages.append(page := self.empty((SCALARS_PER_PAGE, 2), (2, 1), C128))
                     self._slots = [page.ptr + 16 * slot for slot in reversed(range(SCALARS_PER_PAGE))]
-                address = self._slots.pop()  # at once: a finalizer may come in between, with a number of its own
+                address = self._slots.pop()  # taken first: a finalizer may place a number during the write
                 self.write(address, value, dtype)
             self._scalars[key] = address
         return address
@@ -359,7 +359,7 @@ class CudaExecutor(CapturableExecutor):
             self.stream.synchronize()
 
     def zeros(self, nbytes: int) -> int:
-        """The address of so many bytes of zeros, which nobody may write."""
+        """The address of `nbytes` of zeros, which must not be written."""
         if not self._zeros or self._zeros[-1].nbytes < nbytes:
             with self.preparing(), self.device.context:
                 made = self.empty((nbytes,), (1,), U8)
@@ -368,7 +368,7 @@ class CudaExecutor(CapturableExecutor):
         return self._zeros[-1].ptr
 
     def clone(self, tensor: Tensor) -> Tensor:
-        """A copy of a tensor in memory of its own: of the same strides, and as far from a multiple of `APART` bytes."""
+        """A copy of a tensor in new memory, with the same strides and the same offset from a multiple of `APART`."""
         layout = tensor.layout
         size, beside = layout.high - layout.low, (tensor.ptr + layout.low) % APART
         storage = self.device.allocate(size + beside, self.stream)

@@ -1,8 +1,8 @@
-"""Captured calls: one run of a plan recorded as a CUDA graph, to be launched again for less than the call itself costs.
+"""Recorded calls: one run of a plan captured as a CUDA graph, whose launch costs less than the call itself.
 
-cuda_executor.py captures and launches them. A GraphExec holds addresses, numbers, workspace and algorithm, so it stands
-for the very same arguments only; relocated_graph.py has those that are launched at others. Capture runs on a stream of
-its own, so the caller's stream never sees it.
+cuda_executor.py captures and launches them. A GraphExec contains addresses, numbers, workspace and algorithm, so it
+repeats exactly the same call; relocated_graph.py has graphs that are launched at other addresses. The capture runs on a
+separate stream, so the caller's stream is never under capture.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["GraphExec", "capture", "instantiated", "launcher", "recorded"]
 
 OUT_OF_MEMORY, LAUNCH_OUT_OF_RESOURCES = 2, 701  # CUDA_ERROR_…
-TRIES = 3  # of a recording that something ends, before it is given up
-UNTOLD = -1  # the status of a call that an interrupt of the main thread came in behind, before it was told
+TRIES = 3  # of a recording that other libraries end, before it is given up
+UNTOLD = -1  # the status before the call has returned it: Ctrl-C may come between the call and the assignment
 
 
 class GraphExec:
@@ -37,7 +37,7 @@ class GraphExec:
 
     def __init__(self, executable: int, stream: ctypes.c_void_p, *, holds_gil: bool = False) -> None:
         self.c_exec = ctypes.c_void_p(executable)
-        self.keep: Any = None  # memory whose addresses are in the graph
+        self.keep: Any = None  # keeps alive the memory whose addresses are in the graph
         self.launch: Callable[[], int] = launcher(self.c_exec, stream, holds_gil=holds_gil)
 
     def __del__(self) -> None:
@@ -51,7 +51,7 @@ def _destroy(executable: ctypes.c_void_p) -> None:
 
 
 def launcher(executable: ctypes.c_void_p, stream: ctypes.c_void_p, *, holds_gil: bool = False) -> Callable[[], int]:
-    """The launch of an executable graph on a stream: one foreign call, of which nothing is left to convert."""
+    """A function that launches an executable graph on a stream: one ctypes call with converted arguments."""
     launch = driver.cuGraphLaunch.unchecked_holding_gil if holds_gil else driver.cuGraphLaunch.unchecked
     return partial(launch, executable, stream)
 
@@ -64,10 +64,10 @@ def capture(
     *,
     holds_gil: bool = False,
 ) -> GraphExec | None:
-    """Record what `enqueue()` enqueues as a graph that will be launched on the stream `target` holds now.
+    """Record what `enqueue()` enqueues, as a graph that is launched on the stream whose handle `target` holds now.
 
-    `holds_gil`: the launches keep the interpreter's lock, for which cudabind.driver has conditions (BOUNDED). None
-    where recordings are lost again and again.
+    `holds_gil`: launches hold the GIL, under the conditions in cudabind.driver (BOUNDED). None if other libraries ended
+    every attempt.
     """
     graph = recorded(enqueue, target, recorder, recordings)
     if graph is None:
@@ -92,7 +92,7 @@ def instantiated(graph: ctypes.c_void_p) -> int:
         except CudaDriverError as error:
             if error.status not in (OUT_OF_MEMORY, LAUNCH_OUT_OF_RESOURCES):
                 raise
-            from dispatch.device.shortage import free_memory  # with the first failure: `import dispatch` stays quick
+            from dispatch.device.shortage import free_memory  # at the first failure: `import dispatch` stays quick
 
             told = free_memory()
             if error.status == LAUNCH_OUT_OF_RESOURCES and not told.is_short:
@@ -103,10 +103,10 @@ def instantiated(graph: ctypes.c_void_p) -> int:
 def recorded(
     enqueue: Callable[[], None], target: ctypes.c_void_p, recorder: ctypes.c_void_p, recordings: Recordings
 ) -> ctypes.c_void_p | None:
-    """The graph of what `enqueue()` enqueues, which the caller is to destroy.
+    """The graph of what `enqueue()` enqueues, which the caller must destroy.
 
-    Plans enqueue on whatever stream `target` names: for the time of the recording that is `recorder`. Waits for the
-    context in other libraries end captures, so one that is lost is repeated; None where that happens again and again.
+    Plans enqueue on the stream whose handle `target` holds; during the recording that is `recorder`. Other libraries
+    that synchronize the context end captures, so a lost recording is repeated; None if every attempt was lost.
     """
     for _ in range(TRIES):
         with recordings.one():
@@ -119,17 +119,17 @@ def recorded(
 def _recorded(
     enqueue: Callable[[], None], target: ctypes.c_void_p, recorder: ctypes.c_void_p
 ) -> ctypes.c_void_p | None:
-    """The graph; None where something has ended the capture. Raises what `enqueue()` does of its own accord."""
-    from dispatch.execute.clean_stack import clean_stack  # with the first recording: `import dispatch` stays quick
+    """The graph; None if another library has ended the capture. Raises the errors of `enqueue()` itself."""
+    from dispatch.execute.clean_stack import clean_stack  # at the first recording: `import dispatch` stays quick
 
     graph, stream = ctypes.c_void_p(), target.value
     end = partial(driver.cuStreamEndCapture.unchecked_holding_gil, recorder, ctypes.byref(graph))
     begun, status = UNTOLD, 0
     error: CudaError | None = None
     is_whole = False
-    # Other threads and streams may do as they like, but for waits for the whole context. One that another library makes
-    # at the very moment at which a capture begins or ends has crashed inside the driver (580, seen under a storm of
-    # them): the interpreter's lock is held for that moment, so that no thread of Python begins one.
+    # Other threads and streams may do anything except synchronize the whole context. A synchronization at the very
+    # moment at which a capture begins or ends has crashed inside the driver (580, seen under a storm of them). So the
+    # GIL is held at that moment, and no Python thread can start one.
     try:
         begun = driver.cuStreamBeginCapture.unchecked_holding_gil(recorder, RELAXED)
         if not begun:
@@ -137,12 +137,12 @@ def _recorded(
             clean_stack()
             enqueue()
             is_whole = True
-    except CudaError as raised:  # of the library, or because the capture was ended under it
+    except CudaError as raised:  # the library's own, or because its capture was ended
         error = raised
     finally:
         target.value = stream
         if begun in (0, UNTOLD):
-            status = end()  # nothing that Ctrl-C may come in by lies before this
+            status = end()  # no Ctrl-C can come between the block and this call
         if graph.value and (status or not is_whole):
             driver.cuGraphDestroy.unchecked(graph)
     if begun:
@@ -157,6 +157,6 @@ def _recorded(
 
 
 def _pass_over(function: str, status: int) -> None:
-    """Raise what a status means, unless it is that a capture was ended."""
+    """Raise the error of a status, unless it only says that a capture was ended."""
     if status not in LOST:
         raise driver.error(function, status)

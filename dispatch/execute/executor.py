@@ -1,7 +1,7 @@
-"""Executor: what one thread holds to run requests on one stream.
+"""Executor: runs requests on one stream, for one thread.
 
-The request functions, bound calls and workers enqueue here. An executor owns its library handles, plans and what it
-remembers of calls, and never crosses threads. host_executor.py and cuda_executor.py say how a plan runs.
+Request functions, bound calls and workers enqueue here. An executor owns its library handles, its plans and its memory
+of repeated calls, and belongs to one thread. host_executor.py and cuda_executor.py implement how a plan runs.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["APART", "Executor"]
 
-MAX_PLANS = 4096  # on one executor; the oldest goes first
-MAX_MADE = 4096  # shapes of outputs that a device remembers; then it begins anew
-APART = 256  # bytes; no layout says more of a pointer
+MAX_PLANS = 4096  # on one executor; the oldest is dropped first
+MAX_MADE = 4096  # layouts of outputs that a device remembers; then all are dropped
+APART = 256  # bytes: the largest alignment that a layout distinguishes
 
 
 class Executor:
-    """One thread's way to run requests on one stream; `plans` is empty once the device is closed or lost."""
+    """Runs requests on one stream, for one thread; `plans` is empty once the device is closed or lost."""
 
-    closed = True  # until it is made
-    # The table's side, which dispatch/bind/bind.py puts in: which row carries a request out, and which it asks before.
+    closed = True  # until __init__ has run
+    # Set by dispatch/bind/bind.py, which knows the table: makes a request's plan; and the rows tried before its row.
     bind: Callable[[Request], Plan]
     rows_before: Callable[[Request, Plan], list[Row]]
 
@@ -46,25 +46,25 @@ class Executor:
         self.device: Device = stream.device
         self.device.activate()
         self.closed = False
-        self.prepared = False  # whether there were prepared calls, whose graphs hold this executor's addresses
+        self.prepared = False  # whether calls were prepared here: their graphs contain addresses of this executor
         self.handles: dict[str, Any] = {}  # of libraries, by their names
-        self.at_close: list[Callable[[], None]] = []  # how modules let go of what they hold for this executor
+        self.at_close: list[Callable[[], None]] = []  # called by `close`, the latest first
         self.plans: dict[tuple[Any, ...], Plan] = {}
         self.calls: dict[
             Any, Any
-        ] = {}  # what is remembered of calls, by class, layouts and choices (core/remembered.py)
-        self.shortcuts: dict[Any, Any] = {}  # the same of `matmul`, which has ways of its own: by layouts,
-        self.patterns: dict[Any, Any] = {}  # and by what layouts of other extents have in common
+        ] = {}  # the fast path of repeated calls, by class, layouts and choices (core/remembered.py)
+        self.shortcuts: dict[Any, Any] = {}  # that of `matmul`, by layouts (ops/matmul/shortcut.py),
+        self.patterns: dict[Any, Any] = {}  # and by what layouts with other extents have in common
 
     @property
     def versions(self) -> Versions:
-        """The versions of the libraries that rows on this executor end in."""
+        """The versions of the libraries that rows on this executor call."""
         return ANY_VERSION
 
     def plan(self, request: Request) -> Plan:
-        """The plan of a request: the one made before, or the first row that takes it; NoRow with every reason."""
+        """The plan of a request: the one made before, or that of the first row that takes it; NoRow if none does."""
         key = (type(request), *request.key())
-        plans = self.plans  # those of the table as it is now, which may change while one is made
+        plans = self.plans  # kept: if the table changes while the plan is made, `self.plans` is another dict
         plan = plans.get(key)
         if plan is None:
             self.check()
@@ -81,13 +81,13 @@ class Executor:
         return self.bind(request)
 
     def outputs(self, request: Request) -> Operands:
-        """Fresh memory for the outputs that a request leaves open."""
+        """New tensors for the outputs that a request leaves open."""
         if request.framework is not None:
             return {name: self._of(request.framework, made) for name, made in request.unallocated().items()}
         return {name: self.empty(*made) for name, made in request.unallocated().items()}
 
     def _of(self, home: Framework, made: tuple[tuple[int, ...], tuple[int, ...], Dtype]) -> Tensor:
-        """Memory of the library whose operands a request has; ours, where that allocates none as plans expect it."""
+        """Memory from the library of the request's operands, or ours if that is not aligned as plans expect."""
         tensor = home.allocate(self.device, *made)
         if tensor is None or not (self.device.is_host or tensor.ptr % APART == 0):
             return self.empty(*made)
@@ -107,12 +107,12 @@ class Executor:
         return Tensor(storage, base, layout)
 
     def _measure(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Dtype) -> tuple[int, Layout]:
-        """The bytes of a tensor, and its layout at a multiple of `APART` bytes; remembered by its device."""
+        """The bytes of a tensor, and its layout at a multiple of `APART` bytes; cached in its device."""
         elements = 0 if 0 in shape else 1
         if elements:
             for extent, stride in zip(shape, strides, strict=True):
                 elements += (extent - 1) * stride
-        # Tensor maps write whole 16 bytes: behind the last line, too, there is room for them (cutlass/staged.py).
+        # Tensor maps write whole 16 bytes, so there must be room for them after the last line (cutlass/staged.py).
         nbytes = -(-elements * dtype.bits // 128) * 16
         layout = self.device.layout(dtype, shape, strides, APART)
         if len(self.device.made) >= MAX_MADE:
@@ -121,64 +121,64 @@ class Executor:
         return found
 
     def check(self) -> None:
-        """Raise what ended this executor."""
+        """Raise if the executor was closed, or its device was closed or lost."""
         self.device.check()
         if self.closed:
             raise Closed(f"this executor of {self.device} was closed with its stream, thread or supervisor")
 
     def claimed(self) -> AbstractContextManager[None]:
-        """Calls on this executor outside of `with` blocks of its stream are made in here."""
+        """A block for calls on this executor outside of a `with` block of its stream."""
         return NULL_CONTEXT
 
     def close(self) -> None:
-        """End the executor; its plans and graphs are let go, then what was kept for them, the latest first."""
+        """End the executor: drop its plans and graphs, then call `at_close`, the latest first."""
         self.lose()
         while self.at_close:
             self.at_close.pop()()
 
     def lose(self) -> None:
-        """End the executor of a device that is lost: nothing is given back to a library, which could not take it."""
+        """End the executor of a lost device: no library is called, for none could release anything."""
         self.closed = True
-        order.sync_epoch += 1  # bound calls look again, and find it closed
+        order.sync_epoch += 1  # so that bound calls check again, and find it closed
         self.forget()
 
     def forget(self) -> None:
-        """Let all plans go; the next request chooses anew."""
-        self.plans = {}  # another one, by which a bound request sees that it must choose anew
+        """Drop all plans; the next request selects its row anew."""
+        self.plans = {}  # a new dict, by which bound requests see that they must select anew
         self.calls, self.patterns, self.shortcuts = {}, {}, {}  # shortcuts last: they are made of patterns
 
     def release(self) -> None:
-        """Let go of all that can be made again, memory included; prepared calls keep what they need."""
+        """Drop everything that can be made again, memory included; prepared calls keep what they need."""
         self.forget()
 
     def run_into(self, request: Request, outputs: Operands) -> None:
-        """Enqueue a request with memory for the outputs that it leaves open."""
+        """Enqueue a request into these outputs, which it leaves open."""
         raise Closed("an executor without a device")
 
     def launch(self, graph: GraphExec, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
-        """Launch a recorded call behind all uses of its tensors on other streams."""
+        """Launch a recorded call, ordered after the uses of its tensors on other streams."""
         raise Closed("an executor without a GPU")
 
     def enqueue(
         self, plan: Plan, arguments: tuple[Argument, ...], reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]
     ) -> None:
-        """Run a plan at some addresses, behind all uses of its tensors on other streams."""
+        """Run a plan at these addresses, ordered after the uses of its tensors on other streams."""
         raise Closed("an executor without a GPU")
 
     def wait_for_uses(self, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
-        """Have the stream wait for the uses of tensors on others."""
+        """Make the stream wait for the uses of these tensors on other streams."""
         raise Closed("an executor without a GPU")
 
     def learn(self) -> bool:
-        """Learn a little of its plans, for who has nothing else to do; False where nothing is left."""
+        """Take one step of learning a plan's call, for an idle worker; False if nothing is left to learn."""
         return False
 
     def relocation_stats(self) -> dict[str, int]:
-        """What became of the calls of its plans, by name; nothing on the host."""
+        """Counts of relocated graphs and of calls that were refused or compared; empty on the host."""
         return {}
 
     def failed(self, status: int) -> NoReturn:
-        """Raise what a launch ended in."""
+        """Raise the error of a launch."""
         raise Closed(f"an executor without a GPU was given status {status}")
 
     def run(self, request: Request[R_co]) -> R_co:

@@ -1,6 +1,6 @@
-"""The nodes of a CUDA graph as bytes: what a captured call enqueues, and how that is changed in its executable graph.
+"""The nodes of a CUDA graph as bytes: reads what a captured call enqueues, and changes it in the executable graph.
 
-relocation.py compares them and says what is to change. The structures are those of cuda.h, and follow its names:
+relocation.py compares the bytes and decides what changes. The structures are those of cuda.h, with its names:
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__GRAPH.html
 """
 
@@ -18,23 +18,24 @@ if TYPE_CHECKING:
 __all__ = ["Node", "Nodes", "NotRelocatable", "NumbersInMemory", "setter"]
 
 KERNEL, MEMCPY, MEMSET = 0, 1, 2  # CUgraphNodeType
-NO_MORE = 1  # CUDA_ERROR_INVALID_VALUE: a kernel has no parameter of that number
+NO_MORE = 1  # CUDA_ERROR_INVALID_VALUE: the kernel has no parameter with that index
 BUFFER, SIZE = 1, 2  # CU_LAUNCH_PARAM_BUFFER_POINTER and …_SIZE: the keys of `extra`
-# CUlaunchAttributeID, of those that kernel nodes have: the window of the L2 cache, cooperative, cluster, its policy,
-# priority, memory domain, preferred cluster, updatable from the device, shared memory.
+# CUlaunchAttributeID of the attributes of kernel nodes: access policy window, cooperative, cluster dimension, cluster
+# scheduling policy, priority, memory sync domain, preferred cluster dimension, device-updatable node, shared memory
+# carveout.
 ATTRIBUTES = (1, 2, 4, 5, 8, 10, 11, 13, 14)
 
 
-class NotRelocatable(Exception):  # a verdict, which is kept, and no error
-    """Why a call keeps its library's way."""
+class NotRelocatable(Exception):  # a result that is stored, not an error: hence no "Error" in its name
+    """The reason why a call cannot be launched as a relocated graph."""
 
 
 class NumbersInMemory(NotRelocatable):
-    """The call has numbers in device memory, a place for each."""
+    """The call reads its numbers from device memory, each from an address of its own."""
 
 
 class Node(NamedTuple):
-    """What a node enqueues: `form` is to be the same wherever the operands lie, `image` are the bytes that may change.
+    """What a node enqueues: `form` must be the same at all addresses of the operands, `image` are the bytes that vary.
 
     The image of a kernel is its parameters, that of a memset or a memcpy the whole structure that describes it.
     """
@@ -78,8 +79,8 @@ HOST_MEMORY = (1).to_bytes(4, "little")  # CU_MEMORYTYPE_HOST
 class Nodes:
     """The nodes of a captured graph, in the order in which they were captured.
 
-    `sizes` remembers the places of a kernel's parameters between the graphs of one call, whose kernels stay loaded.
-    Raises NotRelocatable for nodes of other kinds, and where the driver tells less than is to be known.
+    `sizes` caches the offsets and sizes of kernel parameters between captures of one call, whose kernels stay loaded.
+    Raises NotRelocatable for nodes of other kinds, and if the driver does not report what is needed.
     """
 
     def __init__(self, graph: ctypes.c_void_p, sizes: dict[tuple[int, int], tuple[tuple[int, int], ...]]) -> None:
@@ -123,7 +124,7 @@ class Nodes:
         return Node(KERNEL, form, image)
 
     def _places(self, func: int, kern: int) -> tuple[tuple[int, int], ...]:
-        """Offset and size of each of a kernel's parameters."""
+        """The offset and size of each parameter of a kernel."""
         found = self._sizes.get((func, kern))
         if found is None:
             ask = (driver.cuFuncGetParamInfo if func else driver.cuKernelGetParamInfo).unchecked
@@ -131,14 +132,14 @@ class Nodes:
             places: list[tuple[int, int]] = []
             while not (status := ask(handle, ctypes.c_size_t(len(places)), ctypes.byref(offset), ctypes.byref(size))):
                 places.append((offset.value, size.value))
-            if status != NO_MORE:  # parameters that nobody sees would be taken to be the same at all addresses
+            if status != NO_MORE:  # a parameter that is not seen would be taken to be constant
                 raise NotRelocatable(f"the parameters of a kernel cannot be told: status {status}")
             found = self._sizes[func, kern] = tuple(places)
         return found
 
 
 def _told(function: str, *arguments: Any) -> None:
-    """Call a function of the driver that tells of a graph; NotRelocatable where it does not."""
+    """Call a driver function that reports on a graph; NotRelocatable if it fails."""
     status = getattr(driver, function).unchecked(*arguments)
     if status:
         raise NotRelocatable(f"{function} gives status {status}")
@@ -154,7 +155,7 @@ def _handles(graph: ctypes.c_void_p) -> tuple[int, ...]:
 
 
 def _edges(graph: ctypes.c_void_p, handles: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
-    """Which node waits for which, by their numbers, and how."""
+    """The edges: (number of a node, number of a node that waits for it, edge data), sorted."""
     if len(handles) == 1:
         return ()
     count = ctypes.c_size_t()
@@ -171,7 +172,7 @@ def _edges(graph: ctypes.c_void_p, handles: tuple[int, ...]) -> tuple[tuple[int,
 
 
 def _packed(extra: int) -> bytes:
-    """The parameters of a kernel that was given them in one buffer: pairs of a key and a value, until a 0."""
+    """The parameters of a kernel launched with one buffer; `extra` is pairs of a key and a value, ended by 0."""
     pairs = ctypes.cast(extra, ctypes.POINTER(ctypes.c_void_p))
     found: dict[int, int] = {}
     place = 0
@@ -187,16 +188,16 @@ def _attributes(handle: ctypes.c_void_p) -> tuple[tuple[int, bytes], ...]:
     ask, value = driver.cuGraphKernelNodeGetAttribute.unchecked, (ctypes.c_ubyte * 64)()
     found = []
     for name in ATTRIBUTES:
-        if not ask(handle, name, value):  # others are not told of this kernel, or by this driver
+        if not ask(handle, name, value):  # else this kernel or this driver lacks the attribute
             found.append((name, bytes(value)))
             ctypes.memset(value, 0, 64)
     return tuple(found)
 
 
 def setter(executable: ctypes.c_void_p, handle: int, node: Node, image: int) -> tuple[Callable[[], int], Any]:
-    """What has a node of an executable graph take the bytes at the address `image` from its next launch on.
+    """A function that gives a node of an executable graph the bytes at the address `image`, from its next launch on.
 
-    It gives the driver's status. The second value is to be kept as long as the first.
+    The function returns the driver's status. The second value must be kept alive as long as the function.
     """
     of = ctypes.c_void_p(handle)
     if node.kind == KERNEL:
@@ -209,7 +210,7 @@ def setter(executable: ctypes.c_void_p, handle: int, node: Node, image: int) -> 
             size = ctypes.c_size_t(len(node.image))
             values = (ctypes.c_void_p * 5)(BUFFER, image, SIZE, ctypes.addressof(size), 0)
             params.extra = ctypes.addressof(values)
-            values._size = size  # type: ignore[attr-defined]  # lives as long
+            values._size = size  # type: ignore[attr-defined]  # kept alive with `values`
         set_params = driver.cuGraphExecKernelNodeSetParams.unchecked_holding_gil
         return partial(set_params, executable, of, ctypes.byref(params)), (params, values)
     context = ctypes.c_void_p()

@@ -24,5 +24,5 @@ class HostExecutor(Executor):
     def run_into(self, request: Request, outputs: Operands) -> None:
         try:
             self.plan(request).run(request, outputs)
-        except MemoryError as error:  # of NumPy, for what is passed on from step to step
+        except MemoryError as error:  # from NumPy, for intermediate arrays
             raise OutOfMemory(f"the host is out of memory: {error}") from error

@@ -1,6 +1,6 @@
-"""What is installed: the versions of the libraries that rows end in, and what autotune has found with them.
+"""The installed versions of the libraries that rows call, and their caches of autotune's outcomes.
 
-Executors ask here. A library is looked at when a row of it first is; nothing here calls one.
+Executors use it. A library's version is read when one of its rows is first tried; nothing else of it is called.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ ANY_VERSION: Versions = {}
 
 
 class _Installed(Mapping[str, tuple[int, ...]]):
-    """The version of each library, asked when a row of it first is; one that is missing says so with its own error.
+    """The version of each library, read at first use; a library that is missing raises cudabind's error.
 
-    A library that cudabind does not bind is a user's: it is not in here, and taken to be new enough.
+    A library that cudabind does not bind belongs to a user: it has no entry and counts as new enough.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ installed = _Installed()
 
 @cache
 def algorithms(gpu: str, library: str, version: str) -> AlgorithmCache:
-    """The one cache of this process for a GPU model and a version of a library, "" for one that has none."""
-    from dispatch.execute.algorithm_cache import AlgorithmCache  # what reads and writes files takes long to import
+    """This process's one cache for a GPU model and a version of a library, "" for a library without versions."""
+    from dispatch.execute.algorithm_cache import AlgorithmCache  # slow to import
 
     return AlgorithmCache(gpu, f"{library}-{version}" if version else library)

@@ -1,4 +1,4 @@
-"""How an executor launches graphs on its stream: with the interpreter's lock or without, and in which context."""
+"""How an executor launches graphs on its stream: with or without the GIL, and in which context."""
 
 from __future__ import annotations
 
@@ -19,40 +19,44 @@ if TYPE_CHECKING:
 
 __all__ = ["Launches"]
 
-HALF = 128  # launches, each of which memory may be allocated and freed with on the same stream
-STREAMS = 16  # that many may have as much; of more, several share one of the driver's queues, and its room
+HALF = 128  # launches; with each, memory may also be allocated and freed on the same stream
+STREAMS = 16  # up to so many streams may use HALF each; with more, several share one queue of the driver
 
 
 class Launches:
-    """The launches on one stream, which hold the interpreter's lock as long as the stream surely has room for them.
+    """The launches on one stream, which hold the GIL as long as the driver's queue certainly has room for them.
 
-    Threads that let go of the lock for each launch wait for each other to have it back: 16 threads launched 0.43 of
-    what one did (H100). But a launch that waits for room must not hold it (cudabind.driver.BOUNDED), which is so where
-    about a thousand are outstanding on the streams that share one of the driver's queues. `left` counts down from far
-    less; then it begins anew if the GPU is past where it began the time before. What is on other libraries' streams,
-    nobody knows. Nor may a launch hold it while a profiler calls Python from threads of its own, which it may wait for.
+    Threads that release the GIL for each launch compete to get it back: 16 threads launched 0.43 of what one did
+    (H100). But a launch that blocks for room must not hold the GIL (cudabind.driver.BOUNDED). Launches block when about
+    a thousand are outstanding on the streams that share one queue of the driver. `left` counts down from far fewer; at
+    0 it starts again if the GPU has passed the point at which it started last. On another library's stream the number
+    of outstanding launches is unknown, so launches there never hold the GIL. Nor do they while a profiler is active,
+    because the driver may wait for a Python callback of the profiler's own thread.
     """
 
     __slots__ = ("__weakref__", "_event", "_stream", "_target", "left")
 
-    used: ClassVar[WeakSet[Launches]] = WeakSet()  # those with graphs to launch
-    observed: ClassVar[bool] = False  # by a profiler: no launch of any stream holds the lock
+    used: ClassVar[WeakSet[Launches]] = WeakSet()  # those that have graphs to launch
+    observed: ClassVar[bool] = False  # by a profiler: no launch on any stream holds the GIL
 
     def __init__(self, stream: Stream, target: ctypes.c_void_p) -> None:
         self._stream, self._target = stream, target
-        self._event: ctypes.c_void_p | None = None  # behind the launches until `left` began
+        self._event: ctypes.c_void_p | None = None  # recorded when `left` last started
         self.left = 0 if self.observed else HALF
 
     @classmethod
     def observe(cls, observed: bool) -> None:
-        """Have no launch hold the lock from now on, or as before."""
+        """Set whether a profiler is active: then no launch holds the GIL."""
         cls.observed = observed
         if observed:
             for each in members(cls.used):
                 each.left = 0
 
     def of(self, executable: ctypes.c_void_p, nodes: int, *, holds_gil: bool) -> Callable[[], int]:
-        """The launch of an executable graph of so many nodes; `holds_gil`: whoever calls it sees to the room."""
+        """A function that launches an executable graph with this number of nodes.
+
+        With `holds_gil` it always holds the GIL, and the caller must make sure that there is room.
+        """
         if holds_gil or self._stream.external:
             launch = launcher(executable, self._target, holds_gil=holds_gil)
             context = self._stream.context
@@ -69,21 +73,21 @@ class Launches:
 
     @property
     def has_room(self) -> bool:
-        """Whether the stream surely has room, so that who enqueues there need not wait."""
+        """Whether the stream certainly has room, so that enqueueing there does not block."""
         return self.left > 0
 
     def _begins_anew(self) -> bool:
-        """Whether there is room again: False, too, after a fault, which the launch will tell of."""
+        """Start counting again if there is room, and return whether there is; False after a fault, too."""
         if self.observed:
             return False
-        with relaxed():  # or a capture of another thread would end by the look at an event
+        with relaxed():  # else querying an event would end another thread's capture
             if self._event is None:
                 self._event = self._stream.device.event()
             elif driver.cuEventQuery.unchecked_holding_gil(self._event):
                 return False
             if driver.cuEventRecord.unchecked_holding_gil(self._event, self._target):
                 return False
-        if self.left < -HALF:  # more than these were enqueued meanwhile, which are to be done first
+        if self.left < -HALF:  # too many were enqueued meanwhile: they must be done first
             self.left = 0
             return False
         self.left = self._share()
@@ -93,7 +97,7 @@ class Launches:
         return HALF if len(self.used) <= STREAMS else max(HALF * STREAMS // len(self.used), 1)
 
     def close(self) -> None:
-        """Give the event back."""
+        """Return the event to its pool."""
         self.used.discard(self)
         if self._event is not None:
             self._stream.device.recycle(self._event)
@@ -101,6 +105,6 @@ class Launches:
 
 
 def launch_on_default(context: AbstractContextManager[None], launch: Callable[[], int]) -> int:
-    """Launch on a default stream, which is the executor's only in its device's context."""
+    """Launch on a default stream, whose handle means the executor's stream only in its device's context."""
     with context:
         return launch()

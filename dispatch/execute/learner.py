@@ -1,6 +1,6 @@
-"""How a call follows its operands: the captures of one plan, until what they teach predicts the rest of them.
+"""Learner: captures a plan's call at various addresses until it is known how its parameters depend on the operands.
 
-A step is a capture at made-up addresses, which are drawn anew each time; the last one is at those of a real call.
+Each step is one capture at made-up addresses, drawn at random; the last one is at the addresses of a real call.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Learner", "nodes_of"]
 
-MAX_WORDS = 1024  # of kernels, in one process; the oldest go first
-SETTLING = 2  # recordings behind one that has failed
-LOST = 3  # recordings that something else has ended, before it is given up
+MAX_WORDS = 1024  # entries of `_words`; the oldest is dropped first
+SETTLING = 2  # recordings after one that has failed
+LOST = 3  # recordings ended by other libraries, before learning is given up
 
-_words: dict[tuple[Any, ...], tuple[Word, ...]] = {}  # by kernels: what is proven anew for each plan
+_words: dict[tuple[Any, ...], tuple[Word, ...]] = {}  # learnt words by kernels; each plan still has to prove them
 
 
 class Learner:
-    """The captures of a plan for one form of arguments, until they are enough."""
+    """The captures of a plan for one form of arguments."""
 
     def __init__(self, arguments: tuple[Argument, ...], *, exact: bool = False, whole: bool = False) -> None:
         self._form = Form.of(arguments, exact=exact, whole=whole)
@@ -40,24 +40,24 @@ class Learner:
         self._captures: list[Nodes] = []
         self._words: tuple[Word, ...] | None = None
         self._is_compiled = False
-        self._knows = True  # whether what other plans have learnt of the same kernels may be true of this one
+        self._knows = True  # whether words that other plans have learnt for the same kernels are still to be tried
         self._sizes: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
         self._rng = Random()
         self._lost = 0
 
     def takes(self, arguments: tuple[Argument, ...]) -> bool:
-        """Whether the arguments are of its form."""
+        """Whether the arguments have its form."""
         if not (self._is_exact or self._is_whole):
             return True
         return Form.of(arguments, exact=self._is_exact, whole=self._is_whole) == self._form
 
     @property
     def draws_numbers(self) -> bool:
-        """Whether it draws numbers, too."""
+        """Whether it draws random numbers in place of the call's numbers, not only addresses."""
         return bool(self._form.free)
 
     def step(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> RelocatedGraph | None:
-        """The next step; the graph with the last of them. Raises NotRelocatable."""
+        """Take the next step; the last one returns the graph. Raises NotRelocatable."""
         if self._words is not None:
             if self._is_compiled:
                 return self._made(executor, plan, arguments, self._words)
@@ -78,13 +78,14 @@ class Learner:
 
     @property
     def _kernels(self) -> tuple[Any, ...]:
-        """What plans have in common whose calls have the same words: the kernels, but not their grids."""
+        """The key of `_words`: plans with the same kernels, whatever their grids, are likely to have the same words."""
         return self._form, *((n.kind, *n.form[:2], n.form[4:5], len(n.image)) for n in self._captures[0].nodes)
 
     def _recall(self) -> None:
-        """Take the words that three captures of another plan with these kernels taught, if they predict these two.
+        """Reuse the words of another plan with the same kernels, if they predict the two captures made so far.
 
-        The first gives what is the same at all addresses; the last to be predicted is one at real addresses.
+        The first capture gives the bytes that are the same at all addresses. `_made` then checks a third capture, at
+        real addresses.
         """
         words, self._knows = _words.get(self._kernels), False
         if words is None:
@@ -101,7 +102,7 @@ class Learner:
         numbers = executor.numbers_in_memory
         try:
             captured = nodes_of(executor, plan, drawn, self._sizes)
-        except BaseException:  # an interrupt, too, may have come behind a copy that was refused
+        except BaseException:  # Ctrl-C, too, may have come after a copy that was refused
             settle(executor, plan, arguments)
             raise
         if executor.numbers_in_memory != numbers and self._form.free:
@@ -112,7 +113,7 @@ class Learner:
             return
         if self._captures and captured.edges != self._captures[0].edges:
             raise NotRelocatable("what it enqueues waits for other nodes at other addresses")
-        self._arguments[len(self._captures) :] = [drawn]  # as many as captures, also behind an interrupt
+        self._arguments[len(self._captures) :] = [drawn]  # as many as captures, even after an interrupt
         self._captures.append(captured)
 
     def _note_lost(self) -> None:
@@ -123,12 +124,12 @@ class Learner:
     def _made(
         self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...], words: tuple[Word, ...]
     ) -> RelocatedGraph | None:
-        """The graph, captured once more at the addresses of a real call, which must be as predicted, too."""
+        """The graph, from one more capture at the addresses of a real call, which must be as predicted, too."""
         graph = executor.recorded(plan, arguments)
         if graph is None:
             self._note_lost()
             return None
-        executable = Executable(graph)  # which ends it, whatever comes
+        executable = Executable(graph)  # destroys the graph, whatever happens
         nodes = Nodes(graph, self._sizes)
         first = self._captures[0]
         predicted = images(first.nodes, words, arguments)
@@ -137,20 +138,20 @@ class Learner:
             raise NotRelocatable("the call at real addresses is not what those at made-up ones predict")
         executable.handle.value = instantiated(graph)
         made = RelocatedGraph(executable, nodes, words, self._form, executor.launcher, executor.lasting())
-        if not made.fits(arguments):  # it would be learnt again and again
+        if not made.fits(arguments):  # else it would be learnt again and again
             raise NotRelocatable(f"its graph does not take the arguments that it was made for: {arguments}")
         return made
 
 
 def settle(executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> None:
-    """Record a call at addresses that are real, and let it go: an error that a library tells one call late ends here.
+    """Record and discard a call at real addresses, to absorb an error that a library reports one call late.
 
-    cuDNN's backward pass of some recurrent networks copies from its operands: the driver refuses to from made-up ones,
-    which ends the capture, the pass tells success, and cuDNN's next call, of whatever plan, failed by
+    cuDNN's backward pass of some recurrent networks copies from its operands. At made-up addresses the driver refuses
+    the copy, which ends the capture; the pass reports success, and cuDNN's next call, of any plan, fails by
     cudaGetLastError (9.19, on an H200).
     """
     for _ in range(SETTLING):
-        with suppress(Exception):  # the error
+        with suppress(Exception):  # the late error
             graph = executor.recorded(plan, arguments)
             if graph is not None:
                 driver.cuGraphDestroy.unchecked(graph)
@@ -163,7 +164,7 @@ def nodes_of(
     arguments: tuple[Argument, ...],
     sizes: dict[tuple[int, int], tuple[tuple[int, int], ...]],
 ) -> Nodes | None:
-    """The nodes of a call at some addresses; None where the capture was ended by something else."""
+    """The nodes of a call at these addresses; None if another library has ended the capture."""
     graph: ctypes.c_void_p | None = executor.recorded(plan, arguments)
     if graph is None:
         return None

@@ -1,7 +1,7 @@
-"""Caches that a library itself writes to a file and reads again, such as kernels that it has compiled, on disk.
+"""Cache files that a library writes and reads itself, such as the kernels that it has compiled.
 
-What a library makes of a damaged file it says nowhere. So its bytes lie in a file of ours, behind a line that says what
-they are for and a digest of them, and it is given a copy of what is sound. Nothing here knows a library.
+Libraries do not document what they do with a damaged file. So the bytes are stored in a file of ours, after a line with
+what they are for and their digest, and the library reads a verified copy. Nothing here knows a library.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 __all__ = ["PATTERN", "LibraryCache", "Stored"]
 
 FORMAT = 1
-PATTERN = "library-*.cache*"  # with what a process that was killed while writing left behind
-HEADER = 4096  # bytes of the first line at most
+PATTERN = "library-*.cache*"  # including temporary files left by a process that was killed
+HEADER = 4096  # bytes; the longest first line
 
 
 class Stored(NamedTuple):
-    """What is in a file: what it is a cache of, for which GPU model and which version of a library, and its bytes."""
+    """The content of a file: the kind of cache, the GPU model, the library and its version, and the library's bytes."""
 
     kind: str
     gpu: str
@@ -40,7 +40,7 @@ class Stored(NamedTuple):
 
     @classmethod
     def unpack(cls, packed: bytes) -> Stored | None:
-        """What stands in a file's bytes; None where they are damaged, or of another format."""
+        """The content of a file's bytes; None if they are damaged or of another format."""
         line, found, data = packed.partition(b"\n")
         if not found or len(line) > HEADER:
             return None
@@ -55,16 +55,16 @@ class Stored(NamedTuple):
         return cls(kind, gpu, library, data)
 
     def pack(self) -> bytes:
-        """The bytes of a file."""
+        """The bytes to write to a file."""
         facts = {"format": FORMAT, "kind": self.kind, "gpu": self.gpu, "library": self.library}
         return json.dumps({**facts, "digest": hashlib.sha256(self.data).hexdigest()}).encode() + b"\n" + self.data
 
 
 class LibraryCache:
-    """One cache of a library's, for one GPU model and one version of it.
+    """One cache of a library, for one GPU model and one version of the library.
 
-    Guarantees: a library reads only what a process of this user's has had it write, whole, for the same GPU model and
-    version. What cannot be read or written is logged, and is no error.
+    Guarantees: a library reads only complete files that it wrote itself, in a process of this user, for the same GPU
+    model and version. Failures to read or write are logged and raise nothing.
     """
 
     def __init__(self, kind: str, gpu: str, library: str, folder: Path | None = None) -> None:
@@ -73,17 +73,17 @@ class LibraryCache:
         self._empty = Stored(kind, gpu, library, b"")
         self._lock = threading.Lock()
         anew(self, "_lock", threading.Lock)
-        self._last: bytes | None = None  # a digest of what was last read or written here
+        self._last: bytes | None = None  # the digest of the bytes last read or written here
 
     def load(self, read: Callable[[bytes], None]) -> bool:
-        """Have a library read what is on disk, from a file of this name; whether there was something that it took."""
+        """Call `read(path)` with a file of what is stored; returns whether something was stored and read."""
         with self._lock:
             return self._load(read)
 
     def save(self, write: Callable[[bytes], None], merge: Callable[[bytes], None] | None = None) -> bool:
-        """Have a library write its cache to a file of this name, and keep that; whether it is there now.
+        """Call `write(path)` to make the library write its cache, and store that; returns whether it is stored now.
 
-        `merge` reads as in `load` what other processes have written since, so that it is in what is written.
+        Before that `merge`, if given, reads what other processes have stored since, as `read` does in `load`.
         """
         with self._lock:
             try:
@@ -108,7 +108,7 @@ class LibraryCache:
         try:
             stored = Stored.unpack(private.read(self.path))
         except OSError:
-            return False  # absent, or somebody else's
+            return False  # absent, or another user's
         if stored is None or stored._replace(data=b"") != self._empty:
             log("not read", {"path": str(self.path), "cause": "it is damaged, and is written anew"})
             return False
@@ -127,7 +127,7 @@ class LibraryCache:
 
     @contextlib.contextmanager
     def _file(self) -> Iterator[Path]:
-        """An empty file beside the cache, for this user alone and for as long as the block."""
+        """A private, empty temporary file beside the cache, for the duration of the block."""
         private.own_folder(self.path.parent)
         handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)  # of mode 0600
         os.close(handle)

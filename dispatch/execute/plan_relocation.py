@@ -1,8 +1,8 @@
-"""When a plan learns how its call follows the operands, and what becomes of that.
+"""PlanRelocation: when a plan's call is learnt, compared with the library's, and given up.
 
-The library's own call runs a plan until it is learnt: a step at a time, each behind a call that the library has made
-already, so that no call waits for all of it. A step is a capture at made-up addresses; what they taught must predict
-the rest of them and one at the addresses of a real call. Later calls are compared with the library's now and then.
+Until it is learnt, the library's own call runs the plan. Learning takes one step at a time, each after a library call,
+so that no call waits for all of it. A step is one capture at made-up addresses; what the first captures teach must
+predict the others, and one at the addresses of a real call. Later calls are compared with the library's now and then.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ __all__ = ["AGAIN", "PlanRelocation"]
 # Calls of the library before the first step. To learn takes 1 to 2 ms of an H100's host, as much as 120 to 250 launches
 # save: who has called so often is likely to go on. With 48, streams of changing shapes lost 5% by it.
 FIRST = 160
-EVERY = 8  # between two steps, of which each takes as long as five to fifty calls
-AGAIN = 3  # the call behind which a worker that has nothing else to do may learn
-MOST_FORMS = 4  # of one plan: which operands are one, and which numbers are 0 or 1
+EVERY = 8  # calls between two steps; a step takes as long as five to fifty calls
+AGAIN = 3  # the call after which an idle worker may learn the plan
+MOST_FORMS = 4  # of one plan; a form is which operands coincide and which numbers are 0 or 1
 BACK_OFF = 1 << 16
 NOT_SAFE = "its call cannot be captured"
 NEVER = sys.maxsize
 
 
 class PlanRelocation:
-    """What is known of how a plan's call follows its operands; `why` says why it does not, or not yet.
+    """What is known about relocating a plan's call; `why` says why it is not, or not yet, launched as a graph.
 
-    `calls` counts the library's, and `due` is the one with which something is to be learnt.
+    `calls` counts the library's calls; the next step of learning follows the call with the number `due`.
     """
 
     __slots__ = ("_every", "_exact", "_is_learning", "_learners", "_whole", "calls", "due", "graphs", "refused")
@@ -46,8 +46,8 @@ class PlanRelocation:
         self.graphs: list[RelocatedGraph] = []
         self.refused: dict[Form | None, str] = {} if plan.capture_safe else {None: NOT_SAFE}
         self._learners: dict[Form, Learner] = {}
-        self._whole: set[Form] = set()  # whose call takes no fractions, it seems
-        self._exact: set[Form] = set()  # whose numbers the call has in device memory
+        self._whole: set[Form] = set()  # forms whose call seems to take only whole numbers
+        self._exact: set[Form] = set()  # forms whose call reads its numbers from device memory
         self.calls, self.due, self._every = 1, FIRST if plan.capture_safe else NEVER, EVERY
         self._is_learning = False
 
@@ -72,19 +72,19 @@ class PlanRelocation:
         return None in self.refused or len(self.graphs) + len(self.refused) >= MOST_FORMS
 
     def other(self, plan: Plan, arguments: tuple[Argument, ...]) -> int:
-        """Launch a graph for arguments of another form than the latest: the status, or MISFIT where there is none."""
+        """Launch the graph of another form than the latest one's; returns the status, or MISFIT if no graph fits."""
         for graph in self.graphs[1:]:
             status = graph.launch(arguments)
             if status != MISFIT:
-                if graph in self.graphs:  # a finalizer may have let it go, within the launch
+                if graph in self.graphs:  # a finalizer may have dropped it during the launch
                     self.graphs.remove(graph)
                     self._add(plan, graph)
                 return status
         return MISFIT
 
     def follow(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> None:
-        """Learn or compare, behind a call of the library with these arguments."""
-        if self._is_learning:  # a finalizer's call, within a step
+        """Learn or compare, after a library call with these arguments."""
+        if self._is_learning:  # a finalizer's call, inside a step
             return
         self._is_learning = True
         try:
@@ -101,8 +101,8 @@ class PlanRelocation:
             self._is_learning = False
 
     def learn_now(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> str:
-        """Learn to the end: "" where a graph fits these arguments then, else why there is none."""
-        if self._is_learning:  # a finalizer's call, within a step
+        """Take all steps at once; returns "" if a graph fits these arguments then, else the reason why none does."""
+        if self._is_learning:  # a finalizer's call, inside a step
             return "it is being learnt"
         self._is_learning = True
         try:
@@ -118,7 +118,7 @@ class PlanRelocation:
         return ""
 
     def learn_some(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> bool:
-        """The next step where nobody waits for it; False where there is none."""
+        """Take the next step while the executor is idle; False if there is none."""
         if self._is_learning or self.is_settled or Form.of(arguments) in self.refused:
             return False
         if any(graph.fits(arguments) for graph in self.graphs):
@@ -131,7 +131,7 @@ class PlanRelocation:
         return True
 
     def drop(self, plan: Plan, graph: RelocatedGraph) -> None:
-        """Let a graph go; it may be learnt again."""
+        """Drop a graph; its form may be learnt again."""
         if graph in self.graphs:
             self.graphs.remove(graph)
         plan.launch = _launch_of(plan, self.graphs[0]) if self.graphs else None
@@ -154,7 +154,7 @@ class PlanRelocation:
             return
         learner = self._learners.get(form)
         if learner is not None and not learner.takes(arguments):
-            self._every = min(2 * self._every, BACK_OFF)  # other numbers again, of those that only exact forms have
+            self._every = min(2 * self._every, BACK_OFF)  # an exact form, and the numbers are others this time
             learner = None
         if learner is None:
             learner = self._learners[form] = self._learner(form, arguments)
@@ -166,7 +166,7 @@ class PlanRelocation:
             self._refuse(plan, form, str(why))
             executor.relocations.refused += 1
             return
-        except Exception as error:  # noqa: BLE001  # whatever a library says of made-up addresses; a fault shows again
+        except Exception as error:  # noqa: BLE001  # a library's, at made-up addresses; a real fault will recur
             if self._tries_other_numbers(form, arguments, error):
                 return
             self._refuse(plan, form, f"{type(error).__name__}: {error}")
@@ -178,15 +178,15 @@ class PlanRelocation:
             executor.relocations.add(plan, graph)
 
     def _learner(self, form: Form, arguments: tuple[Argument, ...]) -> Learner:
-        """One that draws any numbers; only whole ones in the place of whole ones, or none, where that has failed."""
-        from dispatch.execute.learner import Learner  # with the first plan that learns: `import dispatch` stays quick
+        """A learner that draws any numbers; or only whole ones for whole ones, or none, if that has failed before."""
+        from dispatch.execute.learner import Learner  # for the first plan that learns: `import dispatch` stays quick
 
         is_whole = form in self._whole
         is_exact = form in self._exact or (is_whole and not Form.of(arguments, whole=True).whole)
         return Learner(arguments, exact=is_exact, whole=is_whole and not is_exact)
 
     def _tries_other_numbers(self, form: Form, arguments: tuple[Argument, ...], error: Exception) -> bool:
-        """Whether fewer numbers are tried, now that what was drawn before led to an error."""
+        """After an error with random numbers: whether learning goes on with whole numbers only, or with none."""
         if not self._learners[form].draws_numbers:
             return False
         if not isinstance(error, NumbersInMemory) and form not in self._whole and Form.of(arguments, whole=True).whole:
@@ -199,10 +199,10 @@ class PlanRelocation:
         return True
 
     def _compare(self, executor: Recorder, plan: Plan, graph: RelocatedGraph, arguments: tuple[Argument, ...]) -> None:
-        """Compare what the graph would launch with what the library launches; for good, where they differ."""
+        """Compare the graph with what the library enqueues; if they differ, the library runs the plan for good."""
         try:
             why = self._difference(executor, plan, graph, arguments)
-        except Exception as error:  # noqa: BLE001  # as in a step: the call itself was made, and a fault shows again
+        except Exception as error:  # noqa: BLE001  # as in a step; the call itself was made, a real fault will recur
             why = f"a later call of the library cannot be compared: {error}"
         if not why:
             return
@@ -211,12 +211,12 @@ class PlanRelocation:
             executor.relocations.drop(other)
             self.drop(plan, other)
         executor.relocations.differed += 1
-        from dispatch.logs import log  # seldom needed
+        from dispatch.logs import log  # rarely needed
 
         log("not relocated", {"row": plan.row.name, "cause": why})
 
     def _difference(self, executor: Recorder, plan: Plan, graph: RelocatedGraph, given: tuple[Argument, ...]) -> str:
-        """Why the graph stands for the library's call no more: "" where it does, or is to be learnt anew."""
+        """Why the graph no longer matches the library's call; "" if it does, or was dropped to be learnt again."""
         if graph.counts.status:
             return f"its graph takes no other parameters: status {graph.counts.status}"
         from dispatch.execute.learner import nodes_of
@@ -233,7 +233,7 @@ class PlanRelocation:
         ] and captured.edges == graph.edges:
             graph.compared()
             return ""
-        if graph.kept != executor.lasting():  # its call reads memory that is elsewhere since: zeros, numbers
+        if graph.kept != executor.lasting():  # zeros or numbers that its call reads have moved since
             executor.relocations.drop(graph)
             self.drop(plan, graph)
             return ""
@@ -241,7 +241,7 @@ class PlanRelocation:
 
 
 def _launch_of(plan: Plan, graph: RelocatedGraph) -> Callable[[tuple[Argument, ...]], int]:
-    """The launch of a graph for a plan's arguments: with the number of each call, where these are numbered."""
+    """The launch function of a plan's graph; it appends the number of each call if the plan has a counter."""
     launch, counter = graph.launch, plan.counter
     if counter is None:
         return launch

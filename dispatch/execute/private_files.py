@@ -1,7 +1,7 @@
-"""Files that a program believes because they are its user's own: what is in them is given to libraries and GPUs to run.
+"""Cache files that only this user can have written: libraries and GPUs will run what is in them.
 
-The caches of algorithms and of compiled kernels ask here. A file or folder of somebody else, or one that somebody else
-may write to, is as if it were not there; so is one that cannot be read. Nothing here knows what the files are for.
+The caches of algorithms and of compiled kernels use it. A file or folder that belongs to another user, that another
+user may write to, or that cannot be read, counts as absent. Nothing here knows what the files are for.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_folder() -> Path:
-    """Where caches lie: CUDABIND_CACHE, or `cudabind` in the user's cache folder.
+    """The folder of all caches: CUDABIND_CACHE, or `cudabind` in the user's cache folder.
 
-    For a user without a home it is a folder of the user's name in the system's folder for temporary files.
+    For a user without a home it is a folder with the user's id in the system's folder for temporary files.
     """
     named = os.environ.get("CUDABIND_CACHE")
     if named:
@@ -41,12 +41,12 @@ def cache_folder() -> Path:
 
 
 def is_own(facts: os.stat_result) -> bool:
-    """Whether only this user may write to something."""
+    """Whether a file or folder is this user's and no one else may write to it."""
     return facts.st_uid == os.getuid() and not facts.st_mode & OTHERS
 
 
 def own_folder(path: Path) -> None:
-    """Make a folder where there is none, and a private one of one that is shared; OSError where that cannot be."""
+    """Create a folder if there is none, and make it writable by this user only; OSError if that fails."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     facts = path.stat()
     if facts.st_uid != os.getuid():
@@ -56,10 +56,10 @@ def own_folder(path: Path) -> None:
 
 
 def read(path: Path) -> bytes:
-    """What is in a file of this user's, in a folder of this user's; OSError for any other."""
+    """The content of a file of this user in a folder of this user; OSError for any other file."""
     if not is_own(path.parent.stat()):
         raise PermissionError(f"{path.parent} belongs to others, or they may write to it")
-    # Neither a link, which may lead to anybody's file, nor a pipe, which would be waited for.
+    # Neither a link, which may lead to another user's file, nor a pipe, on which reading would block.
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         facts = os.fstat(handle)
@@ -69,7 +69,7 @@ def read(path: Path) -> bytes:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Replace a file in an own folder at once: who reads it sees the old one or the new one."""
+    """Replace a file atomically: readers see the old content or the new one."""
     own_folder(path.parent)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # of mode 0600
     try:
@@ -83,9 +83,9 @@ def write(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Within it no other process is, for one folder; where the file system knows no locks, they may be.
+    """A block that only one process at a time can be in, for one folder; without effect if there are no file locks.
 
-    The lock is the folder's own: no file stays behind, and it goes with a process that is killed.
+    The folder itself is locked, so no lock file is left behind, and a process that is killed releases the lock.
     """
     own_folder(folder)
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -102,7 +102,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _after_fork() -> None:
-    """In a forked process: it would wait for itself, had it locks of its parent."""
+    """In a forked process: drop the parent's locks, for which the child would wait for ever."""
     for handle in list(_locking):
         with contextlib.suppress(OSError):
             os.close(handle)

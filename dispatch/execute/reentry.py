@@ -1,7 +1,7 @@
-"""Calls of a plan from within a call of it, by a finalizer or a signal handler between any two lines of that.
+"""Refuses reentrant calls of a plan: by a finalizer or a signal handler that runs inside a call of the same plan.
 
-A plan keeps the addresses of a call in memory of its own until the library has read them, so that one from within would
-have the library read some of both.
+A plan stores the addresses of a call in its own memory until the library has read them. A call from inside would make
+the library read a mixture of both.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = ["refuse_reentry"]
 
 
 def refuse_reentry(plan: Plan, code: CodeType) -> None:
-    """WorkerFailed where the caller of this thread's caller, or one further up, is the function `code` with this plan.
+    """WorkerFailed if the function `code` is running with this plan further up this thread's stack.
 
-    An interrupt may have left a call noted that is over: the stack tells.
+    The stack decides, because Ctrl-C may have left a finished call in the executor's set of running ones.
     """
     frame = sys._getframe(2)
     while frame is not None:

@@ -1,10 +1,10 @@
-"""One executable graph of a plan, launched at any addresses: its parameters are written anew, then it is launched.
+"""RelocatedGraph: one executable graph of a plan, launched at any addresses by rewriting its parameters first.
 
-relocation.py says what is written, plan_relocation.py when there is such a graph. What is enqueued already keeps the
-parameters that it was enqueued with.
+relocation.py determines what is written, plan_relocation.py makes the graph. Launches that are enqueued already keep
+the parameters that they were enqueued with.
 
-A graph of one kernel is no detour: to set its node and launch it takes 2.4 us of an H200's host, of which the launch
-1.7, and `cuLaunchKernelEx` of the same kernel with the same bytes 3.5 to 4.1.
+A graph of one kernel is faster than launching the kernel: to set its node and launch the graph takes 2.4 us of an
+H200's host, of which the launch 1.7; `cuLaunchKernelEx` of the same kernel with the same bytes takes 3.5 to 4.1.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ if TYPE_CHECKING:
 
 __all__ = ["MISFIT", "Executable", "RelocatedGraph", "code_of"]
 
-MISFIT = -1  # in place of a status: nothing was launched, for these arguments are not of the graph's form
-ALIGNED = 64  # bytes: where the image of a node begins
+MISFIT = -1  # in place of a status: nothing was launched, because the arguments do not have the graph's form
+ALIGNED = 64  # bytes: the alignment of a node's image in the buffer
 FIRST_CHECK, LAST_CHECK = 64, 1 << 18  # launches at other addresses between two comparisons with the library's call
-SIZES = {"Q": 8, "d": 8, "I": 4, "i": 4, "f": 4, "e": 2}  # bytes of a word
+SIZES = {"Q": 8, "d": 8, "I": 4, "i": 4, "f": 4, "e": 2}  # bytes of a word, by its `struct` code
 
 
 class Executable:
-    """A captured graph, which ends with it, and its executable one, once that is made; and what its launches count."""
+    """Owns a captured graph and, once that is made, its executable graph; counts the launches."""
 
     __slots__ = ("_end", "begun", "graph", "handle", "status", "until_check")
 
     def __init__(self, graph: ctypes.c_void_p, handle: int | None = None) -> None:
         self.graph, self.handle = graph, ctypes.c_void_p(handle)
         self._end = driver.cuGraphExecDestroy.unchecked, driver.cuGraphDestroy.unchecked
-        self.status = 0  # of a node that takes no other parameters
-        self.begun = self.until_check = FIRST_CHECK  # launches until the next comparison, and as it began
+        self.status = 0  # the driver's, if a node refused other parameters
+        self.begun = self.until_check = FIRST_CHECK  # launches until the next comparison: at its start, and now
 
     @property
     def launches(self) -> int:
-        """Those at other addresses than the one before."""
+        """How many launches had other addresses than the launch before them."""
         return self.begun - self.until_check
 
     def compare_after(self, launches: int) -> None:
@@ -87,12 +87,12 @@ def _destroy(given: tuple[Any, Any, ctypes.c_void_p, ctypes.c_void_p]) -> None:
 
 
 class RelocatedGraph:
-    """An executable graph and the words of its nodes that follow the arguments.
+    """An executable graph, and the words of its nodes that depend on the arguments.
 
-    `launch(arguments)` gives the driver's status, or MISFIT. Guarantees: a launch has the parameters of its own
-    arguments, also where a finalizer or a signal handler comes in between and wants the same graph: it is told MISFIT.
-    `until_check` counts down the launches at other addresses than the one before; at 0 they are MISFITs until the call
-    has been compared with the library's.
+    `launch(arguments)` returns the driver's status, or MISFIT. Guarantees: a launch has the parameters of its own
+    arguments; a finalizer or signal handler that runs meanwhile and calls the same graph gets MISFIT. `until_check`
+    counts down the launches at other addresses than the one before; at 0 they return MISFIT until the call has been
+    compared with the library's.
     """
 
     __slots__ = (
@@ -112,7 +112,7 @@ class RelocatedGraph:
 
     launch: Callable[[tuple[Argument, ...]], int]
     fits: Callable[[tuple[Argument, ...]], bool]  # whether arguments are of its form
-    # The parameters of some arguments into its images, and no further: these; b"" where it is in use.
+    # Writes the parameters for some arguments into the images, without setting nodes, and returns all; b"" if in use.
     write: Callable[[tuple[Argument, ...]], bytes]
 
     def __init__(
@@ -124,7 +124,7 @@ class RelocatedGraph:
         launch: Callable[[ctypes.c_void_p, int], Callable[[], int]],
         keep: Any = None,
     ) -> None:
-        """`launch(handle, nodes)` gives what launches the graph; `keep` is memory whose addresses are in it."""
+        """`launch(handle, nodes)` returns the function that launches the graph; `keep` has the memory that it uses."""
         self.counts, self.nodes, self.words, self.form = executable, nodes.nodes, tuple(words), form
         self._places, self.edges = _places(self.nodes), nodes.edges
         spans = zip(self.nodes, pairwise(self._places), strict=True)
@@ -134,8 +134,7 @@ class RelocatedGraph:
         changed, base = sorted({word.node for word in self.words}), ctypes.addressof(self._buffer)
         made = [setter(executable.handle, nodes.handles[n], self.nodes[n], base + self._places[n]) for n in changed]
         self._keep = keep, tuple(kept for _, kept in made)
-        # What `_quiet` sets the nodes with: as `relaxed()`, with a word of this graph's own, which `busy` keeps to one
-        # launch.
+        # The generated code of `_quiet` inlines `relaxed()`, with this int as the mode; `busy` excludes nested use.
         before = ctypes.c_int(RELAXED)
         scope: dict[str, Any] = {
             **{f"fixed_{place}": number for place, number in enumerate(form.fixed)},
@@ -164,28 +163,28 @@ class RelocatedGraph:
         self.launch, self.fits, self.write = scope.pop("make")(executable)
 
     def images(self, written: bytes = b"") -> list[bytes]:
-        """The images of the nodes as `write` gave them, or as they were written last."""
+        """The image of each node, from what `write` returned, or as last written."""
         raw = written or self._buffer.raw
         return [raw[place : place + len(node.image)] for place, node in zip(self._places, self.nodes, strict=False)]
 
     def compared(self) -> None:
-        """Note that a call was compared with the library's; the next comparison comes after eight times as many."""
+        """Record a successful comparison; the next one comes after eight times as many launches."""
         self.counts.compare_after(min(8 * max(self.counts.launches, FIRST_CHECK), LAST_CHECK))
 
     @property
     def kept(self) -> Any:
-        """The memory that it was given to keep."""
+        """The `keep` that it was made with."""
         return self._keep[0]
 
     @property
     def nbytes(self) -> int:
-        """What its parameters take on the host."""
+        """The bytes of its parameters on the host."""
         return len(self._buffer)
 
 
-# -- its code ---------------------------------------------------------------------------------------------------------
-FEW = 4  # operands that are compared one with another
-FAR = 1 << 47  # bytes: a step beyond is one backwards
+# -- the generated code -----------------------------------------------------------------------------------------------
+FEW = 4  # up to so many operands are compared pair by pair
+FAR = 1 << 47  # bytes: a larger step is a negative one, modulo 2^64
 
 TEMPLATE = """\
 def make(counts):
@@ -210,7 +209,7 @@ def make(counts):
 {setting}
                 at = arguments
             return run()
-        except (TypeError, ValueError, OverflowError):  # what a word cannot hold: the library knows what to do
+        except (TypeError, ValueError, OverflowError):  # a word cannot hold the value: left to the library
             return MISFIT
         except NotSet as refused:
             counts.status = refused.args[0]
@@ -242,21 +241,21 @@ def make(counts):
 
 
 def _places(nodes: Sequence[Node]) -> tuple[int, ...]:
-    """Where the image of each node begins in one buffer, and where the last ends."""
+    """The offset of each node's image in the buffer, and the end of the last."""
     return (0, *accumulate(-(-len(node.image) // ALIGNED) * ALIGNED for node in nodes))
 
 
 def code_of(nodes: Sequence[Node], words: tuple[Word, ...], form: Form) -> Any:
-    """The code of a relocated graph; to compile it takes a millisecond or two, the first time."""
+    """The code of a relocated graph; compiling it takes a millisecond or two, once for each form."""
     return _code(words, form, _places(nodes), all(nodes[word.node].kind == KERNEL for word in words))
 
 
 @lru_cache(1024)
 def _code(words: tuple[Word, ...], form: Form, places: tuple[int, ...], kernels: bool) -> Any:
-    """The code of the functions `launch`, `fits` and `write`: with nothing left to look up, for loops took 1.2 us more.
+    """The generated code of `launch`, `fits` and `write`, without loops, which took 1.2 us more.
 
-    Only the words of arguments that are others than at the launch before are written, and only nodes with such words
-    are set. Plans of one kernel have the same words, and so the same code.
+    Only words whose arguments have changed since the last launch are written, and only nodes with such words are set.
+    Plans with the same kernel have the same words, and so share the code.
     """
     new, old = (", ".join(f"{letter}{place}" for place in range(len(form.kinds))) for letter in "xy")
     writing: list[str] = []
@@ -290,29 +289,29 @@ def _code(words: tuple[Word, ...], form: Form, places: tuple[int, ...], kernels:
 
 
 def _quiet(setting: list[str]) -> list[str]:
-    """The same lines in the relaxed capture mode, so that no other thread's capture can end by them.
+    """The same lines in the relaxed capture mode, so that they cannot end another thread's capture.
 
-    To set a kernel's node ends none in any mode, as seen with driver 580, and does without: 0.3 us a launch. Whether
-    the memory's nodes do, whose addresses the driver looks at, nobody says.
+    Setting a kernel node ended no capture in any mode (driver 580), so kernels go without, which saves 0.3 us a launch.
+    For memset and memcpy nodes, whose addresses the driver inspects, this is not documented.
     """
     return [
         "try:",
         "    exchange(mode)",
         *(f"    {line}" for line in setting),
         "finally:",
-        "    if before.value != RELAXED:  # else it was so before, or is not exchanged yet",
+        "    if before.value != RELAXED:  # else the mode was relaxed before, or is not exchanged yet",
         "        exchange(mode)",
     ]
 
 
 def _misfits(form: Form) -> list[str]:
-    """What tells arguments of another form, the cheapest first."""
+    """Conditions, as code, that arguments have another form; the cheapest first."""
     tests = [f"x{place}" for place, number in enumerate(form.fixed) if number == 0 and form.kinds[place] is int]
     for place, (kind, number) in enumerate(zip(form.kinds, form.fixed, strict=True)):
         if kind is CallNumber:
             tests.append(f"not 0 < x{place} < {MOST_CALLS}")
         elif kind is not int and number is not None:
-            is_other = f"x{place} is not fixed_{place} and"  # the usual ones are one object
+            is_other = f"x{place} is not fixed_{place} and"  # usually the same object
             tests.append(f"{is_other} x{place} != fixed_{place}")
             if kind is float:
                 tests.append(f"{is_other} isinstance(x{place}, COMPLEX)")
@@ -333,7 +332,7 @@ def _misfits(form: Form) -> list[str]:
 
 
 def _other_zeros(form: Form, name: str) -> list[str]:
-    """What tells numbers that are equal to fixed ones and not the same: 0.0 is equal to -0.0."""
+    """Conditions, as code, that numbers equal the fixed ones without being the same: 0.0 equals -0.0."""
     tests = []
     for place, (kind, number) in enumerate(zip(form.kinds, form.fixed, strict=True)):
         given = name.format(place)
@@ -346,19 +345,19 @@ def _other_zeros(form: Form, name: str) -> list[str]:
 
 
 def _other_numbers(form: Form) -> list[str]:
-    """What tells numbers that are equal to those of the launch before and not the same."""
+    """Conditions, as code, that numbers equal those of the last launch without being the same."""
     free = [place for place in form.free if form.kinds[place] is complex]
     return _other_zeros(form, "arguments[{}]") + [f"repr(arguments[{n}]) != repr(at[{n}])" for n in free]
 
 
 def _differs(form: Form, place: int) -> str:
-    """What tells an argument from that of the launch before: a part of a complex one may be -0.0 and have been 0.0."""
+    """The condition, as code, that an argument is not the last launch's; in a complex one -0.0 differs from 0.0."""
     x, y = f"x{place}", f"y{place}"
     return f"repr({x}) != repr({y})" if form.kinds[place] is complex else f"{x} != {y}"
 
 
 def _statement(word: Word, form: Form, places: tuple[int, ...]) -> str:
-    """The assignment of a word."""
+    """The assignment of a word, as code."""
     place, value = places[word.node] + word.offset, f"x{word.argument}"
     if word.part == ADDRESS and word.step:
         value = f"{value} + {word.step}" if word.step < FAR else f"({value} + {word.step}) & {(1 << 64) - 1}"
@@ -384,4 +383,4 @@ def _statement(word: Word, form: Form, places: tuple[int, ...]) -> str:
 
 
 class NotSet(Exception):
-    """A node of an executable graph that takes no other parameters; its argument is the driver's status."""
+    """A node of an executable graph has refused other parameters; the argument is the driver's status."""

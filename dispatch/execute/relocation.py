@@ -1,11 +1,11 @@
-"""What of a captured call follows its operands: learnt from captures at made-up addresses, and proven by further ones.
+"""Finds which bytes of a captured call depend on its operands, from captures at made-up addresses.
 
-A capture reads no memory, so a plan can be captured at any addresses of the right alignment. The parameters of what it
-enqueues then differ in words that are an operand's address plus a constant (those inside tensor maps, too), or a number
-that was given by value, or grow by a fixed step with the number of the call. `learn` finds these words in some
-captures and gives them only where they predict others to the last byte; all else keeps the library's own call.
-relocated_graph.py launches with them, plan_relocation.py says when what is learnt. This module calls no library and no
-driver.
+A capture reads no memory, so a plan can be captured at any addresses of the right alignment. Between such captures, the
+parameters of the enqueued kernels differ in words that are an operand's address plus a constant (also inside tensor
+maps), or a number that was passed by value, or grow by a fixed step with the number of the call. `learn` finds these
+words in some captures, and returns them only if they predict further captures to the last byte; otherwise the plan
+stays with the library's own call. relocated_graph.py launches with the words, plan_relocation.py decides when to learn.
+This module calls neither a library nor the driver.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ if TYPE_CHECKING:
 
 __all__ = ["COMPLEX", "LEARNT", "PROVING", "SPECIAL", "Form", "Word", "images", "learn", "made_up", "narrowed"]
 
-LEARNT = 3  # captures that words are found in
-PROVING = 2  # that they must predict, at least
-MOST_ALIGNED = 256  # bytes: what layouts promise at most
+LEARNT = 3  # captures from which words are found
+PROVING = 2  # further captures that the words must predict, at least
+MOST_ALIGNED = 256  # bytes: the largest alignment that a layout guarantees
 LOWEST, HIGHEST = 1 << 33, 1 << 46  # made-up addresses
-NEAR = 1 << 32  # bytes that all operands of some captures lie within: less than half of them is what 32 bits can tell
-SPANS = (HIGHEST - LOWEST, NEAR, NEAR, HIGHEST - LOWEST)  # of captures in turn
-SPECIAL = (0.0, 1.0)  # numbers that libraries take another way for
-COMPLEX = (complex, np.complexfloating)  # a np.complex64 is no complex
-NEXT = 2  # the made-up call whose number follows that of the one before
-MOST_CALLS = 1 << 32  # numbers of calls, of which 0 and those from here on are the library's own
-MOST_WHOLE = 1 << 11  # whole numbers below are the same in every format, f16 included
+NEAR = 1 << 32  # bytes: in some captures all operands lie within this, as differences in 32 bits would require
+SPANS = (HIGHEST - LOWEST, NEAR, NEAR, HIGHEST - LOWEST)  # of the addresses of the captures, in turn
+SPECIAL = (0.0, 1.0)  # numbers for which libraries take other paths
+COMPLEX = (complex, np.complexfloating)  # np.complex64 is no subclass of complex
+NEXT = 2  # the index of the made-up call whose number follows that of the one before
+MOST_CALLS = 1 << 32  # calls with the number 0, or from this one on, are made by the library
+MOST_WHOLE = 1 << 11  # smaller whole numbers are exact in every format, f16 included
 ADDRESS, LOW, REAL, IMAGINARY, WHOLE, NARROWED, NUMBER = range(7)
 WRAP, HALF = 1 << 64, 1 << 32
 
 
 class Word(NamedTuple):
-    """Bytes that follow an argument: `struct` code `code` at `offset` of the image of a node."""
+    """Bytes that depend on an argument: a value of the `struct` code `code` at `offset` in the image of a node."""
 
     node: int
     offset: int
     code: str
     argument: int
-    part: int  # what of the argument: its address, the low half of that, a part of a number
-    step: int = 0  # what is added to an address, or to what follows the number of the call
-    growth: int = 0  # by which the word grows with each call
+    part: int  # which part of the argument: the address, its low 32 bits, a part of a number, the number of the call
+    step: int = 0  # the constant that is added
+    growth: int = 0  # the factor of the number of the call
 
     def value(self, arguments: Sequence[Argument]) -> int | float:
-        """What the word is for these arguments."""
+        """The value of the word for these arguments."""
         argument = arguments[self.argument]
         if self.part == ADDRESS:
             return (int(argument.real) + self.step) % WRAP
@@ -69,21 +69,22 @@ class Word(NamedTuple):
         number = argument.imag if self.part == IMAGINARY else argument.real
         if self.part == NARROWED:
             return narrowed(number)
-        return ctypes.c_float(number).value if self.code == "f" else number  # too large a one is infinity
+        return ctypes.c_float(number).value if self.code == "f" else number  # infinity where it is too large
 
 
 def narrowed(number: float) -> float:
-    """A number as a float has it, before it becomes a half: rounded twice, one in 8,192 becomes another."""
+    """A number rounded to f32, before it is rounded to f16: rounding twice changes one number in 8,192."""
     return ctypes.c_float(number).value
 
 
 class Form(NamedTuple):
-    """What arguments have in common that lead to one form of a call: which operands are there, and which are one.
+    """What arguments must have in common to share a relocated graph: which operands are present, and which coincide.
 
-    `kinds` has int for an address, float or complex for a number, CallNumber for that of the call. `fixed` has None for
-    an address and for a number that may be any; else the number, or 0 for an operand that is not there. `same` has the
-    place of the first operand at the same address, `zeros` the text of fixed numbers that equal others, as 0.0 does
-    -0.0. `whole` has the places of numbers that may be any small whole ones, for a call that takes no fractions.
+    `kinds` has int for an address, float or complex for a number, CallNumber for the number of the call. `fixed` has
+    None for an address and for a number that may vary, else the number, or 0 for an absent operand. `same` has the
+    position of the first operand with the same address. `zeros` has the text of fixed numbers that other numbers equal,
+    as 0.0 and -0.0. `whole` has the positions of numbers that may vary among small whole ones, for a call that takes no
+    fractions.
     """
 
     kinds: tuple[type, ...]
@@ -94,9 +95,9 @@ class Form(NamedTuple):
 
     @classmethod
     def of(cls, arguments: Sequence[Argument], *, exact: bool = False, whole: bool = False) -> Form:
-        """The form of arguments: with any numbers but SPECIAL ones, or `exact`, with these numbers alone.
+        """The form of arguments, in which all numbers but SPECIAL ones may vary; with `exact`, none may.
 
-        `whole`: numbers of these that are whole may only be others that are.
+        With `whole`, whole numbers may only become other whole numbers.
         """
         first: dict[Argument, int] = {}
         kinds = tuple(
@@ -129,17 +130,17 @@ class Form(NamedTuple):
 
     @property
     def operands(self) -> tuple[int, ...]:
-        """The places of the operands that are there, one for each address."""
+        """The positions of the operands that are present, one for each address."""
         return tuple(place for place in self._open if self.kinds[place] is int and self.same[place] == place)
 
     @property
     def free(self) -> tuple[int, ...]:
-        """The places of numbers that may be any."""
+        """The positions of numbers that may vary."""
         return tuple(place for place in self._open if self.kinds[place] not in (int, CallNumber))
 
     @property
     def numbered(self) -> tuple[int, ...]:
-        """The place of the number of the call, where it has one."""
+        """The position of the number of the call, if it has one."""
         return tuple(place for place in self._open if self.kinds[place] is CallNumber)
 
     @property
@@ -150,10 +151,11 @@ class Form(NamedTuple):
 def made_up(
     arguments: Sequence[Argument], form: Form, rng: random.Random, before: Sequence[Sequence[Argument]] = ()
 ) -> tuple[Argument, ...]:
-    """Arguments of a form at addresses drawn independently, each exactly as aligned as the one given.
+    """Random arguments of a form: addresses drawn independently, each with exactly the alignment of the one given.
 
-    `before` has those that were drawn for earlier captures of the call. Of two in turn, the second has the operands in
-    the opposite order in memory, and numbers of the opposite sign: the lesser of two addresses follows neither.
+    `before` has the arguments drawn for earlier captures of the call. Every second capture has the operands in the
+    opposite order in memory, and numbers of the opposite sign: so a word that holds, say, the lesser of two addresses
+    is not taken for one of them.
     """
     drawn = list(arguments)
     last = before[-1] if before else None
@@ -174,7 +176,7 @@ def made_up(
 
 
 def _pages(form: Form, rng: random.Random, last: Sequence[Argument] | None, span: int) -> list[int]:
-    """A multiple of MOST_ALIGNED for each operand, all within a span; in the opposite order of `last`, if given."""
+    """A multiple of MOST_ALIGNED for each operand, all within `span`; in the opposite order of `last`, if given."""
     count = len(form.operands)
     base = rng.randrange(LOWEST, HIGHEST - span + 1) // MOST_ALIGNED * MOST_ALIGNED
     pages = [base + MOST_ALIGNED * number for number in rng.sample(range(span // MOST_ALIGNED), count)]
@@ -186,7 +188,7 @@ def _pages(form: Form, rng: random.Random, last: Sequence[Argument] | None, span
 
 
 def _beside(real: int, rng: random.Random) -> int:
-    """How far behind a multiple of MOST_ALIGNED: no more aligned than the address given."""
+    """A random offset from a multiple of MOST_ALIGNED that gives exactly the alignment of an address."""
     alignment = min(MOST_ALIGNED, real & -real)
     if alignment == MOST_ALIGNED:
         return 0
@@ -194,10 +196,10 @@ def _beside(real: int, rng: random.Random) -> int:
 
 
 def _number(last: float | None, rng: random.Random) -> float:
-    """A number of whose forms no two are the same: whole by any rounding, half by way of a float and at once.
+    """A random number whose conversions all differ: to an integer by any rounding, to f16 directly and by way of f32.
 
-    It is between two halves, but for less than a float tells, on the side of that which is odd: as a float it is in
-    their middle, and goes to the even one.
+    It lies closer to the middle between two f16 numbers than f32 can resolve, on the side of the odd one: directly it
+    rounds to the odd one; as an f32 it is exactly in the middle, and rounds to the even one.
     """
     size = rng.randrange(1, 8) + rng.uniform(0.5, 1)
     exponent = math.frexp(size)[1] - 11  # of the last bit of a half
@@ -209,7 +211,7 @@ def _number(last: float | None, rng: random.Random) -> float:
 
 
 def _call(turn: int, last: int | None, rng: random.Random) -> int:
-    """The number of a call: the last there is, a small one and the next, then any. What grows is in between, at all."""
+    """The number of a made-up call: first the largest, then a small one and its successor, then any."""
     if turn == 0 or last is None:
         return MOST_CALLS - 1
     if turn == 1:
@@ -218,9 +220,9 @@ def _call(turn: int, last: int | None, rng: random.Random) -> int:
 
 
 def learn(captures: Sequence[Sequence[Node]], arguments: Sequence[Sequence[Argument]], form: Form) -> tuple[Word, ...]:
-    """The words that follow the arguments; NotRelocatable where they do not explain every byte of all captures.
+    """The words that depend on the arguments; NotRelocatable unless they explain every byte of all captures.
 
-    They are found in the first LEARNT captures, and must predict all others, of which there are PROVING or more.
+    They are found in the first LEARNT captures and must predict all others, of which there are PROVING or more.
     """
     first = captures[0]
     for capture in captures[1:]:
@@ -237,7 +239,7 @@ def learn(captures: Sequence[Sequence[Node]], arguments: Sequence[Sequence[Argum
 
 
 def images(nodes: Sequence[Node], words: Sequence[Word], arguments: Sequence[Argument]) -> list[bytes]:
-    """The images of a call's nodes for some arguments, from those of one capture."""
+    """The images of a call's nodes for these arguments, predicted from the nodes of one capture."""
     changed = [bytearray(node.image) for node in nodes]
     for word in words:
         struct.pack_into(f"<{word.code}", changed[word.node], word.offset, word.value(arguments))
@@ -253,14 +255,14 @@ def _same_form(first: Sequence[Node], other: Sequence[Node]) -> None:
 
 
 def _words(number: int, found: Sequence[bytes], arguments: Sequence[Sequence[Argument]], form: Form) -> list[Word]:
-    """The words of one node's images that are not the same for all arguments."""
+    """The words of one node that differ between captures."""
     size = len(found[0]) // 4 * 4
     if any(image[size:] != found[0][size:] for image in found):
         raise NotRelocatable(f"node {number}: its last {len(found[0]) - size} bytes follow nothing that is known")
     halves = zip(*(struct.unpack_from(f"<{size // 2}H", image) for image in found), strict=True)
     differing = [2 * place for place, these in enumerate(halves) if len(set(these)) > 1]
     words: list[Word] = []
-    known = 0  # the first byte that no word has yet
+    known = 0  # the end of the words found so far
     for offset in differing:
         if offset < known:
             continue
@@ -297,7 +299,7 @@ def _word(
             if growing is not None:
                 return growing
     halves = [int.from_bytes(image[offset : offset + 4], "little") for image in found]
-    for place in form.operands:  # what was left of an address in padding, seen of cuDNN
+    for place in form.operands:  # half of an address left in padding, seen with cuDNN
         steps = {(half - int(given[place].real)) % HALF for half, given in zip(halves, arguments, strict=True)}
         if len(steps) == 1:
             return Word(number, offset, "I", place, LOW, steps.pop())
@@ -313,7 +315,7 @@ def _growing(
     found: Sequence[bytes],
     arguments: Sequence[Sequence[Argument]],
 ) -> Word | None:
-    """A word that grows by a fixed step with each number of a call: by what two that follow each other tell."""
+    """A word that grows by a fixed step with the number of the call, found from two successive numbers."""
     if offset + size > len(found[0]):
         return None
     numbers = [int(given[place].real) for given in arguments]
@@ -329,7 +331,7 @@ def _growing(
 def _half(
     number: int, offset: int, found: Sequence[bytes], arguments: Sequence[Sequence[Argument]], form: Form
 ) -> Word | None:
-    """A number in half a word, which two of them may share."""
+    """A number of 16 bits; two of them may share a word."""
     for place in form.free:
         for part in (REAL, NARROWED):
             word = Word(number, offset, "e", place, part)
@@ -343,7 +345,7 @@ def _holds_in_all(word: Word, found: Sequence[bytes], arguments: Sequence[Sequen
 
 
 def _holds(word: Word, image: bytes, arguments: Sequence[Argument]) -> bool:
-    """Whether a word of a number is what stands in an image."""
+    """Whether an image contains the value of a word."""
     try:
         bits = struct.pack(f"<{word.code}", word.value(arguments))
     except (struct.error, OverflowError):

@@ -1,6 +1,6 @@
-"""The relocated graphs of one executor: how many there may be, and which plans are to be learnt where there is time.
+"""Relocations: the relocated graphs of one executor, their limit, and the plans to learn while it is idle.
 
-plan_relocation.py makes them, a plan's own, and lets them go.
+plan_relocation.py makes and drops the graphs of each plan.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Recorder", "Relocations"]
 
-MAX_WAITING = 64  # plans of one executor that are to be learnt when nothing else is to be done
-MAX_GRAPHS = 1024  # of one executor; the oldest goes first
+MAX_WAITING = 64  # plans of one executor that wait to be learnt
+MAX_GRAPHS = 1024  # of one executor; the oldest is dropped first
 
 
 class Recorder(Protocol):
-    """What is asked of an executor here."""
+    """The part of an executor that relocation uses."""
 
     relocations: Relocations
 
@@ -35,18 +35,19 @@ class Recorder(Protocol):
 
 
 class Relocations:
-    """The relocated graphs of one executor, and what became of the others; the oldest graph goes first.
+    """The relocated graphs of one executor, and counts of refused, checked and differing calls.
 
-    A plan holds its graphs, and nothing here holds a plan but for the few that wait: what is forgotten goes at once.
+    Plans own their graphs. Only weak references are kept here, except to the few plans that wait, so that a plan which
+    is dropped is freed at once.
     """
 
-    def __init__(self) -> None:  # finalizers, and other threads, come in between: only copies of these are walked
+    def __init__(self) -> None:  # finalizers and other threads may come in between, so only copies are iterated
         self._graphs: dict[ref[RelocatedGraph], ref[Plan]] = {}  # in the order in which they were made
-        self._waiting: dict[Plan, tuple[Argument, ...]] = {}  # plans that have been called again, and how
+        self._waiting: dict[Plan, tuple[Argument, ...]] = {}  # plans called several times, with their latest arguments
         self.refused = self.checked = self.differed = 0
 
     def add(self, plan: Plan, graph: RelocatedGraph) -> None:
-        """Note a graph, and let the oldest go where there are too many."""
+        """Register a graph, and drop the oldest ones if there are too many."""
         self._graphs[ref(graph, partial(_pop, self._graphs))] = ref(plan)
         for oldest in [*self._graphs.copy()][:-MAX_GRAPHS]:
             other = self._graphs.pop(oldest, _gone)()
@@ -55,13 +56,13 @@ class Relocations:
                 other.relocation.drop(other, old)
 
     def wait(self, plan: Plan, arguments: tuple[Argument, ...]) -> None:
-        """Note a plan that may be learnt where the executor has nothing else to do."""
+        """Register a plan to be learnt while the executor is idle."""
         self._waiting[plan] = arguments
         for oldest in [*self._waiting.copy()][:-MAX_WAITING]:
             self._waiting.pop(oldest, None)
 
     def learn(self, executor: Recorder) -> bool:
-        """A step of one of those plans; False where nothing is left to learn."""
+        """Take one step for one of the waiting plans; False if nothing is left to learn."""
         for plan, arguments in self._waiting.copy().items():
             if plan.relocation.learn_some(executor, plan, arguments):
                 return True
@@ -69,15 +70,15 @@ class Relocations:
         return False
 
     def drop(self, graph: RelocatedGraph) -> None:
-        """Forget a graph that is let go."""
+        """Unregister a graph that its plan drops."""
         self._graphs.pop(ref(graph), None)
 
     def forget(self) -> None:
-        """Let the plans go that wait: who still has one may call it, and it is learnt by that."""
+        """Drop the waiting plans; those that are still called are learnt by their calls."""
         self._waiting.clear()
 
     def stats(self) -> dict[str, int]:
-        """How many graphs there are and what they take, how many forms of calls were refused, compared and differed."""
+        """The number of graphs, their bytes on the host, and how many forms were refused, checked and differed."""
         return {
             "relocated": len(self._graphs),
             "bytes": sum(graph.nbytes for known in self._graphs.copy() if (graph := known()) is not None),
@@ -88,9 +89,9 @@ class Relocations:
 
 
 def _pop(graphs: dict[ref[RelocatedGraph], ref[Plan]], graph: ref[RelocatedGraph]) -> None:
-    """Take a graph that is gone off the list."""
+    """Remove a dead graph from the list."""
     graphs.pop(graph, None)
 
 
 def _gone() -> None:
-    """In place of a plan that another thread has taken off the list."""
+    """Stands for the reference to a plan that another thread has removed from the list."""

@@ -1,7 +1,8 @@
-"""A CUDA graph that repeats what was recorded for as long as a number on the device is other than 0: one launch.
+"""WhileGraph: a CUDA graph that repeats a recorded graph while a number in device memory is not 0, in one launch.
 
-A kernel, then a while node whose body is a recorded graph with a kernel behind it that hands that number to the node,
-then a kernel: what the plans of iterations launch. It needs a driver of CUDA 12.4. The structures are those of cuda.h:
+It is a kernel, then a while node, then a kernel. The body of the while node is the recorded graph followed by a kernel
+that passes the number to the node. Plans of iterative solvers launch it. It needs a driver of CUDA 12.4. The structures
+are those of cuda.h:
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__GRAPH.html
 """
 
@@ -30,8 +31,8 @@ CONDITIONAL, WHILE, ASSIGN_DEFAULT = (
     1,
     1,
 )  # CUgraphNodeType, CUgraphConditionalNodeType, CU_GRAPH_COND_ASSIGN_DEFAULT
-# The driver alone has cudaGraphSetConditional, and finds it as it compiles PTX. This is of an old version, so that it
-# is taken whatever NVRTC is installed.
+# Only the driver has cudaGraphSetConditional; it links it when it compiles PTX. The PTX version is an old one, which
+# every supported driver accepts.
 PTX = b"""
 .version 7.0
 .target sm_70
@@ -58,7 +59,7 @@ PTX = b"""
 
 
 class Launched(NamedTuple):
-    """A kernel, how it is launched, and the one structure that it takes by value."""
+    """A kernel, its launch configuration, and the one structure that it takes by value."""
 
     function: int
     blocks: int
@@ -83,26 +84,26 @@ class NodeParams(ctypes.Structure):
 
 
 class Condition(ctypes.Structure):
-    """What the kernel that tells the while node is given: two parameters, one behind the other."""
+    """The two parameters of the kernel that passes the number to the while node."""
 
     _fields_ = (("handle", ctypes.c_uint64), ("number", ctypes.c_uint64))
 
 
 def called(name: str, *arguments: Any) -> None:
-    """Call a function of the driver; its error for another status than 0."""
+    """Call a driver function; raises the driver's error for a status other than 0."""
     if status := getattr(driver, name).unchecked(*arguments):
         raise driver.error(name, status)
 
 
 class WhileGraph:
-    """An executable graph; made and launched in the context of its device. `body` is taken over."""
+    """An executable graph, to be made and launched in its device's context; it takes ownership of `body`."""
 
     __slots__ = ("_after", "_before", "_exec", "_graph", "_kept")
 
     def __init__(
         self, device: CudaDevice, before: Launched, body: ctypes.c_void_p, after: Launched, number: int
     ) -> None:
-        """`number` is the address of the 32 bits that are looked at behind each pass; the first is always made."""
+        """`number` is the address of the 32 bits that are read after each pass; the first pass always runs."""
         self._graph = ctypes.c_void_p()
         self._kept: list[Any] = []
         called("cuGraphCreate", ctypes.byref(self._graph), ctypes.c_uint(0))
@@ -128,7 +129,7 @@ class WhileGraph:
                 driver.cuGraphDestroy.unchecked(self._graph)
 
     def _loop(self, behind: ctypes.c_void_p) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
-        """The graph that is the body of a new while node, and the node."""
+        """Add a while node after `behind`; returns the graph of its body, and the node."""
         context, handle, node = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_void_p()
         called("cuCtxGetCurrent", ctypes.byref(context))
         flags = ctypes.c_uint(1), ctypes.c_uint(ASSIGN_DEFAULT)
@@ -149,7 +150,7 @@ class WhileGraph:
         return node
 
     def set(self, before: Launched, after: Launched) -> None:
-        """Have the first and the last kernel take other parameters from the next launch on."""
+        """Give the first and the last kernel other parameters from the next launch on."""
         for node, what in ((self._before, before), (self._after, after)):
             params, held = _params(what)
             called("cuGraphExecKernelNodeSetParams", self._exec.c_exec, node, ctypes.byref(params))
@@ -161,7 +162,7 @@ class WhileGraph:
 
 
 def _params(what: Launched) -> tuple[KernelParams, Any]:
-    """How a node's kernel is launched, and memory that is to be kept until the driver has read it."""
+    """The driver's structure for a kernel node, and the memory to keep until the driver has read it."""
     taken = what.parameters
     if isinstance(taken, Condition):
         values = (ctypes.c_void_p * 2)(ctypes.addressof(taken), ctypes.addressof(taken) + 8)
@@ -177,7 +178,7 @@ anew(sys.modules[__name__], "_lock", threading.RLock)
 
 
 def _set_condition(device: CudaDevice) -> int:
-    """The kernel that hands a number to a while node, loaded once on a device."""
+    """The kernel that passes a number to a while node, loaded once for each device."""
     with _lock:
         if device not in _functions:
             module = driver.cuModuleLoadData(PTX)

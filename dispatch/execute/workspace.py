@@ -1,7 +1,7 @@
-"""One workspace for each executor: scratch memory that every call on its stream may use, one after the other.
+"""The workspace of an executor: scratch memory that the calls on its stream share, one after the other.
 
-Its address is fixed for the life of the executor, because captured graphs hold it. Plans are told its size before they
-choose an algorithm; nothing ever grows it.
+Its address is fixed for the life of the executor, because captured graphs contain it. Its size is fixed, too, so that
+plans can choose an algorithm by it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 
 def workspace_bytes(arch: int) -> int:
-    """What cuBLASLt's documentation recommends: 32 MiB from Hopper on, 4 MiB before."""
+    """The size that cuBLASLt's documentation recommends: 32 MiB from Hopper on, 4 MiB before."""
     return 32 * MIB if arch >= 90 else 4 * MIB
 
 
