@@ -5,7 +5,7 @@ Requests, rules and drawings ask here. Pure arithmetic; it knows no library.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dispatch.keys import I32, I64
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dispatch.core.request import Request
     from dispatch.device.layout import Layout
 
-__all__ = ["ALIGNED", "at_16_bytes", "dense_image", "dense_strides", "lies_dense"]
+__all__ = ["ALIGNED", "aligned", "at_16_bytes", "at_multiples", "dense_image", "dense_strides", "lies_dense"]
 
 Shape = tuple[int, ...]
 ALIGNED = 16  # bytes: of what engines load at once
@@ -40,6 +40,21 @@ def dense_image(name: str, layout: Layout) -> str:
     """A rule's words where an image is not dense with its channels first or last, or "" where it is."""
     is_dense = lies_dense(layout, last=False) or lies_dense(layout, last=True)
     return "" if is_dense else f"needs {name} dense with channels first or last, has {layout}"
+
+
+def aligned(request: Request[Any]) -> str:
+    """Every element at a multiple of its size: no operand begins between two."""
+    return at_multiples(request)
+
+
+def at_multiples(request: Request[Any], nbytes: int | None = None) -> str:
+    """A rule's words where an operand does not begin at a multiple of so many bytes, or of its elements' size."""
+    for name, tensor, _ in request.tensors():
+        layout = tensor.layout
+        wanted = layout.dtype.itemsize if nbytes is None else nbytes
+        if layout.size and layout.alignment < wanted:
+            return f"needs {name} at a multiple of {wanted} bytes, has {layout.alignment}: copy it"
+    return ""
 
 
 def at_16_bytes(request: Request) -> str:

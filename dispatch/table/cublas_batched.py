@@ -5,12 +5,12 @@ A kernel of this library stands behind `getrfBatched`, for singular matrices.
 
 from __future__ import annotations
 
+from dispatch.core.layouts import aligned
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import C64, C128, F32, F64, Arch
 from dispatch.ops.linalg import cublas_derived, cublas_linalg, scipy_linalg
 from dispatch.ops.linalg.rules import (
-    aligned,
     by_lu_or_cholesky,
     even_batches,
     general,

@@ -13,11 +13,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dispatch.core.fusion import Fusion
+from dispatch.core.layouts import aligned
 from dispatch.core.nonfinite import IEEE, stated
 from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, I8, I32, Arch, Compute
 from dispatch.ops.matmul import cublas_matmul, numpy_matmul
-from dispatch.ops.matmul.rules import aligned_elements, lines_by_4, no_fast_accum, no_scales, whole_workspace
+from dispatch.ops.matmul.rules import lines_by_4, no_fast_accum, no_scales, whole_workspace
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
@@ -28,7 +29,7 @@ FAST_TF32, FAST_16BF, FAST_16F = Compute.COMPUTE_32F_FAST_TF32, Compute.COMPUTE_
 BF16X9, FIXED = Compute.COMPUTE_32F_EMULATED_16BFX9, Compute.COMPUTE_64F_EMULATED_FIXEDPOINT
 
 ALONE = Fusion(((), ()))  # no operand beside C, and no epilogue
-PLAIN = (aligned_elements, whole_workspace, no_fast_accum, no_scales)
+PLAIN = (aligned, whole_workspace, no_fast_accum, no_scales)
 INT8  = (lines_by_4, *PLAIN)
 SM80  = Arch(80)
 V12, V13_1 = (12, 9), (13, 1)

@@ -7,12 +7,12 @@ the host knows. No machine has run them yet.
 # fmt: off
 from __future__ import annotations
 
+from dispatch.core.layouts import aligned
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import BF16, F16, F32, F64, Arch, Compute
 from dispatch.ops.grouped_matmul import cublas_plan, numpy_plan
 from dispatch.ops.grouped_matmul.rules import (
-    aligned_elements,
     alpha_alone,
     alpha_of_the_host,
     by_16_bytes,
@@ -28,7 +28,7 @@ from dispatch.table.on_host import on_host
 __all__ = ["ROWS"]
 
 RULES = (
-    *(lists_alone, dense_lines, aligned_elements, some_elements, no_fast_accum, alpha_alone, alpha_of_the_host),
+    *(lists_alone, dense_lines, aligned, some_elements, no_fast_accum, alpha_alone, alpha_of_the_host),
     *(no_config, steps_of_32_bits),
 )
 RULES_16 = (by_16_bytes, *RULES)  # the alignment that NVIDIA asks for where tensor cores are used

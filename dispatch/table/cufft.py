@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dispatch.core.layouts import aligned
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import BF16, BOOL, C64, C128, F16, F32, F64, I8, I32, I64, U8, U32, U64, Arch
@@ -17,7 +18,6 @@ from dispatch.ops.fft.callback_dft import numpy_callback_dft
 from dispatch.ops.fft.cosine import scipy_cosine
 from dispatch.ops.fft.half import numpy_half_dft, side_by_side
 from dispatch.ops.fft.reference import numpy_dft
-from dispatch.ops.fft.rules import aligned
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]

@@ -8,6 +8,7 @@ have passed, and is empty where none has run it yet.
 # ruff: noqa: E501
 from __future__ import annotations
 
+from dispatch.core.layouts import aligned
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import C64, C128, F32, F64, I64, Arch
@@ -22,7 +23,6 @@ from dispatch.ops.linalg import (
 )
 from dispatch.ops.linalg.drivers import by_gesvd, by_gesvda, by_gesvdj, by_gesvdp, by_syevd, by_syevd_of_many, by_syevj
 from dispatch.ops.linalg.rules import (
-    aligned,
     economical,
     even_batches,
     hermitian,

@@ -13,20 +13,15 @@ from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Arch
 from dispatch.ops.contraction import sequence_einsum
 from dispatch.ops.contraction.einsum_reference import numpy_einsum
-from dispatch.ops.contraction.einsum_rules import (
-    computes,
-    gapless_diagonals,
-    operands_ahead,
-    products_alone,
-    summed_along,
-)
+from dispatch.ops.contraction.einsum_rules import computes, gapless_diagonals, products_alone, summed_along
+from dispatch.ops.contraction.rules import steps_ahead
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
 SM75, SM80 = Arch(75), Arch(80)
 V2, V12 = (2, 2), (12, 9)
-RULES = (operands_ahead, summed_along, computes, gapless_diagonals)
+RULES = (steps_ahead, summed_along, computes, gapless_diagonals)
 PRODUCTS = (*RULES, products_alone)
 H100 = ("H100",)
 CUTENSOR = ("cutensor", "cutensorContract", sequence_einsum, H100)

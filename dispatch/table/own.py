@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from dispatch.core.layouts import aligned
 from dispatch.core.nonfinite import IEEE, stated
 from dispatch.core.row import Row
 from dispatch.keys import BF16, F16, F32, F64, I8, Arch, Compute
-from dispatch.ops.attention_merge import aligned as merge_aligned
 from dispatch.ops.attention_merge import numpy_attention_merge, nvrtc_attention_merge
 from dispatch.ops.gated import numpy_gated, nvrtc_gated, six_axes
 from dispatch.ops.reduction import numpy_reduce
 from dispatch.ops.reduction.of_one import nvrtc_of_one, of_one
-from dispatch.ops.rope import aligned, numpy_rope, nvrtc_rope
+from dispatch.ops.rope import numpy_rope, nvrtc_rope
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
@@ -52,15 +52,15 @@ GPU_ROWS = (
     Row("reduce",               (BF16, F32),   COMP_32F,  (of_one,),   SM80, None, (), *OF_ONE, **NOTES),
     Row("reduce",               (I8,   F32),   COMP_32F,  (of_one,),   SM75, None, (), *OF_ONE, **NOTES),
 #       op             a,    b,    out     compute    rules
-    Row("attention_merge", (F16,  F16,  F32),   COMP_32F, (merge_aligned,), SM75, None, (), *MERGE),
-    Row("attention_merge", (F16,  F16,  F16),   COMP_32F, (merge_aligned,), SM75, None, (), *MERGE),
-    Row("attention_merge", (F32,  F16,  F32),   COMP_32F, (merge_aligned,), SM75, None, (), *MERGE),
-    Row("attention_merge", (F32,  F16,  F16),   COMP_32F, (merge_aligned,), SM75, None, (), *MERGE),
-    Row("attention_merge", (BF16, BF16, F32),   COMP_32F, (merge_aligned,), SM80, None, (), *MERGE),
-    Row("attention_merge", (BF16, BF16, BF16),  COMP_32F, (merge_aligned,), SM80, None, (), *MERGE),
-    Row("attention_merge", (F32,  BF16, F32),   COMP_32F, (merge_aligned,), SM80, None, (), *MERGE),
-    Row("attention_merge", (F32,  BF16, BF16),  COMP_32F, (merge_aligned,), SM80, None, (), *MERGE),
-    Row("attention_merge", (F32,  F32,  F32),   COMP_32F, (merge_aligned,), SM75, None, (), *MERGE),
+    Row("attention_merge", (F16,  F16,  F32),   COMP_32F, (aligned,), SM75, None, (), *MERGE),
+    Row("attention_merge", (F16,  F16,  F16),   COMP_32F, (aligned,), SM75, None, (), *MERGE),
+    Row("attention_merge", (F32,  F16,  F32),   COMP_32F, (aligned,), SM75, None, (), *MERGE),
+    Row("attention_merge", (F32,  F16,  F16),   COMP_32F, (aligned,), SM75, None, (), *MERGE),
+    Row("attention_merge", (BF16, BF16, F32),   COMP_32F, (aligned,), SM80, None, (), *MERGE),
+    Row("attention_merge", (BF16, BF16, BF16),  COMP_32F, (aligned,), SM80, None, (), *MERGE),
+    Row("attention_merge", (F32,  BF16, F32),   COMP_32F, (aligned,), SM80, None, (), *MERGE),
+    Row("attention_merge", (F32,  BF16, BF16),  COMP_32F, (aligned,), SM80, None, (), *MERGE),
+    Row("attention_merge", (F32,  F32,  F32),   COMP_32F, (aligned,), SM75, None, (), *MERGE),
 )
 # fmt: on
 NUMPY: dict[Any, Any] = {

@@ -5,10 +5,11 @@ else.
 # fmt: off
 from __future__ import annotations
 
+from dispatch.core.layouts import aligned
 from dispatch.core.nonfinite import IEEE, NONE
 from dispatch.core.row import Row
 from dispatch.keys import BF16, BOOL, C64, C128, F8E4M3, F8E5M2, F16, F32, F64, I8, I32, I64, U8, U32, U64, Arch
-from dispatch.ops.fft.roll import aligned, numpy_roll, nvrtc_roll, twelve_axes
+from dispatch.ops.fft.roll import numpy_roll, nvrtc_roll, twelve_axes
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]

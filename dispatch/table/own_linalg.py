@@ -5,12 +5,12 @@ They stand before cuBLAS's and cuSOLVER's, which a request reaches by `library=`
 
 from __future__ import annotations
 
+from dispatch.core.layouts import aligned
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import C64, C128, F32, F64, Arch
 from dispatch.ops.linalg import own_linalg, scipy_linalg
 from dispatch.ops.linalg.rules import (
-    aligned,
     by_lu_or_cholesky,
     even_batches,
     few_right_sides,

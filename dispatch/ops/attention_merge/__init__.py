@@ -192,15 +192,6 @@ def vector_of(request: AttentionMergeRequest) -> int:
     return VECTOR if even and all(fits_vectors(request.layout_of(name), VECTOR) for name in WIDE) else 1
 
 
-def aligned(request: AttentionMergeRequest) -> str:
-    """Rule: no operand begins between two elements."""
-    for name in (*WIDE, "a_stats", "b_stats", "stats_out"):
-        layout = request.layout_of(name)
-        if layout.size and layout.alignment < layout.dtype.itemsize:
-            return f"needs {name} at a multiple of {layout.dtype.itemsize} bytes, has {layout.alignment}: copy it"
-    return ""
-
-
 # -- what users call --------------------------------------------------------------------------------------------------
 reference = exactly(evaluate)
 numpy_attention_merge = numpy_call(evaluate)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dispatch.core.layouts import at_multiples
 from dispatch.ops.contraction.block_sparse import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -27,15 +28,7 @@ def aligned_blocks(request: ContractBlockSparseRequest) -> str:
 
     Memory of a GPU begins so whoever allocates it; that of the host does not, and NumPy reads it wherever it begins.
     """
-    if request.device.is_host:
-        return ""
-    for name in (*request.reads, *request.writes):
-        if name in request.reads and getattr(request, name) is None:
-            continue
-        layout = request.layout_of(name)
-        if layout.size and layout.alignment < ALIGNMENT:
-            return f"needs {name} at a multiple of {ALIGNMENT} bytes, has {layout.alignment}: copy it"
-    return ""
+    return "" if request.device.is_host else at_multiples(request, ALIGNMENT)
 
 
 def blocks_to_add(request: ContractBlockSparseRequest) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Layout
     from dispatch.ops.contraction.einsum import EinsumRequest
 
-__all__ = ["computes", "gapless_diagonals", "operands_ahead", "products_alone", "summed_along"]
+__all__ = ["computes", "gapless_diagonals", "products_alone", "summed_along"]
 
 OF_F32 = (Compute.COMPUTE_32F_FAST_TF32, Compute.COMPUTE_32F_FAST_3XTF32, Compute.COMPUTE_32F_EMULATED_16BFX9)
 OF_F64 = (Compute.COMPUTE_64F, Compute.COMPUTE_32F, Compute.COMPUTE_64F_EMULATED_FIXEDPOINT)
@@ -26,18 +26,6 @@ COMPUTES: dict[Dtype, tuple[Compute, ...]] = {
           Compute.COMPUTE_32F_FAST_16BF, Compute.COMPUTE_32F_FAST_16F),
     C64: (Compute.COMPUTE_32F, *OF_F32, Compute.COMPUTE_32F_EMULATED_16FX4),
 }  # fmt: skip
-
-
-def operands_ahead(request: EinsumRequest) -> str:
-    """Elements begin where they may, and no stride is below 0."""
-    layouts = [(name, tensor.layout) for name, tensor, _ in request.tensors()]
-    for name, layout in layouts:
-        if layout.size and layout.alignment < layout.dtype.itemsize:
-            return f"needs {name} at a multiple of {layout.dtype.itemsize} bytes, has {layout.alignment}: copy it"
-        steps = [step for extent, step in zip(layout.shape, layout.strides, strict=True) if extent > 1]
-        if layout.size and min(steps, default=1) < 0:
-            return f"needs strides of 0 or more, has {name} {layout}: copy it with dev.array(x)"
-    return ""
 
 
 def computes(request: EinsumRequest) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from dispatch.core.layouts import aligned
 from dispatch.keys import BF16, F16
 from dispatch.ops.contraction.choices import TensorOp
 from dispatch.ops.contraction.modes import lower
 
 if TYPE_CHECKING:
-    from dispatch.ops.contraction.base import ModesRequest
+    from dispatch.core.request import Request
 
 __all__ = [
     "adds_as_precisely",
@@ -29,18 +30,14 @@ __all__ = [
 MOST_TERMS = 1024  # one block of a product of matrices adds these up in moments
 
 
-def steps_ahead(request: ModesRequest) -> str:
-    """Elements begin where they may, strides are 0 or more, and none of the result's modes is the result's alone."""
-    for name in (*request.reads, *request.writes):
-        if name in request.reads and getattr(request, name) is None:
-            continue
-        layout = request.layout_of(name)
-        if not layout.size:
-            continue
-        if layout.alignment < layout.dtype.itemsize:
-            return f"needs {name} at a multiple of {layout.dtype.itemsize} bytes, has {layout.alignment}: copy it"
+def steps_ahead(request: Request[Any]) -> str:
+    """Elements begin where they may, and no stride is below 0."""
+    if reason := aligned(request):
+        return reason
+    for name, tensor, _ in request.tensors():
+        layout = tensor.layout
         steps = [step for extent, step in zip(layout.shape, layout.strides, strict=True) if extent > 1]
-        if min(steps, default=1) < 0:
+        if layout.size and min(steps, default=1) < 0:
             return f"needs strides of 0 or more, has {name} {layout}: copy it with dev.array(x)"
     return ""
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["MOST_AXES", "RollRequest", "aligned", "evaluate", "kernel_of", "numpy_roll", "nvrtc_roll", "roll"]
+__all__ = ["MOST_AXES", "RollRequest", "evaluate", "kernel_of", "numpy_roll", "nvrtc_roll", "roll"]
 
 MOST_AXES = 12
 MOST = 2**62
@@ -190,15 +190,6 @@ def launch(request: RollRequest) -> Launch:
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------
-def aligned(request: RollRequest) -> str:
-    """No operand begins between two elements."""
-    for name in ("x", "out"):
-        layout = request.layout_of(name)
-        if layout.size and layout.alignment < layout.dtype.itemsize:
-            return f"needs {name} at a multiple of {layout.dtype.itemsize} bytes, has {layout.alignment}: copy it"
-    return ""
-
-
 def twelve_axes(request: RollRequest) -> str:
     """At most twelve axes of more than one element."""
     count = sum(extent > 1 for extent in request.x.shape)

@@ -16,6 +16,7 @@ import numpy as np
 
 from dispatch.core.axes import Axis, merge
 from dispatch.core.host_plan import Results, exactly, numpy_call, sigmoid, values
+from dispatch.core.layouts import aligned
 from dispatch.core.operands import OperandRequest, Output, like, same_as_first
 from dispatch.core.request_function import request_function
 from dispatch.keys import F64, Choice, member
@@ -313,12 +314,10 @@ def lines_of(request: Any) -> tuple[int, list[Axis]]:
 # -- rules of the rows ------------------------------------------------------------------------------------------------
 def six_axes(request: Any) -> str:
     """No more than six axes once merged, and no operand that begins between two elements."""
-    names = (*request.reads, *request.writes)
-    for name in names:
-        layout = request.layout_of(name)
-        if layout.size and layout.alignment < layout.dtype.itemsize:
-            return f"needs {name} at a multiple of {layout.dtype.itemsize} bytes, has {layout.alignment}: copy it"
-    count = len(merge([request.layout_of(name) for name in names], [0] * request.gate.ndim))
+    if reason := aligned(request):
+        return reason
+    layouts = [request.layout_of(name) for name in (*request.reads, *request.writes)]
+    count = len(merge(layouts, [0] * request.gate.ndim))
     return f"needs at most {MAX_AXES} axes that do not merge, has {count}" if count > MAX_AXES else ""
 
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from dispatch.ops.grouped_matmul.base import GroupedBase
 
 __all__ = [
-    "aligned_elements",
     "alpha_alone",
     "alpha_of_the_host",
     "by_16_bytes",
@@ -103,13 +102,3 @@ def dense_lines(request: GroupedBase[Any]) -> str:
     """Rows or columns are dense, of each matrix as it likes, and the others follow each other forward."""
     wrong = [f"{name} has {tensor.layout}" for name, tensor in request.matrices if not dense_line(tensor)]
     return f"needs dense rows or columns, {' and '.join(wrong)}" if wrong else ""
-
-
-def aligned_elements(request: GroupedBase[Any]) -> str:
-    """Every element at a multiple of its size."""
-    for name, tensor in request.matrices:
-        if tensor.layout.alignment < tensor.dtype.itemsize:
-            return (
-                f"needs {name} at a multiple of {tensor.dtype.itemsize} bytes, has {tensor.layout.alignment}: copy it"
-            )
-    return ""

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = [
     "MOST_INVERTED",
     "MOST_ROWS",
-    "aligned",
     "by_lu_or_cholesky",
     "economical",
     "even_batches",
@@ -39,15 +38,6 @@ __all__ = [
 
 MOST_ROWS = 128  # of matrices that cuBLAS takes many of at once
 MOST_INVERTED = 32  # rows of those that `matinvBatched` takes
-
-
-def aligned(request: LinalgRequest) -> str:
-    """Every element at a multiple of its size."""
-    for name, tensor, _ in request.tensors():
-        layout = tensor.layout
-        if layout.size and layout.alignment < layout.dtype.itemsize:
-            return f"needs {name} at multiples of {layout.dtype.itemsize} bytes, has {layout.alignment}"
-    return ""
 
 
 def even_batches(request: LinalgRequest) -> str:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from dispatch.ops.matmul.request import MatmulRequest
 
 __all__ = [
-    "aligned_elements",
     "aligned_factors",
     "aligned_vectors",
     "along_k",
@@ -138,17 +137,6 @@ def one_product(request: MatmulRequest) -> str:
     for extent in request.batch:
         size *= extent
     return f"needs a batch of one, has {size}" if size > 1 else ""
-
-
-def aligned_elements(request: MatmulRequest) -> str:
-    """Every element at a multiple of its size."""
-    for name in ("a", "b", "c", "out"):
-        tensor: Tensor | None = getattr(request, name)
-        if tensor is not None and tensor.size and tensor.layout.alignment < tensor.dtype.itemsize:
-            return (
-                f"needs {name} at a multiple of {tensor.dtype.itemsize} bytes, has {tensor.layout.alignment}: copy it"
-            )
-    return ""
 
 
 def lines_by_4(request: MatmulRequest) -> str:

@@ -10,6 +10,7 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from dispatch.core.layouts import aligned
 from dispatch.keys import F64, I8, member
 from dispatch.libraries.nvrtc.kernel import Kernel, Launch
 from dispatch.libraries.nvrtc.number_types import NAMES, NUMBERS
@@ -67,10 +68,8 @@ def of_one(request: ReduceRequest) -> str:
     """All axes that are reduced have one element; places are given in a dense tensor alone."""
     if not is_of_one(request):
         return f"needs one element along each axis that is reduced, has x {request.x.layout}, axes {request.reduced}"
-    for name in ("x", *request.outputs()):
-        layout = request.layout_of(name)
-        if layout.size and layout.alignment < layout.dtype.itemsize:
-            return f"needs {name} at a multiple of {layout.dtype.itemsize} bytes, has {layout.alignment}: copy it"
+    if reason := aligned(request):
+        return reason
     if len(axes_of(request)) > MAX_AXES:
         return f"needs at most {MAX_AXES} axes that do not merge, has {len(axes_of(request))}"
     if request.indices and not request.layout_of("index").is_contiguous:

@@ -7,7 +7,6 @@ https://arxiv.org/abs/2104.09864, with halves of a head for pairs as in Llama, o
 from __future__ import annotations
 
 import ctypes
-import math
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -246,15 +245,6 @@ def vector_of(request: RopeRequest) -> int:
     turned, width = request.cos.shape[-1], request.q.shape[-1]
     even = turned // 2 % count == 0 and (width - turned) % count == 0
     return count if even and all(fits_vectors(request.layout_of(n), count) for n in OPERANDS) else 1
-
-
-def aligned(request: RopeRequest) -> str:
-    """Rule: no operand begins between two elements."""
-    for name in OPERANDS:
-        layout = request.layout_of(name)
-        if math.prod(layout.shape) and layout.alignment < layout.dtype.itemsize:
-            return f"needs {name} at a multiple of {layout.dtype.itemsize} bytes, has {layout.alignment}: copy it"
-    return ""
 
 
 # -- what users call --------------------------------------------------------------------------------------------------

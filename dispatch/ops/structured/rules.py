@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dispatch.core.layouts import at_multiples
 from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, HALF, I8, Arch, Dtype
 from dispatch.ops.structured.layout import leading, lies_by_rows
 from dispatch.ops.structured.product import Activation24
@@ -29,13 +30,7 @@ SOUND = 30
 
 def aligned(request: Any) -> str:
     """Every operand begins at a multiple of 16 bytes."""
-    for name in (*request.reads, *request.writes):
-        if name in request.reads and getattr(request, name) is None:
-            continue
-        layout = request.layout_of(name)
-        if layout.size and layout.alignment < ALIGNMENT:
-            return f"needs {name} at a multiple of {ALIGNMENT} bytes, has {layout.alignment}: copy it"
-    return ""
+    return at_multiples(request, ALIGNMENT)
 
 
 def lines_of(name: str, layout: Layout, *, by_rows: bool | None = None, line: int = ALIGNMENT) -> str:
@@ -129,7 +124,7 @@ def vectors(request: Any) -> str:
 def factors(request: Any) -> str:
     """Vectors of factors beside whole numbers alone, and C with a vector where the product has one."""
     given = request.alpha_vector is not None or request.beta_vector is not None
-    if request.alpha_vector is not None and request.reads_added and request.beta_vector is None:
+    if request.alpha_vector is not None and request.reads_c and request.beta_vector is None:
         return "needs beta_vector for c beside alpha_vector, has a number, which the library then leaves out"
     if request.a_dtype is I8 and request.bias is not None and request.d_dtype in HALF:
         return f"needs no bias for i8 to {request.d_dtype}, has one: cuSPARSELt 0.8 gave other numbers; ask for i32"

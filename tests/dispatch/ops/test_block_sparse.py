@@ -182,8 +182,7 @@ def test_what_cutensor_has_not_is_refused_by_rule(dev):
     form = dp.BlockSparseForm(((2, 2),), ((0,), (1,)))
     x = dev.zeros((66,), "f32")
     whole = dev.zeros((67,), "f32")
-    there = SimpleNamespace(is_host=False)
-    given = SimpleNamespace(device=there, reads=("a",), writes=(), a=whole[1:], layout_of=lambda _: whole[1:].layout)
+    given = SimpleNamespace(device=SimpleNamespace(is_host=False), tensors=lambda: [("a", whole[1:], False)])
     assert aligned_blocks(given) == "needs a at a multiple of 256 bytes, has 4: copy it"
     dp.run(dp.ContractBlockSparseRequest("i,i->i", whole[1:], form, x, form))  # on the host memory begins anywhere
     none = dp.BlockSparseForm(((2, 2),), ())

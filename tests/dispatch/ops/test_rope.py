@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import dispatch as dp
+from dispatch.core.layouts import aligned
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import BF16, F16, F32, F64, HOST
 from dispatch.ops import rope as ops
-from dispatch.ops.rope import RopeRequest, aligned, kernel_of, reference, vector_of
+from dispatch.ops.rope import RopeRequest, kernel_of, reference, vector_of
 from dispatch.ops.rope.cases import cases
 from dispatch.row_check import check_row
 from dispatch.testing.roundoff import as_on_a_gpu
