@@ -1,15 +1,28 @@
-"""Numbers that requests give by value to multiply operands with: what they may be, and how plans take them."""
+"""Numbers that requests give by value to multiply operands with: what they may be, and how plans take them.
+
+A plan does not depend on them, but for whether what they multiply is read: they come behind the addresses.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from dispatch.checks import MAX_FLOAT, NO_NUMBERS, shown
+from dispatch.core.operands import OperandRequest
+from dispatch.core.request import NamedArguments, Number, R_co
 from dispatch.errors import BadRequest
+from dispatch.keys import C128, F64
 
-__all__ = ["F32_MAX", "as_argument", "check_factor"]
+if TYPE_CHECKING:
+    from dispatch.core.request import Argument, Operands
+    from dispatch.device.tensor import Tensor
+    from dispatch.keys import Dtype
+
+__all__ = ["F32_MAX", "FactorRequest", "ScaledRequest", "as_argument", "check_factor"]
 
 F32_MAX = float(np.finfo(np.float32).max)
 
@@ -28,3 +41,63 @@ def check_factor(name: str, value: Any, *, may_be_complex: bool) -> None:
     too_large = isinstance(value, int) and abs(value) > MAX_FLOAT
     if isinstance(value, NO_NUMBERS) or not isinstance(value, kinds) or too_large:
         raise BadRequest(name, shown(value), expected)
+
+
+@dataclass(frozen=True, eq=False)
+class FactorRequest(OperandRequest[R_co]):
+    """A request that may have factors; `beta` among them is that of an operand to which the result is added."""
+
+    numbers: ClassVar[tuple[str, ...]] = ()  # the fields that are factors, in the order of the plan's arguments
+    added: ClassVar[str] = "c"  # the operand that the result is added to, if there is such a field
+    real: ClassVar[tuple[str, ...]] = ()  # the factors that are real also where the operands are complex
+
+    @property
+    def factor_dtype(self) -> Dtype:
+        """The dtype that says which numbers may be factors: that of the first operand, unless said."""
+        first: Tensor = getattr(self, self.reads[0])
+        return first.dtype
+
+    @property
+    def has_c(self) -> bool:
+        """Whether there is something that the result is added to."""
+        return self.added in self.reads and getattr(self, self.added) is not None
+
+    def factor(self, name: str) -> complex:
+        """A factor as plans take it: a float, or complex; -0.0 is 0. A `beta` left open is 1 where there is a c."""
+        given: Any = getattr(self, name)
+        return float(self.has_c) if given is None else as_argument(given)
+
+    @property
+    def reads_c(self) -> bool:
+        """Whether something is added; with a beta of 0 nothing reads it."""
+        return self.has_c and ("beta" not in self.numbers or self.factor("beta") != 0)
+
+    def check_factors(self) -> None:
+        """Raise BadRequest for factors that are no numbers, or complex where they must be real."""
+        is_complex, may_add = self.factor_dtype.is_complex, self.added in self.reads
+        for name in self.numbers:
+            given: Any = getattr(self, name)
+            if given is not None or name != "beta" or not may_add:
+                check_factor(name, given, may_be_complex=is_complex and name not in self.real)
+        if "beta" in self.numbers and may_add and not self.has_c and self.factor("beta") != 0:
+            hint = f"to add to it in place give {self.added}=x, out=x"
+            raise BadRequest("beta", shown(getattr(self, "beta", None)), f"0 without {self.added}", hint)
+
+    def attributes(self) -> tuple[Any, ...]:
+        named = {*self.reads, *self.writes, *self.numbers}
+        return (*(getattr(self, field.name) for field in fields(self) if field.name not in named), self.reads_c)
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledRequest(FactorRequest[R_co]):
+    """A request with factors."""
+
+    def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
+        return (*super().arguments(outputs), *map(self.factor, self.numbers))
+
+    def named_arguments(self) -> NamedArguments:
+        most = float(MAX_FLOAT) if self.factor_dtype in (F64, C128) else F32_MAX
+        free = {name: Number(-most, most) for name in self.numbers if name != "beta"}
+        if "beta" in self.numbers and self.reads_c:
+            free["beta"] = Number(math.ulp(0.0), most)  # with 0 nothing reads what is added: that is another plan
+        return NamedArguments((*self.reads, *self.writes, *self.numbers), free, self.in_place)

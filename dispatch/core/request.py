@@ -266,6 +266,19 @@ class Plan:
         raise WorkerFailed(f"{type(self).__name__} does not run on the host")
 
 
+class IdlePlan(Plan):
+    """A request whose results have no element: nothing is launched."""
+
+    __slots__ = ()
+    is_bare = True
+
+    def __init__(self, row: Any, *, capture_safe: bool = False) -> None:
+        super().__init__(row, capture_safe=capture_safe)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        """Nothing is to be done."""
+
+
 def run(request: Request[R_co]) -> R_co:
     """Select a row, bind it and enqueue it on the current stream of the calling thread; returns without waiting.
 

@@ -80,6 +80,11 @@ def test_a_request_shows_the_fields_that_are_not_the_default(dev):
         repr(dp.MatmulRequest(a, a.T, alpha=2.0, beta=0.0)) == f"MatmulRequest(a=f32[4, 6] on host, b={b}, alpha=2.0)"
     )
     assert repr(dp.SoftmaxRequest(a)) == "SoftmaxRequest(x=f32[4, 6] on host)"
+    square, x = dev.zeros((4, 4)), dev.zeros(4)
+    assert repr(dp.GemvRequest(square, x, y=x, beta=1.5)).startswith("GemvRequest(y=f32[4] on host, beta=1.5, a=")
+    assert "beta" not in repr(dp.GemvRequest(square, x, y=x)) + repr(dp.GemvRequest(square, x))
+    assert repr(dp.GeamRequest(square, square, beta=2.0)).endswith(", beta=2.0)")
+    assert "beta=2.0" in repr(dp.ContractRequest("ik,kj->ij", square, square, c=square, beta=2.0))
     many = request.replace()
     object.__setattr__(many, "operands", (a,) * 9)
     assert repr(many).endswith("f32[4, 6] on host, … 5 more))")

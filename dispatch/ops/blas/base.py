@@ -1,22 +1,14 @@
-"""What requests of BLAS routines have in common: factors given by value, matrices of one dtype, `library`.
-
-A plan does not depend on the factors, but for whether what they multiply is read: they come behind the addresses.
-"""
+"""What requests of BLAS routines have in common: factors given by value, matrices of one dtype, `library`."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import KW_ONLY, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-from dispatch.checks import MAX_FLOAT
-from dispatch.core.factors import F32_MAX, as_argument, check_factor
+from dispatch.core import factors
 from dispatch.core.operand_checks import check_tensor
-from dispatch.core.operands import OperandRequest
-from dispatch.core.request import Argument, NamedArguments, Operands, Unpacked
-from dispatch.core.request import Number as Free
+from dispatch.core.request import Unpacked
 from dispatch.errors import BadRequest
-from dispatch.keys import C128, F64
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
@@ -29,16 +21,13 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class BlasRequest(OperandRequest["Tensor"]):
+class BlasRequest(factors.FactorRequest["Tensor"]):
     """What all have in common.
 
     Attributes:
         library: the one whose rows alone are asked, "cublas"; None asks all in the table's order.
     """
 
-    numbers: ClassVar[tuple[str, ...]] = ()  # the fields that are factors, in the order of the plan's arguments
-    added: ClassVar[str] = "c"  # the operand that the product is added to, if there is such a field
-    real: ClassVar[tuple[str, ...]] = ()  # those that are real also where the matrices are complex
     _: KW_ONLY
     library: str | None = None
 
@@ -52,44 +41,10 @@ class BlasRequest(OperandRequest["Tensor"]):
         first: Tensor = getattr(self, self.reads[0])
         return first.dtype
 
-    # -- factors --------------------------------------------------------------------------------------------------
-    @property
-    def has_c(self) -> bool:
-        """Whether there is something that the product is added to."""
-        return self.added in self.reads and getattr(self, self.added) is not None
-
-    def factor(self, name: str) -> complex:
-        """A factor as plans take it: a float, or complex; -0.0 is 0. A `beta` left open is 1 where there is a c."""
-        given: Any = getattr(self, name)
-        if given is None:
-            return float(self.has_c)
-        return as_argument(given)
-
-    @property
-    def reads_c(self) -> bool:
-        """Whether c is added; with a beta of 0 nothing reads it."""
-        return self.has_c and ("beta" not in self.numbers or self.factor("beta") != 0)
-
     @property
     def takes_c(self) -> bool:
         """Whether the result is to have of c what the routine does not write, or adds to."""
         return self.reads_c
-
-    def usual(self) -> dict[str, Any]:
-        return {"beta": self.factor("beta")} if "beta" in self.numbers else {}
-
-    def check_factors(self) -> None:
-        """Raise BadRequest for factors that are no numbers, or complex where they must be real."""
-        is_complex = getattr(self, self.reads[0]).dtype.is_complex
-        for name in self.numbers:
-            given: Any = getattr(self, name)
-            if given is None and _default(type(self), name) is None:
-                continue
-            check_factor(name, given, may_be_complex=is_complex and name not in self.real)
-        if "beta" in self.numbers and self.added in self.reads and not self.has_c and self.factor("beta") != 0:
-            name = self.added
-            hint = f"to add to it in place give {name}=x, out=x"
-            raise BadRequest("beta", str(getattr(self, "beta", None)), f"0 without {name}", hint)
 
     # -- the contract of Request ----------------------------------------------------------------------------------
     def check_fields(self) -> None:
@@ -98,13 +53,9 @@ class BlasRequest(OperandRequest["Tensor"]):
             if name not in self.writes:
                 check_tensor(name, getattr(self, name), self.dtype_of(name), shape)
 
-    def attributes(self) -> tuple[Any, ...]:
-        named = {*self.reads, *self.writes, *self.numbers}
-        return (*(getattr(self, field.name) for field in fields(self) if field.name not in named), self.reads_c)
-
 
 @dataclass(frozen=True, eq=False)
-class ScaledRequest(BlasRequest):
+class ScaledRequest(BlasRequest, factors.ScaledRequest["Tensor"]):
     """A routine with a factor.
 
     Attributes:
@@ -115,20 +66,6 @@ class ScaledRequest(BlasRequest):
     unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("alpha",))
     _: KW_ONLY
     alpha: Number = 1.0
-
-    def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
-        return (*super().arguments(outputs), *map(self.factor, self.numbers))
-
-    def named_arguments(self) -> NamedArguments:
-        most = float(MAX_FLOAT) if getattr(self, self.reads[0]).dtype in (F64, C128) else F32_MAX
-        free = {name: Free(-most, most) for name in self.numbers if name != "beta"}
-        if "beta" in self.numbers and self.reads_c:
-            free["beta"] = Free(math.ulp(0.0), most)  # with 0 nothing reads c: that is another plan
-        return NamedArguments((*self.reads, *self.writes, *self.numbers), free, self.in_place)
-
-
-def _default(kind: Any, name: str) -> Any:
-    return next(field.default for field in fields(kind) if field.name == name)
 
 
 def check_matrix(name: str, tensor: Tensor) -> Shape:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
-from dispatch.checks import MAX_FLOAT, check_enum, shown
-from dispatch.core.factors import F32_MAX, as_argument, check_factor
+from dispatch.checks import check_enum, shown
+from dispatch.core.factors import ScaledRequest
 from dispatch.core.operand_checks import check_tensor
-from dispatch.core.operands import OperandRequest, Output, dense, like
-from dispatch.core.request import NamedArguments, Number, Unpacked
+from dispatch.core.operands import Output, dense, like
+from dispatch.core.request import Unpacked
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Compute, Dtype, member
 from dispatch.ops.contraction.choices import BINARY, ORDERED, TensorOp
@@ -20,7 +19,6 @@ from dispatch.ops.contraction.modes import canonical, extents_of, parse, spelled
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dispatch.core.request import Argument, Operands
     from dispatch.device.tensor import Tensor
 
 __all__ = ["NUMBERS", "Factor", "ModesRequest", "check_binary", "check_unary"]
@@ -31,7 +29,7 @@ NUMBERS = (F16, BF16, F32, F64, C64, C128)
 
 
 @dataclass(frozen=True, eq=False)
-class ModesRequest(OperandRequest["Tensor"]):
+class ModesRequest(ScaledRequest["Tensor"]):
     """A request over tensors whose axes are modes.
 
     Attributes:
@@ -43,9 +41,8 @@ class ModesRequest(OperandRequest["Tensor"]):
         library: the one whose rows alone are asked, such as "cutensor"; None asks all in the table's order.
     """
 
-    numbers: ClassVar[tuple[str, ...]] = ("alpha",)  # the factors, in the order of the plan's arguments
+    numbers: ClassVar[tuple[str, ...]] = ("alpha",)
     unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("alpha",))
-    added: ClassVar[str] = "c"  # the operand that lies along the result's modes, if there is such a field
     tensors_of_spec: ClassVar[tuple[str, ...]]  # the operands that the spec is about
     unary: ClassVar[dict[str, str]] = {}  # fields of operators of one element, with the operand of each
     binary: ClassVar[tuple[str, ...]] = ()
@@ -96,44 +93,15 @@ class ModesRequest(OperandRequest["Tensor"]):
         """That of the result."""
         return tuple(self.sizes[mode] for mode in self.parsed[1])
 
-    # -- factors --------------------------------------------------------------------------------------------------
-    @property
-    def has_c(self) -> bool:
-        """Whether there is something that the result is added to."""
-        return self.added in self.reads and getattr(self, self.added) is not None
-
-    def factor(self, name: str) -> complex:
-        """A factor as plans take it. A `beta` left open is 1 where there is something to add, else 0."""
-        given: Any = getattr(self, name)
-        return float(self.has_c) if given is None else as_argument(given)
-
-    @property
-    def reads_c(self) -> bool:
-        """Whether something is added; with a beta of 0 nothing reads it."""
-        return self.has_c and self.factor("beta") != 0
-
-    def check_factors(self) -> None:
-        """Raise BadRequest for factors that are no numbers, or complex where they must be real."""
-        for name in self.numbers:
-            given: Any = getattr(self, name)
-            if given is not None or name != "beta":
-                check_factor(name, given, may_be_complex=self.result_dtype.is_complex)
-
-    def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
-        return (*super().arguments(outputs), *map(self.factor, self.numbers))
-
-    def named_arguments(self) -> NamedArguments:
-        most = float(MAX_FLOAT) if self.result_dtype in (F64, C128) else F32_MAX
-        free = {name: Number(-most, most) for name in self.numbers if name != "beta"}
-        if "beta" in self.numbers and self.reads_c:
-            free["beta"] = Number(math.ulp(0.0), most)  # with 0 nothing reads what is added: that is another plan
-        return NamedArguments((*self.reads, *self.writes, *self.numbers), free, self.in_place)
-
     # -- the contract of OperandRequest -----------------------------------------------------------------------------
     @property
     def dtypes(self) -> tuple[Dtype | None, ...]:
         given = (getattr(self, name).dtype for name in self.tensors_of_spec)
         return (*given, self.layout_of("out").dtype)
+
+    @property
+    def factor_dtype(self) -> Dtype:
+        return self.result_dtype
 
     @property
     def result_dtype(self) -> Dtype:
@@ -160,10 +128,6 @@ class ModesRequest(OperandRequest["Tensor"]):
             check_unary(field, getattr(self, field), getattr(self, name))
         for field in self.binary:
             check_binary(field, getattr(self, field), self.result_dtype)
-
-    def attributes(self) -> tuple[Any, ...]:
-        named = {*self.reads, *self.writes, *self.numbers}
-        return (*(getattr(self, field.name) for field in fields(self) if field.name not in named), self.reads_c)
 
     def describe(self) -> str:
         """One line: op, spec, layouts, and what is not as it has it by default."""

@@ -6,15 +6,13 @@ Follows `cutensorCreateBlockSparseContraction`, https://docs.nvidia.com/cuda/cut
 
 from __future__ import annotations
 
-import math
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind._cached import cached_property
-from dispatch.checks import MAX_FLOAT
-from dispatch.core.factors import F32_MAX, as_argument, check_factor
-from dispatch.core.operands import OperandRequest, Output, dense
-from dispatch.core.request import NamedArguments, Number, Unpacked
+from dispatch.core.factors import ScaledRequest
+from dispatch.core.operands import Output, dense
+from dispatch.core.request import Unpacked
 from dispatch.errors import BadRequest
 from dispatch.keys import C64, C128, F32, F64, Compute, Dtype
 from dispatch.ops.contraction.block_sparse import BlockSparseForm, check_form, reachable, sectioned, size_of
@@ -23,7 +21,6 @@ from dispatch.ops.contraction.modes import canonical, parse
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dispatch.core.request import Argument, Operands
     from dispatch.device.tensor import Tensor
     from dispatch.ops.contraction.base import Factor
 
@@ -33,7 +30,7 @@ DTYPES = (F32, F64, C64, C128)
 
 
 @dataclass(frozen=True, eq=False)
-class ContractBlockSparseRequest(OperandRequest["Tensor"]):
+class ContractBlockSparseRequest(ScaledRequest["Tensor"]):
     """D = alpha · Σ A · B + beta · C over block-sparse tensors; of D those blocks are computed that it has.
 
     Operands are the elements of the blocks that are there, in one tensor of one axis, each with its `BlockSparseForm`;
@@ -108,16 +105,6 @@ class ContractBlockSparseRequest(OperandRequest["Tensor"]):
         """The form of an operand."""
         return {"a": self.a_form, "b": self.b_form}.get(name) or self.d_form
 
-    def factor(self, name: str) -> complex:
-        """A factor as plans take it. A `beta` left open is 1 where there is something to add, else 0."""
-        given: Any = getattr(self, name)
-        return float(self.c is not None) if given is None else as_argument(given)
-
-    @property
-    def reads_c(self) -> bool:
-        """Whether something is added; with a beta of 0 nothing reads it."""
-        return self.c is not None and self.factor("beta") != 0
-
     # -- the contract of OperandRequest -------------------------------------------------------------------------------
     @property
     def dtypes(self) -> tuple[Dtype | None, ...]:
@@ -139,11 +126,7 @@ class ContractBlockSparseRequest(OperandRequest["Tensor"]):
         self._check_forms()
         for name in ("a", "b", "c", "out"):
             self._check_blocks(name)
-        for name in self.numbers:
-            if getattr(self, name) is not None or name != "beta":
-                check_factor(name, getattr(self, name), may_be_complex=self.a.dtype.is_complex)
-        if self.c is None and self.factor("beta") != 0:
-            raise BadRequest("beta", str(self.beta), "0 without c", "to add to it in place give c=x, out=x")
+        self.check_factors()
 
     def _check_forms(self) -> None:
         """A mode has one cut into sections, and each tensor has a mode once."""
@@ -187,23 +170,6 @@ class ContractBlockSparseRequest(OperandRequest["Tensor"]):
         if tensor.shape != (count,) or (count > 1 and not tensor.layout.is_contiguous):
             wanted = f"dense {self.a.dtype}[{count}], the {len(self.form_of(name).blocks)} blocks of its form"
             raise BadRequest(name, str(tensor.layout), wanted, "BlockSparseTensor.from_dense(x, sections) makes them")
-
-    def usual(self) -> dict[str, Any]:
-        return {"beta": self.factor("beta")}
-
-    def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
-        return (*super().arguments(outputs), *map(self.factor, self.numbers))
-
-    def named_arguments(self) -> NamedArguments:
-        most = float(MAX_FLOAT) if self.a.dtype in (F64, C128) else F32_MAX
-        free = {"alpha": Number(-most, most)}
-        if self.reads_c:
-            free["beta"] = Number(math.ulp(0.0), most)  # with 0 nothing reads c: that is another plan
-        return NamedArguments((*self.reads, *self.writes, *self.numbers), free, self.in_place)
-
-    def attributes(self) -> tuple[Any, ...]:
-        named = {*self.reads, *self.writes, *self.numbers}
-        return (*(getattr(self, field.name) for field in fields(self) if field.name not in named), self.reads_c)
 
     def describe(self) -> str:
         parts = [f"{name} {tensor.layout}" for name, tensor, _ in self.tensors()]

@@ -7,7 +7,7 @@ Follows https://docs.nvidia.com/cuda/cutensor/latest/api/cutensor.html.
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from dispatch.checks import check_int
 from dispatch.core.request import Unpacked
@@ -54,14 +54,8 @@ class SummingRequest(ModesRequest):
     autotune: bool = False
     incremental_count: int | None = None
 
-    def usual(self) -> dict[str, Any]:
-        return {"beta": self.factor("beta")}
-
     def check_fields(self) -> None:
         super().check_fields()
-        if not self.has_c and self.factor("beta") != 0:
-            hint = f"to add to it in place give {self.added}=x, out=x"
-            raise BadRequest("beta", str(self.beta), f"0 without {self.added}", hint)
         if self.kernel_rank is not None:
             check_int("kernel_rank", self.kernel_rank, 0, MAX_RANK)
         if self.autotune and (self.algo is not None or self.kernel_rank is not None):

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cusparseLt as lt
 from dispatch.core.matrix_choices import Operation
+from dispatch.core.request import IdlePlan
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import HALF, I8, Compute, Dtype
 from dispatch.libraries.cusparselt.calls import (
     ONE,
     Clear,
-    IdlePlan,
     MatrixPlan,
     Places,
     ProductPlan,
@@ -150,7 +150,7 @@ def places_of(request: Any) -> Places:
     return Places(
         a=request.place_of("a"),
         b=request.place_of("b"),
-        c=request.place_of("c") if request.reads_added else None,
+        c=request.place_of("c") if request.reads_c else None,
         d=request.place_of("out"),
         alpha=behind if request.alpha_vector is None else vectors["alpha_vector"],
         beta=behind + 1 if request.beta_vector is None else vectors["beta_vector"],
@@ -178,7 +178,7 @@ def clear_of(request: Any) -> Clear | None:
 
     On an H100 such results were NaN where D had held NaN, as 0 times that is.
     """
-    if request.reads_added or request.a_dtype is not I8 or request.d_dtype not in HALF:
+    if request.reads_c or request.a_dtype is not I8 or request.d_dtype not in HALF:
         return None
     layout, item = request.layout_of("out"), request.d_dtype.itemsize
     by_rows = lies_by_rows(layout)
@@ -202,7 +202,7 @@ def _product(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     _check_size("a", request.a.layout, matrix.batch * size)
     steps = steps_of(request, size)
     if not request.layout_of("out").size:
-        return IdlePlan(row, capture_safe=False)
+        return IdlePlan(row)
 
     def make(algorithm: Algorithm) -> ProductPlan:
         return ProductPlan(executor, row, said, places_of(request), algorithm, steps, clear_of(request))

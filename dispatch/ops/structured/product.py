@@ -7,9 +7,9 @@ from dataclasses import KW_ONLY, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dispatch.checks import check_dtype, check_int, check_number, shown
-from dispatch.core.factors import F32_MAX, as_argument, check_factor
-from dispatch.core.operands import OperandRequest, Output, by_columns, dense
-from dispatch.core.request import Argument, NamedArguments, Number, Operands, Unpacked
+from dispatch.core.factors import F32_MAX, ScaledRequest
+from dispatch.core.operands import Output, by_columns, dense
+from dispatch.core.request import NamedArguments, Unpacked
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, F32, HALF, I8, I32, U8, Choice, Compute, Dtype
 from dispatch.ops.structured.form import ON_HOST, StructuredForm, check_form, dense_step
@@ -49,7 +49,7 @@ class SplitKMode(Choice):
 
 
 @dataclass(frozen=True, eq=False)
-class Matmul24Request(OperandRequest["Tensor"]):
+class Matmul24Request(ScaledRequest["Tensor"]):
     """The product of a compressed matrix A (m, k) and a dense B (k, n), with what the library fuses to it.
 
     D = activation(alpha · A · B + beta · C + bias), summed up in f32, of i8 in i32. `x @ w.T` is the transpose of a
@@ -87,6 +87,8 @@ class Matmul24Request(OperandRequest["Tensor"]):
     reads: ClassVar[tuple[str, ...]] = ("a", "b", "c", *VECTORS)
     mixed: ClassVar[tuple[str, ...]] = ("b", "c", *VECTORS)
     in_place: ClassVar[frozenset[tuple[str, str]]] = frozenset({("out", "c")})
+    numbers: ClassVar[tuple[str, ...]] = ("alpha", "beta")
+    real: ClassVar[tuple[str, ...]] = ("alpha", "beta")
     unpacked: ClassVar[Unpacked | None] = Unpacked(numbers=("alpha", "beta"))
     a: Tensor
     form: StructuredForm
@@ -154,16 +156,6 @@ class Matmul24Request(OperandRequest["Tensor"]):
         lead = () if self.batch is None else (self.batch,)
         return (*lead, self.form.shape[-2], self.b.shape[-1])
 
-    @property
-    def reads_added(self) -> bool:
-        """Whether C is read: not where beta is 0."""
-        return self.c is not None and (self.beta_vector is not None or self.factor("beta") != 0)
-
-    def factor(self, name: str) -> float:
-        """A factor as plans take it; a beta that is left open is 1 where there is a C."""
-        given: Any = getattr(self, name)
-        return float(self.c is not None) if given is None else as_argument(given).real
-
     # -- the contract of OperandRequest --------------------------------------------------------------------------------
     def check_fields(self) -> None:
         object.__setattr__(self, "form", check_form("form", self.form))
@@ -222,12 +214,7 @@ class Matmul24Request(OperandRequest["Tensor"]):
             raise BadRequest("beta", shown(self.beta), "None beside beta_vector, which stands in its place")
 
     def _check_numbers(self) -> None:
-        for name in ("alpha", "beta"):
-            given = getattr(self, name)
-            if given is not None or name != "beta":
-                check_factor(name, given, may_be_complex=False)
-        if self.c is None and self.factor("beta") != 0:
-            raise BadRequest("beta", shown(self.beta), "0 without c", "give c=…")
+        self.check_factors()
         check_number("upper_bound", self.upper_bound, low=-F32_MAX)
         for name in ("threshold", "gelu_scaling"):
             check_number(name, getattr(self, name), low=-F32_MAX, high=F32_MAX)
@@ -247,19 +234,12 @@ class Matmul24Request(OperandRequest["Tensor"]):
         make = dense if lies_by_rows(like.layout) else by_columns
         return {"out": make(self.shape, self.d_dtype)}
 
-    def usual(self) -> dict[str, Any]:
-        return {"beta": self.factor("beta")}
-
     def attributes(self) -> tuple[Any, ...]:
         named = {*self.reads, *self.writes, "alpha", "beta", "out_dtype"}
         choices = (getattr(self, field.name) for field in fields(self) if field.name not in named)
-        return (*choices, self.d_dtype.name, self.reads_added)
-
-    def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
-        return (*super().arguments(outputs), self.factor("alpha"), self.factor("beta"))
+        return (*choices, self.d_dtype.name, self.reads_c)
 
     def named_arguments(self) -> NamedArguments:
-        free = {"alpha": Number(-F32_MAX, F32_MAX)} if self.alpha_vector is None else {}
-        if self.reads_added and self.beta_vector is None:
-            free["beta"] = Number(math.ulp(0.0), F32_MAX)  # with 0 nothing reads C: that is another plan
-        return NamedArguments((*self.reads, *self.writes, "alpha", "beta"), free, self.in_place)
+        found = super().named_arguments()
+        by_vector = {name for name in self.numbers if getattr(self, f"{name}_vector") is not None}
+        return found._replace(numbers={name: one for name, one in found.numbers.items() if name not in by_vector})
