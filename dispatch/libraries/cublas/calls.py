@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind import driver
 from cudabind.sys import cublas
-from dispatch.core.request import Argument, Plan
+from dispatch.core.request import Argument, IdlePlan, Plan
 from dispatch.keys import C64, C128, F32, F64, U8, Dtype
 from dispatch.libraries.cublas.handle import handle_of
 from dispatch.libraries.cublas.pointers import Pointers
@@ -264,16 +264,6 @@ class CublasPlan(Plan):
                 step.enqueue(arguments)
 
 
-class EmptyPlan(Plan):
-    """A request whose result has no element: nothing is launched."""
-
-    __slots__ = ()
-    is_bare = True
-
-    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        """Nothing is to be done."""
-
-
 def plan_of(executor: CudaExecutor, row: Row, works: Sequence[Work]) -> Plan:
     """The plan of what cuBLAS is to do, which may be nothing."""
-    return CublasPlan(executor, row, works) if works else EmptyPlan(row, capture_safe=False)
+    return CublasPlan(executor, row, works) if works else IdlePlan(row)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Dtype
 
-__all__ = ["CallPlan", "NoOpPlan", "Operand", "number"]
+__all__ = ["CallPlan", "Operand", "number"]
 
 
 class Operand:
@@ -93,16 +93,3 @@ class CallPlan(Plan):
             error = function.error(status)
             error.text = said or error.text
             raise error
-
-
-class NoOpPlan(Plan):
-    """A request whose outputs have no elements: nothing is launched."""
-
-    __slots__ = ()
-    is_bare = True
-
-    def __init__(self, row: Row) -> None:
-        super().__init__(row, capture_safe=False)
-
-    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        """Nothing is to be done."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cudabind.errors import CusparseError
 from cudabind.sys import cusparse
-from dispatch.core.request import Plan
+from dispatch.core.request import IdlePlan, Plan
 from dispatch.errors import Refused
 from dispatch.libraries.cublas.calls import Constant, Number, Scalar
 from dispatch.libraries.cusolver.copies import Copy, Keep
@@ -208,16 +208,6 @@ class CusparsePlan(Plan):
         """The arguments of a run, and behind them the workspace and its parts, which stay where they are."""
         base = 0 if self._work is None else self._work.base
         return (*arguments, base, *(base + part for part in self._parts))
-
-
-class IdlePlan(Plan):
-    """A request whose result has no element: nothing is launched."""
-
-    __slots__ = ()
-    is_bare = True
-
-    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        """Nothing is to be done."""
 
 
 class Steps:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dispatch.device.storage import Storage
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["ONE", "Clear", "IdlePlan", "MatrixPlan", "Places", "ProductPlan", "Steps", "compressed_bytes"]
+__all__ = ["ONE", "Clear", "MatrixPlan", "Places", "ProductPlan", "Steps", "compressed_bytes"]
 
 FLAG_BYTES = 4
 MOST_BIASES = 16  # of which a plan keeps descriptors, or as many as a batch has
@@ -59,16 +59,6 @@ class Steps(NamedTuple):
 
 
 ONE = Steps()
-
-
-class IdlePlan(Plan):
-    """A request whose result has no element: nothing is launched."""
-
-    __slots__ = ()
-    is_bare = True
-
-    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        """Nothing is to be done."""
 
 
 class SharingPlan(Plan):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dispatch.device.storage import Storage
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["Call", "Constant", "IdlePlan", "Operand", "Scalar", "TensorPlan", "Zero"]
+__all__ = ["Call", "Constant", "Operand", "Scalar", "TensorPlan", "Zero"]
 
 
 class Operand(NamedTuple):
@@ -172,13 +172,3 @@ class TensorPlan(Plan):
                 driver.cuMemsetD8Async(at, 0, step.nbytes, self._executor.target.value)
             else:
                 step.enqueue(arguments)
-
-
-class IdlePlan(Plan):
-    """A request whose result has no element: nothing is launched."""
-
-    __slots__ = ()
-    is_bare = True
-
-    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        """Nothing is to be done."""

@@ -17,7 +17,7 @@ from cudabind import driver
 from cudabind._fork import anew
 from cudabind.errors import LibraryNotFound
 from dispatch.checks import names_arguments
-from dispatch.core.request import Plan
+from dispatch.core.request import IdlePlan, Plan
 from dispatch.errors import BadRow, Refused
 from dispatch.libraries.nvrtc.compiled import compiled
 from dispatch.refusal import calls_own_code
@@ -84,7 +84,7 @@ class Kernel:
         launch = self.launch(request)
         check_launch(self, launch)
         if 0 in launch.grid:
-            return IdlePlan(row, capture_safe=False)
+            return IdlePlan(row)
         operands = len(request.reads) + len(request.writes)
         return KernelPlan(executor, row, _loaded(self, executor.device), launch, operands)
 
@@ -108,16 +108,6 @@ def check_launch(kernel: Kernel, launch: Any) -> None:
             like = "ctypes.c_float" if isinstance(value, float) else "ctypes.c_int64"
             what = f"{kernel.function} is given {value!r}, whose size in memory is not known"
             raise BadRow(f"{what}: make it of the type that the kernel declares, such as {like}({value!r})")
-
-
-class IdlePlan(Plan):
-    """A launch of no blocks."""
-
-    __slots__ = ()
-    is_bare = True
-
-    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        """Nothing is to be done."""
 
 
 class KernelPlan(Plan):

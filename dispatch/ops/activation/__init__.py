@@ -17,10 +17,11 @@ from cudabind.sys import cudnn
 from dispatch.core.axes import Axis, describable, merge, strides_apart
 from dispatch.core.host_plan import Results, exactly, numpy_call, sigmoid, values
 from dispatch.core.operands import OperandRequest, same_as_first
+from dispatch.core.request import IdlePlan
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
 from dispatch.keys import Choice, member
-from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
+from dispatch.libraries.cudnn.calls import CallPlan, Operand, number
 from dispatch.libraries.cudnn.tensors import Descriptor, tensor
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ PROPAGATE = cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN
 def cudnn_activation(request: ElementwiseRequest, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of either request; nothing is launched where there is no element."""
     if request.x.size == 0:
-        return NoOpPlan(row)
+        return IdlePlan(row)
     dtype = request.x.dtype
     layouts = [request.layout_of(name) for name in (*request.reads, *request.writes)]
     axes = axes_of(layouts)

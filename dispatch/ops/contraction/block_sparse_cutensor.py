@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dispatch.core.request import IdlePlan
 from dispatch.libraries.cutensor.block_sparse import BlockSide, BlockSparsePlan, ZeroPlan
-from dispatch.libraries.cutensor.calls import IdlePlan
 from dispatch.ops.contraction.block_sparse import has_gaps, places
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def plan(request: ContractBlockSparseRequest, executor: CudaExecutor, row: Row) 
     """The plan of a request; Refused where cuTENSOR has no kernel for it."""
     out = request.layout_of("out")
     if not out.size:
-        return IdlePlan(row, capture_safe=False)
+        return IdlePlan(row)
     if not (request.a_form.blocks and request.b_form.blocks):
         return ZeroPlan(executor, row, request.place_of("out"), out.high - out.low)
 

@@ -10,14 +10,13 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cublasLt as lt
-from dispatch.core.request import Argument, Plan
+from dispatch.core.request import Argument, IdlePlan, Plan
 from dispatch.errors import Refused
 from dispatch.keys import C64, C128, F32, F64, Dtype, Epilogue
 from dispatch.libraries.cublas.scalars import HostNumber
 from dispatch.libraries.cublaslt.descriptors import Descriptors, heuristic
 from dispatch.libraries.cublaslt.handle import handle_of
 from dispatch.libraries.cublaslt.problem import Matrix, Problem
-from dispatch.libraries.cutensor.calls import IdlePlan
 from dispatch.ops.contraction.product import product_of
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ __all__ = ["ProductPlan", "plan", "problem_of"]
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a contraction; Refused where cuBLASLt has no algorithm for the product."""
     if not request.layout_of("out").size:
-        return IdlePlan(row, capture_safe=False)
+        return IdlePlan(row)
     found = product_of(request)
     if isinstance(found, str):
         raise Refused(found)

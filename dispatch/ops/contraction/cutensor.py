@@ -9,10 +9,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dispatch.core.request import IdlePlan
 from dispatch.errors import Refused
 from dispatch.keys import C128, F64, Compute, member
 from dispatch.libraries.cutensor.caches import read_kernels, read_plans, write_kernels
-from dispatch.libraries.cutensor.calls import Call, Constant, IdlePlan, Operand, Scalar, TensorPlan, Zero
+from dispatch.libraries.cutensor.calls import Call, Constant, Operand, Scalar, TensorPlan, Zero
 from dispatch.libraries.cutensor.descriptors import Operation, Preference, Side
 from dispatch.libraries.cutensor.incremental import TuningPlan
 from dispatch.ops.contraction.choices import ContractionAlgo, TensorOp
@@ -41,7 +42,7 @@ FUNCTIONS = {
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request; Refused where cuTENSOR has no kernel for it."""
     if not request.layout_of("out").size:
-        return IdlePlan(row, capture_safe=False)
+        return IdlePlan(row)
     own, in_order = preference_of(request), not is_unsafe(request)
 
     def planned(preference: Preference) -> TensorPlan:

@@ -8,10 +8,9 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dispatch.core.request import Argument, Plan
+from dispatch.core.request import Argument, IdlePlan, Plan
 from dispatch.device.tensor import Tensor
 from dispatch.errors import NoRow, Refused
-from dispatch.libraries.cutensor.calls import IdlePlan
 from dispatch.ops.contraction.elementwise import PermuteRequest
 from dispatch.ops.contraction.orders import along, arrangement
 from dispatch.ops.contraction.product import steps_of
@@ -70,7 +69,7 @@ class PermutedPlan(Plan):
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a contraction; Refused where a row is missing for one of its steps."""
     if not request.layout_of("out").size:
-        return IdlePlan(row, capture_safe=False)
+        return IdlePlan(row)
     orders = arrangement(request)
     if isinstance(orders, str):
         raise Refused(orders)

@@ -21,12 +21,12 @@ from dispatch.core.axes import describable, merge
 from dispatch.core.host_plan import Results, draw, exactly, numpy_call, values
 from dispatch.core.operand_checks import check_opaque, check_probability
 from dispatch.core.operands import OperandRequest, Output, dense, like, unsized
-from dispatch.core.request import NamedArguments, Number, Unpacked
+from dispatch.core.request import IdlePlan, NamedArguments, Number, Unpacked
 from dispatch.core.request_function import request_function
 from dispatch.device.device import Device
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import U8, Dtype
-from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand
+from dispatch.libraries.cudnn.calls import CallPlan, Operand
 from dispatch.libraries.cudnn.dropout_states import check_states, known_states_bytes, states_bytes
 from dispatch.libraries.cudnn.tensors import Descriptor, tensor
 
@@ -235,7 +235,7 @@ def cudnn_dropout(
         check_states("states", request.states, binding=True)
     source = request.dy if isinstance(request, DropoutBwdRequest) else request.x
     if source.size == 0:
-        return NoOpPlan(row)
+        return IdlePlan(row)
     flat = tensor(source.dtype, (source.size,), (1,))
     size = ctypes.c_size_t()
     cudnn.cudnnDropoutGetReserveSpaceSize(flat.handle, ctypes.byref(size))

@@ -21,8 +21,9 @@ from dispatch.core.host_plan import Results, numpy_call, values
 from dispatch.core.layouts import dense_image, dense_strides, lies_dense
 from dispatch.core.operand_checks import check_image
 from dispatch.core.operands import OperandRequest, same_as_first
+from dispatch.core.request import IdlePlan
 from dispatch.core.request_function import request_function
-from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
+from dispatch.libraries.cudnn.calls import CallPlan, Operand, number
 from dispatch.libraries.cudnn.handle import handle_of
 from dispatch.libraries.cudnn.tensors import Descriptor, tensor
 
@@ -157,7 +158,7 @@ def cudnn_local_norm(request: LocalNormRequest, executor: CudaExecutor, row: Row
     """A plan that ends in `row.function`; nothing is launched where there is no element."""
     x, dtype = request.x.layout, request.x.dtype
     if x.size == 0:
-        return NoOpPlan(row)
+        return IdlePlan(row)
     norm = Descriptor("LRN")
     cudnn.cudnnSetLRNDescriptor(norm.handle, request.window, request.alpha, request.beta, request.k)
     at = {name: Operand(request.place_of(name)) for name in (*request.reads, *request.writes)}

@@ -22,10 +22,11 @@ from dispatch.core.axes import describable, strides_apart
 from dispatch.core.host_plan import Results, exactly, largest, numpy_call, values
 from dispatch.core.operand_checks import check_image, check_tensor
 from dispatch.core.operands import OperandRequest, Output, like, same_as
+from dispatch.core.request import IdlePlan
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
 from dispatch.keys import Choice, member
-from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
+from dispatch.libraries.cudnn.calls import CallPlan, Operand, number
 from dispatch.libraries.cudnn.tensors import Descriptor, tensor
 
 if TYPE_CHECKING:
@@ -283,7 +284,7 @@ PROPAGATE = cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN
 def cudnn_pooling(request: WindowedRequest, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of either request; nothing is launched where there is no image."""
     if request.x.size == 0:
-        return NoOpPlan(row)
+        return IdlePlan(row)
     dtype = request.x.dtype
     pool = _pooling(request.windows, member(request.mode))
     described = [_image(request.layout_of(name)) for name in (*request.reads, *request.writes)]

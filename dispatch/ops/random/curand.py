@@ -15,7 +15,7 @@ import numpy as np
 
 from cudabind import driver
 from cudabind.sys import curand
-from dispatch.core.request import Plan
+from dispatch.core.request import IdlePlan, Plan
 from dispatch.errors import Refused
 from dispatch.keys import F32, F64, U32, U64
 from dispatch.libraries.curand.generators import (
@@ -26,7 +26,7 @@ from dispatch.libraries.curand.generators import (
     host_generator,
     stand,
 )
-from dispatch.libraries.nvrtc.kernel import IdlePlan, loaded
+from dispatch.libraries.nvrtc.kernel import loaded
 from dispatch.libraries.nvrtc.philox import QUAD, SUBSEQUENCES
 from dispatch.ops.random.groups import MOST_BLOCKS, THREADS
 from dispatch.ops.random.reference import numpy_random, units
@@ -143,7 +143,7 @@ class Generation:
 def curand_random(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request on a GPU."""
     if not request.count:
-        return IdlePlan(row, capture_safe=False)
+        return IdlePlan(row)
     return DevicePlan(executor, row, Generation(request))
 
 

@@ -18,9 +18,10 @@ import numpy as np
 from cudabind.sys import cudnn
 from dispatch.core.axes import Axis, describable, merge
 from dispatch.core.host_plan import Results, exactly, largest, numpy_call, values
+from dispatch.core.request import IdlePlan
 from dispatch.core.request_function import request_function
 from dispatch.keys import F32, F64, member
-from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
+from dispatch.libraries.cudnn.calls import CallPlan, Operand, number
 from dispatch.libraries.cudnn.drawing import Described, Drawing
 from dispatch.libraries.cudnn.engines import Policy
 from dispatch.libraries.cudnn.handle import handle_of
@@ -215,7 +216,7 @@ def cudnn_reduce(request: ReduceRequest, executor: CudaExecutor, row: Row) -> Pl
     """The plan of a request; nothing is launched where there is no element."""
     out = request.layout_of("out")
     if out.size == 0:
-        return NoOpPlan(row)
+        return IdlePlan(row)
     axes = axes_of(request)
     x = tensor(request.x.dtype, [axis.extent for axis in axes], [axis.strides[0] for axis in axes])
     kept = [1 if axis.group else axis.extent for axis in axes]
@@ -245,7 +246,7 @@ def policy_of(request: ReduceRequest, row: Row) -> Policy:
 def cudnn_sums(request: ReduceRequest, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request that is a graph; Refused with cuDNN's words where no engine takes it."""
     if request.layout_of("out").size == 0:
-        return NoOpPlan(row)
+        return IdlePlan(row)
     graph, places = describe(request)
     made = bind(request, executor, row, graph, places, policy_of(request, row))
     return filled(executor, made, fills_of(graph, places))

@@ -17,10 +17,11 @@ from dispatch.checks import check_int
 from dispatch.core.axes import Axis, describable, gapless, merge, strides_apart
 from dispatch.core.host_plan import Results, exactly, numpy_call, values
 from dispatch.core.operands import OperandRequest, same_as_first
+from dispatch.core.request import IdlePlan
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
 from dispatch.keys import Choice
-from dispatch.libraries.cudnn.calls import CallPlan, NoOpPlan, Operand, number
+from dispatch.libraries.cudnn.calls import CallPlan, Operand, number
 from dispatch.libraries.cudnn.tensors import tensor
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def cudnn_softmax(request: AlongAxisRequest, executor: CudaExecutor, row: Row) -
     """The plan of either request; nothing is launched where there is no element."""
     layouts = [request.layout_of(name) for name in (*request.reads, *request.writes)]
     if layouts[0].size == 0:
-        return NoOpPlan(row)
+        return IdlePlan(row)
     mode, (*inputs, output) = _describe(layouts, request.axis)
     dtype = request.first.dtype
     given = [part for place, made in enumerate(inputs) for part in (made, Operand(place))]

@@ -13,8 +13,8 @@ import pytest
 
 import dispatch as dp
 from cudabind.sys import curand as library
+from dispatch.core.request import IdlePlan
 from dispatch.libraries.curand import generators
-from dispatch.libraries.nvrtc.kernel import IdlePlan
 from dispatch.ops.random import curand, draws, own
 
 spec = importlib.util.spec_from_file_location("random_on_cpu", Path(__file__).with_name("random_on_cpu.py"))
