@@ -47,6 +47,8 @@ DENSE_A  = (rules.aligned, rules.lines, rules.results)
 VECTOR   = (*ANY, rules.blocks, rules.vectors)
 MATRIX   = (*ANY, rules.blocks, rules.lines, rules.steady)
 STACKED  = (rules.aligned, batched_rules.in_csr, rules.index_pair, rules.stacked_lines)
+STACKED_CSC = (rules.aligned, batched_rules.in_csc, rules.index_pair, rules.stacked_lines)
+STACKED_BSR = (rules.aligned, batched_rules.in_bsr, rules.index_pair, rules.blocks, rules.stacked_lines)
 STACKED_COO = (rules.aligned, batched_rules.in_coo, rules.index_pair, rules.stacked_lines, batched_rules.of_batches)
 SAMPLED  = (*ANY, rules.only_csr, rules.lines)
 SOLVE    = (*ANY, rules.formats_of_solves, rules.vectors)
@@ -98,6 +100,13 @@ GTSV_Z   = ("cusparse", "cusparseZgtsv2", gtsv_plan, H100)
 COO2CSR  = ("cusparse", "cusparseXcoo2csr", compression_plan, H100)
 CSR2COO  = ("cusparse", "cusparseXcsr2coo", compression_plan, H100)
 
+STACKS = (
+    (STACKED, ("cusparse", "cusparseSpMM", batched_plan)),
+    (STACKED_CSC, ("cusparse", "cusparseSpMM", batched_plan, (), None, "CSC")),
+    (STACKED_COO, ("cusparse", "cusparseSpMM", batched_plan, (), None, "COO")),
+    (STACKED_BSR, ("cusparse", "cusparseSpMM", batched_plan, (), None, "BSR")),
+)
+
 GPU_ROWS = (
 #   op, (values, out), compute, rules, min_arch, max_arch, min_version, calls
     *(Row("sparse_mv",       (one, one), None, VECTOR,   SM75, None, V12_5_4, *SPMV) for one in ALL),
@@ -112,6 +121,12 @@ GPU_ROWS = (
     Row("spmm",              (BF16, F32), None, MATRIX,   SM80, None, V12, *SPMM),
     *(Row("spmm_batched",    (one, one), None, STACKED,  SM75, None, V12, *BATCHED) for one in ALL),
     *(Row("spmm_batched",    (one, one), None, STACKED_COO, SM75, None, V12, *BATCHED_COO) for one in ALL),
+    *(Row("spmm_batched",    (one, one), None, wanted, SM75, None, V12, *calls)
+      for wanted, calls in (STACKS[1], STACKS[3]) for one in ALL),
+    *(Row("spmm_batched",    (F16, one), None, wanted, SM75, None, V12, *calls)
+      for wanted, calls in STACKS for one in (F16, F32)),
+    *(Row("spmm_batched",    (BF16, one), None, wanted, SM80, None, V12, *calls)
+      for wanted, calls in STACKS for one in (BF16, F32)),
     *(Row("sddmm",           (one, one), None, SAMPLED,  SM75, None, V12, *SDDMM) for one in ALL),
     *(Row("spsv",            (one, one), None, SOLVE,    SM75, None, V12, *SPSV) for one in ALL),
     *(Row("spsm",            (one, one), None, SOLVES,   SM75, None, V12, *SPSM) for one in ALL),

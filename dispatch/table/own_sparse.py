@@ -13,6 +13,7 @@ from dispatch.ops.sparse import (
     own_bsr_plan,
     own_compiled_plan,
     own_compression_plan,
+    own_matrix_plan,
     own_product_plan,
     own_sampled_plan,
 )
@@ -22,7 +23,15 @@ from dispatch.ops.sparse.bsr_rules import dense_blocks, only_bsr
 from dispatch.ops.sparse.check import nvrtc_check
 from dispatch.ops.sparse.compiled_reference import numpy_compiled
 from dispatch.ops.sparse.reference import numpy_check, numpy_compressed, numpy_dense_count, scipy_sparse
-from dispatch.ops.sparse.rules import adjacent_rows, aligned, few_elements, formats_of_dense, open_algorithm, results
+from dispatch.ops.sparse.rules import (
+    adjacent_rows,
+    aligned,
+    few_elements,
+    formats_of_dense,
+    open_algorithm,
+    results,
+    wide_enough,
+)
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
@@ -34,6 +43,8 @@ SAMPLES = (aligned, dense_elements)
 BLOCKED = (aligned, results, dense_blocks)
 OF_BSR  = (aligned, only_bsr)
 ADJACENT = (aligned, adjacent_rows, open_algorithm, few_elements)
+MATRIX = (aligned, adjacent_rows, open_algorithm, wide_enough)
+STACKED = (aligned, adjacent_rows, open_algorithm)
 DTYPES = (F32, F64, C64, C128, F16, BF16)
 
 H100 = ("H100",)
@@ -47,6 +58,7 @@ MAKE_BLOCKS = ("own", "fill_blocks", own_bsr_plan, ("H200",))
 SPREAD   = ("own", "spread_blocks", own_bsr_plan, ("H200",))
 UNPACK   = ("own", "unpack_blocks", own_bsr_plan, ("H200",), None, "blocks")
 MULTIPLY = ("own", "multiply_rows", own_product_plan, ("H200",), None, "adjacent rows")
+MULTIPLY_MATRIX = ("own", "multiply_over", own_matrix_plan, (), None, "adjacent rows")
 OVER = ("own", "multiply_over", own_compiled_plan, ("H200",), None, "one launch")
 WITH_EPILOGUE = ("own", "multiply_rows", own_compiled_plan, ("H200",), None, "one launch")
 INVERT = ("own", "invert_blocks", block_jacobi_plan, ("H200",))
@@ -76,6 +88,12 @@ PRODUCTS = (
     *(Row("sparse_mv",       (one, one), None, ADJACENT, SM75, None, (), *MULTIPLY) for one in (F32, F64, C64, C128)),
     *(Row("sparse_mv",       (F16, one), None, ADJACENT, SM75, None, (), *MULTIPLY) for one in (F16, F32)),
     *(Row("sparse_mv",       (BF16, one), None, ADJACENT, SM80, None, (), *MULTIPLY) for one in (BF16, F32)),
+    *(Row(op,                (one, one), None, rules, SM75, None, (), *MULTIPLY_MATRIX)
+      for op, rules in (("spmm", MATRIX), ("spmm_batched", STACKED)) for one in (F32, F64, C64, C128)),
+    *(Row(op,                (F16, one), None, rules, SM75, None, (), *MULTIPLY_MATRIX)
+      for op, rules in (("spmm", MATRIX), ("spmm_batched", STACKED)) for one in (F16, F32)),
+    *(Row(op,                (BF16, one), None, rules, SM80, None, (), *MULTIPLY_MATRIX)
+      for op, rules in (("spmm", MATRIX), ("spmm_batched", STACKED)) for one in (BF16, F32)),
 )
 # Results of 16 bits may be f32.
 OPERATED = tuple(

@@ -2,7 +2,10 @@
 
 Tables, by `--only`: `spmv`, `spmm`, `sddmm`, `spgemm` and `spsv`, us for one call over matrices of 10^5 to 10^7
 elements: Poisson's equation on a cube, ten random elements in each row, and columns by a power law; `cg`, us for one
-iteration of conjugate gradients at about 100,000 unknowns; and `host`, us of the host for one repeated small product.
+iteration of conjugate gradients at about 100,000 unknowns; `widths`, products with few columns of B and with many;
+`batches`, 64 products at once, by one call, by a loop and as one block diagonal matrix; `bsr`, products of blocks;
+`block_jacobi`, conjugate gradients with inverses of blocks; and `host`, us of the host for one repeated small product.
+In `spmm` cuSPARSE's product is beside the one that is chosen.
 
 Of products the GPU's time is taken in a recorded graph; of `spgemm`, `spsv` and `cg`, in which libraries wait, the time
 until all is done. In `spgemm` ours is of a fixed pattern, which is analysed once; its peers analyse in each call. Each
@@ -15,25 +18,27 @@ sizes are tiny, the peer is SciPy, and it shows whether it runs.
 from __future__ import annotations
 
 import inspect
-import time
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from command import command
 from report import Report, Target, judge, say
-from timing import attempt, geometric_mean, gpu_race, host_race, in_turns, statement, summary
+from sparse_matrices import PATTERNS, in_dtype, pattern_of, poisson
+from sparse_races import TABLES as FURTHER
+from sparse_races import on_no_gpu as further_on_no_gpu
+from sparse_races import race, wall_race
+from timing import attempt, geometric_mean, gpu_race, host_race, statement, summary
 
 import dispatch as dp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-TABLES = ("spmv", "spmm", "sddmm", "spgemm", "spsv", "cg", "host")
+ONE_CALL = ("spmv", "spmm", "sddmm", "spgemm", "spsv", "cg")
+TABLES = (*ONE_CALL, *FURTHER, "host")
 SIZES = {"spgemm": (10**5, 10**6), "spsv": (10**5, 10**6)}  # elements; of all others to 10^7
 DTYPES = {"spmv": "f8", "spmm": "f4", "sddmm": "f4", "spgemm": "f4", "spsv": "f8", "cg": "f8"}
-PATTERNS = ("poisson", "random", "power law")
 WIDE = 64  # columns of dense matrices
 LOOKED_AT = 4  # of these, in a check
 ITERATIONS = 200
@@ -72,46 +77,12 @@ def cases(table: str, *, tiny: bool) -> Iterator[Case]:
                 yield Case(table, pattern, nnz)
 
 
-def poisson(n: int) -> Any:
-    """Poisson's equation on a cube of n points a side."""
-    import scipy.sparse as sp
-
-    line = sp.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(n, n))
-    one = sp.eye_array(n)
-    plane = sp.kron(line, one) + sp.kron(one, line)
-    return (sp.kron(plane, one) + sp.kron(sp.eye_array(n * n), line)).tocsr()
-
-
-@cache
-def pattern_of(pattern: str, nnz: int) -> Any:
-    """The matrix of a pattern in SciPy's CSR, with sorted i32 indices; one for all tables."""
-    import scipy.sparse as sp
-
-    rng = np.random.default_rng(7)
-    if pattern == "poisson":
-        found = poisson(round((nnz / 7) ** (1 / 3)))
-    else:
-        n = nnz // 10
-        if pattern == "random":
-            columns = rng.integers(0, n, (n, 10))
-        else:
-            columns = np.minimum((n * rng.power(0.4, (n, 10))).astype(np.int64), n - 1)
-        columns.sort(axis=1)
-        rows = np.arange(0, 10 * n + 1, 10)
-        found = sp.csr_array((rng.standard_normal(10 * n), columns.ravel(), rows), shape=(n, n))
-        found.sum_duplicates()
-    found.sort_indices()
-    return found
-
-
 def matrix_of(case: Case) -> Any:
     """The matrix of a case in its dtype; of `spsv` the lower triangle."""
     import scipy.sparse as sp
 
     found = pattern_of(case.pattern, case.nnz)
-    found = sp.tril(found).tocsr() if case.op == "spsv" else found
-    parts = (found.data.astype(DTYPES[case.op]), found.indices.astype("i4"), found.indptr.astype("i4"))
-    return sp.csr_array(parts, found.shape)
+    return in_dtype(sp.tril(found).tocsr() if case.op == "spsv" else found, DTYPES[case.op])
 
 
 def operands(case: Case, a: Any, rng: np.random.Generator) -> list[np.ndarray]:
@@ -244,21 +215,6 @@ def is_right(case: Case, name: str, call: Callable[[int], Any], a: Any, expected
     return attempt(f"{case}: {name}", work, missing) is not None
 
 
-def wall_race(
-    runs: dict[str, Callable[[int], Any]], synchronize: Callable[[], None], *, rounds: int
-) -> dict[str, list[float]]:
-    """Seconds until a call is done, by turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for number, name in in_turns(list(runs), rounds + 1):
-        synchronize()
-        began = time.perf_counter()
-        runs[name](0)
-        synchronize()
-        if number:
-            seconds[name].append(time.perf_counter() - began)
-    return seconds
-
-
 def on_the_gpu(table: str, report: Report, missing: dict[str, str], *, quick: bool) -> list[tuple[float, float]]:
     """Race the cases of a table; prints a line for each, and gives the ratios of the best peer and of CuPy to ours."""
     import torch
@@ -277,6 +233,8 @@ def on_the_gpu(table: str, report: Report, missing: dict[str, str], *, quick: bo
             parts = [torch.from_numpy(part).cuda() for part in (a.data, a.indptr, a.indices)]
             matrix = dp.sparse.csr(*parts, a.shape).fixed()
             runs: dict[str, Callable[[int], Any]] = {"dispatch": ours(case, matrix, dense)}
+            if table == "spmm":
+                runs["cusparse"] = lambda _: dp.spmm(*matrix.parts, dense[0], library="cusparse")
             for name, side in (("torch", by_torch), ("cupy", by_cupy)):
                 call = attempt(f"{case}: {name}", lambda side=side: side(case, a, dense), missing)
                 if call is not None:
@@ -344,7 +302,9 @@ def on_the_host(device: dp.Device, report: Report, missing: dict[str, str], *, q
 def on_no_gpu(device: dp.Device, missing: dict[str, str]) -> None:
     """Each operation once over a tiny matrix, held against SciPy."""
     rng = np.random.default_rng(7)
-    for table in TABLES[:-1]:
+    for table in FURTHER:
+        further_on_no_gpu(table, device, missing)
+    for table in ONE_CALL:
         for case in cases(table, tiny=True):
             a = matrix_of(case)
             dense = operands(case, a, rng)
@@ -364,9 +324,12 @@ def measure(device: dp.Device, quick: bool, report: Report, wanted: list[str]) -
 
     found: dict[str, list[tuple[float, float]]] = {}
     with torch.cuda.stream(torch.cuda.Stream()):  # the default one takes no recording
-        for table in TABLES[:-1]:
+        for table in ONE_CALL:
             if table in wanted:
                 found[table] = on_the_gpu(table, report, missing, quick=quick)
+        for table in FURTHER:
+            if table in wanted:
+                race(table, device, report, missing, quick=quick)
     best = [ratio for table, pairs in found.items() if table != "cg" for ratio, _ in pairs]
     if best:
         figures |= {"least": min(best), "mean": geometric_mean(best)}

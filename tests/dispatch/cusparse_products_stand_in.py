@@ -115,7 +115,9 @@ class Products(storage.Storage):
             _, lines, elements = (number * step for step in a.batch)
             one = {**vars(a), "rows": a.rows + lines * offset, "columns": a.columns + elements * index}
             matrices = [type(a)(**one | {"values": a.values + elements * item})]
-            matrices += [type(d)(**vars(d) | {"values": d.values + number * d.batch[1] * item}) for d in (b, c)]
+            for d in (b, c):  # C of 16 bits is added up in wider memory
+                step = d.batch[1] * DTYPES[d.value_type].itemsize
+                matrices.append(type(d)(**vars(d) | {"values": d.values + number * step}))
             handles = []
             for matrix in matrices:
                 del matrix.batch

@@ -7,11 +7,12 @@ tridiagonal, conversions, bsr_conversions, compression (what may be asked), algo
 before their own (the plans), tune; reference (what is right), check and compression_kernels (kernels that look at
 indices, or make them), bsr_kernels and own_bsr (blocks made, and spread out), sampled_kernels and own_sampled (SDDMM by
 a kernel, and its plan), product_kernels and own_product (a product with a vector by one), semiring_kernels,
-semiring_tiles and own_compiled (products with operators of the caller's, by kernels that these are in), rules,
-patterns, cases. Of iterations: krylov, krylov_kernels and the methods beside it, own_krylov (the plan),
-krylov_reference, block_jacobi and own_block_jacobi (inverses of blocks, and their plan); of direct solves: direct and
-direct_lists, list_rules, cudss and those with its name before their own, cusolver and cusolver_refactor (the plans),
-refinement_kernels, direct_reference. And doors, which users know as `dispatch.sparse`.
+semiring_tiles and own_compiled (products with operators of the caller's, by kernels that these are in), plain_operators
+and own_matrix (products with a dense matrix, and batches, by such a kernel), rules, patterns, cases. Of iterations:
+krylov, krylov_kernels and the methods beside it, own_krylov (the plan), krylov_reference, block_jacobi and
+own_block_jacobi (inverses of blocks, and their plan); of direct solves: direct and direct_lists, list_rules, cudss and
+those with its name before their own, cusolver and cusolver_refactor (the plans), refinement_kernels, direct_reference.
+And doors, which users know as `dispatch.sparse`.
 """
 
 from __future__ import annotations
@@ -110,6 +111,9 @@ own_compiled_plan = plan_call(
 )
 own_compression_plan = plan_call(
     "own_compression_plan", "dispatch.ops.sparse.own_compression", "A plan that makes a dense matrix sparse."
+)
+own_matrix_plan = plan_call(
+    "own_matrix_plan", "dispatch.ops.sparse.own_matrix", "A plan of a matrix times a dense one by one kernel."
 )
 own_product_plan = plan_call(
     "own_product_plan", "dispatch.ops.sparse.own_product", "A plan of a matrix times a vector by one kernel."

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dispatch.core.operands import Output, dense
 from dispatch.errors import BadRequest
+from dispatch.ops.sparse.batched_rules import axes_of
 from dispatch.ops.sparse.form import SparseFormat, check_form, check_parts, shape_of
 from dispatch.ops.sparse.products import SddmmRequest, SpmmRequest, check_algorithm
 
@@ -25,7 +26,7 @@ BATCH = 3  # axes
 PARTS = ("values", "rows", "columns")
 
 
-def check_stacks(request: Any, formats: Sequence[SparseFormat], hint: str) -> None:
+def check_stacks(request: Any, formats: Sequence[SparseFormat], hint: str = "") -> None:
     """Set a request's form; BadRequest for one of another format, and for parts that are no batch, nor for all."""
     form = check_form("form", request.form)
     object.__setattr__(request, "form", form)
@@ -39,9 +40,10 @@ def check_stacks(request: Any, formats: Sequence[SparseFormat], hint: str) -> No
 def first_of(request: Any, name: str) -> Tensor:
     """The first of a batch of parts, or the one for all."""
     part: Tensor = getattr(request, name)
-    if part.ndim == len(("nnz",)):
+    axes = axes_of(request, name)
+    if part.ndim == axes:
         return part
-    if part.ndim != len(("batch", "nnz")) or part.shape[0] != request.batch:
+    if part.ndim != axes + 1 or part.shape[0] != request.batch:
         expected = f"a batch of {request.batch}, as {request.counted} is, or one for all"
         raise BadRequest(name, str(part.layout), expected)
     return part[0]
@@ -49,25 +51,27 @@ def first_of(request: Any, name: str) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class BatchedSpmmRequest(SpmmRequest):
-    """C[i] = alpha · op(A[i]) · B[i] + beta · C[i]: cuSPARSE's SpMM over a strided batch.
+    """C[i] = alpha · op(A[i]) · B[i] + beta · C[i]: a batch of SpMM.
 
     Follows https://docs.nvidia.com/cuda/cusparse/#cusparsespmm. Indices beyond a matrix are read beyond other operands.
 
     Attributes:
-        values: (batch, nnz), or (nnz,) where one A is for all, of f32 f64 c64 c128; the A of a batch have as many
-            elements.
-        rows: (batch, m + 1), or (m + 1,) where all A have their rows begin at the same places; of COO (batch, nnz), or
-            (nnz,) where all A have elements in the same rows.
-        columns: (batch, nnz), or (nnz,) where all A have elements in the same columns.
-        form: that of each A, which is in CSR or COO.
-        b: (batch, n, k), or (batch, m, k) for a `trans` other than "n"; each matrix row-major or column-major.
+        values: (batch, nnz), or (nnz,) where one A is for all; of BSR (batch, blocks, block rows, block columns), or
+            one of these. The A of a batch have as many elements. Of f16 and bf16 sums are f32, and so may results be.
+        rows: of CSR (batch, m + 1), or (m + 1,) where all A have their rows begin at the same places; of CSC and COO
+            (batch, nnz), or (nnz,) where all A have elements in the same rows; of BSR as of CSR, by rows of blocks.
+        columns: of CSC (batch, n + 1), or (n + 1,) for all; of the others (batch, nnz), or (nnz,) for all.
+        form: that of each A.
+        b: (batch, n, k), or (batch, m, k) for a `trans` other than "n".
         c: added as beta · c, of out's shape; it may be `out` itself, and is not read where beta is 0.
         out: (batch, m, k), or (batch, n, k).
         algorithm: a `SpmmAlgorithm`, for the format of A; of COO not COO_ALG3, which takes no batch. Left open it is
             COO_ALG4 there.
 
-    Where the library takes no such batch, a plan calls it for each matrix: of A that are transposed, in CSR of offsets
-    for each, and of a pattern for all with elements for each.
+    Of CSR with `trans` "n", and of CSC with another, where `algorithm` is left open, it is one launch of the kernel of
+    `spmm`, over B and C of any strides, with the same bits in each run. The rest is cuSPARSE's, of matrices of B and C
+    that are row-major or column-major: one call where it takes such a batch, which it does of CSR with an algorithm
+    and of COO with one A for all, and else a call for each matrix.
     """
 
     op: ClassVar[str] = "spmm_batched"
@@ -80,17 +84,18 @@ class BatchedSpmmRequest(SpmmRequest):
 
     @property
     def same_bits(self) -> bool:
-        """Not promised."""
-        return False
+        """Whether they are promised: not where the product may be cuSPARSE's."""
+        return self.library == "own"
 
     def check_fields(self) -> None:
         if self.b.ndim != BATCH or not self.b.shape[0]:
             hint = "spmm takes one matrix" if self.b.ndim == len(("n", "k")) else ""
             raise BadRequest("b", str(self.b.layout), "(batch, n, k) of at least one matrix", hint)
-        check_stacks(self, (SparseFormat.CSR, SparseFormat.COO), "dispatch.sparse.tocsr makes one of CSC or BSR")
+        check_stacks(self, tuple(SparseFormat))
+        is_one = self.values.ndim == axes_of(self, "values")
         for name in ("rows", "columns"):
             part: Tensor = getattr(self, name)
-            if part.ndim > self.values.ndim:
+            if is_one and part.ndim > 1:
                 wanted = "one for all, as values are, or values (batch, nnz)"
                 raise BadRequest(name, str(part.layout), wanted)
         self.check_operands()

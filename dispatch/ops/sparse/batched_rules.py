@@ -7,19 +7,46 @@ from typing import Any
 from dispatch.ops.sparse.algorithms import SpmmAlgorithm
 from dispatch.ops.sparse.form import SparseFormat
 
-__all__ = ["dense_elements", "in_coo", "in_csr", "of_batches"]
+__all__ = ["axes_of", "count_of", "dense_elements", "in_bsr", "in_coo", "in_csc", "in_csr", "of_batches"]
+
+BLOCK_AXES = 3  # of the elements of a matrix in BSR: blocks, and their rows and columns
+
+
+def axes_of(request: Any, name: str) -> int:
+    """How many axes one of the three parts of a matrix has, without that of a batch."""
+    return BLOCK_AXES if name == "values" and request.form.format == SparseFormat.BSR else 1
+
+
+def count_of(request: Any) -> int:
+    """How many elements, or blocks, a matrix has, or each of a batch."""
+    count: int = request.values.shape[-axes_of(request, "values")]
+    return count
 
 
 def in_csr(request: Any) -> str:
     """Matrices in CSR."""
-    kind = SparseFormat(request.form.format)
-    return "" if kind is SparseFormat.CSR else f"needs CSR, has {kind.name}"
+    return of_format(request, SparseFormat.CSR)
+
+
+def in_csc(request: Any) -> str:
+    """Matrices in CSC."""
+    return of_format(request, SparseFormat.CSC)
+
+
+def in_bsr(request: Any) -> str:
+    """Matrices in BSR."""
+    return of_format(request, SparseFormat.BSR)
 
 
 def in_coo(request: Any) -> str:
     """Matrices in COO."""
+    return of_format(request, SparseFormat.COO)
+
+
+def of_format(request: Any, wanted: SparseFormat) -> str:
+    """Matrices in a format."""
     kind = SparseFormat(request.form.format)
-    return "" if kind is SparseFormat.COO else f"needs COO, has {kind.name}"
+    return "" if kind is wanted else f"needs {wanted.name}, has {kind.name}"
 
 
 def of_batches(request: Any) -> str:

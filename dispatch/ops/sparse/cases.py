@@ -83,6 +83,7 @@ class Form(NamedTuple):
     uplo: FillMode = FillMode.LOWER
     diag: DiagType = DiagType.NON_UNIT
     fixed: bool = False
+    library: str | None = None
 
 
 def forms(op: str, dtype: Dtype) -> list[Form]:
@@ -198,7 +199,7 @@ class Draw:
         form = self.form
         shape = self.sparse(form.shape)
         long, short = shape_of(self.fields["form"], form.trans)
-        self.fields |= {"alpha": form.alpha, "trans": form.trans}
+        self.fields |= {"alpha": form.alpha, "trans": form.trans, "library": form.library}
         vector = self.op == "sparse_mv"
         self.lay("x" if vector else "b", self.normal(*((short,) if vector else (short, WIDE))), by_rows=form.by_rows[0])
         result = (long,) if vector else (long, WIDE)
@@ -387,7 +388,10 @@ def cases(row: Row) -> list[MadeCase]:
     if op in VECTORS:
         return vector_cases(row)
     wide = row.dtypes[1] is F32 and dtype in HALF
+    # What this library's kernels take, too, is cuSPARSE's where that is asked.
+    asked = "cusparse" if op in ("sparse_mv", "spmm") and "cusparse" in (row.library, row.stands_for) else None
     made = [
         form for form in forms(op, dtype) if dtype not in HALF or op not in ("sparse_mv", "spmm") or form.base == wide
     ]
+    made = [form._replace(library=asked if number // 4 % 3 else None) for number, form in enumerate(made)]
     return [MadeCase(f"{dtype}-{number}", partial(check, op, dtype, form)) for number, form in enumerate(made)]

@@ -10,6 +10,7 @@ import numpy as np
 
 from dispatch.core.host_plan import EXACT
 from dispatch.core.matrix_choices import Operation
+from dispatch.keys import F32, HALF
 from dispatch.ops.sparse.batched import BatchedSpmmRequest
 from dispatch.ops.sparse.form import SparseForm, SparseFormat, shape_of
 from dispatch.ops.sparse.reference import evaluate
@@ -43,17 +44,35 @@ class Stack(NamedTuple):
     shape: tuple[int, ...]
 
 
+class Form(NamedTuple):
+    """A case: how the matrices are stored and what of them is for all, what is done to them, and the library asked."""
+
+    format: SparseFormat
+    kind: str
+    trans: Operation
+    base: int
+    turn: int
+    library: str | None
+
+
 def batched_cases(row: Row) -> list[MadeCase]:
     """Each kind of batch in each op."""
-    dtype, of = row.dtypes[0], SparseFormat.COO if row.variant == "COO" else SparseFormat.CSR
-    turns = enumerate(product(KINDS, tuple(Operation), (0, 1)))
-    made = [MadeCase(f"{dtype}-{turn}", partial(check, dtype, of, *one, turn)) for turn, one in turns]
-    return [*made, MadeCase(f"{dtype}-nothing", partial(check, dtype, of, NOTHING, Operation.N, 0, 0))]
+    dtypes, library = row.dtypes, row.stands_for or row.library
+    is_own, made = library == "own", []
+    named = SparseFormat.named(row.variant) or SparseFormat.CSR
+    for turn, (kind, trans, base) in enumerate(product(KINDS, tuple(Operation), (0, 1))):
+        of = (SparseFormat.CSR if trans is Operation.N else SparseFormat.CSC) if is_own else named
+        # What this library's kernel takes, too, is cuSPARSE's where that is asked.
+        asked = library if not is_own and turn % 4 != 1 else None
+        one = Form(of, kind, Operation.N if of is SparseFormat.BSR else trans, base, turn, asked)
+        made.append(MadeCase(f"{dtypes[0]}-{turn}", partial(check, dtypes, one)))
+    nothing = Form(SparseFormat.CSR if is_own else named, NOTHING, Operation.N, 0, 0, None if is_own else library)
+    return [*made, MadeCase(f"{dtypes[0]}-nothing", partial(check, dtypes, nothing))]
 
 
 def stack_of(form: SparseForm, kind: str, batch: int, index: Any, rng: np.random.Generator) -> Stack:
     """Draw a batch of matrices of a form."""
-    m, n = form.shape
+    m, n = (extent // step for extent, step in zip(form.shape, form.block, strict=True))
     lines, across = (n, m) if form.format is SparseFormat.CSC else (m, n)
     counts = lengths(kind, batch, lines, across, rng)
     ends = np.concatenate([np.zeros((batch, 1), np.int64), np.cumsum(counts, axis=1)], axis=1)
@@ -62,7 +81,7 @@ def stack_of(form: SparseForm, kind: str, batch: int, index: Any, rng: np.random
     major = ends
     if form.format is SparseFormat.COO:
         major = np.array([np.repeat(np.arange(lines), own) for own in counts]).reshape(batch, -1)
-    shape: tuple[int, ...] = minor.shape
+    shape: tuple[int, ...] = (*minor.shape, *(form.block if form.format is SparseFormat.BSR else ()))
     if kind in (ONE, PATTERN, NOTHING):
         minor = minor[0]
     if kind != EACH:
@@ -85,26 +104,20 @@ def lengths(kind: str, batch: int, m: int, n: int, rng: np.random.Generator) -> 
     return np.tile(one, (batch, 1))
 
 
-def check(
-    dtype: Dtype,
-    of: SparseFormat,
-    kind: str,
-    trans: Operation,
-    base: int,
-    turn: int,
-    name: str,
-    device: Device,
-    rng: np.random.Generator,
-) -> Check:
+def check(dtypes: tuple[Dtype, ...], one: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
     """A request with fresh operands, amid others."""
+    (dtype, result), (of, kind, trans, base, turn, library) = dtypes, one
     (m, n), (alpha, beta) = SHAPES[turn % 4], FACTORS[(turn + turn // 4) % 4]
-    batch = (2, 3, 1)[turn % 3]
-    form = SparseForm(of, (m, n), base)
+    batch, block = (2, 3, 1)[turn % 3], (1, 1)
+    if of is SparseFormat.BSR:
+        block = (2, 2) if turn % 2 else (4, 4)
+        m, n = (-(-extent // step) * step for extent, step in zip((m, n), block, strict=True))
+    form = SparseForm(of, (m, n), base, block)
     stack = stack_of(form, kind, batch, np.int64 if turn % 5 == 2 else np.int32, rng)
 
-    def normal(*shape: int) -> Array:
+    def normal(*shape: int, of: Dtype = dtype) -> Array:
         found = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype.is_complex else 0)
-        return np.asarray(found.astype(dtype.numpy))
+        return np.asarray(found.astype(of.numpy))
 
     long, short = shape_of(form, trans)
 
@@ -112,18 +125,22 @@ def check(
         return place(device, array, None if by_rows else (0, 2, 1), 2)
 
     parts = {"values": normal(*stack.shape), "rows": stack.rows, "columns": stack.columns}
-    fields: dict[str, Any] = {each: lay(part).view for each, part in parts.items()}
+    is_blocks = of is SparseFormat.BSR  # whose elements are dense
+    fields: dict[str, Any] = {
+        each: device.array(part) if is_blocks and each == "values" else lay(part).view for each, part in parts.items()
+    }
     fields |= {"b": lay(normal(batch, short, WIDE), by_rows=turn % 2 == 0).view, "alpha": alpha, "trans": trans}
+    fields |= {"library": library}
     shape, by_rows = (batch, long, WIDE), turn // 2 % 2 == 0
     written: tuple[GuardedBuffer, ...] = ()
     adds = turn % 3 != 0 and kind != NOTHING
     if adds:
-        memory = lay(normal(*shape) if beta else poison(dtype, shape), by_rows=by_rows)
+        memory = lay(normal(*shape, of=result) if beta else poison(result, shape), by_rows=by_rows)
         fields |= {"c": memory.view, "beta": beta}
         if turn % 3 == 1:
             fields["out"], written = memory.view, (memory,)
-    if "out" not in fields and turn % 4 != 3:
-        memory = lay(poison(dtype, shape), by_rows=by_rows)
+    if "out" not in fields and (turn % 4 != 3 or (result is not dtype and not adds)):
+        memory = lay(poison(result, shape), by_rows=by_rows)
         fields["out"], written = memory.view, (memory,)
     request = BatchedSpmmRequest(**fields, form=form)
     expected = evaluate(request, EXACT)
@@ -133,6 +150,6 @@ def check(
     factors = {each: abs(request.factor(each)) for each in ("alpha", "beta")}
     with np.errstate(all="ignore"):
         size = np.abs(altered(evaluate, request, **sizes, **factors)["out"])
-    unit = ROUNDOFF[dtype][0] * (4 if dtype.is_complex else 1)
-    bound = rounded((max(m, n) + 4) * unit * size, expected["out"], dtype)
+    unit = ROUNDOFF[F32 if dtype in HALF else dtype][0] * (4 if dtype.is_complex else 1)
+    bound = rounded((max(m, n) + 4) * unit * size, expected["out"], result)
     return Check(name, request, expected, {"out": np.asarray(bound)}, written)

@@ -3,7 +3,8 @@
 Where each A in CSR has row offsets of its own, or is transposed, it is a call for each: of such a batch cuSPARSE 12.6
 takes the first one's offsets for all, with every algorithm (seen on an H100 and an H200). So it is where the library
 has no words for how far the parts are apart: of a pattern for all with elements for each, for columns and values have
-one distance in CSR (cusparseCsrSetStridedBatch), and the three parts have in COO (cusparseCooSetStridedBatch).
+one distance in CSR (cusparseCsrSetStridedBatch), and the three parts have in COO (cusparseCooSetStridedBatch); of CSC
+and BSR it has none at all. Sums of 16 bits, which algorithms round at each addition, are f32 until all are there.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 from cudabind.sys import cusparse
 from dispatch.core.matrix_choices import Operation
 from dispatch.errors import WorkerFailed
+from dispatch.keys import F32, HALF
 from dispatch.libraries.cusolver.matrix import Matrix, Place
 from dispatch.libraries.cusparse.calls import Call, RepeatedCall
 from dispatch.libraries.cusparse.descriptors import DenseMatrix, Sparse, SparseMatrix
 from dispatch.ops.sparse.algorithms import SpmmAlgorithm
+from dispatch.ops.sparse.batched_rules import axes_of, count_of
 from dispatch.ops.sparse.cusparse import PARTS, Making
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.rules import leading, matrix_of
@@ -27,11 +30,13 @@ if TYPE_CHECKING:
 
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
+    from dispatch.device.layout import Layout
     from dispatch.execute.cuda_executor import CudaExecutor
 
 __all__ = ["plan"]
 
 MOST_BATCHES = 65_535  # of a call of cusparseSpMM, as its documentation says
+VECTOR = 16  # bytes that sums begin at a multiple of
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
@@ -52,26 +57,52 @@ class MakingBatch(Making):
         out = request.layout_of("out")
         if not out.size:
             return self.steps.idle()
-        if not request.values.shape[-1]:
+        if not count_of(request):
             self.steps.zeros(self.stack("out"), request.batch)
             return self.steps.plan(capture_safe=True)
-        if request.reads_added:
-            self.steps.copy(self.stack("c"), self.stack("out"), request.batch)
         by_rows = leading(matrix_of(request, out), by_rows=True) is not None
-        c, _ = self.dense_stack("out", by_rows=by_rows)
-        b, turn = self.dense_stack("b", by_rows=by_rows)
+        if out.dtype in HALF:
+            sums, place = self.sums_of_all(by_rows=by_rows), self.steps.room(out.size * F32.itemsize)
+        else:
+            sums, place = out, request.place_of("out")
+        if request.reads_added:
+            self.moved(request.layout_of("c"), request.place_of("c"), sums, place)
+        c, _ = self.dense_stack(sums, place, by_rows=by_rows)
+        b, turn = self.dense_stack(request.layout_of("b"), request.place_of("b"), by_rows=by_rows)
         kind: Callable[..., Call] = Call
         if self.is_one_by_one:
-            names = (*PARTS, "b", "out")
+            names = (*PARTS, "b")
             apart = {
                 request.place_of(name): self.apart(name) * request.layout_of(name).dtype.itemsize for name in names
             }
+            apart[place] = (sums.strides[0] if request.batch > 1 else 0) * sums.dtype.itemsize
             kind = partial(RepeatedCall, count=request.batch, apart=apart)
         given = (self.number("alpha"), self.sparse_stack(), b, self.number("beta"), c, self.kind)
         operations = self.operation(request.trans), cusparse.cusparseOperation_t(turn)
         algorithm = cusparse.cusparseSpMMAlg_t(int(self.algorithm))
         self.steps.call("cusparseSpMM", *operations, *given, algorithm, kind=kind)
+        if sums is not out:
+            self.moved(sums, place, out, request.place_of("out"))
         return self.steps.plan(capture_safe=True)
+
+    def sums_of_all(self, *, by_rows: bool) -> Layout:
+        """The layout of sums in f32 of the order of the results, matrix behind matrix."""
+        count, m, n = self.request.layout_of("out").shape
+        strides = (m * n, n, 1) if by_rows else (m * n, 1, m)
+        found: Layout = self.request.device.layout(F32, (count, m, n), strides, VECTOR)
+        return found
+
+    def moved(self, source: Layout, place: int, target: Layout, target_place: int) -> None:
+        """Copy a batch; in another dtype a matrix after another, or as one where each lies behind the last."""
+        one, other = stack_at(source, place), stack_at(target, target_place)
+        if source.dtype is target.dtype:
+            self.steps.copy(one, other, source.shape[0])
+        elif is_tall(source) and is_tall(target):
+            count = source.shape[0]
+            self.steps.rounded(one.lines(count * one.rows), other.lines(count * other.rows))
+        else:
+            for number in range(source.shape[0]):
+                self.steps.rounded(*(each._replace(place=nth_of(each.place, number)) for each in (one, other)))
 
     @property
     def algorithm(self) -> SpmmAlgorithm:
@@ -88,6 +119,8 @@ class MakingBatch(Making):
     def is_one_by_one(self) -> bool:
         """Whether there is a call for each matrix."""
         request = self.request
+        if request.form.format in (SparseFormat.CSC, SparseFormat.BSR):
+            return True
         values, rows, columns = map(self.apart, PARTS)
         # Of indices of their own in COO cuSPARSE 12.6 gave wrong sums on an H200.
         together = columns == values and rows == 0 and (values == 0 or request.form.format != SparseFormat.COO)
@@ -98,27 +131,22 @@ class MakingBatch(Making):
     def apart(self, name: str) -> int:
         """How many elements further the next matrix of an operand begins; 0 where one is for all."""
         layout = self.request.layout_of(name)
-        alone = 1 if name in PARTS else len(("rows", "columns"))  # axes of one matrix
+        alone = axes_of(self.request, name) if name in PARTS else len(("rows", "columns"))  # axes of one matrix
         return layout.strides[0] if len(layout.shape) > alone and layout.shape[0] > 1 else 0
 
     def stack(self, name: str) -> Matrix:
         """A batch of dense matrices, to be copied."""
-        layout = self.request.layout_of(name)
-        step, *strides = layout.strides
-        place = Place(self.request.place_of(name), step=step * layout.dtype.itemsize)
-        return Matrix(place, layout.dtype, *layout.shape[1:], *strides)
+        return stack_at(self.request.layout_of(name), self.request.place_of(name))
 
-    def dense_stack(self, name: str, *, by_rows: bool) -> tuple[DenseMatrix, int]:
+    def dense_stack(self, layout: Layout, place: int, *, by_rows: bool) -> tuple[DenseMatrix, int]:
         """The descriptor of a batch in one order, and what is done to each matrix then."""
-        layout = self.request.layout_of(name)
         one = matrix_of(self.request, layout)
         shape, turn, ld = one.shape, 0, leading(one, by_rows=by_rows)
         if ld is None:  # it is the transpose of one of the wanted order
             shape, turn, ld = shape[::-1], 1, leading(one, by_rows=not by_rows)
         if ld is None:
-            raise WorkerFailed(f"{name} is neither row-major nor column-major: {layout}")
-        at = self.request.place_of(name), self.steps.placeholder
-        made = DenseMatrix((shape[0], shape[1]), ld, layout.dtype.cuda, *at, by_rows=by_rows)
+            raise WorkerFailed(f"an operand is neither row-major nor column-major: {layout}")
+        made = DenseMatrix((shape[0], shape[1]), ld, layout.dtype.cuda, place, self.steps.placeholder, by_rows=by_rows)
         if not self.is_one_by_one:
             made.stack(layout.shape[0], layout.strides[0])
         return made, turn
@@ -130,7 +158,7 @@ class MakingBatch(Making):
         said = Sparse(
             int(request.form.format),
             request.form.shape,
-            values.shape[-1],
+            count_of(request),
             request.form.base,
             request.form.block,
             values.dtype.cuda,
@@ -142,3 +170,20 @@ class MakingBatch(Making):
         if not self.is_one_by_one:
             made.stack(request.batch, self.apart("rows"), self.apart("values"))
         return made
+
+
+def stack_at(layout: Layout, operand: int) -> Matrix:
+    """A batch of dense matrices of a layout."""
+    step, *strides = layout.strides
+    return Matrix(Place(operand, step=step * layout.dtype.itemsize), layout.dtype, *layout.shape[1:], *strides)
+
+
+def nth_of(place: Place, number: int) -> Place:
+    """Where one of a batch is."""
+    return Place(place.operand, place.offset + number * place.step)
+
+
+def is_tall(layout: Layout) -> bool:
+    """Whether the rows of a batch follow each other as those of one matrix do."""
+    (count, rows, _), (step, line, _) = layout.shape, layout.strides
+    return count == 1 or step == rows * line

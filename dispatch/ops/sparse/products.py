@@ -110,7 +110,7 @@ class SparseMvRequest(ProductRequest):
 
 @dataclass(frozen=True, eq=False)
 class SpmmRequest(ProductRequest):
-    """C = alpha · op(A) · B + beta · C, where A is sparse: cuSPARSE's SpMM.
+    """C = alpha · op(A) · B + beta · C, where A is sparse: SpMM.
 
     Attributes:
         b: (n, k), or (m, k) for a `trans` other than "n"; row-major or column-major, and so may be `b.T`.
@@ -118,7 +118,10 @@ class SpmmRequest(ProductRequest):
         out: (m, k), or (n, k).
         algorithm: a `SpmmAlgorithm`, for the format of A.
 
-    cuSPARSE promises the same bits in each run, also of a graph, for CSR_ALG3 and COO_ALG2 with `trans` "n" alone.
+    A kernel of this library gives the same bits in each run, and takes B and C of any strides: of CSR with `trans` "n",
+    and of CSC with another, where `algorithm` is left open and B has four columns or more, or A few elements;
+    `library="own"` asks for it alone. Else, and without NVRTC, a product is cuSPARSE's, which promises the same bits,
+    also of a graph, for CSR_ALG3 and COO_ALG2 with `trans` "n" alone.
     """
 
     op: ClassVar[str] = "spmm"
@@ -144,6 +147,8 @@ class SpmmRequest(ProductRequest):
     @property
     def same_bits(self) -> bool:
         """Whether the library promises the same bits in each run."""
+        if self.library == "own":
+            return True
         steady = self.algorithm in (SpmmAlgorithm.CSR_ALG3, SpmmAlgorithm.COO_ALG2)
         return steady and self.trans is Operation.N and self.form.format != SparseFormat.CSC
 

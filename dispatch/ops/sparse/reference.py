@@ -9,6 +9,7 @@ import numpy as np
 from dispatch.core.host_plan import NumpyPlan, numpy_call, work_of
 from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.errors import BadRequest, Refused
+from dispatch.ops.sparse.batched_rules import axes_of
 from dispatch.ops.sparse.bsr_reference import BLOCKS
 from dispatch.ops.sparse.compiled_reference import COMPILED
 from dispatch.ops.sparse.ell_reference import ELL
@@ -64,8 +65,10 @@ def batch_of_products(request: Any, work: np.dtype[Any]) -> Results:
 
     parts = (numbers(request.values, work), *(np.asarray(part) for part in (request.rows, request.columns)))
     found = []
+    axes = [axes_of(request, name) for name in ("values", "rows", "columns")]
     for number, right in enumerate(numbers(request.b, work)):
-        own, rows, columns = (part if part.ndim == 1 else part[number] for part in parts)
+        pairs = zip(parts, axes, strict=True)
+        own, rows, columns = (part if part.ndim == alone else part[number] for part, alone in pairs)
         a = of_parts(sp, request.form, own, *coordinates(request.form, rows, columns))
         found.append(turned(a, request.trans).tocsr() @ right)
     out = scaled(request, "alpha", np.stack(found))

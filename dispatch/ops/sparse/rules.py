@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dispatch.core.matrix_choices import Operation
 from dispatch.keys import I32, I64
 from dispatch.ops.sparse.algorithms import SpmmAlgorithm
+from dispatch.ops.sparse.batched_rules import count_of
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.pairs import OF_REUSE
 
@@ -37,6 +38,7 @@ __all__ += [
     "steady",
     "three",
     "vectors",
+    "wide_enough",
     "with_blocks",
     "with_factors",
     "without_factors",
@@ -48,6 +50,7 @@ LEAST = 3  # unknowns of gtsv2
 # Of a product with a vector, up to which this library's kernel has won for every pattern. On an H200 it took 0.68 of
 # cuSPARSE's time at 10^5 elements in f64, at worst 0.87; at 10^6 0.97, at worst 1.2, and at 10^7 1.2 to 1.8.
 MOST_STEPS = 2**18
+LEAST_COLUMNS = 4  # of B, from which a product with a matrix is this library's kernel's, however large
 
 
 def aligned(request: Any) -> str:
@@ -135,6 +138,15 @@ def few_elements(request: Any) -> str:
     return f"needs at most {MOST_STEPS:,} rows and elements, or library own or autotune, has {steps:,}"
 
 
+def wide_enough(request: Any) -> str:
+    """A B of several columns, or few rows and elements; whoever asks for the library has any."""
+    out = request.layout_of("out")
+    steps, columns = out.shape[-2] + request.values.shape[0], out.shape[-1]
+    if columns >= LEAST_COLUMNS or steps <= MOST_STEPS or request.library == "own" or request.autotune:
+        return ""
+    return f"needs at least {LEAST_COLUMNS} columns of b, or library own or autotune, has {columns}"
+
+
 def vectors(request: Any) -> str:
     """Vectors whose elements are one behind another."""
     for name in ("x", request.added, "out"):
@@ -188,7 +200,7 @@ def stacked_lines(request: Any) -> str:
             return f"needs {wanted}, has {layout}: copy it"
         if layout.shape[0] > 1 and layout.strides[0] * layout.dtype.itemsize < one.high - one.low:
             return f"needs the matrices of {name} one behind another, has {layout}: copy it"
-    if request.values.shape[-1] or not request.reads_added:
+    if count_of(request) or not request.reads_added:
         return ""
     return "needs matrices with elements where something is added, has none"
 

@@ -1,5 +1,7 @@
 """The kernel of a product over a semiring in CUDA C++: CSR times a dense matrix, with a caller's operators in it.
 
+It is that of plain products, too (plain_operators.py): of the rows of CSR, or the columns of CSC, and of batches.
+
 Rows and elements are one path of rows + nnz steps, all elements of a row and then its end, and each block takes as many
 steps as any other, whatever the pattern: so power laws and one dense row are split as all else is. A block puts its
 elements into shared memory, once for all columns, and its teams take its rows, one after another. In a team lanes along
@@ -16,6 +18,7 @@ The order of a sum, in which nothing depends on addresses or on which thread com
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dispatch.keys import F32, HALF
@@ -24,6 +27,8 @@ from dispatch.libraries.nvrtc.number_types import NAMES, NUMBERS, WIDEST
 from dispatch.ops.sparse.product_kernels import BITS, INDICES, REAL
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dispatch.keys import Dtype
     from dispatch.ops.sparse.semiring_tiles import Shape, Tile
 
@@ -114,13 +119,14 @@ __device__ Int first_row(const Line* offsets, Int rows, Int base, Int step)
     return low;
 }
 
-// For each WIDE of `columns` columns there are `block_count` blocks. `arrived` counts those that have left a piece of a
-// long row, and is 0 before a launch and after it. Without `c` there is nothing beside the sums.
+// For each WIDE of `columns` columns, in each matrix of a batch, there are `block_count` blocks. `arrived` counts those
+// that have left a piece of a long row, and is 0 before a launch and after it. Without `c` there is nothing beside the
+// sums.
 extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) multiply_over(
     const Element* __restrict__ values, const Line* __restrict__ offsets, const Column* __restrict__ places,
-    const Element* __restrict__ b, const Result* c, Result* out, Int rows, Int count, Int base, Int columns,
+    const Element* __restrict__ b, const Result* c, Result* out, $FACTORS$Int rows, Int count, Int base, Int columns,
     Int b_row, Int b_column, Int c_row, Int c_column, Int out_row, Int out_column, int block_count, unsigned* arrived,
-    Sum* pieces)
+    Sum* pieces$APART$)
 {
     __shared__ Element value[ROOM];
     __shared__ Column place[ROOM];
@@ -133,7 +139,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) multiply_over(
     const int team = thread / TEAM;
     const unsigned mates = (ALL >> (32 - TEAM)) << (thread % 32 / TEAM * TEAM);
     const Int tile = blockIdx.x / (unsigned)block_count, block = blockIdx.x - tile * block_count, start = block * STEPS;
-    const Int column = (tile * COLUMN_LANES + lane) * VECTOR;
+    $OF_BATCH$
+    const Int column = (tile_of_columns * COLUMN_LANES + lane) * VECTOR;
     const bool is_there = column < columns;
 
     // The rows that begin in the block.
@@ -168,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) multiply_over(
     __syncthreads();
 
     // The sum of a lane's columns over elements begin, ..., end - 1 of the block; the first element lane has it.
-    const Element* const right = b + (is_there ? column * b_column : 0);
+    const Element* const b_columns = b + (is_there ? column * b_column : 0);
     const auto summed = [&](int begin, int end, Sum* sum) {
         bool is_begun = false;
         for (int at = begin + turn; at < end && is_there; at += AT_ONCE * ELEMENT_LANES) {
@@ -176,15 +183,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) multiply_over(
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i)
                 if (const int one = at + i * ELEMENT_LANES; one < end)
-                    others[i] = neighbours(right + place[one] * b_row);
+                    others[i] = neighbours(b_columns + place[one] * b_row);
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i)
                 if (const int one = at + i * ELEMENT_LANES; one < end) {
-                    const Sum left = number(value[one]);
+                    const Sum left = $LEFT$;
 #pragma unroll
                     for (int v = 0; v < VECTOR; ++v) {
-                        const Sum term = operators::user_multiply(left, number(others[i].at[v]));
-                        sum[v] = i || is_begun ? operators::user_add(sum[v], term) : term;
+                        const Sum right = number(others[i].at[v]);
+                        $TERM$
                     }
                 }
             is_begun = true;
@@ -211,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) multiply_over(
 #pragma unroll
         for (int v = 0; v < VECTOR; ++v) {
             const Sum found = is_any ? sum[v] : operators::identity();
-            made.at[v] = rounded(operators::finished(found, c ? number(given.at[v]) : Sum(Real(0))));
+            made.at[v] = rounded(operators::finished(found, c ? number(given.at[v]) : Sum(Real(0))$BESIDE$));
         }
         if ($OUT_WIDE$) *(Vector<Result>*)target = made;
         else for (int v = 0; v < VECTOR; ++v) target[v * out_column] = made.at[v];
@@ -308,6 +315,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) multiply_over(
 }
 """
 
+# A sum begins with its first term: there need be no identity of the caller's addition.
+TERM_OF_CALLERS = """const Sum term = operators::user_multiply(left, right);
+                        sum[v] = i || is_begun ? operators::user_add(sum[v], term) : term;"""
+OF_CALLERS = {"TERM": TERM_OF_CALLERS, "FACTORS": "", "BESIDE": ""}
+OF_ONE = {"APART": "", "OF_BATCH": "const Int tile_of_columns = tile;"}
+
 
 def source(
     operators: str,
@@ -316,6 +329,7 @@ def source(
     tile: Tile,
     shape: Shape,
     wide: tuple[bool, bool],
+    more: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """The program: the caller's operators, and behind them, so that they see nothing of it, the kernel.
 
@@ -326,6 +340,7 @@ def source(
         tile: how the steps are split.
         shape: how teams lie over columns.
         wide: whether C and the result have a lane's columns at once.
+        more: words in place of those of one product over a semiring.
     """
     stored, result = (REAL.get(dtype, dtype) for dtype in dtypes)
     compute = F32 if dtypes[0] in HALF else dtypes[0]
@@ -350,5 +365,9 @@ def source(
         "RUNS": RUNS,
         "AT_ONCE": AT_ONCE,
         "BLOCKS": BLOCKS if compute is F32 else BLOCKS_OF_WIDE,
+        "LEFT": "number(value[one])",
+        **OF_CALLERS,
+        **OF_ONE,
+        **more,
     }
     return operators + NUMBERS + filled(KERNEL, {name: str(word) for name, word in words.items()})

@@ -9,7 +9,7 @@ __all__ = ["Shape", "Tile", "shape_of", "tile_of"]
 LANES = 32  # of a warp
 # Work beyond which blocks are twice as large: with fewer they would not fill 132 multiprocessors several times.
 TILES = ((2**19, 256), (2**22, 512))
-MOST_STEPS = 1024
+LEAST_STEPS, MOST_STEPS = 256, 1024
 COLUMNS = 64  # of B, which are one unit of work
 
 
@@ -47,10 +47,12 @@ class Shape(NamedTuple):
         return self.vector * self.column_lanes
 
 
-def tile_of(rows: int, count: int, columns: int) -> Tile:
-    """The tile for a matrix with so many rows and elements, and so many columns of B."""
-    work = (rows + count) * max(1, columns // COLUMNS)
+def tile_of(rows: int, count: int, columns: int, batch: int = 1) -> Tile:
+    """The tile for a matrix with so many rows and elements, or as many of them, and so many columns of B."""
+    work = (rows + count) * max(1, columns // COLUMNS) * batch
     steps = next((steps for most, steps in TILES if work <= most), MOST_STEPS)
+    while batch > 1 and steps > LEAST_STEPS and steps >= 2 * (rows + count):  # a block has one matrix alone
+        steps //= 2
     lanes = 1
     while lanes * 2 * columns <= LANES and lanes * 4 * rows <= count:  # two elements for each lane, on average
         lanes *= 2

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
+from dispatch.libraries.cusparse import calls
 from dispatch.libraries.nvrtc import launching
-from dispatch.ops.sparse import own_compiled, semiring_kernels
+from dispatch.ops.sparse import own_matrix, semiring_kernels
+from dispatch.ops.sparse.plain_operators import Apart
 
-spec = importlib.util.spec_from_file_location("products_on_cpu", Path(__file__).with_name("products_on_cpu.py"))
-products_on_cpu = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(products_on_cpu)
+
+def loaded(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+products_on_cpu = loaded(Path(__file__).with_name("products_on_cpu.py"))
+stand_in = loaded(Path(__file__).parents[1] / "cusparse_stand_in.py")  # whose copies are NumPy's
 blocks_on_cpu = products_on_cpu.blocks_on_cpu
 
 # Warps and teams go their own ways here: each waits for its own threads alone, and all of a block for all.
@@ -80,6 +90,9 @@ PARAMETERS = (
     *("Result* out", "Int rows", "Int count", "Int base", "Int columns", "Int b_row", "Int b_column", "Int c_row"),
     *("Int c_column", "Int out_row", "Int out_column", "int count_of_blocks", "unsigned* arrived", "Sum* pieces"),
 )
+RESULT = PARAMETERS.index("Result* out") + 1  # parameters, behind which plain products have their factors
+FACTORS = ("Sum alpha", "Sum beta")
+OF_BATCH = ("int tiles", "operators::Apart apart")
 # In front of the other kernel, all of whose threads wait for all.
 BEFORE_PRODUCT = """
 #undef __device__
@@ -89,6 +102,21 @@ struct double2 { double x, y; };
 extern "C" double hypot(double, double); extern "C" float hypotf(float, float);
 static inline float hypot(float x, float y) { return hypotf(x, y); }
 """
+
+
+def parameters_of(source):
+    """Those that a kernel of `semiring_kernels` has, with factors and for a batch."""
+    has_factors, is_batch = (f"{name}," in source for name in (FACTORS[1], "int tiles"))
+    factors, behind = FACTORS if has_factors else (), OF_BATCH if is_batch else ()
+    return (*PARAMETERS[:RESULT], *factors, *PARAMETERS[RESULT:], *behind)
+
+
+def numbers_of(source):
+    """What it takes by value, by the names of the types."""
+    real = {"float": ctypes.c_float, "double": ctypes.c_double}[re.search(r"typedef (\w+) Real;", source)[1]]
+    pair = type("Sum", (ctypes.Structure,), {"_fields_": [("part", real * 2)]})
+    of_sums = pair if "struct alignas(2 * sizeof(Real)) Complex" in source else real
+    return {"Sum": of_sums, "Int": ctypes.c_int64, "int": ctypes.c_int, "operators::Apart": Apart}
 
 
 def executor_on(on_cpu, monkeypatch):
@@ -109,7 +137,7 @@ def executor_on(on_cpu, monkeypatch):
         assert extents[3:] == [1, 1, 0]
         assert target is made.target
         if name == semiring_kernels.NAME:
-            text, parameters, by_value = BEFORE + source, PARAMETERS, {"Int": ctypes.c_int64, "int": ctypes.c_int}
+            text, parameters, by_value = BEFORE + source, parameters_of(source), numbers_of(source)
         else:
             text, parameters = BEFORE_PRODUCT + products_on_cpu.BEFORE + source, products_on_cpu.PARAMETERS
             by_value = {"Sum": sum_of(source, options), "Int": ctypes.c_int64, "int": ctypes.c_int}
@@ -140,8 +168,11 @@ def executor_on(on_cpu, monkeypatch):
     )
     monkeypatch.setattr(launching, "driver", driver)
     monkeypatch.setattr(launching, "loaded", loaded)
+    monkeypatch.setattr(calls, "Copy", stand_in.Copy)
+    monkeypatch.setattr(calls, "handle_of", lambda _: stand_in.Handle())
     made = SimpleNamespace(
         device=None,
+        workspace=SimpleNamespace(c_ptr=ctypes.c_void_p(stand_in.PLACEHOLDER)),
         stream=SimpleNamespace(c_handle=ctypes.c_void_p()),
         target=ctypes.c_void_p(),
         empty=empty,
@@ -155,7 +186,7 @@ def executor_on(on_cpu, monkeypatch):
 
 def small_blocks(monkeypatch, tile):
     """Blocks of 64 threads and few steps, in which rows of more than 8 elements are long."""
-    monkeypatch.setattr(own_compiled, "tile_of", lambda *_: tile)
-    for module in (own_compiled, semiring_kernels):
+    monkeypatch.setattr(own_matrix, "tile_of", lambda *_: tile)
+    for module in (own_matrix, semiring_kernels):
         monkeypatch.setattr(module, "THREADS", 64)
     monkeypatch.setattr(semiring_kernels, "LONG", 8)

@@ -263,9 +263,12 @@ def test_three_diagonals_against_a_dense_system(rng):
 
 
 # -- without a GPU ----------------------------------------------------------------------------------------------------
-def test_the_first_row_for_a_gpu_is_cusparse_s():
+def test_the_first_row_for_a_gpu_is_this_library_s_kernel_or_cusparse_s():
     a = S.sparse_tensor(sp.eye_array(3, format="csr"))
-    assert select(dp.SpmmRequest(*a, DEV.array(np.ones((3, 1)))), Arch(90)).function == "cusparseSpMM"
+    request = dp.SpmmRequest(*a, DEV.array(np.ones((3, 1))))
+    assert select(request, Arch(90)).function == "multiply_over"
+    assert select(request.replace(library="cusparse"), Arch(90)).function == "cusparseSpMM"
+    assert select(request.replace(trans="t"), Arch(90)).function == "cusparseSpMM"
     assert select(dp.SparseCheckRequest(*a), Arch(90)).library == "own"
 
 

@@ -86,7 +86,8 @@ def test_a_batch_is_one_call_where_the_library_has_words_for_it(name, by_rows, e
     columns = columns[:, :10] if columns.ndim > 1 else columns
     b = rng.standard_normal((3, 6, 4))
     right = DEV.array(b) if by_rows else DEV.array(np.ascontiguousarray(b.swapaxes(1, 2))).mT
-    request = dp.BatchedSpmmRequest(values, rows, columns, dp.SparseForm(kind, (5, 6)), right, alpha=2)
+    form = dp.SparseForm(kind, (5, 6))
+    request = dp.BatchedSpmmRequest(values, rows, columns, form, right, alpha=2, library="cusparse")
     plan, found = made(request, executor)
     np.testing.assert_allclose(found, 2 * dense @ b)
     assert plan.capture_safe
@@ -113,7 +114,8 @@ def test_more_matrices_than_a_call_takes_have_a_call_for_each(executor, monkeypa
     monkeypatch.setattr(cusparse_batched, "MOST_BATCHES", 2)
     dense, *parts = stacked(rng)
     b = rng.standard_normal((3, 6, 4))
-    request = dp.BatchedSpmmRequest(*map(DEV.array, parts), dp.SparseForm("csr", (5, 6)), DEV.array(b))
+    form = dp.SparseForm("csr", (5, 6))
+    request = dp.BatchedSpmmRequest(*map(DEV.array, parts), form, DEV.array(b), library="cusparse")
     np.testing.assert_allclose(made(request, executor)[1], dense @ b)
     assert executor.library.called.count("cusparseSpMM") == 3
 
@@ -122,9 +124,73 @@ def test_matrices_that_lie_backwards_have_a_call_for_each(executor, rng):
     dense, values, ends, columns = stacked(rng)
     b = rng.standard_normal((3, 6, 4))
     backwards = (DEV.array(values[::-1].copy())[::-1], DEV.array(ends), DEV.array(columns[::-1].copy())[::-1])
-    request = dp.BatchedSpmmRequest(*backwards, dp.SparseForm("csr", (5, 6)), DEV.array(b))
+    request = dp.BatchedSpmmRequest(*backwards, dp.SparseForm("csr", (5, 6)), DEV.array(b), library="cusparse")
     np.testing.assert_allclose(made(request, executor)[1], dense @ b)
     assert executor.library.called.count("cusparseSpMM") == 3
+
+
+@pytest.mark.parametrize("trans", ["n", "t"])
+def test_of_csc_there_is_a_call_for_each(trans, executor, rng):
+    dense, values, ends, rows = stacked(rng)  # by columns
+    b = rng.standard_normal((3, 5 if trans == "n" else 6, 4))
+    form = dp.SparseForm("csc", (6, 5))
+    for number, parts in enumerate(((values, rows, ends), (values[0], rows[0], ends))):
+        given = (*map(DEV.array, parts), form, DEV.array(b))
+        request = dp.BatchedSpmmRequest(*given, trans=trans, library="cusparse")
+        exact = dense if number == 0 else np.tile(dense[:1], (3, 1, 1))
+        exact = exact.swapaxes(1, 2) if trans == "n" else exact
+        np.testing.assert_allclose(made(request, executor)[1], exact @ b)
+        np.testing.assert_allclose(dp.run(request).numpy(), exact @ b)
+        assert executor.library.called.count("cusparseSpMM") == 3 * (1 + number)
+        own = request.replace(library=None)  # which has the rows of its transpose one behind another
+        assert select(own, Arch(90)).library == ("cusparse" if trans == "n" else "own")
+        np.testing.assert_allclose(dp.run(own).numpy(), exact @ b)
+
+
+@pytest.mark.parametrize("shared", [(), ("rows",), ("rows", "columns"), ("values", "rows", "columns")])
+def test_of_blocks_there_is_a_call_for_each(shared, executor, rng):
+    columns = np.sort(np.argsort(rng.random((3, 2, 3)), axis=2)[:, :, :2], axis=2).reshape(3, 4).astype("i4")
+    parts = {"values": rng.standard_normal((3, 4, 2, 2)), "rows": np.tile(np.arange(0, 5, 2, "i4"), (3, 1))}
+    parts["columns"] = columns
+    each = {
+        name: np.tile(part[:1], (3, *[1] * (part.ndim - 1))) if name in shared else part for name, part in parts.items()
+    }
+    dense = np.stack(
+        [
+            sp.bsr_array(tuple(each[name][i] for name in ("values", "columns", "rows")), (4, 6)).toarray()
+            for i in range(3)
+        ]
+    )
+    given = [DEV.array(parts[name][0] if name in shared else parts[name]) for name in ("values", "rows", "columns")]
+    b, c = rng.standard_normal((3, 6, 4)), rng.standard_normal((3, 4, 4))
+    request = dp.BatchedSpmmRequest(
+        *given, dp.SparseForm("bsr", (4, 6), 0, (2, 2)), DEV.array(b), c=DEV.array(c), beta=2
+    )
+    np.testing.assert_allclose(made(request, executor)[1], dense @ b + 2 * c)
+    np.testing.assert_allclose(dp.run(request).numpy(), dense @ b + 2 * c)
+    assert executor.library.called.count("cusparseSpMM") == 3
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "apart"])
+@pytest.mark.parametrize("added", [False, True])
+def test_sums_of_16_bits_are_rounded_once(added, layout, executor):
+    """2,048 and 1 is 2,048 in f16: what is rounded at each addition does not get beyond it."""
+    count, form = 4096, dp.SparseForm("csr", (4096, 1))
+    a = DEV.array(np.ones(count, "f2")), DEV.array(np.arange(count + 1, dtype="i4")), DEV.zeros((count,), "i32")
+    b = DEV.array(np.ones((3, count, 2), "f2"))
+    memory = DEV.array(np.full((3, 2, 2, 2) if layout == "apart" else (3, 1, 2), 7, "f2"))
+    out = memory[:, 0, :1] if layout == "apart" else memory
+    out = DEV.array(np.full((3, 2, 1), 7, "f2")).mT if layout == "columns" else out
+    more = {"c": DEV.array(np.full((3, 1, 2), 8, "f2")), "beta": 2} if added else {}
+    request = dp.BatchedSpmmRequest(*a, form, b, out=out, trans="t", **more)
+    assert not request.same_bits
+    plan, found = made(request, executor)
+    np.testing.assert_array_equal(found, np.full((3, 1, 2), 4096 + 16 * added))
+    assert plan.capture_safe
+    if layout == "apart":
+        assert (memory.numpy()[:, 1] == 7).all()
+    wide = request.replace(out=DEV.zeros((3, 1, 2), "f32"), c=None, beta=0)
+    np.testing.assert_array_equal(made(wide, executor)[1], np.full((3, 1, 2), 4096))
 
 
 def test_of_coo_the_algorithm_takes_batches_and_the_default_is_one_that_does(executor, rng):
@@ -224,7 +290,8 @@ def refused():
         "B of another size": (lambda: mm(*c, b[:, :5]), r"b: got .*f64\[3, 6, …\], as op\(A\) is \[5, 6\]"),
         "columns for each, values for all": (lambda: mm(values[0], rows, columns, form, b), r"columns: got i32\[3, 10\]; expected one for all, as values are, or values \(batch, nnz\)"),
         "offsets for each, values for all": (lambda: mm(values[0], HOST.zeros((3, 6), "i32"), columns[0], form, b), r"rows: got i32\[3, 6\]; expected one for all, as values are"),
-        "a batch in CSC": (lambda: mm(*c[:3], form._replace(format="csc"), b), r"form\.format: got CSC; expected CSR or COO. Hint: dispatch\.sparse\.tocsr makes one"),
+        "offsets for the rows of CSC": (lambda: mm(*c[:3], form._replace(format="csc"), b), r"rows: got i32\[6\]; expected i32\[10\] of CSC\[5, 6\]"),
+        "elements for blocks": (lambda: mm(*c[:3], form._replace(format="bsr", shape=(10, 6), block=(2, 2)), HOST.zeros((3, 6, 4), "f64")), r"values: got f64\[3, 10\]; expected a batch of 3, as b is, or one for all"),
         "offsets for the rows of COO": (lambda: mm(*c[:3], form._replace(format="coo"), b), r"rows: got i32\[6\]; expected i32\[10\] of COO\[5, 6\]"),
         "too few offsets": (lambda: mm(values, rows[:4], columns, form, b), r"rows: got .*i32\[6\]"),
         "an algorithm of CSR for COO": (lambda: mm(values[0], HOST.zeros((10,), "i32"), columns[0], form._replace(format="coo"), b, algorithm="csr_alg1"), "algorithm: got CSR_ALG1; expected DEFAULT, or one of COO"),

@@ -174,7 +174,7 @@ def test_every_algorithm_takes_a_request_or_its_row_refuses_it(algorithm, kind, 
     a = dp.sparse.sparse_tensor(getattr(sp.csr_array(dense), f"to{kind}")(), device="host")
     b = rng.standard_normal((6, 3))
     for trans, op in (("n", dense), ("t", dense.T)):
-        request = dp.SpmmRequest(*a, DEV.array(b), algorithm=algorithm, trans=trans)
+        request = dp.SpmmRequest(*a, DEV.array(b), algorithm=algorithm, trans=trans, library="cusparse")
         if algorithm.name == "CSR_ALG3" and (kind, trans) != ("csr", "n"):
             with pytest.raises(NoRow, match="needs CSR and trans n with CSR_ALG3"):
                 made(request, executor)
@@ -249,11 +249,11 @@ def test_autotune_races_the_algorithms_of_the_format_and_remembers_the_winner(ex
     monkeypatch.setattr(tune, "fastest", fastest)
     dense, a = triangle(rng)
     x = rng.standard_normal((12, 2))
-    request = dp.SpmmRequest(*a, DEV.array(x), autotune=True)
+    request = dp.SpmmRequest(*a, DEV.array(x), autotune=True, library="cusparse")
     plan = made(request, executor)
     np.testing.assert_allclose(enqueued(plan, request).numpy(), dense @ x)
     assert raced == [4]
-    again = made(dp.SpmmRequest(*a.fixed(), DEV.array(x), autotune=True), executor)
+    again = made(dp.SpmmRequest(*a.fixed(), DEV.array(x), autotune=True, library="cusparse"), executor)
     np.testing.assert_allclose(enqueued(again, request).numpy(), dense @ x)
     assert raced == [4]
     assert (

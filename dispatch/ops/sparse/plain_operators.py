@@ -1,0 +1,66 @@
+"""What the kernel of semiring_kernels.py multiplies and adds with in alpha · op(A) · B + beta · C.
+
+Terms are added by fused multiplications and additions, into sums that begin with 0; factors come with each launch. In a
+batch each matrix has tiles of its own, and says how far from those of the first its operands are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+from dispatch.libraries.cusparse.operator_source import Operators
+
+if TYPE_CHECKING:
+    from dispatch.keys import Dtype
+
+__all__ = ["Apart", "plain_operators", "words"]
+
+PLAIN = r"""
+namespace operators {
+struct Apart { long long values, offsets, places, b, c, out; };
+
+static __device__ void add_product(Number& sum, Number a, Number b)
+{
+    Real* const s = (Real*)&sum;
+    const Real *const x = (const Real*)&a, *const y = (const Real*)&b;
+    s[0] = fma(x[0], y[0], s[0]);
+    if (sizeof(Number) > sizeof(Real)) {
+        const int i = sizeof(Number) / sizeof(Real) - 1;
+        s[0] = fma(-x[i], y[i], s[0]);
+        s[i] = fma(x[0], y[i], fma(x[i], y[0], s[i]));
+    }
+}
+
+static __device__ Number finished(Number sum, Number c, Number alpha, Number beta) { return alpha * sum + beta * c; }
+}
+"""
+OF_BATCH = """const Int matrix = (unsigned)tile / (unsigned)tiles, tile_of_columns = tile - matrix * tiles;
+    values += matrix * apart.values, offsets += matrix * apart.offsets, places += matrix * apart.places;
+    b += matrix * apart.b, out += matrix * apart.out;
+    if (c) c += matrix * apart.c;"""
+
+
+class Apart(ctypes.Structure):
+    """How the kernel is told how many elements from an operand of one matrix that of the next is."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("values", "offsets", "places", "b", "c", "out"))
+
+
+def plain_operators(compute: Dtype) -> str:
+    """The namespace that the kernel finds its operators in, for sums of a dtype."""
+    return Operators(compute, "return a * b;", "return a + b;", None, 0.0, adds=False).together() + PLAIN
+
+
+def words(*, conj: bool, batched: bool) -> dict[str, str]:
+    """The kernel's words for products, of conjugated elements of A or not, and of a batch or of one matrix."""
+    found = {
+        "TERM": "operators::add_product(sum[v], left, right);",
+        "FACTORS": "Sum alpha, Sum beta, ",
+        "BESIDE": ", alpha, beta",
+    }
+    if conj:
+        found["LEFT"] = "conj(number(value[one]))"
+    if batched:
+        found |= {"APART": ", int tiles, operators::Apart apart", "OF_BATCH": OF_BATCH}
+    return found
