@@ -1,1 +1,1 @@
-"""From a request to what runs: the row, the plan, prepared calls and their refits."""
+"""Binding: from a request to its row and plan; prepared calls; refits."""

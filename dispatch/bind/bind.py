@@ -1,6 +1,6 @@
-"""From a request to its plan: the first row that takes it, bound to an executor. Only this floor knows both.
+"""bind: makes a request's plan by the first row that takes it. Only this package knows both table and executors.
 
-`Executor.plan` comes here for a request that it has not seen.
+`Executor.plan` calls it for a request that it has no plan for.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["bind", "rows_before"]
 
 
 def bind(executor: Executor, request: Request) -> Plan:
-    """The plan of the first row that takes a request and whose library does; NoRow with every reason.
+    """The plan of the first row that takes a request and whose library accepts it; NoRow with every row's reasons.
 
-    Of a request that is to be tuned, the fastest of all such rows.
+    With `autotune=True`, the plan of the fastest of these rows.
     """
-    from dispatch.table.select import candidates, no_row  # with the first request: `import dispatch` stays quick
+    from dispatch.table.select import candidates, no_row  # at the first request: `import dispatch` stays quick
 
     _table()
     refused: dict[Row, Refused] = {}
@@ -50,14 +50,14 @@ def bind(executor: Executor, request: Request) -> Plan:
 
 
 def rows_before(_: Executor, request: Request, plan: Plan) -> list[Row]:
-    """The rows that are asked before the plan's own for requests of the same dtypes."""
+    """The rows for the request's dtypes that come before the plan's own."""
     rows = _table().with_dtypes(request.op, request.signature().dtypes)
     return list(takewhile(lambda row: row is not plan.row, rows))
 
 
 @cache
 def _table() -> Table:
-    """The table, whose changes let all devices choose anew from the first choice on."""
+    """The table; the first call registers `_forget_plans`, so that later changes make all devices select anew."""
     from dispatch.table.table import TABLE
 
     TABLE.watchers.append(_forget_plans)
@@ -65,7 +65,7 @@ def _table() -> Table:
 
 
 def _forget_plans() -> None:
-    """The table changed: requests choose anew; only prepared calls keep their row."""
+    """After a change of the table: make requests select their rows anew; prepared calls keep theirs."""
     for device in live_devices():
         device.forget_plans()
 

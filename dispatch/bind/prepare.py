@@ -1,7 +1,7 @@
-"""Bound calls: requests with all choices made, and the wiring of executors to devices and to the table.
+"""BoundCall: a request bound to a stream, to be called again and again; also connects executors to devices and table.
 
-`prepare` gives one, `prepare_all` several; users keep and call them. A bound call launches its recorded graph and looks
-at its tensors only when their order may have changed; what it runs on, and what it falls back to, is its executor.
+`prepare` makes one, `prepare_all` several. A bound call launches its recorded graph, and checks the stream order of its
+tensors only when that may have changed; in all other cases its executor runs the request.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic
 
 from dispatch.bind import (
-    bind,  # noqa: F401  # gives executors the table
-    tensor_product,  # noqa: F401  # and tensors their product
+    bind,  # noqa: F401  # sets Executor.bind
+    tensor_product,  # noqa: F401  # sets Tensor.product
 )
 from dispatch.bind.refit import refit
 from dispatch.checks import names_arguments
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 
 __all__ = ["BoundCall", "prepare", "prepare_all"]
 
-MAX_TAKES = 64  # of one prepared call: sets of operands that others were given for
+MAX_TAKES = 64  # of one prepared call: sets of names of operands that were replaced
 
 
 class BoundCall(Generic[R_co]):
     """A prepared request: `call()` runs it again into the same outputs, `call(a=…)` with other operands.
 
-    That of a Request[R] is a BoundCall[R], and gives an R.
+    Preparing a Request[R] gives a BoundCall[R], whose calls return an R.
 
-    It belongs to the stream that was current when it was prepared, and has a recorded call of its own. Other operands
-    of the same layouts take the same plan, as calls that are not prepared do. Threads may share it: what each call
-    enqueues is its own.
+    It belongs to the stream that was current when it was prepared, and launches a graph recorded there. Other operands
+    of the same layouts use the same plan, as in calls that are not prepared. Several threads may call it; each call
+    enqueues its own work.
     """
 
     __slots__ = (
@@ -64,10 +64,10 @@ class BoundCall(Generic[R_co]):
         self._epoch = -1
         self._graph: GraphExec | None = None
         self._takes: dict[tuple[str, ...], Callable[..., Any] | None] = {}  # by the names of other operands
-        self._plans = executor.plans  # those that they were made with
+        self._plans = executor.plans  # the executor's plans when `_takes` were made
         uses = [(name, tensor.storage) for name, tensor, written in self.request.tensors() if written]
         self._writes = frozenset(name for name, _ in uses)
-        # What another library's operand is written in, as that library is to know.
+        # Other libraries' operands that are written: these libraries must be told.
         self._told = {name: storage for name, storage in uses if isinstance(storage, Adopted)}
         if isinstance(executor, CudaExecutor):
             self._bound = Bound(executor, self.request)
@@ -87,7 +87,7 @@ class BoundCall(Generic[R_co]):
         return row
 
     def __call__(self, **operands: Tensor) -> R_co:
-        """Enqueue it and return its outputs without waiting; operands by their names in the request."""
+        """Enqueue it and return its outputs without waiting; `operands` are named as in the request."""
         if self._epoch == order.sync_epoch and not operands:
             status = self._launch()
             if status:
@@ -100,7 +100,7 @@ class BoundCall(Generic[R_co]):
         return self._look(operands)
 
     def _look(self, operands: dict[str, Tensor]) -> R_co:
-        """Run it where something may have changed: other operands, another stream's use of them, a closed executor."""
+        """Run it after checking what may have changed: operands, their uses on other streams, a closed executor."""
         executor = self._executor
         executor.check()
         with executor.claimed():
@@ -110,7 +110,7 @@ class BoundCall(Generic[R_co]):
                 result = executor.run(self.request)
                 self._tell(operands)
                 return result
-            epoch = order.sync_epoch  # as it was before the look
+            epoch = order.sync_epoch  # before the check
             executor.launch(self._graph, self._bound.reads, self._bound.writes)
             if order.sync_epoch == epoch and not executor.stream.external:
                 self._epoch = epoch
@@ -118,7 +118,7 @@ class BoundCall(Generic[R_co]):
             return self._result
 
     def _tell(self, operands: dict[str, Any]) -> None:
-        """Have the libraries whose operands were written know."""
+        """Tell the other libraries that their operands were written."""
         for name, storage in self._told.items():
             if name not in operands:
                 storage.framework.written(storage.keep)
@@ -129,7 +129,7 @@ class BoundCall(Generic[R_co]):
                     framework.written(given)
 
     def _run_over(self, operands: dict[str, Tensor]) -> R_co:
-        """Run it over other operands; without a request where they differ from its own in their addresses alone."""
+        """Run it over other operands, without a request if they differ from its own in their addresses only."""
         executor, names = self._executor, tuple(operands)
         if executor.plans is self._plans:  # else they were forgotten, or it was closed
             take = self._takes.get(names)
@@ -146,7 +146,7 @@ class BoundCall(Generic[R_co]):
         return result
 
     def _learn(self, names: tuple[str, ...], request: Request) -> None:
-        """Have the next run over operands of these names need no request, where this one led to the call's own plan."""
+        """Let the next run over operands of these names skip the request, if this one led to the call's own plan."""
         bound, plans = request.bound, self._executor.plans
         if plans is not self._plans:
             self._takes, self._plans = {}, plans
@@ -156,11 +156,10 @@ class BoundCall(Generic[R_co]):
             self._takes[names] = take_of(self.request, bound.plan, self._bound.arguments, self._result, names)
 
     def refit(self, weights: Any = None, **operands: Any) -> None:
-        """Replace the weights `b`, or operands by name, in place: the same memory, the same plan, in stream order.
+        """Overwrite the weights (`b`, or `weights` of a recurrent network), or operands by name, in stream order.
 
-        The weights of a recurrent network are its operand of that name. Takes tensors of the same device or arrays, of
-        the very same shape and dtype; BadRequest for others, and for an operand that the call does not read. Work in
-        flight sees the old ones.
+        Memory and plan stay the same; work in flight still reads the old values. Takes arrays, or tensors of the same
+        device, of the very same shape and dtype; BadRequest for others, and for an operand that the call does not read.
         """
         if weights is not None:
             named = any(name == "weights" for name, _, _ in self.request.tensors())
@@ -177,9 +176,9 @@ class BoundCall(Generic[R_co]):
 
 @names_arguments
 def prepare(request: Request[R_co]) -> BoundCall[R_co]:
-    """Bind a request to the calling thread's current stream; the call that comes back runs it without choosing again.
+    """Bind a request to the calling thread's current stream; the result runs it again without selecting a row.
 
-    Outputs that the request leaves open are allocated once, here. Raises as `run` does.
+    Outputs that the request leaves open are allocated here, once. Raises as `run` does.
     """
     check_request(request)
     executor: Executor = request.device.executor()
@@ -189,11 +188,11 @@ def prepare(request: Request[R_co]) -> BoundCall[R_co]:
 
 @names_arguments
 def prepare_all(requests: Iterable[Request[R_co]]) -> list[BoundCall[R_co]]:
-    """Bind several requests as `prepare` does, but compile at once all kernels that they need.
+    """Bind several requests as `prepare` does, but compile all kernels that they need at the same time.
 
-    Kernels of CUTLASS take half a minute each, where no cache has them. Raises what `prepare` does.
+    A CUTLASS kernel that is in no cache takes half a minute to compile. Raises what `prepare` raises.
     """
-    from dispatch.libraries.cutlass import compile as compiler  # at first use: nobody else needs it
+    from dispatch.libraries.cutlass import compile as compiler  # at first use: only needed here
     from dispatch.progress import finish
 
     requests = as_requests(requests)

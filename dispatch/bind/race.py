@@ -1,7 +1,7 @@
-"""Autotune across rows: the plans of all rows that take a request race, and the winner is remembered on disk.
+"""Autotune across rows: times the plans of all rows that take a request, and stores the winner on disk.
 
-`bind` comes here with requests that say `autotune`. Within its row a library has chosen its own fastest algorithm by
-then; here the rows are held against each other, by the same measurement. Where one row alone binds, nothing is timed.
+`bind` calls it for requests with `autotune=True`. Each row's library has chosen its own fastest algorithm by then; the
+same measurement compares the rows here. If only one row binds, nothing is timed.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["fastest_plan", "stored_key"]
 
-ROWS = "rows"  # of an op, in the memory, beside what libraries remember there
+ROWS = "rows"  # added to the op in keys of the algorithm cache, which libraries use as well
 
 
 def fastest_plan(executor: CudaExecutor, request: Request, rows: Sequence[Row], refused: dict[Row, Refused]) -> Plan:
-    """The plan of the fastest of the rows that bind, or of the one remembered; Refused where none binds.
+    """The plan of the fastest row, or of the winner stored before; Refused if no row binds.
 
-    What a library says to a row is put into `refused`. The first row runs in every race and is the one that others must
-    beat, as the library's own choice is within one.
+    A row whose library refuses the request is put into `refused`. The first row runs in every race, and another one
+    must beat it by more than the noise (execute/autotune.py).
     """
     memory = executor.algorithms(_remembering(executor, rows)) if len(rows) > 1 else None
     key = stored_key(request) if memory is not None else ""
@@ -61,12 +61,12 @@ def fastest_plan(executor: CudaExecutor, request: Request, rows: Sequence[Row], 
 
 
 def _remembering(executor: CudaExecutor, rows: Sequence[Row]) -> str:
-    """The library with whose version outcomes are forgotten: the first that has one; kernels of one's own have none."""
+    """The library whose version invalidates stored outcomes: the first with a version, which own kernels lack."""
     return next((row.library for row in rows if row.library in executor.versions), rows[0].library)
 
 
 def _bound(executor: CudaExecutor, request: Request, row: Row, refused: dict[Row, Refused]) -> Plan | None:
-    """The plan of a row; None where its library refuses."""
+    """The plan of a row; None if its library refuses the request."""
     try:
         plan: Plan = row.call(request, executor, row)
     except Refused as refusal:
@@ -76,7 +76,7 @@ def _bound(executor: CudaExecutor, request: Request, row: Row, refused: dict[Row
 
 
 def _name(known: Algorithm) -> str:
-    """The row that an outcome names; "" for what names none."""
+    """The name of the row in a stored outcome; "" if it has none."""
     try:
         return str(json.loads(known.blob)["row"])
     except (ValueError, KeyError, TypeError):
@@ -84,9 +84,9 @@ def _name(known: Algorithm) -> str:
 
 
 def stored_key(request: Request) -> str:
-    """The request in words, and a digest of all that its plan depends on: the same in every process.
+    """The key of a request: its op and operands as text, and a digest of all that its plan depends on.
 
-    It is the same whether outputs are given or not, where those that are given lie as they would.
+    It is the same in every process, and whether outputs are given or not, if given ones have the default layout.
     """
     uses = request.tensors()
     layouts = [(name, *_lies(tensor.layout)) for name, tensor, _ in uses]
@@ -101,7 +101,7 @@ def _lies(layout: Layout) -> tuple[Any, ...]:
 
 
 def _choices(part: Any) -> Any:
-    """What of a key is no layout, without anything that is of this process alone."""
+    """The part of a key that is not layouts, as text that is the same in every process."""
     if isinstance(part, (tuple, list)):
         return [_choices(each) for each in part]
     return repr(None if isinstance(part, Layout) else part)

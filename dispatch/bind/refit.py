@@ -1,7 +1,7 @@
-"""New weights for a prepared call: written over the old ones, in their memory and in the order of the call's stream.
+"""refit: writes new weights of a prepared call over the old ones, in the order of the call's stream.
 
-`BoundCall.refit` comes here. Nothing is compiled, captured or allocated anew: what was enqueued before reads the old
-weights, what is enqueued after reads the new ones. This module never changes a request.
+`BoundCall.refit` calls it. Nothing is compiled, captured or allocated: work enqueued before reads the old weights, work
+enqueued after reads the new ones. This module never changes a request.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _check(name: str, target: Tensor, source: Any) -> None:
 
 
 def _apart(executor: Executor, source: Any, targets: list[Tensor]) -> Any:
-    """A source as it is before the first copy: one among whose bytes a target lies, as b in `b.T`, is copied before."""
+    """A source, or a copy of it if its bytes overlap those of a target, as `b.T` overlaps b: copied beforehand."""
     if not isinstance(source, Tensor):
         return source
     low, high = source.ptr + source.layout.low, source.ptr + source.layout.high
@@ -86,13 +86,13 @@ def _apart(executor: Executor, source: Any, targets: list[Tensor]) -> Any:
 
 
 def _from_host(executor: Executor, target: Tensor, source: Any) -> None:
-    """Copy an array in, on the executor's stream; of pageable memory the driver has made a copy when this returns."""
+    """Copy an array in, on the executor's stream; the array may be changed once this returns."""
     with executor.stream:
         target.device.copy_in(target, np.asarray(source))
 
 
 def _copy(target: Tensor, source: Tensor, stream: int) -> None:
-    """Enqueue the copy between two tensors of one shape: at once where both are dense alike, else piece by piece."""
+    """Enqueue the copy between two tensors of one shape: one copy if both are dense in the same order, else several."""
     one, other = target.layout, source.layout
     # Only axes of several elements, from the largest step of the target to the smallest.
     axes = sorted(
@@ -121,7 +121,7 @@ def _copy(target: Tensor, source: Tensor, stream: int) -> None:
 
 
 def _lines(ends: list[int], pitches: tuple[int, int], width: int, count: int, stream: int) -> None:
-    """So many lines of so many bytes, from the second address to the first: one copy where all steps are forward."""
+    """Copy `count` lines of `width` bytes from the second address to the first: in one call if pitches allow it."""
     if min(pitches) < width:
         for line in range(count):
             to, of = (end + line * pitch for end, pitch in zip(ends, pitches, strict=True))

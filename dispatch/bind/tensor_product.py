@@ -1,6 +1,6 @@
-"""`a @ b` of two tensors: the product of the table, with vectors as NumPy takes them.
+"""`a @ b` of two tensors: `dispatch.matmul`, with vectors as in NumPy.
 
-Tensors stand below the ops, and know none: they are given this function once, here.
+`device/` cannot import ops, so this module sets the function as `Tensor.product`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ __all__ = ["product"]
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """`dispatch.matmul(a, b)`; a vector is a row on the left, a column on the right, and no axis of the result."""
-    from dispatch.ops.matmul import matmul  # with the first product: `import dispatch` stays quick
+    """`dispatch.matmul(a, b)`; a vector on the left is a row, one on the right a column, without an axis of its own.
+
+    As in NumPy, the axis added to a vector is removed from the result.
+    """
+    from dispatch.ops.matmul import matmul  # at the first product: `import dispatch` stays quick
 
     for name, operand in (("a", a), ("b", b)):
         if operand.ndim == 0:

@@ -1,10 +1,10 @@
-"""The table's rows of contractions by cuBLASLt that come before cuTENSOR's: matrix products as they lie, and of 16 bits
-and TF32, or to a scalar of few terms, once operands are permuted. Rows, nothing else.
+"""The rows of contractions by cuBLASLt that come before cuTENSOR's.
 
-Of those that are to be permuted an H200 took 56 to 59 us by these rows for TF32 with two modes of 40 summed over, where
-cuTENSOR 2.8.1 took 74 to 99, and its `algo="ttgt"` 74 to 83; in the other dtypes neither is always the faster, and
-cuTENSOR's come first. `table.py` names this file and reads it when it is first asked. The last column names the
-machines on which a row's cases have passed, and is empty where none has run it yet.
+They take contractions that are matrix products without moving data; and, after permuting operands, those in 16 bits and
+TF32, and sums of few terms to a scalar. For TF32 with two modes of 40 summed over, the permuting rows took 56 to 59 us
+on an H200, where cuTENSOR 2.8.1 took 74 to 99, and its `algo="ttgt"` 74 to 83; in the other dtypes neither is always
+faster, and cuTENSOR's rows come first. `table.py` imports this file when one of its ops is first looked up. `run_on`
+names the machines on which all cases of a row have passed; it is empty where no machine has run them yet.
 """
 
 # fmt: off

@@ -1,7 +1,7 @@
-"""The table's rows of contractions that are matrix products of cuBLASLt's once operands are permuted. Rows alone.
+"""The rows of contractions that are matrix products by cuBLASLt after permuting operands.
 
-They come behind cuTENSOR's, which take the same requests: `library="cublasLt"` or `autotune=True` asks for them. Those
-of 16 bits and TF32 come before (contract_cublaslt.py).
+They come after cuTENSOR's, which take the same requests; `library="cublasLt"` or `autotune=True` reach them. Those of
+16 bits and TF32 come before cuTENSOR's (contract_cublaslt.py).
 """
 
 # fmt: off

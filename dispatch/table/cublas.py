@@ -1,6 +1,6 @@
-"""The rows of BLAS: one routine of cuBLAS each, for each dtype that it has. Rows, and nothing else.
+"""The rows of BLAS by cuBLAS: one routine each, for each dtype that it has.
 
-Samples of their cases have passed on an H100; no row says yet that all of its own have.
+`run_on` names the machines on which all cases of a row have passed.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def result_of(op: str, dtype: Dtype) -> Dtype:
 
 
 def function_of(op: str, dtype: Dtype) -> str:
-    """The function that a row ends in."""
+    """The cuBLAS function of an op and a dtype."""
     return function_name(f"{op.capitalize()}Ex" if dtype in HALF else op, dtype)
 
 

@@ -1,8 +1,8 @@
-"""The rows of matmul: one for each thing that cublasLtMatmul takes. Rows, and nothing else.
+"""The rows of matmul by cuBLASLt: one for each combination that cublasLtMatmul takes.
 
-`select.py` asks them from the top down and the first that takes a request carries it out; `row.py` says what each
-column means; the functions are in `ops/`. A GPU row is here because `cublasLtMatmulAlgoGetHeuristic` accepts it on
-hardware and its cases pass there; the last column names the machines, and is empty where none has run it yet.
+`select.py` tries them from the top down, and the first that takes a request carries it out; `core/row.py` documents the
+columns; the functions are in `ops/matmul`. `run_on` names the machines on which `cublasLtMatmulAlgoGetHeuristic`
+accepts a row and all its cases pass; it is empty where no machine has run them yet.
 """
 
 # fmt: off

@@ -1,8 +1,8 @@
-"""The table's rows of grouped_matmul that end in `cublasLtMatmul` with grouped layouts. Rows, and nothing else.
+"""The rows of grouped_matmul by `cublasLtMatmul` with grouped layouts; they come after CUTLASS's.
 
-`ops/__init__.py` names this file; its rows are asked behind CUTLASS's. The library has grouped layouts from 13.2 on,
-for Hopper from 13.4 on and there for fp8 from 13.5 on; those before 13.5 were reported to read out of bounds at some
-alignments (pytorch/pytorch#196645). The last column names the machines on which the cases have passed, as elsewhere.
+The library has grouped layouts from 13.2 on, for Hopper from 13.4 on, and there for fp8 from 13.5 on; those before 13.5
+were reported to read out of bounds at some alignments (pytorch/pytorch#196645). `run_on` names the machines on which
+all cases of a row have passed.
 """
 
 # fmt: off

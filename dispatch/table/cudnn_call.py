@@ -1,8 +1,8 @@
-"""The rows of the ops that are one call of cuDNN's older API each: softmax and its neighbours. Rows, and nothing else.
+"""The rows by single calls of cuDNN's older API: softmax, activations, pooling, reductions, dropout, networks, norms.
 
-`cublaslt.py` names this file and reads it when it is first asked. A GPU row stands here because its cases pass on
-hardware; what cuDNN refuses is said by the rules, or has no row: bf16 has no dropout, i8 no gradient. Sums over rows
-and columns go by a graph where cuDNN has an engine for it; those rows have run nowhere yet.
+`table.py` imports this file when one of its ops is first looked up. `run_on` names the machines on which all cases of a
+row have passed. What cuDNN refuses is in the rules, or has no row: bf16 has no dropout, i8 no gradient. Sums over rows
+and columns use a graph (`cudnn_sums`) where cuDNN has an engine for it.
 """
 
 # fmt: off

@@ -1,7 +1,7 @@
-"""The table's rows that end in a graph of cuDNN's backend: convolution, attention and norms. Rows, and nothing else.
+"""The rows by graphs of cuDNN's backend: convolution, attention and norms.
 
-`cublaslt.py` names this file and reads it when it is first asked. A GPU row stands here because its cases pass on
-hardware; the last column names the machines, and is empty where none has run it yet.
+`table.py` imports this file when one of its ops is first looked up. `run_on` names the machines on which all cases of a
+row have passed; it is empty where no machine has run them yet.
 """
 
 # fmt: off

@@ -1,6 +1,6 @@
-"""The rows of direct solves, which end in cuDSS. Rows, and nothing else.
+"""The rows of direct sparse solves by cuDSS, from version 1.0 on, which changed functions and enums.
 
-`run_on` says on what all their cases have passed, by cuDSS 1.0; before that functions and numbers are others.
+`run_on` names the machines on which all cases of a row have passed.
 """
 
 # fmt: off

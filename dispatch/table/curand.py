@@ -1,4 +1,4 @@
-"""The rows of random numbers that end in cuRAND, on a GPU and by its host generators on the host. Rows alone."""
+"""The rows of random numbers by cuRAND: on a GPU, and by its host generators on the host."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The rows of direct solves that end in cuSOLVER, for where cuDSS is not installed. Rows, and nothing else.
+"""The rows of direct sparse solves by cuSOLVER, for machines without cuDSS.
 
-Factors that are kept are those of the refactorization, of f64. A positive definite matrix goes to `csrlsvchol`.
+Factors can be kept in f64 only, by the refactorization (cusolverRf). Positive definite matrices use `csrlsvchol`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The rows of structured matrices, which end in cuSPARSELt. Rows, and nothing else.
+"""The rows of structured (2:4) matrices by cuSPARSELt.
 
-`run_on` says which have passed all their cases on a GPU.
+`run_on` names the machines on which all cases of a row have passed.
 """
 
 # fmt: off

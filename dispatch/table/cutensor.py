@@ -1,8 +1,8 @@
-"""The table's rows of operations over modes, which end in cuTENSOR. Rows, and nothing else.
+"""The rows of tensor operations over modes by cuTENSOR.
 
-`table.py` names this file and reads it when it is first asked. The last column names the machines on which a row's
-cases have passed, and is empty where none has run it yet. The combinations of dtypes and compute types are those that
-https://docs.nvidia.com/cuda/cutensor/latest/api/cutensor.html lists.
+`table.py` imports this file when one of its ops is first looked up. `run_on` names the machines on which all cases of a
+row have passed; it is empty where no machine has run them yet. The combinations of dtypes and compute types are those
+that https://docs.nvidia.com/cuda/cutensor/latest/api/cutensor.html lists.
 """
 
 # fmt: off

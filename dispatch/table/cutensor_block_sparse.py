@@ -1,8 +1,7 @@
-"""The table's rows of block-sparse contractions, which end in cuTENSOR. Rows, and nothing else.
+"""The rows of block-sparse contractions by cuTENSOR, from version 2.3 on.
 
-The last column names the machines on which a row's cases have passed, and is empty where none has run it yet. The
-dtypes are those that https://docs.nvidia.com/cuda/cutensor/latest/api/cutensor.html lists; its release notes have the
-contraction since 2.3.
+`run_on` names the machines on which all cases of a row have passed; it is empty where no machine has run them yet. The
+dtypes are those that https://docs.nvidia.com/cuda/cutensor/latest/api/cutensor.html lists.
 """
 
 # fmt: off

@@ -1,7 +1,7 @@
-"""The table's rows that end in a CUTLASS kernel, compiled by NVRTC. Rows, and nothing else.
+"""The rows by CUTLASS kernels, compiled by NVRTC.
 
-`cublaslt.py` names this file and reads it when it is first asked. A GPU row stands here because CUTLASS has its kernel;
-the last column names the machines on which its cases have passed, and is empty where none has run it yet.
+`table.py` imports this file when one of its ops is first looked up. `run_on` names the machines on which all cases of a
+row have passed; it is empty where no machine has run them yet.
 """
 
 # fmt: off
@@ -57,9 +57,9 @@ CUTB = ("cutlass", "GemmUniversal", blackwell_matmul)
 CUT80 = ("cutlass", "DefaultGemmUniversal", multistage_matmul)
 H200 = ("H200",)
 E = Epilogue
-# A bias may be of any of these, whatever D is; trees are what the epilogues are spelled as.
+# A bias may have any of these dtypes, whatever D's is; the named epilogues are translated to trees.
 TREES  = Fusion(((F16, BF16, F32), ()), (E.NONE, E.RELU, E.GELU, E.BIAS, E.RELU_BIAS, E.GELU_BIAS), trees=True)
-LINEAR = Fusion(((), ()), trees=True)  # of which rules take alpha · acc + beta · C
+LINEAR = Fusion(((), ()), trees=True)  # rules admit only alpha · acc + beta · C
 
 GPU_ROWS = (
 #       op        a       b       c     d         compute   rules
@@ -96,7 +96,7 @@ GPU_ROWS = (
     Row("matmul", (I8,     I8,     I32,  I32),    None,     M_I, SM80, None, ANY_VERSION, *CUT80, H200, LINEAR),
 )
 
-# Compiled for Blackwell in tests, for sm_100 and, of fp8, for sm_120, whose operands of 16 bits the rows of sm_80 read.
+# Compiled for Blackwell in tests only: for sm_100, and in fp8 for sm_120, which uses the rows of sm_80 for 16 bits.
 BLACKWELL_ROWS = (
     Row("matmul", (F16,    F16,    F16,  F16),  None, B,   SM100, SM100, ANY_VERSION, *CUTB, fusion=LINEAR),
     Row("matmul", (F16,    F16,    F32,  F32),  None, B,   SM100, SM100, ANY_VERSION, *CUTB, fusion=LINEAR),
@@ -119,7 +119,7 @@ GROUPED_ROWS = (
     Row("grouped_matmul", (F8E4M3, F8E4M3, BF16, BF16), None, GROUPED_8, SM90, SM90, ANY_VERSION, *GROUPED_CUT, H200),
 )
 
-# Convolution by im2col tensor maps; what those cannot step through, multistage kernels take.
+# Convolution by im2col tensor maps; multistage kernels take the strides that these cannot express.
 IM2COL   = (conv.alone, conv.one_group, conv.channels_last, conv.by_16_bytes, conv.im2col_limits, conv.dense_vectors, conv.buildable)
 IM2COL_D = (*IM2COL, conv.unit_stride)
 IM2COL_W = (conv.alone, conv.one_group, conv.channels_last, conv.by_16_bytes, conv.im2col_limits, conv.numbers_alone)

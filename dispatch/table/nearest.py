@@ -1,7 +1,8 @@
-"""The nearest request that a row takes: found by trying, with as few fields changed as possible.
+"""Finds the nearest request that a row takes, by trying requests with as few fields changed as possible.
 
-`no_row` in select.py asks here once nothing takes a request. Operands of other dtypes are stood in for by tensors
-that nobody reads: what is tried is checked as every request is, and asked of the same rows. No library is called.
+`no_row` in select.py calls it if no row takes a request. Operands of other dtypes are replaced by tensors without real
+memory. The requests that are tried are checked as all requests are, and matched with the same rows; no library is
+called.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["change_that_works"]
 
-TRIES = 48  # requests that are made for one refusal
-NAMED = 2  # changes of one size that are named
-LONGEST = 40  # characters of a value that is named
-LONGEST_LIST = 64  # tensors of an operand that is a list
-APART = 1 << 44  # between the made-up addresses of operands: none overlaps another
-CHOICES = {  # the field that a reason is about
+TRIES = 48  # requests that are tried for one error
+NAMED = 2  # changes of the same size that the error names
+LONGEST = 40  # characters of a value in the error
+LONGEST_LIST = 64  # tensors of an operand that is a list; longer lists are not changed
+APART = 1 << 44  # bytes between the made-up addresses of operands, so that none overlap
+CHOICES = {  # the field that a kind of reason is about
     Kind.COMPUTE: "compute",
     Kind.EPILOGUE: "epilogue",
     Kind.TREE: "epilogue",
@@ -47,9 +48,9 @@ Operand = Tensor | Sequence[Tensor]
 def change_that_works(
     request: Request, here: Sequence[tuple[Row, Sequence[Refusal]]], taken: Callable[[Request], bool]
 ) -> str:
-    """What to change for a row to take the request, in words; "" where no small change does.
+    """What to change so that a row takes the request, as text; "" if no small change does.
 
-    `here` holds the rows of this machine that refused it, the nearest first; `taken` says whether one takes another.
+    `here` has the rows of this machine that refused it, the nearest first; `taken` says whether a row takes a request.
     """
     if not is_dataclass(request):
         return ""
@@ -71,7 +72,7 @@ def change_that_works(
 
 
 def _operands(request: Any) -> dict[str, Operand]:
-    """The operands by their fields; one that is a list of tensors if these are of one dtype, and not too many."""
+    """The operands by field; lists of tensors only if these have one dtype and are not too many."""
     found: dict[str, Operand] = {}
     named = {name.partition("[")[0] for name, _, _ in request.tensors()}
     for name in (field.name for field in fields(request) if field.name in named):
@@ -89,7 +90,7 @@ def _dtype(operand: Operand) -> Dtype:
 
 
 def taken_with(request: Any, operands: dict[str, Operand], change: Change, taken: Callable[[Request], bool]) -> bool:
-    """Whether a row takes the request with a change; what is no sound request, none takes."""
+    """Whether a row takes the request with a change; False if the changed request is invalid."""
     values, places = dict(change), count(1)
     for name, operand in operands.items():
         dtype = change.get(name, _dtype(operand))
@@ -101,12 +102,12 @@ def taken_with(request: Any, operands: dict[str, Operand], change: Change, taken
             values[name] = tuple(_stand_in(one, dtype, next(places)) for one in operand)
     try:
         return taken(replace(request, **values))
-    except Exception:  # noqa: BLE001  # of a class of the user's, too: it is a change less to name
+    except Exception:  # noqa: BLE001  # also from a user's class: then this change is not suggested
         return False
 
 
 def _stand_in(tensor: Tensor, dtype: Dtype, place: int) -> Tensor:
-    """A tensor laid out as another is, of a dtype; its address is nobody's."""
+    """A tensor with another's layout and a given dtype, at a made-up address."""
     layout = tensor.layout
     alignment = layout.alignment if dtype is layout.dtype else 256
     made = layout.device.layout(dtype, layout.shape, layout.strides, alignment)
@@ -115,14 +116,14 @@ def _stand_in(tensor: Tensor, dtype: Dtype, place: int) -> Tensor:
 
 
 def _nothing_to_free(_: Storage) -> None:
-    """Nobody's memory."""
+    """The `free` of memory that does not exist."""
 
 
-# -- what is tried ----------------------------------------------------------------------------------------------------
+# -- the changes to try -----------------------------------------------------------------------------------------------
 def _levels(
     request: Any, operands: dict[str, Operand], here: Sequence[tuple[Row, Sequence[Refusal]]]
 ) -> Iterator[Iterable[Change]]:
-    """Changes from the smallest on: one field, operands made alike, then several of them with choices let go of."""
+    """Changes, the smallest first: one field; several operands with one dtype; these and choices reset to defaults."""
     resets = _resets(request, {reason.kind for _, reasons in here for reason in reasons})
     given = {name: _dtype(operand) for name, operand in operands.items()}
     if not any(reason.kind in (Kind.DTYPES, Kind.EPILOGUE_DTYPE) for _, reasons in here for reason in reasons):
@@ -138,7 +139,7 @@ def _levels(
     yield [*alike, *beside, *resets]
     yield _results(request, here)
     same = [name for name in inputs if given[name] is given[inputs[0]]]
-    bound = [name for name in same if name not in getattr(request, "mixed", ())]  # whose dtype is the first's
+    bound = [name for name in same if name not in getattr(request, "mixed", ())]  # they must have the first one's dtype
     together = [
         {name: dtype for name in names if given[name] is not dtype}
         for dtype in wanted
@@ -152,14 +153,14 @@ def _levels(
 
 
 def _of_epilogue_alone(reasons: Sequence[Refusal]) -> Iterator[Dtype]:
-    """The dtypes that a row asks of an epilogue's operand, where it asks nothing else."""
+    """The dtypes that a row needs for an epilogue's operand, if that is all that it needs."""
     if all(reason.kind is Kind.EPILOGUE_DTYPE for reason in reasons):
         for reason in reasons:
             yield from reason.needed
 
 
 def _results(request: Any, here: Sequence[tuple[Row, Sequence[Refusal]]]) -> list[Change]:
-    """The dtypes in which rows give the result, of those that refuse nothing else."""
+    """Changes of the result's dtype to that of a row which refuses nothing else."""
     field = "out_dtype" if getattr(request, "out", None) is None else "out"
     if not hasattr(request, field):
         return []
@@ -168,7 +169,7 @@ def _results(request: Any, here: Sequence[tuple[Row, Sequence[Refusal]]]) -> lis
 
 
 def _resets(request: Any, kinds: set[Kind]) -> list[Change]:
-    """One choice each that is let go of: back to what the class has for it."""
+    """Changes that reset one field to its default, for fields that a reason is about."""
     about = {CHOICES[kind] for kind in kinds if kind in CHOICES}
     chosen = {field.name: field.default for field in fields(request) if field.name in about}
     return [
@@ -178,7 +179,7 @@ def _resets(request: Any, kinds: set[Kind]) -> list[Change]:
     ]
 
 
-# -- words ------------------------------------------------------------------------------------------------------------
+# -- text -------------------------------------------------------------------------------------------------------------
 def _words(request: Any, operands: dict[str, Operand], change: Change) -> str:
     """`a and b both f16 (now f32)`, `compute=None (now COMPUTE_64F)`, joined."""
     parts = []

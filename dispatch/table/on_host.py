@@ -1,4 +1,4 @@
-"""What stands on the host for a row of a GPU."""
+"""on_host: makes the host's row from a GPU's."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["on_host"]
 def on_host(
     row: Row, call: Callable[[Any, Any, Row], Plan], *, library: str = "numpy", function: str = "", stands_for: str = ""
 ) -> Row:
-    """The row by which the host carries out the same requests, with the same refusals: what runs there runs on the GPU.
+    """The row by which the host carries out the same requests and refuses the same: what runs there runs on the GPU.
 
-    `function` left open is called as the op is; `stands_for` names the library that a request may ask for.
+    `function` defaults to the op's name; `stands_for` is the library that a request may name to reach this row.
     """
     return replace(
         row,

@@ -1,8 +1,6 @@
-"""The rows of BLAS whose kernels are this library's own, compiled by NVRTC. Rows, and no more.
+"""The rows of BLAS by kernels of this library, compiled by NVRTC: for large dense vectors and symmetric matrices.
 
-They are for large dense vectors, and for large symmetric matrices.
-
-`axpy` has none in f64: of 16.8M elements cuBLAS took 133 µs on an H100, and the kernel 143.
+`axpy` has none in f64: for 16.8M elements cuBLAS took 133 µs on an H100, and the kernel 143.
 """
 
 from __future__ import annotations

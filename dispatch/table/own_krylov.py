@@ -1,4 +1,4 @@
-"""The rows of iterations over sparse matrices: this library's kernels around cuSPARSE's product. Rows alone."""
+"""The rows of iterative solvers of sparse systems: this library's kernels around cuSPARSE's product."""
 
 # fmt: off
 from __future__ import annotations

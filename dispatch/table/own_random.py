@@ -1,6 +1,6 @@
-"""The rows of random numbers by kernels of this library, compiled by NVRTC, which draw from Philox. Rows alone.
+"""The rows of random numbers by kernels of this library, compiled by NVRTC, which draw from Philox.
 
-On the host the same numbers are NumPy's, or, where it is installed and has them, those of cuRAND's host generator.
+On the host NumPy makes the same numbers, or cuRAND's host generator where it is installed and has them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Choosing a row: `select(request, arch)` gives the first that takes it, or raises NoRow with a reason for each.
+"""Selects a row: `select(request, arch)` returns the first that takes the request, or raises NoRow with all reasons.
 
-`bind` asks for candidates, users ask `explain`. Pure: it looks at the table and the request, and calls no library.
+`bind` uses `candidates`, users `explain`. It reads only the table and the request, and calls no library.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ if TYPE_CHECKING:
 
 __all__ = ["Explanation", "called", "candidates", "explain", "no_row", "reasons", "select"]
 
-LONGEST_REQUEST = 116  # characters of a request in the first line of a refusal
+LONGEST_REQUEST = 116  # characters of a request in the first line of an error
 MOST_LINES = 12  # of an explanation in a notebook
-LONGEST_LINE = 400  # characters of one of them
+LONGEST_LINE = 400  # characters of a line in a notebook
 
 
 def candidates(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> Iterator[Row]:
-    """The rows that take a request on an architecture, in order; the first carries it out.
+    """The rows that take a request on an architecture, in order of priority.
 
-    `versions` are those of the libraries at hand; a library that is not named there is taken to be new enough. Rows of
-    a library that is not installed are passed over.
+    `versions` are those of the installed libraries; a library without an entry counts as new enough. Rows of a library
+    that is not installed are skipped.
     """
     wanted = request.signature()
     for row in TABLE.with_dtypes(request.op, wanted.dtypes):
-        # Of a library that is not asked, which may not be there, nobody wants to know the version.
+        # The library first: the version of one that is out of the question must not be read, as it may be missing.
         if row.of(wanted.library) and not _machine(row, arch, versions) and accepts(row, request, wanted):
             yield row
 
 
 def reasons(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> list[tuple[Row, list[Refusal]]]:
-    """Every row of the request's op in order, and why it refuses; no reason where it takes the request."""
+    """Every row of the request's op, in order, with the reasons why it refuses; none where it takes the request."""
     wanted, found = request.signature(), []
     asked: dict[Rule, str] = {}
     for row in TABLE.of(request.op):
         why = _machine(row, arch, versions) if row.of(wanted.library) or not row.on(arch) else []
-        # A newer library can be installed: what else the row asks for counts, too.
+        # A newer library can be installed, so the row's other conditions are of interest, too; another GPU cannot.
         found.append((row, why if not row.on(arch) else why + refusals(row, request, wanted, asked)))
     return found
 
 
 def _machine(row: Row, arch: Arch, versions: Versions) -> list[Refusal]:
-    """Why a row is not for a machine."""
+    """Why a row cannot run on a machine: its architecture, or a library that is missing or too old."""
     if not row.on(arch):
         return [Refusal(Kind.ARCH, (row.min_arch, row.max_arch), arch)]
     try:
@@ -72,7 +72,7 @@ def _machine(row: Row, arch: Arch, versions: Versions) -> list[Refusal]:
 
 
 def select(request: Request, arch: Arch, versions: Versions = ANY_VERSION) -> Row:
-    """The first row that takes the request on an architecture; NoRow lists every row tried and the nearest request."""
+    """The first row that takes a request on an architecture; NoRow lists every row, and the nearest that works."""
     for row in candidates(request, arch, versions):
         return row
     raise no_row(request, arch, versions)
@@ -86,9 +86,9 @@ def no_row(
     *,
     suggest: bool = True,
 ) -> NoRow:
-    """The error for a request that no row takes; `refused` holds what libraries said to rows that did.
+    """The error for a request that no row takes; `refused` has the rows that do, but whose library refuses.
 
-    Unless told otherwise it looks for the smallest change that a row takes. BadRequest for a library without rows.
+    With `suggest` it searches for the smallest change that a row takes. Raises BadRequest for a library without rows.
     """
     library = request.signature().library
     names = dict.fromkeys(row.stands_for or row.library for row in TABLE.of(request.op))
@@ -105,18 +105,18 @@ def no_row(
         own = {row: [Refusal(said.kind, str(said))] for row, said in refused.items()}
         tried = [(row, own.get(row, why)) for row, why in tried]
     best, change = nearest(tried, arch), ""
-    if refused and request.advice:  # a library said no to what its rows take
+    if refused and request.advice:  # a row takes the request, but its library refuses
         best = f"{next(iter(refused)).name} with {request.advice}"
     elif suggest and not refused:
         here = sorted(((row, why) for row, why in tried if row.on(arch)), key=lambda entry: distance(entry[1]))
-        if here and any(reason.kind is not Kind.RULE for reason in here[0][1]):  # a rule says itself what helps
+        if here and any(reason.kind is not Kind.RULE for reason in here[0][1]):  # a rule's text says itself what helps
             change = change_that_works(request, here, lambda other: any(candidates(other, arch, versions)))
     named = [(row.name, why) for row, why in tried]
     return NoRow(request.describe(), named, best, change, _asked(request, arch))
 
 
 def _asked(request: Request, arch: Arch) -> str:
-    """What was asked and where, in one line: of a long request the operands without strides, and the library."""
+    """The request and its device, on one line; for a long request only its operands, without strides, and library."""
     where = f"{request.device} ({arch})" if arch and arch == request.device.arch else str(arch)
     text = request.describe()
     if len(text) > LONGEST_REQUEST:
@@ -127,7 +127,7 @@ def _asked(request: Request, arch: Arch) -> str:
 
 
 def called(row: Row) -> str:
-    """The function that a row ends in, by its name in `cudabind.sys`; by its library's where that does not have it."""
+    """The function that a row finally calls: "cudabind.sys.cublasLt.cublasLtMatmul", or "numpy.lrn" if not bound."""
     from importlib import import_module
 
     from cudabind import LIBRARIES
@@ -137,7 +137,7 @@ def called(row: Row) -> str:
 
 
 def nearest(tried: Sequence[tuple[Row, Sequence[Refusal]]], arch: Arch) -> str:
-    """The smallest change that makes a request one that a row of this architecture takes, in words."""
+    """The row of this architecture that is nearest to taking a request, and what it would need, as text."""
     here = [(row, why) for row, why in tried if row.on(arch) and why]
     if not here:
         return f"no row is for {arch}"
@@ -147,12 +147,12 @@ def nearest(tried: Sequence[tuple[Row, Sequence[Refusal]]], arch: Arch) -> str:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which row carries a request out, and why those before it do not.
+    """Which row carries out a request, and why those before it do not.
 
-    Where no row takes it, `row` is None, `refusals` holds all rows with their reasons, the nearest first, and `refusal`
-    is the error that a run raises. `launch` says how the row's plan on the current stream is launched, where it has run
-    there: as one graph at any addresses, or by its library, and why. `tuned` says what `autotune` has to do with it: of
-    a request that has run on the current stream `row` is the one that won.
+    If no row takes it, `row` is None, `refusals` has all rows with their reasons, the nearest first, and `refusal` is
+    the error that a run raises. If the request has run on the current stream, `launch` says how its plan is launched:
+    as one graph at any addresses, or by its library, and why. For a request with `autotune`, `tuned` says how many rows
+    will race; once it has run on the current stream, `row` is the winner.
     """
 
     request: str
@@ -197,9 +197,9 @@ class Explanation:
 
 @names_arguments
 def explain(request: Request, arch: Arch | None = None, versions: Versions = ANY_VERSION) -> Explanation:
-    """Say which row carries a request out on an architecture (that of its device), and what refused it before.
+    """Explain which row carries out a request on an architecture (by default its device's), and why others do not.
 
-    Where no row takes it the explanation says so, why, and what to change; it does not raise.
+    If no row takes it, the explanation says so, why, and what to change; `explain` does not raise NoRow.
     """
     check_request(request)
     if arch is not None and not isinstance(arch, int):
@@ -224,13 +224,13 @@ def explain(request: Request, arch: Arch | None = None, versions: Versions = ANY
 
 
 def _plan(request: Request) -> Plan | None:
-    """The plan that a request has on the current stream."""
+    """The plan of a request on the current stream; None if it has not run there."""
     found: Plan | None = request.device.executor().plans.get((type(request), *request.key()))
     return found
 
 
 def _launch(plan: Plan | None) -> str:
-    """How a plan is launched; "" where there is none, or where that is not known."""
+    """How a plan is launched, as text; "" if that is not known."""
     if plan is None or plan.relocation is None:
         return ""
     why, nodes = plan.relocation.why, plan.relocation.nodes

@@ -1,7 +1,7 @@
-"""The table of rows: which row takes a request; `dispatch/ops/__init__.py` says which file holds an op's.
+"""TABLE: all rows, in order of priority. `dispatch/ops/__init__.py` says which file has the rows of an op.
 
-`select.py` asks the rows from the top down, and the first that takes a request carries it out. `core/row.py` says what
-each column means.
+`select.py` tries the rows from the top down; the first that takes a request carries it out. `core/row.py` documents the
+columns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dispatch.table.cublaslt import ROWS
 
 __all__ = ["LATER", "TABLE"]
 
-# Where several files have rows of one op, those of the earlier file are asked first.
+# Where several files have rows of one op, those of the earlier file come first.
 ORDER = (
     "cudnn_graph",
     "cudnn_call",
@@ -45,7 +45,7 @@ ORDER = (
     "einsum",
     "nccl",
 )
-# The rows of matmul are there at once; a further file is read when the table is first asked for one of its ops.
+# The rows of matmul are imported at once; every other file when one of its ops is first looked up.
 LATER: dict[str, tuple[str, ...]] = {}
 for files, ops in FAMILIES.values():
     for file in files.split():
@@ -54,5 +54,5 @@ for files, ops in FAMILIES.values():
 LATER = dict(sorted(LATER.items(), key=lambda entry: ORDER.index(entry[0].rpartition(".")[2])))
 
 TABLE: Table = Table(stated(ROWS), LATER)
-# While rows come in no process is forked: in a child they, and the module they stand in, would be half made for ever.
+# No process is forked while rows are imported: in the child the import would never finish.
 guard(TABLE.lock)
