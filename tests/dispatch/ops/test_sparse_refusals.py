@@ -134,8 +134,10 @@ def test_rows_say_what_they_do_not_take(rng):
     np.testing.assert_array_equal(dp.sparse_mv(*a, x).numpy(), dp.sparse_mv(*a, x.copy()).numpy())  # a kernel of ours
     with pytest.raises(NoRow, match="needs x dense, has"):
         dp.sparse_mv(*a, x[:2], trans="t")
+    b = DEV.array(rng.standard_normal((6, 6)))[::2, ::2]
+    np.testing.assert_array_equal(dp.spmm(*a, b).numpy(), dp.spmm(*a, b.copy()).numpy())  # a kernel of ours
     with pytest.raises(NoRow, match="needs b row-major or column-major"):
-        dp.spmm(*a, DEV.array(np.ones((6, 6)))[::2, ::2])
+        dp.spmm(*a, b[:2], trans="t")
     empty = wrong(values=[], rows=[0, 0, 0], columns=[])
     assert not dp.sparse_mv(*empty, DEV.array(np.ones(3))).numpy().any()
     assert dp.sparse_mv(*empty, DEV.array(np.ones(3)), y=DEV.array(np.ones(2)), beta=2).numpy().tolist() == [2, 2]
