@@ -1,7 +1,7 @@
-"""A library's handle on the stream of an executor: there from its first plan on, shared by its plans, given back after.
+"""A library's handle of an executor: there from its first plan on, shared by its plans, given back after.
 
-cuDNN's and cuSOLVER's are of this kind. A plan asks `handle_of(executor)` for it and calls `follow()` before it
-enqueues. Handles never cross threads, as executors do not. This module runs no operation.
+cuDNN's and cuSOLVER's are on the stream of the executor. A plan asks `handle_of(executor)` for it and calls `follow()`
+before it enqueues. Handles never cross threads, as executors do not. This module runs no operation.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind.errors import CudaError
@@ -16,11 +17,14 @@ from dispatch.device.stream import QuietStream, relaxed
 from dispatch.errors import DispatchError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from typing_extensions import Self
 
+    from dispatch.device.cuda import CudaDevice
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["StreamHandle"]
+__all__ = ["StreamHandle", "lent"]
 
 
 class StreamHandle(ABC):
@@ -98,3 +102,23 @@ class StreamHandle(ABC):
     def __del__(self) -> None:
         if not sys.is_finalizing() and self._device.alive:
             self.close()
+
+
+def lent(executor: CudaExecutor, name: str, make: Callable[[], Any], destroy: Callable[[Any], int]) -> Any:
+    """A handle that an executor has left, or else a new one, until this executor is closed: then another has it.
+
+    To destroy one ends all captures, so that goes with the device.
+    """
+    try:
+        c_handle, _ = executor.device.idle[name].pop()
+    except IndexError:
+        with executor.device.context:
+            c_handle = make()
+    # Which keeps no executor alive.
+    executor.at_close.append(partial(_give_back, executor.device, name, c_handle, destroy))
+    return c_handle
+
+
+def _give_back(device: CudaDevice, name: str, c_handle: Any, destroy: Callable[[Any], int]) -> None:
+    if device.fault is None:
+        device.idle[name].append((c_handle, destroy))

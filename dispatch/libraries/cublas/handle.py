@@ -6,13 +6,12 @@ the same in every run: no atomics. The workspace is the executor's, so that no c
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from cudabind.sys import cublas
+from dispatch.libraries.handle import lent
 
 if TYPE_CHECKING:
-    from dispatch.device.cuda import CudaDevice
     from dispatch.execute.cuda_executor import CudaExecutor
 
 __all__ = ["MATH", "Handle", "handle_of"]
@@ -55,24 +54,13 @@ def handle_of(executor: CudaExecutor) -> Handle:
     """The handle of an executor; to destroy one ends all captures, so it serves another one afterwards."""
     handle: Handle | None = executor.handles.get(NAME)
     if handle is None:
-        try:
-            c_handle, _ = executor.device.idle[NAME].pop()
-        except IndexError:
-            c_handle = _made(executor.device)
-        handle = executor.handles[NAME] = Handle(c_handle)
-        executor.at_close.append(partial(_give_back, executor.device, c_handle))  # which keeps no executor alive
+        handle = executor.handles[NAME] = Handle(lent(executor, NAME, _made, cublas.cublasDestroy.unchecked))
     return handle
 
 
-def _made(device: CudaDevice) -> cublas.cublasHandle_t:
+def _made() -> cublas.cublasHandle_t:
     c_handle = cublas.cublasHandle_t()
-    with device.context:
-        cublas.cublasCreate(c_handle)
-        cublas.cublasSetMathMode(c_handle, MATH)
-        cublas.cublasSetAtomicsMode(c_handle, cublas.cublasAtomicsMode_t.CUBLAS_ATOMICS_NOT_ALLOWED)
+    cublas.cublasCreate(c_handle)
+    cublas.cublasSetMathMode(c_handle, MATH)
+    cublas.cublasSetAtomicsMode(c_handle, cublas.cublasAtomicsMode_t.CUBLAS_ATOMICS_NOT_ALLOWED)
     return c_handle
-
-
-def _give_back(device: CudaDevice, c_handle: cublas.cublasHandle_t) -> None:
-    if device.fault is None:
-        device.idle[NAME].append((c_handle, cublas.cublasDestroy.unchecked))

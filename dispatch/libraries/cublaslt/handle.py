@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cublasLt as lt
+from dispatch.libraries.handle import lent
 
 if TYPE_CHECKING:
-    from dispatch.device.cuda import CudaDevice
     from dispatch.execute.cuda_executor import CudaExecutor
 
 __all__ = ["handle_of"]
@@ -20,22 +19,11 @@ def handle_of(executor: CudaExecutor) -> Any:
     """The `cublasLtHandle_t` of an executor; to destroy one ends all captures, so it serves another one afterwards."""
     handle = executor.handles.get(NAME)
     if handle is None:
-        try:
-            handle, _ = executor.device.idle[NAME].pop()
-        except IndexError:
-            handle = _made(executor.device)
-        executor.handles[NAME] = handle
-        executor.at_close.append(partial(_give_back, executor.device, handle))  # which keeps no executor alive
+        handle = executor.handles[NAME] = lent(executor, NAME, _made, lt.cublasLtDestroy.unchecked)
     return handle
 
 
-def _made(device: CudaDevice) -> Any:
+def _made() -> lt.cublasLtHandle_t:
     handle = lt.cublasLtHandle_t()
-    with device.context:
-        lt.cublasLtCreate(handle)
+    lt.cublasLtCreate(handle)
     return handle
-
-
-def _give_back(device: CudaDevice, handle: Any) -> None:
-    if device.fault is None:
-        device.idle[NAME].append((handle, lt.cublasLtDestroy.unchecked))

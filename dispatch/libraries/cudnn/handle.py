@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from cudabind.sys import cudnn
+from dispatch.execute.shared_memory import of_size
 from dispatch.libraries.handle import StreamHandle
 
 if TYPE_CHECKING:
@@ -29,15 +29,10 @@ class Scratch(NamedTuple):
 class Handle(StreamHandle):
     """A `cudnnHandle_t` on the stream of one executor."""
 
-    __slots__ = ("_between", "_scratch")
+    __slots__ = ()
 
     name: ClassVar[str] = "cudnn"
     kind = cudnn.cudnnHandle_t
-
-    def __init__(self, executor: CudaExecutor) -> None:
-        self._scratch: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
-        self._between: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
-        super().__init__(executor)
 
     @staticmethod
     def create(c_handle: cudnn.cudnnHandle_t) -> None:
@@ -60,19 +55,16 @@ class Handle(StreamHandle):
         """
         if nbytes <= executor.workspace.nbytes:
             return Scratch(executor.workspace.c_ptr, executor.workspace)
-        return self._shared(self._scratch, executor, nbytes)
+        return _shared(executor, nbytes, self.name)
 
     def between(self, executor: CudaExecutor, nbytes: int) -> Scratch:
         """So many bytes for what one graph of a plan leaves to the next, shared likewise; no graph's workspace."""
-        return self._shared(self._between, executor, max(nbytes, 1))
+        return _shared(executor, nbytes, f"{self.name} between")
 
-    @staticmethod
-    def _shared(known: weakref.WeakValueDictionary[int, Storage], executor: CudaExecutor, nbytes: int) -> Scratch:
-        size = 1 << (nbytes - 1).bit_length()
-        storage = known.get(size)
-        if storage is None:
-            storage = known[size] = executor.device.allocate(size, executor.stream)
-        return Scratch(ctypes.c_void_p(storage.base), storage)
+
+def _shared(executor: CudaExecutor, nbytes: int, purpose: str) -> Scratch:
+    storage = of_size(executor, 1 << (max(nbytes, 1) - 1).bit_length(), purpose)
+    return Scratch(ctypes.c_void_p(storage.base), storage)
 
 
 handle_of = Handle.of

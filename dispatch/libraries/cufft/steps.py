@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dispatch.core.request import Plan
+from dispatch.execute.shared_memory import beyond_workspace
 from dispatch.libraries.cufft.layouts import batched
 from dispatch.libraries.cufft.moves import Move
 from dispatch.libraries.cufft.transforms import Transform
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["FftPlan", "Steps"]
 
 ALIGNMENT = 256  # bytes
-MEMORY = "cufft memory"
+MEMORY = "cufft"
 
 
 class Step(Protocol):
@@ -100,27 +100,9 @@ class Steps:
             return IdlePlan(self._executor, self._row, (), None, 0)
         transforms = [step for step in self._steps if isinstance(step, Transform)]
         nbytes = self._bytes + max((step.work_bytes for step in transforms), default=0)
-        memory, base = memory_of(self._executor, max(nbytes, len(transforms)))  # cuFFT wants an address in any case
+        memory, base, nbytes = None, 0, max(nbytes, len(transforms))  # cuFFT wants an address in any case
+        if nbytes:
+            memory, base = beyond_workspace(self._executor, nbytes, MEMORY)
         for step in transforms:
             step.work_at(base + self._bytes)
         return FftPlan(self._executor, self._row, self._steps, memory, base)
-
-
-def memory_of(executor: CudaExecutor, nbytes: int) -> tuple[Storage | None, int]:
-    """So many bytes on the device and their address, shared by plans that run one after the other.
-
-    Beyond the workspace each power of 2 is allocated once, and there as long as a plan keeps it.
-    """
-    if not nbytes:
-        return None, 0
-    workspace = executor.workspace
-    if nbytes <= workspace.nbytes:
-        return None, int(workspace.c_ptr.value or 0)
-    size = 1 << (nbytes - 1).bit_length()
-    known: weakref.WeakValueDictionary[int, Storage] = executor.handles.setdefault(
-        MEMORY, weakref.WeakValueDictionary()
-    )
-    storage = known.get(size)
-    if storage is None:
-        storage = known[size] = executor.device.allocate(size, executor.stream)
-    return storage, storage.base

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind.sys import cusolverDn as dn
+from dispatch.execute.shared_memory import shared
 from dispatch.libraries.finalizer import finalizer
 from dispatch.libraries.handle import StreamHandle
 
@@ -44,13 +44,12 @@ class Settings:
 class Handle(StreamHandle):
     """A `cusolverDnHandle_t` on the stream of one executor, and the choices of the 64-bit interface: none are made."""
 
-    __slots__ = ("_memory", "params")
+    __slots__ = ("params",)
 
     name: ClassVar[str] = "cusolverDn"
     kind = dn.cusolverDnHandle_t
 
     def __init__(self, executor: CudaExecutor) -> None:
-        self._memory: weakref.WeakValueDictionary[tuple[str, int], Storage] = weakref.WeakValueDictionary()
         super().__init__(executor)
         self.params = Settings("cusolverDnParams_t", "cusolverDnCreateParams", "cusolverDnDestroyParams")
 
@@ -68,17 +67,8 @@ class Handle(StreamHandle):
         dn.cusolverDnSetStream(c_handle, dn.cudaStream_t(stream))
 
     def memory(self, executor: CudaExecutor, purpose: str, nbytes: int) -> Storage | None:
-        """So many bytes for a purpose, shared by the executor's plans, which run one after the other; None for none.
-
-        Each power of 2 is allocated once, and there as long as a plan keeps it.
-        """
-        if not nbytes:
-            return None
-        size = 1 << (nbytes - 1).bit_length()
-        storage = self._memory.get((purpose, size))
-        if storage is None:
-            storage = self._memory[purpose, size] = executor.device.allocate(size, executor.stream)
-        return storage
+        """So many bytes for a purpose, shared by the executor's plans, which run one after the other; None for none."""
+        return shared(executor, nbytes, f"{self.name} {purpose}")
 
 
 handle_of = Handle.of

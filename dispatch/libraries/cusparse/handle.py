@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind.sys import cusparse
+from dispatch.execute.shared_memory import shared
 from dispatch.libraries.handle import StreamHandle
 
 if TYPE_CHECKING:
@@ -21,13 +21,12 @@ class Handle(StreamHandle):
     `left` is what one plan leaves to the next: a number, what it is of, and the thing.
     """
 
-    __slots__ = ("_memory", "left")
+    __slots__ = ("left",)
 
     name: ClassVar[str] = "cusparse"
     kind = cusparse.cusparseHandle_t
 
     def __init__(self, executor: CudaExecutor) -> None:
-        self._memory: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
         self.left: tuple[int, Any, Any] | None = None
         super().__init__(executor)
 
@@ -45,17 +44,8 @@ class Handle(StreamHandle):
         cusparse.cusparseSetStream(c_handle, cusparse.cudaStream_t(stream))
 
     def memory(self, executor: CudaExecutor, nbytes: int) -> Storage | None:
-        """So many bytes that the executor's plans share, which run one after another; None for none.
-
-        Each power of 2 is allocated once, and there as long as a plan keeps it.
-        """
-        if not nbytes:
-            return None
-        size = 1 << (nbytes - 1).bit_length()
-        storage = self._memory.get(size)
-        if storage is None:
-            storage = self._memory[size] = executor.device.allocate(size, executor.stream)
-        return storage
+        """So many bytes that the executor's plans share, which run one after another; None for none."""
+        return shared(executor, nbytes, self.name)
 
 
 handle_of = Handle.of

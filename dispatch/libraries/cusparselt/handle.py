@@ -5,15 +5,14 @@ A handle is a struct of the caller's, has no stream, and is of one device: each 
 
 from __future__ import annotations
 
-import weakref
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cusparseLt as lt
 from dispatch.execute.installed import installed
+from dispatch.execute.shared_memory import beyond_workspace
+from dispatch.libraries.handle import lent
 
 if TYPE_CHECKING:
-    from dispatch.device.cuda import CudaDevice
     from dispatch.device.storage import Storage
     from dispatch.execute.cuda_executor import CudaExecutor
 
@@ -25,10 +24,9 @@ NAME = "cusparseLt"
 class Handle:
     """A `cusparseLtHandle_t` of one executor; `c_stream` is where the executor's plans enqueue, once it is followed."""
 
-    __slots__ = ("_memory", "_target", "c", "c_stream")  # an executor that only copies has no target, and no plans
+    __slots__ = ("_target", "c", "c_stream")  # an executor that only copies has no target, and no plans
 
     def __init__(self, executor: CudaExecutor, c_handle: Any) -> None:
-        self._memory: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
         target: Any = getattr(executor, "target", None)
         self._target, self.c = target, c_handle
         self.c_stream: Any = lt.cudaStream_t()
@@ -39,38 +37,23 @@ class Handle:
         return self.c
 
     def memory(self, executor: CudaExecutor, nbytes: int) -> tuple[Storage | None, int]:
-        """So many bytes to work in and their address, which plans that run one after the other share.
-
-        Beyond the executor's workspace each power of 2 is allocated once, and there as long as a plan keeps it.
-        """
-        workspace = executor.workspace
-        if nbytes <= workspace.nbytes:
-            return None, int(workspace.c_ptr.value or 0)
-        size = 1 << (nbytes - 1).bit_length()
-        storage = self._memory.get(size)
-        if storage is None:
-            storage = self._memory[size] = executor.device.allocate(size, executor.stream)
-        return storage, storage.base
+        """So many bytes to work in and their address, which plans that run one after the other share."""
+        return beyond_workspace(executor, nbytes, NAME)
 
 
 def handle_of(executor: CudaExecutor) -> Handle:
     """The one handle of an executor; once that is closed, another executor's of its device."""
     found: Handle | None = executor.handles.get(NAME)
     if found is None:
-        try:
-            c_handle, _ = executor.device.idle[NAME].pop()
-        except IndexError:
-            c_handle = lt.cusparseLtHandle_t()
-            with executor.device.context:
-                lt.cusparseLtInit(c_handle)
+        c_handle = lent(executor, NAME, _made, lt.cusparseLtDestroy.unchecked)
         found = executor.handles[NAME] = Handle(executor, c_handle)
-        executor.at_close.append(partial(_give_back, executor.device, c_handle))  # which keeps no executor alive
     return found
 
 
-def _give_back(device: CudaDevice, c_handle: Any) -> None:
-    if device.fault is None:
-        device.idle[NAME].append((c_handle, lt.cusparseLtDestroy.unchecked))
+def _made() -> lt.cusparseLtHandle_t:
+    c_handle = lt.cusparseLtHandle_t()
+    lt.cusparseLtInit(c_handle)
+    return c_handle
 
 
 def stamp_of(executor: CudaExecutor) -> str:

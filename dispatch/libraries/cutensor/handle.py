@@ -5,11 +5,11 @@ A handle has no stream: each call is told one. It is one executor's all the same
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind.errors import CutensorError
 from cudabind.sys import cutensor
+from dispatch.execute.shared_memory import beyond_workspace
 from dispatch.libraries.cutensor.failures import failure, made_room
 from dispatch.libraries.handle import StreamHandle
 
@@ -23,13 +23,12 @@ __all__ = ["Handle", "handle_of"]
 class Handle(StreamHandle):
     """A `cutensorHandle_t` of one executor."""
 
-    __slots__ = ("_memory", "c_stream", "has_read_plans")
+    __slots__ = ("c_stream", "has_read_plans")
 
     name: ClassVar[str] = "cutensor"
     kind = cutensor.cutensorHandle_t
 
     def __init__(self, executor: CudaExecutor) -> None:
-        self._memory: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
         self.c_stream: Any = cutensor.cudaStream_t()
         self.has_read_plans = False  # see caches.py
         super().__init__(executor)
@@ -70,18 +69,8 @@ class Handle(StreamHandle):
         return self.c_handle
 
     def memory(self, executor: CudaExecutor, nbytes: int) -> tuple[Storage | None, int]:
-        """So many bytes to work in and their address, which plans that run one after the other share.
-
-        Beyond the executor's workspace each power of 2 is allocated once, and there as long as a plan keeps it.
-        """
-        workspace = executor.workspace
-        if nbytes <= workspace.nbytes:
-            return None, int(workspace.c_ptr.value or 0)
-        size = 1 << (nbytes - 1).bit_length()
-        storage = self._memory.get(size)
-        if storage is None:
-            storage = self._memory[size] = executor.device.allocate(size, executor.stream)
-        return storage, storage.base
+        """So many bytes to work in and their address, which plans that run one after the other share."""
+        return beyond_workspace(executor, nbytes, self.name)
 
 
 handle_of = Handle.of

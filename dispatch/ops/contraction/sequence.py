@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind import driver
-from dispatch.core.request import Argument, Plan
+from dispatch.core.request import Argument, IdlePlan, Plan
 from dispatch.device.layout import c_strides
 from dispatch.device.storage import Storage
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, NoRow, Refused
-from dispatch.libraries.cutensor.calls import IdlePlan
+from dispatch.execute.shared_memory import of_size
 from dispatch.ops.contraction.choices import TensorOp
 from dispatch.ops.contraction.einsum import COMPLEX, EinsumRequest, unique_layout
 from dispatch.ops.contraction.elementwise import ElementwiseBinaryRequest, PermuteRequest
@@ -32,7 +31,7 @@ NOWHERE = 1 << 20  # an address that no tensor has
 ALIGNMENT = 256  # bytes
 EXACT = 64 << 20  # bytes, beyond which memory is no power of 2 any more, but a multiple of 2 MiB
 PAGE = 2 << 20
-MEMORY = "einsum memory"
+MEMORY = "einsum"
 KINDS: dict[str, Any] = {
     "contract": ContractRequest,
     "reduce_modes": ReduceModesRequest,
@@ -89,7 +88,7 @@ class EinsumPlan(Plan):
 def plan(request: EinsumRequest, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request; Refused where no row takes one of its steps, or the device has not the memory for them."""
     if not request.out_layout().size:
-        return IdlePlan(row, capture_safe=False)
+        return IdlePlan(row)
     count = len(request.operands)
     offsets, nbytes = _room(request)
     if nbytes and nbytes > (total := driver.cuMemGetInfo()[1]):
@@ -238,8 +237,4 @@ def memory_of(executor: CudaExecutor, nbytes: int, name: str = MEMORY) -> Storag
     if not nbytes:
         return None
     size = 1 << (nbytes - 1).bit_length() if nbytes <= EXACT else -(-nbytes // PAGE) * PAGE
-    known: weakref.WeakValueDictionary[int, Storage] = executor.handles.setdefault(name, weakref.WeakValueDictionary())
-    storage = known.get(size)
-    if storage is None:
-        storage = known[size] = executor.device.allocate(size, executor.stream)
-    return storage
+    return of_size(executor, size, name)

@@ -8,17 +8,14 @@ memory. All runs on the executor's stream and is captured with it.
 
 from __future__ import annotations
 
-import sys
-import threading
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from cudabind import driver
-from cudabind._fork import anew
 from dispatch.errors import Refused
+from dispatch.execute.shared_memory import shared
 from dispatch.keys import F32, F64, HALF, Compute, Dtype, Epilogue
 from dispatch.libraries.cublaslt.problem import Matrix as Place
 from dispatch.libraries.cublaslt.problem import Problem
+from dispatch.libraries.nvrtc.launching import check
 from dispatch.ops.matmul.arguments import ALPHA, AUX, BETA, BGRAD, BIAS, FIRST_FACTOR, OUT, C
 from dispatch.ops.matmul.cublaslt import HINT, CublasLtPlan, workspace_limit
 from dispatch.ops.matmul.empty import EmptyPlan
@@ -105,7 +102,7 @@ class ExactPlan(CublasLtPlan):
         self._work = work_of(epilogue, whole, self.lowered.problem)
         self._launches = launches(epilogue, self._work, found, self._executor)
         if dtype is not F64:
-            self._scratch = _shared(self._executor, whole.batch * whole.d.rows * whole.d.cols * F32.itemsize)
+            self._scratch = shared(self._executor, whole.batch * whole.d.rows * whole.d.cols * F32.itemsize, "product")
 
     def resized(self, problem: Problem) -> ExactPlan:
         if self._scratch is not None:
@@ -138,10 +135,7 @@ class ExactPlan(CublasLtPlan):
         work.aux.at, work.sums.at = operands[AUX] or None, operands[BGRAD] or None
         super()._call(given)
         for launch in self._launches:
-            status = launch()
-            if status:
-                self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
-                raise driver.error("cuLaunchKernel", status)
+            check(self._executor, launch())
 
 
 def work_of(epilogue: Epilogue, whole: Problem, product: Problem) -> Work:
@@ -168,19 +162,3 @@ def launches(epilogue: Epilogue, work: Work, found: Functions, executor: CudaExe
     if epilogue.writes_bgrad:
         names.append("sum_columns")
     return [Launch(found[name], name, work, executor) for name in names]
-
-
-_scratches: WeakKeyDictionary[CudaExecutor, WeakValueDictionary[int, Storage]] = WeakKeyDictionary()
-_lock = threading.RLock()  # finalizers may come in between
-anew(sys.modules[__name__], "_lock", threading.RLock)
-
-
-def _shared(executor: CudaExecutor, nbytes: int) -> Storage:
-    """So many bytes for a product: of each power of 2 one for an executor, whose plans run one after the other."""
-    size = 1 << (nbytes - 1).bit_length()
-    with _lock:
-        known = _scratches.setdefault(executor, WeakValueDictionary())
-    storage = known.get(size)
-    if storage is None:
-        storage = known[size] = executor.device.allocate(size, executor.stream)
-    return storage

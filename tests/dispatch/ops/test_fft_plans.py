@@ -18,6 +18,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.errors import Refused
+from dispatch.execute import shared_memory
 from dispatch.keys import C128, F16, F32, F64, HOST, I32, Arch
 from dispatch.libraries.cufft import cosines, transforms
 from dispatch.libraries.cufft.layouts import MOST_CALLS
@@ -174,7 +175,7 @@ def test_memory_beyond_the_workspace_is_shared_and_there_while_a_plan_is(executo
     assert small._memory is None
     assert small._scratch == executor.workspace.base
     del one, other
-    assert not executor.handles["cufft memory"]
+    assert not executor.handles[shared_memory.NAME]
 
 
 def test_a_plan_of_cufft_is_given_back_and_taken_again(executor):

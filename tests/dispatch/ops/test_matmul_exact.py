@@ -21,6 +21,7 @@ import dispatch as dp
 from cudabind.errors import NvrtcError
 from cudabind.sys import cublasLt as lt
 from dispatch.errors import NoRow, Refused
+from dispatch.execute import shared_memory
 from dispatch.keys import BF16, F16, F32, F64, HALF, HOST, Arch, Compute, Epilogue
 from dispatch.libraries.cublaslt.launched import COMMUTING
 from dispatch.ops.matmul import cublaslt, exact, exact_kernels
@@ -109,14 +110,13 @@ class Cpu:
 class Executor:
     """What a plan takes from its executor, with memory of the host."""
 
-    handles = {"cublasLt": lt.cublasLtHandle_t()}  # noqa: RUF012
     workspace = type("W", (), {"nbytes": 1 << 25, "c_ptr": ctypes.c_void_p()})
     stream = None
     _pages = ()  # of its numbers
 
     def __init__(self):
-        self.device = dp.device("host")
-        self.target = ctypes.c_void_p()
+        self.device, self.target = dp.device("host"), ctypes.c_void_p()
+        self.handles = {"cublasLt": lt.cublasLtHandle_t()}
 
     def refuse_capture(self, what):
         """Nobody captures."""
@@ -252,7 +252,7 @@ def test_products_with_scratch_memory_share_it_as_long_as_a_plan_needs_it():
     assert first._scratch.nbytes >= 64 * 64 * 4
     with pytest.raises(Refused):
         first.resized(first.lowered.problem)
-    known = exact._scratches[executor]
+    known = executor.handles[shared_memory.NAME]
     del first, second, small
     assert not known
 

@@ -1,0 +1,44 @@
+"""Memory that the plans of one executor share, since they run one after the other: beside the workspace, or beyond it.
+
+What is allocated is there as long as a plan keeps it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dispatch.device.storage import Storage
+    from dispatch.execute.cuda_executor import CudaExecutor
+
+__all__ = ["beyond_workspace", "of_size", "shared"]
+
+NAME = "shared memory"
+
+
+def of_size(executor: CudaExecutor, nbytes: int, purpose: str) -> Storage:
+    """The one piece of memory of this size that an executor has for a purpose; plans that run within others name
+    another one.
+    """
+    known: weakref.WeakValueDictionary[tuple[str, int], Storage] = executor.handles.setdefault(
+        NAME, weakref.WeakValueDictionary()
+    )
+    storage = known.get((purpose, nbytes))
+    if storage is None:
+        storage = known[purpose, nbytes] = executor.device.allocate(nbytes, executor.stream)
+    return storage
+
+
+def shared(executor: CudaExecutor, nbytes: int, purpose: str) -> Storage | None:
+    """Memory for so many bytes, the next power of 2; None for none."""
+    return of_size(executor, 1 << (nbytes - 1).bit_length(), purpose) if nbytes else None
+
+
+def beyond_workspace(executor: CudaExecutor, nbytes: int, purpose: str) -> tuple[Storage | None, int]:
+    """The address of so many bytes: in the executor's workspace, or in `shared` memory, which is to be kept."""
+    workspace = executor.workspace
+    if nbytes <= workspace.nbytes:
+        return None, int(workspace.c_ptr.value or 0)
+    storage = of_size(executor, 1 << (nbytes - 1).bit_length(), purpose)
+    return storage, storage.base
