@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from cudabind.sys import cufft
-from dispatch.libraries.cufft import callbacks, cosines, moves, transforms
+from dispatch.libraries.cufft import callbacks, transforms
+from dispatch.libraries.nvrtc import launching
 from dispatch.libraries.nvrtc.number_types import NUMBERS
 
 COMPLEX = {4: np.complex64, 5: np.complex128}
@@ -304,6 +305,8 @@ class Kernels:
         self.folder, self.before, self.known, self.numbers = folder, before, {}, []
 
     def loaded(self, source, function, options, device):
+        if function not in CALLS:
+            return self.numbered(getattr(ctypes.CDLL(self.callback(source, function)), f"run_{function}"))
         key = source, options
         if key not in self.known:
             name = self.folder / f"move{len(self.known)}"
@@ -344,21 +347,17 @@ class Kernels:
         assert "-dlto" in options
         return self.callback(source, function).encode()
 
-    def loaded_pass(self, source, function, options, device):
-        return self.numbered(getattr(ctypes.CDLL(self.callback(source, function)), f"run_{function}"))
-
-    def launch_pass(self, function, *rest):
-        blocks, _, _, threads, _, _, shared, _, pointers, _ = rest
-        assert shared == 0
-        self.numbers[function.value - 1](blocks, threads, pointers)
-        return 0
-
     def launch(self, function, *rest):
         blocks, _, _, threads, _, _, shared, _, pointers, _ = rest
-        assert (threads, shared) == (256, 0)
+        run = self.numbers[function.value - 1]
+        assert shared == 0
+        if run.__name__.removeprefix("run_") not in CALLS:
+            run(blocks, threads, pointers)
+            return 0
+        assert threads == 256
         *operands, work = pointers
         source, target, *factors = map(ctypes.c_void_p.from_address, operands)
-        self.numbers[function.value - 1](blocks, source, target, *(factors or [None]), ctypes.c_void_p(work))
+        run(blocks, source, target, *(factors or [None]), ctypes.c_void_p(work))
         return 0
 
 
@@ -366,16 +365,10 @@ def executor_of(monkeypatch, kernels):
     """What plans are made for, with the `library`; `monkeypatch` puts this file in the library's place."""
     library = Library()
     monkeypatch.setattr(transforms, "cufft", library)
-    launch = SimpleNamespace(unchecked=kernels.launch)
-    for module in (cosines, moves):
-        monkeypatch.setattr(module, "loaded", kernels.loaded)
-        monkeypatch.setattr(module, "driver", SimpleNamespace(cuLaunchKernel=launch))
+    monkeypatch.setattr(launching, "loaded", kernels.loaded)
+    monkeypatch.setattr(launching, "driver", SimpleNamespace(cuLaunchKernel=SimpleNamespace(unchecked=kernels.launch)))
     monkeypatch.setattr(callbacks, "cufft", library)
     monkeypatch.setattr(callbacks, "compiled", kernels.compiled)
-    monkeypatch.setattr(callbacks, "loaded", kernels.loaded_pass)
-    monkeypatch.setattr(
-        callbacks, "driver", SimpleNamespace(cuLaunchKernel=SimpleNamespace(unchecked=kernels.launch_pass))
-    )
     callbacks.why_not.cache_clear()
     stream = SimpleNamespace(wait_for_uses=lambda _: None)
     device = SimpleNamespace(

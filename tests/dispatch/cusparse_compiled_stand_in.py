@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from dispatch.libraries.cusparse import compiled_product
+from dispatch.libraries.nvrtc import launching
 
 spec = importlib.util.spec_from_file_location("cusparse_stand_in", Path(__file__).with_name("cusparse_stand_in.py"))
 stand_in = importlib.util.module_from_spec(spec)
@@ -187,8 +188,8 @@ def executor_of(monkeypatch, folder):
     compiler = Compiler(folder)
     launches = Launches(compiler)
     monkeypatch.setattr(compiled_product, "compiled", compiler.compiled)
-    monkeypatch.setattr(compiled_product, "loaded", launches.loaded)
-    monkeypatch.setattr(compiled_product.driver, "cuLaunchKernel", SimpleNamespace(unchecked=launches.launch))
+    monkeypatch.setattr(launching, "loaded", launches.loaded)
+    monkeypatch.setattr(launching.driver, "cuLaunchKernel", SimpleNamespace(unchecked=launches.launch))
     monkeypatch.setattr(compiled_product, "why_not", lambda: "")
     executor.device.arch = "sm_90"
     return executor

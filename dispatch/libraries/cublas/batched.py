@@ -6,19 +6,16 @@ convert the ones and multiply the reflections of the other, NVRTC compiles them.
 
 from __future__ import annotations
 
-import ctypes
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cudabind import driver
 from cudabind.sys import cublas
 from dispatch.libraries.cublas.handle import handle_of
 from dispatch.libraries.cusolver.calls import Call
-from dispatch.libraries.cusolver.copies import MOST_BLOCKS, Strides, check, options
-from dispatch.libraries.nvrtc.kernel import loaded
+from dispatch.libraries.cusolver.copies import MOST_BLOCKS, kernel_of
+from dispatch.libraries.nvrtc.launching import KernelStep, Strides
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cusolver.matrix import Matrix, Place
@@ -123,59 +120,24 @@ def each_call(executor: CudaExecutor, name: str, arguments: Sequence[Any], count
     return Call(executor, Following(executor), name, arguments, count, library=cublas)
 
 
-class Convert:
+class Convert(KernelStep):
     """Pivots of one width to the other: so many, dense."""
 
-    __slots__ = ("_executor", "_given", "_launch", "_source", "_target")
+    __slots__ = ()
 
     def __init__(self, executor: CudaExecutor, source: Place, target: Place, count: int, *, widen: bool) -> None:
-        self._executor, self._source, self._target = executor, source, target
-        self._given: tuple[Any, ...] = (ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int64(count))
-        grid = (-(-count // THREADS), 1, 1)
-        name = "widen" if widen else "narrow"
-        self._launch = _launch(executor, PIVOTS, name, ("-std=c++17",), grid, THREADS, self._given)
-
-    def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Convert them at some addresses."""
-        for slot, place in zip(self._given, (self._source, self._target), strict=False):
-            slot.value = addresses[place.operand] + place.offset
-        check(self._executor, self._launch())
+        kernel = (PIVOTS, "widen" if widen else "narrow", ("-std=c++17",))
+        super().__init__(executor, kernel, (-(-count // THREADS),), (THREADS,), (source, target, count))
 
 
-class FormQ:
+class FormQ(KernelStep):
     """Q of each matrix of a batch, or its first columns, from what `geqrfBatched` has left; dense factors of each."""
 
-    __slots__ = ("_executor", "_given", "_launch", "_places")
+    __slots__ = ()
 
     def __init__(self, executor: CudaExecutor, factors: Matrix, tau: Place, q: Matrix, batch: int) -> None:
-        self._executor, self._places = executor, (factors.place, tau, q.place)
-        size = q.dtype.itemsize
-        extents = (q.rows, q.cols, tau.step // size, batch)
-        strides = [Strides(m.row, m.col, m.place.step // size) for m in (factors, q)]
-        addresses = tuple(ctypes.c_void_p() for _ in self._places)
-        self._given: tuple[Any, ...] = (*addresses, *map(ctypes.c_int64, extents), *strides)
-        grid = (min(batch, MOST_BLOCKS), 1, 1)
-        block = min(THREADS, WARP * q.cols)
-        self._launch = _launch(executor, REFLECTIONS, "form_q", options(q.dtype), grid, block, self._given)
-
-    def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Form it at some addresses."""
-        for slot, place in zip(self._given, self._places, strict=False):
-            slot.value = addresses[place.operand] + place.offset
-        check(self._executor, self._launch())
-
-
-def _launch(
-    executor: CudaExecutor,
-    source: str,
-    name: str,
-    flags: tuple[str, ...],
-    grid: tuple[int, int, int],
-    block: int,
-    given: tuple[Any, ...],
-) -> Callable[[], int]:
-    """The launch of a kernel with what `given` holds at the time."""
-    function = loaded(source, name, flags, executor.device)
-    pointers = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given))
-    fixed = (ctypes.c_void_p(function), *grid, block, 1, 1, 0, executor.target, pointers, None)
-    return partial(driver.cuLaunchKernel.unchecked, *fixed)
+        reflections = tau.step // q.dtype.itemsize
+        extents, strides = (q.rows, q.cols, reflections, batch), (Strides.of(factors), Strides.of(q))
+        given = (factors.place, tau, q.place, *extents, *strides)
+        grid, block = (min(batch, MOST_BLOCKS),), (min(THREADS, WARP * q.cols),)
+        super().__init__(executor, kernel_of("form_q", q.dtype, REFLECTIONS), grid, block, given)

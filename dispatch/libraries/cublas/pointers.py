@@ -7,7 +7,6 @@ from the host the pointers would be those of the call that was recorded.
 from __future__ import annotations
 
 import ctypes
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from cudabind import driver
 from dispatch.keys import I64, U8
 from dispatch.libraries.nvrtc.kernel import loaded
+from dispatch.libraries.nvrtc.launching import check, launch_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ APART = 16  # bytes, at multiples of which lists begin: some versions ask for it
 class Pointers:
     """The addresses of an operand's matrices, so many bytes behind its own; `address` is where the device has them."""
 
-    __slots__ = ("_base", "_executor", "_index", "_keep", "_launch", "_memory", "address")
+    __slots__ = ("_base", "_executor", "_given", "_index", "_launch", "_memory", "address")
 
     def __init__(self, executor: CudaExecutor, index: int, offsets: Sequence[int]) -> None:
         count = len(offsets)
@@ -59,21 +59,15 @@ class Pointers:
         executor.stream.synchronize()  # once a plan: the numbers are read from memory that goes
         self.address = ctypes.c_void_p(self._memory.ptr + told.nbytes)
         self._base = ctypes.c_void_p()
-        taken = (self._base, ctypes.c_void_p(self._memory.ptr), self.address, ctypes.c_longlong(count))
-        pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
-        self._keep = (taken, pointers)
-        function = loaded(SOURCE, "point", ("-std=c++17",), executor.device)
-        extents = (-(-count // THREADS), 1, 1, THREADS, 1, 1)
-        fixed = (ctypes.c_void_p(function), *extents, 0, executor.target, pointers, None)
-        self._launch = partial(driver.cuLaunchKernel.unchecked, *fixed)
+        self._given = (self._base, ctypes.c_void_p(self._memory.ptr), self.address, ctypes.c_longlong(count))
+        kernel = (SOURCE, "point", ("-std=c++17",))
+        self._launch = launch_of(executor, kernel, (-(-count // THREADS),), (THREADS,), self._given)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         """Write the addresses for a run."""
         address = arguments[self._index]
         self._base.value = int(address.real) or None
-        if status := self._launch():
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
-            raise driver.error("cuLaunchKernel", status)
+        check(self._executor, self._launch())
 
 
 class GivenPointers:

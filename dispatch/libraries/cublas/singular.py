@@ -8,15 +8,12 @@ no request.
 
 from __future__ import annotations
 
-import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dispatch.libraries.cusolver.copies import MOST_BLOCKS, check, launch_of
-from dispatch.libraries.cusolver.spectra import strides_of
+from dispatch.libraries.cusolver.copies import MOST_BLOCKS, kernel_of
+from dispatch.libraries.nvrtc.launching import KernelStep, Strides
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cusolver.matrix import Matrix, Place
 
@@ -128,24 +125,15 @@ extern "C" __global__ void complete(
 """
 
 
-class Complete:
+class Complete(KernelStep):
     """What `getrfBatched` has left of singular matrices becomes their factorization; `a` is what was factorized.
 
     Pivots, of 32 bits, and statuses are dense.
     """
 
-    __slots__ = ("_executor", "_given", "_launch", "_places")
+    __slots__ = ()
 
     def __init__(self, executor: CudaExecutor, a: Matrix, lu: Matrix, pivots: Place, info: Place, batch: int) -> None:
-        self._executor, self._places = executor, (a.place, lu.place, pivots, info)
-        addresses = tuple(ctypes.c_void_p() for _ in self._places)
-        numbers = (ctypes.c_int64(a.rows), ctypes.c_int64(batch), strides_of(a), strides_of(lu))
-        self._given: tuple[Any, ...] = (*addresses, *numbers)
-        grid = (min(batch, MOST_BLOCKS), 1, 1)
-        self._launch = launch_of(executor, "complete", a.dtype, grid, (THREADS, 1), self._given, SOURCE)
-
-    def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Launch the kernel at some addresses."""
-        for slot, place in zip(self._given, self._places, strict=False):
-            slot.value = addresses[place.operand] + place.offset
-        check(self._executor, self._launch())
+        given = (a.place, lu.place, pivots, info, a.rows, batch, Strides.of(a), Strides.of(lu))
+        kernel = kernel_of("complete", a.dtype, SOURCE)
+        super().__init__(executor, kernel, (min(batch, MOST_BLOCKS),), (THREADS,), given)

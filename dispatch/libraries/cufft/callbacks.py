@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cudabind import driver, nvjitlink, nvrtc
+from cudabind import nvjitlink, nvrtc
 from cudabind.errors import LibraryNotFound
 from cudabind.sys import cufft
 from dispatch.errors import Refused
@@ -24,7 +24,7 @@ from dispatch.keys import F32
 from dispatch.libraries.cufft.callback_source import EACH, OPTIONS, TELL, WORDS, Side, source_of
 from dispatch.libraries.cufft.transforms import Routine, Transform
 from dispatch.libraries.nvrtc.compiled import compiled
-from dispatch.libraries.nvrtc.kernel import loaded
+from dispatch.libraries.nvrtc.launching import check, launch_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,12 +118,9 @@ class FusedTransform(Transform):
         kept: Any = self._kept
         if not self._slots:
             return
-        function = loaded(TELL, "tell", OPTIONS, executor.device)
-        self._words = Words()
-        self._pointer = ctypes.c_void_p(kept.block.base)
-        pointers = (ctypes.c_void_p * 2)(ctypes.addressof(self._pointer), ctypes.addressof(self._words))
-        fixed = (ctypes.c_void_p(function), 1, 1, 1, 2 * WORDS, 1, 1, 0, executor.target, pointers, None)
-        self._tell = partial(driver.cuLaunchKernel.unchecked, *fixed)
+        self._words, self._pointer = Words(), ctypes.c_void_p(kept.block.base)
+        kernel = (TELL, "tell", OPTIONS)
+        self._tell = launch_of(executor, kernel, (1,), (2 * WORDS,), (self._pointer, self._words))
 
     def enqueue(self, addresses: Any) -> None:
         """Transform at some addresses."""
@@ -131,7 +128,7 @@ class FusedTransform(Transform):
             self.own_block()
             for first, words in self._slots:
                 fill(self._words, first, words, addresses)
-            launched(self._executor, self._tell)
+            check(self._executor, self._tell())
         super().enqueue(addresses)
 
 
@@ -181,23 +178,14 @@ class Pass:
         self._block, self._data, self._dense = Block(), ctypes.c_void_p(), ctypes.c_void_p()
         is_load, count = side.name == "load", ctypes.c_longlong(side.elements)
         addresses = (self._data, self._dense) if is_load else (self._dense, self._data)
-        self._taken = taken = (*addresses, count, self._block)  # the pointers lead to these
-        function = loaded(source_of(side, as_pass=True), f"{side.name}_pass", OPTIONS, executor.device)
-        pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
-        grid = (-(-side.elements // (EACH * THREADS)), 1, 1, THREADS, 1, 1)
-        fixed = (ctypes.c_void_p(function), *grid, 0, executor.target, pointers, None)
-        self._launch = partial(driver.cuLaunchKernel.unchecked, *fixed)
+        self._taken = (*addresses, count, self._block)
+        kernel = (source_of(side, as_pass=True), f"{side.name}_pass", OPTIONS)
+        grid = (-(-side.elements // (EACH * THREADS)),)
+        self._launch = launch_of(executor, kernel, grid, (THREADS,), self._taken)
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
         """Launch it at some addresses."""
         fill(self._block, 0, self._given.words, addresses)
         self._data.value = self._block.word[0]
         self._dense.value = addresses[self._operand] + self._place
-        launched(self._executor, self._launch)
-
-
-def launched(executor: CudaExecutor, launch: Any) -> None:
-    """Launch a kernel."""
-    if status := launch():
-        executor.stream.done()  # raises DeviceFault where it is the device that is lost
-        raise driver.error("cuLaunchKernel", status)
+        check(self._executor, self._launch())

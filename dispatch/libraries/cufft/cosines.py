@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import ctypes
 import math
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from cudabind import driver
 from dispatch.errors import Refused
 from dispatch.libraries.cufft.moves import MOST_AXES, NAMES, SMALL, THREADS, WHOLE, WIDE
-from dispatch.libraries.nvrtc.kernel import loaded
+from dispatch.libraries.nvrtc.launching import KernelStep
 from dispatch.libraries.nvrtc.number_types import NUMBERS
 from dispatch.refusal import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Dtype
     from dispatch.libraries.cufft.layouts import Part, View
@@ -215,15 +211,14 @@ POINT = 8  # bytes of a double
 FOUR = 4
 
 
-class Fold:
+class Fold(KernelStep):
     """Either kernel as a step of a plan: `fold` reads lines into dense memory, `unfold` makes lines of it."""
 
-    __slots__ = ("_executor", "_given", "_launch", "_source", "_target")
+    __slots__ = ()
 
     def __init__(
         self, executor: CudaExecutor, name: str, lines: Lines, source: View, target: View, real: Dtype
     ) -> None:
-        self._executor, self._source, self._target = executor, source, target
         folds = name == "fold"
         beside, dense = (source, target) if folds else (target, source)
         each = dense.shape[-1] if folds else lines.n  # threads of a line
@@ -235,19 +230,6 @@ class Fold:
         for part in lines.parts:
             work.axis[work.axes] = Axis(part.extent, part.source if folds else part.target)
             work.axes += 1
-        self._given: tuple[Any, ...] = (ctypes.c_void_p(), ctypes.c_void_p(), work)
         chosen = options(lines, source.dtype if folds else real, real, wide=work.count >= SMALL - THREADS)
-        function = loaded(SOURCE, name, chosen, executor.device)
-        pointers = (ctypes.c_void_p * len(self._given))(*map(ctypes.addressof, self._given))
-        extents = (-(-work.count // THREADS), 1, 1, THREADS, 1, 1)
-        fixed = (ctypes.c_void_p(function), *extents, 0, executor.target, pointers, None)
-        self._launch = partial(driver.cuLaunchKernel.unchecked, *fixed)
-
-    def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Launch it at some addresses."""
-        source, target, _ = self._given
-        source.value = addresses[self._source.operand] + self._source.offset
-        target.value = addresses[self._target.operand] + self._target.offset
-        if status := self._launch():
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
-            raise driver.error("cuLaunchKernel", status)
+        grid = (-(-work.count // THREADS),)
+        super().__init__(executor, (SOURCE, name, chosen), grid, (THREADS,), (source, target, work))

@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cudabind import driver
 from dispatch.errors import Refused
 from dispatch.keys import BF16, BOOL, C64, C128, F16, F32, F64, I8, I32, I64, U8, U32, U64
 from dispatch.libraries.cufft.layouts import C32, CB32
-from dispatch.libraries.nvrtc.kernel import loaded
+from dispatch.libraries.nvrtc.launching import KernelStep
 from dispatch.libraries.nvrtc.number_types import NUMBERS
 from dispatch.refusal import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Dtype
     from dispatch.libraries.cufft.layouts import View
@@ -269,38 +265,25 @@ def _merged(outer: _Line, inner: _Line) -> _Line | None:
     return inner._replace(extent=extent, limit=extent)
 
 
-class Move:
+class Move(KernelStep):
     """The kernel over two views, as a step of a plan; they may be one and the same."""
 
-    __slots__ = ("_executor", "_given", "_launch", "_views")
+    __slots__ = ()
 
     def __init__(
         self, executor: CudaExecutor, source: View, target: View, *, factors: View | None = None, **choices: Any
     ) -> None:
-        self._executor = executor
-        self._views = (source, target) if factors is None else (source, target, factors)
+        views = (source, target) if factors is None else (source, target, factors)
         work = work_of(source, target, factors=factors, **choices)
-        self._given: tuple[Any, ...] = (ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(), work)
         by = None if factors is None else factors.dtype
         chosen = options(
             source.dtype,
             target.dtype,
             by,
             wide=work.count >= SMALL - EACH * THREADS,
-            far=max(map(reach, self._views)) >= SMALL,
+            far=max(map(reach, views)) >= SMALL,
             axes=work.axes,
             hermitian=choices.get("hermitian") is not None,
         )
-        function = loaded(SOURCE, "move", chosen, executor.device)
-        pointers = (ctypes.c_void_p * len(self._given))(*map(ctypes.addressof, self._given))
-        extents = (-(-work.count // (EACH * THREADS)), 1, 1, THREADS, 1, 1)
-        fixed = (ctypes.c_void_p(function), *extents, 0, executor.target, pointers, None)
-        self._launch = partial(driver.cuLaunchKernel.unchecked, *fixed)
-
-    def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Launch it at some addresses."""
-        for slot, view in zip(self._given, self._views, strict=False):
-            slot.value = addresses[view.operand] + view.offset
-        if status := self._launch():
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
-            raise driver.error("cuLaunchKernel", status)
+        grid = (-(-work.count // (EACH * THREADS)),)
+        super().__init__(executor, (SOURCE, "move", chosen), grid, (THREADS,), (source, target, factors, work))

@@ -8,31 +8,16 @@ from __future__ import annotations
 
 import ctypes
 from enum import IntEnum
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cudabind import driver
-from dispatch.libraries.nvrtc.kernel import loaded
+from dispatch.libraries.nvrtc.launching import KernelStep, Strides, check
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Dtype
     from dispatch.libraries.cusolver.matrix import Matrix, Place
 
-__all__ = [
-    "SOURCE",
-    "Copy",
-    "FlagNonfinite",
-    "Keep",
-    "PointerList",
-    "Spoil",
-    "Strides",
-    "check",
-    "launch_of",
-    "options",
-]
+__all__ = ["SOURCE", "Copy", "FlagNonfinite", "Keep", "PointerList", "Spoil", "check", "kernel_of", "options"]
 
 TILE, LINES = 32, 8
 REALS = {1: "signed char", 2: "short", 4: "float", 8: "double"}  # by their bytes
@@ -129,12 +114,6 @@ class Keep(IntEnum):
     BELOW = 6
 
 
-class Strides(ctypes.Structure):
-    """Elements from one row, column and matrix of a batch to the next."""
-
-    _fields_ = (("row", ctypes.c_int64), ("col", ctypes.c_int64), ("batch", ctypes.c_int64))
-
-
 def options(dtype: Dtype) -> tuple[str, ...]:
     """NVRTC's options for elements of a dtype; of those that are only copied the size counts."""
     parts = 2 if dtype.is_complex else 1
@@ -142,114 +121,56 @@ def options(dtype: Dtype) -> tuple[str, ...]:
     return "-std=c++17", f"-DREAL={real}", f"-DPARTS={parts}"
 
 
-def launch_of(
-    executor: CudaExecutor,
-    name: str,
-    dtype: Dtype,
-    grid: tuple[int, int, int],
-    block: tuple[int, int],
-    given: Any,
-    source: str = SOURCE,
-) -> Callable[[], int]:
-    """The launch of a kernel with what `given` holds at the time."""
-    function = loaded(source, name, options(dtype), executor.device)
-    pointers = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given))
-    extents = (*grid, *block, 1)
-    fixed = (ctypes.c_void_p(function), *extents, 0, executor.target, pointers, None)
-    return partial(driver.cuLaunchKernel.unchecked, *fixed)
+def kernel_of(name: str, dtype: Dtype, source: str = SOURCE) -> tuple[str, str, tuple[str, ...]]:
+    """A kernel for elements of a dtype."""
+    return source, name, options(dtype)
 
 
-class Copy:
+class Copy(KernelStep):
     """A copy of a matrix, or of a batch of them, as a step of a plan; source and target may be one matrix."""
 
-    __slots__ = ("_executor", "_given", "_launch", "_source", "_target")
+    __slots__ = ()
 
     def __init__(
         self, executor: CudaExecutor, source: Matrix, target: Matrix, batch: int, keep: Keep, *, conj: bool
     ) -> None:
-        self._executor, self._source, self._target = executor, source.place, target.place
-        size, rows, cols = source.dtype.itemsize, source.rows, source.cols
-        strides = [Strides(m.row, m.col, m.place.step // size) for m in (source, target)]
-        numbers = (ctypes.c_int64(rows), ctypes.c_int64(cols), ctypes.c_int64(batch))
-        choices = (ctypes.c_int(keep), ctypes.c_int(conj))
-        self._given: tuple[Any, ...] = (ctypes.c_void_p(), ctypes.c_void_p(), *numbers, *strides, *choices)
+        rows, cols = source.rows, source.cols
+        strides = (Strides.of(source), Strides.of(target))
+        given = (source.place, target.place, rows, cols, batch, *strides, keep, ctypes.c_int(conj))
         grid = (-(-rows // TILE), min(-(-cols // TILE), MOST_BLOCKS), min(batch, MOST_BLOCKS))
-        self._launch = launch_of(executor, "copy_matrix", source.dtype, grid, (TILE, LINES), self._given)
-
-    def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Copy at some addresses."""
-        source, target, *_ = self._given
-        source.value = addresses[self._source.operand] + self._source.offset
-        target.value = addresses[self._target.operand] + self._target.offset
-        check(self._executor, self._launch())
+        super().__init__(executor, kernel_of("copy_matrix", source.dtype), grid, (TILE, LINES), given)
 
 
-class Spoil:
+class Spoil(KernelStep):
     """What a routine that failed has left becomes NaN, as a step of a plan; it looks at the status on the device."""
 
-    __slots__ = ("_executor", "_given", "_info", "_launch", "_target")
+    __slots__ = ()
 
     def __init__(self, executor: CudaExecutor, info: Place, target: Matrix, batch: int) -> None:
-        self._executor, self._info, self._target = executor, info, target.place
-        strides = Strides(target.row, target.col, target.place.step // target.dtype.itemsize)
-        numbers = (ctypes.c_int64(target.rows), ctypes.c_int64(target.cols), ctypes.c_int64(batch))
-        self._given: tuple[Any, ...] = (ctypes.c_void_p(), ctypes.c_void_p(), *numbers, strides)
-        blocks = min(-(-target.rows * target.cols // (TILE * LINES)), SPOIL_BLOCKS)
-        grid = (blocks, min(batch, MOST_BLOCKS), 1)
-        self._launch = launch_of(executor, "spoil", target.dtype, grid, (TILE * LINES, 1), self._given)
-
-    def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Look at the status at its address."""
-        info, target, *_ = self._given
-        info.value = addresses[self._info.operand] + self._info.offset
-        target.value = addresses[self._target.operand] + self._target.offset
-        check(self._executor, self._launch())
+        given = (info, target.place, target.rows, target.cols, batch, Strides.of(target))
+        super().__init__(executor, kernel_of("spoil", target.dtype), _grid(target, batch), (TILE * LINES,), given)
 
 
-class FlagNonfinite:
+class FlagNonfinite(KernelStep):
     """The flags, an i32 each, of matrices that have NaN or infinities become 1, as a step of a plan."""
 
-    __slots__ = ("_executor", "_flags", "_given", "_launch", "_source")
+    __slots__ = ()
 
     def __init__(self, executor: CudaExecutor, source: Matrix, flags: Place, batch: int) -> None:
-        self._executor, self._source, self._flags = executor, source.place, flags
-        strides = Strides(source.row, source.col, source.place.step // source.dtype.itemsize)
-        numbers = (ctypes.c_int64(source.rows), ctypes.c_int64(source.cols), ctypes.c_int64(batch))
-        self._given: tuple[Any, ...] = (ctypes.c_void_p(), ctypes.c_void_p(), *numbers, strides)
-        blocks = min(-(-source.rows * source.cols // (TILE * LINES)), SPOIL_BLOCKS)
-        grid = (blocks, min(batch, MOST_BLOCKS), 1)
-        self._launch = launch_of(executor, "flag_nonfinite", source.dtype, grid, (TILE * LINES, 1), self._given)
-
-    def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Look at the matrices at their address."""
-        source, flags, *_ = self._given
-        source.value = addresses[self._source.operand] + self._source.offset
-        flags.value = addresses[self._flags.operand] + self._flags.offset
-        check(self._executor, self._launch())
+        given = (source.place, flags, source.rows, source.cols, batch, Strides.of(source))
+        kernel = kernel_of("flag_nonfinite", source.dtype)
+        super().__init__(executor, kernel, _grid(source, batch), (TILE * LINES,), given)
 
 
-class PointerList:
+def _grid(matrix: Matrix, batch: int) -> tuple[int, int]:
+    return min(-(-matrix.rows * matrix.cols // (TILE * LINES)), SPOIL_BLOCKS), min(batch, MOST_BLOCKS)
+
+
+class PointerList(KernelStep):
     """The list of the addresses of a batch of matrices in device memory, as a step of a plan."""
 
-    __slots__ = ("_executor", "_given", "_launch", "_matrix", "_target")
+    __slots__ = ()
 
     def __init__(self, executor: CudaExecutor, matrix: Matrix, target: Place, batch: int) -> None:
-        self._executor, self._matrix, self._target = executor, matrix.place, target
-        numbers = (ctypes.c_int64(matrix.place.step), ctypes.c_int64(batch))
-        self._given: tuple[Any, ...] = (ctypes.c_void_p(), *numbers, ctypes.c_void_p())
-        grid = (-(-batch // (TILE * LINES)), 1, 1)
-        self._launch = launch_of(executor, "list_pointers", matrix.dtype, grid, (TILE * LINES, 1), self._given)
-
-    def enqueue(self, addresses: Sequence[Any]) -> None:
-        """List the addresses."""
-        first, _, _, target = self._given
-        first.value = addresses[self._matrix.operand] + self._matrix.offset
-        target.value = addresses[self._target.operand] + self._target.offset
-        check(self._executor, self._launch())
-
-
-def check(executor: CudaExecutor, status: int) -> None:
-    """Raise what a launch ended in."""
-    if status:
-        executor.stream.done()  # raises DeviceFault where it is the device that is lost
-        raise driver.error("cuLaunchKernel", status)
+        given, grid = (matrix.place, matrix.place.step, batch, target), (-(-batch // (TILE * LINES)),)
+        super().__init__(executor, kernel_of("list_pointers", matrix.dtype), grid, (TILE * LINES,), given)

@@ -7,15 +7,13 @@ file knows no request.
 
 from __future__ import annotations
 
-import ctypes
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dispatch.libraries.cusolver.copies import LINES, MOST_BLOCKS, TILE, Strides, check, launch_of
+from dispatch.libraries.cusolver.copies import LINES, MOST_BLOCKS, TILE, kernel_of
+from dispatch.libraries.nvrtc.launching import KernelStep, Strides
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cusolver.matrix import Matrix, Place
 
@@ -23,7 +21,6 @@ __all__ = ["MOST_SHARED", "SOURCE", "Exchange", "OrderRows", "Rows"]
 
 THREADS = 256
 MOST_SHARED = 8192  # rows whose numbers are in the memory that a block of threads shares
-NUMBER = 4  # bytes
 
 # Row i was exchanged with row pivots[i] - 1, which is no earlier one, for i = 0, 1, … What ends in row i was in row
 # pivots[i] - 1 before the exchange i, and came there by the last exchange j before i with the same pivot, if there is
@@ -128,49 +125,32 @@ class Rows(IntEnum):
     IDENTITY = 2  # exchanged; nothing is read
 
 
-class OrderRows:
+class OrderRows(KernelStep):
     """The order of rows that pivots lead to, as a step of a plan: i32 from i64 that count from 1, dense.
 
     `room` is memory of as many i32, for matrices of more than `MOST_SHARED` rows.
     """
 
-    __slots__ = ("_executor", "_given", "_launch", "_places")
+    __slots__ = ()
 
     def __init__(
         self, executor: CudaExecutor, pivots: Place, order: Place, room: Place | None, like: Matrix, batch: int
     ) -> None:
-        self._executor, self._places = executor, (pivots, order, order if room is None else room)
-        addresses = tuple(ctypes.c_void_p() for _ in self._places)
-        self._given: tuple[Any, ...] = (*addresses, ctypes.c_int64(like.rows), ctypes.c_int64(batch))
-        grid = (min(batch, MOST_BLOCKS), 1, 1)
-        self._launch = launch_of(executor, "order_rows", like.dtype, grid, (THREADS, 1), self._given, SOURCE)
-
-    def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Launch the kernel at some addresses."""
-        for slot, place in zip(self._given, self._places, strict=False):
-            slot.value = addresses[place.operand] + place.offset
-        check(self._executor, self._launch())
+        given = (pivots, order, order if room is None else room, like.rows, batch)
+        kernel = kernel_of("order_rows", like.dtype, SOURCE)
+        super().__init__(executor, kernel, (min(batch, MOST_BLOCKS),), (THREADS,), given)
 
 
-class Exchange:
+class Exchange(KernelStep):
     """A copy of a matrix, or of a batch of them, with its rows exchanged, to memory apart from its own."""
 
-    __slots__ = ("_executor", "_given", "_launch", "_places")
+    __slots__ = ()
 
     def __init__(
         self, executor: CudaExecutor, source: Matrix, target: Matrix, order: Place, batch: int, kind: Rows
     ) -> None:
-        self._executor, self._places = executor, (source.place, target.place, order)
-        size, rows, cols = target.dtype.itemsize, target.rows, target.cols
-        strides = [Strides(m.row, m.col, m.place.step // size) for m in (source, target)]
-        numbers = (ctypes.c_int64(rows), ctypes.c_int64(cols), ctypes.c_int64(batch))
-        addresses = tuple(ctypes.c_void_p() for _ in self._places)
-        self._given: tuple[Any, ...] = (*addresses, *numbers, *strides, ctypes.c_int(kind))
+        rows, cols = target.rows, target.cols
+        strides = (Strides.of(source), Strides.of(target))
+        given = (source.place, target.place, order, rows, cols, batch, *strides, kind)
         grid = (-(-rows // TILE), min(-(-cols // TILE), MOST_BLOCKS), min(batch, MOST_BLOCKS))
-        self._launch = launch_of(executor, "exchange_rows", target.dtype, grid, (TILE, LINES), self._given, SOURCE)
-
-    def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Copy at some addresses."""
-        for slot, place in zip(self._given, self._places, strict=False):
-            slot.value = addresses[place.operand] + place.offset
-        check(self._executor, self._launch())
+        super().__init__(executor, kernel_of("exchange_rows", target.dtype, SOURCE), grid, (TILE, LINES), given)

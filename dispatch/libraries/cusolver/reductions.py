@@ -6,15 +6,11 @@ compiles them for the GPU at hand. This file knows no request.
 
 from __future__ import annotations
 
-import ctypes
 from enum import IntEnum
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cudabind import driver
-from dispatch.libraries.cusolver.copies import MOST_BLOCKS, check, options
-from dispatch.libraries.cusolver.matrix import Matrix, Place
-from dispatch.libraries.nvrtc.kernel import loaded
+from dispatch.libraries.cusolver.copies import MOST_BLOCKS, kernel_of
+from dispatch.libraries.nvrtc.launching import KernelStep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -199,20 +195,10 @@ class Reduce(IntEnum):
     SQUARES = 4
 
 
-class Strides(ctypes.Structure):
-    """Elements from one row, column and matrix of a batch to the next."""
+class Launch(KernelStep):
+    """A kernel of these, or of another source that takes its batch first, as a step of a plan."""
 
-    _fields_ = (("row", ctypes.c_int64), ("col", ctypes.c_int64), ("batch", ctypes.c_int64))
-
-
-class Launch:
-    """A kernel of these, or of another source that takes its batch first, as a step of a plan.
-
-    A Matrix among the arguments becomes an address and strides, a Place an address, None the null pointer, a member of
-    an enum an int, other ints 64 bits and floats doubles.
-    """
-
-    __slots__ = ("_executor", "_given", "_launch", "_slots")
+    __slots__ = ()
 
     def __init__(
         self,
@@ -224,34 +210,5 @@ class Launch:
         arguments: Sequence[Any],
         source: str = SOURCE,
     ) -> None:
-        self._executor = executor
-        self._slots: list[tuple[ctypes.c_void_p, Place]] = []
-        given: list[Any] = [ctypes.c_int64(batch)]
-        for argument in arguments:
-            given.extend(self._prepared(argument))
-        self._given = tuple(given)
-        pointers = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given))
-        function = loaded(source, name, options(dtype), executor.device)
-        grid = (min(blocks, MOST_BLOCKS), min(batch, MOST_BLOCKS), 1)
-        fixed = (ctypes.c_void_p(function), *grid, THREADS, 1, 1, 0, executor.target, pointers, None)
-        self._launch = partial(driver.cuLaunchKernel.unchecked, *fixed)
-
-    def _prepared(self, argument: Any) -> tuple[Any, ...]:
-        if isinstance(argument, Matrix):
-            step = argument.place.step // argument.dtype.itemsize
-            return *self._prepared(argument.place), Strides(argument.row, argument.col, step)
-        if isinstance(argument, Place):
-            slot = ctypes.c_void_p()
-            self._slots.append((slot, argument))
-            return (slot,)
-        if argument is None:
-            return (ctypes.c_void_p(),)
-        if isinstance(argument, IntEnum):
-            return (ctypes.c_int(argument),)
-        return (ctypes.c_double(argument) if isinstance(argument, float) else ctypes.c_int64(argument),)
-
-    def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Launch it at some addresses."""
-        for slot, place in self._slots:
-            slot.value = addresses[place.operand] + place.offset
-        check(self._executor, self._launch())
+        grid = (min(blocks, MOST_BLOCKS), min(batch, MOST_BLOCKS))
+        super().__init__(executor, kernel_of(name, dtype, source), grid, (THREADS,), (batch, *arguments))

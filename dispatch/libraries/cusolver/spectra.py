@@ -5,10 +5,10 @@ This file knows no request.
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING, Any
 
-from dispatch.libraries.cusolver.copies import Strides, check, launch_of
+from dispatch.libraries.cusolver.copies import kernel_of
+from dispatch.libraries.nvrtc.launching import KernelStep, Strides
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,29 +144,16 @@ extern "C" __global__ void swap_status(int* info, Int n, Int batch)
 """
 
 
-def strides_of(matrix: Matrix) -> Strides:
-    """The strides of a matrix in elements."""
-    return Strides(matrix.row, matrix.col, matrix.place.step // matrix.dtype.itemsize)
-
-
-class Spectral:
+class Spectral(KernelStep):
     """A step of one kernel, whose first arguments are addresses."""
 
-    __slots__ = ("_executor", "_given", "_launch", "_places")
+    __slots__ = ()
     kernel: str
 
     def __init__(
-        self, executor: CudaExecutor, places: Sequence[Place], of: Matrix, grid: tuple[int, int, int], *numbers: Any
+        self, executor: CudaExecutor, places: Sequence[Place], of: Matrix, grid: tuple[int, ...], *numbers: Any
     ) -> None:
-        self._executor, self._places = executor, tuple(places)
-        self._given: tuple[Any, ...] = (*(ctypes.c_void_p() for _ in places), *numbers)
-        self._launch = launch_of(executor, self.kernel, of.dtype, grid, (THREADS, 1), self._given, SPECTRA)
-
-    def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Launch the kernel at some addresses."""
-        for slot, place in zip(self._given, self._places, strict=False):
-            slot.value = addresses[place.operand] + place.offset
-        check(self._executor, self._launch())
+        super().__init__(executor, kernel_of(self.kernel, of.dtype, SPECTRA), grid, (THREADS,), (*places, *numbers))
 
 
 class KeepFirst(Spectral):
@@ -175,9 +162,9 @@ class KeepFirst(Spectral):
     kernel = "keep_first"
 
     def __init__(self, executor: CudaExecutor, found: Place, target: Matrix, batch: int) -> None:
-        numbers = (ctypes.c_int64(target.rows), ctypes.c_int64(target.cols), ctypes.c_int64(batch))
-        grid = (min(-(-target.rows * target.cols // THREADS), BLOCKS), min(batch, MOST_BLOCKS), 1)
-        super().__init__(executor, (found, target.place), target, grid, *numbers, strides_of(target))
+        numbers = (target.rows, target.cols, batch)
+        grid = (min(-(-target.rows * target.cols // THREADS), BLOCKS), min(batch, MOST_BLOCKS))
+        super().__init__(executor, (found, target.place), target, grid, *numbers, Strides.of(target))
 
 
 class FromPairs(Spectral):
@@ -186,10 +173,10 @@ class FromPairs(Spectral):
     kernel = "from_pairs"
 
     def __init__(self, executor: CudaExecutor, values: Place, source: Matrix, target: Matrix, batch: int) -> None:
-        numbers = (ctypes.c_int64(source.rows), ctypes.c_int64(batch))
-        grid = (min(-(-source.rows * source.cols // THREADS), BLOCKS), min(batch, MOST_BLOCKS), 1)
+        numbers = (source.rows, batch)
+        grid = (min(-(-source.rows * source.cols // THREADS), BLOCKS), min(batch, MOST_BLOCKS))
         places = (values, source.place, target.place)
-        super().__init__(executor, places, source, grid, *numbers, strides_of(source), strides_of(target))
+        super().__init__(executor, places, source, grid, *numbers, Strides.of(source), Strides.of(target))
 
 
 class TakeNearest(Spectral):
@@ -208,10 +195,10 @@ class TakeNearest(Spectral):
         status: Place,
         batch: int,
     ) -> None:
-        numbers = (ctypes.c_int64(source.rows), ctypes.c_int64(batch))
+        numbers = (source.rows, batch)
         places = (values, others, source.place, target.place, info, status)
-        grid = (min(batch, MOST_BLOCKS), 1, 1)
-        super().__init__(executor, places, source, grid, *numbers, strides_of(source), strides_of(target))
+        grid = (min(batch, MOST_BLOCKS),)
+        super().__init__(executor, places, source, grid, *numbers, Strides.of(source), Strides.of(target))
 
 
 class ClearNonfinite(Spectral):
@@ -220,9 +207,9 @@ class ClearNonfinite(Spectral):
     kernel = "clear_nonfinite"
 
     def __init__(self, executor: CudaExecutor, matrix: Matrix, flags: Place, batch: int) -> None:
-        numbers = (ctypes.c_int64(matrix.rows), ctypes.c_int64(matrix.cols), ctypes.c_int64(batch))
-        grid = (min(batch, MOST_BLOCKS), 1, 1)
-        super().__init__(executor, (matrix.place, flags), matrix, grid, *numbers, strides_of(matrix))
+        numbers = (matrix.rows, matrix.cols, batch)
+        grid = (min(batch, MOST_BLOCKS),)
+        super().__init__(executor, (matrix.place, flags), matrix, grid, *numbers, Strides.of(matrix))
 
 
 class MarkUnconverged(Spectral):
@@ -231,7 +218,7 @@ class MarkUnconverged(Spectral):
     kernel = "mark_unconverged"
 
     def __init__(self, executor: CudaExecutor, info: Place, flags: Place, of: Matrix, batch: int) -> None:
-        super().__init__(executor, (info, flags), of, (-(-batch // THREADS), 1, 1), ctypes.c_int64(batch))
+        super().__init__(executor, (info, flags), of, (-(-batch // THREADS),), batch)
 
 
 class SwapStatus(Spectral):
@@ -240,5 +227,5 @@ class SwapStatus(Spectral):
     kernel = "swap_status"
 
     def __init__(self, executor: CudaExecutor, info: Place, of: Matrix, batch: int) -> None:
-        grid = (-(-batch // THREADS), 1, 1)
-        super().__init__(executor, (info,), of, grid, ctypes.c_int64(of.rows), ctypes.c_int64(batch))
+        grid = (-(-batch // THREADS),)
+        super().__init__(executor, (info,), of, grid, of.rows, batch)

@@ -9,21 +9,20 @@ https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-functions.
 from __future__ import annotations
 
 import ctypes
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from cudabind import driver, nvjitlink, nvrtc
+from cudabind import nvjitlink, nvrtc
 from cudabind.errors import CusparseError, LibraryNotFound
 from cudabind.sys import cusparse
 from dispatch.errors import Refused
 from dispatch.keys import I32, I64
-from dispatch.libraries.cusolver.copies import check
 from dispatch.libraries.cusparse.calls import Call
 from dispatch.libraries.cusparse.handle import handle_of
 from dispatch.libraries.cusparse.operator_source import EMPTY_ROWS, OPTIONS, OPTIONS_OF_KERNELS
 from dispatch.libraries.finalizer import finalizer
 from dispatch.libraries.nvrtc.compiled import compiled
-from dispatch.libraries.nvrtc.kernel import loaded
+from dispatch.libraries.nvrtc.launching import KernelStep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -139,26 +138,16 @@ class CompiledProduct:
             raise function.error(status)
 
 
-class EmptyRows:
+class EmptyRows(KernelStep):
     """What SpMMOp leaves out, as a step behind it: the result's rows where A has no element."""
 
-    __slots__ = ("_executor", "_given", "_launch", "_out", "_rows")
+    __slots__ = ()
 
     def __init__(self, executor: CudaExecutor, source: str, rows: Matrix, out: Matrix) -> None:
         """`source` is `Operators.of_empty_rows`, `rows` where A's rows begin, and `out` the result, dense by rows."""
-        self._executor, self._rows, self._out = executor, rows.place.operand, out.place.operand
-        extents = map(ctypes.c_int64, (out.rows, out.cols))
-        self._given: tuple[Any, ...] = (ctypes.c_void_p(), ctypes.c_void_p(), *extents)
-        function = loaded(source, EMPTY_ROWS, (*OPTIONS_OF_KERNELS, f"-DINDEX={INDICES[rows.dtype]}"), executor.device)
-        pointers = (ctypes.c_void_p * len(self._given))(*map(ctypes.addressof, self._given))
-        grid = (-(-out.rows * out.cols // THREADS), 1, 1, THREADS, 1, 1)
-        fixed = (ctypes.c_void_p(function), *grid, 0, executor.target, pointers, None)
-        self._launch = partial(driver.cuLaunchKernel.unchecked, *fixed)
-
-    def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Fill them, over the memory of a run."""
-        self._given[0].value, self._given[1].value = addresses[self._rows], addresses[self._out]
-        check(self._executor, self._launch())
+        kernel = (source, EMPTY_ROWS, (*OPTIONS_OF_KERNELS, f"-DINDEX={INDICES[rows.dtype]}"))
+        grid = (-(-out.rows * out.cols // THREADS),)
+        super().__init__(executor, kernel, grid, (THREADS,), (rows.place, out.place, out.rows, out.cols))
 
 
 class RowProduct(Call):

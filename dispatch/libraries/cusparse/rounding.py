@@ -6,18 +6,12 @@ NVRTC compiles the kernel for the GPU at hand. This file knows no request.
 
 from __future__ import annotations
 
-import ctypes
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cudabind import driver
-from dispatch.libraries.cusolver.copies import check
-from dispatch.libraries.nvrtc.kernel import loaded
+from dispatch.libraries.nvrtc.launching import KernelStep
 from dispatch.libraries.nvrtc.number_types import NAMES, NUMBERS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Dtype
     from dispatch.libraries.cusolver.matrix import Matrix
@@ -47,26 +41,15 @@ def options(source: Dtype, target: Dtype) -> tuple[str, ...]:
     return "-std=c++17", f"-DFROM={NAMES[source]}", f"-DTO={NAMES[target]}"
 
 
-class Rounding:
+class Rounding(KernelStep):
     """A copy of a matrix in another dtype, as a step of a plan; neighbouring threads have neighbours of the target."""
 
-    __slots__ = ("_executor", "_given", "_launch", "_source", "_target")
+    __slots__ = ()
 
     def __init__(self, executor: CudaExecutor, source: Matrix, target: Matrix) -> None:
-        self._executor, self._source, self._target = executor, source.place, target.place
         if target.row < target.col:
             source, target = source.mT, target.mT
         numbers = (target.rows, target.cols, source.row, source.col, target.row, target.col)
-        self._given: tuple[Any, ...] = (ctypes.c_void_p(), ctypes.c_void_p(), *map(ctypes.c_int64, numbers))
-        function = loaded(SOURCE, NAME, options(source.dtype, target.dtype), executor.device)
-        pointers = (ctypes.c_void_p * len(self._given))(*map(ctypes.addressof, self._given))
-        extents = (-(-target.rows * target.cols // THREADS), 1, 1, THREADS, 1, 1)
-        fixed = (ctypes.c_void_p(function), *extents, 0, executor.target, pointers, None)
-        self._launch = partial(driver.cuLaunchKernel.unchecked, *fixed)
-
-    def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Copy at some addresses."""
-        source, target, *_ = self._given
-        source.value = addresses[self._source.operand] + self._source.offset
-        target.value = addresses[self._target.operand] + self._target.offset
-        check(self._executor, self._launch())
+        kernel = (SOURCE, NAME, options(source.dtype, target.dtype))
+        grid = (-(-target.rows * target.cols // THREADS),)
+        super().__init__(executor, kernel, grid, (THREADS,), (source.place, target.place, *numbers))

@@ -11,8 +11,8 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from dispatch.libraries.cusolver.matrix import count_of, matrix_of
-from dispatch.libraries.cusolver.spectra import strides_of
 from dispatch.libraries.nvrtc.kernel import Kernel, Launch
+from dispatch.libraries.nvrtc.launching import Strides
 from dispatch.libraries.nvrtc.small_kernels import Variant, columns_of, width_of
 from dispatch.ops.linalg.request import MatrixKind
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.libraries.cusolver.copies import Strides
     from dispatch.libraries.cusolver.matrix import Matrix
 
 __all__ = ["kernel_of", "plan"]
@@ -87,7 +86,7 @@ def sides_of(request: Any) -> int:
 def half(request: Any, name: str) -> Strides:
     """The strides of a matrix of which the lower triangle is meant: the upper one is that of the transposed matrix."""
     found = matrix(request, name)
-    return strides_of(found if request.lower else found.mT)
+    return Strides.of(found if request.lower else found.mT)
 
 
 def cholesky_values(request: Any) -> tuple[Any, ...]:
@@ -97,14 +96,14 @@ def cholesky_values(request: Any) -> tuple[Any, ...]:
 
 def general_values(request: Any) -> tuple[Any, ...]:
     """From a matrix another one."""
-    return strides_of(matrix(request, "a")), strides_of(matrix(request, "out")), rows_of(request)
+    return Strides.of(matrix(request, "a")), Strides.of(matrix(request, "out")), rows_of(request)
 
 
 # -- systems ----------------------------------------------------------------------------------------------------------
 def system_values(request: Any, of: Strides) -> tuple[Any, ...]:
     """From a matrix and right sides."""
     b, out = matrix(request, "b"), matrix(request, "out")
-    return of, strides_of(b), strides_of(out), rows_of(request), ctypes.c_int(b.cols)
+    return of, Strides.of(b), Strides.of(out), rows_of(request), ctypes.c_int(b.cols)
 
 
 def positive_values(request: Any, name: str = "a") -> tuple[Any, ...]:
@@ -126,12 +125,12 @@ def solve_values(request: Any) -> tuple[Any, ...]:
     """Those of either kernel."""
     if is_positive(request):
         return positive_values(request)
-    return system_values(request, strides_of(matrix(request, "a")))
+    return system_values(request, Strides.of(matrix(request, "a")))
 
 
 def lu_solve_values(request: Any) -> tuple[Any, ...]:
     """With which of the matrix, its transpose and its conjugate transpose behind the others."""
-    return *system_values(request, strides_of(matrix(request, "lu"))), ctypes.c_int(request.trans)
+    return *system_values(request, Strides.of(matrix(request, "lu"))), ctypes.c_int(request.trans)
 
 
 VARIANTS: dict[str, Callable[[Any], Variant]] = {

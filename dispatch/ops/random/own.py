@@ -13,9 +13,10 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
-from dispatch.core.request import Plan
+from dispatch.core.request import IdlePlan, Plan
 from dispatch.keys import BF16, F16, F64, U32, U64
-from dispatch.libraries.nvrtc.kernel import IdlePlan, Kernel, Launch, loaded
+from dispatch.libraries.nvrtc.kernel import Kernel, Launch, loaded
+from dispatch.libraries.nvrtc.launching import check
 from dispatch.libraries.nvrtc.number_types import NAMES, NUMBERS
 from dispatch.libraries.nvrtc.philox import PHILOX
 from dispatch.ops.random.groups import GROUPS, groups_launch
@@ -207,7 +208,7 @@ class NumbersPlan(Plan):
         if self._executor.captured:
             self._enqueue_captured()
             return
-        self._check(self._launch())
+        check(self._executor, self._launch())
 
     def _enqueue_captured(self) -> None:
         """The launch as a part of a caller's graph, whose replays are counted in memory that the graph keeps."""
@@ -220,17 +221,12 @@ class NumbersPlan(Plan):
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(pointer))
         self._replays.value = count.ptr
         try:
-            self._check(self._launch())
+            check(self._executor, self._launch())
         finally:
             self._replays.value = None
         one = (1,) * 6
         function = ctypes.c_void_p(self._advance())
-        self._check(driver.cuLaunchKernel.unchecked(function, *one, 0, executor.target, pointers, None))
-
-    def _check(self, status: int) -> None:
-        if status:
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
-            raise driver.error("cuLaunchKernel", status)
+        check(executor, driver.cuLaunchKernel.unchecked(function, *one, 0, executor.target, pointers, None))
 
 
 def nvrtc_random(request: Any, executor: CudaExecutor, row: Row) -> Plan:
@@ -242,7 +238,7 @@ def plan_of(kernel: Kernel, request: Any, executor: CudaExecutor, row: Row) -> N
     """The plan of a kernel's launch; an idle one where there is nothing to draw."""
     launch = kernel.launch(request)
     if 0 in launch.grid:
-        return IdlePlan(row, capture_safe=False)
+        return IdlePlan(row)
     device = executor.device
     function = loaded(kernel.source, kernel.function, kernel.options, device)
     advance = partial(loaded, ADVANCE, "advance", OPTIONS, device)

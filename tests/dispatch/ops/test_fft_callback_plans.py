@@ -1,7 +1,7 @@
-"""Plans with callbacks over a stand-in for cuFFT that calls them, compiled by g++, at the offsets of its layout.
+"""Plans with callbacks over a stand-in for cuFFT that calls them, compiled by g++.
 
 Each case of each row, as one transform and as passes around one; operands at other addresses; what is kept and shared;
-callbacks that do not compile; and the real compiler and linker.
+callbacks that do not compile.
 """
 
 import importlib.util
@@ -13,27 +13,23 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from cudabind import nvjitlink, nvrtc
 from cudabind.errors import LibraryNotFound
 from dispatch.errors import BadRequest
-from dispatch.keys import C64, C128, F32, F64, HOST, Arch
+from dispatch.keys import C64, C128, F32, F64, Arch
 from dispatch.libraries.cufft import callbacks
+from dispatch.libraries.nvrtc import launching
 from dispatch.ops.fft import cufft_callback
 from dispatch.ops.fft.callback import Callback
 from dispatch.ops.fft.cases import cases
 from dispatch.table.select import select
 
+spec = importlib.util.spec_from_file_location("callback_rows", Path(__file__).with_name("callback_rows.py"))
+callback_rows = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(callback_rows)
+loaded, stand_in, ROWS = callback_rows.loaded, callback_rows.stand_in, callback_rows.ROWS
+compiler = callback_rows.compiler
 
-def loaded(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-stand_in = loaded(Path(__file__).parents[1] / "cufft_stand_in.py")
 kernels_on_cpu = loaded(Path(__file__).with_name("kernels_on_cpu.py"))
-ROWS = [row for row in dp.TABLE.of("callback_dft") if row.min_arch != HOST]
 TOO_OLD = "cuFFT is too old"
 
 
@@ -100,7 +96,6 @@ def looked_at(case, rng, executor, row):
     verified(check.request, executor, row, check)
 
 
-# -- what a plan comes to ---------------------------------------------------------------------------------------------
 def planned(executor, a, **choices):
     request = dp.CallbackDftRequest(a, **choices)
     row = select(request, Arch(90))
@@ -155,7 +150,7 @@ def test_operands_at_other_addresses_are_found_there(executor):
 def test_a_call_that_is_still_to_run_keeps_its_own_operands(executor, monkeypatch):
     """What is written before a transform is given to the kernel by value: the launch holds all that it needs."""
     dev, calls = dp.device("host"), []
-    launch = callbacks.driver.cuLaunchKernel.unchecked
+    launch = launching.driver.cuLaunchKernel.unchecked
 
     def later(function, *rest):
         _, _, _, threads, _, _, _, _, pointers, _ = rest
@@ -164,7 +159,7 @@ def test_a_call_that_is_still_to_run_keeps_its_own_operands(executor, monkeypatc
         calls.append((function, threads, words, place))
         return launch(function, *rest)
 
-    monkeypatch.setattr(callbacks, "driver", SimpleNamespace(cuLaunchKernel=SimpleNamespace(unchecked=later)))
+    monkeypatch.setattr(launching, "driver", SimpleNamespace(cuLaunchKernel=SimpleNamespace(unchecked=later)))
     made = []
     for factor in (1.0, 2.0):
         weights = dev.array(np.full(8, factor, "f4"))
@@ -195,7 +190,7 @@ def test_what_is_written_is_of_the_dtype_that_the_callback_says(executor):
 
 
 def test_nothing_is_written_where_callbacks_have_no_operands(executor, monkeypatch):
-    monkeypatch.setattr(callbacks, "driver", None)
+    monkeypatch.setattr(launching, "driver", None)
     dev = dp.device("host")
     x = np.arange(24.0).reshape(3, 8)
     lines = Callback("return x * 2;", lambda x: x * 2)
@@ -306,15 +301,6 @@ def test_which_versions_take_callbacks(version, linker, compiler, words, executo
     callbacks.why_not.cache_clear()
 
 
-# -- the real compiler and linker -------------------------------------------------------------------------------------
-@pytest.fixture
-def compiler():
-    try:
-        return nvrtc.nvrtcVersion()
-    except LibraryNotFound as error:
-        pytest.skip(str(error))
-
-
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -340,67 +326,3 @@ def test_lines_that_do_not_compile_are_shown(code, words, executor, monkeypatch)
     assert words in str(told.value)
     assert told.value.operand == "load"
     assert not executor.library.plans
-
-
-# As cuFFT's own kernels have them: C++ functions by their names alone, without namespace and extern "C".
-CALLERS = {
-    "load": """extern __device__ PAIR dispatch_load(void*, unsigned long long, void*, void*);
-extern "C" __global__ void caller(PAIR* y, void* data, void* info)
-{ y[threadIdx.x] = dispatch_load(data, threadIdx.x, info, nullptr); }""",
-    "store": """extern __device__ void dispatch_store(void*, unsigned long long, PAIR, void*, void*);
-extern "C" __global__ void caller(const PAIR* y, void* data, void* info)
-{ dispatch_store(data, threadIdx.x, y[threadIdx.x], info, nullptr); }""",
-}
-
-
-@pytest.mark.compiles
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_callbacks_are_linked_with_a_kernel_that_calls_them(row, compiler, rng):
-    if nvjitlink.nvJitLinkVersion()[0] != compiler[0]:
-        pytest.skip("nvJitLink is of another CUDA than NVRTC")
-    for case in cases(row)[:8:3]:
-        work = cufft_callback._Work(case.request(dp.device("host"), rng))
-        _, source, target = cufft_callback._counted(work)
-        for side in (work.load(source, is_direct=False).side, work.store(target, is_direct=False).side):
-            made = callbacks.routine(side, "sm_90")
-            pair = (
-                ("float2" if side.real is F32 else "double2")
-                if side.number.is_complex
-                else ("float", "double")[side.real is not F32]
-            )
-            caller = nvrtc.compile(CALLERS[side.name].replace("PAIR", pair), options=("-arch=sm_90", *callbacks.LTO))
-            linked = nvjitlink.link([("LTOIR", made.code), ("LTOIR", caller.code)], ("-arch=sm_90", "-lto"))
-            assert linked[:4] == b"\x7fELF"
-            assert (made.symbol, CALLERS[side.name].count(made.symbol)) == (f"dispatch_{side.name}", 2)
-            assert stand_in.CALLBACKS[made.kind] == (side.name, side.number.numpy.type)
-
-
-def test_what_cufft_links_has_no_kernel(rng):
-    """Beside one it links no callback: no plan could be made on an H100."""
-    for row in ROWS:
-        for case in cases(row)[::6]:
-            work = cufft_callback._Work(case.request(dp.device("host"), rng))
-            counted = cufft_callback._counted(work)
-            sides = (
-                ()
-                if counted is None
-                else (work.load(counted[1], is_direct=True), work.store(counted[2], is_direct=True))
-            )
-            for one in sides:
-                assert "__global__" not in callbacks.source_of(one.side)
-                assert f"__global__ void {one.side.name}_pass" in callbacks.source_of(one.side, as_pass=True)
-
-
-@pytest.mark.compiles
-@pytest.mark.usefixtures("compiler")
-def test_the_passes_and_what_writes_operands_compile_for_a_gpu(rng):
-    from dispatch.libraries.nvrtc.compiled import compiled
-
-    options = ("-arch=sm_75", *callbacks.OPTIONS)
-    assert len(compiled(callbacks.TELL, "tell", options)) > 1000
-    for row in ROWS[:2]:
-        for case in cases(row)[::6]:
-            work = cufft_callback._Work(case.request(dp.device("host"), rng))
-            counted = cufft_callback._counted(work)
-            for side in () if counted is None else (work.load(counted[1], is_direct=True).side,):
-                assert len(compiled(callbacks.source_of(side, as_pass=True), "load_pass", options)) > 1000

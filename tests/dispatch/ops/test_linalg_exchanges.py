@@ -9,8 +9,9 @@ import pytest
 
 from cudabind.errors import LibraryNotFound
 from dispatch.keys import C64, C128, F32, F64
-from dispatch.libraries.cusolver.copies import Strides, options
+from dispatch.libraries.cusolver.copies import options
 from dispatch.libraries.cusolver.exchanges import MOST_SHARED, SOURCE, Rows
+from dispatch.libraries.nvrtc.launching import Strides
 
 DTYPES = (F32, F64, C64, C128)
 BEFORE = """

@@ -14,9 +14,10 @@ import dispatch as dp
 from cudabind.errors import LibraryNotFound
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.keys import C64, C128, F32, F64, HOST, Arch
-from dispatch.libraries.cusolver import reductions
 from dispatch.libraries.cusolver.copies import options
 from dispatch.libraries.cusolver.exponential import SOURCE
+from dispatch.libraries.cusolver.reductions import Launch
+from dispatch.libraries.nvrtc import launching
 from dispatch.ops.linalg.cases import cases
 from dispatch.ops.linalg.exponential import THETA
 from dispatch.ops.linalg.exponential_residuals import series
@@ -236,9 +237,9 @@ def on_the_cpu(executor, compiled, monkeypatch):
         return ctypes.cast(compiled[flags][f"run_{name}"], ctypes.c_void_p).value
 
     fakes = SimpleNamespace(cuLaunchKernel=SimpleNamespace(unchecked=launch))
-    monkeypatch.setattr(reductions, "driver", fakes)
-    monkeypatch.setattr(reductions, "loaded", found)
-    kind = {SOURCE: reductions.Launch}
+    monkeypatch.setattr(launching, "driver", fakes)
+    monkeypatch.setattr(launching, "loaded", found)
+    kind = {SOURCE: Launch}
     monkeypatch.setattr(stand_in.calls, "Launch", lambda *given: kind.get(given[-1], products.Launch)(*given))
     executor.device = None
     return executor

@@ -10,7 +10,8 @@ import pytest
 from cudabind.errors import LibraryNotFound
 from dispatch.keys import C64, C128, F32, F64
 from dispatch.libraries.cublas.singular import SOURCE
-from dispatch.libraries.cusolver.copies import Strides, options
+from dispatch.libraries.cusolver.copies import options
+from dispatch.libraries.nvrtc.launching import Strides
 
 DTYPES = (F32, F64, C64, C128)
 BEFORE = """

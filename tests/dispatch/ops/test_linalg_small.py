@@ -14,9 +14,9 @@ from cudabind import nvrtc
 from cudabind.errors import LibraryNotFound
 from dispatch.errors import NoRow
 from dispatch.keys import C64, C128, F32, F64, HOST, Arch
-from dispatch.libraries.cusolver.copies import Strides
 from dispatch.libraries.nvrtc import kernel as launching
 from dispatch.libraries.nvrtc.compiled import compiled
+from dispatch.libraries.nvrtc.launching import Strides
 from dispatch.libraries.nvrtc.small_kernels import SOURCES, WIDTHS, Variant
 from dispatch.ops.linalg import own_small
 from dispatch.ops.linalg.cases import cases

@@ -13,7 +13,7 @@ import dispatch as dp
 from cudabind.errors import LibraryNotFound
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.keys import C64, C128, F32, F64
-from dispatch.libraries.cusolver.copies import Strides, options
+from dispatch.libraries.cusolver.copies import options
 from dispatch.libraries.cusolver.spectra import (
     SPECTRA,
     ClearNonfinite,
@@ -23,6 +23,7 @@ from dispatch.libraries.cusolver.spectra import (
     SwapStatus,
     TakeNearest,
 )
+from dispatch.libraries.nvrtc.launching import Strides
 
 spec = importlib.util.spec_from_file_location("blocks_on_cpu", Path(__file__).with_name("blocks_on_cpu.py"))
 blocks_on_cpu = importlib.util.module_from_spec(spec)

@@ -11,6 +11,7 @@ import pytest
 from dispatch.keys import BF16, F16, F32
 from dispatch.libraries.cusolver.matrix import Matrix, Place
 from dispatch.libraries.cusparse import rounding
+from dispatch.libraries.nvrtc import launching
 from dispatch.libraries.nvrtc.kernel import Kernel
 
 spec = importlib.util.spec_from_file_location("kernels_on_cpu", Path(__file__).with_name("kernels_on_cpu.py"))
@@ -49,8 +50,8 @@ def executor(on_cpu, monkeypatch):
         return 0
 
     made = []
-    monkeypatch.setattr(rounding, "loaded", loaded)
-    monkeypatch.setattr(rounding.driver, "cuLaunchKernel", SimpleNamespace(unchecked=launch))
+    monkeypatch.setattr(launching, "loaded", loaded)
+    monkeypatch.setattr(launching.driver, "cuLaunchKernel", SimpleNamespace(unchecked=launch))
     return SimpleNamespace(device=None, target=None)
 
 
