@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import itertools
-import os
 import resource
 import signal
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from chaos_client import PATIENCE, Client, N, is_close
+from remains import addresses, first_free_descriptor, in_destructor, resident
 
 import dispatch as dp
 from dispatch.errors import (
@@ -32,18 +31,14 @@ from dispatch.errors import (
     HookFailed,
     OutOfMemory,
     QueueFull,
-    TaintedTensor,
     WorkerFailed,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-N = 16  # extent of the products
 CLIENTS, TASKS = 8, 16  # threads, and tasks of one asyncio loop
-WINDOW = 16  # requests that a thread has in flight
 QUEUE = 128  # requests that may wait for each of the workers
-PATIENCE = 120  # seconds: longer is a deadlock
 STREAMS = 4
 HANG_SECONDS, TIMEOUT = 1.0, 0.5
 
@@ -268,75 +263,6 @@ class Storm:
                 self.wrong(f"awaited product {ticket} is not right")
 
 
-class Client:
-    """One thread's requests in flight, each with what must come of it."""
-
-    def __init__(self, storm: Storm, rng: np.random.Generator) -> None:
-        self.storm, self.rng = storm, rng
-        dev = storm.sup.device
-        self.slots = deque(dev.array(np.full((N, N), np.nan, np.float32)) for _ in range(WINDOW + 1))
-        self.copies = deque(dev.array(np.full(64, np.nan, np.float32)) for _ in range(WINDOW + 1))
-        self.sum = dev.zeros((N, N))
-        self.total = np.zeros((N, N))
-        self.flying: deque[tuple[str, dp.Future, Any]] = deque()  # kind, future, right result
-
-    def send(self, ticket: int) -> None:
-        kind = ("product", "fresh", "copy", "sum")[int(self.rng.integers(4))]
-        a, b, right = self.storm.pairs[int(self.rng.integers(len(self.storm.pairs)))]
-        if kind == "product":
-            self.slots.rotate()
-            self.slots[0].copy_from(np.full((N, N), np.nan, np.float32))
-            request: Any = dp.MatmulRequest(a, b, out=self.slots[0])
-        elif kind == "fresh":
-            request = dp.MatmulRequest(a, b)
-        elif kind == "copy":
-            self.copies.rotate()
-            self.copies[0].copy_from(np.full(64, np.nan, np.float32))
-            request = sys.modules["trouble"].Trouble("fine", self.storm.source, self.copies[0])
-            right = self.storm.vector
-        else:
-            self.settle(0)  # it reads what it writes: alone, so that its value is known
-            request = dp.MatmulRequest(a, b, c=self.sum, beta=1.0, out=self.sum)
-            self.settle_sum(self.storm.submit(ticket, request), right)
-            return
-        self.flying.append((kind, self.storm.submit(ticket, request), right))
-        self.settle(WINDOW)
-
-    def settle_sum(self, future: dp.Future, right: Any) -> None:
-        """End the sum; where it could not be repeated, what it wrote must not be readable before it is overwritten."""
-        error = future.exception(PATIENCE)
-        self.storm.count("sum", error)
-        if error is None:
-            self.total = self.total + right
-            if not is_close(self.sum.numpy(), self.total):
-                self.storm.wrong("a sum is not right")
-        elif not isinstance(error, DeviceFault) or "cannot be run again" not in str(error):
-            self.storm.wrong(f"a sum ended in {error!r}")
-        else:
-            try:
-                self.sum.numpy()
-                self.storm.wrong("what may be half written was read")
-            except TaintedTensor:
-                self.total = np.zeros((N, N))
-                self.sum.copy_from(self.total)
-
-    def settle(self, left: int) -> None:
-        """Wait for the oldest, until only so many are left."""
-        while len(self.flying) > left:
-            kind, future, right = self.flying.popleft()
-            error = future.exception(PATIENCE)
-            self.storm.count(kind, error)
-            if error is not None:
-                self.storm.wrong(f"a {kind}, which could be repeated, ended in {error!r}")
-            elif not is_close(future.result().numpy(), right):
-                self.storm.wrong(f"a {kind} is not right")
-
-
-def is_close(found: Any, right: Any) -> bool:
-    """Sums of 16 products in f32, and up to thousands of those added up: far below what a lost product would make."""
-    return bool(np.abs(found - right).max() <= 1e-3 * max(1.0, np.abs(right).max()))
-
-
 def plan(seed: int, requests: int, faults: int, on_gpu: bool) -> dict[int, str]:
     """At which tickets which fault comes: all kinds in turn, at moments that the seed says."""
     kinds = [*(GPU_FAULTS if on_gpu else HOST_FAULTS), *FAULTS]
@@ -386,81 +312,6 @@ def watch(during: Callable[[Storm], None], made: Storm) -> None:
         during(made)
     finally:
         made.over.set()
-
-
-def in_destructor(frame: Any) -> bool:
-    """Whether a signal came in a destructor or a callback of a weak reference: what is raised there reaches nobody.
-
-    The interpreter prints it and goes on, and what was to be given back is not.
-    """
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "__del__" or os.path.basename(code.co_filename) in ("weakref.py", "_weakrefset.py"):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def first_free_descriptor() -> int:
-    """The smallest number from 16 on that no open file has."""
-    taken = set(map(int, os.listdir("/proc/self/fd")))
-    return next(number for number in itertools.count(16) if number not in taken)
-
-
-def addresses() -> int:
-    """Bytes of addresses that this process uses."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def children_of(thread: str) -> list[str]:
-    """The processes that a thread of this process has started."""
-    try:
-        return Path(f"/proc/self/task/{thread}/children").read_text().split()
-    except (FileNotFoundError, ProcessLookupError):  # it ended since it was listed
-        return []
-
-
-def targets() -> list[str]:
-    """What the descriptors of this process lead to."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # that of the listing itself, or another thread's, is closed by now
-            found.append(os.readlink(f"/proc/self/fd/{name}"))
-    return found
-
-
-def named_shared_memory() -> set[str]:
-    """What this process holds or maps of /dev/shm, where all processes of the machine make and remove files."""
-    mapped = [line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
-    return {path for path in (*mapped, *targets()) if path.startswith("/dev/shm/")}
-
-
-def left_over() -> dict[str, Any]:
-    """What a process holds that a supervisor might leave behind."""
-    gc.collect()
-    children = [children_of(thread) for thread in os.listdir("/proc/self/task")]
-    return {
-        "threads": sorted(thread.name for thread in threading.enumerate()),
-        "children": sorted(itertools.chain(*children)),
-        "descriptors": len(os.listdir("/proc/self/fd")),
-        "memory files": sum("/memfd:" in line for line in Path("/proc/self/maps").read_text().splitlines()),
-        "shared memory": sorted(named_shared_memory()),
-    }
-
-
-def left_behind(before: dict[str, Any]) -> dict[str, Any]:
-    """What `left_over` says now and did not say before; what others, done by now, had left is no matter of ours."""
-    now = left_over()
-    more = {what: Counter(now[what]) - Counter(before[what]) for what in ("threads", "children", "shared memory")}
-    found = {what: sorted(each.elements()) for what, each in more.items()}
-    return {what: each for what, each in found.items() if each} | {
-        what: (before[what], now[what]) for what in ("descriptors", "memory files") if now[what] > before[what]
-    }
-
-
-def resident() -> float:
-    """MiB that this process has in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def soak(device: str, seconds: float, seed: int) -> list[str]:

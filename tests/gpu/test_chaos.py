@@ -19,12 +19,12 @@ SLACK = 64 << 20  # bytes: the parent's own context takes some at its first copi
 @pytest.mark.usefixtures("trouble")
 @pytest.mark.timeout(280)
 def test_every_request_ends_once_and_only_the_guilty_fail(rng, record_property):
-    chaos = importlib.import_module("chaos")
+    chaos, remains = importlib.import_module("chaos"), importlib.import_module("remains")
     dev = dp.device("cuda:0")
     seed = int(rng.integers(1 << 32))
     chaos.storm("cuda:0", seed, 500, {})  # so that what this process keeps for good is there before
     dev.activate()
-    before, free = chaos.left_over(), driver.cuMemGetInfo()[0]
+    before, free = remains.left_over(), driver.cuMemGetInfo()[0]
     outcome = chaos.storm("cuda:0", seed, REQUESTS, chaos.plan(seed, REQUESTS, FAULTS, on_gpu=True))
     record_property("outcome", str(outcome))
     print(f"seed {seed}: {outcome}")
@@ -34,7 +34,7 @@ def test_every_request_ends_once_and_only_the_guilty_fail(rng, record_property):
     assert outcome.requests == REQUESTS - sum(outcome.faults[kind] for kind in chaos.NO_REQUEST)
     assert outcome.mains > 0
     assert outcome.restarts >= outcome.faults["illegal address"] + outcome.faults["trap"] + outcome.faults["hang"]
-    assert chaos.left_behind(before) == {}
+    assert remains.left_behind(before) == {}
     dev.activate()
     ends = time.monotonic() + OTHERS
     while driver.cuMemGetInfo()[0] <= free - SLACK and time.monotonic() < ends:

@@ -241,7 +241,7 @@ def test_no_cooldown_is_too_long(supervisor):
 @pytest.mark.usefixtures("trouble")
 def test_a_main_thread_that_is_interrupted_all_the_time_loses_nothing(isolation):
     """Signals in the midst of what blocks: sockets, locks and polls, which no step of the interpreter shows."""
-    in_destructor = importlib.import_module("chaos").in_destructor
+    in_destructor = importlib.import_module("remains").in_destructor
     with dp.Supervisor("host", isolation=isolation, streams=2) as sup:
         x = sup.device.array(np.eye(8, dtype=np.float32))
         request = dp.MatmulRequest(x, x)

@@ -82,9 +82,9 @@ def live():
 @pytest.mark.usefixtures("trouble")
 @pytest.mark.timeout(600)
 def test_whatever_the_system_refuses_is_an_error_of_ours_and_leaves_nothing(monkeypatch, rng):
-    chaos = importlib.import_module("chaos")
+    remains = importlib.import_module("remains")
     live()
-    before = chaos.left_over()
+    before = remains.left_over()
     step = 1 if EVERYWHERE else 5
     number, outcomes = 1 + int(rng.integers(step)), []
     while True:
@@ -104,7 +104,7 @@ def test_whatever_the_system_refuses_is_an_error_of_ours_and_leaves_nothing(monk
         for thread in threading.enumerate():
             if thread.name.startswith("dispatch"):
                 thread.join(PATIENCE)
-        assert chaos.left_behind(before) == {}, what
+        assert remains.left_behind(before) == {}, what
         number += step
     assert len(outcomes) > 20 // step
     assert live() == []
