@@ -1,7 +1,7 @@
-"""Admission: what becomes of requests that find the queues full: they wait, are refused, or displace the oldest.
+"""Admission: what happens to requests when the queues are full: they wait, are refused, or displace the oldest one.
 
-WorkerPool is one. Main threads go through here, and Ctrl-C may come between any two steps: what is done is done in an
-order that leaves nothing half done, or what the next who comes does again. This module never runs a request.
+WorkerPool derives from it. The main thread runs this code, and Ctrl-C may come between any two steps: their order is
+such that nothing stays half done, or the next caller finishes it. This module never runs a request.
 """
 
 from __future__ import annotations
@@ -27,55 +27,55 @@ __all__ = ["Admission"]
 
 
 class Admission(ABC):
-    """The full queues of a pool.
+    """Submitting to full queues of a pool.
 
-    Guarantees: who waits for room is told of it, for it counts in `blocked` before it looks. What is dropped fails
-    before it leaves its queue, so that an interrupt between the two leaves it where its worker passes over it.
+    Guarantees: a thread that waits for room is woken, because it counts in `blocked` before it checks for room. A
+    dropped request fails before it leaves its queue; if Ctrl-C comes in between, its worker skips it.
     """
 
     device: Device
     lock: Any
     blocked: int
     gates: list[Any]  # locks, each with a thread that waits for room
-    dropped: int  # by who submitted others: failed
-    withdrawn: int  # and those that turned out to be cancelled
+    dropped: int  # requests that failed in favour of newer ones
+    withdrawn: int  # requests that were to be dropped and were cancelled already
 
     @abstractmethod
     def check(self) -> None:
-        """Raise why nothing is taken any more."""
+        """Raise if no requests are taken any more."""
 
     @abstractmethod
     def is_own_thread(self) -> bool:
-        """Whether the calling thread is one that makes room, and so cannot wait for it."""
+        """Whether the calling thread is a worker's, which makes room and so cannot wait for it."""
 
     @abstractmethod
     def keep(self, future: Future) -> None:
-        """Keep a future that is about to fail, until somebody asks it."""
+        """Keep a future that is about to fail, until its error is read."""
 
     @abstractmethod
     def failed(self, future: Future, errors: list[BaseException]) -> None:
-        """Keep a failed future, and what its callbacks raised, until somebody asks."""
+        """Keep a failed future until its error is read, and the errors of its callbacks."""
 
     def drop_oldest(self, queues: list[WorkerQueue], count: int) -> None:
-        """Fail so many of the oldest requests that wait, in favour of newer ones; here run the callbacks of these."""
+        """Fail the `count` oldest queued requests in favour of newer ones; their callbacks run on this thread."""
         for queue in sorted(queues, key=lambda queue: len(queue.pending), reverse=True):
             for _ in range(min(count, len(queue.pending))):
                 pending = queue.pending
                 try:
                     future = pending.oldest() if type(pending) is PriorityQueue else pending[0]  # type: ignore[index]
-                except IndexError:  # the worker was quicker
+                except IndexError:  # the worker has taken it
                     break
                 count -= 1
                 self._drop(queue, future)
 
     def _drop(self, queue: WorkerQueue, future: Future) -> None:
-        """Fail one that waits, and only then take it out: the worker passes over what an interrupt leaves there."""
+        """Fail a queued request, and only then take it out: after an interrupt the worker skips it."""
         text = f"dropped for a newer request, for it was the oldest and {self.full([queue], 'drop_oldest', None)}"
         self.keep(future)
         is_mine, errors = future.withdraw(QueueFull(text))
         if not is_mine and not future._status:  # it is being sent
             return
-        with suppress(ValueError):  # the worker was quicker
+        with suppress(ValueError):  # the worker has taken it
             queue.pending.remove(future)
             if not is_mine and future._status == CANCELLED:
                 self._count(withdrawn=1)
@@ -89,7 +89,7 @@ class Admission(ABC):
             self.withdrawn += withdrawn
 
     def wait_for_room(self, queues: list[WorkerQueue], when_full: str, deadline: float | None) -> WorkerQueue:
-        """A queue with room, once there is one; QueueFull where that is not to be waited for, or took too long."""
+        """A queue with room, once there is one; QueueFull if waiting is not allowed or takes too long."""
         if when_full == "drop_oldest":
             queue = min(queues, key=lambda queue: len(queue.pending))
             if len(queue.pending) >= queue.limit:  # the one that was full may be another
@@ -100,20 +100,20 @@ class Admission(ABC):
             gate.acquire()
             with self.lock:
                 self.gates.append(gate)
-                self.blocked = len(self.gates)  # before the look: whoever makes room then knows of this one
+                self.blocked = len(self.gates)  # before the check below: whoever makes room after it wakes this thread
             try:
                 self.check()
                 queue = min(queues, key=lambda queue: len(queue.pending))
                 if len(queue.pending) < queue.limit:
                     return queue
-                _wake_all(queues)  # who filled the queue may have been interrupted before it said so
+                _wake_all(queues)  # a thread that filled a queue may have been interrupted before it woke the worker
                 left = None if deadline is None else deadline - monotonic()
                 if when_full == "raise" or self.is_own_thread() or (left is not None and left <= 0):
                     raise QueueFull(self.full(queues, when_full, deadline))
                 gate.acquire(True, -1 if left is None else min(left, LONGEST))
             finally:
                 with self.lock:
-                    if gate in self.gates:  # one that is left there is opened in vain
+                    if gate in self.gates:
                         self.gates.remove(gate)
                     self.blocked = len(self.gates)
 
@@ -130,7 +130,7 @@ class Admission(ABC):
             self.open_gates()
 
     def open_gates(self) -> None:
-        """With the lock held: have all look that wait for room."""
+        """Wake all threads that wait for room; the caller holds `lock`."""
         for gate in self.gates:
             with suppress(RuntimeError):  # opened before
                 gate.release()

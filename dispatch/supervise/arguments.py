@@ -1,6 +1,6 @@
-"""What users give a supervisor: which of several, how many at least, names of modules, and futures to run after.
+"""Checks of a supervisor's arguments: choices, minimum counts, names of modules, and futures to run after.
 
-supervisor.py asks; limits.py has the checks of seconds. BadRequest for what does not fit.
+supervisor.py calls them; limits.py checks times. They raise BadRequest.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["check_at_least", "check_choice", "check_futures", "check_names", "la
 
 
 def late_future(request: Request[R_co], deadline: float | None, after: Any) -> LateFuture[R_co]:
-    """A future with a deadline, or with others that must come first."""
+    """A future with a deadline (monotonic seconds, or None), and with others that it depends on."""
     others = check_futures(after)
     return LateFuture(request, others) if deadline is None else TimedFuture(request, deadline, others)
 
 
 def check_futures(after: Any) -> tuple[Future, ...]:
-    """Those that must come first."""
+    """The futures to run after, as a tuple; BadRequest for anything else."""
     try:
         others = (after,) if isinstance(after, Future) else tuple(after)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Batch: requests of one worker that were enqueued together, behind which one event is watched."""
+"""Batch: requests of one worker that were enqueued together, with one event recorded after them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["Batch"]
 
 
 class Batch:
-    """Requests that were enqueued one after the other, and the event behind the last of them."""
+    """Requests that were enqueued one after the other, and the event recorded after the last of them."""
 
     __slots__ = ("began", "event", "futures", "mark", "recorded", "requests")
 
     def __init__(self, event: ctypes.c_void_p) -> None:
         self.event = event
-        self.began = perf_counter()  # as its first request was about to be enqueued
+        self.began = perf_counter()  # just before its first request was enqueued
         self.recorded = False
         self.mark = 0  # for the completion's own use
         self.futures: list[Future] = []
-        # They hold the operands, which other libraries may own, until the GPU is done.
+        # Kept until the GPU is done: they refer to the operands, which may be other libraries'.
         self.requests: list[Request] = []

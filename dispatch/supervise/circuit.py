@@ -1,6 +1,7 @@
-"""Circuit: what a pool does when a worker breaks: another takes its place, or, once too often, nothing is run any more.
+"""Circuit: what a pool does when a worker breaks: it replaces the worker, or, after too many breaks, stops.
 
-WorkerPool is one, and limits.py counts. With a cooldown the open circuit half-opens, on the same device and memory.
+WorkerPool derives from it; limits.py counts. With a cooldown the open circuit half-opens, on the same device and
+memory.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ __all__ = ["Circuit"]
 class Circuit:
     """The restarts of a pool.
 
-    Guarantees: a worker that breaks is replaced without a new thread where the system gives none. While the circuit is
-    open nothing is queued: `refusal` says why, and what came too late is ended by whoever sees `WorkerQueue.draining`.
+    Guarantees: if the system gives no new thread, the replacement runs on the thread of the worker that broke. While
+    the circuit is open nothing stays queued: `refusal` says why, and a thread that adds to a queue and then finds
+    `WorkerQueue.draining` set ends what is in it.
     """
 
     device: Device
     lock: Any
     state: int
     restarts: int
-    cooling_down: bool  # the circuit is open, but for a while only
-    cooled: Any  # a lock, held; released for those who wait for the end of that, where they shall not
+    cooling_down: bool  # the circuit is open, and will half-open
+    cooled: Any  # a lock, held; released to end a cooldown early, when the pool ends
     cools_until: float
     refusal: DispatchError | None
     limit: RestartLimit
@@ -49,7 +51,7 @@ class Circuit:
     open_gates: Callable[[], None]
 
     def replace(self, worker: WorkerLike, defect: BaseException) -> bool:
-        """Put a new worker where one broke; False where it ended anyway, or broke once too often."""
+        """Replace a worker that broke; returns False if the pool ends, or the worker broke once too often."""
         with self.lock:
             if self.state >= CANCELLING:
                 return False
@@ -66,7 +68,7 @@ class Circuit:
             successor = make(worker.queue, self)
             try:
                 successor.start()
-            except RuntimeError:  # the system gives no more threads: this one goes on
+            except RuntimeError:  # no more threads: the successor runs on this one
                 successor.thread = worker.thread
                 worker.successor = successor
             worker.queue.worker = successor
@@ -75,12 +77,12 @@ class Circuit:
         return True
 
     def open_circuit(self, text: str, cause: BaseException) -> None:
-        """What broke has broken once too often: take nothing, and fail what is queued; for a while, if asked to."""
+        """After one break too many: refuse new requests and fail the queued ones, for good or for the cooldown."""
         broken = WorkerFailed(f"{text}; {self.limit.advice()}")
         broken.__cause__ = cause
         cooldown = self.limit.cooldown
         with self.lock:
-            is_closing = self.state == CLOSING  # who closes waits for no cooldown: what is queued fails
+            is_closing = self.state == CLOSING  # close() does not wait for a cooldown: queued requests fail
         if cooldown is None or is_closing:
             self.end(BROKEN, broken)
             return
@@ -110,8 +112,8 @@ class Circuit:
     def _cool_down(self) -> None:
         """Wait until the circuit half-opens, on the thread of a worker that broke."""
         while self.cooling_down and (left := self.cools_until - monotonic()) > 0:
-            if self.cooled.acquire(True, min(left, LONGEST)):  # it ends instead
+            if self.cooled.acquire(True, min(left, LONGEST)):  # the pool ends
                 with suppress(RuntimeError):
-                    self.cooled.release()  # for the next who waits
+                    self.cooled.release()  # for the next thread that waits
                 return
         self.half_open()

@@ -1,11 +1,12 @@
-"""Completion: how a GPU's worker learns that its stream has passed an event. Three ways behind one interface.
+"""Completion: how a GPU's worker learns that a batch has ended, in three ways with one interface.
 
-cuda_worker.py makes one for each worker, shows it every batch, and asks it for the oldest. Whatever announces an end,
-the status is the driver's own for the event behind the work. This module enqueues nothing but the announcement.
+cuda_worker.py makes one for each worker, passes it every batch, and asks it about the oldest. In all three ways the
+status is the driver's own for the event recorded after the batch. This module enqueues nothing except the callback.
 
-From submit to result one caller at a time waits, on an H200, 30 to 37 us by "poll", 47 to 57 by "block" and 77 to 84 by
-"callback" for a product of 64^3, with 1.0, 1.1 and 1.2 CPU seconds per second; for one of 5 ms all take 0.06 to 0.08.
-So the pauses of "poll" leave little to be saved by the others. tests/benchmarks/bench_completion.py repeats it.
+For one caller at a time, the time from submit to result of a product of 64^3 on an H200 is 30 to 37 us with "poll", 47
+to 57 with "block" and 77 to 84 with "callback", using 1.0, 1.1 and 1.2 CPU seconds per second; for a product of 5 ms
+all use 0.06 to 0.08. So with the pauses of "poll" the others save little. tests/benchmarks/bench_completion.py measures
+it.
 """
 
 from __future__ import annotations
@@ -32,41 +33,41 @@ if TYPE_CHECKING:
 
 __all__ = ["COMPLETIONS", "Blocking", "Callback", "Completion", "Polling"]
 
-QUICKEST = 2e-6  # seconds; a GPU ends no request in less, so a batch is not looked at before that time for each
-LOOKS = 20  # at an event, before the first pause: about 10 us, as long as a small kernel takes
-SHORTEST, LONGEST = 20e-6, 1e-3  # pauses between later looks, in seconds
-SHARE = 0.25  # of the time waited so far: a pause delays a result by that much at most
+QUICKEST = 2e-6  # seconds; a GPU needs at least this for each request, so a batch is not polled before that
+LOOKS = 20  # polls before the first pause: about 10 us, as long as a small kernel takes
+SHORTEST, LONGEST = 20e-6, 1e-3  # pauses between later polls, in seconds
+SHARE = 0.25  # of the time waited so far: the largest delay of a result by a pause
 PR_SET_TIMERSLACK = 29
-PUNCTUAL = 1000  # nanoseconds by which the system may end such a pause late; else it is 50 us, more than some last
-SILENCE = 0.05  # seconds without a callback, after which the event is looked at: after a fault there are no callbacks
+PUNCTUAL = 1000  # nanoseconds by which the kernel may prolong such a pause; the default, 50 us, exceeds some pauses
+SILENCE = 0.05  # seconds without a callback after which the event is polled: after a fault there are no callbacks
 
 
 class Completion(Protocol):
-    """What a worker needs of it; all but `close` is called by the worker's own thread alone."""
+    """The interface; all but `close` is called only by the worker's own thread."""
 
     def event(self) -> ctypes.c_void_p:
-        """An event to be recorded behind a batch."""
+        """An event to be recorded after a batch."""
 
     def recycle(self, event: ctypes.c_void_p) -> None:
-        """Take an event back that is complete, or was not recorded."""
+        """Take back an event that is complete, or was not recorded."""
 
     def watch(self, batch: Batch) -> None:
         """A batch is enqueued and its event recorded."""
 
     def ended(self, batch: Batch) -> bool:
-        """Whether the oldest batch has ended well; raises what it ended in."""
+        """Whether the oldest batch has ended without error; raises the error that it ended in."""
 
     def pause(self, batches: deque[Batch], *, full: bool) -> None:
-        """Nothing has ended and nothing can be enqueued; `full`: whatever is queued, there is no room for it."""
+        """Wait, because nothing has ended and nothing can be enqueued; `full`: there is no room for queued requests."""
 
     def close(self) -> None:
         """No more batches will come."""
 
 
 class Polling:
-    """The worker looks at the event: the quickest for small requests, and the only one without a second thread.
+    """The worker polls the event: the fastest for small requests, and the only way without a second thread.
 
-    A worker that waits looks without a pause at first, and then for a share of the time waited so far.
+    It polls without pauses at first, then pauses for a share of the time waited so far.
     """
 
     def __init__(self, device: CudaDevice, queue: WorkerQueue, _stream: Stream) -> None:
@@ -94,8 +95,8 @@ class Polling:
         seconds = 0.0
         if self._looks == 1:
             self._since = time.perf_counter()
-            seconds = len(batches[0].futures) * QUICKEST  # a look before that only takes the lock from others
-            if seconds > SHORTEST:  # the first have run while the last were enqueued
+            seconds = len(batches[0].futures) * QUICKEST  # polling before that only takes the GIL from others
+            if seconds > SHORTEST:  # the first requests have run while the last were enqueued
                 seconds = max(seconds - (self._since - batches[0].began), SHORTEST)
         elif self._looks >= LOOKS:
             seconds = min(max((time.perf_counter() - self._since) * SHARE, SHORTEST), LONGEST)
@@ -115,7 +116,7 @@ class Blocking:
 
     def __init__(self, device: CudaDevice, queue: WorkerQueue, _stream: Stream) -> None:
         self._device, self._queue = device, queue
-        self._events: deque[ctypes.c_void_p] = deque()  # of their own kind
+        self._events: deque[ctypes.c_void_p] = deque()  # a pool: these events have a flag that the device's lack
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
         name = f"dispatch {device} waiter {queue.index}"
         self._thread = threading.Thread(target=self._wait, name=name, daemon=True)
@@ -137,7 +138,7 @@ class Blocking:
 
     def _wait(self) -> None:
         self._device.activate()
-        # While a thread captures in the default mode, others may not even wait for an event; this one may.
+        # While any thread captures in the default mode, others may not even wait for an event; this one may.
         exchange_mode()(ctypes.byref(ctypes.c_int(RELAXED)))
         while True:
             batch = self._batches.get()
@@ -167,10 +168,10 @@ class Blocking:
 
 
 class Callback:
-    """The driver calls a host function behind each batch, which wakes the worker.
+    """The driver calls a host function after each batch, which wakes the worker.
 
-    A host function is not told of errors, and none is called after a fault: so it is the event that says what the batch
-    ended in, and it is also looked at when nothing was heard for a while.
+    A host function gets no status, and none is called after a fault. So the event's status decides, and it is polled
+    as well when no callback has come for a while.
     """
 
     def __init__(self, device: CudaDevice, queue: WorkerQueue, stream: Stream) -> None:
@@ -222,7 +223,7 @@ def _call(number: int) -> None:
         hear()
 
 
-# What the driver calls, on a thread of its own; it lives as long as the process, for the driver may be late.
+# The function that the driver calls, on a thread of its own; it lives as long as the process, as the call may be late.
 _announce = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_call)
 
 COMPLETIONS: dict[str, Callable[[CudaDevice, WorkerQueue, Stream], Completion]] = {

@@ -1,6 +1,6 @@
-"""CudaWorker: enqueues requests on a stream of a GPU in batches, and settles their futures once it is past them.
+"""CudaWorker: enqueues requests on a stream of a GPU in batches, and settles their futures once the GPU is done.
 
-It watches one event for each batch; completion.py says how it waits for that.
+It records one event for each batch; completion.py implements how it waits for that.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaWorker"]
 
-BATCH = 128  # requests enqueued before an event is recorded: its 0.5 us are shared, and others may launch in between
-IN_FLIGHT = 512  # requests on one stream; with about 1,000 the driver would block, and with it all who wait to launch
+BATCH = 128  # requests enqueued before an event is recorded, which takes 0.5 us; others may launch between batches
+IN_FLIGHT = 512  # requests on one stream; at about 1,000 the driver blocks, and with it all that wait for `launch_lock`
 
 
 class CudaWorker(Worker):
     """Runs requests on a stream of a GPU.
 
-    Guarantees: a future is settled with success only after an event behind its work was seen to be complete; a status
-    other than that fails it. The owner's `launch_lock` is held while requests are enqueued: launching gives up the
-    interpreter's lock for a moment, and with several threads that would fetch it back, each launch would wait. A lone
-    request may be run by who waits for it (deputy.py), which takes one moment only.
+    Guarantees: a future succeeds only after an event recorded after its work was seen to be complete; any other status
+    fails it. The owner's `launch_lock` is held while requests are enqueued: a launch releases the GIL for a moment, and
+    with several threads competing for it every launch would wait. A lone request may be run by the thread that waits
+    for it (deputy.py).
     """
 
     device: CudaDevice
@@ -55,7 +55,7 @@ class CudaWorker(Worker):
         self._stream: Stream | None = None
         self.batches: deque[Batch] = deque()
         self.completion: Any = None
-        self._untold: deque[Future] | None = None  # what ends under `launch_lock`; None where it is not held
+        self._untold: deque[Future] | None = None  # futures that end under `launch_lock`; None while it is not held
         self._deputy = Deputy(self)
 
     def in_flight(self) -> list[Future]:
@@ -63,7 +63,7 @@ class CudaWorker(Worker):
 
     def _open(self) -> None:
         self.device.activate()
-        # While a thread captures in the default mode, others may not even look at an event; this one may.
+        # While any thread captures in the default mode, others may not even query an event; this one may.
         driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
         self._stream = self.device.stream()
         self.executor = self.device.executor(self._stream)
@@ -88,7 +88,7 @@ class CudaWorker(Worker):
                 queue.wait(-1)
 
     def _go_on(self) -> bool:
-        """Enqueue what is queued and settle what has ended, or learn where there is neither; whether anything was."""
+        """Enqueue queued requests and settle ended ones, or else learn a plan; returns whether there was any of it."""
         queue, owner, moved = self.queue, self.owner, False
         if queue.pending and owner.state < CANCELLING and queue.busy < IN_FLIGHT:
             self._enqueue_batch()
@@ -107,18 +107,18 @@ class CudaWorker(Worker):
         return super().is_here or self._deputy.is_here
 
     def record_event(self, event: ctypes.c_void_p) -> int:
-        """Record an event behind all that is enqueued; the driver's status."""
-        record = driver.cuEventRecord  # who lets go of the interpreter's lock here may wait for it as for a request
+        """Record an event after all that is enqueued; returns the driver's status."""
+        record = driver.cuEventRecord  # releasing the GIL here may cost as much time as a small request
         record_now = record.unchecked_holding_gil if self.executor.launches.has_room else record.unchecked
         status: int = record_now(event, self.executor.stream.c_handle)
         return status
 
     def tell(self, future: Future) -> None:
-        """Tell those who wait for a future that has ended."""
+        """Wake the threads that wait for a future that has ended, and run its callbacks."""
         self._tell(future)
 
     def _enqueue_batch(self) -> None:
-        """Enqueue what is queued, up to a batch, and record an event behind it."""
+        """Enqueue queued requests, up to a batch, and record an event after them."""
         pending, run = self.queue.pending, self.executor.run
         if trace.hooks:
             run = partial(trace.hooked, self.executor, run)
@@ -129,7 +129,7 @@ class CudaWorker(Worker):
             self._enqueue(batch, pending, run)
             if self.owner.ordered:
                 self.owner.launched()
-        finally:  # a callback may wait for whatever it likes, and so must not run under `launch_lock`
+        finally:  # callbacks may block, and so must not run under `launch_lock`
             self._untold = None
             while untold:
                 self._tell(untold.popleft())
@@ -146,7 +146,7 @@ class CudaWorker(Worker):
                     request = self._unusual(future)
                     if request is MISSED:
                         continue
-                except IndexError:  # somebody has dropped it, or what is left may not start yet
+                except IndexError:  # it was dropped, or what is left may not start yet
                     break
                 futures.append(future)
                 requests.append(request)
@@ -175,10 +175,10 @@ class CudaWorker(Worker):
             self._untold.append(future)
 
     def _cause(self, error: CudaError) -> BaseException:
-        """The device's fault, which it is then marked with, where the driver tells of one; or the error.
+        """The device's fault if the driver reports one (it is then marked as lost), else the error.
 
-        A library that is called while the context ends under it, by another worker's kernel, says what it likes:
-        cublasLtCreate says NOT_INITIALIZED.
+        A library that is called while another worker's kernel faults may return any status: cublasLtCreate returns
+        NOT_INITIALIZED. So the stream is queried.
         """
         status, function = error.status, error.function
         if not error.sticky:
@@ -195,7 +195,7 @@ class CudaWorker(Worker):
     def _follow(self, queue: QueueLike) -> None:
         other = queue.worker
         if other is not None and other.executor is not None:
-            with Storage.ordering:  # or its handle may go between the look at it and the wait, where that worker ends
+            with Storage.ordering:  # else its stream could be destroyed before the wait, if that worker ends
                 self.executor.stream.wait_for(other.executor.stream)
 
     def _record(self, batch: Batch) -> None:
@@ -211,7 +211,7 @@ class CudaWorker(Worker):
         self.completion.watch(batch)
 
     def _poll(self) -> bool:
-        """Settle the oldest batch if the GPU is past it."""
+        """Settle the oldest batch if the GPU has finished it; returns whether it has."""
         batch = self.batches[0]
         if not self.completion.ended(batch):
             return False
@@ -231,7 +231,7 @@ class CudaWorker(Worker):
                 self._tell(future)
 
     def _pause(self) -> None:
-        """Wait for what is in flight, and for what is queued if there is room for it."""
+        """Wait for the batches in flight and, if there is room, for new requests."""
         self.completion.pause(self.batches, full=self.queue.busy >= IN_FLIGHT)
 
     def _settle_batches(self) -> None:
@@ -242,7 +242,7 @@ class CudaWorker(Worker):
             self._succeed(batch)
             batch.futures.clear()
             batch.requests.clear()
-        while self.batches and self.batches[0].recorded:  # one that is not is being filled, and goes on empty
+        while self.batches and self.batches[0].recorded:  # one that is not recorded is being filled, and goes on empty
             self.completion.recycle(self.batches.popleft().event)
 
     def _close(self) -> None:
@@ -251,7 +251,7 @@ class CudaWorker(Worker):
             self._settle_batches()
         finally:
             fault = self.device.fault
-            for batch in self.batches:  # there are any left only if the stream's status is not known to be good
+            for batch in self.batches:  # some are left only if synchronizing the stream failed
                 for future in batch.futures:
                     self._fail(future, clone_error(fault or self.owner.reason()))
             self.batches.clear()

@@ -1,8 +1,8 @@
-"""Deputy: who waits for a lone request runs it in the place of its worker, which has nothing else to do.
+"""Deputy: a thread that waits for a lone request runs it itself, in place of the sleeping worker.
 
-To wake a sleeping worker, and to be woken by it, takes twice 10 us and more; a small request has ended by then.
-cuda_worker.py has one for each worker, and `Future.result` comes here by its queue. This module calls no library: what
-it launches is a request that has run before, by the relocated graph of its plan.
+Waking a sleeping worker, and being woken by it, takes 10 us or more each; a small request has ended by then.
+cuda_worker.py has one Deputy for each worker; `Future.result` reaches it through its queue. This module calls no
+library: it launches only requests that have run before, by the relocated graph of their plan.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Deputy"]
 
-NOW = (False,)  # for `map`: acquire at once or not at all
-WATCH = 50e-6  # seconds, from the launch on, for which who waits looks at the event; then the worker does
-RAREST = 6  # one request in 2 ** 6 is run so where that was too short so often in a row
-DEPUTIZED = 0.05  # seconds after which a worker looks again whether somebody still runs a request in its place
+NOW = (False,)  # for `map`: the argument `blocking` of `acquire`
+WATCH = 50e-6  # seconds from the launch on for which the waiting thread polls; then the worker takes over
+RAREST = 6  # after so many misses in a row, only one request in 2 ** 6 is run in this way
+DEPUTIZED = 0.05  # seconds between a worker's checks whether another thread still runs a request in its place
 
 
 class LoneWorker(Protocol):
-    """What is asked of a worker here."""
+    """The part of a worker that this module uses."""
 
     queue: WorkerQueue
     owner: WorkerOwner
@@ -51,13 +51,13 @@ class LoneWorker(Protocol):
 
 
 class Deputy:
-    """What a worker shares with one who waits for a lone request.
+    """Lets another thread act as the worker for one lone request.
 
-    Guarantees: who holds `lock` is the worker, its own thread or another; the worker's thread holds it whenever it does
-    anything but sleep. Another thread only tries for it, and may be interrupted anywhere (Ctrl-C): it then lets go at
-    once, and what it was about stands in `batch` and in the queue, where the worker finds it. That runs a request again
-    of which it is not noted that it was launched, so only those come here of which a second run gives the same. A fault
-    is left to the worker, too, which fails with it what it must.
+    Guarantees: the thread that holds the lock acts as the worker; the worker's own thread holds it whenever it is not
+    asleep. Another thread only tries to acquire it, and may be interrupted anywhere (Ctrl-C): it then releases the lock
+    at once, and leaves its state in `batch` and in the queue, where the worker finds it. The worker runs the request
+    again unless its launch was recorded; so only requests are run here for which a second run gives the same result. A
+    fault is left to the worker, too.
     """
 
     __slots__ = ("_holder", "_left_alone", "_lock", "_misses", "_worker", "batch")
@@ -66,8 +66,8 @@ class Deputy:
         self._worker = worker
         self._lock = allocate_lock()
         self._holder = 0  # the thread that runs a request in the worker's place
-        self._misses = self._left_alone = 0  # requests in a row that it was of no use for, and those not to be run so
-        self.batch: Batch | None = None  # of the request that is run so
+        self._misses = self._left_alone = 0  # requests in a row that took too long; requests to skip from now on
+        self.batch: Batch | None = None  # of the request that is run in the worker's place
 
     @property
     def is_here(self) -> bool:
@@ -76,10 +76,10 @@ class Deputy:
 
     # -- the worker's own thread ----------------------------------------------------------------------------------
     def enter(self) -> None:
-        """Be the worker, once nobody else is; take over what they have left."""
+        """Acquire the lock, and take over a request that another thread has left unfinished."""
         queue = self._worker.queue
         while not self._lock.acquire(False):
-            queue.asleep = True  # and then another try: who holds it looks at the queue after letting go
+            queue.asleep = True  # then try again: the holder checks the queue after releasing the lock
             if self._lock.acquire(False):
                 break
             queue.wait_for_wakeup(DEPUTIZED)
@@ -102,16 +102,16 @@ class Deputy:
             self.batch = None
             worker.completion.watch(batch)
             return
-        if future.claim_again():  # it is the first in the queue still
+        if future.claim_again():  # it is still the first in the queue
             future._request = batch.requests[0]
         self.batch = None
         worker.completion.recycle(batch.event)
 
-    # -- who waits ------------------------------------------------------------------------------------------------
+    # -- a thread that waits for a future -------------------------------------------------------------------------
     def run(self, future: Future) -> None:
-        """Run a request that nothing is before or behind, if its worker has not begun with it.
+        """Run a request if it is the only one of its worker, and the worker has not started it.
 
-        Ever more rarely where that is of no use: to look at the event holds up the program's other threads.
+        After misses it is skipped more and more often, because polling the event slows down other threads.
         """
         worker = self._worker
         if not self._is_lone(future):
@@ -121,7 +121,7 @@ class Deputy:
             return
         held: list[bool] = []
         try:
-            held.extend(map(self._lock.acquire, NOW))  # one step: nothing can come between having it and knowing
+            held.extend(map(self._lock.acquire, NOW))  # atomic: no interrupt between acquiring and recording it
             if True in held and self.batch is None and self._is_lone(future):
                 self._holder = get_ident()
                 self._run(future)
@@ -142,7 +142,7 @@ class Deputy:
             return False
         try:
             return pending[0] is future and type(worker.completion) is Polling
-        except IndexError:  # its worker has just begun with it
+        except IndexError:  # its worker has just taken it
             return False
 
     def _run(self, future: Future) -> None:
@@ -152,7 +152,7 @@ class Deputy:
             return
         if not bound.is_relaunchable(request):
             return
-        with worker.device.context, relaxed():  # another thread, or this one, may capture meanwhile
+        with worker.device.context, relaxed():  # this thread or another may be capturing
             batch = Batch(worker.completion.event())
             batch.futures.append(future)
             batch.requests.append(request)
@@ -164,12 +164,12 @@ class Deputy:
                 return
             if worker.record_event(batch.event):
                 return
-            batch.recorded = True  # these two with no call between them: where it is launched it does not run again
+            batch.recorded = True  # these two without a call in between: a recorded launch has its result
             future._value = bound.result
             self._watch(batch, future)
 
     def _watch(self, batch: Batch, future: Future) -> None:
-        """End it if the GPU is past it soon, and if those who wait for it are such as may be told of it here."""
+        """End it if the GPU finishes it soon, and if its waiters may be woken from this thread."""
         query, event, ends = driver.cuEventQuery.unchecked_holding_gil, batch.event, batch.began + WATCH
         while (status := query(event)) == NOT_READY and perf_counter() < ends:
             pass
@@ -184,7 +184,7 @@ class Deputy:
         self._left_alone = 2**self._misses
 
     def _finish(self, batch: Batch) -> None:
-        """End a request that the GPU is past; an interrupted call is made again."""
+        """End a request that the GPU has finished; after an interrupt the worker calls this again."""
         worker, (future,) = self._worker, batch.futures
         future._status = DONE
         if future._waiting is not None:
@@ -195,5 +195,5 @@ class Deputy:
         worker.completion.recycle(batch.event)
 
     def _leave_queue(self, future: Future) -> None:
-        with suppress(ValueError):  # who drops the oldest may have taken it out
+        with suppress(ValueError):  # a thread that drops the oldest may have taken it out
             self._worker.queue.pending.remove(future)

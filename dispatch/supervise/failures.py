@@ -1,6 +1,6 @@
-"""Failures: the futures of one supervisor that failed and that nobody has asked, and what callbacks raised.
+"""Failures: the failed futures of one supervisor whose errors were not read yet, and the errors of callbacks.
 
-A failure is a value until somebody asks for it; what is left here when a supervisor is closed is raised then.
+What is left here when the supervisor is closed is raised then.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Failures"]
 
-PRUNE = 1024  # failures, from which on those that were asked for are sorted out
+PRUNE = 1024  # futures, from which on those whose errors were read are removed
 
 
 class Failures:
-    """What failed and may have to be delivered; any thread may add to it."""
+    """Errors that may have to be raised by close(); any thread may add to them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,7 +32,7 @@ class Failures:
         return len(self._futures)
 
     def keep(self, future: Future) -> None:
-        """Keep a future that is about to fail, until somebody asks it; for those that can be interrupted after it."""
+        """Keep a future that fails or is about to; called first where Ctrl-C may come in between."""
         with self._lock:
             self._futures.append(future)
             if len(self._futures) >= self._prune_at:
@@ -40,7 +40,7 @@ class Failures:
                 self._prune_at = max(PRUNE, 2 * len(self._futures))
 
     def add_errors(self, errors: list[BaseException]) -> None:
-        """Keep what callbacks raised, until the end; an interrupt of the main thread goes on there, at once."""
+        """Keep errors of callbacks; an interrupt in a callback on the main thread is raised there at once."""
         if not errors:
             return
         is_main = threading.current_thread() is threading.main_thread()
@@ -52,7 +52,7 @@ class Failures:
             raise error
 
     def take(self) -> Undelivered | None:
-        """What failed and nobody asked for, which is delivered herewith."""
+        """All errors that were never read, as one; they count as read from now on. None if there are none."""
         with self._lock:
             failures, errors = self._futures, self._errors
             self._futures, self._errors = [], []
@@ -63,7 +63,7 @@ class Failures:
         return Undelivered(errors) if errors else None
 
 
-# Loops with a condition in them are no part of a block that holds a lock: Python 3.12 and 3.13 guard the jump back to
-# their beginning by no handler, so that Ctrl-C there would leave the block without its end.
+# No loop with a condition inside a block that holds a lock: in Python 3.12 and 3.13 the jump back to its start is not
+# covered by the exception table, so Ctrl-C there would leave the block without releasing the lock.
 def _unread(failures: list[Future]) -> list[Future]:
     return [kept for kept in failures if kept._status in (0, FAILED)]

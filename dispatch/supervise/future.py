@@ -1,4 +1,4 @@
-"""Future: the outcome of a submitted request, which costs next to nothing until somebody waits for it.
+"""Future: the outcome of a submitted request. It is cheap: locks and lists are made only when something waits for it.
 
 supervisor.py makes futures, worker.py settles them, users wait for them in threads, in asyncio and with
 `concurrent.futures.wait`. This module never touches a device and never runs a request.
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["CANCELLED", "DELIVERED", "DONE", "FAILED", "MISSED", "Future", "LateFuture", "TimedFuture", "raise_errors"]
 
 LONGEST = 200  # characters of an error in a repr
-MISSED = object()  # what `claim` gives to those who come too late
+MISSED = object()  # returned by `claim` if the request was claimed before
 
 
 class QueueLike(Protocol):
-    """What a future knows of the queue that it was placed in (queue.py)."""
+    """The part of the queue that a future was placed in (queue.py) which this module uses."""
 
     index: int
     worker: Any
@@ -40,18 +40,18 @@ class QueueLike(Protocol):
 
 
 class Future(Generic[R_co]):
-    """The outcome of a Request[R], an R: `result()`, or `await` it; only a supervisor makes one.
+    """The outcome of a Request[R], an R: call `result()`, or `await` it. Only supervisors make futures.
 
-    A result means that the work is done: on a GPU the stream has passed it without a fault.
+    A result means that the work is done: on a GPU the stream has completed it without a fault.
 
     Guarantees:
-        It ends once. Deleting the slot `_request` claims a future, which succeeds for one caller only: the worker
-        that starts it, or who withdraws it unstarted. Only the one who claimed it settles it.
-        Nobody is missed. Settling stores `_status` and then reads `_waiting`; who waits stores `_waiting` and then
+        It ends once. Deleting the slot `_request` claims a future, which only one caller can do: the worker that
+        starts it, or the thread that withdraws it before that. Only the one that claimed it settles it.
+        No waiter is missed. Settling stores `_status` and then reads `_waiting`; a waiter stores `_waiting` and then
         reads `_status`. So one of them sees the other.
-        Callbacks run once: on the worker's thread, or at once in `add_done_callback` where it has ended before.
-        Ctrl-C at any place in here leaves it as it was, or ended, or withdrawn: then whoever finds it in the queue ends
-        it. A claim and the note of who claimed are one step of the interpreter, which nothing can come between.
+        Callbacks run once: on the worker's thread, or at once in `add_done_callback` if it has ended before.
+        Ctrl-C anywhere in here leaves it unchanged, ended, or withdrawn; a withdrawn one is ended by whoever finds it
+        in the queue. Claiming and recording who claimed are one atomic step of the interpreter.
     """
 
     __slots__ = ("__weakref__", "_number", "_queue", "_request", "_status", "_value", "_waiting")
@@ -66,12 +66,12 @@ class Future(Generic[R_co]):
         self._status = 0
         self._waiting: Waiting | None = None
 
-    # -- what users ask -------------------------------------------------------------------------------------------
+    # -- for users ------------------------------------------------------------------------------------------------
     def result(self, timeout: float | None = None) -> R_co:
-        """Wait and return the request's outputs; raises what it failed with.
+        """Wait and return the request's outputs, or raise its error.
 
-        TimeoutError after `timeout` seconds, concurrent.futures.CancelledError for a cancelled one. A callback must
-        not wait here for another request of its own supervisor: it is holding up the worker that would run it.
+        TimeoutError after `timeout` seconds, concurrent.futures.CancelledError if it was cancelled. A callback must not
+        wait here for another request of its own supervisor: the worker that would run that is running the callback.
         """
         if not self._status:
             self._wait(timeout)
@@ -81,10 +81,10 @@ class Future(Generic[R_co]):
         try:
             raise error
         finally:
-            del error, self  # the traceback holds this frame: no cycle from the error through it
+            del error, self  # the traceback refers to this frame: avoid a reference cycle
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait and return what the request failed with, or None; otherwise as `result`."""
+        """Wait and return the request's error, or None; otherwise as `result`."""
         if not self._status:
             self._wait(timeout)
         if self._status == DONE:
@@ -94,12 +94,12 @@ class Future(Generic[R_co]):
         return self._error()
 
     def cancel(self) -> bool:
-        """Take the request back if no worker has started it; whether it is cancelled now.
+        """Withdraw the request if no worker has started it; returns whether it is cancelled now.
 
-        True: it never runs, and its outputs stay as they are. False: it runs, or has run, and ends as it would have. As
-        started counts what is enqueued on a GPU's stream, and with `isolation="process"` what was sent to the child,
-        where it may still wait: four requests of each worker that were submitted one by one, up to 256 of a list, or
-        while more than 15 wait here.
+        True: it never runs, and its outputs stay as they are. False: it runs, or has run, and ends as usual. A request
+        counts as started once it is enqueued on a GPU's stream; with `isolation="process"`, once it was sent to the
+        child, where it may still wait. Sent ahead are four requests of each worker that were submitted one by one, and
+        up to 256 of a list, or while more than 15 are queued.
         """
         is_mine, errors = self.withdraw(None)
         raise_errors(errors)
@@ -119,7 +119,7 @@ class Future(Generic[R_co]):
     def add_done_callback(self, callback: Callable[[Future[R_co]], object]) -> None:
         """Call `callback(future)` when it ends, on the worker's thread; at once, and here, if it has ended.
 
-        What a callback raises on a worker is delivered when the supervisor is closed.
+        An error that a callback raises on a worker is raised when the supervisor is closed.
         """
         if not callable(callback):
             raise TypeError(f"a callback is called with the future; {type(callback).__name__} cannot be called")
@@ -128,12 +128,12 @@ class Future(Generic[R_co]):
         if self._status:
             try:
                 waiting.callbacks.remove(callback)
-            except ValueError:  # who settled it has seen it, and calls it
+            except ValueError:  # the thread that settled the future has seen it, and calls it
                 return
             callback(self)
 
     def __await__(self) -> Generator[Any, None, R_co]:
-        """Wait in asyncio; cancelling the task that waits takes the request back if no worker has started it."""
+        """Wait in asyncio; cancelling the waiting task withdraws the request if no worker has started it."""
         import asyncio
 
         if not self._status:
@@ -150,20 +150,20 @@ class Future(Generic[R_co]):
         return self.result()
 
     def __reduce__(self) -> NoReturn:
-        """TypeError: nobody would settle a copy, here or in another process."""
+        """Refuse copies and pickles: a copy would never be settled."""
         raise TypeError(f"a {type(self).__name__} is one outcome that cannot be copied or pickled: take its result()")
 
     def __repr__(self) -> str:
-        """How it is, in one line; a failed one says with what, and the failure counts as undelivered still."""
+        """The state, on one line, with the error of a failed one; showing that does not count as reading it."""
         state = self._state.partition("_")[0].lower()
         if state == "finished" and self._status != DONE:
             text = " ".join(f"{type(self._value).__name__}: {words(self._value, str)}".split())
             state = f"failed: {text if len(text) <= LONGEST else text[:LONGEST] + '…'}"
         return f"<Future {state}>"
 
-    # -- what workers and supervisors do --------------------------------------------------------------------------
+    # -- for workers and supervisors ------------------------------------------------------------------------------
     def claim(self) -> Any:
-        """Take the request, which gives the right and the duty to settle; MISSED where somebody else has it."""
+        """Take the request; the caller must then settle the future. MISSED if it was claimed before."""
         try:
             request = self._request
             del self._request
@@ -173,11 +173,11 @@ class Future(Generic[R_co]):
         return request
 
     def unclaimed_request(self) -> Any:
-        """The request, which stays; MISSED where it is claimed."""
+        """The request, without claiming it; MISSED if it was claimed."""
         return getattr(self, self._claimed_by, MISSED)
 
     def claim_again(self) -> bool:
-        """Claim it for one who alone may start it, and may have claimed it already when it was interrupted."""
+        """Claim it, for a caller that may have claimed it before an interrupt; returns False if it was withdrawn."""
         try:  # noqa: SIM105  # contextlib.suppress costs more than the rest
             delattr(self, self._claimed_by)
         except AttributeError:
@@ -185,9 +185,10 @@ class Future(Generic[R_co]):
         return self._waiting is None or not self._waiting.withdrawn
 
     def withdraw(self, cause: BaseException | None) -> tuple[bool, list[BaseException]]:
-        """End it unstarted, cancelled or failed with `cause`; whether that came in time, and what callbacks raised.
+        """End it before it starts: cancelled, or failed with `cause`; returns whether that was in time, and errors of
+        callbacks.
 
-        Interrupted, it can be called again; or else the worker that finds it in its queue ends it.
+        After an interrupt it can be called again; otherwise the worker that finds it in its queue ends it.
         """
         request = self.unclaimed_request()
         if request is MISSED and (self._waiting is None or not self._waiting.withdrawn):
@@ -195,7 +196,7 @@ class Future(Generic[R_co]):
         waiting = open_waiting(self)
         if not waiting.withdrawn:
             with contextlib.suppress(AttributeError):  # claimed by another
-                # Claiming and noting it is one step. `request` stays here: nothing is freed within that step.
+                # Claiming and recording it is one atomic step; `request` is kept, so nothing is freed within it.
                 waiting.withdrawn.extend(zip(map(delattr, (self,), (self._claimed_by,)), (cause,), strict=True))
         if not waiting.withdrawn:
             return False, []
@@ -208,23 +209,23 @@ class Future(Generic[R_co]):
         return self.settle(CANCELLED if cause is None else FAILED, cause)
 
     def _finish_withdrawal(self) -> None:
-        """End what somebody withdrew who was interrupted before it had ended."""
+        """End a future whose withdrawal was interrupted."""
         waiting = self._waiting
         if waiting is not None and waiting.withdrawn and not waiting.told:
             self._settle_withdrawn(waiting)
 
     def settle(self, status: int, value: Any) -> list[BaseException]:
-        """End it; returns what callbacks raised."""
+        """End it; returns the errors of callbacks."""
         self._value = value
         self._status = status
         return self._waiting.tell(self) if self._waiting is not None else []
 
     @property
     def is_launched(self) -> bool:
-        """Whether it has ended, or what comes behind it on its worker's stream runs after it.
+        """Whether it has ended, or is enqueued, so that later work on its worker's stream runs after it.
 
-        A result is stored as the request is enqueued. An error or None is stored just before the status: then it counts
-        when it has ended, and none is lost for a result of None ends as well.
+        A result is stored when the request is enqueued. An error, and a result of None, count only once the status is
+        set, which is soon after.
         """
         if self._status:
             return True
@@ -264,12 +265,12 @@ class Future(Generic[R_co]):
         error: BaseException = self._value
         return error
 
-    # -- what `concurrent.futures.wait` and `as_completed` look at ------------------------------------------------
+    # -- the private attributes that `concurrent.futures.wait` and `as_completed` use -----------------------------
     @property
     def _condition(self) -> Any:
         waiting = open_waiting(self)
-        # It ended while nobody waited. But `concurrent.futures` asks for this to let go of the lock, too: by then
-        # whoever settles it meanwhile tells as soon as that is free, and the calling thread must not wait for itself.
+        # It may have ended while nothing waited: then tell. But `concurrent.futures` reads this property to release the
+        # lock as well: then the lock is held by this very thread, and the thread that settles the future tells later.
         if self._status and not waiting.told and not waiting.lock.locked():
             waiting.tell(self)
         return waiting.lock
@@ -280,7 +281,7 @@ class Future(Generic[R_co]):
 
     @property
     def _state(self) -> str:
-        """The state as those who wait have been told it: theirs must not change while they hold the lock."""
+        """The state that waiters were told: it must not change while `concurrent.futures` holds the lock."""
         waiting = self._waiting
         if self._status and (waiting is None or waiting.told):
             return "CANCELLED_AND_NOTIFIED" if self._status == CANCELLED else "FINISHED"
@@ -288,10 +289,10 @@ class Future(Generic[R_co]):
 
 
 class LateFuture(Future[R_co]):
-    """A future whose request may not start at any time; the slot `_due` is to it what `_request` is to others.
+    """A future whose request may start only under conditions; it has the slot `_due` in place of `_request`.
 
-    A worker that finds no `_request` looks closer, so futures without conditions never pay for this. `after` holds the
-    futures that it waits for, until it starts.
+    A worker that finds no `_request` checks the conditions, so futures without conditions cost nothing more. `after`
+    has the futures that it depends on, until it starts.
     """
 
     __slots__ = ("_due", "after")
@@ -304,11 +305,11 @@ class LateFuture(Future[R_co]):
         del self._request
 
     def refusal(self) -> DispatchError | None:
-        """Why it must not start any more, if so."""
+        """The error if it must not start any more, else None."""
         return self.orphaned()
 
     def orphaned(self) -> DependencyFailed | None:
-        """The error for one that waits for what will never be there."""
+        """The error if a future that it depends on has failed or was cancelled, else None."""
         for future in self.after:
             if future._status > DONE:
                 how = "was cancelled" if future._status == CANCELLED else f"failed: {words(future._value)}"
@@ -349,7 +350,7 @@ class TimedFuture(LateFuture[R_co]):
 
 
 def raise_errors(errors: list[BaseException]) -> None:
-    """Raise what callbacks raised on the thread that had them run; an interrupt goes first, and is itself."""
+    """Raise the errors of callbacks on the calling thread: an interrupt as it is, otherwise all as Undelivered."""
     for error in errors:
         if not isinstance(error, Exception):
             raise error

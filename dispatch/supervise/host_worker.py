@@ -1,4 +1,4 @@
-"""HostWorker: runs requests on the host, one after the other, where they are done as soon as they return."""
+"""HostWorker: runs requests on the host, one after the other; each is done when its run returns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["HostWorker"]
 
 
 class HostWorker(Worker):
-    """Runs requests on the host, where they are done as soon as they return."""
+    """Runs requests on the host; each is done when its run returns."""
 
     def __init__(self, queue: WorkerQueue, owner: WorkerOwner) -> None:
         super().__init__(queue, owner)
@@ -33,7 +33,7 @@ class HostWorker(Worker):
                 self._run_next()
                 if owner.blocked and len(queue.pending) <= queue.limit // 2:
                     owner.make_room()
-            elif owner.state and not len(queue.pending):  # what may not start yet is waited for
+            elif owner.state and not len(queue.pending):  # requests that may not start yet are waited for
                 return
             else:
                 queue.wait(-1)
@@ -43,7 +43,7 @@ class HostWorker(Worker):
         queue = self.queue
         try:
             future = queue.pending.popleft()
-        except IndexError:  # somebody has dropped it
+        except IndexError:  # it was dropped
             return
         try:
             request = future._request

@@ -1,8 +1,9 @@
-"""Journal: an append-only file of what a supervisor was asked and how it ended, from which the sequence can be rerun.
+"""Journal: an append-only file of a supervisor's requests and their outcomes, from which the sequence can be rerun.
 
-A supervisor notes each request, a thread of the journal's own writes. JSON lines: a header; `define`, a request (see
-request_json.py) when it is first seen; `request`, that it was submitted, to which worker; `done`, the numbers of those
-that succeeded; `ended`, any other end. No data, no results, and no words of errors beyond their first line.
+The supervisor calls `note` for each request; a thread of the journal writes. The file has JSON lines: a header;
+`define`, a request (see request_json.py) when it is first seen; `request`, its submission to a worker; `done`, the
+numbers of requests that succeeded; `ended`, any other outcome. It has no data, no results, and only the first line of
+an error.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ if TYPE_CHECKING:
 __all__ = ["VERSION", "Journal", "read", "row_of"]
 
 VERSION = 1
-PERIOD = 0.1  # seconds between writes: what is lost without close(), and how long requests are held for it
-HURRY = 2048  # notes, at which the writer does not wait any longer
+PERIOD = 0.1  # seconds between writes: lost without close(), and how long requests are kept alive longer
+HURRY = 2048  # notes at which the writer wakes early
 NEVER_RUN = (DependencyFailed, QueueFull)
-ROWS = 4096  # rows that are remembered
+ROWS = 4096  # entries of `_rows`
 WORDS = 300  # characters of an error
 
 
 class Note(NamedTuple):
-    """One request as it was submitted."""
+    """A submitted request."""
 
     number: int
     future: Future
@@ -58,24 +59,24 @@ class Note(NamedTuple):
 class Journal:
     """Writes the file of one supervisor.
 
-    Guarantees: `note` only appends to a deque. Every line is written whole, in one call, behind all others. Requests
-    and results are held until the next write, so their memory is freed PERIOD later than without a journal.
+    Guarantees: `note` only appends to a deque. Every line is written whole, in one call, after all others. Requests and
+    results are kept alive until the next write, so their memory is freed up to PERIOD later than without a journal.
     """
 
     def __init__(self, path: str | os.PathLike[str], pool: WorkerPool, isolation: str, setup: Sequence[str]) -> None:
         self.path = Path(path)
         self._pool = pool
-        self._may_hang = isolation == "process"  # with threads, a deadline is only looked at before the start
-        # A pipe that nobody reads is an error at once, and not waited for.
+        self._may_hang = isolation == "process"  # with threads, deadlines are checked only before the start
+        # O_NONBLOCK: a pipe without a reader raises at once.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
         self._file = os.open(self.path, flags, 0o600)
         self._process = os.getpid()
         self._numbers, self._names = itertools.count(1), itertools.count(1)
         self._notes: deque[Note] = deque()
-        self._open: dict[int, Future] = {}  # submitted, and not known to have ended
-        self._defined: dict[int, tuple[weakref.ref[Request], int]] = {}  # id of a request -> the request, its name
+        self._open: dict[int, Future] = {}  # submitted, and not written as ended yet
+        self._defined: dict[int, tuple[weakref.ref[Request], int]] = {}  # id(request) -> the request, its number
         self._writer = Writer()
-        self._rows: dict[tuple[Any, ...], str | None] = {}  # by what a plan is found by
+        self._rows: dict[tuple[Any, ...], str | None] = {}  # names of rows, by the key of a plan
         self._ending = Signal()
         self._bell = Signal()
         self._error: BaseException | None = None
@@ -102,7 +103,7 @@ class Journal:
             self._bell.set()
 
     def close(self, wait: bool = True) -> None:
-        """Write what ends until all has, and close the file; raises what kept it from writing."""
+        """Write until all requests have ended, and close the file; raises the error that stopped the writing."""
         if os.getpid() != self._process:  # a forked child has the file, but not the thread
             return
         self._ending.set()
@@ -124,8 +125,8 @@ class Journal:
                 if last and not self._open and not self._notes:
                     return
                 if last:
-                    time.sleep(PERIOD)  # the supervisor was closed without waiting: workers are about to end the rest
-        except BaseException as error:  # noqa: BLE001  # a full disk must not cost requests; `close` raises it
+                    time.sleep(PERIOD)  # the supervisor was closed without waiting: workers will end the rest soon
+        except BaseException as error:  # noqa: BLE001  # a full disk must not fail requests; `close` raises it
             self._error = error
             self._notes = deque(maxlen=0)
             self._open.clear()
@@ -159,22 +160,22 @@ class Journal:
             return
 
     def _entry(self, request: Any) -> dict[str, Any]:
-        """A request's entry and row; what cannot be written down says why, and cannot be rerun."""
+        """A request's entry and row; for a request that cannot be written, the reason: it cannot be rerun."""
         if not isinstance(request, Request):
             return {"op": None, "why": f"a {type(request).__name__} is no request"}
         try:
             return {**self._writer.request(request), "row": self._row(request)}
-        except Exception as error:  # noqa: BLE001  # whatever a request of a user's own raises
+        except Exception as error:  # noqa: BLE001  # any error of a user's request class
             return {"op": str(request.op), "why": _words(error)}
 
     def _row(self, request: Request) -> str | None:
-        """The row that ran a request, from the workers' plans; where they are in a child, the first that takes it."""
+        """The row that ran a request, from the workers' plans; with workers in a child, the first that takes it."""
         key = (type(request), *request.key())
         plans = [getattr(executor, "plans", {}).get(key) for executor in self._pool.queue_of]
         row = next((plan.row for plan in plans if plan is not None), None)
         if row is not None:
             return str(row.name)
-        if key not in self._rows:  # to find one takes a third of a millisecond
+        if key not in self._rows:  # selecting a row takes a third of a millisecond
             if len(self._rows) >= ROWS:
                 self._rows.clear()
             self._rows[key] = row_of(request, self._pool.device.arch)
@@ -195,7 +196,7 @@ class Journal:
         if future._status == CANCELLED:
             return {"status": "cancelled"}
         error, refusal = future._value, self._pool.refusal
-        # What fails because the supervisor ended, or because of others, was not run: a rerun has nothing to compare.
+        # A request that failed because the supervisor ended, or because of others, did not run.
         turned_away = refusal is not None and type(error) is type(refusal) and error.args == refusal.args
         kinds = NEVER_RUN if self._may_hang else (*NEVER_RUN, DeadlineExceeded)
         status = "not run" if turned_away or isinstance(error, kinds) else "failed"
@@ -203,7 +204,7 @@ class Journal:
 
 
 def row_of(request: Request, arch: Arch) -> str | None:
-    """The name of the row that ran a request, where that is known here; else of the first that takes it."""
+    """The name of the row that ran a request, if known here, else of the first that takes it; None if none does."""
     row = getattr(getattr(request.bound, "plan", None), "row", None)
     row = row or next(candidates(request, arch), None)
     return None if row is None else str(row.name)
@@ -214,16 +215,16 @@ def _words(error: BaseException) -> str:
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A journal's header and its other lines; a last line that is cut off, as a killed process leaves it, is dropped.
+    """A journal's header and its other lines, without an incomplete last line, as a killed process leaves it.
 
-    Where several supervisors wrote to the file, one after the other, it is the last one's part. BadRequest for a file
-    that is no journal, or of another version.
+    If several supervisors wrote to the file, one after the other, only the last one's part is returned. BadRequest for
+    a file that is no journal, or of another version.
     """
     data, _, _ = Path(path).read_bytes().rpartition(b"\n")
     try:
         lines: list[dict[str, Any]] = [json.loads(text) for text in data.decode("utf-8").split("\n")]
         begins = [index for index, line in enumerate(lines) if "journal" in check_type("line", line, dict)]
-    except (ValueError, RecursionError) as error:  # of check_type, too
+    except (ValueError, RecursionError) as error:  # including that of check_type
         raise BadRequest("journal", str(path), "lines of JSON objects", str(error)) from None
     version = lines[begins[-1]]["journal"] if begins else None
     if type(version) is not int or version != VERSION:
@@ -257,7 +258,7 @@ def _are_numbers(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_number, value))
 
 
-# For each kind of line, by the field that names it: the fields it must have, those it may have, and what each is.
+# For each kind of line, by the field that names it: the required fields and the optional ones, with their checks.
 LINES: dict[str, tuple[dict[str, Callable[[object], bool]], dict[str, Callable[[object], bool]]]] = {
     "journal": ({"device": _is_text, "arch": _is_text, "isolation": _is_text}, {}),
     "define": (
@@ -271,7 +272,7 @@ LINES: dict[str, tuple[dict[str, Callable[[object], bool]], dict[str, Callable[[
 
 
 def _wrong(line: Any, defined: set[int]) -> str:
-    """What a line has that no line has; "" for a sound one. `defined` are the names that lines before it gave."""
+    """What is wrong with a line; "" if nothing is. `defined` has the numbers that earlier lines have defined."""
     kind = next((kind for kind in LINES if isinstance(line, dict) and kind in line), None)
     if kind is None:
         return shown(line)

@@ -1,6 +1,6 @@
-"""Leaving the block of a supervisor: what nobody asked for is raised there, and in asyncio the loop goes on meanwhile.
+"""Leaving the block of a supervisor: raises the errors that were never read; in asyncio, without blocking the loop.
 
-supervisor.py calls this; pool.py does the work, and waits for it in plain locks. So `async with` has a thread wait.
+supervisor.py calls this; pool.py does the work and waits in plain locks, so `async with` waits on another thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["close_beside_the_loop", "deliver", "unwatch"]
 
 
 def deliver(undelivered: Undelivered | None, error: BaseException | None) -> None:
-    """Raise what nobody asked for, or let the exception that leaves the block carry it."""
+    """Raise the errors that were never read, or attach them to the exception that leaves the block."""
     if undelivered is None:
         return
     if error is None:
@@ -35,7 +35,7 @@ def deliver(undelivered: Undelivered | None, error: BaseException | None) -> Non
 
 
 def unwatch(server: StatusServer | None, journal: Journal | None, *, wait: bool) -> None:
-    """Close what others look at."""
+    """Close the status server and the journal."""
     if server is not None:
         server.close(wait)
     if journal is not None:
@@ -43,27 +43,27 @@ def unwatch(server: StatusServer | None, journal: Journal | None, *, wait: bool)
 
 
 async def close_beside_the_loop(close: Callable[[bool], Undelivered | None], name: str) -> Undelivered | None:
-    """`close(True)` on a thread of its own, not one of the loop's executor: those may all be waiting for requests.
+    """Call `close(True)` on a separate thread; those of the loop's executor may all be waiting for requests.
 
-    Who waits here may be cancelled: what is queued still runs, and the interpreter does not exit before it has. What
-    nobody asked for is then given to `threading.excepthook`, or to the loop's handler of exceptions.
+    If the waiting task is cancelled, queued requests still run, and the interpreter does not exit before they have.
+    Errors that were never read then go to `threading.excepthook`, or to the loop's exception handler.
     """
     closing = Closing(close)
     thread = threading.Thread(target=closing.run, name=f"dispatch {name} closing")
     try:
         thread.start()
-    except RuntimeError:  # no thread is to be had: better wait here than not at all
+    except RuntimeError:  # no thread can be started: better block the loop than not wait
         return close(True)
-    except BaseException:  # Ctrl-C: the thread may run
+    except BaseException:  # Ctrl-C: the thread may be running
         closing.leave()
         raise
     return await closing.wait()
 
 
 class Closing:
-    """The closing of a supervisor on another thread, and who waits for it on the loop.
+    """Closes a supervisor on another thread, while a task of the loop waits.
 
-    Guarantees: what `close` gave or raised reaches who waits, or `leave` or `run` tells it, and only one of them.
+    Guarantees: the outcome of `close` reaches the waiting task, or is reported by `leave` or `run`, once.
     """
 
     def __init__(self, close: Callable[[bool], Undelivered | None]) -> None:
@@ -78,7 +78,7 @@ class Closing:
         self._error: BaseException | None = None  # none is expected: a defect of ours
 
     def run(self) -> None:
-        """On the thread: close, and wake who waits."""
+        """On the thread: close, and wake the waiting task."""
         undelivered = error = None
         try:
             undelivered = self._close(True)
@@ -100,7 +100,7 @@ class Closing:
             self._waiter.set_result(None)
 
     async def wait(self) -> Undelivered | None:
-        """On the loop: what nobody asked for."""
+        """On the loop: wait, and return the errors that were never read."""
         try:
             await self._waiter
         except BaseException:
@@ -111,7 +111,7 @@ class Closing:
         return self._undelivered
 
     def leave(self) -> None:
-        """Wait no longer; tell what has come already."""
+        """Stop waiting; report an outcome that is there already."""
         with self._lock:
             self._is_left = True
             found = self._undelivered or self._error

@@ -1,7 +1,7 @@
-"""Limits: what is taken for a time in seconds, and how often the workers of one supervisor may break.
+"""Limits: checks of times in seconds, and how often the workers of one supervisor may break.
 
-supervisor.py and future.py check what users give; pool.py and isolate/pool.py ask before they put something new in the
-place of what broke. Nothing here waits or starts anything.
+supervisor.py and future.py check users' arguments with it; circuit.py and process/process_pool.py ask RestartLimit
+before they restart something. Nothing here waits or starts anything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FIRST_DELAY, LAST_DELAY = 0.05, 2.0  # seconds before another start, after one t
 
 
 def check_seconds(name: str, given: Any, least: float = 0.0, *, above: bool = False) -> float:
-    """A time as a number; BadRequest for what is none, is not finite, or is less than `least` (`above`: or equal)."""
+    """A time in seconds as a float; BadRequest unless it is finite and at least `least` (with `above`: greater)."""
     if isinstance(given, Real) and not isinstance(given, bool):
         try:
             seconds = float(given)
@@ -38,11 +38,10 @@ def check_seconds(name: str, given: Any, least: float = 0.0, *, above: bool = Fa
 
 
 class RestartLimit:
-    """At most `max_restarts` in `max_seconds`, and what comes after: the circuit opens, for good or for a while.
+    """Counts restarts: after more than `max_restarts` in `max_seconds` the circuit opens, for good or for `cooldown`.
 
-    Guarantees: not more than `max_restarts` starts in a row fail before the circuit opens, however long each takes. An
-    open circuit that half-opens has spent its restarts: one break within `max_seconds` opens it again at once.
-    Who calls holds the pool's lock.
+    Guarantees: at most `max_restarts` starts in a row fail before the circuit opens, however long each takes. After an
+    open circuit has half-opened, a single break within `max_seconds` opens it again. The caller holds the pool's lock.
     """
 
     def __init__(self, max_restarts: int, max_seconds: float, cooldown: float | None) -> None:
@@ -51,7 +50,7 @@ class RestartLimit:
         self._failed_starts = 0
 
     def count(self, *, failed_start: bool = False) -> bool:
-        """Take note of a break, or of a start that failed; whether another start is within the limit."""
+        """Count a break, or a failed start; returns whether another start is within the limit."""
         now = monotonic()
         self._breaks.append(now)
         while self._breaks[0] < now - self.max_seconds:
@@ -60,23 +59,23 @@ class RestartLimit:
         return max(len(self._breaks), self._failed_starts) <= self.max_restarts
 
     def started(self) -> None:
-        """What was started is ready."""
+        """A start has succeeded: reset the count of failed starts."""
         self._failed_starts = 0
 
     def half_open(self) -> None:
-        """The circuit has been open for its cooldown: one more try."""
+        """The cooldown is over: allow one more start."""
         self._breaks = deque([monotonic()] * self.max_restarts)
         self._failed_starts = self.max_restarts
 
     @property
     def delay(self) -> float:
-        """Seconds to wait before the next start: none after a break, ever longer after starts that failed."""
+        """Seconds to wait before the next start: 0 after a break, doubling with each failed start."""
         if not self._failed_starts:
             return 0.0
         return min(FIRST_DELAY * 2.0 ** min(self._failed_starts - 1, 16), LAST_DELAY)
 
     def words(self) -> str:
-        """How often what was kept has broken, for the message of an open circuit."""
+        """How often workers have broken, for the error of an open circuit."""
         if self._failed_starts > self.max_restarts:
             times = f"{self._failed_starts} starts in a row failed"
         else:

@@ -1,10 +1,10 @@
-"""Placement: which worker's queue a request goes to, and how many of several go where.
+"""Placement: which worker's queue a request goes to, and how a list of requests is divided.
 
-supervisor.py asks, with the queues that are allowed. Nothing here is locked, and nothing is queued.
+supervisor.py calls it with the allowed queues. Nothing here takes a lock, and nothing is queued.
 
-Requests of which each is waited for before the next one is submitted go to one worker, not to all in turn. A thread
-that has slept for 0.2 ms and longer wakes later, on a processor that is deeper asleep itself: on a virtual machine a
-request to a child that had slept so long took 50 to 70 us, and 42 to one that had just answered.
+A sequence of requests, each waited for before the next is submitted, goes to one worker, not to all in turn. A thread
+that has slept for 0.2 ms or longer wakes later, because its CPU sleeps more deeply: on a virtual machine a request to a
+child that had slept so long took 50 to 70 us, and 42 to one that had just answered.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ FEW = 16  # those queued and running there, up to which it does so while others 
 
 
 def place_near(ticket: int, known: WorkerQueue | None, pool: WorkerPool) -> WorkerQueue:
-    """The queue of the worker that knows a request, unless much is queued there or some while another has nothing to
-    do; of one that none knows that of the worker that had the latest of these, if it has nothing to do; else the one
-    with the least."""
+    """The queue for a request under "affine" placement.
+
+    A request whose plan a worker has (`known`) goes there, unless many requests wait there, or some while another
+    worker is idle. A request that no worker knows goes where the latest such one went, if that worker is idle. In all
+    other cases it is the queue with the least to do.
+    """
     if known is None:
         queue = pool.latest
         if not queue.is_idle:
@@ -39,7 +42,7 @@ def place_near(ticket: int, known: WorkerQueue | None, pool: WorkerPool) -> Work
 
 
 def place(ticket: int, queues: list[WorkerQueue]) -> WorkerQueue:
-    """The queue with the least to do; in turn among equals."""
+    """The queue with the least to do; round-robin among equals."""
     best = queues[ticket % len(queues)]
     least = len(best.pending) + best.busy
     if least:
@@ -51,9 +54,9 @@ def place(ticket: int, queues: list[WorkerQueue]) -> WorkerQueue:
 
 
 def shares(count: int, queues: list[WorkerQueue]) -> list[tuple[WorkerQueue, int]]:
-    """How many of `count` requests go where, so that all have as much to do as they can; no more than fit."""
+    """How many of `count` requests each queue gets, so that loads become as equal as possible; no more than fit."""
     loads = {queue: len(queue.pending) + queue.busy for queue in queues}
-    lower = [queue for queue in queues if len(queue.pending) < queue.limit]  # one that is full may have the least to do
+    lower = [queue for queue in queues if len(queue.pending) < queue.limit]  # a full one may have the least to do
     while lower:
         level = -(-(count + sum(loads[queue] for queue in lower)) // len(lower))
         below = [queue for queue in lower if loads[queue] <= level]

@@ -1,33 +1,32 @@
-"""WorkerPool: the workers of one supervisor, and the policy over them: who gets a request, what a defect or a fault
-leads to.
+"""WorkerPool: the workers of one supervisor and the policy over them: what a defect, a fault or a full queue leads to.
 
-supervisor.py is what users hold; worker.py has the threads, which know the pool and not the supervisor, so that one
-that is dropped can end. This module never runs a request and never touches a stream.
+supervisor.py has the public class; worker.py has the threads, which refer to the pool and not to the supervisor, so
+that a supervisor that is dropped can be collected. This module never runs a request and never touches a stream.
 
-What holds where a thread is interrupted or cannot start. Python interrupts the main thread alone (Ctrl-C, any handler
-of a signal that raises), and may do so as a function begins, after a call, at the end of a loop and in a call that
-blocks. The threads of the project are never interrupted; a system call of theirs that a signal breaks is made again.
+Guarantees when a thread is interrupted, or cannot be started. Python interrupts only the main thread (Ctrl-C, or any
+signal handler that raises): at the start of a function, after a call, at the end of a loop, and in a blocking call.
+This library's threads are never interrupted; system calls that a signal breaks are repeated.
 
-    interrupted in          what holds
+    interrupted in          guarantee
     Supervisor(...)         all threads and children that were started end; nothing is left (`undo`)
-    submit, submit_many     what nobody was given a future of is withdrawn, or ends as it would have; others go on
-    a full queue            who waits for room leaves; what was about to be dropped is dropped, or stays
-    sending (processes)     the next who sends goes on where that was, the monitor thread at its next tick (sending.py)
-    result, exception       the request goes on; who reads for it leaves the rest to the monitor thread, who runs it for
-                            its worker to that one (deputy.py)
-    await                   as asyncio has it: the task is cancelled, and with it what has not started
-    cancel                  it is taken back, or not; one taken back ends there, or where its worker finds it
-    a callback, here        the others are called, then the interrupt goes on
-    close, leaving a block  nothing more is taken, what is queued runs, the threads end; call it again to wait
-    a destructor            the interpreter reports the interrupt and passes over it; at worst a block of memory is held
+    submit, submit_many     a request whose future was not returned is withdrawn, or ends as usual; others go on
+    a full queue            the thread stops waiting for room; a request about to be dropped is dropped, or stays
+    sending (processes)     the next thread that sends goes on from there, or the monitor thread at its next tick
+    result, exception       the request goes on; what the thread did for its worker (reading from the child, deputy.py)
+                            is left to the monitor thread or the worker
+    await                   as asyncio defines it: the task is cancelled, and the request if it has not started
+    cancel                  the request is withdrawn or not; if so, its future ends now, or when its worker finds it
+    a callback, here        the other callbacks are called, then the interrupt is raised
+    close, leaving a block  no request is taken any more, queued ones run, the threads end; call it again to wait
+    a destructor            the interpreter reports the interrupt and goes on; at worst a block of memory stays in use
 
-    cannot be had           what holds
-    a first thread          WorkerFailed, and nothing is left: a supervisor is made whole or not at all
+    cannot be started       guarantee
+    a first thread          WorkerFailed, and nothing is left; the same for the journal's thread
     a worker's successor    the thread of the worker that broke goes on in its place
     a thread of completion  the worker breaks, which counts as a restart
-    a thread that describes status and journal say so; nothing else depends on the status
-    a child, as it starts   it counts as a restart and is tried again after 0.05 s, then ever later, up to 2 s
-    a child to stand by     it is tried again later
+    the status server       the log says so; nothing else depends on it
+    a child                 counts as a restart, and is tried again after 0.05 s, then later each time, up to 2 s
+    a spare child           is tried again later
     memory for a request    OutOfMemory, after caches were freed; that request's future alone
     a descriptor, a poll    as for what needs it: a child, memory, or the monitor thread; the end of that one fails what
                             is in flight
@@ -71,20 +70,20 @@ __all__ = ["WorkerPool"]
 
 SAMPLES = 1024  # latencies that are kept
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC)
-UNDO_STEP = 0.05  # seconds between looks at whether what was begun has come to its end, so that it can be undone
-AT_EXIT = 2.0  # seconds that an interpreter that exits waits for workers that nobody closed
+UNDO_STEP = 0.05  # seconds between checks whether the starting thread has finished, so that it can be undone
+AT_EXIT = 2.0  # seconds to wait at interpreter exit for workers that were not closed
 
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
 class WorkerPool(Admission, Circuit):
-    """The workers of one supervisor and the policy over them. Threads hold this, and not the supervisor.
+    """The workers of one supervisor and the policy over them. Threads refer to this, not to the supervisor.
 
-    Guarantees: `state` only grows. `refusal` is set before the last worker looks at its queue for the last time, and
-    who submits looks at `WorkerQueue.draining` after adding to it: what comes too late is ended by whoever sees that it
-    did. Queues are not locked: as many threads as submit at the same instant may exceed a queue's size by one each.
-    What a main thread does here may be interrupted anywhere (see above): so it holds `lock` by `with` only, waits in
-    plain locks, and leaves nothing that is not done again by the next who comes.
+    Guarantees: `state` only grows. `refusal` is set before the last worker checks its queue for the last time, and a
+    thread that submits checks `WorkerQueue.draining` after adding to the queue; if it is set, that thread ends what is
+    left. Queues are not locked: every thread that submits at the same instant may exceed a queue's size by one. The
+    main thread may be interrupted anywhere in here (see above). So it holds `lock` only by `with`, waits only in plain
+    locks, and leaves nothing half done that the next caller does not finish.
     """
 
     def __init__(
@@ -106,29 +105,29 @@ class WorkerPool(Admission, Circuit):
         self.ordered = False
         self.dropped = self.withdrawn = 0
         self.tickets = itertools.count()
-        self.queue_of: dict[Any, WorkerQueue] = {}  # by executors, whose plans the worker has
+        self.queue_of: dict[Any, WorkerQueue] = {}  # by the executor of its worker
         self.samples: deque[float] = deque(maxlen=SAMPLES)
         self.restarts = 0
         self.limit = limit
-        self.cooling_down = False  # the circuit is open, but for a while only
-        self.cooled = allocate_lock()  # held; released for those who wait for the end of that, where they shall not
+        self.cooling_down = False  # the circuit is open, and will half-open
+        self.cooled = allocate_lock()  # held; released to end a cooldown early, when the pool ends
         self.cooled.acquire()
-        self._up = allocate_lock()  # held until the workers have begun, or cannot
+        self._up = allocate_lock()  # held until the workers have started, or failed to
         self._up.acquire()
-        self._starters: list[int] = []  # the thread that starts the others, once it has begun
-        self._starter: threading.Thread | None = None  # the one that does it for that
+        self._starters: list[int] = []  # the id of the bare thread, once it has started
+        self._starter: threading.Thread | None = None  # the thread that starts the workers
         self._is_up = False
         self._start_error: BaseException | None = None
         self.failures = Failures()
         self.queues = self.make_queues(streams, queue_size)
-        self.latest = self.queues[0]  # where the latest request went that no worker knew (placement.py)
+        self.latest = self.queues[0]  # where the latest request without a known worker went (placement.py)
         _pools.add(self)
         device.supervisors.add(self)
 
     generation = 1
 
     def watch_generation(self, observer: Callable[[int], object]) -> None:
-        """Threads are of one generation."""
+        """Nothing to do: threads have one generation only."""
 
     def make_queues(self, streams: int, queue_size: int) -> list[WorkerQueue]:
         """The queues, each with its worker."""
@@ -139,10 +138,10 @@ class WorkerPool(Admission, Circuit):
         return queues
 
     def start(self, then: Callable[[], None]) -> None:
-        """Have the workers begin, and then do what else there is to be begun; raises what that raised, or WorkerFailed.
+        """Start the workers, then call `then`; raises its error, or WorkerFailed.
 
-        A thread of its own does it, for Thread.start() cannot be interrupted without harm, and this can. Where this
-        raises, `undo` ends what has begun.
+        A separate thread does it, because Ctrl-C inside Thread.start() does harm, and inside this method does not. If
+        this raises, `undo` ends what was started.
         """
         try:
             self._starters.extend(map(start_new_thread, (self._bring_up,), ((then,),)))  # one step: see waiters.py
@@ -154,7 +153,7 @@ class WorkerPool(Admission, Circuit):
             raise unstarted(self.device, failure) if is_exhausted(failure) else failure
 
     def _bring_up(self, then: Callable[[], None]) -> None:
-        """On a bare thread, whose making is one step: a full one, which may log, does the work."""
+        """On a bare thread, which is started in one atomic step: start a full thread, which may log, for the work."""
         try:
             name = f"dispatch {self.device} starter"
             self._starter = threading.Thread(target=self._begin, args=(then,), name=name, daemon=True)
@@ -179,7 +178,7 @@ class WorkerPool(Admission, Circuit):
                 queue.worker.start()
 
     def undo(self) -> None:
-        """End one that never came to be, and wait until nothing of it is left."""
+        """After a failed start: end everything that was started, and wait until nothing is left."""
         self.end(CANCELLING, Closed(f"the supervisor of {self.device} could not be made"))
         _pools.discard(self)
         self.device.supervisors.discard(self)
@@ -187,9 +186,9 @@ class WorkerPool(Admission, Circuit):
             self._up.acquire(True, UNDO_STEP)
         self.join()
 
-    # -- requests that are not as others ---------------------------------------------------------------------------
+    # -- requests with a priority or with dependencies -------------------------------------------------------------
     def rank(self, queue: WorkerQueue, futures: Sequence[Future], priority: Any) -> None:
-        """Add futures that have a priority or wait for others; those of a queue that never had any cost nothing."""
+        """Queue futures with a priority or with dependencies; the first makes `pending` a PriorityQueue."""
         if not isinstance(priority, int) or priority not in PRIORITIES:
             raise BadRequest("priority", repr(priority), " or ".join(map(str, PRIORITIES)), "the smaller goes first")
         with self.lock:
@@ -204,19 +203,19 @@ class WorkerPool(Admission, Circuit):
         queue.pending.put(futures, priority)
 
     def may_start(self, future: LateFuture) -> bool:
-        """Whether all that a future waits for has ended, or is enqueued where another worker can wait for its event."""
+        """Whether every dependency of a future has ended, or is enqueued on a stream that its worker can wait for."""
         return all(other._status or self._is_enqueued(other) for other in future.after)
 
     def _is_enqueued(self, other: Future) -> bool:
         return getattr(other, "_queue", None) in self.queues and other.is_launched
 
     def launched(self) -> None:
-        """A worker has enqueued something: wake those that waited for that."""
+        """A worker has enqueued requests: wake the workers that may have waited for these."""
         for queue in self.queues:
             if queue.asleep and type(queue.pending) is PriorityQueue and queue.pending:
                 queue.wake()
 
-    # -- what workers say (queue.WorkerOwner) -------------------------------------------------------------------------
+    # -- called by workers (queue.WorkerOwner) ------------------------------------------------------------------------
     def opened(self, executor: Any, queue: WorkerQueue) -> None:
         with self.lock:
             self.queue_of = {**_without(self.queue_of, queue), executor: queue}
@@ -234,12 +233,12 @@ class WorkerPool(Admission, Circuit):
         self.failures.add_errors(errors)
 
     def lost(self) -> None:
-        """The device is lost: nothing more is taken, and what is queued fails."""
+        """The device is lost: refuse new requests, and fail the queued ones."""
         if self.device.fault is not None:
             self.end(BROKEN, clone_error(self.device.fault))
 
     def reason(self) -> DispatchError:
-        """Why what is queued will not be run."""
+        """The error for queued requests that will not run."""
         return clone_error(self.refusal or Closed(f"the supervisor of {self.device} has ended"))
 
     def sample(self, start: float, future: Future) -> None:
@@ -248,12 +247,12 @@ class WorkerPool(Admission, Circuit):
 
     # -- ending ---------------------------------------------------------------------------------------------------
     def check(self) -> None:
-        """Raise why nothing is taken any more."""
+        """Raise if no requests are taken any more."""
         if self.refusal is not None:
             raise clone_error(self.refusal)
 
     def end(self, state: int, refusal: DispatchError) -> None:
-        """Take nothing more; `state` says what becomes of what is queued."""
+        """Refuse new requests with `refusal`; `state` says what happens to the queued ones."""
         if state == BROKEN > self.state:
             event = "device lost" if isinstance(refusal, DeviceFault) else "circuit opened"
             log(event, {"device": self.device, "cause": refusal})
@@ -269,7 +268,7 @@ class WorkerPool(Admission, Circuit):
             queue.wake()
 
     def finish(self, why: str = "with its device") -> None:
-        """Run what is queued, and end; the device asks for this before it is closed."""
+        """Run the queued requests, and end; the device calls this before it is closed."""
         self.end(CLOSING, Closed(f"the supervisor of {self.device} was closed {why}; make a new one"))
         self.join()
 
@@ -277,7 +276,7 @@ class WorkerPool(Admission, Circuit):
         return any(queue.worker is not None and queue.worker.is_here for queue in self.queues)
 
     def join(self, seconds: float | None = None) -> None:
-        """Wait for all workers, their successors included; one of them cannot, and does not."""
+        """Wait for all workers and their successors; does nothing on a worker's own thread."""
         if self.is_own_thread():
             return
         deadline = None if seconds is None else monotonic() + seconds
@@ -286,19 +285,19 @@ class WorkerPool(Admission, Circuit):
             worker = None
             while worker is not queue.worker and queue.worker is not None:
                 worker = queue.worker
-                if worker.thread.ident is not None:  # or it was never started
+                if worker.thread.ident is not None:  # else it was never started
                     worker.thread.join(None if deadline is None else max(deadline - monotonic(), 0))
 
     def _join_starter(self, seconds: float | None) -> None:
-        """Wait for the thread that has started the others: whoever it let go on may be here before it has ended."""
+        """Wait for the thread that has started the workers: `start` returns shortly before it ends."""
         starter = self._starter
         if starter is not None and starter.ident is not None and starter is not threading.current_thread():
             starter.join(seconds)
 
     def abandon(self) -> None:
-        """The supervisor is gone and was not closed. May come at any moment, in any thread, so it takes no lock.
+        """End the pool of a supervisor that was dropped without close(). A finalizer calls it, so it takes no lock.
 
-        It may be called again: who ended the pool may have been interrupted before all of it had heard of that.
+        It may be called again, to finish after an interrupt.
         """
         is_news = self.state <= OPEN
         if is_news:
@@ -317,7 +316,7 @@ class WorkerPool(Admission, Circuit):
         )
 
     def after_fork(self) -> None:
-        """In a forked child: its threads are not there, and a CUDA context does not survive a fork."""
+        """In a forked child: the threads do not exist, and a CUDA context does not survive a fork."""
         self.lock = threading.Lock()
         self.launch_lock = threading.Lock()
         self.gates = []
@@ -330,26 +329,26 @@ class WorkerPool(Admission, Circuit):
             left = [*queue.pending, *queue.in_flight()]
             queue.pending.clear()
             for future in left:
-                future.claim_again()  # not by `claim`: a thread that held its lock is not in this process
-                future._value, future._status = self.reason(), DELIVERED  # who waited for it is not in this process
+                future.claim_again()  # not `claim`: a thread that held a lock does not exist here
+                future._value, future._status = self.reason(), DELIVERED  # those that waited for it do not exist here
         self.failures = Failures()
 
 
-# Loops with a condition in them are no part of a block that holds a lock: Python 3.12 and 3.13 guard the jump back to
-# their beginning by no handler, so that Ctrl-C there would leave the block without its end.
+# No loop with a condition inside a block that holds a lock: in Python 3.12 and 3.13 the jump back to its start is not
+# covered by the exception table, so Ctrl-C there would leave the block without releasing the lock.
 def _without(queue_of: dict[Any, WorkerQueue], queue: WorkerQueue) -> dict[Any, WorkerQueue]:
     return {executor: other for executor, other in queue_of.items() if other is not queue}
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Whether the system has no more of something: threads, processes, descriptors or memory."""
+    """Whether an error means that the system is out of threads, processes, descriptors or memory."""
     if isinstance(error, OSError):
         return error.errno in EXHAUSTED
     return type(error) in (RuntimeError, MemoryError)  # what Thread.start() raises is a RuntimeError
 
 
 def unstarted(device: Device, error: BaseException) -> DispatchError:
-    """The error for a supervisor that could not be made."""
+    """The error of a supervisor that could not be started."""
     hint = "is the limit of threads, processes, descriptors or memory reached?"
     failure = WorkerFailed(f"the supervisor of {device} could not be started: {error!r}; {hint}")
     failure.__cause__ = error
@@ -362,7 +361,7 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
-    """Let workers that nobody closed end before the interpreter does: cancel what is queued, wait a little."""
+    """At interpreter exit: cancel what is queued for workers that were not closed, and wait a little for them."""
     pools = [pool for pool in members(_pools) if pool.state < CANCELLING]
     for pool in pools:
         pool.end(CANCELLING, Closed("the interpreter exits"))

@@ -1,7 +1,7 @@
-"""PriorityQueue: a worker's queue once a request has a priority or waits for others; before that a plain deque does.
+"""PriorityQueue: a worker's queue once a request has a priority or dependencies; until then it is a plain deque.
 
-pool.py puts one in place of a queue's deque, which stays its middle level; workers and supervisors use both alike. It
-knows nothing of workers and streams: whether a request may start is asked of its future.
+pool.py replaces a queue's deque by one, in which that deque stays as the middle level; workers and supervisors use both
+in the same way. It knows nothing of workers and streams: a callback says whether a request may start.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 __all__ = ["PRIORITIES", "PriorityQueue"]
 
 PRIORITIES = (-1, 0, 1)  # as with CUDA's streams, the smaller number goes first
-# Which level is looked at first, second and third, by the number of the take. Every eighth begins elsewhere, so that
-# no level waits for ever behind the others.
+# The order in which levels are tried, by the number of the take. Every eighth take starts at another level, so that no
+# level starves.
 ORDERS = ((0, 1, 2),) * 7 + ((1, 2, 0),) + ((0, 1, 2),) * 7 + ((2, 1, 0),)
 
 
 class PriorityQueue:
-    """Three queues that look like one deque; `may_start` says whether a future that waits for others may start now.
+    """Three queues with the interface of one deque; `may_start` says whether a future with dependencies may start now.
 
-    Guarantees: within a level the order is that of submission: what may not start yet holds up what is behind it. As a
-    request waits only for earlier ones, the earliest of all that wait may start, and it is the first of its level: so
-    there is always one worker that can go on. True is what has something to take, which `len` does not say.
+    Guarantees: within a level the order is that of submission, so a future that may not start yet blocks those behind
+    it. A request depends only on earlier ones; so the earliest of all that wait may start, and it is the first of its
+    level: at least one worker can always go on. The queue is true if something can be taken, which `len` does not tell.
     """
 
     __slots__ = ("_levels", "_lock", "_may_start", "_turn")
@@ -38,7 +38,7 @@ class PriorityQueue:
     def __init__(self, middle: deque[Future], may_start: Callable[[LateFuture], bool] | None) -> None:
         self._levels: tuple[deque[Future], deque[Future], deque[Future]] = (deque(), middle, deque())
         self._may_start = may_start
-        self._lock = threading.Lock()  # for those who take; who adds needs none
+        self._lock = threading.Lock()  # for taking; adding needs none
         self._turn = 0
 
     def append(self, future: Future) -> None:
@@ -52,24 +52,24 @@ class PriorityQueue:
         self._levels[priority - PRIORITIES[0]].extend(futures)
 
     def popleft(self) -> Future:
-        """The next one that may start; IndexError where there is none."""
+        """Take the next future that may start; IndexError if there is none."""
         with self._lock:
             level = self._next()
             self._turn = (self._turn + 1) % len(ORDERS)
             return level.popleft()
 
     def first(self) -> Future:
-        """What `popleft` would give, which stays; IndexError where there is none."""
+        """The future that `popleft` would take, without taking it; IndexError if there is none."""
         return self._next()[0]
 
     def remove(self, future: Future) -> None:
-        """Take out a future, which is near the beginning of its level; ValueError where it is gone."""
+        """Take out a future, which is near the start of its level; ValueError if it is gone."""
         with self._lock:
             self._turn = (self._turn + 1) % len(ORDERS)
             self._level_of(future).remove(future)
 
     def oldest(self) -> Future:
-        """The oldest of the lowest level that has any, whether it may start or not; IndexError where there is none."""
+        """The oldest future of the lowest priority, whether it may start or not; IndexError if there is none."""
         for level in reversed(self._levels):
             if level:
                 first: Future = level[0]
@@ -77,11 +77,11 @@ class PriorityQueue:
         raise IndexError("nothing waits")
 
     def release(self) -> None:
-        """From now on nothing holds anything up: what is left is only taken to be ended."""
+        """Let everything be taken from now on, because it will only be ended."""
         self._may_start = None
 
     def hold(self, may_start: Callable[[LateFuture], bool]) -> None:
-        """Undo `release`: what waits for others is held up again."""
+        """Undo `release`: dependencies count again."""
         self._may_start = may_start
 
     def clear(self) -> None:

@@ -1,7 +1,7 @@
-"""`dispatch.trace.profile()`: every kernel, copy and fill of a block with its time, as a table and for Chrome to draw.
+"""`dispatch.trace.profile()`: every kernel, copy and fill of a block with its time, as a table or a trace for Chrome.
 
-CUPTI's recording is `libraries.cupti.activities`; this file waits for the GPU, and shows what was found. It sees this
-process alone: what a supervisor with isolation="process" enqueues runs in its children.
+`libraries/cupti/activities.py` records by CUPTI; this module waits for the GPU and presents the result. Only this
+process is recorded, not the children of a supervisor with isolation="process".
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ NAME = 72  # characters of a kernel's name in a table: CUTLASS's go on for thous
 
 
 class Profile:
-    """What `profile()` found; `print(it)` sums up by name, `table()` has a line for each."""
+    """The result of `profile()`: `print` shows totals by name, `table()` a line for each activity."""
 
     def __init__(self) -> None:
-        self.activities: tuple[Activity, ...] = ()  # in the order in which they began; there once the block has ended
-        self.dropped = 0  # how many more CUPTI had no room for
+        self.activities: tuple[Activity, ...] = ()  # ordered by their start; set when the block ends
+        self.dropped = 0  # how many activities CUPTI had no room for
         self._recording: Recording | None = None
 
     def __enter__(self) -> Self:
         devices = [each for each in live_devices() if not each.is_host] or [device("cuda:0")]
         for each in devices:
-            each.synchronize()  # what was enqueued before is not of this block
+            each.synchronize()  # so that work enqueued before is not recorded
         try:
             from dispatch.libraries.cupti.activities import Recording
 
@@ -59,7 +59,7 @@ class Profile:
                 if not each.is_host:
                     each.synchronize()
         except Exception:
-            if error is None:  # else the block's own failure is the one to tell of
+            if error is None:  # else the block's own error is raised
                 raise
         finally:
             try:
@@ -103,7 +103,7 @@ class Profile:
         return f"; {self.dropped:,} more had no room" if self.dropped else ""
 
     def chrome_trace(self) -> dict[str, Any]:
-        """What chrome://tracing and Perfetto (https://ui.perfetto.dev) show: a row for each stream of each GPU."""
+        """A trace for chrome://tracing and Perfetto (https://ui.perfetto.dev): a row for each stream of each GPU."""
         events: list[dict[str, Any]] = []
         for gpu, stream in sorted({(each.device, each.stream) for each in self.activities}):
             for name, label in (("process_name", f"GPU {gpu}"), ("thread_name", f"stream {stream}")):
@@ -120,14 +120,14 @@ class Profile:
 
 
 def profile() -> Profile:
-    """Record every kernel, copy and fill that the GPUs carry out for this process in a block, by CUPTI.
+    """Record every kernel, copy and fill of this process in a block, by CUPTI.
 
-    `with profile() as found: …`, then `print(found)`, `found.table()`, `found.activities`,
-    `found.write_chrome_trace(path)`. Entering and leaving wait for the GPU. Kernels take some percent longer meanwhile,
-    and each launch a microsecond or two. Kernels of CUDA graphs are listed one by one.
+    Use it as `with profile() as found: …`, then `print(found)`, `found.table()`, `found.activities` or
+    `found.write_chrome_trace(path)`. Entering and leaving the block wait for the GPU. Inside it, kernels take a few
+    percent longer, and each launch a microsecond or two. Kernels of CUDA graphs are listed one by one.
 
-    Raises, when it is entered:
-        DeviceUnavailable: there is no GPU, CUPTI is not installed, or another profiler has it in this process.
+    Raises, when the block is entered:
+        DeviceUnavailable: there is no GPU, CUPTI is not installed, or another profiler uses it in this process.
     """
     return Profile()
 

@@ -1,7 +1,7 @@
-"""WorkerQueue: a worker's place in its supervisor, which outlives the worker: its queue, its counts and its sleep.
+"""WorkerQueue: the queue, the counts and the wake-up of one worker; it outlives a worker that breaks.
 
-supervisor.py appends to the queue, worker.py takes from it. Here is also what a worker knows of its owner, and the
-states of a supervisor. Nothing here runs a request.
+supervisor.py appends to the queue, worker.py takes from it. The module also has the states of a supervisor and the
+interface of a worker's owner. Nothing here runs a request.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ OPEN, CLOSING, CANCELLING, BROKEN = 0, 1, 2, 3  # accepts; runs what is queued; 
 
 
 class WorkerLike(Protocol):
-    """What its queue and its owner know of a worker (worker.py)."""
+    """The part of a worker (worker.py) that its queue and its owner use."""
 
     queue: WorkerQueue
     thread: threading.Thread
     executor: Any
-    successor: Any  # one that goes on with this one's thread
+    successor: Any  # a worker that takes over this one's thread
 
     def start(self) -> None: ...
     def in_flight(self) -> list[Future]: ...
@@ -43,14 +43,14 @@ class WorkerLike(Protocol):
 
 
 class WorkerOwner(Protocol):
-    """What a worker knows of its owner (pool.py)."""
+    """The part of its owner (pool.py) that a worker uses."""
 
     device: Device
     state: int
     blocked: int  # threads that wait for room in a queue
-    launch_lock: Any  # a lock: who holds it enqueues
+    launch_lock: Any  # a lock, held while enqueueing
     completion: str  # how workers learn that a stream has passed an event: a key of completion.COMPLETIONS
-    ordered: bool  # whether there are requests that may start once others are enqueued
+    ordered: bool  # whether some requests depend on others, and wait for these to be enqueued
 
     def opened(self, executor: Any, queue: WorkerQueue) -> None: ...
     def keep(self, future: Future) -> None: ...
@@ -64,20 +64,20 @@ class WorkerOwner(Protocol):
 
 
 def clone_error(error: DispatchError) -> DispatchError:
-    """The same error as an object of its own, for each raise adds to the traceback of its object."""
+    """A copy of an error: each raise adds to the traceback of its object."""
     clone = type(error)(*error.args)
     clone.__cause__ = error.__cause__
     return clone
 
 
 class WorkerQueue:
-    """A worker's place: the queue and the counts, which outlive a worker that breaks.
+    """The queue and the counts of one worker, which outlive a worker that breaks.
 
-    Guarantees: the counts are written by the worker alone. `pending` is appended to by any thread and taken from by the
-    worker, by who drops the oldest, or by anyone while it is `draining`. A sleeper is woken: the worker sets `asleep`
-    and then looks at `pending`, who submits appends and then looks at `asleep`; a wake-up too many only makes the
-    worker look once more. `pending` becomes a PriorityQueue when first needed, around the very same deque: what is
-    added to that is not lost.
+    Guarantees: only the worker writes the counts. Any thread appends to `pending`; the worker takes from it, as do a
+    thread that drops the oldest and, while it is `draining`, any thread. No wake-up is lost: the worker sets `asleep`
+    and then checks `pending`; a thread that submits appends and then checks `asleep`. An extra wake-up only makes the
+    worker check once more. `pending` becomes a PriorityQueue when first needed, around the same deque, so that nothing
+    which is appended to that deque meanwhile is lost.
     """
 
     __slots__ = (
@@ -97,54 +97,53 @@ class WorkerQueue:
     def __init__(self, index: int, limit: int) -> None:
         self.index, self.limit = index, limit
         self.pending: deque[Future] | PriorityQueue = deque()
-        self.gate = allocate_lock()  # held, but for the moment between a wake-up and the worker's taking note of it
+        self.gate = allocate_lock()  # held, except between a wake-up and the moment when the worker acquires it
         self.gate.acquire()
         self.asleep = False
-        self.draining = False  # no worker will come any more
+        self.draining = False  # no worker will take from it any more
         self.busy = self.done = self.failed = self.cancelled = 0
         self.worker: WorkerLike | None = None
 
     def wake(self) -> None:
         try:
             self.asleep = False
-        finally:  # one without the other would be a worker that nobody wakes
+        finally:  # both, or the worker would never be woken
             try:  # noqa: SIM105  # contextlib.suppress costs as much as the wake-up
                 self.gate.release()
-            except RuntimeError:  # released already: the worker has not yet taken note
+            except RuntimeError:  # released already: the worker has not woken up yet
                 pass
 
     def wait(self, seconds: float) -> None:
-        """Sleep until something is queued, somebody wakes the worker, or the time is over (-1: without end)."""
+        """Sleep until something is queued, `wake` is called, or the time is over (-1: no limit)."""
         self.asleep = True
         if not self.pending:
             self.gate.acquire(True, seconds)
         self.asleep = False
 
     def wait_for_wakeup(self, seconds: float) -> None:
-        """Sleep until somebody wakes the worker, or the time is over, whatever is queued."""
+        """Sleep until `wake` is called or the time is over, whatever is queued."""
         self.gate.acquire(True, seconds)
 
     def expect(self, future: Future) -> None:
-        """See to it that a future with a deadline ends, though nobody takes it from the queue, if that is possible."""
+        """Told of a future with a deadline; a subclass may make sure that it ends even if it is not taken in time."""
 
     def help_wait(self, future: Future, timeout: float | None) -> float | None:
-        """Do something for the end of a future that somebody waits for, if that is possible; returns what is left of
-        the time."""
+        """Called by a thread that waits for a future: it may do work for it; returns what is left of the timeout."""
         if self.worker is not None:
             self.worker.help(future)
         return timeout
 
     def in_flight(self) -> list[Future]:
-        """What has been taken from the queue and not been settled."""
+        """The futures taken from the queue and not settled yet."""
         return [] if self.worker is None else self.worker.in_flight()
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is queued or has been taken: `busy` says of a GPU's batch only once all of it is enqueued."""
+        """Whether nothing is queued or in flight; `busy` alone counts a GPU's batch only once all of it is enqueued."""
         return not (len(self.pending) or self.busy or self.in_flight())
 
     def drain(self, owner: WorkerOwner) -> None:
-        """End what is left in the queue; from now on whoever adds to it does the same."""
+        """End everything in the queue; from now on a thread that adds to it does the same."""
         self.draining = True
         pending = self.pending
         if type(pending) is PriorityQueue:
@@ -152,7 +151,7 @@ class WorkerQueue:
         while pending:
             try:
                 future = pending[0] if type(pending) is deque else pending.first()  # type: ignore[union-attr]
-            except IndexError:  # another thread, which has just added to it, is here too
+            except IndexError:  # another thread that has just added to it drains it, too
                 continue
             cause = None if owner.state == CANCELLING else owner.reason()
             if cause is not None:
@@ -164,5 +163,5 @@ class WorkerQueue:
             else:
                 self.failed += 1
                 owner.failed(future, errors)
-            with suppress(ValueError):  # taken out only now: an interrupted call leaves it to the next
+            with suppress(ValueError):  # taken out only now, so that after an interrupt the next call ends it
                 pending.remove(future)

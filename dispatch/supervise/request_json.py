@@ -1,7 +1,8 @@
-"""Entries: a request as JSON, and back: its class and fields, with tensors by layout and place and never by their data.
+"""Requests as JSON and back: class and fields, with tensors by layout and position in memory, never with their data.
 
-journal.py writes them, cli/replay.py reads them. Storages are numbered, so that what shared memory shares it again.
-Reading imports nothing that is not of this package or named by the caller: a file must not choose what is run.
+journal.py writes these entries, cli/replay.py reads them. Storages are numbered, so that tensors which shared memory do
+so again. Reading imports only modules of this package and those that the caller names: a file must not choose the code
+that runs.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ __all__ = ["Memory", "Reader", "Writer"]
 
 Json = dict[str, Any]
 MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes that this machine has
-MOST = 2**48  # of an extent, a stride or an offset
-LONGEST_INT = 2048  # bits: JSON's reader and writer refuse numbers of too many digits
+MOST = 2**48  # the largest extent, stride or offset
+LONGEST_INT = 2048  # bits: Python's JSON reader and writer refuse longer numbers
 OWN = "dispatch"  # the package whose classes an entry may always name
 
 
@@ -47,9 +48,9 @@ class Writer:
         self._count = 0
 
     def request(self, request: Request) -> Json:
-        """The entry of a request: its fields but for those that are as the class has them by default.
+        """The entry of a request: its fields without those that have their default values.
 
-        A class without dataclass fields gives what its pickle would hold.
+        For a class that is no dataclass it has the attributes that a pickle would have.
         """
         usual = _defaults(type(request))
         given = (
@@ -96,7 +97,7 @@ class Writer:
                 return {"constant": f"{type(value).__module__}:{constant}"}
             state = {field.name: self._value(getattr(value, field.name)) for field in fields(value)}
             return {"dataclass": _name_of(type(value)), "fields": state}
-        return {"other": type(value).__name__}  # its words might hold data
+        return {"other": type(value).__name__}  # its text might contain data
 
     def _tensor(self, tensor: Tensor) -> Json:
         number = self._storages.get(tensor.storage)
@@ -119,7 +120,7 @@ def _name_of(kind: type) -> str:
 
 
 def tensors_of(entry: Any) -> list[Json]:
-    """Every tensor in an entry, or in any part of one, in their order; a file may nest them as deep as JSON goes."""
+    """Every tensor in an entry or a part of one, in order; without recursion, because a file may nest them deeply."""
     found, left = [], [entry]
     while left:
         part = left.pop()
@@ -131,10 +132,10 @@ def tensors_of(entry: Any) -> list[Json]:
 
 
 class Memory:
-    """The storages of entries, made anew on a device when a first tensor asks for them, and full of random numbers."""
+    """The storages of entries, created on a device when the first of their tensors is made, with random numbers."""
 
     def __init__(self, device: Device, lines: Sequence[Json], last: Mapping[int, int], seed: int) -> None:
-        """`last` says at which line each definition is used for the last time."""
+        """`last` has the line at which each definition is used for the last time."""
         self._device, self._rng = device, np.random.default_rng(seed)
         self._storages: dict[int, Storage] = {}
         self._ends: dict[int, int] = {}  # bytes of each storage
@@ -142,15 +143,15 @@ class Memory:
         for line in lines:
             for entry in tensors_of(line.get("fields", {})):
                 try:
-                    layout = self._layout(entry, 0)  # looks at the entry, too
+                    layout = self._layout(entry, 0)  # also checks the entry
                     number, end = entry["tensor"], entry["offset"] + layout.high
                 except BadRequest:
-                    continue  # whoever asks for it is told
+                    continue  # `tensor` raises it
                 self._ends[number] = max(self._ends.get(number, 0), end)
                 self._last[number] = max(self._last.get(number, 0), last.get(line["define"], 0))
 
     def tensor(self, entry: Json) -> Tensor:
-        """The tensor of an entry, at the same place of the same storage as it was; BadRequest for one that is none."""
+        """The tensor of an entry, at its old offset in its storage; BadRequest for an invalid entry."""
         layout = self._layout(entry, 0)
         if entry["offset"] + layout.high > self._ends.get(entry["tensor"], 0):
             raise BadRequest("tensor", shown(entry), "one that the journal has shown before")
@@ -162,11 +163,11 @@ class Memory:
         return Tensor(storage, ptr, self._layout(entry, ptr))
 
     def forget(self, line: int) -> None:
-        """Let the storages go that are not used beyond a line."""
+        """Drop the storages that are not used after a line."""
         self._storages = {number: kept for number, kept in self._storages.items() if self._last[number] > line}
 
     def _layout(self, entry: Json, ptr: int) -> Layout:
-        """The layout of an entry at an address; BadRequest where it leaves its storage, or no storage is so large."""
+        """The layout of an entry at an address; BadRequest if it begins before its storage, or is too large."""
         kind, shape, strides = _described(entry)
         layout = self._device.layout(kind, shape, strides, ptr, entry.get("readonly", False) is True)
         low, high = entry["offset"] + layout.low, entry["offset"] + layout.high
@@ -177,17 +178,17 @@ class Memory:
 
     def _filled(self, nbytes: int, kind: Dtype) -> Storage:
         count = -(-nbytes * 8 // kind.bits)
-        count += count % 2  # of the packed type, whole bytes
-        if 8 * count + nbytes > MEMORY:  # the random numbers, and what is made of them
+        count += count % 2  # whole bytes of the packed type
+        if 8 * count + nbytes > MEMORY:  # the random numbers, and the tensor made from them
             raise OutOfMemory(f"a tensor of {nbytes} bytes is more than this machine can fill")
         numbers: Any = self._rng.integers(0, 2, count)
         if kind.numpy.kind not in "biu":
-            numbers = self._rng.uniform(0.5, 2, count)  # what every type has, scale factors included
+            numbers = self._rng.uniform(0.5, 2, count)  # a range that every type has, scale factors included
         return self._device.array(numbers, kind).storage
 
 
 def _described(entry: Json) -> tuple[Dtype, tuple[int, ...], tuple[int, ...]]:
-    """Dtype, shape and strides of an entry; BadRequest where they are none."""
+    """Dtype, shape and strides of an entry; BadRequest if they are invalid."""
     kind = Dtype.by_name.get(entry["dtype"]) if isinstance(entry.get("dtype"), str) else None
     shape, strides = entry.get("shape"), entry.get("strides")
     if kind is None or not isinstance(shape, list) or not isinstance(strides, list) or len(shape) != len(strides):
@@ -199,15 +200,14 @@ def _described(entry: Json) -> tuple[Dtype, tuple[int, ...], tuple[int, ...]]:
 
 
 class Reader:
-    """Makes requests of entries: `tensor` makes the tensors, `modules` are those whose classes may be used besides
-    this package's own."""
+    """Makes requests from entries: `tensor` makes the tensors; classes must be from this package or from `modules`."""
 
     def __init__(self, tensor: Callable[[Json], Tensor], device: Device, modules: Sequence[str] = ()) -> None:
         self._tensor, self._device, self._modules = tensor, device, frozenset(modules)
         self._made: dict[str, Tensor] = {}  # of the present request
 
     def request(self, entry: Json) -> Request:
-        """The request of an entry; BadRequest where it cannot be made, with the reason."""
+        """The request of an entry; BadRequest, with the reason, if it cannot be made."""
         try:
             return self._request(entry)
         except (DispatchError, MemoryError):
@@ -235,7 +235,7 @@ class Reader:
         if not isinstance(value, dict):
             return value
         kind = next(iter(value))
-        if kind == "tensor":  # one object where it was one: to requests, C is D only where it is the same tensor
+        if kind == "tensor":  # the same object for the same tensor: requests compare C and D by identity
             return self._made.setdefault(repr(value), self._tensor(value))
         if kind == "dtype":
             return Dtype.by_name[value["dtype"]]

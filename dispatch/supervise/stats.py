@@ -1,7 +1,7 @@
-"""Stats: the counts and latencies of a supervisor at about this moment, read off its pool without stopping anybody.
+"""Stats: the counts and latencies of a supervisor at about this moment, read from its pool without stopping it.
 
-supervisor.py gives them to users, status_server.py to `python -m dispatch top`. Nothing here counts: workers do, as
-they go.
+supervisor.py returns them to users, status_server.py sends them to `python -m dispatch top`. The workers count; this
+module only reads.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class WorkerStats:
 
 @dataclass(frozen=True)
 class Stats:
-    """Counts of a supervisor's requests, and how long one in 64 took from `submit` to its end, in seconds.
+    """Counts of a supervisor's requests, and quantiles of the seconds from `submit` to the end of every 64th request.
 
-    `workers` holds the same counts by stream, but for requests that were dropped from a full queue. `relocation` says
-    of the plans on a GPU's streams how many calls are launched as graphs at any addresses ("relocated") and the bytes
-    of their parameters, how many keep their library's own call ("refused"), and how many later calls were compared with
-    it ("checked") and "differed"; empty on the host and of workers in other processes. `bytes_in_use` is
-    the memory of the device's tensors; None where it is NumPy's own (host, threads). `generation` is the number of the
-    present child.
+    `workers` has the same counts by worker, without requests that were dropped from a full queue. `relocation` counts,
+    over the plans on a GPU's streams, the calls that are launched as graphs at any addresses ("relocated") and the
+    "bytes" of their parameters, those that stay with their library's call ("refused"), and later calls that were
+    compared with the library's ("checked") and "differed"; it is empty on the host and for workers in child processes.
+    `bytes_in_use` is the memory of the device's tensors; None on the host with threads, where NumPy owns it.
+    `generation` is the number of the present child.
     """
 
     queued: int
@@ -55,11 +55,11 @@ class Stats:
 
 
 def count(pool: WorkerPool) -> Stats:
-    """What a pool's queues and samples say now; they go on counting meanwhile."""
+    """The present counts of a pool's queues and samples, which may change while they are read."""
     workers = tuple(
         WorkerStats(len(queue.pending), queue.busy, queue.done, queue.failed, queue.cancelled) for queue in pool.queues
     )
-    samples = sorted(pool.samples.copy())  # a deque must not grow while it is walked: copying is one step
+    samples = sorted(pool.samples.copy())  # copied atomically: a deque must not grow during iteration
     p50, p90, p99 = (samples[int(share * len(samples))] if samples else None for share in (0.5, 0.9, 0.99))
     return Stats(
         queued=sum(worker.queued for worker in workers),
@@ -79,7 +79,7 @@ def count(pool: WorkerPool) -> Stats:
 
 
 def in_words(pool: WorkerPool, broken: int) -> str:
-    """A supervisor in one line: its device, its workers, what waits, and whether it takes requests."""
+    """A supervisor on one line: its device, its workers, how many requests are queued, and whether it takes more."""
     state = "" if pool.refusal is None else ", broken" if pool.cooling_down or pool.state == broken else ", closed"
     waiting = sum(len(queue.pending) for queue in pool.queues)
     return f"<Supervisor of {pool.device}, {len(pool.queues)} workers, {waiting} requests queued{state}>"

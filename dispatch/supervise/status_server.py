@@ -1,9 +1,9 @@
-"""Status: a supervisor's answer to `python -m dispatch top PID`, on a Unix socket that leaves no file behind.
+"""StatusServer: answers `python -m dispatch top PID` on a Unix socket that leaves no file behind.
 
-Supervisors open a StatusServer; `ask` is the other end. The socket's name is abstract: it goes with the process,
-however that ends. It has no file mode, so the board answers only to its own user and root, and `ask` believes only the
-process that it asked for. A board looks at counts when it is asked, and else sleeps in the kernel; it never touches a
-worker.
+Each supervisor opens a StatusServer; `ask` is the client. The socket's name is abstract, so it vanishes with the
+process, however that ends. It has no file mode; so the server answers only its own user and root, and `ask` accepts
+answers only from the process that was asked for. The server reads the counts when it is asked, and otherwise sleeps in
+the kernel; it never disturbs a worker.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = ["VERSION", "StatusServer", "ask", "boards"]
 
-VERSION = 1  # of what is answered
+VERSION = 1  # of the answer's format
 PREFIX = "dispatch-status"
 PATIENCE = 2.0  # seconds that either end waits for the other
-PAUSE = 0.1  # seconds before the next try where the system has no descriptor or memory for an answer
-LONGEST = 1 << 22  # bytes of an answer: one of a thousand workers has a hundred kilobytes
-CLOSED = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK)  # what a listener says that is no more
+PAUSE = 0.1  # seconds before the next try if the system has no descriptor or memory for an answer
+LONGEST = 1 << 22  # bytes of an answer; for a thousand workers it takes a hundred kilobytes
+CLOSED = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK)  # errors of a listener that was closed
 CREDENTIALS = struct.Struct("3i")  # SO_PEERCRED: pid, uid, gid
 
 _numbers = itertools.count(1)
@@ -47,10 +47,10 @@ _servers: weakref.WeakSet[StatusServer] = weakref.WeakSet()
 
 
 class StatusServer:
-    """Answers who asks how one supervisor is doing; the thread does not keep the pool alive.
+    """Answers questions about the state of one supervisor; its thread does not keep the pool alive.
 
-    Guarantees: it only describes, so nothing that it lacks, be it a name, a descriptor, a thread or memory, is an error
-    of the supervisor. The log says what it lacks, and `is_open` whether it answers.
+    Guarantees: a server that cannot be opened, for lack of a name, a descriptor, a thread or memory, is no error of the
+    supervisor. The log says what is lacking, and `is_open` whether it answers.
     """
 
     def __init__(self, pool: WorkerPool, isolation: str) -> None:
@@ -82,7 +82,7 @@ class StatusServer:
         return self._thread is not None and self._thread.is_alive()
 
     def close(self, wait: bool = False) -> None:
-        """Answer no more; a second call does nothing."""
+        """Stop answering; a second call does nothing."""
         self._closing.set()
         if self._listener is not None:
             with contextlib.suppress(OSError):
@@ -92,7 +92,7 @@ class StatusServer:
             self._thread.join()
 
     def forget(self) -> None:
-        """In a forked child: the socket is the parent's, who answers."""
+        """In a forked child: close the descriptor; the parent goes on answering."""
         if self._listener is not None:
             self._listener.close()
 
@@ -102,19 +102,19 @@ class StatusServer:
                 asker, _ = listener.accept()
                 with asker:
                     self._tell(asker)
-            except Exception as error:  # noqa: BLE001, PERF203  # whatever it is, who asks next may be answered
+            except Exception as error:  # noqa: BLE001, PERF203  # any error: the next client may be answered
                 if self._closing.is_set() or (isinstance(error, OSError) and error.errno in CLOSED):
                     return
                 self._closing.wait(PAUSE)
 
     def _tell(self, asker: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # one that has gone needs no answer
+        with contextlib.suppress(OSError):  # the client has gone
             asker.settimeout(PATIENCE)
             if _peer(asker)[1] in (0, os.getuid()):
                 asker.sendall(json.dumps(self.facts()).encode())
 
     def facts(self) -> dict[str, Any]:
-        """What is answered: a JSON object."""
+        """The answer, a JSON object."""
         pool = self._pool()
         facts: dict[str, Any] = {"version": VERSION, **self._facts, "time": monotonic(), "opened": self._opened}
         if pool is None:
@@ -124,13 +124,13 @@ class StatusServer:
 
 
 def _bind(listener: socket.socket, name: str) -> None:
-    """Take a name; where somebody has it (abstract ones are the network's, not the process's), a longer one."""
+    """Bind a name, or a longer one if it is taken (abstract names belong to the network namespace, not the process)."""
     try:
         listener.bind(name)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
-        listener.bind(f"{name}-{secrets.token_hex(8)}")  # which nobody can have taken beforehand
+        listener.bind(f"{name}-{secrets.token_hex(8)}")  # which cannot have been taken
 
 
 def _peer(end: socket.socket) -> tuple[int, int, int]:
@@ -139,7 +139,7 @@ def _peer(end: socket.socket) -> tuple[int, int, int]:
 
 
 def boards(pid: int) -> list[str]:
-    """The names that boards of a process may have, by age; anybody can have taken them, so `ask` looks who answers."""
+    """The socket names that a process's servers may have, by age; others may use them, so `ask` checks who answers."""
     own = re.compile(rf"@{PREFIX}-{pid}-([1-9][0-9]{{0,17}})(?:-[0-9a-f]{{16}})?", re.ASCII)
     lines = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()
     found = {
@@ -149,9 +149,9 @@ def boards(pid: int) -> list[str]:
 
 
 def ask(pid: int) -> list[dict[str, Any]]:
-    """What the boards of a process say, one object for each supervisor; empty where it has none, or is another user's.
+    """The state of each supervisor of a process; empty if it has none, or belongs to another user.
 
-    PermissionError where none answers, but somebody else in its name.
+    PermissionError if only another process answers under its name.
     """
     answers: list[dict[str, Any]] = []
     refused: PermissionError | None = None
@@ -168,7 +168,7 @@ def ask(pid: int) -> list[dict[str, Any]]:
 
 
 def _ask(name: str, pid: int) -> dict[str, Any] | None:
-    """What one board says; None for one that has gone, is silent, or says nothing that a board says."""
+    """The answer of one server; None if it has gone, does not answer, or answers something else."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
         asker.settimeout(PATIENCE)
         try:
@@ -176,11 +176,11 @@ def _ask(name: str, pid: int) -> dict[str, Any] | None:
             who = _peer(asker)[0]
             if who != pid:
                 raise PermissionError(f"process {who} answers in the name of process {pid}")
-            data, until = bytearray(), monotonic() + PATIENCE  # of the whole answer, also of one that comes in drops
+            data, until = bytearray(), monotonic() + PATIENCE  # for the whole answer, even if it arrives slowly
             while len(data) <= LONGEST and (part := asker.recv(1 << 16)):
                 data += part
                 asker.settimeout(max(until - monotonic(), 0))
-        except (ConnectionError, TimeoutError, BlockingIOError):  # it has just gone, or too many ask
+        except (ConnectionError, TimeoutError, BlockingIOError):  # it has just gone, or too many clients ask
             return None
     try:
         facts = json.loads(data)

@@ -1,7 +1,7 @@
-"""Supervisor: requests in, futures out, over a worker thread for each stream of a device.
+"""Supervisor: takes requests and returns futures; a worker thread for each stream of a device runs them.
 
-This is what users hold; pool.py has the policy, worker.py runs the requests. A failure is a value until somebody asks
-for it, and what nobody asked for is raised when the block is left. This module never calls a library.
+This is the public class; pool.py has the policy, worker.py runs the requests. An error is stored in its future; errors
+that were never read from their futures are raised when the block is left. This module never calls a library.
 """
 
 from __future__ import annotations
@@ -38,51 +38,52 @@ if TYPE_CHECKING:
 
 __all__ = ["Stats", "Supervisor"]
 
-SAMPLED = 63  # a bit mask: the latency of one request in 64 is measured
+SAMPLED = 63  # a bit mask: the latency of every 64th request is measured
 
 
 @names_arguments
 @final
 class Supervisor:
-    """Runs requests on a device's streams, each with a worker thread, and hands out futures.
+    """Runs requests on a device's streams, with a worker thread for each, and returns futures.
 
     Args:
         device: "cuda:0", "host", a Device, or None for the first GPU, or the host where there is none.
-        streams: workers, each with a stream, library handles and a workspace of its own.
-        isolation: "thread": the workers are threads of this process; a GPU fault is final for it. "process": they are
-            threads of a child process, which a fault costs; the memory of `device`, another one than dispatch.device()
-            gives, outlives it. What was in flight runs again, one request at a time; only one that faults again fails.
+        streams: the number of workers; each has a stream, library handles and a workspace of its own.
+        isolation: "thread": the workers are threads of this process, which a GPU fault makes unusable for CUDA.
+            "process": they are threads of a child process, which is replaced after a fault. Its memory, that of
+            `supervisor.device` (not of dispatch.device()), survives. Requests in flight run again, one at a time; only
+            one that faults again fails.
         queue_size: requests that may wait for each worker.
-        when_full: "block" until there is room; "raise" QueueFull; or "drop_oldest": the request that has waited longest
-            at that worker, of those of the least priority, fails with QueueFull in favour of the new one.
-        placement: among the workers that a request may go to: all of them, or one, or the pool that `submit` is given.
-            "affine": one that has run before goes to the worker that knows it, unless many wait there or some while
-            others have nothing to do, and others where least is to be done; "fair": always where least is to be done.
-        setup: with "process", modules that the child imports first, for rows and requests of one's own.
-        spare: with "process", so many children stand by with a context of their own, some 500 MB of the GPU's memory
-            each: what was lost goes on at once, without the 0.2 to 0.3 s that it takes to make one. A fault with
-            several requests in flight takes two children, one to find the guilty request in.
-        hang_seconds: with "process", how long a request may run while it, or one that waits behind it, is past its
-            deadline: then its process is replaced.
-        completion: how a worker learns that the GPU is past a request. "poll": it looks, which is the quickest;
-            "block": a second thread sleeps in the driver until it is; "callback": the driver calls a function.
-        max_restarts, max_seconds: if workers break more often than this, by defects and not by failing requests, the
-            circuit opens: what is queued fails, and `submit` raises WorkerFailed. A child that ends while it starts
-            counts as well; the next start then waits a little, 0.05 s and ever longer, up to 2 s.
+        when_full: "block" until there is room; "raise" QueueFull; or "drop_oldest": the request of the lowest priority
+            that has waited longest for that worker fails with QueueFull, and the new one takes its place.
+        placement: how one of the workers is chosen that a request may go to. "fair": the one with the least to do.
+            "affine": a request that has run before goes to the worker that has its plan, unless many requests wait
+            there, or some while another worker is idle; all others go to the one with the least to do.
+        setup: with "process", modules that the child imports first, for rows and requests of your own.
+        spare: with "process", the number of spare children, each with a CUDA context of its own and some 500 MB of the
+            GPU's memory. With one, work goes on at once after a fault, without the 0.2 to 0.3 s that it takes to start
+            a child. A fault with several requests in flight takes two children: one finds the request that faults.
+        hang_seconds: with "process", how long a request may go on running once it, or one that waits behind it, is past
+            its deadline; then its process is replaced.
+        completion: how a worker learns that the GPU has finished a request. "poll": it queries an event, which is the
+            fastest; "block": a second thread sleeps in the driver; "callback": the driver calls a function.
+        max_restarts, max_seconds: if workers break more than `max_restarts` times in `max_seconds`, by defects and not
+            by failing requests, the circuit opens: queued requests fail, and `submit` raises WorkerFailed. A child that
+            ends while it starts counts as well; the next start waits 0.05 s, then longer each time, up to 2 s.
         cooldown: seconds after which an open circuit half-opens, on the same memory: requests are taken again, and
             one break within `max_seconds` opens it anew. None: it stays open.
-        journal: a file to which requests and how they ended are appended, without their data; see journal.py.
+        journal: a file to which requests and their outcomes are appended, without their data; see journal.py.
 
-    Requests of one priority at one worker run in the order of their submission. Those of a smaller priority go first,
-    but for one take in eight, so that none waits for ever; what is enqueued on a stream is not overtaken. Between
-    workers there is no order, but for what `after` says: a request that uses what another makes must name that one's
-    future there, or be submitted when that has ended, or for the same `worker`. Leaving the block waits for all work
-    and raises Undelivered with the failures that nobody asked for; if it is left by an exception, they are added to
-    that. Leaving `async with` does the same without blocking the loop. A supervisor that is dropped without close()
-    cancels what is queued and warns; an interpreter that exits does the same and waits two seconds at most.
+    Requests of one priority at one worker run in the order of submission. Smaller priorities go first, except every
+    eighth time, so that none waits for ever; work enqueued on a stream is not overtaken. Between workers there is no
+    order, unless `after` is given: a request that uses the output of another must name its future there, or be
+    submitted after it has ended, or to the same `worker`. Leaving the block waits for all work and raises Undelivered
+    with the errors that were never read; if an exception leaves the block, they are added to that. Leaving `async with`
+    does the same without blocking the loop. A supervisor that is dropped without close() cancels queued requests and
+    warns; at exit the interpreter does the same and waits at most two seconds.
 
     Guarantees: all methods may be called from any thread. Every future ends exactly once, whatever happens to workers,
-    device and supervisor; only a process that dies takes futures with it.
+    device and supervisor, unless the process itself dies.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class Supervisor:
             raise
 
     def _describe(self, journal: str | PathLike[str] | None, isolation: str, setup: Sequence[str]) -> None:
-        """Open what others look at; on a thread that nothing interrupts."""
+        """Open the journal and the status server; runs on a thread that cannot be interrupted."""
         from dispatch.supervise.status_server import StatusServer
 
         if journal is not None:
@@ -161,21 +162,27 @@ class Supervisor:
         priority: int = 0,
         after: Sequence[Future] = (),
     ) -> Future[R_co]:
-        """Queue a request and return its future; what is wrong with the request itself comes from there.
+        """Queue a request and return its future; errors of the request itself are raised by the future.
 
-        `timeout` is the time in seconds in which it must find room and start: later it is not run, and its future fails
-        with DeadlineExceeded; with "process" one that runs on behind it, for `hang_seconds`, is ended. `worker` is the
-        number of the worker to run it, or several, of which the one with the least to do does. `priority` is -1, 0 or
-        1, and the smaller goes first. `after` are futures of earlier requests, at any worker: it runs after them, by
-        events between the streams, and is not run where one of them fails (DependencyFailed). Raises QueueFull, Closed
-        after close(), DeviceFault where the device is lost, WorkerFailed where the circuit is open.
+        Args:
+            request: the request to run.
+            timeout: seconds within which it must find room in a queue and start; otherwise its future fails with
+                DeadlineExceeded. With "process", a request that still runs `hang_seconds` later is ended.
+            worker: the number of the worker to run it, or several numbers, of which the one with the least to do is
+                taken; by default all.
+            priority: -1, 0 or 1; the smaller goes first.
+            after: futures of earlier requests, at any worker. It runs after them, ordered by events between streams,
+                and fails with DependencyFailed if one of them fails.
+
+        Raises QueueFull if there is no room (by `when_full`, or within `timeout`), Closed after close(), DeviceFault if
+        the device is lost, WorkerFailed while the circuit is open.
         """
         pool = self._pool
         if pool.refusal is not None:
             pool.check()
         deadline = None
         if timeout is not None:
-            timeout = check_seconds("timeout", timeout)  # the journal has it, too, and JSON knows no other numbers
+            timeout = check_seconds("timeout", timeout)  # finite: the journal writes it as JSON
             deadline = monotonic() + timeout
         try:
             is_plain = deadline is None and not after
@@ -211,7 +218,7 @@ class Supervisor:
                 queue.drain(pool)
             if deadline is not None:
                 queue.expect(future)
-        except BaseException:  # a refusal, or Ctrl-C: nobody is given this future, and so it ends
+        except BaseException:  # an error, or Ctrl-C: the caller does not get this future, so it must end here
             future.withdraw(None)
             raise
         if getattr(request, "framework", None) is not None:
@@ -226,11 +233,11 @@ class Supervisor:
         priority: int = 0,
         after: Sequence[Future] = (),
     ) -> list[Future[R_co]]:
-        """Queue many requests at the price of a few and return their futures, in the same order.
+        """Queue many requests, faster than one by one, and return their futures in the same order.
 
-        Each worker gets a run of successive requests; `after` holds for all of them. Where the queues are full and
-        `when_full` is "raise", QueueFull says so before any is queued; where it is "block" and the supervisor ends
-        meanwhile, the futures of those that found no room have failed with the reason. Else it raises as `submit`.
+        Each worker gets a run of consecutive requests; `after` applies to all of them. If the queues lack room and
+        `when_full` is "raise", QueueFull is raised before any request is queued. If it is "block" and the supervisor
+        ends meanwhile, the futures of the requests that found no room fail with the reason. Otherwise as `submit`.
         """
         pool = self._pool
         if pool.refusal is not None:
@@ -258,7 +265,7 @@ class Supervisor:
     def _enqueue(
         self, futures: list[Future], requests: list[Request], queues: list[WorkerQueue], priority: int, *, ranked: bool
     ) -> None:
-        """Queue many, each worker's share at once."""
+        """Queue many requests, the whole share of each worker at once."""
         pool = self._pool
         if futures:
             futures[-1].add_done_callback(Sample(pool.sample, perf_counter()))
@@ -291,7 +298,7 @@ class Supervisor:
     def _observe(
         self, futures: list[Future], requests: list[Request], queue: WorkerQueue, timeout: float | None
     ) -> None:
-        """Let hooks and journal know of requests that are about to be queued."""
+        """Tell hooks and journal about requests that are about to be queued."""
         for future, request in zip(futures, requests, strict=True):
             trace.watch(future, request)
             if self._journal is not None:
@@ -318,11 +325,11 @@ class Supervisor:
 
     @property
     def generation(self) -> int:
-        """How many sets of workers there have been: with "process", the number of the present child."""
+        """With "process", the number of the present child, counted from 1; with "thread" always 1."""
         return self._pool.generation
 
     def watch_generation(self, observer: Callable[[int], object]) -> None:
-        """Call `observer(generation)` whenever a child was replaced; with "thread" that never happens."""
+        """Call `observer(generation)` after a child was replaced; with "thread" that never happens."""
         self._pool.watch_generation(observer)
 
     def stats(self) -> Stats:
@@ -331,10 +338,10 @@ class Supervisor:
 
     @names_arguments
     def close(self, wait: bool = True) -> None:
-        """Take nothing more, run what is queued, end the workers, and raise Undelivered with what nobody asked for.
+        """Refuse new requests, run the queued ones, end the workers, and raise Undelivered with errors never read.
 
-        With `wait=False` what has not started is cancelled instead, and nothing is waited for or raised. On one of its
-        own workers (in a callback) it cannot wait and only begins to end. A second call does nothing more.
+        With `wait=False`, requests that have not started are cancelled instead, and nothing is waited for or raised. On
+        one of its own workers (in a callback) it cannot wait, and only starts to close. A second call does nothing.
         """
         undelivered = self._close(wait)
         if undelivered is not None:
@@ -347,7 +354,7 @@ class Supervisor:
             self._unwatch(wait=False)
             return None
         self._pool.finish("when its block was left, or by close()")
-        self._dropped.detach()  # only now: what an interrupt leaves undone is done when this is dropped
+        self._dropped.detach()  # only now: after an interrupt, dropping the supervisor finishes the work
         try:
             self._unwatch(wait=not self._pool.is_own_thread())
         except DispatchError as error:
@@ -372,7 +379,7 @@ class Supervisor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """As leaving `with`, while the loop goes on; who cancels this waits no longer, and the work is done still."""
+        """As leaving `with`, without blocking the loop; if the task is cancelled, the work still runs to its end."""
         deliver(await close_beside_the_loop(self._close, self.device.name), error)
 
     def __repr__(self) -> str:
@@ -385,7 +392,7 @@ class Supervisor:
 
 
 def _drop(pool: WorkerPool) -> None:
-    """End what a supervisor left that was not closed. Ctrl-C in here is heard of by nobody, and must cost no thread."""
+    """End the pool of a supervisor that was not closed. Ctrl-C in here is swallowed, and must not leave a thread."""
     try:
         pool.abandon()
     except BaseException:

@@ -1,7 +1,7 @@
-"""Trace: hooks around the enqueueing of requests and at their end, NVTX ranges, and what the GPU did (profile.py).
+"""Trace: hooks around the enqueueing of requests and at their end, NVTX ranges, and GPU profiles (profile.py).
 
-Workers run requests through `hooked` while there are hooks, supervisors call `watch`. Without hooks all of it costs a
-look at an empty tuple. Hooks belong to the process that adds them; nothing here runs a request.
+While there are hooks, workers run requests through `hooked`, and supervisors call `watch`. Without hooks this costs one
+check of an empty tuple. Hooks belong to the process that adds them; nothing here runs a request.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ __all__ = ["Hook", "add", "hooked", "nvtx_ranges", "profile", "watch"]
 
 NVTX = "DISPATCH_NVTX"  # an environment variable: 1 adds the NVTX ranges in this process and its children
 
-hooks: tuple[Hook, ...] = ()  # those that are added; replaced as a whole, never changed
+hooks: tuple[Hook, ...] = ()  # replaced as a whole, never changed in place
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Hook:
-    """Functions to be called at points of a request's way through a supervisor; see `add`."""
+    """Functions that a supervisor calls for every request; see `add`."""
 
     before: Callable[[Request], object] | None = None
     after: Callable[[Request], object] | None = None
     ended: Callable[[Request, BaseException | None], object] | None = None
 
     def remove(self) -> None:
-        """Call it no more; requests that have been submitted still tell `ended`."""
+        """Remove the hook; `ended` is still called for requests that were submitted before."""
         global hooks
         hooks = tuple(hook for hook in hooks if hook is not self)
 
@@ -56,17 +56,17 @@ def add(
     after: Callable[[Request], object] | None = None,
     ended: Callable[[Request, BaseException | None], object] | None = None,
 ) -> Hook:
-    """Have functions called for every request that a supervisor runs; `with add(...)` or `.remove()` ends that.
+    """Call functions for every request that a supervisor runs, until the `with add(...)` block ends, or `.remove()`.
 
-    `before(request)` and `after(request)` run on the worker's thread, around the enqueueing; `after` also where that
+    `before(request)` and `after(request)` run on the worker's thread, around the enqueueing; `after` also if that
     failed, in the reverse order of the hooks. `ended(request, error)` runs where the future ends, with None for a
-    success and CancelledError for what was taken back; it is called for requests submitted from now on.
-    What `before` or `after` raise fails that request with HookFailed; what `ended` raises is delivered by close().
-    With isolation="process" requests are enqueued in the child: `before` and `after` are called there only if a module
-    of the supervisor's `setup` adds them. `ended` is called in the parent.
+    success and CancelledError for a request that was cancelled; it is called for requests submitted from now on. If
+    `before` or `after` raises, that request fails with HookFailed; if `ended` raises, close() raises that error. With
+    isolation="process" requests are enqueued in the child: `before` and `after` are called there only if a module of
+    the supervisor's `setup` adds them. `ended` is called in the parent.
     """
     global hooks
-    given: dict[str, Any] = {"before": before, "after": after, "ended": ended}  # a user's may be anything
+    given: dict[str, Any] = {"before": before, "after": after, "ended": ended}  # a user may pass anything
     for name, function in given.items():
         if function is not None and not callable(function):
             raise BadRequest(name, shown(function), "a function, or None")
@@ -91,13 +91,13 @@ def hooked(executor: Any, run: Callable[..., Any], request: Request, *outputs: A
         raise
     failed = _leave(entered, request)
     if failed is not None:
-        executor.stream.synchronize()  # the request fails, and its memory is used anew: the GPU must be done with it
+        executor.stream.synchronize()  # the request fails and its memory may be reused: the GPU must be done with it
         raise failed
     return result
 
 
 def _leave(entered: list[Hook], request: Request) -> HookFailed | None:
-    """Call every `after`, whatever the others raise; returns the first failure."""
+    """Call every `after`, even if others raise; returns the first failure."""
     first: HookFailed | None = None
     for hook in reversed(entered):
         try:
@@ -116,7 +116,7 @@ def _call(point: str, function: Callable[[Request], object], request: Request) -
 
 
 def watch(future: Future, request: Request) -> None:
-    """Have the hooks hear of a future's end."""
+    """Register the hooks' `ended` with a future."""
     for hook in hooks:
         if hook.ended is not None:
             future.add_done_callback(partial(_tell, hook.ended, request))
@@ -127,13 +127,13 @@ def _tell(ended: Callable[[Request, BaseException | None], object], request: Req
     if future._status == CANCELLED:
         error = future._error()
     elif future._status != DONE:
-        error = future._value  # not by exception(): a hook that sees a failure has not dealt with it
+        error = future._value  # not by exception(): a hook that sees an error does not count as its reader
     ended(request, error)
 
 
 # -- NVTX ---------------------------------------------------------------------------------------------------------
 def nvtx_ranges() -> Hook:
-    """Have every enqueueing be an NVTX range of the domain "dispatch", named by the request's describe().
+    """Mark every enqueueing as an NVTX range of the domain "dispatch", named by the request's describe().
 
     Needs the package nvtx. DISPATCH_NVTX=1 in the environment does the same at the first import, in children too.
     """

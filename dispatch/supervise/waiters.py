@@ -1,6 +1,6 @@
-"""Waiting: those who wait for one future, in threads, in asyncio or with `concurrent.futures`.
+"""Waiting: the waiters of one future, in threads, in asyncio or with `concurrent.futures`.
 
-future.py makes a Waiting when the first of them comes; whoever settles the future tells them. This module knows nothing
+future.py makes a Waiting for the first waiter; the thread that settles the future wakes them. This module knows nothing
 of requests, workers and devices.
 """
 
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 __all__ = ["CANCELLED", "DELIVERED", "DONE", "FAILED", "Bell", "Sample", "Signal", "Waiting", "open_waiting"]
 
 # `Future._status`; 0 until it is settled.
-DONE, FAILED, DELIVERED, CANCELLED = 1, 2, 3, 4  # DELIVERED: failed, and somebody has been told with what
+DONE, FAILED, DELIVERED, CANCELLED = 1, 2, 3, 4  # DELIVERED: failed, and the error was read
 
-_making = threading.Lock()  # for the moment in which a future gets its `Waiting`
+_making = threading.Lock()  # held while a future gets its `Waiting`
 
 
 class FutureLike(Protocol):
-    """What this module knows of a future."""
+    """The part of a future that this module uses."""
 
     _status: int
     _waiting: Waiting | None
 
 
 class Waiting:
-    """Those who wait for one future.
+    """The waiters and callbacks of one future.
 
-    Guarantees: who waits adds itself here and then reads the future's status; who settles stores the status and then
-    calls `tell`. So one of them sees the other. `tell` may be called again, by anyone, to finish what an interrupted
-    call has left: gates are opened again, which does no harm, a callback is taken by one call only, and waiters of
-    `concurrent.futures` are told under `lock`, of which `told` keeps note.
+    Guarantees: a waiter adds itself here and then reads the future's status; settling stores the status and then calls
+    `tell`. So one of them sees the other. `tell` may be called again, by any thread, to finish an interrupted call:
+    releasing a gate twice does no harm, each callback is taken by one call only, and waiters of `concurrent.futures`
+    are told once, under `lock`, which `told` records.
     """
 
     __slots__ = ("callbacks", "gates", "lock", "told", "waiters", "withdrawn")
@@ -48,14 +48,14 @@ class Waiting:
     def __init__(self) -> None:
         self.lock = allocate_lock()
         self.told = False
-        self.gates: list[Any] = []  # locks, each with a thread that waits for its release
+        self.gates: list[Any] = []  # locks; a thread waits for the release of each
         self.callbacks: deque[Callable[[Any], object]] = deque()
         self.waiters: list[Any] = []  # of concurrent.futures
-        # One entry once the future was withdrawn: its second item is what it fails with, None where it is cancelled.
+        # One entry once the future was withdrawn; its second item is the error, or None for a cancelled future.
         self.withdrawn: list[tuple[None, BaseException | None]] = []
 
     def enter(self, gate: Any) -> None:
-        """Add a lock to be released."""
+        """Add a lock, which `tell` releases."""
         with self.lock:
             self.gates.append(gate)
 
@@ -66,11 +66,11 @@ class Waiting:
 
     @property
     def is_plain(self) -> bool:
-        """Whether only threads wait, and samples are taken: nobody whom an interrupted call could tell by half."""
+        """Whether only threads and samples wait, for which an interrupted `tell` may safely be repeated."""
         return not self.waiters and all(type(callback) is Sample for callback in self.callbacks.copy())
 
     def tell(self, future: FutureLike) -> list[BaseException]:
-        """Wake all who wait and run the callbacks; returns what these raised."""
+        """Wake all waiters and run the callbacks; returns the errors of callbacks."""
         with self.lock:
             if not self.told:
                 for waiter in self.waiters:
@@ -85,23 +85,23 @@ class Waiting:
         return self._call_back(future) if self.callbacks else []
 
     def _call_back(self, future: FutureLike) -> list[BaseException]:
-        """Run the callbacks, each once; an interrupt between two of them is returned with what they raised."""
+        """Run the callbacks, each once; returns their errors, and an interrupt that came between two of them."""
         errors: list[BaseException] = []
         while True:
             try:
                 for callback in iter(self.callbacks.popleft, None):
                     try:
                         callback(future)
-                    except BaseException as error:  # noqa: BLE001, PERF203  # whoever settles the future delivers it
+                    except BaseException as error:  # noqa: BLE001, PERF203  # returned to the settling thread
                         errors.append(error)
             except IndexError:  # noqa: PERF203
                 return errors
-            except BaseException as error:  # noqa: BLE001  # Ctrl-C: the others are called all the same
+            except BaseException as error:  # noqa: BLE001  # Ctrl-C: still call the others
                 errors.append(error)
 
 
 class Signal:
-    """What threading.Event is, for one thread that waits, in steps between which an interrupt leaves no lock held."""
+    """A threading.Event for a single waiting thread, in which an interrupt never leaves a lock held."""
 
     __slots__ = ("_gate", "_is_set")
 
@@ -125,13 +125,13 @@ class Signal:
         return self._is_set
 
     def wait(self, seconds: float) -> None:
-        """Wait until it is set, or so long."""
+        """Wait until it is set, or for so many seconds."""
         if not self._is_set:
             self._gate.acquire(True, seconds)
 
 
 class Sample(partial[object]):
-    """A callback that measures, and does no harm where it is interrupted."""
+    """A callback that takes a time, and may be interrupted and called again."""
 
 
 def _tell_waiter(waiter: Any, future: FutureLike) -> None:
@@ -153,10 +153,10 @@ def open_waiting(future: FutureLike) -> Waiting:
 
 
 class Bell:
-    """Wakes one asyncio loop, once for all futures that ended since it last looked.
+    """Wakes one asyncio event loop, once for all futures that have ended since it last woke.
 
-    Guarantees: `ring` appends and then reads `rung`; `answer` clears `rung` and then takes what was appended. So what
-    was appended is either taken by the answer under way or rings anew.
+    Guarantees: `ring` appends and then reads `rung`; `answer` clears `rung` and then takes what was appended. So an
+    appended waiter is either taken by the answer under way or causes another one.
     """
 
     bells: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Bell]] = weakref.WeakKeyDictionary()
@@ -170,11 +170,11 @@ class Bell:
     def of(cls, loop: asyncio.AbstractEventLoop) -> Bell:
         bell = cls.bells.get(loop)
         if bell is None:
-            bell = cls.bells[loop] = cls(loop)  # a loop has one thread, and only that comes here with it
+            bell = cls.bells[loop] = cls(loop)  # no lock: only the loop's own thread calls this for it
         return bell
 
     def ring(self, waiter: asyncio.Future[None], future: FutureLike) -> None:
-        """From any thread: let the loop see that `future` has ended."""
+        """From any thread: tell the loop that `future` has ended."""
         self.ended.append(waiter)
         if self.rung:
             return
@@ -185,10 +185,10 @@ class Bell:
         try:
             loop.call_soon_threadsafe(self.answer)
         except BaseException:
-            self.rung = False  # nobody was called: the next one rings
+            self.rung = False  # nothing was scheduled: the next call tries again
             if not loop.is_closed():
                 raise
-            # A closed loop has no task left that could wait.
+            # A closed loop has no waiting task left.
 
     def answer(self) -> None:
         """On the loop's thread: wake the tasks."""
@@ -200,7 +200,7 @@ class Bell:
 
 
 def _after_fork() -> None:
-    """In a forked child the lock may be held by a thread that is not there."""
+    """In a forked child the lock may be held by a thread that does not exist."""
     global _making
     _making = threading.Lock()
 

@@ -1,8 +1,8 @@
-"""Worker: one thread with its own stream, library handles and workspace, which runs what is queued for it in order.
+"""Worker: one thread with its own stream, library handles and workspace, which runs the requests in its queue.
 
-Here is what workers of the host (host_worker.py) and of a GPU (cuda_worker.py) have in common: their life, and what
-becomes of requests that are not as others or that fail. pool.py makes workers, supervisor.py fills their queues. A
-worker never places requests and never decides about restarts.
+This is the base class of the workers of the host (host_worker.py) and of a GPU (cuda_worker.py): the life of the
+thread, requests with conditions, and failures. pool.py makes workers, supervisor.py fills their queues. A worker does
+not choose queues and does not decide about restarts.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ __all__ = ["Worker", "described"]
 
 
 class Worker:
-    """What is common to workers on a GPU and on the host.
+    """The base class of workers on a GPU and on the host.
 
-    Guarantees: what a worker takes from its queue it settles, also when it breaks; the future in hand then fails with
-    WorkerFailed. Its executor, stream and handles are made, used and closed on its own thread, but that others may
-    launch there what has run before, while that thread keeps away (deputy.py).
+    Guarantees: a worker settles every future that it takes from its queue, even if it breaks; the current one then
+    fails with WorkerFailed. Its executor, stream and handles are created, used and closed on its own thread, except
+    that another thread may launch a request that has run before, while the worker's thread stays out (deputy.py).
     """
 
     def __init__(self, queue: WorkerQueue, owner: WorkerOwner) -> None:
         self.queue, self.owner, self.device = queue, owner, owner.device
         self.executor: Any = None
-        self.successor: Worker | None = None  # one that goes on with this one's thread
+        self.successor: Worker | None = None  # a worker that takes over this one's thread
         name = f"dispatch {self.device} worker {queue.index}"
         self.thread = threading.Thread(target=self._main, name=name, daemon=True)
 
@@ -46,27 +46,27 @@ class Worker:
         self.thread.start()
 
     def in_flight(self) -> list[Future]:
-        """What has been taken from the queue and not been settled."""
+        """The futures taken from the queue and not settled yet."""
         return []
 
     def help(self, future: Future) -> None:
-        """Whoever waits for a future may do some of the worker's work for it in here."""
+        """Called by a thread that waits for a future: it may do the worker's work for that request here."""
 
     @property
     def is_here(self) -> bool:
-        """Whether the calling thread is the worker's, or does its work."""
+        """Whether the calling thread is the worker's, or does its work for it."""
         return self.thread is threading.current_thread()
 
-    # -- what differs ---------------------------------------------------------------------------------------------
+    # -- overridden by subclasses ---------------------------------------------------------------------------------
     def _open(self) -> None:
-        """Make the stream and the executor."""
+        """Create the stream and the executor."""
         self.executor = self.device.executor(self.device.stream())
 
     def _serve(self) -> None:
-        """Run requests until it is told to end."""
+        """Run requests until the owner ends."""
 
     def _close(self) -> None:
-        """Settle what is in flight; close what `_open` made."""
+        """Settle what is in flight, and close what `_open` created."""
         if self.executor is not None:
             self.executor.close()
 
@@ -74,7 +74,7 @@ class Worker:
         """Wait for what is in flight, so that its memory is free."""
 
     def _cause(self, error: CudaError) -> BaseException:
-        """The fault of the device where an error comes from one, or the error."""
+        """The device's fault if an error was caused by one, else the error."""
         return error
 
     # -- its life -------------------------------------------------------------------------------------------------
@@ -84,15 +84,15 @@ class Worker:
         for step in (self._live, self._close):
             try:
                 step()
-            except BaseException as error:  # noqa: BLE001  # it goes to the owner, who decides
+            except BaseException as error:  # noqa: BLE001  # passed to the owner, which decides
                 defect = defect or error
             lost = self.device.fault is not None
             if lost:
-                self.owner.lost()  # before any future tells of it: who hears of a fault is refused from then on
+                self.owner.lost()  # before any future fails with it: whoever sees the fault is refused
         if lost or defect is None or not self.owner.replace(self, defect):
             self.queue.drain(self.owner)
         elif self.successor is not None:
-            if self.executor is not None:  # it is closed: what this thread does from now on has another
+            if self.executor is not None:  # it is closed: the successor gets another on this thread
                 current.executors.pop(self.executor.stream, None)
             self.successor._main()
 
@@ -101,9 +101,9 @@ class Worker:
         self.owner.opened(self.executor, self.queue)
         self._serve()
 
-    # -- one request that is not as others --------------------------------------------------------------------------
+    # -- requests with conditions, and failures ---------------------------------------------------------------------
     def _unusual(self, future: Future) -> Any:
-        """What to run of a future without `_request`; MISSED for one that was cancelled, or must not start any more."""
+        """The request of a future without `_request`; MISSED if it was cancelled or must not start any more."""
         request = future.claim()
         if request is MISSED:
             self.queue.cancelled += future._status == CANCELLED
@@ -116,18 +116,18 @@ class Worker:
                 for other in future.after:
                     if not other._status and other._queue is not self.queue:
                         self._follow(other._queue)
-            except BaseException as error:  # noqa: BLE001  # without that order it must not run
+            except BaseException as error:  # noqa: BLE001  # it must not run without that order
                 self._judge(future, request, error)
                 return MISSED
             future.after = ()
         return request
 
     def _follow(self, queue: QueueLike) -> None:
-        """Let what is enqueued from now on run after all that another worker has enqueued; on the host it has run."""
+        """Order later work after all that another worker has enqueued; nothing to do on the host, where it has run."""
 
     def _rescue(self, future: Future, request: Request, error: BaseException) -> bool:
-        """Deal with what running a request raised; whether it has run after all. Raises what ends the worker."""
-        error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)  # our frame holds the batch
+        """Handle the error of a request; returns whether it has run after all. Raises an error that ends the worker."""
+        error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)  # our frame has the batch
         if _is_out_of_memory(error):
             retried = self._retry(future, request)
             if retried is None:
@@ -137,7 +137,7 @@ class Worker:
         return False
 
     def _judge(self, future: Future, request: Request, error: BaseException) -> None:
-        """Fail a request with what it raised. Raises what ends the worker."""
+        """Fail a request with its error. Raises an error that ends the worker."""
         if isinstance(error, CudaError):
             error = self._cause(error)
         if self.device.fault is not None:
@@ -160,7 +160,7 @@ class Worker:
         raise error
 
     def _retry(self, future: Future, request: Request) -> BaseException | None:
-        """Free what can be freed and run a request once more; returns what it failed with again."""
+        """Free memory and run a request once more; returns its error if it failed again."""
         self.executor.release()
         self._settle_batches()
         gc.collect()
@@ -183,7 +183,7 @@ class Worker:
         self.owner.failed(future, future.settle(FAILED, error))
 
     def _tell(self, future: Future) -> None:
-        """Tell those who wait for a future whose status is set."""
+        """Wake the threads that wait for a future whose status is set, and run its callbacks."""
         waiting = future._waiting
         errors = waiting.tell(future) if waiting is not None else []
         if errors:
@@ -191,7 +191,7 @@ class Worker:
 
 
 def described(request: Request) -> str:
-    """A request in words; where it cannot say them, the failure that they were for must not be lost to another."""
+    """A request as text; an error of its `describe` must not hide the failure that the text is for."""
     try:
         return request.describe()
     except Exception as error:  # noqa: BLE001
