@@ -1,15 +1,10 @@
-"""Operands of torch, JAX, NumPy and other libraries as they are: every host row, what comes back, what is refused."""
+"""Operands of torch, JAX, NumPy and other libraries as they are: every host row, and what comes back."""
 
 from __future__ import annotations
 
-import gc
 import importlib.util
-import subprocess
-import sys
-import threading
-import weakref
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -17,10 +12,14 @@ import pytest
 
 import dispatch as dp
 from dispatch.core.row import refusals
-from dispatch.device.frameworks.framework import Adopted
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import HOST
 from dispatch.row_check import cases_of
+
+spec = importlib.util.spec_from_file_location("other_libraries", Path(__file__).with_name("other_libraries.py"))
+libraries = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(libraries)
+library, torch, host = libraries.library, libraries.torch, libraries.host
 
 ROWS = [row for row in dp.TABLE if row.min_arch == HOST]
 MOST_TRIED = 12  # cases of a row, for one that every library can be given
@@ -28,12 +27,6 @@ F8 = ml_dtypes.float8_e4m3fn
 NARROW = ("f64", "f32", "f16", "i32", "i8")  # what all libraries have
 LIBRARIES = ("torch", "numpy", "jax", "tvm_ffi")
 KINDS = {"torch": "Tensor", "numpy": "ndarray", "jax": "ArrayImpl", "tvm_ffi": "Tensor"}
-
-
-def library(name):
-    if name == "jax":
-        pytest.importorskip("jax").config.update("jax_enable_x64", True)
-    return pytest.importorskip(name)
 
 
 def has(name, dtype):
@@ -147,17 +140,6 @@ def test_every_row_gives_the_same_bits(row, rng):
                     assert type(one).__name__ == KINDS[name] or not has(name, dp.from_dlpack(one).dtype)
 
 
-# -- what comes back --------------------------------------------------------------------------------------------------
-@pytest.fixture
-def torch():
-    return pytest.importorskip("torch")
-
-
-@pytest.fixture
-def host():
-    return dp.device("host")
-
-
 def test_outputs_that_were_given_come_back_themselves(torch, host):
     a, b, out = torch.randn(5, 7), torch.randn(7, 3), torch.full((5, 3), torch.nan)
     assert dp.matmul(a, b, out=out) is out
@@ -223,123 +205,6 @@ def test_operands_in_trees_scales_lists_and_numbers(torch):
     assert torch.allclose(dp.matmul(a.float(), b.float(), alpha=alpha), 2 * a.float() @ b.float(), rtol=1e-4, atol=1e-4)
 
 
-# -- torch's own say --------------------------------------------------------------------------------------------------
-def test_autograd_finds_what_was_overwritten(torch):
-    x = torch.randn(4, 4, requires_grad=True)
-    saved = x * 1.0
-    loss = (saved * saved).sum()
-    with torch.no_grad():
-        dp.matmul(torch.eye(4), torch.eye(4), out=saved)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
-def test_inference_mode_and_parameters(torch):
-    with torch.inference_mode():
-        a = torch.randn(3, 3)
-        assert torch.equal(dp.matmul(a, torch.eye(3), out=torch.empty(3, 3)), a)
-    layer = torch.nn.Linear(3, 3)
-    with torch.no_grad():
-        y = dp.matmul(torch.eye(3), layer.weight)
-    assert not y.requires_grad
-    assert torch.equal(y, layer.weight.detach())
-
-
-class Sub:
-    """Makes a subclass of torch's tensor, which has functions of its own."""
-
-    def __new__(cls, torch, *shape):
-        kind = type("Named", (torch.Tensor,), {})
-        return torch.randn(*shape).as_subclass(kind)
-
-
-def fake(torch):
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        return torch.empty(4, 4)
-
-
-REFUSED = {
-    "requires grad": (lambda t: t.randn(4, 4, requires_grad=True), "requires grad", "no_grad"),
-    "parameter": (lambda t: t.nn.Parameter(t.randn(4, 4)), "requires grad", "detach"),
-    "conjugated": (lambda t: t.randn(4, 4, dtype=t.complex64).conj(), "conjugated", "resolve_conj"),
-    "negated": (lambda t: t.randn(4, 4, dtype=t.complex64).conj().imag, "negated", "resolve_neg"),
-    "sparse": (lambda t: t.randn(4, 4).to_sparse(), "sparse", "to_dense"),
-    "csr": (lambda t: t.randn(4, 4).to_sparse_csr(), "sparse", "to_dense"),
-    "meta": (lambda t: t.empty(4, 4, device="meta"), "no memory", ""),
-    "fake": (fake, "FakeTensor", "torch.compile"),
-    "subclass": (lambda t: Sub(t, 4, 4), "Named", "as_subclass"),
-    "dtype": (lambda t: t.zeros(4, 4, dtype=t.int16), "int16", "x.to"),
-    "quantized": (lambda t: t.quantize_per_tensor(t.randn(4, 4), 0.1, 0, t.qint8), "qint8", "x.to"),
-}
-
-
-@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:torch.quantize_per_tensor")
-@pytest.mark.parametrize("what", REFUSED)
-@pytest.mark.parametrize("operand", ["a", "b", "out"])
-def test_a_tensor_that_is_more_than_memory_is_refused_by_name(torch, what, operand):
-    make, said, hint = REFUSED[what]
-    operands = {"a": torch.randn(4, 4), "b": torch.randn(4, 4), operand: make(torch)}
-    for call in (dp.matmul, dp.MatmulRequest):
-        with pytest.raises(BadRequest) as found:
-            call(**operands)
-        assert found.value.operand == operand
-        assert said in found.value.given
-        assert hint in found.value.hint
-
-
-def test_transformations_of_torch_are_refused(torch):
-    eye = torch.eye(4)
-    with pytest.raises(BadRequest, match="transformation"):
-        torch.func.vmap(lambda x: dp.matmul(x, eye))(torch.randn(2, 4, 4))
-    with pytest.raises(BadRequest):
-        torch.func.grad(lambda x: dp.matmul(x, eye).sum())(torch.randn(4, 4))
-
-
-def test_distributed_tensors_are_refused(torch):
-    distributed = pytest.importorskip("torch.distributed")
-    if not distributed.is_available():
-        pytest.skip("this torch has no torch.distributed")
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, distribute_tensor
-
-    store = distributed.HashStore()
-    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        whole = distribute_tensor(torch.randn(4, 4), init_device_mesh("cpu", (1,)), [Replicate()])
-        with pytest.raises(BadRequest, match="to_local") as found:
-            dp.matmul(torch.eye(4), whole)
-        assert found.value.operand == "b"
-        assert torch.equal(dp.matmul(torch.eye(4), whole.to_local()), whole.to_local())
-    finally:
-        distributed.destroy_process_group()
-
-
-# -- NumPy's and JAX's ------------------------------------------------------------------------------------------------
-def test_arrays_of_numpy_that_have_no_place_here():
-    eye = np.eye(4, dtype=np.float32)
-    frozen = eye.copy()
-    frozen.flags.writeable = False
-    assert np.array_equal(dp.matmul(frozen, eye), eye)
-    with pytest.raises(BadRequest, match="read-only"):
-        dp.matmul(eye, eye, out=frozen)
-    broken = np.frombuffer(bytes(4 * 16 + 1), np.uint8)[1:].view(np.float32).reshape(4, 4)
-    refused = {
-        "masked": np.ma.masked_array(eye, eye > 0),
-        "matrix": eye.view(np.matrix),
-        "big-endian": eye.astype(">f4"),
-        "objects": eye.astype(object),
-        "records": np.zeros((4, 4), "f4,i2")["f0"],
-        "half": np.zeros((4, 4), np.float128),
-    }
-    for array in refused.values():
-        with pytest.raises(BadRequest) as found:
-            dp.matmul(eye, array)
-        assert found.value.operand == "b"
-    assert np.array_equal(dp.matmul(broken, eye), broken)
-
-
 def test_arrays_of_jax(rng):
     jax = library("jax")
     a, b = (jax.numpy.asarray(rng.standard_normal((6, 6)), "float32") for _ in "ab")
@@ -383,76 +248,6 @@ def test_supervisors(torch, isolation):
         results = [future.result() for future in futures]
         assert all(type(one) is torch.Tensor and torch.allclose(one, a @ b, atol=1e-5) for one in results)
         assert len({one.data_ptr() for one in results}) == len(results)
-
-
-# -- lifetimes --------------------------------------------------------------------------------------------------------
-def test_nothing_is_kept(torch):
-    a, b = torch.randn(4, 4), torch.randn(4, 4)
-    watched = [weakref.ref(a), weakref.ref(b)]
-    y = dp.matmul(a, b)
-    watched.append(weakref.ref(y))
-    del a, b
-    gc.collect()
-    assert watched[0]() is None
-    assert watched[1]() is None
-    assert watched[2]() is y
-    del y
-    assert watched[2]() is None
-
-
-def test_memory_outlives_what_it_was_given_for(torch):
-    a = np.arange(16, dtype=np.float32).reshape(4, 4)
-    y = dp.matmul(a, np.eye(4, dtype=np.float32))
-    request = dp.MatmulRequest(torch.ones(4, 4), torch.eye(4))
-    del a
-    gc.collect()
-    [np.full((4, 4), 7, np.float32) for _ in range(100)]
-    assert np.array_equal(y, np.arange(16).reshape(4, 4))
-    assert torch.equal(dp.run(request), torch.ones(4, 4))
-
-
-def test_many_calls_leave_nothing_behind(torch):
-    a, b = torch.randn(4, 4), torch.randn(4, 4)
-    for _ in range(50):
-        dp.matmul(a, b)
-    gc.collect()
-    before = sum(type(one) in (Adopted, torch.Tensor) for one in gc.get_objects())
-    for _ in range(1000):
-        dp.matmul(a, b)
-    gc.collect()
-    assert sum(type(one) in (Adopted, torch.Tensor) for one in gc.get_objects()) <= before + 2
-
-
-def test_from_many_threads(torch):
-    begun = threading.Barrier(8)
-
-    def work(seed):
-        generator = torch.Generator().manual_seed(seed)
-        begun.wait()
-        for turn in range(60):
-            n = 2 + (seed + turn) % 9
-            a, b = (torch.randn(n, n, generator=generator) for _ in "ab")
-            y = dp.matmul(a, b.numpy()) if turn % 2 else dp.matmul(a, b)
-            assert torch.allclose(y, a @ b, atol=1e-4)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(8)))
-
-
-def test_what_is_no_array_is_refused_as_before():
-    eye = np.eye(4, dtype=np.float32)
-    for wrong in ([[1.0]], "a", object(), 3):
-        with pytest.raises(BadRequest, match="dispatch Tensor"):
-            dp.matmul(eye, wrong)
-
-
-def test_no_library_is_imported_for_it():
-    code = (
-        "import sys, numpy as np, dispatch as dp\n"
-        "dp.matmul(np.eye(3), np.eye(3))\n"
-        "assert not {'torch', 'cupy', 'jax'} & {name.partition('.')[0] for name in sys.modules}\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 # -- without elements -------------------------------------------------------------------------------------------------

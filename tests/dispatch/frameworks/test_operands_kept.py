@@ -1,0 +1,84 @@
+"""Operands of other libraries: nothing of them is kept, memory outlives what it was given for, among threads too."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import subprocess
+import sys
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+import dispatch as dp
+from dispatch.device.frameworks.framework import Adopted
+
+spec = importlib.util.spec_from_file_location("other_libraries", Path(__file__).with_name("other_libraries.py"))
+libraries = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(libraries)
+torch = libraries.torch
+
+
+def test_nothing_is_kept(torch):
+    a, b = torch.randn(4, 4), torch.randn(4, 4)
+    watched = [weakref.ref(a), weakref.ref(b)]
+    y = dp.matmul(a, b)
+    watched.append(weakref.ref(y))
+    del a, b
+    gc.collect()
+    assert watched[0]() is None
+    assert watched[1]() is None
+    assert watched[2]() is y
+    del y
+    assert watched[2]() is None
+
+
+def test_memory_outlives_what_it_was_given_for(torch):
+    a = np.arange(16, dtype=np.float32).reshape(4, 4)
+    y = dp.matmul(a, np.eye(4, dtype=np.float32))
+    request = dp.MatmulRequest(torch.ones(4, 4), torch.eye(4))
+    del a
+    gc.collect()
+    [np.full((4, 4), 7, np.float32) for _ in range(100)]
+    assert np.array_equal(y, np.arange(16).reshape(4, 4))
+    assert torch.equal(dp.run(request), torch.ones(4, 4))
+
+
+def test_many_calls_leave_nothing_behind(torch):
+    a, b = torch.randn(4, 4), torch.randn(4, 4)
+    for _ in range(50):
+        dp.matmul(a, b)
+    gc.collect()
+    before = sum(type(one) in (Adopted, torch.Tensor) for one in gc.get_objects())
+    for _ in range(1000):
+        dp.matmul(a, b)
+    gc.collect()
+    assert sum(type(one) in (Adopted, torch.Tensor) for one in gc.get_objects()) <= before + 2
+
+
+def test_from_many_threads(torch):
+    begun = threading.Barrier(8)
+
+    def work(seed):
+        generator = torch.Generator().manual_seed(seed)
+        begun.wait()
+        for turn in range(60):
+            n = 2 + (seed + turn) % 9
+            a, b = (torch.randn(n, n, generator=generator) for _ in "ab")
+            y = dp.matmul(a, b.numpy()) if turn % 2 else dp.matmul(a, b)
+            assert torch.allclose(y, a @ b, atol=1e-4)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+
+
+def test_no_library_is_imported_for_it():
+    code = (
+        "import sys, numpy as np, dispatch as dp\n"
+        "dp.matmul(np.eye(3), np.eye(3))\n"
+        "assert not {'torch', 'cupy', 'jax'} & {name.partition('.')[0] for name in sys.modules}\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
