@@ -36,7 +36,6 @@ DTYPES = {
     BOOL: T.CUDNN_DATA_BOOLEAN,
 }
 MIN_AXES = 4  # what a descriptor of a tensor must have
-MAX_AXES = 8
 
 
 class Descriptor:

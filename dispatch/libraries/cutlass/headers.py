@@ -21,7 +21,6 @@ INSTALL = (
     "pip install 'cudabind[cutlass]' (nvidia-cutlass 4.2, nvidia-cuda-cccl 13.0, nvidia-cuda-crt 13), with a CUDA 13"
     " runtime's headers"
 )
-RTC = "defined(__CUDACC_RTC__)"
 
 
 class HeadersMissing(DispatchError, ImportError):

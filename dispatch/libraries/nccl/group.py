@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Group", "current", "grouped"]
 
-IN_PROGRESS = 7
-
 
 class Group(threading.local):
     """The group that this thread is in: how deep, and the calls that it has made there."""

@@ -25,7 +25,6 @@ __all__ = [
     "canonical",
     "dots",
     "extents_of",
-    "is_spec",
     "letters",
     "lower",
     "named",
@@ -63,11 +62,6 @@ def spelled(spec: str) -> str:
 def named(mode: str) -> str:
     """A mode as it is shown: its letter, or ...[n] for the n-th axis of the ellipsis."""
     return f"...[{ord(mode) - OF_DOTS}]" if DOTS.match(mode) else mode
-
-
-def is_spec(value: object) -> bool:
-    """Whether something may be a spec: a string, or lists of modes, one for each operand and one for the result."""
-    return isinstance(value, (str, list, tuple))
 
 
 def canonical(spec: Any) -> str:

@@ -50,9 +50,6 @@ __all__ = [
     "conv_transpose",
 ]
 
-Extents = int | tuple[int, ...]
-
-
 cudnn_conv = plan_call(
     "cudnn_conv",
     "dispatch.ops.conv.cudnn",

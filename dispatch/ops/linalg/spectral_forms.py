@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["HERMITIAN", "SPECTRAL_FORMS", "second", "settled"]
 
 HERMITIAN = ("eigh", "generalized_eigh")
-SYEVD, SYEVJ = ops.EighDriver
+SYEVJ = ops.EighDriver.SYEVJ
 
 EIGEN = (*(form for form in HALVES if form.out != "in place"), F("wilkinson", (21, 21), lower=True))
 BY_INDEX = tuple(

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MultistagePlan", "plan", "spec_of"]
 
-LARGE_TILE = 128 * 128
-
 
 def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
     """Bind a request to an executor: compile or load the kernel, learn its parameters."""

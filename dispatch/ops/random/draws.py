@@ -47,7 +47,6 @@ MODES = {
         )
     )
 }
-WITH_LIST = ("random_choice", "random_multinomial")
 TYPES = {
     I8: "signed char",
     U8: "unsigned char",
