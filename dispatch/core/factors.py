@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.keys import Dtype
 
-__all__ = ["F32_MAX", "FactorRequest", "ScaledRequest", "as_argument", "check_factor"]
+__all__ = ["F32_MAX", "F32_NUMBER", "FactorRequest", "ScaledRequest", "as_argument", "check_factor"]
 
 F32_MAX = float(np.finfo(np.float32).max)
+F32_NUMBER = Number(-F32_MAX, F32_MAX)  # any finite number that f32 holds
 
 
 def as_argument(given: Any) -> complex:

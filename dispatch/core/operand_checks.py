@@ -26,6 +26,7 @@ __all__ = [
     "check_tensor",
     "check_writable",
     "each",
+    "taken_in",
 ]
 
 
@@ -44,13 +45,21 @@ def check_probability(name: str, p: object) -> None:
         raise BadRequest(name, repr(p), "a number from 0 to below 1")
 
 
-def check_array(name: str, given: object) -> Framework | None:
+def check_array(
+    name: str, given: object, hint: str = "dispatch.device().array(x) makes a tensor of numbers"
+) -> Framework | None:
     """The library that an operand belongs to, None for a Tensor of ours; BadType for anything else."""
     framework = framework_of(type(given))
     if framework is None and not isinstance(given, Tensor):
-        hint = "dispatch.device().array(x) makes a tensor of numbers"
         raise BadType(name, f"a {type(given).__name__}", "a tensor, or an array of another library", hint)
     return framework
+
+
+def taken_in(name: str, given: Any, *hint: str) -> Tensor:
+    """A tensor, or the tensor over the memory of another library's array; BadType for anything else."""
+    framework = check_array(name, given, *hint)
+    tensor: Tensor = given if framework is None else framework.tensor(name, given)
+    return tensor
 
 
 def check_tensor(

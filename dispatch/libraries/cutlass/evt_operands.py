@@ -13,7 +13,7 @@ import numpy as np
 
 from cudabind._cached import cached_property
 from dispatch.checks import MAX_FLOAT, NO_NUMBERS, check_number, shown
-from dispatch.core.request import Number
+from dispatch.core.factors import F32_MAX, F32_NUMBER
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import F64, I8
@@ -24,13 +24,12 @@ from dispatch.libraries.cutlass.visitors import operands_of
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from dispatch.core.request import Number
     from dispatch.keys import Dtype
 
 __all__ = ["Given", "Treed", "check_tree", "numbers_of", "pairs_of"]
 
 Given = Tensor | float | int
-F32_MAX = (2 - 2.0**-23) * 2.0**127
-F32_NUMBER = Number(-F32_MAX, F32_MAX)
 
 
 class Treed:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from dispatch.device.frameworks.frameworks import framework_of
+from dispatch.core.operand_checks import taken_in
 from dispatch.device.layout import c_strides
 from dispatch.device.registry import device as device_of
 from dispatch.device.tensor import Tensor
-from dispatch.errors import BadRequest, BadType
+from dispatch.errors import BadRequest
 from dispatch.ops.contraction.block_sparse import BlockSparseForm, check_form, places, size_of
 
 if TYPE_CHECKING:
@@ -43,11 +43,7 @@ class BlockSparseTensor:
         Raises BadRequest for another size than the form says, BadType for what is no tensor.
         """
         self.form = check_form("form", form)
-        if not isinstance(values, Tensor):
-            framework = framework_of(type(values))
-            if framework is None:
-                raise BadType("values", f"a {type(values).__name__}", "a tensor, or an array of another library")
-            values = framework.tensor("values", values)
+        values = taken_in("values", values)
         count = size_of(form, values.dtype)
         if values.shape != (count,) or (count > 1 and not values.layout.is_contiguous):
             raise BadRequest("values", str(values.layout), f"dense {values.dtype}[{count}], the blocks of {form!r}")

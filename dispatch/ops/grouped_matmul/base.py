@@ -15,8 +15,9 @@ import numpy as np
 
 from cudabind._cached import cached_property
 from dispatch.checks import NO_NUMBERS, check_kinds, check_library, read_choices, shown
+from dispatch.core.factors import F32_MAX, F32_NUMBER
 from dispatch.core.overlap import overlap
-from dispatch.core.request import NamedArguments, Number, R_co, Request, Signature, Unpacked
+from dispatch.core.request import NamedArguments, R_co, Request, Signature, Unpacked
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import BF16, F32, FP8, Compute, Dtype, member
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["GroupedBase"]
 
 Shape = tuple[int, ...]
-F32_MAX = (2 - 2.0**-23) * 2.0**127
-F32_NUMBER = Number(-F32_MAX, F32_MAX)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dispatch.checks import check_int
+from dispatch.core.factors import F32_MAX
 from dispatch.core.operand_checks import check_probability, check_tensor
 from dispatch.core.operands import OperandRequest
 from dispatch.core.request import R_co
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["OFFSETS", "RAGGED", "Diagonal", "SdpaRequest"]
 
 Shape = tuple[int, ...]
-F32_MAX = (2 - 2.0**-23) * 2.0**127
 # Packed sequences: the offsets of an operand by its name.
 OFFSETS = ("ragged_q", "ragged_k", "ragged_v", "ragged_o")
 RAGGED = dict(zip("qkvo", OFFSETS, strict=True))

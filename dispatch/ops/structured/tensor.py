@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from dispatch.device.frameworks.frameworks import framework_of
+from dispatch.core.operand_checks import taken_in
 from dispatch.device.tensor import Tensor
-from dispatch.errors import BadRequest, BadType
+from dispatch.errors import BadRequest
 from dispatch.keys import Dtype
 from dispatch.ops.structured.form import StructuredForm, check_form, group_of
 
@@ -38,13 +38,7 @@ class StructuredTensor:
     def __init__(self, data: Any, form: StructuredForm, *, is_transposed: bool = False) -> None:
         """Bytes that `compress_2_4` has made, as a tensor or an array of another library, and their form."""
         self.form, self.is_transposed = check_form("form", form), is_transposed
-        if not isinstance(data, Tensor):
-            framework = framework_of(type(data))
-            if framework is None:
-                expected = "a tensor, or an array of another library"
-                raise BadType("data", f"a {type(data).__name__}", expected, "structured.compress(x) makes one")
-            data = framework.tensor("data", data)
-        self.data: Tensor = data
+        self.data: Tensor = taken_in("data", data, "structured.compress(x) makes one")
 
     def __iter__(self) -> Iterator[Part]:
         """The two fields of a request: a and form."""
