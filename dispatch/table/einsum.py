@@ -1,19 +1,22 @@
 """The table's rows of einsum, whose steps are requests that the table has rows for. Rows, and nothing else.
 
-Where every step is a matrix product as its operands lie cuBLASLt alone carries it out, and no other library need be
-there; else each step goes to the first row that takes it, of cuBLASLt or of cuTENSOR. The last column names the
-machines on which a row's cases have passed, and is empty where none has run it yet.
+Networks of small tensors are one launch of this library's own kernel, where that is estimated to take less time than a
+call for each step. Where every step is a matrix product as its operands lie cuBLASLt alone carries it out, and no other
+library need be there; else each step goes to the first row that takes it, of cuBLASLt or of cuTENSOR. The last column
+names the machines on which a row's cases have passed, and is empty where none has run it yet.
 """
 
 # fmt: off
 from __future__ import annotations
 
+from dispatch.core.layouts import aligned
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Arch
-from dispatch.ops.contraction import sequence_einsum
+from dispatch.ops.contraction import network_einsum, sequence_einsum
 from dispatch.ops.contraction.einsum_reference import numpy_einsum
 from dispatch.ops.contraction.einsum_rules import computes, gapless_diagonals, products_alone, summed_along
+from dispatch.ops.contraction.network_rules import as_precise, few_elements, less_than_calls
 from dispatch.ops.contraction.rules import steps_ahead
 from dispatch.table.on_host import on_host
 
@@ -23,10 +26,21 @@ SM75, SM80 = Arch(75), Arch(80)
 V2, V12 = (2, 2), (12, 9)
 RULES = (steps_ahead, summed_along, computes, gapless_diagonals)
 PRODUCTS = (*RULES, products_alone)
+NETWORK = (aligned, as_precise, few_elements, less_than_calls)
 H100 = ("H100",)
 CUTENSOR = ("cutensor", "cutensorContract", sequence_einsum, H100)
 CUBLASLT = ("cublasLt", "cublasLtMatmul", sequence_einsum, H100)
+OWN = ("own", "contract_network", network_einsum)
 
+OWN_ROWS = (
+#       op        operands, result
+    Row("einsum", (F16, F16),    None, NETWORK, SM75, None, (), *OWN, variant="network"),
+    Row("einsum", (BF16, BF16),  None, NETWORK, SM80, None, (), *OWN, variant="network"),
+    Row("einsum", (F32, F32),    None, NETWORK, SM75, None, (), *OWN, variant="network"),
+    Row("einsum", (F64, F64),    None, NETWORK, SM75, None, (), *OWN, variant="network"),
+    Row("einsum", (C64, C64),    None, NETWORK, SM75, None, (), *OWN, variant="network"),
+    Row("einsum", (C128, C128),  None, NETWORK, SM75, None, (), *OWN, variant="network"),
+)
 GPU_ROWS = (
 #       op        operands, result
     Row("einsum", (F16, F16),    None, PRODUCTS, SM80, None, V12, *CUBLASLT, variant="products"),
@@ -43,4 +57,5 @@ GPU_ROWS = (
     Row("einsum", (C128, C128),  None, RULES, SM75, None, V2,  *CUTENSOR),
 )
 # fmt: on
-ROWS = stated((*GPU_ROWS, *(on_host(row, numpy_einsum, function="einsum", stands_for=row.library) for row in GPU_ROWS)))
+ON_HOST = tuple(on_host(row, numpy_einsum, function="einsum", stands_for=row.library) for row in (*OWN_ROWS, *GPU_ROWS))
+ROWS = stated((*OWN_ROWS, *GPU_ROWS, *ON_HOST))

@@ -39,7 +39,7 @@ EXPLAINED = {  # what the name of the row says, and what the request does; all f
     "elementwise_binary --spec ab->ab --dtype f64 --shape 8x64": ("f64→f64 64F sm_75 cutensor", "c f64[8, 64]"),
     "elementwise_trinary --spec ab,ab->ab --dtype c64 --shape 8x64": ("c64×c64→c64 32F sm_75 cutensor", "c c64[8, 64]"),
     "contract_block_sparse --spec ik,kj->ij --a 66:f32 --a-form sections=4x2;3x1,blocks=0x0;1x1 --b 67:f32 --b-form sections=3x1;3x1,blocks=0x0;0x1": ("f32×f32→f32 32F sm_75 cutensor", "a <BlockSparseForm 6x4, 2 of 4 blocks>"),
-    "einsum --spec ij,jk,kl->il --dtype f32 --shape 8x64 --shape 64x16 --shape 16x2": ("f32→f32 products sm_80 cublasLt", "path (1,2) (0,1)"),
+    "einsum --spec ij,jk,kl->il --dtype f32 --shape 8x64 --shape 64x16 --shape 16x2": ("f32→f32 network sm_75 own", "path (1,2) (0,1)"),
     "einsum --spec ij,jk,kl->li --dtype f32 --shape 8x64 --shape 64x16 --shape 16x2 --compute 3xtf32": ("f32→f32 sm_75 cutensor", "path (1,2) (0,1)"),
     "all_reduce --dtype bf16 --shape 8x64 --comm 4 --reduce avg": ("bf16→bf16 sm_80 nccl", "reduce=AVG"),
     "broadcast --dtype f32 --shape 8x64 --comm 4 --root 2": ("f32→f32 sm_75 nccl", "root=2"),

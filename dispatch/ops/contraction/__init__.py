@@ -1,11 +1,12 @@
 """Tensor contractions, reductions over modes, permutations and elementwise operations in cuTENSOR's terms; einsum.
 
-Carried out by cuTENSOR, contractions that are matrix products by cuBLASLt, or by NumPy on the host. The files: base,
-request and elementwise (what may be asked), choices, modes (the letters of axes), rules, cutensor, cublaslt and
-permuted (the plans), product (which contractions are matrix products), tune, reference (what is right), bounds (how
-far a result may be off), cases. Of einsum: einsum (the request), paths, steps, sequence (the plan), einsum_reference;
-doors are functions as NumPy has them. Of block-sparse contractions: block_sparse (where blocks lie),
-block_sparse_tensor, and the same names behind them.
+Carried out by cuTENSOR, contractions that are matrix products by cuBLASLt, networks of small tensors by a kernel of
+this library, or by NumPy on the host. The files: base, request and elementwise (what may be asked), choices, modes (the
+letters of axes), rules, cutensor, cublaslt and permuted (the plans), product (which contractions are matrix products),
+tune, reference (what is right), bounds (how far a result may be off), cases. Of einsum: einsum (the request), paths,
+steps, sequence (the plan), einsum_reference; network, network_kernel, network_cost, network_rules and own_network, all
+steps by one launch; doors are functions as NumPy has them. Of block-sparse contractions: block_sparse (where blocks
+lie), block_sparse_tensor, and the same names behind them.
 """
 
 from __future__ import annotations
@@ -68,6 +69,11 @@ sequence_einsum = plan_call(
     "sequence_einsum",
     "dispatch.ops.contraction.sequence",
     "A plan of one for each step, of which the table chooses the rows; Refused where it has none for one of them.",
+)
+network_einsum = plan_call(
+    "network_einsum",
+    "dispatch.ops.contraction.own_network",
+    "A plan of one launch for all steps of small tensors; Refused without NVRTC.",
 )
 contract = request_function(ContractRequest, "contract")
 contract_block_sparse = request_function(ContractBlockSparseRequest, "contract_block_sparse")

@@ -64,7 +64,8 @@ class EinsumRequest(Request["Tensor"]):
             "left-to-right", or a path, [(0, 1), (0, 1)]: at each step which are contracted of those that are left.
         memory_limit: the most bytes that a result on the way may have; None for what the device has.
         compute: the precision of the contractions, a Compute or its name ("tf32"); None takes that of the dtypes.
-        library: the one whose rows alone carry out the steps, "cutensor" or "cublasLt"; None asks all for each.
+        library: the one whose rows alone carry out the steps, "cutensor" or "cublasLt"; "own" has all of them in one
+            launch, which is for small tensors; None asks all.
         autotune: time all that takes a step, and remember on disk what is fastest.
         jit: have cuTENSOR carry out all contractions, by kernels that it compiles for them where it can, which takes
             seconds at first; they are kept on disk for this GPU and version of the library.

@@ -28,7 +28,10 @@ SIZES = dict(zip("abcdefghijklmnop", (4, 3, 5, 2, 7, 1, 6, 3, 8, 5, 11, 4, 9, 2,
 
 
 class Form(NamedTuple):
-    """What is asked for; products alone where every step is a matrix product as its operands lie."""
+    """What is asked for; products alone where every step is a matrix product as its operands lie.
+
+    Those with `own` are taken by this library's own rows alone.
+    """
 
     name: str
     spec: str
@@ -37,6 +40,10 @@ class Form(NamedTuple):
     lower: int | None = None  # an operand of the next less precise dtype
     ones: str = ""  # modes along which the first operand has extent 1
     gap: int = 0
+    own: bool = False
+    turned: bool = False  # the first operand's axes run backwards
+    repeated: str = ""  # modes along which the first operand does not step
+    sizes: dict[str, int] = {}  # noqa: RUF012
 
 
 # fmt: off
@@ -57,6 +64,15 @@ FORMS = (
     Form("an extent of 1", "ab,ab,bc->ac", ones="a"), Form("another precision", "ab,bc->ac", lower=1),
     Form("gaps", "abk,kc,cd->bad", gap=2), Form("an ellipsis", "...ab,...bc->...ac"),
     Form("six modes", "abcd,dgce,eh->hgab"), Form("nothing to sum", "ab,bf->af"),
+    Form("backwards", "abc,cd,de->eab", own=True, turned=True),
+    Form("one repeated", "ab,bc,cd->ad", own=True, repeated="a"),
+    Form("a diagonal with gaps", "ai,ib->aib", own=True, gap=3), Form("zeros with gaps", "ai,i->ii", own=True, gap=1),
+    Form("a sum of nothing", "ab,bc->ac", own=True, gap=1, sizes={"b": 0}),
+    Form("many terms", "a,a,ab->", own=True, sizes={"a": 1500}),
+    Form("a chain of 24", ",".join(f"{chr(97 + n)}{chr(98 + n)}" for n in range(24)) + "->ay", own=True,
+         sizes=dict.fromkeys((chr(97 + n) for n in range(25)), 3)),
+    Form("a lattice", "ab,acd,ce,bfg,dfhi,ehj,gk,ikl,jl->", own=True, sizes=dict.fromkeys("abcdefghijkl", 5)),
+    Form("twelve modes", "abcd,cdefg,ghijk,bl,il->ahkl", own=True, sizes=dict.fromkeys("abcdefghijkl", 2)),
 )
 # fmt: on
 LOWER: dict[Dtype, Dtype] = {F32: F16, F64: F32, C128: C64}
@@ -67,18 +83,33 @@ def einsum_cases(row: Row) -> list[MadeCase]:
     return [
         MadeCase(f"{row.dtypes[0]}-{form.name}", partial(check, form, row), form.name)
         for form in FORMS
-        if (form.is_product or row.library != "cublasLt") and (form.lower is None or row.dtypes[0] in LOWER)
+        if (form.is_product or row.library != "cublasLt")
+        and (form.lower is None or row.dtypes[0] in LOWER)
+        and (not form.own or is_own(row))
     ]
+
+
+def is_own(row: Row) -> bool:
+    """Whether a row is of this library's kernel, or stands for one on the host."""
+    return "own" in (row.library, row.stands_for)
 
 
 def check(form: Form, row: Row, name: str, device: Device, rng: np.random.Generator) -> Check:
     """A case with fresh operands."""
     operands = []
     for number, term in enumerate(form.spec.split("->")[0].split(",")):
-        shape = tuple(1 if not number and mode in form.ones else SIZES[mode] for mode in term.replace("...", "dh"))
+        sizes = {**SIZES, **form.sizes}
+        shape = tuple(1 if not number and mode in form.ones else sizes[mode] for mode in term.replace("...", "dh"))
         dtype = LOWER[row.dtypes[0]] if form.lower == number else row.dtypes[0]
-        operands.append(place(device, drawn(rng, dtype, shape), gap=form.gap).view)
-    request: Any = EinsumRequest(form.spec, operands, **form.options)
+        view = place(device, drawn(rng, dtype, shape), gap=form.gap).view
+        if not number and form.turned:
+            view = view[tuple(slice(None, None, -1) for _ in shape)]
+        if not number and form.repeated:
+            steps = zip(term, view.layout.strides, strict=True)
+            view = view.strided(shape, tuple(0 if mode in form.repeated else step for mode, step in steps))
+        operands.append(view)
+    named: dict[str, Any] = {"library": "own"} if is_own(row) else {}  # whatever the rule takes to be the faster
+    request: Any = EinsumRequest(form.spec, operands, **form.options, **named)
     written: tuple[GuardedBuffer, ...] = ()
     if form.gap:
         request, written = with_outputs(request, lambda values: place(device, values, gap=form.gap))

@@ -11,6 +11,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.keys import HOST
+from dispatch.ops.contraction import network, network_rules, own_network
 from dispatch.ops.contraction.cases import FORMS, cases
 from dispatch.row_check import check_row
 
@@ -24,7 +25,8 @@ def loaded(path):
     return module
 
 
-shapes_of = loaded(Path(__file__).parents[2] / "dispatch" / "contraction_shapes.py")
+TESTS = Path(__file__).parents[2] / "dispatch"
+shapes_of, networks = (loaded(TESTS / f"{name}.py") for name in ("contraction_shapes", "network_shapes"))
 
 
 @pytest.fixture
@@ -33,7 +35,9 @@ def cutensor(skip_without):
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_row_passes_its_cases_or_refuses_them_with_its_reasons(row, gpu, rng, skip_without):
+def test_a_row_passes_its_cases_or_refuses_them_with_its_reasons(row, gpu, rng, skip_without, monkeypatch):
+    if row.library != "own":  # whose rows come first, and take small networks
+        monkeypatch.setattr(network_rules, "CALL", 0.0)
     if not row.on(gpu.arch):
         pytest.skip(f"needs {row.min_arch} or newer, this GPU is {gpu.arch}")
     skip_without(row)
@@ -48,14 +52,65 @@ def test_a_row_passes_its_cases_or_refuses_them_with_its_reasons(row, gpu, rng, 
 
 @pytest.mark.usefixtures("cutensor")
 @pytest.mark.parametrize("kind", ["f8", "c16"])
-def test_drawn_contractions_are_numpys(gpu, rng, kind):
+@pytest.mark.parametrize("library", [None, "own", "libraries"])
+def test_drawn_contractions_are_numpys(gpu, rng, kind, library, monkeypatch):
+    if library == "libraries":
+        monkeypatch.setattr(network_rules, "CALL", 0.0)
+    library = "own" if library == "own" else None
     for _ in range(500):
         spec, shapes = shapes_of.drawn(rng)
         arrays = [rng.standard_normal(shape).astype(kind) for shape in shapes]
-        got = dp.einsum(spec, [gpu.array(array) for array in arrays]).numpy()
+        got = dp.einsum(spec, [gpu.array(array) for array in arrays], library=library).numpy()
         expected = np.einsum(spec, *arrays, optimize=len(arrays) > 2)
         size = np.einsum(spec, *map(np.abs, arrays), optimize=len(arrays) > 2)
         assert (np.abs(got - expected) <= 1e-12 * (np.abs(size) + 1)).all(), spec
+
+
+# -- networks of small tensors in one launch ---------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["f4", "f8", "c8", "c16"])
+def test_drawn_networks_by_one_launch_are_numpys(gpu, rng, kind):
+    for turn in range(150):
+        spec, shapes = networks.drawn(rng, 24 if turn % 2 else 5)
+        arrays = [networks.numbers(rng, shape, kind) for shape in shapes]
+        tensors = [networks.lying(rng, gpu, array) if turn % 3 else gpu.array(array) for array in arrays]
+        request = dp.EinsumRequest(spec, tensors, library="own")
+        found = [dp.run(request).numpy() for _ in range(3)]
+        assert all(one.tobytes() == found[0].tobytes() for one in found), spec
+        assert networks.is_near(found[0], *networks.numpys(spec, arrays, request.course.path), arrays), spec
+
+
+@pytest.mark.parametrize("size", [(3, 3, 8), (4, 4, 4), (6, 4, 4), (2, 2, 16)])
+def test_a_lattice_is_one_graph_of_one_launch_at_any_addresses(gpu, rng, size):
+    spec, shapes = shapes_of.lattice(*size)
+    for _ in range(20):
+        arrays = [networks.numbers(rng, shape, "f4") / size[-1] for shape in shapes]
+        request = dp.EinsumRequest(spec, [*map(gpu.array, arrays)])
+        found = dp.run(request).numpy()
+        assert networks.is_near(found, *networks.numpys(spec, arrays, request.course.path), arrays)
+    told = str(dp.explain(request))
+    assert "network" in told
+    assert "launched as a graph of 1 node, at any addresses" in told
+
+
+@pytest.mark.parametrize("kind", ["f4", "c16"])
+def test_what_is_on_the_way_may_lie_in_the_gpus_memory(gpu, rng, kind, monkeypatch):
+    for _ in range(20):
+        spec, shapes = networks.drawn(rng, 12)
+        arrays = [networks.numbers(rng, shape, kind) for shape in shapes]
+        near = dp.run(dp.EinsumRequest(spec, [*map(gpu.array, arrays)], library="own")).numpy()
+        request = dp.EinsumRequest(spec, [*map(gpu.array, arrays)], library="own", memory_limit=1 << 40)  # a new plan
+        with monkeypatch.context() as patch:
+            patch.setattr(own_network, "most_shared", lambda _, r=request: network.program_of(r).words.nbytes)
+            far = dp.run(request).numpy()
+        assert near.tobytes() == far.tobytes(), spec
+
+
+@pytest.mark.usefixtures("cutensor")
+def test_all_ways_of_a_small_network_race(gpu, rng):
+    arrays = [rng.standard_normal((6, 6)) for _ in range(4)]
+    for _ in range(2):
+        got = dp.einsum("ab,bc,cd,de->ae", *map(gpu.array, arrays), autotune=True)
+        np.testing.assert_allclose(got.numpy(), np.linalg.multi_dot(arrays), rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.usefixtures("cutensor")

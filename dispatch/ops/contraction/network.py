@@ -1,0 +1,350 @@
+"""The program of a network of small tensors: what the kernel of network_kernel.py does, as the words that it reads.
+
+The steps are those of the request's course, `steps.py`. Steps that do not wait for each other are carried out in one
+round, each by some of the warps. Nothing here calls a library.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dispatch.device.layout import c_strides
+from dispatch.errors import Refused
+from dispatch.ops.contraction.network_cost import Way, copies, round_of, way_of
+from dispatch.ops.contraction.network_kernel import KINDS, POINTERS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dispatch.device.layout import Array
+    from dispatch.keys import Dtype
+    from dispatch.ops.contraction.einsum import EinsumRequest
+    from dispatch.ops.contraction.steps import Step
+
+__all__ = ["MOST_ELEMENTS", "MOST_OPERANDS", "MOST_STRIDES", "Program", "elements_of", "program_of"]
+
+MOST_OPERANDS = POINTERS - 1
+MOST_ELEMENTS = 1 << 18  # of all operands and results on the way
+MOST_STRIDES = 1 << 31  # elements, from the first of an operand to its last
+WARPS = (4, 8, 16)  # of a block
+CHUNK = 32  # elements that a warp copies at once
+TILES = ((1, 1), (1, 4), (2, 2), (4, 4))
+TILE_BYTES = 16  # of an axis, and what the program begins anew at
+
+Modes = tuple[str, ...]
+Axes = list[tuple[int, int]]  # extents and strides, the fastest first
+
+
+class Program(NamedTuple):
+    """What a network is for the kernel.
+
+    Attributes:
+        words: what the kernel reads, as whole axes of 16 bytes.
+        warps: of the block.
+        elements: of copies and results on the way, at the most at a time.
+        cycles: how long it takes, by estimate, without the launch itself.
+    """
+
+    words: Array
+    warps: int
+    elements: int
+    cycles: float
+
+
+class Pair(NamedTuple):
+    """A step of two operands, or of one whose `b` is None, by their numbers; its result is the number `out`."""
+
+    a: int
+    b: int | None
+    out: int
+    shape: tuple[int, int, int, int]  # extents of the batch, the rows, the columns, and of what is summed over
+    modes: tuple[str, str, str]  # of the result: the batch's, the rows', the columns'
+
+
+class Operand(NamedTuple):
+    """An operand along its modes, each once: strides in elements."""
+
+    modes: str
+    strides: tuple[int, ...]
+    kind: int
+    is_conjugated: bool
+
+
+def elements_of(request: EinsumRequest) -> int:
+    """Those of all operands, each along all its modes, and of all results on the way."""
+    found = sum(_count(set(modes), request.sizes) for modes in request.parsed[0])
+    return found + sum(_count(set(step.spec.partition("->")[2]), request.sizes) for step in request.course.steps[:-1])
+
+
+def program_of(request: EinsumRequest) -> Program:
+    """The program of a request of few elements; Refused for steps that the kernel has not."""
+    layouts = tuple((one.layout.shape, one.layout.strides, one.dtype) for one in request.operands)
+    inputs, output = request.parsed
+    out = request.out_layout().strides, request.dtype
+    conj = tuple(number in request.conj for number in range(len(layouts)))
+    return _program(inputs, output, tuple(request.sizes.items()), request.course.steps, layouts, conj, out)
+
+
+@lru_cache(256)
+def _program(
+    inputs: tuple[str, ...],
+    output: str,
+    sizes: tuple[tuple[str, int], ...],
+    steps: tuple[Step, ...],
+    layouts: tuple[tuple[tuple[int, ...], tuple[int, ...], Dtype], ...],
+    conj: tuple[bool, ...],
+    out: tuple[tuple[int, ...], Dtype],
+) -> Program:
+    extents = dict(sizes)
+    operands = [
+        _operand(modes, extents, layout, conjugated)
+        for modes, layout, conjugated in zip(inputs, layouts, conj, strict=True)
+    ]
+    found = _Walk(operands, steps, extents)
+    strides, dtype = out
+    return min(
+        (_Writer(found, extents, output, strides, dtype, warps).program() for warps in WARPS),
+        key=lambda program: program.cycles,
+    )
+
+
+def _operand(
+    modes: str, extents: dict[str, int], layout: tuple[tuple[int, ...], tuple[int, ...], Dtype], conjugated: bool
+) -> Operand:
+    """An operand along its modes: a diagonal where it has one twice, the same all along one of extent 1."""
+    shape, strides, dtype = layout
+    steps: dict[str, int] = {}
+    for mode, extent, stride in zip(modes, shape, strides, strict=True):
+        if extents[mode] != 1:
+            steps[mode] = steps.get(mode, 0) + (stride if extent != 1 else 0)
+    order = sorted(steps, key=lambda mode: -abs(steps[mode]))  # as it lies
+    return Operand("".join(order), tuple(steps[mode] for mode in order), KINDS[dtype], conjugated)
+
+
+def _count(modes: Sequence[str] | set[str], extents: dict[str, int]) -> int:
+    count = 1
+    for mode in modes:
+        count *= extents[mode]
+    return count
+
+
+class _Walk:
+    """The pairs, in order; and the modes of each operand and result as they are to lie for the step that reads them."""
+
+    def __init__(self, operands: list[Operand], steps: Sequence[Step], extents: dict[str, int]) -> None:
+        self.operands, self._extents = operands, extents
+        self.pairs: list[Pair] = []
+        self.lying: dict[int, str] = {}
+        natural = {number: operand.modes for number, operand in enumerate(operands)}
+        known = {number: number for number in natural}  # what a step's number stands for
+        for place, step in enumerate(steps):
+            number, is_last = len(operands) + place, place == len(steps) - 1
+            inputs = [known[one] for one in step.inputs]
+            if step.op == "permute" and not is_last:  # how it lies is free, and of which dtype it was is one
+                known[number] = inputs[0]
+                continue
+            output = step.spec.partition("->")[2]
+            pair = self._pair(inputs, number, [natural[one] for one in inputs], output)
+            self.pairs.append(pair)
+            known[number], natural[number] = number, "".join(pair.modes)
+
+    def _pair(self, inputs: list[int], out: int, modes: list[str], output: str) -> Pair:
+        if len(inputs) == 1:
+            (only,) = modes
+            kept, summed = ("".join(mode for mode in only if (mode in output) is is_kept) for is_kept in (True, False))
+            self.lying[inputs[0]] = summed + kept
+            return Pair(inputs[0], None, out, (1, self._of(kept), 1, self._of(summed)), ("", kept, ""))
+        a, b = inputs
+        of_a, of_b = modes
+        first = of_a if len(of_a) >= len(of_b) else of_b  # which then lies as it came
+        both = [mode for mode in first if mode in of_a and mode in of_b]
+        batch, summed = ("".join(mode for mode in both if (mode in output) is is_kept) for is_kept in (True, False))
+        rows, columns = ("".join(mode for mode in one if mode not in both) for one in (of_a, of_b))
+        if not {*rows, *columns} <= {*output}:
+            raise Refused(f"a step sums over modes of one of two operands: {of_a},{of_b}->{output}")
+        if self._of(rows) > self._of(columns):
+            a, b, rows, columns = b, a, columns, rows
+        self.lying[a], self.lying[b] = batch + summed + rows, batch + summed + columns
+        shape = (self._of(batch), self._of(rows), self._of(columns), self._of(summed))
+        return Pair(a, b, out, shape, (batch, rows, columns))
+
+    def _of(self, modes: str) -> int:
+        return _count(modes, self._extents)
+
+
+class _Writer:
+    """A program for so many warps."""
+
+    def __init__(
+        self,
+        walk: _Walk,
+        extents: dict[str, int],
+        output: str,
+        strides: tuple[int, ...],
+        dtype: Dtype,
+        warps: int,
+    ) -> None:
+        self._walk, self._extents, self._warps, self._dtype = walk, extents, warps, dtype
+        self._output, self._strides = output, strides
+        self._width = max(dtype.itemsize, 4)
+        self._result: dict[str, int] = {}
+        for mode, stride in zip(output, strides, strict=True):
+            self._result[mode] = self._result.get(mode, 0) + stride
+        self._words: list[int] = []
+        self._cycles = 0.0
+
+    def program(self) -> Program:
+        walk = self._walk
+        rounds = self._rounds()
+        places, elements = self._places(rounds)
+        self._words = [0] * 8  # the header
+        chunks: list[int] = []
+        for number, operand in enumerate(walk.operands):
+            modes = walk.lying[number]
+            steps = dict(zip(operand.modes, operand.strides, strict=True))
+            count = _count(modes, self._extents)
+            axes = self._axes(modes, steps)
+            fields = (number, operand.kind, operand.is_conjugated, len(chunks), count, places[number], len(axes), 0)
+            at = self._add(map(int, fields), axes)
+            chunks += [at // 4] * -(-count // CHUNK)
+        self._cycles += copies(len(chunks), self._warps)
+        zeros = self._zeros()
+        schedule = [self._schedule(steps, places) for steps in rounds]
+        chunks_at = self._add(np.array([*chunks, *[0] * (len(chunks) % 2)], np.uint16).view(np.int32).tolist())
+        schedule_at = self._add([at for line in schedule for at in line])
+        self._words[:8] = (len(rounds), len(chunks), chunks_at, schedule_at, zeros, len(walk.operands), 0, 0)
+        words = np.array(self._words, np.int64).astype(np.uint32)
+        return Program(words, self._warps, elements, self._cycles)
+
+    def _add(self, fields: Sequence[int] | map[int], axes: Axes = []) -> int:  # noqa: B006  # nobody adds to it
+        """Put words behind the others, and say where they begin."""
+        at = len(self._words)
+        self._words += fields
+        for extent, stride in axes:
+            self._words += (extent, *reciprocal(extent), stride)
+        self._words += [0] * (-len(self._words) % 4)
+        return at
+
+    def _axes(self, modes: str, steps: dict[str, int]) -> Axes:
+        """Modes, the last of them the fastest, with such strides: axes that step on as one are one."""
+        found: Axes = []
+        for mode in reversed(modes):
+            extent, stride = self._extents[mode], steps[mode]
+            if found and stride == found[-1][0] * found[-1][1]:
+                found[-1] = found[-1][0] * extent, found[-1][1]
+            elif extent != 1:
+                found.append((extent, stride))
+        return found if 0 not in [extent for extent, _ in found] else []
+
+    def _rounds(self) -> list[list[Pair]]:
+        """The steps by rounds, each as late as what waits for it lets it be: so less is on the way at a time."""
+        levels: dict[int, int] = {}
+        by_level: dict[int, list[Pair]] = {}
+        for pair in reversed(self._walk.pairs):
+            level = levels.get(pair.out, 0)
+            by_level.setdefault(level, []).append(pair)
+            for one in (pair.a, pair.b):
+                if one is not None:
+                    levels[one] = level + 1
+        most = self._warps
+        return [
+            steps[first : first + most]
+            for _, steps in sorted(by_level.items(), reverse=True)
+            for first in range(0, len(steps), most)
+        ]
+
+    def _places(self, rounds: list[list[Pair]]) -> tuple[dict[int, int], int]:
+        """Where each operand and each result on the way begins, and how many elements there are in all.
+
+        What is written in a round lies where nothing is that the round, or a later one, reads.
+        """
+        made = dict.fromkeys(range(len(self._walk.operands)), -1)
+        read: dict[int, int] = {}
+        for turn, steps in enumerate(rounds):
+            for pair in steps:
+                made[pair.out] = turn
+                read |= {one: turn for one in (pair.a, pair.b) if one is not None}
+        places: dict[int, int] = {}
+        there: list[tuple[int, int, int]] = []  # begin, end, the last round that reads it
+        most = 0
+        for number in sorted(read, key=lambda one: made[one]):
+            there = sorted(block for block in there if block[2] >= made[number])
+            begin, size = 0, _count(self._walk.lying[number], self._extents)
+            for block in there:
+                if block[0] - begin >= size:
+                    break
+                begin = max(begin, block[1])
+            there.append((begin, begin + size, read[number]))
+            places[number] = begin
+            most = max(most, begin + size)
+        return places, most
+
+    def _zeros(self) -> int:
+        """Where it says that all of the result is set to 0 first; 0 where that is not to be done."""
+        if len(self._result) == len(self._output):
+            return 0
+        axes: Axes = []
+        count = 1
+        for mode, stride in zip(reversed(self._output), reversed(self._strides), strict=True):
+            count *= self._extents[mode]
+            if self._extents[mode] != 1:
+                axes.append((self._extents[mode], stride))
+        return self._add((0, 0, 0, 0, count, 0, len(axes), 0), axes)
+
+    def _schedule(self, steps: list[Pair], places: dict[int, int]) -> list[int]:
+        """Of each warp the step that it does its part of in a round, by where that begins."""
+        axes = [[self._axes(modes, self._target(pair)) for modes in pair.modes[::-1]] for pair in steps]
+        shares = [1] * len(steps)
+        ways = [self._way(*each) for each in zip(steps, axes, shares, strict=True)]
+        for _ in range(self._warps - len(steps)):
+            slowest = max(range(len(steps)), key=lambda one: ways[one].cycles)
+            shares[slowest] += 1
+            ways[slowest] = self._way(steps[slowest], axes[slowest], shares[slowest])
+        self._cycles += round_of(ways, self._warps)
+        line: list[int] = []
+        for pair, own, warps, way in zip(steps, axes, shares, ways, strict=True):
+            of_columns, of_rows, of_batch = own
+            fields = self._fields(pair, places, (len(line), warps), way)
+            at = self._add((*fields, *map(len, own)), [*of_columns, *of_rows, *of_batch])
+            line += [at] * warps
+        return line
+
+    def _way(self, pair: Pair, axes: list[Axes], warps: int) -> Way:
+        return way_of(pair.shape, self._width, warps, sum(map(len, axes)), alone=pair.b is None)
+
+    def _target(self, pair: Pair) -> dict[str, int]:
+        """The strides of a step's result: where the step that reads it wants it, or in the result of all."""
+        modes = self._walk.lying.get(pair.out)
+        if modes is None:
+            return self._result
+        return dict(zip(modes, c_strides(tuple(self._extents[mode] for mode in modes)), strict=True))
+
+    def _fields(self, pair: Pair, places: dict[int, int], part: tuple[int, int], way: Way) -> tuple[int, ...]:
+        """What the kernel reads of a step, but for its axes; `part` are the first of its warps and their number."""
+        batch, rows, columns, terms = pair.shape
+        high, wide = TILES[way.tile]
+        row_tiles, column_tiles = -(-rows // high), -(-columns // wide)
+        b = -1 if pair.b is None else places[pair.b]
+        of_b = (columns * terms, columns) if pair.b is not None else (0, 0)
+        return (
+            *(places[pair.a], b, places.get(pair.out, -1), batch * row_tiles * column_tiles),
+            *(rows * terms, rows, *of_b),
+            *(rows, columns, terms, way.tile),
+            *(row_tiles, *reciprocal(row_tiles), way.split),
+            *(column_tiles, *reciprocal(column_tiles), *part),
+        )
+
+
+def reciprocal(extent: int) -> tuple[int, int]:
+    """A magic number and a shift by which whole numbers below 2^31 are divided: (x · magic >> 32) >> shift.
+
+    The magic number is 2^(32 + shift) / extent, rounded up: it is too large by less than one, and so the quotient by
+    less than 1 / extent. Of an extent of 1 it is 0, and nothing is divided.
+    """
+    if extent <= 1:
+        return 0, 0
+    bits = (extent - 1).bit_length()
+    return -(-(1 << (31 + bits)) // extent), bits - 1

@@ -1,0 +1,100 @@
+"""Plans of einsum by the kernel of network_kernel.py: all steps of small tensors in one launch of one block.
+
+What the kernel reads beside the operands, and room for what does not fit in shared memory, are memory of the plan. Its
+runs are on one stream, one after another; other plans have memory of their own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cudabind import driver
+from dispatch.core.request import IdlePlan, Plan
+from dispatch.keys import U8, U32
+from dispatch.libraries.nvrtc.kernel import loaded
+from dispatch.libraries.nvrtc.launching import check
+from dispatch.ops.contraction.network import program_of
+from dispatch.ops.contraction.network_kernel import NAME, POINTERS, SOURCE, options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dispatch.core.request import Argument
+    from dispatch.core.row import Row
+    from dispatch.device.cuda import CudaDevice
+    from dispatch.device.tensor import Tensor
+    from dispatch.execute.cuda_executor import CudaExecutor
+    from dispatch.ops.contraction.einsum import EinsumRequest
+    from dispatch.ops.contraction.network import Program
+
+__all__ = ["NetworkPlan", "plan"]
+
+QUAD, LANES = 16, 32
+
+
+class Pointers(ctypes.Structure):
+    """The addresses of the operands, and behind them that of the result."""
+
+    _fields_ = (("at", ctypes.c_uint64 * POINTERS),)
+
+
+class NetworkPlan(Plan):
+    """One launch of one block, for the addresses of each run; `kept` is memory that the kernel is given."""
+
+    __slots__ = ("_addresses", "_executor", "_given", "_kept", "_launch")
+
+    def __init__(
+        self, executor: CudaExecutor, row: Row, function: int, program: Program, shared: int, kept: tuple[Tensor, ...]
+    ) -> None:
+        super().__init__(row, capture_safe=True)
+        self._executor, self._kept = executor, kept
+        words, *apart = kept
+        pointers = Pointers()
+        self._addresses = pointers.at
+        quads = program.words.nbytes // QUAD
+        room = ctypes.c_void_p(apart[0].ptr if apart else None)
+        taken = (pointers, ctypes.c_void_p(words.ptr), ctypes.c_int(quads), room)
+        told = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
+        self._given = taken  # which `told` leads to
+        fixed = (ctypes.c_void_p(function), 1, 1, 1, LANES * program.warps, 1, 1, shared, executor.target, told, None)
+        self._launch: Callable[[], int] = partial(driver.cuLaunchKernel.unchecked, *fixed)
+
+    def enqueue(self, arguments: tuple[Argument, ...]) -> None:
+        self._addresses[: len(arguments)] = arguments  # all of them are addresses
+        check(self._executor, self._launch())
+
+
+def plan(request: EinsumRequest, executor: CudaExecutor, row: Row) -> Plan:
+    """The plan of a request: one launch; of a result without elements nothing is to be done."""
+    if not request.out_layout().size:
+        return IdlePlan(row)
+    program = program_of(request)
+    most, width = most_shared(executor.device), max(request.dtype.itemsize, ctypes.sizeof(ctypes.c_float))
+    shared, room = program.words.nbytes, program.elements * width
+    in_shared = shared + room <= most
+    function = loaded(SOURCE, NAME, options(request.dtype, in_shared=in_shared), executor.device)
+    kind = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    driver.cuFuncSetAttribute(function, kind, most)  # the same for all plans of the kernel
+    kept = [on_device(executor, program)]
+    if in_shared:
+        shared += room
+    else:
+        kept.append(executor.empty((room,), (1,), U8))
+    return NetworkPlan(executor, row, function, program, shared, tuple(kept))
+
+
+def most_shared(device: CudaDevice) -> int:
+    """Bytes of shared memory that a block may have, if its kernel asks for them."""
+    return device.attribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+
+
+def on_device(executor: CudaExecutor, program: Program) -> Tensor:
+    """The words of a program in memory of the plan, which is made outside of what is captured or recorded."""
+    words = program.words
+    made: Any = executor.empty(words.shape, (1,), U32)
+    driver.cuMemcpyHtoDAsync(made.ptr, words.ctypes.data, words.nbytes, executor.stream.c_handle.value)
+    executor.stream.synchronize()  # the words may be gone before the copy is made
+    kept: Tensor = made
+    return kept
