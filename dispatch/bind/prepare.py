@@ -6,7 +6,7 @@ tensors only when that may have changed; in all other cases its executor runs th
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic
 
 from dispatch.bind import (
@@ -17,18 +17,19 @@ from dispatch.bind.refit import refit
 from dispatch.checks import names_arguments
 from dispatch.core.other_operands import take_of
 from dispatch.core.remembered import UNFIT
-from dispatch.core.request import R_co, as_requests, check_request
+from dispatch.core.request import R_co, as_requests, at_home, check_request, run
 from dispatch.device.cuda import CudaDevice
-from dispatch.device.frameworks.framework import Adopted
+from dispatch.device.frameworks.framework import Adopted, beside
 from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.host import HostDevice
-from dispatch.device.stream import order
+from dispatch.device.stream import NULL_CONTEXT, order
 from dispatch.execute.bound import Bound
 from dispatch.execute.cuda_executor import CudaExecutor
 from dispatch.execute.host_executor import HostExecutor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
 
     from dispatch.core.request import Operands, Request
     from dispatch.core.row import Row
@@ -46,14 +47,15 @@ class BoundCall(Generic[R_co]):
 
     Preparing a Request[R] gives a BoundCall[R], whose calls return an R.
 
-    It belongs to the stream that was current when it was prepared, and launches a graph recorded there. Other operands
-    of the same layouts use the same plan, as in calls that are not prepared. Several threads may call it; each call
-    enqueues its own work.
+    It belongs to the stream that was current when it was prepared, and launches a graph recorded there. Over operands
+    of torch or CuPy that is their library's stream; where another one of its streams is current at a call, the request
+    runs on that one, without the graph. Other operands of the same layouts use the same plan, as in calls that are not
+    prepared. Several threads may call it; each call enqueues its own work.
     """
 
     __slots__ = (
-        "_bound", "_epoch", "_executor", "_graph", "_launch", "_plans", "_result", "_takes", "_told", "_writes",
-        "request",
+        "_bound", "_epoch", "_executor", "_graph", "_home", "_is_mixed", "_launch", "_plans", "_result", "_takes",
+        "_told", "_writes", "request",
     )  # fmt: skip
     _result: R_co
 
@@ -69,6 +71,12 @@ class BoundCall(Generic[R_co]):
         self._writes = frozenset(name for name, _ in uses)
         # Other libraries' operands that are written: these libraries must be told.
         self._told = {name: storage for name, storage in uses if isinstance(storage, Adopted)}
+        stream, home = executor.stream, self.request.framework
+        # The library on whose current stream it is to run; None for any that has no streams.
+        self._home = home if home is not None and stream.external and home.stream(executor.device) is stream else None
+        # Whether there are operands of a second library, in the order of whose stream each call is, too.
+        adopted = [each.storage for _, each, _ in self.request.tensors() if isinstance(each.storage, Adopted)]
+        self._is_mixed = stream.external and any(each.first is not stream for each in adopted)
         if isinstance(executor, CudaExecutor):
             self._bound = Bound(executor, self.request)
             self._result = self._bound.result
@@ -103,7 +111,9 @@ class BoundCall(Generic[R_co]):
         """Run it after checking what may have changed: operands, their uses on other streams, a closed executor."""
         executor = self._executor
         executor.check()
-        with executor.claimed():
+        if self._home is not None and self._home.stream(executor.device) is not executor.stream:
+            return run(self.request.replace(**operands) if operands else self.request)
+        with executor.claimed(), self._beside():
             if operands:
                 return self._run_over(operands)
             if not isinstance(executor, CudaExecutor) or self._graph is None or executor.captured:
@@ -116,6 +126,10 @@ class BoundCall(Generic[R_co]):
                 self._epoch = epoch
             self._tell(operands)
             return self._result
+
+    def _beside(self) -> AbstractContextManager[None]:
+        """A block in the order of the streams of a second library's operands."""
+        return beside(self._executor.stream, self.request.tensors()) if self._is_mixed else NULL_CONTEXT
 
     def _tell(self, operands: dict[str, Any]) -> None:
         """Tell the other libraries that their operands were written."""
@@ -158,14 +172,27 @@ class BoundCall(Generic[R_co]):
     def refit(self, weights: Any = None, **operands: Any) -> None:
         """Overwrite the weights (`b`, or `weights` of a recurrent network), or operands by name, in stream order.
 
-        Memory and plan stay the same; work in flight still reads the old values. Takes arrays, or tensors of the same
-        device, of the very same shape and dtype; BadRequest for others, and for an operand that the call does not read.
+        Memory and plan stay the same; work in flight still reads the old values. Takes arrays, also those of torch and
+        CuPy, or tensors of the same device, of the very same shape and dtype; BadRequest for others, and for an operand
+        that the call does not read.
         """
         if weights is not None:
             named = any(name == "weights" for name, _, _ in self.request.tensors())
             operands = {"weights" if named else "b": weights, **operands}
-        with self._executor.claimed():
+        with self._executor.claimed(), self._in_order():
             refit(self._executor, self.request, operands)
+
+    @contextmanager
+    def _in_order(self) -> Iterator[None]:
+        """A block in the order of the current stream of the operands' library, and of a second library's."""
+        stream = self._executor.stream
+        current: Any = stream if self._home is None else self._home.stream(self._executor.device)
+        with current.claimed() if current is not stream else NULL_CONTEXT, self._beside():
+            if current is not stream:
+                stream.wait_for_uses(current)
+            yield
+            if current is not stream:
+                current.wait_for_uses(stream)
 
     def __repr__(self) -> str:
         try:
@@ -178,12 +205,14 @@ class BoundCall(Generic[R_co]):
 def prepare(request: Request[R_co]) -> BoundCall[R_co]:
     """Bind a request to the calling thread's current stream; the result runs it again without selecting a row.
 
-    Outputs that the request leaves open are allocated here, once. Raises as `run` does.
+    Over operands of torch or CuPy that is the current stream of their library. Outputs that the request leaves open are
+    allocated here, once. Raises as `run` does.
     """
     check_request(request)
-    executor: Executor = request.device.executor()
-    executor.check()
-    return BoundCall(executor, request, executor.outputs(request))
+    with at_home(request):
+        executor: Executor = request.device.executor()
+        executor.check()
+        return BoundCall(executor, request, executor.outputs(request))
 
 
 @names_arguments

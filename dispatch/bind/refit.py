@@ -14,6 +14,8 @@ import numpy as np
 from cudabind import driver
 from dispatch.checks import as_array
 from dispatch.device.cuda import CudaDevice
+from dispatch.device.device import Device
+from dispatch.device.frameworks.framework import Adopted
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
@@ -28,7 +30,7 @@ __all__ = ["refit"]
 
 
 def refit(executor: Executor, request: Request, operands: dict[str, Any]) -> None:
-    """Overwrite operands that a request reads, by name, with tensors or arrays of the very same shape and dtype.
+    """Overwrite operands that a request reads, by name, with tensors or any arrays of the very same shape and dtype.
 
     Raises BadRequest for a name that is no operand it reads, for another shape or dtype, and for another device.
     """
@@ -39,11 +41,15 @@ def refit(executor: Executor, request: Request, operands: dict[str, Any]) -> Non
         target = read.get(name)
         if target is None:
             raise BadRequest(name, "no operand that this call reads", f"one of {', '.join(read)}")
-        pairs.append((target, source))
-        _check(name, target, source)
+        given = source if isinstance(source, Tensor) else Device.read(name, source, executor.device)
+        pairs.append((target, given))
+        _check(name, target, given)
     targets = [target for target, _ in pairs]
     with executor.device.context:
         _overwrite(executor, pairs, targets)
+    for storage in {target.storage for target in targets}:
+        if isinstance(storage, Adopted):
+            storage.framework.written(storage.keep)
 
 
 def _overwrite(executor: Executor, pairs: list[tuple[Tensor, Any]], targets: list[Tensor]) -> None:

@@ -18,6 +18,7 @@ from dispatch.errors import BadRequest, WorkerFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
 
     from typing_extensions import Self, TypeVar
 
@@ -41,6 +42,7 @@ __all__ = [
     "Signature",
     "Unpacked",
     "as_requests",
+    "at_home",
     "check_request",
     "run",
     "tell_written",
@@ -295,11 +297,17 @@ def run(request: Request[R_co]) -> R_co:
     return result
 
 
+def at_home(request: Request[Any]) -> AbstractContextManager[Any]:
+    """A block on the current stream of the library that the operands are of; an idle one where that has no streams."""
+    framework = request.framework
+    stream = None if framework is None else framework.stream(request.device)
+    return NULL_CONTEXT if stream is None else stream
+
+
 def _run_at_home(request: Request[R_co]) -> R_co:
     """Run on the current stream of the library that the operands are of, in order with those of others among them."""
     device = request.device
-    stream = request.framework.stream(device)
-    with NULL_CONTEXT if stream is None else stream:
+    with at_home(request):
         executor = device.executor()
         with NULL_CONTEXT if device.is_host else beside(executor.stream, request.tensors()):
             result: R_co = executor.run(request)

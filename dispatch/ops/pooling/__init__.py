@@ -287,13 +287,13 @@ def cudnn_pooling(request: WindowedRequest, executor: CudaExecutor, row: Row) ->
         return IdlePlan(row)
     dtype = request.x.dtype
     pool = _pooling(request.windows, member(request.mode))
-    described = [_image(request.layout_of(name)) for name in (*request.reads, *request.writes)]
     one, zero = number(1, dtype), number(0, dtype)
     if isinstance(request, PoolingBwdRequest):
-        x, y, dy, dx = described
-        operands = (y, Operand(1), dy, Operand(2), x, Operand(0), zero, dx, Operand(3))
+        # One descriptor for a tensor and its gradient: cuDNN compares strides also where an axis has one element.
+        x, y = (_image(request.layout_of(name)) for name in ("x", "y"))
+        operands = (y, Operand(1), y, Operand(2), x, Operand(0), zero, x, Operand(3))
         return CallPlan(executor, row, cudnn.cudnnPoolingBackward, (pool, one, *operands))
-    x, y = described
+    x, y = (_image(request.layout_of(name)) for name in ("x", "out"))
     return CallPlan(executor, row, cudnn.cudnnPoolingForward, (pool, one, x, Operand(0), zero, y, Operand(1)))
 
 
@@ -311,7 +311,7 @@ def _pooling(windows: Windows, mode: PoolingMode) -> Descriptor:
 
 
 def _image(layout: Layout) -> Descriptor:
-    """The descriptor of an image; where an axis has one element its stride is what a dense image would have."""
+    """The descriptor of an image, whose strides are at least 1."""
     shape, steps = list(layout.shape), list(layout.strides)
     if len(shape) == 3:  # one axis of space becomes two
         steps.insert(2, shape[2] * steps[2])

@@ -276,6 +276,7 @@ def _in_use(names):
 def test_abort_ends_a_kernel_that_waits(two):
     def run(world):
         total(world)  # connections are made
+        world.communicator.meet()  # both have read that sum, which an abort takes back
         if world.rank:
             until = time.monotonic() + 20  # it is told, and waits for no deadline
             while world.communicator.error is None and time.monotonic() < until:

@@ -5,8 +5,10 @@ Nothing here needs MPI: the processes are started by these tests.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -23,11 +25,13 @@ TURNS = int(os.environ.get("LOST_RANKS", "2"))  # how often a rank is lost in ea
 
 
 def free_port():
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-        other.bind(("127.0.0.1", port + 1))
-    return port
+    """A port that is free, as is the next: below those of which the system gives other tests' connections one."""
+    for port in random.SystemRandom().sample(range(12_000, 30_000, 2), 100):
+        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", port))
+            other.bind(("127.0.0.1", port + 1))
+            return port
+    raise OSError("of a hundred ports none is free")
 
 
 def ranks(*words, count=2, needed=None):

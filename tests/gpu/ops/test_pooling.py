@@ -51,3 +51,16 @@ def test_a_nan_is_passed_on(mode, gpu):
     x = np.zeros((1, 1, 2, 4), np.float32)
     x[0, 0, 1, 0] = np.nan
     assert np.isnan(pooling(gpu.array(x), 2, mode=mode).numpy()).tolist() == [[[[True, False]]]]
+
+
+@pytest.mark.parametrize("mode", list(PoolingMode))
+def test_strides_of_axes_of_one_element_do_not_matter(mode, gpu, rng):
+    """`cudnnPoolingBackward` compares those of x and dx, of y and dy."""
+    memory, gradients = gpu.array(rng.standard_normal((3, 4))), gpu.array(rng.standard_normal((3, 1, 2)))
+    x = memory.strided((3, 1, 4), (4, 1, 1))
+    y = pooling(x, 3, mode=mode, padding=1, stride=2).strided((3, 1, 2), (2, 7, 1))
+    choices = {"mode": mode, "padding": 1, "stride": 2}
+    dx = pooling_bwd(x, y, gradients, 3, out=gpu.zeros((3, 1, 4), "f64"), **choices)
+    plain = gpu.array(memory.numpy().reshape(3, 1, 4))
+    right = pooling_bwd(plain, pooling(plain, 3, **choices), gradients, 3, **choices)
+    np.testing.assert_array_equal(dx.numpy(), right.numpy())
