@@ -12,7 +12,7 @@ from dispatch.device.stream import relaxed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["finalizer"]
+__all__ = ["Held", "finalizer"]
 
 
 def finalizer(destroy: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -32,3 +32,18 @@ def finalizer(destroy: Callable[[Any], None]) -> Callable[[Any], None]:
             dispose(now, self)
 
     return finalize
+
+
+class Held:
+    """What a library has made and takes back: `c`, its handle of ctypes, and the function that destroys it."""
+
+    __slots__ = ("__weakref__", "_destroy", "c")
+
+    def __init__(self, c: Any, destroy: Any) -> None:
+        self.c, self._destroy = c, destroy.unchecked
+
+    @finalizer
+    def __del__(self) -> None:
+        if getattr(self, "c", None):
+            self._destroy(self.c)
+            self.c = None

@@ -10,7 +10,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind.sys import cusolver_types, cusolverRf
-from dispatch.libraries.finalizer import finalizer
+from dispatch.libraries.finalizer import Held
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Array
@@ -42,13 +42,13 @@ class Pattern(NamedTuple):
 class Refactorization:
     """A `cusolverRfHandle_t`: L·U = A[p][:, q] of a pattern, L without its diagonal of ones."""
 
-    __slots__ = ("_executor", "_handle", "_n")
+    __slots__ = ("_executor", "_held", "_n")
 
     def __init__(self, executor: CudaExecutor, a: Pattern, low: Pattern, high: Pattern, p: Array, q: Array) -> None:
         self._executor, self._n = executor, len(p)
-        handle = cusolverRf.cusolverRfHandle_t()
+        self._held = Held(cusolverRf.cusolverRfHandle_t(), cusolverRf.cusolverRfDestroy)
+        handle: Any = self._held.c
         cusolverRf.cusolverRfCreate(handle)
-        self._handle: Any = handle
         csr = cusolverRf.cusolverRfMatrixFormat_t.CUSOLVERRF_MATRIX_FORMAT_CSR
         ones = cusolverRf.cusolverRfUnitDiagonal_t.CUSOLVERRF_UNIT_DIAGONAL_ASSUMED_L
         cusolverRf.cusolverRfSetMatrixFormat(handle, csr, ones)
@@ -59,16 +59,16 @@ class Refactorization:
     def refactor(self, nnz: int, rows: int, columns: int, values: int, p: int, q: int) -> bool:
         """Factorize the values at these addresses; False where a pivot is 0, in the order that there is."""
         addresses = map(at, (rows, columns, values, p, q))
-        self._check(cusolverRf.cusolverRfResetValues, self._n, nnz, *addresses, self._handle)
+        self._check(cusolverRf.cusolverRfResetValues, self._n, nnz, *addresses, self._held.c)
         function: Any = cusolverRf.cusolverRfRefactor
-        status = function.unchecked(self._handle)
+        status = function.unchecked(self._held.c)
         if status not in (0, ZERO_PIVOT):
             self._failed(function, status)
         return bool(status == 0)
 
     def solve(self, p: int, q: int, work: int, x: int) -> None:
         """Overwrite a right-hand side with its solution."""
-        self._check(cusolverRf.cusolverRfSolve, self._handle, at(p), at(q), 1, at(work), self._n, at(x), self._n)
+        self._check(cusolverRf.cusolverRfSolve, self._held.c, at(p), at(q), 1, at(work), self._n, at(x), self._n)
 
     def _check(self, function: Any, *given: Any) -> None:
         status = function.unchecked(*given)
@@ -78,9 +78,3 @@ class Refactorization:
     def _failed(self, function: Any, status: int) -> None:
         self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
         raise function.error(status)
-
-    @finalizer
-    def __del__(self) -> None:
-        handle = getattr(self, "_handle", None)
-        if handle is not None:
-            cusolverRf.cusolverRfDestroy.unchecked(handle)

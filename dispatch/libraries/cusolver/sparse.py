@@ -9,7 +9,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudabind.sys import cusolverSp, cusparse
-from dispatch.libraries.finalizer import finalizer
+from dispatch.libraries.finalizer import Held
 from dispatch.libraries.handle import StreamHandle
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ class SparseSolve:
 
     def __init__(self, executor: CudaExecutor, name: str, n: int, nnz: int, base: int) -> None:
         self._executor, self._name, self._sizes = executor, name, (n, nnz)
-        self._descriptor = cusparse.cusparseMatDescr_t()
-        cusparse.cusparseCreateMatDescr(self._descriptor)
-        cusparse.cusparseSetMatIndexBase(self._descriptor, cusparse.cusparseIndexBase_t(base))
+        self._descriptor = Held(cusparse.cusparseMatDescr_t(), cusparse.cusparseDestroyMatDescr)
+        cusparse.cusparseCreateMatDescr(self._descriptor.c)
+        cusparse.cusparseSetMatIndexBase(self._descriptor.c, cusparse.cusparseIndexBase_t(base))
 
     def solve(self, values: Any, rows: Any, columns: Any, b: Any, x: Any) -> int:
         """Solve at these addresses, and wait: -1, or the row at which the factorization has failed."""
@@ -64,13 +64,8 @@ class SparseSolve:
         addresses = [ctypes.c_void_p(one) for one in (values, rows, columns, b)]
         choices = 0.0, REORDER, ctypes.c_void_p(x), ctypes.byref(failed)
         handle = handle_of(self._executor).follow()
-        status = function.unchecked(handle, *self._sizes, self._descriptor, *addresses, *choices)
+        status = function.unchecked(handle, *self._sizes, self._descriptor.c, *addresses, *choices)
         if status:
             self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
             raise function.error(status)
         return failed.value
-
-    @finalizer
-    def __del__(self) -> None:
-        if getattr(self, "_descriptor", None) is not None:
-            cusparse.cusparseDestroyMatDescr.unchecked(self._descriptor)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cudabind.sys import cusparse
 from dispatch.libraries.cusparse.calls import Call
 from dispatch.libraries.cusparse.handle import handle_of
-from dispatch.libraries.finalizer import finalizer
+from dispatch.libraries.finalizer import Held
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,23 +25,16 @@ if TYPE_CHECKING:
 __all__ = ["Solve"]
 
 
-class Analysis:
+class Analysis(Held):
     """A `cusparseSpSVDescr_t` or `cusparseSpSMDescr_t`, and the memory that it works with."""
 
-    __slots__ = ("_name", "at", "c", "memory")
+    __slots__ = ("at", "memory")
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self.c = getattr(cusparse, f"{name}Descr_t")()
+        super().__init__(getattr(cusparse, f"{name}Descr_t")(), getattr(cusparse, f"{name}_destroyDescr"))
         self.at: Any = None  # the addresses of the indices that were analysed
         self.memory: Storage | None = None
         getattr(cusparse, f"{name}_createDescr")(self.c)
-
-    @finalizer
-    def __del__(self) -> None:
-        if getattr(self, "c", None):
-            getattr(cusparse, f"{self._name}_destroyDescr").unchecked(self.c)
-            self.c = None
 
 
 class Solve:

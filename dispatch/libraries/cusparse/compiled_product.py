@@ -20,7 +20,7 @@ from dispatch.keys import I32, I64
 from dispatch.libraries.cusparse.calls import Call
 from dispatch.libraries.cusparse.handle import handle_of
 from dispatch.libraries.cusparse.operator_source import EMPTY_ROWS, OPTIONS, OPTIONS_OF_KERNELS
-from dispatch.libraries.finalizer import finalizer
+from dispatch.libraries.finalizer import Held
 from dispatch.libraries.nvrtc.compiled import compiled
 from dispatch.libraries.nvrtc.launching import KernelStep
 
@@ -66,21 +66,6 @@ def linked_code(sources: Mapping[str, str], arch: str) -> dict[str, bytes]:
         raise Refused(f"NVRTC is not there to compile {', '.join(sources)}: {error}") from error
 
 
-class Held:
-    """What a library has made and takes back: a handle of ctypes, and the function that destroys it."""
-
-    __slots__ = ("__weakref__", "_destroy", "c")
-
-    def __init__(self, c: Any, destroy: str) -> None:
-        self.c, self._destroy = c, destroy
-
-    @finalizer
-    def __del__(self) -> None:
-        if getattr(self, "c", None):
-            getattr(cusparse, self._destroy).unchecked(self.c)
-            self.c = None
-
-
 def pointer_to(code: bytes) -> ctypes.c_void_p:
     """The address of some bytes, which the caller keeps."""
     return ctypes.cast(ctypes.c_char_p(code), ctypes.c_void_p)
@@ -121,7 +106,7 @@ class CompiledProduct:
             make(handle, made, PLAIN, PLAIN, *matrices, self._kind, default, *given, ctypes.byref(size))
         except CusparseError as error:
             raise refused(error) from error
-        self._made = Held(made, "cusparseSpMMOp_destroyPlan")
+        self._made = Held(made, cusparse.cusparseSpMMOp_destroyPlan)
         if size.value:
             self._work = self._executor.device.allocate(size.value, self._executor.stream)
             self._workspace = ctypes.c_void_p(self._work.base)
@@ -205,7 +190,7 @@ class RowProduct(Call):
             self._buffer = self._executor.device.allocate(self._size, self._executor.stream)
         descriptor, plan = cusparse.cusparseSpMVOpDescr_t(), cusparse.cusparseSpMVOpPlan_t()
         analyse(handle, descriptor, *front, ctypes.c_void_p(self._buffer.base))
-        held = Held(descriptor, "cusparseSpMVOp_destroyDescr")
+        held = Held(descriptor, cusparse.cusparseSpMVOp_destroyDescr)
         code = (None, 0) if self._code is None else (pointer_to(self._code), len(self._code))
         link(handle, descriptor, plan, *code)
-        self._made, self._at = (Held(plan, "cusparseSpMVOp_destroyPlan"), held), self._matrix.indices_at
+        self._made, self._at = (Held(plan, cusparse.cusparseSpMVOp_destroyPlan), held), self._matrix.indices_at

@@ -13,7 +13,7 @@ from cudabind import driver
 from cudabind.sys import cusparse
 from dispatch.libraries.cusparse.handle import handle_of
 from dispatch.libraries.cusparse.sorting import LegacyDescriptor
-from dispatch.libraries.finalizer import finalizer
+from dispatch.libraries.finalizer import Held
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,24 +26,18 @@ __all__ = ["Elimination"]
 NOTHING = 0xFF  # bytes of NaN, of all floating point types
 
 
-class Analysis:
+class Analysis(Held):
     """A `csrilu02Info_t` or `csric02Info_t`, and the memory that it works in."""
 
-    __slots__ = ("_name", "at", "c", "memory", "missing")
+    __slots__ = ("at", "memory", "missing")
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self.c: Any = getattr(cusparse, f"{name}Info_t")()
+        kind = f"{name.capitalize()}Info"
+        super().__init__(getattr(cusparse, f"{name}Info_t")(), getattr(cusparse, f"cusparseDestroy{kind}"))
         self.at: Any = None  # the addresses of the indices that were analysed
         self.missing = 0  # 1 + the first row without a place on the diagonal
         self.memory: Storage | None = None
-        getattr(cusparse, f"cusparseCreate{name.capitalize()}Info")(self.c)
-
-    @finalizer
-    def __del__(self) -> None:
-        if getattr(self, "c", None):
-            getattr(cusparse, f"cusparseDestroy{self._name.capitalize()}Info").unchecked(self.c)
-            self.c = None
+        getattr(cusparse, f"cusparseCreate{kind}")(self.c)
 
 
 class Elimination:

@@ -16,7 +16,7 @@ from cudabind.sys import cusparse
 from dispatch.errors import BadRequest
 from dispatch.libraries.cusparse.handle import handle_of
 from dispatch.libraries.cusparse.sorting import LegacyDescriptor
-from dispatch.libraries.finalizer import finalizer
+from dispatch.libraries.finalizer import Held
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,20 +37,14 @@ class Cut(NamedTuple):
     percentage: float | None
 
 
-class PruneInfo:
+class PruneInfo(Held):
     """A `pruneInfo_t`."""
 
-    __slots__ = ("c",)
+    __slots__ = ()
 
     def __init__(self) -> None:
-        self.c: Any = cusparse.pruneInfo_t()
+        super().__init__(cusparse.pruneInfo_t(), cusparse.cusparseDestroyPruneInfo)
         cusparse.cusparseCreatePruneInfo(self.c)
-
-    @finalizer
-    def __del__(self) -> None:
-        if getattr(self, "c", None):
-            cusparse.cusparseDestroyPruneInfo.unchecked(self.c)
-            self.c = None
 
 
 class Pruning:

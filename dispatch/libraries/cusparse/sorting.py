@@ -6,13 +6,13 @@ beginning of the workspace, and what the library sorts in behind it.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cusparse
 from dispatch.libraries.cusolver.matrix import Place
 from dispatch.libraries.cusparse.calls import Call, Steps
 from dispatch.libraries.cusparse.descriptors import DenseVector, SparseVector
+from dispatch.libraries.finalizer import Held
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,21 +25,16 @@ ROUND = 256  # bytes
 INDEX_BYTES = 4
 
 
-class LegacyDescriptor:
+class LegacyDescriptor(Held):
     """A `cusparseMatDescr_t` of a general matrix."""
 
-    __slots__ = ("base", "c")
+    __slots__ = ("base",)
 
     def __init__(self, base: int) -> None:
+        super().__init__(cusparse.cusparseMatDescr_t(), cusparse.cusparseDestroyMatDescr)
         self.base = base
-        self.c: Any = cusparse.cusparseMatDescr_t()
         cusparse.cusparseCreateMatDescr(self.c)
         cusparse.cusparseSetMatIndexBase(self.c, cusparse.cusparseIndexBase_t(base))
-
-    def __del__(self) -> None:
-        if getattr(self, "c", None) and not sys.is_finalizing():
-            cusparse.cusparseDestroyMatDescr.unchecked(self.c)
-            self.c = None
 
 
 class Kept:

@@ -17,7 +17,7 @@ from dispatch.errors import BadRequest
 from dispatch.libraries.cusparse.calls import Call
 from dispatch.libraries.cusparse.descriptors import NOWHERE, SparseMatrix
 from dispatch.libraries.cusparse.handle import handle_of
-from dispatch.libraries.finalizer import finalizer
+from dispatch.libraries.finalizer import Held
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,21 +36,15 @@ IN_PARTS = (
 )
 
 
-class Work:
+class Work(Held):
     """A `cusparseSpGEMMDescr_t` of one product, and the memory that it works in."""
 
-    __slots__ = ("c", "memory")
+    __slots__ = ("memory",)
 
     def __init__(self) -> None:
-        self.c: Any = cusparse.cusparseSpGEMMDescr_t()
+        super().__init__(cusparse.cusparseSpGEMMDescr_t(), cusparse.cusparseSpGEMM_destroyDescr)
         self.memory: list[Storage] = []
         cusparse.cusparseSpGEMM_createDescr(self.c)
-
-    @finalizer
-    def __del__(self) -> None:
-        if getattr(self, "c", None):
-            cusparse.cusparseSpGEMM_destroyDescr.unchecked(self.c)
-            self.c = None
 
 
 class SparseProduct:
