@@ -1,7 +1,7 @@
-"""Devices of a child: the memory is the parent's, at this process's addresses.
+"""Devices of a child: the parent's memory, mapped at addresses of this process.
 
-`child_main.py` makes one, and attaches the chunks that the parent tells it of. What a request needs besides its
-operands comes from the child's own pools, and goes with it.
+`child_main.py` makes one, and attaches the chunks that the parent announces. Memory that a request needs beside its
+operands comes from the child's own pools, and ends with the child.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _generations = itertools.count(1)
 
 
 class _Attached(Device):
-    """What is common to AttachedHost and AttachedCuda: the parent's chunks at this process's addresses."""
+    """The base class of AttachedHost and AttachedCuda: the parent's chunks, mapped in this process."""
 
     def _begin(self) -> None:
         self.chunks: dict[int, Chunk] = {}
-        # By block. Those that requests here use are kept by them; of the others nothing is left to be ordered.
+        # By block. Requests keep the storages that they use; for others there is no use left to be ordered.
         self._storages: weakref.WeakValueDictionary[tuple[int, int], Storage] = weakref.WeakValueDictionary()
 
     def attach(self, number: int, nbytes: int, fd: int) -> None:
-        """Map a chunk of the parent's, whose descriptor is needed no longer then."""
+        """Map a chunk of the parent, and close its descriptor."""
         try:
             self.chunks[number] = Chunk(self._map(nbytes, fd), -1)
         finally:
             os.close(fd)
 
     def detach(self, number: int) -> None:
-        """Let go of a chunk that the parent gives back: no request that is here, or will come, uses it.
+        """Unmap a chunk that the parent frees; no present or future request uses it.
 
-        Requests that are still known here do not hold it, though their storages are there; views of it do.
+        Requests that are still known here do not keep it mapped, although their storages exist; views of it do.
         """
         chunk = self.chunks.pop(number)
         for each in self._storages.valuerefs():
@@ -65,20 +65,20 @@ class _Attached(Device):
         return Tensor(storage, ptr, self.layout(Dtype.by_name[dtype], shape, strides, ptr, readonly))
 
     def block(self, chunk: int, offset: int, nbytes: int) -> Storage:
-        """The storage of a block: the same for all tensors in it, so that streams are ordered by their use of it."""
+        """The storage of a block, the same for all tensors in it, which orders the streams that use it."""
         storage = self._storages.get((chunk, offset))
         if storage is None:
             mapped = self.chunks[chunk]
             base = mapped.base + offset
             storage = Storage(self, base, nbytes, self.executor().stream, _keep, mapped.mapping)
             self._storages[chunk, offset] = storage
-        elif storage.nbytes < nbytes:  # the parent freed a block of which a request is still known here
+        elif storage.nbytes < nbytes:  # the parent has freed and reused a block that a request here still has
             storage.nbytes = nbytes
         return storage
 
 
 def _keep(storage: Storage) -> None:
-    """The memory is the parent's."""
+    """Nothing to free: the memory is the parent's."""
 
 
 class AttachedHost(_Attached, HostDevice):
@@ -110,5 +110,5 @@ class AttachedCuda(_Attached, CudaDevice):
 
 
 def attached(name: str) -> AttachedHost | AttachedCuda:
-    """A device of the child's for "host" or "cuda:N"."""
+    """The child's device for "host" or "cuda:N"."""
     return AttachedHost() if name == "host" else AttachedCuda(int(name.partition(":")[2] or 0))

@@ -1,7 +1,7 @@
-"""Jobs: what a child's worker takes from its connection in the place of futures, and how it answers for them.
+"""JobRunner: how a child's worker takes jobs from its connection, in place of futures, and reports on them.
 
-`child_workers.py` mixes JobRunner into the workers of a thread. A job is a number and the name of a request that
-was defined before; what it waits for, and what failed that it waits for, is seen to here.
+`child_workers.py` mixes it into the workers of threads. A job is a number and the name of a request that was defined
+before; its dependencies on other workers' jobs are handled here, too.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "JobRunner", "shortened"]
 
-KEPT = 1024  # failures of one worker: more than can be on their way at once
+KEPT = 1024  # failures of one worker; more than can be in flight at once
 
 
 class Job:
-    """One request to run: its number, and the outputs that the parent made for it."""
+    """One request to run: its number, and the outputs that the parent has allocated for it."""
 
     __slots__ = ("_value", "number", "outputs")
 
@@ -34,7 +34,7 @@ class Job:
 
 
 def shortened(report: list[Any]) -> list[Any]:
-    """A report with successive numbers of successes as the first of them and how many."""
+    """A report in which successes with consecutive numbers are replaced by (first, count)."""
     short: list[Any] = []
     first = count = 0
     for item in report:
@@ -61,10 +61,10 @@ def shortened(report: list[Any]) -> list[Any]:
 
 
 class JobRunner:
-    """What child workers add to those of a thread: jobs from a connection, reports to it, and a second life.
+    """The mixin of a child's workers: jobs from a connection, reports to it, and going on after a defect.
 
-    Guarantees: `passed` grows; all jobs up to that number are enqueued (on the host: have run) or have failed. An
-    order waits only for smaller numbers, so the one with the smallest of all can always go on.
+    Guarantees: `passed` grows; all jobs up to that number are enqueued (on the host: have run) or have failed. A job
+    depends only on jobs with smaller numbers, so the one with the smallest number of all can always go on.
     """
 
     queue: Any  # a ChildQueue
@@ -77,7 +77,7 @@ class JobRunner:
     _serve: Any
 
     def _main(self) -> None:
-        """Serve until the parent is gone; a defect costs what was planned, a fault the process."""
+        """Serve until the parent is gone. After a defect the plans are dropped; after a fault the process exits."""
         self.jobs: deque[Any] = deque()
         self.passed = 0
         self.is_held = False
@@ -86,7 +86,7 @@ class JobRunner:
         self.others = [worker.queue for worker in self.owner.workers if worker is not self]
         try:
             self._open()
-        except BaseException as why:  # noqa: BLE001  # without this worker its jobs would wait for ever
+        except BaseException as why:  # noqa: BLE001  # its jobs would never run
             self.owner.exit_lost(why)
         while True:
             error = self._until_it_breaks()
@@ -97,14 +97,14 @@ class JobRunner:
             self._serve()
         except BaseException as error:  # noqa: BLE001  # judged by `_mend`
             if isinstance(error, (EOFError, ConnectionError)) and self.queue.link.is_gone():
-                os._exit(0)  # the parent is gone, and this is not what a request of a user's own raised
+                os._exit(0)  # the parent is gone, and the error does not come from a user's request
             return error
         return EOFError()
 
     def _mend(self, error: BaseException) -> None:
         try:
             self._settle()
-            self._pass(self._running)  # the one that broke the worker
+            self._pass(self._running)  # the job at which the worker broke
             self.executor.forget()
         except BaseException as worse:  # noqa: BLE001
             error = worse
@@ -113,16 +113,18 @@ class JobRunner:
         self.owner.tell("defect", self.queue.index, words(error)[:WORDS])
 
     def _settle(self) -> None:
-        """Report all that has been run."""
+        """Report all jobs that have run."""
         raise NotImplementedError
 
     def begun(self) -> list[int]:
-        """The numbers of requests that have begun and of which no end is known; any thread may ask."""
+        """The numbers of requests that have started and are not known to have ended; any thread may call it."""
         raise NotImplementedError
 
     def receive(self, *, wait: bool) -> None:
-        """Have the jobs of the next message, and of those that have come behind it meanwhile: each batch that is
-        enqueued and reported by itself costs 15 us, as much as two requests."""
+        """Take the jobs of the next message, and of further messages that have arrived meanwhile.
+
+        Each batch that is enqueued and reported separately costs 15 us, as much as two requests.
+        """
         queue, jobs = self.queue, self.jobs
         link = queue.link
         jobs.extend((queue.next_message(self.others) if wait else queue.receive(wait=False)) or ())
@@ -130,16 +132,16 @@ class JobRunner:
             jobs.extend(queue.receive(wait=False) or ())
 
     def report(self, report: list[Any]) -> None:
-        """Tell the parent what has ended; a lone request's end by the mailbox, if that is looked into."""
+        """Report to the parent what has ended: a lone request by the mailbox if the parent reads it, else a message."""
         if len(report) != 1 or self.jobs or not self.queue.leave_in_mailbox(report[0]):
             self.queue.link.send(shortened(report))
         report.clear()
 
     def may_go_on(self) -> bool:
-        """Whether the next job need not wait for another worker; that one wakes this one where it must."""
+        """Whether the next job may start; if it must wait for another worker, that one will wake this one."""
         waits = self.jobs[0][3] if len(self.jobs[0]) > 3 else ()
         workers, own = self.owner.workers, self.queue.index
-        for _ in range(2):  # a second look, once the others know that they are waited for
+        for _ in range(2):  # check again after announcing that this worker waits
             if all(index == own or workers[index].passed >= number for index, number in waits):
                 self.is_held = False
                 return True
@@ -147,7 +149,7 @@ class JobRunner:
         return False
 
     def _follow_all(self, waits: tuple[tuple[int, int], ...]) -> BaseException | None:
-        """Let the stream wait for others; returns what failed there, and this job with it."""
+        """Make the stream wait for other workers' jobs; returns the error for this job if one of them has failed."""
         for index, number in waits:
             other = self.owner.workers[index]
             cause = other.failures.get(number)
@@ -167,13 +169,13 @@ class JobRunner:
             self.owner.launched()
 
     def _note(self, number: int, error: BaseException) -> None:
-        """Keep what a job failed with for those that wait for it, which were sent soon after it."""
+        """Keep the error of a job for jobs that depend on it, which are sent soon after it."""
         self.failures[number] = error
         if len(self.failures) > KEPT:
             del self.failures[next(iter(self.failures))]
 
     def next_job(self) -> tuple[Job, Request] | None:
-        """The next request; None where what came was none, or one that cannot be run."""
+        """The next job and its request; None if the next entry was no request, or one that failed at once."""
         entry = self.jobs.popleft()
         number = entry[0]
         if number == messages.DEFINE:
@@ -197,7 +199,7 @@ class JobRunner:
                 if entry[2]:
                     job.outputs = self._outputs(request, entry[2])
                 refusal = self._follow_all(entry[3])
-            except BaseException as error:  # whatever a request of a user's own raises; nobody else would report it
+            except BaseException as error:  # a user's request may raise anything, and it must be reported
                 if self.device.fault is not None:
                     raise
                 refusal = WorkerFailed(f"worker {self.queue.index} could not prepare a request: {words(error)}")
@@ -208,17 +210,17 @@ class JobRunner:
         return job, request
 
     def put_back(self, first: int, names: tuple[int, ...]) -> None:
-        """Have requests of a run be the next, each by itself."""
+        """Put requests of a run back as the next jobs, one by one."""
         self.jobs.extendleft(reversed(tuple(zip(range(first, first + len(names)), names, strict=True))))
 
     def forgotten(self, names: tuple[int, ...]) -> None:
-        """Let go of what is kept for requests that the parent has no more."""
+        """Drop what is kept for requests that the parent has dropped."""
 
     def _defined(self, data: bytes) -> Request | BaseException:
         try:
             return messages.request_from(data, self.device, self.owner.tensor)
-        except BaseException as error:  # a class that cannot be imported here, or all its making raises
-            if self.device.fault is not None:  # another worker's: this request has not begun, the next child gets it
+        except BaseException as error:  # its class cannot be imported here, or constructing it raises
+            if self.device.fault is not None:  # another worker's fault: this request has not started
                 raise
             hint = "its class must be importable in a new process, where the script's __main__ is another"
             hint += "; setup=('your.module',) is imported there first"

@@ -1,7 +1,7 @@
-"""What runs in the child: a worker thread for each stream, each with a connection of its own to the parent.
+"""The main function of a child: starts a worker thread for each stream, each with its own connection to the parent.
 
-`child_process.py` starts it by `main`. The child ends with a word on the control connection when the device is lost,
-and without one when the parent is gone. It owns no memory that must survive.
+`child_process.py` starts it by `main`. If the device is lost, the child reports that on the control connection and
+ends; if the parent is gone, it ends at once. It owns no memory that must survive.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ def main(words: str) -> None:
     """Run as a child: `words` is JSON with device, control (fd), links (fds), mailboxes (fd), setup (modules), parent
     (pid), started.
 
-    `started` is the parent's time.monotonic(), which is the whole system's: what starting took is told when it is over.
+    `started` is the parent's time.monotonic(), a clock that all processes share: the child reports how long its start
+    took.
     """
     config = json.loads(words)
     _die_with(config["parent"])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     control = socket.socket(fileno=config["control"])
     for module in config["setup"]:
         importlib.import_module(module)
@@ -65,7 +66,7 @@ def main(words: str) -> None:
 
 
 def _wait_for_go(control: socket.socket) -> tuple[dict[int, tuple[int, int]], bool]:
-    """Wait to be needed; returns the chunks that there are by then (bytes and fd of each), and whether to warm up."""
+    """Wait for "go"; returns the chunks announced until then (bytes and fd of each), and whether to warm up."""
     chunks: dict[int, tuple[int, int]] = {}
     while True:
         first, second, fds = chunk_message(control)
@@ -79,7 +80,7 @@ def _wait_for_go(control: socket.socket) -> tuple[dict[int, tuple[int, int]], bo
 
 
 def _warm(device: Any) -> None:
-    """Load what the first product would load, so that a spare child is as quick as one that has run."""
+    """Run a product, which loads its libraries, so that a spare child is as fast as one that has run requests."""
     from dispatch.core.request import run
     from dispatch.ops.matmul.request import MatmulRequest
 
@@ -89,7 +90,7 @@ def _warm(device: Any) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel end this process with the parent, also where this one is stopped or hangs."""
+    """Make the kernel kill this process when the parent's thread ends, even if this one is stopped or hangs."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(0)

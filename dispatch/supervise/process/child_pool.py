@@ -1,7 +1,7 @@
-"""ChildPool: what a child's workers share; and ChildQueue, what each of them has in the place of a queue.
+"""ChildPool: the state that a child's workers share; ChildQueue: the end of a worker's connection, as its queue.
 
-`child_main.py` makes them; the workers and its main thread use them. The pool owns the control connection, on which
-the parent tells of memory and the child says that it is ready or lost.
+`child_main.py` makes them; the workers and the main thread use them. The pool owns the control connection, on which the
+parent announces chunks of memory, and the child reports that it is ready or lost.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ChildPool", "ChildQueue", "chunk_message"]
 
-LOST = 70  # the exit status of a child whose device is lost; the reason is on the control connection
-UNABLE = 71  # and of one that cannot take what it is given; the reason is on stderr
-# Seconds for which a worker looks for what comes next before it sleeps, while all others sleep: thrice what one who
-# waits for each request takes to have the result and send the next. To be woken takes 15 us and more.
+LOST = 70  # the exit status of a child whose device is lost; the reason was sent on the control connection
+UNABLE = 71  # and of one that is out of descriptors; the reason is on stderr
+# Seconds for which a worker polls for the next message before it sleeps, while all others sleep: three times what a
+# caller that waits for each request takes to get a result and send the next. Being woken takes 15 us or more.
 AWAKE = 50e-6
-PATIENCE = 20e-6  # seconds for which one who is likely to look for a request's end in the mailbox may not yet do so
-RAREST = 6  # it looks before one message in 2 ** 6 where that has found nothing so often in a row
+PATIENCE = 20e-6  # seconds within which a parent that is likely to read the mailbox must start to
+RAREST = 6  # after so many misses in a row, it polls only before one message in 2 ** 6
 WORDS = 1000  # characters of a reason that is too long for a message
 
 
@@ -58,7 +58,7 @@ _libc.ppoll.argtypes = (ctypes.POINTER(_Pollfd), ctypes.c_ulong, ctypes.POINTER(
 
 
 def chunk_message(control: socket.socket) -> tuple[Any, Any, list[int]]:
-    """What the parent says next, and the descriptors that come with it; ends the process where the parent is gone."""
+    """The parent's next message, with the descriptors sent along; exits the process if the parent is gone."""
     data, fds, flags, _ = socket.recv_fds(control, 1 << 16, 1)
     if not data:
         os._exit(0)
@@ -70,7 +70,7 @@ def chunk_message(control: socket.socket) -> tuple[Any, Any, list[int]]:
 
 
 class ChildQueue(WorkerQueue):
-    """A worker's place; it sleeps until something comes in, or another thread of the child wakes it."""
+    """A worker's queue in the child; a worker sleeps until a message arrives or another thread wakes it."""
 
     __slots__ = ("_ends", "_misses", "_unheard", "_unlooked", "bell", "link", "untold")
 
@@ -79,9 +79,9 @@ class ChildQueue(WorkerQueue):
         self.link = link
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._ends = (_Pollfd * 2)(*(_Pollfd(fd, select.POLLIN) for fd in (self.bell, link.socket.fileno())))
-        self._misses = self._unlooked = 0  # looks in a row that found nothing, and messages to wait for without any
-        self.untold = 0  # the number of a request whose end stands in the mailbox alone
-        self._unheard = 0.0  # until when it does so if nobody is seen to look there
+        self._misses = self._unlooked = 0  # polls in a row without success; messages to wait for without polling
+        self.untold = 0  # the number of a request whose end is announced in the mailbox only
+        self._unheard = 0.0  # the time until which that is enough although the parent is not seen reading it
 
     def wake(self) -> None:
         os.eventfd_write(self.bell, 1)
@@ -93,7 +93,7 @@ class ChildQueue(WorkerQueue):
         self._sleep(1, seconds)
 
     def receive(self, *, wait: bool) -> list[Any] | None:
-        """As the connection's, without what was found in the mailbox before."""
+        """The connection's next message, without requests that were taken from the mailbox before."""
         message = self.link.receive(wait=wait)
         mailbox = self.link.mailbox
         if message and mailbox is not None:
@@ -105,10 +105,9 @@ class ChildQueue(WorkerQueue):
         return message
 
     def leave_in_mailbox(self, number: int) -> bool:
-        """Say there, if the parent looks there, that a request has ended well, where nothing else is in flight.
+        """Announce in the mailbox that a request has succeeded, if nothing else is in flight and the parent reads it.
 
-        It stands there alone until the parent has found it, or is not seen to look: `next_message`, which must be the
-        next that is called, then says it over the connection.
+        If the parent does not confirm it, `next_message`, which must be called next, sends it over the connection.
         """
         mailbox = self.link.mailbox
         if self._unlooked or mailbox is None or not mailbox.end(number):
@@ -118,11 +117,11 @@ class ChildQueue(WorkerQueue):
         return True
 
     def next_message(self, others: list[ChildQueue]) -> list[Any]:
-        """The next message of the parent's; before it sleeps it looks for one, while all others sleep.
+        """The parent's next message; polls for it before sleeping, while all other workers sleep.
 
-        None but an empty list where it has seen to an end in the mailbox: the worker may have something to do.
-        It looks ever more rarely where that is of no use, as where nothing comes so soon, or the parent has the same
-        processor: it then runs once this sleeps.
+        Returns an empty list after an end was announced in the mailbox, because the worker may have other work. After
+        misses it polls more and more rarely: requests may come slowly, or the parent may share this CPU, and then runs
+        only once this thread sleeps.
         """
         if self._unlooked:
             self._unlooked -= 1
@@ -163,11 +162,11 @@ class ChildQueue(WorkerQueue):
         entry = mailbox.request()
         if entry is None:
             return None
-        self.untold = 0  # the parent asks here only once it has heard of all ends
+        self.untold = 0  # the parent announces a request only after all others have ended
         return [entry]
 
     def _see_to_end(self, mailbox: Mailbox) -> None:
-        """Look whether the parent has found the end that stands in the mailbox alone, or is not about to."""
+        """Check whether the parent has seen the end in the mailbox; if it is not going to, send it as a message."""
         number = self.untold
         if mailbox.is_heard(number):
             self.untold = 0
@@ -179,29 +178,31 @@ class ChildQueue(WorkerQueue):
         self.link.send([number])
 
     def _sleep(self, ends: int, seconds: float) -> None:
-        """Sleep until something is at the first of so many ends, to the microsecond: select.poll counts whole
-        milliseconds, and select.select takes few descriptors."""
+        """Sleep until one of the first `ends` descriptors is readable, with microsecond resolution.
+
+        select.poll has milliseconds only, and select.select takes few descriptors.
+        """
         time = None if seconds < 0 else ctypes.byref(_Timespec(int(seconds), int(seconds % 1 * 1e9)))
         if _libc.ppoll(self._ends, ends, time, None) > 0 and self._ends[0].revents:
             os.eventfd_read(self.bell)
 
 
 class ChildPool:
-    """What the child's workers share: the device, and the word to the parent (queue.WorkerOwner)."""
+    """The state that the child's workers share: the device and the control connection (a queue.WorkerOwner)."""
 
     def __init__(self, device: AttachedHost | AttachedCuda, control: socket.socket, completion: str) -> None:
         self.device = device
         self.state = OPEN
         self.blocked = 0
         self.completion = completion
-        self.ordered = False  # whether a worker waits for another, or ever has
+        self.ordered = False  # whether a request has ever depended on another worker's
         self.launch_lock = threading.Lock()
         self.workers: list[Any] = []
         self._control = control
         self._arrived = threading.Condition()
 
     def tell(self, *message: Any) -> None:
-        """Say something on the control connection; nobody may be there to hear it."""
+        """Send a message on the control connection; exits if the parent is gone."""
         try:
             self._control.send(json.dumps(message).encode())
         except OSError as error:
@@ -210,14 +211,14 @@ class ChildPool:
             os._exit(0)
 
     def listen(self) -> None:
-        """Map the chunks that the parent makes, and unmap those that it gives back, until it is gone."""
+        """Map the chunks that the parent creates, and unmap those that it frees, until it is gone."""
         while True:
             first, second, fds = chunk_message(self._control)
             if first == "drop":
                 for number in second:
                     self.device.detach(number)
                 for fd in fds:
-                    os.close(fd)  # the parent waits for that
+                    os.close(fd)  # the parent waits for this
                 continue
             with self._arrived:
                 try:
@@ -227,35 +228,35 @@ class ChildPool:
                 self._arrived.notify_all()
 
     def tensor(self, place: Any, *layout: Any) -> Tensor:
-        """The tensor at a place, once its chunk is mapped: that comes on another connection than requests."""
+        """The tensor at a place; waits until its chunk is mapped, which is announced on another connection."""
         if place[0] not in self.device.chunks:
             with self._arrived:
                 self._arrived.wait_for(lambda: place[0] in self.device.chunks)
         return self.device.at(place, *layout)
 
     def exit_lost(self, error: BaseException) -> None:
-        """The device is lost, and this process with it: say why, and which requests had begun and not ended."""
+        """Exit because the device is lost; first report why, and which requests had started and not ended."""
         begun = sorted(number for worker in self.workers for number in worker.begun())
         why = words(self.device.fault or error, str)
         try:
             self.tell("lost", why, messages.pack_error(error).hex(), begun)
-        except OSError:  # a user's own error may be longer than a message
+        except OSError:  # the error may be longer than a message
             self.tell("lost", why[:WORDS], messages.pack_error(WorkerFailed(why[:WORDS])).hex(), begun)
         os._exit(LOST)  # nothing of the driver works any more, and its destructors would hang
 
     def opened(self, executor: Any, queue: WorkerQueue) -> None:
-        """Its owner knows the worker by its connection."""
+        """Nothing to do: the parent knows a worker by its connection."""
 
     def failed(self, *_: Any) -> None:
-        """Workers here report for themselves."""
+        """Nothing to do: workers here report by themselves."""
 
     def launched(self) -> None:
-        """A worker has gone on: wake those that may wait for that."""
+        """A worker has enqueued requests: wake the workers that may wait for them."""
         for worker in self.workers:
             if worker.is_held:
                 worker.queue.wake()
 
-    callbacks_failed = make_room = lost = failed  # nothing of it happens here
+    callbacks_failed = make_room = lost = failed  # these do not occur in a child
 
     def replace(self, worker: Any, defect: BaseException) -> bool:
         return False

@@ -1,7 +1,7 @@
-"""Starting children: their connections, their processes, the chunks that they map, and a reserve of some that stand by.
+"""Child: a child process, its connections and the chunks that it maps; and Standby, the spare children.
 
-The pool's monitor thread makes them, and nobody else: the kernel ends a child with the thread that started it. This
-module decides nothing about restarts.
+Only the pool's monitor thread starts children, because the kernel ends a child together with the thread that started
+it. This module does not decide about restarts.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Child", "Standby", "opening"]
 
-# Held while a child's ends of its connections are open here: a process forked then would hold them for ever, and the
-# end of the child would go unseen.
+# Held while the child's ends of its connections are open in this process: a process forked meanwhile would keep them
+# open, and the end of the child would not be noticed.
 opening = threading.Lock()
 guard(opening)
 
-START_SECONDS = 60.0  # in which a child must be ready; 0.3 to 0.6 are usual, a loaded machine takes longer
-END_SECONDS = 2.0  # in which it must end once its connections are closed
-LOOK_SECONDS = 0.05  # between two tries to tell a child what its connection has no room for
-TOLD_AT_ONCE = 1000  # chunks to let go of, in one message: what a message may hold is bounded
-TICK = 0.25  # seconds between looks at whether it is still to be waited for
-SOCKET_BYTES = 1 << 20  # asked for; the kernel gives what net.core.wmem_max allows
-# What a connection says that may have room later: it is full, too many descriptors are under way, or memory is short.
+START_SECONDS = 60.0  # within which a child must be ready; 0.3 to 0.6 are usual, a loaded machine takes longer
+END_SECONDS = 2.0  # within which it must end once its connections are closed
+LOOK_SECONDS = 0.05  # between two tries to send a message for which the connection had no room
+TOLD_AT_ONCE = 1000  # chunks to unmap in one message, whose size is limited
+TICK = 0.25  # seconds between checks whether to go on waiting for it
+SOCKET_BYTES = 1 << 20  # the buffer size requested; the kernel grants at most net.core.wmem_max
+# Errors of a connection that may have room later: it is full, too many descriptors are in flight, or memory is short.
 FULL = (errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM)
 OPTIONS = {  # by their names in sys.flags; `isolated` says -E and -s (and -P) by itself, which does no harm
     "isolated": "-I",
@@ -59,7 +59,7 @@ REPEATED = {"optimize": "O", "bytes_warning": "b"}
 def _pair(
     ours: contextlib.ExitStack, theirs: contextlib.ExitStack, kind: socket.SocketKind
 ) -> tuple[socket.socket, socket.socket]:
-    """Two ends of a connection, which are closed with what is given."""
+    """Two ends of a connection, each closed by one of the stacks."""
     pair = socket.socketpair(socket.AF_UNIX, kind)
     for end, stack in zip(pair, (ours, theirs), strict=True):
         stack.callback(end.close)
@@ -69,9 +69,9 @@ def _pair(
 
 
 class Child:
-    """One child process with a control connection and a link for each worker.
+    """One child process, with a control connection and a link for each worker.
 
-    It imports what it needs and then waits for `go`, before which it holds nothing on the device.
+    It imports its modules and then waits for `go`; until then it uses nothing of the device.
     """
 
     def __init__(self, device: SharedHost | SharedCuda, streams: int, setup: Sequence[str], completion: str) -> None:
@@ -102,10 +102,10 @@ class Child:
             )
             ours.pop_all()  # from now on `disconnect` closes them
         self.going = self.ready = False
-        self.was_killed = False  # or stopped, by others, before it was ready
-        self._go: bytes | None = None  # the word to get ready, until its connection has had room for it
-        self.behind = 0  # why it has not been told of all chunks yet: an errno, of those that are no end
-        self.took: dict[str, float] = {}  # seconds for each step from its start until it was ready
+        self.was_killed = False  # or stopped, by another process, before it was ready
+        self._go: bytes | None = None  # the "go" message, until its connection had room for it
+        self.behind = 0  # the errno, one of FULL, because of which it was not told about all chunks yet
+        self.took: dict[str, float] = {}  # seconds for each step of its start
         self._attached: set[int] = set()
         try:
             self.follow(device.chunks)
@@ -114,10 +114,10 @@ class Child:
             raise
 
     def follow(self, chunks: dict[int, Chunk], done: int | None = None) -> None:
-        """Have it map the chunks that there are and let go of the others; a child that is gone needs neither.
+        """Make it map these chunks and unmap all others; does nothing if the child is gone.
 
-        `done` is a file descriptor that it holds until it has let go. A child that does not read, for somebody has
-        stopped it, must stop nobody else: what it cannot be told now it is told by a later call (`behind`).
+        `done` is a file descriptor that it keeps open until it has unmapped them. A child that does not read, because
+        it was stopped, must not block the parent: what cannot be sent now is sent by a later call (`behind`).
         """
         while self._attached - chunks.keys():
             gone = sorted(self._attached - chunks.keys())[:TOLD_AT_ONCE]
@@ -132,7 +132,7 @@ class Child:
         self.behind = 0
 
     def _tell(self, message: list[Any], fds: list[int]) -> bool:
-        """Send a message now; False where that cannot be, and `behind` says why, if it may be later."""
+        """Send a message now; returns False if that fails, with the reason in `behind` if it may succeed later."""
         try:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
             self.control.sendmsg([json.dumps(message).encode()], rights, socket.MSG_DONTWAIT)  # send_fds has no flags
@@ -142,7 +142,7 @@ class Child:
         return True
 
     def go(self, *, warm: bool = False) -> None:
-        """Have it take the device and get ready; `warm`: and run something, so that all is loaded."""
+        """Make it open the device and get ready; with `warm` it also runs a product, so that libraries are loaded."""
         if not self.going:
             self.going = True
             self._go = json.dumps(["go", warm]).encode()
@@ -153,18 +153,18 @@ class Child:
             return
         try:
             self.control.send(self._go, socket.MSG_DONTWAIT)
-        except BlockingIOError:  # it has not yet read of the chunks that there are
+        except BlockingIOError:  # it has not read the messages about chunks yet
             return
-        except OSError:  # whoever waits until it is ready sees that it is gone
+        except OSError:  # it is gone: `wait_until_ready` will notice
             pass
         self._go = None
 
     def hear(self) -> list[Any] | None:
-        """What it says on the control connection, which must be readable; None where it is gone."""
+        """Its next message on the control connection, which must be readable; None if it is gone."""
         try:
             try:
                 data = self.control.recv(1 << 20)
-            except ConnectionResetError:  # it ended without reading all that it was told; what it said comes after this
+            except ConnectionResetError:  # it ended without reading all messages; its own come after this
                 data = self.control.recv(1 << 20)
         except OSError:
             return None
@@ -176,7 +176,7 @@ class Child:
         return message
 
     def wait_until_ready(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Wait for its word that it can run requests; WorkerFailed where it ends, stays silent, or `stop` says so."""
+        """Wait until it can run requests; WorkerFailed if it ends, does not answer, or `stop()` is true."""
         ends = monotonic() + START_SECONDS
         while not self.ready:
             left = ends - monotonic()
@@ -193,34 +193,34 @@ class Child:
             else:
                 why = self.fate()
             if why:
-                self.close() if why == "ended" else self.kill()  # one that ends by itself has a status of its own
+                self.close() if why == "ended" else self.kill()  # keep the status of one that ended by itself
                 status = self.process.returncode
                 self.was_killed = why != "ended" or status < 0
                 how = f"ended with status {status}" if why == "ended" else why
                 raise WorkerFailed(f"the child process {how} before it was ready; what it wrote is on stderr")
 
     def fate(self) -> str:
-        """What its connections may never tell: it "was stopped" (SIGSTOP) and will not go on by itself, or "ended".
+        """How it has ended: "ended", "was stopped" (by SIGSTOP), or "" while it runs; its connections may not show it.
 
-        A process that it forked holds its ends of them, too, and keeps them open beyond its end.
+        A process that the child forked may keep the child's ends of the connections open after its end.
         """
         try:
             told = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # somebody else has waited for it
+        except ChildProcessError:  # other code has reaped it
             return "ended"
         if told is None:
             return ""
         return "ended" if told.si_code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED) else "was stopped"
 
     def kill(self, *, wait: bool = True) -> None:
-        """End it at once; until it has ended, what it had launched may still run."""
+        """Kill it; until it has ended, kernels that it launched may still run."""
         self.process.send_signal(signal.SIGKILL)
         if wait:
             self.process.wait()
         self.disconnect()
 
     def close(self) -> None:
-        """Let it end by itself, which it does once its connections are closed, and wait."""
+        """Close its connections, at which it ends by itself, and wait for it."""
         self.disconnect()
         try:
             self.process.wait(END_SECONDS)
@@ -228,16 +228,16 @@ class Child:
             self.kill()
 
     def disconnect(self) -> None:
-        """Close this end of its connections, at which it ends."""
+        """Close this end of its connections; it then ends by itself."""
         self.control.close()
         for link in self.links:
             link.close()
 
 
 def interpreter_options() -> list[str]:
-    """The options that this interpreter was started with, for another that shall find the same modules and warnings.
+    """The options that this interpreter was started with, so that a child finds the same modules and warnings.
 
-    What is said by the environment need not be said again: a child inherits that, and heeds it where this one does.
+    Settings of the environment are not among them, because a child inherits it.
     """
     flags = sys.flags
     options = [option for name, option in OPTIONS.items() if getattr(flags, name, False)]
@@ -250,29 +250,30 @@ def interpreter_options() -> list[str]:
 
 
 class Standby:
-    """Children that stand by: `spare` of them ready to run, and one that has done its imports only.
+    """Spare children: `spare` of them ready to run, and one more that has only imported its modules.
 
-    What a fault costs is mostly the start of a Python process (0.2 s) and of a context (0.3 s): one that waits behind
-    its imports holds no GPU memory and saves the first, a ready one, whose context holds some 500 MB, saves both.
+    The time after a fault is mostly that of starting a Python process (0.2 s) and a context (0.3 s). A child that has
+    imported its modules uses no GPU memory and saves the first; a ready one, whose context takes some 500 MB, saves
+    both.
     """
 
     def __init__(self, launch: Callable[[], Child], spare: int, stop: Callable[[], bool] = lambda: False) -> None:
-        """`stop` says that no child is waited for any more."""
+        """`stop()` is true once no child is needed any more."""
         self._launch, self.spare, self._stop = launch, spare, stop
         self.children: list[Child] = []
-        self.last_was_killed = False  # whether a signal ended the last one that did not get ready
+        self.last_was_killed = False  # whether a signal ended the last child that did not get ready
 
     def start(self, count: int) -> None:
-        """Have so many get ready now."""
+        """Let `count` children get ready now."""
         while len(self.children) < count:
             self.children.append(self._launch())
         for child in self.children[:count]:
             child.go()
 
     def take(self) -> Child:
-        """The first that is ready; WorkerFailed where also one that was just started does not get ready.
+        """Take the first child that gets ready; WorkerFailed if even one that was just started does not.
 
-        OSError where none can be started: there are no more processes, descriptors or memory.
+        OSError if none can be started, for lack of processes, descriptors or memory.
         """
         stood_by = len(self.children)
         while True:
@@ -284,7 +285,7 @@ class Standby:
                 if not stood_by or self._stop():
                     self.last_was_killed = child.was_killed
                     raise
-                stood_by -= 1  # it may have been ended while it stood by
+                stood_by -= 1  # a spare child may have been killed before: try the next
             except BaseException:
                 child.kill()
                 raise
@@ -292,7 +293,7 @@ class Standby:
                 return child
 
     def refill(self) -> None:
-        """Start those that lack, when there is nothing urgent."""
+        """Start missing spare children, when nothing is urgent."""
         while len(self.children) <= self.spare:
             self.children.append(self._launch())
         for child in self.children[: self.spare]:

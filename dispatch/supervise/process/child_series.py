@@ -1,12 +1,12 @@
-"""Series: requests that a child's worker is given again and again in the same order, recorded as one CUDA graph.
+"""Series: requests that a child's worker gets again and again in the same order, recorded as one CUDA graph.
 
-child_workers.py asks for them. To launch one of many requests takes a child some 10 us, a graph of 32 not much more.
-What runs is what the requests' plans enqueue, in the same order and at the same addresses; outputs, order between
-streams and what becomes of a fault are those of requests one by one.
+child_workers.py uses them. Launching one request takes a child some 10 us, a graph of 32 not much more. The graph has
+what the requests' plans enqueue, in the same order and at the same addresses; outputs, the order between streams and
+the handling of faults are as for single requests.
 
-Each request has a place, in the order in which they first came in runs. Where a run is cut follows from these alone:
-pieces of 2, 4 … 32 successive places that begin at a multiple of their length. So a list that comes again in other
-portions has nearly the same pieces. Where that order is another now, the requests are given places anew.
+Each request gets a place (a number), in the order in which requests first came in runs. A run is cut by places alone:
+into pieces of 2, 4 … 32 consecutive places that begin at a multiple of their length. So a list that comes again in
+other portions is cut into nearly the same pieces. If requests come in another order later, they get new places.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["AllSeries", "Series"]
 
-LONGEST = 32  # requests in one graph: to record them takes half a millisecond, in which the worker does nothing else
-FEWEST = 4  # requests that follow one another as they did, on average, or the run is in another order now
+LONGEST = 32  # requests in one graph; recording them takes half a millisecond, in which the worker is blocked
+FEWEST = 4  # average length of stretches with consecutive places below which a run counts as in a new order
 OFTEN = 3  # times that a piece has run one by one before it is recorded
-MOST = 4096  # requests in all graphs of one worker; the oldest graph goes first
-MOST_CUTS = 256  # runs of which it is remembered how they are cut
+MOST = 4096  # requests in all graphs of one worker; the oldest graph is dropped first
+MOST_CUTS = 256  # runs whose pieces are remembered
 MOST_SEEN = 4096  # pieces that are counted
-MOST_WAITING = 64  # pieces that are to be recorded when nothing else is to be done
-BUSY = 1024  # requests that run one by one, after which a piece is recorded though others wait
+MOST_WAITING = 64  # pieces that wait to be recorded while the worker is idle
+BUSY = 1024  # requests run one by one after which a piece is recorded even if the worker is not idle
 NEVER = -(1 << 62)
 
 Names = tuple[int, ...]
@@ -41,8 +41,8 @@ Names = tuple[int, ...]
 class Series:
     """Requests of one executor as one graph.
 
-    Guarantees: a launch is behind all uses of the requests' operands on other streams, as theirs would be, and has the
-    addresses and numbers that they have. Once the executor has let its plans go it launches nothing any more.
+    Guarantees: a launch is ordered after the uses of the requests' operands on other streams, as single launches are,
+    and has their addresses and numbers. Once the executor has dropped its plans, nothing is launched any more.
     """
 
     __slots__ = ("_epoch", "_executor", "_graph", "_plans", "_reads", "_writes", "names", "requests")
@@ -55,12 +55,12 @@ class Series:
         self._epoch = -1
 
     def launch(self) -> bool:
-        """Launch all of them; False where nothing was launched, and each is to run by itself."""
+        """Launch all of them; returns False if nothing was launched, and they must run one by one."""
         executor = self._executor
         if executor.closed or executor.plans is not self._plans:
             return False
         if order.sync_epoch != self._epoch:
-            epoch = order.sync_epoch  # as it was before the look
+            epoch = order.sync_epoch  # before the check
             executor.wait_for_uses(self._reads, self._writes)
             if order.sync_epoch == epoch:
                 self._epoch = epoch
@@ -68,12 +68,12 @@ class Series:
 
 
 def _one_of_each(tensors: Any) -> tuple[Tensor, ...]:
-    """A tensor of each storage."""
+    """One tensor for each storage."""
     return tuple({id(tensor.storage): tensor for tensor in tensors}.values())
 
 
 def _aligned(names: Names, places: list[int]) -> list[Names]:
-    """Names in pieces that follow from their places."""
+    """Cut names into pieces by their places."""
     pieces: list[Names] = []
     start = 0
     while start < len(names):
@@ -87,15 +87,15 @@ def _aligned(names: Names, places: list[int]) -> list[Names]:
 
 
 class AllSeries:
-    """The series of one worker: which there are, which come often, and how runs are cut into them."""
+    """All series of one worker, the counts of pieces, and how runs are cut."""
 
     def __init__(self, executor: Any, known: dict[int, Any]) -> None:
-        """`known` are the requests by name."""
+        """`known` has the requests by name."""
         self._executor, self._known = executor, known
         self._places: dict[int, int] = {}  # of requests, by name
-        self._next = 0  # the first place behind all that were given
+        self._next = 0  # the next place to be given
         self._all: dict[Names, Series] = {}
-        self._with: dict[int, set[Names]] = {}  # those that a request is in
+        self._with: dict[int, set[Names]] = {}  # the series that contain a request
         self._seen: dict[Names, int] = {}
         self._waiting: dict[Names, None] = {}
         self._cuts: dict[Names, list[Names]] = {}
@@ -132,7 +132,7 @@ class AllSeries:
         return self._all.get(names)
 
     def get(self, names: Names) -> Series | None:
-        """As `find`; where there is none they are to run one by one, which is noted."""
+        """As `find`; if there is none, counts that these requests run one by one."""
         series = self._all.get(names)
         if series is None:
             self._alone += len(names)
@@ -142,18 +142,18 @@ class AllSeries:
 
     def _note(self, names: Names) -> None:
         if len(self._seen) >= MOST_SEEN:
-            self._seen.clear()  # those that come often are counted soon again
+            self._seen.clear()  # frequent pieces will soon be counted again
         seen = self._seen[names] = self._seen.get(names, 0) + 1
         if seen == OFTEN and len(self._waiting) < MOST_WAITING:
             self._waiting[names] = None
 
     @property
     def is_due(self) -> bool:
-        """Whether a piece is to be recorded though there is other work, for there always is."""
+        """Whether a piece must be recorded now, because the worker has not been idle for long."""
         return self._alone >= BUSY and bool(self._waiting)
 
     def learn(self) -> bool:
-        """Record a piece that waits for it; False where none does."""
+        """Record a piece that waits for it; returns False if none does."""
         if not self._waiting:
             return False
         names = next(iter(self._waiting))
@@ -164,7 +164,7 @@ class AllSeries:
         except Exception:
             if self._executor.device.fault is not None:
                 raise
-            self._seen[names] = NEVER  # of each by itself it is known that it runs
+            self._seen[names] = NEVER  # the requests go on running one by one
             return True
         if series is None:
             self._seen[names] = 0
@@ -173,7 +173,7 @@ class AllSeries:
         return True
 
     def _recorded(self, names: Names) -> Series | None:
-        """The series of some names; None where a plan is not, or not yet, known to be launched as its library would."""
+        """The series of some names; None if a plan is not launched as a relocated graph (yet)."""
         executor, requests = self._executor, [self._known.get(name) for name in names]
         bounds: list[Bound] = []
         for request in requests:
@@ -194,7 +194,7 @@ class AllSeries:
             self.drop(next(iter(self._all)))
 
     def drop(self, names: Names) -> None:
-        """Let a series go."""
+        """Drop a series."""
         self._all.pop(names, None)
         self._seen.pop(names, None)
         for name in names:
@@ -205,13 +205,13 @@ class AllSeries:
                     del self._with[name]
 
     def forget(self, names: Names) -> None:
-        """Let those go that have a request which the parent has no more."""
+        """Drop the series that contain requests which the parent has dropped."""
         for name in names:
             self._places.pop(name, None)
             for series in tuple(self._with.get(name, ())):
                 self.drop(series)
 
     def clear(self) -> None:
-        """Let all of them go, and what was counted."""
+        """Drop all series and counts."""
         for part in (self._all, self._with, self._seen, self._waiting):
             part.clear()

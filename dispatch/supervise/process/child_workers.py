@@ -1,7 +1,7 @@
-"""A child's workers: those of a thread, which take jobs from a connection and report on it.
+"""The workers of a child: HostWorker and CudaWorker with jobs from a connection, to which they report.
 
-`child_main.py` starts one for each stream. A worker reads requests, runs them as a supervisor's worker in the parent
-would, and writes back which ended, in the order in which they came.
+`child_main.py` starts one for each stream. A worker reads requests, runs them as a worker thread of the parent would,
+and reports which have ended, in the order in which they came.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaChild", "HostChild"]
 
-PIECE = -4  # in the place of messages.RUN: a piece of a run that there is a series of
+PIECE = -4  # in place of messages.RUN, for a piece of a run that is a series
 RUNS = (messages.RUN, PIECE)
-LONE_LOOKS = range(3)  # more at the event of a lone request, before a look at the connection, which takes as long
-REPORT_SECONDS = 200e-6  # on the host, what has ended is reported after so long at the latest
+LONE_LOOKS = range(3)  # extra polls of a lone request's event before polling the connection, which takes as long
+REPORT_SECONDS = 200e-6  # on the host, the longest time until ended requests are reported
 
 
 class HostChild(JobRunner, HostWorker):
@@ -65,7 +65,7 @@ class HostChild(JobRunner, HostWorker):
                 self.run(job, request)
                 ran = True
             except BaseException as error:  # noqa: BLE001  # a value until it is delivered
-                ran = self._rescue(job, request, error)  # type: ignore[arg-type]  # a job is to it what a future is
+                ran = self._rescue(job, request, error)  # type: ignore[arg-type]  # a job in place of a future
             if ran:
                 report.append(job.number)
             self._pass(number)
@@ -88,7 +88,7 @@ class HostChild(JobRunner, HostWorker):
 
 
 class ChildBatch(Batch):
-    """A batch of jobs, by their numbers, that knows what to report of it."""
+    """A batch of jobs, whose `futures` are numbers, with its report to the parent."""
 
     __slots__ = ("report",)
     futures: list[Any]
@@ -107,8 +107,8 @@ class CudaChild(JobRunner, CudaWorker):
         super()._open()
         self.open_series()
         if self.owner.completion != "callback":
-            # At most WINDOW requests are here, and no Python runs on the stream. The other workers wait for the lock
-            # while this one enqueues: one that gets it between two launches costs more than both.
+            # Launches cannot block (at most WINDOW requests are here) and no Python function runs on the stream, so
+            # they may hold the GIL. A worker that got it between two launches would delay this one by more than both.
             self.executor.holds_gil = True
             self._record_event = driver.cuEventRecord.unchecked_holding_gil
 
@@ -116,7 +116,7 @@ class CudaChild(JobRunner, CudaWorker):
         self.series = AllSeries(self.executor, self.known)
 
     def begun(self) -> list[int]:
-        # `_running` first: what is appended between the two looks is then in one of them at least.
+        # `_running` first: a number that is appended between the two reads is in at least one of them.
         return [self._running, *self.in_flight()]  # type: ignore[list-item]  # numbers, see `_enqueue_batch`
 
     def _serve(self) -> None:
@@ -141,7 +141,7 @@ class CudaChild(JobRunner, CudaWorker):
                 queue.wait_for_wakeup(-1)
 
     def _enqueue_batch(self) -> None:
-        """Enqueue what has come, and record an event behind it; `futures` of the batch are numbers here."""
+        """Enqueue the jobs that have come, and record an event after them."""
         batch = ChildBatch(self.completion.event())
         self.batches.append(batch)
         self._last = 0
@@ -160,7 +160,7 @@ class CudaChild(JobRunner, CudaWorker):
             self._pass(self._last)
 
     def _plain(self, batch: ChildBatch) -> None:
-        """Enqueue those that are a number and a known name and no more: nearly all, so each 100 ns count here."""
+        """Enqueue the leading jobs without outputs and dependencies: nearly all are, so every 100 ns counts."""
         jobs, known, run = self.jobs, self.known, self.executor.run
         started, requests, report = batch.futures, batch.requests, batch.report
         while jobs and len(jobs[0]) == 2:
@@ -181,7 +181,7 @@ class CudaChild(JobRunner, CudaWorker):
                 report.append(number)
 
     def _run(self, batch: ChildBatch) -> None:
-        """Enqueue the next run, or piece of one, as far as it is of series; what is none comes next, one by one."""
+        """Launch the series at the start of the next run, or piece; put the rest back as the next jobs."""
         jobs, series = self.jobs, self.series
         kind, first, names = jobs.popleft()
         if kind == PIECE:
@@ -200,25 +200,25 @@ class CudaChild(JobRunner, CudaWorker):
         jobs.extendleft(reversed(left))
 
     def _launch(self, batch: ChildBatch, first: int, series: Series) -> bool:
-        """Launch a series; False where that cannot be, and its requests are to run by themselves, which tells why."""
+        """Launch a series; returns False if that fails: its requests then run one by one, which shows the error."""
         numbers = range(first, first + len(series.names))
         before = len(batch.futures)
-        batch.futures.extend(numbers)  # first: another worker that finds the device lost says which had begun
+        batch.futures.extend(numbers)  # first: a worker that finds the device lost reports all that have started
         try:
             is_launched = series.launch()
-        except Exception:  # noqa: BLE001  # of the order between streams, which each request has to have as well
+        except Exception:  # noqa: BLE001  # from ordering streams; single requests will raise it again
             is_launched = False
         if not is_launched:
             del batch.futures[before:]
             self.series.drop(series.names)
             return False
         self._running = self._last = numbers[-1]
-        batch.requests.append(series)  # type: ignore[arg-type]  # it has the requests, which must not end before it
+        batch.requests.append(series)  # type: ignore[arg-type]  # keeps the requests alive
         batch.report.append((first, len(numbers)))
         return True
 
     def _one(self, batch: ChildBatch) -> None:
-        """Deal with the next entry, whatever it is."""
+        """Handle the next entry of any kind."""
         self._last = max(self._last, self.jobs[0][0])
         found = self.next_job()
         if found is None:
@@ -238,7 +238,7 @@ class CudaChild(JobRunner, CudaWorker):
     def _record(self, batch: Batch) -> None:
         report = batch.report  # type: ignore[attr-defined]
         super()._record(batch)
-        if not batch.recorded and report:  # all failed; what was enqueued before is reported first
+        if not batch.recorded and report:  # all have failed; earlier batches must be reported first
             if self.batches:
                 self.batches[-1].report += report  # type: ignore[attr-defined]
             else:
@@ -264,7 +264,7 @@ class CudaChild(JobRunner, CudaWorker):
         self.series.forget(names)
 
     def _retry(self, future: Any, request: Request) -> BaseException | None:
-        self.series.clear()  # they keep workspaces
+        self.series.clear()  # they keep workspaces alive
         if future.outputs is None:
             return super()._retry(future, request)
         return super()._retry(future, request.replace(**future.outputs))

@@ -1,7 +1,7 @@
-"""Children: the child process that works for a pool, those that stand by, and those that are about to be gone.
+"""Children: the child process that works for a pool, its spare children, and those that are ending.
 
-Only the pool's monitor thread starts and ends them; any thread may tell them of memory. child_process.py knows how a
-child is started.
+Only the pool's monitor thread starts and ends them; any thread may tell them about chunks of memory. child_process.py
+implements how a child is started.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Children"]
 
-QUIET = 0.5  # seconds after a start before others are started to stand by: they would take its processor time
+QUIET = 0.5  # seconds after a start before spare children are started, which would compete for the CPU
 
 
 class Children:
     """The children of one pool.
 
-    Guarantees: none is started but by the monitor thread, with which the kernel ends them. One that cannot be
-    started to stand by costs nothing but that: it is tried again later.
+    Guarantees: only the monitor thread starts children, because the kernel ends them together with the thread that
+    started them. A spare child that cannot be started is no error; it is tried again later.
     """
 
     def __init__(
@@ -45,22 +45,22 @@ class Children:
         self._device, self._streams, self._setup, self._completion = device, streams, tuple(setup), completion
         self.standby = Standby(self._launch, spare, stop)
         self.present: Child | None = None
-        self.ended: list[Child] = []  # killed and not yet gone
-        self._starting = threading.Lock()  # held while a child is started and while it is told of other chunks
+        self.ended: list[Child] = []  # killed, and not reaped yet
+        self._starting = threading.Lock()  # held while a child is started, and while one is told about chunks
         self._refill_at = 0.0
 
     def all(self) -> list[Child]:
         return [*self.standby.children, *([] if self.present is None else [self.present])]
 
     def after_fork(self) -> None:
-        """In a forked process: they are the parent's."""
+        """In a forked process: close the connections; the children belong to the parent."""
         self._starting = threading.Lock()
         for child in self.all():
             child.disconnect()
 
     # -- memory -------------------------------------------------------------------------------------------------------
     def follow(self, done: int | None = None) -> bool:
-        """Have all map the chunks that the device has, and no others; False where one cannot be told of it now."""
+        """Make all children map the chunks that the device has, and unmap others; False if one cannot be told now."""
         with self._starting:
             children = self.all()
             for child in children:
@@ -68,15 +68,18 @@ class Children:
         return not any(child.behind for child in children)
 
     def catch_up(self, poll: select.epoll, full: int) -> None:
-        """Tell those of chunks that had no room for it; `poll` says when the present one has, if it is `full` now."""
+        """Tell children about chunks if their connections had no room before.
+
+        If the present child's connection is still full (`behind` is the errno `full`), `poll` reports when it has room.
+        """
         for child in self.all():
             if child.behind:
                 with self._starting:
                     child.follow(self._device.chunks)
-                # Of the others, and of what else there may be no room for, the monitor thread looks at each tick.
+                # For other children, and other reasons, the monitor thread tries again at each tick.
                 if child is self.present:
                     events = select.EPOLLIN | (select.EPOLLOUT if child.behind == full else 0)
-                    with suppress(OSError):  # while it is being tried it is not in the poll
+                    with suppress(OSError):  # during a recovery it is not in `poll`
                         poll.modify(child.control.fileno(), events)
 
     # -- starting and ending -------------------------------------------------------------------------------------------
@@ -85,26 +88,26 @@ class Children:
             return Child(self._device, self._streams, self._setup, self._completion)
 
     def take(self) -> Child:
-        """Have a child that is ready be the present one. WorkerFailed or OSError where none can be had."""
+        """Make a ready child the present one. WorkerFailed or OSError if none can be started."""
         self.present = self.standby.take()
-        self.follow()  # while it was being taken, it was nobody's child, and heard of no chunk
+        self.follow()  # while it was being taken it was in no list, and may have missed chunks
         self._refill_at = monotonic() + (0 if self.standby.spare else QUIET)
         return self.present
 
     def discard(self, *, wait: bool) -> None:
-        """End the present child at once."""
+        """Kill the present child."""
         child, self.present = self.present, None
         if child is not None:
             child.kill(wait=wait)
             self.ended.append(child)
 
     def start(self, count: int) -> None:
-        """Have so many get ready now, if that can be; who takes one is told where not."""
+        """Let `count` children get ready now, if possible; `take` raises the errors."""
         with suppress(DispatchError, OSError, MemoryError):
             self.standby.start(count)
 
     def restock(self, *, now: bool = False) -> None:
-        """What is done when there is time: let children stand by, and take note of those that have ended."""
+        """Start missing spare children, and reap those that have ended; called when there is time."""
         if not now and not (self._refill_at and monotonic() > self._refill_at):
             return
         self._refill_at = 0.0

@@ -1,7 +1,7 @@
-"""Chunks: large pieces of memory that several processes map, by a file descriptor of theirs.
+"""Chunks: large pieces of memory that several processes map by a file descriptor.
 
-On the host a chunk is a memory file without a name, on a GPU physical memory: both are gone when the last process that
-holds them is. `shared_device.py` makes them in the parent, `child_device.py` maps them in a child.
+On the host a chunk is an anonymous memory file, on a GPU physical memory; both are freed when the last process that
+holds them ends. `shared_device.py` creates them in the parent, `child_device.py` maps them in a child.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Chunk", "FileMapping", "GpuMapping", "file_chunk", "gpu_chunk"]
 
-# What the system says where there is not enough: of address space, of files of this process or of all, of memory for
-# them; or where a size is beyond all of that.
+# Errors of the system for a lack of address space, of descriptors of this process or of all, of memory; or for a size
+# that is too large for a file.
 TOO_LITTLE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EFBIG)
 LARGEST = 2**63 - 1  # bytes of a file
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
@@ -38,9 +38,9 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 class FileMapping:
-    """A memory file at `base` in this process, for as long as this object lives.
+    """A memory file mapped at `base` in this process, as long as this object lives.
 
-    Python's own mmap holds a second descriptor for each; a process may have 1,024 of them.
+    Python's own mmap would keep a second descriptor for each; a process may have 1,024 by default.
     """
 
     __slots__ = ("base", "nbytes")
@@ -53,12 +53,12 @@ class FileMapping:
         self.base, self.nbytes = base, nbytes
 
     def __del__(self) -> None:
-        if self.base and not sys.is_finalizing():  # the process takes its memory with it
+        if self.base and not sys.is_finalizing():  # at exit the system unmaps everything
             _libc.munmap(self.base, self.nbytes)
 
 
 class GpuMapping:
-    """Physical memory of a GPU at `base` in this process, for as long as this object lives; `handle` may go at once."""
+    """Physical memory of a GPU mapped at `base`, as long as this object lives; `handle` may be released at once."""
 
     __slots__ = ("_process", "base", "nbytes")
 
@@ -75,7 +75,7 @@ class GpuMapping:
         self.base = base
 
     def __del__(self) -> None:
-        # After os.fork() the memory is still the other process's, and the driver takes no calls here.
+        # After os.fork() the memory belongs to the parent, and the driver takes no calls here.
         if not self.base or sys.is_finalizing() or os.getpid() != self._process:
             return
         base, nbytes = ctypes.c_uint64(self.base), ctypes.c_size_t(self.nbytes)
@@ -85,10 +85,10 @@ class GpuMapping:
 
 
 class Chunk:
-    """A large piece of memory: where this process has it, and the descriptor by which another gets it.
+    """A large piece of memory: its address in this process, and the descriptor by which other processes map it.
 
-    Guarantees: the memory stays where it is for as long as anything holds `mapping`. So a view of it must, and nothing
-    else need know whether there are views.
+    Guarantees: the memory stays mapped as long as anything refers to `mapping`. So every view keeps that, and nothing
+    else needs to know about views.
     """
 
     __slots__ = ("base", "fd", "mapping", "nbytes")
@@ -98,7 +98,7 @@ class Chunk:
         self.base, self.nbytes, self.fd = mapping.base, mapping.nbytes, fd
 
     def close(self) -> None:
-        """Let this process's own hold on it go; a second call does nothing."""
+        """Drop the mapping and close the descriptor; a second call does nothing."""
         self.mapping = None
         fd, self.fd = self.fd, -1
         if fd >= 0:
@@ -106,7 +106,7 @@ class Chunk:
 
 
 def file_chunk(nbytes: int) -> Chunk:
-    """A new chunk of the host's memory; OutOfMemory where the system has not enough of something that it takes."""
+    """A new chunk of host memory; OutOfMemory if memory, descriptors or address space are exhausted."""
     try:
         if nbytes > LARGEST:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))

@@ -1,7 +1,7 @@
-"""Deadlines: when the requests that were submitted with a time must have ended, the soonest first.
+"""Deadlines: the requests that were submitted with a timeout, ordered by their deadlines.
 
-sending.py enters a request that is left in its queue, and any before it is sent; the pool's monitor thread asks which
-are over. It decides nothing.
+sending.py adds a request that stays in its queue, and any before it is sent; the pool's monitor thread asks which are
+over, and decides what happens then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Deadlines"]
 class Deadlines:
     """A heap of deadlines.
 
-    Guarantees: a request may be entered twice, by one who was interrupted and one who went on; it is dealt with once.
+    Guarantees: a request may be added twice, before and after an interrupt; it is handled once.
     """
 
     def __init__(self) -> None:
@@ -34,14 +34,14 @@ class Deadlines:
             heapq.heappush(self._heap, (future.deadline, next(self._entries), queue, future))
 
     def seconds_left(self, longest: float) -> float:
-        """Until the first of those that have not ended is due; `longest` where there is none, or later."""
+        """Seconds until the first deadline of a request that has not ended, at most `longest`."""
         with self._lock:
             while self._heap and self._heap[0][3]._status:
                 heapq.heappop(self._heap)
             return min(self._heap[0][0] - monotonic(), longest) if self._heap else longest
 
     def due(self, now: float) -> tuple[TimedFuture, Any] | None:
-        """One that is beyond its deadline and has not ended, and its place; it stays until `pop`."""
+        """A request that is past its deadline and has not ended, and its queue; it stays until `pop`."""
         with self._lock:
             while self._heap and self._heap[0][0] <= now:
                 _, _, queue, future = self._heap[0]
@@ -51,6 +51,6 @@ class Deadlines:
         return None
 
     def pop(self) -> None:
-        """Be done with what `due` gave."""
+        """Remove what `due` returned."""
         with self._lock:
             heapq.heappop(self._heap)

@@ -1,11 +1,11 @@
-"""Mailbox: words of memory that parent and child share, by which a lone request and its end are known without a call.
+"""Mailbox: words of shared memory by which parent and child announce a lone request and its end without a system call.
 
-To send a message takes a process 1.5 us and more, to look whether one has come 1 us; a word is read in 40 ns. But who
-sleeps hears of no word. So a request that is put here goes over the connection, too, and an end does unless the parent
-has said, here, that it has found it. A word that nobody sees costs time and nothing else.
+Sending a message takes 1.5 us or more, polling for one 1 us; reading a word takes 40 ns. But a sleeping process does
+not see a word. So a request announced here is also sent over the connection, and so is its end, unless the parent has
+confirmed here that it has seen the end. A word that is not seen in time only costs time.
 
-Guarantees: a word is 8 bytes that are written in one step. Of two that one process writes, the other sees the second
-no sooner than the first, and what it wrote elsewhere before no later: that is so on x86, elsewhere there is no mailbox.
+Guarantees: a word has 8 bytes, which are written atomically. The other process sees two words in the order in which
+they were written, and everything that was written before them. This holds on x86; elsewhere there is no mailbox.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from dispatch.supervise.process.chunks import FileMapping
 __all__ = ["Mailbox", "mailbox_file", "mailboxes"]
 
 IS_ORDERED = os.uname().machine == "x86_64"
-# The places of the words: what the parent writes in one cache line, what the child writes in another.
+# The indices of the words: the parent's in one cache line, the child's in another.
 ASKED, HEARD, ENDED = 0, 1, 8
 WORDS = 16  # of one connection
-NAME_BITS, NUMBER_BITS = 24, 40  # of a request in a word: those with larger ones go over the connection alone
-# Looks at a word, for `map`: before another look at the connection, which takes as long as these.
+NAME_BITS, NUMBER_BITS = 24, 40  # of a request in a word; larger ones go over the connection only
+# Arguments for `map`: 32 reads of a word, which take as long as one poll of the connection.
 REQUESTS, ENDS = (ASKED,) * 32, (ENDED,) * 32
-LIKELY = 1  # in the place of a request that the parent waits for: it is likely to wait here for the next
+LIKELY = 1  # a value of HEARD: the parent will likely wait here for the next request
 
 
 class Mailbox:
     """The words of one connection.
 
-    Guarantees: the parent asks only where it has heard the end of all that it sent before, so the child may begin at
-    once. It says that it has found an end only once that is settled.
+    Guarantees: the parent announces a request only after all earlier ones have ended, so the child may start it at
+    once. The parent confirms an end only after settling the request.
     """
 
     __slots__ = ("_mapping", "asked", "found_last", "latest", "taken", "words")
@@ -40,41 +40,41 @@ class Mailbox:
     def __init__(self, mapping: FileMapping, index: int) -> None:
         size = ctypes.sizeof(ctypes.c_uint64) * WORDS
         words = (ctypes.c_uint64 * WORDS).from_address(mapping.base + index * size)
-        self._mapping = mapping  # which must live as long
+        self._mapping = mapping  # kept alive
         self.words = memoryview(words).cast("B").cast("Q")
-        self.asked = 0  # in the parent: the latest request that was put here
-        self.found_last = False  # and whether the end of the one before was found here
-        self.taken = self.latest = 0  # in the child: the latest request that has come here first, and at all
+        self.asked = 0  # in the parent: the latest request announced here
+        self.found_last = False  # and whether the end of the one before was seen here
+        self.taken = self.latest = 0  # in the child: the latest request that came here first; the latest of all
 
     # -- the parent -----------------------------------------------------------------------------------------------
     def ask(self, number: int, name: int) -> None:
-        """Put a request here that the child knows; nothing else may be in flight."""
+        """Announce a request that the child knows; nothing else may be in flight."""
         if not (number >> NUMBER_BITS or name >> NAME_BITS):
             self.asked = number
             self.words[ASKED] = number << NAME_BITS | name
 
     def wait_for(self, number: int) -> None:
-        """Say that the end of a request is looked for here."""
+        """Tell the child that the parent waits here for the end of a request."""
         self.words[HEARD] = number << 1
 
     def is_ended(self, number: int) -> bool:
-        """Whether a request has ended well, at one of several looks."""
+        """Whether the success of a request is announced, in several reads."""
         return number in map(self.words.__getitem__, ENDS)
 
     def found(self, number: int) -> None:
-        """Say that an end is settled."""
+        """Confirm that a request is settled."""
         self.found_last = True
         self.words[HEARD] = number << 1 | 1
 
     def not_found(self, *, likely: bool) -> None:
-        """Note that an end came over the connection, or is to; `likely`: but the next may well be looked for here."""
+        """Record that an end came, or will come, over the connection; `likely`: the next may be waited for here."""
         self.asked = 0
         self.found_last = False
         self.words[HEARD] = LIKELY if likely else 0
 
     # -- the child ------------------------------------------------------------------------------------------------
     def request(self) -> tuple[int, int] | None:
-        """The number and name of a request that has come here first, at one of several looks."""
+        """The number and name of a new request, which has not come over the connection yet, in several reads."""
         least = self.latest + 1 << NAME_BITS
         for word in filter(least.__le__, map(self.words.__getitem__, REQUESTS)):
             self.taken = self.latest = word >> NAME_BITS
@@ -82,8 +82,10 @@ class Mailbox:
         return None
 
     def end(self, number: Any) -> bool:
-        """Say that a request has ended well, if it was put here and this is likely to be found; else it is no such
-        number."""
+        """Announce the success of a request if the parent is likely to wait here for it; returns whether it is.
+
+        `number` may also be another item of a report, which is never announced.
+        """
         words = self.words
         if not words[HEARD] or words[ASKED] >> NAME_BITS != number:
             return False
@@ -91,7 +93,7 @@ class Mailbox:
         return True
 
     def is_waited_for(self, number: int) -> bool:
-        """Whether the parent looks here for the end of that request now."""
+        """Whether the parent is waiting here for the end of that request."""
         return self.words[HEARD] == number << 1
 
     def is_heard(self, number: int) -> bool:
@@ -100,7 +102,7 @@ class Mailbox:
 
 
 def mailbox_file(count: int) -> int:
-    """The descriptor of a file with words for so many connections; -1 where this processor cannot have them."""
+    """The descriptor of a memory file for `count` mailboxes; -1 on other processors than x86."""
     if not IS_ORDERED:
         return -1
     fd = os.memfd_create("mailboxes", os.MFD_CLOEXEC)
@@ -113,7 +115,7 @@ def mailbox_file(count: int) -> int:
 
 
 def mailboxes(fd: int, count: int) -> list[Mailbox | None]:
-    """Those of a file of `mailbox_file`, which may be closed then."""
+    """The mailboxes in a file of `mailbox_file`, which may be closed afterwards; None for each if there is no file."""
     if fd < 0:
         return [None] * count
     mapping = FileMapping(_bytes(count), fd)

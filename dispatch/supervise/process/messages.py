@@ -1,8 +1,8 @@
 """Messages between the parent and its child: lists of plain values, one frame each, over a Unix socket.
 
-A frame is its length and the list in `marshal`'s form, which for small tuples of integers costs a third of pickle's
-time; both ends are the same interpreter. Requests and errors cross as pickles inside, in which a tensor is a reference
-to the shared memory: no array ever crosses. This module knows what is sent, not why.
+A frame is its length and the list, serialized by `marshal`, which takes a third of pickle's time for small tuples of
+integers; both ends are the same interpreter. Requests and errors are pickled inside, with references to the shared
+memory in place of tensors: no array is ever sent. This module defines the format of messages, not their use.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ __all__ = [
     "request_from",
 ]
 
-# In the place of a request's number: (DEFINE, name, bytes), (FORGET, names), and (RUN, first, names) of requests that
-# are known, with successive numbers.
+# Entries of a message other than requests: (DEFINE, name, bytes), (FORGET, names), and (RUN, first, names) for defined
+# requests with consecutive numbers.
 DEFINE, FORGET, RUN = -1, -2, -3
 LENGTH = struct.Struct("<I")
-FRAMES = 20  # the last of a traceback that crosses
-LARGEST = 1 << 30  # bytes of a request: `marshal` takes no 2 GiB
-ONE_READ = (1 << 16,)  # bytes asked of the socket at once; this and the following are for `map`
+FRAMES = 20  # of a traceback that are sent, the innermost ones
+LARGEST = 1 << 30  # bytes of a request; `marshal` is limited to 2 GiB
+ONE_READ = (1 << 16,)  # bytes per read of the socket; this and the following are arguments for `map`
 WAITING, AT_ONCE = (0,), (socket.MSG_DONTWAIT,)
 
 
 class Place(NamedTuple):
-    """Where a tensor lies: chunk, offset and bytes of its block, and the offset of its first element in that."""
+    """Where a tensor is: chunk, offset and bytes of its block, and the offset of its first element in the block."""
 
     chunk: int
     offset: int
@@ -62,7 +62,7 @@ class Place(NamedTuple):
 
 
 def ready(ends: Sequence[socket.socket], seconds: float) -> list[socket.socket]:
-    """Those of some connections from which there is something to read, or nothing ever again, within a time."""
+    """The connections that become readable, or are closed, within so many seconds."""
     poll = select.poll()  # select.select fails for a descriptor above 1,023, which a server may well have
     for end in ends:
         poll.register(end, select.POLLIN)
@@ -71,7 +71,7 @@ def ready(ends: Sequence[socket.socket], seconds: float) -> list[socket.socket]:
 
 
 class Outgoing(NamedTuple):
-    """A frame on its way out: the counts of its bytes that the socket took, and the last request's number in it."""
+    """A frame being sent: the numbers of bytes that the socket took so far, and the number of its last request."""
 
     frame: bytes
     taken: list[int]
@@ -79,33 +79,33 @@ class Outgoing(NamedTuple):
 
 
 class Connection:
-    """One end of a connection; frames go out whole and come in as they are complete.
+    """One end of a connection, which sends and receives whole frames.
 
-    Guarantees: who uses one direction holds a lock for it. An exception that comes at any moment, as Ctrl-C does on a
-    main thread, loses and doubles no byte: what the socket takes or gives is noted in the same step of the interpreter,
-    within which no signal is handled, and whoever comes next goes on where that was.
+    Guarantees: the caller holds a lock for the direction that it uses. An exception at any moment, such as Ctrl-C on
+    the main thread, neither loses nor repeats a byte: reading or writing the socket and recording the bytes is one
+    atomic step of the interpreter, in which no signal is handled, and the next caller goes on from there.
     """
 
     def __init__(self, end: socket.socket, mailbox: Mailbox | None = None) -> None:
         self.socket, self.mailbox = end, mailbox
-        self.listened = True  # whether the monitor thread hears of what comes
+        self.listened = True  # whether the monitor thread listens to it
         self._come = bytearray()
-        self._end = 0  # of the first frame in it
-        self.out = self.flushed = Outgoing(b"", [], 0)  # the latest frame, and the latest that is known to be sent
+        self._end = 0  # the end of the first frame in `_come`
+        self.out = self.flushed = Outgoing(b"", [], 0)  # the latest frame, and the latest that is sent completely
 
     def send(self, message: list[Any]) -> int:
-        """Send one frame, waiting for room in the socket; returns its bytes. OSError where the other end is gone."""
+        """Send one frame, waiting for room in the socket; returns its size. OSError if the other end is gone."""
         body = marshal.dumps(message)
         self.socket.sendall(LENGTH.pack(len(body)) + body)
         return len(body) + LENGTH.size
 
     def put(self, message: list[Any], last: int) -> None:
-        """Make a frame the one to be sent by `flush`, once the one before is sent."""
+        """Set the next frame for `flush` to send; the one before must be sent."""
         body = marshal.dumps(message)
         self.out = Outgoing(LENGTH.pack(len(body)) + body, [], last)
 
     def flush(self) -> bool:
-        """Send what the socket has room for; whether all is sent. OSError where the other end is gone."""
+        """Send as much as the socket has room for; returns whether all is sent. OSError if the other end is gone."""
         out = self.out
         frame, taken, _ = out
         while (gone := sum(taken)) < len(frame):
@@ -117,21 +117,21 @@ class Connection:
         return True
 
     def receive(self, *, wait: bool = True) -> list[Any] | None:
-        """The next frame; None if there is none and `wait` is false. EOFError where the other end is gone."""
+        """The next message; None if there is none and `wait` is false. EOFError if the other end is gone."""
         message = self.peek(wait=wait)
         if message is not None:
             self.advance()
         return message
 
     def peek(self, *, wait: bool) -> list[Any] | None:
-        """As `receive`, but the frame stays the next one until `advance`."""
+        """As `receive`, but the message stays the next one until `advance`."""
         while True:
             if self.pending:
                 message: list[Any] = marshal.loads(memoryview(self._come)[LENGTH.size : self._end])
                 return message
             had = len(self._come)
             try:
-                # `extend` gives None, so `any` goes through all there is: one read, and its bytes kept, in one step.
+                # One atomic step: `any` makes `map` read once and store the bytes (`extend` returns None).
                 any(map(self._come.extend, map(self.socket.recv, ONE_READ, WAITING if wait else AT_ONCE)))
             except BlockingIOError:
                 return None
@@ -148,28 +148,28 @@ class Connection:
         return len(come) >= self._end
 
     def advance(self) -> None:
-        """Be done with the frame that `peek` gave."""
+        """Remove the message that `peek` returned."""
         self._come = self._come[self._end :]
 
     def is_gone(self) -> bool:
         """Whether the other end has closed, or shut down, the connection."""
         poll = select.poll()
-        poll.register(self.socket, 0)  # that is told unasked
+        poll.register(self.socket, 0)  # a hang-up is always reported
         return bool(poll.poll(0))
 
     def close(self) -> None:
         self.socket.close()
 
 
-# -- what crosses inside ------------------------------------------------------------------------------------------
+# -- requests and errors inside messages --------------------------------------------------------------------------
 def place_of(tensor: Tensor) -> Place:
-    """Where a tensor of shared memory lies; its storage keeps its block."""
+    """Where a tensor of shared memory is."""
     chunk, offset, nbytes = tensor.storage.keep
     return Place(chunk, offset, nbytes, tensor.ptr - tensor.storage.base)
 
 
 class _Packer(pickle.Pickler):
-    """Writes a tensor as its place and its layout."""
+    """Pickles a tensor as its place and its layout."""
 
     def __init__(self, target: io.BytesIO, home: Device) -> None:
         super().__init__(target, protocol=pickle.HIGHEST_PROTOCOL)
@@ -188,7 +188,7 @@ class _Packer(pickle.Pickler):
 
 
 def pack_request(request: Request, home: Device) -> bytes:
-    """A request as bytes; BadRequest for one that another process cannot rebuild, or that is too long for a message."""
+    """A request as bytes; BadRequest if another process cannot rebuild it, or it is too long for a message."""
     target = io.BytesIO()
     try:
         _Packer(target, home).dump(request)
@@ -219,43 +219,43 @@ def request_from(data: bytes, home: Device, tensor: Callable[..., Tensor]) -> Re
 
 
 def pack_error(error: BaseException) -> bytes:
-    """An error as bytes, with its cause; one that does not pickle as WorkerFailed in its words."""
+    """An error as bytes, with its cause; one that does not pickle becomes a WorkerFailed with its text."""
     text = f"{type(error).__name__}: {words(error, str)}"
     try:
         for one in (error, error.__cause__):
             _note_traceback(one)
         data = pickle.dumps((error, error.__cause__))
         _unpickled(data)  # an error whose __init__ takes other arguments than its args fails only here
-    except BaseException:  # noqa: BLE001  # whatever the pickling of another library's error raises: this one must be told
+    except BaseException:  # noqa: BLE001  # pickling a foreign error may raise anything
         failure: Any = WorkerFailed(text)
-        with contextlib.suppress(Exception):  # its notes may be anything, too
+        with contextlib.suppress(Exception):  # its notes may be anything
             failure.__notes__ = [str(note) for note in error.__notes__]  # type: ignore[attr-defined]
         data = pickle.dumps((failure, None))
     return pickle.dumps((text, data))
 
 
 def _note_traceback(error: BaseException | None) -> None:
-    """Give an error that is none of ours its traceback as a note: tracebacks themselves do not pickle.
+    """Add the traceback of a foreign error as a note, because tracebacks do not pickle.
 
-    Our own errors say what to do; where in the child they were raised tells their readers nothing.
+    This library's own errors say what to do; where in the child they were raised is of no use to the reader.
     """
     if error is None or isinstance(error, (DispatchError, CudaError)) or error.__traceback__ is None:
         return
     lines = "".join(traceback.format_tb(error.__traceback__, -FRAMES)).rstrip()
     note = f"In the child process (most recent call last):\n{lines}"
     notes = getattr(error, "__notes__", ())
-    # As `add_note` does, which Python 3.10 lacks; that one keeps the note and does not show it.
+    # What `add_note` does, which Python 3.10 lacks (there the note is kept, but not shown).
     if note not in notes:  # one error may be that of several requests
         told: Any = error
         told.__notes__ = [*notes, note]
 
 
 def error_from(data: bytes) -> BaseException:
-    """The error of `pack_error`; of a class, or with a cause, that cannot be rebuilt here, as WorkerFailed."""
+    """The error of `pack_error`; a WorkerFailed if its class or its cause cannot be rebuilt here."""
     text, inner = pickle.loads(data)
     try:
         return _unpickled(inner)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # its class may be known in the child only, or do anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # its class may exist only in the child, or raise anything
         failure = WorkerFailed(text)
         failure.__cause__ = error
         return failure
@@ -264,5 +264,5 @@ def error_from(data: bytes) -> BaseException:
 def _unpickled(data: bytes) -> BaseException:
     error: BaseException
     error, cause = pickle.loads(data)
-    error.__cause__ = cause  # AttributeError or TypeError for what came out as no error
+    error.__cause__ = cause  # AttributeError or TypeError if it is no error
     return error

@@ -1,6 +1,6 @@
-"""Monitor: what the one thread of a pool of processes does while its child works: it listens to all there is.
+"""Monitor: the loop of a process pool's monitor thread, which listens to the child while it works.
 
-Its wishes come by an eventfd; process_pool.py says what becomes of a child that is lost, which is noticed here.
+Other threads wake it by an eventfd. It notices when a child is lost; process_pool.py decides what happens then.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 __all__ = ["Monitor"]
 
 IN, OUT = select.EPOLLIN, select.EPOLLOUT
-TICK = 0.25  # seconds between looks at whether the child was stopped, and at what an interrupted thread has left
+TICK = 0.25  # seconds between checks whether the child was stopped, and for what an interrupted thread has left
 
 
 class Monitor:
-    """Reads what the child reports, where nobody who waits does, and notices what goes wrong with it.
+    """Reads the child's reports, unless a waiting thread does, and notices what goes wrong with the child.
 
-    Guarantees: what an interrupted thread has left to be read, settled or sent is seen to at the next tick at the
-    latest, whether or not that thread could still say so.
+    Guarantees: whatever an interrupted thread has left to be read, settled or sent is handled at the next tick at the
+    latest, even if that thread could not wake this one.
     """
 
     queues: list[Any]  # RemoteQueues
@@ -54,10 +54,10 @@ class Monitor:
     give_up: Callable[[Sent, BaseException], None]
 
     def listen(self, link: Connection, *, on: bool) -> None:
-        """Have the monitor thread read a link or leave that to somebody else, and send when there is room.
+        """Turn the monitor thread's listening to a link on or off; it also listens for room if a frame is unsent.
 
-        Of two threads that do this at once the one that turns it off may come last, and then has to have said so last:
-        who ends to read looks at `listened`, and turns it on again.
+        If two threads call this at once, the one that turns it off may be the last; then `listened` must end up False:
+        a thread that stops reading checks it, and turns listening on again.
         """
         link.listened = on
         try:  # noqa: SIM105  # contextlib.suppress costs more than the rest
@@ -68,7 +68,7 @@ class Monitor:
             link.listened = False
 
     def listen_to_child(self) -> None:
-        """Wait until something happens, and deal with it; returns when there is another child, or an end."""
+        """Wait for events and handle them; returns when the child was replaced, or the pool ends."""
         child = self.present()
         by_fd = {link.socket.fileno(): queue for link, queue in zip(child.links, self.queues, strict=True)}
         control = child.control.fileno()
@@ -83,7 +83,7 @@ class Monitor:
                     os.eventfd_read(self.bell)
                 elif fd == control:
                     heard = True
-                elif fd in by_fd:  # else of a child before: whoever forks holds its ends for a moment longer
+                elif fd in by_fd:  # else of an earlier child: a forked process may keep its descriptors for a moment
                     loss = loss or self._read(by_fd[fd])
             if not events or any(fd == self.bell or event & select.EPOLLOUT for fd, event in events):
                 for queue in self.queues:
@@ -98,16 +98,16 @@ class Monitor:
                 self.children.restock()
 
     def catch_up(self) -> None:
-        """Tell those children of chunks that had no room for it."""
+        """Tell the children about chunks if their connections had no room before."""
         self.children.catch_up(self.poll, errno.EAGAIN)
 
     def _patience(self) -> float:
-        """Seconds that the monitor thread may sleep: who submits does not wake it, so it looks at the clock itself."""
+        """Seconds that the monitor thread may sleep, by the deadlines; submitting does not wake it."""
         left = self.deadlines.seconds_left(TICK)
-        return max(left, 0.001) if left > 0 else TICK / 10  # one that is over has been looked at, and may only be late
+        return max(left, 0.001) if left > 0 else TICK / 10  # one that is over was checked, and may only be late
 
     def _serve(self, queue: RemoteQueue) -> ChildLoss | None:
-        """Settle what a worker reports and send what is queued, unless others do; go on where they were interrupted."""
+        """Read a worker's reports and send queued requests, unless other threads do; finish what interrupts left."""
         loss = self._read(queue)
         queue.tell_rest()
         queue.wake()
@@ -116,9 +116,9 @@ class Monitor:
         return loss
 
     def _listen_unless_read(self, queue: RemoteQueue, link: Connection) -> None:
-        """Hear of a link, unless somebody who waits reads it, who has it heard again when he ends."""
+        """Listen to a link, unless a waiting thread reads it, which turns listening on again when it stops."""
         self.listen(link, on=not queue.recv_lock.locked())
-        # Who reads may end meanwhile, and have it listened to before: it looks at `listened` behind that.
+        # That thread may have stopped, and turned listening on, just before the line above turned it off.
         if not link.listened and not queue.recv_lock.locked():
             self.listen(link, on=True)
 
@@ -149,18 +149,18 @@ class Monitor:
         return None
 
     def _stopped(self, child: Child) -> ChildLoss | None:
-        """Notice what the child's connections do not tell."""
+        """Whether the child has ended or was stopped, which its connections may not show."""
         how = child.fate() if any(queue.sent for queue in self.queues) else ""
         if how == "ended":
             return self.last_words(child) or ChildLoss("the child process died")
         return ChildLoss(f"the child process {how}") if how else None
 
     def _late(self) -> ChildLoss | None:
-        """Deal with requests that run beyond their deadline: one that hangs costs the child."""
+        """Handle requests that are past their deadline: for one that hangs the child is replaced."""
         if self.deadlines.due(monotonic()) is None:
             return None
         self.release_reader = True
-        with ExitStack() as stack:  # what has ended must not change while it is looked at
+        with ExitStack() as stack:  # nothing may be settled during the check
             for queue in self.queues:
                 stack.enter_context(queue.recv_lock)
             self.release_reader = False
@@ -173,7 +173,7 @@ class Monitor:
         future, queue = due
         number = getattr(future, "_number", None)
         if queue.sent and now - queue.since < self.hang_seconds:
-            return None  # it, or the one before it, has only begun, and may end: another look at the next tick
+            return None  # it, or the one before it, has only started and may end: check again at the next tick
         self.deadlines.pop()
         text = "it had not ended when the time it was submitted with was over, and its process was replaced"
         if number in queue.sent:
@@ -184,7 +184,7 @@ class Monitor:
         return ChildLoss("a request hung beyond its deadline", hanging=oldest)
 
     def last_words(self, child: Child) -> ChildLoss | None:
-        """What a child that is gone said of it, if it did."""
+        """The reason that a child sent before it ended, if it did."""
         try:
             while messages.ready([child.control], 0):
                 loss = self.hear(child)

@@ -1,4 +1,4 @@
-"""QueueOwner: what the queue of a worker in a child knows of the pool that has it (process_pool.py)."""
+"""QueueOwner: the part of a pool (process_pool.py) that the queue of a worker in a child uses."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["QueueOwner"]
 class QueueOwner(WorkerOwner, Protocol):
     device: Any  # a SharedHost or SharedCuda
     queues: list[Any]  # RemoteQueues
-    numbers: itertools.count[int]  # of requests that are sent
-    names: itertools.count[int]  # of requests that a child knows
+    numbers: itertools.count[int]  # for each sending of a request
+    names: itertools.count[int]  # for each request that is defined in a child
     release_reader: bool
 
     def ring(self) -> None: ...

@@ -1,8 +1,7 @@
-"""ProcessPool: the policy over workers that run in a child process, and the monitor thread, the one thread that carries
-it out.
+"""ProcessPool: the policy over workers that run in a child process, and the monitor thread that carries it out.
 
-supervisor.py holds it as it holds a WorkerPool of threads. The monitor thread starts children, reads what they report,
-and replaces one that is lost; recovery.py says what then becomes of what was in flight.
+supervisor.py uses it in place of a WorkerPool of threads. The monitor thread starts children, reads their reports, and
+replaces a child that is lost; recovery.py decides what happens to the requests that were in flight.
 """
 
 from __future__ import annotations
@@ -38,16 +37,15 @@ if TYPE_CHECKING:
 
 __all__ = ["ProcessPool"]
 
-LONGEST_POLL = 86400.0  # seconds: a poll counts milliseconds in 32 bits, and takes no more than 24 days
+LONGEST_POLL = 86400.0  # seconds; poll takes milliseconds in 32 bits, so at most 24 days
 
 
 class ProcessPool(Monitor, WorkerPool):
     """The workers of one supervisor, in a child.
 
-    Guarantees: only the monitor thread starts, reads and ends children, and settles what they were given. A request is
-    settled by its report, by its deadline, or by a recovery, whichever takes it out of its queue's `sent`. Starting a
-    child is a restart like another: one that cannot be started counts, and is tried again after a while, until the
-    limit.
+    Guarantees: only the monitor thread starts and ends children. A request is settled by its report, by its deadline,
+    or by a recovery, whichever takes it out of its queue's `sent`. A child that cannot be started counts as a restart,
+    and is tried again after a while, up to the limit.
     """
 
     device: Any  # a SharedHost or SharedCuda
@@ -70,7 +68,7 @@ class ProcessPool(Monitor, WorkerPool):
         self.children = Children(device, streams, setup, completion, spare, lambda: self.state >= CANCELLING)
         self._observers: list[Callable[[int], object]] = []
         self.deadlines = Deadlines()
-        self.release_reader = False  # who reads in the place of the monitor thread shall leave that to it
+        self.release_reader = False  # asks a thread that reads in the monitor thread's place to stop
         self._begun = allocate_lock()
         self._begun.acquire()
         self.bell = -1
@@ -84,14 +82,14 @@ class ProcessPool(Monitor, WorkerPool):
 
     def _start_threads(self) -> None:
         self._monitor.start()
-        self._begun.acquire()  # by the monitor thread, when the first child is there, or cannot be
+        self._begun.acquire()  # released by the monitor thread once the first child has started, or failed to
         if self._start_error is not None:
             raise self._start_error
 
-    # -- what any thread may call ---------------------------------------------------------------------------------
+    # -- called by any thread -------------------------------------------------------------------------------------
     def ring(self) -> None:
-        """Have the monitor thread look."""
-        with suppress(OSError, ValueError, OverflowError):  # it has ended, and looks at nothing any more
+        """Wake the monitor thread."""
+        with suppress(OSError, ValueError, OverflowError):  # it has ended
             os.eventfd_write(self.bell, 1)
 
     def end(self, state: int, refusal: DispatchError) -> None:
@@ -119,7 +117,7 @@ class ProcessPool(Monitor, WorkerPool):
             queue.send_lock, queue.recv_lock, queue.link = threading.Lock(), threading.Lock(), None
         poll, bell, self.poll, self.bell = self.poll, self.bell, None, -1
         if poll is not None:
-            poll.close()  # a copy, but of what is the parent's
+            poll.close()  # this process's copy of the parent's descriptor
         if bell >= 0:
             os.close(bell)
 
@@ -142,7 +140,7 @@ class ProcessPool(Monitor, WorkerPool):
         self._observers.append(observer)
 
     def _follow(self, done: int | None = None) -> None:
-        """Have the children map the chunks that the device has, and no others; called from any thread."""
+        """Make the children map the chunks that the device has, and unmap all others."""
         if not self.children.follow(done):
             self.ring()
 
@@ -196,7 +194,7 @@ class ProcessPool(Monitor, WorkerPool):
             os.close(bell)
 
     def _clear(self) -> None:
-        """End all that was sent or is queued, with the reason for which nothing is run."""
+        """Fail all requests that were sent or are queued, with `reason()`."""
         self._disconnect()
         for queue in self.queues:
             for sent in list(queue.sent.values()):
@@ -206,23 +204,23 @@ class ProcessPool(Monitor, WorkerPool):
             queue.drain(self)
 
     def _disconnect(self) -> None:
-        """Let nobody send to the child or read from it any more; what it has reported is settled."""
+        """Stop all threads from sending to the child and reading from it; what it has reported is settled."""
         for queue in self.queues:
             with queue.send_lock:
                 queue.link = None
         if self._child is None:
             return
         for end in (self._child.control, *(link.socket for link in self._child.links)):
-            with suppress(OSError, ValueError):  # only closed it may stay in there, by the copy of a forked process
+            with suppress(OSError, ValueError):  # closing alone may not remove it: a forked process may have a copy
                 self.poll.unregister(end)
         for queue, link in zip(self.queues, self._child.links, strict=True):
             with suppress(OSError):
-                link.socket.shutdown(socket.SHUT_RDWR)  # who waits for a report wakes, and leaves
+                link.socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for a report
             with queue.recv_lock, suppress(EOFError, OSError):
                 _take_all(queue, link)
 
     def give_up(self, sent: Sent, error: BaseException) -> None:
-        """Fail a request that was in flight; what it writes may be half written."""
+        """Fail a request that was in flight, and mark what it writes as tainted."""
         sent.queue.sent.pop(sent.number, None)
         sent.queue.busy = len(sent.queue.sent)
         for tensor in written(sent):
@@ -237,7 +235,7 @@ class ProcessPool(Monitor, WorkerPool):
         return self._child
 
     def _first_child(self) -> None:
-        """Have the first child; one that fails by itself will fail again, but one that was killed is tried again."""
+        """Start the first child. If it was killed, try again; if it failed by itself, it would fail again."""
         while True:
             try:
                 self._take_child()
@@ -254,7 +252,7 @@ class ProcessPool(Monitor, WorkerPool):
             return self.state < CANCELLING and self.limit.count(failed_start=True)
 
     def _take_child(self) -> None:
-        """Have a child that is ready."""
+        """Make a ready child the present one."""
         begun = monotonic()
         child = self.children.take()
         self.limit.started()
@@ -265,9 +263,9 @@ class ProcessPool(Monitor, WorkerPool):
             queue.since = monotonic()
 
     def renew(self, loss: ChildLoss) -> bool:
-        """Another child in place of the present one; False where none can be had, and the circuit is open.
+        """Replace the present child; returns False if none can be started, and the circuit is open.
 
-        The old one is waited for, as what it launched may run on until it is gone. After a fault nothing does.
+        This waits for the old child to end, because its kernels may run until then; after a fault none run.
         """
         begun = monotonic()
         if self._child is not None:
@@ -288,7 +286,7 @@ class ProcessPool(Monitor, WorkerPool):
         return True
 
     def _pause(self, seconds: float, state: int) -> None:
-        """Wait for so long, or until the pool is about to end in such a way."""
+        """Wait for so many seconds, or until the pool's state is at least `state`."""
         ends = monotonic() + seconds
         bell = select.poll()
         bell.register(self.bell, select.POLLIN)
@@ -297,21 +295,21 @@ class ProcessPool(Monitor, WorkerPool):
                 os.eventfd_read(self.bell)
 
     def recover(self, loss: ChildLoss) -> None:
-        """Replace the child; see to what was in flight; go on."""
+        """Replace the child, deal with the requests that were in flight, and go on."""
         begun = monotonic()
         self._disconnect()
         if self.allow(loss.cause) and recover(self, loss):
             self.connect()
             self._note("child replaced", begun, cause=loss.why)
-        elif self.state == CANCELLING:  # nothing is run again any more
+        elif self.state == CANCELLING:  # nothing runs again
             fail_in_flight(self, loss)
             self.children.discard(wait=True)
-        else:  # the circuit is open; who closes the supervisor now must not find anything in flight for ever
+        else:  # the circuit is open: nothing may stay in flight, or close() would wait for ever
             self._clear()
             self.children.discard(wait=True)
 
     def _cool(self) -> None:
-        """The circuit is open for a while: end all there is, wait, and try to have a child again."""
+        """While the circuit is open for its cooldown: fail all requests, wait, and try to start a child."""
         self._clear()
         self.children.discard(wait=True)
         self._pause(self.limit.cooldown or 0, OPEN + 1)
@@ -331,13 +329,13 @@ class ProcessPool(Monitor, WorkerPool):
         self._note("child replaced", begun, cause="the circuit was open for its cooldown")
 
     def _note(self, event: str, begun: float, **facts: object) -> None:
-        """Log what was done, and how long it took."""
+        """Log an event, and how long it took since `begun`."""
         common = {"device": self.device.name, "generation": self.generation}
         log(event, {**common, **facts, "milliseconds": round((monotonic() - begun) * 1000, 1)})
 
     def connect(self) -> None:
-        """Let the queues send to the present child; first what was sent to another and has not ended, if it may run."""
-        if self.device.taints or self.ordered:  # in order, for what fails here may be what another waits for
+        """Let the queues send to the present child, first of all requests in flight again that may still run."""
+        if self.device.taints or self.ordered:  # in order: others may depend on what fails here
             for _, sent in sorted((number, sent) for queue in self.queues for number, sent in queue.sent.items()):
                 error = sent.queue.refusal(sent)
                 if error is not None:
@@ -348,7 +346,7 @@ class ProcessPool(Monitor, WorkerPool):
             queue.resume(link)
 
     def allow(self, cause: BaseException, *, failed_start: bool = False) -> bool:
-        """Count a restart; False, and the circuit is open, where there were too many in too short a time."""
+        """Count a restart; returns False, with the circuit open, if there were too many in too short a time."""
         with self.lock:
             if self.state >= CANCELLING or self.cooling_down:
                 return False
@@ -364,7 +362,7 @@ class ProcessPool(Monitor, WorkerPool):
         for observer in list(self._observers):
             try:
                 observer(self.generation)
-            except Exception as error:  # noqa: BLE001, PERF203  # delivered when the supervisor is closed
+            except Exception as error:  # noqa: BLE001, PERF203  # raised when the supervisor is closed
                 errors.append(error)
         self.callbacks_failed(errors)
 

@@ -1,8 +1,7 @@
-"""What becomes of what was in flight when a child was lost: who is guilty, what runs again, what fails.
+"""Recovery of the requests that were in flight when a child was lost: which one is the culprit, which run again.
 
-The pool's monitor thread calls `recover`, with nobody sending meanwhile. What had begun runs again in a new child, one
-request at a time, until the one that faults again is known; the rest is sent again as it was. This module starts no
-process itself.
+The pool's monitor thread calls `recover`, while no thread sends. Requests that had started run again in a new child,
+one at a time, until one faults again; all others are then sent again as before. This module starts no process itself.
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ if TYPE_CHECKING:
 
 __all__ = ["ChildLoss", "fail_in_flight", "recover"]
 
-TICK = 0.25  # seconds between looks at whether the child was stopped
-# Times `hang_seconds` for a request that runs alone: in a new child it also loads what others had loaded.
+TICK = 0.25  # seconds between checks whether the child was stopped
+# Times `hang_seconds`, for a request that runs alone: in a new child it must also load what others had loaded.
 SOLO_TIMEOUT_FACTOR = 5
-LATE_FAULT_DELAY = 1e-3  # seconds between the two runs of a request whose fault may come late
-MAX_SOLO_CRASHES = 3  # of children without a word, while one request ran alone: then it is taken to be the cause
-# Statuses of the driver that a kernel brings about: illegal address, assert, illegal instruction, misaligned address,
-# invalid address space, invalid pc, launch failure (a trap). Others, as an error of the memory, may come by chance.
+LATE_FAULT_DELAY = 1e-3  # seconds between the two runs of a request whose fault may be reported late
+MAX_SOLO_CRASHES = 3  # children that died without a message while one request ran alone; then it counts as the culprit
+# Statuses of the driver that a kernel causes: illegal address, assert, illegal instruction, misaligned address, invalid
+# address space, invalid pc, launch failure (a trap). Others, such as an ECC error, may come by chance.
 OF_KERNELS = frozenset({700, 710, 715, 716, 717, 718, 719})
 MISALIGNED = 716
 
 
 class ChildLoss(NamedTuple):
-    """Why a child is to be replaced.
+    """Why a child must be replaced.
 
-    `begun` are the requests that had begun and not ended, by the child's own word; None where it could give none.
-    `hanging` are those of which one may be without an end: those that the workers had been with the longest.
+    `begun` are the requests that had started and not ended, as the child reported; None if it could not report.
+    `hanging` are the requests of which one may hang: the oldest one of each worker.
     """
 
     why: str
@@ -50,7 +49,7 @@ class ChildLoss(NamedTuple):
 
     @property
     def proven(self) -> bool:
-        """Whether the device itself said that a request faulted: then nothing of its context runs any more."""
+        """Whether the device reported a fault: then nothing in the child's context runs any more."""
         return isinstance(self.error, DispatchError)
 
     @property
@@ -59,7 +58,7 @@ class ChildLoss(NamedTuple):
 
     @property
     def status(self) -> int | None:
-        """The driver's, where the device itself said that a request faulted."""
+        """The driver's status, if the device reported a fault."""
         cause = None if self.error is None else self.error.__cause__
         return getattr(cause, "status", None) if self.proven else None
 
@@ -69,16 +68,16 @@ class ChildLoss(NamedTuple):
 
     @property
     def may_be_late(self) -> bool:
-        """Whether a request that ended well may have brought it about: what is stored to a misaligned address.
+        """Whether a request that had ended without error may be the cause: a store to a misaligned address.
 
-        Of some 100 such kernels on a busy H200 one had ended, by the driver's word, before the device stopped, and what
-        ran next had the blame.
+        Of some 100 such kernels on a busy H200, one had ended by the driver's status before the device stopped, and the
+        next request was blamed.
         """
         return self.status == MISALIGNED
 
 
 class ChildOwner(QueueOwner, Protocol):
-    """What a recovery asks of the pool whose child was lost."""
+    """The part of the pool that a recovery uses."""
 
     children: Children
     hang_seconds: float
@@ -93,12 +92,12 @@ class ChildOwner(QueueOwner, Protocol):
 
 
 def recover(pool: ChildOwner, loss: ChildLoss) -> bool:
-    """Replace the child, and settle those that must not run again; False where the circuit is open now."""
+    """Replace the child, and fail the requests that must not run again; returns False if the circuit is open now."""
     sent = sorted((each for queue in pool.queues for each in queue.sent.values()), key=lambda each: each.number)
     begun = [each for each in sent if loss.begun is None or each.number in loss.begun]
-    # Who it was needs no second run to be known.
+    # The culprit is known without a second run.
     sure = len(begun) == 1 and loss.is_of_a_kernel and not loss.may_be_late
-    # A fault that comes again costs a second child: both get ready at the same time.
+    # If the fault recurs, a second child is needed: start both at the same time.
     pool.children.start(1 if sure or not (loss.proven or loss.hanging) else 2)
     if not pool.renew(loss):
         return False
@@ -110,7 +109,7 @@ def recover(pool: ChildOwner, loss: ChildLoss) -> bool:
         if each.number in unsafe:
             text = f"{loss.why} while it was in flight, and it cannot be run again: {unsafe[each.number]}"
             pool.give_up(each, _fault(pool, each, text, loss))
-    # Of requests that may hang only the first at each worker can be the one: the others had not been reached.
+    # After a hang only the oldest request of each worker can be the cause; the others had not started.
     suspects = [each for each in begun if each.number not in unsafe]
     if loss.hanging:
         suspects = [each for each in suspects if each.number in loss.hanging]
@@ -122,19 +121,19 @@ def recover(pool: ChildOwner, loss: ChildLoss) -> bool:
 
 
 def fail_in_flight(pool: ChildOwner, loss: ChildLoss) -> None:
-    """Fail all that was in flight: the supervisor ends, and runs nothing again."""
+    """Fail all requests in flight, because the supervisor ends and runs nothing again."""
     for each in sorted((each for queue in pool.queues for each in queue.sent.values()), key=lambda each: each.number):
         text = f"{loss.why} while it was in flight, and its supervisor was ending: it was not run again"
         pool.give_up(each, _fault(pool, each, text, loss))
 
 
 def _most_likely_last(suspects: list[Sent]) -> list[Sent]:
-    """In order at each worker, workers in turn, the one that had waited longest last.
+    """The suspects grouped by worker, in order within each, with the worker of the oldest suspect last.
 
-    A kernel that faults holds up its own stream from its beginning on, the others only once the device stops. So the
-    oldest is the likeliest, and where it comes last the others have their results before the fault that it repeats,
-    which the driver takes 0.2 s to report and a second child may have to wait for. Where one waits for another worker's
-    all stay in the order of sending.
+    A kernel that faults blocks its own stream from its start, and other streams only once the device stops. So the
+    oldest suspect is the likeliest culprit. If it runs last, the others have their results before the fault recurs,
+    which the driver takes 0.2 s to report and which a second child may have to wait for. If one suspect depends on
+    another, all stay in the order of sending.
     """
     if any(isinstance(each.future, LateFuture) and each.future.after for each in suspects):
         return suspects
@@ -145,16 +144,16 @@ def _most_likely_last(suspects: list[Sent]) -> list[Sent]:
 
 
 def _try(pool: ChildOwner, sent: Sent, *, may_hang: bool, runs: int) -> bool | None:
-    """Run one request alone, so many times.
+    """Run one request alone, `runs` times.
 
-    None: it is innocent; True: it was guilty, and there is a child again; False: there is none.
+    Returns None if it succeeds, True if it was the culprit and the child was replaced, False if no child can be had.
     """
     refusal = sent.queue.refusal(sent)
     if refusal is not None:
         pool.give_up(sent, refusal)
         return None
     if isinstance(sent.future, LateFuture) and any(not other._status for other in sent.future.after):
-        return None  # alone it would wait for ever for what is sent again after this
+        return None  # alone it would wait for ever for a request that is sent again later
     for _ in range(MAX_SOLO_CRASHES):
         loss = _alone(pool, sent, may_hang, runs)
         if loss is None:
@@ -180,9 +179,9 @@ def _fault(pool: ChildOwner, sent: Sent, why: str, loss: ChildLoss) -> DeviceFau
 
 
 def _alone(pool: ChildOwner, sent: Sent, may_hang: bool, runs: int) -> ChildLoss | None:
-    """Send a request to a child that has nothing else to do, and wait for its end.
+    """Send a request to an otherwise idle child, and wait for its end; returns the loss if the child is lost.
 
-    Where its fault may come late it runs twice, and the second end counts: what ran first is seen by then.
+    If its fault may be reported late, it runs twice: by the end of the second run a fault of the first has shown.
     """
     child, queue = pool.present(), sent.queue
     link = child.links[queue.index]
@@ -190,7 +189,7 @@ def _alone(pool: ChildOwner, sent: Sent, may_hang: bool, runs: int) -> ChildLoss
     try:
         queue.resend(link, [sent])
         while sent.number in queue.sent:
-            pool.catch_up()  # it may wait for a chunk that its connection had no room for
+            pool.catch_up()  # the child may be waiting for a chunk that its connection had no room for
             is_told = link.flush() and not child.behind
             readable = messages.ready([link.socket, child.control], TICK if is_told else LOOK_SECONDS)
             if link.socket in readable:
@@ -217,7 +216,7 @@ def _alone(pool: ChildOwner, sent: Sent, may_hang: bool, runs: int) -> ChildLoss
 
 
 def _limit(pool: ChildOwner, sent: Sent, may_hang: bool) -> float:
-    """The moment at which a request that runs alone is taken to be without an end."""
+    """The time (monotonic) after which a request that runs alone counts as hanging."""
     soonest = monotonic() + SOLO_TIMEOUT_FACTOR * pool.hang_seconds
     if isinstance(sent.future, TimedFuture):
         return max(sent.future.deadline, soonest)

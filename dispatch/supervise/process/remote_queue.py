@@ -1,7 +1,7 @@
-"""RemoteQueue: a worker's place in the parent, whose worker is a thread of the child, and what comes back from there.
+"""RemoteQueue: the parent's queue of a worker in the child: receives its reports and settles futures.
 
-Who waits reads: `help_wait` reads what the child reports, so that no thread of the parent is in the way. Where nobody
-waits the pool's monitor thread reads. Nothing here decides about restarts.
+A thread that waits for a future reads the child's reports itself (`help_wait`), which saves a switch of threads. If no
+thread waits, the pool's monitor thread reads. Nothing here decides about restarts.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteQueue", "SentRequest"]
 
-FEW = 4  # requests in flight at all workers: with more one who waits reads nothing, as it would only be in the way
-# Seconds for which one who waits looks at the connection before it sleeps: a small request has ended by then, one of
-# many in turn, too. With 50 us those took 110 to 160 us on the host, with 100 or 160 they took 100.
+FEW = 4  # requests in flight at all workers; with more, a waiting thread does not read, as it would only disturb
+# Seconds for which a waiting thread polls the connection before it sleeps; a small request ends within that, even one
+# of several in turn. With 50 us these took 110 to 160 us on the host, with 100 or 160 they took 100.
 LOOKING = 120e-6
-YIELDED = 4  # looks, some 10 us, after which another thread may have the processor: it may be the child's
-REPORT_WAIT = 0.05  # seconds that it then waits for a report, before it leaves the reading to the monitor thread
+YIELDED = 4  # polls, some 10 us, after which the CPU is yielded: the child may need it
+REPORT_WAIT = 0.05  # seconds that it then waits for a report, before it leaves reading to the monitor thread
 
 
 class RemoteQueue(SendingQueue):
-    """A place whose worker is in the child.
+    """The queue of a worker that is in the child.
 
-    Guarantees: only who holds `recv_lock` reads and settles, but for the monitor thread while there is no `link`.
-    Whoever holds it may be interrupted anywhere, and lets go of it at once: a report stays with the link until all in
-    it have ended, and the monitor thread, which looks at every tick, goes on where that was. A callback, or another
-    library that waits, is told by the monitor thread alone, which nothing interrupts.
+    Guarantees: only the thread that holds `recv_lock` reads and settles, and the monitor thread while there is no
+    `link`. The holder may be interrupted anywhere, and then releases the lock at once: a report stays with the link
+    until all requests in it have ended, and the monitor thread, which checks at every tick, goes on from there.
+    Callbacks, and waiters of other libraries, are called only by the monitor thread, which is never interrupted.
     """
 
     __slots__ = ("recv_lock",)
@@ -49,9 +49,9 @@ class RemoteQueue(SendingQueue):
         self.recv_lock = threading.Lock()
 
     def help_wait(self, future: Future, timeout: float | None) -> float | None:
-        """Read what the child reports until a future has ended, if nobody else does; returns what is left of the time.
+        """Read the child's reports until a future has ended, if no other thread does; returns what is left of the time.
 
-        The one who waits then hears of the end from the child, not from the monitor thread: one change of threads less.
+        The waiting thread then learns of the end directly from the child, without a switch from the monitor thread.
         """
         link = self.link
         pool = self.pool
@@ -62,14 +62,14 @@ class RemoteQueue(SendingQueue):
             if not self._read_until_ended(link, future, None if timeout is None else began + timeout):
                 return timeout
         except (EOFError, OSError):
-            pass  # the monitor thread sees it, too
+            pass  # the monitor thread handles it
         finally:
-            if link.pending:  # what was left to the monitor thread, or by an interrupt: nothing else would tell it
+            if link.pending:  # a message left to the monitor thread, or by an interrupt: epoll would not report it
                 pool.ring()
         return None if timeout is None else timeout - (monotonic() - began)
 
     def _read_until_ended(self, link: Connection, future: Future, ends: float | None) -> bool:
-        """Read in the place of the monitor thread; False where another thread does."""
+        """Read in place of the monitor thread; False if another thread does so already."""
         held: list[bool] = []
         try:
             held.extend(map(self.recv_lock.acquire, NOW))  # as in `wake`
@@ -80,7 +80,7 @@ class RemoteQueue(SendingQueue):
                 mailbox.wait_for(number)
             else:
                 mailbox = None
-            if mailbox is None or not mailbox.found_last:  # else nothing is likely to come over the connection
+            if mailbox is None or not mailbox.found_last:  # else the end will likely come by the mailbox
                 self.pool.listen(link, on=False)
             self._read_as_helper(link, mailbox, future, ends)
         finally:
@@ -90,13 +90,13 @@ class RemoteQueue(SendingQueue):
             finally:
                 if True in held:
                     self.recv_lock.release()
-                    # The monitor thread may have found the lock held, and have turned away behind `on=True`.
+                    # The monitor thread may have found the lock held, and stopped listening after `on=True`.
                     if not link.listened and not self.recv_lock.locked():
                         self.pool.listen(link, on=True)
         return True
 
     def _read_as_helper(self, link: Connection, mailbox: Mailbox | None, future: Future, ends: float | None) -> None:
-        """Read until a future has ended, whose end may come by the mailbox, or somebody else is to."""
+        """Read, also from the mailbox, until a future has ended, or reading is left to the monitor thread."""
         pool, number = self.pool, getattr(future, "_number", 0)
         sleeps, looks = monotonic() + LOOKING, 0
         while not (future._status or pool.release_reader) and self.link is link:
@@ -121,13 +121,13 @@ class RemoteQueue(SendingQueue):
                 left = REPORT_WAIT if ends is None else min(REPORT_WAIT, ends - now)
                 if left <= 0 or not messages.ready([link.socket], left):
                     break
-        while link.pending:  # nothing would tell the monitor thread of what has been read from the socket
+        while link.pending:  # messages already read from the socket, which epoll would not report
             if self.take(link, is_helper=True) is None:
                 return
 
     def end_lone(self, mailbox: Mailbox, number: int, *, is_helper: bool = False) -> None:
-        """End the request whose end stands in the mailbox. Of one that a helper leaves to the monitor thread that hears
-        over the connection."""
+        """End the request whose end is in the mailbox, unless a helper must leave it to the monitor thread, which then
+        receives it over the connection."""
         if self._end(number, None, is_helper=is_helper):
             mailbox.found(number)
             self.busy = len(self.sent)
@@ -136,10 +136,11 @@ class RemoteQueue(SendingQueue):
                 self.wake()
 
     def take(self, link: Connection, *, is_helper: bool = False) -> bool | None:
-        """Settle what one message reports, and send more; False where none has come. EOFError where none ever will.
+        """Settle the requests that one message reports, and send more; False if there is no message, EOFError at the
+        end.
 
-        A helper settles only what nobody but threads waits for: it may be interrupted, and what others are told once
-        the monitor thread tells them. None where it has left a message to that.
+        A helper (a waiting thread, which may be interrupted) settles only futures on which nothing but threads wait; it
+        leaves others to the monitor thread, and returns None.
         """
         message = link.peek(wait=False)
         if message is None:
@@ -157,11 +158,11 @@ class RemoteQueue(SendingQueue):
         return True
 
     def report(self, message: list[Any], *, is_helper: bool = False) -> bool:
-        """End what the child's worker says has ended: a number for each success, or the first of several and how many,
-        with an error for each failure.
+        """End the requests of a report: a number for each success, (first, count) for several, (number, error) for a
+        failure.
 
-        A second call with the same message does what an interrupted first one did not. False where a helper has left
-        something to the monitor thread.
+        After an interrupt, a second call with the same message finishes the first. False if a helper has left something
+        to the monitor thread.
         """
         for item in message:
             if type(item) is tuple and type(item[1]) is int:
@@ -179,9 +180,9 @@ class RemoteQueue(SendingQueue):
         return True
 
     def _end(self, number: int, error: bytes | None, *, is_helper: bool) -> bool:
-        """End one, as `report` does."""
+        """End one request, as `report` does."""
         sent = self.sent.get(number)
-        if sent is None:  # its deadline was over, and it has failed with that
+        if sent is None:  # it has failed by its deadline
             return True
         waiting = sent.future._waiting
         if is_helper and waiting is not None and not waiting.is_plain:
@@ -208,7 +209,7 @@ class RemoteQueue(SendingQueue):
             self.tell_of(future)
 
     def tell_of(self, future: Future) -> None:
-        """Tell those who wait for a future that has ended; whoever was interrupted may have told some."""
+        """Wake the waiters of a future that has ended, and run its callbacks; may finish an interrupted call."""
         if future._waiting is not None:
             self.pool.callbacks_failed(future._waiting.tell(future))
 
@@ -220,10 +221,10 @@ class RemoteQueue(SendingQueue):
         self.pool.failed(future, self.tell(future))
 
     def tell(self, future: Future) -> list[BaseException]:
-        """Tell those who wait for a future that has ended, or leave that to the monitor thread; returns what callbacks
-        raised.
+        """Wake the waiters of a future that has ended, or leave it to the monitor thread; returns errors of callbacks.
 
-        A callback may do anything, and close the supervisor or wait for room: here that would keep others from sending.
+        A callback may close the supervisor or wait for room: on this thread, which holds `send_lock`, that would block
+        all that send.
         """
         waiting = future._waiting
         if waiting is None:
@@ -235,6 +236,6 @@ class RemoteQueue(SendingQueue):
         return []
 
     def tell_rest(self) -> None:
-        """Have the monitor thread tell of what others have left to it."""
+        """On the monitor thread: wake the waiters of futures that other threads have left to it."""
         while self.untold:
             self.tell_of(self.untold.popleft())

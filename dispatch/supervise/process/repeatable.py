@@ -1,7 +1,7 @@
-"""What becomes of requests that were in flight when the child was lost: which may run again, and which may not.
+"""Which requests that were in flight when the child was lost may run again.
 
-The pool asks. Pure: it looks at requests and memory ranges. A request may run again if that gives the same as the first
-time: nothing that it reads was written by itself, or by a request in flight behind it.
+recovery.py asks. It only compares requests and memory ranges. A request may run again if a second run gives the same
+result: nothing that it reads is written by itself, or by a later request in flight.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ __all__ = ["Sent", "unsafe_to_repeat", "written"]
 
 
 class Sent(NamedTuple):
-    """A request that a child has been given and has not reported on; `number` is its place in the order of sending."""
+    """A request that was sent to a child and has not been reported; `number` counts in the order of sending."""
 
     number: int
     future: Future
     request: Request
     outputs: Operands
     queue: Any
-    waits: tuple[tuple[int, int], ...] = ()  # for what had not ended as it was sent, by worker and number
-    bound: Any = None  # its way to the child: `request.bound` may be another supervisor's by now
+    waits: tuple[tuple[int, int], ...] = ()  # dependencies that had not ended when it was sent, as (worker, number)
+    bound: Any = None  # its SentRequest: `request.bound` may be another supervisor's by now
 
 
 def written(sent: Sent) -> list[Tensor]:
-    """What a request writes: the outputs that it was given, and those that were made for it."""
+    """The tensors that a request writes: the outputs that it was given, and those allocated for it."""
     return [tensor for _, tensor, is_written in sent.request.tensors() if is_written] + list(sent.outputs.values())
 
 
 def unsafe_to_repeat(suspects: Iterable[Sent]) -> dict[int, str]:
-    """The numbers of those that must not run again, each with the reason; suspects are in the order of sending."""
+    """The numbers of the suspects that must not run again, with the reasons; suspects are in the order of sending."""
     suspects = list(suspects)
     writes: dict[Storage, list[tuple[int, int, int]]] = {}  # (low, high, number)
     for sent in suspects:

@@ -1,7 +1,8 @@
-"""Runs: requests of a queue that its child knows, which are taken, sent and ended together, in steps for all of them.
+"""Runs: several queued requests that the child knows already, taken, sent and ended together.
 
-sending.py takes and sends them from its queues, remote_queue.py ends them; what is not as others goes by itself there.
-Each step is one call into the interpreter's own code, within which no signal is handled and no other thread comes.
+sending.py takes and sends runs from its queues, remote_queue.py ends them; requests with conditions are handled there
+one by one. Every step for all requests of a run is one call into C code of the interpreter, during which no signal is
+handled and no other thread runs.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "end_run", "loose", "take_lone", "take_run"]
 
-FEWEST = 4  # requests that are a run; fewer cost less one by one
-NO_OUTPUTS: dict[str, Any] = {}  # of requests whose outputs are given; nobody adds to it
+FEWEST = 4  # requests of a run; fewer take less time one by one
+NO_OUTPUTS: dict[str, Any] = {}  # for requests whose outputs are given; never changed
 UNCLAIMED, NUMBER, VALUE, STATUS = map(repeat, ("_request", "_number", "_value", "_status"))  # slots of futures
 NOTHING, NO_WAITS, NO_OUTPUT, ENDED = map(repeat, (None, (), NO_OUTPUTS, DONE))
 made = partial(tuple.__new__, Sent)
@@ -34,7 +35,7 @@ name_of, result_of, status_of, waiting_of = map(attrgetter, ("name", "result", "
 
 
 class Run:
-    """Requests that were taken together, for one child; `number` is the last one's."""
+    """Requests that were taken together, for one child; `number` is that of the last one."""
 
     __slots__ = ("first", "link", "names", "number", "sents")
 
@@ -44,7 +45,7 @@ class Run:
 
 
 def loose(entries: Iterable[Sent | Run], link: Connection) -> list[Sent | Run]:
-    """The same entries, those of runs for another child one by one: of these some may have been sent again."""
+    """The same entries, with runs for an earlier child split up: some of their requests may have been resent."""
     found: list[Sent | Run] = []
     for entry in entries:
         if type(entry) is Run and entry.link is not link:
@@ -55,17 +56,17 @@ def loose(entries: Iterable[Sent | Run], link: Connection) -> list[Sent | Run]:
 
 
 def take_run(queue: Any, link: Connection, count: int) -> int:
-    """Take up to `count` requests from the beginning of a queue that may go as a run; returns how many.
+    """Take up to `count` requests from the front of a queue that can form a run; returns how many were taken.
 
-    Where this is interrupted, or somebody withdraws one of them meanwhile, they stand in `taken`, and whoever comes
-    next goes on with each by itself.
+    If this is interrupted, or one of them is withdrawn meanwhile, they are in `taken`, and the next thread goes on with
+    them one by one.
     """
     pending, pool = queue.pending, queue.pool
     if count < FEWEST or type(pending) is not deque or pool.device.taints:
         return 0
     try:
         futures = list(islice(pending, count))
-    except RuntimeError:  # a finalizer came in between, and submitted something
+    except RuntimeError:  # a finalizer has submitted a request meanwhile
         return 0
     requests = list(map(getattr, futures, UNCLAIMED, NOTHING))
     bounds = known(queue, map(getattr, requests, repeat("bound"), NOTHING))
@@ -75,30 +76,30 @@ def take_run(queue: Any, link: Connection, count: int) -> int:
     del futures[count:], requests[count:]
     queue.taken.extend(zip(futures, requests, strict=True))
     try:
-        any(map(delattr, futures, UNCLAIMED))  # which claims them
-    except AttributeError:  # somebody has withdrawn one
+        any(map(delattr, futures, UNCLAIMED))  # claims them
+    except AttributeError:  # one was withdrawn
         return 0
     numbers = list(islice(pool.numbers, count))
     sents = list(map(made, zip(numbers, futures, requests, NO_OUTPUT, repeat(queue), NO_WAITS, bounds)))
     if numbers[-1] - numbers[0] == count - 1:
         queue.unframed.append(Run(link, sents, tuple(map(name_of, bounds))))
-    else:  # other threads took some in between, as they may where they share no lock
+    else:  # threads of other queues took numbers in between
         queue.unframed.extend(sents)
     if not queue.sent:
         queue.since = monotonic()
     any(map(setattr, futures, NUMBER, numbers))
-    any(map(setattr, futures, VALUE, map(result_of, bounds)))  # behind their numbers: see `_enter_sent`
+    any(map(setattr, futures, VALUE, map(result_of, bounds)))  # after their numbers: see `_enter_sent`
     queue.sent.update(zip(numbers, sents, strict=True))
     queue.busy = len(queue.sent)
-    list(map(deque.popleft, repeat(pending, count)))  # only who holds `send_lock` takes out what is claimed
+    list(map(deque.popleft, repeat(pending, count)))  # only the holder of `send_lock` takes out claimed futures
     queue.taken.clear()
     return count
 
 
 def take_lone(queue: Any, mailbox: Mailbox) -> None:
-    """Take the only request of a queue that has nothing in flight, and put it into the mailbox, if the child knows it.
+    """Take the only request of a queue with nothing in flight, and announce it in the mailbox, if the child knows it.
 
-    It goes over the connection, too, but the child has begun with it by then. As `take_run` this may be interrupted.
+    It is also sent over the connection, but the child has started it by then. Like `take_run` this may be interrupted.
     """
     pending, pool = queue.pending, queue.pool
     if queue.sent or queue.taken or queue.unframed or len(pending) != 1 or type(pending) is not deque:
@@ -115,24 +116,24 @@ def take_lone(queue: Any, mailbox: Mailbox) -> None:
     bound = request.bound
     queue.taken.append((future, request))
     try:
-        del future._request  # which claims it
-    except AttributeError:  # somebody has withdrawn it
+        del future._request  # claims it
+    except AttributeError:  # it was withdrawn
         return
     number = next(pool.numbers)
     sent = made((number, future, request, NO_OUTPUTS, queue, (), bound))
     queue.unframed.append(sent)
     queue.since = monotonic()
     future._number = number
-    future._value = bound.result  # behind its number: see `_enter_sent`
+    future._value = bound.result  # after its number: see `_enter_sent`
     queue.sent[number] = sent
     mailbox.ask(number, bound.name)
     queue.busy = len(queue.sent)
-    pending.popleft()  # only who holds `send_lock` takes out what is claimed
+    pending.popleft()  # only the holder of `send_lock` takes out claimed futures
     queue.taken.popleft()
 
 
 def known(queue: Any, bounds: Iterable[Any]) -> list[Any]:
-    """Those at the beginning that the child knows and that need no memory for outputs."""
+    """The leading SentRequests that the child knows and that need no memory for outputs."""
     pool, defined = queue.pool, queue.defined
     found: list[Any] = []
     for bound in bounds:
@@ -143,12 +144,12 @@ def known(queue: Any, bounds: Iterable[Any]) -> list[Any]:
 
 
 def end_run(queue: Any, numbers: range, *, is_helper: bool) -> bool:
-    """End those requests with success, all in one step; False where each is to be looked at by itself."""
+    """End these requests with success, all in one step; False if they must be ended one by one."""
     sents = list(map(queue.sent.get, numbers))
-    if queue.pool.device.taints or not all(sents):  # a deadline of one was over, and it has failed with that
+    if queue.pool.device.taints or not all(sents):  # some have failed by their deadlines
         return False
     futures = list(map(future_of, sents))
-    if {*map(type, futures)} != {Future} or any(map(status_of, futures)):  # one who was interrupted has ended some
+    if {*map(type, futures)} != {Future} or any(map(status_of, futures)):  # an interrupted thread has ended some
         return False
     if is_helper and not all(waiting.is_plain for waiting in filter(None, map(waiting_of, futures))):
         return False

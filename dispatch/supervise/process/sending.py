@@ -1,7 +1,7 @@
-"""Sending: how requests of a queue get to the child: named and packed once, taken in order, sent as its window allows.
+"""SendingQueue: sends the requests of a queue to the child: pickled once, taken in order, as its window allows.
 
-Who submits sends, so that no thread of the parent is in the way; remote_queue.py adds what comes back. Main threads go
-through here, and Ctrl-C may come between any two steps.
+The thread that submits also sends, which saves a switch of threads; remote_queue.py adds receiving. The main thread
+runs this code, and Ctrl-C may come between any two steps.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ __all__ = ["NOW", "SendingQueue", "SentRequest"]
 Waits = tuple[tuple[int, int], ...]
 
 WINDOW = 256  # requests that a worker of the child may have at once
-BATCH = 128  # in one message
-MESSAGE_BYTES = 1 << 16  # after which a message is closed
-TAKEN = object()  # in the place of a request that has been; None may be what somebody submits by mistake
-NOW = (False,)  # for `map`: acquire at once or not at all
-FIRST = 32  # in the first one to a child that has nothing to do, which begins while the others are made
-# With so many requests in flight, fewer than COMPANY wait for others: the worker has something to do, and each message
+BATCH = 128  # requests in one message
+MESSAGE_BYTES = 1 << 16  # a message is closed once it has so many
+TAKEN = object()  # stands for a request that was taken; None may be submitted by mistake
+NOW = (False,)  # for `map`: the argument `blocking` of `acquire`
+FIRST = 32  # requests in the first message to an idle child, which starts while the rest is packed
+# With BUSY requests in flight, fewer than COMPANY queued ones wait for more: the worker has work, and each message
 # costs both processes as much as two requests.
 BUSY, COMPANY = 4, 16
 
 
 def _waits(future: LateFuture) -> Waits:
-    """What a future waits for that has not ended, by worker and number: the child has been sent it, or will be."""
+    """The dependencies of a future that have not ended, as (worker, number); they were or will be sent."""
     return tuple((other._queue.index, other._number) for other in future.after if not other._status)
 
 
@@ -54,9 +54,9 @@ def _places(outputs: Operands) -> tuple[Any, ...]:
 
 
 class SentRequest:
-    """What a request keeps of its way to a child (`Request.bound`): its name there, and what it is packed as.
+    """The `bound` of a request that was sent to a child: its name (a number) there, and its pickled bytes.
 
-    `plans` and `executor` are what an executor and a supervisor look for in what they keep there themselves.
+    `plans` and `executor` are there because executors and supervisors look for them in any request's `bound`.
     """
 
     __slots__ = ("data", "executor", "name", "plans", "pool", "result", "unallocated")
@@ -65,11 +65,11 @@ class SentRequest:
         self.pool, self.executor, self.plans, self.name = pool, queue, None, 0
         self.name = next(pool.names)
         self.data = messages.pack_request(request, pool.device)
-        self.unallocated = request.unallocated()  # a request is frozen: asking it once is enough
+        self.unallocated = request.unallocated()  # constant: a request is frozen
         self.result = None if self.unallocated else request.result({})
 
     def __del__(self) -> None:
-        if not hasattr(self, "name"):  # interrupted before it was anything
+        if not hasattr(self, "name"):  # __init__ was interrupted
             return
         for queue in self.pool.queues:
             if self.name in queue.defined:
@@ -77,13 +77,14 @@ class SentRequest:
 
 
 class SendingQueue(WorkerQueue):
-    """A place whose worker is in a child, as far as requests go to it.
+    """The sending half of the queue of a worker in a child.
 
-    Guarantees: `sent` holds every request that the child was given and has not reported on, in order. Only who holds
-    `send_lock` sends; who does not get it leaves that to the holder, who looks at the queue again after letting go.
-    Whoever holds it may be interrupted anywhere (Ctrl-C on a main thread), and lets go of it at once. What it was about
-    is found by the next who holds it, who goes on there: requests that are being taken stand in `taken` until they are
-    in `sent`; those in `sent` that are in no frame yet in `unframed`; a frame in `link.out` until the socket has it.
+    Guarantees: `sent` has every request that the child was given and has not reported on, in order. Only the thread
+    that holds `send_lock` sends; a thread that does not get it leaves sending to the holder, which checks the queue
+    again after releasing the lock. The holder may be interrupted anywhere (Ctrl-C on the main thread), and then
+    releases the lock at once; the next holder goes on from there. For that, requests being taken are in `taken` until
+    they are in `sent`, those in `sent` but in no frame yet are in `unframed`, and a frame is in `link.out` until the
+    socket has it.
     """
 
     __slots__ = (
@@ -104,13 +105,13 @@ class SendingQueue(WorkerQueue):
         self.pool = pool
         self.link: Connection | None = None  # None while there is no child
         self.sent: dict[int, Sent] = {}
-        self.taken: deque[tuple[Future, Any]] = deque()  # what is being taken from the queue, the first of them now
+        self.taken: deque[tuple[Future, Any]] = deque()  # being taken from the queue, one after the other
         self.unframed: list[Sent | Run] = []
-        self.untold: deque[Future] = deque()  # those that have ended, of which the monitor thread is to tell
+        self.untold: deque[Future] = deque()  # futures that have ended, whose waiters the monitor thread must wake
         self.defined: set[int] = set()  # names of requests that the present child's worker knows
         self.forget: list[int] = []
         self.send_lock = threading.Lock()
-        self.since = 0.0  # when the child's worker began with the oldest of `sent`, at the earliest
+        self.since = 0.0  # the earliest time at which the child's worker may have started the oldest of `sent`
         self.asleep = True
 
     def fail(self, future: Future, error: BaseException) -> None:
@@ -118,15 +119,15 @@ class SendingQueue(WorkerQueue):
         raise NotImplementedError
 
     def tell(self, future: Future) -> list[BaseException]:
-        """Tell those who wait for a future that has ended."""
+        """Wake the waiters of a future that has ended; returns errors of callbacks."""
         raise NotImplementedError
 
     def expect(self, future: Future) -> None:
-        if isinstance(future, TimedFuture) and not hasattr(future, "_number"):  # else the child has it, or soon will
+        if isinstance(future, TimedFuture) and not hasattr(future, "_number"):  # else it was sent, or is about to be
             self.pool.watch_deadline(future, self)
 
     def expire(self, future: TimedFuture) -> bool:
-        """End one that its deadline finds in the queue; whether that came in time."""
+        """Fail a queued request whose deadline is over; returns False if it was taken meanwhile."""
         self.pool.keep(future)
         is_mine, errors = future.withdraw(future.refusal())
         with suppress(ValueError):
@@ -137,14 +138,14 @@ class SendingQueue(WorkerQueue):
         return is_mine
 
     def wake(self) -> None:
-        """Send what is queued, as far as the child has room."""
+        """Send queued requests, as far as the child has room."""
         if len(self.sent) >= BUSY and len(self.pending) < COMPANY and self._is_at_rest():
-            return  # as below, for a third of the time; who reads the next report looks at the queue
+            return  # as below, in a third of the time; the thread that reads the next report checks the queue
         while True:
             try:
                 is_sent = self._send_alone()
             except BaseException:
-                self.pool.ring()  # the monitor thread goes on
+                self.pool.ring()  # the monitor thread continues
                 raise
             if is_sent is None:
                 return
@@ -156,15 +157,15 @@ class SendingQueue(WorkerQueue):
                 return
 
     def _is_at_rest(self) -> bool:
-        """Whether nothing was left half done, by who was interrupted or found the socket full."""
+        """Whether no thread has left anything half done, because of an interrupt or a full socket."""
         link = self.link
         return link is not None and link.out is link.flushed and not self.taken and not self.unframed
 
     def _send_alone(self) -> bool | None:
-        """As `_send`; None where another thread is about it."""
+        """As `_send`; None if another thread is sending."""
         held: list[bool] = []
         try:
-            held.extend(map(self.send_lock.acquire, NOW))  # one step: nothing can come between having it and knowing
+            held.extend(map(self.send_lock.acquire, NOW))  # atomic: no interrupt between acquiring and recording it
             if True not in held:
                 return None
             self.asleep = False
@@ -194,14 +195,14 @@ class SendingQueue(WorkerQueue):
                     self._take_some(link)
                 if self._frame(link):
                     is_sent = True
-        except OSError:  # the child is gone: the monitor thread sees it, and deals with what was sent
+        except OSError:  # the child is gone: the monitor thread will notice, and deal with what was sent
             return True
         if link is not None and link.out is not link.flushed:
-            self.pool.ring()  # which has it go on when there is room
+            self.pool.ring()  # the monitor thread continues once there is room
         return is_sent
 
     def _take_some(self, link: Connection) -> None:
-        """Move requests from the queue to `sent`, as many as make a message."""
+        """Move requests from the queue to `sent`, as many as fit into a message."""
         size = 0
         count = min(len(self.pending) + 1, BATCH, WINDOW - len(self.sent))
         if count > FIRST and not any(queue.sent for queue in self.pool.queues):
@@ -227,14 +228,14 @@ class SendingQueue(WorkerQueue):
             taken.append(taking)
         else:
             taking = taken[0]
-            if self._is_taken(taking[0]):  # an interrupted thread had come to the end of it
+            if self._is_taken(taking[0]):  # an interrupted thread has finished with it
                 taking = (taking[0], TAKEN)
-                if taking[0]._status:  # but it may not have told all of that
+                if taking[0]._status:  # but it may not have woken all waiters
                     self.pool.callbacks_failed(self.tell(taking[0]))
         future, request = taking
         size = 0
         if request is MISSED or (request is not TAKEN and not future.claim_again()):
-            future.claim()  # which ends what was withdrawn, if that is not done
+            future.claim()  # ends it, if it was withdrawn and that was interrupted
             self.cancelled += future._status == CANCELLED
         elif request is not TAKEN:
             size = self._enter(future, request)
@@ -243,24 +244,24 @@ class SendingQueue(WorkerQueue):
         return size
 
     def _is_taken(self, future: Future) -> bool:
-        """Whether one that was being taken is in `sent`, or has ended otherwise than by being withdrawn."""
+        """Whether a future that was being taken is in `sent`, or has ended without being withdrawn."""
         return getattr(future, "_number", None) in self.sent or (future._status != 0 and future.claim_again())
 
     def _leave_queue(self, future: Future) -> None:
         pending = self.pending
         if type(pending) is deque and pending and pending[0] is future:
-            pending.popleft()  # only who holds `send_lock` takes out what is claimed
+            pending.popleft()  # only the holder of `send_lock` takes out claimed futures
             return
         with suppress(ValueError):
             pending.remove(future)
 
     def _enter(self, future: Future, request: Any) -> int:
-        """Put a request that was claimed into `sent`, or end it; returns about how many bytes it adds to a message."""
+        """Put a claimed request into `sent`, or fail it; returns about how many bytes it adds to a message."""
         try:
             waits: Waits = ()
             if isinstance(future, LateFuture):
                 waits = _waits(future)
-                refusal = future.refusal()  # after `_waits`: what it did not find has ended by now
+                refusal = future.refusal()  # after `_waits`: dependencies that it left out have ended by now
                 if refusal is not None:
                     raise refusal
             return self._enter_sent(future, request, waits)
@@ -268,7 +269,7 @@ class SendingQueue(WorkerQueue):
             self.fail(future, error)
         except BaseException as error:
             if threading.current_thread() is threading.main_thread():
-                raise  # Ctrl-C is not the request's: whoever comes next goes on with it
+                raise  # Ctrl-C is no error of the request: the next thread goes on with it
             self.fail(future, error)
         return 0
 
@@ -291,13 +292,13 @@ class SendingQueue(WorkerQueue):
         if not self.sent:
             self.since = monotonic()
         future._number = sent.number
-        future._value = value  # behind its number: who sees it launched may wait for that (`_waits`)
+        future._value = value  # after its number, which a thread that sees the value may need (`_waits`)
         self.sent[sent.number] = sent
         self.busy = len(self.sent)
         return size
 
     def _frame(self, link: Connection) -> bool:
-        """Make the next message of what is in `sent` and in none yet; whether there is one."""
+        """Make the next message, of requests in `sent` that are in none yet; returns whether there are any."""
         last, sents, forget = link.out.last, self.sent, self.forget
         fresh = [sent for sent in loose(self.unframed, link) if sent.number > last and sent.number in sents]
         if fresh:
@@ -319,7 +320,7 @@ class SendingQueue(WorkerQueue):
         return bool(fresh)
 
     def _entries(self, requests: Iterable[Sent | Run], message: list[Any]) -> set[int]:
-        """Add requests to a message, and those definitions that the child lacks, whose names are returned."""
+        """Add requests to a message, with the definitions that the child lacks; returns the names defined."""
         defined: set[int] = set()
         for sent in requests:
             if isinstance(sent, Run):
@@ -344,7 +345,7 @@ class SendingQueue(WorkerQueue):
         return bound
 
     def resend(self, link: Connection, requests: Iterable[Sent]) -> None:
-        """Send requests once more, to a child that may know nothing of them. OSError where it is gone."""
+        """Send requests again, to a child that may not know them. OSError if it is gone."""
         message: list[Any] = []
         requests = [
             sent._replace(waits=_waits(sent.future) if isinstance(sent.future, LateFuture) else ()) for sent in requests
@@ -356,15 +357,15 @@ class SendingQueue(WorkerQueue):
             link.flush()
 
     def resume(self, link: Connection) -> None:
-        """Send to a new child: what its predecessor had and did not end, and what is queued."""
+        """Send to a new child: the requests that the old one did not finish, then the queued ones."""
         with self.send_lock:
-            with suppress(OSError):  # the monitor thread sees that the child is gone, and recovers once more
+            with suppress(OSError):  # the monitor thread will notice that the child is gone, and recover again
                 self.resend(link, self.sent.values())
             self.link = link
         self.wake()
 
     def give_back(self) -> None:
-        """End the requests that an interrupted thread was taking, once nothing is sent any more."""
+        """Fail the requests that an interrupted thread was taking, once nothing is sent any more."""
         while self.taken:
             future, _ = self.taken[0]
             if not future._status and getattr(future, "_number", None) not in self.sent and future.claim_again():
@@ -373,7 +374,7 @@ class SendingQueue(WorkerQueue):
             self.taken.popleft()
 
     def refusal(self, sent: Sent) -> DispatchError | None:
-        """Why a request must not run again, if so: what it reads, or waits for, came to harm."""
+        """The error if a request must not run again, because a dependency has failed or an operand is tainted."""
         future = sent.future
         error: DispatchError | None = future.orphaned() if isinstance(future, LateFuture) else None
         if error is None and self.pool.device.taints:

@@ -1,7 +1,8 @@
-"""Devices whose memory outlives a process: the parent makes it, children map it.
+"""Devices whose memory outlives child processes: the parent allocates it, children map it.
 
-The supervisor owns a SharedHost or SharedCuda and gives it to users as `sup.device`; a child has the same chunks
-attached (`child_device.py`). The parent only copies; it runs no kernel. What may be half written is marked here, too.
+The supervisor owns a SharedHost or SharedCuda, which is `sup.device`; a child maps the same chunks (`child_device.py`).
+The parent only copies; it runs no kernel. The device also records which memory is tainted: a failed request may have
+left it half written.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedCuda", "SharedHost", "shared"]
 
-LET_GO_SECONDS = 1.0  # that the children have to unmap what the parent gives back; one that is stopped never does
+LET_GO_SECONDS = 1.0  # within which children should unmap freed chunks; one that was stopped never does
 
 _generations = itertools.count(1)
 
 
 class CopyExecutor(Executor):
-    """What a thread of the parent holds: a stream to copy on. Requests run in the child."""
+    """The executor of a thread of the parent: only a stream for copies. Requests run in the child."""
 
     def plan(self, request: Request) -> NoReturn:
         self.check()
@@ -56,24 +57,24 @@ class CopyExecutor(Executor):
 
 
 class _SharedMemory(Device):
-    """What is common to SharedHost and SharedCuda: chunks, blocks, and the marks on what may be half written."""
+    """The base class of SharedHost and SharedCuda: chunks, blocks, and marks on tainted memory."""
 
     def _begin(self) -> None:
         self.chunks: dict[int, Chunk] = {}
         self._numbers = itertools.count()
         self.allocator = BlockAllocator(self._grow)
-        # Called with a file descriptor, its users are to hold that until no child maps what is no longer in `chunks`.
+        # Called when `chunks` has changed. A descriptor passed to it is kept open until no child maps dropped chunks.
         self.on_chunks: Callable[[int | None], None] | None = None
         self.taints = 0
         self._local = threading.local()
         self._dropped = weakref.finalize(self, _close_all, self.chunks)
-        self._dropped.atexit = False  # the process takes its memory with it; the driver may be gone by then
+        self._dropped.atexit = False  # at exit the system frees the memory; the driver may be gone by then
         self._marks: weakref.WeakKeyDictionary[Storage, list[tuple[int, int, str]]] = weakref.WeakKeyDictionary()
 
     def after_fork(self) -> None:
-        """In a forked child: what was there is shared with the parent, as files are; what is made here is not.
+        """In a forked child: existing memory stays shared with the parent; start a new allocator for new memory.
 
-        The parent goes on to hand out its blocks, and its children map only what it tells them of.
+        The parent goes on allocating its blocks, and its children map only chunks that it announces.
         """
         super().after_fork()
         self.allocator = BlockAllocator(self._grow)
@@ -87,7 +88,7 @@ class _SharedMemory(Device):
         number = next(self._numbers)
         self.chunks[number] = chunk
         try:
-            self.check()  # behind the line above: who closes the device meanwhile sees the chunk, or is seen here
+            self.check()  # after the line above: a thread that closes the device sees the chunk, or is noticed here
             if self.on_chunks is not None:
                 self.on_chunks(None)
         except BaseException:
@@ -107,28 +108,28 @@ class _SharedMemory(Device):
             allocator.give(block)
             self.check()
             raise Closed(f"{self.name} was closed while memory was asked of it")
-        # The storage holds the mapping, and every view the storage: a view outlives the device, and its memory with it.
+        # The storage keeps the mapping, and every view the storage: views stay valid after the device was closed.
         return Storage(self, chunk.base + block.offset, nbytes, stream, partial(_give_back, allocator, mapping), block)
 
     def _take(self, allocator: BlockAllocator, nbytes: int) -> Block:
         try:
             return allocator.take(nbytes)
         except OutOfMemory:
-            gc.collect()  # tensors in cycles hold memory, too
+            gc.collect()  # tensors in reference cycles hold memory, too
             take_back(everything=True)
         try:
             return allocator.take(nbytes, growth=0)
         except OutOfMemory:
-            self.trim()  # none of the empty chunks is large enough, but their memory may do for one that is
+            self.trim()  # no empty chunk is large enough; freeing them may make room for one that is
         return allocator.take(nbytes, growth=0)
 
     def trim(self) -> None:
-        """Give the chunks that no tensor lies in back to the system, as soon as the children have let go of them."""
-        gc.collect()  # tensors in cycles hold memory, too
+        """Return chunks without tensors to the system, once the children have unmapped them."""
+        gc.collect()  # tensors in reference cycles hold memory, too
         take_back(everything=True)
         held = list(self.chunks)
         self.allocator.empty_chunks()
-        # Asked for behind `held`: what is missing here was forgotten, now or by one cut short.
+        # Read after `held`: a chunk that is missing here was removed, just now or by an interrupted call.
         used = self.allocator.chunks()
         gone = {number: self.chunks.pop(number) for number in held if number not in used and number in self.chunks}
         try:
@@ -142,7 +143,7 @@ class _SharedMemory(Device):
         return self.allocator.bytes_in_use()
 
     def executor(self, stream: Stream | None = None) -> Any:
-        """The calling thread's executor, which dies with the device; others outlive theirs only with the thread."""
+        """The calling thread's executor; unlike those of other devices it does not outlive the device."""
         present = current.executor
         if stream is None and present is not None and present.stream.device is self:
             present.stream.check()
@@ -154,16 +155,16 @@ class _SharedMemory(Device):
             self._local.executor = executor
         return executor
 
-    # -- what may be half written ---------------------------------------------------------------------------------
+    # -- tainted memory -------------------------------------------------------------------------------------------
     def taint(self, tensor: Tensor, why: str) -> None:
-        """Mark what a failed request may have half written."""
+        """Mark memory that a failed request may have left half written."""
         low, high = _span(tensor)
         if low < high:
             self._marks.setdefault(tensor.storage, []).append((low, high, why))
             self.taints = len(self._marks)
 
     def overwritten(self, tensor: Tensor) -> None:
-        """Take the marks off what was written anew, where the tensor is dense: of another, what lies between is not."""
+        """Remove the marks of memory that was overwritten; only for dense tensors, because gaps were not written."""
         marks = self._marks.get(tensor.storage)
         if not marks or tensor.nbytes < tensor.layout.high - tensor.layout.low:
             return
@@ -179,7 +180,7 @@ class _SharedMemory(Device):
         self.taints = len(self._marks)
 
     def tainted(self, tensor: Tensor) -> TaintedTensor | None:
-        """The error for reading a tensor that may be half written."""
+        """The error for reading a tensor that overlaps tainted memory; None if it does not."""
         low, high = _span(tensor)
         for start, end, why in self._marks.get(tensor.storage, ()):
             if start < high and low < end:
@@ -187,22 +188,22 @@ class _SharedMemory(Device):
         return None
 
     def refusal(self, request: Request) -> TaintedTensor | None:
-        """The error for running a request that reads what may be half written."""
+        """The error for running a request that reads tainted memory; None if it does not."""
         read = (tensor for _, tensor, is_written in request.tensors() if not is_written)
         return next(filter(None, map(self.tainted, read)), None)
 
     def look(self, tensor: Tensor) -> None:
-        """Raise for a tensor that must not be read."""
+        """Raise TaintedTensor for a tensor that must not be read."""
         error = self.tainted(tensor) if self.taints else None
         if error is not None:
             raise error
 
 
 def _until_closed(give: Callable[[int | None], None]) -> None:
-    """Have a file descriptor given to others, and wait until all of them have closed it."""
+    """Call `give` with a file descriptor, and wait until all processes that got it have closed it."""
     try:
         ours, theirs = os.pipe()
-    except OSError:  # there are no descriptors left to wait by; what is given back here may free some
+    except OSError:  # out of descriptors: do not wait; freeing chunks may free some
         give(None)
         return
     try:
@@ -210,7 +211,7 @@ def _until_closed(give: Callable[[int | None], None]) -> None:
     finally:
         os.close(theirs)
         end = select.poll()
-        end.register(ours, 0)  # the end of a pipe that nobody can write to any more is told unasked
+        end.register(ours, 0)  # a hang-up, when the last writing end is closed, is always reported
         end.poll(LET_GO_SECONDS * 1000)
         os.close(ours)
 
@@ -228,7 +229,7 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 def _give_back(allocator: BlockAllocator, mapping: object, storage: Storage) -> None:
     block: Block = storage.keep
     device: Any = storage.device
-    if storage.lent and device.alive and device.fault is None:  # a consumer's stream may still read it, or write
+    if storage.lent and device.alive and device.fault is None:  # another library's stream may still use it
         storage.keep = _Lease(allocator, mapping, block)
         device.releases.free(storage)
     else:
@@ -236,7 +237,7 @@ def _give_back(allocator: BlockAllocator, mapping: object, storage: Storage) -> 
 
 
 class _Lease:
-    """A block that is given back once nothing holds this, with the mapping that it lies in."""
+    """Owns a block and its mapping; gives the block back when it dies."""
 
     __slots__ = ("allocator", "block", "mapping")
 
@@ -311,7 +312,7 @@ class SharedCuda(_SharedMemory, CudaDevice):
         self.check_written(tensor, array)
         self.overwritten(tensor)
         super().copy_in(tensor, array)
-        self.executor().stream.synchronize()  # the child's streams know nothing of this one
+        self.executor().stream.synchronize()  # the child's streams cannot wait for this one
 
     def copy_in_async(self, tensor: Tensor, array: Array) -> Copy:
         self.check_written(tensor)
@@ -329,7 +330,7 @@ class SharedCuda(_SharedMemory, CudaDevice):
 
     def trim(self) -> None:
         with self.context:
-            CudaDevice.trim(self)  # first, for what consumers are done with goes back to its chunks by that
+            CudaDevice.trim(self)  # first: it gives back blocks that other libraries have released
             _SharedMemory.trim(self)
 
     def close(self) -> None:
@@ -350,5 +351,5 @@ def _properties(ordinal: int) -> Any:
 
 
 def shared(name: str) -> SharedHost | SharedCuda:
-    """A device of the parent's for "host" or "cuda:N"."""
+    """The parent's device for "host" or "cuda:N"."""
     return SharedHost() if name == "host" else SharedCuda(int(name.partition(":")[2] or 0))
