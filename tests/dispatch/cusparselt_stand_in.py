@@ -8,30 +8,40 @@ adds the bias that it was made with, a check writes 1 or nothing, and 0 times C 
 """
 
 import ctypes
-import inspect
+import importlib.util
 import weakref
-from enum import IntEnum
-from functools import cache
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
-from cudabind._bind import functions
-from cudabind.errors import CusparseLtError
 from cudabind.sys import cusparseLt as lt
 from dispatch.core.precision import FP8_MAX
 from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, I8, I32
 from dispatch.libraries.cusparselt import calls, descriptors, handle
 from dispatch.ops.structured import cusparselt as plans
-from dispatch.ops.structured.form import StructuredForm, group_of
-from dispatch.ops.structured.layout import host_bytes, packed, unpacked
+from dispatch.ops.structured.form import group_of
+from dispatch.ops.structured.layout import packed
 from dispatch.ops.structured.reference import PruneAlgorithm, is_structured, kept_of
+
+spec = importlib.util.spec_from_file_location(
+    "cusparselt_arguments", Path(__file__).with_name("cusparselt_arguments.py")
+)
+arguments = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(arguments)
+FUNCTIONS, NOT_SUPPORTED, Function = arguments.FUNCTIONS, arguments.NOT_SUPPORTED, arguments.Function
+
+spec = importlib.util.spec_from_file_location("cusparselt_matrices", Path(__file__).with_name("cusparselt_matrices.py"))
+matrices = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(matrices)
+PLACEHOLDER, address_of, memory_at = matrices.PLACEHOLDER, matrices.address_of, matrices.memory_at
+array_at, Memory, Matrix, turned = matrices.array_at, matrices.Memory, matrices.Matrix, matrices.turned
 
 DTYPES = {dtype.cuda: dtype for dtype in (F16, BF16, F32, I8, I32, F8E4M3, F8E5M2)}
 ROW, COL = lt.cusparseOrder_t.CUSPARSE_ORDER_ROW, lt.cusparseOrder_t.CUSPARSE_ORDER_COL
-INVALID_VALUE, NOT_SUPPORTED = 3, 10
-WORK, PLACEHOLDER = 4096, 1 << 20
+INVALID_VALUE = 3
+WORK = 4096
 SUMS = lt.cusparseComputeType
 # What the README of the library has: of A and B, C and D by the compute type.
 KINDS = {(F16, F16, F16, 1), (F16, F16, F16, 2), (BF16, BF16, BF16, 2), (F32, F32, F32, 2)}
@@ -40,114 +50,7 @@ KINDS |= {(a, out, out, 2) for a in (F8E4M3, F8E5M2) for out in (F16, BF16, F32)
 KINDS |= {(a, c, a, 2) for a in (F8E4M3, F8E5M2) for c in (F16, BF16)}
 GELU = {(I8, I8), (F8E4M3, BF16), (F8E5M2, BF16), (F8E4M3, F8E4M3), (F8E5M2, F8E5M2)}  # on sm_90
 ADDS_ALWAYS = {(I8, F16), (I8, BF16)}  # 0 times C, too
-INTS = {"int32_t": 32, "int64_t": 64, "uint32_t": 32, "size_t": 64}
 KERNELS = 7
-FUNCTIONS = frozenset(functions(lt))
-
-
-@cache
-def kinds_of(name):
-    """The kinds of the arguments of a function."""
-    function = getattr(lt, name)
-    return [str(one.annotation) for one in inspect.signature(function).parameters.values()]
-
-
-def address_of(argument):
-    return (argument.value if isinstance(argument, ctypes.c_void_p) else argument) or 0
-
-
-def memory_at(address, nbytes):
-    return np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.uint8)
-
-
-def array_at(address, dtype, shape, strides):
-    """Elements at an address with steps in elements."""
-    assert address % 16 == 0, "an address is a multiple of 16 bytes"
-    assert address != PLACEHOLDER, "the placeholder is read"
-    reach = 1 + sum((extent - 1) * step for extent, step in zip(shape, strides, strict=True))
-    memory = memory_at(address, reach * dtype.itemsize)
-    return np.ndarray(shape, dtype.numpy, memory, strides=[step * dtype.itemsize for step in strides])
-
-
-class Memory:
-    """Memory of a device that holds NaN."""
-
-    def __init__(self, nbytes):
-        self.array = np.full(nbytes + 256, 0xFF, np.uint8)
-        self.base = -(-self.array.ctypes.data // 256) * 256
-        self.owner = self.writer = None
-
-
-class Matrix(SimpleNamespace):
-    """What the descriptor of a matrix says."""
-
-    @property
-    def shape(self):
-        return (self.batch, self.rows, self.cols)
-
-    def at(self, address):
-        """The matrices at an address, (batch, rows, cols)."""
-        steps = (self.ld, 1) if self.order == ROW else (1, self.ld)
-        return array_at(address, self.dtype, self.shape, (self.stride, *steps))
-
-    def compressed_at(self, address, operation):
-        """Matrices (batch, m, k) of the host's compressed bytes; one where a batch has one for all."""
-        batch = self.batch if self.stride else 1
-        m, k = (self.rows, self.cols) if operation == 0 else (self.cols, self.rows)
-        form = StructuredForm((batch, m, k), self.dtype.name)
-        assert self.ld == (self.cols if self.order == ROW else self.rows), "compressed matrices were dense"
-        assert batch == 1, "how the library lays out a batch is not known"
-        data = memory_at(address, host_bytes(form.shape, self.dtype))
-        return np.broadcast_to(unpacked(data, form), (self.batch, m, k))
-
-    def bytes(self):
-        """Of one matrix, however many there are."""
-        return host_bytes((1, self.rows, self.cols), self.dtype)
-
-
-def turned(array, operation):
-    return array if operation == 0 else array.swapaxes(-1, -2)
-
-
-class Function:
-    def __init__(self, library, name):
-        self.library, self.name = library, name
-
-    def __call__(self, *arguments):
-        status = self.unchecked(*arguments)
-        if status:
-            raise self.error(status)
-
-    def error(self, status):
-        name = lt.cusparseStatus_t(status).name
-        return CusparseLtError("cusparseLt", self.name, int(status), name, "")
-
-    def unchecked(self, *arguments):
-        self.checked(arguments)
-        self.library.called.append(self.name)
-        if self.name in self.library.refused:
-            return NOT_SUPPORTED
-        return getattr(self.library, f"_{self.name.removeprefix('cusparseLt')}")(*arguments) or 0
-
-    def checked(self, given):
-        kinds = kinds_of(self.name)
-        assert len(given) == len(kinds), f"{self.name} takes {len(kinds)} arguments, not {len(given)}"
-        for argument, kind in zip(given, kinds, strict=True):
-            enum = getattr(lt, kind, None)
-            if kind in INTS:
-                assert type(argument) is int, (self.name, kind, argument)
-                assert argument < 2 ** INTS[kind], (self.name, kind, argument)
-            elif isinstance(enum, type) and issubclass(enum, IntEnum):
-                assert type(argument) is enum, (self.name, kind, argument)
-            elif kind.startswith("Ptr[cusparseLt"):
-                assert type(argument).__name__ == kind[4:-1], (self.name, kind, argument)
-            elif kind == "Ptr[cudaStream_t]":
-                assert isinstance(argument._obj, lt.cudaStream_t), (self.name, kind, argument)
-            elif kind == "cudaStream_t":
-                assert isinstance(argument, lt.cudaStream_t), (self.name, kind, argument)
-            else:
-                is_address = isinstance(argument, ctypes.c_void_p) or hasattr(argument, "_obj")
-                assert is_address, (self.name, kind, argument)
 
 
 class Library:

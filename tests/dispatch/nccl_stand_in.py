@@ -4,8 +4,8 @@ As the library does, it takes a group's calls at its end, and gives `ncclInProgr
 refuses a handle that was aborted or destroyed, and arguments of other types.
 """
 
-import ast
 import ctypes
+import importlib.util
 import threading
 import time
 from pathlib import Path
@@ -15,13 +15,22 @@ import ml_dtypes
 import numpy as np
 
 from cudabind.sys import nccl
-from dispatch.device.stream import NOT_READY, NULL_CONTEXT
 from dispatch.libraries.nccl import communicator, config, group, memory, monitor
 from dispatch.libraries.threads.meeting import Brought, Hall
 from dispatch.ops.collective import nccl as calls
 from dispatch.ops.collective import nccl_messages as messages
 from dispatch.ops.collective.reference import Part, reduced
 from dispatch.ops.collective.request import RedOp
+
+spec = importlib.util.spec_from_file_location("nccl_signatures", Path(__file__).with_name("nccl_signatures.py"))
+signatures = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(signatures)
+Call, SIGNATURES = signatures.Call, signatures.SIGNATURES
+
+spec = importlib.util.spec_from_file_location("nccl_gpu_stand_in", Path(__file__).with_name("nccl_gpu_stand_in.py"))
+around = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(around)
+Gpu, Driver = around.Gpu, around.Driver
 
 SUCCESS, INTERNAL_ERROR, INVALID_ARGUMENT, IN_PROGRESS = 0, 3, 4, 7
 DTYPES = (
@@ -30,13 +39,6 @@ DTYPES = (
 )
 STREAM = 7  # the one that plans are to enqueue on
 PATIENCE = 20
-# What a parameter of a type in the generated signature is given, where nobody converts it.
-KINDS = {
-    "size_t": ctypes.c_size_t, "int32_t": ctypes.c_int, "ncclDataType_t": ctypes.c_int, "ncclRedOp_t": ctypes.c_int,
-    "ncclScalarResidence_t": ctypes.c_int, "void_p": ctypes.c_void_p, "const_void_p": ctypes.c_void_p,
-    "ncclWindow_t": nccl.ncclWindow_t,
-    "cudaStream_t": nccl.cudaStream_t, "ncclComm_t": nccl.ncclComm_t, "ncclUniqueId": nccl.ncclUniqueId,
-}  # fmt: skip
 
 
 def array(address, count, dtype):
@@ -44,30 +46,6 @@ def array(address, count, dtype):
         return np.empty(0, dtype)
     size = count * np.dtype(dtype).itemsize
     return np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8).view(dtype)
-
-
-class Call:
-    """One function, called bare: each argument is of the type that C would need it to be."""
-
-    def __init__(self, library, name):
-        self.library, self.name, self.real = library, name, getattr(nccl, name)
-        self.kinds = SIGNATURES[name]
-
-    def unchecked(self, *arguments):
-        assert len(arguments) == len(self.kinds), f"{self.name} takes {len(self.kinds)}, was given {len(arguments)}"
-        for given, kind in zip(arguments, self.kinds, strict=True):
-            if (wanted := KINDS.get(kind)) is not None:
-                is_null = given is None and wanted is ctypes.c_void_p
-                assert is_null or isinstance(given, wanted), f"{self.name}: {type(given)} for a {kind}"
-        return self.library.called(self.name, arguments)
-
-    def __call__(self, *arguments):
-        status = self.library.called(self.name, arguments)
-        if status:
-            raise self.error(status)
-
-    def error(self, status):
-        return self.real.error(status)
 
 
 class Library:
@@ -409,48 +387,6 @@ class Library:
             return finish
 
         return self._message(comm, source, "recv", start)
-
-
-def _signatures():
-    """The types of each function's parameters, as the generated module writes them; several functions share a class."""
-    tree = ast.parse(Path(nccl.__file__).read_text())
-    kinds = {
-        node.name: [ast.unparse(argument.annotation) for argument in node.body[0].args.posonlyargs[1:]]
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and node.body and isinstance(node.body[0], ast.FunctionDef)
-    }
-    named = (node for node in tree.body if isinstance(node, ast.AnnAssign))
-    return {node.target.id: kinds.get(ast.unparse(node.annotation)) for node in named}
-
-
-SIGNATURES = _signatures()
-
-
-class Gpu:
-    """What communicators ask of a device, whose events are done when the test says so."""
-
-    is_host, alive, fault = False, True, None
-
-    def __init__(self):
-        self.context, self.done, self.events = NULL_CONTEXT, True, 0
-
-    def event(self):
-        self.events += 1
-        return ctypes.c_void_p(self.events)
-
-    def recycle(self, event):
-        assert event.value
-
-    def __str__(self):
-        return "cuda:0"
-
-
-class Driver:
-    """The driver's two functions that notes of calls need."""
-
-    def __init__(self, gpu):
-        self.cuEventRecord = SimpleNamespace(unchecked=lambda _event, _stream: 0)
-        self.cuEventQuery = SimpleNamespace(unchecked=lambda _: 0 if gpu.done else NOT_READY)
 
 
 def install(monkeypatch):
