@@ -311,7 +311,7 @@ def test_who_closes_the_supervisor_while_it_runs_a_request_does_not_wait_for_its
 
 @pytest.fixture
 def interrupts(rng):
-    spec = importlib.util.spec_from_file_location("interrupts", Path(__file__).with_name("test_interrupts.py"))
+    spec = importlib.util.spec_from_file_location("interrupts", Path(__file__).with_name("interrupts.py"))
     module = importlib.util.module_from_spec(spec)
     sys.modules["interrupts"] = module
     spec.loader.exec_module(module)

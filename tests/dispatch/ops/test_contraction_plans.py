@@ -1,6 +1,5 @@
 """Plans of cuTENSOR's over a stand-in of it: every row for GPUs through its cases, and what is called with what."""
 
-import ctypes
 import gc
 import importlib.util
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import dispatch as dp
 from cudabind.errors import CutensorError
 from dispatch.core.row import refusals
-from dispatch.errors import NoRow, OutOfMemory, Refused
+from dispatch.errors import NoRow, Refused
 from dispatch.keys import HALF
 from dispatch.ops.contraction import tune
 from dispatch.ops.contraction.cases import cases
@@ -20,18 +19,16 @@ from dispatch.ops.contraction.product import product_of
 from dispatch.table import contract_cublaslt
 from dispatch.table.cutensor import GPU_ROWS
 
-
-def loaded(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
+spec = importlib.util.spec_from_file_location(
+    "contraction_stand_ins", Path(__file__).with_name("contraction_stand_ins.py")
+)
+stand_ins = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(stand_ins)
+loaded, stand_in, REQUIRED, WORKSPACE = stand_ins.loaded, stand_ins.stand_in, stand_ins.REQUIRED, stand_ins.WORKSPACE
+Memory, dev, executor, run = stand_ins.Memory, stand_ins.dev, stand_ins.executor, stand_ins.run
+row_of = stand_ins.row_of
 
 stand_in_lt = loaded(Path(__file__).parents[1] / "cublaslt_stand_in.py")
-stand_in = loaded(Path(__file__).parents[1] / "cutensor_stand_in.py")
-REQUIRED, WORKSPACE, Memory = stand_in.REQUIRED, stand_in.WORKSPACE, stand_in.Memory
-
 
 # The cases that ask what cuTENSOR has not: seen with 2.8.1.
 REFUSED_OF_COMPLEX = {
@@ -41,27 +38,6 @@ REFUSED_OF_COMPLEX = {
     "elementwise_trinary": {"operators"},
 }
 REFUSED = {"contract_trinary": {"one to a scalar"}}
-
-
-@pytest.fixture
-def dev():
-    return dp.device("host")
-
-
-@pytest.fixture
-def executor(monkeypatch):
-    return stand_in.executor_of(monkeypatch)
-
-
-def run(request, executor, row):
-    """A request's result by the plan of a row for GPUs, over memory of the host."""
-    outputs = request.device.executor().outputs(request)
-    plan = row.call(request, executor, row)
-    for tensor in outputs.values():
-        if tensor.size:
-            tensor.copy_from(np.full(tensor.shape, np.nan, tensor.dtype.numpy))
-    plan.enqueue(request.arguments(outputs))
-    return plan, request.result(outputs)
 
 
 @pytest.mark.parametrize("row", GPU_ROWS, ids=lambda row: row.name)
@@ -84,12 +60,6 @@ def test_a_row_passes_its_cases_over_the_stand_in(row, dev, executor, each):
     )
     gc.collect()
     assert {one.kind for one in executor.library.alive.values()} <= {"handle"}, "descriptors that nobody destroys"
-
-
-def row_of(op, dtype, compute="32F"):
-    return next(
-        row for row in GPU_ROWS if (row.op, row.dtypes[0], row.compute.name) == (op, dtype, f"COMPUTE_{compute}")
-    )
 
 
 def test_the_choices_of_a_request_reach_the_library(dev, executor, rng):
@@ -246,7 +216,6 @@ def test_kernels_race_and_the_winner_is_remembered(dev, executor, monkeypatch, r
     assert raced == [8]  # its own choice, two kernels of each of three ways, and the patient choice
 
 
-# -- contractions that are matrix products ----------------------------------------------------------------------------
 @pytest.fixture
 def products(executor, monkeypatch):
     """An executor over a stand-in of cuBLASLt, too."""
@@ -290,91 +259,6 @@ def test_products_lie_as_matmul_has_them(dev, rng):
         a, b = (dev.array(rng.standard_normal([sizes[mode] for mode in term])) for term in terms)
         found = product_of(dp.ContractRequest(spec, a, b))
         assert (found.a.shape, found.b.shape, found.out.shape) == shapes, spec
-
-
-def failing(executor, name, times, status=stand_in.CUDA_ERROR):
-    """Has a function of the library fail so often, unless it is said with the status for any error of CUDA's."""
-    kept, left = getattr(executor.library, name), [times]
-
-    def call(*arguments):
-        if left[0]:
-            left[0] -= 1
-            if name == "cutensorCreate":
-                arguments[0].value = 1  # what no library has made, and nobody is to destroy
-            return status
-        return kept.function(*arguments)
-
-    function = stand_in.Call(name, call)
-    setattr(executor.library, name, function)
-    return left
-
-
-def test_a_call_that_fails_for_memory_is_made_again_once_there_is_some(dev, executor, rng):
-    a, b = (dev.array(rng.standard_normal((3, 3)).astype("f4")) for _ in range(2))
-    executor.free, trimmed = 100 << 20, []
-    executor.device.trim = lambda: trimmed.append(1)
-    left = failing(executor, "cutensorContract", 1)
-    _, result = run(dp.ContractRequest("ik,kj->ij", a, b), executor, row_of("contract", "f32"))
-    np.testing.assert_allclose(result.numpy(), a.numpy() @ b.numpy(), rtol=1e-5)
-    assert (trimmed, left) == ([1], [0])
-
-
-@pytest.mark.parametrize("how", ["again", "added", "captured", "recorded"])
-def test_what_fails_for_memory_is_out_of_memory(dev, executor, how):
-    a = dev.zeros((3, 3), "f32")
-    executor.free, executor.captured = 100 << 20, how == "captured"
-    if how == "recorded":
-        executor.target = ctypes.c_void_p(8)
-    left = failing(executor, "cutensorContract", 5)
-    more = {"c": a} if how == "added" else {}  # of which a second call would add once more
-    with pytest.raises(OutOfMemory, match=r"likely out of memory: 100 of 81,920 MiB are free.*CUDA_ERROR") as caught:
-        run(dp.ContractRequest("ik,kj->ij", a, a, **more), executor, row_of("contract", "f32"))
-    assert isinstance(caught.value.__cause__, CutensorError)
-    assert left == [3 if how == "again" else 4]
-
-
-def test_what_fails_with_memory_to_spare_is_the_librarys_own_error(dev, executor):
-    a = dev.zeros((3, 3), "f32")
-    left = failing(executor, "cutensorContract", 5)
-    with pytest.raises(
-        CutensorError, match=r"65,536 of 81,920 MiB are free: it is not for memory. CUTENSOR_LOG_LEVEL=5"
-    ):
-        run(dp.ContractRequest("ik,kj->ij", a, a), executor, row_of("contract", "f32"))
-    assert left == [4]
-
-
-def test_a_plan_that_fails_for_memory_is_out_of_memory(dev, executor):
-    a = dev.zeros((3, 3), "f32")
-    executor.free = 0
-    failing(executor, "cutensorCreatePlan", 1)
-    with pytest.raises(OutOfMemory, match="cutensorCreatePlan failed with CUTENSOR_STATUS_CUDA_ERROR"):
-        run(dp.ContractRequest("ik,kj->ij", a, a), executor, row_of("contract", "f32"))
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_handle_that_fails_for_memory_is_made_again_or_out_of_memory(dev, executor, rng, times):
-    a, b = (dev.array(rng.standard_normal((3, 3)).astype("f4")) for _ in range(2))
-    request, row = dp.ContractRequest("ik,kj->ij", a, b), row_of("contract", "f32")
-    executor.free, trimmed = 8 << 20, []
-    executor.device.trim = lambda: trimmed.append(1)
-    left = failing(executor, "cutensorCreate", times, stand_in.UNSUPPORTED)
-    if times == 2:
-        with pytest.raises(OutOfMemory, match=r"8 of 81,920 MiB.*cutensorCreate failed with CUTENSOR_STATUS_NOT_SUPP"):
-            run(request, executor, row)
-    _, result = run(request, executor, row)  # once there is memory all is well
-    np.testing.assert_allclose(result.numpy(), a.numpy() @ b.numpy(), rtol=1e-5)
-    assert (trimmed, left) == ([1], [0])
-    assert not executor.device.idle["cutensor"]
-
-
-def test_a_handle_that_fails_with_memory_to_spare_is_the_librarys_own_error(dev, executor):
-    a = dev.zeros((3, 3), "f32")
-    left = failing(executor, "cutensorCreate", 5, stand_in.UNSUPPORTED)
-    with pytest.raises(CutensorError, match=r"NOT_SUPPORTED.*65,536 of 81,920 MiB are free: it is not for memory"):
-        run(dp.ContractRequest("ik,kj->ij", a, a), executor, row_of("contract", "f32"))
-    assert left == [4]
-    gc.collect()
-    assert not executor.device.idle["cutensor"]  # nobody is to destroy what was not made
 
 
 def test_what_a_plan_was_made_of_goes_behind_it(dev, executor):

@@ -8,15 +8,18 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.errors import BadRequest, LinAlgError, NoRow
-from dispatch.libraries.nvrtc.compiled import compiled
+from dispatch.errors import LinAlgError
 from dispatch.ops.sparse.cases_krylov import KRYLOV, krylov_cases
 from dispatch.ops.sparse.krylov import BREAKDOWN, NOT_FINITE, STAGNATED
-from dispatch.ops.sparse.krylov_kernels import KERNELS, SOURCES
-from dispatch.ops.sparse.own_krylov import options
 
 sp = pytest.importorskip("scipy.sparse")
 linalg = pytest.importorskip("scipy.sparse.linalg")
+
+spec = importlib.util.spec_from_file_location("krylov_systems", Path(__file__).with_name("krylov_systems.py"))
+systems = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(systems)
+poisson, convection, request_of = systems.poisson, systems.convection, systems.request_of
+
 spec = importlib.util.spec_from_file_location("krylov_on_cpu", Path(__file__).with_name("krylov_on_cpu.py"))
 krylov_on_cpu = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(krylov_on_cpu)
@@ -29,31 +32,6 @@ TRIED = [row for row in HOST if row.op == "cg" or row.dtypes[0].name in ("f64", 
 @pytest.fixture(scope="module")
 def on_cpu(tmp_path_factory):
     return krylov_on_cpu.Iterations(tmp_path_factory.mktemp("krylov"))
-
-
-def poisson(*extents):
-    lines = [sp.diags_array([-np.ones(n - 1), 2 * np.ones(n), -np.ones(n - 1)], offsets=[-1, 0, 1]) for n in extents]
-    found = lines[0]
-    for line in lines[1:]:
-        found = sp.kron(found, sp.eye_array(line.shape[0])) + sp.kron(sp.eye_array(found.shape[0]), line)
-    return found.tocsr()
-
-
-def convection(n, speed=0.7):
-    """Convection and diffusion on a square: not symmetric."""
-    along = sp.diags_array(
-        [-(1 + speed) * np.ones(n - 1), 2 * np.ones(n), -(1 - speed) * np.ones(n - 1)], offsets=[-1, 0, 1]
-    )
-    return (sp.kron(along, sp.eye_array(n)) + sp.kron(sp.eye_array(n), along)).tocsr()
-
-
-def request_of(op, a, b, x0=None, dtype="f64", **choices):
-    dev = dp.device("host")
-    matrix = dp.sparse.sparse_tensor(sp.csr_array(a).astype(dp.keys.Dtype.of(dtype).numpy))
-    start = None if x0 is None else dev.array(x0, dtype)
-    if "M" in choices:
-        choices["M"] = dev.array(choices["M"], dtype)
-    return KRYLOV[op](*matrix, dev.array(b, dtype), start, **choices)
 
 
 def solved(on_cpu, op, a, b, x0=None, **choices):
@@ -149,14 +127,6 @@ def test_a_residual_of_0_is_enough_whatever_the_tolerance(op, dtype, on_cpu):
         assert (int(info), float(residual)) == (0, 0.0)
 
 
-def test_a_tolerance_of_0_is_met_by_the_residual_that_is_carried_along():
-    for a in (sp.diags_array(np.arange(1.0, 5)), poisson(5, 5)):
-        b = np.ones(a.shape[0])
-        x, info, *_ = dp.run(request_of("cg", a, b, rtol=0.0, maxiter=2000))
-        assert info.item() == 0
-        np.testing.assert_allclose(a @ x.numpy(), b)
-
-
 def test_minres_of_a_singular_system_that_has_a_solution_finds_one(on_cpu, rng):
     a = poisson(6, 6)
     a = a - sp.diags_array(a.sum(axis=1))  # the Laplacian of a grid: constants are its null space
@@ -199,76 +169,6 @@ def test_two_runs_give_the_same_bits(on_cpu, rng):
     first, second = on_cpu.solve(request), on_cpu.solve(request)
     np.testing.assert_array_equal(first[0], second[0])
     assert first[1:] == second[1:]
-
-
-@pytest.mark.compiles
-@pytest.mark.parametrize("op", KRYLOV)
-@pytest.mark.parametrize("dtype", ["f32", "c128"])
-def test_nvrtc_compiles_the_kernels_for_sm_90(op, dtype):
-    if op == "minres" and dtype == "c128":
-        dtype = "f64"
-    request = request_of(op, poisson(3, 3), np.ones(9), dtype=dtype)
-    for name in ("begin", *KERNELS[op], "finish"):
-        assert len(compiled(SOURCES[op], name, ("-arch=sm_90", *options(request)))) > 1000
-
-
-# -- requests ---------------------------------------------------------------------------------------------------------
-def test_bad_requests_are_refused_by_name():
-    a, b = poisson(3, 3), np.ones(9)
-    for change, words in (
-        ({"b": np.ones(8)}, "b: "),
-        ({"x0": np.ones((9, 1))}, "x0: "),
-        ({"rtol": -1.0}, "rtol"),
-        ({"atol": np.nan}, "atol"),
-        ({"maxiter": 0}, "maxiter"),
-        ({"algorithm": "coo_alg1"}, "algorithm"),
-        ({"M": np.ones(9), "preconditioner": "jacobi"}, "M: "),
-        ({"a": a[:8]}, "form.shape"),
-    ):
-        given = {"a": a, "b": b, **change}
-        with pytest.raises(BadRequest, match=words.replace(".", r"\.")):
-            request_of("cg", **given)
-    with pytest.raises(BadRequest, match="restart"):
-        request_of("gmres", a, b, restart=0)
-    with pytest.raises(NoRow, match="c128"):
-        dp.run(request_of("minres", a, b, dtype="c128"))
-
-
-def test_a_preconditioner_that_is_made_of_a_needs_its_lines():
-    dev = dp.device("host")
-    a = dp.sparse.sparse_tensor(poisson(3, 3).tocoo())
-    with pytest.raises(NoRow, match="needs CSR or CSC"):
-        dp.cg(*a, dev.array(np.ones(9)), preconditioner="jacobi")
-
-
-@pytest.mark.parametrize("op", KRYLOV)
-def test_the_functions_of_sparse_take_scipys_arguments(op, rng):
-    a = poisson(6, 6).astype(np.float64)
-    b, x0 = rng.standard_normal(36), rng.standard_normal(36)
-    dev = dp.device("host")
-    function, theirs = getattr(dp.sparse, op), getattr(linalg, op)
-    x, info = function(a, dev.array(b), dev.array(x0), rtol=1e-9, maxiter=500, M="jacobi")
-    expected, status = theirs(a, b, x0, rtol=1e-9, maxiter=500)
-    assert info.item() == status == 0
-    np.testing.assert_allclose(x.numpy(), expected, rtol=1e-5)
-    np.testing.assert_array_equal(function(a, dev.array(b), dev.array(x0), rtol=1e-9, M="jacobi", check=True), x)
-    with pytest.raises(LinAlgError, match=f"{op}: the residual is .* after"):
-        function(a, dev.array(b), rtol=1e-13, maxiter=1, check=True, **({"restart": 2} if op == "gmres" else {}))
-    with pytest.raises(BadRequest, match="jacobi"):
-        function(a, dev.array(b), M=a)
-
-
-@pytest.mark.parametrize("op", ["cg", "bicgstab", "gmres", "minres"])
-def test_the_host_takes_no_part_in_an_iteration(op):
-    from scipy.sparse.linalg import LinearOperator
-
-    solve, a = getattr(dp.sparse, op), np.eye(3)
-    b = dp.device("host").array(np.ones(3))
-    with pytest.raises(BadRequest, match=r"callback: got .*; expected None: all iterations are one launch"):
-        solve(sp.csr_array(a), b, callback=print)
-    for matrix in (LinearOperator((3, 3), matvec=lambda x: x), lambda x: x):
-        with pytest.raises(BadRequest, match=r"A: got .*; expected a sparse matrix: all iterations are one launch"):
-            solve(matrix, b)
 
 
 # -- incomplete factors -----------------------------------------------------------------------------------------------
@@ -318,51 +218,6 @@ def test_factors_that_are_not_finite_end_it_with_a_status_of_their_own(op, on_cp
     for x, info, *_ in (on_cpu.solve(request), tuple(one.numpy() for one in dp.run(request))):
         assert int(info) == NOT_FINITE
         assert np.isnan(x).all()
-
-
-def test_the_functions_of_sparse_take_incomplete_factors(rng):
-    dev, a = dp.device("host"), convection(9)
-    a.sort_indices()
-    b = rng.standard_normal(81)
-    right = linalg.spsolve(a.tocsc(), b)
-    matrix = dp.sparse.sparse_tensor(a)
-    factors = dp.sparse.ilu0(matrix)
-    for given in (matrix, a):  # SciPy's matrix is the same memory
-        for function in (dp.sparse.bicgstab, dp.sparse.gmres):
-            x = function(given, dev.array(b), rtol=1e-10, M=factors, check=True)
-            np.testing.assert_allclose(x.numpy(), right, atol=1e-7)
-    for given in (a, a.tocsc(), a.tocoo()):  # by rows within
-        x = dp.sparse.bicgstab(given, dev.array(b), rtol=1e-10, M="ILU0", check=True)
-        np.testing.assert_allclose(x.numpy(), right, atol=1e-7)
-    # Other elements at the same places keep the factors of those before.
-    near = matrix.with_values(dev.array(a.data * rng.uniform(0.9, 1.1, a.nnz)))
-    x = dp.sparse.gmres(near, dev.array(b), rtol=1e-10, M=factors, check=True)
-    np.testing.assert_allclose(near.todense().numpy() @ x.numpy(), b, atol=1e-7)
-    for other in (a.copy(), a.tocsc(), a[:80, :80]):
-        with pytest.raises(BadRequest, match=r"M: got IncompleteFactors.*the same object that ilu0 or ic0 was given"):
-            dp.sparse.gmres(other, dev.array(b[: other.shape[0]]), M=factors)
-    with pytest.raises(LinAlgError, match="ic0: the pivot of row 0"):
-        dp.sparse.cg(-poisson(3, 3), dev.array(np.ones(9)), M="ic0")
-    with pytest.raises(BadRequest, match=r"minres.*cg takes factors"):
-        dp.sparse.minres(matrix, dev.array(b), M=factors)
-    with pytest.raises(BadRequest, match='M: got a csr_array; expected None, "jacobi", "ilu0", "ic0"'):
-        dp.sparse.cg(matrix, dev.array(b), M=a)
-
-
-def test_requests_with_factors_say_what_they_lack():
-    dev, a = dp.device("host"), poisson(3, 3)
-    matrix, b = dp.sparse.sparse_tensor(a).fixed(), dev.array(np.ones(9))
-    given = {"M": dev.array(a.data), "preconditioner": "ilu0"}
-    coo = dp.sparse.sparse_tensor(a.tocoo())
-    for parts, change, words in (
-        (matrix, {"M": None}, "M: got None; expected the factors that the request ilu0 gives"),
-        (matrix, {"M": b}, r"M: .*expected f64\[33\], a factor's element for each of A's 33"),
-        (dp.sparse.sparse_tensor(a), {}, r"form.pattern: got None.*a\.fixed\(\)"),
-        (coo, {}, r"form.format: got .*; expected CSR, with preconditioner='ilu0'"),
-        (matrix, {"preconditioner": "ilu1"}, "preconditioner: .*ILU0"),
-    ):
-        with pytest.raises(BadRequest, match=words):
-            dp.CgRequest(*parts, b, **{**given, **change})
 
 
 # -- singular systems on the host, whose rows say what the kernels say -------------------------------------------------
