@@ -1,4 +1,7 @@
-"""Solvers on the GPU: every row through its cases, large systems against SciPy in float64, what is kept and noticed."""
+"""Solvers on the GPU: large systems against SciPy in float64, what is kept and noticed.
+
+Their rows go through their cases in test_sparse.py, with those of all sparse ops.
+"""
 
 import numpy as np
 import pytest
@@ -6,31 +9,14 @@ import pytest
 import dispatch as dp
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.keys import HOST
-from dispatch.ops.sparse.cases import cases
 from dispatch.ops.sparse.krylov import BREAKDOWN, NOT_FINITE, STAGNATED
-from dispatch.row_check import check_row
 
 sp = pytest.importorskip("scipy.sparse")
 linalg = pytest.importorskip("scipy.sparse.linalg")
 
 S = dp.sparse
 ITERATIONS = ("cg", "bicgstab", "gmres", "minres")
-ROWS = [row for op in (*ITERATIONS, "spsolve") for row in dp.TABLE.of(op) if row.min_arch != HOST]
 EPS = {"f4": 2e-7, "c8": 2e-7, "f8": 3e-16, "c16": 3e-16}
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_row_passes_its_cases_or_refuses_them_with_its_reasons(row, gpu, rng, skip_without):
-    if not row.on(gpu.arch):
-        pytest.skip(f"needs {row.min_arch} or newer, this GPU is {gpu.arch}")
-    skip_without(row)
-    failed = []
-    for case in cases(row):
-        try:
-            check_row(row, case, gpu, rng)
-        except Exception as error:  # noqa: BLE001, PERF203  # whatever it is, the other cases are tried
-            failed.append(f"{case.id}: {type(error).__name__}: {error}")
-    assert not failed, "\n".join([f"{len(failed)} of {len(cases(row))} cases fail", *failed])
 
 
 def poisson(*extents):
@@ -220,7 +206,7 @@ def test_a_supervisor_runs_them(isolation, rng):
 # -- direct -----------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def with_cudss(skip_without):
-    skip_without(next(row for row in ROWS if row.op == "spsolve"))
+    skip_without(next(row for row in dp.TABLE.of("spsolve") if row.min_arch != HOST))
 
 
 @pytest.mark.usefixtures("with_cudss")
