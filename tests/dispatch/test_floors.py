@@ -75,11 +75,11 @@ def test_no_op_family_imports_another():
 def test_no_module_that_was_written_by_hand_is_too_long():
     """`cudabind/sys` is generated."""
     root = DRAW.parents[1]
-    found = [path for folder in ("cudabind", "dispatch") for path in (root / folder).rglob("*.py")]
+    found = [path for folder in ("cudabind", "dispatch", "tests") for path in (root / folder).rglob("*.py")]
     lines = {
         path: len(path.read_text().splitlines()) for path in found if root / "cudabind" / "sys" not in path.parents
     }
-    assert len(lines) > 200, "the folders have moved"
+    assert len(lines) > 1000, "the folders have moved"
     assert not {str(path.relative_to(root)): count for path, count in lines.items() if count > LONGEST}
 
 
