@@ -13,9 +13,8 @@ from dispatch.keys import F16, U8
 from dispatch.ops.fft.callback import Callback
 from dispatch.ops.fft.callback_dft import CallbackDftRequest, evaluate, exact
 from dispatch.ops.fft.request import COMPUTED, DftKind, DftNorm
-from dispatch.ops.fft.spectrum_check import drawn, spectrum_check
+from dispatch.ops.fft.spectrum_check import another_norm, drawn, of_kind, spectrum_check
 from dispatch.testing.check import MadeCase, place, with_outputs
-from dispatch.testing.mutations import altered
 
 if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
@@ -124,12 +123,8 @@ def check(form: CallbackForm, number: Dtype, found: Dtype, choice: Any, name: st
     inverse, norm = choice
     kind = DftKind.R2C if not number.is_complex else DftKind.C2C if found.is_complex else DftKind.C2R
     real = COMPUTED[found][0]
-    shape, points = list(form.shape), form.points
-    if kind is DftKind.C2R:
-        axes = form.axes or tuple(range(len(shape)))
-        points = tuple(shape[axis] for axis in axes) if points is None else points
-        shape[axes[-1]] = shape[axes[-1]] // 2 + 1
-    a = _laid(form, drawn(rng, form.stored or number, tuple(shape)), device)
+    shape, points = of_kind(form, kind)
+    a = _laid(form, drawn(rng, form.stored or number, shape), device)
     if form.stored is F16:
         a = place(device, rng.integers(-30000, 30000, shape).astype(np.int16).view(np.float16))
     request = CallbackDftRequest(a.view, kind, points, form.axes, inverse=inverse, norm=norm, precision=real)
@@ -187,14 +182,6 @@ def without(side: str) -> Mutation:
     return mutation
 
 
-def other_norm(request: Any) -> Results | None:
-    """Another factor, where there is one."""
-    if not isinstance(request, CallbackDftRequest) or int(np.prod(request.points)) == 1 or not request.a.size:
-        return None
-    norm = DftNorm.FORWARD if request.norm == DftNorm.BACKWARD else DftNorm.BACKWARD
-    return altered(evaluate, request, norm=norm)
-
-
 def turned(side: str) -> Mutation:
     """The operands of a callback moved by one: as if it were told of the next element."""
 
@@ -208,10 +195,11 @@ def turned(side: str) -> Mutation:
     return mutation
 
 
+OTHER_NORM = another_norm(evaluate)
 CALLBACK_MUTATIONS: dict[str, Mutation] = {
     "without load": without("load"),
     "without store": without("store"),
     "loads of the next element": turned("load"),
     "stores of the next element": turned("store"),
-    "callbacks, another norm": other_norm,
+    "callbacks, another norm": lambda one: OTHER_NORM(one) if isinstance(one, CallbackDftRequest) else None,
 }

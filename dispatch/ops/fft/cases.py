@@ -16,7 +16,7 @@ from dispatch.ops.fft.half_cases import HALF_MUTATIONS, half_cases
 from dispatch.ops.fft.reference import evaluate, exact
 from dispatch.ops.fft.request import COMPUTED, DftKind, DftNorm, DftRequest
 from dispatch.ops.fft.roll_cases import ROLL_MUTATIONS, roll_cases
-from dispatch.ops.fft.spectrum_check import drawn, spectrum_check
+from dispatch.ops.fft.spectrum_check import another_norm, drawn, of_kind, spectrum_check
 from dispatch.testing.check import GuardedBuffer, MadeCase, place, with_outputs
 from dispatch.testing.mutations import altered, of_operand, with_fields
 
@@ -122,12 +122,8 @@ FEW = 4  # forms of dtypes that are only converted
 def check(form: Form, dtype: Dtype, kind: DftKind, choice: Any, name: str, device: Device, rng: Any) -> Check:
     """A case with fresh operands."""
     inverse, norm = choice
-    shape, points = list(form.shape), form.points
-    if kind is DftKind.C2R:
-        axes = form.axes or tuple(range(len(shape)))
-        whole = [shape[axis] for axis in axes] if points is None else list(points)
-        shape[axes[-1]], points = shape[axes[-1]] // 2 + 1, tuple(whole)  # odd numbers of points are to be said
-    a = _laid(form, drawn(rng, dtype, tuple(shape)), device)
+    shape, points = of_kind(form, kind)
+    a = _laid(form, drawn(rng, dtype, shape), device)
     request = DftRequest(a.view, kind, points, form.axes, inverse=inverse, norm=norm)
     if form.factors is not None:
         request = request.replace(factors=place(device, factors_of(form, kind, request, rng), gap=form.gap).view)
@@ -195,14 +191,6 @@ MANY = 16  # elements of an operand, of which some show it
 SEVERAL = 2
 
 
-def other_norm(request: DftRequest) -> Results | None:
-    """Each of the other factors, where there are some."""
-    if int(np.prod(request.points)) == 1 or not request.a.size:
-        return None
-    norm = DftNorm.FORWARD if request.norm == DftNorm.BACKWARD else DftNorm.BACKWARD
-    return altered(evaluate, request, norm=norm)
-
-
 def other_axis(request: DftRequest) -> Results | None:
     """All axes but the first one."""
     axes, points = request.transformed, request.points
@@ -247,7 +235,7 @@ def of_dft(mutation: Mutation) -> Mutation:
 
 DFT_MUTATIONS: dict[str, Mutation] = {
     "the other sign": opposite,
-    "another norm": other_norm,
+    "another norm": another_norm(evaluate),
     "an axis left out": other_axis,
     "the next element": of_a(lambda a: np.roll(a, 1) if a.size >= MANY else None),
     "without factors": without_factors,

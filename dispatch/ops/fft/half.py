@@ -77,16 +77,6 @@ class HalfDftRequest(TransformRequest["Tensor"]):
         made = self.made if self.kind == DftKind.C2R else (*self.made, PAIR)
         return {"out": dense(made, self.a.dtype)}
 
-    @property
-    def made(self) -> Shape:
-        """How many numbers the result has along each axis."""
-        extents = list(self.extents)
-        for axis, n in zip(self.transformed, self.points, strict=True):
-            extents[axis] = n
-        if self.kind == DftKind.R2C:
-            extents[self.transformed[-1]] = self.points[-1] // 2 + 1
-        return tuple(extents)
-
     def attributes(self) -> tuple[Any, ...]:
         return self.kind, self.points, self.transformed, self.inverse, self.norm
 

@@ -10,12 +10,11 @@ import numpy as np
 from dispatch.core.host_plan import EXACT
 from dispatch.ops.fft.half import PAIR, HalfDftRequest, evaluate, exact
 from dispatch.ops.fft.request import DftKind, DftNorm
-from dispatch.ops.fft.spectrum_check import spectrum_check
+from dispatch.ops.fft.spectrum_check import another_norm, of_kind, spectrum_check
 from dispatch.testing.check import MadeCase, place, with_outputs
-from dispatch.testing.mutations import altered, of_operand, with_fields
+from dispatch.testing.mutations import of_operand, with_fields
 
 if TYPE_CHECKING:
-    from dispatch.core.host_plan import Results
     from dispatch.core.row import Row
     from dispatch.device.device import Device
     from dispatch.keys import Dtype
@@ -82,11 +81,7 @@ def half_cases(row: Row) -> list[MadeCase]:
 def check(form: Form, dtype: Dtype, kind: DftKind, choice: Any, name: str, device: Device, rng: Any) -> Check:
     """A case with fresh operands."""
     inverse, norm = choice
-    shape, points = list(form.shape), form.points
-    if kind is DftKind.C2R:
-        axes = form.axes or tuple(range(len(shape)))
-        whole = [shape[axis] for axis in axes] if points is None else list(points)
-        shape[axes[-1]], points = shape[axes[-1]] // 2 + 1, tuple(whole)
+    shape, points = of_kind(form, kind)
     parts = () if kind is DftKind.R2C else (PAIR,)
     a = place(device, rng.standard_normal((*shape, *parts)).astype(dtype.numpy), behind(form.order, parts), form.gap)
     request = HalfDftRequest(a.view, kind, points, form.axes, inverse=inverse, norm=norm)
@@ -116,18 +111,10 @@ def shows(request: HalfDftRequest) -> bool:
     return request.a.size >= MANY and max(request.points) > PAIR
 
 
-def other_norm(request: HalfDftRequest) -> Results | None:
-    """Another factor."""
-    if int(np.prod(request.points)) == 1 or not request.a.size:
-        return None
-    norm = DftNorm.FORWARD if request.norm == DftNorm.BACKWARD else DftNorm.BACKWARD
-    return altered(evaluate, request, norm=norm)
-
-
 HALF_MUTATIONS: dict[str, Mutation] = {
     name: of_half(mutation)
     for name, mutation in {
-        "half: another norm": other_norm,
+        "half: another norm": another_norm(evaluate),
         "half: the next element": of_operand(evaluate, "a", lambda a: np.roll(a, 2) if a.size >= MANY else None),
         "half: the other direction": with_fields(
             evaluate, MANY, inverse=lambda request: not request.inverse if shows(request) else None

@@ -119,12 +119,7 @@ class TransformRequest(OperandRequest[R_co]):
     @cached_property
     def read(self) -> Shape:
         """The extents of what is transformed: of `a` as it is cut off or filled up with zeros."""
-        extents = list(self.extents)
-        for axis, n in zip(self.transformed, self.points, strict=True):
-            extents[axis] = n
-        if self.kind == DftKind.C2R:
-            extents[self.transformed[-1]] = self.points[-1] // 2 + 1
-        return tuple(extents)
+        return self._of_points(halved=self.kind == DftKind.C2R)
 
     @property
     def factor(self) -> float:
@@ -136,11 +131,15 @@ class TransformRequest(OperandRequest[R_co]):
 
     @property
     def made(self) -> Shape:
-        """The shape of the result."""
+        """How many numbers the result has along each axis."""
+        return self._of_points(halved=self.kind == DftKind.R2C)
+
+    def _of_points(self, *, halved: bool) -> Shape:
+        """The extents of `a` with the numbers of points in their places, the last one that of half a spectrum."""
         extents = list(self.extents)
         for axis, n in zip(self.transformed, self.points, strict=True):
             extents[axis] = n
-        if self.kind == DftKind.R2C:
+        if halved:
             extents[self.transformed[-1]] = self.points[-1] // 2 + 1
         return tuple(extents)
 

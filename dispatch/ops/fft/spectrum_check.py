@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.keys import BF16, C64, F16, F32
-from dispatch.ops.fft.request import WHOLE
+from dispatch.ops.fft.request import WHOLE, DftKind, DftNorm
 from dispatch.testing.check import Check
 from dispatch.testing.memory import Mismatch
+from dispatch.testing.mutations import altered
 
 if TYPE_CHECKING:
-    from dispatch.core.host_plan import Results
+    from dispatch.core.host_plan import Formula, Results
     from dispatch.device.layout import Array
     from dispatch.keys import Dtype
     from dispatch.testing.memory import GuardedBuffer
+    from dispatch.testing.mutations import Mutation
 
-__all__ = ["SpectrumCheck", "drawn", "spectrum_check"]
+__all__ = ["SpectrumCheck", "another_norm", "drawn", "of_kind", "spectrum_check"]
 
 EPS = {C64: 2.0**-23, F32: 2.0**-23, F16: 2.0**-13}  # of f16 an eighth: roundoff grows as the root of log2(n)
 ROUNDED = {BF16: 2.0**-8}  # what is only rounded to a dtype is off, whatever the size
@@ -74,3 +76,25 @@ def drawn(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...]) -> Arr
         return np.asarray(rng.integers(low, high, shape).astype(dtype.numpy))
     made = rng.standard_normal(shape)
     return np.asarray((made + 1j * rng.standard_normal(shape) if dtype.is_complex else made).astype(dtype.numpy))
+
+
+def of_kind(form: Any, kind: DftKind) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """The shape of a form's operand and its numbers of points: for C2R half a spectrum, of as many as it would have."""
+    shape, points = list(form.shape), form.points
+    if kind is DftKind.C2R:
+        axes = form.axes or tuple(range(len(shape)))
+        points = tuple(shape[axis] for axis in axes) if points is None else points  # odd ones are to be said
+        shape[axes[-1]] = shape[axes[-1]] // 2 + 1
+    return tuple(shape), points
+
+
+def another_norm(evaluate: Formula) -> Mutation:
+    """The wrong result of another factor, where there is one."""
+
+    def mutation(request: Any) -> Results | None:
+        if int(np.prod(request.points)) == 1 or not request.a.size:
+            return None
+        norm = DftNorm.FORWARD if request.norm == DftNorm.BACKWARD else DftNorm.BACKWARD
+        return altered(evaluate, request, norm=norm)
+
+    return mutation
