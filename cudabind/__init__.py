@@ -15,20 +15,20 @@ __version__ = "0.1.0"  # of both packages: `dispatch.__version__` and pyproject.
 
 
 class Library(NamedTuple):
-    """One module's library: where it is bound, how it is found, how it tells its version, and what it belongs to."""
+    """The library of one module: how it is found, how its version is read, and which other libraries it needs."""
 
     name: str  # NVIDIA's name of what the module binds
     module: str
-    sonames: str  # parted by spaces, the newest CUDA's first
-    version: str  # the function that tells the version; "" where only the twin can tell it
-    version_style: str  # how it tells it: see cudabind._version.STYLES
+    sonames: str  # separated by spaces, the newest CUDA's first
+    version: str  # the function that returns the version; "" if only the twin has one
+    version_style: str  # how that function returns it: see cudabind._version.STYLES
     install: str
-    needs: tuple[str, ...] = ()  # what it is linked with: this process must use the very same files
-    twin: str = ""  # a library of the same release: the folder and the version must be the same
-    parts: str = ""  # what it loads by itself, as a pattern: must come from its own folder
-    exported_by: str = ""  # the file's name, where it is not `name`
-    folders: str = ""  # of its wheels, below site-packages, where cuda.pathfinder does not know the library
-    area: str = "the toolkit's libraries"  # in which `python -m cudabind list` shows it
+    needs: tuple[str, ...] = ()  # libraries that it is linked with: this process must use the very same files
+    twin: str = ""  # a library of the same release: folder and version must be the same
+    parts: str = ""  # a pattern of libraries that it loads by itself, which must come from its own folder
+    exported_by: str = ""  # the file's name, if that is not `name`
+    folders: str = ""  # of its wheels, below site-packages, if cuda.pathfinder does not know the library
+    area: str = "the toolkit's libraries"  # under which `python -m cudabind list` shows it
 
     @property
     def file(self) -> str:
@@ -36,7 +36,7 @@ class Library(NamedTuple):
         return self.exported_by or self.name
 
 
-EXTRAS = "pip install 'cudabind[cu13]', or 'cudabind[cu12]' for CUDA 12"  # _load.install says which
+EXTRAS = "pip install 'cudabind[cu13]', or 'cudabind[cu12]' for CUDA 12"  # _load.install chooses one
 DRIVER = "an NVIDIA GPU driver"
 SOLVER = ("cublas", "cublasLt", "cusparse", "nvJitLink")
 LT = ("cublasLt",)
@@ -50,7 +50,7 @@ NPP = ("nppial", "nppicc", "nppidei", "nppif", "nppig", "nppim", "nppist", "nppi
 
 
 def extras(area: str) -> str:
-    """What to install for the libraries of an area; `_load.install` says which of the two."""
+    """What to install for the libraries of an area; `_load.install` chooses one of the two."""
     return f"pip install 'cudabind[{area}-cu13]', or 'cudabind[{area}-cu12]' for CUDA 12"
 
 
@@ -84,7 +84,7 @@ _ROWS = (
     Library("cutensor",   "cudabind.sys.cutensor",   "libcutensor.so.2",                       "cutensorGetVersion",    "returned",      EXTRAS),
     Library("cutensorMg", "cudabind.sys.cutensorMg", "libcutensorMg.so.2",                     "",                      "",              EXTRAS, ("cutensor",),  "cutensor"),
     Library("nccl",       "cudabind.sys.nccl",       "libnccl.so.2",                           "ncclGetVersion",        "ten_thousands", EXTRAS),
-    # The libraries beside those of every toolkit, each area with extras of its own.
+    # Libraries that are not part of every toolkit; each area has its own extras.
     Library("cudss",       "cudabind.sys.cudss",       "libcudss.so.1 libcudss.so.0",                 "cudssGetProperty",       "property",      *_in("solvers")),
     Library("nvjpeg",      "cudabind.sys.nvjpeg",      "libnvjpeg.so.13 libnvjpeg.so.12",             "nvjpegGetProperty",      "property",      *_in("images")),
     Library("nvjpeg2k",    "cudabind.sys.nvjpeg2k",    "libnvjpeg2k.so.0",                            "nvjpeg2kGetProperty",    "property",      *_in("images", "nvidia/nvjpeg2k/lib")),

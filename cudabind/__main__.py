@@ -1,9 +1,9 @@
 """`python -m cudabind list [--json]`: what is installed, where, in which version, and what is missing.
 
-Once installed, `cudabind list` does the same. It is run by people who wonder why a call fails, and by checks: the
-exit status is 1 where a library is there but cannot be used, and 0 otherwise, also where none is installed. It opens
-every library that it can find and looks up every function of it; it calls none of them but those that tell the
-version, and makes no CUDA context.
+Once installed, `cudabind list` does the same. It is meant for people who wonder why a call fails, and for scripts: the
+exit status is 1 if a library is installed but cannot be used, and 0 otherwise, also if none is installed. It opens
+every library that it can find and looks up all its functions; it calls only those that return the version, and creates
+no CUDA context.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from cudabind._terminal import folded, paged, paint, row_lines, show_whole_lines
 from cudabind.errors import CudaError, LibraryNotFound
 
 COLUMNS = ("library", "version", "functions", "resolved", "missing", "path")
-SPARE = ("resolved", "functions", "missing")  # left out in this order where a terminal is too narrow
+SPARE = ("resolved", "functions", "missing")  # omitted in this order if the terminal is too narrow
 SHOWN = 8  # names of missing functions in the table; --json has all
 
 
 def describe(row: Library) -> dict[str, Any]:
-    """One library as plain data.
+    """The state of one library as plain data.
 
-    The keys are library, area, module, path, found_by, version, functions, resolved, missing (their names), install
-    (what to install where it is absent), problem (why it cannot be used) and note.
+    The keys are library, area, module, path, found_by, version, functions, resolved (counts), missing (names), install
+    (what to install if it is absent), problem (why it cannot be used) and note.
     """
     found: dict[str, Any] = {"library": row.name, "area": row.area, "module": row.module, "path": None}
     found |= {"found_by": None, "version": None}
@@ -44,7 +44,7 @@ def describe(row: Library) -> dict[str, Any]:
     except CudaError as error:
         absent = isinstance(error, LibraryNotFound)
         return found | {"problem": str(error), "install": _load.install(row.name) if absent else ""}
-    if isinstance(names := getattr(module, "_names", None), Module):  # an older library may export it by another name
+    if isinstance(names := getattr(module, "_names", None), Module):  # an older library may use other symbols
         symbols = {name: names.symbol(name) for name in symbols}
     missing = [name for name, symbol in symbols.items() if not hasattr(dll, symbol)]
     found |= {"path": _load.path(row.name), "found_by": _load.found_by(row.name), "version": _load.version(row.name)}
@@ -52,7 +52,7 @@ def describe(row: Library) -> dict[str, Any]:
 
 
 def unusable(found: dict[str, Any]) -> bool:
-    """Whether a library is there but cannot be used, which mere absence is not; an override means to be there."""
+    """Whether a library is installed but cannot be used; absence counts only if an override names the library."""
     return bool(found["problem"]) and (
         not found["install"] or _compat.variable(LIBRARIES[found["library"]]) in os.environ
     )

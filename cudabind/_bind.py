@@ -1,8 +1,8 @@
-"""What makes a generated signature a callable: lazy binding and the status check.
+"""Makes generated signatures callable: lazy binding and the status check.
 
-A generated function is a signature; its decorator makes it a callable that looks its symbol up on first use and takes
-the ctypes argument types from the annotations, so that each type is written once, for ctypes and for mypy alike.
-This file never names a library, a path or a status: those come from the generated module, `_load` and `errors`.
+A generated function is only a signature. Its decorator returns a callable that looks up its symbol on first use and
+takes the ctypes argument types from the annotations, so that each type is written once, for ctypes and for mypy. This
+file never names a library, a path or a status: those come from the generated module, `_load` and `errors`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ R = TypeVar("R")
 
 
 class _Function:
-    """A function of a library, bound on first use; the two kinds of it differ in what a call does with the result."""
+    """A function of a library, bound on first use; the subclasses differ in what a call does with the result."""
 
-    # `__call__` is a slot: a call goes from the interpreter straight to what the slot holds, at first the method that
-    # binds, then a ctypes function. A method `__call__(self, *args)` would add its frame, 60 to 90 ns, to each call.
+    # `__call__` is a slot: the interpreter calls its value directly, which is at first the method that binds and then a
+    # ctypes function. A method `__call__(self, *args)` would add a frame, 60 to 90 ns, to each call.
     __slots__ = ("__call__", "__dict__", "_bare", "_library")
 
     def __init__(self, library: SysLibrary, signature: Callable[..., Any]) -> None:
@@ -54,17 +54,17 @@ class _Function:
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def publish(self, bare: Any, symbol: Any) -> None:
-        """From now on call this symbol, as the checks need it. `_bare` is set last: who sees it may call."""
+        """Call this symbol, with checks, from now on. `_bare` is set last: a thread that sees it may call."""
         self._call(self._checking(symbol))
         self._bare = bare
 
     def _checking(self, symbol: Any) -> Callable[..., Any]:
-        """What a call calls."""
+        """The callable that checks a call of this kind of function."""
         raise NotImplementedError
 
     @property
     def __origin__(self) -> Any:
-        """What `help` shows instead of the class: the signature."""
+        """The signature, which `help` shows instead of the class."""
         return self.__wrapped__
 
     def __repr__(self) -> str:
@@ -159,9 +159,9 @@ class StatusFunction(_Function, Generic[P]):
 
 
 class SizedFunction(StatusFunction[P]):
-    """A function that is inline in the header: it calls another, with the size of a struct behind the first argument.
+    """A function that is inline in the header: it calls another one, with a struct's size after the first argument.
 
-    The size is that of the library which is loaded, as everywhere.
+    The size is that of the struct in the library's loaded version, as everywhere.
     """
 
     __slots__ = ("_called", "_struct")
@@ -174,7 +174,7 @@ class SizedFunction(StatusFunction[P]):
         self._struct = struct
 
     def bare(self) -> Callable[..., int]:
-        """What `unchecked` is: not ctypes' own, for that would want the size."""
+        """The value of `unchecked`: not a ctypes function, which would need the size as an argument."""
         called, size = self._called.unchecked, self._size()
         return lambda first, /, *rest: called(first, size, *rest)
 
@@ -213,14 +213,14 @@ def _text(given: bytes | None) -> str | None:
 
 
 class SysLibrary:
-    """What the functions of one generated module share: the library, its error class and its words for a status.
+    """The state that the functions of one generated module share: the library, its error class, texts of statuses.
 
     Args:
         name: a name of `cudabind.LIBRARIES`.
         status: the name of the enum of the library's statuses; 0 is success in every NVIDIA library.
         error: the class to raise.
-        text: the name of the function that turns a status into the library's own words, or ``""``.
-        returned: the struct that functions return, where the status is its first member.
+        text: the name of the function that returns the text of a status, or ``""``.
+        returned: the struct that functions return, if the status is its first member.
     """
 
     def __init__(self, name: str, status: str, error: type[CudaError], text: str, returned: str = "") -> None:
@@ -229,7 +229,7 @@ class SysLibrary:
         self._returned = returned or status
         self._error = error
         self._text = text
-        self._lock = threading.RLock()  # finalizers may come in between, and bind what they destroy with
+        self._lock = threading.RLock()  # a finalizer may run inside it, and bind a function that destroys
         anew(self, "_lock", threading.RLock)
 
     def status(self, signature: Callable[P, IntEnum | Structure]) -> StatusFunction[P]:
@@ -237,7 +237,7 @@ class SysLibrary:
         return StatusFunction(self, signature)
 
     def sized(self, called: StatusFunction[Any], struct: str) -> Callable[[Callable[P, IntEnum]], SizedFunction[P]]:
-        """Decorator: the signature of an inline function, what it calls, and the struct whose size that wants."""
+        """Decorator: the signature of an inline function; it calls `called` with the size of `struct` added."""
         return lambda signature: SizedFunction(self, signature, called, struct)
 
     def value(self, signature: Callable[P, R]) -> ValueFunction[P, R]:
@@ -264,11 +264,11 @@ class SysLibrary:
             SymbolNotFound: the installed version does not export the function.
         """
         if isinstance(function, SizedFunction):
-            function.publish(function.bare(), None)  # its types are those of the function that it calls
+            function.publish(function.bare(), None)  # the types come from the function that it calls
             inline: Callable[..., Any] = function._bare
             return inline
         with self._lock:
-            # Another thread may have bound it while this one waited: everybody must see one and the same object.
+            # Another thread may have bound it meanwhile; all threads must see the same object.
             if function._bare is None:
                 names = _names(function)
                 symbol = self._symbol(function.__name__, names)
@@ -280,7 +280,7 @@ class SysLibrary:
                 symbol.argtypes = tuple(map(argument, hints.values()))
                 again: Any = Symbol(cast(symbol, c_void_p).value or 0)
                 again.argtypes, again.restype = tuple(map(converter, hints.values())), symbol.restype
-                if function._bare is None:  # a finalizer may have bound this very one
+                if function._bare is None:  # a finalizer may have bound it meanwhile
                     function.publish(symbol, again)
             bound: Callable[..., Any] = function._bare
             return bound
@@ -296,12 +296,12 @@ class SysLibrary:
         try:
             plain = argument(kind)
             made = plain.in_dll(dll, name)
-            return made if plain is kind else made.value  # a number is a number
+            return made if plain is kind else made.value  # a Python number for a C number
         except ValueError as error:
             raise self._missing(name, {}) from error
 
     def error(self, function: _Function, status: int | Structure) -> CudaError:
-        """The error for a status that is not success, with the library's own name and words for it."""
+        """The error for a status that is not success, with the library's name and text for it."""
         names = _names(function)
         more = ""
         if isinstance(status, Structure):
@@ -317,11 +317,11 @@ class SysLibrary:
             return ""
         try:
             told = names["_names"].resolve(self._text)
-            if isinstance(told, StatusFunction):  # CUPTI's writes where the words are
+            if isinstance(told, StatusFunction):  # CUPTI's writes the text's address
                 words = c_char_p()
                 told.unchecked(status, byref(words))
                 return _text(words.value) or ""
-            return told(status) or ""  # some have none for a status that they do not know
+            return told(status) or ""  # some return NULL for an unknown status
         except SymbolNotFound:  # an older library: cuSPARSELt 0.7 declares the function and does not export it
             return ""
 
@@ -334,7 +334,7 @@ class SysLibrary:
             raise self._missing(name, names) from error
 
     def _missing(self, name: str, names: dict[str, Any]) -> SymbolNotFound:
-        """The error for what the installed library does not export, by what the headers say of it."""
+        """The error for a name that the installed library does not export, with the versions that the headers give."""
         version, path = _load.version(self.name), _load.path(self.name)
         since, until = names.get("SINCE", {}).get(name), names.get("UNTIL", {}).get(name)
         install = LIBRARIES[self.name].install
@@ -349,11 +349,11 @@ class SysLibrary:
 
 
 def _numbers(result: Structure) -> list[int]:
-    """The members of a struct that holds numbers alone."""
+    """The members of a struct that has only numbers."""
     return [int(getattr(result, name)) for name, *_ in result._fields_]
 
 
 def _names(function: _Function) -> dict[str, Any]:
-    """The names of the generated module that a function is in."""
+    """The globals of the generated module that a function is in."""
     names: dict[str, Any] = function.__wrapped__.__globals__
     return names

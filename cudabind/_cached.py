@@ -1,7 +1,6 @@
-"""`cached_property` without a lock: Python's own has, before 3.12, one for all objects of a class.
+"""`cached_property` without a lock: before Python 3.12, functools' has one lock for all objects of a class.
 
-Functions of libraries and requests use it. Threads that come first at the same moment all compute the value, which is
-the same for all.
+Library functions and requests use it. Several threads may compute the value at the same time; it is the same for all.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ T = TypeVar("T")
 
 
 class cached_property(Generic[T]):
-    """A property that is computed once; the value lies in the object's `__dict__`, where it is found from then on.
+    """A property that is computed once and then stored in the object's `__dict__`.
 
-    Held across os.fork(), functools' lock kept every later request of a class from being made in the child.
+    If a thread held functools' lock during os.fork(), no request of that class could be made in the child.
     """
 
     def __init__(self, function: Callable[[Any], T]) -> None:

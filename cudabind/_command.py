@@ -1,4 +1,4 @@
-"""How the command lines end: with a sentence where the user is mistaken, and in silence where he has seen enough."""
+"""Argument parsing, error messages and exit statuses of the command lines of `cudabind` and `dispatch`."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ if TYPE_CHECKING:
 
 __all__ = ["INTERRUPTED", "Parser", "ended", "mistake", "program"]
 
-INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
+INTERRUPTED = 130  # the exit status by which shells report a program that Ctrl-C ended
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are a sentence, and where to read on, instead of all options."""
+    """A parser whose errors are one sentence and a pointer to `--help`, instead of the whole usage."""
 
     def __init__(self, *words: Any, **options: Any) -> None:
         super().__init__(*words, **options)
         self.set_defaults(parser=self)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """What is said, as argparse has it; what no command knows is the mistake of the one that was named last."""
+        """As argparse does, but unrecognized arguments are an error of the innermost command."""
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
             getattr(found, "parser", self).error(f"unrecognized arguments: {' '.join(unknown)}")
         return found
 
     def error(self, message: str) -> NoReturn:
-        """End with status 2."""
+        """Print the error, with a similar option or command, and exit with status 2."""
         mistake(self.prog, f"{message}{_meant(message, self._option_string_actions)}")
         sys.stderr.write(f"`{self.prog} --help` shows what there is\n")
         raise SystemExit(2)
 
 
 def mistake(who: str, message: str) -> None:
-    """Say on stderr what is wrong; a terminal folds it."""
+    """Print an error message on stderr, folded on a terminal."""
     for line in folded(f"{who}: error: {message}", width(sys.stderr), 2):
         sys.stderr.write(line.replace("error:", paint("error:", "red", sys.stderr), 1) + "\n")
 
 
 def _meant(message: str, options: Iterable[str]) -> str:
-    """The option or command that is nearest to one which is not there."""
+    """The suggestion of the known option or command that is nearest to an unknown one; "" if none is near."""
     _, _, unknown = message.partition("unrecognized arguments: ")
     choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
     if unknown.startswith("-"):
@@ -63,21 +63,22 @@ def _meant(message: str, options: Iterable[str]) -> str:
 
 
 def program(name: str) -> str:
-    """What a user types for a package's command line."""
+    """The command that a user types for a package's command line."""
     return name if os.path.basename(sys.argv[0]) == name else f"python -m {name}"
 
 
 def ended(who: str, run: Callable[[], int]) -> int:
-    """Run a command line to its exit status.
+    """Run a command line and return its exit status.
 
-    That is 130 after Ctrl-C, 0 where the reader, such as `head`, has seen enough, and 2 where output cannot be written.
+    It is 130 after Ctrl-C, 0 if the reader of its output, such as `head`, has closed the pipe, and 2 if output cannot
+    be written.
     """
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  # closed by who started this, who wants no output
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  # the caller has closed it, and wants no output
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     try:
         try:
             status = run()
-        except SystemExit as end:  # of argparse, whose help may stand in the buffer
+        except SystemExit as end:  # from argparse, whose help may still be in the buffer
             sys.stdout.flush()
             raise end from None
         sys.stdout.flush()
@@ -89,12 +90,12 @@ def ended(who: str, run: Callable[[], int]) -> int:
         mistake(who, str(error))
         return 2
     except KeyboardInterrupt:
-        # What still runs, such as threads that are waited for at the end, a second one ends at once.
+        # A second Ctrl-C ends the process at once, even while it waits for threads.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         return INTERRUPTED
     return status
 
 
 def _abandon_output() -> None:
-    """What is left in stdout's buffer goes nowhere when Python ends, instead of failing once more."""
+    """Discard what is left in stdout's buffer, so that it does not fail again when Python exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

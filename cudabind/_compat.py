@@ -1,7 +1,7 @@
-"""Whether libraries belong together: what is linked, what is split into parts, and what must be of one release.
+"""Checks that libraries belong together: linked libraries, the parts of a library, and libraries of one release.
 
-Called by `_load` while it opens a library, before anybody calls one. Raises LibraryMismatch, which names both files. It
-looks only at what the system's loader tells (`_dl`), so it sees libraries that other packages have loaded, too.
+`_load` calls it while it opens a library, before any function is called. It raises LibraryMismatch, which names both
+files. It uses only information of the system's loader (`_dl`), so it sees libraries of other packages, too.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Opened(NamedTuple):
 
 
 def check_parts(row: Library, dll: ctypes.CDLL) -> None:
-    """Whether the parts that a library loads by itself will be those beside it.
+    """Check that the parts which a library loads by itself are those in its own folder.
 
-    Asked before the library's first function runs, because that one loads parts: libcudnn.so.9 ends the process where
-    it finds none, and where a part of another release is in the process already it works with that one, unseen.
+    This happens before the library's first function runs, which loads parts: libcudnn.so.9 ends the process if it finds
+    none, and silently uses a part of another release if one is in the process already.
     """
     if not row.parts:
         return
@@ -57,10 +57,10 @@ def check_parts(row: Library, dll: ctypes.CDLL) -> None:
 
 
 def check_linked(row: Library, opened: Opened, need: Library) -> None:
-    """Whether a library is linked with a copy of another one that its own search path leads to.
+    """Check that a library is linked with a copy of another one which is on its own search path.
 
-    Any copy on that path will do: LD_LIBRARY_PATH is part of it, and may name a toolkit beside the wheels in use. Where
-    the path leads to none, the loader's own check of symbols must do.
+    Any copy on that path is accepted: LD_LIBRARY_PATH is part of it, and may name a toolkit beside the wheels in use.
+    If there is none on the path, only the loader's own check of symbols applies.
     """
     used = _dl.exporter(opened.dll, need.version)
     if used is None:
@@ -73,21 +73,21 @@ def check_linked(row: Library, opened: Opened, need: Library) -> None:
 
 
 def check_in_use(user: Library, opened: Opened, need: Library, path: str) -> None:
-    """Whether a library is linked with the very file that this process uses under the other library's name."""
+    """Check that a library is linked with the same file that this process uses for the other library."""
     used = _dl.exporter(opened.dll, need.version)
     if used is not None and not os.path.samefile(used, path):
         raise mismatch(user, opened, need, path, f"which is in use: it is linked with {used}")
 
 
 def check_release(row: Library, opened: Opened, twin: Library, other: Opened) -> None:
-    """Whether two libraries that NVIDIA releases together come from one folder and tell one version."""
+    """Check that two libraries that NVIDIA releases together are in one folder and report one version."""
     if opened.version != other.version or os.path.dirname(opened.path) != os.path.dirname(other.path):
         raise mismatch(row, opened, twin, other.path, "which is in use", other.version)
 
 
 def mismatch(row: Library, opened: Opened, other: Library, path: str, why: str, version: str = "") -> LibraryMismatch:
     """The error that names two libraries, their versions and their files."""
-    # A library that has a twin tells the version of the twin that it is linked with: libcublas does.
+    # A library with a twin, such as libcublas, reports the version of the twin that it is linked with.
     first = f"{row.file} ({opened.path})" if row.twin else f"{row.file} {opened.version} ({opened.path})"
     second = f"{other.file} {version} ({path})" if version else f"{other.file} ({path})"
     text = f"{first} does not belong to {second}, {why}."
@@ -95,7 +95,7 @@ def mismatch(row: Library, opened: Opened, other: Library, path: str, why: str, 
 
 
 def unmet(row: Library, message: str) -> LibraryMismatch | None:
-    """The error where the loader says that a library needs what another one does not have, or None."""
+    """The error if the loader's message says that a library needs a symbol which another one lacks, else None."""
     found = re.search(UNMET, message)
     if found is None:
         return None

@@ -1,7 +1,7 @@
-"""Calls into cuda-python in the style of the generated modules: raise on failure, return plain values.
+"""Calls into cuda-python in the style of the generated modules: they raise on failure and return plain values.
 
-`driver`, `runtime` and `nvrtc` each make one Calls object and look their names up in it. Types and enums pass through
-untouched. This file never decides what a status means: the module that owns the library does, in its `error` function.
+`driver`, `runtime` and `nvrtc` each make one Calls object and look up their names in it. Types and enums pass through
+unchanged. The meaning of a status is left to the module of the library, in its `error` function.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 NO_DRIVER = "no NVIDIA driver was found: install one, or use a device that needs none"
 
-SHORT = "List is too small"  # what cuda-python says, as a RuntimeError, of an argument
+SHORT = "List is too small"  # the text of cuda-python's RuntimeError for such an argument
 
 
 class Call:
     """One function of cuda-python: a call checks the status and returns the value, a tuple of several, or None."""
 
-    # `_function` is what a call calls: at first the method that minds the override, then cuda-python's function.
+    # `_function` is called: at first the method that opens an overridden library, then cuda-python's function.
     __slots__ = ("__dict__", "_bound", "_error", "_function", "_library")
 
     def __init__(
@@ -51,7 +51,7 @@ class Call:
         return result[1] if len(result) == 2 else result[1:] or None
 
     def _refuse(self, status: int) -> None:
-        """Raise for a status that is not success, and what callbacks raised meanwhile."""
+        """Raise the error of a status that is not success, and the errors of callbacks."""
         error = self._error(self.__name__, status) if status else None
         raise_pending(error)
         if error is not None:
@@ -67,7 +67,7 @@ class Call:
 
 
 def _unavailable(call: CudaError, error: RuntimeError) -> CudaError:
-    """What cuda-python raises where a library or one of its functions is missing, as ours."""
+    """Our error for cuda-python's error about a missing library or function."""
     text = _load.in_short(error)
     install = _load.install(call.library)
     if call.function in text:
@@ -97,16 +97,16 @@ class Calls:
         self._make = make
 
     def names(self) -> list[str]:
-        """What the module offers, for `dir` and for the list of functions."""
+        """The public names of the module, for `dir` and for the list of functions."""
         return [name for name in dir(importlib.import_module(self._module)) if not name.startswith("_")]
 
     def functions(self) -> list[str]:
-        """The names of the functions alone, by which the library exports them too."""
+        """The names of the functions only."""
         module = importlib.import_module(self._module)
         return [name for name in self.names() if self._is_function(name, getattr(module, name))]
 
     def look_up(self, name: str) -> Any:
-        """The call or the type of that name; AttributeError where cuda-python has none."""
+        """The call or the type of a name; AttributeError if cuda-python has none."""
         value = getattr(importlib.import_module(self._module), name)
         return self._make(name, value, self._error, self._library) if self._is_function(name, value) else value
 

@@ -1,7 +1,8 @@
-"""What the system's loader knows of the libraries in this process: which file a handle is, and what it is linked with.
+"""Information of the system's loader about the libraries in this process: the file of a handle, and what it is linked
+with.
 
-Asked by `_load` and `_compat`. This file never brings a library into the process and never calls a function of one.
-Where a system's loader cannot tell something, the answer is "not known" and never an error.
+`_load` and `_compat` use it. This file never loads a library and never calls a function of one. If a system's loader
+cannot tell something, the answer is "not known", never an error.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class _SearchInfo(ctypes.Structure):
 
 
 def origin(dll: ctypes.CDLL) -> str:
-    """The file that a handle stands for: a soname alone does not tell."""
+    """The file of a handle, which its soname alone does not tell."""
     entry = ctypes.POINTER(_LinkMap)()
     if _dlinfo(dll, RTLD_DI_LINKMAP, ctypes.byref(entry)) != 0:
         return dll._name
@@ -44,7 +45,7 @@ def origin(dll: ctypes.CDLL) -> str:
 
 
 def loaded(soname: str) -> str | None:
-    """The file that answers to a soname in this process, or None: whoever asks for the soname next gets this one."""
+    """The file that is loaded under a soname in this process, or None: the next load of that soname returns it."""
     try:
         return origin(ctypes.CDLL(soname, mode=os.RTLD_NOLOAD))
     except OSError:
@@ -52,7 +53,7 @@ def loaded(soname: str) -> str | None:
 
 
 def exporter(dll: ctypes.CDLL, symbol: str) -> str | None:
-    """The file that a symbol of a library comes from: the library itself, or one of those that it is linked with."""
+    """The file that a symbol comes from: the library itself, or one that it is linked with."""
     try:
         address = ctypes.cast(dll[symbol], ctypes.c_void_p)
     except AttributeError:
@@ -64,7 +65,7 @@ def exporter(dll: ctypes.CDLL, symbol: str) -> str | None:
 
 
 def search_path(dll: ctypes.CDLL) -> list[str]:
-    """The folders in which the loader looks for what a library is linked with, in order: first those that it names."""
+    """The folders in which the loader looks for libraries that a library needs, in order: first its own RUNPATH."""
     head = _SearchInfo()
     if _dlinfo(dll, RTLD_DI_SERINFOSIZE, ctypes.byref(head)) != 0:
         return []

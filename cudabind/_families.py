@@ -1,8 +1,8 @@
-"""Functions that share a signature but for some types: it is written once, as a class, and each function is one name.
+"""Families of functions whose signatures differ only in some types: written once, as a generic class.
 
-Called by `_lazy`, which makes a function when its name is first used; generated modules take `Generic` and the type
-variables from here. For a type checker a family is a generic class with a `__call__`, and a function is a variable of
-that class. At run time it is a signature in which the variables stand for the types in the name's annotation.
+`_lazy` calls it to make a function when its name is first used; generated modules import `Generic` and the type
+variables from here. To a type checker a family is a generic class with a `__call__`, and a function is a variable of
+that class. At run time the types in the variable's annotation are put in place of the type variables.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ else:
     T, U, V, W = "TUVW"
 
     class _NoBase:
-        """What leaves no trace among the bases of a class."""
+        """A base that disappears from the bases of a class."""
 
         def __mro_entries__(self, bases):
             return ()
 
     class Generic:
-        """Of `class _Saxpy(Status, Generic[T])` only a type checker sees the second base."""
+        """Only a type checker sees the second base of `class _Saxpy(Status, Generic[T])`."""
 
         _none = _NoBase()
 
@@ -49,7 +49,7 @@ def family_of(hint: str) -> str:
 
 
 def second_name(hint: str) -> str:
-    """The function that a name is another name of, by its annotation: ``Annotated[_Saxpy[c_float], "cublasSaxpy"]``."""
+    """The function that a name is an alias of, from its annotation: ``Annotated[_Saxpy[c_float], "cublasSaxpy"]``."""
     return re.split("[\"']", hint)[1] if hint.startswith("Annotated[") else ""
 
 
@@ -58,9 +58,9 @@ def signature(name: str, hint: str, call: FunctionType, result: str) -> Callable
 
     Args:
         name: the function's name.
-        hint: its annotation, with the types that the family's variables stand for.
+        hint: its annotation, with the types for the family's variables.
         call: the family's `__call__`.
-        result: what the C function returns, where the family does not say: a checked call returns nothing.
+        result: the C function's result type, if the family has none: a checked call returns nothing.
     """
     given = dict(zip(VARIABLES, _parts(hint.partition("[")[2].removesuffix("]")), strict=False))
     code = call.__code__  # `self` is left out of it
@@ -74,5 +74,5 @@ def signature(name: str, hint: str, call: FunctionType, result: str) -> Callable
 
 
 def _parts(text: str) -> list[str]:
-    """What stands between the commas that are in no brackets."""
+    """The parts between commas that are not inside brackets."""
     return re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text.replace(", ", ","))

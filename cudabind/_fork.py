@@ -1,6 +1,7 @@
-"""What a forked child needs of locks: a thread that holds one as another forks is not in the child, and never lets go.
+"""Locks across os.fork(): a thread that holds a lock while another thread forks does not exist in the child, where the
+lock would be held for ever.
 
-`cudabind` and `dispatch` name here what they lock by. Python sees to its own locks, but for those of modules that are
+`cudabind` and `dispatch` register their locks here. Python handles its own locks, except those of modules that are
 being imported.
 """
 
@@ -32,15 +33,15 @@ _guards: list[Lock] = []
 
 
 def anew(owner: object, name: str, make: Callable[[], object]) -> None:
-    """Have a forked child set an attribute of a module, a class or an object to what `make()` gives.
+    """Make a forked child set an attribute of a module, a class or an object to `make()`, such as a new lock.
 
-    For locks that are held for a moment, and guard what is published in one step: a child sees all of that or none.
+    For locks that are held briefly and guard data which is published in one step: a child sees all of it or none.
     """
     _owners.setdefault(owner, {})[name] = make
 
 
 def guard(lock: Lock) -> None:
-    """Have every fork wait until nobody holds a lock. Who holds one may take those that were named before it."""
+    """Make every fork wait until a lock is free. A thread that holds it may take locks that were registered earlier."""
     _guards.append(lock)
 
 
@@ -49,11 +50,11 @@ def _before() -> None:
         _settle_imports()
         for lock in reversed(_guards):
             lock.acquire()
-        # No import begins while this is held: a thread that begins one asks for the module's lock under it.
+        # No import starts while this is held: it is needed to create a module's lock.
         _imp.acquire_lock()
-        if not _being_imported() or not left:  # it may be this very thread that imports one
+        if not _being_imported() or not left:  # this very thread may be importing one
             return
-        _let_go()  # the import may need what is held here
+        _let_go()  # the import may need the locks held here
 
 
 def _let_go() -> None:
@@ -63,7 +64,7 @@ def _let_go() -> None:
 
 
 def _being_imported() -> list[str]:
-    """The modules of these packages that a thread is importing, found or not: Python's own list of their locks."""
+    """The modules of these packages that some thread is importing, from Python's own list of module locks."""
     return [name for name in list(getattr(_bootstrap, "_module_locks", ())) if name.startswith(PACKAGES)]
 
 
@@ -72,7 +73,7 @@ def _settle_imports() -> None:
     settled: set[str] = set()
     while waiting := [name for name in _being_imported() if name not in settled]:
         for name in waiting:
-            with suppress(Exception):  # one that fails is its importer's to hear of
+            with suppress(Exception):  # the importing thread gets the error
                 import_module(name)
         settled.update(waiting)
 

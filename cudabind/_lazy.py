@@ -1,8 +1,8 @@
-"""Enums, structs, handles, callback types and families of functions that a generated module only declares.
+"""Lazy creation of the enums, structs, handles, callback types and function families that a generated module declares.
 
-A module has up to two thousand names, and making them took most of its import. It writes plain class statements on the
-bases below and ends in `lazy(globals())`; a name is made at first use. What differs between versions of a library goes
-by the one that is loaded: this file opens a library only to ask for that version, and calls nothing else of it.
+A module has up to two thousand names, and creating them took most of its import. So it has plain class statements with
+the bases below and ends in `lazy(globals())`; a name is created at first use. What differs between versions of a
+library follows the version that is loaded: this file opens a library only to ask for its version.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Callback", "Handle", "IntEnum", "Module", "Status", "Structure", "Union", "Value", "key", "lazy"]
 
-BEFORE = "_before_"  # in the name of what a library of an older version has instead
+BEFORE = "_before_"  # in the names of older variants of a declaration
 
-# One lock for all modules: a struct may need a type of another module. It is taken inside a library's, never around it.
+# One lock for all modules, because a struct may need a type of another one. It may be taken while a library's lock is
+# held, never the other way round.
 _lock = threading.RLock()
 anew(sys.modules[__name__], "_lock", threading.RLock)
 
 
 class Declaration:
-    """What a class statement of a generated module leaves behind until somebody uses the name."""
+    """The result of a class statement in a generated module, until its name is first used."""
 
     __slots__ = ("base", "body", "made", "name")
 
@@ -58,12 +59,12 @@ class Declaration:
         self.made: Any = None
 
     def __mro_entries__(self, bases: tuple[object, ...]) -> tuple[type[_Base]]:
-        """Let `class cusparseSpMatDescr_t(cusparseConstSpMatDescr_t)` be declared while the base is not made yet."""
+        """Allows `class cusparseSpMatDescr_t(cusparseConstSpMatDescr_t)` before the base has been created."""
         return (self.base,)
 
 
 class _Declaring(type):
-    """Makes a class statement on one of the bases a Declaration."""
+    """Turns a class statement with one of these bases into a Declaration."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> Any:
         if body["__module__"] == __name__:  # the bases themselves
@@ -72,7 +73,7 @@ class _Declaring(type):
 
 
 class _Base(metaclass=_Declaring):
-    """How a Declaration is made: `body` is the class statement's namespace, `module` tells what its names mean."""
+    """Creates the class of a Declaration: `body` is the class statement's namespace, `module` resolves its names."""
 
     @staticmethod
     def make(declared: Declaration, module: Module) -> Any:
@@ -82,7 +83,7 @@ class _Base(metaclass=_Declaring):
 class _IntEnum(_Base):
     @staticmethod
     def make(declared: Declaration, module: Module) -> Any:
-        members = module.gone(declared.name)  # first: the numbers are theirs
+        members = module.gone(declared.name)  # first, so that they are the members for their numbers
         members += [(key, module.older(key, value)) for key, value in enumerators(declared.body)]
         return enum.IntEnum(declared.name, members, module=module.name, qualname=declared.name)
 
@@ -120,7 +121,7 @@ class _Callback(_Base):
     def make(declared: Declaration, module: Module) -> Any:
         hints = dict(declared.body["__call__"].__annotations__)
         result = _types.argument(module.evaluate(hints.pop("return")))
-        result = ctypes.c_void_p if result is ctypes.c_char_p else result  # of which ctypes leaks each that is returned
+        result = ctypes.c_void_p if result is ctypes.c_char_p else result  # ctypes leaks every returned c_char_p
         arguments = tuple(_types.argument(module.evaluate(hint)) for hint in hints.values())
         body = {"_flags_": callbacks.Callback._flags_, "_restype_": result, "_argtypes_": arguments}
         body |= {"__module__": module.name, "__qualname__": declared.name}
@@ -128,7 +129,7 @@ class _Callback(_Base):
 
 
 class _Value(_Base):
-    """A family of functions: see `_families`. It is never made itself; its functions are."""
+    """A family of functions (see `_families`); its functions are created, never the family itself."""
 
 
 class _Status(_Value):
@@ -141,7 +142,7 @@ if not TYPE_CHECKING:
 
 
 def _class(name: str, bases: tuple[type, ...], body: dict[str, Any]) -> Any:
-    """A class of ctypes, whose classes have classes of their own."""
+    """Create a class with ctypes bases, by their metaclass."""
     metaclass: Any = type(bases[-1])
     return metaclass(name, bases, body)
 
@@ -162,16 +163,16 @@ def key(version: str) -> tuple[int, ...]:
 
 
 class Module:
-    """The names of one generated module that are not made yet.
+    """The names of one generated module that are not created yet.
 
-    `BEFORE` in the module has a row for what an older library has instead: name, the version from which on it is as the
-    module says, and what it was before: a number, the name of another declaration, a function's symbol, or the name of
-    a function that has its older signature.
+    `BEFORE` in the module has a row for every difference of an older library: the name, the version from which on the
+    module's declaration applies, and what applied before: a number, the name of another declaration, a function's
+    symbol, or the name of a function with the older signature.
 
     Args:
         names: the module's globals.
-        other: a module that declares some of this one's types, of which some depend on its library's version.
-        shared: those types, parted by spaces.
+        other: a module that declares some of this one's types, some of which depend on its library's version.
+        shared: those types, separated by spaces.
     """
 
     def __init__(self, names: dict[str, Any], other: Module | None = None, shared: str = "") -> None:
@@ -187,14 +188,14 @@ class Module:
             if isinstance(value, Declaration) or (name in self._before and not hasattr(value, "__wrapped__"))
         }
         self._variables = {n: hint for n, hint in names.get("__annotations__", {}).items() if n not in names}
-        # What was made as in the newest version because no library was found, and whether that is being done.
+        # Names created as in the newest version because no library was found; and whether one is being created so.
         self._guessed: dict[str, Declaration | None] = {}
         self._guessing = False
         for name in self._waiting:
             del names[name]
 
     def __getitem__(self, name: str) -> Any:
-        """A name as an annotation means it, for `eval`. An enum is only made where its members are wanted."""
+        """The value of a name in an annotation, for `eval`; an enum is a c_int there, and need not be created."""
         if name in self._names:
             self._guessing |= name in self._guessed
             return self._names[name]
@@ -208,21 +209,21 @@ class Module:
         return self.resolve(name)
 
     def evaluate(self, hint: str) -> Any:
-        """What an annotation of the module stands for."""
+        """The value of an annotation of the module."""
         with _lock:
             return eval(hint, {}, cast("Mapping[str, object]", self))
 
     def names(self) -> list[str]:
-        """Every name of the module, made or not: its `__dir__`."""
+        """Every name of the module, created or not: its `__dir__`."""
         families = {name for name, each in self._waiting.items() if _is_family(each)}
         return sorted({*self._names, *self._waiting, *self._variables, *self._shared} - families)
 
     def functions(self) -> list[str]:
-        """The functions that belong to families, made or not, without their second names."""
+        """The functions that belong to families, created or not, without aliases."""
         return [name for name, hint in self._variables.items() if self._family(hint)]
 
     def variables(self) -> list[str]:
-        """What the library exports that is no function."""
+        """The variables that the library exports."""
         return [n for n, hint in self._variables.items() if not self._family(hint) and not _families.second_name(hint)]
 
     def _family(self, hint: str) -> Declaration | None:
@@ -230,7 +231,7 @@ class Module:
         return family if _is_family(family) else None
 
     def resolve(self, name: str) -> Any:
-        """Make what a name declares, once: the module's `__getattr__`.
+        """Create what a name declares, once: the module's `__getattr__`.
 
         Raises:
             AttributeError: the module declares no such name.
@@ -250,7 +251,7 @@ class Module:
             return value
 
     def _annotated(self, name: str, hint: str) -> Any:
-        """A function of a family, a second name of one, or a variable that the library exports."""
+        """A function of a family, an alias of one, or a variable that the library exports."""
         if first := _families.second_name(hint):
             return self.resolve(first)
         if family := self._family(hint):
@@ -258,7 +259,7 @@ class Module:
         return self._names["_lib"].variable(name, self.evaluate(hint))
 
     def settle(self) -> None:
-        """Forget what was guessed while no library was found: now there is one, and it may be an older one."""
+        """Drop names that were created while no library was found, as the one found now may be an older one."""
         if self._guessed:
             with _lock:
                 self._forget_guessed()
@@ -271,7 +272,7 @@ class Module:
         self._guessed.clear()
 
     def older(self, name: str, newest: Any) -> Any:
-        """What a name is in the version that is loaded."""
+        """The declaration of a name in the version that is loaded."""
         if name not in self._before:
             return newest
         version = self._names["_lib"].version()
@@ -282,13 +283,13 @@ class Module:
         return min(rows)[1] if rows else newest
 
     def gone(self, enumeration: str) -> list[tuple[str, int]]:
-        """Enumerators that only an older library knows, because their numbers mean something else by now."""
+        """Enumerators that only an older library has, because their numbers mean something else now."""
         start = f"{enumeration}."
         older = [(name.removeprefix(start), self.older(name, None)) for name in self._before if name.startswith(start)]
         return [(name, value) for name, value in older if value is not None]
 
     def symbol(self, function: str) -> str:
-        """What the library exports a function as."""
+        """The symbol under which the library exports a function."""
         older: str = self.older(function, function)
         return function if BEFORE in older else older
 
@@ -313,7 +314,7 @@ class Module:
         newest = self._waiting[name]
         value = self.older(name, newest)
         if value is newest and isinstance(newest, Declaration) and newest.name != name:
-            value = newest.name  # an alias: of what that is in this version
+            value = newest.name  # an alias of the declaration that applies in this version
         if isinstance(value, str) and not isinstance(newest, str):
             value = self.resolve(value)
         value = self.make(value) if isinstance(value, Declaration) else value
@@ -324,7 +325,7 @@ class Module:
 
 
 def lazy(names: dict[str, Any], other: Module | None = None, shared: str = "") -> Module:
-    """Hand over the declarations of a module, at its end: they leave its names, and come back made when first used."""
+    """Called at the end of a module: removes its declarations from its globals; they are created when first used."""
     module = Module(names, other, shared)
     names["__getattr__"] = module.resolve
     names["__dir__"] = module.names

@@ -1,8 +1,8 @@
 """Finds and opens the shared libraries, each once per process; the only file that decides where one comes from.
 
-Called by `_bind` on the first call into a library and by `python -m cudabind list`. The order is the override
-`CUDABIND_<LIBRARY>_PATH`, then cuda.pathfinder, then the plain sonames for the system's loader. It never looks in the
-current directory, never opens a relative path, and never lets libraries that belong together disagree (`_compat`).
+`_bind` calls it at the first call into a library, and `python -m cudabind list`. The order is the override
+`CUDABIND_<LIBRARY>_PATH`, then cuda.pathfinder, then the sonames by the system's loader. It never looks in the current
+directory, never opens a relative path, and refuses libraries that do not belong together (`_compat`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["found_by", "in_short", "install", "open", "open_override", "path", "
 
 _opened: dict[str, Opened] = {}  # by Library.file: modules of one file share it
 _lock = threading.RLock()
-guard(_lock)  # what finds libraries is imported while it is held
+guard(_lock)  # modules that find libraries are imported while it is held
 
 
-OLDEST = "12.9"  # the CUDA release that counts where a library does not tell its own
+OLDEST = "12.9"  # the CUDA release to assume for a library that does not report its own
 
 
 def open(library: str) -> ctypes.CDLL:  # noqa: A001 - the module is always named at the call: _load.open(…)
@@ -53,26 +53,26 @@ def path(library: str) -> str:
 
 
 def version(library: str) -> str:
-    """The version the library itself tells, such as ``"13.1.0"``; opens it, and raises as `open` does."""
+    """The version that the library reports, such as ``"13.1.0"``; opens it, and raises as `open` does."""
     return _open(library).version
 
 
 def found_by(library: str) -> str:
-    """Why it is this file: the override's variable, cuda.pathfinder's word for the place, or the system's loader.
+    """How the file was found: the name of the override's variable, cuda.pathfinder's term, or the system's loader.
 
-    ``"was-already-loaded-from-elsewhere"`` is cuda.pathfinder's word for a copy that another package has brought along.
+    ``"was-already-loaded-from-elsewhere"`` is cuda.pathfinder's term for a copy that another package has loaded.
     """
     return _open(library).found_by
 
 
 def open_override(library: str) -> None:
-    """Open a library that cuda-python will ask for by soname, if there is an override: it then gets that file."""
+    """Open an overridden library that cuda-python will load by its soname, so that it gets that file."""
     if _compat.variable(LIBRARIES[library]) in os.environ:
         _open(library)
 
 
 def install(library: str) -> str:
-    """What to install: the extra for CUDA 12 where cuda-python or the driver is of CUDA 12, else the one for 13."""
+    """What to install: the extra for CUDA 12 if cuda-python or the driver is of CUDA 12, else that for CUDA 13."""
     row = LIBRARIES[library]
     area = "" if row.install == EXTRAS else f"{row.area}-"
     if area and row.install != extras(row.area):
@@ -89,7 +89,7 @@ def install(library: str) -> str:
 
 
 def in_short(error: Exception) -> str:
-    """What cuda.pathfinder says of a search in vain, with the folders it names but not all that lies in them."""
+    """cuda.pathfinder's error for a library that was not found, with the folders it lists but not their contents."""
     text = str(error)
     folders = re.findall(r'^ *listdir\("(.*)"\):$', text, re.MULTILINE)
     if not folders:
@@ -109,19 +109,19 @@ def _open(library: str) -> Opened:
             _compat.check_parts(row, dll)
             opened = Opened(dll, _dl.origin(dll), how, _ask_version(dll, row))
             _check(row, opened)
-            _opened[row.file] = opened  # published last: no thread may see what does not belong
+            _opened[row.file] = opened  # last: no thread may see a library that was not checked
         return _opened[row.file]
 
 
 def _open_overridden_needs(row: Library) -> None:
-    """Bring overridden libraries in first: the loader links what follows with what it has under their sonames."""
+    """Open overridden libraries first: the loader links later ones with those loaded under the same sonames."""
     for need in row.needs:
         if _compat.variable(LIBRARIES[need]) in os.environ:
             _open(need)
 
 
 def _check(row: Library, opened: Opened) -> None:
-    """Raise LibraryMismatch where the library does not belong to what it is linked with, or to what is open already."""
+    """Raise LibraryMismatch if the library does not belong to those it is linked with, or to those open already."""
     for need in (LIBRARIES[name] for name in row.needs):
         _compat.check_linked(row, opened, need)
         if need.file in _opened:
@@ -134,11 +134,11 @@ def _check(row: Library, opened: Opened) -> None:
 
 
 def _find(row: Library) -> tuple[ctypes.CDLL, str]:
-    """Try each place in turn, remembering why each refused; the handle, and which place it was."""
+    """Try each place in turn, collecting the reasons of failures; returns the handle, and the place."""
     variable = _compat.variable(row)
     override = os.environ.get(variable)
     if override is not None:
-        # An override is an order: falling back to another file would hide a mistake in it.
+        # No fallback after an override, which would hide a mistake in it.
         return _open_override(row, variable, override), variable
     reasons = [f"{variable} is not set"]
     located, how = _look_into_wheels(row, reasons) if row.folders else _ask_pathfinder(row, reasons)
@@ -156,7 +156,7 @@ def _find(row: Library) -> tuple[ctypes.CDLL, str]:
 def _open_override(row: Library, variable: str, override: str) -> ctypes.CDLL:
     from pathlib import Path  # takes several ms to import, and is needed only here
 
-    file, shown = Path(override), os.fsencode(override).decode(errors="replace")  # bytes that are no text, too
+    file, shown = Path(override), os.fsencode(override).decode(errors="replace")  # may be bytes that are no text
     if not file.is_absolute():
         raise _not_found(row, [f"{variable}={shown} is not an absolute path"], f"set {variable} to an absolute path")
     try:
@@ -166,13 +166,13 @@ def _open_override(row: Library, variable: str, override: str) -> ctypes.CDLL:
         if not row.module.startswith("cudabind.sys."):
             _refuse_second_copy(row, variable, file)
         return ctypes.CDLL(str(file))
-    except (OSError, UnicodeDecodeError) as error:  # the second where the loader names a path that is no text
+    except (OSError, UnicodeDecodeError) as error:  # the second if the loader's message has such a path
         _raise_unmet(row, error)
         raise _not_found(row, [f"{variable}={shown}: {error}"], f"correct {variable} or unset it") from error
 
 
 def _refuse_second_copy(row: Library, variable: str, file: Path) -> None:
-    """cuda-python asks by soname and so would go on with the copy that came first, whatever the override says."""
+    """Raise if another copy is loaded already: cuda-python loads by soname, and would go on using that one."""
     used = _dl.loaded(file.name)
     if used is not None and file.exists() and not os.path.samefile(used, file):
         text = f"{variable} names {file}, but {used} is already in this process, and cuda-python calls that one."
@@ -184,7 +184,7 @@ def _ask_pathfinder(row: Library, reasons: list[str]) -> tuple[str | None, str]:
 
     try:
         found = pathfinder.load_nvidia_dynamic_lib(row.file)
-    except (RuntimeError, ValueError) as error:  # not found, not usable, or a name that this pathfinder does not know
+    except (RuntimeError, ValueError) as error:  # not found, not usable, or unknown to this pathfinder
         _raise_unmet(row, error)
         reasons.append(f"cuda.pathfinder: {in_short(error)}")
         return None, ""
@@ -192,7 +192,7 @@ def _ask_pathfinder(row: Library, reasons: list[str]) -> tuple[str | None, str]:
 
 
 def _look_into_wheels(row: Library, reasons: list[str]) -> tuple[str | None, str]:
-    """A library that cuda.pathfinder does not know: in the folders of its wheels, of any folder of packages."""
+    """Look for a library that cuda.pathfinder does not know in the folders of its wheels, in every site-packages."""
     packages = [path for path in sys.path if os.path.isabs(path) and path.endswith("-packages")]
     for package in packages:
         for folder in row.folders.split():

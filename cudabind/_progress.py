@@ -1,7 +1,7 @@
-"""Progress of what takes long, on stderr: one line that is rewritten on a terminal, elsewhere a line now and then.
+"""Progress of long operations, on stderr: one line that is rewritten on a terminal, elsewhere a line now and then.
 
-Nothing is shown of what is done within two seconds. Where stderr is no terminal only command lines show anything
-(`tell_pipes`): a program that merely uses the library keeps its log to itself.
+Nothing is shown for what takes less than two seconds. If stderr is no terminal, only the command lines show progress
+(`tell_pipes`), so that programs which use the library keep their logs clean.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from cudabind._terminal import elided, paint
 __all__ = ["Progress", "duration", "tell_pipes"]
 
 PATIENCE = 2.0  # seconds before anything is shown
-OFTEN, SELDOM = 0.2, 10.0  # seconds between two looks of a terminal, and between two lines elsewhere
+OFTEN, SELDOM = 0.2, 10.0  # seconds between two updates on a terminal, and between two lines elsewhere
 _pipes = False
 
 
 def tell_pipes(on: bool = True) -> None:
-    """Show progress also where stderr is no terminal, or not any more."""
+    """Set whether progress is shown also if stderr is no terminal."""
     global _pipes
     _pipes = on
 
 
 class Progress:
-    """How much of `total` is done, and about how long the rest takes; a context manager.
+    """Shows how much of `total` is done, and about how long the rest takes; a context manager.
 
-    With `ticking` a thread keeps the time current while one step takes long; without, each `update` does.
+    With `ticking`, a thread updates the time during long steps; without, only `update` does.
     """
 
     def __init__(self, title: str, total: int, *, ticking: bool = False) -> None:
@@ -52,12 +52,12 @@ class Progress:
         self.close()
 
     def update(self, count: int = 1) -> None:
-        """So many more are done."""
+        """Count `count` more as done."""
         self.done += count
         self.look()
 
     def look(self) -> None:
-        """Show where it stands, if it is time to."""
+        """Show the progress, if an update is due."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -68,14 +68,14 @@ class Progress:
             self._write(self.text(now - self._begun))
 
     def text(self, seconds: float) -> str:
-        """Where it stands after so long."""
+        """The text of the line after so many seconds."""
         parts = [f"{self.done} of {self.total}", duration(seconds)]
         if 0 < self.done < self.total:
             parts.append(f"about {duration(seconds * (self.total - self.done) / self.done)} left")
         return f"{self.title}: {', '.join(parts)}"
 
     def close(self) -> None:
-        """The line goes away; what came of it is told by others."""
+        """Remove the line."""
         with self._lock:
             if self._ended.is_set():
                 return
@@ -101,12 +101,12 @@ class Progress:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, ValueError):  # nobody reads it
+        except (OSError, ValueError):  # stderr was closed
             self._next = float("inf")
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them."""
+    """A time as text, such as 12 s, 3 min or 1.5 h."""
     whole = round(seconds)
     if whole < 100:
         return f"{whole} s"

@@ -1,6 +1,6 @@
-"""What the command lines know of a terminal: how wide it is, whether it shows colours, and a pager for long output.
+"""Terminal output of the command lines: width, colours, tables, and a pager for long output.
 
-Where output goes to a file or another program it is whole: no colour, no folded line, no pager.
+Output to a file or another program has no colours, no folded lines and no pager.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 __all__ = ["coloured", "columns", "elided", "folded", "paged", "paint", "row_lines", "show_whole_lines", "width"]
 
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
-NARROWEST = 10  # columns of a table that is folded
+NARROWEST = 10  # characters; columns of a table are not folded below this
 GAP = 2  # between columns
 _whole = False
 
 
 def show_whole_lines(on: bool = True) -> None:
-    """Fold nothing, however narrow the terminal is (`--wide`), or again what does not fit."""
+    """Set whether lines stay whole however narrow the terminal is (`--wide`)."""
     global _whole
     _whole = on
 
 
 def width(stream: Any = None) -> int | None:
-    """How many columns a stream (stdout) has, or None where its lines may have any length."""
+    """The columns of a stream (by default stdout), or None if its lines may have any length."""
     if _whole or not _is_terminal(sys.stdout if stream is None else stream):
         return None
     return max(shutil.get_terminal_size().columns, 2 * NARROWEST)
 
 
 def coloured(stream: Any) -> bool:
-    """Whether a stream shows colours: a terminal does, unless NO_COLOR or TERM=dumb say otherwise; FORCE_COLOR does."""
+    """Whether to colour output on a stream: on terminals, unless NO_COLOR or TERM=dumb is set; or by FORCE_COLOR."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -49,16 +49,16 @@ def coloured(stream: Any) -> bool:
 
 
 def paint(text: str, style: str, stream: Any = None) -> str:
-    """Text in a style of STYLES, where the stream (stdout) shows it; without style as it is."""
+    """Text in a style of STYLES, if the stream (by default stdout) shows colours; unchanged without a style."""
     if not style or not text or not coloured(sys.stdout if stream is None else stream):
         return text
     return f"\x1b[{STYLES[style]}m{text}\x1b[0m"
 
 
 def folded(text: str, room: int | None, hang: int = 0) -> list[str]:
-    """The lines of a text, broken between words; those after the first begin `hang` columns in.
+    """The lines of a text, broken between words; all after the first are indented by `hang`.
 
-    A word that is longer than a line, such as a path, stays whole.
+    A word that is longer than a line, such as a path, is not broken.
     """
     if room is None or len(text) <= room:
         return [text]
@@ -68,7 +68,7 @@ def folded(text: str, room: int | None, hang: int = 0) -> list[str]:
 
 
 def elided(word: str, room: int) -> str:
-    """A word of at most `room` characters: what is in the middle gives way, because a path's end says most."""
+    """A word shortened to at most `room` characters by eliding its middle, as the end of a path matters most."""
     if len(word) <= room:
         return word
     begin = (room - 1) // 3
@@ -84,10 +84,10 @@ def columns(rows: Sequence[Sequence[str]], room: int | None, spare: Sequence[str
 def row_lines(
     rows: Sequence[Sequence[str]], room: int | None, spare: Sequence[str] = ()
 ) -> tuple[list[list[str]], list[str]]:
-    """Cells in columns as wide as their widest, as lines of each row; and the titles of the columns that are left out.
+    """A table as lines for each row, with columns as wide as their widest cells; and the titles of omitted columns.
 
-    Where that does not fit, the `spare` columns go, by their titles in the first row, as many as must; then cells are
-    folded between their words, in columns where few are long.
+    If that does not fit, as many of the `spare` columns as necessary are omitted, by their titles in the first row;
+    then cells are folded between words, in columns that have few long cells.
     """
     kept = list(range(len(rows[0]))) if rows else []
     widths = [max(len(row[number]) for row in rows) for number in kept]
@@ -116,7 +116,7 @@ def row_lines(
 
 
 def _loss(cells: Sequence[str], size: int) -> tuple[bool, int, int]:
-    """What it costs to make a column narrower by one: words that are cut, else cells that are folded."""
+    """The cost of making a column narrower by one: whether words are cut, and how many cells are folded."""
     long = [cell for cell in cells if len(cell) >= size]
     return any(len(word) >= size for cell in long for word in cell.split(" ")), len(long), -size
 
@@ -129,7 +129,7 @@ def _cell(text: str, room: int) -> list[str]:
 
 
 class _Kept(io.StringIO):
-    """Output that is kept until its length is known; to who writes it is the terminal that will show it."""
+    """A buffer for output until its length is known; it counts as a terminal, because one will show it."""
 
     def isatty(self) -> bool:
         return True
@@ -137,7 +137,7 @@ class _Kept(io.StringIO):
 
 @contextlib.contextmanager
 def paged() -> Iterator[None]:
-    """Show what is printed within through the user's pager, where a terminal shows it and is too small for it."""
+    """A block whose output is shown by the user's pager, if stdout is a terminal that is too small for it."""
     command = _pager()
     if command is None:
         yield
@@ -146,7 +146,7 @@ def paged() -> Iterator[None]:
     try:
         with contextlib.redirect_stdout(kept):
             yield
-    except KeyboardInterrupt:  # who wants no more of it wants no pager either
+    except KeyboardInterrupt:  # show nothing
         raise
     except BaseException:
         _show(kept.getvalue(), command)
@@ -166,7 +166,7 @@ def _show(text: str, command: list[str]) -> None:
     except OSError:
         sys.stdout.write(text)
         return
-    # Ctrl-C belongs to the pager, which ends when its user says so.
+    # The pager handles Ctrl-C.
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
         pager.communicate(text.encode())
     while pager.poll() is None:
@@ -175,7 +175,7 @@ def _show(text: str, command: list[str]) -> None:
 
 
 def _pager() -> list[str] | None:
-    """The command of PAGER, or less; None where there is none, or nobody who could turn pages."""
+    """The command of PAGER, or less; None if there is none, or no terminal on stdin and stdout."""
     if not _is_terminal(sys.stdout) or not _is_terminal(sys.stdin) or os.environ.get("TERM", "dumb") == "dumb":
         return None
     try:
@@ -186,7 +186,7 @@ def _pager() -> list[str] | None:
 
 
 def _is_terminal(stream: Any) -> bool:
-    """Whether a stream is a terminal; one that is closed, or not there, is none."""
+    """Whether a stream is a terminal; False if it is closed or None."""
     try:
         return stream is not None and bool(stream.isatty())
     except ValueError:

@@ -1,7 +1,6 @@
-"""The C types that the generated modules write signatures and fields in: each one a type for mypy and one for ctypes.
+"""The C types of signatures and fields in generated modules: each is a type for mypy and one for ctypes.
 
-Called by generated modules for their annotations, and by `_bind` and `_lazy`, which read those annotations back. It
-knows no library, and makes no call.
+Generated modules use them in annotations, which `_bind` and `_lazy` evaluate. It knows no library, and calls none.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ char = Annotated[bytes, ctypes.c_char]
 bool_t = Annotated[bool, ctypes.c_bool]
 float32 = Annotated[float, ctypes.c_float]
 float64 = Annotated[float, ctypes.c_double]
-# A NUL-terminated text that the library reads. A function that returns one is annotated `str`.
+# A NUL-terminated text that the library reads. A function that returns a text is annotated `str`.
 char_p = Annotated[bytes | ctypes.c_char_p | None, ctypes.c_char_p]
 # A pointer inside a struct, read back as an address.
 address = Annotated[int | None, ctypes.c_void_p]
@@ -42,9 +41,9 @@ if TYPE_CHECKING:
 
     void_p: TypeAlias = int | c_void_p | _Pointer[Any] | Array[Any] | _CArgObject | None  # noqa: PYI042 - spelled like its neighbours
     const_void_p: TypeAlias = void_p | bytes  # noqa: PYI042
-    # Ptr: to a struct or a handle in host memory; ctypes checks its type, and takes the object itself by reference.
+    # Ptr: a pointer to a struct or a handle in host memory; ctypes checks its type, and passes objects by reference.
     Ptr: TypeAlias = T | _Pointer[T] | Array[T] | _CArgObject | None
-    # Mem: to numbers that may lie on the device; an address will do, so ctypes checks nothing.
+    # Mem: a pointer to numbers that may be on the device; it may be a plain address, so ctypes checks no type.
     Mem: TypeAlias = int | c_void_p | _Pointer[T] | Array[T] | _CArgObject | None
     ConstMem: TypeAlias = int | c_void_p | _Pointer[T] | Array[T] | _CArgObject | bytes | None
 else:
@@ -67,8 +66,8 @@ else:
 class Handle(ctypes.c_void_p):
     """Base of the opaque handles: a pointer whose type ctypes and mypy both check.
 
-    c_void_p's own conversion takes any pointer, texts and bytes included. The one of every other simple type takes an
-    instance, an int or None, in C as well.
+    c_void_p's own `from_param` takes any pointer, also str and bytes. That of all other simple types, which is used
+    here, takes an instance, an int or None.
     """
 
     from_param: Any = classmethod(type(ctypes.c_void_p).from_param)
@@ -78,29 +77,29 @@ class Handle(ctypes.c_void_p):
 
 
 class Writable:
-    """How a checked call takes a `void_p` or a `Mem`: as c_void_p does, without texts and bytes.
+    """How a checked call converts a `void_p` or a `Mem`: as c_void_p does, but without str and bytes.
 
-    The library writes there, and Python shares the object with whoever else has it: a constant, a key of a dict.
+    The library writes there, and Python may share such an object with other users, such as a constant or a dict key.
     """
 
     @staticmethod
     def from_param(value: Any) -> Any:
-        if type(value) in PREBUILT:  # what calls that shall be fast are given: a fifth of what c_void_p takes
+        if type(value) in PREBUILT:  # arguments of calls that must be fast: a fifth of c_void_p's time
             return value
         if isinstance(value, SHARED):
             hint = "an address, byref(x), an array, or ctypes.create_string_buffer(data)"
             raise TypeError(f"{type(value).__name__} is no memory that a library may write to; pass {hint}")
         try:
             return ctypes.c_void_p.from_param(value)
-        except TypeError:  # which says no more than "wrong type"
+        except TypeError:  # its text is only "wrong type"
             hint = "byref(x) of an object or an array of ctypes, x.ctypes.data of NumPy's"
             raise TypeError(f"{type(value).__name__} is no address; pass one, {hint}") from None
 
 
 class Whole:
-    """How a checked call takes an integer: as ctypes does, but for what does not fit, of which that drops bits.
+    """How a checked call converts an integer: as ctypes does, but an integer that does not fit raises OverflowError.
 
-    An int of C may go on as it is, which takes 10 ns less than ctypes does; a wider one takes 70 ns more.
+    ctypes would drop its upper bits. A C int takes 10 ns less than with ctypes, a wider one 70 ns more.
     """
 
     def __init__(self, kind: Any, low: int, high: int) -> None:
@@ -114,7 +113,7 @@ class Whole:
                 raise OverflowError(f"{int(value)} is not between {low} and {high}, which the library can take")
             if isinstance(value, kind):
                 return value
-            if hasattr(value, "__index__"):  # a number of NumPy's
+            if hasattr(value, "__index__"):  # a NumPy integer
                 return from_param(index(value))
             if hasattr(value, "_as_parameter_"):
                 return from_param(value._as_parameter_)
@@ -123,21 +122,21 @@ class Whole:
         self.from_param = from_param
 
 
-SHARED = (bytes, str, ctypes.c_char_p, ctypes.c_wchar_p)  # the last two point into the first
+SHARED = (bytes, str, ctypes.c_char_p, ctypes.c_wchar_p)  # the last two point into the first two two
 PREBUILT = frozenset({ctypes.c_void_p, type(ctypes.byref(ctypes.c_int()))})
 
 SIGNED = (ctypes.c_int8, ctypes.c_int16, ctypes.c_int32, ctypes.c_int64)
 UNSIGNED = (ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64)
 WHOLE: dict[Any, Whole] = {kind: Whole(kind, 0, 256 ** ctypes.sizeof(kind) - 1) for kind in UNSIGNED}
 WHOLE |= {kind: Whole(kind, -(256 ** ctypes.sizeof(kind)) // 2, 256 ** ctypes.sizeof(kind) // 2 - 1) for kind in SIGNED}
-# A compiler gives an enum a signed or an unsigned int, by its members; a newer library may have others.
+# A C enum is a signed or an unsigned int, depending on its members, and a newer library may have other members.
 ENUM = Whole(ctypes.c_int, -(2**31), 2**32 - 1)
 
 
 class Symbol(CFuncPtr):
-    """A function of a library. Without the flag of a cdecl function, ctypes refuses arguments beyond its types.
+    """A function of a library. Without FUNCFLAG_CDECL, ctypes refuses surplus arguments.
 
-    On Linux that flag means nothing else: there is one way to call.
+    On Linux the flag has no other effect, because there is only one calling convention.
     """
 
     _flags_ = 0
@@ -160,7 +159,7 @@ def argument(hint: Any) -> Any:
 
 
 def converter(hint: Any) -> Any:
-    """The type by which a checked call takes an argument."""
+    """The type by which a checked call converts an argument."""
     if hint is ctypes.c_void_p:
         return Writable
     kind = argument(hint)
@@ -168,7 +167,7 @@ def converter(hint: Any) -> Any:
 
 
 def field(hint: Any) -> tuple[Any, ...]:
-    """The ctypes type of a struct's field, and its width where it is a bit-field."""
+    """The ctypes type of a struct's field, and its width if it is a bit-field."""
     if get_origin(hint) is not Annotated:
         return (hint,)
     extra = hint.__metadata__

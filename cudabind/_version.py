@@ -1,7 +1,7 @@
-"""How each library tells its version: one function per style of NVIDIA's, each returning such as ``"13.1.0"``.
+"""Reads the version of a library: one function for each of NVIDIA's styles, each returns a text such as ``"13.1.0"``.
 
-Called by `_load`, which knows from the row's `version_style` which one to ask. The call may load a part of the library
-(cuDNN's does), but it never makes a CUDA context.
+`_load` calls the one that the row's `version_style` names. The call may load a part of the library (cuDNN's does), but
+it never creates a CUDA context.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def _pointer(function: Any) -> str:
 
 
 def _cupti(function: Callable[..., int]) -> str:
-    """One number, 10000 major + 100 minor from CUDA 13.0 on, as cuptiGetVersion has it; before that it was counted."""
+    """One number, 10000 major + 100 minor from CUDA 13.0 on, a running number before, as cuptiGetVersion has it."""
     value = ctypes.c_int()
-    if function(ctypes.byref(value)) != 0:  # newer ones do not tell it without a driver
+    if function(ctypes.byref(value)) != 0:  # newer ones fail without a driver
         return ""
     if value.value < 10000:
         return "12.9" if value.value >= 28 else "12.8"
@@ -93,7 +93,7 @@ def _struct(function: Callable[..., int]) -> str:
 
 
 def _tagged_struct(function: Callable[..., int]) -> str:
-    """The same behind the tag, the size and the link that all of nvImageCodec's structs start with."""
+    """The same, after the tag, the size and the link at the start of all structs of nvImageCodec."""
     filled = _TaggedStruct(1, _TaggedStruct.own.offset + 8)
     function(ctypes.byref(filled))
     return _thousands_and_hundreds(filled.own.version)
@@ -104,7 +104,7 @@ def _thousands_and_hundreds(number: int) -> str:
 
 
 def by_symbols(dll: ctypes.CDLL, module: str, oldest: str) -> str:
-    """The version of a library that does not tell it: the newest one that first had a function which is exported."""
+    """The version of a library that reports none: the newest version that first had one of its exported functions."""
     since: dict[str, str] = importlib.import_module(module).SINCE
     return max([oldest, *(version for name, version in since.items() if hasattr(dll, name))], key=key)
 

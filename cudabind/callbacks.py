@@ -1,20 +1,19 @@
-"""Python functions that a library calls: how long they live, and what becomes of what they raise.
+"""Python functions that a library calls back: their lifetime, and their exceptions.
 
-Wherever a generated module wants a callback, as an argument or in a struct, a Python function will do; so does the
-callback type around one, `cublasLogCallback(function)`, which type checkers understand. A member of a struct has a type
-by the names of both. ctypes takes the GIL for the call, on whichever thread it comes.
+Wherever a generated module takes a callback, as an argument or in a struct, a Python function may be given; so may the
+callback type around one, `cublasLogCallback(function)`, which type checkers understand. The type for a member of a
+struct is named after both. ctypes acquires the GIL for the call, whichever thread it comes on.
 
-How long: a function that was given to a library stays for as long as the process lives, for no library says when it
-calls last; the same function given again is no second one. `release(function)` ends that, once the library was told to
-call it no more (mostly by giving it None). A call that comes nonetheless raises ReleasedCallback, and calls nothing:
-some 200 bytes of each callback stay for that.
+Lifetime: a function that was given to a library lives as long as the process, because libraries do not say when they
+call last; giving the same function again makes no second callback. `release(function)` ends its life, once the library
+was told not to call it any more (mostly by giving it None). A call that comes nevertheless raises ReleasedCallback, and
+runs nothing; some 200 bytes of each callback are kept for that.
 
-What is raised: the library is told -1, or NULL or 0 where it wants an address or a number without a sign, and the
-exception is raised by the checked call during which the function ran. Where that was no checked call, or a thread of
-the library's own, the next one raises it; `raise_pending()` does so without one. What nobody was told of by the end of
-the process, Python prints then.
+Exceptions: the library gets -1 (or NULL, or 0 for an unsigned number) as the result, and the exception is raised by the
+checked call during which the function ran. If that was an unchecked call, or a thread of the library, the next checked
+call raises it; `raise_pending()` does so without a call. At exit Python prints exceptions that were never raised.
 
-Generated modules and `_bind` call this file. It knows no library.
+Generated modules and `_bind` use this file. It knows no library.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ __all__ = ["Callback", "ReleasedCallback", "function_type", "raise_pending", "re
 SUCCESS = 0
 SIGNED = (ctypes.c_int8, ctypes.c_int16, ctypes.c_int32, ctypes.c_int64)
 
-pending: list[tuple[int, BaseException]] = []  # the thread, and what was raised there; never replaced
-checks: list[dict[int, None]] = []  # what says None to a success; while something is pending, they say nothing
-_kept: dict[int, Callback] = {}  # by id, as nothing is freed that a library might still call
-_released: list[Callback] = []  # which calls must not find freed memory, either
-_given: dict[tuple[object, ...], Callback] = {}  # those made for a function that was given as it is
-# Finalizers may come in between, and call a library that calls back.
+pending: list[tuple[int, BaseException]] = []  # (thread, exception raised there); never replaced
+checks: list[dict[int, None]] = []  # they map SUCCESS to None, except while something is pending
+_kept: dict[int, Callback] = {}  # by id: nothing is freed that a library may still call
+_released: list[Callback] = []  # kept, so that a late call does not find freed memory
+_given: dict[tuple[object, ...], Callback] = {}  # callbacks made for plain functions
+# Reentrant: a finalizer may run inside it, and call a library that calls back.
 _lock = threading.RLock()
 anew(sys.modules[__name__], "_lock", threading.RLock)
-os.register_at_fork(after_in_child=pending.clear)  # they are the parent's to hear of
+os.register_at_fork(after_in_child=pending.clear)  # they belong to the parent
 
 
 class ReleasedCallback(RuntimeError):
@@ -56,19 +55,19 @@ class ReleasedCallback(RuntimeError):
 
 
 class _Guarded:
-    """What ctypes calls: the function, whatever it raises, and a result that ctypes takes."""
+    """The function that ctypes calls: it catches every exception, and converts the result."""
 
     __slots__ = ("failed", "function", "kind", "name", "text")
 
     def __init__(self, name: str, kind: Any, function: Callable[..., Any]) -> None:
         self.name, self.kind, self.function = name, kind, function
         self.failed = -1 if kind in SIGNED else None if kind in (None, ctypes.c_void_p) else 0
-        self.text: Any = None  # the last that it returned: the library reads it after that
+        self.text: Any = None  # the last text that it returned, which the library reads afterwards
 
     def __call__(self, *arguments: Any) -> Any:
         try:
             return self._result(self.function(*arguments))
-        except BaseException as error:  # noqa: BLE001 - C would go on with it, and Python print it
+        except BaseException as error:  # noqa: BLE001 - C cannot handle it; ctypes would only print it
             carry(error)
             return self.failed
 
@@ -89,7 +88,7 @@ class _Guarded:
 
 
 class Callback(CFuncPtr):
-    """Base of the callback types: made from a Python function, from an address, or from nothing, which is NULL."""
+    """Base of the callback types: made from a Python function, from an address, or without arguments for NULL."""
 
     _flags_ = 1  # FUNCFLAG_CDECL
     _guarded: _Guarded | None = None
@@ -104,7 +103,7 @@ class Callback(CFuncPtr):
 
     @classmethod
     def from_param(cls, value: Any) -> Any:
-        """What a library is given for a function, a callback of this type, or None."""
+        """Convert a function, a callback of this type, or None."""
         if value is None:
             return cls()
         if isinstance(value, cls):
@@ -119,12 +118,12 @@ class Callback(CFuncPtr):
 
     @property
     def address(self) -> int:
-        """Where the function is, for an argument or a field that is a mere pointer in the header: it is kept, too."""
+        """The function's address, for an argument or a field that is a plain pointer in the header; also kept alive."""
         return ctypes.cast(_keep(self), ctypes.c_void_p).value or 0
 
 
 class Holder:
-    """Base of structs with callbacks among their fields: these take functions, and what they take is kept."""
+    """Base of structs with callback fields: these may be set to Python functions, which are kept alive."""
 
     __slots__ = ()
     _callbacks_: dict[str, type[Callback]]
@@ -135,7 +134,7 @@ class Holder:
 
 
 def _identity(function: Any) -> tuple[object, ...]:
-    """By what the same function is known again: each look at a method makes another object."""
+    """A key for a function; each access to a method makes another object."""
     if isinstance(function, MethodType):
         return id(function.__self__), id(function.__func__)
     return (id(function),)
@@ -148,7 +147,7 @@ def _keep(callback: Any) -> Any:
 
 
 def function_type(result: Any, *arguments: Any) -> type[Callback]:
-    """The callback type of a C function, as ctypes.CFUNCTYPE makes one: where the header names none.
+    """The callback type of a C function, like ctypes.CFUNCTYPE, for pointers without a type in the header.
 
     `callback = function_type(c_int, c_void_p, c_void_p)(function)`, and `callback.address` for the library.
     """
@@ -160,7 +159,7 @@ def function_type(result: Any, *arguments: Any) -> type[Callback]:
 
 
 def release(function: Callable[..., Any]) -> None:
-    """Let go of a function, or a callback, that was given to libraries: they must have been told to call it no more.
+    """Release a function or a callback that was given to libraries, which must have been told not to call it any more.
 
     Raises:
         ValueError: no library was given it, or it has been released.
@@ -183,7 +182,7 @@ def _is_of(callback: Callback, function: Any) -> bool:
 
 
 def carry(error: BaseException) -> None:
-    """Have a checked call of this thread raise it; of any thread, where this one is a library's own."""
+    """Let a checked call of this thread raise an exception; of any thread, if this one belongs to a library."""
     with _lock:
         pending.append((threading.get_ident(), error))
         for check in checks:
@@ -191,7 +190,7 @@ def carry(error: BaseException) -> None:
 
 
 def watch(check: dict[int, None]) -> None:
-    """Have a success be looked up in a dict, which has none while something is pending."""
+    """Register a dict in which checked calls look up statuses; it lacks SUCCESS while something is pending."""
     with _lock:
         checks.append(check)
         if not pending:
@@ -199,9 +198,9 @@ def watch(check: dict[int, None]) -> None:
 
 
 def raise_pending(during: BaseException | None = None) -> None:
-    """Raise what callbacks have raised on this thread, or on a thread of a library's own, and nobody was told of.
+    """Raise the pending exceptions of callbacks on this thread and on threads of libraries.
 
-    All of it at once: the first, and in the chain of its contexts the others, then `during`, the failure of the call.
+    The first is raised, with the others and then `during`, the error of the call, in the chain of its contexts.
     """
     with _lock:
         others = {thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}

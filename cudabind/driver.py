@@ -1,7 +1,7 @@
 """The CUDA driver API over cuda-python: `driver.cuMemAlloc(n)` returns the address or raises CudaDriverError.
 
-Called by users and by `dispatch`. Types and enums are cuda-python's own. For hot paths `driver.cuGraphLaunch.unchecked`
-is the driver's function itself, without argument types, and returns the status. This module never creates a context.
+Users and `dispatch` call it. Types and enums are cuda-python's own. For hot paths `driver.cuGraphLaunch.unchecked` is
+the driver's function itself, without argument types; it returns the status. This module never creates a context.
 
 NVIDIA's documentation: https://docs.nvidia.com/cuda/cuda-driver-api/
 """
@@ -19,9 +19,10 @@ from cudabind.sys.cuda_symbols import SYMBOLS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# These look at a state and return. Whatever waits for room on a stream must not hold the lock that a host function on
-# it may need to make room, so no function that enqueues is among them, but for the two of BOUNDED: they wait where a
-# stream has about a thousand launches outstanding, and are for who has fewer, and no host functions in Python.
+# Functions that may be called with the GIL held, because they never block. A function that blocks for room on a stream
+# must not hold the GIL, which a Python host function on that stream may need to make room. So no function that enqueues
+# is among them, except those in BOUNDED: they block only if a stream has about a thousand outstanding launches. Callers
+# must stay below that, and use no Python host functions.
 BOUNDED = frozenset({"cuEventRecord", "cuGraphLaunch"})
 NEVER_BLOCKS = BOUNDED | frozenset(
     {
@@ -59,16 +60,16 @@ def _text(status: int) -> str:
 
     try:
         _, text = driver.cuGetErrorString(driver.CUresult(status))
-    except RuntimeError:  # without a driver there are no words for a status, and nobody can have got one from it
+    except RuntimeError:  # there is no driver, so the status cannot have come from it
         return ""
     return text.decode() if text else ""
 
 
 class DriverCall(Call):
-    """A driver function: checked when called; its bare forms bind when they are first read."""
+    """A driver function: a call is checked; the unchecked forms are bound when they are first read."""
 
-    unchecked: Callable[..., int]  # releases the interpreter lock during the call
-    unchecked_holding_gil: Callable[..., int]  # keeps it, which is faster; only for functions that never block
+    unchecked: Callable[..., int]  # releases the GIL during the call
+    unchecked_holding_gil: Callable[..., int]  # holds the GIL, which is faster; only for functions that never block
 
     if not TYPE_CHECKING:
 
@@ -83,7 +84,7 @@ class DriverCall(Call):
 
 
 def _bare(name: str, prototype: Any) -> Any:
-    """The driver's own function under the version that cuda.h gives the name, without argument types."""
+    """The driver's own function, by the versioned symbol that cuda.h gives the name, without argument types."""
     symbol = SYMBOLS.get(name, name)
     try:
         dll = _load.open("cuda")
@@ -96,7 +97,7 @@ def _bare(name: str, prototype: Any) -> Any:
         hint = f"a newer driver may have it: {LIBRARIES['cuda'].install}"
         raise SymbolNotFound("cuda", name, text=text, hint=hint) from missing
     function = prototype(address)
-    function.argtypes = None  # the prototype's empty list would refuse all arguments
+    function.argtypes = None  # the prototype's empty list would allow no arguments
     return function
 
 
@@ -104,7 +105,7 @@ _calls = Calls("cuda.bindings.driver", "cu", "cuda", error, DriverCall)
 
 
 def symbols() -> dict[str, str]:
-    """The exported symbol of each function: cuda.h gives many names a later version's symbol."""
+    """The exported symbol of each function; cuda.h maps many names to a later version's symbol."""
     return {name: SYMBOLS.get(name, name) for name in _calls.functions()}
 
 

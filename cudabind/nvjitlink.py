@@ -1,7 +1,7 @@
-"""nvJitLink, the run-time linker, over cuda-python: NVIDIA's names for its functions, and `link` for the whole way.
+"""nvJitLink, the run-time linker, over cuda-python: its functions by NVIDIA's names, and `link` for all steps at once.
 
-Called by users and by CUTLASS's rows. A failed link raises NvJitLinkError with the linker's log. It needs no GPU
-and no driver, and it never reads a file: inputs are bytes.
+Users and CUTLASS's rows call it. A failed link raises NvJitLinkError with the linker's log. It needs no GPU and no
+driver, and it never reads a file: inputs are bytes.
 
 NVIDIA's documentation: https://docs.nvidia.com/cuda/nvjitlink/
 """
@@ -81,7 +81,7 @@ def _module() -> Any:
 
 
 def _call(function: str, *args: Any) -> Any:
-    """Call by NVIDIA's name what cuda-python has under its own, and raise our error."""
+    """Call a function of cuda-python by NVIDIA's name, and raise our own errors."""
     module = _module()
     _load.open_override("nvJitLink")
     try:
@@ -95,7 +95,7 @@ def _call(function: str, *args: Any) -> Any:
 
 
 def symbols() -> dict[str, str]:
-    """The exported symbol of each function: the header's inline functions call one that carries the version.
+    """The exported symbol of each function; the header's inline functions call one with the version in its name.
 
     Raises:
         LibraryNotFound: nvJitLink is not installed.

@@ -1,7 +1,7 @@
-"""NVRTC, the run-time compiler, over cuda-python: every function by NVIDIA's name, and `compile` for the whole way.
+"""NVRTC, the run-time compiler, over cuda-python: every function by NVIDIA's name, and `compile` for all steps at once.
 
-Called by users and by CUTLASS's rows. A failed compilation raises NvrtcError with the compiler's log. It needs no
-GPU and no driver. This module never caches: cuda.core's program cache does that.
+Users and CUTLASS's rows call it. A failed compilation raises NvrtcError with the compiler's log. It needs no GPU and no
+driver. This module caches nothing.
 
 NVIDIA's documentation: https://docs.nvidia.com/cuda/nvrtc/
 """
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class Compiled(NamedTuple):
-    """What a compilation made.
+    """The result of a compilation.
 
     Attributes:
         code: the cubin for ``-arch=sm_…``, PTX for ``-arch=compute_…``, or LTO-IR with ``-dlto``.
         kind: ``"cubin"``, ``"ptx"`` or ``"ltoir"``.
-        lowered: the mangled name of each name expression asked for.
-        log: the compiler's warnings, ``""`` where it had none.
+        lowered: the mangled name of each name expression requested.
+        log: the compiler's warnings, ``""`` if it had none.
     """
 
     code: bytes
@@ -56,11 +56,11 @@ def compile(  # noqa: A001 - the module is always named at the call: nvrtc.compi
     headers: Mapping[str, str] | None = None,
     names: Sequence[str] = (),
 ) -> Compiled:
-    """Compile CUDA C++ to a cubin or to PTX, as ``-arch`` asks, or with ``-dlto`` to what nvJitLink links: LTO-IR.
+    """Compile CUDA C++ to a cubin or to PTX, depending on ``-arch``, or with ``-dlto`` to LTO-IR for nvJitLink.
 
     Args:
         source: the text of the program.
-        name: what messages call it.
+        name: the program's name in messages.
         options: NVRTC's options, such as ``"-arch=sm_90a"``, ``"-std=c++17"`` and ``"-I…"``.
         headers: the texts of headers by the name they are included by.
         names: C++ name expressions whose mangled names are wanted, such as ``"kernel<float>"``.

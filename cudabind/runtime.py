@@ -1,8 +1,8 @@
 """The CUDA runtime API over cuda-python: `runtime.cudaMalloc(n)` returns the address or raises CudaRuntimeError.
 
-Called by users; `dispatch` itself uses the driver API. Types and enums are cuda-python's own, and so is the runtime: it
+Users call it; `dispatch` itself uses the driver API. Types and enums are cuda-python's own, and so is the runtime: it
 is linked into cuda-python, whatever libcudart is installed. cudaGetLastError and cudaPeekAtLastError return the status
-instead of raising it, because the status is what they are asked for.
+instead of raising an error, because the status is their result.
 
 NVIDIA's documentation: https://docs.nvidia.com/cuda/cuda-runtime-api/
 """
@@ -47,7 +47,7 @@ def symbols() -> dict[str, str]:
 
 
 def note() -> str:
-    """What `python -m cudabind list` should say beside the libcudart that it found."""
+    """A note for `python -m cudabind list`, beside the libcudart that it found."""
     from cuda.bindings import runtime
 
     _, version = runtime.cudaRuntimeGetVersion()
