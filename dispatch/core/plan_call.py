@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 __all__ = ["plan_call"]
 
 
-def plan_call(name: str, module: str, said: str, function: str = "plan") -> Callable[[Any, Any, Row], Plan]:
-    """A row's `call` with a name and a docstring (`said`), which runs `function` of `module`.
+def plan_call(name: str, module: str, said: str) -> Callable[[Any, Any, Row], Plan]:
+    """A row's `call` with a name and a docstring (`said`), which runs `plan` of `module`.
 
     The module is imported at the first call, so that importing `dispatch` binds no library.
     """
 
     def call(request: Any, executor: Any, row: Row) -> Plan:
-        plan: Plan = getattr(import_module(module), function)(request, executor, row)
+        plan: Plan = import_module(module).plan(request, executor, row)
         return plan
 
     call.__module__ = module.rpartition(".")[0]  # the op's family, by which its cases are found

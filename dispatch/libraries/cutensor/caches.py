@@ -23,27 +23,26 @@ __all__ = ["read_kernels", "read_plans", "write_kernels", "write_plans"]
 PLANS = 1024  # that a handle keeps once it reads them: by itself 64, and a file with more would be refused
 
 
-@cache
-def cache_of(kind: str, gpu: str, version: str) -> LibraryCache:
-    """The one of this process."""
-    return LibraryCache(kind, gpu, f"cutensor-{version}")
+cache_of = cache(LibraryCache)  # the one of this process
 
 
-def _cache(kind: str, executor: CudaExecutor) -> LibraryCache:
+def _named(kind: str, executor: CudaExecutor) -> tuple[str, str, str]:
     version = ".".join(map(str, executor.versions.get("cutensor", ())))
-    return cache_of(kind, executor.device.model, version)
+    return kind, executor.device.model, f"cutensor-{version}"
 
 
 def read_kernels(executor: CudaExecutor) -> bool:
     """Have the library take the kernels that are on disk; whether there are any."""
     handle = handle_of(executor).c_handle
-    return _cache("kernels", executor).load(lambda path: cutensor.cutensorReadKernelCacheFromFile(handle, path))
+    kept = cache_of(*_named("kernels", executor))
+    return kept.load(lambda path: cutensor.cutensorReadKernelCacheFromFile(handle, path))
 
 
 def write_kernels(executor: CudaExecutor) -> bool:
     """Keep the kernels that the library has compiled, and what other processes have kept; whether they are on disk."""
     handle = handle_of(executor).c_handle
-    return _cache("kernels", executor).save(
+    kept = cache_of(*_named("kernels", executor))
+    return kept.save(
         lambda path: cutensor.cutensorWriteKernelCacheToFile(handle, path),
         lambda path: cutensor.cutensorReadKernelCacheFromFile(handle, path),
     )
@@ -64,16 +63,11 @@ def read_plans(executor: CudaExecutor) -> bool:
     def read(path: bytes) -> None:
         cutensor.cutensorHandleReadPlanCacheFromFile(handle, path, ctypes.byref(count))
 
-    return LibraryCache(*_named(executor)).load(read)
+    return LibraryCache(*_named("plans", executor)).load(read)
 
 
 def write_plans(executor: CudaExecutor) -> bool:
     """Keep the plans of the executor's handle; whether they are on disk. Of several processes the last one's stay."""
     handle = handle_of(executor).c_handle
-    return LibraryCache(*_named(executor)).save(lambda path: cutensor.cutensorHandleWritePlanCacheToFile(handle, path))
-
-
-def _named(executor: CudaExecutor) -> tuple[str, str, str]:
-    """The cache of plans: each handle reads and writes it for itself."""
-    version = ".".join(map(str, executor.versions.get("cutensor", ())))
-    return "plans", executor.device.model, f"cutensor-{version}"
+    kept = LibraryCache(*_named("plans", executor))  # each handle reads and writes it for itself
+    return kept.save(lambda path: cutensor.cutensorHandleWritePlanCacheToFile(handle, path))

@@ -22,8 +22,6 @@ from dispatch.testing.memory import GuardedBuffer, Mismatch, poison
 from dispatch.testing.roundoff import by_numpy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dispatch.core.row import Row
     from dispatch.device.device import Device
     from dispatch.device.layout import Array
@@ -298,16 +296,15 @@ def random_tree(rng: np.random.Generator, depth: int = 4) -> Node:
 PROBABILITIES = (0.2, 0.3, 0.05, 0.1, 0.1, 0.15, 0.1)
 
 
-def tree_cases(dtypes: Sequence[Dtype] = (BF16, BF16, BF16, BF16)) -> list[Case]:
+def tree_cases() -> list[Case]:
     """Random trees, the same in every process, over extents that are no multiple of a tile."""
-    found = []
+    found, dtypes = [], (BF16, BF16, BF16, BF16)
     for number in range(TREES):
         tree = random_tree(np.random.default_rng(number), 2 + number % 5)
         config = FAVORITES[1] if number % 2 else FAVORITES[0]
-        a, b, c, d = dtypes
-        found.append(Case(f"tree {number}", (a, b, c, d), (200, 152, 72), config, tree=tree))
+        found.append(Case(f"tree {number}", dtypes, (200, 152, 72), config, tree=tree))
         if number in GIVEN:
-            found.append(Case(f"tree {number} given", (a, b, c, d), (77, 53, 29), config, tree=tree, given=True))
+            found.append(Case(f"tree {number} given", dtypes, (77, 53, 29), config, tree=tree, given=True))
     return found
 
 

@@ -118,7 +118,7 @@ def table_of(request: Any) -> AliasTable | None:
 def poisson_table(lam: float) -> AliasTable:
     """Of numbers of events."""
     times, over = lam.as_integer_ratio()
-    return alias_table(*weighted(int(lam), 0, None, lambda k: (times, over * k)))
+    return alias_table(*weighted(int(lam), None, lambda k: (times, over * k)))
 
 
 @lru_cache(KEPT)
@@ -128,17 +128,17 @@ def binomial_table(n: int, p: float) -> AliasTable:
     if times == whole:
         return alias_table(n, [1])
     mode = min(n, int((n + 1) * Fraction(p)))
-    return alias_table(*weighted(mode, 0, n, lambda k: ((n - k + 1) * times, k * (whole - times))))
+    return alias_table(*weighted(mode, n, lambda k: ((n - k + 1) * times, k * (whole - times))))
 
 
-def weighted(mode: int, least: int, most: int | None, ratio: Callable[[int], tuple[int, int]]) -> tuple[int, list[int]]:
+def weighted(mode: int, most: int | None, ratio: Callable[[int], tuple[int, int]]) -> tuple[int, list[int]]:
     """The first outcome and the weights of all: `ratio(k)` is that of k over that of k - 1, as a fraction."""
     start = 1 << PRECISION
     cut = start >> (TOTAL_BITS + 4)
 
     def below() -> Iterator[int]:
         weight, k = start, mode
-        while k > least:
+        while k > 0:
             times, over = ratio(k)
             weight, k = weight * over // times, k - 1
             if weight < cut:
