@@ -40,14 +40,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _OpParser(Parser):
-    """The options of one op, made where it is the one that is named: those of all take a quarter of a second."""
+    """The options of one op, made where it is the one that is named: those of all take a quarter of a second.
+
+    argparse looks for translations in files for each parser, a fifth of a millisecond: it is made when first looked at.
+    """
 
     op = ""
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse has it; of an op it is called once."""
+    def __init__(self, **options: Any) -> None:
+        self.__dict__["_options"] = options
+
+    def __getattr__(self, name: str) -> Any:
+        options = self.__dict__.pop("_options", None)
+        if options is None:
+            raise AttributeError(name)
+        super().__init__(**options)
         _add_op(self, self.op)
-        return super().parse_known_args(args, namespace)
+        return getattr(self, name)
 
 
 def _add_op(parser: argparse.ArgumentParser, op: str) -> None:

@@ -1,5 +1,6 @@
 """What the command line ends with: 2 for a mistake in the call, 1 for a failure, each with a sentence on stderr."""
 
+import re
 import subprocess
 import sys
 
@@ -69,4 +70,5 @@ def test_a_reader_that_has_seen_enough_and_none_at_all_are_no_errors(command):
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-c", line + ending], check=False, capture_output=True, text=True, timeout=120
         )
-        assert (done.returncode, done.stderr) == (0, "")
+        slow = re.sub(r"(?m)^open libraries: \d+ of \d+, \d+ s.*\n", "", done.stderr)  # a line where it takes over 2 s
+        assert (done.returncode, slow) == (0, "")
