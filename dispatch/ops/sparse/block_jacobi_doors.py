@@ -51,7 +51,8 @@ class BlockJacobi:
     def refactorize(self, values: Any, *, check: bool = True) -> BlockJacobi:
         """Itself, with the inverses of other elements of A at the same places; those of before stay where it fails.
 
-        They are of the dtype and the shape of those before, and on their device; BadRequest for others.
+        They are in the order of A, whatever its format, and of the dtype and the shape of those before, and on their
+        device; BadRequest for others.
         """
         old, new = self.source.values, taken_in("values", values)
         if new.dtype is not old.dtype or new.shape != old.shape or new.device is not old.device:

@@ -14,7 +14,7 @@ from dispatch.keys import I32
 from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.direct import SparseFactorMemory, SparseFactorPrecision, SparseKind
 from dispatch.ops.sparse.form import SparseFormat
-from dispatch.ops.sparse.format_doors import of, tocoo, tocsr
+from dispatch.ops.sparse.format_doors import narrow, of, tocoo, tocsr
 from dispatch.ops.sparse.tensor import SparseTensor, taken_in
 
 if TYPE_CHECKING:
@@ -34,6 +34,20 @@ def by_rows(a: Any) -> SparseTensor:
     """A matrix as a SparseTensor in CSR; CSC and COO are converted, by a request, and BSR is left to be refused."""
     found = of(a)
     return found if found.format is SparseFormat.BSR else tocsr(found)
+
+
+def columns_of(a: Any) -> SparseTensor | None:
+    """A matrix in CSC as one whose elements `in_rows` takes again and again; None for other formats."""
+    found = of(a)
+    return narrow(found) if found.format is SparseFormat.CSC else None
+
+
+def in_rows(columns: SparseTensor | None, values: Tensor) -> Tensor:
+    """Elements in the order in which a matrix was given, in the order of its rows: those of CSC are exchanged.
+
+    The request `csr2csc` is repeated, for which nothing is waited.
+    """
+    return values if columns is None else tocsr(columns.with_values(values)).values
 
 
 def batch_over(a: Any, values: Any) -> tuple[SparseTensor, Tensor]:
@@ -137,10 +151,10 @@ class SparseLu:
     They are made, and LinAlgError is raised, when this object is: of a copy of the values, so that those that were
     given may change. The pattern may not. Analysis and factors belong to the plans of the stream that solves, one for
     each shape of right-hand sides: those made at first are for a vector, and the first `solve` of another shape, or on
-    another stream, factorizes the same copy once more.
+    another stream, factorizes the same copy once more. `matrix` and `values` are in CSR, of a matrix in CSC, too.
     """
 
-    __slots__ = ("_choices", "_stamp", "matrix", "values")
+    __slots__ = ("_choices", "_columns", "_stamp", "matrix", "values")
 
     def __init__(
         self,
@@ -151,8 +165,9 @@ class SparseLu:
         check: bool = True,
         called: str = "SparseLu",
     ) -> None:
-        self._choices = choices
-        self.matrix = matrix if matrix.form.pattern is not None else matrix.fixed()
+        self._choices, self._columns = choices, columns_of(matrix)
+        rows = by_rows(matrix)
+        self.matrix = rows if rows.form.pattern is not None else rows.fixed()
         self._factorize(self.matrix.values if values is None else values, check, called)
 
     def _factorize(self, values: Tensor, check: bool, called: str) -> None:
@@ -191,8 +206,9 @@ class SparseLu:
     def refactorize(self, values: Any, *, check: bool = True) -> SparseLu:
         """Itself, with the factors of other elements at the same places, which are copied; cuDSS keeps its analysis.
 
-        They are of the dtype and the number of those before, and on their device; BadRequest for others. Where they
-        cannot be factorized the factors of before stay.
+        They are in the order of the matrix as it was given: by columns of one in CSC. They are of the dtype and the
+        number of those before, and on their device; BadRequest for others. Where they cannot be factorized the factors
+        of before stay.
         """
         old, new = self.values, taken_in("values", values)
         if new.dtype is not old.dtype or new.shape != old.shape:
@@ -200,7 +216,7 @@ class SparseLu:
             raise BadRequest("values", str(new.layout), f"{old.dtype}{list(old.shape)}, as the matrix has", hint)
         if new.device is not old.device:
             raise BadRequest("values", f"a tensor on {new.device!r}", f"one on {old.device!r}, as the matrix is")
-        self._factorize(new, check, "SparseLu.refactorize")
+        self._factorize(in_rows(self._columns, new), check, "SparseLu.refactorize")
         return self
 
     def __repr__(self) -> str:
@@ -227,11 +243,11 @@ def splu(
     choices: dict[str, Any] = {"assume_a": assume_a, "uplo": uplo, "memory": memory, "device_memory": device_memory}
     choices |= {"refinements": refinements, "precision": precision}
     if values is None:
-        return SparseLu(by_rows(A), choices, check=check, called="splu")
+        return SparseLu(of(A), choices, check=check, called="splu")
     pattern, elements = batch_over(A, values)
     return SparseLu(pattern, choices, values=elements, check=check, called="splu")
 
 
 def factorized(A: Any) -> Callable[[Any], Any]:
     """A function that solves A·x = b, as `scipy.sparse.linalg.factorized` gives one."""
-    return SparseLu(by_rows(A), {}, called="factorized").solve
+    return SparseLu(of(A), {}, called="factorized").solve

@@ -22,7 +22,7 @@ from dispatch.ops.sparse.tensor import SparseTensor
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
 
-__all__ = ["of", "tobsr", "tocoo", "tocsc", "tocsr"]
+__all__ = ["narrow", "of", "tobsr", "tocoo", "tocsc", "tocsr"]
 
 MAX_I32 = np.iinfo(np.int32).max
 
@@ -44,7 +44,7 @@ def tocsr(a: Any) -> SparseTensor:
         form = found.form._replace(format=SparseFormat.CSR, block=(1, 1), pattern=None)
         return SparseTensor(values, rows, columns, form)
     if found.format is SparseFormat.COO:
-        found = _narrow(found)
+        found = narrow(found)
         rows = run(ops.Coo2csrRequest(found.rows, m=found.shape[0], base=found.form.base))
         form = found.form._replace(format=SparseFormat.CSR, pattern=None)
         return SparseTensor(found.values, rows, found.columns, form)
@@ -62,7 +62,7 @@ def tocoo(a: Any) -> SparseTensor:
     found = of(a)
     if found.format is SparseFormat.COO:
         return found
-    found = _narrow(tocsr(found))
+    found = narrow(tocsr(found))
     rows = run(ops.Csr2cooRequest(found.rows, nnz=found.nnz, base=found.form.base))
     form = found.form._replace(format=SparseFormat.COO, pattern=None)
     return SparseTensor(found.values, rows, found.columns, form)
@@ -84,7 +84,7 @@ def tobsr(a: Any, blocksize: tuple[int, int], *, nnzb: int | None = None) -> Spa
     if nnzb is None:
         nnzb = blocks_in(found, block)
         if nnzb < 0:
-            found = _narrow(found)
+            found = narrow(found)
             found = SparseTensor(*run(ops.SparseSortRequest(*found.parts)), found.form._replace(pattern=None))
             nnzb = blocks_in(found, block)
     values, rows, columns = run(ops.Csr2bsrRequest(*found.parts, block=block, nnzb=nnzb))
@@ -97,7 +97,7 @@ def blocks_in(a: SparseTensor, block: tuple[int, int]) -> int:
     return int(run(ops.Csr2bsrNnzRequest(*a.parts, block=block)).item())
 
 
-def _narrow(a: SparseTensor) -> SparseTensor:
+def narrow(a: SparseTensor) -> SparseTensor:
     """The matrix with indices of i32; BadRequest where these do not count its rows, columns or elements."""
     if a.rows.dtype is I32 and a.columns.dtype is I32:
         return a
@@ -118,5 +118,5 @@ def _of_i32(name: str, part: Tensor) -> Tensor:
 
 
 def _exchanged(a: SparseTensor, wanted: SparseFormat) -> SparseTensor:
-    values, rows, columns = run(ops.Csr2cscRequest(*_narrow(a).parts))
+    values, rows, columns = run(ops.Csr2cscRequest(*narrow(a).parts))
     return SparseTensor(values, rows, columns, a.form._replace(format=wanted, pattern=None))

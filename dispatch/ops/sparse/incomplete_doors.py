@@ -8,7 +8,8 @@ from dispatch.checks import check_bool
 from dispatch.core.matrix_choices import Operation
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.ops import sparse as ops
-from dispatch.ops.sparse.direct_doors import by_rows
+from dispatch.ops.sparse.direct_doors import by_rows, columns_of, in_rows
+from dispatch.ops.sparse.format_doors import of
 from dispatch.ops.sparse.tensor import SparseTensor, taken_in
 
 if TYPE_CHECKING:
@@ -23,14 +24,16 @@ class IncompleteFactors:
     """L and U of A ≈ L · U, or L of A ≈ L · Lᴴ, at the places of A: `solve` applies the inverse of their product.
 
     `matrix` holds them as one matrix of a fixed pattern, so that the analyses of its triangles stay with the plans.
-    `source` is A in that pattern. As the M of `cg`, `bicgstab` and `gmres` they precondition.
+    `source` is A in that pattern, in CSR, and `columns` A in CSC where it was given in that. As the M of `cg`,
+    `bicgstab` and `gmres` they precondition.
     """
 
-    __slots__ = ("_factorize", "_is_lu", "matrix", "source")
+    __slots__ = ("_factorize", "_is_lu", "columns", "matrix", "source")
 
     def __init__(self, source: SparseTensor, *, is_lu: bool, check: bool) -> None:
         self._is_lu, self._factorize = is_lu, ops.ilu0 if is_lu else ops.ic0
-        self.source = source if source.form.pattern is not None else source.fixed()
+        self.columns, rows = columns_of(source), by_rows(source)
+        self.source = rows if rows.form.pattern is not None else rows.fixed()
         self._make(self.source, check)
 
     def _make(self, source: SparseTensor, check: bool) -> None:
@@ -67,12 +70,13 @@ class IncompleteFactors:
     def refactorize(self, values: Any, *, check: bool = True) -> IncompleteFactors:
         """Itself, with the factors of other elements of A at the same places; those of before stay where it fails.
 
-        They are of the dtype and the number of those before, and on their device; BadRequest for others.
+        They are in the order of A as it was given: by columns of one in CSC. They are of the dtype and the number of
+        those before, and on their device; BadRequest for others.
         """
         old, new = self.source.values, taken_in("values", values)
         if new.dtype is not old.dtype or new.shape != old.shape or new.device is not old.device:
             raise BadRequest("values", str(new.layout), f"{old.dtype}{list(old.shape)} on {old.device!r}")
-        source = self.source.with_values(new)
+        source = self.source.with_values(in_rows(self.columns, new))
         self._make(source, check)
         self.source = source
         return self
@@ -87,9 +91,9 @@ def ilu0(A: Any, *, check: bool = True) -> IncompleteFactors:
     The places of the diagonal are all there, and indices are sorted (`sort`) and i32. LinAlgError for a pivot that is
     0, which is waited for; with `check=False` nothing is looked at.
     """
-    return IncompleteFactors(by_rows(A), is_lu=True, check=check)
+    return IncompleteFactors(of(A), is_lu=True, check=check)
 
 
 def ic0(A: Any, *, check: bool = True) -> IncompleteFactors:
     """L of A ≈ L · Lᴴ without fill, for a Hermitian positive definite A, by the request `ic0`; `check` as of `ilu0`."""
-    return IncompleteFactors(by_rows(A), is_lu=False, check=check)
+    return IncompleteFactors(of(A), is_lu=False, check=check)

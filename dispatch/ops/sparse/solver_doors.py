@@ -11,6 +11,7 @@ from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.block_jacobi_doors import BlockJacobi, block_jacobi
+from dispatch.ops.sparse.direct_doors import in_rows
 from dispatch.ops.sparse.incomplete_doors import IncompleteFactors, ic0, ilu0
 from dispatch.ops.sparse.krylov import BREAKDOWN, NOT_FINITE, STAGNATED, Preconditioner
 from dispatch.ops.sparse.sources import sparse_tensor
@@ -88,13 +89,20 @@ def iterate(
 
 def same_places(matrix: SparseTensor, factors: IncompleteFactors) -> SparseTensor:
     """A matrix in the form of its factors, which keeps their analyses; BadRequest where its indices are not theirs."""
-    own = factors.matrix
-    pairs = (matrix.rows, own.rows), (matrix.columns, own.columns)
-    same = all(one.ptr == other.ptr and one.layout == other.layout for one, other in pairs)
-    if not same or matrix.form._replace(pattern=own.form.pattern) != own.form:
-        hint = "A in CSR, the same object that ilu0 or ic0 was given; or M.source.with_values(values) for A"
-        raise BadRequest("M", repr(factors), f"factors with the offsets and the indices of {matrix!r}", hint)
-    return matrix.with_form(own.form)
+    own, columns = factors.matrix, factors.columns
+    if shares_places(matrix, own):
+        return matrix.with_form(own.form)
+    if columns is not None and shares_places(matrix, columns):
+        return own.with_values(in_rows(columns, matrix.values))
+    hint = "A, the same object that ilu0 or ic0 was given; or M.source.with_values(values), by rows, for A"
+    raise BadRequest("M", repr(factors), f"factors with the offsets and the indices of {matrix!r}", hint)
+
+
+def shares_places(one: SparseTensor, other: SparseTensor) -> bool:
+    """Whether two matrices have their offsets and indices in the same memory, and say the same of them."""
+    pairs = (one.rows, other.rows), (one.columns, other.columns)
+    same = all(first.ptr == second.ptr and first.layout == second.layout for first, second in pairs)
+    return same and one.form._replace(pattern=other.form.pattern) == other.form
 
 
 def check_iterations(routine: str, info: Any, iterations: Any, residual: Any) -> None:

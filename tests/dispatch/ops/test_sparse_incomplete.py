@@ -86,6 +86,25 @@ def test_what_fails_leaves_the_factors_of_before(rng):
     np.testing.assert_array_equal(factors.solve(b).numpy(), before)
 
 
+@pytest.mark.parametrize("indices", ["i4", "i8"])
+@pytest.mark.parametrize("make", [S.ilu0, S.ic0])
+def test_other_values_of_a_matrix_by_columns_are_at_its_own_places(make, indices, rng):
+    dev, b = dp.device("host"), rng.standard_normal(25)
+    weights = sp.diags_array(1 + rng.random(25))
+    other = weights @ poisson(5) @ (weights if make is S.ic0 else sp.eye_array(25))
+    expected = make(sp.csr_array(other)).matrix.values.numpy()
+    first, second = sp.csc_array(poisson(5)), sp.csc_array(other)
+    first.indices, first.indptr = first.indices.astype(indices), first.indptr.astype(indices)
+    a, turned = S.sparse_tensor(first), S.sparse_tensor(sp.csr_array(poisson(5).T)).T
+    for given in (first, a, turned):
+        np.testing.assert_array_equal(make(given).refactorize(second.data).matrix.values.numpy(), expected)
+    given = a if indices == "i4" else turned  # those of i64 become others, which are not at the places of A
+    factors, method = make(given), S.cg if make is S.ic0 else S.bicgstab
+    for matrix, whole in ((given, first), (given.with_values(second.data), second)):
+        x = method(matrix, dev.array(b), rtol=1e-10, M=factors.refactorize(matrix.values), check=True)
+        np.testing.assert_allclose(whole @ np.asarray(x), b, atol=1e-8)
+
+
 @pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("kind", [dp.Ilu0Request, dp.Ic0Request])
 def test_an_analysis_is_kept_where_the_pattern_is_promised_and_values_may_change(kind, fixed, monkeypatch):

@@ -247,6 +247,23 @@ def test_spsolve_and_splu_in_scipys_words(rng):
     assert "12" in repr(factors)
 
 
+@pytest.mark.parametrize("indices", ["i4", "i8"])
+def test_other_elements_of_a_matrix_by_columns_are_at_its_own_places(indices, rng):
+    dev = dp.device("host")
+    dense, _ = system(rng)
+    b, other = dev.array(rng.standard_normal(12)), np.where(dense != 0, rng.standard_normal((12, 12)), 0)
+    other += 4 * np.eye(12)
+    by_columns = {name: sp.csc_array(matrix) for name, matrix in (("first", dense), ("other", other))}
+    first = by_columns["first"]
+    first.indices, first.indptr = first.indices.astype(indices), first.indptr.astype(indices)
+    turned = dp.sparse.sparse_tensor(sp.csr_array(dense.T), device=dev).T
+    for a in (first, dp.sparse.sparse_tensor(first, device=dev), turned):
+        factors = dp.sparse.splu(a)
+        np.testing.assert_allclose(dense @ factors.solve(b).numpy(), b.numpy())
+        factors.refactorize(dev.array(by_columns["other"].data))
+        np.testing.assert_allclose(other @ factors.solve(b).numpy(), b.numpy())
+
+
 def test_other_elements_that_do_not_fit_are_refused_at_once_and_the_factors_stay(rng):
     dev = dp.device("host")
     dense, a = system(rng)

@@ -246,3 +246,15 @@ def test_splu_has_factorized_when_it_is_made(gpu, rng):
     factors = S.splu(matrix)
     matrix.values.copy_from(np.zeros(a.nnz))
     np.testing.assert_allclose(a @ factors.solve(gpu.array(b)).numpy(), b, atol=1e-9)
+
+
+@pytest.mark.usefixtures("with_cudss")
+@pytest.mark.parametrize("kind", ["splu", "ilu0", "ic0"])
+def test_other_values_of_a_matrix_by_columns_are_at_its_own_places(kind, gpu, rng):
+    weights = sp.diags_array(1 + rng.random(12))
+    band = sp.diags_array([-1.0, 4.0, -1.0], offsets=[-1, 0, 1], shape=(12, 12))  # of which factors have no fill
+    other = sp.csc_array(weights @ band @ (weights if kind == "ic0" else sp.eye_array(12)))
+    b, turned = rng.standard_normal(12), S.sparse_tensor(sp.csr_array(band), device=gpu).T
+    for a in (S.sparse_tensor(sp.csc_array(band), device=gpu), turned):
+        factors = getattr(S, kind)(a).refactorize(gpu.array(other.data))
+        np.testing.assert_allclose(other @ factors.solve(gpu.array(b)).numpy(), b, atol=1e-12)
