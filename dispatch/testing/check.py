@@ -156,8 +156,9 @@ class Check:
         with np.errstate(invalid="ignore"):
             off = np.abs(values - expected)
             # NaN is wrong, equal infinities are right; where anything is allowed, anything is right
-            wrong = ~((off <= allowed) | (values == expected) | np.isposinf(allowed))
-        if wrong.any():
+            right = (off <= allowed) | (values == expected)
+            wrong = None if right.all() else ~(right | (allowed == np.inf))
+        if wrong is not None and wrong.any():
             worst = np.unravel_index(np.argmax(np.where(wrong, np.nan_to_num(off, nan=np.inf), -1)), got.shape)
             raise Mismatch(
                 f"{self.name}: {name} is wrong in {wrong.sum()} of {got.size} places; at {tuple(map(int, worst))} it is"

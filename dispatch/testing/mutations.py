@@ -79,9 +79,9 @@ def verdicts(
     made_of = ((name, make(subject)) for name, make in mutations.items() if wanted(name))
     allowed = getattr(check, "allowed", {})
     free = {
-        name: np.isposinf(np.broadcast_to(allowed[name], np.shape(expected[name])))
+        name: np.broadcast_to(allowed[name], np.shape(expected[name])) == np.inf
         for name in tensors
-        if isinstance(allowed, dict) and np.isposinf(allowed.get(name, 0)).any()
+        if isinstance(allowed, dict) and np.any(np.asarray(allowed.get(name, 0)) == np.inf)
     }
     of_all = ((name, values) for name, values in shared(expected, tensors, free) if wanted(name))
     for mutation, values in itertools.chain([("none", {})], made_of, of_all):
@@ -183,7 +183,8 @@ def shared(
 def _one_line(lines: Array, nobodys: Array | None) -> Array:
     """The lines with one that is like the next: a typical one of those that are not free, for two may be alike."""
     with np.errstate(invalid="ignore"):
-        apart = np.nan_to_num(np.abs(np.diff(lines.astype(np.result_type(lines, np.float64)), axis=0)))
+        apart = np.abs(np.diff(lines.astype(np.result_type(lines, np.float64)), axis=0))
+    apart[np.isnan(apart)] = 0
     sizes = apart.reshape(len(lines) - 1, -1).max(axis=1, initial=0)
     if nobodys is not None and not nobodys.all():
         theirs = np.flatnonzero(~nobodys[:-1].reshape(len(sizes), -1).all(axis=1))

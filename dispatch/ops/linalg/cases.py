@@ -293,11 +293,9 @@ def _with(**changes: Any) -> Any:
     """Outputs changed by functions of all outputs, where a request has them."""
 
     def mutation(request: Any) -> Any:
-        if request.matrices.size < FEW:
+        if request.matrices.size < FEW or not changes.keys() <= request.outputs().keys():
             return None
         found = evaluate(request, EXACT)
-        if not changes.keys() <= found.keys():
-            return None
         return found | {name: change(found) for name, change in changes.items()}
 
     return mutation

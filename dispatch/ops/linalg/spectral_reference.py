@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ FAILED = 1
 FAR = 20  # the exponent of a largest number that is far from 1
 
 
+@functools.cache
 def lapack(name: str, dtype: np.dtype[Any]) -> Any:
     """A routine of LAPACK for a dtype."""
     from scipy.linalg.lapack import get_lapack_funcs
