@@ -309,7 +309,7 @@ def _run_at_home(request: Request[R_co]) -> R_co:
     device = request.device
     with at_home(request):
         executor = device.executor()
-        with NULL_CONTEXT if device.is_host else beside(executor.stream, request.tensors()):
+        with NULL_CONTEXT if device.is_host else beside(executor.stream, request.tensors(), request.framework):
             result: R_co = executor.run(request)
     tell_written(request)
     return result

@@ -101,10 +101,10 @@ COO2CSR  = ("cusparse", "cusparseXcoo2csr", compression_plan, H100)
 CSR2COO  = ("cusparse", "cusparseXcsr2coo", compression_plan, H100)
 
 STACKS = (
-    (STACKED, ("cusparse", "cusparseSpMM", batched_plan)),
-    (STACKED_CSC, ("cusparse", "cusparseSpMM", batched_plan, (), None, "CSC")),
-    (STACKED_COO, ("cusparse", "cusparseSpMM", batched_plan, (), None, "COO")),
-    (STACKED_BSR, ("cusparse", "cusparseSpMM", batched_plan, (), None, "BSR")),
+    (STACKED, ("cusparse", "cusparseSpMM", batched_plan, H200)),
+    (STACKED_CSC, ("cusparse", "cusparseSpMM", batched_plan, H200, None, "CSC")),
+    (STACKED_COO, ("cusparse", "cusparseSpMM", batched_plan, H200, None, "COO")),
+    (STACKED_BSR, ("cusparse", "cusparseSpMM", batched_plan, H200, None, "BSR")),
 )
 
 GPU_ROWS = (

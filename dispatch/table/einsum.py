@@ -30,7 +30,7 @@ NETWORK = (aligned, as_precise, few_elements, less_than_calls)
 H100 = ("H100",)
 CUTENSOR = ("cutensor", "cutensorContract", sequence_einsum, H100)
 CUBLASLT = ("cublasLt", "cublasLtMatmul", sequence_einsum, H100)
-OWN = ("own", "contract_network", network_einsum)
+OWN = ("own", "contract_network", network_einsum, ("H200",))
 
 OWN_ROWS = (
 #       op        operands, result

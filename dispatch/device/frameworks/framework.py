@@ -59,12 +59,18 @@ def _let_go(storage: Storage) -> None:
 
 
 @contextmanager
-def beside(stream: Stream, uses: Iterable[tuple[str, Tensor, bool]]) -> Iterator[None]:
-    """A block of work on `stream`, which waits for the streams of other libraries' operands; these then wait for it."""
+def beside(stream: Stream, uses: Iterable[tuple[str, Tensor, bool]], home: Framework | None = None) -> Iterator[None]:
+    """A block of work on `stream`, which waits for the streams of other libraries' operands; these then wait for it.
+
+    While a user captures `stream`, nothing waits where an operand is of `home`, whose stream it is: it was taken in on
+    another one of that library's streams, and work that is only captured is ordered where the graph is launched.
+    """
     others: dict[Any, None] = {}
     for _, tensor, _ in uses:
         storage = tensor.storage
         if isinstance(storage, Adopted) and storage.first is not stream and not storage.first.is_ours:
+            if storage.framework is home and stream.capture():
+                continue
             others[storage.first] = None
     with ExitStack() as stack:
         for other in others:

@@ -16,6 +16,7 @@ from dispatch.libraries.cutensor.caches import read_kernels, read_plans, write_k
 from dispatch.libraries.cutensor.calls import Call, Constant, Operand, Scalar, TensorPlan, Zero
 from dispatch.libraries.cutensor.descriptors import Operation, Preference, Side
 from dispatch.libraries.cutensor.incremental import TuningPlan
+from dispatch.ops.contraction import aligned
 from dispatch.ops.contraction.choices import ContractionAlgo, TensorOp
 from dispatch.ops.contraction.modes import lower
 from dispatch.ops.contraction.orders import is_intense
@@ -43,6 +44,8 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request; Refused where cuTENSOR has no kernel for it."""
     if not request.layout_of("out").size:
         return IdlePlan(row)
+    if aligned.is_askew(request):
+        return aligned.plan(request, executor, row)
     own, in_order = preference_of(request), not is_unsafe(request)
 
     def planned(preference: Preference) -> TensorPlan:

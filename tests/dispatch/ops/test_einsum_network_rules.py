@@ -38,8 +38,14 @@ def test_a_network_of_small_tensors_is_one_launch():
 def test_large_tensors_are_the_libraries():
     request = request_of(CHAIN, *[(80, 80)] * 4)
     assert select(request, GPU).library == "cublasLt"
-    most = network_rules.SHARE * network_rules.CALL * 3
+    most = network_rules.CALL * 3
     assert f"needs tensors so small that one block takes at most {most:.3g} us, or library own" in why_not(request)
+
+
+def test_a_single_pair_is_the_libraries():
+    request = request_of("ab,bc->ac", (4, 4), (4, 4))
+    assert select(request, GPU).library == "cublasLt"
+    assert "needs 2 steps or more, or library own or autotune, has 1" in why_not(request)
 
 
 @pytest.mark.parametrize("choices", [{"library": "own"}, {"autotune": True}])

@@ -84,9 +84,11 @@ def test_a_lattice_is_one_graph_of_one_launch_at_any_addresses(gpu, rng, size):
     spec, shapes = shapes_of.lattice(*size)
     for _ in range(20):
         arrays = [networks.numbers(rng, shape, "f4") / size[-1] for shape in shapes]
-        request = dp.EinsumRequest(spec, [*map(gpu.array, arrays)])
+        request = dp.EinsumRequest(spec, [*map(gpu.array, arrays)], out=gpu.zeros((), "f32"))
         found = dp.run(request).numpy()
         assert networks.is_near(found, *networks.numpys(spec, arrays, request.course.path), arrays)
+    executor = gpu.executor()
+    assert executor.relocate(executor.plan(request), request.arguments({})) == ""
     told = str(dp.explain(request))
     assert "network" in told
     assert "launched as a graph of 1 node, at any addresses" in told
@@ -229,3 +231,24 @@ def test_where_memory_is_short_a_contraction_is_right_or_out_of_memory(left):
     )
     print(f"{left} MiB left: {ran.stdout}")
     assert ran.returncode == 0, ran.stderr[-3000:]
+
+
+@pytest.mark.usefixtures("cutensor")
+@pytest.mark.parametrize("kind", ["f2", "f4", "f8", "c8"])
+def test_reductions_of_what_lies_anywhere(gpu, rng, kind):
+    """cuTENSOR reads 16 bytes at once, as far as its operands are aligned or not."""
+    for spec, shape in (("ab->a", (8, 4)), ("ab->a", (33, 16)), ("abcd->ac", (2, 5, 4, 1)), ("aab->b", (4, 4, 8))):
+        for place in range(8):
+            count = int(np.prod(shape))
+            memory = networks.numbers(rng, (count + 8,), kind)
+            x, right = gpu.array(memory)[place : place + count].reshape(*shape), memory[place : place + count]
+            right = np.einsum(spec, right.reshape(shape).astype("c16" if kind == "c8" else "f8"))
+            calls = [dp.prepare(dp.EinsumRequest(spec, [x])), lambda spec=spec, x=x: dp.einsum(spec, x)]
+            for call in (
+                *calls,
+                lambda spec=spec, x=x: dp.reduce_modes(spec, x, reduce="max" if kind != "c8" else "add"),
+            ):
+                found = call()
+            for call in calls:
+                found = call().numpy()
+                np.testing.assert_allclose(found, right, rtol=1e-2 if kind == "f2" else 1e-4, atol=1e-2)
