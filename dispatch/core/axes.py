@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from dispatch.device.layout import Layout
 
-__all__ = ["LIMIT", "Axis", "alike", "describable", "gapless", "merge", "strides_apart"]
+__all__ = ["LIMIT", "Axis", "alike", "describable", "gapless", "gaps_left_open", "merge", "strides_apart"]
 
 LIMIT = 2**31 - 1  # cuDNN's extents and strides are C ints
 
@@ -67,6 +67,14 @@ def gapless(layout: Layout) -> bool:
     """Whether a tensor of positive strides lies in memory without gaps, its axes in any order."""
     reach = 1 + sum((extent - 1) * step for extent, step in zip(layout.shape, layout.strides, strict=True))
     return layout.size == 0 or reach == layout.size
+
+
+def gaps_left_open(request: Any, first: str) -> str:
+    """For a rule: the reason where an operand has gaps that an `out` left open, which is dense, has not."""
+    layout = request.layout_of(first)
+    if request.out is not None or gapless(layout):
+        return ""
+    return f"needs {first} without gaps where out is left open, has {layout}: copy it with {first}.copy()"
 
 
 def describable(*layouts: Layout) -> str:

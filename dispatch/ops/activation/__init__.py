@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from cudabind.sys import cudnn
-from dispatch.core.axes import Axis, describable, merge, strides_apart
+from dispatch.core.axes import Axis, describable, gaps_left_open, merge, strides_apart
 from dispatch.core.host_plan import Results, exactly, numpy_call, sigmoid, values
 from dispatch.core.operands import OperandRequest, same_as_first
 from dispatch.core.request import IdlePlan
@@ -125,9 +125,10 @@ class ActivationBwdRequest(ElementwiseRequest):
     Attributes:
         x: what the forward pass read.
         y: what it gave; which of the two is looked at depends on the mode.
-        dy: the gradient of y. All three have one shape and dtype.
+        dy: the gradient of y. All three have one shape, one dtype and the same strides, which are above 0.
         mode, coef: those of the forward pass.
-        out: dx, of x's shape and dtype; it may be dy itself. Left open, it lies in memory as x does, densely.
+        out: dx, of x's shape, dtype and strides; it may be dy itself. Left open, it lies in memory as x does, which
+            then has no gaps: give a view like x[:, :3] an out of its strides, or take x[:, :3].copy().
     """
 
     op: ClassVar[str] = "activation_bwd"
@@ -164,7 +165,7 @@ def elu_above_0(request: ActivationBwdRequest) -> str:
 
 def one_layout(request: ActivationBwdRequest) -> str:
     """The gradient wants all its tensors laid out alike."""
-    return strides_apart(request, "x", "y", "dy", "out")
+    return gaps_left_open(request, "x") or strides_apart(request, "x", "y", "dy", "out")
 
 
 # -- what is right, in NumPy: for rows of the host in their own precision, in f64 as the reference --------------------

@@ -18,7 +18,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from cudabind._cached import cached_property
 from cudabind.sys import cudnn
 from dispatch.checks import check_int
-from dispatch.core.axes import describable, strides_apart
+from dispatch.core.axes import describable, gaps_left_open, strides_apart
 from dispatch.core.host_plan import Results, exactly, largest, numpy_call, values
 from dispatch.core.operand_checks import check_image, check_tensor
 from dispatch.core.operands import OperandRequest, Output, like, same_as
@@ -161,9 +161,9 @@ class PoolingBwdRequest(WindowedRequest):
     Attributes:
         x: what the forward pass read.
         y: what it gave.
-        dy: the gradient of y, of y's shape and dtype.
+        dy: the gradient of y, of y's shape, dtype and strides.
         window: that of the forward pass, as are mode, stride and padding.
-        out: dx, of x's shape and dtype. Left open, it lies in memory as x does.
+        out: dx, of x's shape, dtype and strides. Left open, it lies in memory as x does, which then has no gaps.
 
     Where several elements of a window are the largest, the gradient goes to the first of them.
     """
@@ -198,7 +198,7 @@ def images(request: WindowedRequest) -> str:
 
 def pairs(request: PoolingBwdRequest) -> str:
     """The gradient of x laid out as x is, and that of y as y is."""
-    return strides_apart(request, "y", "dy") or strides_apart(request, "x", "out")
+    return strides_apart(request, "y", "dy") or gaps_left_open(request, "x") or strides_apart(request, "x", "out")
 
 
 # -- what is right, in NumPy: for rows of the host in their own precision, in f64 as the reference --------------------

@@ -87,8 +87,9 @@ class SoftmaxRequest(AlongAxisRequest):
     """y = softmax(x) or log(softmax(x)) along one axis.
 
     Attributes:
-        x: any shape of one axis or more, any strides above 0; without elements it gives a y without elements.
-        out: y, of x's shape and dtype; it may be x itself. Left open, it lies in memory as x does, densely.
+        x: any shape of one axis or more, its axes in any order in memory, but without gaps, which cuDNN's softmax gets
+            wrong: x[:, :3].copy(), not x[:, :3]. Without elements it gives a y without elements.
+        out: y, of x's shape, dtype and strides; it may be x itself. Left open, it lies in memory as x does.
     """
 
     op: ClassVar[str] = "softmax"
@@ -102,10 +103,10 @@ class SoftmaxBwdRequest(AlongAxisRequest):
     """dx from y = softmax(x) (or its logarithm) and dy: the gradient of `SoftmaxRequest`.
 
     Attributes:
-        y: what the forward pass gave.
-        dy: the gradient of y, of y's shape and dtype.
+        y: what the forward pass gave, without gaps in memory.
+        dy: the gradient of y, of y's shape, dtype and strides.
         axis, algorithm: those of the forward pass.
-        out: dx, of y's shape and dtype; it may be dy itself. Left open, it lies in memory as y does, densely.
+        out: dx, of y's shape, dtype and strides; it may be dy itself. Left open, it lies in memory as y does.
     """
 
     op: ClassVar[str] = "softmax_bwd"
@@ -144,9 +145,9 @@ def one_dense_layout(request: AlongAxisRequest) -> str:
     cuDNN takes others and goes by the strides of one of them, or by none (seen on an H200, 9.19: wrong numbers).
     """
     first, layout = request.reads[0], request.layout_of(request.reads[0])
-    if reason := strides_apart(request, *request.reads, *request.writes):
-        return reason
-    return "" if gapless(layout) else f"needs {first} without gaps, has {layout}: copy it with dev.array(x)"
+    if not gapless(layout):
+        return f"needs {first} without gaps, has {layout}: copy it with {first}.copy()"
+    return strides_apart(request, *request.reads, *request.writes)
 
 
 # -- what is right, in NumPy: for rows of the host in their own precision, in f64 as the reference --------------------

@@ -95,6 +95,12 @@ def test_the_gradient_wants_one_shape_and_one_layout(dev):
         ActivationBwdRequest(x, dev.zeros((4, 3)), x)
     with pytest.raises(NoRow, match="needs dy with the strides of x"):
         activation_bwd(x, x, dev.zeros((4, 3)).T)
+    gapped = dev.array(np.linspace(-1, 1, 15).reshape(3, 5))[:, :4]
+    words = r"Nearest that works: .* needs x without gaps where out is left open, .*: copy it with x\.copy\(\)"
+    with pytest.raises(NoRow, match=words):
+        activation_bwd(gapped, gapped, gapped)
+    dx = activation_bwd(gapped, gapped, gapped, out=dev.zeros((3, 5), "f64")[:, :4]).numpy()
+    np.testing.assert_array_equal(dx, np.maximum(gapped.numpy(), 0))
 
 
 def test_a_request_describes_itself_in_one_line(dev):

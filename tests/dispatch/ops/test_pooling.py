@@ -146,6 +146,9 @@ def test_the_gradient_lies_as_what_it_is_of(dev):
         select(PoolingBwdRequest(x, y, last, 2, stride=1), Arch(90))
     with pytest.raises(NoRow, match="needs out with the strides of x"):
         select(PoolingBwdRequest(x, y, dev.zeros((2, 3, 3, 4), "f32"), 2, stride=1, out=turned), Arch(90))
+    gapped = dev.zeros((2, 3, 4, 6), "f32")[..., :5]
+    with pytest.raises(NoRow, match=r"Nearest that works: .* needs x without gaps .*: copy it with x\.copy\(\)"):
+        select(PoolingBwdRequest(gapped, y, dev.zeros((2, 3, 3, 4), "f32"), 2, stride=1), Arch(90))
 
 
 @pytest.mark.parametrize("mode", [PoolingMode.MAX, PoolingMode.MAX_DETERMINISTIC])
