@@ -12,7 +12,7 @@ import sys
 from dataclasses import fields
 from functools import cache, wraps
 from operator import index
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -306,8 +306,18 @@ def as_array(name: str, source: Any) -> Array:
         raise BadRequest(name, f"a {type(source).__name__}", expected, f"{type(error).__name__}: {error}") from error
     is_number = array.dtype.kind in "biufc" or array.dtype in Dtype.by_numpy or array.dtype.isbuiltin == 2
     if not is_number:
-        raise BadRequest(name, f"an array of dtype {array.dtype}", "one of numbers")
+        refuse_objects(name, array)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def refuse_objects(name: str, array: Array) -> NoReturn:
+    """OutOfRange for whole numbers that no dtype holds, of which NumPy makes objects; BadRequest for other objects."""
+    numbers = array.flat if array.dtype == object else ()
+    beyond = next((one for one in numbers if isinstance(one, int) and not -(2**63) <= one < 2**64), None)
+    if beyond is None:
+        raise BadRequest(name, f"an array of dtype {array.dtype}", "one of numbers")
+    expected = "whole numbers from -2^63 to 2^64 - 1, which i64 or u64 holds"
+    raise OutOfRange(name, shown(beyond), expected, 'np.asarray(x, "f8") makes floats of them')
 
 
 def check_unmasked(name: str, source: object) -> None:
@@ -326,13 +336,10 @@ def check_fits(name: str, source: object, array: Array, kind: Dtype) -> None:
     """
     if kind.numpy.kind not in "iu" or hasattr(source, "dtype") or array.dtype.kind not in "iuf" or not array.size:
         return
-    limits, low, high = np.iinfo(kind.numpy), array.min(), array.max()
+    limits, low, high = np.iinfo(kind.numpy), array.min().item(), array.max().item()  # Python's compare exactly
     if low < limits.min or high > limits.max:
-        wrong = low if low < limits.min else high
-        hint = "dev.array(np.asarray(x), dtype) wraps around"
-        raise OutOfRange(
-            name, shown(wrong.item()), f"numbers from {limits.min} to {limits.max}, which {kind} holds", hint
-        )
+        wrong, hint = low if low < limits.min else high, "dev.array(np.asarray(x), dtype) wraps around"
+        raise OutOfRange(name, shown(wrong), f"numbers from {limits.min} to {limits.max}, which {kind} holds", hint)
 
 
 def converted(name: str, array: Array, kind: Dtype) -> Array:

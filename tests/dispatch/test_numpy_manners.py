@@ -289,6 +289,27 @@ def test_a_number_that_the_dtype_cannot_hold_is_an_overflow(dev, values, dtype):
     assert dev.array(np.array(values).astype(dp.Dtype.of(dtype).numpy)).dtype == dtype
 
 
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([2**64], "u64"),
+        ([2**70], "u64"),
+        ([-(2**63) - 1], "i64"),
+        (2**70, None),
+        ([2**63, -1], "i64"),
+        ([2.0**64], "u64"),
+    ],
+)
+def test_a_number_that_no_integer_dtype_holds_is_an_overflow_too(dev, values, dtype):
+    with pytest.raises(OutOfRange, match=r"which .* holds?"):
+        dev.array(values, dtype)
+    with pytest.raises(OutOfRange):
+        dev.zeros(np.shape(values), dtype or "f64").copy_from(values)
+    with pytest.raises(BadRequest, match="an array of dtype object; expected one of numbers") as caught:
+        dev.array(["a", object()], dtype)
+    assert not isinstance(caught.value, OverflowError)
+
+
 def test_integers_of_an_array_wrap_around_as_numpys(dev):
     source = np.array([300, -1, 127])
     np.testing.assert_array_equal(dev.array(source, "i8").numpy(), source.astype(np.int8))
