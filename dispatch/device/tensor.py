@@ -332,9 +332,11 @@ class Tensor:
         return apply_function(Tensor, function, types, args, options)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        if copy is False and not (self.device.is_host and self.dtype.bits >= 8):
-            raise ValueError(f"a {self.dtype} tensor on {self.device} cannot become a NumPy array without a copy")
         shared = self.device.is_host and self.dtype.bits >= 8  # packed elements have no view
+        kept = dtype is None or np.dtype(dtype) == self.dtype.numpy
+        if copy is False and not (shared and kept):
+            what = "a NumPy array" if kept else f"one of {np.dtype(dtype)} in NumPy"
+            raise ValueError(f"a {self.dtype} tensor on {self.device} cannot become {what} without a copy")
         array = self.numpy() if copy or not shared else self.device.view(self)
         return array if dtype is None else array.astype(dtype, copy=False)
 

@@ -277,6 +277,15 @@ def test_a_view_goes_nowhere_beyond_its_memory(dev, rng):
             use()
 
 
+def test_an_array_of_another_dtype_is_no_array_without_a_copy(dev):
+    t = dev.array([1.5, 2.5], "f64")
+    with pytest.raises(ValueError, match="f64 tensor on host cannot become one of float32 in NumPy without a copy"):
+        np.array(t, dtype="f4", copy=False)
+    assert np.array(t, dtype="f8", copy=False).ctypes.data == np.array(t, copy=False).ctypes.data == t.ptr
+    np.testing.assert_array_equal(np.asarray(t, dtype="f4"), np.float32([1.5, 2.5]))
+    assert np.array(t, dtype="f8", copy=True).ctypes.data != t.ptr
+
+
 @pytest.mark.parametrize(
     ("values", "dtype"), [([300], "i8"), (-1, "u8"), ([1, 2**31], "i32"), ([-1], "u64"), ([300.0], "i8"), ([256], "u8")]
 )
