@@ -282,8 +282,9 @@ def _record_reader(kind: type[Any]) -> Reader:
 
 
 def _pairs(text: str, reader_of: Callable[[str], Callable[[str], Any]]) -> dict[str, Any]:
+    """Values by name, set apart by commas; one without a name goes on with the value before, as in shape=3,3."""
     found: dict[str, Any] = {}
-    for part in text.split(","):
+    for part in re.split(r",(?=\s*\w+\s*=)", text):
         name, equals, value = part.partition("=")
         if not equals or name in found:
             raise ValueError(part)

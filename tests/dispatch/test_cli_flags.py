@@ -17,6 +17,7 @@ from dispatch.core.operands import OperandRequest, Output, like
 from dispatch.keys import BF16, F16, F32, HOST, Compute, Epilogue
 from dispatch.ops.conv import ConvFwdRequest
 from dispatch.ops.rnn import RnnMode, RnnRequest
+from dispatch.ops.sparse.form import SparseFormat
 
 if TYPE_CHECKING:
     from dispatch.ops.pooling import PoolingMode
@@ -109,6 +110,17 @@ def test_a_record_is_read_by_the_names_of_its_fields():
         with pytest.raises(ValueError):  # noqa: PT011  # argparse makes the words of it
             each.read(text)
     assert isinstance(each.read("mode=LSTM,hidden_size=1,input_size=2"), Partial)
+
+
+def test_a_record_takes_numbers_as_its_own_help_writes_them():
+    each: Any = reader("form", hints(dp.SparseMvRequest)["form"])
+    assert "shape is numbers like 3,3" in each.expected
+    wanted = {"format": SparseFormat.CSR, "shape": (3, 3), "block": (1, 1)}
+    for text in ("format=CSR,shape=3,3,block=1,1", "shape=3x3,block=1,1,format=CSR", "block=1x1,format=CSR,shape=3,3"):
+        assert each.read(text).values == wanted
+    for text in ("format=CSR,shape=3", "format=CSR,shape=3,,3", "format=CSR,shape=3,3,", "format=CSR,3,shape=3,3"):
+        with pytest.raises(ValueError):  # noqa: PT011
+            each.read(text)
 
 
 @pytest.mark.parametrize(
