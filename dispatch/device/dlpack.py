@@ -21,6 +21,8 @@ from dispatch import keys
 from dispatch.errors import BadRequest, DispatchError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dispatch.device.tensor import Tensor
     from dispatch.keys import Dtype
 
@@ -198,10 +200,12 @@ def export(
     max_version: tuple[int, int] | None,
     dl_device: tuple[int, int] | None,
     copy: bool | None,
+    backwards: bool = False,
 ) -> Any:
     """A DLPack capsule over a tensor's memory; the consumer's stream waits for the work that uses it.
 
-    BufferError, as the protocol requires, for a dtype that DLPack lacks, for a copy, and for another device.
+    BufferError, as the protocol requires, for a dtype that DLPack lacks, for a copy, and for another device. Strides
+    below 0 are for a consumer that says it takes them `backwards`: torch has none, and ends the process (2.13).
     """
     tensor.device.check(tensor)
     tensor.device.look(tensor)
@@ -209,6 +213,9 @@ def export(
         raise BufferError(f"DLPack has no code for a packed {tensor.dtype} tensor; copy it out with numpy()")
     if copy or (dl_device is not None and tuple(dl_device) != device_of(tensor)):
         raise BufferError("this tensor is given without a copy and where it is; copy it out with numpy()")
+    steps = zip(tensor.shape, tensor.strides, strict=True)
+    if not backwards and tensor.size and any(extent > 1 and step < 0 for extent, step in steps):
+        raise BufferError(f"not every library takes strides below 0, has {tensor.layout}: copy it with x.copy()")
     if not tensor.device.is_host and stream == -1:  # the consumer orders its work itself, on an unknown stream
         tensor.storage.lend(None)
     elif not tensor.device.is_host:
@@ -291,13 +298,17 @@ def _names() -> str:
     return "one of " + ", ".join(dtype.name for dtype in CODES)
 
 
-def take(source: Any, stream: int | None) -> Taken:
-    """Import the memory of any object with `__dlpack__`; the producer makes `stream` (None on the host) wait for it."""
+def take(source: Any, stream: int | None, lend: Callable[..., Any] | None = None) -> Taken:
+    """Import the memory of any object with `__dlpack__`; the producer makes `stream` (None on the host) wait for it.
+
+    `lend` stands in for `__dlpack__`, for our own tensors.
+    """
     try:
+        lend = source.__dlpack__ if lend is None else lend
         try:
-            capsule = source.__dlpack__(stream=stream, max_version=(1, 1))
+            capsule = lend(stream=stream, max_version=(1, 1))
         except TypeError:  # a producer from before DLPack 1.0
-            capsule = source.__dlpack__(stream=stream)
+            capsule = lend(stream=stream)
     except (DispatchError, RuntimeError):  # such as a fault of the producer's device
         raise
     except Exception as error:

@@ -5,6 +5,7 @@ dlpack.py implements the two formats; here the memory is assigned to a device of
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,13 +49,16 @@ def from_dlpack(source: Any) -> Tensor:
             "from_dlpack", type(source).__name__, "an object with __dlpack__", "dev.array(x) copies anything"
         )
     kind, number = dlpack.place_of(source)
+    own: Any = None  # of tensors of ours, whose strides may be below 0
+    if isinstance(source, Tensor):
+        own = partial(dlpack.export, source, dl_device=None, copy=None, backwards=True)
     if kind in (dlpack.CUDA, dlpack.CUDA_MANAGED):
         home = device(f"cuda:{number}")
         with home.context:  # torch gives memory of its current GPU only
-            taken = dlpack.take(source, home.executor().stream.handle or dlpack.LEGACY_DEFAULT_STREAM)
+            taken = dlpack.take(source, home.executor().stream.handle or dlpack.LEGACY_DEFAULT_STREAM, own)
     elif kind in (dlpack.CPU, dlpack.CUDA_HOST):
         home = device("host")
-        taken = dlpack.take(source, None)
+        taken = dlpack.take(source, None, own)
     else:
         raise BadRequest("from_dlpack", f"DLPack device type {kind}", "memory of a CUDA GPU or of the host")
     strides = taken.strides if taken.strides is not None else c_strides(taken.shape)

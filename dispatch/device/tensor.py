@@ -348,7 +348,8 @@ class Tensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """The DLPack capsule of this memory, for `torch.from_dlpack` and others; their stream waits for the writer."""
+        """The DLPack capsule, for `torch.from_dlpack` and others, whose stream waits for the writer. BufferError for
+        strides below 0, which not all of them take."""
         return dlpack.export(self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -77,8 +77,23 @@ def test_views_keep_their_strides_both_ways(dev, rng, cut):
     tensor = dispatch.from_dlpack(Producer(view) if view.size else view)
     assert tensor.shape == view.shape
     np.testing.assert_array_equal(tensor.numpy(), view)
-    out = np.from_dlpack(cut(dev.array(values)))
-    np.testing.assert_array_equal(out, view)
+    lent = cut(dev.array(values))
+    np.testing.assert_array_equal(dispatch.from_dlpack(lent).numpy(), view)
+    np.testing.assert_array_equal(np.from_dlpack(lent) if min(lent.strides) > 0 else np.asarray(lent), view)
+
+
+def test_strides_below_0_are_for_ourselves_alone(dev):
+    """torch ends the process where it is given some."""
+    turned = dev.array(np.arange(6.0).reshape(2, 3))[:, ::-1]
+    for consume in (np.from_dlpack, lambda x: x.__dlpack__(), lambda x: x.__dlpack__(max_version=(1, 0))):
+        with pytest.raises(BufferError, match=r"strides below 0, has f64\[2, 3\] .*: copy it with x\.copy\(\)"):
+            consume(turned)
+    torch = pytest.importorskip("torch")
+    with pytest.raises(BufferError, match=r"x\.copy\(\)"):
+        torch.from_dlpack(turned)
+    assert torch.from_dlpack(turned.copy()).tolist() == [[2, 1, 0], [5, 4, 3]]
+    for sound in (turned[:, 1:2], turned[:, :0]):  # one element of an axis, or none
+        assert torch.from_dlpack(sound).tolist() == sound.tolist()
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"])
