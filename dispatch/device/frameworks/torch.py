@@ -163,8 +163,11 @@ class Torch(Framework):
 
 
 def _check_kind(operand: str, given: Any) -> None:
-    """BadRequest for a subclass of torch.Tensor or a layout that is not strided."""
+    """BadRequest for a subclass of torch.Tensor, or for what is not strided: another layout, or a list of tensors."""
     kind = type(given)
+    if given.is_nested:
+        hint = "torch.nested.to_padded_tensor(x, 0.0) has all of them in one, x.unbind() each"
+        raise BadRequest(operand, f"a nested tensor of {given.size(0)}", "a tensor of one shape", hint)
     if kind in TYPES:
         if given.layout is not torch.strided:
             raise BadRequest(operand, f"a tensor of layout {given.layout}", "a strided one", "x.to_dense()")

@@ -54,6 +54,10 @@ def fake(torch):
         return torch.empty(4, 4)
 
 
+def nested(torch, layout):
+    return torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(4, 4)], layout=layout)
+
+
 REFUSED = {
     "requires grad": (lambda t: t.randn(4, 4, requires_grad=True), "requires grad", "no_grad"),
     "parameter": (lambda t: t.nn.Parameter(t.randn(4, 4)), "requires grad", "detach"),
@@ -65,11 +69,13 @@ REFUSED = {
     "fake": (fake, "FakeTensor", "torch.compile"),
     "subclass": (lambda t: Sub(t, 4, 4), "Named", "as_subclass"),
     "dtype": (lambda t: t.zeros(4, 4, dtype=t.int16), "int16", "x.to"),
+    "nested": (lambda t: nested(t, t.strided), "a nested tensor of 2", "to_padded_tensor"),
+    "jagged": (lambda t: nested(t, t.jagged), "a nested tensor of 2", "x.unbind()"),
     "quantized": (lambda t: t.quantize_per_tensor(t.randn(4, 4), 0.1, 0, t.qint8), "qint8", "x.to"),
 }
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:torch.quantize_per_tensor")
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:torch.quantize_per_tensor", "ignore:The PyTorch API of nested")
 @pytest.mark.parametrize("what", REFUSED)
 @pytest.mark.parametrize("operand", ["a", "b", "out"])
 def test_a_tensor_that_is_more_than_memory_is_refused_by_name(torch, what, operand):
@@ -81,6 +87,19 @@ def test_a_tensor_that_is_more_than_memory_is_refused_by_name(torch, what, opera
         assert found.value.operand == operand
         assert said in found.value.given
         assert hint in found.value.hint
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+def test_a_nested_tensor_is_refused_behind_remembered_calls_too(torch):
+    for _ in range(3):
+        dp.softmax(torch.randn(2, 4))
+    for layout in (torch.strided, torch.jagged):
+        with pytest.raises(BadRequest, match=r"^x: got a nested tensor of 2; expected a tensor of one shape"):
+            dp.softmax(nested(torch, layout))
+        with pytest.raises(BadRequest, match=r"^source: got a nested tensor"):
+            dp.device("host").array(nested(torch, layout))
+        padded = torch.nested.to_padded_tensor(nested(torch, layout), 0.0)
+        assert dp.softmax(padded).shape == (2, 4, 4)
 
 
 def test_transformations_of_torch_are_refused(torch):
