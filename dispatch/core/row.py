@@ -15,8 +15,9 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from dispatch.checks import names_arguments, shown
+from dispatch.checks import names_arguments
 from dispatch.core.fusion import NOTHING, Fusion
+from dispatch.core.row_columns import check_columns
 from dispatch.errors import BadRow, words
 from dispatch.keys import HOST, Arch, Compute, Dtype, Epilogue
 from dispatch.refusal import Kind, Refusal, any_says, said_by_rule
@@ -138,13 +139,7 @@ def _check(row: Any, others: Iterable[Row], *, last: bool) -> None:
     """Raise BadRow for a malformed or duplicate row, or one that comes last and can never be reached."""
     if not isinstance(row, Row):
         raise BadRow(f"{row!r} is a {type(row).__name__}, not a Row")
-    for name, sound in (("rules", callable), ("dtypes", lambda d: isinstance(d, Dtype | None))):
-        given: Any = getattr(row, name)  # a user may have passed anything, here and as `call`
-        if not isinstance(given, tuple) or not all(map(sound, given)):
-            raise BadRow(f"{name} are a tuple of {'functions' if name == 'rules' else 'Dtypes'}, not {shown(given)}")
-    call: Any = row.call
-    if not callable(call) or not row.epilogues or not row.scales:
-        raise BadRow(f"{row.name} needs a function to call, an epilogue and a pair of scale modes at least")
+    check_columns(row)
     for other in others:
         if other == row:
             what = row.name if other.name == row.name else f"{row.name} takes what {other.name} takes, which"

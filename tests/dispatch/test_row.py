@@ -172,6 +172,31 @@ def test_an_unsound_row_is_refused_and_none_is_added(row, words, product):
     assert answer(product) == 2
 
 
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"op": 3}, "op is a name, not 3"),
+        ({"dtypes": ()}, r"dtypes are a tuple of Dtypes, one at least, not \(\)"),
+        ({"compute": "32F"}, "compute is a Compute, or None, not '32F'"),
+        ({"min_arch": None}, r"min_arch is an Arch such as Arch\(90\), or HOST, not None"),
+        ({"min_arch": 90}, "min_arch is an Arch"),
+        ({"max_arch": "sm_90"}, "max_arch is an Arch"),
+        ({"min_version": "1"}, r"min_version is a tuple of numbers such as \(12, 4\), or \(\), not '1'"),
+        ({"min_version": (1, "2")}, "min_version is a tuple of numbers"),
+        ({"library": ""}, "library is a name, not ''"),
+        ({"function": None}, "function is a name"),
+        ({"run_on": "H200"}, "run_on is a tuple of names"),
+        ({"fusion": "relu"}, "fusion is a Fusion, or None"),
+        ({"note": None}, "note is a text"),
+    ],
+    ids=str,
+)
+def test_a_column_that_holds_something_else_is_refused_by_its_name(columns, words, product):
+    with pytest.raises(BadRow, match=f"^{words}"):
+        dp.register(dataclasses.replace(mine(30), **columns))
+    assert answer(product) == 2
+
+
 def test_a_row_that_can_never_be_reached_is_refused_when_the_table_is_made():
     narrow = dataclasses.replace(BUILT_IN, fusion=NONE)
     with pytest.raises(BadRow, match="can never be reached"):
