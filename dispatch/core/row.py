@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.checks import names_arguments
 from dispatch.core.fusion import NOTHING, Fusion
-from dispatch.core.row_columns import check_columns
 from dispatch.errors import BadRow, words
 from dispatch.keys import HOST, Arch, Compute, Dtype, Epilogue
 from dispatch.refusal import Kind, Refusal, any_says, said_by_rule
@@ -139,6 +138,8 @@ def _check(row: Any, others: Iterable[Row], *, last: bool) -> None:
     """Raise BadRow for a malformed or duplicate row, or one that comes last and can never be reached."""
     if not isinstance(row, Row):
         raise BadRow(f"{row!r} is a {type(row).__name__}, not a Row")
+    from dispatch.core.row_columns import check_columns  # with the first row: `import dispatch` has none
+
     check_columns(row)
     for other in others:
         if other == row:
