@@ -9,9 +9,10 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import MISSING, fields
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, get_args, overload
 
-from dispatch.checks import names_arguments
+from dispatch.checks import names_arguments, shown
 from dispatch.core.framework_calls import Ways, learn
 from dispatch.core.remembered import UNFIT, executor_on, fields_of, remember, tuple_of
 from dispatch.core.remembered_operands import OperandCalls
@@ -19,6 +20,7 @@ from dispatch.core.request import run
 from dispatch.core.request_class import check_request_class
 from dispatch.device.stream import current
 from dispatch.device.tensor import Tensor
+from dispatch.errors import BadRequest
 from dispatch.unknown_arguments import name_unknown, refuse_arguments, signature_of
 
 if TYPE_CHECKING:
@@ -50,13 +52,16 @@ def request_function(
 ) -> Callable[P, R]:
     """The request function of a class: its parameters, defaults, types and documentation are the class's.
 
-    Raises BadRequestClass where the class lacks what a request needs.
+    Raises BadRequestClass where the class lacks what a request needs, BadRequest for a name that no function can have.
 
     `call` replaces the generated function for an op with a faster path of its own. It has the same parameters, and also
     `*more` and `**unknown`, which it passes to `refuse_arguments` for an error that names similar arguments.
     """
     kind: Any = request_class
     check_request_class(kind)
+    given: Any = name
+    if not isinstance(given, str) or not given.isidentifier() or iskeyword(given):
+        raise BadRequest("name", shown(given), "the name of a function in Python", f'"{kind.op}" is that of the op')
     unpacked = None if kind.unpacked is None else OperandCalls(kind)
     function: Any = call_of(kind, name, unpacked) if call is None else call
     function.__name__ = function.__qualname__ = name

@@ -15,7 +15,7 @@ import dispatch as dp
 from cudabind import driver
 from cudabind.errors import LibraryNotFound, NvrtcError
 from dispatch.core import remembered
-from dispatch.errors import BadRequestClass, BadRow, Refused
+from dispatch.errors import BadRequest, BadRequestClass, BadRow, Refused
 from dispatch.keys import F32, HOST, Arch
 from dispatch.libraries.nvrtc import kernel as nvrtc_kernel
 
@@ -95,6 +95,13 @@ def test_a_malformed_class_says_in_a_sentence_what_it_lacks(case):
         dp.request_function(make(), "own")
     assert isinstance(caught.value, TypeError)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["not an identifier", "lambda", "", 3, None])
+def test_a_name_that_no_function_can_have_is_refused(name):
+    with pytest.raises(BadRequest, match=r"^name: got .*; expected the name of a function in Python") as caught:
+        dp.request_function(dp.SoftmaxRequest, name)
+    assert caught.value.hint == '"softmax" is that of the op'
 
 
 def test_the_first_request_of_a_malformed_class_says_so_as_well():
