@@ -66,6 +66,7 @@ def spmm(
     a: Any,
     b: Any,
     *,
+    values: Any = None,
     c: Any = None,
     alpha: Number = 1.0,
     beta: Number | None = None,
@@ -74,11 +75,15 @@ def spmm(
     autotune: bool = False,
     out: Any = None,
 ) -> Any:
-    """alpha · op(A) · B + beta · C of a dense B: the request `spmm`, or `spmm_batched` of a batch (batch, n, k)."""
+    """alpha · op(A) · B + beta · C of a dense B: the request `spmm`, or `spmm_batched` of a batch (batch, n, k).
+
+    `values` are elements of A in place of its own: (nnz,), or (batch, nnz) of a batch, for a matrix each.
+    """
     function = ops.spmm_batched if getattr(b, "ndim", 2) == BATCH else ops.spmm
-    return function(
-        *of(a).parts, b, c=c, alpha=alpha, beta=beta, trans=trans, algorithm=algorithm, autotune=autotune, out=out
-    )
+    held, rows, columns, form = of(a).parts
+    choices: dict[str, Any] = {"c": c, "alpha": alpha, "beta": beta, "trans": trans, "out": out}
+    given = held if values is None else values
+    return function(given, rows, columns, form, b, algorithm=algorithm, autotune=autotune, **choices)
 
 
 def spmm_op(a: Any, b: Any, semiring: Semiring | str = "plus_times", *, c: Any = None, out: Any = None) -> Any:

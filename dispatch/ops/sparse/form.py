@@ -115,7 +115,9 @@ def check_parts(form: SparseForm, tensors: Operands, prefix: str = "") -> None:
     """BadRequest unless the three tensors have the extents of a form, whole numbers as indices, and are dense."""
     (m, n), (high, wide) = form.shape, form.block
     values, rows, columns = (tensors[name] for name in ("values", "rows", "columns"))
-    count = values.shape[0] if values.ndim else 0
+    places = rows if form.format == SparseFormat.CSC else columns
+    counted = values if values.ndim == (3 if form.format == SparseFormat.BSR else 1) else places
+    count = counted.shape[0] if counted.ndim else 0
     wanted: dict[str, Shape] = {"values": (count,), "rows": (count,), "columns": (count,)}
     if form.format == SparseFormat.BSR:
         wanted["values"] = (count, high, wide)
@@ -136,7 +138,8 @@ def _check_part(form: SparseForm, name: str, tensor: Tensor, shape: Shape, *, is
     if is_index and tensor.dtype not in (I32, I64):
         raise BadRequest(name, str(tensor.layout), f"i32 or i64{list(shape)}{said}", 'x.astype("i32")')
     if tensor.shape != shape:
-        expected = f"{tensor.dtype if is_index else 'values'}{list(shape)}{said}"
-        raise BadRequest(name, str(tensor.layout), expected)
+        is_batch = name == "values" and tensor.ndim == len(shape) + 1
+        hint = "a batch of elements is the values= of spmm, sddmm, spsolve and splu, beside one matrix"
+        raise BadRequest(name, str(tensor.layout), f"{tensor.dtype}{list(shape)}{said}", hint if is_batch else "")
     if tensor.layout.size > 1 and not tensor.layout.is_contiguous:
         raise BadRequest(name, str(tensor.layout), f"dense memory{said}", "x.copy() makes it dense")

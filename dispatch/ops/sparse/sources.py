@@ -14,7 +14,7 @@ from dispatch.checks import shown
 from dispatch.device.external_memory import from_dlpack
 from dispatch.device.registry import device as device_of
 from dispatch.errors import BadRequest, BadType
-from dispatch.keys import Dtype
+from dispatch.keys import F16, Dtype
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
 from dispatch.ops.sparse.tensor import SparseTensor
 
@@ -118,9 +118,15 @@ def of_torch(matrix: Any) -> tuple[tuple[Any, ...], SparseForm]:
 
 # -- and back -----------------------------------------------------------------------------------------------------
 def to_scipy(a: SparseTensor) -> Any:
-    """The matrix as an array of scipy.sparse: over the same memory on the host, and copied from a GPU, with base 0."""
+    """The matrix as an array of scipy.sparse: over the same memory on the host, and copied from a GPU, with base 0.
+
+    BadRequest for elements of a dtype that SciPy has not: f16, bf16 and f8.
+    """
     import scipy.sparse as sp
 
+    if a.dtype.numpy.isbuiltin != 1 or a.dtype is F16:
+        hint = 'a.with_values(a.values.astype("f32"))'
+        raise BadRequest("a", repr(a), f"elements of a dtype that SciPy has, which has no {a.dtype}", hint)
     values, rows, columns = (np.asarray(part) for part in (a.values, a.rows, a.columns))
     if a.form.base:
         rows, columns = rows - a.form.base, columns - a.form.base

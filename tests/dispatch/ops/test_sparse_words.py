@@ -124,3 +124,26 @@ def test_torchs_matrices_keep_to_what_autograd_follows():
         np.testing.assert_array_equal(S.sparse_tensor(a) @ torch.ones(3), np.ones(3))
     with pytest.raises(BadRequest, match=r"one of layout torch\.sparse_bsc"):
         S.sparse_tensor(torch.eye(4).to_sparse_bsc((2, 2)))
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_elements_that_scipy_has_not_are_refused_by_their_dtype(dtype):
+    dev = dp.device("host")
+    a = S.csr(dev.array([1.0, 2.0], dtype), dev.array([0, 1, 2], "i32"), dev.array([0, 1], "i32"), (2, 2))
+    for given in (a, a.T, S.tocoo(a)):
+        with pytest.raises(BadRequest, match=f"which has no {dtype}. Hint: a.with_values") as caught:
+            S.to_scipy(given)
+        assert S.to_scipy(eval(caught.value.hint, {"a": given})).toarray().tolist() == [[1, 0], [0, 2]]
+
+
+def test_a_batch_of_elements_multiplies_at_the_places_of_one_matrix(rng):
+    dev, a = dp.device("host"), sp.random_array((5, 6), density=0.4, format="csr", rng=rng)
+    values, b = rng.standard_normal((3, a.nnz)), rng.standard_normal((3, 6, 4))
+    c = S.spmm(a, dev.array(b), values=dev.array(values)).numpy()
+    for number, one in enumerate(values):
+        dense = sp.csr_array((one, a.indices, a.indptr), a.shape).toarray()
+        np.testing.assert_allclose(c[number], dense @ b[number], atol=1e-12)
+        np.testing.assert_allclose(S.spmm(a, b[0], values=one), dense @ b[0], atol=1e-12)
+    words = rf"values: got f64\[3, {a.nnz}\]; expected f64\[{a.nnz}\] of CSR\[5, 6\]\. Hint: .* the values= of spmm"
+    with pytest.raises(BadRequest, match=words):
+        S.csr(values, a.indptr, a.indices, (5, 6))
