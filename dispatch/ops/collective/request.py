@@ -108,7 +108,8 @@ class ReducingRequest(CollectiveRequest):
 
     Attributes:
         reduce: SUM, PROD, MAX, MIN, AVG, or PREMUL_SUM, the sum of elements that each rank has multiplied by its
-            factor. A mean of whole numbers is cut off towards 0, and their sums and products wrap around.
+            factor. Sums and products of whole numbers wrap around in their dtype; AVG divides such a sum, as NCCL does,
+            and cuts off towards 0: u8 200 of three ranks gives 29.
         factor: of PREMUL_SUM, this rank's own; a whole number for whole numbers.
         device_factor: the factor in device memory, of one element and x's dtype; it is read while the call runs.
     """

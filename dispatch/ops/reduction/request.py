@@ -56,7 +56,9 @@ class ReduceRequest(OperandRequest[R_co]):
         keepdims: whether the reduced axes stay, with one element.
         indices: MIN, MAX and AMAX only: give the element's place among those that are reduced, too, counted in
             row-major order over the reduced axes; the first of equals.
-        out_dtype: f32 for f16 and bf16 where the sums are to be kept as they are; None for that of x.
+        out_dtype: None for that of x, which f64, f32 and f16 have; f32 for f16 whose sums are to be kept as they are,
+            and always for i8 and bf16. Of bf16 there are ADD, AVG and NORM1, over the rows or the columns of what lies
+            in memory as a dense matrix; axes of one element are any.
         out: of x's shape without the reduced axes.
         index: u32, of the shape of `out`.
 

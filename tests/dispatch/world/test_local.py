@@ -46,6 +46,7 @@ def test_the_reference_is_numpys(rng):
         made["premul"] = dp.all_reduce(x, comm=world, reduce="premul_sum", factor=world.rank + 0.5).numpy()
         made["wrapped"] = dp.all_reduce(w, comm=world).numpy()
         made["cut"] = dp.all_reduce(w, comm=world, reduce="avg").numpy()
+        made["mean of u8"] = dp.all_reduce(world.device.array([200], "u8"), comm=world, reduce="avg").tolist()
         made["part"] = dp.reduce_scatter(x, comm=world).numpy()
         made["turned"] = dp.all_to_all(x, comm=world).numpy()
         made["stacked"] = dp.all_gather(x, comm=world).numpy()
@@ -63,6 +64,7 @@ def test_the_reference_is_numpys(rng):
         np.testing.assert_allclose(each["premul"], np.tensordot([0.5, 1.5, 2.5], xs, 1), rtol=1e-13, atol=1e-14)
         np.testing.assert_array_equal(each["wrapped"], wrapped)
         np.testing.assert_array_equal(each["cut"], np.trunc(wrapped / 3))
+        assert each["mean of u8"] == [29], "(3 · 200 - 2 · 256) / 3, as docs/collectives.md has it"
         np.testing.assert_allclose(each["part"], xs.sum(0)[rank], rtol=1e-14, atol=1e-14)
         np.testing.assert_array_equal(each["turned"], xs[:, rank])
         np.testing.assert_array_equal(each["stacked"], xs)
