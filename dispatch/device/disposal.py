@@ -1,9 +1,12 @@
-"""The thread on which finalizers destroy objects of the driver and of libraries: their own, or a separate one.
+"""What may wait within the driver while threads of one process are ranks: unloading and loading.
 
 To unload kernels or free memory, the driver waits until the GPU is idle, and so does the thread that asked. The garbage
 collector may run on any thread. Where threads of one process are ranks, that thread may wait for a GPU which waits for
 a collective of the same thread (seen on two H200: rank 1's allocation collected an old plan of rank 0's GPU). So while
 a world of such threads is open, finalizers hand their objects over to a separate thread.
+
+Nor are kernels loaded beside a collective then: its kernel waits for another rank, whose thread may wait for a lock of
+the driver that the loading holds. A plan is made once the collectives of its GPU that were enqueued before are done.
 """
 
 from __future__ import annotations
@@ -12,16 +15,20 @@ import sys
 import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from cudabind._fork import anew
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["begin_apart", "dispose", "end_apart"]
+    from dispatch.device.device import Device
+
+__all__ = ["before_loading", "begin_apart", "dispose", "end_apart", "note_collectives"]
 
 Destroy = tuple["Callable[[Any], None]", Any]
 PATIENCE = 10.0  # seconds that the end of a world waits for objects still to be destroyed
+LOADING = 2.0  # seconds that a plan waits for collectives, which may in turn need what its thread does next
 
 
 class _Apart:
@@ -88,3 +95,20 @@ def dispose(destroy: Callable[[Any], None], owner: Any) -> None:
         destroy(owner)
     else:
         apart.queue.put((destroy, owner))
+
+
+_collectives: WeakKeyDictionary[Any, Callable[[Any, float], Any]] = WeakKeyDictionary()
+
+
+def note_collectives(communicator: Any, ends: Callable[[Any, float], Any]) -> None:
+    """Have `before_loading` call `ends(communicator, seconds)`, which waits for what is under way on its GPU."""
+    _collectives[communicator] = ends
+
+
+def before_loading(device: Device) -> None:
+    """Wait, up to LOADING, for the collectives of a GPU, if threads of this process are ranks; else do nothing."""
+    if _apart is not None:
+        for known in _collectives.keyrefs():
+            communicator = known()
+            if communicator is not None and communicator.device is device:
+                _collectives[communicator](communicator, LOADING)

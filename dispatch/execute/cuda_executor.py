@@ -16,7 +16,7 @@ import numpy as np
 from cudabind import driver
 from cudabind._fork import anew
 from dispatch.core.call_counter import as_trial
-from dispatch.device.disposal import dispose
+from dispatch.device.disposal import before_loading, dispose
 from dispatch.device.storage import NOBODY, Storage
 from dispatch.device.stream import NULL_CONTEXT, RELAXED, exchange_mode, order, relaxed
 from dispatch.device.tensor import Tensor
@@ -78,8 +78,8 @@ class CudaExecutor(CapturableExecutor):
         self._outgrown, self._zeros = list[Tensor](), list[Tensor]()
 
     def _make(self, request: Request) -> Plan:
-        # Handles, events and modules that rows create belong to the current context.
-        with self.device.context, relaxed(), self.preparing():
+        before_loading(self.device)
+        with self.device.context, relaxed(), self.preparing():  # which handles, events and modules belong to
             return super()._make(request)
 
     def claimed(self) -> AbstractContextManager[None]:

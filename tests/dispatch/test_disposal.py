@@ -119,3 +119,28 @@ def test_a_forked_child_destroys_by_itself():
         end_apart()
         os._exit(int(told != [threading.current_thread().name]))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_plan_waits_for_the_collectives_of_its_gpu_while_threads_are_ranks():
+    class Communicator:
+        def __init__(self, name, device):
+            self.name, self.device = name, device
+
+    here, there, told = object(), object(), []
+    ranks = [Communicator("first", here), Communicator("elsewhere", there), Communicator("second", here)]
+    for rank in ranks:
+        disposal.note_collectives(rank, lambda rank, seconds: told.append((rank.name, seconds)))
+    del rank
+    disposal.before_loading(here)
+    assert told == [], "ranks of other processes have locks of their own"
+    begin_apart()
+    try:
+        disposal.before_loading(here)
+        assert sorted(told) == [("first", disposal.LOADING), ("second", disposal.LOADING)]
+        told.clear()
+        del ranks[0]
+        gc.collect()
+        disposal.before_loading(here)
+        assert told == [("second", disposal.LOADING)]
+    finally:
+        end_apart()
