@@ -213,8 +213,7 @@ def export(
         raise BufferError(f"DLPack has no code for a packed {tensor.dtype} tensor; copy it out with numpy()")
     if copy or (dl_device is not None and tuple(dl_device) != device_of(tensor)):
         raise BufferError("this tensor is given without a copy and where it is; copy it out with numpy()")
-    steps = zip(tensor.shape, tensor.strides, strict=True)
-    if not backwards and tensor.size and any(extent > 1 and step < 0 for extent, step in steps):
+    if tensor.layout.low < 0 and not backwards:
         raise BufferError(f"not every library takes strides below 0, has {tensor.layout}: copy it with x.copy()")
     if not tensor.device.is_host and stream == -1:  # the consumer orders its work itself, on an unknown stream
         tensor.storage.lend(None)

@@ -284,12 +284,12 @@ class Tensor:
     def copy(self) -> Tensor:
         """A tensor of the same elements in new memory on the same device.
 
-        On a GPU a dense tensor keeps the order of its axes, and nothing waits. All others are copied into C order; on a
-        GPU that goes through page-locked memory of the host, and waits.
+        On a GPU a dense tensor keeps the order of its axes, and nothing waits. All others, those with strides below 0
+        too, are copied into C order; on a GPU that goes through page-locked memory of the host, and waits.
         """
         self.device.check(self)
         self.device.look(self)
-        if not self.device.is_host and self.layout.fills_bytes:
+        if not self.device.is_host and self.layout.fills_bytes and not self.layout.low:  # no stride below 0
             copy: Tensor = self.device.executor().clone(self)
             return copy
         return self._through_host(self.dtype)

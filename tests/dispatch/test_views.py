@@ -289,3 +289,15 @@ def test_zeros_behind_half_a_byte_are_refused():
         np.testing.assert_array_equal(tensor.numpy(), before)
         device.fill_zero(tensor[4:8])
         np.testing.assert_array_equal(tensor.numpy()[4:8], np.zeros(4))
+
+
+def test_a_copy_of_a_backward_view_steps_forward(run, monkeypatch):
+    """Only then do other libraries take it, to which a refusal of strides below 0 says copy()."""
+    monkeypatch.setattr(dispatch.Tensor, "_through_host", lambda self, kind: self.device.empty(self.shape, kind))
+
+    def work(dev):
+        whole = dev.empty((4, 6))
+        for view, strides in ((whole, (6, 1)), (whole.T, (1, 6)), (whole[::-1], (6, 1)), (whole.T[::-1], (4, 1))):
+            assert view.copy().layout.strides == strides
+
+    run(work)

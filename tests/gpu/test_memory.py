@@ -37,6 +37,15 @@ def test_a_view_copies_out_and_in_what_numpy_has(dev, rng, view, dtype):
     assert np.array_equal(tensor.numpy(), changed), "a write through a view touches nothing else"
 
 
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+def test_a_copy_of_a_view_steps_forward(dev, rng, view):
+    source = rng.standard_normal((23, 19))
+    copy = view(dev.array(source)).copy()
+    assert np.array_equal(copy.numpy(), view(source))
+    assert copy.layout.fills_bytes
+    assert copy.layout.low == 0
+
+
 def test_four_axes_of_odd_steps(dev, rng):
     source = rng.standard_normal((4, 5, 6, 7))
     tensor = dev.array(source)
