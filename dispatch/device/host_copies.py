@@ -76,6 +76,8 @@ class HostCopies:
         if tensor.dtype.bits == 4:
             check_dense(tensor)
             target = np.empty((tensor.size + 1) // 2, np.uint8)
+        # While the driver copies to pageable memory it keeps other threads out of the context: it is not to wait there.
+        stream.synchronize()
         for ptr, part, pitch in pieces(tensor, target):
             dense = part if part.flags.c_contiguous else np.empty(part.shape, part.dtype)
             self._copy(stream, ptr, pitch, dense, into=False)

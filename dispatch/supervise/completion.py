@@ -4,15 +4,14 @@ cuda_worker.py makes one for each worker, passes it every batch, and asks it abo
 status is the driver's own for the event recorded after the batch. This module enqueues nothing except the callback.
 
 For one caller at a time, the time from submit to result of a product of 64^3 on an H200 is 30 to 37 us with "poll", 47
-to 57 with "block" and 77 to 84 with "callback", using 1.0, 1.1 and 1.2 CPU seconds per second; for a product of 5 ms
-all use 0.06 to 0.08. So with the pauses of "poll" the others save little. tests/benchmarks/bench_completion.py measures
-it.
+to 57 with "block" and 77 to 84 with "callback", whose host function was one in Python then, using 1.0, 1.1 and 1.2 CPU
+seconds per second; for a product of 5 ms all use 0.06 to 0.08. So with the pauses of "poll" the others save little.
+tests/benchmarks/bench_completion.py measures it.
 """
 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import sys
 import threading
 import time
@@ -167,8 +166,32 @@ class Blocking:
         self._events.clear()
 
 
+class Semaphore:
+    """A POSIX semaphore, which a host function of the driver posts to: without Python, and so without its lock.
+
+    A host function in Python can stop the process for good: it waits for the interpreter's lock, which a thread may
+    hold that waits for the context, which a copy to pageable memory may hold that waits for the host function.
+    """
+
+    def __init__(self) -> None:
+        self._memory = (ctypes.c_char * SEMAPHORE)()
+        self.address = ctypes.c_void_p(ctypes.addressof(self._memory))
+        libc.sem_init(self.address, 0, 0)
+
+    def wait(self) -> None:
+        """Sleep until there is a post; signals wake it up before, too."""
+        libc.sem_wait(self.address)
+
+    def post(self) -> None:
+        libc.sem_post(self.address)
+
+
+SEMAPHORE = 64  # bytes, more than a sem_t has anywhere
+libc = ctypes.CDLL(None, use_errno=True)
+
+
 class Callback:
-    """The driver calls a host function after each batch, which wakes the worker.
+    """The driver calls a host function after each batch, which wakes a thread, and that the worker.
 
     A host function gets no status, and none is called after a fault. So the event's status decides, and it is polled
     as well when no callback has come for a while.
@@ -177,19 +200,27 @@ class Callback:
     def __init__(self, device: CudaDevice, queue: WorkerQueue, stream: Stream) -> None:
         self._device, self._queue, self._stream = device, queue, stream
         self.event, self.recycle = device.event, device.recycle
-        self._number = ctypes.c_void_p(next(_numbers))
+        self._semaphore = Semaphore()
+        _semaphores.append(self._semaphore)
+        self._post = ctypes.cast(libc.sem_post, ctypes.c_void_p)
         self._called = self._sent = 0
-        self._in_doubt = False
-        _listeners[self._number.value or 0] = self._hear
+        self._in_doubt = self._is_closed = False
+        name = f"dispatch {device} listener {queue.index}"
+        self._thread = threading.Thread(target=self._listen, name=name, daemon=True)
+        self._thread.start()
 
-    def _hear(self) -> None:
-        self._called += 1
-        self._queue.wake()
+    def _listen(self) -> None:
+        while True:
+            self._semaphore.wait()
+            if self._is_closed:
+                return
+            self._called += 1  # too many after a signal or a late host function: the event is asked in any case
+            self._queue.wake()
 
     def watch(self, batch: Batch) -> None:
         self._sent += 1
         batch.mark = self._sent
-        status = driver.cuLaunchHostFunc.unchecked(self._stream.c_handle, _announce, self._number)
+        status = driver.cuLaunchHostFunc.unchecked(self._stream.c_handle, self._post, self._semaphore.address)
         if status:
             self._device.fail(status, "cuLaunchHostFunc")
 
@@ -210,21 +241,12 @@ class Callback:
         self._in_doubt = self._called == before
 
     def close(self) -> None:
-        del _listeners[self._number.value or 0]
+        self._is_closed = True
+        self._semaphore.post()
+        self._thread.join()
 
 
-_numbers = itertools.count(1)
-_listeners: dict[int, Callable[[], None]] = {}
-
-
-def _call(number: int) -> None:
-    hear = _listeners.get(number)
-    if hear is not None:
-        hear()
-
-
-# The function that the driver calls, on a thread of its own; it lives as long as the process, as the call may be late.
-_announce = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_call)
+_semaphores: list[Semaphore] = []  # for as long as the process lives: the driver may post late
 
 COMPLETIONS: dict[str, Callable[[CudaDevice, WorkerQueue, Stream], Completion]] = {
     "poll": Polling,

@@ -22,6 +22,7 @@ from dispatch.supervise.queue import WorkerQueue
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 FAULT = 700
+HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)  # CUhostFn
 
 
 class Gpu:
@@ -62,8 +63,8 @@ class Gpu:
         assert self.ends[event.value].wait(PATIENCE)
         return self.status[event.value]
 
-    def launch(self, stream, function, number):
-        self.callbacks.put((function, number))
+    def launch(self, stream, function, data):
+        self.callbacks.put((function, data))
         return 0
 
     def fail(self, status, function):
@@ -75,8 +76,8 @@ class Gpu:
         self.status[batch.event.value] = status
         self.ends[batch.event.value].set()
         if called and not self.callbacks.empty():
-            function, number = self.callbacks.get()
-            thread = threading.Thread(target=function, args=(number,))
+            function, data = self.callbacks.get()
+            thread = threading.Thread(target=HOST_FUNCTION(function.value), args=(data,))
             thread.start()
             thread.join(PATIENCE)
 
@@ -164,3 +165,17 @@ def test_a_callback_that_comes_late_finds_nobody(gpu):
     way.close()
     gpu.end(batch)
     assert way._called == 0
+
+
+def test_a_host_function_is_none_of_pythons(gpu):
+    """Whoever holds the interpreter's lock may wait in the driver for what comes behind the host function."""
+    way = Callback(gpu, WorkerQueue(0, 1), SimpleNamespace(c_handle=None))
+    batch = fly(way)
+    function, data = gpu.callbacks.get()
+    assert function.value == ctypes.cast(ctypes.CDLL(None).sem_post, ctypes.c_void_p).value
+    holding = ctypes.PyDLL(None).sem_post  # which does not let go of the lock
+    holding(data)
+    gpu.end(batch, called=False)
+    wait_for(way, batch)
+    assert way._called == 1
+    way.close()
