@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.errors import Refused
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Compute, Dtype, member
+from dispatch.ops.contraction.einsum_rules import summed_along
 from dispatch.ops.contraction.network import (
     MOST_ELEMENTS,
     MOST_OPERANDS,
@@ -14,9 +15,11 @@ from dispatch.ops.contraction.network import (
     program_of,
 )
 from dispatch.ops.contraction.network_cost import CLOCK
+from dispatch.ops.contraction.rules import steps_ahead
 
 if TYPE_CHECKING:
     from dispatch.ops.contraction.einsum import EinsumRequest
+    from dispatch.ops.contraction.network import Program
 
 __all__ = ["as_precise", "few_elements", "less_than_calls"]
 
@@ -65,6 +68,14 @@ def less_than_calls(request: EinsumRequest) -> str:
         return f"needs other steps: {refused}"
     if request.library == "own" or request.autotune:
         return ""
+    reason = _slower(request, program)
+    # What libraries do not take either stands before whose time is the least.
+    theirs = steps_ahead(request) or summed_along(request) if reason else ""
+    return f"{theirs}, or ask for library='own'" if theirs else reason
+
+
+def _slower(request: EinsumRequest, program: Program) -> str:
+    """Whether calls of libraries take less time, or the launch more memory than is near."""
     nbytes = program.elements * max(request.dtype.itemsize, F32.itemsize)
     if nbytes > NEAR:
         return (

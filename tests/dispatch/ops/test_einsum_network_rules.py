@@ -48,6 +48,26 @@ def test_a_single_pair_is_the_libraries():
     assert "needs 2 steps or more, or library own or autotune, has 1" in why_not(request)
 
 
+@pytest.mark.parametrize("arch", [dp.Arch(0), GPU], ids=str)
+def test_what_libraries_do_not_take_either_is_said_first(arch, rng):
+    dev = dp.device("host")
+    x = dev.array(rng.standard_normal((3, 3)))
+    wide = x[:1].strided((3, 3), (0, 1))
+    for given, words in (
+        (
+            x[::-1],
+            r"needs strides of 0 or more, has operands\[0\] .*: copy it with dev\.array\(x\), or .*library='own'",
+        ),
+        (wide, r"needs an operand that steps along i, has none: copy one with dev\.array\(x\), or .*library='own'"),
+    ):
+        with pytest.raises(NoRow, match=f"Nearest that works: .* {words}"):
+            select(dp.EinsumRequest("ij,kj->ik", [given, x]), arch)
+        own = dp.einsum("ij,kj->ik", given, x, library="own").numpy()
+        np.testing.assert_allclose(own, given.numpy() @ x.numpy().T, atol=1e-14)
+        np.testing.assert_allclose(dp.einsum("ij,kj->ik", dev.array(given), x).numpy(), own, atol=1e-14)
+    assert "steps or more" not in why_not(dp.EinsumRequest("ij,kj->ik", [x[::-1], x]))
+
+
 @pytest.mark.parametrize("choices", [{"library": "own"}, {"autotune": True}])
 def test_whoever_asks_has_it_whatever_the_rule_takes_to_be_faster(choices):
     request = request_of("ab,bc->ac", (96, 96), (96, 96), **choices)
