@@ -18,7 +18,7 @@ from dispatch.device.stream import Stream
 from dispatch.keys import F32
 from dispatch.libraries.cublaslt import launched
 from dispatch.libraries.handle import StreamHandle
-from dispatch.ops.matmul import exact, exact_kernels
+from dispatch.ops.matmul import exact_kernels
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 SHAPE = (4, 8)
@@ -98,13 +98,12 @@ def test_a_handle_that_a_finalizer_asks_for_while_it_is_made_goes_back_as_well(r
     run(work)
 
 
-@pytest.mark.parametrize("room", ["exact", "exact_kernels", "launched"])
+@pytest.mark.parametrize("room", ["exact_kernels", "launched"])
 def test_a_finalizer_may_ask_for_what_its_thread_is_about_to_look_up(run, room):
     def work(dev):
         executor = dev.executor()
         exact_kernels._loaded[dev] = {F32: (None, {})}
         found, ask = {
-            "exact": (exact, lambda: exact._shared(executor, 64)),
             "exact_kernels": (exact_kernels, lambda: exact_kernels.functions(executor, F32) == {}),
             "launched": (launched, lambda: launched._recorder(executor)),
         }[room]
