@@ -25,6 +25,7 @@ from dispatch.ops.linalg.drivers import by_gesvd, by_gesvda, by_gesvdj, by_gesvd
 from dispatch.ops.linalg.rules import (
     economical,
     even_batches,
+    gmres_of_square,
     hermitian,
     many_small,
     not_hermitian,
@@ -243,7 +244,7 @@ REFINED_ROWS = tuple(
         op=op,
         dtypes=(dtype, dtype),
         compute=None,
-        rules=RULES,
+        rules=rules,
         min_arch=Arch(80),
         max_arch=None,
         min_version=V11_7,
@@ -252,7 +253,10 @@ REFINED_ROWS = tuple(
         call=cusolver_refined,
         run_on=H100,
     )
-    for op, routine in (("refined_solve", "Xgesv"), ("refined_lstsq", "Xgels"))
+    for op, routine, rules in (
+        ("refined_solve", "Xgesv", RULES),
+        ("refined_lstsq", "Xgels", (*RULES, gmres_of_square)),
+    )
     for dtype in LETTERS
 )
 

@@ -81,6 +81,8 @@ def gesv(params, infos, n, sides, a, lda, b, ldb, x, ldx, work, size, steps, inf
 def gels(params, infos, m, n, sides, a, lda, b, ldb, x, ldx, work, size, steps, info):
     dtype = dtype_of(params, infos, sides)
     assert m >= n
+    # cuSOLVER 12.0 says CUSOLVER_STATUS_IRS_NOT_SUPPORTED of GMRES with more rows than columns.
+    assert m == n or params.choices["RefinementSolver"] is METHODS.CUSOLVER_IRS_REFINE_CLASSICAL
     assert size == base.WORK
     a, b, x = (
         base.columns(*one) for one in ((a, dtype, m, n, lda), (b, dtype, m, sides, ldb), (x, dtype, n, sides, ldx))

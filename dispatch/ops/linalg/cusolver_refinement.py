@@ -107,7 +107,8 @@ def plan(request: RefinedSolveRequest | RefinedLstsqRequest, executor: CudaExecu
 
 def settings_of(request: RefinedSolveRequest | RefinedLstsqRequest, sides: int) -> Settings:
     """The choices of the routine; that it falls back to the matrix's own precision is its default."""
-    usual = Refinement.GMRES if sides == 1 else Refinement.CLASSICAL
+    rows, columns = request.a.shape[-2:]
+    usual = Refinement.GMRES if sides == 1 and rows == columns else Refinement.CLASSICAL
     method = usual if request.refinement is None else member(request.refinement)
     dtype = request.a.dtype
     settings = Settings("cusolverDnIRSParams_t", "cusolverDnIRSParamsCreate", "cusolverDnIRSParamsDestroy")

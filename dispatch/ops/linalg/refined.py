@@ -45,7 +45,10 @@ class FactorPrecision(Choice):
 
 
 class Refinement(Choice):
-    """How a solution is refined: GMRES, of one right side, also where the condition is bad; CLASSICAL, by residuals."""
+    """How a solution is refined: GMRES, also where the condition is bad; CLASSICAL, by residuals.
+
+    GMRES takes one right side, and on a GPU square matrices.
+    """
 
     GMRES = 0
     CLASSICAL = 1
@@ -105,7 +108,9 @@ class RefinedLstsqRequest(LinalgRequest["tuple[Tensor, Tensor, Tensor, Tensor]"]
     Attributes:
         a: (…, m, n) of full rank, with as many rows as columns or more; it is copied, and stays as it is.
         b: (…, m, k), or (m,) for one matrix.
-        precision, refinement, max_iterations: as `refined_solve` has them.
+        precision, max_iterations: as `refined_solve` has them.
+        refinement: GMRES or CLASSICAL; left open GMRES for square matrices and one right side, which is all that it
+            takes on a GPU, else CLASSICAL.
         out: x, (…, n, k) or (n,).
         residuals: real (…, k), or () for a vector: ‖b - A·x‖² of each column; empty, (…, 0), of square matrices.
         iterations, info: as `refined_solve` has them, the status that of `lstsq` with GELS.

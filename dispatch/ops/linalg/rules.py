@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 from dispatch.libraries.cusolver.matrix import batch_step
 from dispatch.libraries.nvrtc.small_kernels import MOST_ROWS as MOST_OWN
 from dispatch.ops.linalg.derived import InverseKind, LstsqDriver
+from dispatch.ops.linalg.refined import Refinement
 from dispatch.ops.linalg.request import MatrixKind
 
 if TYPE_CHECKING:
     from dispatch.ops.linalg.base import LinalgRequest
     from dispatch.ops.linalg.derived import InvRequest, LstsqRequest
+    from dispatch.ops.linalg.refined import RefinedLstsqRequest, RefinedSolveRequest
     from dispatch.ops.linalg.request import ChoSolveRequest, SolveRequest
     from dispatch.ops.linalg.spectral import EighRequest, GeneralizedEighRequest, SvdRequest
 
@@ -24,6 +26,7 @@ __all__ = [
     "even_batches",
     "few_right_sides",
     "general",
+    "gmres_of_square",
     "hermitian",
     "many_small",
     "not_hermitian",
@@ -105,6 +108,14 @@ def general(request: InvRequest) -> str:
 def of_full_rank(request: LstsqRequest) -> str:
     """By QR, which rank and singular values are not told by."""
     return "" if request.driver is LstsqDriver.GELS else f"needs driver=GELS, has {request.driver.name}"  # type: ignore[union-attr]
+
+
+def gmres_of_square(request: RefinedSolveRequest | RefinedLstsqRequest) -> str:
+    """cuSOLVER 12.0's `IRSXgels` with GMRES: of more rows than columns it says CUSOLVER_STATUS_IRS_NOT_SUPPORTED."""
+    rows, columns = request.a.shape[-2:]
+    if rows == columns or request.refinement is not Refinement.GMRES:
+        return ""
+    return f"needs refinement=CLASSICAL or square matrices, has GMRES and {rows} x {columns}"
 
 
 def whole_spectrum(request: EighRequest | GeneralizedEighRequest) -> str:

@@ -8,7 +8,7 @@ from dispatch.errors import BadRequest, LinAlgError, NoRow
 from dispatch.keys import HOST, Arch
 from dispatch.ops.linalg.drivers import DRIVERS, driver_of
 from dispatch.ops.linalg.spectral import EighDriver, SvdDriver
-from dispatch.table.select import candidates, explain
+from dispatch.table.select import candidates, explain, select
 
 H100 = Arch(90)
 
@@ -112,6 +112,16 @@ def test_refined_solutions_are_numpys_and_say_how_many_steps_it_took(dev, rng):
     assert iterations.shape == ()
     with pytest.raises(LinAlgError, match="refined_solve: the matrix is singular"):
         dp.linalg.refined_solve(dev.zeros((3, 3)), dev.zeros((3,)))
+
+
+def test_gmres_of_more_rows_than_columns_is_refused_with_its_reason(dev):
+    a, b, square = dev.zeros((22, 2)), dev.zeros((22, 1)), dev.zeros((22, 22))
+    for refinement in (None, "classical"):
+        assert functions(dp.RefinedLstsqRequest(a, b, refinement=refinement)) == ["IRSXgels"]
+    assert functions(dp.RefinedLstsqRequest(square, b, refinement="gmres")) == ["IRSXgels"]
+    assert functions(dp.RefinedSolveRequest(square, b, refinement="gmres")) == ["IRSXgesv"]
+    with pytest.raises(NoRow, match="needs refinement=CLASSICAL or square matrices, has GMRES and 22 x 2"):
+        select(dp.RefinedLstsqRequest(a, b, refinement="gmres"), H100)
 
 
 UNREFINED = {

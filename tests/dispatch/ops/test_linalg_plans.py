@@ -339,3 +339,23 @@ def test_pairs_of_many_are_one_call_that_autotune_alone_asks_for(dtype, executor
     assert np.isnan(w[2]).all()
     good = [0, 1, 3, 4]
     np.testing.assert_allclose(a[good] @ v[good], b[good] @ v[good] * w[good][:, None], atol=1e-4)
+
+
+@pytest.mark.parametrize("sides", [(), (1,), (3,)], ids=["a vector", "one", "three"])
+@pytest.mark.parametrize("shape", [(22, 2), (64, 32), (3, 1), (8, 8)], ids=str)
+def test_gmres_is_the_default_of_one_right_side_and_as_many_rows_as_columns(shape, sides, executor, monkeypatch, rng):
+    """cuSOLVER 12.0's IRSXgels says CUSOLVER_STATUS_IRS_NOT_SUPPORTED of GMRES with more rows than columns."""
+    methods, real = [], stand_in.PLAIN["IRSXgels"]
+
+    def gels(params, *given):
+        methods.append(params.choices["RefinementSolver"].name.removeprefix("CUSOLVER_IRS_REFINE_"))
+        real(params, *given)
+
+    monkeypatch.setitem(stand_in.PLAIN, "IRSXgels", gels)
+    dev = dp.device("host")
+    request = dp.RefinedLstsqRequest(dev.array(rng.random(shape)), dev.array(rng.random((shape[0], *sides))))
+    row, outputs = select(request, Arch(90)), dev.executor().outputs(request)
+    row.call(request, executor, row).enqueue(request.arguments(outputs))
+    assert methods == ["GMRES" if shape == (8, 8) and sides != (3,) else "CLASSICAL"]
+    expected = np.linalg.lstsq(np.asarray(request.a), np.asarray(request.b))[0]
+    np.testing.assert_allclose(request.result(outputs)[0].numpy(), expected, atol=1e-9)

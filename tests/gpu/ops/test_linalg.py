@@ -42,8 +42,15 @@ LARGER = {
     "eigh": (*HALVES, *chosen(HALVES, "driver", dp.EighDriver.SYEVJ), *SOME),
     "generalized_eigh": chosen((*HALVES, *chosen(HALVES, "driver", dp.EighDriver.SYEVJ), *SOME), "itype", 1, 2, 3),
     "eig": (*LARGE, F("random", (40, 31, 31), eigvals_only=True), *chosen(LARGE, "left", True)),
-    "refined_solve": (F("even", (515, 515)), F("even", (515, 515), "columns", "columns")),
-    "refined_lstsq": (F("random", (700, 300)), F("random", (700, 300), "columns", "rows")),
+    "refined_solve": (
+        F("even", (515, 515)),
+        F("even", (515, 515), "columns", "columns"),
+        F("even", (515, 515), right=0),
+    ),
+    "refined_lstsq": (
+        *(F("random", (700, 300)), F("random", (700, 300), "columns", "rows")),
+        *(F("random", (700, 300), right=right) for right in (0, 1)),
+    ),
     "randomized_svd": chosen((F("rank 3", (515, 300)), F("rank 3", (300, 515), "columns")), "rank", 3),
     "inv": (*LARGE, *chosen(HALVES, "assume_a", dp.InverseKind.POS)),
     "det": LARGE[2:],
