@@ -62,7 +62,7 @@ class ConvRequest(TreedConvRequest[R_co]):
         pad: zeros around x: a number, one for each spatial axis, or a pair (before, behind) for each.
         stride, dilation: numbers, or one for each spatial axis.
         alpha: what the convolution is multiplied with.
-        beta: what z, or without it what was in `out` before, is multiplied with.
+        beta: what z is multiplied with, or without a z, of gradients, what was in `out` before.
         compute: None takes the row's own; f32 becomes TF32 only where COMPUTE_32F_FAST_TF32 is asked for here.
         out_dtype: that of the result where `out` is left out; None for that of the operands.
         deterministic: bit for bit the same result at every run.

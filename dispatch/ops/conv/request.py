@@ -36,6 +36,7 @@ class ConvFwdRequest(ConvRequest[R_co]):
         bias: (K,), dense; f32 with an i8 convolution.
         z: of Y's shape, added as beta · Z; `beta` is 1 where z is given and else 0. Z is read with a beta of 0, too:
             NaN of it stays NaN. For CUTLASS it may be `out` itself.
+        beta: what z is multiplied with; without a z it is 0, for what was in `out` is not read.
         out: Y, (N, K, spatial…); lies as x does where it is left out.
         activation: a mode of `cudnnPointwiseMode_t`.
         alpha: i8 is summed up exactly; what is scaled and fused is f32, rounded at the end where the result is i8.

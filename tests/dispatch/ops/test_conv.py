@@ -250,6 +250,14 @@ def test_a_request_that_adds_to_its_result_is_not_repeatable(host):
     assert not ConvBwdFilterRequest(dy, x, out=dw, beta=1.0).repeatable
 
 
+def test_beta_is_documented_as_each_direction_has_it(host):
+    x, w = host.zeros((1, 4, 8, 8)), host.zeros((4, 4, 3, 3))
+    with pytest.raises(BadRequest, match=r"beta: got 0\.5; expected 0, for there is no z"):
+        dp.conv_fwd(x, w, beta=0.5, out=host.zeros((1, 4, 6, 6)))
+    assert "beta: what z is multiplied with; without a z it is 0" in dp.conv_fwd.__doc__
+    assert "without a z, of gradients, what was in `out` before" in dp.conv_bwd_data.__doc__
+
+
 def test_a_tanh_that_gives_nan_is_not_fused(host):
     """cuDNN's kernels made beforehand give NaN above 44; it compiles right ones for NHWC and 16 bits, or TF32."""
     tanh = {"activation": Activation.TANH_FWD}
