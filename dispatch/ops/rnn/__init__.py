@@ -14,7 +14,7 @@ from dispatch.core.request_function import request_function
 from dispatch.ops.rnn.network import Network, RnnBiasMode, RnnMode
 from dispatch.ops.rnn.reference import evaluate
 from dispatch.ops.rnn.request import RnnBwdDataRequest, RnnBwdWeightsRequest, RnnRequest
-from dispatch.ops.rnn.weights import pack_weights, unpack_weights
+from dispatch.ops.rnn.weights import pack_weights, unpack_weights, weight_shapes
 
 __all__ = [
     "Network",
@@ -28,6 +28,7 @@ __all__ = [
     "rnn_bwd_data",
     "rnn_bwd_weights",
     "unpack_weights",
+    "weight_shapes",
 ]
 
 cudnn_rnn = plan_call(

@@ -22,9 +22,9 @@ from dispatch.ops.rnn import (
     rnn_bwd_data,
     rnn_bwd_weights,
     unpack_weights,
+    weight_shapes,
 )
 from dispatch.ops.rnn.cases import cases
-from dispatch.ops.rnn.weights import weight_shapes
 from dispatch.row_check import check_row
 
 spec = importlib.util.spec_from_file_location("networks", Path(__file__).with_name("networks.py"))
@@ -118,7 +118,7 @@ def test_sequences_may_come_first_in_memory(dev, rng):
 
 def test_weights_come_out_of_their_space_as_they_went_in(dev, rng):
     for network in NETWORKS.values():
-        named = {name: rng.standard_normal(shape) for name, shape in weight_shapes(network).items()}
+        named = {name: rng.standard_normal(shape) for name, shape in dispatch.weight_shapes(network).items()}
         space = pack_weights(network, named, dev)
         assert space.shape == (network.weight_count,) == (sum(array.size for array in named.values()),)
         again = unpack_weights(network, space)
