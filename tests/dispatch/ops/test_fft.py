@@ -266,6 +266,15 @@ def test_cosine_and_sine_transforms_are_scipys(dev, rng):
                     close(got.numpy(), getattr(scipy_fft, name)(x, kind, n, axis, **choices))
 
 
+def test_orthogonalize_counts_for_complex_numbers_too(dev, rng):
+    scipy_fft = pytest.importorskip("scipy.fft")  # which passes over it there, so that its real transforms are asked
+    x = rng.standard_normal(7) + 1j * rng.standard_normal(7)
+    for name, kind in (("dct", 1), ("dct", 2), ("idct", 3), ("dst", 2), ("idst", 3)):
+        parts = [getattr(scipy_fft, name)(part, kind, orthogonalize=True) for part in (x.real, x.imag)]
+        got = getattr(dp.fft, name)(dev.array(x), kind, orthogonalize=True)
+        close(got.numpy(), parts[0] + 1j * parts[1])
+
+
 def test_an_orthogonal_transform_keeps_the_norm_and_is_undone(dev, rng):
     pytest.importorskip("scipy")
     for name, inverse in (("dct", "idct"), ("dst", "idst")):
