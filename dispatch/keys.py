@@ -24,7 +24,7 @@ class Dtype:
     """One element type: its short name, its NumPy dtype, NVIDIA's `cudaDataType_t` number and its width in bits.
 
     The 17 instances are module constants (`F32`, `BF16`, …); compare them with `is`, or with anything NumPy takes as
-    a dtype by `==`.
+    a dtype by `==`. Names count bits: "i8" and "u8" are int8 and uint8, not NumPy's of 8 bytes, which are i64 and u64.
     """
 
     __slots__ = ("bits", "cuda", "is_complex", "is_fp8", "name", "numpy")

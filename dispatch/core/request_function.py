@@ -39,7 +39,7 @@ S_co = TypeVar("S_co", covariant=True)
 
 ENDING = """\
 Where a member of an enum is expected its name does, too ("gelu_bias", "rms_norm", "tf32"), and for a dtype its name
-("bf16", "float16", "half") or one of NumPy, ml_dtypes, torch or JAX.
+("bf16", "float16", "half"; "i8" is int8, not NumPy's of 8 bytes) or one of NumPy, ml_dtypes, torch or JAX.
 
 It is enqueued on the current stream of the calling thread, and nothing is waited for. An output that is left out is
 allocated. Raises BadRequest for arguments that do not fit, NoRow where no library takes the request, StaleTensor for

@@ -350,7 +350,7 @@ class Device:
     def array(self, source: Any, dtype: Any = None) -> Tensor:
         """Copy anything that `numpy.asarray` takes, or a tensor of torch, CuPy or JAX; `dtype` converts it first.
 
-        Python numbers that an integer dtype cannot hold raise OutOfRange, an OverflowError as in NumPy.
+        Python numbers that an integer dtype ("i8" is int8) cannot hold raise OutOfRange, an OverflowError as in NumPy.
         """
         array = type(self).read("source", source, self)
         if isinstance(array, Tensor):

@@ -10,7 +10,7 @@ import pytest
 import dispatch as dp
 from dispatch.core import host_plan
 from dispatch.core.own_code import is_of_own_code
-from dispatch.errors import WorkerFailed
+from dispatch.errors import OutOfMemory, WorkerFailed
 from dispatch.supervise.process.messages import error_from, pack_error
 
 PATIENCE = 60  # seconds, on a machine that has other things to do
@@ -31,7 +31,7 @@ class Stop(BaseException):
     pass
 
 ERRORS = {1.0: ValueError, 2.0: TypeError, 3.0: KeyError, 4.0: SystemExit, 6.0: Hostile}
-ERRORS |= {5.0: KeyboardInterrupt, 7.0: asyncio.CancelledError, 8.0: Stop, 9.0: GeneratorExit}
+ERRORS |= {5.0: KeyboardInterrupt, 7.0: asyncio.CancelledError, 8.0: Stop, 9.0: GeneratorExit, 10.0: MemoryError}
 
 @dataclass(frozen=True, eq=False)
 class MineRequest(dp.OperandRequest["dp.Tensor"]):
@@ -88,6 +88,14 @@ def test_what_own_code_raises_is_its_requests_error_and_costs_no_worker(mine, su
         assert error.args == ("a mistake of mine",)
     np.testing.assert_array_equal(sup.submit(mine.MineRequest(x)).result(PATIENCE).numpy(), [1, 1, 1])
     assert sup.stats().restarts == 0
+
+
+def test_a_formula_that_lacks_memory_is_told_as_a_device_that_does(mine, sup):
+    error = sup.submit(mine.MineRequest(sup.device.zeros(3), 10.0)).exception(PATIENCE)
+    assert type(error) is OutOfMemory
+    assert "a mistake of mine" in str(error)
+    with pytest.raises(OutOfMemory, match="a mistake of mine"):
+        dp.run(mine.MineRequest(dp.device("host").zeros(3), 10.0))
 
 
 def test_the_traceback_leads_to_the_users_line(mine, sup):

@@ -239,6 +239,12 @@ def test_an_unknown_dtype_is_refused_with_the_choices(dev):
         dev.empty((2,), "f31")
 
 
+def test_names_of_dtypes_count_bits_and_e4m3_ends_at_464(dev):
+    assert [dev.zeros(1, name).numpy().dtype for name in ("i8", "u8", "i64")] == [np.int8, np.uint8, np.int64]
+    rounded = dev.array([448, 464, -464, 465, 1e9], "f8e4m3").numpy().astype(float)
+    np.testing.assert_array_equal(rounded, [448, 448, -448, np.nan, np.nan])
+
+
 def test_packed_4_bit_elements_are_two_to_a_byte(dev):
     values = np.array([[0, 0.5, 1], [1.5, -2, 6]]).astype(ml_dtypes.float4_e2m1fn)
     tensor = dev.array(values)
