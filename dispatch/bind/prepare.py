@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from dispatch.core.request import Operands, Request
     from dispatch.core.row import Row
+    from dispatch.device.frameworks.framework import Framework
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_graph import GraphExec
     from dispatch.execute.executor import Executor
@@ -54,8 +55,8 @@ class BoundCall(Generic[R_co]):
     """
 
     __slots__ = (
-        "_bound", "_epoch", "_executor", "_graph", "_home", "_is_mixed", "_launch", "_plans", "_result", "_takes",
-        "_told", "_writes", "request",
+        "_bound", "_epoch", "_executor", "_graph", "_home", "_home_epoch", "_is_mixed", "_launch", "_plans", "_result",
+        "_takes", "_told", "_writes", "request",
     )  # fmt: skip
     _result: R_co
 
@@ -63,7 +64,7 @@ class BoundCall(Generic[R_co]):
         self.request: Request[R_co] = request.replace(**outputs) if outputs else request
         self._executor = executor
         executor.prepared = True
-        self._epoch = -1
+        self._epoch = self._home_epoch = -1
         self._graph: GraphExec | None = None
         self._takes: dict[tuple[str, ...], Callable[..., Any] | None] = {}  # by the names of other operands
         self._plans = executor.plans  # the executor's plans when `_takes` were made
@@ -109,9 +110,14 @@ class BoundCall(Generic[R_co]):
 
     def _look(self, operands: dict[str, Tensor]) -> R_co:
         """Run it after checking what may have changed: operands, their uses on other streams, a closed executor."""
-        executor = self._executor
+        executor, home = self._executor, self._home
+        if self._home_epoch == order.sync_epoch and not operands and home is not None and self._is_at_home(home):
+            if status := self._launch():
+                executor.failed(status)
+            self._tell(operands)
+            return self._result
         executor.check()
-        if self._home is not None and self._home.stream(executor.device) is not executor.stream:
+        if home is not None and home.stream(executor.device) is not executor.stream:
             return run(self.request.replace(**operands) if operands else self.request)
         with executor.claimed(), self._beside():
             if operands:
@@ -122,10 +128,20 @@ class BoundCall(Generic[R_co]):
                 return result
             epoch = order.sync_epoch  # before the check
             executor.launch(self._graph, self._bound.reads, self._bound.writes)
-            if order.sync_epoch == epoch and not executor.stream.external:
-                self._epoch = epoch
+            if order.sync_epoch == epoch:
+                stream: Any = executor.stream
+                if not stream.external:
+                    self._epoch = epoch
+                elif stream.is_lasting and not self._is_mixed:
+                    self._home_epoch = epoch
             self._tell(operands)
             return self._result
+
+    def _is_at_home(self, home: Framework) -> bool:
+        """Whether the call's stream is its library's current one, and nobody captures it."""
+        executor: Any = self._executor
+        handle = executor.stream.c_handle.value or 0
+        return home.is_current(executor.device, handle) and not (handle and executor.captured)
 
     def _beside(self) -> AbstractContextManager[None]:
         """A block in the order of the streams of a second library's operands."""

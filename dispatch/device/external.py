@@ -105,6 +105,11 @@ class ExternalStream(DeviceStream):
         """Whether this thread is in a `with` block of it."""
         return bool(current.entered) and current.executor is not None and current.executor.stream is self
 
+    @property
+    def is_lasting(self) -> bool:
+        """Whether its handle means this stream for good."""
+        return self.lasting or (self.c_handle.value or 0) in LEGACY
+
     def last(self) -> None:
         """Declare that its library never destroys it: the handle is always valid, and no event is needed."""
         with self.lock:

@@ -155,3 +155,24 @@ def test_results_are_there_for_the_next_of_torchs_operations(torch):
             x.copy_(torch.randn_like(x))
             right = torch.softmax(x.double(), -1)
             assert float((call().clone().double() - right).abs().max()) < 1e-3
+
+
+def test_a_call_that_comes_again_on_its_stream_is_no_more_than_a_launch(torch):
+    """The quick way is taken, and left where the current stream is another one, or is captured."""
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            a, b = operands(torch)
+            call = dp.prepare(dp.MatmulRequest(a, b))
+            for _ in range(3):
+                result = call()
+            assert call._home_epoch >= 0
+            version = result._version
+            a.fill_(2)
+            assert found(call()) == {2 * N}
+            assert result._version > version
+        other = torch.cuda.Stream()
+        other.wait_stream(stream)
+        with torch.cuda.stream(other):
+            late(torch, a, 7)
+            assert found(call()) == {7 * N}
+        stream.wait_stream(other)

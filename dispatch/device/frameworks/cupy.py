@@ -59,6 +59,9 @@ class CuPy(Framework):
     def stream(self, device: Device) -> Stream:
         return device.external(cupy.cuda.get_current_stream(device.ordinal).ptr)
 
+    def is_current(self, device: Device, handle: int) -> bool:
+        return bool(cupy.cuda.get_current_stream(device.ordinal).ptr == handle)
+
     def lasting(self, device: Device) -> int | None:
         """The legacy default stream; CuPy's other streams are destroyed with their objects."""
         return None if cupy.cuda.get_current_stream(device.ordinal).ptr else 0

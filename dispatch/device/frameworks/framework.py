@@ -127,6 +127,10 @@ class Framework(ABC):
         """The library's current stream in this thread; None to use our own current stream, as on the host."""
         return None
 
+    def is_current(self, device: Device, handle: int) -> bool:
+        """Whether the library's current stream in this thread has this handle; False if that is not told quickly."""
+        return False
+
     def allocate(self, device: Device, shape: Shape, strides: Shape, dtype: Dtype) -> Tensor | None:
         """An uninitialized array of this library, as a tensor; None if we must allocate and `wrapped` converts it."""
         return None

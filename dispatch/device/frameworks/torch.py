@@ -120,6 +120,9 @@ class Torch(Framework):
         stream: Stream = named
         return stream
 
+    def is_current(self, device: Device, handle: int) -> bool:
+        return bool(torch._C._cuda_getCurrentRawStream(device.ordinal) == handle)
+
     def lasting(self, device: Device) -> int | None:
         """Torch never destroys its own streams; a foreign stream that is current in it has its handle as stream id."""
         if device.is_host:
