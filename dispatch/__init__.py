@@ -4,16 +4,16 @@ The folders, in the order in which they import each other (docs/architecture.md)
 
     device      order, memory, exchange, `cuda:N` and `host`
     core        requests, rows, operands: what an op family is made of
-    execute     what runs a plan on a stream
+    execute     runs a plan on a stream
     testing     what the cases of all families use
-    libraries   handles, descriptors and kernels, a folder for each library
-    ops         one op family each: request, request function, libraries, reference, cases
-    table       the rows; which one takes a request
+    libraries   handles, descriptors and kernels, one folder for each library
+    ops         one folder for each op family: request, request function, libraries, reference, cases
+    table       the rows, and the choice of the row that takes a request
     bind        from a request to its plan; prepared calls
-    world       the ranks of a program, their communicators, and what becomes of those of lost ranks
-    supervise   a worker for each stream, in threads or processes; restarts; what users see of them
-    torch       ops with autograd for PyTorch, for those who `import dispatch.torch`
-    ray         supervisors and ranks as Ray's actors, for those who `import dispatch.ray`
+    world       the ranks of a program, their communicators, and how a world goes on without lost ranks
+    supervise   one worker for each stream, in threads or processes; restarts; journal, status and trace
+    torch       ops with autograd for PyTorch; loaded only by `import dispatch.torch`
+    ray         supervisors and ranks as Ray actors; loaded only by `import dispatch.ray`
 
 Importing this package loads no CUDA library and needs no GPU.
 """
@@ -32,8 +32,8 @@ from dispatch.core.fusion import Fusion as Fusion
 from dispatch.core.request import Request as Request
 from dispatch.core.request import run as run
 from dispatch.core.row import Row as Row
-from dispatch.device import sources as _sources  # noqa: F401  # devices find what is in there
-from dispatch.device import tensor_copies as _tensor_copies  # noqa: F401  # `copy` and `pickle` find what is in there
+from dispatch.device import sources as _sources  # noqa: F401  # registers what `Device.array` reads
+from dispatch.device import tensor_copies as _tensor_copies  # noqa: F401  # registers with `copy` and `pickle`
 from dispatch.device.device import Device as Device
 from dispatch.device.external_memory import from_cuda_array_interface as from_cuda_array_interface
 from dispatch.device.external_memory import from_dlpack as from_dlpack
@@ -113,7 +113,7 @@ if TYPE_CHECKING:
     sparse = _sparse_doors
     structured = _structured_doors
 
-# Imported when they are first used: `import dispatch` stays quick.
+# Public modules and names that are imported at their first use, so that `import dispatch` stays quick.
 _MODULES = {
     "cudnn": "dispatch.ops.graph",
     "evt": "dispatch.libraries.cutlass.evt",
@@ -127,7 +127,7 @@ _MODULES = {
     "tensors": "dispatch.ops.contraction.doors",
     "trace": "dispatch.supervise.trace",
 }
-_LATER = {
+_LATE_NAMES = {
     "CallCounter": "dispatch.core.call_counter",
     "Future": "dispatch.supervise.future",
     "Kernel": "dispatch.libraries.nvrtc.kernel",
@@ -149,74 +149,79 @@ _LATER = {
 _HERE = [n for n, v in globals().items() if v is errors or getattr(v, "__module__", "").startswith("dispatch")]
 
 
-def _found(name: str) -> Any:
-    """A public name that is not there yet: a module, a class of the supervisor, or what an op family has."""
+def _import_public(name: str) -> Any:
+    """Import and return the public name `name`: a module, a class that is imported late, or a name of an op family."""
     from functools import partial
     from importlib import import_module
 
     if name in _MODULES:
         module = import_module(_MODULES[name])
-        vars(module).setdefault("__dir__", lambda: list(module.__all__))  # as completion shows it
-        vars(module).setdefault("__getattr__", partial(_lacking, name, module.__all__))
+        vars(module).setdefault("__dir__", lambda: list(module.__all__))  # completion shows public names only
+        vars(module).setdefault("__getattr__", partial(_raise_missing, name, module.__all__))
         return module
     if name == "__all__":
         return __dir__()
     if name == "register":
-        return _found("TABLE").register
-    families = [] if name.startswith("_") else [f"dispatch.ops.{family}" for family in _by_likeness(name)]
-    for place in (_LATER[name],) if name in _LATER else families:
+        return _import_public("TABLE").register
+    families = [] if name.startswith("_") else [f"dispatch.ops.{family}" for family in _likely_families(name)]
+    for place in (_LATE_NAMES[name],) if name in _LATE_NAMES else families:
         module = import_module(place)
         if name in module.__all__:
             found = globals()[name] = getattr(module, name)
             return found
-    # Without the module, for which Python would add what is likely meant in some places and not in others.
-    raise AttributeError(f"module 'dispatch' has no attribute {name!r}{_likely_meant(name)}", name=name)
+    # No `obj=`: with it, Python would add its own suggestion when it prints the error, beside ours.
+    raise AttributeError(f"module 'dispatch' has no attribute {name!r}{_hint(name)}", name=name)
 
 
 class _Aliases:
-    """Has `from dispatch.fft import rfft` find what `dispatch.fft` is.
+    """Import hook that makes `from dispatch.fft import rfft` work, though `dispatch.fft` is another module's alias.
 
-    It stands last in sys.meta_path, and is asked only for modules that no file was found for.
+    It is last in sys.meta_path, so Python asks it only for modules that have no file.
     """
 
     @staticmethod
     def find_spec(name: str, _path: object = None, _target: object = None) -> Any:
-        """What imports a module that has another name here."""
+        """The spec of an alias of _MODULES, or None for any other name."""
         package, _, last = name.rpartition(".")
         if package != "dispatch" or last not in _MODULES:
             return None
         from importlib.machinery import ModuleSpec
 
-        return ModuleSpec(name, _Aliases, loader_state=_found(last).__spec__)  # type: ignore[arg-type]
+        return ModuleSpec(name, _Aliases, loader_state=_import_public(last).__spec__)  # type: ignore[arg-type]
 
     @staticmethod
     def create_module(spec: Any) -> Any:
-        """The module itself, not another one like it."""
-        return _found(spec.name.rpartition(".")[2])
+        """The aliased module itself, not a copy."""
+        return _import_public(spec.name.rpartition(".")[2])
 
     @staticmethod
     def exec_module(module: Any) -> None:
-        """It has run: it keeps the spec that it had."""
+        """Put the module's own spec back, which the import system has replaced; its code has run already."""
         module.__spec__ = module.__spec__.loader_state
 
 
 _sys.meta_path.append(_Aliases)  # the class itself: it needs no instance
 
 
-def _lacking(where: str, public: list[str], name: str) -> NoReturn:
-    """The error for a name that one of the modules lacks: Python's own names the file that it happens to stand in."""
+def _raise_missing(where: str, public: list[str], name: str) -> NoReturn:
+    """Raise the AttributeError for a name that module `dispatch.<where>` lacks.
+
+    Python's own error would name the module behind the alias.
+    """
     meant = ""
     if not name.startswith("_"):
         try:
-            _found(name)
+            _import_public(name)
             meant = f"; dispatch.{name}"
         except AttributeError:
-            meant = _likely_meant(name, public)
+            meant = _hint(name, public)
     raise AttributeError(f"module 'dispatch.{where}' has no attribute {name!r}{meant}", name=name)
 
 
-def _likely_meant(name: str, public: list[str] | None = None) -> str:
-    """What an error about a name adds: what another library's name is here, or the public name that is most like it."""
+def _hint(name: str, public: list[str] | None = None) -> str:
+    """The hint at the end of an error about `name`: what a name of NumPy, SciPy or torch is called here, else the most
+    similar public name, else "".
+    """
     if name.startswith("_"):
         return ""
     from difflib import get_close_matches
@@ -231,19 +236,20 @@ def _likely_meant(name: str, public: list[str] | None = None) -> str:
     return f"; did you mean {by_letters[found[0]]!r}?" if found else ""
 
 
-def _by_likeness(name: str) -> list[str]:
-    """The families, the one first that the name looks like: only a name that nobody has imports all of them."""
+def _likely_families(name: str) -> list[str]:
+    """The op families, those most likely to have `name` first, so that finding it imports few of them."""
     families = [family for family in _FAMILIES if family != "graph"]
     return sorted(families, key=lambda f: (name not in _FAMILIES[f][1], f[:3] != name[:3].lower()))
 
 
 if not TYPE_CHECKING:  # to a type checker a name that stands nowhere is an error
-    __getattr__ = _found
+    __getattr__ = _import_public
 
 
 def __dir__() -> list[str]:
     """All public names."""
     from importlib import import_module
 
-    families = [import_module(f"dispatch.ops.{family}") for family in _by_likeness("")]
-    return sorted({*_HERE, *_MODULES, *_LATER, "register", *(name for family in families for name in family.__all__)})
+    families = [import_module(f"dispatch.ops.{family}") for family in _likely_families("")]
+    of_families = (name for family in families for name in family.__all__)
+    return sorted({*_HERE, *_MODULES, *_LATE_NAMES, "register", *of_families})

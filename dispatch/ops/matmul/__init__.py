@@ -1,11 +1,18 @@
 """Matrix products: D = epilogue(alpha · scale_a · scale_b · A · B + beta · C + bias).
 
-`matmul` is the request function, `MatmulRequest` the request. `cublaslt_matmul`, `exact_gelu_matmul`, `cutlass_matmul`,
-`blackwell_matmul`, `multistage_matmul`, `cublas_matmul` and, on the host, `numpy_matmul` and `numpy_tree_matmul` carry
-it out. The files: request and validate (what may be asked), trees (as a tree), shortcut (calls seen before), scales,
-rules and cutlass_rules (for the table); lower (in cuBLASLt's terms), cublaslt, exact and exact_kernels (what it would
-do too roughly); cutlass, sm80, sm100 and tune; cublas, cublas_pointers and cublas_gemm; host; reference (what is
-right), cases, tree_cases, bounds and mutations (what is tested).
+`matmul` is the request function, `MatmulRequest` the request. The functions below that end in `_matmul` make its plans;
+the table's rows name them. The files:
+
+    request, validate, scales     the request, its checks, scale factors
+    trees                         a request as an epilogue tree for CUTLASS
+    shortcut                      the fast path of repeated calls
+    rules, cutlass_rules          what the table's rows ask of a request
+    lower, cublaslt, vectors      the request as a problem of cuBLASLt, and its plan
+    exact, exact_kernels          epilogues of our own behind cuBLASLt, where its own would be too imprecise
+    cutlass, sm80, sm100, tune    plans with CUTLASS kernels, and autotune among them
+    cublas, cublas_pointers, cublas_gemm    plans with cuBLAS
+    empty, host, reference        products without elements; the plan on the host; the formulas in NumPy
+    cases, tree_cases, bounds, mutations    what the tests of all rows use
 """
 
 from __future__ import annotations
@@ -44,33 +51,33 @@ __all__ = [
 ]
 
 Number = int | float | complex
-NO_OPERANDS: tuple[()] = ()  # the default, by identity; another empty tuple goes the longer way
+NO_OPERANDS: tuple[()] = ()  # the default, compared by identity; another empty tuple takes the slower path
 FIELDS = fields_of(MatmulRequest)
 WAYS = Ways(MatmulRequest, "a")
 KEYWORDS = tuple(field.name for field in fields(MatmulRequest) if field.kw_only)
 
 
 def cublaslt_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """A plan that ends in `cublasLtMatmul`; Refused with the library's reason where it finds no algorithm."""
+    """A plan that calls `cublasLtMatmul`; raises Refused with the library's reason where it has no algorithm."""
     from dispatch.ops.matmul import cublaslt  # at first use: importing `dispatch` binds no library
 
     try:
         return cublaslt.plan(request, executor, row)
     except cublaslt.NotFused as refusal:
-        from dispatch.ops.matmul import exact  # few products need its kernels
+        from dispatch.ops.matmul import exact  # imported here: few products need its kernels
 
         return exact.behind(request, executor, row, refusal)
 
 
 def exact_gelu_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """A plan that ends in `cublasLtMatmul` and a kernel for GELU; Refused with NVRTC's reason where there is none."""
+    """A plan that calls `cublasLtMatmul` and a GELU kernel of our own; raises Refused where NVRTC cannot compile it."""
     from dispatch.ops.matmul import exact
 
     return exact.plan(request, executor, row)
 
 
 def cutlass_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """A plan that ends in a CUTLASS kernel, which is compiled where it is in no cache."""
+    """A plan that launches a CUTLASS kernel, which is compiled unless it is cached."""
     from dispatch.libraries.cutlass.compile import plan_of  # at first use: importing `dispatch` looks for no headers
     from dispatch.ops.matmul import cutlass, tune
 
@@ -79,7 +86,7 @@ def cutlass_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) -> 
 
 
 def blackwell_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """A plan that ends in a CUTLASS kernel for sm_100a or sm_120a."""
+    """A plan that launches a CUTLASS kernel for sm_100a or sm_120a."""
     from dispatch.libraries.cutlass.compile import plan_of
     from dispatch.ops.matmul import sm100
 
@@ -87,7 +94,7 @@ def blackwell_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) -
 
 
 def multistage_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """A plan that ends in a multistage kernel of CUTLASS, which every GPU since sm_80 runs."""
+    """A plan that launches a multistage CUTLASS kernel, which every GPU from sm_80 on runs."""
     from dispatch.libraries.cutlass.compile import plan_of
     from dispatch.ops.matmul import sm80
 
@@ -95,14 +102,14 @@ def multistage_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) 
 
 
 def cublas_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """A plan that ends in `cublasGemmEx` or a batched form of it; Refused where cuBLAS has no kernel."""
+    """A plan that calls `cublasGemmEx` or a batched form of it; raises Refused where cuBLAS has no kernel."""
     from dispatch.ops.matmul import cublas_gemm
 
     return cublas_gemm.plan(request, executor, row)
 
 
 def numpy_tree_matmul(_request: MatmulRequest, _executor: Executor, row: Row) -> Plan:
-    """A plan that computes with NumPy what CUTLASS's kernels do."""
+    """A plan that computes an epilogue tree with NumPy."""
     from dispatch.ops.matmul.host import NumpyTreePlan
 
     return NumpyTreePlan(row, capture_safe=False)
@@ -125,7 +132,10 @@ def _matmul(
     library: str | None = None, **unknown: Any,
 ) -> Any:
     # fmt: on
-    """The way around a request for calls whose pattern was seen; its parameters are the request's, as a test holds."""
+    """`matmul`: runs a call that was seen before without making a request, and all other calls by a request.
+
+    A test keeps its parameters equal to the fields of MatmulRequest.
+    """
     if unknown or more:
         refuse_arguments("matmul", MatmulRequest, more, unknown)
     if type(a) is not Tensor:
@@ -167,12 +177,12 @@ def _matmul(
         shortcut = executor.shortcuts.get(key)
         if shortcut is None and executor.patterns:
             shortcut = recognize(executor, key)
-    except (AttributeError, TypeError, ValueError):  # an operand is no tensor: the request says which
+    except (AttributeError, TypeError, ValueError):  # an operand is no tensor: the request's check says which
         shortcut = key = None
     if (
         shortcut is None
         or not shortcut.takes(alpha, beta)
-        # In a key, 1 is True: a request tells them apart.
+        # As a part of a key 1 equals True, but a request refuses 1.
         or (fast_accum is not False and fast_accum is not True)  # type: ignore[redundant-expr]
         or (autotune is not False and autotune is not True)  # type: ignore[redundant-expr]
         or (reduced_precision is not False and reduced_precision is not True)  # type: ignore[redundant-expr]
@@ -193,23 +203,23 @@ def _matmul(
 
 
 def _is_plain(epilogue: Any, operands: Any, config: Any, library: Any) -> bool:
-    """Whether a call has nothing that the way of operands that are fields does not know."""
+    """Whether a call has no epilogue tree, no `operands`, no `config` and no `library`."""
     is_named = epilogue.__class__ is Epilogue or epilogue.__class__ is str
     return is_named and operands is NO_OPERANDS and config is None and library is None
 
 
 def _by_name(*given: Any) -> Any:
-    """Run what is not remembered of this class alone, or with an Epilogue that was given by its name."""
+    """Run a call over other libraries' arrays that is not remembered, or one whose Epilogue was given by its name."""
     return _by_request(None, *given)
 
 
-_unpacked = OperandCalls(MatmulRequest)  # calls with trees, for a library by its name, and with alpha on the device
+_unpacked = OperandCalls(MatmulRequest)  # calls with a tree, with `library`, or with alpha or beta in device memory
 
 
 def _by_request(key: Any, a: Tensor, b: Tensor, *given: Any) -> Any:
-    """Run by way of a request, which validates it; remember its plan for the next call of the same key."""
+    """Make a request, which validates the call, and run it; remember its plan for the next call with the same key."""
     named = dict(zip(KEYWORDS, given, strict=True))
-    if type(a) in (type(named["alpha"]), type(named["beta"])):  # tensors of the device
+    if type(a) in (type(named["alpha"]), type(named["beta"])):  # alpha or beta is a tensor
         return _unpacked(a, b, *given)
     if members := _members(named):
         return _matmul(a, b, **named | members)
@@ -218,7 +228,7 @@ def _by_request(key: Any, a: Tensor, b: Tensor, *given: Any) -> Any:
     if request.framework is not None:
         values = {"a": a, "b": b, **named}
         learn(WAYS, request, *(tuple(values[name] for name in names) for names in FIELDS))
-    # A key has neither trees nor operands, and says nothing of libraries.
+    # A key holds no tree, no operands of one, and no library.
     keyed = request.epilogue is named["epilogue"] and not request.treed and request.library is None
     if key is not None and keyed and request.framework is None and not request.device.is_host:
         remember(request.device.executor(), key, request)
@@ -226,11 +236,11 @@ def _by_request(key: Any, a: Tensor, b: Tensor, *given: Any) -> Any:
 
 
 def _members(named: dict[str, Any]) -> dict[str, Any]:
-    """The members of those fields for which a member's name was given: of them there may be a call that was seen."""
+    """The enum members of the fields that were given by name, so that the call can be looked up again with them."""
     kinds: tuple[tuple[str, type[Choice]], ...] = (("epilogue", Epilogue), ("compute", Compute))
     given = {name: kind.named(named[name]) for name, kind in kinds if named[name].__class__ is str}
     return {name: found for name, found in given.items() if found is not None}
 
 
-if not TYPE_CHECKING:  # they have it from results.py
+if not TYPE_CHECKING:  # type checkers read it from results.py
     matmul = request_function(MatmulRequest, "matmul", _matmul)

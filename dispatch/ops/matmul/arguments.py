@@ -1,4 +1,4 @@
-"""Where the addresses and numbers stand in `MatmulRequest.arguments()`."""
+"""The indices of the addresses and numbers in `MatmulRequest.arguments()`."""
 
 from __future__ import annotations
 

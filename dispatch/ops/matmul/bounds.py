@@ -1,7 +1,7 @@
-"""One check of a request: operands laid out in poisoned memory, the expected outputs, and how far off each may be.
+"""The check of a request's results: expected outputs, error bounds, and guarded memory around the outputs.
 
-cases.py builds checks, tests run their requests and hand back the results. This file chooses no shapes and calls no
-library; its bounds are derived below, not tuned to what a library happens to give.
+cases.py makes checks; tests run their requests and pass the results back. This file chooses no shapes and calls no
+library. Its bounds are derived below, not tuned to what a library happens to return.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["SPREAD", "Check", "bounds"]
 
 
 GPU_TANH = 2.0**-11  # tanh.approx.f32: largest relative error (PTX ISA)
-DOUBLE_TANH = 4e-10  # of cuBLASLt's GELU in f64, which reduced_precision=True asks for
+DOUBLE_TANH = 4e-10  # relative error of cuBLASLt's GELU in f64, which reduced_precision=True asks for
 GELU_STEEPEST = 1.13  # the largest slope of GELU; that of its slope is below 1
 
 
@@ -40,9 +40,9 @@ MAGNITUDES = Precision(operand=_magnitudes)
 
 @dataclass(frozen=True)
 class Check:
-    """A request with fresh operands, and all that is to be held against its outputs.
+    """A request with fresh operands, its expected outputs, and their bounds.
 
-    The reference is computed before the run, for D may overwrite C. `check` takes what `run` returned.
+    The reference is computed before the run, because D may overwrite C. `verify` takes what `run` returned.
     """
 
     name: str
@@ -53,12 +53,12 @@ class Check:
 
     @classmethod
     def of(cls, name: str, request: MatmulRequest, compute: Compute, written: tuple[GuardedBuffer, ...]) -> Check:
-        """The check of a request in a compute type; `written` are the buffers that its outputs lie in."""
+        """The check of a request in a compute type; `written` are the buffers that contain its outputs."""
         expected = reference(request)
         return cls(name, request, expected, bounds(request, compute, expected), written)
 
     def verify(self, result: Tensor | tuple[Tensor, ...]) -> None:
-        """Raise Mismatch unless every output is within its bound and nothing beside the outputs was written."""
+        """Raise Mismatch unless every output is within its bound and nothing around the outputs was written."""
         given = list(result) if isinstance(result, tuple) else [result]
         names = ["out", *(name for name in ("aux", "bgrad") if name in self.expected)]
         outputs = dict(zip(names, given, strict=True))
@@ -72,7 +72,7 @@ class Check:
                 raise Mismatch(f"{self.name}: {count} bytes beside {memory.view.layout} were written")
 
     def renew(self, result: Tensor | tuple[Tensor, ...] | None = None) -> None:
-        """Lay all outputs as they were before the first run; those of `result` that were allocated hold poison."""
+        """Reset all outputs to what they were before the first run; allocated ones, from `result`, are poisoned."""
         for memory in self.written:
             memory.renew()
         made = result if isinstance(result, tuple) else () if result is None else (result,)
@@ -83,7 +83,7 @@ class Check:
 
     def _compare(self, name: str, got: Array) -> None:
         expected, allowed = self.expected[name], self.allowed[name]
-        if got.dtype == np.uint8 and name == "aux":  # beyond column n a library may leave what it likes
+        if got.dtype == np.uint8 and name == "aux":  # beyond column n a library may write anything
             got, expected = (unpack_mask(mask, self.request.n) for mask in (got, expected))
         got = got.reshape(expected.shape).astype(expected.dtype)
         with np.errstate(invalid="ignore"):
@@ -100,27 +100,29 @@ class Check:
 
 
 def bounds(request: MatmulRequest, compute: Compute, expected: Results) -> Results:
-    """How far each output may be from the float64 reference, element by element.
+    """The allowed distance of each output from the float64 reference, element by element.
 
-    With S = |alpha| · (|A| · |B|) · scales + |beta · C| + |bias|, the affine part x of a product in a compute type of
-    unit roundoff u is within (8 + 4 √k) · u · S of the exact one: rounding errors of k sums add up like a random walk
-    (of 4 standard deviations), 8 is for the few operations after them. Operands rounded to unit roundoff v first add by
-    chance 4 · v · R, with R the root of the sum of the squares of the products: a rounding within ±v has a standard
-    deviation of 0.4 · v, where the mantissas are spread, and two of them 0.57 · v. Tensor cores cut TF32 operands off
-    instead, which makes all smaller, by v · |x|, and spreads half as far. It is never more than 2 · v · S. Those of fp8
-    cut off part of every product (tensor_cores.py). GELU passes errors on by its slope, at most `GELU_STEEPEST`, and
-    adds that of the GPU's tanh. A result is what its dtype rounds to from within its bound, and no other value. Sums
-    over m or k for a bias gradient walk like those over k, and what is off in their terms adds up like the root of the
-    sum of the squares. A bit of a mask is free where |x| is within its bound of 0. Integers are exact.
+    Affine part. With S = |alpha| · (|A| · |B|) · scales + |beta · C| + |bias|, the affine part x of a product in a
+    compute type of unit roundoff u is within (8 + 4 √k) · u · S of the exact one: the rounding errors of k sums add up
+    like a random walk (4 standard deviations), and 8 is for the few operations after them.
+    Rounded operands. Operands that are first rounded with unit roundoff v add 4 · v · R, with R the root of the sum of
+    the squares of the products: a rounding error within ±v has a standard deviation of 0.4 · v for spread mantissas,
+    and two of them 0.57 · v. Tensor cores truncate TF32 operands instead, which makes all of them smaller, by v · |x|,
+    with half the spread. The error is never more than 2 · v · S. fp8 tensor cores truncate every product
+    (tensor_cores.py).
+    Epilogue. GELU multiplies errors by its slope, at most `GELU_STEEPEST`, and adds the error of the GPU's tanh.
+    Bias gradients. Sums over m or k have random-walk errors, too, and the errors of their terms add up like the root of
+    the sum of the squares.
+    A result must be a value that its dtype can round to from within the bound. A bit of a mask is free where |x| is
+    within its bound of 0. Integers are exact.
 
-    Where a request leaves it to the library to round early (`reduced_precision`), a product with a C of 16 bits may be
-    kept in that dtype before beta · C, bias and activation, in parts, and so may the sum before it is multiplied by
-    gelu'(aux): of 0.51608 + 3.65625, times 1.09353, cuBLASLt 13.1 made 4.59375, which follows from the sum rounded to
-    bf16 and from nothing else; the exact 4.56257 rounds to 4.5625. Elsewhere only D may be,
-    before it is summed up to a bias gradient.
+    With `reduced_precision` the library may round early: a product with a 16-bit C may be kept in that dtype before
+    beta · C, bias and activation, in parts, and so may the sum before it is multiplied by gelu'(aux). For example,
+    cuBLASLt 13.1 computed (0.51608 + 3.65625) · 1.09353 as 4.59375, which only follows from the sum rounded to bf16;
+    the exact 4.56257 rounds to 4.5625. Otherwise only D may be rounded before it is summed to a bias gradient.
 
-    Sums in f16 (COMPUTE_16F) are allowed k/8 more of its roundoffs: two for each sum of 16, which tensor cores may cut
-    off rather than round. Whole numbers and quarters that f16 holds are exact.
+    Sums in f16 (COMPUTE_16F) are allowed k/8 more roundoffs: two for each 16 terms, which tensor cores may truncate
+    rather than round. Whole numbers and quarters that f16 holds are exact.
     """
     work = EXACT.work(request.a.dtype)
     if work.kind == "i":
@@ -168,7 +170,7 @@ def _affine(request: MatmulRequest, compute: Compute, work: np.dtype[Any]) -> Ar
 
 
 def _in_half(request: MatmulRequest, u: float, work: np.dtype[Any]) -> Array:
-    """The bound of sums in f16: nothing where all that is added is a multiple of 1, or of 1/4, which f16 holds."""
+    """The bound of sums in f16: 0 where all terms and sums are multiples of 1, or of 1/4, that f16 holds."""
     size = np.abs(scaled_product(request, MAGNITUDES, work))
     added = sum((np.abs(addend) for addend in addends(request, work)), np.zeros(()))
     off = (8 + 4 * np.sqrt(request.k) + request.k / 8) * u * size + 8 * u * added
@@ -180,14 +182,14 @@ def _in_half(request: MatmulRequest, u: float, work: np.dtype[Any]) -> Array:
 
 
 def _kept(request: MatmulRequest) -> float:
-    """The roundoff of what a library may keep in 16 bits on the way."""
+    """The unit roundoff of intermediate results that a library may keep in 16 bits; 0 where it keeps none."""
     if by_numpy(request.device) or request.c_dtype not in HALF:
         return 0.0
     return ROUNDOFF[request.c_dtype][0]
 
 
 def _through(request: MatmulRequest, affine: Array, u: float) -> Array:
-    """The bound of D before scaling, from that of its affine part."""
+    """The bound of D before scaling, from the bound of its affine part."""
     epilogue = request.plain_epilogue
     if epilogue.activation != "gelu":
         return affine
@@ -203,7 +205,7 @@ def _through(request: MatmulRequest, affine: Array, u: float) -> Array:
 
 
 def _near_zero(request: MatmulRequest, affine: Array) -> Array:
-    """1 for the bits of the mask that rounding may turn."""
+    """1 for the bits of the mask that rounding may flip."""
     work = EXACT.work(request.a.dtype)
     x = scaled_product(request, EXACT, work)
     for addend in addends(request, work):
@@ -227,7 +229,7 @@ def _bgrad(request: MatmulRequest, expected: Results, out: Array, u: float) -> A
 
 
 def _together(errors: Array, axis: int) -> Array:
-    """How far a sum is off whose terms are off by chance."""
+    """The error of a sum whose terms have independent random errors."""
     return np.asarray(np.sqrt((np.abs(errors) ** 2).sum(axis=axis)))
 
 

@@ -1,7 +1,7 @@
-"""The cases that every matmul row is tried with: sizes, layouts, batches, C, scalars, epilogues and scales, pairwise.
+"""The test cases of every matmul row: sizes, layouts, batches, C, scalars, epilogues and scales, combined pairwise.
 
-Tests parametrize over `cases(row)` for each row of the table, and run `case.check(device, rng)`. This file compares
-nothing (bounds.py) and calls no library.
+Tests parametrize over `cases(row)` for each row of the table, and run `case.check(device, rng)`. bounds.py compares
+the results. This file calls no library.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Form:
-    """Sizes and places: everything about a case but its dtypes, epilogue and scales.
+    """Sizes and memory layout: everything about a case but its dtypes, epilogue and scales.
 
     Attributes:
         sizes: (m, n, k).
         order: of A and B: n for dense rows, t for dense columns; "" for what suits the dtypes and the epilogue.
-        padding: elements behind every line of A, B, C and D; `guard` lines before and behind every matrix.
+        padding: elements after every line of A, B, C and D; `guard`: lines before and after every matrix.
         c: "" for none, "c" for its own memory, "unread" for one of NaN that beta 0 must not read, "in place" for C and
             D the same tensor, "out" for D that is read because beta is not 0.
         scalars: where alpha and beta are: "host", "device", or "mixed" for alpha only on the device.
-        given: whether outputs lie in poisoned memory of the case's own; else the request allocates them.
+        given: whether outputs are given, in poisoned memory; else the request allocates them.
         d_columns: whether C and D are column-major.
     """
 
@@ -68,7 +68,7 @@ class Form:
 
 # fmt: off
 PLAIN = Form("plain", (64, 48, 32))
-# A batch that shares B is one taller product where nothing but A, C, D and aux belongs to each of it.
+# A batch that shares B may be run as one taller product, unless the epilogue has a bias or bgrad for each batch.
 SHARED = Form("one b of each", (24, 32, 48), a_batch=(3,))
 FORMS = (
     Form("fresh",               (64, 48, 32), given=False),
@@ -107,21 +107,21 @@ FORMS = (
     Form("d in columns",        (64, 48, 32), d_columns=True, padding=16, guard=1, c="c", beta=0.5),
 )
 # fmt: on
-# cuBLAS takes so many outer indices of a batch by pointers, and padded lines that begin anywhere one by one.
+# Batches with enough outer indices for cuBLAS's calls with pointers; the second has lines that are not aligned.
 BY_POINTERS = (
     Form("batch by pointers", (32, 16, 48), a_batch=(6, 1), b_batch=(1, 3), c="c", beta=0.5),
     Form("pointers, odd", (29, 23, 11), "nt", a_batch=(6, 1), b_batch=(1, 2), padding=1, guard=1),
 )
-ORDER = {Epilogue.BGRADA: "tn"}  # it sums over the columns of A, and libraries want those dense
-ANY_ORDER = (Epilogue.NONE, Epilogue.RELU, Epilogue.GELU)  # the epilogues that a column-major D has
+ORDER = {Epilogue.BGRADA: "tn"}  # it sums over the columns of A, and libraries require dense columns
+ANY_ORDER = (Epilogue.NONE, Epilogue.RELU, Epilogue.GELU)  # the epilogues that a column-major D may have
 
 
 @dataclass(frozen=True)
 class Case:
-    """One request, by all that is chosen about it but the numbers in it.
+    """Everything that is chosen about one request, except the numbers in its operands.
 
-    `variant` alternates what two neighbours may well do differently: factors by value or in memory, one bias or one
-    for each batch, and whether amax is asked for.
+    `variant` varies details from case to case: factors by value or in memory, one bias or one for each batch, and
+    whether amax is asked for.
     """
 
     form: Form
@@ -136,18 +136,18 @@ class Case:
 
     @property
     def id(self) -> str:
-        """Readable, and of its own within a row."""
+        """A readable name, unique within a row."""
         names = "x".join(dtype.name for dtype in self.dtypes)
         extras = [dtype.name for dtype in (self.bias, self.aux) if dtype is not None]
         modes = [f"{side} {mode.name}" for side, mode in zip("ab", self.modes, strict=True) if mode is not None]
         return "-".join([names, self.compute.name, self.epilogue.name, *extras, *modes, self.form.name])
 
     def request(self, device: Device, rng: np.random.Generator) -> MatmulRequest:
-        """The request alone, with fresh operands."""
+        """The request with fresh operands, without a check."""
         return self._build(device, rng)[0]
 
     def check(self, device: Device, rng: np.random.Generator) -> Check:
-        """A request with fresh operands, activations on both sides of 0 and of magnitude 1, and what it must give."""
+        """The check of a request with fresh operands; inputs of its activation have magnitude 1, on both sides of 0."""
         request, written = self._build(device, rng)
         return Check.of(self.id, request, self.compute, written)
 
@@ -181,14 +181,14 @@ class _Draw:
     written: list[GuardedBuffer] = field(default_factory=list)
 
     def numbers(self, dtype: Dtype, shape: Shape, spread: float = 1.0, mean: float = 0.0) -> Array:
-        """Normal numbers of a spread about a mean; integers over the range of i8, complex numbers in both parts."""
+        """Normal numbers with this standard deviation and mean; integers are over the range of the dtype."""
         if dtype.numpy.kind in "iu":
             low, high = (0, 256) if dtype is U8 else (-128, 128)
             return self.rng.integers(low, high, shape).astype(dtype.numpy)
-        if self.case.compute is Compute.COMPUTE_16F:  # sums that f16 holds exactly: of others no small fault would show
+        if self.case.compute is Compute.COMPUTE_16F:  # sums that f16 holds exactly, so that small faults show
             return self.rng.integers(-2, 3, shape).astype(dtype.numpy)
         values = self.rng.standard_normal(shape) * spread + mean
-        if self.case.form.sizes == (1, 1, 1):  # one number: nothing that cancels, and no end of an activation
+        if self.case.form.sizes == (1, 1, 1):  # a single number: avoid cancellation and the flat parts of an activation
             values = 0.75 + np.abs(values) / 4
         if dtype.is_complex:
             values = values + 1j * self.rng.standard_normal(shape) * spread
@@ -198,8 +198,8 @@ class _Draw:
         form, dtypes = self.case.form, self.case.dtypes
         m, n, k = form.sizes
         order = form.order or ("nt" if dtypes[0].bits <= 8 else ORDER.get(self.case.epilogue, "nn"))
-        spread = max(k, 1) ** -0.25  # on A and B alike: their products then sum to about 1
-        # Where columns of D are summed up they have a mean, so that 1% of the sum is more than what its terms are off.
+        spread = max(k, 1) ** -0.25  # of both A and B: their products then sum to about 1
+        # Summed columns of D get a mean, so that 1% of the sum is more than the error of its terms.
         lean = 0.8 * spread**2 if self.case.epilogue.writes_bgrad else 0.0
         for name, dtype, shape, way in (
             ("a", dtypes[0], (*form.a_batch, m, k), order[0]),
@@ -291,7 +291,7 @@ class _Draw:
             self.scales["amax_aux"] = self.device.array(poison(F32, (1,)))
 
     def _factor(self, mode: ScaleMode, lines: int, k: int) -> Any:
-        """Factors between 1/2 and 2 in the shape of a mode; one factor by value in every other case."""
+        """Factors between 1/2 and 2 in the shape of a mode; a scalar factor is given by value in every other case."""
         if mode is ScaleMode.SCALAR_32F and self.case.variant % 2:
             return float(self._apart_from_1(()))
         dtype, shape = scale_shape(mode, lines, k)
@@ -304,10 +304,10 @@ class _Draw:
 
 
 def cases(row: Row) -> list[Case] | list[TreeCase]:
-    """About 50 cases for a row: every form, and every epilogue, pair of scale modes and dtype of a vector in turn.
+    """About 50 cases for a row: every form, with the row's epilogues, scale modes and vector dtypes in turn.
 
-    Each epilogue also has the plain form, so that what a row lists has been run at least once in good conditions; and
-    those with a vector or a second matrix have a batch that shares B. The cases of CUTLASS's rows are tree_cases.py's.
+    Each epilogue also gets the plain form, so that everything a row lists is run at least once in a simple case, and
+    those with a vector or aux get a batch that shares B. The cases of CUTLASS's rows are in tree_cases.py.
     """
     if row.of("cutlass"):
         return row_cases(row)
@@ -318,7 +318,7 @@ def cases(row: Row) -> list[Case] | list[TreeCase]:
         ]
     found: dict[str, Case] = {}
     for number, (form, epilogue) in enumerate(forms):
-        turn = number + number // len(row.epilogues)  # not in step with the epilogues
+        turn = number + number // len(row.epilogues)  # out of step with the epilogues
         chosen = epilogue or row.epilogues[number % len(row.epilogues)]
         if not _fit(form, chosen):
             chosen = next((other for other in row.epilogues if _fit(form, other)), chosen)
@@ -329,7 +329,7 @@ def cases(row: Row) -> list[Case] | list[TreeCase]:
 
 
 def _fit(form: Form, epilogue: Epilogue) -> bool:
-    """Whether a form goes with an epilogue: some need a row-major D, some a D with elements."""
+    """Whether a form can have an epilogue: some need a row-major D, some a D with elements."""
     if epilogue in (Epilogue.BGRADA, Epilogue.BGRADB) and 0 in form.sizes[:2]:
         return False
     return not form.d_columns or epilogue in ANY_ORDER
@@ -353,13 +353,13 @@ def _case(row: Row, form: Form, epilogue: Epilogue, turn: int) -> Case:
 
 
 def _forms(row: Row) -> tuple[Form, ...]:
-    if row.dtypes[0].bits == 4:  # packed elements: no views with gaps, no odd starts
+    if row.dtypes[0].bits == 4:  # packed elements: no strided views
         return tuple(form for form in FORMS if form.name in ("fresh", "large", "deep"))
     return (*FORMS, *BY_POINTERS) if row.of("cublas") else FORMS
 
 
 def _with_c(form: Form, dtypes: tuple[Dtype, ...]) -> Form:
-    """The form with a C of its own where D cannot be C, or where only a C says what its dtype is."""
+    """The form with a separate C where D cannot be C, or where C's dtype follows only from a given C."""
     c, d = dtypes[2:]
     implied = HALF[1] if d in FP8 else d
     if c is not d and form.c in ("in place", "out"):

@@ -1,10 +1,10 @@
-"""A matmul request carried out by `cublasGemmEx`, or by `cublasGemmStridedBatchedEx` where it is a batch.
+"""The plan of a matmul request with `cublasGemmEx`, or with `cublasGemmStridedBatchedEx` for a batch.
 
-A batch without a single step is a call for each outer index, or one by pointers: cublas_pointers.py.
+A batch that no single stride describes takes one call for each outer index, or one call with arrays of pointers
+(cublas_pointers.py).
 
-`lower.py` says a product in column-major terms for cuBLASLt; cuBLAS has the same ones, but that C and D are one matrix:
-where a request has a C of its own, it is copied to D first. Follows
-https://docs.nvidia.com/cuda/cublas/#cublasgemmex.
+`lower.py` translates a request to cuBLASLt's column-major terms. cuBLAS uses the same terms, except that C and D are
+one matrix: a separate C is copied to D first. Follows https://docs.nvidia.com/cuda/cublas/#cublasgemmex.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["GemmPlan"]
 
 MAX_INT = 2**31 - 1
-SOMEWHERE = 1 << 32  # an address as good as any: of operands that nothing reads
+SOMEWHERE = 1 << 32  # a placeholder address, for calls that are captured and never run
 WIDEST = 16  # bytes of the widest element
 DEFAULT_MATH = cublas.cublasMath_t.CUBLAS_DEFAULT_MATH
 ANY_ALGORITHM = cublas.cublasGemmAlgo_t.CUBLAS_GEMM_DEFAULT
@@ -43,7 +43,7 @@ TURNED, AS_IT_IS = cb.cublasOperation_t.CUBLAS_OP_T, cb.cublasOperation_t.CUBLAS
 
 
 class GemmPlan(Plan):
-    """One `cublasGemmEx`, or its strided form, with everything but the addresses and the numbers filled in."""
+    """One `cublasGemmEx`, or its strided form, with all arguments prepared but the addresses and the numbers."""
 
     __slots__ = (
         *("_copies", "_executor", "_function", "_handle", "_in_memory", "_lowered", "_math", "_middle", "_numbers"),
@@ -54,21 +54,21 @@ class GemmPlan(Plan):
         super().__init__(row, capture_safe=True)
         self._executor, self._lowered, self._scale = executor, lowered, scale
         self._handle = handle_of(executor)
-        self._handle.follow(executor)  # so that the workspace is there before anything is captured
+        self._handle.follow(executor)  # sets the workspace before anything is captured
         problem = lowered.problem
         self._math = DEFAULT_MATH if problem.reduced_precision else MATH
-        # Of a beta of 1 that it sees, the library adds a product to D that it has rounded to D's dtype.
+        # Where the library sees a beta of 1, it may round the product to D's dtype before it adds it to D.
         self._sums_apart = problem.adds_c and must_not_accumulate(problem)
-        self._operands = tuple(ctypes.c_void_p() for _ in range(3))  # a, b and D in cuBLAS's sense
+        self._operands = tuple(ctypes.c_void_p() for _ in range(3))  # cuBLAS's A, B and C
         self._numbers = (HostNumber(scale), HostNumber(scale))
-        self._said: tuple[Argument, ...] = ()  # the numbers that are in place
+        self._said: tuple[Argument, ...] = ()  # the numbers that are set
         self._scalars = (ctypes.c_void_p(), ctypes.c_void_p())
         self._in_memory = False  # whether the numbers are read on the device
         self._copies: list[Copy] = []
         self._function, self._ready = self._call()
 
     def _call(self) -> tuple[Any, tuple[Any, ...]]:
-        """The function, and its arguments behind the handle."""
+        """The library's function, and its arguments after the handle."""
         problem = self._lowered.problem
         a, b, d = problem.a, problem.b, problem.d
         m, n = d.rows, d.cols
@@ -100,7 +100,7 @@ class GemmPlan(Plan):
             self._copies.append(Copy(self._executor, source, target, problem.batch, Keep.ALL, conj=False))
 
     def ask(self) -> None:
-        """Refused where the library has no kernel for the call, which it says when it is called: it is recorded."""
+        """Raise Refused where the library has no kernel for the call, which it only says when called: in a capture."""
         said: list[int] = []
 
         def call() -> int:
@@ -114,18 +114,18 @@ class GemmPlan(Plan):
             raise Refused(f"{self._function.__name__} says {self._function.error(said[-1])}")
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        """Copy C where there is one, and call cuBLAS for each outer index of the batch."""
+        """Copy C to D where they differ, and call cuBLAS for each outer index of the batch."""
         operands: Any = arguments[:ALPHA]  # addresses are ints
         if operands[C] != operands[OUT]:
             for copy in self._copies:
                 copy.enqueue(operands)
         self._say(arguments[ALPHA:FIRST_FACTOR])
         if status := self._multiply(operands):
-            self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+            self._executor.stream.done()  # raises DeviceFault if the device is lost
             raise self._function.error(status)
 
     def _multiply(self, operands: Any) -> int:
-        """Call the library for each outer index of the batch; gives the first status that is not 0."""
+        """Call the library for each outer index of the batch; returns the first status that is not 0."""
         a, b = (B, A) if self._lowered.exchanged else (A, B)
         zeros = self._executor.zeros(self._zero_bytes()) if self._lowered.empty_k else 0
         for offsets in self._lowered.offsets:
@@ -137,17 +137,17 @@ class GemmPlan(Plan):
         return 0
 
     def _say(self, numbers: tuple[Argument, ...]) -> None:
-        """Put alpha and beta where the call reads them."""
+        """Set alpha and beta where the call reads them."""
         _, beta = numbers
         if self._lowered.problem.device_scalars or (self._sums_apart and beta == 1):
-            # Asked for again at each call: the numbers' memory may be another one by now.
+            # Set again in each call: the memory of the numbers may have changed.
             self._in_memory, self._said = True, ()
             for slot, number in zip(self._scalars, numbers, strict=True):
                 slot.value = (
                     number if type(number) is int and self._lowered.problem.device_scalars else self._at(number)
                 )
         elif numbers != self._said:
-            self._in_memory, self._said = False, ()  # as an interrupt may come in between
+            self._in_memory, self._said = False, ()  # unknown until both are set: an interrupt may come in between
             for slot, held, number in zip(self._scalars, self._numbers, numbers, strict=True):
                 held.set(number)
                 slot.value = held.address.value
@@ -170,12 +170,12 @@ class GemmPlan(Plan):
             cublas.cublasSetMathMode(handle, MATH)
 
     def _zero_bytes(self) -> int:
-        """Those of the zeros that stand for A and B with a k of 0."""
+        """The size of the zeros that replace A and B where k is 0."""
         problem = self._lowered.problem
         return max(matrix.rows * matrix.cols for matrix in (problem.a, problem.b)) * WIDEST
 
 
 def _matrix(matrix: LtMatrix, place: Place, dtype: Dtype) -> Matrix:
-    """A matrix as copies take it."""
+    """A matrix in the form that Copy takes."""
     place = place._replace(step=matrix.batch_stride * dtype.itemsize)
     return Matrix(place, dtype, matrix.rows, matrix.cols, 1, matrix.ld)

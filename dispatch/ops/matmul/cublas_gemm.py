@@ -1,4 +1,4 @@
-"""How cuBLAS carries out a matmul request: calls one by one, or one by pointers for a batch without a single step."""
+"""The choice between cuBLAS's plans of a matmul request: strided calls, or one call with arrays of pointers."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
     if len(lowered.offsets) > 1:
         sizes = (request.a.dtype.itemsize, request.b.dtype.itemsize, request.d_dtype.itemsize)
         if suits(lowered, compute, sizes):
-            with suppress(Refused):  # then the calls one by one may be what the library has
+            with suppress(Refused):  # the library may still have a kernel for single calls
                 return _asked(PointerGemmPlan(executor, row, lowered, scale, sizes), request)
     return _asked(GemmPlan(executor, row, lowered, scale), request)
 
 
 def _asked(made: GemmPlan, request: MatmulRequest) -> GemmPlan:
-    """A plan that adds the request's C, once the library has said that it has a kernel."""
+    """The plan, with the copy of a separate C; Refused where the library has no kernel for it."""
     if request.c is not None and request.has_beta and not request.c_is_out:
         made.add_c(request.d_dtype)
     made.ask()

@@ -1,8 +1,8 @@
-"""A matmul request carried out by one `cublasGemmBatchedEx`, where a batch has no single step: by arrays of pointers.
+"""The plan of a matmul request with one `cublasGemmBatchedEx`, for a batch that no single stride describes.
 
-Batches that are broadcast over several axes, or whose axes lie apart otherwise than one behind another, are a call for
-each outer index to `cublasGemmStridedBatchedEx`. The arrays are made on the device from the operands' addresses, so
-that the plan holds at any. Follows https://docs.nvidia.com/cuda/cublas/#cublasgemmbatchedex.
+Batches that are broadcast over several axes, or whose axes do not merge to one, would otherwise take one call of
+`cublasGemmStridedBatchedEx` for each outer index. The arrays of pointers are computed on the device from the operands'
+addresses, so that the plan works at any addresses. Follows https://docs.nvidia.com/cuda/cublas/#cublasgemmbatchedex.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 __all__ = ["PointerGemmPlan", "suits"]
 
-FEWEST_CALLS = 5  # of one outer index each; three kernels make the arrays: fewer calls are left as they are
-MOST_PRODUCTS = 1 << 16  # of whose addresses a plan keeps the offsets
-WIDE = 4  # bytes of elements that the library reads one by one
-ALIGNED = 16  # bytes, at multiples of which NVIDIA wants pointers where tensor cores are used
+FEWEST_CALLS = 5  # fewer strided calls are faster: three kernels fill the arrays of pointers
+MOST_PRODUCTS = 1 << 16  # in a batch: a plan keeps an offset for each
+WIDE = 4  # bytes; the library reads elements of this size and larger one by one
+ALIGNED = 16  # bytes; the alignment of pointers that NVIDIA requires where tensor cores are used
 PLAIN = (Compute.COMPUTE_32F, Compute.COMPUTE_64F)
 FAST = (Compute.COMPUTE_32F_FAST_TF32, Compute.COMPUTE_32F_FAST_16BF, Compute.COMPUTE_32F_FAST_16F)
 
 
 def suits(lowered: Lowered, compute: Compute, sizes: tuple[int, int, int]) -> bool:
-    """Whether products are enough, and few enough, to be one call by pointers, which lie as the library wants them.
+    """Whether to use one call with pointers: enough calls to save, few enough products, and aligned matrices.
 
-    `sizes` are the bytes of an element of A, B and D in cuBLAS's sense.
+    `sizes` are the bytes of an element of A, B and D.
     """
     problem, calls = lowered.problem, len(lowered.offsets)
     if lowered.empty_k or calls < FEWEST_CALLS or calls * problem.batch > MOST_PRODUCTS:
@@ -49,7 +49,7 @@ def suits(lowered: Lowered, compute: Compute, sizes: tuple[int, int, int]) -> bo
 
 
 class PointerGemmPlan(GemmPlan):
-    """One call for all products of a batch."""
+    """One call with arrays of pointers for all products of a batch."""
 
     __slots__ = ("_lists", "_sizes")
 
@@ -84,11 +84,11 @@ class PointerGemmPlan(GemmPlan):
         )
 
     def _offsets(self, place: int, step: int) -> list[int]:
-        """How many bytes behind an operand's address each product's matrix is."""
+        """The byte offset of each product's matrix from an operand's address."""
         inner = range(self._lowered.problem.batch)
         return [offsets[place] + number * step for offsets in self._lowered.offsets for number in inner]
 
     def _multiply(self, operands: Any) -> int:
         for one in self._lists:
             one.enqueue(operands)
-        return self._enqueue_call((operands[A], operands[B], operands[OUT]))  # which this call does not read
+        return self._enqueue_call((operands[A], operands[B], operands[OUT]))  # this call reads the arrays instead

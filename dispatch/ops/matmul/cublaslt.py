@@ -1,7 +1,7 @@
-"""A matmul request carried out by `cublasLtMatmul`: descriptors, algorithm, one call for each outer batch index.
+"""The plan of a matmul request with `cublasLtMatmul`: descriptors, algorithm, one call for each outer batch index.
 
-The table's GPU rows end here, by `plan`. `lower.py` has already said everything in cuBLASLt's
-terms; here the terms become descriptors. Follows https://docs.nvidia.com/cuda/cublas/#using-the-cublaslt-api.
+`plan` serves the table's rows of cuBLASLt. `lower.py` translates a request to a problem of cuBLASLt; here the problem
+becomes descriptors. Follows https://docs.nvidia.com/cuda/cublas/#using-the-cublaslt-api.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 __all__ = ["CublasLtPlan", "NotFused", "plan", "workspace_limit"]
 
-CANDIDATES = 32  # that autotune asks the heuristic for
-ALGO = 12  # its place among the arguments of cublasLtMatmul
-FEW = 8  # that are looked at for one that does the epilogue in time
-SOMEWHERE = 1 << 32  # an address as good as any: of operands that nothing reads
+CANDIDATES = 32  # algorithms that autotune asks the heuristic for
+ALGO = 12  # index of the algorithm among the arguments of cublasLtMatmul
+FEW = 8  # algorithms searched for one that applies the epilogue before it rounds
+SOMEWHERE = 1 << 32  # a placeholder address, for calls that are captured and never run
 HINT = "reduced_precision=True takes one that rounds twice"
 
 CTYPES: dict[str, Any] = {
@@ -56,9 +56,9 @@ CTYPES: dict[str, Any] = {
 
 
 def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """Bind a request to an executor: lower it, describe it, choose the algorithm; Refused with cuBLASLt's reason.
+    """Bind a request to an executor: lower it, make descriptors, choose the algorithm; Refused with cuBLASLt's reason.
 
-    NotFused where exact.py may have a plan: who binds the row asks there.
+    Raises NotFused where exact.py may have a plan; `cublaslt_matmul` then asks it.
     """
     if 0 in request.shape:
         return EmptyPlan(request, executor, row)
@@ -90,14 +90,14 @@ def _bare_matmul() -> Any:
 
 
 class NotFused(Refused):
-    """No algorithm does the epilogue in the compute type."""
+    """No algorithm applies the epilogue in the compute type, before it rounds to D's dtype."""
 
 
 def c_at(problem: Problem) -> int | None:
-    """Which operand's address is C's to the library: C's where it is added, and none where nothing reads it.
+    """Index of the argument whose address the library gets as C: C where it is added; None where nothing reads it.
 
-    Of a beta in device memory the library does not know that it is 0, and refuses a null pointer. D is given then,
-    which lies as C is described; but where the two differ in dtype the library refuses one address for both.
+    A beta in device memory may be 0, but the library cannot know and refuses a null pointer for C. It gets D's address
+    then, as D has the layout that C is described with; where their dtypes differ, it refuses one address for both.
     """
     if problem.adds_c:
         return C
@@ -107,13 +107,13 @@ def c_at(problem: Problem) -> int | None:
 
 
 class CublasLtPlan(Plan):
-    """One `cublasLtMatmul` with everything but the addresses and the numbers filled in."""
+    """One `cublasLtMatmul` with all arguments prepared but the addresses and the numbers."""
 
     __slots__ = (
         *("_alpha", "_beta", "_c_at", "_calls", "_descriptors", "_executor", "_is_hidden", "_limit", "_may_accumulate"),
         *("_numbers", "_pages", "_pointed", "_quick", "_scalars", "_scale", "_vectors", "lowered"),
     )
-    _is_alone: ClassVar[bool] = True  # nothing of a subclass comes before the call, or behind it
+    _is_alone: ClassVar[bool] = True  # False in a subclass that enqueues more than the library's call
 
     def __init__(
         self,
@@ -134,20 +134,21 @@ class CublasLtPlan(Plan):
         number = ctypes.c_void_p if problem.device_scalars else CTYPES[scale.name]
         self._alpha, self._beta = number(), number()
         self._numbers: tuple[Argument, ...] = ()
-        self._pages: Any = None  # of the executor, where the numbers were found; None where they are given by value
+        self._pages: Any = None  # the executor's pages that the numbers are on; None where they are given by value
         self._scalars: tuple[Any, ...] = (self._alpha, self._beta)  # as the library gets them
         if not problem.device_scalars:
             self._scalars = tuple(ctypes.c_void_p(ctypes.addressof(x)) for x in self._scalars)
         self._may_accumulate = problem.adds_c and not problem.device_scalars and must_not_accumulate(problem)
-        self._is_hidden: bool | None = False  # None where nobody knows
+        self._is_hidden: bool | None = False  # whether alpha and beta are on the device; None after an interrupt
         self._c_at = c_at(problem)
         result = self._choose()
         self._use(self._bind(result.algo, result.workspaceSize))
 
     def _use(self, calls: tuple[Callable[[], int], tuple[ctypes.c_void_p, ...]]) -> None:
-        """Have this call be the plan's; `_quick` where the addresses of A, B and D are all that changes of it.
+        """Make this call the plan's, and set `_quick` if only the addresses of A, B and D change from call to call.
 
-        In a call that is not learnt yet each 0.1 us shows: with the library's own part it is to cost what torch's does.
+        In a call that is not launched as a graph yet each 0.1 us shows: with the library's own time it should cost what
+        torch's call does.
         """
         self._calls, self._quick = calls, None
         lowered = self.lowered
@@ -159,24 +160,24 @@ class CublasLtPlan(Plan):
         self._quick = call, ((b, a, d) if lowered.exchanged else (a, b, d))
 
     def _described(self, problem: Problem, like: Descriptors | None = None) -> Descriptors:
-        """The descriptors of a problem, as the heuristic wants them; `like` as Descriptors has it."""
+        """The descriptors of a problem, as the heuristic needs them; see Descriptors for `like`."""
         descriptors = Descriptors(problem, like)
         if self._vectors:
-            # It asks which pointers are set, and of bias and aux how they are aligned, but not where they are.
+            # The heuristic looks at which pointers are set and at the alignment of bias and aux, not at addresses.
             alignments = {BIAS: problem.bias_alignment, BGRAD: problem.bias_alignment, AUX: problem.aux_alignment}
             for attribute, index, _ in self._vectors:
                 descriptors.point(attribute, alignments.get(index, 256))
         return descriptors
 
     def _choose(self) -> lt.cublasLtMatmulHeuristicResult_t:
-        """The heuristic's first algorithm; where D must not be rounded too early, the first that does not do so.
+        """The heuristic's first algorithm; where D must not be rounded early, the first that does not do so.
 
-        That of rounded extents comes first, where the library takes it for these.
+        The algorithm that the heuristic has for rounded extents is tried first, if the library accepts it for these.
         """
         handle, problem = handle_of(self._executor), self.lowered.problem
         known = suggestion(self._executor, problem, self._limit, self._suggested)
         first = None if known is None else self._checked(known)
-        seen = first is None  # of those that the heuristic has for this problem
+        seen = first is None  # whether `first` is the heuristic's own first for this problem
         if first is None:
             (first,) = heuristic(handle, self._descriptors, problem, self._limit)
         if not must_fuse(problem) or self._fuses(first):
@@ -197,7 +198,7 @@ class CublasLtPlan(Plan):
         return first.algo
 
     def _fuses(self, result: lt.cublasLtMatmulHeuristicResult_t) -> bool:
-        """Whether an algorithm does the epilogue before it rounds to the dtype of D: by what it would launch."""
+        """Whether an algorithm applies the epilogue before it rounds to D's dtype, by the kernels that it launches."""
         call, (a, b, c, d) = self._bind(result.algo, result.workspaceSize)
         a.value = b.value = d.value = SOMEWHERE
         c.value = 2 * SOMEWHERE if self.lowered.problem.adds_c else None
@@ -207,20 +208,20 @@ class CublasLtPlan(Plan):
         return fuses(kernels(self._executor, call))
 
     def resized(self, problem: Problem) -> CublasLtPlan:
-        """The plan of a problem that differs from this one's in nothing but extents, steps and alignments."""
-        # What later calls set in the descriptor of the operation is each plan's own.
+        """The plan of a problem that differs from this one's only in extents, strides and alignments."""
+        # Plans share the operation's descriptor only if no later call sets anything in it.
         is_fixed = not self._vectors and not problem.adds_c
         return CublasLtPlan(*self.parts(problem), self._descriptors if is_fixed else None)
 
     def parts(self, problem: Problem) -> tuple[CudaExecutor, Row, Lowered, Sequence[Vector], Dtype, int]:
-        """What makes the plan of such a problem."""
+        """The arguments of the constructor for such a problem."""
         lowered = Lowered(problem, *self.lowered[1:])
         return self._executor, self.row, lowered, self._vectors, self._scale, self._limit
 
     def _bind(
         self, algo: lt.cublasLtMatmulAlgo_t, workspace_bytes: int
     ) -> tuple[Callable[[], int], tuple[ctypes.c_void_p, ...]]:
-        """The call with prebuilt arguments, and those of them that change: A, B, C, D in cuBLASLt's sense."""
+        """The call with prebuilt arguments, and the arguments that change: cuBLASLt's A, B, C and D."""
         executor, layouts = self._executor, self._descriptors.layouts
         a, b, c, d = (ctypes.c_void_p() for _ in range(4))
         alpha, beta = self._scalars
@@ -241,7 +242,7 @@ class CublasLtPlan(Plan):
                 self._failed(status)
             return
         if numbers != self._numbers or (self._pages is not None and self._pages is not self._executor._pages):
-            self._numbers = ()  # one of them may be refused, with the other in place
+            self._numbers = ()  # invalid until both are set: setting the second may raise
             if type(self._alpha) is ctypes.c_void_p:
                 self._pages = self._executor._pages
             for scalar, number in zip((self._alpha, self._beta), numbers, strict=True):
@@ -270,23 +271,23 @@ class CublasLtPlan(Plan):
             a.value, b.value = operands[A], operands[B]
         d.value = operands[OUT]
         c.value = None
-        if self._c_at is not None:  # without a C in another dtype than D's: zeros
+        if self._c_at is not None:  # zeros where there is no C and its dtype differs from D's
             c.value = operands[self._c_at] or self._executor.zeros(self._zero_bytes())
         if status := call():
             self._failed(status)
 
     def _failed(self, status: int) -> NoReturn:
-        self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
+        self._executor.stream.done()  # raises DeviceFault if the device is lost
         raise lt.cublasLtMatmul.error(status)
 
     def _hide(self, in_place: bool) -> None:
-        """Give alpha and beta on the device where C is D and beta is 1.
+        """Pass alpha and beta in device memory where C is D and beta is 1, so that cuBLASLt cannot see the 1.
 
-        Of a 1 that it sees, cuBLASLt makes an addition in memory (its kernels `badd`), of a product that it has rounded
-        to the dtype of D: with much of D taken away by it, 8 times the error. It does not where it cannot know.
+        Where it sees a beta of 1, cuBLASLt may round the product to D's dtype and then add it to D in memory (its
+        kernels `badd`): 8 times the error where the sum cancels much of D.
         """
         hidden = in_place and self._numbers[1] == 1 and self._takes_device_scalars()
-        was, self._is_hidden = self._is_hidden, None  # until all is in place: an interrupt may come in between
+        was, self._is_hidden = self._is_hidden, None  # unknown until all is set: an interrupt may come in between
         if hidden:
             for place, number in zip(self._scalars, self._numbers, strict=True):
                 place.value = self._executor.scalar(float(number.real), self._scale)
@@ -302,7 +303,7 @@ class CublasLtPlan(Plan):
         self._is_hidden = hidden
 
     def _takes_device_scalars(self) -> bool:
-        """Whether the algorithm reads alpha and beta on the device; those that do not are old, and add in f32."""
+        """Whether the algorithm can read alpha and beta on the device; those that cannot are old, and add in f32."""
         mask, size = ctypes.c_uint32(), ctypes.c_size_t()
         algo: Any = self._calls[0].args[ALGO]._obj  # type: ignore[attr-defined]  # of the partial that `_bind` made
         cap = lt.cublasLtMatmulAlgoCapAttributes_t.CUBLASLT_ALGO_CAP_POINTER_MODE_MASK
@@ -324,13 +325,13 @@ class CublasLtPlan(Plan):
             scalar.value = value
 
     def _point(self, arguments: tuple[Argument, ...], offsets: tuple[int, ...]) -> None:
-        """Set the pointers that live in the operation descriptor, unless they are there already."""
+        """Set the pointers that the operation's descriptor holds, unless they are set already."""
         wanted = tuple(
             self._address(arguments[index], offsets[index] if index < OUT else 0, is_number)
             for _, index, is_number in self._vectors
         )
         if wanted != self._pointed:
-            self._pointed = ()  # as an interrupt may come in between
+            self._pointed = ()  # unknown until all are set: an interrupt may come in between
             for (attribute, _, _), address in zip(self._vectors, wanted, strict=True):
                 self._descriptors.point(attribute, address)
             self._pointed = wanted
@@ -341,16 +342,16 @@ class CublasLtPlan(Plan):
         return int(argument.real) + offset
 
     def _zero_bytes(self) -> int:
-        """Those of the zeros that stand for A and B with a k of 0, or for C: its lines are dense then."""
+        """The size of the zeros that replace A and B where k is 0, or C, whose lines are dense then."""
         problem = self.lowered.problem
         return (
             max(m.rows * m.cols * problem.batch for m in (problem.a, problem.b, problem.c)) * 16
         )  # the widest element
 
     def tune(self, request: MatmulRequest) -> None:
-        """Take the fastest of the heuristic's candidates, from the cache on disk or by timing them now."""
+        """Use the fastest of the heuristic's candidates, from the cache on disk or by timing them now."""
         problem, executor, limit = self.lowered.problem, self._executor, self._limit
-        # Of less workspace it is an outcome of its own: what is fastest without it is not what is fastest with it.
+        # A smaller workspace is part of the name: which algorithm is fastest depends on it.
         name = problem.as_key() + ("" if limit == executor.workspace.nbytes else f" in {limit} bytes")
         known = executor.algorithms("cublasLt").get("matmul", name)
         if known is not None and self._take(known):
@@ -359,7 +360,7 @@ class CublasLtPlan(Plan):
         results = heuristic(handle_of(executor), self._descriptors, problem, limit, CANDIDATES)
         found = {bytes(result.algo): result for result in results}
         for terms, workspace in modest(problem, limit):
-            with suppress(Refused):  # nothing that makes do with less: there are the others
+            with suppress(Refused):  # no algorithm needs so little; the other candidates remain
                 for result in heuristic(handle_of(executor), self._descriptors, terms, workspace, CANDIDATES // 4):
                     found.setdefault(bytes(result.algo), result)
         results = list(found.values())
@@ -377,7 +378,7 @@ class CublasLtPlan(Plan):
         executor.algorithms("cublasLt").put("matmul", name, taken)
 
     def _take(self, known: Algorithm) -> bool:
-        """Take an algorithm from the cache on disk, if the library agrees that it fits this problem."""
+        """Use an algorithm from the cache on disk, if the library accepts it for this problem."""
         if len(known.blob) != ctypes.sizeof(lt.cublasLtMatmulAlgo_t) or known.workspace > self._limit:
             return False
         result = self._checked(lt.cublasLtMatmulAlgo_t.from_buffer_copy(known.blob))
@@ -389,7 +390,7 @@ class CublasLtPlan(Plan):
         return True
 
     def _checked(self, algo: lt.cublasLtMatmulAlgo_t) -> lt.cublasLtMatmulHeuristicResult_t | None:
-        """An algorithm with the workspace that it takes here; None where the library does not take it for this."""
+        """An algorithm with the workspace that it needs for this problem; None where the library does not accept it."""
         result = lt.cublasLtMatmulHeuristicResult_t()
         a, b, c, d = (self._descriptors.layouts[name] for name in "abcd")
         check = lt.cublasLtMatmulAlgoCheck.unchecked

@@ -1,7 +1,7 @@
-"""A product carried out by a CUTLASS kernel: its spec, its parameters, and what goes before and behind it.
+"""The plan of a product with a CUTLASS kernel for sm_90a: the kernel's spec, parameters, staging and reductions.
 
-The table's GPU rows end here, by `plan`. Everything but addresses and numbers is done when a plan is made; a run writes
-the parameters on the host and launches.
+`plan` serves the table's rows of CUTLASS for Hopper. Everything but addresses and numbers is prepared when a plan is
+made; a run writes the parameters on the host and launches.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 __all__ = ["CutlassPlan", "chosen", "compiled", "fixed_words", "plan", "spec_of", "staged"]
 
-BYTES_K = 128  # of a tile along k: a line of the swizzle
+BYTES_K = 128  # bytes of a tile along k: one line of the 128-byte swizzle
 
 
 def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """Bind a request to an executor: choose the kernel, compile or load it, learn its parameters."""
+    """Bind a request to an executor: choose the kernel, compile or load it, prepare its parameters."""
     return CutlassPlan(request, executor, row, chosen(request.form, executor))
 
 
 def chosen(form: TreeForm, executor: CudaExecutor) -> Config:
-    """The configuration of a request: its own, or the one that suits its extents."""
+    """The configuration of a request: the given one, or the one that suits its extents."""
     return choose(form.m, form.n, form.k, form.batches, multiprocessors(executor), form.config)
 
 
@@ -56,8 +56,8 @@ def compiled(form: TreeForm, row: Row, config: Config) -> tuple[Source, str, Fut
 
 
 def spec_of(form: TreeForm, arch: Arch, config: Config) -> GemmSpec:
-    """The kernel of a form."""
-    # Outputs that are made for the request have rows.
+    """The spec of the kernel for a form."""
+    # Outputs that are allocated for the request are row-major.
     orders = [order_of(t) if t is not None else "row" for t in (form.a, form.b, form.c, form.out)]
     return GemmSpec(
         arch=arch,
@@ -78,7 +78,7 @@ def spec_of(form: TreeForm, arch: Arch, config: Config) -> GemmSpec:
 
 
 def operands_of(form: TreeForm) -> dict[str, Operand]:
-    """What each operand that the tree names is, for its visitor."""
+    """Kind, dtype and order of each operand that the tree names, for its visitor."""
     found = {}
     for name, kind in form.kinds.items():
         given = form.given.get(name)
@@ -93,7 +93,7 @@ def operands_of(form: TreeForm) -> dict[str, Operand]:
 
 
 class CutlassPlan(TreePlan):
-    """One kernel for one set of layouts."""
+    """The launch of one kernel for one set of layouts."""
 
     __slots__ = ("config", "kernel", "spec")
 
@@ -118,13 +118,13 @@ class CutlassPlan(TreePlan):
 
 
 def staged(form: TreeForm, executor: CudaExecutor) -> Staged:
-    """The memory that the kernel writes for those matrices which the request gives and a tensor map would overrun."""
+    """Staging memory for those given outputs that the kernel's tensor map would write beyond."""
     given = {"out": form.out} | {name: form.given.get(name) for name, kind in form.kinds.items() if kind == "store"}
     return Staged(executor, {name: Lines.of(x, order_of(x)) for name, x in given.items() if isinstance(x, Tensor)})
 
 
 def fixed_words(form: TreeForm, processors: int) -> dict[str, int]:
-    """The words that do not change from run to run; 1 stands for an address that is there."""
+    """The parameter words that are the same in every run; 1 stands for an address that is given."""
     values = {
         "m": form.m,
         "n": form.n,

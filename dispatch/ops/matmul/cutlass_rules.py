@@ -1,6 +1,6 @@
-"""What a CUTLASS row of matmul asks of a request beyond its columns: what tensor maps and tensor cores step through.
+"""What a CUTLASS row of matmul requires of a request beyond its columns: layouts that tensor maps and cores can read.
 
-Each rule gives the reason in the words "needs …, has …", or "" where the request is fine.
+Each rule returns the reason for a refusal in the words "needs …, has …", or "" where it is met.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def k_dense(request: MatmulRequest) -> str:
-    """Hopper's tensor cores read operands that are not of 16 bits along k only."""
+    """Operands that are not 16 bits wide are dense along k: Hopper's tensor cores read them in no other order."""
     wrong = []
     if order_of(request.a) != "row":
         wrong.append(f"a row-major (k dense): {along_k(request, 'a')}")
@@ -43,23 +43,23 @@ def k_dense(request: MatmulRequest) -> str:
 
 
 def by_16_bytes(request: MatmulRequest) -> str:
-    """Tensor maps: matrices start at a multiple of 16 bytes, and so does each of their lines."""
+    """Matrices start at a multiple of 16 bytes, and so does each of their lines, as tensor maps require."""
     form = request.form
     matrices = {"a": form.a, "b": form.b, "c": form.c, "out": form.out}
     for name, kind in form.kinds.items():
         operand = form.given.get(name)
         if kind in ("load", "store"):
-            matrices[name] = operand  # type: ignore[assignment]  # the request has seen to it that it is a tensor
+            matrices[name] = operand  # type: ignore[assignment]  # the request has checked that it is a tensor
     wrong = [
         reason for name, tensor in matrices.items() if tensor is not None and (reason := lines_by_16(name, tensor))
     ]
-    if not form.treed and form.out is None and form.n * form.d_dtype.bits % 128:  # D will be dense
+    if not form.treed and form.out is None and form.n * form.d_dtype.bits % 128:  # D will be allocated dense
         wrong.append(f"out with lines at multiples of 16 bytes, or library='cutlass', has {form.n} columns")
     return f"needs {' and '.join(wrong)}" if wrong else ""
 
 
 def by_4_bytes(request: MatmulRequest) -> str:
-    """Multistage kernels copy at least 4 bytes at a time, and write rows."""
+    """Multistage kernels copy at least 4 bytes at a time, and read C and write D in rows."""
     wrong = []
     for name, tensor in (("a", request.a), ("b", request.b)):
         if not dense_line(tensor):
@@ -83,7 +83,7 @@ def buildable(request: MatmulRequest) -> str:
 
 
 def dense_vectors(request: MatmulRequest) -> str:
-    """Vectors are read and reduced element after element, and a reduction's memory is filled at once."""
+    """Vectors are dense, and so is the memory of a reduction, which is filled by one memset."""
     wrong = []
     for name, kind in request.form.kinds.items():
         given = request.form.given.get(name)
@@ -96,35 +96,35 @@ def dense_vectors(request: MatmulRequest) -> str:
 
 
 def linear(request: MatmulRequest) -> str:
-    """Multistage kernels scale and add."""
+    """The epilogue is alpha · A · B + beta · C: multistage kernels have no other."""
     if not request.form.is_linear:
         return f"needs no epilogue but alpha, beta and c, has {request.form.tree}"
     return f"needs no config, has {request.config}" if request.config is not None else ""
 
 
 def one_batch_axis(request: MatmulRequest) -> str:
-    """A tensor map has one axis for the batch, and each batch of an output its own memory."""
+    """At most one batch axis: a tensor map has one axis for the batch."""
     if len(request.batch) > 1:
         return f"needs one batch axis at most, has {len(request.batch)}: reshape them to one"
     return ""
 
 
 def some_elements(request: MatmulRequest) -> str:
-    """Nothing is launched for nothing."""
+    """No extent is 0."""
     return "" if request.k and all(request.shape) else f"needs extents of 1 or more, has {(*request.shape, request.k)}"
 
 
 def whole_numbers(request: MatmulRequest) -> str:
-    """An i32 D is computed in integers, its scalars too."""
+    """Scalars of an i32 D are whole numbers of 32 bits: it is computed in integers."""
     wrong = ", ".join(f"{name} {request.form.given[name]}" for name in request.form.not_whole)
     return f"needs whole numbers of 32 bits for an i32 D, has {wrong}" if wrong else ""
 
 
 def no_limit(request: MatmulRequest) -> str:
-    """A kernel takes the workspace that it is made for."""
+    """No workspace limit is given: a kernel needs the workspace that it was made for."""
     return "" if request.workspace is None else f"needs no limit of workspace, has {request.workspace}"
 
 
 def no_fast_accum(request: MatmulRequest) -> str:
-    """Fast accumulation is a choice of fp8 products."""
+    """Fast accumulation is offered only for fp8 products."""
     return "needs fast_accum=False, has True" if request.fast_accum else ""

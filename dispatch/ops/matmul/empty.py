@@ -1,4 +1,4 @@
-"""The plan of a product without elements, which no library is called for."""
+"""The plan of a product without elements, for which no library is called."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["EmptyPlan"]
 
 
 class EmptyPlan(Plan):
-    """A product without elements: nothing is launched; a bias gradient over no rows and a largest of none are zero."""
+    """A product without elements: no kernel is launched; the bias gradient and amax, if any, are set to zero."""
 
     __slots__ = ("_target", "_zeroed")
     is_bare = True
@@ -48,7 +48,7 @@ class EmptyPlan(Plan):
 
 
 def _lines(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Dtype) -> Iterator[tuple[int, int]]:
-    """Where each line of a tensor with a dense last axis begins, and its size, in bytes."""
+    """The offset and size, in bytes, of each line of a tensor with a dense last axis."""
     if 0 not in shape:
         for index in product(*map(range, shape[:-1])):
             start = sum(i * step for i, step in zip(index, strides, strict=False))

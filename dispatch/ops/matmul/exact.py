@@ -1,9 +1,9 @@
-"""Epilogues that cuBLASLt does not do precisely: its product in the compute type, then kernels of this library.
+"""Epilogues that cuBLASLt computes imprecisely: its product in the compute type, then kernels of our own.
 
-Two kinds of requests end here, unless they ask for reduced precision. GELU in f64, by rows of its own: the library's is
-far less precise than f64; there the kernels work in D's own memory. And products with a D of 16 bits that every
-algorithm offered would round before bias, GELU or its gradient (see launched.py); there they read f32 from scratch
-memory. All runs on the executor's stream and is captured with it.
+Two kinds of requests take this path, unless they ask for reduced precision. First, GELU in f64, which has rows of its
+own, because cuBLASLt's GELU is far less precise than f64; the kernels work in D's own memory. Second, products with a
+16-bit D that every offered algorithm would round before bias, GELU or its gradient (see launched.py); the kernels read
+f32 from scratch memory. Everything runs on the executor's stream and can be captured.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ACTIVATIONS = {"": 0, "relu": 1, "gelu": 2}
 
 
 def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """Bind a request of f64 with a GELU; Refused where NVRTC is missing, or knows no such GPU."""
+    """Bind an f64 request with GELU; Refused where NVRTC is missing, or does not know the GPU."""
     if 0 in request.shape:
         return EmptyPlan(request, executor, row)
     lowered = lower(request, row.compute or Compute.COMPUTE_64F)
@@ -53,7 +53,7 @@ def _tuned(request: MatmulRequest, made: ExactPlan) -> ExactPlan:
 
 
 def behind(request: MatmulRequest, executor: CudaExecutor, row: Row, refusal: Refused) -> ExactPlan:
-    """Bind a request with a D of 16 bits whose epilogue no algorithm fuses; the refusal where there is no kernel."""
+    """Bind a request with a 16-bit D whose epilogue no algorithm fuses; raises `refusal` where we have no kernel."""
     lowered = lower(request, row.compute or Compute.COMPUTE_32F)
     problem = lowered.problem
     stored = {
@@ -77,7 +77,7 @@ def _plan(request: MatmulRequest, executor: CudaExecutor, row: Row, lowered: Low
 
 
 def product_of(problem: Problem, epilogue: Epilogue) -> Problem:
-    """What is left to cuBLASLt: in f64 all but the activation, else the product alone, dense and in f32."""
+    """The part of a problem that cuBLASLt does: in f64 all but the activation, else the product only, dense, in f32."""
     fields: dict[str, Any] = {"epilogue": int(Epilogue.NONE), "aux_dtype": -1, "aux_ld": 0, "aux_stride": 0}
     if problem.d.dtype == F64.cuda and epilogue.adds_bias:
         return problem._replace(**fields | {"epilogue": int(Epilogue.BIAS)})
@@ -90,13 +90,13 @@ def product_of(problem: Problem, epilogue: Epilogue) -> Problem:
 
 
 class ExactPlan(CublasLtPlan):
-    """One `cublasLtMatmul`, and the kernels behind it that make D of its product."""
+    """One `cublasLtMatmul`, followed by the kernels that compute D from its product."""
 
     __slots__ = ("_dtype", "_epilogue", "_functions", "_launches", "_scratch", "_work")
     _is_alone = False
 
     def follow(self, epilogue: Epilogue, whole: Problem, dtype: Dtype, found: Functions) -> None:
-        """Run the kernels of this epilogue behind each product; `whole` says where D, C, aux and bgrad lie."""
+        """Run the kernels of this epilogue after each product; `whole` is the full problem: D, C, aux and bgrad."""
         self._epilogue, self._dtype, self._functions = epilogue, dtype, found
         self._scratch: Storage | None = None
         self._work = work_of(epilogue, whole, self.lowered.problem)
@@ -127,7 +127,8 @@ class ExactPlan(CublasLtPlan):
         work.d.at = operands[OUT]
         if self._scratch is not None:
             if self._scratch.owner is not self._executor.stream:
-                # Made while the caller captured the executor's stream, on another one, which was waited for since.
+                # The scratch memory was allocated on another stream, while the caller captured the executor's; the
+                # executor's stream has waited for it since.
                 self._scratch.owner = self._scratch.writer = self._executor.stream
             work.c.at, work.bias.at = operands[C] or None, operands[BIAS] or None
             given[OUT] = self._scratch.base
@@ -139,7 +140,7 @@ class ExactPlan(CublasLtPlan):
 
 
 def work_of(epilogue: Epilogue, whole: Problem, product: Problem) -> Work:
-    """The kernels' parameter for a problem as `lower` gives it, and what is left of it; its addresses are to be set."""
+    """The kernels' parameter for the full problem and cuBLASLt's part of it; the addresses are set in each run."""
     return Work(
         product=Matrix(0, product.d.ld, product.d.batch_stride),
         d=Matrix(0, whole.d.ld, whole.d.batch_stride),
@@ -155,7 +156,7 @@ def work_of(epilogue: Epilogue, whole: Problem, product: Problem) -> Work:
 
 
 def launches(epilogue: Epilogue, work: Work, found: Functions, executor: CudaExecutor) -> list[Launch]:
-    """The kernels of an epilogue, in their order."""
+    """The kernels of an epilogue, in the order in which they run."""
     names = ["backward" if epilogue.is_gradient else "forward"]
     if epilogue.writes_aux and epilogue.activation == "relu":
         names.insert(0, "mask")

@@ -1,7 +1,7 @@
-"""Epilogues as kernels of this library: over products in the compute type, compiled by NVRTC.
+"""Epilogue kernels of our own: they read products in the compute type and are compiled by NVRTC.
 
-exact.py launches them behind `cublasLtMatmul` where the library itself would round too early, or approximates too
-roughly. A process compiles them at its first such plan, for the dtypes of that. This file knows no request.
+exact.py launches them after `cublasLtMatmul` where the library itself would round too early, or approximate too
+roughly. A process compiles them for its first plan with each dtype. This file knows no request.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CONSTANTS", "KERNELS", "NAMES", "Functions", "Launch", "Matrix", "Work", "cubin", "functions"]
 
-# T is the dtype of the sums, S that of D, C, bias, aux and bias gradients: Half, Brain or double. Matrices are
-# column-major, `step` from one of the batch to the next.
+# T is the dtype of the sums; S, that of D, C, bias, aux and bias gradients, is Half, Brain or double. Matrices are
+# column-major; `step` is the batch stride.
 KERNELS = r"""
 typedef long long Int;
 typedef SUM_TYPE T;
@@ -130,22 +130,22 @@ extern "C" __global__ void sum_columns(Work w)
 }
 """
 WARP, LINES = 32, 8
-CONSTANTS = {"INNER": repr(GELU_INNER), "CUBIC": repr(GELU_CUBIC), "WARP": WARP, "LINES": LINES}  # of the source
-TYPES = {F64: ("double", "double"), F16: ("float", "Half"), BF16: ("float", "Brain")}  # of sums, stored; by dtype of D
+CONSTANTS = {"INNER": repr(GELU_INNER), "CUBIC": repr(GELU_CUBIC), "WARP": WARP, "LINES": LINES}  # macros of KERNELS
+TYPES = {F64: ("double", "double"), F16: ("float", "Half"), BF16: ("float", "Brain")}  # T and S by dtype of D
 NAMES = ("forward", "mask", "backward", "sum_columns")
 THREADS = 256
-MOST_BLOCKS = 65535  # of a grid along y and z
+MOST_BLOCKS = 65535  # a grid's limit along y and z
 Functions = dict[str, int]
 
 
 class Matrix(ctypes.Structure):
-    """A matrix or vector in memory, as the kernels take it."""
+    """A matrix or vector: struct Matrix of KERNELS."""
 
     _fields_ = (("at", ctypes.c_void_p), ("ld", ctypes.c_int64), ("step", ctypes.c_int64))
 
 
 class Work(ctypes.Structure):
-    """The one parameter of every kernel; `beta` is read as the dtype of the sums, which `sums_in` says."""
+    """The only parameter of every kernel: struct Work of KERNELS. Kernels read `beta` in the dtype of the sums."""
 
     _fields_ = (
         *((name, Matrix) for name in ("product", "d", "c", "aux", "bias", "sums")),
@@ -161,7 +161,7 @@ class Work(ctypes.Structure):
 
 
 class Launch:
-    """One kernel over a Work, which may change from run to run but for its extents."""
+    """The launch of one kernel with a Work, whose fields but the extents may change from run to run."""
 
     def __init__(self, function: int, name: str, work: Work, executor: CudaExecutor) -> None:
         high, wide, block = min(work.batch, MOST_BLOCKS), min(work.columns, MOST_BLOCKS), (THREADS, 1, 1)
@@ -169,13 +169,13 @@ class Launch:
         if name == "sum_columns":
             wide, block = 1, (WARP, LINES, 1)
         grid = (-(-rows // block[0]), wide, high)
-        self.name, self._work = name, work  # which the parameters point to
+        self.name, self._work = name, work  # the parameters point to it: it must stay alive
         self._pointers = (ctypes.c_void_p * 1)(ctypes.addressof(work))
         fixed = (*grid, *block, 0, executor.target, self._pointers, None)
         self._launch = partial(_launch_function(), ctypes.c_void_p(function), *fixed)
 
     def __call__(self) -> int:
-        """Enqueue; gives the driver's status."""
+        """Enqueue the kernel; returns the driver's status."""
         status: int = self._launch()
         return status
 
@@ -185,12 +185,12 @@ def _launch_function() -> Any:
 
 
 _loaded: WeakKeyDictionary[CudaDevice, dict[Dtype, tuple[Any, Functions]]] = WeakKeyDictionary()
-_lock = threading.RLock()  # finalizers may come in between
+_lock = threading.RLock()  # reentrant: a finalizer may run while it is held
 anew(sys.modules[__name__], "_lock", threading.RLock)
 
 
 def functions(executor: CudaExecutor, dtype: Dtype) -> Functions:
-    """The kernels for a dtype of D on this device, loaded once for all plans; Refused where there is none."""
+    """The kernels for a dtype of D on this device, loaded once for all plans; Refused where they cannot be compiled."""
     with _lock:
         loaded = _loaded.setdefault(executor.device, {})
         if dtype not in loaded:

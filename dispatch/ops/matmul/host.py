@@ -1,7 +1,7 @@
-"""The host rows' matmul: the formulas of reference.py in the request's compute precision, rounded once on the way out.
+"""The plan of a matmul request on the host: the formulas of reference.py in the compute precision, rounded once.
 
-The table's host rows end here, by `plan`; the host's executor runs it. It reads operands where they lie, whatever
-their strides, and never touches a GPU.
+`plan` serves the table's host rows; the host's executor runs it. It reads operands in place, with any strides, and
+never uses a GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def to_bf16(values: Array) -> Array:
 
 
 def to_f16(values: Array) -> Array:
-    """To the nearest f16; beyond its range an infinity."""
+    """To the nearest f16; infinity beyond its range."""
     if values.dtype.kind == "c":
         return _by_parts(values, to_f16)
     return values.astype(np.float16).astype(values.dtype)
@@ -56,7 +56,7 @@ PRECISION = {
 
 
 class NumpyMatmul(Plan):
-    """A product on the host; it runs requests rather than addresses, for NumPy needs the layouts."""
+    """A product on the host. It runs requests, not addresses, because NumPy needs the layouts."""
 
     __slots__ = ("precision",)
 
@@ -65,25 +65,25 @@ class NumpyMatmul(Plan):
         self.precision = precision
 
     def run(self, request: MatmulRequest, outputs: Operands) -> None:
-        """Compute a request into its outputs; `outputs` holds those that the request left to be allocated."""
+        """Compute a request into its outputs; `outputs` holds those that were allocated for it."""
         results = evaluate(request, self.precision)
         for name, tensor in _targets(request, outputs):
             store(results[name], tensor)
 
 
 def plan(request: MatmulRequest, executor: Any, row: Row) -> NumpyMatmul:
-    """The plan of a request on the host, computed in its own compute type, or else in the row's."""
+    """The plan of a request on the host, in the request's compute type, else in the row's."""
     del executor  # NumPy needs no handle, no stream and no workspace
     return NumpyMatmul(PRECISION[member(request.compute) or row.compute or Compute.COMPUTE_32F], row)
 
 
 class NumpyTreePlan(Plan):
-    """A tree over NumPy's product in float32, as kernels of CUTLASS compute it, rounded once on the way out."""
+    """An epilogue tree over NumPy's product in float32, as CUTLASS's kernels compute it, rounded once at the end."""
 
     __slots__ = ()
 
     def run(self, request: MatmulRequest, outputs: Operands) -> None:
-        """Compute a request into its outputs and those made for it."""
+        """Compute a request into its outputs; `outputs` holds those that were allocated for it."""
         from dispatch.libraries.cutlass.arithmetic import rounded
 
         targets: dict[str, Any] = {"out": request.out, **request.form.given, **outputs}
@@ -107,7 +107,7 @@ def _targets(request: MatmulRequest, outputs: Operands) -> Iterator[tuple[str, T
 
 
 def store(values: Array, tensor: Tensor) -> None:
-    """Round values to a host tensor's dtype, to nearest even, into its memory; i32 wraps as its adders do."""
+    """Store values in a host tensor, rounded to nearest even in its dtype; i32 wraps around, as GPU adders do."""
     target = tensor.device.view(tensor)
     with np.errstate(all="ignore"):  # an overflow of f16 is an infinity
         target[...] = values.astype(target.dtype, copy=False).reshape(target.shape)

@@ -1,7 +1,7 @@
-"""From a row-major request to cuBLASLt's column-major problem: numbers only, so it is checked without a GPU.
+"""Translate a row-major request to cuBLASLt's column-major problem. It computes numbers only, so tests need no GPU.
 
-A row-major D (m, n) is a column-major Dᵀ (n, m) = Bᵀ · Aᵀ, so the request's B becomes cuBLASLt's A and the other way
-round; with them go their scales and BGRADA / BGRADB. Bias then runs along cuBLASLt's rows, as cuBLASLt wants it.
+A row-major D (m, n) is a column-major Dᵀ (n, m) = Bᵀ · Aᵀ. So the request's B becomes cuBLASLt's A and vice versa, and
+their scales and BGRADA / BGRADB are exchanged, too. The bias then runs along cuBLASLt's rows, as cuBLASLt requires.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 __all__ = ["Lowered", "begins", "lower"]
 
 EXCHANGED = {Epilogue.BGRADA: Epilogue.BGRADB, Epilogue.BGRADB: Epilogue.BGRADA}
-LD_PADDING = 16  # leading dimension given to an operand of one row, where any would do
+LD_PADDING = 16  # the leading dimension of an operand with one row is a multiple of this; any would be valid
 NO_OFFSETS = (0,) * 7
-NO_STRIDES = dict.fromkeys(("a", "b", "c", "bias", "aux", "bgrad", "d"), 0)  # from batch to batch, of one product
+NO_STRIDES = dict.fromkeys(("a", "b", "c", "bias", "aux", "bgrad", "d"), 0)  # batch strides of a single product
 Unallocated = dict[str, tuple[tuple[int, ...], tuple[int, ...], Dtype]]  # see Request.unallocated
-NO_K = 16  # with k = 0 both operands are replaced by this many columns of zeros, for cuBLASLt takes no empty sum
+NO_K = 16  # with k = 0 this many columns of zeros replace both operands, because cuBLASLt refuses an empty sum
 
 
 class Lowered(NamedTuple):
-    """A problem, and the byte offsets of (a, b, c, bias, aux, bgrad, out) at each call that the request takes.
+    """A problem, and the byte offsets of (a, b, c, bias, aux, bgrad, out) for each library call of the request.
 
-    `exchanged` says that the request's b is cuBLASLt's A; `empty_k` that both operands are to be NO_K columns of zeros.
+    `exchanged`: the request's b is cuBLASLt's A. `empty_k`: both operands are replaced by NO_K columns of zeros.
     """
 
     problem: Problem
@@ -45,7 +45,7 @@ class Lowered(NamedTuple):
 
 
 class _View(NamedTuple):
-    """One operand, its matrix stepped through column by column after the exchange, and its batch strides."""
+    """How one operand lies: `trans` for dense columns, the leading dimension, and the batch strides, in elements."""
 
     trans: bool
     ld: int
@@ -53,7 +53,7 @@ class _View(NamedTuple):
 
 
 def lower(request: MatmulRequest, compute: Compute) -> Lowered:
-    """The problem of a request with non-empty D; BadRequest for an order of D that an epilogue cannot follow."""
+    """The problem of a request whose D has elements; BadRequest for an order of D that its epilogue cannot have."""
     m, n, k = request.m, request.n, request.k
     a, b, c, d = views = _views(request)
     if request.c is not None and c.trans != d.trans:
@@ -77,7 +77,7 @@ def lower(request: MatmulRequest, compute: Compute) -> Lowered:
 
 
 def begins(request: MatmulRequest, name: str) -> int:
-    """The bytes at a multiple of which bias, aux or bgrad begins at each call of a request, up to 256."""
+    """The alignment in bytes, up to 256, that bias, aux or bgrad has in every library call of a request."""
     tensor, made = getattr(request, name), request.unallocated().get(name)
     whole = 256 if tensor is None else tensor.layout.alignment
     if (tensor is None and made is None) or 0 in request.shape or not request.batch:
@@ -89,9 +89,9 @@ def begins(request: MatmulRequest, name: str) -> int:
 
 
 def _outer(steps: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The steps of the batch axes that are calls of their own: all but the last.
+    """The strides of the batch axes that need one call for each index: all axes but the last.
 
-    Of a bias that steps back from product to product cuBLASLt says nothing: those are called one by one.
+    cuBLASLt does not document negative batch strides of a bias; with one, the last axis also takes one call per index.
     """
     return steps[:-1] if steps and min(steps[-1]) >= 0 else steps
 
@@ -111,13 +111,13 @@ def _views(request: MatmulRequest) -> tuple[_View, _View, _View, _View]:
 
 
 def _held(request: MatmulRequest) -> Tensor | None:
-    """What is C to the library: `out` where there is none, or where beta is 0 and nothing reads it."""
+    """The tensor that the library gets as C: `out` where there is no c, or where beta is 0 and nothing reads c."""
     is_read = request.has_beta or request.c_dtype is not request.d_dtype
     return request.c if request.c is not None and is_read else request.out
 
 
 def _axes(request: MatmulRequest, views: tuple[_View, _View, _View, _View]) -> tuple[list[int], list[tuple[int, ...]]]:
-    """The batch axes once they are merged: extents, and the steps of each operand in the order of NO_STRIDES."""
+    """The merged batch axes: their extents, and the strides of each operand in the order of NO_STRIDES."""
     a, b, c, d = views
     made, dims = request.unallocated(), request.batch
     vectors = [_vector_strides(request, name, made, len(dims)) for name in ("bias", "aux", "bgrad")]
@@ -158,9 +158,9 @@ def _problem(
     mat_c = _matrix(_held(request), request.c_dtype, (m, n), c, stride["c"])
     mat_d = _matrix(request.out, request.d_dtype, (m, n), d, stride["d"])
     if (mat_c.ld, mat_c.batch_stride) != (mat_d.ld, mat_d.batch_stride):
-        # Of C and D that lie apart otherwise cuBLASLt (13.1) looks at C's steps alone, and takes kernels that store so
-        # many bytes of D at once: on an H200 one product in 60 ended in CUDA_ERROR_MISALIGNED_ADDRESS, which loses the
-        # device. Told the smaller alignment, none of 1,600 did that add C.
+        # Where C and D have different strides, cuBLASLt 13.1 looks only at C's, and may choose kernels whose stores are
+        # too wide for D: on an H200 one product in 60 ended in CUDA_ERROR_MISALIGNED_ADDRESS, which loses the device.
+        # With the smaller of the two alignments given for both, none of 1,600 products that add C did.
         least = min(_least(mat_c, request.c_dtype, batch), _least(mat_d, request.d_dtype, batch))
         mat_c, mat_d = mat_c._replace(alignment=least), mat_d._replace(alignment=least)
     if k == 0:
@@ -188,7 +188,7 @@ def _problem(
 
 
 def _least(matrix: Matrix, dtype: Dtype, batch: int) -> int:
-    """The bytes at a multiple of which every column of a matrix begins, in each product of a batch."""
+    """The alignment in bytes that every column of a matrix has, in each product of a batch."""
     steps = [matrix.ld] * (matrix.cols > 1) + [matrix.batch_stride] * (batch > 1)
     return gcd(matrix.alignment, *(step * dtype.itemsize for step in steps))
 
@@ -223,12 +223,12 @@ def _epilogue_fields(request: MatmulRequest, stride: dict[str, int]) -> dict[str
 
 
 def _alignment(tensor: Tensor | None, dtype: Dtype, batch_stride: int) -> int:
-    """That of a vector or of aux, at every product of a batch; a fresh one begins at a multiple of 256."""
+    """The alignment of a vector or of aux in every product of a batch; memory that we allocate is aligned to 256."""
     return gcd(256 if tensor is None else tensor.layout.alignment, batch_stride * dtype.itemsize)
 
 
 def _matrix(tensor: Tensor | None, dtype: Dtype, shape: tuple[int, int], view: _View, batch_stride: int) -> Matrix:
-    """The column-major matrix that a row-major (rows, columns) operand's memory is; a fresh one is aligned to 256."""
+    """The memory of a (rows, columns) operand as a column-major matrix; memory that we allocate is aligned to 256."""
     rows, cols = shape
     stored = (rows, cols) if view.trans else (cols, rows)
     return Matrix(dtype.cuda, *stored, view.ld, batch_stride, 256 if tensor is None else tensor.layout.alignment)
@@ -243,13 +243,16 @@ def _dense_view(m: int, n: int, dims: tuple[int, ...]) -> _View:
 
 
 def _view(layout: Layout, rows: int, cols: int, batch_dims: int, *, prefer_trans: bool) -> _View:
-    """How a (…, rows, cols) operand lies: with dense rows, or `trans` with dense columns; either where both fit."""
+    """How a (…, rows, cols) operand lies: with dense rows, or with dense columns (`trans`).
+
+    Where both hold, `prefer_trans` decides.
+    """
     down, right = layout.strides[-2:]
     row_major = (right == 1 or cols <= 1) and (down >= cols or rows <= 1)
     column_major = (down == 1 or rows <= 1) and (right >= rows or cols <= 1)
     trans = column_major and (prefer_trans or not row_major)
     extent, count, ld = (rows, cols, right) if trans else (cols, rows, down)
-    if count <= 1:  # one line: its step is never taken, so it may be what suits the library best
+    if count <= 1:  # a single line: its stride is never used, so we may give the one that suits the library best
         ld = _line_ld(extent)
     own = layout.shape[:-2]
     steps = [0 if e == 1 else s for e, s in zip(own, layout.strides[:-2], strict=True)]
@@ -261,7 +264,7 @@ def _line_ld(extent: int) -> int:
 
 
 def _vector_strides(request: MatmulRequest, name: str, missing: Unallocated, batch_dims: int) -> tuple[int, ...]:
-    """The batch strides of bias, aux or bgrad, in elements; those of a fresh output where it is left out."""
+    """The batch strides of bias, aux or bgrad, in elements; of the output that we allocate if none is given."""
     tensor = getattr(request, name)
     inner = 2 if name == "aux" else 1
     if tensor is not None:
@@ -273,7 +276,7 @@ def _vector_strides(request: MatmulRequest, name: str, missing: Unallocated, bat
 
 
 def _aux_rows(request: MatmulRequest) -> tuple[int, int]:
-    """Elements from one row of aux to the next, and their number in a row."""
+    """The stride of aux from row to row, and its row length, in elements."""
     if request.aux is not None:
         shape, strides = request.aux.shape, request.aux.layout.strides
     else:
@@ -284,7 +287,7 @@ def _aux_rows(request: MatmulRequest) -> tuple[int, int]:
 
 
 def _merge(dims: tuple[int, ...], steps: list[tuple[int, ...]]) -> tuple[list[int], list[tuple[int, ...]]]:
-    """Join batch axes that every operand steps through as one and cuBLASLt can count, and drop those of one element."""
+    """Merge neighbouring batch axes that are one axis in every operand, and drop axes of extent 1."""
     extents: list[int] = []
     merged: list[tuple[int, ...]] = []
     for axis, extent in enumerate(dims):
@@ -301,7 +304,7 @@ def _merge(dims: tuple[int, ...], steps: list[tuple[int, ...]]) -> tuple[list[in
 
 
 def _folds(request: MatmulRequest, a: _View, c: _View, d: _View, steps: tuple[int, ...], extent: int) -> bool:
-    """Whether a batch with one B is one taller product: A, C, D and aux continue from batch to batch."""
+    """Whether a batch that shares B can be one taller product: A, C, D and aux are contiguous across the batch."""
     m = request.m
     step_a, step_b, step_c, step_bias, step_aux, _, step_d = steps
     if step_b or a.trans or c.trans or d.trans or step_bias or request.plain_epilogue.writes_bgrad:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MUTATIONS", "named"]
 
-FEW = 16  # elements
-TILE = 64  # of k: what a stage of a CUTLASS kernel holds of bf16, and half of what it does of fp8
+FEW = 16  # elements; in a smaller D some mutations may be within the bounds
+TILE = 64  # along k: one stage of a CUTLASS kernel in bf16, half of one in fp8
 
 
 def named(request: MatmulRequest, result: Any) -> dict[str, Tensor]:
@@ -45,7 +45,7 @@ def named(request: MatmulRequest, result: Any) -> dict[str, Tensor]:
 
 
 def plain(mutation: Mutation) -> Mutation:
-    """A mutation of what requests with a tree have not."""
+    """A mutation that does not apply to requests with a tree."""
 
     def mutated(request: MatmulRequest) -> Results | None:
         return None if request.treed else mutation(request)
@@ -59,7 +59,7 @@ def _values(tensor: Tensor) -> Array:
 
 
 def without_k(request: MatmulRequest, columns: slice | int) -> Results | None:
-    """The results without some of k."""
+    """The results without some columns of A."""
     if request.k == 0 or 0 in request.shape:
         return None
     values = np.asarray(request.a).copy()
@@ -68,7 +68,7 @@ def without_k(request: MatmulRequest, columns: slice | int) -> Results | None:
 
 
 def one_k(request: MatmulRequest) -> Results | None:
-    """One k left out, whose share is a typical one."""
+    """One k left out, one whose contribution is typical."""
     if request.k == 0 or 0 in request.shape:
         return None
     lines = (np.abs(_values(tensor)).reshape(-1, request.k) for tensor in (request.a, request.b.mT))
@@ -87,7 +87,7 @@ def last_tile(request: MatmulRequest) -> Results | None:
 
 
 def alpha(request: MatmulRequest) -> Results | None:
-    """alpha 2% too large; of whole numbers, one more. One element alone may be its bias and C above all."""
+    """alpha 2% too large, or 1 too large for integers. Not for few elements, which may be mostly bias and C."""
     if np.prod(request.shape) < FEW or (request.treed and not request.form.is_linear):
         return None
     value = _by_value(request.alpha)
@@ -117,7 +117,7 @@ def beta(request: MatmulRequest) -> Results | None:
 
 
 def source_beside(request: MatmulRequest) -> Results | None:
-    """C of the row beside."""
+    """Each row with the C of its neighbour."""
     if not request.treed or request.c is None:
         return None
     return reference(replace(request, c=changed(request.c, neighbour(request.c, -2))))
@@ -148,7 +148,7 @@ def bias_of_first(request: MatmulRequest) -> Results | None:
 
 @plain
 def activation(request: MatmulRequest) -> Results | None:
-    """The activation left out: everything else as it is. One element alone may be far beyond where it bends."""
+    """The activation left out. Not for few elements, which may all be where the activation is nearly linear."""
     if not request.plain_epilogue.activation or request.plain_epilogue.is_gradient or np.prod(request.shape) < FEW:
         return None
     plain = Epilogue.BIAS if request.plain_epilogue.adds_bias else Epilogue.NONE
@@ -156,14 +156,14 @@ def activation(request: MatmulRequest) -> Results | None:
 
 
 def _bare(request: MatmulRequest, epilogue: Epilogue) -> MatmulRequest:
-    """The request with another epilogue, that has neither aux nor bias gradient."""
+    """The request with another epilogue, one with neither aux nor bias gradient."""
     scales = replace(request.scales, aux=None, amax_aux=None)
     return replace(request, epilogue=epilogue, aux=None, bgrad=None, scales=scales)
 
 
 @plain
 def gradient(request: MatmulRequest) -> Results | None:
-    """The gradient of the activation left out, and with it from what the bias gradient is summed."""
+    """The gradient of the activation left out of D."""
     if not request.plain_epilogue.is_gradient:
         return None
     return {"out": reference(_bare(request, Epilogue.NONE))["out"]}
@@ -171,7 +171,7 @@ def gradient(request: MatmulRequest) -> Results | None:
 
 @plain
 def aux_of_neighbour(request: MatmulRequest) -> Results | None:
-    """One row with the aux of the row beside it."""
+    """One row with the aux of its neighbour."""
     if not request.plain_epilogue.is_gradient or request.aux is None or request.m < 2:
         return None
     values = np.asarray(request.aux).copy()
@@ -202,7 +202,7 @@ def bgrad_summed(request: MatmulRequest) -> Results | None:
 
 @plain
 def bgrad_short(request: MatmulRequest) -> Results | None:
-    """A bias gradient without one of the terms it is the sum of."""
+    """A bias gradient without one of its terms."""
     epilogue = request.plain_epilogue
     if not epilogue.writes_bgrad:
         return None
@@ -235,7 +235,7 @@ def _tree_operand(kind: str) -> Any:
 
 
 def tree_node(request: MatmulRequest) -> Results | None:
-    """The last node of the tree that computes something left out, and all that it stores and reduces as it is."""
+    """The last computing node of the tree left out; what the tree stores and reduces stays."""
     tree = request.epilogue
     if not isinstance(tree, Node):
         return None
@@ -256,7 +256,7 @@ def _scale(name: str) -> Any:
             return None
         if mode is ScaleMode.SCALAR_32F:
             wrong: Any = 1.0
-        else:  # of many factors, one too large
+        else:  # one of many factors doubled
             values = np.asarray(factor).copy()
             values.flat[0] = values.flat[0] * values.dtype.type(2)
             wrong = host_array(factor, values)

@@ -1,7 +1,7 @@
-"""What a MatmulRequest means, in NumPy: each formula once, for any precision; in float64 it is the tests' reference.
+"""The formulas of a MatmulRequest in NumPy, in any precision; in float64 they are the tests' reference.
 
-`reference` is what rows are checked against, `evaluate` and `evaluate_tree` are what the host rows run (host.py). This
-file writes to no tensor, rounds no result to an output's dtype and knows no library's call.
+Tests compare rows with `reference`; the host rows run `evaluate` and `evaluate_tree` (host.py). This file writes to no
+tensor, rounds no result to an output's dtype and calls no library.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ def reference(request: MatmulRequest) -> Results:
 
     Keys: "out" (…, m, n), fp8 saturated to the format's range; "aux" where the epilogue writes it (u8 mask rows of
     16 · ceil(n/128) bytes for ReLU, the input of GELU (…, m, n) else); "bgrad" (…, n) or (…, m); "amax_d" and
-    "amax_aux" where the request asks for them. Of a request with a tree: "out" and what the tree stores and reduces, by
-    its names, unrounded. Call it before the run of a request that works in place.
+    "amax_aux" where the request asks for them. For a request with a tree: "out", and what the tree stores and reduces,
+    by its names, unrounded. Call it before a request that works in place is run.
     """
     return evaluate_tree(request, np.float64) if request.treed else evaluate(request, EXACT)
 
 
 def evaluate_tree(request: MatmulRequest, precision: type) -> Results:
-    """The outputs of a request by way of its tree, by name, unrounded; f32 operands are rounded to TF32 where asked."""
-    from dispatch.libraries.cutlass.arithmetic import evaluate as apply  # few products have a tree
+    """The outputs of a request's tree by name, unrounded; f32 operands are rounded to TF32 where that is asked for."""
+    from dispatch.libraries.cutlass.arithmetic import evaluate as apply  # imported here: few products have a tree
 
     form = request.form
-    exact = request.a.dtype in (F64, I8)  # float64 holds a sum of i8 products exactly, as integers do
+    exact = request.a.dtype in (F64, I8)  # float64 holds sums of i8 products exactly
     work = np.float64 if exact else precision
     a, b = np.asarray(request.a), np.asarray(request.b)
     if request.compute is Compute.COMPUTE_32F_FAST_TF32:
@@ -69,10 +69,10 @@ def evaluate_tree(request: MatmulRequest, precision: type) -> Results:
 
 
 def evaluate(request: MatmulRequest, precision: Precision) -> Results:
-    """The outputs of a request computed in a precision; fp8 ones saturated, none rounded to its dtype."""
+    """The outputs of a request computed in a precision; fp8 outputs are saturated, none is rounded to its dtype."""
     scales, epilogue = request.scales, request.plain_epilogue
     work = precision.work(request.a.dtype)
-    with np.errstate(all="ignore"):  # as on a GPU, an overflow is a value and no warning
+    with np.errstate(all="ignore"):  # as on a GPU, an overflow gives a value and no warning
         x = _affine(request, precision, work)
         results = _finish(request, x, work)
         if epilogue in (Epilogue.BGRADA, Epilogue.BGRADB):
@@ -112,7 +112,7 @@ def scaled_product(request: MatmulRequest, precision: Precision, work: np.dtype[
 
 
 def addends(request: MatmulRequest, work: np.dtype[Any]) -> Iterator[Array]:
-    """beta · scale_c · C and the bias, where a request has them, to be broadcast to (…, m, n)."""
+    """beta · scale_c · C and the bias, where a request has them; they broadcast to (…, m, n)."""
     beta = _number(0.0 if request.beta is None else request.beta, work)
     if beta != 0:  # with beta 0 nothing is read from C, whatever it holds
         c = _values(request.c if request.c is not None else request.out, work)  # C is D where none is given
@@ -123,7 +123,7 @@ def addends(request: MatmulRequest, work: np.dtype[Any]) -> Iterator[Array]:
 
 
 def _finish(request: MatmulRequest, x: Array, work: np.dtype[Any]) -> Results:
-    """D from the affine part, and what the epilogue stores beside it, before scaling."""
+    """D, and aux and bgrad where the epilogue writes them, from the affine part; before scaling."""
     epilogue = request.plain_epilogue
     relu = epilogue.activation == "relu"
     results: Results = {}
@@ -140,18 +140,18 @@ def _finish(request: MatmulRequest, x: Array, work: np.dtype[Any]) -> Results:
 
 
 def _through(request: MatmulRequest, gradient: Array, work: np.dtype[Any]) -> Array:
-    """A gradient through the activation whose input, or mask, is aux."""
+    """A gradient multiplied by the derivative of the activation whose input, or mask, is aux."""
     aux = request.aux
     if request.plain_epilogue.activation == "relu":
         return np.where(unpack_mask(np.asarray(aux), request.n), gradient, gradient.dtype.type(0))
     values = _values(aux, work)
-    if request.scales.aux is not None:  # what is read is multiplied by its factor, as A, B and C are
+    if request.scales.aux is not None:  # multiplied by its factor when read, like A, B and C
         values = values * _number(request.scales.aux, work)
     return gradient * gelu_slope(values)
 
 
 def gelu(x: Array) -> Array:
-    """GELU by the tanh approximation, which is the one cuBLASLt has."""
+    """GELU by the tanh approximation, as in cuBLASLt."""
     t: Array = np.tanh(GELU_INNER * (x + GELU_CUBIC * x * x * x))
     return np.asarray(0.5 * x * (1 + t))
 
@@ -164,7 +164,7 @@ def gelu_slope(x: Array) -> Array:
 
 
 def pack_mask(positive: Array) -> Array:
-    """cuBLASLt's bit mask: column j is bit j % 8 of byte j // 8, rows padded with zero bits to whole 128."""
+    """cuBLASLt's bit mask: column j is bit j % 8 of byte j // 8; rows are padded with zero bits to multiples of 128."""
     *outer, n = positive.shape
     mask = np.zeros((*outer, -(-n // BLOCK) * BLOCK // 8), np.uint8)
     packed = np.packbits(positive, axis=-1, bitorder="little")
@@ -178,7 +178,7 @@ def unpack_mask(mask: Array, n: int) -> Array:
 
 
 def _operand_bgrad(request: MatmulRequest, work: np.dtype[Any]) -> Array:
-    """BGRADA, BGRADB: an operand as it is stored, summed over k; one for each batch."""
+    """BGRADA, BGRADB: an operand as it is stored, summed over k, for each product of the batch."""
     if request.plain_epilogue is Epilogue.BGRADA:
         total, extent = _values(request.a, work).sum(axis=-1), request.m
     else:
@@ -189,7 +189,7 @@ def _operand_bgrad(request: MatmulRequest, work: np.dtype[Any]) -> Array:
 def _operand(
     tensor: Tensor, factor: Tensor | float | None, mode: ScaleMode, work: np.dtype[Any]
 ) -> tuple[Array, Array | None]:
-    """A (…, lines, k) operand, and the factor that is left for its sums: one number or one per line.
+    """A (…, lines, k) operand, and the factor to apply to its sums: one number or one per line.
 
     Factors that change along k cannot wait for the sums: they are multiplied in here.
     """
@@ -215,7 +215,7 @@ def _spread(factors: Array, mode: ScaleMode, lines: int, k: int) -> Array:
 
 
 def untile(factors: Array) -> Array:
-    """Factors in the tensor cores' order as a (lines, blocks of k) array.
+    """Scale factors in the tensor cores' order, rearranged to a (lines, blocks of k) array.
 
     The memory is tiles of 128 lines by 4 blocks, in row-major order; in a tile, line l and block j are at
     16 · (l % 32) + 4 · (l // 32) + j (cuBLAS documentation, "1D Block Scaling Factors Layout").
@@ -242,7 +242,7 @@ def _largest(values: Array) -> Array:
 
 
 def _scaled(values: Array, factor: Tensor | float | None, dtype: Dtype, work: np.dtype[Any]) -> Array:
-    """Values times their factor, within the range of an fp8 format where they are to be stored in one."""
+    """Values times their factor, saturated to the range of the dtype where that is an fp8 format."""
     if factor is not None:
         values = values * _number(factor, work)
     top = FP8_MAX.get(dtype)

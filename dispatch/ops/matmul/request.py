@@ -1,8 +1,8 @@
 """MatmulRequest: D = epilogue(alpha · op(A) · op(B) + beta · C + bias), row-major, batched, with scales.
 
-Making a request validates it, so that a bad one never comes near a library. What is sound but not offered by any
-library is for the table to refuse (NoRow). A request with an epilogue tree answers as its TreeForm does (trees.py).
-This file calls nothing.
+A request is validated when it is made, so that no invalid one reaches a library. A valid request that no library
+supports is refused by the table (NoRow). The methods of a request with an epilogue tree ask its TreeForm (trees.py).
+This file calls no library.
 """
 
 from __future__ import annotations
@@ -38,38 +38,40 @@ Number = int | float | complex
 
 @dataclass(frozen=True, eq=False)
 class MatmulRequest(Request[R_co]):
-    """One product of A (…, m, k) and B (…, k, n), with what a library can fuse to it; batch axes broadcast.
+    """One product of A (…, m, k) and B (…, k, n), with the epilogue that a library fuses to it; batch axes broadcast.
 
     Attributes:
-        a, b: the operands; strided views are taken as they are, in row-major or column-major order.
+        a, b: the operands; strided views are used without a copy, in row-major or column-major order.
         c: added as beta · C, (…, m, n); `beta` is 1 where c is given and else 0. With beta and no c, `out` is C.
         bias: (n,), or (…, n) with D's batch axes.
         aux: written by RELU_AUX* and GELU_AUX*, read by DRELU* and DGELU*; see `aux_shape`.
-        bgrad: bias gradient, written: (…, n) for DRELU_BGRAD, DGELU_BGRAD and BGRADB, (…, m) for BGRADA. Summed up in
-            the compute type, of D as it is stored or before that rounding, as suits the algorithm.
+        bgrad: bias gradient, written: (…, n) for DRELU_BGRAD, DGELU_BGRAD and BGRADB, (…, m) for BGRADA. It is summed
+            in the compute type, from D before or after D is rounded, depending on the algorithm.
         out: D, of `out_dtype`; it may be `c` itself, and overlaps no other operand.
         epilogue: what is done to the product before it is stored: an Epilogue or its name ("gelu_bias"), or a tree
-            of `dispatch.evt`, which CUTLASS compiles (15 to 40 s at first, from disk then). A tree that says what a
-            name says, with a bias called "bias", is that name. `evt.source()` is c, which may have no batch axes.
-        alpha, beta: numbers, or tensors of one element in the compute type's dtype (both then are read on the device).
-        out_dtype: that of D where `out` is left out; None takes `c`'s, else a's (bf16 for fp8, i32 for i8).
+            of `dispatch.evt`, which CUTLASS compiles (15 to 40 s the first time, then loaded from disk). A tree equal
+            to a named epilogue, with a bias called "bias", is taken as that one. `evt.source()` is c, which may have
+            no batch axes.
+        alpha, beta: numbers, or tensors of one element in the compute type's dtype (then both are read on the device).
+        out_dtype: the dtype of D where `out` is left out; None takes `c`'s, else a's (bf16 for fp8, i32 for i8).
         scales: factors of a quantized product, see `Scales`.
         compute: a Compute or its name ("tf32"); None takes the row's own. Fast modes run only where they are asked for.
         fast_accum: fp8 only; sums in the tensor cores' own precision.
         workspace: the most bytes of workspace an algorithm may use; None takes the executor's.
-        autotune: time all rows that take the request, and the algorithms or kernels of each, once; keep the fastest,
-            and remember it on disk. `library` says which rows, where not all: kernels of CUTLASS are compiled for it.
-        reduced_precision: let the library round to D's dtype before it is done: partial sums, and what an epilogue is
-            applied to. Faster for some products; by default all of it is in the compute type, and D is rounded once.
-        operands: what a tree names: tensors, or numbers for its scalars. A pair of each, or a mapping.
-        config: tile, cluster, schedule and order of a kernel of CUTLASS; None for what suits the extents.
-        library: the one whose rows alone are asked, such as "cublasLt" or "cutlass"; None asks all in the table's
-            order. What CUTLASS alone carries out leaves `bias` to its tree, and has neither aux, bgrad nor scales; D,
-            where it is left out, has rows at multiples of 16 bytes.
+        autotune: time all rows that take the request, and the algorithms or kernels of each, once; keep the fastest
+            and remember it on disk. `library` restricts this to the rows of one library; kernels of CUTLASS are
+            compiled for it.
+        reduced_precision: let the library round to D's dtype early: partial sums, and the input of the epilogue.
+            Faster for some products; by default everything is in the compute type, and D is rounded once.
+        operands: the tensors that a tree names, and numbers for its scalars: (name, operand) pairs, or a mapping.
+        config: tile, cluster, schedule and order of a CUTLASS kernel; None takes what suits the extents.
+        library: use only rows of this library, such as "cublasLt" or "cutlass"; None asks all rows in the table's
+            order. With "cutlass" or a tree, `bias` is part of the tree, there is no aux, bgrad or scales, and a D that
+            is left out gets rows at multiples of 16 bytes.
 
-    Gives back D (…, m, n), or (D, aux) or (D, bgrad) for the epilogues that write them, or D and what a tree stores and
-    reduces, in its order. On a GPU the second call with
-    the same layouts and addresses is recorded as a graph, and from then on that graph is launched.
+    Returns D (…, m, n), or (D, aux) or (D, bgrad) for the epilogues that write them, or D and what a tree stores and
+    reduces, in the tree's order. On a GPU the second call with the same layouts and addresses is captured as a CUDA
+    graph, and later calls launch that graph.
     """
 
     op: ClassVar[str] = "matmul"
@@ -103,24 +105,24 @@ class MatmulRequest(Request[R_co]):
         if self.beta is None:
             object.__setattr__(self, "beta", 0.0 if self.c is None else 1.0)
         if self.epilogue.__class__ is not Epilogue or self.operands.__class__ is not tuple or self.operands:
-            from dispatch.ops.matmul import trees  # only some products have one
+            from dispatch.ops.matmul import trees  # imported here: few products have a tree
 
             trees.prepare(self)
         validate(self)
 
     @cached_property
     def treed(self) -> bool:
-        """Whether only CUTLASS can carry it out: it has a tree, or asks for what only CUTLASS has."""
+        """Whether only CUTLASS can run the request: it has a tree, or names CUTLASS or a config of it."""
         return self.epilogue.__class__ is not Epilogue or self.of_cutlass
 
     @cached_property
     def of_cutlass(self) -> bool:
-        """Whether it asks for a kernel of CUTLASS by name."""
+        """Whether the request asks for CUTLASS, by `library` or by `config`."""
         return self.config is not None or (type(self.library) is str and self.library == "cutlass")
 
     @cached_property
     def form(self) -> TreeForm:
-        """The product as a tree, as CUTLASS sees it."""
+        """The product with its epilogue as a tree, as CUTLASS sees it."""
         from dispatch.ops.matmul.trees import TreeForm
 
         return TreeForm(self)
@@ -128,7 +130,7 @@ class MatmulRequest(Request[R_co]):
     @cached_property
     def plain_epilogue(self) -> Epilogue:
         """The epilogue of a request without a tree."""
-        return self.epilogue  # type: ignore[return-value]  # a tree's request is asked for its form
+        return self.epilogue  # type: ignore[return-value]  # callers use `form` for a request with a tree
 
     def usual(self) -> dict[str, Any]:
         return {"beta": 0.0 if self.c is None else 1.0}
@@ -158,7 +160,7 @@ class MatmulRequest(Request[R_co]):
 
     @cached_property
     def d_dtype(self) -> Dtype:
-        """The dtype of D: that of `out`, `out_dtype`, or what the operands lead to (bf16 for fp8, i32 for i8)."""
+        """The dtype of D: that of `out`, `out_dtype`, or the one that follows from the operands (see the class)."""
         if self.out is not None:
             return self.out.dtype
         if self.out_dtype is not None:
@@ -169,7 +171,7 @@ class MatmulRequest(Request[R_co]):
 
     @cached_property
     def c_dtype(self) -> Dtype:
-        """The dtype of C; without one, that of D or, for an fp8 D, that of the operands that go with a C of 16 bits."""
+        """The dtype of C. Without a C it is D's or, for an fp8 D, that of a 16-bit bias or aux, else bf16."""
         if self.treed:
             return self.form.c_dtype
         if self.c is not None:
@@ -188,7 +190,7 @@ class MatmulRequest(Request[R_co]):
 
     @cached_property
     def has_beta(self) -> bool:
-        return isinstance(self.beta, Tensor) or bool(self.beta != 0)  # a NumPy number compares to a bool of its own
+        return isinstance(self.beta, Tensor) or bool(self.beta != 0)  # a NumPy number gives a NumPy bool
 
     @property
     def repeatable(self) -> bool:
@@ -227,7 +229,7 @@ class MatmulRequest(Request[R_co]):
         )
 
     def attributes(self) -> tuple[Any, ...]:
-        """What of the key is no layout."""
+        """The part of the key that is not layouts."""
         modes = None
         if self.scales is not NO_SCALES:
             factors = [getattr(self.scales, name) for name in FACTORS_AND_AMAX]
@@ -254,7 +256,7 @@ class MatmulRequest(Request[R_co]):
         c = self.c if self.c is not None else out if self.has_beta else None
         operands = (self.a, self.b, c, self.bias, outputs.get("aux", self.aux), outputs.get("bgrad", self.bgrad), out)
         pointers = tuple(0 if tensor is None else tensor.ptr for tensor in operands)
-        # An address is an int and a number never is, so that a plan tells them apart.
+        # Addresses are ints and numbers are floats or complex, so that a plan can distinguish them.
         numbers = tuple(x.ptr if isinstance(x, Tensor) else _number(x) for x in (self.alpha, self.beta))
         return (*pointers, *numbers, *self.scale_arguments())
 
@@ -270,11 +272,11 @@ class MatmulRequest(Request[R_co]):
             return self.form.named_arguments()
         addresses = self.addresses()
         if addresses is None or self.scales is not NO_SCALES:
-            return None  # D is C, or factors are held in a place of their own
+            return None  # D is C, or there are scale factors, which plans keep elsewhere
         return NamedArguments((*(name or "" for name in addresses[:-2]), "alpha", "beta"))
 
     def scale_arguments(self) -> tuple[Argument, ...]:
-        """The part of `arguments` that comes from `scales`; nothing without any."""
+        """The part of `arguments` that comes from `scales`; empty without scales."""
         if self.scales is NO_SCALES:
             return ()
         factors = (getattr(self.scales, name) for name in FACTORS_AND_AMAX)
@@ -321,7 +323,7 @@ class MatmulRequest(Request[R_co]):
 
     @cached_property
     def aux_dtype(self) -> Dtype:
-        """The dtype of aux: u8 for a ReLU mask; for GELU that of the tensor given, or else of C."""
+        """The dtype of aux: u8 for a ReLU mask; for GELU that of the given tensor, else that of C."""
         if self.plain_epilogue.activation == "relu":
             return U8
         return self.c_dtype if self.aux is None else self.aux.dtype
@@ -346,7 +348,7 @@ class MatmulRequest(Request[R_co]):
         for name in operands:
             if name not in names:
                 refuse_operand(name, (*TENSORS, "alpha", "beta", "scales"))
-        return replace(self, **operands)  # type: ignore[arg-type]  # names are checked, values by the new request
+        return replace(self, **operands)  # type: ignore[arg-type]  # the new request checks the values
 
     def describe(self) -> str:
         if self.treed:
@@ -367,9 +369,9 @@ class MatmulRequest(Request[R_co]):
 
 
 def _number(given: Any) -> Number:
-    """A number as Python's own float or complex: one of NumPy's equals others that it is not.
+    """A number as a Python float or complex, with -0.0 as 0.0.
 
-    np.float32(0.1) == 0.1. No number is -0.0, which has the plan of 0.0.
+    NumPy scalars are converted because np.float32(0.1) == 0.1 holds, though the two are different numbers.
     """
     number: Number = (given or 0) * 1.0
     if type(number) is float:

@@ -1,6 +1,6 @@
-"""What `matmul` gives back: D, and aux, a bias gradient, or what the tree of an `epilogue` stores and reduces.
+"""The result types of `matmul` for type checkers: D alone, or D with aux, a bias gradient or the outputs of a tree.
 
-For type checkers alone (core/results.py).
+Only type checkers read this file (core/results.py).
 """
 
 # mypy: disable-error-code="misc"
@@ -35,20 +35,20 @@ WithAnother = Literal[
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Plain(request.MatmulRequest["Tensor"]):
-    """D."""
+    """A request whose result is D."""
 
     epilogue: Alone = Epilogue.NONE
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Pair(request.MatmulRequest["tuple[Tensor, Tensor]"]):
-    """D, and aux or the bias gradient."""
+    """A request whose result is D and aux, or D and the bias gradient."""
 
     epilogue: WithAnother = Epilogue.RELU_AUX
 
 
 class MatmulRequest(request.MatmulRequest[R_co]):
-    """`request.MatmulRequest`, whose documentation says what its fields are, with the type of its result."""
+    """`request.MatmulRequest` with the type of its result; the fields are documented there."""
 
     @overload
     @classmethod

@@ -1,7 +1,7 @@
-"""What a row of matmul may ask of a request beyond its dtypes and choices: order, extents, alignment, companions.
+"""What a row of matmul may require of a request beyond dtypes and choices: order, extents, alignment, other operands.
 
-Each rule gives the reason in the words "needs …, has …", or "" where the request is fine. They are columns of the
-table; every one was read off `cublasLtMatmulAlgoGetHeuristic` on a GPU and holds for cuBLASLt 13.1.
+Each rule returns the reason for a refusal in the words "needs …, has …", or "" where it is met. Rows of the table list
+their rules; every one was found with `cublasLtMatmulAlgoGetHeuristic` on a GPU and holds for cuBLASLt 13.1.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ __all__ = [
 ]
 
 
-ALIGNED = 16  # bytes, which kernels read at once of what their epilogue takes
+ALIGNED = 16  # bytes that kernels read at once of an epilogue's operands
 
 
 def aligned_vectors(request: MatmulRequest) -> str:
-    """What an epilogue reads or writes beside C and D starts at a multiple of 16 bytes, at each call of a batch.
+    """bias, aux and bgrad start at a multiple of 16 bytes, in each library call of a batch.
 
-    Kernels read these 16 bytes at once where they may. On an H200, products of random layouts ended in
-    CUDA_ERROR_MISALIGNED_ADDRESS, which loses the device, where these could be anywhere; of 180,000 with these aligned
-    none did. The heuristic hears of their alignment too (cublaslt.py); that it obeys in every kernel is not documented.
+    Kernels may read these 16 bytes at once. On an H200, products of random layouts ended in
+    CUDA_ERROR_MISALIGNED_ADDRESS, which loses the device, where these were not aligned; of 180,000 with them aligned
+    none did. The heuristic is told their alignment, too (cublaslt.py), but it is not documented that all kernels obey.
     """
     wrong, hint = [], "copy it"
     for name in ("bias", "aux", "bgrad"):
@@ -59,7 +59,7 @@ def aligned_vectors(request: MatmulRequest) -> str:
 
 
 def aligned_factors(request: MatmulRequest) -> str:
-    """Factors of blocks start at a multiple of 16 bytes, says NVIDIA; the heuristic does not hear where they are."""
+    """Block scale factors start at a multiple of 16 bytes, as NVIDIA requires; the heuristic does not see addresses."""
     wrong = []
     for name in ("a", "b"):
         factors = getattr(request.scales, name)
@@ -69,14 +69,14 @@ def aligned_factors(request: MatmulRequest) -> str:
 
 
 def along_k(request: MatmulRequest, name: str) -> str:
-    """How to have an operand run along k, in the words of the library that it is of."""
+    """The hint how to make an operand dense along k, in the terms of the library that the operand comes from."""
     if getattr(request.framework, "name", "") == "torch":
         return "copy it with a.contiguous()" if name == "a" else "make it as b.mT.contiguous().mT"
     return "copy it with dev.array(a)" if name == "a" else "make it as dev.array(b.mT).mT"
 
 
 def k_dense(request: MatmulRequest) -> str:
-    """Both operands run along k: a is row-major, b is column-major (Hopper's fp8 units read no other order)."""
+    """Both operands are dense along k: a row-major, b column-major (Hopper's fp8 units read no other order)."""
     wrong = []
     if request.a.layout.strides[-1] != 1 and request.k > 1:
         wrong.append(f"a row-major (k dense): {along_k(request, 'a')}")
@@ -102,7 +102,7 @@ def bytes_by_16(request: MatmulRequest) -> str:
 
 
 def extents_by_4(request: MatmulRequest) -> str:
-    """i8: k and n are multiples of 4, and so are the steps between rows or columns."""
+    """i8: k and n are multiples of 4, and so are the strides between rows or columns."""
     wrong = [
         f"{name} a multiple of 4, has {extent}"
         for name, extent in (("k", request.k), ("n", request.n))
@@ -118,7 +118,7 @@ def extents_by_4(request: MatmulRequest) -> str:
 
 
 def bgrad_order(request: MatmulRequest) -> str:
-    """BGRADA reads a column by column and BGRADB reads b row by row, so they must lie that way."""
+    """BGRADA needs a column-major a, and BGRADB a row-major b."""
     if request.plain_epilogue is Epilogue.BGRADA and request.a.layout.strides[-2] != 1 and request.m > 1:
         return "needs a column-major for BGRADA: make it as dev.array(a.mT).mT"
     if request.plain_epilogue is Epilogue.BGRADB and request.b.layout.strides[-1] != 1 and request.n > 1:
@@ -127,12 +127,12 @@ def bgrad_order(request: MatmulRequest) -> str:
 
 
 def k_by_32(request: MatmulRequest) -> str:
-    """The packed and block-scaled formats of sm_100: k in whole blocks."""
+    """The packed and block-scaled formats of sm_100: k is a multiple of the block."""
     return f"needs k a multiple of 32, has {request.k}" if request.k % 32 else ""
 
 
 def one_product(request: MatmulRequest) -> str:
-    """Vectors and blocks of scales are for one product."""
+    """Vectors and blocks of scales exist for a single product only."""
     size = 1
     for extent in request.batch:
         size *= extent
@@ -140,7 +140,7 @@ def one_product(request: MatmulRequest) -> str:
 
 
 def lines_by_4(request: MatmulRequest) -> str:
-    """i8 by cuBLAS: the lines of both operands at multiples of 4 bytes, whatever their extents."""
+    """i8 with cuBLAS: the lines of both operands start at multiples of 4 bytes; their extents are free."""
     wrong = []
     for name in ("a", "b"):
         layout = getattr(request, name).layout
@@ -154,41 +154,41 @@ def lines_by_4(request: MatmulRequest) -> str:
 
 
 def whole_workspace(request: MatmulRequest) -> str:
-    """cuBLAS takes of the executor's workspace what it likes."""
+    """cuBLAS uses as much of the executor's workspace as it likes, so no limit can be kept."""
     return "" if request.workspace is None else f"needs workspace=None, has {request.workspace}"
 
 
 def no_fast_accum(request: MatmulRequest) -> str:
-    """Fast accumulation is a choice of fp8 products with one scale for each tensor, or for each row and column."""
+    """Fast accumulation is offered only for fp8 products with one scale per tensor, or per row and column."""
     return "needs fast_accum=False, has True" if request.fast_accum else ""
 
 
 def full_precision(request: MatmulRequest) -> str:
-    """Reduced precision is not asked for."""
+    """The request does not ask for reduced precision."""
     return "needs reduced_precision=False, has True" if request.reduced_precision else ""
 
 
 def gelu_asked(request: MatmulRequest) -> str:
-    """f64: reduced precision is asked for with a GELU, which is the library's own here."""
+    """f64: a request with GELU asks for reduced precision, because this row uses the library's imprecise GELU."""
     if request.plain_epilogue.activation != "gelu" or request.reduced_precision:
         return ""
     return f"needs reduced_precision=True for epilogue {request.plain_epilogue.name}, has False"
 
 
 def fp8_d_scales(request: MatmulRequest) -> str:
-    """A scale and a largest magnitude of D come with an fp8 D."""
+    """A scale or amax of D is only for an fp8 D."""
     return _without(request, ("d", "amax_d", "aux", "amax_aux"), f"a {request.d_dtype} D")
 
 
 def fp8_aux_scales(request: MatmulRequest) -> str:
-    """A scale and a largest magnitude of aux come with an fp8 aux."""
+    """A scale or amax of aux is only for an fp8 aux."""
     if request.aux is not None and request.aux.dtype.is_fp8:
         return ""
     return _without(request, ("aux", "amax_aux"), f"an aux of {request.aux_dtype}")
 
 
 def no_scales(request: MatmulRequest) -> str:
-    """Scales come with fp8 operands."""
+    """Scales are only for fp8 operands."""
     return _without(request, ("a", "b", "c", "d", "aux", "amax_d", "amax_aux"), f"{request.a.dtype} operands")
 
 

@@ -1,6 +1,6 @@
-"""The companions of a product: scale factors and the aux tensor, their modes, dtypes and shapes.
+"""Scale factors and the aux tensor of a product: their modes, dtypes and shapes.
 
-Requests hold `Scales`, validation and the reference ask for shapes. Follows the scaling modes of
+A request holds a `Scales`; validation and the reference use the shape functions. The scaling modes are those of
 https://docs.nvidia.com/cuda/cublas/#cublasltmatmulmatrixscale-t.
 """
 
@@ -33,8 +33,8 @@ Shape = tuple[int, ...]
 BLOCK = 128
 DOUBLE = (Compute.COMPUTE_64F, Compute.COMPUTE_64F_EMULATED_FIXEDPOINT)
 VECTOR = {ScaleMode.VEC16_UE4M3: 16, ScaleMode.VEC32_UE8M0: 32, ScaleMode.VEC128_32F: BLOCK}
-AUX_BITS = 128  # cuBLASLt wants the leading dimension of the ReLU mask, in bits, as a multiple of this
-AUX_ELEMENTS = 8  # and that of the GELU input, in elements, as a multiple of this
+AUX_BITS = 128  # cuBLASLt requires the leading dimension of the ReLU mask, in bits, to be a multiple of this
+AUX_ELEMENTS = 8  # and that of the GELU input, in elements, to be a multiple of this
 
 
 @names_arguments
@@ -96,7 +96,7 @@ def aux_shape(epilogue: Epilogue | str, shape: Shape) -> tuple[Shape, Shape]:
 
 
 def scale_dtype(operand: Dtype, compute: Compute | None) -> Dtype:
-    """The dtype of alpha and beta for an operand's dtype and a compute type; None is the one that suits the operand."""
+    """The dtype of alpha and beta for an operand's dtype and a compute type; None is the operand's default."""
     if operand.is_complex:
         return C128 if compute in DOUBLE or (compute is None and operand is C128) else C64
     if compute is None:
@@ -114,8 +114,8 @@ def scale_shape(mode: ScaleMode, outer: int, k: int) -> tuple[Dtype, Shape]:
     if mode is ScaleMode.VEC128_32F:
         return F32, (-(-k // BLOCK), outer)
     if mode is ScaleMode.BLK128x128_32F:
-        return F32, (-(-outer // BLOCK), -(-k // (4 * BLOCK)) * 4)  # rows of a multiple of four, the rest unread
-    # The block-scaled formats of sm_100 and newer: 128 by 4 tiles of factors, in the order of the tensor cores.
+        return F32, (-(-outer // BLOCK), -(-k // (4 * BLOCK)) * 4)  # rows padded to a multiple of four
+    # The block-scaled formats of sm_100 and newer: 128 by 4 tiles of factors, in the tensor cores' order.
     dtype = F8E4M3 if mode is ScaleMode.VEC16_UE4M3 else E8M0
     factors = -(-k // VECTOR[mode])
     return dtype, (-(-outer // BLOCK) * BLOCK, -(-factors // 4) * 4)

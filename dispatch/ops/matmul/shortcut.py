@@ -1,9 +1,9 @@
-"""The short ways of `matmul`: what it remembers of its calls, so that the next one needs no request.
+"""The fast path of `matmul`: what an executor remembers of a call, so that the next one needs no request.
 
-A Shortcut is for the very same layouts: the plan is at hand. A Pattern is for layouts that differ from those of an
-earlier call in their extents alone: the row is known, and only the plan is made. Both stand for what a request would
-lead to, to the letter: what depends on anything else than the key says is not remembered. Whatever is unusual is left
-to a request, which validates and explains. This module launches nothing.
+A Shortcut serves calls with the same layouts: its plan is ready. A Pattern serves calls whose layouts differ from those
+of an earlier call in extents only: the row is known, and only the plan is made. Both do exactly what a request would,
+so a call is remembered only if its key determines its result. Anything unusual is left to a request, which validates it
+and explains errors. This module launches nothing.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_SHORTCUTS", "Shortcut", "recognize", "remember"]
 
-MAX_SHORTCUTS = 4096  # on one executor; the oldest goes first, for each keeps its plan
-MAX_PATTERNS = 256  # on one executor; each keeps the plan of its first call
-MAX_WHOLE = 2**31 - 1  # numbers that are ints are taken up to here, where every type of alpha and beta holds them
+MAX_SHORTCUTS = 4096  # on one executor; each keeps its plan alive, and the oldest is dropped first
+MAX_PATTERNS = 256  # on one executor; each keeps the plan of its first call alive
+MAX_WHOLE = 2**31 - 1  # largest int taken as alpha or beta: every scalar type holds it
 Key = tuple[Any, ...]  # of `matmul`: the layouts of a, b, c, bias, aux, bgrad and out, then the choices
 OPERANDS = ("a", "b", "c", "bias", "aux", "bgrad", "out")
-BETA = len(OPERANDS) + 1  # the place in a key of whether beta is 0
+BETA = len(OPERANDS) + 1  # index in a key: None without beta, else whether it is not 0
 
 
 class Form(NamedTuple):
-    """Which operands a call has, and what becomes of them; calls of one form share their code."""
+    """Which operands a call has and which it writes; calls of one form share their generated code."""
 
-    given: tuple[str, ...]  # of OPERANDS
+    given: tuple[str, ...]  # names from OPERANDS
     made: tuple[str, ...]  # the outputs that are allocated
     aux_written: bool
-    has_beta: bool  # whether it was given
-    adds_out: bool  # whether D is C, for there is none and beta is not 0
-    scaled: bool  # whether there are factors, or largest magnitudes
+    has_beta: bool  # whether beta was given
+    adds_out: bool  # whether `out` is also C: no c was given, and beta is not 0
+    scaled: bool  # whether there are scale factors or amax outputs
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The outputs, in the order in which they are given back."""
+        """The outputs, in the order in which they are returned."""
         there = {*self.given, *self.made}
         return tuple(name for name in ("out", "aux", "bgrad") if name in there and (name != "aux" or self.aux_written))
 
@@ -73,7 +73,7 @@ class Form(NamedTuple):
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Each output that was given, with every other operand that was."""
+        """The pairs that must not overlap: each given output with every other given operand."""
         written = [name for name in self.writes if name in self.given]
         return tuple(
             (one, other) for place, one in enumerate(written) for other in (*self.reads, *written[place + 1 :])
@@ -81,9 +81,10 @@ class Form(NamedTuple):
 
 
 class Shortcut:
-    """What `matmul` must know of a plan to run it again without making a request.
+    """A remembered call of `matmul`: runs its plan again without making a request.
 
-    `run(executor, a, b, c, bias, aux, bgrad, out, alpha, beta)` does, and gives back what the request would, or UNFIT.
+    `run(executor, a, b, c, bias, aux, bgrad, out, alpha, beta)` returns what the request would, or UNFIT where operands
+    overlap.
     """
 
     __slots__ = ("_form", "_pairs", "plan", "run", "whole")
@@ -114,7 +115,7 @@ class Shortcut:
         return _maker(self._form)(self.plan, outputs, bounds, *factors)
 
     def takes(self, alpha: Any, beta: Any) -> bool:
-        """Whether these numbers need no look by a request: plain ones, and whole where sums are integers."""
+        """Whether alpha and beta need no check by a request: plain numbers, and whole ones where sums are integers."""
         if type(alpha) is not float and not _is_plain(alpha):
             return False
         if beta is not None and type(beta) is not float and not _is_plain(beta):
@@ -122,16 +123,16 @@ class Shortcut:
         return not self.whole or (_is_whole(alpha) and (beta is None or _is_whole(beta)))
 
     def resized(self, plan: Plan, shape: tuple[int, int], dtype: Dtype, layouts: dict[str, Layout]) -> Shortcut:
-        """The same for a plan of other extents, of a request without scales that writes nothing but D."""
-        twin = Shortcut.__new__(Shortcut)
-        twin.plan, twin.whole, twin._form, twin._pairs = plan, self.whole, self._form, self._pairs
-        twin.run = twin._made(layouts, {"out": (shape, (shape[1], 1), dtype)}, (), (), ())
-        return twin
+        """This shortcut with the plan of other extents, for a request without scales that writes only D."""
+        other = Shortcut.__new__(Shortcut)
+        other.plan, other.whole, other._form, other._pairs = plan, self.whole, self._form, self._pairs
+        other.run = other._made(layouts, {"out": (shape, (shape[1], 1), dtype)}, (), (), ())
+        return other
 
 
 @cache
 def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
-    """The function that makes the `run` of a plan, with its outputs and bounds: each operand by name, and no loop."""
+    """Generate the function that makes `Shortcut.run` for a form: each operand by name, without loops."""
     there = (*form.given, *form.made)
     lines = [f"at_{name} = {name}.ptr" for name in form.given]
     reads = f"({', '.join(form.reads)}, *scale_reads)" if form.scaled else f"({', '.join(form.reads)})"
@@ -152,7 +153,8 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
     lines += [f"reads, writes = {reads}, {writes}"]
     if form.scaled:
         lines += ["if may_overlap(reads, writes):", "    return UNFIT"]
-    # As a request has the numbers: an int would be an address, and -0.0 is 0. The usual ones stay the objects they are.
+    # Convert alpha and beta as a request does: to float, for an int would be taken for an address, and -0.0 to 0.0.
+    # Other floats stay the same objects.
     lines += ["if alpha.__class__ is not float or not alpha:", "    alpha = (alpha or 0.0) * 1.0"]
     if form.has_beta:
         lines += ["if beta.__class__ is not float or not beta:", "    beta = (beta or 0.0) * 1.0"]
@@ -178,7 +180,7 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
 
 
 class Pattern:
-    """The first call of many that differ in extents alone: two axes each, D the only output, no C and no scales."""
+    """A call that others may differ from in extents only: two axes per matrix, D the only output, no C, no scales."""
 
     __slots__ = ("_dtype", "_plan", "_shortcut")
 
@@ -186,7 +188,7 @@ class Pattern:
         self._plan, self._shortcut, self._dtype = plan, shortcut, dtype
 
     def resized(self, a: Layout, b: Layout, bias: Layout | None, out: Layout | None) -> Shortcut | None:
-        """The shortcut for other extents; None where they do not fit each other, or the library refuses them."""
+        """The shortcut for other extents; None where they do not match each other, or the library refuses them."""
         (m, k), (rows, n) = a.shape, b.shape
         shape = (m, n)
         if rows != k or (out is not None and out.shape != shape) or (bias is not None and bias.shape != (n,)):
@@ -208,7 +210,7 @@ class Pattern:
 
 
 def _matrix(layout: Layout) -> Matrix:
-    """The column-major matrix that a dense row-major or column-major operand of two axes is."""
+    """A dense two-axis operand, row-major or column-major, as cuBLASLt's column-major matrix."""
     (rows, columns), (down, right) = layout.shape, layout.strides
     if right == 1:
         return Matrix(layout.dtype.cuda, columns, rows, down, 0, layout.alignment)
@@ -216,8 +218,8 @@ def _matrix(layout: Layout) -> Matrix:
 
 
 def recognize(executor: CudaExecutor, key: Key) -> Shortcut | None:
-    """The shortcut of a call whose layouts were never seen but whose pattern was; it is remembered."""
-    name, shortcuts = _pattern(key), executor.shortcuts  # first: they are others once the table has changed
+    """Make and remember the shortcut of a call with new layouts but a known pattern; None where no pattern fits."""
+    name, shortcuts = _pattern(key), executor.shortcuts  # read first: a change of the table replaces the dictionary
     pattern = None if name is None else executor.patterns.get(name)
     if pattern is None or executor.closed:
         return None
@@ -232,13 +234,13 @@ def recognize(executor: CudaExecutor, key: Key) -> Shortcut | None:
 
 
 def remember(executor: CudaExecutor, key: Key, request: MatmulRequest) -> None:
-    """Keep what the next call of the same key needs, and the next of the same pattern."""
+    """Keep a shortcut for the next call with the same key, and a pattern for the next one with other extents."""
     shortcuts, patterns, bound = executor.shortcuts, executor.patterns, request.bound
     if bound.plans is not executor.plans:
         return  # the table has changed since
     plan = bound.plan
     if isinstance(request.alpha, Tensor) or isinstance(request.beta, Tensor):
-        return  # its plan reads them on the device, and the key does not tell them from numbers
+        return  # the plan reads them on the device, and the key does not distinguish them from numbers
     shortcut = Shortcut(plan, request, key)
     _keep(shortcuts, key, shortcut, MAX_SHORTCUTS)
     name = _pattern(key)
@@ -247,8 +249,8 @@ def remember(executor: CudaExecutor, key: Key, request: MatmulRequest) -> None:
 
 
 def _is_sizeless(executor: CudaExecutor, request: MatmulRequest) -> bool:
-    """Whether the same request of other extents leads to the same row, and to a plan that differs in extents alone."""
-    from dispatch.ops.matmul.cublaslt import CublasLtPlan  # a GPU's request was bound: it is in by now
+    """Whether the same request with other extents would get the same row and a plan that differs in extents only."""
+    from dispatch.ops.matmul.cublaslt import CublasLtPlan  # already imported: a request of a GPU was bound
 
     plan = request.bound.plan
     if request.autotune or request.scales is not NO_SCALES or not isinstance(plan, CublasLtPlan):
@@ -256,8 +258,8 @@ def _is_sizeless(executor: CudaExecutor, request: MatmulRequest) -> bool:
     problem = plan.lowered.problem
     if problem.c != problem.d or problem.aux_ld or problem.batch != 1 or plan.lowered.empty_k:
         return False
-    # Where a row before this one, or this one, looks at extents, other extents may be another row's. Where the library
-    # refused what a row before this one takes, it may take other extents of it.
+    # No, where this row or one before it looks at extents: another row may take other extents. No, too, where the
+    # library has refused a request that an earlier row takes: the library may accept other extents.
     before = executor.rows_before(request, plan)
     if not plan.row.rules or not all(SIZELESS.issuperset(row.rules) for row in (*before, plan.row)):
         return False
@@ -265,23 +267,23 @@ def _is_sizeless(executor: CudaExecutor, request: MatmulRequest) -> bool:
     return not any(row.on(executor.device.arch) and accepts(row, request, signature) for row in before)
 
 
-# The rules that do not look at extents; `_kind` has a pattern for aligned vectors alone.
+# The rules that do not look at extents. (`_kind` gives vectors a pattern only if they are aligned.)
 SIZELESS = frozenset((aligned_vectors, bgrad_order, full_precision, gelu_asked, no_fast_accum, no_scales))
 ROW, COLUMN, LINE = range(3)
 
 
 def _pattern(key: Key) -> tuple[Any, ...] | None:
-    """What of a call's key is neither an extent nor a step; None for a call that has no pattern."""
+    """The part of a call's key that is neither an extent nor a stride; None for a call that has no pattern."""
     a, b, c, bias, aux, bgrad, out = key[: len(OPERANDS)]
     epilogue = key[len(OPERANDS)]
     if c is not None or aux is not None or bgrad is not None or epilogue.writes_aux or epilogue.writes_bgrad:
-        return None  # what is written beside D has a shape and steps of its own
+        return None  # outputs other than D have shapes and strides of their own
     kinds = (_kind(a), _kind(b), _kind(bias), _kind(out))
     return None if None in kinds else (*kinds, *key[len(OPERANDS) :])
 
 
 def _kind(layout: Layout | None) -> tuple[Any, ...] | None:
-    """Dtype and order of a dense operand; None where only `lower` can tell, as for a single row or column."""
+    """Dtype and order of a dense operand; None where only `lower` can decide, as for a single row or column."""
     if layout is None:
         return ()
     shape, strides = layout.shape, layout.strides

@@ -1,7 +1,7 @@
-"""A product carried out by a kernel for sm_100a or sm_120a: alpha · A · B + beta · C.
+"""The plan of a product with a CUTLASS kernel for sm_100a or sm_120a: alpha · A · B + beta · C.
 
-The table's Blackwell rows end here, by `plan`. The kernels are compiled in tests and have run on no machine yet, which
-their rows say; the parameters are made as Hopper's are.
+`plan` serves the table's Blackwell rows. Tests compile the kernels, but they have run on no machine yet, as their rows
+say. Their parameters are prepared like those of Hopper's kernels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["BlackwellPlan", "plan", "spec_of"]
 
 
 def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """Bind a request to an executor: compile or load the kernel, learn its parameters."""
+    """Bind a request to an executor: compile or load the kernel, prepare its parameters."""
     arch = executor.device.arch
     if arch not in ARCHES or arch < row.min_arch:
         raise Refused(f"needs sm_100 or sm_120, whose own instructions the kernel is made of, has {arch}")
@@ -36,7 +36,7 @@ def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
 
 
 def spec_of(form: TreeForm, arch: Arch) -> BlackwellSpec:
-    """The kernel of a form."""
+    """The spec of the kernel for a form."""
     orders = [order_of(t) if t is not None else "row" for t in (form.a, form.b, form.c, form.out)]
     return BlackwellSpec(
         arch=arch,
@@ -49,7 +49,7 @@ def spec_of(form: TreeForm, arch: Arch) -> BlackwellSpec:
 
 
 class BlackwellPlan(TreePlan):
-    """One kernel for one set of layouts."""
+    """The launch of one kernel for one set of layouts."""
 
     __slots__ = ("spec",)
 
@@ -66,4 +66,4 @@ class BlackwellPlan(TreePlan):
         self._staged = staged(form, executor)
         self._values = {**fixed_words(form, multiprocessors(executor)), **self._staged.words, "swizzle": 1}
         self._launch = Launch(loaded, executor, self._values, CLUSTER)
-        self._reduce(form.tree, {}, {})  # it scales and adds
+        self._reduce(form.tree, {}, {})  # the tree is linear: there are no reductions

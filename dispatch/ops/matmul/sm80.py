@@ -1,7 +1,7 @@
-"""A product carried out by a multistage kernel, as sm_80 has them and every newer GPU runs.
+"""The plan of a product with a multistage CUTLASS kernel, for GPUs from sm_80 on.
 
-The table's sm_80 rows end here, by `plan`: float64, and what tensor maps cannot step through. Alpha and beta are read
-on the device, so a number among them is put there once by the executor.
+`plan` serves the table's sm_80 rows: float64, and layouts that tensor maps cannot describe. The kernel reads alpha and
+beta in device memory; the executor puts given numbers there once.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["MultistagePlan", "plan", "spec_of"]
 
 
 def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """Bind a request to an executor: compile or load the kernel, learn its parameters."""
+    """Bind a request to an executor: compile or load the kernel, prepare its parameters."""
     return MultistagePlan(request, executor, row)
 
 
 def spec_of(form: TreeForm, arch: Arch, processors: int) -> MultistageSpec:
-    """The kernel of a request: the small tile where large ones would leave multiprocessors idle."""
+    """The spec of a request's kernel, with the small tile where large ones would leave multiprocessors idle."""
     made = form.unallocated().get("out")
     d = (made[0], made[1]) if made is not None else (form.shape, form.out.layout.strides)  # type: ignore[union-attr]
     size = form.d_dtype.bits // 8
@@ -40,7 +40,7 @@ def spec_of(form: TreeForm, arch: Arch, processors: int) -> MultistageSpec:
     if form.c is not None:
         outputs.append(alignment(form.c.shape, form.c.layout.strides, size, form.c.layout.alignment))
     inputs = [alignment(t.shape, t.layout.strides, t.dtype.itemsize, t.layout.alignment) for t in (form.a, form.b)]
-    if form.a.dtype is F64:  # whose tiles are laid out for one element at a time
+    if form.a.dtype is F64:  # its tiles are laid out for one element at a time
         inputs = [F64.itemsize, F64.itemsize]
     tiles = -(-form.m // 128) * -(-form.n // 128) * form.batches
     return MultistageSpec(
@@ -56,7 +56,7 @@ def spec_of(form: TreeForm, arch: Arch, processors: int) -> MultistageSpec:
 
 
 class MultistagePlan(MultistageKernelPlan):
-    """One kernel for one set of layouts."""
+    """The launch of one kernel for one set of layouts."""
 
     __slots__ = ()
 

@@ -1,7 +1,7 @@
-"""The cases that CUTLASS's rows of matmul are tried with, random epilogue trees, and how far a result may be off.
+"""The test cases of CUTLASS's rows of matmul, random epilogue trees, and the bounds of their results.
 
-`cases.py` takes `row_cases(row)` from here; tests also run `tree_cases()` and `quantized_cases()`. A case names its
-kernel's configuration, so that all extents of a row share a few kernels. This file calls no library.
+`cases.py` uses `row_cases(row)`; tests also run `tree_cases()` and `quantized_cases()`. A case names its kernel's
+configuration, so that all extents of a row share a few kernels. This file calls no library.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 TREES = 48
-GIVEN = (9, 14, 17, 24, 26, 37, 40)  # of the trees, into memory that is given: they store and reduce over all there is
+GIVEN = (9, 14, 17, 24, 26, 37, 40)  # trees whose outputs are given, not allocated; they store and reduce over all axes
 HOPPER = 90
 EXTENTS = {
     "plain": (128, 128, 128),
@@ -53,7 +53,7 @@ EXTENTS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One request, by all that is chosen about it but the numbers in it."""
+    """Everything that is chosen about one request, except the numbers in its operands."""
 
     name: str
     dtypes: tuple[Dtype, Dtype, Dtype, Dtype]
@@ -65,8 +65,8 @@ class Case:
     tree: Node | None = None
     compute: Compute | None = None
     fast_accum: bool = False
-    step: int = 16  # bytes that lines are multiples of; of less, they are no multiples of 16
-    given: bool = False  # whether memory is given for what the tree writes, too
+    step: int = 16  # bytes that lines are multiples of; if less than 16, they are not multiples of 16
+    given: bool = False  # whether the tree's outputs are given, too
 
     @property
     def id(self) -> str:
@@ -111,7 +111,7 @@ class Case:
         return request, tuple(written.values())
 
     def _written(self, device: Device, tree: Node, d: Dtype) -> dict[str, GuardedBuffer]:
-        """Poisoned memory for what a tree writes beside D."""
+        """Poisoned memory for the outputs of a tree other than D."""
         (m, n, _), made = self.extents, {}
         extents = {"m": (n,), "n": (m,), "mn": ()}
         for node in evt.walk(tree):
@@ -123,19 +123,19 @@ class Case:
         return made
 
     def check(self, device: Device, rng: np.random.Generator) -> Check:
-        """A request with what must come out of it."""
+        """The check of a request with fresh operands."""
         return Check(self.id, *self._request(device, rng))
 
 
 def evt_kinds(tree: Node) -> dict[str, str]:
-    """The operands of a tree but alpha and beta."""
+    """The operands of a tree and their kinds, without alpha and beta."""
     from dispatch.libraries.cutlass.visitors import operands_of
 
     return {name: kind for name, kind in operands_of(tree).items() if name not in ("alpha", "beta")}
 
 
 class Check:
-    """A request, its float64 reference, the bound of each output, and memory that is watched."""
+    """A request, its float64 reference, the bound of each output, and the guarded memory of its outputs."""
 
     def __init__(self, name: str, request: MatmulRequest, written: tuple[GuardedBuffer, ...] = ()) -> None:
         self.name, self.request, self.written = name, request, written
@@ -143,7 +143,7 @@ class Check:
         self.allowed = bounds(request, self.expected)
 
     def renew(self, result: Any = None) -> None:
-        """Poison all outputs, those given and those of `result` that were allocated, but one that is read as C."""
+        """Poison all outputs, the given ones and the allocated ones of `result`."""
         for memory in self.written:
             memory.renew()
         made = result if isinstance(result, tuple) else () if result is None else (result,)
@@ -153,7 +153,7 @@ class Check:
                 tensor.copy_from(poison(tensor.dtype, tensor.shape))
 
     def verify(self, result: Any) -> None:
-        """Raise Mismatch where an output is further off than its bound, or something beside one was written."""
+        """Raise Mismatch where an output is further off than its bound, or memory around one was written."""
         if count := sum(memory.disturbed() for memory in self.written):
             raise Mismatch(f"{self.name}: {count} bytes beside the outputs were written")
         outputs = result if isinstance(result, tuple) else (result,)
@@ -171,10 +171,10 @@ class Check:
 
 
 def bounds(request: MatmulRequest, expected: dict[str, Array]) -> dict[str, Array]:
-    """How far each output may be off.
+    """The allowed error of each output.
 
-    From the product's own error on (`product_error`) errors go through the tree. An output is rounded to its dtype, or
-    to a whole number.
+    The error of the product (`product_error`) is propagated through the tree; then each output is rounded to its dtype,
+    or to a whole number.
     """
     form = request.form
     a, b = (np.asarray(t).astype(np.float64) for t in (request.a, request.b))
@@ -198,14 +198,14 @@ FAVORITES = (
 
 
 def row_cases(row: Row) -> list[Case]:
-    """Several extents with one kernel, a batch, fast accumulation where there is some; for bf16 all orders and C."""
+    """Several extents with one kernel, a batch, fast accumulation where offered, and all orders and C for bf16."""
     a, b, c, d = row.dtypes
     dtypes = (a, b, c, d)
     if row.function == "DefaultGemmUniversal" or row.library == "numpy-multistage":
         return _multistage(dtypes, row.compute)
     if row.min_arch > HOPPER or row.library == "numpy-blackwell":
         return _blackwell(dtypes)
-    # Which configuration a row is tried with is its own, and all are of the stated set.
+    # Rows of different dtypes are tried with different configurations.
     config = FAVORITES[(a.cuda * 3 + b.cuda * 5 + d.cuda) % len(FAVORITES)]
     found = [Case(name, dtypes, extents, config, compute=row.compute) for name, extents in EXTENTS.items()]
     found.append(Case("batch", dtypes, (72, 48, 136), config, batch=(3,), compute=row.compute))
@@ -223,14 +223,14 @@ def row_cases(row: Row) -> list[Case]:
 
 
 def _blackwell(dtypes: tuple[Dtype, Dtype, Dtype, Dtype]) -> list[Case]:
-    """Several extents with one kernel, C with another; the tile is what it is."""
+    """Several extents with one kernel, and C with another; the tile is fixed."""
     found = [Case(name, dtypes, extents, None) for name, extents in EXTENTS.items()]
     found.append(Case("batch", dtypes, (72, 48, 136), None, batch=(3,)))
     return [*found, Case("c", dtypes, (96, 136, 72), None, c=True)]
 
 
 def _multistage(dtypes: tuple[Dtype, Dtype, Dtype, Dtype], compute: Compute | None) -> list[Case]:
-    """Lines that tensor maps cannot step through; the length of a line is a multiple of 4 bytes."""
+    """Lines that tensor maps cannot describe: their length is a multiple of 4 bytes, not of 16."""
     even = max(32 // dtypes[0].bits, 1)
     k = 30 // even * even - (1 if even == 1 else 0)
     found = [
@@ -255,7 +255,7 @@ def _multistage(dtypes: tuple[Dtype, Dtype, Dtype, Dtype], compute: Compute | No
 
 # -- random trees --------------------------------------------------------------------------------------------------
 def random_tree(rng: np.random.Generator, depth: int = 4) -> Node:
-    """A tree of up to `depth` levels over the accumulator, with all kinds of nodes, each operand of its own name."""
+    """A random tree of `depth` nodes over the accumulator, with all kinds of nodes; each operand has its own name."""
     names: dict[str, int] = {}
 
     def name(kind: str) -> str:
@@ -281,7 +281,7 @@ def random_tree(rng: np.random.Generator, depth: int = 4) -> Node:
             made = evt.clamp(x, -1.5, 2.0)
         elif kind == "fma":
             made = evt.fma(x, leaf(), leaf())
-        elif kind == "shared":  # read twice: a gate of itself
+        elif kind == "shared":  # a node that is read twice
             made = evt.sigmoid(x) * x
         elif kind == "store":
             made = evt.store(x, name("store"), BF16)
@@ -297,7 +297,7 @@ PROBABILITIES = (0.2, 0.3, 0.05, 0.1, 0.1, 0.15, 0.1)
 
 
 def tree_cases() -> list[Case]:
-    """Random trees, the same in every process, over extents that are no multiple of a tile."""
+    """Random trees, the same in every process, with extents that are not multiples of a tile."""
     found, dtypes = [], (BF16, BF16, BF16, BF16)
     for number in range(TREES):
         tree = random_tree(np.random.default_rng(number), 2 + number % 5)
@@ -308,7 +308,7 @@ def tree_cases() -> list[Case]:
     return found
 
 
-# A scale for all, for each column and for each row, with the magnitudes that go with it.
+# One scale for all, for each column and for each row, with the amax that goes with it.
 QUANTIZED = {
     "by one scale": (evt.quantize(evt.relu(evt.accumulator()), evt.scalar("scale"), "top"), F8E4M3),
     "by columns": (evt.quantize(evt.accumulator() + evt.row("bias"), evt.row("scale"), "top"), F8E4M3),
@@ -317,7 +317,7 @@ QUANTIZED = {
 
 
 def quantized_cases() -> list[Case]:
-    """Trees that end in fp8 or i8, with what the next scale is made from."""
+    """Trees whose D is fp8 or i8, with the amax that the next scale is computed from."""
     return [
         Case(f"quantized {name}", (BF16, BF16, BF16, d), (200, 144, 72), FAVORITES[1], tree=tree)
         for name, (tree, d) in QUANTIZED.items()

@@ -1,8 +1,8 @@
-"""A product as a tree: what CUTLASS's kernels make of a MatmulRequest.
+"""A MatmulRequest as an epilogue tree, the form that CUTLASS's kernels are made from.
 
-`TreeForm` is that view of any request: of one with an epilogue tree, which only CUTLASS has kernels for, and of a plain
-one, whose Epilogue it spells as a tree. `named_epilogue` is the way back: the Epilogue that says what a tree says.
-`validate` looks at requests with a tree. This file calls nothing.
+`TreeForm` is that view of any request: of one with an epilogue tree, which only CUTLASS can run, and of a plain one,
+whose Epilogue it writes as a tree. `prepare` goes the other way: it replaces a tree by the Epilogue it is equal to, if
+there is one. `validate` checks requests with a tree. This file calls no library.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["TreeForm", "prepare", "validate"]
 Shape = tuple[int, ...]
 MATRICES = ("a", "b", "c", "out")
 IN_PLACE = frozenset({("out", "c")})
-# cuBLASLt's GELU is the one by tanh.
+# The function of a tree that each Epilogue applies; cuBLASLt's GELU is the tanh approximation.
 SPELLED = {
     Epilogue.NONE: "",
     Epilogue.BIAS: "",
@@ -43,15 +43,15 @@ SPELLED = {
     Epilogue.GELU: "gelu_tanh",
     Epilogue.GELU_BIAS: "gelu_tanh",
 }
-# In the order of `MatmulRequest.arguments`; what no tree names is passed over.
+# In the order of `MatmulRequest.arguments`; kernels ignore those that no tree names.
 PLAIN_ARGUMENTS = ("a", "b", "c", "bias", "aux", "bgrad", "out", "alpha", "beta")
-BESIDE_A_TREE = ("aux", "bgrad", "workspace")  # what stays None
+BESIDE_A_TREE = ("aux", "bgrad", "workspace")  # fields that must be None with a tree
 
 
 class TreeForm(Treed):
     """A MatmulRequest as CUTLASS sees it: D = tree(A · B, C, operands), with at most one batch axis.
 
-    It has the request's fields by their names, where they mean the same to a kernel.
+    It has those fields of the request, under their names, that mean the same for a kernel.
     """
 
     def __init__(self, request: Any) -> None:
@@ -60,7 +60,7 @@ class TreeForm(Treed):
         self.a: Tensor = request.a
         self.b: Tensor = request.b
         self.c: Tensor | None = request.c
-        if not request.treed:  # with a beta of 0 nothing reads C, and without one D is read
+        if not request.treed:  # with a beta of 0 nothing reads C; without a c, `out` is read as C
             self.c = None if not request.has_beta else request.out if request.c is None else request.c
         self.out: Tensor | None = request.out
         self.epilogue: Any = request.epilogue
@@ -90,17 +90,17 @@ class TreeForm(Treed):
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is alpha · A · B + beta · C."""
+        """Whether the result is alpha · A · B + beta · C."""
         return self.tree in LINEAR
 
     @property
     def batches(self) -> int:
-        """How many products there are."""
+        """The number of products in the batch."""
         return prod(self.batch)
 
     @property
     def c_dtype(self) -> Dtype:
-        """The dtype of C; without one, that of the row: D's, or one of 16 bits beside a D of 8."""
+        """The dtype of C; without a C, the one of the row: D's, or a 16-bit dtype for an fp8 D."""
         if self.c is not None:
             return self.c.dtype
         if self.d_dtype.bits > 8 or self.a.dtype is I8:
@@ -109,7 +109,7 @@ class TreeForm(Treed):
 
     @cached_property
     def produced(self) -> dict[str, Output]:
-        """The outputs that the tree names, as they are allocated."""
+        """The outputs that the tree names, with the shapes and strides in which they are allocated."""
         shapes = {"m": (*self.batch, self.n), "n": (*self.batch, self.m), "mn": self.batch}
         found: dict[str, Output] = {}
         for node in walk(self.tree):
@@ -121,7 +121,7 @@ class TreeForm(Treed):
 
     @cached_property
     def not_whole(self) -> tuple[str, ...]:
-        """The scalars of an i32 D that are given as numbers which no i32 is."""
+        """The scalars of a tree with an i32 D whose numbers are not whole or do not fit in i32."""
         if self.d_dtype is not I32:
             return ()
         numbers = {name: float(x) for name, x in self.given.items() if not isinstance(x, Tensor)}
@@ -129,13 +129,13 @@ class TreeForm(Treed):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the request's arguments are, in their order, as far as a kernel knows them."""
+        """The names of the request's arguments, in their order; "" for those that a kernel does not use."""
         if self.treed:
             return (*MATRICES, *self.kinds)
         return (*PLAIN_ARGUMENTS, *("",) * len(self.request.scale_arguments()))
 
     def unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
-        """The outputs that the request leaves open."""
+        """The outputs that the request does not give."""
         if not self.treed:
             found: dict[str, tuple[Shape, Shape, Dtype]] = self.request.unallocated()
             return found
@@ -149,7 +149,7 @@ class TreeForm(Treed):
         given = tuple((name, x.layout if isinstance(x, Tensor) else None) for name, x in self.given.items())
         request = self.request
         choices = (self.tree, self.compute, self.d_dtype.cuda, self.fast_accum, self.config, request.library)
-        # Numbers are no part of it, but those that a row refuses: else they would find the plan of others.
+        # Numbers are not part of the key, except those that a row refuses: they must not find another request's plan.
         return (*layouts, given, *choices, request.autotune, self.not_whole)
 
     def named_arguments(self) -> NamedArguments:
@@ -161,7 +161,7 @@ class TreeForm(Treed):
         c = 0 if self.c is None else self.c.ptr
         pointers = (self.a.ptr, self.b.ptr, c, outputs.get("out", self.out).ptr)  # type: ignore[union-attr]
         named = {**self.given, **outputs}
-        # An address is an int and a number never is, so that a plan tells them apart. -0.0 is 0: they are one record.
+        # Addresses are ints and numbers are floats, so that a plan can distinguish them. -0.0 becomes 0.0.
         rest = (x.ptr if isinstance(x, Tensor) else float(x) + 0.0 for x in (named[name] for name in self.kinds))
         return (*pointers, *rest)
 
@@ -200,7 +200,7 @@ LINEAR = (linear_combination(with_source=False), linear_combination(with_source=
 
 
 def padded(shape: Shape, dtype: Dtype) -> Output:
-    """A matrix to be made in C order, with rows at multiples of 16 bytes, as tensor maps need them."""
+    """A matrix to be allocated in C order, with rows at multiples of 16 bytes, as tensor maps need them."""
     if len(shape) < 2 or dtype.bits == 0:
         return Output(shape, c_strides(shape), dtype)
     step = 128 // dtype.bits
@@ -209,7 +209,7 @@ def padded(shape: Shape, dtype: Dtype) -> Output:
 
 
 def prepare(request: Any) -> None:
-    """Note a request's operands as pairs, and a tree that an Epilogue says as that Epilogue."""
+    """Store a request's operands as pairs, and replace a tree by the Epilogue that it is equal to, if there is one."""
     object.__setattr__(request, "operands", pairs_of(request.operands))
     tree = request.epilogue
     if not isinstance(tree, Node) or request.of_cutlass:
@@ -224,9 +224,9 @@ def prepare(request: Any) -> None:
 
 
 def _named(tree: Node, alpha: Given, c: Tensor | None) -> Epilogue | None:
-    """The Epilogue that says what a tree says of a product, its bias being called "bias"; None where none does.
+    """The Epilogue that a tree is equal to, with its bias called "bias"; None where there is none.
 
-    The tree alone says whether alpha and C are read: one that passes over what the request has says something else.
+    A tree that does not read the request's alpha or C is equal to no Epilogue, because an Epilogue always reads them.
     """
     function, biased = "", False
     if isinstance(tree, Unary):
@@ -241,7 +241,7 @@ def _named(tree: Node, alpha: Given, c: Tensor | None) -> Epilogue | None:
 
 # -- checks -----------------------------------------------------------------------------------------------------------
 def validate(request: Any) -> None:
-    """Raise BadRequest for a request with a tree that no kernel could carry out; its matrices were looked at."""
+    """Raise BadRequest for a request with a tree that no kernel could run; A and B were checked before."""
     _check_fields(request)
     form: TreeForm = request.form
     for name in ("alpha", "beta"):
@@ -255,7 +255,7 @@ def validate(request: Any) -> None:
 
 
 def _check_fields(request: Any) -> None:
-    """What is fused is said by the tree alone."""
+    """Only the tree says what is fused; the fields of plain epilogues are not given."""
     check_tree(request.epilogue if isinstance(request.epilogue, Node) else None, request.config)
     for name in BESIDE_A_TREE:
         if getattr(request, name) is not None:
@@ -293,7 +293,7 @@ def _check_shapes(form: TreeForm) -> None:
 
 
 def _check_memory(form: TreeForm) -> None:
-    """All tensors are of one device and alive, and what is written overlaps nothing else."""
+    """All tensors are of one device that is alive, and no written tensor overlaps another operand."""
     uses = form.tensors()
     home = form.a.device
     home.check(*(tensor for _, tensor, _ in uses))

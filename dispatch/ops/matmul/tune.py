@@ -1,7 +1,7 @@
-"""Autotune among CUTLASS's kernels for one product: the candidates race, and the winner is remembered on disk.
+"""Autotune among CUTLASS's kernels for one product: the candidates are timed, and the fastest is remembered on disk.
 
-`cutlass_matmul` sends requests with `autotune` here, and bind/race.py holds the winner against other libraries. The
-memory is that of cuBLASLt's algorithms (execute/algorithm_cache.py); an outcome names the row and the kernel that won.
+`cutlass_matmul` calls `plan` for requests with `autotune`, and bind/race.py compares the winner with other libraries.
+Winners are stored in the same cache as cuBLASLt's algorithms (execute/algorithm_cache.py), by row and kernel.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["candidate_plans", "outcome", "plan", "recall", "stored_key"]
 
-OP = "matmul by CUTLASS"  # in the memory, where cuBLASLt's algorithms are those of "matmul"
+OP = "matmul by CUTLASS"  # the op's name in the cache, where cuBLASLt's algorithms have "matmul"
 
 
 def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> CutlassPlan:
-    """The plan of the fastest kernel for a request: the one remembered, or the one that wins now."""
+    """The plan of the fastest kernel for a request: the remembered one, or the one that is fastest now."""
     key = stored_key(request)
     known = executor.algorithms("cublasLt").get(OP, key)
     found = None if known is None else _remembered(request, executor, row, known)
@@ -49,7 +49,7 @@ def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> CutlassPla
 
 
 def candidate_plans(request: MatmulRequest, executor: CudaExecutor, row: Row) -> list[CutlassPlan]:
-    """A plan for each candidate that compiles, the one chosen without timing first."""
+    """A plan for each candidate that compiles; the first is the one that would be chosen without timing."""
     configs = candidates(request.m, request.n, request.k, request.form.batches, multiprocessors(executor))
     finish([compiled(request.form, row, config)[2] for config in dict.fromkeys(c.kernel for c in configs)])
     plans = [CutlassPlan(request, executor, row, configs[0])]
@@ -62,13 +62,13 @@ def candidate_plans(request: MatmulRequest, executor: CudaExecutor, row: Row) ->
 
 
 def outcome(winner: CutlassPlan) -> Algorithm:
-    """What is remembered: the row and the kernel by name, and what finds the kernel again."""
+    """The cache entry of a winner: the names of row and kernel, and the config and id that find the kernel again."""
     facts = {"row": winner.row.name, "kernel": str(winner.config), "config": winner.config, "id": winner.kernel}
     return Algorithm(json.dumps(facts).encode(), 0)
 
 
 def recall(known: Algorithm) -> tuple[Config, str] | None:
-    """The configuration and the kernel's id of an outcome; None for what says neither."""
+    """The configuration and the kernel's id of a cache entry; None for any other content."""
     try:
         facts = json.loads(known.blob)
         tile, cluster, *rest = facts["config"]
@@ -79,7 +79,7 @@ def recall(known: Algorithm) -> tuple[Config, str] | None:
 
 
 def _remembered(request: MatmulRequest, executor: CudaExecutor, row: Row, known: Algorithm) -> CutlassPlan | None:
-    """The plan of an earlier outcome; None where the kernel is another by now."""
+    """The plan of a remembered winner; None where its kernel has changed since."""
     recalled = recall(known)
     if recalled is None:
         return None
@@ -89,7 +89,7 @@ def _remembered(request: MatmulRequest, executor: CudaExecutor, row: Row, known:
 
 
 def stored_key(request: MatmulRequest) -> str:
-    """The request in words, and a digest of all that its plan depends on; the same whether outputs are given or not."""
+    """The request's description and a digest of all that its plan depends on; the same with outputs given or not."""
     form = request.form
     named: dict[str, Tensor | None] = {"a": form.a, "b": form.b, "c": form.c, "out": form.out}
     named |= {name: x for name, x in form.given.items() if hasattr(x, "layout")}  # type: ignore[misc]

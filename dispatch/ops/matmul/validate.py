@@ -1,7 +1,7 @@
-"""Validation of a matmul request: one question a function, in the order in which a mistake is best explained.
+"""Validation of a matmul request: one function for each check, in the order that gives the clearest errors.
 
-`MatmulRequest` calls `validate` as it is made. Each question raises BadRequest with the operand, what was given, what
-was expected and what to do; none looks at the elements of a tensor or calls a library.
+`MatmulRequest` calls `validate` when it is made. Each check raises BadRequest with the operand, what was given, what
+was expected and what to do. No check reads the elements of a tensor or calls a library.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TENSORS = ("a", "b", "c", "bias", "aux", "bgrad", "out")
 
 
 def validate(request: MatmulRequest) -> None:
-    """Raise BadRequest for a request that no library could carry out, StaleTensor for operands that are gone."""
+    """Raise BadRequest for a request that no library could run, StaleTensor for operands whose device is gone."""
     _check_kinds(request)
     if request.treed:
         from dispatch.ops.matmul import trees
@@ -92,7 +92,7 @@ def _check_kinds(request: MatmulRequest) -> None:
         if request.out is not None and wanted is not request.out.dtype:
             raise BadRequest("out_dtype", str(wanted), f"{request.out.dtype}, the dtype of out, or None")
     if request.treed:
-        return  # what a tree names can be looked at once the tree was
+        return  # trees.validate checks the operands of a tree, after the tree itself
     home = request.a.device
     for name, tensor, _ in request.tensors():
         if tensor.device is not home and tensor.device.alive:
@@ -109,7 +109,7 @@ def _check_tree(epilogue: object) -> None:
 
 
 def _check_matrices(request: MatmulRequest) -> None:
-    """A and B are matrices that fit."""
+    """A and B are matrices whose extents match."""
     a, b = request.a, request.b
     for name, tensor in (("a", a), ("b", b)):
         if tensor.ndim < 2:
@@ -126,7 +126,7 @@ def _check_matrices(request: MatmulRequest) -> None:
 
 
 def _check_operands(request: MatmulRequest) -> None:
-    """A and B are matrices that fit, in an order that a library can step through."""
+    """A and B are matrices whose extents match, and all matrices have strides that a library can address."""
     _check_matrices(request)
     _check_shape("c", request.c, request.shape)
     _check_shape("out", request.out, request.shape)
@@ -137,7 +137,7 @@ def _check_operands(request: MatmulRequest) -> None:
 
 
 def _check_steps(name: str, tensor: Tensor) -> None:
-    """One of the last two axes is dense, the other steps over it, no step is backward."""
+    """One of the last two axes is dense, the other steps over all of it, and no stride is negative."""
     rows, columns = tensor.shape[-2:]
     down, right = tensor.layout.strides[-2:]
     row_major = (right == 1 or columns <= 1) and (down >= columns or rows <= 1)
@@ -220,7 +220,7 @@ def _check_aux(request: MatmulRequest, aux: Tensor) -> None:
 
 
 def _check_out(request: MatmulRequest) -> None:
-    """D has its dtype, and no tensor that is written overlaps another operand."""
+    """D has its dtype, and no written tensor overlaps another operand."""
     out = request.out
     if request.c is None and out is None and request.has_beta:
         raise BadRequest("beta", str(request.beta), "0, for there is neither c nor out to be scaled", "pass c=…")

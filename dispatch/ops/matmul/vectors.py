@@ -1,4 +1,4 @@
-"""The pointers that cuBLASLt's descriptor of a matmul's operation holds: bias, aux, factors and largest magnitudes."""
+"""The pointers that cuBLASLt's operation descriptor holds: bias, aux, scale factors and amax."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POINTERS = {
     "amax_d": Desc.CUBLASLT_MATMUL_DESC_AMAX_D_POINTER,
     "amax_aux": Desc.CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_AMAX_POINTER,
 }
-# A pointer of the operation descriptor: its attribute, where its argument stands, and whether that is a number.
+# A pointer of the operation descriptor: its attribute, the index of its argument, and whether that is a number.
 Vector = tuple[lt.cublasLtMatmulDescAttributes_t, int, bool]
 
 
