@@ -1,6 +1,7 @@
-"""Numbers that requests give by value to multiply operands with: what they may be, and how plans take them.
+"""Factors (alpha, beta) that requests give by value: which numbers are allowed, and how plans take them.
 
-A plan does not depend on them, but for whether what they multiply is read: they come behind the addresses.
+A plan depends on a factor only in whether the operand that it multiplies is read. In `arguments`, factors follow the
+addresses.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ F32_NUMBER = Number(-F32_MAX, F32_MAX)  # any finite number that f32 holds
 
 
 def as_argument(given: Any) -> complex:
-    """A factor as plans take it: a float, or complex; -0.0 is 0."""
+    """A factor as plans take it: a float or complex; -0.0 becomes 0.0."""
     return complex(given) if isinstance(given, (complex, np.complexfloating)) else float(given) + 0.0
 
 
 def check_factor(name: str, value: Any, *, may_be_complex: bool) -> None:
-    """BadRequest unless a value is a number, and a real one where complex ones have no meaning."""
+    """BadRequest unless a value is a number, and a real one unless `may_be_complex`."""
     kinds: tuple[Any, ...] = (int, float, np.integer, np.floating)
     expected = "a number" if may_be_complex else "a real number"
     if may_be_complex:
@@ -46,31 +47,31 @@ def check_factor(name: str, value: Any, *, may_be_complex: bool) -> None:
 
 @dataclass(frozen=True, eq=False)
 class FactorRequest(OperandRequest[R_co]):
-    """A request that may have factors; `beta` among them is that of an operand to which the result is added."""
+    """A request that may have factors; `beta`, if there is one, multiplies the operand that is added to the result."""
 
     numbers: ClassVar[tuple[str, ...]] = ()  # the fields that are factors, in the order of the plan's arguments
-    added: ClassVar[str] = "c"  # the operand that the result is added to, if there is such a field
-    real: ClassVar[tuple[str, ...]] = ()  # the factors that are real also where the operands are complex
+    added: ClassVar[str] = "c"  # the operand that beta multiplies, if there is such a field
+    real: ClassVar[tuple[str, ...]] = ()  # the factors that are real even where the operands are complex
 
     @property
     def factor_dtype(self) -> Dtype:
-        """The dtype that says which numbers may be factors: that of the first operand, unless said."""
+        """The dtype that decides which numbers may be factors: that of the first operand, unless overridden."""
         first: Tensor = getattr(self, self.reads[0])
         return first.dtype
 
     @property
     def has_c(self) -> bool:
-        """Whether there is something that the result is added to."""
+        """Whether the operand that beta multiplies is given."""
         return self.added in self.reads and getattr(self, self.added) is not None
 
     def factor(self, name: str) -> complex:
-        """A factor as plans take it: a float, or complex; -0.0 is 0. A `beta` left open is 1 where there is a c."""
+        """A factor as plans take it (`as_argument`); a `beta` of None is 1 where there is a c, else 0."""
         given: Any = getattr(self, name)
         return float(self.has_c) if given is None else as_argument(given)
 
     @property
     def reads_c(self) -> bool:
-        """Whether something is added; with a beta of 0 nothing reads it."""
+        """Whether c is read: it is given, and beta is not 0."""
         return self.has_c and ("beta" not in self.numbers or self.factor("beta") != 0)
 
     def check_factors(self) -> None:
@@ -91,7 +92,7 @@ class FactorRequest(OperandRequest[R_co]):
 
 @dataclass(frozen=True, eq=False)
 class ScaledRequest(FactorRequest[R_co]):
-    """A request with factors."""
+    """A request whose plan takes the factors after the addresses."""
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
         return (*super().arguments(outputs), *map(self.factor, self.numbers))
@@ -100,5 +101,5 @@ class ScaledRequest(FactorRequest[R_co]):
         most = float(MAX_FLOAT) if self.factor_dtype in (F64, C128) else F32_MAX
         free = {name: Number(-most, most) for name in self.numbers if name != "beta"}
         if "beta" in self.numbers and self.reads_c:
-            free["beta"] = Number(math.ulp(0.0), most)  # with 0 nothing reads what is added: that is another plan
+            free["beta"] = Number(math.ulp(0.0), most)  # not 0: then c is not read, which needs another plan
         return NamedArguments((*self.reads, *self.writes, *self.numbers), free, self.in_place)

@@ -1,6 +1,6 @@
-"""How operands lie in memory: the strides of dense images with their channels first or last, and where tensors begin.
+"""The memory layout of operands: strides of dense images, channels first or last, and rules about alignment.
 
-Requests, rules and drawings ask here. Pure arithmetic; it knows no library.
+Requests, rules and builders of cuDNN graphs use it. It is arithmetic only and knows no library.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 __all__ = ["ALIGNED", "aligned", "at_16_bytes", "at_multiples", "dense_image", "dense_strides", "lies_dense"]
 
 Shape = tuple[int, ...]
-ALIGNED = 16  # bytes: of what engines load at once
+ALIGNED = 16  # bytes that an engine may load at once
 
 
 def dense_strides(shape: Shape, *, last: bool) -> Shape:
-    """The strides of a dense tensor, channels last or first."""
+    """The strides of a dense tensor, with channels last or first."""
     order = (0, *range(2, len(shape)), 1) if last else tuple(range(len(shape)))
     strides = [0] * len(shape)
     step = 1
@@ -31,24 +31,24 @@ def dense_strides(shape: Shape, *, last: bool) -> Shape:
 
 
 def lies_dense(layout: Layout, *, last: bool) -> bool:
-    """Whether a tensor is dense, with its channels last or first; axes of extent 1 lie either way."""
+    """Whether a tensor is dense with channels last or first; the strides of axes of extent 1 do not matter."""
     wanted = dense_strides(layout.shape, last=last)
     return all(e == 1 or s == t for e, s, t in zip(layout.shape, layout.strides, wanted, strict=True))
 
 
 def dense_image(name: str, layout: Layout) -> str:
-    """A rule's words where an image is not dense with its channels first or last, or "" where it is."""
+    """The reason for a refusal where an image is not dense with channels first or last, else ""."""
     is_dense = lies_dense(layout, last=False) or lies_dense(layout, last=True)
     return "" if is_dense else f"needs {name} dense with channels first or last, has {layout}"
 
 
 def aligned(request: Request[Any]) -> str:
-    """Every element at a multiple of its size: no operand begins between two."""
+    """Every operand begins at a multiple of its element size."""
     return at_multiples(request)
 
 
 def at_multiples(request: Request[Any], nbytes: int | None = None) -> str:
-    """A rule's words where an operand does not begin at a multiple of so many bytes, or of its elements' size."""
+    """The reason for a refusal where an operand does not begin at a multiple of `nbytes`, or of its element size."""
     for name, tensor, _ in request.tensors():
         layout = tensor.layout
         wanted = layout.dtype.itemsize if nbytes is None else nbytes
@@ -58,10 +58,10 @@ def at_multiples(request: Request[Any], nbytes: int | None = None) -> str:
 
 
 def at_16_bytes(request: Request) -> str:
-    """Every operand begins at a multiple of 16 bytes, but single numbers and lengths, offsets and tables of them.
+    """Every operand begins at a multiple of 16 bytes, except single elements and integer tensors (lengths, offsets).
 
-    cuDNN's backend is told where operands begin, and takes graphs of others all the same: then it refuses to run them,
-    reads from the multiple before, so that results are wrong, or loses the device (seen on an H200, 9.19).
+    cuDNN's backend is told the alignment of operands, and still accepts graphs with smaller ones. It then refuses to
+    run them, reads from the multiple before, so that results are wrong, or loses the device (seen on an H200, 9.19).
     """
     for name, tensor, _ in request.tensors():
         layout = tensor.layout

@@ -1,6 +1,6 @@
-"""What every op shares: the frozen request, the plan that carries one out, and the doors through which they are run.
+"""The base classes of every op: the frozen Request, the Plan that runs one, and the functions that run requests.
 
-An op file derives its request from `Request` and its plans from `Plan`; `executor.py` runs them. This module knows no
+An op family derives its requests from `Request`, its plans from `Plan`; `executor.py` runs them. This module knows no
 library, no table and no op; it is the contract between them.
 """
 
@@ -54,11 +54,11 @@ Operands = dict[str, Tensor]  # by the request's field name
 
 
 class Signature:
-    """What the table's columns are matched with: the choices of a request, without its sizes.
+    """The choices of a request, without its sizes; the table matches its rows' columns with them.
 
-    `dtypes` and `scales` are in the order that the op states for its rows; `compute` None takes the row's default.
+    `dtypes` and `scales` are in the order that the op defines for its rows; `compute` None takes the row's default.
     `epilogue` is an Epilogue or, for libraries that compile one, a tree of `dispatch.evt`.
-    `library` is the one whose rows alone are asked; None for those of all.
+    `library` restricts the search to one library's rows; None means all.
     """
 
     __slots__ = ("compute", "dtypes", "epilogue", "library", "scales")
@@ -76,9 +76,9 @@ class Signature:
 
 
 class Unpacked(NamedTuple):
-    """Which fields of a request hold several operands, as a list or by their names, and which a number or an operand.
+    """Which fields of a request hold operands in a list or mapping (`several`), and which a number or an operand.
 
-    `device` is the field that says where the request is to run, where no operand does.
+    `device` is the field that names the device, for requests that may have no operand.
     """
 
     several: tuple[str, ...] = ()
@@ -87,63 +87,63 @@ class Unpacked(NamedTuple):
 
 
 class Number(NamedTuple):
-    """What a number given by value may be, and it is all one to the plan which; NaN is out of every range."""
+    """The range in which a number given by value may change without another plan; NaN is outside of every range."""
 
     low: float
     high: float
-    is_whole: bool = False  # it goes to the plan as the int that it is, others as a float
+    is_whole: bool = False  # the plan takes an int; else a float
 
     def has(self, value: Any) -> bool:
         return bool(self.low <= value <= self.high)
 
     def argument(self, value: Any) -> Argument:
-        """The number as a plan takes it; -0.0 is 0."""
+        """The number as a plan takes it; -0.0 becomes 0.0."""
         return value if self.is_whole else float(value) + 0.0
 
 
 class NamedArguments(NamedTuple):
-    """What a run follows from: the operand or number that each of `arguments` is, in their order.
+    """The name of the operand or number behind each of `Request.arguments`, in their order.
 
-    Names are those of `tensors` and `unallocated`, of number fields and in mappings, and field[0], field[1] in lists.
-    `numbers` are those that may be any of a range; all others are to be what they are. Outputs and inputs that may be
-    one view are in `in_place`.
+    Names are those of `tensors` and `unallocated`, of number fields and of mapping keys; list items are field[0],
+    field[1]. `numbers` are those that may have any value of a range; all other numbers must be the same as before.
+    `in_place` has the pairs of an output and an input that may be one view.
     """
 
     order: tuple[str, ...]
-    numbers: dict[str, Number] = {}  # noqa: RUF012  # nobody adds to it
+    numbers: dict[str, Number] = {}  # noqa: RUF012  # never modified
     in_place: frozenset[tuple[str, str]] = frozenset()
 
 
 class Request(ABC, Generic[R_co]):
     """A frozen description of one operation on tensors; making one validates it and raises BadRequest.
 
-    A request holds its tensors, and the outputs it was given; an output left None is allocated anew at every run.
-    A run of a Request[R] gives back an R.
+    A request holds its operands and the outputs it was given; an output left None is allocated anew in every run.
+    Running a Request[R] returns an R.
     """
 
     op: ClassVar[str]
-    advice: ClassVar[str] = ""  # what a library that refused a request of this op nearly always takes: "a row-major, …"
-    # cuda_executor.py keeps its last binding here, so that running the same request again costs no look-up.
+    advice: ClassVar[str] = ""  # layouts that libraries nearly always accept, for the hint of a refusal
+    # cuda_executor.py keeps the last binding here, so that running the same request again needs no look-up.
     bound: Any = None
-    # The library whose operands it was given, if any is another library's: it runs on that one's current stream, and
-    # gives back its tensors. `adopt` puts it in.
+    # The framework (torch, CuPy, …) whose arrays the operands are, if any: the request runs on its current stream and
+    # returns its arrays. `adopt` sets it.
     framework: Any = None
-    # Of classes whose calls are remembered though their operands are no fields of their own (remembered_operands.py).
+    # Set in classes whose calls are remembered although operands are in lists or mappings (remembered_operands.py).
     unpacked: ClassVar[Unpacked | None] = None
-    # Whether all rows that take the request are timed, and the fastest carries it out; a field of some classes.
+    # Whether to time all rows that take the request and run the fastest; a field of some classes.
     autotune: Any = False
 
     @classmethod
     def plain_reads(cls) -> tuple[str, ...] | None:
-        """What plain requests of this class read, in the order of their arguments; None where none is plain.
+        """The fields that plain requests of this class read, in the order of their arguments; None where none is plain.
 
-        A plain request stands for all calls of its layouts and choices: they differ in addresses alone.
+        Calls of plain requests with the same layouts and choices differ only in addresses.
         """
         return None
 
     @property
     def is_plain(self) -> bool:
-        """Whether this one is plain, where the class has such requests."""
+        """Whether this request is plain, if the class has plain requests."""
         return self.plain_reads() is not None
 
     @property
@@ -153,31 +153,31 @@ class Request(ABC, Generic[R_co]):
 
     @abstractmethod
     def signature(self) -> Signature:
-        """What the table is asked with."""
+        """The choices by which the table finds a row."""
 
     @abstractmethod
     def key(self) -> tuple[Any, ...]:
-        """All that a plan depends on: layouts and choices, no pointers and no numbers given by value."""
+        """Everything that a plan depends on: layouts and choices, but no addresses and no numbers given by value."""
 
     @abstractmethod
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
-        """Addresses and numbers in the op's fixed order; `outputs` are those that it leaves open."""
+        """Addresses and numbers in the op's fixed order; `outputs` holds the outputs that were allocated."""
 
     def addresses(self) -> tuple[str | None, ...] | None:
-        """The operand whose address each of `arguments` is, None for a number.
+        """The name of the operand whose address each of `arguments` is; None for a number.
 
-        A run over other operands of the same layouts has their addresses in these places, and all else as it is; where
-        it does not, there is nothing.
+        Only for requests where a run over other operands with the same layouts changes nothing but these addresses;
+        None for all others.
         """
         return None
 
     def named_arguments(self) -> NamedArguments | None:
-        """What a run follows from, where `unpacked` is said; None where each such call is to make a request."""
+        """The name of each argument, for classes with `unpacked`; None where every call must make a request."""
         return None
 
     @abstractmethod
     def tensors(self) -> tuple[Use, ...]:
-        """Each operand given: its field name, the tensor, and whether the request writes it."""
+        """Each given operand: its field name, the tensor, and whether the request writes it."""
 
     @abstractmethod
     def unallocated(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], Dtype]]:
@@ -185,10 +185,10 @@ class Request(ABC, Generic[R_co]):
 
     @abstractmethod
     def result(self, outputs: Operands) -> R_co:
-        """What a run gives back: the first output, or a tuple where there are several."""
+        """What a run returns: the output, or a tuple where there are several."""
 
     def give(self, outputs: Operands) -> R_co:
-        """`result`, as objects of the library whose operands the request was given."""
+        """`result` as arrays of the framework whose operands the request was given."""
         result = self.result(outputs)
         if self.framework is None:
             return result
@@ -197,7 +197,7 @@ class Request(ABC, Generic[R_co]):
 
     @abstractmethod
     def replace(self, **operands: Tensor) -> Self:
-        """The same request over other operands; BadRequest for a name that is none of its tensors."""
+        """The same request over other operands; BadRequest for a name that is not one of its operands."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -205,7 +205,7 @@ class Request(ABC, Generic[R_co]):
 
     @property
     def repeatable(self) -> bool:
-        """Whether a second run would give the same as the first: no operand that is written is read as well."""
+        """Whether a second run would give the same as the first: no memory that is written is also read."""
         spans = [(t.storage, t.ptr + t.layout.low, t.ptr + t.layout.high, written) for _, t, written in self.tensors()]
         return not any(
             one[3] and not other[3] and one[0] is other[0] and one[1] < other[2] and other[1] < one[2]
@@ -216,21 +216,21 @@ class Request(ABC, Generic[R_co]):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "__repr__" not in vars(cls):
-            cls.__repr__ = cls.__repr__  # type: ignore[method-assign]  # a dataclass would make one of all fields
+            cls.__repr__ = cls.__repr__  # type: ignore[method-assign]  # else a dataclass would generate one
 
     def __repr__(self) -> str:
-        """The class and the fields that are not as it has them by default, tensors without their elements."""
+        """The class and the fields that differ from their defaults; tensors are shown without their elements."""
         try:
             return text_of(self)
-        except Exception:  # noqa: BLE001  # half made, or of a class of the user's
+        except Exception:  # noqa: BLE001  # a request whose check failed, or a user's class
             return f"<{type(self).__name__}>"
 
     def usual(self) -> dict[str, Any]:
-        """The values of fields whose default is worked out from others, where they are not said."""
+        """The default values of fields that depend on other fields."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a pickle holds: the fields, and nothing that was worked out from them or found for this process."""
+        """The state for pickle: the fields only, without cached properties and bindings of this process."""
         state = vars(self)
         if is_dataclass(self):
             return {field.name: state[field.name] for field in fields(self) if field.name in state}
@@ -238,14 +238,14 @@ class Request(ABC, Generic[R_co]):
 
 
 class Plan:
-    """A request bound to one executor: everything that does not depend on addresses is done.
+    """A request bound to one executor: everything that does not depend on addresses is prepared.
 
-    `launch` and `relocation` belong to cuda_executor.py: what launches it at any addresses, once that is learnt, and
-    what is known of that. With a `counter`, each call has a number (call_counter.py).
+    cuda_executor.py sets `launch` and `relocation`: the graph that launches the plan at any addresses once it is
+    learnt, and the state of that learning. With a `counter`, each call has a number (call_counter.py).
     """
 
     __slots__ = ("__weakref__", "capture_safe", "counter", "launch", "relocation", "row")
-    is_bare: ClassVar[bool] = False  # a caller may capture its calls, though they are not worth a record of ours
+    is_bare: ClassVar[bool] = False  # callers may capture its calls, but we do not record them as graphs of our own
 
     def __init__(self, row: Any, *, capture_safe: bool, counter: CallCounter | None = None) -> None:
         self.row, self.counter = row, counter
@@ -254,22 +254,22 @@ class Plan:
         self.relocation: Any = None
 
     def hold(self, tensors: tuple[Tensor, ...]) -> None:
-        """Of a bare plan: told of the tensors of a call before it is made, where what it enqueues may come later."""
+        """Called before each call of a bare plan with its tensors, for plans that must keep them alive."""
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         """On a GPU: enqueue the work on the executor's stream, for these addresses; never waits.
 
-        Behind the addresses comes the number of the call, where the plan has a counter.
+        If the plan has a counter, the number of the call follows the arguments.
         """
         raise WorkerFailed(f"{type(self).__name__} does not run on a GPU")
 
     def run(self, request: Any, outputs: Operands) -> None:
-        """On the host: do the work, into the request's outputs and those made for it."""
+        """On the host: compute the result into the request's outputs and the allocated `outputs`."""
         raise WorkerFailed(f"{type(self).__name__} does not run on the host")
 
 
 class IdlePlan(Plan):
-    """A request whose results have no element: nothing is launched."""
+    """The plan of a request whose results have no elements: it launches nothing."""
 
     __slots__ = ()
     is_bare = True
@@ -278,7 +278,7 @@ class IdlePlan(Plan):
         super().__init__(row, capture_safe=capture_safe)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        """Nothing is to be done."""
+        """Does nothing."""
 
 
 def run(request: Request[R_co]) -> R_co:
@@ -298,14 +298,14 @@ def run(request: Request[R_co]) -> R_co:
 
 
 def at_home(request: Request[Any]) -> AbstractContextManager[Any]:
-    """A block on the current stream of the library that the operands are of; an idle one where that has no streams."""
+    """A context on the current stream of the operands' framework; an empty one where that has no streams."""
     framework = request.framework
     stream = None if framework is None else framework.stream(request.device)
     return NULL_CONTEXT if stream is None else stream
 
 
 def _run_at_home(request: Request[R_co]) -> R_co:
-    """Run on the current stream of the library that the operands are of, in order with those of others among them."""
+    """Run on the current stream of the operands' framework, in order with the streams of other frameworks' operands."""
     device = request.device
     with at_home(request):
         executor = device.executor()
@@ -316,14 +316,14 @@ def _run_at_home(request: Request[R_co]) -> R_co:
 
 
 def tell_written(request: Request[Any]) -> None:
-    """Have the libraries whose operands a request writes know: autograd is to find that what it saved has changed."""
+    """Tell each framework which of its arrays a request writes, so that autograd notices changes of saved tensors."""
     for _, tensor, written in request.tensors():
         if written and isinstance(tensor.storage, Adopted):
             tensor.storage.framework.written(tensor.storage.keep)
 
 
 def as_requests(requests: Iterable[Request[R_co]]) -> list[Request[R_co]]:
-    """Several requests as a list; TypeError for what are not several."""
+    """An iterable of requests as a list; TypeError for anything else."""
     if isinstance(requests, Request) or not hasattr(requests, "__iter__"):
         kind = type(requests).__name__
         is_one = isinstance(requests, Request)
@@ -333,7 +333,7 @@ def as_requests(requests: Iterable[Request[R_co]]) -> list[Request[R_co]]:
 
 
 def check_request(request: object) -> None:
-    """BadRequest for what is no request; the doors ask only once something has gone wrong."""
+    """BadRequest for an object that is no request; called only after an AttributeError, to explain it."""
     if not isinstance(request, Request):
         hint = "such as dispatch.MatmulRequest(a=a, b=b)"
         raise BadRequest("request", f"a {type(request).__name__}", "a dispatch.Request", hint)

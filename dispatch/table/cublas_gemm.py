@@ -1,9 +1,9 @@
-"""The rows of products by cuBLAS's own gemm, behind cuBLASLt's and CUTLASS's. Rows, and nothing else.
+"""The rows of matmul for cuBLAS's gemm functions. Rows, and nothing else.
 
-A request gets here by `library="cublas"`, by autotune, or by a compute type that only these rows have. Sums in f16
-(COMPUTE_16F) are so far off that no check would find a result that is wrong by 1%: their cases are of whole numbers,
-which they add up exactly. On an H100 cuBLAS 13.1 carries out BF16X9 by its kernels for f32, and FIXED by those for f64:
-bit for bit the same results.
+They come after cuBLASLt's and CUTLASS's rows: a request reaches them by `library="cublas"`, by autotune, or by a
+compute type that only they have. Sums in f16 (COMPUTE_16F) are so imprecise that no check could find a result that is
+wrong by 1%, so their cases use whole numbers, which they add exactly. On an H100 cuBLAS 13.1 runs BF16X9 with its f32
+kernels, and FIXED with its f64 kernels: the results are bit for bit the same.
 """
 
 # fmt: off
@@ -28,7 +28,7 @@ COMP_16F = Compute.COMPUTE_16F
 FAST_TF32, FAST_16BF, FAST_16F = Compute.COMPUTE_32F_FAST_TF32, Compute.COMPUTE_32F_FAST_16BF, Compute.COMPUTE_32F_FAST_16F
 BF16X9, FIXED = Compute.COMPUTE_32F_EMULATED_16BFX9, Compute.COMPUTE_64F_EMULATED_FIXEDPOINT
 
-ALONE = Fusion(((), ()))  # no operand beside C, and no epilogue
+ALONE = Fusion(((), ()))  # no bias, no aux, no epilogue
 PLAIN = (aligned, whole_workspace, no_fast_accum, no_scales)
 INT8  = (lines_by_4, *PLAIN)
 SM80  = Arch(80)

@@ -1,7 +1,7 @@
-"""The rows of grouped_matmul that end in `cublasGemmGroupedBatchedEx`. Rows, and nothing else.
+"""The rows of grouped_matmul for `cublasGemmGroupedBatchedEx`. Rows, and nothing else.
 
-They are asked behind CUTLASS's and cuBLASLt's, and alone have f32 and f64. They take lists of products, whose extents
-the host knows. No machine has run them yet.
+They come after CUTLASS's and cuBLASLt's rows, and only they have f32 and f64. They take lists of products, whose
+extents are known on the host. No machine has run them yet.
 """
 
 # fmt: off
@@ -31,7 +31,7 @@ RULES = (
     *(lists_alone, dense_lines, aligned, some_elements, no_fast_accum, alpha_alone, alpha_of_the_host),
     *(no_config, steps_of_32_bits),
 )
-RULES_16 = (by_16_bytes, *RULES)  # the alignment that NVIDIA asks for where tensor cores are used
+RULES_16 = (by_16_bytes, *RULES)  # the alignment that NVIDIA requires where tensor cores are used
 SM80, V12 = Arch(80), (12, 9)
 COMP_32F, COMP_64F, TF32 = Compute.COMPUTE_32F, Compute.COMPUTE_64F, Compute.COMPUTE_32F_FAST_TF32
 EX = ("cublas", "cublasGemmGroupedBatchedEx", cublas_plan)

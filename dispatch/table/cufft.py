@@ -1,7 +1,7 @@
-"""The table's rows of Fourier transforms, which end in cuFFT. Rows, and nothing else.
+"""The rows of Fourier transforms for cuFFT. Rows, and nothing else.
 
-`table.py` names this file and reads it when it is first asked. The last column names the machines on which a row's
-cases have passed, and is empty where none has run it yet.
+`table.py` names this file and imports it at first use. The last column names the GPUs on which a row's cases have
+passed; it is empty where none has run them yet.
 """
 
 # fmt: off

@@ -1,7 +1,7 @@
-"""The table's rows of linear algebra, which end in cuSOLVER's dense routines. Rows, and nothing else.
+"""The rows of linear algebra for cuSOLVER's dense routines. Rows, and nothing else.
 
-`table.py` names this file and reads it when it is first asked. The last column names the machines on which a row's cases
-have passed, and is empty where none has run it yet.
+`table.py` names this file and imports it at first use. The last column names the GPUs on which a row's cases have
+passed; it is empty where none has run them yet.
 """
 
 # fmt: off
@@ -195,7 +195,7 @@ GPU_ROWS = (
     Row("lstsq",     (C64,  C64),  None,   RULES, SM75, None, V11_7, *OF_SVD),
     Row("lstsq",     (C128, C128), None,   RULES, SM75, None, V11_7, *OF_SVD),
 )
-# Of the other drivers of an op: what they ask, and their routine for a real and for a complex matrix.
+# The other drivers of an op: their rules, and their routines for a real and for a complex matrix.
 OTHERS = {
     ("eigh",             "syevj"):  (BY_SYEVJ,                         "{}syevj",                "{}heevj"),
     ("generalized_eigh", "syevj"):  (BY_SYEVJ,                         "{}sygvj",                "{}hegvj"),
@@ -222,7 +222,7 @@ DRIVER_ROWS = tuple(
     for (op, driver), (rules, of_real, of_complex) in OTHERS.items()
     for dtype, letter in LETTERS.items()
 )
-# Behind the others, which every version has: autotune finds it.
+# After the other rows, whose routines every version has; autotune compares it.
 MANY_ROWS = tuple(
     Row(
         op="generalized_eigh",

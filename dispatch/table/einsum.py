@@ -1,9 +1,9 @@
-"""The table's rows of einsum, whose steps are requests that the table has rows for. Rows, and nothing else.
+"""The rows of einsum, whose steps are requests that the table has rows for. Rows, and nothing else.
 
-Networks of small tensors are one launch of this library's own kernel, where that is estimated to take less time than a
-call for each step. Where every step is a matrix product as its operands lie cuBLASLt alone carries it out, and no other
-library need be there; else each step goes to the first row that takes it, of cuBLASLt or of cuTENSOR. The last column
-names the machines on which a row's cases have passed, and is empty where none has run it yet.
+A network of small tensors is one launch of our own kernel, where that is estimated to be faster than a call for each
+step. Where every step is a matrix product without copies of its operands, cuBLASLt runs them all, and no other library
+is needed. Else each step goes to the first row that takes it, of cuBLASLt or cuTENSOR. The last column names the GPUs
+on which a row's cases have passed; it is empty where none has run them yet.
 """
 
 # fmt: off

@@ -1,4 +1,4 @@
-"""The rows of the ops whose kernels are this library's own, compiled by NVRTC. Rows, and nothing else."""
+"""The rows of ops with kernels of our own, compiled by NVRTC. Rows, and nothing else."""
 
 # fmt: off
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The rows of linear algebra whose kernels are this library's own, compiled by NVRTC: for small matrices. Rows alone.
+"""The rows of linear algebra of small matrices with kernels of our own, compiled by NVRTC. Rows, and nothing else.
 
-They stand before cuBLAS's and cuSOLVER's, which a request reaches by `library=` or `autotune=True`.
+They come before cuBLAS's and cuSOLVER's rows, which a request reaches by `library=` or `autotune=True`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Normalization by neighbours: `lrn` over channels, `divisive_norm` over space, and their gradients.
+"""Local normalization: `lrn` over channels, `divisive_norm` over space, and their gradients.
 
-y = x · s^-beta, s_i = k + alpha / window^d · Σ (x_j - means_i)² over the j in a window around i along d axes, of which
-an even one reaches further ahead; for `lrn` d is 1 and the means are 0. Carried out by cuDNN or NumPy; follows
+y = x · s^-beta, s_i = k + alpha / window^d · Σ (x_j - means_i)² over the j in a window around i along d axes; an even
+window has one more element after i than before. For `lrn` d is 1 and the means are 0. cuDNN or NumPy; follows
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.html#cudnnlrncrosschannelforward.
 """
 
@@ -40,13 +40,15 @@ __all__ += ["divisive_norm", "divisive_norm_bwd", "lrn", "lrn_bwd"]
 
 @dataclass(frozen=True, eq=False)
 class LocalNormRequest(OperandRequest["Tensor"]):
-    """What the four have in common.
+    """The fields and checks that the four requests share.
 
     Attributes:
         x: (images, channels, space…), dense, with channels first or last in memory.
-        window: how many neighbours count along an axis, from 1 to 16.
-        alpha, beta, k: what they count, 0 or more; the power, from 0.01; what is added to their sum, from 1e-5.
-        out: y or dx, of x's shape and dtype. Left open, it lies in memory as x does.
+        window: the number of elements in the window along an axis, from 1 to 16.
+        alpha: the weight of the sum, 0 or more.
+        beta: the exponent, 0.01 or more.
+        k: the constant added to the sum, 1e-5 or more.
+        out: y or dx, of x's shape, dtype and strides. None allocates one.
     """
 
     over_space: ClassVar[bool] = False
@@ -90,10 +92,10 @@ class LrnBwdRequest(LocalNormRequest):
 
 @dataclass(frozen=True, eq=False)
 class DivisiveNormRequest(LocalNormRequest):
-    """y = x · (k + alpha / window^d · Σ (x_j - means_i)²)^-beta, over a window of all d axes of space, 2 or 3.
+    """y = x · (k + alpha / window^d · Σ (x_j - means_i)²)^-beta, over a window along all d spatial axes, 2 or 3.
 
     Attributes:
-        means: such as an average pooling of x, with its shape, dtype and strides; None for 0.
+        means: of x's shape, dtype and strides, for example an average pooling of x; None for 0.
     """
 
     op: ClassVar[str] = "divisive_norm"
@@ -104,10 +106,10 @@ class DivisiveNormRequest(LocalNormRequest):
 
 @dataclass(frozen=True, eq=False)
 class DivisiveNormBwdRequest(LocalNormRequest):
-    """dx of `divisive_norm` from x, the gradient dy and the means, which are taken as they are.
+    """dx of `divisive_norm` from x, the gradient dy and the means, which are treated as constants.
 
     Attributes:
-        dy, means: of x's shape, dtype and strides; means None for 0. cuDNN takes odd windows alone here.
+        dy, means: of x's shape, dtype and strides; means None for 0. cuDNN supports only odd windows here.
     """
 
     op: ClassVar[str] = "divisive_norm_bwd"
@@ -118,7 +120,7 @@ class DivisiveNormBwdRequest(LocalNormRequest):
 
 
 def window_sum(array: Array, n: int, axes: range, *, turned: bool = False) -> Array:
-    """The sums over windows along some axes; `turned` sums over those in whose window an element is."""
+    """The sums over windows along some axes; `turned` sums over the elements whose windows contain this one."""
     for axis in axes:
         pads = [(0, 0)] * array.ndim
         pads[axis] = (n // 2, (n - 1) // 2) if turned else ((n - 1) // 2, n // 2)
@@ -128,7 +130,7 @@ def window_sum(array: Array, n: int, axes: range, *, turned: bool = False) -> Ar
 
 
 def evaluate(request: Any, work: np.dtype[Any]) -> Results:
-    """The output of a request by name, in a working dtype; without means nothing is added, not 0: 0 · ∞ is NaN."""
+    """The output of a request by name, in a working dtype. Without means their terms are left out: 0 · ∞ is NaN."""
     x, n = values(request.x, work), request.window
     axes = range(2, x.ndim) if request.over_space else range(1, 2)
     means = values(request.means, work) if getattr(request, "means", None) is not None else None
@@ -144,18 +146,18 @@ def evaluate(request: Any, work: np.dtype[Any]) -> Results:
 
 
 def dense_alike(request: LocalNormRequest) -> str:
-    """Rule: all operands of one layout, without gaps, channels first or last."""
+    """Rule: all operands have one dense layout, with channels first or last."""
     x, names = request.x.layout, [name for name, _, _ in request.tensors()]
     return describable(x) or dense_image("x", x) or strides_apart(request, "x", *names, "out")
 
 
 def odd_window(request: LocalNormRequest) -> str:
-    """Rule: of an even window cuDNN's gradient (9.19) adds up other neighbours than those whose window x is in."""
+    """Rule: the window is odd. For an even one cuDNN's gradient (9.19) adds up the wrong neighbours."""
     return "" if request.window % 2 else f"needs an odd window, has {request.window}"
 
 
 def cudnn_local_norm(request: LocalNormRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """A plan that ends in `row.function`; nothing is launched where there is no element."""
+    """A plan that calls `row.function`; without elements it launches nothing."""
     x, dtype = request.x.layout, request.x.dtype
     if x.size == 0:
         return IdlePlan(row)
@@ -165,7 +167,7 @@ def cudnn_local_norm(request: LocalNormRequest, executor: CudaExecutor, row: Row
     first, zero, function = (norm, 0, number(1, dtype)), number(0, dtype), getattr(cudnn, row.function)
     n, c, *space = x.shape
     steps = dense_strides(x.shape, last=not lies_dense(x, last=False))
-    if not request.over_space:  # cuDNN takes no image of three axes of space with channels last: they are one here
+    if not request.over_space:  # spatial axes are merged: cuDNN takes no three of them with channels last
         image = tensor(dtype, (n, c, math.prod(space)), (*steps[:2], steps[-1]))
         order = ("x",) if request.op == "lrn" else ("y", "dy", "x")
         operands = [part for name in order for part in (image, at[name])]

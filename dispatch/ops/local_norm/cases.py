@@ -1,4 +1,4 @@
-"""The cases of the rows of local normalization, their bounds, and wrong results that each must reject."""
+"""The test cases of local normalization, their bounds, and the wrong results that each case must reject."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORMS = (  # shape, order in memory, window, alpha, beta, k, whether there are m
 
 
 def check(op: str, dtype: Any, form: Any, name: str, device: Device, rng: np.random.Generator) -> Check:
-    """A request of a form with fresh operands."""
+    """The check of a form with fresh operands."""
     shape, order, *choices, has_means = form
     fields: dict[str, Any] = dict(zip(("window", "alpha", "beta", "k"), choices, strict=True))
     kind, lay = KINDS[op], partial(place, device, order=order)
@@ -42,7 +42,7 @@ def check(op: str, dtype: Any, form: Any, name: str, device: Device, rng: np.ran
 
 
 def bounds(request: ops.LocalNormRequest, expected: dict[str, Any]) -> dict[str, Any]:
-    """How far a result may be: sums of up to an image's elements, and what is kept between two kernels in 16 bits."""
+    """The allowed error: that of sums over up to an image's elements, and of 16-bit values between kernels."""
     dtype, axes = request.x.dtype, range(2, request.x.ndim) if request.over_space else range(1, 2)
     given = {name: np.abs(np.asarray(tensor).astype(float)) for name, tensor, _ in request.tensors()}
     x, dy = given["x"] + given.get("means", 0), given.get("dy", given["x"])

@@ -1,7 +1,7 @@
 """Softmax and log-softmax along one axis, and their gradients: `softmax` and `softmax_bwd`.
 
-Carried out by `cudnnSoftmaxForward` and `cudnnSoftmaxBackward`, or by NumPy. For cuDNN the axis becomes the channels of
-a tensor of four or five axes, and the others, merged where memory allows it, the rest. Follows
+They run on `cudnnSoftmaxForward` and `cudnnSoftmaxBackward`, or on NumPy. For cuDNN the axis becomes the channels of a
+tensor of four or five axes; the other axes are merged where their strides allow it. Follows
 https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-ops-library.html#cudnnsoftmaxforward.
 """
 
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class SoftmaxAlgorithm(Choice):
-    """`cudnnSoftmaxAlgorithm_t`: FAST subtracts no largest first and so overflows early; LOG is log-softmax."""
+    """`cudnnSoftmaxAlgorithm_t`: FAST does not subtract the maximum, so it overflows early; LOG is log-softmax."""
 
     FAST = 0
     ACCURATE = 1
@@ -53,7 +53,7 @@ class SoftmaxAlgorithm(Choice):
 
 @dataclass(frozen=True, eq=False)
 class AlongAxisRequest(OperandRequest["Tensor"]):
-    """What softmax and its gradient have in common.
+    """The fields and checks that softmax and its gradient share.
 
     Attributes:
         axis: the axis that sums to 1.
@@ -67,7 +67,7 @@ class AlongAxisRequest(OperandRequest["Tensor"]):
 
     @property
     def first(self) -> Tensor:
-        """The first operand, whose axis it is."""
+        """The first operand; `axis` is an axis of it."""
         found: Tensor = getattr(self, self.reads[0])
         return found
 
@@ -88,8 +88,8 @@ class SoftmaxRequest(AlongAxisRequest):
 
     Attributes:
         x: any shape of one axis or more, its axes in any order in memory, but without gaps, which cuDNN's softmax gets
-            wrong: x[:, :3].copy(), not x[:, :3]. Without elements it gives a y without elements.
-        out: y, of x's shape, dtype and strides; it may be x itself. Left open, it lies in memory as x does.
+            wrong: x[:, :3].copy(), not x[:, :3]. An x without elements gives a y without elements.
+        out: y, of x's shape, dtype and strides; it may be x itself. None allocates one.
     """
 
     op: ClassVar[str] = "softmax"
@@ -103,10 +103,10 @@ class SoftmaxBwdRequest(AlongAxisRequest):
     """dx from y = softmax(x) (or its logarithm) and dy: the gradient of `SoftmaxRequest`.
 
     Attributes:
-        y: what the forward pass gave, without gaps in memory.
+        y: the result of the forward pass, without gaps in memory.
         dy: the gradient of y, of y's shape, dtype and strides.
         axis, algorithm: those of the forward pass.
-        out: dx, of y's shape, dtype and strides; it may be dy itself. Left open, it lies in memory as y does.
+        out: dx, of y's shape, dtype and strides; it may be dy itself. None allocates one.
     """
 
     op: ClassVar[str] = "softmax_bwd"
@@ -116,12 +116,12 @@ class SoftmaxBwdRequest(AlongAxisRequest):
     dy: Tensor
 
 
-# -- rules of the rows: "needs …, has …", or "" where a request is fine -----------------------------------------------
-MAX_OTHERS = 4  # images and three axes of space
+# -- rules of the rows: "needs …, has …", or "" where a rule is met ---------------------------------------------------
+MAX_OTHERS = 4  # images, and three spatial axes
 
 
 def axes_of(layouts: Sequence[Layout], axis: int) -> tuple[Axis, list[Axis]]:
-    """The axis that sums to 1, and the others, merged."""
+    """The axis that sums to 1, and the other axes, merged."""
     rank = len(layouts[0].shape)
     axes = merge(layouts, [place == axis % rank for place in range(rank)])
     summed = next((found for found in axes if found.group), Axis(1, (1,) * len(layouts), True))
@@ -129,7 +129,7 @@ def axes_of(layouts: Sequence[Layout], axis: int) -> tuple[Axis, list[Axis]]:
 
 
 def four_axes(request: AlongAxisRequest) -> str:
-    """Strides above 0, and no more than four axes beside the one that sums to 1, once merged."""
+    """Strides are positive, and at most four axes remain after merging, not counting the one that sums to 1."""
     layouts = [request.layout_of(name) for name in (*request.reads, *request.writes)]
     if reason := describable(*layouts):
         return reason
@@ -140,9 +140,9 @@ def four_axes(request: AlongAxisRequest) -> str:
 
 
 def one_dense_layout(request: AlongAxisRequest) -> str:
-    """All operands without gaps and laid out alike, their axes in any order.
+    """All operands have the same strides without gaps, with their axes in any order.
 
-    cuDNN takes others and goes by the strides of one of them, or by none (seen on an H200, 9.19: wrong numbers).
+    cuDNN accepts others, but uses the strides of one operand, or of none (seen on an H200, 9.19: wrong numbers).
     """
     first, layout = request.reads[0], request.layout_of(request.reads[0])
     if not gapless(layout):
@@ -150,12 +150,12 @@ def one_dense_layout(request: AlongAxisRequest) -> str:
     return strides_apart(request, *request.reads, *request.writes)
 
 
-# -- what is right, in NumPy: for rows of the host in their own precision, in f64 as the reference --------------------
+# -- in NumPy: for the host's rows in their own precision, and as the reference in f64 --------------------------------
 def evaluate(request: AlongAxisRequest, work: np.dtype[Any]) -> Results:
     """The output of a request by name, computed in a working dtype.
 
-    y along the axis, the largest subtracted first unless the algorithm is FAST; dx = y · (dy - Σ y · dy), or
-    dy - exp(y) · Σ dy for the logarithm.
+    y is computed after subtracting the maximum along the axis, unless the algorithm is FAST. dx = y · (dy - Σ y · dy),
+    or dy - exp(y) · Σ dy for LOG.
     """
     x, axis, log = values(request.first, work), request.axis, request.algorithm is SoftmaxAlgorithm.LOG
     if isinstance(request, SoftmaxBwdRequest):
@@ -171,14 +171,14 @@ def evaluate(request: AlongAxisRequest, work: np.dtype[Any]) -> Results:
     return {"out": x - np.log(total) if log else powers / total}
 
 
-# -- by cuDNN ---------------------------------------------------------------------------------------------------------
+# -- with cuDNN -------------------------------------------------------------------------------------------------------
 INSTANCE = cudnn.cudnnSoftmaxMode_t.CUDNN_SOFTMAX_MODE_INSTANCE
 
 CHANNEL = cudnn.cudnnSoftmaxMode_t.CUDNN_SOFTMAX_MODE_CHANNEL
 
 
 def cudnn_softmax(request: AlongAxisRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of either request; nothing is launched where there is no element."""
+    """The plan of either request; without elements it launches nothing."""
     layouts = [request.layout_of(name) for name in (*request.reads, *request.writes)]
     if layouts[0].size == 0:
         return IdlePlan(row)
@@ -203,11 +203,12 @@ def _describe(layouts: Sequence[Layout], axis: int) -> tuple[int, list[Descripto
         tensor(layout.dtype, [axis.extent for axis in ordered], [axis.strides[number] for axis in ordered])
         for number, layout in enumerate(layouts)
     ]
-    # Over the channels alone, or over all of an image: the same without axes of space, and the latter is faster.
+    # CHANNEL sums over the channels, INSTANCE over a whole image. Without spatial axes both are the same, and INSTANCE
+    # is faster.
     return (CHANNEL if space else INSTANCE), descriptors
 
 
-# -- what users call, and the rows ------------------------------------------------------------------------------------
+# -- the public functions, and what the rows name ---------------------------------------------------------------------
 reference = exactly(evaluate)
 numpy_softmax = numpy_call(evaluate)
 softmax = request_function(SoftmaxRequest, "softmax")

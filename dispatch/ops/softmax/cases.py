@@ -1,4 +1,4 @@
-"""The cases that the softmax rows are tried with, and how far a result may be from the float64 reference.
+"""The test cases of the softmax rows, and the bounds of their results.
 
 Tests parametrize over `cases(row)` and run `case.check(device, rng)`.
 """
@@ -71,7 +71,7 @@ FORMS: tuple[Form, ...] = (
 def check(
     form: Form, dtype: Dtype, algorithm: SoftmaxAlgorithm, backward: bool, name: str, device: Device, rng: Generator
 ) -> Check:
-    """A case with fresh operands; the logits spread over ±10 or so, where rounding of x shows."""
+    """The check of a case with fresh operands; the logits spread over about ±10, where rounding of x shows."""
     _, shape, axis, order, guard, in_place = form
     spread = 1.0 if algorithm is SoftmaxAlgorithm.FAST else 3.0  # FAST overflows in f16 from e^11.1 on
     chosen: dict[str, Any] = {"axis": axis, "algorithm": algorithm}
@@ -86,7 +86,7 @@ def check(
 
 
 def _guarded(device: Device, guard: int, values: Array) -> GuardedBuffer:
-    """Dense, for cuDNN gets gaps wrong, with so many poisoned elements before and behind, and so at an odd one."""
+    """Dense values (cuDNN gets gaps wrong) with `guard` poisoned elements before and after, so at an odd alignment."""
     inside = slice(guard, guard + values.size)
     kept = poison(Dtype.of(values.dtype), (values.size + 2 * guard,))
     kept[inside] = values.ravel()
@@ -95,12 +95,12 @@ def _guarded(device: Device, guard: int, values: Array) -> GuardedBuffer:
 
 
 def bounds(request: AlongAxisRequest, expected: Results) -> Results:
-    """How far y or dx may be off.
+    """The allowed error of y or dx.
 
-    A power of e is off by the rounding of its argument, |x - largest| · u and as much again in the exponent's scaling,
-    and by 4 units of its own (`ex2.approx` has 2^-22); the sum walks like √n; the logarithm adds u of itself. Where the
-    axis is not the last in memory, cuDNN 9.19 keeps e^x in y's own dtype between its two passes: a rounding more.
-    For dx a sum of n products walks like √n; then a product and a difference.
+    exp has the error of its rounded argument, |x - max| · u, as much again from scaling the exponent, and 4 units of
+    its own (`ex2.approx` has 2^-22). The error of the sum grows like √n, a random walk. The logarithm adds u of itself.
+    Where the axis is not the last in memory, cuDNN 9.19 keeps e^x in y's dtype between its two passes: one more
+    rounding. For dx the error of a sum of n products grows like √n, then come a product and a difference.
     """
     x, out, dtype = np.asarray(request.first).astype(np.float64), expected["out"], request.first.dtype
     if not x.size:
@@ -118,14 +118,14 @@ def bounds(request: AlongAxisRequest, expected: Results) -> Results:
     relative = (8 + 2 * span + walk) * u
     if log:
         return {"out": rounded(relative + 4 * u * np.abs(out) + 2 * u * np.abs(x), out, dtype)}
-    # Where each element is the largest of its own, e^0 is 1 in any dtype.
+    # Along an axis of extent 1 every element is the maximum, and e^0 is exactly 1.
     one = x.shape[axis] == 1 and request.algorithm is not SoftmaxAlgorithm.FAST
     kept, tiny = ROUNDOFF[dtype] if dtype in HALF and not by_numpy(request.device) and not one else (0.0, 0.0)
     return {"out": rounded((relative + kept) * out + tiny, out, dtype)}
 
 
 def cases(row: Row) -> list[MadeCase]:
-    """Every form in turn with the algorithms, and the plain forms with all of them."""
+    """Every form, with the algorithms in turn; the plain forms with all algorithms."""
     dtype, backward = row.dtypes[0], row.op == "softmax_bwd"
     return [
         MadeCase(f"{dtype}-{algorithm.name}-{form[0]}", partial(check, form, dtype, algorithm, backward), form[0])
@@ -135,7 +135,7 @@ def cases(row: Row) -> list[MadeCase]:
 
 # -- wrong results that every case must reject: see `dispatch/testing/mutations.py` --------------------
 def element(request: AlongAxisRequest) -> Results | None:
-    """An element left out of the sum: of those whose share is a typical one, or of dY the first of each row."""
+    """An element left out of the sum: one with a typical share or, for the gradient, the first dy of each row."""
     if not request.first.size:
         return None
     if isinstance(request, SoftmaxBwdRequest):
@@ -154,7 +154,7 @@ def element(request: AlongAxisRequest) -> Results | None:
 
 
 def axis(request: AlongAxisRequest) -> int | None:
-    """Along the axis beside."""
+    """The next axis instead of the request's."""
     return (request.axis + 1) % request.first.ndim if request.first.ndim > 1 and request.first.size else None
 
 
