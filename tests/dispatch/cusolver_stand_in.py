@@ -79,16 +79,15 @@ def potrs_batched(dtype, uplo, n, right, a, lda, b, ldb, info, batch):
 def xgetrf(m, n, kind, a, lda, pivots, _, *rest):
     a = columns(a, DTYPES[kind], m, n, lda)
     lu, found, status = lapack("getrf", a.dtype)(a)
-    a[...] = lu
-    if not np.isfinite(lu).all():  # cuSOLVER 12.0 can leave numbers on the diagonal
-        np.fill_diagonal(a, 2)
+    a[...] = lu if np.isfinite(lu).all() else 2  # cuSOLVER 12.0 can leave finite numbers alone
     strided(value(pivots), np.int64, (min(m, n),), (1,))[...] = found + 1
     put_info(rest[-1], status)
 
 
 def xgeqrf(m, n, kind, a, lda, _, tau, __, *rest):
     a = columns(a, DTYPES[kind], m, n, lda)
-    a[...], found, *_ = lapack("geqrf", a.dtype)(a)
+    made, found, *_ = lapack("geqrf", a.dtype)(a)
+    a[...] = np.nan_to_num(made)
     strided(value(tau), a.dtype, (min(m, n),), (1,))[...] = np.nan_to_num(found)  # as cuSOLVER 12.0 has it
     put_info(rest[-1], 0)
 

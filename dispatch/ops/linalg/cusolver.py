@@ -126,9 +126,13 @@ def lu_factor(request: LuFactorRequest, steps: Operands) -> Plan:
 
 
 def eliminate(steps: Operands, a: Matrix, pivots: Place, info: Place) -> None:
-    """`getrf` over each matrix."""
-    kind = cuda_type(a.dtype)
+    """`getrf` over each matrix; of one that is not finite all factors become NaN.
+
+    cuSOLVER 12.0's can leave finite numbers alone of a matrix with NaN, with a status of 0.
+    """
+    kind, flags = cuda_type(a.dtype), steps.flag_nonfinite(a)
     steps.call_x("cusolverDnXgetrf", a.rows, a.cols, kind, a.place, a.ld, pivots, kind, info=info, unasked=pivots)
+    steps.spoil(flags, a)
 
 
 def lu_solve(request: LuSolveRequest, steps: Operands) -> Plan:
@@ -179,8 +183,6 @@ def qr(request: QrRequest, steps: Operands) -> Plan:
         steps.copy(a, made)
         reflect(steps, made, steps.vector("tau"))
         steps.finish(made, wanted)
-        # cuSOLVER 12.0's geqrf gives 0 for reflections of columns with NaN, which LAPACK's does not.
-        steps.spoil(steps.flag_nonfinite(a), Matrix(steps.vector("tau"), a.dtype, least, 1, 1, max(1, least)))
         return steps.plan(capture_safe=True)
     tau, r = steps.scratch(least * a.dtype.itemsize), steps.matrix("r")
     if request.mode is QrMode.R:
@@ -204,10 +206,14 @@ def qr(request: QrRequest, steps: Operands) -> Plan:
 
 
 def reflect(steps: Operands, a: Matrix, tau: Place) -> None:
-    """`geqrf` over each matrix."""
-    kind = cuda_type(a.dtype)
+    """`geqrf` over each matrix; of one that is not finite all of R and the reflections become NaN.
+
+    cuSOLVER 12.0's gives 0 for the reflection of a column with NaN, which LAPACK's does not: R may be finite then.
+    """
+    kind, least, flags = cuda_type(a.dtype), min(a.rows, a.cols), steps.flag_nonfinite(a)
     given = (a.rows, a.cols, kind, a.place, a.ld, kind, tau, kind)
     steps.call_x("cusolverDnXgeqrf", *given, info=steps.ignored_info())
+    steps.spoil(flags, a, Matrix(tau, a.dtype, least, 1, 1, max(1, least)))
 
 
 MAKERS: dict[str, Callable[[Any, Operands], Plan]] = {

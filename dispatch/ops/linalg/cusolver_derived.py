@@ -169,10 +169,7 @@ def of_triangle(steps: Operands, out: Matrix, info: Place, *, lower: bool) -> No
 
 # -- determinants -----------------------------------------------------------------------------------------------------
 def determinant(request: Any, steps: Operands) -> Plan:
-    """The product of U's diagonal, with a sign for each exchange of rows; NaN of what is not finite.
-
-    cuSOLVER 12.0's `getrf` can leave NaN beside the diagonal, and finite numbers on it.
-    """
+    """The product of U's diagonal, with a sign for each exchange of rows; NaN of what is not finite, as U is."""
     a, n = steps.matrix("a"), request.a.shape[-1]
     names = request.writes
     lu, pivots = steps.scratch_matrix(a.dtype, n, n), steps.scratch(n * PIVOT_BYTES)
@@ -181,10 +178,6 @@ def determinant(request: Any, steps: Operands) -> Plan:
         eliminate(steps, lu, pivots, steps.scratch(4))
     out, logarithm = steps.vector(names[0]), steps.vector(names[1]) if len(names) > 1 else None
     steps.launch("determinant", a.dtype, 1, lu, n, pivots, out, logarithm)
-    if request.a.size:
-        kinds = (a.dtype,) if logarithm is None else (a.dtype, real_of(a.dtype))
-        flags = steps.flag_nonfinite(a)
-        steps.spoil(flags, *(as_column(steps.vector(name), kind, 1) for name, kind in zip(names, kinds, strict=True)))
     return steps.plan(capture_safe=bool(request.a.size), idle=not request.a.size)
 
 

@@ -82,15 +82,20 @@ def triangle(*, lower: bool) -> Keep:
 
 
 def factorize(steps: Operands, a: Matrix, pivots: Place, info: Place, *, lower: bool, hermitian: bool) -> None:
-    """Factorize each matrix in its memory; pivots of 64 bits."""
+    """Factorize each matrix in its memory, with zeros beside the triangle; pivots of 64 bits.
+
+    Of a matrix that is not finite all factors become NaN: what the routines do with NaN is documented nowhere.
+    """
+    flags = steps.flag_nonfinite(a)
     if hermitian and a.dtype.is_complex:
         kind = cuda_type(a.dtype)
         steps.call_x("cusolverDnXhetrf", FILL[lower], a.rows, kind, a.place, a.ld, pivots, kind, info=info)
-        return
-    narrow = steps.scratch(a.rows * NARROW)
-    given, asked = (FILL[lower], a.rows, a.place, a.ld, narrow), (a.rows, a.place, a.ld)
-    steps.call_with_work(f"cusolverDn{LETTERS[a.dtype]}sytrf", a.dtype, *given, info=info, asked=asked)
-    steps.append(Convert(steps.executor, narrow, pivots, a.rows * steps.batch, widen=True))
+    else:
+        narrow = steps.scratch(a.rows * NARROW)
+        given, asked = (FILL[lower], a.rows, a.place, a.ld, narrow), (a.rows, a.place, a.ld)
+        steps.call_with_work(f"cusolverDn{LETTERS[a.dtype]}sytrf", a.dtype, *given, info=info, asked=asked)
+        steps.append(Convert(steps.executor, narrow, pivots, a.rows * steps.batch, widen=True))
+    steps.spoil(flags, a)
 
 
 def substitute(steps: Operands, a: Matrix, pivots: Place, x: Matrix, *, lower: bool, hermitian: bool) -> None:

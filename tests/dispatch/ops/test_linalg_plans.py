@@ -291,22 +291,39 @@ def test_of_many_matrices_those_that_are_not_finite_have_a_status_and_the_others
 @pytest.mark.parametrize(
     ("kind", "choices"),
     [
+        (dp.LuFactorRequest, {}),
+        (dp.LuFactorRequest, {"shape": (3, 5, 9)}),
+        (dp.LuFactorRequest, {"shape": (3, 9, 5)}),
+        (dp.SolveRequest, {"b": (3, 5, 2)}),
+        (dp.SolveRequest, {"b": (3, 5, 2), "assume_a": "sym", "lower": True}),
+        (dp.InvRequest, {}),
+        (dp.LdlRequest, {"hermitian": False}),
+        (dp.LdlRequest, {"hermitian": False, "expand": True}),
         (dp.DetRequest, {}),
         (dp.SlogdetRequest, {}),
-        (dp.QrRequest, {"mode": "raw"}),
+        *((dp.QrRequest, {"mode": mode, "shape": (3, 9, 5)}) for mode in dp.QrMode),
+        (dp.QrMultiplyRequest, {"c": (3, 2, 5)}),
+        (dp.LstsqRequest, {"b": (3, 9, 2), "shape": (3, 9, 5), "driver": "gels"}),
+        (dp.LstsqRequest, {"b": (3, 5, 2), "shape": (3, 5, 9), "driver": "gels"}),
         (dp.RefinedSolveRequest, {"b": (3, 5, 2)}),
         (dp.RefinedLstsqRequest, {"b": (3, 5, 2)}),
         (dp.RandomizedSvdRequest, {"rank": 1}),
         (dp.SvdRequest, {"driver": "gesvda", "full_matrices": False}),
     ],
-    ids=["det", "slogdet", "qr", "refined_solve", "refined_lstsq", "randomized_svd", "gesvda"],
+    ids=lambda one: one.op if hasattr(one, "op") else "-".join(map(str, one.values())),
 )
-def test_what_the_routine_gives_for_nan_is_nan_where_it_would_not_say_so(kind, choices, dtype, executor, rng):
+def test_what_the_routine_gives_for_nan_is_nan_where_it_would_not_say_so(
+    kind, choices, dtype, executor, monkeypatch, rng
+):
     """cuSOLVER 12.0 gave finite numbers and a status of 0, or an error for all of a batch."""
-    dev, a = dp.device("host"), rng.standard_normal((3, 5, 5))
+    monkeypatch.setattr(symmetric, "takes_nan", True)
+    dev, a = dp.device("host"), rng.standard_normal(choices.get("shape", (3, 5, 5)))
     a[1, 3, 2] = np.nan
-    if "b" in choices:
-        choices = {"b": dev.array(rng.standard_normal(choices["b"]), dtype)}
+    choices = {
+        name: dev.array(rng.standard_normal(choice), dtype) if name in ("b", "c") else choice
+        for name, choice in choices.items()
+        if name != "shape"
+    }
     request = kind(dev.array(a, dtype), **choices)
     row = next(row for row in candidates(request, Arch(90)) if row.library == "cusolverDn")
     outputs = dev.executor().outputs(request)
