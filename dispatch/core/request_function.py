@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from dataclasses import MISSING, fields
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, get_args, overload
@@ -65,7 +66,7 @@ def request_function(
     unpacked = None if kind.unpacked is None else OperandCalls(kind)
     function: Any = call_of(kind, name, unpacked) if call is None else call
     function.__name__ = function.__qualname__ = name
-    function.__module__ = kind.__module__
+    function.__module__ = _home(kind)
     signature = signature_of(kind)
     name_unknown(kind, signature)
     function.__signature__ = signature.replace(return_annotation=_result(kind))
@@ -96,6 +97,18 @@ def request_function_of_either(
     text, entries, _ = _sections(second)
     function.__doc__ = f"{function.__doc__}\n\nOr: {text}\n\nArgs:\n{entries}"
     return cast("OfEither[P, R, Q, S]", function)
+
+
+def _home(kind: Any) -> str:
+    """The module whose code makes the function, where `pickle` will look for it by its name; else the class's module.
+
+    A function that is made within another function has no such place.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, names_arguments.__module__):
+        frame = frame.f_back
+    found: str = kind.__module__
+    return frame.f_globals.get("__name__", found) if frame.f_code.co_name == "<module>" else found
 
 
 def _documentation(kind: Any) -> str:

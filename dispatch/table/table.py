@@ -6,6 +6,9 @@ columns.
 
 from __future__ import annotations
 
+import copyreg
+from typing import Any
+
 from cudabind._fork import guard
 from dispatch.core.nonfinite import stated
 from dispatch.core.row import Table
@@ -54,5 +57,19 @@ for files, ops in FAMILIES.values():
 LATER = dict(sorted(LATER.items(), key=lambda entry: ORDER.index(entry[0].rpartition(".")[2])))
 
 TABLE: Table = Table(stated(ROWS), LATER)
+
+
+def _the_table() -> Table:
+    return TABLE
+
+
+def _reduced(table: Table) -> tuple[Any, ...]:
+    """TABLE is pickled by its name, and so is `dispatch.register`, its method; a table of one's own is not pickled."""
+    if table is not TABLE:
+        raise TypeError("a Table other than dispatch.TABLE is not pickled: its rows may be changed")
+    return _the_table, ()
+
+
+copyreg.pickle(Table, _reduced)
 # No process is forked while rows are imported: in the child the import would never finish.
 guard(TABLE.lock)

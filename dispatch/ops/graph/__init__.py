@@ -33,3 +33,4 @@ def cudnn_graph(request: GraphRequest, executor: CudaExecutor, row: Row) -> Plan
 
 
 numpy_graph = numpy_call(evaluate)
+numpy_graph.__module__, numpy_graph.__qualname__ = __name__, "numpy_graph"  # public, so that pickle finds it
