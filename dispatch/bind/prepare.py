@@ -132,7 +132,7 @@ class BoundCall(Generic[R_co]):
                 stream: Any = executor.stream
                 if not stream.external:
                     self._epoch = epoch
-                elif stream.is_lasting and not self._is_mixed:
+                elif getattr(stream, "is_lasting", False) and not self._is_mixed:  # of another library
                     self._home_epoch = epoch
             self._tell(operands)
             return self._result
