@@ -221,7 +221,7 @@ def _way(
 
 
 # -- from a key to a plan ---------------------------------------------------------------------------------------------
-class Form(NamedTuple):
+class FrameworkCallForm(NamedTuple):
     """The operands that a call has and how each is used; calls of one form share their generated code."""
 
     framework: Framework
@@ -265,7 +265,7 @@ def _take(
     guards = {name: framework.guard(tensor.dtype) for name, (tensor, _) in uses.items()}
     places = [views.get(name, name) if name is not None else None for name in request.addresses() or ()]
     pairs = [(views.get(one, one), views.get(other, other), in_place) for one, other, in_place in pairs_of(request)]
-    form = Form(
+    form = FrameworkCallForm(
         framework=framework,
         operands=operands,
         choices=choices,
@@ -285,7 +285,7 @@ def _take(
 
 
 @lru_cache(MAX_FORMS)
-def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
+def _maker(form: FrameworkCallForm) -> Callable[..., Callable[..., Any]]:
     """The compiled function that makes a plan's `take`; one for each form."""
     code: Any = form.framework.code
     given, made = form.given, form.made

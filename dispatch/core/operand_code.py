@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dispatch.device.frameworks.framework import Framework
 
-__all__ = ["Course", "Form", "Pattern", "Spans", "Way", "taking", "way_of"]
+__all__ = ["Course", "ListCallForm", "Pattern", "Spans", "Way", "taking", "way_of"]
 
 ALIGNED = 255  # the bits of an address that count for a layout's alignment
 # What a position may hold; "own" is a tensor of ours, "theirs" one of another library.
@@ -53,7 +53,7 @@ class Spans(NamedTuple):
     written: tuple[bool, ...]
 
 
-class Form(NamedTuple):
+class ListCallForm(NamedTuple):
     """How a call uses what is at each position; calls of one form share their generated code.
 
     Arguments are named `_at_x0` for the address of an operand, `_at_made_0` for that of an output that is allocated,
@@ -79,7 +79,7 @@ class Form(NamedTuple):
 class Course(NamedTuple):
     """A form, and the values that belong to the calls of one plan."""
 
-    form: Form
+    form: ListCallForm
     held: tuple[Any, ...]
     ranges: tuple[tuple[float, float], ...]
     made: tuple[Any, ...]  # (shape, strides, dtype), or the function of the operands' library that allocates it
@@ -156,7 +156,7 @@ def taking(plan: Any, course: Course) -> Callable[..., Any]:
 
 
 @lru_cache(MAX_FORMS)
-def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
+def _maker(form: ListCallForm) -> Callable[..., Callable[..., Any]]:
     pattern, framework = form.pattern, form.pattern.framework
     held = [f"_held_{place}" for place in form.held]
     given = [f"x{place}" for place in form.held]
@@ -212,7 +212,7 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
     return made
 
 
-def _conditions_of_theirs(form: Form, scope: dict[str, Any]) -> list[str]:
+def _conditions_of_theirs(form: ListCallForm, scope: dict[str, Any]) -> list[str]:
     """The conditions under which the order of another library's stream and allocator does not suffice for a call."""
     pattern: Any = form.pattern
     code = pattern.framework.code
@@ -228,7 +228,7 @@ def _conditions_of_theirs(form: Form, scope: dict[str, Any]) -> list[str]:
     return [*found, *form.unusual]
 
 
-def _made(form: Form) -> list[str]:
+def _made(form: ListCallForm) -> list[str]:
     """The lines that allocate the outputs that were not given."""
     lines = []
     framework: Any = form.pattern.framework

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["take_of"]
 
 
-class Form(NamedTuple):
+class PreparedCallForm(NamedTuple):
     """The operands that a call is given and how all are used; calls of one form share their generated code.
 
     Operands that stay have names of their own here, because those in the request need not be Python identifiers.
@@ -62,7 +62,7 @@ def take_of(
     names = {name: name if name in given else f"_operand_{place}" for place, name in enumerate(tensors)}
     pairs = [pair for pair in pairs_of(request) if not {*pair[:2]}.isdisjoint(given)]
     stay = [name for name in tensors if name not in given]
-    form = Form(
+    form = PreparedCallForm(
         given=given,
         stay=tuple(names[name] for name in stay),
         addresses=tuple(names[name] if name in given else None for name in addresses),
@@ -84,7 +84,7 @@ def _is_word(name: str) -> bool:
 
 
 @lru_cache(MAX_FORMS)
-def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
+def _maker(form: PreparedCallForm) -> Callable[..., Callable[..., Any]]:
     """The compiled function that makes a plan's `take` and what that keeps; one for each form."""
     misfits = [f"_type({name}) is not _Tensor or {name}.layout is not _layout_{name}" for name in form.given]
     places = range(len(form.addresses))

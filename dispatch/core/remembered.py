@@ -10,8 +10,8 @@ It also checks what depends on addresses: whether a tensor that is written overl
 two operands overlap follow from their layouts, so that this is a subtraction and two comparisons a pair. Alignment and
 read-only memory are part of a layout.
 
-The code of `take` is generated: it names each operand and has no loops. Calls with the same set of operands (a `Form`)
-share it. Nothing here keeps a tensor or a request, and nothing here knows an op.
+The code of `take` is generated: it names each operand and has no loops. Calls with the same set of operands share it
+(`CallForm`). Nothing here keeps a tensor or a request, and nothing here knows an op.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ UNFIT = object()  # returned by `take` where a request has to be made
 Pair = tuple[str, str, bool]  # two operands of which one is written; whether they may be one view
 
 
-class Form(NamedTuple):
+class CallForm(NamedTuple):
     """The operands that a call has and how each is used; calls of one form share their generated code."""
 
     parameters: tuple[str, ...]  # operands and choices, in the order of `take`'s parameters
@@ -101,7 +101,7 @@ def remember(executor: Any, calls: dict[Any, Any], key: tuple[Any, ...], request
     if not uses.keys() <= set(order):
         return
     made = request.unallocated()
-    form = Form(
+    form = CallForm(
         parameters=(*operands, *choices),
         choices=choices,
         order=order,
@@ -134,7 +134,7 @@ def bounds_of(one: Layout, other: Layout) -> tuple[int, int, int | None]:
 
 
 @lru_cache(MAX_FORMS)
-def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
+def _maker(form: CallForm) -> Callable[..., Callable[..., Any]]:
     """The compiled function that makes a plan's `take` from its choices, outputs and bounds; one for each form."""
     held = [f"_held_{name}" for name in form.choices]
     lines = []

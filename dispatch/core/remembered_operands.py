@@ -30,7 +30,7 @@ from dispatch.core.operand_code import (
     OWN,
     THEIRS,
     Course,
-    Form,
+    ListCallForm,
     Pattern,
     Spans,
     Way,
@@ -271,7 +271,7 @@ def _course(
     if outputs is None or (theirs and not all(int(words[name][1:]) in theirs for name in writes)):
         return None
     sized = [place for place in theirs if layouts[f"x{place}"].size]
-    form = Form(
+    form = ListCallForm(
         pattern=pattern,
         held=(*pattern.places(CHOICE), *(place for name, place in numbers.items() if name not in free)),
         numbers=tuple((place, named.numbers[name].is_whole) for name, place in free.items()),
