@@ -127,7 +127,7 @@ class NoRow(DispatchError, LookupError):
         self.request, self.nearest, self.change, self.asked = request, nearest, change, asked or request
         self.tried = tuple((row, tuple(reasons)) for row, reasons in tried)
         nearest_first = self.nearest_first
-        here = sum(not _is_elsewhere(why) for _, why in nearest_first)
+        here = next((n for n, (_, why) in enumerate(nearest_first) if _is_elsewhere(why)), len(nearest_first))
         listed = nearest_first[: min(here or NEAREST, NEAREST)]
         lines = [
             one_line(f"no row of the table takes {self.asked}", LINE),
@@ -146,8 +146,8 @@ class NoRow(DispatchError, LookupError):
         """
 
         def far(entry: tuple[str, tuple[Refusal, ...]]) -> tuple[bool, bool, int]:
-            kinds = {reason.kind for reason in entry[1]}
-            return _is_elsewhere(entry[1]), Kind.LIBRARY not in kinds, distance(entry[1])
+            kinds = [reason.kind for reason in entry[1]]
+            return Kind.ARCH in kinds, Kind.LIBRARY not in kinds, distance(entry[1])
 
         return sorted(self.tried, key=far)
 
