@@ -25,11 +25,23 @@ PSEUDO = [kind for kind in Kind if kind // 100 == 1]
 QUASI = [kind for kind in Kind if kind // 100 == 2]
 IN_64_BITS = (Kind.CURAND_RNG_QUASI_SOBOL64, Kind.CURAND_RNG_QUASI_SCRAMBLED_SOBOL64)
 COUNT = 1 << 18
+MT19937_CHUNK = 65536
 
 
 @pytest.fixture(autouse=True)
 def _installed(need: Callable[..., None]) -> None:
     need("curand")
+
+
+@pytest.fixture(scope="module")
+def mt19937(need: Callable[..., None]) -> Any:
+    """A generator whose state takes seconds to make, and the numbers that it began with."""
+    need("curand")
+    handle = curand.curandGenerator_t()
+    curand.curandCreateGeneratorHost(ctypes.byref(handle), Kind.CURAND_RNG_PSEUDO_MT19937)
+    curand.curandSetPseudoRandomGeneratorSeed(handle, SEED)
+    yield handle, drawn(np.uint32, MT19937_CHUNK * 15, curand.curandGenerate, handle)
+    curand.curandDestroyGenerator(handle)
 
 
 @pytest.fixture
@@ -78,9 +90,8 @@ def test_philox_is_the_papers(generator: Any) -> None:
     assert np.array_equal(got, philox4x32([n // 65536, 0 * n, n % 65536, 0 * n], (SEED, 0)).ravel())
 
 
-def test_mt19937_is_numpys(generator: Any) -> None:
-    chunk = 65536
-    got = drawn(np.uint32, chunk * 15, curand.curandGenerate, generator(Kind.CURAND_RNG_PSEUDO_MT19937))
+def test_mt19937_is_numpys(mt19937: Any) -> None:
+    chunk, (_, got) = MT19937_CHUNK, mt19937
     numpys = np.random.MT19937()
     numpys._legacy_seeding(SEED)
     expected = numpys.random_raw(1 + 2 * 56).astype(np.uint32)
@@ -133,11 +144,14 @@ def near(mean: float, expected: float, deviation: float, count: int = COUNT) -> 
     "kind",
     [
         pytest.param(kind, id=kind.name, marks=[pytest.mark.exhaustive] if kind.name.endswith("MT19937") else [])
-        for kind in PSEUDO  # the state of MT19937 takes seconds to make, and is proven below
+        for kind in PSEUDO  # the state of MT19937 takes seconds to make, and is proven above
     ],
 )
-def test_pseudorandom_numbers_are_distributed_as_asked(generator: Any, kind: Kind) -> None:
-    handle = generator(kind)
+def test_pseudorandom_numbers_are_distributed_as_asked(
+    generator: Any, kind: Kind, request: pytest.FixtureRequest
+) -> None:
+    is_slow = kind == Kind.CURAND_RNG_PSEUDO_MT19937
+    handle = request.getfixturevalue("mt19937")[0] if is_slow else generator(kind)
     bits = drawn(np.uint32, COUNT, curand.curandGenerate, handle)
     ones = np.unpackbits(bits.view(np.uint8)).reshape(COUNT, 32).mean(axis=0)
     assert all(near(mean, 0.5, 0.5) for mean in ones)
