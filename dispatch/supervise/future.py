@@ -24,10 +24,22 @@ if TYPE_CHECKING:
     from dispatch.core.request import Request
     from dispatch.errors import DispatchError
 
-__all__ = ["CANCELLED", "DELIVERED", "DONE", "FAILED", "MISSED", "Future", "LateFuture", "TimedFuture", "raise_errors"]
+__all__ = [
+    "CANCELLED",
+    "DELIVERED",
+    "DONE",
+    "FAILED",
+    "MISSED",
+    "TOO_LATE",
+    "Future",
+    "LateFuture",
+    "TimedFuture",
+    "raise_errors",
+]
 
 LONGEST = 200  # characters of an error in a repr
 MISSED = object()  # returned by `claim` if the request was claimed before
+TOO_LATE = "the time it was submitted with was over before a worker could start it; it was not run"
 
 
 class QueueLike(Protocol):
@@ -329,13 +341,16 @@ class LateFuture(Future[R_co]):
 
 
 class TimedFuture(LateFuture[R_co]):
-    """A future whose request may start only until a deadline."""
+    """A future whose request may start only until a deadline, which is a time of `monotonic`.
 
-    __slots__ = ("deadline",)
+    `begun` says that the request may have started in a child process that was lost: it may run again at any time.
+    """
+
+    __slots__ = ("begun", "deadline")
 
     def __init__(self, request: Request[R_co], deadline: float, after: tuple[Future, ...] = ()) -> None:
         super().__init__(request, after)
-        self.deadline = deadline
+        self.deadline, self.begun = deadline, False
 
     @property
     def expired(self) -> bool:
@@ -343,9 +358,7 @@ class TimedFuture(LateFuture[R_co]):
 
     def refusal(self) -> DispatchError | None:
         if self.expired:
-            return DeadlineExceeded(
-                "the time it was submitted with was over before a worker could start it; it was not run"
-            )
+            return DeadlineExceeded(TOO_LATE)
         return super().refusal()
 
 

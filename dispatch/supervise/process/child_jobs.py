@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from dispatch.errors import BadRequest, DependencyFailed, WorkerFailed, words
+from dispatch.errors import BadRequest, DeadlineExceeded, DependencyFailed, WorkerFailed, words
 from dispatch.supervise import trace
 from dispatch.supervise.cuda_worker import BATCH
+from dispatch.supervise.future import TOO_LATE
 from dispatch.supervise.process import messages
 from dispatch.supervise.process.child_pool import WORDS
 
@@ -191,6 +193,9 @@ class JobRunner:
             return None
         request = self.known[entry[1]]
         job = Job(number, None)
+        if len(entry) > 4 and monotonic() >= entry[4]:  # its deadline, which few have
+            self._fail(job, DeadlineExceeded(TOO_LATE))
+            return None
         if isinstance(request, BaseException):
             self._fail(job, request)
             return None

@@ -42,8 +42,9 @@ __all__ = [
     "request_from",
 ]
 
-# Entries of a message other than requests: (DEFINE, name, bytes), (FORGET, names), and (RUN, first, names) for defined
-# requests with consecutive numbers.
+# A request in a message is (number, name), (number, name, outputs, waits), or the latter with a deadline behind it, a
+# time of `monotonic`, which is one clock for all processes of a machine. Other entries: (DEFINE, name, bytes),
+# (FORGET, names), and (RUN, first, names) for defined requests with consecutive numbers.
 DEFINE, FORGET, RUN = -1, -2, -3
 LENGTH = struct.Struct("<I")
 FRAMES = 20  # of a traceback that are sent, the innermost ones

@@ -113,6 +113,9 @@ def recover(pool: ChildOwner, loss: ChildLoss) -> bool:
     suspects = [each for each in begun if each.number not in unsafe]
     if loss.hanging:
         suspects = [each for each in suspects if each.number in loss.hanging]
+    for each in suspects:
+        if isinstance(each.future, TimedFuture):
+            each.future.begun = True
     for each in _most_likely_last(suspects):
         found = _try(pool, each, may_hang=each.number in loss.hanging, runs=2 if loss.may_be_late else 1)
         if found is not None:

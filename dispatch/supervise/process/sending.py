@@ -330,7 +330,9 @@ class SendingQueue(WorkerQueue):
             if bound.name not in self.defined and bound.name not in defined:
                 message.append((messages.DEFINE, bound.name, bound.data))
                 defined.add(bound.name)
-            if sent.outputs or sent.waits:
+            if type(sent.future) is TimedFuture and not sent.future.begun:
+                message.append((sent.number, bound.name, _places(sent.outputs), sent.waits, sent.future.deadline))
+            elif sent.outputs or sent.waits:
                 message.append((sent.number, bound.name, _places(sent.outputs), sent.waits))
             else:
                 message.append((sent.number, bound.name))

@@ -12,7 +12,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.errors import BadRequest, DeadlineExceeded, DependencyFailed, DeviceFault, OutOfMemory, QueueFull
-from dispatch.supervise.future import Future
+from dispatch.supervise.future import TOO_LATE, Future
 from dispatch.supervise.process import sending
 from dispatch.supervise.process.shared_device import shared
 
@@ -25,8 +25,8 @@ def remote(trouble):
     made = []
 
     def make(**options):
-        options = {"streams": 2, "setup": (trouble.__name__,), **options}
-        made.append(dp.Supervisor("host", isolation="process", **options))
+        options = {"streams": 2, "setup": (trouble.__name__,), "isolation": "process", **options}
+        made.append(dp.Supervisor("host", **options))
         return made[-1]
 
     yield make
@@ -285,3 +285,59 @@ def test_what_is_sent_again_is_what_was_sent_whoever_has_had_the_request_since(r
         object.__setattr__(request, "bound", None)
         hold.release_behind(sup._pool._child.process.pid, signal.SIGKILL, PATIENCE)
         assert future.result(PATIENCE) is request.out
+
+
+@pytest.mark.parametrize(
+    ("isolation", "setup"),
+    [("process", ("trouble",)), ("process", ("trouble", "gpu_on_host")), ("thread", ())],
+    ids=["process", "a GPU's process", "thread"],
+)
+def test_what_the_worker_comes_to_after_its_deadline_is_not_run(isolation, setup, remote, trouble, tmp_path):
+    """Some of them have been sent to the child, ahead of their turn."""
+    hold = trouble.Hold(tmp_path)
+    with remote(streams=1, isolation=isolation, setup=setup) as sup, hold:
+        first = sup.submit(plain(sup, trouble, "held", hold.once))
+        requests = [plain(sup, trouble) for _ in range(sending.BUSY + 2)]
+        late = [sup.submit(request, timeout=0.5) for request in requests]
+        if isolation == "process":
+            assert any(future.is_launched for future in late)
+        while not late[-1].expired:
+            threading.Event().wait(0.01)
+        hold.release()
+        assert first.exception(PATIENCE) is None
+        errors = [future.exception(PATIENCE) for future in late]
+        assert {(type(error), str(error)) for error in errors} == {(DeadlineExceeded, TOO_LATE)}
+        assert not any(request.out.numpy().any() for request in requests)
+        again = plain(sup, trouble)
+        assert sup.submit(again, timeout=PATIENCE).result(PATIENCE).numpy().all()
+        stats = sup.stats()
+        assert (stats.done, stats.failed, stats.restarts) == (2, len(late), 0)
+
+
+def test_what_waits_for_a_request_that_came_too_late_fails_with_it(remote, trouble, tmp_path):
+    hold = trouble.Hold(tmp_path)
+    with remote() as sup, hold:
+        sup.submit(plain(sup, trouble, "held", hold.once), worker=0)
+        late = sup.submit(plain(sup, trouble), worker=0, timeout=0.5)
+        after = sup.submit(plain(sup, trouble), worker=1, after=[late])
+        while not late.expired:
+            threading.Event().wait(0.01)
+        hold.release()
+        assert isinstance(late.exception(PATIENCE), DeadlineExceeded)
+        with pytest.raises(DependencyFailed, match=TOO_LATE):
+            after.result(PATIENCE)
+
+
+def test_what_had_begun_in_time_in_a_child_that_was_lost_runs_again_after_its_deadline(remote, trouble, tmp_path):
+    hold = trouble.Hold(tmp_path)
+    with remote(streams=1) as sup, hold:
+        first = sup.submit(plain(sup, trouble, "held", hold.once))
+        dying = plain(sup, trouble, "die once", str(tmp_path / "once"))
+        timed = sup.submit(dying, timeout=PATIENCE)
+        while not timed.is_launched:
+            threading.Event().wait(0.001)
+        timed.deadline = 0.0  # over by the time the next child has it; this one was told another
+        hold.release()
+        assert first.exception(PATIENCE) is None
+        assert timed.result(PATIENCE).numpy().all()
+        assert sup.stats().restarts == 1

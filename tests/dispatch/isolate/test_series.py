@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.errors import DeviceFault
+from dispatch.errors import DeadlineExceeded, DeviceFault
 from dispatch.execute.bound import Bound
 from dispatch.supervise.process import child_series, sending
 from dispatch.supervise.process.child_jobs import shortened
@@ -90,6 +90,29 @@ def test_a_list_that_comes_again_is_launched_as_a_few_series(open_supervisor, tr
         assert sum(launches()[before:]) == 2 * LONGEST
         assert len(launches()) - before <= 4
         assert sup.stats().failed == 0
+
+
+def test_requests_with_a_deadline_join_no_series_and_are_not_run_after_it(open_supervisor, trouble, launches, tmp_path):
+    hold = trouble.Hold(tmp_path)
+    with open_supervisor() as sup:
+        chain = Chain(sup, trouble, 3 * LONGEST)
+        chain.learn(launches)
+        before = launches()
+        for future in [sup.submit(request, timeout=PATIENCE) for request in chain.requests]:
+            future.result(PATIENCE)
+        assert all(count == 1 for count in launches()[len(before) :])
+        chain.submit(1)[-1].result(PATIENCE)
+        with hold:
+            held = sup.submit(trouble.Trouble("held", sup.device.zeros(8), sup.device.zeros(8), hold.once))
+            np.asarray(chain.cells[0])[:] = 2
+            late = [sup.submit(request, timeout=0.5) for request in chain.requests]
+            while not late[-1].expired:
+                threading.Event().wait(0.01)
+            hold.release()
+            held.result(PATIENCE)
+            assert {type(future.exception(PATIENCE)) for future in late} == {DeadlineExceeded}
+        assert [float(np.asarray(cell)[0]) for cell in chain.cells[1:]] == [1] * (len(chain.cells) - 1)
+        chain.check(3)
 
 
 @pytest.mark.parametrize("streams", [1, 3])
