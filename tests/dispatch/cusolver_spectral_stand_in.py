@@ -220,5 +220,6 @@ X = {"XsygvStridedBatched": sygv_of_many, "Xsyevdx": xsyevdx, "Xgeev": xgeev, "X
 OLDER = {"sygvd": sygvd, "hegvd": sygvd, "sygvj": sygvj, "hegvj": sygvj, "sygvdx": sygvdx, "hegvdx": sygvdx}
 KERNELS = {
     "cusolver_subset": (KeepFirst, SwapStatus),
+    "cusolver_spectral": (ClearNonfinite,),
     "cusolver_eig": (ClearNonfinite, FromPairs, MarkUnconverged, TakeNearest),
 }

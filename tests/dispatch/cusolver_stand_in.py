@@ -150,6 +150,9 @@ def xsyev_batched(mode, uplo, n, kind, a, lda, real, w, _, *rest):
 
 
 def syevj(dtype, mode, uplo, n, a, lda, w, work, size, info, settings, batch=1):
+    for number in range(batch):  # cuSOLVER 12.0 gives finite numbers of a matrix with NaN
+        one = columns(value(a) + number * lda * n * dtype.itemsize, dtype, n, n, lda)
+        one[...] = np.nan_to_num(one)
     each_eigh(mode, uplo, n, dtype, a, lda, np.empty(0, dtype).real.dtype, w, info, batch)
 
 
@@ -170,6 +173,7 @@ def xgesvd(job_u, job_vt, m, n, kind, a, lda, real, s, _, u, ldu, __, vt, ldvt, 
 
 
 def with_v(mode, econ, a, s, u, ldu, v, ldv, info, number=0):
+    a[...] = np.nan_to_num(a)  # cuSOLVER 12.0's Jacobi gives finite numbers of a matrix with NaN
     left, right = svd_of(a, s, info, full=not econ, number=number)
     if mode:
         columns(u, a.dtype, *left.shape, ldu)[...] = left
@@ -177,6 +181,7 @@ def with_v(mode, econ, a, s, u, ldu, v, ldv, info, number=0):
 
 
 def xgesvdp(mode, econ, m, n, kind, a, lda, real, s, _, u, ldu, __, v, ldv, ___, *rest):
+    assert np.isfinite(columns(a, DTYPES[kind], m, n, lda)).all(), "cuSOLVER 12.0's call fails of NaN"
     a, s = columns(a, DTYPES[kind], m, n, lda), strided(value(s), DTYPES[real], (min(m, n),), (1,))
     with_v(mode, econ, a, s, u, ldu, v, ldv, rest[-2])
     perturbation = strided(value(rest[-1]), np.float64, (1,), (1,))

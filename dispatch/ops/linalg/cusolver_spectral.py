@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudabind.sys.cusolver_types import cusolverEigMode_t
-from dispatch.libraries.cusolver.calls import LETTERS, HostNumbers, cuda_type, real_of
+from dispatch.libraries.cusolver.calls import FLAG, LETTERS, HostNumbers, cuda_type, real_of
 from dispatch.libraries.cusolver.copies import Keep
 from dispatch.libraries.cusolver.matrix import Matrix
+from dispatch.libraries.cusolver.spectra import ClearNonfinite
 from dispatch.ops.linalg.cusolver import LOWER, UPPER, Operands
 from dispatch.ops.linalg.cusolver_eig import eig, randomized
 from dispatch.ops.linalg.cusolver_jacobi import eigen_settings, singular_settings
@@ -64,8 +65,12 @@ def eigh(request: EighRequest, steps: Operands) -> Plan:
     elif wanted is not None and steps.batch == 1:
         made = steps.target(wanted)
     steps.copy(source, made, Keep.LOWER if lower else Keep.UPPER, conj=in_rows)
+    results = [column(steps, "w", a.rows), *([] if wanted is None else [wanted])]
     mode, uplo = ALONE if wanted is None else WITH_VECTORS, LOWER if lower else UPPER
+    flags = None
     if driver_of(steps.row) is EighDriver.SYEVJ:
+        # cuSOLVER 12.0's syevj of a batch gives finite numbers for a matrix with NaN, and a status of 0.
+        flags = steps.flag_nonfinite(made)
         jacobi(steps, mode, uplo, made, w, info)
     else:
         kind = cuda_type(a.dtype)
@@ -77,8 +82,8 @@ def eigh(request: EighRequest, steps: Operands) -> Plan:
             steps.call_x("cusolverDnXsyevd", *given, info=info)
     if wanted is not None:
         steps.finish(made, wanted)
-        steps.spoil(info, wanted)
-    steps.spoil(info, column(steps, "w", a.rows))
+    for marks in (info, *([] if flags is None else [flags])):
+        steps.spoil(marks, *results)
     return steps.plan(capture_safe=False)
 
 
@@ -106,8 +111,13 @@ def svd(request: SvdRequest, steps: Operands) -> Plan:
     copy = steps.scratch_matrix(source.dtype, source.rows, source.cols)
     steps.copy(source, copy)
     driver = driver_of(steps.row)
-    # cuSOLVER 12.0's gesvda gives finite numbers for a matrix with NaN, and a status of 0.
-    flags = steps.flag_nonfinite(copy) if driver is SvdDriver.GESVDA else None
+    flags = None
+    if driver in (SvdDriver.GESVDA, SvdDriver.GESVDJ):
+        # cuSOLVER 12.0's of a batch give finite numbers for a matrix with NaN, and a status of 0.
+        flags = steps.flag_nonfinite(copy)
+    elif driver is SvdDriver.GESVDP:  # whose call fails then
+        flags = steps.scratch(FLAG)
+        steps.append(ClearNonfinite(steps.executor, copy, flags, steps.batch))
     DRIVERS[driver](request, steps, copy, is_wide)
     vectors = [steps.matrix("u"), steps.matrix("vh")] if request.compute_uv else []
     results = (column(steps, "s", source.cols), *vectors)

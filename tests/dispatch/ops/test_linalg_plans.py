@@ -309,6 +309,12 @@ def test_of_many_matrices_those_that_are_not_finite_have_a_status_and_the_others
         (dp.RefinedLstsqRequest, {"b": (3, 5, 2)}),
         (dp.RandomizedSvdRequest, {"rank": 1}),
         (dp.SvdRequest, {"driver": "gesvda", "full_matrices": False}),
+        (dp.SvdRequest, {"driver": "gesvdj"}),
+        (dp.SvdRequest, {"driver": "gesvdj", "shape": (3, 40, 5), "full_matrices": False}),
+        (dp.SvdRequest, {"driver": "gesvdp", "shape": (3, 9, 5)}),
+        (dp.SvdRequest, {"driver": "gesvdp", "compute_uv": False}),
+        (dp.EighRequest, {"driver": "syevj"}),
+        (dp.EighRequest, {"driver": "syevj", "eigvals_only": True}),
     ],
     ids=lambda one: one.op if hasattr(one, "op") else "-".join(map(str, one.values())),
 )
