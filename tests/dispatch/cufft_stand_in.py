@@ -4,11 +4,12 @@ It is as strict as the library, and as rude: C2R overwrites what it reads, and e
 """
 
 import ctypes
+import importlib.util
 import re
-import subprocess
 import sys
 from collections import defaultdict, deque
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +18,10 @@ from cudabind.sys import cufft
 from dispatch.libraries.cufft import callbacks, transforms
 from dispatch.libraries.nvrtc import launching
 from dispatch.libraries.nvrtc.number_types import NUMBERS
+
+spec = importlib.util.spec_from_file_location("by_gcc", Path(__file__).with_name("by_gcc.py"))
+by_gcc = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(by_gcc)
 
 COMPLEX = {4: np.complex64, 5: np.complex128}
 KINDS = {**COMPLEX, 0: np.float32, 1: np.float64}
@@ -310,12 +315,8 @@ class Kernels:
         key = source, options
         if key not in self.known:
             name = self.folder / f"move{len(self.known)}"
-            name.with_suffix(".cpp").write_text(self.before + TURNS + source.replace(NUMBERS, "") + calls_of(source))
-            sanitized = ("-fsanitize=undefined", "-fno-sanitize-recover=all", "-static-libubsan")
-            command = ["g++", *options, *sanitized, "-shared", "-fPIC", f"{name}.cpp", "-o", f"{name}.so"]
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[:2000]
-            self.known[key] = ctypes.CDLL(f"{name}.so")
+            text = self.before + TURNS + source.replace(NUMBERS, "") + calls_of(source)
+            self.known[key] = ctypes.CDLL(by_gcc.built(name, text, *options))
         return self.numbered(getattr(self.known[key], f"run_{function}"))
 
     def numbered(self, run):
@@ -334,12 +335,8 @@ class Kernels:
             for one, call in PASSES.items():
                 if f"void {one}(" in source:
                     behind += LAUNCHED.replace("NAME", one).replace("CALL", call)
-            name.with_suffix(".cpp").write_text(self.before + CALLBACK_BEFORE + source + behind)
-            sanitized = ("-fsanitize=undefined", "-fno-sanitize-recover=all", "-static-libubsan")
-            command = ["g++", "-std=c++17", *sanitized, "-shared", "-fPIC", f"{name}.cpp", "-o", f"{name}.so"]
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[:2000]
-            self.known[key] = f"{name}.so"
+            text = self.before + CALLBACK_BEFORE + source + behind
+            self.known[key] = by_gcc.built(name, text, "-std=c++17")
         return self.known[key]
 
     def compiled(self, source, function, options):

@@ -6,7 +6,6 @@ As cuSPARSE does, it begins partial sums with 0, and knows operands by the addre
 import ctypes
 import hashlib
 import importlib.util
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +17,9 @@ from dispatch.libraries.nvrtc import launching
 spec = importlib.util.spec_from_file_location("cusparse_stand_in", Path(__file__).with_name("cusparse_stand_in.py"))
 stand_in = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(stand_in)
+spec = importlib.util.spec_from_file_location("by_gcc", Path(__file__).with_name("by_gcc.py"))
+by_gcc = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(by_gcc)
 DTYPES, WORK, address_of, memory_at = stand_in.DTYPES, stand_in.WORK, stand_in.address_of, stand_in.memory_at
 
 # What of CUDA the programs are written in.
@@ -70,11 +72,7 @@ class Compiler:
         if not Path(f"{name}.so").exists():
             others = {"spmvop_epilogue": EACH_ROW, "empty_rows": EACH_PLACE}
             behind = others.get(function) or EACH.replace("NAME", function)
-            name.with_suffix(".cpp").write_text(BEFORE + source + behind)
-            sanitized = ("-fsanitize=undefined", "-fno-sanitize-recover=all", "-static-libubsan")
-            command = ["g++", "-std=c++17", *defined, *sanitized, "-shared", "-fPIC", f"{name}.cpp", "-o", f"{name}.so"]
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[:2000]
+            by_gcc.built(name, BEFORE + source + behind, "-std=c++17", *defined)
         return f"{name}.so".encode()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import re
-import subprocess
 from pathlib import Path
 
 from dispatch.libraries.nvrtc.number_types import NUMBERS
@@ -160,10 +159,5 @@ extern "C" void run_{function}(unsigned blocks, unsigned threads, {", ".join(par
             name = self.folder / f"blocks{len(self.known)}"
             source = DYNAMIC.sub(rf"static \1 \2[{MOST_DYNAMIC} / sizeof(\1)];", source.replace(NUMBERS, ""))
             text = kernels_on_cpu.BEFORE + BEFORE + source + behind
-            name.with_suffix(".cpp").write_text(text)
-            sanitized = ("-fsanitize=undefined", "-fno-sanitize-recover=all", "-static-libubsan")
-            command = ["g++", "-O0", *options, *sanitized, "-shared", "-fPIC", f"{name}.cpp", "-o", f"{name}.so"]
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[:2000]
-            self.known[key] = ctypes.CDLL(f"{name}.so")
+            self.known[key] = ctypes.CDLL(kernels_on_cpu.by_gcc.built(name, text, "-O0", *options))
         return self.known[key]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import shutil
-import subprocess
+from pathlib import Path
 
 import pytest
 
 from cudabind.errors import LibraryNotFound
 from dispatch.libraries.nvrtc.number_types import NUMBERS
+
+spec = importlib.util.spec_from_file_location("by_gcc", Path(__file__).parents[1] / "by_gcc.py")
+by_gcc = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(by_gcc)
 
 # g++ takes longer to read C++'s own headers than to compile a kernel: what kernels call is declared here.
 BEFORE = """
@@ -83,10 +88,5 @@ class OnCpu:
             assert NUMBERS in kernel.source
             name = self.folder / f"kernel{len(self.known)}"
             source = BEFORE + kernel.source.replace(NUMBERS, "") + BEHIND
-            name.with_suffix(".cpp").write_text(source)
-            sanitized = ("-fsanitize=undefined", "-fno-sanitize-recover=all", "-static-libubsan")
-            command = ["g++", *kernel.options, *sanitized, "-shared", "-fPIC", f"{name}.cpp", "-o", f"{name}.so"]
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[:2000]
-            self.known[key] = ctypes.CDLL(f"{name}.so")
+            self.known[key] = ctypes.CDLL(by_gcc.built(name, source, *kernel.options))
         return self.known[key]

@@ -3,7 +3,6 @@
 import ctypes
 import importlib.util
 import re
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -45,26 +44,11 @@ extern "C" void run_{name}(unsigned blocks, unsigned threads, Solve s)
             )
             behind += 'extern "C" unsigned sizes(int which) { return which ? sizeof(Solve) : sizeof(State); }\n'
             path = self.folder / f"krylov{len(self.known)}"
-            before = blocks_on_cpu.kernels_on_cpu.BEFORE + blocks_on_cpu.BEFORE
-            path.with_suffix(".cpp").write_text(before + SOURCES[op] + behind)
-            sanitized = ("-fsanitize=undefined", "-fno-sanitize-recover=all", "-static-libubsan")
+            kernels_on_cpu = blocks_on_cpu.kernels_on_cpu
+            text = kernels_on_cpu.BEFORE + blocks_on_cpu.BEFORE + SOURCES[op] + behind
             # Numbers may overflow, and a division by 0 is what IEEE 754 has.
-            sanitized += ("-fno-sanitize=float-divide-by-zero",)
-            command = [
-                "g++",
-                "-O0",
-                *chosen,
-                *sanitized,
-                "-shared",
-                "-fPIC",
-                "-Wl,-Bsymbolic",
-                f"{path}.cpp",
-                "-o",
-                f"{path}.so",
-            ]
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[:2000]
-            self.known[key] = ctypes.CDLL(f"{path}.so")
+            further = ("-O0", *chosen, "-fno-sanitize=float-divide-by-zero", "-Wl,-Bsymbolic")
+            self.known[key] = ctypes.CDLL(kernels_on_cpu.by_gcc.built(path, text, *further))
         return self.known[key]
 
     def solve(self, request, most=10_000):

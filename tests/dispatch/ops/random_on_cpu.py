@@ -2,7 +2,6 @@
 
 import ctypes
 import importlib.util
-import subprocess
 from pathlib import Path
 
 from dispatch.libraries.nvrtc.number_types import NUMBERS
@@ -52,10 +51,6 @@ extern "C" void launch(unsigned blocks, unsigned threads, {declared})
         for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) {kernel.function}({arguments});
 }}
 """
-            name.with_suffix(".cpp").write_text(BEFORE + kernel.source.replace(NUMBERS, "") + loop)
-            sanitized = ("-fsanitize=undefined", "-fno-sanitize-recover=all", "-static-libubsan")
-            command = ["g++", "-O0", *kernel.options, *sanitized, "-shared", "-fPIC", f"{name}.cpp", "-o", f"{name}.so"]
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[:2000]
-            self.known[key] = ctypes.CDLL(f"{name}.so")
+            text = BEFORE + kernel.source.replace(NUMBERS, "") + loop
+            self.known[key] = ctypes.CDLL(kernels_on_cpu.by_gcc.built(name, text, "-O0", *kernel.options))
         return self.known[key]
