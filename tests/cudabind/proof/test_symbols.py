@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import shutil
@@ -94,7 +95,7 @@ def test_what_a_library_exports_and_its_headers_name_is_bound(installed: Install
     pytest.importorskip("clang", reason="cudabind.gen, which knows the headers, needs libclang")
     if shutil.which("nm") is None:
         pytest.skip("binutils are not installed")
-    from cudabind.gen.libraries import HEADERS_LEFT_OUT, ROWS
+    from cudabind.gen.libraries import ROWS
 
     name = installed.module.__name__.rpartition(".")[2]
     path = _load.path(MODULES[name])
@@ -112,10 +113,17 @@ def test_what_a_library_exports_and_its_headers_name_is_bound(installed: Install
     named = [(module, each) for module in modules for each in _bind.symbols(module)]
     bound = {name for module, each in named for name in (each, module._names.symbol(each))}
     left_out = [pattern for module in modules for pattern in module.LEFT_OUT]
-    headers = [each for each in folder.rglob("*.h") if not left_out_header(each.relative_to(folder), HEADERS_LEFT_OUT)]
-    words = {word for each in headers for word in WORD.findall(each.read_text(errors="replace"))}
-    unbound = {each for each in exported & words if each.startswith(prefixes)} - bound - NAMED.keys()
+    unbound = {each for each in exported & words_of(folder) if each.startswith(prefixes)} - bound - NAMED.keys()
     assert {each for each in unbound if not any(fnmatch(each, pattern) for pattern in left_out)} == set()
+
+
+@functools.cache
+def words_of(folder: Path) -> frozenset[str]:
+    """What the headers of a folder, which most libraries have in common, name at all."""
+    from cudabind.gen.libraries import HEADERS_LEFT_OUT
+
+    headers = [each for each in folder.rglob("*.h") if not left_out_header(each.relative_to(folder), HEADERS_LEFT_OUT)]
+    return frozenset(word for each in headers for word in WORD.findall(each.read_text(errors="replace")))
 
 
 def newer_than_read(path: Path) -> str:
