@@ -16,6 +16,7 @@ from dispatch.checks import as_array
 from dispatch.device.cuda import CudaDevice
 from dispatch.device.device import Device
 from dispatch.device.frameworks.framework import Adopted
+from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
@@ -41,7 +42,9 @@ def refit(executor: Executor, request: Request, operands: dict[str, Any]) -> Non
         target = read.get(name)
         if target is None:
             raise BadRequest(name, "no operand that this call reads", f"one of {', '.join(read)}")
-        given = source if isinstance(source, Tensor) else Device.read(name, source, executor.device)
+        given = source  # NumPy's arrays have the very same dtype, byte order and all; other libraries' are read as such
+        if not isinstance(source, (Tensor, np.ndarray)) and framework_of(type(source)) is not None:
+            given = Device.read(name, source, executor.device)
         pairs.append((target, given))
         _check(name, target, given)
     targets = [target for target, _ in pairs]
