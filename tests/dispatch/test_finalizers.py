@@ -16,7 +16,7 @@ from dispatch.libraries.finalizer import finalizer
 
 LIBRARIES = Path(dp.__file__).parent / "libraries"
 # What is destroyed here is in the host's memory alone.
-ON_HOST = {"cublaslt/descriptors.py", "cudnn/tensors.py", "cusparse/sorting.py"}
+ON_HOST = {"cublaslt/descriptors.py", "cudnn/tensors.py"}
 
 
 def finalizers():
