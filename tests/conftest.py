@@ -179,13 +179,9 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of tests are many objects; from here on no `gc.collect()` of a test looks through these.
-
-    Nor is it looked for garbage after each 700 objects, which takes a quarter of the time of some files.
-    """
+    """Thousands of tests are many objects; from here on no `gc.collect()` of a test looks through these."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000)
 
 
 @pytest.fixture(scope="module", autouse=True)
