@@ -1,10 +1,10 @@
-"""One of two processes that train fused models whose parameters FSDP shares out, beside the plain one over both batches.
+"""One of two processes that train fused models whose parameters FSDP shares out, beside the plain one over all rows.
 
     python tests/torch_sharded.py MEETING RANK KIND…
 
 MEETING is a file that is not there yet, RANK 0 or 1. Of the kinds `fully_shard` shards after `fuse`, `fuse_last` before
-it, `flat` is FullyShardedDataParallel. What is wrong with each is printed as a line of JSON: nothing, or an error where a
-loss differs by more than f32's rounding.
+it, `flat` is FullyShardedDataParallel. What is wrong with each is printed in a line of JSON: nothing, or an error where
+a loss differs by more than f32's rounding.
 """
 
 from __future__ import annotations
