@@ -30,6 +30,7 @@ __all__ = ["Saved", "backward_data", "backward_weights", "empty_saved", "evaluat
 
 Saved = list[dict[str, "Array"]]  # by pseudo-layer: arrays (steps, sequences, size)
 Named = dict[str, "Array"]
+ASKED_FOR = ("h", "gates", "product", "c", "tanh_c")  # by a step backward
 
 
 def saved_views(network: Network, steps: int, batch: int, buffer: Array) -> Saved:
@@ -45,10 +46,15 @@ def saved_views(network: Network, steps: int, batch: int, buffer: Array) -> Save
     return views
 
 
+def saved_size(network: Network, steps: int, batch: int) -> int:
+    """How many numbers a forward pass keeps."""
+    per_layer = [sum(saved_sizes(network, layer).values()) for layer in range(network.layers)]
+    return steps * batch * network.directions * sum(per_layer)
+
+
 def empty_saved(network: Network, steps: int, batch: int, work: np.dtype[Any]) -> tuple[Array, Saved]:
     """A buffer of zeros for a forward pass, and its parts."""
-    per_layer = [sum(saved_sizes(network, layer).values()) for layer in range(network.layers)]
-    buffer = np.zeros(steps * batch * network.directions * sum(per_layer), work)
+    buffer = np.zeros(saved_size(network, steps, batch), work)
     views = saved_views(network, steps, batch, buffer)
     for view in views:
         view["mask"][...] = 1  # nothing is dropped
@@ -130,16 +136,21 @@ def forward(
             weights = {name.removesuffix(end): array for name, array in named.items() if name.endswith(end)}
             kept, y = saved[number], np.zeros((*x.shape[:-1], network.state_size), x.dtype)
             kept["x"][...] = np.where(_active(len(x), lengths), x, 0)  # behind an end x may be anything
-            first = _first(lengths, number, network).max()
+            first, shortest = _first(lengths, number, network).max(), lengths.min()
+            products = x @ weights["weight_ih_"].mT
             for step in _order(len(x), number, network):
-                active, given = (step < lengths)[..., None], (x[step], hy[number], cy[number])
+                given = products[step], hy[number], cy[number]
                 made = forward_step(network, weights, *given, rounding, begun=begun or step != first)
+                if step >= shortest:  # where some sequences have ended nothing is kept of them, and their states stay
+                    active, before = (step < lengths)[..., None], {"next_h": hy[number], "next_c": cy[number]}
+                    y[step] = np.where(active, made["next_h"], 0)
+                    made = {name: np.where(active, array, before.get(name, 0)) for name, array in made.items()}
+                else:
+                    y[step] = made["next_h"]
                 for name, array in made.items():
                     if name in kept:
-                        kept[name][step] = np.where(active, array, 0)
-                hy[number] = np.where(active, made["next_h"], hy[number])
-                cy[number] = np.where(active, made["next_c"], cy[number])
-                y[step] = np.where(active, made["next_h"], 0)
+                        kept[name][step] = array
+                hy[number], cy[number] = made["next_h"], made["next_c"]
             outputs.append(y)
         x = np.concatenate(outputs, axis=-1)
     return {"out": x, "hy": hy, "cy": cy}
@@ -162,17 +173,19 @@ def backward_data(
         for number, end in _runs(network, layer):
             weights = {name.removesuffix(end): array for name, array in named.items() if name.endswith(end)}
             kept = saved[number]
-            part = slice((number % network.directions) * network.state_size, None)
+            part, shortest = slice((number % network.directions) * network.state_size, None), lengths.min()
             for step in reversed(_order(len(dy), number, network)):
-                active = (step < lengths)[..., None]
                 dh = dhx[number] + dy[step][..., part][..., : network.state_size]
-                step_of = {name: array[step] for name, array in kept.items()}
+                step_of = {name: kept[name][step] for name in ASKED_FOR}
                 made = backward_step(network, weights, step_of, dh, dcx[number], rounding)
+                made["dx"] = rounding.product(made["d_input"] @ weights["weight_ih_"])
+                if step >= shortest:
+                    active, before = (step < lengths)[..., None], {"dh": dhx[number], "dc": dcx[number]}
+                    made = {name: np.where(active, array, before.get(name, 0)) for name, array in made.items()}
                 for name in ("d_input", "d_state", "d_projected"):
-                    kept[name][step] = np.where(active, made[name], 0)
-                dhx[number] = np.where(active, made["dh"], dhx[number])
-                dcx[number] = np.where(active, made["dc"], dcx[number])
-                dx[step] += np.where(active, rounding.product(made["d_input"] @ weights["weight_ih_"]), 0)
+                    kept[name][step] = made[name]
+                dhx[number], dcx[number] = made["dh"], made["dc"]
+                dx[step] += made["dx"]
         dy = rounding.kept(dx) * saved[layer * network.directions]["mask"]
     results = {"out": dy, "dhx": dhx}
     return {**results, "dcx": dcx} if network.mode is RnnMode.LSTM else results
@@ -272,9 +285,9 @@ def _state(tensor: Tensor | None, shape: tuple[int, ...], work: np.dtype[Any]) -
 def _buffer(reserve: Tensor, request: RnnBase, work: np.dtype[Any]) -> Array:
     """A copy of the reserve space as numbers; BadRequest where it is not of the size that a forward pass leaves."""
     steps, batch = request.sequence()[1].shape[:2]
-    wanted, _ = empty_saved(request.network, steps, batch, work)
-    if reserve.nbytes != wanted.nbytes:
-        raise BadRequest("reserve", str(reserve.layout), f"u8[{wanted.nbytes}]", "pass on what training=True gave")
+    wanted = saved_size(request.network, steps, batch) * work.itemsize
+    if reserve.nbytes != wanted:
+        raise BadRequest("reserve", str(reserve.layout), f"u8[{wanted}]", "pass on what training=True gave")
     return np.array(reserve).view(work)
 
 
