@@ -105,7 +105,7 @@ test-all: $(READY)  ## the same with what takes long: what CI runs
 
 # What depends on NumPy most, under the oldest one that pyproject.toml allows: it shadows the environment's own.
 OLDEST_NUMPY := numpy~=2.0.0
-NUMPY_TESTS := test_tensor test_views test_numpy_manners test_showing test_keys test_dlpack frameworks
+NUMPY_TESTS := test_tensor test_views test_numpy_manners test_request_repr test_keys test_dlpack frameworks
 test-numpy: $(READY)  ## the tests of tensors under the oldest NumPy
 	$(PY) -m pip install --quiet --no-deps --upgrade --target $(CURDIR)/$(VENV)/oldest-numpy '$(OLDEST_NUMPY)'
 	PYTHONPATH=$(CURDIR)/$(VENV)/oldest-numpy$(if $(PYTHONPATH),:$(PYTHONPATH)) $(ALONE) $(PY) -m pytest -q $(PARALLEL) $(ARGS) \

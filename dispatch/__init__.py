@@ -69,16 +69,16 @@ if TYPE_CHECKING:
     from dispatch.ops.blas import *
     from dispatch.ops.collective import *
     from dispatch.ops.contraction import *
-    from dispatch.ops.contraction import doors as _tensor_doors
+    from dispatch.ops.contraction import functions as _tensor_functions
     from dispatch.ops.conv import *
     from dispatch.ops.ctc import *
     from dispatch.ops.dropout import *
     from dispatch.ops.fft import *
-    from dispatch.ops.fft import doors as _fft_doors
+    from dispatch.ops.fft import functions as _fft_functions
     from dispatch.ops.gated import *
     from dispatch.ops.grouped_matmul import *
     from dispatch.ops.linalg import *
-    from dispatch.ops.linalg import doors as _doors
+    from dispatch.ops.linalg import functions as _linalg_functions
     from dispatch.ops.local_norm import *
     from dispatch.ops.matmul import *
     from dispatch.ops.norm import *
@@ -91,10 +91,10 @@ if TYPE_CHECKING:
     from dispatch.ops.sdpa import *
     from dispatch.ops.softmax import *
     from dispatch.ops.sparse import *
-    from dispatch.ops.sparse import doors as _sparse_doors
+    from dispatch.ops.sparse import functions as _sparse_functions
     from dispatch.ops.sparse.tensor import SparseTensor as SparseTensor
     from dispatch.ops.structured import *
-    from dispatch.ops.structured import doors as _structured_doors
+    from dispatch.ops.structured import functions as _structured_functions
     from dispatch.ops.structured.tensor import StructuredTensor as StructuredTensor
     from dispatch.supervise import trace as trace
     from dispatch.supervise.future import Future as Future
@@ -105,26 +105,26 @@ if TYPE_CHECKING:
     from dispatch.world.world import World as World
 
     cudnn = _graph
-    fft = _fft_doors
-    linalg = _doors
+    fft = _fft_functions
+    linalg = _linalg_functions
     random = _generators
-    tensors = _tensor_doors
+    tensors = _tensor_functions
     register = TABLE.register
-    sparse = _sparse_doors
-    structured = _structured_doors
+    sparse = _sparse_functions
+    structured = _structured_functions
 
 # Public modules and names that are imported at their first use, so that `import dispatch` stays quick.
 _MODULES = {
     "cudnn": "dispatch.ops.graph",
     "evt": "dispatch.libraries.cutlass.evt",
-    "fft": "dispatch.ops.fft.doors",
-    "linalg": "dispatch.ops.linalg.doors",
+    "fft": "dispatch.ops.fft.functions",
+    "linalg": "dispatch.ops.linalg.functions",
     "parallel": "dispatch.parallel",
     "random": "dispatch.ops.random.generator",
     "signal": "dispatch.signal",
-    "sparse": "dispatch.ops.sparse.doors",
-    "structured": "dispatch.ops.structured.doors",
-    "tensors": "dispatch.ops.contraction.doors",
+    "sparse": "dispatch.ops.sparse.functions",
+    "structured": "dispatch.ops.structured.functions",
+    "tensors": "dispatch.ops.contraction.functions",
     "trace": "dispatch.supervise.trace",
 }
 _LATE_NAMES = {
@@ -136,8 +136,8 @@ _LATE_NAMES = {
     "OperandRequest": "dispatch.core.operands",
     "Output": "dispatch.core.operands",
     "Plan": "dispatch.core.request",
-    "SparseTensor": "dispatch.ops.sparse.doors",
-    "StructuredTensor": "dispatch.ops.structured.doors",
+    "SparseTensor": "dispatch.ops.sparse.functions",
+    "StructuredTensor": "dispatch.ops.structured.functions",
     "Supervisor": "dispatch.supervise.supervisor",
     "TABLE": "dispatch.table.table",
     "World": "dispatch.world.world",

@@ -2,7 +2,7 @@
 
 It prints as a sentence ("needs …, has …"). Rows make them (`core/row.py`, `table/select.py`), and `errors.NoRow`
 carries them; what is nearest is decided by their kinds. Rules are functions that may be a user's, as formulas and
-launches may: what calls such ones is noted here, so that `core/own_code.py` knows what they raise.
+launches may: what calls such ones is noted here, so that `core/user_code.py` knows what they raise.
 """
 
 from __future__ import annotations

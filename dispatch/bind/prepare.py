@@ -15,11 +15,11 @@ from dispatch.bind import (
 )
 from dispatch.bind.refit import refit
 from dispatch.checks import names_arguments
-from dispatch.core.other_operands import take_of
-from dispatch.core.remembered import UNFIT
+from dispatch.core.call_cache import CACHE_MISS
+from dispatch.core.prepared_call_cache import take_of
 from dispatch.core.request import R_co, as_requests, at_home, check_request, run
 from dispatch.device.cuda import CudaDevice
-from dispatch.device.frameworks.framework import Adopted, beside
+from dispatch.device.frameworks.framework import ForeignStorage, ordered_with
 from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.host import HostDevice
 from dispatch.device.stream import NULL_CONTEXT, order
@@ -71,12 +71,12 @@ class BoundCall(Generic[R_co]):
         uses = [(name, tensor.storage) for name, tensor, written in self.request.tensors() if written]
         self._writes = frozenset(name for name, _ in uses)
         # Other libraries' operands that are written: these libraries must be told.
-        self._told = {name: storage for name, storage in uses if isinstance(storage, Adopted)}
+        self._told = {name: storage for name, storage in uses if isinstance(storage, ForeignStorage)}
         stream, home = executor.stream, self.request.framework
         # The library on whose current stream it is to run; None for any that has no streams.
         self._home = home if home is not None and stream.external and home.stream(executor.device) is stream else None
         # Whether there are operands of a second library, in the order of whose stream each call is, too.
-        adopted = [each.storage for _, each, _ in self.request.tensors() if isinstance(each.storage, Adopted)]
+        adopted = [each.storage for _, each, _ in self.request.tensors() if isinstance(each.storage, ForeignStorage)]
         self._is_mixed = stream.external and any(each.first is not stream for each in adopted)
         if isinstance(executor, CudaExecutor):
             self._bound = Bound(executor, self.request)
@@ -145,7 +145,7 @@ class BoundCall(Generic[R_co]):
 
     def _beside(self) -> AbstractContextManager[None]:
         """A block in the order of the streams of a second library's operands."""
-        return beside(self._executor.stream, self.request.tensors()) if self._is_mixed else NULL_CONTEXT
+        return ordered_with(self._executor.stream, self.request.tensors()) if self._is_mixed else NULL_CONTEXT
 
     def _tell(self, operands: dict[str, Any]) -> None:
         """Tell the other libraries that their operands were written."""
@@ -165,7 +165,7 @@ class BoundCall(Generic[R_co]):
             take = self._takes.get(names)
             if take is not None:
                 result: R_co = take(executor, **operands)
-                if result is not UNFIT:
+                if result is not CACHE_MISS:
                     self._tell(operands)
                     return result
         executor.check()

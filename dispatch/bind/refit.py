@@ -15,7 +15,7 @@ from cudabind import driver
 from dispatch.checks import as_array
 from dispatch.device.cuda import CudaDevice
 from dispatch.device.device import Device
-from dispatch.device.frameworks.framework import Adopted
+from dispatch.device.frameworks.framework import ForeignStorage
 from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
@@ -51,7 +51,7 @@ def refit(executor: Executor, request: Request, operands: dict[str, Any]) -> Non
     with executor.device.context:
         _overwrite(executor, pairs, targets)
     for storage in {target.storage for target in targets}:
-        if isinstance(storage, Adopted):
+        if isinstance(storage, ForeignStorage):
             storage.framework.written(storage.keep)
 
 

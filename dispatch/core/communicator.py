@@ -49,7 +49,7 @@ class Communicator(ABC):
     """
 
     library: ClassVar[str]  # the name by which rows and plans know it
-    is_constant: ClassVar[bool] = True  # remembered calls compare it by identity (core/remembered.py)
+    is_constant: ClassVar[bool] = True  # remembered calls compare it by identity (core/call_cache.py)
 
     def __init__(
         self, rank: int, size: int, device: Device, *, generation: int = 0, deadline: float = DEADLINE

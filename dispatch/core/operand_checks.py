@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dispatch.checks import check_int, whole
-from dispatch.device.frameworks.framework import Adopted
+from dispatch.device.frameworks.framework import ForeignStorage
 from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, BadType
@@ -106,7 +106,7 @@ def check_writable(name: str, tensor: Tensor) -> None:
     """BadRequest for an output that is read-only, or in which two elements share memory."""
     if tensor.layout.readonly:
         storage = tensor.storage
-        if isinstance(storage, Adopted) and storage.framework.readonly:
+        if isinstance(storage, ForeignStorage) and storage.framework.readonly:
             what, hint = f"an array of {storage.framework.name}, read-only", f"leave {name}=None, and one is made"
             raise BadRequest(name, what, "memory that may be written", hint)
         raise BadRequest(name, "read-only memory", "memory that may be written", "copy it: dev.array(x)")

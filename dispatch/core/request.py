@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
 
-from dispatch.core.showing import text_of
-from dispatch.device.frameworks.framework import Adopted, beside
+from dispatch.core.request_repr import text_of
+from dispatch.device.frameworks.framework import ForeignStorage, ordered_with
 from dispatch.device.stream import NULL_CONTEXT
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, WorkerFailed
@@ -128,7 +128,7 @@ class Request(ABC, Generic[R_co]):
     # The framework (torch, CuPy, …) whose arrays the operands are, if any: the request runs on its current stream and
     # returns its arrays. `adopt` sets it.
     framework: Any = None
-    # Set in classes whose calls are remembered although operands are in lists or mappings (remembered_operands.py).
+    # Set in classes whose calls are remembered although operands are in lists or mappings (list_call_cache.py).
     unpacked: ClassVar[Unpacked | None] = None
     # Whether to time all rows that take the request and run the fastest; a field of some classes.
     autotune: Any = False
@@ -309,7 +309,7 @@ def _run_at_home(request: Request[R_co]) -> R_co:
     device = request.device
     with at_home(request):
         executor = device.executor()
-        with NULL_CONTEXT if device.is_host else beside(executor.stream, request.tensors(), request.framework):
+        with NULL_CONTEXT if device.is_host else ordered_with(executor.stream, request.tensors(), request.framework):
             result: R_co = executor.run(request)
     tell_written(request)
     return result
@@ -318,7 +318,7 @@ def _run_at_home(request: Request[R_co]) -> R_co:
 def tell_written(request: Request[Any]) -> None:
     """Tell each framework which of its arrays a request writes, so that autograd notices changes of saved tensors."""
     for _, tensor, written in request.tensors():
-        if written and isinstance(tensor.storage, Adopted):
+        if written and isinstance(tensor.storage, ForeignStorage):
             tensor.storage.framework.written(tensor.storage.keep)
 
 

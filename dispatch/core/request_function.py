@@ -1,6 +1,6 @@
 """request_function: makes `matmul(…)` from `MatmulRequest`, with the fields of the class as parameters.
 
-A repeated call finds its plan by remembered.py, over another library's tensors by framework_calls.py, and makes no
+A repeated call finds its plan by call_cache.py, over another library's tensors by framework_call_cache.py, and makes no
 request.
 """
 
@@ -14,9 +14,9 @@ from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, get_args, overload
 
 from dispatch.checks import names_arguments, shown
-from dispatch.core.framework_calls import Ways, learn
-from dispatch.core.remembered import UNFIT, executor_on, fields_of, remember, tuple_of
-from dispatch.core.remembered_operands import OperandCalls
+from dispatch.core.call_cache import CACHE_MISS, cache_call, executor_on, fields_of, tuple_code
+from dispatch.core.framework_call_cache import FrameworkCallCache, learn
+from dispatch.core.list_call_cache import ListCallCache
 from dispatch.core.request import run
 from dispatch.core.request_class import check_request_class
 from dispatch.device.stream import current
@@ -63,7 +63,7 @@ def request_function(
     given: Any = name
     if not isinstance(given, str) or not given.isidentifier() or iskeyword(given):
         raise BadRequest("name", shown(given), "the name of a function in Python", f'"{kind.op}" is that of the op')
-    unpacked = None if kind.unpacked is None else OperandCalls(kind)
+    unpacked = None if kind.unpacked is None else ListCallCache(kind)
     function: Any = call_of(kind, name, unpacked) if call is None else call
     function.__name__ = function.__qualname__ = name
     function.__module__ = _home(kind)
@@ -147,7 +147,7 @@ def _result(kind: Any) -> Any:
 
 
 # -- the generated function ------------------------------------------------------------------------------------------
-def call_of(kind: Any, name: str, unpacked: OperandCalls | None = None) -> Any:
+def call_of(kind: Any, name: str, unpacked: ListCallCache | None = None) -> Any:
     """`def name(parameters of the class)`: looks for a remembered call, else makes a request and runs it.
 
     The code is generated, as `dataclass` generates `__init__`. `unpacked` handles the calls of a class whose operands
@@ -176,8 +176,13 @@ def call_of(kind: Any, name: str, unpacked: OperandCalls | None = None) -> Any:
         by_request = [f"_request = {made}", "_result = _run(_request)"]
         if unpacked is not None:
             by_request = [f"_result, _request = _unpacked.found({values})"]
-        scope |= {"_current": current, "_executor_on": executor_on, "_remember": remember, "_UNFIT": UNFIT}
-        scope |= {"_Tensor": Tensor, "_type": type, "_ways": Ways(kind, reads[0]), "_learn": learn}
+        scope |= {"_current": current, "_executor_on": executor_on, "_remember": cache_call, "_CACHE_MISS": CACHE_MISS}
+        scope |= {
+            "_Tensor": Tensor,
+            "_type": type,
+            "_framework_calls": FrameworkCallCache(kind, reads[0]),
+            "_learn": learn,
+        }
         lines = _lines_of_call(kind, reads[0], by_request)
     if "*_more" not in parameters:
         parameters.append("*_more")
@@ -192,14 +197,14 @@ def _lines_of_call(kind: Any, first: str, by_request: list[str]) -> list[str]:
     layouts = [f"{one}.layout" if one in needed else f"None if {one} is None else {one}.layout" for one in operands]
     return [
         f"if {first}.__class__ is not _Tensor:",
-        f"    _way = _ways.get(_type({first}))",
-        "    if _way is not None:",
-        f"        _result = _way({', '.join((*operands, *choices))})",
-        "        if _result is not _UNFIT:",
+        f"    _lookup = _framework_calls.get(_type({first}))",
+        "    if _lookup is not None:",
+        f"        _result = _lookup({', '.join((*operands, *choices))})",
+        "        if _result is not _CACHE_MISS:",
         "            return _result",
         *(f"    {line}" for line in by_request),
         "    if _request is not None:",
-        f"        _learn(_ways, _request, {tuple_of(operands)}, {tuple_of(choices)})",
+        f"        _learn(_framework_calls, _request, {tuple_code(operands)}, {tuple_code(choices)})",
         "    return _result",
         "_executor = _current.executor",
         "try:",
@@ -213,7 +218,7 @@ def _lines_of_call(kind: Any, first: str, by_request: list[str]) -> list[str]:
         "    _key = _take = None",
         "if _take is not None:",
         f"    _result = _take(_executor, {', '.join((*operands, *choices))})",
-        "    if _result is not _UNFIT:",
+        "    if _result is not _CACHE_MISS:",
         "        return _result",
         *by_request,
         "if _key is not None and _request is not None:",

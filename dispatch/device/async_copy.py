@@ -12,8 +12,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from cudabind import driver
+from dispatch.device.failed_collectives import check_not_failed
 from dispatch.device.stream import NOT_READY, relaxed
-from dispatch.device.suspicions import check_trust
 
 if TYPE_CHECKING:
     import ctypes
@@ -73,7 +73,7 @@ class Copy:
                 self._end()
             else:
                 self._wait(timeout)
-            check_trust(self._device)
+            check_not_failed(self._device)
         return self._result
 
     def _wait(self, timeout: float) -> None:

@@ -15,9 +15,9 @@ import numpy as np
 from cudabind import driver
 from dispatch.checks import converted
 from dispatch.device.async_copy import Copy
+from dispatch.device.failed_collectives import check_not_failed
 from dispatch.device.pinned import PinnedPool
 from dispatch.device.strided_copy import pieces, whole
-from dispatch.device.suspicions import check_trust
 from dispatch.device.tensor import check_dense, unpacked
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class HostCopies:
             if dense is not part:
                 part[...] = dense
         stream.synchronize()
-        check_trust(self._device)
+        check_not_failed(self._device)
         return array if target is array else unpacked(tensor, target)
 
     def copy_in_async(self, tensor: Tensor, array: Array) -> Copy:

@@ -180,9 +180,9 @@ class Tensor:
 
     def describe_briefly(self) -> str:
         """Dtype, shape and device, for messages."""
-        from dispatch.device import printing  # at first use
+        from dispatch.device import tensor_repr  # at first use
 
-        return f"Tensor({printing.brief(self)})"
+        return f"Tensor({tensor_repr.brief(self)})"
 
     def _view(self, view: Array, frame: Array | None = None) -> Tensor:
         item = self.dtype.numpy.itemsize
@@ -367,14 +367,14 @@ class Tensor:
 
     def __repr__(self) -> str:
         """Elements as NumPy prints them, dtype, shape and device; never raises, but says why there are no elements."""
-        from dispatch.device import printing  # at first use
+        from dispatch.device import tensor_repr  # at first use
 
-        return printing.text_of(self)
+        return tensor_repr.text_of(self)
 
     def _repr_html_(self) -> str:
-        from dispatch.device import printing  # at first use
+        from dispatch.device import tensor_repr  # at first use
 
-        return printing.html_of(self)
+        return tensor_repr.html_of(self)
 
 
 def packed(tensor: Tensor, array: Array) -> Array:

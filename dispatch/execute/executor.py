@@ -52,7 +52,7 @@ class Executor:
         self.plans: dict[tuple[Any, ...], Plan] = {}
         self.calls: dict[
             Any, Any
-        ] = {}  # the fast path of repeated calls, by class, layouts and choices (core/remembered.py)
+        ] = {}  # the fast path of repeated calls, by class, layouts and choices (core/call_cache.py)
         self.shortcuts: dict[Any, Any] = {}  # that of `matmul`, by layouts (ops/matmul/shortcut.py),
         self.patterns: dict[Any, Any] = {}  # and by what layouts with other extents have in common
 

@@ -17,8 +17,8 @@ from dispatch.errors import DispatchError
 from dispatch.supervise import trace
 from dispatch.supervise.batch import Batch
 from dispatch.supervise.completion import COMPLETIONS
-from dispatch.supervise.deputy import Deputy
 from dispatch.supervise.future import DONE, FAILED, MISSED
+from dispatch.supervise.inline_runner import InlineRunner
 from dispatch.supervise.queue import CANCELLING, clone_error
 from dispatch.supervise.worker import Worker
 
@@ -45,7 +45,7 @@ class CudaWorker(Worker):
     Guarantees: a future succeeds only after an event recorded after its work was seen to be complete; any other status
     fails it. The owner's `launch_lock` is held while requests are enqueued: a launch releases the GIL for a moment, and
     with several threads competing for it every launch would wait. A lone request may be run by the thread that waits
-    for it (deputy.py).
+    for it (inline_runner.py).
     """
 
     device: CudaDevice
@@ -56,7 +56,7 @@ class CudaWorker(Worker):
         self.batches: deque[Batch] = deque()
         self.completion: Any = None
         self._untold: deque[Future] | None = None  # futures that end under `launch_lock`; None while it is not held
-        self._deputy = Deputy(self)
+        self._inline_runner = InlineRunner(self)
 
     def in_flight(self) -> list[Future]:
         return [future for batch in self.batches for future in batch.futures]
@@ -71,13 +71,13 @@ class CudaWorker(Worker):
         self.completion = COMPLETIONS[self.owner.completion](self.device, self.queue, self._stream)
 
     def _serve(self) -> None:
-        queue, owner, batches, deputy = self.queue, self.owner, self.batches, self._deputy
+        queue, owner, batches, inline = self.queue, self.owner, self.batches, self._inline_runner
         while True:
-            deputy.enter()
+            inline.enter()
             try:
                 moved = self._go_on()
             finally:
-                deputy.leave()
+                inline.leave()
             if moved:
                 continue
             if batches:
@@ -100,11 +100,11 @@ class CudaWorker(Worker):
         return moved or (not owner.state and bool(self.executor.learn()))
 
     def help(self, future: Future) -> None:
-        self._deputy.run(future)
+        self._inline_runner.run(future)
 
     @property
     def is_here(self) -> bool:
-        return super().is_here or self._deputy.is_here
+        return super().is_here or self._inline_runner.is_here
 
     def record_event(self, event: ctypes.c_void_p) -> int:
         """Record an event after all that is enqueued; returns the driver's status."""
@@ -246,7 +246,7 @@ class CudaWorker(Worker):
             self.completion.recycle(self.batches.popleft().event)
 
     def _close(self) -> None:
-        self._deputy.enter()  # for good
+        self._inline_runner.enter()  # for good
         try:
             self._settle_batches()
         finally:

@@ -12,8 +12,8 @@ This library's threads are never interrupted; system calls that a signal breaks 
     submit, submit_many     a request whose future was not returned is withdrawn, or ends as usual; others go on
     a full queue            the thread stops waiting for room; a request about to be dropped is dropped, or stays
     sending (processes)     the next thread that sends goes on from there, or the monitor thread at its next tick
-    result, exception       the request goes on; what the thread did for its worker (reading from the child, deputy.py)
-                            is left to the monitor thread or the worker
+    result, exception       the request goes on; what the thread did for its worker (reading from the child,
+                            inline_runner.py) is left to the monitor thread or the worker
     await                   as asyncio defines it: the task is cancelled, and the request if it has not started
     cancel                  the request is withdrawn or not; if so, its future ends now, or when its worker finds it
     a callback, here        the other callbacks are called, then the interrupt is raised

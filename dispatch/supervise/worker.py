@@ -12,8 +12,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from cudabind.errors import CudaDriverError, CudaError
-from dispatch.core.own_code import is_of_own_code
 from dispatch.core.request import Request
+from dispatch.core.user_code import is_of_user_code
 from dispatch.device.cuda import OUT_OF_MEMORY, CudaDevice
 from dispatch.device.stream import current
 from dispatch.errors import BadRequest, DispatchError, OutOfMemory, WorkerFailed, words
@@ -32,7 +32,8 @@ class Worker:
 
     Guarantees: a worker settles every future that it takes from its queue, even if it breaks; the current one then
     fails with WorkerFailed. Its executor, stream and handles are created, used and closed on its own thread, except
-    that another thread may launch a request that has run before, while the worker's thread stays out (deputy.py).
+    that another thread may launch a request that has run before, while the worker's thread stays out
+    (inline_runner.py).
     """
 
     def __init__(self, queue: WorkerQueue, owner: WorkerOwner) -> None:
@@ -145,7 +146,7 @@ class Worker:
             fault = clone_error(self.device.fault)
             self._fail(future, fault)
             raise clone_error(fault)
-        if isinstance(error, (DispatchError, CudaError)) or is_of_own_code(error):
+        if isinstance(error, (DispatchError, CudaError)) or is_of_user_code(error):
             self._fail(future, error)
             return
         if not isinstance(request, Request):

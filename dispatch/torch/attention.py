@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dispatch.core.framework_calls import UNFIT, Repeated
+from dispatch.core.framework_call_cache import CACHE_MISS, FunctionCallCache
 from dispatch.core.request import run
 from dispatch.errors import BadRequest
 from dispatch.ops.sdpa import SdpaFwdRequest as _SdpaFwdRequest
@@ -59,8 +59,8 @@ def scaled_dot_product_attention(
     del enable_gqa
     result: torch.Tensor
     if attn_mask is None and dropout_p == 0 and quiet():
-        result = REPEATED.run(query, key, value, None, is_causal, scale)
-        if result is not UNFIT:
+        result = CALLS.run(query, key, value, None, is_causal, scale)
+        if result is not CACHE_MISS:
             return result
     query, key, value, attn_mask = autocast(query, key, value, attn_mask)
     check_tensors(DTYPES, query=query, key=key, value=value)
@@ -77,7 +77,7 @@ def scaled_dot_product_attention(
     return result if blind is None else result.masked_fill(blind, 0)
 
 
-REPEATED = Repeated(("query", "key", "value", "bias"), ("is_causal", "scale"), optional=("bias",))
+CALLS = FunctionCallCache(("query", "key", "value", "bias"), ("is_causal", "scale"), optional=("bias",))
 
 
 def _inference(query: Any, key: Any, value: Any, bias: Any, is_causal: bool, scale: float | None) -> torch.Tensor:
@@ -85,18 +85,18 @@ def _inference(query: Any, key: Any, value: Any, bias: Any, is_causal: bool, sca
     operands = (query, key, value, bias)
     out: torch.Tensor
     if bias is not None and quiet():
-        out = REPEATED.run(*operands, is_causal, scale)
-        if out is not UNFIT:
+        out = CALLS.run(*operands, is_causal, scale)
+        if out is not CACHE_MISS:
             return out
     choices = _choices(bias, None, 0.0, is_causal, scale)
     ready = (_ready(query), _ready(key), _ready(value))
-    if not on_gpu(query) or REPEATED.known(*operands, is_causal, scale):
+    if not on_gpu(query) or CALLS.known(*operands, is_causal, scale):
         out = sdpa_fwd(*ready, **choices)
         return out
     request = SdpaFwdRequest(*ready, **choices)
     out = run(request)
     views = {"q": "query", "k": "key", "v": "value", "bias": "bias"}
-    REPEATED.learn(request, views, operands, (is_causal, scale), {})
+    CALLS.learn(request, views, operands, (is_causal, scale), {})
     return out
 
 

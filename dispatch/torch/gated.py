@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dispatch.core.framework_calls import UNFIT, Repeated
+from dispatch.core.framework_call_cache import CACHE_MISS, FunctionCallCache
 from dispatch.core.request import run
 from dispatch.errors import BadRequest
 from dispatch.ops.gated import GatedActivationRequest as _GatedActivationRequest
@@ -40,8 +40,8 @@ def gated_activation(gate: torch.Tensor, up: torch.Tensor, mode: str = "silu") -
     """
     y: torch.Tensor
     if quiet():
-        y = REPEATED.run(gate, up, mode)
-        if y is not UNFIT:
+        y = CALLS.run(gate, up, mode)
+        if y is not CACHE_MISS:
             return y
     check_tensors(DTYPES, gate=gate, up=up)
     if up.shape != gate.shape:
@@ -52,16 +52,16 @@ def gated_activation(gate: torch.Tensor, up: torch.Tensor, mode: str = "silu") -
     return y
 
 
-REPEATED = Repeated(("gate", "up"), ("mode",))
+CALLS = FunctionCallCache(("gate", "up"), ("mode",))
 
 
 def _inference(gate: Any, up: Any, mode: str) -> Any:
     """The result without a gradient; the next call like it is to find the plan."""
-    if not on_gpu(gate) or REPEATED.known(gate, up, mode):
+    if not on_gpu(gate) or CALLS.known(gate, up, mode):
         return activated(gate, up, mode)
     request = GatedActivationRequest(gate, up, mode)
     y = run(request)
-    REPEATED.learn(request, {"gate": "gate", "up": "up"}, (gate, up), (mode,), {})
+    CALLS.learn(request, {"gate": "gate", "up": "up"}, (gate, up), (mode,), {})
     return y
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dispatch.core.framework_calls import UNFIT, Repeated
+from dispatch.core.framework_call_cache import CACHE_MISS, FunctionCallCache
 from dispatch.core.request import run
 from dispatch.errors import BadRequest
 from dispatch.ops.norm import NormFwdRequest as _NormFwdRequest
@@ -66,8 +66,8 @@ def _normalized(mode: str, x: Any, normalized_shape: Sequence[int], weight: Any,
     if type(normalized_shape) in (torch.Size, list):
         normalized_shape = tuple(normalized_shape)
     if weight is not None and quiet():
-        y = REPEATED.run(x, weight, bias, mode, eps, normalized_shape)
-        if y is not UNFIT:
+        y = CALLS.run(x, weight, bias, mode, eps, normalized_shape)
+        if y is not CACHE_MISS:
             return y
     check_tensors(DTYPES, x=x)
     if isinstance(normalized_shape, int):
@@ -99,7 +99,7 @@ def _normalized(mode: str, x: Any, normalized_shape: Sequence[int], weight: Any,
     return y
 
 
-REPEATED = Repeated(("x", "weight", "bias"), ("mode", "eps", "shape"), optional=("bias",))
+CALLS = FunctionCallCache(("x", "weight", "bias"), ("mode", "eps", "shape"), optional=("bias",))
 
 
 def _inference(x: Any, weight: Any, bias: Any, choices: tuple[str, float, Sequence[int]]) -> Any:
@@ -110,12 +110,12 @@ def _inference(x: Any, weight: Any, bias: Any, choices: tuple[str, float, Sequen
         return x.new_empty(x.shape)
     given: dict[str, Any] = {} if bias is None else {"bias": dense(bias)}
     given |= {"mode": MODES[mode], "epsilon": eps}
-    if not on_gpu(x) or REPEATED.known(x, weight, bias, *choices):
+    if not on_gpu(x) or CALLS.known(x, weight, bias, *choices):
         return norm_fwd(folded, dense(weight), **given).view(x.shape)
     request = NormFwdRequest(folded, dense(weight), **given)
     y = run(request)
     views = {"x": "x", "scale": "weight", "bias": "bias"}
-    REPEATED.learn(request, views, (x, weight, bias), choices, {"out": tuple(x.shape)})
+    CALLS.learn(request, views, (x, weight, bias), choices, {"out": tuple(x.shape)})
     return y.view(x.shape)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dispatch.core.framework_calls import UNFIT, Repeated
+from dispatch.core.framework_call_cache import CACHE_MISS, FunctionCallCache
 from dispatch.core.request import run
 from dispatch.errors import BadRequest
 from dispatch.keys import Epilogue
@@ -68,15 +68,15 @@ def linear(
     """
     y: torch.Tensor
     if quiet():
-        y = REPEATED.run(x, weight, bias, activation)
-        if y is not UNFIT:
+        y = CALLS.run(x, weight, bias, activation)
+        if y is not CACHE_MISS:
             return y
     x, weight, bias = autocast(x, weight, bias)
     check(x, weight, bias, activation)
     kind, is_followed = activation or "none", followed(x, weight, bias)
     if is_followed or not LINEAR.direct(x, weight, bias):
         y = LINEAR(x, weight, bias, kind, kind == "gelu" and is_followed)[0]
-    elif on_gpu(x) and x.numel() and not REPEATED.known(x, weight, bias, activation):
+    elif on_gpu(x) and x.numel() and not CALLS.known(x, weight, bias, activation):
         y = _first(x, weight, bias, activation)
     else:
         y = _activated(x, weight, bias, kind)
@@ -118,7 +118,7 @@ def _activated(x: Any, weight: Any, bias: Any, activation: str) -> Any:
     return y if x.ndim == 2 else y.view(*x.shape[:-1], weight.shape[0])
 
 
-REPEATED = Repeated(("x", "weight", "bias"), ("activation",), optional=("bias",))
+CALLS = FunctionCallCache(("x", "weight", "bias"), ("activation",), optional=("bias",))
 
 
 def _first(x: Any, weight: Any, bias: Any, activation: str | None) -> Any:
@@ -128,7 +128,7 @@ def _first(x: Any, weight: Any, bias: Any, activation: str | None) -> Any:
     request: Any = MatmulRequest(rows_of(x), dense_lines(weight).t(), epilogue=epilogue, **given)
     y, shape = run(request), (*x.shape[:-1], weight.shape[0])
     views = {"a": "x", "b": "weight", "bias": "bias"}
-    REPEATED.learn(request, views, (x, weight, bias), (activation,), {"out": shape})
+    CALLS.learn(request, views, (x, weight, bias), (activation,), {"out": shape})
     return y.view(shape)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dispatch.core.framework_calls import UNFIT, Repeated
+from dispatch.core.framework_call_cache import CACHE_MISS, FunctionCallCache
 from dispatch.core.request import run
 from dispatch.errors import BadRequest
 from dispatch.ops.rope import RopeRequest as _RopeRequest
@@ -41,8 +41,8 @@ def rope(
     """
     y: tuple[torch.Tensor, torch.Tensor]
     if quiet():
-        y = REPEATED.run(q, k, cos, sin, interleaved)
-        if y is not UNFIT:
+        y = CALLS.run(q, k, cos, sin, interleaved)
+        if y is not CACHE_MISS:
             return y
     _check(q, k, cos, sin)
     if followed(q, k, cos, sin) or not ROPE.direct(q, k, cos, sin):
@@ -52,7 +52,7 @@ def rope(
     return y
 
 
-REPEATED = Repeated(("q", "k", "cos", "sin"), ("interleaved",))
+CALLS = FunctionCallCache(("q", "k", "cos", "sin"), ("interleaved",))
 
 
 def _check(q: Any, k: Any, cos: Any, sin: Any) -> None:
@@ -74,12 +74,12 @@ def _check(q: Any, k: Any, cos: Any, sin: Any) -> None:
 
 def _inference(q: Any, k: Any, cos: Any, sin: Any, interleaved: bool) -> Any:
     """Both without a gradient; the next call like it is to find the plan."""
-    if not on_gpu(q) or REPEATED.known(q, k, cos, sin, interleaved):
+    if not on_gpu(q) or CALLS.known(q, k, cos, sin, interleaved):
         return rope_of(q, k, cos, sin, interleaved)
     request = RopeRequest(q, k, cos, sin, interleaved)
     y = run(request)
     views = {name: name for name in ("q", "k", "cos", "sin")}
-    REPEATED.learn(request, views, (q, k, cos, sin), (interleaved,), {})
+    CALLS.learn(request, views, (q, k, cos, sin), (interleaved,), {})
     return y
 
 

@@ -67,7 +67,7 @@ def quiet() -> bool:
 
 
 def on_gpu(x: Any) -> bool:
-    """Whether calls over a tensor may be remembered (core/framework_calls.py)."""
+    """Whether calls over a tensor may be remembered (core/framework_call_cache.py)."""
     return bool(x.is_cuda)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.device.suspicions import trust
+from dispatch.device.failed_collectives import clear_failed
 from dispatch.errors import CollectiveError, CollectiveTimeout, RankLost
 from dispatch.world.membership import agree
 
@@ -129,7 +129,7 @@ class RankWorld:
             self._follow(mesh)
         self.generation = agreed.generation  # also where what follows fails: the next count is another one
         old.close()
-        trust(self.device, old)
+        clear_failed(self.device, old)
         self._begin(agreed)
         return self
 
@@ -139,7 +139,7 @@ class RankWorld:
         if not self.closed:
             self.closed = True
             self.communicator.close()
-            trust(self.device, self.communicator)
+            clear_failed(self.device, self.communicator)
             self._mesh.close()
 
     def __enter__(self) -> Self:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dispatch.checks import check_int, check_number
-from dispatch.core.within import within
+from dispatch.core.timeout import call_with_timeout
 from dispatch.device.device import Device
 from dispatch.device.registry import device as device_of
 from dispatch.errors import BadRequest, RankLost
@@ -146,7 +146,7 @@ def from_mpi(kind: type[W], comm: Any, device: Device | str | None, deadline: fl
     given = mpi().COMM_WORLD if comm is None else comm
     own = listen()
     here = (socket.gethostname(), own.getsockname()[1], _word())
-    told = within(deadline, partial(given.allgather, here), "the first meeting of all ranks")
+    told = call_with_timeout(deadline, partial(given.allgather, here), "the first meeting of all ranks")
     job = told[0][2]
     is_one_host = len({host for host, _, _ in told}) == 1
     addresses = {member: ("127.0.0.1" if is_one_host else host, port) for member, (host, port, _) in enumerate(told)}

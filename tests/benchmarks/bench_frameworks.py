@@ -118,7 +118,7 @@ def candidates_of_jax(device: dp.Device) -> tuple[list[Candidate], dict[str, Any
 
 
 def reader(code: Any) -> Callable[[Any], Any]:
-    """What a repeated call does for one operand that it is given (core/framework_calls.py)."""
+    """What a repeated call does for one operand that it is given (core/framework_call_cache.py)."""
     scope = {"kinds": code.kinds, **code.scope}
     checks = f"type(x) not in kinds or ({code.watching} and {code.watched.format(x='x')})"
     lines = [

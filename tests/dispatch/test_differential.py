@@ -132,7 +132,7 @@ MUTATIONS = {  # what is broken, and the calls that show it
     "graphs of other numbers": (relocated_graph, "_misfits", fits_all_numbers, {}),
     "numbers of the first call": (cublaslt.CublasLtPlan, "enqueue", numbers_of_the_first_call, {}),
     "any number": (shortcut.Shortcut, "takes", lambda *_: True, {}),
-    "outputs over operands": (shortcut, "bounds_of", lambda *_: (0, 0, None), SQUARE),
+    "outputs over operands": (shortcut, "overlap_bounds", lambda *_: (0, 0, None), SQUARE),
     "an operand that is the output": (shortcut.Form, "pairs", property(c_alone_is_apart), SQUARE),
 }
 

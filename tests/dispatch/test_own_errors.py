@@ -9,7 +9,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.core import host_plan
-from dispatch.core.own_code import is_of_own_code
+from dispatch.core.user_code import is_of_user_code
 from dispatch.errors import OutOfMemory, WorkerFailed
 from dispatch.supervise.process.messages import error_from, pack_error
 
@@ -145,7 +145,7 @@ def test_a_call_raises_what_its_formula_raises(mine):
     x = dp.device("host").zeros(3)
     with pytest.raises(KeyError, match="a mistake of mine") as caught:
         dp.run(mine.MineRequest(x, 3.0))
-    assert is_of_own_code(caught.value)
+    assert is_of_user_code(caught.value)
 
 
 def test_what_this_library_raises_by_itself_is_a_defect(monkeypatch):
@@ -153,4 +153,4 @@ def test_what_this_library_raises_by_itself_is_a_defect(monkeypatch):
     with dp.Supervisor("host", streams=1) as sup:
         error = sup.submit(dp.SoftmaxRequest(sup.device.zeros((3, 4)))).exception(PATIENCE)
     assert isinstance(error, WorkerFailed)
-    assert not is_of_own_code(error.__cause__)
+    assert not is_of_user_code(error.__cause__)

@@ -14,7 +14,7 @@ import pytest
 import dispatch as dp
 from cudabind import driver
 from cudabind.errors import LibraryNotFound, NvrtcError
-from dispatch.core import remembered
+from dispatch.core import call_cache
 from dispatch.errors import BadRequest, BadRequestClass, BadRow, Refused
 from dispatch.keys import F32, HOST, Arch
 from dispatch.libraries.nvrtc import kernel as nvrtc_kernel
@@ -119,7 +119,7 @@ def test_outputs_that_are_none_of_the_writes_are_told():
 def test_operands_are_known_whatever_names_the_module_has(said):
     optional = f"{said} | None" if isinstance(said, str) else said | None
     kind = made(annotations={"x": said, "n": int, "out": optional}, n=2)
-    assert remembered.fields_of(kind) == (("x", "out"), ("n",))
+    assert call_cache.fields_of(kind) == (("x", "out"), ("n",))
 
 
 def test_numbers_are_checked_where_annotations_are_no_strings():

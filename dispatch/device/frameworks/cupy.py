@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
-from dispatch.device.frameworks.framework import Adopted, Code, Framework
+from dispatch.device.frameworks.framework import Code, ForeignStorage, Framework
 from dispatch.device.layout import c_strides
 from dispatch.device.registry import device as device_of
 from dispatch.errors import BadRequest
@@ -51,7 +51,7 @@ class CuPy(Framework):
             raise BadRequest(operand, f"strides of {given.strides} bytes", f"multiples of {item}", "x.copy()")
         home = device_of(f"cuda:{given.device.id}")
         strides = tuple(stride // item for stride in given.strides)
-        return Adopted(self, home, self.stream(home), given, given.data.ptr).tensor(dtype, given.shape, strides)
+        return ForeignStorage(self, home, self.stream(home), given, given.data.ptr).tensor(dtype, given.shape, strides)
 
     def is_on_gpu(self, given: Any) -> bool:
         return True
@@ -81,7 +81,7 @@ class CuPy(Framework):
         with cupy.cuda.Device(device.ordinal):
             memory = cupy.cuda.alloc((reach + 1) * item if 0 not in shape else 0)
             made = cupy.ndarray(shape, dtype.numpy, memory, tuple(stride * item for stride in strides))
-        return Adopted(self, device, self.stream(device), made, made.data.ptr).tensor(dtype, shape, strides)
+        return ForeignStorage(self, device, self.stream(device), made, made.data.ptr).tensor(dtype, shape, strides)
 
     def wrapped(self, tensor: Tensor) -> Any:
         return cupy.from_dlpack(tensor)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.device import external_memory
 from dispatch.device.dlpack import CODES
-from dispatch.device.frameworks.framework import Adopted, Framework
+from dispatch.device.frameworks.framework import ForeignStorage, Framework
 from dispatch.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Exchange(Framework):
         except BadRequest as error:
             raise BadRequest(operand, error.given, error.expected, error.hint) from error
         layout = taken.layout
-        storage = Adopted(self, layout.device, taken.storage.writer, given, taken.ptr)
+        storage = ForeignStorage(self, layout.device, taken.storage.writer, given, taken.ptr)
         storage.held = taken
         return storage.tensor(layout.dtype, layout.shape, layout.strides, readonly=layout.readonly or self.readonly)
 

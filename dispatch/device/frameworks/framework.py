@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from dispatch.device.stream import Stream
     from dispatch.keys import Dtype
 
-__all__ = ["Adopted", "Code", "Framework", "beside"]
+__all__ = ["Code", "ForeignStorage", "Framework", "ordered_with"]
 
 Shape = tuple[int, ...]
 
 
-class Adopted(Storage):
+class ForeignStorage(Storage):
     """The memory of another library's operand, which it keeps alive; `tensor` makes the tensor that stands for it.
 
     Its first use counts as one on that library's current stream, as if the library itself used it: nothing waits.
@@ -52,14 +52,16 @@ def _let_go(storage: Storage) -> None:
     the order of that stream; else once our streams are done with it.
     """
     device = storage.device
-    if isinstance(storage, Adopted) and storage.owner is storage.first:
+    if isinstance(storage, ForeignStorage) and storage.owner is storage.first:
         return
     if device.alive and device.fault is None:
         device.park(storage)
 
 
 @contextmanager
-def beside(stream: Stream, uses: Iterable[tuple[str, Tensor, bool]], home: Framework | None = None) -> Iterator[None]:
+def ordered_with(
+    stream: Stream, uses: Iterable[tuple[str, Tensor, bool]], home: Framework | None = None
+) -> Iterator[None]:
     """A block of work on `stream`, which waits for the streams of other libraries' operands; these then wait for it.
 
     While a user captures `stream`, nothing waits where an operand is of `home`, whose stream it is: it was taken in on
@@ -68,7 +70,7 @@ def beside(stream: Stream, uses: Iterable[tuple[str, Tensor, bool]], home: Frame
     others: dict[Any, None] = {}
     for _, tensor, _ in uses:
         storage = tensor.storage
-        if isinstance(storage, Adopted) and storage.first is not stream and not storage.first.is_ours:
+        if isinstance(storage, ForeignStorage) and storage.first is not stream and not storage.first.is_ours:
             if storage.framework is home and stream.capture():
                 continue
             others[storage.first] = None
@@ -82,7 +84,7 @@ def beside(stream: Stream, uses: Iterable[tuple[str, Tensor, bool]], home: Frame
 
 
 class Code(NamedTuple):
-    """Expressions in `{x}`, an operand, from which core/framework_calls.py generates code for repeated calls.
+    """Expressions in `{x}`, an operand, from which core/framework_call_cache.py generates code for repeated calls.
 
     They may use the names in `scope`, and `_ordinal`, the number of the GPU.
     """
@@ -164,6 +166,6 @@ class Framework(ABC):
         if not isinstance(result, Tensor):
             return result
         storage = result.storage
-        if isinstance(storage, Adopted) and result.layout is storage.layout and result.ptr == storage.at:
+        if isinstance(storage, ForeignStorage) and result.layout is storage.layout and result.ptr == storage.at:
             return storage.keep
         return self.wrapped(result) if any(result is one for one in made) else result

@@ -7,7 +7,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dispatch.device.frameworks.framework import Adopted, Framework
+from dispatch.device.frameworks.framework import ForeignStorage, Framework
 from dispatch.device.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def adopt(request: Any) -> None:
             continue
         kind = type(value)
         if kind is Tensor:
-            if type(value.storage) is Adopted:
+            if type(value.storage) is ForeignStorage:
                 homes.append(value.storage.framework)
             continue
         changed = value if of_numbers and kind.__module__ == "numpy" else _adopted(name, value, homes)
@@ -105,7 +105,7 @@ def _adopted(name: str, value: Any, homes: list[Framework]) -> Any:
     if kind in PLAIN:
         return value
     if kind is Tensor:
-        if type(value.storage) is Adopted:
+        if type(value.storage) is ForeignStorage:
             homes.append(value.storage.framework)
         return value
     framework = framework_of(kind)

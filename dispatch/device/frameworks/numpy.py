@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.checks import check_unmasked
-from dispatch.device.frameworks.framework import Adopted, Framework
+from dispatch.device.frameworks.framework import ForeignStorage, Framework
 from dispatch.device.registry import device
 from dispatch.errors import BadRequest
 from dispatch.keys import Dtype
@@ -47,7 +47,7 @@ class NumPy(Framework):
         if any(stride % item for stride in given.strides):
             raise BadRequest(operand, f"strides of {given.strides} bytes", f"multiples of {item}", "x.copy()")
         host = device("host")
-        storage = Adopted(self, host, host.stream(), given, given.__array_interface__["data"][0])
+        storage = ForeignStorage(self, host, host.stream(), given, given.__array_interface__["data"][0])
         strides = tuple(stride // item for stride in given.strides)
         return storage.tensor(dtype, given.shape, strides, readonly=not given.flags.writeable)
 
@@ -57,7 +57,7 @@ class NumPy(Framework):
         reach = 1 + sum((extent - 1) * step for extent, step in zip(shape, strides, strict=True))
         steps = tuple(step * dtype.itemsize for step in strides)
         made = np.ndarray(shape, dtype.numpy, np.empty(reach, dtype.numpy), 0, steps)
-        storage = Adopted(self, device, device.stream(), made, made.__array_interface__["data"][0])
+        storage = ForeignStorage(self, device, device.stream(), made, made.__array_interface__["data"][0])
         return storage.tensor(dtype, shape, strides)
 
     def wrapped(self, tensor: Tensor) -> Any:

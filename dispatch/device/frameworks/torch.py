@@ -12,7 +12,7 @@ import torch
 import torch.utils.dlpack
 from torch.nn import Buffer, Parameter
 
-from dispatch.device.frameworks.framework import Adopted, Code, Framework
+from dispatch.device.frameworks.framework import Code, ForeignStorage, Framework
 from dispatch.device.registry import device as device_of
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, BOOL, C64, C128, E8M0, F4E2M1, F8E4M3, F8E5M2, F16, F32, F64, I8, I32, I64, U8, U32, U64
@@ -102,7 +102,7 @@ class Torch(Framework):
             raise BadRequest(operand, what, "one with memory", hint)
         shape, strides = (tuple(given.shape), given.stride()) if dtype.bits >= BYTE else _of_pairs(operand, given)
         home = device_of("host" if place.type == "cpu" else f"cuda:{place.index}")
-        return Adopted(self, home, self._used_on(home), given, ptr).tensor(dtype, shape, strides)
+        return ForeignStorage(self, home, self._used_on(home), given, ptr).tensor(dtype, shape, strides)
 
     def is_on_gpu(self, given: Any) -> bool:
         return bool(given.is_cuda)
@@ -154,7 +154,7 @@ class Torch(Framework):
         if make is None:
             return None
         made = make()
-        return Adopted(self, device, self._used_on(device), made, made.data_ptr()).tensor(dtype, shape, strides)
+        return ForeignStorage(self, device, self._used_on(device), made, made.data_ptr()).tensor(dtype, shape, strides)
 
     def wrapped(self, tensor: Tensor) -> Any:
         return torch.utils.dlpack.from_dlpack(tensor)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dispatch.core.communicator import DEADLINE, Communicator
-from dispatch.core.within import within
+from dispatch.core.timeout import call_with_timeout
 from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout, DeviceUnavailable, RankLost
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class GlooCommunicator(Communicator):
             store = dist.TCPStore(meeting.host, meeting.port, is_master=False, wait_for_workers=False, timeout=most)
             return _group(store, meeting.name, own_host, rank, size, deadline), store
 
-        group, store = within(deadline, connect, f"meeting at {meeting.host}:{meeting.port}")
+        group, store = call_with_timeout(deadline, connect, f"meeting at {meeting.host}:{meeting.port}")
         return cls(group, store, own_host, rank, size, device, generation=generation, deadline=deadline)
 
     # -- calls --------------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ class GlooCommunicator(Communicator):
         def connect() -> Any:
             return _group(self._store, name, self._own_host, own, size, self.deadline)
 
-        group = within(self.deadline, connect, f"making {name}")
+        group = call_with_timeout(self.deadline, connect, f"making {name}")
         kept = gloo().PrefixStore(name, self._store)  # of splits of this one
         return type(self)(
             group, kept, self._own_host, own, size, self.device, generation=self.generation, deadline=self.deadline

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dispatch.core.communicator import DEADLINE, Communicator
-from dispatch.core.within import within
+from dispatch.core.timeout import call_with_timeout
 from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout, DeviceUnavailable, RankLost
 from dispatch.libraries.mpi.ending import leave_without_mpi
 
@@ -65,7 +65,7 @@ class MpiCommunicator(Communicator):
     @classmethod
     def duplicate(cls, comm: Comm, device: Device, name: str, *, deadline: float = DEADLINE) -> Self:
         """One over the ranks of a user's communicator, who all call it; no message is taken for one of his."""
-        own = within(deadline, comm.Dup, f"duplicating {name}")
+        own = call_with_timeout(deadline, comm.Dup, f"duplicating {name}")
         return cls(own, device, name, deadline=deadline)
 
     def regrouped(self, ranks: Sequence[int], generation: int, deadline: float) -> Self:
@@ -76,7 +76,9 @@ class MpiCommunicator(Communicator):
     def _made_of(self, ranks: Sequence[int], name: str) -> Comm:
         group = self.base.Incl(list(ranks))
         # The one way that asks nothing of the others, whether they have ended, are stopped, or are unknown.
-        return within(self.deadline, lambda: mpi().Intracomm.Create_from_group(group, name), f"making {name}")
+        return call_with_timeout(
+            self.deadline, lambda: mpi().Intracomm.Create_from_group(group, name), f"making {name}"
+        )
 
     def begin(self, what: str, start: Callable[[], Any], *keep: Any) -> Callable[[], None]:
         """Begin a call that gives a request; what comes back waits for it. `keep` is memory that it uses.
@@ -178,7 +180,7 @@ class MpiCommunicator(Communicator):
         """Free it, together with the others; where these do not come, it goes with the process."""
         if not mpi().Is_finalized():
             with suppress(CollectiveError):
-                within(self.deadline, self.comm.Free, "freeing a communicator")
+                call_with_timeout(self.deadline, self.comm.Free, "freeing a communicator")
 
     def split(self, color: int | None, key: int = 0) -> Self | None:
         given = [[0, 0, 0] for _ in range(self.size)]

@@ -20,10 +20,10 @@ from cudabind import driver
 from cudabind.sys import nccl
 from dispatch.checks import check_int
 from dispatch.core.communicator import DEADLINE, Communicator
-from dispatch.core.within import within
+from dispatch.core.timeout import call_with_timeout
 from dispatch.device.disposal import note_collectives
+from dispatch.device.failed_collectives import clear_failed, mark_failed
 from dispatch.device.stream import relaxed
-from dispatch.device.suspicions import suspect, trust
 from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout, RankLost
 from dispatch.libraries.nccl import monitor
 from dispatch.libraries.nccl.config import NcclConfig, c_config, require
@@ -160,7 +160,7 @@ class NcclCommunicator(Communicator):
         try:
             self.wait_for(function, call)
         except CollectiveError:
-            trust(self.device, self)  # nothing of it was to write
+            clear_failed(self.device, self)  # nothing of it was to write
             raise
         monitor.watch(self)
         return self
@@ -173,7 +173,7 @@ class NcclCommunicator(Communicator):
                 return start()
 
         try:  # one that blocks, on a thread that may be left there
-            status = within(self.deadline, call, function) if self.config.blocking else call()
+            status = call_with_timeout(self.deadline, call, function) if self.config.blocking else call()
         except CollectiveError as error:
             self.raise_failed(error)
         with self.device.context, relaxed():
@@ -335,7 +335,7 @@ class NcclCommunicator(Communicator):
     # -- the end ----------------------------------------------------------------------------------------------------
     def stop(self) -> None:
         """Abort: kernels of its collectives end, and what they were to write is not to be read."""
-        suspect(self.device, self, self.failure())
+        mark_failed(self.device, self, self.failure())
         is_alone = self.lock.acquire(timeout=LONGEST_CALL)  # else a call waits within NCCL, and ends by the abort
         try:
             handle, self.c_handle = self.c_handle, nccl.ncclComm_t()
@@ -364,7 +364,7 @@ class NcclCommunicator(Communicator):
             threading.Thread(target=end, name="ncclCommFinalize", daemon=True).start()
             return
         try:
-            within(self.deadline, lambda: self._finalize(handle, claim), "ncclCommFinalize")
+            call_with_timeout(self.deadline, lambda: self._finalize(handle, claim), "ncclCommFinalize")
         except CollectiveError:  # what is under way has no end
             if claim.acquire(blocking=False):
                 threading.Thread(target=self._abort, args=(handle,), name="nccl abort", daemon=True).start()
@@ -382,7 +382,7 @@ class NcclCommunicator(Communicator):
 
     def close(self) -> None:
         super().close()
-        trust(self.device, self)
+        clear_failed(self.device, self)
         with self.noting:
             while self.pending:
                 self.device.recycle(self.pending.popleft().event)

@@ -5,7 +5,7 @@ this library, or by NumPy on the host. The files: base, request and elementwise 
 letters of axes), rules, cutensor, cublaslt and permuted (the plans), product (which contractions are matrix products),
 tune, reference (what is right), bounds (how far a result may be off), cases. Of einsum: einsum (the request), paths,
 steps, sequence (the plan), einsum_reference; network, network_kernel, network_cost, network_rules and own_network, all
-steps by one launch; doors are functions as NumPy has them. Of block-sparse contractions: block_sparse (where blocks
+steps by one launch; functions are functions as NumPy has them. Of block-sparse contractions: block_sparse (where blocks
 lie), block_sparse_tensor, and the same names behind them.
 """
 

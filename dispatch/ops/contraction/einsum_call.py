@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from dispatch.core.remembered_operands import OperandCalls
+from dispatch.core.list_call_cache import ListCallCache
 from dispatch.core.request_function import request_function
 from dispatch.errors import BadRequest
 from dispatch.ops.contraction.einsum import EinsumRequest
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["einsum", "spread_out"]
 
-remembered = OperandCalls(EinsumRequest)
+remembered = ListCallCache(EinsumRequest)
 
 
 class Einsum(Protocol):

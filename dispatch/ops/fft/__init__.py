@@ -3,7 +3,7 @@
 `roll` moves elements along axes.
 
 Carried out by cuFFT, or by NumPy on the host. The files: request (what may be asked), cufft (the plans), reference
-(what is right), rules, cases, callback (what is done with each element); and doors, the same functions as in
+(what is right), rules, cases, callback (what is done with each element); and functions, the same functions as in
 `numpy.fft`, which users know as `dispatch.fft`.
 """
 

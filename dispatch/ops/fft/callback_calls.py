@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dispatch.core.counterparts import unnamed
-from dispatch.core.remembered_operands import OperandCalls
+from dispatch.core.list_call_cache import ListCallCache
 from dispatch.core.request import run
 from dispatch.core.request_function import request_function
 from dispatch.device.frameworks.frameworks import framework_of
@@ -47,7 +47,7 @@ def _is_on_gpu(a: Any) -> bool:
     return framework is not None and framework.is_on_gpu(a)
 
 
-_calls = OperandCalls(CallbackDftRequest, _request, NAMES)
+_calls = ListCallCache(CallbackDftRequest, _request, NAMES)
 
 
 def _callback_dft(

@@ -17,8 +17,8 @@ import numpy as np
 
 from dispatch.checks import check_int, names_arguments, whole
 from dispatch.core.layouts import dense_strides
+from dispatch.core.list_call_cache import ListCallCache
 from dispatch.core.operand_checks import each
-from dispatch.core.remembered_operands import OperandCalls
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, Dtype
 from dispatch.libraries.cudnn.convolve import Steps, output_shape
@@ -194,7 +194,7 @@ def _request_of(
     return GraphRequest(graph, named, tuple(operands.get(name) for name in known), tf32, deterministic, autotune)
 
 
-_calls = OperandCalls(GraphRequest, _request_of, ("graph", "named", "operands", "tf32", "deterministic", "autotune"))
+_calls = ListCallCache(GraphRequest, _request_of, ("graph", "named", "operands", "tf32", "deterministic", "autotune"))
 
 
 def _check_strides(strides: Shape | None, shape: Shape) -> None:

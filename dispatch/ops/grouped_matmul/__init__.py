@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.core.remembered_operands import OperandCalls
+from dispatch.core.list_call_cache import ListCallCache
 from dispatch.core.request_function import request_function_of_either
 from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.tensor import Tensor
@@ -62,8 +62,8 @@ def numpy_plan(request: Requests, _executor: Executor, row: Row) -> Plan:
 
 
 CHOICES = ("epilogue", "alpha", "out_dtype", "fast_accum", "config", "autotune", "library", "compute")
-_of_rows = OperandCalls(GroupedMatmulRequest, names=("a", "b", "ends", "out", *CHOICES))
-_of_lists = OperandCalls(GroupedMatmulListRequest, names=("a", "b", "out", *CHOICES))
+_of_rows = ListCallCache(GroupedMatmulRequest, names=("a", "b", "ends", "out", *CHOICES))
+_of_lists = ListCallCache(GroupedMatmulListRequest, names=("a", "b", "out", *CHOICES))
 
 
 def _grouped_matmul(

@@ -3,8 +3,8 @@
 Matrices lie along the last two axes, those before are a batch. Carried out by cuSOLVER's 64-bit interface, its older
 one where that alone has a routine, cuBLAS's batched routines over many small matrices, or on the host by LAPACK as
 SciPy has it. The files: base, request and spectral (what may be asked), cusolver, cusolver_spectral and cublas,
-reference (what is right), rules, cases; and doors, the same functions with a status that is checked, which users know
-as `dispatch.linalg`.
+reference (what is right), rules, cases; and functions, which check the status of each routine: users know
+them as `dispatch.linalg`.
 """
 
 from __future__ import annotations

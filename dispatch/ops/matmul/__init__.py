@@ -20,16 +20,16 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from dispatch.core.framework_calls import Ways, learn
-from dispatch.core.remembered import UNFIT, fields_of
-from dispatch.core.remembered_operands import OperandCalls
+from dispatch.core.call_cache import CACHE_MISS, fields_of
+from dispatch.core.framework_call_cache import FrameworkCallCache, learn
+from dispatch.core.list_call_cache import ListCallCache
 from dispatch.core.request import run
 from dispatch.core.request_function import request_function
 from dispatch.device.stream import current
 from dispatch.device.tensor import Tensor
 from dispatch.keys import Choice, Compute, Epilogue
 from dispatch.ops.matmul.request import NO_SCALES, Scales, aux_shape
-from dispatch.ops.matmul.shortcut import recognize, remember
+from dispatch.ops.matmul.shortcut import cache_shortcut, recognize
 from dispatch.unknown_arguments import refuse_arguments
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ __all__ = [
 Number = int | float | complex
 NO_OPERANDS: tuple[()] = ()  # the default, compared by identity; another empty tuple takes the slower path
 FIELDS = fields_of(MatmulRequest)
-WAYS = Ways(MatmulRequest, "a")
+FRAMEWORK_CALLS = FrameworkCallCache(MatmulRequest, "a")
 KEYWORDS = tuple(field.name for field in fields(MatmulRequest) if field.kw_only)
 
 
@@ -139,13 +139,13 @@ def _matmul(
     if unknown or more:
         refuse_arguments("matmul", MatmulRequest, more, unknown)
     if type(a) is not Tensor:
-        way = WAYS.get(type(a))
-        if way is not None:
-            result = way(
+        lookup = FRAMEWORK_CALLS.get(type(a))
+        if lookup is not None:
+            result = lookup(
                 a, b, c, bias, aux, bgrad, out, epilogue, alpha, beta, compute, out_dtype, scales, fast_accum,
                 workspace, autotune, reduced_precision, operands, config, library,
             )  # fmt: skip
-            if result is not UNFIT:
+            if result is not CACHE_MISS:
                 return result
         by = _by_name if _is_plain(epilogue, operands, config, library) else _unpacked
         return by(
@@ -194,7 +194,7 @@ def _matmul(
             workspace, autotune, reduced_precision, operands, config, library,
         )  # fmt: skip
     result = shortcut.run(executor, a, b, c, bias, aux, bgrad, out, alpha, beta)
-    if result is UNFIT:
+    if result is CACHE_MISS:
         return _by_request(
             None, a, b, c, bias, aux, bgrad, out, epilogue, alpha, beta, compute, out_dtype, scales, fast_accum,
             workspace, autotune, reduced_precision, operands, config, library,
@@ -213,7 +213,7 @@ def _by_name(*given: Any) -> Any:
     return _by_request(None, *given)
 
 
-_unpacked = OperandCalls(MatmulRequest)  # calls with a tree, with `library`, or with alpha or beta in device memory
+_unpacked = ListCallCache(MatmulRequest)  # calls with a tree, with `library`, or with alpha or beta in device memory
 
 
 def _by_request(key: Any, a: Tensor, b: Tensor, *given: Any) -> Any:
@@ -227,11 +227,11 @@ def _by_request(key: Any, a: Tensor, b: Tensor, *given: Any) -> Any:
     result = run(request)
     if request.framework is not None:
         values = {"a": a, "b": b, **named}
-        learn(WAYS, request, *(tuple(values[name] for name in names) for names in FIELDS))
+        learn(FRAMEWORK_CALLS, request, *(tuple(values[name] for name in names) for names in FIELDS))
     # A key holds no tree, no operands of one, and no library.
     keyed = request.epilogue is named["epilogue"] and not request.treed and request.library is None
     if key is not None and keyed and request.framework is None and not request.device.is_host:
-        remember(request.device.executor(), key, request)
+        cache_shortcut(request.device.executor(), key, request)
     return result
 
 

@@ -2,7 +2,7 @@
 
 A Shortcut serves calls with the same layouts: its plan is ready. A Pattern serves calls whose layouts differ from those
 of an earlier call in extents only: the row is known, and only the plan is made. Both do exactly what a request would,
-so a call is remembered only if its key determines its result. Anything unusual is left to a request, which validates it
+so a call is kept only if its key determines its result. Anything unusual is left to a request, which validates it
 and explains errors. This module launches nothing.
 """
 
@@ -11,9 +11,9 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dispatch.core.call_cache import CACHE_MISS, overlap_bounds
 from dispatch.core.operand_checks import MAX_EXTENT
 from dispatch.core.overlap import may_overlap
-from dispatch.core.remembered import UNFIT, bounds_of
 from dispatch.core.row import accepts
 from dispatch.device.tensor import Tensor
 from dispatch.errors import Refused
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dispatch.ops.matmul.cublaslt import CublasLtPlan
     from dispatch.ops.matmul.request import MatmulRequest
 
-__all__ = ["MAX_SHORTCUTS", "Shortcut", "recognize", "remember"]
+__all__ = ["MAX_SHORTCUTS", "Shortcut", "cache_shortcut", "recognize"]
 
 MAX_SHORTCUTS = 4096  # on one executor; each keeps its plan alive, and the oldest is dropped first
 MAX_PATTERNS = 256  # on one executor; each keeps the plan of its first call alive
@@ -81,10 +81,10 @@ class Form(NamedTuple):
 
 
 class Shortcut:
-    """A remembered call of `matmul`: runs its plan again without making a request.
+    """A kept call of `matmul`: runs its plan again without making a request.
 
-    `run(executor, a, b, c, bias, aux, bgrad, out, alpha, beta)` returns what the request would, or UNFIT where operands
-    overlap.
+    `run(executor, a, b, c, bias, aux, bgrad, out, alpha, beta)` returns what the request would, or CACHE_MISS where
+    operands overlap.
     """
 
     __slots__ = ("_form", "_pairs", "plan", "run", "whole")
@@ -111,7 +111,7 @@ class Shortcut:
         self.run = self._made(given, made, reads, writes, request.scale_arguments())
 
     def _made(self, layouts: dict[str, Layout], outputs: dict[str, Any], *factors: Any) -> Callable[..., Any]:
-        bounds = [bounds_of(layouts[one], layouts[other]) for one, other in self._pairs]
+        bounds = [overlap_bounds(layouts[one], layouts[other]) for one, other in self._pairs]
         return _maker(self._form)(self.plan, outputs, bounds, *factors)
 
     def takes(self, alpha: Any, beta: Any) -> bool:
@@ -146,13 +146,13 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
         for pair, test in zip(form.pairs, meetings, strict=True)
     ]
     if meetings:
-        lines += [f"if {' or '.join(meetings)}:", "    return UNFIT"]
+        lines += [f"if {' or '.join(meetings)}:", "    return CACHE_MISS"]
     lines += [
         line for name in form.made for line in (f"{name} = executor.empty(*made_{name})", f"at_{name} = {name}.ptr")
     ]
     lines += [f"reads, writes = {reads}, {writes}"]
     if form.scaled:
-        lines += ["if may_overlap(reads, writes):", "    return UNFIT"]
+        lines += ["if may_overlap(reads, writes):", "    return CACHE_MISS"]
     # Convert alpha and beta as a request does: to float, for an int would be taken for an address, and -0.0 to 0.0.
     # Other floats stay the same objects.
     lines += ["if alpha.__class__ is not float or not alpha:", "    alpha = (alpha or 0.0) * 1.0"]
@@ -173,7 +173,7 @@ def _maker(form: Form) -> Callable[..., Callable[..., Any]]:
         *(f"        {line}" for line in lines),
         "    return run",
     ]
-    scope: dict[str, Any] = {"UNFIT": UNFIT, "may_overlap": may_overlap}
+    scope: dict[str, Any] = {"CACHE_MISS": CACHE_MISS, "may_overlap": may_overlap}
     exec("\n".join(source), scope)
     made: Callable[..., Callable[..., Any]] = scope["make"]
     return made
@@ -218,7 +218,7 @@ def _matrix(layout: Layout) -> Matrix:
 
 
 def recognize(executor: CudaExecutor, key: Key) -> Shortcut | None:
-    """Make and remember the shortcut of a call with new layouts but a known pattern; None where no pattern fits."""
+    """Make and keep the shortcut of a call with new layouts but a known pattern; None where no pattern fits."""
     name, shortcuts = _pattern(key), executor.shortcuts  # read first: a change of the table replaces the dictionary
     pattern = None if name is None else executor.patterns.get(name)
     if pattern is None or executor.closed:
@@ -233,7 +233,7 @@ def recognize(executor: CudaExecutor, key: Key) -> Shortcut | None:
     return shortcut
 
 
-def remember(executor: CudaExecutor, key: Key, request: MatmulRequest) -> None:
+def cache_shortcut(executor: CudaExecutor, key: Key, request: MatmulRequest) -> None:
     """Keep a shortcut for the next call with the same key, and a pattern for the next one with other extents."""
     shortcuts, patterns, bound = executor.shortcuts, executor.patterns, request.bound
     if bound.plans is not executor.plans:

@@ -12,7 +12,7 @@ and own_matrix (products with a dense matrix, and batches, by such a kernel), ru
 krylov, krylov_kernels and the methods beside it, own_krylov (the plan), krylov_reference, block_jacobi and
 own_block_jacobi (inverses of blocks, and their plan); of direct solves: direct and direct_lists, list_rules, cudss and
 those with its name before their own, cusolver and cusolver_refactor (the plans), refinement_kernels, direct_reference.
-And doors, which users know as `dispatch.sparse`.
+And functions, which users know as `dispatch.sparse`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import numpy as np
 from dispatch.core.host_plan import EXACT
 from dispatch.keys import F32, HALF, HOST
 from dispatch.ops.sparse.ell import BlockedEllMmRequest, SellMvRequest
-from dispatch.ops.sparse.ell_doors import blocks_of, of_dense, slices_of
+from dispatch.ops.sparse.ell_functions import blocks_of, of_dense, slices_of
 from dispatch.ops.sparse.patterns import PATTERNS
 from dispatch.ops.sparse.reference import evaluate
 from dispatch.testing.check import ROUNDOFF, Check, GuardedBuffer, MadeCase, place, poison, rounded

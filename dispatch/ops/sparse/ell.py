@@ -1,7 +1,7 @@
 """Requests over matrices in sliced and in blocked ELL: rows of one length, padded, in slices or in blocks.
 
 Follow https://docs.nvidia.com/cuda/cusparse/storage-formats.html. Their tensors are others than those of a SparseForm,
-so that they have requests of their own; ell_doors.py makes them of other formats. This file calls nothing.
+so that they have requests of their own; ell_functions.py makes them of other formats. This file calls nothing.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class SparseTensor:
     __array_priority__ = 1000  # NumPy's operators give way
     __array_ufunc__ = None
     multiplies_tensors = True  # tensors on the left give way, too
-    product: ClassVar[Callable[[SparseTensor, Any], Any]]  # set by doors.py, which has the requests
+    product: ClassVar[Callable[[SparseTensor, Any], Any]]  # set by functions.py, which has the requests
     left_product: ClassVar[Callable[[SparseTensor, Any], Any]]
     densified: ClassVar[Callable[[SparseTensor], Any]]
     flaws: ClassVar[Callable[[SparseTensor], list[int]]]

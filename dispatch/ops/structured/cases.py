@@ -17,9 +17,9 @@ from dispatch.core.request import run
 from dispatch.keys import F32, HALF, I8, Compute, Dtype
 from dispatch.ops.structured.bounds import bounds
 from dispatch.ops.structured.compression import Check24Request, Compress24Request, Prune24Request
-from dispatch.ops.structured.doors import made_by
 from dispatch.ops.structured.form import PruneAlgorithm, dense_step, group_of, structured_step
 from dispatch.ops.structured.forms import Form, forms
+from dispatch.ops.structured.functions import made_by
 from dispatch.ops.structured.mutations import MUTATIONS
 from dispatch.ops.structured.product import Matmul24Request
 from dispatch.ops.structured.reference import evaluate, kept_of, multiplied, tiles, within

@@ -31,7 +31,7 @@ class StructuredTensor:
     __array_priority__ = 1000  # NumPy's operators give way
     __array_ufunc__ = None
     multiplies_tensors = True  # tensors on the left give way, too
-    product: ClassVar[Callable[[StructuredTensor, Any], Any]]  # set by doors.py, which has the requests
+    product: ClassVar[Callable[[StructuredTensor, Any], Any]]  # set by functions.py, which has the requests
     left_product: ClassVar[Callable[[StructuredTensor, Any], Any]]
     densified: ClassVar[Callable[[StructuredTensor], Any]]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import dispatch as dp
-from dispatch.device.frameworks.framework import Adopted
+from dispatch.device.frameworks.framework import ForeignStorage
 
 spec = importlib.util.spec_from_file_location("other_libraries", Path(__file__).with_name("other_libraries.py"))
 libraries = importlib.util.module_from_spec(spec)
@@ -52,11 +52,11 @@ def test_many_calls_leave_nothing_behind(torch):
     for _ in range(50):
         dp.matmul(a, b)
     gc.collect()
-    before = sum(type(one) in (Adopted, torch.Tensor) for one in gc.get_objects())
+    before = sum(type(one) in (ForeignStorage, torch.Tensor) for one in gc.get_objects())
     for _ in range(1000):
         dp.matmul(a, b)
     gc.collect()
-    assert sum(type(one) in (Adopted, torch.Tensor) for one in gc.get_objects()) <= before + 2
+    assert sum(type(one) in (ForeignStorage, torch.Tensor) for one in gc.get_objects()) <= before + 2
 
 
 def test_from_many_threads(torch):

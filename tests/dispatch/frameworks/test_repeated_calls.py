@@ -1,6 +1,6 @@
 """Repeated calls over torch's tensors make no request, and end as a request on a fresh executor would.
 
-No GPU is needed to see that: the device of tests/dispatch/remembered_calls.py has host memory, so that torch's tensors
+No GPU is needed to see that: the device of tests/dispatch/call_cache_cases.py has host memory, so that torch's tensors
 on the CPU can be its operands. Calls of all classes are drawn at random, good ones and bad ones.
 """
 
@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 import dispatch as dp
-from dispatch.core import framework_calls
+from dispatch.core import framework_call_cache
 from dispatch.device.frameworks import frameworks
-from dispatch.device.frameworks.framework import Adopted
+from dispatch.device.frameworks.framework import ForeignStorage
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, Closed, StaleTensor
 from dispatch.ops import matmul
@@ -28,7 +28,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from dispatch.device.frameworks import torch as torch_s  # noqa: E402  # it imports torch
 
-spec = importlib.util.spec_from_file_location("remembered_calls", Path(__file__).parents[1] / "remembered_calls.py")
+spec = importlib.util.spec_from_file_location("call_cache_cases", Path(__file__).parents[1] / "call_cache_cases.py")
 calls = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(calls)
 
@@ -65,7 +65,7 @@ class TorchThere(torch_s.Torch):
     def tensor(self, operand, given):
         host = super().tensor(operand, given)
         home = self.device
-        found = Adopted(self, home, home.executor().stream, given, host.ptr)
+        found = ForeignStorage(self, home, home.executor().stream, given, host.ptr)
         return found.tensor(host.dtype, host.shape, host.layout.strides)
 
     def stream(self, device):
@@ -110,8 +110,8 @@ def dev(monkeypatch):
 
 def every_ways():
     functions = [getattr(dp, name) for name in dir(dp)]
-    found = [getattr(function, "__globals__", {}).get("_ways") for function in functions]
-    return [ways for ways in (*found, matmul.WAYS) if ways is not None]
+    found = [getattr(function, "__globals__", {}).get("_framework_calls") for function in functions]
+    return [ways for ways in (*found, matmul.FRAMEWORK_CALLS) if ways is not None]
 
 
 def theirs(tensor):
@@ -184,8 +184,8 @@ def test_each_call_is_what_its_request_is_on_a_fresh_executor(dev, rng):
     assert all(quick[kind.op] > 10 for kind in drawn.kinds if kind.op not in by_library), quick
 
 
-reordered = partial(calls.reordered, module=framework_calls)
-replaced = partial(calls.replaced, module=framework_calls)
+reordered = partial(calls.reordered, module=framework_call_cache)
+replaced = partial(calls.replaced, module=framework_call_cache)
 swapped = calls.swapped
 
 
@@ -195,15 +195,15 @@ MUTATIONS = {
     "results in another order": reordered(lambda form: form._replace(results=swapped(form.results))),
     "no pair is looked at": reordered(lambda form: form._replace(pairs=())),
     "all may be one view": reordered(lambda form: form._replace(pairs=tuple((*pair[:2], True) for pair in form.pairs))),
-    "no two overlap": replaced("bounds_of", lambda *_: (0, 0, None)),
-    "equal choices are the same": replaced("same", lambda *_: True),
+    "no two overlap": replaced("overlap_bounds", lambda *_: (0, 0, None)),
+    "equal choices are the same": replaced("is_same_choice", lambda *_: True),
     "no alignment is looked at": replaced("ALIGNED", 0),
 }
 
 
 @pytest.mark.parametrize("mutate", MUTATIONS.values(), ids=MUTATIONS.keys())
 def test_a_wrong_way_is_found(dev, rng, mutate, monkeypatch):
-    clear = framework_calls._maker.cache_clear
+    clear = framework_call_cache._maker.cache_clear
     clear()
     mutate(monkeypatch)
     try:
@@ -327,13 +327,13 @@ def test_the_table_is_asked_again_once_it_has_changed(dev, made):
 
 
 def test_a_plan_is_not_kept_where_the_table_changed_meanwhile(dev, made, monkeypatch):
-    take = framework_calls._take
+    take = framework_call_cache._take
 
     def changes(*given):
         dev.forget_plans()
         return take(*given)
 
-    monkeypatch.setattr(framework_calls, "_take", changes)
+    monkeypatch.setattr(framework_call_cache, "_take", changes)
     for turn in range(1, 4):
         softmax(randn(8, 16))
         assert not dev.executor().calls

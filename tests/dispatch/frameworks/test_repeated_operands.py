@@ -1,7 +1,7 @@
 """Repeated calls over torch's tensors in lists and mappings, or beside numbers, end as a request on a fresh executor.
 
 The device is that of test_repeated_calls.py, host memory under the name of a GPU; the calls those of
-remembered_operand_calls.py, with torch's tensors for some of ours or for all.
+list_call_cache_cases.py, with torch's tensors for some of ours or for all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import dispatch as dp
-from dispatch.core import operand_code, remembered_operands
+from dispatch.core import list_call_cache, list_call_code
 from dispatch.device.frameworks import frameworks
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
@@ -33,7 +33,7 @@ def module(name, place):
 
 
 calls = module("repeated_calls", Path(__file__).with_name("test_repeated_calls.py"))
-operands = module("remembered_operands_calls", Path(__file__).parents[1] / "remembered_operand_calls.py")
+operands = module("list_call_cache_cases", Path(__file__).parents[1] / "list_call_cache_cases.py")
 dev, randn, aligned = calls.dev, calls.randn, calls.aligned
 
 ROUNDS = 400
@@ -41,14 +41,14 @@ ALL, MOST = 1.0, 0.8  # of the tensors of a call that are torch's
 
 
 EVERY = [getattr(dp, name) for name in dir(dp)]  # families are imported as they are asked for
-REMEMBERED = [one for one in gc.get_objects() if type(one) is remembered_operands.OperandCalls]
+REMEMBERED = [one for one in gc.get_objects() if type(one) is list_call_cache.ListCallCache]
 
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch):
     """Each test has a library of its own, and with it ways of its own."""
     for one in REMEMBERED:
-        monkeypatch.setattr(one, "_ways", {})
+        monkeypatch.setattr(one, "_lookups", {})
     monkeypatch.setattr(DropoutStatesRequest, "bytes_of", lambda *_: operands.STATES)
 
 
@@ -168,7 +168,7 @@ def test_each_call_is_what_its_request_is_on_a_fresh_executor(dev, rng):
 
 
 MUTATIONS = dict(operands.MUTATIONS)
-MUTATIONS["no alignment is looked at"] = operands.replaced(operand_code, "ALIGNED", 0)
+MUTATIONS["no alignment is looked at"] = operands.replaced(list_call_code, "ALIGNED", 0)
 # Their library keeps the order of uses, and those of ours are not written.
 for name in ("reads in another order", "a write is left out", "no span is looked at", "no span meets another"):
     del MUTATIONS[name]
@@ -176,7 +176,7 @@ for name in ("reads in another order", "a write is left out", "no span is looked
 
 @pytest.mark.parametrize("mutate", MUTATIONS.values(), ids=MUTATIONS.keys())
 def test_a_wrong_way_in_is_found(dev, rng, mutate, monkeypatch):
-    clear = operand_code._maker.cache_clear
+    clear = list_call_code._maker.cache_clear
     clear()
     mutate(monkeypatch)
     try:

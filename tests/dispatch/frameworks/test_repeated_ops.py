@@ -28,9 +28,9 @@ def there(dev, monkeypatch):
     """Tensors on the CPU count as on that GPU, and nothing is remembered of other tests."""
     for module in (products, norms, attention):
         monkeypatch.setattr(module, "on_gpu", lambda _: True)
-        before = module.REPEATED
+        before = module.CALLS
         optional = set(before.operands) - before._needed
-        monkeypatch.setattr(module, "REPEATED", type(before)(before.operands, before.choices, tuple(optional)))
+        monkeypatch.setattr(module, "CALLS", type(before)(before.operands, before.choices, tuple(optional)))
     return dev
 
 

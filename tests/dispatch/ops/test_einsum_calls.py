@@ -1,6 +1,6 @@
 """Repeated calls of einsum and of contractions find their plan without a request, at ever other addresses.
 
-The stand-ins for a GPU and its executor are those of tests/dispatch/remembered_calls.py.
+The stand-ins for a GPU and its executor are those of tests/dispatch/call_cache_cases.py.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ from dispatch.errors import BadRequest
 from dispatch.ops.contraction.base import ModesRequest
 from dispatch.ops.contraction.einsum import EinsumRequest
 
-spec = importlib.util.spec_from_file_location("stand_ins", Path(__file__).parents[1] / "remembered_calls.py")
+spec = importlib.util.spec_from_file_location("stand_ins", Path(__file__).parents[1] / "call_cache_cases.py")
 stand_ins = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(stand_ins)
 

@@ -41,7 +41,7 @@ ONE = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 SEVERAL = ("fftn", "ifftn", "rfftn", "irfftn", "fft2", "ifft2", "rfft2", "irfft2")
 
 
-def test_the_doors_give_what_numpy_gives_of_every_dtype(dev, rng):
+def test_the_functions_give_what_numpy_gives_of_every_dtype(dev, rng):
     x = 100 * complex_normal(rng, (4, 6, 5))
     for kind in KINDS:
         a = (x if kind[0] == "c" else x.real).astype(kind)
@@ -54,7 +54,7 @@ def test_the_doors_give_what_numpy_gives_of_every_dtype(dev, rng):
             close(getattr(dp.fft, name)(dev.array(a)).numpy(), expected)
 
 
-def test_the_doors_take_numpys_arguments(dev, rng):
+def test_the_functions_take_numpys_arguments(dev, rng):
     z = complex_normal(rng, (3, 8, 5))
     for name in ONE:
         a = z.real.copy() if name in ("rfft", "ihfft") else z

@@ -267,8 +267,8 @@ def test_operands_on_another_device_are_refused(dev):
 @pytest.fixture
 def gpu():
     """A device with host memory under the name of a GPU, whose executor notes what it is told to enqueue."""
-    path = Path(__file__).parents[1] / "remembered_calls.py"
-    spec = importlib.util.spec_from_file_location("remembered_stand_ins", path)
+    path = Path(__file__).parents[1] / "call_cache_cases.py"
+    spec = importlib.util.spec_from_file_location("call_cache_stand_ins", path)
     stand_ins = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(stand_ins)
     device = stand_ins.Gpu()

@@ -62,7 +62,7 @@ def close(got, expected, tolerance=2e-4):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_doors_give_what_numpy_gives(dtype, dev, rng):
+def test_the_functions_give_what_numpy_gives(dtype, dev, rng):
     a, b = drawn(rng, dtype, (2, 6, 6)), drawn(rng, dtype, (2, 6, 3))
     p = a @ a.conj().mT + np.eye(6).astype(dtype)
     given = dev.array(a)
@@ -84,7 +84,7 @@ def test_the_doors_give_what_numpy_gives(dtype, dev, rng):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_doors_to_what_is_derived_give_what_numpy_gives(dtype, dev, rng):
+def test_derived_functions_give_what_numpy_gives(dtype, dev, rng):
     a, b = drawn(rng, dtype, (2, 6, 6)), drawn(rng, dtype, (7, 3))
     p, oblong = a @ a.conj().mT + np.eye(6).astype(dtype), drawn(rng, dtype, (7, 4))
     given = dev.array(a)

@@ -85,7 +85,7 @@ def test_explain_says_which_row_has_won(dev, monkeypatch):
     assert str(dict(told.refusals)[first.name][0]) == "takes it, and did not win the race"
 
 
-def test_the_doors_take_both(dev, rng):
+def test_the_functions_take_both(dev, rng):
     a = rng.standard_normal((5, 5))
     for driver in (None, *SvdDriver):
         np.testing.assert_allclose(

@@ -1,4 +1,4 @@
-"""Batches of sparse products: their plans over a stand-in for cuSPARSE, the doors on the host, and what is refused."""
+"""Batches of sparse products: their plans over a stand-in for cuSPARSE, the functions on the host, and what is refused."""
 
 # ruff: noqa: E501 - tables of errors
 
@@ -232,7 +232,7 @@ def test_the_library_itself_takes_a_batch_of_coo_and_keeps_it_at_other_addresses
         assert count.value == 3
 
 
-# -- the doors --------------------------------------------------------------------------------------------------------
+# -- the functions --------------------------------------------------------------------------------------------------------
 def test_one_matrix_multiplies_a_batch_in_either_format(rng):
     dense, values, ends, columns = stacked(rng)
     b, left = rng.standard_normal((3, 6, 4)), rng.standard_normal((3, 2, 5))

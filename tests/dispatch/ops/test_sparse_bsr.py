@@ -1,4 +1,4 @@
-"""Blocks to and from other formats: the kernels compiled by g++ and run over the host's memory; doors against SciPy."""
+"""Blocks to and from other formats: the kernels compiled by g++ and run over the host's memory; functions against SciPy."""
 
 # ruff: noqa: E501 - a table of errors
 
@@ -285,7 +285,7 @@ def test_nvrtc_compiles_them(dtype):
         assert blocks_on_cpu.kernels_on_cpu.size_for_sm_90(kernel) > 0
 
 
-# -- the doors --------------------------------------------------------------------------------------------------------
+# -- the functions --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("base", [0, 1])
 @pytest.mark.parametrize("index", ["i4", "i8"])
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64", "c64", "c128"])

@@ -350,7 +350,7 @@ def test_indices_that_i32_does_not_hold_are_refused_by_the_conversion():
         dp.sparse.tocsr(dp.sparse.coo(one, zero, zero, (3, 2**31)))
 
 
-def test_what_cannot_be_factorized_raises_in_the_door_and_not_in_the_request():
+def test_what_cannot_be_factorized_raises_in_the_function_and_not_in_the_request():
     dev = dp.device("host")
     singular, indefinite = sp.csr_array(np.array([[1.0, 0.0], [1.0, 0.0]])), sp.csr_array(np.diag([1.0, -1.0]))
     with pytest.raises(LinAlgError, match="singular"):

@@ -256,7 +256,7 @@ def test_spsolve_and_splu_over_a_batch_in_scipys_words(shape, rng, batch):
     np.testing.assert_allclose(np.delete(found.numpy(), 2, 0), np.delete(x, 2, 0))
 
 
-def test_a_batch_whose_operands_do_not_fit_the_pattern_is_refused_in_the_door(batch):
+def test_a_batch_whose_operands_do_not_fit_the_pattern_is_refused_in_the_function(batch):
     dense, a, values = batch
     b = DEV.array(np.ones((BATCH, N)))
     for given, words in (

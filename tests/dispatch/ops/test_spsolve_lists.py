@@ -360,7 +360,7 @@ def test_lists_in_scipys_words(rng, matrices):
     are_solutions(matrices, b, x, but=(1,))
 
 
-def test_the_door_refuses_what_is_for_one_pattern_alone(rng, matrices):
+def test_the_function_refuses_what_is_for_one_pattern_alone(rng, matrices):
     b = right_of(matrices, rng)
     for choices, words in (
         ({"values": np.ones((4, 3))}, "values: got .*expected None with a list of matrices"),

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import dispatch as dp
+from dispatch.core.call_cache import is_constant
 from dispatch.core.operands import OperandRequest
-from dispatch.core.remembered import is_constant
 
-spec = importlib.util.spec_from_file_location("stand_ins", Path(__file__).parents[1] / "remembered_calls.py")
+spec = importlib.util.spec_from_file_location("stand_ins", Path(__file__).parents[1] / "call_cache_cases.py")
 stand_ins = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(stand_ins)
 FORM = dp.StructuredForm((32, 64), "f16", made_by="a library")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import dispatch as dp
-from dispatch.device import suspicions
+from dispatch.device import failed_collectives
 from dispatch.errors import BadRequest, Closed, CollectiveError, CollectiveTimeout
 from dispatch.keys import Arch
 from dispatch.libraries.nccl import monitor
@@ -51,10 +51,10 @@ def test_the_monitor_fails_what_is_not_done_in_time_and_reading_says_so(library,
     waited(lambda: time.monotonic() > comm.pending[0].until)
     assert monitor.look(comm) is False
     with pytest.raises(CollectiveTimeout, match=r"ncclAllReduce was not done on all ranks within 0.1 s"):
-        suspicions.check_trust(comm.device)
+        failed_collectives.check_not_failed(comm.device)
     assert [type(each) for each in told] == [CollectiveTimeout]
     comm.close()
-    suspicions.check_trust(comm.device)
+    failed_collectives.check_not_failed(comm.device)
 
 
 def test_calls_behind_one_that_is_not_done_share_an_event_and_do_not_put_its_deadline_off(library, executor):
@@ -97,7 +97,7 @@ def test_the_monitor_takes_ncclss_word(library, executor):
     assert isinstance(comm.error, dp.errors.RankLost)
     with pytest.raises(dp.errors.RankLost, match="ncclRemoteError"):
         runner(executor)(dp.BarrierRequest(comm=comm))
-    suspicions.trust(comm.device, comm)
+    failed_collectives.clear_failed(comm.device, comm)
 
 
 def test_aborting_from_another_thread_never_meets_a_call(library, executor):
@@ -186,7 +186,7 @@ def test_ranks_that_do_not_come_to_the_beginning_are_a_timeout(library, monkeypa
     monkeypatch.setattr(library, "_CommInitRankConfig", late)
     with pytest.raises(CollectiveTimeout, match=r"ncclCommInitRankConfig was not done within 0.1 s"):
         NcclCommunicator.create(library.gpu, 0, 2, unique_id(), deadline=0.1)
-    suspicions.check_trust(library.gpu)  # nothing was to be written by it
+    failed_collectives.check_not_failed(library.gpu)  # nothing was to be written by it
     never.set()
     waited(lambda: all(thread.name != "ncclCommInitRankConfig" for thread in threading.enumerate()))
     assert library.aborted == list(library.comms), "what came so late was let go of"

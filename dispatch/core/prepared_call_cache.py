@@ -1,8 +1,8 @@
 """The fast path of `call(a=other)`: a prepared call over other operands, without making a request.
 
 Where each new operand has the layout of the one that it replaces, and no operand that is written overlaps another, the
-call differs from the prepared one in addresses alone. As in remembered.py, a generated function `take` runs it, or
-returns UNFIT where a request has to be made. It has the new operands as parameters and keeps the others.
+call differs from the prepared one in addresses alone. As in call_cache.py, a generated function `take` runs it, or
+returns CACHE_MISS where a request has to be made. It has the new operands as parameters and keeps the others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,16 @@ from itertools import starmap
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dispatch.core.remembered import MAX_FORMS, UNFIT, Pair, bounds_of, in_a_row, meeting, pairs_of, tuple_of
+from dispatch.core.call_cache import (
+    CACHE_MISS,
+    MAX_FORMS,
+    Pair,
+    overlap_bounds,
+    overlap_condition,
+    overlap_pairs,
+    tuple_code,
+    unpacking_line,
+)
 from dispatch.device.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -60,7 +69,7 @@ def take_of(
     if not all(id(tensor) in written for tensor in results) or len(written) < sum(use[2] for use in uses):
         return None
     names = {name: name if name in given else f"_operand_{place}" for place, name in enumerate(tensors)}
-    pairs = [pair for pair in pairs_of(request) if not {*pair[:2]}.isdisjoint(given)]
+    pairs = [pair for pair in overlap_pairs(request) if not {*pair[:2]}.isdisjoint(given)]
     stay = [name for name in tensors if name not in given]
     form = PreparedCallForm(
         given=given,
@@ -74,7 +83,7 @@ def take_of(
     )
     layouts = [tensors[name].layout for name in given]
     held = [tensors[name] for name in stay]
-    bounds = [bounds_of(tensors[one].layout, tensors[other].layout) for one, other, _ in pairs]
+    bounds = [overlap_bounds(tensors[one].layout, tensors[other].layout) for one, other, _ in pairs]
     return _maker(form)(plan, arguments, layouts, held, *zip(*bounds, strict=True))
 
 
@@ -90,23 +99,27 @@ def _maker(form: PreparedCallForm) -> Callable[..., Callable[..., Any]]:
     places = range(len(form.addresses))
     addresses = [f"_argument_{n}" if name is None else f"_at_{name}" for n, name in enumerate(form.addresses)]
     lines = [
-        *in_a_row("_argument", places, "_arguments"),
-        *in_a_row("_layout", form.given, "_layouts"),
+        *unpacking_line("_argument", places, "_arguments"),
+        *unpacking_line("_layout", form.given, "_layouts"),
         f"[{', '.join(form.stay)}] = _stay",
         *(f"_at_{name} = {name}.ptr" for name in form.stay),
-        *(line for end in ("low", "high", "one") for line in in_a_row(f"_{end}", range(len(form.pairs)), f"_{end}s")),
+        *(
+            line
+            for end in ("low", "high", "one")
+            for line in unpacking_line(f"_{end}", range(len(form.pairs)), f"_{end}s")
+        ),
         f"def take(_executor, {', '.join(form.given)}):",
         f"    if {' or '.join(misfits)}:",
-        "        return _UNFIT",
+        "        return _CACHE_MISS",
         *(f"    _at_{name} = {name}.ptr" for name in form.given),
-        f"    if {' or '.join(starmap(meeting, enumerate(form.pairs))) or False}:",
-        "        return _UNFIT",
-        f"    _executor.enqueue(_plan, ({', '.join(addresses)},), {tuple_of(form.reads)}, {tuple_of(form.writes)})",
-        f"    return {tuple_of(form.results) if form.is_tuple else form.results[0]}",
+        f"    if {' or '.join(starmap(overlap_condition, enumerate(form.pairs))) or False}:",
+        "        return _CACHE_MISS",
+        f"    _executor.enqueue(_plan, ({', '.join(addresses)},), {tuple_code(form.reads)}, {tuple_code(form.writes)})",
+        f"    return {tuple_code(form.results) if form.is_tuple else form.results[0]}",
         "return take",
     ]
     head = "def make(_plan, _arguments, _layouts, _stay, _lows=(), _highs=(), _ones=()):"
-    scope: dict[str, Any] = {"_Tensor": Tensor, "_type": type, "_UNFIT": UNFIT}
+    scope: dict[str, Any] = {"_Tensor": Tensor, "_type": type, "_CACHE_MISS": CACHE_MISS}
     exec("\n    ".join([head, *lines]), scope)
     made: Callable[..., Callable[..., Any]] = scope["make"]
     return made

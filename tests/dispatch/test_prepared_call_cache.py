@@ -1,6 +1,6 @@
 """Prepared calls over other operands go to their plan without a request, and end as a request would.
 
-No GPU is needed to see that: the device of remembered_calls.py has host memory.
+No GPU is needed to see that: the device of call_cache_cases.py has host memory.
 """
 
 import contextlib
@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import dispatch as dp
-from dispatch.core import other_operands
+from dispatch.core import prepared_call_cache
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, Closed, StaleTensor
 from dispatch.ops.conv.trees import TreedConvRequest
 
-spec = importlib.util.spec_from_file_location("remembered_calls", Path(__file__).with_name("remembered_calls.py"))
+spec = importlib.util.spec_from_file_location("call_cache_cases", Path(__file__).with_name("call_cache_cases.py"))
 calls = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(calls)
 NotingExecutor, dev, outcome, Drawn = calls.NotingExecutor, calls.dev, calls.outcome, calls.Drawn
@@ -127,8 +127,8 @@ def formed(change):
     """A mutation of the form of calls over other operands."""
 
     def mutate(monkeypatch):
-        maker = other_operands._maker
-        monkeypatch.setattr(other_operands, "_maker", lambda form: maker(change(form)))
+        maker = prepared_call_cache._maker
+        monkeypatch.setattr(prepared_call_cache, "_maker", lambda form: maker(change(form)))
 
     return mutate
 
@@ -143,7 +143,7 @@ MUTATIONS_OF_CALLS = {
     "the first pair is not looked at": formed(lambda form: form._replace(pairs=form.pairs[1:])),
     "all may be one view": formed(lambda form: form._replace(pairs=tuple((*pair[:2], True) for pair in form.pairs))),
     "any layouts are one view": lambda monkeypatch: monkeypatch.setattr(
-        other_operands, "bounds_of", lambda one, other: (one.low - other.high, one.high - other.low, 0)
+        prepared_call_cache, "overlap_bounds", lambda one, other: (one.low - other.high, one.high - other.low, 0)
     ),
     "C is never D": lambda monkeypatch: monkeypatch.setattr(
         dp.MatmulRequest, "addresses", lambda _: ("a", "b", "c", "bias", "aux", "bgrad", "out", None, None)

@@ -25,7 +25,7 @@ from dispatch.execute.relocated_graph import MISFIT
 from dispatch.keys import Arch
 from dispatch.supervise import completion as completion_module
 from dispatch.supervise import cuda_worker as worker_module
-from dispatch.supervise import deputy as deputy_module
+from dispatch.supervise import inline_runner
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 FAULT = 700
@@ -155,7 +155,7 @@ def gpu(monkeypatch):
         cuEventQuery=SimpleNamespace(unchecked_holding_gil=query),
         cuStreamQuery=SimpleNamespace(unchecked=lambda _track: gpu.status or NOT_READY),
     )
-    for module in (worker_module, completion_module, deputy_module):
+    for module in (worker_module, completion_module, inline_runner):
         monkeypatch.setattr(module, "driver", driver)
     return gpu
 
@@ -331,7 +331,7 @@ def test_an_interrupt_anywhere_ends_the_request_once_and_leaves_the_worker_to_it
 
         begun = len(work.ran)
         if takes_long:
-            sup._pool.queues[0].worker._deputy._left_alone = 0
+            sup._pool.queues[0].worker._inline_runner._left_alone = 0
             gpu.unseen_by = threading.current_thread()
         if interrupts.run(wait):
             count, quiet = count + 1, 0
@@ -342,8 +342,8 @@ def test_an_interrupt_anywhere_ends_the_request_once_and_leaves_the_worker_to_it
             assert sup.submit(work).result(PATIENCE) == 9
         at_rest(sup)
         queue = sup._pool.queues[0]
-        assert not queue.worker._deputy._lock.locked(), interrupts.place
-        assert queue.worker._deputy.batch is None, interrupts.place
+        assert not queue.worker._inline_runner._lock.locked(), interrupts.place
+        assert queue.worker._inline_runner.batch is None, interrupts.place
         assert (len(queue.pending), queue.busy) == (0, 0), interrupts.place
         assert len(work.ran) - begun <= 2, interrupts.place
         ended += 1

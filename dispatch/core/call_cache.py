@@ -1,8 +1,8 @@
 """The fast path of repeated calls: from the operands of a call to its plan, without making a request.
 
-A request function looks up its executor's memory by request class, layouts and choices (the fields that are no
-tensors). It finds a function `take`, which enqueues the plan on the operands of this call, or returns UNFIT where a
-request has to be made: the request checks everything and explains what is wrong. `take` does exactly what the request
+A request function looks in its executor's cache by request class, layouts and choices (the fields that are no
+tensors). It finds a function `take`, which enqueues the plan on the operands of this call, or returns CACHE_MISS where
+a request has to be made: the request checks everything and explains what is wrong. `take` does exactly what the request
 would do: the same plan, the same addresses in the same order, the same reads and writes, the same result.
 
 A key matches more than it should, because 1, True and 1.0 are equal, and so are 0.0 and -0.0; `take` tells these apart.
@@ -38,25 +38,25 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Layout
 
 __all__ = [
+    "CACHE_MISS",
     "MAX_CALLS",
     "MAX_FORMS",
-    "UNFIT",
     "Pair",
-    "bounds_of",
+    "cache_call",
     "executor_on",
     "fields_of",
-    "in_a_row",
     "is_constant",
-    "meeting",
-    "pairs_of",
-    "remember",
-    "same",
-    "tuple_of",
+    "is_same_choice",
+    "overlap_bounds",
+    "overlap_condition",
+    "overlap_pairs",
+    "tuple_code",
+    "unpacking_line",
 ]
 
 MAX_CALLS = 4096  # on one executor; the oldest goes first, for each keeps its plan
 MAX_FORMS = 1024  # of all classes
-UNFIT = object()  # returned by `take` where a request has to be made
+CACHE_MISS = object()  # returned by `take` where a request has to be made
 Pair = tuple[str, str, bool]  # two operands of which one is written; whether they may be one view
 
 
@@ -86,8 +86,8 @@ def executor_on(device: Device) -> Any:
     return device.executor()
 
 
-# -- what is remembered -----------------------------------------------------------------------------------------------
-def remember(executor: Any, calls: dict[Any, Any], key: tuple[Any, ...], request: OperandRequest) -> None:
+# -- what is kept of a call -------------------------------------------------------------------------------------------
+def cache_call(executor: Any, calls: dict[Any, Any], key: tuple[Any, ...], request: OperandRequest) -> None:
     """Store `take` for the next call of the same key, if a request that has run stands for all such calls."""
     bound = request.bound
     if getattr(bound, "executor", None) is not executor or not request.is_plain or request.framework is not None:
@@ -109,23 +109,23 @@ def remember(executor: Any, calls: dict[Any, Any], key: tuple[Any, ...], request
         writes=tuple(name for name, (_, written) in uses.items() if written),
         made=tuple(made),
         results=tuple(request.outputs()),
-        pairs=pairs_of(request),
+        pairs=overlap_pairs(request),
     )
-    bounds = [bounds_of(uses[one][0], uses[other][0]) for one, other, _ in form.pairs]
+    bounds = [overlap_bounds(uses[one][0], uses[other][0]) for one, other, _ in form.pairs]
     take = _maker(form)(bound.plan, values, tuple(made.values()), *zip(*bounds, strict=True))
     if len(calls) >= MAX_CALLS:
         calls.pop(next(iter(calls)), None)
     calls[key] = take
 
 
-def pairs_of(request: Request) -> tuple[Pair, ...]:
+def overlap_pairs(request: Request) -> tuple[Pair, ...]:
     """The pairs of operands that must not overlap."""
     in_place: frozenset[tuple[str, str]] = getattr(request, "in_place", frozenset())
     pairs = [(one[0], other[0]) for one, other in combinations(request.tensors(), 2) if one[2] or other[2]]
     return tuple((*pair, not in_place.isdisjoint((pair, pair[::-1]))) for pair in pairs)
 
 
-def bounds_of(one: Layout, other: Layout) -> tuple[int, int, int | None]:
+def overlap_bounds(one: Layout, other: Layout) -> tuple[int, int, int | None]:
     """The distances of two addresses between which the tensors may overlap, and that at which they are one view."""
     same = (one.dtype, one.shape, one.strides) == (other.dtype, other.shape, other.strides)
     if one.size == 0 or other.size == 0:
@@ -142,28 +142,32 @@ def _maker(form: CallForm) -> Callable[..., Callable[..., Any]]:
         lines += [
             f"if not ({' and '.join(f'{name} is _held_{name}' for name in form.choices)}):",
             f"    if not _same(({', '.join(held)},), ({', '.join(form.choices)},)):",
-            "        return _UNFIT",
+            "        return _CACHE_MISS",
             # Equal but other objects: the next call is likely to have these very ones.
             f"    {', '.join(held)}, = {', '.join(form.choices)},",
         ]
         lines = [f"nonlocal {', '.join(held)}", *lines]
     given = (*form.reads, *form.writes)
-    lines += [f"if {' or '.join(f'_type({name}) is not _Tensor' for name in given)}:", "    return _UNFIT"]
+    lines += [f"if {' or '.join(f'_type({name}) is not _Tensor' for name in given)}:", "    return _CACHE_MISS"]
     lines += [f"_at_{name} = {name}.ptr" for name in given]
     if form.pairs:
-        lines += [f"if {' or '.join(starmap(meeting, enumerate(form.pairs)))}:", "    return _UNFIT"]
+        lines += [f"if {' or '.join(starmap(overlap_condition, enumerate(form.pairs)))}:", "    return _CACHE_MISS"]
     lines += [f"{name} = _executor.empty(*_made_{name})" for name in form.made]
     lines += [f"_at_{name} = {name}.ptr" for name in form.made]
     there = {*given, *form.made}
-    addresses = tuple_of([f"_at_{name}" if name in there else "0" for name in form.order])
+    addresses = tuple_code([f"_at_{name}" if name in there else "0" for name in form.order])
     lines += [
-        f"_executor.enqueue(_plan, {addresses}, {tuple_of(form.reads)}, {tuple_of((*form.writes, *form.made))})",
-        f"return {form.results[0] if len(form.results) == 1 else tuple_of(form.results)}",
+        f"_executor.enqueue(_plan, {addresses}, {tuple_code(form.reads)}, {tuple_code((*form.writes, *form.made))})",
+        f"return {form.results[0] if len(form.results) == 1 else tuple_code(form.results)}",
     ]
     unpacked = [
-        *in_a_row("_held", form.choices, "_choices"),
-        *in_a_row("_made", form.made, "_outputs"),
-        *(line for end in ("low", "high", "one") for line in in_a_row(f"_{end}", range(len(form.pairs)), f"_{end}s")),
+        *unpacking_line("_held", form.choices, "_choices"),
+        *unpacking_line("_made", form.made, "_outputs"),
+        *(
+            line
+            for end in ("low", "high", "one")
+            for line in unpacking_line(f"_{end}", range(len(form.pairs)), f"_{end}s")
+        ),
     ]
     source = [
         "def make(_plan, _choices, _outputs, _lows=(), _highs=(), _ones=()):",
@@ -172,27 +176,27 @@ def _maker(form: CallForm) -> Callable[..., Callable[..., Any]]:
         *(f"        {line}" for line in lines),
         "    return take",
     ]
-    scope: dict[str, Any] = {"_Tensor": Tensor, "_UNFIT": UNFIT, "_same": same, "_type": type}
+    scope: dict[str, Any] = {"_Tensor": Tensor, "_CACHE_MISS": CACHE_MISS, "_same": is_same_choice, "_type": type}
     exec("\n".join(source), scope)
     made: Callable[..., Callable[..., Any]] = scope["make"]
     return made
 
 
-def meeting(number: int, pair: Pair) -> str:
+def overlap_condition(number: int, pair: Pair) -> str:
     """The condition, as code, that two operands may overlap without being a view that is allowed in place."""
     one, other, in_place = pair
     distance = f"_at_{other} - _at_{one}"
-    meeting = f"_low_{number} < {distance} < _high_{number}"
-    return f"{meeting} and {distance} != _one_{number}" if in_place else meeting
+    overlapping = f"_low_{number} < {distance} < _high_{number}"
+    return f"{overlapping} and {distance} != _one_{number}" if in_place else overlapping
 
 
-def in_a_row(word: str, names: Iterable[object], values: str) -> list[str]:
+def unpacking_line(word: str, names: Iterable[object], values: str) -> list[str]:
     """The line that unpacks values into names `word_…`; no line where there are no names."""
     found = [f"{word}_{name}" for name in names]
-    return [f"{tuple_of(found)} = {values}"] if found else []
+    return [f"{tuple_code(found)} = {values}"] if found else []
 
 
-def tuple_of(names: Sequence[str]) -> str:
+def tuple_code(names: Sequence[str]) -> str:
     return f"({', '.join(names)},)" if names else "()"
 
 
@@ -218,16 +222,16 @@ def is_constant(value: Any) -> bool:
     return kind in CONSTANTS or isinstance(value, (Enum, np.dtype))
 
 
-def same(held: Any, given: Any) -> bool:
+def is_same_choice(held: Any, given: Any) -> bool:
     """Whether two equal choices mean the same to a request, too: 1 is not True, and 0.0 is not -0.0."""
     if held is given:
         return True
     if type(held) is not type(given):
         return False
     if isinstance(held, tuple):
-        return len(held) == len(given) and all(map(same, held, given))
+        return len(held) == len(given) and all(map(is_same_choice, held, given))
     if is_dataclass(held):
-        return all(same(getattr(held, field.name), getattr(given, field.name)) for field in fields(held))
+        return all(is_same_choice(getattr(held, field.name), getattr(given, field.name)) for field in fields(held))
     if isinstance(held, REAL):
         return bool(held == given) and math.copysign(1, held) == math.copysign(1, given)
     return bool(held == given)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dispatch.refusal import callers
 
-__all__ = ["is_of_own_code"]
+__all__ = ["is_of_user_code"]
 
 
-def is_of_own_code(error: BaseException) -> bool:
+def is_of_user_code(error: BaseException) -> bool:
     """Whether an error comes from a user's function, by its traceback: code of `callers` has called foreign code.
 
     Never true for KeyboardInterrupt and SystemExit, wherever they were raised, because they are to end the worker.

@@ -1,6 +1,6 @@
 """Repeated calls with lists and mappings of operands, or numbers, end as a request on a fresh executor would.
 
-The stand-ins for a GPU and its executor are those of remembered_calls.py.
+The stand-ins for a GPU and its executor are those of call_cache_cases.py.
 """
 
 import importlib.util
@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import dispatch as dp
-from dispatch.core import operand_code
+from dispatch.core import list_call_code
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.libraries.cutlass import evt
 
 spec = importlib.util.spec_from_file_location(
-    "remembered_operand_calls", Path(__file__).with_name("remembered_operand_calls.py")
+    "list_call_cache_cases", Path(__file__).with_name("list_call_cache_cases.py")
 )
 calls = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(calls)
@@ -81,7 +81,7 @@ def in_part(mutations):
 
 @pytest.mark.parametrize("mutate", in_part(MUTATIONS))
 def test_a_wrong_way_in_is_found(dev, rng, mutate, monkeypatch):
-    clear = operand_code._maker.cache_clear
+    clear = list_call_code._maker.cache_clear
     clear()
     mutate(monkeypatch)
     try:

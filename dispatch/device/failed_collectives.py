@@ -12,27 +12,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dispatch.errors import DispatchError
 
-__all__ = ["check_trust", "suspect", "trust"]
+__all__ = ["check_not_failed", "clear_failed", "mark_failed"]
 
-_suspected: weakref.WeakKeyDictionary[object, dict[int, DispatchError]] = weakref.WeakKeyDictionary()
-
-
-def suspect(device: object, source: object, error: DispatchError) -> None:
-    """Make copies from a device to the host raise `error`, until `trust` is called with the same source."""
-    _suspected[device] = {**_suspected.get(device, {}), id(source): error}
+_failed: weakref.WeakKeyDictionary[object, dict[int, DispatchError]] = weakref.WeakKeyDictionary()
 
 
-def trust(device: object, source: object) -> None:
+def mark_failed(device: object, source: object, error: DispatchError) -> None:
+    """Make copies from a device to the host raise `error`, until `clear_failed` is called with the same source."""
+    _failed[device] = {**_failed.get(device, {}), id(source): error}
+
+
+def clear_failed(device: object, source: object) -> None:
     """Remove this source's mark; copies work again once no source's mark is left."""
-    left = {key: error for key, error in _suspected.get(device, {}).items() if key != id(source)}
+    left = {key: error for key, error in _failed.get(device, {}).items() if key != id(source)}
     if left:
-        _suspected[device] = left
+        _failed[device] = left
     else:
-        _suspected.pop(device, None)
+        _failed.pop(device, None)
 
 
-def check_trust(device: object) -> None:
+def check_not_failed(device: object) -> None:
     """Raise the error of a collective that has failed on the device."""
-    for error in _suspected.get(device, {}).values() if _suspected else ():
+    for error in _failed.get(device, {}).values() if _failed else ():
         made: tuple[Any, ...] = tuple(error.__reduce__())  # a copy, so that each thread has its own traceback
         raise made[0](*made[1]) from error

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.core import remembered
+from dispatch.core import call_cache
 from dispatch.core.operands import OperandRequest
 from dispatch.core.request import Plan
 from dispatch.device.host import HostDevice
@@ -321,7 +321,7 @@ def judge(dev, rng, rounds=ROUNDS, both=both, converted=lambda fields: fields):
     return differences, quick, drawn
 
 
-def reordered(change, module=remembered):
+def reordered(change, module=call_cache):
     """A mutation of a form."""
 
     def mutate(monkeypatch):
@@ -331,7 +331,7 @@ def reordered(change, module=remembered):
     return mutate
 
 
-def replaced(name, other, module=remembered):
+def replaced(name, other, module=call_cache):
     return lambda monkeypatch: monkeypatch.setattr(module, name, other)
 
 

@@ -1,6 +1,6 @@
 """Random calls with lists and mappings of operands, or numbers, and ways in which the way to their plan may be wrong.
 
-The stand-ins for a GPU and its executor are those of remembered_calls.py.
+The stand-ins for a GPU and its executor are those of call_cache_cases.py.
 """
 
 import dataclasses
@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.core import operand_code, remembered_operands
+from dispatch.core import list_call_cache, list_call_code
 from dispatch.device.tensor import Tensor
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.config import CONFIGS
 from dispatch.ops.dropout import DropoutStatesRequest
 from dispatch.ops.grouped_matmul.request_lists import GroupedMatmulListRequest
 
-spec = importlib.util.spec_from_file_location("stand_ins", Path(__file__).with_name("remembered_calls.py"))
+spec = importlib.util.spec_from_file_location("stand_ins", Path(__file__).with_name("call_cache_cases.py"))
 stand_ins = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(stand_ins)
 
@@ -288,40 +288,40 @@ def replaced(module, name, other):
     return lambda monkeypatch: monkeypatch.setattr(module, name, other)
 
 
-def coursed(change):
+def rebound(change):
     """A mutation of what becomes of the operands."""
 
     def mutate(monkeypatch):
-        course = remembered_operands._course
+        binding = list_call_cache._binding
 
         def changed(*given):
-            found = course(*given)
+            found = binding(*given)
             return None if found is None else change(found)
 
-        monkeypatch.setattr(remembered_operands, "_course", changed)
+        monkeypatch.setattr(list_call_cache, "_binding", changed)
 
     return mutate
 
 
 def formed(change):
-    return coursed(lambda course: course._replace(form=course.form._replace(**change(course.form))))
+    return rebound(lambda binding: binding._replace(form=binding.form._replace(**change(binding.form))))
 
 
-def unheld(course):
-    choices = course.form.pattern.places(operand_code.CHOICE)
-    return course._replace(held=course.held[: len(choices)], form=course.form._replace(held=choices))
+def unheld(binding):
+    choices = binding.form.pattern.places(list_call_code.CHOICE)
+    return binding._replace(held=binding.held[: len(choices)], form=binding.form._replace(held=choices))
 
 
-def frozen(course):
+def frozen(binding):
     """The first number stays as it was."""
-    form = course.form
+    form = binding.form
     if not form.numbers:
-        return course
+        return binding
     (place, _), *others = form.numbers
     word = f"_number_{place}"
     arguments = tuple(f"_argument_{form.constants}" if name == word else name for name in form.arguments)
     form = form._replace(numbers=tuple(others), arguments=arguments, constants=form.constants + 1)
-    return course._replace(form=form, ranges=course.ranges[1:], constants=(*course.constants, 1.25))
+    return binding._replace(form=form, ranges=binding.ranges[1:], constants=(*binding.constants, 1.25))
 
 
 swapped = stand_ins.swapped
@@ -332,13 +332,13 @@ MUTATIONS = {
     "results in another order": formed(lambda form: {"results": swapped(form.results)}),
     "never a tuple": formed(lambda _: {"is_tuple": False}),
     "always a tuple": formed(lambda _: {"is_tuple": True}),
-    "no pair is looked at": coursed(lambda course: course._replace(bounds=(), form=course.form._replace(pairs=()))),
+    "no pair is looked at": rebound(lambda binding: binding._replace(bounds=(), form=binding.form._replace(pairs=()))),
     "all may be one view": formed(lambda form: {"pairs": tuple((*pair[:2], True) for pair in form.pairs)}),
     "no span is looked at": formed(lambda _: {"spans": ()}),
-    "numbers are not held": coursed(unheld),
-    "numbers stay as they were": coursed(frozen),
-    "equal choices are the same": replaced(operand_code, "same", lambda *_: True),
-    "no span meets another": replaced(operand_code, "_meet", lambda *_: False),
-    "any number will do": coursed(lambda course: course._replace(ranges=((-np.inf, np.inf),) * len(course.ranges))),
+    "numbers are not held": rebound(unheld),
+    "numbers stay as they were": rebound(frozen),
+    "equal choices are the same": replaced(list_call_code, "is_same_choice", lambda *_: True),
+    "no span meets another": replaced(list_call_code, "_meet", lambda *_: False),
+    "any number will do": rebound(lambda binding: binding._replace(ranges=((-np.inf, np.inf),) * len(binding.ranges))),
     "whole numbers as they are": formed(lambda form: {"numbers": tuple((place, True) for place, _ in form.numbers)}),
 }

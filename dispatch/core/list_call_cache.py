@@ -1,17 +1,17 @@
 """The fast path of repeated calls whose operands come in lists or mappings, or may be numbers.
 
-It does what remembered.py does for operands that are fields: from the operands of a call to its plan, without making a
+It does what call_cache.py does for operands that are fields: from the operands of a call to its plan, without making a
 request. Here all operands are flattened into one list. Which positions are tensors of ours, tensors of another library
-or numbers is the call's pattern; code is generated for each pattern (operand_code.py). The request class declares which
-fields hold several operands, and which a number or an operand (`unpacked`); each request declares which operand or
-number every argument of its plan is (`named_arguments`). Both are checked against the request's own arguments before
-anything is remembered.
+or numbers is the call's pattern; code is generated for each pattern (list_call_code.py). The request class declares
+which fields hold several operands, and which a number or an operand (`unpacked`); each request declares which operand
+or number every argument of its plan is (`named_arguments`). Both are checked against the request's own arguments before
+any call is kept.
 
 A key consists of the layouts of all operands, the names in a mapping, the types of numbers, and the choices. Of a
 number that is passed by value `take` checks the range; a number that the plan may depend on must be the same. Where
 some operands are another library's, all operands that are written must be; its stream and its allocator keep the order,
-as in framework_calls.py, and tensors of ours may only be read. Nothing here keeps a tensor or a request, and nothing
-here knows an op.
+as in framework_call_cache.py, and tensors of ours may only be read. Nothing here keeps a tensor or a request, and
+nothing here knows an op.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dispatch.core import remembered
-from dispatch.core.framework_calls import memory_of
-from dispatch.core.operand_code import (
+from dispatch.core import call_cache
+from dispatch.core.call_cache import CACHE_MISS, MAX_FORMS, Pair, is_constant, overlap_bounds
+from dispatch.core.framework_call_cache import memory_of
+from dispatch.core.list_call_code import (
     CHOICE,
     DEVICE,
     NUMBER,
     OWN,
     THEIRS,
-    Course,
+    CallBinding,
+    CallLookup,
     ListCallForm,
     Pattern,
     Spans,
-    Way,
-    taking,
-    way_of,
+    lookup_of,
+    make_take,
 )
-from dispatch.core.remembered import MAX_FORMS, UNFIT, Pair, bounds_of, is_constant
 from dispatch.core.request import run
-from dispatch.device.frameworks.framework import Adopted
+from dispatch.device.frameworks.framework import ForeignStorage
 from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
@@ -50,17 +50,17 @@ if TYPE_CHECKING:
     from dispatch.core.request import Argument, NamedArguments, Request
     from dispatch.device.frameworks.framework import Framework
 
-__all__ = ["OperandCalls"]
+__all__ = ["ListCallCache"]
 
 MOST_PAIRS = 48  # up to so many pairs of operands are compared one by one; beyond that all ranges are sorted
 REAL = (int, float, np.float32, np.float64)
 SEVERAL = "several"  # of a field, beside the kinds of a position
 
 
-class OperandCalls:
+class ListCallCache:
     """The fast path of one request class: called with the values of its fields, it returns what a run returns."""
 
-    __slots__ = ("_has_several", "_make", "_names", "_sorts", "_ways")
+    __slots__ = ("_has_several", "_lookups", "_make", "_names", "_sorts")
 
     def __init__(self, kind: Any, make: Callable[..., Request] | None = None, names: tuple[str, ...] = ()) -> None:
         """`make` makes a request from arguments called `names`; by default it is the class, with its fields."""
@@ -70,7 +70,7 @@ class OperandCalls:
         sorts = {said.device: DEVICE, **dict.fromkeys(said.several, SEVERAL), **dict.fromkeys(said.numbers, NUMBER)}
         self._sorts = tuple(sorts.get(name, CHOICE) for name in self._names)
         self._has_several = SEVERAL in self._sorts
-        self._ways: dict[Any, Way] = {}  # by the names and counts of several, and the types at all positions
+        self._lookups: dict[Any, CallLookup] = {}  # by the names and counts of several, and the types at all positions
 
     def __call__(self, *values: Any) -> Any:
         return self.found(*values)[0]
@@ -84,20 +84,20 @@ class OperandCalls:
                 pattern, items = self._flat(values)
             else:
                 pattern = tuple(map(type, values))
-            way = self._ways.get(pattern)
+            lookup = self._lookups.get(pattern)
         except Exception:  # noqa: BLE001  # a field that holds several is no list: the request says which
-            pattern = way = None
-        if way is not None:
-            result = way.run(*items)
-            if result is not UNFIT:
+            pattern = lookup = None
+        if lookup is not None:
+            result = lookup.run(*items)
+            if result is not CACHE_MISS:
                 return result, None
-        if pattern is not None and (way is None or way.pattern.framework is None):
+        if pattern is not None and (lookup is None or lookup.pattern.framework is None):
             theirs = _objects_of(items)
             if theirs is not None:
                 pattern, items = (*pattern[: -len(items)], *map(type, theirs)), theirs
-                way = self._ways.get(pattern)
-                result = UNFIT if way is None else way.run(*items)
-                if result is not UNFIT:
+                lookup = self._lookups.get(pattern)
+                result = CACHE_MISS if lookup is None else lookup.run(*items)
+                if result is not CACHE_MISS:
                     return result, None
         request = self._make(**dict(zip(self._names, values, strict=True)))
         result = run(request)
@@ -131,37 +131,37 @@ class OperandCalls:
         return places
 
     def _learn(self, request: Request, pattern: Any, values: tuple[Any, ...], items: Sequence[Any]) -> None:
-        """Remember a call that was made through a request, if that stands for all calls of its pattern and key."""
+        """Keep a call that was made through a request, if that stands for all calls of its pattern and key."""
         bound, named = request.bound, request.named_arguments()
         executor = getattr(bound, "executor", None)
         if named is None or executor is None:
             return
         places = self._places(values)
-        way = self._ways.get(pattern)
-        if way is None:
+        lookup = self._lookups.get(pattern)
+        if lookup is None:
             found = _pattern(items, [kind for _, kind in places])
             if found is None:
                 return
-            if len(self._ways) >= MAX_FORMS:
-                self._ways.clear()
-            way = self._ways[pattern] = way_of(found)  # kept also where nothing is remembered
-        theirs = [items[place] for place in way.pattern.places(THEIRS)]
-        if request.framework is not way.pattern.framework:
+            if len(self._lookups) >= MAX_FORMS:
+                self._lookups.clear()
+            lookup = self._lookups[pattern] = lookup_of(found)  # kept also where no call is
+        theirs = [items[place] for place in lookup.pattern.places(THEIRS)]
+        if request.framework is not lookup.pattern.framework:
             return
-        calls = executor.calls if way.pattern.framework is None else memory_of(request, theirs)
+        calls = executor.calls if lookup.pattern.framework is None else memory_of(request, theirs)
         try:
-            home, key = way.key(*items)
+            home, key = lookup.key(*items)
             hash(key)
         except Exception:  # noqa: BLE001  # an operand is no tensor, a choice has no hash
             return
         if calls is None or home is not executor or executor.plans is not bound.plans:
             return
-        course = _course(request, named, way.pattern, items, [name for name, _ in places])
-        if course is None or not all(map(is_constant, course.held)):
+        binding = _binding(request, named, lookup.pattern, items, [name for name, _ in places])
+        if binding is None or not all(map(is_constant, binding.held)):
             return
-        if len(calls) >= remembered.MAX_CALLS:
+        if len(calls) >= call_cache.MAX_CALLS:
             calls.pop(next(iter(calls)), None)
-        calls[key] = taking(bound.plan, course)
+        calls[key] = make_take(bound.plan, binding)
 
 
 def _objects_of(items: Sequence[Any]) -> list[Any] | None:
@@ -179,7 +179,7 @@ def _objects_of(items: Sequence[Any]) -> list[Any] | None:
                 return None
             continue
         storage = item.storage
-        if type(storage) is not Adopted or item.layout is not storage.layout or item.ptr != storage.at:
+        if type(storage) is not ForeignStorage or item.layout is not storage.layout or item.ptr != storage.at:
             return None
         if framework is None:
             framework = storage.framework
@@ -204,7 +204,7 @@ def _several(value: Any) -> tuple[tuple[str, ...] | None, Sequence[Any]]:
 
 
 def _pattern(items: Sequence[Any], kinds: Sequence[str]) -> Pattern | None:
-    """The pattern of a call; None for operands of several libraries, or of one whose calls are not remembered."""
+    """The pattern of a call; None for operands of several libraries, or of one whose calls are not kept."""
     holds: list[str | None] = []
     libraries: dict[str, Framework] = {}
     for item, kind in zip(items, kinds, strict=True):
@@ -223,7 +223,7 @@ def _pattern(items: Sequence[Any], kinds: Sequence[str]) -> Pattern | None:
     return Pattern(tuple(holds), next(iter(libraries.values()), None))
 
 
-# -- what is remembered -----------------------------------------------------------------------------------------------
+# -- what is kept of a call -------------------------------------------------------------------------------------------
 class Operands(NamedTuple):
     """The operands of a call, by their names in the request."""
 
@@ -232,9 +232,9 @@ class Operands(NamedTuple):
     words: dict[str, str]  # the name of each in the generated code
 
 
-def _course(
+def _binding(
     request: Request, named: NamedArguments, pattern: Pattern, items: Sequence[Any], names: Sequence[str]
-) -> Course | None:
+) -> CallBinding | None:
     """How calls like this one run the plan; None where `named` does not lead to the request's own arguments."""
     operands = _operands(request, pattern, items, names)
     if operands is None:
@@ -289,7 +289,7 @@ def _course(
     )
     ranges = tuple((named.numbers[name].low, named.numbers[name].high) for name in free)
     held = tuple(items[place] for place in form.held)
-    return Course(form, held, ranges, outputs, tuple(constants), bounds, spans)
+    return CallBinding(form, held, ranges, outputs, tuple(constants), bounds, spans)
 
 
 def _operands(request: Request, pattern: Pattern, items: Sequence[Any], names: Sequence[str]) -> Operands | None:
@@ -315,7 +315,7 @@ def _stands_for(tensor: Tensor, given: Any) -> bool:
     if tensor is given:
         return True
     storage = tensor.storage
-    if type(storage) is not Adopted or storage.keep is not given:
+    if type(storage) is not ForeignStorage or storage.keep is not given:
         return False
     if tensor.layout is not storage.layout or tensor.ptr != storage.at:
         return False
@@ -363,7 +363,7 @@ def _apart(
             if written or other_written:
                 may_be_one = not in_place.isdisjoint(((name, other_name), (other_name, name)))
                 pairs.append((words[name], words[other_name], may_be_one))
-                bounds.append(bounds_of(layout, other))
+                bounds.append(overlap_bounds(layout, other))
     if len(pairs) <= MOST_PAIRS or in_place:
         return tuple(pairs), tuple(bounds), None
     lows, highs, written_ones = zip(*((layout.low, layout.high, written) for _, layout, written in sized), strict=True)

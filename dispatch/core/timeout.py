@@ -10,12 +10,12 @@ from dispatch.errors import CollectiveError, CollectiveTimeout, DispatchError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["within"]
+__all__ = ["call_with_timeout"]
 
 T = TypeVar("T")
 
 
-def within(seconds: float, call: Callable[[], T], what: str) -> T:
+def call_with_timeout(seconds: float, call: Callable[[], T], what: str) -> T:
     """The result of a blocking call; CollectiveTimeout if it takes longer, CollectiveError if it fails.
 
     After a timeout the call goes on, on a daemon thread.

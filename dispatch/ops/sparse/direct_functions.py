@@ -14,7 +14,7 @@ from dispatch.keys import I32
 from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.direct import SparseFactorMemory, SparseFactorPrecision, SparseKind
 from dispatch.ops.sparse.form import SparseFormat
-from dispatch.ops.sparse.format_doors import narrow, of, tocoo, tocsr
+from dispatch.ops.sparse.format_functions import narrow, of, tocoo, tocsr
 from dispatch.ops.sparse.tensor import SparseTensor, taken_in
 
 if TYPE_CHECKING:

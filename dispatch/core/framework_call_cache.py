@@ -1,15 +1,15 @@
 """The fast path of repeated calls over arrays of another library, torch or CuPy: from its own tensors to the plan.
 
-As in remembered.py, a repeated call finds its plan without a request; here it makes no tensors of ours either. Memory,
+As in call_cache.py, a repeated call finds its plan without a request; here it makes no tensors of ours either. Memory,
 its lifetime and the order of its uses are the other library's, as in its own functions: all operands are its arrays,
 the call goes on its current stream, and outputs come from its allocator on that stream. So no use of an operand is
 recorded. All other calls go through a request: those with an operand of a third library, on a stream that its library
 may destroy, or with an operand that has to be refused.
 
-A `Way` serves all calls of a request class over one library's tensors: it reads everything that a layout depends on
-from each operand, and looks up the `take` of a plan by that. Both are generated from the expressions in the library's
-`Code`; nothing here knows a library or an op. `Repeated` does the same for a function that turns its operands into
-views and makes a request of these.
+A `CallLookup` serves all calls of a request class over one library's tensors: it reads everything that a layout depends
+on from each operand, and looks up the `take` of a plan by that. Both are generated from the expressions in the
+library's `Code`; nothing here knows a library or an op. `FunctionCallCache` does the same for a function that turns its
+operands into views and makes a request of these.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from itertools import starmap
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dispatch.core.remembered import (
+from dispatch.core.call_cache import (
+    CACHE_MISS,
     MAX_CALLS,
     MAX_FORMS,
-    UNFIT,
     Pair,
-    bounds_of,
     fields_of,
-    in_a_row,
     is_constant,
-    meeting,
-    pairs_of,
-    same,
-    tuple_of,
+    is_same_choice,
+    overlap_bounds,
+    overlap_condition,
+    overlap_pairs,
+    tuple_code,
+    unpacking_line,
 )
 from dispatch.device.layout import c_strides
 from dispatch.device.stream import current
@@ -43,44 +43,46 @@ if TYPE_CHECKING:
     from dispatch.core.request import Request
     from dispatch.device.frameworks.framework import Code, Framework
 
-__all__ = ["UNFIT", "Repeated", "Ways", "learn", "memory_of"]
+__all__ = ["CACHE_MISS", "FrameworkCallCache", "FunctionCallCache", "learn", "memory_of"]
 
 ALIGNED = 255  # the bits of an address that count for a layout's alignment
 
 
-class Way(NamedTuple):
+class CallLookup(NamedTuple):
     """The generated functions of a class over one library's operands; both take all operands, then all choices."""
 
-    run: Callable[..., Any]  # makes the call and returns its result, or UNFIT
-    key: Callable[..., tuple[Any, Any]]  # the executor that may remember the call, or None, and the call's key there
+    run: Callable[..., Any]  # makes the call and returns its result, or CACHE_MISS
+    key: Callable[..., tuple[Any, Any]]  # the executor that may keep the call, or None, and the call's key there
 
 
-class Ways(dict[type, Any]):
-    """The `run` of each Way of one request class, by the type of `first`, an operand that every call has."""
+class FrameworkCallCache(dict[type, Any]):
+    """The `run` of each CallLookup of one request class, by the type of `first`, an operand that every call has."""
 
     def __init__(self, kind: Any, first: str) -> None:
         self.kind, self.first = kind, first
-        self.made: dict[str, Way] = {}  # by a library's name
+        self.made: dict[str, CallLookup] = {}  # by a library's name
 
-    def of(self, framework: Framework, code: Code) -> Way:
-        way = self.made.get(framework.name)
-        if way is None:
+    def of(self, framework: Framework, code: Code) -> CallLookup:
+        lookup = self.made.get(framework.name)
+        if lookup is None:
             operands, choices = fields_of(self.kind)
             needed = {field.name for field in fields(self.kind) if field.default is MISSING}
-            way = self.made[framework.name] = _way(self.kind, self.first, operands, needed, choices, code)
-            self.update(dict.fromkeys(code.kinds, way.run))
-        return way
+            lookup = self.made[framework.name] = _lookup(self.kind, self.first, operands, needed, choices, code)
+            self.update(dict.fromkeys(code.kinds, lookup.run))
+        return lookup
 
 
-def learn(ways: Ways, request: Request[Any], operands: tuple[Any, ...], choices: tuple[Any, ...]) -> None:
-    """Remember a call that went through a request, if the request stands for all calls of its layouts and choices.
+def learn(
+    cache: FrameworkCallCache, request: Request[Any], operands: tuple[Any, ...], choices: tuple[Any, ...]
+) -> None:
+    """Keep a call that went through a request, if the request stands for all calls of its layouts and choices.
 
     `operands` and `choices` are those of the call, in the order of the class's fields.
     """
     memory = _memory_of(request, operands, choices)
     if memory is None:
         return
-    key = ways.of(request.framework, request.framework.code).key(*operands, *choices)[1]
+    key = cache.of(request.framework, request.framework.code).key(*operands, *choices)[1]
     take = _take(request, *fields_of(type(request)), choices, {}, {})
     if take is not None:
         _keep(memory, key, take)
@@ -124,27 +126,27 @@ def _keep(memory: dict[Any, Callable[..., Any]], key: Any, take: Callable[..., A
 
 def _never(*_: Any) -> Any:
     """The `take` of a call that was found not to be repeatable in this way."""
-    return UNFIT
+    return CACHE_MISS
 
 
-class Repeated:
+class FunctionCallCache:
     """The fast path of a function over one library's tensors that makes one request over views of its operands.
 
-    `run`, called with the function's operands and then its choices, returns what the function would, or UNFIT: then the
-    function makes the request, runs it, and calls `learn` if the call is not `known`.
+    `run`, called with the function's operands and then its choices, returns what the function would, or CACHE_MISS:
+    then the function makes the request, runs it, and calls `learn` if the call is not `known`.
     """
 
     def __init__(self, operands: Sequence[str], choices: Sequence[str], optional: Sequence[str] = ()) -> None:
         self.operands, self.choices = tuple(operands), tuple(choices)
         self._needed = set(operands) - set(optional)
-        self._way: Way | None = None
+        self._lookup: CallLookup | None = None
         self.run: Callable[..., Any] = _never
 
     def known(self, *given: Any) -> bool:
         """Whether a call of these layouts and choices is remembered, or was found not to be repeatable."""
-        if self._way is None:
+        if self._lookup is None:
             return False
-        executor, key = self._way.key(*given)
+        executor, key = self._lookup.key(*given)
         try:
             return executor is not None and key in executor.calls
         except TypeError:  # a choice without a hash
@@ -158,7 +160,7 @@ class Repeated:
         choices: tuple[Any, ...],
         shapes: Mapping[str, tuple[int, ...]],
     ) -> None:
-        """Remember a call that made this request and ran it.
+        """Keep a call that made this request and ran it.
 
         `views` maps each operand of the request to that of the function which it is a view of. `shapes` are those in
         which the function returns the outputs that the request allocates, dense ones of other shapes.
@@ -166,20 +168,20 @@ class Repeated:
         memory = _memory_of(request, operands, choices)
         if memory is None:
             return
-        if self._way is None:
+        if self._lookup is None:
             code = request.framework.code
-            self._way = _way(self, self.operands[0], self.operands, self._needed, self.choices, code)
-            self.run = self._way.run
+            self._lookup = _lookup(self, self.operands[0], self.operands, self._needed, self.choices, code)
+            self.run = self._lookup.run
         own, adopted = dict(zip(self.operands, operands, strict=True)), request.framework.tensor
         same_memory = all(tensor.ptr == adopted(name, own[views[name]]).ptr for name, tensor, _ in request.tensors())
         take = _take(request, self.operands, self.choices, choices, views, shapes) if same_memory else None
-        _keep(memory, self._way.key(*operands, *choices)[1], _never if take is None else take)
+        _keep(memory, self._lookup.key(*operands, *choices)[1], _never if take is None else take)
 
 
 # -- from operands to a key -------------------------------------------------------------------------------------------
-def _way(
+def _lookup(
     tag: Any, first: str, operands: tuple[str, ...], needed: set[str], choices: tuple[str, ...], code: Code
-) -> Way:
+) -> CallLookup:
     lines = [
         f"_ordinal = {code.ordinal.format(x=first)}",
         f"_executor = None if _ordinal < 0 else _current.by_handle.get((_ordinal, {code.handle}))",
@@ -206,18 +208,18 @@ def _way(
     source = [
         f"def run({', '.join((*operands, *choices))}):",
         "    try:",
-        *(f"        {line.format(none='_UNFIT')}" for line in lines),
+        *(f"        {line.format(none='_CACHE_MISS')}" for line in lines),
         "        _take = _executor.calls.get(_key)",
         "    except Exception:",  # the request explains it
-        "        return _UNFIT",
-        f"    return _UNFIT if _take is None else _take(_executor, {', '.join(given)})",
+        "        return _CACHE_MISS",
+        f"    return _CACHE_MISS if _take is None else _take(_executor, {', '.join(given)})",
         f"def key({', '.join((*operands, *choices))}):",
         *(f"    {line.format(none='None, None')}" for line in lines),
         "    return _executor, _key",
     ]
-    scope: dict[str, Any] = {"_current": current, "_tag": tag, "_UNFIT": UNFIT, **code.scope}
+    scope: dict[str, Any] = {"_current": current, "_tag": tag, "_CACHE_MISS": CACHE_MISS, **code.scope}
     exec("\n".join(source), scope)
-    return Way(scope["run"], scope["key"])
+    return CallLookup(scope["run"], scope["key"])
 
 
 # -- from a key to a plan ---------------------------------------------------------------------------------------------
@@ -264,7 +266,9 @@ def _take(
         return None  # one tensor given twice: the next call may have two different ones
     guards = {name: framework.guard(tensor.dtype) for name, (tensor, _) in uses.items()}
     places = [views.get(name, name) if name is not None else None for name in request.addresses() or ()]
-    pairs = [(views.get(one, one), views.get(other, other), in_place) for one, other, in_place in pairs_of(request)]
+    pairs = [
+        (views.get(one, one), views.get(other, other), in_place) for one, other, in_place in overlap_pairs(request)
+    ]
     form = FrameworkCallForm(
         framework=framework,
         operands=operands,
@@ -279,7 +283,7 @@ def _take(
         sized=tuple(name for name, (tensor, _) in uses.items() if tensor.layout.size),
         unusual=tuple(guard.format(x=name) for name, guard in guards.items() if guard),
     )
-    bounds = [bounds_of(uses[one][0].layout, uses[other][0].layout) for one, other, _ in form.pairs]
+    bounds = [overlap_bounds(uses[one][0].layout, uses[other][0].layout) for one, other, _ in form.pairs]
     arguments = request.arguments(stand_ins)
     return _maker(form)(request.bound.plan, values, arguments, makers, *zip(*bounds, strict=True))
 
@@ -295,7 +299,7 @@ def _maker(form: FrameworkCallForm) -> Callable[..., Callable[..., Any]]:
         f"({code.watching} and ({watched}))",
         *([f"not ({' and '.join(f'_at_{name}' for name in form.sized)})"] if form.sized else []),
         *form.unusual,
-        *starmap(meeting, enumerate(form.pairs)),
+        *starmap(overlap_condition, enumerate(form.pairs)),
     ]
     held = [f"_held_{name}" for name in form.choices]
     lines = []
@@ -304,36 +308,36 @@ def _maker(form: FrameworkCallForm) -> Callable[..., Callable[..., Any]]:
             f"nonlocal {', '.join(held)}",
             f"if not ({' and '.join(f'{name} is _held_{name}' for name in form.choices)}):",
             f"    if not _same(({', '.join(held)},), ({', '.join(form.choices)},)):",
-            "        return _UNFIT",
+            "        return _CACHE_MISS",
             f"    {', '.join(held)}, = {', '.join(form.choices)},",
         ]
-    lines += [f"if {' or '.join(conditions)}:", "    return _UNFIT"]
+    lines += [f"if {' or '.join(conditions)}:", "    return _CACHE_MISS"]
     for name in made:
         lines += [f"{name} = _make_{name}()", f"_at_{name} = {code.pointer.format(x=name)}"]
     if made:  # plans rely on the alignment that our own memory has
-        lines += [f"if ({' | '.join(f'_at_{name}' for name in made)}) & {ALIGNED}:", "    return _UNFIT"]
+        lines += [f"if ({' | '.join(f'_at_{name}' for name in made)}) & {ALIGNED}:", "    return _CACHE_MISS"]
     places = [f"_argument_{n}" if name is None else f"_at_{name}" for n, name in enumerate(form.addresses)]
-    lines += [f"_executor.enqueue_at(_plan, {tuple_of(places)})", *(f"_written({name})" for name in form.written)]
-    lines += [f"return {tuple_of(form.results) if form.is_tuple else form.results[0]}"]
+    lines += [f"_executor.enqueue_at(_plan, {tuple_code(places)})", *(f"_written({name})" for name in form.written)]
+    lines += [f"return {tuple_code(form.results) if form.is_tuple else form.results[0]}"]
     parameters = (*form.operands, *(f"_at_{name}" for name in form.operands), *form.choices)
     source = [
         "def make(_plan, _choices, _arguments, _makers, _lows=(), _highs=(), _ones=()):",
-        *(f"    {line}" for line in in_a_row("_held", form.choices, "_choices")),
-        *(f"    {line}" for line in in_a_row("_argument", range(len(form.addresses)), "_arguments")),
-        *(f"    {line}" for line in in_a_row("_make", made, "_makers")),
+        *(f"    {line}" for line in unpacking_line("_held", form.choices, "_choices")),
+        *(f"    {line}" for line in unpacking_line("_argument", range(len(form.addresses)), "_arguments")),
+        *(f"    {line}" for line in unpacking_line("_make", made, "_makers")),
         *(
             f"    {line}"
             for end in ("low", "high", "one")
-            for line in in_a_row(f"_{end}", range(len(form.pairs)), f"_{end}s")
+            for line in unpacking_line(f"_{end}", range(len(form.pairs)), f"_{end}s")
         ),
         f"    def take(_executor, {', '.join(parameters)}):",
         *(f"        {line}" for line in lines),
         "    return take",
     ]
     scope: dict[str, Any] = {
-        "_UNFIT": UNFIT,
+        "_CACHE_MISS": CACHE_MISS,
         "_kinds": code.kinds,
-        "_same": same,
+        "_same": is_same_choice,
         "_type": type,
         "_written": form.framework.written,
     }

@@ -10,9 +10,9 @@ from dispatch.checks import check_bool, shown
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.ops import sparse as ops
-from dispatch.ops.sparse.block_jacobi_doors import BlockJacobi, block_jacobi
-from dispatch.ops.sparse.direct_doors import in_rows
-from dispatch.ops.sparse.incomplete_doors import IncompleteFactors, ic0, ilu0
+from dispatch.ops.sparse.block_jacobi_functions import BlockJacobi, block_jacobi
+from dispatch.ops.sparse.direct_functions import in_rows
+from dispatch.ops.sparse.incomplete_functions import IncompleteFactors, ic0, ilu0
 from dispatch.ops.sparse.krylov import BREAKDOWN, NOT_FINITE, STAGNATED, Preconditioner
 from dispatch.ops.sparse.sources import sparse_tensor
 from dispatch.ops.sparse.tensor import SparseTensor

@@ -1,7 +1,7 @@
-"""Deputy: a thread that waits for a lone request runs it itself, in place of the sleeping worker.
+"""InlineRunner: a thread that waits for a lone request runs it itself, in place of the sleeping worker.
 
 Waking a sleeping worker, and being woken by it, takes 10 us or more each; a small request has ended by then.
-cuda_worker.py has one Deputy for each worker; `Future.result` reaches it through its queue. This module calls no
+cuda_worker.py has one InlineRunner for each worker; `Future.result` reaches it through its queue. This module calls no
 library: it launches only requests that have run before, by the relocated graph of their plan.
 """
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from dispatch.supervise.future import Future
     from dispatch.supervise.queue import WorkerOwner, WorkerQueue
 
-__all__ = ["Deputy"]
+__all__ = ["InlineRunner"]
 
 NOW = (False,)  # for `map`: the argument `blocking` of `acquire`
 WATCH = 50e-6  # seconds from the launch on for which the waiting thread polls; then the worker takes over
 RAREST = 6  # after so many misses in a row, only one request in 2 ** 6 is run in this way
-DEPUTIZED = 0.05  # seconds between a worker's checks whether another thread still runs a request in its place
+RECHECK = 0.05  # seconds between a worker's checks whether another thread still runs a request in its place
 
 
 class LoneWorker(Protocol):
@@ -50,7 +50,7 @@ class LoneWorker(Protocol):
     def tell(self, future: Future) -> None: ...
 
 
-class Deputy:
+class InlineRunner:
     """Lets another thread act as the worker for one lone request.
 
     Guarantees: the thread that holds the lock acts as the worker; the worker's own thread holds it whenever it is not
@@ -82,7 +82,7 @@ class Deputy:
             queue.asleep = True  # then try again: the holder checks the queue after releasing the lock
             if self._lock.acquire(False):
                 break
-            queue.wait_for_wakeup(DEPUTIZED)
+            queue.wait_for_wakeup(RECHECK)
         queue.asleep = False
         if self.batch is not None:
             self._take_over(self.batch)

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.core import remembered, remembered_operands
+from dispatch.core import call_cache, list_call_cache
 from dispatch.core.request import Request
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, StaleTensor
 from dispatch.libraries.cutlass import evt
 
 spec = importlib.util.spec_from_file_location(
-    "remembered_operand_calls", Path(__file__).with_name("remembered_operand_calls.py")
+    "list_call_cache_cases", Path(__file__).with_name("list_call_cache_cases.py")
 )
 calls = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(calls)
@@ -145,7 +145,7 @@ def test_no_tensor_and_no_request_is_kept(dev, rng, monkeypatch):
 
 
 def test_as_many_calls_are_kept_as_are_said(dev, built, monkeypatch):
-    monkeypatch.setattr(remembered, "MAX_CALLS", 4)
+    monkeypatch.setattr(call_cache, "MAX_CALLS", 4)
     lists = [[dev.zeros((n, 16), "f16")] for n in range(1, 9)]
     b = [dev.zeros((16, 8), "f16")]
     for a in lists:
@@ -159,9 +159,9 @@ def test_as_many_calls_are_kept_as_are_said(dev, built, monkeypatch):
 
 def test_the_code_of_a_pattern_is_compiled_once_also_where_no_call_is_remembered(dev, monkeypatch):
     made = []
-    way_of = remembered_operands.way_of
-    monkeypatch.setattr(remembered_operands, "way_of", lambda pattern: made.append(pattern) or way_of(pattern))
-    monkeypatch.setattr(remembered_operands, "_course", lambda *_: None)
+    lookup_of = list_call_cache.lookup_of
+    monkeypatch.setattr(list_call_cache, "lookup_of", lambda pattern: made.append(pattern) or lookup_of(pattern))
+    monkeypatch.setattr(list_call_cache, "_binding", lambda *_: None)
     a, b = [dev.zeros((8, 16), "f16") for _ in range(5)], [dev.zeros((16, 8), "f16") for _ in range(5)]
     for _ in range(3):
         dp.grouped_matmul(a, b)

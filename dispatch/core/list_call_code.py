@@ -1,7 +1,8 @@
-"""Code generation for remembered_operands.py: the fast path of calls whose operands are one flat list.
+"""Code generation for list_call_cache.py: the fast path of calls whose operands are one flat list.
 
-`way_of` makes the functions that look up a call's `take`, for one pattern of operands; `taking` makes that `take` for
-one plan. Operands are named by position: x0, x1, and so on. Nothing here knows an op, or keeps a tensor or a request.
+`lookup_of` makes the functions that look up a call's `take`, for one pattern of operands; `make_take` makes that `take`
+for one plan. Operands are named by position: x0, x1, and so on. Nothing here knows an op, or keeps a tensor or a
+request.
 """
 
 from __future__ import annotations
@@ -11,8 +12,17 @@ from itertools import starmap
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dispatch.core.remembered import MAX_FORMS, UNFIT, Pair, executor_on, in_a_row, meeting, same, tuple_of
-from dispatch.device.frameworks.framework import Adopted
+from dispatch.core.call_cache import (
+    CACHE_MISS,
+    MAX_FORMS,
+    Pair,
+    executor_on,
+    is_same_choice,
+    overlap_condition,
+    tuple_code,
+    unpacking_line,
+)
+from dispatch.device.frameworks.framework import ForeignStorage
 from dispatch.device.stream import current
 
 if TYPE_CHECKING:
@@ -20,7 +30,7 @@ if TYPE_CHECKING:
 
     from dispatch.device.frameworks.framework import Framework
 
-__all__ = ["Course", "ListCallForm", "Pattern", "Spans", "Way", "taking", "way_of"]
+__all__ = ["CallBinding", "CallLookup", "ListCallForm", "Pattern", "Spans", "lookup_of", "make_take"]
 
 ALIGNED = 255  # the bits of an address that count for a layout's alignment
 # What a position may hold; "own" is a tensor of ours, "theirs" one of another library.
@@ -37,12 +47,12 @@ class Pattern(NamedTuple):
         return tuple(place for place, kind in enumerate(self.holds) if kind in kinds)
 
 
-class Way(NamedTuple):
+class CallLookup(NamedTuple):
     """The generated functions of one pattern; both take what is at each position."""
 
     pattern: Pattern
-    run: Callable[..., Any]  # makes the call and returns its result, or UNFIT
-    key: Callable[..., tuple[Any, Any]]  # the executor that may remember the call, or None, and the call's key there
+    run: Callable[..., Any]  # makes the call and returns its result, or CACHE_MISS
+    key: Callable[..., tuple[Any, Any]]  # the executor that may keep the call, or None, and the call's key there
 
 
 class Spans(NamedTuple):
@@ -61,7 +71,7 @@ class ListCallForm(NamedTuple):
     """
 
     pattern: Pattern
-    held: tuple[int, ...]  # the positions of values that must be the same as when the call was remembered
+    held: tuple[int, ...]  # the positions of values that must be the same as when the call was kept
     numbers: tuple[tuple[int, bool], ...]  # positions of numbers that may have any value in a range; whether ints stay
     made: int  # how many outputs are allocated
     arguments: tuple[str, ...]
@@ -76,7 +86,7 @@ class ListCallForm(NamedTuple):
     unusual: tuple[str, ...]  # conditions, as code, under which elements are not what lies in memory
 
 
-class Course(NamedTuple):
+class CallBinding(NamedTuple):
     """A form, and the values that belong to the calls of one plan."""
 
     form: ListCallForm
@@ -89,10 +99,15 @@ class Course(NamedTuple):
 
 
 # -- from operands to a key -------------------------------------------------------------------------------------------
-def way_of(pattern: Pattern) -> Way:
+def lookup_of(pattern: Pattern) -> CallLookup:
     """The functions that look up a call of this pattern; a tag in each key keeps patterns apart."""
     own, theirs = pattern.places(OWN), pattern.places(THEIRS)
-    scope: dict[str, Any] = {"_current": current, "_executor_on": executor_on, "_UNFIT": UNFIT, "_tag": object()}
+    scope: dict[str, Any] = {
+        "_current": current,
+        "_executor_on": executor_on,
+        "_CACHE_MISS": CACHE_MISS,
+        "_tag": object(),
+    }
     if pattern.framework is None:
         home = [f"x{place}" for place in pattern.places(DEVICE)] or [f"x{place}.layout.device" for place in own]
         lines = [
@@ -122,22 +137,22 @@ def way_of(pattern: Pattern) -> Way:
             parts += [f"{code.layout.format(x=f'x{place}')}, _at_x{place} & {ALIGNED}"]
         elif kind in (CHOICE, DEVICE):
             parts += [f"x{place}"]
-    lines += [f"_key = {tuple_of(parts)}"]
+    lines += [f"_key = {tuple_code(parts)}"]
     parameters = [f"x{place}" for place in range(len(pattern.holds))]
     source = [
         f"def run({', '.join(parameters)}):",
         "    try:",
-        *(f"        {line.format(none='_UNFIT')}" for line in lines),
+        *(f"        {line.format(none='_CACHE_MISS')}" for line in lines),
         "        _take = _executor.calls.get(_key)",
         "    except Exception:",  # the request explains it
-        "        return _UNFIT",
-        f"    return _UNFIT if _take is None else _take({', '.join(_passed(pattern))})",
+        "        return _CACHE_MISS",
+        f"    return _CACHE_MISS if _take is None else _take({', '.join(_passed(pattern))})",
         f"def key({', '.join(parameters)}):",
         *(f"    {line.format(none='None, None')}" for line in lines),
         "    return _executor, _key",
     ]
     exec("\n".join(source), scope)
-    return Way(pattern, scope["run"], scope["key"])
+    return CallLookup(pattern, scope["run"], scope["key"])
 
 
 def _passed(pattern: Pattern) -> list[str]:
@@ -147,12 +162,12 @@ def _passed(pattern: Pattern) -> list[str]:
 
 
 # -- from a key to a plan ---------------------------------------------------------------------------------------------
-def taking(plan: Any, course: Course) -> Callable[..., Any]:
-    """The `take` of a plan: enqueues it on the operands of a call, or returns UNFIT where a request has to be made."""
-    lows, highs, ones = zip(*course.bounds, strict=True) if course.bounds else ((), (), ())
-    least, most = zip(*course.ranges, strict=True) if course.ranges else ((), ())
-    make = _maker(course.form)
-    return make(plan, course.held, least, most, course.made, course.constants, lows, highs, ones, course.spans)
+def make_take(plan: Any, binding: CallBinding) -> Callable[..., Any]:
+    """The `take` of a plan: enqueues it on the operands of a call, or returns CACHE_MISS where a request is needed."""
+    lows, highs, ones = zip(*binding.bounds, strict=True) if binding.bounds else ((), (), ())
+    least, most = zip(*binding.ranges, strict=True) if binding.ranges else ((), ())
+    make = _maker(binding.form)
+    return make(plan, binding.held, least, most, binding.made, binding.constants, lows, highs, ones, binding.spans)
 
 
 @lru_cache(MAX_FORMS)
@@ -165,40 +180,49 @@ def _maker(form: ListCallForm) -> Callable[..., Callable[..., Any]]:
         lines += [
             f"nonlocal {', '.join(held)}",
             f"if not ({' and '.join(f'{one} is {other}' for one, other in zip(given, held, strict=True))}):",
-            f"    if not _same({tuple_of(held)}, {tuple_of(given)}):",
-            "        return _UNFIT",
+            f"    if not _same({tuple_code(held)}, {tuple_code(given)}):",
+            "        return _CACHE_MISS",
             f"    {', '.join(held)}, = {', '.join(given)},",  # the next call is likely to have these objects
         ]
-    scope: dict[str, Any] = {"_UNFIT": UNFIT, "_Adopted": Adopted, "_same": same, "_meet": _meet}
+    scope: dict[str, Any] = {
+        "_CACHE_MISS": CACHE_MISS,
+        "_ForeignStorage": ForeignStorage,
+        "_same": is_same_choice,
+        "_meet": _meet,
+    }
     conditions = [f"not (_least_{place} <= x{place} <= _most_{place})" for place, _ in form.numbers]
-    conditions += starmap(meeting, enumerate(form.pairs))
+    conditions += starmap(overlap_condition, enumerate(form.pairs))
     if form.spans:
-        conditions += [f"_meet({tuple_of(form.spans)}, _spans)"]
+        conditions += [f"_meet({tuple_code(form.spans)}, _spans)"]
     if framework is None:
-        conditions[:0] = [f"x{place}.storage.__class__ is _Adopted" for place in pattern.places(OWN)]
+        conditions[:0] = [f"x{place}.storage.__class__ is _ForeignStorage" for place in pattern.places(OWN)]
     else:
         lines += ["_stream = _executor.stream"] if pattern.places(OWN) else []
         conditions[:0] = _conditions_of_theirs(form, scope)
     if conditions:
-        lines += [f"if {' or '.join(conditions)}:", "    return _UNFIT"]
+        lines += [f"if {' or '.join(conditions)}:", "    return _CACHE_MISS"]
     lines += _made(form)
     lines += [f"_number_{place} = x{place}" if whole else f"_number_{place} = float(x{place}) + 0.0"
               for place, whole in form.numbers]  # fmt: skip
     if framework is None:
-        used = f"{tuple_of(form.reads)}, {tuple_of(form.writes)}"
-        lines += [f"_executor.enqueue(_plan, {tuple_of(form.arguments)}, {used})"]
+        used = f"{tuple_code(form.reads)}, {tuple_code(form.writes)}"
+        lines += [f"_executor.enqueue(_plan, {tuple_code(form.arguments)}, {used})"]
     else:
-        lines += [f"_executor.enqueue_at(_plan, {tuple_of(form.arguments)})"]
+        lines += [f"_executor.enqueue_at(_plan, {tuple_code(form.arguments)})"]
         lines += [f"_written({name})" for name in form.writes if name.startswith("x")]
-    lines += [f"return {tuple_of(form.results) if form.is_tuple else form.results[0]}"]
+    lines += [f"return {tuple_code(form.results) if form.is_tuple else form.results[0]}"]
     numbers = [place for place, _ in form.numbers]
     unpacked = [
-        *in_a_row("_held", form.held, "_choices"),
-        *in_a_row("_least", numbers, "_leasts"),
-        *in_a_row("_most", numbers, "_mosts"),
-        *in_a_row("_make", range(form.made), "_outputs"),
-        *in_a_row("_argument", range(form.constants), "_constants"),
-        *(line for end in ("low", "high", "one") for line in in_a_row(f"_{end}", range(len(form.pairs)), f"_{end}s")),
+        *unpacking_line("_held", form.held, "_choices"),
+        *unpacking_line("_least", numbers, "_leasts"),
+        *unpacking_line("_most", numbers, "_mosts"),
+        *unpacking_line("_make", range(form.made), "_outputs"),
+        *unpacking_line("_argument", range(form.constants), "_constants"),
+        *(
+            line
+            for end in ("low", "high", "one")
+            for line in unpacking_line(f"_{end}", range(len(form.pairs)), f"_{end}s")
+        ),
     ]
     source = [
         "def make(_plan, _choices, _leasts, _mosts, _outputs, _constants, _lows, _highs, _ones, _spans):",
@@ -224,7 +248,7 @@ def _conditions_of_theirs(form: ListCallForm, scope: dict[str, Any]) -> list[str
     for place in pattern.places(OWN):  # only read, used on this stream before, and of no third library
         storage = f"x{place}.storage"
         found += [f"({storage}.owner is not _stream and _stream not in {storage}.readers)"]
-        found += [f"({storage}.__class__ is _Adopted and {storage}.framework is not _framework)"]
+        found += [f"({storage}.__class__ is _ForeignStorage and {storage}.framework is not _framework)"]
     return [*found, *form.unusual]
 
 
@@ -238,7 +262,7 @@ def _made(form: ListCallForm) -> list[str]:
         lines += [f"made_{number} = {made}", f"_at_made_{number} = {pointer.format(x=f'made_{number}')}"]
     if form.made and framework is not None:  # plans rely on the alignment that our own memory has
         together = " | ".join(f"_at_made_{number}" for number in range(form.made))
-        lines += [f"if ({together}) & {ALIGNED}:", "    return _UNFIT"]
+        lines += [f"if ({together}) & {ALIGNED}:", "    return _CACHE_MISS"]
     return lines
 
 

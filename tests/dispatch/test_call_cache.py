@@ -1,6 +1,6 @@
 """Calls that were made before go to their plan without a request, and end as a request on a fresh executor would.
 
-No GPU is needed to see that: the device of remembered_calls.py has host memory.
+No GPU is needed to see that: the device of call_cache_cases.py has host memory.
 """
 
 import dataclasses
@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.core import remembered
+from dispatch.core import call_cache
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, Closed, Refused, StaleTensor
 from dispatch.ops import FAMILIES
 from dispatch.ops.conv.trees import TreedConvRequest
 from dispatch.ops.softmax import SoftmaxAlgorithm
 
-spec = importlib.util.spec_from_file_location("remembered_calls", Path(__file__).with_name("remembered_calls.py"))
+spec = importlib.util.spec_from_file_location("call_cache_cases", Path(__file__).with_name("call_cache_cases.py"))
 calls = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(calls)
 hostile, ROUNDS, REFUSED, Gpu = calls.hostile, calls.ROUNDS, calls.REFUSED, calls.Gpu
@@ -47,20 +47,22 @@ MUTATIONS = {
     "no pair is looked at": reordered(lambda form: form._replace(pairs=())),
     "the first pair is not looked at": reordered(lambda form: form._replace(pairs=form.pairs[1:])),
     "all may be one view": reordered(lambda form: form._replace(pairs=tuple((*pair[:2], True) for pair in form.pairs))),
-    "no two overlap": replaced("bounds_of", lambda *_: (0, 0, None)),
-    "bounds of one operand alone": replaced("bounds_of", lambda one, _: (one.low, one.high, 0)),
+    "no two overlap": replaced("overlap_bounds", lambda *_: (0, 0, None)),
+    "bounds of one operand alone": replaced("overlap_bounds", lambda one, _: (one.low, one.high, 0)),
     "any layouts are one view": replaced(
-        "bounds_of", lambda one, other: (one.low - other.high, one.high - other.low, 0)
+        "overlap_bounds", lambda one, other: (one.low - other.high, one.high - other.low, 0)
     ),
-    "equal choices are the same": replaced("same", lambda *_: True),
-    "classes of a tuple's elements do not count": replaced("same", lambda one, other: type(one) is type(other)),
+    "equal choices are the same": replaced("is_same_choice", lambda *_: True),
+    "classes of a tuple's elements do not count": replaced(
+        "is_same_choice", lambda one, other: type(one) is type(other)
+    ),
     "trees are plain": lambda monkeypatch: monkeypatch.setattr(TreedConvRequest, "is_plain", True),
 }
 
 
 @pytest.mark.parametrize("mutate", in_part(MUTATIONS))
 def test_a_wrong_way_in_is_found(dev, rng, mutate, monkeypatch):
-    clear = remembered._maker.cache_clear
+    clear = call_cache._maker.cache_clear
     clear()
     mutate(monkeypatch)
     try:
@@ -85,7 +87,7 @@ def test_a_repeated_call_of_any_op_makes_no_request(dev, rng, built):
 
 
 def test_all_ops_are_remembered(rng):
-    """Those with numbers or lists among their operands in a way of their own (test_remembered_operands.py)."""
+    """Those with numbers or lists among their operands in a way of their own (test_list_call_cache.py)."""
     pool = hostile.Pool(rng)
     assert {kind.op for kind in pool.requests} == {
         row.op for row in dp.TABLE if row.op not in FAMILIES["collective"][1]
@@ -315,7 +317,7 @@ def test_no_tensor_and_no_request_is_kept(dev, rng):
 
 
 def test_as_many_calls_are_kept_as_are_said(dev, built, monkeypatch):
-    monkeypatch.setattr(remembered, "MAX_CALLS", 4)
+    monkeypatch.setattr(call_cache, "MAX_CALLS", 4)
     tensors = [dev.zeros((4, n)) for n in range(1, 9)]
     for x in tensors:
         dp.softmax(x)

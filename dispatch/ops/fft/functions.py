@@ -24,7 +24,7 @@ from dispatch.device.registry import device as device_of
 from dispatch.errors import BadRequest
 from dispatch.ops.fft import DftKind, callback_dft, dft, roll
 from dispatch.ops.fft.callback import Callback
-from dispatch.ops.fft.cosine_doors import dct, dst, idct, idst
+from dispatch.ops.fft.cosine_functions import dct, dst, idct, idst
 from dispatch.ops.fft.multi_gpu import MultiGpuPlan
 from dispatch.ops.fft.request import MAX_POINTS
 
@@ -74,7 +74,7 @@ def _repeated(kind: DftKind, *, inverse: bool) -> Callable[[F], F]:
     """A function along one axis, whose usual calls are the request's at once: what lies between was a third of them."""
 
     def through(function: F) -> F:
-        def door(
+        def checked(
             a: Any,
             n: int | None = None,
             axis: int = -1,
@@ -95,7 +95,7 @@ def _repeated(kind: DftKind, *, inverse: bool) -> Callable[[F], F]:
                     raise
             return function(a, n, axis, norm, out, load=load, store=store, precision=precision)
 
-        return cast("F", wraps(function)(door))
+        return cast("F", wraps(function)(checked))
 
     return through
 

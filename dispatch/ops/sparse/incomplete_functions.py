@@ -8,8 +8,8 @@ from dispatch.checks import check_bool
 from dispatch.core.matrix_choices import Operation
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.ops import sparse as ops
-from dispatch.ops.sparse.direct_doors import by_rows, columns_of, in_rows
-from dispatch.ops.sparse.format_doors import of
+from dispatch.ops.sparse.direct_functions import by_rows, columns_of, in_rows
+from dispatch.ops.sparse.format_functions import of
 from dispatch.ops.sparse.tensor import SparseTensor, taken_in
 
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.core.request import run
 from dispatch.ops import sparse as ops
-from dispatch.ops.sparse.block_jacobi_doors import BlockJacobi, block_jacobi
-from dispatch.ops.sparse.direct_doors import SparseLu, factorized, splu, spsolve
-from dispatch.ops.sparse.ell_doors import BlockedEllMatrix, SlicedEllMatrix, toblocked_ell, tosell
+from dispatch.ops.sparse.block_jacobi_functions import BlockJacobi, block_jacobi
+from dispatch.ops.sparse.direct_functions import SparseLu, factorized, splu, spsolve
+from dispatch.ops.sparse.ell_functions import BlockedEllMatrix, SlicedEllMatrix, toblocked_ell, tosell
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
-from dispatch.ops.sparse.format_doors import of, tobsr, tocoo, tocsc, tocsr
-from dispatch.ops.sparse.incomplete_doors import IncompleteFactors, ic0, ilu0
+from dispatch.ops.sparse.format_functions import of, tobsr, tocoo, tocsc, tocsr
+from dispatch.ops.sparse.incomplete_functions import IncompleteFactors, ic0, ilu0
 from dispatch.ops.sparse.semirings import Semiring, SparseOperator
-from dispatch.ops.sparse.solver_doors import LinAlgError, bicgstab, cg, gmres, minres
+from dispatch.ops.sparse.solver_functions import LinAlgError, bicgstab, cg, gmres, minres
 from dispatch.ops.sparse.sources import is_sparse, sparse_tensor, to_scipy, to_torch
 from dispatch.ops.sparse.tensor import SparseTensor, bsr, coo, csc, csr
 

@@ -13,8 +13,8 @@ from dispatch.checks import check_bool, shown
 from dispatch.core.request import run
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.ops import linalg as ops
-from dispatch.ops.linalg.derived_doors import det, expm, inv, lstsq, matrix_rank, norm, pinv, polar, slogdet
-from dispatch.ops.linalg.spectral_doors import eig, eigh, eigvals, eigvalsh, randomized_svd, svd, svdvals
+from dispatch.ops.linalg.derived_functions import det, expm, inv, lstsq, matrix_rank, norm, pinv, polar, slogdet
+from dispatch.ops.linalg.spectral_functions import eig, eigh, eigvals, eigvalsh, randomized_svd, svd, svdvals
 from dispatch.ops.linalg.status import NOT_POSITIVE, ZERO_IN_D, check_info, checked
 
 if TYPE_CHECKING:

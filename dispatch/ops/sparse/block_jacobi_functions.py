@@ -8,7 +8,7 @@ from dispatch.checks import check_bool
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.form import SparseFormat
-from dispatch.ops.sparse.format_doors import of
+from dispatch.ops.sparse.format_functions import of
 from dispatch.ops.sparse.krylov import MOST_BLOCK
 from dispatch.ops.sparse.tensor import SparseTensor, taken_in
 
