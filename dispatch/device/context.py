@@ -63,13 +63,13 @@ class Context:
         Recording that event would end recordings under way, so it waits until there are none.
         """
         try:
-            with recordings.none(), self:
+            with recordings.exclude(), self:
                 status = driver.cuCtxRecordEvent.unchecked(ctypes.c_void_p(int(self.handle)), event)
             if not status:
                 with relaxed():
                     status = driver.cuEventSynchronize.unchecked(event)
         except SymbolNotFound:  # a driver from before CUDA 12.5
-            with recordings.none(), self:
+            with recordings.exclude(), self:
                 status = driver.cuCtxSynchronize.unchecked()
         return int(status)
 

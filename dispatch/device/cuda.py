@@ -19,7 +19,7 @@ from dispatch.device.block_cache import UNIT_BITS, BlockCache
 from dispatch.device.callers_graph import CallersGraphs
 from dispatch.device.context import Context
 from dispatch.device.device import Device
-from dispatch.device.dlpack import lent, take_back
+from dispatch.device.dlpack import exported, release_consumed
 from dispatch.device.external import ExternalStream, ExternalStreams
 from dispatch.device.gpus import FORKED, count_gpus
 from dispatch.device.host_copies import HostCopies
@@ -142,7 +142,7 @@ class CudaDevice(Device):
         self.refuse_capture("to wait for the device")
         self._collect()
         event = self.event()
-        gathered, blind = self.releases.gather(), self.externals.blind()
+        gathered, unmarked = self.releases.gather(), self.externals.unmarked()
         try:
             status = self.context.wait(event, self.recordings)
         except BaseException:
@@ -153,9 +153,9 @@ class CudaDevice(Device):
         if status:
             self.releases.put_back(gathered)
             self.fail(status, "cuCtxSynchronize")
-        for stream, since in blind:
-            if stream.blind == since:
-                stream.blind = 0
+        for stream, since in unmarked:
+            if stream.unmarked == since:
+                stream.unmarked = 0
         self.releases.done(gathered)
 
     def refuse_capture(self, what: str, stream: Stream | None = None) -> None:
@@ -195,7 +195,7 @@ class CudaDevice(Device):
     def bytes_in_use(self) -> int | None:
         if not self.alive or self.fault is not None:
             return None
-        take_back(everything=True)
+        release_consumed(everything=True)
         self.blocks.flush()
         with relaxed():
             self.releases.collect()
@@ -212,7 +212,7 @@ class CudaDevice(Device):
 
     def dispose(self, handle: ctypes.c_void_p) -> None:
         if self.alive and self.fault is None and not self.releases.side.closed:
-            self.releases.gone.append(handle)
+            self.releases.closed_handles.append(handle)
         else:
             driver.cuStreamDestroy.unchecked(handle)
 
@@ -222,8 +222,8 @@ class CudaDevice(Device):
             blocks: FreeList | None = stream.free_lists.get((nbytes + UNIT - 1) >> UNIT_BITS)
             if blocks is None or not blocks.bases:
                 return self._allocate_on(nbytes, stream, self.blocks.wanted(stream, nbytes))
-            if lent:
-                take_back()
+            if exported:
+                release_consumed()
             if self.releases.pending:
                 self._collect()
             try:
@@ -243,8 +243,8 @@ class CudaDevice(Device):
 
     def _allocate_on(self, nbytes: int, stream: Stream, blocks: FreeList | None = None) -> Storage:
         """Memory from the pool; once freed, it goes to `blocks` if given, else back to the pool."""
-        if lent:
-            take_back()
+        if exported:
+            release_consumed()
         ptr = ctypes.c_uint64()
         wanted = nbytes or 1 if blocks is None else blocks.nbytes
         size = ctypes.c_size_t(wanted)  # an unchecked call would pass a plain int as a C int, of 32 bits
@@ -288,7 +288,7 @@ class CudaDevice(Device):
 
     def trim(self) -> None:
         """Return the pool's unused memory to the system, once all streams are done with it."""
-        take_back(everything=True)
+        release_consumed(everything=True)
         self.blocks.flush()
         with relaxed():
             self.releases.collect()
@@ -362,7 +362,7 @@ class CudaDevice(Device):
 
     def _give_back(self) -> None:
         """Wait for all work, then destroy everything that this device has made; objects left over use no handle."""
-        with self.recordings.none(), relaxed(), self.context:
+        with self.recordings.exclude(), relaxed(), self.context:
             status = driver.cuCtxSynchronize.unchecked()
             if status in LOST:
                 hint = "close it again once that has ended"
@@ -380,7 +380,7 @@ class CudaDevice(Device):
             while handles:
                 handle, destroy = handles.pop()
                 destroy(handle)
-        self.releases.destroy(len(self.releases.gone))
+        self.releases.destroy(len(self.releases.closed_handles))
         with self._lock:
             streams = list(self._streams)
         for stream in streams:

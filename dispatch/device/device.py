@@ -232,7 +232,7 @@ class Device:
 
     def close(self) -> None:
         """Wait for all work, that of supervisors too, close the executors and end this generation; idempotent."""
-        dlpack.take_back(everything=True)
+        dlpack.release_consumed(everything=True)
         for supervisor in members(self.supervisors):
             supervisor.finish()
         with Device.opening:

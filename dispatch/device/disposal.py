@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     from dispatch.device.device import Device
 
-__all__ = ["before_loading", "begin_apart", "dispose", "end_apart", "note_collectives"]
+__all__ = ["dispose", "register_collectives", "start_disposal_thread", "stop_disposal_thread", "wait_for_collectives"]
 
 Destroy = tuple["Callable[[Any], None]", Any]
 PATIENCE = 10.0  # seconds that the end of a world waits for objects still to be destroyed
 LOADING = 2.0  # seconds that a plan waits for collectives, which may in turn need what its thread does next
 
 
-class _Apart:
+class _DisposalThread:
     """The separate thread, while a world needs it."""
 
     def __init__(self) -> None:
@@ -42,11 +42,11 @@ class _Apart:
 
     def _run(self) -> None:
         while (given := self.queue.get()) is not None:
-            _Last(*given)
+            _Finalized(*given)
             del given  # else the last object would stay alive until the next arrives
 
 
-class _Last:
+class _Finalized:
     """Destroys an object in `__del__`, so that an error is reported as that of any finalizer and ends no thread."""
 
     def __init__(self, destroy: Callable[[Any], None], owner: Any) -> None:
@@ -56,58 +56,58 @@ class _Last:
         self._destroy(self._owner)
 
 
-_apart: _Apart | None = None
+_disposal: _DisposalThread | None = None
 _lock = threading.Lock()
 anew(sys.modules[__name__], "_lock", threading.Lock)
-anew(sys.modules[__name__], "_apart", lambda: None)  # a child has no such thread
+anew(sys.modules[__name__], "_disposal", lambda: None)  # a child has no such thread
 
 
-def begin_apart() -> None:
-    """From now on finalizers of all threads destroy on a separate thread; `end_apart()` ends that."""
-    global _apart
+def start_disposal_thread() -> None:
+    """From now on finalizers of all threads destroy on a separate thread; `stop_disposal_thread()` ends that."""
+    global _disposal
     with _lock:
-        if _apart is None:
-            _apart = _Apart()
+        if _disposal is None:
+            _disposal = _DisposalThread()
         else:
-            _apart.users += 1
+            _disposal.users += 1
 
 
-def end_apart() -> None:
-    """End one `begin_apart`. The last one waits, up to PATIENCE, until all that was handed over is destroyed."""
-    global _apart
+def stop_disposal_thread() -> None:
+    """End one start. The last one waits, up to PATIENCE, until all that was handed over is destroyed."""
+    global _disposal
     with _lock:
-        ended = _apart
+        ended = _disposal
         if ended is None:  # in a forked child, whose parent began
             return
         ended.users -= 1
         if ended.users:
             return
-        _apart = None
+        _disposal = None
     ended.queue.put(None)
     if threading.current_thread() is not ended.thread:
         ended.thread.join(PATIENCE)
 
 
 def dispose(destroy: Callable[[Any], None], owner: Any) -> None:
-    """Call `destroy(owner)`: here, or on the thread of `begin_apart`, which keeps the owner alive until then."""
-    apart = _apart
-    if apart is None or threading.current_thread() is apart.thread:
+    """Call `destroy(owner)`: here, or on the disposal thread, which keeps the owner alive until then."""
+    disposal = _disposal
+    if disposal is None or threading.current_thread() is disposal.thread:
         destroy(owner)
     else:
-        apart.queue.put((destroy, owner))
+        disposal.queue.put((destroy, owner))
 
 
 _collectives: WeakKeyDictionary[Any, Callable[[Any, float], Any]] = WeakKeyDictionary()
 
 
-def note_collectives(communicator: Any, ends: Callable[[Any, float], Any]) -> None:
-    """Have `before_loading` call `ends(communicator, seconds)`, which waits for what is under way on its GPU."""
+def register_collectives(communicator: Any, ends: Callable[[Any, float], Any]) -> None:
+    """Have `wait_for_collectives` call `ends(communicator, seconds)`, which waits for what is under way on its GPU."""
     _collectives[communicator] = ends
 
 
-def before_loading(device: Device) -> None:
+def wait_for_collectives(device: Device) -> None:
     """Wait, up to LOADING, for the collectives of a GPU, if threads of this process are ranks; else do nothing."""
-    if _apart is not None:
+    if _disposal is not None:
         for known in _collectives.keyrefs():
             communicator = known()
             if communicator is not None and communicator.device is device:

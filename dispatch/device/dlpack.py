@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.keys import Dtype
 
-__all__ = ["cuda_array_interface", "device_of", "export", "lent", "take", "take_back"]
+__all__ = ["cuda_array_interface", "device_of", "export", "exported", "import_from", "release_consumed"]
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 LEGACY_DEFAULT_STREAM = 1
@@ -101,18 +101,19 @@ capsule_rename = _python("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ct
 # The structs that consumers hold, by number. A consumer releases one by calling its deleter: from any thread, with or
 # without the GIL, while an exception is being raised, even after the end of Python. A Python function as the deleter
 # would lose the user's exception and keep the memory. So the deleter is libc's `time`, which only overwrites the first
-# 8 bytes of the struct. These hold a version or an address before, never a time of day: `take_back` sees the change.
-lent: dict[int, _Lent] = {}
+# 8 bytes of the struct. These hold a version or an address before, never a time of day: `release_consumed` sees the
+# change.
+exported: dict[int, _Export] = {}
 _numbers = itertools.count(1)
-_uses = 0  # calls of `take_back` since it last checked all of `lent`
+_uses = 0  # calls of `release_consumed` since it last checked all of `exported`
 
-# Capsules that are not consumed yet. They have no destructor, for the same reason: `take_back` finds those that were
-# dropped unconsumed. There is no lock, which a destructor or a forked child could find held: every step is one atomic
-# operation of a dictionary.
-_offered: dict[int, Any] = {}
+# Capsules that are not consumed yet. They have no destructor, for the same reason: `release_consumed` finds those that
+# were dropped unconsumed. There is no lock, which a destructor or a forked child could find held: every step is one
+# atomic operation of a dictionary.
+_unconsumed: dict[int, Any] = {}
 
 
-class _Lent:
+class _Export:
     """A struct that a consumer was given, and the objects that keep its memory alive."""
 
     __slots__ = ("_begins", "_first", "_managed", "keeps")
@@ -127,7 +128,7 @@ class _Lent:
     def is_over(self) -> bool:
         return self._first.value != self._begins
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._managed))
 
 
@@ -141,38 +142,38 @@ def _references(capsules: dict[int, Any], number: int) -> int:
     return sys.getrefcount(capsule)
 
 
-_watching = False  # whether `take_back` is called by the garbage collector
+_watching = False  # whether `release_consumed` is called by the garbage collector
 UNHELD = _references({0: object()}, 0)  # the reference count of an object that only the dictionary holds
 
 
-def take_back(*, everything: bool = False) -> None:
+def release_consumed(*, everything: bool = False) -> None:
     """Release what consumers have released: called when memory is allocated, lent or counted, and by the collector.
 
     A call checks eight structs on average: it checks all of n only at every n/8-th call, or with `everything`.
     """
     global _uses
     _uses += 1  # two threads at once may count as one, which delays the check by a call
-    if _uses * 8 < len(lent) and not everything:
+    if _uses * 8 < len(exported) and not everything:
         return
     _uses = 0
-    for number in list(_offered):
-        capsule = _offered.get(number)
+    for number in list(_unconsumed):
+        capsule = _unconsumed.get(number)
         if capsule is None:  # another thread has taken it
             continue
         if not any(capsule_is(capsule, kind.capsule) for kind in (DLManagedTensor, DLManagedTensorVersioned)):
-            _offered.pop(number, None)  # consumed: the struct's deleter will be called
+            _unconsumed.pop(number, None)  # consumed: the struct's deleter will be called
             continue
         del capsule
-        if _references(_offered, number) <= UNHELD and _offered.pop(number, None) is not None:
-            lent.pop(number).let_go()
-    for number, each in lent.copy().items():
-        if each.is_over and lent.pop(number, None) is not None:
-            each.let_go()
+        if _references(_unconsumed, number) <= UNHELD and _unconsumed.pop(number, None) is not None:
+            exported.pop(number).release()
+    for number, each in exported.copy().items():
+        if each.is_over and exported.pop(number, None) is not None:
+            each.release()
 
 
 def _after_collection(phase: str, info: dict[str, int]) -> None:
-    if phase == "stop" and lent:
-        take_back(everything=info["generation"] == 2)  # a full collection
+    if phase == "stop" and exported:
+        release_consumed(everything=info["generation"] == 2)  # a full collection
 
 
 def _watch_collections() -> None:
@@ -183,7 +184,7 @@ def _watch_collections() -> None:
 
 
 @atexit.register
-def _leave() -> None:
+def _stop_watching() -> None:
     with suppress(ValueError):  # another library may have cleared the list
         gc.callbacks.remove(_after_collection)
 
@@ -219,7 +220,7 @@ def export(
         tensor.storage.lend(None)
     elif not tensor.device.is_host:
         _lend(tensor, LEGACY_DEFAULT_STREAM if stream is None else stream)
-    take_back()
+    release_consumed()
     kind = DLManagedTensor if max_version is None or max_version[0] < 1 else DLManagedTensorVersioned
     if kind is DLManagedTensor and tensor.layout.readonly:
         raise BufferError("a read-only tensor needs a consumer that speaks DLPack 1.0 or newer")
@@ -227,9 +228,9 @@ def export(
         _watch_collections()
     number = next(_numbers)
     managed = _managed(tensor, kind)
-    lent[number] = _Lent(managed, tensor, tensor.storage.keep)
+    exported[number] = _Export(managed, tensor, tensor.storage.keep)
     capsule = capsule_new(ctypes.addressof(managed), kind.capsule, None)
-    _offered[number] = capsule
+    _unconsumed[number] = capsule
     return capsule
 
 
@@ -263,7 +264,7 @@ def _managed(tensor: Tensor, kind: type[Managed]) -> Managed:
     return managed
 
 
-class Taken:
+class Imported:
     """Memory of another library: pointer, device, dtype, shape and strides; released when this object dies."""
 
     def __init__(self, capsule: Any) -> None:
@@ -297,7 +298,7 @@ def _names() -> str:
     return "one of " + ", ".join(dtype.name for dtype in CODES)
 
 
-def take(source: Any, stream: int | None, lend: Callable[..., Any] | None = None) -> Taken:
+def import_from(source: Any, stream: int | None, lend: Callable[..., Any] | None = None) -> Imported:
     """Import the memory of any object with `__dlpack__`; the producer makes `stream` (None on the host) wait for it.
 
     `lend` stands in for `__dlpack__`, for our own tensors.
@@ -312,7 +313,7 @@ def take(source: Any, stream: int | None, lend: Callable[..., Any] | None = None
         raise
     except Exception as error:
         raise BadRequest("from_dlpack", f"a {type(source).__name__}", "memory that it lends", str(error)) from error
-    return Taken(capsule)
+    return Imported(capsule)
 
 
 def place_of(source: Any) -> tuple[int, int]:

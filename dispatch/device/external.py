@@ -39,7 +39,7 @@ PER_THREAD = 2  # the default stream of whichever thread passes it
 class ReleasesLike(Protocol):
     """The part of the device's Releases (releases.py) that this module uses; a protocol, to avoid a circular import."""
 
-    def settle(self, stream: ExternalStream) -> None: ...
+    def release_waiting(self, stream: ExternalStream) -> None: ...
     def put_back(self, waiting: Iterable[Any]) -> None: ...
 
 
@@ -49,22 +49,22 @@ class ExternalStream(DeviceStream):
     Guarantees: the handle is passed to the driver only between `claim` and `unclaim`, and in calls that the user makes
     on this object. When the last claim ends, `event` is recorded after all that this library has enqueued. If the
     handle means another stream later (`identity` differs), that one is made to wait for the event, so that both form
-    one ordered stream. `blind` is non-zero if the event could not be recorded because a capture had begun. It is
+    one ordered stream. `unmarked` is non-zero if the event could not be recorded because a capture had begun. It is
     recorded later on that same stream; once the handle means another one, only a wait for the device helps. A
     `lasting` stream is never destroyed and needs none of this.
     """
 
     __slots__ = (
-        "_blind_as",
         "_claims",
         "_free_as",
         "_releases",
-        "blind",
+        "_unmarked_as",
         "event",
         "identity",
         "lasting",
         "lock",
         "source",
+        "unmarked",
         "waiting",
     )
 
@@ -78,14 +78,13 @@ class ExternalStream(DeviceStream):
         self.lasting = False  # whether its library never destroys it
         self.source: Any = None  # the other library's stream object, if it was given one: kept alive
         self._releases = releases
-        self.blind = 0
+        self.unmarked = 0
         self._claims: dict[object, None] = {}  # the keys passed to `claim`, in order
         self.event: ctypes.c_void_p | None = None
         self._free_as: int | None = None  # its identity when it was claimed; None under a capture
-        self._blind_as: int | None = None  # `_free_as` at the time when the event was missed
-        self.waiting: deque[Any] = (
-            deque()
-        )  # Held memory (releases.py) that was lent to this stream, until it is used again
+        self._unmarked_as: int | None = None  # `_free_as` at the time when the event was missed
+        # Memory (PendingRelease) that was lent to this stream, until it is used again.
+        self.waiting: deque[Any] = deque()
         self.recognize()
 
     @property
@@ -113,7 +112,7 @@ class ExternalStream(DeviceStream):
     def last(self) -> None:
         """Declare that its library never destroys it: the handle is always valid, and no event is needed."""
         with self.lock:
-            self.lasting, self.blind = True, 0
+            self.lasting, self.unmarked = True, 0
 
     def claim(self, block: object) -> None:
         """Declare that the stream is alive until `unclaim` is called with the same `block`."""
@@ -121,11 +120,11 @@ class ExternalStream(DeviceStream):
             self.recognize()
             if not self._claims:
                 self._free_as = None if self.is_capturing() else self.identity
-                if self.blind and self._free_as is not None:
+                if self.unmarked and self._free_as is not None:
                     self._mark()
             self._claims[block] = None
         if self.waiting and self.identity >= 0:
-            self._releases.settle(self)
+            self._releases.release_waiting(self)
 
     def unclaim(self, block: object) -> None:
         """End a claim: the stream may be destroyed from now on. If Ctrl-C interrupts this, call it once more."""
@@ -187,7 +186,7 @@ class ExternalStream(DeviceStream):
             if self._free_as is not None:
                 self._miss()
             return
-        if self.blind:
+        if self.unmarked:
             self.recognize()
         if self.event is None:
             self.event = self.device.event()
@@ -195,27 +194,27 @@ class ExternalStream(DeviceStream):
             status = driver.cuEventRecord.unchecked(self.event, self.c_handle)
         if status:
             self._miss()
-        elif self.identity == self._blind_as:
-            self.blind = 0
+        elif self.identity == self._unmarked_as:
+            self.unmarked = 0
 
     def _miss(self) -> None:
-        if not self.blind:
-            self._blind_as = self._free_as
-        self.blind = next(_numbers)
+        if not self.unmarked:
+            self._unmarked_as = self._free_as
+        self.unmarked = next(_numbers)
 
     def precede_handle(self, handle: ctypes.c_void_p) -> None:
         with self.lock:
             if self.is_alive:
                 super().precede_handle(handle)
-                if self.blind and not self.is_capturing():
-                    self.refuse_blind()
+                if self.unmarked and not self.is_capturing():
+                    self.refuse_unmarked()
                 return
             if self.event is not None:
                 with self.device.context if (handle.value or 0) in DEFAULTS else NULL_CONTEXT:
                     status = driver.cuStreamWaitEvent.unchecked(handle, self.event, 0)
                 if status:
                     self.device.fail(status, "cuStreamWaitEvent")
-            self.refuse_blind()
+            self.refuse_unmarked()
 
     def finish_uses(self) -> None:
         with self.lock:
@@ -224,14 +223,14 @@ class ExternalStream(DeviceStream):
                     status = 0 if self.event is None else driver.cuEventSynchronize.unchecked(self.event)
                 if status:
                     self.device.fail(status, "cuEventSynchronize")
-                self.refuse_blind()
+                self.refuse_unmarked()
                 return
         self.synchronize()
-        self.refuse_blind()
+        self.refuse_unmarked()
 
-    def refuse_blind(self) -> None:
+    def refuse_unmarked(self) -> None:
         """Raise BadRequest if nothing can be ordered after what was enqueued here."""
-        if self.blind:
+        if self.unmarked:
             raise BadRequest(
                 "stream",
                 f"{self!r}, of which a capture began inside of its `with` block and was under way as the block ended",
@@ -302,9 +301,9 @@ class ExternalStreams:
         found.recognize()
         return found
 
-    def blind(self) -> list[tuple[ExternalStream, int]]:
-        """The streams that are blind, each with its value of `blind`, which counts up."""
-        return [(stream, stream.blind) for stream in list(self._known.values()) if stream.blind]
+    def unmarked(self) -> list[tuple[ExternalStream, int]]:
+        """The streams that are unmarked, each with its value of `unmarked`, which counts up."""
+        return [(stream, stream.unmarked) for stream in list(self._known.values()) if stream.unmarked]
 
 
 _numbers = itertools.count(1)

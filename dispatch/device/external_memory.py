@@ -55,10 +55,10 @@ def from_dlpack(source: Any) -> Tensor:
     if kind in (dlpack.CUDA, dlpack.CUDA_MANAGED):
         home = device(f"cuda:{number}")
         with home.context:  # torch gives memory of its current GPU only
-            taken = dlpack.take(source, home.executor().stream.handle or dlpack.LEGACY_DEFAULT_STREAM, own)
+            taken = dlpack.import_from(source, home.executor().stream.handle or dlpack.LEGACY_DEFAULT_STREAM, own)
     elif kind in (dlpack.CPU, dlpack.CUDA_HOST):
         home = device("host")
-        taken = dlpack.take(source, None, own)
+        taken = dlpack.import_from(source, None, own)
     else:
         raise BadRequest("from_dlpack", f"DLPack device type {kind}", "memory of a CUDA GPU or of the host")
     strides = taken.strides if taken.strides is not None else c_strides(taken.shape)

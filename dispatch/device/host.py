@@ -39,8 +39,8 @@ class HostDevice(Device):
         return self._stream
 
     def allocate(self, nbytes: int, stream: Stream) -> Storage:
-        if dlpack.lent:
-            dlpack.take_back()
+        if dlpack.exported:
+            dlpack.release_consumed()
         # 256 bytes of slack so that host tensors are aligned as device memory is.
         memory = host_memory(nbytes + 256, np.uint8)
         base = (memory.ctypes.data + 255) // 256 * 256

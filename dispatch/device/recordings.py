@@ -11,17 +11,18 @@ if TYPE_CHECKING:
 
 __all__ = ["LOST", "Recordings"]
 
-LOOK = 0.1  # seconds between checks of a waiting thread: an interrupted thread may not have notified it
+CHECK_INTERVAL = 0.1  # seconds between checks of a waiting thread: an interrupted thread may not have notified it
 LOST = range(900, 909)  # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and following: some call has ended a capture
 
 
 class Recordings:
-    """A lock between recordings (`one`, shared) and calls on the whole context that end captures (`none`).
+    """A lock between recordings (`record`, shared) and calls on the whole context that end captures (`exclude`).
 
-    Guarantees: no block of `with recordings.one():` overlaps one of `with recordings.none():` of another thread.
-    `none` waits for the recordings under way, which are short, and no new one begins meanwhile. It does not wait for
-    threads that are recording and inside `none` themselves (they ran out of memory): their recordings are lost anyway,
-    and two such threads would wait for each other. A thread may also record inside its own `none`, as a finalizer does.
+    Guarantees: no block of `with recordings.record():` overlaps one of `with recordings.exclude():` of another thread.
+    `exclude` waits for the recordings under way, which are short, and no new one begins meanwhile. It does not wait
+    for threads that are recording and inside `exclude` themselves (they ran out of memory): their recordings are lost
+    anyway, and two such threads would wait for each other. A thread may also record inside its own `exclude`, as a
+    finalizer does.
     """
 
     def __init__(self) -> None:
@@ -32,7 +33,7 @@ class Recordings:
         self._losing: dict[object, int] = {}
 
     @contextmanager
-    def one(self) -> Iterator[None]:
+    def record(self) -> Iterator[None]:
         """A block in which to record."""
         me, block = threading.get_ident(), object()
         try:
@@ -46,7 +47,7 @@ class Recordings:
                 self._changed.notify_all()
 
     @contextmanager
-    def none(self) -> Iterator[None]:
+    def exclude(self) -> Iterator[None]:
         """A block in which to make calls that end captures."""
         me, block = threading.get_ident(), object()
         try:
@@ -61,5 +62,5 @@ class Recordings:
                 self._changed.notify_all()
 
     def _wait_until(self, may_go_on: Callable[[], bool]) -> None:
-        while not self._changed.wait_for(may_go_on, LOOK):
+        while not self._changed.wait_for(may_go_on, CHECK_INTERVAL):
             pass

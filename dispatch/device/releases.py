@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from dispatch.device.callers_graph import CallersGraphs
     from dispatch.device.device import Device
 
-__all__ = ["Held", "Releases"]
+__all__ = ["PendingRelease", "Releases"]
 
 _T = TypeVar("_T")
 
 
-class Held:
+class PendingRelease:
     """Memory to be released after the streams in `users`, and after the work of consumers that it was lent to.
 
     It belongs to the device's pool (at `ptr`) or to another library (in `keep`, until `events` have passed).
@@ -52,7 +52,7 @@ class Held:
         self.events: list[tuple[ctypes.c_void_p, Stream | None]] = []  # and its owner, None: we
 
     @classmethod
-    def of(cls, storage: Storage) -> Held:
+    def of(cls, storage: Storage) -> PendingRelease:
         """The memory of a dying storage."""
         return cls(storage.base, storage.keep, storage.nbytes, storage.users(), storage.lent or {})
 
@@ -70,18 +70,18 @@ class Releases:
     Guarantees: a dying storage makes no driver call, because finalizers run at any time and on any thread. Dead memory
     is processed when new memory is allocated, by one thread at a time (`collect`). That thread also destroys closed
     streams: a finalizer may close a stream at any moment, but its handle stays valid as long as that thread may use it.
-    Each Held is in one queue; the thread that takes it out releases it or puts it into another. The stream `side` waits
-    for every stream that is destroyed, and for all users of the memory that is freed on it.
+    Each PendingRelease is in one queue; the thread that takes it out releases it or puts it into another. The stream
+    `side` waits for every stream that is destroyed, and for all users of the memory that is freed on it.
     """
 
     def __init__(self, device: Device, side: Stream, graphs: CallersGraphs) -> None:
         self._device, self.side, self._graphs = device, side, graphs
         self._dead: deque[tuple[int, Stream]] = deque()  # used on one stream of ours only, unknown to other libraries
-        self._held: deque[Held] = deque()  # all other memory, for the next `collect`
-        self._orphans: deque[Held] = deque()  # can be released only after the whole device was synchronized
+        self._held: deque[PendingRelease] = deque()  # all other memory, for the next `collect`
+        self._orphans: deque[PendingRelease] = deque()  # can be released only after the whole device was synchronized
         self._awaited: set[ExternalStream] = set()  # streams whose `waiting` is not empty
         self._parked: deque[tuple[list[tuple[ctypes.c_void_p, Stream | None]], Any]] = deque()
-        self.gone: deque[ctypes.c_void_p] = deque()  # handles of our own streams that are closed
+        self.closed_handles: deque[ctypes.c_void_p] = deque()  # handles of our own streams that are closed
         self._collecting = threading.Lock()
         anew(self, "_collecting", threading.Lock)
         self.stuck = 0  # about how many bytes are held only for streams that were not used again
@@ -89,14 +89,14 @@ class Releases:
     @property
     def pending(self) -> bool:
         """Whether there is something for `collect` to do."""
-        return bool(self._held or self._parked or self._dead or self.gone or self._graphs.known)
+        return bool(self._held or self._parked or self._dead or self.closed_handles or self._graphs.known)
 
     # -- memory of the pool, and of others --------------------------------------------------------------------------
     def free(self, storage: Storage) -> None:
         """Free memory of the pool after all its users, those of other libraries included, at the next `collect`."""
         writer = storage.writer
         if writer.external or storage.readers or storage.lent:
-            self._held.append(Held.of(storage))
+            self._held.append(PendingRelease.of(storage))
         else:
             self._dead.append((storage.base, writer))
 
@@ -106,7 +106,7 @@ class Releases:
 
     def give_back(self, storage: Storage) -> None:
         """Keep another library's memory alive until our streams, which that library does not know, are done with it."""
-        self._held.append(Held.of(storage))
+        self._held.append(PendingRelease.of(storage))
         with relaxed():
             self.collect()  # or the thread that is in it does; nowhere else are the handles safe to use
 
@@ -120,21 +120,21 @@ class Releases:
         if not self._collecting.acquire(blocking=False):
             return
         try:
-            gone = len(self.gone)
+            closed = len(self.closed_handles)
             if self._dead:
                 self._free_dead()
             if self._held:
                 for held in _taken(self._held):
-                    self._let_go(held)
+                    self._release(held)
             if self._parked:
                 self._unpark()
             if self._graphs.known:
                 self._graphs.sweep()
             # These were closed before everything above was processed, so nothing here uses their handles any more. A
             # thread that orders uses may still have seen one open, and be about to use its handle: hence the lock.
-            if gone and Storage.ordering.acquire(blocking=False):
+            if closed and Storage.ordering.acquire(blocking=False):
                 try:
-                    self.destroy(gone)
+                    self.destroy(closed)
                 finally:
                     Storage.ordering.release()
         finally:
@@ -144,14 +144,14 @@ class Releases:
         while self._dead:
             ptr, stream = self._dead.popleft()
             if stream.external:  # another library knows it by now, and may be capturing it
-                self._held.append(Held(ptr, None, 0, {stream}, {}))
+                self._held.append(PendingRelease(ptr, None, 0, {stream}, {}))
                 continue
             handle = self.side.c_handle if stream.closed else stream.c_handle
             driver.cuMemFreeAsync.unchecked(ctypes.c_uint64(ptr), handle)
 
     def destroy(self, count: int) -> None:
         """Destroy the first `count` closed streams, or as many as are left; several threads may do this at once."""
-        for handle in islice(_taken(self.gone), count):
+        for handle in islice(_taken(self.closed_handles), count):
             driver.cuStreamDestroy.unchecked(handle)
 
     def _unpark(self) -> None:
@@ -164,7 +164,7 @@ class Releases:
                 if owner is None:
                     self._device.recycle(event)
 
-    def _let_go(self, held: Held) -> None:
+    def _release(self, held: PendingRelease) -> None:
         """Order memory after those of its users that can be ordered now, and release it or hold it."""
         if self.side.closed:
             return  # the whole device is collected as garbage
@@ -174,7 +174,7 @@ class Releases:
         except (CudaError, DispatchError):  # a fault is reported to those that wait for results
             if self._device.fault is not None:
                 return  # the memory is gone with the context
-        if any(not isinstance(user, ExternalStream) or not user.blind for user in held.users) or (
+        if any(not isinstance(user, ExternalStream) or not user.unmarked for user in held.users) or (
             not held.users and not held.unnamed and held.lent and held.lent[-1].is_alive
         ):
             self._held.append(held)
@@ -186,14 +186,14 @@ class Releases:
                 held.lent[-1].waiting.append(held)
                 self._awaited.add(held.lent[-1])
 
-    def _is_ordered(self, held: Held) -> bool:
+    def _is_ordered(self, held: PendingRelease) -> bool:
         """Release memory; False if it depends on work that cannot be ordered yet."""
-        if held.keep is None and held.is_of_one() and self._free_there(held, *held.users):
+        if held.keep is None and held.is_of_one() and self._free_on(held, *held.users):
             return True
         for user in tuple(held.users):
-            if self._behind(held, user):
+            if self._order_after(held, user):
                 held.users.discard(user)
-        while held.lent and self._behind_lent(held, held.lent[-1]):
+        while held.lent and self._order_after_consumer(held, held.lent[-1]):
             held.lent.pop()
         if held.users or held.lent or held.unnamed:
             return False
@@ -203,61 +203,61 @@ class Releases:
             self._parked.append((held.events, held.keep))
         return True
 
-    def _free_there(self, held: Held, user: Stream) -> bool:
+    def _free_on(self, held: PendingRelease, user: Stream) -> bool:
         """Free memory on the only stream that used it, if this thread may use that: then it can be reused at once."""
         if not isinstance(user, ExternalStream):
             if user.closed or (user.external and user.is_capturing()):
                 return False
-        elif not user.is_current or user.blind or user.is_capturing():
+        elif not user.is_current or user.unmarked or user.is_capturing():
             return False
         with user.context:
             driver.cuMemFreeAsync.unchecked(ctypes.c_uint64(held.ptr), user.c_handle)
         return True
 
-    def _behind(self, held: Held, user: Stream) -> bool:
+    def _order_after(self, held: PendingRelease, user: Stream) -> bool:
         """Order memory after what this library has enqueued on a stream; False where that cannot be done yet."""
         if user.closed:
             if held.keep is not None:  # the side stream waits for all streams that were closed
-                self._behind_event(held, self._device.recorded(self.side), None)
+                self._order_after_event(held, self._device.recorded(self.side), None)
             return True
         if not isinstance(user, ExternalStream):
-            return not (user.external and user.is_capturing()) and self._behind_stream(held, user)
+            return not (user.external and user.is_capturing()) and self._order_after_stream(held, user)
         if not user.lock.acquire(blocking=False):  # waiting could deadlock with its holder
             return False
         try:
             if user.is_alive:
-                return not (user.blind or user.is_capturing()) and self._behind_stream(held, user)
+                return not (user.unmarked or user.is_capturing()) and self._order_after_stream(held, user)
             if user.event is not None:
-                self._behind_event(held, user.event, user)
-            return not user.blind
+                self._order_after_event(held, user.event, user)
+            return not user.unmarked
         finally:
             user.lock.release()
 
-    def _behind_lent(self, held: Held, stream: ExternalStream) -> bool:
+    def _order_after_consumer(self, held: PendingRelease, stream: ExternalStream) -> bool:
         """Order memory after what a consumer has enqueued on its stream, if that is certainly alive."""
         if not stream.lock.acquire(blocking=False):
             return False
         try:
             known = stream.is_alive and held.identities[stream] == stream.identity
-            return known and not stream.is_capturing() and self._behind_stream(held, stream)
+            return known and not stream.is_capturing() and self._order_after_stream(held, stream)
         finally:
             stream.lock.release()
 
-    def _behind_stream(self, held: Held, stream: Stream) -> bool:
+    def _order_after_stream(self, held: PendingRelease, stream: Stream) -> bool:
         if held.keep is None:
             self.side.wait_for(stream)
         else:
-            self._behind_event(held, self._device.recorded(stream), None)
+            self._order_after_event(held, self._device.recorded(stream), None)
         return True
 
-    def _behind_event(self, held: Held, event: ctypes.c_void_p, owner: Stream | None) -> None:
+    def _order_after_event(self, held: PendingRelease, event: ctypes.c_void_p, owner: Stream | None) -> None:
         if held.keep is not None:
             held.events.append((event, owner))
         else:
             self.side.wait_for_event(event)
 
     # -- streams that are used again, and waits for the whole device --------------------------------------------------
-    def settle(self, stream: ExternalStream) -> None:
+    def release_waiting(self, stream: ExternalStream) -> None:
         """Release what waits for a stream that is alive now."""
         if not self._collecting.acquire(blocking=False):
             return  # the next time that the stream is used will do
@@ -268,13 +268,13 @@ class Releases:
                         self._orphans.append(held)
                     else:
                         self.stuck -= held.nbytes
-                        self._let_go(held)
+                        self._release(held)
             if not stream.waiting:
                 self._awaited.discard(stream)
         finally:
             self._collecting.release()
 
-    def gather(self) -> list[Held]:
+    def gather(self) -> list[PendingRelease]:
         """Take out, before a wait for the whole device, all memory that waits for streams which may be dead."""
         found = list(_taken(self._orphans))
         self.stuck = 0
@@ -283,7 +283,7 @@ class Releases:
             found.extend(_taken(stream.waiting))
         return found
 
-    def done(self, gathered: Iterable[Held]) -> None:
+    def done(self, gathered: Iterable[PendingRelease]) -> None:
         """Release what was gathered: the device has been synchronized since."""
         for held in gathered:
             held.users.clear()
@@ -301,7 +301,7 @@ class Releases:
         self._awaited.clear()
         self._parked.clear()
 
-    def put_back(self, gathered: Iterable[Held]) -> None:
+    def put_back(self, gathered: Iterable[PendingRelease]) -> None:
         """Hold again what was gathered: the wait for the device has failed."""
         for held in gathered:
             self.stuck += held.nbytes

@@ -16,7 +16,7 @@ import numpy as np
 from cudabind import driver
 from cudabind._fork import anew
 from dispatch.core.call_counter import as_trial
-from dispatch.device.disposal import before_loading, dispose
+from dispatch.device.disposal import wait_for_collectives, dispose
 from dispatch.device.storage import NOBODY, Storage
 from dispatch.device.stream import NULL_CONTEXT, RELAXED, exchange_mode, order, relaxed
 from dispatch.device.tensor import Tensor
@@ -78,7 +78,7 @@ class CudaExecutor(CapturableExecutor):
         self._outgrown, self._zeros = list[Tensor](), list[Tensor]()
 
     def _make(self, request: Request) -> Plan:
-        before_loading(self.device)
+        wait_for_collectives(self.device)
         with self.device.context, relaxed(), self.preparing():  # which handles, events and modules belong to
             return super()._make(request)
 

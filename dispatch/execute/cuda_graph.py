@@ -109,7 +109,7 @@ def recorded(
     that synchronize the context end captures, so a lost recording is repeated; None if every attempt was lost.
     """
     for _ in range(TRIES):
-        with recordings.one():
+        with recordings.record():
             graph = _recorded(enqueue, target, recorder)
         if graph is not None:
             return graph

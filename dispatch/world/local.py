@@ -8,7 +8,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Concatenate, TypeVar
 
 from dispatch.checks import check_number
-from dispatch.device.disposal import begin_apart, end_apart
+from dispatch.device.disposal import start_disposal_thread, stop_disposal_thread
 from dispatch.errors import BadRequest, Closed, CollectiveError
 from dispatch.world.membership import Agreed
 from dispatch.world.mesh import ThreadMesh
@@ -65,7 +65,7 @@ class LocalWorld:
         self.worlds: tuple[RankWorld, ...] = ()
         try:
             if len(homes) > 1:
-                begin_apart()
+                start_disposal_thread()
                 self._is_apart = True
             self._begin()
         except BaseException:
@@ -150,7 +150,7 @@ class LocalWorld:
         for thread in self._threads:
             thread.shutdown()
         if self._is_apart:
-            end_apart()
+            stop_disposal_thread()
 
     def __enter__(self) -> Self:
         return self

@@ -216,10 +216,10 @@ def test_a_stream_that_is_named_again_once_its_capture_has_ended_sees(driver, ru
         with Stream.from_handle(dev, handle) as theirs:
             tensor = dev.zeros(SHAPE)
             driver.begin_capture(handle)
-        assert theirs.blind
+        assert theirs.unmarked
         with theirs:
             assert driver.end_capture(handle)
-        assert not theirs.blind
+        assert not theirs.unmarked
         driver.end_theirs(handle)
         dev.fill_zero(tensor)
         del tensor

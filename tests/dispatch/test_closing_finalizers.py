@@ -38,11 +38,11 @@ def test_a_finalizer_may_record_while_its_thread_waits_for_the_device():
     recordings = Recordings()
 
     def work():
-        with recordings.none(), recordings.one():
+        with recordings.exclude(), recordings.record():
             return True
 
     within_patience(work)
-    within_patience(lambda: recordings.none().__enter__() is None)
+    within_patience(lambda: recordings.exclude().__enter__() is None)
 
 
 def test_a_finalizer_may_open_an_executor_while_its_thread_opens_one(run):

@@ -9,7 +9,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.device import disposal
-from dispatch.device.disposal import begin_apart, dispose, end_apart
+from dispatch.device.disposal import dispose, start_disposal_thread, stop_disposal_thread
 from dispatch.libraries.finalizer import finalizer
 
 
@@ -26,10 +26,10 @@ class Thing:
 
 @pytest.fixture
 def apart():
-    begin_apart()
+    start_disposal_thread()
     yield
-    end_apart()
-    assert disposal._apart is None
+    stop_disposal_thread()
+    assert disposal._disposal is None
 
 
 def test_alone_it_is_destroyed_at_once_and_here():
@@ -77,8 +77,8 @@ def test_one_behind_the_other_and_what_they_own_in_the_same_place():
     owner = Owner(told)
     owner.inner = Thing(told)
     del owner
-    end_apart()
-    begin_apart()
+    stop_disposal_thread()
+    start_disposal_thread()
     assert order == [*range(100)]
     assert told == ["disposal"] * 2
 
@@ -93,20 +93,20 @@ def test_an_error_is_told_and_the_next_is_destroyed(monkeypatch):
 
     dispose(fails, None)
     dispose(order.append, 1)
-    end_apart()
-    begin_apart()
+    stop_disposal_thread()
+    start_disposal_thread()
     assert told == [(RuntimeError, "in use")]
     assert order == [1]
 
 
 @pytest.mark.usefixtures("apart")
 def test_worlds_within_a_world_end_one_by_one():
-    begin_apart()
-    end_apart()
+    start_disposal_thread()
+    stop_disposal_thread()
     told = []
     Thing(told)
-    end_apart()
-    begin_apart()
+    stop_disposal_thread()
+    start_disposal_thread()
     assert told == ["disposal"]
 
 
@@ -116,7 +116,7 @@ def test_a_forked_child_destroys_by_itself():
     if not child:
         told = []
         Thing(told)
-        end_apart()
+        stop_disposal_thread()
         os._exit(int(told != [threading.current_thread().name]))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
@@ -129,18 +129,18 @@ def test_a_plan_waits_for_the_collectives_of_its_gpu_while_threads_are_ranks():
     here, there, told = object(), object(), []
     ranks = [Communicator("first", here), Communicator("elsewhere", there), Communicator("second", here)]
     for rank in ranks:
-        disposal.note_collectives(rank, lambda rank, seconds: told.append((rank.name, seconds)))
+        disposal.register_collectives(rank, lambda rank, seconds: told.append((rank.name, seconds)))
     del rank
-    disposal.before_loading(here)
+    disposal.wait_for_collectives(here)
     assert told == [], "ranks of other processes have locks of their own"
-    begin_apart()
+    start_disposal_thread()
     try:
-        disposal.before_loading(here)
+        disposal.wait_for_collectives(here)
         assert sorted(told) == [("first", disposal.LOADING), ("second", disposal.LOADING)]
         told.clear()
         del ranks[0]
         gc.collect()
-        disposal.before_loading(here)
+        disposal.wait_for_collectives(here)
         assert told == [("second", disposal.LOADING)]
     finally:
-        end_apart()
+        stop_disposal_thread()

@@ -51,7 +51,7 @@ def test_memory_lent_without_a_stream_waits_for_the_device(driver, run):
     def work(dev):
         tensor = dev.zeros(SHAPE)
         handle = driver.begin_theirs()
-        taken = dlpack.Taken(tensor.__dlpack__(stream=-1, max_version=(1, 1)))
+        taken = dlpack.Imported(tensor.__dlpack__(stream=-1, max_version=(1, 1)))
         driver.use(taken.ptr, handle)
         del tensor, taken
         dev.bytes_in_use()

@@ -100,9 +100,9 @@ def test_two_recordings_that_run_out_of_memory_do_not_wait_for_each_other():
     recordings, both, over = Recordings(), threading.Barrier(2), []
 
     def record():
-        with recordings.one():
+        with recordings.record():
             both.wait(PATIENCE)
-            with recordings.none():
+            with recordings.exclude():
                 over.append(threading.get_ident())
 
     threads = [threading.Thread(target=record, daemon=True) for _ in range(2)]
@@ -111,19 +111,19 @@ def test_two_recordings_that_run_out_of_memory_do_not_wait_for_each_other():
     for thread in threads:
         thread.join(PATIENCE)
     assert len(over) == 2
-    with recordings.none():
+    with recordings.exclude():
         assert not recordings._recording
 
 
 def test_recordings_may_be_made_inside_of_one_another_and_wait_for_no_wait_of_their_own_thread():
     recordings = Recordings()
-    with recordings.one(), recordings.none(), recordings.one():
+    with recordings.record(), recordings.exclude(), recordings.record():
         pass
-    with recordings.none(), recordings.none():
+    with recordings.exclude(), recordings.exclude():
         pass
-    with pytest.raises(ZeroDivisionError), recordings.one():
+    with pytest.raises(ZeroDivisionError), recordings.record():
         _ = 1 // 0
-    with recordings.none():
+    with recordings.exclude():
         pass
 
 
@@ -147,7 +147,7 @@ class Interrupt:
         return self
 
 
-@pytest.mark.parametrize("kind", ["one", "none"])
+@pytest.mark.parametrize("kind", ["record", "exclude"])
 def test_an_interrupt_at_every_line_of_a_recording_lets_others_record_and_wait(kind):
     for at in itertools.count(1):
         recordings, interrupt, before, over = Recordings(), Interrupt(at), sys.gettrace(), []
@@ -157,9 +157,9 @@ def test_an_interrupt_at_every_line_of_a_recording_lets_others_record_and_wait(k
         sys.settrace(before)
 
         def use(recordings=recordings, over=over):
-            with recordings.none():
+            with recordings.exclude():
                 over.append(0)
-            with recordings.one():
+            with recordings.record():
                 over.append(1)
 
         thread = threading.Thread(target=use, daemon=True)

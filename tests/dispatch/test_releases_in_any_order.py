@@ -37,7 +37,7 @@ class Walk:
         return self.random.choice(self.tensors) if self.tensors else None
 
     def may_refuse(self):
-        return self.captured is not None or bool(self.dev.externals.blind())
+        return self.captured is not None or bool(self.dev.externals.unmarked())
 
     def is_captured(self):
         return bool(self.entered) and self.captured is not None and self.entered[-1][0] == self.captured[0]

@@ -71,7 +71,7 @@ def kernels(executor: CudaExecutor, call: Callable[[], int]) -> tuple[str, ...] 
     """
     with executor.device.context:
         for _ in range(TRIES):
-            with executor.device.recordings.one():
+            with executor.device.recordings.record():
                 graph = _recorded(executor, call, _recorder(executor))
             if graph is not None:
                 try:

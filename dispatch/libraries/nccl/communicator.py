@@ -21,7 +21,7 @@ from cudabind.sys import nccl
 from dispatch.checks import check_int
 from dispatch.core.communicator import DEADLINE, Communicator
 from dispatch.core.timeout import call_with_timeout
-from dispatch.device.disposal import note_collectives
+from dispatch.device.disposal import register_collectives
 from dispatch.device.failed_collectives import clear_failed, mark_failed
 from dispatch.device.stream import relaxed
 from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout, RankLost
@@ -92,7 +92,7 @@ class NcclCommunicator(Communicator):
         self.is_aborted = False
         self.in_graphs = False  # whether a caller's graph has been given calls of it
         self._token: Any = None  # an element that barriers sum up
-        note_collectives(self, monitor.ends)
+        register_collectives(self, monitor.ends)
 
     # -- beginning ------------------------------------------------------------------------------------------------
     @classmethod

@@ -20,7 +20,7 @@ from cudabind import driver
 from dispatch.device.block_allocator import Block, BlockAllocator
 from dispatch.device.cuda import CudaDevice
 from dispatch.device.device import Device
-from dispatch.device.dlpack import lent, take_back
+from dispatch.device.dlpack import exported, release_consumed
 from dispatch.device.host import HostDevice
 from dispatch.device.storage import Storage
 from dispatch.device.stream import current, relaxed
@@ -98,8 +98,8 @@ class _SharedMemory(Device):
         return number, chunk.nbytes
 
     def allocate(self, nbytes: int, stream: Stream) -> Storage:
-        if lent:
-            take_back()
+        if exported:
+            release_consumed()
         allocator = self.allocator
         block = self._take(allocator, nbytes)
         chunk = self.chunks.get(block.chunk)
@@ -116,7 +116,7 @@ class _SharedMemory(Device):
             return allocator.take(nbytes)
         except OutOfMemory:
             gc.collect()  # tensors in reference cycles hold memory, too
-            take_back(everything=True)
+            release_consumed(everything=True)
         try:
             return allocator.take(nbytes, growth=0)
         except OutOfMemory:
@@ -126,7 +126,7 @@ class _SharedMemory(Device):
     def trim(self) -> None:
         """Return chunks without tensors to the system, once the children have unmapped them."""
         gc.collect()  # tensors in reference cycles hold memory, too
-        take_back(everything=True)
+        release_consumed(everything=True)
         held = list(self.chunks)
         self.allocator.empty_chunks()
         # Read after `held`: a chunk that is missing here was removed, just now or by an interrupted call.
@@ -139,7 +139,7 @@ class _SharedMemory(Device):
             _close_all(gone)
 
     def bytes_in_use(self) -> int | None:
-        take_back(everything=True)
+        release_consumed(everything=True)
         return self.allocator.bytes_in_use()
 
     def executor(self, stream: Stream | None = None) -> Any:
