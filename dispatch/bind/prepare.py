@@ -16,8 +16,8 @@ from dispatch.bind import (
 from dispatch.bind.refit import refit
 from dispatch.checks import names_arguments
 from dispatch.core.call_cache import CACHE_MISS
-from dispatch.core.prepared_call_cache import take_of
-from dispatch.core.request import R_co, as_requests, at_home, check_request, run
+from dispatch.core.prepared_call_cache import fast_call_of
+from dispatch.core.request import R_co, as_requests, check_request, on_framework_stream, run
 from dispatch.device.cuda import CudaDevice
 from dispatch.device.frameworks.framework import ForeignStorage, ordered_with
 from dispatch.device.frameworks.frameworks import framework_of
@@ -33,14 +33,13 @@ if TYPE_CHECKING:
 
     from dispatch.core.request import Operands, Request
     from dispatch.core.row import Row
-    from dispatch.device.frameworks.framework import Framework
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_graph import GraphExec
     from dispatch.execute.executor import Executor
 
 __all__ = ["BoundCall", "prepare", "prepare_all"]
 
-MAX_TAKES = 64  # of one prepared call: sets of names of operands that were replaced
+MAX_FAST_CALLS = 64  # of one prepared call: sets of names of operands that were replaced
 
 
 class BoundCall(Generic[R_co]):
@@ -55,8 +54,20 @@ class BoundCall(Generic[R_co]):
     """
 
     __slots__ = (
-        "_bound", "_epoch", "_executor", "_graph", "_home", "_home_epoch", "_is_mixed", "_launch", "_plans", "_result",
-        "_takes", "_told", "_writes", "request",
+        "_bound",
+        "_epoch",
+        "_executor",
+        "_fast_calls",
+        "_framework",
+        "_framework_epoch",
+        "_graph",
+        "_is_mixed",
+        "_launch",
+        "_plans",
+        "_result",
+        "_writes",
+        "_written_storages",
+        "request",
     )  # fmt: skip
     _result: R_co
 
@@ -64,20 +75,21 @@ class BoundCall(Generic[R_co]):
         self.request: Request[R_co] = request.replace(**outputs) if outputs else request
         self._executor = executor
         executor.prepared = True
-        self._epoch = self._home_epoch = -1
+        self._epoch = self._framework_epoch = -1
         self._graph: GraphExec | None = None
-        self._takes: dict[tuple[str, ...], Callable[..., Any] | None] = {}  # by the names of other operands
-        self._plans = executor.plans  # the executor's plans when `_takes` were made
+        self._fast_calls: dict[tuple[str, ...], Callable[..., Any] | None] = {}  # by the names of other operands
+        self._plans = executor.plans  # the executor's plans when `_fast_calls` were made
         uses = [(name, tensor.storage) for name, tensor, written in self.request.tensors() if written]
         self._writes = frozenset(name for name, _ in uses)
         # Other libraries' operands that are written: these libraries must be told.
-        self._told = {name: storage for name, storage in uses if isinstance(storage, ForeignStorage)}
-        stream, home = executor.stream, self.request.framework
+        self._written_storages = {name: storage for name, storage in uses if isinstance(storage, ForeignStorage)}
+        stream, framework = executor.stream, self.request.framework
+        on_its_stream = framework is not None and stream.external and framework.stream(executor.device) is stream
         # The library on whose current stream it is to run; None for any that has no streams.
-        self._home = home if home is not None and stream.external and home.stream(executor.device) is stream else None
+        self._framework = framework if on_its_stream else None
         # Whether there are operands of a second library, in the order of whose stream each call is, too.
-        adopted = [each.storage for _, each, _ in self.request.tensors() if isinstance(each.storage, ForeignStorage)]
-        self._is_mixed = stream.external and any(each.first is not stream for each in adopted)
+        foreign = [each.storage for _, each, _ in self.request.tensors() if isinstance(each.storage, ForeignStorage)]
+        self._is_mixed = stream.external and any(each.first is not stream for each in foreign)
         if isinstance(executor, CudaExecutor):
             self._bound = Bound(executor, self.request)
             self._result = self._bound.result
@@ -101,30 +113,30 @@ class BoundCall(Generic[R_co]):
             status = self._launch()
             if status:
                 self._executor.failed(status)
-            if self._told:
-                self._tell(operands)
+            if self._written_storages:
+                self._tell_written(operands)
             return self._result
         if operands and not self._executor.stream.external:
             return self._run_over(operands)
-        return self._look(operands)
+        return self._run_checked(operands)
 
-    def _look(self, operands: dict[str, Tensor]) -> R_co:
+    def _run_checked(self, operands: dict[str, Tensor]) -> R_co:
         """Run it after checking what may have changed: operands, their uses on other streams, a closed executor."""
-        executor, home = self._executor, self._home
-        if self._home_epoch == order.sync_epoch and not operands and home is not None and self._is_at_home(home):
+        executor, framework = self._executor, self._framework
+        if self._framework_epoch == order.sync_epoch and not operands and self._is_on_current_stream():
             if status := self._launch():
                 executor.failed(status)
-            self._tell(operands)
+            self._tell_written(operands)
             return self._result
         executor.check()
-        if home is not None and home.stream(executor.device) is not executor.stream:
+        if framework is not None and framework.stream(executor.device) is not executor.stream:
             return run(self.request.replace(**operands) if operands else self.request)
-        with executor.claimed(), self._beside():
+        with executor.claimed(), self._ordered_with_others():
             if operands:
                 return self._run_over(operands)
             if not isinstance(executor, CudaExecutor) or self._graph is None or executor.captured:
                 result = executor.run(self.request)
-                self._tell(operands)
+                self._tell_written(operands)
                 return result
             epoch = order.sync_epoch  # before the check
             executor.launch(self._graph, self._bound.reads, self._bound.writes)
@@ -133,23 +145,24 @@ class BoundCall(Generic[R_co]):
                 if not stream.external:
                     self._epoch = epoch
                 elif getattr(stream, "is_lasting", False) and not self._is_mixed:  # of another library
-                    self._home_epoch = epoch
-            self._tell(operands)
+                    self._framework_epoch = epoch
+            self._tell_written(operands)
             return self._result
 
-    def _is_at_home(self, home: Framework) -> bool:
+    def _is_on_current_stream(self) -> bool:
         """Whether the call's stream is its library's current one, and nobody captures it."""
         executor: Any = self._executor
         handle = executor.stream.c_handle.value or 0
-        return home.is_current(executor.device, handle) and not (handle and executor.captured)
+        framework: Any = self._framework  # there is one where `_framework_epoch` is that of the order
+        return framework.is_current(executor.device, handle) and not (handle and executor.captured)
 
-    def _beside(self) -> AbstractContextManager[None]:
+    def _ordered_with_others(self) -> AbstractContextManager[None]:
         """A block in the order of the streams of a second library's operands."""
         return ordered_with(self._executor.stream, self.request.tensors()) if self._is_mixed else NULL_CONTEXT
 
-    def _tell(self, operands: dict[str, Any]) -> None:
+    def _tell_written(self, operands: dict[str, Any]) -> None:
         """Tell the other libraries that their operands were written."""
-        for name, storage in self._told.items():
+        for name, storage in self._written_storages.items():
             if name not in operands:
                 storage.framework.written(storage.keep)
         for name, given in operands.items():
@@ -162,16 +175,16 @@ class BoundCall(Generic[R_co]):
         """Run it over other operands, without a request if they differ from its own in their addresses only."""
         executor, names = self._executor, tuple(operands)
         if executor.plans is self._plans:  # else they were forgotten, or it was closed
-            take = self._takes.get(names)
-            if take is not None:
-                result: R_co = take(executor, **operands)
+            fast_call = self._fast_calls.get(names)
+            if fast_call is not None:
+                result: R_co = fast_call(executor, **operands)
                 if result is not CACHE_MISS:
-                    self._tell(operands)
+                    self._tell_written(operands)
                     return result
         executor.check()
         request = self.request.replace(**operands)
         result = executor.run(request)
-        self._tell(operands)
+        self._tell_written(operands)
         self._learn(names, request)
         return result
 
@@ -179,11 +192,12 @@ class BoundCall(Generic[R_co]):
         """Let the next run over operands of these names skip the request, if this one led to the call's own plan."""
         bound, plans = request.bound, self._executor.plans
         if plans is not self._plans:
-            self._takes, self._plans = {}, plans
-        if names in self._takes or getattr(bound, "plans", None) is not plans or len(self._takes) >= MAX_TAKES:
+            self._fast_calls, self._plans = {}, plans
+        is_full = len(self._fast_calls) >= MAX_FAST_CALLS
+        if is_full or names in self._fast_calls or getattr(bound, "plans", None) is not plans:
             return
         if self._bound.arguments is not None and request.key() == self.request.key():
-            self._takes[names] = take_of(self.request, bound.plan, self._bound.arguments, self._result, names)
+            self._fast_calls[names] = fast_call_of(self.request, bound.plan, self._bound.arguments, self._result, names)
 
     def refit(self, weights: Any = None, **operands: Any) -> None:
         """Overwrite the weights (`b`, or `weights` of a recurrent network), or operands by name, in stream order.
@@ -202,8 +216,8 @@ class BoundCall(Generic[R_co]):
     def _in_order(self) -> Iterator[None]:
         """A block in the order of the current stream of the operands' library, and of a second library's."""
         stream = self._executor.stream
-        current: Any = stream if self._home is None else self._home.stream(self._executor.device)
-        with current.claimed() if current is not stream else NULL_CONTEXT, self._beside():
+        current: Any = stream if self._framework is None else self._framework.stream(self._executor.device)
+        with current.claimed() if current is not stream else NULL_CONTEXT, self._ordered_with_others():
             if current is not stream:
                 stream.wait_for_uses(current)
             yield
@@ -225,7 +239,7 @@ def prepare(request: Request[R_co]) -> BoundCall[R_co]:
     allocated here, once. Raises as `run` does.
     """
     check_request(request)
-    with at_home(request):
+    with on_framework_stream(request):
         executor: Executor = request.device.executor()
         executor.check()
         return BoundCall(executor, request, executor.outputs(request))

@@ -1,17 +1,17 @@
 """The fast path of repeated calls: from the operands of a call to its plan, without making a request.
 
 A request function looks in its executor's cache by request class, layouts and choices (the fields that are no
-tensors). It finds a function `take`, which enqueues the plan on the operands of this call, or returns CACHE_MISS where
-a request has to be made: the request checks everything and explains what is wrong. `take` does exactly what the request
-would do: the same plan, the same addresses in the same order, the same reads and writes, the same result.
+tensors). It finds a function `fast_call`, which enqueues the plan on the operands of this call, or returns CACHE_MISS
+where a request has to be made: the request checks everything and explains what is wrong. `fast_call` does exactly what
+the request would do: the same plan, the same addresses in the same order, the same reads and writes, the same result.
 
-A key matches more than it should, because 1, True and 1.0 are equal, and so are 0.0 and -0.0; `take` tells these apart.
-It also checks what depends on addresses: whether a tensor that is written overlaps another one. The distances at which
-two operands overlap follow from their layouts, so that this is a subtraction and two comparisons a pair. Alignment and
-read-only memory are part of a layout.
+A key matches more than it should, because 1, True and 1.0 are equal, and so are 0.0 and -0.0; `fast_call` tells these
+apart. It also checks what depends on addresses: whether a tensor that is written overlaps another one. The distances at
+which two operands overlap follow from their layouts, so that this is a subtraction and two comparisons a pair.
+Alignment and read-only memory are part of a layout.
 
-The code of `take` is generated: it names each operand and has no loops. Calls with the same set of operands share it
-(`CallForm`). Nothing here keeps a tensor or a request, and nothing here knows an op.
+The code of `fast_call` is generated: it names each operand and has no loops. Calls with the same set of operands share
+it (`CallForm`). Nothing here keeps a tensor or a request, and nothing here knows an op.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ __all__ = [
 
 MAX_CALLS = 4096  # on one executor; the oldest goes first, for each keeps its plan
 MAX_FORMS = 1024  # of all classes
-CACHE_MISS = object()  # returned by `take` where a request has to be made
+CACHE_MISS = object()  # returned by `fast_call` where a request has to be made
 Pair = tuple[str, str, bool]  # two operands of which one is written; whether they may be one view
 
 
 class CallForm(NamedTuple):
     """The operands that a call has and how each is used; calls of one form share their generated code."""
 
-    parameters: tuple[str, ...]  # operands and choices, in the order of `take`'s parameters
+    parameters: tuple[str, ...]  # operands and choices, in the order of `fast_call`'s parameters
     choices: tuple[str, ...]
     order: tuple[str, ...]  # of the addresses; 0 stands for an operand that is absent
     reads: tuple[str, ...]
@@ -88,7 +88,7 @@ def executor_on(device: Device) -> Any:
 
 # -- what is kept of a call -------------------------------------------------------------------------------------------
 def cache_call(executor: Any, calls: dict[Any, Any], key: tuple[Any, ...], request: OperandRequest) -> None:
-    """Store `take` for the next call of the same key, if a request that has run stands for all such calls."""
+    """Store `fast_call` for the next call of the same key, if a request that has run stands for all such calls."""
     bound = request.bound
     if getattr(bound, "executor", None) is not executor or not request.is_plain or request.framework is not None:
         return  # the host's plans need requests; other libraries' operands have no layout to be looked up by
@@ -112,10 +112,10 @@ def cache_call(executor: Any, calls: dict[Any, Any], key: tuple[Any, ...], reque
         pairs=overlap_pairs(request),
     )
     bounds = [overlap_bounds(uses[one][0], uses[other][0]) for one, other, _ in form.pairs]
-    take = _maker(form)(bound.plan, values, tuple(made.values()), *zip(*bounds, strict=True))
+    fast_call = _maker(form)(bound.plan, values, tuple(made.values()), *zip(*bounds, strict=True))
     if len(calls) >= MAX_CALLS:
         calls.pop(next(iter(calls)), None)
-    calls[key] = take
+    calls[key] = fast_call
 
 
 def overlap_pairs(request: Request) -> tuple[Pair, ...]:
@@ -135,7 +135,7 @@ def overlap_bounds(one: Layout, other: Layout) -> tuple[int, int, int | None]:
 
 @lru_cache(MAX_FORMS)
 def _maker(form: CallForm) -> Callable[..., Callable[..., Any]]:
-    """The compiled function that makes a plan's `take` from its choices, outputs and bounds; one for each form."""
+    """The compiled function that makes a plan's `fast_call` from its choices, outputs and bounds; one for each form."""
     held = [f"_held_{name}" for name in form.choices]
     lines = []
     if held:
@@ -172,9 +172,9 @@ def _maker(form: CallForm) -> Callable[..., Callable[..., Any]]:
     source = [
         "def make(_plan, _choices, _outputs, _lows=(), _highs=(), _ones=()):",
         *(f"    {line}" for line in unpacked),
-        f"    def take(_executor, {', '.join(form.parameters)}):",
+        f"    def fast_call(_executor, {', '.join(form.parameters)}):",
         *(f"        {line}" for line in lines),
-        "    return take",
+        "    return fast_call",
     ]
     scope: dict[str, Any] = {"_Tensor": Tensor, "_CACHE_MISS": CACHE_MISS, "_same": is_same_choice, "_type": type}
     exec("\n".join(source), scope)

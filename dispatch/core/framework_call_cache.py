@@ -7,7 +7,7 @@ recorded. All other calls go through a request: those with an operand of a third
 may destroy, or with an operand that has to be refused.
 
 A `CallLookup` serves all calls of a request class over one library's tensors: it reads everything that a layout depends
-on from each operand, and looks up the `take` of a plan by that. Both are generated from the expressions in the
+on from each operand, and looks up the `fast_call` of a plan by that. Both are generated from the expressions in the
 library's `Code`; nothing here knows a library or an op. `FunctionCallCache` does the same for a function that turns its
 operands into views and makes a request of these.
 """
@@ -49,7 +49,7 @@ ALIGNED = 255  # the bits of an address that count for a layout's alignment
 
 
 class CallLookup(NamedTuple):
-    """The generated functions of a class over one library's operands; both take all operands, then all choices."""
+    """The generated functions of a class over one library's operands; both get all operands, then all choices."""
 
     run: Callable[..., Any]  # makes the call and returns its result, or CACHE_MISS
     key: Callable[..., tuple[Any, Any]]  # the executor that may keep the call, or None, and the call's key there
@@ -83,9 +83,9 @@ def learn(
     if memory is None:
         return
     key = cache.of(request.framework, request.framework.code).key(*operands, *choices)[1]
-    take = _take(request, *fields_of(type(request)), choices, {}, {})
-    if take is not None:
-        _keep(memory, key, take)
+    fast_call = _fast_call(request, *fields_of(type(request)), choices, {}, {})
+    if fast_call is not None:
+        _keep(memory, key, fast_call)
 
 
 def memory_of(request: Request[Any], operands: Sequence[Any]) -> dict[Any, Callable[..., Any]] | None:
@@ -118,14 +118,14 @@ def _memory_of(
     return memory_of(request, operands)
 
 
-def _keep(memory: dict[Any, Callable[..., Any]], key: Any, take: Callable[..., Any]) -> None:
+def _keep(memory: dict[Any, Callable[..., Any]], key: Any, fast_call: Callable[..., Any]) -> None:
     if len(memory) >= MAX_CALLS:
         memory.pop(next(iter(memory)), None)
-    memory[key] = take
+    memory[key] = fast_call
 
 
 def _never(*_: Any) -> Any:
-    """The `take` of a call that was found not to be repeatable in this way."""
+    """The `fast_call` of a call that was found not to be repeatable in this way."""
     return CACHE_MISS
 
 
@@ -174,8 +174,8 @@ class FunctionCallCache:
             self.run = self._lookup.run
         own, adopted = dict(zip(self.operands, operands, strict=True)), request.framework.tensor
         same_memory = all(tensor.ptr == adopted(name, own[views[name]]).ptr for name, tensor, _ in request.tensors())
-        take = _take(request, self.operands, self.choices, choices, views, shapes) if same_memory else None
-        _keep(memory, self._lookup.key(*operands, *choices)[1], _never if take is None else take)
+        fast_call = _fast_call(request, self.operands, self.choices, choices, views, shapes) if same_memory else None
+        _keep(memory, self._lookup.key(*operands, *choices)[1], _never if fast_call is None else fast_call)
 
 
 # -- from operands to a key -------------------------------------------------------------------------------------------
@@ -209,10 +209,10 @@ def _lookup(
         f"def run({', '.join((*operands, *choices))}):",
         "    try:",
         *(f"        {line.format(none='_CACHE_MISS')}" for line in lines),
-        "        _take = _executor.calls.get(_key)",
+        "        _fast_call = _executor.calls.get(_key)",
         "    except Exception:",  # the request explains it
         "        return _CACHE_MISS",
-        f"    return _CACHE_MISS if _take is None else _take(_executor, {', '.join(given)})",
+        f"    return _CACHE_MISS if _fast_call is None else _fast_call(_executor, {', '.join(given)})",
         f"def key({', '.join((*operands, *choices))}):",
         *(f"    {line.format(none='None, None')}" for line in lines),
         "    return _executor, _key",
@@ -240,7 +240,7 @@ class FrameworkCallForm(NamedTuple):
     unusual: tuple[str, ...]  # conditions, as code, under which elements are not what lies in memory (conjugated views)
 
 
-def _take(
+def _fast_call(
     request: Request[Any],
     operands: tuple[str, ...],
     choices: tuple[str, ...],
@@ -248,7 +248,7 @@ def _take(
     views: Mapping[str, str],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> Callable[..., Any] | None:
-    """The `take` of a request's plan for calls with these operands and choices; None where calls may differ in more."""
+    """The `fast_call` of a request's plan for these operands and choices; None where calls may differ in more."""
     framework, device = request.framework, request.device
     uses = {views.get(name, name): (tensor, written) for name, tensor, written in request.tensors()}
     made = dict(request.unallocated())
@@ -290,7 +290,7 @@ def _take(
 
 @lru_cache(MAX_FORMS)
 def _maker(form: FrameworkCallForm) -> Callable[..., Callable[..., Any]]:
-    """The compiled function that makes a plan's `take`; one for each form."""
+    """The compiled function that makes a plan's `fast_call`; one for each form."""
     code: Any = form.framework.code
     given, made = form.given, form.made
     watched = " or ".join(code.watched.format(x=name) for name in given)
@@ -330,9 +330,9 @@ def _maker(form: FrameworkCallForm) -> Callable[..., Callable[..., Any]]:
             for end in ("low", "high", "one")
             for line in unpacking_line(f"_{end}", range(len(form.pairs)), f"_{end}s")
         ),
-        f"    def take(_executor, {', '.join(parameters)}):",
+        f"    def fast_call(_executor, {', '.join(parameters)}):",
         *(f"        {line}" for line in lines),
-        "    return take",
+        "    return fast_call",
     ]
     scope: dict[str, Any] = {
         "_CACHE_MISS": CACHE_MISS,

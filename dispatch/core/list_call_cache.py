@@ -8,10 +8,10 @@ or number every argument of its plan is (`named_arguments`). Both are checked ag
 any call is kept.
 
 A key consists of the layouts of all operands, the names in a mapping, the types of numbers, and the choices. Of a
-number that is passed by value `take` checks the range; a number that the plan may depend on must be the same. Where
-some operands are another library's, all operands that are written must be; its stream and its allocator keep the order,
-as in framework_call_cache.py, and tensors of ours may only be read. Nothing here keeps a tensor or a request, and
-nothing here knows an op.
+number that is passed by value `fast_call` checks the range; a number that the plan may depend on must be the same.
+Where some operands are another library's, all operands that are written must be; its stream and its allocator keep the
+order, as in framework_call_cache.py, and tensors of ours may only be read. Nothing here keeps a tensor or a request,
+and nothing here knows an op.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dispatch.core.list_call_code import (
     Pattern,
     Spans,
     lookup_of,
-    make_take,
+    make_fast_call,
 )
 from dispatch.core.request import run
 from dispatch.device.frameworks.framework import ForeignStorage
@@ -161,7 +161,7 @@ class ListCallCache:
             return
         if len(calls) >= call_cache.MAX_CALLS:
             calls.pop(next(iter(calls)), None)
-        calls[key] = make_take(bound.plan, binding)
+        calls[key] = make_fast_call(bound.plan, binding)
 
 
 def _objects_of(items: Sequence[Any]) -> list[Any] | None:

@@ -1,7 +1,7 @@
 """Code generation for list_call_cache.py: the fast path of calls whose operands are one flat list.
 
-`lookup_of` makes the functions that look up a call's `take`, for one pattern of operands; `make_take` makes that `take`
-for one plan. Operands are named by position: x0, x1, and so on. Nothing here knows an op, or keeps a tensor or a
+`lookup_of` makes the functions that look up a call's `fast_call`, for one pattern of operands; `make_fast_call` makes
+it for one plan. Operands are named by position: x0, x1, and so on. Nothing here knows an op, or keeps a tensor or a
 request.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from dispatch.device.frameworks.framework import Framework
 
-__all__ = ["CallBinding", "CallLookup", "ListCallForm", "Pattern", "Spans", "lookup_of", "make_take"]
+__all__ = ["CallBinding", "CallLookup", "ListCallForm", "Pattern", "Spans", "lookup_of", "make_fast_call"]
 
 ALIGNED = 255  # the bits of an address that count for a layout's alignment
 # What a position may hold; "own" is a tensor of ours, "theirs" one of another library.
@@ -48,7 +48,7 @@ class Pattern(NamedTuple):
 
 
 class CallLookup(NamedTuple):
-    """The generated functions of one pattern; both take what is at each position."""
+    """The generated functions of one pattern; both get what is at each position."""
 
     pattern: Pattern
     run: Callable[..., Any]  # makes the call and returns its result, or CACHE_MISS
@@ -143,10 +143,10 @@ def lookup_of(pattern: Pattern) -> CallLookup:
         f"def run({', '.join(parameters)}):",
         "    try:",
         *(f"        {line.format(none='_CACHE_MISS')}" for line in lines),
-        "        _take = _executor.calls.get(_key)",
+        "        _fast_call = _executor.calls.get(_key)",
         "    except Exception:",  # the request explains it
         "        return _CACHE_MISS",
-        f"    return _CACHE_MISS if _take is None else _take({', '.join(_passed(pattern))})",
+        f"    return _CACHE_MISS if _fast_call is None else _fast_call({', '.join(_passed(pattern))})",
         f"def key({', '.join(parameters)}):",
         *(f"    {line.format(none='None, None')}" for line in lines),
         "    return _executor, _key",
@@ -156,14 +156,14 @@ def lookup_of(pattern: Pattern) -> CallLookup:
 
 
 def _passed(pattern: Pattern) -> list[str]:
-    """The parameters of a `take`: the executor, what is at each position that is used, and the addresses."""
+    """The parameters of a `fast_call`: the executor, what is at each position that is used, and the addresses."""
     there = [f"x{place}" for place in pattern.places(OWN, THEIRS, NUMBER, CHOICE)]
     return ["_executor", *there, *(f"_at_x{place}" for place in pattern.places(OWN, THEIRS))]
 
 
 # -- from a key to a plan ---------------------------------------------------------------------------------------------
-def make_take(plan: Any, binding: CallBinding) -> Callable[..., Any]:
-    """The `take` of a plan: enqueues it on the operands of a call, or returns CACHE_MISS where a request is needed."""
+def make_fast_call(plan: Any, binding: CallBinding) -> Callable[..., Any]:
+    """The `fast_call` of a plan: enqueues it on a call's operands, or returns CACHE_MISS if a request is needed."""
     lows, highs, ones = zip(*binding.bounds, strict=True) if binding.bounds else ((), (), ())
     least, most = zip(*binding.ranges, strict=True) if binding.ranges else ((), ())
     make = _maker(binding.form)
@@ -227,9 +227,9 @@ def _maker(form: ListCallForm) -> Callable[..., Callable[..., Any]]:
     source = [
         "def make(_plan, _choices, _leasts, _mosts, _outputs, _constants, _lows, _highs, _ones, _spans):",
         *(f"    {line}" for line in unpacked),
-        f"    def take({', '.join(_passed(pattern))}):",
+        f"    def fast_call({', '.join(_passed(pattern))}):",
         *(f"        {line}" for line in lines),
-        "    return take",
+        "    return fast_call",
     ]
     exec("\n".join(source), scope)
     made: Callable[..., Callable[..., Any]] = scope["make"]

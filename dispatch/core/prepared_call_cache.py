@@ -1,7 +1,7 @@
 """The fast path of `call(a=other)`: a prepared call over other operands, without making a request.
 
 Where each new operand has the layout of the one that it replaces, and no operand that is written overlaps another, the
-call differs from the prepared one in addresses alone. As in call_cache.py, a generated function `take` runs it, or
+call differs from the prepared one in addresses alone. As in call_cache.py, a generated function `fast_call` runs it, or
 returns CACHE_MISS where a request has to be made. It has the new operands as parameters and keeps the others.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from dispatch.core.request import Argument, Plan, Request
 
-__all__ = ["take_of"]
+__all__ = ["fast_call_of"]
 
 
 class PreparedCallForm(NamedTuple):
@@ -48,10 +48,10 @@ class PreparedCallForm(NamedTuple):
     pairs: tuple[Pair, ...]  # those with at least one operand that is given
 
 
-def take_of(
+def fast_call_of(
     request: Request, plan: Plan, arguments: tuple[Argument, ...], result: Any, given: tuple[str, ...]
 ) -> Callable[..., Any] | None:
-    """`take(executor, **operands)` for operands of these names; None where every such call needs a request.
+    """`fast_call(executor, **operands)` for operands of these names; None where every such call needs a request.
 
     The request has all its outputs; `arguments` and `result` are those of running the request itself.
     """
@@ -94,7 +94,7 @@ def _is_word(name: str) -> bool:
 
 @lru_cache(MAX_FORMS)
 def _maker(form: PreparedCallForm) -> Callable[..., Callable[..., Any]]:
-    """The compiled function that makes a plan's `take` and what that keeps; one for each form."""
+    """The compiled function that makes a plan's `fast_call` and what that keeps; one for each form."""
     misfits = [f"_type({name}) is not _Tensor or {name}.layout is not _layout_{name}" for name in form.given]
     places = range(len(form.addresses))
     addresses = [f"_argument_{n}" if name is None else f"_at_{name}" for n, name in enumerate(form.addresses)]
@@ -108,7 +108,7 @@ def _maker(form: PreparedCallForm) -> Callable[..., Callable[..., Any]]:
             for end in ("low", "high", "one")
             for line in unpacking_line(f"_{end}", range(len(form.pairs)), f"_{end}s")
         ),
-        f"def take(_executor, {', '.join(form.given)}):",
+        f"def fast_call(_executor, {', '.join(form.given)}):",
         f"    if {' or '.join(misfits)}:",
         "        return _CACHE_MISS",
         *(f"    _at_{name} = {name}.ptr" for name in form.given),
@@ -116,7 +116,7 @@ def _maker(form: PreparedCallForm) -> Callable[..., Callable[..., Any]]:
         "        return _CACHE_MISS",
         f"    _executor.enqueue(_plan, ({', '.join(addresses)},), {tuple_code(form.reads)}, {tuple_code(form.writes)})",
         f"    return {tuple_code(form.results) if form.is_tuple else form.results[0]}",
-        "return take",
+        "return fast_call",
     ]
     head = "def make(_plan, _arguments, _layouts, _stay, _lows=(), _highs=(), _ones=()):"
     scope: dict[str, Any] = {"_Tensor": Tensor, "_type": type, "_CACHE_MISS": CACHE_MISS}

@@ -42,8 +42,8 @@ __all__ = [
     "Signature",
     "Unpacked",
     "as_requests",
-    "at_home",
     "check_request",
+    "on_framework_stream",
     "run",
     "tell_written",
 ]
@@ -289,7 +289,7 @@ def run(request: Request[R_co]) -> R_co:
     """
     try:
         if request.framework is not None:
-            return _run_at_home(request)
+            return _run_on_framework_stream(request)
         result: R_co = request.device.executor().run(request)
     except AttributeError:
         check_request(request)
@@ -297,17 +297,17 @@ def run(request: Request[R_co]) -> R_co:
     return result
 
 
-def at_home(request: Request[Any]) -> AbstractContextManager[Any]:
+def on_framework_stream(request: Request[Any]) -> AbstractContextManager[Any]:
     """A context on the current stream of the operands' framework; an empty one where that has no streams."""
     framework = request.framework
     stream = None if framework is None else framework.stream(request.device)
     return NULL_CONTEXT if stream is None else stream
 
 
-def _run_at_home(request: Request[R_co]) -> R_co:
+def _run_on_framework_stream(request: Request[R_co]) -> R_co:
     """Run on the current stream of the operands' framework, in order with the streams of other frameworks' operands."""
     device = request.device
-    with at_home(request):
+    with on_framework_stream(request):
         executor = device.executor()
         with NULL_CONTEXT if device.is_host else ordered_with(executor.stream, request.tensors(), request.framework):
             result: R_co = executor.run(request)

@@ -16,7 +16,7 @@ import numpy as np
 from cudabind import driver
 from cudabind._fork import anew
 from dispatch.core.call_counter import as_trial
-from dispatch.device.disposal import wait_for_collectives, dispose
+from dispatch.device.disposal import dispose, wait_for_collectives
 from dispatch.device.storage import NOBODY, Storage
 from dispatch.device.stream import NULL_CONTEXT, RELAXED, exchange_mode, order, relaxed
 from dispatch.device.tensor import Tensor

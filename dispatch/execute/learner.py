@@ -13,7 +13,7 @@ from cudabind import driver
 from dispatch.execute.cuda_graph import instantiated
 from dispatch.execute.graph_nodes import Nodes, NotRelocatable, NumbersInMemory
 from dispatch.execute.relocated_graph import Executable, RelocatedGraph, code_of
-from dispatch.execute.relocation import LEARNT, PROVING, Form, Word, images, learn, made_up
+from dispatch.execute.relocation import LEARNT, PROVING, Form, Word, images, learn, random_arguments
 
 if TYPE_CHECKING:
     import ctypes
@@ -98,7 +98,7 @@ class Learner:
         self._words = words
 
     def _capture(self, executor: Recorder, plan: Plan, arguments: tuple[Argument, ...]) -> None:
-        drawn = made_up(arguments, self._form, self._rng, self._arguments[: len(self._captures)])
+        drawn = random_arguments(arguments, self._form, self._rng, self._arguments[: len(self._captures)])
         numbers = executor.numbers_in_memory
         try:
             captured = nodes_of(executor, plan, drawn, self._sizes)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from dispatch.core.request import Argument
 
-__all__ = ["COMPLEX", "LEARNT", "PROVING", "SPECIAL", "Form", "Word", "images", "learn", "made_up", "narrowed"]
+__all__ = ["COMPLEX", "LEARNT", "PROVING", "SPECIAL", "Form", "Word", "images", "learn", "narrowed", "random_arguments"]
 
 LEARNT = 3  # captures from which words are found
 PROVING = 2  # further captures that the words must predict, at least
@@ -148,7 +148,7 @@ class Form(NamedTuple):
         return [place for place, number in enumerate(self.fixed) if number is None]
 
 
-def made_up(
+def random_arguments(
     arguments: Sequence[Argument], form: Form, rng: random.Random, before: Sequence[Sequence[Argument]] = ()
 ) -> tuple[Argument, ...]:
     """Random arguments of a form: addresses drawn independently, each with exactly the alignment of the one given.
@@ -161,7 +161,7 @@ def made_up(
     last = before[-1] if before else None
     pages = _pages(form, rng, last if len(before) % 2 else None, SPANS[len(before) % len(SPANS)])
     for place, page in zip(form.operands, pages, strict=True):
-        drawn[place] = page + _beside(int(arguments[place].real), rng)
+        drawn[place] = page + _alignment_offset(int(arguments[place].real), rng)
     for place in form.free:
         if place in form.whole:
             drawn[place] = float(rng.randrange(2, MOST_WHOLE))
@@ -187,7 +187,7 @@ def _pages(form: Form, rng: random.Random, last: Sequence[Argument] | None, span
     return [given[number] for number in range(count)]
 
 
-def _beside(real: int, rng: random.Random) -> int:
+def _alignment_offset(real: int, rng: random.Random) -> int:
     """A random offset from a multiple of MOST_ALIGNED that gives exactly the alignment of an address."""
     alignment = min(MOST_ALIGNED, real & -real)
     if alignment == MOST_ALIGNED:

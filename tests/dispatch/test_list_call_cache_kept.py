@@ -207,7 +207,7 @@ def test_prepared_calls_over_other_operands_make_no_request(dev, rng, built):
 
 def test_an_operand_of_a_drawing_may_have_any_name(dev):
     drawn = dp.cudnn.Graph()
-    names = ("lambda", "_executor", "_plan", "take")
+    names = ("lambda", "_executor", "_plan", "fast_call")
     nodes = [drawn.tensor(name, (4, 4), "f32") for name in names]
     drawn.output("None", drawn.pointwise("ADD", nodes[0], drawn.pointwise("ADD", nodes[1], nodes[2])), "f32")
     drawn.output("False", drawn.pointwise("RELU_FWD", nodes[3]), "f32")

@@ -52,8 +52,8 @@ def call_of(stream, library=None, *, is_mixed=False):
     """A prepared call on a stream, without operands of its own."""
     call = BoundCall.__new__(BoundCall)
     call._executor, call._graph, call._bound = Executor(stream), object(), SimpleNamespace(reads=(), writes=())
-    call._epoch = call._home_epoch = -1
-    call._home, call._is_mixed, call._told, call._result = library, is_mixed, {}, object()
+    call._epoch = call._framework_epoch = -1
+    call._framework, call._is_mixed, call._written_storages, call._result = library, is_mixed, {}, object()
     call.request = SimpleNamespace(tensors=tuple)
 
     def launch():

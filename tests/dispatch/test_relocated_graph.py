@@ -19,7 +19,7 @@ import pytest
 import dispatch as dp
 from dispatch.execute.graph_nodes import KERNEL, MEMCPY, MEMCPY_BYTES, Node, Nodes
 from dispatch.execute.relocated_graph import FIRST_CHECK, MISFIT, Executable, RelocatedGraph
-from dispatch.execute.relocation import LEARNT, PROVING, Form, images, learn, made_up
+from dispatch.execute.relocation import LEARNT, PROVING, Form, images, learn, random_arguments
 
 spec = importlib.util.spec_from_file_location("graph_stand_in", Path(__file__).with_name("graph_stand_in.py"))
 stand_in = importlib.util.module_from_spec(spec)
@@ -45,7 +45,7 @@ class Made:
         self.driver, self.call = driver, call
         drawn = []
         for _ in range(LEARNT + PROVING):
-            drawn.append(made_up(arguments, self.form, rng, drawn))
+            drawn.append(random_arguments(arguments, self.form, rng, drawn))
         self.words = learn([call(given)[0] for given in drawn], drawn, self.form)
         graph = driver.captured(*call(arguments))
         self.nodes = Nodes(graph, {})

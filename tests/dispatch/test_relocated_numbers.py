@@ -147,7 +147,7 @@ def test_the_numbers_that_are_drawn_are_the_last_two_in_turn_and_any():
     for seed in range(40):
         rng, drawn = stand_in.seeded(seed), []
         for _ in range(5):
-            drawn.append(relocation.made_up((A, CallNumber(9)), Form.of((A, CallNumber(9))), rng, drawn))
+            drawn.append(relocation.random_arguments((A, CallNumber(9)), Form.of((A, CallNumber(9))), rng, drawn))
         numbers = [given[-1] for given in drawn]
         assert all(type(number) is CallNumber and 0 < number < MOST_CALLS for number in numbers)
         assert numbers[0] == MOST_CALLS - 1

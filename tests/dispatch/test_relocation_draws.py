@@ -33,7 +33,7 @@ FIVE = LEARNT + PROVING
 def draws(arguments, seed, count=FIVE, **form):
     rng, drawn = stand_in.seeded(seed), []
     for _ in range(count):
-        drawn.append(relocation.made_up(arguments, Form.of(arguments, **form), rng, drawn))
+        drawn.append(relocation.random_arguments(arguments, Form.of(arguments, **form), rng, drawn))
     return drawn
 
 
@@ -266,14 +266,14 @@ def every_check(executor):
 
 
 DEFECTS = {
-    "any order": ("made_up", "last if len(before) % 2 else None", "None"),
+    "any order": ("random_arguments", "last if len(before) % 2 else None", "None"),
     "never near": ("_pages", "base = rng", "span = HIGHEST - LOWEST; base = rng"),
     "the same order": ("_pages", "-int(last", "int(last"),
     "a half at once": ("Word", "return narrowed(number)", "return number"),
     "halves in one way": ("_half", "(REAL, NARROWED)", "(REAL,)"),
     "numbers of one form": ("_number", "if half % 2 else beyond", "if True else beyond"),
     "numbers of one sign": ("_number", "last > 0", "last < 0"),
-    "fractions where there may be none": ("made_up", "if place in form.whole", "if False"),
+    "fractions where there may be none": ("random_arguments", "if place in form.whole", "if False"),
     "whole numbers are any": ("Form", "zeros, only)", "zeros, ())"),
 }
 
@@ -283,7 +283,7 @@ def test_a_defect_is_found(monkeypatch, executor, defect):
     stand_in.mutate(monkeypatch, relocation, *DEFECTS[defect])
     monkeypatch.setitem(globals(), "Form", relocation.Form)
     monkeypatch.setattr(plan_relocation, "Form", relocation.Form)
-    for name in ("Form", "made_up"):
+    for name in ("Form", "random_arguments"):
         monkeypatch.setattr(learner, name, getattr(relocation, name))
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         every_check(executor)

@@ -18,7 +18,17 @@ from cuda.bindings import driver as driver_types
 
 from dispatch.execute import relocation
 from dispatch.execute.graph_nodes import KERNEL, MEMCPY, MEMCPY_BYTES, MEMSET, Node, Nodes, NotRelocatable
-from dispatch.execute.relocation import HIGHEST, LEARNT, LOWEST, MOST_ALIGNED, PROVING, Form, images, learn, made_up
+from dispatch.execute.relocation import (
+    HIGHEST,
+    LEARNT,
+    LOWEST,
+    MOST_ALIGNED,
+    PROVING,
+    Form,
+    images,
+    learn,
+    random_arguments,
+)
 
 spec = importlib.util.spec_from_file_location("graph_stand_in", Path(__file__).with_name("graph_stand_in.py"))
 stand_in = importlib.util.module_from_spec(spec)
@@ -39,7 +49,7 @@ def captures(call, arguments, rng, count=LEARNT + PROVING, form=None):
     form = form or Form.of(arguments)
     drawn = []
     for _ in range(count):
-        drawn.append(made_up(arguments, form, rng, drawn))
+        drawn.append(random_arguments(arguments, form, rng, drawn))
     return [call(given)[0] for given in drawn], drawn
 
 
@@ -65,9 +75,9 @@ def check_predictions(seed):
         arguments = (*arguments, arguments[0], 0)  # an operand twice, and one that is not there
     call = stand_in.random_call(rng, arguments)
     words = learnt(call, arguments, rng)
-    first = call(made_up(arguments, Form.of(arguments), rng))[0]
+    first = call(random_arguments(arguments, Form.of(arguments), rng))[0]
     for _ in range(4):
-        given = made_up(arguments, Form.of(arguments), rng)
+        given = random_arguments(arguments, Form.of(arguments), rng)
         assert images(first, words, given) == [node.image for node in call(given)[0]]
     assert images(first, words, arguments) == [node.image for node in call(arguments)[0]]
 
@@ -261,7 +271,7 @@ def test_special_numbers_are_fixed_and_zeros_apart(number):
     form = Form.of((A, number))
     assert form.fixed[1] == number
     assert form.free == ()
-    assert repr(made_up((A, number), form, stand_in.seeded(1))[1]) == repr(number)
+    assert repr(random_arguments((A, number), form, stand_in.seeded(1))[1]) == repr(number)
     others = [
         x for x in (0.0, -0.0, 1.0, 0j, -0j, complex(0, -0.0), 1 + 0j, complex(1, -0.0)) if repr(x) != repr(number)
     ]
@@ -277,7 +287,7 @@ def test_other_numbers_are_free_and_drawn_anew(number):
     assert form == Form.of((B, 4 + 4j if is_complex else 4.5))
     assert form != Form.of((B, 4.5 if is_complex else 4 + 4j))
     assert form.free == (1,)
-    drawn = [made_up((A, number), form, stand_in.seeded(seed))[1] for seed in range(9)]
+    drawn = [random_arguments((A, number), form, stand_in.seeded(seed))[1] for seed in range(9)]
     assert len(set(drawn)) == 9
     assert all(cmath.isfinite(x) and x not in (0, 1) for x in drawn)
     assert all(isinstance(x, complex) == is_complex for x in drawn)
@@ -286,23 +296,23 @@ def test_other_numbers_are_free_and_drawn_anew(number):
     elif float(number).is_integer():
         whole = Form.of((A, number), whole=True)
         assert (whole.whole, whole.free) == ((1,), (1,))
-        only = [made_up((A, number), whole, stand_in.seeded(seed))[1] for seed in range(9)]
+        only = [random_arguments((A, number), whole, stand_in.seeded(seed))[1] for seed in range(9)]
         assert all(float(x).is_integer() for x in only)
         assert len(set(only)) == 9
     exact = Form.of((A, number), exact=True)
     assert exact.free == ()
     assert exact.fixed[1] is number
-    assert made_up((A, number), exact, stand_in.seeded(1))[1] is number
+    assert random_arguments((A, number), exact, stand_in.seeded(1))[1] is number
 
 
-def check_made_up(seed):
+def check_random_arguments(seed):
     rng = stand_in.seeded(seed)
     arguments = [*stand_in.random_arguments(rng, rng.randrange(1, 9)), 0, 0.0, 2.5]
     arguments.insert(rng.randrange(len(arguments)), arguments[0])
     rng.shuffle(arguments)
     form = Form.of(arguments)
     for _ in range(20):
-        drawn = made_up(arguments, form, rng)
+        drawn = random_arguments(arguments, form, rng)
         assert Form.of(drawn) == form
         for real, one in zip(arguments, drawn, strict=True):
             if type(real) is int and real:
@@ -315,14 +325,14 @@ def check_made_up(seed):
 
 @pytest.mark.parametrize("seed", range(60))
 def test_made_up_addresses_are_as_aligned_as_the_real_ones(seed):
-    check_made_up(seed)
+    check_random_arguments(seed)
 
 
 # -- defects that must be found ---------------------------------------------------------------------------------------
 def every_check():
     for seed in range(40):
         check_predictions(seed)
-        check_made_up(seed)
+        check_random_arguments(seed)
     for what in FOLLOWS_NOTHING:
         test_a_word_that_follows_nothing_is_named(what)
     test_what_differs_in_the_captures_that_prove_alone_is_named(lambda: later(stand_in.seeded(4)))
@@ -360,9 +370,9 @@ MUTATIONS = {
         "(one.kind, one.form, len(two.image))",
     ),
     "numbers of nodes are not compared": ("_same_form", "len(first) != len(other)", "False"),
-    "more aligned than the real one": ("_beside", "if alignment == MOST_ALIGNED", "if True"),
+    "more aligned than the real one": ("_alignment_offset", "if alignment == MOST_ALIGNED", "if True"),
     "one address for all": ("_pages", "base + MOST_ALIGNED * number for", "base for"),
-    "operands that are one are drawn apart": ("made_up", "drawn[place] for place in form.same", "drawn"),
+    "operands that are one are drawn apart": ("random_arguments", "drawn[place] for place in form.same", "drawn"),
     "signs of zero are dropped": (
         "Form",
         "return cls(kinds, fixed, same, zeros, only)",
@@ -375,7 +385,7 @@ MUTATIONS = {
 @pytest.mark.parametrize("defect", MUTATIONS)
 def test_a_defect_is_found(monkeypatch, defect):
     stand_in.mutate(monkeypatch, relocation, *MUTATIONS[defect])
-    for name in ("Form", "images", "learn", "made_up"):  # as they are named here
+    for name in ("Form", "images", "learn", "random_arguments"):  # as they are named here
         monkeypatch.setitem(globals(), name, getattr(relocation, name))
     monkeypatch.setattr(stand_in, "Form", relocation.Form)
     with pytest.raises((AssertionError, ValueError, NotRelocatable, pytest.fail.Exception)):

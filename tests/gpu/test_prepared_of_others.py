@@ -165,7 +165,7 @@ def test_a_call_that_comes_again_on_its_stream_is_no_more_than_a_launch(torch):
             call = dp.prepare(dp.MatmulRequest(a, b))
             for _ in range(3):
                 result = call()
-            assert call._home_epoch >= 0
+            assert call._framework_epoch >= 0
             version = result._version
             a.fill_(2)
             assert found(call()) == {2 * N}

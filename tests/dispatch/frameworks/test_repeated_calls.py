@@ -327,13 +327,13 @@ def test_the_table_is_asked_again_once_it_has_changed(dev, made):
 
 
 def test_a_plan_is_not_kept_where_the_table_changed_meanwhile(dev, made, monkeypatch):
-    take = framework_call_cache._take
+    fast_call = framework_call_cache._fast_call
 
     def changes(*given):
         dev.forget_plans()
-        return take(*given)
+        return fast_call(*given)
 
-    monkeypatch.setattr(framework_call_cache, "_take", changes)
+    monkeypatch.setattr(framework_call_cache, "_fast_call", changes)
     for turn in range(1, 4):
         softmax(randn(8, 16))
         assert not dev.executor().calls
