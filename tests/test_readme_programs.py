@@ -1,4 +1,4 @@
-"""Programs as somebody writes them who has read README and nothing else; and its longer examples, as they stand."""
+"""Programs as somebody writes them who has read README and its pages; and their longer examples, as they stand."""
 
 import re
 import sys
@@ -10,16 +10,17 @@ import pytest
 
 import dispatch as dp
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
 
 
-def example(heading: str) -> str:
-    """The first piece of Python below a heading."""
-    _, found, below = README.partition(f"\n{heading}\n")
+def example(heading: str, page: str = "README.md") -> str:
+    """The first piece of Python below a heading of a page."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    _, found, below = text.partition(f"\n{heading}\n")
     assert found, heading
     block = re.search(r"^```python\n(.*?)^```", below, re.DOTALL | re.MULTILINE)
     assert block
-    above = README.count("\n", 0, len(README) - len(below) + block.start(1))  # so that a traceback shows README's lines
+    above = text.count("\n", 0, len(text) - len(below) + block.start(1))  # so that a traceback shows the page's lines
     return "\n" * above + block[1]
 
 
@@ -125,7 +126,7 @@ done = asyncio.run(main())
 
 
 def test_the_example_in_asyncio(capsys):
-    program = example("### In asyncio").replace('"cuda:0"', '"host"') + "\nasyncio.run(main())\n"
+    program = example("## In asyncio", "docs/supervisor.md").replace('"cuda:0"', '"host"') + "\nasyncio.run(main())\n"
     run("import asyncio\n" + program.removeprefix("\n"), dp=dp, x=np.eye(3, dtype=np.float32))
     assert capsys.readouterr().out.startswith("[[1. 0. 0.]")
 

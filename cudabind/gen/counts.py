@@ -1,6 +1,6 @@
-"""How many functions each module binds, by CUDA release, as the Markdown table that README has.
+"""How many functions each module binds, by CUDA release, as the Markdown table that docs/libraries.md has.
 
-`python -m cudabind.gen --counts` prints it and a test holds README against it. It reads the generated modules and the
+`python -m cudabind.gen --counts` prints it and a test compares the page with it. It reads the generated modules and the
 pinned versions: no header is parsed and no library is opened.
 """
 
