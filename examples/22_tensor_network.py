@@ -71,9 +71,9 @@ def main() -> int:
     spec, count = lattice(options.size), options.size**2
     network = dp.tensors.contract_expression(spec, *[(2,) * 4] * count)
     request = dp.EinsumRequest(network.spec, [dev.array(site(1.0))] * count)
-    course = request.course
-    print(f"{count} tensors on {dev}: {len(course.steps)} contractions, {course.flops:,} operations,")
-    print(f"{course.largest:,} elements on the way at most, where all spins have 2^{count} states")
+    schedule = request.schedule
+    print(f"{count} tensors on {dev}: {len(schedule.steps)} contractions, {schedule.flops:,} operations,")
+    print(f"{schedule.largest:,} elements on the way at most, where all spins have 2^{count} states")
 
     worst = 0.0
     for coupling in COUPLINGS:

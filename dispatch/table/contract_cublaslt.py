@@ -15,9 +15,15 @@ from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Arch, Compute
 from dispatch.ops.contraction import cublaslt_contract, permuted_contract
 from dispatch.ops.contraction.permuted import permutes
-from dispatch.ops.contraction.product import merges
+from dispatch.ops.contraction.product import modes_merge
 from dispatch.ops.contraction.reference import numpy_modes
-from dispatch.ops.contraction.rules import adds_as_precisely, asks_no_kernel, only_identity, steps_ahead, sums_few
+from dispatch.ops.contraction.rules import (
+    adds_as_precisely,
+    asks_no_kernel,
+    few_terms,
+    no_operators,
+    nonnegative_strides,
+)
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
@@ -25,9 +31,9 @@ __all__ = ["ROWS"]
 SM80 = Arch(80)
 V12 = (12, 9)
 COMP_32F, COMP_64F, FAST_TF32 = Compute.COMPUTE_32F, Compute.COMPUTE_64F, Compute.COMPUTE_32F_FAST_TF32
-EACH = (steps_ahead, only_identity, asks_no_kernel, adds_as_precisely)
-RULES, PERMUTED = (*EACH, merges), (*EACH, permutes)
-SCALAR = (*EACH, sums_few, permutes)
+EACH = (nonnegative_strides, no_operators, asks_no_kernel, adds_as_precisely)
+RULES, PERMUTED = (*EACH, modes_merge), (*EACH, permutes)
+SCALAR = (*EACH, few_terms, permutes)
 H100, H200 = ("H100",), ("H200",)
 LT = ("cublasLt", "cublasLtMatmul", cublaslt_contract, H100)
 LT_PERMUTED = ("cublasLt", "cublasLtMatmul", permuted_contract)

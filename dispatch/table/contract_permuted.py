@@ -13,7 +13,7 @@ from dispatch.keys import C64, C128, F32, F64, Arch, Compute
 from dispatch.ops.contraction import permuted_contract
 from dispatch.ops.contraction.permuted import permutes
 from dispatch.ops.contraction.reference import numpy_modes
-from dispatch.ops.contraction.rules import adds_as_precisely, asks_no_kernel, only_identity, steps_ahead
+from dispatch.ops.contraction.rules import adds_as_precisely, asks_no_kernel, no_operators, nonnegative_strides
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
@@ -21,7 +21,7 @@ __all__ = ["ROWS"]
 SM80 = Arch(80)
 V12 = (12, 9)
 COMP_32F, COMP_64F, FAST_TF32 = Compute.COMPUTE_32F, Compute.COMPUTE_64F, Compute.COMPUTE_32F_FAST_TF32
-RULES = (steps_ahead, only_identity, asks_no_kernel, adds_as_precisely, permutes)
+RULES = (nonnegative_strides, no_operators, asks_no_kernel, adds_as_precisely, permutes)
 LT = ("cublasLt", "cublasLtMatmul", permuted_contract, ("H200",))
 
 GPU_ROWS = (

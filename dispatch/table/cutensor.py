@@ -13,7 +13,14 @@ from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Arch, Compute
 from dispatch.ops.contraction import cutensor_modes
 from dispatch.ops.contraction.reference import numpy_modes
-from dispatch.ops.contraction.rules import asked_for, has_modes, only_conjugates, reached, steps_ahead, summable
+from dispatch.ops.contraction.rules import (
+    compute_asked_for,
+    nonnegative_strides,
+    only_conjugates,
+    result_has_modes,
+    strides_along_modes,
+    summable,
+)
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
@@ -25,11 +32,11 @@ FAST_16F, FAST_16BF = Compute.COMPUTE_32F_FAST_16F, Compute.COMPUTE_32F_FAST_16B
 FAST_TF32, FAST_3XTF32 = Compute.COMPUTE_32F_FAST_TF32, Compute.COMPUTE_32F_FAST_3XTF32
 EMUL_9X16BF, EMUL_4X16F = Compute.COMPUTE_32F_EMULATED_16BFX9, Compute.COMPUTE_32F_EMULATED_16FX4
 EMUL_8XINT8 = Compute.COMPUTE_64F_EMULATED_FIXEDPOINT
-EACH = (steps_ahead, only_conjugates)
-SUMS = (*EACH, reached, summable)
-ASKED = (asked_for, *SUMS)
-THREE = (*SUMS, has_modes)
-ASK3 = (asked_for, *THREE)
+EACH = (nonnegative_strides, only_conjugates)
+SUMS = (*EACH, strides_along_modes, summable)
+ASKED = (compute_asked_for, *SUMS)
+THREE = (*SUMS, result_has_modes)
+ASK3 = (compute_asked_for, *THREE)
 H100 = ("H100",)
 CONTRACT = ("cutensor", "cutensorContract", cutensor_modes, H100)
 TRINARY = ("cutensor", "cutensorContractTrinary", cutensor_modes, H100)

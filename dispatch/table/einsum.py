@@ -15,18 +15,18 @@ from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Arch
 from dispatch.ops.contraction import network_einsum, sequence_einsum
 from dispatch.ops.contraction.einsum_reference import numpy_einsum
-from dispatch.ops.contraction.einsum_rules import computes, gapless_diagonals, products_alone, summed_along
-from dispatch.ops.contraction.network_rules import as_precise, few_elements, less_than_calls
-from dispatch.ops.contraction.rules import steps_ahead
+from dispatch.ops.contraction.einsum_rules import computes, gapless_diagonals, only_products, strides_along_modes
+from dispatch.ops.contraction.network_rules import faster_than_calls, few_elements, usual_precision
+from dispatch.ops.contraction.rules import nonnegative_strides
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
 SM75, SM80 = Arch(75), Arch(80)
 V2, V12 = (2, 2), (12, 9)
-RULES = (steps_ahead, summed_along, computes, gapless_diagonals)
-PRODUCTS = (*RULES, products_alone)
-NETWORK = (aligned, as_precise, few_elements, less_than_calls)
+RULES = (nonnegative_strides, strides_along_modes, computes, gapless_diagonals)
+PRODUCTS = (*RULES, only_products)
+NETWORK = (aligned, usual_precision, few_elements, faster_than_calls)
 H100 = ("H100",)
 CUTENSOR = ("cutensor", "cutensorContract", sequence_einsum, H100)
 CUBLASLT = ("cublasLt", "cublasLtMatmul", sequence_einsum, H100)

@@ -81,7 +81,7 @@ class Case:
         course = dp.tensors.contract_expression(self.spec, *self.shapes)
         blank = [np.broadcast_to(np.zeros((), "f4"), shape) for shape in self.shapes]
         request = dp.EinsumRequest(course.spec, [dp.device("host").array(one) for one in blank])
-        return request.course.flops * (4.0 if self.dtype.startswith("complex") else 1.0)
+        return request.schedule.flops * (4.0 if self.dtype.startswith("complex") else 1.0)
 
 
 def extents(spec: str, largest: int) -> dict[str, int]:

@@ -17,7 +17,7 @@ from cudabind.sys import cutensor
 from dispatch.core.request import Argument, Plan
 from dispatch.errors import Refused
 from dispatch.libraries.cublas.scalars import HostNumber
-from dispatch.libraries.cutensor.descriptors import COMPUTE, REFUSALS, Owned, mode_numbers
+from dispatch.libraries.cutensor.descriptors import COMPUTE, REFUSALS, OwnedHandle, mode_numbers
 from dispatch.libraries.cutensor.failures import failure
 from dispatch.libraries.cutensor.handle import handle_of
 
@@ -26,34 +26,34 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Compute, Dtype
 
-__all__ = ["BlockSide", "BlockSparsePlan", "ZeroPlan"]
+__all__ = ["BlockSparseOperand", "BlockSparsePlan", "ZeroPlan"]
 
 IDENTITY = 1  # cutensorOperator_t: no other is there
 Shape = tuple[int, ...]
 
 
-class BlockSide(NamedTuple):
+class BlockSparseOperand(NamedTuple):
     """A block-sparse tensor whose blocks are in C order: where its address is in a run's arguments, and its form."""
 
     place: int
     modes: str
     sections: tuple[Shape, ...]
     blocks: tuple[Shape, ...]
-    begins: Shape  # of each block, in elements
+    offsets: Shape  # of each block, in elements
 
 
-class Addresses:
+class BlockAddresses:
     """The list of the addresses of a tensor's blocks, in host memory."""
 
     __slots__ = ("_offsets", "_values", "array", "place")
 
-    def __init__(self, side: BlockSide, itemsize: int) -> None:
-        kind: Any = ctypes.c_void_p * max(len(side.blocks), 1)
-        self.array, self.place = kind(), side.place
-        self._values = np.frombuffer(self.array, np.uint64)[: len(side.blocks)]
-        self._offsets = np.array(side.begins, np.uint64) * np.uint64(itemsize)
+    def __init__(self, operand: BlockSparseOperand, itemsize: int) -> None:
+        kind: Any = ctypes.c_void_p * max(len(operand.blocks), 1)
+        self.array, self.place = kind(), operand.place
+        self._values = np.frombuffer(self.array, np.uint64)[: len(operand.blocks)]
+        self._offsets = np.array(operand.offsets, np.uint64) * np.uint64(itemsize)
 
-    def begin_at(self, address: int) -> None:
+    def set_base(self, address: int) -> None:
         np.add(self._offsets, np.uint64(address), out=self._values)
 
 
@@ -66,7 +66,7 @@ class BlockSparsePlan(Plan):
         self,
         executor: CudaExecutor,
         row: Row,
-        sides: tuple[BlockSide, BlockSide, BlockSide, BlockSide],
+        operands: tuple[BlockSparseOperand, BlockSparseOperand, BlockSparseOperand, BlockSparseOperand],
         dtype: Dtype,
         *,
         reproducible: bool,
@@ -74,29 +74,34 @@ class BlockSparsePlan(Plan):
     ) -> None:
         """`zeroed` is how many bytes of the result are set to 0 first, unless it is what is added."""
         super().__init__(row, capture_safe=False)
-        self._zeroed, self._adds = zeroed, sides[2].place != sides[3].place
+        self._zeroed, self._adds = zeroed, operands[2].place != operands[3].place
         self._executor, self._handle = executor, handle_of(executor)
         compute: Any = row.compute
         try:
-            needed = self._make(sides, dtype, compute, reproducible)
+            needed = self._make(operands, dtype, compute, reproducible)
         except CutensorError as error:
             if error.name in REFUSALS:
                 raise Refused(f"cuTENSOR has no kernel for it: {error}") from error
             raise failure(executor, error) from error
         self._memory, address = self._handle.memory(executor, needed) if needed else (None, 0)
         self._workspace = ctypes.c_void_p(address or None), needed
-        self._lists = tuple(Addresses(side, dtype.itemsize) for side in sides)
+        self._lists = tuple(BlockAddresses(operand, dtype.itemsize) for operand in operands)
         self._numbers = HostNumber(dtype), HostNumber(dtype)
 
-    def _make(self, sides: tuple[BlockSide, ...], dtype: Dtype, compute: Compute, reproducible: bool) -> int:
+    def _make(
+        self, operands: tuple[BlockSparseOperand, ...], dtype: Dtype, compute: Compute, reproducible: bool
+    ) -> int:
         """The plan, and how many bytes it works in."""
         handle = self._handle.follow()
-        a, b, _, d = sides
-        tensors = [block_descriptor(handle, side, dtype) for side in (a, b, d)]
+        a, b, _, d = operands
+        tensors = [tensor_descriptor(handle, operand, dtype) for operand in (a, b, d)]
         given: list[Any] = []
-        for side, tensor in zip((a, b, d), tensors, strict=True):  # c has the very descriptor of d
-            given += [tensor.handle, mode_numbers(side.modes[::-1]), IDENTITY]
-        described, chosen = Owned("cutensorOperationDescriptor_t", *tensors), Owned("cutensorPlanPreference_t")
+        for operand, tensor in zip((a, b, d), tensors, strict=True):  # c has the very descriptor of d
+            given += [tensor.handle, mode_numbers(operand.modes[::-1]), IDENTITY]
+        described, chosen = (
+            OwnedHandle("cutensorOperationDescriptor_t", *tensors),
+            OwnedHandle("cutensorPlanPreference_t"),
+        )
         word = getattr(cutensor, f"CUTENSOR_COMPUTE_DESC_{COMPUTE[compute]}")
         create: Any = cutensor.cutensorCreateBlockSparseContraction
         create(handle, ctypes.byref(described.handle), *given, tensors[-1].handle, given[-2], word)
@@ -114,7 +119,7 @@ class BlockSparsePlan(Plan):
         cutensor.cutensorEstimateWorkspaceSize(
             handle, described.handle, chosen.handle, kind, ctypes.byref(needed)
         )  # which is exact here, as the documentation says
-        self._plan = Owned("cutensorPlan_t", described, chosen)
+        self._plan = OwnedHandle("cutensorPlan_t", described, chosen)
         cutensor.cutensorCreatePlan(
             handle, ctypes.byref(self._plan.handle), described.handle, chosen.handle, needed.value
         )
@@ -127,7 +132,7 @@ class BlockSparsePlan(Plan):
             memory.owner = memory.writer = self._executor.stream
         for one in self._lists:
             address: Any = arguments[one.place]  # addresses are ints
-            one.begin_at(address)
+            one.set_base(address)
         added, out = (arguments[one.place] for one in self._lists[2:])
         if self._zeroed and not (self._adds and added == out):
             driver.cuMemsetD8Async(out, 0, self._zeroed, self._executor.target.value)
@@ -157,20 +162,20 @@ class ZeroPlan(Plan):
         driver.cuMemsetD8Async(address, 0, self._nbytes, self._executor.target.value)
 
 
-def block_descriptor(handle: Any, side: BlockSide, dtype: Dtype) -> Owned:
+def tensor_descriptor(handle: Any, operand: BlockSparseOperand, dtype: Dtype) -> OwnedHandle:
     """The descriptor of a tensor: its modes the other way round, so that blocks in C order are column-major there.
 
     That is what cuTENSOR takes where no strides are given; of blocks with extents of 1 strides in C order would not
     always be in one order.
     """
-    made = Owned("cutensorBlockSparseTensorDescriptor_t")
-    sections = side.sections[::-1]
+    made = OwnedHandle("cutensorBlockSparseTensorDescriptor_t")
+    sections = operand.sections[::-1]
     counts = _array(ctypes.c_uint32, [len(one) for one in sections])
     extents = _array(ctypes.c_int64, [extent for one in sections for extent in one])
-    places = _array(ctypes.c_int32, [place for block in side.blocks for place in block[::-1]])
+    places = _array(ctypes.c_int32, [place for block in operand.blocks for place in block[::-1]])
     kind = cutensor.cudaDataType_t(dtype.cuda)
     cutensor.cutensorCreateBlockSparseTensorDescriptor(
-        handle, ctypes.byref(made.handle), len(sections), len(side.blocks), counts, extents, places, None, kind
+        handle, ctypes.byref(made.handle), len(sections), len(operand.blocks), counts, extents, places, None, kind
     )
     return made
 

@@ -14,8 +14,8 @@ from cudabind.sys import cutensor
 from dispatch.core.request import Argument, Plan
 from dispatch.device.stream import relaxed
 from dispatch.libraries.cublas.scalars import HostNumber
-from dispatch.libraries.cutensor.descriptors import OWN_CHOICE, Operation, Planned, Preference
-from dispatch.libraries.cutensor.failures import failure, made_room
+from dispatch.libraries.cutensor.descriptors import OWN_CHOICE, KernelPlan, Operation, Preference
+from dispatch.libraries.cutensor.failures import failure, free_kept_memory
 from dispatch.libraries.cutensor.handle import handle_of
 
 if TYPE_CHECKING:
@@ -47,15 +47,15 @@ class Constant(NamedTuple):
 
 
 class Call(NamedTuple):
-    """An operation, the function that carries it out, and what that is given behind the handle and the plan.
+    """An operation, the function that carries it out, and its arguments behind the handle and the plan.
 
-    With `works` it is given a workspace, too; before the stream, which is last.
+    With `uses_workspace` the workspace and its size follow them, before the stream, which is last.
     """
 
     operation: Operation
     execute: str  # such as cutensorContract
     arguments: tuple[Operand | Scalar | Constant, ...]
-    works: bool = False
+    uses_workspace: bool = False
     preference: Preference = OWN_CHOICE
 
 
@@ -72,13 +72,13 @@ class CallStep:
 
     __slots__ = (
         *("_arguments", "_executor", "_function", "_handle", "_is_repeatable", "_numbers", "_slots", "_stream"),
-        "planned",
+        "kernel",
     )
 
     def __init__(self, executor: CudaExecutor, call: Call) -> None:
         self._executor, self._handle = executor, handle_of(executor)
         try:
-            self.planned = Planned(self._handle.follow(), call.operation, call.preference)
+            self.kernel = KernelPlan(self._handle.follow(), call.operation, call.preference)
         except CutensorError as error:
             raise failure(executor, error) from error
         # Nothing is added, so that what is written is not read.
@@ -86,19 +86,19 @@ class CallStep:
         self._function: Any = getattr(cutensor, call.execute)
         self._slots: list[tuple[ctypes.c_void_p, int]] = []
         self._numbers: list[tuple[HostNumber, int]] = []
-        self._arguments: tuple[Any, ...] = tuple(map(self._prepared, call.arguments))
+        self._arguments: tuple[Any, ...] = tuple(map(self._bind_argument, call.arguments))
 
-    def work_at(self, address: int) -> None:
-        """Where it works, in as many bytes as its kernel needs."""
-        size = self.planned.workspace
+    def set_workspace(self, address: int) -> None:
+        """Give it the workspace at an address, of as many bytes as its kernel needs."""
+        size = self.kernel.workspace
         self._arguments = (*self._arguments, ctypes.c_void_p(address if size else None), size)
 
-    def _prepared(self, argument: Operand | Scalar | Constant) -> Any:
+    def _bind_argument(self, argument: Operand | Scalar | Constant) -> Any:
         if isinstance(argument, Operand):
             slot = ctypes.c_void_p()
             self._slots.append((slot, argument.place))
             return slot
-        number = HostNumber(self.planned.scalar)
+        number = HostNumber(self.kernel.scalar)
         place = -1
         if isinstance(argument, Constant):
             number.set(argument.value)
@@ -116,16 +116,16 @@ class CallStep:
             if place >= 0:
                 number.set(arguments[place])
         handle = self._handle.follow()
-        status = self._function.unchecked(handle, self.planned.plan.handle, *self._arguments, self._handle.c_stream)
+        status = self._function.unchecked(handle, self.kernel.plan.handle, *self._arguments, self._handle.c_stream)
         if status:
-            self._failed(status)
+            self._retry_or_raise(status)
 
-    def _failed(self, status: int) -> None:
+    def _retry_or_raise(self, status: int) -> None:
         """Make the call once more where there is memory now; raises what it failed with."""
         error = self._function.error(status)
-        if self._is_repeatable and made_room(self._executor, error):
+        if self._is_repeatable and free_kept_memory(self._executor, error):
             handle = self._handle.follow()
-            status = self._function.unchecked(handle, self.planned.plan.handle, *self._arguments, self._handle.c_stream)
+            status = self._function.unchecked(handle, self.kernel.plan.handle, *self._arguments, self._handle.c_stream)
             if not status:
                 return
             error = self._function.error(status)
@@ -143,19 +143,19 @@ class TensorPlan(Plan):
     __slots__ = ("_executor", "_in_order", "_memory", "_steps")
 
     def __init__(
-        self, executor: CudaExecutor, row: Row, works: Sequence[Call | Zero], *, in_order: bool = True
+        self, executor: CudaExecutor, row: Row, calls: Sequence[Call | Zero], *, in_order: bool = True
     ) -> None:
         super().__init__(row, capture_safe=in_order)
         self._executor, self._in_order = executor, in_order
         self._memory: Storage | None = None
-        self._steps = tuple(CallStep(executor, work) if isinstance(work, Call) else work for work in works)
-        needed = max((step.planned.workspace for step in self._steps if isinstance(step, CallStep)), default=0)
+        self._steps = tuple(CallStep(executor, call) if isinstance(call, Call) else call for call in calls)
+        needed = max((step.kernel.workspace for step in self._steps if isinstance(step, CallStep)), default=0)
         address = 0
         if needed:
             self._memory, address = handle_of(executor).memory(executor, needed)
-        for step, work in zip(self._steps, works, strict=True):
-            if isinstance(step, CallStep) and isinstance(work, Call) and work.works:
-                step.work_at(address)
+        for step, call in zip(self._steps, calls, strict=True):
+            if isinstance(step, CallStep) and isinstance(call, Call) and call.uses_workspace:
+                step.set_workspace(address)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         memory = self._memory

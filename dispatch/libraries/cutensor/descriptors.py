@@ -18,7 +18,7 @@ from dispatch.libraries.finalizer import finalizer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["OWN_CHOICE", "Operation", "Planned", "Preference", "Side"]
+__all__ = ["OWN_CHOICE", "KernelPlan", "Operation", "Preference", "TensorOperand"]
 
 # Of the address of a tensor, in bytes: what cuTENSOR's kernels ask for at most.
 ALIGNMENT = 128
@@ -41,7 +41,7 @@ REFUSALS = (
 )
 
 
-class Side(NamedTuple):
+class TensorOperand(NamedTuple):
     """A tensor of an operation: its modes, each once, with extents above 0, strides above 0, and its operator."""
 
     modes: str
@@ -56,8 +56,8 @@ class Operation(NamedTuple):
     """What is to be done: the function that describes it, `inputs` in its order, and the result."""
 
     create: str  # such as cutensorCreateContraction
-    inputs: tuple[Side, ...]
-    output: Side
+    inputs: tuple[TensorOperand, ...]
+    output: TensorOperand
     binary: tuple[int, ...]  # operators of two elements, in the order of `create`
     compute: Compute
 
@@ -75,18 +75,18 @@ class Preference(NamedTuple):
 OWN_CHOICE = Preference()
 
 
-class Owned:
+class OwnedHandle:
     """Something of cuTENSOR's, destroyed with this object, and before what it was made of.
 
     Whether cuTENSOR copies that it says nowhere.
     """
 
-    __slots__ = ("_destroy", "_needs", "handle")
+    __slots__ = ("_dependencies", "_destroy", "handle")
 
-    def __init__(self, kind: str, *needs: Owned) -> None:
+    def __init__(self, kind: str, *needs: OwnedHandle) -> None:
         names = {"cutensorPlan_t": "cutensorDestroyPlan", "cutensorPlanPreference_t": "cutensorDestroyPlanPreference"}
         last: Any = getattr(cutensor, names.get(kind, f"cutensorDestroy{kind[8:-2]}"))
-        self._destroy, self._needs = last.unchecked, needs
+        self._destroy, self._dependencies = last.unchecked, needs
         self.handle: Any = getattr(cutensor, kind)()
 
     @finalizer
@@ -96,7 +96,7 @@ class Owned:
             self._destroy(handle)
 
 
-class Planned:
+class KernelPlan:
     """An operation with the kernel that cuTENSOR has chosen for it; Refused where it has none.
 
     `workspace` is how many bytes the kernel works in, and `scalar` the dtype of its factors in host memory.
@@ -109,31 +109,31 @@ class Planned:
         try:
             described = self._describe(operation)
             self.scalar = SCALARS[_attribute(handle, described, "SCALAR_TYPE", ctypes.c_int32)]
-            self.plan = self._made(described, preference)
+            self.plan = self._make_plan(described, preference)
             self.workspace = self._required()
         except CutensorError as error:
             if error.name in REFUSALS:
                 raise Refused(f"cuTENSOR has no kernel for it: {error}") from error
             raise
 
-    def _describe(self, operation: Operation) -> Owned:
-        tensors: list[Owned] = []
+    def _describe(self, operation: Operation) -> OwnedHandle:
+        tensors: list[OwnedHandle] = []
         arguments: list[Any] = []
-        for side in operation.inputs:
-            tensors.append(tensor_descriptor(self.handle, side))
-            arguments += [tensors[-1].handle, mode_numbers(side.modes), side.operator]
+        for operand in operation.inputs:
+            tensors.append(tensor_descriptor(self.handle, operand))
+            arguments += [tensors[-1].handle, mode_numbers(operand.modes), operand.operator]
         # What is added comes last and lies as the result does: the two are to have the very same descriptor.
         is_alike = operation.inputs[-1]._replace(operator=1) == operation.output
         tensors.append(tensors[-1] if is_alike else tensor_descriptor(self.handle, operation.output))
         arguments += [tensors[-1].handle, mode_numbers(operation.output.modes), *operation.binary]
-        described = Owned("cutensorOperationDescriptor_t", *tensors)
+        described = OwnedHandle("cutensorOperationDescriptor_t", *tensors)
         compute = getattr(cutensor, f"CUTENSOR_COMPUTE_DESC_{COMPUTE[operation.compute]}")
         getattr(cutensor, operation.create)(self.handle, ctypes.byref(described.handle), *arguments, compute)
         return described
 
-    def _made(self, described: Owned, preference: Preference) -> Owned:
-        handle, chosen = self.handle, Owned("cutensorPlanPreference_t")
-        plan = Owned("cutensorPlan_t", described, chosen)
+    def _make_plan(self, described: OwnedHandle, preference: Preference) -> OwnedHandle:
+        handle, chosen = self.handle, OwnedHandle("cutensorPlanPreference_t")
+        plan = OwnedHandle("cutensorPlan_t", described, chosen)
         jit, algo = cutensor.cutensorJitMode_t, cutensor.cutensorAlgo_t(preference.algo)
         mode = jit.CUTENSOR_JIT_MODE_DEFAULT if preference.jit else jit.CUTENSOR_JIT_MODE_NONE
         cutensor.cutensorCreatePlanPreference(handle, ctypes.byref(chosen.handle), algo, mode)
@@ -168,13 +168,13 @@ class Planned:
         return found.value
 
 
-def tensor_descriptor(handle: Any, side: Side) -> Owned:
+def tensor_descriptor(handle: Any, operand: TensorOperand) -> OwnedHandle:
     """The descriptor of a tensor."""
-    made, count = Owned("cutensorTensorDescriptor_t"), len(side.modes)
+    made, count = OwnedHandle("cutensorTensorDescriptor_t"), len(operand.modes)
     kind: Any = ctypes.c_int64 * max(count, 1)
-    extents, strides = kind(*side.extents), kind(*side.strides)
-    dtype = cutensor.cudaDataType_t(side.dtype.cuda)
-    alignment = min(side.alignment, ALIGNMENT)
+    extents, strides = kind(*operand.extents), kind(*operand.strides)
+    dtype = cutensor.cudaDataType_t(operand.dtype.cuda)
+    alignment = min(operand.alignment, ALIGNMENT)
     cutensor.cutensorCreateTensorDescriptor(
         handle, ctypes.byref(made.handle), count, extents, strides, dtype, alignment
     )
@@ -187,7 +187,7 @@ def mode_numbers(modes: Sequence[str]) -> Any:
     return kind(*map(ord, modes))
 
 
-def _attribute(handle: Any, described: Owned, name: str, kind: Any) -> int:
+def _attribute(handle: Any, described: OwnedHandle, name: str, kind: Any) -> int:
     """An attribute of an operation's descriptor."""
     found = kind()
     attribute = cutensor.cutensorOperationDescriptorAttribute_t[f"CUTENSOR_OPERATION_DESCRIPTOR_{name}"]

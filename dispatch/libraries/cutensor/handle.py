@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cudabind.errors import CutensorError
 from cudabind.sys import cutensor
 from dispatch.execute.shared_memory import beyond_workspace
-from dispatch.libraries.cutensor.failures import failure, made_room
+from dispatch.libraries.cutensor.failures import failure, free_kept_memory
 from dispatch.libraries.handle import StreamHandle
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Handle(StreamHandle):
             self.create(self.c_handle)
         except CutensorError as error:
             self.c_handle = self.kind()  # whatever a call that failed has left in it
-            if not made_room(executor, error):
+            if not free_kept_memory(executor, error):
                 raise failure(executor, error) from error
             self._make_again(executor)
 

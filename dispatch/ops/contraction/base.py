@@ -14,7 +14,7 @@ from dispatch.core.request import Unpacked
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Compute, Dtype, member
 from dispatch.ops.contraction.choices import BINARY, ORDERED, TensorOp
-from dispatch.ops.contraction.modes import canonical, extents_of, parse, spelled
+from dispatch.ops.contraction.modes import canonical_spec, extents_of, parse, shown_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ class ModesRequest(ScaledRequest["Tensor"]):
     library: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "spec", canonical(self.spec))
+        object.__setattr__(self, "spec", canonical_spec(self.spec))
         super().__post_init__()
 
     # -- modes ----------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class ModesRequest(ScaledRequest["Tensor"]):
             value = getattr(self, field.name)
             if field.name not in left and value is not field.default and value != field.default:
                 parts.append(f"{field.name}={getattr(value, 'name', value)}")
-        return f"{self.op}({spelled(str(self.spec))!r}, {', '.join(parts)})"
+        return f"{self.op}({shown_spec(str(self.spec))!r}, {', '.join(parts)})"
 
     def operator(self, field: str) -> TensorOp:
         """An operator as libraries are told it: real numbers are their own conjugates."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dispatch.keys import Dtype
 
-__all__ = ["ALIGNMENT", "BlockSparseForm", "check_form", "has_gaps", "places", "reachable", "size_of"]
+__all__ = ["ALIGNMENT", "BlockSparseForm", "block_offsets", "check_form", "has_gaps", "reachable", "size_of"]
 
 Shape = tuple[int, ...]
 ALIGNMENT = 256  # bytes: at multiples of it blocks begin, as memory of their own would
@@ -78,10 +78,10 @@ class BlockSparseForm:
         """The extents of a block."""
         return tuple(one[place] for one, place in zip(self.sections, block, strict=True))
 
-    def within(self, block: Shape) -> tuple[slice, ...]:
+    def slices_of(self, block: Shape) -> tuple[slice, ...]:
         """Where a block is in the tensor with its zeros."""
-        begins = [sum(one[:place]) for one, place in zip(self.sections, block, strict=True)]
-        return tuple(slice(at, at + extent) for at, extent in zip(begins, self.shape_of(block), strict=True))
+        offsets = [sum(one[:place]) for one, place in zip(self.sections, block, strict=True)]
+        return tuple(slice(at, at + extent) for at, extent in zip(offsets, self.shape_of(block), strict=True))
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.shape))
@@ -113,18 +113,18 @@ def check_form(name: str, given: object) -> BlockSparseForm:
 
 
 @lru_cache(4096)
-def places(form: BlockSparseForm, dtype: Dtype) -> tuple[int, ...]:
+def block_offsets(form: BlockSparseForm, dtype: Dtype) -> tuple[int, ...]:
     """Where each block begins, in elements, and where the last one ends."""
     step = ALIGNMENT // dtype.itemsize
     sizes = [math.prod(form.shape_of(block)) for block in form.blocks]
-    begins = [0, *accumulate(-(-size // step) * step for size in sizes)]
-    end = begins[len(sizes) - 1] + sizes[-1] if sizes else 0
-    return (*begins[: len(sizes)], end)
+    offsets = [0, *accumulate(-(-size // step) * step for size in sizes)]
+    end = offsets[len(sizes) - 1] + sizes[-1] if sizes else 0
+    return (*offsets[: len(sizes)], end)
 
 
 def size_of(form: BlockSparseForm, dtype: Dtype) -> int:
     """The elements of the tensor of one axis that holds a form's blocks."""
-    return places(form, dtype)[-1]
+    return block_offsets(form, dtype)[-1]
 
 
 def has_gaps(form: BlockSparseForm, dtype: Dtype) -> bool:
@@ -136,20 +136,22 @@ def has_gaps(form: BlockSparseForm, dtype: Dtype) -> bool:
 def reachable(modes: tuple[str, ...], output: str, forms: tuple[BlockSparseForm, BlockSparseForm]) -> BlockSparseForm:
     """The blocks of a contraction's result that a pair of blocks adds to, in the order of their places."""
     first, second = forms
-    known, found = dict(sectioned(modes, forms)), set()
-    for one, other in matches(modes, first.blocks, second.blocks):
+    known, found = dict(sections_by_mode(modes, forms)), set()
+    for one, other in matching_blocks(modes, first.blocks, second.blocks):
         at = {**dict(zip(modes[0], one, strict=True)), **dict(zip(modes[1], other, strict=True))}
         found.add(tuple(at[mode] for mode in output))
     return BlockSparseForm(tuple(known[mode] for mode in output), tuple(sorted(found)))
 
 
-def sectioned(modes: tuple[str, ...], forms: Sequence[BlockSparseForm]) -> Iterable[tuple[str, Shape]]:
+def sections_by_mode(modes: tuple[str, ...], forms: Sequence[BlockSparseForm]) -> Iterable[tuple[str, Shape]]:
     """The sections along each mode, of each tensor that has it."""
     for term, form in zip(modes, forms, strict=True):
         yield from zip(term, form.sections, strict=True)
 
 
-def matches(modes: tuple[str, ...], first: Sequence[Shape], second: Sequence[Shape]) -> Iterable[tuple[Shape, Shape]]:
+def matching_blocks(
+    modes: tuple[str, ...], first: Sequence[Shape], second: Sequence[Shape]
+) -> Iterable[tuple[Shape, Shape]]:
     """Each pair of blocks, one of each tensor, that are alike along the modes of both."""
     shared = [mode for mode in modes[0] if mode in modes[1]]
     at = [[term.index(mode) for mode in shared] for term in modes]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dispatch.core.host_plan import EXACT
-from dispatch.ops.contraction.block_sparse import BlockSparseForm, places, size_of
+from dispatch.ops.contraction.block_sparse import BlockSparseForm, block_offsets, size_of
 from dispatch.ops.contraction.block_sparse_reference import block_sparse_bounds, block_sparse_evaluate, blocks_of
 from dispatch.ops.contraction.block_sparse_request import ContractBlockSparseRequest
 from dispatch.testing.check import GuardedBuffer, MadeCase, checked, place, with_outputs
@@ -79,23 +79,23 @@ def check(form: Form, row: Row, name: str, device: Device, rng: np.random.Genera
             fields[key] *= 0.6 + 0.8j
     for operand, modes in zip("ab", inputs.split(","), strict=True):
         share = 1.0 if form.share == 0 and operand == "b" else form.share
-        kept[operand] = fields[f"{operand}_form"] = drawn_form(rng, modes, share)
-        fields[operand] = laid(device, filled(rng, dtype, kept[operand])).view
+        kept[operand] = fields[f"{operand}_form"] = random_form(rng, modes, share)
+        fields[operand] = place_values(device, random_blocks(rng, dtype, kept[operand])).view
     if form.other_form:
-        fields["out_form"] = drawn_form(rng, output, 0.7)
+        fields["out_form"] = random_form(rng, output, 0.7)
     written: tuple[GuardedBuffer, ...] = ()
     if form.added:
-        memory = laid(device, filled(rng, dtype, fields["out_form"]))
+        memory = place_values(device, random_blocks(rng, dtype, fields["out_form"]))
         fields["c"] = memory.view
         if form.in_place:
             fields["out"], written = memory.view, (memory,)
     request: Any = ContractBlockSparseRequest(form.spec, **fields)
     if form.given:
-        request, written = with_outputs(request, lambda values: laid(device, values))
+        request, written = with_outputs(request, lambda values: place_values(device, values))
     return checked(name, (request, written), block_sparse_evaluate, block_sparse_bounds)
 
 
-def drawn_form(rng: np.random.Generator, modes: str, share: float) -> BlockSparseForm:
+def random_form(rng: np.random.Generator, modes: str, share: float) -> BlockSparseForm:
     """A share of all blocks, in any order; two at least, unless the share is 0."""
     sections = tuple(SECTIONS[mode] for mode in modes)
     every = list(product(*(range(len(one)) for one in sections)))
@@ -103,16 +103,16 @@ def drawn_form(rng: np.random.Generator, modes: str, share: float) -> BlockSpars
     return BlockSparseForm(sections, tuple(every[number] for number in rng.permutation(len(every))[:count]))
 
 
-def filled(rng: np.random.Generator, dtype: Dtype, form: BlockSparseForm) -> Array:
+def random_blocks(rng: np.random.Generator, dtype: Dtype, form: BlockSparseForm) -> Array:
     """Normal numbers in the blocks of a form, complex ones in both parts, and NaN between them."""
     flat = np.full(size_of(form, dtype), np.nan, dtype.numpy)
-    for block in blocks_of(flat, form, places(form, dtype)).values():
+    for block in blocks_of(flat, form, block_offsets(form, dtype)).values():
         parts = [rng.standard_normal(block.shape) for _ in range(1 + dtype.is_complex)]
         block[...] = parts[0] + 1j * parts[1] if dtype.is_complex else parts[0]
     return flat
 
 
-def laid(device: Device, values: Array) -> GuardedBuffer:
+def place_values(device: Device, values: Array) -> GuardedBuffer:
     """A tensor of one axis at the beginning of its memory, with poison behind it."""
     return place(device, values, gap=GAP, aligned=True)
 
@@ -122,7 +122,7 @@ def first_block(request: Any, name: str) -> tuple[int, int]:
     """Where the largest block of an operand begins and ends, in elements."""
     form = request.form_of(name)
     sizes = [math.prod(form.shape_of(block)) for block in form.blocks]
-    begin = places(form, request.a.dtype)[sizes.index(max(sizes))]
+    begin = block_offsets(form, request.a.dtype)[sizes.index(max(sizes))]
     return begin, begin + max(sizes)
 
 
@@ -136,7 +136,7 @@ def block_left_out(request: Any) -> Results | None:
     return block_sparse_evaluate(replace(request, a=changed(request.a, values), out=None), EXACT)
 
 
-def block_turned(request: Any) -> Results | None:
+def block_column_major(request: Any) -> Results | None:
     """The largest block of b with its elements in column-major order."""
     if request.op != "contract_block_sparse" or not request.b_form.blocks:
         return None
@@ -157,6 +157,6 @@ def c_of_other_sign(request: Any) -> Results | None:
 
 BLOCK_SPARSE_MUTATIONS = {
     "a block left out": block_left_out,
-    "a block column-major": block_turned,
+    "a block column-major": block_column_major,
     "c of the other sign": c_of_other_sign,
 }

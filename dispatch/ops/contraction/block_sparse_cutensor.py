@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dispatch.core.request import IdlePlan
-from dispatch.libraries.cutensor.block_sparse import BlockSide, BlockSparsePlan, ZeroPlan
-from dispatch.ops.contraction.block_sparse import has_gaps, places
+from dispatch.libraries.cutensor.block_sparse import BlockSparseOperand, BlockSparsePlan, ZeroPlan
+from dispatch.ops.contraction.block_sparse import block_offsets, has_gaps
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -25,12 +25,12 @@ def plan(request: ContractBlockSparseRequest, executor: CudaExecutor, row: Row) 
     if not (request.a_form.blocks and request.b_form.blocks):
         return ZeroPlan(executor, row, request.place_of("out"), out.high - out.low)
 
-    def side(name: str) -> BlockSide:
+    def operand(name: str) -> BlockSparseOperand:
         form = request.form_of(name)
-        begins = places(form, request.a.dtype)[:-1]
-        return BlockSide(request.place_of(name), request.modes_of(name), form.sections, form.blocks, begins)
+        offsets = block_offsets(form, request.a.dtype)[:-1]
+        return BlockSparseOperand(request.place_of(name), request.modes_of(name), form.sections, form.blocks, offsets)
 
-    added = side("c" if request.reads_c else "out")  # which a factor of 0 leaves unread
-    sides = (side("a"), side("b"), added, side("out"))
+    added = operand("c" if request.reads_c else "out")  # which a factor of 0 leaves unread
+    operands = (operand("a"), operand("b"), added, operand("out"))
     zeroed = out.high - out.low if has_gaps(request.d_form, request.a.dtype) else 0
-    return BlockSparsePlan(executor, row, sides, request.a.dtype, reproducible=request.reproducible, zeroed=zeroed)
+    return BlockSparsePlan(executor, row, operands, request.a.dtype, reproducible=request.reproducible, zeroed=zeroed)

@@ -9,8 +9,8 @@ import numpy as np
 
 from dispatch.core.host_plan import EXACT, NumpyPlan, work_of
 from dispatch.keys import C128, F64
-from dispatch.ops.contraction.block_sparse import matches, places
-from dispatch.ops.contraction.reference import einsum_of, working
+from dispatch.ops.contraction.block_sparse import block_offsets, matching_blocks
+from dispatch.ops.contraction.reference import einsum_of, work_array
 from dispatch.testing.check import rounded
 
 if TYPE_CHECKING:
@@ -27,19 +27,19 @@ __all__ = ["block_sparse_bounds", "block_sparse_evaluate", "numpy_block_sparse"]
 Block = tuple[int, ...]
 
 
-def blocks_of(flat: Array, form: BlockSparseForm, begins: tuple[int, ...]) -> dict[Block, Array]:
+def blocks_of(flat: Array, form: BlockSparseForm, offsets: tuple[int, ...]) -> dict[Block, Array]:
     """Views of the blocks in a tensor of one axis, by their places."""
     found = {}
-    for block, begin in zip(form.blocks, begins, strict=False):  # the last number is the end
+    for block, offset in zip(form.blocks, offsets, strict=False):  # the last number is the end
         shape = form.shape_of(block)
-        found[block] = flat[begin : begin + math.prod(shape)].reshape(shape)
+        found[block] = flat[offset : offset + math.prod(shape)].reshape(shape)
     return found
 
 
-def between(form: BlockSparseForm, begins: tuple[int, ...]) -> Array:
+def gap_mask(form: BlockSparseForm, offsets: tuple[int, ...]) -> Array:
     """Which elements of a tensor of one axis are no block's."""
-    found = np.ones(begins[-1], bool)
-    for block in blocks_of(found, form, begins).values():
+    found = np.ones(offsets[-1], bool)
+    for block in blocks_of(found, form, offsets).values():
         block[...] = False
     return found
 
@@ -55,25 +55,27 @@ def _sum(request: ContractBlockSparseRequest, work: np.dtype[Any], of: Callable[
     dtype, form = request.a.dtype, request.d_form
     a, b = (
         blocks_of(
-            of(working(getattr(request, name), work)), request.form_of(name), places(request.form_of(name), dtype)
+            of(work_array(getattr(request, name), work)),
+            request.form_of(name),
+            block_offsets(request.form_of(name), dtype),
         )
         for name in ("a", "b")
     )
     kind = of(np.zeros((), np.result_type(work, np.complex64) if dtype.is_complex else work)).dtype
-    begins = places(form, dtype)
-    flat = np.zeros(begins[-1], kind)
+    offsets = block_offsets(form, dtype)
+    flat = np.zeros(offsets[-1], kind)
     alpha, beta = (kind.type(of(request.factor(name))) for name in request.numbers)
     if alpha != 0:
-        out = blocks_of(flat, form, begins)
-        for one, other in matches((in_a, in_b), request.a_form.blocks, request.b_form.blocks):
+        out = blocks_of(flat, form, offsets)
+        for one, other in matching_blocks((in_a, in_b), request.a_form.blocks, request.b_form.blocks):
             known = {**dict(zip(in_a, one, strict=True)), **dict(zip(in_b, other, strict=True))}
             target = out.get(tuple(known[mode] for mode in output))
             if target is not None:
                 target += einsum_of([a[one], b[other]], [in_a, in_b], output)
         flat *= alpha
     if request.reads_c:
-        flat += beta * of(working(request.c, work))
-    flat[between(form, begins)] = 0  # whatever c has there
+        flat += beta * of(work_array(request.c, work))
+    flat[gap_mask(form, offsets)] = 0  # whatever c has there
     return flat
 
 
@@ -89,7 +91,7 @@ def block_sparse_bounds(request: Any, expected: Results) -> Results:
     error = (8 + 4 * math.sqrt(count)) * unit * size
     allowed = rounded(error, out, dtype)
     if request.reads_c and request.out is not None and request.out.ptr == request.c.ptr:
-        allowed = np.where(between(form, places(form, dtype)), np.inf, allowed)
+        allowed = np.where(gap_mask(form, block_offsets(form, dtype)), np.inf, allowed)
     return {"out": allowed}
 
 

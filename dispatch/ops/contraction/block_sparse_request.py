@@ -15,8 +15,8 @@ from dispatch.core.operands import Output, dense
 from dispatch.core.request import Unpacked
 from dispatch.errors import BadRequest
 from dispatch.keys import C64, C128, F32, F64, Compute, Dtype
-from dispatch.ops.contraction.block_sparse import BlockSparseForm, check_form, reachable, sectioned, size_of
-from dispatch.ops.contraction.modes import canonical, parse
+from dispatch.ops.contraction.block_sparse import BlockSparseForm, check_form, reachable, sections_by_mode, size_of
+from dispatch.ops.contraction.modes import canonical_spec, parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +76,7 @@ class ContractBlockSparseRequest(ScaledRequest["Tensor"]):
     out: Tensor | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "spec", canonical(self.spec))
+        object.__setattr__(self, "spec", canonical_spec(self.spec))
         super().__post_init__()
 
     # -- what follows from the fields ---------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class ContractBlockSparseRequest(ScaledRequest["Tensor"]):
     @cached_property
     def sections(self) -> dict[str, tuple[int, ...]]:
         """The sections along each mode."""
-        return dict(sectioned(self.parsed[0], (self.a_form, self.b_form)))
+        return dict(sections_by_mode(self.parsed[0], (self.a_form, self.b_form)))
 
     @cached_property
     def d_form(self) -> BlockSparseForm:

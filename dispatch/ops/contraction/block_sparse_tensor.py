@@ -13,7 +13,7 @@ from dispatch.device.layout import c_strides
 from dispatch.device.registry import device as device_of
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
-from dispatch.ops.contraction.block_sparse import BlockSparseForm, check_form, places, size_of
+from dispatch.ops.contraction.block_sparse import BlockSparseForm, block_offsets, check_form, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["BlockSparseTensor"]
 
 Shape = tuple[int, ...]
-Part = Tensor | BlockSparseForm
+Field = Tensor | BlockSparseForm
 
 
 class BlockSparseTensor:
@@ -64,13 +64,13 @@ class BlockSparseTensor:
             raise BadRequest("blocks", "none", "a block at least, which says the dtype")
         home = device_of() if device is None else device
         dtype = home.array(arrays[0]).dtype
-        begins = places(form, dtype)
-        flat = np.zeros(begins[-1], dtype.numpy)
-        for block, begin, array in zip(form.blocks, begins, arrays, strict=False):
+        offsets = block_offsets(form, dtype)
+        flat = np.zeros(offsets[-1], dtype.numpy)
+        for block, offset, array in zip(form.blocks, offsets, arrays, strict=False):
             if array.shape != form.shape_of(block) or array.dtype != flat.dtype:
                 given = f"{array.dtype}{list(array.shape)}"
                 raise BadRequest(f"blocks[{block}]", given, f"{flat.dtype}{list(form.shape_of(block))}")
-            flat[begin : begin + array.size] = array.ravel()
+            flat[offset : offset + array.size] = array.ravel()
         return cls(home.array(flat), form)
 
     @classmethod
@@ -91,7 +91,7 @@ class BlockSparseTensor:
             raise BadRequest("sections", f"of {list(whole.shape)} in all", f"{list(array.shape)}, as dense has")
         places_of = product(*(range(len(one)) for one in whole.sections)) if blocks is None else blocks
         form = BlockSparseForm(whole.sections, tuple(tuple(block) for block in places_of))
-        found = {block: array[form.within(block)] for block in form.blocks}
+        found = {block: array[form.slices_of(block)] for block in form.blocks}
         if blocks is None:
             found = {block: part for block, part in found.items() if part.any()}
         if not found:
@@ -99,7 +99,7 @@ class BlockSparseTensor:
             return cls(home.array(np.zeros(0, array.dtype)), whole)
         return cls.from_blocks(found, whole.sections, device)
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[Field]:
         """The two fields of a request: values and form."""
         return iter((self.values, self.form))
 
@@ -124,18 +124,18 @@ class BlockSparseTensor:
         """A block by the numbers of its sections, as a view; BadRequest for one that is not there."""
         if place not in self.form.blocks:
             raise BadRequest("place", str(place), f"a block of {self.form!r}", "form.blocks lists them")
-        begin = places(self.form, self.dtype)[self.form.blocks.index(place)]
+        offset = block_offsets(self.form, self.dtype)[self.form.blocks.index(place)]
         shape = self.form.shape_of(place)
-        at = self.values.ptr + begin * self.dtype.itemsize
+        at = self.values.ptr + offset * self.dtype.itemsize
         layout = self.device.layout(self.dtype, shape, c_strides(shape), at, self.values.layout.readonly)
         return Tensor(self.values.storage, at, layout)
 
     def numpy(self) -> Any:
         """The dense array, in host memory; waits."""
         flat, found = self.values.numpy(), np.zeros(self.shape, self.dtype.numpy)
-        for block, begin in zip(self.form.blocks, places(self.form, self.dtype), strict=False):
+        for block, offset in zip(self.form.blocks, block_offsets(self.form, self.dtype), strict=False):
             shape = self.form.shape_of(block)
-            found[self.form.within(block)] = flat[begin : begin + prod(shape)].reshape(shape)
+            found[self.form.slices_of(block)] = flat[offset : offset + prod(shape)].reshape(shape)
         return found
 
     def __array__(self, *_given: Any, **_choices: Any) -> NoReturn:

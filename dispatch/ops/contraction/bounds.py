@@ -15,12 +15,12 @@ from dispatch.keys import BF16, HALF, Compute, member
 from dispatch.ops.contraction.choices import TensorOp
 from dispatch.ops.contraction.reference import (
     BINARY_OF,
-    along,
+    in_output_order,
+    intermediate_magnitudes,
     magnitudes,
-    on_the_way,
     operand,
+    scaled,
     terms_summed,
-    times,
 )
 from dispatch.testing.check import rounded
 from dispatch.testing.roundoff import ROUNDOFF, SUMS
@@ -64,8 +64,8 @@ def bounds(request: Any, expected: Results) -> Results:
     unit = OWN_SUMS.get(compute) or SUMS.get(compute, (2.0**-24, 0.0))[0]
     if request.op not in SUMMING:
         if in_16_bits(request.a.dtype, compute):
-            return {"out": rounded(step_by_step(request, dtype), out, dtype)}
-        return {"out": rounded(16 * unit * sizes_of(request), out, dtype)}
+            return {"out": rounded(stepwise_error(request, dtype), out, dtype)}
+        return {"out": rounded(16 * unit * part_magnitudes(request), out, dtype)}
     if getattr(request, "reduce", TensorOp.ADD) in (TensorOp.MAX, TensorOp.MIN):
         return {"out": rounded(4 * unit * np.abs(out), out, dtype)}
     if getattr(request, "reduce", TensorOp.ADD) is TensorOp.MUL:
@@ -77,26 +77,28 @@ def bounds(request: Any, expected: Results) -> Results:
         # Two contractions: the result of the first is stored in the operands' dtype, and is an operand of the second,
         # which its compute type rounds as it does the others.
         stored = ROUNDOFF[request.a.dtype][0]
-        error = error + (stored + SPLIT.get(compute, SUMS.get(compute, (0.0, 0.0))[1])) * on_the_way(request)
+        error = error + (stored + SPLIT.get(compute, SUMS.get(compute, (0.0, 0.0))[1])) * intermediate_magnitudes(
+            request
+        )
     if sums_in_parts(request.op, dtype, compute) and count > 1:
         # Each element is in one part, and u of the magnitude of all parts is at most u of that of all elements.
         error = error + ROUNDOFF[dtype][0] * terms_summed(request)
     return {"out": rounded(error, out, dtype)}
 
 
-def sizes_of(request: Any) -> Array:
+def part_magnitudes(request: Any) -> Array:
     """What the roundoff of elementwise operations is measured by: each part's size, added up, or multiplied."""
     total = np.zeros(request.shape)
     product = np.ones(request.shape)
     for name, number in zip(request.reads, request.numbers, strict=True):
-        laid = along(operand(request, name, EXACT), request.modes_of(name), request.result_modes)
-        part = np.abs(times(request, number, laid))
+        ordered = in_output_order(operand(request, name, EXACT), request.modes_of(name), request.result_modes)
+        part = np.abs(scaled(request, number, ordered))
         total = total + part
         product = product * part
     return np.asarray(np.maximum(total, product) if request.binary else total)
 
 
-def step_by_step(request: Any, dtype: Dtype) -> Array:
+def stepwise_error(request: Any, dtype: Dtype) -> Array:
     """The error of elementwise operations that round each step to 16 bits: operators, factors, what is made of pairs.
 
     Without the last rounding, which is that of the result. What has the 16 bits already, as whole numbers have, is
@@ -111,21 +113,21 @@ def step_by_step(request: Any, dtype: Dtype) -> Array:
     fields = {name: field for field, name in request.unary.items()}
     parts: list[tuple[Array, Array]] = []
     for name, number in zip(request.reads, request.numbers, strict=True):
-        values = along(operand(request, name, EXACT), request.modes_of(name), request.result_modes)
+        values = in_output_order(operand(request, name, EXACT), request.modes_of(name), request.result_modes)
         is_exact = request.operator(fields[name]) in EXACT_OPERATORS
         error = np.zeros_like(values) if is_exact else OPERATORS * np.abs(values)
         if (factor := request.factor(number)) != 1:
-            values, error = times(request, number, values), abs(factor) * stored(values, error)
+            values, error = scaled(request, number, values), abs(factor) * stored(values, error)
         parts.append((values, error))
     (values, error), *others = parts
     for field, (other, others_error) in zip(request.binary, others, strict=True):
-        error, beside = stored(values, error), stored(other, others_error)
+        error, other_error = stored(values, error), stored(other, others_error)
         kind = member(getattr(request, field))
         if kind is TensorOp.ADD:
-            error = error + beside
+            error = error + other_error
         elif kind is TensorOp.MUL:
-            error = np.abs(values) * beside + np.abs(other) * error + error * beside
+            error = np.abs(values) * other_error + np.abs(other) * error + error * other_error
         else:
-            error = np.maximum(error, beside)
+            error = np.maximum(error, other_error)
         values = np.asarray(BINARY_OF[kind](values, other))
     return np.broadcast_to(error, request.shape)

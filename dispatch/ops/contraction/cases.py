@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MUTATIONS", "cases", "evaluate"]
 
-KINDS: dict[str, Any] = {
+REQUEST_CLASSES: dict[str, Any] = {
     "contract": ContractRequest,
     "contract_trinary": ContractTrinaryRequest,
     "reduce_modes": ReduceModesRequest,
@@ -131,7 +131,7 @@ TERNARY = (
     Form("a factor of zero", "ab,ba->ba", {"beta": 0.0}),
 )
 # fmt: on
-FORMS = dict(zip(KINDS, (CONTRACTIONS, TRINARY, REDUCTIONS, PERMUTATIONS, BINARY, TERNARY), strict=True))
+FORMS = dict(zip(REQUEST_CLASSES, (CONTRACTIONS, TRINARY, REDUCTIONS, PERMUTATIONS, BINARY, TERNARY), strict=True))
 # What rounds operands before they are multiplied, or all of it to bf16: operands then are numbers of few digits, which
 # every such type has, so that nothing but the sums is rounded.
 COARSE = tuple(one for one in Compute if "FAST" in one.name or "EMULATED" in one.name)
@@ -159,13 +159,13 @@ def cases(row: Row) -> list[MadeCase]:
 
 def check(form: Form, row: Row, name: str, device: Device, rng: np.random.Generator) -> Check:
     """A case with fresh operands."""
-    kind, sizes = KINDS[row.op], {**SIZES, **form.sizes}
+    kind, sizes = REQUEST_CLASSES[row.op], {**SIZES, **form.sizes}
     inputs, output = form.spec.split("->")
     operands: dict[str, Any] = {}
     for place_of, modes, dtype in zip(kind.tensors_of_spec, inputs.split(","), row.dtypes, strict=False):
         shape = tuple(1 if place_of == "a" and mode in form.ones else sizes[mode] for mode in modes)
         order = tuple(reversed(range(len(shape)))) if place_of in form.reversed_order else None
-        values = drawn(rng, dtype, shape, row)
+        values = random_values(rng, dtype, shape, row)
         if (form.one_sign or sums_in_parts(row.op, row.dtypes[-1], row.compute)) and not dtype.is_complex:
             values = np.abs(values)
         operands[place_of] = place(device, values, order, form.gap).view
@@ -174,7 +174,7 @@ def check(form: Form, row: Row, name: str, device: Device, rng: np.random.Genera
     wanted, result = tuple(sizes[mode] for mode in output), row.dtypes[-1]
     added = getattr(kind, "added", "c")
     if form.added or (row.op not in SUMMING and added in kind.reads and added not in operands):
-        memory = place(device, drawn(rng, result, wanted, row), gap=form.gap)
+        memory = place(device, random_values(rng, result, wanted, row), gap=form.gap)
         operands[added] = memory.view
         if form.in_place:
             operands["out"], written = memory.view, (memory,)
@@ -193,7 +193,7 @@ def option_of(value: Any, row: Row) -> Any:
     return value * (0.6 + 0.8j) if is_complex and isinstance(value, float) and value else value
 
 
-def drawn(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...], row: Row) -> Array:
+def random_values(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...], row: Row) -> Array:
     """Normal numbers, complex ones in both parts; of few digits where a row's type rounds operands."""
     if in_16_bits(row.dtypes[0], row.compute):
         return np.asarray(rng.choice(np.array([-2.0, -1.0, 1.0, 2.0]), shape).astype(dtype.numpy))
@@ -236,7 +236,7 @@ def other_pairing_of_three(request: Any) -> Any:
 
 def of_modes(mutation: Mutation) -> Mutation:
     """A mutation of the requests that are no einsum, and not block-sparse."""
-    return lambda request: mutation(request) if request.op in KINDS else None
+    return lambda request: mutation(request) if request.op in REQUEST_CLASSES else None
 
 
 MUTATIONS = {

@@ -43,16 +43,16 @@ def scalar_of(dtype: Dtype) -> Dtype:
     return dtype if dtype in (F64, C64, C128) else F32
 
 
-def column_major(request: Any, operand: Operand, apart: int = 0) -> tuple[Matrix, bool]:
+def column_major(request: Any, operand: Operand, call_offset: int = 0) -> tuple[Matrix, bool]:
     """The transpose of an operand as a column-major matrix, or the operand itself and that it is to be transposed.
 
-    `apart` is how many elements further it begins in each next call.
+    `call_offset` is how many elements further it begins in each next call.
     """
     layout = request.layout_of(operand.name)
     *batch, rows, columns = operand.shape
     *batch_steps, row_step, column_step = operand.strides
     stride = batch_steps[0] if batch else 0
-    alignment = gcd(layout.alignment, stride * layout.dtype.itemsize, apart * layout.dtype.itemsize)
+    alignment = gcd(layout.alignment, stride * layout.dtype.itemsize, call_offset * layout.dtype.itemsize)
     if operand.has_dense_rows:
         step = row_step if rows > 1 else columns
         return Matrix(layout.dtype.cuda, columns, rows, max(step, columns), stride, alignment), False
@@ -61,13 +61,13 @@ def column_major(request: Any, operand: Operand, apart: int = 0) -> tuple[Matrix
 
 
 def problem_of(request: Any, row: Row, product: Product) -> Problem:
-    """What cuBLASLt is told."""
+    """The product in cuBLASLt's terms."""
 
-    def told(one: Operand) -> tuple[Matrix, bool]:
-        return column_major(request, one, product.apart.get(one.name, 0))
+    def lowered(one: Operand) -> tuple[Matrix, bool]:
+        return column_major(request, one, product.call_offsets.get(one.name, 0))
 
-    (b, op_b), (a, op_a), (d, _) = map(told, (product.a, product.b, product.out))
-    c = d if product.c is None else told(product.c)[0]
+    (b, op_b), (a, op_a), (d, _) = map(lowered, (product.a, product.b, product.out))
+    c = d if product.c is None else lowered(product.c)[0]
     batch = product.out.shape[0] if len(product.out.shape) > 2 else 1
     scale = scalar_of(request.result_dtype).cuda
     compute: Any = row.compute
@@ -77,7 +77,7 @@ def problem_of(request: Any, row: Row, product: Product) -> Problem:
 class ProductPlan(Plan):
     """One `cublasLtMatmul` with everything but the addresses and the numbers filled in."""
 
-    __slots__ = ("_algo", "_apart", "_calls", "_descriptors", "_executor", "_numbers", "_places", "_workspace")
+    __slots__ = ("_algo", "_call_offsets", "_calls", "_descriptors", "_executor", "_numbers", "_places", "_workspace")
 
     def __init__(self, request: Any, executor: CudaExecutor, row: Row, product: Product) -> None:
         super().__init__(row, capture_safe=True)
@@ -95,7 +95,9 @@ class ProductPlan(Plan):
         given = (product.b, product.a, added, product.out)
         self._places = [request.place_of(one.name) for one in given]
         self._calls = product.calls
-        self._apart = [product.apart.get(one.name, 0) * request.layout_of(one.name).dtype.itemsize for one in given]
+        self._call_offsets = [
+            product.call_offsets.get(one.name, 0) * request.layout_of(one.name).dtype.itemsize for one in given
+        ]
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         """Call cuBLASLt on the executor's stream; raises its own error."""
@@ -104,7 +106,10 @@ class ProductPlan(Plan):
         beta.set(arguments[-1])
         for number in range(self._calls):
             self._call(
-                *(int(arguments[k].real) + number * step for k, step in zip(self._places, self._apart, strict=True))
+                *(
+                    int(arguments[k].real) + number * step
+                    for k, step in zip(self._places, self._call_offsets, strict=True)
+                )
             )
 
     def _call(self, *addresses: int) -> None:

@@ -1,7 +1,7 @@
-"""The requests of this family in the terms of cuTENSOR: which operations carry one out, and on what.
+"""The requests of this family in the terms of cuTENSOR: the operations that carry a request out, and their operands.
 
-What is added is to lie as the result does: where it does not, it is copied there first. A mode along which a tensor
-does not step is none of its own, and modes of one element are nobody's.
+cuTENSOR wants the operand that is added to have the layout of the result; if it has another, it is copied into the
+result first. Modes along which a tensor has stride 0, and modes of one element, are left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dispatch.errors import Refused
 from dispatch.keys import C128, F64, Compute, member
 from dispatch.libraries.cutensor.caches import read_kernels, read_plans, write_kernels
 from dispatch.libraries.cutensor.calls import Call, Constant, Operand, Scalar, TensorPlan, Zero
-from dispatch.libraries.cutensor.descriptors import Operation, Preference, Side
+from dispatch.libraries.cutensor.descriptors import Operation, Preference, TensorOperand
 from dispatch.libraries.cutensor.incremental import TuningPlan
 from dispatch.ops.contraction import aligned
 from dispatch.ops.contraction.choices import ContractionAlgo, TensorOp
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["calls_of", "plan"]
 
-# The functions that describe an op and carry it out, and whether these are given a workspace.
+# The functions that describe an op and carry it out, and whether the latter take a workspace.
 FUNCTIONS = {
     "contract": ("cutensorCreateContraction", "cutensorContract", True),
     "contract_trinary": ("cutensorCreateContractionTrinary", "cutensorContractTrinary", True),
@@ -44,51 +44,51 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request; Refused where cuTENSOR has no kernel for it."""
     if not request.layout_of("out").size:
         return IdlePlan(row)
-    if aligned.is_askew(request):
+    if aligned.needs_aligned_copy(request):
         return aligned.plan(request, executor, row)
-    own, in_order = preference_of(request), not is_unsafe(request)
+    preference, in_order = preference_of(request), not may_leave_stream(request)
 
-    def planned(preference: Preference) -> TensorPlan:
+    def make_plan(preference: Preference) -> TensorPlan:
         return TensorPlan(executor, row, calls_of(request, row, preference), in_order=in_order)
 
-    if own.jit:
+    if preference.jit:
         executor.refuse_capture("a request whose kernel is compiled")
         read_kernels(executor)
-    if own.incremental_count:
+    if preference.incremental_count:
         executor.refuse_capture("a request whose kernels are tried")
         read_plans(executor)
-        made: Plan = TuningPlan(executor, row, partial(planned, own), own.incremental_count)
+        made: Plan = TuningPlan(executor, row, partial(make_plan, preference), preference.incremental_count)
     elif request.autotune:
-        made = tuned(request, executor, row, own, planned)
+        made = tuned(request, executor, row, preference, make_plan)
     elif is_worth_transposing(request):
         try:
-            made = planned(own._replace(algo=int(ContractionAlgo.TTGT)))
+            made = make_plan(preference._replace(algo=int(ContractionAlgo.TTGT)))
         except Refused:
-            made = planned(own)
+            made = make_plan(preference)
     else:
-        made = planned(own)
-    if own.jit:
+        made = make_plan(preference)
+    if preference.jit:
         write_kernels(executor)
     return made
 
 
 def is_worth_transposing(request: Any) -> bool:
-    """Whether a contraction is better off behind transpositions, where cuTENSOR's model takes it as it lies.
+    """Whether a contraction is faster with transposed operands (TTGT), which cuTENSOR's model would not choose.
 
-    On an H200 with cuTENSOR 2.8.1 f32 with two modes of 40 summed over took 366 us as it took it and 217 behind them,
-    with a long sum of 25,600 terms 128 and 69; with 80 operations for each element or fewer it was the better way.
+    On an H200 with cuTENSOR 2.8.1 f32 with two modes of 40 summed over took 366 us by cuTENSOR's choice and 217
+    by TTGT, with a long sum of 25,600 terms 128 and 69; with 80 operations per element or fewer cuTENSOR's choice was faster.
     """
-    if request.op != "contract" or request.compute is not None or not is_free(request):
+    if request.op != "contract" or request.compute is not None or not leaves_kernel_open(request):
         return False
     return is_intense(request.sizes, (request.modes_of("a"), request.modes_of("b"), request.result_modes))
 
 
-def is_free(request: Any) -> bool:
-    """Whether the request leaves the choice of a kernel open."""
+def leaves_kernel_open(request: Any) -> bool:
+    """Whether the request leaves the choice of a kernel to us."""
     return all(getattr(request, name) is None for name in ("algo", "kernel_rank", "workspace")) and not request.jit
 
 
-def is_unsafe(request: Any) -> bool:
+def may_leave_stream(request: Any) -> bool:
     """Whether a part of a call may run beside the stream: three tensors are contracted, or two of them to a scalar.
 
     cuTENSOR 2.8.1 ran a part of some of these at once, outside of a recording, on an H100: at made-up addresses that
@@ -103,28 +103,28 @@ def is_unsafe(request: Any) -> bool:
 
 
 def preference_of(request: Any) -> Preference:
-    """What a request says of kernels."""
+    """The preference for kernels that a request states."""
     if request.op not in ("contract", "contract_trinary", "reduce_modes"):
         return Preference()
     algo = ContractionAlgo.DEFAULT if request.algo is None else member(request.algo)
     return Preference(int(algo), request.kernel_rank, request.jit, request.workspace, request.incremental_count or 0)
 
 
-def side(request: Any, name: str, operator: TensorOp = TensorOp.IDENTITY) -> Side:
-    """An operand as cuTENSOR is told of it."""
+def tensor_operand(request: Any, name: str, operator: TensorOp = TensorOp.IDENTITY) -> TensorOperand:
+    """An operand in cuTENSOR's terms."""
     layout = request.layout_of(name)
     view = lower(request.modes_of(name), layout, request.sizes)
-    return Side(view.modes, view.extents, view.strides, layout.dtype, layout.alignment, int(operator))
+    return TensorOperand(view.modes, view.extents, view.strides, layout.dtype, layout.alignment, int(operator))
 
 
 def calls_of(request: Any, row: Row, preference: Preference) -> list[Call | Zero]:
-    """What is to be called."""
-    out = side(request, "out")
+    """The calls of cuTENSOR that carry a request out, and memory to set to 0."""
+    out = tensor_operand(request, "out")
     if any(extent == 0 for extent in request.sizes.values()):
         layout = request.layout_of("out")  # a sum of nothing
         return [Zero(request.place_of("out"), layout.low, layout.high - layout.low)]
     compute: Any = row.compute
-    sides: list[Side] = []
+    inputs: list[TensorOperand] = []
     places: dict[str, Operand] = {}
     calls: list[Call | Zero] = []
     fields = {name: field for field, name in request.unary.items()}
@@ -132,25 +132,25 @@ def calls_of(request: Any, row: Row, preference: Preference) -> list[Call | Zero
         if name == request.added and not request.reads_c:
             continue
         operator = request.operator(fields[name]) if name in fields else TensorOp.IDENTITY
-        found, places[name] = side(request, name, operator), Operand(request.place_of(name))
+        found, places[name] = tensor_operand(request, name, operator), Operand(request.place_of(name))
         if name == request.added:
             if found[:4] != out[:4]:
-                calls.append(copy(request, found._replace(operator=1), out))
+                calls.append(copy_call(request, found._replace(operator=1), out))
                 places[name], found = Operand(request.place_of("out")), out
             alignment = min(found.alignment, out.alignment)  # the two are to have one descriptor
             out, found = out._replace(alignment=alignment), found._replace(alignment=alignment, operator=int(operator))
-        sides.append(found)
-    create, execute, works = FUNCTIONS[request.op]
-    if works and not request.reads_c:
-        sides.append(out)  # which a factor of 0 leaves unread
+        inputs.append(found)
+    create, execute, uses_workspace = FUNCTIONS[request.op]
+    if uses_workspace and not request.reads_c:
+        inputs.append(out)  # which a factor of 0 leaves unread
     binary = tuple(int(member(getattr(request, field))) for field in request.binary)
-    operation = Operation(create, tuple(sides), out, binary, compute)
-    calls.append(Call(operation, execute, arguments_of(request, places), works, preference))
+    operation = Operation(create, tuple(inputs), out, binary, compute)
+    calls.append(Call(operation, execute, arguments_of(request, places), uses_workspace, preference))
     return calls
 
 
-def copy(request: Any, source: Side, target: Side) -> Call:
-    """What is added, where the result is to be."""
+def copy_call(request: Any, source: TensorOperand, target: TensorOperand) -> Call:
+    """The call that copies the operand that is added into the result."""
     is_double = source.dtype in (F64, C128)
     compute = Compute.COMPUTE_64F if is_double else Compute.COMPUTE_32F
     operation = Operation("cutensorCreatePermutation", (source,), target, (), compute)

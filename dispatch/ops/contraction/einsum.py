@@ -23,10 +23,10 @@ from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Compute, Dtype
 from dispatch.ops.contraction.base import NUMBERS
-from dispatch.ops.contraction.modes import SIGNS, canonical, dots, extents_of, implied, spelled
-from dispatch.ops.contraction.orders import cores_of, result_strides
+from dispatch.ops.contraction.modes import SIGNS, canonical_spec, ellipsis_modes, extents_of, implied, shown_spec
+from dispatch.ops.contraction.orders import cost_model, result_strides
 from dispatch.ops.contraction.paths import check_path
-from dispatch.ops.contraction.steps import Course, course_of
+from dispatch.ops.contraction.steps import Schedule, find_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dispatch.device.device import Device
     from dispatch.device.layout import Layout
 
-__all__ = ["EinsumRequest", "explicit", "unique_layout"]
+__all__ = ["EinsumRequest", "explicit_spec", "unique_layout"]
 
 Shape = tuple[int, ...]
 REALS = (F16, F32, F64)  # each is converted to those behind it
@@ -60,22 +60,22 @@ class EinsumRequest(Request["Tensor"]):
             precise among them. An axis of extent 1 is any other.
         conj: the numbers of the operands whose conjugates are taken.
         optimize: how the order of the contractions is found: "auto", "optimal", "greedy", "dp", "random-greedy" and
-            what else opt_einsum has; NumPy finds "auto", "greedy" and "optimal" where that is not installed. Or
-            "left-to-right", or a path, [(0, 1), (0, 1)]: at each step which are contracted of those that are left.
-        memory_limit: the most bytes that a result on the way may have; None for what the device has.
+            the other methods of opt_einsum; if it is not installed, NumPy has "auto", "greedy" and "optimal". Or
+            "left-to-right", or a path, [(0, 1), (0, 1)]: for each step the operands to contract, of those left.
+        memory_limit: the most bytes that an intermediate result may have; None for what the device has.
         compute: the precision of the contractions, a Compute or its name ("tf32"); None takes that of the dtypes.
         library: the one whose rows alone carry out the steps, "cutensor" or "cublasLt"; "own" has all of them in one
             launch, which is for small tensors; None asks all.
-        autotune: time all that takes a step, and remember on disk what is fastest.
-        jit: have cuTENSOR carry out all contractions, by kernels that it compiles for them where it can, which takes
+        autotune: time all rows that take a step, and remember the fastest on disk.
+        jit: have cuTENSOR carry out all contractions, with kernels that it compiles for them where it can, which takes
             seconds at first; they are kept on disk for this GPU and version of the library.
-        order: how a result lies that is not given, as NumPy has it: "K" as it comes out of the last contraction with
-            the fewest elements moved, "C" or "F" with the last or the first axis the fastest, "A" is "F" where all
-            operands lie so, else "C".
-        out: of the spec's modes in their order; it overlaps no operand.
+        order: the memory order of a result that is allocated, as in NumPy: "K" is the order in which the last
+            contraction moves the fewest elements, "C" and "F" have the last or the first axis the fastest, "A" is "F"
+            if all operands are in this order, else "C".
+        out: a tensor for the result, with the spec's modes in their order; it overlaps no operand.
 
-    Gives back one tensor, a new one also where the result is an operand with its axes in another order. What there is
-    on the way lies in memory of the executor's. All steps are one plan, launched as one graph once it is learnt.
+    Returns one tensor, a new one even if the result is an operand with its axes in another order. Intermediate results
+    lie in memory of the executor. All steps are one plan, launched as one graph once it is learnt.
     """
 
     op: ClassVar[str] = "einsum"
@@ -102,7 +102,7 @@ class EinsumRequest(Request["Tensor"]):
         object.__setattr__(self, "operands", tuple(self.operands))
         self._check_tensors()
         check_kinds(self)
-        object.__setattr__(self, "spec", explicit(self.spec, tuple(one.ndim for one in self.operands)))
+        object.__setattr__(self, "spec", explicit_spec(self.spec, tuple(one.ndim for one in self.operands)))
         object.__setattr__(self, "optimize", check_path(self.optimize, len(self.operands)))
         self._check_numbers()
         self._check_dtypes()
@@ -128,15 +128,15 @@ class EinsumRequest(Request["Tensor"]):
         return tuple(self.sizes[mode] for mode in self.parsed[1])
 
     @cached_property
-    def is_alike(self) -> bool:
-        """Whether all operands are of one dtype, as nearly always: then there is less to look at."""
+    def has_one_dtype(self) -> bool:
+        """Whether all operands are of one dtype, as nearly always; it spares further checks."""
         first = self.operands[0].layout.dtype
         return all(one.layout.dtype is first for one in self.operands)
 
     @cached_property
     def precision(self) -> Dtype:
         """The real dtype that all operands are converted to, or the real and imaginary parts of complex ones."""
-        if self.is_alike:
+        if self.has_one_dtype:
             first = self.operands[0].dtype
             return PRECISION.get(first, first)
         given = [PRECISION.get(one.dtype, one.dtype) for one in self.operands]
@@ -145,45 +145,45 @@ class EinsumRequest(Request["Tensor"]):
     @cached_property
     def dtype(self) -> Dtype:
         """The dtype of the result."""
-        if self.is_alike:
+        if self.has_one_dtype:
             return self.operands[0].dtype
         is_complex = any(one.dtype.is_complex for one in self.operands)
         return COMPLEX[self.precision] if is_complex else self.precision
 
     @cached_property
-    def course(self) -> Course:
+    def schedule(self) -> Schedule:
         """The steps, and the path that they follow."""
         inputs, output = self.parsed
         operands, none, is_mixed, sizes = self.operands, (False,) * len(self.operands), False, self.sizes
         conj = converted = none
         if self.conj:
             conj = tuple(number in self.conj and one.dtype.is_complex for number, one in enumerate(operands))
-        if not self.is_alike:
+        if not self.has_one_dtype:
             converted = tuple(PRECISION.get(one.dtype, one.dtype) is not self.precision for one in operands)
             is_mixed = len({one.dtype.is_complex for one in operands}) > 1
-        whole = none
+        full = none
         if not is_mixed:
-            whole = tuple(
+            full = tuple(
                 [
                     len(set(modes)) == len(modes) and one.shape == tuple([sizes[mode] for mode in modes])
                     for modes, one in zip(inputs, operands, strict=True)
                 ]
             )
         limit = None if self.memory_limit is None else max(self.memory_limit // self.dtype.itemsize, 1)
-        return course_of(inputs, output, tuple(sizes.items()), conj, converted, whole, self.optimize, limit)
+        return find_schedule(inputs, output, tuple(sizes.items()), conj, converted, full, self.optimize, limit)
 
     @cached_property
     def strides(self) -> Shape:
-        """How the result lies where it is to be allocated."""
+        """The strides of the result if it is allocated."""
         order = self.order
         if order == "A":
             order = "F" if all(map(is_column_major, self.operands)) else "C"
         if order == "F":
             return f_strides(self.shape)
-        return c_strides(self.shape) if order == "C" else self._as_it_comes()
+        return c_strides(self.shape) if order == "C" else self._cheapest_strides()
 
-    def _as_it_comes(self) -> Shape:
-        steps, output, count = self.course.steps, self.parsed[1], len(self.operands)
+    def _cheapest_strides(self) -> Shape:
+        steps, output, count = self.schedule.steps, self.parsed[1], len(self.operands)
         last = steps[-1]
         inputs = last.spec.partition("->")[0].split(",")
         if last.op != "contract" or any(len(set(modes)) != len(modes) for modes in (*inputs, output)):
@@ -196,7 +196,7 @@ class EinsumRequest(Request["Tensor"]):
             else:
                 shape = steps[number - count].shape
                 terms.append((modes, shape, c_strides(shape)))
-        return result_strides((terms[0], terms[1]), output, cores_of(self.dtype, self.compute))
+        return result_strides((terms[0], terms[1]), output, cost_model(self.dtype, self.compute))
 
     # -- the contract of Request --------------------------------------------------------------------------------------
     @property
@@ -254,16 +254,16 @@ class EinsumRequest(Request["Tensor"]):
         return replace(self, operands=tensors, out=operands.get("out", self.out))
 
     def __repr__(self) -> str:
-        return spelled(super().__repr__())
+        return shown_spec(super().__repr__())
 
     def describe(self) -> str:
-        parts = [repr(spelled(str(self.spec))), *(f"{name} {tensor.layout}" for name, tensor, _ in self.tensors())]
+        parts = [repr(shown_spec(str(self.spec))), *(f"{name} {tensor.layout}" for name, tensor, _ in self.tensors())]
         if self.conj:
             parts.append(f"conj={self.conj}")
-        course = self.course
-        path = " ".join(str(step).replace(" ", "") for step in course.path)
-        largest = f", {course.largest * self.dtype.itemsize:,} bytes on the way at most" if course.largest else ""
-        return f"einsum({', '.join(parts)}): path {path}, {float(course.flops):.3g} operations{largest}"
+        schedule = self.schedule
+        path = " ".join(str(step).replace(" ", "") for step in schedule.path)
+        largest = f", {schedule.largest * self.dtype.itemsize:,} bytes on the way at most" if schedule.largest else ""
+        return f"einsum({', '.join(parts)}): path {path}, {float(schedule.flops):.3g} operations{largest}"
 
     # -- checks -------------------------------------------------------------------------------------------------------
     def _check_tensors(self) -> None:
@@ -299,7 +299,7 @@ class EinsumRequest(Request["Tensor"]):
 
     def _check_dtypes(self) -> None:
         first = self.operands[0]
-        if self.is_alike and first.dtype in NUMBERS:
+        if self.has_one_dtype and first.dtype in NUMBERS:
             return
         for number, one in enumerate(self.operands):
             if one.dtype not in NUMBERS:
@@ -327,25 +327,25 @@ class EinsumRequest(Request["Tensor"]):
                 raise BadRequest("out", f"memory that overlaps {name}", "memory of its own", "leave out=None")
 
     def _check_memory(self) -> None:
-        needed = self.course.largest * self.dtype.itemsize  # finds the path
+        needed = self.schedule.largest * self.dtype.itemsize  # finds the path
         if self.memory_limit is not None and needed > self.memory_limit:
             hint = "optimize='optimal', or another path, may keep within it"
             raise BadRequest("memory_limit", f"{self.memory_limit:,} bytes", f"{needed:,} or more for this path", hint)
 
 
 def f_strides(shape: Shape) -> Shape:
-    """Those of a dense tensor whose first axis is the fastest."""
+    """The strides of a dense tensor whose first axis is the fastest."""
     return c_strides(shape[::-1])[::-1]
 
 
 def is_column_major(one: Tensor) -> bool:
-    """Whether a tensor lies so; axes of one element lie as they will."""
+    """Whether the first axis is the fastest; the strides of axes of one element do not matter."""
     usual = f_strides(one.shape)
     return all(e == 1 or s == t for e, s, t in zip(one.shape, one.layout.strides, usual, strict=True))
 
 
 def unique_layout(request: EinsumRequest) -> Layout:
-    """The layout of the result along each of its modes once: of its diagonal, where it has one twice."""
+    """The layout of the result with each of its modes once: where it has a mode twice, that of its diagonal."""
     layout, output = request.out_layout(), request.parsed[1]
     steps: dict[str, int] = {}
     for mode, stride in zip(output, layout.strides, strict=True):
@@ -354,23 +354,23 @@ def unique_layout(request: EinsumRequest) -> Layout:
     return request.device.layout(layout.dtype, shape, tuple(steps.values()), layout.alignment)
 
 
-def explicit(spec: Any, ranks: tuple[int, ...]) -> str:
+def explicit_spec(spec: Any, ranks: tuple[int, ...]) -> str:
     """A spec with letters in place of ellipses and with the modes of its result, for operands of these ranks.
 
     Raises BadRequest for one that does not fit them, or a result of modes that no operand has.
     """
-    return _explicit(canonical(spec), ranks)
+    return _explicit_spec(canonical_spec(spec), ranks)
 
 
 @lru_cache(4096)
-def _explicit(text: str, ranks: tuple[int, ...]) -> str:
+def _explicit_spec(text: str, ranks: tuple[int, ...]) -> str:
     given, arrow, output = text.partition("->")
     inputs = given.split(",")
     if len(inputs) != len(ranks):
         raise BadRequest("spec", f"{text!r}, which has {len(inputs)}", f"modes of {len(ranks)} operands")
     beyond = max([0, *(ranks[n] - len(term) + 3 for n, term in enumerate(inputs) if "..." in term)])
-    names = dots(beyond, text)
-    inputs = [_spread(term, names, ranks[n] - len(term) + 3, text) for n, term in enumerate(inputs)]
+    names = ellipsis_modes(beyond, text)
+    inputs = [_expand_ellipsis(term, names, ranks[n] - len(term) + 3, text) for n, term in enumerate(inputs)]
     if not arrow:
         output = "".join(names) + "".join(mode for mode in implied(inputs) if mode not in names)
     elif "..." in output:
@@ -387,7 +387,7 @@ def _explicit(text: str, ranks: tuple[int, ...]) -> str:
     return f"{','.join(inputs)}->{output}"
 
 
-def _spread(term: str, names: list[str], count: int, text: str) -> str:
+def _expand_ellipsis(term: str, names: list[str], count: int, text: str) -> str:
     """The modes of an operand, the last of these for its ellipsis."""
     if "..." not in term:
         return term

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.keys import Compute
 
-__all__ = ["einsum", "spread_out"]
+__all__ = ["einsum", "spec_and_operands"]
 
-remembered = ListCallCache(EinsumRequest)
+call_cache = ListCallCache(EinsumRequest)
 
 
 class Einsum(Protocol):
@@ -38,7 +38,7 @@ class Einsum(Protocol):
     ) -> Tensor: ...
 
 
-def spread_out(spec: Any, operands: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+def spec_and_operands(spec: Any, operands: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """A spec and its operands, from what NumPy takes: the operands one by one, or each with the list of its modes."""
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)) and isinstance(spec, (str, list, tuple)):
         return spec, tuple(operands[0])
@@ -50,13 +50,13 @@ def spread_out(spec: Any, operands: tuple[Any, ...]) -> tuple[Any, tuple[Any, ..
     tensors, modes = given[: len(given) // 2 * 2 : 2], list(given[1::2])
     if len(given) % 2:
         return [*modes, given[-1]], tensors
-    from dispatch.ops.contraction.modes import letters
+    from dispatch.ops.contraction.modes import mode_letters
 
     known: dict[Any, str] = {}
     try:
         for mode in sorted({mode for term in modes for mode in term if mode is not Ellipsis}):
-            letters([mode], known)  # so that the alphabet has them in the order of their numbers
-        return ",".join(letters(term, known) for term in modes), tensors
+            mode_letters([mode], known)  # so that the alphabet has them in the order of their numbers
+        return ",".join(mode_letters(term, known) for term in modes), tensors
     except TypeError:
         raise BadRequest("operands", f"{len(given)} arguments", "operands each with the list of its modes") from None
 
@@ -84,12 +84,12 @@ def call(
     if type(spec) is str and not isinstance(operands, (list, tuple)):  # as nearly all calls are
         tensors: tuple[Any, ...] = (operands, *more)
     else:
-        spec, tensors = spread_out(spec, (operands, *more))
+        spec, tensors = spec_and_operands(spec, (operands, *more))
         if isinstance(spec, list):
             spec = tuple(tuple(term) if isinstance(term, list) else term for term in spec)
     if isinstance(optimize, list):
         optimize = tuple(tuple(step) if isinstance(step, list) else step for step in optimize)
-    return remembered(spec, tensors, conj, optimize, memory_limit, compute, library, autotune, jit, order, out)
+    return call_cache(spec, tensors, conj, optimize, memory_limit, compute, library, autotune, jit, order, out)
 
 
 einsum = cast("Einsum", request_function(EinsumRequest, "einsum", call))

@@ -37,11 +37,11 @@ class Form(NamedTuple):
     spec: str
     options: dict[str, Any] = {}  # noqa: RUF012  # nobody adds to it
     is_product: bool = False
-    lower: int | None = None  # an operand of the next less precise dtype
+    lower_precision: int | None = None  # an operand of the next less precise dtype
     ones: str = ""  # modes along which the first operand has extent 1
     gap: int = 0
     own: bool = False
-    turned: bool = False  # the first operand's axes run backwards
+    reversed_axes: bool = False  # the first operand's axes run backwards
     repeated: str = ""  # modes along which the first operand does not step
     sizes: dict[str, int] = {}  # noqa: RUF012
     positive: bool = False  # many terms of both signs cancel to less than the roundoff of any order of summation
@@ -62,10 +62,10 @@ FORMS = (
     Form("a star", "ai,bi,ci->abc"), Form("modes of one alone", "abk,kcd->ac"), Form("to a scalar", "ab,bc,ca->"),
     Form("elements", "ab,ab,ab->ab"), Form("an outer product", "a,b,c->cab"), Form("a scalar", ",ab->ba"),
     Form("conjugates", "ij,jk,kl->il", {"conj": (0, 2)}), Form("one's conjugates", "ab->ba", {"conj": (0,)}),
-    Form("an extent of 1", "ab,ab,bc->ac", ones="a"), Form("another precision", "ab,bc->ac", lower=1),
+    Form("an extent of 1", "ab,ab,bc->ac", ones="a"), Form("another precision", "ab,bc->ac", lower_precision=1),
     Form("gaps", "abk,kc,cd->bad", gap=2), Form("an ellipsis", "...ab,...bc->...ac"),
     Form("six modes", "abcd,dgce,eh->hgab"), Form("nothing to sum", "ab,bf->af"),
-    Form("backwards", "abc,cd,de->eab", own=True, turned=True),
+    Form("backwards", "abc,cd,de->eab", own=True, reversed_axes=True),
     Form("one repeated", "ab,bc,cd->ad", own=True, repeated="a"),
     Form("a diagonal with gaps", "ai,ib->aib", own=True, gap=3), Form("zeros with gaps", "ai,i->ii", own=True, gap=1),
     Form("a sum of nothing", "ab,bc->ac", own=True, gap=1, sizes={"b": 0}),
@@ -77,7 +77,7 @@ FORMS = (
     Form("twelve modes", "abcd,cdefg,ghijk,bl,il->ahkl", own=True, sizes=dict.fromkeys("abcdefghijkl", 2)),
 )
 # fmt: on
-LOWER: dict[Dtype, Dtype] = {F32: F16, F64: F32, C128: C64}
+LOWER_PRECISION: dict[Dtype, Dtype] = {F32: F16, F64: F32, C128: C64}
 
 
 def einsum_cases(row: Row) -> list[MadeCase]:
@@ -86,7 +86,7 @@ def einsum_cases(row: Row) -> list[MadeCase]:
         MadeCase(f"{row.dtypes[0]}-{form.name}", partial(check, form, row), form.name)
         for form in FORMS
         if (form.is_product or row.library != "cublasLt")
-        and (form.lower is None or row.dtypes[0] in LOWER)
+        and (form.lower_precision is None or row.dtypes[0] in LOWER_PRECISION)
         and (not form.own or is_own(row))
     ]
 
@@ -103,12 +103,12 @@ def check(form: Form, row: Row, name: str, device: Device, rng: np.random.Genera
     count = terms_of(form.spec, sizes)
     for number, term in enumerate(terms):
         shape = tuple(1 if not number and mode in form.ones else sizes[mode] for mode in term.replace("...", "dh"))
-        dtype = LOWER[row.dtypes[0]] if form.lower == number else row.dtypes[0]
-        values = drawn(rng, dtype, shape)
+        dtype = LOWER_PRECISION[row.dtypes[0]] if form.lower_precision == number else row.dtypes[0]
+        values = random_values(rng, dtype, shape)
         if form.positive:  # their product has about the size of 1, which f16 holds
             values = (rng.uniform(0.5, 1.5, shape) / count ** (1 / len(terms))).astype(dtype.numpy)
         view = place(device, values, gap=form.gap).view
-        if not number and form.turned:
+        if not number and form.reversed_axes:
             view = view[tuple(slice(None, None, -1) for _ in shape)]
         if not number and form.repeated:
             steps = zip(term, view.layout.strides, strict=True)
@@ -123,7 +123,7 @@ def check(form: Form, row: Row, name: str, device: Device, rng: np.random.Genera
     return Check(name, request, expected, bounds(request, expected), written)
 
 
-def drawn(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...]) -> Array:
+def random_values(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...]) -> Array:
     """Normal numbers, complex ones in both parts; of 16 bits -1, 0 and 1, of which what is on the way is exact."""
     if dtype in HALF:
         return np.asarray(rng.choice(np.array([-1.0, 0.0, 1.0]), shape).astype(dtype.numpy))
@@ -141,9 +141,9 @@ def bounds(request: EinsumRequest, expected: Results) -> Results:
     """How far the result may be off: each step adds the roundoff of its sums."""
     dtype = request.dtype
     unit = 2.0**-53 if request.precision is F64 else 2.0**-24
-    walk = sum(8 + 4 * np.sqrt(terms_of(step.spec, request.sizes)) for step in request.course.steps)
+    factor = sum(8 + 4 * np.sqrt(terms_of(step.spec, request.sizes)) for step in request.schedule.steps)
     size = magnitude(request) * (4 if dtype.is_complex else 1)
-    return {"out": rounded(walk * unit * size, expected["out"], dtype)}
+    return {"out": rounded(factor * unit * size, expected["out"], dtype)}
 
 
 def terms_of(spec: str, sizes: dict[str, int]) -> float:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.core.host_plan import NumpyPlan, work_of
-from dispatch.ops.contraction.reference import einsum_of, working
+from dispatch.ops.contraction.reference import einsum_of, work_array
 
 if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
@@ -20,8 +20,8 @@ __all__ = ["einsum_steps", "numpy_einsum"]
 
 def einsum_steps(request: EinsumRequest, work: np.dtype[Any]) -> Results:
     """The result, computed in a working dtype."""
-    arrays = [working(tensor, work) for tensor in request.operands]
-    for step in request.course.steps:
+    arrays = [work_array(tensor, work) for tensor in request.operands]
+    for step in request.schedule.steps:
         inputs, output = step.spec.split("->")
         terms = inputs.split(",")
         given = [
@@ -41,10 +41,10 @@ def _diagonal(request: EinsumRequest, found: Array) -> Array:
     unique = "".join(dict.fromkeys(output))
     if unique == output:
         return np.broadcast_to(found, request.shape)
-    whole = np.zeros(request.shape, found.dtype)
+    wide = np.zeros(request.shape, found.dtype)
     places = np.indices([request.sizes[mode] for mode in unique], sparse=True)
-    whole[tuple(places[unique.index(mode)] for mode in output)] = found
-    return whole
+    wide[tuple(places[unique.index(mode)] for mode in output)] = found
+    return wide
 
 
 def numpy_einsum(request: object, executor: object, row: Row) -> NumpyPlan:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dispatch.device.layout import c_strides
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Compute, Dtype, member
 from dispatch.ops.contraction.einsum import unique_layout
-from dispatch.ops.contraction.modes import spelled
+from dispatch.ops.contraction.modes import shown_spec
 from dispatch.ops.contraction.product import product_of
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Layout
     from dispatch.ops.contraction.einsum import EinsumRequest
 
-__all__ = ["computes", "gapless_diagonals", "products_alone", "summed_along"]
+__all__ = ["computes", "gapless_diagonals", "only_products", "strides_along_modes"]
 
 OF_F32 = (Compute.COMPUTE_32F_FAST_TF32, Compute.COMPUTE_32F_FAST_3XTF32, Compute.COMPUTE_32F_EMULATED_16BFX9)
 OF_F64 = (Compute.COMPUTE_64F, Compute.COMPUTE_32F, Compute.COMPUTE_64F_EMULATED_FIXEDPOINT)
@@ -37,18 +37,18 @@ def computes(request: EinsumRequest) -> str:
     return f"needs compute {', '.join(one.name for one in known)} for {request.dtype}, has {asked.name}"
 
 
-def summed_along(request: EinsumRequest) -> str:
+def strides_along_modes(request: EinsumRequest) -> str:
     """Sums have an element, and some operand steps along each mode: others would not be summed over, nor repeated."""
     empty = [mode for mode, extent in request.sizes.items() if not extent]
     if empty and request.out_layout().size and not request.out_layout().fills_bytes:
         return f"needs an element along {empty[0]}, or a result without gaps, which is set to 0"
-    reached = {
+    strides_along_modes = {
         mode
         for modes, tensor in zip(request.parsed[0], request.operands, strict=True)
         for mode, extent, step in zip(modes, tensor.shape, tensor.layout.strides, strict=True)
         if extent > 1 and step
     }
-    lost = [mode for mode, extent in request.sizes.items() if extent > 1 and mode not in reached]
+    lost = [mode for mode, extent in request.sizes.items() if extent > 1 and mode not in strides_along_modes]
     return f"needs an operand that steps along {lost[0]}, has none: copy one with dev.array(x)" if lost else ""
 
 
@@ -85,7 +85,7 @@ class StepView(NamedTuple):
         return self.layouts[name]
 
 
-def products_alone(request: EinsumRequest) -> str:
+def only_products(request: EinsumRequest) -> str:
     """Each step is a matrix product as its operands lie: no sum over modes of one, no permutation, no conjugates."""
     if len({tensor.dtype for tensor in request.operands}) > 1:
         return f"needs operands of one dtype, has {', '.join(str(tensor.dtype) for tensor in request.operands)}"
@@ -95,13 +95,13 @@ def products_alone(request: EinsumRequest) -> str:
     if asked is not None and asked not in OF_PRODUCTS[request.dtype]:
         known = ", ".join(one.name for one in OF_PRODUCTS[request.dtype])
         return f"needs compute {known} for products of {request.dtype}, has {asked.name}"
-    steps, device = request.course.steps, request.device
+    steps, device = request.schedule.steps, request.device
     layouts = [tensor.layout for tensor in request.operands]
     for number, step in enumerate(steps):
         if step.op != "contract":
-            return f"needs steps that are matrix products, has {step.op}({spelled(step.spec)!r})"
+            return f"needs steps that are matrix products, has {step.op}({shown_spec(step.spec)!r})"
         if any(step.conj):
-            return f"needs no conjugates, has those of {spelled(step.spec)!r}"
+            return f"needs no conjugates, has those of {shown_spec(step.spec)!r}"
         inputs, output = step.spec.split("->")
         made = device.layout(request.dtype, step.shape, c_strides(step.shape), 256)
         layouts.append(made if number < len(steps) - 1 else unique_layout(request))
@@ -110,5 +110,5 @@ def products_alone(request: EinsumRequest) -> str:
         sizes = {mode: request.sizes[mode] for modes in names.values() for mode in modes}
         found = product_of(StepView(sizes, names, lying))
         if isinstance(found, str):
-            return f"{found} ({spelled(step.spec)!r})"
+            return f"{found} ({shown_spec(step.spec)!r})"
     return ""

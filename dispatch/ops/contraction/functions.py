@@ -20,9 +20,9 @@ from dispatch.ops.contraction import einsum, reduce_modes
 from dispatch.ops.contraction.base import NUMBERS
 from dispatch.ops.contraction.block_sparse import BlockSparseForm, reachable
 from dispatch.ops.contraction.block_sparse_tensor import BlockSparseTensor
-from dispatch.ops.contraction.einsum import EinsumRequest, explicit
-from dispatch.ops.contraction.einsum_call import spread_out
-from dispatch.ops.contraction.modes import canonical, parse, spelled, symbol
+from dispatch.ops.contraction.einsum import EinsumRequest, explicit_spec
+from dispatch.ops.contraction.einsum_call import spec_and_operands
+from dispatch.ops.contraction.modes import canonical_spec, mode_letter, parse, shown_spec
 from dispatch.ops.contraction.vjp import einsum_vjp
 from dispatch.unknown_arguments import did_you_mean, signature_of
 
@@ -69,7 +69,7 @@ def rank(name: str, tensor: Any) -> int:
 
 def modes(count: int, first: int = 0) -> str:
     """So many letters."""
-    return "".join(symbol(first + number) for number in range(count))
+    return "".join(mode_letter(first + number) for number in range(count))
 
 
 def axes_of(axis: Axes | list[int], count: int, name: str = "axis") -> tuple[int, ...]:
@@ -235,7 +235,7 @@ def contract_block_sparse(
     given = (spec, a.values, a.form, b.values, b.form)
     found = ops.contract_block_sparse(*given, out_form=form, c=values[0], out=values[1], **choices)
     if form is None:
-        modes, output = parse(canonical(spec), 2)
+        modes, output = parse(canonical_spec(spec), 2)
         form = reachable(modes, output, (a.form, b.form))
     return BlockSparseTensor(found, form) if out is None else out
 
@@ -263,7 +263,7 @@ class ContractExpression:
         return einsum(self.spec, *operands, out=out, **self._options)
 
     def __repr__(self) -> str:
-        return f"<ContractExpression {spelled(self.spec)} of {', '.join(map(str, self.shapes))}>"
+        return f"<ContractExpression {shown_spec(self.spec)} of {', '.join(map(str, self.shapes))}>"
 
 
 def _has_shape(one: Any, shape: tuple[int, ...]) -> bool:
@@ -277,7 +277,7 @@ def contract_expression(spec: Any, *shapes: Any, **options: Any) -> ContractExpr
     `memory_limit`, for the dtypes of the tensors given; shapes alone may be of f16, the smallest, and the call checks
     it for the dtypes of its operands.
     """
-    spec, given = (spec, shapes) if is_one_shape(shapes) else spread_out(spec, shapes)
+    spec, given = (spec, shapes) if is_one_shape(shapes) else spec_and_operands(spec, shapes)
     found = tuple(tuple(one.shape) if hasattr(one, "shape") else check_shape("shapes", one) for one in given)
     known = [name for name in signature_of(einsum).parameters if name not in ("spec", "operands", "out")]
     for name in options:
@@ -285,10 +285,10 @@ def contract_expression(spec: Any, *shapes: Any, **options: Any) -> ContractExpr
             hint = ": give it to each call." if name == "out" else did_you_mean(name, known) or "."
             takes = f"It takes spec, shapes, {', '.join(known)}"
             raise TypeError(f"contract_expression() got an unexpected keyword argument {name!r}{hint} {takes}")
-    text = explicit(spec, tuple(map(len, found)))
-    blank = _blank(text, found, _dtypes(given, F16), options)
-    if blank.memory_limit is None:  # else the path depends on the dtypes, and each call finds that of its operands
-        options["optimize"] = blank.course.path
+    text = explicit_spec(spec, tuple(map(len, found)))
+    request = _placeholder_request(text, found, _dtypes(given, F16), options)
+    if request.memory_limit is None:  # else the path depends on the dtypes, and each call finds that of its operands
+        options["optimize"] = request.schedule.path
     return ContractExpression(text, found, options)
 
 
@@ -313,7 +313,7 @@ def _dtype(one: Any) -> Dtype | None:
     return dtype if dtype in NUMBERS else None
 
 
-def _blank(
+def _placeholder_request(
     spec: str, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[Dtype, ...], options: dict[str, Any]
 ) -> EinsumRequest:
     """A request over tensors of these shapes and dtypes, of one element in memory each, for its path."""
@@ -329,17 +329,17 @@ def einsum_path(spec: Any, *operands: Any, optimize: Any = "auto", memory_limit:
 
     Operands are tensors, or shapes, which are taken to be of f32.
     """
-    spec, given = spread_out(spec, operands)
+    spec, given = spec_and_operands(spec, operands)
     shapes = tuple(tuple(one.shape) if hasattr(one, "shape") else check_shape("shapes", one) for one in given)
-    text = explicit(spec, tuple(map(len, shapes)))
+    text = explicit_spec(spec, tuple(map(len, shapes)))
     options = {"optimize": optimize, "memory_limit": memory_limit}
-    course = _blank(text, shapes, _dtypes(given, F32), options).course
-    lines = [f"{spelled(text)}  path {' '.join(str(step).replace(' ', '') for step in course.path)}"]
-    specs = [spelled(step.spec) for step in course.steps]
+    schedule = _placeholder_request(text, shapes, _dtypes(given, F32), options).schedule
+    lines = [f"{shown_spec(text)}  path {' '.join(str(step).replace(' ', '') for step in schedule.path)}"]
+    specs = [shown_spec(step.spec) for step in schedule.steps]
     wide = builtins.max(map(len, specs))
-    for number, (step, shown_as) in enumerate(zip(course.steps, specs, strict=True)):
+    for number, (step, shown_as) in enumerate(zip(schedule.steps, specs, strict=True)):
         inputs = ", ".join(f"[{one}]" for one in step.inputs)
         what = f"[{len(shapes) + number}] = {step.op}({inputs})"
         lines.append(f"  {what:<32} {shown_as:<{wide}}  {list(step.shape)}  {float(step.flops):.3g} operations")
-    lines.append(f"  {float(course.flops):.3g} operations in all, {course.largest:,} elements on the way at most")
+    lines.append(f"  {float(schedule.flops):.3g} operations in all, {schedule.largest:,} elements on the way at most")
     return "\n".join(lines)

@@ -22,49 +22,53 @@ if TYPE_CHECKING:
 
 __all__ = [
     "View",
-    "canonical",
-    "dots",
+    "canonical_spec",
+    "ellipsis_modes",
     "extents_of",
-    "letters",
     "lower",
-    "named",
+    "mode_letter",
+    "mode_letters",
     "parse",
-    "spelled",
-    "symbol",
+    "shown_mode",
+    "shown_spec",
 ]
 
 Shape = tuple[int, ...]
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-BEYOND = 0x100  # the character of the first mode behind the alphabet
-OF_DOTS = 0x20000  # the character of the first mode that stands for an ellipsis: letters, which opt_einsum asks for
-DOTS = re.compile(f"[{chr(OF_DOTS)}-{chr(OF_DOTS + 0xFFF)}]+")
+FIRST_BEYOND_ALPHABET = 0x100  # the character of the first mode behind the alphabet
+FIRST_ELLIPSIS_MODE = (
+    0x20000  # the character of the first mode that stands for an ellipsis: letters, which opt_einsum asks for
+)
+ELLIPSIS_MODES = re.compile(f"[{chr(FIRST_ELLIPSIS_MODE)}-{chr(FIRST_ELLIPSIS_MODE + 0xFFF)}]+")
 SIGNS = frozenset(",->.")
 
 
-def symbol(number: int) -> str:
+def mode_letter(number: int) -> str:
     """The letter of a mode that is given as a number; there are as many as anybody needs."""
-    return ALPHABET[number] if number < len(ALPHABET) else chr(BEYOND + number - len(ALPHABET))
+    return ALPHABET[number] if number < len(ALPHABET) else chr(FIRST_BEYOND_ALPHABET + number - len(ALPHABET))
 
 
-def dots(count: int, text: str) -> list[str]:
+def ellipsis_modes(count: int, text: str) -> list[str]:
     """The modes that stand for an ellipsis of so many axes, none of which a spec has."""
-    free = (chr(number) for number in itertools.count(OF_DOTS))
+    free = (chr(number) for number in itertools.count(FIRST_ELLIPSIS_MODE))
     return list(itertools.islice((mode for mode in free if mode not in text), count))
 
 
-def spelled(spec: str) -> str:
+def shown_spec(spec: str) -> str:
     """A spec as it is shown: with an ellipsis where modes stand for one, or ...[n] for its n-th axis alone."""
-    runs = DOTS.findall(spec)
+    runs = ELLIPSIS_MODES.findall(spec)
     whole: str = max(runs, key=len, default="")
-    return DOTS.sub(lambda run: "..." if whole.endswith(run.group()) else "".join(map(named, run.group())), spec)
+    return ELLIPSIS_MODES.sub(
+        lambda run: "..." if whole.endswith(run.group()) else "".join(map(shown_mode, run.group())), spec
+    )
 
 
-def named(mode: str) -> str:
+def shown_mode(mode: str) -> str:
     """A mode as it is shown: its letter, or ...[n] for the n-th axis of the ellipsis."""
-    return f"...[{ord(mode) - OF_DOTS}]" if DOTS.match(mode) else mode
+    return f"...[{ord(mode) - FIRST_ELLIPSIS_MODE}]" if ELLIPSIS_MODES.match(mode) else mode
 
 
-def canonical(spec: Any) -> str:
+def canonical_spec(spec: Any) -> str:
     """A spec as a string without blanks; modes in lists may be anything that can be told apart.
 
     Raises BadRequest for what is neither.
@@ -76,18 +80,18 @@ def canonical(spec: Any) -> str:
         raise BadRequest("spec", shown(spec), wanted)
     known: dict[Any, str] = {}
     try:
-        terms = [letters(term, known) for term in spec]
+        terms = [mode_letters(term, known) for term in spec]
     except TypeError:
         raise BadRequest("spec", shown(spec), wanted) from None
     return f"{','.join(terms[:-1])}->{terms[-1]}"
 
 
-def letters(modes: Any, known: dict[Any, str]) -> str:
+def mode_letters(modes: Any, known: dict[Any, str]) -> str:
     """Modes in a list as letters; `...` is an ellipsis. `known` holds those that were met before.
 
     Raises TypeError for what cannot be iterated over or has no hash.
     """
-    return "".join("..." if mode is Ellipsis else known.setdefault(mode, symbol(len(known))) for mode in modes)
+    return "".join("..." if mode is Ellipsis else known.setdefault(mode, mode_letter(len(known))) for mode in modes)
 
 
 @lru_cache(4096)
@@ -128,12 +132,14 @@ def extents_of(tensors: Sequence[tuple[str, str, Shape]], spec: str) -> dict[str
     for name, modes, shape in tensors:
         if len(modes) != len(shape):
             given = f"{len(shape)} axes, {list(shape)}"
-            raise BadRequest(name, given, f"{len(modes)}, for it has the modes {spelled(modes)!r} in {spelled(spec)!r}")
+            raise BadRequest(
+                name, given, f"{len(modes)}, for it has the modes {shown_spec(modes)!r} in {shown_spec(spec)!r}"
+            )
         for mode, extent in zip(modes, shape, strict=True):
             known = found.get(mode, 1)
             if extent != 1 and known not in (1, extent):
                 wanted = f"{known} along it, as {whose[mode]} has"
-                raise BadRequest(name, f"{extent} along {named(mode)} of {spelled(spec)!r}", wanted)
+                raise BadRequest(name, f"{extent} along {shown_mode(mode)} of {shown_spec(spec)!r}", wanted)
             if mode not in found or known == 1:
                 found[mode], whose[mode] = extent, name
     return found

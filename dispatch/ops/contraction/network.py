@@ -1,7 +1,7 @@
-"""The program of a network of small tensors: what the kernel of network_kernel.py does, as the words that it reads.
+"""The program of a network of small tensors: the words that the kernel of network_kernel.py reads and carries out.
 
-The steps are those of the request's course, `steps.py`. Steps that do not wait for each other are carried out in one
-round, each by some of the warps. Nothing here calls a library.
+Its steps are those of the request's schedule, see `steps.py`. Steps that do not depend on each other are computed in
+one round, each by some of the warps. Nothing here calls a library.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from dispatch.device.layout import c_strides
 from dispatch.errors import Refused
-from dispatch.ops.contraction.network_cost import Way, copies, round_of, way_of
+from dispatch.ops.contraction.network_cost import Tiling, choose_tiling, copy_cycles, round_cycles
 from dispatch.ops.contraction.network_kernel import KINDS, POINTERS
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ Axes = list[tuple[int, int]]  # extents and strides, the fastest first
 
 
 class Program(NamedTuple):
-    """What a network is for the kernel.
+    """A network in the form that the kernel reads.
 
     Attributes:
-        words: what the kernel reads, as whole axes of 16 bytes.
-        warps: of the block.
-        elements: of copies and results on the way, at the most at a time.
-        cycles: how long it takes, by estimate, without the launch itself.
+        words: the program, padded to multiples of 16 bytes.
+        warps: warps of the block.
+        elements: the most elements of copied operands and intermediate results at a time.
+        cycles: an estimate of how long it takes, without the launch itself.
     """
 
     words: Array
@@ -55,7 +55,7 @@ class Program(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A step of two operands, or of one whose `b` is None, by their numbers; its result is the number `out`."""
+    """A step of two operands, by their numbers, or of one (`b` is None); `out` is the number of its result."""
 
     a: int
     b: int | None
@@ -74,18 +74,18 @@ class Operand(NamedTuple):
 
 
 def elements_of(request: EinsumRequest) -> int:
-    """Those of all operands, each along all its modes, and of all results on the way."""
+    """The elements of all operands, each along all its modes, and of all intermediate results."""
     found = sum(_count(set(modes), request.sizes) for modes in request.parsed[0])
-    return found + sum(_count(set(step.spec.partition("->")[2]), request.sizes) for step in request.course.steps[:-1])
+    return found + sum(_count(set(step.spec.partition("->")[2]), request.sizes) for step in request.schedule.steps[:-1])
 
 
 def program_of(request: EinsumRequest) -> Program:
-    """The program of a request of few elements; Refused for steps that the kernel has not."""
+    """The program of a request of few elements; Refused for steps that the kernel cannot compute."""
     layouts = tuple((one.layout.shape, one.layout.strides, one.dtype) for one in request.operands)
     inputs, output = request.parsed
     out = request.out_layout().strides, request.dtype
     conj = tuple(number in request.conj for number in range(len(layouts)))
-    return _program(inputs, output, tuple(request.sizes.items()), request.course.steps, layouts, conj, out)
+    return _program(inputs, output, tuple(request.sizes.items()), request.schedule.steps, layouts, conj, out)
 
 
 @lru_cache(256)
@@ -103,7 +103,7 @@ def _program(
         _operand(modes, extents, layout, conjugated)
         for modes, layout, conjugated in zip(inputs, layouts, conj, strict=True)
     ]
-    found = _Walk(operands, steps, extents)
+    found = _Lowered(operands, steps, extents)
     strides, dtype = out
     return min(
         (_Writer(found, extents, output, strides, dtype, warps).program() for warps in WARPS),
@@ -114,7 +114,7 @@ def _program(
 def _operand(
     modes: str, extents: dict[str, int], layout: tuple[tuple[int, ...], tuple[int, ...], Dtype], conjugated: bool
 ) -> Operand:
-    """An operand along its modes: a diagonal where it has one twice, the same all along one of extent 1."""
+    """An operand along its modes: its diagonal where it has a mode twice, stride 0 where it has extent 1."""
     shape, strides, dtype = layout
     steps: dict[str, int] = {}
     for mode, extent, stride in zip(modes, shape, strides, strict=True):
@@ -131,19 +131,19 @@ def _count(modes: Sequence[str] | set[str], extents: dict[str, int]) -> int:
     return count
 
 
-class _Walk:
-    """The pairs, in order; and the modes of each operand and result as they are to lie for the step that reads them."""
+class _Lowered:
+    """The steps as pairs, in order; and the order of modes in which each step wants its operands in shared memory."""
 
     def __init__(self, operands: list[Operand], steps: Sequence[Step], extents: dict[str, int]) -> None:
         self.operands, self._extents = operands, extents
         self.pairs: list[Pair] = []
-        self.lying: dict[int, str] = {}
+        self.mode_orders: dict[int, str] = {}
         natural = {number: operand.modes for number, operand in enumerate(operands)}
         known = {number: number for number in natural}  # what a step's number stands for
         for place, step in enumerate(steps):
             number, is_last = len(operands) + place, place == len(steps) - 1
             inputs = [known[one] for one in step.inputs]
-            if step.op == "permute" and not is_last:  # how it lies is free, and of which dtype it was is one
+            if step.op == "permute" and not is_last:  # its operand is converted and reordered as it is copied
                 known[number] = inputs[0]
                 continue
             output = step.spec.partition("->")[2]
@@ -155,39 +155,39 @@ class _Walk:
         if len(inputs) == 1:
             (only,) = modes
             kept, summed = ("".join(mode for mode in only if (mode in output) is is_kept) for is_kept in (True, False))
-            self.lying[inputs[0]] = summed + kept
-            return Pair(inputs[0], None, out, (1, self._of(kept), 1, self._of(summed)), ("", kept, ""))
+            self.mode_orders[inputs[0]] = summed + kept
+            return Pair(inputs[0], None, out, (1, self._extent(kept), 1, self._extent(summed)), ("", kept, ""))
         a, b = inputs
         of_a, of_b = modes
-        first = of_a if len(of_a) >= len(of_b) else of_b  # which then lies as it came
+        first = of_a if len(of_a) >= len(of_b) else of_b  # the larger one keeps its order of modes
         both = [mode for mode in first if mode in of_a and mode in of_b]
         batch, summed = ("".join(mode for mode in both if (mode in output) is is_kept) for is_kept in (True, False))
         rows, columns = ("".join(mode for mode in one if mode not in both) for one in (of_a, of_b))
         if not {*rows, *columns} <= {*output}:
             raise Refused(f"a step sums over modes of one of two operands: {of_a},{of_b}->{output}")
-        if self._of(rows) > self._of(columns):
+        if self._extent(rows) > self._extent(columns):
             a, b, rows, columns = b, a, columns, rows
-        self.lying[a], self.lying[b] = batch + summed + rows, batch + summed + columns
-        shape = (self._of(batch), self._of(rows), self._of(columns), self._of(summed))
+        self.mode_orders[a], self.mode_orders[b] = batch + summed + rows, batch + summed + columns
+        shape = (self._extent(batch), self._extent(rows), self._extent(columns), self._extent(summed))
         return Pair(a, b, out, shape, (batch, rows, columns))
 
-    def _of(self, modes: str) -> int:
+    def _extent(self, modes: str) -> int:
         return _count(modes, self._extents)
 
 
 class _Writer:
-    """A program for so many warps."""
+    """Writes the program for a number of warps."""
 
     def __init__(
         self,
-        walk: _Walk,
+        lowered: _Lowered,
         extents: dict[str, int],
         output: str,
         strides: tuple[int, ...],
         dtype: Dtype,
         warps: int,
     ) -> None:
-        self._walk, self._extents, self._warps, self._dtype = walk, extents, warps, dtype
+        self._lowered, self._extents, self._warps, self._dtype = lowered, extents, warps, dtype
         self._output, self._strides = output, strides
         self._width = max(dtype.itemsize, 4)
         self._result: dict[str, int] = {}
@@ -197,30 +197,30 @@ class _Writer:
         self._cycles = 0.0
 
     def program(self) -> Program:
-        walk = self._walk
+        lowered = self._lowered
         rounds = self._rounds()
-        places, elements = self._places(rounds)
+        places, elements = self._allocate(rounds)
         self._words = [0] * 8  # the header
         chunks: list[int] = []
-        for number, operand in enumerate(walk.operands):
-            modes = walk.lying[number]
+        for number, operand in enumerate(lowered.operands):
+            modes = lowered.mode_orders[number]
             steps = dict(zip(operand.modes, operand.strides, strict=True))
             count = _count(modes, self._extents)
             axes = self._axes(modes, steps)
             fields = (number, operand.kind, operand.is_conjugated, len(chunks), count, places[number], len(axes), 0)
             at = self._add(map(int, fields), axes)
             chunks += [at // 4] * -(-count // CHUNK)
-        self._cycles += copies(len(chunks), self._warps)
-        zeros = self._zeros()
-        schedule = [self._schedule(steps, places) for steps in rounds]
+        self._cycles += copy_cycles(len(chunks), self._warps)
+        zeros = self._add_zero_fill()
+        schedule = [self._assign_warps(steps, places) for steps in rounds]
         chunks_at = self._add(np.array([*chunks, *[0] * (len(chunks) % 2)], np.uint16).view(np.int32).tolist())
         schedule_at = self._add([at for line in schedule for at in line])
-        self._words[:8] = (len(rounds), len(chunks), chunks_at, schedule_at, zeros, len(walk.operands), 0, 0)
+        self._words[:8] = (len(rounds), len(chunks), chunks_at, schedule_at, zeros, len(lowered.operands), 0, 0)
         words = np.array(self._words, np.int64).astype(np.uint32)
         return Program(words, self._warps, elements, self._cycles)
 
     def _add(self, fields: Sequence[int] | map[int], axes: Axes = []) -> int:  # noqa: B006  # nobody adds to it
-        """Put words behind the others, and say where they begin."""
+        """Append words, and return the index of the first."""
         at = len(self._words)
         self._words += fields
         for extent, stride in axes:
@@ -229,7 +229,7 @@ class _Writer:
         return at
 
     def _axes(self, modes: str, steps: dict[str, int]) -> Axes:
-        """Modes, the last of them the fastest, with such strides: axes that step on as one are one."""
+        """The axes of modes, the last of them the fastest; modes whose strides merge are one axis."""
         found: Axes = []
         for mode in reversed(modes):
             extent, stride = self._extents[mode], steps[mode]
@@ -240,10 +240,10 @@ class _Writer:
         return found if 0 not in [extent for extent, _ in found] else []
 
     def _rounds(self) -> list[list[Pair]]:
-        """The steps by rounds, each as late as what waits for it lets it be: so less is on the way at a time."""
+        """The steps by rounds, each as late as possible, so that fewer intermediate results exist at a time."""
         levels: dict[int, int] = {}
         by_level: dict[int, list[Pair]] = {}
-        for pair in reversed(self._walk.pairs):
+        for pair in reversed(self._lowered.pairs):
             level = levels.get(pair.out, 0)
             by_level.setdefault(level, []).append(pair)
             for one in (pair.a, pair.b):
@@ -256,12 +256,12 @@ class _Writer:
             for first in range(0, len(steps), most)
         ]
 
-    def _places(self, rounds: list[list[Pair]]) -> tuple[dict[int, int], int]:
-        """Where each operand and each result on the way begins, and how many elements there are in all.
+    def _allocate(self, rounds: list[list[Pair]]) -> tuple[dict[int, int], int]:
+        """The offset of each operand and intermediate result, and how many elements they need in all.
 
-        What is written in a round lies where nothing is that the round, or a later one, reads.
+        What is written in a round overlaps nothing that this or a later round reads.
         """
-        made = dict.fromkeys(range(len(self._walk.operands)), -1)
+        made = dict.fromkeys(range(len(self._lowered.operands)), -1)
         read: dict[int, int] = {}
         for turn, steps in enumerate(rounds):
             for pair in steps:
@@ -272,7 +272,7 @@ class _Writer:
         most = 0
         for number in sorted(read, key=lambda one: made[one]):
             there = sorted(block for block in there if block[2] >= made[number])
-            begin, size = 0, _count(self._walk.lying[number], self._extents)
+            begin, size = 0, _count(self._lowered.mode_orders[number], self._extents)
             for block in there:
                 if block[0] - begin >= size:
                     break
@@ -282,8 +282,8 @@ class _Writer:
             most = max(most, begin + size)
         return places, most
 
-    def _zeros(self) -> int:
-        """Where it says that all of the result is set to 0 first; 0 where that is not to be done."""
+    def _add_zero_fill(self) -> int:
+        """Append the record that sets the result to 0 first, and return its index; 0 if that is not needed."""
         if len(self._result) == len(self._output):
             return 0
         axes: Axes = []
@@ -294,55 +294,57 @@ class _Writer:
                 axes.append((self._extents[mode], stride))
         return self._add((0, 0, 0, 0, count, 0, len(axes), 0), axes)
 
-    def _schedule(self, steps: list[Pair], places: dict[int, int]) -> list[int]:
-        """Of each warp the step that it does its part of in a round, by where that begins."""
-        axes = [[self._axes(modes, self._target(pair)) for modes in pair.modes[::-1]] for pair in steps]
+    def _assign_warps(self, steps: list[Pair], places: dict[int, int]) -> list[int]:
+        """Assign the warps to the steps of a round: for each warp the index of the record of its step."""
+        axes = [[self._axes(modes, self._result_strides(pair)) for modes in pair.modes[::-1]] for pair in steps]
         shares = [1] * len(steps)
-        ways = [self._way(*each) for each in zip(steps, axes, shares, strict=True)]
+        tilings = [self._choose_tiling(*each) for each in zip(steps, axes, shares, strict=True)]
         for _ in range(self._warps - len(steps)):
-            slowest = max(range(len(steps)), key=lambda one: ways[one].cycles)
+            slowest = max(range(len(steps)), key=lambda one: tilings[one].cycles)
             shares[slowest] += 1
-            ways[slowest] = self._way(steps[slowest], axes[slowest], shares[slowest])
-        self._cycles += round_of(ways, self._warps)
+            tilings[slowest] = self._choose_tiling(steps[slowest], axes[slowest], shares[slowest])
+        self._cycles += round_cycles(tilings, self._warps)
         line: list[int] = []
-        for pair, own, warps, way in zip(steps, axes, shares, ways, strict=True):
+        for pair, own, warps, tiling in zip(steps, axes, shares, tilings, strict=True):
             of_columns, of_rows, of_batch = own
-            fields = self._fields(pair, places, (len(line), warps), way)
+            fields = self._step_fields(pair, places, (len(line), warps), tiling)
             at = self._add((*fields, *map(len, own)), [*of_columns, *of_rows, *of_batch])
             line += [at] * warps
         return line
 
-    def _way(self, pair: Pair, axes: list[Axes], warps: int) -> Way:
-        return way_of(pair.shape, self._width, warps, sum(map(len, axes)), alone=pair.b is None)
+    def _choose_tiling(self, pair: Pair, axes: list[Axes], warps: int) -> Tiling:
+        return choose_tiling(pair.shape, self._width, warps, sum(map(len, axes)), alone=pair.b is None)
 
-    def _target(self, pair: Pair) -> dict[str, int]:
-        """The strides of a step's result: where the step that reads it wants it, or in the result of all."""
-        modes = self._walk.lying.get(pair.out)
+    def _result_strides(self, pair: Pair) -> dict[str, int]:
+        """The strides of a step's result: those that the step that reads it wants, or those of the final result."""
+        modes = self._lowered.mode_orders.get(pair.out)
         if modes is None:
             return self._result
         return dict(zip(modes, c_strides(tuple(self._extents[mode] for mode in modes)), strict=True))
 
-    def _fields(self, pair: Pair, places: dict[int, int], part: tuple[int, int], way: Way) -> tuple[int, ...]:
-        """What the kernel reads of a step, but for its axes; `part` are the first of its warps and their number."""
+    def _step_fields(
+        self, pair: Pair, places: dict[int, int], part: tuple[int, int], tiling: Tiling
+    ) -> tuple[int, ...]:
+        """The record of a step without its axes; `part` is the first of its warps and their number."""
         batch, rows, columns, terms = pair.shape
-        high, wide = TILES[way.tile]
+        high, wide = TILES[tiling.tile]
         row_tiles, column_tiles = -(-rows // high), -(-columns // wide)
         b = -1 if pair.b is None else places[pair.b]
         of_b = (columns * terms, columns) if pair.b is not None else (0, 0)
         return (
             *(places[pair.a], b, places.get(pair.out, -1), batch * row_tiles * column_tiles),
             *(rows * terms, rows, *of_b),
-            *(rows, columns, terms, way.tile),
-            *(row_tiles, *reciprocal(row_tiles), way.split),
+            *(rows, columns, terms, tiling.tile),
+            *(row_tiles, *reciprocal(row_tiles), tiling.split),
             *(column_tiles, *reciprocal(column_tiles), *part),
         )
 
 
 def reciprocal(extent: int) -> tuple[int, int]:
-    """A magic number and a shift by which whole numbers below 2^31 are divided: (x · magic >> 32) >> shift.
+    """A magic number and a shift that divide whole numbers below 2^31: (x · magic >> 32) >> shift.
 
     The magic number is 2^(32 + shift) / extent, rounded up: it is too large by less than one, and so the quotient by
-    less than 1 / extent. Of an extent of 1 it is 0, and nothing is divided.
+    less than 1 / extent. For an extent of 1 it is 0, and nothing is divided.
     """
     if extent <= 1:
         return 0, 0

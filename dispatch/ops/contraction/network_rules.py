@@ -1,4 +1,4 @@
-"""When a network of tensors is one launch of this library's kernel: each rule gives "needs …, has …", or ""."""
+"""When a network of tensors is one launch of this library's kernel: each rule returns "needs …, has …", or ""."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.errors import Refused
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Compute, Dtype, member
-from dispatch.ops.contraction.einsum_rules import summed_along
+from dispatch.ops.contraction.einsum_rules import strides_along_modes
 from dispatch.ops.contraction.network import (
     MOST_ELEMENTS,
     MOST_OPERANDS,
@@ -14,21 +14,21 @@ from dispatch.ops.contraction.network import (
     elements_of,
     program_of,
 )
-from dispatch.ops.contraction.network_cost import CLOCK
-from dispatch.ops.contraction.rules import steps_ahead
+from dispatch.ops.contraction.network_cost import CYCLES_PER_US
+from dispatch.ops.contraction.rules import nonnegative_strides
 
 if TYPE_CHECKING:
     from dispatch.ops.contraction.einsum import EinsumRequest
     from dispatch.ops.contraction.network import Program
 
-__all__ = ["as_precise", "few_elements", "less_than_calls"]
+__all__ = ["faster_than_calls", "few_elements", "usual_precision"]
 
-# Microseconds of an H200, by which one launch is held against calls of libraries in a graph. Of 52 lattices, chains and
-# states of 2 to 24 tensors with extents of 2 to 64 all but one have the faster way (5.1 us, and 4.6 by calls).
-LAUNCH = 1.3  # of a kernel that has nothing to do, and reads its program
-CALL = 3.2  # of a step by a library: 1.6 to 6.5
-FEWEST = 2  # steps: of a single pair a call takes 2.2 us, and the launch 2.6
-NEAR = 160 << 10  # bytes of shared memory, beyond which what is on the way is far from the multiprocessor
+# Microseconds on an H200, by which one launch is compared with library calls in a graph. For 52 lattices, chains and
+# states of 2 to 24 tensors with extents of 2 to 64 the faster of the two is chosen, but for one (5.1 us, 4.6 by calls).
+LAUNCH_US = 1.3  # of a kernel that only reads an empty program
+CALL_US = 3.2  # of one step by a library: 1.6 to 6.5
+MIN_STEPS = 2  # for a single pair a call takes 2.2 us, and the launch 2.6
+MAX_SHARED_BYTES = 160 << 10  # with more, intermediate results are in global memory
 
 COMPUTES: dict[Dtype, Compute] = {
     **dict.fromkeys((F16, BF16, F32, C64), Compute.COMPUTE_32F),
@@ -36,7 +36,7 @@ COMPUTES: dict[Dtype, Compute] = {
 }
 
 
-def as_precise(request: EinsumRequest) -> str:
+def usual_precision(request: EinsumRequest) -> str:
     """Computed in f32, or in f64 of f64 and c128; and no kernel of cuTENSOR's asked for."""
     if request.jit:
         return "needs jit False, has True: that is cuTENSOR's"
@@ -58,7 +58,7 @@ def few_elements(request: EinsumRequest) -> str:
     return ""
 
 
-def less_than_calls(request: EinsumRequest) -> str:
+def faster_than_calls(request: EinsumRequest) -> str:
     """Less time in one block, by estimate, than calls of libraries take; whoever asks for this library has any."""
     if elements_of(request) > MOST_ELEMENTS:  # `few_elements` says so
         return ""
@@ -68,25 +68,24 @@ def less_than_calls(request: EinsumRequest) -> str:
         return f"needs other steps: {refused}"
     if request.library == "own" or request.autotune:
         return ""
-    reason = _slower(request, program)
-    # What libraries do not take either stands before whose time is the least.
-    theirs = steps_ahead(request) or summed_along(request) if reason else ""
-    return f"{theirs}, or ask for library='own'" if theirs else reason
+    reason = _why_slower(request, program)
+    # If the libraries refuse the request too, report their reason rather than the times.
+    library_reason = nonnegative_strides(request) or strides_along_modes(request) if reason else ""
+    return f"{library_reason}, or ask for library='own'" if library_reason else reason
 
 
-def _slower(request: EinsumRequest, program: Program) -> str:
-    """Whether calls of libraries take less time, or the launch more memory than is near."""
+def _why_slower(request: EinsumRequest, program: Program) -> str:
+    """The reason why library calls are faster, or why the launch does not fit in shared memory; "" for neither."""
     nbytes = program.elements * max(request.dtype.itemsize, F32.itemsize)
-    if nbytes > NEAR:
-        return (
-            f"needs at most {NEAR:,} bytes of operands and results on the way at a time, or library own, has {nbytes:,}"
-        )
-    ours, calls = LAUNCH + program.cycles / CLOCK, len(request.course.steps)
-    if calls < FEWEST:
-        return f"needs {FEWEST} steps or more, or library own or autotune, has {calls}"
-    if ours <= CALL * calls:
+    if nbytes > MAX_SHARED_BYTES:
+        most = f"{MAX_SHARED_BYTES:,} bytes of operands and results on the way at a time"
+        return f"needs at most {most}, or library own, has {nbytes:,}"
+    ours, calls = LAUNCH_US + program.cycles / CYCLES_PER_US, len(request.schedule.steps)
+    if calls < MIN_STEPS:
+        return f"needs {MIN_STEPS} steps or more, or library own or autotune, has {calls}"
+    if ours <= CALL_US * calls:
         return ""
     return (
-        f"needs tensors so small that one block takes at most {CALL * calls:.3g} us, or library own or autotune, has"
+        f"needs tensors so small that one block takes at most {CALL_US * calls:.3g} us, or library own or autotune, has"
         f" some of {ours:.3g} us"
     )

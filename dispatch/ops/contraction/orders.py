@@ -1,9 +1,9 @@
-"""Which operands of a contraction to permute so that it is one matrix product, and how a result lies that need not be.
+"""Which operands of a contraction to permute so that it becomes one matrix product, and which strides suit its result.
 
-Of all choices of operands to permute the one is taken that costs the least: elements that are moved, launches, and the
-product's own time, for its matrices may not fill tiles. A permuted operand is dense, its modes sort by sort. The
-fastest one stays in the fastest sort, so that both sides of a permutation run along memory; but for TF32, which tensor
-cores read along k alone, k is the fastest. Pure arithmetic.
+Of all choices of operands to permute the cheapest is taken: it counts elements moved, launches, and the time of the
+product, whose matrices may not fill tiles. A permuted operand is dense, its modes grouped by role. Its fastest mode
+stays in the fastest group, so that both sides of a permutation are read and written along memory; for TF32, though,
+k is the fastest, because tensor cores read TF32 along k alone. Pure arithmetic.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dispatch.device.layout import c_strides
 from dispatch.keys import HALF, Compute
 from dispatch.ops.contraction.product import (
-    SMALLEST,
-    SMALLEST_COMPLEX,
+    MIN_BATCHED_ELEMENTS,
+    MIN_BATCHED_ELEMENTS_COMPLEX,
     Product,
-    Sorts,
+    Roles,
     Steps,
-    modes_by_sort,
+    modes_by_role,
     product_along,
     steps_of,
 )
@@ -32,38 +32,44 @@ if TYPE_CHECKING:
     from dispatch.keys import Dtype
 
 Shape = tuple[int, ...]
-Term = tuple[str, Shape, Shape]  # of an operand its modes, each once, and along them its shape and strides
+Term = tuple[str, Shape, Shape]  # an operand's modes, each once, its shape and its strides along them
 
-__all__ = ["along", "arrangement", "cores_of", "is_intense", "result_strides"]
+__all__ = ["arrangement", "cost_model", "dense_strides", "is_intense", "result_strides"]
 
-LAUNCH = 1 << 19  # elements that are moved in the time of one more launch, 2 us or so
-INTENSE = 100  # operations for each element, from which on operands are permuted for a product of any dtype
-TILE = 64  # rows and columns: what is left of one is computed, too
+LAUNCH_ELEMENTS = 1 << 19  # elements that are moved in the time of one more launch, 2 us or so
+MIN_INTENSITY = 100  # operations per element, from which on operands are permuted for a product of any dtype
+TILE = 64  # rows and columns that a tile of the product has; whole tiles are computed
 OPERANDS = ("a", "b", "c", "out")
-SORTS = {"a": ("batch", "m", "k"), "b": ("batch", "k", "n"), "c": ("batch", "m", "n"), "out": ("batch", "m", "n")}
+ROLES = {"a": ("batch", "m", "k"), "b": ("batch", "k", "n"), "c": ("batch", "m", "n"), "out": ("batch", "m", "n")}
 
 
-class Cores(NamedTuple):
-    """What multiplies: elements that are moved in the time of one operation, and what of its operands is better.
+class CostModel(NamedTuple):
+    """What a product of some dtype costs, and which layouts it prefers.
 
-    `along_k` has k the fastest, `moved` says whether operands are permuted for cuBLASLt however few operations there
-    are, which another library does not need, and `smallest` is the least result of a matrix of a batch that is one for
-    its layout's sake.
+    Attributes:
+        elements_per_flop: elements that are moved in the time of one operation.
+        k_fastest: whether permuted operands have k as their fastest axis.
+        always_permutes: whether operands are permuted for cuBLASLt however few operations there are per element.
+        min_batched_elements: the least elements of a result of a batch that repeats an operand.
     """
 
-    per_flop: float
-    along_k: bool = False
-    moved: bool = False
-    smallest: int = SMALLEST
+    elements_per_flop: float
+    k_fastest: bool = False
+    always_permutes: bool = False
+    min_batched_elements: int = MIN_BATCHED_ELEMENTS
 
 
-# By what an H200 does: 45 TFLOP/s of f32, 300 of TF32, 600 of 16 bits, while it moves 8 bytes in 4 ps.
-PLAIN, TF32, HALVES = Cores(5e-3), Cores(8e-4, along_k=True, moved=True), Cores(8e-4, moved=True)
-COMPLEX = Cores(1e-2, smallest=SMALLEST_COMPLEX)
+# From what an H200 does: 45 TFLOP/s in f32, 300 in TF32, 600 in 16 bits, while it moves 8 bytes in 4 ps.
+PLAIN, TF32, HALVES = (
+    CostModel(5e-3),
+    CostModel(8e-4, k_fastest=True, always_permutes=True),
+    CostModel(8e-4, always_permutes=True),
+)
+COMPLEX = CostModel(1e-2, min_batched_elements=MIN_BATCHED_ELEMENTS_COMPLEX)
 
 
-def cores_of(dtype: Dtype, compute: Any) -> Cores:
-    """What multiplies elements of a dtype, in a compute type if one was asked for."""
+def cost_model(dtype: Dtype, compute: Any) -> CostModel:
+    """The cost model of products of a dtype, in a compute type if one was asked for."""
     if dtype in HALF:
         return HALVES
     if dtype.is_complex:
@@ -72,32 +78,34 @@ def cores_of(dtype: Dtype, compute: Any) -> Cores:
 
 
 def arrangement(request: Any) -> dict[str, str] | str:
-    """The operands to permute, with the modes of each from the slowest to the fastest; or why none serves."""
-    found = cheapest(request.sizes, steps_of(request), cores_of(request.result_dtype, request.compute))
+    """The operands to permute, with the modes of each from the slowest to the fastest; or why no choice serves."""
+    found = cheapest_arrangement(request.sizes, steps_of(request), cost_model(request.result_dtype, request.compute))
     return found if isinstance(found, str) else found.orders
 
 
 def is_intense(sizes: dict[str, int], operands: Iterable[Iterable[str]]) -> bool:
     """Whether a contraction has enough operations for each element of its operands and its result to permute them."""
     elements = sum(prod(sizes[mode] for mode in set(own)) for own in operands)
-    return 2 * prod(sizes.values()) >= INTENSE * elements
+    return 2 * prod(sizes.values()) >= MIN_INTENSITY * elements
 
 
 class Arrangement(NamedTuple):
-    """The operands to permute, the product then, and what all costs, in elements moved."""
+    """The operands to permute, the product after that, and the cost of all, in elements moved."""
 
     cost: float
     product: Product
     orders: dict[str, str]
 
 
-def cheapest(sizes: dict[str, int], steps: Steps, cores: Cores = PLAIN, below: float = inf) -> Arrangement | str:
-    """The arrangement that costs the least, or why there is none, or none that costs less than `below`."""
+def cheapest_arrangement(
+    sizes: dict[str, int], steps: Steps, model: CostModel = PLAIN, below: float = inf
+) -> Arrangement | str:
+    """The cheapest arrangement, or why there is none that costs less than `below`."""
     if not all(sizes.values()):
         return "needs an element along each mode"
-    sorts = modes_by_sort(steps)
-    least = 2 * prod(sizes[mode] for modes in sorts.values() for mode in modes) * cores.per_flop
-    costs = {name: prod(sizes[mode] for mode in own) + LAUNCH for name, own in steps.items()}
+    roles = modes_by_role(steps)
+    least = 2 * prod(sizes[mode] for modes in roles.values() for mode in modes) * model.elements_per_flop
+    costs = {name: prod(sizes[mode] for mode in own) + LAUNCH_ELEMENTS for name, own in steps.items()}
     choices = [chosen for count in range(len(steps) + 1) for chosen in combinations(steps, count)]
     best: Arrangement | None = None
     why = ""
@@ -106,55 +114,57 @@ def cheapest(sizes: dict[str, int], steps: Steps, cores: Cores = PLAIN, below: f
         if amount + least >= (below if best is None else best.cost):
             why = why or "needs others to lie less apart"
             break
-        orders = {name: order_of(name, chosen, steps, sorts, along_k=cores.along_k) for name in chosen}
-        lying = {name: along(orders[name], sizes) if name in orders else own for name, own in steps.items()}
-        found = product_along(sizes, lying, sorts, smallest=cores.smallest)
+        orders = {name: permuted_order(name, chosen, steps, roles, k_fastest=model.k_fastest) for name in chosen}
+        strides_by_name = {
+            name: dense_strides(orders[name], sizes) if name in orders else own for name, own in steps.items()
+        }
+        found = product_along(sizes, strides_by_name, roles, min_batched_elements=model.min_batched_elements)
         if isinstance(found, str):
-            why = found  # at last with all of them permuted
+            why = found  # the last one is with all of them permuted
             continue
-        spent = amount + (found.calls - 1) * LAUNCH + padded_flops(found) * cores.per_flop
+        spent = amount + (found.calls - 1) * LAUNCH_ELEMENTS + padded_flops(found) * model.elements_per_flop
         if best is None or spent < best.cost:
             best = Arrangement(spent, found, orders)
     return why if best is None else best
 
 
 def padded_flops(found: Product) -> int:
-    """The operations of a product whose matrices fill tiles."""
+    """The operations of a product with its result rounded up to whole tiles."""
     *batch, rows, columns = found.out.shape
     return 2 * found.calls * prod(batch) * (-(-rows // TILE) * -(-columns // TILE)) * TILE**2 * found.a.shape[-1]
 
 
-def order_of(name: str, chosen: Sequence[str], steps: Steps, sorts: Sorts, *, along_k: bool) -> str:
+def permuted_order(name: str, chosen: Sequence[str], steps: Steps, roles: Roles, *, k_fastest: bool) -> str:
     """The modes of an operand that is permuted, from the slowest to the fastest."""
     own = steps[name]
     if name == "c":
-        own = steps["out"]  # it may be repeated along some
-    # Others follow an operand that stays; where none does, the result, and along what is summed over a.
-    leader = {sort: next((one for one in OPERANDS if one in steps and one not in chosen and sort in SORTS[one]), "")
-              for sort in sorts}  # fmt: skip
-    order = SORTS[name]
+        own = steps["out"]  # c may be repeated along some modes
+    # The order follows an operand that is not permuted; if there is none, the result, and along k operand a.
+    leader = {role: next((one for one in OPERANDS if one in steps and one not in chosen and role in ROLES[one]), "")
+              for role in roles}  # fmt: skip
+    order = ROLES[name]
     fastest = min(own, key=lambda mode: own[mode], default="")
-    if along_k and "k" in order:
+    if k_fastest and "k" in order:
         order = ("batch", "m" if name == "a" else "n", "k")
-    elif fastest in sorts[order[1]] and sorts[order[2]]:
+    elif fastest in roles[order[1]] and roles[order[2]]:
         order = (order[0], order[2], order[1])
     lines = []
-    for sort in order:
-        lead = steps[leader[sort] or ("a" if sort == "k" else "out")]
-        lines += sorted(sorts[sort], key=lambda mode: -lead.get(mode, 0))
+    for role in order:
+        lead = steps[leader[role] or ("a" if role == "k" else "out")]
+        lines += sorted(roles[role], key=lambda mode: -lead.get(mode, 0))
     return "".join(lines)
 
 
-def along(order: str, sizes: dict[str, int]) -> dict[str, int]:
-    """The strides of dense memory whose modes come in an order."""
+def dense_strides(order: str, sizes: dict[str, int]) -> dict[str, int]:
+    """The strides of a dense tensor whose modes have this order."""
     return dict(zip(order, c_strides(tuple(sizes[mode] for mode in order)), strict=True))
 
 
 @lru_cache(1024)
-def result_strides(terms: tuple[Term, Term], output: str, cores: Cores) -> Shape:
-    """How the result of a contraction of two operands lies best where nobody asks for an order.
+def result_strides(terms: tuple[Term, Term], output: str, model: CostModel) -> Shape:
+    """The best strides for the result of a contraction of two operands if no order was asked for.
 
-    It is dense: in C order, unless it comes out of a matrix product in another one that costs less.
+    They are dense: in C order, unless a matrix product gives another order that costs less.
     """
     sizes: dict[str, int] = {}
     for modes, shape, _ in terms:
@@ -164,36 +174,38 @@ def result_strides(terms: tuple[Term, Term], output: str, cores: Cores) -> Shape
     for name, (modes, shape, strides) in zip("ab", terms, strict=True):
         own = zip(modes, shape, strides, strict=True)
         steps[name] = {mode: stride for mode, extent, stride in own if extent > 1 and stride}
-    found = along(best_order(sizes, steps, output, cores), sizes)
+    found = dense_strides(best_order(sizes, steps, output, model), sizes)
     return tuple(found[mode] for mode in output)
 
 
-def best_order(sizes: dict[str, int], steps: Steps, output: str, cores: Cores) -> str:
-    """The order of the result's modes that costs the least; that of the spec where none costs less."""
+def best_order(sizes: dict[str, int], steps: Steps, output: str, model: CostModel) -> str:
+    """The cheapest order of the result's modes; that of the spec if no other costs less."""
     if not all(sizes.values()):
         return output
-    usual = resulting(sizes, steps, output, cores)
+    usual = arrangement_for_order(sizes, steps, output, model)
     if not isinstance(usual, str) and not usual.orders and usual.product.calls == 1 and not usual.product.repeats:
         return output
     least, found = inf if isinstance(usual, str) else usual.cost, output
-    permutes = cores.moved or is_intense(sizes, (*steps.values(), output))
-    sorts = modes_by_sort(steps | {"out": dict.fromkeys((mode for mode in output if sizes[mode] > 1), 1)})
-    there = [mode for modes in (sorts["batch"], sorts["m"], sorts["n"]) for mode in modes]
-    alone = "".join(mode for mode in output if mode not in there)  # of one element, which lie as they will
+    permutes = model.always_permutes or is_intense(sizes, (*steps.values(), output))
+    roles = modes_by_role(steps | {"out": dict.fromkeys((mode for mode in output if sizes[mode] > 1), 1)})
+    there = [mode for modes in (roles["batch"], roles["m"], roles["n"]) for mode in modes]
+    alone = "".join(mode for mode in output if mode not in there)  # those of one element have any strides
 
-    def lines(sort: str, name: str) -> list[str]:
-        stepped = sorted(sorts[sort], key=lambda mode: -steps[name][mode])
-        return ["".join(line) for line in dict.fromkeys((tuple(sorts[sort]), tuple(stepped)))]
+    def lines(role: str, name: str) -> list[str]:
+        stepped = sorted(roles[role], key=lambda mode: -steps[name][mode])
+        return ["".join(line) for line in dict.fromkeys((tuple(roles[role]), tuple(stepped)))]
 
     for batch, m, n in product(lines("batch", "a"), lines("m", "a"), lines("n", "b")):
         for order in (f"{alone}{batch}{m}{n}", f"{alone}{batch}{n}{m}"):
-            other = resulting(sizes, steps, order, cores, least)
+            other = arrangement_for_order(sizes, steps, order, model, least)
             if not isinstance(other, str) and other.cost < least and (permutes or not other.orders):
                 least, found = other.cost, order
     return found
 
 
-def resulting(sizes: dict[str, int], steps: Steps, order: str, cores: Cores, below: float = inf) -> Arrangement | str:
-    """The arrangement for a result whose modes lie in an order."""
-    out = {mode: stride for mode, stride in along(order, sizes).items() if sizes[mode] > 1}
-    return cheapest(sizes, {**steps, "out": out}, cores, below)
+def arrangement_for_order(
+    sizes: dict[str, int], steps: Steps, order: str, model: CostModel, below: float = inf
+) -> Arrangement | str:
+    """The cheapest arrangement for a dense result whose modes have this order."""
+    out = {mode: stride for mode, stride in dense_strides(order, sizes).items() if sizes[mode] > 1}
+    return cheapest_arrangement(sizes, {**steps, "out": out}, model, below)

@@ -1,7 +1,7 @@
 """Plans of einsum by the kernel of network_kernel.py: all steps of small tensors in one launch of one block.
 
-What the kernel reads beside the operands, and room for what does not fit in shared memory, are memory of the plan. Its
-runs are on one stream, one after another; other plans have memory of their own.
+The plan owns the memory of the kernel's program, and of the data that does not fit in shared memory. Its runs are on
+one stream, one after another; other plans have memory of their own.
 """
 
 from __future__ import annotations
@@ -41,24 +41,36 @@ class Pointers(ctypes.Structure):
 
 
 class NetworkPlan(Plan):
-    """One launch of one block, for the addresses of each run; `kept` is memory that the kernel is given."""
+    """One launch of one block. `memory` holds the program, and the data if it does not fit in shared memory."""
 
-    __slots__ = ("_addresses", "_executor", "_given", "_kept", "_launch")
+    __slots__ = ("_addresses", "_executor", "_launch", "_memory", "_values")
 
     def __init__(
-        self, executor: CudaExecutor, row: Row, function: int, program: Program, shared: int, kept: tuple[Tensor, ...]
+        self, executor: CudaExecutor, row: Row, function: int, program: Program, shared: int, memory: tuple[Tensor, ...]
     ) -> None:
         super().__init__(row, capture_safe=True)
-        self._executor, self._kept = executor, kept
-        words, *apart = kept
+        self._executor, self._memory = executor, memory
+        words, *spill = memory
         pointers = Pointers()
         self._addresses = pointers.at
         quads = program.words.nbytes // QUAD
-        room = ctypes.c_void_p(apart[0].ptr if apart else None)
-        taken = (pointers, ctypes.c_void_p(words.ptr), ctypes.c_int(quads), room)
-        told = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
-        self._given = taken  # which `told` leads to
-        fixed = (ctypes.c_void_p(function), 1, 1, 1, LANES * program.warps, 1, 1, shared, executor.target, told, None)
+        data_bytes = ctypes.c_void_p(spill[0].ptr if spill else None)
+        values = (pointers, ctypes.c_void_p(words.ptr), ctypes.c_int(quads), data_bytes)
+        parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        self._values = values  # which `parameters` points to
+        fixed = (
+            ctypes.c_void_p(function),
+            1,
+            1,
+            1,
+            LANES * program.warps,
+            1,
+            1,
+            shared,
+            executor.target,
+            parameters,
+            None,
+        )
         self._launch: Callable[[], int] = partial(driver.cuLaunchKernel.unchecked, *fixed)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
@@ -67,22 +79,22 @@ class NetworkPlan(Plan):
 
 
 def plan(request: EinsumRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request: one launch; of a result without elements nothing is to be done."""
+    """The plan of a request: one launch, or nothing if the result has no elements."""
     if not request.out_layout().size:
         return IdlePlan(row)
     program = program_of(request)
     most, width = most_shared(executor.device), max(request.dtype.itemsize, ctypes.sizeof(ctypes.c_float))
-    shared, room = program.words.nbytes, program.elements * width
-    in_shared = shared + room <= most
+    shared, data_bytes = program.words.nbytes, program.elements * width
+    in_shared = shared + data_bytes <= most
     function = loaded(SOURCE, NAME, options(request.dtype, in_shared=in_shared), executor.device)
     kind = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     driver.cuFuncSetAttribute(function, kind, most)  # the same for all plans of the kernel
-    kept = [on_device(executor, program)]
+    memory = [on_device(executor, program)]
     if in_shared:
-        shared += room
+        shared += data_bytes
     else:
-        kept.append(executor.empty((room,), (1,), U8))
-    return NetworkPlan(executor, row, function, program, shared, tuple(kept))
+        memory.append(executor.empty((data_bytes,), (1,), U8))
+    return NetworkPlan(executor, row, function, program, shared, tuple(memory))
 
 
 def most_shared(device: CudaDevice) -> int:
@@ -91,10 +103,10 @@ def most_shared(device: CudaDevice) -> int:
 
 
 def on_device(executor: CudaExecutor, program: Program) -> Tensor:
-    """The words of a program in memory of the plan, which is made outside of what is captured or recorded."""
+    """The words of a program in memory of the plan; plans are made outside of captures and recordings."""
     words = program.words
     made: Any = executor.empty(words.shape, (1,), U32)
     driver.cuMemcpyHtoDAsync(made.ptr, words.ctypes.data, words.nbytes, executor.stream.c_handle.value)
     executor.stream.synchronize()  # the words may be gone before the copy is made
-    kept: Tensor = made
-    return kept
+    memory: Tensor = made
+    return memory

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 __all__ = ["Path", "check_path", "find_path"]
 
 Path = tuple[tuple[int, ...], ...]
-WAYS = (
+METHODS = (
     *("auto", "auto-hq", "optimal", "greedy", "eager", "opportunistic", "dp", "dynamic-programming"),
     *("branch-all", "branch-2", "branch-1", "random-greedy", "random-greedy-128", "left-to-right"),
 )
-OF_NUMPY = {"auto": "greedy", "greedy": "greedy", "optimal": "optimal"}
+NUMPY_METHODS = {"auto": "greedy", "greedy": "greedy", "optimal": "optimal"}
 INSTALL = "pip install cudabind[einsum] installs opt_einsum, which has it"
 
 
 def check_path(optimize: Any, operands: int) -> str | Path:
     """The way to find a path, or a path that was given; BadRequest for what is neither."""
     if isinstance(optimize, str):
-        if optimize not in WAYS:
-            raise BadRequest("optimize", shown(optimize), f"one of {', '.join(WAYS)}, or a path: [(0, 1), (0, 1)]")
+        if optimize not in METHODS:
+            raise BadRequest("optimize", shown(optimize), f"one of {', '.join(METHODS)}, or a path: [(0, 1), (0, 1)]")
         return optimize
     wanted = f"a path for {operands} operands: pairs of places, such as {[(0, 1)] * max(operands - 1, 1)}"
     try:
@@ -71,31 +71,33 @@ def find_path(
         opt_einsum: Any = importlib.import_module("opt_einsum")  # takes long to import
         spec = f"{','.join(inputs)}->{output}"
         found, _ = opt_einsum.contract_path(spec, *shapes, shapes=True, optimize=optimize, memory_limit=limit)
-        return _paired(found, limit)
-    return _by_numpy(inputs, output, shapes, optimize, limit)
+        return _check_pairs(found, limit)
+    return _find_by_numpy(inputs, output, shapes, optimize, limit)
 
 
-def _by_numpy(
+def _find_by_numpy(
     inputs: tuple[str, ...], output: str, shapes: Sequence[tuple[int, ...]], optimize: str, limit: int | None
 ) -> Path:
     known: dict[str, str] = {}
     letters = {mode for term in inputs for mode in term}
-    if optimize not in OF_NUMPY:
+    if optimize not in NUMPY_METHODS:
         raise BadRequest(
-            "optimize", repr(optimize), f"{', '.join(OF_NUMPY)} or left-to-right without opt_einsum", INSTALL
+            "optimize", repr(optimize), f"{', '.join(NUMPY_METHODS)} or left-to-right without opt_einsum", INSTALL
         )
     if len(letters) > len(ALPHABET):
         given = f"{len(letters)} modes of {len(inputs)} operands"
         raise BadRequest("spec", given, f"up to {len(ALPHABET)} without opt_einsum, or a path", INSTALL)
     terms = ["".join(known.setdefault(mode, ALPHABET[len(known)]) for mode in term) for term in inputs]
     spec = f"{','.join(terms)}->{''.join(known[mode] for mode in output)}"
-    blank = [np.broadcast_to(np.zeros(()), shape) for shape in shapes]  # of one element: the path is of shapes alone
-    way: Any = OF_NUMPY[optimize] if limit is None else (OF_NUMPY[optimize], limit)
-    found, _ = np.einsum_path(spec, *blank, optimize=way)
-    return _paired(found[1:], limit)
+    placeholders = [
+        np.broadcast_to(np.zeros(()), shape) for shape in shapes
+    ]  # of one element: the path is of shapes alone
+    method: Any = NUMPY_METHODS[optimize] if limit is None else (NUMPY_METHODS[optimize], limit)
+    found, _ = np.einsum_path(spec, *placeholders, optimize=method)
+    return _check_pairs(found[1:], limit)
 
 
-def _paired(found: Any, limit: int | None) -> Path:
+def _check_pairs(found: Any, limit: int | None) -> Path:
     """A path that was found, of pairs; of more at once where nothing kept within the limit."""
     path: Path = tuple(tuple(sorted(step)) for step in found)
     if limit is not None and any(len(step) > 2 for step in path):

@@ -1,6 +1,6 @@
-"""Contractions that are a matrix product once some operands are permuted: permutations around one `cublasLtMatmul`.
+"""Contractions that become a matrix product when some operands are permuted: permutations around one `cublasLtMatmul`.
 
-orders.py says which operands are permuted.
+orders.py chooses the operands to permute.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dispatch.core.request import Argument, IdlePlan, Plan
 from dispatch.device.tensor import Tensor
 from dispatch.errors import NoRow, Refused
 from dispatch.ops.contraction.elementwise import PermuteRequest
-from dispatch.ops.contraction.orders import along, arrangement
+from dispatch.ops.contraction.orders import arrangement, dense_strides
 from dispatch.ops.contraction.product import steps_of
 from dispatch.ops.contraction.request import ContractRequest
-from dispatch.ops.contraction.sequence import ALIGNMENT, NOWHERE, memory_of, nowhere
+from dispatch.ops.contraction.sequence import ALIGNMENT, PLACEHOLDER_ADDRESS, placeholder_storage, plan_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PermutedPlan", "permutes", "plan"]
 
-MEMORY = "permuted operands"  # beside that of results on the way, for such a plan may be a step between these
+MEMORY = "permuted operands"  # not the memory of intermediate results: such a plan may be a step between these
 
 
 def permutes(request: Any) -> str:
@@ -38,7 +38,7 @@ def permutes(request: Any) -> str:
 
 
 class Step(NamedTuple):
-    """A plan, and what each of its arguments is: one of the run's, or memory on the way, which comes behind those."""
+    """A plan and the slots of its arguments: first those of the run, then the addresses of permuted operands."""
 
     plan: Plan
     slots: tuple[int, ...]
@@ -46,7 +46,7 @@ class Step(NamedTuple):
 
 
 class PermutedPlan(Plan):
-    """Permutations, a product, and perhaps another permutation, over memory at fixed addresses."""
+    """Permutations, a product, and perhaps another permutation; permuted operands are at fixed addresses."""
 
     __slots__ = ("_executor", "_fixed", "_memory", "_steps")
 
@@ -59,7 +59,7 @@ class PermutedPlan(Plan):
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         memory = self._memory
         if memory.owner is not self._executor.stream:
-            # Made while the caller captured the executor's stream, on another one, which was waited for since.
+            # Allocated on another stream while the caller captured the executor's; that stream was waited for since.
             memory.owner = memory.writer = self._executor.stream
         there = (*arguments, *self._fixed)
         for plan, slots, constants in self._steps:
@@ -67,17 +67,17 @@ class PermutedPlan(Plan):
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a contraction; Refused where a row is missing for one of its steps."""
+    """The plan of a contraction; Refused if no row takes one of its steps."""
     if not request.layout_of("out").size:
         return IdlePlan(row)
     orders = arrangement(request)
     if isinstance(orders, str):
         raise Refused(orders)
-    return Making(request, executor).plan(row, orders)
+    return PlanBuilder(request, executor).plan(row, orders)
 
 
-def once(tensor: Tensor, modes: str, order: str) -> Tensor:
-    """A view with one element along the modes along which a tensor does not step."""
+def collapse_repeated_modes(tensor: Tensor, modes: str, order: str) -> Tensor:
+    """A view with one element along the modes along which a tensor has stride 0."""
     layout = tensor.layout
     shape = tuple(extent if mode in order else 1 for mode, extent in zip(modes, layout.shape, strict=True))
     if shape == layout.shape:
@@ -86,8 +86,8 @@ def once(tensor: Tensor, modes: str, order: str) -> Tensor:
     return Tensor(tensor.storage, tensor.ptr, view)
 
 
-class Making:
-    """The plan of one request: its steps, and the memory on the way."""
+class PlanBuilder:
+    """Builds the plan of one request: its steps, and the memory of its permuted operands."""
 
     def __init__(self, request: Any, executor: CudaExecutor) -> None:
         self.request, self.executor = request, executor
@@ -95,13 +95,13 @@ class Making:
         self.given = {name: self.tensor_of(name) for name in (*(steps_of(request)),)}
 
     def tensor_of(self, name: str) -> Tensor:
-        """An operand, or for an output that is left open a tensor that lies as it will."""
+        """An operand; for an output that is still to be allocated a placeholder with its layout."""
         given: Tensor | None = getattr(self.request, name)
         if given is not None:
             return given
         layout = self.request.layout_of(name)
-        made = self.executor.device.layout(layout.dtype, layout.shape, layout.strides, NOWHERE)
-        return Tensor(nowhere(self.executor, layout.high), NOWHERE, made)
+        made = self.executor.device.layout(layout.dtype, layout.shape, layout.strides, PLACEHOLDER_ADDRESS)
+        return Tensor(placeholder_storage(self.executor, layout.high), PLACEHOLDER_ADDRESS, made)
 
     def plan(self, row: Row, orders: dict[str, str]) -> PermutedPlan:
         request, executor, sizes = self.request, self.executor, self.request.sizes
@@ -110,48 +110,50 @@ class Making:
         offsets = [0]
         for nbytes in volumes:
             offsets.append(offsets[-1] + -(-nbytes // ALIGNMENT) * ALIGNMENT)
-        memory = memory_of(executor, offsets[-1], MEMORY)
+        memory = plan_memory(executor, offsets[-1], MEMORY)
         if memory is None:
             raise Refused("needs an operand to permute, has none")
         count = len(request.reads) + len(request.writes) + len(request.numbers)
         fixed = tuple(memory.base + offset for offset in offsets[:-1])
-        moved: dict[str, tuple[str, Tensor, int]] = {}  # modes, tensor, slot
+        permuted: dict[str, tuple[str, Tensor, int]] = {}  # modes, tensor, slot
         for number, ((name, order), base) in enumerate(zip(orders.items(), fixed, strict=True)):
-            # Each mode is one axis; where an operand does not step along one, or has it of one element, that is 1.
+            # Each mode is one axis. It has extent 1 where the operand has stride 0 or a single element.
             modes = "".join(dict.fromkeys(request.modes_of(name)))
-            strides = along(order, sizes)
+            strides = dense_strides(order, sizes)
             shape = tuple(sizes[mode] if mode in strides else 1 for mode in modes)
             layout = executor.device.layout(kind, shape, tuple(strides.get(mode, 1) for mode in modes), base)
-            moved[name] = modes, Tensor(memory, base, layout), count + number
+            permuted[name] = modes, Tensor(memory, base, layout), count + number
         for name, order in orders.items():
             if name != "out":
-                modes, target, slot = moved[name]
-                source = once(self.given[name], request.modes_of(name), order)
+                modes, target, slot = permuted[name]
+                source = collapse_repeated_modes(self.given[name], request.modes_of(name), order)
                 spec = f"{request.modes_of(name)}->{modes}"
-                self.append(PermuteRequest(spec, source, out=target), {"a": request.place_of(name), "out": slot})
-        self.multiply(moved)
+                self.append_step(PermuteRequest(spec, source, out=target), {"a": request.place_of(name), "out": slot})
+        self.multiply(permuted)
         if "out" in orders:
-            modes, source, slot = moved["out"]
+            modes, source, slot = permuted["out"]
             asked = PermuteRequest(f"{modes}->{modes}", source, out=self.given["out"])
-            self.append(asked, {"a": slot, "out": request.place_of("out")})
+            self.append_step(asked, {"a": slot, "out": request.place_of("out")})
         return PermutedPlan(executor, row, self.steps, fixed, memory)
 
-    def multiply(self, moved: dict[str, tuple[str, Tensor, int]]) -> None:
-        """The product, of which alpha and beta are those of the run."""
+    def multiply(self, permuted: dict[str, tuple[str, Tensor, int]]) -> None:
+        """Append the product, with the run's alpha and beta."""
         request = self.request
-        tensors: dict[str, Any] = {name: moved[name][1] if name in moved else one for name, one in self.given.items()}
-        a, b = (moved[name][0] if name in moved else request.modes_of(name) for name in ("a", "b"))
+        tensors: dict[str, Any] = {
+            name: permuted[name][1] if name in permuted else one for name, one in self.given.items()
+        }
+        a, b = (permuted[name][0] if name in permuted else request.modes_of(name) for name in ("a", "b"))
         spec = f"{a},{b}->{request.result_modes}"
         choices: dict[str, Any] = {"compute": request.compute, "workspace": request.workspace, "library": "cublasLt"}
         if "c" in tensors:
             choices["beta"] = request.beta
-        places = {name: moved[name][2] if name in moved else request.place_of(name) for name in tensors}
+        places = {name: permuted[name][2] if name in permuted else request.place_of(name) for name in tensors}
         first = len(request.reads) + len(request.writes)
         places |= {name: first + number for number, name in enumerate(request.numbers)}
-        self.append(ContractRequest(spec, alpha=request.alpha, **tensors, **choices), places)
+        self.append_step(ContractRequest(spec, alpha=request.alpha, **tensors, **choices), places)
 
-    def append(self, asked: Any, places: dict[str, int]) -> None:
-        """A step, by whichever row takes it."""
+    def append_step(self, asked: Any, places: dict[str, int]) -> None:
+        """Append a step by the first row that takes it."""
         try:
             made = self.executor.plan(asked)
         except NoRow as error:

@@ -1,9 +1,9 @@
 """Which contractions are one matrix product, or a batch of them, over memory as it lies.
 
-The modes of a contraction are of four sorts: K in A and B, M in A and D, N in B and D, and the batch in all three.
-Where those of each sort lie in memory as one axis, the same one in each tensor that has them, it is D = A · B for
-matrices (M, K), (K, N) and (M, N). Where there is no batch, the slowest modes of M or of N may be one, with the other
-operand the same all along; where a batch is two axes, the slower one may be a few calls. Pure arithmetic.
+The modes of a contraction have four roles: K in A and B, M in A and D, N in B and D, and the batch in all three. If the
+modes of each role merge into one axis, the same in each tensor that has them, the contraction is D = A · B for matrices
+(M, K), (K, N) and (M, N). If there is no batch, the slowest modes of M or of N may serve as one, along which the other
+operand is repeated; if the batch is two axes, the slower one may be a few calls. Pure arithmetic.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = [
-    "SMALLEST",
-    "SMALLEST_COMPLEX",
+    "MIN_BATCHED_ELEMENTS",
+    "MIN_BATCHED_ELEMENTS_COMPLEX",
     "Matrix",
     "Product",
-    "Sorts",
+    "Roles",
     "Steps",
-    "merges",
-    "modes_by_sort",
+    "modes_by_role",
+    "modes_merge",
     "product_along",
     "product_of",
     "steps_of",
 ]
 
-Steps = dict[str, dict[str, int]]  # of each operand, the stride along each of its modes
+Steps = dict[str, dict[str, int]]  # for each operand, the stride along each of its modes
 
 
 class Matrix(NamedTuple):
-    """Rows and columns of an operand, behind a batch axis where there is one: extents, and strides in elements."""
+    """An operand as a matrix: rows and columns, after a batch axis if there is one; strides are in elements."""
 
     name: str
     shape: tuple[int, ...]
@@ -49,16 +49,16 @@ class Matrix(NamedTuple):
 
     @property
     def has_dense_columns(self) -> bool:
-        """Whether its columns are."""
+        """Whether its columns are dense, and do not overlap."""
         (rows, columns), (row, column) = self.shape[-2:], self.strides[-2:]
         return (rows == 1 or row == 1) and (columns == 1 or column >= rows)
 
 
 class Product(NamedTuple):
-    """D = a · b + c: matrices of a contraction's operands, of which the second may be the left one.
+    """D = a · b + c: matrices of a contraction's operands, which may have changed places.
 
-    It is so `calls` times: in each the operands begin so many elements further, as `apart` has it by their names. Where
-    it `repeats` one operand is the same all along a batch that another one's layout makes.
+    It takes `calls` calls; from one to the next an operand begins `call_offsets[name]` elements further. If it
+    `repeats`, one operand is repeated along a batch that consists of modes of the other one alone.
     """
 
     a: Matrix
@@ -66,7 +66,7 @@ class Product(NamedTuple):
     out: Matrix
     c: Matrix | None
     calls: int = 1
-    apart: Mapping[str, int] = MappingProxyType({})
+    call_offsets: Mapping[str, int] = MappingProxyType({})
     repeats: bool = False
 
 
@@ -77,8 +77,8 @@ class Axis(NamedTuple):
     steps: tuple[int, ...]
 
 
-def merged(extents: dict[str, int], steps: Sequence[dict[str, int]], modes: Sequence[str]) -> Axis | str:
-    """Modes that tensors share as one axis of each; or the mode that is no part of it."""
+def merge_modes(extents: dict[str, int], steps: Sequence[dict[str, int]], modes: Sequence[str]) -> Axis | str:
+    """The modes that tensors share merged into one axis of each; or the first mode that does not merge."""
     if not modes:
         return Axis(1, (0,) * len(steps))
     order = sorted(modes, key=lambda mode: -steps[-1][mode])
@@ -91,30 +91,32 @@ def merged(extents: dict[str, int], steps: Sequence[dict[str, int]], modes: Sequ
     return Axis(extent, found)
 
 
-Sorts = dict[str, list[str]]
+Roles = dict[str, list[str]]
 Inputs = dict[str, tuple[str, ...]]
-INPUTS: Inputs = {"batch": ("a", "b"), "m": ("a",), "n": ("b",), "k": ("a", "b")}  # which have the modes of a sort
-MOST_CALLS = 16  # of a product whose batch does not lie as one axis
-LEAST = 8  # rows, columns and terms of each matrix of a batch that is one for its layout's sake alone
-# The elements of its result. With 40 x 40 complex numbers cuBLASLt took an H200 60 us where cuTENSOR took 52; of real
-# ones, and with more, it was as fast.
-SMALLEST, SMALLEST_COMPLEX = 64, 4096
+INPUTS: Inputs = {"batch": ("a", "b"), "m": ("a",), "n": ("b",), "k": ("a", "b")}  # which have the modes of a role
+MAX_CALLS = 16  # of a product whose batch does not merge into one axis
+MIN_BATCHED_EXTENT = 8  # rows, columns and terms of each matrix of a batch that repeats an operand
+# The least elements of its result. For 40 x 40 complex numbers cuBLASLt took 60 us on an H200 and cuTENSOR 52; for real
+# ones, and for more elements, it was as fast.
+MIN_BATCHED_ELEMENTS, MIN_BATCHED_ELEMENTS_COMPLEX = 64, 4096
 
 
 def product_of(request: Any) -> Product | str:
-    """The matrix product that a contraction is as its operands lie, or why it is none, in the words of a rule."""
-    smallest = SMALLEST_COMPLEX if request.layout_of("out").dtype.is_complex else SMALLEST
-    return product_along(request.sizes, steps_of(request), smallest=smallest)
+    """The matrix product that a contraction is with its operands' layouts, or the reason why it is none."""
+    min_batched_elements = (
+        MIN_BATCHED_ELEMENTS_COMPLEX if request.layout_of("out").dtype.is_complex else MIN_BATCHED_ELEMENTS
+    )
+    return product_along(request.sizes, steps_of(request), min_batched_elements=min_batched_elements)
 
 
 def steps_of(request: Any) -> Steps:
-    """How the operands of a contraction lie along the modes; c only where it is read."""
+    """The strides of the operands of a contraction along their modes; those of c only if it is read."""
     names = ("a", "b", *(("c",) if request.reads_c else ()), "out")
     return {name: lower(request.modes_of(name), request.layout_of(name), request.sizes).steps for name in names}
 
 
-def modes_by_sort(steps: Steps) -> dict[str, list[str]]:
-    """The modes of each sort, in the order of the first operand that has them."""
+def modes_by_role(steps: Steps) -> dict[str, list[str]]:
+    """The modes of each role, in the order of the first operand that has them."""
     in_a, in_b, in_d = (steps[name].keys() for name in ("a", "b", "out"))
     return {
         "batch": [m for m in in_d if m in in_a and m in in_b],
@@ -125,83 +127,87 @@ def modes_by_sort(steps: Steps) -> dict[str, list[str]]:
 
 
 def product_along(
-    sizes: dict[str, int], steps: Steps, sorts: Sorts | None = None, *, smallest: int = SMALLEST
+    sizes: dict[str, int], steps: Steps, roles: Roles | None = None, *, min_batched_elements: int = MIN_BATCHED_ELEMENTS
 ) -> Product | str:
-    """The product of operands that lie so, or why it is none; `sorts` are the modes of each sort, if they are known."""
+    """The product of operands with these strides, or why it is none; `roles` are the modes of each role, if known."""
     if not all(sizes.values()):
         return "needs an element along each mode"
-    sorts = sorts or modes_by_sort(steps)
-    there = {mode for modes in sorts.values() for mode in modes}
+    roles = roles or modes_by_role(steps)
+    there = {mode for modes in roles.values() for mode in modes}
     if lost := [mode for mode, extent in sizes.items() if extent > 1 and mode not in there]:
         return f"needs modes of two tensors at least, has {lost[0]} of one: sum over it first"
-    found = _product(sizes, steps, sorts, INPUTS)
+    found = _product(sizes, steps, roles, INPUTS)
     if not isinstance(found, str):
         return found
-    for other, inputs in () if sorts["batch"] else _repeated(sizes, steps, sorts, smallest):
+    for other, inputs in () if roles["batch"] else _repeated_batches(sizes, steps, roles, min_batched_elements):
         batched = _product(sizes, steps, other, inputs)
         if not isinstance(batched, str):
             return batched._replace(repeats=True)
-    order = sorted(sorts["batch"], key=lambda mode: -steps["out"][mode])
+    order = sorted(roles["batch"], key=lambda mode: -steps["out"][mode])
     for count in range(1, len(order)):
-        outer = merged(sizes, list(steps.values()), order[:count]) if _are_shared(order[:count], steps) else ""
-        if isinstance(outer, str) or outer.extent > MOST_CALLS:
+        outer = merge_modes(sizes, list(steps.values()), order[:count]) if _are_shared(order[:count], steps) else ""
+        if isinstance(outer, str) or outer.extent > MAX_CALLS:
             continue
-        called = _product(sizes, steps, {**sorts, "batch": order[count:]}, INPUTS)
+        called = _product(sizes, steps, {**roles, "batch": order[count:]}, INPUTS)
         if not isinstance(called, str):
-            return called._replace(calls=outer.extent, apart=dict(zip(steps, outer.steps, strict=True)))
+            return called._replace(calls=outer.extent, call_offsets=dict(zip(steps, outer.steps, strict=True)))
     return found
 
 
 def _are_shared(modes: Sequence[str], steps: Steps) -> bool:
-    """Whether all operands step along these."""
+    """Whether all operands have a stride along these modes."""
     return all(mode in own for own in steps.values() for mode in modes)
 
 
-def _repeated(sizes: dict[str, int], steps: Steps, sorts: Sorts, smallest: int) -> Iterator[tuple[Sorts, Inputs]]:
-    """Batches along the slowest modes of one operand, in which the other one is the same all along."""
-    for sort, name in (("m", "a"), ("n", "b")):
-        order = sorted(sorts[sort], key=lambda mode: -steps[name][mode])
+def _repeated_batches(
+    sizes: dict[str, int], steps: Steps, roles: Roles, min_batched_elements: int
+) -> Iterator[tuple[Roles, Inputs]]:
+    """Batches along the slowest modes of one operand, along which the other one is repeated."""
+    for role, name in (("m", "a"), ("n", "b")):
+        order = sorted(roles[role], key=lambda mode: -steps[name][mode])
         for count in range(1, len(order)):
-            split = {**sorts, "batch": order[:count], sort: order[count:]}
+            split = {**roles, "batch": order[:count], role: order[count:]}
             rows, columns, terms = (math.prod(sizes[mode] for mode in split[each]) for each in "mnk")
-            if min(rows, columns, terms) >= LEAST and rows * columns >= smallest:
+            if min(rows, columns, terms) >= MIN_BATCHED_EXTENT and rows * columns >= min_batched_elements:
                 yield split, {**INPUTS, "batch": (name,)}
 
 
-def _product(sizes: dict[str, int], steps: Steps, sorts: Sorts, inputs: Inputs) -> Product | str:
-    """The product with modes of these sorts, or why it is none."""
+def _product(sizes: dict[str, int], steps: Steps, roles: Roles, inputs: Inputs) -> Product | str:
+    """The product with modes of these roles, or why it is none."""
     names = list(steps)
     axes: dict[str, Axis] = {}
     at: dict[str, dict[str, int]] = {name: {} for name in names}
-    for sort, modes in sorts.items():
-        owners = inputs[sort] if sort == "k" else (*inputs[sort], *names[2:])
+    for role, modes in roles.items():
+        owners = inputs[role] if role == "k" else (*inputs[role], *names[2:])
         if any(mode not in steps[name] for name in owners for mode in modes):
             return "needs a c that steps along each mode of the result"
-        axis = merged(sizes, [steps[name] for name in owners], modes)
+        axis = merge_modes(sizes, [steps[name] for name in owners], modes)
         if isinstance(axis, str):
             return (
                 f"needs {', '.join(sorted(modes))} as one axis of {' and '.join(owners)}, has {axis} apart: permute one"
             )
-        axes[sort] = axis
+        axes[role] = axis
         for name, step in zip(owners, axis.steps, strict=True):
-            at[name][sort] = step
-    if axes["batch"].extent > 1 and all(axes[sort].extent == 1 for sort in "mnk"):
+            at[name][role] = step
+    if axes["batch"].extent > 1 and all(axes[role].extent == 1 for role in "mnk"):
         return "needs a mode that is summed over or of one operand alone, has products of elements: elementwise_binary"
     return _oriented(axes, at)
 
 
 def _oriented(axes: dict[str, Axis], at: dict[str, dict[str, int]]) -> Product | str:
-    """The product, transposed where the result's columns are dense and its rows are not."""
+    """The product, transposed if the result's columns are dense and its rows are not."""
     batch = ("batch",) if axes["batch"].extent > 1 else ()
 
     def matrix(name: str, rows: str, columns: str) -> Matrix:
-        sorts = (*batch, rows, columns)
-        extents = tuple(axes[sort].extent for sort in sorts)
+        roles = (*batch, rows, columns)
+        extents = tuple(axes[role].extent for role in roles)
         steps = at[name]
         if batch and "batch" not in steps:
-            steps = {**steps, "batch": 0}  # the same matrix all along
+            steps = {**steps, "batch": 0}  # the same matrix is repeated
         return Matrix(
-            name, extents, tuple(steps[s] if s == "batch" else steps.get(s, 0) or _dense(axes, s, sorts) for s in sorts)
+            name,
+            extents,
+            tuple(steps[s] if s == "batch" else steps.get(s, 0) or _dense_stride(axes, s, roles) for s in roles),
         )
 
     straight = at["out"].get("n", 0) == 1 or axes["n"].extent == 1
@@ -221,15 +227,15 @@ def _oriented(axes: dict[str, Axis], at: dict[str, dict[str, int]]) -> Product |
     return found
 
 
-def _dense(axes: dict[str, Axis], sort: str, sorts: tuple[str, ...]) -> int:
-    """The stride of an axis of one element, which means nothing: that of a dense matrix."""
+def _dense_stride(axes: dict[str, Axis], role: str, roles: tuple[str, ...]) -> int:
+    """The stride that an axis of one element has in a dense matrix; it has no effect."""
     step = 1
-    for behind in sorts[sorts.index(sort) + 1 :]:
+    for behind in roles[roles.index(role) + 1 :]:
         step *= axes[behind].extent
     return step
 
 
-def merges(request: Any) -> str:
+def modes_merge(request: Any) -> str:
     """Rule: a contraction that is a matrix product as its operands lie."""
     found = product_of(request)
     return found if isinstance(found, str) else ""

@@ -26,11 +26,11 @@ __all__ = [
     "UNARY_OF",
     "einsum_of",
     "elementwise",
+    "intermediate_magnitudes",
     "magnitudes",
     "numpy_modes",
-    "on_the_way",
     "summed",
-    "working",
+    "work_array",
 ]
 
 
@@ -80,7 +80,7 @@ BINARY_OF: dict[TensorOp, np.ufunc] = {
 }
 
 
-def working(tensor: Any, work: np.dtype[Any]) -> Array:
+def work_array(tensor: Any, work: np.dtype[Any]) -> Array:
     """The elements of a tensor in a working dtype, complex where they are."""
     array = np.asarray(tensor)
     return array.astype(np.result_type(work, np.complex64) if array.dtype.kind == "c" else work, copy=False)
@@ -89,7 +89,7 @@ def working(tensor: Any, work: np.dtype[Any]) -> Array:
 def operand(request: ModesRequest, name: str, work: np.dtype[Any]) -> Array:
     """An operand, with its operator."""
     field = next((field for field, of in request.unary.items() if of == name), None)
-    array = working(getattr(request, name), work)
+    array = work_array(getattr(request, name), work)
     return array if field is None else np.asarray(UNARY_OF[member(getattr(request, field))](array))
 
 
@@ -113,7 +113,7 @@ def einsum_of(arrays: list[Array], modes: list[str], output: str) -> Array:
     return np.asarray(np.einsum(f"{','.join(terms)}->{result}", *arrays))
 
 
-def along(array: Array, modes: str, output: str) -> Array:
+def in_output_order(array: Array, modes: str, output: str) -> Array:
     """An array with its modes in the order of the result, its diagonal where it has one twice; 1 where it has none."""
     unique = "".join(dict.fromkeys(modes))
     if unique != modes:
@@ -123,7 +123,7 @@ def along(array: Array, modes: str, output: str) -> Array:
     return np.asarray(array.transpose(order)[there])
 
 
-def times(request: ModesRequest, name: str, array: Array) -> Array:
+def scaled(request: ModesRequest, name: str, array: Array) -> Array:
     """A factor times an array, in the array's precision; nothing is read where it is 0."""
     factor: Any = request.factor(name)
     if factor == 0:
@@ -137,20 +137,20 @@ def summed(request: ModesRequest, work: np.dtype[Any]) -> Results:
     modes, output = request.parsed
     kind: Any = getattr(request, "reduce", TensorOp.ADD)
     if member(kind) is TensorOp.ADD:
-        whole = [np.broadcast_to(one, _wide(term, request)) for one, term in zip(arrays, modes, strict=True)]
-        found = einsum_of(whole, list(modes), output)
+        wide = [np.broadcast_to(one, _broadcast_shape(term, request)) for one, term in zip(arrays, modes, strict=True)]
+        found = einsum_of(wide, list(modes), output)
     else:
         unique = "".join(dict.fromkeys(modes[0]))
         lost = [mode for mode in unique if mode not in output]
-        laid = along(arrays[0], modes[0], output + "".join(lost))
-        found = np.asarray(BINARY_OF[member(kind)].reduce(laid, tuple(range(len(output), laid.ndim))))
-    found = times(request, "alpha", np.asarray(found))
+        ordered = in_output_order(arrays[0], modes[0], output + "".join(lost))
+        found = np.asarray(BINARY_OF[member(kind)].reduce(ordered, tuple(range(len(output), ordered.ndim))))
+    found = scaled(request, "alpha", np.asarray(found))
     if request.reads_c:
-        found = found + times(request, "beta", operand(request, request.added, work))
+        found = found + scaled(request, "beta", operand(request, request.added, work))
     return {"out": np.broadcast_to(found, request.shape)}
 
 
-def _wide(modes: str, request: ModesRequest) -> tuple[int, ...]:
+def _broadcast_shape(modes: str, request: ModesRequest) -> tuple[int, ...]:
     return tuple(request.sizes[mode] for mode in modes)
 
 
@@ -159,8 +159,8 @@ def elementwise(request: Any, work: np.dtype[Any]) -> Results:
     _, output = request.parsed
     parts = []
     for name, factor in zip(request.reads, request.numbers, strict=True):
-        laid = along(operand(request, name, work), request.modes_of(name), output)
-        parts.append(times(request, factor, laid))
+        ordered = in_output_order(operand(request, name, work), request.modes_of(name), output)
+        parts.append(scaled(request, factor, ordered))
     kinds = [BINARY_OF[member(getattr(request, field))] for field in request.binary]
     found = reduce(lambda done, pair: np.asarray(pair[0](done, pair[1])), zip(kinds, parts[1:], strict=True), parts[0])
     return {"out": np.broadcast_to(found, request.shape)}
@@ -171,8 +171,8 @@ def terms_summed(request: ModesRequest) -> Array:
     work = np.dtype(np.float64)
     arrays = [np.abs(operand(request, name, work)) for name in request.tensors_of_spec]
     modes, output = request.parsed
-    whole = [np.broadcast_to(one, _wide(term, request)) for one, term in zip(arrays, modes, strict=True)]
-    return np.asarray(abs(request.factor("alpha")) * einsum_of(whole, list(modes), output))
+    wide = [np.broadcast_to(one, _broadcast_shape(term, request)) for one, term in zip(arrays, modes, strict=True)]
+    return np.asarray(abs(request.factor("alpha")) * einsum_of(wide, list(modes), output))
 
 
 def magnitudes(request: ModesRequest) -> Array:
@@ -183,7 +183,7 @@ def magnitudes(request: ModesRequest) -> Array:
     return np.asarray(found)
 
 
-def on_the_way(request: ModesRequest) -> Array:
+def intermediate_magnitudes(request: ModesRequest) -> Array:
     """|alpha| · Σ |T| · |C| of three tensors, T the sum of products of two of them, which cuTENSOR takes first.
 
     Which two it says nowhere: what is given is the most that any two make of it.
@@ -191,13 +191,13 @@ def on_the_way(request: ModesRequest) -> Array:
     work = np.dtype(np.float64)
     arrays = [operand(request, name, work) for name in request.tensors_of_spec]
     modes, output = request.parsed
-    whole = [np.broadcast_to(one, _wide(term, request)) for one, term in zip(arrays, modes, strict=True)]
+    wide = [np.broadcast_to(one, _broadcast_shape(term, request)) for one, term in zip(arrays, modes, strict=True)]
     found = np.zeros(request.shape)
     for last in range(3):
         first, second = (number for number in range(3) if number != last)
         kept = "".join(dict.fromkeys(mode for mode in modes[first] + modes[second] if mode in modes[last] + output))
-        both = einsum_of([whole[first], whole[second]], [modes[first], modes[second]], kept)
-        found = np.maximum(found, einsum_of([np.abs(both), np.abs(whole[last])], [kept, modes[last]], output))
+        both = einsum_of([wide[first], wide[second]], [modes[first], modes[second]], kept)
+        found = np.maximum(found, einsum_of([np.abs(both), np.abs(wide[last])], [kept, modes[last]], output))
     return np.asarray(abs(request.factor("alpha")) * found)
 
 

@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 __all__ = [
     "adds_as_precisely",
-    "asked_for",
     "asks_no_kernel",
-    "has_modes",
+    "compute_asked_for",
+    "few_terms",
+    "no_operators",
+    "nonnegative_strides",
     "only_conjugates",
-    "only_identity",
-    "reached",
-    "steps_ahead",
+    "result_has_modes",
+    "strides_along_modes",
     "summable",
-    "sums_few",
 ]
 
 
 MOST_TERMS = 1024  # one block of a product of matrices adds these up in moments
 
 
-def steps_ahead(request: Request[Any]) -> str:
+def nonnegative_strides(request: Request[Any]) -> str:
     """Elements begin where they may, and no stride is below 0."""
     if reason := aligned(request):
         return reason
@@ -42,12 +42,12 @@ def steps_ahead(request: Request[Any]) -> str:
     return ""
 
 
-def asked_for(request: Any) -> str:
+def compute_asked_for(request: Any) -> str:
     """Sums of f64 in f32 are for those alone who ask for them, whatever other rows refuse."""
     return "" if request.compute is not None else "needs compute='32f', has None"
 
 
-def only_identity(request: Any) -> str:
+def no_operators(request: Any) -> str:
     """A matrix product has no operators."""
     names = [field for field in request.unary if request.operator(field).name != "IDENTITY"]
     return f"needs {names[0]} IDENTITY, has {request.operator(names[0]).name}" if names else ""
@@ -76,7 +76,7 @@ def only_conjugates(request: Any) -> str:
     return ""
 
 
-def has_modes(request: Any) -> str:
+def result_has_modes(request: Any) -> str:
     """Three tensors to a scalar cuTENSOR 2.8.1 does not carry out: seen on an H100.
 
     Recorded, all dtypes ended in CUTENSOR_STATUS_CUDA_ERROR. At made-up addresses, of which a recording reads nothing,
@@ -87,7 +87,7 @@ def has_modes(request: Any) -> str:
     return ""
 
 
-def sums_few(request: Any) -> str:
+def few_terms(request: Any) -> str:
     """A scalar of so few terms that moving an operand costs nothing.
 
     cuTENSOR's contractions to a scalar wait for the GPU, and so no einsum that ends in one would be a graph.
@@ -98,7 +98,7 @@ def sums_few(request: Any) -> str:
     return f"needs up to {MOST_TERMS} terms, has {terms}" if terms > MOST_TERMS else ""
 
 
-def reached(request: Any) -> str:
+def strides_along_modes(request: Any) -> str:
     """An operand steps along each mode: along others cuTENSOR would neither sum nor repeat."""
     views = (lower(request.modes_of(name), request.layout_of(name), request.sizes) for name in request.tensors_of_spec)
     there = "".join(view.modes for view in views)

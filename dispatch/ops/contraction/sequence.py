@@ -1,4 +1,4 @@
-"""einsum on a GPU: a plan of plans, one for each step, that the table chooses; with memory for what is on the way."""
+"""einsum on a GPU: a plan for each step, by the row that the table chooses, and memory for intermediate results."""
 
 from __future__ import annotations
 
@@ -25,14 +25,22 @@ if TYPE_CHECKING:
     from dispatch.keys import Dtype
     from dispatch.ops.contraction.steps import Step
 
-__all__ = ["ALIGNMENT", "NOWHERE", "EinsumPlan", "blocks", "memory_of", "nowhere", "plan"]
+__all__ = [
+    "ALIGNMENT",
+    "PLACEHOLDER_ADDRESS",
+    "EinsumPlan",
+    "intermediate_blocks",
+    "placeholder_storage",
+    "plan",
+    "plan_memory",
+]
 
-NOWHERE = 1 << 20  # an address that no tensor has
+PLACEHOLDER_ADDRESS = 1 << 20  # an address at which no tensor lies
 ALIGNMENT = 256  # bytes
-EXACT = 64 << 20  # bytes, beyond which memory is no power of 2 any more, but a multiple of 2 MiB
+MAX_POWER_OF_2 = 64 << 20  # bytes: up to here sizes are powers of 2, beyond multiples of PAGE
 PAGE = 2 << 20
 MEMORY = "einsum"
-KINDS: dict[str, Any] = {
+REQUEST_CLASSES: dict[str, Any] = {
     "contract": ContractRequest,
     "reduce_modes": ReduceModesRequest,
     "permute": PermuteRequest,
@@ -40,8 +48,8 @@ KINDS: dict[str, Any] = {
 }
 
 
-class Planned(NamedTuple):
-    """The plan of a step, with what each of its arguments is: the number of a tensor, or a number."""
+class PlannedStep(NamedTuple):
+    """The plan of a step, and its arguments: for each the number of a tensor, or a constant."""
 
     plan: Plan
     slots: tuple[int | None, ...]
@@ -49,7 +57,7 @@ class Planned(NamedTuple):
 
 
 class EinsumPlan(Plan):
-    """Steps one after another; what is on the way lies in `memory`, at fixed addresses."""
+    """Steps one after another; intermediate results lie in `memory`, at fixed addresses."""
 
     __slots__ = ("_executor", "_fixed", "_memory", "_steps", "_zeroed")
 
@@ -57,19 +65,19 @@ class EinsumPlan(Plan):
         self,
         executor: CudaExecutor,
         row: Row,
-        steps: Sequence[Planned],
+        steps: Sequence[PlannedStep],
         fixed: tuple[int, ...],
         memory: Storage | None,
         zeroed: tuple[int, int] | None,
     ) -> None:
         super().__init__(row, capture_safe=all(step.plan.capture_safe or step.plan.is_bare for step in steps))
         self._executor, self._steps, self._fixed, self._memory = executor, tuple(steps), fixed, memory
-        self._zeroed = zeroed  # where the result's bytes begin, and how many they are, if they are to be zeros first
+        self._zeroed = zeroed  # offset and number of the result's bytes, if they are set to 0 first
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         memory = self._memory
         if memory is not None and memory.owner is not self._executor.stream:
-            # Made while the caller captured the executor's stream, on another one, which was waited for since.
+            # Allocated on another stream while the caller captured the executor's; that stream was waited for since.
             memory.owner = memory.writer = self._executor.stream
         *operands, out = arguments
         if self._zeroed is not None:
@@ -86,104 +94,108 @@ class EinsumPlan(Plan):
 
 
 def plan(request: EinsumRequest, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request; Refused where no row takes one of its steps, or the device has not the memory for them."""
+    """The plan of a request; Refused if no row takes one of its steps, or the device has too little memory."""
     if not request.out_layout().size:
         return IdlePlan(row)
     count = len(request.operands)
-    offsets, nbytes = _room(request)
+    offsets, nbytes = _intermediate_offsets(request)
     if nbytes and nbytes > (total := driver.cuMemGetInfo()[1]):
-        request = _within(request, nbytes, total)
-        offsets, nbytes = _room(request)
-    steps = request.course.steps
-    memory = memory_of(executor, nbytes)
-    base = NOWHERE if memory is None else memory.base
+        request = _fit_to_memory(request, nbytes, total)
+        offsets, nbytes = _intermediate_offsets(request)
+    steps = request.schedule.steps
+    memory = plan_memory(executor, nbytes)
+    base = PLACEHOLDER_ADDRESS if memory is None else memory.base
     tensors: list[Tensor] = list(request.operands)
     for step, offset in zip(steps[:-1], offsets, strict=True):
-        dtype = _dtype(request, step)
+        dtype = _step_dtype(request, step)
         layout = executor.device.layout(dtype, step.shape, c_strides(step.shape), base + offset)
-        tensors.append(Tensor(memory or nowhere(executor, layout.high), base + offset, layout))
-    tensors.append(_result(request, executor))
+        tensors.append(Tensor(memory or placeholder_storage(executor, layout.high), base + offset, layout))
+    tensors.append(_result_tensor(request, executor))
     library = request.library or (None if row.library == "cutensor" else row.library)
-    planned = [_planned(request, executor, step, tensors, count + number, library) for number, step in enumerate(steps)]
+    planned = [
+        _plan_step(request, executor, step, tensors, count + number, library) for number, step in enumerate(steps)
+    ]
     layout, output = request.out_layout(), request.parsed[1]
     zeroed = None if len(set(output)) == len(output) else (layout.low, layout.high - layout.low)
     return EinsumPlan(executor, row, planned, tuple(base + offset for offset in offsets), memory, zeroed)
 
 
-def _room(request: EinsumRequest) -> tuple[tuple[int, ...], int]:
-    """Where what is on the way begins in memory, and how many bytes that is in all."""
-    steps = request.course.steps
-    sizes = [_nbytes(step.shape, _dtype(request, step)) for step in steps[:-1]]
-    return blocks(steps, sizes, len(request.operands))
+def _intermediate_offsets(request: EinsumRequest) -> tuple[tuple[int, ...], int]:
+    """The offsets of intermediate results in memory, and how many bytes they need in all."""
+    steps = request.schedule.steps
+    sizes = [_aligned_nbytes(step.shape, _step_dtype(request, step)) for step in steps[:-1]]
+    return intermediate_blocks(steps, sizes, len(request.operands))
 
 
-def _within(request: EinsumRequest, nbytes: int, total: int) -> EinsumRequest:
-    """The request with a path that keeps within what the device has; Refused where none is found."""
-    said = f"results on the way take {nbytes:,} bytes, and the device has {total:,}"
+def _fit_to_memory(request: EinsumRequest, nbytes: int, total: int) -> EinsumRequest:
+    """The request with a path whose intermediate results fit in the device's memory; Refused if none is found."""
+    reason = f"results on the way take {nbytes:,} bytes, and the device has {total:,}"
     if request.memory_limit is not None:
-        raise Refused(said)
+        raise Refused(reason)
     try:
         found = replace(request, memory_limit=total)
     except BadRequest as error:
-        raise Refused(f"{said}: {error}") from error
-    if _room(found)[1] > total:
-        raise Refused(said)
+        raise Refused(f"{reason}: {error}") from error
+    if _intermediate_offsets(found)[1] > total:
+        raise Refused(reason)
     return found
 
 
-def _dtype(request: EinsumRequest, step: Step) -> Dtype:
-    """The dtype of what a step gives: in the precision of all, complex where an operand is."""
+def _step_dtype(request: EinsumRequest, step: Step) -> Dtype:
+    """The dtype of a step's result: the common precision, complex if an operand is."""
     count = len(request.operands)
     for number in step.inputs:
         one = (
-            request.operands[number].dtype if number < count else _dtype(request, request.course.steps[number - count])
+            request.operands[number].dtype
+            if number < count
+            else _step_dtype(request, request.schedule.steps[number - count])
         )
         if one.is_complex:
             return COMPLEX[request.precision]
     return request.precision
 
 
-def _nbytes(shape: tuple[int, ...], dtype: Dtype) -> int:
+def _aligned_nbytes(shape: tuple[int, ...], dtype: Dtype) -> int:
     nbytes = dtype.itemsize
     for extent in shape:
         nbytes *= extent
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _planned(
+def _plan_step(
     request: EinsumRequest,
     executor: CudaExecutor,
     step: Step,
     tensors: Sequence[Tensor],
     number: int,
     library: str | None,
-) -> Planned:
-    """The plan of a step, whose result is the tensor of that number."""
-    kind = KINDS[step.op]
+) -> PlannedStep:
+    """The plan of a step, whose result is the tensor with this number."""
+    kind = REQUEST_CLASSES[step.op]
     names = ("a", "c") if step.op == "elementwise_binary" else kind.tensors_of_spec
     operands = {name: tensors[slot] for name, slot in zip(names, step.inputs, strict=True)}
     choices: dict[str, Any] = {f"op_{name}": TensorOp.CONJ for name, conj in zip(names, step.conj, strict=True) if conj}
     spec = step.spec
-    if step.op == "elementwise_binary":  # of which the second lies along the result's modes in their order
+    if step.op == "elementwise_binary":  # its second operand has the result's modes in their order
         inputs, _, output = spec.partition("->")
         first, second = inputs.split(",")
         spec, choices["op_ac"] = f"{first}->{output}", TensorOp.MUL
-        operands["c"] = turned(operands["c"], [second.index(mode) for mode in output])
+        operands["c"] = transposed(operands["c"], [second.index(mode) for mode in output])
     elif step.op != "permute":
         choices["autotune"] = request.autotune
     if step.op == "contract":
         choices |= {"compute": request.compute, "jit": request.jit}
     asked = kind(spec, **operands, out=tensors[number], library=library, **choices)
     try:
-        made = executor.plan(asked)
+        plan = executor.plan(asked)
     except NoRow as error:
         raise Refused(f"no row takes the step {asked.describe()}") from error
     slots: dict[str, int] = {**dict(zip(names, step.inputs, strict=True)), "out": number}
     order = (*asked.reads, *asked.writes, *asked.numbers)
-    return Planned(made, tuple(slots.get(name) for name in order), asked.arguments({}))
+    return PlannedStep(plan, tuple(slots.get(name) for name in order), asked.arguments({}))
 
 
-def turned(tensor: Tensor, axes: Sequence[int]) -> Tensor:
+def transposed(tensor: Tensor, axes: Sequence[int]) -> Tensor:
     """A view with the axes in another order."""
     layout = tensor.layout
     shape, strides = (tuple(each[axis] for axis in axes) for each in (layout.shape, layout.strides))
@@ -191,28 +203,28 @@ def turned(tensor: Tensor, axes: Sequence[int]) -> Tensor:
     return Tensor(tensor.storage, tensor.ptr, view)
 
 
-def nowhere(executor: CudaExecutor, nbytes: int) -> Storage:
-    """Memory that is not there, for tensors of which a plan needs the layout alone."""
-    return Storage(executor.device, NOWHERE, nbytes, executor.stream, lambda _: None)
+def placeholder_storage(executor: CudaExecutor, nbytes: int) -> Storage:
+    """A storage without memory, for tensors of which a plan needs only the layout."""
+    return Storage(executor.device, PLACEHOLDER_ADDRESS, nbytes, executor.stream, lambda _: None)
 
 
-def _result(request: EinsumRequest, executor: CudaExecutor) -> Tensor:
-    """The result along each of its modes once: its diagonal, where it has one twice."""
+def _result_tensor(request: EinsumRequest, executor: CudaExecutor) -> Tensor:
+    """The result with each of its modes once: where it has a mode twice, its diagonal."""
     layout = request.out_layout()
     if request.out is not None:
         storage, ptr = request.out.storage, request.out.ptr
     elif request.autotune:  # which runs the steps
-        made = executor.empty(layout.shape, layout.strides, layout.dtype)
-        storage, ptr = made.storage, made.ptr
+        allocated = executor.empty(layout.shape, layout.strides, layout.dtype)
+        storage, ptr = allocated.storage, allocated.ptr
     else:
-        storage, ptr = nowhere(executor, layout.high), NOWHERE
+        storage, ptr = placeholder_storage(executor, layout.high), PLACEHOLDER_ADDRESS
     return Tensor(storage, ptr, unique_layout(request))
 
 
-def blocks(steps: Sequence[Step], sizes: Sequence[int], operands: int) -> tuple[tuple[int, ...], int]:
-    """Where what each step but the last gives begins, in bytes, and how many there are in all.
+def intermediate_blocks(steps: Sequence[Step], sizes: Sequence[int], operands: int) -> tuple[tuple[int, ...], int]:
+    """The offsets in bytes of the results of all steps but the last, and how many bytes they need in all.
 
-    A step's result lies where nothing is that it or a later step reads.
+    A step's result overlaps nothing that this or a later step reads.
     """
     last = {number: place for place, step in enumerate(steps) for number in step.inputs}
     live: list[tuple[int, int, int]] = []  # begin, end, the last step that reads it
@@ -229,12 +241,12 @@ def blocks(steps: Sequence[Step], sizes: Sequence[int], operands: int) -> tuple[
     return tuple(offsets), max((begin + size for begin, size in zip(offsets, sizes, strict=True)), default=0)
 
 
-def memory_of(executor: CudaExecutor, nbytes: int, name: str = MEMORY) -> Storage | None:
-    """Memory on the device for that many bytes, shared by plans that run one after the other; None for none.
+def plan_memory(executor: CudaExecutor, nbytes: int, name: str = MEMORY) -> Storage | None:
+    """That many bytes on the device, shared by plans that run one after the other; None for 0 bytes.
 
-    It is there as long as a plan keeps it. Plans that run within others have memory of another name.
+    They are freed when no plan keeps them. Plans that run within others use another name.
     """
     if not nbytes:
         return None
-    size = 1 << (nbytes - 1).bit_length() if nbytes <= EXACT else -(-nbytes // PAGE) * PAGE
+    size = 1 << (nbytes - 1).bit_length() if nbytes <= MAX_POWER_OF_2 else -(-nbytes // PAGE) * PAGE
     return of_size(executor, size, name)

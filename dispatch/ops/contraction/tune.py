@@ -1,6 +1,6 @@
-"""Autotune among cuTENSOR's ways and kernels for one request: the candidates race, and the winner is remembered.
+"""Autotune among cuTENSOR's algorithms and kernels for one request: they are timed, and the fastest is remembered.
 
-`cutensor` sends requests with `autotune` here, and bind/race.py holds the winner against other libraries.
+`cutensor.plan` sends requests with `autotune` here, and bind/race.py compares the winner with other libraries.
 """
 
 from __future__ import annotations
@@ -25,36 +25,38 @@ if TYPE_CHECKING:
 
 __all__ = ["candidates", "stored_key", "tuned"]
 
-RANKS = 4  # kernels of each way, in cuTENSOR's order
-WAYS = (ContractionAlgo.DEFAULT_PATIENT, ContractionAlgo.GETT, ContractionAlgo.TGETT, ContractionAlgo.TTGT)
+KERNEL_RANKS = 4  # kernels of each algorithm that are tried, in cuTENSOR's order
+ALGOS = (ContractionAlgo.DEFAULT_PATIENT, ContractionAlgo.GETT, ContractionAlgo.TGETT, ContractionAlgo.TTGT)
 
 
-def candidates(request: Any, own: Preference) -> list[Preference]:
-    """What races; cuTENSOR's own choice first."""
-    found = [own]
+def candidates(request: Any, default: Preference) -> list[Preference]:
+    """The preferences to time; cuTENSOR's own choice first."""
+    found = [default]
     if request.op == "contract":
-        found += [own._replace(algo=int(way), kernel_rank=rank) for way in WAYS[1:] for rank in range(RANKS)]
-        found.append(own._replace(algo=int(WAYS[0])))
+        found += [
+            default._replace(algo=int(algo), kernel_rank=rank) for algo in ALGOS[1:] for rank in range(KERNEL_RANKS)
+        ]
+        found.append(default._replace(algo=int(ALGOS[0])))
     elif request.op == "contract_trinary":
-        found.append(own._replace(algo=int(WAYS[0])))
+        found.append(default._replace(algo=int(ALGOS[0])))
     return found
 
 
 def tuned(
-    request: Any, executor: CudaExecutor, row: Row, own: Preference, planned: Callable[[Preference], Plan]
+    request: Any, executor: CudaExecutor, row: Row, default: Preference, make_plan: Callable[[Preference], Plan]
 ) -> Plan:
-    """The plan of the fastest kernel: the one remembered, or the one that wins now; `planned` makes them."""
+    """The plan of the fastest kernel: the remembered one, or the one that is fastest now."""
     key = stored_key(request, row)
     memory = executor.algorithms("cutensor")
     known = memory.get(request.op, key)
-    remembered = None if known is None else recall(known, candidates(request, own))
+    remembered = None if known is None else decode_choice(known, candidates(request, default))
     if remembered is not None:
-        return planned(remembered)
+        return make_plan(remembered)
     executor.refuse_capture("a request that is to be tuned")
-    found: list[tuple[Preference, Plan]] = [(own, planned(own))]
-    for preference in candidates(request, own)[1:]:
+    found: list[tuple[Preference, Plan]] = [(default, make_plan(default))]
+    for preference in candidates(request, default)[1:]:
         with suppress(Refused):
-            found.append((preference, planned(preference)))
+            found.append((preference, make_plan(preference)))
 
     def run(number: int, arguments: tuple[Argument, ...]) -> None:
         found[number][1].enqueue(arguments)
@@ -66,8 +68,8 @@ def tuned(
     return plan
 
 
-def recall(known: Algorithm, offered: list[Preference]) -> Preference | None:
-    """The kernel of an outcome; None for what names none."""
+def decode_choice(known: Algorithm, offered: list[Preference]) -> Preference | None:
+    """The preference that a stored outcome names; None if it names none of those offered."""
     try:
         facts = json.loads(known.blob)
         named = facts["algo"], facts["rank"]

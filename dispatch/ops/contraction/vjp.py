@@ -8,8 +8,8 @@ import numpy as np
 
 from dispatch.errors import BadRequest
 from dispatch.ops.contraction.einsum import EinsumRequest
-from dispatch.ops.contraction.einsum_call import spread_out
-from dispatch.ops.contraction.modes import symbol
+from dispatch.ops.contraction.einsum_call import spec_and_operands
+from dispatch.ops.contraction.modes import mode_letter
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["einsum_vjp"]
 
-FIRST_OF_OURS = 2000  # the number of a mode that nobody else has
+FIRST_ADDED_MODE = 2000  # the number of a mode that nobody else has
 
 
 def einsum_vjp(
@@ -39,23 +39,23 @@ def einsum_vjp(
     it, of one with a mode twice it is 0 beside the diagonal. Raises BadRequest for a grad that does not fit, and for
     real operands among complex ones, whose gradient is a real part.
     """
-    spec, operands = spread_out(spec, operands)
-    whole = EinsumRequest(spec, operands, conj=conj, optimize=optimize, memory_limit=memory_limit)
-    inputs, _ = whole.parsed
+    spec, operands = spec_and_operands(spec, operands)
+    forward = EinsumRequest(spec, operands, conj=conj, optimize=optimize, memory_limit=memory_limit)
+    inputs, _ = forward.parsed
     if grad is None:
-        raise BadRequest("grad", "None", f"{whole.dtype}{list(whole.shape)}, as the result is")
+        raise BadRequest("grad", "None", f"{forward.dtype}{list(forward.shape)}, as the result is")
     given = EinsumRequest("...", (grad,)).operands[0]
-    if (given.shape, given.dtype) != (whole.shape, whole.dtype):
-        raise BadRequest("grad", str(given.layout), f"{whole.dtype}{list(whole.shape)}, as the result is")
+    if (given.shape, given.dtype) != (forward.shape, forward.dtype):
+        raise BadRequest("grad", str(given.layout), f"{forward.dtype}{list(forward.shape)}, as the result is")
     found = []
     for number, modes in enumerate(inputs):
-        if whole.dtype.is_complex and not whole.operands[number].dtype.is_complex:
-            hint = f"operands[{number}].astype('{whole.dtype}'), and the real part of its gradient"
-            raise BadRequest(f"operands[{number}]", str(whole.operands[number].layout), "complex numbers", hint)
-        terms, tensors, flags = _product(whole, number, given)
-        result, more = _result(whole, number, modes, _whole_modes(whole, terms, tensors))
-        terms += [mode for mode, _ in more]
-        tensors += [one for _, one in more]
+        if forward.dtype.is_complex and not forward.operands[number].dtype.is_complex:
+            hint = f"operands[{number}].astype('{forward.dtype}'), and the real part of its gradient"
+            raise BadRequest(f"operands[{number}]", str(forward.operands[number].layout), "complex numbers", hint)
+        terms, tensors, flags = _product(forward, number, given)
+        result, added = _result(forward, number, modes, _full_modes(forward, terms, tensors))
+        terms += [mode for mode, _ in added]
+        tensors += [one for _, one in added]
         found.append(
             EinsumRequest(
                 f"{','.join(terms)}->{result}", tuple(tensors), conj=flags, optimize=optimize,
@@ -65,40 +65,40 @@ def einsum_vjp(
     return tuple(found)
 
 
-def _product(whole: EinsumRequest, number: int, grad: Tensor) -> tuple[list[str], list[Tensor], tuple[int, ...]]:
+def _product(forward: EinsumRequest, number: int, grad: Tensor) -> tuple[list[str], list[Tensor], tuple[int, ...]]:
     """The modes and the tensors of all other operands and of the result's gradient, and which are conjugated."""
-    inputs, output = whole.parsed
+    inputs, output = forward.parsed
     others = [place for place in range(len(inputs)) if place != number]
-    is_conj = number in whole.conj
-    flags = [place for place, other in enumerate(others) if (other in whole.conj) == is_conj]
+    is_conj = number in forward.conj
+    flags = [place for place, other in enumerate(others) if (other in forward.conj) == is_conj]
     if is_conj:
         flags.append(len(others))
-    if not whole.dtype.is_complex:
+    if not forward.dtype.is_complex:
         flags = []
     terms = [*(inputs[other] for other in others), output]
-    return terms, [*(whole.operands[other] for other in others), grad], tuple(flags)
+    return terms, [*(forward.operands[other] for other in others), grad], tuple(flags)
 
 
-def _whole_modes(whole: EinsumRequest, terms: list[str], tensors: list[Tensor]) -> str:
+def _full_modes(forward: EinsumRequest, terms: list[str], tensors: list[Tensor]) -> str:
     """The modes that a term has in full: one of extent 1 says nothing of a mode's."""
     pairs = (
         (mode, extent)
         for term, one in zip(terms, tensors, strict=True)
         for mode, extent in zip(term, one.shape, strict=True)
     )
-    return "".join({mode for mode, extent in pairs if extent == whole.sizes[mode]})
+    return "".join({mode for mode, extent in pairs if extent == forward.sizes[mode]})
 
 
-def _result(whole: EinsumRequest, number: int, modes: str, there: str) -> tuple[str, list[tuple[str, Tensor]]]:
+def _result(forward: EinsumRequest, number: int, modes: str, there: str) -> tuple[str, list[tuple[str, Tensor]]]:
     """The modes of an operand's gradient, and ones along those that nobody else has."""
-    result, more = "", []
+    result, added = "", []
     for axis, mode in enumerate(modes):
-        extent = whole.operands[number].shape[axis]
+        extent = forward.operands[number].shape[axis]
         name = mode
-        if extent != whole.sizes[mode]:
-            name = symbol(FIRST_OF_OURS + axis)  # it was repeated along the mode, and is summed up along it
+        if extent != forward.sizes[mode]:
+            name = mode_letter(FIRST_ADDED_MODE + axis)  # it was repeated along the mode, and is summed up along it
         if name not in there and name not in result:
-            ones = np.ones(extent, whole.dtype.numpy)
-            more.append((name, whole.device.array(ones)))
+            ones = np.ones(extent, forward.dtype.numpy)
+            added.append((name, forward.device.array(ones)))
         result += name
-    return result, more
+    return result, added

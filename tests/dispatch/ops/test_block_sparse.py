@@ -14,7 +14,7 @@ import dispatch as dp
 from dispatch import tensors
 from dispatch.errors import BadRequest, BadType, NoRow, Refused
 from dispatch.keys import HOST
-from dispatch.ops.contraction.block_sparse import places
+from dispatch.ops.contraction.block_sparse import block_offsets
 from dispatch.ops.contraction.block_sparse_rules import aligned_blocks
 from dispatch.ops.contraction.cases import cases
 from dispatch.row_check import check_row
@@ -74,7 +74,7 @@ def drawn(rng, modes, cuts, kind):
     form = dp.BlockSparseForm(sections, tuple(itertools.product(*(range(len(cut)) for cut in sections))))
     for block in form.blocks:
         if rng.random() < 0.5 and any(block):  # the first is there
-            array[form.within(block)] = 0
+            array[form.slices_of(block)] = 0
     return array, sections
 
 
@@ -98,7 +98,7 @@ def test_drawn_contractions_are_those_of_the_dense_tensors(dev, rng, kind):
         added = tensors.contract_block_sparse(spec, a, b, c=c, beta=-2.0)
         there = np.zeros(z.shape, bool)
         for block in c.form.blocks:
-            there[c.form.within(block)] = True
+            there[c.form.slices_of(block)] = True
         np.testing.assert_allclose(added.numpy(), np.where(there, expected - 2 * z, 0), atol=bound)
         assert tensors.contract_block_sparse(spec, a, b, c=c, out=c) is c
         np.testing.assert_allclose(c.numpy(), np.where(there, expected + z, 0), atol=bound)
@@ -108,7 +108,7 @@ def test_a_tensor_has_its_blocks_as_views(dev):
     blocks = {(1, 0): np.full((2, 3), 2.0), (0, 1): np.arange(4.0).reshape(4, 1)}
     a = dp.BlockSparseTensor.from_blocks(blocks, ((4, 2), (3, 1)), dev)
     assert (a.shape, a.ndim, str(a.dtype), a.form.blocks) == ((6, 4), 2, "f64", ((1, 0), (0, 1)))
-    assert places(a.form, a.dtype) == (0, 32, 36)  # blocks begin at multiples of 256 bytes
+    assert block_offsets(a.form, a.dtype) == (0, 32, 36)  # blocks begin at multiples of 256 bytes
     np.testing.assert_array_equal(a.block(0, 1).numpy(), blocks[0, 1])
     a.block(1, 0).copy_from(np.ones((2, 3)))
     assert a.numpy().sum() == 6 + 6
@@ -144,7 +144,7 @@ def test_a_form_that_is_none_is_refused(sections, blocks, words):
 
 def test_bad_requests_name_the_operand(dev):
     form = dp.BlockSparseForm(((4, 2), (3, 1)), ((0, 0), (1, 1)))
-    flat = dev.zeros((places(form, dev.zeros((1,), "f32").dtype)[-1],), "f32")
+    flat = dev.zeros((block_offsets(form, dev.zeros((1,), "f32").dtype)[-1],), "f32")
     square = dp.BlockSparseForm(((3, 1), (3, 1)), ((0, 0),))
     small = dev.zeros((9,), "f32")
 

@@ -8,7 +8,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.ops.contraction import cutensor
-from dispatch.ops.contraction.aligned import ALIGNED
+from dispatch.ops.contraction.aligned import ALIGNMENT
 
 spec = importlib.util.spec_from_file_location(
     "contraction_stand_ins", Path(__file__).with_name("contraction_stand_ins.py")
@@ -41,7 +41,7 @@ def reduced_at(monkeypatch):
 def test_what_lies_anywhere_is_reduced_where_it_is_aligned(dtype, modes, place, dev, executor, reduced_at, rng):
     shape, kind = SPECS[modes], dp.Dtype.of(dtype)
     memory = dev.array(rng.standard_normal(int(np.prod(shape)) + 8), dtype)
-    first = next(n for n in range(8) if (memory.ptr + n * kind.itemsize) % ALIGNED == 0)
+    first = next(n for n in range(8) if (memory.ptr + n * kind.itemsize) % ALIGNMENT == 0)
     x = memory[first + place : first + place + int(np.prod(shape))].reshape(*shape)
     y = dev.array(rng.standard_normal([5] * len(modes.split("->")[1])), dtype)
     choices = {"alpha": 2.0}
@@ -55,4 +55,4 @@ def test_what_lies_anywhere_is_reduced_where_it_is_aligned(dtype, modes, place, 
         right = right - y.numpy().astype(wide)
     np.testing.assert_allclose(result.numpy().astype(wide), right, rtol=4e-3 if dtype == "f16" else 1e-5, atol=1e-2)
     assert reduced_at
-    assert min(reduced_at) >= ALIGNED
+    assert min(reduced_at) >= ALIGNMENT

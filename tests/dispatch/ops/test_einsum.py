@@ -13,7 +13,7 @@ import pytest
 import dispatch as dp
 from dispatch.errors import BadRequest, NoRow
 from dispatch.ops.contraction.paths import find_path
-from dispatch.ops.contraction.steps import course_of
+from dispatch.ops.contraction.steps import find_schedule
 
 T = dp.tensors
 EPS = {"f2": 2.0**-11, "f4": 2.0**-24, "f8": 2.0**-53, "c8": 2.0**-24, "c16": 2.0**-53}
@@ -191,14 +191,14 @@ def test_a_path_shows_what_it_costs(dev):
     assert "5.28e+03 operations in all, 80 elements on the way at most" in text
     request = dp.EinsumRequest("ij,jk,kl->il", [dev.zeros(shape) for shape in ((2, 30), (30, 40), (40, 3))])
     assert "path (0,1) (0,1), 5.28e+03 operations, 320 bytes on the way at most" in str(dp.explain(request))
-    assert request.course.flops == 2 * 2 * 30 * 40 + 2 * 2 * 40 * 3
+    assert request.schedule.flops == 2 * 2 * 30 * 40 + 2 * 2 * 40 * 3
 
 
 def test_paths_keep_within_memory_or_say_so(dev):
     spec, shapes = "ab,bc,cd,de->ae", ((2, 9), (9, 9), (9, 9), (9, 2))
     tensors = [dev.zeros(shape, "f8" and "f64") for shape in shapes]
     request = dp.EinsumRequest(spec, tensors, memory_limit=18 * 8)
-    assert request.course.largest <= 18
+    assert request.schedule.largest <= 18
     with pytest.raises(BadRequest, match="memory_limit"):
         dp.EinsumRequest(spec, tensors, memory_limit=8)
     with pytest.raises(BadRequest, match=r"memory_limit: got 100 bytes; expected 648 or more for this path"):
@@ -209,7 +209,7 @@ def test_without_opt_einsum_numpy_finds_the_path(dev, rng, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setitem(sys.modules, "opt_einsum", None)
     find_path.cache_clear()
-    course_of.cache_clear()
+    find_schedule.cache_clear()
     spec, shapes = shapes_of.lattice(2, 3, bond=3)
     arrays = [normal(rng, shape) for shape in shapes]
     for optimize in ("auto", "greedy", "optimal", "left-to-right"):
@@ -217,7 +217,7 @@ def test_without_opt_einsum_numpy_finds_the_path(dev, rng, monkeypatch):
     with pytest.raises(BadRequest, match=r"pip install cudabind\[einsum\] installs opt_einsum"):
         dp.einsum(spec, *map(dev.array, arrays), optimize="dp")
     find_path.cache_clear()
-    course_of.cache_clear()
+    find_schedule.cache_clear()
 
 
 BAD = {

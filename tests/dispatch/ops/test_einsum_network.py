@@ -70,7 +70,7 @@ def result_of(request, executor, turns=1):
 
 
 def check(request, spec, arrays, executor, turns=1):
-    expected, size = networks.numpys(spec, arrays, request.course.path)
+    expected, size = networks.numpys(spec, arrays, request.schedule.path)
     found = result_of(request, executor, turns)
     assert found.shape == expected.shape
     assert networks.is_near(found, expected, size, arrays), spec

@@ -38,7 +38,7 @@ def test_a_network_of_small_tensors_is_one_launch():
 def test_large_tensors_are_the_libraries():
     request = request_of(CHAIN, *[(80, 80)] * 4)
     assert select(request, GPU).library == "cublasLt"
-    most = network_rules.CALL * 3
+    most = network_rules.CALL_US * 3
     assert f"needs tensors so small that one block takes at most {most:.3g} us, or library own" in why_not(request)
 
 
@@ -196,10 +196,10 @@ def test_arrays_that_are_there_at_a_time_are_apart(rng):
             )
             for one in operands
         ]
-        walk = network._Walk(operands, request.course.steps, sizes)
-        writer = network._Writer(walk, sizes, request.parsed[1], request.out_layout().strides, F32, 4)
+        lowered = network._Lowered(operands, request.schedule.steps, sizes)
+        writer = network._Writer(lowered, sizes, request.parsed[1], request.out_layout().strides, F32, 4)
         rounds = writer._rounds()
-        places, elements = writer._places(rounds)
+        places, elements = writer._allocate(rounds)
         made = dict.fromkeys(range(count), -1)
         read = {}
         for turn, steps in enumerate(rounds):
@@ -208,7 +208,8 @@ def test_arrays_that_are_there_at_a_time_are_apart(rng):
                 assert all(made[one] < turn for one in (pair.a, pair.b) if one is not None), "a step waits for others"
                 read |= {one: turn for one in (pair.a, pair.b) if one is not None}
         spans = {
-            one: (places[one], places[one] + int(np.prod([sizes[mode] for mode in walk.lying[one]]))) for one in read
+            one: (places[one], places[one] + int(np.prod([sizes[mode] for mode in lowered.mode_orders[one]])))
+            for one in read
         }
         assert max(end for _, end in spans.values()) == elements
         for one, other in itertools.combinations(read, 2):
@@ -229,18 +230,20 @@ def test_reciprocals_divide(extent, rng):
 
 def test_an_estimate_grows_with_the_work():
     for alone in (False, True):
-        few, many = (network_cost.way_of((1, n, 1 if alone else n, n), 4, 16, 2, alone=alone).cycles for n in (8, 64))
+        few, many = (
+            network_cost.choose_tiling((1, n, 1 if alone else n, n), 4, 16, 2, alone=alone).cycles for n in (8, 64)
+        )
         assert few < many
-    narrow, wide = (network_cost.way_of((1, 64, 64, 64), 4, warps, 2, alone=False).cycles for warps in (1, 16))
+    narrow, wide = (network_cost.choose_tiling((1, 64, 64, 64), 4, warps, 2, alone=False).cycles for warps in (1, 16))
     assert wide < narrow
-    assert network_cost.way_of((1, 1, 1, 4096), 4, 1, 0, alone=False).split == 5
-    assert network_cost.way_of((0, 4, 4, 4), 4, 1, 0, alone=False).cycles == 0
+    assert network_cost.choose_tiling((1, 1, 1, 4096), 4, 1, 0, alone=False).split == 5
+    assert network_cost.choose_tiling((0, 4, 4, 4), 4, 1, 0, alone=False).cycles == 0
 
 
 def test_the_estimate_that_is_shown_is_that_of_the_rule():
     request = request_of(CHAIN, *[(80, 80)] * 4)
     cycles = network.program_of(request).cycles
-    assert f"{network_rules.LAUNCH + cycles / network_cost.CLOCK:.3g} us" in why_not(request)
+    assert f"{network_rules.LAUNCH_US + cycles / network_cost.CYCLES_PER_US:.3g} us" in why_not(request)
 
 
 def test_programs_are_kept_for_requests_alike():

@@ -61,7 +61,7 @@ def test_contractions_of_chemistry_are_products_that_move_no_more_than_they_must
         for left_out in moved:  # each of them must be
             fewer = {name: order for name, order in moved.items() if name != left_out}
             lying = {
-                name: orders.along(fewer[name], sizes) if name in fewer else own
+                name: orders.dense_strides(fewer[name], sizes) if name in fewer else own
                 for name, own in product.steps_of(request).items()
             }
             assert isinstance(product.product_along(sizes, lying), str)
@@ -82,7 +82,7 @@ def test_a_result_that_lies_as_it_will_costs_no_more_than_in_c_order(spec, dev, 
         found[order] = run(request, executor, select(request, dp.Arch(90)))
         np.testing.assert_allclose(found[order].numpy(), np.einsum(spec, *arrays), rtol=1e-11, atol=1e-11)
         steps = product.steps_of(dp.ContractRequest(spec, *tensors, out=found[order]))
-        costs[order] = orders.cheapest(sizes, steps).cost
+        costs[order] = orders.cheapest_arrangement(sizes, steps).cost
     assert costs["K"] <= costs["C"]
     assert found["C"].numpy().flags.c_contiguous
     assert costs["K"] < costs["C"] or found["K"].strides == found["C"].strides

@@ -15,7 +15,7 @@ from dispatch.errors import NoRow, Refused
 from dispatch.keys import HOST
 from dispatch.ops.contraction import sequence
 from dispatch.ops.contraction.cases import cases
-from dispatch.ops.contraction.sequence import blocks
+from dispatch.ops.contraction.sequence import intermediate_blocks
 from dispatch.ops.contraction.steps import Step
 from dispatch.table import contract_cublaslt
 from dispatch.table.einsum import GPU_ROWS
@@ -180,8 +180,8 @@ def test_several_at_once_are_pairs_the_cheapest_first(spec, shapes, first, dev, 
     """cuTENSOR's contraction of three waits for the GPU: an einsum with one was no graph, and took 4 times torch's."""
     arrays = [rng.standard_normal(shape) for shape in shapes]
     request = dp.EinsumRequest(spec, [*map(dev.array, arrays)], optimize=(tuple(range(len(arrays))),))
-    assert "contract_trinary" not in [step.op for step in request.course.steps]
-    assert request.course.steps[0].inputs == first
+    assert "contract_trinary" not in [step.op for step in request.schedule.steps]
+    assert request.schedule.steps[0].inputs == first
     result = run(request, executor, row_of("f64"))
     np.testing.assert_allclose(np.asarray(result), np.einsum(spec, *arrays), rtol=1e-12)
 
@@ -193,7 +193,7 @@ def test_results_on_the_way_share_memory_that_nobody_reads_any_more():
         Step("contract", (5, 3), "", (), (), 0),
         Step("contract", (6, 5), "", (), (), 0),
     ]
-    offsets, nbytes = blocks(steps, [512, 256, 512], 4)
+    offsets, nbytes = intermediate_blocks(steps, [512, 256, 512], 4)
     assert offsets == (0, 512, 0)
     assert nbytes == 768
 
@@ -207,7 +207,7 @@ def test_blocks_that_are_read_at_a_time_are_apart(rng):
             steps.append(Step("contract", tuple(pair), "", (), (), 0))
             left.append(count + len(steps) - 1)
         sizes = [256 * int(rng.integers(1, 5)) for _ in steps[:-1]]
-        offsets, nbytes = blocks(steps, sizes, count)
+        offsets, nbytes = intermediate_blocks(steps, sizes, count)
         last = {number: place for place, step in enumerate(steps) for number in step.inputs}
         spans = [
             (begin, begin + size, made, last[count + made])

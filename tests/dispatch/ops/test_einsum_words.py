@@ -35,7 +35,7 @@ def test_gradients_are_torchs_where_operands_repeat_along_modes(spec, rng):
 def test_an_ellipsis_is_no_letter_that_is_there(rng):
     x = rng.standard_normal((2, 2, 2))
     for number in range(990, 1010):
-        letter = dp.ops.contraction.modes.symbol(number)
+        letter = dp.ops.contraction.modes.mode_letter(number)
         np.testing.assert_allclose(dp.einsum(f"...{letter}->...", x), x.sum(-1))
 
 
@@ -193,8 +193,8 @@ def test_an_error_says_which_axis_of_an_ellipsis_does_not_fit(b, said):
 
 
 def test_an_axis_of_an_ellipsis_that_stands_alone_is_shown_by_its_number():
-    first, last = dp.ops.contraction.modes.dots(2, "ij->i")
-    spelled = dp.ops.contraction.modes.spelled
-    assert spelled(f"{first}{last}i,{last}j->{first}{last}ij") == "...i,...j->...ij"
-    assert spelled(f"{first}{last}i->{first}i") == "...i->...[0]i"
-    assert spelled("ij->i") == "ij->i"
+    first, last = dp.ops.contraction.modes.ellipsis_modes(2, "ij->i")
+    shown_spec = dp.ops.contraction.modes.shown_spec
+    assert shown_spec(f"{first}{last}i,{last}j->{first}{last}ij") == "...i,...j->...ij"
+    assert shown_spec(f"{first}{last}i->{first}i") == "...i->...[0]i"
+    assert shown_spec("ij->i") == "ij->i"

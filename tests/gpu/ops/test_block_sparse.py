@@ -29,7 +29,7 @@ def drawn(gpu, rng, modes, cuts, kind, share=0.5):
     form = dp.BlockSparseForm(sections, tuple(itertools.product(*(range(len(cut)) for cut in sections))))
     for block in form.blocks:
         if any(block) and rng.random() > share:
-            array[form.within(block)] = 0
+            array[form.slices_of(block)] = 0
     return array, dp.BlockSparseTensor.from_dense(array, sections, device=gpu)
 
 
@@ -61,7 +61,7 @@ def test_drawn_contractions_are_those_of_the_dense_tensors(gpu, rng, kind):
         z, c = drawn(gpu, rng, output, cuts, kind)
         there = np.zeros(z.shape, bool)
         for block in c.form.blocks:
-            there[c.form.within(block)] = True
+            there[c.form.slices_of(block)] = True
         added = tensors.contract_block_sparse(spec, a, b, c=c, alpha=0.5, beta=-2.0, out=c)
         more = off(added.numpy(), np.where(there, 0.5 * expected - 2 * z, 0), kind)
         worst[spec] = max(worst.get(spec, 0), found, more)

@@ -37,7 +37,7 @@ def cutensor(skip_without):
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_row_passes_its_cases_or_refuses_them_with_its_reasons(row, gpu, rng, skip_without, monkeypatch):
     if row.library != "own":  # whose rows come first, and take small networks
-        monkeypatch.setattr(network_rules, "CALL", 0.0)
+        monkeypatch.setattr(network_rules, "CALL_US", 0.0)
     if not row.on(gpu.arch):
         pytest.skip(f"needs {row.min_arch} or newer, this GPU is {gpu.arch}")
     skip_without(row)
@@ -55,7 +55,7 @@ def test_a_row_passes_its_cases_or_refuses_them_with_its_reasons(row, gpu, rng, 
 @pytest.mark.parametrize("library", [None, "own", "libraries"])
 def test_drawn_contractions_are_numpys(gpu, rng, kind, library, monkeypatch):
     if library == "libraries":
-        monkeypatch.setattr(network_rules, "CALL", 0.0)
+        monkeypatch.setattr(network_rules, "CALL_US", 0.0)
     library = "own" if library == "own" else None
     for _ in range(500):
         spec, shapes = shapes_of.drawn(rng)
@@ -76,7 +76,7 @@ def test_drawn_networks_by_one_launch_are_numpys(gpu, rng, kind):
         request = dp.EinsumRequest(spec, tensors, library="own")
         found = [dp.run(request).numpy() for _ in range(3)]
         assert all(one.tobytes() == found[0].tobytes() for one in found), spec
-        assert networks.is_near(found[0], *networks.numpys(spec, arrays, request.course.path), arrays), spec
+        assert networks.is_near(found[0], *networks.numpys(spec, arrays, request.schedule.path), arrays), spec
 
 
 @pytest.mark.parametrize("size", [(3, 3, 8), (4, 4, 4), (6, 4, 4), (2, 2, 16)])
@@ -86,7 +86,7 @@ def test_a_lattice_is_one_graph_of_one_launch_at_any_addresses(gpu, rng, size):
         arrays = [networks.numbers(rng, shape, "f4") / size[-1] for shape in shapes]
         request = dp.EinsumRequest(spec, [*map(gpu.array, arrays)], out=gpu.zeros((), "f32"))
         found = dp.run(request).numpy()
-        assert networks.is_near(found, *networks.numpys(spec, arrays, request.course.path), arrays)
+        assert networks.is_near(found, *networks.numpys(spec, arrays, request.schedule.path), arrays)
     executor = gpu.executor()
     assert executor.relocate(executor.plan(request), request.arguments({})) == ""
     told = str(dp.explain(request))
