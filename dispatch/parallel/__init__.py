@@ -1,9 +1,10 @@
 """What several ranks do together to train and serve a model, by requests of several op families on two streams.
 
-The files: beside (the stream of a communicator's collectives, and operands), chunks (into how many a product is cut),
-shards (products of sharded matrices), buckets (gradients of data parallelism), ring (attention over sharded
-sequences), experts (products by experts that other ranks have), pipeline (stages of a model). Each function works on
-the host and on GPUs, of tensors of this library; nothing waits on the host but where its documentation says so.
+The files: side_stream (the stream of a communicator's collectives, and checks of operands), chunks (how many chunks a
+product is cut into), shards (products of sharded matrices), buckets (gradients of data parallelism), ring (attention
+over sharded sequences), experts (products by experts that are on other ranks), pipeline (stages of a model). Each
+function works on the host and on GPUs, with tensors of this library; the host waits only where the documentation of a
+function says so.
 """
 
 from __future__ import annotations

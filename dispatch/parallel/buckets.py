@@ -1,7 +1,7 @@
 """GradientBuckets: gradients of data parallelism, averaged over all ranks while the others are still computed.
 
-The memory of the gradients is here, in buckets of some bytes each. A bucket goes round as soon as its last gradient is
-there, on a stream beside, as PyTorch's DistributedDataParallel has it: https://arxiv.org/abs/2006.15704.
+The gradients' memory is in buckets of a given size. A bucket is reduced as soon as its last gradient is written, on the
+side stream, as in PyTorch's DistributedDataParallel: https://arxiv.org/abs/2006.15704.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dispatch.checks import check_int, check_shape, shown
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, Dtype
 from dispatch.ops.collective import RedOp, all_reduce
-from dispatch.parallel.beside import Beside
+from dispatch.parallel.side_stream import SideStream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,12 +32,12 @@ class GradientBuckets:
     """The gradients of a model in buckets; each is averaged over the ranks once all of it is there.
 
     A step: write each gradient (`gradients[i]`, such as `out=` of a product, or the `.grad` of torch's parameter by
-    `torch.from_dlpack`), say `ready(i)` on the stream that wrote it, and `wait()` before they are used. The last
-    gradient goes into the first bucket, for a backward pass ends with the first. All ranks have the same shapes; in
-    which order they say `ready` is all the same, for buckets go in theirs.
+    `torch.from_dlpack`), call `ready(i)` on the stream that wrote it, and `wait()` before they are used. The last
+    gradient is in the first bucket, because a backward pass ends with the first gradient. All ranks have the same
+    shapes; the order in which they call `ready` does not matter, because buckets are reduced in a fixed order.
 
     Attributes:
-        gradients: a tensor for each shape, in the order of the shapes, dense; the memory is of the buckets.
+        gradients: a dense tensor for each shape, in the order of the shapes, in the memory of the buckets.
         bucket_of: the number of each gradient's bucket.
         count: how many buckets there are.
     """
@@ -51,7 +51,7 @@ class GradientBuckets:
         bucket_bytes: int = BUCKET_BYTES,
         reduce: RedOp | str = RedOp.AVG,
     ) -> None:
-        self._beside, self._reduce = Beside(comm), reduce
+        self._side, self._reduce = SideStream(comm), reduce
         kind = Dtype.of(dtype)
         check_int("bucket_bytes", bucket_bytes, 1)
         if not isinstance(shapes, (tuple, list)):
@@ -70,22 +70,22 @@ class GradientBuckets:
             self.bucket_of[place], starts[place] = len(sizes) - 1, sizes[-1]
             sizes[-1] += elements
         self.count = len(sizes)
-        self._buckets = [self._beside.device.zeros((size,), kind) for size in sizes]
+        self._buckets = [self._side.device.zeros((size,), kind) for size in sizes]
         self.gradients: tuple[Tensor, ...] = tuple(
             self._buckets[bucket][first : first + math.prod(shape)].reshape(shape)
             for bucket, first, shape in zip(self.bucket_of, starts, extents, strict=True)
         )
-        self._begin()
+        self._begin_step()
 
-    def _begin(self) -> None:
+    def _begin_step(self) -> None:
         self._missing = [set[int]() for _ in range(self.count)]
         self._written = [set["Stream"]() for _ in range(self.count)]
         for place, bucket in enumerate(self.bucket_of):
             self._missing[bucket].add(place)
-        self._next = 0  # the bucket that goes next: in the same order on all ranks
+        self._next = 0  # the bucket that is reduced next: in the same order on all ranks
 
     def ready(self, place: int, stream: Stream | None = None) -> None:
-        """A gradient has been enqueued on a stream, the current one where it is not said.
+        """Declare that a gradient has been enqueued on a stream, by default the current one.
 
         BadRequest for one that was ready before in this step.
         """
@@ -101,31 +101,31 @@ class GradientBuckets:
             self._next += 1
 
     def _send(self, number: int) -> None:
-        """Average a bucket behind all that its gradients were written on."""
-        bucket, beside = self._buckets[number], self._beside.stream
-        if not self._beside.device.is_host:
+        """Average a bucket after the work of all streams that wrote its gradients."""
+        bucket, side = self._buckets[number], self._side.stream
+        if not self._side.device.is_host:
             for stream in self._written[number]:
-                beside.wait_for(stream)  # another library's writes, too
-                bucket.storage.take_over(beside, stream)
-        with beside:
-            all_reduce(bucket, comm=self._beside.comm, out=bucket, reduce=self._reduce)
+                side.wait_for(stream)  # another library's writes, too
+                bucket.storage.take_over(side, stream)
+        with side:
+            all_reduce(bucket, comm=self._side.comm, out=bucket, reduce=self._reduce)
 
     def wait(self, stream: Stream | None = None) -> tuple[Tensor, ...]:
-        """Have a stream, or the current one, wait for all averages, and begin the next step; gives the gradients.
+        """Make a stream, by default the current one, wait for all averages; returns the gradients.
 
-        BadRequest where some are not ready.
+        The next step begins then. BadRequest if some gradients are not ready.
         """
         late = sorted(place for missing in self._missing for place in missing)
         if late:
             raise BadRequest("gradients", f"{late} not ready", "ready(i) for each of them")
-        if not self._beside.device.is_host:
+        if not self._side.device.is_host:
             waiting = self._current() if stream is None else stream
-            waiting.wait_for(self._beside.stream)
+            waiting.wait_for(self._side.stream)
             for bucket in self._buckets:  # now, so that writes of the next step wait for no sum of that step
-                bucket.storage.take_over(waiting, self._beside.stream)
-        self._begin()
+                bucket.storage.take_over(waiting, self._side.stream)
+        self._begin_step()
         return self.gradients
 
     def _current(self) -> Stream:
-        stream: Stream = self._beside.device.executor().stream
+        stream: Stream = self._side.device.executor().stream
         return stream

@@ -1,7 +1,7 @@
-"""Products by experts that lie on several ranks: rows go where their expert is, are multiplied, and come back.
+"""Products by experts that are on several ranks: rows are sent to their expert's rank, multiplied, and sent back.
 
-A router has sorted the rows by expert. Those of an expert come together from all ranks, whose numbers of rows differ:
-the way there is an all_to_all with uneven parts, whose pieces are placed by expert as they come. Follows GShard,
+A router has sorted the rows by expert. An expert gets rows from all ranks, and different numbers of them: rows are sent
+by an all_to_all with uneven parts, and are placed by expert when they arrive. Follows GShard,
 https://arxiv.org/abs/2006.16668, without a capacity: no row is dropped.
 """
 
@@ -17,7 +17,7 @@ from dispatch.errors import BadRequest
 from dispatch.keys import BF16, F16
 from dispatch.ops.collective import all_gather, all_to_all, collective_group, recv, send
 from dispatch.ops.grouped_matmul import grouped_matmul
-from dispatch.parallel.beside import Beside, check_operand
+from dispatch.parallel.side_stream import SideStream, check_operand
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,19 +29,21 @@ __all__ = ["ExpertExchange", "expert_matmul"]
 
 
 class ExpertExchange:
-    """Where the rows of a batch go, which all ranks learn of one another; made anew for each batch.
+    """Where the rows of a batch go; all ranks learn each other's counts. A new one is made for each batch.
 
-    Expert e lies on rank e // (experts / ranks). To make one waits for the GPU: libraries count on the host.
+    Expert e is on rank e // (experts / ranks). Making one waits for the GPU, because libraries need the counts on the
+    host.
 
     Attributes:
-        ends: where the rows of each of this rank's experts end in what `there` gives, as `grouped_matmul` takes it.
-        rows: how many rows come to this rank.
+        ends: where the rows of each of this rank's experts end in the result of `to_experts`, as `grouped_matmul` takes
+            it.
+        rows: how many rows this rank receives.
     """
 
     def __init__(self, counts: Sequence[int], *, comm: Ranks) -> None:
         """`counts`: how many of this rank's rows each expert is to have, a number for each expert of all ranks."""
-        self._beside = Beside(comm)
-        ranks = self._beside.comm
+        self._side = SideStream(comm)
+        ranks = self._side.comm
         given = as_array("counts", counts)
         whole = given.ndim == 1 and given.dtype.kind in "iu" and given.size > 0 and given.size % ranks.size == 0
         if not whole or (given < 0).any():
@@ -49,7 +51,7 @@ class ExpertExchange:
                 "counts", repr(counts), f"a number of rows for each expert, {ranks.size} times as many as a rank has"
             )
         self._local = given.size // ranks.size
-        mine = self._beside.device.array(given.astype(np.int64))
+        mine = self._side.device.array(given.astype(np.int64))
         table = all_gather(mine, comm=ranks).numpy()  # (from rank, expert)
         self._sent = given.reshape(ranks.size, self._local).astype(np.int64)  # (to rank, its expert)
         first = ranks.rank * self._local
@@ -57,22 +59,22 @@ class ExpertExchange:
         self.rows = int(self._received.sum())
         self.ends = np.cumsum(self._received.sum(1)).astype(np.int32)
 
-    def there(self, x: Tensor) -> Tensor:
-        """The rows that this rank's experts have, those of its first expert first; x is sorted by expert, (rows, …)."""
-        return self._moved(x, int(self._sent.sum()), self.rows, self._sent, self._received)
+    def to_experts(self, x: Tensor) -> Tensor:
+        """Send rows, x (rows, …) sorted by expert, to their ranks; returns the rows of this rank's experts."""
+        return self._move_rows(x, int(self._sent.sum()), self.rows, self._sent, self._received)
 
-    def back(self, y: Tensor) -> Tensor:
-        """The rows of this rank's batch in the order that they had; y has those that `there` gave, in its order."""
-        return self._moved(y, self.rows, int(self._sent.sum()), self._received, self._sent)
+    def from_experts(self, y: Tensor) -> Tensor:
+        """Send rows back; returns those of this rank's batch in their first order. y is ordered as by `to_experts`."""
+        return self._move_rows(y, self.rows, int(self._sent.sum()), self._received, self._sent)
 
-    def _moved(self, given: Tensor, rows: int, into: int, sent: Any, received: Any) -> Tensor:
-        x, ranks = check_operand("x", given, self._beside), self._beside.comm
+    def _move_rows(self, given: Tensor, rows: int, into: int, sent: Any, received: Any) -> Tensor:
+        x, ranks = check_operand("x", given, self._side), self._side.comm
         if x.ndim < 1 or x.shape[0] != rows or not x.layout.is_contiguous:
             raise BadRequest("x", str(x.layout), f"{rows} rows, dense, as the counts say")
         if self._local == 1:  # one piece for each rank, and one from each
             counts: list[tuple[int, ...]] = [tuple(map(int, each.reshape(-1))) for each in (sent, received)]
             return all_to_all(x, comm=ranks, send_counts=counts[0], recv_counts=counts[1])
-        out = self._beside.device.empty((into, *x.shape[1:]), x.dtype)
+        out = self._side.device.empty((into, *x.shape[1:]), x.dtype)
         with collective_group():
             for peer, rows_there in self._pieces(sent):
                 send(x[rows_there], comm=ranks, peer=peer)
@@ -81,7 +83,7 @@ class ExpertExchange:
         return out
 
     def _pieces(self, counts: Any) -> list[tuple[int, slice]]:
-        """The rank and the rows of each piece that has some; between any two ranks in the order of experts."""
+        """The rank and the rows of each piece that is not empty; between any two ranks in the order of experts."""
         by_rank = counts is self._sent
         found, first = [], 0
         for line, pieces in enumerate(counts):
@@ -98,25 +100,25 @@ def expert_matmul(x: Tensor, weights: Tensor, counts: Sequence[int], *, comm: Ra
     Args:
         x: (rows, k), sorted by expert, dense.
         weights: (experts of this rank, k, n), of x's dtype.
-        counts: as in `ExpertExchange`, which does the two ways where there is more than one product between them.
+        counts: as in `ExpertExchange`; use that for more than one product between sending and sending back.
         comm: the ranks.
 
-    Gives (rows, n). Waits for the GPU, to learn how many rows come from where.
+    Returns (rows, n). Waits for the GPU, to learn how many rows come from which rank.
     """
     exchange = ExpertExchange(counts, comm=comm)
-    beside = Beside(comm)
-    w = check_operand("weights", weights, beside, 3)
+    side = SideStream(comm)
+    w = check_operand("weights", weights, side, 3)
     if w.shape[0] != len(exchange.ends):
         raise BadRequest("weights", str(w.layout), f"{len(exchange.ends)} experts, as the counts say")
-    here = exchange.there(x)
-    return exchange.back(_products(here, w, exchange.ends, beside))
+    here = exchange.to_experts(x)
+    return exchange.from_experts(_products(here, w, exchange.ends, side))
 
 
-def _products(x: Tensor, w: Tensor, ends: Any, beside: Beside) -> Tensor:
-    """Each expert's rows times its matrix; of f16 and bf16 by one plan, whatever the numbers of rows are."""
-    out = beside.device.empty((x.shape[0], w.shape[2]), x.dtype)
+def _products(x: Tensor, w: Tensor, ends: Any, side: SideStream) -> Tensor:
+    """Each expert's rows times its matrix; for f16 and bf16 by one plan, whatever the numbers of rows are."""
+    out = side.device.empty((x.shape[0], w.shape[2]), x.dtype)
     if not out.size or not w.shape[1]:
-        beside.device.fill_zero(out)  # sums of nothing
+        side.device.fill_zero(out)  # sums of nothing
         return out
     if x.dtype in (F16, BF16):
         return grouped_matmul(x, w, ends, out=out)

@@ -1,4 +1,4 @@
-"""Memory of a rank's GPU that the ranks of other processes of the machine reach.
+"""Memory of a rank's GPU that ranks in other processes of the machine can access.
 
 Follows the CUDA driver's documentation of interprocess communication.
 """
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Allocation", "IpcHandle", "Opened"]
+__all__ = ["Allocation", "ImportedMemory", "IpcHandle"]
 
 LAZY = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-MOST_SPARE = 2 << 30  # bytes that are kept
+MAX_SPARE_BYTES = 2 << 30  # bytes that are kept
 
 _spare: list[_Spare] = []
-_taking = threading.Lock()
+_spare_lock = threading.Lock()
 
 
 class IpcHandle(ctypes.Structure):
@@ -35,18 +35,18 @@ class IpcHandle(ctypes.Structure):
 class Allocation:
     """Memory of a rank of this process.
 
-    The driver frees nothing before the whole GPU is idle, and lets nobody launch in this context meanwhile. So what all
-    others are done with as it goes is kept for the next communicator; and what they are not, a failed one's or a
-    graph's, is freed by a thread of its own.
+    The driver frees nothing before the whole GPU is idle, and meanwhile nobody can launch in this context. So memory
+    with which all other ranks are done is kept for the next communicator when this object dies; other memory, such as
+    that of a failed communicator or of a graph, is freed by a separate thread.
 
     Attributes:
-        taken: the words by which the others say so, once the memory is to be kept; None before.
+        used_flags: the flags by which the others say that they are done, once the memory is to be kept; None before.
     """
 
     def __init__(self, device: Any, nbytes: int) -> None:
         self.device, self.address, self.nbytes = device, 0, nbytes
-        self.taken: NDArray[np.uint32] | None = None
-        with _taking:  # of the threads of ranks
+        self.used_flags: NDArray[np.uint32] | None = None
+        with _spare_lock:  # several ranks may be threads of this process
             fitting = [each for each in _spare if each.device is device and nbytes <= each.nbytes <= 4 * nbytes]
             found = min(fitting, key=lambda each: each.nbytes, default=None)
             if found is not None:
@@ -61,9 +61,9 @@ class Allocation:
         if not self.address or not self.device.alive or sys.is_finalizing():
             return
         left = _Spare(self.device, self.address, self.nbytes)
-        # Now, behind all that this rank's streams had, the words are those of its last block.
-        is_spare = self.taken is not None and bool(self.taken.all())
-        if is_spare and self.nbytes + sum(each.nbytes for each in _spare) <= MOST_SPARE:
+        # After all work of this rank's streams, so the flags are those of its last block.
+        is_spare = self.used_flags is not None and bool(self.used_flags.all())
+        if is_spare and self.nbytes + sum(each.nbytes for each in _spare) <= MAX_SPARE_BYTES:
             _spare.append(left)
         else:
             threading.Thread(target=left.free, name="peers free", daemon=True).start()
@@ -79,7 +79,7 @@ class _Spare(NamedTuple):
             driver.cuMemFree.unchecked(ctypes.c_uint64(self.address))
 
 
-class Opened:
+class ImportedMemory:
     """Memory of another process, mapped into this one."""
 
     def __init__(self, device: Any, handle: bytes) -> None:

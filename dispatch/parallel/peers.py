@@ -1,13 +1,14 @@
-"""Memory of each rank that the others of one machine copy from and into, and the words by which their streams wait.
+"""Memory of each rank that the other ranks of one machine copy from and into, and the flags on which streams wait.
 
-NCCL's kernels move data on multiprocessors that a product beside them would have: on two H200 an all_reduce of 128 MiB
-and a product of 0.7 ms took hardly less together than one behind the other. Copy engines take none of them. A rank
-puts what others need into their memory, or into its own for them to copy, and says so in a word of theirs; they say
-when they have used it. A word is 0 or 1 and whoever waited for it sets it back, so a graph may hold all of this. Words
-are in the host's memory (host_words.py), where a thread sets those of a failed communicator without the driver.
+NCCL's kernels move data on multiprocessors that a concurrent product needs: on two H200 an all_reduce of 128 MiB and a
+product of 0.7 ms took hardly less together than one after the other. Copy engines use no multiprocessors. A rank puts
+what others need into their memory, or into its own for them to copy, and sets a flag of theirs; they set a flag when
+they have used it. A flag is 0 or 1 and whoever waited for it resets it, so all of this can be captured in a graph. The
+flags are in the host's memory (host_flags.py), where a thread can set those of a failed communicator without the
+driver.
 
-Across machines, between threads of one process, and where GPUs do not reach one another there is nothing of this, and
-NCCL moves the data. Follows the CUDA driver's documentation: stream memory operations, interprocess communication.
+Across machines, between threads of one process, and between GPUs that cannot access one another, this is not available
+and NCCL moves the data. Follows the CUDA driver's documentation: stream memory operations, interprocess communication.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from dispatch.device.stream import NOT_READY, relaxed
 from dispatch.device.tensor import Tensor
 from dispatch.errors import CollectiveError, DispatchError
 from dispatch.ops.collective import all_gather, all_reduce
-from dispatch.parallel.host_words import TOKEN_BYTES, WORD, HostWords
-from dispatch.parallel.peer_memory import Allocation, IpcHandle, Opened
+from dispatch.parallel.host_flags import FLAG_BYTES, TOKEN_BYTES, HostFlags
+from dispatch.parallel.peer_memory import Allocation, ImportedMemory, IpcHandle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,38 +43,38 @@ if TYPE_CHECKING:
     from dispatch.device.stream import Stream
     from dispatch.keys import Dtype
     from dispatch.libraries.nccl.communicator import NcclCommunicator
-    from dispatch.parallel.beside import Beside
+    from dispatch.parallel.side_stream import SideStream
 
-__all__ = ["MOST_SLOTS", "Peers", "peers_of"]
+__all__ = ["MAX_SLOTS", "Peers", "peers_of"]
 
-MOST_RANKS, MOST_SLOTS = 16, 256
-MOST_BYTES = 4 << 30  # of a rank's memory: what would need more goes by NCCL
-TAKEN = MOST_RANKS * MOST_SLOTS  # behind the words for what is there, those for what was used
-WORDS = TAKEN + MOST_RANKS
+MAX_RANKS, MAX_SLOTS = 16, 256
+MAX_BYTES = 4 << 30  # of a rank's memory: blocks that would need more use NCCL
+USED_FLAGS = MAX_RANKS * MAX_SLOTS  # the first flag for data that was used; those before it are for data that is ready
+FLAG_COUNT = USED_FLAGS + MAX_RANKS
 WAIT, WRITE = 1, 2  # CU_STREAM_MEM_OP_WAIT_VALUE_32 and _WRITE_VALUE_32
 EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ
 PLAIN = ctypes.c_uint(0)  # flags of a batch of them
 TOKEN = secrets.token_bytes(16)
-PATIENCE = 60.0  # seconds for which the words of a failed communicator are set again and again
+UNBLOCK_SECONDS = 60.0  # for which the flags of a failed communicator are set again and again
 PAUSE = 1e-3
 
-CARD = np.dtype(
+PEER_RECORD = np.dtype(
     [
         *(("machine", "V32"), ("process", "V16"), ("handle", "V64"), ("good", "<i8")),
         *(("pid", "<i8"), ("file", "<i8"), ("token", f"V{TOKEN_BYTES}")),
     ]
 )
-_known: weakref.WeakKeyDictionary[Any, Peers | None] = weakref.WeakKeyDictionary()  # by communicator
+_peers_of: weakref.WeakKeyDictionary[Any, Peers | None] = weakref.WeakKeyDictionary()  # by communicator
 
 
 class Peers:
-    """One rank's memory and words, and where those of the others are mapped.
+    """One rank's memory and flags, and the mappings of those of the other ranks.
 
-    Guarantees: nothing is given back while a stream of ours may use it; after a failure of the communicator no stream
-    waits for a word any more. All ranks make the same calls of it in the same order, each `begin` with a `finish`.
+    Guarantees: nothing is freed while a stream of this process may use it; after a failure of the communicator no
+    stream waits for a flag any more. All ranks make the same calls in the same order, each `begin` with a `finish`.
 
     Attributes:
-        nbytes: of this rank's data.
+        nbytes: size of this rank's data.
         others: the other ranks, the next one first.
     """
 
@@ -82,90 +83,90 @@ class Peers:
         self.nbytes, self.rank, self.size = nbytes, comm.rank, comm.size
         self.others = [(comm.rank + step) % comm.size for step in range(1, comm.size)]
         self.in_graphs = False
-        self._held = Allocation(self.device, nbytes)
-        self._words = HostWords(self.device, WORDS)
-        self._words.array[TAKEN:] = 1
-        self._own = self._storage(self._held, self._words)
+        self._allocation = Allocation(self.device, nbytes)
+        self._flags = HostFlags(self.device, FLAG_COUNT)
+        self._flags.array[USED_FLAGS:] = 1
+        self._own = self._storage(self._allocation, self._flags)
         self._storages = [self._own] * comm.size
-        self._words_of = [self._words] * comm.size
+        self._flags_of = [self._flags] * comm.size
         self._operations: dict[Any, tuple[ctypes.c_uint, Any]] = {}
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
-        self._batch, self._copy = driver.cuStreamBatchMemOp.unchecked, driver.cuMemcpyDtoDAsync.unchecked
+        self._batch, self._enqueue_copy = driver.cuStreamBatchMemOp.unchecked, driver.cuMemcpyDtoDAsync.unchecked
 
-    def _storage(self, held: Allocation | Opened, words: HostWords) -> Storage:
-        """A rank's data, which goes once no stream uses it, and with it the rank's words."""
-        return Storage(self.device, held.address, self.nbytes, self.device.quiet, _hand_back, (held, words))
+    def _storage(self, held: Allocation | ImportedMemory, flags: HostFlags) -> Storage:
+        """A rank's data, which is freed together with the rank's flags once no stream uses it."""
+        return Storage(self.device, held.address, self.nbytes, self.device.quiet, _release_storage, (held, flags))
 
     # -- the beginning --------------------------------------------------------------------------------------------
-    def card(self) -> Any:
+    def record(self) -> Any:
         """What the other ranks need to map this one's memory."""
-        handle, made = IpcHandle(), np.zeros(1, CARD)
+        handle, made = IpcHandle(), np.zeros(1, PEER_RECORD)
         with self.device.context, relaxed():
             status = driver.cuIpcGetMemHandle.unchecked(ctypes.byref(handle), ctypes.c_uint64(self._own.base))
         if status:
             raise driver.error("cuIpcGetMemHandle", status)
-        made["machine"], made["process"], made["handle"], made["good"] = _machine(), _process(), bytes(handle), 1
-        made["pid"], made["file"], made["token"] = self._words.pid, self._words.fd, self._words.token
+        made["machine"], made["process"], made["handle"], made["good"] = _machine_id(), _process_id(), bytes(handle), 1
+        made["pid"], made["file"], made["token"] = self._flags.pid, self._flags.fd, self._flags.token
         return made
 
-    def map(self, cards: Any) -> bool:
-        """Map the memory of the ranks with these cards; whether this rank reaches all of it.
+    def map(self, records: Any) -> bool:
+        """Map the memory of the ranks with these records; returns whether this rank can access all of it.
 
-        Ranks that are threads of one process do not: a copy between two GPUs takes the locks of both contexts, and one
-        of them a thread has that loads a kernel, once its GPU is idle, which may be waiting for that very copy.
+        It refuses ranks that are threads of one process: a copy between two GPUs takes the locks of both contexts, and
+        a thread that loads a kernel holds one of them until its GPU is idle, which may be waiting for that very copy.
         """
-        if len({card["process"].tobytes() for card in cards}) < self.size:
+        if len({record["process"].tobytes() for record in records}) < self.size:
             return False
-        if not all(card["good"] and card["machine"] == cards[0]["machine"] for card in cards):
+        if not all(record["good"] and record["machine"] == records[0]["machine"] for record in records):
             return False
         try:
             for rank in self.others:
-                card = cards[rank]
-                file, token = (int(card["pid"]), int(card["file"])), card["token"].tobytes()
-                self._words_of[rank] = words = HostWords.of_another(self.device, *file, WORDS, token)
-                self._storages[rank] = self._storage(Opened(self.device, card["handle"].tobytes()), words)
+                record = records[rank]
+                file, token = (int(record["pid"]), int(record["file"])), record["token"].tobytes()
+                self._flags_of[rank] = flags = HostFlags.open_remote(self.device, *file, FLAG_COUNT, token)
+                self._storages[rank] = self._storage(ImportedMemory(self.device, record["handle"].tobytes()), flags)
         except (CudaError, OSError):
             return False
         return True
 
     # -- what streams do, in the device's context -----------------------------------------------------------------
-    def begin(self, stream: Stream, beside: Beside) -> None:
-        """Have a stream wait until the others have used what this rank had for them before.
+    def begin(self, stream: Stream, side: SideStream) -> None:
+        """Make a stream wait until the other ranks have used what this rank gave them before.
 
         A graph that the caller captures keeps the memory.
         """
         self._streams.add(stream)
-        if beside.captured:
+        if side.is_captured:
             self.in_graphs = True
-            self.device.graphs.keep(beside.here, self)
-        self._tell(stream, tuple(TAKEN + rank for rank in self.others), ())
+            self.device.graphs.keep(side.main, self)
+        self._enqueue_flags(stream, tuple(USED_FLAGS + rank for rank in self.others), ())
 
     def signal(self, ranks: Sequence[int], slot: int, stream: Stream) -> None:
-        """Say to some ranks, behind what a stream has, that there is something for them."""
-        word = self.rank * MOST_SLOTS + slot
-        self._tell(stream, (), tuple((rank, word) for rank in ranks))
+        """Tell some ranks, after the work of a stream, that data for them is ready."""
+        flag = self.rank * MAX_SLOTS + slot
+        self._enqueue_flags(stream, (), tuple((rank, flag) for rank in ranks))
 
     def wait(self, rank: int, slot: int, stream: Stream) -> None:
-        """Have a stream wait for another rank's `signal` to this one."""
+        """Make a stream wait for another rank's `signal` to this one."""
         self._streams.add(stream)
-        self._tell(stream, (rank * MOST_SLOTS + slot,), ())
+        self._enqueue_flags(stream, (rank * MAX_SLOTS + slot,), ())
 
-    def finish(self, beside: Beside) -> None:
-        """Have the caller's stream wait for what is beside, and say to all others that all was used."""
-        beside.join()
-        self._tell(beside.here, (), tuple((rank, TAKEN + self.rank) for rank in self.others))
-        self._own.use(beside.here, write=True)  # where the memory is to go back, it is behind this
+    def finish(self, side: SideStream) -> None:
+        """Make the main stream wait for the side stream, and tell all other ranks that their data was used."""
+        side.join()
+        self._enqueue_flags(side.main, (), tuple((rank, USED_FLAGS + self.rank) for rank in self.others))
+        self._own.use(side.main, write=True)  # the memory must not be freed before this
         for rank in self.others:
-            self._storages[rank].use(beside.here, write=True)
+            self._storages[rank].use(side.main, write=True)
 
-    def _tell(self, stream: Stream, waits: tuple[int, ...], writes: tuple[tuple[int, int], ...]) -> None:
-        """Wait for words of this rank and set them back, or set words of others: one call of the driver."""
+    def _enqueue_flags(self, stream: Stream, waits: tuple[int, ...], writes: tuple[tuple[int, int], ...]) -> None:
+        """Wait for flags of this rank and reset them, or set flags of other ranks: one call of the driver."""
         found = self._operations.get((waits, writes))
         if found is None:
-            own = self._words.address
-            listed = [(WAIT, own + word * WORD, 1, EQUAL) for word in waits]
-            listed += [(WRITE, own + word * WORD, 0, 0) for word in waits]
-            listed += [(WRITE, self._words_of[rank].address + word * WORD, 1, 0) for rank, word in writes]
+            own = self._flags.address
+            listed = [(WAIT, own + flag * FLAG_BYTES, 1, EQUAL) for flag in waits]
+            listed += [(WRITE, own + flag * FLAG_BYTES, 0, 0) for flag in waits]
+            listed += [(WRITE, self._flags_of[rank].address + flag * FLAG_BYTES, 1, 0) for rank, flag in writes]
             # CUstreamBatchMemOpParams is a union of 48 bytes: operation, address, value, flags.
             array = (ctypes.c_uint64 * (6 * len(listed)))(*(word for each in listed for word in (*each, 0, 0)))
             found = self._operations[waits, writes] = ctypes.c_uint(len(listed)), array
@@ -174,15 +175,15 @@ class Peers:
             self.device.fail(status, "cuStreamBatchMemOp")
 
     def pull(self, address: int, rank: int, offset: int, nbytes: int, stream: Stream) -> None:
-        """Copy some of a rank's data, this one's own too, to an address of this device."""
-        self._copied(address, self._storages[rank].base + offset, nbytes, stream)
+        """Copy a part of a rank's data, which may be this rank's own, to an address of this device."""
+        self._copy_bytes(address, self._storages[rank].base + offset, nbytes, stream)
 
     def put(self, rank: int, offset: int, address: int, nbytes: int, stream: Stream) -> None:
         """Copy from an address of this device into another rank's data."""
-        self._copied(self._storages[rank].base + offset, address, nbytes, stream)
+        self._copy_bytes(self._storages[rank].base + offset, address, nbytes, stream)
 
-    def _copied(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
-        if status := self._copy(
+    def _copy_bytes(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
+        if status := self._enqueue_copy(
             ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(nbytes), stream.c_handle
         ):
             self.device.fail(status, "cuMemcpyDtoDAsync")
@@ -196,25 +197,25 @@ class Peers:
             self.device.fail(status, "cuMemcpy2DAsync")
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: Dtype) -> Tensor:
-        """Some of this rank's data as a tensor, which calls may write."""
+        """A part of this rank's data as a tensor, which calls may write."""
         at = self._own.base + offset
         return Tensor(self._own, at, self.device.layout(dtype, shape, c_strides(shape), at))
 
     # -- the end ----------------------------------------------------------------------------------------------------
-    def retire(self) -> None:
-        """Let the memory be for another communicator, once no other rank will read or write it any more."""
+    def allow_reuse(self) -> None:
+        """Let another communicator reuse the memory, once no other rank will read or write it any more."""
         if not self.in_graphs and self.device.alive and self.device.fault is None:
-            self._held.taken = self._words.array[TAKEN:]
+            self._allocation.used_flags = self._flags.array[USED_FLAGS:]
 
-    def release(self) -> None:
-        """Set all words of this rank until no stream waits any more: what was waited for does not come.
+    def unblock_streams(self) -> None:
+        """Set all flags of this rank until no stream waits any more, because what they wait for will not come.
 
-        A stream may wait for a word more than once, so that they are set again and again. Who asks the driver about
-        streams may have to wait within it until they are through: another thread sets.
+        A stream may wait for a flag more than once, so they are set again and again. The thread that queries the
+        streams may be blocked inside the driver until they have ended, so another thread sets the flags.
         """
         done = threading.Event()
-        threading.Thread(target=_keep_set, args=(self._words.array, done), name="peers words", daemon=True).start()
-        until = time.monotonic() + PATIENCE
+        threading.Thread(target=_keep_set, args=(self._flags.array, done), name="peers flags", daemon=True).start()
+        until = time.monotonic() + UNBLOCK_SECONDS
         try:
             with self.device.context, relaxed():
                 while time.monotonic() < until and self.device.alive and self.device.fault is None:
@@ -226,10 +227,10 @@ class Peers:
             done.set()
 
 
-def _keep_set(words: Any, done: threading.Event) -> None:
-    until = time.monotonic() + PATIENCE
+def _keep_set(flags: Any, done: threading.Event) -> None:
+    until = time.monotonic() + UNBLOCK_SECONDS
     while time.monotonic() < until:
-        words[:] = 1
+        flags[:] = 1
         if done.wait(PAUSE):
             return
 
@@ -250,14 +251,14 @@ class _Copy2D(ctypes.Structure):
     )  # fmt: skip
 
 
-def _hand_back(storage: Storage) -> None:
-    """Let the memory go once our streams are done with it."""
+def _release_storage(storage: Storage) -> None:
+    """Free the memory once the streams of this process are done with it."""
     if storage.device.alive and storage.device.fault is None:
         storage.device.park(storage)
 
 
-def _machine() -> bytes:
-    """What is the same for all processes of one machine that see one another, as those of two containers do not."""
+def _machine_id() -> bytes:
+    """A hash that is the same for all processes of a machine that see one another; it differs between containers."""
     try:
         name = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -265,40 +266,40 @@ def _machine() -> bytes:
     return hashlib.sha256(name.encode()).digest()
 
 
-def _process() -> bytes:
-    """What no other process has, a child of this one neither."""
+def _process_id() -> bytes:
+    """A hash that no other process has, not even a child of this one."""
     return hashlib.sha256(TOKEN + os.getpid().to_bytes(8, "little")).digest()[:16]
 
 
-def peers_of(beside: Beside, nbytes: int) -> Peers | None:
-    """The memory of a communicator's ranks for so much data of each; None where NCCL is to move it.
+def peers_of(side: SideStream, nbytes: int) -> Peers | None:
+    """The memory of a communicator's ranks for `nbytes` of data on each; None if NCCL must move the data.
 
-    The first time, and where more is needed than before, all ranks make it together, and wait for one another; all get
+    The first time, and when more is needed than before, all ranks make it together and wait for one another; all get
     the same answer.
     """
-    comm: Any = beside.comm
-    if comm.library != "nccl" or not 1 < comm.size <= MOST_RANKS or not 0 < nbytes <= MOST_BYTES:
+    comm: Any = side.comm
+    if comm.library != "nccl" or not 1 < comm.size <= MAX_RANKS or not 0 < nbytes <= MAX_BYTES:
         return None
-    known = _known.get(comm)
-    if comm in _known and (known is None or known.nbytes >= nbytes):
+    known = _peers_of.get(comm)
+    if comm in _peers_of and (known is None or known.nbytes >= nbytes):
         return known
-    if beside.captured:
+    if side.is_captured:
         return None  # nothing can be waited for
-    made = _known[comm] = _made(comm, nbytes)
+    made = _peers_of[comm] = _make_peers(comm, nbytes)
     if known is not None:
-        known.retire()  # all have waited for all that was enqueued before
+        known.allow_reuse()  # all ranks have waited for all that was enqueued before
     return made
 
 
-def _made(comm: NcclCommunicator, nbytes: int) -> Peers | None:
-    made, card = None, np.zeros(1, CARD)
+def _make_peers(comm: NcclCommunicator, nbytes: int) -> Peers | None:
+    made, record = None, np.zeros(1, PEER_RECORD)
     try:
         made = Peers(comm, nbytes)
-        card = made.card()
+        record = made.record()
     except (CudaError, DispatchError):
-        made = None  # which the others are told
-    cards = all_gather(comm.device.array(card.view(np.uint8)), comm=comm).numpy().view(CARD).ravel()
-    reached = np.array([made is not None and made.map(cards)], np.int32)
+        made = None  # the other ranks learn it by the record
+    records = all_gather(comm.device.array(record.view(np.uint8)), comm=comm).numpy().view(PEER_RECORD).ravel()
+    reached = np.array([made is not None and made.map(records)], np.int32)
     everyone = all_reduce(comm.device.array(reached), comm=comm, reduce="min")
     if not int(everyone.numpy()[0]) or made is None:
         return None
@@ -307,16 +308,16 @@ def _made(comm: NcclCommunicator, nbytes: int) -> Peers | None:
     def failed(_error: CollectiveError) -> None:
         peers = of()
         if peers is not None:
-            threading.Thread(target=peers.release, name="peers release", daemon=True).start()
+            threading.Thread(target=peers.unblock_streams, name="peers release", daemon=True).start()
 
     comm.watchers.append(failed)
     itself = weakref.ref(comm)  # plans keep a communicator for longer than it is open
 
     def ended() -> None:
         comm = itself()
-        peers = _known.pop(comm, None)
+        peers = _peers_of.pop(comm, None)
         if comm is not None and comm.error is None and peers is not None:
-            peers.retire()
+            peers.allow_reuse()
 
     comm.endings.append(ended)
     return made

@@ -1,8 +1,8 @@
-"""Attention over a sequence that is shared by the ranks: blocks of K and V go round in a ring.
+"""Attention over a sequence that is sharded over the ranks: blocks of K and V are passed around a ring.
 
 Each rank has some rows of Q, K and V. While it attends to one block, the next one comes from its neighbour; the parts
 are merged by their statistics, so that the result is that of the whole sequence. Follows Ring Attention,
-https://arxiv.org/abs/2310.01889. At any time a rank has two blocks beside its own.
+https://arxiv.org/abs/2310.01889. At any time a rank has two blocks in addition to its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dispatch.keys import F32
 from dispatch.ops.attention_merge import attention_merge
 from dispatch.ops.collective import collective_group, sendrecv
 from dispatch.ops.sdpa import sdpa_fwd
-from dispatch.parallel.beside import Beside, check_operand
+from dispatch.parallel.side_stream import SideStream, check_operand
 
 if TYPE_CHECKING:
     from dispatch.core.communicator import Ranks
@@ -38,48 +38,48 @@ def ring_attention(
             to do: it attends to all blocks, the first to its own alone.
         scale: of the scores; None for 1/√width.
 
-    Gives O, of q's dtype, and the statistics, f32 (batch, heads, rows, 1): the logarithm of each row's sum. There is
-    no backward pass of it here.
+    Returns O, of q's dtype, and the statistics, f32 (batch, heads, rows, 1): the logarithm of each row's sum. It has no
+    backward pass.
     """
-    beside = Beside(comm)
-    q, k, v = (check_operand(name, given, beside, AXES) for name, given in (("q", q), ("k", k), ("v", v)))
+    side = SideStream(comm)
+    q, k, v = (check_operand(name, given, side, AXES) for name, given in (("q", q), ("k", k), ("v", v)))
     for name, tensor in (("k", k), ("v", v)):
         if not tensor.layout.is_contiguous:
             raise BadRequest(name, str(tensor.layout), "a dense tensor, for it is sent", f"{name}.copy()")
     if causal and q.shape[2] != k.shape[2]:
         raise BadRequest("k", str(k.layout), f"{q.shape[2]} rows, as q has: causal counts both alike")
-    rank, size = beside.comm.rank, beside.comm.size
-    block, spare, found = (k, v), [_pair(beside, k, v) for _ in range(min(2, size - 1))], None
+    rank, size = side.comm.rank, side.comm.size
+    block, spare, found = (k, v), [_empty_block(side, k, v) for _ in range(min(2, size - 1))], None
     parts = [number for number in range(size) if not (causal and (rank - number) % size > rank)]
     for number in range(size):
-        beside.read_here(*block)  # behind this block's way here, before the next one begins
-        onward = block if number == size - 1 else _passed_on(beside, block, spare[number % 2])
+        side.wait_for_reads(*block)  # after the transfer of this block, before the next one is enqueued
+        onward = block if number == size - 1 else _pass_on(side, block, spare[number % 2])
         if number in parts:
             bounds: dict[str, Any] = {"right_bound": 0} if causal and number == 0 else {}
             made: Any = sdpa_fwd(q, *block, scale=scale, stats=True, **bounds)
-            found = made if found is None else _merged(found, made, q.dtype if number == parts[-1] else F32)
+            found = made if found is None else _merge(found, made, q.dtype if number == parts[-1] else F32)
         block = onward
-    beside.join()
+    side.join()
     output: Any = found
     return output[0], output[1]
 
 
-def _pair(beside: Beside, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Memory for a block, which is the other stream's."""
-    with beside.stream:
-        return beside.device.empty(k.shape, k.dtype), beside.device.empty(v.shape, v.dtype)
+def _empty_block(side: SideStream, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Uninitialized memory for a block, allocated on the side stream."""
+    with side.stream:
+        return side.device.empty(k.shape, k.dtype), side.device.empty(v.shape, v.dtype)
 
 
-def _passed_on(beside: Beside, block: tuple[Tensor, Tensor], into: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Send a block to the next rank, and get the one of the rank before; beside what is enqueued here from now on."""
-    comm = beside.comm
+def _pass_on(side: SideStream, block: tuple[Tensor, Tensor], into: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Send a block to the next rank and receive the previous rank's, on the side stream."""
+    comm = side.comm
     to: Any = {"dest": (comm.rank + 1) % comm.size, "source": (comm.rank - 1) % comm.size}
-    with beside.stream, collective_group():
+    with side.stream, collective_group():
         for sent, received in zip(block, into, strict=True):
             sendrecv(sent, comm=comm, out=received, **to)
     return into
 
 
-def _merged(found: tuple[Tensor, Tensor], made: tuple[Tensor, Tensor], dtype: Any) -> tuple[Tensor, Tensor]:
-    """The attention to two sets of keys, in f32 until the last."""
+def _merge(found: tuple[Tensor, Tensor], made: tuple[Tensor, Tensor], dtype: Any) -> tuple[Tensor, Tensor]:
+    """Merge the attention to two sets of keys; in f32 until the last merge."""
     return attention_merge(*found, *made, out_dtype=dtype)

@@ -1,9 +1,9 @@
-"""Products of matrices whose rows or columns lie on several ranks, with the collective beside the product.
+"""Products of matrices whose rows or columns are on several ranks, with the collective overlapping the product.
 
 The product is cut into chunks of rows: while one is sent, the next is computed. Between the ranks of one machine copy
-engines send where `by="copies"` says so (by_copies.py); else NCCL does. The two forms of a layer's matrix
-are those of Megatron-LM, https://arxiv.org/abs/1909.08053 and, where rows are shared as well, /abs/2205.05198: sharded
-by columns it needs nothing of the others but its operand's rows, sharded by rows its results are added up.
+engines can move the chunks (`by="copies"`, by_copies.py); otherwise NCCL does. The two ways to shard a layer's matrix
+are those of Megatron-LM, https://arxiv.org/abs/1909.08053 and, with sharded activations, /abs/2205.05198: a matrix
+sharded by columns needs only the operand's rows from the other ranks, one sharded by rows needs a sum of the results.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dispatch.ops.collective import all_gather, all_reduce, reduce_scatter
 from dispatch.ops.fft.roll import roll
 from dispatch.ops.matmul import matmul
 from dispatch.parallel import by_copies
-from dispatch.parallel.beside import Beside, matrix
-from dispatch.parallel.chunks import cut, in_chunks
+from dispatch.parallel.chunks import cut, run_in_chunks
 from dispatch.parallel.peers import peers_of
+from dispatch.parallel.side_stream import SideStream, check_matrices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = ["all_gather_matmul", "matmul_all_gather", "matmul_all_reduce", "matmul_reduce_scatter"]
 
-# Whether copies go, and are measured beside NCCL, where `by` is not said. Of two H200 in bf16 they took 0.73 to 0.91 ms
-# for products of 8192x8192x8192 in two processes, of 0.73 without the transfer, and NCCL 1.04 to 1.50.
-MEASURED = True
-COPIED = (F16, BF16, F32, F64)  # dtypes whose products add a C of the same, which sums between ranks are made of
+# Whether copies are measured against NCCL if `by` is not given. On two H200 in bf16, in two processes, products of
+# 8192x8192x8192 took 0.73 to 0.91 ms with copies, 0.73 without the transfer, and 1.04 to 1.50 with NCCL.
+MEASURE_COPIES = True
+COPY_DTYPES = (F16, BF16, F32, F64)  # dtypes whose products can add a C of the same dtype, as sums over ranks need
 
 
 def matmul_all_reduce(
@@ -58,25 +58,25 @@ def matmul_all_reduce(
 
     Gives (m, n) on every rank. BadRequest for shapes that do not fit; Refused for copies where they cannot be.
     """
-    beside = Beside(comm)
-    x, w = matrix(a, b, beside)
+    side = SideStream(comm)
+    x, w = check_matrices(a, b, side)
 
     def run(count: int) -> Tensor:
-        with beside.stream:
-            out = beside.device.empty((x.shape[0], w.shape[1]), x.dtype)
+        with side.stream:
+            out = side.device.empty((x.shape[0], w.shape[1]), x.dtype)
         kept = []
         for rows in cut(x.shape[0], count):
             part = matmul(x[rows], w, compute=compute, out_dtype=x.dtype)
-            kept.append(part)  # its memory is not asked for again by the next chunk, which would wait
-            with beside.stream:
-                all_reduce(part, comm=beside.comm, out=out[rows])
-        beside.join()
+            kept.append(part)  # so that the next chunk does not reuse its memory, and wait for it
+            with side.stream:
+                all_reduce(part, comm=side.comm, out=out[rows])
+        side.join()
         return out
 
     m, n = x.shape[0], w.shape[1]
     key = _key("all_reduce", x, w, (m, n), compute, by)
-    copied = _copied(by_copies.matmul_all_reduce, beside, by, 0 if m % beside.comm.size else m * n, x, w, compute)
-    return in_chunks(_ways(by, copied, run), chunks, m, key, beside)
+    copied = _by_copies(by_copies.matmul_all_reduce, side, by, 0 if m % side.comm.size else m * n, x, w, compute)
+    return run_in_chunks(_variants(by, copied, run), chunks, m, key, side)
 
 
 def matmul_reduce_scatter(
@@ -92,29 +92,29 @@ def matmul_reduce_scatter(
 
     Args as there; m is a multiple of the number of ranks.
     """
-    beside = Beside(comm)
-    x, w = matrix(a, b, beside)
-    size, n = beside.comm.size, w.shape[1]
+    side = SideStream(comm)
+    x, w = check_matrices(a, b, side)
+    size, n = side.comm.size, w.shape[1]
     if x.shape[0] % size:
         raise BadRequest("a", str(x.layout), f"a multiple of {size} rows, for so many ranks share them")
     own = x.shape[0] // size
     of_ranks = x.strided((size, own, x.shape[1]), (own * x.element_strides[0], *x.element_strides))
 
     def run(count: int) -> Tensor:
-        with beside.stream:
-            out = beside.device.empty((own, n), x.dtype)
+        with side.stream:
+            out = side.device.empty((own, n), x.dtype)
         kept = []
         for rows in cut(own, count):
             part = matmul(of_ranks[:, rows], w, compute=compute, out_dtype=x.dtype)  # these rows of every rank
             kept.append(part)
-            with beside.stream:
-                reduce_scatter(part, comm=beside.comm, out=out[rows])
-        beside.join()
+            with side.stream:
+                reduce_scatter(part, comm=side.comm, out=out[rows])
+        side.join()
         return out
 
     key = _key("reduce_scatter", x, w, (x.shape[0], n), compute, by)
-    copied = _copied(by_copies.matmul_reduce_scatter, beside, by, (x.shape[0] - own) * n, x, w, compute)
-    return in_chunks(_ways(by, copied, run), chunks, own, key, beside)
+    copied = _by_copies(by_copies.matmul_reduce_scatter, side, by, (x.shape[0] - own) * n, x, w, compute)
+    return run_in_chunks(_variants(by, copied, run), chunks, own, key, side)
 
 
 def all_gather_matmul(
@@ -140,31 +140,31 @@ def all_gather_matmul(
 
     Gives (m, n of this rank), rows of rank 0 first. BadRequest for shapes that do not fit.
     """
-    beside = Beside(comm)
-    x, w = matrix(a, b, beside)
-    own, n, size = x.shape[0], w.shape[1], beside.comm.size
+    side = SideStream(comm)
+    x, w = check_matrices(a, b, side)
+    own, n, size = x.shape[0], w.shape[1], side.comm.size
     choices: dict[str, Any] = {"epilogue": epilogue, **({} if bias is None else {"bias": bias})}
     if not x.layout.is_contiguous:
         raise BadRequest("a", str(x.layout), "elements that are dense in C order, for they are sent", "a.copy()")
 
     def run(count: int) -> Tensor:
-        out = beside.device.empty((size * own, n), x.dtype)
+        out = side.device.empty((size * own, n), x.dtype)
         of_ranks = out.reshape(size, own, n)
         kept = []
-        with beside.stream:
-            beside.stream.wait_for(beside.here)  # for who wrote A
+        with side.stream:
+            side.stream.wait_for(side.main)  # for what wrote A
         for rows in cut(own, count):
-            with beside.stream:
-                part = all_gather(x[rows], comm=beside.comm)  # these rows of every rank
+            with side.stream:
+                part = all_gather(x[rows], comm=side.comm)  # these rows of every rank
             kept.append(part)
-            beside.read_here(part)  # behind this chunk's transfer, before the next one is enqueued
+            side.wait_for_reads(part)  # after this chunk's transfer, before the next one is enqueued
             matmul(part, w, compute=compute, out=of_ranks[:, rows], **choices)
-        beside.join()
+        side.join()
         return out
 
     key = (*_key("all_gather", x, w, x.shape, compute, by), str(epilogue))
-    copied = _copied(by_copies.all_gather_matmul, beside, by, x.size * (beside.comm.size - 1), x, w, compute, choices)
-    return in_chunks(_ways(by, copied, run), chunks, own, key, beside)
+    copied = _by_copies(by_copies.all_gather_matmul, side, by, x.size * (side.comm.size - 1), x, w, compute, choices)
+    return run_in_chunks(_variants(by, copied, run), chunks, own, key, side)
 
 
 def matmul_all_gather(
@@ -185,67 +185,70 @@ def matmul_all_gather(
 
     What comes from a rank is a block of its columns, which a kernel puts into the rows of the result.
     """
-    beside = Beside(comm)
-    x, w = matrix(a, b, beside)
-    m, n, size = x.shape[0], w.shape[1], beside.comm.size
+    side = SideStream(comm)
+    x, w = check_matrices(a, b, side)
+    m, n, size = x.shape[0], w.shape[1], side.comm.size
 
     def run(count: int) -> Tensor:
-        out = beside.device.empty((m, size * n), x.dtype)
+        out = side.device.empty((m, size * n), x.dtype)
         by_rank = out.reshape(m, size, n).transpose(1, 0, 2)
         kept: list[Tensor] = []
         before: tuple[Tensor, slice] | None = None
         for rows in cut(m, count):
             part = matmul(x[rows], w, compute=compute, out_dtype=x.dtype)
-            if before is not None:  # behind this product, which does not wait, and ahead of the next transfer
-                beside.read_here(before[0])
-            with beside.stream:
-                whole = all_gather(part, comm=beside.comm)
+            if before is not None:  # after this product, which does not wait, and before the next transfer
+                side.wait_for_reads(before[0])
+            with side.stream:
+                whole = all_gather(part, comm=side.comm)
             if before is not None:
-                _place(beside, *before, by_rank)
+                _place_columns(side, *before, by_rank)
             kept += [part, whole]
             before = (whole, rows)
         if before is not None:
-            _place(beside, *before, by_rank)
-        beside.join()
+            _place_columns(side, *before, by_rank)
+        side.join()
         return out
 
     key = _key("columns", x, w, (*x.shape, n), compute, by)
-    copied = _copied(by_copies.matmul_all_gather, beside, by, m * n, x, w, compute)
-    return in_chunks(_ways(by, copied, run), chunks, m, key, beside)
+    copied = _by_copies(by_copies.matmul_all_gather, side, by, m * n, x, w, compute)
+    return run_in_chunks(_variants(by, copied, run), chunks, m, key, side)
 
 
-def _place(beside: Beside, whole: Tensor, rows: slice, by_rank: Tensor) -> None:
+def _place_columns(side: SideStream, whole: Tensor, rows: slice, by_rank: Tensor) -> None:
     """Put a chunk's columns, rank by rank, into the rows of the result."""
-    beside.read_here(whole)
+    side.wait_for_reads(whole)
     if whole.size:
         roll(whole, 0, 0, out=by_rank[:, rows])
 
 
-def _copied(
-    block: Callable[..., Tensor], beside: Beside, by: str | None, elements: int, a: Tensor, *rest: Any
+def _by_copies(
+    block: Callable[..., Tensor], side: SideStream, by: str | None, elements: int, a: Tensor, *rest: Any
 ) -> Callable[[int], Tensor] | None:
-    """A block by copies of so many elements of each rank, but for the number of chunks; None where NCCL moves them."""
+    """The variant of a block that uses copies, as a function of the number of chunks; None if NCCL must be used.
+
+    `elements` is how many elements of each rank are copied.
+    """
     if by not in (None, "nccl", "copies"):
         raise BadRequest("by", shown(by), '"nccl", "copies", or None')
     found = None
-    if by == "copies" or (by is None and MEASURED):
-        found = peers_of(beside, elements * a.dtype.itemsize) if a.dtype in COPIED else None
+    if by == "copies" or (by is None and MEASURE_COPIES):
+        found = peers_of(side, elements * a.dtype.itemsize) if a.dtype in COPY_DTYPES else None
     if by == "copies" and found is None:
         where = "between GPUs of one machine, of a process each, over as many rows as the ranks divide"
-        here = f"here are {a.layout} and {beside.comm!r}"
-        raise Refused(f'by="copies" is {where}, of {" ".join(map(str, COPIED))}; {here}')
-    return None if found is None else partial(block, beside, found, a, *rest)
+        here = f"here are {a.layout} and {side.comm!r}"
+        raise Refused(f'by="copies" is {where}, of {" ".join(map(str, COPY_DTYPES))}; {here}')
+    return None if found is None else partial(block, side, found, a, *rest)
 
 
-def _ways(
+def _variants(
     by: str | None, copied: Callable[[int], Tensor] | None, run: Callable[[int], Tensor]
 ) -> list[Callable[[int], Tensor]]:
-    """The ways that a block may go, the first one first."""
+    """The variants that a block may use, the preferred one first."""
     if copied is None:
         return [run]
     return [copied] if by == "copies" else [copied, run]
 
 
 def _key(kind: str, a: Tensor, b: Tensor, extents: tuple[int, ...], compute: Any, by: str | None) -> tuple[Any, ...]:
-    """What a measured number of chunks holds for: extents that all ranks share, for all are to measure at once."""
+    """The key of a measured number of chunks: extents that are the same on all ranks, because all measure together."""
     return kind, extents, a.dtype.name, b.dtype.name, str(compute), by

@@ -24,8 +24,8 @@ from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, CollectiveError, Refused
 from dispatch.libraries.threads.meeting import ThreadCommunicator
-from dispatch.parallel import by_copies, host_words, peer_memory, peers, shards
-from dispatch.parallel.beside import Beside
+from dispatch.parallel import by_copies, host_flags, peer_memory, peers, shards
+from dispatch.parallel.side_stream import SideStream
 
 PATIENCE = 20
 
@@ -36,7 +36,7 @@ class Words:
     def __init__(self, size):
         self.changed, self.size = threading.Condition(), size
         self.ready = {}
-        self.taken = {(owner, rank): True for owner in range(size) for rank in range(size)}
+        self.used_flags = {(owner, rank): True for owner in range(size) for rank in range(size)}
 
     def write(self, words, key):
         with self.changed:
@@ -57,21 +57,21 @@ class HostPeers:
         self.device = dp.device("host")
         buffers[rank] = self.device.array(np.full(nbytes, 0xAB, np.uint8))
 
-    def begin(self, stream, beside):
+    def begin(self, stream, side):
         for rank in self.others:
-            self.words.wait(self.words.taken, (self.rank, rank))
+            self.words.wait(self.words.used_flags, (self.rank, rank))
 
     def signal(self, ranks, slot, stream):
-        assert slot < peers.MOST_SLOTS
+        assert slot < peers.MAX_SLOTS
         for rank in ranks:
             self.words.write(self.words.ready, (rank, self.rank, slot))
 
     def wait(self, rank, slot, stream):
         self.words.wait(self.words.ready, (self.rank, rank, slot))
 
-    def finish(self, beside):
+    def finish(self, side):
         for rank in self.others:
-            self.words.write(self.words.taken, (rank, self.rank))
+            self.words.write(self.words.used_flags, (rank, self.rank))
 
     def _at(self, rank, offset, nbytes):
         assert offset >= 0
@@ -98,8 +98,8 @@ def copied(monkeypatch):
     """Worlds of the host whose blocks go by copies; each call of `peers_of` has memory of just the size it asks for."""
     shared, lock, asked = {}, threading.Lock(), []
 
-    def peers_of(beside, nbytes):
-        comm = beside.comm
+    def peers_of(side, nbytes):
+        comm = side.comm
         if not nbytes:
             asked.append(0)
             return None
@@ -113,16 +113,16 @@ def copied(monkeypatch):
 
     monkeypatch.setattr(shards, "peers_of", peers_of)
     monkeypatch.setattr(ThreadCommunicator, "note", lambda *_: None, raising=False)
-    monkeypatch.setattr(Beside, "__init__", _beside)
+    monkeypatch.setattr(SideStream, "__init__", _side)
     monkeypatch.setattr(HostDevice, "context", contextlib.nullcontext(), raising=False)
     return asked
 
 
-def _beside(self, comm):
+def _side(self, comm):
     found = comm.communicator
     self.comm, self.device = found, found.device
-    self.here = self.stream = found.device.executor().stream
-    self.captured = False
+    self.main = self.stream = found.device.executor().stream
+    self.is_captured = False
 
 
 def product(world, name, size, rows, k, n, chunks, dtype, seed, turns=3):
@@ -178,7 +178,7 @@ def test_dtypes(copied, dtype):
 
 
 def test_rows_that_the_ranks_do_not_divide_go_by_nccl(copied, monkeypatch):
-    monkeypatch.setattr(shards, "MEASURED", True)
+    monkeypatch.setattr(shards, "MEASURE_COPIES", True)
 
     def run(world):
         x, w = world.device.array(np.ones((7, 2))), world.device.array(np.ones((2, 3)))
@@ -195,7 +195,7 @@ def test_rows_that_the_ranks_do_not_divide_go_by_nccl(copied, monkeypatch):
     ("measured", "by", "copies"), [(True, None, 2), (False, None, 0), (True, "nccl", 0), (False, "copies", 2)]
 )
 def test_which_way_a_block_goes(copied, monkeypatch, measured, by, copies):
-    monkeypatch.setattr(shards, "MEASURED", measured)
+    monkeypatch.setattr(shards, "MEASURE_COPIES", measured)
 
     def run(world):
         x = world.device.array(np.ones((4, 2)))
@@ -254,24 +254,24 @@ def test_structs_are_as_the_driver_has_them():
 
 
 def test_a_machine_is_the_same_for_its_processes():
-    assert peers._machine() == peers._machine()
-    assert len(peers._machine()) == peers.CARD["machine"].itemsize
+    assert peers._machine_id() == peers._machine_id()
+    assert len(peers._machine_id()) == peers.PEER_RECORD["machine"].itemsize
 
 
 CHILD = """
 import contextlib, sys, time
 from types import SimpleNamespace
 import numpy as np
-from dispatch.parallel import host_words
+from dispatch.parallel import host_flags
 
-host_words.driver = SimpleNamespace(cuMemHostRegister=lambda *_: None, cuMemHostGetDevicePointer=lambda at, _: at)
+host_flags.driver = SimpleNamespace(cuMemHostRegister=lambda *_: None, cuMemHostGetDevicePointer=lambda at, _: at)
 device = SimpleNamespace(context=contextlib.nullcontext(), alive=False)
 pid, fd, token = int(sys.argv[1]), int(sys.argv[2]), bytes.fromhex(sys.argv[3])
-words = host_words.HostWords.of_another(device, pid, fd, 100, token)
+words = host_flags.HostFlags.open_remote(device, pid, fd, 100, token)
 assert words.array[7] == 77
 words.array[8] = 88
 try:
-    host_words.HostWords.of_another(device, pid, fd, 100, bytes(16))
+    host_flags.HostFlags.open_remote(device, pid, fd, 100, bytes(16))
 except FileNotFoundError:
     print("another file is found out")
 """
@@ -284,9 +284,9 @@ def test_words_of_the_host_are_those_of_another_process_too(monkeypatch):
         cuMemHostRegister=lambda at, nbytes, flags: registered.append((at, nbytes, flags)),
         cuMemHostGetDevicePointer=lambda at, _: at,
     )
-    monkeypatch.setattr(host_words, "driver", stand_in)
+    monkeypatch.setattr(host_flags, "driver", stand_in)
     device = SimpleNamespace(context=contextlib.nullcontext(), alive=False)
-    words = host_words.HostWords(device, 100)
+    words = host_flags.HostFlags(device, 100)
     assert registered == [(words.address, mmap.PAGESIZE, 3)]
     assert not words.array.any()
     assert words.address % mmap.PAGESIZE == 0
@@ -298,7 +298,7 @@ def test_words_of_the_host_are_those_of_another_process_too(monkeypatch):
     fd = words.fd
     del words
     until = time.monotonic() + PATIENCE
-    while os.path.exists(f"/proc/self/fd/{fd}") and "dispatch words" in os.readlink(f"/proc/self/fd/{fd}"):
+    while os.path.exists(f"/proc/self/fd/{fd}") and "dispatch flags" in os.readlink(f"/proc/self/fd/{fd}"):
         assert time.monotonic() < until, "the file is closed by a thread, behind the driver"
         time.sleep(1e-3)
 
@@ -329,7 +329,7 @@ def test_memory_is_kept_once_all_others_are_done_with_it_as_it_goes(monkeypatch)
     for words, is_kept in (([1, 1, 1], True), ([1, 0, 1], False), (None, False)):
         memory, taken = peer_memory.Allocation(device, 1000), np.ones(3, np.uint32)
         if words is not None:
-            memory.taken = taken
+            memory.used_flags = taken
             taken[:] = words
         freed.clear()
         del memory

@@ -88,7 +88,7 @@ def test_ranks_agree_on_the_number_that_the_slowest_is_quickest_with(monkeypatch
             now.at = getattr(now, "at", 0.0) + seconds[world.rank][count]
 
         here = SimpleNamespace(synchronize=lambda: None)
-        beside = SimpleNamespace(comm=world.communicator, device=world.device, here=here)
+        beside = SimpleNamespace(comm=world.communicator, device=world.device, main=here)
         return chunking._fastest([partial(took, count) for count in (1, 2, 4)], beside)
 
     with dp.World.local(["host"] * 2, deadline=60) as world:
@@ -101,7 +101,9 @@ def test_ranks_whose_shards_differ_in_size_measure_at_once(monkeypatch):
 
     keys = {}
     monkeypatch.setattr(
-        shards, "in_chunks", lambda ways, _given, _rows, key, beside: keys[beside.comm.rank].append(key) or ways[0](2)
+        shards,
+        "run_in_chunks",
+        lambda variants, _given, _rows, key, side: keys[side.comm.rank].append(key) or variants[0](2),
     )
 
     def run(world):
@@ -168,7 +170,7 @@ def groups_of(stage, stages, count, monkeypatch):
     monkeypatch.setattr(pipeline, "check_operand", lambda *_: SimpleNamespace(shape=(), dtype=None))
     beside = SimpleNamespace(
         comm=SimpleNamespace(rank=stage, size=stages), stream=contextlib.nullcontext(), join=lambda: None,
-        device=SimpleNamespace(empty=lambda *_: None), read_here=lambda *_: None,
+        device=SimpleNamespace(empty=lambda *_: None), wait_for_reads=lambda *_: None,
     )  # fmt: skip
     Stage(lambda *_: None, lambda *_: None, count, beside, SimpleNamespace(shape=(), dtype=None)).run()
     return found
@@ -234,9 +236,9 @@ def test_rows_come_back_in_their_order_whatever_they_are():
         counts = rng.integers(0, 5, 6)
         x = rng.integers(-9, 9, (int(counts.sum()), 2, 3)).astype(np.int32)
         exchange = parallel.ExpertExchange(counts, comm=world)
-        there = exchange.there(world.device.array(x))
+        there = exchange.to_experts(world.device.array(x))
         assert there.shape == (exchange.rows, 2, 3) == (int(exchange.ends[-1]), 2, 3)
-        return bool((exchange.back(there).numpy() == x).all())
+        return bool((exchange.from_experts(there).numpy() == x).all())
 
     with dp.World.local(["host"] * 3, deadline=60) as world:
         assert world.run(run) == [True] * 3

@@ -105,7 +105,7 @@ def one_behind_the_other(comm, turns=150):
         error = np.abs(out.numpy() - right).max() / np.abs(right).max()
         if not error < 1e-5:
             wrong.append((turn, name, float(error)))
-    assert peers._known[comm] is not None
+    assert peers._peers_of[comm] is not None
     return wrong
 
 
@@ -122,7 +122,7 @@ def memory_is_used_again(comm):
         free.append(driver.cuMemGetInfo()[0])
         comm.meet()
         ranks.close()
-    assert not peers._known.get(ranks)
+    assert not peers._peers_of.get(ranks)
     return free
 
 

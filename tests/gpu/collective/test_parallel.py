@@ -55,7 +55,7 @@ def test_threads_of_one_process_have_nccl_move_their_data(two, parallel_cases, m
             parallel.matmul_all_reduce(*[world.device.zeros((8, 8))] * 2, comm=world, by="copies")
         return parallel_cases.products(world, "f32", 5, 8)
 
-    monkeypatch.setattr(shards, "MEASURED", True)
+    monkeypatch.setattr(shards, "MEASURE_COPIES", True)
     with dp.World.local(two, deadline=120) as world:
         assert world.run(run) == [[], []]
 
@@ -82,11 +82,13 @@ def test_a_measured_number_of_chunks_is_the_same_on_both_and_kept(two):
 @pytest.mark.usefixtures("nccl")
 def test_collectives_run_on_a_stream_of_high_priority():
     from cudabind import driver
-    from dispatch.parallel.beside import Beside
+    from dispatch.parallel.side_stream import SideStream
 
     def run(world):
         with world.device.context:
-            return [int(driver.cuStreamGetPriority(s.handle)) for s in (Beside(world).stream, world.device.stream())]
+            return [
+                int(driver.cuStreamGetPriority(s.handle)) for s in (SideStream(world).stream, world.device.stream())
+            ]
 
     with dp.World.local(["cuda:0"], deadline=60) as world:
         ((first, other),) = world.run(run)

@@ -1,0 +1,88 @@
+"""The stream on which a communicator's collectives run beside the caller's products, and the order between the two.
+
+Storages make streams wait for one another where they must, each time for all that the other stream has been given up to
+then; so a caller that enqueues in the right order gets no other waits. What the caller's stream reads is ordered here,
+at the moment at which only what it needs has been enqueued on the side stream. On the host both are one stream, and
+nothing overlaps.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from dispatch.core.communicator import communicator_of
+from dispatch.device.tensor import Tensor
+from dispatch.errors import BadRequest, BadType
+
+if TYPE_CHECKING:
+    from dispatch.core.communicator import Communicator, Ranks
+    from dispatch.device.stream import Stream
+
+__all__ = ["SideStream", "check_matrices", "check_operand"]
+
+_streams: weakref.WeakKeyDictionary[Communicator, Stream] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+class SideStream:
+    """A communicator, the caller's stream (`main`), and the side stream on which its collectives run (`stream`).
+
+    Attributes:
+        comm: the communicator that a world has now.
+        main: the stream that is current when this is made; `is_captured` says whether a graph is being captured there.
+        stream: the communicator's own stream, used as `with side.stream:` around its collectives. It has a high
+            priority, because a product has enough blocks for the whole GPU: a collective begins when some of them end.
+    """
+
+    def __init__(self, comm: Ranks) -> None:
+        self.comm = communicator_of(comm)
+        self.comm.check()
+        self.device = self.comm.device
+        self.main: Stream = self.device.executor().stream
+        self.is_captured = bool(self.main.capture())
+        with _lock:
+            found = _streams.get(self.comm)
+            if found is None or found.closed:
+                found = _streams[self.comm] = self.device.stream(high_priority=True)
+        self.stream = found
+        if self.is_captured:
+            found.wait_for(self.main)  # what runs on the side stream goes into the same graph
+
+    def wait_for_reads(self, *tensors: Tensor) -> None:
+        """Make the main stream wait for what wrote tensors: for all that was enqueued on the side stream up to now."""
+        if not self.device.is_host:
+            for tensor in tensors:
+                tensor.storage.use(self.main, write=False)
+
+    def join(self) -> None:
+        """Make the main stream wait for all that was enqueued on the side stream."""
+        self.main.wait_for(self.stream)
+
+    def refuse_capture(self, name: str) -> None:
+        """BadRequest while the main stream is captured; functions that measure or wait call it."""
+        if self.is_captured:
+            raise BadRequest(name, "None", "a number, for this stream is being captured and nothing can be measured")
+
+
+def check_operand(name: str, given: Any, side: SideStream, axes: int | None = None) -> Tensor:
+    """A tensor of ours on the communicator's device; BadType or BadRequest for anything else."""
+    if not isinstance(given, Tensor):
+        raise BadType(
+            name, f"a {type(given).__name__}", "a tensor of dispatch", "dispatch.from_dlpack(x) takes it as it is"
+        )
+    side.device.check(given)
+    if given.device is not side.device:
+        raise BadRequest(name, f"a tensor on {given.device!r}", f"one on {side.device!r}, as its communicator is")
+    if axes is not None and given.ndim != axes:
+        raise BadRequest(name, str(given.layout), f"{axes} axes")
+    return given
+
+
+def check_matrices(a: Any, b: Any, side: SideStream) -> tuple[Tensor, Tensor]:
+    """The operands of a product of two matrices."""
+    one, other = check_operand("a", a, side, 2), check_operand("b", b, side, 2)
+    if one.shape[1] != other.shape[0]:
+        raise BadRequest("b", str(other.layout), f"{one.shape[1]} rows, as a has columns")
+    return one, other
