@@ -231,7 +231,7 @@ def install(patch: Callable[[Any, str, Any], None]) -> None:
 
     patch(cublaslt, "heuristic", heuristic)
     patch(cublaslt, "handle_of", lambda _: None)
-    patch(cublaslt, "_bare_matmul", lambda: product)
+    patch(cublaslt, "_untyped_matmul", lambda: product)
     for module in (empty, refit, cuda_executor, learner, relocated_graph):
         patch(module, "driver", DRIVER)
     patch(learner, "Nodes", Nodes)

@@ -108,7 +108,7 @@ def test_a_product_looks_for_its_numbers_anew_where_they_may_be_elsewhere():
     plan = object.__new__(CublasLtPlan)
     plan._executor, plan._alpha, plan._beta, plan._scale = executor, ctypes.c_void_p(), ctypes.c_void_p(), F32
     plan._scalars, plan._numbers, plan._pages, plan._vectors = (plan._alpha, plan._beta), (), None, ()
-    plan._quick = None
+    plan._fast_call = None
     plan.lowered = SimpleNamespace(empty_k=False, offsets=())
     arguments = (*range(7), 2.0, 0.5)
     for places in ({2.0: 1024, 0.5: 2048}, {2.0: 4096, 0.5: 8192}):

@@ -18,7 +18,7 @@ from dispatch.core import call_cache
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, Closed, Refused, StaleTensor
 from dispatch.ops import FAMILIES
-from dispatch.ops.conv.trees import TreedConvRequest
+from dispatch.ops.conv.trees import TreeConvRequest
 from dispatch.ops.softmax import SoftmaxAlgorithm
 
 spec = importlib.util.spec_from_file_location("call_cache_cases", Path(__file__).with_name("call_cache_cases.py"))
@@ -56,7 +56,7 @@ MUTATIONS = {
     "classes of a tuple's elements do not count": replaced(
         "is_same_choice", lambda one, other: type(one) is type(other)
     ),
-    "trees are plain": lambda monkeypatch: monkeypatch.setattr(TreedConvRequest, "is_plain", True),
+    "trees are plain": lambda monkeypatch: monkeypatch.setattr(TreeConvRequest, "is_plain", True),
 }
 
 

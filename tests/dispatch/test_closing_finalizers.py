@@ -16,7 +16,7 @@ from dispatch.device.recordings import Recordings
 from dispatch.device.storage import Storage
 from dispatch.device.stream import Stream
 from dispatch.keys import F32
-from dispatch.libraries.cublaslt import launched
+from dispatch.libraries.cublaslt import kernel_recording
 from dispatch.libraries.handle import StreamHandle
 from dispatch.ops.matmul import exact_kernels
 
@@ -98,14 +98,14 @@ def test_a_handle_that_a_finalizer_asks_for_while_it_is_made_goes_back_as_well(r
     run(work)
 
 
-@pytest.mark.parametrize("room", ["exact_kernels", "launched"])
+@pytest.mark.parametrize("room", ["exact_kernels", "kernel_recording"])
 def test_a_finalizer_may_ask_for_what_its_thread_is_about_to_look_up(run, room):
     def work(dev):
         executor = dev.executor()
         exact_kernels._loaded[dev] = {F32: (None, {})}
         found, ask = {
             "exact_kernels": (exact_kernels, lambda: exact_kernels.functions(executor, F32) == {}),
-            "launched": (launched, lambda: launched._recorder(executor)),
+            "kernel_recording": (kernel_recording, lambda: kernel_recording._recorder(executor)),
         }[room]
 
         def look():
@@ -168,10 +168,10 @@ def test_ctrl_c_as_a_recording_begins_leaves_none_under_way(driver, run, monkeyp
 
         target = executor.target.value
         with monkeypatch.context() as patch:
-            patch.setattr(launched, "driver", driver)
+            patch.setattr(kernel_recording, "driver", driver)
             patch.setattr(driver, "cuStreamBeginCapture", SimpleNamespace(unchecked_holding_gil=interrupted))
             with pytest.raises(KeyboardInterrupt):
-                executor.capture(lambda: None) if how == "a call" else launched.kernels(executor, lambda: 0)
+                executor.capture(lambda: None) if how == "a call" else kernel_recording.kernels(executor, lambda: 0)
         assert not driver.capturing
         assert executor.target.value == target
         gc.collect()

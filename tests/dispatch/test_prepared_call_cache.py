@@ -16,7 +16,7 @@ import dispatch as dp
 from dispatch.core import prepared_call_cache
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, Closed, StaleTensor
-from dispatch.ops.conv.trees import TreedConvRequest
+from dispatch.ops.conv.trees import TreeConvRequest
 
 spec = importlib.util.spec_from_file_location("call_cache_cases", Path(__file__).with_name("call_cache_cases.py"))
 calls = importlib.util.module_from_spec(spec)
@@ -148,7 +148,7 @@ MUTATIONS_OF_CALLS = {
     "C is never D": lambda monkeypatch: monkeypatch.setattr(
         dp.MatmulRequest, "addresses", lambda _: ("a", "b", "c", "bias", "aux", "bgrad", "out", None, None)
     ),
-    "trees are plain": lambda monkeypatch: monkeypatch.setattr(TreedConvRequest, "is_plain", True),
+    "trees are plain": lambda monkeypatch: monkeypatch.setattr(TreeConvRequest, "is_plain", True),
 }
 
 

@@ -15,14 +15,14 @@ from cudabind.errors import CublasLtError
 from cudabind.sys import cublasLt as lt
 from dispatch.errors import Refused
 from dispatch.keys import Epilogue, ScaleMode
-from dispatch.libraries.cublaslt.launched import NARROW
+from dispatch.libraries.cublaslt.kernel_recording import LOW_PRECISION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dispatch.libraries.cublaslt.problem import Matrix, Problem
 
-__all__ = ["Desc", "Descriptors", "OperationDescriptors", "heuristic", "modest", "preference_of", "suggested"]
+__all__ = ["Desc", "Descriptors", "OperationDescriptors", "heuristic", "preference_of", "reduced_demands", "suggested"]
 
 Desc = lt.cublasLtMatmulDescAttributes_t
 LayoutAttribute = lt.cublasLtMatrixLayoutAttribute_t
@@ -34,7 +34,7 @@ ALIGNMENT = (
     Preference.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
 )
 Scheme = lt.cublasLtReductionScheme_t
-ALIGNED = 16  # bytes, which every kernel that loads vectors needs; some are offered only where there is no more
+ALIGNED = 16  # bytes, which every kernel with vector loads needs; some are offered only for no larger alignment
 UNSUPPORTED = (lt.cublasStatus_t.CUBLAS_STATUS_NOT_SUPPORTED, lt.cublasStatus_t.CUBLAS_STATUS_INVALID_VALUE)
 
 
@@ -48,7 +48,7 @@ class OperationDescriptors:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the descriptor of the operation is another's, who destroys it."""
+        """Whether the operation's descriptor belongs to another object, which destroys it."""
         return False
 
     def set(self, attribute: lt.cublasLtMatmulDescAttributes_t, value: Any) -> None:
@@ -74,9 +74,9 @@ class OperationDescriptors:
 
 
 class Descriptors(OperationDescriptors):
-    """The descriptors of a problem; `like` has those of another one, which differs in its matrices alone.
+    """The descriptors of a problem; `like` are those of another problem that differs only in its matrices.
 
-    Both have one descriptor of the operation then, which the other's destroys.
+    The two then share the operation's descriptor, which belongs to `like`.
     """
 
     def __init__(self, problem: Problem, like: Descriptors | None = None) -> None:
@@ -137,18 +137,18 @@ def _layout(matrix: Matrix, batch: int) -> Any:
 
 
 def reduction_schemes(problem: Problem) -> int:
-    """The mask of the ways in which partial sums over k may be added up: `cublasLtReductionScheme_t`.
+    """The mask of `cublasLtReductionScheme_t`: how partial sums over k may be added up.
 
-    In place and in the output type, they are rounded to D's dtype before they are added: that is allowed where D is as
-    precise as the sums are, or where the request asks for it. Not to split k is always allowed.
+    The in-place and output-type schemes round partial sums to D's dtype before adding them: that is allowed if D is as
+    precise as the sums, or if the request asks for it. Not to split k is always allowed.
     """
-    if problem.reduced_precision or problem.d.dtype not in NARROW:
+    if problem.reduced_precision or problem.d.dtype not in LOW_PRECISION:
         return Scheme.CUBLASLT_REDUCTION_SCHEME_MASK
     return Scheme.CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
 
 
 def preference_of(workspace: int, aligned: tuple[int, int, int, int], schemes: int) -> lt.cublasLtMatmulPreference_t:
-    """What a heuristic may count on; the caller destroys it."""
+    """A preference for the heuristic; the caller destroys it."""
     preference = lt.cublasLtMatmulPreference_t()
     lt.cublasLtMatmulPreferenceCreate(preference)
     size = ctypes.c_uint64(workspace)
@@ -197,8 +197,8 @@ def suggested(
     return usable
 
 
-def modest(problem: Problem, limit: int) -> Iterator[tuple[Problem, int]]:
-    """A problem and a workspace that ask for less: the heuristic then has other ideas, and some of them are better."""
+def reduced_demands(problem: Problem, limit: int) -> Iterator[tuple[Problem, int]]:
+    """The problem with smaller demands (workspace, alignment), for which the heuristic may name faster algorithms."""
     for workspace in (8 << 20, 1 << 20, 0):
         if workspace < limit:
             yield problem, workspace

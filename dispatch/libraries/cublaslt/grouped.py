@@ -21,7 +21,7 @@ __all__ = ["NUMBERS", "GroupedDescriptors", "Groups", "grouped_heuristic"]
 
 ADDRESSES = ("a", "b", "d", "scale")
 NUMBERS = ("m", "n", "k", "step_a", "step_b", "step_d")
-ALIGNED = (16, 16, 16, 16)  # bytes that every group's matrix begins at a multiple of
+ALIGNMENTS = (16, 16, 16, 16)  # bytes that every group's matrix begins at a multiple of
 Preference = lt.cublasLtMatmulPreferenceAttributes_t
 MEANS = (
     Preference.CUBLASLT_MATMUL_PREF_GROUPED_DESC_D_AVERAGE_COLS,
@@ -46,22 +46,22 @@ class Groups(NamedTuple):
     number: int  # of groups
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """For how many groups each array has room: arrays begin at multiples of 16 bytes."""
         return -(-self.number // 4) * 4
 
     @property
     def size(self) -> int:
         """The bytes of all arrays, and of the factor."""
-        return self.room * (8 * len(ADDRESSES) + 4 * len(NUMBERS)) + 4
+        return self.capacity * (8 * len(ADDRESSES) + 4 * len(NUMBERS)) + 4
 
     def addresses(self, name: str) -> int:
         """Where the addresses of a matrix are."""
-        return self.at + 8 * self.room * ADDRESSES.index(name)
+        return self.at + 8 * self.capacity * ADDRESSES.index(name)
 
     def numbers(self, name: str) -> int:
         """Where the extents or the steps of this name are."""
-        return self.at + self.room * (8 * len(ADDRESSES) + 4 * NUMBERS.index(name))
+        return self.at + self.capacity * (8 * len(ADDRESSES) + 4 * NUMBERS.index(name))
 
 
 class GroupedDescriptors(OperationDescriptors):
@@ -106,7 +106,7 @@ def grouped_heuristic(
 ) -> lt.cublasLtMatmulHeuristicResult_t:
     """The algorithm that cuBLASLt suggests for groups of so many rows, columns and k in the mean; Refused for none."""
     schemes = lt.cublasLtReductionScheme_t.CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
-    preference = preference_of(workspace, ALIGNED, schemes)
+    preference = preference_of(workspace, ALIGNMENTS, schemes)
     try:
         for attribute, mean in zip(MEANS, means, strict=True):
             number = ctypes.c_int64(mean)  # the header says uint32_t, the library takes eight bytes alone

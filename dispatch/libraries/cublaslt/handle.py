@@ -19,11 +19,11 @@ def handle_of(executor: CudaExecutor) -> Any:
     """The `cublasLtHandle_t` of an executor; to destroy one ends all captures, so it serves another one afterwards."""
     handle = executor.handles.get(NAME)
     if handle is None:
-        handle = executor.handles[NAME] = lent(executor, NAME, _made, lt.cublasLtDestroy.unchecked)
+        handle = executor.handles[NAME] = lent(executor, NAME, _create, lt.cublasLtDestroy.unchecked)
     return handle
 
 
-def _made() -> lt.cublasLtHandle_t:
+def _create() -> lt.cublasLtHandle_t:
     handle = lt.cublasLtHandle_t()
     lt.cublasLtCreate(handle)
     return handle

@@ -1,4 +1,4 @@
-"""What cuBLASLt is told of a product before addresses: matrices, epilogue, scales and alignments."""
+"""A product in cuBLASLt's terms, without addresses: matrices, epilogue, scales and alignments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Matrix(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """All that cuBLASLt is told before addresses: what a heuristic's answer depends on, and nothing else.
+    """A product without addresses: exactly what the heuristic's answer depends on.
 
     `a` … `d` are cuBLASLt's operands, after the exchange; `op_a` and `op_b` say whether each is transposed.
     """
@@ -44,9 +44,7 @@ class Problem(NamedTuple):
     factors: tuple[str, ...] = ()  # of c, d, aux, amax_d, amax_aux: those that are given
     fast_accum: bool = False
     device_scalars: bool = False
-    adds_c: bool = (
-        False  # whether beta is not 0: cuBLASLt hears of it at the call alone, but then does things otherwise
-    )
+    adds_c: bool = False  # whether beta is not 0: cuBLASLt learns it only at the call, but then launches other kernels
     reduced_precision: bool = False  # whether sums and epilogues may round to D's dtype on the way
     bias_alignment: int = 256  # of bias or bias gradient, at every product of a batch
     aux_alignment: int = 256

@@ -86,13 +86,13 @@ def toolchain() -> str | None:
 def plan_of(plan: Callable[..., Plan], request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """A plan of a CUTLASS row.
 
-    Where its kernel cannot be had here that is an error for a request that only CUTLASS carries out (`treed`), and for
-    any other one Refused: the next row is asked, and a race goes on among the others.
+    If its kernel cannot be compiled here, that is an error for a request that only CUTLASS can run (`has_tree`), and
+    Refused for any other one: the next row is asked, and a race goes on among the other rows.
     """
     try:
         return plan(request, executor, row)
     except (headers.HeadersMissing, CompileFailed) as missing:
-        if request.treed:
+        if request.has_tree:
             raise
         raise Refused(str(missing)) from missing
 

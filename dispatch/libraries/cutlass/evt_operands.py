@@ -1,6 +1,6 @@
-"""Treed: what requests share whose result goes through an epilogue tree: the tree, and what it names.
+"""EpilogueTreeMixin: what requests with an epilogue tree have in common: the tree, and the operands that it names.
 
-The requests of convolutions are of this kind, and the tree forms of products. It calls nothing.
+Requests of convolutions derive from it, and the tree forms of products. It calls nothing.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from dispatch.core.request import Number
     from dispatch.keys import Dtype
 
-__all__ = ["Given", "Treed", "check_tree", "numbers_of", "pairs_of"]
+__all__ = ["EpilogueTreeMixin", "OperandValue", "check_tree", "numbers_of", "pairs_of"]
 
-Given = Tensor | float | int
+OperandValue = Tensor | float | int
 
 
-class Treed:
-    """A request with the fields below."""
+class EpilogueTreeMixin:
+    """Mixed into requests that have the fields below."""
 
     c: Tensor | None
     epilogue: Node | None
-    operands: Any  # pairs of a name and what is given for it
+    operands: Any  # pairs of a name and its tensor or number
     alpha: Any
     beta: Any
 
     @cached_property
     def tree(self) -> Node:
-        """The epilogue, which is a linear combination where none was given."""
+        """The epilogue; a linear combination if none was given."""
         return self.epilogue if self.epilogue is not None else linear_combination(with_source=self.c is not None)
 
     @cached_property
@@ -52,19 +52,19 @@ class Treed:
         return operands_of(self.tree)
 
     @cached_property
-    def given(self) -> dict[str, Given]:
+    def operand_values(self) -> dict[str, OperandValue]:
         """The tensors and numbers that the tree names, alpha and beta among them."""
-        named: dict[str, Given] = {
+        named: dict[str, OperandValue] = {
             "alpha": self.alpha,
             "beta": 0.0 if self.beta is None else self.beta,
             **dict(self.operands),
         }
         return {name: named[name] for name in self.kinds if name in named}
 
-    def check_named(self, reserved: str | None = None) -> None:
-        """BadRequest for an operand that the tree does not name, and for what the tree does not take a name for.
+    def check_names(self, reserved: str | None = None) -> None:
+        """BadRequest for an operand that the tree does not name, and for one of another kind than the tree expects.
 
-        No name begins with what is `reserved`.
+        No name may begin with `reserved`.
         """
         try:
             kinds = self.kinds
@@ -75,7 +75,7 @@ class Treed:
                 known = ", ".join(kinds) or "none"
                 raise BadRequest(f"operands[{name!r}]", "an operand", f"one of {known}: the tree's names")
         for name, kind in kinds.items():
-            given = self.given.get(name)
+            given = self.operand_values.get(name)
             place = f"operands[{name!r}]"
             if reserved is not None and name.startswith(reserved):
                 raise BadRequest("epilogue", f"the name {name!r}", f"one that does not begin with {reserved}")
@@ -86,9 +86,9 @@ class Treed:
                 raise BadRequest(place, repr(given), "a number or a Tensor" if kind == "scalar" else "a Tensor")
 
     def check_scalars(self, operands: Dtype) -> None:
-        """BadRequest for a number that no scalar is: f64 for f64 operands, i32 (rows see to it) for i8, else f32."""
+        """BadRequest for a number beyond the scalars' range: f64 for f64 operands, i32 (by a rule) for i8, else f32."""
         top = MAX_FLOAT if operands in (F64, I8) else F32_MAX
-        for name, value in self.given.items():
+        for name, value in self.operand_values.items():
             if self.kinds[name] != "scalar" or isinstance(value, Tensor):
                 continue
             place = name if name in ("alpha", "beta") else f"operands[{name!r}]"
@@ -97,13 +97,13 @@ class Treed:
                 raise BadRequest(place, shown(value), f"a number that f32 holds, up to {top:.4g}")
 
 
-def numbers_of(kinds: dict[str, str], held: Collection[str] = ()) -> dict[str, Number]:
-    """What the numbers of a tree's scalars may be without a look by a request; not of those that are `held`."""
-    return {name: F32_NUMBER for name, kind in kinds.items() if kind == "scalar" and name not in held}
+def numbers_of(kinds: dict[str, str], fixed: Collection[str] = ()) -> dict[str, Number]:
+    """The range of numbers for each scalar of a tree that a repeated call accepts; `fixed` ones may not change."""
+    return {name: F32_NUMBER for name, kind in kinds.items() if kind == "scalar" and name not in fixed}
 
 
 def pairs_of(operands: object) -> tuple[tuple[str, Any], ...]:
-    """The operands of a tree, given as a mapping, as pairs or not at all, as pairs; BadRequest for anything else."""
+    """The operands of a tree as pairs, from a mapping, pairs or None; BadRequest for anything else."""
     if operands is None:
         return ()
     given = tuple(operands.items()) if isinstance(operands, Mapping) else operands
@@ -116,7 +116,7 @@ def pairs_of(operands: object) -> tuple[tuple[str, Any], ...]:
 
 
 def check_tree(epilogue: object, config: object) -> None:
-    """BadRequest for an epilogue that is no tree, and a config that is none."""
+    """BadRequest for an epilogue that is no tree, and for a config that is no Config."""
     if epilogue is not None and not isinstance(epilogue, Node):
         raise BadRequest("epilogue", shown(epilogue), "a tree of dispatch.evt, or None")
     if config is not None and not isinstance(config, Config):

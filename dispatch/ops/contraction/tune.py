@@ -49,7 +49,7 @@ def tuned(
     key = stored_key(request, row)
     memory = executor.algorithms("cutensor")
     known = memory.get(request.op, key)
-    remembered = None if known is None else decode_choice(known, candidates(request, default))
+    remembered = None if known is None else decode_winner(known, candidates(request, default))
     if remembered is not None:
         return make_plan(remembered)
     executor.refuse_capture("a request that is to be tuned")
@@ -68,7 +68,7 @@ def tuned(
     return plan
 
 
-def decode_choice(known: Algorithm, offered: list[Preference]) -> Preference | None:
+def decode_winner(known: Algorithm, offered: list[Preference]) -> Preference | None:
     """The preference that a stored outcome names; None if it names none of those offered."""
     try:
         facts = json.loads(known.blob)

@@ -18,7 +18,7 @@ from dispatch.core.request import R_co
 from dispatch.errors import BadRequest
 from dispatch.keys import Choice, Dtype
 from dispatch.libraries.cudnn.convolve import Steps, output_shape
-from dispatch.ops.conv.trees import TreedConvRequest
+from dispatch.ops.conv.trees import TreeConvRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +55,7 @@ class Activation(Choice):
 
 
 @dataclass(frozen=True, eq=False)
-class ConvRequest(TreedConvRequest[R_co]):
+class ConvRequest(TreeConvRequest[R_co]):
     """What the three have in common: steps, groups, and the numbers that results are scaled with.
 
     Attributes:
@@ -150,8 +150,8 @@ class ConvRequest(TreedConvRequest[R_co]):
         return self.result_shape
 
     def outputs(self) -> dict[str, Output]:
-        out = self.image(self.result_dtype, last=self.treed or self.channels_last)
-        return {"out": out, **(self.produced if self.treed else {})}
+        out = self.image(self.result_dtype, last=self.has_tree or self.channels_last)
+        return {"out": out, **(self.tree_outputs if self.has_tree else {})}
 
     def strides_of(self, name: str) -> Shape:
         """The strides of an operand, with those of axes of extent 1, which mean nothing, as in a dense tensor."""
@@ -164,7 +164,7 @@ class ConvRequest(TreedConvRequest[R_co]):
         return strides
 
     def attributes(self) -> tuple[Any, ...]:
-        if self.treed:
+        if self.has_tree:
             return (*self.steps, *self.tree_choices())
         numbers = (self.alpha, self.beta, self.compute, self.result_dtype.cuda)
         plain = (*self.steps, *numbers, self.deterministic, self.workspace, self.autotune, self.own_choice)

@@ -77,7 +77,7 @@ class CutlassConvPlan(TreePlan):
         self._launch = Launch(loaded, executor, self._values, self.config.cluster)
         reduced = (node.name for node in walk(request.tree) if isinstance(node, Reduce))
         rows, columns = request.extents
-        sizes = {name: prod(request.produced[name].shape) for name in reduced}
+        sizes = {name: prod(request.tree_outputs[name].shape) for name in reduced}
         self._reduce(request.tree, sizes, {"m": rows, "n": columns, "mn": rows * columns})
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:

@@ -76,7 +76,7 @@ def _operand(kind: str) -> Any:
     def wrong(request: Any) -> Results | None:
         """One operand of this kind of the tree with a line left out."""
         for name, value in request.operands:
-            if request.kinds.get(name) == kind and name not in request.produced:
+            if request.kinds.get(name) == kind and name not in request.tree_outputs:
                 other = changed(value, lines_out(value, -1))
                 return altered(
                     evaluate, request, operands=[(n, other if n == name else v) for n, v in request.operands]
@@ -92,7 +92,7 @@ def one_node(request: Any) -> Results | None:
         return None
     nodes = [node for node in walk(request.epilogue) if not isinstance(node, (Leaf, Store, Reduce))]
     tree = node_out(request.epilogue, nodes[-1])
-    kept = {leaf.name for leaf in walk(tree) if isinstance(leaf, Leaf)} | set(request.produced)
+    kept = {leaf.name for leaf in walk(tree) if isinstance(leaf, Leaf)} | set(request.tree_outputs)
     return altered(evaluate, request, epilogue=tree, operands=[(n, v) for n, v in request.operands if n in kept])
 
 

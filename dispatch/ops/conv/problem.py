@@ -51,7 +51,7 @@ def words_of(request: ConvRequest, processors: int) -> dict[str, int]:
         values["c"] = 1
     pitch = request.result_shape[1]
     for name, kind in request.kinds.items():
-        if isinstance(request.given.get(name), Tensor) or name in request.produced:
+        if isinstance(request.operand_values.get(name), Tensor) or name in request.tree_outputs:
             values[name] = 1
         if kind in ("load", "store"):
             values[f"{name}.pitch"] = pitch
@@ -77,10 +77,10 @@ class Arranged(NamedTuple):
         named = [(name, word) for name, word in named if name in order]
         places = tuple(order.index(name) for name, _ in named)
         words = tuple(word for _, word in named)
-        if request.treed:
+        if request.has_tree:
             kinds = tuple(range(len(order), len(order) + len(request.kinds)))
             return cls((*places, *kinds), (), (*words, *request.kinds))
-        numbers = tuple(float(request.given[name]) + 0.0 for name in request.kinds)
+        numbers = tuple(float(request.operand_values[name]) + 0.0 for name in request.kinds)
         return cls(places, numbers, (*words, *request.kinds))
 
     def __call__(self, arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
@@ -91,8 +91,8 @@ def operands_of(request: ConvRequest) -> dict[str, Operand]:
     """What each operand that the tree names is, for its visitor; images are matrices with dense rows."""
     found = {}
     for name, kind in request.kinds.items():
-        given = request.given.get(name)
-        made = request.produced.get(name)
+        given = request.operand_values.get(name)
+        made = request.tree_outputs.get(name)
         dtype = made.dtype if made is not None else given.dtype if isinstance(given, Tensor) else F32
         found[name] = Operand(kind, dtype)
     return found
@@ -101,7 +101,7 @@ def operands_of(request: ConvRequest) -> dict[str, Operand]:
 def images(request: ConvRequest) -> dict[str, Tensor]:
     """The tensors that kernels take dense with channels last, by name."""
     named = {name: getattr(request, name) for name in (*request.operand_names, "z", "out")}
-    named |= {name: x for name, x in request.given.items() if request.kinds[name] in ("load", "store")}
+    named |= {name: x for name, x in request.operand_values.items() if request.kinds[name] in ("load", "store")}
     return {name: tensor for name, tensor in named.items() if isinstance(tensor, Tensor)}
 
 

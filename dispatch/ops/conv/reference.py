@@ -46,7 +46,7 @@ __all__ = [
 
 def evaluate(request: ConvRequest, work: np.dtype[Any]) -> Results:
     """The result of a request; integers are summed up exactly, and rounded and cut off as cuDNN does for i8."""
-    if request.treed:
+    if request.has_tree:
         return through_tree(request, work.type)
     found = exact(request, work)
     if request.result_dtype is I8:
@@ -117,8 +117,8 @@ def through_tree(request: ConvRequest, precision: type) -> dict[str, Array]:
 def tree_operands(request: ConvRequest) -> dict[str, Array]:
     """What the tree reads, as it is shaped for a matrix."""
     found = {}
-    for name, given in request.given.items():
-        if name in request.produced:
+    for name, given in request.operand_values.items():
+        if name in request.tree_outputs:
             continue
         values = np.asarray(given.numpy() if isinstance(given, Tensor) else given)
         kind = request.kinds[name]
@@ -149,7 +149,7 @@ class NumpyTreePlan(Plan):
         """Compute a request into its outputs and those made for it."""
         with np.errstate(all="ignore"):  # as on a GPU, an overflow is a value and no warning
             results = through_tree(request, np.float32)
-            targets: dict[str, Any] = {"out": request.out, **request.given, **outputs}
+            targets: dict[str, Any] = {"out": request.out, **request.operand_values, **outputs}
             for name, values in results.items():
                 target = np.asarray(targets[name])
                 target[...] = rounded(values, targets[name].dtype)

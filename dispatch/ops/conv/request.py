@@ -57,7 +57,7 @@ class ConvFwdRequest(ConvRequest[R_co]):
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        return ("x", "w", "z") if self.treed else self.plain_reads()
+        return ("x", "w", "z") if self.has_tree else self.plain_reads()
 
     @property
     def x_shape(self) -> Shape:
@@ -95,7 +95,7 @@ class ConvFwdRequest(ConvRequest[R_co]):
         self._check_choices()
         self._check_ranks()
         self._check_filter()
-        if self.treed and self.fused_apart:
+        if self.has_tree and self.fused_apart:
             said = " and ".join(self.fused_apart)
             hint = "evt.row('bias') adds one, evt.relu(x) is an activation"
             raise BadRequest(self.fused_apart[0], said, "none beside a tree, and none of CUTLASS's kernels", hint)

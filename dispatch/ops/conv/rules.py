@@ -172,7 +172,7 @@ def by_16_bytes(request: ConvRequest) -> str:
     low = min(alignments(request))
     wrong = [name for name, x in images(request).items() if x.layout.alignment < 16]
     wrong += [
-        name for name, made in request.produced.items() if len(made.shape) > 2 and _odd(made.shape[1], made.dtype)
+        name for name, made in request.tree_outputs.items() if len(made.shape) > 2 and _odd(made.shape[1], made.dtype)
     ]
     wrong += [name for name, x in images(request).items() if _odd(x.shape[1], x.dtype)]
     if low >= 16 and not wrong:
@@ -282,7 +282,7 @@ def dense_vectors(request: ConvRequest) -> str:
     """Vectors are read and reduced element after element."""
     wrong = [
         f"a dense {name}, has {given.layout}"
-        for name, given in request.given.items()
+        for name, given in request.operand_values.items()
         if isinstance(given, Tensor)
         and request.kinds[name] in ("row", "col", "reduce")
         and not given.layout.is_contiguous

@@ -21,7 +21,7 @@ from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import F32
 from dispatch.libraries.cutlass.evt import Reduce, Store, walk
-from dispatch.libraries.cutlass.evt_operands import Treed, check_tree, numbers_of, pairs_of
+from dispatch.libraries.cutlass.evt_operands import EpilogueTreeMixin, check_tree, numbers_of, pairs_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dispatch.libraries.cutlass.config import Config
     from dispatch.libraries.cutlass.evt import Node
 
-__all__ = ["TreedConvRequest"]
+__all__ = ["TreeConvRequest"]
 
 Shape = tuple[int, ...]
 OWN = ("alpha", "beta")
@@ -39,7 +39,7 @@ RESERVED = "problem_"  # what the words of a kernel's problem begin with
 IN_PLACE = frozenset({("out", "z")})
 
 
-class TreedConvRequest(Treed, OperandRequest[R_co]):
+class TreeConvRequest(EpilogueTreeMixin, OperandRequest[R_co]):
     """A convolution whose result may go through a tree.
 
     Attributes:
@@ -83,7 +83,7 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
         """The shape of the result: (N, channels, spatial…), or of the filter."""
 
     @cached_property
-    def treed(self) -> bool:
+    def has_tree(self) -> bool:
         """Whether only CUTLASS can carry it out: it has a tree, or asks for what only CUTLASS has."""
         added = self.mode != "fwd" and self.z is not None
         return self.epilogue is not None or self.config is not None or self.library == "cutlass" or added
@@ -95,15 +95,15 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
 
     @property
     def is_plain(self) -> bool:
-        return not self.treed and not self.operands
+        return not self.has_tree and not self.operands
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        return (*self.operand_names, "z") if self.treed else self.operand_names
+        return (*self.operand_names, "z") if self.has_tree else self.operand_names
 
     @cached_property
     def in_place(self) -> frozenset[tuple[str, str]]:
-        return IN_PLACE if self.treed else frozenset()
+        return IN_PLACE if self.has_tree else frozenset()
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -126,7 +126,7 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
 
     # -- the tree and what it names -------------------------------------------------------------------------------
     @cached_property
-    def produced(self) -> dict[str, Output]:
+    def tree_outputs(self) -> dict[str, Output]:
         """The outputs that the tree names, as they are allocated."""
         shapes = {"m": self.result_shape[1:2], "n": self._pixels, "mn": ()}
         found = {}
@@ -154,19 +154,19 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
     # -- the contract of Request ----------------------------------------------------------------------------------
     def tree_choices(self) -> tuple[Any, ...]:
         """What of the key of a request through a tree is no layout."""
-        given = tuple((name, x.layout if isinstance(x, Tensor) else None) for name, x in self.given.items())
+        given = tuple((name, x.layout if isinstance(x, Tensor) else None) for name, x in self.operand_values.items())
         return (self.result_shape, self.tree, given, self.compute, self.result_dtype.cuda, self.config, self.library)
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
-        if not self.treed:
+        if not self.has_tree:
             return super().arguments(outputs)
-        named = {**self.given, **outputs}
+        named = {**self.operand_values, **outputs}
         # An address is an int and a number never is, so that a plan tells them apart. -0.0 is 0: they are one record.
         rest = (x.ptr if isinstance(x, Tensor) else float(x) + 0.0 for x in (named[name] for name in self.kinds))
         return (*super().arguments(outputs), *rest)
 
     def named_arguments(self) -> NamedArguments | None:
-        if not self.treed:
+        if not self.has_tree:
             return None  # the way of operands that are fields finds it
         held = () if self.z is not None else ("beta",)  # without z it says whether there is a source
         return NamedArguments((*self.reads, "out", *self.kinds), numbers_of(self.kinds, held), self.in_place)
@@ -176,8 +176,8 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
         named: list[tuple[str, Any, bool]] = [
             (name, getattr(self, name), name == "out") for name in (*self.reads, "out")
         ]
-        if self.treed:
-            named += [(name, x, name in self.produced) for name, x in self.given.items()]
+        if self.has_tree:
+            named += [(name, x, name in self.tree_outputs) for name, x in self.operand_values.items()]
         return tuple((name, x, written) for name, x, written in named if isinstance(x, Tensor))
 
     @cached_property
@@ -186,14 +186,14 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
         return {name: (m.shape, m.strides, m.dtype) for name, m in self._outputs.items() if name not in there}
 
     def result(self, outputs: Operands) -> R_co:
-        if not self.treed:
+        if not self.has_tree:
             return super().result(outputs)
         given = {name: tensor for name, tensor, _ in self.tensors()}
         found: Any = [outputs.get(name, given.get(name)) for name in self._outputs]
         return cast("R_co", found[0] if len(found) == 1 else tuple(found))
 
     def replace(self, **operands: Tensor) -> Self:
-        if not self.treed:
+        if not self.has_tree:
             return super().replace(**operands)
         fixed = (*self.reads, "out", *OWN)
         own = {name: x for name, x in operands.items() if name in fixed}
@@ -218,9 +218,9 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
 
     def check_operands(self) -> None:
         """The tree can be named, and each of its names is given as what it takes it for."""
-        if not self.treed and not self.operands:
+        if not self.has_tree and not self.operands:
             return
-        self.check_named(RESERVED)
+        self.check_names(RESERVED)
         for name in ("deterministic", "workspace", "autotune"):
             if getattr(self, name):
                 raise BadRequest(name, repr(getattr(self, name)), "none: a kernel of CUTLASS leaves no such choice")
@@ -229,7 +229,7 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
         self.check_scalars(getattr(self, self.operand_names[0]).dtype)
 
     def _check_operand(self, name: str, kind: str) -> None:
-        given = self.given.get(name)
+        given = self.operand_values.get(name)
         place = f"operands[{name!r}]"
         if not isinstance(given, Tensor):
             return
@@ -241,6 +241,6 @@ class TreedConvRequest(Treed, OperandRequest[R_co]):
             raise BadRequest(place, str(given.layout), "a number, or a tensor of one element")
         if kind in wanted and given.shape != wanted[kind]:
             raise BadRequest(place, f"shape {given.shape}", f"shape {wanted[kind]}")
-        made = self.produced.get(name)
+        made = self.tree_outputs.get(name)
         if made is not None and (given.shape, given.dtype) != (made.shape, made.dtype):
             raise BadRequest(place, str(given.layout), f"{made.dtype}{list(made.shape)}, as the epilogue says")

@@ -18,7 +18,7 @@ from dispatch.errors import Refused
 from dispatch.keys import Compute
 from dispatch.libraries.cublas.handle import handle_of
 from dispatch.libraries.cublas.pointers import GivenPointers
-from dispatch.libraries.cublaslt.launched import kernels
+from dispatch.libraries.cublaslt.kernel_recording import kernels
 from dispatch.libraries.cutlass.layout import order, pitch
 
 if TYPE_CHECKING:

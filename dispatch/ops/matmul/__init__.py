@@ -66,7 +66,7 @@ def cublaslt_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) ->
     except cublaslt.NotFused as refusal:
         from dispatch.ops.matmul import exact  # imported here: few products need its kernels
 
-        return exact.behind(request, executor, row, refusal)
+        return exact.plan_unfused(request, executor, row, refusal)
 
 
 def exact_gelu_matmul(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
@@ -147,13 +147,13 @@ def _matmul(
             )  # fmt: skip
             if result is not CACHE_MISS:
                 return result
-        by = _by_name if _is_plain(epilogue, operands, config, library) else _unpacked
+        by = _run_by_name if _is_plain_call(epilogue, operands, config, library) else _list_call_cache
         return by(
             a, b, c, bias, aux, bgrad, out, epilogue, alpha, beta, compute, out_dtype, scales, fast_accum,
             workspace, autotune, reduced_precision, operands, config, library,
         )  # fmt: skip
     if epilogue.__class__ is not Epilogue or operands is not NO_OPERANDS or config is not None or library is not None:
-        by = _unpacked if epilogue.__class__ is not str else _by_name
+        by = _list_call_cache if epilogue.__class__ is not str else _run_by_name
         return by(
             a, b, c, bias, aux, bgrad, out, epilogue, alpha, beta, compute, out_dtype, scales, fast_accum, workspace,
             autotune, reduced_precision, operands, config, library,
@@ -189,38 +189,39 @@ def _matmul(
         or (compute is not None and compute.__class__ is not Compute)
         or (workspace is not None and workspace.__class__ is not int)
     ):
-        return _by_request(
+        return _run_request(
             key, a, b, c, bias, aux, bgrad, out, epilogue, alpha, beta, compute, out_dtype, scales, fast_accum,
             workspace, autotune, reduced_precision, operands, config, library,
         )  # fmt: skip
     result = shortcut.run(executor, a, b, c, bias, aux, bgrad, out, alpha, beta)
     if result is CACHE_MISS:
-        return _by_request(
+        return _run_request(
             None, a, b, c, bias, aux, bgrad, out, epilogue, alpha, beta, compute, out_dtype, scales, fast_accum,
             workspace, autotune, reduced_precision, operands, config, library,
         )  # fmt: skip
     return result
 
 
-def _is_plain(epilogue: Any, operands: Any, config: Any, library: Any) -> bool:
+def _is_plain_call(epilogue: Any, operands: Any, config: Any, library: Any) -> bool:
     """Whether a call has no epilogue tree, no `operands`, no `config` and no `library`."""
     is_named = epilogue.__class__ is Epilogue or epilogue.__class__ is str
     return is_named and operands is NO_OPERANDS and config is None and library is None
 
 
-def _by_name(*given: Any) -> Any:
+def _run_by_name(*given: Any) -> Any:
     """Run a call over other libraries' arrays that is not remembered, or one whose Epilogue was given by its name."""
-    return _by_request(None, *given)
+    return _run_request(None, *given)
 
 
-_unpacked = ListCallCache(MatmulRequest)  # calls with a tree, with `library`, or with alpha or beta in device memory
+# Calls with a tree, with `library`, or with alpha or beta in device memory.
+_list_call_cache = ListCallCache(MatmulRequest)
 
 
-def _by_request(key: Any, a: Tensor, b: Tensor, *given: Any) -> Any:
+def _run_request(key: Any, a: Tensor, b: Tensor, *given: Any) -> Any:
     """Make a request, which validates the call, and run it; remember its plan for the next call with the same key."""
     named = dict(zip(KEYWORDS, given, strict=True))
     if type(a) in (type(named["alpha"]), type(named["beta"])):  # alpha or beta is a tensor
-        return _unpacked(a, b, *given)
+        return _list_call_cache(a, b, *given)
     if members := _members(named):
         return _matmul(a, b, **named | members)
     request = MatmulRequest(a, b, **named)
@@ -229,7 +230,7 @@ def _by_request(key: Any, a: Tensor, b: Tensor, *given: Any) -> Any:
         values = {"a": a, "b": b, **named}
         learn(FRAMEWORK_CALLS, request, *(tuple(values[name] for name in names) for names in FIELDS))
     # A key holds no tree, no operands of one, and no library.
-    keyed = request.epilogue is named["epilogue"] and not request.treed and request.library is None
+    keyed = request.epilogue is named["epilogue"] and not request.has_tree and request.library is None
     if key is not None and keyed and request.framework is None and not request.device.is_host:
         cache_shortcut(request.device.executor(), key, request)
     return result

@@ -18,7 +18,7 @@ from dispatch.core.request import Argument, Plan
 from dispatch.errors import Refused
 from dispatch.libraries.cublas.handle import MATH, handle_of
 from dispatch.libraries.cublas.scalars import HostNumber
-from dispatch.libraries.cublaslt.launched import kernels, must_not_accumulate
+from dispatch.libraries.cublaslt.kernel_recording import kernels, must_not_accumulate
 from dispatch.libraries.cusolver.copies import Copy, Keep
 from dispatch.libraries.cusolver.matrix import Matrix, Place
 from dispatch.ops.matmul.arguments import ALPHA, FIRST_FACTOR, OUT, A, B, C
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 __all__ = ["GemmPlan"]
 
 MAX_INT = 2**31 - 1
-SOMEWHERE = 1 << 32  # a placeholder address, for calls that are captured and never run
-WIDEST = 16  # bytes of the widest element
+PLACEHOLDER_ADDRESS = 1 << 32  # a placeholder address, for calls that are captured and never run
+MAX_ITEMSIZE = 16  # bytes of the widest element
 DEFAULT_MATH = cublas.cublasMath_t.CUBLAS_DEFAULT_MATH
 ANY_ALGORITHM = cublas.cublasGemmAlgo_t.CUBLAS_GEMM_DEFAULT
-TURNED, AS_IT_IS = cb.cublasOperation_t.CUBLAS_OP_T, cb.cublasOperation_t.CUBLAS_OP_N
+TRANSPOSED, NOT_TRANSPOSED = cb.cublasOperation_t.CUBLAS_OP_T, cb.cublasOperation_t.CUBLAS_OP_N
 
 
 class GemmPlan(Plan):
     """One `cublasGemmEx`, or its strided form, with all arguments prepared but the addresses and the numbers."""
 
     __slots__ = (
-        *("_copies", "_executor", "_function", "_handle", "_in_memory", "_lowered", "_math", "_middle", "_numbers"),
-        *("_operands", "_ready", "_scalars", "_scale", "_said", "_sums_apart"),
+        *("_copies", "_executor", "_function", "_handle", "_numbers_on_device", "_lowered", "_math", "_numbers"),
+        *("_operands", "_arguments", "_scalars", "_scale", "_current_numbers", "_hides_beta"),
     )
 
     def __init__(self, executor: CudaExecutor, row: Row, lowered: Lowered, scale: Dtype) -> None:
@@ -58,14 +58,14 @@ class GemmPlan(Plan):
         problem = lowered.problem
         self._math = DEFAULT_MATH if problem.reduced_precision else MATH
         # Where the library sees a beta of 1, it may round the product to D's dtype before it adds it to D.
-        self._sums_apart = problem.adds_c and must_not_accumulate(problem)
+        self._hides_beta = problem.adds_c and must_not_accumulate(problem)
         self._operands = tuple(ctypes.c_void_p() for _ in range(3))  # cuBLAS's A, B and C
         self._numbers = (HostNumber(scale), HostNumber(scale))
-        self._said: tuple[Argument, ...] = ()  # the numbers that are set
+        self._current_numbers: tuple[Argument, ...] = ()  # the numbers that are set
         self._scalars = (ctypes.c_void_p(), ctypes.c_void_p())
-        self._in_memory = False  # whether the numbers are read on the device
+        self._numbers_on_device = False  # whether the numbers are read on the device
         self._copies: list[Copy] = []
-        self._function, self._ready = self._call()
+        self._function, self._arguments = self._call()
 
     def _call(self) -> tuple[Any, tuple[Any, ...]]:
         """The library's function, and its arguments after the handle."""
@@ -80,12 +80,12 @@ class GemmPlan(Plan):
             operands.append((slot, cublas.cudaDataType_t(matrix.dtype), matrix.ld, *step))
         wide = max(m, n, k, a.ld, b.ld, d.ld) > MAX_INT
         name = f"cublasGemm{'StridedBatched' if batch else ''}Ex{'_64' if wide else ''}"
-        turns = (TURNED if turn else AS_IT_IS for turn in (problem.op_a, problem.op_b))
+        operations = (TRANSPOSED if is_transposed else NOT_TRANSPOSED for is_transposed in (problem.op_a, problem.op_b))
         alpha, beta = self._scalars
         compute = cb.cublasComputeType_t(problem.compute)
         first, second, third = operands
         return getattr(cublas, name), (
-            *(*turns, m, n, k, alpha, *first, *second, beta, *third),
+            *(*operations, m, n, k, alpha, *first, *second, beta, *third),
             *(*batch, compute, ANY_ALGORITHM),
         )
 
@@ -99,19 +99,19 @@ class GemmPlan(Plan):
             )
             self._copies.append(Copy(self._executor, source, target, problem.batch, Keep.ALL, conj=False))
 
-    def ask(self) -> None:
+    def check_supported(self) -> None:
         """Raise Refused where the library has no kernel for the call, which it only says when called: in a capture."""
-        said: list[int] = []
+        statuses: list[int] = []
 
         def call() -> int:
-            said.append(self._enqueue_call((SOMEWHERE, SOMEWHERE, SOMEWHERE)))
-            return said[-1]
+            statuses.append(self._enqueue_call((PLACEHOLDER_ADDRESS, PLACEHOLDER_ADDRESS, PLACEHOLDER_ADDRESS)))
+            return statuses[-1]
 
-        self._say((1, int(self._lowered.problem.adds_c)))
+        self._set_numbers((1, int(self._lowered.problem.adds_c)))
         kernels(self._executor, call)
-        self._said = ()
-        if said and said[-1]:
-            raise Refused(f"{self._function.__name__} says {self._function.error(said[-1])}")
+        self._current_numbers = ()
+        if statuses and statuses[-1]:
+            raise Refused(f"{self._function.__name__} says {self._function.error(statuses[-1])}")
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         """Copy C to D where they differ, and call cuBLAS for each outer index of the batch."""
@@ -119,7 +119,7 @@ class GemmPlan(Plan):
         if operands[C] != operands[OUT]:
             for copy in self._copies:
                 copy.enqueue(operands)
-        self._say(arguments[ALPHA:FIRST_FACTOR])
+        self._set_numbers(arguments[ALPHA:FIRST_FACTOR])
         if status := self._multiply(operands):
             self._executor.stream.done()  # raises DeviceFault if the device is lost
             raise self._function.error(status)
@@ -136,43 +136,48 @@ class GemmPlan(Plan):
                 return status
         return 0
 
-    def _say(self, numbers: tuple[Argument, ...]) -> None:
+    def _set_numbers(self, numbers: tuple[Argument, ...]) -> None:
         """Set alpha and beta where the call reads them."""
         _, beta = numbers
-        if self._lowered.problem.device_scalars or (self._sums_apart and beta == 1):
+        if self._lowered.problem.device_scalars or (self._hides_beta and beta == 1):
             # Set again in each call: the memory of the numbers may have changed.
-            self._in_memory, self._said = True, ()
+            self._numbers_on_device, self._current_numbers = True, ()
             for slot, number in zip(self._scalars, numbers, strict=True):
                 slot.value = (
-                    number if type(number) is int and self._lowered.problem.device_scalars else self._at(number)
+                    number
+                    if type(number) is int and self._lowered.problem.device_scalars
+                    else self._device_address(number)
                 )
-        elif numbers != self._said:
-            self._in_memory, self._said = False, ()  # unknown until both are set: an interrupt may come in between
-            for slot, held, number in zip(self._scalars, self._numbers, numbers, strict=True):
-                held.set(number)
-                slot.value = held.address.value
-            self._said = numbers
+        elif numbers != self._current_numbers:
+            self._numbers_on_device, self._current_numbers = (
+                False,
+                (),
+            )  # unknown until both are set: an interrupt may come in between
+            for slot, scalar, number in zip(self._scalars, self._numbers, numbers, strict=True):
+                scalar.set(number)
+                slot.value = scalar.address.value
+            self._current_numbers = numbers
 
-    def _at(self, number: Argument) -> int:
+    def _device_address(self, number: Argument) -> int:
         return self._executor.scalar(number if self._scale.is_complex else float(number.real), self._scale)
 
     def _enqueue_call(self, addresses: Sequence[int]) -> int:
         """Call the library for the operands at these addresses."""
         for slot, address in zip(self._operands, addresses, strict=True):
             slot.value = address
-        handle = self._handle.follow(self._executor, on_device=self._in_memory)
+        handle = self._handle.follow(self._executor, on_device=self._numbers_on_device)
         if self._math == MATH:
-            return int(self._function.unchecked(handle, *self._ready))
+            return int(self._function.unchecked(handle, *self._arguments))
         cublas.cublasSetMathMode(handle, self._math)
         try:
-            return int(self._function.unchecked(handle, *self._ready))
+            return int(self._function.unchecked(handle, *self._arguments))
         finally:
             cublas.cublasSetMathMode(handle, MATH)
 
     def _zero_bytes(self) -> int:
         """The size of the zeros that replace A and B where k is 0."""
         problem = self._lowered.problem
-        return max(matrix.rows * matrix.cols for matrix in (problem.a, problem.b)) * WIDEST
+        return max(matrix.rows * matrix.cols for matrix in (problem.a, problem.b)) * MAX_ITEMSIZE
 
 
 def _matrix(matrix: LtMatrix, place: Place, dtype: Dtype) -> Matrix:

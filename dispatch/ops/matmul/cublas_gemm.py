@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dispatch.errors import Refused
 from dispatch.keys import Compute
 from dispatch.ops.matmul.cublas import GemmPlan
-from dispatch.ops.matmul.cublas_pointers import PointerGemmPlan, suits
+from dispatch.ops.matmul.cublas_pointers import PointerGemmPlan, is_suitable
 from dispatch.ops.matmul.empty import EmptyPlan
 from dispatch.ops.matmul.lower import lower
 from dispatch.ops.matmul.scales import scale_dtype
@@ -30,15 +30,15 @@ def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> Plan:
     lowered, scale = lower(request, compute), scale_dtype(request.a.dtype, compute)
     if len(lowered.offsets) > 1:
         sizes = (request.a.dtype.itemsize, request.b.dtype.itemsize, request.d_dtype.itemsize)
-        if suits(lowered, compute, sizes):
+        if is_suitable(lowered, compute, sizes):
             with suppress(Refused):  # the library may still have a kernel for single calls
-                return _asked(PointerGemmPlan(executor, row, lowered, scale, sizes), request)
-    return _asked(GemmPlan(executor, row, lowered, scale), request)
+                return _checked_plan(PointerGemmPlan(executor, row, lowered, scale, sizes), request)
+    return _checked_plan(GemmPlan(executor, row, lowered, scale), request)
 
 
-def _asked(made: GemmPlan, request: MatmulRequest) -> GemmPlan:
+def _checked_plan(plan: GemmPlan, request: MatmulRequest) -> GemmPlan:
     """The plan, with the copy of a separate C; Refused where the library has no kernel for it."""
     if request.c is not None and request.has_beta and not request.c_is_out:
-        made.add_c(request.d_dtype)
-    made.ask()
-    return made
+        plan.add_c(request.d_dtype)
+    plan.check_supported()
+    return plan

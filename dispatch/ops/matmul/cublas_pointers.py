@@ -15,7 +15,7 @@ from cudabind.sys import cublas_types as cb
 from dispatch.keys import Compute
 from dispatch.libraries.cublas.pointers import Pointers
 from dispatch.ops.matmul.arguments import OUT, A, B
-from dispatch.ops.matmul.cublas import ANY_ALGORITHM, AS_IT_IS, MAX_INT, TURNED, GemmPlan
+from dispatch.ops.matmul.cublas import ANY_ALGORITHM, MAX_INT, NOT_TRANSPOSED, TRANSPOSED, GemmPlan
 
 if TYPE_CHECKING:
     from dispatch.core.row import Row
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from dispatch.keys import Dtype
     from dispatch.ops.matmul.lower import Lowered
 
-__all__ = ["PointerGemmPlan", "suits"]
+__all__ = ["PointerGemmPlan", "is_suitable"]
 
-FEWEST_CALLS = 5  # fewer strided calls are faster: three kernels fill the arrays of pointers
-MOST_PRODUCTS = 1 << 16  # in a batch: a plan keeps an offset for each
+MIN_CALLS = 5  # fewer strided calls are faster: three kernels fill the arrays of pointers
+MAX_PRODUCTS = 1 << 16  # in a batch: a plan keeps an offset for each
 WIDE = 4  # bytes; the library reads elements of this size and larger one by one
 ALIGNED = 16  # bytes; the alignment of pointers that NVIDIA requires where tensor cores are used
 PLAIN = (Compute.COMPUTE_32F, Compute.COMPUTE_64F)
 FAST = (Compute.COMPUTE_32F_FAST_TF32, Compute.COMPUTE_32F_FAST_16BF, Compute.COMPUTE_32F_FAST_16F)
 
 
-def suits(lowered: Lowered, compute: Compute, sizes: tuple[int, int, int]) -> bool:
+def is_suitable(lowered: Lowered, compute: Compute, sizes: tuple[int, int, int]) -> bool:
     """Whether to use one call with pointers: enough calls to save, few enough products, and aligned matrices.
 
     `sizes` are the bytes of an element of A, B and D.
     """
     problem, calls = lowered.problem, len(lowered.offsets)
-    if lowered.empty_k or calls < FEWEST_CALLS or calls * problem.batch > MOST_PRODUCTS:
+    if lowered.empty_k or calls < MIN_CALLS or calls * problem.batch > MAX_PRODUCTS:
         return False
     if compute in PLAIN and min(sizes) >= WIDE:
         return True
@@ -51,7 +51,7 @@ def suits(lowered: Lowered, compute: Compute, sizes: tuple[int, int, int]) -> bo
 class PointerGemmPlan(GemmPlan):
     """One call with arrays of pointers for all products of a batch."""
 
-    __slots__ = ("_lists", "_sizes")
+    __slots__ = ("_pointer_arrays", "_sizes")
 
     def __init__(
         self, executor: CudaExecutor, row: Row, lowered: Lowered, scale: Dtype, sizes: tuple[int, int, int]
@@ -63,23 +63,23 @@ class PointerGemmPlan(GemmPlan):
         problem = self._lowered.problem
         matrices = (problem.a, problem.b, problem.d)
         places = (B, A, OUT) if self._lowered.exchanged else (A, B, OUT)
-        self._lists = [
+        self._pointer_arrays = [
             Pointers(self._executor, place, self._offsets(place, matrix.batch_stride * size))
             for place, matrix, size in zip(places, matrices, self._sizes, strict=True)
         ]
         operands = [
             (one.address, cublas.cudaDataType_t(matrix.dtype), matrix.ld)
-            for one, matrix in zip(self._lists, matrices, strict=True)
+            for one, matrix in zip(self._pointer_arrays, matrices, strict=True)
         ]
         m, n = problem.d.rows, problem.d.cols
         k = problem.a.rows if problem.op_a else problem.a.cols
         wide = max(m, n, k, *(matrix.ld for matrix in matrices)) > MAX_INT
-        turns = (TURNED if turn else AS_IT_IS for turn in (problem.op_a, problem.op_b))
+        operations = (TRANSPOSED if is_transposed else NOT_TRANSPOSED for is_transposed in (problem.op_a, problem.op_b))
         alpha, beta = self._scalars
         first, second, third = operands
         count = len(self._lowered.offsets) * problem.batch
         return getattr(cublas, f"cublasGemmBatchedEx{'_64' if wide else ''}"), (
-            *(*turns, m, n, k, alpha, *first, *second, beta, *third),
+            *(*operations, m, n, k, alpha, *first, *second, beta, *third),
             *(count, cb.cublasComputeType_t(problem.compute), ANY_ALGORITHM),
         )
 
@@ -89,6 +89,6 @@ class PointerGemmPlan(GemmPlan):
         return [offsets[place] + number * step for offsets in self._lowered.offsets for number in inner]
 
     def _multiply(self, operands: Any) -> int:
-        for one in self._lists:
+        for one in self._pointer_arrays:
             one.enqueue(operands)
         return self._enqueue_call((operands[A], operands[B], operands[OUT]))  # this call reads the arrays instead

@@ -17,10 +17,10 @@ from dispatch.errors import Refused
 from dispatch.execute.algorithm_cache import Algorithm
 from dispatch.execute.autotune import fastest
 from dispatch.keys import F16, F32, Compute
-from dispatch.libraries.cublaslt.descriptors import Desc, Descriptors, heuristic, modest
+from dispatch.libraries.cublaslt.descriptors import Desc, Descriptors, heuristic, reduced_demands
 from dispatch.libraries.cublaslt.handle import handle_of
-from dispatch.libraries.cublaslt.launched import fuses, kernels, must_fuse, must_not_accumulate
-from dispatch.libraries.cublaslt.rounded import suggestion
+from dispatch.libraries.cublaslt.kernel_recording import fuses, kernels, must_fuse, must_not_accumulate
+from dispatch.libraries.cublaslt.rounded_problem import suggested_algo
 from dispatch.ops.matmul.arguments import ALPHA, AUX, BGRAD, BIAS, FIRST_FACTOR, OUT, A, B, C
 from dispatch.ops.matmul.empty import EmptyPlan
 from dispatch.ops.matmul.lower import NO_OFFSETS, Lowered, lower
@@ -41,8 +41,8 @@ __all__ = ["CublasLtPlan", "NotFused", "plan", "workspace_limit"]
 
 CANDIDATES = 32  # algorithms that autotune asks the heuristic for
 ALGO = 12  # index of the algorithm among the arguments of cublasLtMatmul
-FEW = 8  # algorithms searched for one that applies the epilogue before it rounds
-SOMEWHERE = 1 << 32  # a placeholder address, for calls that are captured and never run
+FUSED_CANDIDATES = 8  # algorithms searched for one that applies the epilogue before it rounds
+PLACEHOLDER_ADDRESS = 1 << 32  # a placeholder address, for calls that are captured and never run
 HINT = "reduced_precision=True takes one that rounds twice"
 
 CTYPES: dict[str, Any] = {
@@ -81,7 +81,7 @@ def workspace_limit(request: MatmulRequest, executor: CudaExecutor) -> int:
 
 
 @cache
-def _bare_matmul() -> Any:
+def _untyped_matmul() -> Any:
     """`cublasLtMatmul` without argument types: prebuilt ctypes objects pass as they are, which saves a microsecond."""
     typed: Any = lt.cublasLtMatmul.unchecked
     function: Any = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.cast(typed, ctypes.c_void_p).value or 0)
@@ -93,7 +93,7 @@ class NotFused(Refused):
     """No algorithm applies the epilogue in the compute type, before it rounds to D's dtype."""
 
 
-def c_at(problem: Problem) -> int | None:
+def c_argument_index(problem: Problem) -> int | None:
     """Index of the argument whose address the library gets as C: C where it is added; None where nothing reads it.
 
     A beta in device memory may be 0, but the library cannot know and refuses a null pointer for C. It gets D's address
@@ -110,10 +110,20 @@ class CublasLtPlan(Plan):
     """One `cublasLtMatmul` with all arguments prepared but the addresses and the numbers."""
 
     __slots__ = (
-        *("_alpha", "_beta", "_c_at", "_calls", "_descriptors", "_executor", "_is_hidden", "_limit", "_may_accumulate"),
-        *("_numbers", "_pages", "_pointed", "_quick", "_scalars", "_scale", "_vectors", "lowered"),
+        *(
+            "_alpha",
+            "_beta",
+            "_c_index",
+            "_calls",
+            "_descriptors",
+            "_executor",
+            "_numbers_hidden",
+            "_limit",
+            "_may_accumulate",
+        ),
+        *("_numbers", "_pages", "_pointers", "_fast_call", "_scalars", "_scale", "_vectors", "lowered"),
     )
-    _is_alone: ClassVar[bool] = True  # False in a subclass that enqueues more than the library's call
+    _is_single_call: ClassVar[bool] = True  # False in a subclass that enqueues more than the library's call
 
     def __init__(
         self,
@@ -128,8 +138,8 @@ class CublasLtPlan(Plan):
         super().__init__(row, capture_safe=True)
         self._executor, self._limit, self._vectors = executor, limit, vectors
         self.lowered, problem = lowered, lowered.problem
-        self._descriptors = self._described(problem, like)
-        self._pointed: tuple[Argument, ...] = ()
+        self._descriptors = self._make_descriptors(problem, like)
+        self._pointers: tuple[Argument, ...] = ()
         self._scale = scale
         number = ctypes.c_void_p if problem.device_scalars else CTYPES[scale.name]
         self._alpha, self._beta = number(), number()
@@ -139,27 +149,32 @@ class CublasLtPlan(Plan):
         if not problem.device_scalars:
             self._scalars = tuple(ctypes.c_void_p(ctypes.addressof(x)) for x in self._scalars)
         self._may_accumulate = problem.adds_c and not problem.device_scalars and must_not_accumulate(problem)
-        self._is_hidden: bool | None = False  # whether alpha and beta are on the device; None after an interrupt
-        self._c_at = c_at(problem)
-        result = self._choose()
-        self._use(self._bind(result.algo, result.workspaceSize))
+        self._numbers_hidden: bool | None = False  # whether alpha and beta are on the device; None after an interrupt
+        self._c_index = c_argument_index(problem)
+        result = self._choose_algo()
+        self._use_call(self._bind(result.algo, result.workspaceSize))
 
-    def _use(self, calls: tuple[Callable[[], int], tuple[ctypes.c_void_p, ...]]) -> None:
-        """Make this call the plan's, and set `_quick` if only the addresses of A, B and D change from call to call.
+    def _use_call(self, calls: tuple[Callable[[], int], tuple[ctypes.c_void_p, ...]]) -> None:
+        """Make this call the plan's, and set `_fast_call` if only the addresses of A, B and D change from call to call.
 
         In a call that is not launched as a graph yet each 0.1 us shows: with the library's own time it should cost what
         torch's call does.
         """
-        self._calls, self._quick = calls, None
+        self._calls, self._fast_call = calls, None
         lowered = self.lowered
         more = self._vectors or self._may_accumulate or lowered.empty_k or lowered.problem.device_scalars
-        if more or not self._is_alone or self._c_at is not None or [*map(id, lowered.offsets)] != [id(NO_OFFSETS)]:
+        if (
+            more
+            or not self._is_single_call
+            or self._c_index is not None
+            or [*map(id, lowered.offsets)] != [id(NO_OFFSETS)]
+        ):
             return
         call, (a, b, c, d) = calls
         c.value = None
-        self._quick = call, ((b, a, d) if lowered.exchanged else (a, b, d))
+        self._fast_call = call, ((b, a, d) if lowered.exchanged else (a, b, d))
 
-    def _described(self, problem: Problem, like: Descriptors | None = None) -> Descriptors:
+    def _make_descriptors(self, problem: Problem, like: Descriptors | None = None) -> Descriptors:
         """The descriptors of a problem, as the heuristic needs them; see Descriptors for `like`."""
         descriptors = Descriptors(problem, like)
         if self._vectors:
@@ -169,30 +184,30 @@ class CublasLtPlan(Plan):
                 descriptors.point(attribute, alignments.get(index, 256))
         return descriptors
 
-    def _choose(self) -> lt.cublasLtMatmulHeuristicResult_t:
+    def _choose_algo(self) -> lt.cublasLtMatmulHeuristicResult_t:
         """The heuristic's first algorithm; where D must not be rounded early, the first that does not do so.
 
         The algorithm that the heuristic has for rounded extents is tried first, if the library accepts it for these.
         """
         handle, problem = handle_of(self._executor), self.lowered.problem
-        known = suggestion(self._executor, problem, self._limit, self._suggested)
-        first = None if known is None else self._checked(known)
+        known = suggested_algo(self._executor, problem, self._limit, self._suggest_algo)
+        first = None if known is None else self._check_algo(known)
         seen = first is None  # whether `first` is the heuristic's own first for this problem
         if first is None:
             (first,) = heuristic(handle, self._descriptors, problem, self._limit)
         if not must_fuse(problem) or self._fuses(first):
             return first
-        for result in heuristic(handle, self._descriptors, problem, self._limit, FEW)[seen:]:
+        for result in heuristic(handle, self._descriptors, problem, self._limit, FUSED_CANDIDATES)[seen:]:
             if self._fuses(result):
                 return result
         raise NotFused(
             f"no algorithm of cublasLtMatmulAlgoGetHeuristic does this epilogue before it rounds to D's dtype; {HINT}"
         )
 
-    def _suggested(self, problem: Problem) -> lt.cublasLtMatmulAlgo_t | None:
+    def _suggest_algo(self, problem: Problem) -> lt.cublasLtMatmulAlgo_t | None:
         """The heuristic's first algorithm for a problem like this one; None where it has none."""
         try:
-            (first,) = heuristic(handle_of(self._executor), self._described(problem), problem, self._limit)
+            (first,) = heuristic(handle_of(self._executor), self._make_descriptors(problem), problem, self._limit)
         except Refused:
             return None
         return first.algo
@@ -200,9 +215,11 @@ class CublasLtPlan(Plan):
     def _fuses(self, result: lt.cublasLtMatmulHeuristicResult_t) -> bool:
         """Whether an algorithm applies the epilogue before it rounds to D's dtype, by the kernels that it launches."""
         call, (a, b, c, d) = self._bind(result.algo, result.workspaceSize)
-        a.value = b.value = d.value = SOMEWHERE
-        c.value = 2 * SOMEWHERE if self.lowered.problem.adds_c else None
-        numbers = (SOMEWHERE,) * 2 if self.lowered.problem.device_scalars else (1, int(self.lowered.problem.adds_c))
+        a.value = b.value = d.value = PLACEHOLDER_ADDRESS
+        c.value = 2 * PLACEHOLDER_ADDRESS if self.lowered.problem.adds_c else None
+        numbers = (
+            (PLACEHOLDER_ADDRESS,) * 2 if self.lowered.problem.device_scalars else (1, int(self.lowered.problem.adds_c))
+        )
         self._alpha.value, self._beta.value = numbers
         self._numbers = ()
         return fuses(kernels(self._executor, call))
@@ -211,9 +228,9 @@ class CublasLtPlan(Plan):
         """The plan of a problem that differs from this one's only in extents, strides and alignments."""
         # Plans share the operation's descriptor only if no later call sets anything in it.
         is_fixed = not self._vectors and not problem.adds_c
-        return CublasLtPlan(*self.parts(problem), self._descriptors if is_fixed else None)
+        return CublasLtPlan(*self.resized_arguments(problem), self._descriptors if is_fixed else None)
 
-    def parts(self, problem: Problem) -> tuple[CudaExecutor, Row, Lowered, Sequence[Vector], Dtype, int]:
+    def resized_arguments(self, problem: Problem) -> tuple[CudaExecutor, Row, Lowered, Sequence[Vector], Dtype, int]:
         """The arguments of the constructor for such a problem."""
         lowered = Lowered(problem, *self.lowered[1:])
         return self._executor, self.row, lowered, self._vectors, self._scale, self._limit
@@ -226,7 +243,7 @@ class CublasLtPlan(Plan):
         a, b, c, d = (ctypes.c_void_p() for _ in range(4))
         alpha, beta = self._scalars
         call = partial(
-            _bare_matmul(),
+            _untyped_matmul(),
             *(handle_of(executor), self._descriptors.matmul, alpha),
             *(a, layouts["a"], b, layouts["b"], beta, c, layouts["c"], d, layouts["d"]),
             *(ctypes.byref(algo), executor.workspace.c_ptr, ctypes.c_size_t(workspace_bytes), executor.target),
@@ -235,18 +252,18 @@ class CublasLtPlan(Plan):
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         numbers = arguments[ALPHA:FIRST_FACTOR]
-        if self._quick is not None and numbers == self._numbers:
-            call, (a, b, d) = self._quick
+        if self._fast_call is not None and numbers == self._numbers:
+            call, (a, b, d) = self._fast_call
             a.value, b.value, d.value = arguments[A], arguments[B], arguments[OUT]  # type: ignore[assignment]  # ints
             if status := call():
-                self._failed(status)
+                self._raise_error(status)
             return
         if numbers != self._numbers or (self._pages is not None and self._pages is not self._executor._pages):
             self._numbers = ()  # invalid until both are set: setting the second may raise
             if type(self._alpha) is ctypes.c_void_p:
                 self._pages = self._executor._pages
             for scalar, number in zip((self._alpha, self._beta), numbers, strict=True):
-                self._number(scalar, number)
+                self._set_number(scalar, number)
             self._numbers = numbers
         operands: Any = arguments[:ALPHA]  # addresses are ints
         if self.lowered.empty_k:
@@ -254,7 +271,7 @@ class CublasLtPlan(Plan):
             operands = (zeros, zeros, *operands[C:])
         for offsets in self.lowered.offsets:
             if self._vectors:
-                self._point(arguments, offsets)
+                self._set_pointers(arguments, offsets)
             if offsets is NO_OFFSETS:
                 self._call(operands)
             else:
@@ -263,7 +280,7 @@ class CublasLtPlan(Plan):
     def _call(self, operands: Sequence[int]) -> None:
         """Call the library for the operands at these addresses."""
         if self._may_accumulate:
-            self._hide(operands[C] == operands[OUT])
+            self._hide_numbers(operands[C] == operands[OUT])
         call, (a, b, c, d) = self._calls
         if self.lowered.exchanged:
             a.value, b.value = operands[B], operands[A]
@@ -271,28 +288,31 @@ class CublasLtPlan(Plan):
             a.value, b.value = operands[A], operands[B]
         d.value = operands[OUT]
         c.value = None
-        if self._c_at is not None:  # zeros where there is no C and its dtype differs from D's
-            c.value = operands[self._c_at] or self._executor.zeros(self._zero_bytes())
+        if self._c_index is not None:  # zeros where there is no C and its dtype differs from D's
+            c.value = operands[self._c_index] or self._executor.zeros(self._zero_bytes())
         if status := call():
-            self._failed(status)
+            self._raise_error(status)
 
-    def _failed(self, status: int) -> NoReturn:
+    def _raise_error(self, status: int) -> NoReturn:
         self._executor.stream.done()  # raises DeviceFault if the device is lost
         raise lt.cublasLtMatmul.error(status)
 
-    def _hide(self, in_place: bool) -> None:
+    def _hide_numbers(self, in_place: bool) -> None:
         """Pass alpha and beta in device memory where C is D and beta is 1, so that cuBLASLt cannot see the 1.
 
         Where it sees a beta of 1, cuBLASLt may round the product to D's dtype and then add it to D in memory (its
         kernels `badd`): 8 times the error where the sum cancels much of D.
         """
         hidden = in_place and self._numbers[1] == 1 and self._takes_device_scalars()
-        was, self._is_hidden = self._is_hidden, None  # unknown until all is set: an interrupt may come in between
+        was, self._numbers_hidden = (
+            self._numbers_hidden,
+            None,
+        )  # unknown until all is set: an interrupt may come in between
         if hidden:
             for place, number in zip(self._scalars, self._numbers, strict=True):
                 place.value = self._executor.scalar(float(number.real), self._scale)
         if hidden == was:
-            self._is_hidden = hidden
+            self._numbers_hidden = hidden
             return
         mode = lt.cublasLtPointerMode_t
         kind = mode.CUBLASLT_POINTER_MODE_DEVICE if hidden else mode.CUBLASLT_POINTER_MODE_HOST
@@ -300,7 +320,7 @@ class CublasLtPlan(Plan):
         if not hidden:
             for place, scalar in zip(self._scalars, (self._alpha, self._beta), strict=True):
                 place.value = ctypes.addressof(scalar)
-        self._is_hidden = hidden
+        self._numbers_hidden = hidden
 
     def _takes_device_scalars(self) -> bool:
         """Whether the algorithm can read alpha and beta on the device; those that cannot are old, and add in f32."""
@@ -311,7 +331,7 @@ class CublasLtPlan(Plan):
         device = lt.cublasLtPointerModeMask_t.CUBLASLT_POINTER_MODE_MASK_DEVICE
         return status == 0 and bool(mask.value & device)
 
-    def _number(self, scalar: Any, value: Argument) -> None:
+    def _set_number(self, scalar: Any, value: Argument) -> None:
         """Set alpha or beta: an address on the device, a real number, or a complex one."""
         if type(scalar) is ctypes.c_void_p:
             scalar.value = value if type(value) is int else self._executor.scalar(value, self._scale)
@@ -324,17 +344,17 @@ class CublasLtPlan(Plan):
         else:
             scalar.value = value
 
-    def _point(self, arguments: tuple[Argument, ...], offsets: tuple[int, ...]) -> None:
+    def _set_pointers(self, arguments: tuple[Argument, ...], offsets: tuple[int, ...]) -> None:
         """Set the pointers that the operation's descriptor holds, unless they are set already."""
         wanted = tuple(
             self._address(arguments[index], offsets[index] if index < OUT else 0, is_number)
             for _, index, is_number in self._vectors
         )
-        if wanted != self._pointed:
-            self._pointed = ()  # unknown until all are set: an interrupt may come in between
+        if wanted != self._pointers:
+            self._pointers = ()  # unknown until all are set: an interrupt may come in between
             for (attribute, _, _), address in zip(self._vectors, wanted, strict=True):
                 self._descriptors.point(attribute, address)
-            self._pointed = wanted
+            self._pointers = wanted
 
     def _address(self, argument: Argument, offset: int, is_number: bool) -> int:
         if is_number:
@@ -354,42 +374,42 @@ class CublasLtPlan(Plan):
         # A smaller workspace is part of the name: which algorithm is fastest depends on it.
         name = problem.as_key() + ("" if limit == executor.workspace.nbytes else f" in {limit} bytes")
         known = executor.algorithms("cublasLt").get("matmul", name)
-        if known is not None and self._take(known):
+        if known is not None and self._use_cached(known):
             return
         executor.refuse_capture("a request that is to be tuned")
         results = heuristic(handle_of(executor), self._descriptors, problem, limit, CANDIDATES)
         found = {bytes(result.algo): result for result in results}
-        for terms, workspace in modest(problem, limit):
+        for terms, workspace in reduced_demands(problem, limit):
             with suppress(Refused):  # no algorithm needs so little; the other candidates remain
                 for result in heuristic(handle_of(executor), self._descriptors, terms, workspace, CANDIDATES // 4):
                     found.setdefault(bytes(result.algo), result)
         results = list(found.values())
         if must_fuse(problem):
-            results = [self._choose(), *(result for result in results[1:] if self._fuses(result))]
+            results = [self._choose_algo(), *(result for result in results[1:] if self._fuses(result))]
         calls = [self._bind(result.algo, result.workspaceSize) for result in results]
 
         def run(number: int, arguments: tuple[Argument, ...]) -> None:
-            self._use(calls[number])
+            self._use_call(calls[number])
             self.enqueue(arguments)
 
         best = fastest(executor, request, run, len(calls))
-        self._use(calls[best])
+        self._use_call(calls[best])
         taken = Algorithm(bytes(results[best].algo), results[best].workspaceSize)
         executor.algorithms("cublasLt").put("matmul", name, taken)
 
-    def _take(self, known: Algorithm) -> bool:
+    def _use_cached(self, known: Algorithm) -> bool:
         """Use an algorithm from the cache on disk, if the library accepts it for this problem."""
         if len(known.blob) != ctypes.sizeof(lt.cublasLtMatmulAlgo_t) or known.workspace > self._limit:
             return False
-        result = self._checked(lt.cublasLtMatmulAlgo_t.from_buffer_copy(known.blob))
+        result = self._check_algo(lt.cublasLtMatmulAlgo_t.from_buffer_copy(known.blob))
         if result is None or result.workspaceSize > known.workspace:
             return False
         if must_fuse(self.lowered.problem) and not self._fuses(result):
             return False
-        self._use(self._bind(result.algo, known.workspace))
+        self._use_call(self._bind(result.algo, known.workspace))
         return True
 
-    def _checked(self, algo: lt.cublasLtMatmulAlgo_t) -> lt.cublasLtMatmulHeuristicResult_t | None:
+    def _check_algo(self, algo: lt.cublasLtMatmulAlgo_t) -> lt.cublasLtMatmulHeuristicResult_t | None:
         """An algorithm with the workspace that it needs for this problem; None where the library does not accept it."""
         result = lt.cublasLtMatmulHeuristicResult_t()
         a, b, c, d = (self._descriptors.layouts[name] for name in "abcd")

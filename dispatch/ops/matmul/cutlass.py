@@ -81,9 +81,9 @@ def operands_of(form: TreeForm) -> dict[str, Operand]:
     """Kind, dtype and order of each operand that the tree names, for its visitor."""
     found = {}
     for name, kind in form.kinds.items():
-        given = form.given.get(name)
+        given = form.operand_values.get(name)
         if kind in ("store", "reduce"):
-            dtype = form.produced[name].dtype
+            dtype = form.tree_outputs[name].dtype
         else:
             number = I32 if form.d_dtype is I32 else F32
             dtype = given.dtype if isinstance(given, Tensor) else number
@@ -113,13 +113,15 @@ class CutlassPlan(TreePlan):
         self._values |= self._staged.words
         self._launch = Launch(loaded, executor, self._values, config.cluster)
         reduced = (node.name for node in walk(form.tree) if isinstance(node, Reduce))
-        sizes = {name: prod(form.produced[name].shape) for name in reduced}
+        sizes = {name: prod(form.tree_outputs[name].shape) for name in reduced}
         self._reduce(form.tree, sizes, {"m": form.m, "n": form.n, "mn": form.m * form.n})
 
 
 def staged(form: TreeForm, executor: CudaExecutor) -> Staged:
     """Staging memory for those given outputs that the kernel's tensor map would write beyond."""
-    given = {"out": form.out} | {name: form.given.get(name) for name, kind in form.kinds.items() if kind == "store"}
+    given = {"out": form.out} | {
+        name: form.operand_values.get(name) for name, kind in form.kinds.items() if kind == "store"
+    }
     return Staged(executor, {name: Lines.of(x, order_of(x)) for name, x in given.items() if isinstance(x, Tensor)})
 
 
@@ -134,7 +136,7 @@ def fixed_words(form: TreeForm, processors: int) -> dict[str, int]:
     }
     missing = form.unallocated()
     for name in ("a", "b", "c", "out", *form.kinds):
-        given: Any = getattr(form, name) if name in ("a", "b", "c", "out") else form.given.get(name)
+        given: Any = getattr(form, name) if name in ("a", "b", "c", "out") else form.operand_values.get(name)
         if name in missing:
             shape, strides, _ = missing[name]
         elif isinstance(given, Tensor):

@@ -47,13 +47,13 @@ def by_16_bytes(request: MatmulRequest) -> str:
     form = request.form
     matrices = {"a": form.a, "b": form.b, "c": form.c, "out": form.out}
     for name, kind in form.kinds.items():
-        operand = form.given.get(name)
+        operand = form.operand_values.get(name)
         if kind in ("load", "store"):
             matrices[name] = operand  # type: ignore[assignment]  # the request has checked that it is a tensor
     wrong = [
         reason for name, tensor in matrices.items() if tensor is not None and (reason := lines_by_16(name, tensor))
     ]
-    if not form.treed and form.out is None and form.n * form.d_dtype.bits % 128:  # D will be allocated dense
+    if not form.has_tree and form.out is None and form.n * form.d_dtype.bits % 128:  # D will be allocated dense
         wrong.append(f"out with lines at multiples of 16 bytes, or library='cutlass', has {form.n} columns")
     return f"needs {' and '.join(wrong)}" if wrong else ""
 
@@ -86,7 +86,7 @@ def dense_vectors(request: MatmulRequest) -> str:
     """Vectors are dense, and so is the memory of a reduction, which is filled by one memset."""
     wrong = []
     for name, kind in request.form.kinds.items():
-        given = request.form.given.get(name)
+        given = request.form.operand_values.get(name)
         if kind not in ("row", "col", "reduce") or not isinstance(given, Tensor):
             continue
         steps = given.layout.strides[-1:] if given.shape[-1:] != (1,) and kind != "reduce" else ()
@@ -116,7 +116,7 @@ def some_elements(request: MatmulRequest) -> str:
 
 def whole_numbers(request: MatmulRequest) -> str:
     """Scalars of an i32 D are whole numbers of 32 bits: it is computed in integers."""
-    wrong = ", ".join(f"{name} {request.form.given[name]}" for name in request.form.not_whole)
+    wrong = ", ".join(f"{name} {request.form.operand_values[name]}" for name in request.form.invalid_i32_scalars)
     return f"needs whole numbers of 32 bits for an i32 D, has {wrong}" if wrong else ""
 
 

@@ -2,8 +2,8 @@
 
 Two kinds of requests take this path, unless they ask for reduced precision. First, GELU in f64, which has rows of its
 own, because cuBLASLt's GELU is far less precise than f64; the kernels work in D's own memory. Second, products with a
-16-bit D that every offered algorithm would round before bias, GELU or its gradient (see launched.py); the kernels read
-f32 from scratch memory. Everything runs on the executor's stream and can be captured.
+16-bit D that every offered algorithm would round before bias, GELU or its gradient (see kernel_recording.py); the
+kernels read f32 from scratch memory. Everything runs on the executor's stream and can be captured.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.ops.matmul.request import MatmulRequest
 
-__all__ = ["ExactPlan", "behind", "launches", "plan", "product_of", "work_of"]
+__all__ = ["ExactPlan", "launches", "plan", "plan_unfused", "product_of", "work_of"]
 
 ACTIVATIONS = {"": 0, "relu": 1, "gelu": 2}
 
@@ -52,7 +52,7 @@ def _tuned(request: MatmulRequest, made: ExactPlan) -> ExactPlan:
     return made
 
 
-def behind(request: MatmulRequest, executor: CudaExecutor, row: Row, refusal: Refused) -> ExactPlan:
+def plan_unfused(request: MatmulRequest, executor: CudaExecutor, row: Row, refusal: Refused) -> ExactPlan:
     """Bind a request with a 16-bit D whose epilogue no algorithm fuses; raises `refusal` where we have no kernel."""
     lowered = lower(request, row.compute or Compute.COMPUTE_32F)
     problem = lowered.problem
@@ -93,7 +93,7 @@ class ExactPlan(CublasLtPlan):
     """One `cublasLtMatmul`, followed by the kernels that compute D from its product."""
 
     __slots__ = ("_dtype", "_epilogue", "_functions", "_launches", "_scratch", "_work")
-    _is_alone = False
+    _is_single_call = False
 
     def follow(self, epilogue: Epilogue, whole: Problem, dtype: Dtype, found: Functions) -> None:
         """Run the kernels of this epilogue after each product; `whole` is the full problem: D, C, aux and bgrad."""
@@ -107,7 +107,7 @@ class ExactPlan(CublasLtPlan):
     def resized(self, problem: Problem) -> ExactPlan:
         if self._scratch is not None:
             raise Refused("other extents may have an algorithm of the library's own")
-        made = ExactPlan(*self.parts(problem))
+        made = ExactPlan(*self.resized_arguments(problem))
         made.follow(self._epilogue, problem, self._dtype, self._functions)
         return made
 

@@ -86,7 +86,7 @@ class NumpyTreePlan(Plan):
         """Compute a request into its outputs; `outputs` holds those that were allocated for it."""
         from dispatch.libraries.cutlass.arithmetic import rounded
 
-        targets: dict[str, Any] = {"out": request.out, **request.form.given, **outputs}
+        targets: dict[str, Any] = {"out": request.out, **request.form.operand_values, **outputs}
         for name, values in evaluate_tree(request, np.float32).items():
             target = np.asarray(targets[name])
             target[...] = rounded(values, targets[name].dtype)

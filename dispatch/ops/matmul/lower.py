@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Layout
     from dispatch.ops.matmul.request import MatmulRequest
 
-__all__ = ["Lowered", "begins", "lower"]
+__all__ = ["Lowered", "lower", "vector_alignment"]
 
 EXCHANGED = {Epilogue.BGRADA: Epilogue.BGRADB, Epilogue.BGRADB: Epilogue.BGRADA}
 LD_PADDING = 16  # the leading dimension of an operand with one row is a multiple of this; any would be valid
@@ -63,7 +63,7 @@ def lower(request: MatmulRequest, compute: Compute) -> Lowered:
         problem = _problem(request, compute, (m, n, k), (a, b, c, d), 1, NO_STRIDES)
         return Lowered(problem, (NO_OFFSETS,), not d.trans, k == 0)
     extents, steps = _axes(request, views)
-    if len(extents) == 1 and _folds(request, a, c, d, steps[0], extents[0]):
+    if len(extents) == 1 and _can_fold_batch(request, a, c, d, steps[0], extents[0]):
         m, extents, steps = m * extents[0], [], []
     outer = _outer(steps)
     together = len(outer) < len(steps)
@@ -76,7 +76,7 @@ def lower(request: MatmulRequest, compute: Compute) -> Lowered:
     return lowered._replace(problem=_aligned(lowered, offsets), offsets=offsets)
 
 
-def begins(request: MatmulRequest, name: str) -> int:
+def vector_alignment(request: MatmulRequest, name: str) -> int:
     """The alignment in bytes, up to 256, that bias, aux or bgrad has in every library call of a request."""
     tensor, made = getattr(request, name), request.unallocated().get(name)
     whole = 256 if tensor is None else tensor.layout.alignment
@@ -106,11 +106,11 @@ def _views(request: MatmulRequest) -> tuple[_View, _View, _View, _View]:
         a, b = (_View(view.trans, view.ld, (0,) * len(dims)) for view in (a, b))
     d_layout = request.out.layout if request.out is not None else None
     d = _dense_view(m, n, dims) if d_layout is None else _view(d_layout, m, n, len(dims), prefer_trans=False)
-    c_layout = None if _held(request) is request.out else request.c.layout  # type: ignore[union-attr]
+    c_layout = None if _c_operand(request) is request.out else request.c.layout  # type: ignore[union-attr]
     return a, b, d if c_layout is None else _view(c_layout, m, n, len(dims), prefer_trans=d.trans), d
 
 
-def _held(request: MatmulRequest) -> Tensor | None:
+def _c_operand(request: MatmulRequest) -> Tensor | None:
     """The tensor that the library gets as C: `out` where there is no c, or where beta is 0 and nothing reads c."""
     is_read = request.has_beta or request.c_dtype is not request.d_dtype
     return request.c if request.c is not None and is_read else request.out
@@ -121,7 +121,7 @@ def _axes(request: MatmulRequest, views: tuple[_View, _View, _View, _View]) -> t
     a, b, c, d = views
     made, dims = request.unallocated(), request.batch
     vectors = [_vector_strides(request, name, made, len(dims)) for name in ("bias", "aux", "bgrad")]
-    return _merge(dims, [a.batch, b.batch, c.batch, *vectors, d.batch])
+    return _merge_axes(dims, [a.batch, b.batch, c.batch, *vectors, d.batch])
 
 
 def _aligned(lowered: Lowered, offsets: tuple[tuple[int, ...], ...]) -> Problem:
@@ -155,13 +155,13 @@ def _problem(
         )
     mat_a = _matrix(request.a, request.a.dtype, (m, k), a, stride["a"])
     mat_b = _matrix(request.b, request.b.dtype, (k, n), b, stride["b"])
-    mat_c = _matrix(_held(request), request.c_dtype, (m, n), c, stride["c"])
+    mat_c = _matrix(_c_operand(request), request.c_dtype, (m, n), c, stride["c"])
     mat_d = _matrix(request.out, request.d_dtype, (m, n), d, stride["d"])
     if (mat_c.ld, mat_c.batch_stride) != (mat_d.ld, mat_d.batch_stride):
         # Where C and D have different strides, cuBLASLt 13.1 looks only at C's, and may choose kernels whose stores are
         # too wide for D: on an H200 one product in 60 ended in CUDA_ERROR_MISALIGNED_ADDRESS, which loses the device.
         # With the smaller of the two alignments given for both, none of 1,600 products that add C did.
-        least = min(_least(mat_c, request.c_dtype, batch), _least(mat_d, request.d_dtype, batch))
+        least = min(_column_alignment(mat_c, request.c_dtype, batch), _column_alignment(mat_d, request.d_dtype, batch))
         mat_c, mat_d = mat_c._replace(alignment=least), mat_d._replace(alignment=least)
     if k == 0:
         mat_a, mat_b = (Matrix(x.dtype, NO_K, extent, NO_K) for x, extent in ((mat_a, m), (mat_b, n)))
@@ -187,7 +187,7 @@ def _problem(
     )
 
 
-def _least(matrix: Matrix, dtype: Dtype, batch: int) -> int:
+def _column_alignment(matrix: Matrix, dtype: Dtype, batch: int) -> int:
     """The alignment in bytes that every column of a matrix has, in each product of a batch."""
     steps = [matrix.ld] * (matrix.cols > 1) + [matrix.batch_stride] * (batch > 1)
     return gcd(matrix.alignment, *(step * dtype.itemsize for step in steps))
@@ -286,24 +286,24 @@ def _aux_rows(request: MatmulRequest) -> tuple[int, int]:
     return step, shape[-1]
 
 
-def _merge(dims: tuple[int, ...], steps: list[tuple[int, ...]]) -> tuple[list[int], list[tuple[int, ...]]]:
+def _merge_axes(dims: tuple[int, ...], steps: list[tuple[int, ...]]) -> tuple[list[int], list[tuple[int, ...]]]:
     """Merge neighbouring batch axes that are one axis in every operand, and drop axes of extent 1."""
     extents: list[int] = []
     merged: list[tuple[int, ...]] = []
     for axis, extent in enumerate(dims):
         if extent == 1:
             continue
-        here = tuple(step[axis] for step in steps)
-        if extents and all(before == now * extent for before, now in zip(merged[-1], here, strict=True)):
+        strides = tuple(step[axis] for step in steps)
+        if extents and all(before == now * extent for before, now in zip(merged[-1], strides, strict=True)):
             extents[-1] *= extent
-            merged[-1] = here
+            merged[-1] = strides
         else:
             extents.append(extent)
-            merged.append(here)
+            merged.append(strides)
     return extents, merged
 
 
-def _folds(request: MatmulRequest, a: _View, c: _View, d: _View, steps: tuple[int, ...], extent: int) -> bool:
+def _can_fold_batch(request: MatmulRequest, a: _View, c: _View, d: _View, steps: tuple[int, ...], extent: int) -> bool:
     """Whether a batch that shares B can be one taller product: A, C, D and aux are contiguous across the batch."""
     m = request.m
     step_a, step_b, step_c, step_bias, step_aux, _, step_d = steps

@@ -31,8 +31,8 @@ TILE = 64  # along k: one stage of a CUTLASS kernel in bf16, half of one in fp8
 def named(request: MatmulRequest, result: Any) -> dict[str, Tensor]:
     """The outputs by the names of their results."""
     given = list(result) if isinstance(result, tuple) else [result]
-    if request.treed:
-        return dict(zip(("out", *request.form.produced), given, strict=True))
+    if request.has_tree:
+        return dict(zip(("out", *request.form.tree_outputs), given, strict=True))
     names = ["out"]
     names += ["aux"] if request.plain_epilogue.writes_aux else []
     names += ["bgrad"] if request.plain_epilogue.writes_bgrad else []
@@ -48,7 +48,7 @@ def plain(mutation: Mutation) -> Mutation:
     """A mutation that does not apply to requests with a tree."""
 
     def mutated(request: MatmulRequest) -> Results | None:
-        return None if request.treed else mutation(request)
+        return None if request.has_tree else mutation(request)
 
     mutated.__doc__ = mutation.__doc__
     return mutated
@@ -83,12 +83,12 @@ def half_of_k(request: MatmulRequest) -> Results | None:
 
 def last_tile(request: MatmulRequest) -> Results | None:
     """The last tile of k left out."""
-    return without_k(request, slice((request.k - 1) // TILE * TILE, None)) if request.treed else None
+    return without_k(request, slice((request.k - 1) // TILE * TILE, None)) if request.has_tree else None
 
 
 def alpha(request: MatmulRequest) -> Results | None:
     """alpha 2% too large, or 1 too large for integers. Not for few elements, which may be mostly bias and C."""
-    if np.prod(request.shape) < FEW or (request.treed and not request.form.is_linear):
+    if np.prod(request.shape) < FEW or (request.has_tree and not request.form.is_linear):
         return None
     value = _by_value(request.alpha)
     wrong = value + 1 if request.a.dtype.numpy.kind == "i" else value * 1.02
@@ -97,7 +97,7 @@ def alpha(request: MatmulRequest) -> Results | None:
 
 def alpha_doubled(request: MatmulRequest) -> Results | None:
     """alpha twice what it is."""
-    if request.treed:
+    if request.has_tree:
         return None
     return reference(replace(request, alpha=2 * _by_value(request.alpha), beta=_by_value(request.beta)))
 
@@ -108,7 +108,7 @@ def _by_value(number: Any) -> Any:
 
 def beta(request: MatmulRequest) -> Results | None:
     """C left out."""
-    if request.treed:
+    if request.has_tree:
         zeros = None if request.c is None else host_array(request.c, np.zeros(request.c.shape))
         return None if zeros is None else reference(replace(request, c=zeros, out=None))
     if not request.has_beta:
@@ -118,7 +118,7 @@ def beta(request: MatmulRequest) -> Results | None:
 
 def source_beside(request: MatmulRequest) -> Results | None:
     """Each row with the C of its neighbour."""
-    if not request.treed or request.c is None:
+    if not request.has_tree or request.c is None:
         return None
     return reference(replace(request, c=changed(request.c, neighbour(request.c, -2))))
 
@@ -219,8 +219,8 @@ def bgrad_short(request: MatmulRequest) -> Results | None:
 
 def _tree_operand(kind: str) -> Any:
     def wrong(request: MatmulRequest) -> Results | None:
-        for name, value in request.operands if request.treed else ():
-            if request.form.kinds[name] != kind or name in request.form.produced:
+        for name, value in request.operands if request.has_tree else ():
+            if request.form.kinds[name] != kind or name in request.form.tree_outputs:
                 continue
             if kind == "scalar":
                 other: Any = float(np.asarray(value).reshape(())) * 1.05
@@ -244,7 +244,7 @@ def tree_node(request: MatmulRequest) -> Results | None:
     if not deep:
         return None
     left = node_out(tree, deep[-1])
-    kept = {leaf.name for leaf in walk(left) if isinstance(leaf, Leaf)} | set(request.form.produced)
+    kept = {leaf.name for leaf in walk(left) if isinstance(leaf, Leaf)} | set(request.form.tree_outputs)
     return reference(replace(request, epilogue=left, operands=[(n, v) for n, v in request.operands if n in kept]))
 
 

@@ -48,7 +48,7 @@ def reference(request: MatmulRequest) -> Results:
     "amax_aux" where the request asks for them. For a request with a tree: "out", and what the tree stores and reduces,
     by its names, unrounded. Call it before a request that works in place is run.
     """
-    return evaluate_tree(request, np.float64) if request.treed else evaluate(request, EXACT)
+    return evaluate_tree(request, np.float64) if request.has_tree else evaluate(request, EXACT)
 
 
 def evaluate_tree(request: MatmulRequest, precision: type) -> Results:
@@ -61,7 +61,7 @@ def evaluate_tree(request: MatmulRequest, precision: type) -> Results:
     a, b = np.asarray(request.a), np.asarray(request.b)
     if request.compute is Compute.COMPUTE_32F_FAST_TF32:
         a, b = to_tf32(a), to_tf32(b)
-    operands = {name: np.asarray(x) for name, x in form.given.items() if name not in form.produced}
+    operands = {name: np.asarray(x) for name, x in form.operand_values.items() if name not in form.tree_outputs}
     source = None if form.c is None else np.asarray(form.c)
     with np.errstate(all="ignore"):
         accumulator = np.matmul(a.astype(work), b.astype(work))

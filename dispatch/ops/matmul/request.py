@@ -111,12 +111,12 @@ class MatmulRequest(Request[R_co]):
         validate(self)
 
     @cached_property
-    def treed(self) -> bool:
+    def has_tree(self) -> bool:
         """Whether only CUTLASS can run the request: it has a tree, or names CUTLASS or a config of it."""
-        return self.epilogue.__class__ is not Epilogue or self.of_cutlass
+        return self.epilogue.__class__ is not Epilogue or self.asks_for_cutlass
 
     @cached_property
-    def of_cutlass(self) -> bool:
+    def asks_for_cutlass(self) -> bool:
         """Whether the request asks for CUTLASS, by `library` or by `config`."""
         return self.config is not None or (type(self.library) is str and self.library == "cutlass")
 
@@ -172,7 +172,7 @@ class MatmulRequest(Request[R_co]):
     @cached_property
     def c_dtype(self) -> Dtype:
         """The dtype of C. Without a C it is D's or, for an fp8 D, that of a 16-bit bias or aux, else bf16."""
-        if self.treed:
+        if self.has_tree:
             return self.form.c_dtype
         if self.c is not None:
             return self.c.dtype
@@ -184,7 +184,7 @@ class MatmulRequest(Request[R_co]):
     @cached_property
     def c_is_out(self) -> bool:
         """Whether D is also C."""
-        if self.treed:
+        if self.has_tree:
             return self.c is not None and self.c is self.out
         return self.has_beta if self.c is None else self.c is self.out
 
@@ -202,7 +202,7 @@ class MatmulRequest(Request[R_co]):
         return self.a.device
 
     def signature(self) -> Signature:
-        if self.treed:
+        if self.has_tree:
             dtypes = (self.a.dtype, self.b.dtype, self.c_dtype, self.d_dtype)
             library = "cutlass" if self.config is not None and self.library is None else self.library
             return Signature(dtypes, member(self.compute), self.epilogue, library=library)
@@ -213,7 +213,7 @@ class MatmulRequest(Request[R_co]):
         return Signature(added, member(self.compute), self.epilogue, self.scales.modes(), self.library)
 
     def key(self) -> tuple[Any, ...]:
-        if self.treed:
+        if self.has_tree:
             return self.form.key()
         return (
             self.a.layout,
@@ -250,7 +250,7 @@ class MatmulRequest(Request[R_co]):
         )
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
-        if self.treed:
+        if self.has_tree:
             return self.form.arguments(outputs)
         out = outputs.get("out", self.out)
         c = self.c if self.c is not None else out if self.has_beta else None
@@ -261,14 +261,14 @@ class MatmulRequest(Request[R_co]):
         return (*pointers, *numbers, *self.scale_arguments())
 
     def addresses(self) -> tuple[str | None, ...] | None:
-        if self.treed or (self.c is not None and self.c_is_out):
+        if self.has_tree or (self.c is not None and self.c_is_out):
             return None
         c = "c" if self.c is not None else "out" if self.has_beta else None
         numbers = (name if isinstance(getattr(self, name), Tensor) else None for name in ("alpha", "beta"))
         return ("a", "b", c, "bias", "aux", "bgrad", "out", *numbers, *(None for _ in self.scale_arguments()))
 
     def named_arguments(self) -> NamedArguments | None:
-        if self.treed:
+        if self.has_tree:
             return self.form.named_arguments()
         addresses = self.addresses()
         if addresses is None or self.scales is not NO_SCALES:
@@ -287,7 +287,7 @@ class MatmulRequest(Request[R_co]):
 
     @cached_property
     def _uses(self) -> tuple[Use, ...]:
-        if self.treed:
+        if self.has_tree:
             return self.form.tensors()
         uses: list[Use] = []
         written = {"out", "bgrad", *(("aux",) if self.plain_epilogue.writes_aux else ())}
@@ -309,7 +309,7 @@ class MatmulRequest(Request[R_co]):
 
     @cached_property
     def _unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
-        if self.treed:
+        if self.has_tree:
             return self.form.unallocated()
         found: dict[str, tuple[Shape, Shape, Dtype]] = {}
         if self.out is None:
@@ -329,7 +329,7 @@ class MatmulRequest(Request[R_co]):
         return self.c_dtype if self.aux is None else self.aux.dtype
 
     def result(self, outputs: Operands) -> R_co:
-        if self.treed:
+        if self.has_tree:
             found: R_co = self.form.result(outputs)
             return found
         given = [outputs.get("out", self.out)]
@@ -342,7 +342,7 @@ class MatmulRequest(Request[R_co]):
         return result
 
     def replace(self, **operands: Tensor) -> Self:
-        if self.treed:
+        if self.has_tree:
             return replace(self, **self.form.replaced(operands))
         names = {field.name for field in fields(self)}
         for name in operands:
@@ -351,7 +351,7 @@ class MatmulRequest(Request[R_co]):
         return replace(self, **operands)  # type: ignore[arg-type]  # the new request checks the values
 
     def describe(self) -> str:
-        if self.treed:
+        if self.has_tree:
             return self.form.describe()
         parts = [f"{name} {tensor.layout}" for name, tensor, _ in self.tensors()]
         modes = [

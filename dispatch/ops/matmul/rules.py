@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dispatch.device.tensor import Tensor
 from dispatch.keys import Epilogue
-from dispatch.ops.matmul.lower import begins
+from dispatch.ops.matmul.lower import vector_alignment
 from dispatch.ops.matmul.scales import NO_SCALES
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def aligned_vectors(request: MatmulRequest) -> str:
         tensor: Tensor | None = getattr(request, name)
         if tensor is not None and tensor.size and tensor.layout.alignment < ALIGNED:
             wrong.append(f"{name} at a multiple of {ALIGNED} bytes, has {tensor.layout.alignment}")
-        elif (found := begins(request, name)) < ALIGNED:
+        elif (found := vector_alignment(request, name)) < ALIGNED:
             wrong.append(f"{name} at multiples of {ALIGNED} bytes along the outer batch axis, has {found}")
             hint = "give one with such steps"
     return f"needs {' and '.join(wrong)}: {hint}" if wrong else ""

@@ -44,7 +44,7 @@ __all__ = ["MAX_SHORTCUTS", "Shortcut", "cache_shortcut", "recognize"]
 
 MAX_SHORTCUTS = 4096  # on one executor; each keeps its plan alive, and the oldest is dropped first
 MAX_PATTERNS = 256  # on one executor; each keeps the plan of its first call alive
-MAX_WHOLE = 2**31 - 1  # largest int taken as alpha or beta: every scalar type holds it
+MAX_INT_NUMBER = 2**31 - 1  # largest int taken as alpha or beta: every scalar type holds it
 Key = tuple[Any, ...]  # of `matmul`: the layouts of a, b, c, bias, aux, bgrad and out, then the choices
 OPERANDS = ("a", "b", "c", "bias", "aux", "bgrad", "out")
 BETA = len(OPERANDS) + 1  # index in a key: None without beta, else whether it is not 0
@@ -87,13 +87,13 @@ class Shortcut:
     operands overlap.
     """
 
-    __slots__ = ("_form", "_pairs", "plan", "run", "whole")
+    __slots__ = ("_form", "_pairs", "integers_only", "plan", "run")
 
     run: Callable[..., Any]
 
     def __init__(self, plan: Plan, request: MatmulRequest, key: Key) -> None:
         self.plan = plan
-        self.whole = request.a.dtype is I8
+        self.integers_only = request.a.dtype is I8
         factors = [(t, written) for name, t, written in request.tensors() if name.startswith("scales.")]
         made = request.unallocated()
         given = {name: layout for name, layout in zip(OPERANDS, key, strict=False) if layout is not None}
@@ -108,25 +108,25 @@ class Shortcut:
         self._pairs = self._form.pairs
         reads = tuple(tensor for tensor, written in factors if not written)
         writes = tuple(tensor for tensor, written in factors if written)
-        self.run = self._made(given, made, reads, writes, request.scale_arguments())
+        self.run = self._make_run(given, made, reads, writes, request.scale_arguments())
 
-    def _made(self, layouts: dict[str, Layout], outputs: dict[str, Any], *factors: Any) -> Callable[..., Any]:
+    def _make_run(self, layouts: dict[str, Layout], outputs: dict[str, Any], *factors: Any) -> Callable[..., Any]:
         bounds = [overlap_bounds(layouts[one], layouts[other]) for one, other in self._pairs]
         return _maker(self._form)(self.plan, outputs, bounds, *factors)
 
     def takes(self, alpha: Any, beta: Any) -> bool:
         """Whether alpha and beta need no check by a request: plain numbers, and whole ones where sums are integers."""
-        if type(alpha) is not float and not _is_plain(alpha):
+        if type(alpha) is not float and not _is_plain_int(alpha):
             return False
-        if beta is not None and type(beta) is not float and not _is_plain(beta):
+        if beta is not None and type(beta) is not float and not _is_plain_int(beta):
             return False
-        return not self.whole or (_is_whole(alpha) and (beta is None or _is_whole(beta)))
+        return not self.integers_only or (_is_integer(alpha) and (beta is None or _is_integer(beta)))
 
     def resized(self, plan: Plan, shape: tuple[int, int], dtype: Dtype, layouts: dict[str, Layout]) -> Shortcut:
         """This shortcut with the plan of other extents, for a request without scales that writes only D."""
         other = Shortcut.__new__(Shortcut)
-        other.plan, other.whole, other._form, other._pairs = plan, self.whole, self._form, self._pairs
-        other.run = other._made(layouts, {"out": (shape, (shape[1], 1), dtype)}, (), (), ())
+        other.plan, other.integers_only, other._form, other._pairs = plan, self.integers_only, self._form, self._pairs
+        other.run = other._make_run(layouts, {"out": (shape, (shape[1], 1), dtype)}, (), (), ())
         return other
 
 
@@ -244,11 +244,11 @@ def cache_shortcut(executor: CudaExecutor, key: Key, request: MatmulRequest) -> 
     shortcut = Shortcut(plan, request, key)
     _keep(shortcuts, key, shortcut, MAX_SHORTCUTS)
     name = _pattern(key)
-    if name is not None and name not in patterns and _is_sizeless(executor, request):
+    if name is not None and name not in patterns and _is_size_independent(executor, request):
         _keep(patterns, name, Pattern(plan, shortcut, request.d_dtype), MAX_PATTERNS)
 
 
-def _is_sizeless(executor: CudaExecutor, request: MatmulRequest) -> bool:
+def _is_size_independent(executor: CudaExecutor, request: MatmulRequest) -> bool:
     """Whether the same request with other extents would get the same row and a plan that differs in extents only."""
     from dispatch.ops.matmul.cublaslt import CublasLtPlan  # already imported: a request of a GPU was bound
 
@@ -261,14 +261,14 @@ def _is_sizeless(executor: CudaExecutor, request: MatmulRequest) -> bool:
     # No, where this row or one before it looks at extents: another row may take other extents. No, too, where the
     # library has refused a request that an earlier row takes: the library may accept other extents.
     before = executor.rows_before(request, plan)
-    if not plan.row.rules or not all(SIZELESS.issuperset(row.rules) for row in (*before, plan.row)):
+    if not plan.row.rules or not all(SIZE_INDEPENDENT_RULES.issuperset(row.rules) for row in (*before, plan.row)):
         return False
     signature = request.signature()
     return not any(row.on(executor.device.arch) and accepts(row, request, signature) for row in before)
 
 
 # The rules that do not look at extents. (`_kind` gives vectors a pattern only if they are aligned.)
-SIZELESS = frozenset((aligned_vectors, bgrad_order, full_precision, gelu_asked, no_fast_accum, no_scales))
+SIZE_INDEPENDENT_RULES = frozenset((aligned_vectors, bgrad_order, full_precision, gelu_asked, no_fast_accum, no_scales))
 ROW, COLUMN, LINE = range(3)
 
 
@@ -299,12 +299,12 @@ def _kind(layout: Layout | None) -> tuple[Any, ...] | None:
     return None
 
 
-def _is_plain(number: Any) -> bool:
-    return type(number) is int and -MAX_WHOLE <= number <= MAX_WHOLE
+def _is_plain_int(number: Any) -> bool:
+    return type(number) is int and -MAX_INT_NUMBER <= number <= MAX_INT_NUMBER
 
 
-def _is_whole(number: float) -> bool:
-    return -MAX_WHOLE <= number <= MAX_WHOLE and float(number).is_integer()
+def _is_integer(number: float) -> bool:
+    return -MAX_INT_NUMBER <= number <= MAX_INT_NUMBER and float(number).is_integer()
 
 
 def _keep(memory: dict[Any, Any], key: Any, value: Any, most: int) -> None:

@@ -157,7 +157,7 @@ class Check:
         if count := sum(memory.disturbed() for memory in self.written):
             raise Mismatch(f"{self.name}: {count} bytes beside the outputs were written")
         outputs = result if isinstance(result, tuple) else (result,)
-        for name, tensor in zip(("out", *self.request.form.produced), outputs, strict=True):
+        for name, tensor in zip(("out", *self.request.form.tree_outputs), outputs, strict=True):
             got, expected, allowed = tensor.numpy().astype(np.float64), self.expected[name], self.allowed[name]
             with np.errstate(invalid="ignore"):
                 wrong = ~(np.abs(got - expected) <= allowed)
@@ -179,11 +179,11 @@ def bounds(request: MatmulRequest, expected: dict[str, Array]) -> dict[str, Arra
     form = request.form
     a, b = (np.asarray(t).astype(np.float64) for t in (request.a, request.b))
     error = product_error(a, b, request.a.dtype, member(request.compute), on_host=by_numpy(request.a.device))
-    operands = {name: np.asarray(x) for name, x in form.given.items() if name not in form.produced}
+    operands = {name: np.asarray(x) for name, x in form.operand_values.items() if name not in form.tree_outputs}
     operands = {name: x.astype(np.float64) for name, x in operands.items()}
     source = None if request.c is None else np.asarray(request.c)
     found = errors_of(form.tree, a @ b, error, operands, source, SUMS[request.a.dtype is F64])
-    dtypes = {"out": request.d_dtype, **{name: made.dtype for name, made in form.produced.items()}}
+    dtypes = {"out": request.d_dtype, **{name: made.dtype for name, made in form.tree_outputs.items()}}
     return {name: stored(found[name], expected[name], dtype) for name, dtype in dtypes.items()}
 
 

@@ -21,7 +21,7 @@ from dispatch.errors import BadRequest
 from dispatch.keys import BF16, F32, HALF, I8, I32, Dtype, Epilogue
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.evt import Binary, Node, Reduce, Store, Unary, linear_combination, walk
-from dispatch.libraries.cutlass.evt_operands import Given, Treed, check_tree, numbers_of, pairs_of
+from dispatch.libraries.cutlass.evt_operands import EpilogueTreeMixin, OperandValue, check_tree, numbers_of, pairs_of
 from dispatch.ops.matmul.scales import FACTORS_AND_AMAX
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ Shape = tuple[int, ...]
 MATRICES = ("a", "b", "c", "out")
 IN_PLACE = frozenset({("out", "c")})
 # The function of a tree that each Epilogue applies; cuBLASLt's GELU is the tanh approximation.
-SPELLED = {
+EPILOGUE_FUNCTIONS = {
     Epilogue.NONE: "",
     Epilogue.BIAS: "",
     Epilogue.RELU: "relu",
@@ -45,10 +45,10 @@ SPELLED = {
 }
 # In the order of `MatmulRequest.arguments`; kernels ignore those that no tree names.
 PLAIN_ARGUMENTS = ("a", "b", "c", "bias", "aux", "bgrad", "out", "alpha", "beta")
-BESIDE_A_TREE = ("aux", "bgrad", "workspace")  # fields that must be None with a tree
+NOT_WITH_TREE = ("aux", "bgrad", "workspace")  # fields that must be None with a tree
 
 
-class TreeForm(Treed):
+class TreeForm(EpilogueTreeMixin):
     """A MatmulRequest as CUTLASS sees it: D = tree(A · B, C, operands), with at most one batch axis.
 
     It has those fields of the request, under their names, that mean the same for a kernel.
@@ -56,11 +56,11 @@ class TreeForm(Treed):
 
     def __init__(self, request: Any) -> None:
         self.request = request
-        self.treed: bool = request.treed
+        self.has_tree: bool = request.has_tree
         self.a: Tensor = request.a
         self.b: Tensor = request.b
         self.c: Tensor | None = request.c
-        if not request.treed:  # with a beta of 0 nothing reads C; without a c, `out` is read as C
+        if not request.has_tree:  # with a beta of 0 nothing reads C; without a c, `out` is read as C
             self.c = None if not request.has_beta else request.out if request.c is None else request.c
         self.out: Tensor | None = request.out
         self.epilogue: Any = request.epilogue
@@ -85,7 +85,7 @@ class TreeForm(Treed):
         tree: Node = linear_combination(with_source=self.c is not None)
         if epilogue.adds_bias:
             tree = tree + evt.row("bias")
-        function = SPELLED[epilogue]
+        function = EPILOGUE_FUNCTIONS[epilogue]
         return Unary(function, tree) if function else tree
 
     @property
@@ -108,7 +108,7 @@ class TreeForm(Treed):
         return self.a.dtype if self.a.dtype in HALF else BF16
 
     @cached_property
-    def produced(self) -> dict[str, Output]:
+    def tree_outputs(self) -> dict[str, Output]:
         """The outputs that the tree names, with the shapes and strides in which they are allocated."""
         shapes = {"m": (*self.batch, self.n), "n": (*self.batch, self.m), "mn": self.batch}
         found: dict[str, Output] = {}
@@ -120,37 +120,37 @@ class TreeForm(Treed):
         return found
 
     @cached_property
-    def not_whole(self) -> tuple[str, ...]:
+    def invalid_i32_scalars(self) -> tuple[str, ...]:
         """The scalars of a tree with an i32 D whose numbers are not whole or do not fit in i32."""
         if self.d_dtype is not I32:
             return ()
-        numbers = {name: float(x) for name, x in self.given.items() if not isinstance(x, Tensor)}
+        numbers = {name: float(x) for name, x in self.operand_values.items() if not isinstance(x, Tensor)}
         return tuple(name for name, x in numbers.items() if not (x.is_integer() and -(2**31) <= x < 2**31))
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the request's arguments, in their order; "" for those that a kernel does not use."""
-        if self.treed:
+        if self.has_tree:
             return (*MATRICES, *self.kinds)
         return (*PLAIN_ARGUMENTS, *("",) * len(self.request.scale_arguments()))
 
     def unallocated(self) -> dict[str, tuple[Shape, Shape, Dtype]]:
         """The outputs that the request does not give."""
-        if not self.treed:
+        if not self.has_tree:
             found: dict[str, tuple[Shape, Shape, Dtype]] = self.request.unallocated()
             return found
         wanted = {} if self.out is not None else {"out": padded(self.shape, self.d_dtype)}
-        wanted |= {name: made for name, made in self.produced.items() if name not in self.given}
+        wanted |= {name: made for name, made in self.tree_outputs.items() if name not in self.operand_values}
         return {name: (made.shape, made.strides, made.dtype) for name, made in wanted.items()}
 
     # -- the contract of Request, for requests with a tree --------------------------------------------------------
     def key(self) -> tuple[Any, ...]:
         layouts = tuple(None if t is None else t.layout for t in (self.a, self.b, self.c, self.out))
-        given = tuple((name, x.layout if isinstance(x, Tensor) else None) for name, x in self.given.items())
+        given = tuple((name, x.layout if isinstance(x, Tensor) else None) for name, x in self.operand_values.items())
         request = self.request
         choices = (self.tree, self.compute, self.d_dtype.cuda, self.fast_accum, self.config, request.library)
         # Numbers are not part of the key, except those that a row refuses: they must not find another request's plan.
-        return (*layouts, given, *choices, request.autotune, self.not_whole)
+        return (*layouts, given, *choices, request.autotune, self.invalid_i32_scalars)
 
     def named_arguments(self) -> NamedArguments:
         # Rows may refuse numbers of an i32 D; they are part of the key.
@@ -160,18 +160,18 @@ class TreeForm(Treed):
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
         c = 0 if self.c is None else self.c.ptr
         pointers = (self.a.ptr, self.b.ptr, c, outputs.get("out", self.out).ptr)  # type: ignore[union-attr]
-        named = {**self.given, **outputs}
+        named = {**self.operand_values, **outputs}
         # Addresses are ints and numbers are floats, so that a plan can distinguish them. -0.0 becomes 0.0.
         rest = (x.ptr if isinstance(x, Tensor) else float(x) + 0.0 for x in (named[name] for name in self.kinds))
         return (*pointers, *rest)
 
     def tensors(self) -> tuple[Use, ...]:
         named = [(name, getattr(self, name), name == "out") for name in MATRICES]
-        named += [(name, x, name in self.produced) for name, x in self.given.items()]
+        named += [(name, x, name in self.tree_outputs) for name, x in self.operand_values.items()]
         return tuple((name, x, written) for name, x, written in named if isinstance(x, Tensor))
 
     def result(self, outputs: Operands) -> Any:
-        extra = tuple(self.given.get(name, outputs.get(name)) for name in self.produced)
+        extra = tuple(self.operand_values.get(name, outputs.get(name)) for name in self.tree_outputs)
         out = outputs.get("out", self.out)
         return (out, *extra) if extra else out
 
@@ -212,9 +212,9 @@ def prepare(request: Any) -> None:
     """Store a request's operands as pairs, and replace a tree by the Epilogue that it is equal to, if there is one."""
     object.__setattr__(request, "operands", pairs_of(request.operands))
     tree = request.epilogue
-    if not isinstance(tree, Node) or request.of_cutlass:
+    if not isinstance(tree, Node) or request.asks_for_cutlass:
         return
-    epilogue = _named(tree, request.alpha, request.c)
+    epilogue = _equal_epilogue(tree, request.alpha, request.c)
     given = dict(request.operands)
     if epilogue is None or given.keys() != ({"bias"} if epilogue.adds_bias else set()) or request.bias is not None:
         return
@@ -223,7 +223,7 @@ def prepare(request: Any) -> None:
     object.__setattr__(request, "operands", ())
 
 
-def _named(tree: Node, alpha: Given, c: Tensor | None) -> Epilogue | None:
+def _equal_epilogue(tree: Node, alpha: OperandValue, c: Tensor | None) -> Epilogue | None:
     """The Epilogue that a tree is equal to, with its bias called "bias"; None where there is none.
 
     A tree that does not read the request's alpha or C is equal to no Epilogue, because an Epilogue always reads them.
@@ -236,7 +236,7 @@ def _named(tree: Node, alpha: Given, c: Tensor | None) -> Epilogue | None:
     plain = tree == evt.accumulator() and not isinstance(alpha, Tensor) and alpha == 1
     if (tree != LINEAR[c is not None]) and not (plain and c is None):
         return None
-    return next((e for e, spelled in SPELLED.items() if spelled == function and e.adds_bias == biased), None)
+    return next((e for e, name in EPILOGUE_FUNCTIONS.items() if name == function and e.adds_bias == biased), None)
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def validate(request: Any) -> None:
         value = getattr(request, name)
         if not isinstance(value, Tensor):
             check_number(name, value)
-    form.check_named()
+    form.check_names()
     form.check_scalars(request.a.dtype)
     _check_shapes(form)
     _check_memory(form)
@@ -257,7 +257,7 @@ def validate(request: Any) -> None:
 def _check_fields(request: Any) -> None:
     """Only the tree says what is fused; the fields of plain epilogues are not given."""
     check_tree(request.epilogue if isinstance(request.epilogue, Node) else None, request.config)
-    for name in BESIDE_A_TREE:
+    for name in NOT_WITH_TREE:
         if getattr(request, name) is not None:
             raise BadRequest(name, "a value", "None, for kernels of CUTLASS have none", "a tree stores and reduces")
     if request.reduced_precision:
@@ -266,8 +266,8 @@ def _check_fields(request: Any) -> None:
         hint = "evt.scalar, evt.row and evt.col multiply in the tree"
         raise BadRequest("scales", "factors", "none, for kernels of CUTLASS have none", hint)
     epilogue = request.epilogue
-    if isinstance(epilogue, Epilogue) and epilogue not in SPELLED:
-        known = ", ".join(one.name for one in SPELLED)
+    if isinstance(epilogue, Epilogue) and epilogue not in EPILOGUE_FUNCTIONS:
+        known = ", ".join(one.name for one in EPILOGUE_FUNCTIONS)
         raise BadRequest("epilogue", epilogue.name, f"{known} or a tree, which CUTLASS has kernels for")
     if request.bias is not None and not (isinstance(epilogue, Epilogue) and epilogue.adds_bias):
         raise BadRequest("bias", str(request.bias.layout), "None", "evt.row('bias') adds one, given in operands")
@@ -282,14 +282,14 @@ def _check_shapes(form: TreeForm) -> None:
     }
     wanted: dict[str, tuple[Shape, ...]] = {"c": ((m, n), form.shape), "out": (form.shape,)}
     wanted |= {name: shapes[kind] for name, kind in form.kinds.items() if kind in shapes}
-    wanted |= {name: (made.shape,) for name, made in form.produced.items()}
+    wanted |= {name: (made.shape,) for name, made in form.tree_outputs.items()}
     for name, tensor, _ in form.tensors():
         if form.kinds.get(name) == "scalar" and tensor.size != 1:
             raise BadRequest(name, str(tensor.layout), "a number, or a tensor of one element")
         if name in wanted and tensor.shape not in wanted[name]:
             raise BadRequest(name, f"shape {tensor.shape}", f"shape {' or '.join(map(str, wanted[name]))}")
-        if name in form.produced and tensor.dtype is not form.produced[name].dtype:
-            raise BadRequest(name, str(tensor.layout), f"dtype {form.produced[name].dtype}, as the epilogue says")
+        if name in form.tree_outputs and tensor.dtype is not form.tree_outputs[name].dtype:
+            raise BadRequest(name, str(tensor.layout), f"dtype {form.tree_outputs[name].dtype}, as the epilogue says")
 
 
 def _check_memory(form: TreeForm) -> None:

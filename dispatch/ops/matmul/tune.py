@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.ops.matmul.request import MatmulRequest
 
-__all__ = ["candidate_plans", "outcome", "plan", "recall", "stored_key"]
+__all__ = ["candidate_plans", "decode_winner", "encode_winner", "plan", "stored_key"]
 
 OP = "matmul by CUTLASS"  # the op's name in the cache, where cuBLASLt's algorithms have "matmul"
 
@@ -34,7 +34,7 @@ def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> CutlassPla
     """The plan of the fastest kernel for a request: the remembered one, or the one that is fastest now."""
     key = stored_key(request)
     known = executor.algorithms("cublasLt").get(OP, key)
-    found = None if known is None else _remembered(request, executor, row, known)
+    found = None if known is None else _remembered_plan(request, executor, row, known)
     if found is not None:
         return found
     executor.refuse_capture("a request that is to be tuned")
@@ -44,7 +44,7 @@ def plan(request: MatmulRequest, executor: CudaExecutor, row: Row) -> CutlassPla
         plans[number].enqueue(arguments)
 
     winner = plans[fastest(executor, request, run, len(plans))]
-    executor.algorithms("cublasLt").put(OP, key, outcome(winner))
+    executor.algorithms("cublasLt").put(OP, key, encode_winner(winner))
     return winner
 
 
@@ -61,13 +61,13 @@ def candidate_plans(request: MatmulRequest, executor: CudaExecutor, row: Row) ->
     return plans
 
 
-def outcome(winner: CutlassPlan) -> Algorithm:
+def encode_winner(winner: CutlassPlan) -> Algorithm:
     """The cache entry of a winner: the names of row and kernel, and the config and id that find the kernel again."""
     facts = {"row": winner.row.name, "kernel": str(winner.config), "config": winner.config, "id": winner.kernel}
     return Algorithm(json.dumps(facts).encode(), 0)
 
 
-def recall(known: Algorithm) -> tuple[Config, str] | None:
+def decode_winner(known: Algorithm) -> tuple[Config, str] | None:
     """The configuration and the kernel's id of a cache entry; None for any other content."""
     try:
         facts = json.loads(known.blob)
@@ -78,12 +78,12 @@ def recall(known: Algorithm) -> tuple[Config, str] | None:
         return None
 
 
-def _remembered(request: MatmulRequest, executor: CudaExecutor, row: Row, known: Algorithm) -> CutlassPlan | None:
+def _remembered_plan(request: MatmulRequest, executor: CudaExecutor, row: Row, known: Algorithm) -> CutlassPlan | None:
     """The plan of a remembered winner; None where its kernel has changed since."""
-    recalled = recall(known)
-    if recalled is None:
+    winner = decode_winner(known)
+    if winner is None:
         return None
-    config, kernel = recalled
+    config, kernel = winner
     made = CutlassPlan(request, executor, row, config)
     return made if made.kernel == kernel else None
 
@@ -92,7 +92,7 @@ def stored_key(request: MatmulRequest) -> str:
     """The request's description and a digest of all that its plan depends on; the same with outputs given or not."""
     form = request.form
     named: dict[str, Tensor | None] = {"a": form.a, "b": form.b, "c": form.c, "out": form.out}
-    named |= {name: x for name, x in form.given.items() if hasattr(x, "layout")}  # type: ignore[misc]
+    named |= {name: x for name, x in form.operand_values.items() if hasattr(x, "layout")}  # type: ignore[misc]
     layouts = [
         (name, str(x.dtype), x.shape, x.layout.strides, x.layout.alignment)
         for name, x in named.items()

@@ -39,7 +39,7 @@ TENSORS = ("a", "b", "c", "bias", "aux", "bgrad", "out")
 def validate(request: MatmulRequest) -> None:
     """Raise BadRequest for a request that no library could run, StaleTensor for operands whose device is gone."""
     _check_kinds(request)
-    if request.treed:
+    if request.has_tree:
         from dispatch.ops.matmul import trees
 
         _check_matrices(request)
@@ -69,7 +69,7 @@ def _check_kinds(request: MatmulRequest) -> None:
             raise BadRequest(
                 name, f"a {type(tensor).__name__}", "a dispatch Tensor", "use dev.array(x) or from_dlpack(x)"
             )
-    if request.operands and not request.treed:
+    if request.operands and not request.has_tree:
         raise BadRequest("operands", shown(request.operands), "none: it has no tree that names them")
     if request.epilogue.__class__ is not Epilogue:
         _check_tree(request.epilogue)
@@ -91,7 +91,7 @@ def _check_kinds(request: MatmulRequest) -> None:
             raise BadRequest("out_dtype", repr(request.out_dtype), "a dtype", str(error)) from None
         if request.out is not None and wanted is not request.out.dtype:
             raise BadRequest("out_dtype", str(wanted), f"{request.out.dtype}, the dtype of out, or None")
-    if request.treed:
+    if request.has_tree:
         return  # trees.validate checks the operands of a tree, after the tree itself
     home = request.a.device
     for name, tensor, _ in request.tensors():

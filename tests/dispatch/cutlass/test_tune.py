@@ -50,7 +50,7 @@ def test_a_tree_that_an_epilogue_says_is_that_epilogue(name):
     tree, c, epilogue = SAID[name]
     options = {"beta": -2.0 if c else None, "alpha": 1.0 if name in ("accumulator", "gelu of bias") else 0.5}
     asked, as_tree = request(tree, c, **options), request(tree, c, library="cutlass", **options)
-    assert (asked.epilogue, asked.treed, as_tree.treed) == (epilogue, False, True)
+    assert (asked.epilogue, asked.has_tree, as_tree.has_tree) == (epilogue, False, True)
     expected = reference(as_tree)["out"]
     np.testing.assert_allclose(reference(asked)["out"], expected, rtol=2**-9, atol=2**-7)  # of TF32 operands
     np.testing.assert_allclose(dp.run(asked).numpy(), expected, rtol=2**-9, atol=2**-7)
@@ -69,15 +69,15 @@ def test_a_tree_that_an_epilogue_says_is_that_epilogue(name):
     ids=str,
 )
 def test_what_no_epilogue_says_stays_a_tree(tree):
-    assert request(tree, c=True if "c)" in str(tree) else None).treed
+    assert request(tree, c=True if "c)" in str(tree) else None).has_tree
 
 
 def test_a_tree_that_passes_over_what_the_request_has_is_no_epilogue():
-    assert request(evt.accumulator(), alpha=0.5).treed
-    assert request(evt.accumulator(), c=True).treed
-    assert request(ALPHA, c=True).treed
-    assert request(evt.accumulator(), alpha=dp.device("host").array([1.0], "f32")).treed
-    assert not request(ALPHA, alpha=0.5).treed
+    assert request(evt.accumulator(), alpha=0.5).has_tree
+    assert request(evt.accumulator(), c=True).has_tree
+    assert request(ALPHA, c=True).has_tree
+    assert request(evt.accumulator(), alpha=dp.device("host").array([1.0], "f32")).has_tree
+    assert not request(ALPHA, alpha=0.5).has_tree
 
 
 @pytest.mark.parametrize("epilogue", [e for e in Epilogue if not (e.writes_aux or e.is_gradient or e.writes_bgrad)])
@@ -148,7 +148,7 @@ def test_a_bias_beside_a_tree_is_pointed_to_the_tree():
     with pytest.raises(BadRequest, match=r"^bias: .*evt.row\('bias'\)"):
         request(evt.silu(evt.accumulator()), bias=bias)
     asked = request(Epilogue.GELU_BIAS, library="cutlass")
-    assert asked.treed
+    assert asked.has_tree
     other = dp.device("host").array(np.full(32, 3.0), "f32")
     assert asked.replace(bias=other).bias is other
 
@@ -188,20 +188,20 @@ class Won:
 
 def test_the_outcome_names_row_and_kernel_and_survives_the_disk(tmp_path):
     row = next(row for row in dp.TABLE.of("matmul") if row.library == "cutlass")
-    outcome = tune.outcome(Won(row))
+    outcome = tune.encode_winner(Won(row))
     assert json.loads(outcome.blob)["row"] == row.name
     AlgorithmCache("GPU", "cublasLt-1", tmp_path).put(tune.OP, "key", outcome)
-    assert tune.recall(AlgorithmCache("GPU", "cublasLt-1", tmp_path).get(tune.OP, "key")) == (CONFIG, "1f")
+    assert tune.decode_winner(AlgorithmCache("GPU", "cublasLt-1", tmp_path).get(tune.OP, "key")) == (CONFIG, "1f")
 
 
 def test_a_remembered_configuration_is_one_of_the_stated_set_or_none():
     def kept(config):
         return Algorithm(json.dumps({"row": "r", "kernel": "k", "config": config, "id": "1f"}).encode(), 0)
 
-    assert tune.recall(kept(CONFIG)) == (CONFIG, "1f")
-    assert tune.recall(kept([[128, 255], [2, 1]])) is None
-    assert tune.recall(kept("nonsense")) is None
-    assert tune.recall(Algorithm(b"\xff", 0)) is None
+    assert tune.decode_winner(kept(CONFIG)) == (CONFIG, "1f")
+    assert tune.decode_winner(kept([[128, 255], [2, 1]])) is None
+    assert tune.decode_winner(kept("nonsense")) is None
+    assert tune.decode_winner(Algorithm(b"\xff", 0)) is None
 
 
 @pytest.mark.parametrize("scales", [{"d": 2.0}, {"aux": 2.0}, {"amax_d": 1}, {"amax_aux": 1}], ids=str)

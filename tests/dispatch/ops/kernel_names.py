@@ -27,7 +27,7 @@ class Library:
     def __init__(self, monkeypatch, *launches):
         self.launches, self.asked, self.looks = launches, [], []
         monkeypatch.setattr(cublaslt, "heuristic", self.heuristic)
-        monkeypatch.setattr(cublaslt, "suggestion", lambda *_: None)  # test_matmul_rounded.py asks for those
+        monkeypatch.setattr(cublaslt, "suggested_algo", lambda *_: None)  # test_matmul_rounded.py asks for those
         monkeypatch.setattr(cublaslt, "kernels", self.kernels)
 
     def heuristic(self, _handle, _descriptors, _problem, _workspace, count=1):

@@ -102,9 +102,9 @@ def test_a_plain_request_may_come_to_cutlass(host, rng):
 
 
 def test_the_arguments_of_a_forward_leave_out_the_bias(host):
-    plain, treed = of(host, alpha=3.0), of(host, alpha=3.0, library="cutlass")
+    plain, has_tree = of(host, alpha=3.0), of(host, alpha=3.0, library="cutlass")
     out = {"out": zeros(host, 2, 16, 7, 7)}
-    for request in (plain, treed):
+    for request in (plain, has_tree):
         arranged = Arranged.of(request)
         assert arranged.names == ("a", "b", "c", "out", "alpha")
         found = arranged(request.arguments(out))

@@ -34,14 +34,19 @@ def planned(library, kind=CublasLtPlan, **different):
     """A plan without a device, of one product without a C; `different` says what of it is otherwise."""
     plan = object.__new__(kind)
     executor = SimpleNamespace(_pages=[], zeros=lambda _: 4096, stream=SimpleNamespace(done=lambda: True))
-    plan._executor, plan._scale, plan._pages, plan._vectors, plan._pointed = executor, F32, None, (), ()
+    plan._executor, plan._scale, plan._pages, plan._vectors, plan._pointers = executor, F32, None, (), ()
     plan._alpha, plan._beta, plan._numbers = ctypes.c_float(), ctypes.c_float(), ()
-    plan._scalars, plan._may_accumulate, plan._is_hidden, plan._c_at = (plan._alpha, plan._beta), False, False, None
+    plan._scalars, plan._may_accumulate, plan._numbers_hidden, plan._c_index = (
+        (plan._alpha, plan._beta),
+        False,
+        False,
+        None,
+    )
     problem = SimpleNamespace(device_scalars=False)
     plan.lowered = SimpleNamespace(problem=problem, offsets=(NO_OFFSETS,), exchanged=False, empty_k=False)
     for name, value in different.items():
         setattr(plan.lowered if hasattr(plan.lowered, name) else plan, name, value)
-    plan._use(library.call("first", plan))
+    plan._use_call(library.call("first", plan))
     return plan
 
 
@@ -59,12 +64,12 @@ def test_the_short_way_gives_the_library_what_the_long_one_does(exchanged):
     for is_quick in (True, False):
         library = Library()
         plan = planned(library, exchanged=exchanged)
-        assert plan._quick is not None
+        assert plan._fast_call is not None
         for turn, arguments in enumerate(CALLS):
             if turn == 3:  # as autotune does
-                plan._use(library.call("second", plan))
+                plan._use_call(library.call("second", plan))
             if not is_quick:
-                plan._quick = None
+                plan._fast_call = None
             plan.enqueue(arguments)
         seen.append(library.seen)
     assert seen[0] == seen[1]
@@ -80,7 +85,7 @@ def test_the_short_way_gives_the_library_what_the_long_one_does(exchanged):
     [
         {"empty_k": True},
         {"_may_accumulate": True},
-        {"_c_at": 2},
+        {"_c_index": 2},
         {"_vectors": ("a bias",)},
         {"offsets": (NO_OFFSETS, (256,) * 7)},
         {"offsets": ((256,) * 7,)},
@@ -89,7 +94,7 @@ def test_the_short_way_gives_the_library_what_the_long_one_does(exchanged):
     ids=lambda given: next(iter(given)),
 )
 def test_a_call_of_which_more_changes_than_three_addresses_has_no_short_way(different):
-    assert planned(Library(), **different)._quick is None
+    assert planned(Library(), **different)._fast_call is None
 
 
 @pytest.mark.parametrize("scratch", [False, True], ids=["in place", "from scratch memory"])
@@ -112,7 +117,7 @@ def test_a_plan_that_does_more_than_call_the_library_has_no_short_way():
     assert ExactPlan in kinds
     for kind in kinds:
         changed = vars(kind).keys() & {"_call", "enqueue"}
-        assert not changed or not kind._is_alone, f"{kind.__name__} has {changed} of its own"
+        assert not changed or not kind._is_single_call, f"{kind.__name__} has {changed} of its own"
 
 
 def test_a_status_of_the_short_way_is_the_library_s_error():

@@ -23,7 +23,7 @@ from cudabind.sys import cublasLt as lt
 from dispatch.errors import NoRow, Refused
 from dispatch.execute import shared_memory
 from dispatch.keys import BF16, F16, F32, F64, HALF, HOST, Arch, Compute, Epilogue
-from dispatch.libraries.cublaslt.launched import COMMUTING
+from dispatch.libraries.cublaslt.kernel_recording import COMMUTING
 from dispatch.ops.matmul import cublaslt, exact, exact_kernels
 from dispatch.ops.matmul.bounds import Check
 from dispatch.ops.matmul.cases import cases
@@ -175,7 +175,7 @@ def product(plan, a, b, c, d):
         if problem.epilogue == E.BIAS:
             ((_, index, _),) = plan._vectors
             assert index == cublaslt.BIAS
-            (bias_at,) = plan._pointed
+            (bias_at,) = plan._pointers
             bias = (ctypes.c_double * problem.d.rows).from_address(bias_at + 8 * batch * problem.bias_stride)
             x += np.asarray(bias)[:, None]
         view(d, problem.d, batch)[...] = x
@@ -209,7 +209,7 @@ def test_every_case_is_right_by_the_kernels(cpu, rng, row, case):
     plan = (
         exact.plan(request, executor, row)
         if cpu.dtype is F64
-        else exact.behind(request, executor, row, Refused("not to be raised"))
+        else exact.plan_unfused(request, executor, row, Refused("not to be raised"))
     )
     outputs = dp.device("host").executor().outputs(request)
     plan.enqueue(request.arguments(outputs))
@@ -231,7 +231,7 @@ def test_what_a_bias_takes_away_is_not_lost_before(cpu, dtype, epilogue):
     request = dp.MatmulRequest(a, b, bias=dev.array(np.full(24, -float(large)), dtype), epilogue=epilogue)
     row = select(request, Arch(90))
     outputs = dev.executor().outputs(request)
-    exact.behind(request, executor, row, Refused("")).enqueue(request.arguments(outputs))
+    exact.plan_unfused(request, executor, row, Refused("")).enqueue(request.arguments(outputs))
     one = 0.5 * (1 + math.tanh(math.sqrt(2 / math.pi) * 1.044715)) if epilogue.activation == "gelu" else 1.0
     assert (outputs["out"].numpy() == np.asarray(one).astype(dtype.numpy)).all()
 
@@ -244,7 +244,7 @@ def test_products_with_scratch_memory_share_it_as_long_as_a_plan_needs_it():
     def plan(rows):
         request = dp.MatmulRequest(a[:rows], a, bias=bias, epilogue=E.BIAS)
         row = select(request, Arch(90))
-        return exact.behind(request, executor, row, Refused(""))
+        return exact.plan_unfused(request, executor, row, Refused(""))
 
     first, second, small = plan(64), plan(60), plan(8)
     assert first._scratch is second._scratch
@@ -265,7 +265,7 @@ def test_an_epilogue_that_the_kernels_do_not_know_is_the_refusal_it_was():
     for fields in ({"out_dtype": "f8e4m3"}, {"c": c, "scales": dp.Scales(c=2.0)}):
         request = dp.MatmulRequest(a, b, bias=bias, epilogue=E.GELU_BIAS, **fields)
         with pytest.raises(Refused) as caught:
-            exact.behind(request, Executor(), dp.TABLE[0], refusal)
+            exact.plan_unfused(request, Executor(), dp.TABLE[0], refusal)
         assert caught.value is refusal
 
 
@@ -340,7 +340,7 @@ def test_numbers_in_device_memory_are_read_there(cpu, rng, dtype, where, epilogu
     zero = dev.array([0.0], "f32")
     executor.scalar = lambda value, _: zero.ptr if value == 0 else None
     row = select(check.request, Arch(90))
-    plan = exact.behind(check.request, executor, row, Refused(""))
+    plan = exact.plan_unfused(check.request, executor, row, Refused(""))
     outputs = dev.executor().outputs(check.request)
     plan.enqueue(check.request.arguments(outputs))
     check.verify(check.request.result(outputs))
@@ -377,7 +377,7 @@ def test_scratch_memory_belongs_to_the_stream_that_uses_it(cpu, rng):
     a, bias = dev.array(rng.standard_normal((16, 16)), "bf16"), dev.zeros((16,), "bf16")
     request = dp.MatmulRequest(a, a, bias=bias, epilogue=E.BIAS)
     row = select(request, Arch(90))
-    plan = exact.behind(request, executor, row, Refused(""))
+    plan = exact.plan_unfused(request, executor, row, Refused(""))
     executor.stream = object()
     plan.enqueue(request.arguments(dev.executor().outputs(request)))
     assert plan._scratch.owner is plan._scratch.writer is executor.stream

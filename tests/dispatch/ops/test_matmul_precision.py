@@ -17,7 +17,7 @@ import dispatch as dp
 from cudabind.sys import cublasLt as lt
 from dispatch.errors import Refused
 from dispatch.keys import Compute, Epilogue
-from dispatch.libraries.cublaslt import descriptors, launched
+from dispatch.libraries.cublaslt import descriptors, kernel_recording
 from dispatch.ops.matmul import aux_shape, cublaslt, exact, exact_kernels
 from dispatch.ops.matmul.lower import lower
 
@@ -118,7 +118,7 @@ LAUNCHED = [
 
 @pytest.mark.parametrize(("names", "right"), LAUNCHED)
 def test_an_epilogue_is_in_time_in_one_kernel_or_where_split_sums_meet_in_f32(names, right):
-    assert launched.fuses(names) is right
+    assert kernel_recording.fuses(names) is right
 
 
 @pytest.mark.parametrize("epilogue", Epilogue, ids=lambda e: e.name)
@@ -135,7 +135,7 @@ def test_only_where_rounding_first_would_show_is_there_something_to_look_at(epil
     request = dp.MatmulRequest(a, b, epilogue=epilogue, out_dtype=out, reduced_precision=reduced, **given)
     problem = lower(request, Compute.COMPUTE_32F).problem
     bent = epilogue.adds_bias or epilogue.activation == "gelu"
-    assert launched.must_fuse(problem) == (bent and out is None and not reduced)
+    assert kernel_recording.must_fuse(problem) == (bent and out is None and not reduced)
 
 
 def test_the_first_algorithm_that_is_precise_is_taken(monkeypatch):
@@ -144,7 +144,7 @@ def test_the_first_algorithm_that_is_precise_is_taken(monkeypatch):
     assert (library.asked, library.looks) == ([1], [0])
     library = Library(monkeypatch, (PLAIN, THEN_16[0]), (FUSED, BEHIND), (PLAIN, IN_F32[0]), (FUSED,))
     assert taken(bound()) == 2
-    assert (library.asked, library.looks) == ([1, cublaslt.FEW], [0, 1, 2])
+    assert (library.asked, library.looks) == ([1, cublaslt.FUSED_CANDIDATES], [0, 1, 2])
 
 
 def test_what_is_fastest_with_much_workspace_is_not_taken_with_less(monkeypatch):

@@ -17,7 +17,7 @@ import dispatch as dp
 from cudabind.sys import cublasLt as lt
 from dispatch.device.recordings import Recordings
 from dispatch.keys import Compute, Epilogue
-from dispatch.libraries.cublaslt import launched
+from dispatch.libraries.cublaslt import kernel_recording
 from dispatch.ops.matmul import cublaslt, cublaslt_matmul
 
 spec = importlib.util.spec_from_file_location("kernel_names", Path(__file__).with_name("kernel_names.py"))
@@ -55,10 +55,10 @@ class Driver:
         for name in ("cuStreamBeginCapture", "cuStreamEndCapture"):
             setattr(self, name, SimpleNamespace(unchecked_holding_gil=getattr(self, f"_{name}")))
         self.cuGraphDestroy = SimpleNamespace(unchecked=self._cuGraphDestroy)
-        monkeypatch.setattr(launched, "driver", self)
+        monkeypatch.setattr(kernel_recording, "driver", self)
 
     def _cuStreamBeginCapture(self, stream, mode):
-        assert (stream.value, mode) == (7, launched.RELAXED)
+        assert (stream.value, mode) == (7, kernel_recording.RELAXED)
         self.begun += 1
         return 0
 
@@ -96,7 +96,7 @@ def look(call=lambda: 0):
     )
     executor.device.recordings = Recordings()
     targets = []
-    names = launched.kernels(executor, lambda: targets.append(executor.target.value) or call())
+    names = kernel_recording.kernels(executor, lambda: targets.append(executor.target.value) or call())
     assert executor.target.value == 3, "the executor's own stream is its target again"
     assert set(targets) <= {7}
     return names
@@ -129,7 +129,7 @@ def test_a_look_that_others_end_is_repeated_and_at_last_given_up(monkeypatch, lo
 def test_a_call_that_the_library_refuses_is_not_known_to_be_precise(monkeypatch):
     driver = Driver(monkeypatch, ("one",))
     assert look(lambda: 7) is None
-    assert driver.destroyed == driver.begun == launched.TRIES
+    assert driver.destroyed == driver.begun == kernel_recording.MAX_TRIES
 
 
 def seen_by_the_library(plan):

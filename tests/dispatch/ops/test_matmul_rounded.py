@@ -16,7 +16,7 @@ from cudabind.sys import cublasLt as lt
 from dispatch.device.host import HostDevice
 from dispatch.errors import Refused
 from dispatch.keys import Compute, Epilogue
-from dispatch.libraries.cublaslt import rounded
+from dispatch.libraries.cublaslt import rounded_problem
 from dispatch.libraries.cublaslt.problem import Matrix
 from dispatch.ops.matmul import cublaslt
 from dispatch.ops.matmul.cublaslt import CublasLtPlan
@@ -188,22 +188,22 @@ def problems(count, seed):
 def test_a_rounded_problem_is_the_same_for_all_that_round_to_it_and_as_aligned():
     seen, shapes = {}, set()
     for problem in problems(20_000, seed=2):
-        key = rounded._key(problem)
+        key = rounded_problem._key(problem)
         m, n, k = extents(problem)
-        assert (key is None) == (m * n * k > rounded.MOST_WORK)
+        assert (key is None) == (m * n * k > rounded_problem.MAX_WORK)
         if key is None:
             continue
-        like = rounded.rounded(problem)
+        like = rounded_problem.rounded(problem)
         assert seen.setdefault(key, like) == like
         shapes.add((m, n, k))
         for small, large in zip(problem[:4], like[:4], strict=True):
             assert small.rows <= large.rows <= large.ld
-            assert small.cols <= large.cols <= max(2 * small.cols, rounded.FEW)
+            assert small.cols <= large.cols <= max(2 * small.cols, rounded_problem.UNROUNDED)
             assert min(small.ld & -small.ld, 8) == min(large.ld & -large.ld, 8)
             assert large[4:] == small[4:]
         up = extents(like)
         assert (like.b.cols if like.op_b else like.b.rows) == up[2]
-        assert all(one == other for one, other in zip((m, n, k), up, strict=True) if one <= rounded.FEW)
+        assert all(one == other for one, other in zip((m, n, k), up, strict=True) if one <= rounded_problem.UNROUNDED)
         assert like[4:] == problem[4:]
     assert len(shapes) > 10_000
 
@@ -215,7 +215,7 @@ def test_few_answers_serve_all_small_shapes():
     for m in steps:
         for n in steps:
             made = plan_problem(executor, (m, n, 8 * (1 + (m + n) % 32)))
-            keys.add(rounded._key(made))
+            keys.add(rounded_problem._key(made))
     assert len(keys) <= 6**3, "powers of two"
 
 
@@ -227,11 +227,11 @@ def plan_problem(executor, shape):
 
 
 def test_answers_are_bounded(library, monkeypatch):
-    monkeypatch.setattr(rounded, "MOST", 3)
+    monkeypatch.setattr(rounded_problem, "MAX_ANSWERS", 3)
     executor = Executor()
     for rows in (20, 40, 80, 160, 320, 20):
         plan(executor, (rows, 64, 64))
-        assert len(executor.handles[rounded.ANSWERS]) <= 3
+        assert len(executor.handles[rounded_problem.CACHE_NAME]) <= 3
     assert len(library.asked) == 6, "the oldest went, and was asked for again"
 
 

@@ -1,8 +1,8 @@
-"""What cuBLASLt would launch for an algorithm, and whether that rounds to D's dtype before the epilogue is done.
+"""Which kernels cuBLASLt would launch for an algorithm, and whether they round to D's dtype before the epilogue.
 
-The library does not say where an epilogue is applied, but a recording of the call shows: in registers behind the sums,
-by one kernel; where split sums are added up; or by a kernel that reads D as it is stored. cublaslt.py asks here for
-the products where that makes a difference. Nothing here runs: a recording is looked at and thrown away.
+The library does not say where an epilogue is applied, but a recording of the call shows it: in registers after the
+sums, by one kernel; where split sums are added up; or by a kernel that reads the stored D. cublaslt.py asks here about
+the products for which that makes a difference. Nothing here runs: the recording is inspected and thrown away.
 """
 
 from __future__ import annotations
@@ -28,49 +28,49 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cublaslt.problem import Problem
 
-__all__ = ["NARROW", "fuses", "kernels", "must_fuse", "must_not_accumulate"]
+__all__ = ["LOW_PRECISION", "fuses", "kernels", "must_fuse", "must_not_accumulate"]
 
-NARROW = frozenset(dtype.cuda for dtype in (*HALF, *FP8))  # less precise than the sums of every compute type there is
-# Rounding D and then the epilogue is the same as the epilogue and then rounding: nothing is added, nothing is bent.
+LOW_PRECISION = frozenset(dtype.cuda for dtype in (*HALF, *FP8))  # less precise than the sums of any compute type
+# Epilogues that commute with rounding: rounding D first gives the same result.
 COMMUTING = frozenset(
     (
         *(Epilogue.NONE, Epilogue.RELU, Epilogue.RELU_AUX, Epilogue.DRELU, Epilogue.DRELU_BGRAD),
         *(Epilogue.BGRADA, Epilogue.BGRADB),
     )
 )
-# cuBLASLt's kernel that adds up split sums, in 13.1: the dtypes of the sums in memory, of C, of the sums, of D, a flag,
-# and the dtype to which a sum is rounded before bias and activation. Those in memory and that one must be f32.
+# cuBLASLt's kernel that adds up split sums, in 13.1. Its template parameters: the dtypes of the sums in memory, of C,
+# of the sums, of D, a flag, and the dtype to which a sum is rounded before bias and activation. The first and the last
+# must be f32.
 REDUCTION = "splitKreduce_kernel"
 IN_F32 = re.compile(rf"{REDUCTION}ILi\d+ELi\d+Eif[^L]*Lb[01]Ef")
-TRIES = 3  # of a recording, which what other threads do may end
-RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads and other streams may do as they like meanwhile
+MAX_TRIES = 3  # of a recording, which other threads may invalidate
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads and other streams are not restricted meanwhile
 KERNEL, MEMSET = 0, 2  # CUgraphNodeType
-MOST_NODES = 16
+MAX_NODES = 16
 
 
 def must_fuse(problem: Problem) -> bool:
-    """Whether D must not be rounded before its epilogue is done, because that would show in D."""
-    return problem.d.dtype in NARROW and not problem.reduced_precision and problem.epilogue not in COMMUTING
+    """Whether D must not be rounded before its epilogue, because that would change D."""
+    return problem.d.dtype in LOW_PRECISION and not problem.reduced_precision and problem.epilogue not in COMMUTING
 
 
 def must_not_accumulate(problem: Problem) -> bool:
-    """Whether a product must not be rounded to the dtype of D before it is added to a C that is D."""
-    return problem.d.dtype in NARROW and not problem.reduced_precision
+    """Whether a product must not be rounded to D's dtype before it is added to D in place."""
+    return problem.d.dtype in LOW_PRECISION and not problem.reduced_precision
 
 
 def fuses(names: tuple[str, ...] | None) -> bool:
-    """Whether kernels of these names apply the epilogue to sums of the compute type; those not known do not."""
+    """Whether kernels with these names apply the epilogue to sums in the compute type; unknown names count as no."""
     return names is not None and sum(not IN_F32.search(name) for name in names) == 1
 
 
 def kernels(executor: CudaExecutor, call: Callable[[], int]) -> tuple[str, ...] | None:
-    """The names of the kernels that a call of the library launches on the executor's target; None where they are not
-    told.
+    """The names of the kernels that a call of the library launches on the executor's target; None if unknown.
 
-    The call is recorded on a stream of its own; its operands' addresses may be any.
+    The call is recorded on a stream of its own; its operands may have any addresses.
     """
     with executor.device.context:
-        for _ in range(TRIES):
+        for _ in range(MAX_TRIES):
             with executor.device.recordings.record():
                 graph = _recorded(executor, call, _recorder(executor))
             if graph is not None:
@@ -79,7 +79,7 @@ def kernels(executor: CudaExecutor, call: Callable[[], int]) -> tuple[str, ...] 
                 finally:
                     driver.cuGraphDestroy.unchecked(graph)
             with _lock:
-                _recorders.pop(executor, None)  # of a recording that was ended it may not be fit for another
+                _recorders.pop(executor, None)  # the stream of a failed recording may not serve for another
     return None
 
 
@@ -100,7 +100,7 @@ def _recorder(executor: CudaExecutor) -> Stream:
 
 def _recorded(executor: CudaExecutor, call: Callable[[], int], recorder: Stream) -> ctypes.c_void_p | None:
     graph, target = ctypes.c_void_p(), executor.target.value
-    # The interpreter's lock is held as a capture begins and ends, and one that Ctrl-C came in behind is ended all the
+    # The GIL is held while a capture begins and ends, and a capture after whose begin Ctrl-C came is ended all the
     # same, as in cuda_graph.py.
     end = partial(driver.cuStreamEndCapture.unchecked_holding_gil, recorder.c_handle, ctypes.byref(graph))
     begun, refused, lost = UNTOLD, 0, 0
@@ -119,11 +119,11 @@ def _recorded(executor: CudaExecutor, call: Callable[[], int], recorder: Stream)
 
 
 def _names(graph: ctypes.c_void_p) -> tuple[str, ...] | None:
-    """The names of a graph's kernels; "" for one without, and memory that is set to 0 counts for nothing."""
+    """The names of a graph's kernels; "" for a single kernel; memset nodes are ignored."""
     try:
-        nodes, count = driver.cuGraphGetNodes(driver.CUgraph(graph.value), MOST_NODES)
+        nodes, count = driver.cuGraphGetNodes(driver.CUgraph(graph.value), MAX_NODES)
         kinds = [int(driver.cuGraphNodeGetType(node)) for node in nodes[: int(count)]]
-        if int(count) > MOST_NODES or not {KERNEL, MEMSET}.issuperset(kinds):
+        if int(count) > MAX_NODES or not {KERNEL, MEMSET}.issuperset(kinds):
             return None
         launched = [node for node, kind in zip(nodes, kinds, strict=False) if kind == KERNEL]
         return tuple(map(_name, launched)) if len(launched) > 1 else ("",) * len(launched)
@@ -132,7 +132,7 @@ def _names(graph: ctypes.c_void_p) -> tuple[str, ...] | None:
 
 
 def _name(node: Any) -> str:
-    """A kernel's mangled name; "" where the driver, before 12.3, has no way to tell."""
+    """A kernel's mangled name; "" with drivers before 12.3, which cannot tell."""
     try:
         name = driver.cuFuncGetName(driver.cuGraphKernelNodeGetParams(node).func)
     except (CudaError, AttributeError):
