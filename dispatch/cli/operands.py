@@ -17,7 +17,7 @@ from dispatch.device.registry import device
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, I32, U8, Dtype, Epilogue
-from dispatch.libraries.threads.meeting import ranks_of
+from dispatch.libraries.threads.communicator import placeholder_communicator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,7 @@ class Call:
         self.required = [name for name in self.operands if self.fields[name].default is MISSING]
         for name in self.fields:
             if found[name] is Ranks and name not in values:
-                values[name] = ranks_of(1)
+                values[name] = placeholder_communicator(1)
         self.open: list[str] = []  # operands whose dtype the rows may choose
 
     def _collect(self, name: str, value: Any) -> None:

@@ -28,7 +28,7 @@ from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.keys import Choice, Dtype, meant
 from dispatch.libraries.cutlass import evt
-from dispatch.libraries.threads.meeting import ranks_of
+from dispatch.libraries.threads.communicator import placeholder_communicator
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -218,7 +218,7 @@ SIMPLE: dict[type[Any], Reader] = {
     str: Reader(str, "a word"),
     evt.Node: Reader(lambda text: evaluate(text, EVT), "an epilogue tree like relu(accumulator() + row('bias'))"),
     Tensor: Reader(Spec.read, "an operand like 8x64:f16:rows"),
-    Ranks: Reader(lambda text: ranks_of(int(text)), "how many ranks there are, of which this is the first"),
+    Ranks: Reader(lambda text: placeholder_communicator(int(text)), "how many ranks there are, of which this is the first"),
 }
 
 

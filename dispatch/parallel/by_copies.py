@@ -51,7 +51,7 @@ class _CopyBlock:
         if error is not None:  # the other ranks would wait for data that does not come
             comm.fail(CollectiveError(f"{comm!r}: {self.name} was left by {type(error).__name__}: {error}"))
         elif not self.side.is_captured:
-            comm.note(self.side.stream.c_handle, self.name)
+            comm.record_work(self.side.stream.c_handle, self.name)
 
 
 def _chunks(peers: Peers, rows: int, count: int) -> list[slice]:

@@ -18,17 +18,17 @@ from dispatch.device.registry import device as device_of
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, DeviceFault, StaleTensor, WorkerFailed
 from dispatch.supervise.supervisor import Supervisor
-from dispatch.world.from_ray import own_device
+from dispatch.world.from_ray import actor_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["About", "Reference", "SupervisorActor", "mapped"]
+__all__ = ["ActorInfo", "SupervisorActor", "TensorReference", "map_nested"]
 
-LAST_WORDS = 1.0  # seconds in which the answers of an actor that is of no use any more still go out
+EXIT_DELAY = 1.0  # seconds in which the answers of an actor that is of no use any more still go out
 
 
-class Reference(NamedTuple):
+class TensorReference(NamedTuple):
     """A tensor that stays in an actor: by its key there, and the generation of the actor in which it is."""
 
     actor: str
@@ -38,7 +38,7 @@ class Reference(NamedTuple):
     dtype: str
 
 
-class About(NamedTuple):
+class ActorInfo(NamedTuple):
     """Which process an actor is now."""
 
     actor: str
@@ -48,16 +48,16 @@ class About(NamedTuple):
     node: str
 
 
-def mapped(function: Any, value: Any) -> Any:
+def map_nested(function: Any, value: Any) -> Any:
     """A value with a function applied to all that is in its tuples, lists and mappings."""
-    if isinstance(value, Reference):
+    if isinstance(value, TensorReference):
         return function(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(function, each) for each in value))
+        return type(value)(*(map_nested(function, each) for each in value))
     if isinstance(value, (tuple, list)):
-        return type(value)(mapped(function, each) for each in value)
+        return type(value)(map_nested(function, each) for each in value)
     if isinstance(value, dict):
-        return {name: mapped(function, each) for name, each in value.items()}
+        return {name: map_nested(function, each) for name, each in value.items()}
     return function(value)
 
 
@@ -65,25 +65,25 @@ class SupervisorActor:
     """A supervisor in a process that Ray starts anew where it ends: then its generation is a larger one."""
 
     def __init__(self, device: str | None, options: dict[str, Any]) -> None:
-        from dispatch.world.ray_meeting import ray
+        from dispatch.world.ray_rendezvous import ray
 
         context = ray().get_runtime_context()
         self._actor, self._node = context.get_actor_id(), context.get_node_id()
         self._generation = time.time_ns()
-        self._supervisor = Supervisor(device_of(own_device() if device is None else device).name, **options)
+        self._supervisor = Supervisor(device_of(actor_device() if device is None else device).name, **options)
         self._kept: dict[int, Tensor] = {}
         self._keys = 0
 
-    async def about(self) -> About:
+    async def info(self) -> ActorInfo:
         """Which process this is."""
-        return About(self._actor, self._generation, self._supervisor.device.name, os.getpid(), self._node)
+        return ActorInfo(self._actor, self._generation, self._supervisor.device.name, os.getpid(), self._node)
 
-    async def put(self, array: Any, dtype: str | None) -> Reference:
+    async def put(self, array: Any, dtype: str | None) -> TensorReference:
         """Copy an array to the device, and keep it."""
-        made: Reference = self._keep(self._supervisor.device.array(array, dtype))
+        made: TensorReference = self._keep(self._supervisor.device.array(array, dtype))
         return made
 
-    async def fetch(self, reference: Reference) -> Any:
+    async def fetch(self, reference: TensorReference) -> Any:
         """A kept tensor's elements."""
         return self._tensor(reference).numpy()
 
@@ -99,22 +99,24 @@ class SupervisorActor:
             result = await refs[0]
         except Exception:  # noqa: BLE001  # whoever asks for the result is told
             return
-        mapped(lambda value: self._kept.pop(value.key, None) if isinstance(value, Reference) else None, result)
+        map_nested(
+            lambda value: self._kept.pop(value.key, None) if isinstance(value, TensorReference) else None, result
+        )
 
     async def run(
         self, kind: type[Request[Any]], choices: dict[str, Any], keep: bool, names: Sequence[str], *values: Any
     ) -> Any:
         """Make a request of its class and fields, run it, and give its result as arrays, or references to it."""
-        fields = {name: mapped(self._operand, value) for name, value in zip(names, values, strict=True)}
+        fields = {name: map_nested(self._operand, value) for name, value in zip(names, values, strict=True)}
         if not issubclass(kind, Request):
             raise BadRequest("request", repr(kind), "a class of requests, such as dispatch.MatmulRequest")
         try:
             result = await self._supervisor.submit(kind(**fields), **choices)
         except (DeviceFault, WorkerFailed):
             if self._supervisor.device.fault is not None or self._is_broken():
-                asyncio.get_running_loop().call_later(LAST_WORDS, os._exit, 1)  # Ray starts another one
+                asyncio.get_running_loop().call_later(EXIT_DELAY, os._exit, 1)  # Ray starts another one
             raise
-        return mapped(self._keep if keep else _array, result)
+        return map_nested(self._keep if keep else _array, result)
 
     async def stats(self) -> Any:
         """What the supervisor has counted."""
@@ -133,9 +135,9 @@ class SupervisorActor:
             return value
         self._keys += 1
         self._kept[self._keys] = value
-        return Reference(self._actor, self._generation, self._keys, tuple(value.shape), value.dtype.name)
+        return TensorReference(self._actor, self._generation, self._keys, tuple(value.shape), value.dtype.name)
 
-    def _tensor(self, reference: Reference) -> Tensor:
+    def _tensor(self, reference: TensorReference) -> Tensor:
         if reference.actor != self._actor:
             hint = "fetch it, or run the request where it is"
             raise BadRequest("operand", f"a tensor of actor {reference.actor}", f"one of {self._actor}", hint)
@@ -148,7 +150,7 @@ class SupervisorActor:
         return found
 
     def _operand(self, value: Any) -> Any:
-        if isinstance(value, Reference):
+        if isinstance(value, TensorReference):
             return self._tensor(value)
         if isinstance(value, np.ndarray):
             return self._supervisor.device.array(value)

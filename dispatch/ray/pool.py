@@ -8,17 +8,17 @@ from dispatch.checks import check_int
 from dispatch.errors import BadRequest, DeviceUnavailable
 from dispatch.ray.supervisor import RayFuture, RaySupervisor, RemoteTensor
 from dispatch.supervise.arguments import check_choice
-from dispatch.world.ray_meeting import ray
+from dispatch.world.ray_rendezvous import ray
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from typing_extensions import Self
 
-__all__ = ["RayPool", "placed"]
+__all__ = ["RayPool", "place_bundles"]
 
 
-def placed(count: int, bundle: Mapping[str, float], strategy: str, timeout: float) -> tuple[Any, list[Any]]:
+def place_bundles(count: int, bundle: Mapping[str, float], strategy: str, timeout: float) -> tuple[Any, list[Any]]:
     """A placement group of so many equal bundles, and Ray's strategy for an actor on each; DeviceUnavailable."""
     from importlib import import_module
 
@@ -69,7 +69,7 @@ class RayPool:
         bundle = {name: amount for name, amount in bundle.items() if amount}
         if not bundle:
             raise BadRequest("num_cpus", "0", "something that Ray can place: CPUs, GPUs or resources")
-        self._group, strategies = placed(count, bundle, strategy, placing)
+        self._group, strategies = place_bundles(count, bundle, strategy, placing)
         own = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources, **choices}
         self.supervisors: tuple[RaySupervisor, ...] = ()
         try:

@@ -16,11 +16,11 @@ from dispatch.checks import check_bool, check_number
 from dispatch.core.request import Request
 from dispatch.device.tensor import Tensor
 from dispatch.errors import ActorLost, BadRequest, Closed, DispatchError, QueueFull
-from dispatch.ray.actor import About, Reference, SupervisorActor, mapped
+from dispatch.ray.actor import ActorInfo, SupervisorActor, TensorReference, map_nested
 from dispatch.supervise.arguments import check_at_least, check_choice
 from dispatch.supervise.supervisor import Supervisor
 from dispatch.unknown_arguments import refuse_arguments, signature_of
-from dispatch.world.ray_meeting import ray
+from dispatch.world.ray_rendezvous import ray
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Self
 
-__all__ = ["RayFuture", "RaySupervisor", "RemoteTensor", "own_error"]
+__all__ = ["RayFuture", "RaySupervisor", "RemoteTensor", "unwrap_ray_error"]
 
-AGAIN = 0.1  # seconds until an actor that is being started is asked again
-BESIDE = 8  # calls that may be in an actor beside its requests
-CLOSING = 60.0  # seconds that the work of an actor that is closed may take
+RETRY_SECONDS = 0.1  # seconds until an actor that is being started is asked again
+EXTRA_CALLS = 8  # calls that may be in an actor beside its requests
+CLOSE_TIMEOUT = 60.0  # seconds that the work of an actor that is closed may take
 
 
-def own_error(error: BaseException) -> BaseException:
+def unwrap_ray_error(error: BaseException) -> BaseException:
     """What an error of Ray's stands for: the one that was raised in the actor, or ActorLost."""
     exceptions = ray().exceptions
     if isinstance(error, exceptions.RayTaskError):
         inner = error.cause
-        return own_error(inner) if isinstance(inner, exceptions.RayError) else inner
+        return unwrap_ray_error(inner) if isinstance(inner, exceptions.RayError) else inner
     if isinstance(error, exceptions.RayActorError):
         what = "the actor has ended, or is being started anew; what it had in flight may have run or not"
         made = ActorLost(f"{what}: {str(error).splitlines()[0]}")
@@ -62,7 +62,7 @@ class RemoteTensor:
         generation: of the actor in which it is.
     """
 
-    def __init__(self, reference: Reference, actor: Any, *, is_owner: bool = True) -> None:
+    def __init__(self, reference: TensorReference, actor: Any, *, is_owner: bool = True) -> None:
         self._reference, self._actor, self._is_owner = reference, actor, is_owner
         self.shape, self.dtype, self.generation = reference.shape, reference.dtype, reference.generation
 
@@ -74,7 +74,7 @@ class RemoteTensor:
     numpy = fetch
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _handle, (self._reference, self._actor)
+        return _unpickle_handle, (self._reference, self._actor)
 
     def __del__(self) -> None:
         if self._is_owner and ray().is_initialized():
@@ -84,7 +84,7 @@ class RemoteTensor:
         return f"<RemoteTensor: {self.dtype} {list(self.shape)} in actor {self._reference.actor[:8]}>"
 
 
-def _handle(reference: Reference, actor: Any) -> RemoteTensor:
+def _unpickle_handle(reference: TensorReference, actor: Any) -> RemoteTensor:
     return RemoteTensor(reference, actor, is_owner=False)
 
 
@@ -92,7 +92,7 @@ def _get(ref: Any, timeout: float | None = None) -> Any:
     try:
         return ray().get(ref, timeout=timeout)
     except ray().exceptions.RayError as error:
-        raise own_error(error) from None
+        raise unwrap_ray_error(error) from None
 
 
 class RayFuture:
@@ -112,7 +112,7 @@ class RayFuture:
 
         That is the error that was raised in the actor, ActorLost where it has ended, or TimeoutError.
         """
-        return self._delivered(_get(self.ref, timeout))
+        return self._wrap_result(_get(self.ref, timeout))
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait and return what the request failed with, or None; TimeoutError after `timeout` seconds."""
@@ -132,14 +132,14 @@ class RayFuture:
         try:
             value = yield from self.ref.__await__()
         except ray().exceptions.RayError as error:
-            raise own_error(error) from None
-        return self._delivered(value)
+            raise unwrap_ray_error(error) from None
+        return self._wrap_result(value)
 
-    def _delivered(self, value: Any) -> Any:
+    def _wrap_result(self, value: Any) -> Any:
         if self._keeper is None:
             return value
         if self._handles is None:
-            self._handles = mapped(self._wrap, value)
+            self._handles = map_nested(self._wrap, value)
         return self._handles
 
     def __del__(self) -> None:
@@ -191,10 +191,10 @@ class RaySupervisor:
             "max_restarts": max_restarts,
             "max_task_retries": 0,
         }
-        given |= {"max_concurrency": max_pending + BESIDE} | ({"resources": dict(resources)} if resources else {})
+        given |= {"max_concurrency": max_pending + EXTRA_CALLS} | ({"resources": dict(resources)} if resources else {})
         self._actor = ray().remote(SupervisorActor).options(**given, **(options or {})).remote(device, supervisor)
-        self._most, self._when_full = max_pending, when_full
-        self._lock, self._flying, self.closed = threading.Lock(), [], False  # type: tuple[Any, list[Any], bool]
+        self._max_pending, self._when_full = max_pending, when_full
+        self._lock, self._in_flight, self.closed = threading.Lock(), [], False  # type: tuple[Any, list[Any], bool]
 
     # -- requests -----------------------------------------------------------------------------------------------------
     def submit(
@@ -222,38 +222,38 @@ class RaySupervisor:
         known: Any = kind
         if issubclass(known, Request) and any(name not in signature_of(kind).parameters for name in given):
             refuse_arguments(kind.__name__, kind, (), given)
-        sent = {name: self._sent(name, value) for name, value in given.items()}
+        sent = {name: self._field_to_send(name, value) for name, value in given.items()}
         until = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             self._wait_for_room(until)
             choices = {"priority": priority, "timeout": None if until is None else max(0.0, until - time.monotonic())}
             ref = self._actor.run.remote(kind, choices, keep, list(sent), *sent.values())
-            self._flying.append(ref)
+            self._in_flight.append(ref)
         return RayFuture(ref, self._wrap, self if keep else None)
 
     def array(self, source: Any, dtype: Any = None, timeout: float | None = None) -> RemoteTensor:
         """Copy an array into the actor's device memory, and return its handle; `source` may be an ObjectRef of one."""
         self._check()
         name = None if dtype is None else str(dtype)
-        found: RemoteTensor = self._wrap(_get(self._actor.put.remote(_plain(source), name), timeout))
+        found: RemoteTensor = self._wrap(_get(self._actor.put.remote(_value_to_send(source), name), timeout))
         return found
 
     def _wait_for_room(self, until: float | None) -> None:
         """Let go of what has ended, and wait while there are too many."""
         self._check()
-        if len(self._flying) < self._most:
+        if len(self._in_flight) < self._max_pending:
             return
         wait = ray().wait
-        _, self._flying = wait(self._flying, num_returns=len(self._flying), timeout=0, fetch_local=False)
-        if len(self._flying) < self._most:
+        _, self._in_flight = wait(self._in_flight, num_returns=len(self._in_flight), timeout=0, fetch_local=False)
+        if len(self._in_flight) < self._max_pending:
             return
         left = None if until is None else max(0.0, until - time.monotonic())
         if self._when_full == "block":
-            _, self._flying = wait(self._flying, num_returns=1, timeout=left, fetch_local=False)
-        if len(self._flying) >= self._most:
-            raise QueueFull(f"{self!r} has {len(self._flying)} requests in flight (max_pending={self._most})")
+            _, self._in_flight = wait(self._in_flight, num_returns=1, timeout=left, fetch_local=False)
+        if len(self._in_flight) >= self._max_pending:
+            raise QueueFull(f"{self!r} has {len(self._in_flight)} requests in flight (max_pending={self._max_pending})")
 
-    def _sent(self, name: str, value: Any) -> Any:
+    def _field_to_send(self, name: str, value: Any) -> Any:
         if isinstance(value, RayFuture):
             return value.ref
 
@@ -262,24 +262,24 @@ class RaySupervisor:
                 raise BadRequest(
                     name, f"a {type(one).__name__} in a sequence", "arrays and handles", "ask for its result"
                 )
-            return _plain(one)
+            return _value_to_send(one)
 
-        return value if isinstance(value, ray().ObjectRef) else mapped(part, value)
+        return value if isinstance(value, ray().ObjectRef) else map_nested(part, value)
 
     def _wrap(self, value: Any) -> Any:
-        return RemoteTensor(value, self._actor) if isinstance(value, Reference) else value
+        return RemoteTensor(value, self._actor) if isinstance(value, TensorReference) else value
 
     # -- the actor ----------------------------------------------------------------------------------------------------
     @property
     def pending(self) -> int:
         """How many requests of this handle are in flight."""
         with self._lock:
-            if self._flying:
-                count = len(self._flying)
-                _, self._flying = ray().wait(self._flying, num_returns=count, timeout=0, fetch_local=False)
-            return len(self._flying)
+            if self._in_flight:
+                count = len(self._in_flight)
+                _, self._in_flight = ray().wait(self._in_flight, num_returns=count, timeout=0, fetch_local=False)
+            return len(self._in_flight)
 
-    def ready(self, timeout: float = 60.0) -> About:
+    def ready(self, timeout: float = 60.0) -> ActorInfo:
         """Wait until the actor is there, also after a restart; which process it is, and its generation.
 
         A later process has a larger generation. ActorLost where it is not started any more, TimeoutError.
@@ -289,13 +289,13 @@ class RaySupervisor:
         while True:
             left = until - time.monotonic()
             try:
-                found: About = module.get(self._actor.about.remote(), timeout=max(left, 0.0))
+                found: ActorInfo = module.get(self._actor.info.remote(), timeout=max(left, 0.0))
             except module.exceptions.ActorUnavailableError as error:
-                if left < AGAIN:
-                    raise own_error(error) from None
-                time.sleep(AGAIN)
+                if left < RETRY_SECONDS:
+                    raise unwrap_ray_error(error) from None
+                time.sleep(RETRY_SECONDS)
             except module.exceptions.RayError as error:
-                raise own_error(error) from None
+                raise unwrap_ray_error(error) from None
             else:
                 return found
 
@@ -312,9 +312,9 @@ class RaySupervisor:
         if wait:
             module = ray()
             try:
-                module.get(self._actor.close.remote(), timeout=CLOSING)
+                module.get(self._actor.close.remote(), timeout=CLOSE_TIMEOUT)
             except module.exceptions.RayError as error:
-                own = own_error(error)
+                own = unwrap_ray_error(error)
                 if isinstance(own, DispatchError) and not isinstance(own, ActorLost):
                     raise own from None
             finally:
@@ -345,7 +345,7 @@ def _fields(request: Any, further: Mapping[str, Any]) -> dict[str, Any]:
     return {field.name: getattr(request, field.name) for field in fields_of(own) if field.init}
 
 
-def _plain(value: Any) -> Any:
+def _value_to_send(value: Any) -> Any:
     """What can be sent: handles by their references, tensors of the host as arrays."""
     if isinstance(value, RemoteTensor):
         return value._reference

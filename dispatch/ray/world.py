@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dispatch.checks import check_int, check_number
 from dispatch.errors import ActorLost, Closed, CollectiveError, RankLost
-from dispatch.ray.pool import placed
-from dispatch.ray.supervisor import own_error
+from dispatch.ray.pool import place_bundles
+from dispatch.ray.supervisor import unwrap_ray_error
 from dispatch.supervise.arguments import check_at_least, check_choice
-from dispatch.world.ray_meeting import meeting_actor, ray
+from dispatch.world.ray_rendezvous import ray, rendezvous_actor
 from dispatch.world.world import World
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from dispatch.libraries.nccl.config import NcclConfig
 
-__all__ = ["KeepingWorld", "RankActor", "RayWorld"]
+__all__ = ["ActorWorld", "RankActor", "RayWorld"]
 
-AGAIN = 0.1  # seconds until an actor that is being started is asked again
+RETRY_SECONDS = 0.1  # seconds until an actor that is being started is asked again
 
 
-class KeepingWorld(World):
+class ActorWorld(World):
     """What functions that run on a RayWorld's ranks are given: a world, and what they keep from one to the next.
 
     Attributes:
@@ -40,7 +40,7 @@ class RankActor:
     """One rank. An actor that Ray starts anew comes to the next meeting of its world at once."""
 
     def __init__(self, name: str, rank: int, size: int, device: str | None, choices: dict[str, Any]) -> None:
-        self._world = KeepingWorld.from_ray(name, rank, size, device, **choices)
+        self._world = ActorWorld.from_ray(name, rank, size, device, **choices)
         self._world.kept = {}
         self._is_new = True  # it is in the newest generation, as it has just come
 
@@ -107,8 +107,8 @@ class RayWorld:
         self.size, self.closed, self._deadline, self._generation = size, False, deadline, 0
         name = secrets.token_hex(8)
         bundle = {name: amount for name, amount in {"CPU": num_cpus, "GPU": num_gpus}.items() if amount}
-        self._group, strategies = placed(size, bundle | dict(resources or {}), strategy, placing)
-        self._meeting = meeting_actor(name)  # this process owns it, so that it outlives ranks
+        self._group, strategies = place_bundles(size, bundle | dict(resources or {}), strategy, placing)
+        self._rendezvous_actor = rendezvous_actor(name)  # this process owns it, so that it outlives ranks
         given: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "max_restarts": max_restarts}
         given |= {"resources": dict(resources)} if resources else {}
         choices = {"restarts": max_restarts != 0, "deadline": deadline, "config": config}
@@ -120,7 +120,7 @@ class RayWorld:
             for rank in range(size)
         ]
         try:
-            self._all("generation")
+            self._call_all("generation")
         except BaseException:
             self.close()
             raise
@@ -131,7 +131,7 @@ class RayWorld:
         Where ranks fail, the error of one that is no CollectiveError is raised before those that follow from it:
         RankLost for an actor that has ended. Then `rebuild` first. None stands for ranks that are not there any more.
         """
-        return self._all("run", function, args, kwargs)
+        return self._call_all("run", function, args, kwargs)
 
     def rebuild(self, *, grace: float | None = None) -> Self:
         """Have the ranks make the next communicator, those that Ray has started anew included; see `World.rebuild`.
@@ -139,10 +139,10 @@ class RayWorld:
         What surviving ranks keep in `world.kept` is as it was. CollectiveError where a rank is lost meanwhile: again.
         """
         self._check()
-        self._generation = max(each for each in self._all("rebuild", grace) if each is not None)
+        self._generation = max(each for each in self._call_all("rebuild", grace) if each is not None)
         return self
 
-    def _all(self, method: str, *args: Any) -> list[Any]:
+    def _call_all(self, method: str, *args: Any) -> list[Any]:
         self._check()
         module = ray()
         until = time.monotonic() + self._deadline
@@ -156,17 +156,17 @@ class RayWorld:
                 results[rank] = module.get(ref)
             except module.exceptions.ActorUnavailableError as error:
                 if method == "run" or time.monotonic() > until:
-                    errors.append(_lost(rank, own_error(error)))
+                    errors.append(_rank_lost(rank, unwrap_ray_error(error)))
                     continue
-                time.sleep(AGAIN)  # Ray is starting it anew
+                time.sleep(RETRY_SECONDS)  # Ray is starting it anew
                 refs[rank] = getattr(self._actors[rank], method).remote(*args)
             except module.exceptions.RayError as error:
-                own = own_error(error)
+                own = unwrap_ray_error(error)
                 if isinstance(own, ActorLost):
                     self._actors[rank] = None  # for good
                     if method == "rebuild":
                         continue
-                    own = _lost(rank, own)
+                    own = _rank_lost(rank, own)
                 errors.append(own)
         if errors:
             lost = [error for error in errors if isinstance(error, RankLost)]
@@ -185,7 +185,7 @@ class RayWorld:
         module = ray()
         living = [actor for actor in self._actors if actor]
         module.wait([actor.close.remote() for actor in living], num_returns=len(living), timeout=10)
-        for actor in (*living, self._meeting):
+        for actor in (*living, self._rendezvous_actor):
             module.kill(actor)
         from importlib import import_module
 
@@ -201,7 +201,7 @@ class RayWorld:
         return f"<RayWorld: {self.size} ranks, generation {self._generation}>"
 
 
-def _lost(rank: int, cause: BaseException) -> RankLost:
+def _rank_lost(rank: int, cause: BaseException) -> RankLost:
     made = RankLost(f"rank {rank}: {cause}", (rank,))
     made.__cause__ = cause
     return made

@@ -12,7 +12,7 @@ from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, F64, I8, I32, I64, U8, U32, U64, Arch, Dtype
 from dispatch.ops.collective import host_collective, nccl_collective
-from dispatch.ops.collective.rules import dense, even, not_alone
+from dispatch.ops.collective.rules import dense, even_parts, several_ranks
 from dispatch.table.on_host import on_host
 
 __all__ = ["DTYPES", "FUNCTIONS", "ROWS"]
@@ -45,7 +45,7 @@ def _row(op: str, dtype: Dtype, function: str, version: tuple[int, ...]) -> Row:
         op=op,
         dtypes=(dtype, dtype),
         compute=None,
-        rules=(dense, not_alone) if is_fp8 and op in REDUCING else (dense,),
+        rules=(dense, several_ranks) if is_fp8 and op in REDUCING else (dense,),
         min_arch=SM90 if is_fp8 and op in REDUCING else least,
         max_arch=None,
         min_version=max(version, V2_24) if is_fp8 else version,
@@ -59,7 +59,7 @@ def _row(op: str, dtype: Dtype, function: str, version: tuple[int, ...]) -> Row:
 def _all_to_all(dtype: Dtype) -> tuple[Row, Row]:
     """Two rows: NCCL's own call for parts of one size; sends and receives for other sizes, and for older NCCLs."""
     any_size = _row("all_to_all", dtype, "ncclSend", V2_18)
-    own = replace(any_size, rules=(dense, even), function="ncclAlltoAll", variant="even")
+    own = replace(any_size, rules=(dense, even_parts), function="ncclAlltoAll", variant="even")
     return replace(own, min_version=max(own.min_version, V2_28)), any_size
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dispatch.checks import check_bool, check_int, check_number
 from dispatch.errors import BadRequest
 from dispatch.world.mesh import SocketMesh, listen
-from dispatch.world.ranks import Maker, RankWorld
-from dispatch.world.ray_meeting import Arrival, arrive, left_out, ray
-from dispatch.world.start import first, nccl_maker, on
+from dispatch.world.ranks import CommunicatorMaker, RankWorld
+from dispatch.world.ray_rendezvous import JoinRequest, join_rendezvous, left_out_error, ray
+from dispatch.world.start import first_membership, nccl_maker, resolve_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from dispatch.core.communicator import Communicator
     from dispatch.device.device import Device
     from dispatch.libraries.nccl.config import NcclConfig
-    from dispatch.world.membership import Agreed
+    from dispatch.world.membership import Membership
     from dispatch.world.mesh import Mesh
 
-__all__ = ["from_ray", "own_device"]
+__all__ = ["actor_device", "from_ray"]
 
 W = TypeVar("W", bound=RankWorld)
-SHOW_ALL = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"  # with it Ray leaves CUDA_VISIBLE_DEVICES as it is
-CONNECTING = 20.0  # seconds at most: all listen before they come, so who does not connect has ended
+KEEP_VISIBLE_DEVICES = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"  # with it Ray leaves CUDA_VISIBLE_DEVICES as it is
+CONNECT_TIMEOUT = 20.0  # seconds at most: all listen before they come, so who does not connect has ended
 
 
 def from_ray(
@@ -53,11 +53,13 @@ def from_ray(
         raise BadRequest(
             "world", "a process without Ray", "an actor of Ray, or a process that has called ray.init", hint
         )
-    until, home = time.monotonic() + deadline, on(device, own_device())
+    until, home = time.monotonic() + deadline, resolve_device(device, actor_device())
     host = ray().util.get_node_ip_address()
     maker = _gloo_maker(host) if home.is_host else nccl_maker(config)
     regroup = partial(_regroup, name, rank, size, host, maker, restarts, deadline)
-    mesh, agreed = _come(name, Arrival(rank, size, 0, host, 0, tuple(range(size)), deadline, _word()), maker, until)
+    mesh, agreed = _connect_all(
+        name, JoinRequest(rank, size, 0, host, 0, tuple(range(size)), deadline, _new_token()), maker, until
+    )
     try:
         return kind(mesh, agreed, home, deadline, maker, regroup)
     except BaseException:
@@ -65,31 +67,33 @@ def from_ray(
         raise
 
 
-def _word() -> str:
+def _new_token() -> str:
     return secrets.token_hex(16)
 
 
-def own_device() -> str:
+def actor_device() -> str:
     """The first GPU of those that Ray has given this actor: it shows the process no others, unless told not to."""
     given = ray().get_runtime_context().get_accelerator_ids().get("GPU")
     if not given:
         return "host"
-    is_shown_all = os.environ.get(SHOW_ALL, "0").lower() in ("1", "true")
+    is_shown_all = os.environ.get(KEEP_VISIBLE_DEVICES, "0").lower() in ("1", "true")
     return f"cuda:{given[0]}" if is_shown_all else "cuda:0"
 
 
-def _come(name: str, arrival: Arrival, maker: Maker, until: float) -> tuple[SocketMesh, Agreed]:
+def _connect_all(
+    name: str, joining: JoinRequest, maker: CommunicatorMaker, until: float
+) -> tuple[SocketMesh, Membership]:
     """Meet the others, and connect to all of them."""
     own = listen()
     try:
-        counted = arrive(name, arrival._replace(port=own.getsockname()[1]), until)
+        result = join_rendezvous(name, joining._replace(port=own.getsockname()[1]), until)
     except BaseException:
         own.close()
         raise
-    soon = time.monotonic() + min(CONNECTING, arrival.grace)
-    mesh = SocketMesh.join(arrival.member, counted.addresses, own, counted.job, soon)
+    soon = time.monotonic() + min(CONNECT_TIMEOUT, joining.grace)
+    mesh = SocketMesh.join(joining.member, result.addresses, own, result.job, soon)
     try:
-        return mesh, first(mesh, list(counted.addresses), counted.generation, maker, soon)
+        return mesh, first_membership(mesh, list(result.addresses), result.generation, maker, soon)
     except BaseException:
         mesh.close()
         raise
@@ -100,23 +104,23 @@ def _regroup(
     me: int,
     size: int,
     host: str,
-    maker: Maker,
+    maker: CommunicatorMaker,
     restarts: bool,
     deadline: float,
     old: Mesh,
     members: Sequence[int],
     generation: int,
     grace: float,
-) -> tuple[Mesh, Agreed]:
+) -> tuple[Mesh, Membership]:
     """The next mesh, of those that come within `grace` seconds; RankLeftOut where they have met without this one."""
-    told = old.take(lambda _, message: message["kind"] == "out", 0.0, lambda: True)
-    if told is not None:
-        old.received(*told)  # it is out however often it asks
-        raise left_out(me, told[1]["generation"], told[1]["members"])
+    answer = old.take(lambda _, message: message["kind"] == "out", 0.0, lambda: True)
+    if answer is not None:
+        old.on_message(*answer)  # it is out however often it asks
+        raise left_out_error(me, answer[1]["generation"], answer[1]["members"])
     expected = range(size) if restarts else [each for each in members if each not in old.lost]
     awaited = tuple(each for each in expected if each not in old.left)
-    arrival = Arrival(me, size, generation, host, 0, awaited, grace, _word())
-    mesh, agreed = _come(name, arrival, maker, time.monotonic() + grace + deadline)
+    joining = JoinRequest(me, size, generation, host, 0, awaited, grace, _new_token())
+    mesh, agreed = _connect_all(name, joining, maker, time.monotonic() + grace + deadline)
     for peer in members:
         if peer not in agreed.members:
             old.send(peer, {"kind": "out", "generation": agreed.generation, "members": list(agreed.members)})
@@ -124,23 +128,23 @@ def _regroup(
     return mesh, agreed
 
 
-def _gloo_maker(host: str) -> Maker:
+def _gloo_maker(host: str) -> CommunicatorMaker:
     """Communicators of gloo, whose ranks meet at a store that one of them serves, each at its own address."""
-    from dispatch.libraries.gloo.communicator import GlooCommunicator, Meeting, gloo, serve
+    from dispatch.libraries.gloo.communicator import GlooCommunicator, StoreAddress, gloo, serve_store
 
     gloo()
     served: list[Any] = []  # the newest: a store ends where nobody holds it
 
     def payload(members: int) -> list[Any]:
         del members
-        store = serve(host, 60.0)
+        store = serve_store(host, 60.0)
         served[:] = [store]
-        return [host, store.port, _word()]
+        return [host, store.port, _new_token()]
 
-    def make(agreed: Agreed, rank: int, device: Device, deadline: float) -> Communicator:
-        meeting, size = Meeting(*agreed.payload), len(agreed.members)
+    def make(agreed: Membership, rank: int, device: Device, deadline: float) -> Communicator:
+        address, size = StoreAddress(*agreed.payload), len(agreed.members)
         return GlooCommunicator.create(
-            device, rank, size, meeting, host, generation=agreed.generation, deadline=deadline
+            device, rank, size, address, host, generation=agreed.generation, deadline=deadline
         )
 
-    return Maker(payload, make)
+    return CommunicatorMaker(payload, make)

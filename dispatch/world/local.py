@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, TypeVar
 from dispatch.checks import check_number
 from dispatch.device.disposal import start_disposal_thread, stop_disposal_thread
 from dispatch.errors import BadRequest, Closed, CollectiveError
-from dispatch.world.membership import Agreed
+from dispatch.world.membership import Membership
 from dispatch.world.mesh import ThreadMesh
-from dispatch.world.ranks import Maker, RankWorld
-from dispatch.world.start import nccl_maker, on
+from dispatch.world.ranks import CommunicatorMaker, RankWorld
+from dispatch.world.start import nccl_maker, resolve_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,23 +51,23 @@ class LocalWorld:
         check_number("deadline", deadline, low=1e-3, high=1e9)
         if isinstance(devices, str) or not isinstance(devices, Iterable):
             raise BadRequest("devices", repr(devices), "a list, a device for each rank", 'such as ["host"] * 4')
-        homes = [on(each, "host") for each in devices]
+        homes = [resolve_device(each, "host") for each in devices]
         if not homes or len({home.is_host for home in homes}) > 1:
             raise BadRequest("devices", f"{[str(home) for home in homes]}", "GPUs, or the host several times")
         if not homes[0].is_host and len(set(homes)) < len(homes):
             raise BadRequest("devices", f"{[str(home) for home in homes]}", "each GPU once, for NCCL takes none twice")
         self.closed, self._deadline, self._devices, self._kind = False, deadline, homes, kind
         self._maker = _threads_maker() if homes[0].is_host else nccl_maker(config)
-        self._is_apart = False
+        self._has_disposal_thread = False
         self._threads = [ThreadPoolExecutor(1, f"rank {number}") for number in range(len(homes))]
-        self._inside: set[int] = set()  # the threads that are within a function of `run`
+        self._calling_threads: set[int] = set()  # the threads that are within a function of `run`
         self._generation = 0
         self.worlds: tuple[RankWorld, ...] = ()
         try:
             if len(homes) > 1:
                 start_disposal_thread()
-                self._is_apart = True
-            self._begin()
+                self._has_disposal_thread = True
+            self._start_worlds()
         except BaseException:
             self._stop()
             raise
@@ -77,11 +77,11 @@ class LocalWorld:
         """How many ranks there are."""
         return len(self._devices)
 
-    def _begin(self) -> None:
+    def _start_worlds(self) -> None:
         """A communicator over all ranks, each of which is made on its own thread."""
         shared: list[ThreadMesh] = []
         meshes = [ThreadMesh(rank, shared) for rank in range(self.size)]
-        agreed = Agreed(tuple(range(self.size)), self._generation, self._maker.payload(self.size))
+        agreed = Membership(tuple(range(self.size)), self._generation, self._maker.payload(self.size))
         made = [
             thread.submit(self._kind, mesh, agreed, device, self._deadline, self._maker)
             for thread, mesh, device in zip(self._threads, meshes, self._devices, strict=True)
@@ -104,22 +104,22 @@ class LocalWorld:
         ]
         wait(futures)
         for mesh in self._meshes:
-            mesh.find()  # every thread is there for the next call: ranks that failed may rebuild together
+            mesh.forget_lost()  # every thread is there for the next call: ranks that failed may rebuild together
         if errors:
-            raise _first(errors)
+            raise _root_error(errors)
         return [future.result() for future in futures]
 
     def _on_rank(self, rank: int, errors: list[BaseException], function: Callable[..., T], args: Any, kwargs: Any) -> T:
         world = self.worlds[rank]
-        self._inside.add(get_ident())
+        self._calling_threads.add(get_ident())
         try:
             return function(world, *args, **kwargs)
         except BaseException as error:
             errors.append(error)  # before the others learn of it, whose errors are to stand behind it
-            self._meshes[rank].lose()
+            self._meshes[rank].mark_lost()
             raise
         finally:
-            self._inside.discard(get_ident())
+            self._calling_threads.discard(get_ident())
 
     def rebuild(self) -> Self:
         """Make a new communicator over all ranks, those that failed included; their memory is as it was."""
@@ -128,13 +128,13 @@ class LocalWorld:
         for world in self.worlds:
             world.communicator.abort("its world is rebuilt")
             world.close()
-        self._begin()
+        self._start_worlds()
         return self
 
     def _check(self) -> None:
         if self.closed:
             raise Closed(f"{self!r} was closed")
-        if get_ident() in self._inside:  # whose thread would wait for itself
+        if get_ident() in self._calling_threads:  # whose thread would wait for itself
             hint = "the `world` that the function is given has what a rank may do"
             raise BadRequest("run", "a call from within a rank's function", "one from outside of it", hint)
 
@@ -149,7 +149,7 @@ class LocalWorld:
     def _stop(self) -> None:
         for thread in self._threads:
             thread.shutdown()
-        if self._is_apart:
+        if self._has_disposal_thread:
             stop_disposal_thread()
 
     def __enter__(self) -> Self:
@@ -165,7 +165,7 @@ class LocalWorld:
         return f"<LocalWorld: {self.size} ranks on {', '.join(map(str, self._devices))}>"
 
 
-def _first(errors: list[BaseException]) -> BaseException:
+def _root_error(errors: list[BaseException]) -> BaseException:
     """The error that the others follow from; what they say else is noted on it."""
     first = next((error for error in errors if not isinstance(error, CollectiveError)), errors[0])
     if hasattr(first, "add_note"):
@@ -175,11 +175,11 @@ def _first(errors: list[BaseException]) -> BaseException:
     return first
 
 
-def _threads_maker() -> Maker:
+def _threads_maker() -> CommunicatorMaker:
     """Communicators of threads, which share what they meet in."""
-    from dispatch.libraries.threads.meeting import Hall, ThreadCommunicator
+    from dispatch.libraries.threads.communicator import Rendezvous, ThreadCommunicator
 
-    def make(agreed: Agreed, rank: int, device: Device, deadline: float) -> Communicator:
+    def make(agreed: Membership, rank: int, device: Device, deadline: float) -> Communicator:
         return ThreadCommunicator(agreed.payload, rank, device, generation=agreed.generation, deadline=deadline)
 
-    return Maker(Hall, make)
+    return CommunicatorMaker(Rendezvous, make)

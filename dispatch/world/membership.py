@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from dispatch.world.mesh import Mesh, Message
 
-__all__ = ["Agreed", "agree"]
+__all__ = ["Membership", "agree_on_members"]
 
 
-class Agreed(NamedTuple):
+class Membership(NamedTuple):
     """What all members of a generation are told."""
 
     members: tuple[int, ...]
@@ -29,31 +29,31 @@ class Agreed(NamedTuple):
     payload: Any
 
 
-def agree(
+def agree_on_members(
     mesh: Mesh, candidates: Sequence[int], generation: int, grace: float, payload: Callable[[int], Any]
-) -> Agreed:
+) -> Membership:
     """Take part in the count for a generation, or a later one where others propose that.
 
     `payload(members)` is called by the one who counts, with their number, for what the new communicator needs.
     RankLeftOut where the others have gone on without this member.
     """
     # The others may have counted, and even ended, while this one was silent.
-    told = mesh.take(lambda _, message: _is_answer(message, generation), 0.0, lambda: True)
-    if told is not None:
-        return _told(mesh, *told)
+    answer = mesh.take(lambda _, message: _is_answer(message, generation), 0.0, lambda: True)
+    if answer is not None:
+        return _accept_answer(mesh, *answer)
     for leader in sorted(candidates):
         if leader == mesh.me:
-            return _count(mesh, [each for each in candidates if each != leader], generation, grace, payload)
+            return _count_members(mesh, [each for each in candidates if each != leader], generation, grace, payload)
         if leader in mesh.lost:
             continue
         mesh.send(leader, {"kind": "join", "generation": generation})
-        told = mesh.take(
+        answer = mesh.take(
             lambda _, message: _is_answer(message, generation),
             time.monotonic() + 2 * grace,
             lambda leader=leader: leader in mesh.lost,  # type: ignore[misc]
         )
-        if told is not None:
-            return _told(mesh, *told)
+        if answer is not None:
+            return _accept_answer(mesh, *answer)
         mesh.send(leader, {"kind": "leave", "generation": generation})
     raise RankLeftOut(f"member {mesh.me} is no candidate for generation {generation}: {list(candidates)}")
 
@@ -62,21 +62,23 @@ def _is_answer(message: Message, generation: int) -> bool:
     return message["kind"] in ("members", "out") and message["generation"] >= generation
 
 
-def _told(mesh: Mesh, leader: int, message: Message) -> Agreed:
+def _accept_answer(mesh: Mesh, leader: int, message: Message) -> Membership:
     me, members = mesh.me, tuple(message.get("members", ()))
     if message["kind"] == "out" or me not in members:
-        mesh.received(leader, message)  # it is out however often it asks, and makes no world of its own
+        mesh.on_message(leader, message)  # it is out however often it asks, and makes no world of its own
         who = f"member {leader} has made generation {message['generation']} of {list(members)}"
         raise RankLeftOut(f"member {me} was not heard in time: {who}")
-    return Agreed(members, message["generation"], message["payload"])
+    return Membership(members, message["generation"], message["payload"])
 
 
-def _count(mesh: Mesh, others: Sequence[int], generation: int, grace: float, payload: Callable[[int], Any]) -> Agreed:
+def _count_members(
+    mesh: Mesh, others: Sequence[int], generation: int, grace: float, payload: Callable[[int], Any]
+) -> Membership:
     """Wait for the others, and tell all who is in."""
-    until, here = time.monotonic() + grace, {mesh.me: generation}
+    until, joined = time.monotonic() + grace, {mesh.me: generation}
 
     def is_complete() -> bool:
-        return all(each in here or each in mesh.lost for each in others)
+        return all(each in joined or each in mesh.lost for each in others)
 
     def concerns(_: int, message: Message) -> bool:
         return message["kind"] in ("join", "leave", "out", "members") and message["generation"] >= generation
@@ -87,15 +89,15 @@ def _count(mesh: Mesh, others: Sequence[int], generation: int, grace: float, pay
             break
         peer, message = found
         if message["kind"] in ("out", "members"):  # others have counted: this one was silent for too long
-            return _told(mesh, peer, message)
+            return _accept_answer(mesh, peer, message)
         if message["kind"] == "join" and peer in others:
-            here[peer] = message["generation"]
+            joined[peer] = message["generation"]
         else:
-            here.pop(peer, None)
-    members = tuple(sorted(each for each in here if each not in mesh.lost))
-    agreed = Agreed(members, max(here.values()), payload(len(members)))
+            joined.pop(peer, None)
+    members = tuple(sorted(each for each in joined if each not in mesh.lost))
+    agreed = Membership(members, max(joined.values()), payload(len(members)))
     for peer in others:
         kind = "members" if peer in members else "out"
-        told = {"kind": kind, "generation": agreed.generation, "members": list(members)}
-        mesh.send(peer, told | ({"payload": agreed.payload} if kind == "members" else {}))
+        answer = {"kind": kind, "generation": agreed.generation, "members": list(members)}
+        mesh.send(peer, answer | ({"payload": agreed.payload} if kind == "members" else {}))
     return agreed

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     Message = dict[str, Any]
     Address = tuple[str, int]
 
-__all__ = ["Mesh", "SocketMesh", "ThreadMesh", "listen", "meet", "receive_one", "send_one"]
+__all__ = ["Mesh", "SocketMesh", "ThreadMesh", "listen", "receive_message", "rendezvous", "send_message"]
 
-HEAD = struct.Struct("!I")
+LENGTH = struct.Struct("!I")
 LONGEST = 1 << 20  # bytes of a message
-PATIENCE = 5.0  # seconds that who connects has to say who it is
+HELLO_TIMEOUT = 5.0  # seconds that who connects has to say who it is
 RETRY = 0.02  # seconds between two attempts to reach who does not listen yet
 
 
@@ -72,7 +72,7 @@ class Mesh(ABC):
             place = found()
             return None if place is None else self.inbox.pop(place)
 
-    def received(self, peer: int, message: Message) -> None:
+    def on_message(self, peer: int, message: Message) -> None:
         """Note a message that has come."""
         kind = message.get("kind")
         with self.changed:
@@ -86,7 +86,7 @@ class Mesh(ABC):
         if kind == "failed" and self.on_failed is not None:
             self.on_failed(message["generation"])
 
-    def gone(self, peer: int) -> None:
+    def on_disconnect(self, peer: int) -> None:
         """Note that a member's line has ended."""
         with self.changed:
             if peer in self.lost:
@@ -100,30 +100,30 @@ class Mesh(ABC):
 class ThreadMesh(Mesh):
     """Lines between threads; all members share one list of meshes."""
 
-    def __init__(self, me: int, all_of_them: list[ThreadMesh]) -> None:
+    def __init__(self, me: int, meshes: list[ThreadMesh]) -> None:
         super().__init__(me)
-        self.all_of_them = all_of_them
-        all_of_them.append(self)
+        self.meshes = meshes
+        meshes.append(self)
 
     def send(self, peer: int, message: Message) -> None:
         # Also to one that has failed: its thread may call again, and is to find what the others have told it.
-        self.all_of_them[peer].received(self.me, message)
+        self.meshes[peer].on_message(self.me, message)
 
-    def find(self) -> None:
+    def forget_lost(self) -> None:
         """Take the others for members that live again: what has failed on their threads has ended."""
         with self.changed:
             self.lost.clear()
 
-    def lose(self) -> None:
+    def mark_lost(self) -> None:
         """Tell the others that this member has failed."""
-        for other in self.all_of_them:
+        for other in self.meshes:
             if other is not self:
-                other.gone(self.me)
+                other.on_disconnect(self.me)
 
     def close(self) -> None:
-        for other in self.all_of_them:
+        for other in self.meshes:
             if other is not self:
-                other.received(self.me, {"kind": "bye"})
+                other.on_message(self.me, {"kind": "bye"})
 
 
 # -- between processes ------------------------------------------------------------------------------------------------
@@ -132,87 +132,89 @@ def listen(port: int = 0) -> socket.socket:
     return socket.create_server(("", port), backlog=1024)
 
 
-def send_one(line: socket.socket, message: Message) -> None:
+def send_message(connection: socket.socket, message: Message) -> None:
     """Write one message."""
     data = json.dumps(message).encode()
-    line.sendall(HEAD.pack(len(data)) + data)
+    connection.sendall(LENGTH.pack(len(data)) + data)
 
 
-def receive_one(line: socket.socket) -> Message:
+def receive_message(connection: socket.socket) -> Message:
     """Read one message; ConnectionError where the line ends, or carries what is none."""
-    (size,) = HEAD.unpack(_exactly(line, HEAD.size))
+    (size,) = LENGTH.unpack(_receive_exactly(connection, LENGTH.size))
     if size > LONGEST:
         raise ConnectionError(f"a message of {size} bytes")
-    found = json.loads(_exactly(line, size))
+    found = json.loads(_receive_exactly(connection, size))
     if not isinstance(found, dict):
         raise ConnectionError("a message that is no object")
     return found
 
 
-def _exactly(line: socket.socket, size: int) -> bytes:
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
-        part = line.recv(size - len(data))
+        part = connection.recv(size - len(data))
         if not part:
             raise ConnectionError("the line has ended")
         data += part
     return data
 
 
-def reach(address: Address, until: float, what: str) -> socket.socket:
+def connect(address: Address, until: float, what: str) -> socket.socket:
     """A connection, tried until somebody listens; CollectiveTimeout where nobody does in time."""
     while True:
         left = until - time.monotonic()
         if left <= 0:
             raise CollectiveTimeout(f"{what}: nobody listens at {address[0]}:{address[1]}")
         try:
-            line = socket.create_connection(address, timeout=left)
+            connection = socket.create_connection(address, timeout=left)
         except (ConnectionError, TimeoutError, socket.gaierror, OSError):
             time.sleep(min(RETRY, left))
             continue
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return line
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
 
 
 class SocketMesh(Mesh):
     """Lines between processes; one thread reads them all."""
 
-    def __init__(self, me: int, lines: dict[int, socket.socket]) -> None:
+    def __init__(self, me: int, connections: dict[int, socket.socket]) -> None:
         super().__init__(me)
-        self._lines, self._sending = lines, threading.Lock()
+        self._sockets, self._sending = connections, threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ, None)
-        for peer, line in lines.items():
-            line.settimeout(None)
-            self._selector.register(line, selectors.EVENT_READ, peer)
+        for peer, connection in connections.items():
+            connection.settimeout(None)
+            self._selector.register(connection, selectors.EVENT_READ, peer)
         self._thread = threading.Thread(target=self._read, name="world mesh", daemon=True)
         self._thread.start()
 
     @classmethod
     def join(cls, me: int, addresses: Mapping[int, Address], own: socket.socket, job: str, until: float) -> SocketMesh:
         """Connect to all members before this one, and be connected to by those behind it."""
-        lines: dict[int, socket.socket] = {}
+        connections: dict[int, socket.socket] = {}
         try:
             for peer in sorted(each for each in addresses if each < me):
-                lines[peer] = reach(addresses[peer], until, f"member {me}")
-                send_one(lines[peer], {"kind": "hello", "member": me, "job": job})
-            while len(lines) < len(addresses) - 1:
-                peer, line = _accept(own, job, until, f"member {me} has {len(lines) + 1} of {len(addresses)}")
-                lines[peer] = line
+                connections[peer] = connect(addresses[peer], until, f"member {me}")
+                send_message(connections[peer], {"kind": "hello", "member": me, "job": job})
+            while len(connections) < len(addresses) - 1:
+                peer, connection = _accept(
+                    own, job, until, f"member {me} has {len(connections) + 1} of {len(addresses)}"
+                )
+                connections[peer] = connection
         except BaseException:
-            for line in lines.values():
-                line.close()
+            for connection in connections.values():
+                connection.close()
             raise
         finally:
             own.close()
-        return cls(me, lines)
+        return cls(me, connections)
 
     def send(self, peer: int, message: Message) -> None:
-        if peer in self.lost or peer not in self._lines:
+        if peer in self.lost or peer not in self._sockets:
             return
         with self._sending, contextlib.suppress(OSError):  # the reader tells that it has gone
-            send_one(self._lines[peer], message)
+            send_message(self._sockets[peer], message)
 
     def _read(self) -> None:
         while True:
@@ -220,22 +222,22 @@ class SocketMesh(Mesh):
                 if key.data is None:
                     self._end()
                     return
-                line: Any = key.fileobj
+                connection: Any = key.fileobj
                 try:
-                    self.received(key.data, receive_one(line))
+                    self.on_message(key.data, receive_message(connection))
                 except (OSError, ValueError):
-                    self._selector.unregister(line)
-                    self.gone(key.data)
+                    self._selector.unregister(connection)
+                    self.on_disconnect(key.data)
 
     def _end(self) -> None:
         self._selector.close()
-        for line in (*self._lines.values(), self._woken):
-            line.close()
+        for connection in (*self._sockets.values(), self._woken):
+            connection.close()
 
     def close(self) -> None:
         if self._wake.fileno() == -1:
             return
-        for peer in () if self.has_failed else self._lines:  # of one that has failed the line ends without a word
+        for peer in () if self.has_failed else self._sockets:  # of one that has failed the line ends without a word
             self.send(peer, {"kind": "bye"})
         with contextlib.suppress(OSError):
             self._wake.send(b"x")
@@ -243,11 +245,11 @@ class SocketMesh(Mesh):
         self._wake.close()
 
 
-def _first_words(line: socket.socket, left: float) -> Message:
+def _read_hello(connection: socket.socket, left: float) -> Message:
     """What somebody who has connected says first, {} where that is no message; nobody is listened to for long."""
-    line.settimeout(min(left, PATIENCE))
+    connection.settimeout(min(left, HELLO_TIMEOUT))
     try:
-        return receive_one(line)
+        return receive_message(connection)
     except (OSError, ValueError):
         return {}
 
@@ -260,24 +262,26 @@ def _accept(own: socket.socket, job: str, until: float, what: str) -> tuple[int,
             raise CollectiveTimeout(f"{what}: the others have not come in time")
         own.settimeout(left)
         try:
-            line, _ = own.accept()
+            connection, _ = own.accept()
         except OSError:
             continue
-        hello = _first_words(line, left)
+        hello = _read_hello(connection, left)
         if hello.get("job") == job and isinstance(hello.get("member"), int):
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return hello["member"], line
-        line.close()
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return hello["member"], connection
+        connection.close()
 
 
-def meet(rank: int, size: int, master: Address, own: Address, job: str, until: float) -> tuple[dict[int, Address], str]:
+def rendezvous(
+    rank: int, size: int, master: Address, own: Address, job: str, until: float
+) -> tuple[dict[int, Address], str]:
     """Where all members listen, and the job's word, which rank 0 collects and tells at an address that all know."""
     if rank:
-        with reach(master, until, f"rank {rank}") as line:
-            line.settimeout(max(1e-3, until - time.monotonic()))
-            send_one(line, {"kind": "here", "member": rank, "address": own, "size": size})
+        with connect(master, until, f"rank {rank}") as connection:
+            connection.settimeout(max(1e-3, until - time.monotonic()))
+            send_message(connection, {"kind": "here", "member": rank, "address": own, "size": size})
             try:
-                told = receive_one(line)
+                told = receive_message(connection)
             except OSError as error:
                 raise CollectiveTimeout(f"rank {rank}: rank 0 has not answered in time: {error}") from error
         if "error" in told:
@@ -286,32 +290,34 @@ def meet(rank: int, size: int, master: Address, own: Address, job: str, until: f
     found: dict[int, tuple[Address, socket.socket | None]] = {0: (own, None)}
     with listen(master[1]) as server:
         while len(found) < size:
-            member, address, line = _here(server, until, f"rank 0 has heard of {len(found)} of {size} ranks")
+            member, address, connection = _accept_rank(
+                server, until, f"rank 0 has heard of {len(found)} of {size} ranks"
+            )
             if not 0 < member < size or member in found:
-                send_one(line, {"error": f"rank {member} is there already, or none of {size}"})
-                line.close()
+                send_message(connection, {"error": f"rank {member} is there already, or none of {size}"})
+                connection.close()
                 continue
-            found[member] = address, line
+            found[member] = address, connection
     addresses = [found[member][0] for member in range(size)]
-    for _, line_of in found.values():
-        if line_of is not None:
-            with line_of, contextlib.suppress(OSError):
-                send_one(line_of, {"addresses": addresses, "job": job})
+    for _, connection_of in found.values():
+        if connection_of is not None:
+            with connection_of, contextlib.suppress(OSError):
+                send_message(connection_of, {"addresses": addresses, "job": job})
     return dict(enumerate(addresses)), job
 
 
-def _here(server: socket.socket, until: float, what: str) -> tuple[int, Address, socket.socket]:
+def _accept_rank(server: socket.socket, until: float, what: str) -> tuple[int, Address, socket.socket]:
     while True:
         left = until - time.monotonic()
         if left <= 0:
             raise CollectiveTimeout(what)
         server.settimeout(left)
         try:
-            line, _ = server.accept()
+            connection, _ = server.accept()
         except OSError:
             continue
-        told = _first_words(line, left)
+        told = _read_hello(connection, left)
         try:
-            return int(told["member"]), (str(told["address"][0]), int(told["address"][1])), line
+            return int(told["member"]), (str(told["address"][0]), int(told["address"][1])), connection
         except (ValueError, KeyError, TypeError, IndexError):
-            line.close()  # of whoever else calls here
+            connection.close()  # of whoever else calls here

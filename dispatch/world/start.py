@@ -17,9 +17,9 @@ from dispatch.core.timeout import call_with_timeout
 from dispatch.device.device import Device
 from dispatch.device.registry import device as device_of
 from dispatch.errors import BadRequest, RankLost
-from dispatch.world.membership import Agreed
-from dispatch.world.mesh import SocketMesh, listen, meet
-from dispatch.world.ranks import Maker, RankWorld
+from dispatch.world.membership import Membership
+from dispatch.world.mesh import SocketMesh, listen, rendezvous
+from dispatch.world.ranks import CommunicatorMaker, RankWorld
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,36 +28,38 @@ if TYPE_CHECKING:
     from dispatch.libraries.mpi.communicator import MpiCommunicator
     from dispatch.libraries.nccl.config import NcclConfig
 
-__all__ = ["first", "from_env", "from_mpi", "nccl_maker", "on"]
+__all__ = ["first_membership", "from_env", "from_mpi", "nccl_maker", "resolve_device"]
 
 W = TypeVar("W", bound=RankWorld)
 
 
-def on(device: Device | str | None, usual: str) -> Device:
+def resolve_device(device: Device | str | None, usual: str) -> Device:
     """A device that may be said by its name."""
     return device if isinstance(device, Device) else device_of(usual if device is None else device)
 
 
-def leave_with_the_program(world: W) -> W:
+def close_at_exit(world: W) -> W:
     """The world, which is left by the exception that ends its program, where no `with` block had it before.
 
     Otherwise the others would wait for their deadlines: the end of MPI keeps this process, and its lines, for them.
     A program that ends well without closing its world says nothing, for others may still be within their last call.
     """
-    atexit.register(_leave, weakref.ref(world))  # behind the handler of libraries/mpi/ending.py, so called before it
+    atexit.register(
+        _close_failed_world, weakref.ref(world)
+    )  # behind the handler of libraries/mpi/process_exit.py, so called before it
     return world
 
 
-def _leave(world: weakref.ref[RankWorld]) -> None:
+def _close_failed_world(world: weakref.ref[RankWorld]) -> None:
     error, found = getattr(sys, "last_value", None), world()
     if error is not None and found is not None and not found.closed:
         found.__exit__(type(error), error, None)
 
 
 # -- NCCL, wherever its ranks come from -------------------------------------------------------------------------------
-def nccl_maker(config: NcclConfig | None = None) -> Maker:
+def nccl_maker(config: NcclConfig | None = None) -> CommunicatorMaker:
     """Communicators of NCCL, whose id one member asks for."""
-    return Maker(_new_id, partial(_make_nccl, config))
+    return CommunicatorMaker(_new_id, partial(_make_nccl, config))
 
 
 def _new_id(members: int) -> str:
@@ -67,7 +69,9 @@ def _new_id(members: int) -> str:
     return unique_id().hex()
 
 
-def _make_nccl(config: NcclConfig | None, agreed: Agreed, rank: int, device: Device, deadline: float) -> Communicator:
+def _make_nccl(
+    config: NcclConfig | None, agreed: Membership, rank: int, device: Device, deadline: float
+) -> Communicator:
     from dispatch.libraries.nccl.communicator import NcclCommunicator
 
     identity, generation = bytes.fromhex(agreed.payload), agreed.generation
@@ -76,19 +80,26 @@ def _make_nccl(config: NcclConfig | None, agreed: Agreed, rank: int, device: Dev
     )
 
 
-def first(mesh: SocketMesh, members: Sequence[int], generation: int, maker: Maker, until: float) -> Agreed:
+def first_membership(
+    mesh: SocketMesh, members: Sequence[int], generation: int, maker: CommunicatorMaker, until: float
+) -> Membership:
     """The first generation of a mesh, of which its first member tells the others; RankLost where it does not."""
     leader, others = members[0], members[1:]
     if mesh.me == leader:
-        agreed = Agreed(tuple(members), generation, maker.payload(len(members)))
+        agreed = Membership(tuple(members), generation, maker.payload(len(members)))
         for peer in others:
-            told = {"kind": "members", "generation": generation, "members": list(members), "payload": agreed.payload}
+            told = {
+                "kind": "members",
+                "generation": generation,
+                "members": list(members),
+                "payload": agreed.payload,
+            }
             mesh.send(peer, told)
         return agreed
     word = mesh.take(lambda _, message: message["kind"] == "members", until, lambda: leader in mesh.lost)
     if word is None:
         raise RankLost(f"rank 0, member {leader}, has not told in time what a communicator begins with", (0,))
-    return Agreed(tuple(members), generation, word[1]["payload"])
+    return Membership(tuple(members), generation, word[1]["payload"])
 
 
 # -- torchrun's variables ---------------------------------------------------------------------------------------------
@@ -99,18 +110,20 @@ def from_env(
     check_number("deadline", deadline, low=1e-3, high=1e9)
     until = time.monotonic() + deadline
     rank, size = _number(os.environ, "RANK"), _number(os.environ, "WORLD_SIZE")
-    home = on(device, f"cuda:{os.environ.get('LOCAL_RANK', rank)}")
+    home = resolve_device(device, f"cuda:{os.environ.get('LOCAL_RANK', rank)}")
     if home.is_host:
         hint = "mpirun -n 4 python program.py and World.from_mpi(), or World.local(['host'] * 4)"
         raise BadRequest("device", "host", "a GPU: NCCL moves the data of such a world", hint)
     master = os.environ.get("MASTER_ADDR", "127.0.0.1")
     at = check_int("port", _number(os.environ, "MASTER_PORT") + 1 if port is None else port, 1, 65535)
     own = listen()
-    addresses, job = meet(rank, size, (master, at), (_own_host(master), own.getsockname()[1]), _word(), until)
+    addresses, job = rendezvous(
+        rank, size, (master, at), (_own_host(master), own.getsockname()[1]), _new_token(), until
+    )
     mesh = SocketMesh.join(rank, addresses, own, job, until)
     try:
         maker = nccl_maker(config)
-        return leave_with_the_program(kind(mesh, first(mesh, range(size), 0, maker, until), home, deadline, maker))
+        return close_at_exit(kind(mesh, first_membership(mesh, range(size), 0, maker, until), home, deadline, maker))
     except BaseException:
         mesh.close()
         raise
@@ -124,7 +137,7 @@ def _number(variables: Mapping[str, str], name: str) -> int:
     return int(given)
 
 
-def _word() -> str:
+def _new_token() -> str:
     return secrets.token_hex(16)
 
 
@@ -142,10 +155,10 @@ def from_mpi(kind: type[W], comm: Any, device: Device | str | None, deadline: fl
     from dispatch.libraries.mpi.communicator import MpiCommunicator, mpi
 
     check_number("deadline", deadline, low=1e-3, high=1e9)
-    until, home = time.monotonic() + deadline, on(device, "host")
+    until, home = time.monotonic() + deadline, resolve_device(device, "host")
     given = mpi().COMM_WORLD if comm is None else comm
     own = listen()
-    here = (socket.gethostname(), own.getsockname()[1], _word())
+    here = (socket.gethostname(), own.getsockname()[1], _new_token())
     told = call_with_timeout(deadline, partial(given.allgather, here), "the first meeting of all ranks")
     job = told[0][2]
     is_one_host = len({host for host, _, _ in told}) == 1
@@ -155,26 +168,28 @@ def from_mpi(kind: type[W], comm: Any, device: Device | str | None, deadline: fl
         if home.is_host:
             host = device_of("host")
             one = MpiCommunicator.duplicate(given, host, f"dispatch {job}", deadline=deadline)
-            agreed = Agreed(tuple(range(given.size)), 0, None)
-            return leave_with_the_program(kind(mesh, agreed, home, deadline, _mpi_maker(one)))
+            agreed = Membership(tuple(range(given.size)), 0, None)
+            return close_at_exit(kind(mesh, agreed, home, deadline, _mpi_maker(one)))
         maker = nccl_maker(config)
-        agreed = first(mesh, range(given.size), 0, maker, until)
-        return leave_with_the_program(kind(mesh, agreed, home, deadline, maker))
+        agreed = first_membership(mesh, range(given.size), 0, maker, until)
+        return close_at_exit(kind(mesh, agreed, home, deadline, maker))
     except BaseException:
         mesh.close()
         raise
 
 
-def _mpi_maker(first: MpiCommunicator) -> Maker:
+def _mpi_maker(original: MpiCommunicator) -> CommunicatorMaker:
     """Communicators of MPI, each of processes of the first one."""
 
-    def make(agreed: Agreed, rank: int, device: Device, deadline: float) -> Communicator:
+    def make(agreed: Membership, rank: int, device: Device, deadline: float) -> Communicator:
         del rank, device
         return (
-            first if agreed.generation == 0 else first.regrouped(_numbers(agreed.members), agreed.generation, deadline)
+            original
+            if agreed.generation == 0
+            else original.regroup(_numbers(agreed.members), agreed.generation, deadline)
         )
 
-    return Maker(lambda _: None, make)
+    return CommunicatorMaker(lambda _: None, make)
 
 
 def _numbers(members: Sequence[int]) -> list[int]:

@@ -16,10 +16,10 @@ import numpy as np
 
 from cudabind.sys import nccl
 from dispatch.libraries.nccl import communicator, config, group, memory, monitor
-from dispatch.libraries.threads.meeting import Brought, Hall
+from dispatch.libraries.threads.communicator import Contribution, Rendezvous
 from dispatch.ops.collective import nccl as calls
 from dispatch.ops.collective import nccl_messages as messages
-from dispatch.ops.collective.reference import Part, reduced
+from dispatch.ops.collective.reference import RankInput, reduce_inputs
 from dispatch.ops.collective.request import RedOp
 
 spec = importlib.util.spec_from_file_location("nccl_signatures", Path(__file__).with_name("nccl_signatures.py"))
@@ -52,7 +52,7 @@ class Library:
     """The functions of NCCL that are called."""
 
     def __init__(self):
-        self.lock, self.halls, self.comms, self.ops = threading.RLock(), {}, {}, {}
+        self.lock, self.by_key, self.comms, self.ops = threading.RLock(), {}, {}, {}
         self.open = threading.local()
         self.aborted, self.destroyed, self.named = [], [], []  # named: functions, in the order of their calls
         self.memory, self.registered = {}, {}
@@ -85,16 +85,16 @@ class Library:
         assert settings._obj.magic == 0xCAFEBEEF
         assert settings._obj.blocking in (0, 1)
         assert settings._obj.size == ctypes.sizeof(settings._obj)
-        hall = self.halls.setdefault(bytes(identity), Hall(size.value))
-        handle = self._made(hall, rank.value)
+        rendezvous = self.by_key.setdefault(bytes(identity), Rendezvous(size.value))
+        handle = self._made(rendezvous, rank.value)
         pointer._obj.value = handle
         self.left[handle] = 0 if settings._obj.blocking else self.slow
         return SUCCESS if settings._obj.blocking else IN_PROGRESS
 
-    def _made(self, hall, rank):
+    def _made(self, rendezvous, rank):
         with self.lock:
             handle = 0x1000 + 16 * len(self.comms)
-            self.comms[handle] = SimpleNamespace(hall=hall, rank=rank, number=0, handle=handle)
+            self.comms[handle] = SimpleNamespace(rendezvous=rendezvous, rank=rank, number=0, handle=handle)
             return handle
 
     def comm(self, handle):
@@ -126,7 +126,7 @@ class Library:
         self.comm(handle)
 
     def _CommCount(self, handle, pointer):
-        pointer._obj.value = self.comm(handle).hall.size
+        pointer._obj.value = self.comm(handle).rendezvous.size
 
     def _CommUserRank(self, handle, pointer):
         pointer._obj.value = self.comm(handle).rank
@@ -140,22 +140,22 @@ class Library:
             return
         order = [rank for _, rank in sorted(mine)]
         with self.lock:
-            hall = self.halls.setdefault((id(comm.hall), comm.number, color.value), Hall(len(order)))
-        pointer._obj.value = self._made(hall, order.index(comm.rank))
+            rendezvous = self.by_key.setdefault((id(comm.rendezvous), comm.number, color.value), Rendezvous(len(order)))
+        pointer._obj.value = self._made(rendezvous, order.index(comm.rank))
 
     def _CommShrink(self, handle, excluded, count, pointer, settings, flags):
         comm = self.comm(handle)
         assert flags.value in (0, 1)
-        left = [rank for rank in range(comm.hall.size) if rank not in list(excluded)[: count.value]]
+        left = [rank for rank in range(comm.rendezvous.size) if rank not in list(excluded)[: count.value]]
         with self.lock:
-            hall = self.halls.setdefault((id(comm.hall), "shrink", tuple(left)), Hall(len(left)))
-        pointer._obj.value = self._made(hall, left.index(comm.rank))
+            rendezvous = self.by_key.setdefault((id(comm.rendezvous), "shrink", tuple(left)), Rendezvous(len(left)))
+        pointer._obj.value = self._made(rendezvous, left.index(comm.rank))
 
     def _CommGetUniqueId(self, handle, pointer):
         pointer._obj.internal = b"grown %d" % self.comm(handle).handle
 
     def _CommGrow(self, handle, size, identity, rank, pointer, settings):
-        """One rank that was there says the id, which names the hall; the others of it are told by that one."""
+        """One rank that was there says the id, which names the rendezvous; it tells the others."""
         assert settings._obj.magic == 0xCAFEBEEF
         assert (handle.value is None) == (rank.value >= 0), "a new rank has no communicator, and says its number"
         if handle.value is None:
@@ -167,8 +167,8 @@ class Library:
             assert len(words) == 1, "one rank of those that were there gives the id"
             word = words[0]
         with self.lock:
-            hall = self.halls.setdefault(("grow", word), Hall(size.value))
-        pointer._obj.value = self._made(hall, own)
+            rendezvous = self.by_key.setdefault(("grow", word), Rendezvous(size.value))
+        pointer._obj.value = self._made(rendezvous, own)
 
     # -- memory -------------------------------------------------------------------------------------------------------
     def _MemAlloc(self, pointer, size):
@@ -228,12 +228,12 @@ class Library:
         """A group's messages between two ranks are one group's of the other, too: NCCL connects them at once."""
         pairs = {}
         for comm, peer, word in messages:
-            pairs.setdefault((id(comm.hall), comm.rank, peer), []).append(word)
+            pairs.setdefault((id(comm.rendezvous), comm.rank, peer), []).append(word)
         with self.lock:
-            for (hall, rank, peer), words in pairs.items():
-                mine = self.met.setdefault((hall, rank, peer), [])
+            for (rendezvous, rank, peer), words in pairs.items():
+                mine = self.met.setdefault((rendezvous, rank, peer), [])
                 mine.append(sorted(words))
-                theirs = self.met.get((hall, peer, rank), [])[len(mine) - 1 :]
+                theirs = self.met.get((rendezvous, peer, rank), [])[len(mine) - 1 :]
                 wanted = sorted("recv" if word == "send" else "send" for word in words)
                 assert not theirs or theirs[0] == wanted, f"rank {peer} has {theirs[0]} for {words} of rank {rank}"
 
@@ -245,10 +245,10 @@ class Library:
 
     def _meet(self, comm, call, part):
         number, comm.number = comm.number, comm.number + 1
-        comm.hall.bring(number, comm.rank, Brought(call, part))
+        comm.rendezvous.contribute(number, comm.rank, Contribution(call, part))
 
         def finish():
-            found = comm.hall.parts(number, time.monotonic() + PATIENCE)
+            found = comm.rendezvous.collect(number, time.monotonic() + PATIENCE)
             assert found is not None, f"{call}: not all ranks came"
             assert {each.call for each in found} == {call}, "ranks disagree"
             return [each.part for each in found]
@@ -284,10 +284,10 @@ class Library:
     def _reduced(self, parts, how):
         own = parts[0].x.dtype
         wide = [
-            Part(each.x.astype(np.float32 if own.kind not in "iu" and own.itemsize < 4 else own), each.factor)
+            RankInput(each.x.astype(np.float32 if own.kind not in "iu" and own.itemsize < 4 else own), each.factor)
             for each in parts
         ]
-        return reduced(wide, how).astype(own)
+        return reduce_inputs(wide, how).astype(own)
 
     def _reduction(self, name, source, count, dtype, op, handle, stream, ended):
         if self.stuck:
@@ -297,7 +297,7 @@ class Library:
         kind = DTYPES[dtype.value]
 
         def part():
-            return Part(array(source.value, count, kind).copy(), np.asarray(factor).reshape(-1)[0])
+            return RankInput(array(source.value, count, kind).copy(), np.asarray(factor).reshape(-1)[0])
 
         call = f"{name} {count} {kind} {how}"
         return self._collective(
@@ -323,7 +323,7 @@ class Library:
         return self._reduction(f"reduce {root}", source, count.value, dtype, op, handle, stream, ended)
 
     def _ReduceScatter(self, source, target, count, dtype, op, handle, stream):
-        source, at, size = ctypes.c_void_p(source.value), target.value, self.comm(handle).hall.size
+        source, at, size = ctypes.c_void_p(source.value), target.value, self.comm(handle).rendezvous.size
 
         def ended(comm, total, kind):
             array(at, count.value, kind)[:] = total.reshape(size, -1)[comm.rank]
@@ -346,7 +346,7 @@ class Library:
         at, to, kind = source.value, target.value, DTYPES[dtype.value]
 
         def ended(comm, parts):
-            array(to, count.value * comm.hall.size, kind)[:] = np.concatenate(parts)
+            array(to, count.value * comm.rendezvous.size, kind)[:] = np.concatenate(parts)
 
         return self._collective(
             handle, stream, f"all_gather {count.value} {kind}", lambda: array(at, count.value, kind).copy(), ended
@@ -354,7 +354,7 @@ class Library:
 
     def _AlltoAll(self, source, target, count, dtype, handle, stream):
         at, to, kind, n = source.value, target.value, DTYPES[dtype.value], count.value
-        size = self.comm(handle).hall.size
+        size = self.comm(handle).rendezvous.size
 
         def ended(comm, parts):
             rows = [part.reshape(size, n)[comm.rank] for part in parts]
@@ -368,7 +368,8 @@ class Library:
         assert stream.value == STREAM
 
         def start():
-            comm.hall.send(comm.rank, peer.value, Brought(f"{count.value} {kind}", array(at, count.value, kind).copy()))
+            sent = Contribution(f"{count.value} {kind}", array(at, count.value, kind).copy())
+            comm.rendezvous.send(comm.rank, peer.value, sent)
             return lambda: None
 
         return self._message(comm, peer.value, "send", start)
@@ -379,7 +380,7 @@ class Library:
 
         def start():
             def finish():
-                found = comm.hall.receive(source, comm.rank, time.monotonic() + PATIENCE)
+                found = comm.rendezvous.receive(source, comm.rank, time.monotonic() + PATIENCE)
                 assert found is not None
                 assert found.call == f"{count.value} {kind}"
                 array(at, count.value, kind)[:] = found.part

@@ -73,7 +73,7 @@ class _Buffers:
         self.lent: dict[int, Any] = {}
         self.filled: list[tuple[int, Any, int]] = []  # the address, the memory, and how much of it is valid
 
-    def lend(self, buffer: int, size: int, most: int) -> None:
+    def buffer_requested(self, buffer: int, size: int, most: int) -> None:
         """CUPTI asks for a buffer: where its address, its size and how many records it shall hold (0: any) go."""
         made = (ctypes.c_uint8 * BUFFER_BYTES).from_buffer(mmap.mmap(-1, BUFFER_BYTES))
         address = ctypes.addressof(made)
@@ -83,7 +83,7 @@ class _Buffers:
         ctypes.c_size_t.from_address(size).value = BUFFER_BYTES
         ctypes.c_size_t.from_address(most).value = 0
 
-    def take(self, _context: int | None, _stream: int, buffer: int, _size: int, valid: int) -> None:
+    def buffer_completed(self, _context: int | None, _stream: int, buffer: int, _size: int, valid: int) -> None:
         """CUPTI hands a buffer back, of which so many bytes are records."""
         with self.lock:
             memory = self.lent.pop(buffer, None)  # None: another profiler's, which was there before
@@ -98,10 +98,10 @@ class _Buffers:
 
 
 _buffers = _Buffers()
-_lend = cupti.CUpti_BuffersCallbackRequestFunc(_buffers.lend)
-_take = cupti.CUpti_BuffersCallbackCompleteFunc(_buffers.take)
-_nothing = cupti.CUpti_CallbackFunc(lambda *_: None)  # a subscriber must have one; no domain of them is enabled
-_one_at_a_time = threading.Lock()
+_buffer_requested = cupti.CUpti_BuffersCallbackRequestFunc(_buffers.buffer_requested)
+_buffer_completed = cupti.CUpti_BuffersCallbackCompleteFunc(_buffers.buffer_completed)
+_ignore_callback = cupti.CUpti_CallbackFunc(lambda *_: None)  # a subscriber must have one; no domain of them is enabled
+_recording_lock = threading.Lock()
 
 
 class Recording:
@@ -114,7 +114,7 @@ class Recording:
     """
 
     def __init__(self) -> None:
-        if not _one_at_a_time.acquire(blocking=False):
+        if not _recording_lock.acquire(blocking=False):
             raise DeviceUnavailable("another profile() runs in this process: CUPTI has one user at a time")
         self.dropped = 0  # records that CUPTI found no room for
         self._subscriber = cupti.CUpti_SubscriberHandle()
@@ -122,19 +122,19 @@ class Recording:
         try:
             self._start()
         except BaseException:
-            _one_at_a_time.release()
+            _recording_lock.release()
             raise
 
     def _start(self) -> None:
         try:
-            cupti.cuptiSubscribe(self._subscriber, _nothing, None)
+            cupti.cuptiSubscribe(self._subscriber, _ignore_callback, None)
         except CudaError as error:
             if "MULTIPLE_SUBSCRIBERS" not in error.name:
                 raise
             others = "torch.profiler keeps it once it was used; Nsight and Compute Sanitizer have it from the start"
             raise DeviceUnavailable(f"another profiler has CUPTI in this process ({others}): {error}") from error
         try:
-            cupti.cuptiActivityRegisterCallbacks(_lend, _take)
+            cupti.cuptiActivityRegisterCallbacks(_buffer_requested, _buffer_completed)
             _buffers.collect()
             for kind in RECORDED:
                 cupti.cuptiActivityEnable(kind)
@@ -159,7 +159,7 @@ class Recording:
             self.dropped = dropped.value
         finally:
             self._end()
-            _one_at_a_time.release()
+            _recording_lock.release()
         layouts = _layouts()
         found = [_activity(kind, at, layouts) for filled in _buffers.collect() for kind, at in _records(*filled)]
         return tuple(sorted((each for each in found if each is not None), key=lambda each: (each.start, each.end)))

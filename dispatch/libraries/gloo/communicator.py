@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from dispatch.device.device import Device
     from dispatch.device.layout import Array
 
-__all__ = ["GlooCommunicator", "Meeting", "gloo", "serve"]
+__all__ = ["GlooCommunicator", "StoreAddress", "gloo", "serve_store"]
 
 SPIN = 200e-6  # seconds for which a call is looked at without a pause
 SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between looks, from then on
-HEARSAY = 0.2  # seconds in which a rank's world tells who it was that a connection has ended to
+RANK_LOST_WAIT = 0.2  # seconds in which a rank's world tells who it was that a connection has ended to
 _abandoned: list[Any] = []  # calls that may never end, and their memory, which gloo may still read or write
 
 
@@ -50,7 +50,7 @@ def gloo() -> Any:
     return dist
 
 
-class Meeting(NamedTuple):
+class StoreAddress(NamedTuple):
     """Where the ranks of a communicator meet: the store that one of them serves, and a word of theirs."""
 
     host: str
@@ -58,7 +58,7 @@ class Meeting(NamedTuple):
     name: str
 
 
-def serve(host: str, deadline: float) -> Any:
+def serve_store(host: str, deadline: float) -> Any:
     """A store that listens at a free port of this machine, as long as it is kept; `host` is its address."""
     dist = gloo()
     return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=deadline))
@@ -84,7 +84,7 @@ class GlooCommunicator(Communicator):
         super().__init__(rank, size, device, generation=generation, deadline=deadline)
         self._group, self._store, self._own_host = group, store, own_host
         self._splits = 0
-        self._letters: deque[Array] = deque()  # of this rank to itself
+        self._self_messages: deque[Array] = deque()  # of this rank to itself
 
     @classmethod
     def create(
@@ -92,7 +92,7 @@ class GlooCommunicator(Communicator):
         device: Device,
         rank: int,
         size: int,
-        meeting: Meeting,
+        address: StoreAddress,
         own_host: str,
         *,
         generation: int = 0,
@@ -107,10 +107,10 @@ class GlooCommunicator(Communicator):
         dist, most = gloo(), timedelta(seconds=deadline)
 
         def connect() -> tuple[Any, Any]:
-            store = dist.TCPStore(meeting.host, meeting.port, is_master=False, wait_for_workers=False, timeout=most)
-            return _group(store, meeting.name, own_host, rank, size, deadline), store
+            store = dist.TCPStore(address.host, address.port, is_master=False, wait_for_workers=False, timeout=most)
+            return _group(store, address.name, own_host, rank, size, deadline), store
 
-        group, store = call_with_timeout(deadline, connect, f"meeting at {meeting.host}:{meeting.port}")
+        group, store = call_with_timeout(deadline, connect, f"meeting at {address.host}:{address.port}")
         return cls(group, store, own_host, rank, size, device, generation=generation, deadline=deadline)
 
     # -- calls --------------------------------------------------------------------------------------------------------
@@ -142,9 +142,9 @@ class GlooCommunicator(Communicator):
         """
         import torch
 
-        sent, room = np.concatenate(parts), np.empty(sum(sizes), np.uint8)
+        sent, buffer = np.concatenate(parts), np.empty(sum(sizes), np.uint8)
         given = [part.size for part in parts]
-        into, out_of = torch.from_numpy(room), torch.from_numpy(sent)
+        into, out_of = torch.from_numpy(buffer), torch.from_numpy(sent)
         options = gloo().AllToAllOptions()
         wait = self.begin(
             what, lambda group: group.alltoall_base(into, out_of, list(sizes), given, options), into, out_of
@@ -153,7 +153,7 @@ class GlooCommunicator(Communicator):
         def finish() -> list[Array]:
             wait()
             ends = np.cumsum(sizes)
-            return [room[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+            return [buffer[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
         return finish
 
@@ -170,25 +170,25 @@ class GlooCommunicator(Communicator):
         import torch
 
         if peer == self.rank:  # gloo has no connection of a rank to itself
-            self._letters.append(data)
+            self._self_messages.append(data)
             return self.check
         tensor = torch.from_numpy(data)
         return self.begin(what, lambda group: _Message(group.send([tensor], peer, tag), self.deadline), tensor)
 
-    def receive(self, what: str, room: Array, peer: int, tag: int) -> Callable[[], None]:
+    def receive(self, what: str, buffer: Array, peer: int, tag: int) -> Callable[[], None]:
         """Fill bytes with what one rank sends."""
         import torch
 
         if peer == self.rank:
-            return lambda: self._own_letter(what, room)
-        tensor = torch.from_numpy(room)
+            return lambda: self._receive_from_self(what, buffer)
+        tensor = torch.from_numpy(buffer)
         return self.begin(what, lambda group: _Message(group.recv([tensor], peer, tag), self.deadline), tensor)
 
-    def _own_letter(self, what: str, room: Array) -> None:
+    def _receive_from_self(self, what: str, buffer: Array) -> None:
         self.check()
-        if not self._letters:
+        if not self._self_messages:
             self.raise_failed(CollectiveTimeout(f"{self!r}: {what}: it has sent itself nothing, and waits for that"))
-        room[:] = self._letters.popleft()
+        buffer[:] = self._self_messages.popleft()
 
     def compare(self, call: str) -> Callable[[], None]:
         """Begin to hold a call against those of all other ranks; what comes back waits for them.
@@ -215,7 +215,7 @@ class GlooCommunicator(Communicator):
     def _wait(self, what: str, work: Any, until: float) -> None:
         begun, pause = time.monotonic(), SHORTEST
         while not work.is_completed():
-            self._look()
+            self._check_error()
             now = time.monotonic()
             if now > until:
                 self.raise_failed(CollectiveTimeout(f"{self!r}: {what} was not done within {self.deadline:g} s"))
@@ -227,26 +227,26 @@ class GlooCommunicator(Communicator):
         except RuntimeError as error:
             self._raise(what, error)
 
-    def _look(self) -> None:
+    def _check_error(self) -> None:
         if self.error is not None:
             raise self.failure()
 
     def _raise(self, what: str, error: RuntimeError) -> Any:
         """Fail by what gloo says."""
-        words = str(error).split("] ", 1)[-1].split(". This is")[0]
-        if "Timed out" in words:
-            failed: CollectiveError = CollectiveTimeout(f"{self!r}: {what} was not done in time: {words}")
-        elif "onnection" in words or "Broken pipe" in words or "closed" in words:
-            self._hear()
-            failed = RankLost(f"{self!r}: {what}: another rank has ended, or has given it up: {words}")
+        text = str(error).split("] ", 1)[-1].split(". This is")[0]
+        if "Timed out" in text:
+            failed: CollectiveError = CollectiveTimeout(f"{self!r}: {what} was not done in time: {text}")
+        elif "onnection" in text or "Broken pipe" in text or "closed" in text:
+            self._wait_for_lost_rank()
+            failed = RankLost(f"{self!r}: {what}: another rank has ended, or has given it up: {text}")
         else:
-            failed = CollectiveError(f"{self!r}: {what} failed: {words}")
+            failed = CollectiveError(f"{self!r}: {what} failed: {text}")
         failed.__cause__ = error
         return self.raise_failed(failed)
 
-    def _hear(self) -> None:
+    def _wait_for_lost_rank(self) -> None:
         """Give the world a moment to say which rank has ended, for gloo does not know that."""
-        until = time.monotonic() + HEARSAY
+        until = time.monotonic() + RANK_LOST_WAIT
         while self.error is None and time.monotonic() < until:
             time.sleep(LONGEST)
 

@@ -3,7 +3,7 @@
 MPI itself waits for ever for a rank that hangs. Where its library mitigates failures (Open MPI under `mpirun --with-ft
 ulfm`, MPI 5's chapter on fault tolerance) a rank that has ended is told at once, and `Revoke` tells it to all. Which
 ranks live then is not asked of MPI, which would wait for one that is stopped: `World.rebuild` finds out and makes the
-next communicator with `regrouped`. Data of 16 and 8 bits is no type of MPI's: ops/collective converts. Knows no op.
+next communicator with `regroup`. Data of 16 and 8 bits is no type of MPI's: ops/collective converts. Knows no op.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dispatch.core.communicator import DEADLINE, Communicator
 from dispatch.core.timeout import call_with_timeout
 from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout, DeviceUnavailable, RankLost
-from dispatch.libraries.mpi.ending import leave_without_mpi
+from dispatch.libraries.mpi.process_exit import exit_without_finalize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,12 +68,12 @@ class MpiCommunicator(Communicator):
         own = call_with_timeout(deadline, comm.Dup, f"duplicating {name}")
         return cls(own, device, name, deadline=deadline)
 
-    def regrouped(self, ranks: Sequence[int], generation: int, deadline: float) -> Self:
+    def regroup(self, ranks: Sequence[int], generation: int, deadline: float) -> Self:
         """The communicator of those ranks of this one that live, in this order; these alone call it, at one time."""
         name = f"{self.name}/{generation}"
-        return type(self)(self._made_of(ranks, name), self.device, name, generation=generation, deadline=deadline)
+        return type(self)(self._create_comm(ranks, name), self.device, name, generation=generation, deadline=deadline)
 
-    def _made_of(self, ranks: Sequence[int], name: str) -> Comm:
+    def _create_comm(self, ranks: Sequence[int], name: str) -> Comm:
         group = self.base.Incl(list(ranks))
         # The one way that asks nothing of the others, whether they have ended, are stopped, or are unknown.
         return call_with_timeout(
@@ -152,13 +152,13 @@ class MpiCommunicator(Communicator):
         if kind not in lost:
             failed = CollectiveError(f"{self!r}: {what} failed: {error}")
         else:
-            ranks = self._ended()
+            ranks = self._failed_ranks()
             who = f"rank {', '.join(map(str, ranks))} has ended" if ranks else "another rank has given it up"
             failed = RankLost(f"{self!r}: {what}: {who}", ranks)
         failed.__cause__ = error
         return self.raise_failed(failed)
 
-    def _ended(self) -> tuple[int, ...]:
+    def _failed_ranks(self) -> tuple[int, ...]:
         """The ranks that MPI knows to have ended."""
         MPI = mpi()
         with suppress(MPI.Exception, NotImplementedError, AttributeError):
@@ -174,7 +174,7 @@ class MpiCommunicator(Communicator):
 
     def stop(self) -> None:
         """Whoever waits for a request sees that it failed; and MPI's end would wait for who is lost."""
-        leave_without_mpi()
+        exit_without_finalize()
 
     def release(self) -> None:
         """Free it, together with the others; where these do not come, it goes with the process."""
@@ -196,5 +196,5 @@ class MpiCommunicator(Communicator):
         ranks = [rank for rank in range(self.size) if given[rank][0] and given[rank][1] == color]
         ranks.sort(key=lambda rank: given[rank][2])
         name = f"{self.name}/split {self._splits}/{color}"
-        comm = self._made_of(ranks, name)
+        comm = self._create_comm(ranks, name)
         return type(self)(comm, self.device, name, generation=self.generation, deadline=self.deadline)

@@ -45,7 +45,7 @@ LONGEST_CALL = 0.2  # seconds for which an abort lets a call end by itself that 
 ABORTING = 1  # NCCL_SHRINK_ABORT: end what is under way first
 
 
-class Pending:
+class PendingWork:
     """A call whose work the GPU may not have done yet, or the last of several on its stream."""
 
     __slots__ = ("event", "stream", "until", "what")
@@ -86,13 +86,13 @@ class NcclCommunicator(Communicator):
         super().__init__(rank, size, device, generation=generation, deadline=deadline)
         self.c_handle, self.config = c_handle, config
         self.lock = threading.RLock()  # held while the handle is used
-        self.pending: deque[Pending] = deque()
-        self.noting = threading.Lock()  # held while an event of `pending` is recorded, or asked and taken away
-        self.back = math.inf  # until when a call that is within NCCL is to be back, as `time.monotonic` counts
+        self.pending: deque[PendingWork] = deque()
+        self.pending_lock = threading.Lock()  # held while an event of `pending` is recorded, or asked and taken away
+        self.call_deadline = math.inf  # until when a call that is within NCCL is to be back, as `time.monotonic` counts
         self.is_aborted = False
         self.in_graphs = False  # whether a caller's graph has been given calls of it
-        self._token: Any = None  # an element that barriers sum up
-        register_collectives(self, monitor.ends)
+        self._barrier_token: Any = None  # an element that barriers sum up
+        register_collectives(self, monitor.wait_for_work)
 
     # -- beginning ------------------------------------------------------------------------------------------------
     @classmethod
@@ -121,7 +121,7 @@ class NcclCommunicator(Communicator):
             call = nccl.ncclCommInitRankConfig.unchecked
             return int(call(ctypes.byref(handle), ctypes.c_int(size), c_id, ctypes.c_int(rank), ctypes.byref(settings)))
 
-        return made._begun("ncclCommInitRankConfig", start)
+        return made._init_handle("ncclCommInitRankConfig", start)
 
     @classmethod
     def join(
@@ -145,9 +145,9 @@ class NcclCommunicator(Communicator):
         own = NcclConfig() if config is None else config
         made = cls(nccl.ncclComm_t(), rank, size, device, own, generation=generation, deadline=deadline)
         c_id = nccl.ncclUniqueId.from_buffer_copy(identity)
-        return made._begun("ncclCommGrow", partial(_grow, nccl.ncclComm_t(), size, c_id, rank))
+        return made._init_handle("ncclCommGrow", partial(_grow, nccl.ncclComm_t(), size, c_id, rank))
 
-    def _begun(self, function: str, start: Callable[[Any, Any], int]) -> Self:
+    def _init_handle(self, function: str, start: Callable[[Any, Any], int]) -> Self:
         """Make the handle by a call that all ranks make; what comes after the deadline is let go of."""
         handle, settings = self.c_handle, c_config(self.config)
 
@@ -188,7 +188,7 @@ class NcclCommunicator(Communicator):
                 )
             )
 
-        return self._derived("ncclCommSplit", start)
+        return self._derive("ncclCommSplit", start)
 
     def shrink(self, exclude: Sequence[int], *, aborting: bool = False) -> Self:
         """The communicator of all ranks but some, which all but these call; `aborting` ends what is under way first."""
@@ -207,7 +207,7 @@ class NcclCommunicator(Communicator):
                 )
             )
 
-        made = self._derived("ncclCommShrink", start)
+        made = self._derive("ncclCommShrink", start)
         if made is None:
             raise CollectiveError(f"{self!r}: ncclCommShrink made no communicator")
         return made
@@ -233,12 +233,12 @@ class NcclCommunicator(Communicator):
         check_int("size", size, self.size + 1, 1 << 30)
         require((2, 29, 0), "ncclCommGrow")
         c_id = None if identity is None else nccl.ncclUniqueId.from_buffer_copy(identity)
-        made = self._derived("ncclCommGrow", lambda *given: _grow(self.c_handle, size, c_id, -1, *given))
+        made = self._derive("ncclCommGrow", lambda *given: _grow(self.c_handle, size, c_id, -1, *given))
         if made is None:
             raise CollectiveError(f"{self!r}: ncclCommGrow made no communicator")
         return made
 
-    def _derived(self, function: str, start: Callable[[Any, Any], int]) -> Self | None:
+    def _derive(self, function: str, start: Callable[[Any, Any], int]) -> Self | None:
         self.check()
         handle, settings = nccl.ncclComm_t(), c_config(self.config)
         self.wait_for(function, lambda: start(handle, settings))
@@ -271,9 +271,9 @@ class NcclCommunicator(Communicator):
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST)
         if status:
-            self.refuse(function, status)
+            self.raise_status(function, status)
 
-    def refuse(self, function: str, status: int) -> None:
+    def raise_status(self, function: str, status: int) -> None:
         """Raise what a status means; the communicator is done with, unless the call had no effect."""
         if self.error is not None:
             raise self.failure()
@@ -286,17 +286,17 @@ class NcclCommunicator(Communicator):
 
     def async_status(self) -> int:
         """What NCCL says of the communicator: 0, 7 while a call goes on, or an error."""
-        told = ctypes.c_int()
+        result = ctypes.c_int()
         if not self.lock.acquire(timeout=LONGEST_CALL):  # another thread's call waits within NCCL
             return IN_PROGRESS
         try:
             self.check()
-            status = nccl.ncclCommGetAsyncError.unchecked(self.c_handle, ctypes.byref(told))
+            status = nccl.ncclCommGetAsyncError.unchecked(self.c_handle, ctypes.byref(result))
         finally:
             self.lock.release()
-        return int(status or told.value)
+        return int(status or result.value)
 
-    def note(self, stream: ctypes.c_void_p, what: str) -> None:
+    def record_work(self, stream: ctypes.c_void_p, what: str) -> None:
         """Have the monitor look after what was enqueued on a stream last.
 
         Behind the oldest call of a stream there is one event for all that came after it, which each of them records
@@ -304,7 +304,7 @@ class NcclCommunicator(Communicator):
         So the monitor asks for two events at a time, and not for each call, while the thread that calls waits for it.
         """
         until, handle = time.monotonic() + self.deadline, stream.value
-        with self.noting:
+        with self.pending_lock:
             last = self.pending[-1] if len(self.pending) > 1 else None
             if last is not None and last.stream == handle:
                 status = driver.cuEventRecord.unchecked(last.event, stream)
@@ -315,7 +315,7 @@ class NcclCommunicator(Communicator):
                 if status:
                     self.device.recycle(event)
                 else:
-                    self.pending.append(Pending(event, handle, until, what))
+                    self.pending.append(PendingWork(event, handle, until, what))
         if status:
             self.device.fail(status, "cuEventRecord")
 
@@ -323,24 +323,24 @@ class NcclCommunicator(Communicator):
         """Have the deadline hold for what is on a stream so far, such as a launched graph that holds collectives."""
         own = self.device.executor().stream if stream is None else stream
         with self.device.context, relaxed():
-            self.note(own.c_handle, "a graph")
+            self.record_work(own.c_handle, "a graph")
 
     @property
-    def token(self) -> Any:
+    def barrier_token(self) -> Any:
         """One element of device memory that nobody reads, for barriers."""
-        if self._token is None:
-            self._token = self.device.zeros((1,), "u8")
-        return self._token
+        if self._barrier_token is None:
+            self._barrier_token = self.device.zeros((1,), "u8")
+        return self._barrier_token
 
     # -- the end ----------------------------------------------------------------------------------------------------
     def stop(self) -> None:
         """Abort: kernels of its collectives end, and what they were to write is not to be read."""
         mark_failed(self.device, self, self.failure())
-        is_alone = self.lock.acquire(timeout=LONGEST_CALL)  # else a call waits within NCCL, and ends by the abort
+        has_lock = self.lock.acquire(timeout=LONGEST_CALL)  # else a call waits within NCCL, and ends by the abort
         try:
             handle, self.c_handle = self.c_handle, nccl.ncclComm_t()
         finally:
-            if is_alone:
+            if has_lock:
                 self.lock.release()
         if handle.value:
             self.is_aborted = True
@@ -359,7 +359,7 @@ class NcclCommunicator(Communicator):
             return
         claim = threading.Lock()  # whoever has it ends the handle, and nobody else
         if self.in_graphs:  # NCCL waits for the end of these, which is the caller's affair
-            is_done = monitor.ends(self, self.deadline)
+            is_done = monitor.wait_for_work(self, self.deadline)
             end = partial(self._finalize, handle, claim) if is_done else partial(self._abort, handle)
             threading.Thread(target=end, name="ncclCommFinalize", daemon=True).start()
             return
@@ -372,10 +372,10 @@ class NcclCommunicator(Communicator):
     def _finalize(self, handle: Any, claim: threading.Lock) -> None:
         """Wait for what is under way, and destroy what `handle` stands for, unless another thread has given that up."""
         with relaxed(), self.device.context:
-            status, told = nccl.ncclCommFinalize.unchecked(handle), ctypes.c_int()
+            status, result = nccl.ncclCommFinalize.unchecked(handle), ctypes.c_int()
             while status == IN_PROGRESS and not claim.locked():
                 time.sleep(LONGEST)
-                status = nccl.ncclCommGetAsyncError.unchecked(handle, ctypes.byref(told)) or told.value
+                status = nccl.ncclCommGetAsyncError.unchecked(handle, ctypes.byref(result)) or result.value
             if claim.acquire(blocking=False):
                 end = nccl.ncclCommAbort if status else nccl.ncclCommDestroy  # of one that did not finalize
                 end.unchecked(handle)
@@ -383,7 +383,7 @@ class NcclCommunicator(Communicator):
     def close(self) -> None:
         super().close()
         clear_failed(self.device, self)
-        with self.noting:
+        with self.pending_lock:
             while self.pending:
                 self.device.recycle(self.pending.popleft().event)
 

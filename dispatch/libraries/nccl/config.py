@@ -109,9 +109,9 @@ class NcclConfig:
 
 def version() -> tuple[int, int, int]:
     """That of the NCCL that is loaded."""
-    told = ctypes.c_int()
-    nccl.ncclGetVersion(ctypes.byref(told))
-    return told.value // 10000, told.value // 100 % 100, told.value % 100
+    number = ctypes.c_int()
+    nccl.ncclGetVersion(ctypes.byref(number))
+    return number.value // 10000, number.value // 100 % 100, number.value % 100
 
 
 def require(least: tuple[int, int, int], function: str) -> None:

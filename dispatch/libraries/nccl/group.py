@@ -52,10 +52,10 @@ def grouped() -> Iterator[None]:
         if current.depth == 0:
             calls, current.calls = current.calls, []
             for communicator, *_ in calls:
-                communicator.back = time.monotonic() + communicator.deadline
+                communicator.call_deadline = time.monotonic() + communicator.deadline
             status = int(nccl.ncclGroupEnd.unchecked())
             for communicator, *_ in calls:
-                communicator.back = math.inf
+                communicator.call_deadline = math.inf
             _settle(calls, status)
 
 
@@ -67,4 +67,4 @@ def _settle(calls: list[tuple[NcclCommunicator, ctypes.c_void_p, str, bool]], st
     for (communicator, handle), (what, captured) in last.items():
         if not captured:
             with communicator.device.context:
-                communicator.note(ctypes.c_void_p(handle), what)
+                communicator.record_work(ctypes.c_void_p(handle), what)

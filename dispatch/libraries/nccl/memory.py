@@ -35,18 +35,18 @@ class _Allocation:
     """Memory of `ncclMemAlloc`, which goes back when nobody uses it any more."""
 
     def __init__(self, device: Any, nbytes: int) -> None:
-        self._device, self._at = device, ctypes.c_void_p()
+        self._device, self._pointer = device, ctypes.c_void_p()
         with device.context, relaxed():
-            nccl.ncclMemAlloc(ctypes.byref(self._at), nbytes)
-        self.address = int(self._at.value or 0)
+            nccl.ncclMemAlloc(ctypes.byref(self._pointer), nbytes)
+        self.address = int(self._pointer.value or 0)
 
     def __del__(self) -> None:
-        if self._at.value and self._device.alive and not sys.is_finalizing():
+        if self._pointer.value and self._device.alive and not sys.is_finalizing():
             with self._device.context, relaxed():
-                nccl.ncclMemFree.unchecked(self._at)
+                nccl.ncclMemFree.unchecked(self._pointer)
 
 
-def _hand_back(storage: Storage) -> None:
+def _release_storage(storage: Storage) -> None:
     """Let the memory go once our streams are done with it."""
     if storage.device.alive and storage.device.fault is None:
         storage.device.park(storage)
@@ -62,7 +62,7 @@ def empty(device: Device, shape: int | tuple[int, ...], dtype: Any = "f32") -> T
         elements *= extent
     nbytes = max(-(-elements * kind.bits // 8), 1)
     held = _Allocation(device, -(-nbytes // ALIGNMENT) * ALIGNMENT)
-    storage = Storage(device, held.address, nbytes, device.executor().stream, _hand_back, held)
+    storage = Storage(device, held.address, nbytes, device.executor().stream, _release_storage, held)
     return Tensor(storage, held.address, device.layout(kind, extents, strides, held.address))
 
 
@@ -97,7 +97,7 @@ class Registration:
             self.close()
 
 
-def _span(communicator: NcclCommunicator, tensor: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_size_t]:
+def _address_and_size(communicator: NcclCommunicator, tensor: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_size_t]:
     """The bytes of a tensor, which lie together."""
     communicator.check()
     if tensor.device is not communicator.device:
@@ -109,7 +109,7 @@ def _span(communicator: NcclCommunicator, tensor: Tensor) -> tuple[ctypes.c_void
 
 def register(communicator: NcclCommunicator, tensor: Tensor) -> Registration:
     """Tell a communicator of memory that its calls will use; each rank by itself."""
-    address, size = _span(communicator, tensor)
+    address, size = _address_and_size(communicator, tensor)
     handle = ctypes.c_void_p()
 
     def start() -> int:
@@ -123,7 +123,7 @@ def register(communicator: NcclCommunicator, tensor: Tensor) -> Registration:
 
 def window(communicator: NcclCommunicator, tensor: Tensor) -> Registration:
     """Make memory of all ranks a symmetric window: all call this, with tensors of one size that `empty` has made."""
-    address, size = _span(communicator, tensor)
+    address, size = _address_and_size(communicator, tensor)
     if tensor.ptr % ALIGNMENT:
         hint = "dispatch.libraries.nccl.memory.empty(device, shape, dtype)"
         raise BadRequest(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from dispatch.device.cuda import CudaDevice
 
-__all__ = ["ends", "look", "watch"]
+__all__ = ["check_communicator", "wait_for_work", "watch"]
 
 PAUSE = 10e-3  # seconds between looks at what is under way; who looks has the interpreter's lock for some 0.1 ms
 IDLE = 0.1  # between looks at the others, for errors that come from the network alone
@@ -33,7 +33,7 @@ SHORT = 1e-3  # where a thread waits for the answer
 IN_PROGRESS = 7
 
 
-class Noted(Protocol):
+class PendingLike(Protocol):
     """A call whose work the GPU may not have done yet."""
 
     @property
@@ -49,15 +49,15 @@ class Noted(Protocol):
         """The call."""
 
 
-class Watched(Protocol):
+class WatchedCommunicator(Protocol):
     """What is looked after: a communicator of NCCL."""
 
     device: CudaDevice
     error: CollectiveError | None
     closed: bool
     deadline: float
-    back: float
-    noting: threading.Lock
+    call_deadline: float
+    pending_lock: threading.Lock
 
     @property
     def pending(self) -> deque[Any]:
@@ -66,7 +66,7 @@ class Watched(Protocol):
     def async_status(self) -> int:
         """What NCCL says of it."""
 
-    def refuse(self, function: str, status: int) -> None:
+    def raise_status(self, function: str, status: int) -> None:
         """Raise what a status means."""
 
     def fail(self, error: CollectiveError) -> None:
@@ -74,12 +74,12 @@ class Watched(Protocol):
 
 
 _lock = threading.Lock()
-_watched: weakref.WeakSet[Watched] = weakref.WeakSet()
+_watched: weakref.WeakSet[WatchedCommunicator] = weakref.WeakSet()
 _thread: threading.Thread | None = None
 anew(sys.modules[__name__], "_lock", threading.Lock)
 
 
-def watch(communicator: Watched) -> None:
+def watch(communicator: WatchedCommunicator) -> None:
     """Look after a communicator from now on, until it fails or is closed."""
     global _thread  # one for the process
     with _lock:
@@ -103,22 +103,22 @@ def _run() -> None:
             is_time = now > looked + IDLE
             looked = now if is_time else looked
             for each in open_ones:
-                if is_time or each.pending or each.back < math.inf:
-                    look(each)
+                if is_time or each.pending or each.call_deadline < math.inf:
+                    check_communicator(each)
             del open_ones, each
             time.sleep(PAUSE)
 
 
-def look(communicator: Watched) -> bool:
+def check_communicator(communicator: WatchedCommunicator) -> bool:
     """Let go of what is done, and fail what is late or broken; whether something is under way."""
     try:
         with communicator.device.context:
-            _let_go(communicator)
-        if time.monotonic() > communicator.back:
+            _recycle_finished(communicator)
+        if time.monotonic() > communicator.call_deadline:
             late = f"a call has not come back from NCCL within {communicator.deadline:g} s"
             communicator.fail(CollectiveTimeout(f"{communicator!r}: {late}"))
             return False
-        if communicator.back < math.inf:
+        if communicator.call_deadline < math.inf:
             return True  # NCCL is asked about it by nobody else meanwhile
         oldest = _oldest(communicator)
         if oldest is not None and time.monotonic() > oldest.until:
@@ -128,7 +128,7 @@ def look(communicator: Watched) -> bool:
             return False
         status = communicator.async_status()
         if status not in (0, IN_PROGRESS):
-            communicator.refuse("ncclCommGetAsyncError", status)
+            communicator.raise_status("ncclCommGetAsyncError", status)
     except CollectiveError:
         return False  # it is told to who waits or calls
     except Exception as error:  # noqa: BLE001  # the device is lost, or whatever else: who waits must be told
@@ -138,30 +138,30 @@ def look(communicator: Watched) -> bool:
     return bool(communicator.pending)
 
 
-def ends(communicator: Watched, seconds: float) -> bool:
+def wait_for_work(communicator: WatchedCommunicator, seconds: float) -> bool:
     """Wait for the work of a communicator that is closed; whether it was done within some seconds."""
     until = time.monotonic() + seconds
     with communicator.device.context, relaxed():
-        _let_go(communicator)
+        _recycle_finished(communicator)
         while communicator.pending and time.monotonic() < until:
             time.sleep(SHORT)
-            _let_go(communicator)
+            _recycle_finished(communicator)
     return not communicator.pending
 
 
-def _oldest(communicator: Watched) -> Noted | None:
+def _oldest(communicator: WatchedCommunicator) -> PendingLike | None:
     """The call that is to be done first; other threads take and add some."""
     try:
-        oldest: Noted = communicator.pending[0]
+        oldest: PendingLike = communicator.pending[0]
     except IndexError:
         return None
     return oldest
 
 
-def _let_go(communicator: Watched) -> None:
+def _recycle_finished(communicator: WatchedCommunicator) -> None:
     pending, device = communicator.pending, communicator.device
     while True:
-        with communicator.noting:
+        with communicator.pending_lock:
             if not pending:
                 return
             status = driver.cuEventQuery.unchecked(pending[0].event)

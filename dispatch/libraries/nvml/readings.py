@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Gpu", "Gpus", "Process", "Reading"]
 
-UNTOLD = ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_NO_PERMISSION")  # of this GPU, as in a MIG slice; or not to us
+UNAVAILABLE = ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_NO_PERMISSION")  # of this GPU, as in a MIG slice; or not to us
 TEXT = 96  # bytes, which NVML's longest name and its UUID fit in
 PATH = 1024
 UNKNOWN = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE, of memory
@@ -91,8 +91,8 @@ def _gpu(index: int) -> Gpu:
     device = nvml.nvmlDevice_t()
     nvml.nvmlDeviceGetHandleByIndex_v2(index, device)
     busy, memory = nvml.nvmlUtilization_st(), nvml.nvmlMemory_st()
-    knows_busy = _told(nvml.nvmlDeviceGetUtilizationRates, device, busy)
-    knows_memory = _told(nvml.nvmlDeviceGetMemoryInfo, device, memory)
+    knows_busy = _query(nvml.nvmlDeviceGetUtilizationRates, device, busy)
+    knows_memory = _query(nvml.nvmlDeviceGetMemoryInfo, device, memory)
     power, limit = _number(nvml.nvmlDeviceGetPowerUsage, device), _number(nvml.nvmlDeviceGetEnforcedPowerLimit, device)
     clocks, sensor = nvml.nvmlClockType_t, nvml.nvmlTemperatureSensors_t.NVML_TEMPERATURE_GPU
     return Gpu(
@@ -112,12 +112,12 @@ def _gpu(index: int) -> Gpu:
     )
 
 
-def _told(function: Callable[..., None], *arguments: object) -> bool:
+def _query(function: Callable[..., None], *arguments: object) -> bool:
     """Whether NVML answered; what it does not know of a GPU or tell us is no failure."""
     try:
         function(*arguments)
     except NvmlError as error:
-        if error.name not in UNTOLD:
+        if error.name not in UNAVAILABLE:
             raise
         return False
     return True
@@ -125,12 +125,12 @@ def _told(function: Callable[..., None], *arguments: object) -> bool:
 
 def _number(function: Callable[..., None], *arguments: object) -> int | None:
     found = ctypes.c_uint32()
-    return found.value if _told(function, *arguments, ctypes.byref(found)) else None
+    return found.value if _query(function, *arguments, ctypes.byref(found)) else None
 
 
 def _text(function: Callable[..., None], *arguments: object, size: int = TEXT) -> str | None:
     found = ctypes.create_string_buffer(size)
-    return found.value.decode(errors="replace") if _told(function, *arguments, found, size) else None
+    return found.value.decode(errors="replace") if _query(function, *arguments, found, size) else None
 
 
 def _processes(device: nvml.nvmlDevice_t) -> tuple[Process, ...]:
@@ -139,7 +139,7 @@ def _processes(device: nvml.nvmlDevice_t) -> tuple[Process, ...]:
     while True:
         count, infos = ctypes.c_uint32(room), (nvml.nvmlProcessInfo_v2_st * max(1, room))()
         try:
-            if not _told(nvml.nvmlDeviceGetComputeRunningProcesses_v3, device, ctypes.byref(count), infos):
+            if not _query(nvml.nvmlDeviceGetComputeRunningProcesses_v3, device, ctypes.byref(count), infos):
                 return ()
         except NvmlError as error:
             if error.name != "NVML_ERROR_INSUFFICIENT_SIZE":

@@ -48,7 +48,7 @@ def solo(device: Device) -> Communicator:
     found = _solo.get(device)
     if found is None or found.closed or found.error is not None:
         if device.is_host:
-            from dispatch.libraries.threads.meeting import solo as make
+            from dispatch.libraries.threads.communicator import solo as make
         else:
             from dispatch.libraries.nccl.communicator import solo as make  # type: ignore[assignment]
         found = _solo[device] = make(device)
@@ -81,9 +81,9 @@ def bound(request: Any, expected: Any, size: Any, ranks: int) -> Any:
     """
     dtype = request.x.dtype if getattr(request, "x", None) is not None else request.out.dtype
     steps = ranks + 1 if isinstance(request, ReducingRequest) else 0
-    if not isinstance(request, ReducingRequest) or request.how in (ops.RedOp.MAX, ops.RedOp.MIN):
+    if not isinstance(request, ReducingRequest) or request.red_op in (ops.RedOp.MAX, ops.RedOp.MIN):
         steps = 0
-    if ranks == 1 and request.op != "sendrecv" and getattr(request, "how", None) is not ops.RedOp.PREMUL_SUM:
+    if ranks == 1 and request.op != "sendrecv" and getattr(request, "red_op", None) is not ops.RedOp.PREMUL_SUM:
         steps = 0
     if dtype.numpy.kind in "iu" or steps == 0:
         return np.zeros(np.shape(expected))

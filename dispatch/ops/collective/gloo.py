@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.ops.collective.group import is_open
-from dispatch.ops.collective.reference import Part, part_of, reduced, same_on_all, work_for
+from dispatch.ops.collective.group import is_group_open
+from dispatch.ops.collective.reference import RankInput, call_signature, rank_input, reduce_inputs, work_dtype
 from dispatch.ops.collective.request import RedOp
 
 if TYPE_CHECKING:
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.libraries.gloo.communicator import GlooCommunicator
 
-    Ending = Callable[[], Array | None]
+    Finish = Callable[[], Array | None]
 
 __all__ = ["begin"]
 
-MESSAGE = 7  # the tag of messages between two ranks
+MESSAGE_TAG = 7  # the tag of messages between two ranks
 SMALL = 1 << 15  # bytes that are sent whole to all
-BETWEEN_TWO = ("send", "recv", "sendrecv")  # which the other ranks know nothing of
+POINT_TO_POINT = ("send", "recv", "sendrecv")  # which the other ranks know nothing of
 
 
-def begin(request: Any) -> Ending:
+def begin(request: Any) -> Finish:
     """Begin a call; what comes back waits for it, and gives this rank's result.
 
     Calls of all ranks are compared before data is sent, for gloo takes parts of another size for a broken connection.
     In a group that is begun at once, and the data goes at the group's end.
     """
     comm, start = request.ranks, BEGIN[request.op]
-    if request.op in BETWEEN_TWO:
+    if request.op in POINT_TO_POINT:
         return start(comm, request)
-    compared = comm.compare(same_on_all(request))
-    if not is_open():
+    compared = comm.compare(call_signature(request))
+    if not is_group_open():
         compared()
         return start(comm, request)
 
@@ -57,7 +57,7 @@ def _bytes(array: Any) -> Array:
     return np.array(array, order="C").reshape(-1).view(np.uint8)
 
 
-def _spans(array: Any, counts: Sequence[int] | None, size: int) -> list[Array]:
+def _rank_bytes(array: Any, counts: Sequence[int] | None, size: int) -> list[Array]:
     """The bytes of each rank's rows."""
     raw = _bytes(array)
     ends = np.cumsum([0, *_sizes(raw.size, counts, size)])
@@ -71,20 +71,20 @@ def _sizes(nbytes: int, counts: Sequence[int] | None, size: int) -> list[int]:
 
 
 # -- reductions -------------------------------------------------------------------------------------------------------
-def _own(request: Any) -> Array:
+def _reduction_operand(request: Any) -> Array:
     """This rank's operand as it goes into the reduction: in the working dtype, times its factor."""
-    part = part_of(request, work_for(request.x.dtype))
-    x: Any = reduced([part], RedOp.PREMUL_SUM) if request.how is RedOp.PREMUL_SUM else part.x
+    part = rank_input(request, work_dtype(request.x.dtype))
+    x: Any = reduce_inputs([part], RedOp.PREMUL_SUM) if request.red_op is RedOp.PREMUL_SUM else part.x
     return np.ascontiguousarray(x)
 
 
 def _total(request: Any, dtype: Any, parts: Sequence[Array]) -> Array:
-    how = RedOp.SUM if request.how is RedOp.PREMUL_SUM else request.how
-    return reduced([Part(part.view(dtype)) for part in parts], how)
+    how = RedOp.SUM if request.red_op is RedOp.PREMUL_SUM else request.red_op
+    return reduce_inputs([RankInput(part.view(dtype)) for part in parts], how)
 
 
-def _all_reduce(comm: GlooCommunicator, request: Any) -> Ending:
-    own, size = _own(request), comm.size
+def _all_reduce(comm: GlooCommunicator, request: Any) -> Finish:
+    own, size = _reduction_operand(request), comm.size
     raw, shape = own.reshape(-1).view(np.uint8), request.x.shape
     if raw.size <= SMALL:
         wait = comm.exchange("all_reduce", [raw] * size, [raw.size] * size)
@@ -93,25 +93,25 @@ def _all_reduce(comm: GlooCommunicator, request: Any) -> Ending:
     mine = parts[comm.rank].size
     first = comm.exchange("all_reduce", parts, [mine] * size)
 
-    def ending() -> Array:
+    def finish() -> Array:
         total = _total(request, own.dtype, first()).view(np.uint8)
         found = comm.exchange("all_reduce", [total] * size, [part.size for part in parts])()
         made: Array = np.concatenate(found).view(own.dtype).reshape(shape)
         return made
 
-    return ending
+    return finish
 
 
-def _reduce_to(comm: GlooCommunicator, request: Any) -> Ending:
-    own = _own(request)
+def _reduce_to(comm: GlooCommunicator, request: Any) -> Finish:
+    own = _reduction_operand(request)
     raw, is_root = own.reshape(-1).view(np.uint8), comm.rank == request.root
     wait = _to_root(comm, "reduce_to", raw, [raw.size] * comm.size, request.root)
     return lambda: _total(request, own.dtype, found).reshape(own.shape) if (found := wait()) and is_root else None
 
 
-def _reduce_scatter(comm: GlooCommunicator, request: Any) -> Ending:
-    own, output = _own(request), request.outputs()["out"]
-    parts = _spans(own, request.counts, comm.size)
+def _reduce_scatter(comm: GlooCommunicator, request: Any) -> Finish:
+    own, output = _reduction_operand(request), request.outputs()["out"]
+    parts = _rank_bytes(own, request.counts, comm.size)
     wait = comm.exchange("reduce_scatter", parts, [parts[comm.rank].size] * comm.size)
     return lambda: np.reshape(_total(request, own.dtype, wait()), output.shape)
 
@@ -124,7 +124,7 @@ def _to_root(
     return comm.exchange(what, parts, sizes if comm.rank == root else [0] * comm.size)
 
 
-def _made(request: Any, found: Sequence[Array]) -> Array:
+def _assemble(request: Any, found: Sequence[Array]) -> Array:
     """The result, of the bytes of all."""
     output = request.outputs()["out"]
     made: Array = np.concatenate(found).view(output.dtype.numpy).reshape(output.shape)
@@ -136,79 +136,79 @@ def _size(request: Any) -> int:
     return int(np.prod(output.shape, dtype=np.int64)) * int(output.dtype.itemsize)
 
 
-def _broadcast(comm: GlooCommunicator, request: Any) -> Ending:
+def _broadcast(comm: GlooCommunicator, request: Any) -> Finish:
     raw = _bytes(request.x)
     made: Array = raw.view(request.x.dtype.numpy).reshape(request.x.shape)
     if not raw.size:
         return lambda: made
     wait = comm.broadcast("broadcast", raw, request.root)
 
-    def ending() -> Array:
+    def finish() -> Array:
         wait()
         return made
 
-    return ending
+    return finish
 
 
-def _all_gather(comm: GlooCommunicator, request: Any) -> Ending:
+def _all_gather(comm: GlooCommunicator, request: Any) -> Finish:
     sizes = _sizes(_size(request), request.counts, comm.size)
     wait = comm.exchange("all_gather", [_bytes(request.x)] * comm.size, sizes)
-    return lambda: _made(request, wait())
+    return lambda: _assemble(request, wait())
 
 
-def _gather(comm: GlooCommunicator, request: Any) -> Ending:
+def _gather(comm: GlooCommunicator, request: Any) -> Finish:
     is_root = comm.rank == request.root
     sizes = _sizes(_size(request), request.counts, comm.size) if is_root else [0] * comm.size
     wait = _to_root(comm, "gather", _bytes(request.x), sizes, request.root)
-    return lambda: _made(request, found) if (found := wait()) and is_root else None
+    return lambda: _assemble(request, found) if (found := wait()) and is_root else None
 
 
-def _scatter(comm: GlooCommunicator, request: Any) -> Ending:
+def _scatter(comm: GlooCommunicator, request: Any) -> Finish:
     empty = np.empty(0, np.uint8)
     is_root = comm.rank == request.root
-    parts = _spans(request.x, request.counts, comm.size) if is_root else [empty] * comm.size
+    parts = _rank_bytes(request.x, request.counts, comm.size) if is_root else [empty] * comm.size
     sizes = [_size(request) if rank == request.root else 0 for rank in range(comm.size)]
     wait = comm.exchange("scatter", parts, sizes)
-    return lambda: _made(request, wait())
+    return lambda: _assemble(request, wait())
 
 
-def _all_to_all(comm: GlooCommunicator, request: Any) -> Ending:
-    parts = _spans(request.x, request.send_counts, comm.size)
+def _all_to_all(comm: GlooCommunicator, request: Any) -> Finish:
+    parts = _rank_bytes(request.x, request.send_counts, comm.size)
     wait = comm.exchange("all_to_all", parts, _sizes(_size(request), request.recv_counts, comm.size))
-    return lambda: _made(request, wait())
+    return lambda: _assemble(request, wait())
 
 
-def _send(comm: GlooCommunicator, request: Any) -> Ending:
-    return comm.send(f"send to rank {request.peer}", _bytes(request.x), request.peer, MESSAGE)
+def _send(comm: GlooCommunicator, request: Any) -> Finish:
+    return comm.send(f"send to rank {request.peer}", _bytes(request.x), request.peer, MESSAGE_TAG)
 
 
-def _recv(comm: GlooCommunicator, request: Any) -> Ending:
-    room = np.empty(_size(request), np.uint8)
-    wait = comm.receive(f"recv from rank {request.peer}", room, request.peer, MESSAGE)
-    return _after(wait, partial(_made, request, [room]))
+def _recv(comm: GlooCommunicator, request: Any) -> Finish:
+    buffer = np.empty(_size(request), np.uint8)
+    wait = comm.receive(f"recv from rank {request.peer}", buffer, request.peer, MESSAGE_TAG)
+    return _finish_with(wait, partial(_assemble, request, [buffer]))
 
 
-def _sendrecv(comm: GlooCommunicator, request: Any) -> Ending:
-    room, sent = np.empty(_size(request), np.uint8), _bytes(request.x)
-    received = comm.receive(f"sendrecv from rank {request.source}", room, request.source, MESSAGE)
-    gone = comm.send(f"sendrecv to rank {request.dest}", sent, request.dest, MESSAGE)
-    return _after(lambda: (received(), gone()), partial(_made, request, [room]))
+def _sendrecv(comm: GlooCommunicator, request: Any) -> Finish:
+    buffer, sent = np.empty(_size(request), np.uint8), _bytes(request.x)
+    wait_received = comm.receive(f"sendrecv from rank {request.source}", buffer, request.source, MESSAGE_TAG)
+    wait_sent = comm.send(f"sendrecv to rank {request.dest}", sent, request.dest, MESSAGE_TAG)
+    return _finish_with(lambda: (wait_received(), wait_sent()), partial(_assemble, request, [buffer]))
 
 
-def _after(wait: Callable[[], object], result: Callable[[], Array]) -> Ending:
-    def ending() -> Array:
+def _finish_with(wait: Callable[[], object], result: Callable[[], Array]) -> Finish:
+    def finish() -> Array:
         wait()
         return result()
 
-    return ending
+    return finish
 
 
-def _barrier(comm: GlooCommunicator, request: Any) -> Ending:
+def _barrier(comm: GlooCommunicator, request: Any) -> Finish:
     del comm, request
     return lambda: None  # all have come, for they have compared that
 
 
-BEGIN: dict[str, Callable[[Any, Any], Ending]] = {
+BEGIN: dict[str, Callable[[Any, Any], Finish]] = {
     "all_reduce": _all_reduce,
     "reduce_to": _reduce_to,
     "reduce_scatter": _reduce_scatter,

@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
     from dispatch.device.tensor import Tensor
 
-__all__ = ["collective_group", "finish", "is_open", "keep", "open_nccl"]
+__all__ = ["collective_group", "finish_call", "is_group_open", "keep_operands", "open_nccl_group"]
 
 
-class _Open(threading.local):
+class _GroupState(threading.local):
     """The group that this thread is in."""
 
     def __init__(self) -> None:
         self.depth = 0
-        self.endings: list[Callable[[], object]] = []  # of calls on the host, in their order
+        self.waits: list[Callable[[], object]] = []  # of calls on the host, in their order
         self.nccl: ExitStack | None = None
         self.kept: list[tuple[Tensor, ...]] = []  # operands of calls that begin at the end
 
 
-_open = _Open()
+_state = _GroupState()
 
 
 @contextmanager
@@ -40,52 +40,52 @@ def collective_group() -> Iterator[None]:
     counterpart in that rank's group. Outputs are not to be read or overwritten before the end of the block, and arrays
     of other libraries are to be kept until then; tensors are.
     """
-    _open.depth += 1
+    _state.depth += 1
     try:
         yield
     except BaseException:
-        if _open.depth == 1:
-            _open.endings.clear()
+        if _state.depth == 1:
+            _state.waits.clear()
         raise
     finally:
-        _open.depth -= 1
-        if _open.depth == 0:
-            _end()
+        _state.depth -= 1
+        if _state.depth == 0:
+            _end_group()
 
 
-def _end() -> None:
-    endings, _open.endings = _open.endings, []
-    stack, _open.nccl = _open.nccl, None
+def _end_group() -> None:
+    waits, _state.waits = _state.waits, []
+    stack, _state.nccl = _state.nccl, None
     if stack is not None:
         stack.close()
-    _open.kept.clear()
-    for ending in endings:
-        ending()
+    _state.kept.clear()
+    for wait in waits:
+        wait()
 
 
-def finish(ending: Callable[[], object]) -> None:
+def finish_call(wait: Callable[[], object]) -> None:
     """Wait for a call of the host, now or at the end of the group that this thread is in."""
-    if _open.depth:
-        _open.endings.append(ending)
+    if _state.depth:
+        _state.waits.append(wait)
     else:
-        ending()
+        wait()
 
 
-def is_open() -> bool:
+def is_group_open() -> bool:
     """Whether this thread is in a group."""
-    return _open.depth > 0
+    return _state.depth > 0
 
 
-def keep(tensors: tuple[Tensor, ...]) -> None:
+def keep_operands(tensors: tuple[Tensor, ...]) -> None:
     """Keep operands until the group that this thread is in has ended: its calls have not begun before that."""
-    if _open.depth:
-        _open.kept.append(tensors)
+    if _state.depth:
+        _state.kept.append(tensors)
 
 
-def open_nccl() -> None:
+def open_nccl_group() -> None:
     """Open NCCL's group where this thread is in a group of ours, before its first call of NCCL there."""
-    if _open.depth and _open.nccl is None:
+    if _state.depth and _state.nccl is None:
         from dispatch.libraries.nccl.group import grouped
 
-        _open.nccl = ExitStack()
-        _open.nccl.enter_context(grouped())
+        _state.nccl = ExitStack()
+        _state.nccl.enter_context(grouped())

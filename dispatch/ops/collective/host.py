@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dispatch.core.host_plan import store
 from dispatch.core.request import Plan
 from dispatch.errors import Refused
-from dispatch.ops.collective.group import finish
+from dispatch.ops.collective.group import finish_call
 from dispatch.ops.collective.threads import begin as begin_between_threads
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ class HostCollective(Plan):
     def run(self, request: Any, outputs: Operands) -> None:
         wait = self._begin(request)
 
-        def ending() -> None:
+        def finish() -> None:
             result = wait()
             target = outputs.get("out", getattr(request, "out", None))
             if result is not None and target is not None:
                 store(result, target)
 
-        finish(ending)
+        finish_call(finish)
 
 
 def plan(request: Any, executor: object, row: Row) -> HostCollective:

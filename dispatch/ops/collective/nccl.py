@@ -21,8 +21,15 @@ from dispatch.errors import BadRequest
 from dispatch.keys import U8
 from dispatch.libraries.nccl import group
 from dispatch.ops.collective import nccl_messages
-from dispatch.ops.collective.group import keep, open_nccl
-from dispatch.ops.collective.nccl_messages import DTYPES, IN_PROGRESS, Setting, in_group, row_of, starts
+from dispatch.ops.collective.group import keep_operands, open_nccl_group
+from dispatch.ops.collective.nccl_messages import (
+    DTYPES,
+    IN_PROGRESS,
+    CallContext,
+    row_elements,
+    row_offsets,
+    run_in_group,
+)
 from dispatch.ops.collective.request import RedOp
 
 if TYPE_CHECKING:
@@ -50,13 +57,13 @@ class NcclPlan(Plan):
     __slots__ = ("_call", "_comm", "_executor", "_function", "_stream")
     is_bare = True
 
-    def __init__(self, row: Row, setting: Setting, call: Call) -> None:
+    def __init__(self, row: Row, ctx: CallContext, call: Call) -> None:
         super().__init__(row, capture_safe=False)
-        self._executor, self._comm, self._stream = setting.executor, setting.comm, setting.stream
+        self._executor, self._comm, self._stream = ctx.executor, ctx.comm, ctx.stream
         self._call, self._function = call, row.function
 
     def hold(self, tensors: tuple[Tensor, ...]) -> None:
-        keep(tensors)
+        keep_operands(tensors)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         """Enqueue the calls; CollectiveError, CollectiveTimeout or RankLost where the communicator has failed."""
@@ -67,65 +74,65 @@ class NcclPlan(Plan):
             raise BadRequest("comm", given, "a communicator made with NcclConfig(graph_usage_mode=2), or none")
         if is_captured:
             comm.in_graphs = True
-        open_nccl()
+        open_nccl_group()
         with comm.lock:
             comm.check()
             self._stream.value = executor.target.value
-            comm.back = time.monotonic() + comm.deadline  # connections may be made now, which waits for others
+            comm.call_deadline = time.monotonic() + comm.deadline  # connections may be made now, which waits for others
             status = self._call(arguments)
-            comm.back = math.inf
+            comm.call_deadline = math.inf
         if group.current.depth:
             if status not in (0, IN_PROGRESS):
-                comm.refuse(self._function, status)
+                comm.raise_status(self._function, status)
             group.current.add(comm, executor.target, self._function, captured=is_captured)
             return
         if status:
             comm.settle(self._function, status)
         if not is_captured:
-            comm.note(executor.target, self._function)
+            comm.record_work(executor.target, self._function)
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> NcclPlan:
     """The plan of a collective by NCCL."""
-    setting = Setting(request, request.ranks, executor, row.function, nccl.cudaStream_t())
-    return NcclPlan(row, setting, MAKERS[request.op](setting))
+    ctx = CallContext(request, request.ranks, executor, row.function, nccl.cudaStream_t())
+    return NcclPlan(row, ctx, MAKERS[request.op](ctx))
 
 
 # -- one call ---------------------------------------------------------------------------------------------------------
-def _all_reduce(s: Setting) -> Call:
-    return _reducing(s, nccl.ncclAllReduce, s.request.x.size)
+def _all_reduce(ctx: CallContext) -> Call:
+    return _reducing_call(ctx, nccl.ncclAllReduce, ctx.request.x.size)
 
 
-def _reduce_to(s: Setting) -> Call:
-    return _reducing(s, nccl.ncclReduce, s.request.x.size, ctypes.c_int(s.request.root))
+def _reduce_to(ctx: CallContext) -> Call:
+    return _reducing_call(ctx, nccl.ncclReduce, ctx.request.x.size, ctypes.c_int(ctx.request.root))
 
 
-def _reduce_scatter(s: Setting) -> Call:
-    request = s.request
+def _reduce_scatter(ctx: CallContext) -> Call:
+    request = ctx.request
     if request.counts is None:
-        return _reducing(s, nccl.ncclReduceScatter, request.x.size // s.comm.size)
-    row = row_of(request)
-    parts = starts(request.counts, row * request.x.dtype.itemsize)
-    return _with_op(s, _reduce_rows(s, parts, row))
+        return _reducing_call(ctx, nccl.ncclReduceScatter, request.x.size // ctx.comm.size)
+    row = row_elements(request)
+    parts = row_offsets(request.counts, row * request.x.dtype.itemsize)
+    return _with_op(ctx, _reduce_rows(ctx, parts, row))
 
 
-def _reducing(s: Setting, function: Any, count: int, *root: Any) -> Call:
+def _reducing_call(ctx: CallContext, function: Any, count: int, *root: Any) -> Call:
     """A reduction of so many elements; the op is the number that each call has for it."""
-    call, x, out = function.unchecked, s.at("x"), s.at("out")
+    call, x, out = function.unchecked, ctx.position("x"), ctx.position("out")
     source, target, op = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
-    arguments = (source, target, ctypes.c_size_t(count), s.dtype(), op, *root, *s.end())
+    arguments = (source, target, ctypes.c_size_t(count), ctx.dtype(), op, *root, *ctx.tail_arguments())
 
     def run(given: tuple[Argument, ...], number: int) -> int:
         source.value, target.value, op.value = given[x], given[out], number  # type: ignore[assignment]
         return int(call(*arguments))
 
-    return _with_op(s, run)
+    return _with_op(ctx, run)
 
 
-def _reduce_rows(s: Setting, parts: Sequence[tuple[int, int]], row: int) -> CallWith:
+def _reduce_rows(ctx: CallContext, parts: Sequence[tuple[int, int]], row: int) -> CallWith:
     """Reductions of each rank's rows to that rank, as a group."""
-    call, x, out, mine = nccl.ncclReduce.unchecked, s.at("x"), s.at("out"), s.comm.rank
-    dtype, end = s.dtype(), s.end()
+    call, x, out, mine = nccl.ncclReduce.unchecked, ctx.position("x"), ctx.position("out"), ctx.comm.rank
+    dtype, tail = ctx.dtype(), ctx.tail_arguments()
 
     def run(given: tuple[Argument, ...], number: int) -> int:
         def one(rank: int) -> int:
@@ -133,23 +140,23 @@ def _reduce_rows(s: Setting, parts: Sequence[tuple[int, int]], row: int) -> Call
             target = ctypes.c_void_p(int(given[out].real) if rank == mine else None)
             source = ctypes.c_void_p(int(given[x].real) + first)
             size = ctypes.c_size_t(count * row)
-            return int(call(source, target, size, dtype, ctypes.c_int(number), ctypes.c_int(rank), *end))
+            return int(call(source, target, size, dtype, ctypes.c_int(number), ctypes.c_int(rank), *tail))
 
-        return in_group([(one, rank) for rank in range(len(parts)) if parts[rank][1]])
+        return run_in_group([(one, rank) for rank in range(len(parts)) if parts[rank][1]])
 
     return run
 
 
-def _with_op(s: Setting, run: CallWith) -> Call:
+def _with_op(ctx: CallContext, run: CallWith) -> Call:
     """A reduction by the request's op, which NCCL makes for a call where elements are multiplied first."""
-    request, comm = s.request, s.comm
-    if request.how is not RedOp.PREMUL_SUM:
+    request, comm = ctx.request, ctx.comm
+    if request.red_op is not RedOp.PREMUL_SUM:
         # NCCL makes a mean of a product and a sum, and of one rank's fp8 no product; it is the sum there.
-        number = int(RedOp.SUM if request.how is RedOp.AVG and comm.size == 1 else request.how)
+        number = int(RedOp.SUM if request.red_op is RedOp.AVG and comm.size == 1 else request.red_op)
         return lambda given: run(given, number)
-    dtype, made = s.dtype(), ctypes.c_int()
+    dtype, made = ctx.dtype(), ctypes.c_int()
     factor = np.array(request.factor).astype(request.x.dtype.numpy)
-    at = None if request.device_factor is None else s.at("device_factor")
+    at = None if request.device_factor is None else ctx.position("device_factor")
     residence = ctypes.c_int(HOST_IMMEDIATE if at is None else DEVICE)
 
     def call(given: tuple[Argument, ...]) -> int:
@@ -165,34 +172,40 @@ def _with_op(s: Setting, run: CallWith) -> Call:
     return call
 
 
-def _broadcast(s: Setting) -> Call:
-    root = ctypes.c_int(s.request.root)
-    return _moving(s, nccl.ncclBroadcast, s.request.x.size, root)
+def _broadcast(ctx: CallContext) -> Call:
+    root = ctypes.c_int(ctx.request.root)
+    return _moving_call(ctx, nccl.ncclBroadcast, ctx.request.x.size, root)
 
 
-def _all_gather(s: Setting) -> Call:
-    request = s.request
+def _all_gather(ctx: CallContext) -> Call:
+    request = ctx.request
     if request.counts is None:
-        return _moving(s, nccl.ncclAllGather, request.x.size)
-    row = row_of(request)
-    parts = starts(request.counts, row * request.x.dtype.itemsize)
-    call, x, out, dtype, end = nccl.ncclBroadcast.unchecked, s.at("x"), s.at("out"), s.dtype(), s.end()
+        return _moving_call(ctx, nccl.ncclAllGather, request.x.size)
+    row = row_elements(request)
+    parts = row_offsets(request.counts, row * request.x.dtype.itemsize)
+    call, x, out, dtype, tail = (
+        nccl.ncclBroadcast.unchecked,
+        ctx.position("x"),
+        ctx.position("out"),
+        ctx.dtype(),
+        ctx.tail_arguments(),
+    )
 
     def run(given: tuple[Argument, ...]) -> int:
         def one(rank: int) -> int:
             first, count = parts[rank]
             source, target = ctypes.c_void_p(int(given[x].real)), ctypes.c_void_p(int(given[out].real) + first)
-            return int(call(source, target, ctypes.c_size_t(count * row), dtype, ctypes.c_int(rank), *end))
+            return int(call(source, target, ctypes.c_size_t(count * row), dtype, ctypes.c_int(rank), *tail))
 
-        return in_group([(one, rank) for rank in range(len(parts)) if parts[rank][1]])
+        return run_in_group([(one, rank) for rank in range(len(parts)) if parts[rank][1]])
 
     return run
 
 
-def _moving(s: Setting, function: Any, count: int, *root: Any) -> Call:
-    call, x, out = function.unchecked, s.at("x"), s.at("out")
+def _moving_call(ctx: CallContext, function: Any, count: int, *root: Any) -> Call:
+    call, x, out = function.unchecked, ctx.position("x"), ctx.position("out")
     source, target = ctypes.c_void_p(), ctypes.c_void_p()
-    arguments = (source, target, ctypes.c_size_t(count), s.dtype(), *root, *s.end())
+    arguments = (source, target, ctypes.c_size_t(count), ctx.dtype(), *root, *ctx.tail_arguments())
 
     def run(given: tuple[Argument, ...]) -> int:
         source.value, target.value = given[x], given[out]  # type: ignore[assignment]
@@ -201,20 +214,20 @@ def _moving(s: Setting, function: Any, count: int, *root: Any) -> Call:
     return run
 
 
-def _all_to_all(s: Setting) -> Call:
-    if s.function != "ncclAlltoAll":  # before 2.28, and with counts
-        return nccl_messages.MAKERS["all_to_all"](s)
-    return _moving(s, nccl.ncclAlltoAll, s.request.x.size // s.comm.size)
+def _all_to_all(ctx: CallContext) -> Call:
+    if ctx.function != "ncclAlltoAll":  # before 2.28, and with counts
+        return nccl_messages.MAKERS["all_to_all"](ctx)
+    return _moving_call(ctx, nccl.ncclAlltoAll, ctx.request.x.size // ctx.comm.size)
 
 
-def _barrier(s: Setting) -> Call:
+def _barrier(ctx: CallContext) -> Call:
     """NCCL has none: a sum of one byte of each rank is there when all have come."""
-    token = ctypes.c_void_p(s.comm.token.ptr)
-    arguments = (token, token, ctypes.c_size_t(1), ctypes.c_int(DTYPES[U8]), ctypes.c_int(0), *s.end())
+    token = ctypes.c_void_p(ctx.comm.barrier_token.ptr)
+    arguments = (token, token, ctypes.c_size_t(1), ctypes.c_int(DTYPES[U8]), ctypes.c_int(0), *ctx.tail_arguments())
     return lambda _: int(nccl.ncclAllReduce.unchecked(*arguments))
 
 
-MAKERS: dict[str, Callable[[Setting], Call]] = {
+MAKERS: dict[str, Callable[[CallContext], Call]] = {
     **nccl_messages.MAKERS,
     "all_reduce": _all_reduce,
     "reduce_to": _reduce_to,

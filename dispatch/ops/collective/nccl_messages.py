@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Call = Callable[[tuple[Argument, ...]], int]  # of a plan's arguments; gives NCCL's status
 
-__all__ = ["DTYPES", "IN_PROGRESS", "MAKERS", "Setting", "in_group", "row_of", "starts"]
+__all__ = ["DTYPES", "IN_PROGRESS", "MAKERS", "CallContext", "row_elements", "row_offsets", "run_in_group"]
 
 # fmt: off
 DTYPES: dict[Dtype, int] = {  # of ncclDataType_t
@@ -33,7 +33,7 @@ DTYPES: dict[Dtype, int] = {  # of ncclDataType_t
 IN_PROGRESS = 7  # ncclInProgress
 
 
-class Setting(NamedTuple):
+class CallContext(NamedTuple):
     """What the calls of a plan are made with."""
 
     request: Any
@@ -42,11 +42,11 @@ class Setting(NamedTuple):
     function: str  # of the row
     stream: Any  # a cudaStream_t, which a plan sets before its calls to the one that its executor enqueues on
 
-    def end(self) -> tuple[Any, Any]:
+    def tail_arguments(self) -> tuple[Any, Any]:
         """The last two arguments of every call: a communicator's handle keeps its object while it works."""
         return self.comm.c_handle, self.stream
 
-    def at(self, name: str) -> int:
+    def position(self, name: str) -> int:
         """Where an operand's address stands among the plan's arguments."""
         place: int = self.request.place_of(name)
         return place
@@ -56,7 +56,7 @@ class Setting(NamedTuple):
         return ctypes.c_int(DTYPES[self.request.dtypes[0]])
 
 
-def row_of(request: Any) -> int:
+def row_elements(request: Any) -> int:
     """The elements of a row, of a rank that has none."""
     return int(np.prod(request.x.shape[1:], dtype=np.int64))
 
@@ -71,21 +71,21 @@ class Message(NamedTuple):
     peer: int
 
 
-def _messages(s: Setting, messages: Sequence[Message]) -> Call:
-    dtype, end = s.dtype(), s.end()
+def _messages(ctx: CallContext, messages: Sequence[Message]) -> Call:
+    dtype, tail = ctx.dtype(), ctx.tail_arguments()
 
     def run(given: tuple[Argument, ...]) -> int:
         def one(number: int) -> int:
             m = messages[number]
             address = ctypes.c_void_p(int(given[m.operand].real) + m.offset)
-            return int(m.function(address, ctypes.c_size_t(m.elements), dtype, ctypes.c_int(m.peer), *end))
+            return int(m.function(address, ctypes.c_size_t(m.elements), dtype, ctypes.c_int(m.peer), *tail))
 
-        return one(0) if len(messages) == 1 else in_group([(one, number) for number in range(len(messages))])
+        return one(0) if len(messages) == 1 else run_in_group([(one, number) for number in range(len(messages))])
 
     return run
 
 
-def in_group(calls: Sequence[tuple[Callable[[int], int], int]]) -> int:
+def run_in_group(calls: Sequence[tuple[Callable[[int], int], int]]) -> int:
     """Calls as a group of NCCL's: the first status that is an error, else that of its end."""
     if not calls:
         return 0
@@ -97,7 +97,7 @@ def in_group(calls: Sequence[tuple[Callable[[int], int], int]]) -> int:
     return failed or ended
 
 
-def starts(counts: Sequence[int] | None, row: int, size: int = 0) -> list[tuple[int, int]]:
+def row_offsets(counts: Sequence[int] | None, row: int, size: int = 0) -> list[tuple[int, int]]:
     """The byte at which each rank's rows begin, and how many there are."""
     found, first = [], 0
     for count in [1] * size if counts is None else counts:
@@ -106,62 +106,73 @@ def starts(counts: Sequence[int] | None, row: int, size: int = 0) -> list[tuple[
     return found
 
 
-def _from_all(s: Setting, counts: Sequence[int] | None, row: int) -> list[Message]:
-    size, dtype = s.comm.size, s.request.dtypes[0]
-    parts = starts(counts, row * dtype.itemsize, size)
+def _receive_from_all(ctx: CallContext, counts: Sequence[int] | None, row: int) -> list[Message]:
+    size, dtype = ctx.comm.size, ctx.request.dtypes[0]
+    parts = row_offsets(counts, row * dtype.itemsize, size)
     receive = nccl.ncclRecv.unchecked
-    return [Message(receive, s.at("out"), at, n * row, rank) for rank, (at, n) in enumerate(parts) if n * row]
+    return [Message(receive, ctx.position("out"), at, n * row, rank) for rank, (at, n) in enumerate(parts) if n * row]
 
 
-def _to_all(s: Setting, counts: Sequence[int] | None, row: int) -> list[Message]:
-    size, dtype = s.comm.size, s.request.dtypes[0]
-    parts = starts(counts, row * dtype.itemsize, size)
+def _send_to_all(ctx: CallContext, counts: Sequence[int] | None, row: int) -> list[Message]:
+    size, dtype = ctx.comm.size, ctx.request.dtypes[0]
+    parts = row_offsets(counts, row * dtype.itemsize, size)
     send = nccl.ncclSend.unchecked
-    return [Message(send, s.at("x"), at, n * row, rank) for rank, (at, n) in enumerate(parts) if n * row]
+    return [Message(send, ctx.position("x"), at, n * row, rank) for rank, (at, n) in enumerate(parts) if n * row]
 
 
-def _gather(s: Setting) -> Call:
-    request = s.request
-    row = request.x.size if request.counts is None else row_of(request)
-    sent = [Message(nccl.ncclSend.unchecked, s.at("x"), 0, request.x.size, request.root)] if request.x.size else []
-    received = _from_all(s, request.counts, row) if s.comm.rank == request.root else []
-    return _messages(s, [*sent, *received])
+def _gather(ctx: CallContext) -> Call:
+    request = ctx.request
+    row = request.x.size if request.counts is None else row_elements(request)
+    sent = (
+        [Message(nccl.ncclSend.unchecked, ctx.position("x"), 0, request.x.size, request.root)] if request.x.size else []
+    )
+    received = _receive_from_all(ctx, request.counts, row) if ctx.comm.rank == request.root else []
+    return _messages(ctx, [*sent, *received])
 
 
-def _scatter(s: Setting) -> Call:
-    request, out = s.request, s.request.outputs()["out"]
+def _scatter(ctx: CallContext) -> Call:
+    request, out = ctx.request, ctx.request.outputs()["out"]
     count = int(np.prod(out.shape, dtype=np.int64))
     sent: list[Message] = []
     if request.x is not None:
         rows = request.x.shape[0]
         row = count if request.counts is None else request.x.size // max(rows, 1)
-        sent = _to_all(s, request.counts, row)
-    received = [Message(nccl.ncclRecv.unchecked, s.at("out"), 0, count, request.root)] if count else []
-    return _messages(s, [*sent, *received])
+        sent = _send_to_all(ctx, request.counts, row)
+    received = [Message(nccl.ncclRecv.unchecked, ctx.position("out"), 0, count, request.root)] if count else []
+    return _messages(ctx, [*sent, *received])
 
 
-def _all_to_all(s: Setting) -> Call:
-    request = s.request
-    row = request.x.size // s.comm.size if request.send_counts is None else row_of(request)
-    return _messages(s, [*_to_all(s, request.send_counts, row), *_from_all(s, request.recv_counts, row)])
+def _all_to_all(ctx: CallContext) -> Call:
+    request = ctx.request
+    row = request.x.size // ctx.comm.size if request.send_counts is None else row_elements(request)
+    return _messages(
+        ctx,
+        [*_send_to_all(ctx, request.send_counts, row), *_receive_from_all(ctx, request.recv_counts, row)],
+    )
 
 
-def _send(s: Setting) -> Call:
-    return _messages(s, [Message(nccl.ncclSend.unchecked, s.at("x"), 0, s.request.x.size, s.request.peer)])
+def _send(ctx: CallContext) -> Call:
+    return _messages(
+        ctx,
+        [Message(nccl.ncclSend.unchecked, ctx.position("x"), 0, ctx.request.x.size, ctx.request.peer)],
+    )
 
 
-def _recv(s: Setting) -> Call:
-    return _messages(s, [Message(nccl.ncclRecv.unchecked, s.at("out"), 0, s.request.out.size, s.request.peer)])
+def _recv(ctx: CallContext) -> Call:
+    return _messages(
+        ctx,
+        [Message(nccl.ncclRecv.unchecked, ctx.position("out"), 0, ctx.request.out.size, ctx.request.peer)],
+    )
 
 
-def _sendrecv(s: Setting) -> Call:
-    request, out = s.request, s.request.outputs()["out"]
+def _sendrecv(ctx: CallContext) -> Call:
+    request, out = ctx.request, ctx.request.outputs()["out"]
     count = int(np.prod(out.shape, dtype=np.int64))
-    sent = Message(nccl.ncclSend.unchecked, s.at("x"), 0, request.x.size, request.dest)
-    return _messages(s, [sent, Message(nccl.ncclRecv.unchecked, s.at("out"), 0, count, request.source)])
+    sent = Message(nccl.ncclSend.unchecked, ctx.position("x"), 0, request.x.size, request.dest)
+    return _messages(ctx, [sent, Message(nccl.ncclRecv.unchecked, ctx.position("out"), 0, count, request.source)])
 
 
-MAKERS: dict[str, Callable[[Setting], Call]] = {
+MAKERS: dict[str, Callable[[CallContext], Call]] = {
     "gather": _gather,
     "scatter": _scatter,
     "all_to_all": _all_to_all,

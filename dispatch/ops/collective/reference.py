@@ -20,10 +20,19 @@ if TYPE_CHECKING:
     from dispatch.core.host_plan import Results
     from dispatch.device.layout import Array
 
-__all__ = ["Part", "combined", "evaluate", "mean", "part_of", "reduced", "same_on_all", "work_for"]
+__all__ = [
+    "RankInput",
+    "call_signature",
+    "evaluate",
+    "mean",
+    "rank_input",
+    "rank_result",
+    "reduce_inputs",
+    "work_dtype",
+]
 
 
-class Part(NamedTuple):
+class RankInput(NamedTuple):
     """What one rank brings: its operand, None where it has none, its factor, and how many rows are for each rank."""
 
     x: Array | None
@@ -31,7 +40,7 @@ class Part(NamedTuple):
     counts: tuple[int, ...] | None = None
 
 
-def same_on_all(request: Any) -> str:
+def call_signature(request: Any) -> str:
     """What must be the same on all ranks of a call, in words."""
     words = [request.op]
     for name in ("reduce", "root", "counts"):
@@ -51,13 +60,13 @@ def same_on_all(request: Any) -> str:
     return " ".join(words)
 
 
-def work_for(dtype: Any) -> np.dtype[Any]:
+def work_dtype(dtype: Any) -> np.dtype[Any]:
     """The dtype that the host reduces in: integers as they are, f64 as it is, others in f32."""
     own: np.dtype[Any] = dtype.numpy
     return own if own.kind in "iu" else work_of(dtype)
 
 
-def part_of(request: Any, work: np.dtype[Any] | None = None) -> Part:
+def rank_input(request: Any, work: np.dtype[Any] | None = None) -> RankInput:
     """This rank's part of a request, copied, and converted to a working dtype where one is given."""
     x = getattr(request, "x", None)
     values = None if x is None else np.array(x if work is None else np.asarray(x).astype(work))
@@ -65,10 +74,10 @@ def part_of(request: Any, work: np.dtype[Any] | None = None) -> Part:
     factor = getattr(request, "factor", 1) if given is None else np.asarray(given).reshape(())
     if values is not None and getattr(request, "reduce", None) is RedOp.PREMUL_SUM:
         factor = np.asarray(factor).astype(np.asarray(x).dtype).astype(values.dtype)  # a number of x's dtype, to NCCL
-    return Part(values, factor, getattr(request, "send_counts", getattr(request, "counts", None)))
+    return RankInput(values, factor, getattr(request, "send_counts", getattr(request, "counts", None)))
 
 
-def reduced(parts: Sequence[Part], how: RedOp) -> Array:
+def reduce_inputs(parts: Sequence[RankInput], how: RedOp) -> Array:
     """One element of those of all parts, in each place."""
     arrays: list[Any] = [part.x for part in parts]
     kind = arrays[0].dtype.type
@@ -101,7 +110,7 @@ FUNCTIONS: dict[RedOp, Callable[[Any, Any], Any]] = {
 }
 
 
-def rows(array: Any, counts: Sequence[int] | None, rank: int) -> Array:
+def rank_rows(array: Any, counts: Sequence[int] | None, rank: int) -> Array:
     """A rank's part of an array that has one for each."""
     if counts is None:
         return np.asarray(array[rank])
@@ -109,27 +118,27 @@ def rows(array: Any, counts: Sequence[int] | None, rank: int) -> Array:
     return np.asarray(array[first : first + counts[rank]])
 
 
-def _joined(arrays: Sequence[Any], counts: Sequence[int] | None) -> Array:
+def _join(arrays: Sequence[Any], counts: Sequence[int] | None) -> Array:
     return np.stack(arrays) if counts is None else np.concatenate(arrays)
 
 
-def combined(request: Any, rank: int, parts: Sequence[Part]) -> Array | None:
+def rank_result(request: Any, rank: int, parts: Sequence[RankInput]) -> Array | None:
     """What a rank gets, from the parts of all; None where it gets nothing."""
     op: str = request.op
     arrays: list[Array | None] = [part.x for part in parts]
     is_root = rank == getattr(request, "root", rank)
     if op in ("all_reduce", "reduce_to"):
-        return reduced(parts, request.how) if is_root else None
+        return reduce_inputs(parts, request.red_op) if is_root else None
     if op == "reduce_scatter":
-        return rows(reduced(parts, request.how), request.counts, rank)
+        return rank_rows(reduce_inputs(parts, request.red_op), request.counts, rank)
     if op == "broadcast":
         return parts[int(request.root)].x
     if op in ("all_gather", "gather"):
-        return _joined(arrays, request.counts) if is_root else None
+        return _join(arrays, request.counts) if is_root else None
     if op == "scatter":
-        return rows(arrays[request.root], request.counts, rank)
+        return rank_rows(arrays[request.root], request.counts, rank)
     if op == "all_to_all":
-        return _joined([rows(part.x, part.counts, rank) for part in parts], parts[0].counts)
+        return _join([rank_rows(part.x, part.counts, rank) for part in parts], parts[0].counts)
     if op == "sendrecv":
         return parts[int(request.source)].x
     return None  # a barrier
@@ -138,5 +147,5 @@ def combined(request: Any, rank: int, parts: Sequence[Part]) -> Array | None:
 def evaluate(request: Any, work: np.dtype[Any]) -> Results:
     """The outputs of a request whose communicator has one rank, by name; whole numbers are computed as such."""
     dtype = request.dtypes[0]
-    found = combined(request, 0, [part_of(request, dtype.numpy if dtype.numpy.kind in "iu" else work)])
+    found = rank_result(request, 0, [rank_input(request, dtype.numpy if dtype.numpy.kind in "iu" else work)])
     return {} if found is None else {"out": found}

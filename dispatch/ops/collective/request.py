@@ -35,7 +35,7 @@ __all__ = [
     "ReducingRequest",
     "Shape",
     "check_counts",
-    "rows_of",
+    "check_rows",
 ]
 
 Shape = tuple[int, ...]
@@ -125,7 +125,7 @@ class ReducingRequest(CollectiveRequest):
         x: Tensor = getattr(self, "x")  # noqa: B009  # a field of each of the classes that derive from this one
         if self.device_factor is None and self.factor == 1.0:
             return
-        if self.how is not RedOp.PREMUL_SUM:
+        if self.red_op is not RedOp.PREMUL_SUM:
             raise BadRequest("factor", "one", "none", 'it is of reduce="premul_sum"')
         if self.device_factor is not None:
             if self.factor != 1.0:
@@ -139,7 +139,7 @@ class ReducingRequest(CollectiveRequest):
                 raise BadRequest("factor", repr(self.factor), wanted)
 
     @property
-    def how(self) -> RedOp:
+    def red_op(self) -> RedOp:
         """The reduction as a member."""
         return member(self.reduce)
 
@@ -205,10 +205,10 @@ class AllGatherRequest(CollectiveRequest):
     def check_part(self) -> None:
         if self.counts is not None:
             check_counts("counts", self.counts, self.ranks.size)
-            rows_of("x", self.x, self.counts[self.ranks.rank])
+            check_rows("x", self.x, self.counts[self.ranks.rank])
 
     def outputs(self) -> dict[str, Output]:
-        return {"out": gathered(self.x.shape, self.x.dtype, self.counts, self.ranks.size)}
+        return {"out": gathered_output(self.x.shape, self.x.dtype, self.counts, self.ranks.size)}
 
     def _check_written(self, name: str, tensor: Tensor) -> None:
         if not _is_part(self.x, tensor, self.counts, self.ranks.rank):
@@ -236,7 +236,7 @@ class ReduceScatterRequest(ReducingRequest):
         check_split("x", self.x, self.counts, self.ranks.size)
 
     def outputs(self) -> dict[str, Output]:
-        return {"out": part_of(self.x.shape, self.x.dtype, self.counts, self.ranks.rank)}
+        return {"out": rank_output(self.x.shape, self.x.dtype, self.counts, self.ranks.rank)}
 
     def _check_written(self, name: str, tensor: Tensor) -> None:
         if not _is_part(tensor, self.x, self.counts, self.ranks.rank):
@@ -287,28 +287,28 @@ def check_counts(name: str, counts: Any, size: int) -> None:
         check_int(name, count, 0)
 
 
-def check_split(name: str, tensor: Tensor, counts: Counts | None, size: int, said: str = "counts") -> None:
+def check_split(name: str, tensor: Tensor, counts: Counts | None, size: int, counts_name: str = "counts") -> None:
     """BadRequest unless a tensor falls into a part for each rank."""
     if counts is not None:
-        check_counts(said, counts, size)
-        rows_of(name, tensor, sum(counts))
+        check_counts(counts_name, counts, size)
+        check_rows(name, tensor, sum(counts))
     elif tensor.ndim < 1 or tensor.shape[0] != size:
         hint = "x.reshape(ranks, -1) where that divides them; counts for parts of different sizes"
         raise BadRequest(name, str(tensor.layout), f"a first axis of {size}, the ranks", hint)
 
 
-def rows_of(name: str, tensor: Tensor, rows: int) -> None:
+def check_rows(name: str, tensor: Tensor, rows: int) -> None:
     """BadRequest unless a tensor has so many rows."""
     if tensor.ndim < 1 or tensor.shape[0] != rows:
         raise BadRequest(name, str(tensor.layout), f"{rows} rows, as counts say")
 
 
-def gathered(shape: Shape, dtype: Dtype, counts: Counts | None, size: int) -> Output:
+def gathered_output(shape: Shape, dtype: Dtype, counts: Counts | None, size: int) -> Output:
     """What comes of parts of a shape, or of so many rows from each rank."""
     return dense((size, *shape) if counts is None else (sum(counts), *shape[1:]), dtype)
 
 
-def part_of(shape: Shape, dtype: Dtype, counts: Counts | None, rank: int) -> Output:
+def rank_output(shape: Shape, dtype: Dtype, counts: Counts | None, rank: int) -> Output:
     """A rank's part of something that has one for each."""
     return dense(shape[1:] if counts is None else (counts[rank], *shape[1:]), dtype)
 

@@ -17,10 +17,10 @@ from dispatch.ops.collective.request import (
     RanksRequest,
     ReducingRequest,
     check_counts,
+    check_rows,
     check_split,
-    gathered,
-    part_of,
-    rows_of,
+    gathered_output,
+    rank_output,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 
-class OfOneRank(CollectiveRequest):
+class PartialResultRequest(CollectiveRequest):
     """A call after which some ranks have no result."""
 
     @property
@@ -56,7 +56,7 @@ class OfOneRank(CollectiveRequest):
         return super().result(outputs) if self._outputs else None
 
 
-class WithoutResult(RanksRequest["None"]):
+class NoResultRequest(RanksRequest["None"]):
     """A call that gives nothing back."""
 
     writes: ClassVar[tuple[str, ...]] = ()
@@ -105,7 +105,7 @@ class ReduceToRequest(ReducingRequest):
 
 
 @dataclass(frozen=True, eq=False)
-class GatherToRequest(OfOneRank):
+class GatherToRequest(PartialResultRequest):
     """What each rank has goes to the root, in the order of ranks; the others get None.
 
     Attributes:
@@ -126,15 +126,15 @@ class GatherToRequest(OfOneRank):
         self.check_rank("root")
         if self.counts is not None:
             check_counts("counts", self.counts, self.ranks.size)
-            rows_of("x", self.x, self.counts[self.ranks.rank])
+            check_rows("x", self.x, self.counts[self.ranks.rank])
 
     def outputs(self) -> dict[str, Output]:
         is_root = self.ranks.rank == self.root
-        return {"out": gathered(self.x.shape, self.x.dtype, self.counts, self.ranks.size)} if is_root else {}
+        return {"out": gathered_output(self.x.shape, self.x.dtype, self.counts, self.ranks.size)} if is_root else {}
 
 
 @dataclass(frozen=True, eq=False)
-class ScatterFromRequest(OfOneRank):
+class ScatterFromRequest(PartialResultRequest):
     """The root has a part for each rank, which that gets.
 
     Attributes:
@@ -169,17 +169,17 @@ class ScatterFromRequest(OfOneRank):
             raise BadRequest("out", "none", "a tensor for this rank's part", "only the root knows its shape")
         if self.counts is not None:
             check_counts("counts", self.counts, self.ranks.size)
-            rows_of("out", self.out, self.counts[rank])
+            check_rows("out", self.out, self.counts[rank])
 
     def outputs(self) -> dict[str, Output]:
         if self.x is not None:
-            return {"out": part_of(self.x.shape, self.x.dtype, self.counts, self.ranks.rank)}
+            return {"out": rank_output(self.x.shape, self.x.dtype, self.counts, self.ranks.rank)}
         out: Any = self.out
         return {"out": dense(out.shape, out.dtype)}
 
 
 @dataclass(frozen=True, eq=False)
-class SendRequest(WithoutResult):
+class SendRequest(NoResultRequest):
     """What this rank has goes to another, which calls `recv`; gives back None.
 
     Attributes:
@@ -202,7 +202,7 @@ class SendRequest(WithoutResult):
 
 
 @dataclass(frozen=True, eq=False)
-class RecvRequest(OfOneRank):
+class RecvRequest(PartialResultRequest):
     """What another rank sends by `send`.
 
     Attributes:
@@ -228,7 +228,7 @@ class RecvRequest(OfOneRank):
 
 
 @dataclass(frozen=True, eq=False)
-class SendRecvRequest(OfOneRank):
+class SendRecvRequest(PartialResultRequest):
     """What this rank has goes to one rank, and that of another comes, both at once.
 
     Attributes:
@@ -254,7 +254,7 @@ class SendRecvRequest(OfOneRank):
 
 
 @dataclass(frozen=True, eq=False)
-class BarrierRequest(WithoutResult):
+class BarrierRequest(NoResultRequest):
     """Nobody goes on before all ranks have come: on the host this thread, on a GPU its stream. Gives back None."""
 
     op: ClassVar[str] = "barrier"

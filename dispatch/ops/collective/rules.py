@@ -9,7 +9,7 @@ from dispatch.ops.collective.request import RedOp
 if TYPE_CHECKING:
     from dispatch.ops.collective.request import RanksRequest
 
-__all__ = ["dense", "even", "not_alone"]
+__all__ = ["dense", "even_parts", "several_ranks"]
 
 
 def dense(request: RanksRequest[object]) -> str:
@@ -20,14 +20,14 @@ def dense(request: RanksRequest[object]) -> str:
     return ""
 
 
-def even(request: RanksRequest[object]) -> str:
+def even_parts(request: RanksRequest[object]) -> str:
     """Rule: parts of one size."""
     counts = getattr(request, "send_counts", None)
     return "" if counts is None else f"needs parts of one size, has send_counts={counts}"
 
 
-def not_alone(request: RanksRequest[object]) -> str:
+def several_ranks(request: RanksRequest[object]) -> str:
     """Rule: of one rank NCCL copies what it adds up, and multiplies it first but in fp8 (ncclInvalidArgument)."""
-    how = getattr(request, "how", None)
+    how = getattr(request, "red_op", None)
     alone = how is RedOp.PREMUL_SUM and request.ranks.size == 1
     return "needs two ranks or more for premul_sum of fp8, has one" if alone else ""

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.ops.collective.reference import combined, part_of, same_on_all, work_for
+from dispatch.ops.collective.reference import call_signature, rank_input, rank_result, work_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dispatch.device.layout import Array
-    from dispatch.libraries.threads.meeting import ThreadCommunicator
+    from dispatch.libraries.threads.communicator import ThreadCommunicator
 
     Begin = Callable[[ThreadCommunicator, Any], Callable[[], Array | None]]
 
@@ -21,20 +21,20 @@ __all__ = ["begin"]
 
 def begin(request: Any) -> Callable[[], Array | None]:
     """Take part in a meeting; what comes back waits for the others, and gives this rank's result."""
-    start: Begin = BEGIN.get(request.op, _meet)
+    start: Begin = BEGIN.get(request.op, _exchange)
     return start(request.ranks, request)
 
 
-def _meet(comm: ThreadCommunicator, request: Any) -> Callable[[], Array | None]:
+def _exchange(comm: ThreadCommunicator, request: Any) -> Callable[[], Array | None]:
     reduces = hasattr(request, "reduce")
-    part = part_of(request, work_for(request.x.dtype) if reduces else None)
-    wait = comm.meet(same_on_all(request), part)
-    return lambda: combined(request, comm.rank, wait())
+    part = rank_input(request, work_dtype(request.x.dtype) if reduces else None)
+    wait = comm.exchange(call_signature(request), part)
+    return lambda: rank_result(request, comm.rank, wait())
 
 
 def _send(comm: ThreadCommunicator, request: Any) -> Callable[[], None]:
     x = np.array(request.x)
-    comm.send(request.peer, _letter(x), x)
+    comm.send(request.peer, _describe_array(x), x)
     return lambda: None
 
 
@@ -45,11 +45,11 @@ def _recv(comm: ThreadCommunicator, request: Any) -> Callable[[], Array]:
 
 def _sendrecv(comm: ThreadCommunicator, request: Any) -> Callable[[], Array]:
     x, out = np.array(request.x), request.outputs()["out"]
-    comm.send(request.dest, _letter(x), x)
+    comm.send(request.dest, _describe_array(x), x)
     return comm.receive(request.source, f"{out.dtype.numpy}{list(out.shape)}")
 
 
-def _letter(array: Array) -> str:
+def _describe_array(array: Array) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 

@@ -23,7 +23,7 @@ from dispatch.device.host import HostDevice
 from dispatch.device.layout import c_strides
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, CollectiveError, Refused
-from dispatch.libraries.threads.meeting import ThreadCommunicator
+from dispatch.libraries.threads.communicator import ThreadCommunicator
 from dispatch.parallel import by_copies, host_flags, peer_memory, peers, shards
 from dispatch.parallel.side_stream import SideStream
 
@@ -106,13 +106,13 @@ def copied(monkeypatch):
         count = comm.calls = getattr(comm, "calls", 0) + 1
         with lock:
             asked.append(nbytes)
-            words, buffers = shared.setdefault((id(comm.hall), count), (Words(comm.size), {}))
+            words, buffers = shared.setdefault((id(comm.rendezvous), count), (Words(comm.size), {}))
         made = HostPeers(comm.rank, comm.size, words, buffers, nbytes)
         dp.barrier(comm=comm)
         return made
 
     monkeypatch.setattr(shards, "peers_of", peers_of)
-    monkeypatch.setattr(ThreadCommunicator, "note", lambda *_: None, raising=False)
+    monkeypatch.setattr(ThreadCommunicator, "record_work", lambda *_: None, raising=False)
     monkeypatch.setattr(SideStream, "__init__", _side)
     monkeypatch.setattr(HostDevice, "context", contextlib.nullcontext(), raising=False)
     return asked

@@ -80,7 +80,8 @@ def test_tensors_stay_in_the_actor(supervisor, numbers):
     del y
     until = time.monotonic() + PATIENCE
     while True:  # the actor lets go of it, once it has heard
-        error = supervisor.submit(dp.MatmulRequest, a=dray.supervisor._handle(stale, x._actor), b=b).exception(PATIENCE)
+        handle = dray.supervisor._unpickle_handle(stale, x._actor)
+        error = supervisor.submit(dp.MatmulRequest, a=handle, b=b).exception(PATIENCE)
         if error is not None or time.monotonic() > until:
             break
     assert isinstance(error, StaleTensor)
@@ -157,7 +158,7 @@ def test_no_more_are_in_flight_than_max_pending():
             waiting.submit(dp.MatmulRequest, a=x, b=x, timeout=0.2)
         os.kill(stopped, signal.SIGCONT)
         many = [waiting.submit(dp.MatmulRequest, a=x, b=x) for _ in range(50)]  # each waits for room
-        assert len(waiting._flying) <= 2
+        assert len(waiting._in_flight) <= 2
         assert all(np.array_equal(each.result(PATIENCE), x @ x) for each in many)
 
 

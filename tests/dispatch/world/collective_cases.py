@@ -11,7 +11,7 @@ import numpy as np
 import dispatch as dp
 from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, F64, I8, I32, I64, U8, U32, U64
 from dispatch.ops.collective.cases import bound
-from dispatch.ops.collective.reference import Part, combined
+from dispatch.ops.collective.reference import RankInput, rank_result
 from dispatch.testing.check import normal
 
 DTYPES = (F64, F32, F16, BF16, F8E4M3, F8E5M2, I8, U8, I32, U32, I64, U64)
@@ -109,17 +109,18 @@ def wrong(world, request, xs, factors, how, run=dp.run):
         counts = [tuple(map(int, uneven(r, world.size))) for r in range(world.size)]
     if request.op in ("all_reduce", "reduce_to", "reduce_scatter"):
         parts = [
-            Part(x.astype(own), f if how is dp.RedOp.PREMUL_SUM else 1, c)
+            RankInput(x.astype(own), f if how is dp.RedOp.PREMUL_SUM else 1, c)
             for x, f, c in zip(xs, factors, counts, strict=True)
         ]
-        spread = [Part(np.abs(p.x.astype(np.float64)), p.factor, c) for p, c in zip(parts, counts, strict=True)]
+        spread = [RankInput(np.abs(p.x.astype(np.float64)), p.factor, c) for p, c in zip(parts, counts, strict=True)]
         kept = SimpleNamespace(
-            **{n: getattr(request, n, None) for n in ("op", "how", "counts")}, root=getattr(request, "root", world.rank)
+            **{n: getattr(request, n, None) for n in ("op", "red_op", "counts")},
+            root=getattr(request, "root", world.rank),
         )
-        size = combined(kept, world.rank, spread)
+        size = rank_result(kept, world.rank, spread)
     else:
-        parts, size = [Part(x, 1, c) for x, c in zip(xs, counts, strict=True)], None
-    expected = combined(request, world.rank, parts)
+        parts, size = [RankInput(x, 1, c) for x, c in zip(xs, counts, strict=True)], None
+    expected = rank_result(request, world.rank, parts)
     result = run(request)
     COUNT[0] += 1
     if expected is None or result is None:

@@ -47,9 +47,9 @@ def executor():
 
 def ranks(library, count, deadline=20.0):
     """Communicators of so many ranks, on the host's device."""
-    hall = stand_in.Hall(count)
+    rendezvous = stand_in.Rendezvous(count)
     device = dp.device("host")
-    handles = [stand_in.nccl.ncclComm_t(library._made(hall, rank)) for rank in range(count)]
+    handles = [stand_in.nccl.ncclComm_t(library._made(rendezvous, rank)) for rank in range(count)]
     return [NcclCommunicator(h, rank, count, device, NcclConfig(), deadline=deadline) for rank, h in enumerate(handles)]
 
 

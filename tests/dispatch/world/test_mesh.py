@@ -10,9 +10,9 @@ import pytest
 import dispatch as dp
 from dispatch.core.communicator import Communicator
 from dispatch.errors import BadRequest, CollectiveError, CollectiveTimeout, RankLeftOut
-from dispatch.world.membership import Agreed, agree
-from dispatch.world.mesh import SocketMesh, ThreadMesh, listen, meet, receive_one, send_one
-from dispatch.world.ranks import Maker, RankWorld
+from dispatch.world.membership import Membership, agree_on_members
+from dispatch.world.mesh import SocketMesh, ThreadMesh, listen, receive_message, rendezvous, send_message
+from dispatch.world.ranks import CommunicatorMaker, RankWorld
 from dispatch.world.start import from_env
 
 HERE = "127.0.0.1"
@@ -31,7 +31,7 @@ def met(count, seconds=20):
 
     def one(rank):
         own = listen()
-        addresses, job = meet(rank, count, (HERE, port), (HERE, own.getsockname()[1]), WORD, until)
+        addresses, job = rendezvous(rank, count, (HERE, port), (HERE, own.getsockname()[1]), WORD, until)
         return SocketMesh.join(rank, addresses, own, job, until)
 
     with ThreadPoolExecutor(count) as pool:
@@ -43,7 +43,7 @@ def agreed(meshes, candidates, grace=0.3, generation=1):
 
     def one(mesh):
         try:
-            return agree(mesh, candidates, generation, grace, lambda members: f"id of {members}")
+            return agree_on_members(mesh, candidates, generation, grace, lambda members: f"id of {members}")
         except RankLeftOut as error:
             return error
 
@@ -66,7 +66,7 @@ def test_members_meet_and_hear_of_one_that_ends_without_a_word():
         2,
         {"kind": "join", "generation": 3},
     )
-    for line in meshes[3]._lines.values():
+    for line in meshes[3]._sockets.values():
         line.shutdown(socket.SHUT_RDWR)  # as the end of its process does
     waited(lambda: told == [3])
     waited(lambda: all(mesh.lost == {3} for mesh in meshes[:3]))
@@ -106,7 +106,7 @@ def test_the_latest_generation_that_is_proposed_counts():
     shared = []
     meshes = [ThreadMesh(number, shared) for number in range(2)]
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda n: agree(meshes[n], (0, 1), 1 + 2 * n, 5, str), range(2)))
+        found = list(pool.map(lambda n: agree_on_members(meshes[n], (0, 1), 1 + 2 * n, 5, str), range(2)))
     assert {(each.generation, each.members) for each in found} == {(3, (0, 1))}
 
 
@@ -119,11 +119,11 @@ def test_strangers_are_sent_away():
             with socket.create_connection(address) as line:
                 line.sendall(message)
         with socket.create_connection(address) as line:
-            send_one(line, {"kind": "hello", "member": 1, "job": "another"})
+            send_message(line, {"kind": "hello", "member": 1, "job": "another"})
             with pytest.raises(ConnectionError):
-                receive_one(line)
+                receive_message(line)
         friend = socket.create_connection(address)
-        send_one(friend, {"kind": "hello", "member": 1, "job": WORD})
+        send_message(friend, {"kind": "hello", "member": 1, "job": WORD})
         mesh = joining.result(20)
     mesh.close()
     friend.close()
@@ -132,9 +132,9 @@ def test_strangers_are_sent_away():
 def test_ranks_that_do_not_come_are_a_timeout():
     port = free_port()
     with pytest.raises(CollectiveTimeout, match="rank 0 has heard of 1 of 2 ranks"):
-        meet(0, 2, (HERE, port), (HERE, 1), WORD, time.monotonic() + 0.1)
+        rendezvous(0, 2, (HERE, port), (HERE, 1), WORD, time.monotonic() + 0.1)
     with pytest.raises(CollectiveTimeout, match="nobody listens"):
-        meet(1, 2, (HERE, port), (HERE, 1), WORD, time.monotonic() + 0.1)
+        rendezvous(1, 2, (HERE, port), (HERE, 1), WORD, time.monotonic() + 0.1)
 
 
 @pytest.mark.parametrize(
@@ -176,10 +176,10 @@ class Alone(Communicator):
 
 
 def worlds(meshes, generation=0):
-    maker = Maker(lambda _: None, lambda of, rank, device, deadline: Alone(
+    maker = CommunicatorMaker(lambda _: None, lambda of, rank, device, deadline: Alone(
         rank, len(of.members), device, generation=of.generation, deadline=deadline
     ))  # fmt: skip
-    of = Agreed(tuple(range(len(meshes))), generation, None)
+    of = Membership(tuple(range(len(meshes))), generation, None)
     return [RankWorld(mesh, of, dp.device("host"), 20.0, maker) for mesh in meshes]
 
 

@@ -43,13 +43,13 @@ def test_the_monitor_fails_what_is_not_done_in_time_and_reading_says_so(library,
     told = []
     comm.watchers.append(told.append)
     runner(executor)(dp.AllReduceRequest(comm.device.array([1.0], "f32"), comm=comm))
-    assert monitor.look(comm) is False  # done
+    assert monitor.check_communicator(comm) is False  # done
     assert not comm.pending
     library.gpu.done = False
     runner(executor)(dp.AllReduceRequest(comm.device.array([1.0], "f32"), comm=comm))
-    assert monitor.look(comm) is True
+    assert monitor.check_communicator(comm) is True
     waited(lambda: time.monotonic() > comm.pending[0].until)
-    assert monitor.look(comm) is False
+    assert monitor.check_communicator(comm) is False
     with pytest.raises(CollectiveTimeout, match=r"ncclAllReduce was not done on all ranks within 0.1 s"):
         failed_collectives.check_not_failed(comm.device)
     assert [type(each) for each in told] == [CollectiveTimeout]
@@ -67,14 +67,14 @@ def test_calls_behind_one_that_is_not_done_share_an_event_and_do_not_put_its_dea
         run(dp.AllReduceRequest(x, comm=comm))
         assert len(comm.pending) <= 2
     assert library.gpu.events == 2
-    assert monitor.look(comm) is True
+    assert monitor.check_communicator(comm) is True
     oldest, latest = (each.until - begun for each in comm.pending)
     assert oldest < 0.4 < latest
     for _ in range(3):
-        comm.note(type(executor.target)(stand_in.STREAM + 8), "a graph")  # on another stream
+        comm.record_work(type(executor.target)(stand_in.STREAM + 8), "a graph")  # on another stream
     assert library.gpu.events == 3
     waited(lambda: time.monotonic() > begun + 0.4)
-    assert monitor.look(comm) is False
+    assert monitor.check_communicator(comm) is False
     assert isinstance(comm.error, CollectiveTimeout)
     comm.close()
     assert not comm.pending
@@ -93,7 +93,7 @@ def test_a_communicator_without_graphs_refuses_a_capture(library, executor):
 def test_the_monitor_takes_ncclss_word(library, executor):
     (comm,) = ranks(library, 1)
     library.broken[comm.c_handle.value] = 6
-    assert monitor.look(comm) is False
+    assert monitor.check_communicator(comm) is False
     assert isinstance(comm.error, dp.errors.RankLost)
     with pytest.raises(dp.errors.RankLost, match="ncclRemoteError"):
         runner(executor)(dp.BarrierRequest(comm=comm))

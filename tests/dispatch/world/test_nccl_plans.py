@@ -36,7 +36,7 @@ def test_a_plan_of_one_rank_is_right(row, library, executor, monkeypatch, each):
     (comm,) = ranks(library, 1)
     monkeypatch.setattr(case_module, "solo", lambda _: comm)
 
-    def look(case, rng):
+    def check_communicator(case, rng):
         check = case.check(dp.device("host"), rng)
         if row.variant == "even" and getattr(check.request, "send_counts", None):
             return
@@ -47,7 +47,7 @@ def test_a_plan_of_one_rank_is_right(row, library, executor, monkeypatch, each):
         plan.enqueue(check.request.arguments(outputs))
         check.verify(check.request.result(outputs))
 
-    each(case_module.cases(row), look)
+    each(case_module.cases(row), check_communicator)
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.exhaustive)])

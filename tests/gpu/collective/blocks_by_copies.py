@@ -36,7 +36,7 @@ class Pair(Communicator):
     def meet(self):
         self.exchange(None)
 
-    def note(self, stream, what):
+    def record_work(self, stream, what):
         assert stream.value
         assert what
 

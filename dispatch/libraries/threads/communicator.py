@@ -22,27 +22,27 @@ if TYPE_CHECKING:
 
     from dispatch.device.device import Device
 
-__all__ = ["Hall", "ThreadCommunicator", "ranks_of", "solo"]
+__all__ = ["Rendezvous", "ThreadCommunicator", "placeholder_communicator", "solo"]
 
 
-class Brought(NamedTuple):
+class Contribution(NamedTuple):
     """What a rank brings to a meeting: which call it makes, in words that must be the same on all, and its part."""
 
     call: str
     part: Any
 
 
-class Hall:
+class Rendezvous:
     """Where the threads of one communicator meet; the ranks share one object."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.changed = threading.Condition()
-        self.meetings: dict[int, dict[int, Brought]] = defaultdict(dict)
-        self.left: dict[int, int] = defaultdict(int)  # how many ranks have taken what a meeting gave
-        self.letters: dict[tuple[int, int], deque[Brought]] = defaultdict(deque)  # by (from, to)
+        self.rounds: dict[int, dict[int, Contribution]] = defaultdict(dict)
+        self.collected: dict[int, int] = defaultdict(int)  # how many ranks have taken what a meeting gave
+        self.messages: dict[tuple[int, int], deque[Contribution]] = defaultdict(deque)  # by (from, to)
         self.error: CollectiveError | None = None
-        self.begun = [0] * size  # how many collectives each rank has begun
+        self.calls_begun = [0] * size  # how many collectives each rank has begun
 
     def fail(self, error: CollectiveError) -> None:
         """Wake all who wait: they raise it."""
@@ -50,45 +50,45 @@ class Hall:
             self.error = self.error or error
             self.changed.notify_all()
 
-    def bring(self, number: int, rank: int, brought: Brought) -> None:
+    def contribute(self, number: int, rank: int, contribution: Contribution) -> None:
         """Come to a meeting; nobody is waited for."""
         with self.changed:
-            self.meetings[number][rank] = brought
-            self.begun[rank] = number + 1
-            if len(self.meetings[number]) == self.size:
+            self.rounds[number][rank] = contribution
+            self.calls_begun[rank] = number + 1
+            if len(self.rounds[number]) == self.size:
                 self.changed.notify_all()
 
-    def parts(self, number: int, until: float) -> list[Brought] | None:
+    def collect(self, number: int, until: float) -> list[Contribution] | None:
         """What all ranks brought, in their order; None where not all have come in time."""
         with self.changed:
-            self.changed.wait_for(lambda: self.error or len(self.meetings[number]) == self.size, _left(until))
-            here = self.meetings[number]
+            self.changed.wait_for(lambda: self.error or len(self.rounds[number]) == self.size, _seconds_left(until))
+            here = self.rounds[number]
             if len(here) < self.size:
                 return None
-            self.left[number] += 1
-            if self.left[number] == self.size:  # all have it
-                del self.meetings[number], self.left[number]
+            self.collected[number] += 1
+            if self.collected[number] == self.size:  # all have it
+                del self.rounds[number], self.collected[number]
             return [here[rank] for rank in range(self.size)]
 
-    def absent(self, number: int) -> list[int]:
+    def missing_ranks(self, number: int) -> list[int]:
         """The ranks that have not come to a meeting."""
-        return [rank for rank in range(self.size) if rank not in self.meetings.get(number, {})]
+        return [rank for rank in range(self.size) if rank not in self.rounds.get(number, {})]
 
-    def send(self, source: int, target: int, brought: Brought) -> None:
+    def send(self, source: int, target: int, contribution: Contribution) -> None:
         """Leave a letter; nobody is waited for."""
         with self.changed:
-            self.letters[source, target].append(brought)
+            self.messages[source, target].append(contribution)
             self.changed.notify_all()
 
-    def receive(self, source: int, target: int, until: float) -> Brought | None:
+    def receive(self, source: int, target: int, until: float) -> Contribution | None:
         """The next letter; None where none has come in time."""
-        box = self.letters[source, target]
+        box = self.messages[source, target]
         with self.changed:
-            self.changed.wait_for(lambda: self.error or box, _left(until))
+            self.changed.wait_for(lambda: self.error or box, _seconds_left(until))
             return box.popleft() if box else None
 
 
-def _left(until: float) -> float:
+def _seconds_left(until: float) -> float:
     return min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX)
 
 
@@ -98,21 +98,21 @@ class ThreadCommunicator(Communicator):
     library = "threads"
 
     def __init__(
-        self, hall: Hall, rank: int, device: Device, *, generation: int = 0, deadline: float = DEADLINE
+        self, rendezvous: Rendezvous, rank: int, device: Device, *, generation: int = 0, deadline: float = DEADLINE
     ) -> None:
-        super().__init__(rank, hall.size, device, generation=generation, deadline=deadline)
-        self.hall, self._number = hall, 0
+        super().__init__(rank, rendezvous.size, device, generation=generation, deadline=deadline)
+        self.rendezvous, self._number = rendezvous, 0
 
     def check(self) -> None:
-        if self.error is None and self.hall.error is not None:  # another rank has found out
-            self.fail(self.hall.error)
+        if self.error is None and self.rendezvous.error is not None:  # another rank has found out
+            self.fail(self.rendezvous.error)
         super().check()
 
     def fail(self, error: CollectiveError) -> None:
         """Fail by what the ranks' hall failed by, where that came first: the end of a rank often follows from it."""
-        super().fail(self.hall.error or error)
+        super().fail(self.rendezvous.error or error)
 
-    def meet(self, call: str, part: Any) -> Callable[[], list[Any]]:
+    def exchange(self, call: str, part: Any) -> Callable[[], list[Any]]:
         """Bring a part to the next meeting; what comes back waits for the others', and gives all in rank order.
 
         A part is to be nobody's to change. Raises CollectiveTimeout, RankLost, or CollectiveError for other calls.
@@ -120,24 +120,24 @@ class ThreadCommunicator(Communicator):
         self.check()
         number, self._number = self._number, self._number + 1
         until = time.monotonic() + self.deadline
-        self.hall.bring(number, self.rank, Brought(call, part))
+        self.rendezvous.contribute(number, self.rank, Contribution(call, part))
 
         def finish() -> list[Any]:
-            found = self.hall.parts(number, until)
+            found = self.rendezvous.collect(number, until)
             if found is None:
-                raise self._absent(call, self.hall.absent(number))
-            for rank, brought in enumerate(found):
-                if brought.call != call:
-                    given = f"rank {self.rank} calls {call}, rank {rank} {brought.call}"
+                raise self._fail_missing(call, self.rendezvous.missing_ranks(number))
+            for rank, contribution in enumerate(found):
+                if contribution.call != call:
+                    given = f"rank {self.rank} calls {call}, rank {rank} {contribution.call}"
                     self.raise_failed(CollectiveError(f"{self!r}: ranks disagree: {given}"))
-            return [brought.part for brought in found]
+            return [contribution.part for contribution in found]
 
         return finish
 
     def send(self, peer: int, call: str, part: Any) -> None:
         """Leave a part for another rank's `receive`; nobody is waited for."""
         self.check()
-        self.hall.send(self.rank, peer, Brought(call, part))
+        self.rendezvous.send(self.rank, peer, Contribution(call, part))
 
     def receive(self, peer: int, call: str) -> Callable[[], Any]:
         """What the next `send` of a rank to this one has left, once it is waited for."""
@@ -145,9 +145,9 @@ class ThreadCommunicator(Communicator):
         until = time.monotonic() + self.deadline
 
         def finish() -> Any:
-            found = self.hall.receive(peer, self.rank, until)
+            found = self.rendezvous.receive(peer, self.rank, until)
             if found is None:
-                raise self._absent(f"receive from rank {peer}", [peer])
+                raise self._fail_missing(f"receive from rank {peer}", [peer])
             if found.call != call:
                 given = f"rank {self.rank} expects {call}, rank {peer} sent {found.call}"
                 self.raise_failed(CollectiveError(f"{self!r}: ranks disagree: {given}"))
@@ -155,51 +155,53 @@ class ThreadCommunicator(Communicator):
 
         return finish
 
-    def _absent(self, call: str, absent: list[int]) -> CollectiveError:
+    def _fail_missing(self, call: str, missing: list[int]) -> CollectiveError:
         """What a call failed by in which ranks are absent."""
-        error = self.hall.error
+        error = self.rendezvous.error
         if error is None:
-            who = ", ".join(map(str, absent))
+            who = ", ".join(map(str, missing))
             error = CollectiveTimeout(
                 f"{self!r}: {call} was not done within {self.deadline:g} s: no word of rank {who}"
             )
         self.fail(error)
         return self.failure()
 
-    def lose(self, rank: int, why: str) -> None:
+    def lose_rank(self, rank: int, why: str) -> None:
         """Tell all ranks that one of them is gone."""
         self.fail(RankLost(f"generation {self.generation}: rank {rank} of {self.size} is lost: {why}", (rank,)))
 
     def stop(self) -> None:
-        self.hall.fail(self.failure())
+        self.rendezvous.fail(self.failure())
 
     def release(self) -> None:
         pass  # it is memory, which goes by itself
 
     def split(self, color: int | None, key: int = 0) -> Self | None:
-        given = self.meet("split", (color, key))()
-        halls = self.meet("split, second part", {} if self.rank else {c: _hall(given, c) for c, _ in given})()[0]
+        given = self.exchange("split", (color, key))()
+        by_color = self.exchange(
+            "split, second part", {} if self.rank else {c: _split_rendezvous(given, c) for c, _ in given}
+        )()[0]
         if color is None:
             return None
         order = sorted(rank for rank in range(self.size) if given[rank][0] == color)
         order.sort(key=lambda rank: given[rank][1])
         place = order.index(self.rank)
-        return type(self)(halls[color], place, self.device, generation=self.generation, deadline=self.deadline)
+        return type(self)(by_color[color], place, self.device, generation=self.generation, deadline=self.deadline)
 
 
-def _hall(given: list[tuple[int | None, int]], color: int | None) -> Hall:
-    return Hall(sum(one == color for one, _ in given))
+def _split_rendezvous(given: list[tuple[int | None, int]], color: int | None) -> Rendezvous:
+    return Rendezvous(sum(one == color for one, _ in given))
 
 
-def ranks_of(size: int) -> ThreadCommunicator:
+def placeholder_communicator(size: int) -> ThreadCommunicator:
     """The first rank of so many on the host, where the others are not: for requests that are looked at, and not run."""
     if size < 1:
         raise ValueError(size)
-    return ThreadCommunicator(Hall(size), 0, host("host"))
+    return ThreadCommunicator(Rendezvous(size), 0, host("host"))
 
 
 def solo(device: Device) -> ThreadCommunicator:
     """A communicator of one rank on the host."""
     if not device.is_host:
         raise BadRequest("device", str(device), "the host")
-    return ThreadCommunicator(Hall(1), 0, device)
+    return ThreadCommunicator(Rendezvous(1), 0, device)

@@ -11,24 +11,24 @@ import contextlib
 import os
 import sys
 
-__all__ = ["leave_without_mpi"]
+__all__ = ["exit_without_finalize"]
 
-_is_set = False
+_is_requested = False
 
 
-def leave_without_mpi() -> None:
+def exit_without_finalize() -> None:
     """Have the process end behind its exit handlers, and not with MPI's; again, it does nothing.
 
     Handlers that were there before the first world of MPI are not called then, but that of `logging`. The status is 1
     where an exception ended the program, else 0: what it gave to `sys.exit` is not to be had any more.
     """
-    global _is_set
-    _is_set = True
+    global _is_requested
+    _is_requested = True
 
 
 @atexit.register
-def _end() -> None:
-    if not _is_set:
+def _exit() -> None:
+    if not _is_requested:
         return
     logging = sys.modules.get("logging")
     if logging is not None:

@@ -17,10 +17,10 @@ from dispatch.errors import CollectiveTimeout, DeviceUnavailable, RankLeftOut
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Arrival", "Counted", "Counter", "arrive", "meeting_actor", "ray"]
+__all__ = ["JoinRequest", "RendezvousActor", "RendezvousResult", "join_rendezvous", "ray", "rendezvous_actor"]
 
 SHORTEST, LONGEST = 0.02, 0.25  # seconds between two questions
-SILENT = 10.0  # seconds after which one that asks no more has ended, and an answer is lost
+SILENT_SECONDS = 10.0  # seconds after which one that asks no more has ended, and an answer is lost
 
 
 def ray() -> Any:
@@ -33,7 +33,7 @@ def ray() -> Any:
     return found
 
 
-class Arrival(NamedTuple):
+class JoinRequest(NamedTuple):
     """What a member says as it comes.
 
     `generation` is the least that it takes part in, 0 of one that has been in none; `awaited` are the members that it
@@ -51,7 +51,7 @@ class Arrival(NamedTuple):
     job: str
 
 
-class Counted(NamedTuple):
+class RendezvousResult(NamedTuple):
     """What all are told: where each member listens, which generation it is, and a word that only they know.
 
     Of one that is left out `is_out` is true.
@@ -68,55 +68,55 @@ class Counted(NamedTuple):
         return {member: port for member, (_, port) in self.addresses.items()}
 
 
-class Counter:
+class RendezvousActor:
     """What the actor does. Each that has come asks again and again, and who asks no more has ended."""
 
     def __init__(self) -> None:
-        self._here: dict[int, tuple[Arrival, float]] = {}  # with the time of its last word
-        self._last: Counted | None = None
-        self._begun = math.inf  # when one that has been in a generation first asked for the next
+        self._joined: dict[int, tuple[JoinRequest, float]] = {}  # with the time of its last word
+        self._last: RendezvousResult | None = None
+        self._round_start = math.inf  # when one that has been in a generation first asked for the next
 
-    def come(self, arrival: Arrival) -> Counted | None:
+    def join(self, joining: JoinRequest) -> RendezvousResult | None:
         """Take part in the next count; None until it has ended."""
         last, now = self._last, time.monotonic()
-        if last is not None and last.ports.get(arrival.member) == arrival.port:
+        if last is not None and last.ports.get(joining.member) == joining.port:
             return last
-        if last is not None and 0 < arrival.generation <= last.generation and arrival.member not in last.addresses:
+        if last is not None and 0 < joining.generation <= last.generation and joining.member not in last.addresses:
             return last._replace(is_out=True)
-        self._here[arrival.member] = arrival, now
-        self._here = {member: entry for member, entry in self._here.items() if now - entry[1] < SILENT}
-        asked = [each for each, _ in self._here.values() if each.generation]
-        self._begun = min(self._begun, now) if asked else math.inf
-        awaited = [set(each.awaited) for each in asked] or [set(range(arrival.size))]
-        is_complete = set.intersection(*awaited) <= self._here.keys()
-        if not is_complete and now < self._begun + max((each.grace for each in asked), default=math.inf):
+        self._joined[joining.member] = joining, now
+        self._joined = {member: entry for member, entry in self._joined.items() if now - entry[1] < SILENT_SECONDS}
+        asked = [each for each, _ in self._joined.values() if each.generation]
+        self._round_start = min(self._round_start, now) if asked else math.inf
+        awaited = [set(each.awaited) for each in asked] or [set(range(joining.size))]
+        is_complete = set.intersection(*awaited) <= self._joined.keys()
+        if not is_complete and now < self._round_start + max((each.grace for each in asked), default=math.inf):
             return None
-        return self._count()
+        return self._end_round()
 
     def leave(self, member: int, port: int) -> None:
         """Take one back that waits no more."""
-        found = self._here.get(member)
+        found = self._joined.get(member)
         if found is not None and found[0].port == port:
-            del self._here[member]
+            del self._joined[member]
 
-    def _count(self) -> Counted:
-        arrivals = sorted((arrival for arrival, _ in self._here.values()), key=lambda one: one.member)
-        is_one_host = len({each.host for each in arrivals}) == 1
-        places = {each.member: ("127.0.0.1" if is_one_host else each.host, each.port) for each in arrivals}
+    def _end_round(self) -> RendezvousResult:
+        joined = sorted((joining for joining, _ in self._joined.values()), key=lambda one: one.member)
+        is_one_host = len({each.host for each in joined}) == 1
+        places = {each.member: ("127.0.0.1" if is_one_host else each.host, each.port) for each in joined}
         before = -1 if self._last is None else self._last.generation
-        generation = max(before + 1, *(each.generation for each in arrivals), 0)
-        self._here, self._begun = {}, math.inf
-        self._last = Counted(places, generation, arrivals[0].job)
+        generation = max(before + 1, *(each.generation for each in joined), 0)
+        self._joined, self._round_start = {}, math.inf
+        self._last = RendezvousResult(places, generation, joined[0].job)
         return self._last
 
 
-def meeting_actor(name: str) -> Any:
+def rendezvous_actor(name: str) -> Any:
     """The handle of the actor in which the ranks of a world of this name meet, made where nobody has."""
     options = {"num_cpus": 0, "max_restarts": -1}
-    return ray().remote(Counter).options(name=f"dispatch world {name}", get_if_exists=True, **options).remote()
+    return ray().remote(RendezvousActor).options(name=f"dispatch world {name}", get_if_exists=True, **options).remote()
 
 
-def arrive(name: str, arrival: Arrival, until: float) -> Counted:
+def join_rendezvous(name: str, joining: JoinRequest, until: float) -> RendezvousResult:
     """Come to the meeting of a world, and learn who is in; CollectiveTimeout, RankLeftOut."""
     module, actor, pause = ray(), None, SHORTEST
     broken = (module.exceptions.RayActorError, module.exceptions.GetTimeoutError, ValueError)
@@ -124,21 +124,21 @@ def arrive(name: str, arrival: Arrival, until: float) -> Counted:
     while time.monotonic() < until:
         try:
             if actor is None:
-                actor = meeting_actor(name)
-            counted: Counted | None = module.get(actor.come.remote(arrival), timeout=SILENT)
+                actor = rendezvous_actor(name)
+            result: RendezvousResult | None = module.get(actor.join.remote(joining), timeout=SILENT_SECONDS)
         except broken as error:  # it has ended, with who had made it, or its answer was lost: it is asked again
-            actor, counted, why = None, None, f"the actor of its meeting does not answer: {error}"
-        if counted is not None and counted.is_out:
-            raise left_out(arrival.member, counted.generation, counted.addresses)
-        if counted is not None:
-            return counted
+            actor, result, why = None, None, f"the actor of its meeting does not answer: {error}"
+        if result is not None and result.is_out:
+            raise left_out_error(joining.member, result.generation, result.addresses)
+        if result is not None:
+            return result
         time.sleep(pause)
         pause = min(1.5 * pause, LONGEST)
     if actor is not None:
-        actor.leave.remote(arrival.member, arrival.port)
-    raise CollectiveTimeout(f"world {name!r}: member {arrival.member} of {arrival.size}: {why}")
+        actor.leave.remote(joining.member, joining.port)
+    raise CollectiveTimeout(f"world {name!r}: member {joining.member} of {joining.size}: {why}")
 
 
-def left_out(member: int, generation: int, members: Iterable[int]) -> RankLeftOut:
+def left_out_error(member: int, generation: int, members: Iterable[int]) -> RankLeftOut:
     """What a member is told that has come too late."""
     return RankLeftOut(f"member {member} was not heard in time: generation {generation} is {sorted(members)}")
