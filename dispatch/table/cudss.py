@@ -17,8 +17,8 @@ from dispatch.table.on_host import on_host
 __all__ = ["ROWS"]
 
 SM75, V1 = Arch(75), (1, 0)
-RULES = (rules.aligned, rules.only_csr, rules.index_pair, rules.results, rules.factorized)
-STACKED, LISTS = (list_rules.of_one_pattern,), (list_rules.of_lists,)
+RULES = (rules.aligned, rules.only_csr, rules.index_dtypes, rules.dense_results, rules.direct_operands)
+STACKED, LISTS = (list_rules.one_pattern,), (list_rules.lists,)
 SOLVE = ("cudss", "cudssExecute", cudss_plan, ("H200",))
 BATCHED = ("cudss", "cudssExecute", cudss_plan, ("H200",))
 SEVERAL = ("cudss", "cudssExecute", cudss_plan, ("H200",), None, SEVERAL_PATTERNS)

@@ -16,8 +16,8 @@ __all__ = ["ROWS"]
 
 SM75, V11 = Arch(75), (11, 0)
 RULES = (
-    *(rules.aligned, rules.only_csr, rules.narrow, rules.results, rules.factorized, rules.both_triangles),
-    *(rules.on_device, rules.own_precision, rules.unrefined),
+    *(rules.aligned, rules.only_csr, rules.i32_indices, rules.dense_results, rules.direct_operands),
+    *(rules.both_triangles, rules.factors_on_device, rules.same_precision, rules.no_refinement),
 )
 LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
 
@@ -25,7 +25,7 @@ REFACTOR = Row(
     op="spsolve",
     dtypes=(F64, F64),
     compute=None,
-    rules=(*RULES, rules.refactored),
+    rules=(*RULES, rules.refactorization),
     min_arch=SM75,
     max_arch=None,
     min_version=V11,

@@ -41,26 +41,31 @@ V12_9_4 = (12, 9, 4)  # has SpMVOp with the arguments bound here; 12.7.2 had oth
 V12_5_4 = (12, 5, 4)  # earlier versions of SpMV rely on what a former call left in the workspace, which plans share
 ALL = (F32, F64, C64, C128)
 EXCHANGED = (F32, F64, C64, C128, F16, BF16)  # by csr2csc
-ANY      = (rules.aligned, rules.elements, rules.index_pair, rules.results)
-PAIRS    = (*ANY, rules.reused)
-DENSE_A  = (rules.aligned, rules.lines, rules.results)
-VECTOR   = (*ANY, rules.blocks, rules.vectors)
-MATRIX   = (*ANY, rules.blocks, rules.lines, rules.steady)
-STACKED  = (rules.aligned, batched_rules.in_csr, rules.index_pair, rules.stacked_lines)
-STACKED_CSC = (rules.aligned, batched_rules.in_csc, rules.index_pair, rules.stacked_lines)
-STACKED_BSR = (rules.aligned, batched_rules.in_bsr, rules.index_pair, rules.blocks, rules.stacked_lines)
-STACKED_COO = (rules.aligned, batched_rules.in_coo, rules.index_pair, rules.stacked_lines, batched_rules.of_batches)
-SAMPLED  = (*ANY, rules.only_csr, rules.lines)
-SOLVE    = (*ANY, rules.formats_of_solves, rules.vectors)
-SOLVES   = (*ANY, rules.formats_of_solves, rules.lines)
-UNPACK   = (*ANY, rules.formats_of_dense, rules.lines)
-SOME     = (rules.aligned, rules.results, rules.some)
-THREE    = (rules.aligned, rules.results, rules.three)
-LINES    = (rules.aligned, rules.results, rules.narrow_lines, rules.zero_base)
-SLICES   = (rules.aligned, rules.vectors, ell_rules.some)
-BLOCKED  = (rules.lines, ell_rules.some, ell_rules.powers, ell_rules.narrow_columns, ell_rules.vector_blocks)
-SORTED   = (rules.aligned, rules.narrow, rules.results)
-EXCHANGE = (rules.aligned, rules.elements, rules.narrow, rules.results)
+ANY      = (rules.aligned, rules.elements_where_needed, rules.index_dtypes, rules.dense_results)
+PAIRS    = (*ANY, rules.spgemm_reuse)
+DENSE_A  = (rules.aligned, rules.dense_orders, rules.dense_results)
+VECTOR   = (*ANY, rules.square_blocks, rules.dense_vectors)
+MATRIX   = (*ANY, rules.square_blocks, rules.dense_orders, rules.csr_alg3_formats)
+STACKED  = (rules.aligned, batched_rules.in_csr, rules.index_dtypes, rules.dense_batch_orders)
+STACKED_CSC = (rules.aligned, batched_rules.in_csc, rules.index_dtypes, rules.dense_batch_orders)
+STACKED_BSR = (rules.aligned, batched_rules.in_bsr, rules.index_dtypes, rules.square_blocks, rules.dense_batch_orders)
+STACKED_COO = (
+    rules.aligned, batched_rules.in_coo, rules.index_dtypes, rules.dense_batch_orders, batched_rules.batch_algorithm
+)
+SAMPLED  = (*ANY, rules.only_csr, rules.dense_orders)
+SOLVE    = (*ANY, rules.triangular_formats, rules.dense_vectors)
+SOLVES   = (*ANY, rules.triangular_formats, rules.dense_orders)
+UNPACK   = (*ANY, rules.no_blocks, rules.dense_orders)
+SOME     = (rules.aligned, rules.dense_results, rules.sparse_vectors)
+THREE    = (rules.aligned, rules.dense_results, rules.tridiagonal)
+LINES    = (rules.aligned, rules.dense_results, rules.i32_count, rules.base_zero_if_empty)
+SLICES   = (rules.aligned, rules.dense_vectors, ell_rules.added_elements)
+BLOCKED  = (
+    rules.dense_orders, ell_rules.added_elements, ell_rules.power_of_2_blocks, ell_rules.i32_columns,
+    ell_rules.aligned_blocks,
+)
+SORTED   = (rules.aligned, rules.i32_indices, rules.dense_results)
+EXCHANGE = (rules.aligned, rules.elements_where_needed, rules.i32_indices, rules.dense_results)
 
 H100, H200 = ("H100",), ("H200",)
 SPMV     = ("cusparse", "cusparseSpMV", cusparse_plan, H100)
@@ -169,8 +174,8 @@ PRUNE_ROWS = (
     Row("prune_to_csr",     (F32, F32), None, DENSE_A, SM75, None, V12, *S_PRUNE),
     Row("prune_to_csr",     (F64, F64), None, DENSE_A, SM75, None, V12, *D_PRUNE),
 )
-OVER_ANY = (rules.aligned, rules.any_elements, rules.one_index)
-OF_SUMS  = (rules.aligned, rules.any_elements, rules.from_zero, rules.narrow_columns, rules.vectors)
+OVER_ANY = (rules.aligned, rules.with_elements, rules.same_index_dtype)
+OF_SUMS  = (rules.aligned, rules.with_elements, rules.base_zero, rules.i32_columns, rules.dense_vectors)
 COMPILED_ROWS = (
     *(Row("spmm_op", (one, one), None, OVER_ANY, SM75, None, V12, *SPMM_OP) for one in ALL),
     Row("spmm_op",   (F16, F16), None, OVER_ANY, SM75, None, V12, *SPMM_OP),
@@ -179,7 +184,7 @@ COMPILED_ROWS = (
     Row("spmm_op",   (BF16, F32), None, OVER_ANY, SM80, None, V12, *SPMM_OP),
     *(Row("spmv_op", (one, one), None, OF_SUMS, SM75, None, V12_9_4, *SPMV_OP) for one in (F32, F64)),
 )
-PIVOTS = (rules.aligned, rules.narrow, rules.results, rules.any_elements)
+PIVOTS = (rules.aligned, rules.i32_indices, rules.dense_results, rules.with_elements)
 LETTERS = tuple(zip(ALL, "SDCZ", strict=True))
 FACTOR_ROWS = (
     *(Row("ilu0", (one, one), None, PIVOTS, SM75, None, V12, "cusparse", f"cusparse{x}csrilu02", incomplete_plan, H100)

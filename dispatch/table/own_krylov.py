@@ -14,10 +14,13 @@ __all__ = ["ROWS"]
 
 SM75  = Arch(75)
 H100, H200 = ("H100",), ("H200",)
-ANY   = (rules.aligned, rules.index_pair, rules.blocks, rules.results, rules.iterated, rules.diagonal_of_lines)
-RULES = (*ANY, rules.without_factors)
-SOLVES = (*ANY, rules.with_factors)
-BLOCKS = (*ANY, rules.with_blocks)
+ANY   = (
+    rules.aligned, rules.index_dtypes, rules.square_blocks, rules.dense_results, rules.krylov_operands,
+    rules.preconditioner_formats,
+)
+RULES = (*ANY, rules.diagonal_preconditioner)
+SOLVES = (*ANY, rules.factor_preconditioner)
+BLOCKS = (*ANY, rules.block_preconditioner)
 REAL, ALL = (F32, F64), (F32, F64, C64, C128)
 
 GPU_ROWS = (

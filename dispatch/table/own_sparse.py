@@ -24,25 +24,25 @@ from dispatch.ops.sparse.reference import numpy_check, numpy_compressed, numpy_d
 from dispatch.ops.sparse.rules import (
     adjacent_rows,
     aligned,
+    default_algorithm,
+    dense_results,
+    enough_columns,
     few_elements,
-    formats_of_dense,
-    open_algorithm,
-    results,
-    wide_enough,
+    no_blocks,
 )
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
 SM75, SM80 = Arch(75), Arch(80)
-RULES = (aligned, results)
-SAMPLED = (aligned, formats_of_dense, results)
+RULES = (aligned, dense_results)
+SAMPLED = (aligned, no_blocks, dense_results)
 SAMPLES = (aligned, dense_elements)
-BLOCKED = (aligned, results, dense_blocks)
+BLOCKED = (aligned, dense_results, dense_blocks)
 OF_BSR  = (aligned, only_bsr)
-ADJACENT = (aligned, adjacent_rows, open_algorithm, few_elements)
-MATRIX = (aligned, adjacent_rows, open_algorithm, wide_enough)
-STACKED = (aligned, adjacent_rows, open_algorithm)
+ADJACENT = (aligned, adjacent_rows, default_algorithm, few_elements)
+MATRIX = (aligned, adjacent_rows, default_algorithm, enough_columns)
+STACKED = (aligned, adjacent_rows, default_algorithm)
 DTYPES = (F32, F64, C64, C128, F16, BF16)
 
 H100 = ("H100",)
@@ -53,7 +53,7 @@ SAMPLE = ("own", "sample_products", own_sampled_plan, ("H200",), None, "any form
 SAMPLE_BATCH = ("own", "sample_products", own_sampled_plan, ("H200",))
 COUNT_BLOCKS = ("own", "mark_blocks", own_bsr_plan, ("H200",))
 MAKE_BLOCKS = ("own", "fill_blocks", own_bsr_plan, ("H200",))
-SPREAD   = ("own", "spread_blocks", own_bsr_plan, ("H200",))
+SPREAD   = ("own", "expand_blocks", own_bsr_plan, ("H200",))
 UNPACK   = ("own", "unpack_blocks", own_bsr_plan, ("H200",), None, "blocks")
 MULTIPLY = ("own", "multiply_rows", own_product_plan, ("H200",), None, "adjacent rows")
 MULTIPLY_MATRIX = ("own", "multiply_over", own_matrix_plan, ("H200",), None, "adjacent rows")

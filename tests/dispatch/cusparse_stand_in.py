@@ -129,9 +129,9 @@ class Library(products.Products):
         assert 0 <= nnz <= m * n
         assert address_of(rows) or not nnz
         assert address_of(values) or not nnz
-        said = {"m": m, "n": n, "nnz": nnz, "rows": address_of(rows), "columns": address_of(columns)}
-        said |= {"values": address_of(values), "kinds": tuple(map(int, kinds)), "base": int(base), "block": block}
-        self.put(handle, Matrix(format=kind, value_type=int(value_type), fill=None, diag=None, **said))
+        spec = {"m": m, "n": n, "nnz": nnz, "rows": address_of(rows), "columns": address_of(columns)}
+        spec |= {"values": address_of(values), "kinds": tuple(map(int, kinds)), "base": int(base), "block": block}
+        self.put(handle, Matrix(format=kind, value_type=int(value_type), fill=None, diag=None, **spec))
 
     def _CreateCsr(self, handle, m, n, nnz, rows, columns, values, *rest):
         *kinds, base, value_type = rest
@@ -277,7 +277,7 @@ class Library(products.Products):
 
 
 class Handle:
-    left = None
+    counted_product = None
 
     def follow(self):
         return cusparse.cusparseHandle_t(1)
@@ -325,28 +325,28 @@ class Rounding:
 class PatternProduct:
     """The kernel's work; itself is tried in test_sparse_values.py."""
 
-    def __init__(self, executor, front, said, alpha, pattern, indices, sizes):
+    def __init__(self, executor, front, spec, alpha, pattern, indices, sizes):
         assert all(sizes)
         assert len(indices) == 4
-        self.front, self.said, self.alpha, self.pattern = front, said, alpha, pattern
+        self.front, self.spec, self.alpha, self.pattern = front, spec, alpha, pattern
 
     def enqueue(self, addresses):
-        said = self.said
+        spec = self.spec
         product = self.alpha * np.matmul(*(self.dense(one, addresses) for one in self.front))
-        ends = array_at(self.pattern[0], np.int32, said.shape[0] + 1)
-        columns = array_at(self.pattern[1], np.int32, said.nnz)
-        array_at(addresses[said.rows], np.int32, len(ends))[...] = ends
-        array_at(addresses[said.columns], np.int32, said.nnz)[...] = columns
-        row = np.repeat(np.arange(said.shape[0]), np.diff(ends))
-        array_at(addresses[said.values], DTYPES[said.value_type], said.nnz)[...] = product[row, columns]
+        ends = array_at(self.pattern[0], np.int32, spec.shape[0] + 1)
+        columns = array_at(self.pattern[1], np.int32, spec.nnz)
+        array_at(addresses[spec.rows], np.int32, len(ends))[...] = ends
+        array_at(addresses[spec.columns], np.int32, spec.nnz)[...] = columns
+        row = np.repeat(np.arange(spec.shape[0]), np.diff(ends))
+        array_at(addresses[spec.values], DTYPES[spec.value_type], spec.nnz)[...] = product[row, columns]
 
     @staticmethod
-    def dense(said, addresses):
-        found = np.zeros(said.shape, DTYPES[said.value_type])
-        ends = array_at(addresses[said.rows], np.int32, said.shape[0] + 1)
-        columns = array_at(addresses[said.columns], np.int32, said.nnz)
-        row = np.repeat(np.arange(said.shape[0]), np.diff(ends))
-        np.add.at(found, (row, columns), array_at(addresses[said.values], DTYPES[said.value_type], said.nnz))
+    def dense(spec, addresses):
+        found = np.zeros(spec.shape, DTYPES[spec.value_type])
+        ends = array_at(addresses[spec.rows], np.int32, spec.shape[0] + 1)
+        columns = array_at(addresses[spec.columns], np.int32, spec.nnz)
+        row = np.repeat(np.arange(spec.shape[0]), np.diff(ends))
+        np.add.at(found, (row, columns), array_at(addresses[spec.values], DTYPES[spec.value_type], spec.nnz))
         return found
 
 

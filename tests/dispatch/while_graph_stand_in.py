@@ -102,7 +102,9 @@ class Driver:
             assert (blocks, ones[2]) == (1, 1)
             handle, number = (ctypes.c_uint64.from_address(pointers[k]).value for k in range(2))
             return given.func, (blocks, ones[2]), (handle, number)
-        held = own_krylov.Solve.from_buffer_copy(ctypes.string_at(pointers[0], ctypes.sizeof(own_krylov.Solve)))
+        held = own_krylov.SolveParameters.from_buffer_copy(
+            ctypes.string_at(pointers[0], ctypes.sizeof(own_krylov.SolveParameters))
+        )
         return given.func, (blocks, ones[2]), held
 
     def _cuGraphAddKernelNode(self, made, graph, before, count, params):
@@ -169,7 +171,7 @@ class Driver:
         _, _, shared, _, pointers, extra = rest
         assert shared == 0
         assert extra is None
-        taken = own_krylov.Solve.from_address(pointers[0])
+        taken = own_krylov.SolveParameters.from_address(pointers[0])
         self.functions[function.value]((blocks, threads), taken)
 
 

@@ -22,14 +22,14 @@ from dispatch.libraries.cudss.handle import handle_of
 if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["Factors", "Said", "Ways"]
+__all__ = ["Factors", "SolverSettings", "SystemSpec"]
 
 NO_LIMIT = -1
 COUNTS = {4: ctypes.c_int32, 8: ctypes.c_int64}
 INDEX_TYPES = {4: cudss.cudaDataType_t.CUDA_R_32I, 8: cudss.cudaDataType_t.CUDA_R_64I}
 
 
-class Said(NamedTuple):
+class SystemSpec(NamedTuple):
     """What of a system is no address: `kind` and `view` are a cudssMatrixType_t and a cudssMatrixViewType_t.
 
     `ld` are the leading dimensions of the right-hand sides and of the solution, whose columns lie one behind another.
@@ -37,7 +37,7 @@ class Said(NamedTuple):
 
     n: int
     nnz: int
-    sides: int
+    nrhs: int
     ld: tuple[int, int]
     offset_bytes: int
     index_bytes: int
@@ -47,7 +47,7 @@ class Said(NamedTuple):
     base: int
 
 
-class Ways(NamedTuple):
+class SolverSettings(NamedTuple):
     """How systems are solved.
 
     A `batch` are matrices of one pattern, whose values, right-hand sides and solutions lie one behind another. With
@@ -70,47 +70,47 @@ class Factors:
     __slots__ = (
         "__weakref__",
         "_a",
-        "_at",
+        "_analysed_pattern",
         "_b",
         "_config",
         "_data",
         "_executor",
         "_handle",
+        "_has_failed",
         "_index_bytes",
         "_is_factored",
-        "_is_spoilt",
+        "_settings",
         "_stamp",
-        "_ways",
         "_x",
         "info",
     )
 
-    def __init__(self, executor: CudaExecutor, said: Any, placeholder: int, ways: Ways) -> None:
-        """`said` is a `Said`; of a class that derives from this one, what its `_describe` takes."""
-        self._executor, self._handle, self._ways = executor, handle_of(executor).follow(), ways
+    def __init__(self, executor: CudaExecutor, spec: Any, placeholder: int, settings: SolverSettings) -> None:
+        """`spec` is a `SystemSpec`; of a derived class, what its `_describe` takes."""
+        self._executor, self._handle, self._settings = executor, handle_of(executor).follow(), settings
         self._config, self._data = cudss.cudssConfig_t(), cudss.cudssData_t()
         self._a, self._b, self._x = (cudss.cudssMatrix_t() for _ in range(3))
-        self._at: Any = None  # the addresses of the pattern that was analysed
+        self._analysed_pattern: Any = None  # the addresses of the pattern that was analysed
         self._stamp: Any = None  # of what was factorized
-        self._is_factored = self._is_spoilt = False
+        self._is_factored = self._has_failed = False
         self.info = 0
         executor.at_close.append(partial(_close, weakref.ref(self)))
         cudss.cudssConfigCreate(self._config)
-        configure(self._config, ways)
+        configure(self._config, settings)
         cudss.cudssDataCreate(self._handle, self._data)
-        self._describe(said, placeholder)
+        self._describe(spec, placeholder)
 
-    def _describe(self, said: Any, placeholder: int) -> None:
+    def _describe(self, spec: Any, placeholder: int) -> None:
         """Make the descriptors of the matrices, whose addresses each run gives."""
-        self._index_bytes = said.index_bytes
-        value, kind = cudss.cudaDataType_t(said.value_type), cudss.cudssMatrixType_t(said.kind)
-        indices = INDEX_TYPES[said.offset_bytes], INDEX_TYPES[said.index_bytes]
-        view, base = cudss.cudssMatrixViewType_t(said.view), cudss.cudssIndexBase_t(said.base)
+        self._index_bytes = spec.index_bytes
+        value, kind = cudss.cudaDataType_t(spec.value_type), cudss.cudssMatrixType_t(spec.kind)
+        indices = INDEX_TYPES[spec.offset_bytes], INDEX_TYPES[spec.index_bytes]
+        view, base = cudss.cudssMatrixViewType_t(spec.view), cudss.cudssIndexBase_t(spec.base)
         pattern = (placeholder, None, placeholder, placeholder)
-        cudss.cudssMatrixCreateCsr(self._a, said.n, said.n, said.nnz, *pattern, *indices, value, kind, view, base)
+        cudss.cudssMatrixCreateCsr(self._a, spec.n, spec.n, spec.nnz, *pattern, *indices, value, kind, view, base)
         layout = cudss.cudssLayout_t.CUDSS_LAYOUT_COL_MAJOR
-        for made, ld in zip((self._b, self._x), said.ld, strict=True):
-            cudss.cudssMatrixCreateDn(made, said.n, said.sides, ld, placeholder, value, layout)
+        for made, ld in zip((self._b, self._x), spec.ld, strict=True):
+            cudss.cudssMatrixCreateDn(made, spec.n, spec.nrhs, ld, placeholder, value, layout)
 
     def solve(self, pattern: tuple[Any, Any], values: Any, b: Any, x: Any, stamp: Any, *, keeps: bool) -> None:
         """Solve at these addresses, once the matrix is factorized."""
@@ -123,44 +123,44 @@ class Factors:
         `keeps` says whether the pattern is promised to stay, and `stamp`, where there is one, is another for other
         values. Where it factorizes it waits for the status, and says so.
         """
-        self._point(pattern, values, b, x)
+        self._set_addresses(pattern, values, b, x)
         known = None if stamp is None else (stamp, values)
-        if not keeps or self._at != pattern:
-            self._at = None
+        if not keeps or self._analysed_pattern != pattern:
+            self._analysed_pattern = None
         elif known is not None and self._stamp == known:
             return False
-        if self._is_spoilt:
+        if self._has_failed:
             self._renew()
-        if self._at is None:
+        if self._analysed_pattern is None:
             self._stamp, self._is_factored = None, False
             self._analyse()
-            self._at = pattern
+            self._analysed_pattern = pattern
         phases = cudss.cudssPhase_t
         again = self._is_factored
         self._stamp, self._is_factored = None, False
         self._execute(phases.CUDSS_PHASE_REFACTORIZATION if again else phases.CUDSS_PHASE_FACTORIZATION)
         self.info = self._status()
         # One that has replaced pivots has no scales and no order that another matrix should be given.
-        self._stamp, self._is_factored, self._is_spoilt = known, not self.info, self.info != 0
+        self._stamp, self._is_factored, self._has_failed = known, not self.info, self.info != 0
         return True
 
-    def _point(self, pattern: tuple[Any, Any], values: Any, b: Any, x: Any) -> None:
+    def _set_addresses(self, pattern: tuple[Any, Any], values: Any, b: Any, x: Any) -> None:
         """Have the descriptors say where the operands of a run are."""
         offsets, indices = pattern
         cudss.cudssMatrixSetCsrPointers(self._a, offsets, None, indices, values)
         cudss.cudssMatrixSetValues(self._b, b)
         cudss.cudssMatrixSetValues(self._x, x)
 
-    def spoil(self, status: int) -> None:
+    def mark_failed(self, status: int) -> None:
         """Have what is factorized from now on be told nothing of what was: its solution was none, which `info` says."""
-        self.info, self._is_spoilt = status, True
+        self.info, self._has_failed = status, True
 
     def _renew(self) -> None:
         """Another `cudssData_t`, which knows of no pattern."""
         cudss.cudssDataDestroy(self._handle, self._data)
         self._data = cudss.cudssData_t()
         cudss.cudssDataCreate(self._handle, self._data)
-        self._at, self._stamp, self._is_factored, self._is_spoilt = None, None, False, False
+        self._analysed_pattern, self._stamp, self._is_factored, self._has_failed = None, None, False, False
 
     def substitute(self) -> None:
         """Solve by the factors that are there, at the addresses that were handed over."""
@@ -168,7 +168,7 @@ class Factors:
 
     def _analyse(self) -> None:
         """Analyse; BadRequest where the device's memory was limited to less than the matrix takes."""
-        phase, limit = cudss.cudssPhase_t.CUDSS_PHASE_ANALYSIS, self._ways.device_memory
+        phase, limit = cudss.cudssPhase_t.CUDSS_PHASE_ANALYSIS, self._settings.device_memory
         try:
             self._execute(phase)
         except CudaError:
@@ -191,7 +191,7 @@ class Factors:
 
     def _check_memory(self, limit: int) -> None:
         """BadRequest unless there are as many bytes as the hybrid mode must have, which the analysis tells."""
-        least = self._told(cudss.cudssDataParam_t.CUDSS_DATA_HYBRID_DEVICE_MEMORY_MIN, ctypes.c_int64())
+        least = self._get_data(cudss.cudssDataParam_t.CUDSS_DATA_HYBRID_DEVICE_MEMORY_MIN, ctypes.c_int64())
         if limit < least:
             hint = f"device_memory={least}, or None for what cuDSS finds free"
             raise BadRequest("device_memory", f"{limit}", f"{least} bytes or more for this matrix", hint)
@@ -207,11 +207,11 @@ class Factors:
     def _status(self) -> int:
         """0, the number that cuDSS gives a failure, or minus the number of pivots that were replaced."""
         params = cudss.cudssDataParam_t
-        info = self._told(params.CUDSS_DATA_INFO, ctypes.c_int())
+        info = self._get_data(params.CUDSS_DATA_INFO, ctypes.c_int())
         # A count is as wide as indices are.
-        return info or -self._told(params.CUDSS_DATA_NPIVOTS, COUNTS[self._index_bytes]())
+        return info or -self._get_data(params.CUDSS_DATA_NPIVOTS, COUNTS[self._index_bytes]())
 
-    def _told(self, what: Any, found: Any) -> int:
+    def _get_data(self, what: Any, found: Any) -> int:
         written = ctypes.c_size_t()
         size = ctypes.sizeof(found)
         cudss.cudssDataGet(self._handle, self._data, what, ctypes.byref(found), size, ctypes.byref(written))
@@ -235,18 +235,18 @@ class Factors:
             dispose(Factors.close, self)
 
 
-def configure(config: Any, ways: Ways) -> None:
+def configure(config: Any, settings: SolverSettings) -> None:
     """Set what differs from what cuDSS does by itself; each before the analysis, which it may change."""
     params = cudss.cudssConfigParam_t
     wanted: list[tuple[Any, Any]] = []
-    if ways.batch > 1:
-        wanted.append((params.CUDSS_CONFIG_UBATCH_SIZE, ctypes.c_int32(ways.batch)))
-    if ways.is_hybrid:
+    if settings.batch > 1:
+        wanted.append((params.CUDSS_CONFIG_UBATCH_SIZE, ctypes.c_int32(settings.batch)))
+    if settings.is_hybrid:
         wanted.append((params.CUDSS_CONFIG_HYBRID_MEMORY_MODE, ctypes.c_int32(1)))
-    if ways.device_memory is not None:
-        wanted.append((params.CUDSS_CONFIG_HYBRID_DEVICE_MEMORY_LIMIT, ctypes.c_int64(ways.device_memory)))
-    if ways.refinements:
-        wanted.append((params.CUDSS_CONFIG_IR_N_STEPS, ctypes.c_int32(ways.refinements)))
+    if settings.device_memory is not None:
+        wanted.append((params.CUDSS_CONFIG_HYBRID_DEVICE_MEMORY_LIMIT, ctypes.c_int64(settings.device_memory)))
+    if settings.refinements:
+        wanted.append((params.CUDSS_CONFIG_IR_N_STEPS, ctypes.c_int32(settings.refinements)))
     for param, value in wanted:
         cudss.cudssConfigSet(config, param, ctypes.byref(value), ctypes.sizeof(value))
 

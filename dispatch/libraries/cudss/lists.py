@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.libraries.cudss.factors import Said, Ways
+    from dispatch.libraries.cudss.factors import SolverSettings, SystemSpec
 
 __all__ = ["ListFactors"]
 
-LISTS = 5  # of addresses: rows, columns, values, b and x
+ADDRESS_LISTS = 5  # of addresses: rows, columns, values, b and x
 
 
 class ListFactors(Factors):
@@ -31,31 +31,33 @@ class ListFactors(Factors):
     As of other batches cuDSS tells one status for all.
     """
 
-    __slots__ = ("_extents", "_given", "_is_fresh", "_pointers")
+    __slots__ = ("_extents", "_given", "_lists_changed", "_pointers")
 
-    def __init__(self, executor: CudaExecutor, said: Sequence[Said], placeholder: int, ways: Ways) -> None:
-        """`said` of each system, of one dtype, kind, view and base, with offsets and indices of one width."""
-        self._pointers = GivenPointers(executor, len(said), LISTS)
+    def __init__(
+        self, executor: CudaExecutor, specs: Sequence[SystemSpec], placeholder: int, settings: SolverSettings
+    ) -> None:
+        """`specs` describe the systems, of one dtype, kind, view and base, with offsets and indices of one width."""
+        self._pointers = GivenPointers(executor, len(specs), ADDRESS_LISTS)
         self._given: Any = None
-        self._is_fresh = False
-        super().__init__(executor, said, placeholder, ways)
+        self._lists_changed = False
+        super().__init__(executor, specs, placeholder, settings)
 
     @property
     def b_and_x(self) -> tuple[Any, ...]:
         """Where the device has the addresses of right-hand sides, and of solutions."""
         return self._pointers.addresses[3:]
 
-    def _describe(self, said: Any, placeholder: int) -> None:
+    def _describe(self, specs: Any, placeholder: int) -> None:
         del placeholder
-        first, count = said[0], len(said)
+        first, count = specs[0], len(specs)
         self._index_bytes = first.index_bytes
 
         def listed(numbers: Any) -> Any:
             return (ctypes.c_int32 * count)(*numbers)
 
-        rows, elements = listed(one.n for one in said), listed(one.nnz for one in said)
-        sides, *leading = (listed(numbers) for numbers in zip(*((one.sides, *one.ld) for one in said), strict=True))
-        self._extents = rows, elements, sides, leading  # which the library reads when it is called
+        rows, elements = listed(one.n for one in specs), listed(one.nnz for one in specs)
+        nrhs, *leading = (listed(numbers) for numbers in zip(*((one.nrhs, *one.ld) for one in specs), strict=True))
+        self._extents = rows, elements, nrhs, leading  # which the library reads when it is called
         at_rows, at_columns, at_values, *at = self._pointers.addresses
         m, nnz = ctypes.addressof(rows), ctypes.addressof(elements)
         index, value = INDEX_TYPES[first.index_bytes], cudss.cudaDataType_t(first.value_type)
@@ -64,18 +66,18 @@ class ListFactors(Factors):
         pattern = (at_rows, None, at_columns, at_values)
         cudss.cudssMatrixCreateBatchCsr(self._a, count, m, m, nnz, *pattern, index, index, value, kind, view, base)
         for made, ld, values in zip((self._b, self._x), leading, at, strict=True):
-            k, step = ctypes.addressof(sides), ctypes.addressof(ld)
+            k, step = ctypes.addressof(nrhs), ctypes.addressof(ld)
             cudss.cudssMatrixCreateBatchDn(made, count, m, k, step, values, index, value, layout)
 
-    def _point(self, pattern: tuple[Any, Any], values: Any, b: Any, x: Any) -> None:
+    def _set_addresses(self, pattern: tuple[Any, Any], values: Any, b: Any, x: Any) -> None:
         given = (*pattern, values, b, x)
         if given != self._given:
             self._pointers.enqueue(list(zip(*given, strict=True)))
-            self._given, self._is_fresh = given, True
+            self._given, self._lists_changed = given, True
 
     def _execute(self, phase: Any) -> None:
         """Carry out a phase; before one that waits for the GPU anyway the lists are there, whoever reads them."""
-        if self._is_fresh and phase != cudss.cudssPhase_t.CUDSS_PHASE_SOLVE:
+        if self._lists_changed and phase != cudss.cudssPhase_t.CUDSS_PHASE_SOLVE:
             self._executor.stream.synchronize()
-            self._is_fresh = False
+            self._lists_changed = False
         super()._execute(phase)

@@ -28,11 +28,11 @@ __all__ = ["Solve"]
 class Analysis(Held):
     """A `cusparseSpSVDescr_t` or `cusparseSpSMDescr_t`, and the memory that it works with."""
 
-    __slots__ = ("at", "memory")
+    __slots__ = ("indices_at", "memory")
 
     def __init__(self, name: str) -> None:
         super().__init__(getattr(cusparse, f"{name}Descr_t")(), getattr(cusparse, f"{name}_destroyDescr"))
-        self.at: Any = None  # the addresses of the indices that were analysed
+        self.indices_at: Any = None  # the addresses of the indices that were analysed
         self.memory: Storage | None = None
         getattr(cusparse, f"{name}_createDescr")(self.c)
 
@@ -67,9 +67,9 @@ class Solve:
 
     def prepare(self, addresses: Sequence[Any]) -> None:
         """Analyse, or hand the values over where an analysis of these indices is there."""
-        self._call.set(addresses)
-        if self._kept is None or self._kept.at != self._matrix.indices_at:
-            self._kept = self._analysed()
+        self._call.set_arguments(addresses)
+        if self._kept is None or self._kept.indices_at != self._matrix.indices_at:
+            self._kept = self._analyse()
         else:
             self._update(self._kept, addresses)
 
@@ -77,15 +77,15 @@ class Solve:
         """Solve by what has been prepared, at its addresses."""
         if self._kept is None:
             raise RuntimeError("no analysis has been made")
-        self._call.of(f"{self._name}_solve", self._kept.c)
+        self._call.invoke(f"{self._name}_solve", self._kept.c)
 
-    def _analysed(self) -> Analysis:
+    def _analyse(self) -> Analysis:
         self._kept = None
         made, size = Analysis(self._name), ctypes.c_size_t()
-        self._call.of(f"{self._name}_bufferSize", made.c, ctypes.byref(size))
+        self._call.invoke(f"{self._name}_bufferSize", made.c, ctypes.byref(size))
         made.memory = self._executor.device.allocate(max(1, size.value), self._executor.stream)
-        self._call.of(f"{self._name}_analysis", made.c, ctypes.c_void_p(made.memory.base))
-        made.at = self._matrix.indices_at
+        self._call.invoke(f"{self._name}_analysis", made.c, ctypes.c_void_p(made.memory.base))
+        made.indices_at = self._matrix.indices_at
         return made
 
     def _update(self, found: Analysis, addresses: Sequence[Any]) -> None:

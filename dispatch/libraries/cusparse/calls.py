@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dispatch.device.storage import Storage
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["Call", "CusparsePlan", "DeviceResult", "IdlePlan", "PreprocessedCall", "RepeatedCall", "Steps"]
+__all__ = ["Call", "CusparsePlan", "DeviceResultCall", "IdlePlan", "PreprocessedCall", "RepeatedCall", "Steps"]
 
 VECTOR = 16  # bytes that a kernel reads at once
 ROUND = 256  # bytes: the parts of workspace begin at multiples of it
@@ -50,16 +50,16 @@ class Call:
     alpha is 0 cusparseSpMM_bufferSize says that none is needed.
     """
 
-    __slots__ = ("_descriptors", "_executor", "_handle", "_name", "_numbers", "_slots", "ready")
+    __slots__ = ("_descriptors", "_executor", "_handle", "_name", "_numbers", "_slots", "c_arguments")
 
     def __init__(self, executor: CudaExecutor, name: str, arguments: Sequence[Any]) -> None:
         self._executor, self._handle, self._name = executor, handle_of(executor), name
         self._descriptors: list[tuple[int, Descriptor]] = []
         self._numbers: list[tuple[Number, Scalar | Constant]] = []
         self._slots: list[tuple[ctypes.c_void_p, Place]] = []
-        self.ready = [self._prepared(place, argument) for place, argument in enumerate(arguments)]
+        self.c_arguments = [self._c_argument(place, argument) for place, argument in enumerate(arguments)]
 
-    def _prepared(self, place: int, argument: Any) -> Any:
+    def _c_argument(self, place: int, argument: Any) -> Any:
         if isinstance(argument, Descriptor):
             self._descriptors.append((place, argument))
             return argument.c
@@ -78,56 +78,56 @@ class Call:
         """The bytes of workspace that it needs, as the function of this ending says; Refused for no such call."""
         size = ctypes.c_size_t()
         try:
-            getattr(cusparse, f"{self._name}{ending}")(self._handle.follow(), *self.ready, ctypes.byref(size))
+            getattr(cusparse, f"{self._name}{ending}")(self._handle.follow(), *self.c_arguments, ctypes.byref(size))
         except CusparseError as error:
             if error.name == "CUSPARSE_STATUS_NOT_SUPPORTED":
                 raise Refused(f"{self._name} does not take it: {error}") from error
             raise
         return size.value
 
-    def set(self, addresses: Sequence[Any]) -> None:
+    def set_arguments(self, addresses: Sequence[Any]) -> None:
         """Have descriptors, addresses and factors be those of a run."""
         for place, descriptor in self._descriptors:
-            descriptor.point(addresses)
-            self.ready[place] = descriptor.c  # one of BSR may be another
-        for slot, said in self._slots:
-            slot.value = (addresses[said.operand] + said.offset) or None
+            descriptor.set_addresses(addresses)
+            self.c_arguments[place] = descriptor.c  # one of BSR may be another
+        for slot, spec in self._slots:
+            slot.value = (addresses[spec.operand] + spec.offset) or None
         for number, factor in self._numbers:
             if isinstance(factor, Scalar):
                 number.set(addresses[factor.place])
 
-    def of(self, name: str, *more: Any) -> None:
+    def invoke(self, name: str, *more: Any) -> None:
         """Call a function with these arguments and others behind them; raises the library's error."""
         function: Any = getattr(cusparse, name)
-        status = function.unchecked(self._handle.follow(), *self.ready, *more)
+        status = function.unchecked(self._handle.follow(), *self.c_arguments, *more)
         if status:
             self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
             raise function.error(status)
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
         """Call it."""
-        self.set(addresses)
-        self.of(self._name)
+        self.set_arguments(addresses)
+        self.invoke(self._name)
 
 
 class RepeatedCall(Call):
     """So many calls one after the other; each time operands begin so many bytes further, by their places."""
 
-    __slots__ = ("_apart", "_count")
+    __slots__ = ("_count", "_strides")
 
     def __init__(
-        self, executor: CudaExecutor, name: str, arguments: Sequence[Any], *, count: int, apart: Mapping[int, int]
+        self, executor: CudaExecutor, name: str, arguments: Sequence[Any], *, count: int, strides: Mapping[int, int]
     ) -> None:
         super().__init__(executor, name, arguments)
-        self._count, self._apart = count, dict(apart)
+        self._count, self._strides = count, dict(strides)
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
         """Call it for each of them."""
-        there = list(addresses)
+        shifted = list(addresses)
         for _ in range(self._count):
-            super().enqueue(there)
-            for place, nbytes in self._apart.items():
-                there[place] += nbytes
+            super().enqueue(shifted)
+            for place, nbytes in self._strides.items():
+                shifted[place] += nbytes
 
 
 class PreprocessedCall(Call):
@@ -140,23 +140,23 @@ class PreprocessedCall(Call):
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
         """Look at the pattern, and call it."""
-        self.set(addresses)
-        self.of(f"{self._name}_preprocess")
-        self.of(self._name)
+        self.set_arguments(addresses)
+        self.invoke(f"{self._name}_preprocess")
+        self.invoke(self._name)
 
 
-class DeviceResult(Call):
+class DeviceResultCall(Call):
     """A call that puts its result, a number, into the device's memory."""
 
     __slots__ = ()
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
         """Call it, and leave the handle as it was."""
-        self.set(addresses)
+        self.set_arguments(addresses)
         modes = cusparse.cusparsePointerMode_t
         cusparse.cusparseSetPointerMode(self._handle.follow(), modes.CUSPARSE_POINTER_MODE_DEVICE)
         try:
-            self.of(self._name)
+            self.invoke(self._name)
         finally:
             cusparse.cusparseSetPointerMode(self._handle.follow(), modes.CUSPARSE_POINTER_MODE_HOST)
 
@@ -225,24 +225,24 @@ class Steps:
         if source.rows and source.cols and source.place != target.place:
             self._steps.append(CopyStep(self.executor, source, target, batch))
 
-    def rounded(self, source: Matrix, target: Matrix) -> None:
+    def copy_rounded(self, source: Matrix, target: Matrix) -> None:
         """Copy a matrix into another of its extents and of another dtype."""
         self._steps.append(Rounding(self.executor, source, target))
 
-    def zeros(self, target: Matrix, batch: int = 1) -> None:
+    def fill_zeros(self, target: Matrix, batch: int = 1) -> None:
         """Zeros in a matrix, or a batch of them, and nothing beside it."""
         if target.rows and target.cols:
             self._steps.append(Copy(self.executor, target, target, batch, Keep.NONE, conj=False))
 
-    def room(self, nbytes: int) -> int:
+    def allocate(self, nbytes: int) -> int:
         """The place, among the addresses, of memory that is the plan's own while it runs: at a multiple of `ROUND`."""
         self._parts.append(nbytes)
         return self._work_place + len(self._parts)
 
-    def aligned(self, layout: Layout, place: int, alignment: int = VECTOR) -> Matrix:
+    def aligned_operand(self, layout: Layout, place: int, alignment: int = VECTOR) -> Matrix:
         """A dense operand where it is at a multiple of so many bytes, and else memory for it that is."""
         if layout.alignment < alignment:
-            place = self.room(layout.size * layout.dtype.itemsize)
+            place = self.allocate(layout.size * layout.dtype.itemsize)
         return Matrix(Place(place), layout.dtype, layout.size, 1, 1, max(1, layout.size))
 
     def call(self, name: str, *arguments: Any, kind: Callable[..., Step] = Call, size: str = "_bufferSize") -> None:
@@ -263,6 +263,6 @@ class Steps:
         work = handle_of(self.executor).memory(self.executor, end)
         return CusparsePlan(self.executor, self.row, self._steps, work, parts, capture_safe=capture_safe)
 
-    def idle(self) -> Plan:
+    def idle_plan(self) -> Plan:
         """Nothing to do."""
         return IdlePlan(self.row, capture_safe=False)

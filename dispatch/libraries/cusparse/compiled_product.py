@@ -19,7 +19,7 @@ from dispatch.errors import Refused
 from dispatch.keys import I32, I64
 from dispatch.libraries.cusparse.calls import Call
 from dispatch.libraries.cusparse.handle import handle_of
-from dispatch.libraries.cusparse.operator_source import EMPTY_ROWS, OPTIONS, OPTIONS_OF_KERNELS
+from dispatch.libraries.cusparse.operator_source import EMPTY_ROWS, KERNEL_OPTIONS, LTO_OPTIONS
 from dispatch.libraries.finalizer import Held
 from dispatch.libraries.nvrtc.compiled import compiled
 from dispatch.libraries.nvrtc.launching import KernelStep
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from dispatch.libraries.cusolver.matrix import Matrix
     from dispatch.libraries.cusparse.descriptors import Descriptor
 
-__all__ = ["CompiledProduct", "EmptyRows", "RowProduct", "linked_code", "why_not"]
+__all__ = ["CompiledProduct", "EmptyRows", "RowProduct", "compile_to_lto", "why_not"]
 
 THREADS = 256
 
-PLAIN = cusparse.cusparseOperation_t(0)
+NON_TRANSPOSE = cusparse.cusparseOperation_t(0)
 INDICES = {I32: "int", I64: "long long"}
 
 
@@ -53,7 +53,7 @@ def why_not() -> str:
     return ""
 
 
-def linked_code(sources: Mapping[str, str], arch: str) -> dict[str, bytes]:
+def compile_to_lto(sources: Mapping[str, str], arch: str) -> dict[str, bytes]:
     """The LTO-IR of programs by the names of their functions; Refused where it cannot be compiled, or not linked.
 
     Raises NvrtcError, with the compiler's messages, where the caller's lines do not compile: "add(1): error: …".
@@ -61,7 +61,7 @@ def linked_code(sources: Mapping[str, str], arch: str) -> dict[str, bytes]:
     if found := why_not():
         raise Refused(found)
     try:
-        return {name: compiled(source, name, (f"-arch={arch}", *OPTIONS)) for name, source in sources.items()}
+        return {name: compiled(source, name, (f"-arch={arch}", *LTO_OPTIONS)) for name, source in sources.items()}
     except LibraryNotFound as error:
         raise Refused(f"NVRTC is not there to compile {', '.join(sources)}: {error}") from error
 
@@ -71,7 +71,7 @@ def pointer_to(code: bytes) -> ctypes.c_void_p:
     return ctypes.cast(ctypes.c_char_p(code), ctypes.c_void_p)
 
 
-def refused(error: CusparseError) -> Exception:
+def refused_or_error(error: CusparseError) -> Exception:
     """Refused where the library does not support what it was asked for; else its own error."""
     if error.name == "CUSPARSE_STATUS_NOT_SUPPORTED":
         return Refused(f"{error.function} does not take it: {error}")
@@ -86,7 +86,7 @@ class CompiledProduct:
     def __init__(
         self, executor: CudaExecutor, descriptors: Sequence[Descriptor], kind: Any, code: Mapping[str, bytes]
     ) -> None:
-        """`descriptors` are those of A, B and C, `kind` a cudaDataType, `code` what `linked_code` gives."""
+        """`descriptors` are those of A, B and C, `kind` a cudaDataType, `code` what `compile_to_lto` gives."""
         self._executor, self._descriptors, self._kind, self._code = executor, tuple(descriptors), kind, dict(code)
         self._made: Held | None = None
         self._work: Storage | None = None
@@ -95,7 +95,7 @@ class CompiledProduct:
     def bind(self, addresses: Sequence[Any]) -> None:
         """Link the operators into a kernel over these addresses; Refused where cuSPARSE does not take it."""
         for descriptor in self._descriptors:
-            descriptor.point(addresses)
+            descriptor.set_addresses(addresses)
         handle, size, made = handle_of(self._executor).follow(), ctypes.c_size_t(), cusparse.cusparseSpMMOpPlan_t()
         lengths = [(pointer_to(self._code[name]), len(self._code[name])) for name in ("add_op", "mul_op", "epilogue")]
         given = [part for pair in lengths for part in pair]
@@ -103,9 +103,9 @@ class CompiledProduct:
         matrices = (descriptor.c for descriptor in self._descriptors)
         make: Any = cusparse.cusparseSpMMOp_createPlan
         try:
-            make(handle, made, PLAIN, PLAIN, *matrices, self._kind, default, *given, ctypes.byref(size))
+            make(handle, made, NON_TRANSPOSE, NON_TRANSPOSE, *matrices, self._kind, default, *given, ctypes.byref(size))
         except CusparseError as error:
-            raise refused(error) from error
+            raise refused_or_error(error) from error
         self._made = Held(made, cusparse.cusparseSpMMOp_destroyPlan)
         if size.value:
             self._work = self._executor.device.allocate(size.value, self._executor.stream)
@@ -129,8 +129,8 @@ class EmptyRows(KernelStep):
     __slots__ = ()
 
     def __init__(self, executor: CudaExecutor, source: str, rows: Matrix, out: Matrix) -> None:
-        """`source` is `Operators.of_empty_rows`, `rows` where A's rows begin, and `out` the result, dense by rows."""
-        kernel = (source, EMPTY_ROWS, (*OPTIONS_OF_KERNELS, f"-DINDEX={INDICES[rows.dtype]}"))
+        """`source` is `Operators.empty_rows_source`, `rows` are the row offsets of A, `out` is the row-major result."""
+        kernel = (source, EMPTY_ROWS, (*KERNEL_OPTIONS, f"-DINDEX={INDICES[rows.dtype]}"))
         grid = (-(-out.rows * out.cols // THREADS),)
         super().__init__(executor, kernel, grid, (THREADS,), (rows.place, out.place, out.rows, out.cols))
 
@@ -142,7 +142,7 @@ class RowProduct(Call):
     12.9.4 on an H200). One that was made for other addresses of the indices is made anew.
     """
 
-    __slots__ = ("_at", "_buffer", "_code", "_front", "_keeps", "_made", "_matrix", "_size")
+    __slots__ = ("_buffer", "_code", "_front", "_indices_at", "_keeps", "_made", "_matrix", "_size")
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class RowProduct(Call):
         """`front` are the descriptors of A, x, y and the result, `factors` alpha and beta; `code` may be left out."""
         super().__init__(executor, "cusparseSpMVOp", (*factors, *front))
         self._matrix, self._keeps = front[0], keeps
-        self._at: Any = None  # the addresses of the indices that were analysed
+        self._indices_at: Any = None  # the addresses of the indices that were analysed
         self._front, self._code = (kind, cusparse.cusparseSpMVOpAlg_t.CUSPARSE_SPMVOP_ALG_DEFAULT), code
         self._buffer: Storage | None = None
         self._size = 0
@@ -165,10 +165,10 @@ class RowProduct(Call):
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
         """Analyse and link, unless that is kept, and multiply."""
-        self.set(addresses)
-        alpha, beta, _, *vectors = self.ready
+        self.set_arguments(addresses)
+        alpha, beta, _, *vectors = self.c_arguments
         handle = self._handle.follow()
-        if self._made is None or not self._keeps or self._at != self._matrix.indices_at:
+        if self._made is None or not self._keeps or self._indices_at != self._matrix.indices_at:
             self._analyse(handle)
         if self._made is None:
             raise RuntimeError("no analysis has been made")
@@ -179,8 +179,8 @@ class RowProduct(Call):
 
     def _analyse(self, handle: Any) -> None:
         """What was made before goes once this is there."""
-        matrices, size = self.ready[2:], ctypes.c_size_t()
-        front: Any = (PLAIN, *matrices, *self._front)
+        matrices, size = self.c_arguments[2:], ctypes.c_size_t()
+        front: Any = (NON_TRANSPOSE, *matrices, *self._front)
         ask: Any = cusparse.cusparseSpMVOp_bufferSize
         analyse: Any = cusparse.cusparseSpMVOp_createDescr
         link: Any = cusparse.cusparseSpMVOp_createPlan
@@ -193,4 +193,4 @@ class RowProduct(Call):
         held = Held(descriptor, cusparse.cusparseSpMVOp_destroyDescr)
         code = (None, 0) if self._code is None else (pointer_to(self._code), len(self._code))
         link(handle, descriptor, plan, *code)
-        self._made, self._at = (Held(plan, cusparse.cusparseSpMVOp_destroyPlan), held), self._matrix.indices_at
+        self._made, self._indices_at = (Held(plan, cusparse.cusparseSpMVOp_destroyPlan), held), self._matrix.indices_at

@@ -15,14 +15,14 @@ from dispatch.libraries.finalizer import finalizer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["NOWHERE", "DenseMatrix", "DenseVector", "Descriptor", "Sparse", "SparseMatrix", "SparseVector"]
+__all__ = ["NULL_ADDRESS", "DenseMatrix", "DenseVector", "Descriptor", "SparseMatrix", "SparseSpec", "SparseVector"]
 
 INDEX_TYPES = {4: cusparse.cusparseIndexType_t.CUSPARSE_INDEX_32I, 8: cusparse.cusparseIndexType_t.CUSPARSE_INDEX_64I}
 PARTS = 3
-NOWHERE = 0  # the addresses of a matrix without elements whose memory comes later: nothing can be written there
+NULL_ADDRESS = 0  # the addresses of a matrix without elements whose memory comes later: nothing can be written there
 
 
-class Sparse(NamedTuple):
+class SparseSpec(NamedTuple):
     """What the descriptor of a sparse matrix is made of; the places are those of its operands in a plan's addresses.
 
     `rows` and `columns` hold offsets or indices, as the format has it. Of blocks `nnz` counts blocks.
@@ -50,7 +50,7 @@ class Descriptor:
 
     c: Any
 
-    def point(self, addresses: Sequence[Any]) -> None:
+    def set_addresses(self, addresses: Sequence[Any]) -> None:
         """Have it describe the operands of a run."""
         raise NotImplementedError
 
@@ -75,7 +75,7 @@ class DenseVector(Descriptor):
         kind = cusparse.cudaDataType(value_type)
         cusparse.cusparseCreateDnVec(self.c, size, placeholder if size else None, kind)
 
-    def point(self, addresses: Sequence[Any]) -> None:
+    def set_addresses(self, addresses: Sequence[Any]) -> None:
         cusparse.cusparseDnVecSetValues(self.c, addresses[self._place] or None)
 
     def destroy(self) -> None:
@@ -86,7 +86,7 @@ class DenseVector(Descriptor):
 class SparseVector(Descriptor):
     """A sparse vector, made anew where its indices are at another address, for which it has no setter."""
 
-    __slots__ = ("_at", "_given", "_places")
+    __slots__ = ("_addresses", "_given", "_places")
 
     def __init__(
         self,
@@ -105,17 +105,17 @@ class SparseVector(Descriptor):
 
     def _make(self, parts: tuple[Any, Any]) -> None:
         (size, nnz), (index, base, kind) = self._given
-        self.c, self._at = cusparse.cusparseSpVecDescr_t(), parts
+        self.c, self._addresses = cusparse.cusparseSpVecDescr_t(), parts
         cusparse.cusparseCreateSpVec(self.c, size, nnz, *parts, index, base, kind)
 
-    def point(self, addresses: Sequence[Any]) -> None:
+    def set_addresses(self, addresses: Sequence[Any]) -> None:
         indices, values = (addresses[place] or None for place in self._places)
-        if indices != self._at[0]:
+        if indices != self._addresses[0]:
             self.destroy()
             self._make((indices, values))
-        elif values != self._at[1]:
+        elif values != self._addresses[1]:
             cusparse.cusparseSpVecSetValues(self.c, values)
-            self._at = indices, values
+            self._addresses = indices, values
 
     def destroy(self) -> None:
         cusparse.cusparseDestroySpVec.unchecked(self.c)
@@ -137,11 +137,11 @@ class DenseMatrix(Descriptor):
         kind = cusparse.cudaDataType(value_type)
         cusparse.cusparseCreateDnMat(self.c, *shape, ld, placeholder, kind, chosen)
 
-    def stack(self, count: int, step: int) -> None:
+    def set_batch(self, count: int, step: int) -> None:
         """Have it describe a batch, whose matrices are so many elements apart."""
         cusparse.cusparseDnMatSetStridedBatch(self.c, count, step)
 
-    def point(self, addresses: Sequence[Any]) -> None:
+    def set_addresses(self, addresses: Sequence[Any]) -> None:
         cusparse.cusparseDnMatSetValues(self.c, addresses[self._place] or None)
 
     def destroy(self) -> None:
@@ -152,52 +152,52 @@ class DenseMatrix(Descriptor):
 class SparseMatrix(Descriptor):
     """A sparse matrix; one of BSR is made anew where its indices are at another address, for it has no such setter."""
 
-    __slots__ = ("_at", "said")
+    __slots__ = ("_addresses", "spec")
 
-    def __init__(self, said: Sparse, placeholder: int) -> None:
-        self.said = said
+    def __init__(self, spec: SparseSpec, placeholder: int) -> None:
+        self.spec = spec
         self._make((placeholder,) * PARTS)
 
     def _make(self, parts: tuple[Any, ...]) -> None:
-        said, formats = self.said, cusparse.cusparseFormat_t
-        values, rows, columns = parts if said.nnz else (None, *parts[1:])
-        kinds = INDEX_TYPES[said.row_bytes], INDEX_TYPES[said.column_bytes]
-        base, kind = cusparse.cusparseIndexBase_t(said.base), cusparse.cudaDataType(said.value_type)
-        self.c, self._at = cusparse.cusparseSpMatDescr_t(), parts
-        (m, n), (high, wide) = said.shape, said.block
+        spec, formats = self.spec, cusparse.cusparseFormat_t
+        values, rows, columns = parts if spec.nnz else (None, *parts[1:])
+        kinds = INDEX_TYPES[spec.row_bytes], INDEX_TYPES[spec.column_bytes]
+        base, kind = cusparse.cusparseIndexBase_t(spec.base), cusparse.cudaDataType(spec.value_type)
+        self.c, self._addresses = cusparse.cusparseSpMatDescr_t(), parts
+        (m, n), (high, wide) = spec.shape, spec.block
         given: tuple[Any, ...]
         make: Any
-        if said.format == formats.CUSPARSE_FORMAT_CSR:
+        if spec.format == formats.CUSPARSE_FORMAT_CSR:
             make = cusparse.cusparseCreateCsr
-            given = (m, n, said.nnz, rows, columns if said.nnz else None, values, *kinds, base, kind)
-        elif said.format == formats.CUSPARSE_FORMAT_CSC:
+            given = (m, n, spec.nnz, rows, columns if spec.nnz else None, values, *kinds, base, kind)
+        elif spec.format == formats.CUSPARSE_FORMAT_CSC:
             make = cusparse.cusparseCreateCsc
-            given = (m, n, said.nnz, columns, rows if said.nnz else None, values, *kinds[::-1], base, kind)
-        elif said.format == formats.CUSPARSE_FORMAT_COO:
+            given = (m, n, spec.nnz, columns, rows if spec.nnz else None, values, *kinds[::-1], base, kind)
+        elif spec.format == formats.CUSPARSE_FORMAT_COO:
             make = cusparse.cusparseCreateCoo
-            places = (rows, columns) if said.nnz else (None, None)
-            given = (m, n, said.nnz, *places, values, kinds[0], base, kind)
+            places = (rows, columns) if spec.nnz else (None, None)
+            given = (m, n, spec.nnz, *places, values, kinds[0], base, kind)
         else:
             make = cusparse.cusparseCreateBsr
-            sizes = (m // high, n // wide, said.nnz, high, wide)
+            sizes = (m // high, n // wide, spec.nnz, high, wide)
             order = cusparse.cusparseOrder_t.CUSPARSE_ORDER_ROW
-            given = (*sizes, rows, columns if said.nnz else None, values, *kinds, base, kind, order)
+            given = (*sizes, rows, columns if spec.nnz else None, values, *kinds, base, kind, order)
         make(self.c, *given)
         attributes = cusparse.cusparseSpMatAttribute_t
         for attribute, number in (
-            (attributes.CUSPARSE_SPMAT_FILL_MODE, said.fill),
-            (attributes.CUSPARSE_SPMAT_DIAG_TYPE, said.diag),
+            (attributes.CUSPARSE_SPMAT_FILL_MODE, spec.fill),
+            (attributes.CUSPARSE_SPMAT_DIAG_TYPE, spec.diag),
         ):
             if number is not None:
                 held = ctypes.c_int32(number)
                 cusparse.cusparseSpMatSetAttribute(self.c, attribute, ctypes.byref(held), ctypes.sizeof(held))
 
-    def stack(self, count: int, offsets: int, elements: int) -> None:
+    def set_batch(self, count: int, offsets: int, elements: int) -> None:
         """Have one in CSR or COO describe a batch; 0 apart is one for all.
 
         `offsets` are between those of two matrices in CSR, `elements` between their indices and values.
         """
-        if self.said.format == cusparse.cusparseFormat_t.CUSPARSE_FORMAT_COO:
+        if self.spec.format == cusparse.cusparseFormat_t.CUSPARSE_FORMAT_COO:
             cusparse.cusparseCooSetStridedBatch(self.c, count, elements)
         else:
             cusparse.cusparseCsrSetStridedBatch(self.c, count, offsets, elements)
@@ -205,26 +205,26 @@ class SparseMatrix(Descriptor):
     @property
     def indices_at(self) -> tuple[Any, ...]:
         """The addresses of rows and columns that it describes."""
-        return self._at[1:]
+        return self._addresses[1:]
 
-    def point(self, addresses: Sequence[Any]) -> None:
-        said, formats = self.said, cusparse.cusparseFormat_t
-        parts = tuple(addresses[place] or None for place in (said.values, said.rows, said.columns))
-        if parts == self._at:
+    def set_addresses(self, addresses: Sequence[Any]) -> None:
+        spec, formats = self.spec, cusparse.cusparseFormat_t
+        parts = tuple(addresses[place] or None for place in (spec.values, spec.rows, spec.columns))
+        if parts == self._addresses:
             return
         values, rows, columns = parts
-        if said.format == formats.CUSPARSE_FORMAT_CSR:
+        if spec.format == formats.CUSPARSE_FORMAT_CSR:
             cusparse.cusparseCsrSetPointers(self.c, rows, columns, values)
-        elif said.format == formats.CUSPARSE_FORMAT_CSC:
+        elif spec.format == formats.CUSPARSE_FORMAT_CSC:
             cusparse.cusparseCscSetPointers(self.c, columns, rows, values)
-        elif said.format == formats.CUSPARSE_FORMAT_COO:
+        elif spec.format == formats.CUSPARSE_FORMAT_COO:
             cusparse.cusparseCooSetPointers(self.c, rows, columns, values)
-        elif parts[1:] == self._at[1:]:
+        elif parts[1:] == self._addresses[1:]:
             cusparse.cusparseSpMatSetValues(self.c, values)
         else:
             self.destroy()
             self._make(parts)
-        self._at = parts
+        self._addresses = parts
 
     def destroy(self) -> None:
         cusparse.cusparseDestroySpMat.unchecked(self.c)

@@ -13,10 +13,10 @@ from dispatch.libraries.cusparse.descriptors import INDEX_TYPES, Descriptor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BlockedEll", "EllMatrix", "SlicedEll"]
+__all__ = ["BlockedEllSpec", "EllMatrix", "SlicedEllSpec"]
 
 
-class SlicedEll(NamedTuple):
+class SlicedEllSpec(NamedTuple):
     """What the descriptor of a matrix in sliced ELL is made of; the places are those of its operands' addresses."""
 
     shape: tuple[int, int]
@@ -31,7 +31,7 @@ class SlicedEll(NamedTuple):
     values: int
 
 
-class BlockedEll(NamedTuple):
+class BlockedEllSpec(NamedTuple):
     """The same of blocked ELL."""
 
     shape: tuple[int, int]
@@ -46,31 +46,31 @@ class BlockedEll(NamedTuple):
 class EllMatrix(Descriptor):
     """A `cusparseSpMatDescr_t` of either."""
 
-    __slots__ = ("_at", "_said")
+    __slots__ = ("_addresses", "_spec")
 
-    def __init__(self, said: SlicedEll | BlockedEll, placeholder: int) -> None:
-        self._said = said
+    def __init__(self, spec: SlicedEllSpec | BlockedEllSpec, placeholder: int) -> None:
+        self._spec = spec
         self._make((placeholder, placeholder, placeholder))
 
     def _make(self, parts: tuple[Any, Any, Any]) -> None:
-        said = self._said
+        spec = self._spec
         offsets, columns, values = parts
-        self.c, self._at = cusparse.cusparseSpMatDescr_t(), parts
-        base, kind = cusparse.cusparseIndexBase_t.CUSPARSE_INDEX_BASE_ZERO, cusparse.cudaDataType(said.value_type)
-        index = INDEX_TYPES[said.column_bytes]
-        if isinstance(said, SlicedEll):
-            sizes = (*said.shape, said.nnz, said.size, said.slice_size)
-            kinds = (INDEX_TYPES[said.offset_bytes], index, base, kind)
+        self.c, self._addresses = cusparse.cusparseSpMatDescr_t(), parts
+        base, kind = cusparse.cusparseIndexBase_t.CUSPARSE_INDEX_BASE_ZERO, cusparse.cudaDataType(spec.value_type)
+        index = INDEX_TYPES[spec.column_bytes]
+        if isinstance(spec, SlicedEllSpec):
+            sizes = (*spec.shape, spec.nnz, spec.size, spec.slice_size)
+            kinds = (INDEX_TYPES[spec.offset_bytes], index, base, kind)
             cusparse.cusparseCreateSlicedEll(self.c, *sizes, offsets, columns, values, *kinds)
         else:
-            (m, n), block, width = said.shape, said.block, said.width
+            (m, n), block, width = spec.shape, spec.block, spec.width
             cusparse.cusparseCreateBlockedEll(self.c, m, n, block, width, columns, values, index, base, kind)
 
-    def point(self, addresses: Sequence[Any]) -> None:
-        said = self._said
-        offsets = addresses[said.offsets] if isinstance(said, SlicedEll) else self._at[0]
-        parts = (offsets, addresses[said.columns], addresses[said.values])
-        if parts != self._at:
+    def set_addresses(self, addresses: Sequence[Any]) -> None:
+        spec = self._spec
+        offsets = addresses[spec.offsets] if isinstance(spec, SlicedEllSpec) else self._addresses[0]
+        parts = (offsets, addresses[spec.columns], addresses[spec.values])
+        if parts != self._addresses:
             self.destroy()
             self._make(parts)
 

@@ -18,16 +18,17 @@ __all__ = ["Handle", "handle_of"]
 class Handle(StreamHandle):
     """A `cusparseHandle_t` on the stream of one executor; its pointer mode stays that of the host.
 
-    `left` is what one plan leaves to the next: a number, what it is of, and the thing.
+    `counted_product` is what counting the elements of a product leaves to the plan that computes it: the stamp, what it
+    depends on, and the product.
     """
 
-    __slots__ = ("left",)
+    __slots__ = ("counted_product",)
 
     name: ClassVar[str] = "cusparse"
     kind = cusparse.cusparseHandle_t
 
     def __init__(self, executor: CudaExecutor) -> None:
-        self.left: tuple[int, Any, Any] | None = None
+        self.counted_product: tuple[int, Any, Any] | None = None
         super().__init__(executor)
 
     @staticmethod

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Elimination"]
 
-NOTHING = 0xFF  # bytes of NaN, of all floating point types
+NAN_BYTE = 0xFF  # bytes of NaN, of all floating point types
 
 
 class Analysis(Held):
     """A `csrilu02Info_t` or `csric02Info_t`, and the memory that it works in."""
 
-    __slots__ = ("at", "memory", "missing")
+    __slots__ = ("indices_at", "memory", "missing_pivot")
 
     def __init__(self, name: str) -> None:
         kind = f"{name.capitalize()}Info"
         super().__init__(getattr(cusparse, f"{name}Info_t")(), getattr(cusparse, f"cusparseDestroy{kind}"))
-        self.at: Any = None  # the addresses of the indices that were analysed
-        self.missing = 0  # 1 + the first row without a place on the diagonal
+        self.indices_at: Any = None  # the addresses of the indices that were analysed
+        self.missing_pivot = 0  # 1 + the first row without a place on the diagonal
         self.memory: Storage | None = None
         getattr(cusparse, f"cusparseCreate{kind}")(self.c)
 
@@ -75,22 +75,22 @@ class Elimination:
         values, rows, columns, number = (addresses[place] for place in self._places)
         parts = tuple(ctypes.c_void_p(part) for part in (values, rows, columns))
         found, at = self._kept, tuple(addresses[place] for place in self._pattern)
-        if found is None or found.at != at:
+        if found is None or found.indices_at != at:
             self._kept = None
-            found = self._analysed(parts)
-            found.at = at
-        info = found.missing
+            found = self._analyse(parts)
+            found.indices_at = at
+        info = found.missing_pivot
         if not info:
-            self._call("", parts, found, *self._behind(found))
+            self._call("", parts, found, *self._trailing_arguments(found))
             info = self._zero_pivot(found)
         if self._keeps:
             self._kept = found
         stream = self._executor.target.value
         if info:
-            driver.cuMemsetD8Async(values, NOTHING, self._bytes, stream)
+            driver.cuMemsetD8Async(values, NAN_BYTE, self._bytes, stream)
         driver.cuMemsetD32Async(number, info, 1, stream)
 
-    def _behind(self, found: Analysis) -> tuple[Any, ...]:
+    def _trailing_arguments(self, found: Analysis) -> tuple[Any, ...]:
         """The policy and the workspace; levels are looked for where the analysis serves more than one run."""
         policies = cusparse.cusparseSolvePolicy_t
         policy = policies.CUSPARSE_SOLVE_POLICY_USE_LEVEL if self._keeps else policies.CUSPARSE_SOLVE_POLICY_NO_LEVEL
@@ -106,12 +106,12 @@ class Elimination:
             self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
             raise function.error(status)
 
-    def _analysed(self, parts: tuple[Any, ...]) -> Analysis:
+    def _analyse(self, parts: tuple[Any, ...]) -> Analysis:
         made, size = Analysis(self._name), ctypes.c_int32()
         self._call("_bufferSize", parts, made, ctypes.byref(size))
         made.memory = self._executor.device.allocate(max(1, size.value), self._executor.stream)
-        self._call("_analysis", parts, made, *self._behind(made))
-        made.missing = self._zero_pivot(made)
+        self._call("_analysis", parts, made, *self._trailing_arguments(made))
+        made.missing_pivot = self._zero_pivot(made)
         return made
 
     def _zero_pivot(self, found: Analysis) -> int:

@@ -4,7 +4,7 @@ And the same lines as a namespace for kernels of this library's own, in which th
 
 cuSPARSE is told no identity, and NVIDIA does not say what sums begin with; users have found 0, which is the identity of
 + alone. So what its kernels add up is not the numbers themselves: the bits of each are exchanged with those of one NaN,
-which then are all 0. A 0 that cuSPARSE puts there is that NaN, `is_nothing`, which `add_op` passes over, and which in
+which then are all 0. A 0 that cuSPARSE puts there is that NaN, `is_empty`, which `add_op` passes over, and which in
 `epilogue` becomes the identity. Each other number stays what it is, to the bit; no arithmetic makes this NaN. Nothing
 here calls a library. Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-functions, SpMMOp and SpMVOp.
 """
@@ -21,18 +21,18 @@ from dispatch.keys import C64, C128, F32, F64
 if TYPE_CHECKING:
     from dispatch.keys import Dtype
 
-__all__ = ["EMPTY_ROWS", "OPTIONS", "OPTIONS_OF_KERNELS", "Operators", "epilogue_beside", "epilogue_of_rows"]
+__all__ = ["EMPTY_ROWS", "KERNEL_OPTIONS", "LTO_OPTIONS", "Operators", "row_epilogue_namespace", "row_epilogue_source"]
 
-OPTIONS = ("-std=c++17", "-diag-suppress=177", "-diag-error=940", "-dlto", "-rdc=true")  # unused; nothing returned
-OPTIONS_OF_KERNELS = ("-std=c++17", "-diag-suppress=177", "-diag-error=940")
+LTO_OPTIONS = ("-std=c++17", "-diag-suppress=177", "-diag-error=940", "-dlto", "-rdc=true")  # unused; nothing returned
+KERNEL_OPTIONS = ("-std=c++17", "-diag-suppress=177", "-diag-error=940")
 EMPTY_ROWS = "empty_rows"
 REAL = {F32: "float", F64: "double", C64: "float", C128: "double"}
 WORDS = {"float": "unsigned", "double": "unsigned long long"}
-NOTHING = {"float": "0x7fe5b1c9u", "double": "0x7ffcb1c95a3d0e67ull"}  # NaN that no arithmetic makes
+EMPTY_NAN = {"float": "0x7fe5b1c9u", "double": "0x7ffcb1c95a3d0e67ull"}  # NaN that no arithmetic makes
 # What cuSPARSE's kernels have: cuComplex is float2, cuDoubleComplex double2.
-GIVEN = {F32: "float", F64: "double", C64: "float2", C128: "double2"}
+CUSPARSE_TYPES = {F32: "float", F64: "double", C64: "float2", C128: "double2"}
 
-COMPLEX = r"""
+COMPLEX_NUMBERS = r"""
 struct alignas(2 * sizeof(Real)) Complex {
     Real x, y;
     Complex() = default;
@@ -57,16 +57,16 @@ typedef Complex Number;
 static __device__ Number number_of(Given x) { return Number(x.x, x.y); }
 static __device__ Given given_of(Number x) { return Given{x.x, x.y}; }
 static __device__ Given exchanged(Given x) { return Given{exchanged_part(x.x), exchanged_part(x.y)}; }
-static __device__ bool is_nothing(Given x) { return bits_of(x.x) == 0 && bits_of(x.y) == 0; }
+static __device__ bool is_empty(Given x) { return bits_of(x.x) == 0 && bits_of(x.y) == 0; }
 """
-PLAIN = r"""
+REAL_NUMBERS = r"""
 typedef Real Number;
 static __device__ Number number_of(Given x) { return x; }
 static __device__ Given given_of(Number x) { return x; }
 static __device__ Given exchanged(Given x) { return exchanged_part(x); }
-static __device__ bool is_nothing(Given x) { return bits_of(x) == 0; }
+static __device__ bool is_empty(Given x) { return bits_of(x) == 0; }
 """
-COMMON = r"""
+PRELUDE = r"""
 typedef $REAL$ Real;
 typedef $GIVEN$ Given;
 typedef $WORD$ Word;
@@ -75,7 +75,7 @@ static __device__ Word bits_of(Real x) { Bits bits; bits.real = x; return bits.w
 static __device__ Real real_of(Word word) { Bits bits; bits.word = word; return bits.real; }
 static __device__ Real exchanged_part(Real x) { return real_of(bits_of(x) ^ $NOTHING$); }
 """
-LINES = r"""
+USER_FUNCTION = r"""
 static __device__ Number user_$NAME$(Number $FIRST$, Number $SECOND$)
 {
 #line 1 "$NAME$"
@@ -89,20 +89,20 @@ __device__ Given mul_op(Given a, Given b) { return exchanged(given_of(user_multi
 ADD = r"""
 __device__ Given add_op(Given a, Given b)
 {
-    if (is_nothing(a)) return b;
-    if (is_nothing(b)) return a;
+    if (is_empty(a)) return b;
+    if (is_empty(b)) return a;
     return exchanged(given_of(user_add(number_of(exchanged(a)), number_of(exchanged(b)))));
 }
 """
 EPILOGUE = r"""
 __device__ Given epilogue(Given sum, Given c)
 {
-    const Number found = is_nothing(sum) ? $IDENTITY$ : number_of(exchanged(sum));
+    const Number found = is_empty(sum) ? $IDENTITY$ : number_of(exchanged(sum));
     return given_of($FINISHED$);
 }
 """
 # cuSPARSE 12.6 leaves rows of C alone where A has no element; what these are is for a kernel of ours to say.
-OF_EMPTY_ROWS = r"""
+EMPTY_ROWS_KERNEL = r"""
 extern "C" __global__ void empty_rows(const INDEX* begins, Given* out, long long rows, long long cols)
 {
     const long long number = (long long)blockIdx.x * blockDim.x + threadIdx.x;
@@ -114,7 +114,7 @@ extern "C" __global__ void empty_rows(const INDEX* begins, Given* out, long long
 }
 """
 # cuSPARSE's documentation has a row as an int; where a version has another kind of number it finds that one.
-LINES_OF_ROWS = r"""
+USER_ROW_EPILOGUE = r"""
 static __device__ Number user_epilogue(long long row, Number x)
 {
 #line 1 "epilogue"
@@ -122,17 +122,17 @@ $CODE$
 }
 #line 1 "dispatch"
 """
-OF_ROWS = r"""
+ROW_EPILOGUES = r"""
 __device__ Real spmvop_epilogue(int row, Real x) { return user_epilogue(row, x); }
 __device__ Real spmvop_epilogue(long row, Real x) { return user_epilogue(row, x); }
 __device__ Real spmvop_epilogue(long long row, Real x) { return user_epilogue(row, x); }
 """
-TOGETHER = r"""
+IDENTITY_AND_EPILOGUE = r"""
 static __device__ Number identity() { return $IDENTITY$; }
 static __device__ Number finished(Number found, Number c) { return $FINISHED$; }
 """
 # Of a sum that a kernel has as its parts, one behind another.
-BESIDE = r"""
+EPILOGUE_OF_PARTS = r"""
 template <class Sum> static __device__ Sum of_row(long long row, Sum sum)
 {
     Number x;
@@ -152,7 +152,7 @@ class Operators(NamedTuple):
         multiply, add: bodies of functions of `a` and `b`.
         epilogue: the body of a function of `sum` and `c`, or None.
         identity: the sum of no products.
-        adds: whether, without an epilogue, `c` is added to the sum.
+        adds_c: whether, without an epilogue, `c` is added to the sum.
     """
 
     dtype: Dtype
@@ -160,42 +160,42 @@ class Operators(NamedTuple):
     add: str
     epilogue: str | None
     identity: complex
-    adds: bool
+    adds_c: bool
 
     def sources(self) -> dict[str, str]:
         """The programs by the names of their functions, each of which cuSPARSE takes apart from the others."""
-        common = common_of(self.dtype)
-        add, end = lines_of("add", "a", "b", self.add), self.lines_of_epilogue()
-        if self.epilogue is None and self.adds:
+        common = prelude_of(self.dtype)
+        add, end = user_function("add", "a", "b", self.add), self.user_epilogue()
+        if self.epilogue is None and self.adds_c:
             end = add
-        parts = {"IDENTITY": self.identity_words(), "FINISHED": self.finished("number_of(c)")}
+        parts = {"IDENTITY": self.identity_expression(), "FINISHED": self.epilogue_expression("number_of(c)")}
         return {
             "add_op": common + add + ADD,
-            "mul_op": common + lines_of("multiply", "a", "b", self.multiply) + MULTIPLY,
-            "epilogue": common + end + filled(EPILOGUE, parts),
+            "mul_op": common + user_function("multiply", "a", "b", self.multiply) + MULTIPLY,
+            "epilogue": common + end + fill_template(EPILOGUE, parts),
         }
 
-    def together(self) -> str:
+    def as_namespace(self) -> str:
         """All of them as the namespace `operators`: `user_multiply`, `user_add`, `identity` and `finished`."""
-        lines = (lines_of(name, "a", "b", code) for name, code in (("multiply", self.multiply), ("add", self.add)))
-        parts = {"IDENTITY": self.identity_words(), "FINISHED": self.finished("c")}
-        return beside(self.dtype, *lines, self.lines_of_epilogue(), filled(TOGETHER, parts))
+        lines = (user_function(name, "a", "b", code) for name, code in (("multiply", self.multiply), ("add", self.add)))
+        parts = {"IDENTITY": self.identity_expression(), "FINISHED": self.epilogue_expression("c")}
+        return in_namespace(self.dtype, *lines, self.user_epilogue(), fill_template(IDENTITY_AND_EPILOGUE, parts))
 
-    def lines_of_epilogue(self) -> str:
+    def user_epilogue(self) -> str:
         """The caller's own epilogue, if there is one."""
-        return "" if self.epilogue is None else lines_of("epilogue", "sum", "c", self.epilogue)
+        return "" if self.epilogue is None else user_function("epilogue", "sum", "c", self.epilogue)
 
-    def finished(self, given: str) -> str:
+    def epilogue_expression(self, given: str) -> str:
         """What becomes of `found`, the sum, as an expression; `given` is what C has as a number."""
         if self.epilogue is not None:
             return f"user_epilogue(found, {given})"
-        return f"user_add(found, {given})" if self.adds else "found"
+        return f"user_add(found, {given})" if self.adds_c else "found"
 
-    def of_empty_rows(self) -> str:
+    def empty_rows_source(self) -> str:
         """The program of `empty_rows`, a kernel over dense memory of the result; INDEX is the type of A's offsets."""
-        return self.sources()["epilogue"] + OF_EMPTY_ROWS
+        return self.sources()["epilogue"] + EMPTY_ROWS_KERNEL
 
-    def identity_words(self) -> str:
+    def identity_expression(self) -> str:
         """The identity as an expression, to the bit."""
         real = np.dtype(np.float32 if REAL[self.dtype] == "float" else np.float64)
         word, ending = (np.uint32, "u") if real.itemsize == np.dtype(np.uint32).itemsize else (np.uint64, "ull")
@@ -206,33 +206,33 @@ class Operators(NamedTuple):
         return f"Number({', '.join(parts if self.dtype.is_complex else parts[:1])})"
 
 
-def epilogue_of_rows(dtype: Dtype, code: str) -> str:
+def row_epilogue_source(dtype: Dtype, code: str) -> str:
     """The program of SpMVOp's epilogue."""
-    return common_of(dtype) + filled(LINES_OF_ROWS, {"CODE": code.rstrip("\n")}) + OF_ROWS
+    return prelude_of(dtype) + fill_template(USER_ROW_EPILOGUE, {"CODE": code.rstrip("\n")}) + ROW_EPILOGUES
 
 
-def epilogue_beside(dtype: Dtype, code: str) -> str:
+def row_epilogue_namespace(dtype: Dtype, code: str) -> str:
     """An epilogue of rows as the namespace `operators`: `of_row` takes a row and its sum, a structure of `part`s."""
-    return beside(dtype, filled(LINES_OF_ROWS, {"CODE": code.rstrip("\n")}), BESIDE)
+    return in_namespace(dtype, fill_template(USER_ROW_EPILOGUE, {"CODE": code.rstrip("\n")}), EPILOGUE_OF_PARTS)
 
 
-def beside(dtype: Dtype, *parts: str) -> str:
+def in_namespace(dtype: Dtype, *parts: str) -> str:
     """Functions over numbers of a dtype as a namespace, in front of a kernel."""
-    return "".join(("namespace operators {\n", common_of(dtype), *parts, "}\n"))
+    return "".join(("namespace operators {\n", prelude_of(dtype), *parts, "}\n"))
 
 
-def common_of(dtype: Dtype) -> str:
+def prelude_of(dtype: Dtype) -> str:
     """What all programs of a dtype begin with."""
     real = REAL[dtype]
-    parts = {"REAL": real, "GIVEN": GIVEN[dtype], "WORD": WORDS[real], "NOTHING": NOTHING[real]}
-    return filled(COMMON, parts) + (COMPLEX if dtype.is_complex else PLAIN)
+    parts = {"REAL": real, "GIVEN": CUSPARSE_TYPES[dtype], "WORD": WORDS[real], "NOTHING": EMPTY_NAN[real]}
+    return fill_template(PRELUDE, parts) + (COMPLEX_NUMBERS if dtype.is_complex else REAL_NUMBERS)
 
 
-def lines_of(name: str, first: str, second: str, code: str) -> str:
+def user_function(name: str, first: str, second: str, code: str) -> str:
     """A caller's lines as a function of two numbers."""
-    return filled(LINES, {"NAME": name, "FIRST": first, "SECOND": second, "CODE": code.rstrip("\n")})
+    return fill_template(USER_FUNCTION, {"NAME": name, "FIRST": first, "SECOND": second, "CODE": code.rstrip("\n")})
 
 
-def filled(text: str, parts: dict[str, str]) -> str:
+def fill_template(text: str, parts: dict[str, str]) -> str:
     """A text with its parts in their places, whatever these hold."""
     return re.sub(r"\$([A-Z_]+)\$", lambda found: parts[found.group(1)], text)

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["Cut", "Pruning"]
+__all__ = ["PruneCriterion", "Pruning"]
 
 OFFSET_BYTES = 4
 ROUND = 256  # bytes
 
 
-class Cut(NamedTuple):
+class PruneCriterion(NamedTuple):
     """What is left out: elements up to a threshold, or so many per cent of them."""
 
     letter: str  # S or D
@@ -60,28 +60,28 @@ class Pruning:
         shape: tuple[int, int],
         ld: int,
         a: int,
-        cut: Cut,
+        criterion: PruneCriterion,
         *,
         number: int | None = None,
         parts: tuple[int, int, int] = (0, 0, 0),
         nnz: int = 0,
     ) -> None:
         self._executor, self._handle = executor, handle_of(executor)
-        self._shape, self._ld, self._a, self._cut = shape, ld, a, cut
+        self._shape, self._ld, self._a, self._criterion = shape, ld, a, criterion
         self._number, self._parts, self._nnz = number, parts, nnz
         self._descriptor = LegacyDescriptor(0)
-        self._info = None if cut.percentage is None else PruneInfo()
-        real = ctypes.c_float if cut.letter == "S" else ctypes.c_double
-        self._threshold = real(cut.threshold or 0.0)
+        self._info = None if criterion.percentage is None else PruneInfo()
+        real = ctypes.c_float if criterion.letter == "S" else ctypes.c_double
+        self._threshold = real(criterion.threshold or 0.0)
 
     def _name(self, nnz: str = "", ending: str = "") -> Any:
         by = "" if self._info is None else "ByPercentage"
-        return getattr(cusparse, f"cusparse{self._cut.letter}pruneDense2csr{nnz}{by}{ending}")
+        return getattr(cusparse, f"cusparse{self._criterion.letter}pruneDense2csr{nnz}{by}{ending}")
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
         """Prune; BadRequest where other than so many elements are left."""
         (m, n), handle, info = self._shape, self._handle.follow(), self._info
-        amount = ctypes.byref(self._threshold) if info is None else float(self._cut.percentage or 0.0)
+        amount = ctypes.byref(self._threshold) if info is None else float(self._criterion.percentage or 0.0)
         behind = () if info is None else (info.c,)
         a = ctypes.c_void_p(addresses[self._a])
         front = (handle, m, n, a, self._ld, amount, self._descriptor.c)

@@ -37,7 +37,7 @@ class LegacyDescriptor(Held):
         cusparse.cusparseSetMatIndexBase(self.c, cusparse.cusparseIndexBase_t(base))
 
 
-class Kept:
+class KeepAlive:
     """A step that does nothing but keep something alive for those behind it."""
 
     __slots__ = ("thing",)
@@ -52,7 +52,7 @@ class Kept:
 class SortSteps(Steps):
     """The steps of a sort, whose indices stand where the result is to be."""
 
-    def sort(self, sizes: tuple[int, int, int], rows: int, columns: int, base: int | None) -> None:
+    def sort_indices(self, sizes: tuple[int, int, int], rows: int, columns: int, base: int | None) -> None:
         """Sort indices at these places: with a `base` those of CSR, row by row, else of COO by row and column."""
         count = sizes[2]
         behind = -(-count * INDEX_BYTES // ROUND) * ROUND
@@ -67,7 +67,7 @@ class SortSteps(Steps):
             self.append(Call(self.executor, "cusparseXcoosortByRow", (*asked, *memory)))
             return
         descriptor = LegacyDescriptor(base)
-        self.append(Kept(descriptor))
+        self.append(KeepAlive(descriptor))
         given: tuple[Any, ...] = (*sizes, descriptor.c, Place(rows), Place(columns), *memory)
         self.append(Call(self.executor, name, given))
 
@@ -76,7 +76,7 @@ class SortSteps(Steps):
         self._work_bytes = max(self._work_bytes, nbytes)
         return self._work_place
 
-    def follow(self, count: int, value_type: int, values: int, out: int) -> None:
+    def permute_values(self, count: int, value_type: int, values: int, out: int) -> None:
         """Put the elements at a place to another in the order that was found."""
         places = (self._work_place, out)
         sorted_ = SparseVector((count, count), INDEX_BYTES, 0, value_type, places, self.placeholder)

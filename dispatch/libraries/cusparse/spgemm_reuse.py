@@ -16,7 +16,7 @@ from cudabind.sys import cusparse
 from dispatch.errors import BadRequest, Refused
 from dispatch.libraries.cusparse.calls import Call
 from dispatch.libraries.cusparse.descriptors import SparseMatrix
-from dispatch.libraries.cusparse.spgemm import Work
+from dispatch.libraries.cusparse.spgemm import SpgemmDescriptor
 from dispatch.libraries.cusparse.spgemm_values import PatternProduct, entries_of, longest_row
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from dispatch.device.storage import Storage
     from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.libraries.cusparse.descriptors import Sparse
+    from dispatch.libraries.cusparse.descriptors import SparseSpec
 
 __all__ = ["ReusedProduct"]
 
@@ -32,24 +32,24 @@ __all__ = ["ReusedProduct"]
 class Analysis:
     """What is known of a product: its pattern, in own memory, and a kernel's launch or what the library keeps."""
 
-    __slots__ = ("at", "columns", "launch", "rows", "target", "work")
+    __slots__ = ("columns", "indices_at", "launch", "rows", "target", "work")
 
-    def __init__(self, at: Any, work: Work, target: SparseMatrix, rows: Storage, columns: Storage) -> None:
-        self.at, self.target = at, target  # `at`: the addresses of the indices that were analysed
+    def __init__(self, at: Any, work: SpgemmDescriptor, target: SparseMatrix, rows: Storage, columns: Storage) -> None:
+        self.indices_at, self.target = at, target  # the addresses of the indices that were analysed
         self.rows, self.columns = rows, columns
-        self.work: Work | None = work
+        self.work: SpgemmDescriptor | None = work
         self.launch: PatternProduct | None = None
 
 
 class ReusedProduct:
     """A step that multiplies two sparse matrices in CSR, whose patterns are promised to stay.
 
-    `front` are the operations and the two matrices, `factors` alpha and beta; `said` describes the product, whose `nnz`
+    `front` are the operations and the two matrices, `factors` alpha and beta; `spec` describes the product, whose `nnz`
     is compared with what the analysis finds.
     """
 
     __slots__ = (
-        *("_algorithm", "_alpha", "_executor", "_indices", "_kept", "_kind", "_matrices", "_patterns", "_said"),
+        *("_algorithm", "_alpha", "_executor", "_indices", "_kept", "_kind", "_matrices", "_patterns", "_spec"),
         "_values",
     )
 
@@ -58,15 +58,15 @@ class ReusedProduct:
         executor: CudaExecutor,
         front: tuple[Any, Any, SparseMatrix, SparseMatrix],
         factors: tuple[Any, Any],
-        said: Sparse,
+        spec: SparseSpec,
         kind: int,
         algorithm: int,
     ) -> None:
-        self._executor, self._said = executor, said
+        self._executor, self._spec = executor, spec
         self._kind, self._algorithm = cusparse.cudaDataType(kind), cusparse.cusparseSpGEMMAlg_t(algorithm)
         op_a, op_b, a, b = front
         alpha, beta = factors
-        self._matrices, self._alpha = (a.said, b.said), alpha.value
+        self._matrices, self._alpha = (a.spec, b.spec), alpha.value
         self._indices = [place for one in self._matrices for place in (one.rows, one.columns)]
         self._patterns = Call(executor, "cusparseSpGEMMreuse", front)
         self._values = Call(executor, "cusparseSpGEMMreuse_compute", (op_a, op_b, alpha, a, b, beta))
@@ -75,82 +75,84 @@ class ReusedProduct:
     def enqueue(self, addresses: Sequence[Any]) -> None:
         """Multiply, once the patterns are analysed; BadRequest where there are other than so many elements."""
         at, found = tuple(addresses[place] for place in self._indices), self._kept
-        if found is None or found.at != at:
+        if found is None or found.indices_at != at:
             self._kept = None
-            self._patterns.set(addresses)
-            found = self._analysed(at)
+            self._patterns.set_arguments(addresses)
+            found = self._analyse(at)
         if found.launch is not None:
             found.launch.enqueue(addresses)
             self._kept = found
             return
-        self._values.set(addresses)
-        said, stream = self._said, self._executor.target.value
-        values, rows, columns = (addresses[place] for place in (said.values, said.rows, said.columns))
+        self._values.set_arguments(addresses)
+        spec, stream = self._spec, self._executor.target.value
+        values, rows, columns = (addresses[place] for place in (spec.values, spec.rows, spec.columns))
         self._point(found, values)
         kept = found.work
-        if said.nnz and kept is not None:
-            nbytes = said.nnz * self._element
+        if spec.nnz and kept is not None:
+            nbytes = spec.nnz * self._element_bytes
             driver.cuMemsetD8Async(values, 0, nbytes, stream)  # whether 0 times what is there is added is not said
-            self._values.of("cusparseSpGEMMreuse_compute", found.target.c, self._kind, self._algorithm, kept.c)
-            driver.cuMemcpyDtoDAsync(columns, found.columns.base, said.nnz * said.column_bytes, stream)
-        driver.cuMemcpyDtoDAsync(rows, found.rows.base, (said.shape[0] + 1) * said.row_bytes, stream)
+            self._values.invoke("cusparseSpGEMMreuse_compute", found.target.c, self._kind, self._algorithm, kept.c)
+            driver.cuMemcpyDtoDAsync(columns, found.columns.base, spec.nnz * spec.column_bytes, stream)
+        driver.cuMemcpyDtoDAsync(rows, found.rows.base, (spec.shape[0] + 1) * spec.row_bytes, stream)
         self._kept = found
 
     @property
-    def _element(self) -> int:
-        return ELEMENT_BYTES[self._said.value_type]
+    def _element_bytes(self) -> int:
+        return ELEMENT_BYTES[self._spec.value_type]
 
     def _point(self, found: Analysis, values: int) -> None:
         """Have the product's descriptor be that of the kept pattern, and of the values of a run."""
-        columns = found.columns.base if self._said.nnz else None
+        columns = found.columns.base if self._spec.nnz else None
         cusparse.cusparseCsrSetPointers(found.target.c, found.rows.base, columns, values or None)
 
-    def _room(self, nbytes: int) -> Storage:
+    def _allocate(self, nbytes: int) -> Storage:
         return self._executor.device.allocate(max(1, nbytes), self._executor.stream)
 
-    def _analysed(self, at: Any) -> Analysis:
-        said, work = self._said, Work()
-        rows = self._room((said.shape[0] + 1) * said.row_bytes)
-        target = SparseMatrix(said._replace(nnz=0), rows.base)  # without elements it has the address of rows alone
+    def _analyse(self, at: Any) -> Analysis:
+        spec, work = self._spec, SpgemmDescriptor()
+        rows = self._allocate((spec.shape[0] + 1) * spec.row_bytes)
+        target = SparseMatrix(spec._replace(nnz=0), rows.base)  # without elements it has the address of rows alone
         behind = (target.c, self._algorithm, work.c)
         sizes = [ctypes.c_size_t() for _ in range(5)]
-        told = [ctypes.byref(size) for size in sizes]
+        size_pointers = [ctypes.byref(size) for size in sizes]
         name = "cusparseSpGEMMreuse_workEstimation"
-        self._patterns.of(name, *behind, told[0], None)
-        first = self._room(sizes[0].value)  # this and the second are read no more once the elements are counted
-        self._patterns.of(name, *behind, told[0], ctypes.c_void_p(first.base))
-        name, three = "cusparseSpGEMMreuse_nnz", told[1:4]
-        self._patterns.of(name, *behind, *(each for size in three for each in (size, None)))
-        second, third, fourth = (self._room(size.value) for size in sizes[1:4])
+        self._patterns.invoke(name, *behind, size_pointers[0], None)
+        first = self._allocate(sizes[0].value)  # this and the second are read no more once the elements are counted
+        self._patterns.invoke(name, *behind, size_pointers[0], ctypes.c_void_p(first.base))
+        name, three = "cusparseSpGEMMreuse_nnz", size_pointers[1:4]
+        self._patterns.invoke(name, *behind, *(each for size in three for each in (size, None)))
+        second, third, fourth = (self._allocate(size.value) for size in sizes[1:4])
         given = zip(three, (second, third, fourth), strict=True)
-        self._patterns.of(name, *behind, *(each for size, room in given for each in (size, ctypes.c_void_p(room.base))))
+        self._patterns.invoke(
+            name, *behind, *(each for size, buffer in given for each in (size, ctypes.c_void_p(buffer.base)))
+        )
         counted = [ctypes.c_int64() for _ in range(3)]
         cusparse.cusparseSpMatGetSize(target.c, *map(ctypes.byref, counted))
-        if counted[2].value != said.nnz:
-            raise BadRequest("nnz", str(said.nnz), f"{counted[2].value}, as spgemm_nnz counts them")
-        columns, values = self._room(said.nnz * said.column_bytes), self._room(said.nnz * self._element)
+        if counted[2].value != spec.nnz:
+            raise BadRequest("nnz", str(spec.nnz), f"{counted[2].value}, as spgemm_nnz counts them")
+        columns, values = self._allocate(spec.nnz * spec.column_bytes), self._allocate(spec.nnz * self._element_bytes)
         found = Analysis(at, work, target, rows, columns)
         self._point(found, values.base)
         name = "cusparseSpGEMMreuse_copy"
-        self._patterns.of(name, *behind, told[4], None)
-        fifth = self._room(sizes[4].value)
-        self._patterns.of(name, *behind, told[4], ctypes.c_void_p(fifth.base))
+        self._patterns.invoke(name, *behind, size_pointers[4], None)
+        fifth = self._allocate(sizes[4].value)
+        self._patterns.invoke(name, *behind, size_pointers[4], ctypes.c_void_p(fifth.base))
         work.memory += [fourth, fifth]
-        found.launch = self._launch_of((rows.base, columns.base), at)
+        found.launch = self._launch_for((rows.base, columns.base), at)
         if found.launch is not None:
             found.work = None  # what the library has kept is needed no more
         return found
 
-    def _launch_of(self, pattern: tuple[int, int], at: Any) -> PatternProduct | None:
+    def _launch_for(self, pattern: tuple[int, int], at: Any) -> PatternProduct | None:
         """Our kernel's launch for a pattern; None where the library is to multiply."""
-        said = self._said
+        spec = self._spec
         if int(self._algorithm):
             return None
-        sizes = entries_of(longest_row(self._executor, pattern[0], said.shape[0]))
+        sizes = entries_of(longest_row(self._executor, pattern[0], spec.shape[0]))
         if sizes is None:
             return None
         try:
-            return PatternProduct(self._executor, self._matrices, said, self._alpha, pattern, at, sizes)
+            return PatternProduct(self._executor, self._matrices, spec, self._alpha, pattern, at, sizes)
         except Refused:  # NVRTC is not there, or there are more terms than it can list
             return None
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from dispatch.device.storage import Storage
     from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.libraries.cusparse.descriptors import Sparse
+    from dispatch.libraries.cusparse.descriptors import SparseSpec
 
 __all__ = ["ADD", "LIST", "SOURCE", "THREADS", "PatternProduct", "entries_of", "lanes_of", "longest_row", "options"]
 
@@ -181,10 +181,10 @@ def lanes_of(count: int, longest: int) -> int:
 
 def longest_row(executor: CudaExecutor, rows: int, lines: int) -> int:
     """The elements of the longest row, by i32 offsets in device memory, which the host waits for."""
-    return int(np.diff(from_device(executor, rows, lines + 1)).max(initial=0))
+    return int(np.diff(read_i32(executor, rows, lines + 1)).max(initial=0))
 
 
-def from_device(executor: CudaExecutor, address: int, count: int) -> np.ndarray:
+def read_i32(executor: CudaExecutor, address: int, count: int) -> np.ndarray:
     """So many i32 at an address, once what is enqueued is done."""
     found, stream = np.empty(count, np.int32), executor.target.value
     driver.cuMemcpyDtoHAsync(found.ctypes.data, address, found.nbytes, stream)
@@ -195,14 +195,14 @@ def from_device(executor: CudaExecutor, address: int, count: int) -> np.ndarray:
 class PatternProduct:
     """The launch for two matrices in CSR, whose indices are i32 and begin at 0, and the known pattern of their product.
 
-    `front` are the two matrices, `said` the product, whose pattern is at the addresses `rows` and `columns`. The terms
+    `front` are the two matrices, `spec` the product, whose pattern is at the addresses `rows` and `columns`. The terms
     are listed as it is made, which is waited for; then the indices of the two matrices are read no more.
     """
 
     __slots__ = ("_executor", "_given", "_launch", "_lists", "_places")
 
     def __init__(
-        self, executor: CudaExecutor, front: tuple[Sparse, Sparse], said: Sparse, alpha: complex,
+        self, executor: CudaExecutor, front: tuple[SparseSpec, SparseSpec], spec: SparseSpec, alpha: complex,
         pattern: tuple[int, int], indices: Sequence[int], sizes: tuple[int, int],
     ) -> None:  # fmt: skip
         """`indices` are the addresses of rows and columns of both, `sizes` what `entries_of` says.
@@ -210,28 +210,28 @@ class PatternProduct:
         Refused where there are more terms than can be numbered, or NVRTC is not there.
         """
         self._executor, group = executor, sizes[1]
-        starts, counts = self._counted(said, pattern, indices, sizes)
-        count, lines = int(counts[-1]), said.shape[0]
+        starts, counts = self._count_terms(spec, pattern, indices, sizes)
+        count, lines = int(counts[-1]), spec.shape[0]
         if count > MOST_TERMS:
             raise Refused(f"a product of {count} terms, more than {MOST_TERMS}")
-        lanes = lanes_of(said.nnz, int(np.diff(counts).max(initial=0)))
-        terms = self._room(count * TERM_BYTES)
+        lanes = lanes_of(spec.nnz, int(np.diff(counts).max(initial=0)))
+        terms = self._allocate(count * TERM_BYTES)
         numbered = counts.astype(np.int32)
         driver.cuMemcpyHtoDAsync(starts.base, numbered.ctypes.data, numbered.nbytes, executor.target.value)
-        self._list(said, pattern, indices, sizes, (starts.base, terms.base))
+        self._list_terms(spec, pattern, indices, sizes, (starts.base, terms.base))
         driver.cuStreamSynchronize(executor.target.value)  # which reads `numbered` until then
         self._lists = starts, terms
-        self._places = (*(one.values for one in front), said.values, said.rows, said.columns)
-        real, parts = NUMBERS[said.value_type]
+        self._places = (*(one.values for one in front), spec.values, spec.rows, spec.columns)
+        real, parts = NUMBERS[spec.value_type]
         kind: Any = ctypes.c_double if real == "double" else ctypes.c_float
         factor = (kind * parts)(*(alpha.real, alpha.imag)[:parts])
         slots = (ctypes.c_void_p() for _ in self._places)
         fixed = map(ctypes.c_void_p, (*pattern, starts.base, terms.base))
-        self._given = (*slots, *fixed, factor, ctypes.c_int(lines), ctypes.c_int(said.nnz))
-        blocks = -(-max(said.nnz * lanes, lines + 1) // THREADS)
-        self._launch = self._launch_of(ADD, options(said.value_type, group, lanes), blocks, 0, self._given)
+        self._given = (*slots, *fixed, factor, ctypes.c_int(lines), ctypes.c_int(spec.nnz))
+        blocks = -(-max(spec.nnz * lanes, lines + 1) // THREADS)
+        self._launch = self._launch_of(ADD, options(spec.value_type, group, lanes), blocks, 0, self._given)
 
-    def _room(self, nbytes: int) -> Storage:
+    def _allocate(self, nbytes: int) -> Storage:
         return self._executor.device.allocate(max(1, nbytes), self._executor.stream)
 
     def _launch_of(self, name: str, chosen: tuple[str, ...], blocks: int, shared: int, given: tuple[Any, ...]) -> Any:
@@ -241,28 +241,28 @@ class PatternProduct:
         fixed = (ctypes.c_void_p(function), blocks, 1, 1, THREADS, 1, 1, shared, self._executor.target)
         return partial(driver.cuLaunchKernel.unchecked, *fixed, pointers, None)
 
-    def _list(
-        self, said: Sparse, pattern: tuple[int, int], indices: Sequence[int], sizes: tuple[int, int],
+    def _list_terms(
+        self, spec: SparseSpec, pattern: tuple[int, int], indices: Sequence[int], sizes: tuple[int, int],
         lists: tuple[int, int | None],
     ) -> None:  # fmt: skip
         """Count the terms of each element, or list them: `lists` are the addresses of where they begin, and of them."""
-        (entries, group), lines = sizes, said.shape[0]
+        (entries, group), lines = sizes, spec.shape[0]
         if not lines:
             return
         groups = THREADS // group
         addresses = map(ctypes.c_void_p, (*indices, *pattern, *lists))
         given = (*addresses, ctypes.c_int(lines), ctypes.c_uint(entries))
-        chosen, shared = options(said.value_type, group, 1), entries * groups * ENTRY_BYTES
+        chosen, shared = options(spec.value_type, group, 1), entries * groups * ENTRY_BYTES
         check(self._executor, self._launch_of(LIST, chosen, -(-lines // groups), shared, given)())
 
-    def _counted(
-        self, said: Sparse, pattern: tuple[int, int], indices: Sequence[int], sizes: tuple[int, int]
+    def _count_terms(
+        self, spec: SparseSpec, pattern: tuple[int, int], indices: Sequence[int], sizes: tuple[int, int]
     ) -> tuple[Storage, np.ndarray]:
         """Memory for where the terms of each element begin, and these numbers, which the host adds up."""
-        starts, counts = self._room((said.nnz + 1) * INT_BYTES), np.zeros(said.nnz + 1, np.int64)
-        if said.nnz:
-            self._list(said, pattern, indices, sizes, (starts.base, None))
-            np.cumsum(from_device(self._executor, starts.base, said.nnz), out=counts[1:])
+        starts, counts = self._allocate((spec.nnz + 1) * INT_BYTES), np.zeros(spec.nnz + 1, np.int64)
+        if spec.nnz:
+            self._list_terms(spec, pattern, indices, sizes, (starts.base, None))
+            np.cumsum(read_i32(self._executor, starts.base, spec.nnz), out=counts[1:])
         return starts, counts
 
     def enqueue(self, addresses: Sequence[Any]) -> None:

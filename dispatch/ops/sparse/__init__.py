@@ -2,17 +2,21 @@
 
 Carried out by cuSPARSE and cuDSS, or by SciPy on the host. A sparse operand of a request is three tensors and a
 `SparseForm` (form.py); `SparseTensor` (tensor.py) holds them, knows those of SciPy, CuPy and torch (sources.py), and
-unpacks into them. The files: products, batched, compiled (with semirings), solves, incomplete, pairs, vectors,
-tridiagonal, conversions, bsr_conversions, compression (what may be asked), algorithms; cusparse and those with its name
-before their own (the plans), tune; reference (what is right), check and compression_kernels (kernels that look at
-indices, or make them), bsr_kernels and own_bsr (blocks made, and spread out), sampled_kernels and own_sampled (SDDMM by
-a kernel, and its plan), product_kernels and own_product (a product with a vector by one), semiring_kernels,
-semiring_tiles and own_compiled (products with operators of the caller's, by kernels that these are in), plain_operators
-and own_matrix (products with a dense matrix, and batches, by such a kernel), rules, patterns, cases. Of iterations:
-krylov, krylov_kernels and the methods beside it, own_krylov (the plan), krylov_reference, block_jacobi and
-own_block_jacobi (inverses of blocks, and their plan); of direct solves: direct and direct_lists, list_rules, cudss and
-those with its name before their own, cusolver and cusolver_refactor (the plans), refinement_kernels, direct_reference.
-And functions, which users know as `dispatch.sparse`.
+unpacks into them. The files:
+
+- requests: products, batched, compiled (with semirings), solves, incomplete, sparse_products, vectors, tridiagonal,
+  pentadiagonal, ell, sorting, pruning, conversions, bsr_conversions, compression; their algorithms, and rules of rows;
+- plans of cuSPARSE: cusparse and the files whose names begin so, tune;
+- kernels of this library, and their plans: check (of indices), compression_kernels and own_compression, bsr_kernels and
+  own_bsr, sampled_kernels and own_sampled (SDDMM), product_kernels and own_product (SpMV), semiring_kernels,
+  semiring_tiles and own_compiled (products with the caller's operators), plain_operators and own_matrix (SpMM, and
+  batches, by the same kernel);
+- iterative solvers: krylov, krylov_kernels and a file for each method, own_krylov (the plan), krylov_reference,
+  block_jacobi and own_block_jacobi (inverses of diagonal blocks, and their plan);
+- direct solvers: direct, direct_lists, list_rules, cudss and the files whose names begin so, refinement_kernels,
+  cusolver, cusolver_refactor, direct_reference;
+- reference (results by NumPy and SciPy), patterns and cases (of tests);
+- functions, which users know as `dispatch.sparse`.
 """
 
 from __future__ import annotations
@@ -40,13 +44,13 @@ from dispatch.ops.sparse.ell import BlockedEllMmRequest, SellMvRequest
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
 from dispatch.ops.sparse.incomplete import Ic0Request, Ilu0Request
 from dispatch.ops.sparse.krylov import BicgstabRequest, CgRequest, GmresRequest, MinresRequest, Preconditioner
-from dispatch.ops.sparse.pairs import SpgemmNnzRequest, SpgemmRequest
 from dispatch.ops.sparse.pentadiagonal import GpsvRequest
 from dispatch.ops.sparse.products import SddmmRequest, SparseMvRequest, SpmmRequest
 from dispatch.ops.sparse.pruning import PruneNnzRequest, PruneToCsrRequest
 from dispatch.ops.sparse.semirings import Semiring, SparseOperator
 from dispatch.ops.sparse.solves import SpsmRequest, SpsvRequest
 from dispatch.ops.sparse.sorting import SparseSortRequest
+from dispatch.ops.sparse.sparse_products import SpgemmNnzRequest, SpgemmRequest
 from dispatch.ops.sparse.tridiagonal import GtsvRequest
 from dispatch.ops.sparse.vectors import (
     GatherRequest,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.keys import Dtype
 
-__all__ = ["FactorRequest", "Number", "NumberRequest", "ScaledRequest", "SparseRequest"]
+__all__ = ["AlphaRequest", "FactorRequest", "Number", "ScaledSparseRequest", "SparseRequest"]
 __all__ += ["check_matrix", "check_vector"]
 
 Number = int | float | complex
@@ -59,7 +59,7 @@ class SparseRequest(OperandRequest[R_co]):
 
 
 @dataclass(frozen=True, eq=False)
-class NumberRequest(OperandRequest[R_co]):
+class FactorRequest(OperandRequest[R_co]):
     """Something with factors, which are given by value: `numbers` are the fields that hold them."""
 
     numbers: ClassVar[tuple[str, ...]] = ()  # in the order of the arguments
@@ -112,7 +112,7 @@ class NumberRequest(OperandRequest[R_co]):
 
 
 @dataclass(frozen=True, eq=False)
-class FactorRequest(NumberRequest["Tensor"]):
+class AlphaRequest(FactorRequest["Tensor"]):
     """Something with factors, which are given by value.
 
     Attributes:
@@ -126,7 +126,7 @@ class FactorRequest(NumberRequest["Tensor"]):
 
 
 @dataclass(frozen=True, eq=False)
-class ScaledRequest(FactorRequest, SparseRequest["Tensor"]):
+class ScaledSparseRequest(AlphaRequest, SparseRequest["Tensor"]):
     """A sparse matrix, and factors."""
 
     def check_fields(self) -> None:
@@ -134,14 +134,14 @@ class ScaledRequest(FactorRequest, SparseRequest["Tensor"]):
         self.check_factors()
 
 
-def check_vector(name: str, tensor: Tensor | None, extent: int, said: str) -> None:
+def check_vector(name: str, tensor: Tensor | None, extent: int, reason: str) -> None:
     """BadRequest unless an operand, where there is one, is a vector of so many elements."""
     if tensor is not None and tensor.shape != (extent,):
         hint = "x[:, 0] is a column" if tensor.ndim == 2 else ""
-        raise BadRequest(name, str(tensor.layout), f"{tensor.dtype}[{extent}], {said}", hint)
+        raise BadRequest(name, str(tensor.layout), f"{tensor.dtype}[{extent}], {reason}", hint)
 
 
-def check_matrix(name: str, tensor: Tensor | None, shape: tuple[int | None, int | None], said: str) -> None:
+def check_matrix(name: str, tensor: Tensor | None, shape: tuple[int | None, int | None], reason: str) -> None:
     """BadRequest unless an operand, where there is one, is a matrix of these extents, of which None is any."""
     if tensor is None:
         return
@@ -149,4 +149,4 @@ def check_matrix(name: str, tensor: Tensor | None, shape: tuple[int | None, int 
     if not fits:
         wanted = ", ".join("…" if extent is None else str(extent) for extent in shape)
         hint = "x[:, None] is a matrix of one column" if tensor.ndim == 1 else ""
-        raise BadRequest(name, str(tensor.layout), f"{tensor.dtype}[{wanted}], {said}", hint)
+        raise BadRequest(name, str(tensor.layout), f"{tensor.dtype}[{wanted}], {reason}", hint)

@@ -26,7 +26,7 @@ BATCH = 3  # axes
 PARTS = ("values", "rows", "columns")
 
 
-def check_stacks(request: Any, formats: Sequence[SparseFormat], hint: str = "") -> None:
+def check_batch(request: Any, formats: Sequence[SparseFormat], hint: str = "") -> None:
     """Set a request's form; BadRequest for one of another format, and for parts that are no batch, nor for all."""
     form = check_form("form", request.form)
     object.__setattr__(request, "form", form)
@@ -34,17 +34,17 @@ def check_stacks(request: Any, formats: Sequence[SparseFormat], hint: str = "") 
         kind = SparseFormat(form.format)  # type: ignore[arg-type]  # it is a member since it was checked
         *others, last = (one.name for one in formats)
         raise BadRequest("form.format", kind.name, f"{', '.join(others)} or {last}", hint)
-    check_parts(form, {name: first_of(request, name) for name in PARTS})
+    check_parts(form, {name: first_part(request, name) for name in PARTS})
 
 
-def first_of(request: Any, name: str) -> Tensor:
+def first_part(request: Any, name: str) -> Tensor:
     """The first of a batch of parts, or the one for all."""
     part: Tensor = getattr(request, name)
     axes = axes_of(request, name)
     if part.ndim == axes:
         return part
     if part.ndim != axes + 1 or part.shape[0] != request.batch:
-        expected = f"a batch of {request.batch}, as {request.counted} is, or one for all"
+        expected = f"a batch of {request.batch}, as {request.batch_operand} is, or one for all"
         raise BadRequest(name, str(part.layout), expected)
     return part[0]
 
@@ -75,7 +75,7 @@ class BatchedSpmmRequest(SpmmRequest):
     """
 
     op: ClassVar[str] = "spmm_batched"
-    counted: ClassVar[str] = "b"  # which says how many there are
+    batch_operand: ClassVar[str] = "b"  # which says how many there are
 
     @property
     def batch(self) -> int:
@@ -91,7 +91,7 @@ class BatchedSpmmRequest(SpmmRequest):
         if self.b.ndim != BATCH or not self.b.shape[0]:
             hint = "spmm takes one matrix" if self.b.ndim == len(("n", "k")) else ""
             raise BadRequest("b", str(self.b.layout), "(batch, n, k) of at least one matrix", hint)
-        check_stacks(self, tuple(SparseFormat))
+        check_batch(self, tuple(SparseFormat))
         is_one = self.values.ndim == axes_of(self, "values")
         for name in ("rows", "columns"):
             part: Tensor = getattr(self, name)
@@ -139,33 +139,33 @@ class BatchedSddmmRequest(SddmmRequest):
     op: ClassVar[str] = "sddmm_batched"
 
     @property
-    def counted(self) -> str:
+    def batch_operand(self) -> str:
         """Which operand says how many there are."""
         return "a" if self.a.ndim == BATCH else "b"
 
     @property
     def batch(self) -> int:
         """How many products there are."""
-        first: Tensor = getattr(self, self.counted)
+        first: Tensor = getattr(self, self.batch_operand)
         return first.shape[0]
 
     def check_fields(self) -> None:
-        first: Tensor = getattr(self, self.counted)
+        first: Tensor = getattr(self, self.batch_operand)
         if first.ndim != BATCH or not first.shape[0]:
             hint = "sddmm takes one matrix of each" if first.ndim == len(("k", "n")) else ""
             wanted = "(batch, k, n) of at least one matrix, or such an a of (batch, m, k)"
-            raise BadRequest(self.counted, str(first.layout), wanted, hint)
+            raise BadRequest(self.batch_operand, str(first.layout), wanted, hint)
         formats = (SparseFormat.CSR, SparseFormat.CSC, SparseFormat.COO)
-        check_stacks(self, formats, "dispatch.sparse.tocsr makes one of BSR")
+        check_batch(self, formats, "dispatch.sparse.tocsr makes one of BSR")
         self.check_operands()
         self.check_factors()
 
     def check_operands(self) -> None:
         m, n = self.form.shape
-        self._check_stack("a", (m, None), f"as C is [{m}, {n}]")
-        self._check_stack("b", (self.a.shape[-1], n), f"as C is [{m}, {n}] and a {list(self.a.shape)}")
+        self._check_batch("a", (m, None), f"as C is [{m}, {n}]")
+        self._check_batch("b", (self.a.shape[-1], n), f"as C is [{m}, {n}] and a {list(self.a.shape)}")
 
-    def _check_stack(self, name: str, shape: tuple[int | None, int | None], said: str) -> None:
+    def _check_batch(self, name: str, shape: tuple[int | None, int | None], reason: str) -> None:
         """BadRequest unless an operand is a batch of matrices of some extents, of which None is any, or one for all."""
         tensor: Tensor = getattr(self, name)
         extents = (self.batch, *shape)[-tensor.ndim :]
@@ -174,7 +174,7 @@ class BatchedSddmmRequest(SddmmRequest):
         )
         if not fits:
             one = ", ".join("…" if extent is None else str(extent) for extent in shape)
-            expected = f"{tensor.dtype}[{self.batch}, {one}], or [{one}] for all, {said}"
+            expected = f"{tensor.dtype}[{self.batch}, {one}], or [{one}] for all, {reason}"
             raise BadRequest(name, str(tensor.layout), expected)
 
     def outputs(self) -> dict[str, Output]:

@@ -7,7 +7,7 @@ from typing import Any
 from dispatch.ops.sparse.algorithms import SpmmAlgorithm
 from dispatch.ops.sparse.form import SparseFormat
 
-__all__ = ["axes_of", "count_of", "dense_elements", "in_bsr", "in_coo", "in_csc", "in_csr", "of_batches"]
+__all__ = ["axes_of", "batch_algorithm", "dense_elements", "in_bsr", "in_coo", "in_csc", "in_csr", "nnz_of"]
 
 BLOCK_AXES = 3  # of the elements of a matrix in BSR: blocks, and their rows and columns
 
@@ -17,7 +17,7 @@ def axes_of(request: Any, name: str) -> int:
     return BLOCK_AXES if name == "values" and request.form.format == SparseFormat.BSR else 1
 
 
-def count_of(request: Any) -> int:
+def nnz_of(request: Any) -> int:
     """How many elements, or blocks, a matrix has, or each of a batch."""
     count: int = request.values.shape[-axes_of(request, "values")]
     return count
@@ -25,31 +25,31 @@ def count_of(request: Any) -> int:
 
 def in_csr(request: Any) -> str:
     """Matrices in CSR."""
-    return of_format(request, SparseFormat.CSR)
+    return has_format(request, SparseFormat.CSR)
 
 
 def in_csc(request: Any) -> str:
     """Matrices in CSC."""
-    return of_format(request, SparseFormat.CSC)
+    return has_format(request, SparseFormat.CSC)
 
 
 def in_bsr(request: Any) -> str:
     """Matrices in BSR."""
-    return of_format(request, SparseFormat.BSR)
+    return has_format(request, SparseFormat.BSR)
 
 
 def in_coo(request: Any) -> str:
     """Matrices in COO."""
-    return of_format(request, SparseFormat.COO)
+    return has_format(request, SparseFormat.COO)
 
 
-def of_format(request: Any, wanted: SparseFormat) -> str:
+def has_format(request: Any, wanted: SparseFormat) -> str:
     """Matrices in a format."""
     kind = SparseFormat(request.form.format)
     return "" if kind is wanted else f"needs {wanted.name}, has {kind.name}"
 
 
-def of_batches(request: Any) -> str:
+def batch_algorithm(request: Any) -> str:
     """An algorithm for batches; COO_ALG3 is none, and faults where a matrix begins between multiples of 16 bytes."""
     if request.algorithm is not SpmmAlgorithm.COO_ALG3:
         return ""

@@ -8,9 +8,9 @@ from dispatch.checks import check_bool
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.form import SparseFormat
-from dispatch.ops.sparse.format_functions import of
+from dispatch.ops.sparse.format_functions import as_sparse
 from dispatch.ops.sparse.krylov import MOST_BLOCK
-from dispatch.ops.sparse.tensor import SparseTensor, taken_in
+from dispatch.ops.sparse.tensor import SparseTensor, as_tensor
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
@@ -40,9 +40,9 @@ class BlockJacobi:
         check_bool("check", check)
         inverses, info = ops.block_jacobi(*source.parts, block_size=self.block_size, absolute=self.absolute)
         if check and (status := int(info.item())):
-            said = NO_INVERSE.format(number=status - 1, row=(status - 1) * self.block_size)
-            raise LinAlgError("block_jacobi", {(): status}, said, HINT)
-        self.source, self.inverses = source, taken_in("inverses", inverses)
+            meaning = NO_INVERSE.format(number=status - 1, row=(status - 1) * self.block_size)
+            raise LinAlgError("block_jacobi", {(): status}, meaning, HINT)
+        self.source, self.inverses = source, as_tensor("inverses", inverses)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -54,7 +54,7 @@ class BlockJacobi:
         They are in the order of A, whatever its format, and of the dtype and the shape of those before, and on their
         device; BadRequest for others.
         """
-        old, new = self.source.values, taken_in("values", values)
+        old, new = self.source.values, as_tensor("values", values)
         if new.dtype is not old.dtype or new.shape != old.shape or new.device is not old.device:
             raise BadRequest("values", str(new.layout), f"{old.dtype}{list(old.shape)} on {old.device!r}")
         self._make(self.source.with_values(new), check)
@@ -72,7 +72,7 @@ def block_jacobi(A: Any, block_size: int | None = None, *, absolute: bool = Fals
     which are positive definite, as `minres` wants them of an indefinite matrix. LinAlgError for a block without an
     inverse, which is waited for; with `check=False` nothing is looked at, and all of its inverse is NaN.
     """
-    matrix = of(A)
+    matrix = as_sparse(A)
     if block_size is None:
         high, wide = matrix.form.block
         if matrix.format is not SparseFormat.BSR or high != wide:

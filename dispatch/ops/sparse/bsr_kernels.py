@@ -144,7 +144,7 @@ extern "C" __global__ void fill_blocks(
     out[mine] = found;
 }
 
-extern "C" __global__ void spread_blocks(
+extern "C" __global__ void expand_blocks(
     const Number* held, const OFFSET* rows, const INDEX* columns, Number* out, OFFSET* out_rows, INDEX* out_columns,
     Int blocks, Int lines, Int base, Int high, Int wide)
 {

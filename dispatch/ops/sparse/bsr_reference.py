@@ -45,7 +45,7 @@ def made_blocks(request: Any, work: np.dtype[Any]) -> Results:
     return {"out_values": found.data, "out_rows": rows, "out_columns": columns}
 
 
-def spread_blocks(request: Any, work: np.dtype[Any]) -> Results:
+def expanded_blocks(request: Any, work: np.dtype[Any]) -> Results:
     """Every element of every block, in CSR."""
     import scipy.sparse as sp
 
@@ -60,5 +60,5 @@ def spread_blocks(request: Any, work: np.dtype[Any]) -> Results:
 BLOCKS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
     "csr2bsr_nnz": blocks_counted,
     "csr2bsr": made_blocks,
-    "bsr2csr": spread_blocks,
+    "bsr2csr": expanded_blocks,
 }

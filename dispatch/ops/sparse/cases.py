@@ -15,7 +15,7 @@ import numpy as np
 from dispatch.core.host_plan import EXACT
 from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.keys import F32, HALF
-from dispatch.ops.sparse import conversions, pairs, products, solves
+from dispatch.ops.sparse import conversions, products, solves, sparse_products
 from dispatch.ops.sparse.cases_batched import batched_cases
 from dispatch.ops.sparse.cases_block_jacobi import block_jacobi_cases
 from dispatch.ops.sparse.cases_bsr import BSR_OPS, bsr_cases
@@ -51,7 +51,7 @@ __all__ = ["MUTATIONS", "cases"]
 
 KINDS: dict[str, Any] = {
     kind.op: kind
-    for module in (products, solves, pairs, conversions)
+    for module in (products, solves, sparse_products, conversions)
     for name, kind in vars(module).items()
     if name in module.__all__ and hasattr(kind, "op")
 }
@@ -146,7 +146,7 @@ class Draw:
             drawn = drawn + 1j * self.rng.standard_normal(shape)
         return np.asarray(drawn.astype(wanted.numpy))
 
-    def lay(self, name: str, values: Array, *, by_rows: bool = True, gap: int = 2) -> GuardedBuffer:
+    def place_operand(self, name: str, values: Array, *, by_rows: bool = True, gap: int = 2) -> GuardedBuffer:
         """Put an operand amid poison; a vector stays dense."""
         order = None if by_rows or values.ndim < 2 else (1, 0)
         memory = place(self.device, values, order, gap)
@@ -168,18 +168,18 @@ class Draw:
         if self.op in ("spsv", "spsm"):
             mask, drawn = self.triangle(mask, drawn)
         block = BLOCKS[number] if form.kind is SparseFormat.BSR else (1, 1)
-        values, rows, columns, said = stored(
+        values, rows, columns, matrix_form = stored(
             mask, drawn, form.kind, form.base, np.int64 if form.wide else np.int32, block
         )
         if form.fixed and self.op in ANALYSED:
-            said = said._replace(pattern=int(self.rng.integers(1 << 40)))
+            matrix_form = matrix_form._replace(pattern=int(self.rng.integers(1 << 40)))
         if values.ndim == 1:
-            self.lay(f"{prefix}values", values)
+            self.place_operand(f"{prefix}values", values)
         else:
             self.fields[f"{prefix}values"] = self.device.array(values)
-        self.lay(f"{prefix}rows", rows)
-        self.lay(f"{prefix}columns", columns)
-        self.fields[f"{prefix}form"] = said
+        self.place_operand(f"{prefix}rows", rows)
+        self.place_operand(f"{prefix}columns", columns)
+        self.fields[f"{prefix}form"] = matrix_form
         m, n = mask.shape
         return m, n
 
@@ -195,52 +195,54 @@ class Draw:
         return mask, drawn
 
     # -- by kind of op ------------------------------------------------------------------------------------------------
-    def multiplying(self) -> None:
+    def draw_product(self) -> None:
         form = self.form
         shape = self.sparse(form.shape)
         long, short = shape_of(self.fields["form"], form.trans)
         self.fields |= {"alpha": form.alpha, "trans": form.trans, "library": form.library}
         vector = self.op == "sparse_mv"
-        self.lay("x" if vector else "b", self.normal(*((short,) if vector else (short, WIDE))), by_rows=form.by_rows[0])
+        self.place_operand(
+            "x" if vector else "b", self.normal(*((short,) if vector else (short, WIDE))), by_rows=form.by_rows[0]
+        )
         result = (long,) if vector else (long, WIDE)
         del shape
         if form.added != "nothing":
             self.fields["beta"] = form.beta
             values = self.normal(*result, dtype=self.out) if form.beta else poison(self.out, result)
             name = "y" if vector else "c"
-            memory = self.lay(name, values, by_rows=form.by_rows[1])
+            memory = self.place_operand(name, values, by_rows=form.by_rows[1])
             if form.added == "in place":
                 self.fields["out"], self.written = memory.view, (memory,)
                 return
         if form.given or (self.out is not self.dtype and form.added == "nothing"):
-            self.written = (self.lay("out", poison(self.out, result), by_rows=form.by_rows[1]),)
+            self.written = (self.place_operand("out", poison(self.out, result), by_rows=form.by_rows[1]),)
 
-    def sampling(self) -> None:
+    def draw_sddmm(self) -> None:
         form = self.form
         m, n = self.sparse(form.shape)
         self.fields |= {"alpha": form.alpha, "beta": form.beta}
-        self.lay("a", self.normal(m, WIDE), by_rows=form.by_rows[0])
-        self.lay("b", self.normal(WIDE, n), by_rows=form.by_rows[1])
+        self.place_operand("a", self.normal(m, WIDE), by_rows=form.by_rows[0])
+        self.place_operand("b", self.normal(WIDE, n), by_rows=form.by_rows[1])
         count = self.fields["values"].shape
-        memory = self.lay("values", self.normal(*count) if form.beta else poison(self.dtype, count))
+        memory = self.place_operand("values", self.normal(*count) if form.beta else poison(self.dtype, count))
         if form.added == "in place":
             self.fields["out"], self.written = memory.view, (memory,)
         elif form.given:
-            self.written = (self.lay("out", poison(self.dtype, count)),)
+            self.written = (self.place_operand("out", poison(self.dtype, count)),)
 
-    def solving(self) -> None:
+    def draw_solve(self) -> None:
         form = self.form
         n, _ = self.sparse(form.shape)
         self.fields |= {"alpha": form.alpha or 1.0, "trans": form.trans, "uplo": form.uplo, "diag": form.diag}
         vector = self.op == "spsv"
         shape = (n,) if vector else (n, WIDE)
-        right = self.lay("x" if vector else "b", self.normal(*shape), by_rows=form.by_rows[0])
+        right = self.place_operand("x" if vector else "b", self.normal(*shape), by_rows=form.by_rows[0])
         if vector and form.added == "in place":
             self.fields["out"], self.written = right.view, (right,)
         elif form.given:
-            self.written = (self.lay("out", poison(self.dtype, shape), by_rows=form.by_rows[1]),)
+            self.written = (self.place_operand("out", poison(self.dtype, shape), by_rows=form.by_rows[1]),)
 
-    def pairing(self) -> None:
+    def draw_spgemm(self) -> None:
         form = self.form
         m, n = self.sparse(form.shape)
         self.sparse((n, m + 3), "b_")
@@ -251,21 +253,23 @@ class Draw:
         request = KINDS[self.op](**self.fields)
         if form.given:
             made = request.outputs().items()
-            self.written = tuple(self.lay(name, poison(output.dtype, output.shape)) for name, output in made)
+            self.written = tuple(self.place_operand(name, poison(output.dtype, output.shape)) for name, output in made)
 
-    def storing(self) -> None:
+    def draw_conversion(self) -> None:
         form = self.form
         self.sparse(form.shape, number=form.base + form.wide)
         if self.op == "sparse_check" and len(self.fields["columns"].shape) and self.fields["values"].size > 3:
-            self.spoil()
+            self.corrupt_indices()
         if not form.given:
             return
         request = KINDS[self.op](**self.fields)
         order = form.by_rows[0] or self.op != "sparse_to_dense"
         made = request.outputs().items()
-        self.written = tuple(self.lay(name, poison(out.dtype, out.shape), by_rows=order) for name, out in made)
+        self.written = tuple(
+            self.place_operand(name, poison(out.dtype, out.shape), by_rows=order) for name, out in made
+        )
 
-    def spoil(self) -> None:
+    def corrupt_indices(self) -> None:
         """Indices beyond the matrix, in no order, or twice, by turns; offsets that fall."""
         kind, turn = self.form.kind, int(self.rng.integers(5))
         name = "rows" if kind is SparseFormat.CSC else "columns"
@@ -280,18 +284,18 @@ class Draw:
         elif turn == 3 and kind is not SparseFormat.COO:
             ends[len(ends) // 2] = 1000
             ends[0] += 1
-        self.lay(name, indices)
-        self.lay(offsets, ends)
+        self.place_operand(name, indices)
+        self.place_operand(offsets, ends)
 
 
 DRAWS = {
-    "sparse_mv": Draw.multiplying,
-    "spmm": Draw.multiplying,
-    "sddmm": Draw.sampling,
-    "spsv": Draw.solving,
-    "spsm": Draw.solving,
-    "spgemm": Draw.pairing,
-    "spgemm_nnz": Draw.pairing,
+    "sparse_mv": Draw.draw_product,
+    "spmm": Draw.draw_product,
+    "sddmm": Draw.draw_sddmm,
+    "spsv": Draw.draw_solve,
+    "spsm": Draw.draw_solve,
+    "spgemm": Draw.draw_spgemm,
+    "spgemm_nnz": Draw.draw_spgemm,
 }
 
 
@@ -314,7 +318,7 @@ class ProductCheck(Check):
 def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
     """A request of a form with fresh operands."""
     draw = Draw(op, dtype, form, device, rng)
-    DRAWS.get(op, Draw.storing)(draw)
+    DRAWS.get(op, Draw.draw_conversion)(draw)
     request = KINDS[op](**draw.fields)
     with np.errstate(all="ignore"):
         expected = evaluate(request, EXACT)

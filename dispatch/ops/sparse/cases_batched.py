@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.keys import Dtype
 
-__all__ = ["FACTORS", "KINDS", "NOTHING", "SHAPES", "Stack", "batched_cases", "stack_of"]
+__all__ = ["FACTORS", "KINDS", "NOTHING", "SHAPES", "BatchIndices", "batched_cases", "draw_batch_indices"]
 
 SHAPES = ((20, 28), (12, 7), (1, 8), (24, 24))
 FACTORS = ((1.0, 0.0), (0.75, -1.5), (0.0, 0.5), (-2.0, 1.0))
@@ -32,7 +32,7 @@ KINDS = (ONE, OFFSETS, PATTERN, EACH)
 WIDE = 5
 
 
-class Stack(NamedTuple):
+class BatchIndices(NamedTuple):
     """The indices of a batch of matrices with as many elements each; parts that are for all have no axis of it.
 
     `shape` is that of the values.
@@ -70,11 +70,11 @@ def batched_cases(row: Row) -> list[MadeCase]:
     return [*made, MadeCase(f"{dtypes[0]}-nothing", partial(check, dtypes, nothing))]
 
 
-def stack_of(form: SparseForm, kind: str, batch: int, index: Any, rng: np.random.Generator) -> Stack:
+def draw_batch_indices(form: SparseForm, kind: str, batch: int, index: Any, rng: np.random.Generator) -> BatchIndices:
     """Draw a batch of matrices of a form."""
     m, n = (extent // step for extent, step in zip(form.shape, form.block, strict=True))
     lines, across = (n, m) if form.format is SparseFormat.CSC else (m, n)
-    counts = lengths(kind, batch, lines, across, rng)
+    counts = row_lengths(kind, batch, lines, across, rng)
     ends = np.concatenate([np.zeros((batch, 1), np.int64), np.cumsum(counts, axis=1)], axis=1)
     drawn = [np.sort(rng.permutation(across)[:count]) for line in counts for count in line]
     minor = np.concatenate(drawn).reshape(batch, -1)
@@ -90,10 +90,10 @@ def stack_of(form: SparseForm, kind: str, batch: int, index: Any, rng: np.random
         shape = shape[1:]
     major, minor = (major + form.base).astype(index), (minor + form.base).astype(index)
     rows, columns = (minor, major) if form.format is SparseFormat.CSC else (major, minor)
-    return Stack(form, rows, columns, shape)
+    return BatchIndices(form, rows, columns, shape)
 
 
-def lengths(kind: str, batch: int, m: int, n: int, rng: np.random.Generator) -> Array:
+def row_lengths(kind: str, batch: int, m: int, n: int, rng: np.random.Generator) -> Array:
     """How many elements each row of each matrix has, as many in each matrix; a row of none among them."""
     if kind == NOTHING:
         return np.zeros((batch, m), np.int64)
@@ -113,7 +113,7 @@ def check(dtypes: tuple[Dtype, ...], one: Form, name: str, device: Device, rng: 
         block = (2, 2) if turn % 2 else (4, 4)
         m, n = (-(-extent // step) * step for extent, step in zip((m, n), block, strict=True))
     form = SparseForm(of, (m, n), base, block)
-    stack = stack_of(form, kind, batch, np.int64 if turn % 5 == 2 else np.int32, rng)
+    indices = draw_batch_indices(form, kind, batch, np.int64 if turn % 5 == 2 else np.int32, rng)
 
     def normal(*shape: int, of: Dtype = dtype) -> Array:
         found = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype.is_complex else 0)
@@ -121,26 +121,31 @@ def check(dtypes: tuple[Dtype, ...], one: Form, name: str, device: Device, rng: 
 
     long, short = shape_of(form, trans)
 
-    def lay(array: Array, *, by_rows: bool = True) -> GuardedBuffer:
+    def place_operand(array: Array, *, by_rows: bool = True) -> GuardedBuffer:
         return place(device, array, None if by_rows else (0, 2, 1), 2)
 
-    parts = {"values": normal(*stack.shape), "rows": stack.rows, "columns": stack.columns}
+    parts = {"values": normal(*indices.shape), "rows": indices.rows, "columns": indices.columns}
     is_blocks = of is SparseFormat.BSR  # whose elements are dense
     fields: dict[str, Any] = {
-        each: device.array(part) if is_blocks and each == "values" else lay(part).view for each, part in parts.items()
+        each: device.array(part) if is_blocks and each == "values" else place_operand(part).view
+        for each, part in parts.items()
     }
-    fields |= {"b": lay(normal(batch, short, WIDE), by_rows=turn % 2 == 0).view, "alpha": alpha, "trans": trans}
+    fields |= {
+        "b": place_operand(normal(batch, short, WIDE), by_rows=turn % 2 == 0).view,
+        "alpha": alpha,
+        "trans": trans,
+    }
     fields |= {"library": library}
     shape, by_rows = (batch, long, WIDE), turn // 2 % 2 == 0
     written: tuple[GuardedBuffer, ...] = ()
     adds = turn % 3 != 0 and kind != NOTHING
     if adds:
-        memory = lay(normal(*shape, of=result) if beta else poison(result, shape), by_rows=by_rows)
+        memory = place_operand(normal(*shape, of=result) if beta else poison(result, shape), by_rows=by_rows)
         fields |= {"c": memory.view, "beta": beta}
         if turn % 3 == 1:
             fields["out"], written = memory.view, (memory,)
     if "out" not in fields and (turn % 4 != 3 or (result is not dtype and not adds)):
-        memory = lay(poison(result, shape), by_rows=by_rows)
+        memory = place_operand(poison(result, shape), by_rows=by_rows)
         fields["out"], written = memory.view, (memory,)
     request = BatchedSpmmRequest(**fields, form=form)
     expected = evaluate(request, EXACT)

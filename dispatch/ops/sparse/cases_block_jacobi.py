@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.keys import Dtype
 
-__all__ = ["block_jacobi_cases", "matrix", "right"]
+__all__ = ["block_jacobi_cases", "expected_inverses", "matrix"]
 
 CSR, CSC, COO, BSR = SparseFormat
 ACCURATE = 16  # roundoffs of double precision for each row of a block, of what an inverse is condition and all
@@ -114,7 +114,7 @@ def matrix(dtype: Dtype, form: Form, rng: np.random.Generator) -> tuple[Array, A
     return mask, drawn.astype(dtype.numpy)
 
 
-def right(dense: Array, form: Form) -> tuple[Array, Array, int]:
+def expected_inverses(dense: Array, form: Form) -> tuple[Array, Array, int]:
     """The inverses of a dense matrix's blocks, how far they may be off in units of roundoff, and the status."""
     n, size = form.n, form.size
     count = -(-n // size)
@@ -125,7 +125,7 @@ def right(dense: Array, form: Form) -> tuple[Array, Array, int]:
         part = wide[number * size : (number + 1) * size, number * size : (number + 1) * size]
         extent = len(part)
         target = number, slice(0, extent), slice(0, extent)
-        by_row, by_column = powers(part)
+        by_row, by_column = scaling_powers(part)
         if not np.isfinite(part).all() or np.linalg.matrix_rank(part * by_row * by_column) < extent:
             found[target] = complex(np.nan, np.nan) if wide.dtype.kind == "c" else np.nan
             info = info or 1 + number
@@ -142,7 +142,7 @@ def right(dense: Array, form: Form) -> tuple[Array, Array, int]:
     return found, error, info
 
 
-def powers(part: Array) -> tuple[Array, Array]:
+def scaling_powers(part: Array) -> tuple[Array, Array]:
     """Powers of 2 for each row (extent, 1) and each column (1, extent), with which elements have about one size."""
     with np.errstate(all="ignore"):
         by_row = np.exp2(-np.floor(np.log2(np.abs(part).max(axis=1, keepdims=True))))
@@ -174,7 +174,7 @@ def check(dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Ge
     fields: dict[str, Any] = {"form": parts[3], "block_size": form.size, "absolute": form.absolute}
     for field, values in zip(("values", "rows", "columns"), parts, strict=False):
         fields[field] = device.array(values)
-    found, error, info = right(dense, form)
+    found, error, info = expected_inverses(dense, form)
     written: tuple[GuardedBuffer, ...] = ()
     if form.order is not None:
         memory = place(device, poison(dtype, found.shape), form.order, 2)

@@ -66,7 +66,7 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
     drawn = rng.standard_normal(mask.shape) + (1j * rng.standard_normal(mask.shape) if dtype.is_complex else 0)
     drawn = np.where(rng.random(mask.shape) < 0.1, 0, drawn).astype(dtype.numpy)  # a stored 0 is an element
     kind, block = (SparseFormat.BSR, form.block) if to_csr else (SparseFormat.CSR, (1, 1))
-    values, rows, columns, said = stored(mask, drawn, kind, form.base, np.int64, block)
+    values, rows, columns, matrix_form = stored(mask, drawn, kind, form.base, np.int64, block)
     offsets, indices = form.widths
     # Blocks are dense, and so lie beside others only as a whole.
     held = place(device, values.reshape(-1), None, 2).view.reshape(values.shape)
@@ -74,7 +74,7 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
         "values": held,
         "rows": place(device, rows.astype(offsets), None, 2).view,
         "columns": place(device, columns.astype(indices), None, 2).view,
-        "form": said,
+        "form": matrix_form,
     }
     if not to_csr:
         fields["block"] = form.block

@@ -14,10 +14,10 @@ import numpy as np
 from dispatch.core.host_plan import EXACT
 from dispatch.keys import F32, HALF
 from dispatch.ops.sparse.compiled import SpmmOpRequest, SpmvOpRequest
-from dispatch.ops.sparse.compiled_reference import COMPILED, compiled
+from dispatch.ops.sparse.compiled_reference import COMPILED, evaluate_compiled
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.patterns import PATTERNS, SQUARE, stored
-from dispatch.ops.sparse.semirings import READY, Semiring, SparseOperator
+from dispatch.ops.sparse.semirings import NAMED_SEMIRINGS, Semiring, SparseOperator
 from dispatch.testing.check import ROUNDOFF, Check, GuardedBuffer, MadeCase, place, poison, rounded
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _conjugate(row: Array, x: Array) -> Any:
     return np.conj(x)
 
 
-SUM = READY["plus_times"].add
+SUM = NAMED_SEMIRINGS["plus_times"].add
 # Lines of several kinds: a loop, a cast, and more than one.
 DISTANCE = Semiring(
     SparseOperator("const Number apart = a - b;\nreturn apart * apart;", _apart_squared),
@@ -82,9 +82,9 @@ CONJUGATED = Semiring(
     0.0,
     SparseOperator("return conj(sum) + c * Number(Real(0.5));", _turned),
 )
-LONGEST = Semiring(READY["max_plus"].multiply, READY["max_plus"].add, -2.5)
-SEMIRINGS = {**READY, "distance": DISTANCE, "conjugated": CONJUGATED, "longest": LONGEST}
-OF_REAL = (*READY, "distance", "longest")
+LONGEST = Semiring(NAMED_SEMIRINGS["max_plus"].multiply, NAMED_SEMIRINGS["max_plus"].add, -2.5)
+SEMIRINGS = {**NAMED_SEMIRINGS, "distance": DISTANCE, "conjugated": CONJUGATED, "longest": LONGEST}
+OF_REAL = (*NAMED_SEMIRINGS, "distance", "longest")
 OF_COMPLEX = ("plus_times", "conjugated")
 EPILOGUES = {
     "none": None,
@@ -164,7 +164,7 @@ class Draw:
             drawn = np.where(self.rng.random(shape) < 0.5, drawn, 0)
         return np.asarray(drawn)
 
-    def lay(self, name: str, values: Array, *, by_rows: bool = True) -> GuardedBuffer:
+    def place_operand(self, name: str, values: Array, *, by_rows: bool = True) -> GuardedBuffer:
         """Put an operand amid poison."""
         memory = place(self.device, values, None if by_rows or values.ndim < 2 else (1, 0), 2)
         self.fields[name] = memory.view
@@ -178,11 +178,11 @@ class Draw:
         mask[-1, 0] = True  # whether there is an element at all is not left to chance
         values = self.normal(*mask.shape).astype(self.dtype.numpy)
         index = np.int64 if form.wide else np.int32
-        values, rows, columns, said = stored(mask, values, SparseFormat.CSR, form.base, index)
-        self.lay("values", values)
-        self.lay("rows", rows)
-        self.lay("columns", columns if wide_columns else columns.astype(np.int32))
-        self.fields["form"] = said
+        values, rows, columns, matrix_form = stored(mask, values, SparseFormat.CSR, form.base, index)
+        self.place_operand("values", values)
+        self.place_operand("rows", rows)
+        self.place_operand("columns", columns if wide_columns else columns.astype(np.int32))
+        self.fields["form"] = matrix_form
         m, n = mask.shape
         return m, n
 
@@ -194,27 +194,27 @@ def check(op: str, dtype: Dtype, out: Dtype, form: Form, name: str, device: Devi
     draw.fields["library"] = form.library
     right, added = ("b", "c") if op == "spmm_op" else ("x", "y")
     shape: tuple[int, ...] = (m, form.columns) if op == "spmm_op" else (m,)
-    draw.lay(right, draw.normal(n, *shape[1:]).astype(dtype.numpy), by_rows=form.by_rows[0])
+    draw.place_operand(right, draw.normal(n, *shape[1:]).astype(dtype.numpy), by_rows=form.by_rows[0])
     fields = draw.fields
     if op == "spmm_op":
-        fields["semiring"] = form.operators if form.operators in READY else SEMIRINGS[form.operators]
+        fields["semiring"] = form.operators if form.operators in NAMED_SEMIRINGS else SEMIRINGS[form.operators]
     else:
         fields |= {"epilogue": EPILOGUES[form.operators], "alpha": form.factors[0]}
     made: tuple[GuardedBuffer, ...] = ()
     if form.added != "nothing":
         unread = op == "spmv_op" and not form.factors[1]
         values = poison(out, shape) if unread else draw.normal(*shape).astype(out.numpy)
-        memory = draw.lay(added, values, by_rows=form.by_rows[1])
+        memory = draw.place_operand(added, values, by_rows=form.by_rows[1])
         if op == "spmv_op":
             fields["beta"] = form.factors[1]
         if form.added == "in place":
             fields["out"], made = memory.view, (memory,)
     if "out" not in fields and (form.given or (out is not dtype and form.added == "nothing")):
-        made = (draw.lay("out", poison(out, shape), by_rows=form.by_rows[1]),)
+        made = (draw.place_operand("out", poison(out, shape), by_rows=form.by_rows[1]),)
     kind: Any = SpmmOpRequest if op == "spmm_op" else SpmvOpRequest
     request = kind(**fields)
     with np.errstate(all="ignore"):
-        expected = compiled(request, EXACT)
+        expected = evaluate_compiled(request, EXACT)
         return Check(name, request, expected, bounds(request, form, expected, out), made)
 
 

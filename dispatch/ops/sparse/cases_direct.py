@@ -11,7 +11,7 @@ from dispatch.core.host_plan import EXACT
 from dispatch.core.matrix_choices import FillMode
 from dispatch.keys import C128, F64
 from dispatch.ops.sparse.direct import SparseKind, SpsolveRequest
-from dispatch.ops.sparse.direct_reference import evaluate_direct, whole_of
+from dispatch.ops.sparse.direct_reference import evaluate_direct, full_matrix
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.matrix_reference import numbers
 from dispatch.ops.sparse.patterns import PATTERNS, stored
@@ -36,7 +36,7 @@ class Form(NamedTuple):
     pattern: str
     kind: SparseKind
     uplo: FillMode | None = None
-    sides: int = 0  # right-hand sides; 0 for a vector
+    nrhs: int = 0  # right-hand sides; 0 for a vector
     by_rows: bool = False  # b alone; x is by columns
     base: int = 0
     wide: tuple[bool, bool] = (False, False)  # offsets and indices of 64 bits
@@ -47,28 +47,28 @@ class Form(NamedTuple):
 
 FORMS = (
     Form("2d Poisson", GEN),
-    Form("3d Poisson", GEN, sides=3, by_rows=True, base=1, wide=(True, True), fixed=True),
-    Form("graph Laplacian", GEN, sides=2, given=True),
+    Form("3d Poisson", GEN, nrhs=3, by_rows=True, base=1, wide=(True, True), fixed=True),
+    Form("graph Laplacian", GEN, nrhs=2, given=True),
     Form("2d Poisson", SYM, fixed=True),
-    Form("graph Laplacian", SYM, LOWER, sides=4, wide=(True, False)),
+    Form("graph Laplacian", SYM, LOWER, nrhs=4, wide=(True, False)),
     Form("3d Poisson", HER, UPPER, base=1, given=True),
-    Form("2d Poisson", HER, sides=2, by_rows=True, given=True),
-    Form("3d Poisson", POS, fixed=True, sides=1),
+    Form("2d Poisson", HER, nrhs=2, by_rows=True, given=True),
+    Form("3d Poisson", POS, fixed=True, nrhs=1),
     Form("2d Poisson", POS, LOWER, given=True),
-    Form("graph Laplacian", POS, UPPER, sides=3, base=1),
-    Form("3d Poisson", GEN, sides=2, choices=(("memory", "hybrid"),)),
+    Form("graph Laplacian", POS, UPPER, nrhs=3, base=1),
+    Form("3d Poisson", GEN, nrhs=2, choices=(("memory", "hybrid"),)),
     Form("2d Poisson", POS, LOWER, fixed=True, choices=(("memory", "hybrid"), ("device_memory", 1 << 30))),
-    Form("3d Poisson", GEN, sides=2, by_rows=True, choices=(("refinements", 2),)),
+    Form("3d Poisson", GEN, nrhs=2, by_rows=True, choices=(("refinements", 2),)),
     Form("2d Poisson", GEN, fixed=True, given=True, choices=(("stamp", 5),)),
-    Form("graph Laplacian", SYM, sides=3, by_rows=True, fixed=True, choices=(("stamp", 6),)),
+    Form("graph Laplacian", SYM, nrhs=3, by_rows=True, fixed=True, choices=(("stamp", 6),)),
 )
 IN_F32 = (("precision", "f32"),)
 REFINED = (  # of f64 and c128 alone
     Form("2d Poisson", GEN, choices=IN_F32),
-    Form("3d Poisson", GEN, sides=3, by_rows=True, base=1, wide=(True, True), fixed=True, choices=IN_F32),
-    Form("graph Laplacian", SYM, LOWER, sides=2, wide=(True, False), given=True, choices=IN_F32),
+    Form("3d Poisson", GEN, nrhs=3, by_rows=True, base=1, wide=(True, True), fixed=True, choices=IN_F32),
+    Form("graph Laplacian", SYM, LOWER, nrhs=2, wide=(True, False), given=True, choices=IN_F32),
     Form("3d Poisson", HER, UPPER, base=1, given=True, choices=(*IN_F32, ("refinements", 20))),
-    Form("graph Laplacian", POS, sides=2, choices=(*IN_F32, ("memory", "hybrid"))),
+    Form("graph Laplacian", POS, nrhs=2, choices=(*IN_F32, ("memory", "hybrid"))),
 )
 THRESHOLD = 8.0  # of a residual in units of n·eps
 
@@ -94,7 +94,7 @@ class DirectCheck(Check):
 
 def residual_of(system: Any, x: Array, info: int, dtype: Dtype) -> str:
     """What is wrong with a solution of a system, "" where nothing is."""
-    a, b = whole_of(system, EXACT), numbers(system.b, EXACT)
+    a, b = full_matrix(system, EXACT), numbers(system.b, EXACT)
     wide = x.astype(np.result_type(x.dtype, np.float64))
     size = np.abs(a).sum(axis=1).max() * np.abs(wide).max() + np.abs(b).max()
     unit = len(b) * ROUNDOFF[dtype][0] * float(size)
@@ -126,13 +126,13 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
     kept = mask | np.eye(n, dtype=bool)
     if form.uplo is not None:
         kept &= np.tri(n, dtype=bool) if form.uplo is LOWER else np.tri(n, dtype=bool).T
-    values, rows, columns, said = stored(kept, dense, SparseFormat.CSR, form.base, np.int32)
+    values, rows, columns, matrix_form = stored(kept, dense, SparseFormat.CSR, form.base, np.int32)
     offsets, indices = (np.int64 if wide else np.int32 for wide in form.wide)
     if form.fixed:
-        said = said._replace(pattern=int(rng.integers(1 << 40)))
-    shape = (n, form.sides) if form.sides else (n,)
+        matrix_form = matrix_form._replace(pattern=int(rng.integers(1 << 40)))
+    shape = (n, form.nrhs) if form.nrhs else (n,)
     b = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype.is_complex else 0)
-    order = (1, 0) if form.sides else None
+    order = (1, 0) if form.nrhs else None
     written: tuple[GuardedBuffer, ...] = ()
     fields: dict[str, Any] = {"uplo": form.uplo, "assume_a": form.kind, **dict(form.choices)}
     if form.given:
@@ -142,7 +142,7 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
         device.array(values.astype(dtype.numpy)),
         device.array(rows.astype(offsets)),
         device.array(columns.astype(indices)),
-        said,
+        matrix_form,
         place(device, b.astype(dtype.numpy), None if form.by_rows else order, 2).view,
         **fields,
     )

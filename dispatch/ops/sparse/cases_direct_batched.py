@@ -12,7 +12,7 @@ from dispatch.core.matrix_choices import FillMode
 from dispatch.ops.sparse.cases_direct import matrix_for, residual_of
 from dispatch.ops.sparse.cases_direct_lists import list_direct_cases
 from dispatch.ops.sparse.direct import BatchedSpsolveRequest, SparseKind
-from dispatch.ops.sparse.direct_reference import LISTS, evaluate_batch, systems
+from dispatch.ops.sparse.direct_reference import LISTS, batch_systems, evaluate_batch
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.patterns import PATTERNS, stored
 from dispatch.testing.check import Check, GuardedBuffer, MadeCase, Mismatch, place, poison
@@ -35,7 +35,7 @@ class Form(NamedTuple):
     batch: int
     kind: SparseKind
     uplo: FillMode | None = None
-    sides: int = 0  # right-hand sides; 0 for vectors
+    nrhs: int = 0  # right-hand sides; 0 for vectors
     order: tuple[int, ...] | None = None  # in which b's axes lie in memory; None is by rows
     base: int = 0
     wide: tuple[bool, bool] = (False, False)  # offsets and indices of 64 bits
@@ -46,17 +46,17 @@ class Form(NamedTuple):
 
 FORMS = (
     Form(2, GEN),
-    Form(3, GEN, sides=2, order=(0, 2, 1), fixed=True),
-    Form(2, GEN, sides=3, order=(0, 1, 2), base=1, wide=(True, True)),
+    Form(3, GEN, nrhs=2, order=(0, 2, 1), fixed=True),
+    Form(2, GEN, nrhs=3, order=(0, 1, 2), base=1, wide=(True, True)),
     Form(5, GEN, order=(1, 0), given=True),
-    Form(3, SYM, sides=1, order=(0, 2, 1), fixed=True),
+    Form(3, SYM, nrhs=1, order=(0, 2, 1), fixed=True),
     Form(2, SYM, LOWER, wide=(True, False)),
-    Form(4, HER, UPPER, sides=2, order=(2, 1, 0), base=1, given=True),
-    Form(3, HER, sides=4, order=(0, 2, 1), given=True),
+    Form(4, HER, UPPER, nrhs=2, order=(2, 1, 0), base=1, given=True),
+    Form(3, HER, nrhs=4, order=(0, 2, 1), given=True),
     Form(7, POS, fixed=True),
-    Form(2, POS, LOWER, sides=2, order=(1, 2, 0), given=True),
+    Form(2, POS, LOWER, nrhs=2, order=(1, 2, 0), given=True),
     Form(33, POS, UPPER, base=1),
-    Form(3, GEN, sides=2, order=(0, 2, 1), choices=(("refinements", 2),)),
+    Form(3, GEN, nrhs=2, order=(0, 2, 1), choices=(("refinements", 2),)),
 )
 
 
@@ -74,7 +74,7 @@ class BatchedCheck(Check):
         made = result if isinstance(result, tuple) else (result,)
         x, info = (tensor.numpy() for tensor in made)
         request: Any = self.request
-        for number, (one, found, status) in enumerate(zip(systems(request), x, info, strict=True)):
+        for number, (one, found, status) in enumerate(zip(batch_systems(request), x, info, strict=True)):
             if wrong := residual_of(one, found, int(status), request.values.dtype):
                 raise Mismatch(f"{self.name}: of matrix {number} {wrong} ({request.describe()})")
         self._check_memory()
@@ -83,7 +83,7 @@ class BatchedCheck(Check):
 def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
     """A request of a form with fresh operands; the triangle that is not stored is not there."""
     del op
-    pattern = ("2d Poisson", "3d Poisson", "graph Laplacian")[(form.batch + form.sides) % 3]
+    pattern = ("2d Poisson", "3d Poisson", "graph Laplacian")[(form.batch + form.nrhs) % 3]
     mask = PATTERNS[pattern](rng, (24, 24)) | False
     n = len(mask)
     kept = mask | np.eye(n, dtype=bool)
@@ -91,22 +91,22 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
         kept &= np.tri(n, dtype=bool) if form.uplo is LOWER else np.tri(n, dtype=bool).T
     matrices = [matrix_for(form.kind, mask, rng, is_complex=dtype.is_complex) for _ in range(form.batch)]
     made = [stored(kept, one.astype(dtype.numpy), SparseFormat.CSR, form.base, np.int32) for one in matrices]
-    _, rows, columns, said = made[0]
+    _, rows, columns, matrix_form = made[0]
     offsets, indices = (np.int64 if wide else np.int32 for wide in form.wide)
     if form.fixed:
-        said = said._replace(pattern=int(rng.integers(1 << 40)))
-    shape = (form.batch, n, form.sides) if form.sides else (form.batch, n)
+        matrix_form = matrix_form._replace(pattern=int(rng.integers(1 << 40)))
+    shape = (form.batch, n, form.nrhs) if form.nrhs else (form.batch, n)
     b = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype.is_complex else 0)
     written: tuple[GuardedBuffer, ...] = ()
     fields: dict[str, Any] = {"uplo": form.uplo, "assume_a": form.kind, **dict(form.choices)}
     if form.given:
-        written = (place(device, poison(dtype, shape), (0, 2, 1) if form.sides else None, 0),)
+        written = (place(device, poison(dtype, shape), (0, 2, 1) if form.nrhs else None, 0),)
         fields["out"] = written[0].view
     request = BatchedSpsolveRequest(
         device.array(np.stack([one[0] for one in made]).astype(dtype.numpy)),
         device.array(rows.astype(offsets)),
         device.array(columns.astype(indices)),
-        said,
+        matrix_form,
         place(device, b.astype(dtype.numpy), form.order, 2).view,
         **fields,
     )

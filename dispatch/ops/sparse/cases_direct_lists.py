@@ -12,7 +12,7 @@ from dispatch.core.matrix_choices import FillMode
 from dispatch.ops.sparse.cases_direct import matrix_for, residual_of
 from dispatch.ops.sparse.direct import SparseKind
 from dispatch.ops.sparse.direct_lists import BatchedSpsolveListRequest
-from dispatch.ops.sparse.direct_reference import evaluate_lists, systems_of_lists
+from dispatch.ops.sparse.direct_reference import evaluate_lists, list_systems
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.patterns import PATTERNS, stored
 from dispatch.testing.check import Check, GuardedBuffer, MadeCase, Mismatch, place, poison
@@ -34,7 +34,7 @@ class System(NamedTuple):
 
     pattern: str
     n: int
-    sides: int = 0  # 0 for a vector
+    nrhs: int = 0  # 0 for a vector
     by_rows: bool = False  # b alone; x is by columns
     gap: int = 0  # between the columns of b, or its elements
 
@@ -83,7 +83,7 @@ class ListCheck(Check):
         made = result if isinstance(result, tuple) else (result,)
         *solutions, info = (tensor.numpy() for tensor in made)
         request: Any = self.request
-        for number, (one, x) in enumerate(zip(systems_of_lists(request), solutions, strict=True)):
+        for number, (one, x) in enumerate(zip(list_systems(request), solutions, strict=True)):
             if wrong := residual_of(one, x, int(info[number]), request.dtype):
                 raise Mismatch(f"{self.name}: of matrix {number} {wrong} ({request.describe()})")
         self._check_memory()
@@ -101,17 +101,17 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
         dense = matrix_for(form.kind, mask, rng, is_complex=dtype.is_complex).astype(dtype.numpy)
         if form.uplo is not None:
             mask &= np.tri(n, dtype=bool) if form.uplo is LOWER else np.tri(n, dtype=bool).T
-        *parts, said = stored(mask, dense, SparseFormat.CSR, form.base, np.int32)
-        said = said._replace(pattern=int(rng.integers(1 << 40))) if form.fixed else said
-        shape = (n, system.sides) if system.sides else (n,)
+        *parts, matrix_form = stored(mask, dense, SparseFormat.CSR, form.base, np.int32)
+        matrix_form = matrix_form._replace(pattern=int(rng.integers(1 << 40))) if form.fixed else matrix_form
+        shape = (n, system.nrhs) if system.nrhs else (n,)
         b = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype.is_complex else 0)
-        order = (1, 0) if system.sides and not system.by_rows else None
+        order = (1, 0) if system.nrhs and not system.by_rows else None
         for field, value in zip(("values", "rows", "columns"), parts, strict=True):
             fields[field].append(device.array(value))
-        fields["form"].append(said)
-        fields["b"].append(laid(device, b.astype(dtype.numpy), order, system.gap))
+        fields["form"].append(matrix_form)
+        fields["b"].append(place_with_gap(device, b.astype(dtype.numpy), order, system.gap))
         if form.given:
-            memory = place(device, poison(dtype, shape), (1, 0) if system.sides else None, 0)
+            memory = place(device, poison(dtype, shape), (1, 0) if system.nrhs else None, 0)
             written.append(memory)
             fields["out"].append(memory.view)
     if not form.given:
@@ -122,7 +122,7 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
     return ListCheck(name, request, evaluate_lists(request, EXACT), {}, tuple(written))
 
 
-def laid(device: Device, values: Any, order: tuple[int, ...] | None, gap: int) -> Tensor:
+def place_with_gap(device: Device, values: Any, order: tuple[int, ...] | None, gap: int) -> Tensor:
     """Values with so many elements between a vector's, or behind each column or row of a matrix."""
     if values.ndim > 1:
         return place(device, values, order, gap).view

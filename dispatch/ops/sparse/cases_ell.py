@@ -10,7 +10,7 @@ import numpy as np
 from dispatch.core.host_plan import EXACT
 from dispatch.keys import F32, HALF, HOST
 from dispatch.ops.sparse.ell import BlockedEllMmRequest, SellMvRequest
-from dispatch.ops.sparse.ell_functions import blocks_of, of_dense, slices_of
+from dispatch.ops.sparse.ell_functions import blocks_of, elements_of_dense, slices_of
 from dispatch.ops.sparse.patterns import PATTERNS
 from dispatch.ops.sparse.reference import evaluate
 from dispatch.testing.check import ROUNDOFF, Check, GuardedBuffer, MadeCase, place, poison, rounded
@@ -76,7 +76,7 @@ def check(op: str, dtype: Dtype, out: Dtype, form: Form, name: str, device: Devi
         drawn = rng.standard_normal(shape)
         return np.asarray((drawn + 1j * rng.standard_normal(shape) if kind.is_complex else drawn).astype(kind.numpy))
 
-    def lay(values: Array, *, by_rows: bool = True) -> GuardedBuffer:
+    def place_operand(values: Array, *, by_rows: bool = True) -> GuardedBuffer:
         return place(device, values, None if by_rows or values.ndim < 2 else (1, 0), GAP, aligned=True)
 
     m, n = form.shape
@@ -86,25 +86,29 @@ def check(op: str, dtype: Dtype, out: Dtype, form: Form, name: str, device: Devi
     fields: dict[str, Any] = {"alpha": form.alpha}
     index = np.int64 if form.wide else np.int32
     if op == "sell_mv":
-        values, offsets, columns = slices_of(of_dense(a), form.size, index)
+        values, offsets, columns = slices_of(elements_of_dense(a), form.size, index)
         count = int((columns >= 0).sum())
-        fields |= {"offsets": lay(offsets).view, "m": m, "slice_size": form.size, "nnz": count}
-        fields |= {"columns": lay(columns).view, "values": lay(values).view, "x": lay(normal(n)).view}
+        fields |= {"offsets": place_operand(offsets).view, "m": m, "slice_size": form.size, "nnz": count}
+        fields |= {
+            "columns": place_operand(columns).view,
+            "values": place_operand(values).view,
+            "x": place_operand(normal(n)).view,
+        }
         shape: tuple[int, ...] = (m,)
     else:
-        values, columns = blocks_of(of_dense(a), form.size, index)
+        values, columns = blocks_of(elements_of_dense(a), form.size, index)
         fields |= {"values": device.array(values), "columns": device.array(columns)}
-        fields["b"] = lay(normal(n, WIDE), by_rows=form.by_rows[0]).view
+        fields["b"] = place_operand(normal(n, WIDE), by_rows=form.by_rows[0]).view
         shape = (m, WIDE)
     kind: Any = SellMvRequest if op == "sell_mv" else BlockedEllMmRequest
     written: tuple[GuardedBuffer, ...] = ()
     if form.added:
-        memory = lay(normal(*shape, kind=out) if form.beta else poison(out, shape), by_rows=form.by_rows[1])
+        memory = place_operand(normal(*shape, kind=out) if form.beta else poison(out, shape), by_rows=form.by_rows[1])
         fields |= {kind.added: memory.view, "beta": form.beta}
         if form.added > 1:
             fields["out"], written = memory.view, (memory,)
     if form.added < 2 and (form.given or out is not dtype):
-        memory = lay(poison(out, shape), by_rows=form.by_rows[1])
+        memory = place_operand(poison(out, shape), by_rows=form.by_rows[1])
         fields["out"], written = memory.view, (memory,)
     request = kind(**fields)
     with np.errstate(all="ignore"):

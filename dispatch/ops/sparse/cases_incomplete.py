@@ -26,13 +26,13 @@ __all__ = ["INCOMPLETE_OPS", "incomplete_cases"]
 KINDS: dict[str, Any] = {"ilu0": Ilu0Request, "ic0": Ic0Request}
 INCOMPLETE_OPS = tuple(KINDS)
 SIZES = (24, 36, 1, 8, 48)
-WHOLE, ZERO, MISSING = range(3)  # pivots: all are there, one is 0, one has no place
+ALL_PIVOTS, ZERO_PIVOT, MISSING_PIVOT = range(3)  # pivots: all are there, one is 0, one has no place
 
 
 def incomplete_cases(row: Row) -> list[MadeCase]:
     """Each pattern with pivots and without."""
     op, dtype = row.op, row.dtypes[0]
-    turns = [*product(PATTERNS, (WHOLE,)), *product(("random", "banded"), (ZERO, MISSING))]
+    turns = [*product(PATTERNS, (ALL_PIVOTS,)), *product(("random", "banded"), (ZERO_PIVOT, MISSING_PIVOT))]
     return [MadeCase(f"{dtype}-{turn}", partial(check, op, dtype, *one, turn)) for turn, one in enumerate(turns)]
 
 
@@ -49,9 +49,9 @@ def matrix(op: str, dtype: Dtype, pattern: str, pivots: int, n: int, rng: np.ran
     drawn[np.diag_indices(n)] = 1 + sizes.sum(axis=0) + sizes.sum(axis=1)
     if op == "ic0":
         drawn[np.triu_indices(n, 1)] = np.nan  # which nothing may read
-    if pivots == ZERO:
+    if pivots == ZERO_PIVOT:
         drawn[0, 0] = 0
-    elif pivots == MISSING:
+    elif pivots == MISSING_PIVOT:
         mask[n // 2, n // 2] = False
     return mask, drawn.astype(dtype.numpy)
 

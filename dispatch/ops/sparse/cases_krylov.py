@@ -11,12 +11,12 @@ from dispatch.core.host_plan import EXACT
 from dispatch.keys import C64, F32
 from dispatch.ops.sparse import krylov
 from dispatch.ops.sparse.cases_block_jacobi import Form as BlockForm
-from dispatch.ops.sparse.cases_block_jacobi import right
+from dispatch.ops.sparse.cases_block_jacobi import expected_inverses
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.incomplete import Ic0Request, Ilu0Request
 from dispatch.ops.sparse.incomplete_reference import evaluate as evaluate_incomplete
 from dispatch.ops.sparse.krylov import Preconditioner
-from dispatch.ops.sparse.krylov_reference import evaluate_krylov, norm_of, weights_of
+from dispatch.ops.sparse.krylov_reference import evaluate_krylov, norm_of, preconditioner_matrix
 from dispatch.ops.sparse.matrix_reference import matrix_of, numbers
 from dispatch.ops.sparse.patterns import PATTERNS, stored
 from dispatch.testing.check import ROUNDOFF, Check, GuardedBuffer, MadeCase, Mismatch, place, poison
@@ -130,7 +130,7 @@ class KrylovCheck(Check):
 def residual_of(request: Any, x: Array, given: dict[str, Array]) -> tuple[float, float, float]:
     """The norm of b - A·x, what it may be, and what roundoff adds; all in double precision."""
     a = matrix_of(request, EXACT).tocsr()
-    b, weights = numbers(request.b, EXACT), weights_of(request, a)
+    b, weights = numbers(request.b, EXACT), preconditioner_matrix(request, a)
     wide = x.astype(np.result_type(x.dtype, np.float64))
     target = max(request.rtol * norm_of(request, b, weights), request.atol)
     size = np.abs(a).sum(axis=1).max() * np.linalg.norm(wide) + np.linalg.norm(b) + np.linalg.norm(given["start"])
@@ -152,7 +152,7 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
     parts = stored(mask | np.eye(n, dtype=bool), dense, form.kind, form.base, index, block)
     fields: dict[str, Any] = {"form": parts[3]}
 
-    def lay(field: str, values: Array) -> GuardedBuffer:
+    def place_operand(field: str, values: Array) -> GuardedBuffer:
         memory = place(device, values.astype(dtype.numpy) if values.dtype.kind != "i" else values, None, 2)
         fields[field] = memory.view
         return memory
@@ -163,18 +163,18 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
 
     for field, values in zip(("values", "rows", "columns"), parts, strict=False):
         fields[field] = device.array(values)
-    lay("b", normal())
+    place_operand("b", normal())
     written: tuple[GuardedBuffer, ...] = ()
     start = np.zeros(n)
     if form.start != "zeros":
         start = normal()
-        memory = lay("x0", start)
+        memory = place_operand("x0", start)
         if form.start == "in place":
             fields["out"], written = memory.view, (memory,)
     if form.scale == "drawn":
-        lay("M", (0.5 + rng.random(n)) / (np.abs(np.diag(dense)) + 0.5))
+        place_operand("M", (0.5 + rng.random(n)) / (np.abs(np.diag(dense)) + 0.5))
     elif form.scale == "blocks":
-        blocks = right(dense, BlockForm(n, form.size, form.pattern, absolute=op == "minres"))[0]
+        blocks = expected_inverses(dense, BlockForm(n, form.size, form.pattern, absolute=op == "minres"))[0]
         last = n - (len(blocks) - 1) * form.size
         blocks[-1, last:] = blocks[-1, :, last:] = np.nan  # which nothing may read
         fields["M"] = place(device, blocks.astype(dtype.numpy), form.order, 1).view
@@ -183,9 +183,9 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
         parts_of_a = {field: fields[field] for field in ("values", "rows", "columns", "form")}
         if form.scale == "ic0":  # of a matrix that has one, at A's places
             parts_of_a["values"] = device.array(stored(mask, definite(dense), CSR, form.base, index)[0])
-        lay("M", evaluate_incomplete(FACTORED[form.scale](**parts_of_a), EXACT)["out"])
+        place_operand("M", evaluate_incomplete(FACTORED[form.scale](**parts_of_a), EXACT)["out"])
     if form.given:
-        written = (*written, lay("out", poison(dtype, (n,))))
+        written = (*written, place_operand("out", poison(dtype, (n,))))
     near = 30 if dtype in (F32, C64) else 1  # so far from roundoff that a residual means something
     choices = {
         "rtol": form.rtol * near,

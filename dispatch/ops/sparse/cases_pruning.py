@@ -9,7 +9,7 @@ import numpy as np
 
 from dispatch.core.host_plan import EXACT
 from dispatch.ops.sparse.pruning import PruneNnzRequest, PruneToCsrRequest
-from dispatch.ops.sparse.pruning_reference import stays
+from dispatch.ops.sparse.pruning_reference import kept_mask
 from dispatch.ops.sparse.reference import evaluate
 from dispatch.testing.check import Check, GuardedBuffer, MadeCase, place, poison
 
@@ -46,7 +46,7 @@ def check(op: str, dtype: Dtype, turn: int, name: str, device: Device, rng: np.r
     fields: dict[str, Any] = {"a": place(device, a.astype(dtype.numpy), (1, 0) if turn % 2 else None, 2).view, **cut}
     kind = PRUNED[op]
     if op == "prune_to_csr":
-        fields["nnz"] = int(np.count_nonzero(stays(PruneNnzRequest(fields["a"], **cut))))
+        fields["nnz"] = int(np.count_nonzero(kept_mask(PruneNnzRequest(fields["a"], **cut))))
     request = kind(**fields)
     written: tuple[GuardedBuffer, ...] = ()
     if turn % 3:

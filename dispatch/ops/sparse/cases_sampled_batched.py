@@ -14,7 +14,7 @@ import numpy as np
 from dispatch.core.host_plan import EXACT
 from dispatch.keys import F32, HALF
 from dispatch.ops.sparse.batched import BatchedSddmmRequest
-from dispatch.ops.sparse.cases_batched import FACTORS, KINDS, NOTHING, SHAPES, stack_of
+from dispatch.ops.sparse.cases_batched import FACTORS, KINDS, NOTHING, SHAPES, draw_batch_indices
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
 from dispatch.ops.sparse.reference import evaluate
 from dispatch.testing.check import ROUNDOFF, Check, GuardedBuffer, MadeCase, place, poison, rounded
@@ -61,34 +61,38 @@ def check(
     (m, n), (alpha, beta) = SHAPES[(turn + turn // 4) % 4], FACTORS[(turn + turn // 5) % 4]
     batch, dense = (3, 2, 1)[turn // 2 % 3], (EACH, A_FOR_ALL, EACH, B_FOR_ALL)[(turn + turn // 4) % 4]
     form = SparseForm(kind, (m, n), base)
-    stack = stack_of(form, of, batch, np.int64 if turn % 5 == 2 else np.int32, rng)
+    indices = draw_batch_indices(form, of, batch, np.int64 if turn % 5 == 2 else np.int32, rng)
 
     def normal(*shape: int) -> Array:
         found = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype.is_complex else 0)
         return np.asarray(found.astype(dtype.numpy))
 
-    def lay(array: Array, order: tuple[int, ...] | None = None) -> GuardedBuffer:
+    def place_operand(array: Array, order: tuple[int, ...] | None = None) -> GuardedBuffer:
         return place(device, array, order, 2)
 
     def matrices(shape: tuple[int, int], for_all: bool, order: tuple[int, ...]) -> GuardedBuffer:
         if for_all:
-            return lay(normal(*shape), (1, 0) if order[1] > order[2] else None)
-        return lay(normal(batch, *shape), order)
+            return place_operand(normal(*shape), (1, 0) if order[1] > order[2] else None)
+        return place_operand(normal(batch, *shape), order)
 
-    fields: dict[str, Any] = {"rows": lay(stack.rows).view, "columns": lay(stack.columns).view, "alpha": alpha}
+    fields: dict[str, Any] = {
+        "rows": place_operand(indices.rows).view,
+        "columns": place_operand(indices.columns).view,
+        "alpha": alpha,
+    }
     fields["a"] = matrices((m, terms), dense == A_FOR_ALL, ORDERS[turn % 4]).view
     fields["b"] = matrices((terms, n), dense == B_FOR_ALL, ORDERS[(turn + turn // 4) % 4]).view
     if beta or turn % 3:
         fields["beta"] = beta
-    shape = (batch, stack.shape[-1])
-    held = shape if turn % 5 == 3 else stack.shape  # a pattern for all may have elements for each
-    memory = lay(normal(*held) if beta else poison(dtype, held))
+    shape = (batch, indices.shape[-1])
+    held = shape if turn % 5 == 3 else indices.shape  # a pattern for all may have elements for each
+    memory = place_operand(normal(*held) if beta else poison(dtype, held))
     fields["values"] = memory.view
     written: tuple[GuardedBuffer, ...] = ()
     if turn % 3 == 1 and held == shape:
         fields["out"], written = memory.view, (memory,)
     elif turn % 4 != 3:
-        memory = lay(poison(dtype, shape))
+        memory = place_operand(poison(dtype, shape))
         fields["out"], written = memory.view, (memory,)
     request = BatchedSddmmRequest(**fields, form=form)
     expected = evaluate(request, EXACT)

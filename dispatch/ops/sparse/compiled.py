@@ -13,9 +13,9 @@ from dispatch.core.operands import Output, dense
 from dispatch.core.request import Unpacked
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, HALF
-from dispatch.ops.sparse.base import Number, ScaledRequest, SparseRequest, check_matrix, check_vector
+from dispatch.ops.sparse.base import Number, ScaledSparseRequest, SparseRequest, check_matrix, check_vector
 from dispatch.ops.sparse.form import SparseFormat
-from dispatch.ops.sparse.semirings import READY, Semiring, SparseOperator, check_operator, semiring_of
+from dispatch.ops.sparse.semirings import NAMED_SEMIRINGS, Semiring, SparseOperator, check_operator, semiring_of
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
@@ -73,18 +73,18 @@ class SpmmOpRequest(SparseRequest["Tensor"]):
             raise BadRequest("semiring.identity", str(found.identity), f"a real number, as A is {self.values.dtype}")
         if is_complex and found.add in ORDERED:
             hint = "give a Semiring of operators that take complex numbers"
-            given = next((name for name, one in READY.items() if one == found), shown(found))
+            given = next((name for name, one in NAMED_SEMIRINGS.items() if one == found), shown(found))
             raise BadRequest("semiring", given, "plus_times, for complex numbers have no order", hint)
 
     def outputs(self) -> dict[str, Output]:
         return {"out": dense((self.form.shape[0], self.b.shape[1]), self.out_dtype)}
 
     def attributes(self) -> tuple[Any, ...]:
-        return self.form, self.ring.lines, self.library
+        return self.form, self.ring.code_key, self.library
 
 
 @dataclass(frozen=True, eq=False)
-class SpmvOpRequest(ScaledRequest):
+class SpmvOpRequest(ScaledSparseRequest):
     """out[i] = epilogue(i, alpha · (A · x)[i] + beta · y[i]).
 
     Attributes:
@@ -141,7 +141,7 @@ class SpmvOpRequest(ScaledRequest):
         return self.form, code, self.library, self.reads_added
 
 
-ORDERED = tuple(one.add for name, one in READY.items() if name != "plus_times")
+ORDERED = tuple(one.add for name, one in NAMED_SEMIRINGS.items() if name != "plus_times")
 
 
 def result_dtype(request: Any, added: Tensor | None) -> Dtype:

@@ -21,7 +21,7 @@ __all__ = ["COMPILED", "numpy_compiled"]
 CHUNK = 1 << 22  # products at a time
 
 
-def over_semiring(request: Any, work: np.dtype[Any]) -> Results:
+def multiply_over_semiring(request: Any, work: np.dtype[Any]) -> Results:
     """The product over a semiring, so many columns of B at a time."""
     m, semiring = request.form.shape[0], request.ring
     row, column = coordinates(request.form, request.rows, request.columns)
@@ -33,7 +33,7 @@ def over_semiring(request: Any, work: np.dtype[Any]) -> Results:
         part = slice(first, first + step)
         right = b[column, part]
         products = semiring.multiply.of("semiring.multiply", np.broadcast_to(a, right.shape), right)
-        out[:, part] = folded(semiring, products, lengths)
+        out[:, part] = sum_rows(semiring, products, lengths)
     given = None if request.c is None else numbers(request.c, work)
     if semiring.epilogue is not None:
         beside = np.zeros_like(out) if given is None else given
@@ -43,7 +43,7 @@ def over_semiring(request: Any, work: np.dtype[Any]) -> Results:
     return {"out": out}
 
 
-def folded(semiring: Semiring, products: Array, lengths: Array) -> Array:
+def sum_rows(semiring: Semiring, products: Array, lengths: Array) -> Array:
     """The sum of each row's products, of which pairs of neighbours are added until one is left."""
     found = np.full((len(lengths), products.shape[1]), semiring.identity, products.dtype)
     there = lengths > 0
@@ -59,7 +59,7 @@ def folded(semiring: Semiring, products: Array, lengths: Array) -> Array:
     return found
 
 
-def with_epilogue(request: Any, work: np.dtype[Any]) -> Results:
+def multiply_with_epilogue(request: Any, work: np.dtype[Any]) -> Results:
     """A · x, and what the epilogue makes of each sum."""
     row, column = coordinates(request.form, request.rows, request.columns)
     values, x = numbers(request.values, work), numbers(request.x, work)
@@ -73,12 +73,15 @@ def with_epilogue(request: Any, work: np.dtype[Any]) -> Results:
     return {"out": found}
 
 
-COMPILED: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {"spmm_op": over_semiring, "spmv_op": with_epilogue}
+COMPILED: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {
+    "spmm_op": multiply_over_semiring,
+    "spmv_op": multiply_with_epilogue,
+}
 
 
-def compiled(request: Any, work: np.dtype[Any]) -> Results:
+def evaluate_compiled(request: Any, work: np.dtype[Any]) -> Results:
     """The output of a product with operators of the caller's."""
     return COMPILED[request.op](request, work)
 
 
-numpy_compiled = numpy_call(compiled)
+numpy_compiled = numpy_call(evaluate_compiled)

@@ -2,7 +2,7 @@
 
 cuDSS tells one status for all matrices of a batch, and scales and orders all as the first one needs it: where that was
 0 all solutions were NaN, and the status said nothing of it (1.0.0, H200). So solutions are looked at, too, and where
-anything is wrong each matrix is solved by itself, with factors that no other one has spoilt.
+anything is wrong each matrix is solved by itself, with factors that depend on no other matrix.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class BatchedPlan(CudssPlan):
     def __init__(self, request: BatchedSpsolveRequest, executor: CudaExecutor, row: Row) -> None:
         super().__init__(request, executor, row)
         self._single: Factors | None = None  # of one matrix, made when a batch first fails
-        dtype, size = request.values.dtype, self._said.n * self._said.sides
-        self._steps = self._said.nnz * dtype.itemsize, size * dtype.itemsize
+        dtype, size = request.values.dtype, self._spec.n * self._spec.nrhs
+        self._steps = self._spec.nnz * dtype.itemsize, size * dtype.itemsize
         self._numbers = size * (1 + dtype.is_complex)  # real ones, of a matrix
         self._function = loaded(SOURCE, NAME, options(dtype.itemsize, parts=1 + dtype.is_complex), executor.device)
         self._flags = executor.device.allocate(self._batch * STATUS_BYTES, executor.stream)
@@ -63,26 +63,26 @@ class BatchedPlan(CudssPlan):
         is_new = factors.factorize(*run, keeps=self._keeps)
         if not factors.info:
             factors.substitute()
-            if is_new and self._unsolved(run.b, run.x, self._batch).any():
-                factors.spoil(UNSOLVED)
+            if is_new and self._find_unsolved(run.b, run.x, self._batch).any():
+                factors.mark_failed(UNSOLVED)
         if factors.info:
-            self._one_by_one(run, info)
+            self._solve_each(run, info)
         else:
-            self.tell(info, 0, self._batch)
+            self.write_status(info, 0, self._batch)
 
-    def _one_by_one(self, run: Run, info: Any) -> None:
+    def _solve_each(self, run: Run, info: Any) -> None:
         """Factorize and solve each matrix, and write its status."""
         if self._single is None:
-            self._single = self.factors(self._said, self._ways._replace(batch=1))
+            self._single = self.factors(self._spec, self._settings._replace(batch=1))
         single, (across, along) = self._single, self._steps
         for number in range(self._batch):
             values, b, x = run.values + number * across, run.b + number * along, run.x + number * along
             single.solve(run.pattern, values, b, x, None, keeps=self._keeps or number > 0)
-            if not single.info and self._unsolved(b, x, 1).any():
-                single.spoil(UNSOLVED)
-            self.tell(info + number * STATUS_BYTES, single.info)
+            if not single.info and self._find_unsolved(b, x, 1).any():
+                single.mark_failed(UNSOLVED)
+            self.write_status(info + number * STATUS_BYTES, single.info)
 
-    def _unsolved(self, b: int, x: int, count: int) -> np.ndarray:
+    def _find_unsolved(self, b: int, x: int, count: int) -> np.ndarray:
         """Which of so many solutions have elements that are no numbers though b has none; it waits for them."""
         found, stream, at = np.zeros(count, np.uint32), self._executor.target.value, self._flags.base
         numbers = count * self._numbers

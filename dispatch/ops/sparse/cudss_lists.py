@@ -1,7 +1,7 @@
 """Direct solves of matrices of several patterns by cuDSS: all in one call, and one by one where one of them fails.
 
 As of a batch of one pattern (cudss_batched.py) cuDSS tells one status for all, so that solutions are looked at, too,
-and where anything is wrong each system is solved by itself, with factors that no other one has spoilt.
+and where anything is wrong each system is solved by itself, with factors that depend on no other matrix.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 from cudabind import driver
 from dispatch.core.request import Plan
 from dispatch.libraries.cublas.pointers import GivenPointers
-from dispatch.libraries.cudss.factors import Factors, Said, Ways
+from dispatch.libraries.cudss.factors import Factors, SolverSettings, SystemSpec
 from dispatch.libraries.cudss.lists import ListFactors
 from dispatch.libraries.cusolver.copies import Copy, Keep, check
 from dispatch.libraries.cusolver.matrix import Matrix, Place
 from dispatch.libraries.nvrtc.kernel import loaded
 from dispatch.ops.sparse.cudss_batched import NOT_A_SOLUTION, STATUS_BYTES, THREADS, UNSOLVED, options
 from dispatch.ops.sparse.cudss_single import Run, kind_of
-from dispatch.ops.sparse.list_rules import stacked
+from dispatch.ops.sparse.list_rules import is_packed
 
 if TYPE_CHECKING:
     from dispatch.core.request import Argument
@@ -57,43 +57,43 @@ class ListPlan(Plan):
     """Copies of right-hand sides whose columns are not dense, and the solve."""
 
     __slots__ = (
-        "_copies", "_counts", "_executor", "_factors", "_flags", "_function", "_keeps", "_memory", "_said", "_singles",
-        "_ways",
+        "_copies", "_counts", "_executor", "_factors", "_flags", "_function", "_keeps", "_memory", "_settings",
+        "_singles", "_specs",
     )  # fmt: skip
 
     def __init__(self, request: BatchedSpsolveListRequest, executor: CudaExecutor, row: Row) -> None:
         super().__init__(row, capture_safe=False)
         self._executor = executor
         self._keeps = all(form.pattern is not None for form in request.form)
-        self._copies, self._memory = self._copied(request)
-        self._said = tuple(said(request, number) for number in range(request.batch))
-        self._ways = Ways(refinements=request.refinements or 0)
-        self._factors = ListFactors(executor, self._said, 0, self._ways)
+        self._copies, self._memory = self._column_copies(request)
+        self._specs = tuple(system_spec(request, number) for number in range(request.batch))
+        self._settings = SolverSettings(refinements=request.refinements or 0)
+        self._factors = ListFactors(executor, self._specs, 0, self._settings)
         self._singles: dict[int, Factors] = {}  # of one system each, made when the batch first fails
         parts = 1 + request.dtype.is_complex
         self._counts = GivenPointers(executor, request.batch, 1)  # of real numbers
-        self._counts.enqueue([(one.n * one.sides * parts,) for one in self._said])
+        self._counts.enqueue([(one.n * one.nrhs * parts,) for one in self._specs])
         self._function = loaded(SOURCE, NAME, options(request.dtype.itemsize, parts=parts), executor.device)
         self._flags = executor.device.allocate(request.batch * STATUS_BYTES, executor.stream)
 
-    def _copied(self, request: BatchedSpsolveListRequest) -> tuple[dict[int, tuple[Copy, int]], Any]:
+    def _column_copies(self, request: BatchedSpsolveListRequest) -> tuple[dict[int, tuple[Copy, int]], Any]:
         """For each right-hand side that is to be copied its copy and where in memory of the plan it goes."""
         size, where, found = request.dtype.itemsize, 0, {}
         for number in range(request.batch):
             layout = request.layout_of("b", number)
-            if stacked(layout):
+            if is_packed(layout):
                 continue
-            n, sides = layout.shape if len(layout.shape) > 1 else (*layout.shape, 1)
+            n, nrhs = layout.shape if len(layout.shape) > 1 else (*layout.shape, 1)
             strides = layout.strides if len(layout.shape) > 1 else (*layout.strides, 1)
-            source = Matrix(Place(0), request.dtype, n, sides, *strides)
-            target = Matrix(Place(1), request.dtype, n, sides, 1, n)
+            source = Matrix(Place(0), request.dtype, n, nrhs, *strides)
+            target = Matrix(Place(1), request.dtype, n, nrhs, 1, n)
             found[number] = Copy(self._executor, source, target, 1, Keep.ALL, conj=False), where
-            where += -(-n * sides * size // ALIGNMENT) * ALIGNMENT
+            where += -(-n * nrhs * size // ALIGNMENT) * ALIGNMENT
         return found, self._executor.device.allocate(where, self._executor.stream) if found else None
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         given: Any = arguments
-        count = len(self._said)
+        count = len(self._specs)
         values, rows, columns, right, x = (tuple(given[place * count : (place + 1) * count]) for place in range(5))
         info, stamp = given[5 * count :]
         b = list(right)
@@ -105,37 +105,37 @@ class ListPlan(Plan):
         is_new = factors.factorize(*run, keeps=self._keeps)
         if not factors.info:
             factors.substitute()
-            if is_new and self._unsolved().any():
-                factors.spoil(UNSOLVED)
+            if is_new and self._find_unsolved().any():
+                factors.mark_failed(UNSOLVED)
         if factors.info:
-            self._one_by_one(run, info)
+            self._solve_each(run, info)
         else:
-            self._tell(info, 0, count)
+            self._write_status(info, 0, count)
 
-    def _one_by_one(self, run: Run, info: Any) -> None:
+    def _solve_each(self, run: Run, info: Any) -> None:
         """Factorize and solve each system, and write its status; what cuDSS tells nothing of its solution does."""
         (rows, columns), values, b, x, _ = run
         statuses = []
-        for number, one in enumerate(self._said):
+        for number, one in enumerate(self._specs):
             if number not in self._singles:
                 placeholder = self._executor.workspace.c_ptr.value or 0
-                self._singles[number] = Factors(self._executor, one, placeholder, self._ways)
+                self._singles[number] = Factors(self._executor, one, placeholder, self._settings)
             single = self._singles[number]
             single.solve((rows[number], columns[number]), values[number], b[number], x[number], None, keeps=self._keeps)
             statuses.append(single.info)
-        unsolved = self._unsolved()
+        unsolved = self._find_unsolved()
         for number, status in enumerate(statuses):
-            is_none = not status and bool(unsolved[number])
-            if is_none:
-                self._singles[number].spoil(UNSOLVED)
-            self._tell(info + number * STATUS_BYTES, UNSOLVED if is_none else status)
+            is_unsolved = not status and bool(unsolved[number])
+            if is_unsolved:
+                self._singles[number].mark_failed(UNSOLVED)
+            self._write_status(info + number * STATUS_BYTES, UNSOLVED if is_unsolved else status)
 
-    def _tell(self, info: Any, status: int, count: int = 1) -> None:
+    def _write_status(self, info: Any, status: int, count: int = 1) -> None:
         driver.cuMemsetD32Async(info, status & 0xFFFFFFFF, count, self._executor.target.value)
 
-    def _unsolved(self) -> np.ndarray:
+    def _find_unsolved(self) -> np.ndarray:
         """Of each system whether its solution has elements that are no numbers though b has none; waits for that."""
-        count, stream, at = len(self._said), self._executor.target.value, self._flags.base
+        count, stream, at = len(self._specs), self._executor.target.value, self._flags.base
         found = np.zeros(count, np.uint32)
         driver.cuMemsetD8Async(at, 0, found.nbytes, stream)
         lists = (*self._factors.b_and_x, *self._counts.addresses)
@@ -151,13 +151,13 @@ class ListPlan(Plan):
         return unsolved
 
 
-def said(request: BatchedSpsolveListRequest, number: int) -> Said:
+def system_spec(request: BatchedSpsolveListRequest, number: int) -> SystemSpec:
     """What of a system is no address; its right-hand sides and its solution have no gaps between their columns."""
     n, b = request.form[number].shape[0], request.b[number]
-    return Said(
+    return SystemSpec(
         n=n,
         nnz=request.values[number].shape[0],
-        sides=b.shape[1] if b.ndim > 1 else 1,
+        nrhs=b.shape[1] if b.ndim > 1 else 1,
         ld=(n, n),
         offset_bytes=request.rows[number].dtype.itemsize,
         index_bytes=request.columns[number].dtype.itemsize,

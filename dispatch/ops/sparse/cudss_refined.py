@@ -33,102 +33,102 @@ __all__ = ["RefinedPlan"]
 KERNELS = ("narrow_values", "begin_residual", "take_off_product", "narrow_residual", "add_correction")
 MOST_STEPS = 10
 ROUNDOFF, LEAST_ROUNDOFFS = 2.0**-52, 16
-LINE = 256  # bytes at which each part of memory begins
+ALIGNMENT = 256  # bytes at which each part of memory begins
 DOUBLE_BYTES = 8
 
 
 class RefinedPlan(CudssPlan):
     """Factors of f32, and those of the matrix's own precision once they are needed."""
 
-    __slots__ = ("_functions", "_most", "_own", "_places", "_steps", "_tolerance", "_too_coarse", "_work")
+    __slots__ = ("_full_factors", "_functions", "_maxima", "_places", "_rejected", "_steps", "_tolerance", "_work")
 
     def __init__(self, request: SpsolveRequest, executor: CudaExecutor, row: Row) -> None:
         super().__init__(request, executor, row)
-        self._own: Factors | None = None
-        self._too_coarse: Any = None  # the stamp and the values whose factors of f32 did not do
+        self._full_factors: Factors | None = None
+        self._rejected: Any = None  # the stamp and the values whose factors of f32 did not do
         self._steps = MOST_STEPS if request.refinements is None else request.refinements
-        said, is_complex = self._said, request.values.dtype.is_complex
-        self._tolerance = max(LEAST_ROUNDOFFS, math.sqrt(said.n)) * ROUNDOFF
+        spec, is_complex = self._spec, request.values.dtype.is_complex
+        self._tolerance = max(LEAST_ROUNDOFFS, math.sqrt(spec.n)) * ROUNDOFF
         conj = is_complex and request.assume_a in (SparseKind.HER, SparseKind.POS)
-        chosen = options(request, said.view, conj=conj)
+        chosen = options(request, spec.view, conj=conj)
         self._functions = {name: loaded(SOURCE, name, chosen, executor.device) for name in KERNELS}
-        parts, count = 1 + is_complex, said.n * said.sides
+        parts, count = 1 + is_complex, spec.n * spec.nrhs
         half = DOUBLE_BYTES // 2 * parts
-        sizes = said.nnz * half, count * half, count * half, count * 2 * half, count * DOUBLE_BYTES
+        sizes = spec.nnz * half, count * half, count * half, count * 2 * half, count * DOUBLE_BYTES
         self._places, end = [], 0
-        for nbytes in (*sizes, 2 * said.sides * DOUBLE_BYTES):
+        for nbytes in (*sizes, 2 * spec.nrhs * DOUBLE_BYTES):
             self._places.append(end)
-            end += -(-nbytes // LINE) * LINE
+            end += -(-nbytes // ALIGNMENT) * ALIGNMENT
         self._work = executor.device.allocate(end, executor.stream)
-        self._most = np.zeros((said.sides, 2))
+        self._maxima = np.zeros((spec.nrhs, 2))
 
     def first_factors(self, request: SpsolveRequest) -> Factors:
         """Those of f32."""
-        said, narrow = self._said, C64 if request.values.dtype.is_complex else F32
-        half = said._replace(ld=(said.n, said.n), value_type=narrow.cuda)
-        return self.factors(half, self._ways._replace(refinements=0))
+        spec, narrow = self._spec, C64 if request.values.dtype.is_complex else F32
+        half = spec._replace(ld=(spec.n, spec.n), value_type=narrow.cuda)
+        return self.factors(half, self._settings._replace(refinements=0))
 
     def solve(self, run: Run, info: Any) -> None:
         known = None if run.stamp is None else (run.stamp, run.values)
-        if known is None or known != self._too_coarse:
-            self._too_coarse = None
-            if self._refined(run, known):
-                self.tell(info, 0)
+        if known is None or known != self._rejected:
+            self._rejected = None
+            if self._refine(run, known):
+                self.write_status(info, 0)
                 return
-            self._too_coarse = known
-        if self._own is None:
-            self._own = self.factors(self._said, self._ways._replace(refinements=0))
-        self._own.solve(*run, keeps=self._keeps)
-        self.tell(info, self._own.info)
+            self._rejected = known
+        if self._full_factors is None:
+            self._full_factors = self.factors(self._spec, self._settings._replace(refinements=0))
+        self._full_factors.solve(*run, keeps=self._keeps)
+        self.write_status(info, self._full_factors.info)
 
-    def _refined(self, run: Run, known: Any) -> bool:
+    def _refine(self, run: Run, known: Any) -> bool:
         """Whether the solution is as exact as factors of its own precision would make it; it waits for each step."""
-        values, right, correction, r, sizes, most = (self._work.base + place for place in self._places)
-        (ld_b, ld_x), n = self._said.ld, self._said.n
+        values, rhs, correction, r, sizes, maxima = (self._work.base + place for place in self._places)
+        (ld_b, ld_x), n = self._spec.ld, self._spec.n
         # Narrowed in each run: it is one pass over the elements, and the factors may have to be made anew.
-        self._launch("narrow_values", run.values, values, _Whole(self._said.nnz), over=self._said.nnz)
+        self._launch("narrow_values", run.values, values, _Int64(self._spec.nnz), over=self._spec.nnz)
         factors = self._factors
-        factors.factorize(run.pattern, values, right, correction, known, keeps=self._keeps)
+        factors.factorize(run.pattern, values, rhs, correction, known, keeps=self._keeps)
         if factors.info:
             return False
         before = math.inf
         for step in range(self._steps + 2):  # the first solve is no refinement, and the last residual is but looked at
-            self._launch("begin_residual", run.b, _Whole(ld_b), r, sizes, _Whole(n))
+            self._launch("begin_residual", run.b, _Int64(ld_b), r, sizes, _Int64(n))
             if step:
                 matrix = run.values, *run.pattern
-                self._launch("take_off_product", *matrix, run.x, _Whole(ld_x), r, sizes, _Whole(n))
-            self._most[...] = 0
-            self._clear(most)
-            self._launch("narrow_residual", r, sizes, right, most, _Whole(n))
+                self._launch("take_off_product", *matrix, run.x, _Int64(ld_x), r, sizes, _Int64(n))
+            self._maxima[...] = 0
+            self._clear(maxima)
+            self._launch("narrow_residual", r, sizes, rhs, maxima, _Int64(n))
             if step:
-                found = self._look(most)
+                found = self._largest_residual(maxima)
                 if found <= self._tolerance:
                     return True
                 if step > self._steps or not found < before / 2:
                     return False
                 before = found
             factors.substitute()
-            self._launch("add_correction", correction, run.x, _Whole(ld_x), _Whole(not step), _Whole(n))
+            self._launch("add_correction", correction, run.x, _Int64(ld_x), _Int64(not step), _Int64(n))
         return False
 
-    def _clear(self, most: int) -> None:
-        driver.cuMemsetD8Async(most, 0, self._most.nbytes, self._executor.target.value)
+    def _clear(self, maxima: int) -> None:
+        driver.cuMemsetD8Async(maxima, 0, self._maxima.nbytes, self._executor.target.value)
 
-    def _look(self, most: int) -> float:
+    def _largest_residual(self, maxima: int) -> float:
         """The largest residual of a right-hand side beside what was added up; infinite where something is NaN."""
         stream = self._executor.target.value
-        driver.cuMemcpyDtoHAsync(self._most.ctypes.data, most, self._most.nbytes, stream)
+        driver.cuMemcpyDtoHAsync(self._maxima.ctypes.data, maxima, self._maxima.nbytes, stream)
         driver.cuStreamSynchronize(stream)
-        left, size = self._most.T
+        left, size = self._maxima.T
         with np.errstate(all="ignore"):
             found = float(np.where(left == 0, 0, left / size).max())
         return found if math.isfinite(found) else math.inf
 
     def _launch(self, name: str, *given: Any, over: int | None = None) -> None:
         """Launch a kernel over the rows of all right-hand sides, or over so many elements."""
-        blocks = -(-self._said.n // THREADS) * self._said.sides if over is None else -(-over // THREADS)
-        taken = [ctypes.c_int64(one) if isinstance(one, _Whole) else ctypes.c_void_p(one) for one in given]
-        addresses = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
+        blocks = -(-self._spec.n // THREADS) * self._spec.nrhs if over is None else -(-over // THREADS)
+        arguments = [ctypes.c_int64(one) if isinstance(one, _Int64) else ctypes.c_void_p(one) for one in given]
+        addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         launch: Callable[..., int] = driver.cuLaunchKernel.unchecked
         function = ctypes.c_void_p(self._functions[name])
         status = launch(function, blocks, 1, 1, THREADS, 1, 1, 0, self._executor.target, addresses, None)
@@ -137,5 +137,5 @@ class RefinedPlan(CudssPlan):
             raise driver.error("cuLaunchKernel", status)
 
 
-class _Whole(int):
+class _Int64(int):
     """A number among what a kernel is given; others are addresses."""

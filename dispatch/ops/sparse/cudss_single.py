@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind import driver
 from dispatch.core.request import Plan
-from dispatch.libraries.cudss.factors import Factors, Said, Ways
+from dispatch.libraries.cudss.factors import Factors, SolverSettings, SystemSpec
 from dispatch.libraries.cusolver.copies import Copy, Keep
 from dispatch.libraries.cusolver.matrix import Matrix, Place
 from dispatch.ops.sparse.direct import SparseKind
-from dispatch.ops.sparse.rules import in_stack, leading
+from dispatch.ops.sparse.rules import is_dense_batch, leading_dimension
 
 if TYPE_CHECKING:
     from dispatch.core.request import Argument
@@ -51,7 +51,7 @@ class Run(NamedTuple):
 class CudssPlan(Plan):
     """A copy of b where its columns are not dense, and the solve."""
 
-    __slots__ = ("_batch", "_copy", "_executor", "_factors", "_keeps", "_memory", "_said", "_ways")
+    __slots__ = ("_batch", "_copy", "_executor", "_factors", "_keeps", "_memory", "_settings", "_spec")
 
     def __init__(self, request: SpsolveRequest, executor: CudaExecutor, row: Row) -> None:
         super().__init__(row, capture_safe=False)
@@ -60,19 +60,19 @@ class CudssPlan(Plan):
         self._batch: int = getattr(request, "batch", 1)
         is_batch = request.values.ndim > 1
         b, out = (request.layout_of(name) for name in ("b", "out"))
-        between, strides, sides = _columns(b, is_batch=is_batch)
+        between, strides, nrhs = _columns(b, is_batch=is_batch)
         ld_b, ld_x = (_leading(layout, is_batch=is_batch) for layout in (b, out))
         self._copy: Copy | None = None
         if ld_b is None:
             size = dtype.itemsize
-            self._memory = executor.device.allocate(self._batch * n * sides * size, executor.stream)
-            source = Matrix(Place(0, 0, between * size), dtype, n, sides, *strides)
-            target = Matrix(Place(1, 0, n * sides * size), dtype, n, sides, 1, n)
+            self._memory = executor.device.allocate(self._batch * n * nrhs * size, executor.stream)
+            source = Matrix(Place(0, 0, between * size), dtype, n, nrhs, *strides)
+            target = Matrix(Place(1, 0, n * nrhs * size), dtype, n, nrhs, 1, n)
             self._copy = Copy(executor, source, target, self._batch, Keep.ALL, conj=False)
-        self._said = Said(
+        self._spec = SystemSpec(
             n=n,
             nnz=request.values.shape[-1],
-            sides=sides,
+            nrhs=nrhs,
             ld=(n if ld_b is None else ld_b, ld_x or n),
             offset_bytes=request.rows.dtype.itemsize,
             index_bytes=request.columns.dtype.itemsize,
@@ -81,17 +81,17 @@ class CudssPlan(Plan):
             view=0 if request.uplo is None else 1 + int(request.uplo),
             base=request.form.base,
         )
-        self._ways = Ways(self._batch, request.is_hybrid, request.device_memory, request.refinements or 0)
+        self._settings = SolverSettings(self._batch, request.is_hybrid, request.device_memory, request.refinements or 0)
         self._factors = self.first_factors(request)
 
     def first_factors(self, request: SpsolveRequest) -> Factors:
         """Those that the plan solves with."""
         del request
-        return self.factors(self._said, self._ways)
+        return self.factors(self._spec, self._settings)
 
-    def factors(self, said: Said, ways: Ways) -> Factors:
+    def factors(self, spec: SystemSpec, settings: SolverSettings) -> Factors:
         """Factors of the plan's own."""
-        return Factors(self._executor, said, self._executor.workspace.c_ptr.value or 0, ways)
+        return Factors(self._executor, spec, self._executor.workspace.c_ptr.value or 0, settings)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         given: Any = arguments
@@ -105,9 +105,9 @@ class CudssPlan(Plan):
     def solve(self, run: Run, info: Any) -> None:
         """Solve, and write the status."""
         self._factors.solve(*run, keeps=self._keeps)
-        self.tell(info, self._factors.info)
+        self.write_status(info, self._factors.info)
 
-    def tell(self, info: Any, status: int, count: int = 1) -> None:
+    def write_status(self, info: Any, status: int, count: int = 1) -> None:
         """Write a status, or the same one several times."""
         driver.cuMemsetD32Async(info, status & 0xFFFFFFFF, count, self._executor.target.value)
 
@@ -127,8 +127,8 @@ def _leading(layout: Layout, *, is_batch: bool) -> int | None:
     Matrices of a batch have to lie one behind another, too, without gaps between their columns.
     """
     if is_batch:
-        return layout.shape[1] if in_stack(layout) else None
+        return layout.shape[1] if is_dense_batch(layout) else None
     if len(layout.shape) == 1:
         size: int = layout.shape[0]
         return size if layout.strides[0] == 1 or size == 1 else None
-    return leading(layout, by_rows=False)
+    return leading_dimension(layout, by_rows=False)

@@ -39,13 +39,13 @@ class SparseSolvePlan(Plan):
         self._executor = executor
         n, dtype = request.form.shape[0], request.values.dtype
         b, out = (request.layout_of(name) for name in ("b", "out"))
-        sides = b.shape[1] if len(b.shape) > 1 else 1
+        nrhs = b.shape[1] if len(b.shape) > 1 else 1
         strides = b.strides if len(b.shape) > 1 else (b.strides[0], 1)
-        self._memory = executor.device.allocate(n * sides * dtype.itemsize, executor.stream)
-        target = Matrix(Place(1), dtype, n, sides, 1, n)
-        self._copy = Copy(executor, Matrix(Place(0), dtype, n, sides, *strides), target, 1, Keep.ALL, conj=False)
+        self._memory = executor.device.allocate(n * nrhs * dtype.itemsize, executor.stream)
+        target = Matrix(Place(1), dtype, n, nrhs, 1, n)
+        self._copy = Copy(executor, Matrix(Place(0), dtype, n, nrhs, *strides), target, 1, Keep.ALL, conj=False)
         between = (n, out.strides[1] if len(out.shape) > 1 else n)
-        self._steps = [tuple(k * step * dtype.itemsize for step in between) for k in range(sides)]
+        self._steps = [tuple(k * step * dtype.itemsize for step in between) for k in range(nrhs)]
         self._is_positive = request.assume_a is SparseKind.POS
         name = f"cusolverSp{LETTERS[dtype]}csrlsv{'chol' if self._is_positive else 'qr'}"
         self._solve = SparseSolve(executor, name, n, request.values.shape[0], request.form.base)

@@ -80,14 +80,14 @@ class RefactorPlan(Plan):
     """Copies of b into x, and solves for each column in place; what the host has found stays with the plan."""
 
     __slots__ = (
-        "_at",
         "_copy",
         "_executor",
         "_factors",
-        "_is_sound",
+        "_is_factorized",
         "_n",
         "_nnz",
         "_order",
+        "_ordered_pattern",
         "_stamp",
         "_steps",
         "_work",
@@ -97,17 +97,17 @@ class RefactorPlan(Plan):
         super().__init__(row, capture_safe=False)
         self._executor = executor
         self._factors: Any = None  # a Refactorization, once the host has ordered a matrix
-        self._at: Any = None  # the addresses of the pattern that was ordered
+        self._ordered_pattern: Any = None  # the addresses of the pattern that was ordered
         self._stamp: Any = None  # of what was factorized
-        self._is_sound = False
+        self._is_factorized = False
         n, dtype = request.form.shape[0], request.values.dtype
         self._n, self._nnz = n, request.values.shape[0]
         b, out = (request.layout_of(name) for name in ("b", "out"))
-        sides = b.shape[1] if len(b.shape) > 1 else 1
+        nrhs = b.shape[1] if len(b.shape) > 1 else 1
         strides = [one.strides if len(one.shape) > 1 else (one.strides[0], n) for one in (b, out)]
-        source, target = (Matrix(Place(place), dtype, n, sides, *strides[place]) for place in range(2))
+        source, target = (Matrix(Place(place), dtype, n, nrhs, *strides[place]) for place in range(2))
         self._copy = Copy(executor, source, target, 1, Keep.ALL, conj=False)
-        self._steps = [side * strides[1][1] * dtype.itemsize for side in range(sides)]
+        self._steps = [side * strides[1][1] * dtype.itemsize for side in range(nrhs)]
         self._order = executor.device.allocate(2 * n * INDEX_BYTES, executor.stream)
         self._work = executor.device.allocate(n * dtype.itemsize, executor.stream)
 
@@ -117,12 +117,12 @@ class RefactorPlan(Plan):
         self._copy.enqueue((given[B], given[OUT]))
         driver.cuStreamSynchronize(stream)
         self._factorize(given[VALUES], (given[ROWS], given[COLUMNS]), given[STAMP])
-        if self._is_sound:
+        if self._is_factorized:
             p, q = self._orders
             for step in self._steps:
                 self._factors.solve(p, q, self._work.base, given[OUT] + step)
             driver.cuStreamSynchronize(NULL_STREAM)
-        driver.cuMemsetD32Async(given[INFO], (0 if self._is_sound else SINGULAR) & 0xFFFFFFFF, 1, stream)
+        driver.cuMemsetD32Async(given[INFO], (0 if self._is_factorized else SINGULAR) & 0xFFFFFFFF, 1, stream)
 
     @property
     def _orders(self) -> tuple[int, int]:
@@ -132,24 +132,24 @@ class RefactorPlan(Plan):
     def _factorize(self, values: Any, pattern: tuple[Any, Any], stamp: Any) -> None:
         """Factorize where the values are others, by the order that there is while that does."""
         known = stamp, values
-        if self._at == pattern and self._stamp == known:
+        if self._ordered_pattern == pattern and self._stamp == known:
             return
-        self._stamp, self._is_sound = None, False
-        if self._at == pattern and self._factors is not None:
-            self._is_sound = self._refactored(values, pattern)
-        if not self._is_sound:
-            self._at = None
-            if self._ordered(values, pattern):
-                self._is_sound = self._refactored(values, pattern)
-            self._at = pattern
+        self._stamp, self._is_factorized = None, False
+        if self._ordered_pattern == pattern and self._factors is not None:
+            self._is_factorized = self._refactor(values, pattern)
+        if not self._is_factorized:
+            self._ordered_pattern = None
+            if self._order_on_host(values, pattern):
+                self._is_factorized = self._refactor(values, pattern)
+            self._ordered_pattern = pattern
         self._stamp = known
 
-    def _refactored(self, values: Any, pattern: tuple[Any, Any]) -> bool:
+    def _refactor(self, values: Any, pattern: tuple[Any, Any]) -> bool:
         done: bool = self._factors.refactor(self._nnz, *pattern, values, *self._orders)
         driver.cuStreamSynchronize(NULL_STREAM)
         return done
 
-    def _ordered(self, values: Any, pattern: tuple[Any, Any]) -> bool:
+    def _order_on_host(self, values: Any, pattern: tuple[Any, Any]) -> bool:
         """Whether the host could factorize the matrix, by whose order the GPU goes on."""
         import scipy.sparse as sp
 

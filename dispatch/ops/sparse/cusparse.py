@@ -16,12 +16,12 @@ from dispatch.libraries.cublas.calls import Constant, Scalar
 from dispatch.libraries.cusolver.matrix import Matrix, Place
 from dispatch.libraries.cusparse.analyses import Solve
 from dispatch.libraries.cusparse.calls import PreprocessedCall, Steps
-from dispatch.libraries.cusparse.descriptors import DenseMatrix, DenseVector, Sparse, SparseMatrix
+from dispatch.libraries.cusparse.descriptors import DenseMatrix, DenseVector, SparseMatrix, SparseSpec
 from dispatch.libraries.cusparse.spgemm import SparseProduct
 from dispatch.libraries.cusparse.spgemm_reuse import ReusedProduct
 from dispatch.ops.sparse.algorithms import SpmmAlgorithm
 from dispatch.ops.sparse.form import SparseForm, SparseFormat, transposed
-from dispatch.ops.sparse.rules import leading
+from dispatch.ops.sparse.rules import leading_dimension
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,16 +44,16 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     if request.autotune and not request.algorithm:
         from dispatch.ops.sparse.tune import fastest_plan  # few requests are tuned
 
-        return fastest_plan(request, executor, lambda tried: Making(tried, executor, row).plan())
-    return Making(request, executor, row).plan()
+        return fastest_plan(request, executor, lambda tried: PlanMaker(tried, executor, row).plan())
+    return PlanMaker(request, executor, row).plan()
 
 
-class Making:
+class PlanMaker:
     """A request whose plan is made."""
 
     def __init__(self, request: Any, executor: CudaExecutor, row: Row) -> None:
         self.request, self.executor = request, executor
-        numbers = len(numbers_of(request)) + getattr(request, "stamps", 0)
+        numbers = len(factors_of(request)) + getattr(request, "stamps", 0)
         self.steps = Steps(executor, row, len(request.reads) + len(request.writes) + numbers)
         self.compute = COMPUTE.get(request.values.dtype, F32)
         self.kind = cusparse.cudaDataType(self.compute.cuda)
@@ -62,7 +62,7 @@ class Making:
         """What the op says."""
         request = self.request
         if all(not request.layout_of(name).size for name in request.writes):
-            return self.steps.idle()
+            return self.steps.idle_plan()
         has_terms = request.op != "sddmm" or request.a.shape[1]
         if not (request.values.shape[0] and getattr(request, "b_values", request.values).shape[0] and has_terms):
             return self.without_elements()
@@ -71,7 +71,7 @@ class Making:
     def without_elements(self) -> Plan:
         """Nothing is added up: zeros, offsets too."""
         for name in self.request.writes:
-            self.steps.zeros(lines_of(self.request.layout_of(name), self.request.place_of(name)))
+            self.steps.fill_zeros(matrix_at(self.request.layout_of(name), self.request.place_of(name)))
         return self.steps.plan(capture_safe=True)
 
     # -- operands -----------------------------------------------------------------------------------------------------
@@ -80,22 +80,22 @@ class Making:
         is_complex = self.request.values.dtype.is_complex
         return cusparse.cusparseOperation_t(int(T if trans is C and not is_complex else trans))
 
-    def number(self, name: str) -> Scalar | Constant:
+    def factor(self, name: str) -> Scalar | Constant:
         """A factor, which is 0 in each run where what it multiplies is not read."""
         request = self.request
         if name == "beta" and not request.reads_added:
             return Constant(0.0, self.compute)
-        place = len(request.reads) + len(request.writes) + numbers_of(request).index(name)
+        place = len(request.reads) + len(request.writes) + factors_of(request).index(name)
         return Scalar(place, self.compute)
 
-    def sparse(
+    def sparse_spec(
         self, form: SparseForm, names: tuple[str, str, str], places: Sequence[int] = (), **attributes: int
-    ) -> Sparse:
+    ) -> SparseSpec:
         """What describes a sparse matrix of operands by these names, or of copies of them at other places."""
         layouts = [self.request.layout_of(name) for name in names]
         values, rows, columns = layouts
         places = places or [self.request.place_of(name) for name in names]
-        return Sparse(
+        return SparseSpec(
             int(SparseFormat(form.format)),  # type: ignore[arg-type]  # it is a member since the form was checked
             form.shape,
             values.shape[0],
@@ -108,67 +108,67 @@ class Making:
             **attributes,
         )
 
-    def at_vectors(self, names: Sequence[str], *, result: bool = False) -> list[int]:
+    def aligned_places(self, names: Sequence[str], *, result: bool = False) -> list[int]:
         """Where parts are that begin at a multiple of 16 bytes, as kernels read them at once: copies where they must.
 
-        Of parts of a `result` nothing is copied there: `from_vectors` copies them out.
+        Of parts of a `result` nothing is copied there: `copy_out` copies them out.
         """
         places = []
         for name in names:
             layout, place = self.request.layout_of(name), self.request.place_of(name)
-            part = self.steps.aligned(layout, place)
+            part = self.steps.aligned_operand(layout, place)
             if not result:
-                self.steps.copy(lines_of(layout, place), part)
+                self.steps.copy(matrix_at(layout, place), part)
             places.append(part.place.operand)
         return places
 
-    def from_vectors(self, names: Sequence[str], places: Sequence[int]) -> None:
-        """Copy parts of a result from where `at_vectors` has said that they are."""
+    def copy_out(self, names: Sequence[str], places: Sequence[int]) -> None:
+        """Copy parts of a result from where `aligned_places` has said that they are."""
         for name, place in zip(names, places, strict=True):
-            target = lines_of(self.request.layout_of(name), self.request.place_of(name))
-            self.steps.copy(lines_of(self.request.layout_of(name), place), target)
+            target = matrix_at(self.request.layout_of(name), self.request.place_of(name))
+            self.steps.copy(matrix_at(self.request.layout_of(name), place), target)
 
     def product_places(self) -> list[int]:
         """Where the parts of A are that SpMV or SpMM reads: of COO most kernels fault at misaligned ones."""
         request = self.request
         faults = request.op == "sparse_mv" or request.algorithm in (SpmmAlgorithm.DEFAULT, SpmmAlgorithm.COO_ALG3)
-        return self.at_vectors(PARTS) if request.form.format == SparseFormat.COO and faults else []
+        return self.aligned_places(PARTS) if request.form.format == SparseFormat.COO and faults else []
 
-    def matrix(self, said: Sparse) -> SparseMatrix:
+    def sparse_matrix(self, spec: SparseSpec) -> SparseMatrix:
         """Its descriptor."""
-        return SparseMatrix(said, self.steps.placeholder)
+        return SparseMatrix(spec, self.steps.placeholder)
 
-    def vector(self, name: str) -> DenseVector:
+    def dense_vector(self, name: str) -> DenseVector:
         """The descriptor of a dense vector."""
         layout = self.request.layout_of(name)
         return DenseVector(layout.size, layout.dtype.cuda, self.request.place_of(name), self.steps.placeholder)
 
-    def dense(self, name: str, *, like: bool | None = None) -> tuple[DenseMatrix, Operation]:
+    def dense_matrix(self, name: str, *, like: bool | None = None) -> tuple[DenseMatrix, Operation]:
         """The descriptor of a dense matrix, in the order of another one, and what is to be done to it then."""
         layout, place = self.request.layout_of(name), self.request.place_of(name)
-        wanted = like if like is not None else by_rows_of(layout)
-        shape, turn, ld = layout.shape, N, leading(layout, by_rows=wanted)
+        wanted = like if like is not None else is_row_major(layout)
+        shape, turn, ld = layout.shape, N, leading_dimension(layout, by_rows=wanted)
         if ld is None:  # it is the transpose of one of the wanted order
-            shape, turn, ld = shape[::-1], T, leading(layout, by_rows=not wanted)
+            shape, turn, ld = shape[::-1], T, leading_dimension(layout, by_rows=not wanted)
         if ld is None:
             raise WorkerFailed(f"{name} is neither row-major nor column-major: {layout}")
         made = DenseMatrix(shape, ld, layout.dtype.cuda, place, self.steps.placeholder, by_rows=wanted)
         return made, turn
 
-    def added(self, name: str) -> None:
+    def copy_added(self, name: str) -> None:
         """What is added is where the result is to be, for that is overwritten."""
         request = self.request
         if request.reads_added:
-            source, target = (lines_of(request.layout_of(one), request.place_of(one)) for one in (name, "out"))
+            source, target = (matrix_at(request.layout_of(one), request.place_of(one)) for one in (name, "out"))
             self.steps.copy(source, target)
 
     # -- the ops ------------------------------------------------------------------------------------------------------
     def multiply_vector(self) -> Plan:
         """SpMV."""
         request = self.request
-        self.added("y")
-        a = self.matrix(self.sparse(request.form, PARTS, self.product_places()))
-        given = (self.number("alpha"), a, self.vector("x"), self.number("beta"), self.vector("out"))
+        self.copy_added("y")
+        a = self.sparse_matrix(self.sparse_spec(request.form, PARTS, self.product_places()))
+        given = (self.factor("alpha"), a, self.dense_vector("x"), self.factor("beta"), self.dense_vector("out"))
         algorithm = cusparse.cusparseSpMVAlg_t(int(request.algorithm))
         self.steps.call("cusparseSpMV", self.operation(request.trans), *given, self.kind, algorithm)
         return self.steps.plan(capture_safe=True)
@@ -178,31 +178,31 @@ class Making:
         request = self.request
         layout, place = request.layout_of("out"), request.place_of("out")
         rounds = layout.dtype in HALF and not request.same_bits
-        by_rows = by_rows_of(layout)
-        sums = self.sums(layout) if rounds else lines_of(layout, place)
+        by_rows = is_row_major(layout)
+        sums = self.f32_sums(layout) if rounds else matrix_at(layout, place)
         if rounds and request.reads_added:
-            self.steps.rounded(lines_of(request.layout_of("c"), request.place_of("c")), sums)
+            self.steps.copy_rounded(matrix_at(request.layout_of("c"), request.place_of("c")), sums)
         elif not rounds:
-            self.added("c")
-        a = self.matrix(self.sparse(request.form, PARTS, self.product_places()))
+            self.copy_added("c")
+        a = self.sparse_matrix(self.sparse_spec(request.form, PARTS, self.product_places()))
         if rounds:
             ld, at = max(sums.row, sums.col), (sums.place.operand, self.steps.placeholder)
             out = DenseMatrix(layout.shape, ld, F32.cuda, *at, by_rows=by_rows)
         else:
-            out, _ = self.dense("out", like=by_rows)
-        b, turn = self.dense("b", like=by_rows)
-        given = (self.number("alpha"), a, b, self.number("beta"), out, self.kind)
+            out, _ = self.dense_matrix("out", like=by_rows)
+        b, turn = self.dense_matrix("b", like=by_rows)
+        given = (self.factor("alpha"), a, b, self.factor("beta"), out, self.kind)
         algorithm = cusparse.cusparseSpMMAlg_t(int(request.algorithm))
         operations = self.operation(request.trans), cusparse.cusparseOperation_t(int(turn))
         self.steps.call("cusparseSpMM", *operations, *given, algorithm)
         if rounds:
-            self.steps.rounded(sums, lines_of(layout, place))
+            self.steps.copy_rounded(sums, matrix_at(layout, place))
         return self.steps.plan(capture_safe=True)
 
-    def sums(self, layout: Layout) -> Matrix:
+    def f32_sums(self, layout: Layout) -> Matrix:
         """Memory of the plan's own for a dense matrix in f32, of the order of a result."""
-        (m, n), place = layout.shape, self.steps.room(layout.size * F32.itemsize)
-        return Matrix(Place(place), F32, m, n, *((n, 1) if by_rows_of(layout) else (1, m)))
+        (m, n), place = layout.shape, self.steps.allocate(layout.size * F32.itemsize)
+        return Matrix(Place(place), F32, m, n, *((n, 1) if is_row_major(layout) else (1, m)))
 
     def sample(self) -> Plan:
         """SDDMM; where nothing is added it does so to zeros, for 0 times what nobody has written may be NaN.
@@ -210,13 +210,13 @@ class Making:
         It is preprocessed in each run, as torch does: without that an H100 took 1.06 to 1.36 times as long as torch.
         """
         request = self.request
-        self.added("values")
+        self.copy_added("values")
         if not request.reads_added:
-            self.steps.zeros(lines_of(request.layout_of("out"), request.place_of("out")))
-        c = self.matrix(self.sparse(request.form, ("out", "rows", "columns")))
-        (a, _), (b, _) = self.dense("a"), self.dense("b")
+            self.steps.fill_zeros(matrix_at(request.layout_of("out"), request.place_of("out")))
+        c = self.sparse_matrix(self.sparse_spec(request.form, ("out", "rows", "columns")))
+        (a, _), (b, _) = self.dense_matrix("a"), self.dense_matrix("b")
         plain = cusparse.cusparseOperation_t(0)
-        given = (self.number("alpha"), a, b, self.number("beta"), c, self.kind)
+        given = (self.factor("alpha"), a, b, self.factor("beta"), c, self.kind)
         algorithm = cusparse.cusparseSDDMMAlg_t.CUSPARSE_SDDMM_ALG_DEFAULT
         self.steps.call("cusparseSDDMM", plain, plain, *given, algorithm, kind=PreprocessedCall)
         return self.steps.plan(capture_safe=True)
@@ -229,18 +229,18 @@ class Making:
             other = transposed(form)
             form = form if other is None else other
             trans, uplo, names = (T if trans is N else N), uplo.other, ("values", "columns", "rows")
-        a = self.matrix(self.sparse(form, names, fill=int(uplo), diag=int(request.diag)))
-        alpha, operation = self.number("alpha"), self.operation(trans)
+        a = self.sparse_matrix(self.sparse_spec(form, names, fill=int(uplo), diag=int(request.diag)))
+        alpha, operation = self.factor("alpha"), self.operation(trans)
         given: tuple[Any, ...]
         if request.op == "spsv":
             self.refuse_before(SPSV_ALGORITHMS_SINCE)
             algorithm = cusparse.cusparseSpSVAlg_t(int(request.algorithm))
-            given = (operation, alpha, a, self.vector("x"), self.vector("out"), self.kind, algorithm)
+            given = (operation, alpha, a, self.dense_vector("x"), self.dense_vector("out"), self.kind, algorithm)
             name = "cusparseSpSV"
         else:
-            by_rows = by_rows_of(request.layout_of("out"))
-            out, _ = self.dense("out", like=by_rows)
-            b, turn = self.dense("b", like=by_rows)
+            by_rows = is_row_major(request.layout_of("out"))
+            out, _ = self.dense_matrix("out", like=by_rows)
+            b, turn = self.dense_matrix("b", like=by_rows)
             turned = cusparse.cusparseOperation_t(int(turn))
             default = cusparse.cusparseSpSMAlg_t.CUSPARSE_SPSM_ALG_DEFAULT
             given = (operation, turned, alpha, a, b, out, self.kind, default)
@@ -261,24 +261,24 @@ class Making:
         """SpGEMM, or how many elements it gives."""
         request = self.request
         counts = request.op == "spgemm_nnz"
-        a = self.matrix(self.sparse(request.form, PARTS))
-        b = self.matrix(self.sparse(request.b_form, ("b_values", "b_rows", "b_columns")))
+        a = self.sparse_matrix(self.sparse_spec(request.form, PARTS))
+        b = self.sparse_matrix(self.sparse_spec(request.b_form, ("b_values", "b_rows", "b_columns")))
         form = SparseForm(SparseFormat.CSR, (request.form.shape[0], request.b_form.shape[1]), request.form.base)
         names = ("b_values", "rows", "columns") if counts else ("out_values", "out_rows", "out_columns")
-        said = self.sparse(form, names)
+        spec = self.sparse_spec(form, names)
         plain = cusparse.cusparseOperation_t(0)
         alpha = Constant(request.alpha, self.compute)
         beta, choice, kind = Constant(0.0, self.compute), int(request.algorithm), self.compute.cuda
         if not counts and request.reuses:
             front = (plain, plain, a, b)
-            self.steps.append(ReusedProduct(self.executor, front, (alpha, beta), said, kind, choice))
+            self.steps.append(ReusedProduct(self.executor, front, (alpha, beta), spec, kind, choice))
             return self.steps.plan(capture_safe=False)
         given = (plain, plain, alpha, a, b, beta)
         number = request.place_of("out") if counts else None
         layouts = tuple(request.layout_of(name) for name in request.reads)
-        of = (request.form, request.b_form, layouts, request.alpha, choice)
+        key = (request.form, request.b_form, layouts, request.alpha, choice)
         stamp = len(request.reads) + len(request.writes)
-        self.steps.append(SparseProduct(self.executor, given, said, kind, choice, number, stamp=stamp, of=of))
+        self.steps.append(SparseProduct(self.executor, given, spec, kind, choice, number, stamp=stamp, key=key))
         return self.steps.plan(capture_safe=False)
 
     def unpack(self) -> Plan:
@@ -287,10 +287,10 @@ class Making:
         Of COO it reads 16 bytes at once, and faults where a part is not at a multiple of them: it is copied there.
         """
         request = self.request
-        self.steps.zeros(lines_of(request.layout_of("out"), request.place_of("out")))
-        places = self.at_vectors(PARTS) if request.form.format == SparseFormat.COO else []
-        a = self.matrix(self.sparse(request.form, PARTS, places))
-        out, _ = self.dense("out")
+        self.steps.fill_zeros(matrix_at(request.layout_of("out"), request.place_of("out")))
+        places = self.aligned_places(PARTS) if request.form.format == SparseFormat.COO else []
+        a = self.sparse_matrix(self.sparse_spec(request.form, PARTS, places))
+        out, _ = self.dense_matrix("out")
         algorithm = cusparse.cusparseSparseToDenseAlg_t.CUSPARSE_SPARSETODENSE_ALG_DEFAULT
         self.steps.call("cusparseSparseToDense", a, out, algorithm)
         return self.steps.plan(capture_safe=True)
@@ -306,7 +306,7 @@ class Making:
         if not request.from_csr:
             m, n = n, m
             names, made = ["values", "columns", "rows"], ["out_values", "out_rows", "out_columns"]
-        given, found = self.at_vectors(names), self.at_vectors(made, result=True)
+        given, found = self.aligned_places(names), self.aligned_places(made, result=True)
         places = [Place(place) for place in (*given, *found)]
         choices = (
             cusparse.cudaDataType(request.values.dtype.cuda),
@@ -315,22 +315,22 @@ class Making:
             cusparse.cusparseCsr2CscAlg_t.CUSPARSE_CSR2CSC_ALG1,
         )
         self.steps.call("cusparseCsr2cscEx2", m, n, request.values.shape[0], *places, *choices)
-        self.from_vectors(made, found)
+        self.copy_out(made, found)
         return self.steps.plan(capture_safe=False)
 
 
-def numbers_of(request: Any) -> tuple[str, ...]:
+def factors_of(request: Any) -> tuple[str, ...]:
     """The factors of a request that stand behind the addresses."""
     found: tuple[str, ...] = getattr(request, "numbers", ())
     return found
 
 
-def by_rows_of(layout: Any) -> bool:
+def is_row_major(layout: Any) -> bool:
     """Whether a matrix is row-major; one that is column-major, too, is."""
-    return leading(layout, by_rows=True) is not None
+    return leading_dimension(layout, by_rows=True) is not None
 
 
-def lines_of(layout: Any, operand: int) -> Matrix:
+def matrix_at(layout: Any, operand: int) -> Matrix:
     """A vector as a matrix of one column, or a matrix, of any strides; blocks of BSR one after another."""
     shape, strides = layout.shape, layout.strides
     if len(shape) == 2:
@@ -339,14 +339,14 @@ def lines_of(layout: Any, operand: int) -> Matrix:
     return Matrix(Place(operand), layout.dtype, layout.size, 1, step, max(1, layout.size))
 
 
-MAKERS: dict[str, Callable[[Making], Plan]] = {
-    "sparse_mv": Making.multiply_vector,
-    "spmm": Making.multiply_matrix,
-    "sddmm": Making.sample,
-    "spsv": Making.solve,
-    "spsm": Making.solve,
-    "spgemm": Making.multiply_sparse,
-    "spgemm_nnz": Making.multiply_sparse,
-    "sparse_to_dense": Making.unpack,
-    "csr2csc": Making.exchange,
+MAKERS: dict[str, Callable[[PlanMaker], Plan]] = {
+    "sparse_mv": PlanMaker.multiply_vector,
+    "spmm": PlanMaker.multiply_matrix,
+    "sddmm": PlanMaker.sample,
+    "spsv": PlanMaker.solve,
+    "spsm": PlanMaker.solve,
+    "spgemm": PlanMaker.multiply_sparse,
+    "spgemm_nnz": PlanMaker.multiply_sparse,
+    "sparse_to_dense": PlanMaker.unpack,
+    "csr2csc": PlanMaker.exchange,
 }

@@ -18,12 +18,12 @@ from dispatch.errors import WorkerFailed
 from dispatch.keys import F32, HALF
 from dispatch.libraries.cusolver.matrix import Matrix, Place
 from dispatch.libraries.cusparse.calls import Call, RepeatedCall
-from dispatch.libraries.cusparse.descriptors import DenseMatrix, Sparse, SparseMatrix
+from dispatch.libraries.cusparse.descriptors import DenseMatrix, SparseMatrix, SparseSpec
 from dispatch.ops.sparse.algorithms import SpmmAlgorithm
-from dispatch.ops.sparse.batched_rules import axes_of, count_of
-from dispatch.ops.sparse.cusparse import PARTS, Making
+from dispatch.ops.sparse.batched_rules import axes_of, nnz_of
+from dispatch.ops.sparse.cusparse import PARTS, PlanMaker
 from dispatch.ops.sparse.form import SparseFormat
-from dispatch.ops.sparse.rules import leading, matrix_of
+from dispatch.ops.sparse.rules import first_matrix_layout, leading_dimension
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,65 +44,66 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     if request.autotune and not request.algorithm:
         from dispatch.ops.sparse.tune import fastest_plan  # few requests are tuned
 
-        return fastest_plan(request, executor, lambda tried: MakingBatch(tried, executor, row).batch())
-    return MakingBatch(request, executor, row).batch()
+        return fastest_plan(request, executor, lambda tried: BatchPlanMaker(tried, executor, row).plan())
+    return BatchPlanMaker(request, executor, row).plan()
 
 
-class MakingBatch(Making):
+class BatchPlanMaker(PlanMaker):
     """A batch whose plan is made."""
 
-    def batch(self) -> Plan:
+    def plan(self) -> Plan:
         """SpMM over a batch."""
         request = self.request
         out = request.layout_of("out")
         if not out.size:
-            return self.steps.idle()
-        if not count_of(request):
-            self.steps.zeros(self.stack("out"), request.batch)
+            return self.steps.idle_plan()
+        if not nnz_of(request):
+            self.steps.fill_zeros(self.batch_matrix("out"), request.batch)
             return self.steps.plan(capture_safe=True)
-        by_rows = leading(matrix_of(request, out), by_rows=True) is not None
+        by_rows = leading_dimension(first_matrix_layout(request, out), by_rows=True) is not None
         if out.dtype in HALF:
-            sums, place = self.sums_of_all(by_rows=by_rows), self.steps.room(out.size * F32.itemsize)
+            sums, place = self.sums_layout(by_rows=by_rows), self.steps.allocate(out.size * F32.itemsize)
         else:
             sums, place = out, request.place_of("out")
         if request.reads_added:
-            self.moved(request.layout_of("c"), request.place_of("c"), sums, place)
-        c, _ = self.dense_stack(sums, place, by_rows=by_rows)
-        b, turn = self.dense_stack(request.layout_of("b"), request.place_of("b"), by_rows=by_rows)
+            self.copy_batch(request.layout_of("c"), request.place_of("c"), sums, place)
+        c, _ = self.dense_batch(sums, place, by_rows=by_rows)
+        b, turn = self.dense_batch(request.layout_of("b"), request.place_of("b"), by_rows=by_rows)
         kind: Callable[..., Call] = Call
         if self.is_one_by_one:
             names = (*PARTS, "b")
-            apart = {
-                request.place_of(name): self.apart(name) * request.layout_of(name).dtype.itemsize for name in names
+            strides = {
+                request.place_of(name): self.batch_stride(name) * request.layout_of(name).dtype.itemsize
+                for name in names
             }
-            apart[place] = (sums.strides[0] if request.batch > 1 else 0) * sums.dtype.itemsize
-            kind = partial(RepeatedCall, count=request.batch, apart=apart)
-        given = (self.number("alpha"), self.sparse_stack(), b, self.number("beta"), c, self.kind)
+            strides[place] = (sums.strides[0] if request.batch > 1 else 0) * sums.dtype.itemsize
+            kind = partial(RepeatedCall, count=request.batch, strides=strides)
+        given = (self.factor("alpha"), self.sparse_batch(), b, self.factor("beta"), c, self.kind)
         operations = self.operation(request.trans), cusparse.cusparseOperation_t(turn)
         algorithm = cusparse.cusparseSpMMAlg_t(int(self.algorithm))
         self.steps.call("cusparseSpMM", *operations, *given, algorithm, kind=kind)
         if sums is not out:
-            self.moved(sums, place, out, request.place_of("out"))
+            self.copy_batch(sums, place, out, request.place_of("out"))
         return self.steps.plan(capture_safe=True)
 
-    def sums_of_all(self, *, by_rows: bool) -> Layout:
+    def sums_layout(self, *, by_rows: bool) -> Layout:
         """The layout of sums in f32 of the order of the results, matrix behind matrix."""
         count, m, n = self.request.layout_of("out").shape
         strides = (m * n, n, 1) if by_rows else (m * n, 1, m)
         found: Layout = self.request.device.layout(F32, (count, m, n), strides, VECTOR)
         return found
 
-    def moved(self, source: Layout, place: int, target: Layout, target_place: int) -> None:
+    def copy_batch(self, source: Layout, place: int, target: Layout, target_place: int) -> None:
         """Copy a batch; in another dtype a matrix after another, or as one where each lies behind the last."""
-        one, other = stack_at(source, place), stack_at(target, target_place)
+        one, other = batch_at(source, place), batch_at(target, target_place)
         if source.dtype is target.dtype:
             self.steps.copy(one, other, source.shape[0])
         elif is_tall(source) and is_tall(target):
             count = source.shape[0]
-            self.steps.rounded(one.lines(count * one.rows), other.lines(count * other.rows))
+            self.steps.copy_rounded(one.lines(count * one.rows), other.lines(count * other.rows))
         else:
             for number in range(source.shape[0]):
-                self.steps.rounded(*(each._replace(place=nth_of(each.place, number)) for each in (one, other)))
+                self.steps.copy_rounded(*(each._replace(place=nth_place(each.place, number)) for each in (one, other)))
 
     @property
     def algorithm(self) -> SpmmAlgorithm:
@@ -121,44 +122,44 @@ class MakingBatch(Making):
         request = self.request
         if request.form.format in (SparseFormat.CSC, SparseFormat.BSR):
             return True
-        values, rows, columns = map(self.apart, PARTS)
+        values, rows, columns = map(self.batch_stride, PARTS)
         # Of indices of their own in COO cuSPARSE 12.6 gave wrong sums on an H200.
         together = columns == values and rows == 0 and (values == 0 or request.form.format != SparseFormat.COO)
         behind = values == 0 or values >= request.values.shape[-1]  # else the library refuses the distance
         is_one_call = together and behind and request.trans is Operation.N and request.batch <= MOST_BATCHES
         return request.batch > 1 and not is_one_call
 
-    def apart(self, name: str) -> int:
+    def batch_stride(self, name: str) -> int:
         """How many elements further the next matrix of an operand begins; 0 where one is for all."""
         layout = self.request.layout_of(name)
         alone = axes_of(self.request, name) if name in PARTS else len(("rows", "columns"))  # axes of one matrix
         return layout.strides[0] if len(layout.shape) > alone and layout.shape[0] > 1 else 0
 
-    def stack(self, name: str) -> Matrix:
+    def batch_matrix(self, name: str) -> Matrix:
         """A batch of dense matrices, to be copied."""
-        return stack_at(self.request.layout_of(name), self.request.place_of(name))
+        return batch_at(self.request.layout_of(name), self.request.place_of(name))
 
-    def dense_stack(self, layout: Layout, place: int, *, by_rows: bool) -> tuple[DenseMatrix, int]:
+    def dense_batch(self, layout: Layout, place: int, *, by_rows: bool) -> tuple[DenseMatrix, int]:
         """The descriptor of a batch in one order, and what is done to each matrix then."""
-        one = matrix_of(self.request, layout)
-        shape, turn, ld = one.shape, 0, leading(one, by_rows=by_rows)
+        one = first_matrix_layout(self.request, layout)
+        shape, turn, ld = one.shape, 0, leading_dimension(one, by_rows=by_rows)
         if ld is None:  # it is the transpose of one of the wanted order
-            shape, turn, ld = shape[::-1], 1, leading(one, by_rows=not by_rows)
+            shape, turn, ld = shape[::-1], 1, leading_dimension(one, by_rows=not by_rows)
         if ld is None:
             raise WorkerFailed(f"an operand is neither row-major nor column-major: {layout}")
         made = DenseMatrix((shape[0], shape[1]), ld, layout.dtype.cuda, place, self.steps.placeholder, by_rows=by_rows)
         if not self.is_one_by_one:
-            made.stack(layout.shape[0], layout.strides[0])
+            made.set_batch(layout.shape[0], layout.strides[0])
         return made, turn
 
-    def sparse_stack(self) -> SparseMatrix:
+    def sparse_batch(self) -> SparseMatrix:
         """The descriptor of a batch of A; one A for all is 0 apart."""
         request = self.request
         values, rows, columns = (request.layout_of(name) for name in PARTS)
-        said = Sparse(
+        spec = SparseSpec(
             int(request.form.format),
             request.form.shape,
-            count_of(request),
+            nnz_of(request),
             request.form.base,
             request.form.block,
             values.dtype.cuda,
@@ -166,19 +167,19 @@ class MakingBatch(Making):
             columns.dtype.itemsize,
             *(request.place_of(name) for name in PARTS),
         )
-        made = SparseMatrix(said, self.steps.placeholder)
+        made = SparseMatrix(spec, self.steps.placeholder)
         if not self.is_one_by_one:
-            made.stack(request.batch, self.apart("rows"), self.apart("values"))
+            made.set_batch(request.batch, self.batch_stride("rows"), self.batch_stride("values"))
         return made
 
 
-def stack_at(layout: Layout, operand: int) -> Matrix:
+def batch_at(layout: Layout, operand: int) -> Matrix:
     """A batch of dense matrices of a layout."""
     step, *strides = layout.strides
     return Matrix(Place(operand, step=step * layout.dtype.itemsize), layout.dtype, *layout.shape[1:], *strides)
 
 
-def nth_of(place: Place, number: int) -> Place:
+def nth_place(place: Place, number: int) -> Place:
     """Where one of a batch is."""
     return Place(place.operand, place.offset + number * place.step)
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from cudabind.errors import NvrtcError
 from dispatch.libraries.cusolver.matrix import Matrix, Place
-from dispatch.libraries.cusparse.compiled_product import CompiledProduct, EmptyRows, RowProduct, linked_code
+from dispatch.libraries.cusparse.compiled_product import CompiledProduct, EmptyRows, RowProduct, compile_to_lto
 from dispatch.libraries.cusparse.descriptors import DenseMatrix, DenseVector
-from dispatch.libraries.cusparse.operator_source import epilogue_of_rows
-from dispatch.ops.sparse.cusparse import PARTS, Making, lines_of
-from dispatch.ops.sparse.uncompiled import operators_of, uncompiled
+from dispatch.libraries.cusparse.operator_source import row_epilogue_source
+from dispatch.ops.sparse.caller_operators import compile_error, operators_of
+from dispatch.ops.sparse.cusparse import PARTS, PlanMaker, matrix_at
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -27,71 +27,71 @@ __all__ = ["plan"]
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request; BadRequest, with the line, for operators that do not compile."""
     try:
-        return MakingCompiled(request, executor, row).plan()
+        return CompiledPlanMaker(request, executor, row).plan()
     except NvrtcError as error:
-        raise uncompiled(request, error) from error
+        raise compile_error(request, error) from error
 
 
-class MakingCompiled(Making):
+class CompiledPlanMaker(PlanMaker):
     """A request whose plan is made."""
 
     def plan(self) -> Plan:
         if not self.request.layout_of("out").size:
-            return self.steps.idle()
-        return self.over_semiring() if self.request.op == "spmm_op" else self.with_epilogue()
+            return self.steps.idle_plan()
+        return self.multiply_over_semiring() if self.request.op == "spmm_op" else self.multiply_with_epilogue()
 
     # -- SpMMOp -------------------------------------------------------------------------------------------------------
-    def over_semiring(self) -> Plan:
+    def multiply_over_semiring(self) -> Plan:
         """Copies into the plan's memory, the product, the rows that it leaves out, and a copy out of it."""
         request, arch = self.request, str(self.executor.device.arch)
         operators = operators_of(request, self.compute)
-        code = linked_code(operators.sources(), arch)
-        parts = {name: self.taken(name) for name in PARTS}
+        code = compile_to_lto(operators.sources(), arch)
+        parts = {name: self.copy_in(name) for name in PARTS}
         places = [parts[name].place.operand for name in PARTS]
-        b, out = self.taken("b"), self.own("out")
+        b, out = self.copy_in("b"), self.allocate_operand("out")
         if request.c is not None:
-            self.move(lines_of(request.layout_of("c"), request.place_of("c")), out)
+            self.copy(matrix_at(request.layout_of("c"), request.place_of("c")), out)
         elif operators.epilogue is not None:
-            self.steps.zeros(out)
-        said = self.sparse(request.form, PARTS, places)._replace(value_type=self.compute.cuda)
-        matrices = [self.matrix(said), *(self.by_rows(one) for one in (b, out))]
+            self.steps.fill_zeros(out)
+        spec = self.sparse_spec(request.form, PARTS, places)._replace(value_type=self.compute.cuda)
+        matrices = [self.sparse_matrix(spec), *(self.row_major_matrix(one) for one in (b, out))]
         product = CompiledProduct(self.executor, matrices, self.kind, code)
         self.steps.append(product)
-        self.steps.append(EmptyRows(self.executor, operators.of_empty_rows(), parts["rows"], out))
-        self.move(out, lines_of(request.layout_of("out"), request.place_of("out")))
+        self.steps.append(EmptyRows(self.executor, operators.empty_rows_source(), parts["rows"], out))
+        self.copy(out, matrix_at(request.layout_of("out"), request.place_of("out")))
         made = self.steps.plan(capture_safe=False)
         product.bind(made.addresses((0,) * (len(request.reads) + len(request.writes))))
         return made
 
-    def own(self, name: str) -> Matrix:
+    def allocate_operand(self, name: str) -> Matrix:
         """Memory of the plan's own for an operand, dense, in what is computed in."""
         layout = self.request.layout_of(name)
         dtype = layout.dtype if name in ("rows", "columns") else self.compute
-        place = Place(self.steps.room(layout.size * dtype.itemsize))
+        place = Place(self.steps.allocate(layout.size * dtype.itemsize))
         rows, cols = layout.shape if len(layout.shape) > 1 else (layout.size, 1)
         return Matrix(place, dtype, rows, cols, cols, 1)
 
-    def taken(self, name: str) -> Matrix:
+    def copy_in(self, name: str) -> Matrix:
         """The copy of an operand in the plan's own memory."""
-        target = self.own(name)
-        self.move(lines_of(self.request.layout_of(name), self.request.place_of(name)), target)
+        target = self.allocate_operand(name)
+        self.copy(matrix_at(self.request.layout_of(name), self.request.place_of(name)), target)
         return target
 
-    def move(self, source: Matrix, target: Matrix) -> None:
+    def copy(self, source: Matrix, target: Matrix) -> None:
         """A copy, in the target's dtype."""
         if source.dtype is target.dtype:
             self.steps.copy(source, target)
         else:
-            self.steps.rounded(source, target)
+            self.steps.copy_rounded(source, target)
 
-    def by_rows(self, matrix: Matrix) -> DenseMatrix:
+    def row_major_matrix(self, matrix: Matrix) -> DenseMatrix:
         """The descriptor of a dense matrix in the plan's own memory."""
         shape, placeholder = (matrix.rows, matrix.cols), self.steps.placeholder
         place, kind = matrix.place.operand, self.compute.cuda
         return DenseMatrix(shape, max(1, matrix.cols), kind, place, placeholder, by_rows=True)
 
     # -- SpMVOp -------------------------------------------------------------------------------------------------------
-    def with_epilogue(self) -> Plan:
+    def multiply_with_epilogue(self) -> Plan:
         """A · x and what is added, each in a vector of its own beside the result, all where vector loads may read them.
 
         With what is added in the place of the result cuSPARSE 12.9.4 did not support f32 (on an H200), and did with the
@@ -100,23 +100,27 @@ class MakingCompiled(Making):
         request, steps = self.request, self.steps
         code = None
         if request.epilogue is not None:
-            source = epilogue_of_rows(self.compute, request.epilogue.code)
-            code = linked_code({"spmvop_epilogue": source}, str(self.executor.device.arch))["spmvop_epilogue"]
-        added = self.own("out")
+            source = row_epilogue_source(self.compute, request.epilogue.code)
+            code = compile_to_lto({"spmvop_epilogue": source}, str(self.executor.device.arch))["spmvop_epilogue"]
+        added = self.allocate_operand("out")
         if request.reads_added:
-            steps.copy(lines_of(request.layout_of("y"), request.place_of("y")), added)
+            steps.copy(matrix_at(request.layout_of("y"), request.place_of("y")), added)
         else:  # 0 times what nobody has written may be NaN
-            steps.zeros(added)
-        a = self.matrix(self.sparse(request.form, PARTS, self.at_vectors(PARTS)))
-        x, out = *self.at_vectors(("x",)), *self.at_vectors(("out",), result=True)
-        vectors = [self.vector_at("x", x), self.vector_at("out", added.place.operand), self.vector_at("out", out)]
-        factors = self.number("alpha"), self.number("beta")
+            steps.fill_zeros(added)
+        a = self.sparse_matrix(self.sparse_spec(request.form, PARTS, self.aligned_places(PARTS)))
+        x, out = *self.aligned_places(("x",)), *self.aligned_places(("out",), result=True)
+        vectors = [
+            self.dense_vector_at("x", x),
+            self.dense_vector_at("out", added.place.operand),
+            self.dense_vector_at("out", out),
+        ]
+        factors = self.factor("alpha"), self.factor("beta")
         keeps = request.form.pattern is not None
         steps.append(RowProduct(self.executor, (a, *vectors), factors, self.kind, code, keeps=keeps))
-        self.from_vectors(("out",), (out,))
+        self.copy_out(("out",), (out,))
         return steps.plan(capture_safe=False)
 
-    def vector_at(self, name: str, place: int) -> DenseVector:
+    def dense_vector_at(self, name: str, place: int) -> DenseVector:
         """The descriptor of a dense vector like an operand, at another place."""
         layout = self.request.layout_of(name)
         return DenseVector(layout.size, layout.dtype.cuda, place, self.steps.placeholder)

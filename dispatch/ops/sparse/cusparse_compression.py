@@ -20,22 +20,22 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request; one without rows or elements is zeros, or nothing."""
     steps = Steps(executor, row, len(request.reads) + len(request.writes))
     if not request.rows.size or getattr(request, "nnz", 1) == 0:
-        return _zeros(request, steps)
-    return _of_lines(request, steps)
+        return _fill_zeros(request, steps)
+    return _convert(request, steps)
 
 
-def _zeros(request: Any, steps: Steps) -> Plan:
+def _fill_zeros(request: Any, steps: Steps) -> Plan:
     """What is written where there is nothing to be found: a count of 0, and offsets that all are."""
     for name in request.writes:
         size = request.layout_of(name).size
         if not size:
             continue
         target = Matrix(Place(request.place_of(name)), request.layout_of(name).dtype, size, 1, 1, max(1, size))
-        steps.zeros(target)
+        steps.fill_zeros(target)
     return steps.plan(capture_safe=True)
 
 
-def _of_lines(request: Any, steps: Steps) -> Plan:
+def _convert(request: Any, steps: Steps) -> Plan:
     """Xcoo2csr or Xcsr2coo."""
     rows, out = Place(0), Place(1)
     base = cusparse.cusparseIndexBase_t(request.base)

@@ -26,7 +26,7 @@ def plan(request: IncompleteRequest, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request; parts that do not begin at 16 bytes are copied there, as other functions ask for it."""
     steps = Steps(executor, row, len(request.reads) + len(request.writes))
     layout = request.layout_of("out")
-    target = steps.aligned(layout, request.place_of("out"))
+    target = steps.aligned_operand(layout, request.place_of("out"))
     steps.copy(_column(request.values.layout, request.place_of("values")), target)
     rows, columns = (_aligned(request, steps, name) for name in ("rows", "columns"))
     places = target.place.operand, rows, columns, request.place_of("info")
@@ -50,7 +50,7 @@ def plan(request: IncompleteRequest, executor: CudaExecutor, row: Row) -> Plan:
 def _aligned(request: IncompleteRequest, steps: Steps, name: str) -> int:
     """Where a part is that begins at 16 bytes."""
     layout, place = request.layout_of(name), request.place_of(name)
-    part = steps.aligned(layout, place)
+    part = steps.aligned_operand(layout, place)
     steps.copy(_column(layout, place), part)
     return part.place.operand
 

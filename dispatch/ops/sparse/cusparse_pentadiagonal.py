@@ -32,7 +32,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     steps = SortSteps(executor, row, len(request.reads) + len(request.writes))
     n, batch = request.d.shape
     if not batch:
-        return steps.idle()
+        return steps.idle_plan()
     dtype, size = request.d.dtype, n * batch
     step, work = -(-(n + SPARE) * batch * dtype.itemsize // ROUND) * ROUND, steps.scratch(0)
 

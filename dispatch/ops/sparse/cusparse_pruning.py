@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.keys import F32
 from dispatch.libraries.cusolver.matrix import Matrix, Place
-from dispatch.libraries.cusparse.pruning import Cut, Pruning
+from dispatch.libraries.cusparse.pruning import PruneCriterion, Pruning
 from dispatch.libraries.cusparse.sorting import SortSteps
-from dispatch.ops.sparse.rules import leading
+from dispatch.ops.sparse.rules import leading_dimension
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -23,26 +23,26 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     steps = SortSteps(executor, row, len(request.reads) + len(request.writes))
     layout, place = request.a.layout, request.place_of
     if not layout.size:
-        return _zeros(request, steps)
+        return _fill_zeros(request, steps)
     (m, n), a = layout.shape, place("a")
-    ld = leading(layout, by_rows=False)
+    ld = leading_dimension(layout, by_rows=False)
     if ld is None:
         a, ld = steps.scratch(layout.size * layout.dtype.itemsize), m
         source = Matrix(Place(place("a")), layout.dtype, m, n, *layout.strides)
         steps.copy(source, Matrix(Place(a), layout.dtype, m, n, 1, m))
-    cut = Cut("S" if layout.dtype is F32 else "D", request.threshold, request.percentage)
+    criterion = PruneCriterion("S" if layout.dtype is F32 else "D", request.threshold, request.percentage)
     if request.op == "prune_nnz":
-        steps.append(Pruning(executor, (m, n), ld, a, cut, number=place("out")))
+        steps.append(Pruning(executor, (m, n), ld, a, criterion, number=place("out")))
     else:
         parts = (place("out_values"), place("out_rows"), place("out_columns"))
-        steps.append(Pruning(executor, (m, n), ld, a, cut, parts=parts, nnz=request.nnz))
+        steps.append(Pruning(executor, (m, n), ld, a, criterion, parts=parts, nnz=request.nnz))
     return steps.plan(capture_safe=False)
 
 
-def _zeros(request: Any, steps: SortSteps) -> Plan:
+def _fill_zeros(request: Any, steps: SortSteps) -> Plan:
     """A count of 0, and offsets that all are."""
     for name in request.writes:
         size = request.layout_of(name).size
         if size:
-            steps.zeros(Matrix(Place(request.place_of(name)), request.layout_of(name).dtype, size, 1, 1, size))
+            steps.fill_zeros(Matrix(Place(request.place_of(name)), request.layout_of(name).dtype, size, 1, 1, size))
     return steps.plan(capture_safe=True)

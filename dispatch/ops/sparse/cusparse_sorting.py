@@ -25,15 +25,15 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     steps = SortSteps(executor, row, len(request.reads) + len(request.writes))
     count, place = request.values.shape[0], request.place_of
     # The library reads 16 bytes at once: what begins elsewhere is sorted beside it, and copied.
-    parts = {name: steps.aligned(request.layout_of(name), place(name)) for name in request.writes}
+    parts = {name: steps.aligned_operand(request.layout_of(name), place(name)) for name in request.writes}
     for name in ("rows", "columns"):
         steps.copy(_column(request, name), parts[f"out_{name}"])
     if count:
         base = request.form.base if request.form.format == SparseFormat.CSR else None
         m, n = request.form.shape
         values, rows, columns = (parts[name].place.operand for name in request.writes)
-        steps.sort((m, n, count), rows, columns, base)
-        steps.follow(count, request.values.dtype.cuda, place("values"), values)
+        steps.sort_indices((m, n, count), rows, columns, base)
+        steps.permute_values(count, request.values.dtype.cuda, place("values"), values)
     for name, part in parts.items():
         steps.copy(part, _column(request, name))
     return steps.plan(capture_safe=not count)

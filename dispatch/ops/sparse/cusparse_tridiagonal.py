@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dispatch.keys import C64, C128, F32, F64
 from dispatch.libraries.cusolver.matrix import Matrix, Place
 from dispatch.libraries.cusparse.calls import Steps
-from dispatch.ops.sparse.rules import leading
+from dispatch.ops.sparse.rules import leading_dimension
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -24,7 +24,7 @@ def plan(request: GtsvRequest, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request: b is copied to where x is to be, and the systems are solved there."""
     steps = Steps(executor, row, len(request.reads) + 1)
     if not request.b.size:
-        return steps.idle()
+        return steps.idle_plan()
     layout, out = request.layout_of("out"), request.place_of("out")
     source, target = (_matrix(one, place) for one, place in ((request.b.layout, 3), (layout, out)))
     steps.copy(source, target)
@@ -35,7 +35,7 @@ def plan(request: GtsvRequest, executor: CudaExecutor, row: Row) -> Plan:
         steps.call(f"{name}StridedBatch", n, *places, Place(out), *behind, size="_bufferSizeExt")
         return steps.plan(capture_safe=True)
     columns = layout.shape[1] if len(layout.shape) == 2 else 1
-    ld = leading(layout, by_rows=False) if len(layout.shape) == 2 else n
+    ld = leading_dimension(layout, by_rows=False) if len(layout.shape) == 2 else n
     kind = name if request.pivoting else f"{name}_nopivot"
     steps.call(kind, n, columns, *places, Place(out), ld, size="_bufferSizeExt")
     return steps.plan(capture_safe=True)

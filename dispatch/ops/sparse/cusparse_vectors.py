@@ -12,7 +12,7 @@ from cudabind.sys import cusparse
 from dispatch.keys import BF16, F16, F32
 from dispatch.libraries.cublas.calls import Constant, Scalar
 from dispatch.libraries.cusolver.matrix import Matrix, Place
-from dispatch.libraries.cusparse.calls import Call, DeviceResult, Steps
+from dispatch.libraries.cusparse.calls import Call, DeviceResultCall, Steps
 from dispatch.libraries.cusparse.descriptors import DenseVector, SparseVector
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     dtype, size = request.y.dtype, request.y.size
     target = {"sparse_gather": "y", "spvv": "y", "sparse_rot": "out_y"}.get(request.op, "out")
     values = {"sparse_gather": "out", "sparse_rot": "out_values"}.get(request.op, "values")
-    parts = [steps.aligned(request.layout_of(name), request.place_of(name)) for name in ("indices", values)]
+    parts = [steps.aligned_operand(request.layout_of(name), request.place_of(name)) for name in ("indices", values)]
     places = parts[0].place.operand, parts[1].place.operand
     steps.copy(_column(request, "indices"), parts[0])
     if request.op != "sparse_gather":
@@ -44,7 +44,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     if request.op in ("sparse_scatter", "sparse_rot") or (target == "out" and request.reads_added):
         steps.copy(_column(request, "y"), _column(request, target))
     elif request.op == "sparse_axpby":
-        steps.zeros(_column(request, "out"))  # 0 times what nobody has written may be NaN
+        steps.fill_zeros(_column(request, "out"))  # 0 times what nobody has written may be NaN
     if request.op == "sparse_gather":
         steps.append(Call(executor, "cusparseGather", (dense, sparse)))
         steps.copy(parts[1], _column(request, "out"))
@@ -62,7 +62,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
         operation = cusparse.cusparseOperation_t(2 if request.conj and dtype.is_complex else 0)
         result = Place(request.place_of("out"))
         given = (operation, sparse, dense, result, cusparse.cudaDataType(dtype.cuda))
-        steps.call("cusparseSpVV", *given, kind=DeviceResult)
+        steps.call("cusparseSpVV", *given, kind=DeviceResultCall)
     return steps.plan(capture_safe=True)
 
 

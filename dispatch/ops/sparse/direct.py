@@ -138,8 +138,8 @@ class SpsolveRequest(SparseRequest["tuple[Tensor, Tensor]"]):
         return {"out": lay(self.b.shape, self.values.dtype), "info": dense((), I32)}
 
     def attributes(self) -> tuple[Any, ...]:
-        ways = self.memory, self.device_memory, self.refinements, self.precision
-        return self.form, self.library, self.assume_a, self.uplo, *ways, self.stamp is None
+        choices = self.memory, self.device_memory, self.refinements, self.precision
+        return self.form, self.library, self.assume_a, self.uplo, *choices, self.stamp is None
 
     def arguments(self, outputs: Operands) -> tuple[Argument, ...]:
         return (*super().arguments(outputs), -1.0 if self.stamp is None else self.stamp)

@@ -14,8 +14,8 @@ from dispatch.keys import I32
 from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.direct import SparseFactorMemory, SparseFactorPrecision, SparseKind
 from dispatch.ops.sparse.form import SparseFormat
-from dispatch.ops.sparse.format_functions import narrow, of, tocoo, tocsr
-from dispatch.ops.sparse.tensor import SparseTensor, taken_in
+from dispatch.ops.sparse.format_functions import as_sparse, tocoo, tocsr, with_i32_indices
+from dispatch.ops.sparse.tensor import SparseTensor, as_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,19 +30,19 @@ NOT_POSITIVE = "the matrix is not positive definite (info {status})", 'assume_a=
 SINGULAR = "the matrix is singular, or all but: pivots were too small (info {status})"
 
 
-def by_rows(a: Any) -> SparseTensor:
+def as_csr(a: Any) -> SparseTensor:
     """A matrix as a SparseTensor in CSR; CSC and COO are converted, by a request, and BSR is left to be refused."""
-    found = of(a)
+    found = as_sparse(a)
     return found if found.format is SparseFormat.BSR else tocsr(found)
 
 
-def columns_of(a: Any) -> SparseTensor | None:
-    """A matrix in CSC as one whose elements `in_rows` takes again and again; None for other formats."""
-    found = of(a)
-    return narrow(found) if found.format is SparseFormat.CSC else None
+def as_csc(a: Any) -> SparseTensor | None:
+    """A matrix in CSC as one whose elements `csr_values` takes again and again; None for other formats."""
+    found = as_sparse(a)
+    return with_i32_indices(found) if found.format is SparseFormat.CSC else None
 
 
-def in_rows(columns: SparseTensor | None, values: Tensor) -> Tensor:
+def csr_values(columns: SparseTensor | None, values: Tensor) -> Tensor:
     """Elements in the order in which a matrix was given, in the order of its rows: those of CSC are exchanged.
 
     The request `csr2csc` is repeated, for which nothing is waited.
@@ -50,9 +50,9 @@ def in_rows(columns: SparseTensor | None, values: Tensor) -> Tensor:
     return values if columns is None else tocsr(columns.with_values(values)).values
 
 
-def batch_over(a: Any, values: Any) -> tuple[SparseTensor, Tensor]:
+def batch_operands(a: Any, values: Any) -> tuple[SparseTensor, Tensor]:
     """A pattern in CSR, and the elements of a batch of matrices at its places, whose order no conversion changes."""
-    found, elements = of(a), taken_in("values", values)
+    found, elements = as_sparse(a), as_tensor("values", values)
     if found.format is not SparseFormat.CSR:
         raise BadRequest("A", repr(found), "a matrix in CSR, whose places `values` are for", "A.tocsr() before")
     if elements.dtype is not found.values.dtype or elements.ndim != BATCHED or elements.shape[1] != found.nnz:
@@ -63,7 +63,7 @@ def batch_over(a: Any, values: Any) -> tuple[SparseTensor, Tensor]:
     return found, elements
 
 
-def of_several(matrices: Any, b: Any, choices: dict[str, Any]) -> tuple[list[Any], Any]:
+def solve_list(matrices: Any, b: Any, choices: dict[str, Any]) -> tuple[list[Any], Any]:
     """The list of solutions of as many systems, and their statuses; BadRequest for choices of one pattern alone."""
     usual = {"values": None, "memory": SparseFactorMemory.DEVICE, "device_memory": None, "precision": None}
     for name, value in usual.items():
@@ -72,35 +72,37 @@ def of_several(matrices: Any, b: Any, choices: dict[str, Any]) -> tuple[list[Any
         if said is not value:
             wanted = f"{'device' if name == 'memory' else value} with a list of matrices"
             raise BadRequest(name, shown(given), wanted, "each matrix has its own elements" if name == "values" else "")
-    found = [of_32_bits(by_rows(a)) for a in matrices]
+    found = [csr_with_i32_indices(as_csr(a)) for a in matrices]
     values, rows, columns = ([getattr(a, name) for a in found] for name in ("values", "rows", "columns"))
     *solutions, info = ops.spsolve_batched(values, rows, columns, [a.form for a in found], b, **choices)
     return solutions, info
 
 
-def of_32_bits(a: SparseTensor) -> SparseTensor:
+def csr_with_i32_indices(a: SparseTensor) -> SparseTensor:
     """A matrix in CSR with indices of i32: those of i64 become such on the host, as `tocoo` has it."""
     is_narrow = a.rows.dtype is I32 and a.columns.dtype is I32
     return a if is_narrow or a.format is not SparseFormat.CSR else tocsr(tocoo(a))
 
 
-def looked_at(results: tuple[Any, Any], check: bool, called: str) -> Any:
-    """x, once its status, or those of a batch, are known to be 0; both without `check`. LinAlgError says what was
-    called."""
+def checked_solution(results: tuple[Any, Any], check: bool, caller: str) -> Any:
+    """x, once its status, or those of a batch, are known to be 0; (x, info) without `check`.
+
+    `caller` is the function that LinAlgError names.
+    """
     if not check:
         return results
     x, info = results
-    found = _read(info)
+    found = _to_host(info)
     if found.any():
         failed = {tuple(map(int, place)): int(found[tuple(place)]) for place in np.argwhere(found)}
         first = next(iter(failed.values()))
-        unchecked = "splu(A, check=False)" if called == "factorized" else "check=False"
+        unchecked = "splu(A, check=False)" if caller == "factorized" else "check=False"
         singular = SINGULAR, f"{unchecked} gives what came out"
-        raise LinAlgError(called, failed, *(NOT_POSITIVE if first > 0 else singular))
+        raise LinAlgError(caller, failed, *(NOT_POSITIVE if first > 0 else singular))
     return x
 
 
-def _read(info: Any) -> Any:
+def _to_host(info: Any) -> Any:
     """A tensor of any library on the host."""
     if isinstance(info, Tensor):
         return info.numpy()
@@ -135,12 +137,12 @@ def spsolve(
     choices: dict[str, Any] = {"assume_a": assume_a, "uplo": uplo, "memory": memory, "device_memory": device_memory}
     choices |= {"refinements": refinements, "precision": precision}
     if isinstance(A, (list, tuple)):
-        return looked_at(of_several(A, b, {"values": values, **choices}), check, "spsolve")
+        return checked_solution(solve_list(A, b, {"values": values, **choices}), check, "spsolve")
     if values is None:
-        return looked_at(ops.spsolve(*by_rows(A).parts, b, **choices), check, "spsolve")
-    pattern, elements = batch_over(A, values)
+        return checked_solution(ops.spsolve(*as_csr(A).parts, b, **choices), check, "spsolve")
+    pattern, elements = batch_operands(A, values)
     parts = pattern.rows, pattern.columns, pattern.form
-    return looked_at(ops.spsolve_batched(elements, *parts, b, **choices), check, "spsolve")
+    return checked_solution(ops.spsolve_batched(elements, *parts, b, **choices), check, "spsolve")
 
 
 class SparseLu:
@@ -163,24 +165,24 @@ class SparseLu:
         *,
         values: Tensor | None = None,
         check: bool = True,
-        called: str = "SparseLu",
+        caller: str = "SparseLu",
     ) -> None:
-        self._choices, self._columns = choices, columns_of(matrix)
-        rows = by_rows(matrix)
+        self._choices, self._columns = choices, as_csc(matrix)
+        rows = as_csr(matrix)
         self.matrix = rows if rows.form.pattern is not None else rows.fixed()
-        self._factorize(self.matrix.values if values is None else values, check, called)
+        self._factorize(self.matrix.values if values is None else values, check, caller)
 
-    def _factorize(self, values: Tensor, check: bool, called: str) -> None:
+    def _factorize(self, values: Tensor, check: bool, caller: str) -> None:
         """Factorize a copy of some values; where that fails what was there before stays."""
         check_bool("check", check)
         own, stamp = values.copy(), next(_stamps)
-        nothing = own.device.zeros((*own.shape[:-1], self.shape[0]), own.dtype)
-        looked_at(self._solved(own, stamp, nothing), check, called)
+        zeros = own.device.zeros((*own.shape[:-1], self.shape[0]), own.dtype)
+        checked_solution(self._run(own, stamp, zeros), check, caller)
         self.values, self._stamp = own, stamp
         if own.ndim == 1:
             self.matrix = self.matrix.with_values(own)
 
-    def _solved(self, values: Tensor, stamp: int, b: Any) -> tuple[Any, Any]:
+    def _run(self, values: Tensor, stamp: int, b: Any) -> tuple[Any, Any]:
         """The request for one matrix, or for a batch."""
         function = ops.spsolve if values.ndim == 1 else ops.spsolve_batched
         matrix = self.matrix
@@ -201,7 +203,7 @@ class SparseLu:
     def solve(self, b: Any, *, check: bool = True) -> Any:
         """x of A·x = b; `check` as `spsolve` has it."""
         check_bool("check", check)
-        return looked_at(self._solved(self.values, self._stamp, b), check, "SparseLu.solve")
+        return checked_solution(self._run(self.values, self._stamp, b), check, "SparseLu.solve")
 
     def refactorize(self, values: Any, *, check: bool = True) -> SparseLu:
         """Itself, with the factors of other elements at the same places, which are copied; cuDSS keeps its analysis.
@@ -210,13 +212,13 @@ class SparseLu:
         number of those before, and on their device; BadRequest for others. Where they cannot be factorized the factors
         of before stay.
         """
-        old, new = self.values, taken_in("values", values)
+        old, new = self.values, as_tensor("values", values)
         if new.dtype is not old.dtype or new.shape != old.shape:
             hint = f'x.astype("{old.dtype}")' if new.shape == old.shape else "splu(A) factorizes another pattern"
             raise BadRequest("values", str(new.layout), f"{old.dtype}{list(old.shape)}, as the matrix has", hint)
         if new.device is not old.device:
             raise BadRequest("values", f"a tensor on {new.device!r}", f"one on {old.device!r}, as the matrix is")
-        self._factorize(in_rows(self._columns, new), check, "SparseLu.refactorize")
+        self._factorize(csr_values(self._columns, new), check, "SparseLu.refactorize")
         return self
 
     def __repr__(self) -> str:
@@ -243,11 +245,11 @@ def splu(
     choices: dict[str, Any] = {"assume_a": assume_a, "uplo": uplo, "memory": memory, "device_memory": device_memory}
     choices |= {"refinements": refinements, "precision": precision}
     if values is None:
-        return SparseLu(of(A), choices, check=check, called="splu")
-    pattern, elements = batch_over(A, values)
-    return SparseLu(pattern, choices, values=elements, check=check, called="splu")
+        return SparseLu(as_sparse(A), choices, check=check, caller="splu")
+    pattern, elements = batch_operands(A, values)
+    return SparseLu(pattern, choices, values=elements, check=check, caller="splu")
 
 
 def factorized(A: Any) -> Callable[[Any], Any]:
     """A function that solves A·x = b, as `scipy.sparse.linalg.factorized` gives one."""
-    return SparseLu(of(A), {}, called="factorized").solve
+    return SparseLu(as_sparse(A), {}, caller="factorized").solve

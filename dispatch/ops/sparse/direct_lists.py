@@ -84,7 +84,7 @@ class BatchedSpsolveListRequest(Request["tuple[Tensor, ...]"]):
         for name in (*LISTS, "form"):
             given = getattr(self, name)
             if given is not None or name != "out":
-                object.__setattr__(self, name, _several(name, given))
+                object.__setattr__(self, name, _as_tuple(name, given))
         self._check_tensors()
         check_library("library", self.library)
         check_kinds(self)
@@ -253,10 +253,10 @@ class BatchedSpsolveListRequest(Request["tuple[Tensor, ...]"]):
                 raise BadRequest(name, str(tensor.layout), f"{wanted.dtype}{list(wanted.shape)}", hint)
             check_writable(name, tensor)
         if written:
-            _check_apart(self.tensors())
+            _check_overlap(self.tensors())
 
 
-def _check_apart(uses: tuple[Use, ...]) -> None:
+def _check_overlap(uses: tuple[Use, ...]) -> None:
     """BadRequest for an output whose memory overlaps another operand's; along memory, for there may be thousands."""
     begun: dict[bool, list[Use]] = {True: [], False: []}  # by whether they are written: those that may go on
     for use in sorted(uses, key=lambda use: use[1].ptr + use[1].layout.low):
@@ -272,7 +272,7 @@ def _check_apart(uses: tuple[Use, ...]) -> None:
         begun[is_written].append(use)
 
 
-def _several(name: str, given: object) -> tuple[Any, ...]:
+def _as_tuple(name: str, given: object) -> tuple[Any, ...]:
     """A list as a tuple; BadRequest for anything else."""
     if not isinstance(given, (tuple, list)) or hasattr(given, "_fields"):
         raise BadRequest(name, shown(given), "a list, with one for each matrix", "spsolve takes one matrix")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dispatch.core.row import Row
 
 __all__ = ["LISTS", "evaluate_batch", "evaluate_direct", "evaluate_lists", "scipy_direct"]
-__all__ += ["systems", "systems_of_lists", "whole_of"]
+__all__ += ["batch_systems", "full_matrix", "list_systems"]
 
 SINGULAR, NOT_POSITIVE = -1, 1
 LISTS = "several patterns"  # the variant of the rows that take lists
@@ -53,7 +53,7 @@ class ScipyListPlan(NumpyPlan):
             store(values, target)
 
 
-def whole_of(request: Any, work: np.dtype[Any]) -> Any:
+def full_matrix(request: Any, work: np.dtype[Any]) -> Any:
     """The matrix with both of its triangles, in CSC."""
     import scipy.sparse as sp
 
@@ -70,33 +70,33 @@ def evaluate_direct(request: Any, work: np.dtype[Any]) -> Results:
     """x and the status; NaN where a matrix cannot be factorized, or something is not finite."""
     from scipy.sparse.linalg import splu
 
-    a, b = whole_of(request, work), numbers(request.b, work)
-    nowhere = np.full_like(b, complex(np.nan, np.nan) if b.dtype.kind == "c" else np.nan)
+    a, b = full_matrix(request, work), numbers(request.b, work)
+    nan = np.full_like(b, complex(np.nan, np.nan) if b.dtype.kind == "c" else np.nan)
     if not np.isfinite(a.data).all():
-        return {"out": nowhere, "info": np.asarray(np.int32(SINGULAR))}
+        return {"out": nan, "info": np.asarray(np.int32(SINGULAR))}
     positive = request.assume_a is SparseKind.POS
-    way = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": 0.0, "options": {"SymmetricMode": True}}
+    cholesky_options = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": 0.0, "options": {"SymmetricMode": True}}
     try:
-        factors = splu(a, **(way if positive else {}))
+        factors = splu(a, **(cholesky_options if positive else {}))
     except RuntimeError:  # exactly singular
-        return {"out": nowhere, "info": np.asarray(np.int32(NOT_POSITIVE if positive else SINGULAR))}
+        return {"out": nan, "info": np.asarray(np.int32(NOT_POSITIVE if positive else SINGULAR))}
     diagonal = factors.U.diagonal()
     if positive and not (diagonal.real > 0).all():
-        return {"out": nowhere, "info": np.asarray(np.int32(NOT_POSITIVE))}
+        return {"out": nan, "info": np.asarray(np.int32(NOT_POSITIVE))}
     return {"out": np.asarray(factors.solve(b)), "info": np.asarray(np.int32(0))}
 
 
-def systems(request: Any) -> list[Any]:
+def batch_systems(request: Any) -> list[Any]:
     """Each system of a batch, with what a request of its own would have."""
     values, b, rows, columns = (np.asarray(getattr(request, name)) for name in ("values", "b", "rows", "columns"))
     same = {name: getattr(request, name) for name in ("form", "uplo", "assume_a")}
     return [
-        SimpleNamespace(values=one, b=right, rows=rows, columns=columns, **same)
-        for one, right in zip(values, b, strict=True)
+        SimpleNamespace(values=one, b=rhs, rows=rows, columns=columns, **same)
+        for one, rhs in zip(values, b, strict=True)
     ]
 
 
-def systems_of_lists(request: Any) -> list[Any]:
+def list_systems(request: Any) -> list[Any]:
     """Each system of lists, with what a request of its own would have."""
     same = {name: getattr(request, name) for name in ("uplo", "assume_a")}
     parts = zip(request.values, request.rows, request.columns, request.form, request.b, strict=True)
@@ -108,12 +108,12 @@ def systems_of_lists(request: Any) -> list[Any]:
 
 def evaluate_lists(request: Any, work: np.dtype[Any]) -> Results:
     """The solution of each system by its name, and the statuses."""
-    found = [evaluate_direct(one, work) for one in systems_of_lists(request)]
+    found = [evaluate_direct(one, work) for one in list_systems(request)]
     solutions = {f"out[{number}]": each["out"] for number, each in enumerate(found)}
     return {**solutions, "info": np.stack([each["info"] for each in found])}
 
 
 def evaluate_batch(request: Any, work: np.dtype[Any]) -> Results:
     """The solution and the status of each system."""
-    found = [evaluate_direct(one, work) for one in systems(request)]
+    found = [evaluate_direct(one, work) for one in batch_systems(request)]
     return {name: np.stack([each[name] for each in found]) for name in ("out", "info")}

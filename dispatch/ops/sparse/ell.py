@@ -14,8 +14,8 @@ from dispatch.core.operands import Output, by_columns, dense
 from dispatch.core.request import Unpacked
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, HALF, I32, I64
-from dispatch.ops.sparse.base import FactorRequest, Number, check_matrix, check_vector
-from dispatch.ops.sparse.rules import leading
+from dispatch.ops.sparse.base import AlphaRequest, Number, check_matrix, check_vector
+from dispatch.ops.sparse.rules import leading_dimension
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
@@ -27,7 +27,7 @@ MAX_EXTENT = 2**62
 
 
 @dataclass(frozen=True, eq=False)
-class EllRequest(FactorRequest):
+class EllRequest(AlphaRequest):
     """A matrix A in a format of padded rows, and factors.
 
     Attributes:
@@ -167,5 +167,5 @@ class BlockedEllMmRequest(EllRequest):
         check_matrix("c", self.c, (m, self.b.shape[1]), "the shape of the result")
 
     def outputs(self) -> dict[str, Output]:
-        make = dense if leading(self.b.layout, by_rows=True) is not None else by_columns
+        make = dense if leading_dimension(self.b.layout, by_rows=True) is not None else by_columns
         return {"out": make((self.values.shape[0], self.b.shape[1]), self.out_dtype)}

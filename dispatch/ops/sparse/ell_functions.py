@@ -16,7 +16,7 @@ from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.matrix_reference import coordinates
 from dispatch.ops.sparse.sources import is_sparse, sparse_tensor
-from dispatch.ops.sparse.tensor import SparseTensor, taken_in
+from dispatch.ops.sparse.tensor import SparseTensor, as_tensor
 
 if TYPE_CHECKING:
     from dispatch.device.device import Device
@@ -29,7 +29,7 @@ __all__ = [
     "SlicedEllMatrix",
     "blocks_of",
     "elements_of",
-    "of_dense",
+    "elements_of_dense",
     "slices_of",
     "toblocked_ell",
     "tosell",
@@ -141,14 +141,14 @@ def elements_of(matrix: Any, device: Device | str | None = None) -> tuple[Elemen
     if is_sparse(matrix):
         matrix = sparse_tensor(matrix)
     if isinstance(matrix, SparseTensor):
-        return stored_of(matrix), matrix.device if named is None else named
-    own = taken_in("matrix", np.asarray(matrix) if isinstance(matrix, (list, tuple)) else matrix)
+        return elements_of_sparse(matrix), matrix.device if named is None else named
+    own = as_tensor("matrix", np.asarray(matrix) if isinstance(matrix, (list, tuple)) else matrix)
     if own.ndim != 2:
         raise BadRequest("matrix", f"shape {own.shape}", "a matrix, of two axes")
-    return of_dense(own.numpy()), own.device if named is None else named
+    return elements_of_dense(own.numpy()), own.device if named is None else named
 
 
-def stored_of(matrix: SparseTensor) -> Elements:
+def elements_of_sparse(matrix: SparseTensor) -> Elements:
     """What a SparseTensor stores, row by row."""
     row, column = coordinates(matrix.form, matrix.rows.numpy(), matrix.columns.numpy())
     high, wide = matrix.form.block
@@ -159,13 +159,13 @@ def stored_of(matrix: SparseTensor) -> Elements:
     return Elements(row[order], column[order], matrix.values.numpy().reshape(-1)[order], matrix.shape)
 
 
-def of_dense(dense: Array) -> Elements:
+def elements_of_dense(dense: Array) -> Elements:
     """The elements of a dense matrix that are not 0."""
     row, column = np.nonzero(dense)
     return Elements(row, column, dense[row, column], (dense.shape[0], dense.shape[1]))
 
 
-def places_in_line(line: Array, count: int) -> tuple[Array, Array]:
+def positions_in_line(line: Array, count: int) -> tuple[Array, Array]:
     """Of sorted lines, how many elements each of so many has, and of each element its number within its line."""
     lengths = np.bincount(line, minlength=count)
     return lengths, np.arange(len(line)) - np.concatenate([[0], np.cumsum(lengths)])[line]
@@ -174,7 +174,7 @@ def places_in_line(line: Array, count: int) -> tuple[Array, Array]:
 def slices_of(found: Elements, size: int, index: Any) -> tuple[Array, Array, Array]:
     """Values, offsets and columns of sliced ELL; of the last slice, which may have fewer rows, padded ones, too."""
     row, column, stored, (m, _) = found
-    lengths, order = places_in_line(row, m)
+    lengths, order = positions_in_line(row, m)
     widths = np.pad(lengths, (0, -m % size)).reshape(-1, size).max(axis=1, initial=0)
     offsets = np.concatenate([[0], np.cumsum(widths * size)])
     values, columns = np.zeros(offsets[-1], stored.dtype), np.full(offsets[-1], -1, index)
@@ -188,7 +188,7 @@ def blocks_of(found: Elements, size: int, index: Any) -> tuple[Array, Array]:
     row, column, stored, (m, n) = found
     wide = n // size
     numbers, which = np.unique((row // size) * wide + column // size, return_inverse=True)
-    lengths, order = places_in_line(numbers // wide, m // size)
+    lengths, order = positions_in_line(numbers // wide, m // size)
     width = max(1, int(lengths.max(initial=0)))
     columns = np.full((m // size, width), -1, index)
     columns[numbers // wide, order] = numbers % wide

@@ -6,30 +6,30 @@ from typing import Any
 
 from dispatch.keys import I32
 
-__all__ = ["narrow_columns", "powers", "some", "vector_blocks"]
+__all__ = ["added_elements", "aligned_blocks", "i32_columns", "power_of_2_blocks"]
 
 ALIGNMENT = 16  # bytes, in which tensor cores are fed
 
 
-def some(request: Any) -> str:
+def added_elements(request: Any) -> str:
     """A matrix with elements where something is added; without any the result is zeros."""
     empty = not request.values.size or not (request.x if request.op == "sell_mv" else request.b).size
     return "needs a matrix with elements where something is added, has none" if empty and request.reads_added else ""
 
 
-def powers(request: Any) -> str:
+def power_of_2_blocks(request: Any) -> str:
     """Blocks of a power of 2, and more than one element."""
     block = request.block
     return "" if block > 1 and block & (block - 1) == 0 else f"needs blocks of a power of 2, has {block}"
 
 
-def narrow_columns(request: Any) -> str:
+def i32_columns(request: Any) -> str:
     """Columns of blocks of 32 bits: of wider ones cusparseSpMM_bufferSize says CUSPARSE_STATUS_NOT_SUPPORTED."""
     dtype = request.columns.dtype
     return "" if dtype is I32 else f"needs columns of i32, has {dtype}"
 
 
-def vector_blocks(request: Any) -> str:
+def aligned_blocks(request: Any) -> str:
     """Values, B and C at multiples of 16 bytes."""
     for name in ("values", "b", "out"):
         layout = request.layout_of(name)

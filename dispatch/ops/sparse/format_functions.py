@@ -22,12 +22,12 @@ from dispatch.ops.sparse.tensor import SparseTensor
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
 
-__all__ = ["narrow", "of", "tobsr", "tocoo", "tocsc", "tocsr"]
+__all__ = ["as_sparse", "tobsr", "tocoo", "tocsc", "tocsr", "with_i32_indices"]
 
 MAX_I32 = np.iinfo(np.int32).max
 
 
-def of(a: Any) -> SparseTensor:
+def as_sparse(a: Any) -> SparseTensor:
     """A sparse operand as a SparseTensor."""
     return a if isinstance(a, SparseTensor) else sparse_tensor(a)
 
@@ -38,31 +38,31 @@ def tocsr(a: Any) -> SparseTensor:
     Of BSR it has every element of every block. Of CSC and COO indices of i64 become i32 on the host, which is waited
     for.
     """
-    found = of(a)
+    found = as_sparse(a)
     if found.format is SparseFormat.BSR:
         values, rows, columns = run(ops.Bsr2csrRequest(*found.parts))
         form = found.form._replace(format=SparseFormat.CSR, block=(1, 1), pattern=None)
         return SparseTensor(values, rows, columns, form)
     if found.format is SparseFormat.COO:
-        found = narrow(found)
+        found = with_i32_indices(found)
         rows = run(ops.Coo2csrRequest(found.rows, m=found.shape[0], base=found.form.base))
         form = found.form._replace(format=SparseFormat.CSR, pattern=None)
         return SparseTensor(found.values, rows, found.columns, form)
-    return found if found.format is SparseFormat.CSR else _exchanged(found, SparseFormat.CSR)
+    return found if found.format is SparseFormat.CSR else _convert_compressed(found, SparseFormat.CSR)
 
 
 def tocsc(a: Any) -> SparseTensor:
     """The matrix in CSC: itself, or of CSR by the request `csr2csc`, of others by way of CSR; i64 becomes i32."""
-    found = of(a)
-    return found if found.format is SparseFormat.CSC else _exchanged(tocsr(found), SparseFormat.CSC)
+    found = as_sparse(a)
+    return found if found.format is SparseFormat.CSC else _convert_compressed(tocsr(found), SparseFormat.CSC)
 
 
 def tocoo(a: Any) -> SparseTensor:
     """The matrix in COO: itself, or of CSR by the request `csr2coo`, of others by way of CSR; i64 becomes i32."""
-    found = of(a)
+    found = as_sparse(a)
     if found.format is SparseFormat.COO:
         return found
-    found = narrow(tocsr(found))
+    found = with_i32_indices(tocsr(found))
     rows = run(ops.Csr2cooRequest(found.rows, nnz=found.nnz, base=found.form.base))
     form = found.form._replace(format=SparseFormat.COO, pattern=None)
     return SparseTensor(found.values, rows, found.columns, form)
@@ -76,38 +76,38 @@ def tobsr(a: Any, blocksize: tuple[int, int], *, nnzb: int | None = None) -> Spa
     before, and is waited for; rows that it finds unsorted are sorted, for which indices of i64 become i32. BadRequest
     for a block that does not divide the matrix; with `nnzb` for another number, and for unsorted rows.
     """
-    found = of(a)
+    found = as_sparse(a)
     block = check_block("blocksize", blocksize, found.shape)
     if found.format is SparseFormat.BSR and found.form.block == block:
         return found
     found = tocsr(found)
     if nnzb is None:
-        nnzb = blocks_in(found, block)
+        nnzb = count_blocks(found, block)
         if nnzb < 0:
-            found = narrow(found)
+            found = with_i32_indices(found)
             found = SparseTensor(*run(ops.SparseSortRequest(*found.parts)), found.form._replace(pattern=None))
-            nnzb = blocks_in(found, block)
+            nnzb = count_blocks(found, block)
     values, rows, columns = run(ops.Csr2bsrRequest(*found.parts, block=block, nnzb=nnzb))
     form = found.form._replace(format=SparseFormat.BSR, block=block, pattern=None)
     return SparseTensor(values, rows, columns, form)
 
 
-def blocks_in(a: SparseTensor, block: tuple[int, int]) -> int:
+def count_blocks(a: SparseTensor, block: tuple[int, int]) -> int:
     """How many blocks have an element, which is waited for; below 0 where rows are not sorted."""
     return int(run(ops.Csr2bsrNnzRequest(*a.parts, block=block)).item())
 
 
-def narrow(a: SparseTensor) -> SparseTensor:
+def with_i32_indices(a: SparseTensor) -> SparseTensor:
     """The matrix with indices of i32; BadRequest where these do not count its rows, columns or elements."""
     if a.rows.dtype is I32 and a.columns.dtype is I32:
         return a
     if max(*a.shape, a.nnz) + a.form.base > MAX_I32:
         expected = f"at most {MAX_I32} rows, columns and elements, which indices of i32 count"
         raise BadRequest("a", repr(a), expected, "convert it before: a.tocsr() of SciPy or CuPy")
-    return SparseTensor(a.values, _of_i32("rows", a.rows), _of_i32("columns", a.columns), a.form)
+    return SparseTensor(a.values, _as_i32("rows", a.rows), _as_i32("columns", a.columns), a.form)
 
 
-def _of_i32(name: str, part: Tensor) -> Tensor:
+def _as_i32(name: str, part: Tensor) -> Tensor:
     """Indices in i32, by the host, which looks whether each is one: it would become another."""
     if part.dtype is I32:
         return part
@@ -117,6 +117,6 @@ def _of_i32(name: str, part: Tensor) -> Tensor:
     return part.device.array(given.astype(np.int32))
 
 
-def _exchanged(a: SparseTensor, wanted: SparseFormat) -> SparseTensor:
-    values, rows, columns = run(ops.Csr2cscRequest(*narrow(a).parts))
+def _convert_compressed(a: SparseTensor, wanted: SparseFormat) -> SparseTensor:
+    values, rows, columns = run(ops.Csr2cscRequest(*with_i32_indices(a).parts))
     return SparseTensor(values, rows, columns, a.form._replace(format=wanted, pattern=None))

@@ -15,7 +15,7 @@ from dispatch.ops.sparse.block_jacobi_functions import BlockJacobi, block_jacobi
 from dispatch.ops.sparse.direct_functions import SparseLu, factorized, splu, spsolve
 from dispatch.ops.sparse.ell_functions import BlockedEllMatrix, SlicedEllMatrix, toblocked_ell, tosell
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
-from dispatch.ops.sparse.format_functions import of, tobsr, tocoo, tocsc, tocsr
+from dispatch.ops.sparse.format_functions import as_sparse, tobsr, tocoo, tocsc, tocsr
 from dispatch.ops.sparse.incomplete_functions import IncompleteFactors, ic0, ilu0
 from dispatch.ops.sparse.semirings import Semiring, SparseOperator
 from dispatch.ops.sparse.solver_functions import LinAlgError, bicgstab, cg, gmres, minres
@@ -39,7 +39,7 @@ __all__ += ["LinAlgError", "bicgstab", "cg", "gmres", "minres"]
 N = Operation.N
 BATCH = 3  # axes
 MOST_COUNTED = 1024
-_counted: dict[tuple[SparseForm, SparseForm], int] = {}  # the elements of products of fixed patterns
+_known_nnz: dict[tuple[SparseForm, SparseForm], int] = {}  # the elements of products of fixed patterns
 _stamps = count(1)
 
 
@@ -58,7 +58,15 @@ def spmv(
 ) -> Any:
     """alpha · op(A) · x + beta · y: the request `sparse_mv`."""
     return ops.sparse_mv(
-        *of(a).parts, x, y=y, alpha=alpha, beta=beta, trans=trans, algorithm=algorithm, autotune=autotune, out=out
+        *as_sparse(a).parts,
+        x,
+        y=y,
+        alpha=alpha,
+        beta=beta,
+        trans=trans,
+        algorithm=algorithm,
+        autotune=autotune,
+        out=out,
     )
 
 
@@ -80,7 +88,7 @@ def spmm(
     `values` are elements of A in place of its own: (nnz,), or (batch, nnz) of a batch, for a matrix each.
     """
     function = ops.spmm_batched if getattr(b, "ndim", 2) == BATCH else ops.spmm
-    held, rows, columns, form = of(a).parts
+    held, rows, columns, form = as_sparse(a).parts
     choices: dict[str, Any] = {"c": c, "alpha": alpha, "beta": beta, "trans": trans, "out": out}
     given = held if values is None else values
     return function(given, rows, columns, form, b, algorithm=algorithm, autotune=autotune, **choices)
@@ -88,7 +96,7 @@ def spmm(
 
 def spmm_op(a: Any, b: Any, semiring: Semiring | str = "plus_times", *, c: Any = None, out: Any = None) -> Any:
     """A · B over a semiring, of which C[i, j] may be added to or made something of: the request `spmm_op`."""
-    return ops.spmm_op(*of(a).parts, b, semiring, c=c, out=out)
+    return ops.spmm_op(*as_sparse(a).parts, b, semiring, c=c, out=out)
 
 
 def spmv_op(
@@ -102,7 +110,7 @@ def spmv_op(
     out: Any = None,
 ) -> Any:
     """What an operator makes of each row of alpha · A · x + beta · y: the request `spmv_op`."""
-    return ops.spmv_op(*of(a).parts, x, epilogue, y=y, alpha=alpha, beta=beta, out=out)
+    return ops.spmv_op(*as_sparse(a).parts, x, epilogue, y=y, alpha=alpha, beta=beta, out=out)
 
 
 def sddmm(
@@ -113,7 +121,7 @@ def sddmm(
     Of a batch, A (batch, m, k) or B (batch, k, n) or both, it gives the elements (batch, nnz) at the places of C: the
     request `sddmm_batched`. `values` are elements of C in place of its own: (nnz,), or (batch, nnz) of a batch.
     """
-    pattern = of(c)
+    pattern = as_sparse(c)
     if BATCH in (getattr(a, "ndim", 2), getattr(b, "ndim", 2)):
         held, rows, columns, form = pattern.parts
         given = held if values is None else values
@@ -136,17 +144,17 @@ def spgemm(
     Without `nnz`, the elements of the product, the request `spgemm_nnz` counts them before, and is waited for; of two
     fixed patterns once.
     """
-    first, second = of(a), of(b)
+    first, second = as_sparse(a), as_sparse(b)
     stamp = None
     if nnz is None:
-        nnz, stamp = counted(first, second, alpha, algorithm)
+        nnz, stamp = count_product(first, second, alpha, algorithm)
     choices: dict[str, Any] = {"alpha": alpha, "algorithm": algorithm, "autotune": autotune}
     values, rows, columns = ops.spgemm(*first.parts, *second.parts, nnz=nnz, stamp=stamp, **choices)
     form = SparseForm(SparseFormat.CSR, (first.shape[0], second.shape[1]), first.form.base)
     return SparseTensor.of_results(values, rows, columns, form)
 
 
-def counted(
+def count_product(
     first: SparseTensor, second: SparseTensor, alpha: Number, algorithm: SpgemmAlgorithm | str
 ) -> tuple[int, int | None]:
     """The elements of a product, and the stamp under which the count has left it for the product that follows.
@@ -157,12 +165,12 @@ def counted(
     if None in (forms[0].pattern, forms[1].pattern):
         stamp = next(_stamps)
         return int(ops.spgemm_nnz(*operands, alpha=alpha, algorithm=algorithm, stamp=stamp).item()), stamp
-    known = _counted.get(forms)
+    known = _known_nnz.get(forms)
     if known is None:
         known = int(ops.spgemm_nnz(*operands).item())
-        while len(_counted) >= MOST_COUNTED:
-            _counted.pop(next(iter(_counted)), None)
-        _counted[forms] = known
+        while len(_known_nnz) >= MOST_COUNTED:
+            _known_nnz.pop(next(iter(_known_nnz)), None)
+        _known_nnz[forms] = known
     return known, None
 
 
@@ -179,7 +187,9 @@ def spsv(
     out: Any = None,
 ) -> Any:
     """The y of op(A) · y = alpha · x for a triangle A: the request `spsv`."""
-    return ops.spsv(*of(a).parts, x, alpha=alpha, uplo=uplo, diag=diag, trans=trans, algorithm=algorithm, out=out)
+    return ops.spsv(
+        *as_sparse(a).parts, x, alpha=alpha, uplo=uplo, diag=diag, trans=trans, algorithm=algorithm, out=out
+    )
 
 
 def spsm(
@@ -193,7 +203,7 @@ def spsm(
     out: Any = None,
 ) -> Any:
     """The C of op(A) · C = alpha · B for a triangle A: the request `spsm`."""
-    return ops.spsm(*of(a).parts, b, alpha=alpha, uplo=uplo, diag=diag, trans=trans, out=out)
+    return ops.spsm(*as_sparse(a).parts, b, alpha=alpha, uplo=uplo, diag=diag, trans=trans, out=out)
 
 
 def spsolve_triangular(A: Any, b: Any, lower: bool = True, *, unit_diagonal: bool = False) -> Any:
@@ -206,7 +216,7 @@ def spsolve_triangular(A: Any, b: Any, lower: bool = True, *, unit_diagonal: boo
 # -- conversions ------------------------------------------------------------------------------------------------------
 def todense(a: Any) -> Any:
     """The dense matrix: the request `sparse_to_dense`."""
-    return ops.sparse_to_dense(*of(a).parts)
+    return ops.sparse_to_dense(*as_sparse(a).parts)
 
 
 def fromdense(a: Any, *, nnz: int | None = None, format: str = "csr", index_dtype: Any = "i32") -> SparseTensor:  # noqa: A002
@@ -239,7 +249,7 @@ def prune(
 
 def sort(a: Any) -> SparseTensor:
     """The matrix with its elements by row and column: the request `sparse_sort`, of COO or CSR."""
-    found = of(a)
+    found = as_sparse(a)
     values, rows, columns = run(ops.SparseSortRequest(*found.parts))
     return SparseTensor(values, rows, columns, found.form._replace(pattern=None))
 

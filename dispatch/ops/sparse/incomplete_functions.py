@@ -8,9 +8,9 @@ from dispatch.checks import check_bool
 from dispatch.core.matrix_choices import Operation
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.ops import sparse as ops
-from dispatch.ops.sparse.direct_functions import by_rows, columns_of, in_rows
-from dispatch.ops.sparse.format_functions import of
-from dispatch.ops.sparse.tensor import SparseTensor, taken_in
+from dispatch.ops.sparse.direct_functions import as_csc, as_csr, csr_values
+from dispatch.ops.sparse.format_functions import as_sparse
+from dispatch.ops.sparse.tensor import SparseTensor, as_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ class IncompleteFactors:
 
     def __init__(self, source: SparseTensor, *, is_lu: bool, check: bool) -> None:
         self._is_lu, self._factorize = is_lu, ops.ilu0 if is_lu else ops.ic0
-        self.columns, rows = columns_of(source), by_rows(source)
+        self.columns, rows = as_csc(source), as_csr(source)
         self.source = rows if rows.form.pattern is not None else rows.fixed()
         self._make(self.source, check)
 
@@ -73,10 +73,10 @@ class IncompleteFactors:
         They are in the order of A as it was given: by columns of one in CSC. They are of the dtype and the number of
         those before, and on their device; BadRequest for others.
         """
-        old, new = self.source.values, taken_in("values", values)
+        old, new = self.source.values, as_tensor("values", values)
         if new.dtype is not old.dtype or new.shape != old.shape or new.device is not old.device:
             raise BadRequest("values", str(new.layout), f"{old.dtype}{list(old.shape)} on {old.device!r}")
-        source = self.source.with_values(in_rows(self.columns, new))
+        source = self.source.with_values(csr_values(self.columns, new))
         self._make(source, check)
         self.source = source
         return self
@@ -91,9 +91,9 @@ def ilu0(A: Any, *, check: bool = True) -> IncompleteFactors:
     The places of the diagonal are all there, and indices are sorted (`sort`) and i32. LinAlgError for a pivot that is
     0, which is waited for; with `check=False` nothing is looked at.
     """
-    return IncompleteFactors(of(A), is_lu=True, check=check)
+    return IncompleteFactors(as_sparse(A), is_lu=True, check=check)
 
 
 def ic0(A: Any, *, check: bool = True) -> IncompleteFactors:
     """L of A ≈ L · Lᴴ without fill, for a Hermitian positive definite A, by the request `ic0`; `check` as of `ilu0`."""
-    return IncompleteFactors(of(A), is_lu=False, check=check)
+    return IncompleteFactors(as_sparse(A), is_lu=False, check=check)

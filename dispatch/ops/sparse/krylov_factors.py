@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.libraries.cusparse.descriptors import Sparse
+    from dispatch.libraries.cusparse.descriptors import SparseSpec
 
-__all__ = ["Factors"]
+__all__ = ["TriangularSolves"]
 
 LOWER, UPPER = (int(member) for member in (FillMode.LOWER, FillMode.UPPER))
 UNIT, NON_UNIT = (int(member) for member in (DiagType.UNIT, DiagType.NON_UNIT))
@@ -33,13 +33,13 @@ TRIANGLES = {
 }
 
 
-class Factors:
-    """The solves of one graph, of a vector at the place `source`, by way of `between`, into `target`."""
+class TriangularSolves:
+    """The solves of one graph, of a vector at the place `source`, by way of `intermediate`, into `target`."""
 
     __slots__ = ("_solves",)
 
     def __init__(
-        self, executor: CudaExecutor, request: Any, factors: Sparse, source: int, between: int, target: int
+        self, executor: CudaExecutor, request: Any, factors: SparseSpec, source: int, intermediate: int, target: int
     ) -> None:
         """`factors` are A with its elements at the place of the factors'."""
         placeholder: int = executor.workspace.c_ptr.value or 0
@@ -57,7 +57,7 @@ class Factors:
             return Solve(executor, "cusparseSpSV", matrix, given, factors.values, keeps=True)
 
         first, second = TRIANGLES[request.preconditioner]
-        self._solves = solve(*first, source, between), solve(*second, between, target)
+        self._solves = solve(*first, source, intermediate), solve(*second, intermediate, target)
 
     def prepare(self, addresses: Sequence[Any]) -> None:
         """Analyse both triangles, or hand over their values as they are now."""

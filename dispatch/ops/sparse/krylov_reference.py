@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from dispatch.core.row import Row
     from dispatch.device.layout import Array
 
-__all__ = ["evaluate_krylov", "norm_of", "preconditioner_of", "scipy_krylov", "weights_of"]
+__all__ = ["evaluate_krylov", "norm_of", "preconditioner_function", "preconditioner_matrix", "scipy_krylov"]
 
 
-class Reached(Exception):  # what ends SciPy's iteration from within
+class IterationStopped(Exception):  # what ends SciPy's iteration from within
     """The criterion holds, or x is finite no more; `args` has x, what became of it, and the number of iterations."""
 
 
@@ -39,14 +39,14 @@ def scipy_krylov(request: Any, executor: object, row: Row) -> NumpyPlan:
     return NumpyPlan(row, evaluate_krylov, work_of(row.dtypes[0]))
 
 
-def weights_of(request: Any, matrix: Any) -> Any:
+def preconditioner_matrix(request: Any, matrix: Any) -> Any:
     """M as a matrix: its diagonal or its blocks, operands or made of A; None without one, and for factors."""
     import scipy.sparse as sp
 
     if request.is_factored:
         return None
     if request.is_blocked:
-        return along_the_diagonal(numbers(request.M, matrix.dtype), len(request.b))
+        return block_diagonal(numbers(request.M, matrix.dtype), len(request.b))
     if request.M is not None:
         return sp.diags_array(numbers(request.M, matrix.dtype), format="csr")
     if request.preconditioner is Preconditioner.NONE:
@@ -56,7 +56,7 @@ def weights_of(request: Any, matrix: Any) -> Any:
     return sp.diags_array(np.asarray(1 / diagonal).astype(matrix.dtype), format="csr")
 
 
-def along_the_diagonal(blocks: Array, n: int) -> Any:
+def block_diagonal(blocks: Array, n: int) -> Any:
     """Blocks (count, size, size) as a matrix of n rows; what the last one has beyond these is not read."""
     import scipy.sparse as sp
 
@@ -68,16 +68,16 @@ def along_the_diagonal(blocks: Array, n: int) -> Any:
     return sp.csr_array((blocks[is_inside], (rows[is_inside], columns[is_inside])), shape=(n, n))
 
 
-def preconditioner_of(request: Any, matrix: Any, weights: Any) -> Callable[[Array], Array]:
-    """The product with M: of what `weights_of` gives, or by incomplete factors."""
+def preconditioner_function(request: Any, matrix: Any, weights: Any) -> Callable[[Array], Array]:
+    """The product with M: of what `preconditioner_matrix` gives, or by incomplete factors."""
     import scipy.sparse as sp
     from scipy.sparse.linalg import spsolve_triangular
 
     if not request.is_factored:
         return (lambda u: u) if weights is None else (lambda u: np.asarray(weights @ u))
-    factors = sp.csr_array((numbers(request.M, matrix.dtype), *places_of(request)), shape=matrix.shape)
+    factors = sp.csr_array((numbers(request.M, matrix.dtype), *csr_indices(request)), shape=matrix.shape)
     if not factors.diagonal().all():  # SciPy refuses what a GPU divides by
-        return lambda u: np.full_like(u, nowhere(u))
+        return lambda u: np.full_like(u, nan_of(u))
     low = sp.tril(factors, format="csr")
     if request.preconditioner is Preconditioner.IC0:
         high = low.conj().T.tocsr()
@@ -86,7 +86,7 @@ def preconditioner_of(request: Any, matrix: Any, weights: Any) -> Callable[[Arra
     return lambda u: np.asarray(spsolve_triangular(high, spsolve_triangular(low, u, unit_diagonal=True), lower=False))
 
 
-def places_of(request: Any) -> tuple[Array, Array]:
+def csr_indices(request: Any) -> tuple[Array, Array]:
     """Indices and offsets of A in CSR, from 0 on."""
     return np.asarray(request.columns) - request.form.base, np.asarray(request.rows) - request.form.base
 
@@ -103,29 +103,29 @@ def evaluate_krylov(request: Any, work: np.dtype[Any]) -> Results:
     a = matrix_of(request, work).tocsr()
     b = numbers(request.b, work)
     start = np.zeros_like(b) if request.x0 is None else numbers(request.x0, work)
-    weights = weights_of(request, a)
+    weights = preconditioner_matrix(request, a)
     size = norm_of(request, b, weights)
     if size == 0:
         return results(np.zeros_like(b), 0, 0, 0.0)
     given = (a.data, b, start, b[:0] if weights is None else weights.data)
     if not all(np.isfinite(part).all() for part in given):
-        return results(np.full_like(b, nowhere(b)), NOT_FINITE, 0, np.nan)
-    apply = preconditioner_of(request, a, weights)
+        return results(np.full_like(b, nan_of(b)), NOT_FINITE, 0, np.nan)
+    apply = preconditioner_function(request, a, weights)
     if request.is_factored and not np.isfinite(apply(b)).all():
-        return results(np.full_like(b, nowhere(b)), NOT_FINITE, 0, np.nan)
+        return results(np.full_like(b, nan_of(b)), NOT_FINITE, 0, np.nan)
     target = max(request.rtol * size, request.atol)
     if norm_of(request, b - a @ start, weights) <= target:
         return results(start, 0, 0, norm_of(request, b - a @ start, weights))
     x, info, count = METHODS[request.op](request, a, b, start, weights, apply, target)
     if not np.isfinite(x).all():  # SciPy divides by 0
-        return results(np.full_like(b, nowhere(b)), BREAKDOWN, count, np.nan)
+        return results(np.full_like(b, nan_of(b)), BREAKDOWN, count, np.nan)
     left = norm_of(request, b - a @ x, weights)
     # SciPy looks before each iteration, and not behind the last one.
     status = 0 if left <= target else info if info in (0, STAGNATED) else BREAKDOWN if info < 0 else count
     return results(x, status, count, left)
 
 
-def nowhere(b: Array) -> complex:
+def nan_of(b: Array) -> complex:
     """NaN in all parts of a number of a dtype."""
     return complex(np.nan, np.nan) if b.dtype.kind == "c" else np.nan
 
@@ -147,7 +147,7 @@ def by_scipy(
     def counting(x: Array) -> None:
         nonlocal count, last
         if not np.isfinite(x).all():  # `cg` divides by 0 and goes on
-            raise Reached(last, BREAKDOWN, count)
+            raise IterationStopped(last, BREAKDOWN, count)
         count, last = count + 1, x.copy()
 
     m = None if request.M is None and weights is None else operator_of(a, lambda u: apply(u.ravel()))
@@ -155,8 +155,8 @@ def by_scipy(
     choices = {"rtol": 0.0, "atol": float(above), "maxiter": request.limit}
     try:
         x, info = getattr(linalg, request.op)(a, b, start.copy(), M=m, callback=counting, **choices)
-    except Reached as reached:
-        x, info, count = reached.args
+    except IterationStopped as stopped:
+        x, info, count = stopped.args
     return np.asarray(x), int(info), count
 
 
@@ -180,22 +180,22 @@ def by_minres(
     def counting(x: Array) -> None:
         nonlocal count, best, least_norm
         if not np.isfinite(x).all():
-            raise Reached(best, BREAKDOWN, count)
+            raise IterationStopped(best, BREAKDOWN, count)
         count += 1
         left = b - a @ x
         norm = norm_of(request, left, weights)
         if norm < least_norm:
             best, least_norm = x.copy(), norm
         if norm <= target:
-            raise Reached(best, 0, count)
+            raise IterationStopped(best, 0, count)
         if norm_of(request, a @ apply(left), weights) <= least * whole * norm or norm > 2 * least_norm:
-            raise Reached(best, STAGNATED, count)
+            raise IterationStopped(best, STAGNATED, count)
 
     m = None if weights is None else operator_of(a, lambda u: apply(u.ravel()))
     try:
         linalg.minres(a, b, start.copy(), M=m, maxiter=request.limit, callback=counting, rtol=0.0)
-    except Reached as reached:
-        x, info, count = reached.args
+    except IterationStopped as stopped:
+        x, info, count = stopped.args
         return x, info, count
     return best, 0 if least_norm <= target else STAGNATED if count < request.limit else count, count
 

@@ -15,27 +15,27 @@ from dispatch.ops.sparse.direct_lists import BatchedSpsolveListRequest
 if TYPE_CHECKING:
     from dispatch.device.layout import Layout
 
-__all__ = ["of_lists", "of_one_pattern", "stacked"]
+__all__ = ["is_packed", "lists", "one_pattern"]
 
 MAX_INT = 2**31 - 1
-ONE_PATTERN = (
-    *(rules.aligned, rules.index_pair, rules.factorized_batch, rules.results),
-    *(rules.on_device, rules.own_precision),
+PATTERN_RULES = (
+    *(rules.aligned, rules.index_dtypes, rules.direct_batch_operands, rules.dense_results),
+    *(rules.factors_on_device, rules.same_precision),
 )
 
 
-def of_one_pattern(request: Any) -> str:
+def one_pattern(request: Any) -> str:
     """Matrices with elements at the same places, dense operands, and factors on the GPU in their own precision."""
     if isinstance(request, BatchedSpsolveListRequest):
         return "needs values (batch, nnz) at the places of one matrix, has lists of matrices"
-    return next((reason for rule in ONE_PATTERN if (reason := rule(request))), "")
+    return next((reason for rule in PATTERN_RULES if (reason := rule(request))), "")
 
 
-def of_lists(request: Any) -> str:
+def lists(request: Any) -> str:
     """Lists of matrices with elements and indices of 32 bits, no more of them than these count, and dense results."""
     if not isinstance(request, BatchedSpsolveListRequest):
         return "needs lists of matrices, has values (batch, nnz) at the places of one"
-    return next((reason for rule in LISTS if (reason := rule(request))), "")
+    return next((reason for rule in LIST_RULES if (reason := rule(request))), "")
 
 
 def aligned(request: BatchedSpsolveListRequest) -> str:
@@ -47,7 +47,7 @@ def aligned(request: BatchedSpsolveListRequest) -> str:
     return ""
 
 
-def narrow(request: BatchedSpsolveListRequest) -> str:
+def i32_indices(request: BatchedSpsolveListRequest) -> str:
     """Offsets and indices of 32 bits: of others nvmath-python, NVIDIA's own, found wrong results, and refuses them."""
     for name, tensor, _ in request.tensors():
         if name.startswith(("rows", "columns")) and tensor.dtype is not I32:
@@ -55,7 +55,7 @@ def narrow(request: BatchedSpsolveListRequest) -> str:
     return ""
 
 
-def in_all(request: BatchedSpsolveListRequest) -> str:
+def total_counts(request: BatchedSpsolveListRequest) -> str:
     """Rows and elements that cuDSS counts over all matrices of such a batch."""
     for name, count in (
         ("rows", sum(form.shape[0] for form in request.form)),
@@ -66,18 +66,18 @@ def in_all(request: BatchedSpsolveListRequest) -> str:
     return ""
 
 
-def factorized(request: BatchedSpsolveListRequest) -> str:
+def direct_operands(request: BatchedSpsolveListRequest) -> str:
     """Matrices with elements, and solutions whose columns lie one behind another without gaps."""
     for number, values in enumerate(request.values):
         if not values.shape[0]:
             return f"needs matrices with elements, has none in values[{number}]"
         out = request.layout_of("out", number)
-        if not stacked(out):
+        if not is_packed(out):
             return f"needs out[{number}] with its columns one behind another, has {out}: leave it open"
     return ""
 
 
-def statuses(request: BatchedSpsolveListRequest) -> str:
+def dense_statuses(request: BatchedSpsolveListRequest) -> str:
     """A status for each, one behind another."""
     info = request.info
     if info is None or info.layout.strides[0] == 1 or info.shape[0] == 1:
@@ -85,7 +85,7 @@ def statuses(request: BatchedSpsolveListRequest) -> str:
     return f"needs info dense, has {info.layout}: leave it open"
 
 
-def stacked(layout: Layout) -> bool:
+def is_packed(layout: Layout) -> bool:
     """Whether a vector, or the columns of a matrix, lie one behind another without gaps."""
     step = 1
     for extent, stride in zip(layout.shape, layout.strides, strict=True):
@@ -95,4 +95,4 @@ def stacked(layout: Layout) -> bool:
     return True
 
 
-LISTS = (aligned, narrow, in_all, factorized, statuses)
+LIST_RULES = (aligned, i32_indices, total_counts, direct_operands, dense_statuses)

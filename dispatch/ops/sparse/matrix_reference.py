@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.ops.sparse.form import SparseForm
 
-__all__ = ["coordinates", "flaws", "matrix_of", "numbers", "of_parts", "scaled", "turned"]
+__all__ = ["coo_of", "coordinates", "flaws", "matrix_of", "numbers", "op_of", "scaled"]
 
 
 def numbers(tensor: Tensor, work: np.dtype[Any]) -> Array:
@@ -39,7 +39,7 @@ def flaws(form: SparseForm, rows: Array, columns: Array) -> Array:
         broken = int((np.diff(ends) < 0).sum()) + int(ends[0] != 0) + int(ends[-1] != len(minor))
         if broken:
             outside = (minor < 0) | (minor >= (m if kind is SparseFormat.CSC else n))
-            beside = np.diff(minor)[lines_go_on(ends, len(minor))]
+            beside = np.diff(minor)[next_in_same_line(ends, len(minor))]
             return np.array([broken, outside.sum(), (beside < 0).sum(), (beside == 0).sum()], np.int64)
         major = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
         if kind is SparseFormat.CSC:
@@ -50,7 +50,7 @@ def flaws(form: SparseForm, rows: Array, columns: Array) -> Array:
     return np.array([broken, outside.sum(), unsorted.sum(), ((later == 0) & (same == 0)).sum()], np.int64)
 
 
-def lines_go_on(ends: Array, count: int) -> Array:
+def next_in_same_line(ends: Array, count: int) -> Array:
     """Of each element but the last, whether the next one is of its line, where offsets may be anything.
 
     Its line is the one that a bisection for the first that ends behind it finds, if that begins before it.
@@ -92,10 +92,10 @@ def matrix_of(request: Any, work: np.dtype[Any], prefix: str = "") -> Any:
 
     form = getattr(request, f"{prefix}form")
     values, rows, columns = (getattr(request, prefix + name) for name in ("values", "rows", "columns"))
-    return of_parts(sp, form, numbers(values, work), *coordinates(form, rows, columns, prefix))
+    return coo_of(sp, form, numbers(values, work), *coordinates(form, rows, columns, prefix))
 
 
-def of_parts(sp: Any, form: SparseForm, values: Array, row: Array, column: Array) -> Any:
+def coo_of(sp: Any, form: SparseForm, values: Array, row: Array, column: Array) -> Any:
     """A COO of values and the places of elements, or of blocks."""
     high, wide = form.block
     if form.format == SparseFormat.BSR:
@@ -104,7 +104,7 @@ def of_parts(sp: Any, form: SparseForm, values: Array, row: Array, column: Array
     return sp.coo_array((values.reshape(-1), (row, column)), shape=form.shape)
 
 
-def turned(matrix: Any, trans: Operation) -> Any:
+def op_of(matrix: Any, trans: Operation) -> Any:
     """op(A)."""
     if trans is Operation.N:
         return matrix

@@ -18,12 +18,22 @@ if TYPE_CHECKING:
 __all__ = ["MUTATIONS"]
 
 COUNTS = ("spgemm_nnz", "sparse_check", "csr2bsr_nnz")
-TAKEN = ("sparse_mv", "spmm", "sddmm", "sparse_to_dense", "csr2csc", "spmm_op", "spmv_op", "sddmm_batched", "bsr2csr")
+COLUMN_OPS = (
+    "sparse_mv",
+    "spmm",
+    "sddmm",
+    "sparse_to_dense",
+    "csr2csc",
+    "spmm_op",
+    "spmv_op",
+    "sddmm_batched",
+    "bsr2csr",
+)
 
 
 def neighbours(request: Any) -> Results | None:
     """Each element is taken from one column further, and the last from the first."""
-    if request.op not in TAKEN or request.form.format == SparseFormat.CSC:
+    if request.op not in COLUMN_OPS or request.form.format == SparseFormat.CSC:
         return None
     columns, base = np.array(request.columns), request.form.base
     wide = request.form.shape[1] // request.form.block[1]

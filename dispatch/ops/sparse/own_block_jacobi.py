@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["Blocks", "kernel_of", "plan"]
+__all__ = ["BlockParameters", "kernel_of", "plan"]
 
 WARP = 32
 THREADS = 128  # of blocks that share a block of threads; the largest have 32, for what they keep is 17 KB each
@@ -24,7 +24,7 @@ TYPES = {4: "int", 8: "long long"}
 STATUS_BYTES = 4
 
 
-class Blocks(ctypes.Structure):
+class BlockParameters(ctypes.Structure):
     """What the kernel takes behind the addresses, as block_jacobi_kernels.py declares it."""
 
     _fields_ = (
@@ -84,9 +84,9 @@ def launch(request: Any) -> Launch:
     threads = threads_of(lanes)
     block_step, row_step, column_step = request.layout_of("out").strides
     high, wide = form.block
-    said = Blocks(
+    parameters = BlockParameters(
         n=form.shape[0], count=request.blocks, elements=request.values.shape[0], base=form.base,
         block_step=block_step, row_step=row_step, column_step=column_step,
         size=int(request.block_size), high=high, wide=wide,
     )  # fmt: skip
-    return Launch((-(-request.blocks * lanes // threads),), (threads,), (said,))
+    return Launch((-(-request.blocks * lanes // threads),), (threads,), (parameters,))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["Counted", "plan"]
+__all__ = ["CountCheckStep", "plan"]
 
 COUNT_BYTES, WORD_BYTES = 8, 4
 ROUND = 8  # bytes: parts of workspace begin at multiples of it
@@ -30,10 +30,10 @@ ROUND = 8  # bytes: parts of workspace begin at multiples of it
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request."""
-    return MAKERS[request.op](Blocks(request, executor, row))
+    return MAKERS[request.op](BsrPlanMaker(request, executor, row))
 
 
-class Cleared:
+class ZeroFillStep:
     """Zeros in memory of a plan, as a step of it."""
 
     __slots__ = ("_executor", "_nbytes", "_place")
@@ -46,7 +46,7 @@ class Cleared:
         driver.cuMemsetD8Async(addresses[self._place], 0, self._nbytes, self._executor.target.value)
 
 
-class Counted:
+class CountCheckStep:
     """A step that waits for what was counted; BadRequest where that is not what was said, or says of unsorted rows."""
 
     __slots__ = ("_executor", "_nnzb", "_place")
@@ -62,7 +62,7 @@ class Counted:
         refuse_count(self._nnzb, found.value)
 
 
-class Parts(NamedTuple):
+class WorkspaceParts(NamedTuple):
     """Of workspace, in its order: marks counted by words, sums of these, marks, and two numbers."""
 
     counts: int
@@ -72,7 +72,7 @@ class Parts(NamedTuple):
     unsorted: int
 
 
-class Blocks:
+class BsrPlanMaker:
     """A request whose plan is made."""
 
     def __init__(self, request: Any, executor: CudaExecutor, row: Row) -> None:
@@ -94,12 +94,12 @@ class Blocks:
         self.steps.append(LaunchStep(self.executor, (SOURCE, name, self.options), extents, filled, given))
 
     # -- CSR to BSR ---------------------------------------------------------------------------------------------------
-    def find(self, total: str | int, parts: Parts) -> None:
+    def mark_and_count(self, total: str | int, parts: WorkspaceParts) -> None:
         """Mark the first element of each block, and scan the marks; how many there are comes to `total`."""
         chunks = -(-self.words // CHUNK)
-        self.steps.append(Cleared(self.executor, parts.unsorted, COUNT_BYTES))
+        self.steps.append(ZeroFillStep(self.executor, parts.unsorted, COUNT_BYTES))
         marked = ("rows", "columns", parts.bits, parts.counts, parts.unsorted)
-        self.launch("mark_blocks", self.count + 1, marked, *self.of_elements())
+        self.launch("mark_blocks", self.count + 1, marked, *self.element_numbers())
         self.launch("scan_counts", chunks * THREADS, (parts.counts, parts.sums), self.words, CHUNK)
         self.launch("scan_counts", THREADS, (parts.sums, total), chunks, chunks)
         self.launch("tell_count", 1, (parts.unsorted, total))
@@ -109,50 +109,50 @@ class Blocks:
         """Those of marks: there is a bit behind the last element."""
         return self.count // WORD + 1
 
-    def parts(self) -> Parts:
+    def parts(self) -> WorkspaceParts:
         """Where the parts of workspace are: behind the arguments there is the workspace, and then they."""
         first = self.arguments + 1
-        return Parts(*range(first, first + len(Parts._fields)))
+        return WorkspaceParts(*range(first, first + len(WorkspaceParts._fields)))
 
-    def sizes(self) -> Parts:
+    def sizes(self) -> WorkspaceParts:
         """The bytes of each."""
         sums = -(-self.words // CHUNK) * COUNT_BYTES
-        return Parts(self.words * COUNT_BYTES, sums, self.words * WORD_BYTES, COUNT_BYTES, COUNT_BYTES)
+        return WorkspaceParts(self.words * COUNT_BYTES, sums, self.words * WORD_BYTES, COUNT_BYTES, COUNT_BYTES)
 
-    def of_elements(self) -> tuple[int, int, int, int, int]:
+    def element_numbers(self) -> tuple[int, int, int, int, int]:
         """Elements and rows of the matrix, the base, and rows and columns of a block."""
         return self.count, self.form.shape[0], self.form.base, self.high, self.wide
 
     def count_blocks(self) -> Plan:
         """Count them on the device."""
-        self.find("out", self.parts())
-        return self.over(self.sizes(), capture_safe=True)
+        self.mark_and_count("out", self.parts())
+        return self.finish(self.sizes(), capture_safe=True)
 
     def make_blocks(self) -> Plan:
         """Count them again, for they must be placed, and make them once the host has compared their number."""
         request, parts = self.request, self.parts()
-        self.find(parts.total, parts)
-        self.steps.append(Counted(self.executor, parts.total, request.nnzb))
+        self.mark_and_count(parts.total, parts)
+        self.steps.append(CountCheckStep(self.executor, parts.total, request.nnzb))
         operands = ("rows", "columns", parts.bits, parts.counts, parts.sums, "out_rows", "out_columns")
-        self.launch("place_blocks", max(self.count, self.lines + 1), operands, *self.of_elements())
+        self.launch("place_blocks", max(self.count, self.lines + 1), operands, *self.element_numbers())
         if request.nnzb:
             made = ("values", "rows", "columns", "out_values", "out_rows", "out_columns")
-            self.launch("fill_blocks", request.nnzb * self.high * self.wide, made, request.nnzb, *self.of_blocks())
-        return self.over(self.sizes(), capture_safe=False)
+            self.launch("fill_blocks", request.nnzb * self.high * self.wide, made, request.nnzb, *self.block_numbers())
+        return self.finish(self.sizes(), capture_safe=False)
 
-    def of_blocks(self) -> tuple[int, int, int, int]:
+    def block_numbers(self) -> tuple[int, int, int, int]:
         """Rows of blocks, the base, and rows and columns of a block."""
         return self.lines, self.form.base, self.high, self.wide
 
     # -- from BSR -----------------------------------------------------------------------------------------------------
-    def spread(self) -> Plan:
+    def expand(self) -> Plan:
         """All elements of all blocks, row by row."""
         operands = ("values", "rows", "columns", "out_values", "out_rows", "out_columns")
         threads = max(self.count * self.high * self.wide, self.form.shape[0] + 1)
-        self.launch("spread_blocks", threads, operands, self.count, *self.of_blocks())
-        return self.over((), capture_safe=True)
+        self.launch("expand_blocks", threads, operands, self.count, *self.block_numbers())
+        return self.finish((), capture_safe=True)
 
-    def unpack(self) -> Plan:
+    def to_dense(self) -> Plan:
         """A dense matrix of any strides: zeros, and the blocks among them."""
         out, place = self.request.layout_of("out"), self.request.place_of("out")
         if not out.size:
@@ -161,10 +161,10 @@ class Blocks:
         self.steps.append(Copy(self.executor, dense, dense, 1, Keep.NONE, conj=False))
         if self.count:
             operands, threads = ("values", "rows", "columns", "out"), self.count * self.high * self.wide
-            self.launch("unpack_blocks", threads, operands, self.count, *self.of_blocks(), *out.strides)
-        return self.over((), capture_safe=True)
+            self.launch("unpack_blocks", threads, operands, self.count, *self.block_numbers(), *out.strides)
+        return self.finish((), capture_safe=True)
 
-    def over(self, sizes: Sequence[int], *, capture_safe: bool) -> Plan:
+    def finish(self, sizes: Sequence[int], *, capture_safe: bool) -> Plan:
         """The steps so far, with workspace in parts of so many bytes."""
         rounded = [-(-size // ROUND) * ROUND for size in sizes]
         parts = [end - size for end, size in zip(accumulate(rounded), rounded, strict=True)]
@@ -173,9 +173,9 @@ class Blocks:
         return CusparsePlan(executor, self.row, self.steps, work, parts, capture_safe=capture_safe)
 
 
-MAKERS: dict[str, Callable[[Blocks], Plan]] = {
-    "csr2bsr_nnz": Blocks.count_blocks,
-    "csr2bsr": Blocks.make_blocks,
-    "bsr2csr": Blocks.spread,
-    "sparse_to_dense": Blocks.unpack,
+MAKERS: dict[str, Callable[[BsrPlanMaker], Plan]] = {
+    "csr2bsr_nnz": BsrPlanMaker.count_blocks,
+    "csr2bsr": BsrPlanMaker.make_blocks,
+    "bsr2csr": BsrPlanMaker.expand,
+    "sparse_to_dense": BsrPlanMaker.to_dense,
 }

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from cudabind.errors import NvrtcError
 from dispatch.keys import F32
 from dispatch.libraries.cusparse.calls import IdlePlan
-from dispatch.libraries.cusparse.operator_source import OPTIONS_OF_KERNELS, epilogue_beside
+from dispatch.libraries.cusparse.operator_source import KERNEL_OPTIONS, row_epilogue_namespace
 from dispatch.ops.sparse import product_kernels
-from dispatch.ops.sparse.own_matrix import COMPUTE, Right, launch
+from dispatch.ops.sparse.caller_operators import compile_error, operators_of
+from dispatch.ops.sparse.own_matrix import COMPUTE, DenseOperand, launch
 from dispatch.ops.sparse.own_product import product
-from dispatch.ops.sparse.uncompiled import operators_of, uncompiled
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -31,13 +31,13 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
         return IdlePlan(row, capture_safe=False)
     try:
         if request.op == "spmm_op":
-            return over_semiring(request, executor, row)
-        return product(request, executor, row, lambda chosen: with_epilogue(request, chosen))
+            return multiply_over_semiring(request, executor, row)
+        return product(request, executor, row, lambda chosen: epilogue_kernel(request, chosen))
     except NvrtcError as error:
-        raise uncompiled(request, error) from error
+        raise compile_error(request, error) from error
 
 
-def with_epilogue(request: Any, chosen: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
+def epilogue_kernel(request: Any, chosen: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
     """The kernel of a product with a vector, with an epilogue in it.
 
     What NVRTC is told by options elsewhere stands behind the caller's lines, so that these see no names of the kernel.
@@ -46,12 +46,12 @@ def with_epilogue(request: Any, chosen: tuple[str, ...]) -> tuple[str, str, tupl
         return product_kernels.SOURCE, product_kernels.NAME, chosen
     words = (option.removeprefix("-D").replace("=", " ", 1) for option in chosen if option.startswith("-D"))
     defined = "".join(f"#define {word}\n" for word in (*words, "FINISHED operators::of_row"))
-    lines = epilogue_beside(COMPUTE.get(request.values.dtype, F32), request.epilogue.code)
-    return lines + defined + product_kernels.SOURCE, product_kernels.NAME, OPTIONS_OF_KERNELS
+    lines = row_epilogue_namespace(COMPUTE.get(request.values.dtype, F32), request.epilogue.code)
+    return lines + defined + product_kernels.SOURCE, product_kernels.NAME, KERNEL_OPTIONS
 
 
-def over_semiring(request: Any, executor: CudaExecutor, row: Row) -> Plan:
+def multiply_over_semiring(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """One launch, of so many blocks for each part of B's columns."""
-    operators = operators_of(request, COMPUTE.get(request.values.dtype, F32)).together()
-    right = Right(request.layout_of("b"), request.place_of("b"))
+    operators = operators_of(request, COMPUTE.get(request.values.dtype, F32)).as_namespace()
+    right = DenseOperand(request.layout_of("b"), request.place_of("b"))
     return launch(request, executor, operators, right).plan(executor, row)

@@ -24,7 +24,7 @@ __all__ = ["Compression", "plan"]
 COUNT_BYTES = 8
 
 
-class Launched(NamedTuple):
+class KernelLaunch(NamedTuple):
     """One launch: the kernel's name, how many blocks, and its arguments as ctypes numbers."""
 
     name: str
@@ -56,30 +56,30 @@ class Compression:
         return options(request.a.dtype, index_bytes)
 
     def total(self, work: int) -> int:
-        """Where in workspace `counting` puts how many elements there are."""
+        """Where in workspace `counting_launches` puts how many elements there are."""
         at: int = work + (self.count + self.chunks) * COUNT_BYTES
         return at
 
-    def counting(self, a: int, work: int, total: int) -> tuple[Launched, ...]:
+    def counting_launches(self, a: int, work: int, total: int) -> tuple[KernelLaunch, ...]:
         """Count each line, and scan the counts."""
         counts, sums = work, work + self.count * COUNT_BYTES
         whole = map(ctypes.c_int64, (self.chunks, self.chunks))
         parts = map(ctypes.c_int64, (self.count, CHUNK))
         return (
-            Launched("count_elements", self.blocks, (*pointers(a, counts), *self.source)),
-            Launched("scan_counts", self.chunks, (*pointers(counts, sums), *parts)),
-            Launched("scan_counts", 1, (*pointers(sums, total), *whole)),
+            KernelLaunch("count_elements", self.blocks, (*pointers(a, counts), *self.source)),
+            KernelLaunch("scan_counts", self.chunks, (*pointers(counts, sums), *parts)),
+            KernelLaunch("scan_counts", 1, (*pointers(sums, total), *whole)),
         )
 
-    def filling(self, a: int, work: int, values: int, rows: int, columns: int) -> Launched:
-        """Write the elements of each line behind one another, behind `counting`."""
+    def filling_launch(self, a: int, work: int, values: int, rows: int, columns: int) -> KernelLaunch:
+        """Write the elements of each line behind one another, once `counting_launches` have run."""
         major, minor = (columns, rows) if self.by_columns else (rows, columns)
         ends = 0
         if self.request.format is not SparseFormat.COO:
             major, ends = 0, major
         sums = work + self.count * COUNT_BYTES
         given = pointers(a, work, sums, self.total(work), values, minor, major, ends)
-        return Launched("fill_elements", self.blocks, (*given, *self.source))
+        return KernelLaunch("fill_elements", self.blocks, (*given, *self.source))
 
 
 def pointers(*addresses: int) -> tuple[ctypes.c_void_p, ...]:
@@ -106,7 +106,7 @@ class EmptyPlan(Plan):
         self._zeros = [(place, layout.size * layout.dtype.itemsize) for place, layout in layouts if layout.size]
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        refuse(self._nnz, 0)
+        check_nnz(self._nnz, 0)
         for place, nbytes in self._zeros:
             address: Any = arguments[place]
             driver.cuMemsetD8Async(address, 0, nbytes, self._executor.target.value)
@@ -115,18 +115,18 @@ class EmptyPlan(Plan):
 class CompressionPlan(Plan):
     """The launches one after another; the host waits for the count before a result is filled, and not for a count."""
 
-    __slots__ = ("_counts", "_executor", "_functions", "_made", "_nnz", "_work")
+    __slots__ = ("_compression", "_counts", "_executor", "_functions", "_nnz", "_work")
 
     def __init__(self, request: Any, executor: CudaExecutor, row: Row) -> None:
         self._counts = request.op == "dense_nnz"
         super().__init__(row, capture_safe=self._counts)
-        self._executor, self._nnz, self._made = executor, getattr(request, "nnz", 0), Compression(request)
+        self._executor, self._nnz, self._compression = executor, getattr(request, "nnz", 0), Compression(request)
         names = (
             ("count_elements", "scan_counts") if self._counts else ("count_elements", "scan_counts", "fill_elements")
         )
-        chosen = self._made.options
+        chosen = self._compression.options
         self._functions = {name: loaded(SOURCE, name, chosen, executor.device) for name in names}
-        self._work = executor.device.allocate(self._made.nbytes, executor.stream)
+        self._work = executor.device.allocate(self._compression.nbytes, executor.stream)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         work, executor = self._work, self._executor
@@ -134,9 +134,9 @@ class CompressionPlan(Plan):
             # Made while the caller captured the executor's stream, on another one, which was waited for since.
             work.owner = work.writer = executor.stream
         given: Any = arguments
-        made, base = self._made, work.base
-        total = given[1] if self._counts else made.total(base)
-        for launched in made.counting(given[0], base, total):
+        compression, base = self._compression, work.base
+        total = given[1] if self._counts else compression.total(base)
+        for launched in compression.counting_launches(given[0], base, total):
             self._launch(launched)
         if self._counts:
             return
@@ -144,10 +144,10 @@ class CompressionPlan(Plan):
         stream = executor.target.value
         driver.cuMemcpyDtoHAsync(ctypes.addressof(found), total, COUNT_BYTES, stream)
         driver.cuStreamSynchronize(stream)
-        refuse(self._nnz, found.value)
-        self._launch(made.filling(given[0], base, *given[1:]))
+        check_nnz(self._nnz, found.value)
+        self._launch(compression.filling_launch(given[0], base, *given[1:]))
 
-    def _launch(self, launched: Launched) -> None:
+    def _launch(self, launched: KernelLaunch) -> None:
         taken = (ctypes.c_void_p * len(launched.given))(*map(ctypes.addressof, launched.given))
         launch: Callable[..., int] = driver.cuLaunchKernel.unchecked
         function = ctypes.c_void_p(self._functions[launched.name])
@@ -157,7 +157,7 @@ class CompressionPlan(Plan):
             raise driver.error("cuLaunchKernel", status)
 
 
-def refuse(nnz: int, found: int) -> None:
+def check_nnz(nnz: int, found: int) -> None:
     """BadRequest for another number of elements than there are."""
     if nnz != found:
         raise BadRequest("nnz", str(nnz), f"{found}, as dense_nnz counts them")

@@ -18,11 +18,11 @@ from dispatch.execute.while_graph import LEAST_DRIVER, Launched, WhileGraph
 from dispatch.libraries.cublas.calls import Constant
 from dispatch.libraries.cusolver.matrix import Place
 from dispatch.libraries.cusparse.calls import Call
-from dispatch.libraries.cusparse.descriptors import DenseVector, Sparse, SparseMatrix
+from dispatch.libraries.cusparse.descriptors import DenseVector, SparseMatrix, SparseSpec
 from dispatch.libraries.nvrtc.kernel import loaded
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.krylov import Preconditioner
-from dispatch.ops.sparse.krylov_factors import Factors
+from dispatch.ops.sparse.krylov_factors import TriangularSolves
 from dispatch.ops.sparse.krylov_kernels import IN, SOLVED, SOLVES, SOURCES, VECTORS, Q, passes
 from dispatch.ops.sparse.wide_numbers import WIDE_BYTES, number_options
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["Room", "Solve", "options", "plan"]
+__all__ = ["IterationMemory", "SolveParameters", "options", "plan"]
 
 THREADS, MOST_BLOCKS = 256, 256
 STATE_BYTES = 256
@@ -43,7 +43,7 @@ M = 5  # the argument
 VALUES, ROWS, COLUMNS, INPUT, OUTPUT, BUFFER, FACTORS, SOURCE, TARGET = range(9)
 
 
-class Solve(ctypes.Structure):
+class SolveParameters(ctypes.Structure):
     """What each kernel takes, as krylov_kernels.py declares it."""
 
     _fields_ = (
@@ -62,7 +62,7 @@ class Solve(ctypes.Structure):
 
 def options(request: Any, threads: int = THREADS) -> tuple[str, ...]:
     """NVRTC's options for the kernels of a method."""
-    line_bytes, place_bytes = (getattr(request, name).dtype.itemsize for name in lines_of(request))
+    line_bytes, place_bytes = (getattr(request, name).dtype.itemsize for name in index_operands(request))
     words = {
         **number_options(request.values.dtype),
         "THREADS": str(threads),
@@ -75,7 +75,7 @@ def options(request: Any, threads: int = THREADS) -> tuple[str, ...]:
     return ("-std=c++17", *(f"-D{name}={word}" for name, word in words.items()))
 
 
-class Room:
+class IterationMemory:
     """The memory of an iteration: how large its parts are, and what kernels take of it."""
 
     def __init__(self, request: Any, threads: int = THREADS, most_blocks: int = MOST_BLOCKS) -> None:
@@ -93,14 +93,14 @@ class Room:
             ends.append(ends[-1] + -(-nbytes // ALIGNMENT) * ALIGNMENT)
         self.starts, self.nbytes = (0, *ends[:-1]), ends[-1]
 
-    def solve(self, base: int) -> Solve:
+    def solve(self, base: int) -> SolveParameters:
         """The structure of a memory at some address, without operands."""
         request = self.request
         state, tables, partial, vectors = (base + start for start in self.starts)
         has_diagonal = request.M is not None and not (request.is_factored or request.is_blocked)
         has_scale = has_diagonal or request.preconditioner is Preconditioner.JACOBI
         steps = request.M.layout.strides if request.is_blocked else (0, 0, 0)
-        return Solve(
+        return SolveParameters(
             vectors=vectors, state=state, tables=tables, partial=partial,
             n=self.n, stride=self.stride, base=request.form.base,
             **dict(zip(("block_step", "row_step", "column_step"), steps, strict=True)),
@@ -114,7 +114,7 @@ class Room:
         return base + self.starts[-1] + nbytes
 
 
-def lines_of(request: Any) -> tuple[str, str]:
+def index_operands(request: Any) -> tuple[str, str]:
     """The operands that hold the offsets and the indices of a matrix."""
     return ("columns", "rows") if request.form.format == SparseFormat.CSC else ("rows", "columns")
 
@@ -126,25 +126,27 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     return KrylovPlan(request, executor, row)
 
 
-class Pass(Plan):
+class LoopBody(Plan):
     """What the while node repeats, to be recorded."""
 
     __slots__ = ("_executor", "_multiply", "_steps")
 
-    def __init__(self, row: Row, executor: CudaExecutor, multiply: Call, steps: tuple[Launched | Factors, ...]) -> None:
+    def __init__(
+        self, row: Row, executor: CudaExecutor, multiply: Call, steps: tuple[Launched | TriangularSolves, ...]
+    ) -> None:
         super().__init__(row, capture_safe=True)
         self._executor, self._multiply, self._steps = executor, multiply, steps
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         self._multiply.enqueue(arguments)
         for one in self._steps:
-            if isinstance(one, Factors):
+            if isinstance(one, TriangularSolves):
                 one.enqueue()
                 continue
-            taken = (ctypes.c_void_p * 1)(ctypes.addressof(one.parameters))
+            parameters = (ctypes.c_void_p * 1)(ctypes.addressof(one.parameters))
             extents = (one.blocks, 1, 1, one.threads, 1, 1, 0)
             status = driver.cuLaunchKernel.unchecked(
-                ctypes.c_void_p(one.function), *extents, self._executor.target, taken, None
+                ctypes.c_void_p(one.function), *extents, self._executor.target, parameters, None
             )
             if status:
                 raise driver.error("cuLaunchKernel", status)
@@ -154,14 +156,14 @@ class KrylovPlan(Plan):
     """One launch of a graph, which is made for the addresses of A when they first come."""
 
     __slots__ = (
-        "_begin", "_buffer", "_executor", "_finish", "_graphs", "_keeps", "_lines", "_matrix", "_memory", "_multiply",
-        "_reads_m", "_room", "_steps",
+        "_begin", "_buffer", "_executor", "_finish", "_graphs", "_keeps", "_layout", "_lines", "_matrix",
+        "_memory", "_multiply", "_reads_m", "_steps",
     )  # fmt: skip
 
     def __init__(self, request: Any, executor: CudaExecutor, row: Row) -> None:
         super().__init__(row, capture_safe=False)
-        self._executor, self._room = executor, Room(request)
-        self._lines = tuple(request.place_of(name) for name in lines_of(request))
+        self._executor, self._layout = executor, IterationMemory(request)
+        self._lines = tuple(request.place_of(name) for name in index_operands(request))
         self._keeps = request.form.pattern is not None and request.form.format == SparseFormat.CSR
         chosen = options(request)
         names = ("begin", "finish", *(name for name in passes(request) if name != SOLVES))
@@ -169,11 +171,11 @@ class KrylovPlan(Plan):
         self._begin, self._finish = functions["begin"], functions["finish"]
         self._steps = tuple(functions.get(name) for name in passes(request))  # None for the solves
         self._reads_m = request.is_factored or request.is_blocked  # in each pass
-        self._memory = executor.device.allocate(self._room.nbytes, executor.stream)
-        self._matrix = described(request)
-        self._multiply, size = multiplication(request, executor, self._matrix)
+        self._memory = executor.device.allocate(self._layout.nbytes, executor.stream)
+        self._matrix = matrix_spec(request)
+        self._multiply, size = spmv_call(request, executor, self._matrix)
         self._buffer = executor.device.allocate(max(1, size), executor.stream)
-        self._graphs: dict[tuple[Any, ...], tuple[WhileGraph, Factors | None, tuple[Any, ...]]] = {}
+        self._graphs: dict[tuple[Any, ...], tuple[WhileGraph, TriangularSolves | None, tuple[Any, ...]]] = {}
         state: Any = self._memory.base
         driver.cuMemsetD8Async(state, 0, STATE_BYTES, executor.target.value)
 
@@ -189,60 +191,62 @@ class KrylovPlan(Plan):
         if known is None:
             while len(self._graphs) >= MOST_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
-            graph, factors = self._made(arguments)
+            graph, factors = self._make_graph(arguments)
         else:
             graph, factors, before = known
             if before != others:
-                graph.set(*self._ends(arguments))
+                graph.set(*self._outer_launches(arguments))
             if factors is not None:
                 factors.prepare(self._addresses(arguments))
         self._graphs[matrix] = graph, factors, others
         graph.launch(self._executor.target)
 
-    def _ends(self, arguments: tuple[Argument, ...]) -> tuple[Launched, Launched]:
+    def _outer_launches(self, arguments: tuple[Argument, ...]) -> tuple[Launched, Launched]:
         """The kernels before and behind the iteration, for the operands of a run."""
-        taken: Any = self._room.solve(self._memory.base)
-        taken.values, taken.lines, taken.places = (arguments[place] or None for place in (VALUES, *self._lines))
+        parameters: Any = self._layout.solve(self._memory.base)
+        parameters.values, parameters.lines, parameters.places = (
+            arguments[place] or None for place in (VALUES, *self._lines)
+        )
         names = ("b", "start", "scale", "out", "info", "iterations", "residual")
         for name, address in zip(names, arguments[3:], strict=True):
-            setattr(taken, name, address or None)
-        return self._launched(self._begin, taken), self._launched(self._finish, taken)
+            setattr(parameters, name, address or None)
+        return self._launch_of(self._begin, parameters), self._launch_of(self._finish, parameters)
 
-    def _launched(self, function: int, taken: Solve) -> Launched:
-        return Launched(function, self._room.blocks, THREADS, taken)
+    def _launch_of(self, function: int, parameters: SolveParameters) -> Launched:
+        return Launched(function, self._layout.blocks, THREADS, parameters)
 
     def _addresses(self, arguments: tuple[Argument, ...]) -> tuple[Any, ...]:
         """Those of a pass."""
-        room = self._room
-        source, target = SOLVED.get(room.request.op, (Q, Q))
-        product = (*arguments[:3], *(room.vector(self._memory.base, number) for number in (IN, Q)), self._buffer.base)
-        return (*product, arguments[M], *(room.vector(self._memory.base, number) for number in (source, target)))
+        layout = self._layout
+        source, target = SOLVED.get(layout.request.op, (Q, Q))
+        product = (*arguments[:3], *(layout.vector(self._memory.base, number) for number in (IN, Q)), self._buffer.base)
+        return (*product, arguments[M], *(layout.vector(self._memory.base, number) for number in (source, target)))
 
-    def _made(self, arguments: tuple[Argument, ...]) -> tuple[WhileGraph, Factors | None]:
+    def _make_graph(self, arguments: tuple[Argument, ...]) -> tuple[WhileGraph, TriangularSolves | None]:
         base, addresses, factors = self._memory.base, self._addresses(arguments), None
         if self._keeps and not self._graphs:
-            self._multiply.set(addresses)
-            self._multiply.of("cusparseSpMV_preprocess")
+            self._multiply.set_arguments(addresses)
+            self._multiply.invoke("cusparseSpMV_preprocess")
         if None in self._steps:
-            said = self._matrix._replace(values=FACTORS)
-            factors = Factors(self._executor, self._room.request, said, SOURCE, OUTPUT, TARGET)
+            spec = self._matrix._replace(values=FACTORS)
+            factors = TriangularSolves(self._executor, self._layout.request, spec, SOURCE, OUTPUT, TARGET)
             factors.prepare(addresses)
-        taken = self._room.solve(base)
-        if self._room.request.is_blocked:
-            taken.scale = arguments[M] or None
-        steps = (factors if step is None else self._launched(step, taken) for step in self._steps)
-        repeated = Pass(self.row, self._executor, self._multiply, tuple(step for step in steps if step is not None))
+        parameters = self._layout.solve(base)
+        if self._layout.request.is_blocked:
+            parameters.scale = arguments[M] or None
+        steps = (factors if step is None else self._launch_of(step, parameters) for step in self._steps)
+        repeated = LoopBody(self.row, self._executor, self._multiply, tuple(step for step in steps if step is not None))
         body = self._executor.recorded(repeated, addresses)
         if body is None:
             raise WorkerFailed("the recording of an iteration is ended by others again and again")
-        first, last = self._ends(arguments)
+        first, last = self._outer_launches(arguments)
         return WhileGraph(self._executor.device, first, body, last, base), factors
 
 
-def described(request: Any) -> Sparse:
+def matrix_spec(request: Any) -> SparseSpec:
     """A, for the addresses of a pass."""
     form = request.form
-    return Sparse(
+    return SparseSpec(
         int(SparseFormat(form.format)),
         form.shape,
         request.values.shape[0],
@@ -257,7 +261,7 @@ def described(request: Any) -> Sparse:
     )
 
 
-def multiplication(request: Any, executor: CudaExecutor, said: Sparse) -> tuple[Call, int]:
+def spmv_call(request: Any, executor: CudaExecutor, spec: SparseSpec) -> tuple[Call, int]:
     """The call q = A · in over the addresses of a pass, and the bytes of its workspace."""
     kind, n = request.values.dtype, request.form.shape[0]
     placeholder: int = executor.workspace.c_ptr.value or 0
@@ -265,7 +269,7 @@ def multiplication(request: Any, executor: CudaExecutor, said: Sparse) -> tuple[
     vectors = (DenseVector(n, kind.cuda, place, placeholder) for place in (INPUT, OUTPUT))
     x, y = vectors
     algorithm = cusparse.cusparseSpMVAlg_t(int(request.algorithm))
-    matrix = SparseMatrix(said, placeholder)
+    matrix = SparseMatrix(spec, placeholder)
     given = (plain, Constant(1.0, kind), matrix, x, Constant(0.0, kind), y, cusparse.cudaDataType(kind.cuda), algorithm)
     size = Call(executor, "cusparseSpMV", given).buffer_size()
     return Call(executor, "cusparseSpMV", (*given, Place(BUFFER))), size

@@ -14,12 +14,12 @@ from dispatch.errors import Refused
 from dispatch.keys import C64, C128, F32, F64
 from dispatch.libraries.cusolver.matrix import Matrix, Place
 from dispatch.libraries.cusparse.calls import IdlePlan, Steps
-from dispatch.libraries.cusparse.operator_source import OPTIONS_OF_KERNELS
+from dispatch.libraries.cusparse.operator_source import KERNEL_OPTIONS
 from dispatch.libraries.nvrtc.launching import LaunchPlan, LaunchStep, cleared, number_of
 from dispatch.libraries.nvrtc.number_types import WIDEST
-from dispatch.ops.sparse.batched_rules import count_of
+from dispatch.ops.sparse.batched_rules import nnz_of
 from dispatch.ops.sparse.form import SparseFormat
-from dispatch.ops.sparse.plain_operators import Apart, plain_operators, words
+from dispatch.ops.sparse.plain_operators import BatchStrides, plain_operators, words
 from dispatch.ops.sparse.semiring_kernels import NAME, THREADS, source
 from dispatch.ops.sparse.semiring_tiles import shape_of, tile_of
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["COMPUTE", "Right", "launch", "plan"]
+__all__ = ["COMPUTE", "DenseOperand", "launch", "plan"]
 
 COMPUTE = {dtype: dtype for dtype in (F32, F64, C64, C128)}
 COUNTER, PART = 4, 256  # bytes of a counter; sums begin at multiples of the other
-SIDES = 2  # pieces that a block may leave: of a row that began before it, and of one that goes on behind it
+PARTIAL_SUMS = 2  # pieces that a block may leave: of a row that began before it, and of one that goes on behind it
 MOST_BLOCKS = 2**31 - 1  # of a launch
 MATRIX = 2  # axes
 # Of a B by columns each element that a row of A reads is a sector of 32 bytes of its own, and by rows few are: from so
@@ -56,14 +56,14 @@ class Launch(NamedTuple):
         return LaunchPlan(executor, row, self.kernel, self.extents, self.filled, self.given, self.scratch)
 
 
-class Right(NamedTuple):
+class DenseOperand(NamedTuple):
     """B as the kernel reads it: its layout, and its place among the addresses of a run."""
 
     layout: Layout
     place: int
 
 
-class HeldLaunch(LaunchStep):
+class LaunchWithScratch(LaunchStep):
     """A launch as a step of a plan, which keeps the memory that blocks leave their pieces in."""
 
     __slots__ = ("_scratch",)
@@ -80,10 +80,10 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
         return IdlePlan(row, capture_safe=False)
     compute = COMPUTE.get(request.values.dtype, F32)
     if not is_copied(request):
-        return launch(request, executor, plain_operators(compute), Right(layout, place)).plan(executor, row)
+        return launch(request, executor, plain_operators(compute), DenseOperand(layout, place)).plan(executor, row)
     steps = Steps(executor, row, len(request.reads) + len(request.writes) + len(request.numbers))
-    right = by_rows(request, steps, layout, place)
-    steps.append(HeldLaunch(executor, launch(request, executor, plain_operators(compute), right)))
+    b = row_major_copy(request, steps, layout, place)
+    steps.append(LaunchWithScratch(executor, launch(request, executor, plain_operators(compute), b)))
     return steps.plan(capture_safe=True)
 
 
@@ -91,38 +91,38 @@ def is_copied(request: Any) -> bool:
     """Whether B is copied, so that its rows lie one behind another."""
     layout: Layout = request.layout_of("b")
     lines, columns = layout.shape[-MATRIX:]
-    return layout.strides[-1] != 1 and columns >= COPIED_COLUMNS and count_of(request) >= lines
+    return layout.strides[-1] != 1 and columns >= COPIED_COLUMNS and nnz_of(request) >= lines
 
 
-def by_rows(request: Any, steps: Steps, layout: Layout, place: int) -> Right:
+def row_major_copy(request: Any, steps: Steps, layout: Layout, place: int) -> DenseOperand:
     """A copy of B by rows, or of each of a batch, in memory of the run's own; of one for all there is one."""
     (lines, columns), (row, column) = layout.shape[-MATRIX:], layout.strides[-MATRIX:]
-    apart, item = apart_in(layout, MATRIX), layout.dtype.itemsize
+    apart, item = batch_stride(layout, MATRIX), layout.dtype.itemsize
     batch, size = layout.shape[0] if apart else 1, lines * columns
-    target = Place(steps.room(batch * size * item), step=size * item)
+    target = Place(steps.allocate(batch * size * item), step=size * item)
     given = Matrix(Place(place, step=apart * item), layout.dtype, lines, columns, row, column)
     steps.copy(given, Matrix(target, layout.dtype, lines, columns, columns, 1), batch)
     shape, strides = layout.shape, (*(() if len(layout.shape) == MATRIX else (size if apart else 0,)), columns, 1)
-    return Right(request.device.layout(layout.dtype, shape, strides, WIDEST), target.operand)
+    return DenseOperand(request.device.layout(layout.dtype, shape, strides, WIDEST), target.operand)
 
 
-def launch(request: Any, executor: CudaExecutor, operators: str, right: Right) -> Launch:
+def launch(request: Any, executor: CudaExecutor, operators: str, b: DenseOperand) -> Launch:
     """One launch, of so many blocks for each part of B's columns in each product; Refused for too many blocks."""
     form, dtype, out = request.form, request.values.dtype, request.layout_of("out")
     by_columns = form.format == SparseFormat.CSC
     offsets, places = ("columns", "rows") if by_columns else ("rows", "columns")
     added = out if request.c is None else request.layout_of("c")
     compute, batch = COMPUTE.get(dtype, F32), out.shape[0] if len(out.shape) > MATRIX else 1
-    (rows, columns), count = out.shape[-MATRIX:], count_of(request)
+    (rows, columns), count = out.shape[-MATRIX:], nnz_of(request)
     tile = tile_of(rows, count, columns, batch)
-    vector = neighbours_of(right.layout, WIDEST // compute.itemsize)
+    vector = vector_width(b.layout, WIDEST // compute.itemsize)
     shape = shape_of(vector, columns, tile.element_lanes)
     blocks, tiles = -(-(rows + count) // tile.steps), -(-columns // shape.wide)
     parts = tiles * batch
     if blocks * parts > MOST_BLOCKS:
         raise Refused(f"needs at most {MOST_BLOCKS:,} blocks of {tile.steps} rows and elements, has {blocks * parts:,}")
     widths = getattr(request, offsets).dtype.itemsize, getattr(request, places).dtype.itemsize
-    wide = fits(added, vector), fits(out, vector)
+    wide = is_vectorizable(added, vector), is_vectorizable(out, vector)
     numbers = getattr(request, "numbers", ())
     conj = getattr(request, "trans", Operation.N) is Operation.C and dtype.is_complex
     more = words(conj=conj, batched=batch > 1) if numbers else {}
@@ -131,39 +131,39 @@ def launch(request: Any, executor: CudaExecutor, operators: str, right: Right) -
     scratch, sums = None, 0
     if blocks > 1:
         counters = -(-COUNTER * blocks * parts // PART) * PART
-        scratch = cleared(executor, counters, SIDES * blocks * parts * shape.wide * compute.itemsize)
+        scratch = cleared(executor, counters, PARTIAL_SUMS * blocks * parts * shape.wide * compute.itemsize)
         sums = scratch.ptr + counters
     is_read = request.reads_added if numbers else request.c is not None
-    operands = (*map(request.place_of, ("values", offsets, places)), right.place)
+    operands = (*map(request.place_of, ("values", offsets, places)), b.place)
     operands = (*operands, request.place_of("c") if is_read else None, request.place_of("out"))
     first = len(request.reads) + len(request.writes)
     filled = [(ctypes.c_void_p(), place) for place in operands]
     filled += [(number_of(compute), first + place) for place, _ in enumerate(numbers)]
-    strides = [step for layout in (right.layout, added, out) for step in layout.strides[-MATRIX:]]
+    strides = [step for layout in (b.layout, added, out) for step in layout.strides[-MATRIX:]]
     extents = map(ctypes.c_int64, (rows, count, form.base, columns, *strides))
     memory = map(ctypes.c_void_p, (None if scratch is None else scratch.ptr, sums or None))
     given = (*extents, ctypes.c_int(blocks), *memory)
     if batch > 1:
-        vectors = (apart_in(request.layout_of(name), 1) for name in ("values", offsets, places))
-        apart = Apart(*vectors, *(apart_in(layout, MATRIX) for layout in (right.layout, added, out)))
+        vectors = (batch_stride(request.layout_of(name), 1) for name in ("values", offsets, places))
+        apart = BatchStrides(*vectors, *(batch_stride(layout, MATRIX) for layout in (b.layout, added, out)))
         given = (*given, ctypes.c_int(tiles), apart)
-    return Launch((text, NAME, OPTIONS_OF_KERNELS), (blocks * parts, THREADS), filled, given, scratch)
+    return Launch((text, NAME, KERNEL_OPTIONS), (blocks * parts, THREADS), filled, given, scratch)
 
 
-def apart_in(layout: Layout, axes: int) -> int:
+def batch_stride(layout: Layout, axes: int) -> int:
     """How many elements further an operand of so many axes is for the next of a batch; 0 where one is for all."""
     return layout.strides[0] if len(layout.shape) > axes and layout.shape[0] > 1 else 0
 
 
-def neighbours_of(layout: Layout, most: int) -> int:
+def vector_width(layout: Layout, most: int) -> int:
     """As many neighbouring columns as a load may have, which all rows have at multiples of them."""
     vector = most
-    while not fits(layout, vector):
+    while not is_vectorizable(layout, vector):
         vector //= 2
     return vector
 
 
-def fits(layout: Layout, vector: int) -> bool:
+def is_vectorizable(layout: Layout, vector: int) -> bool:
     """Whether rows are so many neighbouring elements again and again, each where one load or store may have them."""
     if vector == 1:
         return True

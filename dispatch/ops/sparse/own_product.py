@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["plan", "product"]
 
-DONE = 16  # bytes of the counter of blocks, and of whether there is a long row
+COUNTER_BYTES = 16  # bytes of the counter of blocks, and of whether there is a long row
 WORD, NUMBER = 4, 8  # bytes
-PART = 256  # bytes: parts of the memory begin at multiples of it
+ALIGNMENT = 256  # bytes: parts of the memory begin at multiples of it
 QUARTER = 4  # by so much more row ends are read at once than a block has on average
 LANES = 32
 
@@ -78,10 +78,10 @@ def scratch_of(executor: CudaExecutor, blocks: int, size: int) -> tuple[Tensor, 
 
     Counters and the blocks' states, which are 0; rows; and two sums of each.
     """
-    counters, *others = (DONE + WORD * blocks, NUMBER * blocks, size * blocks, size * blocks)
+    counters, *others = (COUNTER_BYTES + WORD * blocks, NUMBER * blocks, size * blocks, size * blocks)
     at, places = 0, []
     for nbytes in (counters, *others):
         places.append(at)
-        at += -(-nbytes // PART) * PART
+        at += -(-nbytes // ALIGNMENT) * ALIGNMENT
     scratch = cleared(executor, counters, at - counters)
     return scratch, [scratch.ptr + place for place in places]

@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Layout
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["Apart", "Side", "plan", "sampling", "widths"]
+__all__ = ["BatchStrides", "DenseOperand", "load_widths", "plan", "sampling_step"]
 
 LEAST_LANES, MOST_LANES = 4, 32
 LOADS = 2  # of a lane, of each row and column, at least
 ONE_MATRIX, ONE_VECTOR = 2, 1  # axes, without that of a batch
 
 
-class Apart(ctypes.Structure):
+class BatchStrides(ctypes.Structure):
     """How the kernel is told how many elements from an operand of one matrix that of the next is."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in ("added", "owners", "places", "x", "y", "out"))
 
 
-class Side(NamedTuple):
+class DenseOperand(NamedTuple):
     """One of the dense operands by its lines, each of which has the terms of a sum; `place` is among the addresses."""
 
     place: int
@@ -47,36 +47,36 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request."""
     steps = Steps(executor, row, len(request.reads) + len(request.writes) + len(request.numbers))
     if not request.layout_of("out").size:
-        return steps.idle()
+        return steps.idle_plan()
     by_columns = request.form.format == SparseFormat.CSC
     names = ("b", "a") if by_columns else ("a", "b")  # whose lines are those of the pattern, and the other one
-    sides = [side_of(request, steps, name) for name in names]
-    steps.append(sampling(request, executor, sides[0], sides[1]))
+    sides = [dense_operand(request, steps, name) for name in names]
+    steps.append(sampling_step(request, executor, sides[0], sides[1]))
     return steps.plan(capture_safe=True)
 
 
-def apart_in(layout: Layout, axes: int) -> int:
+def batch_stride(layout: Layout, axes: int) -> int:
     """How many elements further an operand of so many axes is for the next of a batch; 0 where one is for all."""
     return layout.strides[0] if len(layout.shape) > axes and layout.shape[0] > 1 else 0
 
 
-def side_of(request: Any, steps: Steps, name: str) -> Side:
+def dense_operand(request: Any, steps: Steps, name: str) -> DenseOperand:
     """An operand as it lies where the terms of a sum are side by side, and else a copy in which they are."""
     layout, place = request.layout_of(name), request.place_of(name)
     (lines, terms), (line, step) = layout.shape[-ONE_MATRIX:], layout.strides[-ONE_MATRIX:]
     if name == "b":
         lines, terms, line, step = terms, lines, step, line
-    apart, item = apart_in(layout, ONE_MATRIX), layout.dtype.itemsize
+    apart, item = batch_stride(layout, ONE_MATRIX), layout.dtype.itemsize
     if step == 1 or terms <= 1:
-        return Side(place, line, layout.alignment, apart)
+        return DenseOperand(place, line, layout.alignment, apart)
     batch = layout.shape[0] if apart else 1
-    target = Place(steps.room(batch * lines * terms * item), step=lines * terms * item)
+    target = Place(steps.allocate(batch * lines * terms * item), step=lines * terms * item)
     source = Matrix(Place(place, step=apart * item), layout.dtype, lines, terms, line, step)
     steps.copy(source, Matrix(target, layout.dtype, lines, terms, terms, 1), batch)
-    return Side(target.operand, terms, WIDEST, lines * terms if apart else 0)
+    return DenseOperand(target.operand, terms, WIDEST, lines * terms if apart else 0)
 
 
-def widths(request: Any, x: Side, y: Side) -> tuple[int, int]:
+def load_widths(request: Any, x: DenseOperand, y: DenseOperand) -> tuple[int, int]:
     """Elements that a lane reads at once, and lanes of a group."""
     item, terms = request.values.dtype.itemsize, request.a.shape[-1]
     vector = max(1, WIDEST // item)
@@ -91,13 +91,13 @@ def widths(request: Any, x: Side, y: Side) -> tuple[int, int]:
     return vector, lanes
 
 
-def sampling(request: Any, executor: CudaExecutor, x: Side, y: Side) -> LaunchStep:
+def sampling_step(request: Any, executor: CudaExecutor, x: DenseOperand, y: DenseOperand) -> LaunchStep:
     """One launch, as a step of a plan."""
     form, dtype = request.form, request.values.dtype
     by_columns, pairs = form.format == SparseFormat.CSC, form.format == SparseFormat.COO
     owners, places = ("columns", "rows") if by_columns else ("rows", "columns")
     out, terms = request.layout_of("out"), request.a.shape[-1]
-    vector, lanes = widths(request, x, y)
+    vector, lanes = load_widths(request, x, y)
     line_bytes, place_bytes = (getattr(request, name).dtype.itemsize for name in (owners, places))
     batched = len(out.shape) > ONE_VECTOR
     kernel = SOURCE, NAME, options(dtype, line_bytes, place_bytes, vector, lanes, batched=batched)
@@ -107,8 +107,8 @@ def sampling(request: Any, executor: CudaExecutor, x: Side, y: Side) -> LaunchSt
     numbers = [(number_of(dtype), first + request.numbers.index(name)) for name in ("alpha", "beta")]
     filled = [*((ctypes.c_void_p(), place) for place in operands), *numbers]
     extents = (out.shape[-1], form.shape[1 if by_columns else 0], terms, x.line, y.line, form.base)
-    vectors = [apart_in(request.layout_of(name), ONE_VECTOR) for name in ("values", owners, places, "out")]
-    apart = Apart(*vectors[:3], x.apart, y.apart, vectors[3])
+    vectors = [batch_stride(request.layout_of(name), ONE_VECTOR) for name in ("values", owners, places, "out")]
+    apart = BatchStrides(*vectors[:3], x.apart, y.apart, vectors[3])
     batch = ctypes.c_int64(out.shape[0] if batched else 1)
     given = (*map(ctypes.c_int64, extents), ctypes.c_int(pairs), batch, apart)
     return LaunchStep(executor, kernel, (-(-out.size // THREADS), THREADS), filled, given)

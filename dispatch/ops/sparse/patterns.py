@@ -63,7 +63,7 @@ def dense_row(rng: np.random.Generator, shape: Shape) -> Mask:
     return found
 
 
-def nothing(rng: np.random.Generator, shape: Shape) -> Mask:
+def no_elements(rng: np.random.Generator, shape: Shape) -> Mask:
     """No element at all."""
     del rng
     return np.zeros(shape, bool)
@@ -104,7 +104,7 @@ PATTERNS: dict[str, Callable[[np.random.Generator, Shape], Mask]] = {
     "2d Poisson": poisson_2d,
     "3d Poisson": poisson_3d,
     "graph Laplacian": laplacian,
-    "nothing": nothing,
+    "nothing": no_elements,
 }
 SQUARE = ("2d Poisson", "3d Poisson", "graph Laplacian")
 

@@ -14,7 +14,7 @@ from dispatch.libraries.cusparse.operator_source import Operators
 if TYPE_CHECKING:
     from dispatch.keys import Dtype
 
-__all__ = ["Apart", "plain_operators", "words"]
+__all__ = ["BatchStrides", "plain_operators", "words"]
 
 PLAIN = r"""
 namespace operators {
@@ -41,7 +41,7 @@ OF_BATCH = """const Int matrix = (unsigned)tile / (unsigned)tiles, tile_of_colum
     if (c) c += matrix * apart.c;"""
 
 
-class Apart(ctypes.Structure):
+class BatchStrides(ctypes.Structure):
     """How the kernel is told how many elements from an operand of one matrix that of the next is."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in ("values", "offsets", "places", "b", "c", "out"))
@@ -49,7 +49,7 @@ class Apart(ctypes.Structure):
 
 def plain_operators(compute: Dtype) -> str:
     """The namespace that the kernel finds its operators in, for sums of a dtype."""
-    return Operators(compute, "return a * b;", "return a + b;", None, 0.0, adds=False).together() + PLAIN
+    return Operators(compute, "return a * b;", "return a + b;", None, 0.0, adds_c=False).as_namespace() + PLAIN
 
 
 def words(*, conj: bool, batched: bool) -> dict[str, str]:

@@ -14,7 +14,7 @@ from dispatch.core.request import Unpacked
 from dispatch.errors import BadRequest
 from dispatch.keys import F32, HALF
 from dispatch.ops.sparse.algorithms import SpmmAlgorithm, SpmvAlgorithm
-from dispatch.ops.sparse.base import Number, ScaledRequest, check_matrix, check_vector
+from dispatch.ops.sparse.base import Number, ScaledSparseRequest, check_matrix, check_vector
 from dispatch.ops.sparse.form import SparseFormat, shape_of
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ __all__ = ["SddmmRequest", "SparseMvRequest", "SpmmRequest"]
 
 
 @dataclass(frozen=True, eq=False)
-class ProductRequest(ScaledRequest):
+class ProductRequest(ScaledSparseRequest):
     """What is added to the product, and where it goes.
 
     Attributes:
@@ -154,7 +154,7 @@ class SpmmRequest(ProductRequest):
 
 
 @dataclass(frozen=True, eq=False)
-class SddmmRequest(ScaledRequest):
+class SddmmRequest(ScaledSparseRequest):
     """C = alpha · (A · B where C has elements) + beta · C, where C is sparse: cuSPARSE's SDDMM.
 
     The result is the values of a matrix with the rows and columns of C.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["PRUNING", "numpy_pruning"]
 
 
-def stays(request: Any) -> Array:
+def kept_mask(request: Any) -> Array:
     """Which elements are left."""
     sizes = np.abs(np.asarray(request.a))
     if request.threshold is not None:
@@ -33,13 +33,13 @@ def stays(request: Any) -> Array:
 def counted(request: Any, work: np.dtype[Any]) -> Results:
     """How many are left."""
     del work
-    return {"out": np.array([np.count_nonzero(stays(request))], np.int64)}
+    return {"out": np.array([np.count_nonzero(kept_mask(request))], np.int64)}
 
 
 def pruned(request: Any, work: np.dtype[Any]) -> Results:
     """What is left, row by row; BadRequest where that are other than so many."""
     del work
-    a, row_and_column = np.asarray(request.a), np.nonzero(stays(request))
+    a, row_and_column = np.asarray(request.a), np.nonzero(kept_mask(request))
     row, column = row_and_column
     if len(row) != request.nnz:
         raise BadRequest("nnz", str(request.nnz), f"{len(row)}, as prune_nnz counts them")

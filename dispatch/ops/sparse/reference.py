@@ -15,7 +15,7 @@ from dispatch.ops.sparse.compiled_reference import COMPILED
 from dispatch.ops.sparse.ell_reference import ELL
 from dispatch.ops.sparse.form import SparseFormat
 from dispatch.ops.sparse.incomplete_reference import INCOMPLETE
-from dispatch.ops.sparse.matrix_reference import coordinates, flaws, matrix_of, numbers, of_parts, scaled, turned
+from dispatch.ops.sparse.matrix_reference import coo_of, coordinates, flaws, matrix_of, numbers, op_of, scaled
 from dispatch.ops.sparse.pentadiagonal_reference import PENTADIAGONAL
 from dispatch.ops.sparse.pruning_reference import PRUNING
 from dispatch.ops.sparse.tridiagonal_reference import TRIDIAGONAL
@@ -51,7 +51,7 @@ def evaluate(request: Any, work: np.dtype[Any]) -> Results:
 # -- the ops ----------------------------------------------------------------------------------------------------------
 def product(request: Any, work: np.dtype[Any]) -> Results:
     """alpha · op(A) · B + beta · C, of a vector or a matrix; a matrix without columns SciPy refuses."""
-    a = turned(matrix_of(request, work), request.trans).tocsr()
+    a = op_of(matrix_of(request, work), request.trans).tocsr()
     right = numbers(request.x if request.op == "sparse_mv" else request.b, work)
     found = scaled(request, "alpha", a @ right)
     if request.reads_added:
@@ -69,8 +69,8 @@ def batch_of_products(request: Any, work: np.dtype[Any]) -> Results:
     for number, right in enumerate(numbers(request.b, work)):
         pairs = zip(parts, axes, strict=True)
         own, rows, columns = (part if part.ndim == alone else part[number] for part, alone in pairs)
-        a = of_parts(sp, request.form, own, *coordinates(request.form, rows, columns))
-        found.append(turned(a, request.trans).tocsr() @ right)
+        a = coo_of(sp, request.form, own, *coordinates(request.form, rows, columns))
+        found.append(op_of(a, request.trans).tocsr() @ right)
     out = scaled(request, "alpha", np.stack(found))
     return {"out": out + scaled(request, "beta", numbers(request.c, work)) if request.reads_added else out}
 
@@ -121,7 +121,7 @@ def triangle_of(request: Any, work: np.dtype[Any]) -> tuple[Any, bool]:
     found = sp.tril(matrix, beside) if lower else sp.triu(matrix, beside)
     if unit:
         found = found + sp.eye_array(matrix.shape[0], dtype=found.dtype)
-    return turned(found, request.trans).tocsr(), lower == (request.trans is Operation.N)
+    return op_of(found, request.trans).tocsr(), lower == (request.trans is Operation.N)
 
 
 def solved(request: Any, work: np.dtype[Any]) -> Results:
@@ -269,7 +269,7 @@ def to_rows(request: Any, work: np.dtype[Any]) -> Results:
     return {"out": np.repeat(np.arange(len(ends) - 1), np.diff(ends)) + request.base}
 
 
-def places(request: Any) -> Array:
+def vector_indices(request: Any) -> Array:
     """Where the elements of a sparse vector are, from 0 on; BadRequest for places beyond the dense one."""
     found: Array = np.asarray(request.indices).astype(np.int64) - request.base
     if ((found < 0) | (found >= request.y.size)).any():
@@ -280,13 +280,13 @@ def places(request: Any) -> Array:
 
 def gathered(request: Any, work: np.dtype[Any]) -> Results:
     """Elements of a dense vector."""
-    return {"out": numbers(request.y, work)[places(request)]}
+    return {"out": numbers(request.y, work)[vector_indices(request)]}
 
 
 def scattered(request: Any, work: np.dtype[Any]) -> Results:
     """A dense vector with other elements at some places."""
     found = numbers(request.y, work).copy()
-    found[places(request)] = numbers(request.values, work)
+    found[vector_indices(request)] = numbers(request.values, work)
     return {"out": found}
 
 
@@ -294,20 +294,20 @@ def dotted(request: Any, work: np.dtype[Any]) -> Results:
     """The sum of products of a sparse vector and a dense one."""
     values = numbers(request.values, work)
     values = values.conj() if request.conj else values
-    return {"out": np.array([(values * numbers(request.y, work)[places(request)]).sum()], values.dtype)}
+    return {"out": np.array([(values * numbers(request.y, work)[vector_indices(request)]).sum()], values.dtype)}
 
 
 def added(request: Any, work: np.dtype[Any]) -> Results:
     """A multiple of a sparse vector added to one of a dense one."""
     y, values = numbers(request.y, work), numbers(request.values, work)
     found = scaled(request, "beta", y) if request.reads_added else np.zeros_like(y)
-    np.add.at(found, places(request), scaled(request, "alpha", values))
+    np.add.at(found, vector_indices(request), scaled(request, "alpha", values))
     return {"out": found}
 
 
 def rotated(request: Any, work: np.dtype[Any]) -> Results:
     """A sparse vector and a dense one, rotated at the places of the first."""
-    at, values, y = places(request), numbers(request.values, work), numbers(request.y, work).copy()
+    at, values, y = vector_indices(request), numbers(request.values, work), numbers(request.y, work).copy()
     beside = y[at]
     y[at] = scaled(request, "c", beside) - scaled(request, "s", values)
     return {"out_values": scaled(request, "c", values) + scaled(request, "s", beside), "out_y": y}

@@ -7,43 +7,21 @@ from typing import TYPE_CHECKING, Any
 from dispatch.core.matrix_choices import Operation
 from dispatch.keys import I32, I64
 from dispatch.ops.sparse.algorithms import SpmmAlgorithm
-from dispatch.ops.sparse.batched_rules import count_of
+from dispatch.ops.sparse.batched_rules import nnz_of
 from dispatch.ops.sparse.form import SparseFormat
-from dispatch.ops.sparse.pairs import OF_REUSE
+from dispatch.ops.sparse.sparse_products import REUSE_ALGORITHMS
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Layout
 
-__all__ = ["aligned", "blocks", "elements", "formats_of_dense", "formats_of_solves", "index_pair", "leading", "lines"]
-__all__ += [
-    "adjacent_rows",
-    "any_elements",
-    "both_triangles",
-    "diagonal_of_lines",
-    "factorized",
-    "few_elements",
-    "from_zero",
-    "iterated",
-    "matrix_of",
-    "narrow",
-    "narrow_columns",
-    "narrow_lines",
-    "one_index",
-    "only_csr",
-    "open_algorithm",
-    "results",
-    "reused",
-    "some",
-    "stacked_lines",
-    "steady",
-    "three",
-    "vectors",
-    "wide_enough",
-    "with_blocks",
-    "with_factors",
-    "without_factors",
-    "zero_base",
-]
+__all__ = ["adjacent_rows", "aligned", "base_zero", "base_zero_if_empty", "block_preconditioner"]
+__all__ += ["both_triangles", "csr_alg3_formats", "default_algorithm", "dense_batch_orders", "dense_orders"]
+__all__ += ["dense_results", "dense_vectors", "diagonal_preconditioner", "direct_operands"]
+__all__ += ["elements_where_needed", "enough_columns", "factor_preconditioner", "few_elements"]
+__all__ += ["first_matrix_layout", "i32_columns", "i32_count", "i32_indices", "index_dtypes", "krylov_operands"]
+__all__ += ["leading_dimension", "no_blocks", "only_csr", "preconditioner_formats", "same_index_dtype"]
+__all__ += ["sparse_vectors", "spgemm_reuse", "square_blocks", "triangular_formats", "tridiagonal"]
+__all__ += ["with_elements"]
 
 MAX_INT = 2**31 - 1
 LEAST = 3  # unknowns of gtsv2
@@ -66,7 +44,7 @@ def aligned(request: Any) -> str:
     return ""
 
 
-def index_pair(request: Any) -> str:
+def index_dtypes(request: Any) -> str:
     """Offsets and indices of one dtype, or offsets of 64 bits and indices of 32."""
     offsets, indices = request.rows.dtype, request.columns.dtype
     if request.form.format == SparseFormat.CSC:
@@ -77,7 +55,7 @@ def index_pair(request: Any) -> str:
     return f"needs rows and columns of one dtype, has {request.rows.dtype} and {request.columns.dtype}"
 
 
-def blocks(request: Any) -> str:
+def square_blocks(request: Any) -> str:
     """BSR: square blocks, and A as it is."""
     if request.form.format != SparseFormat.BSR:
         return ""
@@ -88,7 +66,7 @@ def blocks(request: Any) -> str:
     return "" if trans is Operation.N else f"needs trans n with BSR, has {trans.name.lower()}"
 
 
-def steady(request: Any) -> str:
+def csr_alg3_formats(request: Any) -> str:
     """CSR_ALG3, which adds up in one order, does not go through a matrix by its columns."""
     if request.algorithm != SpmmAlgorithm.CSR_ALG3:
         return ""
@@ -98,7 +76,7 @@ def steady(request: Any) -> str:
     return f"needs CSR and trans n with CSR_ALG3, has {kind.name} and {trans.name.lower()}"
 
 
-def formats_of_solves(request: Any) -> str:
+def triangular_formats(request: Any) -> str:
     """CSR, CSC or COO; CSC is solved as the CSR of the transposed matrix, which has no conjugate of its own."""
     kind = SparseFormat(request.form.format)
     if kind is SparseFormat.BSR:
@@ -107,7 +85,7 @@ def formats_of_solves(request: Any) -> str:
     return "needs CSR or COO with trans c, has CSC" if kind is SparseFormat.CSC and conjugated else ""
 
 
-def formats_of_dense(request: Any) -> str:
+def no_blocks(request: Any) -> str:
     """No blocks."""
     kind = SparseFormat(request.form.format)
     return "" if kind is not SparseFormat.BSR else "needs CSR, CSC or COO, has BSR"
@@ -127,7 +105,7 @@ def adjacent_rows(request: Any) -> str:
     return f"needs CSR with trans n, or CSC with trans t or c, has {kind.name} with {trans.name.lower()}"
 
 
-def open_algorithm(request: Any) -> str:
+def default_algorithm(request: Any) -> str:
     """No algorithm of cuSPARSE's asked for."""
     return f"needs algorithm default, has {request.algorithm.name.lower()}" if request.algorithm else ""
 
@@ -140,7 +118,7 @@ def few_elements(request: Any) -> str:
     return f"needs at most {MOST_STEPS:,} rows and elements, or library own or autotune, has {steps:,}"
 
 
-def wide_enough(request: Any) -> str:
+def enough_columns(request: Any) -> str:
     """A B of several columns, or few rows and elements; whoever asks for the library has any."""
     out = request.layout_of("out")
     steps, columns = out.shape[-2] + request.values.shape[0], out.shape[-1]
@@ -149,7 +127,7 @@ def wide_enough(request: Any) -> str:
     return f"needs at least {LEAST_COLUMNS} columns of b, or library own or autotune, has {columns}"
 
 
-def vectors(request: Any) -> str:
+def dense_vectors(request: Any) -> str:
     """Vectors whose elements are one behind another."""
     for name in ("x", request.added, "out"):
         if not name or (name != "out" and getattr(request, name) is None):
@@ -160,7 +138,7 @@ def vectors(request: Any) -> str:
     return ""
 
 
-def leading(layout: Layout, *, by_rows: bool) -> int | None:
+def leading_dimension(layout: Layout, *, by_rows: bool) -> int | None:
     """The leading dimension of a row-major or a column-major matrix; None for one that is not of that order."""
     (m, n), (row, column) = layout.shape, layout.strides
     if not by_rows:
@@ -170,44 +148,44 @@ def leading(layout: Layout, *, by_rows: bool) -> int | None:
     return None
 
 
-def lines(request: Any) -> str:
+def dense_orders(request: Any) -> str:
     """Dense matrices are row-major or column-major."""
     for name in ("a", "b", "out"):
         if name not in (*request.reads, *request.writes):
             continue
         layout = request.layout_of(name)
         is_matrix = len(layout.shape) == 2 and layout.size
-        if is_matrix and all(leading(layout, by_rows=order) is None for order in (True, False)):
+        if is_matrix and all(leading_dimension(layout, by_rows=order) is None for order in (True, False)):
             wanted = f"{name} row-major or column-major, with adjacent elements in each line"
             return f"needs {wanted}, has {layout}: copy it"
     return ""
 
 
-def matrix_of(request: Any, layout: Layout) -> Layout:
+def first_matrix_layout(request: Any, layout: Layout) -> Layout:
     """The layout of the first matrix of a batch."""
     found: Layout = request.device.layout(layout.dtype, layout.shape[1:], layout.strides[1:], layout.alignment)
     return found
 
 
-def stacked_lines(request: Any) -> str:
+def dense_batch_orders(request: Any) -> str:
     """Each matrix row-major or column-major, one behind another; and elements of A where something is added."""
     for name in ("b", "out"):
         layout = request.layout_of(name)
-        one = matrix_of(request, layout)
+        one = first_matrix_layout(request, layout)
         if not layout.size:
             continue
-        orders = [ld for order in (True, False) if (ld := leading(one, by_rows=order)) is not None]
+        orders = [ld for order in (True, False) if (ld := leading_dimension(one, by_rows=order)) is not None]
         if not orders:
             wanted = f"each matrix of {name} row-major or column-major, with adjacent elements in each line"
             return f"needs {wanted}, has {layout}: copy it"
         if layout.shape[0] > 1 and layout.strides[0] * layout.dtype.itemsize < one.high - one.low:
             return f"needs the matrices of {name} one behind another, has {layout}: copy it"
-    if count_of(request) or not request.reads_added:
+    if nnz_of(request) or not request.reads_added:
         return ""
     return "needs matrices with elements where something is added, has none"
 
 
-def results(request: Any) -> str:
+def dense_results(request: Any) -> str:
     """Values and indices of results are dense."""
     for name in request.writes:
         layout = request.layout_of(name)
@@ -216,7 +194,7 @@ def results(request: Any) -> str:
     return ""
 
 
-def narrow(request: Any) -> str:
+def i32_indices(request: Any) -> str:
     """Indices of 32 bits, and as many elements, rows and columns."""
     for name in ("rows", "columns"):
         dtype = getattr(request, name).dtype
@@ -226,7 +204,7 @@ def narrow(request: Any) -> str:
     return "" if most <= MAX_INT else f"needs at most {MAX_INT} rows, columns and elements, has {most}"
 
 
-def elements(request: Any) -> str:
+def elements_where_needed(request: Any) -> str:
     """A matrix with elements, where one without any would leave more to do than to write zeros."""
     if request.values.shape[0] and getattr(request, "b_values", request.values).shape[0]:
         empty = request.op == "sddmm" and not request.a.shape[1]
@@ -239,48 +217,48 @@ def elements(request: Any) -> str:
     return "needs a matrix with elements where something is added, has none" if adds else ""
 
 
-def reused(request: Any) -> str:
+def spgemm_reuse(request: Any) -> str:
     """Fixed patterns of i32 indices from 0 on with SpGEMMreuse's algorithms, which multiply and count nothing."""
-    if request.algorithm not in OF_REUSE or getattr(request, "reuses", False):
+    if request.algorithm not in REUSE_ALGORITHMS or getattr(request, "reuses", False):
         return ""
     return f"needs spgemm, and fixed patterns of i32 indices from 0 on, with {request.algorithm.name}: a.fixed()"
 
 
-def one_index(request: Any) -> str:
+def same_index_dtype(request: Any) -> str:
     """Offsets and indices of one dtype."""
     rows, columns = request.rows.dtype, request.columns.dtype
     return "" if rows is columns else f"needs rows and columns of one dtype, has {rows} and {columns}"
 
 
-def narrow_columns(request: Any) -> str:
+def i32_columns(request: Any) -> str:
     """Columns of 32 bits."""
     dtype = request.columns.dtype
     return "" if dtype is I32 else f"needs columns of i32, has {dtype}"
 
 
-def from_zero(request: Any) -> str:
+def base_zero(request: Any) -> str:
     """Indices from 0 on."""
     return f"needs base 0, has {request.form.base}" if request.form.base else ""
 
 
-def any_elements(request: Any) -> str:
+def with_elements(request: Any) -> str:
     """A matrix with elements, without which it has no diagonal."""
     return "" if request.values.shape[0] else "needs a matrix with elements, has none"
 
 
-def narrow_lines(request: Any) -> str:
+def i32_count(request: Any) -> str:
     """As many elements as 32 bits count."""
     size = request.rows.size
     return "" if size <= MAX_INT else f"needs at most {MAX_INT} rows and elements, has {size}"
 
 
-def zero_base(request: Any) -> str:
+def base_zero_if_empty(request: Any) -> str:
     """Base 0 where there are no elements, for offsets are zeros then."""
     count = request.rows.size if request.op == "coo2csr" else request.nnz
     return "" if count or not request.base else "needs base 0 where there are no elements, has 1"
 
 
-def some(request: Any) -> str:
+def sparse_vectors(request: Any) -> str:
     """A sparse vector with elements; and vectors that are dense, but for y where it is copied."""
     if not request.indices.size:
         return "needs a sparse vector with elements, has none"
@@ -292,7 +270,7 @@ def some(request: Any) -> str:
     return ""
 
 
-def three(request: Any) -> str:
+def tridiagonal(request: Any) -> str:
     """Diagonals and batches that are dense, results by columns, and at least three unknowns."""
     n = request.d.shape[-1]
     if n < LEAST:
@@ -302,12 +280,12 @@ def three(request: Any) -> str:
         if name != "b" and layout.size > 1 and not layout.is_contiguous:
             return f"needs {name} dense, has {layout}: copy it"
     out = request.layout_of("out")
-    if len(out.shape) == 2 and not request.is_batch and out.size and leading(out, by_rows=False) is None:
+    if len(out.shape) == 2 and not request.is_batch and out.size and leading_dimension(out, by_rows=False) is None:
         return f"needs out with its columns one behind another, has {out}: leave it open"
     return ""
 
 
-def iterated(request: Any) -> str:
+def krylov_operands(request: Any) -> str:
     """A matrix with elements, and vectors whose elements are one behind another."""
     if not request.values.shape[0]:
         return "needs a matrix with elements, has none"
@@ -317,7 +295,7 @@ def iterated(request: Any) -> str:
     return ""
 
 
-def diagonal_of_lines(request: Any) -> str:
+def preconditioner_formats(request: Any) -> str:
     """CSR or CSC where the diagonal is taken."""
     kind = SparseFormat(request.form.format)
     takes = getattr(request.preconditioner, "name", "NONE") not in ("NONE", "BLOCK_JACOBI")
@@ -325,33 +303,33 @@ def diagonal_of_lines(request: Any) -> str:
     return "" if is_fit else f"needs CSR or CSC with a preconditioner that is made of A, has {kind.name}"
 
 
-def without_factors(request: Any) -> str:
+def diagonal_preconditioner(request: Any) -> str:
     """A preconditioner that is a diagonal, or none."""
     is_apart = request.is_factored or request.is_blocked
     return f"needs a diagonal or no preconditioner, has {request.preconditioner.name}" if is_apart else ""
 
 
-def with_blocks(request: Any) -> str:
+def block_preconditioner(request: Any) -> str:
     """Inverses of blocks as the preconditioner."""
     return "" if request.is_blocked else f"needs preconditioner block_jacobi, has {request.preconditioner.name}"
 
 
-def with_factors(request: Any) -> str:
+def factor_preconditioner(request: Any) -> str:
     """Incomplete factors as the preconditioner."""
     return "" if request.is_factored else f"needs preconditioner ilu0 or ic0, has {request.preconditioner.name}"
 
 
-def factorized(request: Any) -> str:
+def direct_operands(request: Any) -> str:
     """A matrix with elements, and a solution whose columns lie one behind another."""
     if not request.values.shape[0]:
         return "needs a matrix with elements, has none"
     out = request.layout_of("out")
-    if len(out.shape) == 2 and leading(out, by_rows=False) is None:
+    if len(out.shape) == 2 and leading_dimension(out, by_rows=False) is None:
         return f"needs out with its columns one behind another, has {out}: leave it open"
     return ""
 
 
-def in_stack(layout: Layout) -> bool:
+def is_dense_batch(layout: Layout) -> bool:
     """Whether vectors, or matrices by columns, lie one behind another without a gap; the first axis counts them."""
     order = (0, 1) if len(layout.shape) == len(("batch", "n")) else (0, 2, 1)
     step = 1
@@ -362,30 +340,34 @@ def in_stack(layout: Layout) -> bool:
     return True
 
 
-def factorized_batch(request: Any) -> str:
+def direct_batch_operands(request: Any) -> str:
     """Matrices with elements, and solutions one behind another, each with its columns so."""
     if not request.values.shape[1]:
         return "needs matrices with elements, has none"
     out = request.layout_of("out")
-    return "" if in_stack(out) else f"needs out with matrices and columns one behind another, has {out}: leave it open"
+    return (
+        ""
+        if is_dense_batch(out)
+        else f"needs out with matrices and columns one behind another, has {out}: leave it open"
+    )
 
 
-def on_device(request: Any) -> str:
+def factors_on_device(request: Any) -> str:
     """Factors in the GPU's memory."""
     return "needs memory device, has hybrid" if request.is_hybrid else ""
 
 
-def own_precision(request: Any) -> str:
+def same_precision(request: Any) -> str:
     """Factors in the precision of the matrix."""
     return "" if request.precision is None else f"needs precision None, has {request.precision.name}"
 
 
-def unrefined(request: Any) -> str:
+def no_refinement(request: Any) -> str:
     """A solution that is not refined."""
     return f"needs no refinements, has {request.refinements}" if request.refinements else ""
 
 
-def refactored(request: Any) -> str:
+def refactorization(request: Any) -> str:
     """Factors that are kept, of a matrix that need not be positive definite, with indices from 0 on."""
     if request.stamp is None or request.form.pattern is None:
         return "needs a stamp and a fixed pattern, as splu gives them"

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dispatch.keys import F32, HALF
-from dispatch.libraries.cusparse.operator_source import filled
+from dispatch.libraries.cusparse.operator_source import fill_template
 from dispatch.libraries.nvrtc.number_types import NAMES, NUMBERS, WIDEST
 from dispatch.ops.sparse.product_kernels import BITS, INDICES, REAL
 
@@ -334,7 +334,7 @@ def source(
     """The program: the caller's operators, and behind them, so that they see nothing of it, the kernel.
 
     Args:
-        operators: what `Operators.together` gives.
+        operators: what `Operators.as_namespace` gives.
         dtypes: those of A and of the result.
         indices: the bytes of A's offsets and of its columns.
         tile: how the steps are split.
@@ -370,4 +370,4 @@ def source(
         **OF_ONE,
         **more,
     }
-    return operators + NUMBERS + filled(KERNEL, {name: str(word) for name, word in words.items()})
+    return operators + NUMBERS + fill_template(KERNEL, {name: str(word) for name, word in words.items()})

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.ops.sparse.base import Number
 
-__all__ = ["READY", "Semiring", "SparseOperator", "check_operator", "semiring_of"]
+__all__ = ["NAMED_SEMIRINGS", "Semiring", "SparseOperator", "check_operator", "semiring_of"]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Semiring:
         return semiring_of(name)
 
     @property
-    def lines(self) -> tuple[str | None, ...]:
+    def code_key(self) -> tuple[str | None, ...]:
         """All that a plan of a GPU depends on: the operators' code, and the identity."""
         codes = (None if one is None else one.code for one in (self.multiply, self.add, self.epilogue))
         return *codes, repr(complex(self.identity))
@@ -123,9 +123,11 @@ def semiring_of(given: object) -> Semiring:
     """A semiring, or the ready one of a name; BadRequest for any other."""
     if isinstance(given, Semiring):
         return given
-    found = READY.get(given) if isinstance(given, str) else None
+    found = NAMED_SEMIRINGS.get(given) if isinstance(given, str) else None
     if found is None:
-        raise BadRequest("semiring", shown(given), f"a dispatch.sparse.Semiring, or one of {', '.join(READY)}")
+        raise BadRequest(
+            "semiring", shown(given), f"a dispatch.sparse.Semiring, or one of {', '.join(NAMED_SEMIRINGS)}"
+        )
     return found
 
 
@@ -135,24 +137,24 @@ def missing(_first: Any, _second: Any) -> Any:
     return unnamed()
 
 
-def _either(a: Array, b: Array) -> Any:
+def _logical_or(a: Array, b: Array) -> Any:
     return (a != 0) | (b != 0)
 
 
-def _both(a: Array, b: Array) -> Any:
+def _logical_and(a: Array, b: Array) -> Any:
     return (a != 0) & (b != 0)
 
 
 SUM, PRODUCT = SparseOperator("return a + b;", np.add), SparseOperator("return a * b;", np.multiply)
 # As NumPy's, NaN where one of the two is.
-LEAST = SparseOperator("return a < b || a != a ? a : b;", np.minimum)
-MOST = SparseOperator("return a > b || a != a ? a : b;", np.maximum)
-EITHER = SparseOperator("return a != Number(0) || b != Number(0);", _either)
-BOTH = SparseOperator("return a != Number(0) && b != Number(0);", _both)
-READY: dict[str, Semiring] = {
+MINIMUM = SparseOperator("return a < b || a != a ? a : b;", np.minimum)
+MAXIMUM = SparseOperator("return a > b || a != a ? a : b;", np.maximum)
+LOGICAL_OR = SparseOperator("return a != Number(0) || b != Number(0);", _logical_or)
+LOGICAL_AND = SparseOperator("return a != Number(0) && b != Number(0);", _logical_and)
+NAMED_SEMIRINGS: dict[str, Semiring] = {
     "plus_times": Semiring(PRODUCT, SUM, 0.0),
-    "min_plus": Semiring(SUM, LEAST, float("inf")),
-    "max_plus": Semiring(SUM, MOST, float("-inf")),
-    "max_times": Semiring(PRODUCT, MOST, float("-inf")),
-    "or_and": Semiring(BOTH, EITHER, 0.0),
+    "min_plus": Semiring(SUM, MINIMUM, float("inf")),
+    "max_plus": Semiring(SUM, MAXIMUM, float("-inf")),
+    "max_times": Semiring(PRODUCT, MAXIMUM, float("-inf")),
+    "or_and": Semiring(LOGICAL_AND, LOGICAL_OR, 0.0),
 }

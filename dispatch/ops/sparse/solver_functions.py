@@ -11,7 +11,7 @@ from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest, LinAlgError
 from dispatch.ops import sparse as ops
 from dispatch.ops.sparse.block_jacobi_functions import BlockJacobi, block_jacobi
-from dispatch.ops.sparse.direct_functions import in_rows
+from dispatch.ops.sparse.direct_functions import csr_values
 from dispatch.ops.sparse.incomplete_functions import IncompleteFactors, ic0, ilu0
 from dispatch.ops.sparse.krylov import BREAKDOWN, NOT_FINITE, STAGNATED, Preconditioner
 from dispatch.ops.sparse.sources import sparse_tensor
@@ -71,7 +71,7 @@ def iterate(
     if isinstance(m, str) and m.lower() == "block_jacobi":
         m = block_jacobi(matrix, absolute=solve is ops.minres)  # as its "jacobi" has magnitudes
     if isinstance(m, IncompleteFactors):
-        matrix, m, choices["preconditioner"] = same_places(matrix, m), m.matrix.values, m.kind
+        matrix, m, choices["preconditioner"] = with_pattern_of(matrix, m), m.matrix.values, m.kind
     elif isinstance(m, BlockJacobi):
         m, choices["preconditioner"] = m.inverses, Preconditioner.BLOCK_JACOBI
     elif isinstance(m, str):
@@ -87,18 +87,18 @@ def iterate(
     return results[0]
 
 
-def same_places(matrix: SparseTensor, factors: IncompleteFactors) -> SparseTensor:
+def with_pattern_of(matrix: SparseTensor, factors: IncompleteFactors) -> SparseTensor:
     """A matrix in the form of its factors, which keeps their analyses; BadRequest where its indices are not theirs."""
     own, columns = factors.matrix, factors.columns
-    if shares_places(matrix, own):
+    if shares_indices(matrix, own):
         return matrix.with_form(own.form)
-    if columns is not None and shares_places(matrix, columns):
-        return own.with_values(in_rows(columns, matrix.values))
+    if columns is not None and shares_indices(matrix, columns):
+        return own.with_values(csr_values(columns, matrix.values))
     hint = "A, the same object that ilu0 or ic0 was given; or M.source.with_values(values), by rows, for A"
     raise BadRequest("M", repr(factors), f"factors with the offsets and the indices of {matrix!r}", hint)
 
 
-def shares_places(one: SparseTensor, other: SparseTensor) -> bool:
+def shares_indices(one: SparseTensor, other: SparseTensor) -> bool:
     """Whether two matrices have their offsets and indices in the same memory, and say the same of them."""
     pairs = (one.rows, other.rows), (one.columns, other.columns)
     same = all(first.ptr == second.ptr and first.layout == second.layout for first, second in pairs)
@@ -109,9 +109,9 @@ def check_iterations(routine: str, info: Any, iterations: Any, residual: Any) ->
     """Wait for what a request of an iteration says of itself, and raise LinAlgError where `info` is not 0."""
     status = int(_number(info))
     if status:
-        said = {"residual": float(_number(residual)), "iterations": int(_number(iterations))}
+        values = {"residual": float(_number(residual)), "iterations": int(_number(iterations))}
         meaning, hint = MEANINGS.get(status, UNFINISHED)
-        raise LinAlgError(routine, {(): status}, meaning.format(**said), hint)
+        raise LinAlgError(routine, {(): status}, meaning.format(**values), hint)
 
 
 def _number(given: Any) -> Any:

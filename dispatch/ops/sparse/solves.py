@@ -9,7 +9,7 @@ from dispatch.core.matrix_choices import DiagType, FillMode, Operation
 from dispatch.core.operands import Output, dense
 from dispatch.errors import BadRequest
 from dispatch.ops.sparse.algorithms import SpsvAlgorithm
-from dispatch.ops.sparse.base import ScaledRequest, check_matrix, check_vector
+from dispatch.ops.sparse.base import ScaledSparseRequest, check_matrix, check_vector
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
@@ -18,7 +18,7 @@ __all__ = ["SpsmRequest", "SpsvRequest", "TriangularRequest"]
 
 
 @dataclass(frozen=True, eq=False)
-class TriangularRequest(ScaledRequest):
+class TriangularRequest(ScaledSparseRequest):
     """A triangle of a square matrix A; the other one may be stored, and is not read.
 
     What does not depend on the right-hand side, the analysis, is made in each call, unless the form has a `pattern`:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["is_sparse", "sparse_tensor", "to_scipy", "to_torch"]
 
 COMPRESSED = ("csr", "csc", "bsr")
-TORCH = {
+TORCH_LAYOUTS = {
     "torch.sparse_csr": (SparseFormat.CSR, "crow_indices", "col_indices"),
     "torch.sparse_csc": (SparseFormat.CSC, "row_indices", "ccol_indices"),
     "torch.sparse_bsr": (SparseFormat.BSR, "crow_indices", "col_indices"),
@@ -40,7 +40,7 @@ def sparse_tensor(matrix: Any, *, device: Device | str | None = None, validate: 
     parts: tuple[Any, ...]
     if isinstance(matrix, SparseTensor):
         parts, form = (matrix.values, matrix.rows, matrix.columns), matrix.form
-    elif str(getattr(matrix, "layout", "")) in (*TORCH, "torch.sparse_coo"):
+    elif str(getattr(matrix, "layout", "")) in (*TORCH_LAYOUTS, "torch.sparse_coo"):
         parts, form = of_torch(matrix)
     elif hasattr(matrix, "format") and hasattr(matrix, "nnz") and hasattr(matrix, "shape"):
         parts, form = of_scipy(matrix)
@@ -78,10 +78,10 @@ def of_scipy(matrix: Any) -> tuple[tuple[Any, ...], SparseForm]:
         form = SparseForm(SparseFormat.COO, tuple(map(int, matrix.shape)))  # type: ignore[arg-type]
     else:
         raise BadRequest("matrix", f"one in {kind.upper()}", "CSR, CSC, COO or BSR", "matrix.tocsr()")
-    return tuple(_ours(part) if isinstance(part, np.ndarray) else part for part in parts), form
+    return tuple(_host_tensor(part) if isinstance(part, np.ndarray) else part for part in parts), form
 
 
-def _ours(array: Any) -> Any:
+def _host_tensor(array: Any) -> Any:
     """An array of SciPy's as a tensor of the host, over its memory; its results are tensors, too."""
     if array.dtype not in Dtype.by_numpy:
         raise BadRequest(
@@ -109,7 +109,7 @@ def of_torch(matrix: Any) -> tuple[tuple[Any, ...], SparseForm]:
         if values.dim() != 1:
             raise BadRequest("matrix", f"values of {values.dim()} axes", "a number for each place")
         return (values, indices[0], indices[1]), SparseForm(SparseFormat.COO, shape)
-    kind, rows, columns = TORCH[name]
+    kind, rows, columns = TORCH_LAYOUTS[name]
     values = matrix.values().detach()
     block = (int(values.shape[1]), int(values.shape[2])) if kind is SparseFormat.BSR else (1, 1)
     parts = (values, getattr(matrix, rows)(), getattr(matrix, columns)())
@@ -144,7 +144,7 @@ def to_torch(a: SparseTensor) -> Any:
 
     if a.form.base:
         raise BadRequest("a", repr(a), "base 0, which torch has alone")
-    values, rows, columns = (_of_torch(torch, part) for part in (a.values, a.rows, a.columns))
+    values, rows, columns = (_to_torch(torch, part) for part in (a.values, a.rows, a.columns))
     if a.format is SparseFormat.COO:
         return torch.sparse_coo_tensor(torch.stack((rows, columns)), values, a.shape, is_coalesced=True)
     offsets, indices = (columns, rows) if a.format is SparseFormat.CSC else (rows, columns)
@@ -152,6 +152,6 @@ def to_torch(a: SparseTensor) -> Any:
     return torch.sparse_compressed_tensor(offsets, indices, values, a.shape, layout=layout)
 
 
-def _of_torch(torch: Any, part: Any) -> Any:
+def _to_torch(torch: Any, part: Any) -> Any:
     kept = getattr(part.storage, "keep", None)
     return kept if isinstance(kept, torch.Tensor) and kept.data_ptr() == part.ptr else torch.from_dlpack(part)

@@ -47,7 +47,7 @@ class SparseTensor:
         """Tensors of one device, or arrays of another library; `validate` looks at all indices, and waits for that."""
         self.form = check_form("form", form)
         self.values, self.rows, self.columns = (
-            taken_in(name, given) for name, given in (("values", values), ("rows", rows), ("columns", columns))
+            as_tensor(name, given) for name, given in (("values", values), ("rows", rows), ("columns", columns))
         )
         home = self.values.device
         for name, tensor in (("rows", self.rows), ("columns", self.columns)):
@@ -62,7 +62,7 @@ class SparseTensor:
         """That of a request's results, or of parts that were looked at before; to look again took 22 us."""
         made = cls.__new__(cls)
         parts = (("values", values), ("rows", rows), ("columns", columns))
-        made.values, made.rows, made.columns = (taken_in(name, part) for name, part in parts)
+        made.values, made.rows, made.columns = (as_tensor(name, part) for name, part in parts)
         made.form = form
         return made
 
@@ -148,9 +148,9 @@ class SparseTensor:
         """Itself, once all indices are looked at, which is waited for; BadRequest that counts what is wrong."""
         found = SparseTensor.flaws(self)
         if any(found):
-            said = ", ".join(f"{number} {what}" for number, what in zip(found, FLAWS, strict=True) if number)
+            found_flaws = ", ".join(f"{number} {what}" for number, what in zip(found, FLAWS, strict=True) if number)
             hint = "a.sort_indices() and a.sum_duplicates() of SciPy or CuPy, or a.coalesce() of torch"
-            raise BadRequest("indices", said, "indices within the matrix, sorted in each line, each once", hint)
+            raise BadRequest("indices", found_flaws, "indices within the matrix, sorted in each line, each once", hint)
         return self
 
     def todense(self) -> Any:
@@ -159,8 +159,8 @@ class SparseTensor:
 
     def __array__(self, *_given: Any, **_choices: Any) -> NoReturn:
         """Refused: NumPy would hold the object itself."""
-        ways = "a.todense() makes a dense tensor, dispatch.sparse.to_scipy(a) a sparse array"
-        raise TypeError(f"a SparseTensor is no array of NumPy's: {ways}")
+        hint = "a.todense() makes a dense tensor, dispatch.sparse.to_scipy(a) a sparse array"
+        raise TypeError(f"a SparseTensor is no array of NumPy's: {hint}")
 
     def __matmul__(self, other: Any) -> Any:
         return SparseTensor.product(self, other)
@@ -182,7 +182,7 @@ def _unpickled(values: Tensor, rows: Tensor, columns: Tensor, form: SparseForm, 
     return made.fixed() if fixed else made
 
 
-def taken_in(name: str, given: Any) -> Tensor:
+def as_tensor(name: str, given: Any) -> Tensor:
     """A tensor, or the tensor over the memory of another library's array."""
     if isinstance(given, Tensor):
         return given

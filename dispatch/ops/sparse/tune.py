@@ -18,7 +18,7 @@ from dispatch.execute.algorithm_cache import Algorithm
 from dispatch.execute.autotune import fastest, fastest_call
 from dispatch.ops.sparse.algorithms import SpgemmAlgorithm, SpmmAlgorithm, SpmvAlgorithm
 from dispatch.ops.sparse.form import SparseForm, SparseFormat
-from dispatch.ops.sparse.pairs import OF_REUSE
+from dispatch.ops.sparse.sparse_products import REUSE_ALGORITHMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ def suited(request: Any) -> list[Any]:
     """The algorithms for a request's format, the library's own choice first; a CSC is the transpose of a CSR."""
     if request.op == "spgemm":
         is_fixed = replace(request, algorithm=SpgemmAlgorithm.DEFAULT).reuses
-        return [one for one in SpgemmAlgorithm if is_fixed or one not in OF_REUSE]
+        return [one for one in SpgemmAlgorithm if is_fixed or one not in REUSE_ALGORITHMS]
     kind: Any = SpmvAlgorithm if request.op == "sparse_mv" else SpmmAlgorithm
     form = SparseFormat(request.form.format)
     name = "CSR" if form is SparseFormat.CSC else form.name

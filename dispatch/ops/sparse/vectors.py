@@ -14,7 +14,7 @@ from dispatch.core.operands import OperandRequest, Output, dense
 from dispatch.core.request import R_co, Unpacked
 from dispatch.errors import BadRequest
 from dispatch.keys import I32, I64
-from dispatch.ops.sparse.base import FactorRequest, Number, NumberRequest
+from dispatch.ops.sparse.base import AlphaRequest, FactorRequest, Number
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
@@ -129,7 +129,7 @@ class SpvvRequest(VectorRequest["Tensor"]):
 
 
 @dataclass(frozen=True, eq=False)
-class SparseAxpbyRequest(FactorRequest, VectorRequest["Tensor"]):
+class SparseAxpbyRequest(AlphaRequest, VectorRequest["Tensor"]):
     """beta · y, and alpha · values[i] added at indices[i]: cuSPARSE's Axpby.
 
     Attributes:
@@ -161,7 +161,7 @@ class SparseAxpbyRequest(FactorRequest, VectorRequest["Tensor"]):
 
 
 @dataclass(frozen=True, eq=False)
-class SparseRotRequest(NumberRequest["tuple[Tensor, Tensor]"], VectorRequest["tuple[Tensor, Tensor]"]):
+class SparseRotRequest(FactorRequest["tuple[Tensor, Tensor]"], VectorRequest["tuple[Tensor, Tensor]"]):
     """A plane rotation of a sparse vector and of a dense one at its places: cuSPARSE's Rot.
 
     out_values[i] = c · values[i] + s · y[indices[i]], and out_y is y but for out_y[indices[i]] = c · y[indices[i]] -

@@ -20,7 +20,7 @@ from dispatch.device.frameworks import frameworks
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
 from dispatch.ops.dropout import DropoutStatesRequest
-from dispatch.ops.sparse.tensor import taken_in
+from dispatch.ops.sparse.tensor import as_tensor
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -271,7 +271,7 @@ def test_a_matrix_of_torch_s_memory_without_an_operand_of_torch_s_beside_it(dev,
     assert run_count == {"spgemm": 2}
     rows = pattern(lambda memory: memory).rows
     mixed = dp.sparse.csr(theirs.values, rows, ours.columns, shape=(2, 2))
-    whole = taken_in("values", aligned(lambda: torch.ones(3)))
+    whole = as_tensor("values", aligned(lambda: torch.ones(3)))
     part = dp.sparse.csr(whole[:2], theirs.rows, theirs.columns, (2, 2))
     for number, matrix in enumerate((mixed, mixed, part, part), 3):
         assert [type(part) for part in run(matrix)] == [torch.Tensor] * 3

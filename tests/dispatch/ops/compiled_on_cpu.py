@@ -13,7 +13,7 @@ import numpy as np
 from dispatch.libraries.cusparse import calls
 from dispatch.libraries.nvrtc import launching
 from dispatch.ops.sparse import own_matrix, semiring_kernels
-from dispatch.ops.sparse.plain_operators import Apart
+from dispatch.ops.sparse.plain_operators import BatchStrides
 
 
 def loaded(path):
@@ -116,7 +116,7 @@ def numbers_of(source):
     real = {"float": ctypes.c_float, "double": ctypes.c_double}[re.search(r"typedef (\w+) Real;", source)[1]]
     pair = type("Sum", (ctypes.Structure,), {"_fields_": [("part", real * 2)]})
     of_sums = pair if "struct alignas(2 * sizeof(Real)) Complex" in source else real
-    return {"Sum": of_sums, "Int": ctypes.c_int64, "int": ctypes.c_int, "operators::Apart": Apart}
+    return {"Sum": of_sums, "Int": ctypes.c_int64, "int": ctypes.c_int, "operators::Apart": BatchStrides}
 
 
 def executor_on(on_cpu, monkeypatch):

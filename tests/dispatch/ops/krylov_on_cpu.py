@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from dispatch.ops.sparse.krylov_kernels import BLOCKED, FACTORED, IN, KERNELS, SOLVED, SOLVES, SOURCES, Q, passes
-from dispatch.ops.sparse.krylov_reference import preconditioner_of
+from dispatch.ops.sparse.krylov_reference import preconditioner_function
 from dispatch.ops.sparse.matrix_reference import matrix_of
-from dispatch.ops.sparse.own_krylov import Room, Solve, lines_of, options
+from dispatch.ops.sparse.own_krylov import IterationMemory, SolveParameters, index_operands, options
 
 spec = importlib.util.spec_from_file_location("blocks_on_cpu", Path(__file__).with_name("blocks_on_cpu.py"))
 blocks_on_cpu = importlib.util.module_from_spec(spec)
@@ -55,15 +55,15 @@ extern "C" void run_{name}(unsigned blocks, unsigned threads, Solve s)
         """Begin, passes for as long as the state says so, finish; the memory holds NaN before."""
         chosen = options(request, THREADS)
         library = self.compiled_all(request.op, chosen)
-        room = Room(request, THREADS, MOST_BLOCKS)
-        assert library.sizes(1) == ctypes.sizeof(Solve)
+        room = IterationMemory(request, THREADS, MOST_BLOCKS)
+        assert library.sizes(1) == ctypes.sizeof(SolveParameters)
         assert library.sizes(0) <= room.starts[1]
         whole = np.full(room.nbytes + 64, 0xFF, np.uint8)
         base = -(-whole.ctypes.data // 16) * 16
         whole[base - whole.ctypes.data :][:256] = 0
         made = {name: np.full(out.shape, -7, out.dtype.numpy) for name, out in request.outputs().items()}
         taken = room.solve(base)
-        lines, places = (getattr(request, name).ptr for name in lines_of(request))
+        lines, places = (getattr(request, name).ptr for name in index_operands(request))
         taken.values, taken.lines, taken.places = request.values.ptr, lines, places
         taken.b = request.b.ptr
         taken.start = request.x0.ptr if request.x0 is not None else None
@@ -80,7 +80,7 @@ extern "C" void run_{name}(unsigned blocks, unsigned threads, Solve s)
         inside.scale = request.M.ptr if request.is_blocked else None
         source, target = (self.vector(room, base, number, kind) for number in (IN, Q))
         ends = tuple(self.vector(room, base, number, kind) for number in SOLVED.get(request.op, ()))
-        apply = preconditioner_of(request, matrix, None) if request.is_factored else None
+        apply = preconditioner_function(request, matrix, None) if request.is_factored else None
         more = ctypes.c_int.from_address(base)
         run("begin", taken)
         self.passes = 0

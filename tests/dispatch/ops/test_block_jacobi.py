@@ -18,7 +18,7 @@ from dispatch.libraries.nvrtc.compiled import compiled
 from dispatch.ops.sparse import own_block_jacobi
 from dispatch.ops.sparse.block_jacobi_kernels import NAME
 from dispatch.ops.sparse.cases import cases
-from dispatch.ops.sparse.own_block_jacobi import Blocks, kernel_of
+from dispatch.ops.sparse.own_block_jacobi import BlockParameters, kernel_of
 from dispatch.table.select import select
 
 sp = pytest.importorskip("scipy.sparse")
@@ -62,7 +62,7 @@ class OnCpu(blocks_on_cpu.InBlocks):
             *extents, shared, _, pointers, extra = given
             assert (function.value, extents[1:3], extents[4:], shared, extra) == (FUNCTION, [1, 1], [1, 1], 0, None)
             addresses = [ctypes.c_void_p.from_address(pointers[place]) for place in range(5)]
-            taken = [*addresses, Blocks.from_address(pointers[5])]
+            taken = [*addresses, BlockParameters.from_address(pointers[5])]
             chosen = ATOMIC + kernel.source, kernel.function, kernel.options, PARAMETERS
             self.launched(*chosen, (extents[0], extents[3]), taken)
             return 0
@@ -223,13 +223,13 @@ def test_bad_requests_are_refused_by_name():
 def test_what_the_kernel_takes_is_as_large_as_its_structure(on_cpu):
     request = dp.BlockJacobiRequest(*S.sparse_tensor(sp.eye_array(9, format="csr")), block_size=2)
     kernel = kernel_of(request)
-    said = "unsigned long long* at"
+    parameters = "unsigned long long* at"
     source = (
         ATOMIC + kernel.source + '\nextern "C" __global__ void tell(unsigned long long* at) { *at = sizeof(Blocks); }'
     )
     size = ctypes.c_uint64()
-    on_cpu.launched(source, "tell", kernel.options, (said,), (1, 1), [ctypes.c_void_p(ctypes.addressof(size))])
-    assert size.value == ctypes.sizeof(Blocks)
+    on_cpu.launched(source, "tell", kernel.options, (parameters,), (1, 1), [ctypes.c_void_p(ctypes.addressof(size))])
+    assert size.value == ctypes.sizeof(BlockParameters)
 
 
 @pytest.mark.compiles

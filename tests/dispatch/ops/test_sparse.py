@@ -288,10 +288,10 @@ def test_the_library_itself_takes_the_descriptors(kind, nnz):
         pytest.skip(str(error))
     block, triangle = ((2, 2), {}) if kind is dp.SparseFormat.BSR else ((1, 1), {"fill": 1, "diag": 0})
     made = descriptors.SparseMatrix(
-        descriptors.Sparse(int(kind), (4, 8), nnz, 1, block, 0, 4, 4, 0, 1, 2, **triangle), 256
+        descriptors.SparseSpec(int(kind), (4, 8), nnz, 1, block, 0, 4, 4, 0, 1, 2, **triangle), 256
     )
     for shift in (0, 4096):
-        made.point((1024 + shift, 2048 + shift, 3072 + shift))
+        made.set_addresses((1024 + shift, 2048 + shift, 3072 + shift))
         numbers = [ctypes.c_int64() for _ in range(3)]
         cusparse.cusparseSpMatGetSize(made.c, *map(ctypes.byref, numbers))
         assert [one.value for one in numbers] == [4, 8, nnz * block[0] * block[1]]
@@ -302,18 +302,18 @@ def test_the_library_itself_takes_the_descriptors(kind, nnz):
         assert form.value == int(kind)
     for by_rows in (True, False):
         dense = descriptors.DenseMatrix((3, 4), 4, 0, 0, 256, by_rows=by_rows)
-        dense.point((4096,))
+        dense.set_addresses((4096,))
     vector = descriptors.DenseVector(5, 0, 0, 256)
-    vector.point((4096,))
+    vector.set_addresses((4096,))
     at = ctypes.c_void_p()
     cusparse.cusparseDnVecGetValues(vector.c, ctypes.byref(at))
     assert at.value == 4096
     few = descriptors.SparseVector((9, 4), 8, 1, 1, (0, 1), 256)
     for addresses in ((512, 1024), (512, 2048), (4096, 2048)):
-        few.point(addresses)
+        few.set_addresses(addresses)
         cusparse.cusparseSpVecGetValues(few.c, ctypes.byref(at))
         assert at.value == addresses[1]
     nothing = descriptors.SparseMatrix(
-        descriptors.Sparse(int(kind), (4, 8), 0, 0, block, 0, 4, 4, 0, 1, 2), descriptors.NOWHERE
+        descriptors.SparseSpec(int(kind), (4, 8), 0, 0, block, 0, 4, 4, 0, 1, 2), descriptors.NULL_ADDRESS
     )
-    nothing.point((1024, 2048, 4096))
+    nothing.set_addresses((1024, 2048, 4096))

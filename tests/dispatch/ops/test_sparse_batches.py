@@ -224,9 +224,9 @@ def test_the_library_itself_takes_a_batch_of_coo_and_keeps_it_at_other_addresses
     except LibraryNotFound as error:
         pytest.skip(str(error))
     for kind, apart in ((3, (0, 6)), (3, (0, 0)), (1, (0, 6)), (1, (5, 6)), (1, (0, 0))):
-        one = descriptors.SparseMatrix(descriptors.Sparse(kind, (4, 8), 6, 0, (1, 1), 0, 4, 4, 0, 1, 2), 256)
-        one.stack(3, *apart)
-        one.point((512, 1024, 2048))
+        one = descriptors.SparseMatrix(descriptors.SparseSpec(kind, (4, 8), 6, 0, (1, 1), 0, 4, 4, 0, 1, 2), 256)
+        one.set_batch(3, *apart)
+        one.set_addresses((512, 1024, 2048))
         count = ctypes.c_int()
         cusparse.cusparseSpMatGetStridedBatch(one.c, ctypes.byref(count))
         assert count.value == 3

@@ -66,7 +66,7 @@ PARAMETERS = {
         *("const Number* held", *MATRIX, "Number* out", "const OFFSET* out_rows", "const INDEX* out_columns"),
         *OF_BLOCKS,
     ),
-    "spread_blocks": (
+    "expand_blocks": (
         *("const Number* held", *MATRIX, "Number* out", "OFFSET* out_rows", "INDEX* out_columns", *OF_BLOCKS),
     ),
     "unpack_blocks": ("const Number* held", *MATRIX, "Number* out", *OF_BLOCKS, "Int row_step", "Int column_step"),

@@ -20,11 +20,11 @@ from cudabind.errors import LibraryNotFound, NvrtcError
 from dispatch.errors import BadRequest, NoRow, Refused
 from dispatch.keys import C64, C128, F32, F64, HOST, Arch
 from dispatch.libraries.cusparse import compiled_product
-from dispatch.libraries.cusparse.operator_source import OPTIONS, OPTIONS_OF_KERNELS, Operators, epilogue_of_rows
+from dispatch.libraries.cusparse.operator_source import KERNEL_OPTIONS, LTO_OPTIONS, Operators, row_epilogue_source
 from dispatch.ops.sparse import cusparse_compiled
 from dispatch.ops.sparse.cases import cases
 from dispatch.ops.sparse.cases_compiled import EPILOGUES, OF_COMPLEX, OF_REAL, SEMIRINGS
-from dispatch.ops.sparse.semirings import READY
+from dispatch.ops.sparse.semirings import NAMED_SEMIRINGS
 from dispatch.row_check import check_row
 from dispatch.table.select import select
 
@@ -135,7 +135,7 @@ def test_a_plan_follows_the_memory_of_each_run_and_links_once(executor, rng):
     assert executor.library.called.count("cusparseSpMMOp_createPlan") == 1
 
 
-@pytest.mark.parametrize("name", READY)
+@pytest.mark.parametrize("name", NAMED_SEMIRINGS)
 def test_each_ready_semiring_is_what_it_is_called(name, executor, rng):
     dense = np.where(rng.random((6, 5)) < 0.6, rng.choice([-1.5, 0.5, 2.0], (6, 5)), 0)
     dense[2] = 0
@@ -162,7 +162,7 @@ def test_other_lines_are_another_plan_and_other_numpy_functions_are_not(rng):
     b = DEV.array(np.ones((7, 2)))
 
     def key(code):
-        own = S.Semiring(S.SparseOperator(code, lambda x, y: x * y), READY["plus_times"].add, 0)
+        own = S.Semiring(S.SparseOperator(code, lambda x, y: x * y), NAMED_SEMIRINGS["plus_times"].add, 0)
         return dp.SpmmOpRequest(*a, b, own).key()
 
     assert key("return a * b;") == key("return a * b;") == dp.SpmmOpRequest(*a, b).key()
@@ -172,7 +172,7 @@ def test_other_lines_are_another_plan_and_other_numpy_functions_are_not(rng):
 def test_numbers_of_the_dtypes_ends_are_what_they_are(executor):
     """What cuSPARSE adds up are other bits: NaN, infinities, subnormal numbers and signs of 0 come back as they were."""
     values = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 5e-324, 1.7e308, -2.5])
-    first = S.Semiring(S.SparseOperator("return a;", lambda a, b: a + 0 * b), READY["max_plus"].add, 7.0)
+    first = S.Semiring(S.SparseOperator("return a;", lambda a, b: a + 0 * b), NAMED_SEMIRINGS["max_plus"].add, 7.0)
     a = S.csr(*(DEV.array(x) for x in (values, np.arange(9, dtype="i4"), np.zeros(8, "i4"))), (8, 1))
     request = dp.SpmmOpRequest(*a, DEV.array(np.zeros((1, 1))), first)
     found = enqueued(made(request, executor), request)[:, 0]
@@ -184,7 +184,7 @@ def test_an_epilogue_has_what_is_there_or_0(executor, rng):
     _, a = graph(rng)
     b, c = rng.standard_normal((7, 2)), rng.standard_normal((7, 2))
     ending = S.SparseOperator("return sum + 10 * c;", lambda total, c: total + 10 * c)
-    own = replace(READY["plus_times"], epilogue=ending)
+    own = replace(NAMED_SEMIRINGS["plus_times"], epilogue=ending)
     dense = S.to_scipy(a).toarray() @ b
     for beside, expected in ((None, dense), (DEV.array(c), dense + 10 * c)):
         request = dp.SpmmOpRequest(*a, DEV.array(b), own, c=beside)
@@ -277,7 +277,7 @@ def test_what_does_not_pickle_stays_behind():
     assert (there.multiply.code, there.add.numpy) == ("return a;", np.add)
     with pytest.raises(BadRequest, match="a function that does not pickle"):
         there.multiply.of("multiply", np.ones(1), np.ones(1))
-    for ready in READY.values():
+    for ready in NAMED_SEMIRINGS.values():
         assert pickle.loads(pickle.dumps(ready)) == ready
 
 
@@ -298,10 +298,10 @@ def compiler():
         pytest.skip(str(error))
 
 
-def operators(name, dtype, *, adds=False):
+def operators(name, dtype, *, adds_c=False):
     ring = SEMIRINGS[name]
     ending = None if ring.epilogue is None else ring.epilogue.code
-    return Operators(dtype, ring.multiply.code, ring.add.code, ending, ring.identity, adds)
+    return Operators(dtype, ring.multiply.code, ring.add.code, ending, ring.identity, adds_c)
 
 
 KERNEL = """
@@ -323,12 +323,12 @@ LTO = ("-dlto", "-rdc=true")
 def test_operators_link_into_a_kernel_that_calls_them_as_cusparse_does(dtype, given):
     kernel = nvrtc.compile(KERNEL.replace("TYPE", given), "kernel.cu", ("-arch=sm_90", *LTO)).code
     for number, name in enumerate(OF_COMPLEX if dtype.is_complex else OF_REAL):
-        sources = operators(name, dtype, adds=number % 2 == 1).sources()
-        parts = [nvrtc.compile(text, f"{one}.cu", ("-arch=sm_90", *OPTIONS)).code for one, text in sources.items()]
+        sources = operators(name, dtype, adds_c=number % 2 == 1).sources()
+        parts = [nvrtc.compile(text, f"{one}.cu", ("-arch=sm_90", *LTO_OPTIONS)).code for one, text in sources.items()]
         assert nvjitlink.link([("LTOIR", part) for part in (kernel, *parts)], ("-arch=sm_90", "-lto"))
     for index in compiled_product.INDICES.values():
-        options = ("-arch=sm_90", *OPTIONS_OF_KERNELS, f"-DINDEX={index}")
-        assert nvrtc.compile(operators(name, dtype, adds=True).of_empty_rows(), "rows.cu", options).code
+        options = ("-arch=sm_90", *KERNEL_OPTIONS, f"-DINDEX={index}")
+        assert nvrtc.compile(operators(name, dtype, adds_c=True).empty_rows_source(), "rows.cu", options).code
 
 
 @pytest.mark.usefixtures("compiler")
@@ -340,8 +340,8 @@ def test_an_epilogue_of_rows_links_whatever_a_row_is_counted_in(dtype, given, ro
     extern "C" __global__ void product({given}* x) {{ x[threadIdx.x] = spmvop_epilogue(threadIdx.x, x[threadIdx.x]); }}
     """
     compiled = nvrtc.compile(kernel, "kernel.cu", ("-arch=sm_90", *LTO)).code
-    source = epilogue_of_rows(dtype, EPILOGUES["by row"].code)
-    part = nvrtc.compile(source, "spmvop_epilogue.cu", ("-arch=sm_90", *OPTIONS)).code
+    source = row_epilogue_source(dtype, EPILOGUES["by row"].code)
+    part = nvrtc.compile(source, "spmvop_epilogue.cu", ("-arch=sm_90", *LTO_OPTIONS)).code
     assert nvjitlink.link([("LTOIR", compiled), ("LTOIR", part)], ("-arch=sm_90", "-lto"))
 
 
@@ -360,7 +360,7 @@ def test_lines_that_do_not_compile_are_shown(side, executor, monkeypatch, rng):
     monkeypatch.setattr(
         compiled_product, "compiled", lambda text, name, options: nvrtc.compile(text, f"{name}.cu", options).code
     )
-    own = replace(READY["plus_times"], **{side: S.SparseOperator(code, np.add)})
+    own = replace(NAMED_SEMIRINGS["plus_times"], **{side: S.SparseOperator(code, np.add)})
     with pytest.raises(BadRequest, match=said):
         made(dp.SpmmOpRequest(*a, DEV.array(np.ones((7, 2))), own), executor)
 
@@ -371,7 +371,7 @@ def test_an_error_that_is_of_no_line_stays_the_compilers(executor, monkeypatch, 
     def fails(*_):
         raise NvrtcError("nvrtc", "nvrtcCompileProgram", 6, "NVRTC_ERROR_COMPILATION", "", "")
 
-    monkeypatch.setattr(cusparse_compiled, "linked_code", fails)
+    monkeypatch.setattr(cusparse_compiled, "compile_to_lto", fails)
     with pytest.raises(NvrtcError):
         made(dp.SpmmOpRequest(*a, DEV.array(np.ones((7, 2)))), executor)
 

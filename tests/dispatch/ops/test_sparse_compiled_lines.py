@@ -14,12 +14,12 @@ from cudabind import nvrtc
 from cudabind.errors import LibraryNotFound
 from dispatch.errors import BadRequest
 from dispatch.keys import C128, F32, F64, HOST, Dtype
-from dispatch.libraries.cusparse.operator_source import OPTIONS_OF_KERNELS, Operators
+from dispatch.libraries.cusparse.operator_source import KERNEL_OPTIONS, Operators
 from dispatch.libraries.nvrtc import launching
 from dispatch.ops.sparse import own_compiled, product_kernels, semiring_kernels
 from dispatch.ops.sparse.cases_compiled import EPILOGUES, OF_COMPLEX, OF_REAL, SEMIRINGS
 from dispatch.ops.sparse.semiring_tiles import Shape, Tile, shape_of, tile_of
-from dispatch.ops.sparse.semirings import READY
+from dispatch.ops.sparse.semirings import NAMED_SEMIRINGS
 from dispatch.table.select import select
 
 spec = importlib.util.spec_from_file_location("matrices_on_cpu", Path(__file__).with_name("matrices_on_cpu.py"))
@@ -52,10 +52,10 @@ def compiler():
         pytest.skip(str(error))
 
 
-def operators(name, dtype, *, adds=False):
+def operators(name, dtype, *, adds_c=False):
     ring = SEMIRINGS[name]
     ending = None if ring.epilogue is None else ring.epilogue.code
-    return Operators(dtype, ring.multiply.code, ring.add.code, ending, ring.identity, adds)
+    return Operators(dtype, ring.multiply.code, ring.add.code, ending, ring.identity, adds_c)
 
 
 @pytest.mark.usefixtures("compiler")
@@ -67,14 +67,14 @@ def test_nvrtc_compiles_them(dtype):
     for number, name in enumerate(OF_COMPLEX if dtype.is_complex else OF_REAL):
         vector = widest if number % 2 else 1
         text = semiring_kernels.source(
-            operators(name, compute, adds=number % 3 == 1).together(),
+            operators(name, compute, adds_c=number % 3 == 1).as_namespace(),
             (dtype, dtype),
             (4, 8) if number % 2 else (8, 4),
             Tile(1024, 1 if vector > 1 else 4),
             Shape(vector, 8),
             (number % 2 == 1, True),
         )
-        assert nvrtc.compile(text, "kernel.cu", ("-arch=sm_90", *OPTIONS_OF_KERNELS)).code
+        assert nvrtc.compile(text, "kernel.cu", ("-arch=sm_90", *KERNEL_OPTIONS)).code
 
 
 @pytest.mark.usefixtures("compiler")
@@ -89,7 +89,7 @@ def test_nvrtc_compiles_epilogues_of_rows(dtype, name, rng):
     )
     tile = product_kernels.tile_of(dtype, 10**6)
     chosen = product_kernels.options(dtype, dtype, (4, 4), tile, conj=False, strided=False)
-    text, _, options = own_compiled.with_epilogue(request, chosen)
+    text, _, options = own_compiled.epilogue_kernel(request, chosen)
     assert nvrtc.compile(text, "kernel.cu", ("-arch=sm_90", *options)).code
 
 
@@ -115,7 +115,7 @@ def test_lines_that_do_not_compile_are_shown_and_see_nothing_of_the_kernel(side,
     if side == "of rows":
         request = dp.SpmvOpRequest(*a, DEV.zeros((3,), "f64"), own)
     else:
-        request = dp.SpmmOpRequest(*a, DEV.zeros((3, 2), "f64"), replace(READY["plus_times"], **{side: own}))
+        request = dp.SpmmOpRequest(*a, DEV.zeros((3, 2), "f64"), replace(NAMED_SEMIRINGS["plus_times"], **{side: own}))
     with pytest.raises(BadRequest, match=said):
         own_compiled.plan(request, executor, select(request, GPU))
 

@@ -14,9 +14,9 @@ from dispatch.keys import C64, F32, F64, Arch, Dtype
 from dispatch.ops.sparse import own_compiled, own_product, product_kernels, semiring_kernels
 from dispatch.ops.sparse.cases import cases
 from dispatch.ops.sparse.cases_compiled import EPILOGUES
-from dispatch.ops.sparse.compiled_reference import compiled
+from dispatch.ops.sparse.compiled_reference import evaluate_compiled
 from dispatch.ops.sparse.semiring_tiles import Tile
-from dispatch.ops.sparse.semirings import READY
+from dispatch.ops.sparse.semirings import NAMED_SEMIRINGS
 from dispatch.table.select import select
 from dispatch.testing.check import Mismatch
 
@@ -216,7 +216,7 @@ def test_terms_are_added_in_the_order_of_elements_by_one_lane(name, side, execut
     lengths, n = patterns(rng)[name]
     matrix = of_lengths(rng, lengths, n)
     b = rng.standard_normal((n, 8))
-    ring = S.Semiring(READY["plus_times"].multiply, S.SparseOperator(f"return {side};", np.add), -3.0)
+    ring = S.Semiring(NAMED_SEMIRINGS["plus_times"].multiply, S.SparseOperator(f"return {side};", np.add), -3.0)
     found = result_of(dp.SpmmOpRequest(*tensors(matrix), DEV.array(b), ring), executor)
     values, ends, columns, _ = matrix
     at = ends[:-1] if side == "a" else ends[1:] - 1
@@ -257,12 +257,12 @@ def test_b_and_c_lie_in_any_strides(name, dtype, executor, rng):
     beside, out = laid(c, how_c), laid(np.zeros_like(c), how_c)
     for base, widths in ((0, ("i4", "i4")), (1, ("i8", "i4"))):
         request = dp.SpmmOpRequest(*tensors(matrix, base, widths), laid(b, how_b), c=beside, out=out)
-        exact = compiled(request, np.dtype(np.complex128 if dtype.is_complex else np.float64))["out"]
+        exact = evaluate_compiled(request, np.dtype(np.complex128 if dtype.is_complex else np.float64))["out"]
         np.testing.assert_allclose(result_of(request, executor), exact, atol=2e-4)
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("name", READY)
+@pytest.mark.parametrize("name", NAMED_SEMIRINGS)
 def test_each_ready_semiring(name, executor, rng):
     lengths, n = patterns(rng)["dense rows beside each other"]
     values, *others = of_lengths(rng, lengths, n)
@@ -298,7 +298,7 @@ def test_random_operators(executor, rng):
 
 def test_numbers_of_the_dtypes_ends_are_what_they_are(executor):
     values = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 5e-324, 1.7e308, -2.5])
-    first = S.Semiring(S.SparseOperator("return a;", lambda a, b: a + 0 * b), READY["max_plus"].add, 7.0)
+    first = S.Semiring(S.SparseOperator("return a;", lambda a, b: a + 0 * b), NAMED_SEMIRINGS["max_plus"].add, 7.0)
     a = S.csr(*(DEV.array(x) for x in (values, np.arange(9, dtype="i4"), np.zeros(8, "i4"))), (8, 1))
     found = result_of(dp.SpmmOpRequest(*a, DEV.array(np.zeros((1, 1))), first), executor)[:, 0]
     np.testing.assert_array_equal(found, values)

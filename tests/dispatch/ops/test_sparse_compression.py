@@ -186,10 +186,10 @@ def test_nan_and_the_least_numbers_are_elements_and_both_zeros_are_none(dtype, e
 def test_another_number_of_elements_is_refused_and_nothing_is_written(nnz, kind, executor):
     a = DEV.array(np.diag([1.0, 2.0, 3.0, 4.0]))
     request = dp.DenseToSparseRequest(a, nnz=nnz, format=kind)
-    made = {name: DEV.array(np.full(out.shape, 7), out.dtype) for name, out in request.outputs().items()}
+    compression = {name: DEV.array(np.full(out.shape, 7), out.dtype) for name, out in request.outputs().items()}
     with pytest.raises(BadRequest, match=f"nnz: got {nnz}; expected 4, as dense_nnz counts them"):
-        run(request.replace(**made), executor)
-    assert all((tensor.numpy() == 7).all() for tensor in made.values())
+        run(request.replace(**compression), executor)
+    assert all((tensor.numpy() == 7).all() for tensor in compression.values())
     with pytest.raises(BadRequest, match="expected 0, as dense_nnz counts them"):
         run(dp.DenseToSparseRequest(DEV.zeros((0, 3), "f64"), nnz=1), executor)
 

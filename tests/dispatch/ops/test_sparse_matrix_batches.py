@@ -11,7 +11,7 @@ from cudabind import nvrtc
 from cudabind.errors import LibraryNotFound
 from dispatch.errors import Refused
 from dispatch.keys import F32, F64, Dtype
-from dispatch.libraries.cusparse.operator_source import OPTIONS_OF_KERNELS
+from dispatch.libraries.cusparse.operator_source import KERNEL_OPTIONS
 from dispatch.ops.sparse import own_matrix, plain_operators, semiring_kernels
 from dispatch.ops.sparse.semiring_tiles import Shape, Tile, shape_of, tile_of
 
@@ -163,6 +163,6 @@ def test_nvrtc_compiles_them(dtype, batched):
         wide = (True, vector > 1)
         found = semiring_kernels.source(text, (dtype, dtype), widths, Tile(1024, lanes), shape, wide, more)
         try:
-            assert nvrtc.compile(found, "kernel.cu", ("-arch=sm_90", *OPTIONS_OF_KERNELS)).code
+            assert nvrtc.compile(found, "kernel.cu", ("-arch=sm_90", *KERNEL_OPTIONS)).code
         except LibraryNotFound as error:
             pytest.skip(str(error))

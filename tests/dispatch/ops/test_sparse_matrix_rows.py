@@ -74,7 +74,7 @@ def test_large_products_with_few_columns_are_cusparses_unless_they_are_asked_for
             ({"autotune": True}, "own"),
         ):
             assert select(dp.SpmmRequest(*parts, **chosen), H200).library == library
-        reason = rules.wide_enough(dp.SpmmRequest(*parts))
+        reason = rules.enough_columns(dp.SpmmRequest(*parts))
         wanted = f"needs at least 2 columns of b, or library own or autotune, has {k}"
         assert reason == (wanted if is_large else "")
 

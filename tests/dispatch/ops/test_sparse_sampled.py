@@ -82,7 +82,7 @@ def executor(on_cpu, monkeypatch):
         words = dict(option[2:].split("=") for option in chosen[1:])
         real = ctypes.c_double if words["REAL"] == "double" else ctypes.c_float
         sum_of = type("Sum", (ctypes.Structure,), {"_fields_": [("part", real * int(words["PARTS"]))]})
-        by_value = {"Sum": sum_of, "Int": ctypes.c_int64, "int": ctypes.c_int, "Apart": own_sampled.Apart}
+        by_value = {"Sum": sum_of, "Int": ctypes.c_int64, "int": ctypes.c_int, "Apart": own_sampled.BatchStrides}
         kinds = [by_value.get(one.rpartition(" ")[0], ctypes.c_void_p) for one in PARAMETERS]
         given = [kind.from_address(at) for kind, at in zip(kinds, pointers, strict=True)]
         made.launched.append((int(words["VECTOR"]), int(words["GROUP"])))

@@ -11,7 +11,7 @@ import pytest
 from dispatch.errors import Refused
 from dispatch.keys import C64, C128, F32, F64
 from dispatch.libraries.cusparse import spgemm_values
-from dispatch.libraries.cusparse.descriptors import Sparse
+from dispatch.libraries.cusparse.descriptors import SparseSpec
 from dispatch.libraries.cusparse.spgemm_values import PatternProduct, entries_of, lanes_of, longest_row
 from dispatch.libraries.nvrtc.kernel import Kernel
 from dispatch.testing.check import ROUNDOFF
@@ -124,7 +124,7 @@ def pattern(rng, m, n, counts):
 
 
 def said_of(shape, dtype, nnz, first):
-    return Sparse(CSR, shape, nnz, 0, (1, 1), dtype.cuda, 4, 4, first, first + 1, first + 2)
+    return SparseSpec(CSR, shape, nnz, 0, (1, 1), dtype.cuda, 4, 4, first, first + 1, first + 2)
 
 
 def multiplied(executor, a, b, exact, dtype, alpha, rng, turns=1):
@@ -137,10 +137,10 @@ def multiplied(executor, a, b, exact, dtype, alpha, rng, turns=1):
     out = np.full(exact.nnz, np.nan, dtype.numpy), np.full(m + 1, -7, np.int32), np.full(exact.nnz, -7, np.int32)
     arrays = (*a[:3], *b[:3], *out)
     front = said_of(a[3], dtype, len(a[0]), 0), said_of(b[3], dtype, len(b[0]), 3)
-    said = said_of((m, n), dtype, exact.nnz, 6)
+    spec = said_of((m, n), dtype, exact.nnz, 6)
     held = rows.ctypes.data, columns.ctypes.data
     addresses = [one.ctypes.data for one in arrays]
-    launch = PatternProduct(executor, front, said, alpha, held, [addresses[at] for at in (1, 2, 4, 5)], sizes)
+    launch = PatternProduct(executor, front, spec, alpha, held, [addresses[at] for at in (1, 2, 4, 5)], sizes)
     for at in (1, 2, 4, 5):
         addresses[at] = None  # of indices, which are read no more
     for _ in range(turns):

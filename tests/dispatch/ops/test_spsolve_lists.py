@@ -16,7 +16,7 @@ from cudabind.sys import cudss as library
 from dispatch.errors import BadRequest, LinAlgError, NoRow
 from dispatch.keys import Arch
 from dispatch.libraries.cudss import lists
-from dispatch.libraries.cudss.factors import Said
+from dispatch.libraries.cudss.factors import SystemSpec
 from dispatch.libraries.nvrtc.kernel import Kernel
 from dispatch.ops.sparse import cudss_lists as plans
 from dispatch.ops.sparse.cases import cases
@@ -72,8 +72,8 @@ def request_of(matrices, b, fixed=True, dtype="f8", **choices):
     return dp.BatchedSpsolveListRequest(*zip(*parts, strict=True), right, **choices)
 
 
-def right_of(matrices, rng, sides=(0, 2, 0, 3)):
-    return [rng.standard_normal((a.shape[0], k) if k else a.shape[0]) for a, k in zip(matrices, sides, strict=False)]
+def right_of(matrices, rng, nrhs=(0, 2, 0, 3)):
+    return [rng.standard_normal((a.shape[0], k) if k else a.shape[0]) for a, k in zip(matrices, nrhs, strict=False)]
 
 
 def made(request, executor):
@@ -231,9 +231,9 @@ def test_the_library_itself_takes_the_descriptors(monkeypatch):
     """Where it is installed: to make them it needs no GPU."""
     monkeypatch.setattr(lists, "GivenPointers", cudss.Pointers)
     made = lists.ListFactors.__new__(lists.ListFactors)
-    made._pointers = cudss.Pointers(None, 3, lists.LISTS)
+    made._pointers = cudss.Pointers(None, 3, lists.ADDRESS_LISTS)
     made._a, made._b, made._x = (library.cudssMatrix_t() for _ in range(3))
-    said = [Said(n, 2 * n, k, (n, n), 4, 4, 1, 0, 0, 0) for n, k in ((3, 1), (7, 2), (5, 1))]
+    said = [SystemSpec(n, 2 * n, k, (n, n), 4, 4, 1, 0, 0, 0) for n, k in ((3, 1), (7, 2), (5, 1))]
     try:
         made._describe(said, 0)
     except (LibraryNotFound, SymbolNotFound) as error:
@@ -249,8 +249,8 @@ def test_the_library_itself_takes_the_descriptors(monkeypatch):
     assert at == [first, None, *others]
     assert [one.value for one in numbers] == [10, 10, 1, 0, 0, 0]
     library.cudssMatrixGetBatchDn(made._x, *map(ctypes.byref, (count, *addresses[:4], *numbers[:3])))
-    rows, sides, ld, values = (one.value for one in addresses[:4])
-    found = [cudss.Library.listed(one, 3) for one in (rows, sides, ld)]
+    rows, nrhs, ld, values = (one.value for one in addresses[:4])
+    found = [cudss.Library.listed(one, 3) for one in (rows, nrhs, ld)]
     assert found == [[3, 7, 5], [1, 2, 1], [3, 7, 5]]
     assert values == made._pointers.addresses[4].value
     for matrix in (made._a, made._b, made._x):

@@ -8,7 +8,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.errors import BadRequest
-from dispatch.ops.sparse.semirings import READY
+from dispatch.ops.sparse.semirings import NAMED_SEMIRINGS
 
 sp = pytest.importorskip("scipy.sparse")
 S = dp.sparse
@@ -49,7 +49,7 @@ def test_shortest_paths_by_products_in_changing_memory(dtype, product, gpu, rng)
             np.testing.assert_allclose(found.numpy(), expected, rtol=60 * np.finfo(dtype).eps)
 
 
-@pytest.mark.parametrize("name", READY)
+@pytest.mark.parametrize("name", NAMED_SEMIRINGS)
 @pytest.mark.parametrize("index", ["i4", "i8"])
 def test_a_large_matrix_over_each_semiring(name, index, product, gpu, rng):
     matrix = sp.random_array((20_000, 30_000), density=2e-4, rng=rng, format="csr")
@@ -70,7 +70,7 @@ def test_rows_of_any_length_and_one_that_is_dense(product, gpu, rng):
     matrix = mask.tocsr()
     matrix.data[:] = rng.uniform(1, 2, matrix.nnz)
     b = rng.uniform(1, 2, (4000, 5))
-    for name in READY:
+    for name in NAMED_SEMIRINGS:
         host = S.spmm_op(S.sparse_tensor(matrix, device=dp.device("host")), dp.device("host").array(b), name)
         found = product(S.sparse_tensor(matrix, device=gpu), gpu.array(b), name)
         np.testing.assert_allclose(found.numpy(), host.numpy(), rtol=1e-12)
@@ -129,7 +129,7 @@ def test_epilogues_of_rows_of_a_large_matrix(dtype, library, gpu, skip_without, 
 def test_lines_that_do_not_compile_are_shown_and_others_are_taken_after_it(product, gpu):
     a = S.sparse_tensor(sp.eye_array(4).tocsr(), device=gpu)
     b = gpu.array(np.arange(8.0).reshape(4, 2))
-    wrong = S.Semiring(S.SparseOperator("return a * q;", np.multiply), READY["plus_times"].add, 0.0)
+    wrong = S.Semiring(S.SparseOperator("return a * q;", np.multiply), NAMED_SEMIRINGS["plus_times"].add, 0.0)
     with pytest.raises(BadRequest, match="of which line 1, `return a \\* q;`, does not compile"):
         product(a, b, wrong)
     np.testing.assert_array_equal(product(a, b).numpy(), b.numpy())
@@ -140,7 +140,7 @@ def test_lines_that_do_not_compile_are_shown_and_others_are_taken_after_it(produ
 def test_a_supervisor_runs_them(isolation, rng):
     matrix = sp.random_array((40, 30), density=0.2, rng=rng, format="csr")
     b = rng.standard_normal((30, 4))
-    own = S.Semiring(S.SparseOperator("return a * b;", lambda x, y: x * y), READY["plus_times"].add, 0.0)
+    own = S.Semiring(S.SparseOperator("return a * b;", lambda x, y: x * y), NAMED_SEMIRINGS["plus_times"].add, 0.0)
     with dp.Supervisor("cuda:0", streams=2, isolation=isolation) as sup:
         a, right = S.sparse_tensor(matrix, device=sup.device), sup.device.array(b)
         for _ in range(3):

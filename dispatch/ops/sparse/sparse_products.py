@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.ops.sparse.base import Number as Factor
 
-__all__ = ["OF_REUSE", "SpgemmNnzRequest", "SpgemmRequest"]
+__all__ = ["REUSE_ALGORITHMS", "SpgemmNnzRequest", "SpgemmRequest"]
 
 MAX_NNZ, MAX_STAMP = 2**48, 2**62
-OF_REUSE = (SpgemmAlgorithm.CSR_ALG_DETERMINITIC, SpgemmAlgorithm.CSR_ALG_NONDETERMINITIC)
-REUSING = (SpgemmAlgorithm.DEFAULT, *OF_REUSE)
+REUSE_ALGORITHMS = (SpgemmAlgorithm.CSR_ALG_DETERMINITIC, SpgemmAlgorithm.CSR_ALG_NONDETERMINITIC)
+REUSING_ALGORITHMS = (SpgemmAlgorithm.DEFAULT, *REUSE_ALGORITHMS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +143,7 @@ class SpgemmRequest(PairRequest["tuple[Tensor, Tensor, Tensor]"]):
         """Whether the product's pattern is found once and kept."""
         is_fixed = self.form.pattern is not None and self.b_form.pattern is not None
         fits = self.rows.dtype is I32 and not self.form.base
-        return is_fixed and fits and self.nnz > 0 and self.algorithm in REUSING
+        return is_fixed and fits and self.nnz > 0 and self.algorithm in REUSING_ALGORITHMS
 
     def check_operands(self) -> None:
         super().check_operands()

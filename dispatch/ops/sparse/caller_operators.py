@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cudabind.errors import NvrtcError
     from dispatch.keys import Dtype
 
-__all__ = ["operators_of", "uncompiled"]
+__all__ = ["compile_error", "operators_of"]
 
 LINE = re.compile(r"^(multiply|add|epilogue)\((\d+)\): (?:error|catastrophic error)[^:]*: (.*)$", re.MULTILINE)
 FOUND = {"multiply": "a and b", "add": "a and b", "epilogue": "sum and c"}
@@ -26,23 +26,23 @@ def operators_of(request: Any, compute: Dtype) -> Operators:
     semiring = request.ring
     epilogue = None if semiring.epilogue is None else semiring.epilogue.code
     codes = semiring.multiply.code, semiring.add.code, epilogue
-    return Operators(compute, *codes, semiring.identity, adds=request.c is not None)
+    return Operators(compute, *codes, semiring.identity, adds_c=request.c is not None)
 
 
-def uncompiled(request: Any, error: NvrtcError) -> BadRequest | NvrtcError:
+def compile_error(request: Any, error: NvrtcError) -> BadRequest | NvrtcError:
     """The caller's line that the compiler complains of, as an error about the operator; else the compiler's own."""
     found = LINE.search(error.log or "")
     if found is None:
         return error
-    name, of_rows = found.group(1), request.op == "spmv_op"
-    operator = request.epilogue if of_rows else getattr(request.ring, name)
+    name, is_spmv_op = found.group(1), request.op == "spmv_op"
+    operator = request.epilogue if is_spmv_op else getattr(request.ring, name)
     if operator is None:
         return error
     lines = operator.code.rstrip().splitlines()
     number = min(int(found.group(2)), len(lines))  # what the last line lacks is told of the next
-    place = name if of_rows else f"semiring.{name}"
+    place = name if is_spmv_op else f"semiring.{name}"
     given = f"{place}.code, of which line {number}, `{lines[number - 1].strip()}`, does not compile: {found.group(3)}"
-    names = "row and x" if of_rows else FOUND[name]
+    names = "row and x" if is_spmv_op else FOUND[name]
     return BadRequest(place, given, f"CUDA C++ that returns a Number; it has {names}", _hint(request.values.dtype))
 
 
