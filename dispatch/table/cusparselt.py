@@ -22,12 +22,12 @@ V08 = (0, 8)
 SUM16, SUM32, TF32, WHOLE = (
     Compute.COMPUTE_16F, Compute.COMPUTE_32F, Compute.COMPUTE_32F_FAST_TF32, Compute.COMPUTE_32I
 )
-PRUNED     = (rules.aligned, rules.lines, rules.same_lines)
-CHECKED    = (rules.aligned, rules.lines, rules.stacked)
-COMPRESSED = (rules.aligned, rules.lines, rules.packed_lines)
+PRUNED     = (rules.aligned, rules.matrix_order, rules.same_layout)
+CHECKED    = (rules.aligned, rules.matrix_order, rules.contiguous_batch)
+COMPRESSED = (rules.aligned, rules.matrix_order, rules.contiguous)
 MULTIPLIED = (
-    rules.aligned, rules.operands, rules.as_given, rules.vectors, rules.factors, rules.gelus, rules.columns_of_f32,
-    rules.kernels,
+    rules.aligned, rules.operand_orders, rules.separate_results, rules.dense_vectors, rules.factor_vectors,
+    rules.gelu_dtypes, rules.columns_of_f32, rules.safe_kernels,
 )
 
 H100, H200 = ("H100",), ("H200",)

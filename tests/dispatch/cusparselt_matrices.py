@@ -7,7 +7,7 @@ import numpy as np
 
 from cudabind.sys import cusparseLt as lt
 from dispatch.ops.structured.form import StructuredForm
-from dispatch.ops.structured.layout import host_bytes, unpacked
+from dispatch.ops.structured.layout import host_bytes, unpack
 
 ROW = lt.cusparseOrder_t.CUSPARSE_ORDER_ROW
 PLACEHOLDER = 1 << 20  # the address of a workspace that nobody reads
@@ -39,7 +39,7 @@ class Memory:
         self.owner = self.writer = None
 
 
-class Matrix(SimpleNamespace):
+class MatrixSpec(SimpleNamespace):
     """What the descriptor of a matrix says."""
 
     @property
@@ -59,7 +59,7 @@ class Matrix(SimpleNamespace):
         assert self.ld == (self.cols if self.order == ROW else self.rows), "compressed matrices were dense"
         assert batch == 1, "how the library lays out a batch is not known"
         data = memory_at(address, host_bytes(form.shape, self.dtype))
-        return np.broadcast_to(unpacked(data, form), (self.batch, m, k))
+        return np.broadcast_to(unpack(data, form), (self.batch, m, k))
 
     def bytes(self):
         """Of one matrix, however many there are."""

@@ -22,8 +22,8 @@ from dispatch.keys import BF16, F8E4M3, F8E5M2, F16, F32, I8, I32
 from dispatch.libraries.cusparselt import calls, descriptors, handle
 from dispatch.ops.structured import cusparselt as plans
 from dispatch.ops.structured.form import group_of
-from dispatch.ops.structured.layout import packed
-from dispatch.ops.structured.reference import PruneAlgorithm, is_structured, kept_of
+from dispatch.ops.structured.layout import pack
+from dispatch.ops.structured.reference import PruneAlgorithm, is_structured, kept_mask
 
 spec = importlib.util.spec_from_file_location(
     "cusparselt_arguments", Path(__file__).with_name("cusparselt_arguments.py")
@@ -36,7 +36,7 @@ spec = importlib.util.spec_from_file_location("cusparselt_matrices", Path(__file
 matrices = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(matrices)
 PLACEHOLDER, address_of, memory_at = matrices.PLACEHOLDER, matrices.address_of, matrices.memory_at
-array_at, Memory, Matrix, turned = matrices.array_at, matrices.Memory, matrices.Matrix, matrices.turned
+array_at, Memory, MatrixSpec, turned = matrices.array_at, matrices.Memory, matrices.MatrixSpec, matrices.turned
 
 DTYPES = {dtype.cuda: dtype for dtype in (F16, BF16, F32, I8, I32, F8E4M3, F8E5M2)}
 ROW, COL = lt.cusparseOrder_t.CUSPARSE_ORDER_ROW, lt.cusparseOrder_t.CUSPARSE_ORDER_COL
@@ -108,8 +108,8 @@ class Library:
             return INVALID_VALUE
         if rows % least or cols % least or ld % least:  # a structured matrix's lines have 32 bytes, too
             return NOT_SUPPORTED
-        said = {"rows": rows, "cols": cols, "ld": ld, "dtype": dtype, "order": order, "structured": step == 32}
-        self.put(struct, Matrix(batch=1, stride=0, **said))
+        spec = {"rows": rows, "cols": cols, "ld": ld, "dtype": dtype, "order": order, "structured": step == 32}
+        self.put(struct, MatrixSpec(batch=1, stride=0, **spec))
         return 0
 
     def _DenseDescriptorInit(self, handle, struct, rows, cols, ld, alignment, kind, order):
@@ -145,7 +145,7 @@ class Library:
         matrix = self.structured(handle, struct, is_a)
         one, other = (matrix.at(address_of(argument)) for argument in (source, target))
         dense = turned(one, op)
-        stay = kept_of(dense, PruneAlgorithm(int(algorithm)), *group_of(matrix.dtype))
+        stay = kept_mask(dense, PruneAlgorithm(int(algorithm)), *group_of(matrix.dtype))
         turned(other, op)[...] = np.where(stay, dense, np.zeros((), dense.dtype))
 
     def _SpMMAPruneCheck2(self, handle, struct, is_a, op, source, valid, stream):
@@ -164,7 +164,7 @@ class Library:
         memory_at(address_of(work), WORK)[...] = 0xFF
         assert matrix.batch == 1, "beyond the bytes that it asked for"
         dense = np.ascontiguousarray(turned(matrix.at(address_of(source)), op))
-        memory_at(address_of(target), matrix.bytes())[...] = packed(dense)
+        memory_at(address_of(target), matrix.bytes())[...] = pack(dense)
 
     # -- products -----------------------------------------------------------------------------------------------------
     def _MatmulDescriptorInit(self, handle, struct, op_a, op_b, a, b, c, d, compute):
@@ -241,11 +241,11 @@ class Library:
         data._obj.value = self.of(struct).chosen[int(attribute)]
 
     def _MatmulPlanInit(self, handle, struct, product, algorithm):
-        said = self.of(product)
-        assert self.of(algorithm).product is said
+        spec = self.of(product)
+        assert self.of(algorithm).product is spec
         needs = (self.number_of(product), self.number_of(algorithm))
         assert not self.spent & set(needs), "0.8.0 ends the process: their plan was destroyed"
-        bias = SimpleNamespace(**vars(said.bias))  # as it is now
+        bias = SimpleNamespace(**vars(spec.bias))  # as it is now
         self.put(struct, SimpleNamespace(needs=needs, bias=bias))
 
     def _MatmulPlanDestroy(self, struct):
@@ -358,7 +358,7 @@ def executor_of(monkeypatch, arch=90):
     driver = SimpleNamespace(cuMemsetD8Async=zero, cuMemsetD2D8Async=zero_lines)
     monkeypatch.setattr(calls, "driver", driver)
     monkeypatch.setattr(calls, "handle_of", lambda _: made)
-    monkeypatch.setattr(plans, "stamp_of", lambda _: "host")
+    monkeypatch.setattr(plans, "library_stamp", lambda _: "host")
     workspace = SimpleNamespace(c_ptr=ctypes.c_void_p(PLACEHOLDER), nbytes=0)
     stream = SimpleNamespace(done=lambda: None, synchronize=lambda: None)
     return SimpleNamespace(workspace=workspace, stream=stream, target=SimpleNamespace(value=0), library=library)

@@ -29,4 +29,4 @@ def test_an_executor_that_only_copies_has_a_handle(copying):
 
 
 def test_its_stamp_is_the_one_of_the_executor_that_compresses(copying):
-    assert handle.stamp_of(copying) == "cusparseLt 0.8.1 sm_90"
+    assert handle.library_stamp(copying) == "cusparseLt 0.8.1 sm_90"

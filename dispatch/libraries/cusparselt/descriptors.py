@@ -17,13 +17,21 @@ from dispatch.libraries.finalizer import finalizer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ALIGNMENT", "OWN_CHOICE", "Algorithm", "Matrix", "MatrixDescriptor", "Product", "ProductDescriptor"]
+__all__ = [
+    "ALIGNMENT",
+    "LIBRARY_CHOICE",
+    "Algorithm",
+    "MatrixDescriptor",
+    "MatrixSpec",
+    "ProductDescriptor",
+    "ProductSpec",
+]
 
 ALIGNMENT = 16  # bytes, of which every address is a multiple
 UNSUPPORTED = ("CUSPARSE_STATUS_NOT_SUPPORTED", "CUSPARSE_STATUS_INVALID_VALUE", "CUSPARSE_STATUS_ARCH_MISMATCH")
 
 
-class Matrix(NamedTuple):
+class MatrixSpec(NamedTuple):
     """What the descriptor of a matrix, or of a batch of them, is made of; extents and steps count elements."""
 
     rows: int
@@ -36,13 +44,13 @@ class Matrix(NamedTuple):
     structured: bool = False
 
 
-class Product(NamedTuple):
+class ProductSpec(NamedTuple):
     """D = activation(alpha · op(A) · op(B) + beta · C + bias), before addresses; A is structured."""
 
-    a: Matrix
-    b: Matrix
-    c: Matrix
-    d: Matrix
+    a: MatrixSpec
+    b: MatrixSpec
+    c: MatrixSpec
+    d: MatrixSpec
     op_a: int  # a cusparseOperation_t
     op_b: int
     compute: int  # a cusparseComputeType
@@ -62,7 +70,7 @@ class Algorithm(NamedTuple):
     split_k_buffers: int | None = None
 
 
-OWN_CHOICE = Algorithm()
+LIBRARY_CHOICE = Algorithm()
 Kind = lt.cusparseLtMatmulAlgAttribute_t
 ATTRIBUTES = (
     Kind.CUSPARSELT_MATMUL_ALG_CONFIG_ID,
@@ -79,25 +87,25 @@ class MatrixDescriptor:
 
     __slots__ = ("c", "made")
 
-    def __init__(self, handle: Any, said: Matrix) -> None:
+    def __init__(self, handle: Any, spec: MatrixSpec) -> None:
         self.made, self.c = False, lt.cusparseLtMatDescriptor_t()
         orders = lt.cusparseOrder_t
-        order = orders.CUSPARSE_ORDER_ROW if said.by_rows else orders.CUSPARSE_ORDER_COL
-        given = (said.rows, said.cols, said.ld, ALIGNMENT, lt.cudaDataType(said.dtype), order)
-        if said.structured:
+        order = orders.CUSPARSE_ORDER_ROW if spec.by_rows else orders.CUSPARSE_ORDER_COL
+        given = (spec.rows, spec.cols, spec.ld, ALIGNMENT, lt.cudaDataType(spec.dtype), order)
+        if spec.structured:
             half = lt.cusparseLtSparsity_t.CUSPARSELT_SPARSITY_50_PERCENT
-            told("cusparseLtStructuredDescriptorInit", handle, self.c, *given, half)
+            call_or_refuse("cusparseLtStructuredDescriptorInit", handle, self.c, *given, half)
         else:
-            told("cusparseLtDenseDescriptorInit", handle, self.c, *given)
+            call_or_refuse("cusparseLtDenseDescriptorInit", handle, self.c, *given)
         self.made = True
-        if said.batch > 1:
+        if spec.batch > 1:
             attributes = lt.cusparseLtMatDescAttribute_t
             for attribute, value in (
-                (attributes.CUSPARSELT_MAT_NUM_BATCHES, ctypes.c_int(said.batch)),
-                (attributes.CUSPARSELT_MAT_BATCH_STRIDE, ctypes.c_int64(said.stride)),
+                (attributes.CUSPARSELT_MAT_NUM_BATCHES, ctypes.c_int(spec.batch)),
+                (attributes.CUSPARSELT_MAT_BATCH_STRIDE, ctypes.c_int64(spec.stride)),
             ):
                 size = ctypes.sizeof(value)
-                told("cusparseLtMatDescSetAttribute", handle, self.c, attribute, ctypes.byref(value), size)
+                call_or_refuse("cusparseLtMatDescSetAttribute", handle, self.c, attribute, ctypes.byref(value), size)
 
     @finalizer
     def __del__(self) -> None:
@@ -113,28 +121,28 @@ class ProductDescriptor:
     destroyed and made anew from the same descriptor and algorithm, 0.8.0 ended the process by SIGSEGV (sm_90).
     """
 
-    def __init__(self, handle: Any, said: Product, algorithm: Algorithm, bias: int) -> None:
+    def __init__(self, handle: Any, spec: ProductSpec, algorithm: Algorithm, bias: int) -> None:
         """`bias` is an address, of which nothing is read before the product is called."""
-        self._handle, self._said = handle, said
+        self._handle, self._spec = handle, spec
         self._selected = self._planned = False
-        self._matrices = [MatrixDescriptor(handle, one) for one in (said.a, said.b, said.c, said.d)]
+        self._matrices = [MatrixDescriptor(handle, one) for one in (spec.a, spec.b, spec.c, spec.d)]
         self.matmul, self.algorithm = lt.cusparseLtMatmulDescriptor_t(), lt.cusparseLtMatmulAlgSelection_t()
         self.plan = lt.cusparseLtMatmulPlan_t()
-        operations = (lt.cusparseOperation_t(said.op_a), lt.cusparseOperation_t(said.op_b))
+        operations = (lt.cusparseOperation_t(spec.op_a), lt.cusparseOperation_t(spec.op_b))
         parts = (one.c for one in self._matrices)
-        compute = lt.cusparseComputeType(said.compute)
-        told("cusparseLtMatmulDescriptorInit", handle, self.matmul, *operations, *parts, compute)
+        compute = lt.cusparseComputeType(spec.compute)
+        call_or_refuse("cusparseLtMatmulDescriptorInit", handle, self.matmul, *operations, *parts, compute)
         self._set_epilogue(bias)
         default = lt.cusparseLtMatmulAlg_t.CUSPARSELT_MATMUL_ALG_DEFAULT
-        told("cusparseLtMatmulAlgSelectionInit", handle, self.algorithm, self.matmul, default)
+        call_or_refuse("cusparseLtMatmulAlgSelectionInit", handle, self.algorithm, self.matmul, default)
         self._selected = True
         self._check_kernel(algorithm.config_id)
         for attribute, wanted in zip(ATTRIBUTES, algorithm, strict=True):
             if wanted is not None and wanted != self._chosen(attribute):  # not every default may be set
                 number = ctypes.c_int(wanted)
                 given = (attribute, ctypes.byref(number), INT_BYTES)
-                told("cusparseLtMatmulAlgSetAttribute", handle, self.algorithm, *given)
-        told("cusparseLtMatmulPlanInit", handle, self.plan, self.matmul, self.algorithm)
+                call_or_refuse("cusparseLtMatmulAlgSetAttribute", handle, self.algorithm, *given)
+        call_or_refuse("cusparseLtMatmulPlanInit", handle, self.plan, self.matmul, self.algorithm)
         self._planned = True
 
     def _check_kernel(self, config_id: int | None) -> None:
@@ -146,29 +154,29 @@ class ProductDescriptor:
             raise Refused(f"config_id {config_id} is none of the {kernels} that cuSPARSELt has for this product")
 
     def _set_epilogue(self, bias: int) -> None:
-        said = self._said
-        if said.relu is not None:
-            upper, threshold = said.relu
+        spec = self._spec
+        if spec.relu is not None:
+            upper, threshold = spec.relu
             self.set(Desc.CUSPARSELT_MATMUL_ACTIVATION_RELU, ctypes.c_int(1))
             self.set(Desc.CUSPARSELT_MATMUL_ACTIVATION_RELU_UPPERBOUND, ctypes.c_float(upper))
             self.set(Desc.CUSPARSELT_MATMUL_ACTIVATION_RELU_THRESHOLD, ctypes.c_float(threshold))
-        if said.gelu is not None:
+        if spec.gelu is not None:
             self.set(Desc.CUSPARSELT_MATMUL_ACTIVATION_GELU, ctypes.c_int(1))
-            if said.gelu != 1:
-                self.set(Desc.CUSPARSELT_MATMUL_ACTIVATION_GELU_SCALING, ctypes.c_float(said.gelu))
-        if said.alpha_vector:
+            if spec.gelu != 1:
+                self.set(Desc.CUSPARSELT_MATMUL_ACTIVATION_GELU_SCALING, ctypes.c_float(spec.gelu))
+        if spec.alpha_vector:
             self.set(Desc.CUSPARSELT_MATMUL_ALPHA_VECTOR_SCALING, ctypes.c_int(1))
-        if said.beta_vector:
+        if spec.beta_vector:
             self.set(Desc.CUSPARSELT_MATMUL_BETA_VECTOR_SCALING, ctypes.c_int(1))
-        if said.bias_stride is not None:
-            if said.bias_stride:  # 0 is the library's own default
-                self.set(Desc.CUSPARSELT_MATMUL_BIAS_STRIDE, ctypes.c_int64(said.bias_stride))
+        if spec.bias_stride is not None:
+            if spec.bias_stride:  # 0 is the library's own default
+                self.set(Desc.CUSPARSELT_MATMUL_BIAS_STRIDE, ctypes.c_int64(spec.bias_stride))
             self.set(Desc.CUSPARSELT_MATMUL_BIAS_POINTER, ctypes.c_void_p(bias))
 
     def set(self, attribute: Any, value: Any) -> None:
         """Set one attribute of the product from a ctypes value of its type."""
         given = (attribute, ctypes.byref(value), ctypes.sizeof(value))
-        told("cusparseLtMatmulDescSetAttribute", self._handle, self.matmul, *given)
+        call_or_refuse("cusparseLtMatmulDescSetAttribute", self._handle, self.matmul, *given)
 
     @property
     def workspace(self) -> int:
@@ -197,7 +205,7 @@ class ProductDescriptor:
         self._planned = self._selected = False
 
 
-def told(name: str, *given: Any) -> None:
+def call_or_refuse(name: str, *given: Any) -> None:
     """Call a function by which the library is told what is wanted; Refused where it does not carry that out."""
     arguments: Sequence[Any] = given
     try:

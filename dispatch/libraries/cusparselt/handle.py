@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dispatch.device.storage import Storage
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["Handle", "handle_of", "stamp_of"]
+__all__ = ["Handle", "handle_of", "library_stamp"]
 
 NAME = "cusparseLt"
 
@@ -45,18 +45,18 @@ def handle_of(executor: CudaExecutor) -> Handle:
     """The one handle of an executor; once that is closed, another executor's of its device."""
     found: Handle | None = executor.handles.get(NAME)
     if found is None:
-        c_handle = lent(executor, NAME, _made, lt.cusparseLtDestroy.unchecked)
+        c_handle = lent(executor, NAME, _create_handle, lt.cusparseLtDestroy.unchecked)
         found = executor.handles[NAME] = Handle(executor, c_handle)
     return found
 
 
-def _made() -> lt.cusparseLtHandle_t:
+def _create_handle() -> lt.cusparseLtHandle_t:
     c_handle = lt.cusparseLtHandle_t()
     lt.cusparseLtInit(c_handle)
     return c_handle
 
 
-def stamp_of(executor: CudaExecutor) -> str:
+def library_stamp(executor: CudaExecutor) -> str:
     """What lays out the matrices that an executor compresses: the library, its version, and the architecture."""
     # Asked of what is installed: an executor that only copies, as before a process of its own, knows no versions.
     version = ".".join(map(str, installed[NAME]))

@@ -10,7 +10,7 @@ import numpy as np
 from dispatch.core.host_plan import EXACT, values
 from dispatch.keys import I8, Compute
 from dispatch.ops.structured.product import Activation24
-from dispatch.ops.structured.reference import multiplied, within
+from dispatch.ops.structured.reference import clipped, multiplied
 from dispatch.testing.check import rounded
 from dispatch.testing.roundoff import ROUNDOFF, by_numpy, tf32_error
 from dispatch.testing.tensor_cores import STRUCTURED_CUT_OFF
@@ -39,7 +39,7 @@ def bounds(request: Any, expected: Results, dense: Array) -> Results:
         size = abs(request.gelu_scaling)
         by_gpu = 0.0 if by_numpy(request.device) else GELU_UNIT
         error = size * (GELU_SLOPE * error + (by_gpu + 8 * F32_UNIT) * np.abs(before))
-    return {"out": np.where(jumps, np.inf, rounded(error, within(out, request.d_dtype), request.d_dtype))}
+    return {"out": np.where(jumps, np.inf, rounded(error, clipped(out, request.d_dtype), request.d_dtype))}
 
 
 def before_activation(request: Any, a: Array, b: Array, size_after: Array) -> Array:

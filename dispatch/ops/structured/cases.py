@@ -22,7 +22,7 @@ from dispatch.ops.structured.forms import Form, forms
 from dispatch.ops.structured.functions import made_by
 from dispatch.ops.structured.mutations import MUTATIONS
 from dispatch.ops.structured.product import Matmul24Request
-from dispatch.ops.structured.reference import evaluate, kept_of, multiplied, tiles, within
+from dispatch.ops.structured.reference import clipped, evaluate, kept_mask, multiplied, tiles
 from dispatch.ops.structured.tensor import StructuredTensor
 from dispatch.testing.check import Check, GuardedBuffer, MadeCase, Mismatch, place, poison
 
@@ -41,7 +41,7 @@ GAP = 32  # elements, so that operands of all dtypes can lie alike: lines of str
 
 
 # -- operands ---------------------------------------------------------------------------------------------------------
-def lay(device: Device, values: Array, *, by_rows: bool = True) -> GuardedBuffer:
+def place_operand(device: Device, values: Array, *, by_rows: bool = True) -> GuardedBuffer:
     """An operand amid poison, with lines at multiples of 16 bytes."""
     axes = list(range(values.ndim))
     if not by_rows:
@@ -49,13 +49,13 @@ def lay(device: Device, values: Array, *, by_rows: bool = True) -> GuardedBuffer
     return place(device, values, axes, GAP, aligned=True)
 
 
-def decided(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...], algorithm: PruneAlgorithm) -> Array:
+def unambiguous(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...], algorithm: PruneAlgorithm) -> Array:
     """Whole numbers of which the algorithm can keep one choice alone."""
     group, kept = group_of(dtype)
     unit = (group, group) if algorithm is PruneAlgorithm.TILE else (1, group)
     count = int(np.prod(shape)) // (unit[0] * unit[1])
     found = rng.choice(SIZES, (count, unit[0] * unit[1]))
-    patterns = tiles(group, kept) if algorithm is PruneAlgorithm.TILE else tiles_of_strips(group, kept)
+    patterns = tiles(group, kept) if algorithm is PruneAlgorithm.TILE else strip_patterns(group, kept)
     for _ in range(TRIES):
         best = np.sort(found @ patterns.T, axis=1)
         undecided = best[:, -1] == best[:, -2]
@@ -68,16 +68,16 @@ def decided(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...], algo
     return np.moveaxis(apart, -2, -3).reshape(shape).astype(dtype.numpy)
 
 
-def tiles_of_strips(group: int, kept: int) -> Array:
+def strip_patterns(group: int, kept: int) -> Array:
     """The patterns of a strip."""
     every = np.indices((2,) * group).reshape(group, -1).T
     return np.asarray(every[every.sum(1) == kept].astype(np.float64))
 
 
-def structured(rng: np.random.Generator, dense: Array) -> Array:
+def structured_matrix(rng: np.random.Generator, dense: Array) -> Array:
     """A structured matrix of a dense one, in which some groups have fewer elements."""
     dtype, shape = Dtype.of(dense.dtype), dense.shape
-    stay = kept_of(dense, PruneAlgorithm.STRIP, *group_of(dtype)) & (rng.random(shape) < 0.9)
+    stay = kept_mask(dense, PruneAlgorithm.STRIP, *group_of(dtype)) & (rng.random(shape) < 0.9)
     return np.where(stay, dense, np.zeros((), dense.dtype))
 
 
@@ -107,13 +107,13 @@ def compression_check(op: str, dtype: Dtype, turn: int, name: str, device: Devic
     by_rows = dtype.itemsize == 1 or turn % 2 == 0
     algorithm = tuple(PruneAlgorithm)[turn // 2 % 2]
     fields: dict[str, Any] = {}
-    values = decided(rng, dtype, shape, algorithm if op == "prune_2_4" else PruneAlgorithm.STRIP)
+    values = unambiguous(rng, dtype, shape, algorithm if op == "prune_2_4" else PruneAlgorithm.STRIP)
     if op != "prune_2_4" and (op == "compress_2_4" or turn % 2):
-        stay = kept_of(values, PruneAlgorithm.STRIP, *group_of(dtype)) & (rng.random(shape) < 0.9)
+        stay = kept_mask(values, PruneAlgorithm.STRIP, *group_of(dtype)) & (rng.random(shape) < 0.9)
         values = np.where(stay, values, np.zeros((), values.dtype))
         if op == "check_2_4" and turn % 4 == 1:  # the last group alone has too many
             values[..., -1, -group_of(dtype)[0] :] = 1
-    memory = lay(device, values, by_rows=by_rows)
+    memory = place_operand(device, values, by_rows=by_rows)
     a = memory.view
     is_open = turn % 5 == 0  # whether the result is allocated, for which the matrix is dense in memory
     if op == "compress_2_4" or is_open or (op == "check_2_4" and values.ndim > len(("m", "k"))):
@@ -124,7 +124,7 @@ def compression_check(op: str, dtype: Dtype, turn: int, name: str, device: Devic
     if op == "prune_2_4":
         fields["algorithm"] = algorithm
     if op == "prune_2_4" and not is_open:
-        out = memory if turn % 3 == 1 else lay(device, poison(dtype, shape), by_rows=by_rows)
+        out = memory if turn % 3 == 1 else place_operand(device, poison(dtype, shape), by_rows=by_rows)
         fields["out"], written = out.view, (out,)
     request = KINDS[op](**fields)
     if op != "prune_2_4" and turn % 3 and not is_open:
@@ -146,7 +146,7 @@ class Draw:
         wide, long = structured_step(self.dtype), dense_step(self.dtype)
         self.m, self.k, self.n = form.sizes[0] * wide, form.sizes[1] * wide, form.sizes[2] * long
         self.is_narrow = self.dtype.itemsize == 1
-        self.batch_a, self.batch_b = (((2,) if there else ()) for there in form.batch)
+        self.batch_a, self.batch_b = (((2,) if is_batch else ()) for is_batch in form.batch)
         self.batch = self.batch_a or self.batch_b
         self.fields: dict[str, Any] = {"compute": row.compute, "alpha": form.alpha, "activation": form.activation}
         self.fields |= dict(form.more)
@@ -165,32 +165,32 @@ class Draw:
             return self.rng.integers(-40, 41, shape).astype(dtype.numpy)
         return self.rng.standard_normal(shape).astype(dtype.numpy)
 
-    def compressed(self) -> Array:
+    def draw_compressed(self) -> Array:
         """A, compressed where it lies; the matrix as it was before."""
-        dense = structured(self.rng, self.factor(*self.batch_a, self.m, self.k))
+        dense = structured_matrix(self.rng, self.factor(*self.batch_a, self.m, self.k))
         by_rows = self.form.by_rows[0] or self.is_narrow
-        there = self.device.array(dense if by_rows else np.ascontiguousarray(dense.swapaxes(-1, -2)))
-        request = Compress24Request(there if by_rows else there.mT)
+        operand = self.device.array(dense if by_rows else np.ascontiguousarray(dense.swapaxes(-1, -2)))
+        request = Compress24Request(operand if by_rows else operand.mT)
         self.fields["a"] = run(request)
         self.fields["form"] = request.form._replace(made_by=made_by(self.device))
         return dense
 
-    def others(self) -> None:
+    def draw_operands(self) -> None:
         """B, and what is added."""
         form, shape = self.form, (*self.batch, self.m, self.n)
         values = self.factor(*self.batch_b, self.k, self.n)
-        self.fields["b"] = lay(self.device, values, by_rows=form.by_rows[1] and not self.is_narrow).view
+        self.fields["b"] = place_operand(self.device, values, by_rows=form.by_rows[1] and not self.is_narrow).view
         bias = form.bias or int(self.d.is_fp8 and not form.added)  # which says what dtype C would have
         if bias and not (self.dtype is I8 and self.d in HALF):  # which a rule refuses
             kind = F32 if self.dtype is I8 else self.c
             lead = self.batch if bias > 1 else ()
-            self.fields["bias"] = lay(self.device, self.normal(kind, *lead, self.m)).view
+            self.fields["bias"] = place_operand(self.device, self.normal(kind, *lead, self.m)).view
         if form.vectors and self.dtype is I8:
             self.fields |= {"alpha": 1.0, "alpha_vector": self.vector()}
         by_rows = form.by_rows[2]
         if form.added:
             c = self.normal(self.c, *shape) if form.beta or form.vectors > 1 else poison(self.c, shape)
-            memory = lay(self.device, c, by_rows=by_rows)
+            memory = place_operand(self.device, c, by_rows=by_rows)
             self.fields |= {"c": memory.view, "beta": form.beta}
             if form.vectors and self.dtype is I8 and (form.vectors > 1 or form.beta):  # a vector beside that of alpha
                 self.fields |= {"beta": None, "beta_vector": self.vector()}
@@ -198,23 +198,23 @@ class Draw:
                 self.fields["out"], self.written = memory.view, (memory,)
                 return
         if form.given or form.added:
-            out = lay(self.device, poison(self.d, shape), by_rows=by_rows)
+            out = place_operand(self.device, poison(self.d, shape), by_rows=by_rows)
             self.fields["out"], self.written = out.view, (out,)
         else:
             self.fields["out_dtype"] = self.d
 
     def vector(self) -> Tensor:
-        return lay(self.device, (self.rng.random(self.m) * 0.1).astype(np.float32)).view
+        return place_operand(self.device, (self.rng.random(self.m) * 0.1).astype(np.float32)).view
 
 
 def product_check(row: Row, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
     """A request of a form with fresh operands; what is right is told from the matrix before it was compressed."""
     draw = Draw(row, form, device, rng)
-    dense = draw.compressed()
-    draw.others()
+    dense = draw.draw_compressed()
+    draw.draw_operands()
     request = Matmul24Request(**draw.fields)
     with np.errstate(all="ignore"):
-        expected = {"out": within(multiplied(request, EXACT, dense)["out"], request.d_dtype)}
+        expected = {"out": clipped(multiplied(request, EXACT, dense)["out"], request.d_dtype)}
         return Check(name, request, expected, bounds(request, expected, dense), draw.written)
 
 

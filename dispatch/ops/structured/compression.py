@@ -10,7 +10,7 @@ from dispatch.core.request import R_co
 from dispatch.errors import BadRequest
 from dispatch.keys import I32, U8
 from dispatch.ops.structured.form import PruneAlgorithm, StructuredForm, check_structured
-from dispatch.ops.structured.layout import host_bytes, lies_by_rows
+from dispatch.ops.structured.layout import host_bytes, is_row_major
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
@@ -98,7 +98,7 @@ class Compress24Request(DenseRequest["Tensor"]):
     @property
     def form(self) -> StructuredForm:
         """What of the result is no memory, but for who makes it."""
-        return StructuredForm(self.a.shape, self.a.dtype.name, lies_by_rows(self.a.layout))
+        return StructuredForm(self.a.shape, self.a.dtype.name, is_row_major(self.a.layout))
 
     def outputs(self) -> dict[str, Output]:
         if self.device.is_host:

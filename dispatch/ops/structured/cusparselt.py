@@ -15,18 +15,18 @@ from dispatch.core.request import IdlePlan
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import HALF, I8, Compute, Dtype
 from dispatch.libraries.cusparselt.calls import (
-    ONE,
-    Clear,
+    SINGLE_CALL,
+    ArgumentPlaces,
+    BatchStrides,
     MatrixPlan,
-    Places,
     ProductPlan,
-    Steps,
+    ZeroFill,
     compressed_bytes,
 )
-from dispatch.libraries.cusparselt.descriptors import Algorithm, Matrix, Product
-from dispatch.libraries.cusparselt.handle import stamp_of
+from dispatch.libraries.cusparselt.descriptors import Algorithm, MatrixSpec, ProductSpec
+from dispatch.libraries.cusparselt.handle import library_stamp
 from dispatch.ops.structured.kernels import kernel_of
-from dispatch.ops.structured.layout import leading, lies_by_rows
+from dispatch.ops.structured.layout import is_row_major, leading_dimension
 from dispatch.ops.structured.product import Activation24, SplitKMode
 
 if TYPE_CHECKING:
@@ -47,24 +47,23 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     if request.op == "matmul_2_4":
         return _product(request, executor, row)
     if request.op == "compress_2_4":
-        said, operation = structured(request.form)
-        size, count = compressed_bytes(executor, said)[0], said.batch
+        spec, operation = structured(request.form)
+        size, count = compressed_bytes(executor, spec)[0], spec.batch
         _check_size("out", request.layout_of("out"), count * size)
-        steps = Steps(count, a=said.stride * request.a.dtype.itemsize, d=size)
-        return MatrixPlan(executor, row, said._replace(batch=1, stride=0), operation, steps=steps)
-    said, operation = matrix_of(request.a.layout, structured=True)
-    if (
-        request.op == "check_2_4" and said.batch > 1
-    ):  # one tall matrix: which of a batch the library looks at is not said
-        said = said._replace(rows=said.batch * said.rows, batch=1, stride=0)
+        strides = BatchStrides(count, a=spec.stride * request.a.dtype.itemsize, d=size)
+        return MatrixPlan(executor, row, spec._replace(batch=1, stride=0), operation, strides=strides)
+    spec, operation = matrix_of(request.a.layout, structured=True)
+    if request.op == "check_2_4" and spec.batch > 1:
+        # As one tall matrix: NVIDIA does not say which matrices of a batch the library looks at.
+        spec = spec._replace(rows=spec.batch * spec.rows, batch=1, stride=0)
     algorithm = int(request.algorithm) if request.op == "prune_2_4" else None
-    return MatrixPlan(executor, row, said, operation, prune=algorithm)
+    return MatrixPlan(executor, row, spec, operation, prune=algorithm)
 
 
 def bytes_on(executor: CudaExecutor, form: StructuredForm) -> int:
     """The size of a compressed matrix, as the device's library says it."""
-    said, _ = structured(form)
-    return said.batch * compressed_bytes(executor, said)[0]
+    spec, _ = structured(form)
+    return spec.batch * compressed_bytes(executor, spec)[0]
 
 
 def _check_size(name: str, layout: Layout, wanted: int) -> None:
@@ -73,35 +72,35 @@ def _check_size(name: str, layout: Layout, wanted: int) -> None:
 
 
 # -- matrices ---------------------------------------------------------------------------------------------------------
-def matrix_of(layout: Layout, *, structured: bool = False) -> tuple[Matrix, int]:
+def matrix_of(layout: Layout, *, structured: bool = False) -> tuple[MatrixSpec, int]:
     """A row-major matrix that describes an operand, and what is done to it: one that is column-major is transposed."""
     m, n = layout.shape[-2:]
     is_batch = len(layout.shape) == BATCH
     batch, stride = (layout.shape[0], layout.strides[0]) if is_batch else (1, 0)
-    by_rows = lies_by_rows(layout)
-    ld = leading(layout, by_rows=by_rows) or max(1, n)
+    by_rows = is_row_major(layout)
+    ld = leading_dimension(layout, by_rows=by_rows) or max(1, n)
     rows, cols = (m, n) if by_rows else (n, m)
-    made = Matrix(rows, cols, ld, layout.dtype.cuda, batch=batch, stride=stride, structured=structured)
+    made = MatrixSpec(rows, cols, ld, layout.dtype.cuda, batch=batch, stride=stride, structured=structured)
     return made, N if by_rows else T
 
 
-def structured(form: StructuredForm) -> tuple[Matrix, int]:
+def structured(form: StructuredForm) -> tuple[MatrixSpec, int]:
     """The same of a compressed matrix, as it was before."""
     *batch, m, k = form.shape
     rows, cols = (m, k) if form.by_rows else (k, m)
     count, stride = (batch[0], m * k) if batch else (1, 0)
-    made = Matrix(rows, cols, cols, Dtype.of(form.dtype).cuda, batch=count, stride=stride, structured=True)
+    made = MatrixSpec(rows, cols, cols, Dtype.of(form.dtype).cuda, batch=count, stride=stride, structured=True)
     return made, N if form.by_rows else T
 
 
-def result_of(layout: Layout, dtype: Dtype) -> Matrix:
+def result_of(layout: Layout, dtype: Dtype) -> MatrixSpec:
     """C or D, in the order in which it lies."""
-    said, operation = matrix_of(layout)
+    spec, operation = matrix_of(layout)
     m, n = layout.shape[-2:]
-    return said._replace(rows=m, cols=n, dtype=dtype.cuda, by_rows=operation == N)
+    return spec._replace(rows=m, cols=n, dtype=dtype.cuda, by_rows=operation == N)
 
 
-def product_of(request: Any) -> Product:
+def product_of(request: Any) -> ProductSpec:
     """What the library is told of a product; an operand that is one for a batch has a step of 0 there.
 
     Where A is a batch it is told of one product, for each is called by itself: its matrices are compressed apart.
@@ -120,7 +119,7 @@ def product_of(request: Any) -> Product:
     bias = request.bias
     apart = bias is not None and bias.ndim > 1 and c.batch > 1
     step = None if bias is None else bias.layout.strides[0] if apart else 0
-    return Product(
+    return ProductSpec(
         a,
         b,
         c,
@@ -137,17 +136,17 @@ def product_of(request: Any) -> Product:
 
 
 # -- products ---------------------------------------------------------------------------------------------------------
-def asked(request: Any) -> Algorithm:
+def requested_algorithm(request: Any) -> Algorithm:
     """The algorithm as far as a request says it."""
     mode = None if request.split_k_mode is SplitKMode.DEFAULT else int(request.split_k_mode)
     return Algorithm(request.config_id, request.split_k, mode, request.split_k_buffers)
 
 
-def places_of(request: Any) -> Places:
+def places_of(request: Any) -> ArgumentPlaces:
     """Where the addresses and numbers of a product stand."""
     behind = len(request.reads) + len(request.writes)
     vectors = {name: request.place_of(name) for name in ("alpha_vector", "beta_vector")}
-    return Places(
+    return ArgumentPlaces(
         a=request.place_of("a"),
         b=request.place_of("b"),
         c=request.place_of("c") if request.reads_c else None,
@@ -158,11 +157,11 @@ def places_of(request: Any) -> Places:
     )
 
 
-def steps_of(request: Any, size: int) -> Steps:
+def batch_strides(request: Any, size: int) -> BatchStrides:
     """From product to product where A is a batch, whose matrices have `size` bytes each."""
     count = request.form.shape[0] if len(request.form.shape) == BATCH else 1
     if count == 1:
-        return ONE
+        return SINGLE_CALL
 
     def step(layout: Layout, single: int) -> int:
         return 0 if len(layout.shape) == single else layout.strides[0] * layout.dtype.itemsize
@@ -170,10 +169,10 @@ def steps_of(request: Any, size: int) -> Steps:
     d = step(request.layout_of("out"), 2)
     c = d if request.c is None else step(request.c.layout, 2)
     bias = 0 if request.bias is None else step(request.bias.layout, 1)
-    return Steps(count, a=size, b=step(request.b.layout, 2), c=c, d=d, bias=bias)
+    return BatchStrides(count, a=size, b=step(request.b.layout, 2), c=c, d=d, bias=bias)
 
 
-def clear_of(request: Any) -> Clear | None:
+def zero_fill_of(request: Any) -> ZeroFill | None:
     """What of D is 0 before a product without C: of i8 with results of 16 bits, which some kernels of 0.8.0 add to it.
 
     On an H100 such results were NaN where D had held NaN, as 0 times that is.
@@ -181,37 +180,37 @@ def clear_of(request: Any) -> Clear | None:
     if request.reads_c or request.a_dtype is not I8 or request.d_dtype not in HALF:
         return None
     layout, item = request.layout_of("out"), request.d_dtype.itemsize
-    by_rows = lies_by_rows(layout)
+    by_rows = is_row_major(layout)
     long, lines = layout.shape[:-3:-1] if by_rows else layout.shape[-2:]
-    pitch = (leading(layout, by_rows=by_rows) or long) * item
+    pitch = (leading_dimension(layout, by_rows=by_rows) or long) * item
     is_batch = len(layout.shape) == BATCH
     count, step = (layout.shape[0], layout.strides[0] * item) if is_batch else (1, 0)
     if step == pitch * lines:  # one matrix behind another
-        return Clear(long * item, pitch, lines * count)
-    return Clear(long * item, pitch, lines, count, step)
+        return ZeroFill(long * item, pitch, lines * count)
+    return ZeroFill(long * item, pitch, lines, count, step)
 
 
 def _product(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    stamp = stamp_of(executor)
+    stamp = library_stamp(executor)
     if request.form.made_by != stamp:
         hint = "compress the matrix again"
         raise BadRequest("form.made_by", repr(request.form.made_by), f"{stamp!r}, which is what runs here", hint)
-    said = product_of(request)
+    spec = product_of(request)
     matrix, _ = structured(request.form)
     size = compressed_bytes(executor, matrix)[0]
     _check_size("a", request.a.layout, matrix.batch * size)
-    steps = steps_of(request, size)
+    strides = batch_strides(request, size)
     if not request.layout_of("out").size:
         return IdlePlan(row)
 
     def make(algorithm: Algorithm) -> ProductPlan:
-        return ProductPlan(executor, row, said, places_of(request), algorithm, steps, clear_of(request))
+        return ProductPlan(executor, row, spec, places_of(request), algorithm, strides, zero_fill_of(request))
 
-    wanted = asked(request)
+    wanted = requested_algorithm(request)
     if request.autotune and not any(part is not None for part in wanted):
         from dispatch.ops.structured.tune import fastest_plan  # few requests are tuned
 
-        return fastest_plan(request, executor, said, make)
+        return fastest_plan(request, executor, spec, make)
     timed = None if any(part is not None for part in wanted) else kernel_of(request)
     if timed is not None:
         with suppress(Refused):  # it is not for these operands

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dispatch.keys import I8
 from dispatch.ops.structured.product import Activation24
-from dispatch.ops.structured.rules import GELUS
+from dispatch.ops.structured.rules import GELU_DTYPES
 
 if TYPE_CHECKING:
     from dispatch.core.row import Row
@@ -46,7 +46,7 @@ class Form(NamedTuple):
 
 def forms(row: Row) -> list[Form]:
     """All epilogues that there are for a row's dtypes, thrice, and all else by turns."""
-    has_gelu = (row.dtypes[0], row.dtypes[-1]) in GELUS
+    has_gelu = (row.dtypes[0], row.dtypes[-1]) in GELU_DTYPES
     epilogues = EPILOGUES if has_gelu else EPILOGUES[:4]
     found = []
     for number in range(3 * len(epilogues)):

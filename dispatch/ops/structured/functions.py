@@ -15,7 +15,7 @@ from dispatch.errors import BadRequest, BadType
 from dispatch.keys import F32, Compute, Dtype
 from dispatch.ops import structured as ops
 from dispatch.ops.structured.form import ON_HOST, PruneAlgorithm, StructuredForm, dense_step, group_of
-from dispatch.ops.structured.layout import unpacked
+from dispatch.ops.structured.layout import unpack
 from dispatch.ops.structured.tensor import StructuredTensor
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ def made_by(device: Device) -> str:
     """Whose layout a device's compressed bytes have, for a StructuredForm that is made by hand."""
     if device.is_host:
         return ON_HOST
-    from dispatch.libraries.cusparselt.handle import stamp_of  # at first use: requests bind no library
+    from dispatch.libraries.cusparselt.handle import library_stamp  # at first use: requests bind no library
 
     executor: Any = device.executor()
-    return stamp_of(executor)
+    return library_stamp(executor)
 
 
-def of(a: Any, name: str = "a") -> StructuredTensor:
+def as_structured(a: Any, name: str = "a") -> StructuredTensor:
     """A compressed operand; BadType for any other."""
     if not isinstance(a, StructuredTensor):
         raise BadType(name, f"a {type(a).__name__}", "a StructuredTensor", f"compress({name}) makes one")
@@ -65,7 +65,7 @@ def of(a: Any, name: str = "a") -> StructuredTensor:
 
 def matmul(a: StructuredTensor, b: Any, **choices: Any) -> Any:
     """alpha · A · B of a compressed A, with the epilogues of the request `matmul_2_4`, whose choices it takes."""
-    return ops.matmul_2_4(*of(a).parts, b, **choices)
+    return ops.matmul_2_4(*as_structured(a).parts, b, **choices)
 
 
 def linear(x: Any, weight: StructuredTensor, bias: Any = None, **choices: Any) -> Any:
@@ -74,7 +74,7 @@ def linear(x: Any, weight: StructuredTensor, bias: Any = None, **choices: Any) -
     It is the transpose of `matmul_2_4` of W and xᵀ, with the choices of that, and copies nothing; NoRow speaks of that
     request, whose b is xᵀ. x has lines as B has columns: a multiple of 8, 16 where elements have 8 bits, 4 in f32.
     """
-    w = of(weight, "weight")
+    w = as_structured(weight, "weight")
     if w.ndim == BATCH or w.is_transposed:
         raise BadRequest("weight", repr(w), "one matrix (m, k), not transposed")
     shape = getattr(x, "shape", None)
@@ -87,12 +87,12 @@ def linear(x: Any, weight: StructuredTensor, bias: Any = None, **choices: Any) -
         product = ops.matmul_2_4(*w.parts, lines.T, bias=bias, **choices).T
     except BadRequest as error:
         if error.operand == "b":
-            raise said_of_x(error, x, w) from error
+            raise error_about_x(error, x, w) from error
         raise
     return product if len(lead) == 1 else product.reshape(*lead, w.shape[0])
 
 
-def said_of_x(error: BadRequest, x: Any, w: StructuredTensor) -> BadRequest:
+def error_about_x(error: BadRequest, x: Any, w: StructuredTensor) -> BadRequest:
     """What is wrong with xᵀ, the b of a product W · xᵀ, as it is said of x."""
     try:
         dtype = Dtype.of(x.dtype)
@@ -111,18 +111,18 @@ def said_of_x(error: BadRequest, x: Any, w: StructuredTensor) -> BadRequest:
 
 def todense(a: StructuredTensor) -> Any:
     """The dense matrix: on the host as it was, on a GPU as the product with the identity, `matmul_2_4`."""
-    found = of(a)
+    found = as_structured(a)
     if found.is_transposed:
         return todense(found.mT).mT
     device, k = found.device, found.shape[-1]
     if device.is_host:
-        return device.array(unpacked(np.asarray(found.data), found.form))
+        return device.array(unpack(np.asarray(found.data), found.form))
     identity = device.array(np.eye(k).astype(found.dtype.numpy))  # symmetric: it is column-major as well
-    return matmul(found, identity.T, out_dtype=found.dtype, **computed(found))
+    return matmul(found, identity.T, out_dtype=found.dtype, **compute_choice(found))
 
 
 # -- what a StructuredTensor asks for ---------------------------------------------------------------------------------
-def computed(a: StructuredTensor) -> dict[str, Any]:
+def compute_choice(a: StructuredTensor) -> dict[str, Any]:
     """The compute type of an operator, which has none of its own: TF32 for f32, for the library has no other."""
     return {"compute": Compute.COMPUTE_32F_FAST_TF32} if a.dtype is F32 else {}
 
@@ -131,7 +131,7 @@ def product(a: StructuredTensor, other: Any) -> Any:
     """`a @ other`."""
     if a.is_transposed:
         raise BadRequest("a", repr(a), "one that is not transposed: its groups lie along k", "compress a.T as well")
-    return matmul(a, other, **computed(a))
+    return matmul(a, other, **compute_choice(a))
 
 
 def left_product(a: StructuredTensor, other: Any) -> Any:
@@ -139,10 +139,10 @@ def left_product(a: StructuredTensor, other: Any) -> Any:
     if not a.is_transposed:
         raise BadRequest("b", repr(a), "a transposed one: its groups lie along k", "x @ a.T; or compress b.T: x @ c.T")
     try:
-        found = matmul(a.mT, other.mT, **computed(a))
+        found = matmul(a.mT, other.mT, **compute_choice(a))
     except BadRequest as error:
         if error.operand == "b":
-            raise said_of_x(error, other, a.mT) from error
+            raise error_about_x(error, other, a.mT) from error
         raise
     return found.mT
 

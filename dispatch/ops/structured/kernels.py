@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dispatch.ops.structured.layout import lies_by_rows
+from dispatch.ops.structured.layout import is_row_major
 
 if TYPE_CHECKING:
     from typing import Any
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["TIMED", "Kernels", "kernel_of"]
 
 VERSIONS, ARCH = ("cusparseLt 0.8.",), " sm_90"
-ENOUGH = 80  # tiles of a result that keep 132 multiprocessors at work
+ENOUGH_TILES = 80  # tiles of a result that keep 132 multiprocessors at work
 NARROW = 128  # columns of B, up to which tiles are tall
 LARGE = 2048  # rows of A, from which on k is worth sharing among the blocks of a cluster
 
@@ -71,7 +71,7 @@ def kernel_of(request: Any) -> int | None:
     stamp, out = request.form.made_by, request.layout_of("out")
     if not stamp.startswith(VERSIONS) or not stamp.endswith(ARCH):
         return None
-    known = TIMED.get((request.a_dtype.name, request.d_dtype.name, lies_by_rows(out)))
+    known = TIMED.get((request.a_dtype.name, request.d_dtype.name, is_row_major(out)))
     if known is None:
         return None
     m, n = out.shape[-2:]
@@ -82,15 +82,15 @@ def kernel_of(request: Any) -> int | None:
 def tiles_for(m: int, n: int, count: int = 1) -> str:
     """The field of `Kernels` for so many results of m rows and n columns in one call."""
 
-    def enough(rows: int, columns: int) -> bool:
-        return -(-m // rows) * -(-n // columns) * count >= ENOUGH
+    def has_enough_tiles(rows: int, columns: int) -> bool:
+        return -(-m // rows) * -(-n // columns) * count >= ENOUGH_TILES
 
-    if n > NARROW and enough(128, 256):
+    if n > NARROW and has_enough_tiles(128, 256):
         return "wide"
-    if n > NARROW and enough(64, 128):
+    if n > NARROW and has_enough_tiles(64, 128):
         return "medium"
-    if n <= NARROW and enough(128, 64):
+    if n <= NARROW and has_enough_tiles(128, 64):
         return "tall"
-    if enough(64, 64):
+    if has_enough_tiles(64, 64):
         return "small"
     return "few" if m >= LARGE else "tiny"

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array, Layout
     from dispatch.ops.structured.form import StructuredForm
 
-__all__ = ["host_bytes", "leading", "lies_by_rows", "packed", "unpacked"]
+__all__ = ["host_bytes", "is_row_major", "leading_dimension", "pack", "unpack"]
 
 
-def leading(layout: Layout, *, by_rows: bool) -> int | None:
+def leading_dimension(layout: Layout, *, by_rows: bool) -> int | None:
     """The leading dimension of the matrices of a row-major or column-major operand; None where they are not such."""
     m, n = layout.shape[-2:]
     row, column = layout.strides[-2:]
@@ -34,9 +34,9 @@ def leading(layout: Layout, *, by_rows: bool) -> int | None:
     return None
 
 
-def lies_by_rows(layout: Layout) -> bool:
+def is_row_major(layout: Layout) -> bool:
     """Whether matrices are row-major; those that are column-major, too, are."""
-    return leading(layout, by_rows=True) is not None or leading(layout, by_rows=False) is None
+    return leading_dimension(layout, by_rows=True) is not None or leading_dimension(layout, by_rows=False) is None
 
 
 def host_bytes(shape: tuple[int, ...], dtype: Dtype) -> int:
@@ -46,7 +46,7 @@ def host_bytes(shape: tuple[int, ...], dtype: Dtype) -> int:
     return groups * kept * dtype.itemsize + groups // 2
 
 
-def packed(dense: Array) -> Array:
+def pack(dense: Array) -> Array:
     """Structured matrices as the host's bytes; BadRequest where a group has too many elements other than 0."""
     group, kept = group_of(Dtype.of(dense.dtype))
     groups = dense.reshape(-1, group)
@@ -61,7 +61,7 @@ def packed(dense: Array) -> Array:
     return np.concatenate([part.reshape(count, -1) for part in parts], axis=1).reshape(-1)
 
 
-def unpacked(data: Array, form: StructuredForm) -> Array:
+def unpack(data: Array, form: StructuredForm) -> Array:
     """The matrices of the host's bytes."""
     dtype = Dtype.of(form.dtype)
     group, kept = group_of(dtype)

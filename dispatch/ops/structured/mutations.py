@@ -8,7 +8,7 @@ import numpy as np
 
 from dispatch.ops.structured.form import PruneAlgorithm
 from dispatch.ops.structured.product import Activation24
-from dispatch.ops.structured.reference import evaluate, within
+from dispatch.ops.structured.reference import clipped, evaluate
 from dispatch.testing.mutations import altered, of_operand
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["MUTATIONS"]
 
 
-def of_product(**changes: Callable[[Any], Any]) -> Mutation:
+def product_with(**changes: Callable[[Any], Any]) -> Mutation:
     """The product of a request with other fields; None where one is to become None, or nothing changes."""
 
     def mutation(request: Any) -> Results | None:
@@ -29,7 +29,7 @@ def of_product(**changes: Callable[[Any], Any]) -> Mutation:
         fields = {name: change(request) for name, change in changes.items()}
         if any(value is None for value in fields.values()):
             return None
-        return {"out": within(altered(evaluate, request, **fields)["out"], request.d_dtype)}
+        return {"out": clipped(altered(evaluate, request, **fields)["out"], request.d_dtype)}
 
     return mutation
 
@@ -40,7 +40,7 @@ def without(name: str, **more: Any) -> Mutation:
     def mutation(request: Any) -> Results | None:
         if request.op != "matmul_2_4" or getattr(request, name) is None:
             return None
-        return {"out": within(altered(evaluate, request, **{name: None, **more})["out"], request.d_dtype)}
+        return {"out": clipped(altered(evaluate, request, **{name: None, **more})["out"], request.d_dtype)}
 
     return mutation
 
@@ -51,12 +51,12 @@ def neighbours(name: str) -> Mutation:
 
     def mutation(request: Any) -> Results | None:
         found = roll(request) if request.op == "matmul_2_4" else None
-        return None if found is None else {"out": within(found["out"], request.d_dtype)}
+        return None if found is None else {"out": clipped(found["out"], request.d_dtype)}
 
     return mutation
 
 
-def of_other_groups(request: Any) -> Results | None:
+def other_algorithm(request: Any) -> Results | None:
     """The other algorithm."""
     if request.op != "prune_2_4":
         return None
@@ -76,7 +76,7 @@ def smallest(request: Any) -> Results | None:
     return {"out": np.where(evaluate(request, dense.dtype)["out"] == 0, dense, np.zeros((), dense.dtype))}
 
 
-def otherwise(request: Any) -> Results | None:
+def other_answer(request: Any) -> Results | None:
     """The other answer."""
     return {"out": 1 - evaluate(request, np.dtype(np.int32))["out"]} if request.op == "check_2_4" else None
 
@@ -85,22 +85,22 @@ RELU, GELU, NONE = Activation24.RELU, Activation24.GELU, Activation24.NONE
 PLAIN = {"upper_bound": np.inf, "threshold": 0.0, "gelu_scaling": 1.0}
 
 MUTATIONS: dict[str, Mutation] = {
-    "the other algorithm": of_other_groups,
+    "the other algorithm": other_algorithm,
     "not pruned": unpruned,
     "the smallest stay": smallest,
-    "the other answer": otherwise,
-    "alpha too large": of_product(alpha=lambda r: None if r.alpha_vector is not None else 1.5 * r.alpha or None),
-    "beta too large": of_product(beta=lambda r: r.factor("beta") + 1 if r.reads_c and r.beta is not None else None),
+    "the other answer": other_answer,
+    "alpha too large": product_with(alpha=lambda r: None if r.alpha_vector is not None else 1.5 * r.alpha or None),
+    "beta too large": product_with(beta=lambda r: r.factor("beta") + 1 if r.reads_c and r.beta is not None else None),
     "without bias": without("bias"),
     "bias of a neighbour": neighbours("bias"),
     "alpha of a neighbour": neighbours("alpha_vector"),
     "beta of a neighbour": neighbours("beta_vector"),
     "b of a neighbour": neighbours("b"),
-    "without activation": of_product(
+    "without activation": product_with(
         activation=lambda r: None if r.activation is NONE else NONE,
         **{name: lambda _, value=value: value for name, value in PLAIN.items()},
     ),
-    "without a bound": of_product(upper_bound=lambda r: np.inf if np.isfinite(r.upper_bound) else None),
-    "without a threshold": of_product(threshold=lambda r: 0.0 if r.threshold else None),
-    "without the factor of GELU": of_product(gelu_scaling=lambda r: 1.0 if r.gelu_scaling != 1 else None),
+    "without a bound": product_with(upper_bound=lambda r: np.inf if np.isfinite(r.upper_bound) else None),
+    "without a threshold": product_with(threshold=lambda r: 0.0 if r.threshold else None),
+    "without the factor of GELU": product_with(gelu_scaling=lambda r: 1.0 if r.gelu_scaling != 1 else None),
 }

@@ -13,7 +13,7 @@ from dispatch.core.request import NamedArguments, Unpacked
 from dispatch.errors import BadRequest
 from dispatch.keys import BF16, F32, HALF, I8, I32, U8, Choice, Compute, Dtype
 from dispatch.ops.structured.form import ON_HOST, StructuredForm, check_form, dense_step
-from dispatch.ops.structured.layout import host_bytes, lies_by_rows
+from dispatch.ops.structured.layout import host_bytes, is_row_major
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
@@ -231,7 +231,7 @@ class Matmul24Request(ScaledRequest["Tensor"]):
 
     def outputs(self) -> dict[str, Output]:
         like = self.b if self.c is None else self.c
-        make = dense if lies_by_rows(like.layout) else by_columns
+        make = dense if is_row_major(like.layout) else by_columns
         return {"out": make(self.shape, self.d_dtype)}
 
     def attributes(self) -> tuple[Any, ...]:

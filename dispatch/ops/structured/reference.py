@@ -12,7 +12,7 @@ from dispatch.core.host_plan import NumpyPlan, values, work_of
 from dispatch.core.precision import FP8_MAX
 from dispatch.keys import I8
 from dispatch.ops.structured.form import PruneAlgorithm, group_of
-from dispatch.ops.structured.layout import packed, unpacked
+from dispatch.ops.structured.layout import pack, unpack
 from dispatch.ops.structured.product import Activation24
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.keys import Dtype
 
-__all__ = ["evaluate", "is_structured", "kept_of", "multiplied", "numpy_structured", "tiles", "within"]
+__all__ = ["clipped", "evaluate", "is_structured", "kept_mask", "multiplied", "numpy_structured", "tiles"]
 
 LARGEST = 1e300  # in place of an infinity, or NaN, whose magnitudes are compared
 GELU_FACTOR, GELU_CUBE = 0.7978845608028654, 0.044715  # sqrt(2 / pi), and of the cube beside x
@@ -32,7 +32,7 @@ GELU_FACTOR, GELU_CUBE = 0.7978845608028654, 0.044715  # sqrt(2 / pi), and of th
 def numpy_structured(request: Any, executor: object, row: Row) -> NumpyPlan:
     """A plan that computes with NumPy: whole numbers exactly, and results within their dtype's range."""
     del request, executor
-    return NumpyPlan(row, stored, np.dtype(np.float64) if row.dtypes[0] is I8 else work_of(row.dtypes[0]))
+    return NumpyPlan(row, stored_results, np.dtype(np.float64) if row.dtypes[0] is I8 else work_of(row.dtypes[0]))
 
 
 def evaluate(request: Any, work: np.dtype[Any]) -> Results:
@@ -40,16 +40,16 @@ def evaluate(request: Any, work: np.dtype[Any]) -> Results:
     return OPS[request.op](request, work)
 
 
-def stored(request: Any, work: np.dtype[Any]) -> Results:
+def stored_results(request: Any, work: np.dtype[Any]) -> Results:
     """The outputs as an operand holds them: to the nearest whole number, and none beyond the range of 8 bits."""
     found = evaluate(request, work)
     if request.op != "matmul_2_4":
         return found
-    out = within(found["out"], request.d_dtype)
+    out = clipped(found["out"], request.d_dtype)
     return {"out": np.rint(out) if request.d_dtype.numpy.kind == "i" else out}
 
 
-def within(out: Array, dtype: Dtype) -> Array:
+def clipped(out: Array, dtype: Dtype) -> Array:
     """Results within the range of whole numbers, or of 8 bits, which are not infinite."""
     if dtype.numpy.kind == "i":
         limits = np.iinfo(dtype.numpy)
@@ -75,7 +75,7 @@ def tiles(group: int, kept: int) -> Array:
     return np.array(found, np.float64).reshape(len(found), group * group)
 
 
-def kept_of(dense: Array, algorithm: PruneAlgorithm, group: int, kept: int) -> Array:
+def kept_mask(dense: Array, algorithm: PruneAlgorithm, group: int, kept: int) -> Array:
     """Which elements of matrices stay."""
     sizes = magnitudes(dense)
     if algorithm is PruneAlgorithm.STRIP:
@@ -96,7 +96,7 @@ def pruned(request: Any, work: np.dtype[Any]) -> Results:
     """The matrices with zeros in place of the smallest elements."""
     del work
     dense = np.asarray(request.a)
-    stay = kept_of(dense, request.algorithm, *group_of(request.a.dtype))
+    stay = kept_mask(dense, request.algorithm, *group_of(request.a.dtype))
     return {"out": np.where(stay, dense, np.zeros((), dense.dtype))}
 
 
@@ -115,7 +115,7 @@ def checked(request: Any, work: np.dtype[Any]) -> Results:
 def compressed(request: Any, work: np.dtype[Any]) -> Results:
     """The host's bytes."""
     del work
-    return {"out": packed(np.ascontiguousarray(np.asarray(request.a)))}
+    return {"out": pack(np.ascontiguousarray(np.asarray(request.a)))}
 
 
 # -- products ---------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def activated(request: Any, x: Array) -> Array:
 
 def multiplied(request: Any, work: np.dtype[Any], dense: Array | None = None) -> Results:
     """A product and its epilogue; of a matrix that is given, where its bytes are a library's."""
-    a = unpacked(np.asarray(request.a), request.form) if dense is None else dense
+    a = unpack(np.asarray(request.a), request.form) if dense is None else dense
     found = np.matmul(a.astype(work), values(request.b, work))
     alpha, beta = (work.type(request.factor(name)) for name in ("alpha", "beta"))
     found = found * (alpha if request.alpha_vector is None else values(request.alpha_vector, work)[:, None])

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from dispatch.errors import Refused
 from dispatch.execute import algorithm_cache as cache
 from dispatch.execute.autotune import OperandCopies, fastest
-from dispatch.libraries.cusparselt.descriptors import OWN_CHOICE, Algorithm
-from dispatch.ops.structured.rules import SOUND, is_faulty
+from dispatch.libraries.cusparselt.descriptors import LIBRARY_CHOICE, Algorithm
+from dispatch.ops.structured.rules import SAFE_KERNELS, is_faulty
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,27 +22,29 @@ if TYPE_CHECKING:
     from dispatch.core.request import Argument, Plan
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cusparselt.calls import ProductPlan
-    from dispatch.libraries.cusparselt.descriptors import Product
+    from dispatch.libraries.cusparselt.descriptors import ProductSpec
 
-__all__ = ["fastest_plan", "stored_key", "winner"]
+__all__ = ["fastest_plan", "race_kernels", "stored_key"]
 
 LIBRARY = "cusparseLt"
 
 
-def fastest_plan(request: Any, executor: CudaExecutor, said: Product, make: Callable[[Algorithm], ProductPlan]) -> Plan:
+def fastest_plan(
+    request: Any, executor: CudaExecutor, spec: ProductSpec, make: Callable[[Algorithm], ProductPlan]
+) -> Plan:
     """The plan with the fastest algorithm: the one remembered, or that which a search finds now, over copies."""
-    memory, key = executor.algorithms(LIBRARY), stored_key(request, said)
+    memory, key = executor.algorithms(LIBRARY), stored_key(request, spec)
     known = memory.get(request.op, key)
-    remembered = None if known is None else _read(known.blob)
+    remembered = None if known is None else _read_algorithm(known.blob)
     if remembered is not None:
         with suppress(Refused):
             return make(remembered)
     executor.refuse_capture("a request that is to be tuned")
     if is_faulty(request.form.made_by):
-        plan = winner(request, executor, make)
+        plan = race_kernels(request, executor, make)
         found = plan.algorithm
     else:
-        plan = make(OWN_CHOICE)
+        plan = make(LIBRARY_CHOICE)
         copies = OperandCopies(executor, request)  # which are there as long as the search runs
         found = plan.search(copies.arguments(0))
         del copies
@@ -50,15 +52,15 @@ def fastest_plan(request: Any, executor: CudaExecutor, said: Product, make: Call
     return plan
 
 
-def winner(request: Any, executor: CudaExecutor, make: Callable[[Algorithm], ProductPlan]) -> ProductPlan:
+def race_kernels(request: Any, executor: CudaExecutor, make: Callable[[Algorithm], ProductPlan]) -> ProductPlan:
     """The plan whose kernel wins among the first ones; the library's own choice is number 0, and runs in each race.
 
     It is far from the fastest: on an H200 0.8.0 took 291 us of 4096 x 4096 x 4096 in f16 by it and 129 by number 6.
     """
-    plans = [make(OWN_CHOICE)]
-    for number in range(1, SOUND):
+    plans = [make(LIBRARY_CHOICE)]
+    for number in range(1, SAFE_KERNELS):
         with suppress(Refused):  # there are fewer, or this one is not for these operands
-            plans.append(make(OWN_CHOICE._replace(config_id=number)))
+            plans.append(make(LIBRARY_CHOICE._replace(config_id=number)))
 
     def run(number: int, arguments: tuple[Argument, ...]) -> None:
         plans[number].enqueue(arguments)
@@ -66,7 +68,7 @@ def winner(request: Any, executor: CudaExecutor, make: Callable[[Algorithm], Pro
     return plans[fastest(executor, request, run, len(plans)) if len(plans) > 1 else 0]
 
 
-def _read(blob: bytes) -> Algorithm | None:
+def _read_algorithm(blob: bytes) -> Algorithm | None:
     """The algorithm of an outcome; None where it is damaged."""
     try:
         found = Algorithm(**json.loads(blob))
@@ -75,8 +77,8 @@ def _read(blob: bytes) -> Algorithm | None:
     return found if all(type(number) is int for number in found) else None
 
 
-def stored_key(request: Any, said: Product) -> str:
+def stored_key(request: Any, spec: ProductSpec) -> str:
     """The request in words, and a digest of all that the library is told."""
-    digest = hashlib.sha256(repr(said).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(repr(spec).encode()).hexdigest()[:16]
     m, k = request.form.shape[-2:]
     return f"{request.op}({request.form.dtype}[{m}, {k}] x [{k}, {request.b.shape[-1]}]) {digest}"

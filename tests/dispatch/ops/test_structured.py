@@ -216,7 +216,7 @@ def compressed():
     return S.compress(DEV.zeros((32, 64), "f16"))
 
 
-def within(b):
+def clipped(b):
     return dp.matmul_2_4(*compressed(), b, out=b[:32])
 
 
@@ -248,7 +248,7 @@ BAD = {
     "0 parts": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), split_k=0), "split_k: got 0; expected 1 or more parts"),
     "two batches": (lambda: dp.matmul_2_4(*S.compress(DEV.zeros((2, 32, 64), "f16")), DEV.zeros((3, 64, 16), "f16")), "expected a batch of 2, as a is, or one matrix"),
     "a c to be broadcast": (lambda: dp.matmul_2_4(*compressed(), DEV.zeros((64, 16), "f16"), c=DEV.zeros((32,), "f16")), r"c: got f16\[32\]; expected \[32, 16\], as D has"),
-    "an out that overlaps b": (lambda: within(DEV.zeros((64, 16), "f16")), "out: got memory that overlaps b"),
+    "an out that overlaps b": (lambda: clipped(DEV.zeros((64, 16), "f16")), "out: got memory that overlaps b"),
     "a product of the other side": (lambda: DEV.zeros((16, 32), "f16") @ compressed(), "expected a transposed one: its groups lie along k"),
     "a transposed one on the left": (lambda: compressed().T @ DEV.zeros((32, 16), "f16"), "expected one that is not transposed"),
     "T of a batch": (lambda: S.compress(DEV.zeros((2, 32, 64), "f16")).T, "a.mT has the last two axes exchanged"),

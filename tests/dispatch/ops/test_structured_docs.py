@@ -7,7 +7,7 @@ from pathlib import Path
 
 import dispatch as dp
 from dispatch.ops import FAMILIES
-from dispatch.ops.structured.rules import GELUS
+from dispatch.ops.structured.rules import GELU_DTYPES
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs" / "sparse.md").read_text(encoding="utf-8")
@@ -42,7 +42,7 @@ def test_the_table_has_the_dtypes_and_activations_of_every_row():
             wanted = activation.partition("GELU to")[2] or (d if "GELU" in activation else "")
             gelus |= {(a, out)} if out in re.findall(r"\w+", wanted) else set()
     assert said == {tuple(one.name for one in (row.dtypes[0], *row.dtypes[2:])) for row in ROWS}
-    assert gelus == {(a.name, d.name) for a, d in GELUS}
+    assert gelus == {(a.name, d.name) for a, d in GELU_DTYPES}
 
 
 def test_what_has_run_on_a_gpu_is_said():

@@ -61,7 +61,7 @@ def test_kernels_that_were_timed_are_sound_and_of_rows():
     for (a, d, by_rows), known in kernels.TIMED.items():
         assert (a, d) in pairs
         assert (a, d, not by_rows) in kernels.TIMED
-        assert all(0 <= number < rules.SOUND for number in known)
+        assert all(0 <= number < rules.SAFE_KERNELS for number in known)
 
 
 @pytest.mark.parametrize("is_timed", [True, False])

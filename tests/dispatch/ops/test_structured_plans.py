@@ -156,18 +156,18 @@ def test_gelu_is_there_for_other_dtypes_before_sm_100_than_from_there_on(a, d, a
     half = S.compress(S.prune(DEV.array(rng.standard_normal((32, 64)).astype(dp.Dtype.of(a).numpy))))
     b = DEV.array(rng.standard_normal((16, 64)).astype(dp.Dtype.of(a).numpy)).T
     request = dp.Matmul24Request(*half, b, activation="gelu", out_dtype=d)
-    assert not rules.gelus(request) or not archs, "the host has what any GPU has"
+    assert not rules.gelu_dtypes(request) or not archs, "the host has what any GPU has"
     for arch in (90, 100):
-        reason = rules.gelus(_on(request, f"cusparseLt 0.8.0 sm_{arch}"))
+        reason = rules.gelu_dtypes(_on(request, f"cusparseLt 0.8.0 sm_{arch}"))
         assert ("" if arch in archs else f"has {a} to {d}") in reason
         assert bool(reason) == (arch not in archs)
 
 
 def test_later_kernels_are_refused_where_some_fault(rng):
     _, a, b = operands(rng)
-    plain, asked = dp.Matmul24Request(*a, b), dp.Matmul24Request(*a, b, config_id=rules.SOUND)
-    first = dp.Matmul24Request(*a, b, config_id=rules.SOUND - 1)
-    assert not rules.kernels(asked), "the host has no kernels that fault"
+    plain, asked = dp.Matmul24Request(*a, b), dp.Matmul24Request(*a, b, config_id=rules.SAFE_KERNELS)
+    first = dp.Matmul24Request(*a, b, config_id=rules.SAFE_KERNELS - 1)
+    assert not rules.safe_kernels(asked), "the host has no kernels that fault"
     for stamp, faulty in (
         ("0.8.0 sm_90", 1),
         ("0.8.1 sm_90", 1),
@@ -175,12 +175,12 @@ def test_later_kernels_are_refused_where_some_fault(rng):
         ("0.9.0 sm_90", 0),
         ("0.8.0 sm_900", 0),
     ):
-        assert not rules.kernels(_on(plain, f"cusparseLt {stamp}"))
-        assert not rules.kernels(_on(first, f"cusparseLt {stamp}"))
-        reason = rules.kernels(_on(asked, f"cusparseLt {stamp}"))
+        assert not rules.safe_kernels(_on(plain, f"cusparseLt {stamp}"))
+        assert not rules.safe_kernels(_on(first, f"cusparseLt {stamp}"))
+        reason = rules.safe_kernels(_on(asked, f"cusparseLt {stamp}"))
         assert bool(reason) == bool(faulty)
         assert not faulty or ("has 30" in reason and "illegal instruction" in reason and stamp in reason)
-    assert all(rules.kernels in row.rules for row in ROWS if row.op == "matmul_2_4")
+    assert all(rules.safe_kernels in row.rules for row in ROWS if row.op == "matmul_2_4")
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
@@ -283,7 +283,7 @@ def test_where_some_kernels_fault_the_first_ones_race_and_nothing_is_searched(ex
         assert plan.algorithm == (3, 1, 0, 0)
         close(enqueued(plan, request), dense @ b.numpy().astype("f8"))
     assert raced == [stand_in.KERNELS], "once, among as many as there are"
-    monkeypatch.setattr(tune, "SOUND", 4)
+    monkeypatch.setattr(tune, "SAFE_KERNELS", 4)
     other = dp.Matmul24Request(*a, b, autotune=True, alpha=1.0, activation="relu")
     assert made(other, executor).algorithm[0] == 3
     assert raced[1:] == [4], "the later ones run nowhere"
@@ -292,7 +292,7 @@ def test_where_some_kernels_fault_the_first_ones_race_and_nothing_is_searched(ex
 
 def test_bytes_of_another_version_or_gpu_are_refused(executor, rng, monkeypatch):
     _, a, b = operands(rng)
-    monkeypatch.setattr(stand_in.plans, "stamp_of", lambda _: "cusparseLt 0.9 sm_90")
+    monkeypatch.setattr(stand_in.plans, "library_stamp", lambda _: "cusparseLt 0.9 sm_90")
     with pytest.raises(BadRequest, match=r"form\.made_by: got 'host'; expected 'cusparseLt 0\.9 sm_90'.*compress the"):
         made(dp.Matmul24Request(*a, b), executor)
 
