@@ -302,8 +302,8 @@ class Copy:
 
     @staticmethod
     def array(matrix, addresses, number=0):
-        at, item = addresses[matrix.place.operand] + matrix.place.offset, matrix.dtype.itemsize
-        at += number * matrix.place.step
+        at, item = addresses[matrix.pointer.operand] + matrix.pointer.offset, matrix.dtype.itemsize
+        at += number * matrix.pointer.batch_stride
         reach = (matrix.rows - 1) * matrix.row + (matrix.cols - 1) * matrix.col + 1
         flat = array_at(at, matrix.dtype.numpy, reach)
         steps = (matrix.row * item, matrix.col * item)

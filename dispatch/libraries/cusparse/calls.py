@@ -1,6 +1,6 @@
 """Plans of calls of cuSPARSE one after another, with copies between them: all is ready but addresses and factors.
 
-The ops say which calls. Among the arguments of a call descriptors stand for what they describe, `Place` for an address,
+The ops say which calls. Among the arguments of a call descriptors stand for what they describe, `OperandPointer` for an address,
 `Scalar` and `Constant` for a factor. Workspace that holds nothing between calls is shared by the plans of an executor.
 """
 
@@ -14,8 +14,8 @@ from cudabind.sys import cusparse
 from dispatch.core.request import IdlePlan, Plan
 from dispatch.errors import Refused
 from dispatch.libraries.cublas.calls import Constant, Number, Scalar
-from dispatch.libraries.cusolver.copies import Copy, Keep
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.copies import Copy, CopyMode
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.libraries.cusparse.descriptors import Descriptor
 from dispatch.libraries.cusparse.handle import handle_of
 from dispatch.libraries.cusparse.rounding import Rounding
@@ -56,14 +56,14 @@ class Call:
         self._executor, self._handle, self._name = executor, handle_of(executor), name
         self._descriptors: list[tuple[int, Descriptor]] = []
         self._numbers: list[tuple[Number, Scalar | Constant]] = []
-        self._slots: list[tuple[ctypes.c_void_p, Place]] = []
+        self._slots: list[tuple[ctypes.c_void_p, OperandPointer]] = []
         self.c_arguments = [self._c_argument(place, argument) for place, argument in enumerate(arguments)]
 
     def _c_argument(self, place: int, argument: Any) -> Any:
         if isinstance(argument, Descriptor):
             self._descriptors.append((place, argument))
             return argument.c
-        if isinstance(argument, Place):
+        if isinstance(argument, OperandPointer):
             slot = ctypes.c_void_p(self._executor.workspace.c_ptr.value)
             self._slots.append((slot, argument))
             return slot
@@ -167,8 +167,8 @@ class CopyStep:
     __slots__ = ("_copy", "_source", "_target")
 
     def __init__(self, executor: CudaExecutor, source: Matrix, target: Matrix, batch: int) -> None:
-        self._source, self._target = source.place.operand, target.place.operand
-        self._copy = Copy(executor, source, target, batch, Keep.ALL, conj=False)
+        self._source, self._target = source.pointer.operand, target.pointer.operand
+        self._copy = Copy(executor, source, target, batch, CopyMode.ALL, conj=False)
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
         """Copy."""
@@ -222,7 +222,7 @@ class Steps:
 
     def copy(self, source: Matrix, target: Matrix, batch: int = 1) -> None:
         """Copy a matrix, or a batch of them, into another of its extents, unless they are one."""
-        if source.rows and source.cols and source.place != target.place:
+        if source.rows and source.cols and source.pointer != target.pointer:
             self._steps.append(CopyStep(self.executor, source, target, batch))
 
     def copy_rounded(self, source: Matrix, target: Matrix) -> None:
@@ -232,7 +232,7 @@ class Steps:
     def fill_zeros(self, target: Matrix, batch: int = 1) -> None:
         """Zeros in a matrix, or a batch of them, and nothing beside it."""
         if target.rows and target.cols:
-            self._steps.append(Copy(self.executor, target, target, batch, Keep.NONE, conj=False))
+            self._steps.append(Copy(self.executor, target, target, batch, CopyMode.ZERO, conj=False))
 
     def allocate(self, nbytes: int) -> int:
         """The place, among the addresses, of memory that is the plan's own while it runs: at a multiple of `ROUND`."""
@@ -243,12 +243,12 @@ class Steps:
         """A dense operand where it is at a multiple of so many bytes, and else memory for it that is."""
         if layout.alignment < alignment:
             place = self.allocate(layout.size * layout.dtype.itemsize)
-        return Matrix(Place(place), layout.dtype, layout.size, 1, 1, max(1, layout.size))
+        return Matrix(OperandPointer(place), layout.dtype, layout.size, 1, 1, max(1, layout.size))
 
     def call(self, name: str, *arguments: Any, kind: Callable[..., Step] = Call, size: str = "_bufferSize") -> None:
         """A function that takes workspace as its last argument, and one of an ending that tells the size of that."""
         self._work_bytes = max(self._work_bytes, Call(self.executor, name, arguments).buffer_size(size))
-        self._steps.append(kind(self.executor, name, (*arguments, Place(self._work_place))))
+        self._steps.append(kind(self.executor, name, (*arguments, OperandPointer(self._work_place))))
 
     def append(self, step: Step) -> None:
         """Add a step of the caller's."""

@@ -132,7 +132,7 @@ class EmptyRows(KernelStep):
         """`source` is `Operators.empty_rows_source`, `rows` are the row offsets of A, `out` is the row-major result."""
         kernel = (source, EMPTY_ROWS, (*KERNEL_OPTIONS, f"-DINDEX={INDICES[rows.dtype]}"))
         grid = (-(-out.rows * out.cols // THREADS),)
-        super().__init__(executor, kernel, grid, (THREADS,), (rows.place, out.place, out.rows, out.cols))
+        super().__init__(executor, kernel, grid, (THREADS,), (rows.pointer, out.pointer, out.rows, out.cols))
 
 
 class RowProduct(Call):

@@ -47,9 +47,9 @@ class Rounding(KernelStep):
     __slots__ = ()
 
     def __init__(self, executor: CudaExecutor, source: Matrix, target: Matrix) -> None:
-        if target.row < target.col:
+        if target.row_stride < target.col_stride:
             source, target = source.mT, target.mT
-        numbers = (target.rows, target.cols, source.row, source.col, target.row, target.col)
+        numbers = (target.rows, target.cols, source.row_stride, source.col_stride, target.row_stride, target.col_stride)
         kernel = (SOURCE, NAME, options(source.dtype, target.dtype))
         grid = (-(-target.rows * target.cols // THREADS),)
-        super().__init__(executor, kernel, grid, (THREADS,), (source.place, target.place, *numbers))
+        super().__init__(executor, kernel, grid, (THREADS,), (source.pointer, target.pointer, *numbers))

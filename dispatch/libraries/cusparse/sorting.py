@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cusparse
-from dispatch.libraries.cusolver.matrix import Place
+from dispatch.libraries.cusolver.matrix import OperandPointer
 from dispatch.libraries.cusparse.calls import Call, Steps
 from dispatch.libraries.cusparse.descriptors import DenseVector, SparseVector
 from dispatch.libraries.finalizer import Held
@@ -57,18 +57,18 @@ class SortSteps(Steps):
         count = sizes[2]
         behind = -(-count * INDEX_BYTES // ROUND) * ROUND
         work = self._work_place
-        asked = (*sizes, Place(rows), Place(columns))
+        asked = (*sizes, OperandPointer(rows), OperandPointer(columns))
         name = "cusparseXcoosort" if base is None else "cusparseXcsrsort"
         buffer = Call(self.executor, name, asked).buffer_size("_bufferSizeExt")
         self._work_bytes = max(self._work_bytes, behind + buffer)
-        self.append(Call(self.executor, "cusparseCreateIdentityPermutation", (count, Place(work))))
-        memory = (Place(work), Place(work, behind))
+        self.append(Call(self.executor, "cusparseCreateIdentityPermutation", (count, OperandPointer(work))))
+        memory = (OperandPointer(work), OperandPointer(work, behind))
         if base is None:
             self.append(Call(self.executor, "cusparseXcoosortByRow", (*asked, *memory)))
             return
         descriptor = LegacyDescriptor(base)
         self.append(KeepAlive(descriptor))
-        given: tuple[Any, ...] = (*sizes, descriptor.c, Place(rows), Place(columns), *memory)
+        given: tuple[Any, ...] = (*sizes, descriptor.c, OperandPointer(rows), OperandPointer(columns), *memory)
         self.append(Call(self.executor, name, given))
 
     def scratch(self, nbytes: int) -> int:

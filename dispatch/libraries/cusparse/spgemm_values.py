@@ -55,9 +55,9 @@ struct alignas(8) Term { int a, b; };
 const int EMPTY = -1;
 
 #if GROUP == 32
-__device__ void meet() { __syncwarp(); }
+__device__ void sync_group() { __syncwarp(); }
 #else
-__device__ void meet() { __syncthreads(); }
+__device__ void sync_group() { __syncthreads(); }
 #endif
 
 // Where a column is in a table, or the empty entry at which it is to be.
@@ -71,7 +71,7 @@ __device__ unsigned entry_of(const int* keys, unsigned mask, int column)
     }
 }
 
-__device__ void put(int* keys, unsigned mask, int column)
+__device__ void insert(int* keys, unsigned mask, int column)
 {
     unsigned at = entry_of(keys, mask, column);
     while (true) {
@@ -99,12 +99,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) list_terms(
         keys[at] = EMPTY;
         next[at] = 0;
     }
-    meet();
-    for (int at = begin + lane; at < end; at += GROUP) put(keys, mask, known_columns[at]);
-    meet();
+    sync_group();
+    for (int at = begin + lane; at < end; at += GROUP) insert(keys, mask, known_columns[at]);
+    sync_group();
     if (terms)
         for (int at = begin + lane; at < end; at += GROUP) next[entry_of(keys, mask, known_columns[at])] = starts[at];
-    meet();
+    sync_group();
     const int last = a_rows[line + 1];
     for (int own = a_rows[line]; own < last; ++own) {
         const int row = a_columns[own], b_end = b_rows[row + 1];
@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) list_terms(
             const int spot = atomicAdd(&next[entry], 1);
             if (terms) terms[spot] = {own, at};
         }
-        meet();
+        sync_group();
     }
     if (!terms)
         for (int at = begin + lane; at < end; at += GROUP) starts[at] = next[entry_of(keys, mask, known_columns[at])];

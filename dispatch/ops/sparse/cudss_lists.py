@@ -16,8 +16,8 @@ from dispatch.core.request import Plan
 from dispatch.libraries.cublas.pointers import GivenPointers
 from dispatch.libraries.cudss.factors import Factors, SolverSettings, SystemSpec
 from dispatch.libraries.cudss.lists import ListFactors
-from dispatch.libraries.cusolver.copies import Copy, Keep, check
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.copies import Copy, CopyMode, check
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.libraries.nvrtc.kernel import loaded
 from dispatch.ops.sparse.cudss_batched import NOT_A_SOLUTION, STATUS_BYTES, THREADS, UNSOLVED, options
 from dispatch.ops.sparse.cudss_single import Run, kind_of
@@ -85,9 +85,9 @@ class ListPlan(Plan):
                 continue
             n, nrhs = layout.shape if len(layout.shape) > 1 else (*layout.shape, 1)
             strides = layout.strides if len(layout.shape) > 1 else (*layout.strides, 1)
-            source = Matrix(Place(0), request.dtype, n, nrhs, *strides)
-            target = Matrix(Place(1), request.dtype, n, nrhs, 1, n)
-            found[number] = Copy(self._executor, source, target, 1, Keep.ALL, conj=False), where
+            source = Matrix(OperandPointer(0), request.dtype, n, nrhs, *strides)
+            target = Matrix(OperandPointer(1), request.dtype, n, nrhs, 1, n)
+            found[number] = Copy(self._executor, source, target, 1, CopyMode.ALL, conj=False), where
             where += -(-n * nrhs * size // ALIGNMENT) * ALIGNMENT
         return found, self._executor.device.allocate(where, self._executor.stream) if found else None
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cudabind import driver
 from dispatch.core.request import Plan
 from dispatch.libraries.cudss.factors import Factors, SolverSettings, SystemSpec
-from dispatch.libraries.cusolver.copies import Copy, Keep
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.copies import Copy, CopyMode
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.ops.sparse.direct import SparseKind
 from dispatch.ops.sparse.rules import is_dense_batch, leading_dimension
 
@@ -66,9 +66,9 @@ class CudssPlan(Plan):
         if ld_b is None:
             size = dtype.itemsize
             self._memory = executor.device.allocate(self._batch * n * nrhs * size, executor.stream)
-            source = Matrix(Place(0, 0, between * size), dtype, n, nrhs, *strides)
-            target = Matrix(Place(1, 0, n * nrhs * size), dtype, n, nrhs, 1, n)
-            self._copy = Copy(executor, source, target, self._batch, Keep.ALL, conj=False)
+            source = Matrix(OperandPointer(0, 0, between * size), dtype, n, nrhs, *strides)
+            target = Matrix(OperandPointer(1, 0, n * nrhs * size), dtype, n, nrhs, 1, n)
+            self._copy = Copy(executor, source, target, self._batch, CopyMode.ALL, conj=False)
         self._spec = SystemSpec(
             n=n,
             nnz=request.values.shape[-1],

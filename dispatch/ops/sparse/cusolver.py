@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from cudabind import driver
 from dispatch.core.request import Plan
 from dispatch.keys import C64, C128, F32, F64
-from dispatch.libraries.cusolver.copies import Copy, Keep
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.copies import Copy, CopyMode
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.libraries.cusolver.sparse import SparseSolve
 from dispatch.ops.sparse.direct import SparseKind
 
@@ -42,8 +42,8 @@ class SparseSolvePlan(Plan):
         nrhs = b.shape[1] if len(b.shape) > 1 else 1
         strides = b.strides if len(b.shape) > 1 else (b.strides[0], 1)
         self._memory = executor.device.allocate(n * nrhs * dtype.itemsize, executor.stream)
-        target = Matrix(Place(1), dtype, n, nrhs, 1, n)
-        self._copy = Copy(executor, Matrix(Place(0), dtype, n, nrhs, *strides), target, 1, Keep.ALL, conj=False)
+        target = Matrix(OperandPointer(1), dtype, n, nrhs, 1, n)
+        self._copy = Copy(executor, Matrix(OperandPointer(0), dtype, n, nrhs, *strides), target, 1, CopyMode.ALL, conj=False)
         between = (n, out.strides[1] if len(out.shape) > 1 else n)
         self._steps = [tuple(k * step * dtype.itemsize for step in between) for k in range(nrhs)]
         self._is_positive = request.assume_a is SparseKind.POS

@@ -13,8 +13,8 @@ import numpy as np
 from cudabind import driver
 from dispatch.core.request import Plan
 from dispatch.errors import Refused
-from dispatch.libraries.cusolver.copies import Copy, Keep
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.copies import Copy, CopyMode
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.libraries.cusolver.refactor import Pattern, Refactorization
 from dispatch.ops.sparse.reference import NEEDS_SCIPY
 from dispatch.refusal import Kind
@@ -105,8 +105,8 @@ class RefactorPlan(Plan):
         b, out = (request.layout_of(name) for name in ("b", "out"))
         nrhs = b.shape[1] if len(b.shape) > 1 else 1
         strides = [one.strides if len(one.shape) > 1 else (one.strides[0], n) for one in (b, out)]
-        source, target = (Matrix(Place(place), dtype, n, nrhs, *strides[place]) for place in range(2))
-        self._copy = Copy(executor, source, target, 1, Keep.ALL, conj=False)
+        source, target = (Matrix(OperandPointer(place), dtype, n, nrhs, *strides[place]) for place in range(2))
+        self._copy = Copy(executor, source, target, 1, CopyMode.ALL, conj=False)
         self._steps = [side * strides[1][1] * dtype.itemsize for side in range(nrhs)]
         self._order = executor.device.allocate(2 * n * INDEX_BYTES, executor.stream)
         self._work = executor.device.allocate(n * dtype.itemsize, executor.stream)

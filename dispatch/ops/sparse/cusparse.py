@@ -13,7 +13,7 @@ from dispatch.core.matrix_choices import Operation
 from dispatch.errors import Refused, WorkerFailed
 from dispatch.keys import C64, C128, F32, F64, HALF
 from dispatch.libraries.cublas.calls import Constant, Scalar
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.libraries.cusparse.analyses import Solve
 from dispatch.libraries.cusparse.calls import PreprocessedCall, Steps
 from dispatch.libraries.cusparse.descriptors import DenseMatrix, DenseVector, SparseMatrix, SparseSpec
@@ -119,7 +119,7 @@ class PlanMaker:
             part = self.steps.aligned_operand(layout, place)
             if not result:
                 self.steps.copy(matrix_at(layout, place), part)
-            places.append(part.place.operand)
+            places.append(part.pointer.operand)
         return places
 
     def copy_out(self, names: Sequence[str], places: Sequence[int]) -> None:
@@ -186,7 +186,7 @@ class PlanMaker:
             self.copy_added("c")
         a = self.sparse_matrix(self.sparse_spec(request.form, PARTS, self.product_places()))
         if rounds:
-            ld, at = max(sums.row, sums.col), (sums.place.operand, self.steps.placeholder)
+            ld, at = max(sums.row_stride, sums.col_stride), (sums.pointer.operand, self.steps.placeholder)
             out = DenseMatrix(layout.shape, ld, F32.cuda, *at, by_rows=by_rows)
         else:
             out, _ = self.dense_matrix("out", like=by_rows)
@@ -202,7 +202,7 @@ class PlanMaker:
     def f32_sums(self, layout: Layout) -> Matrix:
         """Memory of the plan's own for a dense matrix in f32, of the order of a result."""
         (m, n), place = layout.shape, self.steps.allocate(layout.size * F32.itemsize)
-        return Matrix(Place(place), F32, m, n, *((n, 1) if is_row_major(layout) else (1, m)))
+        return Matrix(OperandPointer(place), F32, m, n, *((n, 1) if is_row_major(layout) else (1, m)))
 
     def sample(self) -> Plan:
         """SDDMM; where nothing is added it does so to zeros, for 0 times what nobody has written may be NaN.
@@ -307,7 +307,7 @@ class PlanMaker:
             m, n = n, m
             names, made = ["values", "columns", "rows"], ["out_values", "out_rows", "out_columns"]
         given, found = self.aligned_places(names), self.aligned_places(made, result=True)
-        places = [Place(place) for place in (*given, *found)]
+        places = [OperandPointer(place) for place in (*given, *found)]
         choices = (
             cusparse.cudaDataType(request.values.dtype.cuda),
             cusparse.cusparseAction_t.CUSPARSE_ACTION_NUMERIC,
@@ -334,9 +334,9 @@ def matrix_at(layout: Any, operand: int) -> Matrix:
     """A vector as a matrix of one column, or a matrix, of any strides; blocks of BSR one after another."""
     shape, strides = layout.shape, layout.strides
     if len(shape) == 2:
-        return Matrix(Place(operand), layout.dtype, *shape, *strides)
+        return Matrix(OperandPointer(operand), layout.dtype, *shape, *strides)
     step = strides[0] if len(shape) == 1 else 1
-    return Matrix(Place(operand), layout.dtype, layout.size, 1, step, max(1, layout.size))
+    return Matrix(OperandPointer(operand), layout.dtype, layout.size, 1, step, max(1, layout.size))
 
 
 MAKERS: dict[str, Callable[[PlanMaker], Plan]] = {

@@ -16,7 +16,7 @@ from cudabind.sys import cusparse
 from dispatch.core.matrix_choices import Operation
 from dispatch.errors import WorkerFailed
 from dispatch.keys import F32, HALF
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.libraries.cusparse.calls import Call, RepeatedCall
 from dispatch.libraries.cusparse.descriptors import DenseMatrix, SparseMatrix, SparseSpec
 from dispatch.ops.sparse.algorithms import SpmmAlgorithm
@@ -103,7 +103,7 @@ class BatchPlanMaker(PlanMaker):
             self.steps.copy_rounded(one.lines(count * one.rows), other.lines(count * other.rows))
         else:
             for number in range(source.shape[0]):
-                self.steps.copy_rounded(*(each._replace(place=nth_place(each.place, number)) for each in (one, other)))
+                self.steps.copy_rounded(*(each._replace(pointer=nth_place(each.pointer, number)) for each in (one, other)))
 
     @property
     def algorithm(self) -> SpmmAlgorithm:
@@ -176,12 +176,12 @@ class BatchPlanMaker(PlanMaker):
 def batch_at(layout: Layout, operand: int) -> Matrix:
     """A batch of dense matrices of a layout."""
     step, *strides = layout.strides
-    return Matrix(Place(operand, step=step * layout.dtype.itemsize), layout.dtype, *layout.shape[1:], *strides)
+    return Matrix(OperandPointer(operand, batch_stride=step * layout.dtype.itemsize), layout.dtype, *layout.shape[1:], *strides)
 
 
-def nth_place(place: Place, number: int) -> Place:
+def nth_place(place: OperandPointer, number: int) -> OperandPointer:
     """Where one of a batch is."""
-    return Place(place.operand, place.offset + number * place.step)
+    return OperandPointer(place.operand, place.offset + number * place.batch_stride)
 
 
 def is_tall(layout: Layout) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cudabind.errors import NvrtcError
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.libraries.cusparse.compiled_product import CompiledProduct, EmptyRows, RowProduct, compile_to_lto
 from dispatch.libraries.cusparse.descriptors import DenseMatrix, DenseVector
 from dispatch.libraries.cusparse.operator_source import row_epilogue_source
@@ -47,7 +47,7 @@ class CompiledPlanMaker(PlanMaker):
         operators = operators_of(request, self.compute)
         code = compile_to_lto(operators.sources(), arch)
         parts = {name: self.copy_in(name) for name in PARTS}
-        places = [parts[name].place.operand for name in PARTS]
+        places = [parts[name].pointer.operand for name in PARTS]
         b, out = self.copy_in("b"), self.allocate_operand("out")
         if request.c is not None:
             self.copy(matrix_at(request.layout_of("c"), request.place_of("c")), out)
@@ -67,7 +67,7 @@ class CompiledPlanMaker(PlanMaker):
         """Memory of the plan's own for an operand, dense, in what is computed in."""
         layout = self.request.layout_of(name)
         dtype = layout.dtype if name in ("rows", "columns") else self.compute
-        place = Place(self.steps.allocate(layout.size * dtype.itemsize))
+        place = OperandPointer(self.steps.allocate(layout.size * dtype.itemsize))
         rows, cols = layout.shape if len(layout.shape) > 1 else (layout.size, 1)
         return Matrix(place, dtype, rows, cols, cols, 1)
 
@@ -87,7 +87,7 @@ class CompiledPlanMaker(PlanMaker):
     def row_major_matrix(self, matrix: Matrix) -> DenseMatrix:
         """The descriptor of a dense matrix in the plan's own memory."""
         shape, placeholder = (matrix.rows, matrix.cols), self.steps.placeholder
-        place, kind = matrix.place.operand, self.compute.cuda
+        place, kind = matrix.pointer.operand, self.compute.cuda
         return DenseMatrix(shape, max(1, matrix.cols), kind, place, placeholder, by_rows=True)
 
     # -- SpMVOp -------------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class CompiledPlanMaker(PlanMaker):
         x, out = *self.aligned_places(("x",)), *self.aligned_places(("out",), result=True)
         vectors = [
             self.dense_vector_at("x", x),
-            self.dense_vector_at("out", added.place.operand),
+            self.dense_vector_at("out", added.pointer.operand),
             self.dense_vector_at("out", out),
         ]
         factors = self.factor("alpha"), self.factor("beta")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cusparse
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.libraries.cusparse.calls import Call, Steps
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ def _fill_zeros(request: Any, steps: Steps) -> Plan:
         size = request.layout_of(name).size
         if not size:
             continue
-        target = Matrix(Place(request.place_of(name)), request.layout_of(name).dtype, size, 1, 1, max(1, size))
+        target = Matrix(OperandPointer(request.place_of(name)), request.layout_of(name).dtype, size, 1, 1, max(1, size))
         steps.fill_zeros(target)
     return steps.plan(capture_safe=True)
 
 
 def _convert(request: Any, steps: Steps) -> Plan:
     """Xcoo2csr or Xcsr2coo."""
-    rows, out = Place(0), Place(1)
+    rows, out = OperandPointer(0), OperandPointer(1)
     base = cusparse.cusparseIndexBase_t(request.base)
     if request.op == "coo2csr":
         steps.append(Call(steps.executor, "cusparseXcoo2csr", (rows, request.rows.size, request.m, out, base)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dispatch.keys import C64, C128, F32, F64
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.libraries.cusparse.calls import Steps
 from dispatch.libraries.cusparse.incomplete import Elimination
 
@@ -29,7 +29,7 @@ def plan(request: IncompleteRequest, executor: CudaExecutor, row: Row) -> Plan:
     target = steps.aligned_operand(layout, request.place_of("out"))
     steps.copy(_column(request.values.layout, request.place_of("values")), target)
     rows, columns = (_aligned(request, steps, name) for name in ("rows", "columns"))
-    places = target.place.operand, rows, columns, request.place_of("info")
+    places = target.pointer.operand, rows, columns, request.place_of("info")
     steps.append(
         Elimination(
             executor,
@@ -52,8 +52,8 @@ def _aligned(request: IncompleteRequest, steps: Steps, name: str) -> int:
     layout, place = request.layout_of(name), request.place_of(name)
     part = steps.aligned_operand(layout, place)
     steps.copy(_column(layout, place), part)
-    return part.place.operand
+    return part.pointer.operand
 
 
 def _column(layout: Layout, operand: int) -> Matrix:
-    return Matrix(Place(operand), layout.dtype, layout.size, 1, 1, max(1, layout.size))
+    return Matrix(OperandPointer(operand), layout.dtype, layout.size, 1, 1, max(1, layout.size))

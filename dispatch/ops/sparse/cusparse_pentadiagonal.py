@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dispatch.keys import C64, C128, F32, F64
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.libraries.cusparse.calls import Call
 from dispatch.libraries.cusparse.sorting import SortSteps
 from dispatch.ops.sparse.pentadiagonal import DIAGONALS
@@ -36,16 +36,16 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     dtype, size = request.d.dtype, n * batch
     step, work = -(-(n + SPARE) * batch * dtype.itemsize // ROUND) * ROUND, steps.scratch(0)
 
-    def column(place: Place) -> Matrix:
+    def column(place: OperandPointer) -> Matrix:
         return Matrix(place, dtype, size, 1, 1, size)
 
     names = (*DIAGONALS, "b")
-    copies = [Place(work, number * step) for number in range(len(names))]
+    copies = [OperandPointer(work, number * step) for number in range(len(names))]
     for name, copy in zip(names, copies, strict=True):
-        steps.copy(column(Place(request.place_of(name))), column(copy))
+        steps.copy(column(OperandPointer(request.place_of(name))), column(copy))
     function, given = f"cusparse{LETTERS[dtype]}gpsvInterleavedBatch", (BY_QR, n, *copies, batch)
     buffer = Call(executor, function, given).buffer_size("_bufferSizeExt")
     steps.scratch(len(copies) * step + buffer)
-    steps.append(Call(executor, function, (*given, Place(work, len(copies) * step))))
-    steps.copy(column(copies[-1]), column(Place(request.place_of("out"))))
+    steps.append(Call(executor, function, (*given, OperandPointer(work, len(copies) * step))))
+    steps.copy(column(copies[-1]), column(OperandPointer(request.place_of("out"))))
     return steps.plan(capture_safe=True)

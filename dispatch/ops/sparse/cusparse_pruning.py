@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dispatch.keys import F32
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.libraries.cusparse.pruning import PruneCriterion, Pruning
 from dispatch.libraries.cusparse.sorting import SortSteps
 from dispatch.ops.sparse.rules import leading_dimension
@@ -28,8 +28,8 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     ld = leading_dimension(layout, by_rows=False)
     if ld is None:
         a, ld = steps.scratch(layout.size * layout.dtype.itemsize), m
-        source = Matrix(Place(place("a")), layout.dtype, m, n, *layout.strides)
-        steps.copy(source, Matrix(Place(a), layout.dtype, m, n, 1, m))
+        source = Matrix(OperandPointer(place("a")), layout.dtype, m, n, *layout.strides)
+        steps.copy(source, Matrix(OperandPointer(a), layout.dtype, m, n, 1, m))
     criterion = PruneCriterion("S" if layout.dtype is F32 else "D", request.threshold, request.percentage)
     if request.op == "prune_nnz":
         steps.append(Pruning(executor, (m, n), ld, a, criterion, number=place("out")))
@@ -44,5 +44,5 @@ def _fill_zeros(request: Any, steps: SortSteps) -> Plan:
     for name in request.writes:
         size = request.layout_of(name).size
         if size:
-            steps.fill_zeros(Matrix(Place(request.place_of(name)), request.layout_of(name).dtype, size, 1, 1, size))
+            steps.fill_zeros(Matrix(OperandPointer(request.place_of(name)), request.layout_of(name).dtype, size, 1, 1, size))
     return steps.plan(capture_safe=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.libraries.cusparse.sorting import SortSteps
 from dispatch.ops.sparse.form import SparseFormat
 
@@ -31,7 +31,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     if count:
         base = request.form.base if request.form.format == SparseFormat.CSR else None
         m, n = request.form.shape
-        values, rows, columns = (parts[name].place.operand for name in request.writes)
+        values, rows, columns = (parts[name].pointer.operand for name in request.writes)
         steps.sort_indices((m, n, count), rows, columns, base)
         steps.permute_values(count, request.values.dtype.cuda, place("values"), values)
     for name, part in parts.items():
@@ -42,4 +42,4 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 def _column(request: Any, name: str) -> Matrix:
     layout = request.layout_of(name)
     size = layout.size
-    return Matrix(Place(request.place_of(name)), layout.dtype, size, 1, 1, max(1, size))
+    return Matrix(OperandPointer(request.place_of(name)), layout.dtype, size, 1, 1, max(1, size))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dispatch.keys import C64, C128, F32, F64
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.libraries.cusparse.calls import Steps
 from dispatch.ops.sparse.rules import leading_dimension
 
@@ -28,21 +28,21 @@ def plan(request: GtsvRequest, executor: CudaExecutor, row: Row) -> Plan:
     layout, out = request.layout_of("out"), request.place_of("out")
     source, target = (_matrix(one, place) for one, place in ((request.b.layout, 3), (layout, out)))
     steps.copy(source, target)
-    places = [Place(request.place_of(name)) for name in ("dl", "d", "du")]
+    places = [OperandPointer(request.place_of(name)) for name in ("dl", "d", "du")]
     n, name = request.d.shape[-1], f"cusparse{LETTERS[request.d.dtype]}gtsv2"
     if request.is_batch:
         behind = (request.d.shape[0], n)
-        steps.call(f"{name}StridedBatch", n, *places, Place(out), *behind, size="_bufferSizeExt")
+        steps.call(f"{name}StridedBatch", n, *places, OperandPointer(out), *behind, size="_bufferSizeExt")
         return steps.plan(capture_safe=True)
     columns = layout.shape[1] if len(layout.shape) == 2 else 1
     ld = leading_dimension(layout, by_rows=False) if len(layout.shape) == 2 else n
     kind = name if request.pivoting else f"{name}_nopivot"
-    steps.call(kind, n, columns, *places, Place(out), ld, size="_bufferSizeExt")
+    steps.call(kind, n, columns, *places, OperandPointer(out), ld, size="_bufferSizeExt")
     return steps.plan(capture_safe=True)
 
 
 def _matrix(layout: Any, operand: int) -> Matrix:
     if len(layout.shape) == 2:
-        return Matrix(Place(operand), layout.dtype, *layout.shape, *layout.strides)
+        return Matrix(OperandPointer(operand), layout.dtype, *layout.shape, *layout.strides)
     step = layout.strides[0] if layout.size > 1 else 1
-    return Matrix(Place(operand), layout.dtype, layout.size, 1, step, max(1, layout.size))
+    return Matrix(OperandPointer(operand), layout.dtype, layout.size, 1, step, max(1, layout.size))

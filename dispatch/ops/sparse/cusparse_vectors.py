@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cudabind.sys import cusparse
 from dispatch.keys import BF16, F16, F32
 from dispatch.libraries.cublas.calls import Constant, Scalar
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.libraries.cusparse.calls import Call, DeviceResultCall, Steps
 from dispatch.libraries.cusparse.descriptors import DenseVector, SparseVector
 
@@ -33,7 +33,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     target = {"sparse_gather": "y", "spvv": "y", "sparse_rot": "out_y"}.get(request.op, "out")
     values = {"sparse_gather": "out", "sparse_rot": "out_values"}.get(request.op, "values")
     parts = [steps.aligned_operand(request.layout_of(name), request.place_of(name)) for name in ("indices", values)]
-    places = parts[0].place.operand, parts[1].place.operand
+    places = parts[0].pointer.operand, parts[1].pointer.operand
     steps.copy(_column(request, "indices"), parts[0])
     if request.op != "sparse_gather":
         steps.copy(_column(request, "values"), parts[1])
@@ -60,7 +60,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
         steps.copy(parts[1], _column(request, "out_values"))
     else:
         operation = cusparse.cusparseOperation_t(2 if request.conj and dtype.is_complex else 0)
-        result = Place(request.place_of("out"))
+        result = OperandPointer(request.place_of("out"))
         given = (operation, sparse, dense, result, cusparse.cudaDataType(dtype.cuda))
         steps.call("cusparseSpVV", *given, kind=DeviceResultCall)
     return steps.plan(capture_safe=True)
@@ -69,4 +69,4 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 def _column(request: Any, name: str) -> Matrix:
     layout = request.layout_of(name)
     step = layout.strides[0] if layout.size > 1 else 1
-    return Matrix(Place(request.place_of(name)), layout.dtype, layout.size, 1, step, max(1, layout.size))
+    return Matrix(OperandPointer(request.place_of(name)), layout.dtype, layout.size, 1, step, max(1, layout.size))

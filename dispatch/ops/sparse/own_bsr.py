@@ -7,8 +7,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudabind import driver
-from dispatch.libraries.cusolver.copies import Copy, Keep
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.copies import Copy, CopyMode
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.libraries.cusparse.calls import CusparsePlan, IdlePlan
 from dispatch.libraries.nvrtc.launching import LaunchStep
 from dispatch.ops.sparse.bsr_conversions import refuse_count
@@ -157,8 +157,8 @@ class BsrPlanMaker:
         out, place = self.request.layout_of("out"), self.request.place_of("out")
         if not out.size:
             return IdlePlan(self.row, capture_safe=False)
-        dense = Matrix(Place(place), out.dtype, *out.shape, *out.strides)
-        self.steps.append(Copy(self.executor, dense, dense, 1, Keep.NONE, conj=False))
+        dense = Matrix(OperandPointer(place), out.dtype, *out.shape, *out.strides)
+        self.steps.append(Copy(self.executor, dense, dense, 1, CopyMode.ZERO, conj=False))
         if self.count:
             operands, threads = ("values", "rows", "columns", "out"), self.count * self.high * self.wide
             self.launch("unpack_blocks", threads, operands, self.count, *self.block_numbers(), *out.strides)

@@ -16,7 +16,7 @@ from dispatch.core.request import Plan
 from dispatch.errors import Refused, WorkerFailed
 from dispatch.execute.while_graph import LEAST_DRIVER, Launched, WhileGraph
 from dispatch.libraries.cublas.calls import Constant
-from dispatch.libraries.cusolver.matrix import Place
+from dispatch.libraries.cusolver.matrix import OperandPointer
 from dispatch.libraries.cusparse.calls import Call
 from dispatch.libraries.cusparse.descriptors import DenseVector, SparseMatrix, SparseSpec
 from dispatch.libraries.nvrtc.kernel import loaded
@@ -272,4 +272,4 @@ def spmv_call(request: Any, executor: CudaExecutor, spec: SparseSpec) -> tuple[C
     matrix = SparseMatrix(spec, placeholder)
     given = (plain, Constant(1.0, kind), matrix, x, Constant(0.0, kind), y, cusparse.cudaDataType(kind.cuda), algorithm)
     size = Call(executor, "cusparseSpMV", given).buffer_size()
-    return Call(executor, "cusparseSpMV", (*given, Place(BUFFER))), size
+    return Call(executor, "cusparseSpMV", (*given, OperandPointer(BUFFER))), size

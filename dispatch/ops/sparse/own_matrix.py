@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dispatch.core.matrix_choices import Operation
 from dispatch.errors import Refused
 from dispatch.keys import C64, C128, F32, F64
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.libraries.cusparse.calls import IdlePlan, Steps
 from dispatch.libraries.cusparse.operator_source import KERNEL_OPTIONS
 from dispatch.libraries.nvrtc.launching import LaunchPlan, LaunchStep, cleared, number_of
@@ -99,8 +99,8 @@ def row_major_copy(request: Any, steps: Steps, layout: Layout, place: int) -> De
     (lines, columns), (row, column) = layout.shape[-MATRIX:], layout.strides[-MATRIX:]
     apart, item = batch_stride(layout, MATRIX), layout.dtype.itemsize
     batch, size = layout.shape[0] if apart else 1, lines * columns
-    target = Place(steps.allocate(batch * size * item), step=size * item)
-    given = Matrix(Place(place, step=apart * item), layout.dtype, lines, columns, row, column)
+    target = OperandPointer(steps.allocate(batch * size * item), batch_stride=size * item)
+    given = Matrix(OperandPointer(place, batch_stride=apart * item), layout.dtype, lines, columns, row, column)
     steps.copy(given, Matrix(target, layout.dtype, lines, columns, columns, 1), batch)
     shape, strides = layout.shape, (*(() if len(layout.shape) == MATRIX else (size if apart else 0,)), columns, 1)
     return DenseOperand(request.device.layout(layout.dtype, shape, strides, WIDEST), target.operand)
@@ -134,7 +134,7 @@ def launch(request: Any, executor: CudaExecutor, operators: str, b: DenseOperand
         scratch = cleared(executor, counters, PARTIAL_SUMS * blocks * parts * shape.wide * compute.itemsize)
         sums = scratch.ptr + counters
     is_read = request.reads_added if numbers else request.c is not None
-    operands = (*map(request.place_of, ("values", offsets, places)), b.place)
+    operands = (*map(request.place_of, ("values", offsets, places)), b.pointer)
     operands = (*operands, request.place_of("c") if is_read else None, request.place_of("out"))
     first = len(request.reads) + len(request.writes)
     filled = [(ctypes.c_void_p(), place) for place in operands]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.libraries.cusparse.calls import Steps
 from dispatch.libraries.nvrtc.launching import LaunchStep, number_of
 from dispatch.libraries.nvrtc.number_types import WIDEST
@@ -70,8 +70,8 @@ def dense_operand(request: Any, steps: Steps, name: str) -> DenseOperand:
     if step == 1 or terms <= 1:
         return DenseOperand(place, line, layout.alignment, apart)
     batch = layout.shape[0] if apart else 1
-    target = Place(steps.allocate(batch * lines * terms * item), step=lines * terms * item)
-    source = Matrix(Place(place, step=apart * item), layout.dtype, lines, terms, line, step)
+    target = OperandPointer(steps.allocate(batch * lines * terms * item), batch_stride=lines * terms * item)
+    source = Matrix(OperandPointer(place, batch_stride=apart * item), layout.dtype, lines, terms, line, step)
     steps.copy(source, Matrix(target, layout.dtype, lines, terms, terms, 1), batch)
     return DenseOperand(target.operand, terms, WIDEST, lines * terms if apart else 0)
 
@@ -102,7 +102,7 @@ def sampling_step(request: Any, executor: CudaExecutor, x: DenseOperand, y: Dens
     batched = len(out.shape) > ONE_VECTOR
     kernel = SOURCE, NAME, options(dtype, line_bytes, place_bytes, vector, lanes, batched=batched)
     added = request.place_of("values") if request.reads_added else None
-    operands = (added, *map(request.place_of, (owners, places)), x.place, y.place, request.place_of("out"))
+    operands = (added, *map(request.place_of, (owners, places)), x.pointer, y.pointer, request.place_of("out"))
     first = len(request.reads) + len(request.writes)
     numbers = [(number_of(dtype), first + request.numbers.index(name)) for name in ("alpha", "beta")]
     filled = [*((ctypes.c_void_p(), place) for place in operands), *numbers]

@@ -18,7 +18,7 @@ __all__ = ["BatchStrides", "plain_operators", "words"]
 
 PLAIN = r"""
 namespace operators {
-struct Apart { long long values, offsets, places, b, c, out; };
+struct BatchStrides { long long values, offsets, places, b, c, out; };
 
 static __device__ void add_product(Number& sum, Number a, Number b)
 {
@@ -36,9 +36,9 @@ static __device__ Number finished(Number sum, Number c, Number alpha, Number bet
 }
 """
 OF_BATCH = """const Int matrix = (unsigned)tile / (unsigned)tiles, tile_of_columns = tile - matrix * tiles;
-    values += matrix * apart.values, offsets += matrix * apart.offsets, places += matrix * apart.places;
-    b += matrix * apart.b, out += matrix * apart.out;
-    if (c) c += matrix * apart.c;"""
+    values += matrix * strides.values, offsets += matrix * strides.offsets, places += matrix * strides.places;
+    b += matrix * strides.b, out += matrix * strides.out;
+    if (c) c += matrix * strides.c;"""
 
 
 class BatchStrides(ctypes.Structure):
@@ -62,5 +62,5 @@ def words(*, conj: bool, batched: bool) -> dict[str, str]:
     if conj:
         found["LEFT"] = "conj(number(value[one]))"
     if batched:
-        found |= {"APART": ", int tiles, operators::Apart apart", "OF_BATCH": OF_BATCH}
+        found |= {"BATCH_STRIDES": ", int tiles, operators::BatchStrides strides", "OF_BATCH": OF_BATCH}
     return found

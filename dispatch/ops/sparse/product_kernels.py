@@ -5,7 +5,7 @@ steps as any other, whatever the pattern: after Merrill and Garland, Merge-based
 Multiplication (https://doi.org/10.1109/SC.2016.57). A block searches for its first row with all its threads, and finds
 the row that it ends in among the row ends that it reads anyhow.
 
-A row of at most WHOLE elements is its first block's, which goes on into the next one's steps for it. A longer one is
+A row of at most MAX_ROW elements is its first block's, which goes on into the next one's steps for it. A longer one is
 summed up by several: each leaves its part in memory of the plan, and the block that is done last adds these in order.
 So it is one launch, and a sum comes in one order, which depends on the pattern and the tile alone. Where FINISHED is
 defined, a caller's epilogue makes the result of it, which is written then.
@@ -39,21 +39,21 @@ class Tile(NamedTuple):
     Attributes:
         threads: of a block; a multiple of 32.
         items: steps of a thread, at most 32; odd ones spread best over the banks of shared memory.
-        whole: elements of the longest row that one block sums up alone; fewer than half of a block's steps.
+        max_row: elements of the longest row that one block sums up alone; fewer than half of a block's steps.
         blocks: of each multiprocessor, at work at once, which says how many registers a thread may have.
         load: how elements and their columns are read: __ldcs for what is read once, or __ldg.
     """
 
     threads: int = 256
     items: int = 7
-    whole: int = 256
+    max_row: int = 256
     blocks: int = 4
     load: str = "__ldcs"
 
     @property
     def steps(self) -> int:
         """Those of a block; what it may go on for its last row stands behind them."""
-        return self.threads * self.items - self.whole
+        return self.threads * self.items - self.max_row
 
 
 def tile_of(dtype: Dtype, steps: int) -> Tile:
@@ -72,11 +72,11 @@ struct alignas(sizeof(STORED) * PARTS) Number { STORED part[PARTS]; };
 struct alignas(sizeof(RESULT) * PARTS) Result { RESULT part[PARTS]; };
 struct alignas(sizeof(Real) * PARTS) Sum { Real part[PARTS]; };
 const unsigned ALL = 0xffffffffu;
-const int WARPS = THREADS / 32, ROOM = THREADS * ITEMS, STEPS = ROOM - WHOLE;
-const int WAYS = THREADS < 128 ? THREADS : 128;  // of the search, in each round
+const int WARPS = THREADS / 32, CAPACITY = THREADS * ITEMS, STEPS = CAPACITY - MAX_ROW;
+const int PROBES = THREADS < 128 ? THREADS : 128;  // of the search, in each round
 const int ENDS = THREADS + STEPS + 2;  // row ends that a block may look at: those left by the search, and its own
 const int FAR = 1 << 29;  // beyond all that a block has
-static_assert(2 * WHOLE < ROOM && ITEMS <= 32, "a block's steps suffice");
+static_assert(2 * MAX_ROW < CAPACITY && ITEMS <= 32, "a block's steps suffice");
 
 // Of a block's part of a long row.
 enum { CLOSES = 1, OPENS = 2, INSIDE = 4 };  // it ends one that began before; begins one, or goes through, unfinished
@@ -149,11 +149,11 @@ __device__ Sum sum_before(bool is_new, Sum sum, Sum& whole)
     return marks & ~(ALL << lane) ? before : added(of_warps, before);
 }
 
-__device__ int near(Int x) { return x < -FAR ? -FAR : x > FAR ? FAR : (int)x; }
-__device__ int within(int x, int least, int most) { return x < least ? least : x > most ? most : x; }
+__device__ int clamp_far(Int x) { return x < -FAR ? -FAR : x > FAR ? FAR : (int)x; }
+__device__ int clamp(int x, int least, int most) { return x < least ? least : x > most ? most : x; }
 
 // A place on the path: a row of those that were read, and where it begins and ends.
-struct Cut { int row, begin, end; };
+struct PathPoint { int row, begin, end; };
 
 // `done` counts blocks, and behind it is whether there is a long row; then come what each block says of one. They are
 // 0 before a launch and after it. Without `y` nothing is added.
@@ -162,15 +162,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) multiply_rows(
     const Number* __restrict__ x, const Result* y, Result* out, Sum alpha, Sum beta, Int rows, Int count, Int base,
     Int x_step, Int y_step, Int out_step, int ahead, unsigned* done, Int* long_rows, Sum* heads, Sum* tails)
 {
-    __shared__ union { int ends[ENDS]; Sum sums[ROOM + (THREADS + 4) * sizeof(int) / sizeof(Sum) + 2]; } room;
-    __shared__ Cut cuts[2];
+    __shared__ union { int ends[ENDS]; Sum sums[CAPACITY + (THREADS + 4) * sizeof(int) / sizeof(Sum) + 2]; } storage;
+    __shared__ PathPoint points[2];
     __shared__ bool is_last;
     unsigned *const is_any = done + 1, *const states = done + 4;
     const int thread = threadIdx.x;
     const Int start = (Int)blockIdx.x * STEPS, left = rows + count - start;
     const int steps = left < STEPS ? (int)left : STEPS;
 
-    const auto put = [&](Int row, const Sum& sum) {
+    const auto store = [&](Int row, const Sum& sum) {
         Sum result = times(alpha, sum);
         if (y) {
             Sum before;
@@ -186,10 +186,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) multiply_rows(
     // The first row whose end is not before the block's first step is one of low, ..., high.
     Int low = 0, high = rows;
     while (high - low > THREADS) {
-        const Int apart = (high - low + WAYS - 1) / WAYS, probe = low + (thread + 1) * apart - 1;
+        const Int stride = (high - low + PROBES - 1) / PROBES, probe = low + (thread + 1) * stride - 1;
         const bool is_before = probe < high && (Int)offsets[probe + 1] - base + probe < start;
-        low += __syncthreads_count(is_before) * apart;
-        if (low + apart - 1 < high) high = low + apart - 1;
+        low += __syncthreads_count(is_before) * stride;
+        if (low + stride - 1 < high) high = low + stride - 1;
     }
 
     // Row ends from there on, until that of the block's last row; rows and elements are counted from `low` and `zero`.
@@ -197,33 +197,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) multiply_rows(
     for (int from = 0, upto = (int)(high - low) + ahead, found = 0; !found && from < ENDS && low + from <= rows;) {
         if (upto > ENDS) upto = ENDS;
         for (int at = from + thread; at < upto && low + at <= rows; at += THREADS) {
-            const int begin = near((Int)offsets[low + at] - base - zero);
-            const int end = low + at < rows ? near((Int)offsets[low + at + 1] - base - zero) : FAR;
-            room.ends[at] = end;
-            if (begin + at <= 0 && end + at >= 0) cuts[0] = {at, begin, end};
-            if (begin + at <= steps && end + at >= steps) cuts[1] = {at, begin, end}, found = 1;
+            const int begin = clamp_far((Int)offsets[low + at] - base - zero);
+            const int end = low + at < rows ? clamp_far((Int)offsets[low + at + 1] - base - zero) : FAR;
+            storage.ends[at] = end;
+            if (begin + at <= 0 && end + at >= 0) points[0] = {at, begin, end};
+            if (begin + at <= steps && end + at >= steps) points[1] = {at, begin, end}, found = 1;
         }
         found = __syncthreads_count(found);
         from = upto;
         upto += THREADS;
     }
-    const Cut first = cuts[0], last = cuts[1];
+    const PathPoint first = points[0], last = points[1];
     // A short row is left to the block that it begins in; offsets that fall may not lead out of A or of shared memory.
     const bool is_begun = first.begin < -first.row, goes_on = last.begin < steps - last.row;
-    const bool is_long = is_begun && first.end - first.begin > WHOLE;
-    const bool stays_open = goes_on && last.end - last.begin > WHOLE;
+    const bool is_long = is_begun && first.end - first.begin > MAX_ROW;
+    const bool stays_open = goes_on && last.end - last.begin > MAX_ROW;
     const int most = rows - low < ENDS ? (int)(rows - low) : ENDS;
-    const int first_row = within(first.row + (is_begun && !is_long), 0, min(most, THREADS + 1));
-    const int lines = within(last.row + (goes_on && !stays_open) - first_row, 0, min(most - first_row, ROOM));
+    const int first_row = clamp(first.row + (is_begun && !is_long), 0, min(most, THREADS + 1));
+    const int lines = clamp(last.row + (goes_on && !stays_open) - first_row, 0, min(most - first_row, CAPACITY));
     const int element = is_begun && !is_long ? first.end : -first.row;
     const Int from = zero + element, behind = from < 0 ? 0 : count - from;
-    const int most_elements = behind < 0 ? 0 : behind < ROOM - lines ? (int)behind : ROOM - lines;
-    const int elements = within((goes_on && !stays_open ? last.end : steps - last.row) - element, 0, most_elements);
+    const int most_elements = behind < 0 ? 0 : behind < CAPACITY - lines ? (int)behind : CAPACITY - lines;
+    const int elements = clamp((goes_on && !stays_open ? last.end : steps - last.row) - element, 0, most_elements);
     unsigned ticket = 0;
     if (!thread && !is_long && !stays_open) ticket = atomicInc(done, gridDim.x - 1);  // which makes it 0 again
 
     // Products, behind the row ends.
-    Sum* const products = room.sums + ((first_row + lines) * sizeof(int) + sizeof(Sum) - 1) / sizeof(Sum);
+    Sum* const products = storage.sums + ((first_row + lines) * sizeof(int) + sizeof(Sum) - 1) / sizeof(Sum);
     const Number* const my_values = values + from;
     const PLACE* const my_columns = columns + from;
     PLACE place[ITEMS];
@@ -250,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) multiply_rows(
     __syncthreads();
 
     // Each thread takes ITEMS of the block's steps, and remembers which of them end a row.
-    const int* const my_ends = room.ends + first_row;
+    const int* const my_ends = storage.ends + first_row;
     const int begin = min(thread * ITEMS, lines + elements);
     int row = max(0, begin - elements), highest = min(begin, lines);
     while (row < highest) {
@@ -279,14 +279,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) multiply_rows(
     row = my_row;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i)
-        if (closed >> i & 1) room.sums[row++] = sum, sum = {}; else sum = added(sum, taken[i]);
+        if (closed >> i & 1) storage.sums[row++] = sum, sum = {}; else sum = added(sum, taken[i]);
     __syncthreads();
     const bool closes = is_long && lines;
-    for (int i = thread + closes; i < lines; i += THREADS) put(low + first_row + i, room.sums[i]);
+    for (int i = thread + closes; i < lines; i += THREADS) store(low + first_row + i, storage.sums[i]);
 
     if (is_long || stays_open) {
         if (!thread) {
-            if (closes) long_rows[blockIdx.x] = low + first_row, heads[blockIdx.x] = room.sums[0];
+            if (closes) long_rows[blockIdx.x] = low + first_row, heads[blockIdx.x] = storage.sums[0];
             if (stays_open) tails[blockIdx.x] = whole;
             states[blockIdx.x] = (closes ? CLOSES : 0) | (stays_open ? is_long && !lines ? INSIDE : OPENS : 0);
             *is_any = 1;
@@ -316,7 +316,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) multiply_rows(
     for (unsigned block = begins; block < stops; ++block) {
         const unsigned state = __ldcg(states + block);
         if (has_ends) {
-            if (state & CLOSES) put(__ldcg(long_rows + block), added(sum, fetched(heads + block)));
+            if (state & CLOSES) store(__ldcg(long_rows + block), added(sum, fetched(heads + block)));
             if (!(state & INSIDE)) sum = {};
             if (state & (OPENS | INSIDE)) sum = added(sum, fetched(tails + block));
         }
@@ -345,7 +345,7 @@ def options(
         "X_STEP": "x_step" if strided else "1",
         "THREADS": tile.threads,
         "ITEMS": tile.items,
-        "WHOLE": tile.whole,
+        "MAX_ROW": tile.max_row,
         "BLOCKS": tile.blocks,
         "LOAD": tile.load,
     }

@@ -34,7 +34,7 @@ typedef REAL Real;
 struct alignas(sizeof(STORED) * PARTS) Number { STORED part[PARTS]; };
 struct alignas(sizeof(Number) * VECTOR) Vector { Number at[VECTOR]; };
 struct Sum { Real part[PARTS]; };
-struct Apart { Int added, owners, places, x, y, out; };
+struct BatchStrides { Int added, owners, places, x, y, out; };
 
 __device__ void add_product(Sum& sum, const Number& x, const Number& y)
 {
@@ -72,11 +72,11 @@ __device__ Int line_of(const LINE* ends, Int lines, Int base, Int element)
 __device__ Int quotient(Int x, Int y) { return (x | y) >> 32 ? x / y : (unsigned)x / (unsigned)y; }
 
 // `pairs`: `owners` has the line of each element, and else where each line begins. Without `added` nothing is.
-// `apart`: elements from an operand of one matrix to that of the next, 0 where it is one for all.
+// `strides`: elements from an operand of one matrix to that of the next, 0 where it is one for all.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sample_products(
     const Number* added, const LINE* owners, const PLACE* places, const Number* x, const Number* y, Number* out,
     Sum alpha, Sum beta, Int count, Int lines, Int terms, Int x_line, Int y_line, Int base, int pairs, Int batch,
-    Apart apart)
+    BatchStrides strides)
 {
     const Int thread = (Int)blockIdx.x * THREADS + threadIdx.x;
     const Int number = BATCHED ? quotient(thread, count) : 0, mine = thread - number * count;
@@ -84,10 +84,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sample_products(
     const int lane = threadIdx.x % GROUP;
     Int x_at = 0, y_at = 0;
     if (is_there) {
-        const LINE* own = owners + number * apart.owners;
+        const LINE* own = owners + number * strides.owners;
         const Int line = pairs ? (Int)own[mine] - base : line_of(own, lines, base, mine);
-        x_at = number * apart.x + line * x_line;
-        y_at = number * apart.y + ((Int)places[number * apart.places + mine] - base) * y_line;
+        x_at = number * strides.x + line * x_line;
+        y_at = number * strides.y + ((Int)places[number * strides.places + mine] - base) * y_line;
     }
     Sum kept = {};
 #pragma unroll UNROLLED
@@ -107,13 +107,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sample_products(
     if (!is_there) return;
     kept = times(alpha, kept);
     if (added) {
-        const Number& given = added[number * apart.added + mine];
+        const Number& given = added[number * strides.added + mine];
         Sum before = {};
         for (int part = 0; part < PARTS; ++part) before.part[part] = read(given.part[part]);
         before = times(beta, before);
         for (int part = 0; part < PARTS; ++part) kept.part[part] += before.part[part];
     }
-    Number& target = out[number * apart.out + mine];
+    Number& target = out[number * strides.out + mine];
     for (int part = 0; part < PARTS; ++part) write(target.part[part], kept.part[part]);
 }
 """

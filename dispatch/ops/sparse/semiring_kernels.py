@@ -12,8 +12,8 @@ The order of a sum, in which nothing depends on addresses or on which thread com
 - a row of at most LONG elements is its first block's, and is added up from its first element on, with element lanes by
   each of these, and then by a tree of the lanes;
 - a longer one in RUNS runs of neighbours, each as above, and then from the first run on;
-- one of more than WHOLE elements in pieces, where blocks end, each as above, and then the pieces in RUNS runs again. A
-  block leaves its piece in memory of the plan, and the one that comes last of those that have one adds them up.
+- one of more than MAX_ROW elements in pieces, which end where blocks end, each as above, and then the pieces in RUNS
+  runs again. Each block stores its piece in memory of the plan, and the block that is done last adds them up.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RUNS = 16
 LONG = 64  # elements of the longest row that one team adds up alone
 # Of each multiprocessor, at work at once: each thread has 64 registers at most, or 80, where numbers take several.
 BLOCKS, BLOCKS_OF_WIDE = 4, 3
-AT_ONCE = 4  # rows of B that a lane reads at once
+UNROLLED = 4  # rows of B that a lane reads at once
 
 KERNEL = r"""
 typedef long long Int;
@@ -48,21 +48,22 @@ typedef operators::Number Sum;
 typedef $LINE$ Line;
 typedef $PLACE$ Column;
 const int PARTS = sizeof(Sum) / sizeof(Real);
-const int THREADS = $THREADS$, STEPS = $STEPS$, WHOLE = $WHOLE$, LONG = $LONG$, RUNS = $RUNS$, AT_ONCE = $AT_ONCE$;
+const int THREADS = $THREADS$, STEPS = $STEPS$, MAX_ROW = $MAX_ROW$, LONG = $LONG$, RUNS = $RUNS$;
+const int UNROLLED = $UNROLLED$;
 const int COLUMN_LANES = $COLUMN_LANES$, ELEMENT_LANES = $ELEMENT_LANES$, VECTOR = $VECTOR$;
 const int TEAM = COLUMN_LANES * ELEMENT_LANES, TEAMS = THREADS / TEAM, WIDE = COLUMN_LANES * VECTOR;
-const int ROOM = STEPS + WHOLE;  // elements of a block: a row that is not long goes on behind its steps
+const int CAPACITY = STEPS + MAX_ROW;  // elements of a block: a row that is not long goes on behind its steps
 const int LONGS = STEPS / LONG + 3;  // long rows that may be in a block
 const int FAR = 1 << 29;  // beyond all that a block has
 const unsigned ALL = 0xffffffffu;
-static_assert(LONG <= WHOLE && TEAM <= 32, "what is cut is long, and a team is of one warp");
+static_assert(LONG <= MAX_ROW && TEAM <= 32, "what is cut is long, and a team is of one warp");
 
 struct alignas(sizeof($STORED$) * PARTS) Element { $STORED$ part[PARTS]; };
 struct alignas(sizeof($RESULT$) * PARTS) Result { $RESULT$ part[PARTS]; };
 template <class E> struct alignas(sizeof(E) * VECTOR < 16 ? sizeof(E) * VECTOR : 16) Vector { E at[VECTOR]; };
 
-__device__ int near(Int x) { return x < -FAR ? -FAR : x > FAR ? FAR : (int)x; }
-__device__ int within(int x, int least, int most) { return x < least ? least : x > most ? most : x; }
+__device__ int clamp_far(Int x) { return x < -FAR ? -FAR : x > FAR ? FAR : (int)x; }
+__device__ int clamp(int x, int least, int most) { return x < least ? least : x > most ? most : x; }
 
 template <class E> __device__ Sum number(const E& x)
 {
@@ -78,7 +79,7 @@ __device__ Result rounded(const Sum& x)
     return found;
 }
 
-__device__ Sum of_lane(unsigned lanes, Sum x, int further)
+__device__ Sum shuffle_down(unsigned lanes, Sum x, int further)
 {
     for (int i = 0; i < PARTS; ++i) ((Real*)&x)[i] = __shfl_down_sync(lanes, ((Real*)&x)[i], further, TEAM);
     return x;
@@ -92,14 +93,14 @@ __device__ Vector<Sum> fetched(const Sum* at)
     return both.sums;
 }
 
-__device__ Element once(const Element* at)
+__device__ Element load_streaming(const Element* at)
 {
     union { $BITS$ bits; Element element; } both;
     both.bits = __ldcs((const $BITS$*)at);
     return both.element;
 }
 
-__device__ Vector<Element> neighbours(const Element* at)
+__device__ Vector<Element> load_vector(const Element* at)
 {
     union { $WIDE_BITS$ bits; Vector<Element> elements; } both;
     both.bits = __ldg((const $WIDE_BITS$*)at);
@@ -111,10 +112,10 @@ __device__ Int first_row(const Line* offsets, Int rows, Int base, Int step)
 {
     Int low = 0, high = rows;
     while (low < high) {
-        const Int apart = (high - low + 31) >> 5, probe = low + (threadIdx.x % 32 + 1) * apart - 1;
+        const Int stride = (high - low + 31) >> 5, probe = low + (threadIdx.x % 32 + 1) * stride - 1;
         const bool is_before = probe < high && (Int)offsets[probe] - base + probe < step;
-        low += __popc(__ballot_sync(ALL, is_before)) * apart;
-        if (low + apart - 1 < high) high = low + apart - 1;
+        low += __popc(__ballot_sync(ALL, is_before)) * stride;
+        if (low + stride - 1 < high) high = low + stride - 1;
     }
     return low;
 }
@@ -126,10 +127,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) multiply_over(
     const Element* __restrict__ values, const Line* __restrict__ offsets, const Column* __restrict__ places,
     const Element* __restrict__ b, const Result* c, Result* out, $FACTORS$Int rows, Int count, Int base, Int columns,
     Int b_row, Int b_column, Int c_row, Int c_column, Int out_row, Int out_column, int block_count, unsigned* arrived,
-    Sum* pieces$APART$)
+    Sum* pieces$BATCH_STRIDES$)
 {
-    __shared__ Element value[ROOM];
-    __shared__ Column place[ROOM];
+    __shared__ Element value[CAPACITY];
+    __shared__ Column place[CAPACITY];
     __shared__ int begins[STEPS + 2];  // of the row before the block's first one, of its rows, and where they end
     __shared__ Sum partial[RUNS * WIDE];
     __shared__ Int bounds[2];
@@ -150,25 +151,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) multiply_over(
     }
     __syncthreads();
     const Int first = bounds[0], zero = start - first;  // an element that is `zero` were the first step's
-    const int lines = within(near(bounds[1] - first), 0, STEPS);
+    const int lines = clamp(clamp_far(bounds[1] - first), 0, STEPS);
     for (int at = thread; at < lines + 2; at += THREADS) {
         const Int row = first - 1 + at;
-        begins[at] = near((Int)offsets[row < 0 ? 0 : row > rows ? rows : row] - base - zero);
+        begins[at] = clamp_far((Int)offsets[row < 0 ? 0 : row > rows ? rows : row] - base - zero);
     }
     __syncthreads();
 
     // Of the row before them there is a part here if it is long; a long one that begins here may go on behind these.
-    const bool continues = begins[1] - begins[0] > WHOLE && begins[1] > 1;
-    const bool is_cut = lines && begins[lines + 1] - begins[lines] > WHOLE && begins[lines + 1] > STEPS - lines + 1;
-    const int until = is_cut ? STEPS - lines + 1 : lines ? begins[lines + 1] : within(begins[1], 1, STEPS + 1);
+    const bool continues = begins[1] - begins[0] > MAX_ROW && begins[1] > 1;
+    const bool is_cut = lines && begins[lines + 1] - begins[lines] > MAX_ROW && begins[lines + 1] > STEPS - lines + 1;
+    const int until = is_cut ? STEPS - lines + 1 : lines ? begins[lines + 1] : clamp(begins[1], 1, STEPS + 1);
     const int from = continues ? 1 : begins[1];
     const Int front = zero + from;
-    const int most = within(near(front < 0 ? 0 : count - front), 0, ROOM);  // whatever offsets are, it is within A
-    const int size = within(lines || continues ? until - from : 0, 0, most);
+    const int most = clamp(clamp_far(front < 0 ? 0 : count - front), 0, CAPACITY);  // within A, whatever offsets are
+    const int size = clamp(lines || continues ? until - from : 0, 0, most);
 #pragma unroll
-    for (int i = 0; i < (ROOM + THREADS - 1) / THREADS; ++i)
+    for (int i = 0; i < (CAPACITY + THREADS - 1) / THREADS; ++i)
         if (const int at = i * THREADS + thread; at < size) {
-            value[at] = once(values + front + at);
+            value[at] = load_streaming(values + front + at);
             place[at] = __ldcs(places + front + at) - (Column)base;
         }
     if (!thread) taken = 0, long_count = continues, longs[0] = -1;
@@ -176,16 +177,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) multiply_over(
 
     // The sum of a lane's columns over elements begin, ..., end - 1 of the block; the first element lane has it.
     const Element* const b_columns = b + (is_there ? column * b_column : 0);
-    const auto summed = [&](int begin, int end, Sum* sum) {
+    const auto sum_elements = [&](int begin, int end, Sum* sum) {
         bool is_begun = false;
-        for (int at = begin + turn; at < end && is_there; at += AT_ONCE * ELEMENT_LANES) {
-            Vector<Element> others[AT_ONCE];
+        for (int at = begin + turn; at < end && is_there; at += UNROLLED * ELEMENT_LANES) {
+            Vector<Element> others[UNROLLED];
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i)
+            for (int i = 0; i < UNROLLED; ++i)
                 if (const int one = at + i * ELEMENT_LANES; one < end)
-                    others[i] = neighbours(b_columns + place[one] * b_row);
+                    others[i] = load_vector(b_columns + place[one] * b_row);
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i)
+            for (int i = 0; i < UNROLLED; ++i)
                 if (const int one = at + i * ELEMENT_LANES; one < end) {
                     const Sum left = $LEFT$;
 #pragma unroll
@@ -201,13 +202,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) multiply_over(
         for (int by = ELEMENT_LANES / 2; by; by /= 2) {
 #pragma unroll
             for (int v = 0; v < VECTOR; ++v) {
-                const Sum other = of_lane(mates, sum[v], by * COLUMN_LANES);
+                const Sum other = shuffle_down(mates, sum[v], by * COLUMN_LANES);
                 if (turn < by && turn + by < there) sum[v] = operators::user_add(sum[v], other);
             }
             there = there < by ? there : by;
         }
     };
-    const auto put = [&](Int row, const Sum* sum, bool is_any) {
+    const auto store = [&](Int row, const Sum* sum, bool is_any) {
         Vector<Result> given, made;
         Result* const target = out + row * out_row + column * out_column;
         if (c) {
@@ -224,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) multiply_over(
         else for (int v = 0; v < VECTOR; ++v) target[v * out_column] = made.at[v];
     };
     // Of the runs, which are in `partial`, the sum of the lane's columns.
-    const auto of_runs = [&](int runs, Sum* sum) {
+    const auto sum_runs = [&](int runs, Sum* sum) {
         for (int v = 0; v < VECTOR; ++v) sum[v] = partial[lane * VECTOR + v];
         for (int run = 1; run < runs; ++run)
             for (int v = 0; v < VECTOR; ++v)
@@ -236,41 +237,41 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) multiply_over(
         if (thread % TEAM == 0) mine = atomicAdd(&taken, 1);
         mine = __shfl_sync(mates, mine, 0, TEAM);
         if (mine >= lines) break;
-        const int begin = within(begins[mine + 1] - from, 0, size), end = begins[mine + 2] - from;
+        const int begin = clamp(begins[mine + 1] - from, 0, size), end = begins[mine + 2] - from;
         if (end - begin > LONG) {
             if (thread % TEAM == 0)
                 if (const int slot = atomicAdd(&long_count, 1); slot < LONGS) longs[slot] = mine;
             continue;
         }
         Sum sum[VECTOR] = {};
-        summed(begin, end < size ? end : size, sum);
-        if (!turn && is_there) put(first + mine, sum, end > begin);
+        sum_elements(begin, end < size ? end : size, sum);
+        if (!turn && is_there) store(first + mine, sum, end > begin);
     }
     __syncthreads();
 
     for (int number = 0; number < long_count && number < LONGS; ++number) {
         const int mine = longs[number];
         const bool goes_on = mine < 0 ? begins[1] > STEPS + 1 : is_cut && mine == lines - 1;
-        const int begin = mine < 0 ? 0 : within(begins[mine + 1] - from, 0, size);
-        const int end = goes_on ? size : within(begins[mine + 2] - from, begin, size);
+        const int begin = mine < 0 ? 0 : clamp(begins[mine + 1] - from, 0, size);
+        const int end = goes_on ? size : clamp(begins[mine + 2] - from, begin, size);
         const int each = (end - begin + RUNS - 1) / RUNS;
         const Int row = first + mine;
         for (int run = team; run < RUNS; run += TEAMS) {
             Sum sum[VECTOR] = {};
             const int at = begin + run * each;
-            summed(at, at + each < end ? at + each : end, sum);
+            sum_elements(at, at + each < end ? at + each : end, sum);
             if (!turn)
                 for (int v = 0; v < VECTOR; ++v) partial[run * WIDE + lane * VECTOR + v] = sum[v];
         }
         __syncthreads();
         Sum sum[VECTOR] = {};
         if (thread < COLUMN_LANES) {
-            of_runs(each ? (end - begin + each - 1) / each : 0, sum);
+            sum_runs(each ? (end - begin + each - 1) / each : 0, sum);
             if (mine < 0 || goes_on) {
                 Sum* const own = pieces + ((tile * block_count + block) * 2 + (mine >= 0)) * WIDE + lane * VECTOR;
                 for (int v = 0; v < VECTOR; ++v) own[v] = sum[v];
                 __threadfence();
-            } else if (is_there) put(row, sum, true);
+            } else if (is_there) store(row, sum, true);
         }
         __syncthreads();
         if (mine >= 0 && !goes_on) continue;
@@ -278,8 +279,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) multiply_over(
         // A piece: who comes last of those that have one adds them all up.
         if (!thread) {
             const Int step = (Int)offsets[row] - base + row, last_step = (Int)offsets[row + 1] - base - 1 + row;
-            opening = within(near(step / STEPS), 0, (int)block);
-            members = within(near(last_step / STEPS) - opening + 1, 1, block_count - opening);
+            opening = clamp(clamp_far(step / STEPS), 0, (int)block);
+            members = clamp(clamp_far(last_step / STEPS) - opening + 1, 1, block_count - opening);
             is_last = (int)atomicInc(arrived + tile * block_count + opening, members - 1) == members - 1;
         }
         __syncthreads();
@@ -289,14 +290,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) multiply_over(
             const int share = (members + RUNS - 1) / RUNS;
             for (int run = thread / COLUMN_LANES; run < RUNS; run += THREADS / COLUMN_LANES) {
                 const int at = run * share, stop = at + share < members ? at + share : members;
-                for (int piece = at; piece < stop; piece += AT_ONCE) {
-                    Vector<Sum> others[AT_ONCE];
+                for (int piece = at; piece < stop; piece += UNROLLED) {
+                    Vector<Sum> others[UNROLLED];
 #pragma unroll
-                    for (int i = 0; i < AT_ONCE; ++i)
+                    for (int i = 0; i < UNROLLED; ++i)
                         if (const int one = piece + i; one < stop)
                             others[i] = fetched(pieces + (opened + one * 2 + !one) * WIDE + lane * VECTOR);
 #pragma unroll
-                    for (int i = 0; i < AT_ONCE; ++i)
+                    for (int i = 0; i < UNROLLED; ++i)
                         for (int v = 0; v < VECTOR; ++v)
                             if (piece + i < stop)
                                 sum[v] = i || piece > at ? operators::user_add(sum[v], others[i].at[v])
@@ -306,8 +307,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) multiply_over(
             }
             __syncthreads();
             if (thread < COLUMN_LANES && is_there) {
-                of_runs((members + share - 1) / share, sum);
-                put(row, sum, true);
+                sum_runs((members + share - 1) / share, sum);
+                store(row, sum, true);
             }
         }
         __syncthreads();
@@ -316,10 +317,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) multiply_over(
 """
 
 # A sum begins with its first term: there need be no identity of the caller's addition.
-TERM_OF_CALLERS = """const Sum term = operators::user_multiply(left, right);
+CALLER_TERM = """const Sum term = operators::user_multiply(left, right);
                         sum[v] = i || is_begun ? operators::user_add(sum[v], term) : term;"""
-OF_CALLERS = {"TERM": TERM_OF_CALLERS, "FACTORS": "", "BESIDE": ""}
-OF_ONE = {"APART": "", "OF_BATCH": "const Int tile_of_columns = tile;"}
+CALLER_WORDS = {"TERM": CALLER_TERM, "FACTORS": "", "BESIDE": ""}
+SINGLE_PRODUCT_WORDS = {"BATCH_STRIDES": "", "OF_BATCH": "const Int tile_of_columns = tile;"}
 
 
 def source(
@@ -329,7 +330,7 @@ def source(
     tile: Tile,
     shape: Shape,
     wide: tuple[bool, bool],
-    more: Mapping[str, str] = MappingProxyType({}),
+    overrides: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """The program: the caller's operators, and behind them, so that they see nothing of it, the kernel.
 
@@ -340,7 +341,7 @@ def source(
         tile: how the steps are split.
         shape: how teams lie over columns.
         wide: whether C and the result have a lane's columns at once.
-        more: words in place of those of one product over a semiring.
+        overrides: words in place of those of one product over a semiring.
     """
     stored, result = (REAL.get(dtype, dtype) for dtype in dtypes)
     compute = F32 if dtypes[0] in HALF else dtypes[0]
@@ -357,17 +358,17 @@ def source(
         "COLUMN_LANES": shape.column_lanes,
         "ELEMENT_LANES": tile.element_lanes,
         "STEPS": tile.steps,
-        "WHOLE": tile.whole,
+        "MAX_ROW": tile.max_row,
         "C_WIDE": "true" if wide[0] else "false",
         "OUT_WIDE": "true" if wide[1] else "false",
         "THREADS": THREADS,
         "LONG": LONG,
         "RUNS": RUNS,
-        "AT_ONCE": AT_ONCE,
+        "UNROLLED": UNROLLED,
         "BLOCKS": BLOCKS if compute is F32 else BLOCKS_OF_WIDE,
         "LEFT": "number(value[one])",
-        **OF_CALLERS,
-        **OF_ONE,
-        **more,
+        **CALLER_WORDS,
+        **SINGLE_PRODUCT_WORDS,
+        **overrides,
     }
     return operators + NUMBERS + fill_template(KERNEL, {name: str(word) for name, word in words.items()})

@@ -25,7 +25,7 @@ class Tile(NamedTuple):
     element_lanes: int
 
     @property
-    def whole(self) -> int:
+    def max_row(self) -> int:
         """Elements of the longest row that one block adds up alone, beyond its own steps."""
         return self.steps // 4
 

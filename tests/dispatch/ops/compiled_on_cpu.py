@@ -92,7 +92,7 @@ PARAMETERS = (
 )
 RESULT = PARAMETERS.index("Result* out") + 1  # parameters, behind which plain products have their factors
 FACTORS = ("Sum alpha", "Sum beta")
-OF_BATCH = ("int tiles", "operators::Apart apart")
+OF_BATCH = ("int tiles", "operators::BatchStrides strides")
 # In front of the other kernel, all of whose threads wait for all.
 BEFORE_PRODUCT = """
 #undef __device__
@@ -116,7 +116,7 @@ def numbers_of(source):
     real = {"float": ctypes.c_float, "double": ctypes.c_double}[re.search(r"typedef (\w+) Real;", source)[1]]
     pair = type("Sum", (ctypes.Structure,), {"_fields_": [("part", real * 2)]})
     of_sums = pair if "struct alignas(2 * sizeof(Real)) Complex" in source else real
-    return {"Sum": of_sums, "Int": ctypes.c_int64, "int": ctypes.c_int, "operators::Apart": BatchStrides}
+    return {"Sum": of_sums, "Int": ctypes.c_int64, "int": ctypes.c_int, "operators::BatchStrides": BatchStrides}
 
 
 def executor_on(on_cpu, monkeypatch):

@@ -135,12 +135,12 @@ def test_this_librarys_rows_come_first_and_take_all_that_cusparse_refuses(rng):
 def test_tiles_follow_the_extents_alone_and_fit():
     for rows, count, columns in ((10**4, 10**5, 64), (10**5, 10**6, 1), (10**6, 10**7, 64), (5, 0, 3), (1, 10**6, 200)):
         tile = tile_of(rows, count, columns)
-        assert tile.whole >= semiring_kernels.LONG
+        assert tile.max_row >= semiring_kernels.LONG
         for dtype in (F32, F64, C128):
             for vector in (1, 16 // dtype.itemsize):
                 shape = shape_of(vector, columns, tile.element_lanes)
                 assert tile.element_lanes * shape.column_lanes <= 32
-                elements = (tile.steps + tile.whole) * (dtype.itemsize + 8)
+                elements = (tile.steps + tile.max_row) * (dtype.itemsize + 8)
                 shared = elements + 4 * (tile.steps + 2) + semiring_kernels.RUNS * shape.wide * dtype.itemsize
                 assert shared + 256 <= 48 << 10
     assert shape_of(4, 64, 1) == (4, 16)

@@ -124,7 +124,7 @@ def verified_all(some, row, executor, rng):
 WRONG = {
     "sums begin with 0": ("i || is_begun ? operators::user_add(sum[v], term) : term", "operators::user_add(sum[v], term)"),
     "a row's last element is left out": ("for (int at = begin + turn; at < end", "for (int at = begin + turn; at < end - 1"),
-    "rows are taken for their neighbours": ("put(first + mine, sum,", "put(first + (mine ^ (mine + 1 < lines)), sum,"),
+    "rows are taken for their neighbours": ("store(first + mine, sum,", "store(first + (mine ^ (mine + 1 < lines)), sum,"),
     "the last run of a long row is left out": ("for (int run = 1; run < runs; ++run)", "for (int run = 1; run < runs - 1; ++run)"),
     "who comes first adds up the pieces": ("== members - 1;", "== 0;"),
     "empty rows are their sums": ("is_any ? sum[v] : operators::identity()", "sum[v]"),
@@ -308,7 +308,7 @@ def test_numbers_of_the_dtypes_ends_are_what_they_are(executor):
 # -- products with a vector -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["none", "positive", "by row"])
 def test_epilogues_of_rows_of_any_length(name, executor, monkeypatch, rng):
-    monkeypatch.setattr(own_product, "tile_of", lambda *_: product_kernels.Tile(threads=64, items=3, whole=32))
+    monkeypatch.setattr(own_product, "tile_of", lambda *_: product_kernels.Tile(threads=64, items=3, max_row=32))
     for pattern in ("a power law", "one dense row", "empty rows first and last", "no element", "no column"):
         lengths, n = patterns(rng)[pattern]
         matrix = of_lengths(rng, lengths, n)

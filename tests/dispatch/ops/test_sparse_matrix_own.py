@@ -95,11 +95,11 @@ WRONG = {
     "alpha is left out": ("alpha * sum", "sum"),
     "what C has is left out": ("+ beta * c", ""),
     "the base is left out": ("- (Column)base;", ";"),
-    "rows are taken for their neighbours": ("put(first + mine, sum,", "put(first + (mine ^ (mine + 1 < lines)), sum,"),
+    "rows are taken for their neighbours": ("store(first + mine, sum,", "store(first + (mine ^ (mine + 1 < lines)), sum,"),
 }
 WRONG_OF_BATCHES = {
-    "offsets of the first matrix for all": ("offsets += matrix * apart.offsets", "offsets += 0"),
-    "B of the first matrix for all": ("b += matrix * apart.b", "b += 0"),
+    "offsets of the first matrix for all": ("offsets += matrix * strides.offsets", "offsets += 0"),
+    "B of the first matrix for all": ("b += matrix * strides.b", "b += 0"),
     "C of the first matrix for all": ("if (c) c +=", "if (false) c +="),
 }
 

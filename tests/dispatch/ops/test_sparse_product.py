@@ -24,7 +24,7 @@ spec.loader.exec_module(on_cpu_of)
 ROWS = [row for row in dp.TABLE.of("sparse_mv") if row.min_arch != HOST and row.library == "own"]
 # Kernels are compiled for each dtype and pair of indices, which takes two seconds: other dtypes are exhaustive.
 QUICK = ("f32", "c128")
-SMALL = Tile(threads=64, items=3, whole=32)  # 160 steps in a block
+SMALL = Tile(threads=64, items=3, max_row=32)  # 160 steps in a block
 DEV = None
 N, T, C = dp.Operation
 
@@ -214,8 +214,8 @@ def test_the_tile_of_users_does_so_too(name, executor, rng):
 @pytest.mark.usefixtures("small")
 def test_rows_that_end_at_borders_of_blocks_and_beside_them(executor, rng):
     """Rows of about as many elements as one block sums up alone, and as it has steps, begin and end everywhere."""
-    steps, whole = SMALL.steps, SMALL.whole
-    around = [0, 1, 2, whole - 1, whole, whole + 1, steps - 1, steps, steps + 1, 2 * steps - 1, 2 * steps, 3 * steps]
+    steps, max_row = SMALL.steps, SMALL.max_row
+    around = [0, 1, 2, max_row - 1, max_row, max_row + 1, steps - 1, steps, steps + 1, 2 * steps - 1, 2 * steps, 3 * steps]
     for _ in range(40):
         likely = rng.dirichlet(np.full(len(around), 0.3))
         lengths = rng.choice(around, rng.integers(1, 60), p=likely)
@@ -225,7 +225,7 @@ def test_rows_that_end_at_borders_of_blocks_and_beside_them(executor, rng):
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("short", [-1, 0, 1])
 def test_paths_of_whole_blocks_and_of_a_step_more_or_less(short, executor, rng):
-    for blocks, row in product((1, 2, 5), (1, 3, SMALL.whole, SMALL.whole + 1, SMALL.steps - 1)):
+    for blocks, row in product((1, 2, 5), (1, 3, SMALL.max_row, SMALL.max_row + 1, SMALL.steps - 1)):
         steps = blocks * SMALL.steps + short
         lines, left = divmod(steps, row + 1)
         lengths = [row] * lines + ([left - 1] if left else [])

@@ -20,7 +20,7 @@ on_cpu_of = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(on_cpu_of)
 
 H200 = Arch(90)
-SMALL = Tile(threads=64, items=3, whole=32, load="__ldg")
+SMALL = Tile(threads=64, items=3, max_row=32, load="__ldg")
 DEV = None
 N, T, C = dp.Operation
 
@@ -114,6 +114,6 @@ def test_tiles_leave_what_a_kernel_needs():
     for dtype, steps in product(("f16", "f32", "f64", "c64", "c128"), (10**i for i in range(1, 11))):
         tile = product_kernels.tile_of(Dtype.of(dtype), steps)
         assert tile.threads % 32 == 0
-        assert 2 * tile.whole < tile.threads * tile.items
+        assert 2 * tile.max_row < tile.threads * tile.items
         width = max(4, Dtype.of(dtype).itemsize)
         assert tile.threads * tile.items * width + 4 * (tile.threads + 4) + 1024 <= 48 << 10

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dispatch.keys import BF16, F16, F32
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.libraries.cusparse import rounding
 from dispatch.libraries.nvrtc import launching
 from dispatch.libraries.nvrtc.kernel import Kernel
@@ -67,7 +67,7 @@ def test_each_element_is_rounded_once_and_nothing_beside_is_written(pair, source
         row, col = LAYOUTS[layout]
         size = dtype.itemsize
         memories.append(memory)
-        matrices.append(Matrix(Place(place, size), dtype, m, n, row, col))  # from the second element on
+        matrices.append(Matrix(OperandPointer(place, size), dtype, m, n, row, col))  # from the second element on
         views.append(np.lib.stride_tricks.as_strided(memory[1:], (m, n), (row * size, col * size)))
     expected = memories[1].copy()
     inside = np.lib.stride_tricks.as_strided(expected[1:], (m, n), views[1].strides)

@@ -46,7 +46,7 @@ template <class E> static E __shfl_sync(unsigned, E x, int from, int width)
 PARAMETERS = (
     *("const Number* added", "const LINE* owners", "const PLACE* places", "const Number* x", "const Number* y"),
     *("Number* out", "Sum alpha", "Sum beta", "Int count", "Int lines", "Int terms", "Int x_line", "Int y_line"),
-    *("Int base", "int pairs", "Int batch", "Apart apart"),
+    *("Int base", "int pairs", "Int batch", "BatchStrides strides"),
 )
 
 
@@ -82,7 +82,7 @@ def executor(on_cpu, monkeypatch):
         words = dict(option[2:].split("=") for option in chosen[1:])
         real = ctypes.c_double if words["REAL"] == "double" else ctypes.c_float
         sum_of = type("Sum", (ctypes.Structure,), {"_fields_": [("part", real * int(words["PARTS"]))]})
-        by_value = {"Sum": sum_of, "Int": ctypes.c_int64, "int": ctypes.c_int, "Apart": own_sampled.BatchStrides}
+        by_value = {"Sum": sum_of, "Int": ctypes.c_int64, "int": ctypes.c_int, "BatchStrides": own_sampled.BatchStrides}
         kinds = [by_value.get(one.rpartition(" ")[0], ctypes.c_void_p) for one in PARAMETERS]
         given = [kind.from_address(at) for kind, at in zip(kinds, pointers, strict=True)]
         made.launched.append((int(words["VECTOR"]), int(words["GROUP"])))
