@@ -13,13 +13,13 @@ from dispatch.core.row import Row
 from dispatch.keys import BF16, F16, F32, F64, Arch, Compute
 from dispatch.ops.grouped_matmul import cublas_plan, numpy_plan
 from dispatch.ops.grouped_matmul.rules import (
-    alpha_alone,
-    alpha_of_the_host,
     by_16_bytes,
     dense_lines,
-    lists_alone,
+    host_alpha,
     no_config,
     no_fast_accum,
+    only_alpha,
+    only_lists,
     some_elements,
     steps_of_32_bits,
 )
@@ -28,7 +28,7 @@ from dispatch.table.on_host import on_host
 __all__ = ["ROWS"]
 
 RULES = (
-    *(lists_alone, dense_lines, aligned, some_elements, no_fast_accum, alpha_alone, alpha_of_the_host),
+    *(only_lists, dense_lines, aligned, some_elements, no_fast_accum, only_alpha, host_alpha),
     *(no_config, steps_of_32_bits),
 )
 RULES_16 = (by_16_bytes, *RULES)  # the alignment that NVIDIA requires where tensor cores are used

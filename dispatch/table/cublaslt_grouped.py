@@ -13,12 +13,12 @@ from dispatch.core.row import Row
 from dispatch.keys import BF16, F8E4M3, F16, F32, Arch, Compute
 from dispatch.ops.grouped_matmul import cublaslt_plan, numpy_plan
 from dispatch.ops.grouped_matmul.rules import (
-    alpha_alone,
     by_16_bytes,
     k_dense,
     no_config,
     no_fast_accum,
     one_order,
+    only_alpha,
     rows_dense,
     some_elements,
     steps_of_32_bits,
@@ -27,8 +27,8 @@ from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]
 
-RULES = (by_16_bytes, rows_dense, one_order, some_elements, no_fast_accum, alpha_alone, no_config, steps_of_32_bits)
-RULES_8 = (by_16_bytes, rows_dense, some_elements, k_dense, alpha_alone, no_config, steps_of_32_bits)
+RULES = (by_16_bytes, rows_dense, one_order, some_elements, no_fast_accum, only_alpha, no_config, steps_of_32_bits)
+RULES_8 = (by_16_bytes, rows_dense, some_elements, k_dense, only_alpha, no_config, steps_of_32_bits)
 SM90, COMP_32F = Arch(90), Compute.COMPUTE_32F
 LT, H100 = ("cublasLt", "cublasLtMatmul", cublaslt_plan), ("H100",)  # with cuBLASLt 13.10
 

@@ -19,13 +19,13 @@ from dispatch.ops.conv import cudnn_conv, numpy_conv
 from dispatch.ops.conv.rules import (
     dense_filter,
     dense_nhwc,
+    exact_tanh,
     fixed_epilogue,
     fp8_form,
-    fuses,
     fuses_in_nhwc,
     no_tree,
-    plain,
-    sound_tanh,
+    nothing_fused,
+    something_fused,
 )
 from dispatch.ops.graph import cudnn_graph, numpy_graph
 from dispatch.ops.norm import cudnn_norm, numpy_norm
@@ -40,14 +40,14 @@ from dispatch.ops.norm.rules import (
 )
 from dispatch.ops.sdpa import cudnn_sdpa, numpy_sdpa
 from dispatch.ops.sdpa.rules import (
-    apart_by_16_bytes,
     bounds,
+    fp8_limits,
     heads_by_8,
-    heads_by_16_alone,
+    is_packed,
+    not_packed,
     one_bias_gradient,
-    packed_alone,
-    padded_alone,
     scale_above_0,
+    tokens_by_16_bytes,
     two_scores,
 )
 from dispatch.table.on_host import on_host
@@ -60,8 +60,8 @@ V9, V9_10, V9_16 = (9, 0), (9, 10, 2), (9, 16)  # before 9.10.2 and 9.16 attenti
 ALONE_BY16 = (no_tree, at_16_bytes)
 CONV = ("cudnn", "cudnnBackendExecute", cudnn_conv)
 SDPA = ("cudnn", "cudnnBackendExecute", cudnn_sdpa)
-MASK = (scale_above_0, at_16_bytes, apart_by_16_bytes, heads_by_8, bounds)
-PADDED, PACKED = (*MASK, padded_alone), (*MASK, packed_alone)
+MASK = (scale_above_0, at_16_bytes, tokens_by_16_bytes, heads_by_8, bounds)
+PADDED, PACKED = (*MASK, not_packed), (*MASK, is_packed)
 GRADIENT = (one_bias_gradient, two_scores)
 DRAWN = ("cudnn", "cudnnBackendExecute", cudnn_graph)
 EACH = (at_16_bytes, dense_order, channels_by_16_bytes, ungrouped)
@@ -71,15 +71,15 @@ H200 = ("H200",)
 GPU_ROWS = (
 #       op                 x | dy   w | x   result   compute    rules                                                                                     fusion: bias, z
 #                                                                                                                        min_arch, max_arch, min_version, calls, run_on
-    Row("conv_fwd",        (F64,    F64,    F64),    COMP_64F,  (*ALONE_BY16, dense_filter, fixed_epilogue, sound_tanh), SM75, None, V9,    *CONV,  H200, Fusion(((F64,), (F64,)))),
-    Row("conv_fwd",        (F32,    F32,    F32),    COMP_32F,  (*ALONE_BY16, dense_filter, fuses_in_nhwc, sound_tanh),  SM75, None, V9,    *CONV,  H200, Fusion(((F32,), (F32,)))),
-    Row("conv_fwd",        (F32,    F32,    F32),    FAST_TF32, (*ALONE_BY16, dense_filter, fuses_in_nhwc, sound_tanh),  SM80, None, V9,    *CONV,  H200, Fusion(((F32,), (F32,)))),
-    Row("conv_fwd",        (F16,    F16,    F16),    COMP_32F,  (*ALONE_BY16, dense_filter, fuses_in_nhwc, sound_tanh),  SM75, None, V9,    *CONV,  H200, Fusion(((F16,), (F16,)))),
-    Row("conv_fwd",        (BF16,   BF16,   BF16),   COMP_32F,  (*ALONE_BY16, dense_filter, fuses_in_nhwc, sound_tanh),  SM80, None, V9,    *CONV,  H200, Fusion(((BF16,), (BF16,)))),
-    Row("conv_fwd",        (I8,     I8,     I8),     COMP_32I,  (*ALONE_BY16, dense_filter, plain),                      SM75, None, V9,    *CONV,  H200, Fusion(((), ()))),
-    Row("conv_fwd",        (I8,     I8,     F32),    COMP_32I,  (*ALONE_BY16, dense_nhwc, plain),                        SM75, None, V9,    *CONV,  H200, Fusion(((), ()))),
-    Row("conv_fwd",        (I8,     I8,     I8),     COMP_32I,  (*ALONE_BY16, dense_nhwc, fuses),                        SM80, None, V9,    *CONV,  H200, Fusion(((F32,), (I8, F32))), variant="fused"),
-    Row("conv_fwd",        (I8,     I8,     F32),    COMP_32I,  (*ALONE_BY16, dense_nhwc, fuses),                        SM80, None, V9,    *CONV,  H200, Fusion(((F32,), (I8, F32))), variant="fused"),
+    Row("conv_fwd",        (F64,    F64,    F64),    COMP_64F,  (*ALONE_BY16, dense_filter, fixed_epilogue, exact_tanh), SM75, None, V9,    *CONV,  H200, Fusion(((F64,), (F64,)))),
+    Row("conv_fwd",        (F32,    F32,    F32),    COMP_32F,  (*ALONE_BY16, dense_filter, fuses_in_nhwc, exact_tanh),  SM75, None, V9,    *CONV,  H200, Fusion(((F32,), (F32,)))),
+    Row("conv_fwd",        (F32,    F32,    F32),    FAST_TF32, (*ALONE_BY16, dense_filter, fuses_in_nhwc, exact_tanh),  SM80, None, V9,    *CONV,  H200, Fusion(((F32,), (F32,)))),
+    Row("conv_fwd",        (F16,    F16,    F16),    COMP_32F,  (*ALONE_BY16, dense_filter, fuses_in_nhwc, exact_tanh),  SM75, None, V9,    *CONV,  H200, Fusion(((F16,), (F16,)))),
+    Row("conv_fwd",        (BF16,   BF16,   BF16),   COMP_32F,  (*ALONE_BY16, dense_filter, fuses_in_nhwc, exact_tanh),  SM80, None, V9,    *CONV,  H200, Fusion(((BF16,), (BF16,)))),
+    Row("conv_fwd",        (I8,     I8,     I8),     COMP_32I,  (*ALONE_BY16, dense_filter, nothing_fused),              SM75, None, V9,    *CONV,  H200, Fusion(((), ()))),
+    Row("conv_fwd",        (I8,     I8,     F32),    COMP_32I,  (*ALONE_BY16, dense_nhwc, nothing_fused),                SM75, None, V9,    *CONV,  H200, Fusion(((), ()))),
+    Row("conv_fwd",        (I8,     I8,     I8),     COMP_32I,  (*ALONE_BY16, dense_nhwc, something_fused),              SM80, None, V9,    *CONV,  H200, Fusion(((F32,), (I8, F32))), variant="fused"),
+    Row("conv_fwd",        (I8,     I8,     F32),    COMP_32I,  (*ALONE_BY16, dense_nhwc, something_fused),              SM80, None, V9,    *CONV,  H200, Fusion(((F32,), (I8, F32))), variant="fused"),
     Row("conv_fwd",        (F8E4M3, F8E4M3, BF16),   COMP_32F,  (*ALONE_BY16, dense_nhwc, fp8_form),                     SM90, None, V9,    *CONV,  H200, Fusion(((BF16,), (BF16,)))),
     Row("conv_fwd",        (F8E4M3, F8E4M3, F16),    COMP_32F,  (*ALONE_BY16, dense_nhwc, fp8_form),                     SM90, None, V9,    *CONV,  H200, Fusion(((F16,), (F16,)))),
     Row("conv_fwd",        (F8E4M3, F8E4M3, F32),    COMP_32F,  (*ALONE_BY16, dense_nhwc, fp8_form),                     SM90, None, V9,    *CONV,  H200, Fusion(((F32,), (F32,)))),
@@ -98,7 +98,7 @@ GPU_ROWS = (
     Row("sdpa_fwd",        (F16,    F16,    F16),    COMP_32F,  PACKED,                                                  SM90, None, V9_10, *SDPA,  H200, Fusion(((F16,),)),           variant="packed"),
     Row("sdpa_fwd",        (BF16,   BF16,   BF16),   COMP_32F,  PADDED,                                                  SM80, None, V9_10, *SDPA,  H200, Fusion(((BF16,),))),
     Row("sdpa_fwd",        (BF16,   BF16,   BF16),   COMP_32F,  PACKED,                                                  SM90, None, V9_10, *SDPA,  H200, Fusion(((BF16,),)),          variant="packed"),
-    Row("sdpa_fwd",        (F8E4M3, F8E4M3, F8E4M3), COMP_32F,  (scale_above_0, at_16_bytes, heads_by_16_alone),         SM90, None, V9_10, *SDPA,  H200, Fusion(((),))),
+    Row("sdpa_fwd",        (F8E4M3, F8E4M3, F8E4M3), COMP_32F,  (scale_above_0, at_16_bytes, fp8_limits),                SM90, None, V9_10, *SDPA,  H200, Fusion(((),))),
     Row("sdpa_bwd",        (F16,    F16,    F16),    COMP_32F,  (*PADDED, *GRADIENT),                                    SM80, None, V9_16, *SDPA,  H200, Fusion(((F16,),))),
     Row("sdpa_bwd",        (F16,    F16,    F16),    COMP_32F,  (*PACKED, *GRADIENT),                                    SM90, None, V9_16, *SDPA,  H200, Fusion(((F16,),)),           variant="packed"),
     Row("sdpa_bwd",        (BF16,   BF16,   BF16),   COMP_32F,  (*PADDED, *GRADIENT),                                    SM80, None, V9_16, *SDPA,  H200, Fusion(((BF16,),))),

@@ -120,11 +120,11 @@ GROUPED_ROWS = (
 )
 
 # Convolution by im2col tensor maps; multistage kernels take the strides that these cannot express.
-IM2COL   = (conv.alone, conv.one_group, conv.channels_last, conv.by_16_bytes, conv.im2col_limits, conv.dense_vectors, conv.buildable)
+IM2COL   = (conv.no_cudnn_choices, conv.one_group, conv.channels_last, conv.by_16_bytes, conv.im2col_limits, conv.dense_vectors, conv.buildable)
 IM2COL_D = (*IM2COL, conv.unit_stride)
-IM2COL_W = (conv.alone, conv.one_group, conv.channels_last, conv.by_16_bytes, conv.im2col_limits, conv.numbers_alone)
-CONV_M   = (conv.alone, conv.grouped_forward, conv.channels_last, conv.by_4_bytes, conv.multistage_limits, conv.linear)
-CONV_MG  = (conv.alone, conv.one_group, conv.channels_last, conv.by_4_bytes, conv.multistage_limits, conv.linear)
+IM2COL_W = (conv.no_cudnn_choices, conv.one_group, conv.channels_last, conv.by_16_bytes, conv.im2col_limits, conv.scalars_only)
+CONV_M   = (conv.no_cudnn_choices, conv.grouped_forward, conv.channels_last, conv.by_4_bytes, conv.multistage_limits, conv.linear)
+CONV_MG  = (conv.no_cudnn_choices, conv.one_group, conv.channels_last, conv.by_4_bytes, conv.multistage_limits, conv.linear)
 CONV_CUT = ("cutlass", "CollectiveConv", cutlass_conv)
 CONV_CUT80 = ("cutlass", "ImplicitGemmConvolution", multistage_conv)
 CONV_ROWS = (

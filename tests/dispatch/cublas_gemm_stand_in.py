@@ -117,8 +117,8 @@ class Copy:
         for place in range(batch):
             one, other = (
                 matrix(
-                    addresses[each.place.operand] + each.place.offset + place * each.place.step,
-                    *(each.rows, each.cols, each.col, each.dtype.numpy),
+                    addresses[each.pointer.operand] + each.pointer.offset + place * each.pointer.batch_stride,
+                    *(each.rows, each.cols, each.col_stride, each.dtype.numpy),
                 )
                 for each in (source, target)
             )

@@ -130,12 +130,12 @@ def test_what_a_recurrent_network_has_asked_cudnn_for_is_bounded_and_keeps_no_de
         layout = SimpleNamespace(device=device, dtype=F32, shape=SHAPE, strides=(8, 1))
         return rnn.reserve_bytes(None, layout, lengths, None, 0.0)
 
-    monkeypatch.setattr(rnn, "Described", described)
-    monkeypatch.setattr(rnn, "MAX_KNOWN", 4)
+    monkeypatch.setattr(rnn, "SequenceDescriptors", described)
+    monkeypatch.setattr(rnn, "MAX_CACHED", 4)
     device, asked = Device(), []
     for number in range(20):
         assert ask((1,) * number) == ask((1,) * number) == number
-        assert len(rnn._known[device]) <= 4
+        assert len(rnn._cache[device]) <= 4
     assert len(asked) == 20
     gone = weakref.ref(device)
     device = None

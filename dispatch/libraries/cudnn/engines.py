@@ -1,7 +1,7 @@
-"""Engines for a graph: what cuDNN's heuristics propose, which of it may be used, and the execution plans made of it.
+"""Engines for a graph: those that cuDNN's heuristics propose, which of them may be used, and their execution plans.
 
-`plan.py` asks for them. A target is a handle, or the description of a GPU that is not there: then heuristics and plans
-can be had all the same, which is how graphs are checked without one. Nothing here is launched.
+`plan.py` asks for them. A target is a handle, or the description of a GPU that is not present: heuristics and plans
+work for it too, which is how graphs are checked without a GPU. Nothing here is launched.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from dispatch.libraries.cudnn.graph import Graph
 
-__all__ = ["Engine", "Policy", "Target", "described", "engines", "restored"]
+__all__ = ["Engine", "Policy", "Target", "engines", "restore_engine", "target_of"]
 
 NOTE = cudnn.cudnnBackendNumericalNote_t
 HEURISTICS = ("A", "B", "FALLBACK")
@@ -38,7 +38,7 @@ class Target(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """What an engine may do: `tensor_cores` False for f32 that must not become TF32; the most bytes of workspace."""
+    """What an engine may do. `tensor_cores` is False where f32 must not become TF32; `workspace` is in bytes."""
 
     tensor_cores: bool = True
     deterministic: bool = False
@@ -54,7 +54,7 @@ class Policy(NamedTuple):
         return f"it {found[0]}" if found else ""
 
 
-# What would make results less precise than the compute type says; nobody asks for it, so nobody gets it.
+# Notes of engines whose results are less precise than the compute type says: these are never used.
 LESS_PRECISE = {
     NOTE.CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS: "rounds its inputs",
     NOTE.CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION: "adds up in less than the compute type",
@@ -73,7 +73,7 @@ class Engine(NamedTuple):
     workspace: int
 
     def saved(self) -> bytes:
-        """The plan as text, for `restored` in a process with the same GPU and the same cuDNN."""
+        """The plan as text, for `restore_engine` in a process with the same GPU and the same cuDNN."""
         return self.plan.get_text("EXECUTION_PLAN_JSON_REPRESENTATION")
 
 
@@ -85,7 +85,7 @@ def engines(graph: Graph, target: Target, policy: Policy) -> Iterator[Engine]:
     try:
         operations = lower(graph, target.handle)
     except CudnnError as error:
-        raise Refused(f"cuDNN takes no such graph: {_words(error)}") from error
+        raise Refused(f"cuDNN takes no such graph: {_error_text(error)}") from error
     for mode in HEURISTICS:
         for configuration in _configurations(operations, mode, target, reasons):
             try:
@@ -95,36 +95,38 @@ def engines(graph: Graph, target: Target, policy: Policy) -> Iterator[Engine]:
                     continue
                 seen.add(name)
                 why = policy.forbids(engine.get_ints("ENGINE_NUMERICAL_NOTE", "NUMERICAL_NOTE", 16))
-                made = None if why else _plan(configuration, target)
+                plan = None if why else _plan(configuration, target)
             except CudnnError as error:
-                why, made = _words(error), None
-            if made is not None and made.workspace > policy.workspace:
-                why, made = f"it needs {made.workspace} bytes of workspace, {policy.workspace} are allowed", None
-            if made is None:
+                why, plan = _error_text(error), None
+            if plan is not None and plan.workspace > policy.workspace:
+                why, plan = f"it needs {plan.workspace} bytes of workspace, {policy.workspace} are allowed", None
+            if plan is None:
                 reasons.append(f"engine {name[0]}: {why}")
                 continue
             found = True
-            yield made
+            yield plan
     if not found:
-        quoted = "; ".join(dict.fromkeys(reasons)) if len(set(reasons)) <= REASONS else "; ".join(_few(reasons))
+        quoted = (
+            "; ".join(dict.fromkeys(reasons)) if len(set(reasons)) <= REASONS else "; ".join(_first_reasons(reasons))
+        )
         raise Refused(f"cudnnBackendFinalize makes no plan: {quoted}")
 
 
-def restored(saved: bytes, target: Target, policy: Policy) -> Engine | None:
-    """The plan of a text that `Engine.saved` gave; None where cuDNN does not take it back."""
+def restore_engine(saved: bytes, target: Target, policy: Policy) -> Engine | None:
+    """The engine of a text that `Engine.saved` gave; None if cuDNN does not accept it."""
     with suppress(CudnnError):
         plan = Descriptor("EXECUTION_PLAN").set("EXECUTION_PLAN_HANDLE", "HANDLE", target.handle)
         plan.set_text("EXECUTION_PLAN_JSON_REPRESENTATION", saved).finalize()
-        made = Engine(plan, plan.get_ints("EXECUTION_PLAN_WORKSPACE_SIZE")[0])
-        if made.workspace <= policy.workspace:
-            return made
+        engine = Engine(plan, plan.get_ints("EXECUTION_PLAN_WORKSPACE_SIZE")[0])
+        if engine.workspace <= policy.workspace:
+            return engine
     return None
 
 
-def described(properties: bytes) -> Target:
+def target_of(properties: bytes) -> Target:
     """The target of a GPU described by CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION; needs no GPU."""
-    made = Descriptor("DEVICEPROP").set_text("DEVICEPROP_JSON_REPRESENTATION", properties)
-    return Target(None, made.finalize())
+    descriptor = Descriptor("DEVICEPROP").set_text("DEVICEPROP_JSON_REPRESENTATION", properties)
+    return Target(None, descriptor.finalize())
 
 
 def _configurations(operations: Descriptor, mode: str, target: Target, reasons: list[str]) -> list[Descriptor]:
@@ -134,18 +136,18 @@ def _configurations(operations: Descriptor, mode: str, target: Target, reasons: 
         heuristic.set("ENGINEHEUR_MODE", "HEUR_MODE", number)
         if target.properties is not None:
             heuristic.set("ENGINEHEUR_DEVICEPROP", "BACKEND_DESCRIPTOR", target.properties)
-        made = [Descriptor("ENGINECFG") for _ in range(CONFIGURATIONS)]
-        found = heuristic.finalize().get_descriptors("ENGINEHEUR_RESULTS", made)
+        empty = [Descriptor("ENGINECFG") for _ in range(CONFIGURATIONS)]
+        found = heuristic.finalize().get_descriptors("ENGINEHEUR_RESULTS", empty)
         if not found:
             reasons.append(f"heuristic {mode} proposes no engine: {_reason(last_error())}")
         return found
     except CudnnError as error:
-        reasons.append(f"heuristic {mode}: {_words(error)}")
+        reasons.append(f"heuristic {mode}: {_error_text(error)}")
         return []
 
 
 def _reason(text: str) -> str:
-    """The innermost reasons of what cuDNN logged about the last engine that it tried."""
+    """The innermost reasons that cuDNN logged for the last engine it tried."""
     found = re.findall(r"(CUDNN_STATUS_\w+); Reason: (.*?)(?= Warning: |$)", text)
     return "; ".join(f"{status} at {place}" for status, place in found[:2]) or text or "it does not say why"
 
@@ -156,9 +158,9 @@ def _engine_of(configuration: Descriptor) -> Descriptor:
 
 
 def _identity(configuration: Descriptor, engine: Descriptor) -> tuple[object, ...]:
-    """What tells one configuration from another: the engine's number and its knobs."""
-    made = [Descriptor("KNOB_CHOICE") for _ in range(cudnn.cudnnBackendKnobType_t.CUDNN_KNOB_TYPE_COUNTS)]
-    knobs = configuration.get_descriptors("ENGINECFG_KNOB_CHOICES", made)
+    """What distinguishes configurations: the engine's number and its knobs."""
+    empty = [Descriptor("KNOB_CHOICE") for _ in range(cudnn.cudnnBackendKnobType_t.CUDNN_KNOB_TYPE_COUNTS)]
+    knobs = configuration.get_descriptors("ENGINECFG_KNOB_CHOICES", empty)
     choices = [
         (knob.get_ints("KNOB_CHOICE_KNOB_TYPE", "KNOB_TYPE")[0], knob.get_ints("KNOB_CHOICE_KNOB_VALUE")[0])
         for knob in knobs
@@ -176,12 +178,12 @@ def _plan(configuration: Descriptor, target: Target) -> Engine:
     return Engine(plan, plan.get_ints("EXECUTION_PLAN_WORKSPACE_SIZE")[0])
 
 
-def _words(error: CudnnError) -> str:
-    """cuDNN's status and its own last words."""
-    said = last_error()
-    return f"{error.name}: {said}" if said else error.name
+def _error_text(error: CudnnError) -> str:
+    """cuDNN's status and its last error message."""
+    message = last_error()
+    return f"{error.name}: {message}" if message else error.name
 
 
-def _few(reasons: list[str]) -> list[str]:
+def _first_reasons(reasons: list[str]) -> list[str]:
     different = list(dict.fromkeys(reasons))
     return [*different[:REASONS], f"and {len(different) - REASONS} more"]

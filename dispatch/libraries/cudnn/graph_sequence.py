@@ -1,7 +1,7 @@
-"""Several graphs of cuDNN as one plan: what no single graph computes, carried out one after the other on an executor.
+"""Several graphs of cuDNN as one plan, for requests that no single graph computes; they run one after the other.
 
-Ops describe themselves as `Steps` where they need it; `bind_steps` makes the plan. What passes from one graph to the
-next lies in memory that the executor's plans share. Recorded and replayed like any other plan; nothing is chosen here.
+Ops describe such requests as a `GraphSequence`; `bind_sequence` makes the plan. Intermediate tensors lie in memory that
+the executor's plans share. It is recorded and replayed like any other plan; nothing is chosen here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cudabind import driver
 from dispatch.core.request import Plan
 from dispatch.libraries.cudnn.handle import handle_of
 from dispatch.libraries.cudnn.plan import ALIGNED, bind
-from dispatch.libraries.cudnn.prefill import Fill, filled, fills_of
+from dispatch.libraries.cudnn.prefill import Fill, reduction_fills, with_prefill
 
 if TYPE_CHECKING:
     from dispatch.core.request import Argument, Request
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from dispatch.libraries.cudnn.engines import Policy
     from dispatch.libraries.cudnn.graph import Graph
 
-__all__ = ["Intermediate", "Step", "Steps", "bind_steps"]
+__all__ = ["GraphSequence", "GraphStep", "Intermediate", "bind_sequence"]
 
 
 class Intermediate(NamedTuple):
-    """A dense tensor that one graph leaves to the next; with `fill`, f32 numbers that are there from the start."""
+    """A dense tensor that one graph writes and a later one reads; with `fill`, a constant f32 tensor."""
 
     size: int
     dtype: Dtype
@@ -36,41 +36,41 @@ class Intermediate(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Up to where the next one may begin."""
+        """Its size, rounded up to the alignment of the next one."""
         return -(-self.size * self.dtype.itemsize // ALIGNED) * ALIGNED
 
 
-class Step(NamedTuple):
-    """A graph, and for the unique id of each operand its place in the arguments, behind which comes what is between."""
+class GraphStep(NamedTuple):
+    """A graph, and the place of each operand's unique id in the arguments, which the intermediates follow."""
 
     graph: Graph
     places: dict[int, int]
 
 
-class Steps(NamedTuple):
-    """The graphs of a request in order, and what lies between them."""
+class GraphSequence(NamedTuple):
+    """The graphs of a request in order, and their intermediate tensors."""
 
-    steps: tuple[Step, ...]
-    between: tuple[Intermediate, ...]
+    steps: tuple[GraphStep, ...]
+    intermediates: tuple[Intermediate, ...]
 
 
-class StepsPlan(Plan):
-    """The plans of the steps, and the addresses between them."""
+class GraphSequencePlan(Plan):
+    """The plans of the graphs, and the addresses of the intermediate tensors."""
 
     __slots__ = ("_addresses", "_keep", "_plans")
 
     def __init__(
-        self, row: Row, executor: CudaExecutor, plans: tuple[Plan, ...], between: tuple[Intermediate, ...]
+        self, row: Row, executor: CudaExecutor, plans: tuple[Plan, ...], intermediates: tuple[Intermediate, ...]
     ) -> None:
         super().__init__(row, capture_safe=True)
         self._plans = plans
-        passing = [one for one in between if one.fill is None]
+        passing = [one for one in intermediates if one.fill is None]
         ends = list(accumulate((one.nbytes for one in passing), initial=0))
-        room = handle_of(executor).between(executor, ends[-1])
+        memory = handle_of(executor).intermediate_memory(executor, ends[-1])
         starts = iter(ends)
-        numbers = [None if one.fill is None else _numbers(executor, one) for one in between]
-        self._keep = (room, numbers)
-        self._addresses = tuple((room.c_ptr.value or 0) + next(starts) if t is None else t.ptr for t in numbers)
+        numbers = [None if one.fill is None else _filled_tensor(executor, one) for one in intermediates]
+        self._keep = (memory, numbers)
+        self._addresses = tuple((memory.c_ptr.value or 0) + next(starts) if t is None else t.ptr for t in numbers)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         given = (*arguments, *self._addresses)
@@ -78,16 +78,18 @@ class StepsPlan(Plan):
             plan.enqueue(given)
 
 
-def bind_steps(request: Request, executor: CudaExecutor, row: Row, steps: Steps, policy: Policy) -> StepsPlan:
-    """The plan of a request that is these graphs; Refused with cuDNN's words where no engine takes one of them."""
+def bind_sequence(
+    request: Request, executor: CudaExecutor, row: Row, steps: GraphSequence, policy: Policy
+) -> GraphSequencePlan:
+    """The plan of a request that consists of these graphs; Refused with cuDNN's message if no engine takes one."""
     plans: list[Plan] = []
     for step in steps.steps:
         made = bind(request, executor, row, step.graph, step.places, policy)
-        plans.append(filled(executor, made, fills_of(step.graph, step.places)))
-    return StepsPlan(row, executor, tuple(plans), steps.between)
+        plans.append(with_prefill(executor, made, reduction_fills(step.graph, step.places)))
+    return GraphSequencePlan(row, executor, tuple(plans), steps.intermediates)
 
 
-def _numbers(executor: CudaExecutor, one: Intermediate) -> Tensor:
+def _filled_tensor(executor: CudaExecutor, one: Intermediate) -> Tensor:
     made = executor.empty((one.size,), (1,), one.dtype)
     driver.cuMemsetD32Async(made.ptr, Fill(0, one.fill or 0.0, one.size).bits, one.size, executor.stream.c_handle.value)
     return made

@@ -48,7 +48,7 @@ class Handle(StreamHandle):
         cudnn.cudnnSetStream(c_handle, cudnn.cudaStream_t(stream))
 
     def scratch(self, executor: CudaExecutor, nbytes: int) -> Scratch:
-        """So many bytes of workspace, shared by the executor's plans, which run one after the other.
+        """That many bytes of workspace, shared by the executor's plans, which run one after the other.
 
         Small ones are the executor's own; each larger power of 2 is allocated once and there as long as a plan keeps
         it. (A recurrent network wants 16 MiB for each direction, however small it is: 33.5 MiB for two in cuDNN 9.19.)
@@ -57,8 +57,8 @@ class Handle(StreamHandle):
             return Scratch(executor.workspace.c_ptr, executor.workspace)
         return _shared(executor, nbytes, self.name)
 
-    def between(self, executor: CudaExecutor, nbytes: int) -> Scratch:
-        """So many bytes for what one graph of a plan leaves to the next, shared likewise; no graph's workspace."""
+    def intermediate_memory(self, executor: CudaExecutor, nbytes: int) -> Scratch:
+        """That many bytes for the intermediate tensors of a plan, shared likewise, but apart from the workspace."""
         return _shared(executor, nbytes, f"{self.name} between")
 
 

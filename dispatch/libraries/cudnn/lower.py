@@ -52,7 +52,7 @@ def _operation(node: Node, graph: Graph, tensors: dict[int, Descriptor]) -> Desc
     prefix = f"OPERATION_{PREFIX.get(node.kind, node.kind)}"
     for name, uid in (*node.ins, *node.outs):
         made.set(f"{prefix}_{name}", "BACKEND_DESCRIPTOR", tensors[uid])
-    SPECIAL[node.kind](made, prefix, node, DATA_TYPE[graph.compute])
+    LOWERINGS[node.kind](made, prefix, node, DATA_TYPE[graph.compute])
     return made.finalize()
 
 
@@ -70,37 +70,37 @@ def _numbers(value: Value) -> tuple[int, ...]:
 
 
 def _pointwise(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
-    part = Descriptor("POINTWISE")
+    descriptor = Descriptor("POINTWISE")
     mode = cudnn.cudnnPointwiseMode_t[f"CUDNN_POINTWISE_{node.get('MODE')}"]
     math = DATA_TYPE[Dtype.of(node.get("MATH_PREC"))] if node.has("MATH_PREC") else compute
-    part.set("POINTWISE_MODE", "POINTWISE_MODE", mode).set("POINTWISE_MATH_PREC", "DATA_TYPE", math)
+    descriptor.set("POINTWISE_MODE", "POINTWISE_MODE", mode).set("POINTWISE_MATH_PREC", "DATA_TYPE", math)
     for name, value in node.attributes:
         if name == "AXIS":
-            part.set("POINTWISE_AXIS", "INT64", value)
+            descriptor.set("POINTWISE_AXIS", "INT64", value)
         elif name not in ("MODE", "MATH_PREC"):
-            part.set(f"POINTWISE_{name}", "DOUBLE", value)
+            descriptor.set(f"POINTWISE_{name}", "DOUBLE", value)
     if node.get("MODE") == "RELU_FWD":  # else some engines make 0 of NaN (9.19: bf16 and f64 with channels first)
-        part.set("POINTWISE_NAN_PROPAGATION", "NAN_PROPOGATION", cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN)
-    made.set(f"{prefix}_PW_DESCRIPTOR", "BACKEND_DESCRIPTOR", part.finalize())
+        descriptor.set("POINTWISE_NAN_PROPAGATION", "NAN_PROPOGATION", cudnn.cudnnNanPropagation_t.CUDNN_PROPAGATE_NAN)
+    made.set(f"{prefix}_PW_DESCRIPTOR", "BACKEND_DESCRIPTOR", descriptor.finalize())
 
 
 def _matmul(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
-    part = Descriptor("MATMUL").set("MATMUL_COMP_TYPE", "DATA_TYPE", compute)
+    descriptor = Descriptor("MATMUL").set("MATMUL_COMP_TYPE", "DATA_TYPE", compute)
     if node.has("PADDING_VALUE"):
-        part.set("MATMUL_PADDING_VALUE", "DOUBLE", node.get("PADDING_VALUE"))
-    made.set(f"{prefix}_DESC", "BACKEND_DESCRIPTOR", part.finalize())
+        descriptor.set("MATMUL_PADDING_VALUE", "DOUBLE", node.get("PADDING_VALUE"))
+    made.set(f"{prefix}_DESC", "BACKEND_DESCRIPTOR", descriptor.finalize())
 
 
 def _convolution(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
     stride = _numbers(node.get("STRIDE"))
-    part = Descriptor("CONVOLUTION").set("CONVOLUTION_COMP_TYPE", "DATA_TYPE", compute)
-    part.set("CONVOLUTION_CONV_MODE", "CONVOLUTION_MODE", cudnn.cudnnConvolutionMode_t.CUDNN_CROSS_CORRELATION)
-    part.set("CONVOLUTION_SPATIAL_DIMS", "INT64", len(stride))
-    part.set("CONVOLUTION_PRE_PADDINGS", "INT64", *_numbers(node.get("PRE")))
-    part.set("CONVOLUTION_POST_PADDINGS", "INT64", *_numbers(node.get("POST")))
-    part.set("CONVOLUTION_DILATIONS", "INT64", *_numbers(node.get("DILATION")))
-    part.set("CONVOLUTION_FILTER_STRIDES", "INT64", *stride)
-    made.set(f"{prefix}_CONV_DESC", "BACKEND_DESCRIPTOR", part.finalize())
+    descriptor = Descriptor("CONVOLUTION").set("CONVOLUTION_COMP_TYPE", "DATA_TYPE", compute)
+    descriptor.set("CONVOLUTION_CONV_MODE", "CONVOLUTION_MODE", cudnn.cudnnConvolutionMode_t.CUDNN_CROSS_CORRELATION)
+    descriptor.set("CONVOLUTION_SPATIAL_DIMS", "INT64", len(stride))
+    descriptor.set("CONVOLUTION_PRE_PADDINGS", "INT64", *_numbers(node.get("PRE")))
+    descriptor.set("CONVOLUTION_POST_PADDINGS", "INT64", *_numbers(node.get("POST")))
+    descriptor.set("CONVOLUTION_DILATIONS", "INT64", *_numbers(node.get("DILATION")))
+    descriptor.set("CONVOLUTION_FILTER_STRIDES", "INT64", *stride)
+    made.set(f"{prefix}_CONV_DESC", "BACKEND_DESCRIPTOR", descriptor.finalize())
     wide = compute == DATA_TYPE_DOUBLE
     for name in ("ALPHA", "BETA"):
         made.set(f"{prefix}_{name}", "DOUBLE" if wide else "FLOAT", node.get(name))
@@ -108,9 +108,9 @@ def _convolution(made: Descriptor, prefix: str, node: Node, compute: int) -> Non
 
 def _reduction(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
     operator = cudnn.cudnnReduceTensorOp_t[f"CUDNN_REDUCE_TENSOR_{node.get('OPERATOR')}"]
-    part = Descriptor("REDUCTION").set("REDUCTION_COMP_TYPE", "DATA_TYPE", compute)
-    part.set("REDUCTION_OPERATOR", "REDUCTION_OPERATOR_TYPE", operator)
-    made.set(f"{prefix}_DESC", "BACKEND_DESCRIPTOR", part.finalize())
+    descriptor = Descriptor("REDUCTION").set("REDUCTION_COMP_TYPE", "DATA_TYPE", compute)
+    descriptor.set("REDUCTION_OPERATOR", "REDUCTION_OPERATOR_TYPE", operator)
+    made.set(f"{prefix}_DESC", "BACKEND_DESCRIPTOR", descriptor.finalize())
 
 
 def _norm(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
@@ -124,18 +124,20 @@ def _norm(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
 
 def _rng(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
     del compute
-    part = Descriptor("RNG")
-    part.set("RNG_DISTRIBUTION", "RNG_DISTRIBUTION", cudnn.cudnnRngDistribution_t.CUDNN_RNG_DISTRIBUTION_BERNOULLI)
-    part.set("RNG_BERNOULLI_DIST_PROBABILITY", "DOUBLE", node.get("PROBABILITY"))
-    made.set(f"{prefix}_DESC", "BACKEND_DESCRIPTOR", part.finalize())
+    descriptor = Descriptor("RNG")
+    descriptor.set(
+        "RNG_DISTRIBUTION", "RNG_DISTRIBUTION", cudnn.cudnnRngDistribution_t.CUDNN_RNG_DISTRIBUTION_BERNOULLI
+    )
+    descriptor.set("RNG_BERNOULLI_DIST_PROBABILITY", "DOUBLE", node.get("PROBABILITY"))
+    made.set(f"{prefix}_DESC", "BACKEND_DESCRIPTOR", descriptor.finalize())
 
 
-def _bare(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
+def _no_attributes(made: Descriptor, prefix: str, node: Node, compute: int) -> None:
     """Nothing but operands."""
 
 
 DATA_TYPE_DOUBLE = cudnn.cudnnDataType_t.CUDNN_DATA_DOUBLE
-SPECIAL: dict[str, Callable[[Descriptor, str, Node, int], None]] = {
+LOWERINGS: dict[str, Callable[[Descriptor, str, Node, int], None]] = {
     "POINTWISE": _pointwise,
     "MATMUL": _matmul,
     "CONVOLUTION_FORWARD": _convolution,
@@ -145,8 +147,8 @@ SPECIAL: dict[str, Callable[[Descriptor, str, Node, int], None]] = {
     "NORM_FORWARD": _norm,
     "NORM_BACKWARD": _norm,
     "RNG": _rng,
-    "RESHAPE": _bare,
-    "SDPA_FWD": _bare,
-    "SDPA_BWD": _bare,
-    "PAGED_CACHE_LOAD": _bare,
+    "RESHAPE": _no_attributes,
+    "SDPA_FWD": _no_attributes,
+    "SDPA_BWD": _no_attributes,
+    "PAGED_CACHE_LOAD": _no_attributes,
 }

@@ -95,7 +95,7 @@ UNARY: dict[str, Callable[[Array], Any]] = {
     "GELU_APPROX_TANH_FWD": lambda x: 0.5 * x * (1 + _tanh_inner(x)),
 }
 # Those with parameters of their own.
-TUNED: dict[str, Callable[[Array, Numbers], Any]] = {
+PARAMETRIC: dict[str, Callable[[Array, Numbers], Any]] = {
     "RELU_FWD": _relu,
     "ELU_FWD": lambda x, p: np.where(x > 0, x, p.get("ELU_ALPHA", 1.0) * np.expm1(np.minimum(x, 0))),
     "SOFTPLUS_FWD": lambda x, p: _softplus(x, p.get("SOFTPLUS_BETA", 1.0)),
@@ -108,7 +108,7 @@ SLOPE: dict[str, Callable[[Array], Any]] = {
     "GELU_BWD": lambda x: 0.5 * (1 + erf(x / SQRT_2)) + x * np.exp(-x * x / 2) / (SQRT_2 * SQRT_PI),
     "GELU_APPROX_TANH_BWD": _gelu_tanh_grad,
 }
-TUNED_SLOPE: dict[str, Callable[[Array, Numbers], Any]] = {
+PARAMETRIC_SLOPE: dict[str, Callable[[Array, Numbers], Any]] = {
     "RELU_BWD": _relu_grad,
     "ELU_BWD": lambda x, p: np.where(x > 0, 1.0, p.get("ELU_ALPHA", 1.0) * np.exp(np.minimum(x, 0))),
     "SOFTPLUS_BWD": lambda x, p: _sigmoid(p.get("SOFTPLUS_BETA", 1.0) * x),
@@ -136,9 +136,9 @@ COMPARE: dict[str, Callable[..., Any]] = {
     "LOGICAL_AND": np.logical_and,
     "LOGICAL_OR": np.logical_or,
 }
-BACKWARD = (*SLOPE, *TUNED_SLOPE)
+BACKWARD = (*SLOPE, *PARAMETRIC_SLOPE)
 ARITY: dict[str, int] = {
-    **dict.fromkeys((*UNARY, *TUNED, "GEN_INDEX"), 1),
+    **dict.fromkeys((*UNARY, *PARAMETRIC, "GEN_INDEX"), 1),
     **dict.fromkeys((*BINARY, *COMPARE, *BACKWARD), 2),
     "BINARY_SELECT": 3,
 }
@@ -162,7 +162,7 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _places(shape: tuple[int, ...], axis: int) -> Array:
+def _indices(shape: tuple[int, ...], axis: int) -> Array:
     """The index of each element along an axis."""
     places = np.arange(shape[axis]).reshape([-1 if a == axis else 1 for a in range(len(shape))])
     return np.broadcast_to(places, shape)
@@ -174,14 +174,14 @@ def pointwise(mode: str, operands: list[Array], numbers: Numbers) -> Array:
     with np.errstate(all="ignore"):
         if mode in UNARY:
             found = UNARY[mode](x)
-        elif mode in TUNED:
-            found = TUNED[mode](x, numbers)
+        elif mode in PARAMETRIC:
+            found = PARAMETRIC[mode](x, numbers)
         elif mode in SLOPE:
             found = x * SLOPE[mode](operands[1])  # x is dy here
-        elif mode in TUNED_SLOPE:
-            found = x * TUNED_SLOPE[mode](operands[1], numbers)
+        elif mode in PARAMETRIC_SLOPE:
+            found = x * PARAMETRIC_SLOPE[mode](operands[1], numbers)
         elif mode == "GEN_INDEX":
-            found = _places(x.shape, int(numbers["AXIS"]))
+            found = _indices(x.shape, int(numbers["AXIS"]))
         elif mode == "BINARY_SELECT":
             found = np.where(operands[2].astype(bool), x, operands[1])
         else:

@@ -15,7 +15,7 @@ from cudabind.sys import cudnn
 from dispatch.core.request import Plan
 from dispatch.execute.algorithm_cache import Algorithm
 from dispatch.execute.autotune import fastest
-from dispatch.libraries.cudnn.engines import Engine, Policy, Target, engines, restored
+from dispatch.libraries.cudnn.engines import Engine, Policy, Target, engines, restore_engine
 from dispatch.libraries.cudnn.handle import handle_of
 
 if TYPE_CHECKING:
@@ -40,23 +40,23 @@ C_NUMBER: dict[str, Any] = {"f32": ctypes.c_float, "f64": ctypes.c_double, "i32"
 class GraphPlan(Plan):
     """One execution plan of cuDNN, with everything but the addresses filled in.
 
-    `places` says where each wire's address stands in the request's arguments, in the order of `wires`; behind them
-    stand those of `further`, tensors of the plan's own that the graph reads.
+    `places` maps each wire's unique id to the index of its address in the request's arguments, which the addresses of
+    `extra` follow: tensors of the plan's own that the graph reads.
     """
 
     __slots__ = (
         "_constants",
         "_engine",
         "_executor",
-        "_further",
+        "_extra_addresses",
         "_handle",
         "_keep",
         "_numbers",
-        "_own",
         "_places",
-        "_room",
-        "_rooms",
-        "_sizes",
+        "_scratch",
+        "_scratch_addresses",
+        "_scratch_sizes",
+        "_scratches",
         "_uids",
     )
 
@@ -67,10 +67,10 @@ class GraphPlan(Plan):
         graph: Graph,
         places: dict[int, int],
         engine: Engine,
-        further: tuple[Tensor, ...] = (),
+        extra: tuple[Tensor, ...] = (),
     ) -> None:
         super().__init__(row, capture_safe=True)
-        self._keep, self._further = further, tuple(tensor.ptr for tensor in further)
+        self._keep, self._extra_addresses = extra, tuple(tensor.ptr for tensor in extra)
         self._executor, self._handle = executor, handle_of(executor)
         fixed = [wire for wire in graph.wires if wire.value is not None]
         self._constants = [_number(wire.dtype, wire.value or 0.0) for wire in fixed]
@@ -78,32 +78,32 @@ class GraphPlan(Plan):
         self._numbers = tuple((places[uid], number) for uid, number in numbers.items())
         pointers = [uid for uid in places if uid not in numbers]
         self._places = tuple(places[uid] for uid in pointers)
-        self._rooms: dict[int, Scratch] = {}
-        own = [wire for wire in graph.wires if wire.scratch]
-        self._sizes = tuple(_bytes(wire) for wire in own)
-        uids = [*pointers, *numbers, *(wire.uid for wire in (*fixed, *own))]
+        self._scratches: dict[int, Scratch] = {}
+        scratch_wires = [wire for wire in graph.wires if wire.scratch]
+        self._scratch_sizes = tuple(_aligned_bytes(wire) for wire in scratch_wires)
+        uids = [*pointers, *numbers, *(wire.uid for wire in (*fixed, *scratch_wires))]
         self._uids = (ctypes.c_int64 * len(uids))(*uids)
-        self.take(engine)
+        self.use_engine(engine)
 
-    def take(self, engine: Engine) -> None:
-        """Run by this engine from now on."""
+    def use_engine(self, engine: Engine) -> None:
+        """Use this engine from now on."""
         self._engine = engine
-        ends = list(accumulate(self._sizes, initial=-(-engine.workspace // ALIGNED) * ALIGNED))
-        room = self._handle.scratch(self._executor, ends[-1])
-        start = room.c_ptr.value or 0
-        self._room = self._rooms[start] = (
-            room  # all are kept while tuning: what is recorded there holds their addresses
+        ends = list(accumulate(self._scratch_sizes, initial=-(-engine.workspace // ALIGNED) * ALIGNED))
+        scratch = self._handle.scratch(self._executor, ends[-1])
+        start = scratch.c_ptr.value or 0
+        self._scratch = self._scratches[start] = (
+            scratch  # all are kept while tuning: what is recorded there holds their addresses
         )
-        self._own = [start + end for end in ends[:-1]]
+        self._scratch_addresses = [start + end for end in ends[:-1]]
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        arguments += self._further
+        arguments += self._extra_addresses
         for place, number in self._numbers:
             number.value = arguments[place]
         given: list[Any] = [arguments[place] for place in self._places]
         given += [ctypes.addressof(number) for _, number in self._numbers]
         given += [ctypes.addressof(number) for number in self._constants]
-        given += self._own
+        given += self._scratch_addresses
         status = self._execute(given)
         if status:
             self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
@@ -124,19 +124,19 @@ class GraphPlan(Plan):
         count = len(self._uids)
         cudnn.cudnnBackendSetAttribute(pack, UIDS, TYPE.CUDNN_TYPE_INT64, count, self._uids)
         cudnn.cudnnBackendSetAttribute(pack, POINTERS, TYPE.CUDNN_TYPE_VOID_PTR, count, pointers)
-        cudnn.cudnnBackendSetAttribute(pack, SCRATCH, TYPE.CUDNN_TYPE_VOID_PTR, 1, ctypes.byref(self._room.c_ptr))
+        cudnn.cudnnBackendSetAttribute(pack, SCRATCH, TYPE.CUDNN_TYPE_VOID_PTR, 1, ctypes.byref(self._scratch.c_ptr))
         cudnn.cudnnBackendFinalize(pack)
 
     def tune(self, request: Request, candidates: Sequence[Engine]) -> Engine:
         """Take the fastest of some engines by timing them on copies of the request's operands."""
 
         def run(number: int, arguments: tuple[Argument, ...]) -> None:
-            self.take(candidates[number])
+            self.use_engine(candidates[number])
             self.enqueue(arguments)
 
         best = candidates[fastest(self._executor, request, run, len(candidates))]
-        self.take(best)
-        self._rooms = {}
+        self.use_engine(best)
+        self._scratches = {}
         return best
 
 
@@ -156,24 +156,24 @@ def bind(
     policy: Policy,
     *,
     autotune: bool = False,
-    further: tuple[Tensor, ...] = (),
+    extra: tuple[Tensor, ...] = (),
 ) -> GraphPlan:
-    """The plan of a request that is this graph; `places` maps unique ids to places in its arguments and `further`.
+    """The plan of a request that is this graph; `places` maps unique ids to places in its arguments and `extra`.
 
-    Raises Refused with cuDNN's own words where no engine takes the graph.
+    Raises Refused with cuDNN's message if no engine takes the graph.
     """
     target = Target(handle_of(executor).c_handle)
     if not autotune:
-        return GraphPlan(executor, row, graph, places, next(engines(graph, target, policy)), further)
+        return GraphPlan(executor, row, graph, places, next(engines(graph, target, policy)), extra)
     memory = executor.algorithms("cudnn")
     name = hashlib.sha256(f"{policy}{graph.text()}".encode()).hexdigest()
     known = memory.get(request.op, name)
-    engine = None if known is None else restored(known.blob, target, policy)
+    engine = None if known is None else restore_engine(known.blob, target, policy)
     if engine is not None:
-        return GraphPlan(executor, row, graph, places, engine, further)
+        return GraphPlan(executor, row, graph, places, engine, extra)
     executor.refuse_capture("a request that is to be tuned")
     candidates = _first(graph, target, policy)
-    made = GraphPlan(executor, row, graph, places, candidates[0], further)
+    made = GraphPlan(executor, row, graph, places, candidates[0], extra)
     if len(candidates) > 1:
         best = made.tune(request, candidates)
         memory.put(request.op, name, Algorithm(best.saved(), best.workspace))
@@ -189,7 +189,7 @@ def _first(graph: Graph, target: Target, policy: Policy) -> list[Engine]:
     return found
 
 
-def _bytes(wire: Wire) -> int:
+def _aligned_bytes(wire: Wire) -> int:
     """Of a wire in scratch memory, up to where the next one may begin."""
     reach = 1 + sum((extent - 1) * stride for extent, stride in zip(wire.dims, wire.strides, strict=True))
     return -(-reach * wire.dtype.itemsize // ALIGNED) * ALIGNED

@@ -1,4 +1,4 @@
-"""Graphs that need something in memory before they run, above all reductions: a plan that puts it there each time.
+"""Graphs whose outputs must hold certain values before they run, above all reductions: a plan that writes them.
 
 The kernels that cuDNN compiles for a reduction let each block of threads add its part to the output by an atomic
 operation (or take the maximum with it), and nothing sets the output before (read off the templates in 9.19's
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.cudnn.graph import Graph
 
-__all__ = ["Clear", "Fill", "clears_of", "filled", "fills_of"]
+__all__ = ["Clear", "Fill", "reduction_fills", "with_prefill", "zero_fills"]
 
 START = {"ADD": 0.0, "AMAX": 0.0, "MAX": -math.inf, "MIN": math.inf, "MUL": 1.0}
 
 
 class Fill(NamedTuple):
-    """So many f32 numbers of one value, at an argument's address."""
+    """f32 numbers of one value, at an argument's address."""
 
     place: int
     value: float
@@ -44,7 +44,7 @@ class Fill(NamedTuple):
 
 
 class Clear(NamedTuple):
-    """Zeros: `height` lines of `width` bytes, `pitch` bytes apart, from so many bytes behind an argument's address."""
+    """Zeros: `height` lines of `width` bytes, `pitch` bytes apart, `start` bytes behind an argument's address."""
 
     place: int
     start: int
@@ -53,8 +53,8 @@ class Clear(NamedTuple):
     height: int
 
 
-def clears_of(place: int, layout: Layout) -> tuple[Clear, ...]:
-    """What sets an operand of positive strides and a dense last axis to zeros, and nothing beside it."""
+def zero_fills(place: int, layout: Layout) -> tuple[Clear, ...]:
+    """The clears that set an operand with positive strides and a dense last axis to zeros, and nothing else."""
     item = layout.dtype.itemsize
     axes = merge([layout], [0] * len(layout.shape))
     width = axes.pop().extent * item if axes and axes[-1].strides[0] == 1 else item
@@ -64,8 +64,8 @@ def clears_of(place: int, layout: Layout) -> tuple[Clear, ...]:
     return tuple(Clear(place, sum(start), pitch, width, height) for start in starts)
 
 
-def fills_of(graph: Graph, places: dict[int, int]) -> tuple[Fill, ...]:
-    """What the outputs of a graph's reductions start from; Refused for one with gaps, which nothing may overwrite."""
+def reduction_fills(graph: Graph, places: dict[int, int]) -> tuple[Fill, ...]:
+    """The initial values of a graph's reductions; Refused for an output with gaps, which must not be overwritten."""
     found = []
     for node in graph.nodes:
         wire = graph.wire(node.outs[0][1])
@@ -78,13 +78,13 @@ def fills_of(graph: Graph, places: dict[int, int]) -> tuple[Fill, ...]:
     return tuple(found)
 
 
-def filled(executor: CudaExecutor, plan: Plan, fills: tuple[Fill, ...], clears: tuple[Clear, ...] = ()) -> Plan:
-    """A plan with what is put into memory before it; the plan itself where that is nothing."""
-    return _FilledPlan(executor, plan, fills, clears) if fills or clears else plan
+def with_prefill(executor: CudaExecutor, plan: Plan, fills: tuple[Fill, ...], clears: tuple[Clear, ...] = ()) -> Plan:
+    """A plan that first writes these values; the plan itself if there are none."""
+    return _PrefilledPlan(executor, plan, fills, clears) if fills or clears else plan
 
 
-class _FilledPlan(Plan):
-    """A plan, and what is put into memory before it."""
+class _PrefilledPlan(Plan):
+    """A plan that first writes values to memory."""
 
     __slots__ = ("_clears", "_executor", "_fills", "_plan")
 

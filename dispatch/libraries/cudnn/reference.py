@@ -40,7 +40,7 @@ def evaluate(graph: Graph, feeds: Mapping[int, Array], dtype: type = np.float64)
         ins = {name: known[uid] for name, uid in node.ins}
         before = [known[uid] for _, uid in node.outs if uid in known]
         if before:
-            ins[BEFORE] = before[0]
+            ins[PREVIOUS] = before[0]
         shapes = {name: graph.wire(uid).dims for name, uid in node.outs}
         made = NODES[node.kind](node, ins, shapes)
         for name, uid in node.outs:
@@ -49,14 +49,14 @@ def evaluate(graph: Graph, feeds: Mapping[int, Array], dtype: type = np.float64)
 
 
 Shapes = dict[str, tuple[int, ...]]
-BEFORE = "before"  # what an output held, for nodes that add to it
+PREVIOUS = "before"  # what an output held, for nodes that add to it
 
 
-WORDS = ("MODE", "MATH_PREC")  # the attributes of a pointwise node that are no numbers
+TEXT_ATTRIBUTES = ("MODE", "MATH_PREC")  # the attributes of a pointwise node that are no numbers
 
 
 def _pointwise(node: Node, ins: Arrays, shapes: Shapes) -> Arrays:
-    numbers = {name: float(cast("float", value)) for name, value in node.attributes if name not in WORDS}
+    numbers = {name: float(cast("float", value)) for name, value in node.attributes if name not in TEXT_ATTRIBUTES}
     order = ("DYDESC", "XDESC") if "DYDESC" in ins else ("XDESC", "BDESC", "TDESC")
     found = pointwise(str(node.get("MODE")), [ins[name] for name in order if name in ins], numbers)
     (name,) = shapes
@@ -93,7 +93,7 @@ def _scaled(node: Node, found: Array, ins: Arrays) -> Array:
     """ALPHA times what was found, and BETA times what was there before."""
     alpha, beta = cast("float", node.get("ALPHA")), cast("float", node.get("BETA"))
     scaled = found * found.dtype.type(alpha) if alpha != 1 else found
-    return scaled + found.dtype.type(beta) * ins[BEFORE] if beta != 0 else scaled
+    return scaled + found.dtype.type(beta) * ins[PREVIOUS] if beta != 0 else scaled
 
 
 def _forward(node: Node, ins: Arrays, _shapes: Shapes) -> Arrays:

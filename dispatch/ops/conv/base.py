@@ -145,7 +145,7 @@ class ConvRequest(TreeConvRequest[R_co]):
         return not self.accumulates and super().repeatable
 
     @property
-    def own_choice(self) -> Any:
+    def extra_choice(self) -> Any:
         """What an operation has beside the choices of all three: a gradient, what its shape leaves open."""
         return self.result_shape
 
@@ -167,7 +167,7 @@ class ConvRequest(TreeConvRequest[R_co]):
         if self.has_tree:
             return (*self.steps, *self.tree_choices())
         numbers = (self.alpha, self.beta, self.compute, self.result_dtype.cuda)
-        plain = (*self.steps, *numbers, self.deterministic, self.workspace, self.autotune, self.own_choice)
+        plain = (*self.steps, *numbers, self.deterministic, self.workspace, self.autotune, self.extra_choice)
         return plain if self.library is None else (*plain, self.library)
 
     # -- checks ---------------------------------------------------------------------------------------------------

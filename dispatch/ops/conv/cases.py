@@ -15,10 +15,10 @@ from dispatch.core.host_plan import EXACT, sigmoid
 from dispatch.keys import BF16, F16, F32, F64, FP8, I8, Compute, Dtype
 from dispatch.libraries.cudnn.convolve import output_shape
 from dispatch.ops.conv import tree_cases
-from dispatch.ops.conv.forms import PARTS, Form
+from dispatch.ops.conv.forms import OPERANDS, Form
 from dispatch.ops.conv.reference import evaluate, exact, magnitude, product
 from dispatch.ops.conv.request import Activation, ConvFwdRequest
-from dispatch.ops.conv.rules import fuses
+from dispatch.ops.conv.rules import something_fused
 from dispatch.testing.check import FormCase, GuardedBuffer, by_numpy, checked, normal, place, poison, rounded, unit
 from dispatch.testing.roundoff import FP8_SUMS, ROUNDOFF, tf32_error
 
@@ -107,7 +107,7 @@ class ConvCase(FormCase):
     def drawn(self, device: Device, rng: np.random.Generator) -> tuple[ConvRequest, tuple[GuardedBuffer, ...]]:
         form = self.form
         shapes = {"x": form.x, "w": form.w, "y": output_shape(form.x, form.w, form.steps)}
-        one, other, result = PARTS[self.op]
+        one, other, result = OPERANDS[self.op]
         operands: list[Any] = [
             self._lay(device, self._draw(rng, dtype, shapes[name])).view
             for name, dtype in zip((one, other), self.dtypes, strict=False)
@@ -211,7 +211,7 @@ def cases(row: Row) -> list[ConvCase] | list[TreeCase]:
         return tree_cases.cases(row)
     compute = row.compute if row.compute is Compute.COMPUTE_32F_FAST_TF32 else None
     found = [ConvCase(row.op, form, row.dtypes, compute) for form in FORMS]
-    if fuses in row.rules:
+    if something_fused in row.rules:
         found = [ConvCase(row.op, form, row.dtypes, compute, "b", Activation.RELU_FWD) for form in FORMS]
     if row.op == "conv_fwd":
         found += [ConvCase(row.op, form, row.dtypes, compute, extra, act) for form, extra, act in FUSED]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dispatch.keys import F32, Compute
 from dispatch.libraries.cudnn.engines import Policy
 from dispatch.libraries.cudnn.plan import WORKSPACE, bind
-from dispatch.ops.conv.graph import describe
+from dispatch.ops.conv.graph import lower_to_graph
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -29,5 +29,5 @@ def policy_of(request: ConvRequest, row: Row) -> Policy:
 
 def plan(request: ConvRequest, executor: CudaExecutor, row: Row) -> Plan:
     """Bind a request to an executor; Refused with cuDNN's words where no engine takes it."""
-    graph, places = describe(request)
+    graph, places = lower_to_graph(request)
     return bind(request, executor, row, graph, places, policy_of(request, row), autotune=request.autotune)

@@ -17,7 +17,7 @@ from dispatch.libraries.cutlass.launch import Launch, module
 from dispatch.libraries.cutlass.plan import TreePlan, float_bits, multiprocessors
 from dispatch.libraries.cutlass.staged import Staged
 from dispatch.ops.conv.config import choose
-from dispatch.ops.conv.problem import Arranged, dims_of, operands_of, words_of
+from dispatch.ops.conv.problem import ArgumentOrder, dims_of, operands_of, words_of
 
 if TYPE_CHECKING:
     from dispatch.core.request import Argument, Plan
@@ -58,7 +58,7 @@ def spec_of(request: ConvRequest, arch: Arch, config: Config) -> ConvSpec:
 class CutlassConvPlan(TreePlan):
     """One kernel for one set of extents and steps; it is enqueued as a product is."""
 
-    __slots__ = ("_arranged", "config", "spec")
+    __slots__ = ("_argument_order", "config", "spec")
 
     def __init__(self, request: ConvRequest, executor: CudaExecutor, row: Row) -> None:
         super().__init__(row, capture_safe=True)
@@ -69,8 +69,8 @@ class CutlassConvPlan(TreePlan):
         source = emit(self.spec)
         future = compiler.request(source, self.spec.target, f"{row.name} {self.config}: {request.tree}")
         loaded = module(executor.device, compiler.kernel_id(source, self.spec.target), future.result(), source.words)
-        self._arranged = Arranged.of(request)
-        self._names = self._arranged.names
+        self._argument_order = ArgumentOrder.of(request)
+        self._names = self._argument_order.names
         self._number = float_bits
         self._values = {**words_of(request, processors), "swizzle": self.config.swizzle}
         self._staged = Staged(executor, {})  # channels fill 16 bytes, or the row refuses the request
@@ -81,4 +81,4 @@ class CutlassConvPlan(TreePlan):
         self._reduce(request.tree, sizes, {"m": rows, "n": columns, "mn": rows * columns})
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        super().enqueue(self._arranged(arguments))
+        super().enqueue(self._argument_order(arguments))

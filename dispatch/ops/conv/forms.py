@@ -7,10 +7,10 @@ from typing import Any
 
 from dispatch.libraries.cudnn.convolve import Steps
 
-__all__ = ["PARTS", "Form"]
+__all__ = ["OPERANDS", "Form"]
 
 Shape = tuple[int, ...]
-PARTS = {"conv_fwd": ("x", "w", "y"), "conv_bwd_data": ("y", "w", "x"), "conv_bwd_filter": ("y", "x", "w")}
+OPERANDS = {"conv_fwd": ("x", "w", "y"), "conv_bwd_data": ("y", "w", "x"), "conv_bwd_filter": ("y", "x", "w")}
 
 
 @dataclass(frozen=True)

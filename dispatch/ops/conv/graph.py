@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dispatch.keys import F32, F64, I8, I32, Compute, Dtype, member
-from dispatch.libraries.cudnn.drawing import Described, Drawing
+from dispatch.libraries.cudnn.request_graph import LoweredGraph, RequestGraphBuilder
 from dispatch.ops.conv.request import Activation, ConvBwdDataRequest, ConvBwdFilterRequest, ConvFwdRequest
 
 if TYPE_CHECKING:
     from dispatch.libraries.cudnn.graph import Graph, Value, Wire
     from dispatch.ops.conv.request import ConvRequest
 
-__all__ = ["describe", "graphs", "precision"]
+__all__ = ["graphs", "lower_to_graph", "precision"]
 
 
 def precision(request: ConvRequest) -> Dtype:
@@ -26,22 +26,22 @@ def precision(request: ConvRequest) -> Dtype:
     return F64 if first is F64 or request.compute is Compute.COMPUTE_64F else F32
 
 
-def describe(request: ConvRequest) -> Described:
+def lower_to_graph(request: ConvRequest) -> LoweredGraph:
     """The graph of a request."""
-    return _Drawing(request).draw()
+    return _GraphBuilder(request).draw()
 
 
 def graphs(request: ConvRequest) -> list[Graph]:
     """The graphs that carry a request out."""
-    return [describe(request).graph]
+    return [lower_to_graph(request).graph]
 
 
-class _Drawing(Drawing["ConvRequest"]):
+class _GraphBuilder(RequestGraphBuilder["ConvRequest"]):
     def __init__(self, request: ConvRequest) -> None:
         super().__init__(request, precision(request))
         self._steps: dict[str, Value] = dict(zip(("PRE", "POST", "STRIDE", "DILATION"), request.steps, strict=True))
 
-    def draw(self) -> Described:
+    def draw(self) -> LoweredGraph:
         request = self.request
         if isinstance(request, ConvBwdDataRequest):
             self._gradient("CONVOLUTION_BACKWARD_DATA", ("DY", "W"), "DX")
@@ -53,7 +53,7 @@ class _Drawing(Drawing["ConvRequest"]):
             self._node(
                 "CONVOLUTION_FORWARD", {"X": self._tensor("x"), "W": self._tensor("w")}, "Y", self._tensor("out")
             )
-        return self.described()
+        return self.lowered()
 
     def _tensor(self, name: str) -> Wire:
         return self.operand(name, self.request.layout_of(name).shape, self.request.strides_of(name))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dispatch.core.request import Argument
     from dispatch.ops.conv.request import ConvRequest
 
-__all__ = ["Arranged", "alignments", "dims_of", "images", "operands_of", "spatial", "words_of"]
+__all__ = ["ArgumentOrder", "alignments", "dims_of", "images", "operands_of", "spatial_extents", "words_of"]
 
 Shape = tuple[int, ...]
 
@@ -27,7 +27,7 @@ def dims_of(request: ConvRequest) -> int:
     return max(2, len(request.x_shape) - 2)
 
 
-def spatial(request: ConvRequest) -> dict[str, Shape]:
+def spatial_extents(request: ConvRequest) -> dict[str, Shape]:
     """Extents and steps along the kernel's spatial axes: x, w, y, pre, post, stride, dilation."""
     line = len(request.x_shape) == 3
     steps = request.steps
@@ -41,11 +41,11 @@ def spatial(request: ConvRequest) -> dict[str, Shape]:
 
 def words_of(request: ConvRequest, processors: int) -> dict[str, int]:
     """The words that do not change from run to run; 1 stands for an address that is there."""
-    along = spatial(request)
+    extents = spatial_extents(request)
     (n, channels), filters = request.x_shape[:2], request.w_shape[0]
-    along["x"] = (n, *along["x"], channels)
-    along["w"] = (filters, *along["w"], request.w_shape[1])
-    values = {f"problem.{name}{place}": value for name, one in along.items() for place, value in enumerate(one)}
+    extents["x"] = (n, *extents["x"], channels)
+    extents["w"] = (filters, *extents["w"], request.w_shape[1])
+    values = {f"problem.{name}{place}": value for name, one in extents.items() for place, value in enumerate(one)}
     values |= {"problem.groups": request.groups, "multiprocessors": processors, "a": 1, "b": 1, "out": 1}
     if request.c is not None:
         values["c"] = 1
@@ -58,7 +58,7 @@ def words_of(request: ConvRequest, processors: int) -> dict[str, int]:
     return values
 
 
-class Arranged(NamedTuple):
+class ArgumentOrder(NamedTuple):
     """How a request's arguments come to be those of a kernel: a, b, c, out, and what the tree names.
 
     A request without a tree has its numbers in its key and not among its arguments, and may add to what `out` held.
@@ -69,7 +69,7 @@ class Arranged(NamedTuple):
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, request: ConvRequest) -> Arranged:
+    def of(cls, request: ConvRequest) -> ArgumentOrder:
         """That of a request."""
         order = (*request.reads, *request.writes)
         taken = (*request.operand_names, "out" if request.accumulates else "z", "out")

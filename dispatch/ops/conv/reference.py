@@ -18,7 +18,7 @@ from dispatch.libraries.cudnn import convolve
 from dispatch.libraries.cudnn.reference import evaluate as evaluate_graph
 from dispatch.libraries.cutlass.arithmetic import evaluate as evaluate_tree
 from dispatch.libraries.cutlass.arithmetic import rounded
-from dispatch.ops.conv.graph import describe
+from dispatch.ops.conv.graph import lower_to_graph
 from dispatch.ops.conv.request import ConvBwdDataRequest, ConvFwdRequest
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def evaluate(request: ConvRequest, work: np.dtype[Any]) -> Results:
 
 def exact(request: ConvRequest, work: np.dtype[Any]) -> Array:
     """The result of a request before it is rounded to its dtype."""
-    graph, places = describe(request)
+    graph, places = lower_to_graph(request)
     whole = request.dtypes[0] is I8
     tf32 = request.compute is Compute.COMPUTE_32F_FAST_TF32 and work == np.float32
     names = (*request.reads, *request.writes)

@@ -73,7 +73,7 @@ class ConvFwdRequest(ConvRequest[R_co]):
         return (self.x.dtype, self.w.dtype, self.result_dtype, *extra)
 
     @property
-    def fused_apart(self) -> tuple[str, ...]:
+    def fused_fields(self) -> tuple[str, ...]:
         """What is fused by fields of its own, which a tree says itself."""
         found = ("bias",) if self.bias is not None else ()
         return found if self.activation is Activation.IDENTITY else (*found, "activation")
@@ -88,17 +88,17 @@ class ConvFwdRequest(ConvRequest[R_co]):
         return self.y_shape
 
     @property
-    def own_choice(self) -> Any:
+    def extra_choice(self) -> Any:
         return self.activation
 
     def check_fields(self) -> None:
         self._check_choices()
         self._check_ranks()
         self._check_filter()
-        if self.has_tree and self.fused_apart:
-            said = " and ".join(self.fused_apart)
+        if self.has_tree and self.fused_fields:
+            given = " and ".join(self.fused_fields)
             hint = "evt.row('bias') adds one, evt.relu(x) is an activation"
-            raise BadRequest(self.fused_apart[0], said, "none beside a tree, and none of CUTLASS's kernels", hint)
+            raise BadRequest(self.fused_fields[0], given, "none beside a tree, and none of CUTLASS's kernels", hint)
         if self.bias is not None and (self.bias.shape != (self.w.shape[0],) or not self.bias.layout.is_contiguous):
             raise BadRequest("bias", str(self.bias.layout), f"shape ({self.w.shape[0]},), one for each filter, dense")
         self.check_source()

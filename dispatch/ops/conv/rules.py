@@ -15,14 +15,13 @@ from dispatch.errors import Refused
 from dispatch.keys import F32, F64, Compute, member
 from dispatch.libraries.cutlass.evt import linear_combination
 from dispatch.libraries.cutlass.visitors import lower
-from dispatch.ops.conv.problem import alignments, dims_of, images, operands_of, spatial
+from dispatch.ops.conv.problem import alignments, dims_of, images, operands_of, spatial_extents
 from dispatch.ops.conv.request import Activation
 
 if TYPE_CHECKING:
     from dispatch.ops.conv.request import ConvFwdRequest, ConvRequest
 
 __all__ = [
-    "alone",
     "buildable",
     "by_4_bytes",
     "by_16_bytes",
@@ -30,19 +29,20 @@ __all__ = [
     "dense_filter",
     "dense_nhwc",
     "dense_vectors",
+    "exact_tanh",
     "fixed_epilogue",
     "fp8_form",
-    "fuses",
     "fuses_in_nhwc",
     "grouped_forward",
     "im2col_limits",
     "linear",
     "multistage_limits",
+    "no_cudnn_choices",
     "no_tree",
-    "numbers_alone",
+    "nothing_fused",
     "one_group",
-    "plain",
-    "sound_tanh",
+    "scalars_only",
+    "something_fused",
     "unit_stride",
 ]
 
@@ -56,7 +56,7 @@ TILE = 64  # filters of a multistage kernel's small tile
 FIXED = (Activation.IDENTITY, Activation.RELU_FWD, Activation.SIGMOID_FWD, Activation.TANH_FWD)
 
 
-def _fixed(request: ConvFwdRequest) -> bool:
+def _has_fixed_epilogue(request: ConvFwdRequest) -> bool:
     if not request.fused:
         return True
     return (
@@ -66,21 +66,22 @@ def _fixed(request: ConvFwdRequest) -> bool:
 
 def fixed_epilogue(request: ConvFwdRequest) -> str:
     """f64: a bias with no activation, RELU, SIGMOID or TANH, or a residual, bias and RELU."""
-    if _fixed(request):
+    if _has_fixed_epilogue(request):
         return ""
-    return "needs a bias with IDENTITY, RELU_FWD, SIGMOID_FWD or TANH_FWD, or z, bias and RELU_FWD, has " + _said(
-        request
+    return (
+        "needs a bias with IDENTITY, RELU_FWD, SIGMOID_FWD or TANH_FWD, or z, bias and RELU_FWD, has "
+        + _fusion_text(request)
     )
 
 
 def fuses_in_nhwc(request: ConvFwdRequest) -> str:
     """What is not bias + RELU, SIGMOID or TANH is fused in NHWC alone."""
-    if _fixed(request) or request.channels_last:
+    if _has_fixed_epilogue(request) or request.channels_last:
         return ""
-    return f"needs x, w and z with channels last for {_said(request)}, has {request.x.layout}"
+    return f"needs x, w and z with channels last for {_fusion_text(request)}, has {request.x.layout}"
 
 
-def sound_tanh(request: ConvFwdRequest) -> str:
+def exact_tanh(request: ConvFwdRequest) -> str:
     """TANH_FWD with channels last, of f16, bf16 or TF32: cuDNN compiles it, and what was made beforehand gives NaN.
 
     Of an argument above 44, or 354 in f64 (seen on an H200, cuDNN 9.19).
@@ -94,12 +95,12 @@ def sound_tanh(request: ConvFwdRequest) -> str:
     return ""
 
 
-def plain(request: ConvFwdRequest) -> str:
+def nothing_fused(request: ConvFwdRequest) -> str:
     """i8: nothing is fused; what fuses has a row of its own."""
-    return f"needs a convolution alone, has {_said(request)}" if request.fused else ""
+    return f"needs a convolution alone, has {_fusion_text(request)}" if request.fused else ""
 
 
-def fuses(request: ConvFwdRequest) -> str:
+def something_fused(request: ConvFwdRequest) -> str:
     """i8 with something fused: a bias, a residual or an activation."""
     return "" if request.fused else "needs a bias, z or an activation, has a convolution alone"
 
@@ -142,13 +143,13 @@ def dense_nhwc(request: ConvFwdRequest) -> str:
     return ""
 
 
-def _said(request: ConvFwdRequest) -> str:
+def _fusion_text(request: ConvFwdRequest) -> str:
     parts = [name for name in ("z", "bias") if getattr(request, name) is not None]
     return f"{' + '.join([*parts, member(request.activation).name])} with alpha {request.alpha} and beta {request.beta}"
 
 
 # -- CUTLASS -----------------------------------------------------------------------------------------------------------
-def alone(request: ConvRequest) -> str:
+def no_cudnn_choices(request: ConvRequest) -> str:
     """A kernel fuses what its tree says, and leaves no choice of algorithms."""
     set_apart = ("activation", "deterministic", "workspace")
     neutral = (None, False, Activation.IDENTITY)
@@ -158,12 +159,12 @@ def alone(request: ConvRequest) -> str:
 
 def channels_last(request: ConvRequest) -> str:
     """Kernels step through channels first: NCHW has to be copied to NHWC, which nothing here does behind one's back."""
-    wrong = [f"{name} {tensor.layout}" for name, tensor in images(request).items() if not _last(tensor)]
+    wrong = [f"{name} {tensor.layout}" for name, tensor in images(request).items() if not _is_channels_last(tensor)]
     hint = "channels_last(x) of dispatch.ops.conv copies one"
     return f"needs images and filters dense with channels last, has {' and '.join(wrong)}: {hint}" if wrong else ""
 
 
-def _last(tensor: Tensor) -> bool:
+def _is_channels_last(tensor: Tensor) -> bool:
     return lies_dense(tensor.layout, last=True)
 
 
@@ -172,15 +173,17 @@ def by_16_bytes(request: ConvRequest) -> str:
     low = min(alignments(request))
     wrong = [name for name, x in images(request).items() if x.layout.alignment < 16]
     wrong += [
-        name for name, made in request.tree_outputs.items() if len(made.shape) > 2 and _odd(made.shape[1], made.dtype)
+        name
+        for name, made in request.tree_outputs.items()
+        if len(made.shape) > 2 and _is_unaligned(made.shape[1], made.dtype)
     ]
-    wrong += [name for name, x in images(request).items() if _odd(x.shape[1], x.dtype)]
+    wrong += [name for name, x in images(request).items() if _is_unaligned(x.shape[1], x.dtype)]
     if low >= 16 and not wrong:
         return ""
-    return f"needs channels of and at multiples of 16 bytes, has {_images_said(request)}"
+    return f"needs channels of and at multiples of 16 bytes, has {_layouts_text(request)}"
 
 
-def _odd(channels: int, dtype: object) -> bool:
+def _is_unaligned(channels: int, dtype: object) -> bool:
     bits: int = getattr(dtype, "bits", 8)
     return channels * bits % 128 != 0
 
@@ -189,13 +192,13 @@ def by_4_bytes(request: ConvRequest) -> str:
     """Multistage kernels copy at least 4 bytes at a time; those of three axes 16."""
     inside, result = alignments(request)
     if dims_of(request) == 3 and inside < 16:
-        return f"needs channels of and at multiples of 16 bytes for three axes, has {_images_said(request)}"
+        return f"needs channels of and at multiples of 16 bytes for three axes, has {_layouts_text(request)}"
     if inside < 4 or result < request.result_dtype.bits // 8:
-        return f"needs channels of and at multiples of 4 bytes, has {_images_said(request)}"
+        return f"needs channels of and at multiples of 4 bytes, has {_layouts_text(request)}"
     return ""
 
 
-def _images_said(request: ConvRequest) -> str:
+def _layouts_text(request: ConvRequest) -> str:
     return ", ".join(f"{name} {tensor.layout}" for name, tensor in images(request).items())
 
 
@@ -225,25 +228,25 @@ def im2col_limits(request: ConvRequest) -> str:
     """An im2col tensor map holds corners and the reach of the filter in 8 bits for two axes, in 5 for three."""
     dims = dims_of(request)
     corner, reach = 1 << (16 // dims - 1), (1 << (16 // dims)) - 1
-    along = spatial(request)
+    extents = spatial_extents(request)
     for place in range(dims):
-        size, step, dilation = (along[name][place] for name in ("w", "stride", "dilation"))
-        before, behind = along["pre"][place], along["post"][place]
+        size, step, dilation = (extents[name][place] for name in ("w", "stride", "dilation"))
+        before, behind = extents["pre"][place], extents["post"][place]
         span = (size - 1) * dilation
         lower, upper = -before, behind - span
         if request.mode == "bwd_data":
             lower = before - span
-            upper = lower + along["x"][place] - along["y"][place]
+            upper = lower + extents["x"][place] - extents["y"][place]
         if span >= reach or not all(-corner <= value < corner for value in (lower, upper)):
             return (
                 f"needs padding up to {corner} and a filter that reaches {reach} at most, has {before} and {span + 1}"
             )
         if step > STEPS_LIMIT:
             return f"needs a stride of {STEPS_LIMIT} at most, has {step}"
-    return _countable(request)
+    return _element_limits(request)
 
 
-def _countable(request: ConvRequest) -> str:
+def _element_limits(request: ConvRequest) -> str:
     most = max(prod(shape) for shape in (request.x_shape, request.w_shape, request.y_shape))
     return "" if most < INT_LIMIT else f"needs tensors of less than {INT_LIMIT} elements, has {most}"
 
@@ -272,7 +275,7 @@ def buildable(request: ConvRequest) -> str:
     return ""
 
 
-def numbers_alone(request: ConvRequest) -> str:
+def scalars_only(request: ConvRequest) -> str:
     """The gradient of filters has channels and taps in one mode, along which CUTLASS has no vectors."""
     others = [name for name, kind in request.kinds.items() if kind != "scalar"]
     return f"needs an epilogue of numbers and z, has {', '.join(others)}" if others else ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dispatch.keys import F32
 from dispatch.libraries.cutlass.emit.sm80_conv import MultistageConvSpec, emit
 from dispatch.libraries.cutlass.plan import MultistageKernelPlan
-from dispatch.ops.conv.problem import Arranged, alignments, dims_of, words_of
+from dispatch.ops.conv.problem import ArgumentOrder, alignments, dims_of, words_of
 from dispatch.ops.conv.rules import TILE
 
 if TYPE_CHECKING:
@@ -57,12 +57,12 @@ def spec_of(request: ConvRequest, arch: Arch, processors: int) -> MultistageConv
 class MultistageConvPlan(MultistageKernelPlan):
     """One kernel for one set of extents and steps."""
 
-    __slots__ = ("_arranged",)
+    __slots__ = ("_argument_order",)
 
     def __init__(self, request: ConvRequest, executor: CudaExecutor, row: Row) -> None:
         super().__init__(request, executor, row)
-        self._arranged = Arranged.of(request)
-        self._names = self._arranged.names
+        self._argument_order = ArgumentOrder.of(request)
+        self._names = self._argument_order.names
 
     @staticmethod
     def _kernel(request: Any, arch: Arch, processors: int) -> tuple[Any, Source, dict[str, int], Dtype]:
@@ -70,4 +70,4 @@ class MultistageConvPlan(MultistageKernelPlan):
         return spec, emit(spec), words_of(request, processors), F32
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        super().enqueue(self._arranged(arguments))
+        super().enqueue(self._argument_order(arguments))

@@ -17,7 +17,7 @@ from dispatch.libraries.cudnn.convolve import output_shape
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.cutlass.bounds import SUMS, errors_of, stored
 from dispatch.ops.conv.config import DEEP, MEDIUM, NARROW, PLAIN, SMALL
-from dispatch.ops.conv.forms import PARTS, Form
+from dispatch.ops.conv.forms import OPERANDS, Form
 from dispatch.ops.conv.reference import convolved, image, matrix, reference, tree_operands
 from dispatch.ops.conv.request import ConvBwdDataRequest, ConvBwdFilterRequest, ConvFwdRequest
 from dispatch.testing.check import Check, GuardedBuffer, normal, place, poison
@@ -120,7 +120,7 @@ class TreeCase:
     def _request(self, device: Device, rng: np.random.Generator) -> tuple[ConvRequest, GuardedBuffer]:
         form = self.form
         shapes = {"x": form.x, "w": form.w, "y": output_shape(form.x, form.w, form.steps)}
-        one, other, result = (shapes[part] for part in PARTS[self.op])
+        one, other, result = (shapes[part] for part in OPERANDS[self.op])
 
         def drawn(shape: Shape) -> GuardedBuffer:
             spread = 0.25 if shape == form.w else 1.0

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["TreeConvRequest"]
 
 Shape = tuple[int, ...]
-OWN = ("alpha", "beta")
+SCALARS = ("alpha", "beta")
 RESERVED = "problem_"  # what the words of a kernel's problem begin with
 IN_PLACE = frozenset({("out", "z")})
 
@@ -168,8 +168,8 @@ class TreeConvRequest(EpilogueTreeMixin, OperandRequest[R_co]):
     def named_arguments(self) -> NamedArguments | None:
         if not self.has_tree:
             return None  # the way of operands that are fields finds it
-        held = () if self.z is not None else ("beta",)  # without z it says whether there is a source
-        return NamedArguments((*self.reads, "out", *self.kinds), numbers_of(self.kinds, held), self.in_place)
+        fixed_scalars = () if self.z is not None else ("beta",)  # without z it says whether there is a source
+        return NamedArguments((*self.reads, "out", *self.kinds), numbers_of(self.kinds, fixed_scalars), self.in_place)
 
     @cached_property
     def _uses(self) -> tuple[Use, ...]:
@@ -195,7 +195,7 @@ class TreeConvRequest(EpilogueTreeMixin, OperandRequest[R_co]):
     def replace(self, **operands: Tensor) -> Self:
         if not self.has_tree:
             return super().replace(**operands)
-        fixed = (*self.reads, "out", *OWN)
+        fixed = (*self.reads, "out", *SCALARS)
         own = {name: x for name, x in operands.items() if name in fixed}
         named = {name: x for name, x in operands.items() if name not in own}
         for name in named:

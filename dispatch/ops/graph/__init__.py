@@ -24,12 +24,12 @@ def cudnn_graph(request: GraphRequest, executor: CudaExecutor, row: Row) -> Plan
     """A plan that ends in `cudnnBackendExecute`; Refused with cuDNN's reason where no engine takes the graph."""
     from dispatch.libraries.cudnn.engines import Policy  # at first use: importing `dispatch` binds no library
     from dispatch.libraries.cudnn.plan import WORKSPACE, bind
-    from dispatch.libraries.cudnn.prefill import filled, fills_of
+    from dispatch.libraries.cudnn.prefill import reduction_fills, with_prefill
 
     policy = Policy(request.tf32 or not request.multiplies_f32, request.deterministic, WORKSPACE)
-    fills = fills_of(request.graph, request.places)
+    fills = reduction_fills(request.graph, request.places)
     made = bind(request, executor, row, request.graph, request.places, policy, autotune=request.autotune)
-    return filled(executor, made, fills)
+    return with_prefill(executor, made, fills)
 
 
 numpy_graph = numpy_call(evaluate)

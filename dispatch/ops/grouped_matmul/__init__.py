@@ -62,8 +62,8 @@ def numpy_plan(request: Requests, _executor: Executor, row: Row) -> Plan:
 
 
 CHOICES = ("epilogue", "alpha", "out_dtype", "fast_accum", "config", "autotune", "library", "compute")
-_of_rows = ListCallCache(GroupedMatmulRequest, names=("a", "b", "ends", "out", *CHOICES))
-_of_lists = ListCallCache(GroupedMatmulListRequest, names=("a", "b", "out", *CHOICES))
+_rows_call_cache = ListCallCache(GroupedMatmulRequest, names=("a", "b", "ends", "out", *CHOICES))
+_lists_call_cache = ListCallCache(GroupedMatmulListRequest, names=("a", "b", "out", *CHOICES))
 
 
 def _grouped_matmul(
@@ -87,10 +87,10 @@ def _grouped_matmul(
         refuse_arguments("grouped_matmul", GroupedMatmulRequest, more, unknown)
     choices = (epilogue, alpha, out_dtype, fast_accum, config, autotune, library, compute)
     if isinstance(a, Tensor) or framework_of(type(a)) is not None:
-        return _of_rows(a, b, ends, out, *choices)
+        return _rows_call_cache(a, b, ends, out, *choices)
     if ends is not None or isinstance(b, Tensor) or isinstance(out, Tensor):
         raise BadRequest("a", f"a {type(a).__name__}", "a tensor; or sequences for b and out as well, and no ends")
-    return _of_lists(a, b, out, *choices)
+    return _lists_call_cache(a, b, out, *choices)
 
 
 grouped_matmul = request_function_of_either(

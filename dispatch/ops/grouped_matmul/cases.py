@@ -20,7 +20,7 @@ from dispatch.ops.grouped_matmul.config import LARGE
 from dispatch.ops.grouped_matmul.reference import products, reference, reference_list
 from dispatch.ops.grouped_matmul.request import GroupedMatmulRequest
 from dispatch.ops.grouped_matmul.request_lists import GroupedMatmulListRequest
-from dispatch.ops.grouped_matmul.rules import lists_alone
+from dispatch.ops.grouped_matmul.rules import only_lists
 from dispatch.testing.memory import GuardedBuffer, Mismatch
 from dispatch.testing.roundoff import by_numpy
 
@@ -246,4 +246,4 @@ def named(row: Row) -> str | None:
 
 def cases(row: Row) -> list[GroupedCase | ListCase]:
     """The cases that a row of the table is tried with: of one list of groups, and of lists of operands."""
-    return [*(() if lists_alone in row.rules else grouped_cases(row)), *list_cases(row)]
+    return [*(() if only_lists in row.rules else grouped_cases(row)), *list_cases(row)]

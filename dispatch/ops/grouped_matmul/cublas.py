@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupedGemmPlan", "plan"]
 
-AS_IT_IS, TURNED = cb.cublasOperation_t.CUBLAS_OP_N, cb.cublasOperation_t.CUBLAS_OP_T
-PLACES = 3  # of the operands of a product
+NOT_TRANSPOSED, TRANSPOSED = cb.cublasOperation_t.CUBLAS_OP_N, cb.cublasOperation_t.CUBLAS_OP_T
+OPERANDS = 3  # of the operands of a product
 Pair = tuple[int, ...]
 
 
 class Group(NamedTuple):
     """What the products of a group share, in cuBLAS's sense of A, B and C."""
 
-    turn_a: cb.cublasOperation_t
-    turn_b: cb.cublasOperation_t
+    op_a: cb.cublasOperation_t
+    op_b: cb.cublasOperation_t
     m: int
     n: int
     k: int
@@ -49,38 +49,38 @@ class Group(NamedTuple):
 
 def plan(request: GroupedMatmulListRequest, executor: CudaExecutor, row: Row) -> Plan:
     """Bind a request to an executor; Refused where cuBLAS says that it has no kernel for it."""
-    made = GroupedGemmPlan(request, executor, row)
-    made.ask()
-    return made
+    plan = GroupedGemmPlan(request, executor, row)
+    plan.check_supported()
+    return plan
 
 
 def lowered(a: tuple[Pair, Pair], b: tuple[Pair, Pair], d: tuple[Pair, Pair]) -> tuple[bool, Group]:
     """Whether the operands change places, and the product in column-major terms, from shapes and strides."""
-    turned = order(*d) == "row"
+    is_transposed = order(*d) == "row"
     (m, n), k = d[0], a[0][1]
-    first, second = (b, a) if turned else (a, b)
-    rows, columns = (n, m) if turned else (m, n)
-    plain = "row" if turned else "column"
-    turn_a, turn_b = (AS_IT_IS if order(*one) == plain else TURNED for one in (first, second))
-    return turned, Group(turn_a, turn_b, rows, columns, k, pitch(*first), pitch(*second), pitch(*d))
+    first, second = (b, a) if is_transposed else (a, b)
+    rows, columns = (n, m) if is_transposed else (m, n)
+    plain = "row" if is_transposed else "column"
+    op_a, op_b = (NOT_TRANSPOSED if order(*one) == plain else TRANSPOSED for one in (first, second))
+    return is_transposed, Group(op_a, op_b, rows, columns, k, pitch(*first), pitch(*second), pitch(*d))
 
 
 class GroupedGemmPlan(Plan):
     """One call for one set of layouts, at any addresses and with any alpha."""
 
-    __slots__ = ("_alpha", "_executor", "_function", "_handle", "_keep", "_places", "_pointers", "_ready")
+    __slots__ = ("_alpha", "_call_arguments", "_executor", "_function", "_handle", "_keep", "_places", "_pointers")
 
     def __init__(self, request: GroupedMatmulListRequest, executor: CudaExecutor, row: Row) -> None:
         super().__init__(row, capture_safe=True)
         self._executor, self._handle = executor, handle_of(executor)
         self._handle.follow(executor)  # so that the workspace is there before anything is captured
-        groups = grouped(request)
+        groups = group_products(request)
         self._places = [places for found in groups.values() for places in found]
-        self._pointers = GivenPointers(executor, len(self._places), PLACES)
+        self._pointers = GivenPointers(executor, len(self._places), OPERANDS)
         self._function: Any = cublas.cublasGemmGroupedBatchedEx
         compute = row.compute or Compute.COMPUTE_32F
         dtypes = (request.first("a").dtype, request.first("b").dtype, request.d_dtype)
-        self._ready = self._arguments(groups, dtypes, compute)
+        self._call_arguments = self._arguments(groups, dtypes, compute)
 
     def _arguments(
         self, groups: dict[Group, list[Pair]], dtypes: tuple[Dtype, Dtype, Dtype], compute: Compute
@@ -92,25 +92,25 @@ class GroupedGemmPlan(Plan):
         columns = [(ctypes.c_int32 * count)(*column) for column in zip(*groups, strict=True)]
         sizes = (ctypes.c_int32 * count)(*map(len, groups.values()))
         self._keep = (*columns, beta, sizes)
-        turn_a, turn_b, m, n, k, ld_a, ld_b, ld_c = map(_address, columns)
+        op_a, op_b, m, n, k, ld_a, ld_b, ld_c = map(_address, columns)
         a, b, d = (cublas.cudaDataType_t(dtype.cuda) for dtype in dtypes)
         at_a, at_b, at_d = self._pointers.addresses
         return (
-            *(turn_a, turn_b, m, n, k, _address(self._alpha), at_a, a, ld_a, at_b, b, ld_b, _address(beta)),
+            *(op_a, op_b, m, n, k, _address(self._alpha), at_a, a, ld_a, at_b, b, ld_b, _address(beta)),
             *(at_d, d, ld_c, count, _address(sizes), cb.cublasComputeType_t(compute)),
         )
 
-    def ask(self) -> None:
+    def check_supported(self) -> None:
         """Refused where the library has no kernel for the call, which it says when it is called: it is recorded."""
-        said: list[int] = []
+        statuses: list[int] = []
 
         def call() -> int:
-            said.append(self._call())
-            return said[-1]
+            statuses.append(self._call())
+            return statuses[-1]
 
         kernels(self._executor, call)
-        if said and said[-1]:
-            raise Refused(f"{self._function.__name__} says {self._function.error(said[-1])}")
+        if statuses and statuses[-1]:
+            raise Refused(f"{self._function.__name__} says {self._function.error(statuses[-1])}")
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         *addresses, alpha = arguments
@@ -121,10 +121,10 @@ class GroupedGemmPlan(Plan):
             raise self._function.error(status)
 
     def _call(self) -> int:
-        return int(self._function.unchecked(self._handle.follow(self._executor), *self._ready))
+        return int(self._function.unchecked(self._handle.follow(self._executor), *self._call_arguments))
 
 
-def grouped(request: GroupedMatmulListRequest) -> dict[Group, list[Pair]]:
+def group_products(request: GroupedMatmulListRequest) -> dict[Group, list[Pair]]:
     """For each group where its products' A, B and C, in cuBLAS's sense, are among a plan's addresses."""
     count = request.groups
     if request.out is None:
@@ -133,8 +133,8 @@ def grouped(request: GroupedMatmulListRequest) -> dict[Group, list[Pair]]:
         results = [(tensor.shape, tensor.layout.strides) for tensor in request.out]
     found: dict[Group, list[Pair]] = {}
     for number, (a, b, d) in enumerate(zip(request.a, request.b, results, strict=True)):
-        turned, group = lowered((a.shape, a.layout.strides), (b.shape, b.layout.strides), d)
-        first, second = (1, 0) if turned else (0, 1)
+        is_transposed, group = lowered((a.shape, a.layout.strides), (b.shape, b.layout.strides), d)
+        first, second = (1, 0) if is_transposed else (0, 1)
         places = (first * count + number, second * count + number, 2 * count + number)
         found.setdefault(group, []).append(places)
     return found

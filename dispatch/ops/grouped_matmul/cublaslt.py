@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.ops.grouped_matmul.plans import Requests
 
-__all__ = ["SMALL", "CublasLtProduct", "means", "plan"]
+__all__ = ["SETUP_SOURCE", "CublasLtProduct", "mean_extents", "plan"]
 
 # `numbers` and `addresses` are those of `Groups`: six arrays of i32 and four of addresses, each for `room` groups.
-SMALL = f"""\
+SETUP_SOURCE = f"""\
 typedef long long Int;
 __device__ void tell(Int g, Int groups, Int const* words, int* numbers, Int* addresses) {{
   Int const room = (groups + 3) / 4 * 4;
@@ -94,7 +94,7 @@ class CublasLtProduct:
             fast_accum=request.fast_accum,
         )
         limit = executor.workspace.nbytes
-        self._result = grouped_heuristic(handle_of(executor), self._descriptors, limit, means(request))
+        self._result = grouped_heuristic(handle_of(executor), self._descriptors, limit, mean_extents(request))
 
     @property
     def shapes(self) -> int:
@@ -106,9 +106,9 @@ class CublasLtProduct:
         """Where the addresses are."""
         return self._groups.addresses("a")
 
-    def small(self, entry: str) -> int:
+    def setup_kernel(self, entry: str) -> int:
         """One of the two small kernels."""
-        return loaded(SMALL, entry, self._options, self._executor.device)
+        return loaded(SETUP_SOURCE, entry, self._options, self._executor.device)
 
     def enqueue(self, alpha: Argument) -> None:
         """Call the library for an alpha: its address, or the number."""
@@ -129,7 +129,7 @@ class CublasLtProduct:
             raise lt.cublasLtMatmul.error(status)
 
 
-def means(request: Requests) -> tuple[int, int, int]:
+def mean_extents(request: Requests) -> tuple[int, int, int]:
     """Rows, columns and k of a group in the mean, as far as the host knows them."""
     if not isinstance(request, GroupedMatmulListRequest):
         return max(request.rows // request.groups, 1), request.n, request.k

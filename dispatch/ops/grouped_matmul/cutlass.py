@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dispatch.libraries.cutlass.config import Config
     from dispatch.ops.grouped_matmul.plans import Requests
 
-__all__ = ["CutlassProduct", "places", "plan", "spec_of"]
+__all__ = ["CutlassProduct", "array_offsets", "plan", "spec_of"]
 
 ARRAYS = ("addresses_a", "addresses_b", "addresses_d", "steps_a", "steps_b", "steps_d")
 SHAPE_BYTES = 12  # three extents of a group
@@ -55,7 +55,7 @@ def spec_of(request: Requests, arch: Arch, config: Config) -> GroupedSpec:
     )
 
 
-def places(groups: int) -> tuple[dict[str, int], int]:
+def array_offsets(groups: int) -> tuple[dict[str, int], int]:
     """Where the arrays begin, and how many bytes they take.
 
     Each begins at a multiple of 16 bytes: CUTLASS first makes its tensor maps of the arrays' own addresses.
@@ -80,7 +80,7 @@ class CutlassProduct:
         future = compiler.request(source, self.spec.target, f"{row.name} {config}: {request.tree}")
         self._module = module(device, compiler.kernel_id(source, self.spec.target), future.result(), source.words)
         groups = request.groups
-        offsets, size = places(groups)
+        offsets, size = array_offsets(groups)
         self._memory: Tensor = executor.empty((size,), (1,), U8)
         self._values = {
             "groups": groups,
@@ -91,7 +91,7 @@ class CutlassProduct:
         self.shapes, self.arrays = self._values["shapes"], self._values["addresses_a"]
         self._launch = Launch(self._module, executor, self._values, config.cluster)
 
-    def small(self, entry: str) -> Any:
+    def setup_kernel(self, entry: str) -> Any:
         """One of the two small kernels."""
         return self._module.function(entry.encode())
 

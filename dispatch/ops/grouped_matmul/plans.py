@@ -42,7 +42,7 @@ class Product(Protocol):
     def arrays(self) -> int:
         """Where they write the addresses."""
 
-    def small(self, entry: str) -> Any:
+    def setup_kernel(self, entry: str) -> Any:
         """The small kernel of this name."""
 
     def enqueue(self, alpha: Argument) -> None:
@@ -59,19 +59,19 @@ def plan(request: Requests, executor: CudaExecutor, row: Row, product: Product) 
 class _Plan(Plan):
     """What both have in common: the library's product, and a small kernel before it."""
 
-    __slots__ = ("_executor", "_place", "_product")
+    __slots__ = ("_executor", "_product", "_setup_kernel")
     entry: str  # of the small kernel
 
     def __init__(self, executor: CudaExecutor, row: Row, product: Product) -> None:
         super().__init__(row, capture_safe=True)
         self._executor, self._product = executor, product
-        self._place = product.small(self.entry)
+        self._setup_kernel = product.setup_kernel(self.entry)
 
-    def _small(self, arguments: Sequence[ctypes.Array[ctypes.c_int64] | ctypes.c_int64]) -> None:
+    def _launch_setup(self, arguments: Sequence[ctypes.Array[ctypes.c_int64] | ctypes.c_int64]) -> None:
         """Launch the small kernel; its arguments are read before this returns."""
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
         stream = self._executor.target.value or 0
-        driver.cuLaunchKernel(self._place, 1, 1, 1, THREADS, 1, 1, 0, stream, ctypes.addressof(pointers), 0)
+        driver.cuLaunchKernel(self._setup_kernel, 1, 1, 1, THREADS, 1, 1, 0, stream, ctypes.addressof(pointers), 0)
 
 
 class GroupedPlan(_Plan):
@@ -103,7 +103,7 @@ class GroupedPlan(_Plan):
         numbers = (ends, groups, n, k, a, a_step, b, b_step, b_group, d, d_step)
         words = (*numbers, self._product.shapes, self._product.arrays)
         self._staged.copy_in(given, stream)  # the host does not know which rows are behind the last group
-        self._small([ctypes.c_int64(int(word.real)) for word in words])
+        self._launch_setup([ctypes.c_int64(int(word.real)) for word in words])
         self._product.enqueue(alpha)
         self._staged.copy_out(given, stream)
 
@@ -137,7 +137,7 @@ class ListPlan(_Plan):
         # As many groups at a time as a launch takes by value: a recorded launch then holds them, too.
         fixed = [ctypes.c_int64(x) for x in (count, self._product.shapes, self._product.arrays)]
         for first, number, words in chunks(self._groups, a, b, d):
-            self._small([words, ctypes.c_int64(first), ctypes.c_int64(number), *fixed])
+            self._launch_setup([words, ctypes.c_int64(first), ctypes.c_int64(number), *fixed])
         self._product.enqueue(alpha)
         self._staged.copy_out(given, self._executor.target.value or 0)
 

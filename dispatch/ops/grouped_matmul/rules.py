@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from dispatch.ops.grouped_matmul.base import GroupedBase
 
 __all__ = [
-    "alpha_alone",
-    "alpha_of_the_host",
     "by_16_bytes",
     "dense_lines",
+    "host_alpha",
     "k_dense",
-    "lists_alone",
     "no_config",
     "no_fast_accum",
     "one_order",
+    "only_alpha",
+    "only_lists",
     "rows_dense",
     "some_elements",
     "steps_of_32_bits",
 ]
 
-MOST_STEP = (1 << 31) - 1
+MAX_STEP = (1 << 31) - 1
 ALPHA = scalar("alpha")
-ALPHA_ALONE = (accumulator(), ALPHA * accumulator(), accumulator() * ALPHA)
+ONLY_ALPHA = (accumulator(), ALPHA * accumulator(), accumulator() * ALPHA)
 
 
 def by_16_bytes(request: GroupedBase[Any]) -> str:
@@ -69,9 +69,9 @@ def no_fast_accum(request: GroupedBase[Any]) -> str:
     return "needs fast_accum=False, has True" if request.fast_accum else ""
 
 
-def alpha_alone(request: GroupedBase[Any]) -> str:
+def only_alpha(request: GroupedBase[Any]) -> str:
     """cuBLASLt scales groups, and fuses nothing else with them but a bias of each group's own; cuBLAS scales alone."""
-    return "" if request.tree in ALPHA_ALONE else f"needs an epilogue of alpha · acc, has {request.tree}"
+    return "" if request.tree in ONLY_ALPHA else f"needs an epilogue of alpha · acc, has {request.tree}"
 
 
 def no_config(request: GroupedBase[Any]) -> str:
@@ -82,18 +82,18 @@ def no_config(request: GroupedBase[Any]) -> str:
 def steps_of_32_bits(request: GroupedBase[Any]) -> str:
     """cuBLASLt and cuBLAS read the steps between lines as i32."""
     steps = {name: pitch(tensor.shape, tensor.layout.strides) for name, tensor in request.matrices}
-    wrong = [f"{name} has {step}" for name, step in steps.items() if step > MOST_STEP]
-    return f"needs lines up to {MOST_STEP} elements apart, {' and '.join(wrong)}" if wrong else ""
+    wrong = [f"{name} has {step}" for name, step in steps.items() if step > MAX_STEP]
+    return f"needs lines up to {MAX_STEP} elements apart, {' and '.join(wrong)}" if wrong else ""
 
 
-def lists_alone(request: GroupedBase[Any]) -> str:
+def only_lists(request: GroupedBase[Any]) -> str:
     """cuBLAS reads the extents of all products on the host."""
     if not any(name == "ends" for name, _ in request.operands):
         return ""
     return "needs products as lists, whose extents the host knows, has groups whose ends lie on the device"
 
 
-def alpha_of_the_host(request: GroupedBase[Any]) -> str:
+def host_alpha(request: GroupedBase[Any]) -> str:
     """cuBLAS reads the numbers of grouped products on the host alone."""
     return "needs alpha as a number, has one on the device" if isinstance(request.alpha, Tensor) else ""
 

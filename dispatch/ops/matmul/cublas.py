@@ -19,8 +19,8 @@ from dispatch.errors import Refused
 from dispatch.libraries.cublas.handle import MATH, handle_of
 from dispatch.libraries.cublas.scalars import HostNumber
 from dispatch.libraries.cublaslt.kernel_recording import kernels, must_not_accumulate
-from dispatch.libraries.cusolver.copies import Copy, Keep
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.copies import Copy, CopyMode
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.ops.matmul.arguments import ALPHA, FIRST_FACTOR, OUT, A, B, C
 
 if TYPE_CHECKING:
@@ -94,10 +94,10 @@ class GemmPlan(Plan):
         problem = self._lowered.problem
         for offsets in self._lowered.offsets:
             source, target = (
-                _matrix(matrix, Place(place, offsets[place]), dtype)
+                _matrix(matrix, OperandPointer(place, offsets[place]), dtype)
                 for matrix, place in ((problem.c, C), (problem.d, OUT))
             )
-            self._copies.append(Copy(self._executor, source, target, problem.batch, Keep.ALL, conj=False))
+            self._copies.append(Copy(self._executor, source, target, problem.batch, CopyMode.ALL, conj=False))
 
     def check_supported(self) -> None:
         """Raise Refused where the library has no kernel for the call, which it only says when called: in a capture."""
@@ -180,7 +180,7 @@ class GemmPlan(Plan):
         return max(matrix.rows * matrix.cols for matrix in (problem.a, problem.b)) * MAX_ITEMSIZE
 
 
-def _matrix(matrix: LtMatrix, place: Place, dtype: Dtype) -> Matrix:
+def _matrix(matrix: LtMatrix, place: OperandPointer, dtype: Dtype) -> Matrix:
     """A matrix in the form that Copy takes."""
-    place = place._replace(step=matrix.batch_stride * dtype.itemsize)
+    place = place._replace(batch_stride=matrix.batch_stride * dtype.itemsize)
     return Matrix(place, dtype, matrix.rows, matrix.cols, 1, matrix.ld)

@@ -14,7 +14,7 @@ import numpy as np
 
 from dispatch.core.host_plan import EXACT, values
 from dispatch.keys import F32
-from dispatch.ops.norm.reference import averaged, compact, evaluate, spread, statistics
+from dispatch.ops.norm.reference import broadcast_statistic, evaluate, mean_along, statistic_result, statistics
 from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
 from dispatch.ops.norm.rules import grouped, ungrouped
 from dispatch.testing.check import FormCase, checked, normal, place, rounded, unit, with_outputs
@@ -159,8 +159,8 @@ def bounds_of(request: NormRequest, expected: Results) -> Results:
     count = request.x.layout.size // int(np.prod(request.statistics_shape))
     walk = (8 + 4 * np.sqrt(count)) * u
     mean, variance = statistics(request, x)
-    squares = averaged(request, x * x)
-    off_mean = walk * averaged(request, np.abs(x))
+    squares = mean_along(request, x * x)
+    off_mean = walk * mean_along(request, np.abs(x))
     share = walk * squares / (variance + request.epsilon) + 2.0**-22
     if isinstance(request, NormBwdRequest):
         return _backward_bounds(request, expected, u)
@@ -168,7 +168,9 @@ def bounds_of(request: NormRequest, expected: Results) -> Results:
         return {}
     scale = np.abs(values(request.scale, EXACT)).reshape(request.parameter_shape)
     if request.by_running:
-        mean, variance = (spread(request, values(t, EXACT)) for t in (request.running_mean, request.running_var))
+        mean, variance = (
+            broadcast_statistic(request, values(t, EXACT)) for t in (request.running_mean, request.running_var)
+        )
         off_mean, share = np.zeros(()), np.asarray(2.0**-20)
     inverse = 1 / np.sqrt(variance + request.epsilon)
     error = scale * inverse * (np.abs(x - mean) * (share + 4 * u) + off_mean + 4 * u * (np.abs(x) + np.abs(mean)))
@@ -177,8 +179,8 @@ def bounds_of(request: NormRequest, expected: Results) -> Results:
     shape = request.statistics_shape
     errors = {"out": error}
     if request.training:
-        errors["mean_out"] = compact(request, off_mean)
-        errors["inv_variance_out"] = compact(request, share * inverse)
+        errors["mean_out"] = statistic_result(request, off_mean)
+        errors["inv_variance_out"] = statistic_result(request, share * inverse)
         if request.running_mean is not None:
             errors["running_mean_out"] = off_mean.reshape(shape) + 4 * u * np.abs(expected["running_mean_out"])
             errors["running_var_out"] = 2 * walk * squares.reshape(shape) + 8 * u * expected["running_var_out"]
@@ -192,14 +194,16 @@ def _stored(request: NormRequest, errors: Results, expected: Results) -> Results
 
 def _backward_bounds(request: NormBwdRequest, expected: Results, u: float) -> Results:
     x, dy = (np.abs(values(t, EXACT)) for t in (request.x, request.dy))
-    inverse = spread(request, values(request.inv_variance, EXACT))
-    mean = spread(request, np.abs(values(request.mean, EXACT))) if request.mean is not None else np.zeros(())
+    inverse = broadcast_statistic(request, values(request.inv_variance, EXACT))
+    mean = (
+        broadcast_statistic(request, np.abs(values(request.mean, EXACT))) if request.mean is not None else np.zeros(())
+    )
     size = (x + mean) * inverse
     scaled = dy * np.abs(values(request.scale, EXACT)).reshape(request.parameter_shape)
     count = request.x.layout.size // int(np.prod(request.statistics_shape))
     summed = request.x.layout.size // request.scale.layout.size
-    along = averaged(request, scaled * size)
-    level = averaged(request, scaled)
+    along = mean_along(request, scaled * size)
+    level = mean_along(request, scaled)
     walk = (8 + 4 * np.sqrt(count)) * u
     over = (
         tuple(a for a in range(x.ndim) if a != 1) if request.by_channel else tuple(range(x.ndim - request.scale.ndim))
@@ -212,7 +216,7 @@ def _backward_bounds(request: NormBwdRequest, expected: Results, u: float) -> Re
     if request.by_group:  # dY · scale is stored in between, in the operands' dtype
         w, tiny = ROUNDOFF[request.dy.dtype]
         stored = w * scaled + tiny
-        means = averaged(request, stored) + size * averaged(request, stored * size)
+        means = mean_along(request, stored) + size * mean_along(request, stored * size)
         errors["dx"] = errors["dx"] + inverse * (stored + means)
     return _stored(request, errors, expected)
 

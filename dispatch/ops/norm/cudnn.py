@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dispatch.libraries.cudnn.engines import Policy
-from dispatch.libraries.cudnn.graph_sequence import bind_steps
+from dispatch.libraries.cudnn.graph_sequence import bind_sequence
 from dispatch.libraries.cudnn.plan import WORKSPACE, bind
-from dispatch.ops.norm.graph import describe
-from dispatch.ops.norm.group import draw
+from dispatch.ops.norm.graph import lower_to_graph
+from dispatch.ops.norm.group import group_norm_steps
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -28,6 +28,6 @@ def policy_of(request: NormRequest, row: Row) -> Policy:
 def plan(request: NormRequest, executor: CudaExecutor, row: Row) -> Plan:
     """Bind a request to an executor; Refused with cuDNN's words where no engine takes it."""
     if request.by_group:
-        return bind_steps(request, executor, row, draw(request), policy_of(request, row))
-    graph, places = describe(request)
+        return bind_sequence(request, executor, row, group_norm_steps(request), policy_of(request, row))
+    graph, places = lower_to_graph(request)
     return bind(request, executor, row, graph, places, policy_of(request, row), autotune=request.autotune)

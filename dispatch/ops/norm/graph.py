@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from dispatch.core.layouts import dense_strides, lies_dense
 from dispatch.keys import member
-from dispatch.libraries.cudnn.drawing import Described, Drawing
-from dispatch.ops.norm.group import draw
+from dispatch.libraries.cudnn.request_graph import LoweredGraph, RequestGraphBuilder
+from dispatch.ops.norm.group import group_norm_steps
 from dispatch.ops.norm.request import NormBwdRequest, NormFwdRequest, NormMode
 
 if TYPE_CHECKING:
@@ -19,32 +19,36 @@ if TYPE_CHECKING:
     from dispatch.libraries.cudnn.graph import Graph, Wire
     from dispatch.ops.norm.request import NormRequest
 
-__all__ = ["describe", "graphs"]
+__all__ = ["graphs", "lower_to_graph"]
 
-FOUR = 4  # the fewest axes that the engines take
+MIN_AXES = 4  # the fewest axes that the engines take
 
 
-def describe(request: NormRequest) -> Described:
+def lower_to_graph(request: NormRequest) -> LoweredGraph:
     """The graph of a request."""
-    drawing = _Drawing(request)
+    graph_builder = _GraphBuilder(request)
     if isinstance(request, NormBwdRequest):
-        drawing.backward(request)
+        graph_builder.backward(request)
     elif isinstance(request, NormFwdRequest) and request.by_running:
-        drawing.by_running(request)
+        graph_builder.by_running(request)
     elif isinstance(request, NormFwdRequest):
-        drawing.forward(request)
-    return drawing.described()
+        graph_builder.forward(request)
+    return graph_builder.lowered()
 
 
 def graphs(request: NormRequest) -> list[Graph]:
     """The graphs that carry a request out: several for GROUP_NORM."""
-    return [step.graph for step in draw(request).steps] if request.by_group else [describe(request).graph]
+    return (
+        [step.graph for step in group_norm_steps(request).steps]
+        if request.by_group
+        else [lower_to_graph(request).graph]
+    )
 
 
-class _Drawing(Drawing["NormRequest"]):
+class _GraphBuilder(RequestGraphBuilder["NormRequest"]):
     def __init__(self, request: NormRequest) -> None:
         super().__init__(request)
-        self._rank = max(request.x.ndim, FOUR) if request.by_channel else FOUR
+        self._rank = max(request.x.ndim, MIN_AXES) if request.by_channel else MIN_AXES
         strides = request.x.layout.strides
         # Which way axes of extent 1 lie is for their neighbours to say.
         self._last = request.by_channel and request.x.shape[1] > 1 and strides[1] == 1
@@ -64,7 +68,7 @@ class _Drawing(Drawing["NormRequest"]):
         """Those of a dense image: of axes of one element, a view may have any, such as the 0 of `x[None]`."""
         request = self.request
         last_first = isinstance(request, NormFwdRequest) and request.by_running  # whose row is for channels last
-        last_first |= self._last and len(layout.shape) < FOUR  # and so lie the axes that are added to these
+        last_first |= self._last and len(layout.shape) < MIN_AXES  # and so lie the axes that are added to these
         ways = {last: dense_strides(layout.shape, last=last) for last in (last_first, not last_first)}
         if not last_first and layout.strides in ways.values():
             return layout.strides

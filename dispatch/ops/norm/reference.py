@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.ops.norm.request import NormRequest
 
-__all__ = ["averaged", "compact", "evaluate", "reference", "spread", "statistics"]
+__all__ = ["broadcast_statistic", "evaluate", "mean_along", "reference", "statistic_result", "statistics"]
 
 
 def evaluate(request: NormRequest, work: np.dtype[Any]) -> Results:
@@ -27,7 +27,7 @@ def evaluate(request: NormRequest, work: np.dtype[Any]) -> Results:
     return _forward(request, work) if isinstance(request, NormFwdRequest) else {}
 
 
-def spread(request: NormRequest, statistic: Array) -> Array:
+def broadcast_statistic(request: NormRequest, statistic: Array) -> Array:
     """A statistic as it broadcasts with x."""
     if request.mode is NormMode.BATCH_NORM:
         return statistic.reshape(1, -1, *(1,) * (request.x.ndim - 2))
@@ -38,33 +38,35 @@ def spread(request: NormRequest, statistic: Array) -> Array:
     return statistic
 
 
-def compact(request: NormRequest, statistic: Array) -> Array:
+def statistic_result(request: NormRequest, statistic: Array) -> Array:
     """A statistic that broadcasts with x, in the shape in which it is given back."""
     if request.by_group:
         statistic = statistic[:, :: request.x.shape[1] // request.groups]
     return statistic.reshape(request.statistics_shape)
 
 
-def averaged(request: NormRequest, x: Array) -> Array:
+def mean_along(request: NormRequest, x: Array) -> Array:
     """The mean of what one statistic is of, for an array of x's shape; it broadcasts with x."""
     if request.by_group:
-        return spread(request, x.reshape(*request.statistics_shape, -1).mean(axis=-1))
+        return broadcast_statistic(request, x.reshape(*request.statistics_shape, -1).mean(axis=-1))
     return np.asarray(x.mean(axis=request.axes, keepdims=True))
 
 
 def statistics(request: NormRequest, x: Array) -> tuple[Array, Array]:
     """Mean (0 for RMS_NORM) and biased variance, as they broadcast with x."""
     if request.mode is NormMode.RMS_NORM:
-        square = averaged(request, x * x)
+        square = mean_along(request, x * x)
         return np.zeros_like(square), square
-    mean = averaged(request, x)
-    return mean, averaged(request, (x - mean) ** 2)
+    mean = mean_along(request, x)
+    return mean, mean_along(request, (x - mean) ** 2)
 
 
 def _forward(request: NormFwdRequest, work: np.dtype[Any]) -> Results:
     x = values(request.x, work)
     if request.by_running:
-        mean, variance = (spread(request, values(t, work)) for t in (request.running_mean, request.running_var))
+        mean, variance = (
+            broadcast_statistic(request, values(t, work)) for t in (request.running_mean, request.running_var)
+        )
     else:
         mean, variance = statistics(request, x)
     inverse = 1 / np.sqrt(variance + work.type(request.epsilon))
@@ -74,8 +76,8 @@ def _forward(request: NormFwdRequest, work: np.dtype[Any]) -> Results:
     results = {"out": y}
     if request.training:
         if request.has_mean:
-            results["mean_out"] = compact(request, mean)
-        results["inv_variance_out"] = compact(request, inverse)
+            results["mean_out"] = statistic_result(request, mean)
+        results["inv_variance_out"] = statistic_result(request, inverse)
         if request.running_mean is not None:
             results.update(_running(request, mean.ravel(), variance.ravel(), work))
     return results
@@ -94,12 +96,12 @@ def _running(request: NormFwdRequest, mean: Array, variance: Array, work: np.dty
 
 def _backward(request: NormBwdRequest, work: np.dtype[Any]) -> Results:
     x, dy = values(request.x, work), values(request.dy, work)
-    inverse = spread(request, values(request.inv_variance, work))
-    mean = spread(request, values(request.mean, work)) if request.mean is not None else 0
+    inverse = broadcast_statistic(request, values(request.inv_variance, work))
+    mean = broadcast_statistic(request, values(request.mean, work)) if request.mean is not None else 0
     normal = (x - mean) * inverse
     scaled = dy * values(request.scale, work).reshape(request.parameter_shape)
-    along = averaged(request, scaled * normal)
-    level = averaged(request, scaled) if request.has_mean else 0
+    along = mean_along(request, scaled * normal)
+    level = mean_along(request, scaled) if request.has_mean else 0
     over = tuple(axis for axis in range(x.ndim) if axis != 1) if request.by_channel else _leading(request)
     results = {
         "dx": inverse * (scaled - level - normal * along),

@@ -36,13 +36,13 @@ class NormMode(Choice):
     RMS_NORM = 4
 
 
-class _OfScale(OperandRequest[R_co]):
+class _ScaleFields(OperandRequest[R_co]):
     x: Tensor  # which stands behind dy in the gradient
     scale: Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class NormRequest(_OfScale[R_co]):
+class NormRequest(_ScaleFields[R_co]):
     """What forward and backward have in common.
 
     Attributes:

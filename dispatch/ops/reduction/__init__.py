@@ -22,11 +22,11 @@ from dispatch.core.request import IdlePlan
 from dispatch.core.request_function import request_function
 from dispatch.keys import F32, F64, member
 from dispatch.libraries.cudnn.calls import CallPlan, Operand, number
-from dispatch.libraries.cudnn.drawing import Described, Drawing
 from dispatch.libraries.cudnn.engines import Policy
 from dispatch.libraries.cudnn.handle import handle_of
 from dispatch.libraries.cudnn.plan import WORKSPACE, bind
-from dispatch.libraries.cudnn.prefill import filled, fills_of
+from dispatch.libraries.cudnn.prefill import reduction_fills, with_prefill
+from dispatch.libraries.cudnn.request_graph import LoweredGraph, RequestGraphBuilder
 from dispatch.libraries.cudnn.tensors import DTYPES, Descriptor, tensor
 from dispatch.ops.reduction.request import ReduceOp
 
@@ -182,26 +182,26 @@ def _image(rows: int, columns: int) -> tuple[Shape, Shape]:
 
 def graphs(request: ReduceRequest) -> list[Graph]:
     """The graphs that carry a request out: none where there is nothing to write."""
-    return [describe(request).graph] if request.layout_of("out").size else []
+    return [lower_to_graph(request).graph] if request.layout_of("out").size else []
 
 
-def describe(request: ReduceRequest) -> Described:
+def lower_to_graph(request: ReduceRequest) -> LoweredGraph:
     """ADD of the elements, of their magnitudes (NORM1), or of their shares (AVG)."""
     axes = axes_of(request)
     outer, inner = (1 if len(axes) < 2 else axes[0].extent), axes[-1].extent
     kept = [1 if axis.group else axis.extent for axis in axes]
     sums = _image(1 if len(axes) < 2 else kept[0], kept[-1])
-    drawing = Drawing(request)
-    builder = drawing.builder
+    graph_builder = RequestGraphBuilder(request)
+    builder = graph_builder.builder
     dims, strides = _image(outer, inner)
-    x = value = drawing.operand("x", dims, strides)
+    x = value = graph_builder.operand("x", dims, strides)
     if request.reduce is ReduceOp.AVG:
         share = builder.scalar(request.layout_of("out").size / request.x.size, len(dims))
         value = builder.pointwise("MUL", x, share, out=builder.virtual(dims, None, strides))
     elif request.reduce is ReduceOp.NORM1:
         value = builder.pointwise("ABS", x, out=builder.virtual(dims, None, strides))
-    builder.reduction("ADD", value, sums[0], out=drawing.operand("out", *sums))
-    return drawing.described()
+    builder.reduction("ADD", value, sums[0], out=graph_builder.operand("out", *sums))
+    return graph_builder.lowered()
 
 
 # -- by cuDNN ---------------------------------------------------------------------------------------------------------
@@ -247,9 +247,9 @@ def cudnn_sums(request: ReduceRequest, executor: CudaExecutor, row: Row) -> Plan
     """The plan of a request that is a graph; Refused with cuDNN's words where no engine takes it."""
     if request.layout_of("out").size == 0:
         return IdlePlan(row)
-    graph, places = describe(request)
+    graph, places = lower_to_graph(request)
     made = bind(request, executor, row, graph, places, policy_of(request, row))
-    return filled(executor, made, fills_of(graph, places))
+    return with_prefill(executor, made, reduction_fills(graph, places))
 
 
 # -- what users call, and the rows ------------------------------------------------------------------------------------

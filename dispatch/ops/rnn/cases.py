@@ -14,7 +14,7 @@ import numpy as np
 from dispatch.core.host_plan import EXACT
 from dispatch.core.request import run
 from dispatch.keys import Compute
-from dispatch.ops.rnn.cells import NONE, Rounding, as_it_is
+from dispatch.ops.rnn.cells import NO_ROUNDING, Rounding, unrounded
 from dispatch.ops.rnn.network import Network, RnnBiasMode, RnnMode
 from dispatch.ops.rnn.reference import backward_data, backward_weights, empty_saved, forward
 from dispatch.ops.rnn.request import RnnBwdDataRequest, RnnBwdWeightsRequest, RnnRequest
@@ -98,11 +98,11 @@ class RnnCase:
 
     def request(self, device: Device, rng: np.random.Generator) -> RnnBase:
         """The request alone, behind the passes before it; its results are its own to allocate."""
-        return _Drawn(self, device, rng).request()
+        return _DrawnCase(self, device, rng).request()
 
     def check(self, device: Device, rng: np.random.Generator) -> Check:
         """The case with fresh operands."""
-        drawn = _Drawn(self, device, rng)
+        drawn = _DrawnCase(self, device, rng)
         drawn.expect()
         return drawn.trial()
 
@@ -138,7 +138,7 @@ def _unit(case: RnnCase) -> float:
     return TF32 if case.compute is Compute.COMPUTE_32F_FAST_TF32 else ROUNDOFF[case.dtype][0]
 
 
-class _Drawn:
+class _DrawnCase:
     """The operands of one case, and what all three passes must give for them."""
 
     def __init__(self, case: RnnCase, device: Device, rng: np.random.Generator) -> None:
@@ -152,7 +152,7 @@ class _Drawn:
                 far = np.where(np.arange(array.size) % 3 == 0, -4, 4)
                 array[...] = (far if name.startswith("bias_ih") else near).astype(array.dtype)
         self.weights = pack_weights(network, self.named, device, dtype)
-        self.x = self._lay(self._numbers(rng, (case.steps, case.batch, network.input_size)))
+        self.x = self._place(self._numbers(rng, (case.steps, case.batch, network.input_size)))
         hidden = (network.pseudo_layers, case.batch, network.state_size)
         cells = (network.pseudo_layers, case.batch, network.hidden_size)
         self.states: dict[str, Array | None] = {"hx": None, "cx": None, "dhy": None, "dcy": None}
@@ -164,7 +164,7 @@ class _Drawn:
         self.lengths = np.array(case.lengths or (case.steps,) * case.batch)
         behind = np.arange(case.steps)[:, None] >= self.lengths
         dy[behind] = np.nan  # nobody may read it there
-        self.dy = self._lay(dy)
+        self.dy = self._place(dy)
         self._shapes = {"hx": hidden, "cx": cells, "dhy": hidden, "dcy": cells}
         self.operands: dict[str, Array]
         self.expected: dict[str, Array]
@@ -182,7 +182,7 @@ class _Drawn:
         behind = np.arange(self.case.steps)[:, None] >= self.lengths
         self.expected = self._expected(np.where(behind[..., None], 0, dy))
 
-    def _lay(self, values: Array) -> GuardedBuffer:
+    def _place(self, values: Array) -> GuardedBuffer:
         return place(self.device, values, (1, 0, 2) if self.case.sequences_first else None)
 
     def _expected(self, dy: Array) -> dict[str, Array]:
@@ -191,7 +191,7 @@ class _Drawn:
         given = {n: np.zeros(self._shapes[n]) if a is None else a.astype(np.float64) for n, a in self.states.items()}
         operands = {"x": self.x.view.numpy().astype(np.float64), "dy": dy, **given}
         self.where = places(network, self.case.dtype, self.device)
-        found, saved, exact = self._passes(operands, as_it_is)
+        found, saved, exact = self._passes(operands, unrounded)
         products = (
             []
             if self.case.op == "rnn"
@@ -203,7 +203,7 @@ class _Drawn:
             ]
         )
         self.reach = max((float(product.max()) for product in products), default=0.0)
-        self.operands, self.rough = operands, self._rough(operands, found)
+        self.operands, self.estimated_errors = operands, self._estimate_errors(operands, found)
         return found
 
     def _passes(
@@ -222,16 +222,16 @@ class _Drawn:
         """
         network, case = self.network, self.case
         tf32 = case.compute is Compute.COMPUTE_32F_FAST_TF32
-        cut = kept_as if tf32 else as_it_is  # 16 bits hold an operand as it is
-        rounding = NONE if kept_as is as_it_is else Rounding(kept_as, as_it_is if tf32 else kept_as)
+        cut = kept_as if tf32 else unrounded  # 16 bits hold an operand as it is
+        rounding = NO_ROUNDING if kept_as is unrounded else Rounding(kept_as, unrounded if tf32 else kept_as)
         lengths, exact = self.lengths, {name: array.astype(work) for name, array in (named or self.named).items()}
         given = {name: operands[name].astype(work) for name in ("x", "dy", "hx", "cx", "dhy", "dcy")}
         _, saved = empty_saved(network, case.steps, case.batch * max(samples, 1), work)
         if samples:
-            lengths, given = lengths[None], {name: _times(array, samples, 1) for name, array in given.items()}
+            lengths, given = lengths[None], {name: _repeat_along(array, samples, 1) for name, array in given.items()}
             saved = [{n: a.reshape(case.steps, samples, case.batch, -1) for n, a in kept.items()} for kept in saved]
             if tf32:  # biases broadcast over the sequences
-                exact = {n: _times(a if a.ndim == 2 else a[None], samples, 0) for n, a in exact.items()}
+                exact = {n: _repeat_along(a if a.ndim == 2 else a[None], samples, 0) for n, a in exact.items()}
         exact = {name: cut(array) for name, array in exact.items()}
         x, dy, hx, cx, dhy, dcy = given.values()
         made = forward(network, exact, cut(x), hx, cx, lengths, saved, rounding)
@@ -246,7 +246,7 @@ class _Drawn:
         found["dweights"] = np.stack(packed, axis=1) if samples else packed[0]
         return found, saved, exact
 
-    def _rough(self, operands: dict[str, Array], found: dict[str, Array]) -> dict[str, tuple[Array, float]]:
+    def _estimate_errors(self, operands: dict[str, Array], found: dict[str, Array]) -> dict[str, tuple[Array, float]]:
         """By result: how far off each element is where all that is kept is off by chance, and how far all together.
 
         The passes are run `SAMPLES` times with every kept number, product, weight and input off by up to a unit
@@ -259,14 +259,14 @@ class _Drawn:
         drawn = np.random.default_rng(0)
         pool = (1 + spread * drawn.uniform(-1, 1, POOL)).astype(np.float32)  # precise enough, and fast
 
-        def off(array: Array) -> Array:
+        def perturbed(array: Array) -> Array:
             start = int(drawn.integers(POOL - array.size))  # to draw each number afresh would take longer than all else
             return np.asarray(array * pool[start : start + array.size].reshape(array.shape))
 
         squares = {name: np.zeros(exact.shape) for name, exact in found.items()}
         shares = dict.fromkeys(found, 0.0)
         for _ in range(0, SAMPLES, TOGETHER):  # not all at once, so that what is worked on stays near the processor
-            made = self._passes(operands, off, work=pool.dtype, samples=TOGETHER)[0]
+            made = self._passes(operands, perturbed, work=pool.dtype, samples=TOGETHER)[0]
             for name, exact in found.items():
                 apart, total = np.moveaxis(made[name], 1, 0) - exact, (exact**2).sum()
                 squares[name] += (apart**2).sum(axis=0)
@@ -294,12 +294,14 @@ class _Drawn:
         written: dict[str, GuardedBuffer] = {}
         for name, source in given.items():
             values = poison(self.case.dtype, self.expected[source].shape)
-            written[name] = self._lay(values) if source in ("y", "dx") else place(self.device, values)
+            written[name] = self._place(values) if source in ("y", "dx") else place(self.device, values)
         request = request.replace(**{name: memory.view for name, memory in written.items()})
         expected: Results = {name: self.expected[source] for name, source in given.items()}
         allowed = {name: self._bound(array, given[name]) for name, array in expected.items()}
         shares = {
-            name: SHARE_SIGMAS * self.rough[s][1] + _unit(self.case) / 8 for name, s in given.items() if self.rough
+            name: SHARE_SIGMAS * self.estimated_errors[s][1] + _unit(self.case) / 8
+            for name, s in given.items()
+            if self.estimated_errors
         }
         return RnnTrial(self.case.id, request, expected, allowed, tuple(written.values()), subject=self, shares=shares)
 
@@ -314,9 +316,9 @@ class _Drawn:
         walk = 8 + 4 * np.sqrt(self.case.steps * self.network.layers)
         size = np.abs(expected) + max(np.abs(expected).max(initial=0), self.reach)
         unit = ROUNDOFF[self.case.dtype][0]
-        if not self.rough:
+        if not self.estimated_errors:
             return rounded(walk * unit * size, expected, self.case.dtype)
-        return rounded(SIGMAS * self.rough[source][0] + walk * F32_UNIT * size, expected, self.case.dtype)
+        return rounded(SIGMAS * self.estimated_errors[source][0] + walk * F32_UNIT * size, expected, self.case.dtype)
 
     def source(self, training: bool) -> RnnRequest:
         """The forward pass."""
@@ -352,7 +354,7 @@ class _Drawn:
         )
 
 
-def _times(array: Array, samples: int, axis: int) -> Array:
+def _repeat_along(array: Array, samples: int, axis: int) -> Array:
     """An array for each sample."""
     shape = (*array.shape[:axis], samples, *array.shape[axis:])
     return np.broadcast_to(np.expand_dims(array, axis), shape)

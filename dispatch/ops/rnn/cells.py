@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.ops.rnn.network import Network
 
-__all__ = ["NONE", "Rounding", "as_it_is", "backward_step", "forward_step"]
+__all__ = ["NO_ROUNDING", "Rounding", "backward_step", "forward_step", "unrounded"]
 
 Named = dict[str, "Array"]
 
 
-def as_it_is(array: Array) -> Array:
+def unrounded(array: Array) -> Array:
     """No rounding."""
     return array
 
@@ -32,23 +32,23 @@ def as_it_is(array: Array) -> Array:
 class Rounding(NamedTuple):
     """What a step's numbers are rounded to: all that is kept or multiplied by a matrix, and what a product gives."""
 
-    kept: Callable[[Array], Array] = as_it_is
-    product: Callable[[Array], Array] = as_it_is
+    kept: Callable[[Array], Array] = unrounded
+    product: Callable[[Array], Array] = unrounded
 
 
-NONE = Rounding()
+NO_ROUNDING = Rounding()
 
 
-def _parts(gates: Array, count: int) -> list[Array]:
+def _split_gates(gates: Array, count: int) -> list[Array]:
     """The gates apart, as by np.split in a fraction of its time."""
     size = gates.shape[-1] // count
     return [gates[..., start : start + size] for start in range(0, count * size, size)]
 
 
-def _products(weights: Named, product: Array, h: Array, begun: bool, rounding: Rounding) -> tuple[Array, Array]:
+def _products(weights: Named, product: Array, h: Array, has_state: bool, rounding: Rounding) -> tuple[Array, Array]:
     """The products of the input, which is given, and of the state, each with its bias where it has one."""
     of_input = rounding.product(product)
-    of_state = rounding.product(h @ weights["weight_hh_"].mT) if begun else np.zeros_like(of_input)
+    of_state = rounding.product(h @ weights["weight_hh_"].mT) if has_state else np.zeros_like(of_input)
     if "bias_ih_" in weights:
         of_input = of_input + weights["bias_ih_"]
     if "bias_hh_" in weights:
@@ -62,82 +62,82 @@ def forward_step(
     product: Array,
     h: Array,
     c: Array,
-    rounding: Rounding = NONE,
+    rounding: Rounding = NO_ROUNDING,
     *,
-    begun: bool = True,
+    has_state: bool = True,
 ) -> Named:
     """What a step gives (next_h, next_c) and what the backward pass will want of it.
 
     `product` is that of its input and the weights, without a bias: for all steps at once it takes less time. Where it
     has not `begun` there is no state yet, and no product of it, not even 0 times NaN.
     """
-    of_input, of_state = _products(weights, product, h, begun, rounding)
-    made: Named = {"h": h, "c": c, "next_c": c}
+    of_input, of_state = _products(weights, product, h, has_state, rounding)
+    found: Named = {"h": h, "c": c, "next_c": c}
     if network.mode is RnnMode.LSTM:
         total = of_input + of_state
         gates = sigmoid(total)
-        i, f, g, o = _parts(gates, 4)
-        np.tanh(_parts(total, 4)[2], out=g)
-        made["next_c"] = f * c + i * g
-        made["tanh_c"] = np.tanh(made["next_c"])
-        made["next_h"] = made["unprojected"] = o * made["tanh_c"]
+        i, f, g, o = _split_gates(gates, 4)
+        np.tanh(_split_gates(total, 4)[2], out=g)
+        found["next_c"] = f * c + i * g
+        found["tanh_c"] = np.tanh(found["next_c"])
+        found["next_h"] = found["unprojected"] = o * found["tanh_c"]
         if network.projection:
-            made["next_h"] = rounding.kept(made["unprojected"]) @ weights["weight_hr_"].mT
-        made["gates"] = gates
+            found["next_h"] = rounding.kept(found["unprojected"]) @ weights["weight_hr_"].mT
+        found["gates"] = gates
     elif network.mode is RnnMode.GRU:
-        gates, of_n = np.empty_like(of_input), _parts(of_state, 3)[2]
-        r, z, n = _parts(gates, 3)
+        gates, of_n = np.empty_like(of_input), _split_gates(of_state, 3)[2]
+        r, z, n = _split_gates(gates, 3)
         two = 2 * r.shape[-1]
         gates[..., :two] = sigmoid(of_input[..., :two] + of_state[..., :two])
-        np.tanh(_parts(of_input, 3)[2] + r * of_n, out=n)
-        made["product"] = of_n
-        made["next_h"] = (1 - z) * n + z * h
-        made["gates"] = gates
+        np.tanh(_split_gates(of_input, 3)[2] + r * of_n, out=n)
+        found["product"] = of_n
+        found["next_h"] = (1 - z) * n + z * h
+        found["gates"] = gates
     else:
         total = of_input + of_state
-        made["next_h"] = np.tanh(total) if network.mode is RnnMode.RNN_TANH else np.maximum(total, 0)
-        made["gates"] = made["next_h"]
-    return _kept(made, rounding)
+        found["next_h"] = np.tanh(total) if network.mode is RnnMode.RNN_TANH else np.maximum(total, 0)
+        found["gates"] = found["next_h"]
+    return _rounded(found, rounding)
 
 
-def _kept(made: Named, rounding: Rounding) -> Named:
+def _rounded(found: Named, rounding: Rounding) -> Named:
     """What a step has made, rounded; the state and the cell before it are so already."""
-    if rounding.kept is as_it_is:
-        return made
-    return {name: array if name in ("h", "c") else rounding.kept(array) for name, array in made.items()}
+    if rounding.kept is unrounded:
+        return found
+    return {name: array if name in ("h", "c") else rounding.kept(array) for name, array in found.items()}
 
 
 def backward_step(
-    network: Network, weights: Named, kept: Named, dh: Array, dc: Array, rounding: Rounding = NONE
+    network: Network, weights: Named, kept: Named, dh: Array, dc: Array, rounding: Rounding = NO_ROUNDING
 ) -> Named:
     """The gradients of a step's gates, and of the state (dh) and cell (dc) before it, from those behind it."""
     gates = kept["gates"]
-    made: Named = {"dc": dc, "d_projected": dh}
+    found: Named = {"dc": dc, "d_projected": dh}
     direct: Any = 0  # what of dh reaches the state before past the gates
     if network.mode is RnnMode.LSTM:
-        made["d_input"], made["dc"] = _lstm_gates(network, weights, kept, dh, dc, rounding)
-        made["d_state"] = made["d_input"]
+        found["d_input"], found["dc"] = _lstm_gates(network, weights, kept, dh, dc, rounding)
+        found["d_state"] = found["d_input"]
     elif network.mode is RnnMode.GRU:
-        r, z, n = _parts(gates, 3)
+        r, z, n = _split_gates(gates, 3)
         d_n = dh * (1 - z) * (1 - n * n)
         d_r = d_n * kept["product"] * r * (1 - r)
         d_z = dh * (kept["h"] - n) * z * (1 - z)
-        made["d_input"] = np.concatenate([d_r, d_z, d_n], axis=-1)
-        made["d_state"] = np.concatenate([d_r, d_z, d_n * r], axis=-1)
+        found["d_input"] = np.concatenate([d_r, d_z, d_n], axis=-1)
+        found["d_state"] = np.concatenate([d_r, d_z, d_n * r], axis=-1)
         direct = dh * z
     else:
         tanh = network.mode is RnnMode.RNN_TANH
         # What ReLU drops is 0, whatever it was.
-        made["d_input"] = made["d_state"] = dh * (1 - gates * gates) if tanh else np.where(gates <= 0, 0, dh)
-    made["dh"] = rounding.product(rounding.kept(made["d_state"]) @ weights["weight_hh_"]) + direct
-    return _kept(made, rounding)
+        found["d_input"] = found["d_state"] = dh * (1 - gates * gates) if tanh else np.where(gates <= 0, 0, dh)
+    found["dh"] = rounding.product(rounding.kept(found["d_state"]) @ weights["weight_hh_"]) + direct
+    return _rounded(found, rounding)
 
 
 def _lstm_gates(
     network: Network, weights: Named, kept: Named, dh: Array, dc: Array, rounding: Rounding
 ) -> tuple[Array, Array]:
     """The gradients of the gates before their functions, and of the cell before the step."""
-    i, f, g, o = _parts(kept["gates"], 4)
+    i, f, g, o = _split_gates(kept["gates"], 4)
     d_out = rounding.product(rounding.kept(dh) @ weights["weight_hr_"]) if network.projection else dh
     d_cell = dc + d_out * o * (1 - kept["tanh_c"] * kept["tanh_c"])
     d_gates = [

@@ -15,7 +15,7 @@ from dispatch.keys import member
 from dispatch.libraries.cudnn.calls import CallPlan, Operand
 from dispatch.libraries.cudnn.dropout_states import check_states
 from dispatch.libraries.cudnn.handle import handle_of
-from dispatch.ops.rnn.descriptors import INFERENCE, TRAINING, Described, NetworkDescriptor
+from dispatch.ops.rnn.descriptors import INFERENCE, TRAINING, NetworkDescriptor, SequenceDescriptors
 from dispatch.ops.rnn.request import RnnBwdDataRequest, RnnBwdWeightsRequest
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ def plan(request: RnnBase, executor: CudaExecutor, row: Row) -> Plan:
     if states is not None:
         check_states("states", states, binding=True)
     layout, dropout = request.sequence()[1].layout, float(request.dropout)
-    made = Described(executor, mode, request.network, layout, request.all_lengths(), member(request.compute), dropout)
+    made = SequenceDescriptors(
+        executor, mode, request.network, layout, request.all_lengths(), member(request.compute), dropout
+    )
     _check(request, made)
     scratch = handle_of(executor).scratch(executor, made.workspace.value)
     keep = (made.network, scratch)
@@ -60,7 +62,7 @@ def plan(request: RnnBase, executor: CudaExecutor, row: Row) -> Plan:
     return ForwardPlan(executor, row, arguments, keep, made.network, drawn.index)
 
 
-def _check(request: RnnBase, made: Described) -> None:
+def _check(request: RnnBase, made: SequenceDescriptors) -> None:
     """Refused or BadRequest where cuDNN counts otherwise than the request does."""
     wanted = request.network.weight_count * made.dtype.itemsize
     if made.weights.value != wanted:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Layout
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["INFERENCE", "TRAINING", "Described", "NetworkDescriptor", "places", "reserve_bytes"]
+__all__ = ["INFERENCE", "TRAINING", "NetworkDescriptor", "SequenceDescriptors", "places", "reserve_bytes"]
 
 Lengths = tuple[int, ...]
 
@@ -31,8 +31,8 @@ INFERENCE = cudnn.cudnnForwardMode_t.CUDNN_FWD_MODE_INFERENCE
 TRAINING = cudnn.cudnnForwardMode_t.CUDNN_FWD_MODE_TRAINING
 LAYOUT = cudnn.cudnnRNNDataLayout_t
 MATH = cudnn.cudnnMathType_t
-_known: weakref.WeakKeyDictionary[Device, dict[Any, Any]] = weakref.WeakKeyDictionary()
-MAX_KNOWN = 4096  # answers of cuDNN on one device; the oldest goes first
+_cache: weakref.WeakKeyDictionary[Device, dict[Any, Any]] = weakref.WeakKeyDictionary()
+MAX_CACHED = 4096  # answers of cuDNN on one device; the oldest goes first
 
 
 class NetworkDescriptor:
@@ -81,7 +81,7 @@ class NetworkDescriptor:
         return MATH.CUDNN_DEFAULT_MATH
 
 
-class Described:
+class SequenceDescriptors:
     """The descriptors of a network's sequences and states, and what cuDNN asks for: workspace and reserve space.
 
     `layout` is that of x or y, of which the steps, the sequences and the dtype are taken.
@@ -115,13 +115,13 @@ class Described:
         cudnn.cudnnGetRNNTempSpaceSizes(handle, self.rnn.handle, mode, self.x.handle, *sizes)
 
     def _data(self, layout: Any, steps: int, size: int, lengths: Lengths) -> Descriptor:
-        made = Descriptor("RNNData")
+        descriptor = Descriptor("RNNData")
         fill = ctypes.c_uint64(0)  # a zero of any dtype
         numbers = (ctypes.c_int32 * len(lengths))(*lengths)
         cudnn.cudnnSetRNNDataDescriptor(
-            made.handle, DTYPES[self.dtype], layout, steps, len(lengths), size, numbers, ctypes.byref(fill)
+            descriptor.handle, DTYPES[self.dtype], layout, steps, len(lengths), size, numbers, ctypes.byref(fill)
         )
-        return made
+        return descriptor
 
     def _states(self, device: Device, shape: tuple[int, ...]) -> Descriptor:
         strides = (shape[1] * shape[2], shape[2], 1)
@@ -132,34 +132,36 @@ def reserve_bytes(network: Network, layout: Layout, lengths: Lengths, compute: C
     """What cuDNN wants for the reserve space of a forward pass in training, of an x of a layout."""
     device, view = layout.device, (layout.dtype.name, layout.shape, layout.strides)  # the layout would keep the device
     key = (network, compute, view, lengths, dropout)
-    found = _known.setdefault(device, {}).get(key)
+    found = _cache.setdefault(device, {}).get(key)
     if found is None:
         executor: Any = device.executor()
-        described = Described(executor, TRAINING, network, layout, lengths, compute, dropout)
-        found = _keep(device, key, described.reserve.value)
+        described = SequenceDescriptors(executor, TRAINING, network, layout, lengths, compute, dropout)
+        found = _cache_answer(device, key, described.reserve.value)
     return int(found)
 
 
 def places(network: Network, dtype: Dtype, device: Device) -> Places:
     """Where the matrices and biases of a weight space lie, as `cudnnGetRNNWeightParams` says it, in elements."""
     key = (network, dtype.name)
-    found: Places | None = _known.setdefault(device, {}).get(key)
+    found: Places | None = _cache.setdefault(device, {}).get(key)
     if found is None:
         executor: Any = device.executor()
         handle = handle_of(executor).follow()
-        made = NetworkDescriptor(executor, network, dtype, None, 0.0)
+        descriptor = NetworkDescriptor(executor, network, dtype, None, 0.0)
         size = network.weight_count * dtype.itemsize
-        parts = [_place(made.rnn, handle, size, dtype, part.pseudo_layer, part.linear) for part in network.parts()]
-        found = _keep(device, key, parts)
+        parts = [
+            _place(descriptor.rnn, handle, size, dtype, part.pseudo_layer, part.linear) for part in network.parts()
+        ]
+        found = _cache_answer(device, key, parts)
     return found
 
 
-def _keep(device: Device, key: Any, found: Any) -> Any:
-    known = _known.setdefault(device, {})
-    if len(known) >= MAX_KNOWN:
+def _cache_answer(device: Device, key: Any, found: Any) -> Any:
+    cached = _cache.setdefault(device, {})
+    if len(cached) >= MAX_CACHED:
         with suppress(KeyError, RuntimeError, StopIteration):  # another thread is about it, too
-            del known[next(iter(known))]
-    known[key] = found
+            del cached[next(iter(cached))]
+    cached[key] = found
     return found
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.ops.rnn.cases import PASSES
-from dispatch.ops.rnn.cells import as_it_is
+from dispatch.ops.rnn.cells import unrounded
 from dispatch.testing.mutations import made
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _results(drawn: Any, found: dict[str, Array]) -> Results:
 
 def _wrong(drawn: Any, operands: dict[str, Array] | None = None, weights: dict[str, Array] | None = None) -> Results:
     """What the passes make of other operands or weights."""
-    return _results(drawn, drawn._passes(drawn.operands if operands is None else operands, as_it_is, weights)[0])
+    return _results(drawn, drawn._passes(drawn.operands if operands is None else operands, unrounded, weights)[0])
 
 
 def gate(drawn: Any) -> Results | None:
@@ -76,7 +76,7 @@ def states(drawn: Any) -> Results | None:
     return _wrong(drawn, {name: a if name in ("x", "dy") else np.zeros_like(a) for name, a in drawn.operands.items()})
 
 
-def nothing(drawn: Any) -> Results:
+def all_zeros(drawn: Any) -> Results:
     """A result of zeros."""
     return {"out": np.zeros_like(_results(drawn, drawn.expected)["out"])}
 
@@ -87,5 +87,5 @@ MUTATIONS = {
     "one step left out": step,
     "steps in reverse": backward,
     "states left out": states,
-    "all zeros": nothing,
+    "all zeros": all_zeros,
 }

@@ -16,7 +16,7 @@ from dispatch.keys import Choice, member
 if TYPE_CHECKING:
     from dispatch.device.layout import Layout
 
-__all__ = ["Network", "Part", "Places", "RnnBiasMode", "RnnMode", "steps_first"]
+__all__ = ["Network", "Places", "RnnBiasMode", "RnnMode", "WeightPart", "steps_first"]
 
 Places = list[tuple[int, int]]  # for each part, where its matrix and its bias start, in elements
 
@@ -46,7 +46,7 @@ class RnnBiasMode(Choice):
     SINGLE_REC_BIAS = 3
 
 
-class Part(NamedTuple):
+class WeightPart(NamedTuple):
     """A matrix of the weight space, and the bias that goes with it.
 
     Attributes:
@@ -147,9 +147,9 @@ class Network:
         """The size of what a layer reads."""
         return self.input_size if layer == 0 else self.output_size
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[WeightPart, ...]:
         """The matrices, in the order of cuDNN's numbers."""
-        return _parts(self)
+        return _weight_parts(self)
 
     @property
     def weight_count(self) -> int:
@@ -158,7 +158,7 @@ class Network:
 
 
 @functools.lru_cache(maxsize=64)
-def _parts(network: Network) -> tuple[Part, ...]:
+def _weight_parts(network: Network) -> tuple[WeightPart, ...]:
     """All that is packed, taken out or counted goes through these, several times for each request."""
     gates, hidden, found = member(network.mode).gates, network.hidden_size, []
     for number in range(network.pseudo_layers):
@@ -167,9 +167,9 @@ def _parts(network: Network) -> tuple[Part, ...]:
         for kind, columns, first in (("ih", network.inputs_of(layer), 0), ("hh", network.state_size, gates)):
             bias = f"bias_{kind}_{end}" if kind in network.biased else ""
             name = f"weight_{kind}_{end}"
-            found += [Part(name, bias, gate, hidden, columns, number, first + gate) for gate in range(gates)]
+            found += [WeightPart(name, bias, gate, hidden, columns, number, first + gate) for gate in range(gates)]
         if network.projection:
-            found.append(Part(f"weight_hr_{end}", "", 0, network.projection, hidden, number, 2 * gates))
+            found.append(WeightPart(f"weight_hr_{end}", "", 0, network.projection, hidden, number, 2 * gates))
     return tuple(found)
 
 

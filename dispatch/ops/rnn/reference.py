@@ -13,7 +13,7 @@ import numpy as np
 
 from dispatch.core.host_plan import Results, draw, exactly, values
 from dispatch.errors import BadRequest
-from dispatch.ops.rnn.cells import NONE, Rounding, backward_step, forward_step
+from dispatch.ops.rnn.cells import NO_ROUNDING, Rounding, backward_step, forward_step
 from dispatch.ops.rnn.network import RnnMode
 from dispatch.ops.rnn.request import RnnBwdDataRequest, RnnBwdWeightsRequest, saved_sizes
 from dispatch.ops.rnn.weights import named_views, pack, places
@@ -78,7 +78,7 @@ def evaluate(request: RnnBase, work: np.dtype[Any]) -> Results:
         buffer = _buffer(request.reserve, request, work)
         saved = saved_views(network, steps, batch, buffer)
         _take(saved, request, lengths, work)
-        gradient = backward_weights(network, saved, lengths, begun=request.hx is not None)
+        gradient = backward_weights(network, saved, lengths, has_state=request.hx is not None)
         where = places(network, request.x.dtype, request.device)
         return {"out": pack(network, gradient, where, work)}
     return _forward(request, work, lengths)
@@ -94,8 +94,8 @@ def _forward(request: RnnBase, work: np.dtype[Any], lengths: Array) -> Results:
     if asked.states is not None:
         results["states"] = _draw_masks(asked, saved, work)
     named = _named(network, asked.weights, work)
-    begun = asked.hx is not None
-    results.update(forward(network, named, values(asked.x, work), hx, cx, lengths, saved, begun=begun))
+    has_state = asked.hx is not None
+    results.update(forward(network, named, values(asked.x, work), hx, cx, lengths, saved, has_state=has_state))
     if network.mode is not RnnMode.LSTM:
         del results["cy"]
     return {**results, "reserve": buffer.view(np.uint8)} if asked.training else results
@@ -119,9 +119,9 @@ def forward(
     cx: Array,
     lengths: Array,
     saved: Saved,
-    rounding: Rounding = NONE,
+    rounding: Rounding = NO_ROUNDING,
     *,
-    begun: bool = True,
+    has_state: bool = True,
 ) -> Results:
     """y and the last states, from x (steps, …, sequences, inputs) and the first states; every step goes into `saved`.
 
@@ -140,7 +140,7 @@ def forward(
             products = x @ weights["weight_ih_"].mT
             for step in _order(len(x), number, network):
                 given = products[step], hy[number], cy[number]
-                made = forward_step(network, weights, *given, rounding, begun=begun or step != first)
+                made = forward_step(network, weights, *given, rounding, has_state=has_state or step != first)
                 if step >= shortest:  # where some sequences have ended nothing is kept of them, and their states stay
                     active, before = (step < lengths)[..., None], {"next_h": hy[number], "next_c": cy[number]}
                     y[step] = np.where(active, made["next_h"], 0)
@@ -164,7 +164,7 @@ def backward_data(
     dy: Array,
     dhy: Array,
     dcy: Array,
-    rounding: Rounding = NONE,
+    rounding: Rounding = NO_ROUNDING,
 ) -> Results:
     """dx and the gradients of the first states; the gradients of the gates go into `saved`."""
     dhx, dcx = dhy.copy(), dcy.copy()
@@ -192,7 +192,7 @@ def backward_data(
 
 
 def backward_weights(
-    network: Network, saved: Saved, lengths: Array, rounding: Rounding = NONE, *, begun: bool = True
+    network: Network, saved: Saved, lengths: Array, rounding: Rounding = NO_ROUNDING, *, has_state: bool = True
 ) -> Named:
     """The gradients of the weights by name, summed over steps and sequences.
 
@@ -203,7 +203,7 @@ def backward_weights(
         for number, end in _runs(network, layer):
             kept = saved[number]
             of_state = kept["d_state"]
-            if not begun:
+            if not has_state:
                 of_state = of_state.copy()
                 of_state[_first(lengths, number, network).max()] = 0
             named[f"weight_ih_{end}"] = _summed(kept["d_input"], kept["x"], rounding)
@@ -219,7 +219,7 @@ def backward_weights(
 
 def _summed(gradient: Array, given: Array, rounding: Rounding) -> Array:
     """The sum of the outer products of all steps and sequences; what is rounded is rounded after each step."""
-    if rounding is NONE:
+    if rounding is NO_ROUNDING:
         return np.asarray(gradient.reshape(-1, gradient.shape[-1]).T @ given.reshape(-1, given.shape[-1]))
     total = np.zeros((*gradient.shape[1:-2], gradient.shape[-1], given.shape[-1]), gradient.dtype)
     for of_step, operand in zip(gradient, given, strict=True):

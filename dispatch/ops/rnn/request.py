@@ -58,12 +58,12 @@ def host_reserve_bytes(request: RnnRequest) -> int:
     return steps * batch * network.directions * per_step * (8 if request.x.dtype is F64 else 4)
 
 
-class _OfNetwork(OperandRequest[R_co]):
+class _NetworkFields(OperandRequest[R_co]):
     network: Network  # which stands behind the tensors of each
 
 
 @dataclass(frozen=True, eq=False)
-class RnnBase(_OfNetwork[R_co]):
+class RnnBase(_NetworkFields[R_co]):
     """What the three requests check alike."""
 
     _: KW_ONLY

@@ -18,7 +18,7 @@ from dispatch.ops.sdpa.base import OFFSETS
 from dispatch.ops.sdpa.packed import packed, ragged_offsets
 from dispatch.ops.sdpa.reference import evaluate, factor, per_head, sequences, summed, weights_of
 from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
-from dispatch.ops.sdpa.rules import packed_alone, padded_alone
+from dispatch.ops.sdpa.rules import is_packed, not_packed
 from dispatch.testing.check import FormCase, GuardedBuffer, checked, normal, place, poison, rounded, unit, with_outputs
 from dispatch.testing.roundoff import FP8_SUMS, ROUNDOFF
 
@@ -308,7 +308,7 @@ def _backward_bounds(
 def cases(row: Row) -> list[SdpaCase]:
     """Every form of the row's kind; the forward with and without statistics in turn, the backward with its choices."""
     dtype = row.dtypes[0]
-    forms = [form for form in FORMS if (padded_alone if form.packed else packed_alone) not in row.rules]
+    forms = [form for form in FORMS if (not_packed if form.packed else is_packed) not in row.rules]
     if dtype.is_fp8:
         more: tuple[tuple[tuple[str, Any], ...], ...] = ((), (("stats", True), ("amax", True)))
         few = [replace(f, **FP8_LARGER.get(f.name, {})) for f in forms if not f.page and not f.packed]

@@ -19,8 +19,8 @@ from dispatch.errors import Refused
 from dispatch.keys import I64, Arch
 from dispatch.libraries.cudnn.engines import Policy
 from dispatch.libraries.cudnn.plan import WORKSPACE, bind
-from dispatch.libraries.cudnn.prefill import Clear, Fill, clears_of, filled
-from dispatch.ops.sdpa.graph import composed, unified
+from dispatch.libraries.cudnn.prefill import Clear, Fill, with_prefill, zero_fills
+from dispatch.ops.sdpa.graph import composed_graph, unified_graph
 from dispatch.ops.sdpa.request import SdpaBwdRequest, SdpaFwdRequest
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plan", "policy_of"]
 
-APART = Arch(90)  # engines take sequences by offsets from here on
+OFFSETS_FROM = Arch(90)  # engines take sequences by offsets from here on
 UNIFIED = 91300  # the first cuDNN with CUDNN_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR
 
 
@@ -48,7 +48,7 @@ def plan(request: SdpaRequest, executor: CudaExecutor, row: Row) -> Plan:
     policy, tune = policy_of(request, row), request.autotune
     if isinstance(request, SdpaFwdRequest) and request.alone and cudnn.cudnnGetVersion() >= UNIFIED:
         with suppress(Refused):
-            graph, places, _ = unified(request)
+            graph, places, _ = unified_graph(request)
             return bind(request, executor, row, graph, places, policy, autotune=tune)
     fills: tuple[Fill, ...] = ()
     if isinstance(request, SdpaFwdRequest) and request.mask:
@@ -56,26 +56,33 @@ def plan(request: SdpaRequest, executor: CudaExecutor, row: Row) -> Plan:
         fills = (Fill(request.place_of("mask_out"), 0.0, prod(request.scores)),)
     # Of one query the engine looks at no more keys than there are, and takes a third longer where it has offsets.
     decodes = isinstance(request, SdpaFwdRequest) and request.scores[2] == 1
-    if request.padded and request.pages is None and not (request.packed or decodes) and executor.device.arch >= APART:
+    if (
+        request.padded
+        and request.pages is None
+        and not (request.packed or decodes)
+        and executor.device.arch >= OFFSETS_FROM
+    ):
         with suppress(Refused):
-            return _apart(request, executor, row, policy, fills)
-    graph, places, _ = composed(request)
+            return _plan_by_offsets(request, executor, row, policy, fills)
+    graph, places, _ = composed_graph(request)
     made = bind(request, executor, row, graph, places, policy, autotune=tune)
-    return filled(executor, made, fills, _clears(request))
+    return with_prefill(executor, made, fills, _clears(request))
 
 
-def _apart(request: SdpaRequest, executor: CudaExecutor, row: Row, policy: Policy, fills: tuple[Fill, ...]) -> Plan:
+def _plan_by_offsets(
+    request: SdpaRequest, executor: CudaExecutor, row: Row, policy: Policy, fills: tuple[Fill, ...]
+) -> Plan:
     """The plan of padded sequences, which engines take one by one and write nothing behind the end of."""
-    graph, places, strides = composed(request, apart=True)
+    graph, places, strides = composed_graph(request, by_offsets=True)
     number = np.arange(request.scores[0] + 1, dtype=np.int64)
-    further = tuple(_numbers(executor, number * stride) for stride in strides)
-    made = bind(request, executor, row, graph, places, policy, autotune=request.autotune, further=further)
+    extra = tuple(_i64_tensor(executor, number * stride) for stride in strides)
+    made = bind(request, executor, row, graph, places, policy, autotune=request.autotune, extra=extra)
     if isinstance(request, SdpaFwdRequest) and request.stats:
         fills += (Fill(request.place_of("stats_out"), -math.inf, prod(request.scores[:3])),)
-    return filled(executor, made, fills, _clears(request))
+    return with_prefill(executor, made, fills, _clears(request))
 
 
-def _numbers(executor: CudaExecutor, numbers: np.ndarray[Any, Any]) -> Tensor:
+def _i64_tensor(executor: CudaExecutor, numbers: np.ndarray[Any, Any]) -> Tensor:
     """These i64 on the executor's own stream, which need not be the calling thread's current one."""
     made = executor.empty(numbers.shape, (1,), I64)
     with executor.device.context:
@@ -90,4 +97,4 @@ def _clears(request: SdpaRequest) -> tuple[Clear, ...]:
         return ()
     gradients = () if request.packed else ("dq", "dk", "dv")
     names = ("out",) if isinstance(request, SdpaFwdRequest) else gradients
-    return tuple(clear for name in names for clear in clears_of(request.place_of(name), request.layout_of(name)))
+    return tuple(clear for name in names for clear in zero_fills(request.place_of(name), request.layout_of(name)))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dispatch.device.layout import c_strides
 from dispatch.keys import F32, I32, I64
-from dispatch.libraries.cudnn.drawing import Drawing
+from dispatch.libraries.cudnn.request_graph import RequestGraphBuilder
 from dispatch.ops.sdpa.base import RAGGED
 from dispatch.ops.sdpa.request import Diagonal, SdpaBwdRequest, SdpaFwdRequest
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from dispatch.libraries.cudnn.graph import Graph, Wire
     from dispatch.ops.sdpa.request import SdpaRequest
 
-__all__ = ["Described", "composed", "graphs", "unified"]
+__all__ = ["LoweredGraph", "composed_graph", "graphs", "unified_graph"]
 
-FOUR = 4  # every tensor of attention has that many axes
+AXES = 4  # every tensor of attention has that many axes
 
 
-class Described(NamedTuple):
+class LoweredGraph(NamedTuple):
     """A graph, and for the unique id of each operand its place in the request's arguments.
 
     Behind these stand the offsets of the sequences of padded operands, by the stride of the batch: see `composed`.
@@ -38,35 +38,35 @@ class Described(NamedTuple):
 
 def graphs(request: SdpaRequest) -> list[Graph]:
     """The graph of a request, composed: every version of cuDNN takes that one."""
-    return [composed(request).graph]
+    return [composed_graph(request).graph]
 
 
-def composed(request: SdpaRequest, *, apart: bool = False) -> Described:
+def composed_graph(request: SdpaRequest, *, by_offsets: bool = False) -> LoweredGraph:
     """The graph of a request as a chain of operations.
 
     With `apart`, sequences that are padded are described as packed ones, each from its own offset on: the same results
     to the last bit, and engines load nothing from behind a sequence's end, which would be NaN where that is.
     """
-    drawing = _Drawing(request, apart=apart)
+    graph_builder = _GraphBuilder(request, by_offsets=by_offsets)
     if isinstance(request, SdpaFwdRequest):
-        drawing.forward(request)
+        graph_builder.forward(request)
     elif isinstance(request, SdpaBwdRequest):
-        drawing.backward(request)
-    return Described(drawing.builder.build(), drawing.places, tuple(drawing.starts))
+        graph_builder.backward(request)
+    return LoweredGraph(graph_builder.builder.build(), graph_builder.places, tuple(graph_builder.offset_wires))
 
 
-def unified(request: SdpaFwdRequest) -> Described:
+def unified_graph(request: SdpaFwdRequest) -> LoweredGraph:
     """The graph of a forward without masks and bias as one operation (cuDNN 9.13)."""
-    drawing = _Drawing(request)
-    tensor, builder = drawing.tensor, drawing.builder
+    graph_builder = _GraphBuilder(request)
+    tensor, builder = graph_builder.tensor, graph_builder.builder
     ins = {"QDESC": tensor("q"), "KDESC": tensor("k"), "VDESC": tensor("v")}
-    ins["SCALEDESC"] = builder.scalar(request.factor, FOUR)
+    ins["SCALEDESC"] = builder.scalar(request.factor, AXES)
     outs = {"ODESC": tensor("out"), "STATSDESC": tensor("stats_out") if request.stats else None}
     builder.node("SDPA_FWD", ins, outs)
-    return Described(builder.build(), drawing.places)
+    return LoweredGraph(builder.build(), graph_builder.places)
 
 
-def _forward(layout: Layout) -> tuple[int, ...]:
+def _positive_strides(layout: Layout) -> tuple[int, ...]:
     """The strides of a tensor; axes of one element, where a view such as `x[None]` has 0, step over what is in them."""
     strides = list(layout.strides)
     whole = max((e * step for e, step in zip(layout.shape, strides, strict=True)), default=1)
@@ -77,11 +77,11 @@ def _forward(layout: Layout) -> tuple[int, ...]:
     return tuple(strides)
 
 
-class _Drawing(Drawing["SdpaRequest"]):
-    def __init__(self, request: SdpaRequest, *, apart: bool = False) -> None:
+class _GraphBuilder(RequestGraphBuilder["SdpaRequest"]):
+    def __init__(self, request: SdpaRequest, *, by_offsets: bool = False) -> None:
         super().__init__(request)
-        self.apart = apart
-        self.starts: dict[int, int] = {}  # by the stride of a batch, the unique id of the offsets
+        self.by_offsets = by_offsets
+        self.offset_wires: dict[int, int] = {}  # by the stride of a batch, the unique id of the offsets
         self._wires: dict[str, Wire] = {}
 
     # -- operands -------------------------------------------------------------------------------------------------
@@ -91,38 +91,38 @@ class _Drawing(Drawing["SdpaRequest"]):
             return self._wires[name]
         request = self.request
         layout = request.layout_of(name)
-        dims, strides, ragged = layout.shape, _forward(layout), 0
+        dims, strides, ragged = layout.shape, _positive_strides(layout), 0
         if request.packed and name in RAGGED:
             dims, ragged = request.extents(name), self.tensor(RAGGED[name]).uid
             token, head, element = strides
             strides = (dims[2] * token, head, token, element)
-        elif self.apart and name in RAGGED:
+        elif self.by_offsets and name in RAGGED:
             batch, head, token, element = strides
             # The only sequence of x[None] has a step of 0, and ends where its operand does.
-            ragged = self._starts(batch if dims[0] > 1 else max(dims[1] * head, dims[2] * token))
+            ragged = self._offsets_wire(batch if dims[0] > 1 else max(dims[1] * head, dims[2] * token))
             strides = (dims[2] * token, head, token, element)
         elif name.startswith("page_table"):
             dims, strides = (dims[0], 1, dims[1], 1), (dims[1], dims[1], 1, 1)
-        elif len(dims) < FOUR:
+        elif len(dims) < AXES:
             dims, strides = (layout.size, 1, 1, 1), (1, 1, 1, 1)
         if transposed:
             dims, strides = (*dims[:2], dims[3], dims[2]), (*strides[:2], strides[3], strides[2])
         return self._wires.setdefault(name, self.operand(name, dims, strides, ragged=ragged))
 
-    def _starts(self, stride: int) -> int:
+    def _offsets_wire(self, stride: int) -> int:
         """The offsets of sequences that are so many elements apart."""
-        if stride not in self.starts:
+        if stride not in self.offset_wires:
             wire = self.builder.tensor((self.request.scores[0] + 1, 1, 1, 1), (1, 1, 1, 1), I64)
-            self.places[wire.uid] = len(self.request.reads) + len(self.request.writes) + len(self.starts)
-            self.starts[stride] = wire.uid
-        return self.starts[stride]
+            self.places[wire.uid] = len(self.request.reads) + len(self.request.writes) + len(self.offset_wires)
+            self.offset_wires[stride] = wire.uid
+        return self.offset_wires[stride]
 
     def _lengths(self) -> tuple[Wire | None, Wire | None]:
         if not self.request.padded:
             return None, None
         return self.tensor("seq_len_q"), self.tensor("seq_len_kv")
 
-    def _loaded(self, name: str, *, transposed: bool = False) -> Wire:
+    def _paged(self, name: str, *, transposed: bool = False) -> Wire:
         """K or V as a sequence, loaded by its table of pages; K with its last two axes exchanged."""
         b, _, _, skv = self.request.scores
         container = self.tensor(name)
@@ -143,9 +143,9 @@ class _Drawing(Drawing["SdpaRequest"]):
     def _scores(self, product: Wire) -> Wire:
         """Scale, bias and padding, which come before the backward's statistics."""
         builder, request = self.builder, self.request
-        value = builder.pointwise("MUL", product, builder.scalar(request.factor, FOUR))
+        value = builder.pointwise("MUL", product, builder.scalar(request.factor, AXES))
         if request.q.dtype.is_fp8:
-            value = self._times(value, "descale_q", "descale_k")
+            value = self._multiply(value, "descale_q", "descale_k")
         if request.bias is not None:
             value = builder.pointwise("ADD", value, self.tensor("bias"))
         lengths = [length for length in self._lengths() if length is not None]
@@ -162,7 +162,7 @@ class _Drawing(Drawing["SdpaRequest"]):
         return self.builder.pointwise("GEN_INDEX", value, AXIS=axis, MATH_PREC="i32")
 
     def _select(self, value: Wire, choice: Wire) -> Wire:
-        return self.builder.pointwise("BINARY_SELECT", value, self.builder.scalar(-math.inf, FOUR), choice)
+        return self.builder.pointwise("BINARY_SELECT", value, self.builder.scalar(-math.inf, AXES), choice)
 
     def _masks(self, value: Wire) -> Wire:
         """The bounds to the right and to the left of the diagonal; none further than all queries and keys together.
@@ -172,9 +172,9 @@ class _Drawing(Drawing["SdpaRequest"]):
         request = self.request
         furthest = sum(request.scores[2:])
         if request.right_bound is not None:
-            value = self._right(value, min(request.right_bound, furthest))
+            value = self._mask_right(value, min(request.right_bound, furthest))
         if request.left_bound is not None:
-            value = self._left(value, min(request.left_bound, furthest))
+            value = self._mask_left(value, min(request.left_bound, furthest))
         return value
 
     def _shifted(self, index: Wire, sign: int) -> Wire:
@@ -184,34 +184,34 @@ class _Drawing(Drawing["SdpaRequest"]):
             return index
         q, kv = self._lengths()
         if q is None or kv is None:
-            q, kv = (builder.scalar(extent, FOUR, I32) for extent in request.scores[2:])
+            q, kv = (builder.scalar(extent, AXES, I32) for extent in request.scores[2:])
         first, second = ("ADD", "SUB") if sign > 0 else ("SUB", "ADD")
-        moved = builder.pointwise(first, index, kv, out=self._whole(index), MATH_PREC="i32")
-        return builder.pointwise(second, moved, q, out=self._whole(index), MATH_PREC="i32")
+        moved = builder.pointwise(first, index, kv, out=self._index_like(index), MATH_PREC="i32")
+        return builder.pointwise(second, moved, q, out=self._index_like(index), MATH_PREC="i32")
 
-    def _whole(self, like: Wire) -> Wire:
+    def _index_like(self, like: Wire) -> Wire:
         return self.builder.virtual(like.dims, I32)
 
-    def _right(self, value: Wire, bound: int) -> Wire:
+    def _mask_right(self, value: Wire, bound: int) -> Wire:
         builder = self.builder
         row = self._shifted(self._index(value, 2), 1)
         column = self._index(value, 3)
         if bound:
-            number = builder.scalar(bound, FOUR, I32)
-            row = builder.pointwise("ADD", row, number, out=self._whole(row), MATH_PREC="i32")
+            number = builder.scalar(bound, AXES, I32)
+            row = builder.pointwise("ADD", row, number, out=self._index_like(row), MATH_PREC="i32")
         return self._select(value, builder.pointwise("CMP_GE", row, column, MATH_PREC="bool"))
 
-    def _left(self, value: Wire, bound: int) -> Wire:
+    def _mask_left(self, value: Wire, bound: int) -> Wire:
         builder, request = self.builder, self.request
         row, column = self._index(value, 2), self._index(value, 3)
         if request.diagonal is Diagonal.TOP_LEFT or not request.padded:
             # One sum in f32, as the engines look for it where lengths are fixed.
             if request.diagonal is Diagonal.BOTTOM_RIGHT:
                 bound += request.scores[2] - request.scores[3]
-            column = builder.pointwise("ADD", column, builder.scalar(float(bound), FOUR))
+            column = builder.pointwise("ADD", column, builder.scalar(float(bound), AXES))
         else:
-            number = builder.scalar(bound, FOUR, I32)
-            column = builder.pointwise("ADD", column, number, out=self._whole(column), MATH_PREC="i32")
+            number = builder.scalar(bound, AXES, I32)
+            column = builder.pointwise("ADD", column, number, out=self._index_like(column), MATH_PREC="i32")
             column = self._shifted(column, -1)
         return self._select(value, builder.pointwise("CMP_GT", column, row, MATH_PREC="bool"))
 
@@ -227,7 +227,7 @@ class _Drawing(Drawing["SdpaRequest"]):
     def forward(self, request: SdpaFwdRequest) -> None:
         builder = self.builder
         q = self.tensor("q")
-        k = self.tensor("k", transposed=True) if request.pages is None else self._loaded("k", transposed=True)
+        k = self.tensor("k", transposed=True) if request.pages is None else self._paged("k", transposed=True)
         len_q, len_kv = self._lengths()
         padding = 0.0 if request.padded else None
         value = builder.matmul(q, k, m=len_q, n=len_kv, padding=padding)
@@ -246,13 +246,13 @@ class _Drawing(Drawing["SdpaRequest"]):
         if request.dropout:
             mask = self._mask(self.tensor("mask_out") if request.mask else None)
             kept = builder.pointwise("MUL", builder.pointwise("DIV", powers, total), mask)
-            builder.pointwise("MUL", kept, builder.scalar(1 / (1 - request.dropout), FOUR), out=weights)
+            builder.pointwise("MUL", kept, builder.scalar(1 / (1 - request.dropout), AXES), out=weights)
         else:
             builder.pointwise("DIV", powers, total, out=weights)
-        v = self.tensor("v") if request.pages is None else self._loaded("v")
+        v = self.tensor("v") if request.pages is None else self._paged("v")
         builder.matmul(weights, v, out=self.tensor("out"), m=len_q, k=len_kv)
 
-    def _times(self, value: Wire, *names: str) -> Wire:
+    def _multiply(self, value: Wire, *names: str) -> Wire:
         for name in names:
             made = self.builder.virtual(value.dims, None, value.strides)
             value = self.builder.pointwise("MUL", value, self.tensor(name), out=made)
@@ -260,12 +260,12 @@ class _Drawing(Drawing["SdpaRequest"]):
 
     def _fp8(self, request: SdpaFwdRequest, exact: Wire, weights: Wire) -> None:
         """The second product of fp8: weights scaled and rounded, then scaled back, and what is largest of both."""
-        builder, one = self.builder, (1,) * FOUR
+        builder, one = self.builder, (1,) * AXES
         builder.reduction("AMAX", exact, one, out=self.tensor("amax_s") if request.amax else None)
         builder.pointwise("MUL", exact, self.tensor("scale_s"), out=weights)
         out = self.tensor("out")
         value = builder.matmul(weights, self.tensor("v"), out=builder.virtual(out.dims, None, out.strides))
-        value = self._times(value, "descale_s", "descale_v")
+        value = self._multiply(value, "descale_s", "descale_v")
         builder.reduction("AMAX", value, one, out=self.tensor("amax_o") if request.amax else None)
         builder.pointwise("MUL", value, self.tensor("scale_o"), out=out)
 
@@ -283,37 +283,37 @@ class _Drawing(Drawing["SdpaRequest"]):
         builder.pointwise("MUL", do, o, out=product)
         total = builder.reduction("ADD", product, rows)
         # Without dropout it is a factor of 1: the engines look for the operation.
-        delta = builder.pointwise("MUL", total, builder.scalar(keeps, FOUR), out=builder.scratch(rows, F32))
+        delta = builder.pointwise("MUL", total, builder.scalar(keeps, AXES), out=builder.scratch(rows, F32))
 
         q, k = self.tensor("q"), self.tensor("k", transposed=True)
         value = self._scores(builder.matmul(q, k, m=len_q, n=len_kv))
         value = builder.pointwise("SUB", value, self.tensor("stats"))
         weights = builder.pointwise("EXP", self._masks(value))
-        kept = self._kept(weights, mask)
-        self._summed(self._turned(kept), do, "dv", heads, m=len_kv, k=len_q)
+        kept = self._dropped_out(weights, mask)
+        self._product_over_heads(self._transposed(kept), do, "dv", heads, m=len_kv, k=len_q)
 
         gradient = builder.matmul(do, self.tensor("v", transposed=True), m=len_q, n=len_kv)
         if mask is not None:
             gradient = builder.pointwise("MUL", gradient, mask)
         gradient = builder.pointwise("MUL", builder.pointwise("SUB", gradient, delta), weights)
         if mask is not None:
-            gradient = builder.pointwise("MUL", gradient, builder.scalar(1 / keeps, FOUR))
+            gradient = builder.pointwise("MUL", gradient, builder.scalar(1 / keeps, AXES))
         if request.bias_gradient:
             builder.reduction("ADD", gradient, self._dims("dbias"), out=self.tensor("dbias"))
-        gradient = builder.pointwise("MUL", gradient, builder.scalar(request.factor, FOUR))
-        self._summed(self._turned(gradient), q, "dk", heads, m=len_kv, k=len_q)
-        self._query(request, gradient, k, len_q, len_kv)
+        gradient = builder.pointwise("MUL", gradient, builder.scalar(request.factor, AXES))
+        self._product_over_heads(self._transposed(gradient), q, "dk", heads, m=len_kv, k=len_q)
+        self._dq(request, gradient, k, len_q, len_kv)
 
-    def _kept(self, weights: Wire, mask: Wire | None) -> Wire:
+    def _dropped_out(self, weights: Wire, mask: Wire | None) -> Wire:
         if mask is None:
             return weights
         dropped = self.builder.pointwise("MUL", weights, mask)
-        return self.builder.pointwise("MUL", dropped, self.builder.scalar(1 / (1 - self.request.dropout), FOUR))
+        return self.builder.pointwise("MUL", dropped, self.builder.scalar(1 / (1 - self.request.dropout), AXES))
 
     def _dims(self, name: str) -> tuple[int, ...]:
         return self.request.layout_of(name).shape
 
-    def _turned(self, value: Wire) -> Wire:
+    def _transposed(self, value: Wire) -> Wire:
         """Its transpose, in the operands' dtype: what a product takes."""
         b, h, sq, skv = value.dims
         steps = (h * sq * skv, sq * skv, 1, skv)
@@ -321,7 +321,7 @@ class _Drawing(Drawing["SdpaRequest"]):
         self.builder.node("RESHAPE", {"XDESC": value}, {"YDESC": made})
         return made
 
-    def _summed(self, a: Wire, b: Wire, name: str, heads: int, *, m: Wire | None, k: Wire | None) -> None:
+    def _product_over_heads(self, a: Wire, b: Wire, name: str, heads: int, *, m: Wire | None, k: Wire | None) -> None:
         """A product for every head of Q, added up over the heads that share one of K or V."""
         builder, request = self.builder, self.request
         out = self.tensor(name)
@@ -333,7 +333,7 @@ class _Drawing(Drawing["SdpaRequest"]):
         builder.matmul(a, b, out=full, m=m, k=k)
         builder.node("REDUCTION", {"XDESC": full}, {"YDESC": out}, OPERATOR="ADD")
 
-    def _query(self, request: SdpaBwdRequest, gradient: Wire, k: Wire, len_q: Wire | None, len_kv: Wire | None) -> None:
+    def _dq(self, request: SdpaBwdRequest, gradient: Wire, k: Wire, len_q: Wire | None, len_kv: Wire | None) -> None:
         builder = self.builder
         dims, steps = ((*t[:2], t[3], t[2]) for t in (k.dims, k.strides))
         keys = builder.virtual(dims, request.q.dtype, steps, ragged=k.ragged)

@@ -16,34 +16,34 @@ if TYPE_CHECKING:
     from dispatch.ops.sdpa.request import SdpaBwdRequest, SdpaFwdRequest, SdpaRequest
 
 __all__ = [
-    "apart_by_16_bytes",
     "bounds",
+    "fp8_limits",
     "heads_by_8",
-    "heads_by_16_alone",
+    "is_packed",
+    "not_packed",
     "one_bias_gradient",
-    "packed_alone",
-    "padded_alone",
     "scale_above_0",
+    "tokens_by_16_bytes",
     "two_scores",
 ]
 
-WIDEST = 256
-SMALLEST = 2.0**-126  # of f32 without subnormals, which cuDNN takes for 0
+MAX_HEAD = 256
+MIN_SCALE = 2.0**-126  # of f32 without subnormals, which cuDNN takes for 0
 
 
 def heads_by_8(request: SdpaRequest) -> str:
     """Heads of a multiple of 8 elements, up to 256."""
     for name, extent in (("q", request.q.shape[-1]), ("v", request.v.shape[-1])):
-        if extent % 8 or extent > WIDEST:
-            return f"needs heads of {name} that are a multiple of 8 up to {WIDEST}, has {extent}"
+        if extent % 8 or extent > MAX_HEAD:
+            return f"needs heads of {name} that are a multiple of 8 up to {MAX_HEAD}, has {extent}"
     return ""
 
 
 def scale_above_0(request: SdpaRequest) -> str:
     """A scale above 0: with others cuDNN gives NaN, for it looks for the largest score before it scales (9.19)."""
-    if request.factor >= SMALLEST:
+    if request.factor >= MIN_SCALE:
         return ""
-    return f"needs a scale of {SMALLEST:.3g} or more, has {request.factor}: change the sign of q instead"
+    return f"needs a scale of {MIN_SCALE:.3g} or more, has {request.factor}: change the sign of q instead"
 
 
 def bounds(request: SdpaRequest) -> str:
@@ -57,7 +57,7 @@ def bounds(request: SdpaRequest) -> str:
     return ""
 
 
-def heads_by_16_alone(request: SdpaFwdRequest) -> str:
+def fp8_limits(request: SdpaFwdRequest) -> str:
     """fp8: heads of a multiple of 16 elements, two queries or more, and no mask but a causal one at the top left.
 
     The masks are left out as NVIDIA's front end leaves them out on Hopper; a bias even ends the process (cuDNN 9.19).
@@ -65,8 +65,8 @@ def heads_by_16_alone(request: SdpaFwdRequest) -> str:
     if request.scores[2] < 2:
         return "needs two queries or more with fp8, has 1"
     for name, extent in (("q", request.q.shape[-1]), ("v", request.v.shape[-1])):
-        if extent % 16 or extent > WIDEST:
-            return f"needs heads of {name} that are a multiple of 16 up to {WIDEST} for fp8, has {extent}"
+        if extent % 16 or extent > MAX_HEAD:
+            return f"needs heads of {name} that are a multiple of 16 up to {MAX_HEAD} for fp8, has {extent}"
     given = [n for n in ("bias", "seq_len_q", "page_table_k", "left_bound") if getattr(request, n) is not None]
     given += ["dropout"] if request.dropout else []
     given += ["BOTTOM_RIGHT"] if request.diagonal is Diagonal.BOTTOM_RIGHT and request.masked else []
@@ -88,17 +88,17 @@ def two_scores(request: SdpaBwdRequest) -> str:
     )
 
 
-def padded_alone(request: SdpaRequest) -> str:
+def not_packed(request: SdpaRequest) -> str:
     """Sequences of one length, or padded to it: cuDNN takes packed ones from sm_90 on, by a row of their own."""
     return "needs sequences that are not packed, has ragged_q" if request.packed else ""
 
 
-def packed_alone(request: SdpaRequest) -> str:
+def is_packed(request: SdpaRequest) -> str:
     """The row of packed sequences."""
     return "" if request.packed else "needs packed sequences, has no ragged_q"
 
 
-def apart_by_16_bytes(request: SdpaRequest) -> str:
+def tokens_by_16_bytes(request: SdpaRequest) -> str:
     """Wherever a sequence, a head or a token starts, it does so at a multiple of 16 bytes."""
     for name in (*request.reads, *request.writes):
         if name not in RAGGED or (name in request.writes and name not in request.outputs()):

@@ -18,7 +18,7 @@ from cudabind.errors import CudnnError
 from dispatch.core.row import refusals
 from dispatch.errors import Refused
 from dispatch.keys import BF16, HOST, I8
-from dispatch.libraries.cudnn.engines import described, engines
+from dispatch.libraries.cudnn.engines import engines, target_of
 from dispatch.libraries.cudnn.handle import last_error
 from dispatch.libraries.cudnn.lower import lower
 from dispatch.row_check import cases_of
@@ -74,7 +74,7 @@ def check(target):
 
 
 try:
-    GPU = described(Path(sys.argv[1]).read_bytes()) if len(sys.argv) > 1 else None
+    GPU = target_of(Path(sys.argv[1]).read_bytes()) if len(sys.argv) > 1 else None
 except CudnnError:
     print(json.dumps({"unknown": last_error()}))
 else:

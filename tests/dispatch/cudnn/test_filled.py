@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.libraries.cudnn.prefill import clears_of
+from dispatch.libraries.cudnn.prefill import zero_fills
 
 
 def base(dev, shape):
@@ -31,7 +31,7 @@ def test_zeros_are_put_into_a_view_and_nowhere_else(name):
     start = view.storage.base
     whole = np.ndarray(view.storage.nbytes, np.uint8, view.storage.keep, start - view.storage.keep.ctypes.data)
     expected = whole.copy()
-    for clear in clears_of(3, view.layout):
+    for clear in zero_fills(3, view.layout):
         assert clear.place == 3
         for line in range(clear.height):
             at = view.ptr - start + clear.start + line * clear.pitch
@@ -42,5 +42,5 @@ def test_zeros_are_put_into_a_view_and_nowhere_else(name):
 
 
 def test_what_lies_without_gaps_is_one_line():
-    (clear,) = clears_of(0, VIEWS["sequence first"](dp.device("host")).layout)
+    (clear,) = zero_fills(0, VIEWS["sequence first"](dp.device("host")).layout)
     assert (clear.start, clear.width * clear.height) == (0, 2 * 2 * 3 * 4 * 8)

@@ -13,7 +13,7 @@ from dispatch.errors import BadRequest, Refused
 from dispatch.keys import BOOL, F16, F32, I32
 from dispatch.libraries.cudnn.graph import Builder
 from dispatch.libraries.cudnn.modes import ARITY, BACKWARD, REDUCTIONS, pointwise
-from dispatch.libraries.cudnn.prefill import Fill, fills_of
+from dispatch.libraries.cudnn.prefill import Fill, reduction_fills
 from dispatch.ops import graph as cudnn
 
 SCIPY = {
@@ -209,7 +209,7 @@ def test_what_a_reduction_writes_starts_from_what_changes_nothing(mode, start, r
     rows = graph.reduction(mode, graph.tensor("x", (2, 3, 4), "f32") * 2, -1)
     graph.output("y", rows, "f32")
     request = graph.request(x=dp.device("host").zeros((2, 3, 4)))
-    (fill,) = fills_of(request.graph, request.places)
+    (fill,) = reduction_fills(request.graph, request.places)
     assert fill == Fill(1, start, 6)
     assert np.array([fill.bits], np.uint32).view(np.float32)[0] == np.float32(start)
 
@@ -220,9 +220,9 @@ def test_a_reduction_s_output_with_gaps_is_refused_and_one_that_passes_on_is_not
     graph.output("y", graph.reduction("ADD", x, -1), "f32", (6, 2, 1))
     request = graph.request(x=dp.device("host").zeros((2, 3, 4)))
     with pytest.raises(Refused, match="dense"):
-        fills_of(request.graph, request.places)
+        reduction_fills(request.graph, request.places)
     other = cudnn.Graph()
     summed = other.reduction("ADD", other.tensor("x", (2, 3, 4), "f32"), -1)
     other.output("y", summed * 2, "f32")
     request = other.request(x=dp.device("host").zeros((2, 3, 4)))
-    assert fills_of(request.graph, request.places) == ()
+    assert reduction_fills(request.graph, request.places) == ()

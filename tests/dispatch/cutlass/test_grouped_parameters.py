@@ -16,7 +16,7 @@ from dispatch.keys import Arch
 from dispatch.libraries.cutlass.emit.sm90_grouped_gemm import PLACED, emit
 from dispatch.ops.grouped_matmul import GroupedMatmulListRequest, GroupedMatmulRequest
 from dispatch.ops.grouped_matmul.config import MEDIUM
-from dispatch.ops.grouped_matmul.cutlass import ARRAYS, places, spec_of
+from dispatch.ops.grouped_matmul.cutlass import ARRAYS, array_offsets, spec_of
 from dispatch.ops.grouped_matmul.plans import chunks
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
@@ -66,7 +66,7 @@ def rows_request(host):
 
 
 def arrays_of(groups):
-    return np.zeros((groups, 3), np.int32), np.zeros((len(ARRAYS), places(groups)[0][ARRAYS[1]] // 8), np.int64)
+    return np.zeros((groups, 3), np.int32), np.zeros((len(ARRAYS), array_offsets(groups)[0][ARRAYS[1]] // 8), np.int64)
 
 
 def words(*values):
@@ -78,8 +78,8 @@ def test_groups_of_rows_begin_where_the_one_before_ends(host, entries):
     a, b, ends = (np.asarray(x) for x in (asked.a, asked.b, asked.ends))
     out = np.zeros((12, 24), np.float32)
     shapes, arrays = arrays_of(3)
-    places = (ends.ctypes.data, 3, 24, 16, a.ctypes.data, 32, b.ctypes.data, 16, 24 * 16, out.ctypes.data, 24)
-    entries.arrange(*words(*places, shapes.ctypes.data, arrays.ctypes.data))
+    array_offsets = (ends.ctypes.data, 3, 24, 16, a.ctypes.data, 32, b.ctypes.data, 16, 24 * 16, out.ctypes.data, 24)
+    entries.arrange(*words(*array_offsets, shapes.ctypes.data, arrays.ctypes.data))
     assert shapes.tolist() == [[3, 24, 16], [0, 24, 16], [7, 24, 16]]
     at = dict(zip(ARRAYS, arrays[:, :3].tolist(), strict=True))
     assert at["addresses_a"] == [a[begin:].ctypes.data for begin in (0, 3, 3)]
@@ -112,7 +112,7 @@ def test_products_are_placed_as_the_host_says(host, entries):
 
 @pytest.mark.parametrize("groups", [1, 2, 5, 64])
 def test_the_arrays_are_apart_and_begin_at_16_bytes(groups):
-    offsets, size = places(groups)
+    offsets, size = array_offsets(groups)
     assert list(offsets) == [*ARRAYS, "shapes"]
     begins = list(offsets.values())
     assert all(begin % 16 == 0 for begin in begins)

@@ -186,7 +186,7 @@ def test_blackwells_kernels_write_nothing_beside_an_output_either(host, executor
 def small(monkeypatch):
     """What the small kernels of groups were given last."""
     told = []
-    monkeypatch.setattr(plans._Plan, "_small", lambda _, arguments: told.append(arguments))
+    monkeypatch.setattr(plans._Plan, "_launch_setup", lambda _, arguments: told.append(arguments))
     return told
 
 

@@ -15,7 +15,7 @@ from dispatch.keys import BF16, HOST, Arch
 from dispatch.libraries.cutlass import evt
 from dispatch.ops.conv import numpy_tree_conv
 from dispatch.ops.conv.config import MEDIUM
-from dispatch.ops.conv.problem import Arranged
+from dispatch.ops.conv.problem import ArgumentOrder
 from dispatch.refusal import Kind
 from dispatch.table.select import select
 
@@ -96,7 +96,7 @@ def test_a_plain_request_may_come_to_cutlass(host, rng):
     numpy_tree_conv(request, None, row).run(request, {})
     dp.run(dp.ConvBwdDataRequest(dy, w, pad=1, out=copy, alpha=0.5, beta=2.0))
     assert np.array_equal(out.numpy(), copy.numpy())
-    arranged = Arranged.of(request)
+    arranged = ArgumentOrder.of(request)
     assert arranged.names == ("a", "b", "c", "out", "beta", "alpha")
     assert arranged(request.arguments({})) == (dy.ptr, w.ptr, out.ptr, out.ptr, 2.0, 0.5)
 
@@ -105,7 +105,7 @@ def test_the_arguments_of_a_forward_leave_out_the_bias(host):
     plain, has_tree = of(host, alpha=3.0), of(host, alpha=3.0, library="cutlass")
     out = {"out": zeros(host, 2, 16, 7, 7)}
     for request in (plain, has_tree):
-        arranged = Arranged.of(request)
+        arranged = ArgumentOrder.of(request)
         assert arranged.names == ("a", "b", "c", "out", "alpha")
         found = arranged(request.arguments(out))
         assert found == (request.x.ptr, request.w.ptr, 0, out["out"].ptr, 3.0)

@@ -59,7 +59,7 @@ def library(tmp_path_factory):
     def compiled(options):
         if options not in known:
             name = folder / f"small{len(known)}"
-            name.with_suffix(".cpp").write_text(BEFORE + cublaslt.SMALL + BEHIND)
+            name.with_suffix(".cpp").write_text(BEFORE + cublaslt.SETUP_SOURCE + BEHIND)
             command = ["g++", *options, "-shared", "-fPIC", f"{name}.cpp", "-o", f"{name}.so"]
             done = subprocess.run(command, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr[:2000]
@@ -158,7 +158,7 @@ def executor(host, library, monkeypatch):
     skip_without_layouts()
 
     def small(plan, arguments):
-        entries, entry = plan._place
+        entries, entry = plan._setup_kernel
         if entry == "arrange":
             entries.arrange(*arguments)
         else:
@@ -171,7 +171,7 @@ def executor(host, library, monkeypatch):
 
     names = {"CUDA_MEMCPY3D": SimpleNamespace, "CUmemorytype": driver.CUmemorytype, "cuMemcpy3DAsync": copy}
     monkeypatch.setattr(staged, "driver", SimpleNamespace(**names))
-    monkeypatch.setattr(plans._Plan, "_small", small)
+    monkeypatch.setattr(plans._Plan, "_launch_setup", small)
     monkeypatch.setattr(cublaslt, "loaded", lambda _source, entry, options, _device: (library(options), entry))
     monkeypatch.setattr(cublaslt, "handle_of", lambda _: None)
     monkeypatch.setattr(cublaslt, "lt", SimpleNamespace(cublasLtMatmul=SimpleNamespace(unchecked=grouped_product)))
@@ -201,7 +201,9 @@ def test_the_library_is_told_where_each_group_lies(row, case, host, executor, rn
 @pytest.mark.parametrize("entry", ["arrange", "place"])
 def test_the_small_kernels_compile_for_hopper(entry):
     try:
-        code = nvrtc.compile(cublaslt.SMALL, "small.cu", ("-arch=sm_90", "-std=c++17", "-DSIZE=2", "-DSIZE_D=4")).code
+        code = nvrtc.compile(
+            cublaslt.SETUP_SOURCE, "small.cu", ("-arch=sm_90", "-std=c++17", "-DSIZE=2", "-DSIZE_D=4")
+        ).code
     except LibraryNotFound:
         pytest.skip("NVRTC is not installed")
     assert entry.encode() in code
@@ -274,7 +276,7 @@ def test_cutlass_comes_first_and_autotune_asks_both(host):
 
 
 def test_groups_are_told_in_the_mean(host):
-    assert cublaslt.means(small_request(host)) == (3, 8, 16)
+    assert cublaslt.mean_extents(small_request(host)) == (3, 8, 16)
     a = tuple(host.zeros((m, k), "bf16") for m, k in ((2, 16), (6, 48)))
     b = tuple(host.zeros((k, n), "bf16") for k, n in ((16, 8), (48, 24)))
-    assert cublaslt.means(GroupedMatmulListRequest(a, b)) == (4, 16, 32)
+    assert cublaslt.mean_extents(GroupedMatmulListRequest(a, b)) == (4, 16, 32)

@@ -10,8 +10,8 @@ from dispatch.keys import HOST, Arch
 from dispatch.libraries.cudnn.reference import evaluate
 from dispatch.ops.norm import NormBwdRequest, NormFwdRequest, NormMode
 from dispatch.ops.norm.cases import cases
-from dispatch.ops.norm.graph import describe
-from dispatch.ops.norm.group import draw
+from dispatch.ops.norm.graph import lower_to_graph
+from dispatch.ops.norm.group import group_norm_steps
 from dispatch.ops.norm.reference import reference
 from dispatch.row_check import check_row
 from dispatch.table.select import select
@@ -189,7 +189,7 @@ def carried_out(request, steps):
             memory[place] = np.array(getattr(request, name).numpy(), float).ravel()
         elif name in request.outputs():
             memory[place] = np.full(int(np.prod(request.outputs()[name].shape)), np.nan)
-    for number, between in enumerate(steps.between):
+    for number, between in enumerate(steps.intermediates):
         memory[len(names) + number] = np.full(between.size, np.nan if between.fill is None else between.fill)
     for graph, places in steps.steps:
         for wire in graph.wires:  # every operand is as large as its memory, or (the ones) smaller
@@ -227,7 +227,7 @@ def test_the_graphs_of_group_norm_give_it_together(shape, groups, training, host
         statistics = (host.array(made[name], "f32") for name in ("inv_variance_out", "mean_out"))
         requests.append(NormBwdRequest(dy, x, scale, *statistics, **choices))
     for request in requests:
-        found = carried_out(request, draw(request))
+        found = carried_out(request, group_norm_steps(request))
         for name, expected in reference(request).items():
             assert np.allclose(found[name], expected, atol=1e-9), name
 
@@ -248,7 +248,7 @@ def test_steps_of_axes_of_one_element_mean_nothing(training, last, host, rng):
             with pytest.raises(NoRow, match="channels last"):
                 dp.run(request)
             return
-        graphs.append(describe(request).graph.text())
+        graphs.append(lower_to_graph(request).graph.text())
         results.append(dp.run(request))
     assert graphs[0] == graphs[1]
     made = [found[0] if training else found for found in results]
@@ -261,7 +261,9 @@ def test_pixels_lie_with_their_channels_last_whatever_their_steps_say(host, rng)
         host.array(x, "f32"), one, one, running_mean=one, running_var=one, mode=NormMode.BATCH_NORM
     )
     assert np.allclose(dp.run(request).numpy(), (x - 1) / np.sqrt(1 + 1e-5) + 1, atol=1e-5)
-    assert all(wire.strides == (8, 1, 8, 8) for wire in describe(request).graph.wires if wire.dims == (4, 8, 1, 1))
+    assert all(
+        wire.strides == (8, 1, 8, 8) for wire in lower_to_graph(request).graph.wires if wire.dims == (4, 8, 1, 1)
+    )
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -272,7 +274,7 @@ def test_an_image_of_one_axis_of_one_pixel_is_described_as_a_matrix(training, ho
         names = ("scale", "bias", "running_mean", "running_var")
         given = {name: host.zeros((8,), "f32") for name in names}
         request = NormFwdRequest(host.zeros(shape, "f16"), mode=NormMode.BATCH_NORM, training=training, **given)
-        graphs.append(describe(request).graph)
+        graphs.append(lower_to_graph(request).graph)
     assert graphs[0] == graphs[1]
     assert {wire.strides for wire in graphs[1].wires if wire.dims == (16, 8, 1, 1)} == {(8, 1, 8, 8)}
 

@@ -11,7 +11,7 @@ from dispatch import TABLE
 from dispatch.errors import BadRequest, Refused
 from dispatch.keys import BF16, HOST, U32, Arch
 from dispatch.libraries.cudnn.reference import evaluate
-from dispatch.ops.reduction import ReduceOp, ReduceRequest, axes_of, describe, of_one, reduce, reference, shrinks
+from dispatch.ops.reduction import ReduceOp, ReduceRequest, axes_of, lower_to_graph, of_one, reduce, reference, shrinks
 from dispatch.ops.reduction.cases import cases
 from dispatch.row_check import check_row
 from dispatch.table.select import select
@@ -191,7 +191,7 @@ def test_axes_are_merged_but_never_across_what_is_kept(dev):
 def test_the_graph_of_sums_computes_them(shape, axes, op, dev, rng):
     x = rng.standard_normal(shape).astype(np.float32)
     request = ReduceRequest(dev.array(x), axes, reduce=op)
-    graph, places = describe(request)
+    graph, places = lower_to_graph(request)
     (x_uid,) = (uid for uid, place in places.items() if place == 0)
     dims = graph.wire(x_uid).dims
     matrix = x.astype(float).reshape(dims[3], dims[1])  # (1, columns, 1, rows), columns innermost

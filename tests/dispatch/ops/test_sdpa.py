@@ -13,7 +13,7 @@ from dispatch.keys import HOST, Arch
 from dispatch.libraries.cudnn.reference import evaluate
 from dispatch.ops.sdpa import Diagonal, SdpaBwdRequest, SdpaFwdRequest
 from dispatch.ops.sdpa.cases import cases
-from dispatch.ops.sdpa.graph import composed
+from dispatch.ops.sdpa.graph import composed_graph
 from dispatch.ops.sdpa.reference import reference
 from dispatch.row_check import check_row
 from dispatch.table.select import select
@@ -78,7 +78,7 @@ def test_the_graph_that_cudnn_gets_computes_the_same(op, masks, host, rng):
         o, do = (host.array(x, "f16") for x in (made["out"], rng.standard_normal((2, 4, 6, 8))))
         stats = host.array(np.where(np.isfinite(made["stats_out"]), made["stats_out"], 0), "f32")
         request = SdpaBwdRequest(q, k, v, o, do, stats, seq_len_q=lengths[0], seq_len_kv=lengths[1], **given, **masks)
-    graph, places, _ = composed(request)
+    graph, places, _ = composed_graph(request)
     names = (*request.reads, *request.writes)
     feeds = {}
     for uid, place in places.items():

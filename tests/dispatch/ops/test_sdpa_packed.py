@@ -13,7 +13,7 @@ from dispatch.keys import Arch
 from dispatch.libraries.cudnn.reference import evaluate
 from dispatch.ops.sdpa import Diagonal, SdpaBwdRequest, SdpaFwdRequest, ragged_offsets
 from dispatch.ops.sdpa.base import OFFSETS
-from dispatch.ops.sdpa.graph import composed
+from dispatch.ops.sdpa.graph import composed_graph
 from dispatch.ops.sdpa.packed import unpacked
 from dispatch.ops.sdpa.reference import reference
 from dispatch.table.select import select
@@ -84,7 +84,7 @@ def test_gradients_of_packed_sequences_by_finite_differences(masks, host, rng):
 def test_the_graph_of_packed_sequences_computes_the_same(host, rng):
     """Every packed wire names its offsets, and the chain on sequences taken apart gives the packed result."""
     request = SdpaFwdRequest(**pack(host, drawn(rng)), right_bound=0)
-    graph, places, _ = composed(request)
+    graph, places, _ = composed_graph(request)
     names = {uid: (*request.reads, *request.writes)[place] for uid, place in places.items()}
     for uid, name in names.items():
         ragged = graph.wire(uid).ragged
@@ -98,9 +98,11 @@ def test_the_graph_of_packed_sequences_computes_the_same(host, rng):
             feeds[uid] = np.swapaxes(array, -1, -2) if name == "k" else array.reshape(graph.wire(uid).dims)
     (found,) = evaluate(graph, feeds).values()
     out = reference(request)["out"]
-    starts = np.cumsum([0, *LENGTHS["q"]])
+    offset_wires = np.cumsum([0, *LENGTHS["q"]])
     for number, count in enumerate(LENGTHS["q"]):
-        assert np.allclose(np.swapaxes(found[number, :, :count], 0, 1), out[starts[number] : starts[number] + count])
+        assert np.allclose(
+            np.swapaxes(found[number, :, :count], 0, 1), out[offset_wires[number] : offset_wires[number] + count]
+        )
 
 
 @pytest.mark.parametrize(

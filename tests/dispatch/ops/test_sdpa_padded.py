@@ -11,7 +11,7 @@ import dispatch as dp
 from dispatch.errors import BadRequest, NoRow
 from dispatch.keys import F32, HOST, Arch
 from dispatch.ops.sdpa import Diagonal, SdpaBwdRequest, SdpaFwdRequest
-from dispatch.ops.sdpa.graph import composed
+from dispatch.ops.sdpa.graph import composed_graph
 from dispatch.ops.sdpa.reference import reference
 from dispatch.table.select import select
 
@@ -149,18 +149,18 @@ def test_padded_sequences_are_described_each_from_its_own_start(op, order, host,
     tensors = {name: host.array(a) if name == "stats" else lay(a) for name, a in arrays.items()}
     forward = SdpaFwdRequest(*(tensors[n] for n in "qkv"), **fields, stats=True)
     request = forward if op == "sdpa_fwd" else SdpaBwdRequest(**tensors, **fields)
-    plain, (graph, places, strides) = composed(request), composed(request, apart=True)
+    plain, (graph, places, strides) = composed_graph(request), composed_graph(request, by_offsets=True)
     assert plain.strides == ()
     assert [node.kind for node in graph.nodes] == [node.kind for node in plain.graph.nodes]
     names = (*request.reads, *request.writes)
-    starts = {uid: strides[place - len(names)] for uid, place in places.items() if place >= len(names)}
-    assert sorted(starts.values()) == sorted(set(strides))
+    offset_wires = {uid: strides[place - len(names)] for uid, place in places.items() if place >= len(names)}
+    assert sorted(offset_wires.values()) == sorted(set(strides))
     described = {names[place]: graph.wire(uid) for uid, place in places.items() if place < len(names)}
     for name in ("q", "k", "v", "o", "do", "out", "dq", "dk", "dv"):
         if name in described:
             batch, head, token, _ = request.layout_of(name).strides
             wire = described[name]
-            assert starts[wire.ragged] == batch
+            assert offset_wires[wire.ragged] == batch
             assert sorted(wire.strides[1:]) == sorted((head, token, 1))
     assert not any(wire.ragged for name, wire in described.items() if name in ("stats", "stats_out", "seq_len_q"))
 
@@ -169,25 +169,25 @@ def test_one_padded_sequence_ends_behind_its_tokens(host):
     """A batch made by `x[None]` steps by 0, and offsets of 0 and 0 would say that it has no token."""
     q = host.zeros((2, 9, 8), "f16")[None]
     length = host.array(np.array([5], np.int32))
-    _, _, strides = composed(SdpaFwdRequest(q, q, q, seq_len_q=length, seq_len_kv=length), apart=True)
+    _, _, strides = composed_graph(SdpaFwdRequest(q, q, q, seq_len_q=length, seq_len_kv=length), by_offsets=True)
     assert q.layout.strides[0] == 0
     assert strides == (2 * 9 * 8,)
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("by_offsets", [False, True])
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_axes_of_one_element_are_described_as_in_a_tensor_that_was_made_with_them(axis, apart, host, rng):
+def test_axes_of_one_element_are_described_as_in_a_tensor_that_was_made_with_them(axis, by_offsets, host, rng):
     """A view such as `x[None]` steps by 0 there."""
     array = rng.standard_normal((2, 9, 8)).astype(np.float16)
     made, lengths = host.array(np.expand_dims(array, axis)), [1] * (1 if axis == 0 else 2)
     view = host.array(array)[(slice(None),) * axis + (None,)]
     assert view.layout.strides[axis] == 0
     stats = host.zeros((*made.shape[:3], 1))
-    fields = {f"seq_len_{name}": host.array(np.array(lengths, np.int32)) for name in ("q", "kv")} if apart else {}
+    fields = {f"seq_len_{name}": host.array(np.array(lengths, np.int32)) for name in ("q", "kv")} if by_offsets else {}
 
     def drawn(x):
         requests = SdpaFwdRequest(x, x, x, **fields), SdpaBwdRequest(x, x, x, x, x, stats, **fields)
-        return [composed(request, apart=apart) for request in requests]
+        return [composed_graph(request, by_offsets=by_offsets) for request in requests]
 
     def steps(wire):
         """Of axes with more than one element; sequences by offsets have no step of their own."""
@@ -219,7 +219,7 @@ def test_a_bound_beyond_every_score_hides_nothing_and_stays_within_i32(op, name,
     for key, expected in reference(request).items():
         np.testing.assert_array_equal(expected, whole[key])
     sq, skv = request.scores[2:]
-    graph = composed(request).graph
+    graph = composed_graph(request).graph
     numbers = [wire.value for wire in graph.wires if wire.value is not None and wire.dtype is not F32]
     assert all(number == np.int32(min(number, sq + skv)) for number in numbers)
     masked = [node for node in graph.nodes if node.has("MODE") and node.get("MODE") in ("CMP_GE", "CMP_GT")]

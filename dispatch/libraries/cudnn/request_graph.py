@@ -1,6 +1,6 @@
-"""Requests drawn as graphs: a builder, and where the operands of the request stand in its arguments.
+"""Base classes that turn a request into a graph of cuDNN, with the place of each operand in the request's arguments.
 
-The graphs of the ops derive from it. Pure: it calls no library.
+The ops derive from them. No library is called here.
 """
 
 from __future__ import annotations
@@ -15,58 +15,58 @@ if TYPE_CHECKING:
     from dispatch.keys import Dtype
     from dispatch.libraries.cudnn.graph import Wire
 
-__all__ = ["Described", "Drawing", "Held", "PlacedGraph", "held"]
+__all__ = ["GraphMemory", "LoweredGraph", "PlacedGraphBuilder", "RequestGraphBuilder", "operand_memory"]
 
 Shape = tuple[int, ...]
 Q = TypeVar("Q", bound="OperandRequest")
 
 
-class Described(NamedTuple):
+class LoweredGraph(NamedTuple):
     """A graph, and for the unique id of each operand its place in the request's arguments."""
 
     graph: Graph
     places: dict[int, int]
 
 
-class Held(NamedTuple):
-    """Memory that a graph reads or writes: its place in the arguments, its dtype, the multiple that it begins at."""
+class GraphMemory(NamedTuple):
+    """Memory that a graph reads or writes: its place in the arguments, its dtype, and its alignment in bytes."""
 
     place: int
     dtype: Dtype
     alignment: int = 256
 
 
-def held(request: OperandRequest, name: str) -> Held:
+def operand_memory(request: OperandRequest, name: str) -> GraphMemory:
     """The memory of an operand."""
     layout = request.layout_of(name)
-    return Held(request.place_of(name), layout.dtype, layout.alignment)
+    return GraphMemory(request.place_of(name), layout.dtype, layout.alignment)
 
 
-class PlacedGraph:
-    """A graph as it is drawn over memory, and the places of its wires; `compute` is what sums are kept in."""
+class PlacedGraphBuilder:
+    """Builds a graph over memory, and notes the places of its wires; sums are kept in the dtype `compute`."""
 
     def __init__(self, compute: Dtype = F32) -> None:
         self.builder = Builder(compute)
         self.places: dict[int, int] = {}
 
-    def wire(self, memory: Held, dims: Shape, strides: Shape | None, *, ragged: int = 0) -> Wire:
-        """Memory as a tensor in the axes that an engine takes it in."""
+    def wire(self, memory: GraphMemory, dims: Shape, strides: Shape | None, *, ragged: int = 0) -> Wire:
+        """Memory as a tensor with the axes that an engine expects."""
         made = self.builder.tensor(dims, strides, memory.dtype, alignment=memory.alignment, ragged=ragged)
         self.places[made.uid] = memory.place
         return made
 
-    def write(self, memory: Held, value: Wire, strides: Shape | None) -> None:
-        """Have what an operation gives written to memory."""
+    def write(self, memory: GraphMemory, value: Wire, strides: Shape | None) -> None:
+        """Have the result of an operation written to memory."""
         real = self.builder.as_output(value, memory.dtype, strides, memory.alignment)
         self.places[real.uid] = memory.place
 
-    def described(self) -> Described:
+    def lowered(self) -> LoweredGraph:
         """The graph so far."""
-        return Described(self.builder.build(), self.places)
+        return LoweredGraph(self.builder.build(), self.places)
 
 
-class Drawing(PlacedGraph, Generic[Q]):
-    """The graph of a request as it is drawn over its operands."""
+class RequestGraphBuilder(PlacedGraphBuilder, Generic[Q]):
+    """Builds the graph of a request over its operands."""
 
     def __init__(self, request: Q, compute: Dtype = F32) -> None:
         super().__init__(compute)
@@ -74,8 +74,8 @@ class Drawing(PlacedGraph, Generic[Q]):
 
     def operand(self, name: str, dims: Shape, strides: Shape | None, *, ragged: int = 0) -> Wire:
         """The wire of an operand."""
-        return self.wire(held(self.request, name), dims, strides, ragged=ragged)
+        return self.wire(operand_memory(self.request, name), dims, strides, ragged=ragged)
 
     def output(self, name: str, value: Wire, strides: Shape | None) -> None:
-        """Have what an operation gives written into an operand."""
-        self.write(held(self.request, name), value, strides)
+        """Have the result of an operation written into an operand."""
+        self.write(operand_memory(self.request, name), value, strides)
