@@ -29,8 +29,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 120  # seconds, on a machine that has other things to do
 # The lines on stderr that commands write while they take longer than two seconds, as on a busy machine.
 PROGRESS = re.compile(r"(doctor.*|open libraries): \d+ of \d+, \d+ s.*\n")
-    r"(doctor( opens \w+| computes on \S+)?|open libraries): \d+ of \d+, \d+ s(, about \d+ s left)?\n"
-)
 
 
 class WarmStart:
