@@ -1,7 +1,7 @@
-"""What the actor of a RaySupervisor does: it makes requests of what it is sent, and gives them to its own supervisor.
+"""The actor of a RaySupervisor: it makes requests from the fields that it receives, and submits them to a supervisor.
 
-One event loop runs all of it: calls of one caller begin in their order, and wait for the supervisor's futures side by
-side. Tensors that are kept have keys, which their handles hold.
+One event loop runs everything: calls of one caller begin in order, and wait for the supervisor's futures concurrently.
+Kept tensors have keys, to which handles refer.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ActorInfo", "SupervisorActor", "TensorReference", "map_nested"]
 
-EXIT_DELAY = 1.0  # seconds in which the answers of an actor that is of no use any more still go out
+EXIT_DELAY = 1.0  # seconds after which a broken actor exits, so that its answers are still sent
 
 
 class TensorReference(NamedTuple):
-    """A tensor that stays in an actor: by its key there, and the generation of the actor in which it is."""
+    """A reference to a tensor in an actor: its key there, and the generation of the actor."""
 
     actor: str
     generation: int
@@ -39,7 +39,7 @@ class TensorReference(NamedTuple):
 
 
 class ActorInfo(NamedTuple):
-    """Which process an actor is now."""
+    """The present process of an actor."""
 
     actor: str
     generation: int
@@ -49,7 +49,7 @@ class ActorInfo(NamedTuple):
 
 
 def map_nested(function: Any, value: Any) -> Any:
-    """A value with a function applied to all that is in its tuples, lists and mappings."""
+    """Apply a function to every item of nested tuples, lists and mappings."""
     if isinstance(value, TensorReference):
         return function(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -62,7 +62,7 @@ def map_nested(function: Any, value: Any) -> Any:
 
 
 class SupervisorActor:
-    """A supervisor in a process that Ray starts anew where it ends: then its generation is a larger one."""
+    """A supervisor in a process that Ray restarts if it ends; a restarted one has a larger generation."""
 
     def __init__(self, device: str | None, options: dict[str, Any]) -> None:
         from dispatch.world.ray_rendezvous import ray
@@ -75,7 +75,7 @@ class SupervisorActor:
         self._keys = 0
 
     async def info(self) -> ActorInfo:
-        """Which process this is."""
+        """Information about this process."""
         return ActorInfo(self._actor, self._generation, self._supervisor.device.name, os.getpid(), self._node)
 
     async def put(self, array: Any, dtype: str | None) -> TensorReference:
@@ -84,20 +84,20 @@ class SupervisorActor:
         return made
 
     async def fetch(self, reference: TensorReference) -> Any:
-        """A kept tensor's elements."""
+        """A kept tensor as an array."""
         return self._tensor(reference).numpy()
 
     async def release(self, generation: int, keys: Sequence[int]) -> None:
-        """Keep tensors no longer; nobody waits for this."""
+        """Drop kept tensors; callers do not wait for this."""
         if generation == self._generation:
             for key in keys:
                 self._kept.pop(key, None)
 
     async def drop(self, refs: Sequence[Any]) -> None:
-        """Keep the tensors of a result that nobody has asked for no longer; of a request that failed there are none."""
+        """Drop the kept tensors of a result that nobody has read; a failed request has none."""
         try:
             result = await refs[0]
-        except Exception:  # noqa: BLE001  # whoever asks for the result is told
+        except Exception:  # noqa: BLE001  # raised where the result is read
             return
         map_nested(
             lambda value: self._kept.pop(value.key, None) if isinstance(value, TensorReference) else None, result
@@ -106,7 +106,7 @@ class SupervisorActor:
     async def run(
         self, kind: type[Request[Any]], choices: dict[str, Any], keep: bool, names: Sequence[str], *values: Any
     ) -> Any:
-        """Make a request of its class and fields, run it, and give its result as arrays, or references to it."""
+        """Make a request from its class and fields, run it, and return its result as arrays, or as references."""
         fields = {name: map_nested(self._operand, value) for name, value in zip(names, values, strict=True)}
         if not issubclass(kind, Request):
             raise BadRequest("request", repr(kind), "a class of requests, such as dispatch.MatmulRequest")
@@ -114,16 +114,16 @@ class SupervisorActor:
             result = await self._supervisor.submit(kind(**fields), **choices)
         except (DeviceFault, WorkerFailed):
             if self._supervisor.device.fault is not None or self._is_broken():
-                asyncio.get_running_loop().call_later(EXIT_DELAY, os._exit, 1)  # Ray starts another one
+                asyncio.get_running_loop().call_later(EXIT_DELAY, os._exit, 1)  # Ray restarts the actor
             raise
         return map_nested(self._keep if keep else _array, result)
 
     async def stats(self) -> Any:
-        """What the supervisor has counted."""
+        """The supervisor's counts."""
         return self._supervisor.stats()
 
     async def close(self) -> None:
-        """Wait for all work. What failed was told to who asked for it."""
+        """Wait for all work. Errors were raised where results were read."""
         self._kept.clear()
         await asyncio.get_running_loop().run_in_executor(None, self._supervisor.close)
 

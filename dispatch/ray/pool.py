@@ -1,4 +1,4 @@
-"""RayPool: supervisors on the bundles of one placement group, over nodes and GPUs as Ray places it."""
+"""RayPool: supervisors on the bundles of a placement group, which Ray places on nodes and GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ __all__ = ["RayPool", "place_bundles"]
 
 
 def place_bundles(count: int, bundle: Mapping[str, float], strategy: str, timeout: float) -> tuple[Any, list[Any]]:
-    """A placement group of so many equal bundles, and Ray's strategy for an actor on each; DeviceUnavailable."""
+    """A placement group of `count` equal bundles, and the scheduling strategy for an actor on each.
+
+    DeviceUnavailable if Ray does not place it in time.
+    """
     from importlib import import_module
 
     module = ray()
@@ -38,17 +41,17 @@ def place_bundles(count: int, bundle: Mapping[str, float], strategy: str, timeou
 
 
 class RayPool:
-    """Several supervisors that are Ray's actors; a request goes where its operands are, or where the least is to do.
+    """Several supervisors in Ray actors; a request goes to the one that keeps its operands, or the least busy one.
 
     Args:
         count: how many.
         strategy: of the placement group: "PACK" on few nodes, "SPREAD" over many, "STRICT_PACK" and "STRICT_SPREAD".
         num_cpus, num_gpus, resources: of each actor.
-        placing: seconds within which Ray is to find room for all; DeviceUnavailable where it does not.
-        choices: as of `RaySupervisor`, for each.
+        placing: seconds within which Ray must place all actors; otherwise DeviceUnavailable.
+        choices: further arguments of each `RaySupervisor`.
 
     Attributes:
-        supervisors: of the bundles, in their order.
+        supervisors: in the order of the bundles.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class RayPool:
         raise BadRequest("operand", repr(tensor), "one that a supervisor of this pool keeps")
 
     def close(self) -> None:
-        """End all of them, and give their places back."""
+        """Close all supervisors, and remove the placement group."""
         from importlib import import_module
 
         try:

@@ -1,8 +1,8 @@
-"""RaySupervisor: requests to a supervisor that is an actor of Ray, and the futures and handles that come back.
+"""RaySupervisor: requests to a supervisor in a Ray actor, with the futures and handles of their results.
 
-An actor that ends costs what it had in flight and in memory, and nothing else: each such request fails with ActorLost,
-for it may have run, and none is run twice. A handle of memory that is gone is refused with StaleTensor. This module is
-what callers hold; actor.py is the other end.
+When an actor ends, only its requests in flight and its memory are lost: each such request fails with ActorLost, because
+it may have run, and none is run twice. A handle of lost memory is refused with StaleTensor. This module is the caller's
+side; actor.py is the other one.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 __all__ = ["RayFuture", "RaySupervisor", "RemoteTensor", "unwrap_ray_error"]
 
-RETRY_SECONDS = 0.1  # seconds until an actor that is being started is asked again
-EXTRA_CALLS = 8  # calls that may be in an actor beside its requests
-CLOSE_TIMEOUT = 60.0  # seconds that the work of an actor that is closed may take
+RETRY_SECONDS = 0.1  # seconds between calls of an actor that is being restarted
+EXTRA_CALLS = 8  # concurrent calls of an actor in addition to its requests
+CLOSE_TIMEOUT = 60.0  # seconds within which an actor must finish its work when it is closed
 
 
 def unwrap_ray_error(error: BaseException) -> BaseException:
-    """What an error of Ray's stands for: the one that was raised in the actor, or ActorLost."""
+    """The error that was raised in the actor, or ActorLost, for an error of Ray."""
     exceptions = ray().exceptions
     if isinstance(error, exceptions.RayTaskError):
         inner = error.cause
@@ -52,14 +52,14 @@ def unwrap_ray_error(error: BaseException) -> BaseException:
 
 
 class RemoteTensor:
-    """A tensor in an actor's device memory, which stays there; the actor lets go of it when this handle ends.
+    """A handle of a tensor that stays in an actor's device memory; the actor drops it when this handle dies.
 
-    An operand of further requests to the same actor. `fetch()` copies it here. A handle that was pickled may be used
-    elsewhere, as long as this one is there.
+    It can be an operand of further requests to the same actor. `fetch()` copies it here. A pickled handle can be used
+    elsewhere as long as this one lives.
 
     Attributes:
-        shape, dtype: of the tensor, `dtype` by its name here.
-        generation: of the actor in which it is.
+        shape, dtype: of the tensor; `dtype` is its name in this library.
+        generation: of its actor.
     """
 
     def __init__(self, reference: TensorReference, actor: Any, *, is_owner: bool = True) -> None:
@@ -67,7 +67,7 @@ class RemoteTensor:
         self.shape, self.dtype, self.generation = reference.shape, reference.dtype, reference.generation
 
     def fetch(self, timeout: float | None = None) -> np.ndarray[Any, Any]:
-        """A copy as a NumPy array; StaleTensor where its actor has been started anew, ActorLost, TimeoutError."""
+        """A copy as a NumPy array; raises StaleTensor if its actor was restarted, ActorLost or TimeoutError."""
         found: np.ndarray[Any, Any] = _get(self._actor.fetch.remote(self._reference), timeout)
         return found
 
@@ -99,28 +99,28 @@ class RayFuture:
     """The outcome of a request that an actor runs: `result()`, or `await` it.
 
     Attributes:
-        ref: Ray's ObjectRef of the result, for further tasks and actors, on any node; of a request that is kept it
-            holds references, which mean something to its actor alone.
+        ref: Ray's ObjectRef of the result, for further tasks and actors on any node; for a kept result it contains
+            references, which only its actor understands.
     """
 
     def __init__(self, ref: Any, wrap: Callable[[Any], Any], keeper: RaySupervisor | None) -> None:
         self.ref, self._wrap, self._keeper = ref, wrap, keeper
-        self._handles: Any = None  # of what is kept: it lives as long as this future, or they
+        self._handles: Any = None  # of a kept result, which lives as long as this future or these handles
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait and return the result: NumPy arrays, or handles where it is kept; raises what the request failed with.
+        """Wait and return the result: NumPy arrays, or handles if it is kept; raises the request's error.
 
-        That is the error that was raised in the actor, ActorLost where it has ended, or TimeoutError.
+        That is the error raised in the actor, ActorLost if the actor has ended, or TimeoutError.
         """
         return self._wrap_result(_get(self.ref, timeout))
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait and return what the request failed with, or None; TimeoutError after `timeout` seconds."""
+        """Wait and return the request's error, or None; TimeoutError after `timeout` seconds."""
         if not ray().wait([self.ref], timeout=timeout, fetch_local=False)[0]:
             raise TimeoutError(f"the request has not ended within {timeout} s")
         try:
             self.result()
-        except Exception as error:  # noqa: BLE001  # it is what is asked for
+        except Exception as error:  # noqa: BLE001  # it is the result of this call
             return error
         return None
 
@@ -144,24 +144,26 @@ class RayFuture:
 
     def __del__(self) -> None:
         if self._keeper is not None and self._handles is None and ray().is_initialized():
-            self._keeper._actor.drop.remote([self.ref])  # nobody has asked for it; in a list, or Ray would wait for it
+            self._keeper._actor.drop.remote(
+                [self.ref]
+            )  # nobody has read it; in a list, because Ray would wait for a plain argument
 
 
 class RaySupervisor:
-    """A supervisor in an actor of Ray, on this node or another one.
+    """A supervisor in a Ray actor, on this node or another one.
 
     Args:
-        device: in the actor: "cuda:0" is the first GPU that Ray gives it; None for that, or the host without one.
+        device: in the actor, where "cuda:0" is the first GPU that Ray gives it; None for that, or the host without one.
         num_cpus, num_gpus, resources: what Ray reserves for the actor.
-        max_restarts: how often Ray starts the actor anew where its process ends; -1 for always.
+        max_restarts: how often Ray restarts the actor if its process ends; -1 for always.
         max_pending: requests that this handle may have in flight.
         when_full: "block" until there is room, or "raise" QueueFull.
-        options: of the actor, as Ray has them: scheduling_strategy, name, runtime_env, …
+        options: Ray's options of the actor: scheduling_strategy, name, runtime_env, …
         supervisor: further arguments of `dispatch.Supervisor`: streams, isolation, …
 
-    Requests begin in the order of their submission. What is in flight when the actor ends fails with ActorLost, and so
-    does what is submitted until it is there again; `ready()` waits for that. An actor whose device had a fault that
-    it cannot go on from ends by itself, once it has told so.
+    Requests begin in the order of their submission. Requests in flight when the actor ends fail with ActorLost, and so
+    do those submitted until it is running again; `ready()` waits for that. An actor whose device has a fault from which
+    it cannot recover reports it and then exits.
     """
 
     def __init__(
@@ -178,7 +180,9 @@ class RaySupervisor:
         **supervisor: Any,
     ) -> None:
         known = signature_of(Supervisor).parameters.keys()
-        if any(name not in known for name in supervisor):  # else the actor says so, once Ray has started it again
+        if any(
+            name not in known for name in supervisor
+        ):  # otherwise the actor itself would fail, each time Ray starts it
             refuse_arguments("Supervisor", Supervisor, (), supervisor)
         check_at_least("max_pending", max_pending, 1)
         check_at_least("max_restarts", max_restarts, -1)
@@ -207,13 +211,13 @@ class RaySupervisor:
         priority: int = 0,
         **fields: Any,
     ) -> RayFuture:
-        """Send a request and return its future: a class of requests and its fields, or a request over host tensors.
+        """Send a request and return its future: a request class with its fields, or a request over host tensors.
 
-        Operands are NumPy arrays, handles of what the actor keeps, futures of other requests, and ObjectRefs of arrays,
-        which Ray brings there from wherever they are. With `keep` the result stays in the actor, and its future gives
-        handles. `timeout` is as in `Supervisor.submit`. QueueFull where there is no room, and `when_full` is "raise" or
-        the timeout is over; Closed; TypeError for a field that the class has not. What else is wrong with the request
-        comes from the future.
+        Operands are NumPy arrays, handles of tensors in the actor, futures of other requests, and ObjectRefs of arrays,
+        which Ray transfers from wherever they are. With `keep` the result stays in the actor, and its future returns
+        handles. `timeout` is as in `Supervisor.submit`. Raises QueueFull if there is no room and `when_full` is "raise"
+        or the timeout is over; Closed; TypeError for a field that the class lacks. All other errors of the request are
+        raised by the future.
         """
         check_bool("keep", keep)
         if timeout is not None:
@@ -239,7 +243,7 @@ class RaySupervisor:
         return found
 
     def _wait_for_room(self, until: float | None) -> None:
-        """Let go of what has ended, and wait while there are too many."""
+        """Remove requests that have ended, and wait while there are too many."""
         self._check()
         if len(self._in_flight) < self._max_pending:
             return
@@ -272,7 +276,7 @@ class RaySupervisor:
     # -- the actor ----------------------------------------------------------------------------------------------------
     @property
     def pending(self) -> int:
-        """How many requests of this handle are in flight."""
+        """The number of requests of this handle in flight."""
         with self._lock:
             if self._in_flight:
                 count = len(self._in_flight)
@@ -280,9 +284,9 @@ class RaySupervisor:
             return len(self._in_flight)
 
     def ready(self, timeout: float = 60.0) -> ActorInfo:
-        """Wait until the actor is there, also after a restart; which process it is, and its generation.
+        """Wait until the actor is running, also after a restart; returns its process and its generation.
 
-        A later process has a larger generation. ActorLost where it is not started any more, TimeoutError.
+        A later process has a larger generation. ActorLost if it is not restarted any more, TimeoutError.
         """
         self._check()
         until, module = time.monotonic() + timeout, ray()
@@ -300,11 +304,11 @@ class RaySupervisor:
                 return found
 
     def stats(self, timeout: float | None = None) -> Any:
-        """What the actor's supervisor has counted."""
+        """The counts of the actor's supervisor."""
         return _get(self._actor.stats.remote(), timeout)
 
     def close(self, wait: bool = True) -> None:
-        """Wait for what is in flight, and end the actor; a second call does nothing."""
+        """Wait for the requests in flight, and end the actor; a second call does nothing."""
         with self._lock:
             if self.closed:
                 return
@@ -346,7 +350,7 @@ def _fields(request: Any, further: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value_to_send(value: Any) -> Any:
-    """What can be sent: handles by their references, tensors of the host as arrays."""
+    """The form in which a value is sent: handles as references, host tensors as arrays."""
     if isinstance(value, RemoteTensor):
         return value._reference
     if isinstance(value, Tensor):

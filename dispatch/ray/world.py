@@ -1,4 +1,4 @@
-"""RayWorld: actors of Ray that are the ranks of one world, and functions that run on all of them."""
+"""RayWorld: Ray actors that are the ranks of one world, and functions that run on all of them."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 
 __all__ = ["ActorWorld", "RankActor", "RayWorld"]
 
-RETRY_SECONDS = 0.1  # seconds until an actor that is being started is asked again
+RETRY_SECONDS = 0.1  # seconds between calls of an actor that is being restarted
 
 
 class ActorWorld(World):
-    """What functions that run on a RayWorld's ranks are given: a world, and what they keep from one to the next.
+    """The world that functions on a RayWorld's ranks are called with; it also keeps data between calls.
 
     Attributes:
-        kept: a dict of this rank's process. It is empty in one that Ray has started anew.
+        kept: a dict in this rank's process; it is empty after Ray has restarted the process.
     """
 
     kept: dict[str, Any]
 
 
 class RankActor:
-    """One rank. An actor that Ray starts anew comes to the next meeting of its world at once."""
+    """One rank. A restarted actor joins the next rendezvous of its world at once."""
 
     def __init__(self, name: str, rank: int, size: int, device: str | None, choices: dict[str, Any]) -> None:
         self._world = ActorWorld.from_ray(name, rank, size, device, **choices)
         self._world.kept = {}
-        self._is_new = True  # it is in the newest generation, as it has just come
+        self._is_new = True  # whether it has just joined, and so is in the newest generation
 
     def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a function with the world. An error that is no collective's ends this rank's part for the others."""
+        """Call a function with the world. An error that is no CollectiveError aborts the collectives of all ranks."""
         self._is_new = False
         try:
             return function(self._world, *args, **kwargs)
@@ -56,18 +56,18 @@ class RankActor:
             raise
 
     def rebuild(self, grace: float | None) -> int:
-        """Make the next communicator, unless this rank has come with it, and return its generation."""
+        """Make the next communicator, unless this rank has just joined it, and return its generation."""
         if not self._is_new or self._world.communicator.error is not None:
             self._world.rebuild(grace=grace)
         self._is_new = True
         return self._world.generation
 
     def generation(self) -> int:
-        """Of its world."""
+        """The generation of its world."""
         return self._world.generation
 
     def close(self) -> None:
-        """Leave."""
+        """Leave the world."""
         self._world.close()
 
 
@@ -75,14 +75,14 @@ class RayWorld:
     """The ranks of a world as actors of Ray; `run` calls a function on each.
 
     Args:
-        size: how many.
-        device: of each: "cuda:0" is the GPU that Ray gives it; None for that, or the host where `num_gpus` is 0.
-        num_cpus, num_gpus, resources: of each.
+        size: the number of ranks.
+        device: of each rank; "cuda:0" is the GPU that Ray gives it; None for that, or the host if `num_gpus` is 0.
+        num_cpus, num_gpus, resources: of each rank.
         strategy: of their placement group.
-        max_restarts: how often Ray starts each anew; `rebuild` then has them in the next communicator again.
-        deadline: seconds that a collective may take, and that the ranks may take to come.
-        placing: seconds within which Ray is to find room for all.
-        options: of the actors, as Ray has them: runtime_env, …
+        max_restarts: how often Ray restarts each actor; `rebuild` then includes it in the next communicator.
+        deadline: seconds that a collective may take, and within which all ranks must join.
+        placing: seconds within which Ray must place all actors.
+        options: Ray's options of the actors: runtime_env, …
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class RayWorld:
         name = secrets.token_hex(8)
         bundle = {name: amount for name, amount in {"CPU": num_cpus, "GPU": num_gpus}.items() if amount}
         self._group, strategies = place_bundles(size, bundle | dict(resources or {}), strategy, placing)
-        self._rendezvous_actor = rendezvous_actor(name)  # this process owns it, so that it outlives ranks
+        self._rendezvous_actor = rendezvous_actor(name)  # owned by this process, so that it outlives ranks
         given: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "max_restarts": max_restarts}
         given |= {"resources": dict(resources)} if resources else {}
         choices = {"restarts": max_restarts != 0, "deadline": deadline, "config": config}
@@ -126,17 +126,17 @@ class RayWorld:
             raise
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Call `function(world, …)` on each rank, and return what they return, in the order of the actors.
+        """Call `function(world, …)` on each rank, and return the results in the order of the actors.
 
-        Where ranks fail, the error of one that is no CollectiveError is raised before those that follow from it:
-        RankLost for an actor that has ended. Then `rebuild` first. None stands for ranks that are not there any more.
+        If ranks fail, an error that is no CollectiveError is raised rather than those that follow from it; RankLost for
+        an actor that has ended. After that, call `rebuild` first. The result of a rank that is gone for good is None.
         """
         return self._call_all("run", function, args, kwargs)
 
     def rebuild(self, *, grace: float | None = None) -> Self:
-        """Have the ranks make the next communicator, those that Ray has started anew included; see `World.rebuild`.
+        """Make the next communicator on all ranks, including restarted ones; see `World.rebuild`.
 
-        What surviving ranks keep in `world.kept` is as it was. CollectiveError where a rank is lost meanwhile: again.
+        `world.kept` of surviving ranks is unchanged. CollectiveError if a rank is lost meanwhile: call it again.
         """
         self._check()
         self._generation = max(each for each in self._call_all("rebuild", grace) if each is not None)
@@ -158,7 +158,7 @@ class RayWorld:
                 if method == "run" or time.monotonic() > until:
                     errors.append(_rank_lost(rank, unwrap_ray_error(error)))
                     continue
-                time.sleep(RETRY_SECONDS)  # Ray is starting it anew
+                time.sleep(RETRY_SECONDS)  # Ray is restarting it
                 refs[rank] = getattr(self._actors[rank], method).remote(*args)
             except module.exceptions.RayError as error:
                 own = unwrap_ray_error(error)
@@ -178,7 +178,7 @@ class RayWorld:
             raise Closed(f"{self!r} was closed")
 
     def close(self) -> None:
-        """End all ranks, and give their places back; a second call does nothing."""
+        """End all ranks, and remove the placement group; a second call does nothing."""
         if self.closed:
             return
         self.closed = True

@@ -53,7 +53,7 @@ class Admission(ABC):
         """Keep a future that is about to fail, until its error is read."""
 
     @abstractmethod
-    def failed(self, future: Future, errors: list[BaseException]) -> None:
+    def on_request_failed(self, future: Future, errors: list[BaseException]) -> None:
         """Keep a failed future until its error is read, and the errors of its callbacks."""
 
     def drop_oldest(self, queues: list[WorkerQueue], count: int) -> None:
@@ -70,7 +70,9 @@ class Admission(ABC):
 
     def _drop(self, queue: WorkerQueue, future: Future) -> None:
         """Fail a queued request, and only then take it out: after an interrupt the worker skips it."""
-        text = f"dropped for a newer request, for it was the oldest and {self.full([queue], 'drop_oldest', None)}"
+        text = (
+            f"dropped for a newer request, for it was the oldest and {self.full_message([queue], 'drop_oldest', None)}"
+        )
         self.keep(future)
         is_mine, errors = future.withdraw(QueueFull(text))
         if not is_mine and not future._status:  # it is being sent
@@ -81,7 +83,7 @@ class Admission(ABC):
                 self._count(withdrawn=1)
         if is_mine:
             self._count(dropped=1)
-            self.failed(future, errors)
+            self.on_request_failed(future, errors)
 
     def _count(self, dropped: int = 0, withdrawn: int = 0) -> None:
         with self.lock:
@@ -109,7 +111,7 @@ class Admission(ABC):
                 _wake_all(queues)  # a thread that filled a queue may have been interrupted before it woke the worker
                 left = None if deadline is None else deadline - monotonic()
                 if when_full == "raise" or self.is_own_thread() or (left is not None and left <= 0):
-                    raise QueueFull(self.full(queues, when_full, deadline))
+                    raise QueueFull(self.full_message(queues, when_full, deadline))
                 gate.acquire(True, -1 if left is None else min(left, LONGEST))
             finally:
                 with self.lock:
@@ -117,7 +119,7 @@ class Admission(ABC):
                         self.gates.remove(gate)
                     self.blocked = len(self.gates)
 
-    def full(self, queues: list[WorkerQueue], when_full: str, deadline: float | None) -> str:
+    def full_message(self, queues: list[WorkerQueue], when_full: str, deadline: float | None) -> str:
         where = f"worker {queues[0].index}" if len(queues) == 1 else f"all {len(queues)} workers"
         log("queue full", {"device": self.device, "workers": [queue.index for queue in queues]})
         why = ""

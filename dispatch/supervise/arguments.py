@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.checks import shown
 from dispatch.errors import BadRequest
-from dispatch.supervise.future import Future, LateFuture, TimedFuture
+from dispatch.supervise.future import ConditionalFuture, Future, TimedFuture
 
 if TYPE_CHECKING:
     from dispatch.core.request import R_co, Request
 
-__all__ = ["check_at_least", "check_choice", "check_futures", "check_names", "late_future"]
+__all__ = ["check_at_least", "check_choice", "check_futures", "check_names", "conditional_future"]
 
 
-def late_future(request: Request[R_co], deadline: float | None, after: Any) -> LateFuture[R_co]:
+def conditional_future(request: Request[R_co], deadline: float | None, after: Any) -> ConditionalFuture[R_co]:
     """A future with a deadline (monotonic seconds, or None), and with others that it depends on."""
     others = check_futures(after)
-    return LateFuture(request, others) if deadline is None else TimedFuture(request, deadline, others)
+    return ConditionalFuture(request, others) if deadline is None else TimedFuture(request, deadline, others)
 
 
 def check_futures(after: Any) -> tuple[Future, ...]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dispatch.device.device import Device
     from dispatch.errors import DispatchError
-    from dispatch.supervise.future import LateFuture
+    from dispatch.supervise.future import ConditionalFuture
     from dispatch.supervise.limits import RestartLimit
     from dispatch.supervise.queue import WorkerLike, WorkerQueue
 
@@ -41,12 +41,12 @@ class Circuit:
     state: int
     restarts: int
     cooling_down: bool  # the circuit is open, and will half-open
-    cooled: Any  # a lock, held; released to end a cooldown early, when the pool ends
-    cools_until: float
+    cooldown_gate: Any  # a lock, held; released to end a cooldown early, when the pool ends
+    cooldown_ends: float
     refusal: DispatchError | None
     limit: RestartLimit
     queues: list[WorkerQueue]
-    may_start: Callable[[LateFuture], bool]
+    may_start: Callable[[ConditionalFuture], bool]
     end: Callable[[int, DispatchError], None]
     open_gates: Callable[[], None]
 
@@ -57,7 +57,7 @@ class Circuit:
                 return False
             within = self.cooling_down or self.limit.count()
         if not within:
-            text = f"the workers of {self.device} broke {self.limit.words()}, the last time with {words(defect)}"
+            text = f"the workers of {self.device} broke {self.limit.describe()}, the last time with {words(defect)}"
             self.open_circuit(text, defect)
         if self.cooling_down:
             self._cool_down()
@@ -90,7 +90,7 @@ class Circuit:
         with self.lock:
             if self.state == OPEN:
                 self.refusal, self.cooling_down = broken, True
-                self.cools_until = monotonic() + cooldown
+                self.cooldown_ends = monotonic() + cooldown
             self.open_gates()
         if self.cooling_down:
             for queue in self.queues:
@@ -111,9 +111,9 @@ class Circuit:
 
     def _cool_down(self) -> None:
         """Wait until the circuit half-opens, on the thread of a worker that broke."""
-        while self.cooling_down and (left := self.cools_until - monotonic()) > 0:
-            if self.cooled.acquire(True, min(left, LONGEST)):  # the pool ends
+        while self.cooling_down and (left := self.cooldown_ends - monotonic()) > 0:
+            if self.cooldown_gate.acquire(True, min(left, LONGEST)):  # the pool ends
                 with suppress(RuntimeError):
-                    self.cooled.release()  # for the next thread that waits
+                    self.cooldown_gate.release()  # for the next thread that waits
                 return
         self.half_open()

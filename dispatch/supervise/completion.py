@@ -32,13 +32,17 @@ if TYPE_CHECKING:
 
 __all__ = ["COMPLETIONS", "Blocking", "Callback", "Completion", "Polling"]
 
-QUICKEST = 2e-6  # seconds; a GPU needs at least this for each request, so a batch is not polled before that
-LOOKS = 20  # polls before the first pause: about 10 us, as long as a small kernel takes
+SECONDS_PER_REQUEST = 2e-6  # seconds; a GPU needs at least this for each request, so a batch is not polled before that
+POLLS_BEFORE_PAUSE = 20  # polls before the first pause: about 10 us, as long as a small kernel takes
 SHORTEST, LONGEST = 20e-6, 1e-3  # pauses between later polls, in seconds
-SHARE = 0.25  # of the time waited so far: the largest delay of a result by a pause
+PAUSE_SHARE = 0.25  # of the time waited so far: the largest delay of a result by a pause
 PR_SET_TIMERSLACK = 29
-PUNCTUAL = 1000  # nanoseconds by which the kernel may prolong such a pause; the default, 50 us, exceeds some pauses
-SILENCE = 0.05  # seconds without a callback after which the event is polled: after a fault there are no callbacks
+TIMER_SLACK_NS = (
+    1000  # nanoseconds by which the kernel may prolong such a pause; the default, 50 us, exceeds some pauses
+)
+CALLBACK_TIMEOUT = (
+    0.05  # seconds without a callback after which the event is polled: after a fault there are no callbacks
+)
 
 
 class Completion(Protocol):
@@ -72,13 +76,13 @@ class Polling:
     def __init__(self, device: CudaDevice, queue: WorkerQueue, _stream: Stream) -> None:
         self._device, self._queue = device, queue
         self.event, self.recycle = device.event, device.recycle
-        self._looks = 0
+        self._polls = 0
         self._since = 0.0
         if sys.platform == "linux":  # for this thread, the worker's
-            ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, PUNCTUAL, 0, 0, 0)
+            ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0)
 
     def watch(self, batch: Batch) -> None:
-        self._looks = 0
+        self._polls = 0
 
     def ended(self, batch: Batch) -> bool:
         status = driver.cuEventQuery.unchecked_holding_gil(batch.event)
@@ -86,19 +90,21 @@ class Polling:
             return False
         if status:
             self._device.fail(status, "cuEventQuery")
-        self._looks = 0
+        self._polls = 0
         return True
 
     def pause(self, batches: deque[Batch], *, full: bool) -> None:
-        self._looks += 1
+        self._polls += 1
         seconds = 0.0
-        if self._looks == 1:
+        if self._polls == 1:
             self._since = time.perf_counter()
-            seconds = len(batches[0].futures) * QUICKEST  # polling before that only takes the GIL from others
+            seconds = (
+                len(batches[0].futures) * SECONDS_PER_REQUEST
+            )  # polling before that only takes the GIL from others
             if seconds > SHORTEST:  # the first requests have run while the last were enqueued
                 seconds = max(seconds - (self._since - batches[0].began), SHORTEST)
-        elif self._looks >= LOOKS:
-            seconds = min(max((time.perf_counter() - self._since) * SHARE, SHORTEST), LONGEST)
+        elif self._polls >= POLLS_BEFORE_PAUSE:
+            seconds = min(max((time.perf_counter() - self._since) * PAUSE_SHARE, SHORTEST), LONGEST)
         if seconds < SHORTEST:
             return
         if full:
@@ -204,7 +210,7 @@ class Callback:
         _semaphores.append(self._semaphore)
         self._post = ctypes.cast(libc.sem_post, ctypes.c_void_p)
         self._called = self._sent = 0
-        self._in_doubt = self._is_closed = False
+        self._must_poll = self._is_closed = False
         name = f"dispatch {device} listener {queue.index}"
         self._thread = threading.Thread(target=self._listen, name=name, daemon=True)
         self._thread.start()
@@ -225,9 +231,9 @@ class Callback:
             self._device.fail(status, "cuLaunchHostFunc")
 
     def ended(self, batch: Batch) -> bool:
-        if self._called < batch.mark and not self._in_doubt:
+        if self._called < batch.mark and not self._must_poll:
             return False
-        self._in_doubt = False
+        self._must_poll = False
         status = driver.cuEventQuery.unchecked_holding_gil(batch.event)
         if status == NOT_READY:
             return False
@@ -237,8 +243,8 @@ class Callback:
 
     def pause(self, batches: deque[Batch], *, full: bool) -> None:
         before = self._called
-        self._queue.wait_for_wakeup(SILENCE) if full else self._queue.wait(SILENCE)
-        self._in_doubt = self._called == before
+        self._queue.wait_for_wakeup(CALLBACK_TIMEOUT) if full else self._queue.wait(CALLBACK_TIMEOUT)
+        self._must_poll = self._called == before
 
     def close(self) -> None:
         self._is_closed = True

@@ -17,7 +17,7 @@ from dispatch.errors import DispatchError
 from dispatch.supervise import trace
 from dispatch.supervise.batch import Batch
 from dispatch.supervise.completion import COMPLETIONS
-from dispatch.supervise.future import DONE, FAILED, MISSED
+from dispatch.supervise.future import ALREADY_CLAIMED, DONE, FAILED
 from dispatch.supervise.inline_runner import InlineRunner
 from dispatch.supervise.queue import CANCELLING, clone_error
 from dispatch.supervise.worker import Worker
@@ -55,7 +55,7 @@ class CudaWorker(Worker):
         self._stream: Stream | None = None
         self.batches: deque[Batch] = deque()
         self.completion: Any = None
-        self._untold: deque[Future] | None = None  # futures that end under `launch_lock`; None while it is not held
+        self._unnotified: deque[Future] | None = None  # futures that end under `launch_lock`; None while it is not held
         self._inline_runner = InlineRunner(self)
 
     def in_flight(self) -> list[Future]:
@@ -75,7 +75,7 @@ class CudaWorker(Worker):
         while True:
             inline.enter()
             try:
-                moved = self._go_on()
+                moved = self._step()
             finally:
                 inline.leave()
             if moved:
@@ -87,7 +87,7 @@ class CudaWorker(Worker):
             else:
                 queue.wait(-1)
 
-    def _go_on(self) -> bool:
+    def _step(self) -> bool:
         """Enqueue queued requests and settle ended ones, or else learn a plan; returns whether there was any of it."""
         queue, owner, moved = self.queue, self.owner, False
         if queue.pending and owner.state < CANCELLING and queue.busy < IN_FLIGHT:
@@ -103,8 +103,8 @@ class CudaWorker(Worker):
         self._inline_runner.run(future)
 
     @property
-    def is_here(self) -> bool:
-        return super().is_here or self._inline_runner.is_here
+    def is_current_thread(self) -> bool:
+        return super().is_current_thread or self._inline_runner.is_current_thread
 
     def record_event(self, event: ctypes.c_void_p) -> int:
         """Record an event after all that is enqueued; returns the driver's status."""
@@ -113,9 +113,9 @@ class CudaWorker(Worker):
         status: int = record_now(event, self.executor.stream.c_handle)
         return status
 
-    def tell(self, future: Future) -> None:
+    def notify(self, future: Future) -> None:
         """Wake the threads that wait for a future that has ended, and run its callbacks."""
-        self._tell(future)
+        self._notify(future)
 
     def _enqueue_batch(self) -> None:
         """Enqueue queued requests, up to a batch, and record an event after them."""
@@ -124,15 +124,15 @@ class CudaWorker(Worker):
             run = partial(trace.hooked, self.executor, run)
         batch = Batch(self.completion.event())
         self.batches.append(batch)
-        untold = self._untold = deque()
+        unnotified = self._unnotified = deque()
         try:
             self._enqueue(batch, pending, run)
             if self.owner.ordered:
-                self.owner.launched()
+                self.owner.on_enqueued()
         finally:  # callbacks may block, and so must not run under `launch_lock`
-            self._untold = None
-            while untold:
-                self._tell(untold.popleft())
+            self._unnotified = None
+            while unnotified:
+                self._notify(unnotified.popleft())
 
     def _enqueue(self, batch: Batch, pending: deque[Future] | PriorityQueue, run: Callable[[Request], Any]) -> None:
         futures, requests = batch.futures, batch.requests
@@ -143,8 +143,8 @@ class CudaWorker(Worker):
                     request = future._request
                     del future._request
                 except AttributeError:
-                    request = self._unusual(future)
-                    if request is MISSED:
+                    request = self._claim_conditional(future)
+                    if request is ALREADY_CLAIMED:
                         continue
                 except IndexError:  # it was dropped, or what is left may not start yet
                     break
@@ -154,27 +154,27 @@ class CudaWorker(Worker):
                     future._value = run(request)
                 except BaseException as error:  # noqa: BLE001  # a value until it is delivered
                     futures.pop()
-                    if self._rescue(future, request, error):
+                    if self._handle_error(future, request, error):
                         futures.append(future)
                         requests.append(request)  # again: what was in flight may have been settled meanwhile
             self._record(batch)
 
     def _fail(self, future: Future, error: BaseException) -> None:
-        if self._untold is None:
+        if self._unnotified is None:
             super()._fail(future, error)
             return
         self.queue.failed += 1
         future._value, future._status = error, FAILED
-        self._untold.append(future)
-        self.owner.failed(future, [])
+        self._unnotified.append(future)
+        self.owner.on_request_failed(future, [])
 
-    def _tell(self, future: Future) -> None:
-        if self._untold is None:
-            super()._tell(future)
+    def _notify(self, future: Future) -> None:
+        if self._unnotified is None:
+            super()._notify(future)
         else:
-            self._untold.append(future)
+            self._unnotified.append(future)
 
-    def _cause(self, error: CudaError) -> BaseException:
+    def _find_cause(self, error: CudaError) -> BaseException:
         """The device's fault if the driver reports one (it is then marked as lost), else the error.
 
         A library that is called while another worker's kernel faults may return any status: cublasLtCreate returns
@@ -192,7 +192,7 @@ class CudaWorker(Worker):
         except CudaError:
             return error
 
-    def _follow(self, queue: QueueLike) -> None:
+    def _order_after(self, queue: QueueLike) -> None:
         other = queue.worker
         if other is not None and other.executor is not None:
             with Storage.ordering:  # else its stream could be destroyed before the wait, if that worker ends
@@ -227,8 +227,8 @@ class CudaWorker(Worker):
             queue.busy -= len(batch.futures)
         for future in batch.futures:
             future._status = DONE
-            if future._waiting is not None:
-                self._tell(future)
+            if future._wait_list is not None:
+                self._notify(future)
 
     def _pause(self) -> None:
         """Wait for the batches in flight and, if there is room, for new requests."""

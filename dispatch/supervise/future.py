@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Protocol
 from dispatch.core.request import R_co
 from dispatch.errors import DeadlineExceeded, DependencyFailed, Undelivered, words
 from dispatch.supervise.limits import check_seconds
-from dispatch.supervise.waiters import CANCELLED, DELIVERED, DONE, FAILED, Bell, Waiting, open_waiting
+from dispatch.supervise.waiters import CANCELLED, DELIVERED, DONE, FAILED, LoopWaker, WaitList, ensure_wait_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from dispatch.errors import DispatchError
 
 __all__ = [
+    "ALREADY_CLAIMED",
     "CANCELLED",
     "DELIVERED",
     "DONE",
     "FAILED",
-    "MISSED",
     "TOO_LATE",
+    "ConditionalFuture",
     "Future",
-    "LateFuture",
     "TimedFuture",
     "raise_errors",
 ]
 
 LONGEST = 200  # characters of an error in a repr
-MISSED = object()  # returned by `claim` if the request was claimed before
+ALREADY_CLAIMED = object()  # returned by `claim` if the request was claimed before
 TOO_LATE = "the time it was submitted with was over before a worker could start it; it was not run"
 
 
@@ -59,14 +59,14 @@ class Future(Generic[R_co]):
     Guarantees:
         It ends once. Deleting the slot `_request` claims a future, which only one caller can do: the worker that
         starts it, or the thread that withdraws it before that. Only the one that claimed it settles it.
-        No waiter is missed. Settling stores `_status` and then reads `_waiting`; a waiter stores `_waiting` and then
-        reads `_status`. So one of them sees the other.
+        No waiter is missed. Settling stores `_status` and then reads `_wait_list`; a waiter stores `_wait_list` and
+        then reads `_status`. So one of them sees the other.
         Callbacks run once: on the worker's thread, or at once in `add_done_callback` if it has ended before.
         Ctrl-C anywhere in here leaves it unchanged, ended, or withdrawn; a withdrawn one is ended by whoever finds it
         in the queue. Claiming and recording who claimed are one atomic step of the interpreter.
     """
 
-    __slots__ = ("__weakref__", "_number", "_queue", "_request", "_status", "_value", "_waiting")
+    __slots__ = ("__weakref__", "_number", "_queue", "_request", "_status", "_value", "_wait_list")
     _number: int  # with process isolation, in the order of sending
     _queue: QueueLike  # where it was placed
     _value: Any  # the result or the error; on a GPU the result is here before it may be read
@@ -76,7 +76,7 @@ class Future(Generic[R_co]):
     def __init__(self, request: Request[R_co]) -> None:
         self._request = request
         self._status = 0
-        self._waiting: Waiting | None = None
+        self._wait_list: WaitList | None = None
 
     # -- for users ------------------------------------------------------------------------------------------------
     def result(self, timeout: float | None = None) -> R_co:
@@ -135,11 +135,11 @@ class Future(Generic[R_co]):
         """
         if not callable(callback):
             raise TypeError(f"a callback is called with the future; {type(callback).__name__} cannot be called")
-        waiting = open_waiting(self)
-        waiting.callbacks.append(callback)
+        wait_list = ensure_wait_list(self)
+        wait_list.callbacks.append(callback)
         if self._status:
             try:
-                waiting.callbacks.remove(callback)
+                wait_list.callbacks.remove(callback)
             except ValueError:  # the thread that settled the future has seen it, and calls it
                 return
             callback(self)
@@ -151,7 +151,7 @@ class Future(Generic[R_co]):
         if not self._status:
             loop = asyncio.get_running_loop()
             waiter = loop.create_future()
-            self.add_done_callback(partial(Bell.of(loop).ring, waiter))
+            self.add_done_callback(partial(LoopWaker.of(loop).schedule, waiter))
             try:
                 yield from waiter
             except asyncio.CancelledError:
@@ -175,18 +175,18 @@ class Future(Generic[R_co]):
 
     # -- for workers and supervisors ------------------------------------------------------------------------------
     def claim(self) -> Any:
-        """Take the request; the caller must then settle the future. MISSED if it was claimed before."""
+        """Take the request; the caller must then settle the future. ALREADY_CLAIMED if it was claimed before."""
         try:
             request = self._request
             del self._request
         except AttributeError:
             self._finish_withdrawal()
-            return MISSED
+            return ALREADY_CLAIMED
         return request
 
     def unclaimed_request(self) -> Any:
-        """The request, without claiming it; MISSED if it was claimed."""
-        return getattr(self, self._claimed_by, MISSED)
+        """The request, without claiming it; ALREADY_CLAIMED if it was claimed."""
+        return getattr(self, self._claimed_by, ALREADY_CLAIMED)
 
     def claim_again(self) -> bool:
         """Claim it, for a caller that may have claimed it before an interrupt; returns False if it was withdrawn."""
@@ -194,7 +194,7 @@ class Future(Generic[R_co]):
             delattr(self, self._claimed_by)
         except AttributeError:
             pass
-        return self._waiting is None or not self._waiting.withdrawn
+        return self._wait_list is None or not self._wait_list.withdrawn
 
     def withdraw(self, cause: BaseException | None) -> tuple[bool, list[BaseException]]:
         """End it before it starts: cancelled, or failed with `cause`; returns whether that was in time, and errors of
@@ -203,34 +203,34 @@ class Future(Generic[R_co]):
         After an interrupt it can be called again; otherwise the worker that finds it in its queue ends it.
         """
         request = self.unclaimed_request()
-        if request is MISSED and (self._waiting is None or not self._waiting.withdrawn):
+        if request is ALREADY_CLAIMED and (self._wait_list is None or not self._wait_list.withdrawn):
             return False, []
-        waiting = open_waiting(self)
-        if not waiting.withdrawn:
+        wait_list = ensure_wait_list(self)
+        if not wait_list.withdrawn:
             with contextlib.suppress(AttributeError):  # claimed by another
                 # Claiming and recording it is one atomic step; `request` is kept, so nothing is freed within it.
-                waiting.withdrawn.extend(zip(map(delattr, (self,), (self._claimed_by,)), (cause,), strict=True))
-        if not waiting.withdrawn:
+                wait_list.withdrawn.extend(zip(map(delattr, (self,), (self._claimed_by,)), (cause,), strict=True))
+        if not wait_list.withdrawn:
             return False, []
-        return waiting.withdrawn[0][1] is cause, self._settle_withdrawn(waiting)
+        return wait_list.withdrawn[0][1] is cause, self._settle_withdrawn(wait_list)
 
-    def _settle_withdrawn(self, waiting: Waiting) -> list[BaseException]:
+    def _settle_withdrawn(self, wait_list: WaitList) -> list[BaseException]:
         if self._status:
-            return waiting.tell(self)
-        cause = waiting.withdrawn[0][1]
+            return wait_list.notify(self)
+        cause = wait_list.withdrawn[0][1]
         return self.settle(CANCELLED if cause is None else FAILED, cause)
 
     def _finish_withdrawal(self) -> None:
         """End a future whose withdrawal was interrupted."""
-        waiting = self._waiting
-        if waiting is not None and waiting.withdrawn and not waiting.told:
-            self._settle_withdrawn(waiting)
+        wait_list = self._wait_list
+        if wait_list is not None and wait_list.withdrawn and not wait_list.is_notified:
+            self._settle_withdrawn(wait_list)
 
     def settle(self, status: int, value: Any) -> list[BaseException]:
         """End it; returns the errors of callbacks."""
         self._value = value
         self._status = status
-        return self._waiting.tell(self) if self._waiting is not None else []
+        return self._wait_list.notify(self) if self._wait_list is not None else []
 
     @property
     def is_launched(self) -> bool:
@@ -254,17 +254,17 @@ class Future(Generic[R_co]):
         left = self._queue.help_wait(self, timeout) if hasattr(self, "_queue") else timeout
         if self._status:
             return
-        waiting = open_waiting(self)
+        wait_list = ensure_wait_list(self)
         gate = allocate_lock()
         gate.acquire()
         try:
-            waiting.enter(gate)
+            wait_list.add_gate(gate)
             if self.done() or gate.acquire(True, -1 if left is None else max(left, 0)):
                 return
         except BaseException:
-            waiting.leave(gate)
+            wait_list.remove_gate(gate)
             raise
-        waiting.leave(gate)
+        wait_list.remove_gate(gate)
         if not self._status:
             raise TimeoutError(f"the request has not ended after {timeout:g} s; it goes on")
 
@@ -280,47 +280,47 @@ class Future(Generic[R_co]):
     # -- the private attributes that `concurrent.futures.wait` and `as_completed` use -----------------------------
     @property
     def _condition(self) -> Any:
-        waiting = open_waiting(self)
-        # It may have ended while nothing waited: then tell. But `concurrent.futures` reads this property to release the
-        # lock as well: then the lock is held by this very thread, and the thread that settles the future tells later.
-        if self._status and not waiting.told and not waiting.lock.locked():
-            waiting.tell(self)
-        return waiting.lock
+        wait_list = ensure_wait_list(self)
+        # It may have ended while nothing waited: then notify. But `concurrent.futures` also reads this property to
+        # release the lock, which this thread then holds: in that case the thread that settles the future does it later.
+        if self._status and not wait_list.is_notified and not wait_list.lock.locked():
+            wait_list.notify(self)
+        return wait_list.lock
 
     @property
     def _waiters(self) -> list[Any]:
-        return open_waiting(self).waiters
+        return ensure_wait_list(self).waiters
 
     @property
     def _state(self) -> str:
-        """The state that waiters were told: it must not change while `concurrent.futures` holds the lock."""
-        waiting = self._waiting
-        if self._status and (waiting is None or waiting.told):
+        """The state of which waiters were notified: it must not change while `concurrent.futures` holds the lock."""
+        wait_list = self._wait_list
+        if self._status and (wait_list is None or wait_list.is_notified):
             return "CANCELLED_AND_NOTIFIED" if self._status == CANCELLED else "FINISHED"
         return "PENDING" if self._unclaimed() else "RUNNING"
 
 
-class LateFuture(Future[R_co]):
-    """A future whose request may start only under conditions; it has the slot `_due` in place of `_request`.
+class ConditionalFuture(Future[R_co]):
+    """A future whose request may start only under conditions; it is in the slot `_conditional_request`, not `_request`.
 
     A worker that finds no `_request` checks the conditions, so futures without conditions cost nothing more. `after`
     has the futures that it depends on, until it starts.
     """
 
-    __slots__ = ("_due", "after")
-    _claimed_by = "_due"
+    __slots__ = ("_conditional_request", "after")
+    _claimed_by = "_conditional_request"
 
     def __init__(self, request: Request[R_co], after: tuple[Future, ...] = ()) -> None:
         super().__init__(request)
         self.after = after
-        self._due = request
+        self._conditional_request = request
         del self._request
 
     def refusal(self) -> DispatchError | None:
         """The error if it must not start any more, else None."""
-        return self.orphaned()
+        return self.dependency_error()
 
-    def orphaned(self) -> DependencyFailed | None:
+    def dependency_error(self) -> DependencyFailed | None:
         """The error if a future that it depends on has failed or was cancelled, else None."""
         for future in self.after:
             if future._status > DONE:
@@ -332,25 +332,25 @@ class LateFuture(Future[R_co]):
 
     def claim(self) -> Any:
         try:
-            request = self._due
-            del self._due
+            request = self._conditional_request
+            del self._conditional_request
         except AttributeError:
             self._finish_withdrawal()
-            return MISSED
+            return ALREADY_CLAIMED
         return request
 
 
-class TimedFuture(LateFuture[R_co]):
+class TimedFuture(ConditionalFuture[R_co]):
     """A future whose request may start only until a deadline, which is a time of `monotonic`.
 
-    `begun` says that the request may have started in a child process that was lost: it may run again at any time.
+    `may_have_started`: in a child process that was lost; then it may run again at any time.
     """
 
-    __slots__ = ("begun", "deadline")
+    __slots__ = ("deadline", "may_have_started")
 
     def __init__(self, request: Request[R_co], deadline: float, after: tuple[Future, ...] = ()) -> None:
         super().__init__(request, after)
-        self.deadline, self.begun = deadline, False
+        self.deadline, self.may_have_started = deadline, False
 
     @property
     def expired(self) -> bool:

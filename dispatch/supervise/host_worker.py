@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dispatch.supervise import trace
-from dispatch.supervise.future import DONE, MISSED
+from dispatch.supervise.future import ALREADY_CLAIMED, DONE
 from dispatch.supervise.queue import CANCELLING
 from dispatch.supervise.worker import Worker
 
@@ -49,8 +49,8 @@ class HostWorker(Worker):
             request = future._request
             del future._request
         except AttributeError:
-            request = self._unusual(future)
-            if request is MISSED:
+            request = self._claim_conditional(future)
+            if request is ALREADY_CLAIMED:
                 return
         self._current = future
         queue.busy = 1
@@ -59,12 +59,12 @@ class HostWorker(Worker):
             future._value = trace.hooked(self.executor, run, request) if trace.hooks else run(request)
             ran = True
         except BaseException as error:  # noqa: BLE001  # a value until it is delivered
-            ran = self._rescue(future, request, error)
+            ran = self._handle_error(future, request, error)
         finally:
             queue.busy = 0
             self._current = None
         if ran:
             queue.done += 1
             future._status = DONE
-            if future._waiting is not None:
-                self._tell(future)
+            if future._wait_list is not None:
+                self._notify(future)

@@ -19,7 +19,7 @@ from dispatch.execute.bound import Bound
 from dispatch.supervise import trace
 from dispatch.supervise.batch import Batch
 from dispatch.supervise.completion import Polling
-from dispatch.supervise.future import DONE, MISSED, LateFuture
+from dispatch.supervise.future import ALREADY_CLAIMED, DONE, ConditionalFuture
 
 if TYPE_CHECKING:
     import ctypes
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 __all__ = ["InlineRunner"]
 
-NOW = (False,)  # for `map`: the argument `blocking` of `acquire`
-WATCH = 50e-6  # seconds from the launch on for which the waiting thread polls; then the worker takes over
-RAREST = 6  # after so many misses in a row, only one request in 2 ** 6 is run in this way
+NONBLOCKING = (False,)  # for `map`: the argument `blocking` of `acquire`
+POLL_SECONDS = 50e-6  # seconds from the launch on for which the waiting thread polls; then the worker takes over
+MAX_BACKOFF = 6  # after so many misses in a row, only one request in 2 ** 6 is run in this way
 RECHECK = 0.05  # seconds between a worker's checks whether another thread still runs a request in its place
 
 
-class LoneWorker(Protocol):
+class CudaWorkerLike(Protocol):
     """The part of a worker that this module uses."""
 
     queue: WorkerQueue
@@ -47,7 +47,7 @@ class LoneWorker(Protocol):
     batches: deque[Batch]
 
     def record_event(self, event: ctypes.c_void_p) -> int: ...
-    def tell(self, future: Future) -> None: ...
+    def notify(self, future: Future) -> None: ...
 
 
 class InlineRunner:
@@ -60,17 +60,17 @@ class InlineRunner:
     fault is left to the worker, too.
     """
 
-    __slots__ = ("_holder", "_left_alone", "_lock", "_misses", "_worker", "batch")
+    __slots__ = ("_holder", "_lock", "_misses", "_skips_left", "_worker", "batch")
 
-    def __init__(self, worker: LoneWorker) -> None:
+    def __init__(self, worker: CudaWorkerLike) -> None:
         self._worker = worker
         self._lock = allocate_lock()
         self._holder = 0  # the thread that runs a request in the worker's place
-        self._misses = self._left_alone = 0  # requests in a row that took too long; requests to skip from now on
+        self._misses = self._skips_left = 0  # requests in a row that took too long; requests to skip from now on
         self.batch: Batch | None = None  # of the request that is run in the worker's place
 
     @property
-    def is_here(self) -> bool:
+    def is_current_thread(self) -> bool:
         """Whether the calling thread runs a request in the worker's place."""
         return self._holder == get_ident()
 
@@ -116,12 +116,12 @@ class InlineRunner:
         worker = self._worker
         if not self._is_lone(future):
             return
-        if self._left_alone:
-            self._left_alone -= 1
+        if self._skips_left:
+            self._skips_left -= 1
             return
         held: list[bool] = []
         try:
-            held.extend(map(self._lock.acquire, NOW))  # atomic: no interrupt between acquiring and recording it
+            held.extend(map(self._lock.acquire, NONBLOCKING))  # atomic: no interrupt between acquiring and recording it
             if True in held and self.batch is None and self._is_lone(future):
                 self._holder = get_ident()
                 self._run(future)
@@ -136,9 +136,9 @@ class InlineRunner:
         worker, pending = self._worker, self._worker.queue.pending
         if worker.batches or worker.owner.state or worker.owner.ordered or trace.hooks:
             return False
-        if type(pending) is not deque or len(pending) != 1 or isinstance(future, LateFuture):
+        if type(pending) is not deque or len(pending) != 1 or isinstance(future, ConditionalFuture):
             return False
-        if future._waiting is not None and not future._waiting.is_plain:
+        if future._wait_list is not None and not future._wait_list.is_interruptible:
             return False
         try:
             return pending[0] is future and type(worker.completion) is Polling
@@ -147,7 +147,7 @@ class InlineRunner:
 
     def _run(self, future: Future) -> None:
         worker, request = self._worker, future.unclaimed_request()
-        bound = None if request is MISSED else getattr(request, "bound", None)
+        bound = None if request is ALREADY_CLAIMED else getattr(request, "bound", None)
         if type(bound) is not Bound or bound.executor is not worker.executor:
             return
         if not bound.is_relaunchable(request):
@@ -160,35 +160,35 @@ class InlineRunner:
             if not future.claim_again():
                 return
             if not bound.launch():
-                self._miss()
+                self._back_off()
                 return
             if worker.record_event(batch.event):
                 return
             batch.recorded = True  # these two without a call in between: a recorded launch has its result
             future._value = bound.result
-            self._watch(batch, future)
+            self._poll_event(batch, future)
 
-    def _watch(self, batch: Batch, future: Future) -> None:
+    def _poll_event(self, batch: Batch, future: Future) -> None:
         """End it if the GPU finishes it soon, and if its waiters may be woken from this thread."""
-        query, event, ends = driver.cuEventQuery.unchecked_holding_gil, batch.event, batch.began + WATCH
+        query, event, ends = driver.cuEventQuery.unchecked_holding_gil, batch.event, batch.began + POLL_SECONDS
         while (status := query(event)) == NOT_READY and perf_counter() < ends:
             pass
         if status == NOT_READY:
-            self._miss()
-        elif not status and (future._waiting is None or future._waiting.is_plain):
+            self._back_off()
+        elif not status and (future._wait_list is None or future._wait_list.is_interruptible):
             self._misses = 0
             self._finish(batch)
 
-    def _miss(self) -> None:
-        self._misses = min(self._misses + 1, RAREST)
-        self._left_alone = 2**self._misses
+    def _back_off(self) -> None:
+        self._misses = min(self._misses + 1, MAX_BACKOFF)
+        self._skips_left = 2**self._misses
 
     def _finish(self, batch: Batch) -> None:
         """End a request that the GPU has finished; after an interrupt the worker calls this again."""
         worker, (future,) = self._worker, batch.futures
         future._status = DONE
-        if future._waiting is not None:
-            worker.tell(future)
+        if future._wait_list is not None:
+            worker.notify(future)
         self._leave_queue(future)
         self.batch = None
         worker.queue.done += 1

@@ -1,6 +1,6 @@
 """Journal: an append-only file of a supervisor's requests and their outcomes, from which the sequence can be rerun.
 
-The supervisor calls `note` for each request; a thread of the journal writes. The file has JSON lines: a header;
+The supervisor calls `record` for each request; a thread of the journal writes. The file has JSON lines: a header;
 `define`, a request (see request_json.py) when it is first seen; `request`, its submission to a worker; `done`, the
 numbers of requests that succeeded; `ended`, any other outcome. It has no data, no results, and only the first line of
 an error.
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 __all__ = ["VERSION", "Journal", "read", "row_of"]
 
 VERSION = 1
-PERIOD = 0.1  # seconds between writes: lost without close(), and how long requests are kept alive longer
-HURRY = 2048  # notes at which the writer wakes early
+WRITE_PERIOD = 0.1  # seconds between writes: lost without close(), and how long requests are kept alive longer
+WAKE_AT = 2048  # submissions at which the writer wakes early
 NEVER_RUN = (DependencyFailed, QueueFull)
-ROWS = 4096  # entries of `_rows`
-WORDS = 300  # characters of an error
+MAX_ROWS = 4096  # entries of `_rows`
+MAX_ERROR_CHARS = 300  # characters of an error
 
 
-class Note(NamedTuple):
+class Submission(NamedTuple):
     """A submitted request."""
 
     number: int
@@ -59,8 +59,8 @@ class Note(NamedTuple):
 class Journal:
     """Writes the file of one supervisor.
 
-    Guarantees: `note` only appends to a deque. Every line is written whole, in one call, after all others. Requests and
-    results are kept alive until the next write, so their memory is freed up to PERIOD later than without a journal.
+    Guarantees: `record` only appends to a deque. Every line is written whole, in one call, after all others. Requests
+    and results are kept alive until the next write, so their memory is freed up to WRITE_PERIOD later.
     """
 
     def __init__(self, path: str | os.PathLike[str], pool: WorkerPool, isolation: str, setup: Sequence[str]) -> None:
@@ -72,13 +72,13 @@ class Journal:
         self._file = os.open(self.path, flags, 0o600)
         self._process = os.getpid()
         self._numbers, self._names = itertools.count(1), itertools.count(1)
-        self._notes: deque[Note] = deque()
-        self._open: dict[int, Future] = {}  # submitted, and not written as ended yet
+        self._submissions: deque[Submission] = deque()
+        self._unfinished: dict[int, Future] = {}  # submitted, and not written as ended yet
         self._defined: dict[int, tuple[weakref.ref[Request], int]] = {}  # id(request) -> the request, its number
         self._writer = Writer()
         self._rows: dict[tuple[Any, ...], str | None] = {}  # names of rows, by the key of a plan
-        self._ending = Signal()
-        self._bell = Signal()
+        self._closing = Signal()
+        self._wake = Signal()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"dispatch {pool.device} journal", daemon=True)
         try:
@@ -96,18 +96,18 @@ class Journal:
         header |= {"streams": len(self._pool.queues), "isolation": isolation, "setup": list(setup)}
         return header | {"python": sys.version.split()[0]}
 
-    def note(self, future: Future, request: Request, worker: int, timeout: float | None = None) -> None:
-        """A request is about to be queued."""
-        self._notes.append(Note(next(self._numbers), future, request, worker, timeout))
-        if len(self._notes) == HURRY:
-            self._bell.set()
+    def record(self, future: Future, request: Request, worker: int, timeout: float | None = None) -> None:
+        """Record a request that is about to be queued."""
+        self._submissions.append(Submission(next(self._numbers), future, request, worker, timeout))
+        if len(self._submissions) == WAKE_AT:
+            self._wake.set()
 
     def close(self, wait: bool = True) -> None:
         """Write until all requests have ended, and close the file; raises the error that stopped the writing."""
         if os.getpid() != self._process:  # a forked child has the file, but not the thread
             return
-        self._ending.set()
-        self._bell.set()
+        self._closing.set()
+        self._wake.set()
         if wait and self._thread is not threading.current_thread():
             self._thread.join()
             error, self._error = self._error, None
@@ -118,18 +118,20 @@ class Journal:
     def _run(self) -> None:
         try:
             while True:
-                self._bell.wait(PERIOD)
-                self._bell.clear()
-                last = self._ending.is_set()
+                self._wake.wait(WRITE_PERIOD)
+                self._wake.clear()
+                last = self._closing.is_set()
                 self._write([*self._submitted(), *self._ended()])
-                if last and not self._open and not self._notes:
+                if last and not self._unfinished and not self._submissions:
                     return
                 if last:
-                    time.sleep(PERIOD)  # the supervisor was closed without waiting: workers will end the rest soon
+                    time.sleep(
+                        WRITE_PERIOD
+                    )  # the supervisor was closed without waiting: workers will end the rest soon
         except BaseException as error:  # noqa: BLE001  # a full disk must not fail requests; `close` raises it
             self._error = error
-            self._notes = deque(maxlen=0)
-            self._open.clear()
+            self._submissions = deque(maxlen=0)
+            self._unfinished.clear()
         finally:
             os.close(self._file)
 
@@ -139,20 +141,20 @@ class Journal:
             data = data[os.write(self._file, data) :]
 
     def _submitted(self) -> Iterator[dict[str, Any]]:
-        for _ in range(len(self._notes)):
-            note = self._notes.popleft()
-            known = self._defined.get(id(note.request))
-            if known is None or known[0]() is not note.request:
+        for _ in range(len(self._submissions)):
+            submission = self._submissions.popleft()
+            known = self._defined.get(id(submission.request))
+            if known is None or known[0]() is not submission.request:
                 name = next(self._names)
-                yield {"define": name, **self._entry(note.request)}
-                self._remember(note.request, name)
+                yield {"define": name, **self._entry(submission.request)}
+                self._remember_definition(submission.request, name)
             else:
                 name = known[1]
-            line: dict[str, Any] = {"request": note.number, "is": name, "worker": note.worker}
-            yield line if note.timeout is None else {**line, "timeout": note.timeout}
-            self._open[note.number] = note.future
+            line: dict[str, Any] = {"request": submission.number, "is": name, "worker": submission.worker}
+            yield line if submission.timeout is None else {**line, "timeout": submission.timeout}
+            self._unfinished[submission.number] = submission.future
 
-    def _remember(self, request: Any, name: int) -> None:
+    def _remember_definition(self, request: Any, name: int) -> None:
         key, defined = id(request), self._defined
         try:
             defined[key] = (weakref.ref(request, lambda _: defined.pop(key, None)), name)
@@ -166,7 +168,7 @@ class Journal:
         try:
             return {**self._writer.request(request), "row": self._row(request)}
         except Exception as error:  # noqa: BLE001  # any error of a user's request class
-            return {"op": str(request.op), "why": _words(error)}
+            return {"op": str(request.op), "why": _error_text(error)}
 
     def _row(self, request: Request) -> str | None:
         """The row that ran a request, from the workers' plans; with workers in a child, the first that takes it."""
@@ -176,15 +178,15 @@ class Journal:
         if row is not None:
             return str(row.name)
         if key not in self._rows:  # selecting a row takes a third of a millisecond
-            if len(self._rows) >= ROWS:
+            if len(self._rows) >= MAX_ROWS:
                 self._rows.clear()
             self._rows[key] = row_of(request, self._pool.device.arch)
         return self._rows[key]
 
     def _ended(self) -> Iterator[dict[str, Any]]:
-        ended = [(number, future) for number, future in self._open.items() if future._status]
+        ended = [(number, future) for number, future in self._unfinished.items() if future._status]
         for number, _ in ended:
-            del self._open[number]
+            del self._unfinished[number]
         done = [number for number, future in ended if future._status == DONE]
         if done:
             yield {"done": done}
@@ -197,10 +199,10 @@ class Journal:
             return {"status": "cancelled"}
         error, refusal = future._value, self._pool.refusal
         # A request that failed because the supervisor ended, or because of others, did not run.
-        turned_away = refusal is not None and type(error) is type(refusal) and error.args == refusal.args
+        was_refused = refusal is not None and type(error) is type(refusal) and error.args == refusal.args
         kinds = NEVER_RUN if self._may_hang else (*NEVER_RUN, DeadlineExceeded)
-        status = "not run" if turned_away or isinstance(error, kinds) else "failed"
-        return {"status": status, "error": type(error).__name__, "words": _words(error)}
+        status = "not run" if was_refused or isinstance(error, kinds) else "failed"
+        return {"status": status, "error": type(error).__name__, "words": _error_text(error)}
 
 
 def row_of(request: Request, arch: Arch) -> str | None:
@@ -210,8 +212,8 @@ def row_of(request: Request, arch: Arch) -> str | None:
     return None if row is None else str(row.name)
 
 
-def _words(error: BaseException) -> str:
-    return str(error).partition("\n")[0][:WORDS]
+def _error_text(error: BaseException) -> str:
+    return str(error).partition("\n")[0][:MAX_ERROR_CHARS]
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -232,7 +234,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[dict[str, A
         raise BadRequest("journal", f"{path}, {found}", f"a journal of version {VERSION}")
     defined: set[int] = set()
     for number, line in enumerate(lines[begins[-1] :], begins[-1] + 1):
-        wrong = _wrong(line, defined)
+        wrong = _line_error(line, defined)
         if wrong:
             raise BadRequest("journal", f"{path}, line {number}: {wrong}", "what a supervisor has written")
     return lines[begins[-1]], lines[begins[-1] + 1 :]
@@ -271,7 +273,7 @@ LINES: dict[str, tuple[dict[str, Callable[[object], bool]], dict[str, Callable[[
 }
 
 
-def _wrong(line: Any, defined: set[int]) -> str:
+def _line_error(line: Any, defined: set[int]) -> str:
     """What is wrong with a line; "" if nothing is. `defined` has the numbers that earlier lines have defined."""
     kind = next((kind for kind in LINES if isinstance(line, dict) and kind in line), None)
     if kind is None:

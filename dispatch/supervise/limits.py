@@ -74,7 +74,7 @@ class RestartLimit:
             return 0.0
         return min(FIRST_DELAY * 2.0 ** min(self._failed_starts - 1, 16), LAST_DELAY)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """How often workers have broken, for the error of an open circuit."""
         if self._failed_starts > self.max_restarts:
             times = f"{self._failed_starts} starts in a row failed"

@@ -8,7 +8,7 @@ signal handler that raises): at the start of a function, after a call, at the en
 This library's threads are never interrupted; system calls that a signal breaks are repeated.
 
     interrupted in          guarantee
-    Supervisor(...)         all threads and children that were started end; nothing is left (`undo`)
+    Supervisor(...)         all threads and children that were started end; nothing is left (`undo_start`)
     submit, submit_many     a request whose future was not returned is withdrawn, or ends as usual; others go on
     a full queue            the thread stops waiting for room; a request about to be dropped is dropped, or stays
     sending (processes)     the next thread that sends goes on from there, or the monitor thread at its next tick
@@ -54,7 +54,7 @@ from dispatch.supervise.admission import Admission
 from dispatch.supervise.circuit import Circuit
 from dispatch.supervise.cuda_worker import CudaWorker
 from dispatch.supervise.failures import Failures
-from dispatch.supervise.future import DELIVERED, DONE, LateFuture
+from dispatch.supervise.future import DELIVERED, DONE, ConditionalFuture
 from dispatch.supervise.host_worker import HostWorker
 from dispatch.supervise.priority_queue import PRIORITIES, PriorityQueue
 from dispatch.supervise.queue import BROKEN, CANCELLING, CLOSING, OPEN, WorkerQueue, clone_error
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerPool"]
 
-SAMPLES = 1024  # latencies that are kept
+MAX_LATENCIES = 1024  # latencies that are kept
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC)
 UNDO_STEP = 0.05  # seconds between checks whether the starting thread has finished, so that it can be undone
 AT_EXIT = 2.0  # seconds to wait at interpreter exit for workers that were not closed
@@ -106,17 +106,17 @@ class WorkerPool(Admission, Circuit):
         self.dropped = self.withdrawn = 0
         self.tickets = itertools.count()
         self.queue_of: dict[Any, WorkerQueue] = {}  # by the executor of its worker
-        self.samples: deque[float] = deque(maxlen=SAMPLES)
+        self.latencies: deque[float] = deque(maxlen=MAX_LATENCIES)
         self.restarts = 0
         self.limit = limit
         self.cooling_down = False  # the circuit is open, and will half-open
-        self.cooled = allocate_lock()  # held; released to end a cooldown early, when the pool ends
-        self.cooled.acquire()
-        self._up = allocate_lock()  # held until the workers have started, or failed to
-        self._up.acquire()
+        self.cooldown_gate = allocate_lock()  # held; released to end a cooldown early, when the pool ends
+        self.cooldown_gate.acquire()
+        self._started_gate = allocate_lock()  # held until the workers have started, or failed to
+        self._started_gate.acquire()
         self._starters: list[int] = []  # the id of the bare thread, once it has started
         self._starter: threading.Thread | None = None  # the thread that starts the workers
-        self._is_up = False
+        self._is_started = False
         self._start_error: BaseException | None = None
         self.failures = Failures()
         self.queues = self.make_queues(streams, queue_size)
@@ -141,53 +141,53 @@ class WorkerPool(Admission, Circuit):
         """Start the workers, then call `then`; raises its error, or WorkerFailed.
 
         A separate thread does it, because Ctrl-C inside Thread.start() does harm, and inside this method does not. If
-        this raises, `undo` ends what was started.
+        this raises, `undo_start` ends what was started.
         """
         try:
-            self._starters.extend(map(start_new_thread, (self._bring_up,), ((then,),)))  # one step: see waiters.py
-            self._up.acquire()
+            self._starters.extend(map(start_new_thread, (self._run_starter,), ((then,),)))  # one step: see waiters.py
+            self._started_gate.acquire()
         except RuntimeError as error:
-            raise unstarted(self.device, error) from error
+            raise start_failure(self.device, error) from error
         failure = self._start_error
         if failure is not None:
-            raise unstarted(self.device, failure) if is_exhausted(failure) else failure
+            raise start_failure(self.device, failure) if is_exhausted(failure) else failure
 
-    def _bring_up(self, then: Callable[[], None]) -> None:
+    def _run_starter(self, then: Callable[[], None]) -> None:
         """On a bare thread, which is started in one atomic step: start a full thread, which may log, for the work."""
         try:
             name = f"dispatch {self.device} starter"
-            self._starter = threading.Thread(target=self._begin, args=(then,), name=name, daemon=True)
+            self._starter = threading.Thread(target=self._start_and_call, args=(then,), name=name, daemon=True)
             self._starter.start()
         except BaseException as error:  # noqa: BLE001  # raised by `start`
             self._start_error = error
-            self._is_up = True
-            self._up.release()
+            self._is_started = True
+            self._started_gate.release()
 
-    def _begin(self, then: Callable[[], None]) -> None:
+    def _start_and_call(self, then: Callable[[], None]) -> None:
         try:
             self._start_threads()
             then()
         except BaseException as error:  # noqa: BLE001  # raised by `start`
             self._start_error = error
-        self._is_up = True
-        self._up.release()
+        self._is_started = True
+        self._started_gate.release()
 
     def _start_threads(self) -> None:
         for queue in self.queues:
             if queue.worker is not None:
                 queue.worker.start()
 
-    def undo(self) -> None:
+    def undo_start(self) -> None:
         """After a failed start: end everything that was started, and wait until nothing is left."""
         self.end(CANCELLING, Closed(f"the supervisor of {self.device} could not be made"))
         _pools.discard(self)
         self.device.supervisors.discard(self)
-        while self._starters and not self._is_up:
-            self._up.acquire(True, UNDO_STEP)
+        while self._starters and not self._is_started:
+            self._started_gate.acquire(True, UNDO_STEP)
         self.join()
 
     # -- requests with a priority or with dependencies -------------------------------------------------------------
-    def rank(self, queue: WorkerQueue, futures: Sequence[Future], priority: Any) -> None:
+    def enqueue_ranked(self, queue: WorkerQueue, futures: Sequence[Future], priority: Any) -> None:
         """Queue futures with a priority or with dependencies; the first makes `pending` a PriorityQueue."""
         if not isinstance(priority, int) or priority not in PRIORITIES:
             raise BadRequest("priority", repr(priority), " or ".join(map(str, PRIORITIES)), "the smaller goes first")
@@ -195,44 +195,44 @@ class WorkerPool(Admission, Circuit):
             if type(queue.pending) is not PriorityQueue:
                 queue.pending = PriorityQueue(queue.pending, self.may_start)  # type: ignore[arg-type]
         for future in futures:
-            if isinstance(future, LateFuture):
+            if isinstance(future, ConditionalFuture):
                 for other in future.after:
                     if not other._status:
                         self.ordered = True
                         other.add_done_callback(lambda _: queue.wake())
         queue.pending.put(futures, priority)
 
-    def may_start(self, future: LateFuture) -> bool:
+    def may_start(self, future: ConditionalFuture) -> bool:
         """Whether every dependency of a future has ended, or is enqueued on a stream that its worker can wait for."""
         return all(other._status or self._is_enqueued(other) for other in future.after)
 
     def _is_enqueued(self, other: Future) -> bool:
         return getattr(other, "_queue", None) in self.queues and other.is_launched
 
-    def launched(self) -> None:
+    def on_enqueued(self) -> None:
         """A worker has enqueued requests: wake the workers that may have waited for these."""
         for queue in self.queues:
             if queue.asleep and type(queue.pending) is PriorityQueue and queue.pending:
                 queue.wake()
 
     # -- called by workers (queue.WorkerOwner) ------------------------------------------------------------------------
-    def opened(self, executor: Any, queue: WorkerQueue) -> None:
+    def on_worker_opened(self, executor: Any, queue: WorkerQueue) -> None:
         with self.lock:
             self.queue_of = {**_without(self.queue_of, queue), executor: queue}
 
     def keep(self, future: Future) -> None:
         self.failures.keep(future)
 
-    def failed(self, future: Future, errors: list[BaseException]) -> None:
+    def on_request_failed(self, future: Future, errors: list[BaseException]) -> None:
         error = future._value
         log("request failed", {"device": self.device, "error": type(error).__name__, "words": error})
         self.failures.keep(future)
         self.failures.add_errors(errors)
 
-    def callbacks_failed(self, errors: list[BaseException]) -> None:
+    def on_callback_errors(self, errors: list[BaseException]) -> None:
         self.failures.add_errors(errors)
 
-    def lost(self) -> None:
+    def on_device_lost(self) -> None:
         """The device is lost: refuse new requests, and fail the queued ones."""
         if self.device.fault is not None:
             self.end(BROKEN, clone_error(self.device.fault))
@@ -241,9 +241,9 @@ class WorkerPool(Admission, Circuit):
         """The error for queued requests that will not run."""
         return clone_error(self.refusal or Closed(f"the supervisor of {self.device} has ended"))
 
-    def sample(self, start: float, future: Future) -> None:
+    def record_latency(self, start: float, future: Future) -> None:
         if future._status == DONE:
-            self.samples.append(perf_counter() - start)
+            self.latencies.append(perf_counter() - start)
 
     # -- ending ---------------------------------------------------------------------------------------------------
     def check(self) -> None:
@@ -263,7 +263,7 @@ class WorkerPool(Admission, Circuit):
             self.cooling_down = False
             self.open_gates()
         with suppress(RuntimeError):
-            self.cooled.release()
+            self.cooldown_gate.release()
         for queue in self.queues:
             queue.wake()
 
@@ -273,7 +273,7 @@ class WorkerPool(Admission, Circuit):
         self.join()
 
     def is_own_thread(self) -> bool:
-        return any(queue.worker is not None and queue.worker.is_here for queue in self.queues)
+        return any(queue.worker is not None and queue.worker.is_current_thread for queue in self.queues)
 
     def join(self, seconds: float | None = None) -> None:
         """Wait for all workers and their successors; does nothing on a worker's own thread."""
@@ -304,7 +304,7 @@ class WorkerPool(Admission, Circuit):
             self.refusal = Closed("the supervisor is gone")
             self.state = CANCELLING
         with suppress(RuntimeError):
-            self.cooled.release()
+            self.cooldown_gate.release()
         for queue in self.queues:
             queue.wake()
         if not is_news:
@@ -347,7 +347,7 @@ def is_exhausted(error: BaseException) -> bool:
     return type(error) in (RuntimeError, MemoryError)  # what Thread.start() raises is a RuntimeError
 
 
-def unstarted(device: Device, error: BaseException) -> DispatchError:
+def start_failure(device: Device, error: BaseException) -> DispatchError:
     """The error of a supervisor that could not be started."""
     hint = "is the limit of threads, processes, descriptors or memory reached?"
     failure = WorkerFailed(f"the supervisor of {device} could not be started: {error!r}; {hint}")

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from dispatch.supervise.future import LateFuture
+from dispatch.supervise.future import ConditionalFuture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -35,7 +35,7 @@ class PriorityQueue:
 
     __slots__ = ("_levels", "_lock", "_may_start", "_turn")
 
-    def __init__(self, middle: deque[Future], may_start: Callable[[LateFuture], bool] | None) -> None:
+    def __init__(self, middle: deque[Future], may_start: Callable[[ConditionalFuture], bool] | None) -> None:
         self._levels: tuple[deque[Future], deque[Future], deque[Future]] = (deque(), middle, deque())
         self._may_start = may_start
         self._lock = threading.Lock()  # for taking; adding needs none
@@ -80,7 +80,7 @@ class PriorityQueue:
         """Let everything be taken from now on, because it will only be ended."""
         self._may_start = None
 
-    def hold(self, may_start: Callable[[LateFuture], bool]) -> None:
+    def hold(self, may_start: Callable[[ConditionalFuture], bool]) -> None:
         """Undo `release`: dependencies count again."""
         self._may_start = may_start
 
@@ -107,7 +107,7 @@ class PriorityQueue:
         except IndexError:
             return False
         may_start = self._may_start
-        return may_start is None or not isinstance(first, LateFuture) or may_start(first)
+        return may_start is None or not isinstance(first, ConditionalFuture) or may_start(first)
 
     def __bool__(self) -> bool:
         return any(map(self._is_open, self._levels))

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 __all__ = ["Memory", "Reader", "Writer"]
 
 Json = dict[str, Any]
-MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes that this machine has
-MOST = 2**48  # the largest extent, stride or offset
-LONGEST_INT = 2048  # bits: Python's JSON reader and writer refuse longer numbers
-OWN = "dispatch"  # the package whose classes an entry may always name
+MACHINE_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes that this machine has
+MAX_NUMBER = 2**48  # the largest extent, stride or offset
+MAX_INT_BITS = 2048  # bits: Python's JSON reader and writer refuse longer numbers
+OWN_PACKAGE = "dispatch"  # the package whose classes an entry may always name
 
 
 class Writer:
@@ -66,8 +66,8 @@ class Writer:
             return value
         if isinstance(value, (int, np.integer)):
             number = int(value)
-            if number.bit_length() > LONGEST_INT:
-                raise BadRequest("field", f"an integer of {number.bit_length()} bits", f"one of up to {LONGEST_INT}")
+            if number.bit_length() > MAX_INT_BITS:
+                raise BadRequest("field", f"an integer of {number.bit_length()} bits", f"one of up to {MAX_INT_BITS}")
             return number
         if isinstance(value, (float, np.floating)):
             return float(value) if math.isfinite(value) else {"float": repr(float(value))}
@@ -157,7 +157,7 @@ class Memory:
             raise BadRequest("tensor", shown(entry), "one that the journal has shown before")
         storage = self._storages.get(entry["tensor"])
         if storage is None:
-            storage = self._filled(self._ends[entry["tensor"]], Dtype.by_name[entry["dtype"]])
+            storage = self._random_storage(self._ends[entry["tensor"]], Dtype.by_name[entry["dtype"]])
             self._storages[entry["tensor"]] = storage
         ptr = storage.base + entry["offset"]
         return Tensor(storage, ptr, self._layout(entry, ptr))
@@ -168,18 +168,18 @@ class Memory:
 
     def _layout(self, entry: Json, ptr: int) -> Layout:
         """The layout of an entry at an address; BadRequest if it begins before its storage, or is too large."""
-        kind, shape, strides = _described(entry)
+        kind, shape, strides = _read_layout(entry)
         layout = self._device.layout(kind, shape, strides, ptr, entry.get("readonly", False) is True)
         low, high = entry["offset"] + layout.low, entry["offset"] + layout.high
-        if low < 0 or high > MEMORY or entry["offset"] % max(kind.itemsize, 1):
-            given, expected = f"bytes {low} to {high} of a storage", f"whole elements from 0 to {MEMORY}"
+        if low < 0 or high > MACHINE_MEMORY or entry["offset"] % max(kind.itemsize, 1):
+            given, expected = f"bytes {low} to {high} of a storage", f"whole elements from 0 to {MACHINE_MEMORY}"
             raise BadRequest("tensor", given, expected, "the journal was damaged, or changed")
         return layout
 
-    def _filled(self, nbytes: int, kind: Dtype) -> Storage:
+    def _random_storage(self, nbytes: int, kind: Dtype) -> Storage:
         count = -(-nbytes * 8 // kind.bits)
         count += count % 2  # whole bytes of the packed type
-        if 8 * count + nbytes > MEMORY:  # the random numbers, and the tensor made from them
+        if 8 * count + nbytes > MACHINE_MEMORY:  # the random numbers, and the tensor made from them
             raise OutOfMemory(f"a tensor of {nbytes} bytes is more than this machine can fill")
         numbers: Any = self._rng.integers(0, 2, count)
         if kind.numpy.kind not in "biu":
@@ -187,14 +187,14 @@ class Memory:
         return self._device.array(numbers, kind).storage
 
 
-def _described(entry: Json) -> tuple[Dtype, tuple[int, ...], tuple[int, ...]]:
+def _read_layout(entry: Json) -> tuple[Dtype, tuple[int, ...], tuple[int, ...]]:
     """Dtype, shape and strides of an entry; BadRequest if they are invalid."""
     kind = Dtype.by_name.get(entry["dtype"]) if isinstance(entry.get("dtype"), str) else None
     shape, strides = entry.get("shape"), entry.get("strides")
     if kind is None or not isinstance(shape, list) or not isinstance(strides, list) or len(shape) != len(strides):
         raise BadRequest("tensor", shown(entry), "a dtype, a shape, and as many strides")
     numbers = (entry.get("tensor"), entry.get("offset"), *shape, *strides)
-    if not all(type(number) is int and abs(number) <= MOST for number in numbers) or min(shape, default=0) < 0:
+    if not all(type(number) is int and abs(number) <= MAX_NUMBER for number in numbers) or min(shape, default=0) < 0:
         raise BadRequest("tensor", shown(entry), "whole numbers that fit into memory")
     return kind, check_shape("shape", shape, kind.bits), tuple(strides)
 
@@ -266,7 +266,7 @@ class Reader:
 
     def _find(self, name: str) -> Any:
         module, _, path = name.partition(":")
-        if module.partition(".")[0] != OWN and module not in self._modules:
+        if module.partition(".")[0] != OWN_PACKAGE and module not in self._modules:
             raise BadRequest("class", name, "one of this package", f"say that the file may use it: --setup {module}")
         found: Any = importlib.import_module(module)
         for part in path.split("."):

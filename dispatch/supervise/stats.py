@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dispatch.supervise.pool import WorkerPool
 
-__all__ = ["Stats", "WorkerStats", "count", "in_words"]
+__all__ = ["Stats", "WorkerStats", "describe_supervisor", "read_stats"]
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class Stats:
     workers: tuple[WorkerStats, ...]
 
 
-def count(pool: WorkerPool) -> Stats:
+def read_stats(pool: WorkerPool) -> Stats:
     """The present counts of a pool's queues and samples, which may change while they are read."""
     workers = tuple(
         WorkerStats(len(queue.pending), queue.busy, queue.done, queue.failed, queue.cancelled) for queue in pool.queues
     )
-    samples = sorted(pool.samples.copy())  # copied atomically: a deque must not grow during iteration
-    p50, p90, p99 = (samples[int(share * len(samples))] if samples else None for share in (0.5, 0.9, 0.99))
+    latencies = sorted(pool.latencies.copy())  # copied atomically: a deque must not grow during iteration
+    p50, p90, p99 = (latencies[int(share * len(latencies))] if latencies else None for share in (0.5, 0.9, 0.99))
     return Stats(
         queued=sum(worker.queued for worker in workers),
         running=sum(worker.running for worker in workers),
@@ -78,7 +78,7 @@ def count(pool: WorkerPool) -> Stats:
     )
 
 
-def in_words(pool: WorkerPool, broken: int) -> str:
+def describe_supervisor(pool: WorkerPool, broken: int) -> str:
     """A supervisor on one line: its device, its workers, how many requests are queued, and whether it takes more."""
     state = "" if pool.refusal is None else ", broken" if pool.cooling_down or pool.state == broken else ", closed"
     waiting = sum(len(queue.pending) for queue in pool.queues)

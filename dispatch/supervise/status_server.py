@@ -26,18 +26,18 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.logs import log
 from dispatch.supervise.queue import BROKEN, OPEN
-from dispatch.supervise.stats import count
+from dispatch.supervise.stats import read_stats
 from dispatch.supervise.waiters import Signal
 
 if TYPE_CHECKING:
     from dispatch.supervise.pool import WorkerPool
 
-__all__ = ["VERSION", "StatusServer", "ask", "boards"]
+__all__ = ["VERSION", "StatusServer", "ask", "socket_names"]
 
 VERSION = 1  # of the answer's format
 PREFIX = "dispatch-status"
-PATIENCE = 2.0  # seconds that either end waits for the other
-PAUSE = 0.1  # seconds before the next try if the system has no descriptor or memory for an answer
+TIMEOUT = 2.0  # seconds that either end waits for the other
+RETRY_SECONDS = 0.1  # seconds before the next try if the system has no descriptor or memory for an answer
 LONGEST = 1 << 22  # bytes of an answer; for a thousand workers it takes a hundred kilobytes
 CLOSED = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK)  # errors of a listener that was closed
 CREDENTIALS = struct.Struct("3i")  # SO_PEERCRED: pid, uid, gid
@@ -91,7 +91,7 @@ class StatusServer:
         if wait and self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def forget(self) -> None:
+    def close_after_fork(self) -> None:
         """In a forked child: close the descriptor; the parent goes on answering."""
         if self._listener is not None:
             self._listener.close()
@@ -99,19 +99,19 @@ class StatusServer:
     def _answer(self, listener: socket.socket) -> None:
         while not self._closing.is_set():
             try:
-                asker, _ = listener.accept()
-                with asker:
-                    self._tell(asker)
+                client, _ = listener.accept()
+                with client:
+                    self._send_answer(client)
             except Exception as error:  # noqa: BLE001, PERF203  # any error: the next client may be answered
                 if self._closing.is_set() or (isinstance(error, OSError) and error.errno in CLOSED):
                     return
-                self._closing.wait(PAUSE)
+                self._closing.wait(RETRY_SECONDS)
 
-    def _tell(self, asker: socket.socket) -> None:
+    def _send_answer(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError):  # the client has gone
-            asker.settimeout(PATIENCE)
-            if _peer(asker)[1] in (0, os.getuid()):
-                asker.sendall(json.dumps(self.facts()).encode())
+            client.settimeout(TIMEOUT)
+            if _peer(client)[1] in (0, os.getuid()):
+                client.sendall(json.dumps(self.facts()).encode())
 
     def facts(self) -> dict[str, Any]:
         """The answer, a JSON object."""
@@ -120,7 +120,7 @@ class StatusServer:
         if pool is None:
             return facts | {"state": "gone"}
         state = "open" if pool.state == OPEN else "broken" if pool.state == BROKEN else "closing"
-        return facts | {"state": state, **asdict(count(pool))}
+        return facts | {"state": state, **asdict(read_stats(pool))}
 
 
 def _bind(listener: socket.socket, name: str) -> None:
@@ -138,7 +138,7 @@ def _peer(end: socket.socket) -> tuple[int, int, int]:
     return pid, uid, gid
 
 
-def boards(pid: int) -> list[str]:
+def socket_names(pid: int) -> list[str]:
     """The socket names that a process's servers may have, by age; others may use them, so `ask` checks who answers."""
     own = re.compile(rf"@{PREFIX}-{pid}-([1-9][0-9]{{0,17}})(?:-[0-9a-f]{{16}})?", re.ASCII)
     lines = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -155,7 +155,7 @@ def ask(pid: int) -> list[dict[str, Any]]:
     """
     answers: list[dict[str, Any]] = []
     refused: PermissionError | None = None
-    for name in boards(pid):
+    for name in socket_names(pid):
         try:
             facts = _ask(name, pid)
         except PermissionError as error:  # noqa: PERF203  # a handful of names
@@ -169,17 +169,17 @@ def ask(pid: int) -> list[dict[str, Any]]:
 
 def _ask(name: str, pid: int) -> dict[str, Any] | None:
     """The answer of one server; None if it has gone, does not answer, or answers something else."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
-        asker.settimeout(PATIENCE)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(TIMEOUT)
         try:
-            asker.connect(f"\0{name[1:]}")
-            who = _peer(asker)[0]
+            client.connect(f"\0{name[1:]}")
+            who = _peer(client)[0]
             if who != pid:
                 raise PermissionError(f"process {who} answers in the name of process {pid}")
-            data, until = bytearray(), monotonic() + PATIENCE  # for the whole answer, even if it arrives slowly
-            while len(data) <= LONGEST and (part := asker.recv(1 << 16)):
+            data, until = bytearray(), monotonic() + TIMEOUT  # for the whole answer, even if it arrives slowly
+            while len(data) <= LONGEST and (part := client.recv(1 << 16)):
                 data += part
-                asker.settimeout(max(until - monotonic(), 0))
+                client.settimeout(max(until - monotonic(), 0))
         except (ConnectionError, TimeoutError, BlockingIOError):  # it has just gone, or too many clients ask
             return None
     try:
@@ -191,7 +191,7 @@ def _ask(name: str, pid: int) -> dict[str, Any] | None:
 
 def _after_fork() -> None:
     for server in list(_servers):
-        server.forget()
+        server.close_after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

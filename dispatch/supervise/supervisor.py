@@ -17,15 +17,15 @@ from dispatch.device.device import Device
 from dispatch.device.registry import device as find_device
 from dispatch.errors import BadRequest, Closed, DispatchError, QueueFull, Undelivered
 from dispatch.supervise import trace
-from dispatch.supervise.arguments import check_at_least, check_choice, check_futures, check_names, late_future
-from dispatch.supervise.future import Future, LateFuture
-from dispatch.supervise.leaving import close_beside_the_loop, deliver, unwatch
+from dispatch.supervise.arguments import check_at_least, check_choice, check_futures, check_names, conditional_future
+from dispatch.supervise.future import ConditionalFuture, Future
 from dispatch.supervise.limits import RestartLimit, check_seconds
 from dispatch.supervise.placement import FEW, place, place_near, shares
 from dispatch.supervise.pool import WorkerPool
 from dispatch.supervise.queue import BROKEN, CANCELLING, WorkerQueue, clone_error
-from dispatch.supervise.stats import Stats, count, in_words
-from dispatch.supervise.waiters import Sample
+from dispatch.supervise.stats import Stats, describe_supervisor, read_stats
+from dispatch.supervise.supervisor_exit import close_in_thread, close_observers, raise_undelivered
+from dispatch.supervise.waiters import LatencyCallback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -124,27 +124,27 @@ class Supervisor:
             pool = WorkerPool(self.device, streams, queue_size, limit, completion)
         else:
             from dispatch.supervise.process.process_pool import ProcessPool
-            from dispatch.supervise.process.shared_device import shared
+            from dispatch.supervise.process.shared_device import make_shared_device
 
-            self.device = home = shared(self.device.name)
+            self.device = home = make_shared_device(self.device.name)
             pool = ProcessPool(home, streams, queue_size, limit, setup, spare, hang_seconds, completion)
         self._pool = pool
         self._when_full, self._affine, self._limit = when_full, placement == "affine" and streams > 1, queue_size
         self._journal: Journal | None = None
         self._status_server: StatusServer | None = None
         try:
-            pool.start(partial(self._describe, journal, isolation, setup))
-            self._unseen = weakref.finalize(self, unwatch, self._status_server, self._journal, wait=False)
-            self._dropped = weakref.finalize(self, _drop, pool)
-            self._dropped.atexit = False  # `_at_exit` does that
+            pool.start(partial(self._open_observers, journal, isolation, setup))
+            self._finalizer = weakref.finalize(self, close_observers, self._status_server, self._journal, wait=False)
+            self._pool_finalizer = weakref.finalize(self, _abandon_pool, pool)
+            self._pool_finalizer.atexit = False  # `_at_exit` does that
         except BaseException:
-            pool.undo()
-            unwatch(self._status_server, self._journal, wait=False)
+            pool.undo_start()
+            close_observers(self._status_server, self._journal, wait=False)
             if isolation == "process":
                 self.device.close()  # nobody was given it
             raise
 
-    def _describe(self, journal: str | PathLike[str] | None, isolation: str, setup: Sequence[str]) -> None:
+    def _open_observers(self, journal: str | PathLike[str] | None, isolation: str, setup: Sequence[str]) -> None:
         """Open the journal and the status server; runs on a thread that cannot be interrupted."""
         from dispatch.supervise.status_server import StatusServer
 
@@ -189,11 +189,11 @@ class Supervisor:
             is_first_come = not (priority or after)
         except Exception as error:
             raise BadRequest("priority and after", shown((priority, after)), "a number, and futures") from error
-        future = Future(request) if is_plain else late_future(request, deadline, after)
+        future = Future(request) if is_plain else conditional_future(request, deadline, after)
         try:
             ticket = next(pool.tickets)
             if worker is not None or not self._affine:
-                queue = place(ticket, self._allowed(worker))
+                queue = place(ticket, self._allowed_queues(worker))
             else:
                 bound = getattr(request, "bound", None)
                 known = None if bound is None else pool.queue_of.get(bound.executor)
@@ -202,22 +202,22 @@ class Supervisor:
                 else:
                     queue = place_near(ticket, known, pool)
             if len(queue.pending) >= self._limit:
-                queue = pool.wait_for_room(self._allowed(worker), self._when_full, deadline)
+                queue = pool.wait_for_room(self._allowed_queues(worker), self._when_full, deadline)
             future._queue = queue
             if trace.hooks or self._journal is not None:
-                self._observe([future], [request], queue, timeout)
+                self._record_submissions([future], [request], queue, timeout)
             if not ticket & SAMPLED:
-                future.add_done_callback(Sample(pool.sample, perf_counter()))
+                future.add_done_callback(LatencyCallback(pool.record_latency, perf_counter()))
             if is_first_come:
                 queue.pending.append(future)
             else:
-                pool.rank(queue, [future], priority)
+                pool.enqueue_ranked(queue, [future], priority)
             if queue.asleep:
                 queue.wake()
             if queue.draining:
                 queue.drain(pool)
             if deadline is not None:
-                queue.expect(future)
+                queue.watch_deadline(future)
         except BaseException:  # an error, or Ctrl-C: the caller does not get this future, so it must end here
             future.withdraw(None)
             raise
@@ -245,12 +245,12 @@ class Supervisor:
         futures: list[Future[R_co]] = list(map(Future, requests := as_requests(requests)))
         others = check_futures(after) if after else ()
         if others:
-            futures = [LateFuture(future.claim(), others) for future in futures]
-        queues = self._allowed(worker)
+            futures = [ConditionalFuture(future.claim(), others) for future in futures]
+        queues = self._allowed_queues(worker)
         if self._when_full == "raise" and len(futures) > sum(
             max(queue.limit - len(queue.pending), 0) for queue in queues
         ):
-            raise QueueFull(f"{pool.full(queues, 'raise', None)}, or has no room for {len(futures)} more")
+            raise QueueFull(f"{pool.full_message(queues, 'raise', None)}, or has no room for {len(futures)} more")
         try:
             self._enqueue(futures, requests, queues, priority, ranked=bool(priority or others))
         except BaseException:  # as in `submit`
@@ -268,7 +268,7 @@ class Supervisor:
         """Queue many requests, the whole share of each worker at once."""
         pool = self._pool
         if futures:
-            futures[-1].add_done_callback(Sample(pool.sample, perf_counter()))
+            futures[-1].add_done_callback(LatencyCallback(pool.record_latency, perf_counter()))
         start = 0
         while start < len(futures):
             for queue, share in shares(len(futures) - start, queues):
@@ -276,9 +276,9 @@ class Supervisor:
                 for future in part:
                     future._queue = queue
                 if trace.hooks or self._journal is not None:
-                    self._observe(part, requests[start : start + share], queue, None)
+                    self._record_submissions(part, requests[start : start + share], queue, None)
                 if ranked:
-                    pool.rank(queue, part, priority)
+                    pool.enqueue_ranked(queue, part, priority)
                 else:
                     queue.pending.extend(part)
                 start += share
@@ -292,28 +292,28 @@ class Supervisor:
                 try:
                     pool.wait_for_room(queues, "block", None)
                 except DispatchError as error:
-                    self._give_up(futures[start:], error)
+                    self._fail_unplaced(futures[start:], error)
                     break
 
-    def _observe(
+    def _record_submissions(
         self, futures: list[Future], requests: list[Request], queue: WorkerQueue, timeout: float | None
     ) -> None:
         """Tell hooks and journal about requests that are about to be queued."""
         for future, request in zip(futures, requests, strict=True):
             trace.watch(future, request)
             if self._journal is not None:
-                self._journal.note(future, request, queue.index, timeout)
+                self._journal.record(future, request, queue.index, timeout)
 
-    def _give_up(self, futures: list[Future], error: DispatchError) -> None:
+    def _fail_unplaced(self, futures: list[Future], error: DispatchError) -> None:
         for future in futures:
             failure = clone_error(error)
             failure.__cause__ = error
             self._pool.failures.keep(future)
             is_mine, errors = future.withdraw(failure)
             if is_mine:
-                self._pool.failed(future, errors)
+                self._pool.on_request_failed(future, errors)
 
-    def _allowed(self, worker: Any) -> list[WorkerQueue]:
+    def _allowed_queues(self, worker: Any) -> list[WorkerQueue]:
         """The queues that a request may go to."""
         queues = self._pool.queues
         if worker is None:
@@ -334,7 +334,7 @@ class Supervisor:
 
     def stats(self) -> Stats:
         """Counts and latencies at about this moment."""
-        return count(self._pool)
+        return read_stats(self._pool)
 
     @names_arguments
     def close(self, wait: bool = True) -> None:
@@ -350,20 +350,20 @@ class Supervisor:
     def _close(self, wait: bool) -> Undelivered | None:
         if not wait:
             self._pool.end(CANCELLING, Closed(f"the supervisor of {self.device} was closed"))
-            self._dropped.detach()
-            self._unwatch(wait=False)
+            self._pool_finalizer.detach()
+            self._close_observers(wait=False)
             return None
         self._pool.finish("when its block was left, or by close()")
-        self._dropped.detach()  # only now: after an interrupt, dropping the supervisor finishes the work
+        self._pool_finalizer.detach()  # only now: after an interrupt, dropping the supervisor finishes the work
         try:
-            self._unwatch(wait=not self._pool.is_own_thread())
+            self._close_observers(wait=not self._pool.is_own_thread())
         except DispatchError as error:
             self._pool.failures.add_errors([error])
         return None if self._pool.is_own_thread() else self._pool.failures.take()
 
-    def _unwatch(self, *, wait: bool) -> None:
-        unwatch(self._status_server, self._journal, wait=wait)
-        self._unseen.detach()
+    def _close_observers(self, *, wait: bool) -> None:
+        close_observers(self._status_server, self._journal, wait=wait)
+        self._finalizer.detach()
 
     def __enter__(self) -> Supervisor:
         return self
@@ -371,7 +371,7 @@ class Supervisor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        deliver(self._close(wait=True), error)
+        raise_undelivered(self._close(wait=True), error)
 
     async def __aenter__(self) -> Supervisor:
         return self
@@ -380,10 +380,10 @@ class Supervisor:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """As leaving `with`, without blocking the loop; if the task is cancelled, the work still runs to its end."""
-        deliver(await close_beside_the_loop(self._close, self.device.name), error)
+        raise_undelivered(await close_in_thread(self._close, self.device.name), error)
 
     def __repr__(self) -> str:
-        return in_words(self._pool, BROKEN)
+        return describe_supervisor(self._pool, BROKEN)
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -391,7 +391,7 @@ class Supervisor:
         return f"<div><code>{escape(repr(self))}</code></div>"
 
 
-def _drop(pool: WorkerPool) -> None:
+def _abandon_pool(pool: WorkerPool) -> None:
     """End the pool of a supervisor that was not closed. Ctrl-C in here is swallowed, and must not leave a thread."""
     try:
         pool.abandon()

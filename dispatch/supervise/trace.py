@@ -85,18 +85,18 @@ def hooked(executor: Any, run: Callable[..., Any], request: Request, *outputs: A
             entered.append(hook)
         result = run(request, *outputs)
     except BaseException as error:
-        failed = _leave(entered, request)
+        failed = _call_after_hooks(entered, request)
         if failed is not None and error.__context__ is None:
             error.__context__ = failed
         raise
-    failed = _leave(entered, request)
+    failed = _call_after_hooks(entered, request)
     if failed is not None:
         executor.stream.synchronize()  # the request fails and its memory may be reused: the GPU must be done with it
         raise failed
     return result
 
 
-def _leave(entered: list[Hook], request: Request) -> HookFailed | None:
+def _call_after_hooks(entered: list[Hook], request: Request) -> HookFailed | None:
     """Call every `after`, even if others raise; returns the first failure."""
     first: HookFailed | None = None
     for hook in reversed(entered):
@@ -119,10 +119,10 @@ def watch(future: Future, request: Request) -> None:
     """Register the hooks' `ended` with a future."""
     for hook in hooks:
         if hook.ended is not None:
-            future.add_done_callback(partial(_tell, hook.ended, request))
+            future.add_done_callback(partial(_call_ended, hook.ended, request))
 
 
-def _tell(ended: Callable[[Request, BaseException | None], object], request: Request, future: Future) -> None:
+def _call_ended(ended: Callable[[Request, BaseException | None], object], request: Request, future: Future) -> None:
     error: BaseException | None = None
     if future._status == CANCELLED:
         error = future._error()

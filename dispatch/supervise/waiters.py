@@ -1,7 +1,7 @@
-"""Waiting: the waiters of one future, in threads, in asyncio or with `concurrent.futures`.
+"""WaitList: the waiters of one future, in threads, in asyncio or with `concurrent.futures`.
 
-future.py makes a Waiting for the first waiter; the thread that settles the future wakes them. This module knows nothing
-of requests, workers and devices.
+future.py makes a WaitList for the first waiter; the thread that settles the future wakes them. This module knows
+nothing of requests, workers and devices.
 """
 
 from __future__ import annotations
@@ -19,72 +19,82 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = ["CANCELLED", "DELIVERED", "DONE", "FAILED", "Bell", "Sample", "Signal", "Waiting", "open_waiting"]
+__all__ = [
+    "CANCELLED",
+    "DELIVERED",
+    "DONE",
+    "FAILED",
+    "LatencyCallback",
+    "LoopWaker",
+    "Signal",
+    "WaitList",
+    "ensure_wait_list",
+]
 
 # `Future._status`; 0 until it is settled.
 DONE, FAILED, DELIVERED, CANCELLED = 1, 2, 3, 4  # DELIVERED: failed, and the error was read
 
-_making = threading.Lock()  # held while a future gets its `Waiting`
+_creation_lock = threading.Lock()  # held while a future gets its `WaitList`
 
 
 class FutureLike(Protocol):
     """The part of a future that this module uses."""
 
     _status: int
-    _waiting: Waiting | None
+    _wait_list: WaitList | None
 
 
-class Waiting:
+class WaitList:
     """The waiters and callbacks of one future.
 
     Guarantees: a waiter adds itself here and then reads the future's status; settling stores the status and then calls
-    `tell`. So one of them sees the other. `tell` may be called again, by any thread, to finish an interrupted call:
+    `notify`. So one of them sees the other. `notify` may be called again, by any thread, to finish an interrupted call:
     releasing a gate twice does no harm, each callback is taken by one call only, and waiters of `concurrent.futures`
-    are told once, under `lock`, which `told` records.
+    are notified once, under `lock`, which `is_notified` records.
     """
 
-    __slots__ = ("callbacks", "gates", "lock", "told", "waiters", "withdrawn")
+    __slots__ = ("callbacks", "gates", "is_notified", "lock", "waiters", "withdrawn")
 
     def __init__(self) -> None:
         self.lock = allocate_lock()
-        self.told = False
+        self.is_notified = False
         self.gates: list[Any] = []  # locks; a thread waits for the release of each
         self.callbacks: deque[Callable[[Any], object]] = deque()
         self.waiters: list[Any] = []  # of concurrent.futures
         # One entry once the future was withdrawn; its second item is the error, or None for a cancelled future.
         self.withdrawn: list[tuple[None, BaseException | None]] = []
 
-    def enter(self, gate: Any) -> None:
-        """Add a lock, which `tell` releases."""
+    def add_gate(self, gate: Any) -> None:
+        """Add a lock, which `notify` releases."""
         with self.lock:
             self.gates.append(gate)
 
-    def leave(self, gate: Any) -> None:
+    def remove_gate(self, gate: Any) -> None:
         with self.lock:
             if gate in self.gates:
                 self.gates.remove(gate)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether only threads and samples wait, for which an interrupted `tell` may safely be repeated."""
-        return not self.waiters and all(type(callback) is Sample for callback in self.callbacks.copy())
+    def is_interruptible(self) -> bool:
+        """Whether only threads and latency callbacks wait, for which an interrupted `notify` may safely be repeated."""
+        return not self.waiters and all(type(callback) is LatencyCallback for callback in self.callbacks.copy())
 
-    def tell(self, future: FutureLike) -> list[BaseException]:
+    def notify(self, future: FutureLike) -> list[BaseException]:
         """Wake all waiters and run the callbacks; returns the errors of callbacks."""
         with self.lock:
-            if not self.told:
+            if not self.is_notified:
                 for waiter in self.waiters:
-                    _tell_waiter(waiter, future)
-            self.told = True
+                    _notify_waiter(waiter, future)
+            self.is_notified = True
             for gate in self.gates:
                 try:  # noqa: SIM105  # contextlib.suppress costs as much as the wake-up
                     gate.release()
                 except RuntimeError:  # noqa: PERF203  # opened before
                     pass
             self.gates.clear()
-        return self._call_back(future) if self.callbacks else []
+        return self._run_callbacks(future) if self.callbacks else []
 
-    def _call_back(self, future: FutureLike) -> list[BaseException]:
+    def _run_callbacks(self, future: FutureLike) -> list[BaseException]:
         """Run the callbacks, each once; returns their errors, and an interrupt that came between two of them."""
         errors: list[BaseException] = []
         while True:
@@ -130,11 +140,11 @@ class Signal:
             self._gate.acquire(True, seconds)
 
 
-class Sample(partial[object]):
+class LatencyCallback(partial[object]):
     """A callback that takes a time, and may be interrupted and called again."""
 
 
-def _tell_waiter(waiter: Any, future: FutureLike) -> None:
+def _notify_waiter(waiter: Any, future: FutureLike) -> None:
     if future._status == CANCELLED:
         waiter.add_cancelled(future)
     elif future._status == DONE:
@@ -143,56 +153,56 @@ def _tell_waiter(waiter: Any, future: FutureLike) -> None:
         waiter.add_exception(future)
 
 
-def open_waiting(future: FutureLike) -> Waiting:
-    """The future's Waiting, made if it has none."""
-    if future._waiting is None:
-        with _making:
-            if future._waiting is None:
-                future._waiting = Waiting()
-    return future._waiting
+def ensure_wait_list(future: FutureLike) -> WaitList:
+    """The future's WaitList, made if it has none."""
+    if future._wait_list is None:
+        with _creation_lock:
+            if future._wait_list is None:
+                future._wait_list = WaitList()
+    return future._wait_list
 
 
-class Bell:
+class LoopWaker:
     """Wakes one asyncio event loop, once for all futures that have ended since it last woke.
 
-    Guarantees: `ring` appends and then reads `rung`; `answer` clears `rung` and then takes what was appended. So an
-    appended waiter is either taken by the answer under way or causes another one.
+    Guarantees: `schedule` appends and then reads `is_scheduled`; `wake_tasks` clears `is_scheduled` and then takes what
+    was appended. So an appended waiter is either taken by the present call of `wake_tasks` or causes another one.
     """
 
-    bells: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Bell]] = weakref.WeakKeyDictionary()
+    wakers: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWaker]] = weakref.WeakKeyDictionary()
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = weakref.ref(loop)
         self.ended: deque[asyncio.Future[None]] = deque()
-        self.rung = False
+        self.is_scheduled = False
 
     @classmethod
-    def of(cls, loop: asyncio.AbstractEventLoop) -> Bell:
-        bell = cls.bells.get(loop)
-        if bell is None:
-            bell = cls.bells[loop] = cls(loop)  # no lock: only the loop's own thread calls this for it
-        return bell
+    def of(cls, loop: asyncio.AbstractEventLoop) -> LoopWaker:
+        waker = cls.wakers.get(loop)
+        if waker is None:
+            waker = cls.wakers[loop] = cls(loop)  # no lock: only the loop's own thread calls this for it
+        return waker
 
-    def ring(self, waiter: asyncio.Future[None], future: FutureLike) -> None:
+    def schedule(self, waiter: asyncio.Future[None], future: FutureLike) -> None:
         """From any thread: tell the loop that `future` has ended."""
         self.ended.append(waiter)
-        if self.rung:
+        if self.is_scheduled:
             return
-        self.rung = True
+        self.is_scheduled = True
         loop = self.loop()
         if loop is None:
             return
         try:
-            loop.call_soon_threadsafe(self.answer)
+            loop.call_soon_threadsafe(self.wake_tasks)
         except BaseException:
-            self.rung = False  # nothing was scheduled: the next call tries again
+            self.is_scheduled = False  # nothing was scheduled: the next call tries again
             if not loop.is_closed():
                 raise
             # A closed loop has no waiting task left.
 
-    def answer(self) -> None:
+    def wake_tasks(self) -> None:
         """On the loop's thread: wake the tasks."""
-        self.rung = False
+        self.is_scheduled = False
         while self.ended:
             waiter = self.ended.popleft()
             if not waiter.done():
@@ -201,8 +211,8 @@ class Bell:
 
 def _after_fork() -> None:
     """In a forked child the lock may be held by a thread that does not exist."""
-    global _making
-    _making = threading.Lock()
+    global _creation_lock
+    _creation_lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

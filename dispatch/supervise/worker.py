@@ -17,14 +17,14 @@ from dispatch.core.user_code import is_of_user_code
 from dispatch.device.cuda import OUT_OF_MEMORY, CudaDevice
 from dispatch.device.stream import current
 from dispatch.errors import BadRequest, DispatchError, OutOfMemory, WorkerFailed, words
-from dispatch.supervise.future import CANCELLED, FAILED, MISSED, LateFuture
+from dispatch.supervise.future import ALREADY_CLAIMED, CANCELLED, FAILED, ConditionalFuture
 from dispatch.supervise.queue import clone_error
 
 if TYPE_CHECKING:
     from dispatch.supervise.future import Future, QueueLike
     from dispatch.supervise.queue import WorkerOwner, WorkerQueue
 
-__all__ = ["Worker", "described"]
+__all__ = ["Worker", "describe_request"]
 
 
 class Worker:
@@ -54,7 +54,7 @@ class Worker:
         """Called by a thread that waits for a future: it may do the worker's work for that request here."""
 
     @property
-    def is_here(self) -> bool:
+    def is_current_thread(self) -> bool:
         """Whether the calling thread is the worker's, or does its work for it."""
         return self.thread is threading.current_thread()
 
@@ -74,7 +74,7 @@ class Worker:
     def _settle_batches(self) -> None:
         """Wait for what is in flight, so that its memory is free."""
 
-    def _cause(self, error: CudaError) -> BaseException:
+    def _find_cause(self, error: CudaError) -> BaseException:
         """The device's fault if an error was caused by one, else the error."""
         return error
 
@@ -82,14 +82,14 @@ class Worker:
     def _main(self) -> None:
         defect: BaseException | None = None
         lost = False
-        for step in (self._live, self._close):
+        for step in (self._open_and_serve, self._close):
             try:
                 step()
             except BaseException as error:  # noqa: BLE001  # passed to the owner, which decides
                 defect = defect or error
             lost = self.device.fault is not None
             if lost:
-                self.owner.lost()  # before any future fails with it: whoever sees the fault is refused
+                self.owner.on_device_lost()  # before any future fails with it: whoever sees the fault is refused
         if lost or defect is None or not self.owner.replace(self, defect):
             self.queue.drain(self.owner)
         elif self.successor is not None:
@@ -97,36 +97,36 @@ class Worker:
                 current.executors.pop(self.executor.stream, None)
             self.successor._main()
 
-    def _live(self) -> None:
+    def _open_and_serve(self) -> None:
         self._open()
-        self.owner.opened(self.executor, self.queue)
+        self.owner.on_worker_opened(self.executor, self.queue)
         self._serve()
 
     # -- requests with conditions, and failures ---------------------------------------------------------------------
-    def _unusual(self, future: Future) -> Any:
-        """The request of a future without `_request`; MISSED if it was cancelled or must not start any more."""
+    def _claim_conditional(self, future: Future) -> Any:
+        """Claim a future without `_request`; ALREADY_CLAIMED if it was cancelled or must not start any more."""
         request = future.claim()
-        if request is MISSED:
+        if request is ALREADY_CLAIMED:
             self.queue.cancelled += future._status == CANCELLED
-        elif isinstance(future, LateFuture):
+        elif isinstance(future, ConditionalFuture):
             refusal = future.refusal()
             if refusal is not None:
                 self._fail(future, refusal)
-                return MISSED
+                return ALREADY_CLAIMED
             try:
                 for other in future.after:
                     if not other._status and other._queue is not self.queue:
-                        self._follow(other._queue)
+                        self._order_after(other._queue)
             except BaseException as error:  # noqa: BLE001  # it must not run without that order
-                self._judge(future, request, error)
-                return MISSED
+                self._fail_or_raise(future, request, error)
+                return ALREADY_CLAIMED
             future.after = ()
         return request
 
-    def _follow(self, queue: QueueLike) -> None:
+    def _order_after(self, queue: QueueLike) -> None:
         """Order later work after all that another worker has enqueued; nothing to do on the host, where it has run."""
 
-    def _rescue(self, future: Future, request: Request, error: BaseException) -> bool:
+    def _handle_error(self, future: Future, request: Request, error: BaseException) -> bool:
         """Handle the error of a request; returns whether it has run after all. Raises an error that ends the worker."""
         error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)  # our frame has the batch
         if _is_out_of_memory(error):
@@ -134,15 +134,15 @@ class Worker:
             if retried is None:
                 return True
             error = retried
-        self._judge(future, request, error)
+        self._fail_or_raise(future, request, error)
         return False
 
-    def _judge(self, future: Future, request: Request, error: BaseException) -> None:
+    def _fail_or_raise(self, future: Future, request: Request, error: BaseException) -> None:
         """Fail a request with its error. Raises an error that ends the worker."""
         if isinstance(error, CudaError):
-            error = self._cause(error)
+            error = self._find_cause(error)
         if self.device.fault is not None:
-            self.owner.lost()
+            self.owner.on_device_lost()
             fault = clone_error(self.device.fault)
             self._fail(future, fault)
             raise clone_error(fault)
@@ -154,7 +154,7 @@ class Worker:
             self._fail(future, BadRequest("request", type(request).__name__, "a dispatch.Request", hint))
             return
         failure = WorkerFailed(
-            f"worker {self.queue.index} of {self.device} broke on {described(request)}: {words(error)}"
+            f"worker {self.queue.index} of {self.device} broke on {describe_request(request)}: {words(error)}"
         )
         failure.__cause__ = error
         self._fail(future, failure)
@@ -169,29 +169,28 @@ class Worker:
             if isinstance(self.device, CudaDevice):
                 self.device.trim()
             future._value = self.executor.run(request)
-        except BaseException as error:  # noqa: BLE001  # judged by `_rescue`
+        except BaseException as error:  # noqa: BLE001  # judged by `_handle_error`
             if not _is_out_of_memory(error):
                 return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
-            short = OutOfMemory(
-                f"{self.device} has not enough memory for {described(request)}, caches freed: {words(error, str)}"
-            )
+            what = describe_request(request)
+            short = OutOfMemory(f"{self.device} has not enough memory for {what}, caches freed: {words(error, str)}")
             short.__cause__ = error
             return short
         return None
 
     def _fail(self, future: Future, error: BaseException) -> None:
         self.queue.failed += 1
-        self.owner.failed(future, future.settle(FAILED, error))
+        self.owner.on_request_failed(future, future.settle(FAILED, error))
 
-    def _tell(self, future: Future) -> None:
+    def _notify(self, future: Future) -> None:
         """Wake the threads that wait for a future whose status is set, and run its callbacks."""
-        waiting = future._waiting
-        errors = waiting.tell(future) if waiting is not None else []
+        wait_list = future._wait_list
+        errors = wait_list.notify(future) if wait_list is not None else []
         if errors:
-            self.owner.callbacks_failed(errors)
+            self.owner.on_callback_errors(errors)
 
 
-def described(request: Request) -> str:
+def describe_request(request: Request) -> str:
     """A request as text; an error of its `describe` must not hide the failure that the text is for."""
     try:
         return request.describe()

@@ -1,4 +1,4 @@
-"""Worlds whose ranks are Ray's actors, which Ray starts, and anew where they end. NCCL moves the data, or gloo."""
+"""Worlds whose ranks are Ray actors, which Ray starts and restarts. NCCL moves the data, or gloo on the host."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["actor_device", "from_ray"]
 
 W = TypeVar("W", bound=RankWorld)
-KEEP_VISIBLE_DEVICES = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"  # with it Ray leaves CUDA_VISIBLE_DEVICES as it is
-CONNECT_TIMEOUT = 20.0  # seconds at most: all listen before they come, so who does not connect has ended
+KEEP_VISIBLE_DEVICES = (
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"  # with this variable Ray leaves CUDA_VISIBLE_DEVICES as it is
+)
+CONNECT_TIMEOUT = 20.0  # seconds at most: ranks listen before they join, so one that cannot be reached has ended
 
 
 def from_ray(
@@ -72,7 +74,7 @@ def _new_token() -> str:
 
 
 def actor_device() -> str:
-    """The first GPU of those that Ray has given this actor: it shows the process no others, unless told not to."""
+    """The first GPU that Ray has given this actor, or "host"; Ray usually hides all other GPUs from the process."""
     given = ray().get_runtime_context().get_accelerator_ids().get("GPU")
     if not given:
         return "host"
@@ -83,7 +85,7 @@ def actor_device() -> str:
 def _connect_all(
     name: str, joining: JoinRequest, maker: CommunicatorMaker, until: float
 ) -> tuple[SocketMesh, Membership]:
-    """Meet the others, and connect to all of them."""
+    """Join the rendezvous, and connect to all other ranks."""
     own = listen()
     try:
         result = join_rendezvous(name, joining._replace(port=own.getsockname()[1]), until)
@@ -112,10 +114,10 @@ def _regroup(
     generation: int,
     grace: float,
 ) -> tuple[Mesh, Membership]:
-    """The next mesh, of those that come within `grace` seconds; RankLeftOut where they have met without this one."""
+    """The next mesh, of the ranks that join within `grace` seconds; RankLeftOut if they went on without this one."""
     answer = old.take(lambda _, message: message["kind"] == "out", 0.0, lambda: True)
     if answer is not None:
-        old.on_message(*answer)  # it is out however often it asks
+        old.on_message(*answer)  # keep it: this rank is out however often it asks
         raise left_out_error(me, answer[1]["generation"], answer[1]["members"])
     expected = range(size) if restarts else [each for each in members if each not in old.lost]
     awaited = tuple(each for each in expected if each not in old.left)
@@ -129,11 +131,11 @@ def _regroup(
 
 
 def _gloo_maker(host: str) -> CommunicatorMaker:
-    """Communicators of gloo, whose ranks meet at a store that one of them serves, each at its own address."""
+    """Makes communicators of gloo, whose ranks meet at a store that one of them serves."""
     from dispatch.libraries.gloo.communicator import GlooCommunicator, StoreAddress, gloo, serve_store
 
     gloo()
-    served: list[Any] = []  # the newest: a store ends where nobody holds it
+    served: list[Any] = []  # the newest store, which ends when nobody refers to it
 
     def payload(members: int) -> list[Any]:
         del members

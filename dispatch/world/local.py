@@ -1,4 +1,4 @@
-"""LocalWorld: the world of one process, a thread for each rank, each on its own GPU or all on the host."""
+"""LocalWorld: the world of one process, with a thread for each rank, each on its own GPU or all on the host."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LocalWorld:
     """The ranks of one process; `run` calls a function on the thread of each.
 
     Attributes:
-        worlds: what each rank sees, in their order. One thread may make the calls of them all, in a
+        worlds: the world of each rank, in rank order. One thread may make the calls of all of them, in a
             `collective_group()`.
     """
 
@@ -60,7 +60,7 @@ class LocalWorld:
         self._maker = _threads_maker() if homes[0].is_host else nccl_maker(config)
         self._has_disposal_thread = False
         self._threads = [ThreadPoolExecutor(1, f"rank {number}") for number in range(len(homes))]
-        self._calling_threads: set[int] = set()  # the threads that are within a function of `run`
+        self._calling_threads: set[int] = set()  # the threads that are in a function of `run`
         self._generation = 0
         self.worlds: tuple[RankWorld, ...] = ()
         try:
@@ -74,11 +74,11 @@ class LocalWorld:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return len(self._devices)
 
     def _start_worlds(self) -> None:
-        """A communicator over all ranks, each of which is made on its own thread."""
+        """Make the worlds of all ranks, each on its own thread."""
         shared: list[ThreadMesh] = []
         meshes = [ThreadMesh(rank, shared) for rank in range(self.size)]
         agreed = Membership(tuple(range(self.size)), self._generation, self._maker.payload(self.size))
@@ -89,22 +89,22 @@ class LocalWorld:
         self._meshes, self.worlds = meshes, tuple(each.result() for each in made)
 
     def run(self, function: Callable[Concatenate[RankWorld, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        """Call `function(world, …)` on each rank's thread, and return what they return, in their order.
+        """Call `function(world, …)` on each rank's thread, and return the results in rank order.
 
-        Where one raises, its rank is lost to the others, whose collectives fail; they may `rebuild` and go on. Once all
-        have ended the error that came first is raised here, one that is no CollectiveError before those that are: these
-        follow from it. Where the other ranks' errors say something else, they stand in its notes (Python 3.11).
-        Then `rebuild` first.
+        If a function raises, its rank is lost to the others, whose collectives fail; they may `rebuild` and go on. Once
+        all have ended, the first error that is no CollectiveError is raised here, or else the first one, because
+        CollectiveErrors follow from others. Different errors of other ranks are added as notes (Python 3.11). After
+        that, call `rebuild` first.
         """
         self._check()
-        errors: list[BaseException] = []  # in the order of time
+        errors: list[BaseException] = []  # in the order in which they were raised
         futures = [
             thread.submit(self._on_rank, rank, errors, function, args, kwargs)
             for rank, thread in enumerate(self._threads)
         ]
         wait(futures)
         for mesh in self._meshes:
-            mesh.forget_lost()  # every thread is there for the next call: ranks that failed may rebuild together
+            mesh.forget_lost()  # all threads are idle again: ranks that failed may rebuild together
         if errors:
             raise _root_error(errors)
         return [future.result() for future in futures]
@@ -115,14 +115,14 @@ class LocalWorld:
         try:
             return function(world, *args, **kwargs)
         except BaseException as error:
-            errors.append(error)  # before the others learn of it, whose errors are to stand behind it
+            errors.append(error)  # before the other ranks learn of it, so that their errors come later
             self._meshes[rank].mark_lost()
             raise
         finally:
             self._calling_threads.discard(get_ident())
 
     def rebuild(self) -> Self:
-        """Make a new communicator over all ranks, those that failed included; their memory is as it was."""
+        """Make a new communicator over all ranks, including those that failed; their memory is unchanged."""
         self._check()
         self._generation = 1 + max(world.generation for world in self.worlds)
         for world in self.worlds:
@@ -134,16 +134,16 @@ class LocalWorld:
     def _check(self) -> None:
         if self.closed:
             raise Closed(f"{self!r} was closed")
-        if get_ident() in self._calling_threads:  # whose thread would wait for itself
+        if get_ident() in self._calling_threads:  # its thread would wait for itself
             hint = "the `world` that the function is given has what a rank may do"
             raise BadRequest("run", "a call from within a rank's function", "one from outside of it", hint)
 
     def close(self) -> None:
-        """Give all back and end the threads; a second call does nothing."""
+        """Close all worlds and end the threads; a second call does nothing."""
         if not self.closed:
             self.closed = True
             for thread, world in zip(self._threads, self.worlds, strict=True):
-                thread.submit(world.close)  # together, for each waits for the others' work
+                thread.submit(world.close)  # all at once, because each waits for the others' work
             self._stop()
 
     def _stop(self) -> None:
@@ -166,7 +166,7 @@ class LocalWorld:
 
 
 def _root_error(errors: list[BaseException]) -> BaseException:
-    """The error that the others follow from; what they say else is noted on it."""
+    """The error that the others follow from, with the others as notes."""
     first = next((error for error in errors if not isinstance(error, CollectiveError)), errors[0])
     if hasattr(first, "add_note"):
         for text in dict.fromkeys(f"{type(error).__name__}: {error}" for error in errors if error is not first):
@@ -176,7 +176,7 @@ def _root_error(errors: list[BaseException]) -> BaseException:
 
 
 def _threads_maker() -> CommunicatorMaker:
-    """Communicators of threads, which share what they meet in."""
+    """Makes communicators of threads, which share a Rendezvous."""
     from dispatch.libraries.threads.communicator import Rendezvous, ThreadCommunicator
 
     def make(agreed: Membership, rank: int, device: Device, deadline: float) -> Communicator:

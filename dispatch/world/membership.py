@@ -1,9 +1,10 @@
-"""Who is in the next generation of a world: those that come when they are asked, as one of them counts.
+"""Agreement on the members of the next generation of a world.
 
-The lowest member that lives counts: the others tell it that they are there, and it tells them all who is in, once
-everybody has come that is not known to have ended, or the time of grace is over. Who waits for it in vain takes the
-next. All come within a deadline of one another, for the same failed collective brings them here; so who counts waits
-for one such time, and who waits for it for two. A member that comes too late is told that it is out.
+The lowest living member is the leader: the others send it a "join" message, and it sends the list of members to all,
+once every member has joined that is not known to have ended, or the grace period is over. A member that gets no answer
+from a leader tries the next one. All members come here within one deadline of one another, because the same failed
+collective brings them here; so a leader waits for one grace period, and the others wait for two. A member that joins
+too late is told that it is out.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["Membership", "agree_on_members"]
 
 
 class Membership(NamedTuple):
-    """What all members of a generation are told."""
+    """What the leader sends to all members of a generation."""
 
     members: tuple[int, ...]
     generation: int
@@ -32,12 +33,12 @@ class Membership(NamedTuple):
 def agree_on_members(
     mesh: Mesh, candidates: Sequence[int], generation: int, grace: float, payload: Callable[[int], Any]
 ) -> Membership:
-    """Take part in the count for a generation, or a later one where others propose that.
+    """Take part in the agreement on a generation, or on a later one if others propose that.
 
-    `payload(members)` is called by the one who counts, with their number, for what the new communicator needs.
-    RankLeftOut where the others have gone on without this member.
+    The leader calls `payload(count)`, with the number of members, for what the new communicator needs. RankLeftOut if
+    the others have gone on without this member.
     """
-    # The others may have counted, and even ended, while this one was silent.
+    # The others may have agreed, and even ended, while this member was silent.
     answer = mesh.take(lambda _, message: _is_answer(message, generation), 0.0, lambda: True)
     if answer is not None:
         return _accept_answer(mesh, *answer)
@@ -65,7 +66,7 @@ def _is_answer(message: Message, generation: int) -> bool:
 def _accept_answer(mesh: Mesh, leader: int, message: Message) -> Membership:
     me, members = mesh.me, tuple(message.get("members", ()))
     if message["kind"] == "out" or me not in members:
-        mesh.on_message(leader, message)  # it is out however often it asks, and makes no world of its own
+        mesh.on_message(leader, message)  # keep it: this member is out however often it asks
         who = f"member {leader} has made generation {message['generation']} of {list(members)}"
         raise RankLeftOut(f"member {me} was not heard in time: {who}")
     return Membership(members, message["generation"], message["payload"])
@@ -74,7 +75,7 @@ def _accept_answer(mesh: Mesh, leader: int, message: Message) -> Membership:
 def _count_members(
     mesh: Mesh, others: Sequence[int], generation: int, grace: float, payload: Callable[[int], Any]
 ) -> Membership:
-    """Wait for the others, and tell all who is in."""
+    """As the leader: wait for the others, and send the membership to all."""
     until, joined = time.monotonic() + grace, {mesh.me: generation}
 
     def is_complete() -> bool:
@@ -88,7 +89,7 @@ def _count_members(
         if found is None:
             break
         peer, message = found
-        if message["kind"] in ("out", "members"):  # others have counted: this one was silent for too long
+        if message["kind"] in ("out", "members"):  # others have agreed: this member was silent for too long
             return _accept_answer(mesh, peer, message)
         if message["kind"] == "join" and peer in others:
             joined[peer] = message["generation"]

@@ -1,7 +1,7 @@
-"""Words between ranks beside the data: who is there, and what a new communicator needs. A few hundred bytes each.
+"""Control messages between ranks, of a few hundred bytes: which ranks are alive, and what a new communicator needs.
 
-`ThreadMesh` is for threads of a process, `SocketMesh` for processes: each is connected to each, so that the end of one
-is known to all at once, and no rank is one that the others cannot do without. Nothing here makes a communicator.
+`ThreadMesh` is for threads of one process, `SocketMesh` for processes. Every rank is connected to every other, so all
+notice the end of one at once, and no rank is indispensable. Nothing here makes a communicator.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ __all__ = ["Mesh", "SocketMesh", "ThreadMesh", "listen", "receive_message", "ren
 
 LENGTH = struct.Struct("!I")
 LONGEST = 1 << 20  # bytes of a message
-HELLO_TIMEOUT = 5.0  # seconds that who connects has to say who it is
-RETRY = 0.02  # seconds between two attempts to reach who does not listen yet
+HELLO_TIMEOUT = 5.0  # seconds within which a connecting rank must identify itself
+RETRY = 0.02  # seconds between two attempts to connect to a rank that does not listen yet
 
 
 class Mesh(ABC):
-    """One member's ends of the lines to all others; members are numbered for good, from 0.
+    """One member's connections to all others; members keep their numbers, from 0, over all generations.
 
     Attributes:
         me: this member.
-        lost: members that have ended without saying so, and `left` those that said so.
-        has_failed: whether this one goes by an error, which to the others is as if its process had ended.
-        failed: the generations that others have given up, and what the first of them said.
+        lost: members whose connections have ended; `left` are those that said goodbye before.
+        has_failed: whether this member leaves because of an error; to the others it then looks like a lost one.
+        failed: the generations that other members have given up, with the first message about each.
     """
 
     def __init__(self, me: int) -> None:
@@ -55,14 +55,14 @@ class Mesh(ABC):
 
     @abstractmethod
     def send(self, peer: int, message: Message) -> None:
-        """Send a message, or do nothing where the other has gone."""
+        """Send a message; does nothing if the peer is gone."""
 
     @abstractmethod
     def close(self) -> None:
-        """Tell the others that this member goes; a second call does nothing."""
+        """Tell the others that this member leaves; a second call does nothing."""
 
     def take(self, wanted: Callable[[int, Message], bool], until: float, ended: Callable[[], bool]) -> Any:
-        """The first message that is wanted, with its sender; None once `ended` or the time is over."""
+        """The first message with `wanted(sender, message)`, and its sender; None once `ended()`, or at `until`."""
 
         def found() -> int | None:
             return next((n for n, entry in enumerate(self.inbox) if wanted(*entry)), None)
@@ -73,7 +73,7 @@ class Mesh(ABC):
             return None if place is None else self.inbox.pop(place)
 
     def on_message(self, peer: int, message: Message) -> None:
-        """Note a message that has come."""
+        """Handle a message that has arrived."""
         kind = message.get("kind")
         with self.changed:
             if kind == "bye":
@@ -87,7 +87,7 @@ class Mesh(ABC):
             self.on_failed(message["generation"])
 
     def on_disconnect(self, peer: int) -> None:
-        """Note that a member's line has ended."""
+        """Handle the end of the connection to a member."""
         with self.changed:
             if peer in self.lost:
                 return
@@ -98,7 +98,7 @@ class Mesh(ABC):
 
 
 class ThreadMesh(Mesh):
-    """Lines between threads; all members share one list of meshes."""
+    """A mesh of threads; all members share one list of meshes."""
 
     def __init__(self, me: int, meshes: list[ThreadMesh]) -> None:
         super().__init__(me)
@@ -106,11 +106,11 @@ class ThreadMesh(Mesh):
         meshes.append(self)
 
     def send(self, peer: int, message: Message) -> None:
-        # Also to one that has failed: its thread may call again, and is to find what the others have told it.
+        # Also to a failed member: its thread may call again, and must then find the others' messages.
         self.meshes[peer].on_message(self.me, message)
 
     def forget_lost(self) -> None:
-        """Take the others for members that live again: what has failed on their threads has ended."""
+        """Count all members as alive again, because the functions that failed on their threads have ended."""
         with self.changed:
             self.lost.clear()
 
@@ -128,7 +128,7 @@ class ThreadMesh(Mesh):
 
 # -- between processes ------------------------------------------------------------------------------------------------
 def listen(port: int = 0) -> socket.socket:
-    """A socket that others can connect to; any free port where none is said."""
+    """A listening socket; by default at any free port."""
     return socket.create_server(("", port), backlog=1024)
 
 
@@ -139,7 +139,7 @@ def send_message(connection: socket.socket, message: Message) -> None:
 
 
 def receive_message(connection: socket.socket) -> Message:
-    """Read one message; ConnectionError where the line ends, or carries what is none."""
+    """Read one message; ConnectionError if the connection ends, or for anything that is no message."""
     (size,) = LENGTH.unpack(_receive_exactly(connection, LENGTH.size))
     if size > LONGEST:
         raise ConnectionError(f"a message of {size} bytes")
@@ -160,7 +160,7 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def connect(address: Address, until: float, what: str) -> socket.socket:
-    """A connection, tried until somebody listens; CollectiveTimeout where nobody does in time."""
+    """Connect, with retries until the address listens; CollectiveTimeout if it does not in time."""
     while True:
         left = until - time.monotonic()
         if left <= 0:
@@ -175,7 +175,7 @@ def connect(address: Address, until: float, what: str) -> socket.socket:
 
 
 class SocketMesh(Mesh):
-    """Lines between processes; one thread reads them all."""
+    """A mesh of processes, connected by sockets, all of which one thread reads."""
 
     def __init__(self, me: int, connections: dict[int, socket.socket]) -> None:
         super().__init__(me)
@@ -191,7 +191,7 @@ class SocketMesh(Mesh):
 
     @classmethod
     def join(cls, me: int, addresses: Mapping[int, Address], own: socket.socket, job: str, until: float) -> SocketMesh:
-        """Connect to all members before this one, and be connected to by those behind it."""
+        """Connect to all members with smaller numbers, and accept connections from those with larger ones."""
         connections: dict[int, socket.socket] = {}
         try:
             for peer in sorted(each for each in addresses if each < me):
@@ -213,7 +213,7 @@ class SocketMesh(Mesh):
     def send(self, peer: int, message: Message) -> None:
         if peer in self.lost or peer not in self._sockets:
             return
-        with self._sending, contextlib.suppress(OSError):  # the reader tells that it has gone
+        with self._sending, contextlib.suppress(OSError):  # the reading thread notices that it is gone
             send_message(self._sockets[peer], message)
 
     def _read(self) -> None:
@@ -237,7 +237,7 @@ class SocketMesh(Mesh):
     def close(self) -> None:
         if self._wake.fileno() == -1:
             return
-        for peer in () if self.has_failed else self._sockets:  # of one that has failed the line ends without a word
+        for peer in () if self.has_failed else self._sockets:  # a failed member ends its connections without a goodbye
             self.send(peer, {"kind": "bye"})
         with contextlib.suppress(OSError):
             self._wake.send(b"x")
@@ -246,7 +246,7 @@ class SocketMesh(Mesh):
 
 
 def _read_hello(connection: socket.socket, left: float) -> Message:
-    """What somebody who has connected says first, {} where that is no message; nobody is listened to for long."""
+    """The first message of a new connection; {} if it is none, or does not come soon."""
     connection.settimeout(min(left, HELLO_TIMEOUT))
     try:
         return receive_message(connection)
@@ -255,7 +255,7 @@ def _read_hello(connection: socket.socket, left: float) -> Message:
 
 
 def _accept(own: socket.socket, job: str, until: float, what: str) -> tuple[int, socket.socket]:
-    """The next member that connects; whoever does not know the job's word is sent away."""
+    """Accept the next member's connection; connections without the job's token are closed."""
     while True:
         left = until - time.monotonic()
         if left <= 0:
@@ -275,7 +275,7 @@ def _accept(own: socket.socket, job: str, until: float, what: str) -> tuple[int,
 def rendezvous(
     rank: int, size: int, master: Address, own: Address, job: str, until: float
 ) -> tuple[dict[int, Address], str]:
-    """Where all members listen, and the job's word, which rank 0 collects and tells at an address that all know."""
+    """The addresses of all members and the job's token, which rank 0 collects and sends, at the `master` address."""
     if rank:
         with connect(master, until, f"rank {rank}") as connection:
             connection.settimeout(max(1e-3, until - time.monotonic()))
@@ -320,4 +320,4 @@ def _accept_rank(server: socket.socket, until: float, what: str) -> tuple[int, A
         try:
             return int(told["member"]), (str(told["address"][0]), int(told["address"][1])), connection
         except (ValueError, KeyError, TypeError, IndexError):
-            connection.close()  # of whoever else calls here
+            connection.close()  # of some other program

@@ -1,7 +1,7 @@
-"""RankWorld: this rank among all ranks of a program, the communicator that they have now, and the next one.
+"""RankWorld: this rank among all ranks of a program, with their present communicator, and how the next one is made.
 
-`start.py` and `local.py` make them, and users know them as `World`. What carries data is a communicator of NCCL, MPI or
-threads, and what finds out who lives is a mesh. A world makes no collective call itself.
+`start.py` and `local.py` make them, and users know them as `World`. A communicator of NCCL, MPI, gloo or threads moves
+the data; a mesh finds out which ranks are alive. A world makes no collective call itself.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = ["CommunicatorMaker", "RankWorld"]
 
-LONGEST_TEXT = 2000  # characters of an error that the others are told
+LONGEST_TEXT = 2000  # characters of an error that are sent to the other ranks
 
 
 class CommunicatorMaker:
     """How a kind of world makes its communicators.
 
-    `payload` is called on one member, for what `make` then needs on all of them.
+    `payload` is called on one member, for the data that `make` then needs on all of them.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class CommunicatorMaker:
 
 
 class RankWorld:
-    """What a `World` is, however it began."""
+    """The implementation of `World`, however its ranks were started."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class RankWorld:
         maker: CommunicatorMaker,
         regroup: Callable[[Any, Sequence[int], int, float], tuple[Mesh, Membership]] | None = None,
     ) -> None:
-        """`regroup` finds another mesh and its members, of a generation and within a time, where ranks come anew."""
+        """`regroup(mesh, members, generation, seconds)` makes a new mesh, for worlds whose ranks are restarted."""
         self._maker, self.deadline, self.device = maker, deadline, device
         self._regroup = regroup
         self.closed = False
@@ -70,11 +70,11 @@ class RankWorld:
         self.communicator = self._maker.make(agreed, self.rank, self.device, self.deadline)
         self.communicator.watchers.append(self._announce_failure)
         for member in self._mesh.lost & set(agreed.members) - self._mesh.left:
-            self._on_member_lost(member)  # between the count and now
+            self._on_member_lost(member)  # since the agreement
         self._on_member_failed(agreed.generation)
 
     def _on_member_lost(self, member: int) -> None:
-        """Have the communicator fail at once where one of its ranks has ended."""
+        """Fail the communicator at once if one of its ranks has ended."""
         communicator = getattr(self, "communicator", None)
         if communicator is None or member not in self.members or self.closed:
             return
@@ -83,7 +83,7 @@ class RankWorld:
         communicator.fail(RankLost(text, (rank,)))
 
     def _on_member_failed(self, generation: int) -> None:
-        """Have the communicator fail at once where another rank's has, whose next call would wait for ever."""
+        """Fail the communicator at once if another rank's has failed, because the next call would wait for ever."""
         entry, communicator = self._mesh.failed.get(generation), getattr(self, "communicator", None)
         if entry is None or communicator is None or generation != self.generation or self.closed:
             return
@@ -92,34 +92,32 @@ class RankWorld:
         communicator.fail(kind(f"{communicator!r}: member {member} has given up: {message['text']}"))
 
     def _announce_failure(self, error: CollectiveError) -> None:
-        """Tell the other ranks of a failure that they have not told of themselves."""
+        """Send a failure to the other ranks, unless they have reported it themselves."""
         mesh, generation = self._mesh, self.generation
         if isinstance(error, RankLost) or mesh.has_failed or generation in mesh.failed:
-            return  # the end of a rank is known to all by its lines
+            return  # all ranks notice the end of a rank by its connections
         message = {"kind": "failed", "generation": generation, "text": str(error)[:LONGEST_TEXT]}
         for member in self.members:
             if member != mesh.me:
                 mesh.send(member, {**message, "is_late": isinstance(error, CollectiveTimeout)})
 
     def check(self) -> None:
-        """Raise what the present communicator has failed by."""
+        """Raise the error of the present communicator, if it has failed."""
         self.communicator.check()
 
     def abort(self, why: str = "it was aborted") -> None:
-        """End what is under way, here and on the others, which are told. `rebuild` goes on from here."""
+        """End running collectives, here and on the other ranks, which are notified. `rebuild` goes on from here."""
         self.communicator.abort(why)
 
     def rebuild(self, *, grace: float | None = None) -> Self:
-        """Make the next communicator over the ranks that live, which all call this; returns the world itself.
+        """Make the next communicator over the living ranks, all of which call this; returns the world itself.
 
-        What is under way is ended first. A rank is waited for `grace` seconds, the deadline where it is not said; one
-        that comes later gets RankLeftOut. Memory of this rank is as it was, but for what failed collectives were to
-        write. CollectiveError where a rank is lost meanwhile: call it again.
+        Running collectives are ended first. It waits `grace` seconds for the ranks, by default the deadline; one that
+        comes later gets RankLeftOut. This rank's memory is unchanged, except for outputs of failed collectives.
+        CollectiveError if a rank is lost meanwhile: call it again.
         """
         old = self.communicator
-        if (
-            self._announce_failure in old.watchers
-        ):  # who has not called this as yet may still be within a call that ends well
+        if self._announce_failure in old.watchers:  # other ranks may still be in a call that succeeds
             old.watchers.remove(self._announce_failure)
         old.fail(CollectiveError(f"{old!r} was given up to rebuild its world"))
         until = self.deadline if grace is None else grace
@@ -129,7 +127,7 @@ class RankWorld:
         else:
             mesh, agreed = self._regroup(self._mesh, self.members, self.generation + 1, until)
             self._attach_mesh(mesh)
-        self.generation = agreed.generation  # also where what follows fails: the next count is another one
+        self.generation = agreed.generation  # also if the following fails: the next agreement is another one
         old.close()
         clear_failed(self.device, old)
         self._start_generation(agreed)
@@ -137,7 +135,7 @@ class RankWorld:
 
     # -- the end ------------------------------------------------------------------------------------------------------
     def close(self) -> None:
-        """Give the communicator back and leave; a second call does nothing."""
+        """Close the communicator and leave; a second call does nothing."""
         if not self.closed:
             self.closed = True
             self.communicator.close()

@@ -1,9 +1,9 @@
-"""Where Ray's actors meet as the ranks of a world: an actor with a name, which each of them asks who comes.
+"""The rendezvous of Ray actors that are the ranks of a world: a named actor, which each rank polls.
 
-It counts who is in the next generation: once all have come that are waited for, or the time of grace is over, it tells
-all of them who they are and where they listen. What an actor says holds all that is needed; so one that Ray has started
-anew, or that another rank has made where its maker ended, goes on counting. It carries no data, and makes no
-communicator.
+It determines the members of the next generation: once all awaited ranks have joined, or the grace period is over, it
+answers each of them with the members and their addresses. A request to join contains all that is needed, so a
+rendezvous actor that Ray has restarted, or that another rank has created again, goes on without other state. It
+carries no data, and makes no communicator.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["JoinRequest", "RendezvousActor", "RendezvousResult", "join_rendezvous", "ray", "rendezvous_actor"]
 
-SHORTEST, LONGEST = 0.02, 0.25  # seconds between two questions
-SILENT_SECONDS = 10.0  # seconds after which one that asks no more has ended, and an answer is lost
+SHORTEST, LONGEST = 0.02, 0.25  # seconds between two polls
+SILENT_SECONDS = 10.0  # seconds without a poll after which a rank counts as ended; also the timeout of an answer
 
 
 def ray() -> Any:
-    """The module; DeviceUnavailable where it is not installed."""
+    """The module ray; DeviceUnavailable if it is not installed."""
     try:
         import ray as found
     except ImportError as error:
@@ -34,11 +34,11 @@ def ray() -> Any:
 
 
 class JoinRequest(NamedTuple):
-    """What a member says as it comes.
+    """A member's request to join.
 
-    `generation` is the least that it takes part in, 0 of one that has been in none; `awaited` are the members that it
-    would wait for, and `grace` how many seconds. One that has been in none waits for others to begin a count, or for
-    all.
+    `generation` is the smallest in which it can take part, 0 for a member that has not been in any; `awaited` are the
+    members for which it waits, up to `grace` seconds. A new member waits until an old one starts a round, or until all
+    have joined.
     """
 
     member: int
@@ -52,9 +52,9 @@ class JoinRequest(NamedTuple):
 
 
 class RendezvousResult(NamedTuple):
-    """What all are told: where each member listens, which generation it is, and a word that only they know.
+    """The answer to all members: their addresses, the generation, and a token that only they know.
 
-    Of one that is left out `is_out` is true.
+    `is_out` is true for a member that is left out.
     """
 
     addresses: dict[int, tuple[str, int]]
@@ -69,15 +69,15 @@ class RendezvousResult(NamedTuple):
 
 
 class RendezvousActor:
-    """What the actor does. Each that has come asks again and again, and who asks no more has ended."""
+    """The rendezvous actor. Members that have joined poll it; one that stops polling counts as ended."""
 
     def __init__(self) -> None:
-        self._joined: dict[int, tuple[JoinRequest, float]] = {}  # with the time of its last word
+        self._joined: dict[int, tuple[JoinRequest, float]] = {}  # with the time of its last poll
         self._last: RendezvousResult | None = None
-        self._round_start = math.inf  # when one that has been in a generation first asked for the next
+        self._round_start = math.inf  # when a member of an earlier generation first joined
 
     def join(self, joining: JoinRequest) -> RendezvousResult | None:
-        """Take part in the next count; None until it has ended."""
+        """Join the next round; None until it has ended."""
         last, now = self._last, time.monotonic()
         if last is not None and last.ports.get(joining.member) == joining.port:
             return last
@@ -94,7 +94,7 @@ class RendezvousActor:
         return self._end_round()
 
     def leave(self, member: int, port: int) -> None:
-        """Take one back that waits no more."""
+        """Remove a member that has stopped waiting."""
         found = self._joined.get(member)
         if found is not None and found[0].port == port:
             del self._joined[member]
@@ -111,13 +111,13 @@ class RendezvousActor:
 
 
 def rendezvous_actor(name: str) -> Any:
-    """The handle of the actor in which the ranks of a world of this name meet, made where nobody has."""
+    """The handle of the rendezvous actor of the world of this name, which is created if there is none."""
     options = {"num_cpus": 0, "max_restarts": -1}
     return ray().remote(RendezvousActor).options(name=f"dispatch world {name}", get_if_exists=True, **options).remote()
 
 
 def join_rendezvous(name: str, joining: JoinRequest, until: float) -> RendezvousResult:
-    """Come to the meeting of a world, and learn who is in; CollectiveTimeout, RankLeftOut."""
+    """Join the rendezvous of a world, and return its result; raises CollectiveTimeout or RankLeftOut."""
     module, actor, pause = ray(), None, SHORTEST
     broken = (module.exceptions.RayActorError, module.exceptions.GetTimeoutError, ValueError)
     why = "it has waited for the others in vain"
@@ -126,7 +126,7 @@ def join_rendezvous(name: str, joining: JoinRequest, until: float) -> Rendezvous
             if actor is None:
                 actor = rendezvous_actor(name)
             result: RendezvousResult | None = module.get(actor.join.remote(joining), timeout=SILENT_SECONDS)
-        except broken as error:  # it has ended, with who had made it, or its answer was lost: it is asked again
+        except broken as error:  # it has ended with its creator, or its answer was lost: try again
             actor, result, why = None, None, f"the actor of its meeting does not answer: {error}"
         if result is not None and result.is_out:
             raise left_out_error(joining.member, result.generation, result.addresses)
@@ -140,5 +140,5 @@ def join_rendezvous(name: str, joining: JoinRequest, until: float) -> Rendezvous
 
 
 def left_out_error(member: int, generation: int, members: Iterable[int]) -> RankLeftOut:
-    """What a member is told that has come too late."""
+    """The error of a member that has joined too late."""
     return RankLeftOut(f"member {member} was not heard in time: generation {generation} is {sorted(members)}")

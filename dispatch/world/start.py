@@ -1,4 +1,4 @@
-"""Worlds of processes, by the variables of torchrun or by MPI: who started them says who is who, nothing here does."""
+"""Worlds of processes that torchrun (by environment variables) or MPI has started and numbered."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ W = TypeVar("W", bound=RankWorld)
 
 
 def resolve_device(device: Device | str | None, usual: str) -> Device:
-    """A device that may be said by its name."""
+    """The device of a name, or the device itself; `usual` for None."""
     return device if isinstance(device, Device) else device_of(usual if device is None else device)
 
 
 def close_at_exit(world: W) -> W:
-    """The world, which is left by the exception that ends its program, where no `with` block had it before.
+    """Returns the world; at exit it is closed with the exception that ends the program, if it is still open.
 
-    Otherwise the others would wait for their deadlines: the end of MPI keeps this process, and its lines, for them.
-    A program that ends well without closing its world says nothing, for others may still be within their last call.
+    Otherwise the other ranks would wait for their deadlines, because MPI_Finalize keeps this process and its
+    connections for them. A program that ends without an error does nothing, because other ranks may still be in their
+    last call.
     """
     atexit.register(
         _close_failed_world, weakref.ref(world)
@@ -58,7 +59,7 @@ def _close_failed_world(world: weakref.ref[RankWorld]) -> None:
 
 # -- NCCL, wherever its ranks come from -------------------------------------------------------------------------------
 def nccl_maker(config: NcclConfig | None = None) -> CommunicatorMaker:
-    """Communicators of NCCL, whose id one member asks for."""
+    """Makes communicators of NCCL; one member gets the unique id."""
     return CommunicatorMaker(_new_id, partial(_make_nccl, config))
 
 
@@ -83,7 +84,7 @@ def _make_nccl(
 def first_membership(
     mesh: SocketMesh, members: Sequence[int], generation: int, maker: CommunicatorMaker, until: float
 ) -> Membership:
-    """The first generation of a mesh, of which its first member tells the others; RankLost where it does not."""
+    """The first membership of a mesh, which its first member sends to the others; RankLost if it does not."""
     leader, others = members[0], members[1:]
     if mesh.me == leader:
         agreed = Membership(tuple(members), generation, maker.payload(len(members)))
@@ -142,7 +143,7 @@ def _new_token() -> str:
 
 
 def _own_host(towards: str) -> str:
-    """This machine's address as another one sees it."""
+    """This machine's address for connections from another one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((towards, 9))  # sends nothing
         host: str = probe.getsockname()[0]
@@ -179,7 +180,7 @@ def from_mpi(kind: type[W], comm: Any, device: Device | str | None, deadline: fl
 
 
 def _mpi_maker(original: MpiCommunicator) -> CommunicatorMaker:
-    """Communicators of MPI, each of processes of the first one."""
+    """Makes communicators of MPI, of processes of the original one."""
 
     def make(agreed: Membership, rank: int, device: Device, deadline: float) -> Communicator:
         del rank, device

@@ -23,17 +23,17 @@ __all__ = ["World"]
 class World(RankWorld):
     """The ranks of a program, as one of them sees them.
 
-    Collective requests take it for their `comm`. Its communicator is one generation of it: once that has failed, as a
-    rank was lost or a deadline passed, every call on it raises, on all ranks, and `rebuild` makes the next over those
-    that live. Their numbers are 0, 1, … again, in the order that they had; `members` are those they began with.
+    Collective requests take it as `comm`. Each communicator is one generation of the world: once it has failed, because
+    a rank was lost or a deadline passed, every call on it raises, on all ranks, and `rebuild` makes the next one over
+    the living ranks. These are numbered 0, 1, … again, in the same order; `members` are their first numbers.
 
     Attributes:
-        rank, size: this rank, and how many there are, of the present generation.
-        device: whose memory its collectives move.
+        rank, size: this rank, and the number of ranks, in the present generation.
+        device: the device whose memory its collectives move.
         generation: 0, and one more with each communicator.
         deadline: seconds that a collective may take.
-        members: the numbers with which the present ranks began, in their order.
-        communicator: of the present generation; a call that is to be quick is given this one.
+        members: the first numbers of the present ranks, in order.
+        communicator: of the present generation; passing it as `comm` is faster than passing the world.
     """
 
     @classmethod
@@ -45,11 +45,11 @@ class World(RankWorld):
         port: int | None = None,
         config: NcclConfig | None = None,
     ) -> Self:
-        """The world of processes that torchrun has started, or another launcher with its variables.
+        """The world of processes started by torchrun, or by another launcher with the same environment variables.
 
-        RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR say who is who; they meet at `port`, one above MASTER_PORT where it
-        is not said. `device` is cuda:LOCAL_RANK unless it is said, `config` how NCCL is to work. CollectiveTimeout
-        where not all come in time.
+        RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR identify the ranks, which meet at `port`, by default one above
+        MASTER_PORT. `device` is cuda:LOCAL_RANK by default; `config` configures NCCL. CollectiveTimeout if not all
+        ranks come in time.
         """
         return from_env(cls, device, deadline, port, config)
 
@@ -62,10 +62,10 @@ class World(RankWorld):
         deadline: float = 300.0,
         config: NcclConfig | None = None,
     ) -> Self:
-        """The world of processes that mpirun has started: those of a communicator of mpi4py, COMM_WORLD for None.
+        """The world of processes started by mpirun: those of a communicator of mpi4py, COMM_WORLD for None.
 
-        On the host, which is where it is unless a GPU is said, MPI moves the data; on GPUs NCCL. Under Open MPI begin
-        with `mpirun --with-ft ulfm`: else mpirun ends all ranks where one ends.
+        On the host, the default device, MPI moves the data; on GPUs NCCL does. With Open MPI use `mpirun --with-ft
+        ulfm`: otherwise mpirun ends all ranks when one ends.
         """
         return from_mpi(cls, comm, device, deadline, config)
 
@@ -81,13 +81,14 @@ class World(RankWorld):
         deadline: float = 300.0,
         config: NcclConfig | None = None,
     ) -> Self:
-        """The world of Ray's actors, each of which calls this with its rank, and all with one name that only they use.
+        """The world of Ray actors, each of which calls this with its rank, and all with a name that only they use.
 
-        `device` is the first GPU that Ray has given the actor (`num_gpus=1`), or the host where it has none. NCCL moves
-        the data between GPUs; on the host gloo does, which is PyTorch's: MPI connects no processes that mpirun has not
-        started. With `restarts` a rebuild waits `grace` seconds for ranks that have ended, too, because Ray starts them
-        anew (`max_restarts`): such an actor calls this as it did before, and waits here for the others to rebuild.
-        CollectiveTimeout where not all come in time, DeviceUnavailable without Ray, or on the host without PyTorch.
+        `device` is by default the first GPU that Ray has given the actor (`num_gpus=1`), or the host without one. NCCL
+        moves the data between GPUs; on the host gloo does, which comes with PyTorch, because MPI connects only
+        processes that mpirun has started. With `restarts` a rebuild also waits `grace` seconds for ranks that have
+        ended, because Ray restarts them (`max_restarts`): a restarted actor calls this again, and waits here until the
+        others rebuild. CollectiveTimeout if not all ranks come in time, DeviceUnavailable without Ray, or on the host
+        without PyTorch.
         """
         return from_ray(cls, name, rank, size, device, deadline, config, restarts)
 

@@ -214,7 +214,7 @@ def ready(sup: dp.Supervisor, spare: int) -> None:
     """Wait until those that stand by do: the first fault of a program comes later than that."""
     standby = sup._pool.standby
     pause = threading.Event()
-    while len(standby.children) <= spare or sum(child.going for child in standby.children) < spare:
+    while len(standby.children) <= spare or sum(child.was_sent_go for child in standby.children) < spare:
         pause.wait(0.05)
     pause.wait(1.0)  # what they do next, importing and making a context, tells nobody when it is over
 

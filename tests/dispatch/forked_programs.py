@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 600  # for a whole program, on a machine that has other things to do
+TIMEOUT = 600  # for a whole program, on a machine that has other things to do
 
 BEGIN = """
 import faulthandler, gc, itertools, os, signal, socket, sys, tempfile, threading, time, traceback, warnings
@@ -60,6 +60,6 @@ def run(program):
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
     )
     assert (done.returncode, done.stdout) == (0, "fine\n"), f"{done.returncode} {done.stdout} {done.stderr[-3000:]}"

@@ -35,7 +35,7 @@ class Shared(SharedCuda):
 
     def __init__(self):
         CudaDevice.__init__(self, 0, 1)
-        self._begin()
+        self._init_memory()
 
     def _make_chunk(self, nbytes):
         return file_chunk(nbytes)
@@ -119,7 +119,7 @@ def test_a_stream_that_is_closed_while_another_thread_orders_work_behind_it(driv
             own, other = (
                 SimpleNamespace(executor=SimpleNamespace(stream=one)) for one in (dev.executor().stream, stream)
             )
-            CudaWorker._follow(own, SimpleNamespace(worker=other))
+            CudaWorker._order_after(own, SimpleNamespace(worker=other))
         else:
             assert x.__cuda_array_interface__["data"][0] == x.ptr
         del dev.event

@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from dispatch.errors import BadRequest, Undelivered
-from dispatch.supervise.future import CANCELLED, DELIVERED, DONE, FAILED, MISSED, Future, TimedFuture
+from dispatch.supervise.future import ALREADY_CLAIMED, CANCELLED, DELIVERED, DONE, FAILED, Future, TimedFuture
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 
@@ -54,7 +54,7 @@ def test_only_one_claims():
 
     def claim() -> None:
         barrier.wait(PATIENCE)
-        if future.claim() is not MISSED:
+        if future.claim() is not ALREADY_CLAIMED:
             wins.append(1)
 
     threads = [threading.Thread(target=claim) for _ in range(8)]
@@ -71,7 +71,7 @@ def test_cancel_takes_the_request_back_before_it_starts_and_not_after():
     assert future.cancel()
     assert future.cancel()
     assert future.cancelled()
-    assert future.claim() is MISSED
+    assert future.claim() is ALREADY_CLAIMED
     for ask in (future.result, future.exception):
         with pytest.raises(concurrent.futures.CancelledError, match="before it started"):
             ask()
@@ -115,7 +115,7 @@ def test_a_wait_that_took_too_long_leaves_nothing_behind():
     for timeout in (0, -1, 1e-6):
         with pytest.raises(TimeoutError, match="has not ended"):
             future.result(timeout)
-    assert future._waiting.gates == []
+    assert future._wait_list.gates == []
     future.settle(DONE, 1)
     assert future.result(1e12) == 1
 
@@ -204,7 +204,7 @@ def test_concurrent_futures_let_go_of_what_ends_while_they_hold_it():
     threading.Thread(target=hold, daemon=True).start()
     assert over.wait(PATIENCE)
     assert future._condition.acquire(blocking=False)
-    assert future._waiting.told
+    assert future._wait_list.is_notified
     future._condition.release()
 
 
@@ -282,8 +282,8 @@ def test_a_timed_future_has_another_slot_to_claim():
     assert not future.running()
     assert not future.expired
     assert TimedFuture(Operand(), deadline=0).expired
-    assert future.claim() is not MISSED
-    assert future.claim() is MISSED
+    assert future.claim() is not ALREADY_CLAIMED
+    assert future.claim() is ALREADY_CLAIMED
     assert future.running()
     assert TimedFuture(Operand(), deadline=0).cancel()
 

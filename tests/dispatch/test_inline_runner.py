@@ -331,7 +331,7 @@ def test_an_interrupt_anywhere_ends_the_request_once_and_leaves_the_worker_to_it
 
         begun = len(work.ran)
         if takes_long:
-            sup._pool.queues[0].worker._inline_runner._left_alone = 0
+            sup._pool.queues[0].worker._inline_runner._skips_left = 0
             gpu.unseen_by = threading.current_thread()
         if interrupts.run(wait):
             count, quiet = count + 1, 0

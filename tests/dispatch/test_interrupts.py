@@ -54,7 +54,7 @@ def sampled(sup, request):
     """Submit as often as it takes for the last request to be one whose latency is measured."""
     while True:
         future = sup.submit(request)
-        if future._waiting is not None and future._waiting.callbacks:
+        if future._wait_list is not None and future._wait_list.callbacks:
             return future
         future.result(PATIENCE)
 

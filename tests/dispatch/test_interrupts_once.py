@@ -103,7 +103,7 @@ def test_frames_that_are_sent_and_received_under_interrupts_lose_and_double_no_b
         """One step of who sends, and one of who receives; each goes on where it was."""
         if near.flush() and left:
             near.put(left[0], left[0][0])
-        while left and near.out.last == left[0][0]:
+        while left and near.outgoing.last == left[0][0]:
             left.popleft()
         message = far.peek(wait=False)
         if message is not None:

@@ -131,7 +131,7 @@ def test_requests_are_let_go(path):
         for _ in range(50):
             sup.submit(product(dev)).result(PATIENCE)
     assert sup._journal._defined == {}
-    assert not sup._journal._open
+    assert not sup._journal._unfinished
 
 
 # -- what it survives -----------------------------------------------------------------------------------------------

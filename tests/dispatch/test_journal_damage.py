@@ -69,7 +69,7 @@ def mutated(lines, rng):
 
 def test_a_damaged_journal_is_one_clear_error_or_runs_what_is_sound(path, tmp_path, rng, capsys, monkeypatch):
     monkeypatch.setattr(
-        "dispatch.supervise.request_json.MEMORY", 1 << 22
+        "dispatch.supervise.request_json.MACHINE_MEMORY", 1 << 22
     )  # as if this machine had no more: others work on it, too
     a_journal(path)
     lines = [json.loads(line) for line in path.read_text().splitlines()]

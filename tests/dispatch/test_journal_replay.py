@@ -198,9 +198,9 @@ def test_the_data_are_the_seeds():
 
 
 def test_many_notes_do_not_wait_for_the_writer(path, monkeypatch):
-    monkeypatch.setattr(journal_module, "PERIOD", PATIENCE)
+    monkeypatch.setattr(journal_module, "WRITE_PERIOD", PATIENCE)
     with dp.Supervisor("host", streams=1, journal=path) as sup:
         request = product(sup.device)
-        sup.submit_many([request] * (journal_module.HURRY + 1))
-        while path.read_bytes().count(b'"request"') < journal_module.HURRY:
+        sup.submit_many([request] * (journal_module.WAKE_AT + 1))
+        while path.read_bytes().count(b'"request"') < journal_module.WAKE_AT:
             assert sup._journal._thread.is_alive()

@@ -68,7 +68,7 @@ class Shared(SharedCuda):
 
     def __init__(self):
         CudaDevice.__init__(self, 0, 1)
-        self._begin()
+        self._init_memory()
 
     def _make_chunk(self, nbytes):
         return file_chunk(nbytes)

@@ -102,4 +102,4 @@ def test_a_half_open_circuit_has_one_try(restarts):
     limit.half_open()
     limit.started()
     assert not limit.count()
-    assert "cooldown=5" in limit.words()
+    assert "cooldown=5" in limit.describe()

@@ -10,7 +10,7 @@ import pytest
 
 import dispatch as dp
 from dispatch.errors import BadRequest, DependencyFailed, QueueFull
-from dispatch.supervise.future import Future, LateFuture
+from dispatch.supervise.future import ConditionalFuture, Future
 from dispatch.supervise.placement import shares
 from dispatch.supervise.priority_queue import ORDERS, PriorityQueue
 from dispatch.supervise.queue import WorkerQueue
@@ -83,7 +83,7 @@ def test_no_level_waits_for_ever_where_requests_are_sent_before_they_are_taken_o
 
 def test_what_may_not_start_holds_up_its_own_level_only_and_is_taken_once_released():
     levels = PriorityQueue(deque(), lambda late: late.after == ())
-    waiting = LateFuture("waits", (Future("first"),))
+    waiting = ConditionalFuture("waits", (Future("first"),))
     levels.put([waiting, Future("behind")], 0)
     assert not levels
     assert len(levels) == 2
@@ -94,7 +94,7 @@ def test_what_may_not_start_holds_up_its_own_level_only_and_is_taken_once_releas
         levels.popleft()
     waiting.after = ()
     assert levels.popleft() is waiting
-    waiting = LateFuture("waits", (Future("first"),))
+    waiting = ConditionalFuture("waits", (Future("first"),))
     levels.put([waiting], -1)
     assert levels.popleft()._request == "behind"
     levels.release()
@@ -103,7 +103,7 @@ def test_what_may_not_start_holds_up_its_own_level_only_and_is_taken_once_releas
 
 def test_the_oldest_of_the_lowest_level_is_dropped():
     levels = PriorityQueue(deque([Future("a")]), lambda _: False)
-    levels.put([LateFuture("x", (Future("never"),)), Future("y")], 1)
+    levels.put([ConditionalFuture("x", (Future("never"),)), Future("y")], 1)
     for name in "xya":
         oldest = levels.oldest()
         assert oldest.claim() == name
@@ -205,7 +205,7 @@ def test_all_of_a_batch_runs_after_those_it_names_however_they_are_given(probe):
         hold = held(sup, probe)
         first = sup.submit(probe(lambda: order.append(0)), worker=0)
         futures = sup.submit_many([probe(lambda: order.append(1)) for _ in range(4)], worker=1, after=iter([first]))
-        assert all(isinstance(future, LateFuture) and future.after == (first,) for future in futures)
+        assert all(isinstance(future, ConditionalFuture) and future.after == (first,) for future in futures)
         hold.release.set()
     assert order == [0, 1, 1, 1, 1]
 

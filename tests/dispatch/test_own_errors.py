@@ -11,7 +11,7 @@ import dispatch as dp
 from dispatch.core import host_plan
 from dispatch.core.user_code import is_of_user_code
 from dispatch.errors import OutOfMemory, WorkerFailed
-from dispatch.supervise.process.messages import error_from, pack_error
+from dispatch.supervise.process.messages import pack_error, unpack_error
 
 PATIENCE = 60  # seconds, on a machine that has other things to do
 MINE = """
@@ -111,7 +111,7 @@ def test_an_error_that_does_not_come_through_says_where_it_was_raised():
     try:
         raise Local("a mistake of mine")
     except Local as error:
-        found = error_from(pack_error(error))
+        found = unpack_error(pack_error(error))
     assert isinstance(found, WorkerFailed)
     assert "Local: a mistake of mine" in str(found)
     assert any('raise Local("a mistake of mine")' in note for note in found.__notes__)
@@ -122,7 +122,7 @@ def test_an_error_of_several_requests_has_its_traceback_once():
         raise ValueError("a mistake of mine")
     except ValueError as error:
         for _ in range(3):
-            found = error_from(pack_error(error))
+            found = unpack_error(pack_error(error))
     assert len(found.__notes__) == 1
 
 

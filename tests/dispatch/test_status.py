@@ -18,15 +18,15 @@ from dispatch.supervise import status_server as status
 spec = importlib.util.spec_from_file_location("boards", Path(__file__).with_name("boards.py"))
 boards = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(boards)
-PATIENCE, _time_to_answer = boards.PATIENCE, boards._time_to_answer
+TIMEOUT, _time_to_answer = boards.TIMEOUT, boards._time_to_answer
 
 
 def test_counts_are_kept_by_worker(probe):
     entered, release = threading.Event(), threading.Event()
     with dp.Supervisor("host", streams=2) as sup:
-        sup.submit_many([probe() for _ in range(10)], worker=1)[-1].result(PATIENCE)
-        sup.submit(probe(lambda: (entered.set(), release.wait(PATIENCE))), worker=0)
-        assert entered.wait(PATIENCE)
+        sup.submit_many([probe() for _ in range(10)], worker=1)[-1].result(TIMEOUT)
+        sup.submit(probe(lambda: (entered.set(), release.wait(TIMEOUT))), worker=0)
+        assert entered.wait(TIMEOUT)
         sup.submit_many([probe() for _ in range(3)], worker=0)
         stats = sup.stats()
         release.set()
@@ -39,7 +39,7 @@ def test_counts_are_kept_by_worker(probe):
 
 def test_a_board_says_what_stats_does(probe):
     with dp.Supervisor("host", streams=3) as sup, dp.Supervisor("host", streams=1):
-        sup.submit(probe()).result(PATIENCE)
+        sup.submit(probe()).result(TIMEOUT)
         first, second = status.ask(os.getpid())
         stats = sup.stats()
     assert {name: first[name] for name in ("done", "queued", "failed", "restarts", "p50", "p99")} == {
@@ -54,8 +54,8 @@ def test_a_board_goes_with_its_supervisor():
     threads, before = threading.active_count(), len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         with dp.Supervisor("host", streams=1):
-            assert len(status.boards(os.getpid())) == 1
-        assert status.boards(os.getpid()) == []
+            assert len(status.socket_names(os.getpid())) == 1
+        assert status.socket_names(os.getpid()) == []
     assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == (threads, before)
 
 
@@ -66,15 +66,15 @@ def test_a_board_does_not_keep_a_dropped_supervisor(drop):
     del sup
     drop(left)
     gc.collect()
-    thread.join(PATIENCE)
+    thread.join(TIMEOUT)
     assert not thread.is_alive()
-    assert status.boards(os.getpid()) == []
+    assert status.socket_names(os.getpid()) == []
 
 
 def test_a_supervisor_says_that_it_is_broken(probe):
     with dp.Supervisor("host", streams=1, max_restarts=0) as sup:
-        assert sup.submit(probe(lambda: 1 / 0)).exception(PATIENCE)
-        sup._pool.queues[0].worker.thread.join(PATIENCE)
+        assert sup.submit(probe(lambda: 1 / 0)).exception(TIMEOUT)
+        sup._pool.queues[0].worker.thread.join(TIMEOUT)
         (facts,) = status.ask(os.getpid())
     assert (facts["state"], facts["failed"]) == ("broken", 1)
 
@@ -86,13 +86,13 @@ def test_many_ask_at_once():
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(PATIENCE)
+            thread.join(TIMEOUT)
     assert [facts["state"] for facts in answers] == ["open"] * 16
 
 
 def test_who_says_nothing_and_who_leaves_keep_nobody_from_asking():
     with dp.Supervisor("host", streams=1):
-        (name,) = status.boards(os.getpid())
+        (name,) = status.socket_names(os.getpid())
         with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as gone:
             silent.connect(f"\0{name[1:]}")
             gone.connect(f"\0{name[1:]}")

@@ -20,7 +20,7 @@ from dispatch.supervise import status_server as status
 spec = importlib.util.spec_from_file_location("boards", Path(__file__).with_name("boards.py"))
 boards = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(boards)
-PATIENCE, _time_to_answer, own_name = boards.PATIENCE, boards._time_to_answer, boards.own_name
+TIMEOUT, _time_to_answer, own_name = boards.TIMEOUT, boards._time_to_answer, boards.own_name
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def next_number():
 
 def is_like_any_other(sup, probe):
     """Whether a supervisor works, and says how it does, in every way there is."""
-    assert sup.submit(probe(lambda: 3)).result(PATIENCE) == 3
+    assert sup.submit(probe(lambda: 3)).result(TIMEOUT) == 3
     (facts,) = status.ask(os.getpid())
     assert (facts["state"], facts["done"]) == ("open", 1)
     assert main(["top", str(os.getpid()), "--once", "--interval", "0.01"]) == 0
@@ -49,7 +49,7 @@ def test_a_name_that_is_taken_is_gone_around(probe, next_number, isolation, list
         if listens:
             other.listen()
         with dp.Supervisor("host", streams=1, isolation=isolation, journal=tmp_path / "journal") as sup:
-            (name,) = [name for name in status.boards(os.getpid()) if name.count("-") == 4]
+            (name,) = [name for name in status.socket_names(os.getpid()) if name.count("-") == 4]
             assert name.startswith("@" + own_name(next_number)[1:] + "-")
             if isolation == "thread":
                 assert is_like_any_other(sup, probe)
@@ -98,14 +98,14 @@ def test_what_no_board_would_say_is_not_believed(said):
         board.listen()
 
         def answer():
-            asker, _ = board.accept()
-            with asker, contextlib.suppress(OSError):
-                asker.sendall(said)
+            client, _ = board.accept()
+            with client, contextlib.suppress(OSError):
+                client.sendall(said)
 
         thread = threading.Thread(target=answer)
         thread.start()
         assert status.ask(os.getpid()) == []
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
 
 
 @pytest.mark.parametrize("missing", ["socket", "bind", "listen", "thread"])
@@ -142,7 +142,7 @@ def test_nothing_that_a_board_lacks_stops_a_supervisor(probe, missing, monkeypat
         sup = dp.Supervisor("host", streams=1, journal=tmp_path / "journal")
     assert not sup._status_server.is_open
     assert [record.facts["event"] for record in caplog.records] == ["no status"]
-    assert sup.submit(probe(lambda: 3)).result(PATIENCE) == 3
+    assert sup.submit(probe(lambda: 3)).result(TIMEOUT) == 3
     assert status.ask(os.getpid()) == []
     sup.close()
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
@@ -161,19 +161,19 @@ def test_a_board_lives_on_where_it_cannot_answer_for_a_while(number, monkeypatch
         return accept(listener)
 
     monkeypatch.setattr(socket.socket, "accept", failing)
-    monkeypatch.setattr(status, "PAUSE", 0.001)
+    monkeypatch.setattr(status, "RETRY_SECONDS", 0.001)
     with dp.Supervisor("host", streams=1) as sup:
-        assert enough.wait(PATIENCE)
+        assert enough.wait(TIMEOUT)
         assert sup._status_server.is_open
         assert len(status.ask(os.getpid())) == 1
     assert not sup._status_server.is_open
 
 
 def test_a_defect_in_an_answer_costs_that_answer(monkeypatch):
-    monkeypatch.setattr(status, "PAUSE", 0.001)
+    monkeypatch.setattr(status, "RETRY_SECONDS", 0.001)
     with dp.Supervisor("host", streams=1) as sup:
         with monkeypatch.context() as patch:
-            patch.setattr(status, "count", lambda _: 1 / 0)
+            patch.setattr(status, "read_stats", lambda _: 1 / 0)
             assert status.ask(os.getpid()) == []
         assert len(status.ask(os.getpid())) == 1
         assert sup._status_server.is_open
@@ -240,16 +240,16 @@ def test_a_journal_that_cannot_be_begun_leaves_nothing(missing, monkeypatch, tmp
     gc.collect()
     for thread in threading.enumerate():
         if thread.name.startswith("dispatch"):
-            thread.join(PATIENCE)
+            thread.join(TIMEOUT)
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
-    assert status.boards(os.getpid()) == []
+    assert status.socket_names(os.getpid()) == []
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_gets_no_answer():
     script = (
-        "import os, sys\nfrom dispatch.supervise.status_server import ask, boards\nos.setuid(65534)\n"
-        "print(len(boards(int(sys.argv[1]))), ask(int(sys.argv[1])))"
+        "import os, sys\nfrom dispatch.supervise.status_server import ask, socket_names\nos.setuid(65534)\n"
+        "print(len(socket_names(int(sys.argv[1]))), ask(int(sys.argv[1])))"
     )
     with dp.Supervisor("host", streams=1):
         done = subprocess.run(

@@ -12,7 +12,7 @@ import pytest
 import dispatch as dp
 from dispatch.errors import BadRequest, Closed, DeviceFault, Undelivered, WorkerFailed
 from dispatch.supervise import failures
-from dispatch.supervise.future import MISSED, Future, LateFuture
+from dispatch.supervise.future import ALREADY_CLAIMED, ConditionalFuture, Future
 
 spec = importlib.util.spec_from_file_location("busy_workers", Path(__file__).with_name("busy_workers.py"))
 workers = importlib.util.module_from_spec(spec)
@@ -71,11 +71,11 @@ def test_one_that_cannot_be_ordered_behind_another_ends_and_does_not_run(probe, 
         queues = sup._pool.queues
         other = Future(probe())
         other._queue = queues[1]
-        late = LateFuture(probe(lambda: pytest.fail("it ran")), (other,))
+        late = ConditionalFuture(probe(lambda: pytest.fail("it ran")), (other,))
         worker = queues[0].worker
-        monkeypatch.setattr(worker, "_follow", fail)
+        monkeypatch.setattr(worker, "_order_after", fail)
         with contextlib.suppress(ZeroDivisionError, MemoryError):
-            assert worker._unusual(late) is MISSED
+            assert worker._claim_conditional(late) is ALREADY_CLAIMED
         assert isinstance(late.exception(0), BadRequest if isinstance(error, BadRequest) else WorkerFailed)
 
 

@@ -83,13 +83,13 @@ def test_an_exception_that_leaves_the_block_carries_them(probe):
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_a_supervisor_that_is_closed_has_left_no_thread_behind(isolation, monkeypatch):
-    begin, before = pool_module.WorkerPool._begin, set(threading.enumerate())
+    begin, before = pool_module.WorkerPool._start_and_call, set(threading.enumerate())
 
     def slow(self, then):
         begin(self, then)
         time.sleep(0.3)  # whom it has let go on is faster
 
-    monkeypatch.setattr(pool_module.WorkerPool, "_begin", slow)
+    monkeypatch.setattr(pool_module.WorkerPool, "_start_and_call", slow)
     with dp.Supervisor("host", streams=1, isolation=isolation) as sup:
         pass
     assert not [thread.name for thread in set(threading.enumerate()) - before]
@@ -245,12 +245,12 @@ def test_a_forked_child_is_told_that_the_supervisor_stayed_behind():
 def test_a_fork_while_another_thread_takes_a_request_back_does_not_hang():
     script = EXIT.format(conftest=CONFTEST) + (
         "import os, warnings\n"
-        "from dispatch.supervise.waiters import open_waiting\n"
+        "from dispatch.supervise.waiters import ensure_wait_list\n"
         "release = threading.Event()\n"
         "sup.submit(Probe(lambda: (entered.set(), release.wait())), worker=0)\n"
         "queued = sup.submit(Probe(), worker=0)\n"
         "entered.wait()\n"
-        "waiting = open_waiting(queued)\n"
+        "waiting = ensure_wait_list(queued)\n"
         "waiting.withdrawn.append((None, None))\n"  # as far as the other thread has come
         "del queued._request\n"
         "waiting.lock.acquire()\n"

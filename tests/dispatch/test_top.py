@@ -21,7 +21,7 @@ from dispatch.supervise import status_server as status
 spec = importlib.util.spec_from_file_location("boards", Path(__file__).with_name("boards.py"))
 boards = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(boards)
-PATIENCE, _time_to_answer, own_name = boards.PATIENCE, boards._time_to_answer, boards.own_name
+TIMEOUT, _time_to_answer, own_name = boards.TIMEOUT, boards._time_to_answer, boards.own_name
 
 
 def test_top_shows_another_process_once(capsys):
@@ -41,7 +41,7 @@ def test_top_shows_another_process_once(capsys):
         assert main(["top", str(process.pid), "--once", "--interval", "0.05"]) == 0
         view = capsys.readouterr().out
         process.stdin.close()
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(TIMEOUT) == 0
     (facts,) = told["supervisors"]
     assert (told["pid"], facts["isolation"], facts["done"], facts["failed"]) == (process.pid, "process", 100, 0)
     assert facts["done_per_second"] == 0
@@ -78,28 +78,28 @@ def test_an_interval_that_is_none_is_told(seconds, capsys):
 
 
 def test_an_answer_that_comes_in_drops_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(status, "PATIENCE", 0.5)
+    monkeypatch.setattr(status, "TIMEOUT", 0.5)
     ended = threading.Event()
     with socket.socket(socket.AF_UNIX) as board:
         board.bind(own_name(10**9))
         board.listen()
 
         def answer():
-            asker, _ = board.accept()
-            with asker, contextlib.suppress(OSError):
+            client, _ = board.accept()
+            with client, contextlib.suppress(OSError):
                 while not ended.wait(0.1):
-                    asker.sendall(b" ")
+                    client.sendall(b" ")
 
         thread = threading.Thread(target=answer)
         thread.start()
-        timer = threading.Timer(PATIENCE, ended.set)
+        timer = threading.Timer(TIMEOUT, ended.set)
         timer.start()
         assert status.ask(os.getpid()) == []
         assert not ended.is_set(), "it was waited for until there came no more"
         ended.set()
         timer.cancel()
-        timer.join(PATIENCE)  # other tests count threads
-        thread.join(PATIENCE)
+        timer.join(TIMEOUT)  # other tests count threads
+        thread.join(TIMEOUT)
 
 
 def test_top_follows_a_process_until_its_supervisor_ends(capsys):
@@ -117,7 +117,7 @@ def test_top_follows_a_process_until_its_supervisor_ends(capsys):
             assert viewer.is_alive()
         process.stdin.write("\n")
         process.stdin.flush()
-        viewer.join(PATIENCE)
+        viewer.join(TIMEOUT)
         process.stdin.close()
     assert seen == [0]
     assert "has no supervisor any more" in capsys.readouterr().out

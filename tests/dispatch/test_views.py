@@ -15,7 +15,7 @@ import dispatch
 from dispatch.device.host import HostDevice
 from dispatch.device.strided_copy import pieces
 from dispatch.errors import BadIndex, BadRequest, StaleTensor
-from dispatch.supervise.process.shared_device import shared
+from dispatch.supervise.process.shared_device import make_shared_device
 
 DTYPES = ("f32", "bf16", "i8", "f8e4m3", "bool", "c64", "f4e2m1", "f4e2m1")
 COUNT = 1500
@@ -25,7 +25,7 @@ COUNT = 1500
 def opened(name):
     """A device of a name, "shared host" for one whose memory children map."""
     kind, _, rest = name.partition(" ")
-    device = shared(rest) if kind == "shared" else dispatch.device(name)
+    device = make_shared_device(rest) if kind == "shared" else dispatch.device(name)
     yield device
     if kind == "shared":
         device.close()

@@ -1,7 +1,7 @@
-"""What a GPU did while a recording ran: kernels, copies and fills with their times, read out of CUPTI's buffers.
+"""The activities of a GPU during a recording: kernels, copies and fills with their times, read from CUPTI's buffers.
 
-`dispatch.trace.profile` starts and stops the recording, and has waited for the GPU by then. CUPTI knows one user in a
-process; it fills buffers that it asks for, and hands them back full, by two callbacks on threads of its own choice.
+`dispatch.trace.profile` starts and stops the recording, and waits for the GPU before. CUPTI has one user per process;
+it requests buffers and returns them full, by two callbacks on threads of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Activity", "Recording"]
 
-# Of 40,000 kernels. It is touched as it is filled; CUPTI hands it back when it is full, or by a flush.
+# Enough for 40,000 kernels. Its pages are used as it is filled; CUPTI returns it when it is full, or at a flush.
 BUFFER_BYTES = 1 << 23
 KINDS = cupti.CUpti_ActivityKind
 RECORDED = (
@@ -30,7 +30,7 @@ RECORDED = (
     KINDS.CUPTI_ACTIVITY_KIND_MEMCPY2,  # between GPUs
     KINDS.CUPTI_ACTIVITY_KIND_MEMSET,
 )
-# From which version of CUPTI on it writes which records, by cupti_activity.h: each is the one before with more behind.
+# The records that CUPTI writes, by its version, from cupti_activity.h: each struct extends the one of older versions.
 RECORDS = (
     # version, of a kernel, a copy, a copy between GPUs, a fill
     ((13, 5), ("Kernel13", "Memcpy7", "MemcpyPtoP4", "Memset5")),
@@ -51,13 +51,13 @@ class Activity:
     device: int
     context: int
     stream: int  # CUPTI's number of the stream, which is no address
-    correlation: int  # the same for all that one call of the driver began
+    correlation: int  # the same for all activities of one driver call
     grid: tuple[int, int, int] | None = None
     block: tuple[int, int, int] | None = None
     shared_bytes: int = 0
     registers: int = 0
     bytes: int = 0  # copied or filled
-    graph_node: int = 0  # 0 for what no graph launched
+    graph_node: int = 0  # 0 if it was not launched by a graph
 
     @property
     def microseconds(self) -> float:
@@ -66,7 +66,7 @@ class Activity:
 
 
 class _Buffers:
-    """The buffers that CUPTI has or has filled; the callbacks that lend and take them are given to it once and kept."""
+    """The buffers that CUPTI holds or has filled; its callbacks are registered once, and must stay alive."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -74,7 +74,7 @@ class _Buffers:
         self.filled: list[tuple[int, Any, int]] = []  # the address, the memory, and how much of it is valid
 
     def buffer_requested(self, buffer: int, size: int, most: int) -> None:
-        """CUPTI asks for a buffer: where its address, its size and how many records it shall hold (0: any) go."""
+        """CUPTI requests a buffer: store its address, its size and its maximum number of records (0: any)."""
         made = (ctypes.c_uint8 * BUFFER_BYTES).from_buffer(mmap.mmap(-1, BUFFER_BYTES))
         address = ctypes.addressof(made)
         with self.lock:
@@ -84,14 +84,14 @@ class _Buffers:
         ctypes.c_size_t.from_address(most).value = 0
 
     def buffer_completed(self, _context: int | None, _stream: int, buffer: int, _size: int, valid: int) -> None:
-        """CUPTI hands a buffer back, of which so many bytes are records."""
+        """CUPTI returns a buffer, with `valid` bytes of records."""
         with self.lock:
-            memory = self.lent.pop(buffer, None)  # None: another profiler's, which was there before
+            memory = self.lent.pop(buffer, None)  # None: a buffer of another profiler that ran before
             if memory is not None and valid:
                 self.filled.append((buffer, memory, valid))
 
     def collect(self) -> list[tuple[int, Any, int]]:
-        """What has been filled, which is the caller's now."""
+        """Take the filled buffers."""
         with self.lock:
             filled, self.filled = self.filled, []
             return filled
@@ -100,23 +100,23 @@ class _Buffers:
 _buffers = _Buffers()
 _buffer_requested = cupti.CUpti_BuffersCallbackRequestFunc(_buffers.buffer_requested)
 _buffer_completed = cupti.CUpti_BuffersCallbackCompleteFunc(_buffers.buffer_completed)
-_ignore_callback = cupti.CUpti_CallbackFunc(lambda *_: None)  # a subscriber must have one; no domain of them is enabled
+_ignore_callback = cupti.CUpti_CallbackFunc(lambda *_: None)  # a subscriber must have a callback; no domain is enabled
 _recording_lock = threading.Lock()
 
 
 class Recording:
-    """From its making until `stop`, CUPTI writes down what this process has its GPUs do.
+    """From its creation until `stop`, CUPTI records the activities of this process on its GPUs.
 
     Raises:
         DeviceUnavailable: another recording runs, or another profiler has CUPTI in this process.
         LibraryNotFound: CUPTI is not installed.
-        CuptiError: it refuses for another reason.
+        CuptiError: CUPTI fails for another reason.
     """
 
     def __init__(self) -> None:
         if not _recording_lock.acquire(blocking=False):
             raise DeviceUnavailable("another profile() runs in this process: CUPTI has one user at a time")
-        self.dropped = 0  # records that CUPTI found no room for
+        self.dropped = 0  # records that did not fit into CUPTI's buffers
         self._subscriber = cupti.CUpti_SubscriberHandle()
         self._enabled: list[Any] = []
         try:
@@ -150,7 +150,7 @@ class Recording:
         cupti.cuptiUnsubscribe.unchecked(self._subscriber)
 
     def stop(self) -> tuple[Activity, ...]:
-        """What was recorded, in the order in which it began. The GPU must be done with it."""
+        """Stop, and return the activities in the order of their start. The GPU must have finished them."""
         try:
             forced = cupti.CUpti_ActivityFlag.CUPTI_ACTIVITY_FLAG_FLUSH_FORCED
             cupti.cuptiActivityFlushAll(forced)
@@ -186,7 +186,7 @@ def _layouts() -> dict[int, Any]:
 
 
 def _activity(kind: int, at: int, layouts: dict[int, Any]) -> Activity | None:
-    if kind not in layouts:  # of what another profiler enabled
+    if kind not in layouts:  # enabled by another profiler
         return None
     record = layouts[kind].from_address(at)
     where = (record.start, record.end, record.deviceId, record.contextId, record.streamId, record.correlationId)
@@ -202,7 +202,7 @@ def _activity(kind: int, at: int, layouts: dict[int, Any]) -> Activity | None:
 
 
 def _name(address: int | None) -> str:
-    """A kernel's name as its source has it, where C++'s library is there to tell."""
+    """A kernel's name, demangled if C++'s library is available."""
     mangled = ctypes.string_at(address) if address else b""
     if not mangled.startswith(b"_Z"):
         return mangled.decode(errors="replace")

@@ -1,8 +1,8 @@
-"""Communicators of gloo, as PyTorch has it: each call begins without waiting, and is looked at until it is done.
+"""Communicators of gloo, as packaged with PyTorch: each call begins without waiting, and is polled until it is done.
 
-For processes of the host that no mpirun has started, such as Ray's actors: Open MPI refuses ports between those. They
-meet at a `TCPStore`, which one of them serves. Gloo moves bytes and reduces no data; ops/collective does that. A rank
-that ends closes its connections, which the others are told at once; one that hangs is late. Follows
+They are for processes of the host that were not started by mpirun, such as Ray's actors: Open MPI refuses ports between
+those. The ranks meet at a `TCPStore`, which one of them serves. Gloo only moves bytes; ops/collective reduces the data.
+When a rank ends, its connections close and the other ranks notice at once; one that hangs exceeds the deadline. Follows
 https://docs.pytorch.org/docs/stable/distributed.html. Knows no op.
 """
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 __all__ = ["GlooCommunicator", "StoreAddress", "gloo", "serve_store"]
 
-SPIN = 200e-6  # seconds for which a call is looked at without a pause
-SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between looks, from then on
-RANK_LOST_WAIT = 0.2  # seconds in which a rank's world tells who it was that a connection has ended to
+SPIN = 200e-6  # seconds for which a call is polled without a pause
+SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between polls after that
+RANK_LOST_WAIT = 0.2  # seconds in which the world may report which rank a connection has ended to
 _abandoned: list[Any] = []  # calls that may never end, and their memory, which gloo may still read or write
 
 
 def gloo() -> Any:
-    """torch.distributed with gloo; DeviceUnavailable where it is not installed."""
+    """The module torch.distributed, with gloo; DeviceUnavailable if it is not installed."""
     what = "collectives between processes of the host that no mpirun has started need PyTorch with gloo"
     try:
         import torch.distributed as dist
@@ -51,7 +51,7 @@ def gloo() -> Any:
 
 
 class StoreAddress(NamedTuple):
-    """Where the ranks of a communicator meet: the store that one of them serves, and a word of theirs."""
+    """Where the ranks of a communicator meet: the store that one of them serves, and a name that only they use."""
 
     host: str
     port: int
@@ -59,7 +59,7 @@ class StoreAddress(NamedTuple):
 
 
 def serve_store(host: str, deadline: float) -> Any:
-    """A store that listens at a free port of this machine, as long as it is kept; `host` is its address."""
+    """A store that listens at a free port of this machine while it is referenced; `host` is this machine's address."""
     dist = gloo()
     return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=deadline))
 
@@ -84,7 +84,7 @@ class GlooCommunicator(Communicator):
         super().__init__(rank, size, device, generation=generation, deadline=deadline)
         self._group, self._store, self._own_host = group, store, own_host
         self._splits = 0
-        self._self_messages: deque[Array] = deque()  # of this rank to itself
+        self._self_messages: deque[Array] = deque()  # that this rank sent to itself
 
     @classmethod
     def create(
@@ -98,9 +98,9 @@ class GlooCommunicator(Communicator):
         generation: int = 0,
         deadline: float = DEADLINE,
     ) -> Self:
-        """Take part in a communicator as one of its ranks, which all do at once; `own_host` is this one's address.
+        """Join a communicator as one of its ranks; all ranks call this together. `own_host` is this rank's address.
 
-        CollectiveTimeout where not all come within the deadline.
+        CollectiveTimeout if not all ranks join within the deadline.
         """
         if not device.is_host:
             raise BadRequest("device", str(device), "the host", "NCCL moves what is on GPUs")
@@ -115,9 +115,9 @@ class GlooCommunicator(Communicator):
 
     # -- calls --------------------------------------------------------------------------------------------------------
     def begin(self, what: str, start: Callable[[Any], Any], *keep: Any) -> Callable[[], None]:
-        """Begin a call of gloo's group, which `start` is given; what comes back waits for it. `keep` is its memory.
+        """Begin a call, `start(group)`; the returned function waits for it. `keep` is the memory that it uses.
 
-        Raises CollectiveTimeout where it is not done by the deadline, RankLost where a connection has ended.
+        Raises CollectiveTimeout if it is not done by the deadline, RankLost if a connection has ended.
         """
         self.check()
         until = time.monotonic() + self.deadline
@@ -136,9 +136,9 @@ class GlooCommunicator(Communicator):
         return finish
 
     def exchange(self, what: str, parts: Sequence[Array], sizes: Sequence[int]) -> Callable[[], list[Array]]:
-        """Send each rank its part, bytes in one dimension, and give those of all; `sizes` says how many come from each.
+        """Send each rank its part (bytes, one-dimensional) and receive a part of `sizes[rank]` bytes from each.
 
-        What comes back waits for them. Empty parts are sent to nobody.
+        The returned function waits for the parts and returns them. Empty parts are not sent.
         """
         import torch
 
@@ -158,7 +158,7 @@ class GlooCommunicator(Communicator):
         return finish
 
     def broadcast(self, what: str, data: Array, root: int) -> Callable[[], None]:
-        """Have `data`, bytes in one dimension, be on all ranks what it is on the root."""
+        """Overwrite `data` (bytes, one-dimensional) on all ranks with that of the root."""
         import torch
 
         options, tensor = gloo().BroadcastOptions(), torch.from_numpy(data)
@@ -176,7 +176,7 @@ class GlooCommunicator(Communicator):
         return self.begin(what, lambda group: _Message(group.send([tensor], peer, tag), self.deadline), tensor)
 
     def receive(self, what: str, buffer: Array, peer: int, tag: int) -> Callable[[], None]:
-        """Fill bytes with what one rank sends."""
+        """Receive bytes from one rank into a buffer."""
         import torch
 
         if peer == self.rank:
@@ -191,9 +191,9 @@ class GlooCommunicator(Communicator):
         buffer[:] = self._self_messages.popleft()
 
     def compare(self, call: str) -> Callable[[], None]:
-        """Begin to hold a call against those of all other ranks; what comes back waits for them.
+        """Begin to compare the description of a call between all ranks; the returned function waits for that.
 
-        It raises CollectiveError on all ranks where the words differ on one. Of these a digest of 8 bytes goes round.
+        It raises CollectiveError on all ranks if the descriptions differ. A digest of 8 bytes is exchanged.
         """
         import torch
 
@@ -223,7 +223,7 @@ class GlooCommunicator(Communicator):
                 time.sleep(min(pause, until - now + 1e-6))
                 pause = min(2 * pause, LONGEST)
         try:
-            work.wait()  # what it failed by
+            work.wait()  # raises its error
         except RuntimeError as error:
             self._raise(what, error)
 
@@ -232,7 +232,7 @@ class GlooCommunicator(Communicator):
             raise self.failure()
 
     def _raise(self, what: str, error: RuntimeError) -> Any:
-        """Fail by what gloo says."""
+        """Fail with the error that a message of gloo stands for."""
         text = str(error).split("] ", 1)[-1].split(". This is")[0]
         if "Timed out" in text:
             failed: CollectiveError = CollectiveTimeout(f"{self!r}: {what} was not done in time: {text}")
@@ -245,18 +245,18 @@ class GlooCommunicator(Communicator):
         return self.raise_failed(failed)
 
     def _wait_for_lost_rank(self) -> None:
-        """Give the world a moment to say which rank has ended, for gloo does not know that."""
+        """Give the world a moment to report which rank has ended, because gloo does not know that."""
         until = time.monotonic() + RANK_LOST_WAIT
         while self.error is None and time.monotonic() < until:
             time.sleep(LONGEST)
 
     # -- the end ------------------------------------------------------------------------------------------------------
     def stop(self) -> None:
-        """Close the connections: whoever waits for this rank is told."""
+        """Close the connections, so that waiting ranks notice."""
         threading.Thread(target=_abort, args=(self._group,), name="gloo abort", daemon=True).start()
 
     def release(self) -> None:
-        """Give it back; calls that others wait for are done."""
+        """Drop the group; calls that others wait for are done."""
         group, self._group, self._store = self._group, None, None
         del group
 
@@ -276,14 +276,14 @@ class GlooCommunicator(Communicator):
             return _group(self._store, name, self._own_host, own, size, self.deadline)
 
         group = call_with_timeout(self.deadline, connect, f"making {name}")
-        kept = gloo().PrefixStore(name, self._store)  # of splits of this one
+        kept = gloo().PrefixStore(name, self._store)  # for splits of the new communicator
         return type(self)(
             group, kept, self._own_host, own, size, self.device, generation=self.generation, deadline=self.deadline
         )
 
 
 class _Message:
-    """A message between two ranks: gloo tells that it is done to none but who waits, and so a thread does."""
+    """A message between two ranks: gloo reports its end only to a waiting thread, so a separate thread waits."""
 
     def __init__(self, work: Any, deadline: float) -> None:
         self._error: RuntimeError | None = None
@@ -305,7 +305,7 @@ class _Message:
 
 
 def _group(store: Any, name: str, own_host: str, rank: int, size: int, deadline: float) -> Any:
-    """One of gloo's own, over connections between all ranks."""
+    """A process group of gloo, with connections between all ranks."""
     dist = gloo()
     options = dist.ProcessGroupGloo._Options()
     options._timeout = timedelta(seconds=deadline)
@@ -314,5 +314,5 @@ def _group(store: Any, name: str, own_host: str, rank: int, size: int, deadline:
 
 
 def _abort(group: Any) -> None:
-    with suppress(RuntimeError, AttributeError):  # versions before 2.8 have none: their calls end by gloo's time
+    with suppress(RuntimeError, AttributeError):  # PyTorch before 2.8 has no abort: its calls end by gloo's timeout
         group.abort()

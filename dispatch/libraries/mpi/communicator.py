@@ -1,9 +1,10 @@
-"""MPI's communicators: each call begins without waiting, and is looked at until it is done or its deadline is over.
+"""MPI's communicators: each call begins without waiting, and is polled until it is done or its deadline is over.
 
-MPI itself waits for ever for a rank that hangs. Where its library mitigates failures (Open MPI under `mpirun --with-ft
-ulfm`, MPI 5's chapter on fault tolerance) a rank that has ended is told at once, and `Revoke` tells it to all. Which
-ranks live then is not asked of MPI, which would wait for one that is stopped: `World.rebuild` finds out and makes the
-next communicator with `regroup`. Data of 16 and 8 bits is no type of MPI's: ops/collective converts. Knows no op.
+MPI itself waits for ever for a rank that hangs. If the library is fault-tolerant (Open MPI under `mpirun --with-ft
+ulfm`, MPI 5's chapter on fault tolerance), the end of a rank is reported at once, and `Revoke` reports it to all ranks.
+MPI is not asked which ranks are alive then, because it would wait for one that is stopped: `World.rebuild` finds out,
+and makes the next communicator with `regroup`. MPI has no types of 16 and 8 bits: ops/collective converts the data.
+Knows no op.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ if TYPE_CHECKING:
 
     from dispatch.device.device import Device
 
-    Comm = Any  # mpi4py.MPI.Intracomm, whose types are there only where it is installed
+    Comm = Any  # mpi4py.MPI.Intracomm, whose types exist only if it is installed
 
 __all__ = ["MpiCommunicator", "mpi"]
 
-SPIN = 200e-6  # seconds for which a request is looked at without a pause: small calls are done by then
-SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between looks, from then on
+SPIN = 200e-6  # seconds for which a request is polled without a pause: small calls are done by then
+SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between polls after that
 _abandoned: list[Any] = []  # requests that never end, and their memory, which MPI may still read or write
 
 
 def mpi() -> Any:
-    """mpi4py's MPI, which begins MPI where nobody has; DeviceUnavailable where it is not installed."""
+    """mpi4py's module MPI, which initializes MPI if needed; DeviceUnavailable if it is not installed."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # mpi4py without an MPI raises RuntimeError
@@ -45,9 +46,9 @@ def mpi() -> Any:
 
 
 class MpiCommunicator(Communicator):
-    """A communicator of MPI, in memory of the host; `comm` is mpi4py's, and its ranks are these.
+    """A communicator of MPI, for host memory; `comm` is mpi4py's communicator of the same ranks.
 
-    `base` is the group of processes that later ones are made of, and `name` a word that only these ranks use.
+    `base` is the group of processes that later communicators are made of, and `name` a name that only these ranks use.
     """
 
     library = "mpi"
@@ -64,26 +65,26 @@ class MpiCommunicator(Communicator):
 
     @classmethod
     def duplicate(cls, comm: Comm, device: Device, name: str, *, deadline: float = DEADLINE) -> Self:
-        """One over the ranks of a user's communicator, who all call it; no message is taken for one of his."""
+        """A communicator over the ranks of a user's, which all call this; its messages are separate from the user's."""
         own = call_with_timeout(deadline, comm.Dup, f"duplicating {name}")
         return cls(own, device, name, deadline=deadline)
 
     def regroup(self, ranks: Sequence[int], generation: int, deadline: float) -> Self:
-        """The communicator of those ranks of this one that live, in this order; these alone call it, at one time."""
+        """The communicator of the surviving ranks of this one, in this order; only these call it, at the same time."""
         name = f"{self.name}/{generation}"
         return type(self)(self._create_comm(ranks, name), self.device, name, generation=generation, deadline=deadline)
 
     def _create_comm(self, ranks: Sequence[int], name: str) -> Comm:
         group = self.base.Incl(list(ranks))
-        # The one way that asks nothing of the others, whether they have ended, are stopped, or are unknown.
+        # The only call that needs nothing from the other ranks, whether they have ended, are stopped, or are unknown.
         return call_with_timeout(
             self.deadline, lambda: mpi().Intracomm.Create_from_group(group, name), f"making {name}"
         )
 
     def begin(self, what: str, start: Callable[[], Any], *keep: Any) -> Callable[[], None]:
-        """Begin a call that gives a request; what comes back waits for it. `keep` is memory that it uses.
+        """Begin a call that returns an MPI request; the returned function waits for it. `keep` is memory that it uses.
 
-        Raises CollectiveTimeout where it is not done by the deadline, RankLost where MPI says that a rank has ended.
+        Raises CollectiveTimeout if it is not done by the deadline, RankLost if MPI reports that a rank has ended.
         """
         self.check()
         until = time.monotonic() + self.deadline
@@ -102,9 +103,9 @@ class MpiCommunicator(Communicator):
         return finish
 
     def compare(self, call: str) -> Callable[[], None]:
-        """Begin to hold a call against those of all other ranks; what comes back waits for them.
+        """Begin to compare the description of a call between all ranks; the returned function waits for that.
 
-        It raises CollectiveError on all ranks where the words differ on one. Of these a digest of 8 bytes goes round.
+        It raises CollectiveError on all ranks if the descriptions differ. A digest of 8 bytes is exchanged.
         """
         import numpy as np
 
@@ -121,7 +122,7 @@ class MpiCommunicator(Communicator):
         return finish
 
     def abandon(self, call: object) -> None:
-        """Keep a call that has begun, and that nobody waits for any more, with its memory."""
+        """Keep a call that has begun but that nobody waits for any more, with its memory."""
         _abandoned.append(call)
 
     def _wait(self, what: str, request: Any, until: float) -> None:
@@ -144,7 +145,7 @@ class MpiCommunicator(Communicator):
                 pause = min(2 * pause, LONGEST)
 
     def _raise(self, what: str, error: Any) -> Any:
-        """Fail by what MPI says; of ranks that have ended it knows which."""
+        """Fail with MPI's error; if ranks have ended, MPI knows which."""
         self._revoke()
         kind = error.Get_error_class()
         MPI = mpi()
@@ -159,7 +160,7 @@ class MpiCommunicator(Communicator):
         return self.raise_failed(failed)
 
     def _failed_ranks(self) -> tuple[int, ...]:
-        """The ranks that MPI knows to have ended."""
+        """The ranks that have ended, as far as MPI knows."""
         MPI = mpi()
         with suppress(MPI.Exception, NotImplementedError, AttributeError):
             ended = self.comm.Get_failed()
@@ -168,16 +169,16 @@ class MpiCommunicator(Communicator):
         return ()
 
     def _revoke(self) -> None:
-        """Have calls of the other ranks on this communicator end, where MPI can; from the thread that calls MPI."""
+        """End the other ranks' calls on this communicator, if MPI can; only the thread that calls MPI may do this."""
         with suppress(mpi().Exception, NotImplementedError, AttributeError):
             self.comm.Revoke()
 
     def stop(self) -> None:
-        """Whoever waits for a request sees that it failed; and MPI's end would wait for who is lost."""
+        """Skip MPI_Finalize, which would wait for lost ranks; threads that wait for a request see the error."""
         exit_without_finalize()
 
     def release(self) -> None:
-        """Free it, together with the others; where these do not come, it goes with the process."""
+        """Free it, together with the other ranks; if they do not call this, it ends with the process."""
         if not mpi().Is_finalized():
             with suppress(CollectiveError):
                 call_with_timeout(self.deadline, self.comm.Free, "freeing a communicator")

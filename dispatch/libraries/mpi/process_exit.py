@@ -1,4 +1,4 @@
-"""The end of a process that has lost a rank: it leaves without MPI_Finalize, which may wait for that rank for ever.
+"""Exit of a process that has lost a rank: without MPI_Finalize, which may wait for that rank for ever.
 
 Measured with Open MPI 5.0.11 under `mpirun --with-ft ulfm`: of ten programs that had lost a rank to SIGKILL one stayed
 in MPI_Finalize, holding the interpreter's lock. mpi4py calls that once the interpreter is gone.
@@ -17,10 +17,10 @@ _is_requested = False
 
 
 def exit_without_finalize() -> None:
-    """Have the process end behind its exit handlers, and not with MPI's; again, it does nothing.
+    """Make the process end after its exit handlers, without MPI_Finalize; a second call does nothing.
 
-    Handlers that were there before the first world of MPI are not called then, but that of `logging`. The status is 1
-    where an exception ended the program, else 0: what it gave to `sys.exit` is not to be had any more.
+    Exit handlers that were registered before the first world of MPI are not called then, except that of `logging`. The
+    status is 1 if an exception ended the program, else 0: the argument of `sys.exit` is not available any more.
     """
     global _is_requested
     _is_requested = True
@@ -34,6 +34,6 @@ def _exit() -> None:
     if logging is not None:
         logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # it may be closed, or be nobody's
+        with contextlib.suppress(Exception):  # it may be closed, or None
             stream.flush()
     os._exit(1 if getattr(sys, "last_value", None) is not None else 0)

@@ -1,9 +1,9 @@
-"""NCCL's communicators, with a deadline for all that they do, whether NCCL's calls block or not.
+"""NCCL's communicators, with a deadline for all calls and their work, whether NCCL's calls block or not.
 
-Each call notes when it is to be back, and then an event behind it, which monitor.py looks at: where a call or its work
-is not done by the deadline, or NCCL tells an error, the communicator is aborted, which ends both. Follows
-https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html, its error handling above all. Knows
-no op.
+Each call records the time by which it must return, and then an event after its work, which monitor.py polls: if a call
+or its work is not done by the deadline, or NCCL reports an error, the communicator is aborted, which ends both. Follows
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html, in particular its error handling.
+Knows no op.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ if TYPE_CHECKING:
 __all__ = ["NcclCommunicator", "solo", "unique_id"]
 
 SUCCESS, INVALID_ARGUMENT, REMOTE, IN_PROGRESS = 0, 4, 6, 7  # of ncclResult_t
-SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between two questions
+SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between two queries
 NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR
-LONGEST_CALL = 0.2  # seconds for which an abort lets a call end by itself that is within NCCL
-ABORTING = 1  # NCCL_SHRINK_ABORT: end what is under way first
+LONGEST_CALL = 0.2  # seconds that an abort waits for a call inside NCCL to end by itself
+ABORTING = 1  # NCCL_SHRINK_ABORT: end the running calls first
 
 
 class PendingWork:
-    """A call whose work the GPU may not have done yet, or the last of several on its stream."""
+    """A call whose work may not be done yet, or the last of several calls on one stream."""
 
     __slots__ = ("event", "stream", "until", "what")
 
     def __init__(self, event: ctypes.c_void_p, stream: int | None, until: float, what: str) -> None:
         self.event, self.stream = event, stream
-        self.until, self.what = until, what  # until when, as `time.monotonic` counts
+        self.until, self.what = until, what  # `until`: its deadline, a time of `time.monotonic`
 
 
 def unique_id() -> bytes:
-    """What all ranks of a communicator that is to be made must be given: 128 bytes that one of them asks for."""
+    """The id of a new communicator, 128 bytes: one rank makes it, and all ranks must be given it."""
     made = nccl.ncclUniqueId()
     nccl.ncclGetUniqueId(ctypes.byref(made))
     return bytes(made)
@@ -65,8 +65,8 @@ def unique_id() -> bytes:
 class NcclCommunicator(Communicator):
     """A communicator of NCCL over one GPU of each rank.
 
-    Guarantees: no call of the library begins on a handle that was aborted or destroyed, whichever thread did that; a
-    failed communicator is aborted once; no call is within the library for longer than the deadline.
+    Guarantees: no call of the library begins on a handle that was aborted or destroyed, by whichever thread; a failed
+    communicator is aborted once; no call stays inside the library for longer than the deadline.
     """
 
     library = "nccl"
@@ -87,11 +87,11 @@ class NcclCommunicator(Communicator):
         self.c_handle, self.config = c_handle, config
         self.lock = threading.RLock()  # held while the handle is used
         self.pending: deque[PendingWork] = deque()
-        self.pending_lock = threading.Lock()  # held while an event of `pending` is recorded, or asked and taken away
-        self.call_deadline = math.inf  # until when a call that is within NCCL is to be back, as `time.monotonic` counts
+        self.pending_lock = threading.Lock()  # held while an event of `pending` is recorded, or queried and removed
+        self.call_deadline = math.inf  # when a call inside NCCL must return (`time.monotonic`)
         self.is_aborted = False
-        self.in_graphs = False  # whether a caller's graph has been given calls of it
-        self._barrier_token: Any = None  # an element that barriers sum up
+        self.in_graphs = False  # whether a caller's graph contains calls of it
+        self._barrier_token: Any = None  # an element that barriers sum
         register_collectives(self, monitor.wait_for_work)
 
     # -- beginning ------------------------------------------------------------------------------------------------
@@ -107,9 +107,9 @@ class NcclCommunicator(Communicator):
         generation: int = 0,
         deadline: float = DEADLINE,
     ) -> Self:
-        """Take part in a communicator as one of its ranks, which all do at once, each with the same `unique_id`.
+        """Join a new communicator as one of its ranks; all ranks call this together, with the same `unique_id`.
 
-        CollectiveTimeout where not all do so within the deadline, CollectiveError for what NCCL cannot set up.
+        CollectiveTimeout if not all do so within the deadline, CollectiveError if NCCL cannot set it up.
         """
         if device.is_host:
             raise BadRequest("device", str(device), "a GPU", "MPI, or threads, move what is on the host")
@@ -135,9 +135,9 @@ class NcclCommunicator(Communicator):
         generation: int = 0,
         deadline: float = DEADLINE,
     ) -> Self:
-        """Become a rank of a communicator that others `grow` to `size` ranks, with what `growing_id` gave one of them.
+        """Become a rank of a communicator that others `grow` to `size` ranks; `identity` is the `growing_id` of one.
 
-        New ranks are numbered from the old size on. Refused before NCCL 2.29; else as `create`.
+        New ranks are numbered from the old size on. Refused before NCCL 2.29; otherwise as `create`.
         """
         if device.is_host:
             raise BadRequest("device", str(device), "a GPU")
@@ -148,7 +148,7 @@ class NcclCommunicator(Communicator):
         return made._init_handle("ncclCommGrow", partial(_grow, nccl.ncclComm_t(), size, c_id, rank))
 
     def _init_handle(self, function: str, start: Callable[[Any, Any], int]) -> Self:
-        """Make the handle by a call that all ranks make; what comes after the deadline is let go of."""
+        """Make the handle by a call that all ranks make; a handle that is made after the deadline is aborted."""
         handle, settings = self.c_handle, c_config(self.config)
 
         def call() -> int:
@@ -160,19 +160,19 @@ class NcclCommunicator(Communicator):
         try:
             self.wait_for(function, call)
         except CollectiveError:
-            clear_failed(self.device, self)  # nothing of it was to write
+            clear_failed(self.device, self)  # none of its calls was going to write
             raise
         monitor.watch(self)
         return self
 
     def wait_for(self, function: str, start: Callable[[], int]) -> None:
-        """Make a call that the other ranks make, too, and wait until it has been taken; as `settle` raises."""
+        """Make a call that the other ranks make, too, and wait until NCCL has enqueued it; raises as `settle`."""
 
         def call() -> int:
             with self.device.context, relaxed():
                 return start()
 
-        try:  # one that blocks, on a thread that may be left there
+        try:  # a blocking call runs on a separate thread, which may stay inside NCCL
             status = call_with_timeout(self.deadline, call, function) if self.config.blocking else call()
         except CollectiveError as error:
             self.raise_failed(error)
@@ -191,7 +191,7 @@ class NcclCommunicator(Communicator):
         return self._derive("ncclCommSplit", start)
 
     def shrink(self, exclude: Sequence[int], *, aborting: bool = False) -> Self:
-        """The communicator of all ranks but some, which all but these call; `aborting` ends what is under way first."""
+        """The communicator of the ranks not in `exclude`; only these call it. `aborting` ends running calls first."""
         listed = (ctypes.c_int * len(exclude))(*exclude)
 
         def start(handle: Any, settings: Any) -> int:
@@ -213,9 +213,9 @@ class NcclCommunicator(Communicator):
         return made
 
     def growing_id(self) -> bytes:
-        """What new ranks `join` with, 128 bytes; one rank asks, gives it to them, and to its own `grow`.
+        """The id with which new ranks `join`, 128 bytes; one rank gets it and passes it to them and to its own `grow`.
 
-        It is for one growth, before the next is begun. Refused before NCCL 2.29.
+        It is valid for one growth. Refused before NCCL 2.29.
         """
         self.check()
         require((2, 29, 0), "ncclCommGrow")
@@ -225,9 +225,9 @@ class NcclCommunicator(Communicator):
         return bytes(made)
 
     def grow(self, size: int, identity: bytes | None = None) -> Self:
-        """The communicator of these ranks, with their numbers, and of new ones that `join`, `size` in all.
+        """The communicator of these ranks, with the same numbers, and of new ones that `join`; `size` ranks in total.
 
-        All ranks call this, the one that has asked for `growing_id` with that. This communicator stays as it is.
+        All ranks call this; the one that got the `growing_id` passes it. This communicator stays as it is.
         Refused before NCCL 2.29.
         """
         check_int("size", size, self.size + 1, 1 << 30)
@@ -256,9 +256,9 @@ class NcclCommunicator(Communicator):
 
     # -- calls ----------------------------------------------------------------------------------------------------
     def settle(self, function: str, status: int) -> None:
-        """Wait until NCCL has taken a call that gave a status; CollectiveTimeout, RankLost, CollectiveError.
+        """Wait until NCCL has finished a call that returned a status; CollectiveTimeout, RankLost, CollectiveError.
 
-        What the call enqueues is enqueued then, and not done.
+        The call's work is enqueued then, but not done.
         """
         if status == SUCCESS:
             return
@@ -274,7 +274,7 @@ class NcclCommunicator(Communicator):
             self.raise_status(function, status)
 
     def raise_status(self, function: str, status: int) -> None:
-        """Raise what a status means; the communicator is done with, unless the call had no effect."""
+        """Raise the error of a status; the communicator fails, unless the call had no effect."""
         if self.error is not None:
             raise self.failure()
         cause = getattr(nccl, function).error(status)
@@ -285,9 +285,9 @@ class NcclCommunicator(Communicator):
         self.raise_failed(error)
 
     def async_status(self) -> int:
-        """What NCCL says of the communicator: 0, 7 while a call goes on, or an error."""
+        """NCCL's status of the communicator: 0, 7 while a call is in progress, or an error."""
         result = ctypes.c_int()
-        if not self.lock.acquire(timeout=LONGEST_CALL):  # another thread's call waits within NCCL
+        if not self.lock.acquire(timeout=LONGEST_CALL):  # another thread's call is inside NCCL
             return IN_PROGRESS
         try:
             self.check()
@@ -297,11 +297,11 @@ class NcclCommunicator(Communicator):
         return int(status or result.value)
 
     def record_work(self, stream: ctypes.c_void_p, what: str) -> None:
-        """Have the monitor look after what was enqueued on a stream last.
+        """Make the monitor watch the work that was enqueued last on a stream.
 
-        Behind the oldest call of a stream there is one event for all that came after it, which each of them records
-        anew: once the oldest is done, it is theirs that is looked at, and its deadline the last one's of that moment.
-        So the monitor asks for two events at a time, and not for each call, while the thread that calls waits for it.
+        There are at most two events per stream: that of the oldest call, and one for all later calls, which each of
+        them records again. Once the oldest call is done, the other event is polled, with the deadline of the latest
+        call. So the monitor queries two events and not one for each call; the calling thread waits while it does.
         """
         until, handle = time.monotonic() + self.deadline, stream.value
         with self.pending_lock:
@@ -320,23 +320,23 @@ class NcclCommunicator(Communicator):
             self.device.fail(status, "cuEventRecord")
 
     def watch(self, stream: Any = None) -> None:
-        """Have the deadline hold for what is on a stream so far, such as a launched graph that holds collectives."""
+        """Apply the deadline to the work on a stream so far, such as a launched graph that contains collectives."""
         own = self.device.executor().stream if stream is None else stream
         with self.device.context, relaxed():
             self.record_work(own.c_handle, "a graph")
 
     @property
     def barrier_token(self) -> Any:
-        """One element of device memory that nobody reads, for barriers."""
+        """One element of device memory for barriers, whose value nobody reads."""
         if self._barrier_token is None:
             self._barrier_token = self.device.zeros((1,), "u8")
         return self._barrier_token
 
     # -- the end ----------------------------------------------------------------------------------------------------
     def stop(self) -> None:
-        """Abort: kernels of its collectives end, and what they were to write is not to be read."""
+        """Abort: kernels of its collectives end, and their outputs must not be read."""
         mark_failed(self.device, self, self.failure())
-        has_lock = self.lock.acquire(timeout=LONGEST_CALL)  # else a call waits within NCCL, and ends by the abort
+        has_lock = self.lock.acquire(timeout=LONGEST_CALL)  # else a call is inside NCCL, and the abort ends it
         try:
             handle, self.c_handle = self.c_handle, nccl.ncclComm_t()
         finally:
@@ -344,7 +344,7 @@ class NcclCommunicator(Communicator):
                 self.lock.release()
         if handle.value:
             self.is_aborted = True
-            # It may wait for the GPU, where other work hangs: nobody who is told of the failure waits for that.
+            # It may wait for the GPU, on which other work may hang: the failing thread must not wait for that.
             threading.Thread(target=self._abort, args=(handle,), name="nccl abort", daemon=True).start()
 
     def _abort(self, handle: Any) -> None:
@@ -352,32 +352,32 @@ class NcclCommunicator(Communicator):
             nccl.ncclCommAbort.unchecked(handle)
 
     def release(self) -> None:
-        """Wait for what is under way on all ranks, and destroy it."""
+        """Wait for the running calls on all ranks, and destroy the communicator."""
         with self.lock:
             handle, self.c_handle = self.c_handle, nccl.ncclComm_t()
         if not handle.value or not self.device.alive or self.device.fault is not None:
             return
-        claim = threading.Lock()  # whoever has it ends the handle, and nobody else
-        if self.in_graphs:  # NCCL waits for the end of these, which is the caller's affair
+        claim = threading.Lock()  # only the thread that acquires it ends the handle
+        if self.in_graphs:  # NCCL waits until the caller destroys these graphs
             is_done = monitor.wait_for_work(self, self.deadline)
             end = partial(self._finalize, handle, claim) if is_done else partial(self._abort, handle)
             threading.Thread(target=end, name="ncclCommFinalize", daemon=True).start()
             return
         try:
             call_with_timeout(self.deadline, lambda: self._finalize(handle, claim), "ncclCommFinalize")
-        except CollectiveError:  # what is under way has no end
+        except CollectiveError:  # the running calls do not end
             if claim.acquire(blocking=False):
                 threading.Thread(target=self._abort, args=(handle,), name="nccl abort", daemon=True).start()
 
     def _finalize(self, handle: Any, claim: threading.Lock) -> None:
-        """Wait for what is under way, and destroy what `handle` stands for, unless another thread has given that up."""
+        """Wait for the running calls, and destroy the communicator, unless another thread has aborted it."""
         with relaxed(), self.device.context:
             status, result = nccl.ncclCommFinalize.unchecked(handle), ctypes.c_int()
             while status == IN_PROGRESS and not claim.locked():
                 time.sleep(LONGEST)
                 status = nccl.ncclCommGetAsyncError.unchecked(handle, ctypes.byref(result)) or result.value
             if claim.acquire(blocking=False):
-                end = nccl.ncclCommAbort if status else nccl.ncclCommDestroy  # of one that did not finalize
+                end = nccl.ncclCommAbort if status else nccl.ncclCommDestroy  # abort it if it could not be finalized
                 end.unchecked(handle)
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ NAMES = {
     "nvls_host_mode": "nvlsHostMode",
 }
 # The version of NCCL that first reads a field, by the headers of 2.26.5, 2.28.9, 2.29.7 and 2.32.3, and release notes.
-# An older one passes over it without a word.
+# An older one ignores it silently.
 SINCE = {
     (2, 27, 0): ("comm_name", "collnet_enable", "cta_policy", "shrink_share", "nvls_ctas"),
     (2, 28, 0): ("channels_per_net_peer", "nvlink_centric_sched"),
@@ -44,28 +44,28 @@ SINCE = {
 
 @dataclass(frozen=True)
 class NcclConfig:
-    """How NCCL carries the collectives of a communicator; None leaves a field to NCCL, and to its environment.
+    """How NCCL carries out the collectives of a communicator; None leaves a field to NCCL and its environment.
 
     Attributes:
-        blocking: whether NCCL enqueues a call before it returns. Else a thread of its own does, which is waited for
-            here, and takes longer. The deadline holds for either.
+        blocking: whether a call of NCCL returns only after enqueueing its work. Otherwise one of NCCL's threads
+            enqueues it; this library waits for that, which takes longer. The deadline applies in both cases.
         cga_cluster_size: of its kernels' thread blocks, 0 to 8.
         min_ctas, max_ctas: how many thread blocks a kernel has, at least and at most.
         net_name: the network plugin, such as "Socket".
-        split_share, shrink_share: whether communicators that are split or shrunk off share this one's resources.
+        split_share, shrink_share: whether communicators made by split or shrink share this one's resources.
         traffic_class: of network packets.
-        comm_name: by which logs and profilers know it.
+        comm_name: its name in logs and profilers.
         collnet_enable: whether switches may reduce.
-        cta_policy: 0 as usual, 1 few thread blocks, 2 none where the copy engines can do it; bits.
+        cta_policy: 0 the default, 1 few thread blocks, 2 none where copy engines can do the work; bits.
         nvls_ctas: thread blocks of NVLink SHARP.
         channels_per_net_peer: how many channels go to each rank over a network.
         nvlink_centric_sched: whether kernels are placed for NVLink.
-        graph_usage_mode: 0 where no CUDA graph will have its calls, which spares NCCL what orders the two, and this
-            library refuses captures then; 1 for one graph alone, 2 for both, as usual.
-        rma_contexts, rma_signals: how many there are for puts and signals; `rma_eager_init` whether they are made at
-            once.
+        graph_usage_mode: 0 if no CUDA graph will contain its calls, which saves NCCL the ordering of both; this library
+            then refuses captures. 1 for a single graph, 2 for graphs and calls, the default.
+        rma_contexts, rma_signals: how many contexts and signals there are for puts; `rma_eager_init`: whether they are
+            made at once.
         max_p2p_peers: how many ranks one sends to and receives from.
-        graph_stream_ordering: whether launches of graphs keep the order of the others.
+        graph_stream_ordering: whether launches of graphs are ordered with other calls.
         launch_order_implicit: whether calls of several communicators keep their order by themselves.
         host_cft_mode, nvls_host_mode: as `ncclHostCftMode_t` and `ncclNvlsHostMode_t` have them.
     """
@@ -108,14 +108,14 @@ class NcclConfig:
 
 
 def version() -> tuple[int, int, int]:
-    """That of the NCCL that is loaded."""
+    """The version of the loaded NCCL."""
     number = ctypes.c_int()
     nccl.ncclGetVersion(ctypes.byref(number))
     return number.value // 10000, number.value // 100 % 100, number.value % 100
 
 
 def require(least: tuple[int, int, int], function: str) -> None:
-    """Refused where a function came with a later NCCL than the one that is loaded."""
+    """Refused if the loaded NCCL is older than the function."""
     own = version()
     if own < least:
         came, here = (".".join(map(str, each)) for each in (least[:2], own))
@@ -123,7 +123,7 @@ def require(least: tuple[int, int, int], function: str) -> None:
 
 
 def c_config(config: NcclConfig) -> Any:
-    """`ncclConfig_t` of a communicator, as NCCL_CONFIG_INITIALIZER makes it but for what is said.
+    """The `ncclConfig_t` of a communicator: NCCL_CONFIG_INITIALIZER with the given fields.
 
     Refused for a field that the installed NCCL does not have.
     """

@@ -1,6 +1,6 @@
-"""Groups of calls that NCCL begins at once: those of several communicators of one thread, and sends with receives.
+"""Groups of calls that NCCL begins together: those of several communicators of one thread, and sends with receives.
 
-Within a group nothing is waited for and nothing is noted; at its end each communicator's calls are settled. Follows
+Within a group nothing is waited for and nothing recorded; at its end each communicator's calls are settled. Follows
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/groups.html.
 """
 
@@ -24,7 +24,7 @@ __all__ = ["Group", "current", "grouped"]
 
 
 class Group(threading.local):
-    """The group that this thread is in: how deep, and the calls that it has made there."""
+    """The group that this thread is in: its nesting depth, and the calls made in it."""
 
     depth = 0
 
@@ -32,7 +32,7 @@ class Group(threading.local):
         self.calls: list[tuple[NcclCommunicator, ctypes.c_void_p, str, bool]] = []
 
     def add(self, communicator: NcclCommunicator, stream: ctypes.c_void_p, what: str, *, captured: bool) -> None:
-        """Settle and note a call at the end of the group."""
+        """Settle a call, and record its work, at the end of the group."""
         self.calls.append((communicator, ctypes.c_void_p(stream.value), what, captured))
 
 
@@ -41,7 +41,7 @@ current = Group()
 
 @contextmanager
 def grouped() -> Iterator[None]:
-    """Calls in here begin together when the outermost block ends; of one that raises, none begins that can be kept."""
+    """Context manager whose calls begin together when the outermost block ends, also if that raises."""
     if current.depth == 0:
         nccl.ncclGroupStart()
     current.depth += 1
@@ -60,7 +60,7 @@ def grouped() -> Iterator[None]:
 
 
 def _settle(calls: list[tuple[NcclCommunicator, ctypes.c_void_p, str, bool]], status: int) -> None:
-    """See to it that each communicator has taken its calls, and note the last on each of its streams."""
+    """Settle each communicator's calls, and record the last one on each of its streams."""
     for communicator in dict.fromkeys(each for each, *_ in calls):
         communicator.settle("ncclGroupEnd", status)
     last = {(communicator, stream.value): (what, captured) for communicator, stream, what, captured in calls}

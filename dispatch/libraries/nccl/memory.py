@@ -1,7 +1,7 @@
-"""Memory that NCCL moves best: its own allocations, and memory that a communicator is told of before it is used.
+"""Memory that NCCL moves best: its own allocations, and memory that is registered with a communicator.
 
-Peers read registered memory in place, where others' is copied through buffers; a window is registered by all ranks
-together, and symmetric kernels and copies of the device itself work over those. Follows
+Peers access registered memory in place; other memory is copied through buffers. A window is registered by all ranks
+together; symmetric kernels and copy engines work on windows. Follows
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/bufferreg.html.
 """
 
@@ -32,7 +32,7 @@ SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC
 
 
 class _Allocation:
-    """Memory of `ncclMemAlloc`, which goes back when nobody uses it any more."""
+    """Memory of `ncclMemAlloc`, freed when this object dies."""
 
     def __init__(self, device: Any, nbytes: int) -> None:
         self._device, self._pointer = device, ctypes.c_void_p()
@@ -47,13 +47,13 @@ class _Allocation:
 
 
 def _release_storage(storage: Storage) -> None:
-    """Let the memory go once our streams are done with it."""
+    """Free the memory once the streams of this process are done with it."""
     if storage.device.alive and storage.device.fault is None:
         storage.device.park(storage)
 
 
 def empty(device: Device, shape: int | tuple[int, ...], dtype: Any = "f32") -> Tensor:
-    """An uninitialized tensor in memory of NCCL's own, which every kind of registration takes."""
+    """An uninitialized tensor in memory that NCCL allocates, which can be registered in every way."""
     kind = check_dtype("dtype", dtype)
     extents = check_shape("shape", shape, kind.bits)
     strides = c_strides(extents)
@@ -67,9 +67,9 @@ def empty(device: Device, shape: int | tuple[int, ...], dtype: Any = "f32") -> T
 
 
 class Registration:
-    """Memory that a communicator knows; `close()`, or its end, has it forget the memory, which is kept until then.
+    """Memory that is registered with a communicator, until `close()` or the end of this object; it is kept until then.
 
-    Close windows on all ranks. A communicator that has failed has forgotten all of its own.
+    Close windows on all ranks. A communicator that has failed has no registrations any more.
     """
 
     def __init__(self, communicator: NcclCommunicator, tensor: Tensor, c_handle: Any, function: str) -> None:
@@ -77,7 +77,7 @@ class Registration:
         self._c_handle, self._function = c_handle, function
 
     def close(self) -> None:
-        """Have the communicator forget the memory; a second call does nothing."""
+        """Deregister the memory; a second call does nothing."""
         comm, handle = self.communicator, self._c_handle
         if handle is None:
             return
@@ -98,7 +98,7 @@ class Registration:
 
 
 def _address_and_size(communicator: NcclCommunicator, tensor: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_size_t]:
-    """The bytes of a tensor, which lie together."""
+    """Address and size of a tensor; BadRequest unless it is dense."""
     communicator.check()
     if tensor.device is not communicator.device:
         raise BadRequest("tensor", f"one on {tensor.device!r}", f"one on {communicator.device!r}")
@@ -108,7 +108,7 @@ def _address_and_size(communicator: NcclCommunicator, tensor: Tensor) -> tuple[c
 
 
 def register(communicator: NcclCommunicator, tensor: Tensor) -> Registration:
-    """Tell a communicator of memory that its calls will use; each rank by itself."""
+    """Register memory that a communicator's calls will use; each rank does so by itself."""
     address, size = _address_and_size(communicator, tensor)
     handle = ctypes.c_void_p()
 
@@ -122,7 +122,7 @@ def register(communicator: NcclCommunicator, tensor: Tensor) -> Registration:
 
 
 def window(communicator: NcclCommunicator, tensor: Tensor) -> Registration:
-    """Make memory of all ranks a symmetric window: all call this, with tensors of one size that `empty` has made."""
+    """Register a symmetric window: all ranks call this, with tensors of the same size made by `empty`."""
     address, size = _address_and_size(communicator, tensor)
     if tensor.ptr % ALIGNMENT:
         hint = "dispatch.libraries.nccl.memory.empty(device, shape, dtype)"

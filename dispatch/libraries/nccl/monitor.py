@@ -1,8 +1,8 @@
-"""One thread that looks after all communicators of NCCL: what is not done by its deadline, and errors that NCCL tells.
+"""The thread that monitors all communicators of NCCL, for work that exceeds its deadline and for errors of NCCL.
 
-It is there while there are communicators that are open. The other way to learn of an error is a call; but who waits for
-a stream makes none, and NCCL's kernels wait for other ranks for ever. Nobody wakes it: who enqueues a call would hand
-it the interpreter's lock at that moment, and wait for it.
+It runs while there are open communicators. Otherwise an error would be noticed only by the next call, but a thread that
+waits for a stream makes no call, and NCCL's kernels wait for other ranks for ever. It polls and is never woken: a
+thread that woke it while enqueueing a call would pass the interpreter's lock to it, and wait to get it back.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ if TYPE_CHECKING:
 
 __all__ = ["check_communicator", "wait_for_work", "watch"]
 
-PAUSE = 10e-3  # seconds between looks at what is under way; who looks has the interpreter's lock for some 0.1 ms
-IDLE = 0.1  # between looks at the others, for errors that come from the network alone
-SHORT = 1e-3  # where a thread waits for the answer
+PAUSE = 10e-3  # seconds between checks of running work; a check holds the interpreter's lock for some 0.1 ms
+IDLE = 0.1  # between checks of the others, for errors that come from the network only
+SHORT = 1e-3  # between checks in `wait_for_work`
 IN_PROGRESS = 7
 
 
 class PendingLike(Protocol):
-    """A call whose work the GPU may not have done yet."""
+    """The part of a PendingWork (communicator.py) that this module uses."""
 
     @property
     def event(self) -> ctypes.c_void_p:
-        """What is recorded behind it."""
+        """The event recorded after it."""
 
     @property
     def until(self) -> float:
-        """When it is to be done, as `time.monotonic` counts."""
+        """Its deadline, a time of `time.monotonic`."""
 
     @property
     def what(self) -> str:
-        """The call."""
+        """The name of the call."""
 
 
 class WatchedCommunicator(Protocol):
-    """What is looked after: a communicator of NCCL."""
+    """The part of an NcclCommunicator that this module uses."""
 
     device: CudaDevice
     error: CollectiveError | None
@@ -61,16 +61,16 @@ class WatchedCommunicator(Protocol):
 
     @property
     def pending(self) -> deque[Any]:
-        """Its calls that may not be done, the oldest first; each is Noted."""
+        """Its calls that may not be done, each a PendingLike, the oldest first."""
 
     def async_status(self) -> int:
-        """What NCCL says of it."""
+        """NCCL's status of it."""
 
     def raise_status(self, function: str, status: int) -> None:
-        """Raise what a status means."""
+        """Raise the error of a status."""
 
     def fail(self, error: CollectiveError) -> None:
-        """End what is under way."""
+        """Fail it, and end its calls."""
 
 
 _lock = threading.Lock()
@@ -80,7 +80,7 @@ anew(sys.modules[__name__], "_lock", threading.Lock)
 
 
 def watch(communicator: WatchedCommunicator) -> None:
-    """Look after a communicator from now on, until it fails or is closed."""
+    """Monitor a communicator from now on, until it fails or is closed."""
     global _thread  # one for the process
     with _lock:
         _watched.add(communicator)
@@ -91,8 +91,8 @@ def watch(communicator: WatchedCommunicator) -> None:
 
 def _run() -> None:
     global _thread
-    looked = 0.0  # at those that have no work under way
-    with relaxed():  # what it asks ends nobody's capture
+    looked = 0.0  # when those without running work were checked
+    with relaxed():  # its queries must not invalidate anybody's capture
         while True:
             with _lock:
                 open_ones = [each for each in _watched if each.error is None and not each.closed]
@@ -110,7 +110,7 @@ def _run() -> None:
 
 
 def check_communicator(communicator: WatchedCommunicator) -> bool:
-    """Let go of what is done, and fail what is late or broken; whether something is under way."""
+    """Recycle finished events, and fail a communicator that is late or broken; returns whether work is running."""
     try:
         with communicator.device.context:
             _recycle_finished(communicator)
@@ -119,7 +119,7 @@ def check_communicator(communicator: WatchedCommunicator) -> bool:
             communicator.fail(CollectiveTimeout(f"{communicator!r}: {late}"))
             return False
         if communicator.call_deadline < math.inf:
-            return True  # NCCL is asked about it by nobody else meanwhile
+            return True  # while a call is inside NCCL, its status is not queried from another thread
         oldest = _oldest(communicator)
         if oldest is not None and time.monotonic() > oldest.until:
             what = oldest.what
@@ -130,8 +130,8 @@ def check_communicator(communicator: WatchedCommunicator) -> bool:
         if status not in (0, IN_PROGRESS):
             communicator.raise_status("ncclCommGetAsyncError", status)
     except CollectiveError:
-        return False  # it is told to who waits or calls
-    except Exception as error:  # noqa: BLE001  # the device is lost, or whatever else: who waits must be told
+        return False  # it is raised by the next call, or where a thread waits
+    except Exception as error:  # noqa: BLE001  # a lost device or any other error: waiting threads must get it
         if not communicator.closed:
             communicator.fail(CollectiveError(f"{communicator!r}: {error}"))
         return False
@@ -139,7 +139,7 @@ def check_communicator(communicator: WatchedCommunicator) -> bool:
 
 
 def wait_for_work(communicator: WatchedCommunicator, seconds: float) -> bool:
-    """Wait for the work of a communicator that is closed; whether it was done within some seconds."""
+    """Wait up to `seconds` for the work of a communicator that is being closed; returns whether it is done."""
     until = time.monotonic() + seconds
     with communicator.device.context, relaxed():
         _recycle_finished(communicator)
@@ -150,7 +150,7 @@ def wait_for_work(communicator: WatchedCommunicator, seconds: float) -> bool:
 
 
 def _oldest(communicator: WatchedCommunicator) -> PendingLike | None:
-    """The call that is to be done first; other threads take and add some."""
+    """The oldest call, or None; other threads may remove and add calls."""
     try:
         oldest: PendingLike = communicator.pending[0]
     except IndexError:

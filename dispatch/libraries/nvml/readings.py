@@ -1,7 +1,7 @@
-"""What NVML measures of each GPU now: how busy, how full, how hot, how fast it is, and whose processes it has.
+"""NVML's readings of each GPU: utilization, memory, power, temperature, clocks, and the processes that use it.
 
-`python -m dispatch top` shows it. No context is made, so that looking takes no memory of a GPU and none of its time.
-NVML numbers the GPUs by their place on the bus, and knows nothing of CUDA_VISIBLE_DEVICES.
+`python -m dispatch top` shows them. No context is created, so reading takes no memory and no time of a GPU. NVML
+numbers the GPUs by PCI bus order, and ignores CUDA_VISIBLE_DEVICES.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Gpu", "Gpus", "Process", "Reading"]
 
-UNAVAILABLE = ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_NO_PERMISSION")  # of this GPU, as in a MIG slice; or not to us
-TEXT = 96  # bytes, which NVML's longest name and its UUID fit in
+UNAVAILABLE = (
+    "NVML_ERROR_NOT_SUPPORTED",
+    "NVML_ERROR_NO_PERMISSION",
+)  # by the GPU, or for this user
+TEXT = 96  # bytes, enough for NVML's longest name and its UUID
 PATH = 1024
 UNKNOWN = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE, of memory
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process that computes on a GPU; None for what the driver does not tell, in a container for instance."""
+    """A process that uses a GPU; fields are None if the driver does not report them, for instance in a container."""
 
     pid: int
     name: str | None
@@ -38,14 +41,14 @@ class Process:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU at one moment; None for what it cannot tell."""
+    """One GPU at one moment; fields are None if NVML does not report them."""
 
     index: int
     name: str
     uuid: str
-    utilization: int | None  # percent of the last moment, a sixth of a second to a second, in which a kernel ran
+    utilization: int | None  # percent of the last sampling period (1/6 to 1 s) in which a kernel ran
     memory_utilization: int | None  # percent of it in which memory was read or written
-    memory_used: int | None  # bytes, with what the driver keeps
+    memory_used: int | None  # bytes, including the driver's own
     memory_total: int | None
     power: float | None  # watts
     power_limit: float | None
@@ -80,7 +83,7 @@ class Gpus:
         nvml.nvmlShutdown.unchecked()
 
     def read(self) -> Reading:
-        """Look at all GPUs."""
+        """Read all GPUs."""
         count = ctypes.c_uint32()
         nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
         driver = _text(nvml.nvmlSystemGetDriverVersion) or ""
@@ -113,7 +116,7 @@ def _gpu(index: int) -> Gpu:
 
 
 def _query(function: Callable[..., None], *arguments: object) -> bool:
-    """Whether NVML answered; what it does not know of a GPU or tell us is no failure."""
+    """Call NVML; returns whether it answered. A value that is not available is no error."""
     try:
         function(*arguments)
     except NvmlError as error:
@@ -134,7 +137,7 @@ def _text(function: Callable[..., None], *arguments: object, size: int = TEXT) -
 
 
 def _processes(device: nvml.nvmlDevice_t) -> tuple[Process, ...]:
-    """Those that have a context; there may be more of them at the second look than at the first."""
+    """The processes that have a context; their number may grow between two calls."""
     room = 0
     while True:
         count, infos = ctypes.c_uint32(room), (nvml.nvmlProcessInfo_v2_st * max(1, room))()
@@ -153,6 +156,6 @@ def _process(info: nvml.nvmlProcessInfo_v2_st) -> Process:
     memory = None if info.usedGpuMemory == UNKNOWN else info.usedGpuMemory
     try:
         name = _text(nvml.nvmlSystemGetProcessName, info.pid, size=PATH)
-    except NvmlError:  # it has ended meanwhile, or is of another container
+    except NvmlError:  # it has ended meanwhile, or is in another container
         name = None
     return Process(info.pid, name, memory)

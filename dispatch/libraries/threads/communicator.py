@@ -1,7 +1,8 @@
-"""Meetings of the threads that are the ranks of a communicator: what each brings, all of them get.
+"""Communicators whose ranks are threads of one process: each rank contributes a value, and all ranks get all values.
 
-The n-th collective of every rank is one meeting. Nobody waits longer than the communicator's deadline, and who waits
-knows which ranks have not come. Ranks that bring different calls to a meeting all learn so. Knows no op.
+The n-th collective of every rank is one round of their rendezvous. No rank waits longer than the communicator's
+deadline, and the error says which ranks are missing. If ranks make different calls in a round, all of them get an
+error. Knows no op.
 """
 
 from __future__ import annotations
@@ -26,32 +27,32 @@ __all__ = ["Rendezvous", "ThreadCommunicator", "placeholder_communicator", "solo
 
 
 class Contribution(NamedTuple):
-    """What a rank brings to a meeting: which call it makes, in words that must be the same on all, and its part."""
+    """A rank's contribution to a round: a description of its call, the same on all ranks, and its part."""
 
     call: str
     part: Any
 
 
 class Rendezvous:
-    """Where the threads of one communicator meet; the ranks share one object."""
+    """The state through which the threads of one communicator exchange values; all its ranks share one object."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.changed = threading.Condition()
         self.rounds: dict[int, dict[int, Contribution]] = defaultdict(dict)
-        self.collected: dict[int, int] = defaultdict(int)  # how many ranks have taken what a meeting gave
+        self.collected: dict[int, int] = defaultdict(int)  # by round: how many ranks have collected it
         self.messages: dict[tuple[int, int], deque[Contribution]] = defaultdict(deque)  # by (from, to)
         self.error: CollectiveError | None = None
         self.calls_begun = [0] * size  # how many collectives each rank has begun
 
     def fail(self, error: CollectiveError) -> None:
-        """Wake all who wait: they raise it."""
+        """Set the error, and wake all waiting ranks, which raise it."""
         with self.changed:
             self.error = self.error or error
             self.changed.notify_all()
 
     def contribute(self, number: int, rank: int, contribution: Contribution) -> None:
-        """Come to a meeting; nobody is waited for."""
+        """Add a rank's contribution to a round, without waiting."""
         with self.changed:
             self.rounds[number][rank] = contribution
             self.calls_begun[rank] = number + 1
@@ -59,7 +60,7 @@ class Rendezvous:
                 self.changed.notify_all()
 
     def collect(self, number: int, until: float) -> list[Contribution] | None:
-        """What all ranks brought, in their order; None where not all have come in time."""
+        """The contributions of all ranks, in rank order; None if some are missing when the time is over."""
         with self.changed:
             self.changed.wait_for(lambda: self.error or len(self.rounds[number]) == self.size, _seconds_left(until))
             here = self.rounds[number]
@@ -71,17 +72,17 @@ class Rendezvous:
             return [here[rank] for rank in range(self.size)]
 
     def missing_ranks(self, number: int) -> list[int]:
-        """The ranks that have not come to a meeting."""
+        """The ranks that have not contributed to a round."""
         return [rank for rank in range(self.size) if rank not in self.rounds.get(number, {})]
 
     def send(self, source: int, target: int, contribution: Contribution) -> None:
-        """Leave a letter; nobody is waited for."""
+        """Add a message for one rank, without waiting."""
         with self.changed:
             self.messages[source, target].append(contribution)
             self.changed.notify_all()
 
     def receive(self, source: int, target: int, until: float) -> Contribution | None:
-        """The next letter; None where none has come in time."""
+        """The next message from a rank; None if none comes in time."""
         box = self.messages[source, target]
         with self.changed:
             self.changed.wait_for(lambda: self.error or box, _seconds_left(until))
@@ -93,7 +94,7 @@ def _seconds_left(until: float) -> float:
 
 
 class ThreadCommunicator(Communicator):
-    """One thread's place among those of a process, on the host."""
+    """A communicator of one thread of this process, on the host."""
 
     library = "threads"
 
@@ -104,18 +105,18 @@ class ThreadCommunicator(Communicator):
         self.rendezvous, self._number = rendezvous, 0
 
     def check(self) -> None:
-        if self.error is None and self.rendezvous.error is not None:  # another rank has found out
+        if self.error is None and self.rendezvous.error is not None:  # another rank has set it
             self.fail(self.rendezvous.error)
         super().check()
 
     def fail(self, error: CollectiveError) -> None:
-        """Fail by what the ranks' hall failed by, where that came first: the end of a rank often follows from it."""
+        """Fail with the rendezvous' error if that came first, because the end of a rank often follows from it."""
         super().fail(self.rendezvous.error or error)
 
     def exchange(self, call: str, part: Any) -> Callable[[], list[Any]]:
-        """Bring a part to the next meeting; what comes back waits for the others', and gives all in rank order.
+        """Contribute a part to the next round; the returned function waits for all parts and returns them by rank.
 
-        A part is to be nobody's to change. Raises CollectiveTimeout, RankLost, or CollectiveError for other calls.
+        Nobody may change a part. Raises CollectiveTimeout, RankLost, or CollectiveError if ranks make different calls.
         """
         self.check()
         number, self._number = self._number, self._number + 1
@@ -135,12 +136,12 @@ class ThreadCommunicator(Communicator):
         return finish
 
     def send(self, peer: int, call: str, part: Any) -> None:
-        """Leave a part for another rank's `receive`; nobody is waited for."""
+        """Send a part to another rank, which calls `receive`; does not wait."""
         self.check()
         self.rendezvous.send(self.rank, peer, Contribution(call, part))
 
     def receive(self, peer: int, call: str) -> Callable[[], Any]:
-        """What the next `send` of a rank to this one has left, once it is waited for."""
+        """Receive the part of a rank's next `send` to this one; the returned function waits for it."""
         self.check()
         until = time.monotonic() + self.deadline
 
@@ -156,7 +157,7 @@ class ThreadCommunicator(Communicator):
         return finish
 
     def _fail_missing(self, call: str, missing: list[int]) -> CollectiveError:
-        """What a call failed by in which ranks are absent."""
+        """Fail a call in which ranks are missing; returns the error."""
         error = self.rendezvous.error
         if error is None:
             who = ", ".join(map(str, missing))
@@ -167,14 +168,14 @@ class ThreadCommunicator(Communicator):
         return self.failure()
 
     def lose_rank(self, rank: int, why: str) -> None:
-        """Tell all ranks that one of them is gone."""
+        """Fail on all ranks, because one of them has ended."""
         self.fail(RankLost(f"generation {self.generation}: rank {rank} of {self.size} is lost: {why}", (rank,)))
 
     def stop(self) -> None:
         self.rendezvous.fail(self.failure())
 
     def release(self) -> None:
-        pass  # it is memory, which goes by itself
+        pass  # it is memory only
 
     def split(self, color: int | None, key: int = 0) -> Self | None:
         given = self.exchange("split", (color, key))()
@@ -194,7 +195,7 @@ def _split_rendezvous(given: list[tuple[int | None, int]], color: int | None) ->
 
 
 def placeholder_communicator(size: int) -> ThreadCommunicator:
-    """The first rank of so many on the host, where the others are not: for requests that are looked at, and not run."""
+    """Rank 0 of `size` ranks on the host, without the others: for requests that are explained and not run."""
     if size < 1:
         raise ValueError(size)
     return ThreadCommunicator(Rendezvous(size), 0, host("host"))

@@ -21,9 +21,9 @@ from dispatch.keys import Dtype
 from dispatch.supervise.process.chunks import Chunk, FileMapping, GpuMapping
 
 if TYPE_CHECKING:
-    from dispatch.supervise.process.messages import Place
+    from dispatch.supervise.process.messages import TensorLocation
 
-__all__ = ["AttachedCuda", "AttachedHost", "attached"]
+__all__ = ["AttachedCuda", "AttachedHost", "make_attached_device"]
 
 _generations = itertools.count(1)
 
@@ -31,7 +31,7 @@ _generations = itertools.count(1)
 class _Attached(Device):
     """The base class of AttachedHost and AttachedCuda: the parent's chunks, mapped in this process."""
 
-    def _begin(self) -> None:
+    def _init_chunks(self) -> None:
         self.chunks: dict[int, Chunk] = {}
         # By block. Requests keep the storages that they use; for others there is no use left to be ordered.
         self._storages: weakref.WeakValueDictionary[tuple[int, int], Storage] = weakref.WeakValueDictionary()
@@ -58,10 +58,12 @@ class _Attached(Device):
     def _map(self, nbytes: int, fd: int) -> FileMapping | GpuMapping:
         raise NotImplementedError
 
-    def at(self, place: Place, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], readonly: bool) -> Tensor:
-        """The tensor at a place of the shared memory."""
-        storage = self.block(place[0], place[1], place[2])
-        ptr = storage.base + place[3]
+    def tensor_at(
+        self, location: TensorLocation, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], readonly: bool
+    ) -> Tensor:
+        """The tensor at a location of the shared memory."""
+        storage = self.block(location[0], location[1], location[2])
+        ptr = storage.base + location[3]
         return Tensor(storage, ptr, self.layout(Dtype.by_name[dtype], shape, strides, ptr, readonly))
 
     def block(self, chunk: int, offset: int, nbytes: int) -> Storage:
@@ -70,14 +72,14 @@ class _Attached(Device):
         if storage is None:
             mapped = self.chunks[chunk]
             base = mapped.base + offset
-            storage = Storage(self, base, nbytes, self.executor().stream, _keep, mapped.mapping)
+            storage = Storage(self, base, nbytes, self.executor().stream, _free_nothing, mapped.mapping)
             self._storages[chunk, offset] = storage
         elif storage.nbytes < nbytes:  # the parent has freed and reused a block that a request here still has
             storage.nbytes = nbytes
         return storage
 
 
-def _keep(storage: Storage) -> None:
+def _free_nothing(storage: Storage) -> None:
     """Nothing to free: the memory is the parent's."""
 
 
@@ -86,7 +88,7 @@ class AttachedHost(_Attached, HostDevice):
 
     def __init__(self) -> None:
         HostDevice.__init__(self, next(_generations))
-        self._begin()
+        self._init_chunks()
 
     def _map(self, nbytes: int, fd: int) -> FileMapping:
         return FileMapping(nbytes, fd)
@@ -97,7 +99,7 @@ class AttachedCuda(_Attached, CudaDevice):
 
     def __init__(self, ordinal: int) -> None:
         CudaDevice.__init__(self, ordinal, next(_generations))
-        self._begin()
+        self._init_chunks()
 
     def _map(self, nbytes: int, fd: int) -> GpuMapping:
         self.activate()
@@ -109,6 +111,6 @@ class AttachedCuda(_Attached, CudaDevice):
             driver.cuMemRelease(handle)  # the mapping holds the memory
 
 
-def attached(name: str) -> AttachedHost | AttachedCuda:
+def make_attached_device(name: str) -> AttachedHost | AttachedCuda:
     """The child's device for "host" or "cuda:N"."""
     return AttachedHost() if name == "host" else AttachedCuda(int(name.partition(":")[2] or 0))

@@ -16,14 +16,14 @@ from dispatch.supervise import trace
 from dispatch.supervise.cuda_worker import BATCH
 from dispatch.supervise.future import TOO_LATE
 from dispatch.supervise.process import messages
-from dispatch.supervise.process.child_pool import WORDS
+from dispatch.supervise.process.child_pool import MAX_REASON_CHARS
 
 if TYPE_CHECKING:
     from dispatch.core.request import Operands, Request
 
-__all__ = ["Job", "JobRunner", "shortened"]
+__all__ = ["Job", "JobRunner", "compress_report"]
 
-KEPT = 1024  # failures of one worker; more than can be in flight at once
+MAX_FAILURES = 1024  # failures of one worker; more than can be in flight at once
 
 
 class Job:
@@ -35,7 +35,7 @@ class Job:
         self.number, self.outputs = number, outputs
 
 
-def shortened(report: list[Any]) -> list[Any]:
+def compress_report(report: list[Any]) -> list[Any]:
     """A report in which successes with consecutive numbers are replaced by (first, count)."""
     short: list[Any] = []
     first = count = 0
@@ -65,7 +65,7 @@ def shortened(report: list[Any]) -> list[Any]:
 class JobRunner:
     """The mixin of a child's workers: jobs from a connection, reports to it, and going on after a defect.
 
-    Guarantees: `passed` grows; all jobs up to that number are enqueued (on the host: have run) or have failed. A job
+    Guarantees: `enqueued` grows; all jobs up to that number are enqueued (on the host: have run) or have failed. A job
     depends only on jobs with smaller numbers, so the one with the smallest number of all can always go on.
     """
 
@@ -73,7 +73,7 @@ class JobRunner:
     owner: Any  # a ChildPool
     executor: Any
     device: Any
-    _follow: Any  # the worker's own
+    _order_after: Any  # the worker's own
     _open: Any
     _running: int
     _serve: Any
@@ -81,8 +81,8 @@ class JobRunner:
     def _main(self) -> None:
         """Serve until the parent is gone. After a defect the plans are dropped; after a fault the process exits."""
         self.jobs: deque[Any] = deque()
-        self.passed = 0
-        self.is_held = False
+        self.enqueued = 0
+        self.is_waiting = False
         self.failures: dict[int, BaseException] = {}
         self.known: dict[int, Request | BaseException] = {}
         self.others = [worker.queue for worker in self.owner.workers if worker is not self]
@@ -91,34 +91,34 @@ class JobRunner:
         except BaseException as why:  # noqa: BLE001  # its jobs would never run
             self.owner.exit_lost(why)
         while True:
-            error = self._until_it_breaks()
-            self._mend(error)
+            error = self._serve_until_error()
+            self._recover(error)
 
-    def _until_it_breaks(self) -> BaseException:
+    def _serve_until_error(self) -> BaseException:
         try:
             self._serve()
-        except BaseException as error:  # noqa: BLE001  # judged by `_mend`
-            if isinstance(error, (EOFError, ConnectionError)) and self.queue.link.is_gone():
+        except BaseException as error:  # noqa: BLE001  # judged by `_recover`
+            if isinstance(error, (EOFError, ConnectionError)) and self.queue.link.is_hung_up():
                 os._exit(0)  # the parent is gone, and the error does not come from a user's request
             return error
         return EOFError()
 
-    def _mend(self, error: BaseException) -> None:
+    def _recover(self, error: BaseException) -> None:
         try:
-            self._settle()
-            self._pass(self._running)  # the job at which the worker broke
+            self._report_finished()
+            self._set_enqueued(self._running)  # the job at which the worker broke
             self.executor.forget()
         except BaseException as worse:  # noqa: BLE001
             error = worse
         if self.device.fault is not None:
             self.owner.exit_lost(error)
-        self.owner.tell("defect", self.queue.index, words(error)[:WORDS])
+        self.owner.send_control("defect", self.queue.index, words(error)[:MAX_REASON_CHARS])
 
-    def _settle(self) -> None:
+    def _report_finished(self) -> None:
         """Report all jobs that have run."""
         raise NotImplementedError
 
-    def begun(self) -> list[int]:
+    def started_numbers(self) -> list[int]:
         """The numbers of requests that have started and are not known to have ended; any thread may call it."""
         raise NotImplementedError
 
@@ -135,22 +135,22 @@ class JobRunner:
 
     def report(self, report: list[Any]) -> None:
         """Report to the parent what has ended: a lone request by the mailbox if the parent reads it, else a message."""
-        if len(report) != 1 or self.jobs or not self.queue.leave_in_mailbox(report[0]):
-            self.queue.link.send(shortened(report))
+        if len(report) != 1 or self.jobs or not self.queue.announce_end(report[0]):
+            self.queue.link.send(compress_report(report))
         report.clear()
 
-    def may_go_on(self) -> bool:
+    def may_start_next(self) -> bool:
         """Whether the next job may start; if it must wait for another worker, that one will wake this one."""
         waits = self.jobs[0][3] if len(self.jobs[0]) > 3 else ()
         workers, own = self.owner.workers, self.queue.index
         for _ in range(2):  # check again after announcing that this worker waits
-            if all(index == own or workers[index].passed >= number for index, number in waits):
-                self.is_held = False
+            if all(index == own or workers[index].enqueued >= number for index, number in waits):
+                self.is_waiting = False
                 return True
-            self.is_held = self.owner.ordered = True
+            self.is_waiting = self.owner.ordered = True
         return False
 
-    def _follow_all(self, waits: tuple[tuple[int, int], ...]) -> BaseException | None:
+    def _order_after_all(self, waits: tuple[tuple[int, int], ...]) -> BaseException | None:
         """Make the stream wait for other workers' jobs; returns the error for this job if one of them has failed."""
         for index, number in waits:
             other = self.owner.workers[index]
@@ -161,19 +161,19 @@ class JobRunner:
                 error.__cause__ = cause
                 return error
             if other is not self:
-                self._follow(other.queue)
+                self._order_after(other.queue)
         return None
 
-    def _pass(self, number: int) -> None:
+    def _set_enqueued(self, number: int) -> None:
         """A job is enqueued, or has failed."""
-        self.passed = number
+        self.enqueued = number
         if self.owner.ordered:
-            self.owner.launched()
+            self.owner.on_enqueued()
 
-    def _note(self, number: int, error: BaseException) -> None:
+    def _keep_failure(self, number: int, error: BaseException) -> None:
         """Keep the error of a job for jobs that depend on it, which are sent soon after it."""
         self.failures[number] = error
-        if len(self.failures) > KEPT:
+        if len(self.failures) > MAX_FAILURES:
             del self.failures[next(iter(self.failures))]
 
     def next_job(self) -> tuple[Job, Request] | None:
@@ -181,12 +181,12 @@ class JobRunner:
         entry = self.jobs.popleft()
         number = entry[0]
         if number == messages.DEFINE:
-            self.known[entry[1]] = self._defined(entry[2])
+            self.known[entry[1]] = self._unpack_request(entry[2])
             return None
         if number == messages.FORGET:
             for name in entry[1]:
                 self.known.pop(name, None)
-            self.forgotten(entry[1])
+            self.forget_requests(entry[1])
             return None
         if number < 0:  # a run, or a piece of one
             self.put_back(entry[1], entry[2])
@@ -203,7 +203,7 @@ class JobRunner:
             try:
                 if entry[2]:
                     job.outputs = self._outputs(request, entry[2])
-                refusal = self._follow_all(entry[3])
+                refusal = self._order_after_all(entry[3])
             except BaseException as error:  # a user's request may raise anything, and it must be reported
                 if self.device.fault is not None:
                     raise
@@ -218,12 +218,12 @@ class JobRunner:
         """Put requests of a run back as the next jobs, one by one."""
         self.jobs.extendleft(reversed(tuple(zip(range(first, first + len(names)), names, strict=True))))
 
-    def forgotten(self, names: tuple[int, ...]) -> None:
+    def forget_requests(self, names: tuple[int, ...]) -> None:
         """Drop what is kept for requests that the parent has dropped."""
 
-    def _defined(self, data: bytes) -> Request | BaseException:
+    def _unpack_request(self, data: bytes) -> Request | BaseException:
         try:
-            return messages.request_from(data, self.device, self.owner.tensor)
+            return messages.unpack_request(data, self.device, self.owner.tensor)
         except BaseException as error:  # its class cannot be imported here, or constructing it raises
             if self.device.fault is not None:  # another worker's fault: this request has not started
                 raise

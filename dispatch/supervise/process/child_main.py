@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any
 
 from dispatch.supervise.process import messages
-from dispatch.supervise.process.child_device import attached
+from dispatch.supervise.process.child_device import make_attached_device
 from dispatch.supervise.process.child_pool import ChildPool, ChildQueue, chunk_message
 from dispatch.supervise.process.child_workers import CudaChild, HostChild
 from dispatch.supervise.process.mailbox import mailboxes
@@ -43,7 +43,7 @@ def main(words: str) -> None:
     imported = monotonic()
     chunks, warm = _wait_for_go(control)
     going = monotonic()
-    device = attached(config["device"])
+    device = make_attached_device(config["device"])
     pool = ChildPool(device, control, config["completion"])
     for number, (nbytes, fd) in chunks.items():
         device.attach(number, nbytes, fd)
@@ -61,7 +61,9 @@ def main(words: str) -> None:
     for worker in pool.workers:
         worker.start()
     ready = monotonic()
-    pool.tell("ready", {"import": imported - config["started"], "stand by": going - imported, "open": ready - going})
+    pool.send_control(
+        "ready", {"import": imported - config["started"], "stand by": going - imported, "open": ready - going}
+    )
     pool.listen()
 
 

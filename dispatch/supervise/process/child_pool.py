@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ChildPool", "ChildQueue", "chunk_message"]
 
-LOST = 70  # the exit status of a child whose device is lost; the reason was sent on the control connection
-UNABLE = 71  # and of one that is out of descriptors; the reason is on stderr
+EXIT_LOST = 70  # the exit status of a child whose device is lost; the reason was sent on the control connection
+EXIT_NO_DESCRIPTORS = 71  # and of one that is out of descriptors; the reason is on stderr
 # Seconds for which a worker polls for the next message before it sleeps, while all others sleep: three times what a
 # caller that waits for each request takes to get a result and send the next. Being woken takes 15 us or more.
-AWAKE = 50e-6
-PATIENCE = 20e-6  # seconds within which a parent that is likely to read the mailbox must start to
-RAREST = 6  # after so many misses in a row, it polls only before one message in 2 ** 6
-WORDS = 1000  # characters of a reason that is too long for a message
+POLL_SECONDS = 50e-6
+CONFIRM_SECONDS = 20e-6  # seconds within which a parent that is likely to read the mailbox must start to
+MAX_BACKOFF = 6  # after so many misses in a row, it polls only before one message in 2 ** 6
+MAX_REASON_CHARS = 1000  # characters of a reason that is too long for a message
 
 
 class _Pollfd(ctypes.Structure):
@@ -64,7 +64,7 @@ def chunk_message(control: socket.socket) -> tuple[Any, Any, list[int]]:
         os._exit(0)
     if flags & socket.MSG_CTRUNC:
         print("this child has no file descriptor left for the memory that it is to map (ulimit -n)", file=sys.stderr)
-        os._exit(UNABLE)
+        os._exit(EXIT_NO_DESCRIPTORS)
     first, second = json.loads(data)
     return first, second, fds
 
@@ -72,19 +72,19 @@ def chunk_message(control: socket.socket) -> tuple[Any, Any, list[int]]:
 class ChildQueue(WorkerQueue):
     """A worker's queue in the child; a worker sleeps until a message arrives or another thread wakes it."""
 
-    __slots__ = ("_ends", "_misses", "_unheard", "_unlooked", "bell", "link", "untold")
+    __slots__ = ("_confirm_by", "_misses", "_pollfds", "_skips_left", "link", "unconfirmed", "wake_fd")
 
     def __init__(self, index: int, link: Connection) -> None:
         super().__init__(index, IN_FLIGHT)
         self.link = link
-        self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._ends = (_Pollfd * 2)(*(_Pollfd(fd, select.POLLIN) for fd in (self.bell, link.socket.fileno())))
-        self._misses = self._unlooked = 0  # polls in a row without success; messages to wait for without polling
-        self.untold = 0  # the number of a request whose end is announced in the mailbox only
-        self._unheard = 0.0  # the time until which that is enough although the parent is not seen reading it
+        self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._pollfds = (_Pollfd * 2)(*(_Pollfd(fd, select.POLLIN) for fd in (self.wake_fd, link.socket.fileno())))
+        self._misses = self._skips_left = 0  # polls in a row without success; messages to wait for without polling
+        self.unconfirmed = 0  # the number of a request whose end is announced in the mailbox only
+        self._confirm_by = 0.0  # the time until which that is enough although the parent is not seen reading it
 
     def wake(self) -> None:
-        os.eventfd_write(self.bell, 1)
+        os.eventfd_write(self.wake_fd, 1)
 
     def wait(self, seconds: float) -> None:
         self._sleep(2, seconds)
@@ -104,16 +104,16 @@ class ChildQueue(WorkerQueue):
                 mailbox.latest = max(mailbox.latest, number if number > 0 else first + len(names[0]) - 1)
         return message
 
-    def leave_in_mailbox(self, number: int) -> bool:
+    def announce_end(self, number: int) -> bool:
         """Announce in the mailbox that a request has succeeded, if nothing else is in flight and the parent reads it.
 
         If the parent does not confirm it, `next_message`, which must be called next, sends it over the connection.
         """
         mailbox = self.link.mailbox
-        if self._unlooked or mailbox is None or not mailbox.end(number):
+        if self._skips_left or mailbox is None or not mailbox.announce_end(number):
             return False
-        self.untold = number
-        self._unheard = perf_counter() + PATIENCE
+        self.unconfirmed = number
+        self._confirm_by = perf_counter() + CONFIRM_SECONDS
         return True
 
     def next_message(self, others: list[ChildQueue]) -> list[Any]:
@@ -123,21 +123,21 @@ class ChildQueue(WorkerQueue):
         misses it polls more and more rarely: requests may come slowly, or the parent may share this CPU, and then runs
         only once this thread sleeps.
         """
-        if self._unlooked:
-            self._unlooked -= 1
+        if self._skips_left:
+            self._skips_left -= 1
         else:
-            ends = perf_counter() + AWAKE
-            had_end = self.untold > 0
+            ends = perf_counter() + POLL_SECONDS
+            had_end = self.unconfirmed > 0
             try:
-                message = self._look(ends, others)
+                message = self._poll(ends, others)
             finally:
-                if self.untold:
-                    self._tell()
+                if self.unconfirmed:
+                    self._send_unconfirmed()
             if message is not None and perf_counter() < ends:
                 self._misses = 0
                 return message
-            self._misses = min(self._misses + 1, RAREST)
-            self._unlooked = 2**self._misses + had_end
+            self._misses = min(self._misses + 1, MAX_BACKOFF)
+            self._skips_left = 2**self._misses + had_end
             if message is not None or had_end:
                 return message or []
         self.asleep = True
@@ -146,35 +146,35 @@ class ChildQueue(WorkerQueue):
         finally:
             self.asleep = False
 
-    def _look(self, ends: float, others: list[ChildQueue]) -> list[Any] | None:
+    def _poll(self, ends: float, others: list[ChildQueue]) -> list[Any] | None:
         mailbox = self.link.mailbox
         while True:
             message = self.receive(wait=False) or None
             if mailbox is not None:
                 if message is None:
-                    message = self._look_into(mailbox)
-                if self.untold:
-                    self._see_to_end(mailbox)
+                    message = self._poll_mailbox(mailbox)
+                if self.unconfirmed:
+                    self._check_confirmed(mailbox)
             if message is not None or perf_counter() > ends or not all(other.asleep for other in others):
                 return message
 
-    def _look_into(self, mailbox: Mailbox) -> list[Any] | None:
+    def _poll_mailbox(self, mailbox: Mailbox) -> list[Any] | None:
         entry = mailbox.request()
         if entry is None:
             return None
-        self.untold = 0  # the parent announces a request only after all others have ended
+        self.unconfirmed = 0  # the parent announces a request only after all others have ended
         return [entry]
 
-    def _see_to_end(self, mailbox: Mailbox) -> None:
+    def _check_confirmed(self, mailbox: Mailbox) -> None:
         """Check whether the parent has seen the end in the mailbox; if it is not going to, send it as a message."""
-        number = self.untold
-        if mailbox.is_heard(number):
-            self.untold = 0
-        elif not mailbox.is_waited_for(number) and perf_counter() > self._unheard:
-            self._tell()
+        number = self.unconfirmed
+        if mailbox.is_confirmed(number):
+            self.unconfirmed = 0
+        elif not mailbox.is_waited_for(number) and perf_counter() > self._confirm_by:
+            self._send_unconfirmed()
 
-    def _tell(self) -> None:
-        number, self.untold = self.untold, 0
+    def _send_unconfirmed(self) -> None:
+        number, self.unconfirmed = self.unconfirmed, 0
         self.link.send([number])
 
     def _sleep(self, ends: int, seconds: float) -> None:
@@ -183,8 +183,8 @@ class ChildQueue(WorkerQueue):
         select.poll has milliseconds only, and select.select takes few descriptors.
         """
         time = None if seconds < 0 else ctypes.byref(_Timespec(int(seconds), int(seconds % 1 * 1e9)))
-        if _libc.ppoll(self._ends, ends, time, None) > 0 and self._ends[0].revents:
-            os.eventfd_read(self.bell)
+        if _libc.ppoll(self._pollfds, ends, time, None) > 0 and self._pollfds[0].revents:
+            os.eventfd_read(self.wake_fd)
 
 
 class ChildPool:
@@ -199,9 +199,9 @@ class ChildPool:
         self.launch_lock = threading.Lock()
         self.workers: list[Any] = []
         self._control = control
-        self._arrived = threading.Condition()
+        self._chunks_changed = threading.Condition()
 
-    def tell(self, *message: Any) -> None:
+    def send_control(self, *message: Any) -> None:
         """Send a message on the control connection; exits if the parent is gone."""
         try:
             self._control.send(json.dumps(message).encode())
@@ -220,43 +220,45 @@ class ChildPool:
                 for fd in fds:
                     os.close(fd)  # the parent waits for this
                 continue
-            with self._arrived:
+            with self._chunks_changed:
                 try:
                     self.device.attach(first, second, fds[0])
                 except (OSError, CudaError, DispatchError) as error:
                     self.exit_lost(OutOfMemory(f"a child process cannot map {second / 2**20:,.0f} MiB: {error}"))
-                self._arrived.notify_all()
+                self._chunks_changed.notify_all()
 
-    def tensor(self, place: Any, *layout: Any) -> Tensor:
-        """The tensor at a place; waits until its chunk is mapped, which is announced on another connection."""
-        if place[0] not in self.device.chunks:
-            with self._arrived:
-                self._arrived.wait_for(lambda: place[0] in self.device.chunks)
-        return self.device.at(place, *layout)
+    def tensor(self, location: Any, *layout: Any) -> Tensor:
+        """The tensor at a location; waits until its chunk is mapped, which is announced on another connection."""
+        if location[0] not in self.device.chunks:
+            with self._chunks_changed:
+                self._chunks_changed.wait_for(lambda: location[0] in self.device.chunks)
+        return self.device.tensor_at(location, *layout)
 
     def exit_lost(self, error: BaseException) -> None:
         """Exit because the device is lost; first report why, and which requests had started and not ended."""
-        begun = sorted(number for worker in self.workers for number in worker.begun())
+        started = sorted(number for worker in self.workers for number in worker.started_numbers())
         why = words(self.device.fault or error, str)
         try:
-            self.tell("lost", why, messages.pack_error(error).hex(), begun)
+            self.send_control("lost", why, messages.pack_error(error).hex(), started)
         except OSError:  # the error may be longer than a message
-            self.tell("lost", why[:WORDS], messages.pack_error(WorkerFailed(why[:WORDS])).hex(), begun)
-        os._exit(LOST)  # nothing of the driver works any more, and its destructors would hang
+            self.send_control(
+                "lost", why[:MAX_REASON_CHARS], messages.pack_error(WorkerFailed(why[:MAX_REASON_CHARS])).hex(), started
+            )
+        os._exit(EXIT_LOST)  # nothing of the driver works any more, and its destructors would hang
 
-    def opened(self, executor: Any, queue: WorkerQueue) -> None:
+    def on_worker_opened(self, executor: Any, queue: WorkerQueue) -> None:
         """Nothing to do: the parent knows a worker by its connection."""
 
-    def failed(self, *_: Any) -> None:
+    def on_request_failed(self, *_: Any) -> None:
         """Nothing to do: workers here report by themselves."""
 
-    def launched(self) -> None:
+    def on_enqueued(self) -> None:
         """A worker has enqueued requests: wake the workers that may wait for them."""
         for worker in self.workers:
-            if worker.is_held:
+            if worker.is_waiting:
                 worker.queue.wake()
 
-    callbacks_failed = make_room = lost = failed  # these do not occur in a child
+    on_callback_errors = make_room = on_device_lost = on_request_failed  # these do not occur in a child
 
     def replace(self, worker: Any, defect: BaseException) -> bool:
         return False

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from cudabind._fork import guard
 from dispatch.errors import WorkerFailed
 from dispatch.supervise.process.mailbox import mailbox_file, mailboxes
-from dispatch.supervise.process.messages import Connection, ready
+from dispatch.supervise.process.messages import Connection, wait_readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,8 +39,8 @@ guard(opening)
 
 START_SECONDS = 60.0  # within which a child must be ready; 0.3 to 0.6 are usual, a loaded machine takes longer
 END_SECONDS = 2.0  # within which it must end once its connections are closed
-LOOK_SECONDS = 0.05  # between two tries to send a message for which the connection had no room
-TOLD_AT_ONCE = 1000  # chunks to unmap in one message, whose size is limited
+RETRY_SECONDS = 0.05  # between two tries to send a message for which the connection had no room
+MAX_DROPS_PER_MESSAGE = 1000  # chunks to unmap in one message, whose size is limited
 TICK = 0.25  # seconds between checks whether to go on waiting for it
 SOCKET_BYTES = 1 << 20  # the buffer size requested; the kernel grants at most net.core.wmem_max
 # Errors of a connection that may have room later: it is full, too many descriptors are in flight, or memory is short.
@@ -83,7 +83,7 @@ class Child:
                 theirs.callback(os.close, fd)
             self.links = [Connection(end, box) for (end, _), box in zip(pairs, mailboxes(fd, streams), strict=True)]
             given = [end.fileno() for _, end in pairs]
-            words = {
+            config = {
                 "device": device.name,
                 "control": control.fileno(),
                 "links": given,
@@ -96,55 +96,55 @@ class Child:
             main = "from dispatch.supervise.process.child_main import main; main(sys.argv[1])"
             code = f"import sys; sys.path[:] = {sys.path!r}; {main}"
             self.process = subprocess.Popen(
-                [sys.executable, *interpreter_options(), "-c", code, json.dumps(words)],
+                [sys.executable, *interpreter_options(), "-c", code, json.dumps(config)],
                 pass_fds=[control.fileno(), *given, *([fd] if fd >= 0 else [])],
                 stdin=subprocess.DEVNULL,
             )
             ours.pop_all()  # from now on `disconnect` closes them
-        self.going = self.ready = False
+        self.was_sent_go = self.is_ready = False
         self.was_killed = False  # or stopped, by another process, before it was ready
         self._go: bytes | None = None  # the "go" message, until its connection had room for it
-        self.behind = 0  # the errno, one of FULL, because of which it was not told about all chunks yet
-        self.took: dict[str, float] = {}  # seconds for each step of its start
+        self.blocked_errno = 0  # the errno, one of FULL, because of which it does not know all chunks yet
+        self.start_seconds: dict[str, float] = {}  # seconds for each step of its start
         self._attached: set[int] = set()
         try:
-            self.follow(device.chunks)
+            self.sync_chunks(device.chunks)
         except BaseException:
             self.kill()
             raise
 
-    def follow(self, chunks: dict[int, Chunk], done: int | None = None) -> None:
+    def sync_chunks(self, chunks: dict[int, Chunk], done: int | None = None) -> None:
         """Make it map these chunks and unmap all others; does nothing if the child is gone.
 
         `done` is a file descriptor that it keeps open until it has unmapped them. A child that does not read, because
-        it was stopped, must not block the parent: what cannot be sent now is sent by a later call (`behind`).
+        it was stopped, must not block the parent: what cannot be sent now is sent by a later call (`blocked_errno`).
         """
         while self._attached - chunks.keys():
-            gone = sorted(self._attached - chunks.keys())[:TOLD_AT_ONCE]
-            if not self._tell(["drop", gone], [] if done is None else [done]):
+            gone = sorted(self._attached - chunks.keys())[:MAX_DROPS_PER_MESSAGE]
+            if not self._send_control(["drop", gone], [] if done is None else [done]):
                 return
             self._attached.difference_update(gone)
         for number, chunk in chunks.copy().items():
             if number not in self._attached:
-                if not self._tell([number, chunk.nbytes], [chunk.fd]):
+                if not self._send_control([number, chunk.nbytes], [chunk.fd]):
                     return
                 self._attached.add(number)
-        self.behind = 0
+        self.blocked_errno = 0
 
-    def _tell(self, message: list[Any], fds: list[int]) -> bool:
-        """Send a message now; returns False if that fails, with the reason in `behind` if it may succeed later."""
+    def _send_control(self, message: list[Any], fds: list[int]) -> bool:
+        """Send a message; returns False if that fails, with its errno in `blocked_errno` if it may succeed later."""
         try:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
             self.control.sendmsg([json.dumps(message).encode()], rights, socket.MSG_DONTWAIT)  # send_fds has no flags
         except OSError as error:
-            self.behind = error.errno or 0 if error.errno in FULL else 0
+            self.blocked_errno = error.errno or 0 if error.errno in FULL else 0
             return False
         return True
 
     def go(self, *, warm: bool = False) -> None:
         """Make it open the device and get ready; with `warm` it also runs a product, so that libraries are loaded."""
-        if not self.going:
-            self.going = True
+        if not self.was_sent_go:
+            self.was_sent_go = True
             self._go = json.dumps(["go", warm]).encode()
             self._send_go()
 
@@ -159,7 +159,7 @@ class Child:
             pass
         self._go = None
 
-    def hear(self) -> list[Any] | None:
+    def read_control(self) -> list[Any] | None:
         """Its next message on the control connection, which must be readable; None if it is gone."""
         try:
             try:
@@ -172,26 +172,26 @@ class Child:
             return None
         message: list[Any] = json.loads(data)
         if message[0] == "ready":
-            self.ready, self.took = True, message[1]
+            self.is_ready, self.start_seconds = True, message[1]
         return message
 
     def wait_until_ready(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Wait until it can run requests; WorkerFailed if it ends, does not answer, or `stop()` is true."""
         ends = monotonic() + START_SECONDS
-        while not self.ready:
+        while not self.is_ready:
             left = ends - monotonic()
             self._send_go()
-            step = LOOK_SECONDS if self._go is not None else TICK
-            readable = ready([self.control], max(min(left, step), 0))
+            step = RETRY_SECONDS if self._go is not None else TICK
+            readable = wait_readable([self.control], max(min(left, step), 0))
             why = ""
             if readable:
-                why = "" if self.hear() is not None else "ended"
+                why = "" if self.read_control() is not None else "ended"
             elif left <= 0:
                 why = f"was silent for {START_SECONDS:g} s"
             elif stop():
                 why = "was not needed any more"
             else:
-                why = self.fate()
+                why = self.exit_state()
             if why:
                 self.close() if why == "ended" else self.kill()  # keep the status of one that ended by itself
                 status = self.process.returncode
@@ -199,18 +199,18 @@ class Child:
                 how = f"ended with status {status}" if why == "ended" else why
                 raise WorkerFailed(f"the child process {how} before it was ready; what it wrote is on stderr")
 
-    def fate(self) -> str:
+    def exit_state(self) -> str:
         """How it has ended: "ended", "was stopped" (by SIGSTOP), or "" while it runs; its connections may not show it.
 
         A process that the child forked may keep the child's ends of the connections open after its end.
         """
         try:
-            told = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            status = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:  # other code has reaped it
             return "ended"
-        if told is None:
+        if status is None:
             return ""
-        return "ended" if told.si_code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED) else "was stopped"
+        return "ended" if status.si_code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED) else "was stopped"
 
     def kill(self, *, wait: bool = True) -> None:
         """Kill it; until it has ended, kernels that it launched may still run."""

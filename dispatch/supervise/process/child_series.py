@@ -4,9 +4,10 @@ child_workers.py uses them. Launching one request takes a child some 10 us, a gr
 what the requests' plans enqueue, in the same order and at the same addresses; outputs, the order between streams and
 the handling of faults are as for single requests.
 
-Each request gets a place (a number), in the order in which requests first came in runs. A run is cut by places alone:
-into pieces of 2, 4 … 32 consecutive places that begin at a multiple of their length. So a list that comes again in
-other portions is cut into nearly the same pieces. If requests come in another order later, they get new places.
+Each request gets a position (a number), in the order in which requests first came in runs. A run is cut by positions
+alone: into pieces of 2, 4 … 32 consecutive positions that begin at a multiple of their length. So a list that comes
+again in other portions is cut into nearly the same pieces. If requests come in another order later, they get new
+positions.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_graph import GraphExec
 
-__all__ = ["AllSeries", "Series"]
+__all__ = ["Series", "SeriesCache"]
 
 LONGEST = 32  # requests in one graph; recording them takes half a millisecond, in which the worker is blocked
-FEWEST = 4  # average length of stretches with consecutive places below which a run counts as in a new order
-OFTEN = 3  # times that a piece has run one by one before it is recorded
-MOST = 4096  # requests in all graphs of one worker; the oldest graph is dropped first
-MOST_CUTS = 256  # runs whose pieces are remembered
-MOST_SEEN = 4096  # pieces that are counted
-MOST_WAITING = 64  # pieces that wait to be recorded while the worker is idle
-BUSY = 1024  # requests run one by one after which a piece is recorded even if the worker is not idle
+MIN_STRETCH = 4  # average length of stretches of consecutive positions below which a run counts as in a new order
+RECORD_AFTER = 3  # times that a piece has run one by one before it is recorded
+MAX_REQUESTS = 4096  # requests in all graphs of one worker; the oldest graph is dropped first
+MAX_CUTS = 256  # runs whose pieces are remembered
+MAX_COUNTED = 4096  # pieces that are counted
+MAX_TO_RECORD = 64  # pieces that wait to be recorded while the worker is idle
+MAX_SINGLE_RUNS = 1024  # requests run one by one after which a piece is recorded even if the worker is not idle
 NEVER = -(1 << 62)
 
 Names = tuple[int, ...]
@@ -50,8 +51,8 @@ class Series:
     def __init__(self, executor: Any, names: Names, requests: list[Any], bounds: list[Bound], graph: GraphExec) -> None:
         self.names, self.requests = names, requests
         self._executor, self._plans, self._graph = executor, executor.plans, graph
-        self._reads = _one_of_each(tensor for bound in bounds for tensor in bound.reads)
-        self._writes = _one_of_each(tensor for bound in bounds for tensor in bound.writes)
+        self._reads = _one_per_storage(tensor for bound in bounds for tensor in bound.reads)
+        self._writes = _one_per_storage(tensor for bound in bounds for tensor in bound.writes)
         self._epoch = -1
 
     def launch(self) -> bool:
@@ -67,64 +68,64 @@ class Series:
         return self._graph.launch() == 0
 
 
-def _one_of_each(tensors: Any) -> tuple[Tensor, ...]:
+def _one_per_storage(tensors: Any) -> tuple[Tensor, ...]:
     """One tensor for each storage."""
     return tuple({id(tensor.storage): tensor for tensor in tensors}.values())
 
 
-def _aligned(names: Names, places: list[int]) -> list[Names]:
-    """Cut names into pieces by their places."""
+def _cut_aligned(names: Names, positions: list[int]) -> list[Names]:
+    """Cut names into pieces by their positions."""
     pieces: list[Names] = []
     start = 0
     while start < len(names):
-        place = places[start]
-        length = min(place & -place or LONGEST, LONGEST)  # the largest power of two that it is a multiple of
-        while length > 1 and places[start : start + length] != [*range(place, place + length)]:
+        position = positions[start]
+        length = min(position & -position or LONGEST, LONGEST)  # the largest power of two that it is a multiple of
+        while length > 1 and positions[start : start + length] != [*range(position, position + length)]:
             length //= 2
         pieces.append(names[start : start + length])
         start += length
     return pieces
 
 
-class AllSeries:
+class SeriesCache:
     """All series of one worker, the counts of pieces, and how runs are cut."""
 
     def __init__(self, executor: Any, known: dict[int, Any]) -> None:
         """`known` has the requests by name."""
         self._executor, self._known = executor, known
-        self._places: dict[int, int] = {}  # of requests, by name
-        self._next = 0  # the next place to be given
+        self._positions: dict[int, int] = {}  # of requests, by name
+        self._next = 0  # the next position to be assigned
         self._all: dict[Names, Series] = {}
-        self._with: dict[int, set[Names]] = {}  # the series that contain a request
-        self._seen: dict[Names, int] = {}
-        self._waiting: dict[Names, None] = {}
+        self._series_of: dict[int, set[Names]] = {}  # the series that contain a request
+        self._run_counts: dict[Names, int] = {}
+        self._to_record: dict[Names, None] = {}
         self._cuts: dict[Names, list[Names]] = {}
-        self._alone = 0  # requests that ran one by one since a piece was recorded
+        self._single_runs = 0  # requests that ran one by one since a piece was recorded
 
     def cut(self, names: Names) -> list[Names]:
         """The pieces of a run, in order."""
         pieces = self._cuts.get(names)
         if pieces is None:
-            if len(self._cuts) >= MOST_CUTS:
+            if len(self._cuts) >= MAX_CUTS:
                 self._cuts.clear()
             pieces = self._cuts[names] = self._cut(names)
         return pieces
 
     def _cut(self, names: Names) -> list[Names]:
-        self._place([name for name in names if name not in self._places])
-        places = [self._places[name] for name in names]
-        breaks = sum(behind != place + 1 for place, behind in pairwise(places))
-        if breaks * FEWEST > len(names):
+        self._assign_positions([name for name in names if name not in self._positions])
+        positions = [self._positions[name] for name in names]
+        breaks = sum(behind != position + 1 for position, behind in pairwise(positions))
+        if breaks * MIN_STRETCH > len(names):
             self._next += -self._next % LONGEST
-            self._place(names)
+            self._assign_positions(names)
             self._cuts.clear()
-            places = [self._places[name] for name in names]
-        return _aligned(names, places)
+            positions = [self._positions[name] for name in names]
+        return _cut_aligned(names, positions)
 
-    def _place(self, names: Iterable[int]) -> None:
-        """Give requests the next places."""
+    def _assign_positions(self, names: Iterable[int]) -> None:
+        """Assign the next positions to requests."""
         for name in names:
-            self._places[name] = self._next
+            self._positions[name] = self._next
             self._next += 1
 
     def find(self, names: Names) -> Series | None:
@@ -135,39 +136,39 @@ class AllSeries:
         """As `find`; if there is none, counts that these requests run one by one."""
         series = self._all.get(names)
         if series is None:
-            self._alone += len(names)
+            self._single_runs += len(names)
             if len(names) > 1:
-                self._note(names)
+                self._count_piece(names)
         return series
 
-    def _note(self, names: Names) -> None:
-        if len(self._seen) >= MOST_SEEN:
-            self._seen.clear()  # frequent pieces will soon be counted again
-        seen = self._seen[names] = self._seen.get(names, 0) + 1
-        if seen == OFTEN and len(self._waiting) < MOST_WAITING:
-            self._waiting[names] = None
+    def _count_piece(self, names: Names) -> None:
+        if len(self._run_counts) >= MAX_COUNTED:
+            self._run_counts.clear()  # frequent pieces will soon be counted again
+        seen = self._run_counts[names] = self._run_counts.get(names, 0) + 1
+        if seen == RECORD_AFTER and len(self._to_record) < MAX_TO_RECORD:
+            self._to_record[names] = None
 
     @property
     def is_due(self) -> bool:
         """Whether a piece must be recorded now, because the worker has not been idle for long."""
-        return self._alone >= BUSY and bool(self._waiting)
+        return self._single_runs >= MAX_SINGLE_RUNS and bool(self._to_record)
 
     def learn(self) -> bool:
         """Record a piece that waits for it; returns False if none does."""
-        if not self._waiting:
+        if not self._to_record:
             return False
-        names = next(iter(self._waiting))
-        del self._waiting[names]
-        self._alone = 0
+        names = next(iter(self._to_record))
+        del self._to_record[names]
+        self._single_runs = 0
         try:
             series = self._recorded(names)
         except Exception:
             if self._executor.device.fault is not None:
                 raise
-            self._seen[names] = NEVER  # the requests go on running one by one
+            self._run_counts[names] = NEVER  # the requests go on running one by one
             return True
         if series is None:
-            self._seen[names] = 0
+            self._run_counts[names] = 0
         else:
             self._add(series)
         return True
@@ -189,29 +190,29 @@ class AllSeries:
     def _add(self, series: Series) -> None:
         self._all[series.names] = series
         for name in series.names:
-            self._with.setdefault(name, set()).add(series.names)
-        while sum(map(len, self._all)) > MOST:
+            self._series_of.setdefault(name, set()).add(series.names)
+        while sum(map(len, self._all)) > MAX_REQUESTS:
             self.drop(next(iter(self._all)))
 
     def drop(self, names: Names) -> None:
         """Drop a series."""
         self._all.pop(names, None)
-        self._seen.pop(names, None)
+        self._run_counts.pop(names, None)
         for name in names:
-            others = self._with.get(name)
+            others = self._series_of.get(name)
             if others is not None:
                 others.discard(names)
                 if not others:
-                    del self._with[name]
+                    del self._series_of[name]
 
     def forget(self, names: Names) -> None:
         """Drop the series that contain requests which the parent has dropped."""
         for name in names:
-            self._places.pop(name, None)
-            for series in tuple(self._with.get(name, ())):
+            self._positions.pop(name, None)
+            for series in tuple(self._series_of.get(name, ())):
                 self.drop(series)
 
     def clear(self) -> None:
         """Drop all series and counts."""
-        for part in (self._all, self._with, self._seen, self._waiting):
+        for part in (self._all, self._series_of, self._run_counts, self._to_record):
             part.clear()

@@ -16,8 +16,8 @@ from dispatch.supervise.batch import Batch
 from dispatch.supervise.cuda_worker import IN_FLIGHT, CudaWorker
 from dispatch.supervise.host_worker import HostWorker
 from dispatch.supervise.process import messages
-from dispatch.supervise.process.child_jobs import Job, JobRunner, shortened
-from dispatch.supervise.process.child_series import AllSeries, Series
+from dispatch.supervise.process.child_jobs import Job, JobRunner, compress_report
+from dispatch.supervise.process.child_series import Series, SeriesCache
 
 if TYPE_CHECKING:
     import ctypes
@@ -26,7 +26,7 @@ __all__ = ["CudaChild", "HostChild"]
 
 PIECE = -4  # in place of messages.RUN, for a piece of a run that is a series
 RUNS = (messages.RUN, PIECE)
-LONE_LOOKS = range(3)  # extra polls of a lone request's event before polling the connection, which takes as long
+LONE_POLLS = range(3)  # extra polls of a lone request's event before polling the connection, which takes as long
 REPORT_SECONDS = 200e-6  # on the host, the longest time until ended requests are reported
 
 
@@ -49,15 +49,15 @@ class HostChild(JobRunner, HostWorker):
                 self.receive(wait=True)
                 told = perf_counter()
                 continue
-            if len(self.jobs[0]) > 3 and not self.may_go_on():
-                self._settle()
+            if len(self.jobs[0]) > 3 and not self.may_start_next():
+                self._report_finished()
                 self.queue.wait_for_wakeup(-1)
                 continue
             number = self.jobs[0][0]
             found = self.next_job()
             if found is None:
                 if number > 0:
-                    self._pass(number)
+                    self._set_enqueued(number)
                 continue
             job, request = found
             self._running = job.number
@@ -65,25 +65,25 @@ class HostChild(JobRunner, HostWorker):
                 self.run(job, request)
                 ran = True
             except BaseException as error:  # noqa: BLE001  # a value until it is delivered
-                ran = self._rescue(job, request, error)  # type: ignore[arg-type]  # a job in place of a future
+                ran = self._handle_error(job, request, error)  # type: ignore[arg-type]  # a job in place of a future
             if ran:
                 report.append(job.number)
-            self._pass(number)
+            self._set_enqueued(number)
             if perf_counter() - told > REPORT_SECONDS:
-                link.send(shortened(report))
+                link.send(compress_report(report))
                 report.clear()
                 told = perf_counter()
 
-    def begun(self) -> list[int]:
+    def started_numbers(self) -> list[int]:
         return [self._running]
 
     def _fail(self, future: Any, error: BaseException) -> None:
-        self._note(future.number, error)
+        self._keep_failure(future.number, error)
         self._report.append((future.number, messages.pack_error(error)))
 
-    def _settle(self) -> None:
+    def _report_finished(self) -> None:
         if self._report:
-            self.queue.link.send(shortened(self._report))
+            self.queue.link.send(compress_report(self._report))
             self._report.clear()
 
 
@@ -101,7 +101,7 @@ class ChildBatch(Batch):
 class CudaChild(JobRunner, CudaWorker):
     """Runs jobs on a stream of a GPU."""
 
-    _running = _last = 0
+    _running = _last_number = 0
 
     def _open(self) -> None:
         super()._open()
@@ -113,9 +113,9 @@ class CudaChild(JobRunner, CudaWorker):
             self._record_event = driver.cuEventRecord.unchecked_holding_gil
 
     def open_series(self) -> None:
-        self.series = AllSeries(self.executor, self.known)
+        self.series = SeriesCache(self.executor, self.known)
 
-    def begun(self) -> list[int]:
+    def started_numbers(self) -> list[int]:
         # `_running` first: a number that is appended between the two reads is in at least one of them.
         return [self._running, *self.in_flight()]  # type: ignore[list-item]  # numbers, see `_enqueue_batch`
 
@@ -124,42 +124,42 @@ class CudaChild(JobRunner, CudaWorker):
         while True:
             moved = False
             if not self.jobs and queue.busy < IN_FLIGHT:
-                wait = not batches and (queue.untold > 0 or not (self.executor.learn() or self.series.learn()))
+                wait = not batches and (queue.unconfirmed > 0 or not (self.executor.learn() or self.series.learn()))
                 self.receive(wait=wait)
-            if self.jobs and queue.busy < IN_FLIGHT and (len(self.jobs[0]) < 4 or self.may_go_on()):
+            if self.jobs and queue.busy < IN_FLIGHT and (len(self.jobs[0]) < 4 or self.may_start_next()):
                 self._enqueue_batch()
                 moved = True
                 if self.series.is_due:
                     self.series.learn()
-            if batches and (self._poll() or (queue.busy == 1 and any(self._poll() for _ in LONE_LOOKS))):
+            if batches and (self._poll() or (queue.busy == 1 and any(self._poll() for _ in LONE_POLLS))):
                 moved = True
             if moved:
                 continue
             if batches:
                 self.completion.pause(batches, full=queue.busy >= IN_FLIGHT or bool(self.jobs))
-            elif self.is_held:
+            elif self.is_waiting:
                 queue.wait_for_wakeup(-1)
 
     def _enqueue_batch(self) -> None:
         """Enqueue the jobs that have come, and record an event after them."""
         batch = ChildBatch(self.completion.event())
         self.batches.append(batch)
-        self._last = 0
+        self._last_number = 0
         with self.owner.launch_lock:
             while self.jobs:
                 if not trace.hooks:
-                    self._plain(batch)
+                    self._run_simple_jobs(batch)
                 if self.jobs and self.jobs[0][0] in RUNS and not trace.hooks:
-                    self._run(batch)
+                    self._launch_run(batch)
                     continue
-                if not self.jobs or (len(self.jobs[0]) > 3 and not self.may_go_on()):
+                if not self.jobs or (len(self.jobs[0]) > 3 and not self.may_start_next()):
                     break
-                self._one(batch)
+                self._handle_entry(batch)
             self._record(batch)
-        if self._last:
-            self._pass(self._last)
+        if self._last_number:
+            self._set_enqueued(self._last_number)
 
-    def _plain(self, batch: ChildBatch) -> None:
+    def _run_simple_jobs(self, batch: ChildBatch) -> None:
         """Enqueue the leading jobs without outputs and dependencies: nearly all are, so every 100 ns counts."""
         jobs, known, run = self.jobs, self.known, self.executor.run
         started, requests, report = batch.futures, batch.requests, batch.report
@@ -169,24 +169,24 @@ class CudaChild(JobRunner, CudaWorker):
             if not isinstance(request, Request):
                 return
             jobs.popleft()
-            self._running = self._last = number
+            self._running = self._last_number = number
             try:
                 run(request)
                 ran = True
             except BaseException as error:  # noqa: BLE001  # a value until it is delivered
-                ran = self._rescue(Job(number, None), request, error)  # type: ignore[arg-type]  # as on the host
+                ran = self._handle_error(Job(number, None), request, error)  # type: ignore[arg-type]  # as on the host
             if ran:
                 started.append(number)
                 requests.append(request)
                 report.append(number)
 
-    def _run(self, batch: ChildBatch) -> None:
+    def _launch_run(self, batch: ChildBatch) -> None:
         """Launch the series at the start of the next run, or piece; put the rest back as the next jobs."""
         jobs, series = self.jobs, self.series
         kind, first, names = jobs.popleft()
         if kind == PIECE:
             found = series.find(names)
-            if found is None or not self._launch(batch, first, found):
+            if found is None or not self._launch_series(batch, first, found):
                 self.put_back(first, names)
             return
         left: list[Any] = []
@@ -194,12 +194,12 @@ class CudaChild(JobRunner, CudaWorker):
             found = series.get(piece)
             if found is None:
                 left += zip(range(first, first + len(piece)), piece, strict=True)
-            elif left or not self._launch(batch, first, found):
+            elif left or not self._launch_series(batch, first, found):
                 left.append((PIECE, first, piece))
             first += len(piece)
         jobs.extendleft(reversed(left))
 
-    def _launch(self, batch: ChildBatch, first: int, series: Series) -> bool:
+    def _launch_series(self, batch: ChildBatch, first: int, series: Series) -> bool:
         """Launch a series; returns False if that fails: its requests then run one by one, which shows the error."""
         numbers = range(first, first + len(series.names))
         before = len(batch.futures)
@@ -212,14 +212,14 @@ class CudaChild(JobRunner, CudaWorker):
             del batch.futures[before:]
             self.series.drop(series.names)
             return False
-        self._running = self._last = numbers[-1]
+        self._running = self._last_number = numbers[-1]
         batch.requests.append(series)  # type: ignore[arg-type]  # keeps the requests alive
         batch.report.append((first, len(numbers)))
         return True
 
-    def _one(self, batch: ChildBatch) -> None:
+    def _handle_entry(self, batch: ChildBatch) -> None:
         """Handle the next entry of any kind."""
-        self._last = max(self._last, self.jobs[0][0])
+        self._last_number = max(self._last_number, self.jobs[0][0])
         found = self.next_job()
         if found is None:
             return
@@ -229,7 +229,7 @@ class CudaChild(JobRunner, CudaWorker):
             self.run(job, request)
             ran = True
         except BaseException as error:  # noqa: BLE001  # a value until it is delivered
-            ran = self._rescue(job, request, error)  # type: ignore[arg-type]  # as on the host
+            ran = self._handle_error(job, request, error)  # type: ignore[arg-type]  # as on the host
         if ran:
             batch.futures.append(job.number)
             batch.requests.append(request)
@@ -242,10 +242,10 @@ class CudaChild(JobRunner, CudaWorker):
             if self.batches:
                 self.batches[-1].report += report  # type: ignore[attr-defined]
             else:
-                self.queue.link.send(shortened(report))
+                self.queue.link.send(compress_report(report))
 
     def _fail(self, future: Any, error: BaseException) -> None:
-        self._note(future.number, error)
+        self._keep_failure(future.number, error)
         batch: Any = self.batches[-1]  # `_enqueue_batch` has put it there
         batch.report.append((future.number, messages.pack_error(error)))
 
@@ -255,12 +255,12 @@ class CudaChild(JobRunner, CudaWorker):
             self.queue.busy -= len(batch.futures)
         if report:
             if self.batches:
-                self.queue.link.send(shortened(report))
+                self.queue.link.send(compress_report(report))
                 report.clear()
             else:
                 self.report(report)
 
-    def forgotten(self, names: tuple[int, ...]) -> None:
+    def forget_requests(self, names: tuple[int, ...]) -> None:
         self.series.forget(names)
 
     def _retry(self, future: Any, request: Request) -> BaseException | None:
@@ -269,7 +269,7 @@ class CudaChild(JobRunner, CudaWorker):
             return super()._retry(future, request)
         return super()._retry(future, request.replace(**future.outputs))
 
-    def _settle(self) -> None:
+    def _report_finished(self) -> None:
         self._settle_batches()
         while self.batches:  # the one that was being filled
             self.completion.recycle(self.batches.popleft().event)

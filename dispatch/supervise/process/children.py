@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Children"]
 
-QUIET = 0.5  # seconds after a start before spare children are started, which would compete for the CPU
+SPARE_DELAY = 0.5  # seconds after a start before spare children are started, which would compete for the CPU
 
 
 class Children:
@@ -44,13 +44,13 @@ class Children:
     ) -> None:
         self._device, self._streams, self._setup, self._completion = device, streams, tuple(setup), completion
         self.standby = Standby(self._launch, spare, stop)
-        self.present: Child | None = None
+        self.current: Child | None = None
         self.ended: list[Child] = []  # killed, and not reaped yet
         self._starting = threading.Lock()  # held while a child is started, and while one is told about chunks
         self._refill_at = 0.0
 
     def all(self) -> list[Child]:
-        return [*self.standby.children, *([] if self.present is None else [self.present])]
+        return [*self.standby.children, *([] if self.current is None else [self.current])]
 
     def after_fork(self) -> None:
         """In a forked process: close the connections; the children belong to the parent."""
@@ -59,26 +59,26 @@ class Children:
             child.disconnect()
 
     # -- memory -------------------------------------------------------------------------------------------------------
-    def follow(self, done: int | None = None) -> bool:
+    def sync_chunks(self, done: int | None = None) -> bool:
         """Make all children map the chunks that the device has, and unmap others; False if one cannot be told now."""
         with self._starting:
             children = self.all()
             for child in children:
-                child.follow(self._device.chunks, done)
-        return not any(child.behind for child in children)
+                child.sync_chunks(self._device.chunks, done)
+        return not any(child.blocked_errno for child in children)
 
-    def catch_up(self, poll: select.epoll, full: int) -> None:
+    def retry_chunks(self, poll: select.epoll, full: int) -> None:
         """Tell children about chunks if their connections had no room before.
 
-        If the present child's connection is still full (`behind` is the errno `full`), `poll` reports when it has room.
+        If the current child's connection is still full (`blocked_errno` is `full`), `poll` reports when it has room.
         """
         for child in self.all():
-            if child.behind:
+            if child.blocked_errno:
                 with self._starting:
-                    child.follow(self._device.chunks)
+                    child.sync_chunks(self._device.chunks)
                 # For other children, and other reasons, the monitor thread tries again at each tick.
-                if child is self.present:
-                    events = select.EPOLLIN | (select.EPOLLOUT if child.behind == full else 0)
+                if child is self.current:
+                    events = select.EPOLLIN | (select.EPOLLOUT if child.blocked_errno == full else 0)
                     with suppress(OSError):  # during a recovery it is not in `poll`
                         poll.modify(child.control.fileno(), events)
 
@@ -89,14 +89,14 @@ class Children:
 
     def take(self) -> Child:
         """Make a ready child the present one. WorkerFailed or OSError if none can be started."""
-        self.present = self.standby.take()
-        self.follow()  # while it was being taken it was in no list, and may have missed chunks
-        self._refill_at = monotonic() + (0 if self.standby.spare else QUIET)
-        return self.present
+        self.current = self.standby.take()
+        self.sync_chunks()  # while it was being taken it was in no list, and may have missed chunks
+        self._refill_at = monotonic() + (0 if self.standby.spare else SPARE_DELAY)
+        return self.current
 
     def discard(self, *, wait: bool) -> None:
         """Kill the present child."""
-        child, self.present = self.present, None
+        child, self.current = self.current, None
         if child is not None:
             child.kill(wait=wait)
             self.ended.append(child)
@@ -114,12 +114,12 @@ class Children:
         try:
             self.standby.refill()
         except (DispatchError, OSError, MemoryError):
-            self._refill_at = monotonic() + QUIET
+            self._refill_at = monotonic() + SPARE_DELAY
         self.ended = [child for child in self.ended if child.process.poll() is None]
 
     def end(self, *, kill: bool) -> None:
         """End all, and wait until they have."""
-        child, self.present = self.present, None
+        child, self.current = self.current, None
         if child is not None:
             child.kill() if kill else child.close()
         self.standby.end()

@@ -26,10 +26,10 @@ __all__ = ["Chunk", "FileMapping", "GpuMapping", "file_chunk", "gpu_chunk"]
 
 # Errors of the system for a lack of address space, of descriptors of this process or of all, of memory; or for a size
 # that is too large for a file.
-TOO_LITTLE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EFBIG)
+EXHAUSTED = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EFBIG, errno.EAGAIN)
 LARGEST = 2**63 - 1  # bytes of a file
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
-FAILED = ctypes.c_void_p(-1).value
+MAP_FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -48,7 +48,7 @@ class FileMapping:
     def __init__(self, nbytes: int, fd: int) -> None:
         self.base = 0
         base = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
-        if base == FAILED:
+        if base == MAP_FAILED:
             raise _os_error("mmap")
         self.base, self.nbytes = base, nbytes
 
@@ -117,7 +117,7 @@ def file_chunk(nbytes: int) -> Chunk:
             chunk = Chunk(FileMapping(nbytes, fd), fd)
             undo.pop_all()
     except OSError as error:
-        if error.errno not in TOO_LITTLE:
+        if error.errno not in EXHAUSTED:
             raise
         text = f"the host gives no {nbytes / 2**20:,.0f} MiB of memory that processes can share: {error}"
         raise OutOfMemory(text + _HINTS.get(error.errno or 0, "")) from error
@@ -142,21 +142,21 @@ def gpu_chunk(nbytes: int, props: Any, ordinal: int, context: AbstractContextMan
             raise OutOfMemory(f"no {nbytes / 2**20:,.0f} MiB of memory are left") from error
         with ExitStack() as handles:
             handles.callback(driver.cuMemRelease, handle)  # a mapping and a descriptor hold the memory themselves
-            fd = _exported(handle, kind)
+            fd = _export_fd(handle, kind)
             undo.callback(os.close, fd)
             chunk = Chunk(GpuMapping(nbytes, handle, ordinal), fd)
         undo.pop_all()
     return chunk
 
 
-def _exported(handle: Any, kind: Any) -> int:
+def _export_fd(handle: Any, kind: Any) -> int:
     try:
         return int(driver.cuMemExportToShareableHandle(handle, kind, 0))
     except CudaError as error:
         try:
             os.close(os.dup(0))
         except OSError as cause:
-            if cause.errno not in TOO_LITTLE:
+            if cause.errno not in EXHAUSTED:
                 raise error from None
             raise OutOfMemory(f"there is no file descriptor for more memory: {cause}{_HINTS[errno.EMFILE]}") from error
         raise

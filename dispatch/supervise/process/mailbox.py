@@ -20,12 +20,12 @@ __all__ = ["Mailbox", "mailbox_file", "mailboxes"]
 
 IS_ORDERED = os.uname().machine == "x86_64"
 # The indices of the words: the parent's in one cache line, the child's in another.
-ASKED, HEARD, ENDED = 0, 1, 8
+REQUESTED, CONFIRMED, ENDED = 0, 1, 8
 WORDS = 16  # of one connection
 NAME_BITS, NUMBER_BITS = 24, 40  # of a request in a word; larger ones go over the connection only
 # Arguments for `map`: 32 reads of a word, which take as long as one poll of the connection.
-REQUESTS, ENDS = (ASKED,) * 32, (ENDED,) * 32
-LIKELY = 1  # a value of HEARD: the parent will likely wait here for the next request
+REQUESTS, ENDS = (REQUESTED,) * 32, (ENDED,) * 32
+LIKELY = 1  # a value of CONFIRMED: the parent will likely wait here for the next request
 
 
 class Mailbox:
@@ -35,42 +35,42 @@ class Mailbox:
     once. The parent confirms an end only after settling the request.
     """
 
-    __slots__ = ("_mapping", "asked", "found_last", "latest", "taken", "words")
+    __slots__ = ("_mapping", "announced", "last_was_found", "latest", "taken", "words")
 
     def __init__(self, mapping: FileMapping, index: int) -> None:
         size = ctypes.sizeof(ctypes.c_uint64) * WORDS
         words = (ctypes.c_uint64 * WORDS).from_address(mapping.base + index * size)
         self._mapping = mapping  # kept alive
         self.words = memoryview(words).cast("B").cast("Q")
-        self.asked = 0  # in the parent: the latest request announced here
-        self.found_last = False  # and whether the end of the one before was seen here
+        self.announced = 0  # in the parent: the latest request announced here
+        self.last_was_found = False  # and whether the end of the previous one was seen here
         self.taken = self.latest = 0  # in the child: the latest request that came here first; the latest of all
 
     # -- the parent -----------------------------------------------------------------------------------------------
-    def ask(self, number: int, name: int) -> None:
+    def announce_request(self, number: int, name: int) -> None:
         """Announce a request that the child knows; nothing else may be in flight."""
         if not (number >> NUMBER_BITS or name >> NAME_BITS):
-            self.asked = number
-            self.words[ASKED] = number << NAME_BITS | name
+            self.announced = number
+            self.words[REQUESTED] = number << NAME_BITS | name
 
     def wait_for(self, number: int) -> None:
         """Tell the child that the parent waits here for the end of a request."""
-        self.words[HEARD] = number << 1
+        self.words[CONFIRMED] = number << 1
 
     def is_ended(self, number: int) -> bool:
         """Whether the success of a request is announced, in several reads."""
         return number in map(self.words.__getitem__, ENDS)
 
-    def found(self, number: int) -> None:
+    def confirm_end(self, number: int) -> None:
         """Confirm that a request is settled."""
-        self.found_last = True
-        self.words[HEARD] = number << 1 | 1
+        self.last_was_found = True
+        self.words[CONFIRMED] = number << 1 | 1
 
-    def not_found(self, *, likely: bool) -> None:
+    def expect_message(self, *, likely: bool) -> None:
         """Record that an end came, or will come, over the connection; `likely`: the next may be waited for here."""
-        self.asked = 0
-        self.found_last = False
-        self.words[HEARD] = LIKELY if likely else 0
+        self.announced = 0
+        self.last_was_found = False
+        self.words[CONFIRMED] = LIKELY if likely else 0
 
     # -- the child ------------------------------------------------------------------------------------------------
     def request(self) -> tuple[int, int] | None:
@@ -81,24 +81,24 @@ class Mailbox:
             return self.taken, word & (1 << NAME_BITS) - 1
         return None
 
-    def end(self, number: Any) -> bool:
+    def announce_end(self, number: Any) -> bool:
         """Announce the success of a request if the parent is likely to wait here for it; returns whether it is.
 
         `number` may also be another item of a report, which is never announced.
         """
         words = self.words
-        if not words[HEARD] or words[ASKED] >> NAME_BITS != number:
+        if not words[CONFIRMED] or words[REQUESTED] >> NAME_BITS != number:
             return False
         words[ENDED] = number
         return True
 
     def is_waited_for(self, number: int) -> bool:
         """Whether the parent is waiting here for the end of that request."""
-        return self.words[HEARD] == number << 1
+        return self.words[CONFIRMED] == number << 1
 
-    def is_heard(self, number: int) -> bool:
+    def is_confirmed(self, number: int) -> bool:
         """Whether the parent has settled the end of that request."""
-        return self.words[HEARD] == number << 1 | 1
+        return self.words[CONFIRMED] == number << 1 | 1
 
 
 def mailbox_file(count: int) -> int:

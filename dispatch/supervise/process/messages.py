@@ -33,13 +33,13 @@ __all__ = [
     "FORGET",
     "RUN",
     "Connection",
-    "Place",
-    "error_from",
+    "TensorLocation",
+    "location_of",
     "pack_error",
     "pack_request",
-    "place_of",
-    "ready",
-    "request_from",
+    "unpack_error",
+    "unpack_request",
+    "wait_readable",
 ]
 
 # A request in a message is (number, name), (number, name, outputs, waits), or the latter with a deadline behind it, a
@@ -47,13 +47,13 @@ __all__ = [
 # (FORGET, names), and (RUN, first, names) for defined requests with consecutive numbers.
 DEFINE, FORGET, RUN = -1, -2, -3
 LENGTH = struct.Struct("<I")
-FRAMES = 20  # of a traceback that are sent, the innermost ones
+MAX_FRAMES = 20  # of a traceback that are sent, the innermost ones
 LARGEST = 1 << 30  # bytes of a request; `marshal` is limited to 2 GiB
 ONE_READ = (1 << 16,)  # bytes per read of the socket; this and the following are arguments for `map`
-WAITING, AT_ONCE = (0,), (socket.MSG_DONTWAIT,)
+BLOCKING, NONBLOCKING = (0,), (socket.MSG_DONTWAIT,)
 
 
-class Place(NamedTuple):
+class TensorLocation(NamedTuple):
     """Where a tensor is: chunk, offset and bytes of its block, and the offset of its first element in the block."""
 
     chunk: int
@@ -62,7 +62,7 @@ class Place(NamedTuple):
     start: int
 
 
-def ready(ends: Sequence[socket.socket], seconds: float) -> list[socket.socket]:
+def wait_readable(ends: Sequence[socket.socket], seconds: float) -> list[socket.socket]:
     """The connections that become readable, or are closed, within so many seconds."""
     poll = select.poll()  # select.select fails for a descriptor above 1,023, which a server may well have
     for end in ends:
@@ -90,9 +90,9 @@ class Connection:
     def __init__(self, end: socket.socket, mailbox: Mailbox | None = None) -> None:
         self.socket, self.mailbox = end, mailbox
         self.listened = True  # whether the monitor thread listens to it
-        self._come = bytearray()
-        self._end = 0  # the end of the first frame in `_come`
-        self.out = self.flushed = Outgoing(b"", [], 0)  # the latest frame, and the latest that is sent completely
+        self._received = bytearray()
+        self._frame_end = 0  # the end of the first frame in `_received`
+        self.outgoing = self.flushed = Outgoing(b"", [], 0)  # the latest frame, and the latest that is sent completely
 
     def send(self, message: list[Any]) -> int:
         """Send one frame, waiting for room in the socket; returns its size. OSError if the other end is gone."""
@@ -103,15 +103,15 @@ class Connection:
     def put(self, message: list[Any], last: int) -> None:
         """Set the next frame for `flush` to send; the one before must be sent."""
         body = marshal.dumps(message)
-        self.out = Outgoing(LENGTH.pack(len(body)) + body, [], last)
+        self.outgoing = Outgoing(LENGTH.pack(len(body)) + body, [], last)
 
     def flush(self) -> bool:
         """Send as much as the socket has room for; returns whether all is sent. OSError if the other end is gone."""
-        out = self.out
+        out = self.outgoing
         frame, taken, _ = out
         while (gone := sum(taken)) < len(frame):
             try:
-                taken.extend(map(self.socket.send, (memoryview(frame)[gone:] if gone else frame,), AT_ONCE))
+                taken.extend(map(self.socket.send, (memoryview(frame)[gone:] if gone else frame,), NONBLOCKING))
             except BlockingIOError:  # noqa: PERF203
                 return False
         self.flushed = out
@@ -128,31 +128,31 @@ class Connection:
         """As `receive`, but the message stays the next one until `advance`."""
         while True:
             if self.pending:
-                message: list[Any] = marshal.loads(memoryview(self._come)[LENGTH.size : self._end])
+                message: list[Any] = marshal.loads(memoryview(self._received)[LENGTH.size : self._frame_end])
                 return message
-            had = len(self._come)
+            had = len(self._received)
             try:
                 # One atomic step: `any` makes `map` read once and store the bytes (`extend` returns None).
-                any(map(self._come.extend, map(self.socket.recv, ONE_READ, WAITING if wait else AT_ONCE)))
+                any(map(self._received.extend, map(self.socket.recv, ONE_READ, BLOCKING if wait else NONBLOCKING)))
             except BlockingIOError:
                 return None
-            if len(self._come) == had:
+            if len(self._received) == had:
                 raise EOFError("the other process is gone")
 
     @property
     def pending(self) -> bool:
         """Whether a whole frame has been read from the socket already."""
-        come = self._come
+        come = self._received
         if len(come) < LENGTH.size:
             return False
-        self._end = LENGTH.size + LENGTH.unpack_from(come)[0]
-        return len(come) >= self._end
+        self._frame_end = LENGTH.size + LENGTH.unpack_from(come)[0]
+        return len(come) >= self._frame_end
 
     def advance(self) -> None:
         """Remove the message that `peek` returned."""
-        self._come = self._come[self._end :]
+        self._received = self._received[self._frame_end :]
 
-    def is_gone(self) -> bool:
+    def is_hung_up(self) -> bool:
         """Whether the other end has closed, or shut down, the connection."""
         poll = select.poll()
         poll.register(self.socket, 0)  # a hang-up is always reported
@@ -163,10 +163,10 @@ class Connection:
 
 
 # -- requests and errors inside messages --------------------------------------------------------------------------
-def place_of(tensor: Tensor) -> Place:
+def location_of(tensor: Tensor) -> TensorLocation:
     """Where a tensor of shared memory is."""
     chunk, offset, nbytes = tensor.storage.keep
-    return Place(chunk, offset, nbytes, tensor.ptr - tensor.storage.base)
+    return TensorLocation(chunk, offset, nbytes, tensor.ptr - tensor.storage.base)
 
 
 class _Packer(pickle.Pickler):
@@ -182,7 +182,7 @@ class _Packer(pickle.Pickler):
             if layout.device is not self._home:
                 hint = "make its tensors on the supervisor's own device: sup.device.array(x)"
                 raise BadRequest("request", f"a tensor on {layout.device!r}", f"tensors on {self._home!r}", hint)
-            return (place_of(thing), layout.dtype.name, layout.shape, layout.strides, layout.readonly)
+            return (location_of(thing), layout.dtype.name, layout.shape, layout.strides, layout.readonly)
         if isinstance(thing, Device):
             return ()
         return None
@@ -213,7 +213,7 @@ class _Unpacker(pickle.Unpickler):
         return self._tensor(*pid) if pid else self._home
 
 
-def request_from(data: bytes, home: Device, tensor: Callable[..., Tensor]) -> Request:
+def unpack_request(data: bytes, home: Device, tensor: Callable[..., Tensor]) -> Request:
     """The request of `pack_request`, its tensors made by `tensor(place, dtype, shape, strides, readonly)`."""
     request: Request = _Unpacker(io.BytesIO(data), home, tensor).load()
     return request
@@ -242,7 +242,7 @@ def _note_traceback(error: BaseException | None) -> None:
     """
     if error is None or isinstance(error, (DispatchError, CudaError)) or error.__traceback__ is None:
         return
-    lines = "".join(traceback.format_tb(error.__traceback__, -FRAMES)).rstrip()
+    lines = "".join(traceback.format_tb(error.__traceback__, -MAX_FRAMES)).rstrip()
     note = f"In the child process (most recent call last):\n{lines}"
     notes = getattr(error, "__notes__", ())
     # What `add_note` does, which Python 3.10 lacks (there the note is kept, but not shown).
@@ -251,7 +251,7 @@ def _note_traceback(error: BaseException | None) -> None:
         told.__notes__ = [*notes, note]
 
 
-def error_from(data: bytes) -> BaseException:
+def unpack_error(data: bytes) -> BaseException:
     """The error of `pack_error`; a WorkerFailed if its class or its cause cannot be rebuilt here."""
     text, inner = pickle.loads(data)
     try:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dispatch.supervise.process.deadlines import Deadlines
     from dispatch.supervise.process.messages import Connection
     from dispatch.supervise.process.remote_queue import RemoteQueue
-    from dispatch.supervise.process.repeatable import Sent
+    from dispatch.supervise.process.repeatable import InFlightRequest
 
 __all__ = ["Monitor"]
 
@@ -45,13 +45,13 @@ class Monitor:
     cooling_down: bool
     release_reader: bool
     deadlines: Deadlines
-    bell: int
+    wake_fd: int
     poll: Any
-    present: Callable[[], Child]
+    current_child: Callable[[], Child]
     is_over: Callable[[], bool]
     recover: Callable[[ChildLoss], None]
-    allow: Callable[..., bool]
-    give_up: Callable[[Sent, BaseException], None]
+    allow_restart: Callable[..., bool]
+    fail_sent: Callable[[InFlightRequest, BaseException], None]
 
     def listen(self, link: Connection, *, on: bool) -> None:
         """Turn the monitor thread's listening to a link on or off; it also listens for room if a frame is unsent.
@@ -61,7 +61,7 @@ class Monitor:
         """
         link.listened = on
         try:  # noqa: SIM105  # contextlib.suppress costs more than the rest
-            self.poll.modify(link.socket, (IN if on else 0) | (0 if link.out is link.flushed else OUT))
+            self.poll.modify(link.socket, (IN if on else 0) | (0 if link.outgoing is link.flushed else OUT))
         except (OSError, ValueError):  # its child is being replaced
             pass
         if not on:
@@ -69,39 +69,39 @@ class Monitor:
 
     def listen_to_child(self) -> None:
         """Wait for events and handle them; returns when the child was replaced, or the pool ends."""
-        child = self.present()
+        child = self.current_child()
         by_fd = {link.socket.fileno(): queue for link, queue in zip(child.links, self.queues, strict=True)}
         control = child.control.fileno()
         for fd in (control, *by_fd):
             self.poll.register(fd, select.EPOLLIN)
-        while child is self.children.present and not self.cooling_down and not self.is_over():
+        while child is self.children.current and not self.cooling_down and not self.is_over():
             loss: ChildLoss | None = None
             heard = False
-            events = self.poll.poll(self._patience())
+            events = self.poll.poll(self._poll_timeout())
             for fd, _ in events:
-                if fd == self.bell:
-                    os.eventfd_read(self.bell)
+                if fd == self.wake_fd:
+                    os.eventfd_read(self.wake_fd)
                 elif fd == control:
                     heard = True
                 elif fd in by_fd:  # else of an earlier child: a forked process may keep its descriptors for a moment
                     loss = loss or self._read(by_fd[fd])
-            if not events or any(fd == self.bell or event & select.EPOLLOUT for fd, event in events):
+            if not events or any(fd == self.wake_fd or event & select.EPOLLOUT for fd, event in events):
                 for queue in self.queues:
                     loss = loss or self._serve(queue)
             if loss is not None or heard:
-                loss = self.last_words(child) or loss
-            self.catch_up()
-            loss = loss or self._late() or self._stopped(child)
+                loss = self.last_message(child) or loss
+            self.retry_chunks()
+            loss = loss or self._check_deadlines() or self._check_stopped(child)
             if loss is not None:
                 self.recover(loss)
             else:
                 self.children.restock()
 
-    def catch_up(self) -> None:
+    def retry_chunks(self) -> None:
         """Tell the children about chunks if their connections had no room before."""
-        self.children.catch_up(self.poll, errno.EAGAIN)
+        self.children.retry_chunks(self.poll, errno.EAGAIN)
 
-    def _patience(self) -> float:
+    def _poll_timeout(self) -> float:
         """Seconds that the monitor thread may sleep, by the deadlines; submitting does not wake it."""
         left = self.deadlines.seconds_left(TICK)
         return max(left, 0.001) if left > 0 else TICK / 10  # one that is over was checked, and may only be late
@@ -109,7 +109,7 @@ class Monitor:
     def _serve(self, queue: RemoteQueue) -> ChildLoss | None:
         """Read a worker's reports and send queued requests, unless other threads do; finish what interrupts left."""
         loss = self._read(queue)
-        queue.tell_rest()
+        queue.notify_rest()
         queue.wake()
         if queue.link is not None:
             self._listen_unless_read(queue, queue.link)
@@ -130,7 +130,7 @@ class Monitor:
             self._listen_unless_read(queue, link)
             return None
         try:
-            while queue.take(link):
+            while queue.read_report(link):
                 pass
         except (EOFError, OSError):
             return ChildLoss("the child process died")
@@ -138,24 +138,24 @@ class Monitor:
             queue.recv_lock.release()
         return None
 
-    def hear(self, child: Child) -> ChildLoss | None:
-        said = child.hear()
-        if said is None:
+    def handle_control(self, child: Child) -> ChildLoss | None:
+        message = child.read_control()
+        if message is None:
             return ChildLoss("the child process died")
-        if said[0] == "lost":
-            return ChildLoss(said[1], messages.error_from(bytes.fromhex(said[2])), frozenset(said[3]))
-        if said[0] == "defect":
-            self.allow(WorkerFailed(f"worker {said[1]} broke: {said[2]}"))
+        if message[0] == "lost":
+            return ChildLoss(message[1], messages.unpack_error(bytes.fromhex(message[2])), frozenset(message[3]))
+        if message[0] == "defect":
+            self.allow_restart(WorkerFailed(f"worker {message[1]} broke: {message[2]}"))
         return None
 
-    def _stopped(self, child: Child) -> ChildLoss | None:
+    def _check_stopped(self, child: Child) -> ChildLoss | None:
         """Whether the child has ended or was stopped, which its connections may not show."""
-        how = child.fate() if any(queue.sent for queue in self.queues) else ""
+        how = child.exit_state() if any(queue.sent for queue in self.queues) else ""
         if how == "ended":
-            return self.last_words(child) or ChildLoss("the child process died")
+            return self.last_message(child) or ChildLoss("the child process died")
         return ChildLoss(f"the child process {how}") if how else None
 
-    def _late(self) -> ChildLoss | None:
+    def _check_deadlines(self) -> ChildLoss | None:
         """Handle requests that are past their deadline: for one that hangs the child is replaced."""
         if self.deadlines.due(monotonic()) is None:
             return None
@@ -164,9 +164,9 @@ class Monitor:
             for queue in self.queues:
                 stack.enter_context(queue.recv_lock)
             self.release_reader = False
-            return self._hanging(monotonic())
+            return self._find_hanging(monotonic())
 
-    def _hanging(self, now: float) -> ChildLoss | None:
+    def _find_hanging(self, now: float) -> ChildLoss | None:
         due = self.deadlines.due(now)
         if due is None:
             return None
@@ -177,17 +177,17 @@ class Monitor:
         self.deadlines.pop()
         text = "it had not ended when the time it was submitted with was over, and its process was replaced"
         if number in queue.sent:
-            self.give_up(queue.sent[number], DeadlineExceeded(text))
+            self.fail_sent(queue.sent[number], DeadlineExceeded(text))
         elif not queue.expire(future) or not queue.sent:
             return None
         oldest = frozenset(next(iter(other.sent)) for other in self.queues if other.sent)
         return ChildLoss("a request hung beyond its deadline", hanging=oldest)
 
-    def last_words(self, child: Child) -> ChildLoss | None:
+    def last_message(self, child: Child) -> ChildLoss | None:
         """The reason that a child sent before it ended, if it did."""
         try:
-            while messages.ready([child.control], 0):
-                loss = self.hear(child)
+            while messages.wait_readable([child.control], 0):
+                loss = self.handle_control(child)
                 if loss is not None:
                     return loss
         except OSError:

@@ -24,7 +24,7 @@ from dispatch.supervise.process.deadlines import Deadlines
 from dispatch.supervise.process.monitor import Monitor
 from dispatch.supervise.process.recovery import ChildLoss, fail_in_flight, recover
 from dispatch.supervise.process.remote_queue import RemoteQueue
-from dispatch.supervise.process.repeatable import Sent, written
+from dispatch.supervise.process.repeatable import InFlightRequest, written_tensors
 from dispatch.supervise.queue import BROKEN, CANCELLING, OPEN
 
 if TYPE_CHECKING:
@@ -69,36 +69,38 @@ class ProcessPool(Monitor, WorkerPool):
         self._observers: list[Callable[[int], object]] = []
         self.deadlines = Deadlines()
         self.release_reader = False  # asks a thread that reads in the monitor thread's place to stop
-        self._begun = allocate_lock()
-        self._begun.acquire()
-        self.bell = -1
+        self._first_child_gate = allocate_lock()
+        self._first_child_gate.acquire()
+        self.wake_fd = -1
         self.poll: Any = None
         super().__init__(device, streams, queue_size, limit, completion)
         self.queue_of = {queue: queue for queue in self.queues}
-        self._monitor = threading.Thread(target=self._watch, name=f"dispatch {device} monitor thread", daemon=True)
+        self._monitor = threading.Thread(
+            target=self._monitor_main, name=f"dispatch {device} monitor thread", daemon=True
+        )
 
     def make_queues(self, streams: int, queue_size: int) -> list[Any]:
         return [RemoteQueue(index, queue_size, self) for index in range(streams)]
 
     def _start_threads(self) -> None:
         self._monitor.start()
-        self._begun.acquire()  # released by the monitor thread once the first child has started, or failed to
+        self._first_child_gate.acquire()  # released by the monitor thread once the first child has started or failed
         if self._start_error is not None:
             raise self._start_error
 
     # -- called by any thread -------------------------------------------------------------------------------------
-    def ring(self) -> None:
+    def wake_monitor(self) -> None:
         """Wake the monitor thread."""
         with suppress(OSError, ValueError, OverflowError):  # it has ended
-            os.eventfd_write(self.bell, 1)
+            os.eventfd_write(self.wake_fd, 1)
 
     def end(self, state: int, refusal: DispatchError) -> None:
         super().end(state, refusal)
-        self.ring()
+        self.wake_monitor()
 
     def abandon(self) -> None:
         super().abandon()
-        self.ring()
+        self.wake_monitor()
 
     def is_own_thread(self) -> bool:
         return threading.current_thread() is self._monitor
@@ -115,15 +117,15 @@ class ProcessPool(Monitor, WorkerPool):
         self.children.after_fork()
         for queue in self.queues:
             queue.send_lock, queue.recv_lock, queue.link = threading.Lock(), threading.Lock(), None
-        poll, bell, self.poll, self.bell = self.poll, self.bell, None, -1
+        poll, wake_fd, self.poll, self.wake_fd = self.poll, self.wake_fd, None, -1
         if poll is not None:
             poll.close()  # this process's copy of the parent's descriptor
-        if bell >= 0:
-            os.close(bell)
+        if wake_fd >= 0:
+            os.close(wake_fd)
 
     @property
     def _child(self) -> Child | None:
-        return self.children.present
+        return self.children.current
 
     @property
     def standby(self) -> Any:
@@ -134,24 +136,23 @@ class ProcessPool(Monitor, WorkerPool):
 
     def watch_deadline(self, future: TimedFuture, queue: Any) -> None:
         self.deadlines.add(future, queue)
-        self.ring()
+        self.wake_monitor()
 
     def watch_generation(self, observer: Callable[[int], object]) -> None:
         self._observers.append(observer)
 
-    def _follow(self, done: int | None = None) -> None:
+    def _sync_chunks(self, done: int | None = None) -> None:
         """Make the children map the chunks that the device has, and unmap all others."""
-        if not self.children.follow(done):
-            self.ring()
+        if not self.children.sync_chunks(done):
+            self.wake_monitor()
 
-    # -- the monitor thread
-    # -------------------------------------------------------------------------------------------------
-    def _watch(self) -> None:
+    # -- the monitor thread -------------------------------------------------------------------------------------------
+    def _monitor_main(self) -> None:
         try:
-            self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self.poll = select.epoll()
-            self.poll.register(self.bell, select.EPOLLIN)
-            self.device.on_chunks = self._follow
+            self.poll.register(self.wake_fd, select.EPOLLIN)
+            self.device.on_chunks_changed = self._sync_chunks
             self._first_child()
             self.connect()
             if self.standby.spare:
@@ -162,12 +163,12 @@ class ProcessPool(Monitor, WorkerPool):
             try:
                 self._finish()
             finally:
-                self._begun.release()
+                self._first_child_gate.release()
             return
-        self._begun.release()
+        self._first_child_gate.release()
         try:
             while not self.is_over():
-                self._cool() if self.cooling_down else self.listen_to_child()
+                self._wait_for_cooldown() if self.cooling_down else self.listen_to_child()
         except BaseException as error:  # noqa: BLE001  # a defect here must leave no future without an end
             broken = WorkerFailed(f"the monitor thread of {self.device} broke: {words(error)}")
             broken.__cause__ = error
@@ -184,23 +185,23 @@ class ProcessPool(Monitor, WorkerPool):
 
     def _finish(self) -> None:
         """End the children, and whatever has not been settled."""
-        self._clear()
+        self._fail_all()
         self.children.end(kill=self.state == BROKEN)
-        self.device.on_chunks = None
+        self.device.on_chunks_changed = None
         if self.poll is not None:
             self.poll.close()
-        bell, self.bell = self.bell, -1
-        if bell >= 0:
-            os.close(bell)
+        wake_fd, self.wake_fd = self.wake_fd, -1
+        if wake_fd >= 0:
+            os.close(wake_fd)
 
-    def _clear(self) -> None:
+    def _fail_all(self) -> None:
         """Fail all requests that were sent or are queued, with `reason()`."""
         self._disconnect()
         for queue in self.queues:
             for sent in list(queue.sent.values()):
-                self.give_up(sent, self.reason())
-            queue.give_back()
-            queue.tell_rest()
+                self.fail_sent(sent, self.reason())
+            queue.fail_taken()
+            queue.notify_rest()
             queue.drain(self)
 
     def _disconnect(self) -> None:
@@ -217,19 +218,19 @@ class ProcessPool(Monitor, WorkerPool):
             with suppress(OSError):
                 link.socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for a report
             with queue.recv_lock, suppress(EOFError, OSError):
-                _take_all(queue, link)
+                _read_all(queue, link)
 
-    def give_up(self, sent: Sent, error: BaseException) -> None:
+    def fail_sent(self, sent: InFlightRequest, error: BaseException) -> None:
         """Fail a request that was in flight, and mark what it writes as tainted."""
         sent.queue.sent.pop(sent.number, None)
         sent.queue.busy = len(sent.queue.sent)
-        for tensor in written(sent):
+        for tensor in written_tensors(sent):
             self.device.taint(tensor, f"{type(error).__name__} ended the request that wrote it")
         if not sent.future._status:
             sent.queue.fail(sent.future, error)
 
     # -- replacing a child --------------------------------------------------------------------------------------------
-    def present(self) -> Child:
+    def current_child(self) -> Child:
         if self._child is None:
             raise WorkerFailed("there is no child process")
         return self._child
@@ -242,7 +243,7 @@ class ProcessPool(Monitor, WorkerPool):
             except DispatchError as error:  # noqa: PERF203
                 if not self.standby.last_was_killed or not self._count_start():
                     raise
-                self._note("child lost", monotonic(), cause=str(error))
+                self._log_event("child lost", monotonic(), cause=str(error))
                 self._pause(self.limit.delay, CANCELLING)
             else:
                 return
@@ -257,12 +258,12 @@ class ProcessPool(Monitor, WorkerPool):
         child = self.children.take()
         self.limit.started()
         self.generation += 1
-        self._note("child started", begun, pid=child.process.pid, seconds=child.took)
+        self._log_event("child started", begun, pid=child.process.pid, seconds=child.start_seconds)
         for queue in self.queues:
             queue.defined, queue.forget = set(), []
             queue.since = monotonic()
 
-    def renew(self, loss: ChildLoss) -> bool:
+    def replace_child(self, loss: ChildLoss) -> bool:
         """Replace the present child; returns False if none can be started, and the circuit is open.
 
         This waits for the old child to end, because its kernels may run until then; after a fault none run.
@@ -270,17 +271,17 @@ class ProcessPool(Monitor, WorkerPool):
         begun = monotonic()
         if self._child is not None:
             pid = self._child.process.pid
-            self.children.discard(wait=not loss.proven)
-            self._note("child lost", begun, pid=pid, cause=str(loss.cause))
+            self.children.discard(wait=not loss.is_device_fault)
+            self._log_event("child lost", begun, pid=pid, cause=str(loss.cause))
         while True:
             try:
                 self._take_child()
                 break
             except (DispatchError, OSError, MemoryError) as error:
                 error.__cause__ = error.__cause__ or loss.cause
-                if not self.allow(error, failed_start=True):
+                if not self.allow_restart(error, failed_start=True):
                     return False
-                self._note("child lost", begun, cause=str(error))
+                self._log_event("child lost", begun, cause=str(error))
                 self._pause(self.limit.delay, CANCELLING)
         self._tell_observers()  # before anything ends in the new generation
         return True
@@ -288,29 +289,29 @@ class ProcessPool(Monitor, WorkerPool):
     def _pause(self, seconds: float, state: int) -> None:
         """Wait for so many seconds, or until the pool's state is at least `state`."""
         ends = monotonic() + seconds
-        bell = select.poll()
-        bell.register(self.bell, select.POLLIN)
+        poll = select.poll()
+        poll.register(self.wake_fd, select.POLLIN)
         while self.state < state and (left := ends - monotonic()) > 0:
-            if bell.poll(min(left, LONGEST_POLL) * 1000):
-                os.eventfd_read(self.bell)
+            if poll.poll(min(left, LONGEST_POLL) * 1000):
+                os.eventfd_read(self.wake_fd)
 
     def recover(self, loss: ChildLoss) -> None:
         """Replace the child, deal with the requests that were in flight, and go on."""
         begun = monotonic()
         self._disconnect()
-        if self.allow(loss.cause) and recover(self, loss):
+        if self.allow_restart(loss.cause) and recover(self, loss):
             self.connect()
-            self._note("child replaced", begun, cause=loss.why)
+            self._log_event("child replaced", begun, cause=loss.why)
         elif self.state == CANCELLING:  # nothing runs again
             fail_in_flight(self, loss)
             self.children.discard(wait=True)
         else:  # the circuit is open: nothing may stay in flight, or close() would wait for ever
-            self._clear()
+            self._fail_all()
             self.children.discard(wait=True)
 
-    def _cool(self) -> None:
+    def _wait_for_cooldown(self) -> None:
         """While the circuit is open for its cooldown: fail all requests, wait, and try to start a child."""
-        self._clear()
+        self._fail_all()
         self.children.discard(wait=True)
         self._pause(self.limit.cooldown or 0, OPEN + 1)
         if self.state:
@@ -326,9 +327,9 @@ class ProcessPool(Monitor, WorkerPool):
             return
         self._tell_observers()
         self.connect()
-        self._note("child replaced", begun, cause="the circuit was open for its cooldown")
+        self._log_event("child replaced", begun, cause="the circuit was open for its cooldown")
 
-    def _note(self, event: str, begun: float, **facts: object) -> None:
+    def _log_event(self, event: str, begun: float, **facts: object) -> None:
         """Log an event, and how long it took since `begun`."""
         common = {"device": self.device.name, "generation": self.generation}
         log(event, {**common, **facts, "milliseconds": round((monotonic() - begun) * 1000, 1)})
@@ -342,10 +343,10 @@ class ProcessPool(Monitor, WorkerPool):
                     del sent.queue.sent[sent.number]
                     sent.queue.busy = len(sent.queue.sent)
                     sent.queue.fail(sent.future, error)
-        for queue, link in zip(self.queues, self.present().links, strict=True):
+        for queue, link in zip(self.queues, self.current_child().links, strict=True):
             queue.resume(link)
 
-    def allow(self, cause: BaseException, *, failed_start: bool = False) -> bool:
+    def allow_restart(self, cause: BaseException, *, failed_start: bool = False) -> bool:
         """Count a restart; returns False, with the circuit open, if there were too many in too short a time."""
         with self.lock:
             if self.state >= CANCELLING or self.cooling_down:
@@ -353,7 +354,7 @@ class ProcessPool(Monitor, WorkerPool):
             if self.limit.count(failed_start=failed_start):
                 self.restarts += 1
                 return True
-            text = f"the child of {self.device} was lost {self.limit.words()}, the last time with {cause}"
+            text = f"the child of {self.device} was lost {self.limit.describe()}, the last time with {cause}"
         self.open_circuit(text, cause)
         return False
 
@@ -364,11 +365,11 @@ class ProcessPool(Monitor, WorkerPool):
                 observer(self.generation)
             except Exception as error:  # noqa: BLE001, PERF203  # raised when the supervisor is closed
                 errors.append(error)
-        self.callbacks_failed(errors)
+        self.on_callback_errors(errors)
 
 
-def _take_all(queue: Any, link: Any) -> None:
-    if link.mailbox is not None and link.mailbox.asked and link.mailbox.is_ended(link.mailbox.asked):
-        queue.end_lone(link.mailbox, link.mailbox.asked)
-    while queue.take(link):
+def _read_all(queue: Any, link: Any) -> None:
+    if link.mailbox is not None and link.mailbox.announced and link.mailbox.is_ended(link.mailbox.announced):
+        queue.end_lone(link.mailbox, link.mailbox.announced)
+    while queue.read_report(link):
         pass

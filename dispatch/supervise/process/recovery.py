@@ -11,12 +11,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dispatch.errors import DeadlineExceeded, DeviceFault, DispatchError, WorkerFailed
-from dispatch.supervise.future import LateFuture, TimedFuture
+from dispatch.supervise.future import ConditionalFuture, TimedFuture
 from dispatch.supervise.process import messages
-from dispatch.supervise.process.child_process import LOOK_SECONDS
+from dispatch.supervise.process.child_process import RETRY_SECONDS
 from dispatch.supervise.process.owner import QueueOwner
-from dispatch.supervise.process.repeatable import Sent, unsafe_to_repeat
-from dispatch.supervise.worker import described
+from dispatch.supervise.process.repeatable import InFlightRequest, unsafe_to_repeat
+from dispatch.supervise.worker import describe_request
 
 if TYPE_CHECKING:
     from dispatch.supervise.process.child_process import Child
@@ -31,24 +31,24 @@ LATE_FAULT_DELAY = 1e-3  # seconds between the two runs of a request whose fault
 MAX_SOLO_CRASHES = 3  # children that died without a message while one request ran alone; then it counts as the culprit
 # Statuses of the driver that a kernel causes: illegal address, assert, illegal instruction, misaligned address, invalid
 # address space, invalid pc, launch failure (a trap). Others, such as an ECC error, may come by chance.
-OF_KERNELS = frozenset({700, 710, 715, 716, 717, 718, 719})
+KERNEL_FAULTS = frozenset({700, 710, 715, 716, 717, 718, 719})
 MISALIGNED = 716
 
 
 class ChildLoss(NamedTuple):
     """Why a child must be replaced.
 
-    `begun` are the requests that had started and not ended, as the child reported; None if it could not report.
+    `started` are the requests that had started and not ended, as the child reported; None if it could not report.
     `hanging` are the requests of which one may hang: the oldest one of each worker.
     """
 
     why: str
     error: BaseException | None = None
-    begun: frozenset[int] | None = None
+    started: frozenset[int] | None = None
     hanging: frozenset[int] = frozenset()
 
     @property
-    def proven(self) -> bool:
+    def is_device_fault(self) -> bool:
         """Whether the device reported a fault: then nothing in the child's context runs any more."""
         return isinstance(self.error, DispatchError)
 
@@ -60,11 +60,11 @@ class ChildLoss(NamedTuple):
     def status(self) -> int | None:
         """The driver's status, if the device reported a fault."""
         cause = None if self.error is None else self.error.__cause__
-        return getattr(cause, "status", None) if self.proven else None
+        return getattr(cause, "status", None) if self.is_device_fault else None
 
     @property
-    def is_of_a_kernel(self) -> bool:
-        return self.status in OF_KERNELS
+    def is_kernel_fault(self) -> bool:
+        return self.status in KERNEL_FAULTS
 
     @property
     def may_be_late(self) -> bool:
@@ -83,41 +83,41 @@ class ChildOwner(QueueOwner, Protocol):
     hang_seconds: float
     restarts: int
 
-    def present(self) -> Child: ...
-    def renew(self, loss: ChildLoss) -> bool: ...
-    def give_up(self, sent: Sent, error: BaseException) -> None: ...
-    def catch_up(self) -> None: ...
-    def hear(self, child: Child) -> ChildLoss | None: ...
-    def last_words(self, child: Child) -> ChildLoss | None: ...
+    def current_child(self) -> Child: ...
+    def replace_child(self, loss: ChildLoss) -> bool: ...
+    def fail_sent(self, sent: InFlightRequest, error: BaseException) -> None: ...
+    def retry_chunks(self) -> None: ...
+    def handle_control(self, child: Child) -> ChildLoss | None: ...
+    def last_message(self, child: Child) -> ChildLoss | None: ...
 
 
 def recover(pool: ChildOwner, loss: ChildLoss) -> bool:
     """Replace the child, and fail the requests that must not run again; returns False if the circuit is open now."""
     sent = sorted((each for queue in pool.queues for each in queue.sent.values()), key=lambda each: each.number)
-    begun = [each for each in sent if loss.begun is None or each.number in loss.begun]
+    started = [each for each in sent if loss.started is None or each.number in loss.started]
     # The culprit is known without a second run.
-    sure = len(begun) == 1 and loss.is_of_a_kernel and not loss.may_be_late
+    is_certain = len(started) == 1 and loss.is_kernel_fault and not loss.may_be_late
     # If the fault recurs, a second child is needed: start both at the same time.
-    pool.children.start(1 if sure or not (loss.proven or loss.hanging) else 2)
-    if not pool.renew(loss):
+    pool.children.start(1 if is_certain or not (loss.is_device_fault or loss.hanging) else 2)
+    if not pool.replace_child(loss):
         return False
-    if sure:
-        _fail_culprit(pool, begun[0], loss)
+    if is_certain:
+        _fail_culprit(pool, started[0], loss)
         return True
-    unsafe = unsafe_to_repeat(begun)
-    for each in begun:
+    unsafe = unsafe_to_repeat(started)
+    for each in started:
         if each.number in unsafe:
             text = f"{loss.why} while it was in flight, and it cannot be run again: {unsafe[each.number]}"
-            pool.give_up(each, _fault(pool, each, text, loss))
+            pool.fail_sent(each, _fault(pool, each, text, loss))
     # After a hang only the oldest request of each worker can be the cause; the others had not started.
-    suspects = [each for each in begun if each.number not in unsafe]
+    suspects = [each for each in started if each.number not in unsafe]
     if loss.hanging:
         suspects = [each for each in suspects if each.number in loss.hanging]
     for each in suspects:
         if isinstance(each.future, TimedFuture):
-            each.future.begun = True
+            each.future.may_have_started = True
     for each in _most_likely_last(suspects):
-        found = _try(pool, each, may_hang=each.number in loss.hanging, runs=2 if loss.may_be_late else 1)
+        found = _test_suspect(pool, each, may_hang=each.number in loss.hanging, runs=2 if loss.may_be_late else 1)
         if found is not None:
             return found
     return True
@@ -127,10 +127,10 @@ def fail_in_flight(pool: ChildOwner, loss: ChildLoss) -> None:
     """Fail all requests in flight, because the supervisor ends and runs nothing again."""
     for each in sorted((each for queue in pool.queues for each in queue.sent.values()), key=lambda each: each.number):
         text = f"{loss.why} while it was in flight, and its supervisor was ending: it was not run again"
-        pool.give_up(each, _fault(pool, each, text, loss))
+        pool.fail_sent(each, _fault(pool, each, text, loss))
 
 
-def _most_likely_last(suspects: list[Sent]) -> list[Sent]:
+def _most_likely_last(suspects: list[InFlightRequest]) -> list[InFlightRequest]:
     """The suspects grouped by worker, in order within each, with the worker of the oldest suspect last.
 
     A kernel that faults blocks its own stream from its start, and other streams only once the device stops. So the
@@ -138,32 +138,32 @@ def _most_likely_last(suspects: list[Sent]) -> list[Sent]:
     which the driver takes 0.2 s to report and which a second child may have to wait for. If one suspect depends on
     another, all stay in the order of sending.
     """
-    if any(isinstance(each.future, LateFuture) and each.future.after for each in suspects):
+    if any(isinstance(each.future, ConditionalFuture) and each.future.after for each in suspects):
         return suspects
-    by_queue: dict[int, list[Sent]] = {}
+    by_queue: dict[int, list[InFlightRequest]] = {}
     for each in suspects:
         by_queue.setdefault(each.queue.index, []).append(each)
     return [each for group in sorted(by_queue.values(), key=lambda group: -group[0].number) for each in group]
 
 
-def _try(pool: ChildOwner, sent: Sent, *, may_hang: bool, runs: int) -> bool | None:
+def _test_suspect(pool: ChildOwner, sent: InFlightRequest, *, may_hang: bool, runs: int) -> bool | None:
     """Run one request alone, `runs` times.
 
     Returns None if it succeeds, True if it was the culprit and the child was replaced, False if no child can be had.
     """
     refusal = sent.queue.refusal(sent)
     if refusal is not None:
-        pool.give_up(sent, refusal)
+        pool.fail_sent(sent, refusal)
         return None
-    if isinstance(sent.future, LateFuture) and any(not other._status for other in sent.future.after):
+    if isinstance(sent.future, ConditionalFuture) and any(not other._status for other in sent.future.after):
         return None  # alone it would wait for ever for a request that is sent again later
     for _ in range(MAX_SOLO_CRASHES):
-        loss = _alone(pool, sent, may_hang, runs)
+        loss = _run_alone(pool, sent, may_hang, runs)
         if loss is None:
             return None
-        if loss.proven:
+        if loss.is_device_fault:
             _fail_culprit(pool, sent, loss)
-        if not pool.renew(loss):
+        if not pool.replace_child(loss):
             return False
         if sent.number not in sent.queue.sent:  # it faulted, or hung
             return True
@@ -171,54 +171,54 @@ def _try(pool: ChildOwner, sent: Sent, *, may_hang: bool, runs: int) -> bool | N
     return True
 
 
-def _fail_culprit(pool: ChildOwner, sent: Sent, loss: ChildLoss) -> None:
-    pool.give_up(sent, _fault(pool, sent, loss.why, loss))
+def _fail_culprit(pool: ChildOwner, sent: InFlightRequest, loss: ChildLoss) -> None:
+    pool.fail_sent(sent, _fault(pool, sent, loss.why, loss))
 
 
-def _fault(pool: ChildOwner, sent: Sent, why: str, loss: ChildLoss) -> DeviceFault:
-    fault = DeviceFault(f"{described(sent.request)}: {why} (restart {pool.restarts} of {pool.device})")
+def _fault(pool: ChildOwner, sent: InFlightRequest, why: str, loss: ChildLoss) -> DeviceFault:
+    fault = DeviceFault(f"{describe_request(sent.request)}: {why} (restart {pool.restarts} of {pool.device})")
     fault.__cause__ = loss.error
     return fault
 
 
-def _alone(pool: ChildOwner, sent: Sent, may_hang: bool, runs: int) -> ChildLoss | None:
+def _run_alone(pool: ChildOwner, sent: InFlightRequest, may_hang: bool, runs: int) -> ChildLoss | None:
     """Send a request to an otherwise idle child, and wait for its end; returns the loss if the child is lost.
 
     If its fault may be reported late, it runs twice: by the end of the second run a fault of the first has shown.
     """
-    child, queue = pool.present(), sent.queue
+    child, queue = pool.current_child(), sent.queue
     link = child.links[queue.index]
-    ends = _limit(pool, sent, may_hang)
+    ends = _hang_deadline(pool, sent, may_hang)
     try:
         queue.resend(link, [sent])
         while sent.number in queue.sent:
-            pool.catch_up()  # the child may be waiting for a chunk that its connection had no room for
-            is_told = link.flush() and not child.behind
-            readable = messages.ready([link.socket, child.control], TICK if is_told else LOOK_SECONDS)
+            pool.retry_chunks()  # the child may be waiting for a chunk that its connection had no room for
+            is_told = link.flush() and not child.blocked_errno
+            readable = messages.wait_readable([link.socket, child.control], TICK if is_told else RETRY_SECONDS)
             if link.socket in readable:
                 message = link.receive(wait=False)
                 if message == [sent.number] and runs > 1:
                     runs -= 1
-                    messages.ready([link.socket, child.control], LATE_FAULT_DELAY)
+                    messages.wait_readable([link.socket, child.control], LATE_FAULT_DELAY)
                     queue.resend(link, [sent])
                 elif message is not None:
-                    queue.report(message)
+                    queue.settle_report(message)
             elif child.control in readable:
-                loss = pool.hear(child)
+                loss = pool.handle_control(child)
                 if loss is not None:
                     return loss
             elif monotonic() > ends:
                 text = "it ran beyond its deadline, or without an end before others that had one, also alone"
-                pool.give_up(sent, DeadlineExceeded(text))
+                pool.fail_sent(sent, DeadlineExceeded(text))
                 return ChildLoss("a request hung")
-            elif (how := child.fate()) and not messages.ready([link.socket, child.control], 0):
+            elif (how := child.exit_state()) and not messages.wait_readable([link.socket, child.control], 0):
                 return ChildLoss("the child process died" if how == "ended" else f"the child process {how}")
     except (EOFError, OSError):
-        return pool.last_words(child) or ChildLoss("the child process died")
+        return pool.last_message(child) or ChildLoss("the child process died")
     return None
 
 
-def _limit(pool: ChildOwner, sent: Sent, may_hang: bool) -> float:
+def _hang_deadline(pool: ChildOwner, sent: InFlightRequest, may_hang: bool) -> float:
     """The time (monotonic) after which a request that runs alone counts as hanging."""
     soonest = monotonic() + SOLO_TIMEOUT_FACTOR * pool.hang_seconds
     if isinstance(sent.future, TimedFuture):

@@ -11,11 +11,11 @@ from os import sched_yield
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from dispatch.supervise.future import DONE, FAILED, LateFuture
+from dispatch.supervise.future import DONE, FAILED, ConditionalFuture
 from dispatch.supervise.process import messages
-from dispatch.supervise.process.repeatable import Sent, written
+from dispatch.supervise.process.repeatable import InFlightRequest, written_tensors
 from dispatch.supervise.process.runs import end_run
-from dispatch.supervise.process.sending import NOW, SendingQueue, SentRequest
+from dispatch.supervise.process.sending import NONBLOCKING, RemoteBound, SendingQueue
 
 if TYPE_CHECKING:
     from dispatch.supervise.future import Future
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from dispatch.supervise.process.messages import Connection
     from dispatch.supervise.process.owner import QueueOwner
 
-__all__ = ["RemoteQueue", "SentRequest"]
+__all__ = ["RemoteBound", "RemoteQueue"]
 
-FEW = 4  # requests in flight at all workers; with more, a waiting thread does not read, as it would only disturb
+MAX_HELPED = 4  # requests in flight at all workers; with more, a waiting thread does not read, as it would only disturb
 # Seconds for which a waiting thread polls the connection before it sleeps; a small request ends within that, even one
 # of several in turn. With 50 us these took 110 to 160 us on the host, with 100 or 160 they took 100.
-LOOKING = 120e-6
-YIELDED = 4  # polls, some 10 us, after which the CPU is yielded: the child may need it
+POLL_SECONDS = 120e-6
+POLLS_PER_YIELD = 4  # polls, some 10 us, after which the CPU is yielded: the child may need it
 REPORT_WAIT = 0.05  # seconds that it then waits for a report, before it leaves reading to the monitor thread
 
 
@@ -55,7 +55,7 @@ class RemoteQueue(SendingQueue):
         """
         link = self.link
         pool = self.pool
-        if link is None or pool.release_reader or sum(len(queue.sent) for queue in pool.queues) > FEW:
+        if link is None or pool.release_reader or sum(len(queue.sent) for queue in pool.queues) > MAX_HELPED:
             return timeout
         began = monotonic()
         try:
@@ -65,22 +65,22 @@ class RemoteQueue(SendingQueue):
             pass  # the monitor thread handles it
         finally:
             if link.pending:  # a message left to the monitor thread, or by an interrupt: epoll would not report it
-                pool.ring()
+                pool.wake_monitor()
         return None if timeout is None else timeout - (monotonic() - began)
 
     def _read_until_ended(self, link: Connection, future: Future, ends: float | None) -> bool:
         """Read in place of the monitor thread; False if another thread does so already."""
         held: list[bool] = []
         try:
-            held.extend(map(self.recv_lock.acquire, NOW))  # as in `wake`
+            held.extend(map(self.recv_lock.acquire, NONBLOCKING))  # as in `wake`
             if True not in held:
                 return False
             mailbox, number = link.mailbox, getattr(future, "_number", 0)
-            if mailbox is not None and number and mailbox.asked == number:
+            if mailbox is not None and number and mailbox.announced == number:
                 mailbox.wait_for(number)
             else:
                 mailbox = None
-            if mailbox is None or not mailbox.found_last:  # else the end will likely come by the mailbox
+            if mailbox is None or not mailbox.last_was_found:  # else the end will likely come by the mailbox
                 self.pool.listen(link, on=False)
             self._read_as_helper(link, mailbox, future, ends)
         finally:
@@ -98,44 +98,44 @@ class RemoteQueue(SendingQueue):
     def _read_as_helper(self, link: Connection, mailbox: Mailbox | None, future: Future, ends: float | None) -> None:
         """Read, also from the mailbox, until a future has ended, or reading is left to the monitor thread."""
         pool, number = self.pool, getattr(future, "_number", 0)
-        sleeps, looks = monotonic() + LOOKING, 0
+        sleeps, polls = monotonic() + POLL_SECONDS, 0
         while not (future._status or pool.release_reader) and self.link is link:
             if mailbox is not None and mailbox.is_ended(number):
                 self.end_lone(mailbox, number, is_helper=True)
                 return
-            took = self.take(link, is_helper=True)
+            took = self.read_report(link, is_helper=True)
             if took is None:
                 return
             if took:
-                sleeps = monotonic() + LOOKING
+                sleeps = monotonic() + POLL_SECONDS
                 continue
-            looks += 1
-            if not looks % YIELDED:
+            polls += 1
+            if not polls % POLLS_PER_YIELD:
                 sched_yield()
             if (now := monotonic()) > sleeps:
                 if mailbox is not None:
-                    mailbox.not_found(likely=False)
+                    mailbox.expect_message(likely=False)
                     mailbox = None
                 if link.listened:
                     pool.listen(link, on=False)
                 left = REPORT_WAIT if ends is None else min(REPORT_WAIT, ends - now)
-                if left <= 0 or not messages.ready([link.socket], left):
+                if left <= 0 or not messages.wait_readable([link.socket], left):
                     break
         while link.pending:  # messages already read from the socket, which epoll would not report
-            if self.take(link, is_helper=True) is None:
+            if self.read_report(link, is_helper=True) is None:
                 return
 
     def end_lone(self, mailbox: Mailbox, number: int, *, is_helper: bool = False) -> None:
         """End the request whose end is in the mailbox, unless a helper must leave it to the monitor thread, which then
         receives it over the connection."""
         if self._end(number, None, is_helper=is_helper):
-            mailbox.found(number)
+            mailbox.confirm_end(number)
             self.busy = len(self.sent)
             self.since = monotonic()
             if self.pending:
                 self.wake()
 
-    def take(self, link: Connection, *, is_helper: bool = False) -> bool | None:
+    def read_report(self, link: Connection, *, is_helper: bool = False) -> bool | None:
         """Settle the requests that one message reports, and send more; False if there is no message, EOFError at the
         end.
 
@@ -146,18 +146,18 @@ class RemoteQueue(SendingQueue):
         if message is None:
             return False
         mailbox = link.mailbox
-        asked = 0 if mailbox is None else mailbox.asked
-        was_asked = asked in self.sent
-        if not self.report(message, is_helper=is_helper):
+        announced = 0 if mailbox is None else mailbox.announced
+        was_announced = announced in self.sent
+        if not self.settle_report(message, is_helper=is_helper):
             return None
-        if was_asked and asked not in self.sent and mailbox is not None:
-            mailbox.not_found(likely=is_helper)
+        if was_announced and announced not in self.sent and mailbox is not None:
+            mailbox.expect_message(likely=is_helper)
         link.advance()
         if self.pending:
             self.wake()
         return True
 
-    def report(self, message: list[Any], *, is_helper: bool = False) -> bool:
+    def settle_report(self, message: list[Any], *, is_helper: bool = False) -> bool:
         """End the requests of a report: a number for each success, (first, count) for several, (number, error) for a
         failure.
 
@@ -180,62 +180,62 @@ class RemoteQueue(SendingQueue):
         return True
 
     def _end(self, number: int, error: bytes | None, *, is_helper: bool) -> bool:
-        """End one request, as `report` does."""
+        """End one request, as `settle_report` does."""
         sent = self.sent.get(number)
         if sent is None:  # it has failed by its deadline
             return True
-        waiting = sent.future._waiting
-        if is_helper and waiting is not None and not waiting.is_plain:
+        wait_list = sent.future._wait_list
+        if is_helper and wait_list is not None and not wait_list.is_interruptible:
             return False
         if sent.future._status:
-            self.tell_of(sent.future)
+            self.notify_waiters(sent.future)
         elif error is None:
             self._succeed(sent)
         else:
-            self.fail(sent.future, messages.error_from(error))
+            self.fail(sent.future, messages.unpack_error(error))
         del self.sent[number]
         return True
 
-    def _succeed(self, sent: Sent) -> None:
+    def _succeed(self, sent: InFlightRequest) -> None:
         device, future = self.pool.device, sent.future
         if device.taints:
-            for tensor in written(sent):
+            for tensor in written_tensors(sent):
                 device.overwritten(tensor)
-        if isinstance(future, LateFuture):
+        if isinstance(future, ConditionalFuture):
             future.after = ()
         self.done += 1
         future._status = DONE
-        if future._waiting is not None:
-            self.tell_of(future)
+        if future._wait_list is not None:
+            self.notify_waiters(future)
 
-    def tell_of(self, future: Future) -> None:
+    def notify_waiters(self, future: Future) -> None:
         """Wake the waiters of a future that has ended, and run its callbacks; may finish an interrupted call."""
-        if future._waiting is not None:
-            self.pool.callbacks_failed(future._waiting.tell(future))
+        if future._wait_list is not None:
+            self.pool.on_callback_errors(future._wait_list.notify(future))
 
     def fail(self, future: Future, error: BaseException) -> None:
         self.pool.keep(future)
         self.failed += 1
         future._value = error
         future._status = FAILED
-        self.pool.failed(future, self.tell(future))
+        self.pool.on_request_failed(future, self.notify(future))
 
-    def tell(self, future: Future) -> list[BaseException]:
+    def notify(self, future: Future) -> list[BaseException]:
         """Wake the waiters of a future that has ended, or leave it to the monitor thread; returns errors of callbacks.
 
         A callback may close the supervisor or wait for room: on this thread, which holds `send_lock`, that would block
         all that send.
         """
-        waiting = future._waiting
-        if waiting is None:
+        wait_list = future._wait_list
+        if wait_list is None:
             return []
-        if waiting.is_plain or self.pool.is_own_thread():
-            return waiting.tell(future)
-        self.untold.append(future)
-        self.pool.ring()
+        if wait_list.is_interruptible or self.pool.is_own_thread():
+            return wait_list.notify(future)
+        self.unnotified.append(future)
+        self.pool.wake_monitor()
         return []
 
-    def tell_rest(self) -> None:
+    def notify_rest(self) -> None:
         """On the monitor thread: wake the waiters of futures that other threads have left to it."""
-        while self.untold:
-            self.tell_of(self.untold.popleft())
+        while self.unnotified:
+            self.notify_waiters(self.unnotified.popleft())

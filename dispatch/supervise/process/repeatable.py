@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.supervise.future import Future
 
-__all__ = ["Sent", "unsafe_to_repeat", "written"]
+__all__ = ["InFlightRequest", "unsafe_to_repeat", "written_tensors"]
 
 
-class Sent(NamedTuple):
+class InFlightRequest(NamedTuple):
     """A request that was sent to a child and has not been reported; `number` counts in the order of sending."""
 
     number: int
@@ -28,20 +28,20 @@ class Sent(NamedTuple):
     outputs: Operands
     queue: Any
     waits: tuple[tuple[int, int], ...] = ()  # dependencies that had not ended when it was sent, as (worker, number)
-    bound: Any = None  # its SentRequest: `request.bound` may be another supervisor's by now
+    bound: Any = None  # its RemoteBound: `request.bound` may be another supervisor's by now
 
 
-def written(sent: Sent) -> list[Tensor]:
+def written_tensors(sent: InFlightRequest) -> list[Tensor]:
     """The tensors that a request writes: the outputs that it was given, and those allocated for it."""
     return [tensor for _, tensor, is_written in sent.request.tensors() if is_written] + list(sent.outputs.values())
 
 
-def unsafe_to_repeat(suspects: Iterable[Sent]) -> dict[int, str]:
+def unsafe_to_repeat(suspects: Iterable[InFlightRequest]) -> dict[int, str]:
     """The numbers of the suspects that must not run again, with the reasons; suspects are in the order of sending."""
     suspects = list(suspects)
     writes: dict[Storage, list[tuple[int, int, int]]] = {}  # (low, high, number)
     for sent in suspects:
-        for tensor in written(sent):
+        for tensor in written_tensors(sent):
             writes.setdefault(tensor.storage, []).append((*_span(tensor), sent.number))
     found: dict[int, str] = {}
     for sent in suspects:

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from dispatch.supervise.future import DONE, Future
-from dispatch.supervise.process.repeatable import Sent
+from dispatch.supervise.process.repeatable import InFlightRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from dispatch.supervise.process.mailbox import Mailbox
     from dispatch.supervise.process.messages import Connection
 
-__all__ = ["Run", "end_run", "loose", "take_lone", "take_run"]
+__all__ = ["Run", "end_run", "split_stale_runs", "take_lone", "take_run"]
 
 FEWEST = 4  # requests of a run; fewer take less time one by one
 NO_OUTPUTS: dict[str, Any] = {}  # for requests whose outputs are given; never changed
 UNCLAIMED, NUMBER, VALUE, STATUS = map(repeat, ("_request", "_number", "_value", "_status"))  # slots of futures
 NOTHING, NO_WAITS, NO_OUTPUT, ENDED = map(repeat, (None, (), NO_OUTPUTS, DONE))
-made = partial(tuple.__new__, Sent)
-future_of: Any = itemgetter(Sent._fields.index("future"))
-name_of, result_of, status_of, waiting_of = map(attrgetter, ("name", "result", "_status", "_waiting"))
+new_in_flight = partial(tuple.__new__, InFlightRequest)
+future_of: Any = itemgetter(InFlightRequest._fields.index("future"))
+name_of, result_of, status_of, wait_list_of = map(attrgetter, ("name", "result", "_status", "_wait_list"))
 
 
 class Run:
@@ -39,14 +39,14 @@ class Run:
 
     __slots__ = ("first", "link", "names", "number", "sents")
 
-    def __init__(self, link: Connection, sents: list[Sent], names: tuple[int, ...]) -> None:
+    def __init__(self, link: Connection, sents: list[InFlightRequest], names: tuple[int, ...]) -> None:
         self.link, self.sents, self.names = link, sents, names
         self.first, self.number = sents[0].number, sents[-1].number
 
 
-def loose(entries: Iterable[Sent | Run], link: Connection) -> list[Sent | Run]:
+def split_stale_runs(entries: Iterable[InFlightRequest | Run], link: Connection) -> list[InFlightRequest | Run]:
     """The same entries, with runs for an earlier child split up: some of their requests may have been resent."""
-    found: list[Sent | Run] = []
+    found: list[InFlightRequest | Run] = []
     for entry in entries:
         if type(entry) is Run and entry.link is not link:
             found += entry.sents
@@ -69,7 +69,7 @@ def take_run(queue: Any, link: Connection, count: int) -> int:
     except RuntimeError:  # a finalizer has submitted a request meanwhile
         return 0
     requests = list(map(getattr, futures, UNCLAIMED, NOTHING))
-    bounds = known(queue, map(getattr, requests, repeat("bound"), NOTHING))
+    bounds = known_prefix(queue, map(getattr, requests, repeat("bound"), NOTHING))
     count = len(bounds)
     if count < FEWEST:
         return 0
@@ -80,7 +80,7 @@ def take_run(queue: Any, link: Connection, count: int) -> int:
     except AttributeError:  # one was withdrawn
         return 0
     numbers = list(islice(pool.numbers, count))
-    sents = list(map(made, zip(numbers, futures, requests, NO_OUTPUT, repeat(queue), NO_WAITS, bounds)))
+    sents = list(map(new_in_flight, zip(numbers, futures, requests, NO_OUTPUT, repeat(queue), NO_WAITS, bounds)))
     if numbers[-1] - numbers[0] == count - 1:
         queue.unframed.append(Run(link, sents, tuple(map(name_of, bounds))))
     else:  # threads of other queues took numbers in between
@@ -88,7 +88,7 @@ def take_run(queue: Any, link: Connection, count: int) -> int:
     if not queue.sent:
         queue.since = monotonic()
     any(map(setattr, futures, NUMBER, numbers))
-    any(map(setattr, futures, VALUE, map(result_of, bounds)))  # after their numbers: see `_enter_sent`
+    any(map(setattr, futures, VALUE, map(result_of, bounds)))  # after their numbers: see `_record_sent`
     queue.sent.update(zip(numbers, sents, strict=True))
     queue.busy = len(queue.sent)
     list(map(deque.popleft, repeat(pending, count)))  # only the holder of `send_lock` takes out claimed futures
@@ -111,7 +111,7 @@ def take_lone(queue: Any, mailbox: Mailbox) -> None:
     except IndexError:  # dropped by another thread
         return
     request: Any = getattr(future, "_request", None)
-    if not known(queue, (getattr(request, "bound", None),)):
+    if not known_prefix(queue, (getattr(request, "bound", None),)):
         return
     bound = request.bound
     queue.taken.append((future, request))
@@ -120,19 +120,19 @@ def take_lone(queue: Any, mailbox: Mailbox) -> None:
     except AttributeError:  # it was withdrawn
         return
     number = next(pool.numbers)
-    sent = made((number, future, request, NO_OUTPUTS, queue, (), bound))
+    sent = new_in_flight((number, future, request, NO_OUTPUTS, queue, (), bound))
     queue.unframed.append(sent)
     queue.since = monotonic()
     future._number = number
-    future._value = bound.result  # after its number: see `_enter_sent`
+    future._value = bound.result  # after its number: see `_record_sent`
     queue.sent[number] = sent
-    mailbox.ask(number, bound.name)
+    mailbox.announce_request(number, bound.name)
     queue.busy = len(queue.sent)
     pending.popleft()  # only the holder of `send_lock` takes out claimed futures
     queue.taken.popleft()
 
 
-def known(queue: Any, bounds: Iterable[Any]) -> list[Any]:
+def known_prefix(queue: Any, bounds: Iterable[Any]) -> list[Any]:
     """The leading SentRequests that the child knows and that need no memory for outputs."""
     pool, defined = queue.pool, queue.defined
     found: list[Any] = []
@@ -151,11 +151,11 @@ def end_run(queue: Any, numbers: range, *, is_helper: bool) -> bool:
     futures = list(map(future_of, sents))
     if {*map(type, futures)} != {Future} or any(map(status_of, futures)):  # an interrupted thread has ended some
         return False
-    if is_helper and not all(waiting.is_plain for waiting in filter(None, map(waiting_of, futures))):
+    if is_helper and not all(wait_list.is_interruptible for wait_list in filter(None, map(wait_list_of, futures))):
         return False
     queue.done += len(futures)
     any(map(setattr, futures, STATUS, ENDED))
-    for future in filter(waiting_of, futures):
-        queue.tell_of(future)
+    for future in filter(wait_list_of, futures):
+        queue.notify_waiters(future)
     list(map(queue.sent.pop, numbers, NOTHING))
     return True

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.core.request import Request
 from dispatch.errors import BadRequest
-from dispatch.supervise.future import CANCELLED, MISSED, LateFuture, TimedFuture
+from dispatch.supervise.future import ALREADY_CLAIMED, CANCELLED, ConditionalFuture, TimedFuture
 from dispatch.supervise.process import messages
-from dispatch.supervise.process.repeatable import Sent
-from dispatch.supervise.process.runs import Run, loose, take_lone, take_run
+from dispatch.supervise.process.repeatable import InFlightRequest
+from dispatch.supervise.process.runs import Run, split_stale_runs, take_lone, take_run
 from dispatch.supervise.queue import CANCELLING, WorkerQueue
 
 if TYPE_CHECKING:
@@ -29,31 +29,31 @@ if TYPE_CHECKING:
     from dispatch.supervise.process.messages import Connection
     from dispatch.supervise.process.owner import QueueOwner
 
-__all__ = ["NOW", "SendingQueue", "SentRequest"]
+__all__ = ["NONBLOCKING", "RemoteBound", "SendingQueue"]
 
 Waits = tuple[tuple[int, int], ...]
 
 WINDOW = 256  # requests that a worker of the child may have at once
 BATCH = 128  # requests in one message
 MESSAGE_BYTES = 1 << 16  # a message is closed once it has so many
-TAKEN = object()  # stands for a request that was taken; None may be submitted by mistake
-NOW = (False,)  # for `map`: the argument `blocking` of `acquire`
-FIRST = 32  # requests in the first message to an idle child, which starts while the rest is packed
-# With BUSY requests in flight, fewer than COMPANY queued ones wait for more: the worker has work, and each message
-# costs both processes as much as two requests.
-BUSY, COMPANY = 4, 16
+ALREADY_TAKEN = object()  # stands for a request that was taken; None may be submitted by mistake
+NONBLOCKING = (False,)  # for `map`: the argument `blocking` of `acquire`
+FIRST_BATCH = 32  # requests in the first message to an idle child, which starts while the rest is packed
+# With MIN_IN_FLIGHT requests in flight, fewer than MIN_BATCH queued ones wait for more: the worker has work, and each
+# message costs both processes as much as two requests.
+MIN_IN_FLIGHT, MIN_BATCH = 4, 16
 
 
-def _waits(future: LateFuture) -> Waits:
+def _waits(future: ConditionalFuture) -> Waits:
     """The dependencies of a future that have not ended, as (worker, number); they were or will be sent."""
     return tuple((other._queue.index, other._number) for other in future.after if not other._status)
 
 
-def _places(outputs: Operands) -> tuple[Any, ...]:
+def _output_blocks(outputs: Operands) -> tuple[Any, ...]:
     return tuple(tuple(tensor.storage.keep) for tensor in outputs.values())
 
 
-class SentRequest:
+class RemoteBound:
     """The `bound` of a request that was sent to a child: its name (a number) there, and its pickled bytes.
 
     `plans` and `executor` are there because executors and supervisors look for them in any request's `bound`.
@@ -83,8 +83,8 @@ class SendingQueue(WorkerQueue):
     that holds `send_lock` sends; a thread that does not get it leaves sending to the holder, which checks the queue
     again after releasing the lock. The holder may be interrupted anywhere (Ctrl-C on the main thread), and then
     releases the lock at once; the next holder goes on from there. For that, requests being taken are in `taken` until
-    they are in `sent`, those in `sent` but in no frame yet are in `unframed`, and a frame is in `link.out` until the
-    socket has it.
+    they are in `sent`, those in `sent` but in no frame yet are in `unframed`, and a frame is in `link.outgoing` until
+    the socket has it.
     """
 
     __slots__ = (
@@ -97,17 +97,17 @@ class SendingQueue(WorkerQueue):
         "since",
         "taken",
         "unframed",
-        "untold",
+        "unnotified",
     )
 
     def __init__(self, index: int, limit: int, pool: QueueOwner) -> None:
         super().__init__(index, limit)
         self.pool = pool
         self.link: Connection | None = None  # None while there is no child
-        self.sent: dict[int, Sent] = {}
+        self.sent: dict[int, InFlightRequest] = {}
         self.taken: deque[tuple[Future, Any]] = deque()  # being taken from the queue, one after the other
-        self.unframed: list[Sent | Run] = []
-        self.untold: deque[Future] = deque()  # futures that have ended, whose waiters the monitor thread must wake
+        self.unframed: list[InFlightRequest | Run] = []
+        self.unnotified: deque[Future] = deque()  # futures that have ended, whose waiters the monitor thread must wake
         self.defined: set[int] = set()  # names of requests that the present child's worker knows
         self.forget: list[int] = []
         self.send_lock = threading.Lock()
@@ -118,11 +118,11 @@ class SendingQueue(WorkerQueue):
         """End a request that was claimed."""
         raise NotImplementedError
 
-    def tell(self, future: Future) -> list[BaseException]:
+    def notify(self, future: Future) -> list[BaseException]:
         """Wake the waiters of a future that has ended; returns errors of callbacks."""
         raise NotImplementedError
 
-    def expect(self, future: Future) -> None:
+    def watch_deadline(self, future: Future) -> None:
         if isinstance(future, TimedFuture) and not hasattr(future, "_number"):  # else it was sent, or is about to be
             self.pool.watch_deadline(future, self)
 
@@ -134,23 +134,23 @@ class SendingQueue(WorkerQueue):
             self.pending.remove(future)
         if is_mine:
             self.failed += 1
-            self.pool.failed(future, errors)
+            self.pool.on_request_failed(future, errors)
         return is_mine
 
     def wake(self) -> None:
         """Send queued requests, as far as the child has room."""
-        if len(self.sent) >= BUSY and len(self.pending) < COMPANY and self._is_at_rest():
+        if len(self.sent) >= MIN_IN_FLIGHT and len(self.pending) < MIN_BATCH and self._is_at_rest():
             return  # as below, in a third of the time; the thread that reads the next report checks the queue
         while True:
             try:
                 is_sent = self._send_alone()
             except BaseException:
-                self.pool.ring()  # the monitor thread continues
+                self.pool.wake_monitor()  # the monitor thread continues
                 raise
             if is_sent is None:
                 return
             if is_sent and self.pool.ordered:
-                self.pool.launched()
+                self.pool.on_enqueued()
             if self.pool.blocked and len(self.pending) <= self.limit // 2:
                 self.pool.make_room()
             if not (self.pending or self.taken) or not self._has_room():
@@ -159,13 +159,15 @@ class SendingQueue(WorkerQueue):
     def _is_at_rest(self) -> bool:
         """Whether no thread has left anything half done, because of an interrupt or a full socket."""
         link = self.link
-        return link is not None and link.out is link.flushed and not self.taken and not self.unframed
+        return link is not None and link.outgoing is link.flushed and not self.taken and not self.unframed
 
     def _send_alone(self) -> bool | None:
         """As `_send`; None if another thread is sending."""
         held: list[bool] = []
         try:
-            held.extend(map(self.send_lock.acquire, NOW))  # atomic: no interrupt between acquiring and recording it
+            held.extend(
+                map(self.send_lock.acquire, NONBLOCKING)
+            )  # atomic: no interrupt between acquiring and recording it
             if True not in held:
                 return None
             self.asleep = False
@@ -177,18 +179,18 @@ class SendingQueue(WorkerQueue):
 
     def _has_room(self) -> bool:
         link = self.link
-        if link is None or link.out is not link.flushed or self.pool.state >= CANCELLING:
+        if link is None or link.outgoing is not link.flushed or self.pool.state >= CANCELLING:
             return False
-        flying = len(self.sent)
-        return flying < WINDOW and (flying < BUSY or len(self.pending) >= COMPANY)
+        count = len(self.sent)
+        return count < WINDOW and (count < MIN_IN_FLIGHT or len(self.pending) >= MIN_BATCH)
 
     def _send(self) -> bool:
         is_sent = False
         link = self.link
         try:
-            if link is not None and link.mailbox is not None and link.out is link.flushed and self._has_room():
+            if link is not None and link.mailbox is not None and link.outgoing is link.flushed and self._has_room():
                 take_lone(self, link.mailbox)
-            while link is not None and (link.out is link.flushed or link.flush()):
+            while link is not None and (link.outgoing is link.flushed or link.flush()):
                 if not self.unframed and not ((self.pending or self.taken) and self._has_room()):
                     break
                 if not self.unframed:
@@ -197,16 +199,16 @@ class SendingQueue(WorkerQueue):
                     is_sent = True
         except OSError:  # the child is gone: the monitor thread will notice, and deal with what was sent
             return True
-        if link is not None and link.out is not link.flushed:
-            self.pool.ring()  # the monitor thread continues once there is room
+        if link is not None and link.outgoing is not link.flushed:
+            self.pool.wake_monitor()  # the monitor thread continues once there is room
         return is_sent
 
     def _take_some(self, link: Connection) -> None:
         """Move requests from the queue to `sent`, as many as fit into a message."""
         size = 0
         count = min(len(self.pending) + 1, BATCH, WINDOW - len(self.sent))
-        if count > FIRST and not any(queue.sent for queue in self.pool.queues):
-            count = FIRST
+        if count > FIRST_BATCH and not any(queue.sent for queue in self.pool.queues):
+            count = FIRST_BATCH
         while count > 0:
             together = 0 if self.taken else take_run(self, link, count)
             if not together:
@@ -229,16 +231,16 @@ class SendingQueue(WorkerQueue):
         else:
             taking = taken[0]
             if self._is_taken(taking[0]):  # an interrupted thread has finished with it
-                taking = (taking[0], TAKEN)
+                taking = (taking[0], ALREADY_TAKEN)
                 if taking[0]._status:  # but it may not have woken all waiters
-                    self.pool.callbacks_failed(self.tell(taking[0]))
+                    self.pool.on_callback_errors(self.notify(taking[0]))
         future, request = taking
         size = 0
-        if request is MISSED or (request is not TAKEN and not future.claim_again()):
+        if request is ALREADY_CLAIMED or (request is not ALREADY_TAKEN and not future.claim_again()):
             future.claim()  # ends it, if it was withdrawn and that was interrupted
             self.cancelled += future._status == CANCELLED
-        elif request is not TAKEN:
-            size = self._enter(future, request)
+        elif request is not ALREADY_TAKEN:
+            size = self._move_to_sent(future, request)
         self._leave_queue(future)
         taken.popleft()
         return size
@@ -255,16 +257,16 @@ class SendingQueue(WorkerQueue):
         with suppress(ValueError):
             pending.remove(future)
 
-    def _enter(self, future: Future, request: Any) -> int:
+    def _move_to_sent(self, future: Future, request: Any) -> int:
         """Put a claimed request into `sent`, or fail it; returns about how many bytes it adds to a message."""
         try:
             waits: Waits = ()
-            if isinstance(future, LateFuture):
+            if isinstance(future, ConditionalFuture):
                 waits = _waits(future)
                 refusal = future.refusal()  # after `_waits`: dependencies that it left out have ended by now
                 if refusal is not None:
                     raise refusal
-            return self._enter_sent(future, request, waits)
+            return self._record_sent(future, request, waits)
         except Exception as error:  # noqa: BLE001  # a value until it is delivered
             self.fail(future, error)
         except BaseException as error:
@@ -273,10 +275,10 @@ class SendingQueue(WorkerQueue):
             self.fail(future, error)
         return 0
 
-    def _enter_sent(self, future: Future, request: Any, waits: Waits) -> int:
+    def _record_sent(self, future: Future, request: Any, waits: Waits) -> int:
         pool = self.pool
         bound = getattr(request, "bound", None)
-        if type(bound) is not SentRequest or bound.pool is not pool:
+        if type(bound) is not RemoteBound or bound.pool is not pool:
             bound = self._bind(request)
         refusal = pool.device.refusal(request) if pool.device.taints else None
         if refusal is not None:
@@ -287,7 +289,7 @@ class SendingQueue(WorkerQueue):
             outputs = {name: executor.empty(*made) for name, made in bound.unallocated.items()}
         value = request.result(outputs) if outputs else bound.result
         size = 32 if bound.name in self.defined else 32 + len(bound.data)
-        sent = Sent(next(pool.numbers), future, request, outputs, self, waits, bound)
+        sent = InFlightRequest(next(pool.numbers), future, request, outputs, self, waits, bound)
         self.unframed.append(sent)
         if not self.sent:
             self.since = monotonic()
@@ -299,8 +301,8 @@ class SendingQueue(WorkerQueue):
 
     def _frame(self, link: Connection) -> bool:
         """Make the next message, of requests in `sent` that are in none yet; returns whether there are any."""
-        last, sents, forget = link.out.last, self.sent, self.forget
-        fresh = [sent for sent in loose(self.unframed, link) if sent.number > last and sent.number in sents]
+        last, sents, forget = link.outgoing.last, self.sent, self.forget
+        fresh = [sent for sent in split_stale_runs(self.unframed, link) if sent.number > last and sent.number in sents]
         if fresh:
             message: list[Any] = []
             names = forget.copy() if forget else ()
@@ -308,7 +310,7 @@ class SendingQueue(WorkerQueue):
                 message.append((messages.FORGET, names))
             defined = self._entries(fresh, message)
             for sent in fresh:
-                if type(sent) is Sent and isinstance(sent.future, TimedFuture):
+                if type(sent) is InFlightRequest and isinstance(sent.future, TimedFuture):
                     self.pool.watch_deadline(sent.future, self)
             link.put(message, fresh[-1].number)
             if defined:
@@ -319,7 +321,7 @@ class SendingQueue(WorkerQueue):
         self.unframed.clear()
         return bool(fresh)
 
-    def _entries(self, requests: Iterable[Sent | Run], message: list[Any]) -> set[int]:
+    def _entries(self, requests: Iterable[InFlightRequest | Run], message: list[Any]) -> set[int]:
         """Add requests to a message, with the definitions that the child lacks; returns the names defined."""
         defined: set[int] = set()
         for sent in requests:
@@ -330,32 +332,35 @@ class SendingQueue(WorkerQueue):
             if bound.name not in self.defined and bound.name not in defined:
                 message.append((messages.DEFINE, bound.name, bound.data))
                 defined.add(bound.name)
-            if type(sent.future) is TimedFuture and not sent.future.begun:
-                message.append((sent.number, bound.name, _places(sent.outputs), sent.waits, sent.future.deadline))
+            if type(sent.future) is TimedFuture and not sent.future.may_have_started:
+                message.append(
+                    (sent.number, bound.name, _output_blocks(sent.outputs), sent.waits, sent.future.deadline)
+                )
             elif sent.outputs or sent.waits:
-                message.append((sent.number, bound.name, _places(sent.outputs), sent.waits))
+                message.append((sent.number, bound.name, _output_blocks(sent.outputs), sent.waits))
             else:
                 message.append((sent.number, bound.name))
         return defined
 
-    def _bind(self, request: Any) -> SentRequest:
+    def _bind(self, request: Any) -> RemoteBound:
         if not isinstance(request, Request):
             hint = "such as dispatch.MatmulRequest(a=a, b=b)"
             raise BadRequest("request", type(request).__name__, "a dispatch.Request", hint)
-        bound = SentRequest(self.pool, request, self)
+        bound = RemoteBound(self.pool, request, self)
         object.__setattr__(request, "bound", bound)
         return bound
 
-    def resend(self, link: Connection, requests: Iterable[Sent]) -> None:
+    def resend(self, link: Connection, requests: Iterable[InFlightRequest]) -> None:
         """Send requests again, to a child that may not know them. OSError if it is gone."""
         message: list[Any] = []
         requests = [
-            sent._replace(waits=_waits(sent.future) if isinstance(sent.future, LateFuture) else ()) for sent in requests
+            sent._replace(waits=_waits(sent.future) if isinstance(sent.future, ConditionalFuture) else ())
+            for sent in requests
         ]
         if requests:
             self.defined |= self._entries(requests, message)
             self.since = monotonic()
-            link.put(message, max(link.out.last, requests[-1].number))
+            link.put(message, max(link.outgoing.last, requests[-1].number))
             link.flush()
 
     def resume(self, link: Connection) -> None:
@@ -366,7 +371,7 @@ class SendingQueue(WorkerQueue):
             self.link = link
         self.wake()
 
-    def give_back(self) -> None:
+    def fail_taken(self) -> None:
         """Fail the requests that an interrupted thread was taking, once nothing is sent any more."""
         while self.taken:
             future, _ = self.taken[0]
@@ -375,10 +380,10 @@ class SendingQueue(WorkerQueue):
             self._leave_queue(future)
             self.taken.popleft()
 
-    def refusal(self, sent: Sent) -> DispatchError | None:
+    def refusal(self, sent: InFlightRequest) -> DispatchError | None:
         """The error if a request must not run again, because a dependency has failed or an operand is tainted."""
         future = sent.future
-        error: DispatchError | None = future.orphaned() if isinstance(future, LateFuture) else None
+        error: DispatchError | None = future.dependency_error() if isinstance(future, ConditionalFuture) else None
         if error is None and self.pool.device.taints:
             error = self.pool.device.refusal(sent.request)
         return error

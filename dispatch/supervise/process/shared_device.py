@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.supervise.process.chunks import Chunk
 
-__all__ = ["SharedCuda", "SharedHost", "shared"]
+__all__ = ["SharedCuda", "SharedHost", "make_shared_device"]
 
-LET_GO_SECONDS = 1.0  # within which children should unmap freed chunks; one that was stopped never does
+UNMAP_SECONDS = 1.0  # within which children should unmap freed chunks; one that was stopped never does
 
 _generations = itertools.count(1)
 
@@ -59,16 +59,16 @@ class CopyExecutor(Executor):
 class _SharedMemory(Device):
     """The base class of SharedHost and SharedCuda: chunks, blocks, and marks on tainted memory."""
 
-    def _begin(self) -> None:
+    def _init_memory(self) -> None:
         self.chunks: dict[int, Chunk] = {}
         self._numbers = itertools.count()
         self.allocator = BlockAllocator(self._grow)
         # Called when `chunks` has changed. A descriptor passed to it is kept open until no child maps dropped chunks.
-        self.on_chunks: Callable[[int | None], None] | None = None
+        self.on_chunks_changed: Callable[[int | None], None] | None = None
         self.taints = 0
         self._local = threading.local()
-        self._dropped = weakref.finalize(self, _close_all, self.chunks)
-        self._dropped.atexit = False  # at exit the system frees the memory; the driver may be gone by then
+        self._finalizer = weakref.finalize(self, _close_all, self.chunks)
+        self._finalizer.atexit = False  # at exit the system frees the memory; the driver may be gone by then
         self._marks: weakref.WeakKeyDictionary[Storage, list[tuple[int, int, str]]] = weakref.WeakKeyDictionary()
 
     def after_fork(self) -> None:
@@ -78,7 +78,7 @@ class _SharedMemory(Device):
         """
         super().after_fork()
         self.allocator = BlockAllocator(self._grow)
-        self.on_chunks = None
+        self.on_chunks_changed = None
 
     def _make_chunk(self, nbytes: int) -> Chunk:
         raise NotImplementedError
@@ -89,8 +89,8 @@ class _SharedMemory(Device):
         self.chunks[number] = chunk
         try:
             self.check()  # after the line above: a thread that closes the device sees the chunk, or is noticed here
-            if self.on_chunks is not None:
-                self.on_chunks(None)
+            if self.on_chunks_changed is not None:
+                self.on_chunks_changed(None)
         except BaseException:
             self.chunks.pop(number, None)
             chunk.close()
@@ -133,8 +133,8 @@ class _SharedMemory(Device):
         used = self.allocator.chunks()
         gone = {number: self.chunks.pop(number) for number in held if number not in used and number in self.chunks}
         try:
-            if gone and self.on_chunks is not None:
-                _until_closed(self.on_chunks)
+            if gone and self.on_chunks_changed is not None:
+                _call_and_wait(self.on_chunks_changed)
         finally:
             _close_all(gone)
 
@@ -179,7 +179,7 @@ class _SharedMemory(Device):
             del self._marks[tensor.storage]
         self.taints = len(self._marks)
 
-    def tainted(self, tensor: Tensor) -> TaintedTensor | None:
+    def taint_error(self, tensor: Tensor) -> TaintedTensor | None:
         """The error for reading a tensor that overlaps tainted memory; None if it does not."""
         low, high = _span(tensor)
         for start, end, why in self._marks.get(tensor.storage, ()):
@@ -190,16 +190,16 @@ class _SharedMemory(Device):
     def refusal(self, request: Request) -> TaintedTensor | None:
         """The error for running a request that reads tainted memory; None if it does not."""
         read = (tensor for _, tensor, is_written in request.tensors() if not is_written)
-        return next(filter(None, map(self.tainted, read)), None)
+        return next(filter(None, map(self.taint_error, read)), None)
 
     def look(self, tensor: Tensor) -> None:
         """Raise TaintedTensor for a tensor that must not be read."""
-        error = self.tainted(tensor) if self.taints else None
+        error = self.taint_error(tensor) if self.taints else None
         if error is not None:
             raise error
 
 
-def _until_closed(give: Callable[[int | None], None]) -> None:
+def _call_and_wait(give: Callable[[int | None], None]) -> None:
     """Call `give` with a file descriptor, and wait until all processes that got it have closed it."""
     try:
         ours, theirs = os.pipe()
@@ -212,7 +212,7 @@ def _until_closed(give: Callable[[int | None], None]) -> None:
         os.close(theirs)
         end = select.poll()
         end.register(ours, 0)  # a hang-up, when the last writing end is closed, is always reported
-        end.poll(LET_GO_SECONDS * 1000)
+        end.poll(UNMAP_SECONDS * 1000)
         os.close(ours)
 
 
@@ -253,7 +253,7 @@ class SharedHost(_SharedMemory, HostDevice):
 
     def __init__(self) -> None:
         HostDevice.__init__(self, next(_generations))
-        self._begin()
+        self._init_memory()
 
     def _make_chunk(self, nbytes: int) -> Chunk:
         return file_chunk(nbytes)
@@ -277,7 +277,7 @@ class SharedHost(_SharedMemory, HostDevice):
 
     def close(self) -> None:
         super().close()
-        self._dropped()
+        self._finalizer()
 
     def __repr__(self) -> str:
         return f"<{self.name}, shared memory {self.generation}{'' if self.alive else ', closed'}>"
@@ -288,7 +288,7 @@ class SharedCuda(_SharedMemory, CudaDevice):
 
     def __init__(self, ordinal: int) -> None:
         CudaDevice.__init__(self, ordinal, next(_generations))
-        self._begin()
+        self._init_memory()
         self._props = _properties(ordinal)
         minimum = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         self._granularity = int(driver.cuMemGetAllocationGranularity(self._props, minimum))
@@ -335,7 +335,7 @@ class SharedCuda(_SharedMemory, CudaDevice):
 
     def close(self) -> None:
         super().close()
-        self._dropped()
+        self._finalizer()
 
     def __repr__(self) -> str:
         return f"<{self.name} ({self.arch}), shared memory {self.generation}{'' if self.alive else ', closed'}>"
@@ -350,6 +350,6 @@ def _properties(ordinal: int) -> Any:
     return props
 
 
-def shared(name: str) -> SharedHost | SharedCuda:
+def make_shared_device(name: str) -> SharedHost | SharedCuda:
     """The parent's device for "host" or "cuda:N"."""
     return SharedHost() if name == "host" else SharedCuda(int(name.partition(":")[2] or 0))

@@ -31,13 +31,13 @@ def ends(boxes):
     near, far = (messages.Connection(end, box) for end, box in zip(socket.socketpair(), boxes, strict=True))
     queue = ChildQueue(0, far)
     yield near, queue
-    os.close(queue.bell)
+    os.close(queue.wake_fd)
     near.close()
     far.close()
 
 
 def asked(near, queue, number=5):
     """Have the child take a request from the mailbox."""
-    near.mailbox.ask(number, 7)
+    near.mailbox.announce_request(number, 7)
     near.send([(number, 7)])
     assert queue.next_message([]) == [(number, 7)]

@@ -26,7 +26,8 @@ def copies(sup, trouble, count):
 
 
 @pytest.mark.parametrize(
-    ("count", "is_list", "sent"), [(3, True, 3), (10, False, sending.BUSY - 1), (300, True, sending.WINDOW - 1)]
+    ("count", "is_list", "sent"),
+    [(3, True, 3), (10, False, sending.MIN_IN_FLIGHT - 1), (300, True, sending.WINDOW - 1)],
 )
 def test_what_was_sent_runs_and_what_was_not_never_does(sup, trouble, tmp_path, count, is_list, sent):
     requests = copies(sup, trouble, count)

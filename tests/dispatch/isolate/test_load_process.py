@@ -14,7 +14,7 @@ import dispatch as dp
 from dispatch.errors import BadRequest, DeadlineExceeded, DependencyFailed, DeviceFault, OutOfMemory, QueueFull
 from dispatch.supervise.future import TOO_LATE, Future
 from dispatch.supervise.process import sending
-from dispatch.supervise.process.shared_device import shared
+from dispatch.supervise.process.shared_device import make_shared_device
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 MIB = 1 << 20
@@ -150,7 +150,7 @@ def no_collections():
 
 @pytest.mark.usefixtures("no_collections")
 def test_a_device_that_is_short_of_memory_collects_garbage_and_takes_no_more_than_it_needs(monkeypatch):
-    device = shared("host")
+    device = make_shared_device("host")
     asked = []
     make = device._make_chunk
 
@@ -198,7 +198,7 @@ def plain(sup, trouble, kind="fine", once=""):
 def test_a_deadline_ends_what_is_still_queued_behind_one_that_hangs(remote, trouble):
     with remote(streams=1, hang_seconds=0.1) as sup:
         hanging = sup.submit(plain(sup, trouble, "hang"))
-        others = [sup.submit(plain(sup, trouble)) for _ in range(sending.COMPANY - 2)]
+        others = [sup.submit(plain(sup, trouble)) for _ in range(sending.MIN_BATCH - 2)]
         late = sup.submit(plain(sup, trouble), timeout=0.2)  # with so many in flight it waits for company
         assert isinstance(late.exception(PATIENCE), DeadlineExceeded)
         assert isinstance(hanging.exception(PATIENCE), DeadlineExceeded)
@@ -242,11 +242,11 @@ def test_what_is_refused_as_it_is_sent_is_told_of_by_the_warden_who_may_close(re
     hold = trouble.Hold(tmp_path)
     sup = remote(streams=1)
     with hold:
-        futures = [sup.submit(plain(sup, trouble, "held", hold.once)) for _ in range(sending.COMPANY)]
+        futures = [sup.submit(plain(sup, trouble, "held", hold.once)) for _ in range(sending.MIN_BATCH)]
         elsewhere = dp.device("host").zeros(8)
         refused = sup.submit(trouble.Trouble("fine", elsewhere, elsewhere))
         refused.add_done_callback(close)
-        futures += sup.submit_many([plain(sup, trouble) for _ in range(sending.COMPANY)])  # enough to be sent, here
+        futures += sup.submit_many([plain(sup, trouble) for _ in range(sending.MIN_BATCH)])  # enough to be sent, here
         assert isinstance(refused.exception(PATIENCE), BadRequest)
     assert [future.exception(PATIENCE) for future in futures] == [None] * len(futures)
     sup._pool.join(PATIENCE)
@@ -258,7 +258,7 @@ def test_who_sees_a_request_launched_sees_its_number(remote, trouble):
     seen = []
 
     def look(frame, _event, _argument):
-        if frame.f_code.co_name != "_enter_sent":
+        if frame.f_code.co_name != "_record_sent":
             return None
         future = frame.f_locals["future"]
         seen.append((future.is_launched, hasattr(future, "_number")))
@@ -297,7 +297,7 @@ def test_what_the_worker_comes_to_after_its_deadline_is_not_run(isolation, setup
     hold = trouble.Hold(tmp_path)
     with remote(streams=1, isolation=isolation, setup=setup) as sup, hold:
         first = sup.submit(plain(sup, trouble, "held", hold.once))
-        requests = [plain(sup, trouble) for _ in range(sending.BUSY + 2)]
+        requests = [plain(sup, trouble) for _ in range(sending.MIN_IN_FLIGHT + 2)]
         late = [sup.submit(request, timeout=0.5) for request in requests]
         if isolation == "process":
             assert any(future.is_launched for future in late)

@@ -12,7 +12,7 @@ import pytest
 from dispatch.supervise.future import Future
 from dispatch.supervise.process import mailbox, monitor
 from dispatch.supervise.process.monitor import Monitor
-from dispatch.supervise.process.remote_queue import RemoteQueue, SentRequest
+from dispatch.supervise.process.remote_queue import RemoteBound, RemoteQueue
 from dispatch.supervise.queue import CANCELLING
 
 spec = importlib.util.spec_from_file_location("mailbox_ends", Path(__file__).with_name("mailbox_ends.py"))
@@ -42,9 +42,9 @@ def alone(ends):
         blocked=0,
         release_reader=False,
         listen=listen,
-        callbacks_failed=lambda _: None,
+        on_callback_errors=lambda _: None,
         is_own_thread=lambda: False,
-        ring=lambda: None,
+        wake_monitor=lambda: None,
     )
     queue = RemoteQueue(0, 64, pool)
     pool.queues = [queue]
@@ -54,7 +54,7 @@ def alone(ends):
 
 def known(queue, name):
     queue.defined.add(name)
-    bound = object.__new__(SentRequest)
+    bound = object.__new__(RemoteBound)
     bound.pool, bound.name, bound.data = queue.pool, name, b"packed"
     bound.unallocated, bound.result = {}, f"result {name}"
     return SimpleNamespace(bound=bound)
@@ -129,14 +129,14 @@ def test_an_end_in_the_mailbox_is_found_and_the_monitor_thread_is_not_disturbed_
     for number in (2, 3, 4):
         listened.clear()
         future = put(queue, request)
-        assert box.end(number)
+        assert box.announce_end(number)
         assert future.result(PATIENCE) == "result 7"
-        assert box.is_heard(number)
+        assert box.is_confirmed(number)
         assert listened == ([False, True] if number == 2 else [])
     assert not queue.sent
     assert queue.done == 4
     far.link.send([4])  # as a child does that was too late to see it
-    assert queue.take(queue.link)
+    assert queue.read_report(queue.link)
     assert queue.done == 4
 
 
@@ -144,16 +144,16 @@ def test_an_end_that_comes_over_the_connection_after_others_in_the_mailbox_is_fo
     queue, far, listened = alone
     request = known(queue, 7)
     box = far.link.mailbox
-    box.words[mailbox.HEARD] = mailbox.LIKELY
+    box.words[mailbox.CONFIRMED] = mailbox.LIKELY
     future = put(queue, request)
-    assert box.end(1)
+    assert box.announce_end(1)
     future.result(PATIENCE)
     future = put(queue, request)
     far.link.send([2])
     listened.clear()
     assert future.result(PATIENCE) == "result 7"
     assert listened == []
-    assert not queue.link.mailbox.found_last
+    assert not queue.link.mailbox.last_was_found
 
 
 def test_one_who_waits_for_what_is_not_sent_yet_finds_no_end_in_an_empty_mailbox(alone):
@@ -163,19 +163,19 @@ def test_one_who_waits_for_what_is_not_sent_yet_finds_no_end_in_an_empty_mailbox
     queue.pending.append(future)
     with pytest.raises(TimeoutError):
         future.result(0.001)
-    assert not queue.link.mailbox.found_last
-    assert not far.link.mailbox.words[mailbox.HEARD]
+    assert not queue.link.mailbox.last_was_found
+    assert not far.link.mailbox.words[mailbox.CONFIRMED]
 
 
 def test_one_who_waits_long_says_so_before_it_sleeps(alone):
     queue, far, listened = alone
     request, box = known(queue, 7), far.link.mailbox
-    queue.link.mailbox.found_last = True
+    queue.link.mailbox.last_was_found = True
     future = put(queue, request)
     with pytest.raises(TimeoutError):
         future.result(0.001)
     assert listened == [False, True]
-    assert not box.end(1)  # so the child says it over the connection
+    assert not box.announce_end(1)  # so the child says it over the connection
     far.link.send([1])
     assert future.result(PATIENCE) == "result 7"
 
@@ -183,16 +183,16 @@ def test_one_who_waits_long_says_so_before_it_sleeps(alone):
 def test_of_one_that_has_a_callback_the_end_in_the_mailbox_is_left_to_the_monitor_thread(alone):
     queue, far, _ = alone
     box = far.link.mailbox
-    box.words[mailbox.HEARD] = mailbox.LIKELY
+    box.words[mailbox.CONFIRMED] = mailbox.LIKELY
     future = put(queue, known(queue, 7))
     called = []
     future.add_done_callback(called.append)
-    assert box.end(1)
+    assert box.announce_end(1)
     with pytest.raises(TimeoutError):
         future.result(0.001)
-    assert not box.is_heard(1)
+    assert not box.is_confirmed(1)
     far.link.send([1])
-    queue.take(queue.link)  # as that does
+    queue.read_report(queue.link)  # as that does
     assert called == [future]
 
 

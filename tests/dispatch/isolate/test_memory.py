@@ -157,9 +157,9 @@ def test_a_block_may_be_larger_than_one_before_it_of_which_the_child_knows_a_req
     mapped = os.memfd_create("dispatch test")
     os.ftruncate(mapped, 1 << 16)
     device.attach(0, 1 << 16, mapped)
-    old = device.at((0, 512, 256, 0), "f32", (64,), (1,), False)
-    larger = device.at((0, 512, 1024, 0), "f32", (16, 16), (16, 1), False)
-    smaller = device.at((0, 512, 128, 0), "f32", (32,), (1,), False)
+    old = device.tensor_at((0, 512, 256, 0), "f32", (64,), (1,), False)
+    larger = device.tensor_at((0, 512, 1024, 0), "f32", (16, 16), (16, 1), False)
+    smaller = device.tensor_at((0, 512, 128, 0), "f32", (32,), (1,), False)
     np.asarray(larger)[:] = 3.0
     np.testing.assert_array_equal(np.asarray(old), np.full(64, 3.0))
     assert old.storage is larger.storage is smaller.storage  # streams are ordered by their uses of it

@@ -37,7 +37,7 @@ class Failing:
             def mmap(*arguments):
                 if self.fails("mmap"):
                     chunks.ctypes.set_errno(self.number)
-                    return chunks.FAILED
+                    return chunks.MAP_FAILED
                 return real(*arguments)
 
         monkeypatch.setattr(chunks, "_libc", Libc)
@@ -98,7 +98,7 @@ def test_whichever_call_fails_nothing_is_lost_and_memory_is_tried_for_again(monk
     while True:
         failing.at, failing.calls = failing.at + 1, []
         device = memory.SharedHost()
-        device.on_chunks = [].append
+        device.on_chunks_changed = [].append
         use_all(device)  # one failure is no lack: what is free is given back, and it is tried again
         device.close()
         device = None
@@ -142,16 +142,16 @@ def test_a_defect_while_children_are_told_costs_no_memory(device):
     def broken(_):
         raise RuntimeError("a defect")
 
-    device.on_chunks = broken
+    device.on_chunks_changed = broken
     for _ in range(3):
         with pytest.raises(RuntimeError, match="a defect"):
             device.empty((LARGE,), "u8")
     assert held() == before
     assert device.chunks == {}
-    device.on_chunks = None
+    device.on_chunks_changed = None
     kept = device.array(np.ones(LARGE, np.uint8))
     del kept
-    device.on_chunks = broken
+    device.on_chunks_changed = broken
     with pytest.raises(RuntimeError, match="a defect"):
         device.trim()
     assert held() == before

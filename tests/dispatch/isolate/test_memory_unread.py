@@ -95,7 +95,7 @@ def test_a_stopped_child_that_has_work_is_replaced_by_one_that_has_all_memory():
 
 
 def test_a_stopped_child_delays_what_is_given_back_by_no_more_than_it_is_given(monkeypatch):
-    monkeypatch.setattr(memory, "LET_GO_SECONDS", 0.05)
+    monkeypatch.setattr(memory, "UNMAP_SECONDS", 0.05)
     with dp.Supervisor("host", isolation="process", streams=1) as sup:
         device = sup.device
         first = device.array(np.full((4, 4), 2, np.float32))
@@ -106,7 +106,7 @@ def test_a_stopped_child_delays_what_is_given_back_by_no_more_than_it_is_given(m
             tensor = None
             if len(device.chunks) > 20:
                 device.trim()
-            monkeypatch.setattr(memory, "LET_GO_SECONDS", 0.001)
+            monkeypatch.setattr(memory, "UNMAP_SECONDS", 0.001)
         os.kill(pid, signal.SIGCONT)
         assert (sup.submit(dp.MatmulRequest(first, first)).result(PATIENCE).numpy() == 16).all()
         assert sup.generation == 1

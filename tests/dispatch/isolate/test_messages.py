@@ -84,11 +84,11 @@ def test_a_request_comes_out_with_the_same_tensors_and_fields(home, rng):
     def at(place, dtype, shape, strides, readonly):
         seen.append((place.chunk, place.offset + place.start, dtype, shape, strides, readonly))
         return next(
-            t for t in (request.a, request.b, request.bias) if messages.place_of(t) == place and t.shape == shape
+            t for t in (request.a, request.b, request.bias) if messages.location_of(t) == place and t.shape == shape
         )
 
     data = messages.pack_request(request, home)
-    clone = messages.request_from(data, home, at)
+    clone = messages.unpack_request(data, home, at)
     assert len(data) < 1000
     assert [(clone.a, clone.b, clone.bias)] == [(request.a, request.b, request.bias)]
     assert {name: getattr(clone, name) for name in fields} == fields
@@ -102,8 +102,8 @@ def test_a_request_comes_out_with_the_same_tensors_and_fields(home, rng):
 def test_scales_cross_with_their_tensors(home):
     a, b = home.array(np.ones((16, 16)), "f8e4m3"), home.array(np.ones((16, 16)), "f8e4m3").mT
     request = dp.MatmulRequest(a, b, scales=dp.Scales(a=home.array([2.0], "f32"), b=0.5))
-    tensors = {messages.place_of(t): t for _, t, _ in request.tensors()}
-    clone = messages.request_from(messages.pack_request(request, home), home, lambda place, *_: tensors[place])
+    tensors = {messages.location_of(t): t for _, t, _ in request.tensors()}
+    clone = messages.unpack_request(messages.pack_request(request, home), home, lambda place, *_: tensors[place])
     assert clone.scales.a is request.scales.a
     assert (clone.scales.b, clone.scales.a_mode) == (0.5, request.scales.a_mode)
 
@@ -133,7 +133,7 @@ def test_errors_come_out_with_their_fields_and_cause():
     cause = ValueError("why")
     error = dp.errors.BadRequest("a", "this", "that", "do so")
     error.__cause__ = cause
-    clone = messages.error_from(messages.pack_error(error))
+    clone = messages.unpack_error(messages.pack_error(error))
     assert (type(clone), clone.operand, clone.hint, str(clone)) == (dp.errors.BadRequest, "a", "do so", str(error))
     assert (type(clone.__cause__), str(clone.__cause__)) == (ValueError, "why")
 
@@ -141,7 +141,7 @@ def test_errors_come_out_with_their_fields_and_cause():
 def test_an_error_that_does_not_pickle_comes_out_in_its_words():
     with pytest.raises(TypeError):
         pickle.loads(pickle.dumps(TwoWords("half", "way")))
-    clone = messages.error_from(messages.pack_error(TwoWords("half", "way")))
+    clone = messages.unpack_error(messages.pack_error(TwoWords("half", "way")))
     assert isinstance(clone, dp.errors.WorkerFailed)
     assert "TwoWords: half way" in str(clone)
 
@@ -161,7 +161,7 @@ class NoError(Exception):
 
 
 def test_what_does_not_come_out_as_an_error_comes_out_in_its_words():
-    clone = messages.error_from(messages.pack_error(NoError("half")))
+    clone = messages.unpack_error(messages.pack_error(NoError("half")))
     assert (type(clone), str(clone)) == (dp.errors.WorkerFailed, "NoError: half")
 
 
@@ -173,12 +173,12 @@ def test_an_error_whose_class_is_known_on_one_side_only_comes_out_in_its_words(m
     monkeypatch.setattr(sys.modules[__name__], "Private", Private, raising=False)
     data = messages.pack_error(Private("of the child"))
     monkeypatch.undo()
-    clone = messages.error_from(data)
+    clone = messages.unpack_error(data)
     assert (type(clone), str(clone)) == (dp.errors.WorkerFailed, "Private: of the child")
 
 
 def test_an_error_that_ends_the_process_when_it_is_rebuilt_comes_out_in_its_words():
-    clone = messages.error_from(pickle.dumps(("Leaving: half way", b"csys\nexit\n(tR.")))
+    clone = messages.unpack_error(pickle.dumps(("Leaving: half way", b"csys\nexit\n(tR.")))
     assert (type(clone), str(clone)) == (dp.errors.WorkerFailed, "Leaving: half way")
     assert isinstance(clone.__cause__, SystemExit)
 
@@ -191,7 +191,7 @@ def queues(pair):
     made = [ChildQueue(0, pair[0]), ChildQueue(1, messages.Connection(ends[0]))]
     yield made
     for queue in made:
-        os.close(queue.bell)
+        os.close(queue.wake_fd)
     for end in ends:
         end.close()
 
@@ -207,7 +207,7 @@ def counted(link, monkeypatch):
 def test_a_worker_looks_for_a_message_only_while_all_others_sleep(pair, queues, monkeypatch, asleep):
     mine, other = queues
     other.asleep = asleep
-    monkeypatch.setattr(child_pool, "AWAKE", 0.05)
+    monkeypatch.setattr(child_pool, "POLL_SECONDS", 0.05)
     looks = counted(mine.link, monkeypatch)
     found = []
     thread = threading.Thread(target=lambda: found.append(mine.next_message([other])))
@@ -227,7 +227,7 @@ def test_a_worker_looks_for_a_message_only_while_all_others_sleep(pair, queues, 
 def test_a_worker_that_looks_finds_what_comes_without_sleeping(pair, queues, monkeypatch):
     mine, other = queues
     other.asleep = True
-    monkeypatch.setattr(child_pool, "AWAKE", 120.0)
+    monkeypatch.setattr(child_pool, "POLL_SECONDS", 120.0)
     looks = counted(mine.link, monkeypatch)
     sender = threading.Timer(0.05, pair[1].send, [MESSAGE])
     sender.start()
@@ -240,7 +240,7 @@ def test_a_worker_whose_looks_find_nothing_looks_more_and_more_rarely_until_one_
     mine, other = queues
     other.asleep = True
     looks = counted(mine.link, monkeypatch)
-    monkeypatch.setattr(child_pool, "AWAKE", -1.0)  # too short for anything to come
+    monkeypatch.setattr(child_pool, "POLL_SECONDS", -1.0)  # too short for anything to come
     looked = []
     for number in range(300):
         looks.clear()
@@ -249,7 +249,7 @@ def test_a_worker_whose_looks_find_nothing_looks_more_and_more_rarely_until_one_
         if False in looks:
             looked.append(number)
     assert looked == [0, 3, 8, 17, 34, 67, 132, 197, 262]
-    monkeypatch.setattr(child_pool, "AWAKE", 120.0)
+    monkeypatch.setattr(child_pool, "POLL_SECONDS", 120.0)
     for number in range(200):
         looks.clear()
         pair[1].send([number])

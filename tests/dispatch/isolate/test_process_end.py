@@ -100,7 +100,7 @@ def mapped(pid):
 
 @pytest.mark.parametrize("spare", [False, True])
 def test_memory_that_no_tensor_uses_is_given_back_by_parent_and_children(open_supervisor, rng, spare, monkeypatch):
-    monkeypatch.setattr(memory, "LET_GO_SECONDS", PATIENCE)  # they are looked at once they all have let go
+    monkeypatch.setattr(memory, "UNMAP_SECONDS", PATIENCE)  # they are looked at once they all have let go
     gc.collect()  # memory of earlier tests' devices is mapped until then
     with open_supervisor(streams=1, spare=spare) as sup:
         request, right = pair(sup.device, rng)
@@ -148,8 +148,8 @@ def test_ends_of_a_child_before_that_a_forked_process_holds_are_passed_over(open
         sup.submit(request).result(PATIENCE)
         stale, other = os.pipe()
         os.close(other)
-        looked, patience = threading.Semaphore(0), sup._pool._patience
-        monkeypatch.setattr(sup._pool, "_patience", lambda: looked.release() or patience())
+        looked, patience = threading.Semaphore(0), sup._pool._poll_timeout
+        monkeypatch.setattr(sup._pool, "_poll_timeout", lambda: looked.release() or patience())
         sup._pool.poll.register(stale, select.EPOLLIN)  # told of at once, and again and again
         for _ in range(5):
             assert looked.acquire(timeout=PATIENCE)

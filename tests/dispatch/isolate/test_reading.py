@@ -174,7 +174,7 @@ def test_threads_that_wait_or_do_not_are_all_told(monkeypatch, rng, streams):
         threads = [started(lambda seed=seed: use(sup, seed)) for seed in rng.integers(0, 1 << 32, 4)]
         for thread in threads:
             thread.join(PATIENCE)
-        sup._pool.ring()  # where something was not told of, the supervisor is to end all the same
+        sup._pool.wake_monitor()  # where something was not told of, the supervisor is to end all the same
     sup.device.close()
     assert not problems
     assert not any(thread.is_alive() for thread in threads)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.supervise.process.repeatable import Sent, unsafe_to_repeat, written
+from dispatch.supervise.process.repeatable import InFlightRequest, unsafe_to_repeat, written_tensors
 
 N = 4  # a product is N by N, so a row of it is N elements
 
@@ -24,17 +24,17 @@ def operand() -> dp.Tensor:
     return dp.device("host").array(np.ones((N, N), np.float32))
 
 
-def product(number: int, a: dp.Tensor, b: dp.Tensor, out: dp.Tensor | None = None, **fields: Any) -> Sent:
+def product(number: int, a: dp.Tensor, b: dp.Tensor, out: dp.Tensor | None = None, **fields: Any) -> InFlightRequest:
     request = dp.MatmulRequest(a=a, b=b, out=out, **fields)
     outputs = {} if out is not None else {"out": operand()}
-    return Sent(number, None, request, outputs, None)  # type: ignore[arg-type]  # nobody asks the future here
+    return InFlightRequest(number, None, request, outputs, None)  # type: ignore[arg-type]  # nobody asks the future here
 
 
 def test_what_is_written_are_given_outputs_and_made_ones() -> None:
     a, b, out = operand(), operand(), operand()
-    assert written(product(1, a, b, out)) == [out]
+    assert written_tensors(product(1, a, b, out)) == [out]
     sent = product(1, a, b)
-    assert written(sent) == [sent.outputs["out"]]
+    assert written_tensors(sent) == [sent.outputs["out"]]
 
 
 def test_requests_that_share_nothing_may_run_again() -> None:

@@ -63,7 +63,7 @@ def test_the_loss_of_a_child_is_logged_with_cause_and_time(open_supervisor, trou
 
 
 def test_a_supervisor_of_a_child_says_how_much_memory_is_used(open_supervisor, monkeypatch):
-    monkeypatch.setattr(status, "PATIENCE", float(PATIENCE))
+    monkeypatch.setattr(status, "TIMEOUT", float(PATIENCE))
     with open_supervisor() as sup:
         before = sup.stats().bytes_in_use
         held = sup.device.zeros((1 << 20,), "u8")

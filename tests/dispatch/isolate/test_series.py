@@ -19,8 +19,8 @@ import dispatch as dp
 from dispatch.errors import DeadlineExceeded, DeviceFault
 from dispatch.execute.bound import Bound
 from dispatch.supervise.process import child_series, sending
-from dispatch.supervise.process.child_jobs import shortened
-from dispatch.supervise.process.child_series import LONGEST, MOST, OFTEN, AllSeries
+from dispatch.supervise.process.child_jobs import compress_report
+from dispatch.supervise.process.child_series import LONGEST, MAX_REQUESTS, RECORD_AFTER, SeriesCache
 
 PATIENCE = 120  # seconds, on a machine that has other things to do
 
@@ -251,12 +251,12 @@ def bound(executor, name):
 def worker():
     executor = Recorder()
     known = {name: bound(executor, name) for name in range(1, 10_000)}
-    return SimpleNamespace(executor=executor, known=known, all=AllSeries(executor, known))
+    return SimpleNamespace(executor=executor, known=known, all=SeriesCache(executor, known))
 
 
 def go_through(worker, names):
     """Have a run come so often that its pieces are recorded."""
-    for _ in range(OFTEN):
+    for _ in range(RECORD_AFTER):
         for piece in worker.all.cut(names):
             worker.all.get(piece)
     while worker.all.learn():
@@ -336,15 +336,15 @@ def test_a_series_whose_plans_were_let_go_launches_nothing(worker):
 
 
 def test_what_is_kept_is_bounded_and_goes_with_its_requests(worker, monkeypatch):
-    monkeypatch.setattr(child_series, "MOST", 64)
+    monkeypatch.setattr(child_series, "MAX_REQUESTS", 64)
     for start in range(1, 321, 32):
         go_through(worker, tuple(range(start, start + 32)))
-    assert sum(map(len, worker.all._all)) <= 64 < MOST
+    assert sum(map(len, worker.all._all)) <= 64 < MAX_REQUESTS
     for name in range(1, 400):
         worker.all.forget((name,))
     assert not worker.all._all
-    assert not worker.all._with
-    assert not worker.all._places
+    assert not worker.all._series_of
+    assert not worker.all._positions
 
 
 def test_a_busy_worker_records_too(worker):
@@ -360,9 +360,9 @@ def test_a_busy_worker_records_too(worker):
 
 def test_a_report_says_successive_numbers_in_short():
     error = (9, b"error")
-    assert shortened([]) == []
-    assert shortened([5]) == [5]
-    assert shortened([1, 2, 3, 5, (6, 4), 10, 12, error, (13, 2), (15, b""), 16]) == [
+    assert compress_report([]) == []
+    assert compress_report([5]) == [5]
+    assert compress_report([1, 2, 3, 5, (6, 4), 10, 12, error, (13, 2), (15, b""), 16]) == [
         (1, 3),
         (5, 6),
         12,

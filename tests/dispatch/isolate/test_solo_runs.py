@@ -7,9 +7,9 @@ import pytest
 
 from cudabind.errors import CudaDriverError
 from dispatch.errors import DeviceFault
-from dispatch.supervise.future import Future, LateFuture
+from dispatch.supervise.future import ConditionalFuture, Future
 from dispatch.supervise.process import messages, recovery
-from dispatch.supervise.process.repeatable import Sent
+from dispatch.supervise.process.repeatable import InFlightRequest
 
 NUMBER = 7
 
@@ -31,7 +31,7 @@ class WorkerQueue:
             self.control.close()
             self.far.socket.close()
 
-    def report(self, message):
+    def settle_report(self, message):
         self.reports.append(message)
         del self.sent[message[0]]
 
@@ -43,17 +43,19 @@ def alone():
     (near, far), (control, other) = pairs
 
     def run(plays, runs):
-        child = SimpleNamespace(links=[messages.Connection(near)], control=control, fate=lambda: "", behind=0)
+        child = SimpleNamespace(
+            links=[messages.Connection(near)], control=control, exit_state=lambda: "", blocked_errno=0
+        )
         pool = SimpleNamespace(
-            catch_up=lambda: None,
+            retry_chunks=lambda: None,
             hang_seconds=60,
-            present=lambda: child,
-            hear=lambda _: "the device is lost",
-            last_words=lambda _: "it died",
+            current_child=lambda: child,
+            handle_control=lambda _: "the device is lost",
+            last_message=lambda _: "it died",
         )
         queue = WorkerQueue(messages.Connection(far), other, plays)
-        sent = Sent(NUMBER, SimpleNamespace(), None, {}, queue)
-        return recovery._alone(pool, sent, False, runs), queue
+        sent = InFlightRequest(NUMBER, SimpleNamespace(), None, {}, queue)
+        return recovery._run_alone(pool, sent, False, runs), queue
 
     yield run
     for pair in pairs:
@@ -74,10 +76,10 @@ def test_one_that_ended_before_its_fault_showed_is_not_acquitted(alone, play, wh
 
 
 def test_one_that_waits_for_another_is_not_run_alone():
-    future = LateFuture(None, (Future(None),))
+    future = ConditionalFuture(None, (Future(None),))
     queue = SimpleNamespace(refusal=lambda _: None)
-    pool = SimpleNamespace(present=lambda: pytest.fail("it would wait for ever"))
-    assert recovery._try(pool, Sent(NUMBER, future, None, {}, queue), may_hang=True, runs=1) is None
+    pool = SimpleNamespace(current_child=lambda: pytest.fail("it would wait for ever"))
+    assert recovery._test_suspect(pool, InFlightRequest(NUMBER, future, None, {}, queue), may_hang=True, runs=1) is None
 
 
 @pytest.mark.parametrize(("status", "is_late"), [(716, True), (700, False), (719, False), (1, False), (None, False)])
@@ -85,5 +87,5 @@ def test_only_a_misaligned_store_may_end_before_its_fault(status, is_late):
     error = DeviceFault("lost")
     error.__cause__ = CudaDriverError("cuda", "cuEventQuery", status)
     assert recovery.ChildLoss("lost", error).may_be_late == is_late
-    assert recovery.ChildLoss("lost", error).is_of_a_kernel == (status in (700, 716, 719))
+    assert recovery.ChildLoss("lost", error).is_kernel_fault == (status in (700, 716, 719))
     assert not recovery.ChildLoss("the child died").may_be_late

@@ -181,7 +181,7 @@ def test_ranks_that_do_not_come_to_the_beginning_are_a_timeout(library, monkeypa
 
     def late(pointer, *_):
         never.wait(20)
-        pointer._obj.value = library._made(stand_in.Hall(1), 0)
+        pointer._obj.value = library._made(stand_in.Rendezvous(1), 0)
 
     monkeypatch.setattr(library, "_CommInitRankConfig", late)
     with pytest.raises(CollectiveTimeout, match=r"ncclCommInitRankConfig was not done within 0.1 s"):

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from dispatch.supervise.journal import Journal
     from dispatch.supervise.status_server import StatusServer
 
-__all__ = ["close_beside_the_loop", "deliver", "unwatch"]
+__all__ = ["close_in_thread", "close_observers", "raise_undelivered"]
 
 
-def deliver(undelivered: Undelivered | None, error: BaseException | None) -> None:
+def raise_undelivered(undelivered: Undelivered | None, error: BaseException | None) -> None:
     """Raise the errors that were never read, or attach them to the exception that leaves the block."""
     if undelivered is None:
         return
@@ -34,7 +34,7 @@ def deliver(undelivered: Undelivered | None, error: BaseException | None) -> Non
         end.__context__ = undelivered
 
 
-def unwatch(server: StatusServer | None, journal: Journal | None, *, wait: bool) -> None:
+def close_observers(server: StatusServer | None, journal: Journal | None, *, wait: bool) -> None:
     """Close the status server and the journal."""
     if server is not None:
         server.close(wait)
@@ -42,28 +42,28 @@ def unwatch(server: StatusServer | None, journal: Journal | None, *, wait: bool)
         journal.close(wait)
 
 
-async def close_beside_the_loop(close: Callable[[bool], Undelivered | None], name: str) -> Undelivered | None:
+async def close_in_thread(close: Callable[[bool], Undelivered | None], name: str) -> Undelivered | None:
     """Call `close(True)` on a separate thread; those of the loop's executor may all be waiting for requests.
 
     If the waiting task is cancelled, queued requests still run, and the interpreter does not exit before they have.
     Errors that were never read then go to `threading.excepthook`, or to the loop's exception handler.
     """
-    closing = Closing(close)
+    closing = AsyncClose(close)
     thread = threading.Thread(target=closing.run, name=f"dispatch {name} closing")
     try:
         thread.start()
     except RuntimeError:  # no thread can be started: better block the loop than not wait
         return close(True)
     except BaseException:  # Ctrl-C: the thread may be running
-        closing.leave()
+        closing.abandon()
         raise
     return await closing.wait()
 
 
-class Closing:
+class AsyncClose:
     """Closes a supervisor on another thread, while a task of the loop waits.
 
-    Guarantees: the outcome of `close` reaches the waiting task, or is reported by `leave` or `run`, once.
+    Guarantees: the outcome of `close` reaches the waiting task, or is reported by `abandon` or `run`, once.
     """
 
     def __init__(self, close: Callable[[bool], Undelivered | None]) -> None:
@@ -73,7 +73,7 @@ class Closing:
         self._loop = asyncio.get_running_loop()
         self._waiter = self._loop.create_future()
         self._lock = threading.Lock()
-        self._is_left = False
+        self._is_abandoned = False
         self._undelivered: Undelivered | None = None
         self._error: BaseException | None = None  # none is expected: a defect of ours
 
@@ -86,14 +86,14 @@ class Closing:
             error = found
         with self._lock:
             self._undelivered, self._error = undelivered, error
-            is_left = self._is_left
-        if not is_left:
+            is_abandoned = self._is_abandoned
+        if not is_abandoned:
             try:
                 self._loop.call_soon_threadsafe(self._wake)
             except RuntimeError:  # the loop is closed
-                is_left = True
-        if is_left:
-            _raise(undelivered, error)
+                is_abandoned = True
+        if is_abandoned:
+            _raise_outcome(undelivered, error)
 
     def _wake(self) -> None:
         if not self._waiter.done():
@@ -104,23 +104,23 @@ class Closing:
         try:
             await self._waiter
         except BaseException:
-            self.leave()
+            self.abandon()
             raise
         if self._error is not None:
             raise self._error
         return self._undelivered
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """Stop waiting; report an outcome that is there already."""
         with self._lock:
-            self._is_left = True
+            self._is_abandoned = True
             found = self._undelivered or self._error
         if found is not None:
             context: dict[str, Any] = {"message": "a supervisor that nobody waited for was closed", "exception": found}
             self._loop.call_exception_handler(context)
 
 
-def _raise(undelivered: Undelivered | None, error: BaseException | None) -> None:
+def _raise_outcome(undelivered: Undelivered | None, error: BaseException | None) -> None:
     if error is not None:
         raise error
-    deliver(undelivered, None)
+    raise_undelivered(undelivered, None)
