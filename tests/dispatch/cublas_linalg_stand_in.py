@@ -11,7 +11,7 @@ import numpy as np
 from cudabind.sys import cublas as real
 from dispatch.libraries.cublas import batched
 from dispatch.libraries.cublas.calls import Constant, Operand
-from dispatch.libraries.cusolver.exchanges import MOST_SHARED, Rows
+from dispatch.libraries.cusolver.row_permutations import MOST_SHARED, PermuteMode
 from dispatch.ops.linalg.packed import expanded
 from dispatch.ops.linalg.reference import lapack
 from dispatch.ops.linalg.residuals import reflected
@@ -25,18 +25,18 @@ def install(monkeypatch, stand_in):
     library = BatchedLibrary()
     monkeypatch.setattr(batched, "cublas", library)
     monkeypatch.setattr(batched, "handle_of", lambda _: SimpleNamespace(follow=lambda _: "cublas"))
-    for kind in (Convert, FormQ, Complete):
+    for kind in (ConvertPivots, FormQ, RefactorizeSingular):
         monkeypatch.setattr(f"dispatch.ops.linalg.cublas.{kind.__name__}", kind)
-    monkeypatch.setattr("dispatch.ops.linalg.cusolver_symmetric.Convert", Convert)
-    for kind in (OrderRows, Exchange):
+    monkeypatch.setattr("dispatch.ops.linalg.cusolver_symmetric.ConvertPivots", ConvertPivots)
+    for kind in (PermutationFromPivots, PermuteRows):
         monkeypatch.setattr(f"dispatch.ops.linalg.triangles.{kind.__name__}", kind)
     monkeypatch.setattr(stand_in.calls, "CallStep", Blas)
-    monkeypatch.setattr(stand_in.calls, "Launch", Launch)
+    monkeypatch.setattr(stand_in.calls, "BatchKernelStep", BatchKernelStep)
     return library
 
 
 # -- kernels and products ---------------------------------------------------------------------------------------------
-class Launch:
+class BatchKernelStep:
     """A kernel of `reductions.py` by its name, of one matrix after the other."""
 
     def __init__(self, executor, name, dtype, batch, blocks, arguments, source):
@@ -284,7 +284,7 @@ class BatchedLibrary:
         return SimpleNamespace(unchecked=unchecked)
 
 
-class Convert:
+class ConvertPivots:
     def __init__(self, executor, source, target, count, *, widen):
         self.given = source, target, count, (np.int32, np.int64) if widen else (np.int64, np.int32)
 
@@ -297,12 +297,12 @@ class Convert:
         target[...] = source
 
 
-class OrderRows:
+class PermutationFromPivots:
     """Exchanges one after another."""
 
     def __init__(self, executor, pivots, order, room, like, batch):
         assert (room is not None) == (like.rows > MOST_SHARED)
-        assert (pivots.step, order.step) == (8 * like.rows, 4 * like.rows) or batch == 1
+        assert (pivots.batch_stride, order.batch_stride) == (8 * like.rows, 4 * like.rows) or batch == 1
         self.given = pivots, order, like.rows, batch
 
     def enqueue(self, addresses):
@@ -311,14 +311,14 @@ class OrderRows:
             base.strided(addresses[place.operand] + place.offset, kind, (batch, n), (n, 1))
             for place, kind in ((pivots, np.int64), (order, np.int32))
         )
-        for exchanges, rows in zip(every, found, strict=True):
+        for row_permutations, rows in zip(every, found, strict=True):
             rows[...] = np.arange(n)
-            for i, pivot in enumerate(exchanges):
+            for i, pivot in enumerate(row_permutations):
                 assert i < pivot <= n
                 rows[[i, pivot - 1]] = rows[[pivot - 1, i]]
 
 
-class Exchange:
+class PermuteRows:
     def __init__(self, executor, source, target, order, batch, kind):
         self.given = source, target, order, batch, kind
 
@@ -328,14 +328,14 @@ class Exchange:
         orders = base.strided(at, np.int32, (batch, target.rows), (target.rows, 1))
         for number, order in enumerate(orders):
             x, y = (base.of_batch(one, addresses, number) for one in (source, target))
-            assert kind is Rows.IDENTITY or not np.shares_memory(x, y), "blocks read what others have written"
-            if kind is Rows.SCATTER:
+            assert kind is PermuteMode.IDENTITY or not np.shares_memory(x, y), "blocks read what others have written"
+            if kind is PermuteMode.SCATTER:
                 y[order] = x
             else:
-                y[...] = np.eye(target.rows)[order] if kind is Rows.IDENTITY else x[order]
+                y[...] = np.eye(target.rows)[order] if kind is PermuteMode.IDENTITY else x[order]
 
 
-class Complete:
+class RefactorizeSingular:
     def __init__(self, executor, a, lu, pivots, info, batch):
         self.given = a, lu, pivots, info, batch
 
@@ -358,6 +358,6 @@ class FormQ:
         size = q.dtype.itemsize
         for number in range(batch):
             h, target = (base.of_batch(matrix, addresses, number) for matrix in (factors, q))
-            at = addresses[tau.operand] + tau.offset + number * tau.step
-            found = base.strided(at, q.dtype.numpy, (tau.step // size,), (1,))
+            at = addresses[tau.operand] + tau.offset + number * tau.batch_stride
+            found = base.strided(at, q.dtype.numpy, (tau.batch_stride // size,), (1,))
             target[...] = reflected(h, found)[:, : q.cols]

@@ -4,7 +4,7 @@ import ctypes
 
 import numpy as np
 
-from dispatch.libraries.cusolver.copies import Keep
+from dispatch.libraries.cusolver.copies import CopyMode
 
 
 def memory_at(address, nbytes):
@@ -48,25 +48,30 @@ class Copy:
         assert (source.rows, source.cols) == (target.rows, target.cols)
         for number in range(batch):
             one, other = (of_batch(matrix, addresses, number) for matrix in (source, target))
-            strictly = {Keep.ABOVE: ~np.tri(*one.shape, dtype=bool), Keep.BELOW: np.tri(*one.shape, k=-1, dtype=bool)}
+            strictly = {
+                CopyMode.STRICT_UPPER: ~np.tri(*one.shape, dtype=bool),
+                CopyMode.STRICT_LOWER: np.tri(*one.shape, k=-1, dtype=bool),
+            }
             if keep in strictly:  # the rest of the target stays
                 other[strictly[keep]] = (one.conj() if conj else one)[strictly[keep]]
                 continue
-            if keep in (Keep.ONES, Keep.NONE):
-                values = np.eye(*one.shape) * (keep is Keep.ONES)
+            if keep in (CopyMode.IDENTITY, CopyMode.ZERO):
+                values = np.eye(*one.shape) * (keep is CopyMode.IDENTITY)
             else:
-                kept = np.tri(*one.shape, dtype=bool) if keep is Keep.LOWER else ~np.tri(*one.shape, k=-1, dtype=bool)
-                values = one.copy() if keep is Keep.ALL else np.where(kept, one, 0)
+                kept = (
+                    np.tri(*one.shape, dtype=bool) if keep is CopyMode.LOWER else ~np.tri(*one.shape, k=-1, dtype=bool)
+                )
+                values = one.copy() if keep is CopyMode.ALL else np.where(kept, one, 0)
             other[...] = values.conj() if conj else values
 
 
 def of_batch(matrix, addresses, number):
-    place = matrix.place
-    at = addresses[place.operand] + place.offset + number * place.step
-    return strided(at, matrix.dtype.numpy, (matrix.rows, matrix.cols), (matrix.row, matrix.col))
+    place = matrix.pointer
+    at = addresses[place.operand] + place.offset + number * place.batch_stride
+    return strided(at, matrix.dtype.numpy, (matrix.rows, matrix.cols), (matrix.row_stride, matrix.col_stride))
 
 
-class Spoil:
+class FillNanWhere:
     def __init__(self, executor, info, target, batch):
         self.given = info, target, batch
 
@@ -95,6 +100,6 @@ class PointerList:
 
     def enqueue(self, addresses):
         matrix, target, batch = self.given
-        first = addresses[matrix.place.operand] + matrix.place.offset
+        first = addresses[matrix.pointer.operand] + matrix.pointer.offset
         at = addresses[target.operand] + target.offset
-        strided(at, np.int64, (batch,), (1,))[...] = first + matrix.place.step * np.arange(batch)
+        strided(at, np.int64, (batch,), (1,))[...] = first + matrix.pointer.batch_stride * np.arange(batch)

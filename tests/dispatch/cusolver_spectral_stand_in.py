@@ -26,11 +26,11 @@ def upload(target, source, nbytes, stream):
 
 
 def at_place(addresses, place, number=0):
-    return addresses[place.operand] + place.offset + number * place.step
+    return addresses[place.operand] + place.offset + number * place.batch_stride
 
 
 # -- kernels ----------------------------------------------------------------------------------------------------------
-class KeepFirst:
+class FillNanAfterFound:
     def __init__(self, executor, found, target, batch):
         self.given = found, target, batch
 
@@ -42,7 +42,7 @@ class KeepFirst:
             one[:, count:] = complex(np.nan, np.nan) if one.dtype.kind == "c" else np.nan
 
 
-class SwapStatus:
+class ConvertSygvjStatus:
     def __init__(self, executor, info, of, batch):
         self.given = info, of.rows, batch
 
@@ -52,7 +52,7 @@ class SwapStatus:
         statuses[...] = [1 if one > n else n + one if one > 0 else one for one in statuses]
 
 
-class FromPairs:
+class ComplexVectors:
     def __init__(self, executor, values, source, target, batch):
         self.given = values, source, target, batch
 
@@ -67,7 +67,7 @@ class FromPairs:
                 one[:, column] = real[:, first] + (1j * np.sign(sign) * real[:, first + 1] if sign else 0)
 
 
-class TakeNearest:
+class MatchEigenvectors:
     def __init__(self, executor, values, others, source, target, info, status, batch):
         self.given = values, others, source, target, info, status, batch
 
@@ -87,7 +87,7 @@ class TakeNearest:
                 made[:, column], left[nearest] = one[:, nearest], np.nan
 
 
-class ClearNonfinite:
+class ZeroNonfinite:
     def __init__(self, executor, matrix, flags, batch):
         self.given = matrix, flags, batch
 
@@ -219,7 +219,7 @@ def xgesvdr(job, job_v, m, n, k, more, iterations, kind, a, lda, real, s, _, u, 
 X = {"XsygvStridedBatched": sygv_of_many, "Xsyevdx": xsyevdx, "Xgeev": xgeev, "Xgesvdr": xgesvdr}
 OLDER = {"sygvd": sygvd, "hegvd": sygvd, "sygvj": sygvj, "hegvj": sygvj, "sygvdx": sygvdx, "hegvdx": sygvdx}
 KERNELS = {
-    "cusolver_subset": (KeepFirst, SwapStatus),
-    "cusolver_spectral": (ClearNonfinite,),
-    "cusolver_eig": (ClearNonfinite, FromPairs, MarkUnconverged, TakeNearest),
+    "cusolver_subset": (FillNanAfterFound, ConvertSygvjStatus),
+    "cusolver_spectral": (ZeroNonfinite,),
+    "cusolver_eig": (ZeroNonfinite, ComplexVectors, MarkUnconverged, MatchEigenvectors),
 }

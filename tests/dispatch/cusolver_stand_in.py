@@ -26,7 +26,7 @@ spec = importlib.util.spec_from_file_location(
 memory = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(memory)
 memory_at, strided, value, columns = memory.memory_at, memory.strided, memory.value, memory.columns
-of_batch, Memory, Copy, Spoil = memory.of_batch, memory.Memory, memory.Copy, memory.Spoil
+of_batch, Memory, Copy, FillNanWhere = memory.of_batch, memory.Memory, memory.Copy, memory.FillNanWhere
 FlagNonfinite, PointerList = memory.FlagNonfinite, memory.PointerList
 
 DTYPES = {dtype.cuda: dtype.numpy for dtype in (F32, F64, C64, C128)}
@@ -338,7 +338,7 @@ def executor_of(monkeypatch):
     monkeypatch.setattr(calls, "dn", Library())
     monkeypatch.setattr(calls, "handle_of", lambda executor: Handle())
     monkeypatch.setattr(calls, "driver", SimpleNamespace(cuMemsetD8Async=zero, cuStreamSynchronize=waited.append))
-    for kind in (Copy, FlagNonfinite, Spoil, PointerList):
+    for kind in (Copy, FlagNonfinite, FillNanWhere, PointerList):
         monkeypatch.setattr(calls, kind.__name__, kind)
     workspace, target = SimpleNamespace(c_ptr=ctypes.c_void_p(256)), SimpleNamespace(value=0)
     return SimpleNamespace(workspace=workspace, target=target, stream=None, refuse_capture=lambda what, **_: None)

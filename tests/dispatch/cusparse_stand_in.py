@@ -304,9 +304,9 @@ class Copy:
     def array(matrix, addresses, number=0):
         at, item = addresses[matrix.pointer.operand] + matrix.pointer.offset, matrix.dtype.itemsize
         at += number * matrix.pointer.batch_stride
-        reach = (matrix.rows - 1) * matrix.row + (matrix.cols - 1) * matrix.col + 1
+        reach = (matrix.rows - 1) * matrix.row_stride + (matrix.cols - 1) * matrix.col_stride + 1
         flat = array_at(at, matrix.dtype.numpy, reach)
-        steps = (matrix.row * item, matrix.col * item)
+        steps = (matrix.row_stride * item, matrix.col_stride * item)
         return np.lib.stride_tricks.as_strided(flat, (matrix.rows, matrix.cols), steps)
 
 

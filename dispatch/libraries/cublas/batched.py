@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.libraries.cusolver.matrix import Matrix, Place
+    from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 
-__all__ = ["Convert", "FormQ", "batched_call", "each_call"]
+__all__ = ["ConvertPivots", "FormQ", "batched_call", "call_each"]
 
 THREADS = 256
 WARP = 32
-PIVOTS = r"""
+PIVOT_SOURCE = r"""
 extern "C" __global__ void widen(const int* from, long long* to, long long count)
 {
     const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
@@ -39,7 +39,7 @@ extern "C" __global__ void narrow(const long long* from, int* to, long long coun
 """
 # A warp makes a column of Q: of the identity's, by the reflections from the last to the first. Those behind the
 # column's own place leave it as it is.
-REFLECTIONS = r"""
+FORM_Q_SOURCE = r"""
 typedef long long Int;
 struct __align__(sizeof(REAL) * PARTS) Element { REAL part[PARTS]; };
 struct Strides { Int row, col, batch; };
@@ -96,7 +96,7 @@ extern "C" __global__ void form_q(
 """
 
 
-class Following:
+class CallHandle:
     """The executor's handle of cuBLAS, as a step asks for it: on the stream that plans enqueue on now."""
 
     __slots__ = ("_executor", "_handle")
@@ -112,21 +112,23 @@ class Following:
 
 def batched_call(executor: CudaExecutor, name: str, arguments: Sequence[Any]) -> Call:
     """One call of cuBLAS for all matrices of a batch; places among its arguments become addresses."""
-    return Call(executor, Following(executor), name, arguments, 1, library=cublas)
+    return Call(executor, CallHandle(executor), name, arguments, 1, library=cublas)
 
 
-def each_call(executor: CudaExecutor, name: str, arguments: Sequence[Any], count: int) -> Call:
+def call_each(executor: CudaExecutor, name: str, arguments: Sequence[Any], count: int) -> Call:
     """A call of cuBLAS for each of so many matrices; places among its arguments become addresses."""
-    return Call(executor, Following(executor), name, arguments, count, library=cublas)
+    return Call(executor, CallHandle(executor), name, arguments, count, library=cublas)
 
 
-class Convert(KernelStep):
+class ConvertPivots(KernelStep):
     """Pivots of one width to the other: so many, dense."""
 
     __slots__ = ()
 
-    def __init__(self, executor: CudaExecutor, source: Place, target: Place, count: int, *, widen: bool) -> None:
-        kernel = (PIVOTS, "widen" if widen else "narrow", ("-std=c++17",))
+    def __init__(
+        self, executor: CudaExecutor, source: OperandPointer, target: OperandPointer, count: int, *, widen: bool
+    ) -> None:
+        kernel = (PIVOT_SOURCE, "widen" if widen else "narrow", ("-std=c++17",))
         super().__init__(executor, kernel, (-(-count // THREADS),), (THREADS,), (source, target, count))
 
 
@@ -135,9 +137,9 @@ class FormQ(KernelStep):
 
     __slots__ = ()
 
-    def __init__(self, executor: CudaExecutor, factors: Matrix, tau: Place, q: Matrix, batch: int) -> None:
-        reflections = tau.step // q.dtype.itemsize
+    def __init__(self, executor: CudaExecutor, factors: Matrix, tau: OperandPointer, q: Matrix, batch: int) -> None:
+        reflections = tau.batch_stride // q.dtype.itemsize
         extents, strides = (q.rows, q.cols, reflections, batch), (Strides.of(factors), Strides.of(q))
-        given = (factors.place, tau, q.place, *extents, *strides)
+        given = (factors.pointer, tau, q.pointer, *extents, *strides)
         grid, block = (min(batch, MOST_BLOCKS),), (min(THREADS, WARP * q.cols),)
-        super().__init__(executor, kernel_of("form_q", q.dtype, REFLECTIONS), grid, block, given)
+        super().__init__(executor, kernel_of("form_q", q.dtype, FORM_Q_SOURCE), grid, block, given)

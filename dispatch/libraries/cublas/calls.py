@@ -16,7 +16,7 @@ from dispatch.keys import C64, C128, F32, F64, U8, Dtype
 from dispatch.libraries.cublas.handle import handle_of
 from dispatch.libraries.cublas.pointers import Pointers
 from dispatch.libraries.cusolver.copies import Copy as KernelCopy
-from dispatch.libraries.cusolver.copies import Keep
+from dispatch.libraries.cusolver.copies import CopyMode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -227,8 +227,8 @@ class MoveStep:
     __slots__ = ("_copy", "_source", "_target")
 
     def __init__(self, executor: CudaExecutor, moved: Moved) -> None:
-        self._source, self._target = moved.source.place.operand, moved.target.place.operand
-        self._copy = KernelCopy(executor, moved.source, moved.target, moved.batch, Keep.ALL, conj=False)
+        self._source, self._target = moved.source.pointer.operand, moved.target.pointer.operand
+        self._copy = KernelCopy(executor, moved.source, moved.target, moved.batch, CopyMode.ALL, conj=False)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         """Copy."""

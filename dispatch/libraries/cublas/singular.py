@@ -15,9 +15,9 @@ from dispatch.libraries.nvrtc.launching import KernelStep, Strides
 
 if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.libraries.cusolver.matrix import Matrix, Place
+    from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 
-__all__ = ["SOURCE", "Complete"]
+__all__ = ["SOURCE", "RefactorizeSingular"]
 
 THREADS = 128
 SOURCE = r"""
@@ -106,7 +106,7 @@ __device__ void factorize(Element* lu, int* pivots, int* info, Int n, Strides to
     if (threadIdx.x == 0) *info = first_zero;
 }
 
-extern "C" __global__ void complete(
+extern "C" __global__ void refactorize_singular(
     const Element* source, Element* target, int* pivots, int* info, Int n, Int batch, Strides from, Strides to)
 {
     for (Int number = blockIdx.x; number < batch; number += gridDim.x) {
@@ -125,7 +125,7 @@ extern "C" __global__ void complete(
 """
 
 
-class Complete(KernelStep):
+class RefactorizeSingular(KernelStep):
     """What `getrfBatched` has left of singular matrices becomes their factorization; `a` is what was factorized.
 
     Pivots, of 32 bits, and statuses are dense.
@@ -133,7 +133,9 @@ class Complete(KernelStep):
 
     __slots__ = ()
 
-    def __init__(self, executor: CudaExecutor, a: Matrix, lu: Matrix, pivots: Place, info: Place, batch: int) -> None:
-        given = (a.place, lu.place, pivots, info, a.rows, batch, Strides.of(a), Strides.of(lu))
-        kernel = kernel_of("complete", a.dtype, SOURCE)
+    def __init__(
+        self, executor: CudaExecutor, a: Matrix, lu: Matrix, pivots: OperandPointer, info: OperandPointer, batch: int
+    ) -> None:
+        given = (a.pointer, lu.pointer, pivots, info, a.rows, batch, Strides.of(a), Strides.of(lu))
+        kernel = kernel_of("refactorize_singular", a.dtype, SOURCE)
         super().__init__(executor, kernel, (min(batch, MOST_BLOCKS),), (THREADS,), given)

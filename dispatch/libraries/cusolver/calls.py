@@ -1,7 +1,7 @@
-"""Plans that are several calls of cuSOLVER one after another, with copies between them: all is ready but the addresses.
+"""Plans of several calls of cuSOLVER in sequence, with copies between them: only the addresses are filled in later.
 
-The `cusolver` modules of the ops build them by `Steps`, which asks for workspace sizes once; device workspace is the
-executor's, shared by its plans, workspace on the host is NumPy memory that the plan keeps.
+The `cusolver` modules of the ops build them with `Steps`, which queries workspace sizes once. Workspace on the device
+belongs to the executor, whose plans share it; workspace on the host is NumPy memory that the plan keeps.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from cudabind.sys import cusolverDn as dn
 from dispatch.core.request import Plan
 from dispatch.keys import C64, C128, F32, F64
 from dispatch.libraries.cublas.calls import CallStep, Constant, Operand, Routine
-from dispatch.libraries.cusolver.copies import Copy, FlagNonfinite, Keep, PointerList, Spoil
+from dispatch.libraries.cusolver.copies import Copy, CopyMode, FillNanWhere, FlagNonfinite, PointerList
 from dispatch.libraries.cusolver.handle import handle_of
-from dispatch.libraries.cusolver.matrix import Matrix, Place
-from dispatch.libraries.cusolver.reductions import SOURCE, THREADS, Launch
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
+from dispatch.libraries.cusolver.reductions import SOURCE, THREADS, BatchKernelStep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Dtype
 
-__all__ = ["FLAG", "LETTERS", "HostNumbers", "SolverPlan", "Steps", "cuda_type", "real_of"]
+__all__ = ["FLAG_BYTES", "LETTERS", "HostNumbers", "SolverPlan", "Steps", "cuda_type", "real_of"]
 
 LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
 REALS = {F32: F32, F64: F64, C64: F32, C128: F64}
 ALIGNMENT = 256  # bytes
-FLAG = 4  # bytes, of a status, too
-HOST = -1  # the operand of places in the host's memory, whose offset is an address: the last of a plan's addresses is 0
+FLAG_BYTES = 4  # bytes, of a status, too
+HOST_MEMORY = -1  # operand of pointers to host memory: their offset is the address, the last address of a plan is 0
 
 
 def real_of(dtype: Dtype) -> Dtype:
@@ -45,11 +45,11 @@ def real_of(dtype: Dtype) -> Dtype:
 
 
 def cuda_type(dtype: Dtype) -> dn.cudaDataType_t:
-    """A dtype as the 64-bit interface is told it."""
+    """A dtype as the 64-bit interface takes it."""
     return dn.cudaDataType_t(dtype.cuda)
 
 
-class Step(Protocol):
+class PlanStep(Protocol):
     """A part of a plan."""
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
@@ -57,32 +57,32 @@ class Step(Protocol):
 
 
 class HostNumbers:
-    """A number for each matrix, in the host's memory, where a routine puts it before it returns."""
+    """A number for each matrix in host memory, written by a routine before it returns."""
 
-    __slots__ = ("array", "place")
+    __slots__ = ("array", "pointer")
 
     def __init__(self, count: int, kind: type[np.generic] = np.int64) -> None:
         self.array: Any = np.zeros(count, kind)
-        self.place = Place(HOST, self.array.ctypes.data, self.array.itemsize)
+        self.pointer = OperandPointer(HOST_MEMORY, self.array.ctypes.data, self.array.itemsize)
 
 
 class Call:
-    """A call of a library for each matrix of a batch; places among its arguments become addresses."""
+    """A call of a library for each matrix of a batch; pointers among its arguments become addresses."""
 
-    __slots__ = ("_count", "_executor", "_function", "_handle", "_keep", "_ready", "_slots")
+    __slots__ = ("_count", "_executor", "_function", "_handle", "_kept_alive", "_ready", "_slots")
 
     def __init__(
         self, executor: CudaExecutor, handle: Any, name: str, arguments: Sequence[Any], count: int, library: Any = None
     ) -> None:
         self._executor, self._handle, self._count = executor, handle, count
         self._function: Any = getattr(library or dn, name)
-        self._keep = tuple(arguments)
-        slots: list[tuple[ctypes.c_void_p, Place]] = []
+        self._kept_alive = tuple(arguments)
+        slots: list[tuple[ctypes.c_void_p, OperandPointer]] = []
         ready: list[Any] = []
         for argument in arguments:
-            if isinstance(argument, (Place, HostNumbers)):
+            if isinstance(argument, (OperandPointer, HostNumbers)):
                 slot = ctypes.c_void_p()
-                slots.append((slot, argument if isinstance(argument, Place) else argument.place))
+                slots.append((slot, argument if isinstance(argument, OperandPointer) else argument.pointer))
                 ready.append(slot)
             elif isinstance(argument, np.ndarray):
                 ready.append(ctypes.c_void_p(argument.ctypes.data) if argument.size else None)
@@ -93,29 +93,29 @@ class Call:
     def enqueue(self, addresses: Sequence[Any]) -> None:
         """Call it for each matrix."""
         for number in range(self._count):
-            for slot, place in self._slots:
-                slot.value = addresses[place.operand] + place.offset + number * place.step
+            for slot, pointer in self._slots:
+                slot.value = addresses[pointer.operand] + pointer.offset + number * pointer.batch_stride
             status = self._function.unchecked(self._handle.follow(), *self._ready)
             if status:
                 self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
                 raise self._function.error(status)
 
 
-class Zeros:
-    """So many bytes at a place become 0."""
+class FillZeros:
+    """Set a number of bytes to 0."""
 
-    __slots__ = ("_executor", "_nbytes", "_place")
+    __slots__ = ("_executor", "_nbytes", "_pointer")
 
-    def __init__(self, executor: CudaExecutor, place: Place, nbytes: int) -> None:
-        self._executor, self._place, self._nbytes = executor, place, nbytes
+    def __init__(self, executor: CudaExecutor, pointer: OperandPointer, nbytes: int) -> None:
+        self._executor, self._pointer, self._nbytes = executor, pointer, nbytes
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
         """Set them."""
-        at = addresses[self._place.operand] + self._place.offset
+        at = addresses[self._pointer.operand] + self._pointer.offset
         driver.cuMemsetD8Async(at, 0, self._nbytes, self._executor.target.value)
 
 
-class Wait:
+class SynchronizeStream:
     """The host waits for what is enqueued, before a routine that reads the device's memory beside the stream."""
 
     __slots__ = ("_executor",)
@@ -129,69 +129,69 @@ class Wait:
         driver.cuStreamSynchronize(self._executor.target.value)
 
 
-class Where:
-    """Steps that are taken only where a routine has put one number, or any but 0, into the host's memory."""
+class ConditionalSteps:
+    """Steps that are taken only if a routine has written a certain number, or any but 0, into host memory."""
 
     __slots__ = ("_number", "_numbers", "_steps")
 
-    def __init__(self, numbers: HostNumbers, number: int | None, steps: Sequence[Step]) -> None:
+    def __init__(self, numbers: HostNumbers, number: int | None, steps: Sequence[PlanStep]) -> None:
         self._numbers, self._number, self._steps = numbers, number, steps
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Ask the number that is there now; the routine has returned, and was waited for by itself."""
+        """Take the steps if such a number is there now; the routine has returned, and has waited for the GPU itself."""
         found = self._numbers.array if self._number is None else self._numbers.array == self._number
         if found.any():
             for step in self._steps:
                 step.enqueue(addresses)
 
 
-class Upload:
-    """Numbers that routines have put into the host's memory are copied to a place."""
+class UploadNumbers:
+    """Copy numbers that routines have written into host memory to the device."""
 
-    __slots__ = ("_executor", "_numbers", "_place")
+    __slots__ = ("_executor", "_numbers", "_pointer")
 
-    def __init__(self, executor: CudaExecutor, numbers: HostNumbers, place: Place) -> None:
-        self._executor, self._numbers, self._place = executor, numbers, place
+    def __init__(self, executor: CudaExecutor, numbers: HostNumbers, pointer: OperandPointer) -> None:
+        self._executor, self._numbers, self._pointer = executor, numbers, pointer
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
         """Copy them; memory that is not page-locked is read before the call returns."""
-        at, array = addresses[self._place.operand] + self._place.offset, self._numbers.array
+        at, array = addresses[self._pointer.operand] + self._pointer.offset, self._numbers.array
         driver.cuMemcpyHtoDAsync(at, array.ctypes.data, array.nbytes, self._executor.target.value)
 
 
 class SolverPlan(Plan):
     """Steps one after another."""
 
-    __slots__ = ("_executor", "_keep", "_steps")
+    __slots__ = ("_executor", "_kept_alive", "_steps")
 
     def __init__(
-        self, executor: CudaExecutor, row: Row, steps: Sequence[Step], keep: Sequence[Any], *, capture_safe: bool
+        self, executor: CudaExecutor, row: Row, steps: Sequence[PlanStep], keep: Sequence[Any], *, capture_safe: bool
     ) -> None:
         super().__init__(row, capture_safe=capture_safe)
         self._executor = executor
-        self._steps, self._keep = tuple(steps), tuple(keep)  # scratch and workspace
+        self._steps, self._kept_alive = tuple(steps), tuple(keep)  # scratch and workspace
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        for storage in self._keep:
+        for storage in self._kept_alive:
             if storage is not None and storage.owner is not self._executor.stream:
                 # Made while the caller captured the executor's stream, on another one, which was waited for since.
                 storage.owner = storage.writer = self._executor.stream
-        addresses = (*arguments, *(0 if storage is None else storage.base for storage in self._keep), 0)
+        addresses = (*arguments, *(0 if storage is None else storage.base for storage in self._kept_alive), 0)
         for step in self._steps:
             step.enqueue(addresses)
 
 
 class IdlePlan(SolverPlan):
-    """Steps that no routine is among, as of a matrix without elements: they are not worth a graph of ours."""
+    """Steps without a routine, as of a matrix without elements: they are not worth a graph of ours."""
 
     __slots__ = ()
     is_bare = True
 
 
 class Steps:
-    """What a plan is built with: scratch memory, copies and calls over the matrices of a batch.
+    """Builds a plan: scratch memory, copies and calls over the matrices of a batch.
 
-    `operands` is how many addresses a request gives; scratch memory and workspace stand behind them.
+    `operands` is the number of addresses of a request; those of scratch memory and workspace follow them.
     """
 
     def __init__(self, executor: CudaExecutor, row: Row, operands: int, batch: int) -> None:
@@ -199,49 +199,49 @@ class Steps:
         self.handle = handle_of(executor)
         self._scratch, self._work = operands, operands + 1
         self._scratch_bytes = self._work_bytes = 0
-        self._steps: list[Step] = []
+        self._steps: list[PlanStep] = []
 
     # -- memory -------------------------------------------------------------------------------------------------------
-    def scratch(self, nbytes: int) -> Place:
-        """So many bytes for each matrix of the batch, one behind another."""
-        place = Place(self._scratch, self._scratch_bytes, nbytes)
+    def scratch(self, nbytes: int) -> OperandPointer:
+        """Scratch memory of `nbytes` for each matrix of the batch, one after another."""
+        pointer = OperandPointer(self._scratch, self._scratch_bytes, nbytes)
         self._scratch_bytes += -(-nbytes * self.batch // ALIGNMENT) * ALIGNMENT
-        return place
+        return pointer
 
     def scratch_matrix(self, dtype: Dtype, rows: int, cols: int) -> Matrix:
-        """Memory for a matrix, columns one behind another."""
+        """Scratch memory for a dense column-major matrix."""
         return Matrix(self.scratch(rows * cols * dtype.itemsize), dtype, rows, cols, 1, max(1, rows))
 
-    def ignored_info(self) -> Place:
-        """Where a routine may say that its arguments are sound, which nobody reads."""
-        return self.scratch(4)._replace(step=0)
+    def ignored_info(self) -> OperandPointer:
+        """Memory for a status that nobody reads: it only says that the arguments are valid."""
+        return self.scratch(4)._replace(batch_stride=0)
 
-    def work(self, nbytes: int) -> Place:
+    def work(self, nbytes: int) -> OperandPointer:
         """Workspace on the device, which all calls share."""
         self._work_bytes = max(self._work_bytes, nbytes)
-        return Place(self._work)
+        return OperandPointer(self._work)
 
     # -- steps --------------------------------------------------------------------------------------------------------
-    def copy(self, source: Matrix, target: Matrix, keep: Keep = Keep.ALL, *, conj: bool = False) -> None:
-        """Copy a matrix into another of its extents."""
+    def copy(self, source: Matrix, target: Matrix, mode: CopyMode = CopyMode.ALL, *, conj: bool = False) -> None:
+        """Copy a matrix into another of the same extents."""
         if source.rows and source.cols and self.batch:
-            self._steps.append(Copy(self.executor, source, target, self.batch, keep, conj=conj))
+            self._steps.append(Copy(self.executor, source, target, self.batch, mode, conj=conj))
 
     def identity(self, target: Matrix) -> None:
-        """Ones on the diagonal, and zeros beside it."""
+        """Set a matrix to the identity."""
         if target.rows and target.cols and self.batch:
-            self._steps.append(Copy(self.executor, target, target, self.batch, Keep.ONES, conj=False))
+            self._steps.append(Copy(self.executor, target, target, self.batch, CopyMode.IDENTITY, conj=False))
 
-    def spoil(self, info: Place, *results: Matrix) -> None:
-        """Make NaN of the results of matrices whose status is not 0."""
+    def fill_nan_where(self, info: OperandPointer, *results: Matrix) -> None:
+        """Set the results of matrices whose status is not 0 to NaN."""
         for result in results:
             if result.rows and result.cols and self.batch:
-                self._steps.append(Spoil(self.executor, info, result, self.batch))
+                self._steps.append(FillNanWhere(self.executor, info, result, self.batch))
 
-    def flag_nonfinite(self, *matrices: Matrix) -> Place:
-        """A flag for each matrix of the batch: 1 where it, or that of another batch, has NaN or infinities, else 0."""
-        flags = self.scratch(FLAG)
-        self.zeros(flags, FLAG * self.batch)
+    def flag_nonfinite(self, *matrices: Matrix) -> OperandPointer:
+        """A flag for each matrix of the batch: 1 if it, or its counterpart of another argument, is not finite."""
+        flags = self.scratch(FLAG_BYTES)
+        self.fill_zeros(flags, FLAG_BYTES * self.batch)
         for matrix in matrices:
             if matrix.rows and matrix.cols and self.batch:
                 self._steps.append(FlagNonfinite(self.executor, matrix, flags, self.batch))
@@ -249,50 +249,50 @@ class Steps:
 
     def wait(self) -> None:
         """Have the host wait for the steps before."""
-        self._steps.append(Wait(self.executor))
+        self._steps.append(SynchronizeStream(self.executor))
 
     @contextmanager
-    def where(self, numbers: HostNumbers, number: int | None = None) -> Iterator[None]:
-        """Steps that are added within are taken only where one of these is `number` by then, or any but 0."""
+    def only_where(self, numbers: HostNumbers, number: int | None = None) -> Iterator[None]:
+        """Steps that are added within are taken only if one of these is `number` by then; None stands for any but 0."""
         before, self._steps = self._steps, []
         try:
             yield
         finally:
-            before.append(Where(numbers, number, self._steps))
+            before.append(ConditionalSteps(numbers, number, self._steps))
             self._steps = before
 
-    def append(self, step: Step) -> None:
+    def append(self, step: PlanStep) -> None:
         """Add a step of the caller's."""
         self._steps.append(step)
 
-    def upload(self, numbers: HostNumbers, place: Place) -> None:
-        """Copy what routines have put into the host's memory."""
-        self._steps.append(Upload(self.executor, numbers, place))
+    def upload(self, numbers: HostNumbers, pointer: OperandPointer) -> None:
+        """Copy numbers that routines have written into host memory to the device."""
+        self._steps.append(UploadNumbers(self.executor, numbers, pointer))
 
-    def zeros(self, place: Place, nbytes: int) -> None:
+    def fill_zeros(self, pointer: OperandPointer, nbytes: int) -> None:
         """Set bytes to 0."""
         if nbytes:
-            self._steps.append(Zeros(self.executor, place, nbytes))
+            self._steps.append(FillZeros(self.executor, pointer, nbytes))
 
-    def pointers(self, matrix: Matrix) -> Place:
+    def pointers(self, matrix: Matrix) -> OperandPointer:
         """The list of the addresses of a batch."""
-        place = self.scratch(8)._replace(step=0)
-        self._steps.append(PointerList(self.executor, matrix, place, self.batch))
-        return place
+        pointer = self.scratch(8)._replace(batch_stride=0)
+        self._steps.append(PointerList(self.executor, matrix, pointer, self.batch))
+        return pointer
 
     def launch(
-        self, name: str, dtype: Dtype, elements: int, *arguments: Any, share: int = THREADS, source: str = SOURCE
+        self, name: str, dtype: Dtype, elements: int, *arguments: Any, per_block: int = THREADS, source: str = SOURCE
     ) -> None:
-        """Launch a kernel over the batch, with a block for so many elements of a matrix as are its share."""
+        """Launch a kernel over the batch, with a block for each `per_block` elements of a matrix."""
         if self.batch:
-            blocks = max(1, -(-elements // share))
-            self._steps.append(Launch(self.executor, name, dtype, self.batch, blocks, arguments, source))
+            blocks = max(1, -(-elements // per_block))
+            self._steps.append(BatchKernelStep(self.executor, name, dtype, self.batch, blocks, arguments, source))
 
     def blas(self, name: str, dtype: Dtype, *arguments: Any) -> None:
-        """Call a routine of cuBLAS once; places become addresses, and floats numbers of the dtype."""
+        """Call a routine of cuBLAS once; pointers become addresses, and floats numbers of the dtype."""
         given = tuple(
             Operand(one.operand, one.offset)
-            if isinstance(one, Place)
+            if isinstance(one, OperandPointer)
             else Constant(one, dtype)
             if isinstance(one, float)
             else one
@@ -302,7 +302,7 @@ class Steps:
         self._steps.append(step)
 
     def call(self, name: str, *arguments: Any, count: int | None = None) -> None:
-        """Call a routine for each matrix, or so many times."""
+        """Call a routine for each matrix, or `count` times."""
         times = self.batch if count is None else count
         self._steps.append(Call(self.executor, self.handle, name, arguments, times))
 
@@ -314,66 +314,65 @@ class Steps:
         self,
         name: str,
         *arguments: Any,
-        info: Place,
-        behind: Sequence[Any] = (),
-        unasked: Place | None = None,
+        info: OperandPointer,
+        trailing: Sequence[Any] = (),
+        not_in_query: OperandPointer | None = None,
         count: int | None = None,
         params: bool = True,
     ) -> None:
-        """Call a routine of the 64-bit interface, whose workspace is asked for now; `behind` stand after its info.
+        """Call a routine of the 64-bit interface, whose workspace sizes are queried now; `trailing` follow its info.
 
-        The function that tells the workspace is not given what is `unasked`. Few routines have no `params`.
+        The query does not take the argument `not_in_query`. Few routines have no `params`.
         """
         first = (self.handle.params,) if params else ()
         device, host = ctypes.c_size_t(), ctypes.c_size_t()
-        asked = [self._as_asked(argument) for argument in arguments if argument is not unasked]
-        batched = behind if name.endswith("Batched") else ()
+        query = [self._query_argument(argument) for argument in arguments if argument is not not_in_query]
+        batched = trailing if name.endswith("Batched") else ()
         sizes = (ctypes.byref(device), ctypes.byref(host))
         ask = getattr(dn, f"{name}_bufferSize")
-        ask(self.handle.follow(), *(one.handle for one in first), *asked, *sizes, *batched)
+        ask(self.handle.follow(), *(one.handle for one in first), *query, *sizes, *batched)
         memory = np.empty(host.value, np.uint8)
         work = (self.work(device.value), device.value, memory, host.value)
-        self.call(name, *first, *arguments, *work, info, *behind, count=count)
+        self.call(name, *first, *arguments, *work, info, *trailing, count=count)
 
     def call_with_work(
         self,
         name: str,
         dtype: Dtype,
         *arguments: Any,
-        info: Place,
-        behind: Sequence[Any] = (),
+        info: OperandPointer,
+        trailing: Sequence[Any] = (),
         count: int | None = None,
-        asked: Sequence[Any] | None = None,
+        query_arguments: Sequence[Any] | None = None,
     ) -> None:
-        """Call a routine of the 32-bit interface; its workspace, counted in elements, stands before its info.
+        """Call a routine of the 32-bit interface; its workspace, counted in elements, comes before its info.
 
-        The function that tells the workspace is given the same arguments, or those that are `asked`, and what is behind
-        but no None.
+        The query takes the same arguments, or `query_arguments`, and those of `trailing` that are not None.
         """
         size = ctypes.c_int32()
         ask = getattr(dn, f"{name}_bufferSize")
-        settings = tuple(getattr(one, "handle", one) for one in behind if one is not None)
+        settings = tuple(getattr(one, "handle", one) for one in trailing if one is not None)
         ask(
             self.handle.follow(),
-            *map(self._as_asked, arguments if asked is None else asked),
+            *map(self._query_argument, arguments if query_arguments is None else query_arguments),
             ctypes.byref(size),
             *settings,
         )
         work = self.work(size.value * dtype.itemsize)
-        self.call(name, *arguments, work, size.value, info, *behind, count=count)
+        self.call(name, *arguments, work, size.value, info, *trailing, count=count)
 
     def call_refined(
-        self, name: str, params: Any, infos: Any, extents: Sequence[int], *arguments: Any, behind: Sequence[Any]
+        self, name: str, params: Any, infos: Any, extents: Sequence[int], *arguments: Any, trailing: Sequence[Any]
     ) -> None:
-        """Call a routine of iterative refinement; its workspace, which its choices and extents tell, is in bytes."""
+        """Call a routine of iterative refinement; its workspace size, in bytes, depends on its choices and extents."""
         size = ctypes.c_size_t()
         ask = getattr(dn, f"{name}_bufferSize")
         ask(self.handle.follow(), params.handle, *extents, ctypes.byref(size))
-        self.call(name, params, infos, *extents, *arguments, self.work(size.value), size.value, *behind)
+        self.call(name, params, infos, *extents, *arguments, self.work(size.value), size.value, *trailing)
 
-    def _as_asked(self, argument: Any) -> Any:
-        """An argument as the routine is given it that tells a workspace's size: some memory of the device."""
-        if isinstance(argument, Place):
+    def _query_argument(self, argument: Any) -> Any:
+        """An argument as the workspace query takes it: pointers become some memory of the device."""
+        if isinstance(argument, OperandPointer):
             return self.executor.workspace.c_ptr
         if isinstance(argument, HostNumbers):
             return ctypes.c_void_p(argument.array.ctypes.data)
@@ -382,7 +381,7 @@ class Steps:
         return getattr(argument, "handle", argument)
 
     def plan(self, *, capture_safe: bool, idle: bool = False) -> SolverPlan:
-        """The plan of all these steps; `idle` where no routine is among them."""
+        """The plan of all these steps; `idle` if no routine is among them."""
         keep = (
             self.handle.memory(self.executor, "scratch", self._scratch_bytes),
             self.handle.memory(self.executor, "work", self._work_bytes),

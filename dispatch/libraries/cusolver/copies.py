@@ -1,7 +1,7 @@
-"""Copies of matrices on the device, by a kernel of this library: other strides, one triangle, the conjugate.
+"""Kernels of this library that copy matrices on the device: to other strides, one triangle, the conjugate.
 
-LAPACK's routines are column-major and overwrite what they read: plans copy their operands into memory that a routine
-may take, and results out of it. NVRTC compiles the kernel for the GPU at hand. This file knows no request.
+LAPACK's routines are column-major and overwrite their operands: plans copy operands into memory that a routine may
+overwrite, and results out of it. NVRTC compiles the kernel for the GPU at hand. This file knows no request.
 """
 
 from __future__ import annotations
@@ -15,13 +15,23 @@ from dispatch.libraries.nvrtc.launching import KernelStep, Strides, check
 if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Dtype
-    from dispatch.libraries.cusolver.matrix import Matrix, Place
+    from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 
-__all__ = ["SOURCE", "Copy", "FlagNonfinite", "Keep", "PointerList", "Spoil", "check", "kernel_of", "options"]
+__all__ = [
+    "SOURCE",
+    "Copy",
+    "CopyMode",
+    "FillNanWhere",
+    "FlagNonfinite",
+    "PointerList",
+    "check",
+    "kernel_of",
+    "options",
+]
 
 TILE, LINES = 32, 8
 REALS = {1: "signed char", 2: "short", 4: "float", 8: "double"}  # by their bytes
-SPOIL_BLOCKS = 256  # for each matrix: nearly always they have nothing to do
+BLOCKS_PER_MATRIX = 256  # for each matrix: nearly always they have nothing to do
 MOST_BLOCKS = 65535  # along the second and the third axis of a grid
 
 # A tile is read along the direction that is dense in the source and written along the one that is in the target.
@@ -31,13 +41,13 @@ typedef long long Int;
 struct __align__(sizeof(REAL) * PARTS) Element { REAL part[PARTS]; };
 struct Strides { Int row, col, batch; };
 
-__device__ bool keeps(int keep, Int row, Int col) {
-    return keep == 0 || (keep == 1 && row >= col) || (keep == 2 && row <= col)
-        || (keep == 5 && row < col) || (keep == 6 && row > col);
+__device__ bool is_copied(int mode, Int row, Int col) {
+    return mode == 0 || (mode == 1 && row >= col) || (mode == 2 && row <= col)
+        || (mode == 5 && row < col) || (mode == 6 && row > col);
 }
 
 extern "C" __global__ void copy_matrix(
-    const Element* source, Element* target, Int rows, Int cols, Int batch, Strides from, Strides to, int keep, int conj)
+    const Element* source, Element* target, Int rows, Int cols, Int batch, Strides from, Strides to, int mode, int conj)
 {
     __shared__ Element tile[32][33];
     const int x = threadIdx.x;
@@ -49,9 +59,9 @@ extern "C" __global__ void copy_matrix(
             const int i = read_rows ? y : x, j = read_rows ? x : y;
             const Int row = first_row + i, col = first_col + j;
             Element value = {};
-            const bool kept = keeps(keep, row, col);
-            if (keep == 3) value.part[0] = row == col;
-            else if (row < rows && col < cols && kept) {
+            const bool copied = is_copied(mode, row, col);
+            if (mode == 3) value.part[0] = row == col;
+            else if (row < rows && col < cols && copied) {
                 value = source[number * from.batch + row * from.row + col * from.col];
                 if (PARTS == 2 && conj) value.part[PARTS - 1] = -value.part[PARTS - 1];
             }
@@ -61,15 +71,15 @@ extern "C" __global__ void copy_matrix(
         for (int y = threadIdx.y; y < 32; y += 8) {
             const int i = write_rows ? y : x, j = write_rows ? x : y;
             const Int row = first_row + i, col = first_col + j;
-            if (row < rows && col < cols && (keep < 5 || keeps(keep, row, col)))
+            if (row < rows && col < cols && (mode < 5 || is_copied(mode, row, col)))
                 target[number * to.batch + row * to.row + col * to.col] = tile[j][i];
         }
         __syncthreads();
     }
 }
 
-// What a routine that failed has left becomes NaN.
-extern "C" __global__ void spoil(
+// The results of matrices whose status is not 0 become NaN.
+extern "C" __global__ void fill_nan_where(
     const int* info, Element* target, Int rows, Int cols, Int batch, Strides to)
 {
     for (Int number = blockIdx.y; number < batch; number += gridDim.y) {
@@ -102,16 +112,16 @@ extern "C" __global__ void list_pointers(char* first, Int step, Int count, char*
 """
 
 
-class Keep(IntEnum):
-    """Which elements a copy has; the others become 0 and are not read."""
+class CopyMode(IntEnum):
+    """Which elements are copied; the others become 0 and are not read."""
 
     ALL = 0
     LOWER = 1
     UPPER = 2
-    ONES = 3  # on the diagonal, and nothing is read
-    NONE = 4
-    ABOVE = 5  # the diagonal; what is not is not written either
-    BELOW = 6
+    IDENTITY = 3  # ones on the diagonal; no source is read
+    ZERO = 4  # no source is read
+    STRICT_UPPER = 5  # of this and of the next the other elements of the target stay as they are
+    STRICT_LOWER = 6
 
 
 def options(dtype: Dtype) -> tuple[str, ...]:
@@ -132,23 +142,25 @@ class Copy(KernelStep):
     __slots__ = ()
 
     def __init__(
-        self, executor: CudaExecutor, source: Matrix, target: Matrix, batch: int, keep: Keep, *, conj: bool
+        self, executor: CudaExecutor, source: Matrix, target: Matrix, batch: int, mode: CopyMode, *, conj: bool
     ) -> None:
         rows, cols = source.rows, source.cols
         strides = (Strides.of(source), Strides.of(target))
-        given = (source.place, target.place, rows, cols, batch, *strides, keep, ctypes.c_int(conj))
+        given = (source.pointer, target.pointer, rows, cols, batch, *strides, mode, ctypes.c_int(conj))
         grid = (-(-rows // TILE), min(-(-cols // TILE), MOST_BLOCKS), min(batch, MOST_BLOCKS))
         super().__init__(executor, kernel_of("copy_matrix", source.dtype), grid, (TILE, LINES), given)
 
 
-class Spoil(KernelStep):
-    """What a routine that failed has left becomes NaN, as a step of a plan; it looks at the status on the device."""
+class FillNanWhere(KernelStep):
+    """Set the results of matrices whose status is not 0 to NaN, as a step of a plan; statuses are on the device."""
 
     __slots__ = ()
 
-    def __init__(self, executor: CudaExecutor, info: Place, target: Matrix, batch: int) -> None:
-        given = (info, target.place, target.rows, target.cols, batch, Strides.of(target))
-        super().__init__(executor, kernel_of("spoil", target.dtype), _grid(target, batch), (TILE * LINES,), given)
+    def __init__(self, executor: CudaExecutor, info: OperandPointer, target: Matrix, batch: int) -> None:
+        given = (info, target.pointer, target.rows, target.cols, batch, Strides.of(target))
+        super().__init__(
+            executor, kernel_of("fill_nan_where", target.dtype), _grid(target, batch), (TILE * LINES,), given
+        )
 
 
 class FlagNonfinite(KernelStep):
@@ -156,14 +168,14 @@ class FlagNonfinite(KernelStep):
 
     __slots__ = ()
 
-    def __init__(self, executor: CudaExecutor, source: Matrix, flags: Place, batch: int) -> None:
-        given = (source.place, flags, source.rows, source.cols, batch, Strides.of(source))
+    def __init__(self, executor: CudaExecutor, source: Matrix, flags: OperandPointer, batch: int) -> None:
+        given = (source.pointer, flags, source.rows, source.cols, batch, Strides.of(source))
         kernel = kernel_of("flag_nonfinite", source.dtype)
         super().__init__(executor, kernel, _grid(source, batch), (TILE * LINES,), given)
 
 
 def _grid(matrix: Matrix, batch: int) -> tuple[int, int]:
-    return min(-(-matrix.rows * matrix.cols // (TILE * LINES)), SPOIL_BLOCKS), min(batch, MOST_BLOCKS)
+    return min(-(-matrix.rows * matrix.cols // (TILE * LINES)), BLOCKS_PER_MATRIX), min(batch, MOST_BLOCKS)
 
 
 class PointerList(KernelStep):
@@ -171,6 +183,6 @@ class PointerList(KernelStep):
 
     __slots__ = ()
 
-    def __init__(self, executor: CudaExecutor, matrix: Matrix, target: Place, batch: int) -> None:
-        given, grid = (matrix.place, matrix.place.step, batch, target), (-(-batch // (TILE * LINES)),)
+    def __init__(self, executor: CudaExecutor, matrix: Matrix, target: OperandPointer, batch: int) -> None:
+        given, grid = (matrix.pointer, matrix.pointer.batch_stride, batch, target), (-(-batch // (TILE * LINES)),)
         super().__init__(executor, kernel_of("list_pointers", matrix.dtype), grid, (TILE * LINES,), given)

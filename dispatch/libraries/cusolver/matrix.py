@@ -1,4 +1,4 @@
-"""Matrices as LAPACK's routines take them: where one is, or each of a batch, and how far rows and columns are apart.
+"""Matrices as LAPACK's routines take them: a pointer, extents and strides, also of each matrix of a batch.
 
 Pure arithmetic over layouts; nothing here calls a library.
 """
@@ -11,52 +11,55 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Layout
     from dispatch.keys import Dtype
 
-__all__ = ["Matrix", "Place", "batch_step", "count_of", "matrix_of"]
+__all__ = ["Matrix", "OperandPointer", "batch_step", "count_of", "matrix_of"]
 
 Shape = tuple[int, ...]
 
 
-class Place(NamedTuple):
-    """Where something is: in an operand, by its position in a plan's addresses, so many bytes behind its beginning.
+class OperandPointer(NamedTuple):
+    """A pointer into an operand of a plan, which becomes an address at each run.
 
-    `step` is how many bytes further the same of the next matrix of a batch is.
+    Attributes:
+        operand: the operand's index in the addresses of a run.
+        offset: bytes from the operand's address.
+        batch_stride: bytes from here to the same place of the next matrix of a batch.
     """
 
     operand: int
     offset: int = 0
-    step: int = 0
+    batch_stride: int = 0
 
 
 class Matrix(NamedTuple):
-    """A matrix, or a batch of them: `row` and `col` are the elements from one row, or column, to the next."""
+    """A matrix, or a batch of them; strides are in elements."""
 
-    place: Place
+    pointer: OperandPointer
     dtype: Dtype
     rows: int
     cols: int
-    row: int
-    col: int
+    row_stride: int
+    col_stride: int
 
     @property
     def mT(self) -> Matrix:  # as arrays have it
         """The transposed matrix, in the same memory."""
-        return self._replace(rows=self.cols, cols=self.rows, row=self.col, col=self.row)
+        return self._replace(rows=self.cols, cols=self.rows, row_stride=self.col_stride, col_stride=self.row_stride)
 
     @property
-    def by_columns(self) -> bool:
-        """Whether a routine can take it: columns one behind another, each dense."""
-        return (self.row == 1 or self.rows == 1) and (self.cols == 1 or self.col >= max(1, self.rows))
+    def is_column_major(self) -> bool:
+        """Whether a routine can take it: each column is dense, and the next one follows it."""
+        return (self.row_stride == 1 or self.rows == 1) and (self.cols == 1 or self.col_stride >= max(1, self.rows))
 
     @property
     def ld(self) -> int:
-        """The leading dimension of a matrix that is `by_columns`."""
-        return max(1, self.rows) if self.cols == 1 else self.col
+        """The leading dimension of a matrix that is column-major."""
+        return max(1, self.rows) if self.cols == 1 else self.col_stride
 
-    def columns(self, count: int) -> Matrix:
+    def first_columns(self, count: int) -> Matrix:
         """Its first columns."""
         return self._replace(cols=count)
 
-    def lines(self, count: int) -> Matrix:
+    def first_rows(self, count: int) -> Matrix:
         """Its first rows."""
         return self._replace(rows=count)
 
@@ -90,5 +93,5 @@ def matrix_of(layout: Layout, operand: int, *, vector: bool = False) -> Matrix:
     if vector:
         shape, strides = (*shape, 1), (*strides, max(1, layout.shape[-1]))
     step = batch_step(shape[:-2], strides[:-2]) or 0
-    place = Place(operand, 0, step * layout.dtype.itemsize)
-    return Matrix(place, layout.dtype, *shape[-2:], *strides[-2:])
+    pointer = OperandPointer(operand, 0, step * layout.dtype.itemsize)
+    return Matrix(pointer, layout.dtype, *shape[-2:], *strides[-2:])

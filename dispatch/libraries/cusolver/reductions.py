@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.keys import Dtype
 
-__all__ = ["SOURCE", "Launch", "Reduce"]
+__all__ = ["SOURCE", "BatchKernelStep", "Reduce"]
 
 THREADS = 256
 
@@ -195,7 +195,7 @@ class Reduce(IntEnum):
     SQUARES = 4
 
 
-class Launch(KernelStep):
+class BatchKernelStep(KernelStep):
     """A kernel of these, or of another source that takes its batch first, as a step of a plan."""
 
     __slots__ = ()

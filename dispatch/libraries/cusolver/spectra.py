@@ -14,9 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.libraries.cusolver.matrix import Matrix, Place
+    from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 
-__all__ = ["SPECTRA", "ClearNonfinite", "FromPairs", "KeepFirst", "MarkUnconverged", "SwapStatus", "TakeNearest"]
+__all__ = [
+    "SPECTRA",
+    "ComplexVectors",
+    "ConvertSygvjStatus",
+    "FillNanAfterFound",
+    "MarkUnconverged",
+    "MatchEigenvectors",
+    "ZeroNonfinite",
+]
 
 THREADS = 256
 MOST_BLOCKS = 65535  # along the second axis of a grid
@@ -30,7 +38,7 @@ struct __align__(sizeof(REAL) * 2) Complex { REAL real, imag; };
 struct Strides { Int row, col, batch; };
 
 // Columns behind those that were found become NaN.
-extern "C" __global__ void keep_first(
+extern "C" __global__ void fill_nan_after_found(
     const Int* found, Element* target, Int rows, Int cols, Int batch, Strides to)
 {
     for (Int number = blockIdx.y; number < batch; number += gridDim.y) {
@@ -44,7 +52,7 @@ extern "C" __global__ void keep_first(
 
 // Of a pair of conjugate eigenvalues the vectors are two real columns: x + i*y and x - i*y. The first of a pair has the
 // positive imaginary part, so that the sign tells the one from the other.
-extern "C" __global__ void from_pairs(
+extern "C" __global__ void complex_vectors(
     const Complex* values, const REAL* source, Complex* target, Int n, Int batch, Strides from, Strides to)
 {
     for (Int number = blockIdx.y; number < batch; number += gridDim.y)
@@ -63,7 +71,7 @@ extern "C" __global__ void from_pairs(
 // The eigenvalues of the adjoint are the conjugate ones in an order of their own: each value in turn takes the nearest
 // that is left, which is the first of several, and its vector. A block has a matrix. Of what is no number the i-th is
 // taken for the i-th. Where the adjoint's status is not 0, the matrix has it, too.
-extern "C" __global__ void take_nearest(
+extern "C" __global__ void match_eigenvectors(
     const Complex* values, Complex* others, const Complex* source, Complex* target, int* info, const int* statuses,
     Int n, Int batch, Strides from, Strides to)
 {
@@ -104,7 +112,7 @@ extern "C" __global__ void take_nearest(
 }
 
 // A matrix that has NaN or infinities becomes zeros, and its flag 1. A block has a matrix.
-extern "C" __global__ void clear_nonfinite(Element* source, int* flags, Int rows, Int cols, Int batch, Strides at)
+extern "C" __global__ void zero_nonfinite(Element* source, int* flags, Int rows, Int cols, Int batch, Strides at)
 {
     __shared__ int found;
     const Int thread = threadIdx.x, threads = blockDim.x;
@@ -134,7 +142,7 @@ extern "C" __global__ void mark_unconverged(int* info, const int* flags, Int bat
 }
 
 // 1 … n say which minor of B is not positive definite and n + 1 that nothing converged: the other way round than SYGVD.
-extern "C" __global__ void swap_status(int* info, Int n, Int batch)
+extern "C" __global__ void convert_sygvj_status(int* info, Int n, Int batch)
 {
     const Int number = (Int)blockIdx.x * blockDim.x + threadIdx.x;
     if (number >= batch) return;
@@ -144,88 +152,92 @@ extern "C" __global__ void swap_status(int* info, Int n, Int batch)
 """
 
 
-class Spectral(KernelStep):
+class SpectrumStep(KernelStep):
     """A step of one kernel, whose first arguments are addresses."""
 
     __slots__ = ()
     kernel: str
 
     def __init__(
-        self, executor: CudaExecutor, places: Sequence[Place], of: Matrix, grid: tuple[int, ...], *numbers: Any
+        self, executor: CudaExecutor, places: Sequence[OperandPointer], of: Matrix, grid: tuple[int, ...], *numbers: Any
     ) -> None:
         super().__init__(executor, kernel_of(self.kernel, of.dtype, SPECTRA), grid, (THREADS,), (*places, *numbers))
 
 
-class KeepFirst(Spectral):
+class FillNanAfterFound(SpectrumStep):
     """The columns of a matrix behind those that were found become NaN; `found` is an i64 for each matrix."""
 
-    kernel = "keep_first"
+    kernel = "fill_nan_after_found"
 
-    def __init__(self, executor: CudaExecutor, found: Place, target: Matrix, batch: int) -> None:
+    def __init__(self, executor: CudaExecutor, found: OperandPointer, target: Matrix, batch: int) -> None:
         numbers = (target.rows, target.cols, batch)
         grid = (min(-(-target.rows * target.cols // THREADS), BLOCKS), min(batch, MOST_BLOCKS))
-        super().__init__(executor, (found, target.place), target, grid, *numbers, Strides.of(target))
+        super().__init__(executor, (found, target.pointer), target, grid, *numbers, Strides.of(target))
 
 
-class FromPairs(Spectral):
+class ComplexVectors(SpectrumStep):
     """Complex eigenvectors from LAPACK's real columns; `values` are the complex eigenvalues, dense."""
 
-    kernel = "from_pairs"
+    kernel = "complex_vectors"
 
-    def __init__(self, executor: CudaExecutor, values: Place, source: Matrix, target: Matrix, batch: int) -> None:
+    def __init__(
+        self, executor: CudaExecutor, values: OperandPointer, source: Matrix, target: Matrix, batch: int
+    ) -> None:
         numbers = (source.rows, batch)
         grid = (min(-(-source.rows * source.cols // THREADS), BLOCKS), min(batch, MOST_BLOCKS))
-        places = (values, source.place, target.place)
+        places = (values, source.pointer, target.pointer)
         super().__init__(executor, places, source, grid, *numbers, Strides.of(source), Strides.of(target))
 
 
-class TakeNearest(Spectral):
+class MatchEigenvectors(SpectrumStep):
     """Eigenvectors of the adjoint in the order of `values`; its eigenvalues, `others`, are destroyed."""
 
-    kernel = "take_nearest"
+    kernel = "match_eigenvectors"
 
     def __init__(
         self,
         executor: CudaExecutor,
-        values: Place,
-        others: Place,
+        values: OperandPointer,
+        others: OperandPointer,
         source: Matrix,
         target: Matrix,
-        info: Place,
-        status: Place,
+        info: OperandPointer,
+        status: OperandPointer,
         batch: int,
     ) -> None:
         numbers = (source.rows, batch)
-        places = (values, others, source.place, target.place, info, status)
+        places = (values, others, source.pointer, target.pointer, info, status)
         grid = (min(batch, MOST_BLOCKS),)
         super().__init__(executor, places, source, grid, *numbers, Strides.of(source), Strides.of(target))
 
 
-class ClearNonfinite(Spectral):
+class ZeroNonfinite(SpectrumStep):
     """Matrices that have NaN or infinities become zeros, and their flags, an i32 each, 1; other flags are 0."""
 
-    kernel = "clear_nonfinite"
+    kernel = "zero_nonfinite"
 
-    def __init__(self, executor: CudaExecutor, matrix: Matrix, flags: Place, batch: int) -> None:
+    def __init__(self, executor: CudaExecutor, matrix: Matrix, flags: OperandPointer, batch: int) -> None:
         numbers = (matrix.rows, matrix.cols, batch)
         grid = (min(batch, MOST_BLOCKS),)
-        super().__init__(executor, (matrix.place, flags), matrix, grid, *numbers, Strides.of(matrix))
+        super().__init__(executor, (matrix.pointer, flags), matrix, grid, *numbers, Strides.of(matrix))
 
 
-class MarkUnconverged(Spectral):
+class MarkUnconverged(SpectrumStep):
     """The status becomes 1 where there is a flag."""
 
     kernel = "mark_unconverged"
 
-    def __init__(self, executor: CudaExecutor, info: Place, flags: Place, of: Matrix, batch: int) -> None:
+    def __init__(
+        self, executor: CudaExecutor, info: OperandPointer, flags: OperandPointer, of: Matrix, batch: int
+    ) -> None:
         super().__init__(executor, (info, flags), of, (-(-batch // THREADS),), batch)
 
 
-class SwapStatus(Spectral):
+class ConvertSygvjStatus(SpectrumStep):
     """The statuses of `sygvj` become those of `sygvd`: above n where B is not positive definite."""
 
-    kernel = "swap_status"
+    kernel = "convert_sygvj_status"
 
-    def __init__(self, executor: CudaExecutor, info: Place, of: Matrix, batch: int) -> None:
+    def __init__(self, executor: CudaExecutor, info: OperandPointer, of: Matrix, batch: int) -> None:
         grid = (-(-batch // THREADS),)
         super().__init__(executor, (info,), of, grid, of.rows, batch)

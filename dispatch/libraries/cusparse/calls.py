@@ -1,7 +1,8 @@
 """Plans of calls of cuSPARSE one after another, with copies between them: all is ready but addresses and factors.
 
-The ops say which calls. Among the arguments of a call descriptors stand for what they describe, `OperandPointer` for an address,
-`Scalar` and `Constant` for a factor. Workspace that holds nothing between calls is shared by the plans of an executor.
+The ops say which calls. Among the arguments of a call descriptors stand for what they describe, `OperandPointer` for an
+address, `Scalar` and `Constant` for a factor. Workspace that holds nothing between calls is shared by the plans of an
+executor.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ class Step(Protocol):
 
 
 class Call:
-    """A call of cuSPARSE, whose arguments follow each run.
+    """A call of cuSPARSE whose arguments are set for each run.
 
-    Before the first one addresses are the executor's workspace, and factors 1, for the functions that tell the size of
-    workspace look at them: cusparseCsr2cscEx2_bufferSize and cusparseSpVV_bufferSize take no null address, and where
-    alpha is 0 cusparseSpMM_bufferSize says that none is needed.
+    Before the first run addresses are those of the executor's workspace, and factors are 1, for the functions that
+    return the size of workspace read them: cusparseCsr2cscEx2_bufferSize and cusparseSpVV_bufferSize take no null
+    address, and cusparseSpMM_bufferSize returns 0 where alpha is 0.
     """
 
     __slots__ = ("_descriptors", "_executor", "_handle", "_name", "_numbers", "_slots", "c_arguments")
@@ -75,7 +76,7 @@ class Call:
         return argument
 
     def buffer_size(self, ending: str = "_bufferSize") -> int:
-        """The bytes of workspace that it needs, as the function of this ending says; Refused for no such call."""
+        """The bytes of workspace that it needs, by the function with this ending; Refused if it is not supported."""
         size = ctypes.c_size_t()
         try:
             getattr(cusparse, f"{self._name}{ending}")(self._handle.follow(), *self.c_arguments, ctypes.byref(size))
@@ -86,7 +87,7 @@ class Call:
         return size.value
 
     def set_arguments(self, addresses: Sequence[Any]) -> None:
-        """Have descriptors, addresses and factors be those of a run."""
+        """Set descriptors, addresses and factors to those of a run."""
         for place, descriptor in self._descriptors:
             descriptor.set_addresses(addresses)
             self.c_arguments[place] = descriptor.c  # one of BSR may be another
@@ -97,7 +98,7 @@ class Call:
                 number.set(addresses[factor.place])
 
     def invoke(self, name: str, *more: Any) -> None:
-        """Call a function with these arguments and others behind them; raises the library's error."""
+        """Call a function with these arguments, followed by others; raises the library's error."""
         function: Any = getattr(cusparse, name)
         status = function.unchecked(self._handle.follow(), *self.c_arguments, *more)
         if status:
@@ -111,7 +112,7 @@ class Call:
 
 
 class RepeatedCall(Call):
-    """So many calls one after the other; each time operands begin so many bytes further, by their places."""
+    """`count` calls, one after the other; `strides` has by place how many bytes operands advance from call to call."""
 
     __slots__ = ("_count", "_strides")
 
@@ -131,27 +132,27 @@ class RepeatedCall(Call):
 
 
 class PreprocessedCall(Call):
-    """A call behind its own preprocess step, which looks at the pattern that is there in each run.
+    """A call after its own preprocess step, which analyses the pattern in each run.
 
-    The workspace holds what that finds between the two, and nothing of it counts in the next run.
+    The workspace holds the analysis between the two; the next run uses nothing of it.
     """
 
     __slots__ = ()
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Look at the pattern, and call it."""
+        """Analyse the pattern, and call it."""
         self.set_arguments(addresses)
         self.invoke(f"{self._name}_preprocess")
         self.invoke(self._name)
 
 
 class DeviceResultCall(Call):
-    """A call that puts its result, a number, into the device's memory."""
+    """A call that writes its result, a number, to the device's memory."""
 
     __slots__ = ()
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Call it, and leave the handle as it was."""
+        """Call it, and restore the handle's pointer mode."""
         self.set_arguments(addresses)
         modes = cusparse.cusparsePointerMode_t
         cusparse.cusparseSetPointerMode(self._handle.follow(), modes.CUSPARSE_POINTER_MODE_DEVICE)
@@ -162,7 +163,7 @@ class DeviceResultCall(Call):
 
 
 class CopyStep:
-    """A copy by a kernel, left out where the operands are one."""
+    """A copy by a kernel, skipped where source and target are the same memory."""
 
     __slots__ = ("_copy", "_source", "_target")
 
@@ -177,7 +178,7 @@ class CopyStep:
 
 
 class CusparsePlan(Plan):
-    """Steps one after another; workspace, and its `parts`, stand behind the arguments of a run."""
+    """Steps one after another; the addresses of workspace and of its `parts` follow the arguments of a run."""
 
     __slots__ = ("_executor", "_parts", "_steps", "_work")
 
@@ -205,13 +206,13 @@ class CusparsePlan(Plan):
             step.enqueue(addresses)
 
     def addresses(self, arguments: tuple[Argument, ...]) -> tuple[Any, ...]:
-        """The arguments of a run, and behind them the workspace and its parts, which stay where they are."""
+        """The arguments of a run, followed by the workspace and its parts, whose addresses do not change."""
         base = 0 if self._work is None else self._work.base
         return (*arguments, base, *(base + part for part in self._parts))
 
 
 class Steps:
-    """What a plan is built with; `arguments` is how many addresses and numbers a request gives."""
+    """Builds a plan step by step; `arguments` is the number of addresses and numbers that a request passes."""
 
     def __init__(self, executor: CudaExecutor, row: Row, arguments: int) -> None:
         self.executor, self.row = executor, row
@@ -221,32 +222,32 @@ class Steps:
         self._steps: list[Step] = []
 
     def copy(self, source: Matrix, target: Matrix, batch: int = 1) -> None:
-        """Copy a matrix, or a batch of them, into another of its extents, unless they are one."""
+        """Copy a matrix, or a batch of them, into another of the same extents, unless they are the same."""
         if source.rows and source.cols and source.pointer != target.pointer:
             self._steps.append(CopyStep(self.executor, source, target, batch))
 
     def copy_rounded(self, source: Matrix, target: Matrix) -> None:
-        """Copy a matrix into another of its extents and of another dtype."""
+        """Copy a matrix into another of the same extents and another dtype."""
         self._steps.append(Rounding(self.executor, source, target))
 
     def fill_zeros(self, target: Matrix, batch: int = 1) -> None:
-        """Zeros in a matrix, or a batch of them, and nothing beside it."""
+        """Write zeros to a matrix, or a batch of them, and to nothing between their lines."""
         if target.rows and target.cols:
             self._steps.append(Copy(self.executor, target, target, batch, CopyMode.ZERO, conj=False))
 
     def allocate(self, nbytes: int) -> int:
-        """The place, among the addresses, of memory that is the plan's own while it runs: at a multiple of `ROUND`."""
+        """Reserve memory of the plan, at a multiple of `ROUND` bytes; returns its place among the addresses."""
         self._parts.append(nbytes)
         return self._work_place + len(self._parts)
 
     def aligned_operand(self, layout: Layout, place: int, alignment: int = VECTOR) -> Matrix:
-        """A dense operand where it is at a multiple of so many bytes, and else memory for it that is."""
+        """A dense operand as it is where it is aligned to so many bytes, else aligned memory for a copy of it."""
         if layout.alignment < alignment:
             place = self.allocate(layout.size * layout.dtype.itemsize)
         return Matrix(OperandPointer(place), layout.dtype, layout.size, 1, 1, max(1, layout.size))
 
     def call(self, name: str, *arguments: Any, kind: Callable[..., Step] = Call, size: str = "_bufferSize") -> None:
-        """A function that takes workspace as its last argument, and one of an ending that tells the size of that."""
+        """Add a call whose last argument is workspace; `size` is the ending of the function that returns its bytes."""
         self._work_bytes = max(self._work_bytes, Call(self.executor, name, arguments).buffer_size(size))
         self._steps.append(kind(self.executor, name, (*arguments, OperandPointer(self._work_place))))
 
@@ -255,7 +256,7 @@ class Steps:
         self._steps.append(step)
 
     def plan(self, *, capture_safe: bool) -> CusparsePlan:
-        """All steps so far."""
+        """The plan of all steps so far."""
         parts, end = [], self._work_bytes
         for nbytes in self._parts:
             parts.append(-(-end // ROUND) * ROUND)
@@ -264,5 +265,5 @@ class Steps:
         return CusparsePlan(self.executor, self.row, self._steps, work, parts, capture_safe=capture_safe)
 
     def idle_plan(self) -> Plan:
-        """Nothing to do."""
+        """A plan that does nothing."""
         return IdlePlan(self.row, capture_safe=False)

@@ -178,14 +178,14 @@ class Strides(ctypes.Structure):
     @classmethod
     def of(cls, matrix: Matrix) -> Strides:
         """Those of a matrix."""
-        return cls(matrix.row, matrix.col, matrix.place.step // matrix.dtype.itemsize)
+        return cls(matrix.row_stride, matrix.col_stride, matrix.pointer.batch_stride // matrix.dtype.itemsize)
 
 
 class KernelStep:
     """One launch over operands wherever a run has them, as a step of a plan.
 
-    Of what it is given a Place or a View becomes an address, a Matrix an address and Strides, None the null pointer, a
-    member of an enum an int, another int one of 64 bits and a float a double; what is of ctypes stays what it is.
+    Of its arguments an OperandPointer or a View becomes an address, a Matrix an address and Strides, None the null
+    pointer, a member of an enum an int, another int one of 64 bits and a float a double; ctypes objects are passed on.
     """
 
     __slots__ = ("_executor", "_given", "_launch", "_slots")
@@ -205,7 +205,7 @@ class KernelStep:
 
     def _prepared(self, one: Any) -> tuple[Any, ...]:
         if isinstance(one, Matrix):
-            return *self._prepared(one.place), Strides.of(one)
+            return *self._prepared(one.pointer), Strides.of(one)
         if hasattr(one, "operand"):  # of cuFFT's views, too
             slot = ctypes.c_void_p()
             self._slots.append((slot, one.operand, one.offset))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.keys import F32, HALF
 from dispatch.libraries.cublas.calls import Moved, Operand, Routine, Work, Zero, plan_of
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.ops.blas.cublas2 import Vectors
 from dispatch.ops.blas.orders import Misfit, misplaced
 
@@ -76,7 +76,7 @@ class Lowering(Vectors):
         found = []
         for one in (name, target):
             _, step = self.vector(one)
-            found.append(Matrix(Place(place(one)), self.dtype, self.request.x.size, 1, step, 1))
+            found.append(Matrix(OperandPointer(place(one)), self.dtype, self.request.x.size, 1, step, 1))
         source, moved = found
         return Moved(source, moved)
 
@@ -146,7 +146,8 @@ class Lowering(Vectors):
         request, size = self.request, self.dtype.itemsize
         given = {"a": "r", "b": "z"} if request.op == "rotg" else {"d1": "out_d1", "d2": "out_d2", "x1": "out_x1"}
         held = (
-            [Matrix(Place(request.place_of(one)), self.dtype, 1, 1, 1, 1) for one in pair] for pair in given.items()
+            [Matrix(OperandPointer(request.place_of(one)), self.dtype, 1, 1, 1, 1) for one in pair]
+            for pair in given.items()
         )
         copied = [Moved(source, target) for source, target in held]
         changed = [self.operand(name) for name in given.values()]

@@ -22,7 +22,7 @@ from dispatch.libraries.cublas.calls import (
     Work,
     plan_of,
 )
-from dispatch.libraries.cusolver.matrix import Matrix, Place, batch_step, matrix_of
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer, batch_step, matrix_of
 from dispatch.ops.blas.choices import Operation
 from dispatch.ops.blas.orders import Arrangement, Group, arranged, leading, misplaced
 from dispatch.ops.blas.terms import Terms
@@ -241,7 +241,7 @@ class Lowering(Terms):
         works: list[Work] = []
         for places in zip(offsets["b"], offsets["out"], strict=True):
             source, target = (
-                matrix._replace(place=Place(matrix.place.operand, offset))
+                matrix._replace(pointer=OperandPointer(matrix.pointer.operand, offset))
                 for matrix, offset in zip(pair, places, strict=True)
             )
             works.append(Moved(source, target))
@@ -251,7 +251,7 @@ class Lowering(Terms):
         """`trsm` in a copy of b that lies as this arrangement has it, which the result does not."""
         b, out = (matrix_of(self.request.layout_of(name), self.request.place_of(name)) for name in ("b", "out"))
         row, col = (b.cols, 1) if self.is_turned else (1, b.rows)
-        room = Matrix(Place(SCRATCH), self.dtype, b.rows, b.cols, row, col)
+        room = Matrix(OperandPointer(SCRATCH), self.dtype, b.rows, b.cols, row, col)
         solved = (*self._triangle(), *self.at("a"), Operand(SCRATCH), self.m)
         nbytes = b.rows * b.cols * self.dtype.itemsize
         return [Scratch(nbytes), Moved(b, room), Routine("trsm", self.dtype, solved), Moved(room, out)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dispatch.keys import F16, F32, HALF, member
 from dispatch.libraries.cublas.calls import Matrices, Moved, Operand, Routine, Work
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.ops.blas.choices import Operation
 from dispatch.ops.blas.orders import Misfit, leading, misplaced
 from dispatch.ops.blas.terms import Terms
@@ -145,7 +145,7 @@ class Lowering(Terms):
             matrices = []
             for one, strides in zip((y, out), padded, strict=True):
                 start = sum(i * stride for i, stride in zip(place, strides[:-2], strict=True)) * size
-                where = Place(one.place, start, strides[-2] * size)
+                where = OperandPointer(one.place, start, strides[-2] * size)
                 matrices.append(Matrix(where, self.out_layout.dtype, n, inner, one.step, strides[-1]))
             source, target = matrices
             found.append(Moved(source, target, last))

@@ -13,12 +13,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudabind.sys import cublas_types as cb
-from dispatch.libraries.cublas.batched import Convert, FormQ, batched_call
-from dispatch.libraries.cublas.singular import Complete
+from dispatch.libraries.cublas.batched import ConvertPivots, FormQ, batched_call
+from dispatch.libraries.cublas.singular import RefactorizeSingular
 from dispatch.libraries.cusolver.calls import LETTERS
-from dispatch.libraries.cusolver.copies import Keep
-from dispatch.libraries.cusolver.matrix import Matrix, Place
-from dispatch.ops.linalg.cusolver import LOWER, PLAIN, TRANS, UPPER, Operands, cho_solve, copy_lower, factorize
+from dispatch.libraries.cusolver.copies import CopyMode
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
+from dispatch.ops.linalg.cusolver import (
+    LOWER,
+    OP_N,
+    OPERATIONS,
+    UPPER,
+    LinalgSteps,
+    cho_solve,
+    copy_lower,
+    factor_cholesky,
+)
 from dispatch.ops.linalg.request import (
     LuFactorRequest,
     LuSolveRequest,
@@ -37,12 +46,12 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
-ADJOINT = cb.cublasOperation_t.CUBLAS_OP_C
+OP_C = cb.cublasOperation_t.CUBLAS_OP_C
 LEFT, NOT_UNIT = cb.cublasSideMode_t.CUBLAS_SIDE_LEFT, cb.cublasDiagType_t.CUBLAS_DIAG_NON_UNIT
 PIVOT_BYTES = 4
 
 
-class BatchedOperands(Operands):
+class BatchedSteps(LinalgSteps):
     """The steps of a plan whose calls are cuBLAS's."""
 
     def batched(self, routine: str, *arguments: Any) -> None:
@@ -50,104 +59,110 @@ class BatchedOperands(Operands):
         name = f"cublas{LETTERS[self.dtype]}{routine}Batched"
         self._steps.append(batched_call(self.executor, name, (*arguments, self.batch)))
 
-    def narrow_pivots(self, n: int) -> Place:
+    def narrow_pivots(self, n: int) -> OperandPointer:
         """Memory for the pivots that cuBLAS counts in 32 bits, of all matrices one behind another."""
-        return self.scratch(n * PIVOT_BYTES)._replace(step=0)
+        return self.scratch(n * PIVOT_BYTES)._replace(batch_stride=0)
 
-    def convert(self, source: Place, target: Place, n: int, *, widen: bool) -> None:
+    def convert_pivots(self, source: OperandPointer, target: OperandPointer, n: int, *, widen: bool) -> None:
         """Pivots of one width to the other."""
-        self._steps.append(Convert(self.executor, source, target, n * self.batch, widen=widen))
+        self._steps.append(ConvertPivots(self.executor, source, target, n * self.batch, widen=widen))
 
-    def complete(self, a: Matrix, lu: Matrix, pivots: Place, info: Place) -> None:
+    def refactorize_singular(self, a: Matrix, lu: Matrix, pivots: OperandPointer, info: OperandPointer) -> None:
         """Factorize singular matrices, which cuBLAS leaves half way."""
-        self._steps.append(Complete(self.executor, a, lu, pivots, info, self.batch))
+        self._steps.append(RefactorizeSingular(self.executor, a, lu, pivots, info, self.batch))
 
-    def substitute(self, c: Matrix, x: Matrix, *, lower: bool) -> None:
+    def solve_cholesky(self, c: Matrix, x: Matrix, *, lower: bool) -> None:
         """`trsmBatched` with L and then with Lᴴ, or with Uᴴ and then with U."""
         one = np.ones(1, c.dtype.numpy)
         lists = (self.pointers(c), c.ld, self.pointers(x), x.ld)
-        for trans in (PLAIN, ADJOINT) if lower else (ADJOINT, PLAIN):
+        for trans in (OP_N, OP_C) if lower else (OP_C, OP_N):
             self.batched("trsm", LEFT, LOWER if lower else UPPER, trans, NOT_UNIT, c.rows, x.cols, one, *lists)
 
-    def form_q(self, factors: Matrix, tau: Place, q: Matrix) -> None:
+    def form_q(self, factors: Matrix, tau: OperandPointer, q: Matrix) -> None:
         """Make Q of Householder's vectors."""
         self._steps.append(FormQ(self.executor, factors, tau, q, self.batch))
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request over several small matrices with elements, as the rows' rules have it."""
-    return MAKERS[request.op](request, BatchedOperands(request, executor, row))
+    return MAKERS[request.op](request, BatchedSteps(request, executor, row))
 
 
 # -- LU ---------------------------------------------------------------------------------------------------------------
-def lu_factor(request: LuFactorRequest, steps: BatchedOperands) -> Plan:
+def lu_factor(request: LuFactorRequest, steps: BatchedSteps) -> Plan:
     """Copy A into the result, by columns, factorize it there, complete what is singular, and widen the pivots."""
     del request
     a, wanted = steps.matrix("a"), steps.matrix("out")
     made = steps.target(wanted)
-    if made is wanted and (a.row, a.col, a.place.step) == (made.row, made.col, made.place.step):
+    if made is wanted and (a.row_stride, a.col_stride, a.pointer.batch_stride) == (
+        made.row_stride,
+        made.col_stride,
+        made.pointer.batch_stride,
+    ):
         kept = steps.scratch_matrix(a.dtype, a.rows, a.cols)  # for the result may be A itself
         steps.copy(a, kept)
         a = kept
     steps.copy(a, made)
-    pivots = eliminate(steps, made)
-    steps.complete(a, made, pivots, steps.vector("info"))
-    steps.convert(pivots, steps.vector("pivots"), made.rows, widen=True)
+    pivots = factor_lu(steps, made)
+    steps.refactorize_singular(a, made, pivots, steps.vector("info"))
+    steps.convert_pivots(pivots, steps.vector("pivots"), made.rows, widen=True)
     steps.finish(made, wanted)
     return steps.plan(capture_safe=True)
 
 
-def eliminate(steps: BatchedOperands, a: Matrix) -> Place:
+def factor_lu(steps: BatchedSteps, a: Matrix) -> OperandPointer:
     """`getrfBatched`; gives the pivots."""
     pivots = steps.narrow_pivots(a.rows)
-    steps.batched("getrf", a.rows, steps.pointers(a), a.ld, pivots, steps.vector("info")._replace(step=0))
+    steps.batched("getrf", a.rows, steps.pointers(a), a.ld, pivots, steps.vector("info")._replace(batch_stride=0))
     return pivots
 
 
-def lu_solve(request: LuSolveRequest, steps: BatchedOperands) -> Plan:
+def lu_solve(request: LuSolveRequest, steps: BatchedSteps) -> Plan:
     """Copy b into the result and solve there, with pivots of 32 bits."""
     lu, wanted = steps.matrix("lu"), steps.matrix("out")
-    if not lu.by_columns:
+    if not lu.is_column_major:
         made = steps.target(lu)
         steps.copy(lu, made)
         lu = made
     pivots = steps.narrow_pivots(lu.rows)
-    steps.convert(steps.vector("pivots"), pivots, lu.rows, widen=False)
+    steps.convert_pivots(steps.vector("pivots"), pivots, lu.rows, widen=False)
     x = steps.target(wanted)
     steps.copy(steps.matrix("b"), x)
-    exchange(steps, lu, pivots, x, TRANS[request.trans])
+    solve_lu_batched(steps, lu, pivots, x, OPERATIONS[request.trans])
     steps.finish(x, wanted)
     return steps.plan(capture_safe=True)
 
 
-def exchange(steps: BatchedOperands, lu: Matrix, pivots: Place, x: Matrix, trans: cb.cublasOperation_t) -> None:
+def solve_lu_batched(
+    steps: BatchedSteps, lu: Matrix, pivots: OperandPointer, x: Matrix, trans: cb.cublasOperation_t
+) -> None:
     """`getrsBatched`, which says on the host whether its arguments are sound."""
-    said = np.zeros(1, np.int32)
+    host_info = np.zeros(1, np.int32)
     lists = (steps.pointers(lu), lu.ld, pivots, steps.pointers(x), x.ld)
-    steps.batched("getrs", trans, lu.rows, x.cols, *lists, said)
+    steps.batched("getrs", trans, lu.rows, x.cols, *lists, host_info)
 
 
-def solve(request: SolveRequest, steps: BatchedOperands) -> Plan:
+def solve(request: SolveRequest, steps: BatchedSteps) -> Plan:
     """Factorize a copy of A, and solve in the result."""
     a, wanted, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
     copy, x = steps.scratch_matrix(a.dtype, a.rows, a.cols), steps.target(wanted)
     if request.assume_a is MatrixKind.POS:
         copy_lower(steps, a, copy, lower=request.lower)
-        factorize(steps, copy, info)
+        factor_cholesky(steps, copy, info)
         steps.copy(steps.matrix("b"), x)
-        steps.substitute(copy, x, lower=True)
+        steps.solve_cholesky(copy, x, lower=True)
     else:
         steps.copy(a, copy)
-        pivots = eliminate(steps, copy)
+        pivots = factor_lu(steps, copy)
         steps.copy(steps.matrix("b"), x)
-        exchange(steps, copy, pivots, x, PLAIN)
+        solve_lu_batched(steps, copy, pivots, x, OP_N)
     steps.finish(x, wanted)
-    steps.spoil(info, wanted)
+    steps.fill_nan_where(info, wanted)
     return steps.plan(capture_safe=True)
 
 
 # -- QR ---------------------------------------------------------------------------------------------------------------
-def qr(request: QrRequest, steps: BatchedOperands) -> Plan:
+def qr(request: QrRequest, steps: BatchedSteps) -> Plan:
     """Factorize a copy of A, copy R out of it, and make Q of what is left."""
     a = steps.matrix("a")
     least = min(a.rows, a.cols)
@@ -155,28 +170,28 @@ def qr(request: QrRequest, steps: BatchedOperands) -> Plan:
         wanted = steps.matrix("h")
         made = steps.target(wanted)
         steps.copy(a, made)
-        reflect(steps, made, steps.vector("tau"))
+        factor_qr(steps, made, steps.vector("tau"))
         steps.finish(made, wanted)
         return steps.plan(capture_safe=True)
     made, tau = steps.scratch_matrix(a.dtype, a.rows, a.cols), steps.scratch(least * a.dtype.itemsize)
     r = steps.matrix("r")
     steps.copy(a, made)
-    reflect(steps, made, tau)
-    steps.copy(made.lines(r.rows), r, Keep.UPPER)
+    factor_qr(steps, made, tau)
+    steps.copy(made.first_rows(r.rows), r, CopyMode.UPPER)
     if request.mode is not QrMode.R:
         steps.form_q(made, tau, steps.matrix("q"))
     return steps.plan(capture_safe=True)
 
 
-def reflect(steps: BatchedOperands, a: Matrix, tau: Place) -> None:
+def factor_qr(steps: BatchedSteps, a: Matrix, tau: OperandPointer) -> None:
     """`geqrfBatched`, which says on the host whether its arguments are sound."""
     least = min(a.rows, a.cols)
     factors = Matrix(tau, a.dtype, least, 1, 1, least)
-    said = np.zeros(1, np.int32)
-    steps.batched("geqrf", a.rows, a.cols, steps.pointers(a), a.ld, steps.pointers(factors), said)
+    host_info = np.zeros(1, np.int32)
+    steps.batched("geqrf", a.rows, a.cols, steps.pointers(a), a.ld, steps.pointers(factors), host_info)
 
 
-MAKERS: dict[str, Callable[[Any, BatchedOperands], Plan]] = {
+MAKERS: dict[str, Callable[[Any, BatchedSteps], Plan]] = {
     "cho_solve": cho_solve,
     "lu_factor": lu_factor,
     "lu_solve": lu_solve,

@@ -13,10 +13,17 @@ import numpy as np
 
 from dispatch.libraries.cusolver.calls import real_of
 from dispatch.libraries.cusolver.reductions import Reduce
-from dispatch.ops.linalg.cublas import BatchedOperands, eliminate, exchange
-from dispatch.ops.linalg.cusolver import PLAIN
-from dispatch.ops.linalg.cusolver_derived import as_column, copied, has_residuals, multiply, operand_of, reduce
-from dispatch.ops.linalg.cusolver_exponential import exponential
+from dispatch.ops.linalg.cublas import BatchedSteps, factor_lu, solve_lu_batched
+from dispatch.ops.linalg.cusolver import OP_N
+from dispatch.ops.linalg.cusolver_derived import (
+    as_column,
+    has_residuals,
+    multiply,
+    product_operand,
+    reduce,
+    scratch_copy,
+)
+from dispatch.ops.linalg.cusolver_exponential import expm_steps
 from dispatch.ops.linalg.rules import MOST_INVERTED
 
 if TYPE_CHECKING:
@@ -32,10 +39,10 @@ __all__ = ["plan"]
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request over several small matrices with elements, as the rows' rules have it."""
-    return MAKERS[request.op](BatchedOperands(request, executor, row))
+    return MAKERS[request.op](BatchedSteps(request, executor, row))
 
 
-def inverse(steps: BatchedOperands) -> Plan:
+def inverse(steps: BatchedSteps) -> Plan:
     """Invert into the result's own memory where its columns are dense; the operand stays as it is.
 
     The inverse of a matrix in rows is that of its transpose, transposed; but of a singular one that has other pivots,
@@ -44,49 +51,49 @@ def inverse(steps: BatchedOperands) -> Plan:
     a, wanted, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
     made = steps.target(wanted)
     if a.rows <= MOST_INVERTED:
-        source = a if a.by_columns else copied(steps, a)
+        source = a if a.is_column_major else scratch_copy(steps, a)
         read = (steps.pointers(source), source.ld)
-        steps.batched("matinv", a.rows, *read, steps.pointers(made), made.ld, info._replace(step=0))
+        steps.batched("matinv", a.rows, *read, steps.pointers(made), made.ld, info._replace(batch_stride=0))
     else:
-        factors = copied(steps, a)
-        pivots = eliminate(steps, factors)
+        factors = scratch_copy(steps, a)
+        pivots = factor_lu(steps, factors)
         given = (steps.pointers(factors), factors.ld, pivots)
         ignored = steps.ignored_info()  # `getrfBatched` has told the status
         steps.batched("getri", a.rows, *given, steps.pointers(made), made.ld, ignored)
     steps.finish(made, wanted)
-    steps.spoil(info, wanted)
+    steps.fill_nan_where(info, wanted)
     return steps.plan(capture_safe=True)
 
 
-def least_squares(steps: BatchedOperands) -> Plan:
+def least_squares(steps: BatchedSteps) -> Plan:
     """`gelsBatched` over copies; what it leaves below x is documented nowhere, so that b - A·x is computed."""
     a, b, out, info = steps.matrix("a"), steps.matrix("b"), steps.matrix("out"), steps.vector("info")
-    factors, x = copied(steps, a), copied(steps, b)
-    said = np.zeros(1, np.int32)  # on the host: whether the arguments are sound
+    factors, x = scratch_copy(steps, a), scratch_copy(steps, b)
+    host_info = np.zeros(1, np.int32)  # on the host: whether the arguments are sound
     lists = (steps.pointers(factors), factors.ld, steps.pointers(x), x.ld)
-    steps.batched("gels", PLAIN, a.rows, a.cols, b.cols, *lists, said, info._replace(step=0))
-    solution = x.lines(a.cols)
+    steps.batched("gels", OP_N, a.rows, a.cols, b.cols, *lists, host_info, info._replace(batch_stride=0))
+    solution = x.first_rows(a.cols)
     if has_residuals(a):
-        residual, squares = copied(steps, b), steps.vector("residuals")
-        multiply(steps, operand_of(steps, a), (solution, PLAIN), residual, -1.0, 1.0)
+        residual, squares = scratch_copy(steps, b), steps.vector("residuals")
+        multiply(steps, product_operand(steps, a), (solution, OP_N), residual, -1.0, 1.0)
         reduce(steps, residual, squares, Reduce.SQUARES)
-        steps.spoil(info, as_column(squares, real_of(a.dtype), b.cols))
+        steps.fill_nan_where(info, as_column(squares, real_of(a.dtype), b.cols))
     steps.copy(solution, out)
-    steps.spoil(info, out)
+    steps.fill_nan_where(info, out)
     return steps.plan(capture_safe=True)
 
 
-def exponentials(steps: BatchedOperands) -> Plan:
+def exponentials(steps: BatchedSteps) -> Plan:
     """Those by scaling and squaring, whose systems of equations are one call of each routine."""
     request: Any = steps.request
 
     def solve(q: Matrix, p: Matrix) -> None:
-        exchange(steps, q, eliminate(steps, q), p, PLAIN)
+        solve_lu_batched(steps, q, factor_lu(steps, q), p, OP_N)
 
-    return exponential(request, steps, solve)
+    return expm_steps(request, steps, solve)
 
 
-MAKERS: dict[str, Callable[[BatchedOperands], Plan]] = {
+MAKERS: dict[str, Callable[[BatchedSteps], Plan]] = {
     "inv": inverse,
     "lstsq": least_squares,
     "expm": exponentials,

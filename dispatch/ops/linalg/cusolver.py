@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cublas_types as cb
 from dispatch.libraries.cusolver.calls import LETTERS, cuda_type
-from dispatch.libraries.cusolver.copies import Keep
+from dispatch.libraries.cusolver.copies import CopyMode
 from dispatch.libraries.cusolver.matrix import Matrix
 from dispatch.ops.linalg import cusolver_symmetric as symmetric
-from dispatch.ops.linalg.operands import LARGEST_OF_MANY, LOWER, UPPER, Operands
 from dispatch.ops.linalg.request import (
     CholeskyRequest,
     ChoSolveRequest,
@@ -26,6 +25,7 @@ from dispatch.ops.linalg.request import (
     QrRequest,
     SolveRequest,
 )
+from dispatch.ops.linalg.steps import LOWER, MAX_BATCHED_ROWS, UPPER, LinalgSteps
 from dispatch.ops.linalg.triangles import solve_lu
 
 if TYPE_CHECKING:
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.libraries.cusolver.matrix import Place
+    from dispatch.libraries.cusolver.matrix import OperandPointer
 
-__all__ = ["LOWER", "UPPER", "Operands", "plan"]
+__all__ = ["LOWER", "UPPER", "LinalgSteps", "plan"]
 
-PLAIN, TRANSPOSED = cb.cublasOperation_t.CUBLAS_OP_N, cb.cublasOperation_t.CUBLAS_OP_T
-TRANS = (PLAIN, TRANSPOSED, cb.cublasOperation_t.CUBLAS_OP_C)
+OP_N, OP_T = cb.cublasOperation_t.CUBLAS_OP_N, cb.cublasOperation_t.CUBLAS_OP_T
+OPERATIONS = (OP_N, OP_T, cb.cublasOperation_t.CUBLAS_OP_C)
 PIVOT_BYTES = 8
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request; nothing but a status is written where there is no element."""
-    steps = Operands(request, executor, row)
+    steps = LinalgSteps(request, executor, row)
     if not all(request.layout_of(name).size for name in request.reads):
         if request.op == "qr" and request.mode is QrMode.COMPLETE:
             steps.identity(steps.matrix("q"))
@@ -54,7 +54,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 
 
 # -- Cholesky ---------------------------------------------------------------------------------------------------------
-def cholesky(request: CholeskyRequest, steps: Operands) -> Plan:
+def cholesky(request: CholeskyRequest, steps: LinalgSteps) -> Plan:
     """Copy the triangle, with zeros beside it, to where a lower one lies by columns, and factorize it there.
 
     U is, transposed, the L of the transposed matrix. A result that lies the other way is made in scratch memory, but
@@ -63,90 +63,92 @@ def cholesky(request: CholeskyRequest, steps: Operands) -> Plan:
     a, wanted, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
     if not request.lower:
         a, wanted = a.mT, wanted.mT
-    many = at_once(steps, wanted)
-    if request.is_in_place and not many and wanted.mT.by_columns and not wanted.by_columns:
-        steps.copy(a, wanted, Keep.LOWER)
-        factorize(steps, wanted.mT, info, UPPER)  # conj(A) = Lᵀᴴ·Lᵀ
+    many = is_batched(steps, wanted)
+    if request.is_in_place and not many and wanted.mT.is_column_major and not wanted.is_column_major:
+        steps.copy(a, wanted, CopyMode.LOWER)
+        factor_cholesky(steps, wanted.mT, info, UPPER)  # conj(A) = Lᵀᴴ·Lᵀ
     else:
         made = steps.target(wanted)
-        steps.copy(a, made, Keep.LOWER)
-        factorize(steps, made, info)
+        steps.copy(a, made, CopyMode.LOWER)
+        factor_cholesky(steps, made, info)
         if many or made != wanted:
-            steps.copy(made, wanted, Keep.LOWER)
-    steps.spoil(info, wanted)
+            steps.copy(made, wanted, CopyMode.LOWER)
+    steps.fill_nan_where(info, wanted)
     return steps.plan(capture_safe=True)
 
 
-def copy_lower(steps: Operands, a: Matrix, target: Matrix, *, lower: bool) -> None:
+def copy_lower(steps: LinalgSteps, a: Matrix, target: Matrix, *, lower: bool) -> None:
     """The lower triangle of a Hermitian matrix, of which one triangle is read: `potrf` is fastest with it."""
-    steps.copy(a if lower else a.mT, target, Keep.LOWER, conj=not lower)
+    steps.copy(a if lower else a.mT, target, CopyMode.LOWER, conj=not lower)
 
 
-def at_once(steps: Operands, a: Matrix) -> bool:
+def is_batched(steps: LinalgSteps, a: Matrix) -> bool:
     """Whether `potrfBatched` factorizes the matrices, which takes the other triangle for its workspace."""
-    return steps.batch > 1 and a.rows <= LARGEST_OF_MANY
+    return steps.batch > 1 and a.rows <= MAX_BATCHED_ROWS
 
 
-def factorize(steps: Operands, a: Matrix, info: Place, uplo: cb.cublasFillMode_t = LOWER) -> None:
+def factor_cholesky(steps: LinalgSteps, a: Matrix, info: OperandPointer, uplo: cb.cublasFillMode_t = LOWER) -> None:
     """`potrf` over each matrix, or all at once where they are small."""
     kind = cuda_type(a.dtype)
-    if at_once(steps, a):
+    if is_batched(steps, a):
         name = f"cusolverDn{LETTERS[a.dtype]}potrfBatched"
-        steps.call(name, uplo, a.rows, steps.pointers(a), a.ld, info._replace(step=0), steps.batch, count=1)
+        steps.call(name, uplo, a.rows, steps.pointers(a), a.ld, info._replace(batch_stride=0), steps.batch, count=1)
         return
-    steps.call_x("cusolverDnXpotrf", uplo, a.rows, kind, a.place, a.ld, kind, info=info)
+    steps.call_x("cusolverDnXpotrf", uplo, a.rows, kind, a.pointer, a.ld, kind, info=info)
 
 
-def cho_solve(request: ChoSolveRequest, steps: Operands) -> Plan:
+def cho_solve(request: ChoSolveRequest, steps: LinalgSteps) -> Plan:
     """Copy b into the result and solve there."""
     c, lower, wanted = steps.matrix("c"), request.lower, steps.matrix("out")
-    if c.mT.by_columns and not c.by_columns and not c.dtype.is_complex:
+    if c.mT.is_column_major and not c.is_column_major and not c.dtype.is_complex:
         c, lower = c.mT, not lower
-    elif not c.by_columns:
+    elif not c.is_column_major:
         made = steps.target(c)
         copy_lower(steps, c, made, lower=lower)  # L = Uᴴ
         c, lower = made, True
     x = steps.target(wanted)
     steps.copy(steps.matrix("b"), x)
-    steps.substitute(c, x, lower=lower)
+    steps.solve_cholesky(c, x, lower=lower)
     steps.finish(x, wanted)
     return steps.plan(capture_safe=True)
 
 
 # -- LU ---------------------------------------------------------------------------------------------------------------
-def lu_factor(request: LuFactorRequest, steps: Operands) -> Plan:
+def lu_factor(request: LuFactorRequest, steps: LinalgSteps) -> Plan:
     """Copy A into the result, by columns, and factorize it there."""
     del request
     wanted = steps.matrix("out")
     made = steps.target(wanted)
     steps.copy(steps.matrix("a"), made)
-    eliminate(steps, made, steps.vector("pivots"), steps.vector("info"))
+    factor_lu(steps, made, steps.vector("pivots"), steps.vector("info"))
     steps.finish(made, wanted)
     return steps.plan(capture_safe=True)
 
 
-def eliminate(steps: Operands, a: Matrix, pivots: Place, info: Place) -> None:
+def factor_lu(steps: LinalgSteps, a: Matrix, pivots: OperandPointer, info: OperandPointer) -> None:
     """`getrf` over each matrix; of one that is not finite all factors become NaN.
 
     cuSOLVER 12.0's can leave finite numbers alone of a matrix with NaN, with a status of 0.
     """
     kind, flags = cuda_type(a.dtype), steps.flag_nonfinite(a)
-    steps.call_x("cusolverDnXgetrf", a.rows, a.cols, kind, a.place, a.ld, pivots, kind, info=info, unasked=pivots)
-    steps.spoil(flags, a)
+    steps.call_x(
+        "cusolverDnXgetrf", a.rows, a.cols, kind, a.pointer, a.ld, pivots, kind, info=info, not_in_query=pivots
+    )
+    steps.fill_nan_where(flags, a)
 
 
-def lu_solve(request: LuSolveRequest, steps: Operands) -> Plan:
+def lu_solve(request: LuSolveRequest, steps: LinalgSteps) -> Plan:
     """Solve with both triangles; the factors are copied where their columns are not dense."""
     lu = steps.matrix("lu")
-    if not lu.by_columns:
+    if not lu.is_column_major:
         made = steps.target(lu)
         steps.copy(lu, made)
         lu = made
-    solve_lu(steps, lu, steps.vector("pivots"), steps.matrix("b"), steps.matrix("out"), TRANS[request.trans])
+    solve_lu(steps, lu, steps.vector("pivots"), steps.matrix("b"), steps.matrix("out"), OPERATIONS[request.trans])
     return steps.plan(capture_safe=True)
 
 
-def solve(request: SolveRequest, steps: Operands) -> Plan:
+def solve(request: SolveRequest, steps: LinalgSteps) -> Plan:
     """Factorize a copy of A, and solve in the result.
 
     The transposed matrix would do as well, and need no exchange of rows and columns; but of a singular one it has other
@@ -159,21 +161,21 @@ def solve(request: SolveRequest, steps: Operands) -> Plan:
     if request.assume_a is MatrixKind.POS:
         x = steps.target(wanted)
         copy_lower(steps, a, copy, lower=request.lower)
-        factorize(steps, copy, info)
+        factor_cholesky(steps, copy, info)
         steps.copy(steps.matrix("b"), x)
-        steps.substitute(copy, x, lower=True)
+        steps.solve_cholesky(copy, x, lower=True)
         steps.finish(x, wanted)
     else:
         pivots = steps.scratch(a.rows * PIVOT_BYTES)
         steps.copy(a, copy)
-        eliminate(steps, copy, pivots, info)
+        factor_lu(steps, copy, pivots, info)
         solve_lu(steps, copy, pivots, steps.matrix("b"), wanted)
-    steps.spoil(info, wanted)
+    steps.fill_nan_where(info, wanted)
     return steps.plan(capture_safe=True)
 
 
 # -- QR ---------------------------------------------------------------------------------------------------------------
-def qr(request: QrRequest, steps: Operands) -> Plan:
+def qr(request: QrRequest, steps: LinalgSteps) -> Plan:
     """Factorize a copy of A where Q is to be, or in scratch memory; copy R out of it; make Q of what is left."""
     a = steps.matrix("a")
     least = min(a.rows, a.cols)
@@ -181,42 +183,42 @@ def qr(request: QrRequest, steps: Operands) -> Plan:
         wanted = steps.matrix("h")
         made = steps.target(wanted)
         steps.copy(a, made)
-        reflect(steps, made, steps.vector("tau"))
+        factor_qr(steps, made, steps.vector("tau"))
         steps.finish(made, wanted)
         return steps.plan(capture_safe=True)
     tau, r = steps.scratch(least * a.dtype.itemsize), steps.matrix("r")
     if request.mode is QrMode.R:
         made = steps.scratch_matrix(a.dtype, a.rows, a.cols)
         steps.copy(a, made)
-        reflect(steps, made, tau)
-        steps.copy(made.lines(least), r, Keep.UPPER)
+        factor_qr(steps, made, tau)
+        steps.copy(made.first_rows(least), r, CopyMode.UPPER)
         return steps.plan(capture_safe=True)
     q = steps.matrix("q")
     most = max(a.cols, q.cols)
     room = steps.scratch_matrix(a.dtype, a.rows, most) if most > q.cols else steps.target(q)
-    factors, made = room.columns(a.cols), room.columns(q.cols)
+    factors, made = room.first_columns(a.cols), room.first_columns(q.cols)
     steps.copy(a, factors)
-    reflect(steps, factors, tau)
-    steps.copy(factors.lines(r.rows), r, Keep.UPPER)
+    factor_qr(steps, factors, tau)
+    steps.copy(factors.first_rows(r.rows), r, CopyMode.UPPER)
     name = "ungqr" if a.dtype.is_complex else "orgqr"
-    given = (q.rows, q.cols, least, made.place, made.ld, tau)
+    given = (q.rows, q.cols, least, made.pointer, made.ld, tau)
     steps.call_with_work(f"cusolverDn{LETTERS[a.dtype]}{name}", a.dtype, *given, info=steps.ignored_info())
     steps.finish(made, q)
     return steps.plan(capture_safe=True)
 
 
-def reflect(steps: Operands, a: Matrix, tau: Place) -> None:
+def factor_qr(steps: LinalgSteps, a: Matrix, tau: OperandPointer) -> None:
     """`geqrf` over each matrix; of one that is not finite all of R and the reflections become NaN.
 
     cuSOLVER 12.0's gives 0 for the reflection of a column with NaN, which LAPACK's does not: R may be finite then.
     """
     kind, least, flags = cuda_type(a.dtype), min(a.rows, a.cols), steps.flag_nonfinite(a)
-    given = (a.rows, a.cols, kind, a.place, a.ld, kind, tau, kind)
+    given = (a.rows, a.cols, kind, a.pointer, a.ld, kind, tau, kind)
     steps.call_x("cusolverDnXgeqrf", *given, info=steps.ignored_info())
-    steps.spoil(flags, a, Matrix(tau, a.dtype, least, 1, 1, max(1, least)))
+    steps.fill_nan_where(flags, a, Matrix(tau, a.dtype, least, 1, 1, max(1, least)))
 
 
-MAKERS: dict[str, Callable[[Any, Operands], Plan]] = {
+MAKERS: dict[str, Callable[[Any, LinalgSteps], Plan]] = {
     "cholesky": cholesky,
     "cho_solve": cho_solve,
     "lu_factor": lu_factor,

@@ -11,23 +11,23 @@ import numpy as np
 
 from cudabind.sys import cublas_types as cb
 from dispatch.libraries.cusolver.calls import LETTERS, cuda_type, real_of
-from dispatch.libraries.cusolver.copies import Keep
-from dispatch.libraries.cusolver.matrix import Matrix, Place
+from dispatch.libraries.cusolver.copies import CopyMode
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.libraries.cusolver.reductions import Reduce
 from dispatch.ops.linalg.cusolver import (
     LOWER,
+    OP_N,
+    OP_T,
     PIVOT_BYTES,
-    PLAIN,
-    TRANSPOSED,
     UPPER,
-    Operands,
+    LinalgSteps,
     copy_lower,
-    eliminate,
-    factorize,
-    reflect,
+    factor_cholesky,
+    factor_lu,
+    factor_qr,
 )
 from dispatch.ops.linalg.cusolver_multiply import qr_multiply
-from dispatch.ops.linalg.cusolver_reflectors import orgqr, ormqr, turn
+from dispatch.ops.linalg.cusolver_reflectors import apply_q, orgqr, ormqr
 from dispatch.ops.linalg.derived import InverseKind, InvRequest, LstsqDriver, LstsqRequest, NormOrder
 from dispatch.ops.linalg.multiply import QrSide
 from dispatch.ops.linalg.triangles import invert_lu
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
-CONJUGATED = cb.cublasOperation_t.CUBLAS_OP_C
+OP_C = cb.cublasOperation_t.CUBLAS_OP_C
 LEFT, NON_UNIT = cb.cublasSideMode_t.CUBLAS_SIDE_LEFT, cb.cublasDiagType_t.CUBLAS_DIAG_NON_UNIT
 SOME, NONE = ord("S"), ord("N")
 RANK_BYTES = 8
@@ -50,7 +50,7 @@ RANK_BYTES = 8
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request."""
-    return MAKERS[request.op](request, Operands(request, executor, row))
+    return MAKERS[request.op](request, LinalgSteps(request, executor, row))
 
 
 # -- what plans share -------------------------------------------------------------------------------------------------
@@ -59,39 +59,39 @@ def is_tall(a: Matrix) -> bool:
     return a.rows >= a.cols
 
 
-def copied(steps: Operands, source: Matrix, *, conj: bool = False) -> Matrix:
+def scratch_copy(steps: LinalgSteps, source: Matrix, *, conj: bool = False) -> Matrix:
     """A copy in scratch memory, by columns, that a routine may overwrite."""
     made = steps.scratch_matrix(source.dtype, source.rows, source.cols)
     steps.copy(source, made, conj=conj)
     return made
 
 
-def operand_of(steps: Operands, a: Matrix) -> tuple[Matrix, Any]:
+def product_operand(steps: LinalgSteps, a: Matrix) -> tuple[Matrix, Any]:
     """A matrix as a product reads it, and whether transposed; copied where it lies in neither way."""
-    if a.by_columns:
-        return a, PLAIN
-    return (a.mT, TRANSPOSED) if a.mT.by_columns else (copied(steps, a), PLAIN)
+    if a.is_column_major:
+        return a, OP_N
+    return (a.mT, OP_T) if a.mT.is_column_major else (scratch_copy(steps, a), OP_N)
 
 
 def multiply(
-    steps: Operands, first: tuple[Matrix, Any], second: tuple[Matrix, Any], out: Matrix, scale: float, keep: float
+    steps: LinalgSteps, first: tuple[Matrix, Any], second: tuple[Matrix, Any], out: Matrix, alpha: float, beta: float
 ) -> None:
-    """out = scale · first · second + keep · out, of each matrix of the batch, which all lie by columns."""
-    (a, turn_a), (b, turn_b) = first, second
-    inner = a.cols if turn_a is PLAIN else a.rows
+    """out = alpha · first · second + beta · out, of each matrix of the batch, which all lie by columns."""
+    (a, operation_a), (b, operation_b) = first, second
+    inner = a.cols if operation_a is OP_N else a.rows
     size = out.dtype.itemsize
-    read = [part for one in (a, b) for part in (one.place, one.ld, one.place.step // size)]
+    read = [part for one in (a, b) for part in (one.pointer, one.ld, one.pointer.batch_stride // size)]
     extents = (out.rows, out.cols, inner)
-    given = (*extents, scale, *read, keep, out.place, out.ld, out.place.step // size, steps.batch)
-    steps.blas("gemmStridedBatched", out.dtype, turn_a, turn_b, *given)
+    given = (*extents, alpha, *read, beta, out.pointer, out.ld, out.pointer.batch_stride // size, steps.batch)
+    steps.blas("gemmStridedBatched", out.dtype, operation_a, operation_b, *given)
 
 
-def vector(steps: Operands, dtype: Dtype, size: int) -> Place:
+def scratch_vector(steps: LinalgSteps, dtype: Dtype, size: int) -> OperandPointer:
     """Numbers in scratch memory, so many for each matrix and all of them dense."""
     return steps.scratch(size * dtype.itemsize)
 
 
-def as_column(place: Place, dtype: Dtype, size: int) -> Matrix:
+def as_column(place: OperandPointer, dtype: Dtype, size: int) -> Matrix:
     """A dense vector as a matrix of one column."""
     return Matrix(place, dtype, size, 1, 1, max(1, size))
 
@@ -100,23 +100,25 @@ class Decomposition(NamedTuple):
     """U, s and Vᴴ of a matrix of as many rows as columns or more, U without what is multiplied by 0."""
 
     u: Matrix
-    s: Place
+    s: OperandPointer
     vh: Matrix
 
 
-def decompose(steps: Operands, a: Matrix, s: Place, info: Place, *, vectors: bool = True) -> Decomposition:
+def decompose(
+    steps: LinalgSteps, a: Matrix, s: OperandPointer, info: OperandPointer, *, vectors: bool = True
+) -> Decomposition:
     """`gesvd` of a matrix that it may destroy; s is NaN where it did not converge."""
     kind, real = cuda_type(a.dtype), real_of(a.dtype)
     u = steps.scratch_matrix(a.dtype, a.rows, a.cols if vectors else 1)
     vh = steps.scratch_matrix(a.dtype, a.cols, a.cols if vectors else 1)
     job = SOME if vectors else NONE
-    given = (job, job, a.rows, a.cols, kind, a.place, a.ld, cuda_type(real), s)
-    steps.call_x("cusolverDnXgesvd", *given, kind, u.place, u.ld, kind, vh.place, vh.ld, kind, info=info)
-    steps.spoil(info, as_column(s, real, a.cols))
+    given = (job, job, a.rows, a.cols, kind, a.pointer, a.ld, cuda_type(real), s)
+    steps.call_x("cusolverDnXgesvd", *given, kind, u.pointer, u.ld, kind, vh.pointer, vh.ld, kind, info=info)
+    steps.fill_nan_where(info, as_column(s, real, a.cols))
     return Decomposition(u, s, vh)
 
 
-def share_of(request: Any) -> float:
+def relative_cutoff(request: Any) -> float:
     """The share of the largest singular value up to which others count as 0."""
     if request.rtol is not None:
         return float(request.rtol)
@@ -124,58 +126,58 @@ def share_of(request: Any) -> float:
 
 
 # -- inverses ---------------------------------------------------------------------------------------------------------
-def inverse(request: InvRequest, steps: Operands) -> Plan:
+def inverse(request: InvRequest, steps: LinalgSteps) -> Plan:
     """The way of what is known of the matrix."""
     if not request.a.size:
         return steps.idle()
     wanted, info = steps.matrix("out"), steps.vector("info")
     made = steps.target(wanted)
     if request.assume_a is InverseKind.GEN:
-        of_any(steps, made, info)
+        invert_general(steps, made, info)
     elif request.assume_a is InverseKind.POS:
-        of_positive(steps, made, info, lower=request.lower)
+        invert_positive(steps, made, info, lower=request.lower)
     else:
-        of_triangle(steps, made, info, lower=request.assume_a is InverseKind.LOWER)
+        invert_triangle(steps, made, info, lower=request.assume_a is InverseKind.LOWER)
     steps.finish(made, wanted)
-    steps.spoil(info, wanted)
+    steps.fill_nan_where(info, wanted)
     return steps.plan(capture_safe=request.assume_a in (InverseKind.GEN, InverseKind.POS))
 
 
-def of_any(steps: Operands, out: Matrix, info: Place) -> None:
+def invert_general(steps: LinalgSteps, out: Matrix, info: OperandPointer) -> None:
     """The solution of A·X = I."""
-    copy = copied(steps, steps.matrix("a"))
+    copy = scratch_copy(steps, steps.matrix("a"))
     pivots = steps.scratch(copy.rows * PIVOT_BYTES)
-    eliminate(steps, copy, pivots, info)
+    factor_lu(steps, copy, pivots, info)
     invert_lu(steps, copy, pivots, out)
 
 
-def of_positive(steps: Operands, out: Matrix, info: Place, *, lower: bool) -> None:
+def invert_positive(steps: LinalgSteps, out: Matrix, info: OperandPointer, *, lower: bool) -> None:
     """`potri` of the factor, which leaves one triangle; the other one is its conjugate."""
     copy_lower(steps, steps.matrix("a"), out, lower=lower)
-    factorize(steps, out, info)
-    given = (LOWER, out.rows, out.place, out.ld)
+    factor_cholesky(steps, out, info)
+    given = (LOWER, out.rows, out.pointer, out.ld)
     steps.call_with_work(f"cusolverDn{LETTERS[out.dtype]}potri", out.dtype, *given, info=steps.ignored_info())
-    steps.copy(out.mT, out, Keep.ABOVE, conj=True)
+    steps.copy(out.mT, out, CopyMode.STRICT_UPPER, conj=True)
 
 
-def of_triangle(steps: Operands, out: Matrix, info: Place, *, lower: bool) -> None:
+def invert_triangle(steps: LinalgSteps, out: Matrix, info: OperandPointer, *, lower: bool) -> None:
     """`trtri` of the triangle, beside which are zeros."""
     kind = cuda_type(out.dtype)
-    steps.copy(steps.matrix("a"), out, Keep.LOWER if lower else Keep.UPPER)
-    given = (LOWER if lower else UPPER, NON_UNIT, out.rows, kind, out.place, out.ld)
+    steps.copy(steps.matrix("a"), out, CopyMode.LOWER if lower else CopyMode.UPPER)
+    given = (LOWER if lower else UPPER, NON_UNIT, out.rows, kind, out.pointer, out.ld)
     steps.call_x("cusolverDnXtrtri", *given, info=steps.ignored_info(), params=False)
     steps.launch("first_zero", out.dtype, 1, steps.matrix("a"), out.rows, info)
 
 
 # -- determinants -----------------------------------------------------------------------------------------------------
-def determinant(request: Any, steps: Operands) -> Plan:
+def determinant(request: Any, steps: LinalgSteps) -> Plan:
     """The product of U's diagonal, with a sign for each exchange of rows; NaN of what is not finite, as U is."""
     a, n = steps.matrix("a"), request.a.shape[-1]
     names = request.writes
     lu, pivots = steps.scratch_matrix(a.dtype, n, n), steps.scratch(n * PIVOT_BYTES)
     if request.a.size:
         steps.copy(a, lu)
-        eliminate(steps, lu, pivots, steps.scratch(4))
+        factor_lu(steps, lu, pivots, steps.scratch(4))
     out, logarithm = steps.vector(names[0]), steps.vector(names[1]) if len(names) > 1 else None
     steps.launch("determinant", a.dtype, 1, lu, n, pivots, out, logarithm)
     return steps.plan(capture_safe=bool(request.a.size), idle=not request.a.size)
@@ -193,78 +195,80 @@ SUMS = {
 OF_SINGULAR_VALUES = {NormOrder.NUC: Reduce.SUM, NormOrder.TWO: Reduce.MAX, NormOrder.MIN_TWO: Reduce.MIN}
 
 
-def reduce(steps: Operands, a: Matrix, out: Place, kind: Reduce) -> None:
+def reduce(steps: LinalgSteps, a: Matrix, out: OperandPointer, kind: Reduce) -> None:
     """One number for each column of a matrix; in rows of them, and in columns, all are dense."""
-    steps.launch("reduce_columns", a.dtype, a.cols, a, a.rows, a.cols, out, a.cols, kind, share=1)
+    steps.launch("reduce_columns", a.dtype, a.cols, a, a.rows, a.cols, out, a.cols, kind, per_block=1)
 
 
-def matrix_norm(request: Any, steps: Operands) -> Plan:
+def matrix_norm(request: Any, steps: LinalgSteps) -> Plan:
     """Sums of columns or rows, or the singular values; and one number of them."""
     a, out = steps.matrix("a"), steps.vector("norm")
     real = real_of(a.dtype)
     if request.order in OF_SINGULAR_VALUES and request.a.size:
         source = a if is_tall(a) else a.mT
-        s, info = vector(steps, real, source.cols), steps.scratch(4)
-        decompose(steps, copied(steps, source), s, info, vectors=False)
+        s, info = scratch_vector(steps, real, source.cols), steps.scratch(4)
+        decompose(steps, scratch_copy(steps, source), s, info, vectors=False)
         reduce(steps, as_column(s, real, source.cols), out, OF_SINGULAR_VALUES[request.order])
         return steps.plan(capture_safe=False)
-    across = request.order in (NormOrder.INF, NormOrder.MIN_INF) or (request.order is NormOrder.FRO and a.row > a.col)
+    across = request.order in (NormOrder.INF, NormOrder.MIN_INF) or (
+        request.order is NormOrder.FRO and a.row_stride > a.col_stride
+    )
     source = a.mT if across else a
     first, second = SUMS.get(request.order, (Reduce.SUM, Reduce.SUM))
     if not request.a.size:
         source = source._replace(rows=0, cols=1)
         second = Reduce.SUM
-    each = vector(steps, real, source.cols)
+    each = scratch_vector(steps, real, source.cols)
     reduce(steps, source, each, first)
     reduce(steps, as_column(each, real, source.cols), out, second)
     return steps.plan(capture_safe=bool(request.a.size), idle=not request.a.size)
 
 
-def matrix_rank(request: Any, steps: Operands) -> Plan:
+def matrix_rank(request: Any, steps: LinalgSteps) -> Plan:
     """How many singular values are large enough."""
     a, rank, info = steps.matrix("a"), steps.vector("rank"), steps.vector("info")
     if not request.a.size:
-        steps.zeros(rank, RANK_BYTES * steps.batch)
+        steps.fill_zeros(rank, RANK_BYTES * steps.batch)
         return steps.idle()
     source = a if is_tall(a) else a.mT
-    s = vector(steps, real_of(a.dtype), source.cols)
-    decompose(steps, copied(steps, source), s, info, vectors=False)
-    steps.launch("reciprocals", a.dtype, 1, s, source.cols, share_of(request), None, rank)
+    s = scratch_vector(steps, real_of(a.dtype), source.cols)
+    decompose(steps, scratch_copy(steps, source), s, info, vectors=False)
+    steps.launch("reciprocals", a.dtype, 1, s, source.cols, relative_cutoff(request), None, rank)
     return steps.plan(capture_safe=False)
 
 
 # -- least squares ----------------------------------------------------------------------------------------------------
-def pseudo_inverse(request: Any, steps: Operands) -> Plan:
+def pseudo_inverse(request: Any, steps: LinalgSteps) -> Plan:
     """V·diag(1/s)·Uᴴ; of a wide matrix the transposed one has it transposed."""
     if not request.a.size:
         return steps.idle()
     a, wanted, info = steps.matrix("a"), steps.matrix("out"), steps.vector("info")
     source, wanted = (a, wanted) if is_tall(a) else (a.mT, wanted.mT)
     real, size = real_of(a.dtype), source.cols
-    u, s, vh = decompose(steps, copied(steps, source), vector(steps, real, size), info)
-    factors = vector(steps, real, size)
-    steps.launch("reciprocals", a.dtype, 1, s, size, share_of(request), factors, None)
+    u, s, vh = decompose(steps, scratch_copy(steps, source), scratch_vector(steps, real, size), info)
+    factors = scratch_vector(steps, real, size)
+    steps.launch("reciprocals", a.dtype, 1, s, size, relative_cutoff(request), factors, None)
     steps.launch("scale_rows", a.dtype, size * size, vh, size, size, factors, size)
     made = steps.target(wanted)
-    multiply(steps, (vh, CONJUGATED), (u, CONJUGATED), made, 1.0, 0.0)
+    multiply(steps, (vh, OP_C), (u, OP_C), made, 1.0, 0.0)
     steps.finish(made, wanted)
     return steps.plan(capture_safe=False)
 
 
-def least_squares(request: LstsqRequest, steps: Operands) -> Plan:
+def least_squares(request: LstsqRequest, steps: LinalgSteps) -> Plan:
     """The way of the driver, and where nothing is to be solved zeros."""
     a, b, out, info = steps.matrix("a"), steps.matrix("b"), steps.matrix("out"), steps.vector("info")
     if not (request.a.size and request.b.size):
-        return nothing_to_solve(request, steps, a, b, out)
+        return empty_lstsq(request, steps, a, b, out)
     if request.driver is LstsqDriver.GELSS:
-        made = by_singular_values(request, steps, a, b, info)
+        made = lstsq_by_svd(request, steps, a, b, info)
         if has_residuals(a):
-            residual = copied(steps, b)
-            multiply(steps, operand_of(steps, a), (made, PLAIN), residual, -1.0, 1.0)
+            residual = scratch_copy(steps, b)
+            multiply(steps, product_operand(steps, a), (made, OP_N), residual, -1.0, 1.0)
             reduce(steps, residual, steps.vector("residuals"), Reduce.SQUARES)
         steps.copy(made, out)
         return steps.plan(capture_safe=False)
-    by_reflections(steps, a, b, out, info)
+    lstsq_by_qr(steps, a, b, out, info)
     return steps.plan(capture_safe=True)
 
 
@@ -273,75 +277,75 @@ def has_residuals(a: Matrix) -> bool:
     return a.rows > a.cols
 
 
-def nothing_to_solve(request: LstsqRequest, steps: Operands, a: Matrix, b: Matrix, out: Matrix) -> Plan:
+def empty_lstsq(request: LstsqRequest, steps: LinalgSteps, a: Matrix, b: Matrix, out: Matrix) -> Plan:
     """x is 0; what is left is b, whatever rows it has. A matrix may have singular values even so."""
     if out.rows and out.cols:
-        steps.copy(out, out, Keep.NONE)
+        steps.copy(out, out, CopyMode.ZERO)
     if b.cols and has_residuals(a):
         reduce(steps, b, steps.vector("residuals"), Reduce.SQUARES)
     if request.driver is LstsqDriver.GELSS and request.a.size:
         source = a if is_tall(a) else a.mT
-        s = decompose(steps, copied(steps, source), steps.vector("s"), steps.vector("info"), vectors=False).s
-        steps.launch("reciprocals", a.dtype, 1, s, source.cols, share_of(request), None, steps.vector("rank"))
+        s = decompose(steps, scratch_copy(steps, source), steps.vector("s"), steps.vector("info"), vectors=False).s
+        steps.launch("reciprocals", a.dtype, 1, s, source.cols, relative_cutoff(request), None, steps.vector("rank"))
         return steps.plan(capture_safe=False)
     if request.driver is LstsqDriver.GELSS:
-        steps.zeros(steps.vector("rank"), RANK_BYTES * steps.batch)
+        steps.fill_zeros(steps.vector("rank"), RANK_BYTES * steps.batch)
     return steps.idle()
 
 
-def by_singular_values(request: LstsqRequest, steps: Operands, a: Matrix, b: Matrix, info: Place) -> Matrix:
+def lstsq_by_svd(request: LstsqRequest, steps: LinalgSteps, a: Matrix, b: Matrix, info: OperandPointer) -> Matrix:
     """V·diag(1/s)·Uᴴ·b, of a wide matrix with the factors of Aᴴ."""
     tall = is_tall(a)
-    copy = copied(steps, a) if tall else copied(steps, a.mT, conj=True)
+    copy = scratch_copy(steps, a) if tall else scratch_copy(steps, a.mT, conj=True)
     real, size = real_of(a.dtype), copy.cols
     u, s, vh = decompose(steps, copy, steps.vector("s"), info)
-    factors = vector(steps, real, size)
-    steps.launch("reciprocals", a.dtype, 1, s, size, share_of(request), factors, steps.vector("rank"))
-    side = b if b.by_columns else copied(steps, b)
+    factors = scratch_vector(steps, real, size)
+    steps.launch("reciprocals", a.dtype, 1, s, size, relative_cutoff(request), factors, steps.vector("rank"))
+    side = b if b.is_column_major else scratch_copy(steps, b)
     inner, made = (steps.scratch_matrix(a.dtype, rows, b.cols) for rows in (size, a.cols))
-    multiply(steps, (u, CONJUGATED) if tall else (vh, PLAIN), (side, PLAIN), inner, 1.0, 0.0)
+    multiply(steps, (u, OP_C) if tall else (vh, OP_N), (side, OP_N), inner, 1.0, 0.0)
     steps.launch("scale_rows", a.dtype, size * b.cols, inner, size, b.cols, factors, size)
-    multiply(steps, (vh, CONJUGATED) if tall else (u, PLAIN), (inner, PLAIN), made, 1.0, 0.0)
+    multiply(steps, (vh, OP_C) if tall else (u, OP_N), (inner, OP_N), made, 1.0, 0.0)
     return made
 
 
-def by_reflections(steps: Operands, a: Matrix, b: Matrix, out: Matrix, info: Place) -> None:
+def lstsq_by_qr(steps: LinalgSteps, a: Matrix, b: Matrix, out: Matrix, info: OperandPointer) -> None:
     """R⁻¹·Qᴴ·b, of a wide matrix Q·R⁻ᴴ·b with the factors of Aᴴ."""
     tall = is_tall(a)
-    factors = copied(steps, a) if tall else copied(steps, a.mT, conj=True)
+    factors = scratch_copy(steps, a) if tall else scratch_copy(steps, a.mT, conj=True)
     size = factors.cols
-    tau = vector(steps, a.dtype, size)
-    reflect(steps, factors, tau)
+    tau = scratch_vector(steps, a.dtype, size)
+    factor_qr(steps, factors, tau)
     steps.launch("first_zero", a.dtype, 1, factors, size, info)
     x = steps.scratch_matrix(a.dtype, factors.rows, b.cols)
     if tall:
         steps.copy(b, x)
-        turn(steps, factors, tau, x, side=QrSide.LEFT, adjoint=True)
-        substitute_triangle(steps, factors, x.lines(size), PLAIN)
+        apply_q(steps, factors, tau, x, side=QrSide.LEFT, adjoint=True)
+        solve_triangle(steps, factors, x.first_rows(size), OP_N)
     else:
-        steps.copy(x, x, Keep.NONE)
-        steps.copy(b, x.lines(size))
-        substitute_triangle(steps, factors, x.lines(size), CONJUGATED)
-        turn(steps, factors, tau, x, side=QrSide.LEFT)
+        steps.copy(x, x, CopyMode.ZERO)
+        steps.copy(b, x.first_rows(size))
+        solve_triangle(steps, factors, x.first_rows(size), OP_C)
+        apply_q(steps, factors, tau, x, side=QrSide.LEFT)
     if has_residuals(a):
-        behind = x.place._replace(offset=x.place.offset + size * x.dtype.itemsize)
+        behind = x.pointer._replace(offset=x.pointer.offset + size * x.dtype.itemsize)
         residuals = steps.vector("residuals")
-        reduce(steps, x._replace(place=behind, rows=x.rows - size), residuals, Reduce.SQUARES)
-        steps.spoil(info, as_column(residuals, real_of(a.dtype), b.cols))
-    steps.copy(x.lines(out.rows), out)
-    steps.spoil(info, out)
+        reduce(steps, x._replace(pointer=behind, rows=x.rows - size), residuals, Reduce.SQUARES)
+        steps.fill_nan_where(info, as_column(residuals, real_of(a.dtype), b.cols))
+    steps.copy(x.first_rows(out.rows), out)
+    steps.fill_nan_where(info, out)
 
 
-def substitute_triangle(steps: Operands, r: Matrix, x: Matrix, turn: Any) -> None:
+def solve_triangle(steps: LinalgSteps, r: Matrix, x: Matrix, operation: Any) -> None:
     """R⁻¹·x or R⁻ᴴ·x, in x's memory."""
-    given = (LEFT, UPPER, turn, NON_UNIT, x.rows, x.cols, 1.0)
+    given = (LEFT, UPPER, operation, NON_UNIT, x.rows, x.cols, 1.0)
     if steps.batch == 1:
-        steps.blas("trsm", x.dtype, *given, r.place, r.ld, x.place, x.ld)
+        steps.blas("trsm", x.dtype, *given, r.pointer, r.ld, x.pointer, x.ld)
     else:
         steps.blas("trsmBatched", x.dtype, *given, steps.pointers(r), r.ld, steps.pointers(x), x.ld, steps.batch)
 
 
-MAKERS: dict[str, Callable[[Any, Operands], Plan]] = {
+MAKERS: dict[str, Callable[[Any, LinalgSteps], Plan]] = {
     "inv": inverse,
     "det": determinant,
     "slogdet": determinant,

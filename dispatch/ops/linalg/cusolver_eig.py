@@ -13,25 +13,25 @@ import ctypes
 from typing import TYPE_CHECKING
 
 from cudabind.sys.cusolver_types import cusolverEigMode_t
-from dispatch.libraries.cusolver.calls import FLAG, cuda_type, real_of
+from dispatch.libraries.cusolver.calls import FLAG_BYTES, cuda_type, real_of
 from dispatch.libraries.cusolver.matrix import Matrix
-from dispatch.libraries.cusolver.spectra import ClearNonfinite, FromPairs, MarkUnconverged, TakeNearest
+from dispatch.libraries.cusolver.spectra import ComplexVectors, MarkUnconverged, MatchEigenvectors, ZeroNonfinite
 from dispatch.ops.linalg.eig import complex_of, oversampled
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
-    from dispatch.libraries.cusolver.matrix import Place
-    from dispatch.ops.linalg.cusolver import Operands
+    from dispatch.libraries.cusolver.matrix import OperandPointer
+    from dispatch.ops.linalg.cusolver import LinalgSteps
     from dispatch.ops.linalg.eig import EigRequest, RandomizedSvdRequest
 
 __all__ = ["eig", "randomized"]
 
-ALONE, WITH_VECTORS = cusolverEigMode_t.CUSOLVER_EIG_MODE_NOVECTOR, cusolverEigMode_t.CUSOLVER_EIG_MODE_VECTOR
-NOWHERE = ctypes.c_void_p()  # for vectors that are not asked for
+VALUES_ONLY, WITH_VECTORS = cusolverEigMode_t.CUSOLVER_EIG_MODE_NOVECTOR, cusolverEigMode_t.CUSOLVER_EIG_MODE_VECTOR
+NULL = ctypes.c_void_p()  # for vectors that are not asked for
 SOME, NONE = ord("S"), ord("N")
 
 
-def eig(request: EigRequest, steps: Operands) -> Plan:
+def eig(request: EigRequest, steps: LinalgSteps) -> Plan:
     """`geev` over each matrix, of which a copy by columns is destroyed.
 
     It is not given what is not finite: cuSOLVER 12.0's ended in CUSOLVER_STATUS_INTERNAL_ERROR for some such matrices,
@@ -44,42 +44,42 @@ def eig(request: EigRequest, steps: Operands) -> Plan:
     kind, value_kind = cuda_type(a.dtype), cuda_type(dtype)
     copy = steps.scratch_matrix(a.dtype, a.rows, a.cols)
     steps.copy(a, copy)
-    flags = steps.scratch(FLAG)
-    steps.append(ClearNonfinite(steps.executor, copy, flags, steps.batch))
+    flags = steps.scratch(FLAG_BYTES)
+    steps.append(ZeroNonfinite(steps.executor, copy, flags, steps.batch))
     results = [Matrix(w, dtype, 1, a.rows, a.rows, 1)]
-    given = (a.rows, kind, copy.place, copy.ld, value_kind, w, kind, NOWHERE, 1, kind)
+    given = (a.rows, kind, copy.pointer, copy.ld, value_kind, w, kind, NULL, 1, kind)
     if request.eigvals_only:
-        steps.call_x("cusolverDnXgeev", ALONE, ALONE, *given, NOWHERE, 1, kind, info=info)
+        steps.call_x("cusolverDnXgeev", VALUES_ONLY, VALUES_ONLY, *given, NULL, 1, kind, info=info)
     else:
         results.append(steps.matrix("v"))
-        right(steps, copy, w, info, results[-1])
+        right_eigenvectors(steps, copy, w, info, results[-1])
     if request.left:
         results.append(steps.matrix("vl"))
-        others, status = steps.scratch(a.rows * dtype.itemsize), steps.scratch(FLAG)
+        others, status = steps.scratch(a.rows * dtype.itemsize), steps.scratch(FLAG_BYTES)
         made = steps.scratch_matrix(dtype, a.rows, a.cols)
         steps.copy(a.mT, copy, conj=True)
-        steps.append(ClearNonfinite(steps.executor, copy, flags, steps.batch))
-        right(steps, copy, others, status, made)
-        steps.append(TakeNearest(steps.executor, w, others, made, results[-1], info, status, steps.batch))
+        steps.append(ZeroNonfinite(steps.executor, copy, flags, steps.batch))
+        right_eigenvectors(steps, copy, others, status, made)
+        steps.append(MatchEigenvectors(steps.executor, w, others, made, results[-1], info, status, steps.batch))
     steps.append(MarkUnconverged(steps.executor, info, flags, a, steps.batch))
-    steps.spoil(info, *results)
+    steps.fill_nan_where(info, *results)
     return steps.plan(capture_safe=False)
 
 
-def right(steps: Operands, a: Matrix, w: Place, info: Place, wanted: Matrix) -> None:
+def right_eigenvectors(steps: LinalgSteps, a: Matrix, w: OperandPointer, info: OperandPointer, wanted: Matrix) -> None:
     """`geev` with right eigenvectors over each matrix, which is destroyed."""
     kind, value_kind = cuda_type(a.dtype), cuda_type(wanted.dtype)
     is_real = a.dtype is not wanted.dtype
     made = steps.scratch_matrix(a.dtype, a.rows, a.cols) if is_real else steps.target(wanted)
-    given = (a.rows, kind, a.place, a.ld, value_kind, w, kind, NOWHERE, 1, kind, made.place, made.ld, kind)
-    steps.call_x("cusolverDnXgeev", ALONE, WITH_VECTORS, *given, info=info)
+    given = (a.rows, kind, a.pointer, a.ld, value_kind, w, kind, NULL, 1, kind, made.pointer, made.ld, kind)
+    steps.call_x("cusolverDnXgeev", VALUES_ONLY, WITH_VECTORS, *given, info=info)
     if is_real:
-        steps.append(FromPairs(steps.executor, w, made, wanted, steps.batch))
+        steps.append(ComplexVectors(steps.executor, w, made, wanted, steps.batch))
     else:
         steps.finish(made, wanted)
 
 
-def randomized(request: RandomizedSvdRequest, steps: Operands) -> Plan:
+def randomized(request: RandomizedSvdRequest, steps: LinalgSteps) -> Plan:
     """`gesvdr` over each matrix, of which a copy is destroyed; it gives V, and takes room for all singular values.
 
     As `geev` it is not given what is not finite, for which cuSOLVER 12.0 ended in CUSOLVER_STATUS_INTERNAL_ERROR.
@@ -89,20 +89,20 @@ def randomized(request: RandomizedSvdRequest, steps: Operands) -> Plan:
     kind, least = cuda_type(a.dtype), min(a.rows, a.cols)
     copy = steps.scratch_matrix(a.dtype, a.rows, a.cols)
     steps.copy(a, copy)
-    flags = steps.scratch(FLAG)
-    steps.append(ClearNonfinite(steps.executor, copy, flags, steps.batch))
+    flags = steps.scratch(FLAG_BYTES)
+    steps.append(ZeroNonfinite(steps.executor, copy, flags, steps.batch))
     values = Matrix(steps.scratch(least * real.itemsize), real, 1, least, least, 1)
     left, right = (steps.scratch_matrix(a.dtype, rows, k + more) for rows in (a.rows, a.cols))
     job = SOME if request.compute_uv else NONE
-    given = (job, job, a.rows, a.cols, k, more, request.iterations, kind, copy.place, copy.ld)
-    vectors = (kind, left.place, left.ld, kind, right.place, right.ld)
-    steps.call_x("cusolverDnXgesvdr", *given, cuda_type(real), values.place, *vectors, kind, info=info)
+    given = (job, job, a.rows, a.cols, k, more, request.iterations, kind, copy.pointer, copy.ld)
+    vectors = (kind, left.pointer, left.ld, kind, right.pointer, right.ld)
+    steps.call_x("cusolverDnXgesvdr", *given, cuda_type(real), values.pointer, *vectors, kind, info=info)
     results = [Matrix(steps.vector("s"), real, 1, k, k, 1)]
-    steps.copy(values.columns(k), results[0])
+    steps.copy(values.first_columns(k), results[0])
     if request.compute_uv:
         results += [steps.matrix("u"), steps.matrix("vh")]
-        steps.copy(left.columns(k), results[1])
-        steps.copy(right.columns(k).mT, results[2], conj=True)
+        steps.copy(left.first_columns(k), results[1])
+        steps.copy(right.first_columns(k).mT, results[2], conj=True)
     steps.append(MarkUnconverged(steps.executor, info, flags, a, steps.batch))
-    steps.spoil(info, *results)
+    steps.fill_nan_where(info, *results)
     return steps.plan(capture_safe=False)

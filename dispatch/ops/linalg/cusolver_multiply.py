@@ -4,41 +4,41 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dispatch.libraries.cusolver.copies import Keep
-from dispatch.ops.linalg.cusolver import reflect
-from dispatch.ops.linalg.cusolver_reflectors import turn
+from dispatch.libraries.cusolver.copies import CopyMode
+from dispatch.ops.linalg.cusolver import factor_qr
+from dispatch.ops.linalg.cusolver_reflectors import apply_q
 from dispatch.ops.linalg.multiply import QrSide
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.ops.linalg.multiply import QrMultiplyRequest
-    from dispatch.ops.linalg.operands import Operands
+    from dispatch.ops.linalg.steps import LinalgSteps
 
 __all__ = ["qr_multiply"]
 
 
-def qr_multiply(request: QrMultiplyRequest, steps: Operands) -> Plan:
+def qr_multiply(request: QrMultiplyRequest, steps: LinalgSteps) -> Plan:
     """Factorize a copy of A, copy R out of it, and turn C, with zeros below it where that is on the right of Q."""
     a, c, wanted, r = (steps.matrix(name) for name in ("a", "c", "out", "r"))
     if not request.a.size:
-        steps.copy(wanted, wanted, Keep.NONE)  # sums of nothing
+        steps.copy(wanted, wanted, CopyMode.ZERO)  # sums of nothing
         return steps.idle()
     least = min(a.rows, a.cols)
     factors, tau = steps.scratch_matrix(a.dtype, a.rows, a.cols), steps.scratch(least * a.dtype.itemsize)
     steps.copy(a, factors)
-    reflect(steps, factors, tau)
-    steps.copy(factors.lines(least), r, Keep.UPPER)
+    factor_qr(steps, factors, tau)
+    steps.copy(factors.first_rows(least), r, CopyMode.UPPER)
     if not request.c.size:
         return steps.plan(capture_safe=True)
     is_left = request.mode is QrSide.LEFT
     if is_left:
         made = steps.target(wanted)
         if least < a.rows:
-            steps.copy(made, made, Keep.NONE)
-        steps.copy(c, made.lines(least))
+            steps.copy(made, made, CopyMode.ZERO)
+        steps.copy(c, made.first_rows(least))
     else:
         made = steps.target(wanted) if least == a.rows else steps.scratch_matrix(a.dtype, c.rows, a.rows)
         steps.copy(c, made)
-    turn(steps, factors.columns(least), tau, made, side=request.mode)
-    steps.finish(made.columns(wanted.cols), wanted)
+    apply_q(steps, factors.first_columns(least), tau, made, side=request.mode)
+    steps.finish(made.first_columns(wanted.cols), wanted)
     return steps.plan(capture_safe=True)

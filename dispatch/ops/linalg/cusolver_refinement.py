@@ -17,17 +17,16 @@ from dispatch.keys import C64, C128, F32, F64, member
 from dispatch.libraries.cusolver.calls import HostNumbers
 from dispatch.libraries.cusolver.handle import Settings
 from dispatch.libraries.cusolver.reductions import Reduce
-from dispatch.ops.linalg.cusolver import PIVOT_BYTES, eliminate
+from dispatch.ops.linalg.cusolver import PIVOT_BYTES, factor_lu
 from dispatch.ops.linalg.cusolver_derived import (
     as_column,
-    by_reflections,
-    copied,
     has_residuals,
+    lstsq_by_qr,
     multiply,
-    operand_of,
+    product_operand,
     reduce,
+    scratch_copy,
 )
-from dispatch.ops.linalg.operands import Operands
 from dispatch.ops.linalg.refined import (
     FactorPrecision,
     RefinedLstsqRequest,
@@ -35,6 +34,7 @@ from dispatch.ops.linalg.refined import (
     Refinement,
     precision_of,
 )
+from dispatch.ops.linalg.steps import LinalgSteps
 from dispatch.ops.linalg.triangles import solve_lu
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
-PLAIN = cublasOperation_t.CUBLAS_OP_N
+OP_N = cublasOperation_t.CUBLAS_OP_N
 OVERFLOWED = -5  # the number of steps where something was not finite in the matrix's own precision either
 PRECISIONS = cusolverPrecType_t
 MAIN = {
@@ -69,39 +69,39 @@ def plan(request: RefinedSolveRequest | RefinedLstsqRequest, executor: CudaExecu
     """The routine over copies of A and b, into scratch memory, and from there to where x is wanted."""
     # Nor may workspace be asked for there.
     executor.refuse_capture("a refinement, which waits for the GPU", always=True)
-    steps = Operands(request, executor, row)
+    steps = LinalgSteps(request, executor, row)
     a, b, wanted, info = steps.matrix("a"), steps.matrix("b"), steps.matrix("out"), steps.vector("info")
-    has_left = isinstance(request, RefinedLstsqRequest) and has_residuals(a)
+    has_residual = isinstance(request, RefinedLstsqRequest) and has_residuals(a)
     if not (request.a.size and request.b.size):
-        if has_left and b.cols:
+        if has_residual and b.cols:
             reduce(steps, b, steps.vector("residuals"), Reduce.SQUARES)
         return steps.idle()
     flags = steps.flag_nonfinite(a, b)
-    factors, side = copied(steps, a), copied(steps, b)
+    factors, side = scratch_copy(steps, a), scratch_copy(steps, b)
     made = steps.scratch_matrix(a.dtype, a.cols, b.cols)
     is_system = isinstance(request, RefinedSolveRequest)
     extents = (a.rows, b.cols) if is_system else (a.rows, a.cols, b.cols)
-    operands = (factors.place, factors.ld, side.place, side.ld, made.place, made.ld)
+    operands = (factors.pointer, factors.ld, side.pointer, side.ld, made.pointer, made.ld)
     taken = HostNumbers(steps.batch, np.int32)
     infos = Settings("cusolverDnIRSInfos_t", "cusolverDnIRSInfosCreate", "cusolverDnIRSInfosDestroy")
-    steps.call_refined(row.function, settings_of(request, b.cols), infos, extents, *operands, behind=(taken, info))
-    with steps.where(taken, OVERFLOWED):
+    steps.call_refined(row.function, settings_of(request, b.cols), infos, extents, *operands, trailing=(taken, info))
+    with steps.only_where(taken, OVERFLOWED):
         steps.copy(a, factors)
         if is_system:
             pivots = steps.scratch(a.rows * PIVOT_BYTES)
-            eliminate(steps, factors, pivots, info)
+            factor_lu(steps, factors, pivots, info)
             solve_lu(steps, factors, pivots, b, made)
         else:
-            by_reflections(steps, a, b, made, info)
+            lstsq_by_qr(steps, a, b, made, info)
     steps.upload(taken, steps.vector("iterations"))
-    steps.spoil(flags, made)
-    if has_left:
-        residual, left = copied(steps, b), steps.vector("residuals")
-        multiply(steps, operand_of(steps, a), (made, PLAIN), residual, -1.0, 1.0)
+    steps.fill_nan_where(flags, made)
+    if has_residual:
+        residual, left = scratch_copy(steps, b), steps.vector("residuals")
+        multiply(steps, product_operand(steps, a), (made, OP_N), residual, -1.0, 1.0)
         reduce(steps, residual, left, Reduce.SQUARES)
-        steps.spoil(info, as_column(left, request.layout_of("residuals").dtype, b.cols))
+        steps.fill_nan_where(info, as_column(left, request.layout_of("residuals").dtype, b.cols))
     steps.copy(made, wanted)
-    steps.spoil(info, wanted)
+    steps.fill_nan_where(info, wanted)
     return steps.plan(capture_safe=False)
 
 

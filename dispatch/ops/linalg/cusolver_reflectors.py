@@ -9,58 +9,60 @@ from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cublas_types as cb
 from dispatch.libraries.cusolver.calls import LETTERS
-from dispatch.ops.linalg.cusolver import PLAIN, TRANSPOSED
+from dispatch.ops.linalg.cusolver import OP_N, OP_T
 from dispatch.ops.linalg.multiply import QrSide
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
-    from dispatch.libraries.cusolver.matrix import Matrix, Place
-    from dispatch.ops.linalg.operands import Operands
+    from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
     from dispatch.ops.linalg.reflectors import OrgqrRequest, OrmqrRequest
+    from dispatch.ops.linalg.steps import LinalgSteps
 
-__all__ = ["orgqr", "ormqr", "turn"]
+__all__ = ["apply_q", "orgqr", "ormqr"]
 
 LEFT, RIGHT = cb.cublasSideMode_t.CUBLAS_SIDE_LEFT, cb.cublasSideMode_t.CUBLAS_SIDE_RIGHT
-ADJOINT = cb.cublasOperation_t.CUBLAS_OP_C
+OP_C = cb.cublasOperation_t.CUBLAS_OP_C
 
 
-def orgqr(request: OrgqrRequest, steps: Operands) -> Plan:
+def orgqr(request: OrgqrRequest, steps: LinalgSteps) -> Plan:
     """Copy the reflectors to where Q is to be, and let the routine overwrite them."""
     h, wanted, count = steps.matrix("h"), steps.matrix("q"), request.tau.shape[-1]
     if not count or not steps.batch:
         steps.identity(wanted)
         return steps.idle()
     made = steps.target(wanted)
-    steps.copy(h.columns(count), made.columns(count))
+    steps.copy(h.first_columns(count), made.first_columns(count))
     name = f"cusolverDn{LETTERS[h.dtype]}{'ungqr' if h.dtype.is_complex else 'orgqr'}"
-    given = (made.rows, made.cols, count, made.place, made.ld, steps.vector("tau"))
+    given = (made.rows, made.cols, count, made.pointer, made.ld, steps.vector("tau"))
     steps.call_with_work(name, h.dtype, *given, info=steps.ignored_info())
     steps.finish(made, wanted)
     return steps.plan(capture_safe=True)
 
 
-def ormqr(request: OrmqrRequest, steps: Operands) -> Plan:
+def ormqr(request: OrmqrRequest, steps: LinalgSteps) -> Plan:
     """Copy C into the result, and turn it there; reflectors are read where they are, unless that is by rows."""
     h, c, wanted, count = steps.matrix("h"), steps.matrix("c"), steps.matrix("out"), request.tau.shape[-1]
     if not count or not request.c.size:
         steps.copy(c, wanted)
         return steps.idle()
-    factors = h.columns(count)
-    if not h.by_columns:
+    factors = h.first_columns(count)
+    if not h.is_column_major:
         factors = steps.scratch_matrix(h.dtype, h.rows, count)
-        steps.copy(h.columns(count), factors)
+        steps.copy(h.first_columns(count), factors)
     made = steps.target(wanted)
     steps.copy(c, made)
-    turn(steps, factors, steps.vector("tau"), made, side=request.side, adjoint=request.adjoint)
+    apply_q(steps, factors, steps.vector("tau"), made, side=request.side, adjoint=request.adjoint)
     steps.finish(made, wanted)
     return steps.plan(capture_safe=True)
 
 
-def turn(steps: Operands, factors: Matrix, tau: Place, c: Matrix, *, side: Any, adjoint: bool = False) -> None:
+def apply_q(
+    steps: LinalgSteps, factors: Matrix, tau: OperandPointer, c: Matrix, *, side: Any, adjoint: bool = False
+) -> None:
     """`ormqr` or `unmqr`: Q·C or C·Q, or with the adjoint of Q, in C's memory."""
     is_complex = c.dtype.is_complex
     name = f"cusolverDn{LETTERS[c.dtype]}{'unmqr' if is_complex else 'ormqr'}"
-    turned = (ADJOINT if is_complex else TRANSPOSED) if adjoint else PLAIN
+    turned = (OP_C if is_complex else OP_T) if adjoint else OP_N
     given = (LEFT if side is QrSide.LEFT else RIGHT, turned, c.rows, c.cols, factors.cols)
-    places = (factors.place, factors.ld, tau, c.place, c.ld)
+    places = (factors.pointer, factors.ld, tau, c.pointer, c.ld)
     steps.call_with_work(name, c.dtype, *given, *places, info=steps.ignored_info())

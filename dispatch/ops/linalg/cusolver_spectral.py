@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudabind.sys.cusolver_types import cusolverEigMode_t
-from dispatch.libraries.cusolver.calls import FLAG, LETTERS, HostNumbers, cuda_type, real_of
-from dispatch.libraries.cusolver.copies import Keep
+from dispatch.libraries.cusolver.calls import FLAG_BYTES, LETTERS, HostNumbers, cuda_type, real_of
+from dispatch.libraries.cusolver.copies import CopyMode
 from dispatch.libraries.cusolver.matrix import Matrix
-from dispatch.libraries.cusolver.spectra import ClearNonfinite
-from dispatch.ops.linalg.cusolver import LOWER, UPPER, Operands
+from dispatch.libraries.cusolver.spectra import ZeroNonfinite
+from dispatch.ops.linalg.cusolver import LOWER, UPPER, LinalgSteps
 from dispatch.ops.linalg.cusolver_eig import eig, randomized
 from dispatch.ops.linalg.cusolver_jacobi import eigen_settings, singular_settings
-from dispatch.ops.linalg.cusolver_subset import generalized, some
+from dispatch.ops.linalg.cusolver_subset import eigh_subset, generalized
 from dispatch.ops.linalg.drivers import JACOBI_OF_MANY, driver_of
 from dispatch.ops.linalg.spectral import EighDriver, EighRequest, SvdDriver, SvdRequest
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.libraries.cusolver.matrix import Place
+    from dispatch.libraries.cusolver.matrix import OperandPointer
 
 __all__ = ["plan"]
 
-ALONE, WITH_VECTORS = cusolverEigMode_t.CUSOLVER_EIG_MODE_NOVECTOR, cusolverEigMode_t.CUSOLVER_EIG_MODE_VECTOR
+VALUES_ONLY, WITH_VECTORS = cusolverEigMode_t.CUSOLVER_EIG_MODE_NOVECTOR, cusolverEigMode_t.CUSOLVER_EIG_MODE_VECTOR
 MOST_ELEMENTS = 2**31 - 1  # of all matrices that `syevBatched` takes
 ALL, SOME, NONE = ord("A"), ord("S"), ord("N")
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     """The plan of a request; nothing is called where there is no element."""
-    steps = Operands(request, executor, row)
+    steps = LinalgSteps(request, executor, row)
     if request.a.size:
         return MAKERS[request.op](request, steps)
     if request.op == "svd" and request.compute_uv and request.full_matrices:
@@ -51,22 +51,26 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 
 
 # -- eigenvalues ------------------------------------------------------------------------------------------------------
-def eigh(request: EighRequest, steps: Operands) -> Plan:
+def eigh(request: EighRequest, steps: LinalgSteps) -> Plan:
     """Copy the triangle to where the vectors are to be, or to scratch memory, and let the routine overwrite it."""
     if request.subset_by_index is not None or request.subset_by_value is not None:
-        return some(request, steps)
+        return eigh_subset(request, steps)
     a, w, info = steps.matrix("a"), steps.vector("w"), steps.vector("info")
-    in_rows = a.mT.by_columns and not a.by_columns
+    in_rows = a.mT.is_column_major and not a.is_column_major
     source, lower = (a.mT, not request.lower) if in_rows else (a, request.lower)
     wanted = None if request.eigvals_only else steps.matrix("v")
     made = steps.scratch_matrix(a.dtype, a.rows, a.cols)
-    if wanted is not None and (wanted.row, wanted.col, wanted.place.step) == (1, made.col, made.place.step):
+    if wanted is not None and (wanted.row_stride, wanted.col_stride, wanted.pointer.batch_stride) == (
+        1,
+        made.col_stride,
+        made.pointer.batch_stride,
+    ):
         made = wanted
     elif wanted is not None and steps.batch == 1:
         made = steps.target(wanted)
-    steps.copy(source, made, Keep.LOWER if lower else Keep.UPPER, conj=in_rows)
+    steps.copy(source, made, CopyMode.LOWER if lower else CopyMode.UPPER, conj=in_rows)
     results = [column(steps, "w", a.rows), *([] if wanted is None else [wanted])]
-    mode, uplo = ALONE if wanted is None else WITH_VECTORS, LOWER if lower else UPPER
+    mode, uplo = VALUES_ONLY if wanted is None else WITH_VECTORS, LOWER if lower else UPPER
     flags = None
     if driver_of(steps.row) is EighDriver.SYEVJ:
         # cuSOLVER 12.0's syevj of a batch gives finite numbers for a matrix with NaN, and a status of 0.
@@ -74,40 +78,40 @@ def eigh(request: EighRequest, steps: Operands) -> Plan:
         jacobi(steps, mode, uplo, made, w, info)
     else:
         kind = cuda_type(a.dtype)
-        given = (mode, uplo, a.rows, kind, made.place, made.ld, cuda_type(real_of(a.dtype)), w, kind)
+        given = (mode, uplo, a.rows, kind, made.pointer, made.ld, cuda_type(real_of(a.dtype)), w, kind)
         if steps.batch > 1 and made.ld * made.cols * steps.batch <= MOST_ELEMENTS:
             behind = (steps.batch,)
-            steps.call_x("cusolverDnXsyevBatched", *given, info=info, behind=behind, count=1)
+            steps.call_x("cusolverDnXsyevBatched", *given, info=info, trailing=behind, count=1)
         else:
             steps.call_x("cusolverDnXsyevd", *given, info=info)
     if wanted is not None:
         steps.finish(made, wanted)
     for marks in (info, *([] if flags is None else [flags])):
-        steps.spoil(marks, *results)
+        steps.fill_nan_where(marks, *results)
     return steps.plan(capture_safe=False)
 
 
-def column(steps: Operands, name: str, size: int) -> Matrix:
+def column(steps: LinalgSteps, name: str, size: int) -> Matrix:
     """A dense vector of real numbers as a matrix of one column."""
     return Matrix(steps.vector(name), real_of(steps.dtype), size, 1, 1, size)
 
 
-def jacobi(steps: Operands, mode: Any, uplo: Any, a: Matrix, w: Place, info: Place) -> None:
+def jacobi(steps: LinalgSteps, mode: Any, uplo: Any, a: Matrix, w: OperandPointer, info: OperandPointer) -> None:
     """`syevj`, of several matrices all at once."""
     settings = eigen_settings(a.dtype)
     name = f"cusolverDn{LETTERS[a.dtype]}{'heevj' if a.dtype.is_complex else 'syevj'}"
-    given = (mode, uplo, a.rows, a.place, a.ld, w)
+    given = (mode, uplo, a.rows, a.pointer, a.ld, w)
     if steps.batch > 1:
         behind = (settings, steps.batch)
-        steps.call_with_work(f"{name}Batched", a.dtype, *given, info=info, behind=behind, count=1)
+        steps.call_with_work(f"{name}Batched", a.dtype, *given, info=info, trailing=behind, count=1)
     else:
-        steps.call_with_work(name, a.dtype, *given, info=info, behind=(settings,))
+        steps.call_with_work(name, a.dtype, *given, info=info, trailing=(settings,))
 
 
 # -- singular values --------------------------------------------------------------------------------------------------
-def svd(request: SvdRequest, steps: Operands) -> Plan:
+def svd(request: SvdRequest, steps: LinalgSteps) -> Plan:
     """Copy A, or its transpose where it is wide, to scratch memory, which the routine destroys."""
-    source, is_wide = tall(steps)
+    source, is_wide = tall_matrix(steps)
     copy = steps.scratch_matrix(source.dtype, source.rows, source.cols)
     steps.copy(source, copy)
     driver = driver_of(steps.row)
@@ -116,24 +120,24 @@ def svd(request: SvdRequest, steps: Operands) -> Plan:
         # cuSOLVER 12.0's of a batch give finite numbers for a matrix with NaN, and a status of 0.
         flags = steps.flag_nonfinite(copy)
     elif driver is SvdDriver.GESVDP:  # whose call fails then
-        flags = steps.scratch(FLAG)
-        steps.append(ClearNonfinite(steps.executor, copy, flags, steps.batch))
+        flags = steps.scratch(FLAG_BYTES)
+        steps.append(ZeroNonfinite(steps.executor, copy, flags, steps.batch))
     DRIVERS[driver](request, steps, copy, is_wide)
     vectors = [steps.matrix("u"), steps.matrix("vh")] if request.compute_uv else []
     results = (column(steps, "s", source.cols), *vectors)
     if flags is not None:
-        steps.spoil(flags, *results)
-    steps.spoil(steps.vector("info"), *results)
+        steps.fill_nan_where(flags, *results)
+    steps.fill_nan_where(steps.vector("info"), *results)
     return steps.plan(capture_safe=False)
 
 
-def tall(steps: Operands) -> tuple[Matrix, bool]:
+def tall_matrix(steps: LinalgSteps) -> tuple[Matrix, bool]:
     """A, or its transpose where it is wide, and whether it is."""
     a = steps.matrix("a")
     return (a.mT, True) if a.rows < a.cols else (a, False)
 
 
-def wanted_vectors(steps: Operands, *, is_wide: bool) -> tuple[Matrix, Matrix]:
+def wanted_vectors(steps: LinalgSteps, *, is_wide: bool) -> tuple[Matrix, Matrix]:
     """Where the left vectors of what is decomposed are to be, in columns, and its right vectors, in rows.
 
     Of Aᵀ = U'·S·V'ᴴ the transposes of these two are Vᴴ and U of A.
@@ -142,7 +146,7 @@ def wanted_vectors(steps: Operands, *, is_wide: bool) -> tuple[Matrix, Matrix]:
     return (vh.mT, u.mT) if is_wide else (u, vh)
 
 
-def by_qr(request: SvdRequest, steps: Operands, a: Matrix, is_wide: bool) -> None:
+def by_qr(request: SvdRequest, steps: LinalgSteps, a: Matrix, is_wide: bool) -> None:
     """`gesvd`, which gives Vᴴ."""
     kind, real = cuda_type(a.dtype), cuda_type(real_of(a.dtype))
     s, info = steps.vector("s"), steps.vector("info")
@@ -155,34 +159,34 @@ def by_qr(request: SvdRequest, steps: Operands, a: Matrix, is_wide: bool) -> Non
         left, right = map(steps.target, wanted)
         job = ALL if request.full_matrices else SOME
         lds = left.ld, right.ld
-    given = (job, job, a.rows, a.cols, kind, a.place, a.ld, real, s)
-    steps.call_x("cusolverDnXgesvd", *given, kind, left.place, lds[0], kind, right.place, lds[1], kind, info=info)
+    given = (job, job, a.rows, a.cols, kind, a.pointer, a.ld, real, s)
+    steps.call_x("cusolverDnXgesvd", *given, kind, left.pointer, lds[0], kind, right.pointer, lds[1], kind, info=info)
     if request.compute_uv:
         steps.finish(left, wanted[0])
         steps.finish(right, wanted[1])
 
 
-def by_jacobi(request: SvdRequest, steps: Operands, a: Matrix, is_wide: bool) -> None:
+def by_jacobi(request: SvdRequest, steps: LinalgSteps, a: Matrix, is_wide: bool) -> None:
     """`gesvdj`, which gives V; of several small matrices all at once, with whole U and V."""
     settings = singular_settings()
     name, info = f"cusolverDn{LETTERS[a.dtype]}gesvdj", steps.vector("info")
-    mode, s = WITH_VECTORS if request.compute_uv else ALONE, steps.vector("s")
-    at_once = steps.batch > 1 and a.rows <= JACOBI_OF_MANY
-    whole = request.full_matrices or at_once
+    mode, s = WITH_VECTORS if request.compute_uv else VALUES_ONLY, steps.vector("s")
+    is_batched = steps.batch > 1 and a.rows <= JACOBI_OF_MANY
+    whole = request.full_matrices or is_batched
     left = steps.scratch_matrix(a.dtype, a.rows, a.rows if whole else a.cols)
     right = steps.scratch_matrix(a.dtype, a.cols, a.cols)
-    given = (a.rows, a.cols, a.place, a.ld, s, left.place, left.ld, right.place, right.ld)
-    if at_once:
+    given = (a.rows, a.cols, a.pointer, a.ld, s, left.pointer, left.ld, right.pointer, right.ld)
+    if is_batched:
         behind = (settings, steps.batch)
-        steps.call_with_work(f"{name}Batched", a.dtype, mode, *given, info=info, behind=behind, count=1)
+        steps.call_with_work(f"{name}Batched", a.dtype, mode, *given, info=info, trailing=behind, count=1)
     else:
         econ = int(not whole)
-        steps.call_with_work(name, a.dtype, mode, econ, *given, info=info, behind=(settings,))
+        steps.call_with_work(name, a.dtype, mode, econ, *given, info=info, trailing=(settings,))
     if request.compute_uv:
-        hand_over(steps, left, right, is_wide=is_wide)
+        write_vectors(steps, left, right, is_wide=is_wide)
 
 
-def by_polar(request: SvdRequest, steps: Operands, a: Matrix, is_wide: bool) -> None:
+def by_polar(request: SvdRequest, steps: LinalgSteps, a: Matrix, is_wide: bool) -> None:
     """`gesvdp`, which gives V, and `gesvd` over all of it where it has perturbed a matrix.
 
     The polar decomposition fails where a singular value is close to 0. cuSOLVER adds a small matrix then, and says so
@@ -193,44 +197,44 @@ def by_polar(request: SvdRequest, steps: Operands, a: Matrix, is_wide: bool) -> 
     s, info = steps.vector("s"), steps.vector("info")
     left = steps.scratch_matrix(a.dtype, a.rows, a.rows if request.full_matrices else a.cols)
     right = steps.scratch_matrix(a.dtype, a.cols, a.cols)
-    mode, econ = WITH_VECTORS if request.compute_uv else ALONE, int(not request.full_matrices)
-    given = (mode, econ, a.rows, a.cols, kind, a.place, a.ld, real, s)
-    vectors = (kind, left.place, left.ld, kind, right.place, right.ld)
+    mode, econ = WITH_VECTORS if request.compute_uv else VALUES_ONLY, int(not request.full_matrices)
+    given = (mode, econ, a.rows, a.cols, kind, a.pointer, a.ld, real, s)
+    vectors = (kind, left.pointer, left.ld, kind, right.pointer, right.ld)
     perturbations = HostNumbers(steps.batch, np.float64)
-    steps.call_x("cusolverDnXgesvdp", *given, *vectors, kind, info=info, behind=(perturbations,))
+    steps.call_x("cusolverDnXgesvdp", *given, *vectors, kind, info=info, trailing=(perturbations,))
     if request.compute_uv:
-        hand_over(steps, left, right, is_wide=is_wide)
-    with steps.where(perturbations):
-        steps.copy(tall(steps)[0], a)
+        write_vectors(steps, left, right, is_wide=is_wide)
+    with steps.only_where(perturbations):
+        steps.copy(tall_matrix(steps)[0], a)
         by_qr(request, steps, a, is_wide)
 
 
-def by_products(request: SvdRequest, steps: Operands, a: Matrix, is_wide: bool) -> None:
+def by_products(request: SvdRequest, steps: LinalgSteps, a: Matrix, is_wide: bool) -> None:
     """`gesvda` of all matrices at once, which gives V; the norms of what is left over are not asked for."""
-    name, info = f"cusolverDn{LETTERS[a.dtype]}gesvdaStridedBatched", steps.vector("info")._replace(step=0)
-    mode, k = WITH_VECTORS if request.compute_uv else ALONE, a.cols
+    name, info = f"cusolverDn{LETTERS[a.dtype]}gesvdaStridedBatched", steps.vector("info")._replace(batch_stride=0)
+    mode, k = WITH_VECTORS if request.compute_uv else VALUES_ONLY, a.cols
     left, right = (steps.scratch_matrix(a.dtype, rows, k) for rows in (a.rows, k))
-    given = (mode, k, a.rows, a.cols, a.place, a.ld, a.ld * a.cols, steps.vector("s"), k)
-    vectors = (left.place, left.ld, left.ld * k, right.place, right.ld, right.ld * k)
-    steps.call_with_work(name, a.dtype, *given, *vectors, info=info, behind=(None, steps.batch), count=1)
+    given = (mode, k, a.rows, a.cols, a.pointer, a.ld, a.ld * a.cols, steps.vector("s"), k)
+    vectors = (left.pointer, left.ld, left.ld * k, right.pointer, right.ld, right.ld * k)
+    steps.call_with_work(name, a.dtype, *given, *vectors, info=info, trailing=(None, steps.batch), count=1)
     if request.compute_uv:
-        hand_over(steps, left, right, is_wide=is_wide)
+        write_vectors(steps, left, right, is_wide=is_wide)
 
 
-def hand_over(steps: Operands, left: Matrix, right: Matrix, *, is_wide: bool) -> None:
+def write_vectors(steps: LinalgSteps, left: Matrix, right: Matrix, *, is_wide: bool) -> None:
     """Copy U' and V'ᴴ to where they are wanted."""
     in_columns, in_rows = wanted_vectors(steps, is_wide=is_wide)
-    steps.copy(left.columns(in_columns.cols), in_columns)
+    steps.copy(left.first_columns(in_columns.cols), in_columns)
     steps.copy(right.mT, in_rows, conj=True)
 
 
-DRIVERS: dict[Any, Callable[[SvdRequest, Operands, Matrix, bool], None]] = {
+DRIVERS: dict[Any, Callable[[SvdRequest, LinalgSteps, Matrix, bool], None]] = {
     SvdDriver.GESVD: by_qr,
     SvdDriver.GESVDJ: by_jacobi,
     SvdDriver.GESVDP: by_polar,
     SvdDriver.GESVDA: by_products,
 }
-MAKERS: dict[str, Callable[[Any, Operands], Plan]] = {
+MAKERS: dict[str, Callable[[Any, LinalgSteps], Plan]] = {
     "eig": eig,
     "eigh": eigh,
     "generalized_eigh": generalized,

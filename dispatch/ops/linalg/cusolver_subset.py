@@ -14,9 +14,9 @@ import numpy as np
 from cudabind.sys.cusolver_types import cusolverEigMode_t
 from cudabind.sys.cusolverDn import cusolverEigRange_t, cusolverEigType_t
 from dispatch.libraries.cusolver.calls import LETTERS, HostNumbers, cuda_type, real_of
-from dispatch.libraries.cusolver.copies import Keep
+from dispatch.libraries.cusolver.copies import CopyMode
 from dispatch.libraries.cusolver.matrix import Matrix
-from dispatch.libraries.cusolver.spectra import KeepFirst, SwapStatus
+from dispatch.libraries.cusolver.spectra import ConvertSygvjStatus, FillNanAfterFound
 from dispatch.ops.linalg.cusolver import LOWER, UPPER
 from dispatch.ops.linalg.cusolver_jacobi import eigen_settings
 from dispatch.ops.linalg.drivers import driver_of
@@ -26,12 +26,12 @@ from dispatch.ops.linalg.subset import found_of
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
     from dispatch.keys import Dtype
-    from dispatch.ops.linalg.cusolver import Operands
+    from dispatch.ops.linalg.cusolver import LinalgSteps
     from dispatch.ops.linalg.spectral import EighRequest, GeneralizedEighRequest
 
-__all__ = ["generalized", "some"]
+__all__ = ["eigh_subset", "generalized"]
 
-ALL_AT_ONCE = "cusolverDnXsygvStridedBatched"
+SYGV_BATCHED = "cusolverDnXsygvStridedBatched"
 BY_INDEX, BY_VALUE = cusolverEigRange_t.CUSOLVER_EIG_RANGE_I, cusolverEigRange_t.CUSOLVER_EIG_RANGE_V
 
 
@@ -55,55 +55,55 @@ def bounds(request: EighRequest | GeneralizedEighRequest, dtype: Dtype) -> Bound
     return Bounds(BY_VALUE, low, high, 0, 0)
 
 
-def some(request: EighRequest, steps: Operands) -> Plan:
+def eigh_subset(request: EighRequest, steps: LinalgSteps) -> Plan:
     """`syevdx` over each matrix."""
     a, info = steps.matrix("a"), steps.vector("info")
-    in_rows = a.mT.by_columns and not a.by_columns
+    in_rows = a.mT.is_column_major and not a.is_column_major
     source, lower = (a.mT, not request.lower) if in_rows else (a, request.lower)
     made = steps.scratch_matrix(a.dtype, a.rows, a.cols)
-    steps.copy(source, made, Keep.LOWER if lower else Keep.UPPER, conj=in_rows)
+    steps.copy(source, made, CopyMode.LOWER if lower else CopyMode.UPPER, conj=in_rows)
     real = real_of(a.dtype)
-    kind, real_kind, asked = cuda_type(a.dtype), cuda_type(real), bounds(request, real)
-    values, found = all_values(steps, a.rows), HostNumbers(steps.batch)
-    low, high = (np.array([value], real.numpy) for value in (asked.low, asked.high))
-    given = (mode_of(request), asked.kind, LOWER if lower else UPPER, a.rows, kind, made.place, made.ld)
-    within = (low, high, asked.first, asked.last, found)
-    steps.call_x("cusolverDnXsyevdx", *given, *within, real_kind, values.place, kind, info=info)
-    return hand_over(request, steps, values, made, found)
+    kind, real_kind, wanted_range = cuda_type(a.dtype), cuda_type(real), bounds(request, real)
+    values, found = scratch_values(steps, a.rows), HostNumbers(steps.batch)
+    low, high = (np.array([value], real.numpy) for value in (wanted_range.low, wanted_range.high))
+    given = (mode_of(request), wanted_range.kind, LOWER if lower else UPPER, a.rows, kind, made.pointer, made.ld)
+    within = (low, high, wanted_range.first, wanted_range.last, found)
+    steps.call_x("cusolverDnXsyevdx", *given, *within, real_kind, values.pointer, kind, info=info)
+    return write_results(request, steps, values, made, found)
 
 
-def generalized(request: GeneralizedEighRequest, steps: Operands) -> Plan:
+def generalized(request: GeneralizedEighRequest, steps: LinalgSteps) -> Plan:
     """`sygvd`, `sygvdx` or `sygvj` over each pair of matrices, or 12.4's routine over all.
 
     One triangle is named for both.
     """
     a, b, info = steps.matrix("a"), steps.matrix("b"), steps.vector("info")
     made, factor = (steps.scratch_matrix(a.dtype, a.rows, a.cols) for _ in range(2))
-    keep = Keep.LOWER if request.lower else Keep.UPPER
-    steps.copy(a, made, keep)
-    steps.copy(b, factor, keep)
+    part = CopyMode.LOWER if request.lower else CopyMode.UPPER
+    steps.copy(a, made, part)
+    steps.copy(b, factor, part)
     uplo, problem = LOWER if request.lower else UPPER, cusolverEigType_t(request.itype)
     name = f"cusolverDn{LETTERS[a.dtype]}{'he' if a.dtype.is_complex else 'sy'}"
-    values, pair = all_values(steps, a.rows), (a.rows, made.place, made.ld, factor.place, factor.ld)
+    values, pair = scratch_values(steps, a.rows), (a.rows, made.pointer, made.ld, factor.pointer, factor.ld)
     mode = mode_of(request)
     if request.subset_by_index is not None or request.subset_by_value is not None:
-        asked, found = bounds(request, real_of(a.dtype)), HostNumbers(steps.batch)
-        within = (asked.low, asked.high, asked.first, asked.last, found, values.place)
-        steps.call_with_work(f"{name}gvdx", a.dtype, problem, mode, asked.kind, uplo, *pair, *within, info=info)
-        return hand_over(request, steps, values, made, found)
-    given = (problem, mode, uplo, *pair, values.place)
-    if steps.row.function == ALL_AT_ONCE:
+        wanted_range, found = bounds(request, real_of(a.dtype)), HostNumbers(steps.batch)
+        within = (wanted_range.low, wanted_range.high, wanted_range.first, wanted_range.last, found, values.pointer)
+        steps.call_with_work(f"{name}gvdx", a.dtype, problem, mode, wanted_range.kind, uplo, *pair, *within, info=info)
+        return write_results(request, steps, values, made, found)
+    given = (problem, mode, uplo, *pair, values.pointer)
+    if steps.row.function == SYGV_BATCHED:
         kind, real = cuda_type(a.dtype), cuda_type(values.dtype)
         step = made.ld * made.cols
-        matrices = (kind, made.place, made.ld, step, kind, factor.place, factor.ld, step)
-        behind = (real, values.place, a.rows, kind, steps.batch)
-        steps.call_x(ALL_AT_ONCE, problem, mode, uplo, a.rows, *matrices, *behind, info=info, count=1)
+        matrices = (kind, made.pointer, made.ld, step, kind, factor.pointer, factor.ld, step)
+        behind = (real, values.pointer, a.rows, kind, steps.batch)
+        steps.call_x(SYGV_BATCHED, problem, mode, uplo, a.rows, *matrices, *behind, info=info, count=1)
     elif driver_of(steps.row) is EighDriver.SYEVJ:
-        steps.call_with_work(f"{name}gvj", a.dtype, *given, info=info, behind=(eigen_settings(a.dtype),))
-        steps.append(SwapStatus(steps.executor, info, made, steps.batch))
+        steps.call_with_work(f"{name}gvj", a.dtype, *given, info=info, trailing=(eigen_settings(a.dtype),))
+        steps.append(ConvertSygvjStatus(steps.executor, info, made, steps.batch))
     else:
         steps.call_with_work(f"{name}gvd", a.dtype, *given, info=info)
-    return hand_over(request, steps, values, made, None)
+    return write_results(request, steps, values, made, None)
 
 
 def mode_of(request: EighRequest | GeneralizedEighRequest) -> cusolverEigMode_t:
@@ -112,25 +112,25 @@ def mode_of(request: EighRequest | GeneralizedEighRequest) -> cusolverEigMode_t:
     return mode.CUSOLVER_EIG_MODE_NOVECTOR if request.eigvals_only else mode.CUSOLVER_EIG_MODE_VECTOR
 
 
-def all_values(steps: Operands, n: int) -> Matrix:
+def scratch_values(steps: LinalgSteps, n: int) -> Matrix:
     """Memory for as many eigenvalues as there are, in one row: routines may write all."""
     real = real_of(steps.dtype)
     return Matrix(steps.scratch(n * real.itemsize), real, 1, n, n, 1)
 
 
-def hand_over(
-    request: EighRequest | GeneralizedEighRequest, steps: Operands, values: Matrix, made: Matrix, found: Any
+def write_results(
+    request: EighRequest | GeneralizedEighRequest, steps: LinalgSteps, values: Matrix, made: Matrix, found: Any
 ) -> Plan:
     """Copy what was found to where it is wanted, NaN behind it, and NaN where a routine failed."""
     k = found_of(request)
-    results = [(values.columns(k), Matrix(steps.vector("w"), values.dtype, 1, k, k, 1))]
+    results = [(values.first_columns(k), Matrix(steps.vector("w"), values.dtype, 1, k, k, 1))]
     if not request.eigvals_only:
-        results.append((made.columns(k), steps.matrix("v")))
+        results.append((made.first_columns(k), steps.matrix("v")))
     if request.subset_by_value is not None:
         steps.upload(found, steps.vector("count"))
     for source, wanted in results:
         steps.copy(source, wanted)
         if request.subset_by_value is not None:
-            steps.append(KeepFirst(steps.executor, steps.vector("count"), wanted, steps.batch))
-    steps.spoil(steps.vector("info"), *(wanted for _, wanted in results))
+            steps.append(FillNanAfterFound(steps.executor, steps.vector("count"), wanted, steps.batch))
+    steps.fill_nan_where(steps.vector("info"), *(wanted for _, wanted in results))
     return steps.plan(capture_safe=False)

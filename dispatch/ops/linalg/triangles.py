@@ -11,74 +11,83 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudabind.sys import cublas_types as cb
-from dispatch.libraries.cublas.batched import each_call
+from dispatch.libraries.cublas.batched import call_each
 from dispatch.libraries.cublas.calls import function_name
-from dispatch.libraries.cusolver.exchanges import MOST_SHARED, Exchange, OrderRows, Rows
-from dispatch.ops.linalg.operands import LOWER, UPPER
+from dispatch.libraries.cusolver.row_permutations import MOST_SHARED, PermutationFromPivots, PermuteMode, PermuteRows
+from dispatch.ops.linalg.steps import LOWER, UPPER
 
 if TYPE_CHECKING:
-    from dispatch.libraries.cusolver.matrix import Matrix, Place
-    from dispatch.ops.linalg.operands import Operands
+    from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
+    from dispatch.ops.linalg.steps import LinalgSteps
 
 __all__ = ["invert_lu", "solve_lu"]
 
-LEFT, PLAIN = cb.cublasSideMode_t.CUBLAS_SIDE_LEFT, cb.cublasOperation_t.CUBLAS_OP_N
+LEFT, OP_N = cb.cublasSideMode_t.CUBLAS_SIDE_LEFT, cb.cublasOperation_t.CUBLAS_OP_N
 UNIT, NON_UNIT = cb.cublasDiagType_t.CUBLAS_DIAG_UNIT, cb.cublasDiagType_t.CUBLAS_DIAG_NON_UNIT
 NUMBER = 4  # bytes of the number of a row
 
 
 def solve_lu(
-    steps: Operands, lu: Matrix, pivots: Place, b: Matrix, wanted: Matrix, trans: cb.cublasOperation_t = PLAIN
+    steps: LinalgSteps,
+    lu: Matrix,
+    pivots: OperandPointer,
+    b: Matrix,
+    wanted: Matrix,
+    trans: cb.cublasOperation_t = OP_N,
 ) -> None:
     """The solution where it is wanted, from factors by columns; b may be there, too.
 
     P·A = L·U. With A the rows of b are exchanged first; with Aᵀ = Uᵀ·Lᵀ·P those of the solution go back at the end.
     """
-    order = order_of(steps, lu, pivots)
-    if trans == PLAIN:
+    order = permutation_of(steps, lu, pivots)
+    if trans == OP_N:
         is_given = steps.request.out is not None  # type: ignore[attr-defined]
-        is_apart = b.place.operand != wanted.place.operand and not (is_given and lie_alike(b, wanted))
+        is_apart = b.pointer.operand != wanted.pointer.operand and not (is_given and have_equal_strides(b, wanted))
         x = steps.target(wanted) if is_apart else steps.scratch_matrix(b.dtype, b.rows, b.cols)
-        exchange(steps, b, x, order, Rows.GATHER)
-        substitute(steps, lu, x, PLAIN)
+        permute_rows(steps, b, x, order, PermuteMode.GATHER)
+        solve_triangles(steps, lu, x, OP_N)
         steps.finish(x, wanted)
         return
     x = steps.scratch_matrix(b.dtype, b.rows, b.cols)
     steps.copy(b, x)
-    substitute(steps, lu, x, trans)
-    exchange(steps, x, wanted, order, Rows.SCATTER)
+    solve_triangles(steps, lu, x, trans)
+    permute_rows(steps, x, wanted, order, PermuteMode.SCATTER)
 
 
-def invert_lu(steps: Operands, lu: Matrix, pivots: Place, x: Matrix) -> None:
+def invert_lu(steps: LinalgSteps, lu: Matrix, pivots: OperandPointer, x: Matrix) -> None:
     """The solution for the identity, in x's memory."""
-    order = order_of(steps, lu, pivots)
-    exchange(steps, x, x, order, Rows.IDENTITY)
-    substitute(steps, lu, x, PLAIN)
+    order = permutation_of(steps, lu, pivots)
+    permute_rows(steps, x, x, order, PermuteMode.IDENTITY)
+    solve_triangles(steps, lu, x, OP_N)
 
 
-def lie_alike(one: Matrix, other: Matrix) -> bool:
+def have_equal_strides(one: Matrix, other: Matrix) -> bool:
     """Whether two operands may be one, by how they lie."""
-    return (one.row, one.col, one.place.step) == (other.row, other.col, other.place.step)
+    return (one.row_stride, one.col_stride, one.pointer.batch_stride) == (
+        other.row_stride,
+        other.col_stride,
+        other.pointer.batch_stride,
+    )
 
 
-def order_of(steps: Operands, lu: Matrix, pivots: Place) -> Place:
+def permutation_of(steps: LinalgSteps, lu: Matrix, pivots: OperandPointer) -> OperandPointer:
     """The order of rows that pivots lead to."""
     order = steps.scratch(lu.rows * NUMBER)
-    room = steps.scratch(lu.rows * NUMBER) if lu.rows > MOST_SHARED else None
-    steps.append(OrderRows(steps.executor, pivots, order, room, lu, steps.batch))
+    scratch = steps.scratch(lu.rows * NUMBER) if lu.rows > MOST_SHARED else None
+    steps.append(PermutationFromPivots(steps.executor, pivots, order, scratch, lu, steps.batch))
     return order
 
 
-def exchange(steps: Operands, source: Matrix, target: Matrix, order: Place, kind: Rows) -> None:
+def permute_rows(steps: LinalgSteps, source: Matrix, target: Matrix, order: OperandPointer, kind: PermuteMode) -> None:
     """A copy with its rows in that order."""
-    steps.append(Exchange(steps.executor, source, target, order, steps.batch, kind))
+    steps.append(PermuteRows(steps.executor, source, target, order, steps.batch, kind))
 
 
-def substitute(steps: Operands, lu: Matrix, x: Matrix, trans: cb.cublasOperation_t) -> None:
+def solve_triangles(steps: LinalgSteps, lu: Matrix, x: Matrix, trans: cb.cublasOperation_t) -> None:
     """L and then U, or of a transposed matrix U and then L, over each matrix in x's memory."""
     halves = ((LOWER, UNIT), (UPPER, NON_UNIT))
-    for uplo, diag in halves if trans == PLAIN else halves[::-1]:
+    for uplo, diag in halves if trans == OP_N else halves[::-1]:
         one: Any = np.ones(1, x.dtype.numpy)
         sizes = (x.rows, x.cols, lu.ld, x.ld)
-        given = (LEFT, uplo, trans, diag, x.rows, x.cols, one, lu.place, lu.ld, x.place, x.ld)
-        steps.append(each_call(steps.executor, function_name("trsm", x.dtype, sizes), given, steps.batch))
+        given = (LEFT, uplo, trans, diag, x.rows, x.cols, one, lu.pointer, lu.ld, x.pointer, x.ld)
+        steps.append(call_each(steps.executor, function_name("trsm", x.dtype, sizes), given, steps.batch))

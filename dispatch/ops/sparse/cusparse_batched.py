@@ -1,10 +1,10 @@
-"""Batches of products by cuSPARSE's SpMM: descriptors of one matrix, and how far the next one is.
+"""Batches of products by cuSPARSE's SpMM: descriptors of one matrix, and the strides to the next one.
 
-Where each A in CSR has row offsets of its own, or is transposed, it is a call for each: of such a batch cuSPARSE 12.6
-takes the first one's offsets for all, with every algorithm (seen on an H100 and an H200). So it is where the library
-has no words for how far the parts are apart: of a pattern for all with elements for each, for columns and values have
-one distance in CSR (cusparseCsrSetStridedBatch), and the three parts have in COO (cusparseCooSetStridedBatch); of CSC
-and BSR it has none at all. Sums of 16 bits, which algorithms round at each addition, are f32 until all are there.
+If each A in CSR has row offsets of its own, or is transposed, there is a call for each: for such a batch cuSPARSE 12.6
+uses the first one's offsets for all, with every algorithm (seen on an H100 and an H200). So it is if the library cannot
+express the strides: those of a shared pattern with elements for each matrix, for columns and values have one stride in
+CSR (cusparseCsrSetStridedBatch), and so have all three parts in COO (cusparseCooSetStridedBatch); for CSC and BSR it
+has none at all. Sums of 16 bits, which algorithms round at each addition, are f32 and rounded at the end.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 
 
 class BatchPlanMaker(PlanMaker):
-    """A batch whose plan is made."""
+    """Makes the plan of a batch."""
 
     def plan(self) -> Plan:
         """SpMM over a batch."""
@@ -87,29 +87,31 @@ class BatchPlanMaker(PlanMaker):
         return self.steps.plan(capture_safe=True)
 
     def sums_layout(self, *, by_rows: bool) -> Layout:
-        """The layout of sums in f32 of the order of the results, matrix behind matrix."""
+        """The layout of sums in f32, in the order of the results, with contiguous matrices."""
         count, m, n = self.request.layout_of("out").shape
         strides = (m * n, n, 1) if by_rows else (m * n, 1, m)
         found: Layout = self.request.device.layout(F32, (count, m, n), strides, VECTOR)
         return found
 
     def copy_batch(self, source: Layout, place: int, target: Layout, target_place: int) -> None:
-        """Copy a batch; in another dtype a matrix after another, or as one where each lies behind the last."""
+        """Copy a batch; to another dtype matrix by matrix, or as one matrix where they are contiguous."""
         one, other = batch_at(source, place), batch_at(target, target_place)
         if source.dtype is target.dtype:
             self.steps.copy(one, other, source.shape[0])
         elif is_tall(source) and is_tall(target):
             count = source.shape[0]
-            self.steps.copy_rounded(one.lines(count * one.rows), other.lines(count * other.rows))
+            self.steps.copy_rounded(one.first_rows(count * one.rows), other.lines(count * other.rows))
         else:
             for number in range(source.shape[0]):
-                self.steps.copy_rounded(*(each._replace(pointer=nth_place(each.pointer, number)) for each in (one, other)))
+                self.steps.copy_rounded(
+                    *(each._replace(pointer=nth_place(each.pointer, number)) for each in (one, other))
+                )
 
     @property
     def algorithm(self) -> SpmmAlgorithm:
-        """That of the request; of COO left open the one that NVIDIA's sample of a batch has.
+        """The algorithm of the request; for COO the default is that of NVIDIA's sample of a batch.
 
-        The library's own choice for one matrix reads 16 bytes at once, and a matrix of a batch begins anywhere.
+        The library's default for one matrix reads 16 bytes at once, but a matrix of a batch may begin anywhere.
         """
         request = self.request
         is_open = request.algorithm is SpmmAlgorithm.DEFAULT and request.form.format == SparseFormat.COO
@@ -130,7 +132,7 @@ class BatchPlanMaker(PlanMaker):
         return request.batch > 1 and not is_one_call
 
     def batch_stride(self, name: str) -> int:
-        """How many elements further the next matrix of an operand begins; 0 where one is for all."""
+        """The stride in elements to the next matrix of an operand; 0 if it is shared."""
         layout = self.request.layout_of(name)
         alone = axes_of(self.request, name) if name in PARTS else len(("rows", "columns"))  # axes of one matrix
         return layout.strides[0] if len(layout.shape) > alone and layout.shape[0] > 1 else 0
@@ -140,7 +142,7 @@ class BatchPlanMaker(PlanMaker):
         return batch_at(self.request.layout_of(name), self.request.place_of(name))
 
     def dense_batch(self, layout: Layout, place: int, *, by_rows: bool) -> tuple[DenseMatrix, int]:
-        """The descriptor of a batch in one order, and what is done to each matrix then."""
+        """The descriptor of a batch in a given order, and the operation that this makes necessary."""
         one = first_matrix_layout(self.request, layout)
         shape, turn, ld = one.shape, 0, leading_dimension(one, by_rows=by_rows)
         if ld is None:  # it is the transpose of one of the wanted order
@@ -153,7 +155,7 @@ class BatchPlanMaker(PlanMaker):
         return made, turn
 
     def sparse_batch(self) -> SparseMatrix:
-        """The descriptor of a batch of A; one A for all is 0 apart."""
+        """The descriptor of a batch of A; a shared A has strides of 0."""
         request = self.request
         values, rows, columns = (request.layout_of(name) for name in PARTS)
         spec = SparseSpec(
@@ -176,11 +178,12 @@ class BatchPlanMaker(PlanMaker):
 def batch_at(layout: Layout, operand: int) -> Matrix:
     """A batch of dense matrices of a layout."""
     step, *strides = layout.strides
-    return Matrix(OperandPointer(operand, batch_stride=step * layout.dtype.itemsize), layout.dtype, *layout.shape[1:], *strides)
+    place = OperandPointer(operand, batch_stride=step * layout.dtype.itemsize)
+    return Matrix(place, layout.dtype, *layout.shape[1:], *strides)
 
 
 def nth_place(place: OperandPointer, number: int) -> OperandPointer:
-    """Where one of a batch is."""
+    """The place of one matrix of a batch."""
     return OperandPointer(place.operand, place.offset + number * place.batch_stride)
 
 

@@ -44,5 +44,7 @@ def _fill_zeros(request: Any, steps: SortSteps) -> Plan:
     for name in request.writes:
         size = request.layout_of(name).size
         if size:
-            steps.fill_zeros(Matrix(OperandPointer(request.place_of(name)), request.layout_of(name).dtype, size, 1, 1, size))
+            steps.fill_zeros(
+                Matrix(OperandPointer(request.place_of(name)), request.layout_of(name).dtype, size, 1, 1, size)
+            )
     return steps.plan(capture_safe=True)

@@ -1,7 +1,8 @@
 """Plans of a sparse matrix times a dense one, or of a batch of such products, by the kernel of semiring_kernels.py.
 
-It is one launch, behind a copy of a B whose rows are scattered where that costs less than to read it so. What blocks
-leave for each other, and the counters that are 0 between two launches, are memory of the plan, as with own_product.py.
+It is one launch, after a copy of a B whose rows are not contiguous if copying costs less than reading it as it is. The
+partial sums that blocks exchange, and counters that are 0 between launches, are memory of the plan, as in
+own_product.py.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __all__ = ["COMPUTE", "DenseOperand", "launch", "plan"]
 
 COMPUTE = {dtype: dtype for dtype in (F32, F64, C64, C128)}
 COUNTER, PART = 4, 256  # bytes of a counter; sums begin at multiples of the other
-PARTIAL_SUMS = 2  # pieces that a block may leave: of a row that began before it, and of one that goes on behind it
+PARTIAL_SUMS = 2  # of a block: of a row that began in an earlier block, and of one that continues in the next
 MOST_BLOCKS = 2**31 - 1  # of a launch
 MATRIX = 2  # axes
 # Of a B by columns each element that a row of A reads is a sector of 32 bytes of its own, and by rows few are: from so
@@ -43,7 +44,7 @@ COPIED_COLUMNS = 4
 
 
 class Launch(NamedTuple):
-    """What a launch is made of, as `LaunchPlan` and `LaunchStep` take it; `scratch` is memory of the plan."""
+    """The arguments of `LaunchPlan` and `LaunchStep`; `scratch` is memory of the plan."""
 
     kernel: tuple[str, str, tuple[str, ...]]
     extents: tuple[int, int]
@@ -52,7 +53,7 @@ class Launch(NamedTuple):
     scratch: Tensor | None
 
     def plan(self, executor: CudaExecutor, row: Row) -> Plan:
-        """The plan of it alone."""
+        """The plan of this launch alone."""
         return LaunchPlan(executor, row, self.kernel, self.extents, self.filled, self.given, self.scratch)
 
 
@@ -64,7 +65,7 @@ class DenseOperand(NamedTuple):
 
 
 class LaunchWithScratch(LaunchStep):
-    """A launch as a step of a plan, which keeps the memory that blocks leave their pieces in."""
+    """A launch as a step of a plan, which keeps the memory of the blocks' partial sums."""
 
     __slots__ = ("_scratch",)
 
@@ -88,14 +89,14 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 
 
 def is_copied(request: Any) -> bool:
-    """Whether B is copied, so that its rows lie one behind another."""
+    """Whether B is copied, to make its rows contiguous."""
     layout: Layout = request.layout_of("b")
     lines, columns = layout.shape[-MATRIX:]
     return layout.strides[-1] != 1 and columns >= COPIED_COLUMNS and nnz_of(request) >= lines
 
 
 def row_major_copy(request: Any, steps: Steps, layout: Layout, place: int) -> DenseOperand:
-    """A copy of B by rows, or of each of a batch, in memory of the run's own; of one for all there is one."""
+    """A row-major copy of B, or of each B of a batch, in memory of the plan; a shared B is copied once."""
     (lines, columns), (row, column) = layout.shape[-MATRIX:], layout.strides[-MATRIX:]
     apart, item = batch_stride(layout, MATRIX), layout.dtype.itemsize
     batch, size = layout.shape[0] if apart else 1, lines * columns
@@ -134,7 +135,7 @@ def launch(request: Any, executor: CudaExecutor, operators: str, b: DenseOperand
         scratch = cleared(executor, counters, PARTIAL_SUMS * blocks * parts * shape.wide * compute.itemsize)
         sums = scratch.ptr + counters
     is_read = request.reads_added if numbers else request.c is not None
-    operands = (*map(request.place_of, ("values", offsets, places)), b.pointer)
+    operands = (*map(request.place_of, ("values", offsets, places)), b.place)
     operands = (*operands, request.place_of("c") if is_read else None, request.place_of("out"))
     first = len(request.reads) + len(request.writes)
     filled = [(ctypes.c_void_p(), place) for place in operands]
@@ -151,12 +152,12 @@ def launch(request: Any, executor: CudaExecutor, operators: str, b: DenseOperand
 
 
 def batch_stride(layout: Layout, axes: int) -> int:
-    """How many elements further an operand of so many axes is for the next of a batch; 0 where one is for all."""
+    """The stride in elements from one matrix of a batch to the next; `axes` are those of one. 0 if it is shared."""
     return layout.strides[0] if len(layout.shape) > axes and layout.shape[0] > 1 else 0
 
 
 def vector_width(layout: Layout, most: int) -> int:
-    """As many neighbouring columns as a load may have, which all rows have at multiples of them."""
+    """The largest number of neighbouring columns that one load may read, with all rows aligned to it."""
     vector = most
     while not is_vectorizable(layout, vector):
         vector //= 2
@@ -164,7 +165,7 @@ def vector_width(layout: Layout, most: int) -> int:
 
 
 def is_vectorizable(layout: Layout, vector: int) -> bool:
-    """Whether rows are so many neighbouring elements again and again, each where one load or store may have them."""
+    """Whether rows are contiguous and aligned such that one load or store may have so many neighbouring elements."""
     if vector == 1:
         return True
     *lines, columns = zip(layout.shape, layout.strides, strict=True)

@@ -1,4 +1,4 @@
-"""Plans of SDDMM by the kernel of sampled_kernels.py, behind copies of operands whose terms are not side by side.
+"""Plans of SDDMM by the kernel of sampled_kernels.py, after copies of operands whose terms are not adjacent.
 
 A batch is one launch, too.
 """
@@ -29,13 +29,13 @@ ONE_MATRIX, ONE_VECTOR = 2, 1  # axes, without that of a batch
 
 
 class BatchStrides(ctypes.Structure):
-    """How the kernel is told how many elements from an operand of one matrix that of the next is."""
+    """The strides in elements from one matrix of a batch to the next, as the kernel takes them."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in ("added", "owners", "places", "x", "y", "out"))
 
 
 class DenseOperand(NamedTuple):
-    """One of the dense operands by its lines, each of which has the terms of a sum; `place` is among the addresses."""
+    """A dense operand, of which each line has the terms of one sum; `place` is that among the addresses."""
 
     place: int
     line: int  # elements from one line to the next
@@ -56,12 +56,12 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 
 
 def batch_stride(layout: Layout, axes: int) -> int:
-    """How many elements further an operand of so many axes is for the next of a batch; 0 where one is for all."""
+    """The stride in elements from one matrix of a batch to the next; `axes` are those of one. 0 if it is shared."""
     return layout.strides[0] if len(layout.shape) > axes and layout.shape[0] > 1 else 0
 
 
 def dense_operand(request: Any, steps: Steps, name: str) -> DenseOperand:
-    """An operand as it lies where the terms of a sum are side by side, and else a copy in which they are."""
+    """An operand as it is if the terms of a sum are adjacent, else a copy in which they are."""
     layout, place = request.layout_of(name), request.place_of(name)
     (lines, terms), (line, step) = layout.shape[-ONE_MATRIX:], layout.strides[-ONE_MATRIX:]
     if name == "b":
@@ -102,7 +102,7 @@ def sampling_step(request: Any, executor: CudaExecutor, x: DenseOperand, y: Dens
     batched = len(out.shape) > ONE_VECTOR
     kernel = SOURCE, NAME, options(dtype, line_bytes, place_bytes, vector, lanes, batched=batched)
     added = request.place_of("values") if request.reads_added else None
-    operands = (added, *map(request.place_of, (owners, places)), x.pointer, y.pointer, request.place_of("out"))
+    operands = (added, *map(request.place_of, (owners, places)), x.place, y.place, request.place_of("out"))
     first = len(request.reads) + len(request.writes)
     numbers = [(number_of(dtype), first + request.numbers.index(name)) for name in ("alpha", "beta")]
     filled = [*((ctypes.c_void_p(), place) for place in operands), *numbers]

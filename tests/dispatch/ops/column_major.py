@@ -38,7 +38,7 @@ def carry_out(works, arguments):
             held = np.full(work.nbytes, 0xFF, np.uint8)  # NaN
             arguments = (*arguments, held.ctypes.data)
         elif isinstance(work, Moved):
-            if len({arguments[one.place.operand] for one in (work.source, work.target)}) > 1:
+            if len({arguments[one.pointer.operand] for one in (work.source, work.target)}) > 1:
                 move(work.source, work.target, work.batch, arguments)
         else:
             assert isinstance(work, Routine)
@@ -55,8 +55,8 @@ def move(source, target, batch, arguments):
     assert (source.rows, source.cols, source.dtype) == (target.rows, target.cols, target.dtype)
     views = []
     for one in (source, target):
-        size, place = one.dtype.itemsize, one.place
-        extents = ((batch, place.step), (one.rows, one.row * size), (one.cols, one.col * size))
+        size, place = one.dtype.itemsize, one.pointer
+        extents = ((batch, place.batch_stride), (one.rows, one.row_stride * size), (one.cols, one.col_stride * size))
         low = sum((extent - 1) * min(step, 0) for extent, step in extents)
         high = sum((extent - 1) * max(step, 0) for extent, step in extents) + size
         raw = (ctypes.c_char * (high - low)).from_address(arguments[place.operand] + place.offset + low)

@@ -46,7 +46,7 @@ class Pointers:
 
 class KernelCopy:
     def __init__(self, _, source, target, batch, keep, *, conj):
-        assert keep is calls.Keep.ALL
+        assert keep is calls.CopyMode.ALL
         assert not conj
         self.given = source, target, batch
 

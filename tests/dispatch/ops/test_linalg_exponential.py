@@ -16,7 +16,7 @@ from dispatch.errors import BadRequest, LinAlgError
 from dispatch.keys import C64, C128, F32, F64, HOST, Arch
 from dispatch.libraries.cusolver.copies import options
 from dispatch.libraries.cusolver.exponential import SOURCE
-from dispatch.libraries.cusolver.reductions import Launch
+from dispatch.libraries.cusolver.reductions import BatchKernelStep
 from dispatch.libraries.nvrtc import launching
 from dispatch.ops.linalg.cases import cases
 from dispatch.ops.linalg.exponential import THETA
@@ -239,8 +239,10 @@ def on_the_cpu(executor, compiled, monkeypatch):
     fakes = SimpleNamespace(cuLaunchKernel=SimpleNamespace(unchecked=launch))
     monkeypatch.setattr(launching, "driver", fakes)
     monkeypatch.setattr(launching, "loaded", found)
-    kind = {SOURCE: Launch}
-    monkeypatch.setattr(stand_in.calls, "Launch", lambda *given: kind.get(given[-1], products.Launch)(*given))
+    kind = {SOURCE: BatchKernelStep}
+    monkeypatch.setattr(
+        stand_in.calls, "BatchKernelStep", lambda *given: kind.get(given[-1], products.BatchKernelStep)(*given)
+    )
     executor.device = None
     return executor
 

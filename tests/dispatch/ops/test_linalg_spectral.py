@@ -16,19 +16,29 @@ from dispatch.keys import C64, C128, F32, F64
 from dispatch.libraries.cusolver.copies import options
 from dispatch.libraries.cusolver.spectra import (
     SPECTRA,
-    ClearNonfinite,
-    FromPairs,
-    KeepFirst,
+    ComplexVectors,
+    ConvertSygvjStatus,
+    FillNanAfterFound,
     MarkUnconverged,
-    SwapStatus,
-    TakeNearest,
+    MatchEigenvectors,
+    ZeroNonfinite,
 )
 from dispatch.libraries.nvrtc.launching import Strides
 
 spec = importlib.util.spec_from_file_location("blocks_on_cpu", Path(__file__).with_name("blocks_on_cpu.py"))
 blocks_on_cpu = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(blocks_on_cpu)
-KERNELS = [step.kernel for step in (ClearNonfinite, FromPairs, KeepFirst, MarkUnconverged, SwapStatus, TakeNearest)]
+KERNELS = [
+    step.kernel
+    for step in (
+        ZeroNonfinite,
+        ComplexVectors,
+        FillNanAfterFound,
+        MarkUnconverged,
+        ConvertSygvjStatus,
+        MatchEigenvectors,
+    )
+]
 DTYPES = ("f4", "f8", "c8", "c16")
 
 
@@ -252,7 +262,7 @@ def test_each_eigenvalue_takes_the_nearest_that_is_left(dtype, tmp_path, rng):
     command = ["g++", *options(dtype), "-shared", "-fPIC", "spectra.cpp", "-o", "spectra.so"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[:2000]
-    kernel = ctypes.CDLL(str(tmp_path / "spectra.so")).take_nearest
+    kernel = ctypes.CDLL(str(tmp_path / "spectra.so")).match_eigenvectors
     n, kind = 9, dtype.numpy
     values, source = (drawn(rng, "c16", shape).astype(kind) for shape in ((3, n), (3, n, n)))
     values[0, 3] = values[0, 5]  # twice there
@@ -289,7 +299,7 @@ def test_matrices_that_are_not_finite_are_cleared_whole_and_no_others(dtype, tmp
     flags, info = np.full(7, 9, np.int32), np.array([0, 0, 3, 0, 2, 0, 0], np.int32)
     values = (ctypes.c_void_p(room.ctypes.data), ctypes.c_void_p(flags.ctypes.data), *map(ctypes.c_int64, (5, 4, 7)))
     parameters = ["Element* source", "int* flags", "Int rows", "Int cols", "Int batch", "Strides at"]
-    blocks.launched(source, "clear_nonfinite", options(dtype), parameters, (3, 32), (*values, Strides(1, 6, 24)))
+    blocks.launched(source, "zero_nonfinite", options(dtype), parameters, (3, 32), (*values, Strides(1, 6, 24)))
     assert np.flatnonzero(flags).tolist() == bad
     assert set(flags.tolist()) == {0, 1}
     given[bad, :, :5] = 0

@@ -13,7 +13,7 @@ from cudabind.errors import LibraryNotFound
 from dispatch.errors import BadRequest, LinAlgError, NoRow
 from dispatch.keys import C64, C128, F32, F64, Arch
 from dispatch.libraries.cusolver.copies import options
-from dispatch.libraries.cusolver.expansion import SOURCE
+from dispatch.libraries.cusolver.ldl_expansion import SOURCE
 from dispatch.libraries.nvrtc.launching import Strides
 from dispatch.ops.linalg.packed import expanded, mirrored
 from dispatch.table.select import select

@@ -1,7 +1,7 @@
-"""Exchanges of rows as LU has them: pivots as an order of rows, and copies of matrices with their rows in that order.
+"""Row interchanges of LU: pivots as a permutation of rows, and copies of matrices with permuted rows.
 
-LAPACK's pivots are exchanges one after another, which `getrs` carries out one by one. Here a kernel turns them into an
-order once, and rows are exchanged by the copy that is made anyway. NVRTC compiles the kernels for the GPU at hand. This
+LAPACK's pivots are interchanges, which `getrs` carries out one by one. Here a kernel turns them into a permutation
+once, and the copy that is made anyway permutes the rows. NVRTC compiles the kernels for the GPU at hand. This
 file knows no request.
 """
 
@@ -15,9 +15,9 @@ from dispatch.libraries.nvrtc.launching import KernelStep, Strides
 
 if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
-    from dispatch.libraries.cusolver.matrix import Matrix, Place
+    from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 
-__all__ = ["MOST_SHARED", "SOURCE", "Exchange", "OrderRows", "Rows"]
+__all__ = ["MOST_SHARED", "SOURCE", "PermutationFromPivots", "PermuteMode", "PermuteRows"]
 
 THREADS = 256
 MOST_SHARED = 8192  # rows whose numbers are in the memory that a block of threads shares
@@ -37,13 +37,14 @@ __device__ int pivot_of(const Int* pivots, Int i, Int n) {
     return (int)(pivot < i || pivot >= n ? i : pivot);
 }
 
-extern "C" __global__ void order_rows(const Int* every_pivot, int* every_order, int* room, Int n, Int batch)
+extern "C" __global__ void permutation_from_pivots(
+    const Int* every_pivot, int* every_order, int* scratch, Int n, Int batch)
 {
     __shared__ int shared[MOST_SHARED], staged[1024];
     for (Int number = blockIdx.x; number < batch; number += gridDim.x) {
         const Int* pivots = every_pivot + number * n;
         int* order = every_order + number * n;
-        int* latest = n <= MOST_SHARED ? shared : room + number * n;
+        int* latest = n <= MOST_SHARED ? shared : scratch + number * n;
         for (Int i = threadIdx.x; i < n; i += blockDim.x) latest[i] = -1;
         for (Int begin = 0; begin < n; begin += 1024) {
             __syncthreads();
@@ -80,7 +81,7 @@ extern "C" __global__ void order_rows(const Int* every_pivot, int* every_order, 
 }
 
 // Row i of the target is row order[i] of the source, or of the identity without one; or the other way round.
-extern "C" __global__ void exchange_rows(
+extern "C" __global__ void permute_rows(
     const Element* source, Element* target, const int* every_order, Int rows, Int cols, Int batch, Strides from,
     Strides to, int kind)
 {
@@ -117,40 +118,52 @@ extern "C" __global__ void exchange_rows(
 """.replace("MOST_SHARED", str(MOST_SHARED))
 
 
-class Rows(IntEnum):
-    """What a copy does with its rows: as they were exchanged, back to where they were, or those of the identity."""
+class PermuteMode(IntEnum):
+    """Which rows a copy has: permuted, permuted back, or those of the permuted identity."""
 
     GATHER = 0
     SCATTER = 1
-    IDENTITY = 2  # exchanged; nothing is read
+    IDENTITY = 2  # no source is read
 
 
-class OrderRows(KernelStep):
-    """The order of rows that pivots lead to, as a step of a plan: i32 from i64 that count from 1, dense.
+class PermutationFromPivots(KernelStep):
+    """The permutation of rows that pivots stand for, as a step of a plan: i32 from i64 that count from 1, dense.
 
-    `room` is memory of as many i32, for matrices of more than `MOST_SHARED` rows.
+    `scratch` has as many i32, for matrices of more than `MOST_SHARED` rows.
     """
 
     __slots__ = ()
 
     def __init__(
-        self, executor: CudaExecutor, pivots: Place, order: Place, room: Place | None, like: Matrix, batch: int
+        self,
+        executor: CudaExecutor,
+        pivots: OperandPointer,
+        order: OperandPointer,
+        scratch: OperandPointer | None,
+        like: Matrix,
+        batch: int,
     ) -> None:
-        given = (pivots, order, order if room is None else room, like.rows, batch)
-        kernel = kernel_of("order_rows", like.dtype, SOURCE)
+        given = (pivots, order, order if scratch is None else scratch, like.rows, batch)
+        kernel = kernel_of("permutation_from_pivots", like.dtype, SOURCE)
         super().__init__(executor, kernel, (min(batch, MOST_BLOCKS),), (THREADS,), given)
 
 
-class Exchange(KernelStep):
-    """A copy of a matrix, or of a batch of them, with its rows exchanged, to memory apart from its own."""
+class PermuteRows(KernelStep):
+    """A copy of a matrix, or of a batch of them, with its rows permuted, to memory that does not overlap its own."""
 
     __slots__ = ()
 
     def __init__(
-        self, executor: CudaExecutor, source: Matrix, target: Matrix, order: Place, batch: int, kind: Rows
+        self,
+        executor: CudaExecutor,
+        source: Matrix,
+        target: Matrix,
+        order: OperandPointer,
+        batch: int,
+        kind: PermuteMode,
     ) -> None:
         rows, cols = target.rows, target.cols
         strides = (Strides.of(source), Strides.of(target))
-        given = (source.place, target.place, order, rows, cols, batch, *strides, kind)
+        given = (source.pointer, target.pointer, order, rows, cols, batch, *strides, kind)
         grid = (-(-rows // TILE), min(-(-cols // TILE), MOST_BLOCKS), min(batch, MOST_BLOCKS))
-        super().__init__(executor, kernel_of("exchange_rows", target.dtype, SOURCE), grid, (TILE, LINES), given)
+        super().__init__(executor, kernel_of("permute_rows", target.dtype, SOURCE), grid, (TILE, LINES), given)

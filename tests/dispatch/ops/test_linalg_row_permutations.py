@@ -10,7 +10,7 @@ import pytest
 from cudabind.errors import LibraryNotFound
 from dispatch.keys import C64, C128, F32, F64
 from dispatch.libraries.cusolver.copies import options
-from dispatch.libraries.cusolver.exchanges import MOST_SHARED, SOURCE, Rows
+from dispatch.libraries.cusolver.row_permutations import MOST_SHARED, SOURCE, PermuteMode
 from dispatch.libraries.nvrtc.launching import Strides
 
 DTYPES = (F32, F64, C64, C128)
@@ -61,13 +61,13 @@ template <typename Call> static void launch(Place grid, Place threads, Call call
 }
 extern "C" void run_order(unsigned blocks, const Int* pivots, int* order, int* room, Int n, Int batch)
 {
-    launch({blocks, 1, 1}, {64, 1, 1}, [=] { order_rows(pivots, order, room, n, batch); });
+    launch({blocks, 1, 1}, {64, 1, 1}, [=] { permutation_from_pivots(pivots, order, room, n, batch); });
 }
 extern "C" void run_exchange(
     unsigned x, unsigned y, unsigned z, const Element* source, Element* target, const int* order, Int rows, Int cols,
     Int batch, Strides from, Strides to, int kind)
 {
-    launch({x, y, z}, {32, 8, 1}, [=] { exchange_rows(source, target, order, rows, cols, batch, from, to, kind); });
+    launch({x, y, z}, {32, 8, 1}, [=] { permute_rows(source, target, order, rows, cols, batch, from, to, kind); });
 }
 """
 
@@ -76,7 +76,7 @@ extern "C" void run_exchange(
 def kernels(tmp_path_factory):
     if not shutil.which("g++"):
         pytest.skip("g++ is not installed")
-    folder, found = tmp_path_factory.mktemp("exchanges"), {}
+    folder, found = tmp_path_factory.mktemp("row_permutations"), {}
     for dtype in DTYPES:
         source, library = folder / f"{dtype}.cpp", folder / f"{dtype}.so"
         source.write_text(BEFORE + SOURCE + BEHIND)
@@ -141,12 +141,12 @@ def test_what_is_no_pivot_is_no_exchange_and_ends(kernels, rng):
     assert ordered(kernels, pivots).tolist() == [exchanged(one) for one in valid]
 
 
-@pytest.mark.parametrize("kind", Rows, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", PermuteMode, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("lies", ["CC", "CF", "FC", "FF"])
 def test_rows_are_exchanged_as_they_are_copied(lies, dtype, kind, kernels, rng):
     for batch, rows, width, grid in ((1, 1, 1, (1, 1, 1)), (3, 40, 5, (2, 1, 2)), (2, 33, 70, (2, 2, 1))):
-        cols = rows if kind is Rows.IDENTITY else width
+        cols = rows if kind is PermuteMode.IDENTITY else width
         values = rng.standard_normal((batch, rows, cols)) + (1j * rng.random((batch, 1, 1)) if dtype.is_complex else 0)
         source, target = (
             (
@@ -160,10 +160,10 @@ def test_rows_are_exchanged_as_they_are_copied(lies, dtype, kind, kernels, rng):
         places = (at(source), at(target), at(order))
         kernels[dtype].run_exchange(*grid, *places, *extents, strides_of(source), strides_of(target), int(kind))
         for x, y, rows_of in zip(source, target, order, strict=True):
-            if kind is Rows.SCATTER:
+            if kind is PermuteMode.SCATTER:
                 assert (y[rows_of] == x).all()
             else:
-                assert (y == (np.eye(rows) if kind is Rows.IDENTITY else x)[rows_of]).all()
+                assert (y == (np.eye(rows) if kind is PermuteMode.IDENTITY else x)[rows_of]).all()
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100"])
@@ -171,8 +171,8 @@ def test_rows_are_exchanged_as_they_are_copied(lies, dtype, kind, kernels, rng):
 def test_the_kernels_compile(dtype, arch):
     nvrtc = pytest.importorskip("cudabind.nvrtc")
     try:
-        code = nvrtc.compile(SOURCE, "exchanges.cu", (f"-arch={arch}", *options(dtype))).code
+        code = nvrtc.compile(SOURCE, "row_permutations.cu", (f"-arch={arch}", *options(dtype))).code
     except LibraryNotFound:
         pytest.skip("NVRTC is not installed")
-    assert b"order_rows" in code
-    assert b"exchange_rows" in code
+    assert b"permutation_from_pivots" in code
+    assert b"permute_rows" in code

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cudabind.sys import cublas_types as cb
 from dispatch.libraries.cusolver.calls import LETTERS, Steps, cuda_type
-from dispatch.libraries.cusolver.matrix import Matrix, Place, count_of, matrix_of
+from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer, count_of, matrix_of
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.ops.linalg.base import LinalgRequest
 
-__all__ = ["LARGEST_OF_MANY", "LOWER", "UPPER", "Operands"]
+__all__ = ["LOWER", "MAX_BATCHED_ROWS", "UPPER", "LinalgSteps"]
 
 LOWER, UPPER = cb.cublasFillMode_t.CUBLAS_FILL_MODE_LOWER, cb.cublasFillMode_t.CUBLAS_FILL_MODE_UPPER
-LARGEST_OF_MANY = 512  # rows of matrices that the batched routines take at once; larger ones fill a GPU alone
+MAX_BATCHED_ROWS = 512  # rows of matrices that the batched routines take at once; larger ones fill a GPU alone
 
 
-class Operands(Steps):
+class LinalgSteps(Steps):
     """The steps of a request's plan, and its operands as matrices."""
 
     def __init__(self, request: LinalgRequest, executor: CudaExecutor, row: Row) -> None:
@@ -34,21 +34,21 @@ class Operands(Steps):
         is_vector = len(layout.shape) == 1
         return matrix_of(layout, self.request.place_of(name), vector=is_vector)
 
-    def vector(self, name: str) -> Place:
+    def vector(self, name: str) -> OperandPointer:
         """A dense vector for each matrix, or a status."""
         layout = self.request.layout_of(name)
         each = layout.shape[len(self.request.batch) :]
-        return Place(self.request.place_of(name), 0, count_of(each) * layout.dtype.itemsize)
+        return OperandPointer(self.request.place_of(name), 0, count_of(each) * layout.dtype.itemsize)
 
     def idle(self) -> Plan:
         """The plan where there is no element: the status of each matrix is 0."""
         for name in self.request.outputs().keys() & {"count", "info", "iterations"}:
-            self.zeros(self.vector(name), self.request.layout_of(name).dtype.itemsize * self.batch)
+            self.fill_zeros(self.vector(name), self.request.layout_of(name).dtype.itemsize * self.batch)
         return self.plan(capture_safe=False, idle=True)
 
     def target(self, wanted: Matrix) -> Matrix:
         """A result's own memory where a routine can write it, else scratch memory: `finish` copies it over."""
-        if wanted.by_columns:
+        if wanted.is_column_major:
             return wanted
         return self.scratch_matrix(wanted.dtype, wanted.rows, wanted.cols)
 
@@ -57,12 +57,12 @@ class Operands(Steps):
         if made != wanted:
             self.copy(made, wanted)
 
-    def substitute(self, c: Matrix, x: Matrix, *, lower: bool) -> None:
+    def solve_cholesky(self, c: Matrix, x: Matrix, *, lower: bool) -> None:
         """Solve with a Cholesky factor: `potrs` over each matrix, all at once where each has one right side."""
         uplo, kind, info = LOWER if lower else UPPER, cuda_type(c.dtype), self.ignored_info()
-        if self.batch > 1 and c.rows <= LARGEST_OF_MANY and x.cols == 1:
+        if self.batch > 1 and c.rows <= MAX_BATCHED_ROWS and x.cols == 1:
             lists = (self.pointers(c), c.ld, self.pointers(x), x.ld)
             name = f"cusolverDn{LETTERS[c.dtype]}potrsBatched"
             self.call(name, uplo, c.rows, 1, *lists, info, self.batch, count=1)
             return
-        self.call_params("cusolverDnXpotrs", uplo, c.rows, x.cols, kind, c.place, c.ld, kind, x.place, x.ld, info)
+        self.call_params("cusolverDnXpotrs", uplo, c.rows, x.cols, kind, c.pointer, c.ld, kind, x.pointer, x.ld, info)
