@@ -100,7 +100,7 @@ class BatchPlanMaker(PlanMaker):
             self.steps.copy(one, other, source.shape[0])
         elif is_tall(source) and is_tall(target):
             count = source.shape[0]
-            self.steps.copy_rounded(one.first_rows(count * one.rows), other.lines(count * other.rows))
+            self.steps.copy_rounded(one.first_rows(count * one.rows), other.first_rows(count * other.rows))
         else:
             for number in range(source.shape[0]):
                 self.steps.copy_rounded(
