@@ -17,7 +17,7 @@ from cudabind._command import Parser, ended, mistake, program
 from cudabind._progress import tell_pipes
 from cudabind._terminal import paged, show_whole_lines
 from cudabind.errors import CudaError
-from dispatch.cli import complain, plain, plugins
+from dispatch.cli import complain, plugins, printable
 from dispatch.errors import DispatchError
 
 __all__ = ["main"]
@@ -57,7 +57,7 @@ def _run(given: list[str]) -> int:
             options = _parser(_command(left)).parse_args(left)
             status: int = options.run(options)
     except (DispatchError, CudaError, MemoryError) as error:
-        mistake(program("dispatch"), plain(str(error) or type(error).__name__))
+        mistake(program("dispatch"), printable(str(error) or type(error).__name__))
         return 2
     finally:
         tell_pipes(False)

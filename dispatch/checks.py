@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import numpy as np
 
 from dispatch.errors import BadRequest, DispatchError, OutOfRange
-from dispatch.keys import Choice, Compute, Dtype, meant
+from dispatch.keys import Choice, Compute, Dtype, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,6 +27,7 @@ __all__ = [
     "NO_NUMBERS",
     "annotation_of",
     "as_array",
+    "as_python_ints",
     "check_bool",
     "check_bytes",
     "check_dtype",
@@ -39,12 +40,11 @@ __all__ = [
     "check_shape",
     "check_type",
     "check_unmasked",
-    "converted",
-    "make_whole",
+    "convert_array",
+    "convert_int_fields",
     "names_arguments",
     "read_choices",
     "shown",
-    "whole",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -81,7 +81,7 @@ def check_int(name: str, value: object, low: int, high: int = MAX_INT) -> int:
     return value
 
 
-def whole(name: str, value: Any) -> Any:
+def as_python_ints(name: str, value: Any) -> Any:
     """Whole numbers as Python has them: of NumPy's integers ints, of lists and arrays of them tuples.
 
     A bool is refused; anything else is left as it is, for whoever knows the range.
@@ -91,9 +91,9 @@ def whole(name: str, value: Any) -> Any:
     if isinstance(value, (bool, np.bool_)):
         raise BadRequest(name, shown(value), "a whole number, not a bool")
     if isinstance(value, (list, tuple)):
-        return tuple(whole(name, one) for one in value)
+        return tuple(as_python_ints(name, one) for one in value)
     if isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "iub":
-        return whole(name, value.tolist())
+        return as_python_ints(name, value.tolist())
     is_number = isinstance(value, (np.integer, np.ndarray)) and not isinstance(value, NO_NUMBERS)
     return index(value) if is_number and value.dtype.kind in "iu" else value
 
@@ -130,7 +130,7 @@ def check_enum(name: str, value: object, kind: type[E], further: str = "") -> E:
         return found
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
     expected = f"{article} {kind.__name__}: {', '.join(member.name for member in kind)}{further}"
-    raise BadRequest(name, shown(value), expected + meant(kind, value))
+    raise BadRequest(name, shown(value), expected + did_you_mean(kind, value))
 
 
 def check_type(name: str, value: T, kind: Any) -> T:
@@ -175,25 +175,25 @@ def check_kinds(request: Any) -> None:
     """
     kind: Any = type(request)
     read_choices(request)
-    for name, check in _kinds_of(kind):
+    for name, check in _field_checks(kind):
         check(name, getattr(request, name))
-    make_whole(request, _whole_of(kind))
+    convert_int_fields(request, _int_fields(kind))
 
 
 def read_choices(request: Any) -> None:
     """Set fields of a dataclass that are enums to the members whose names were given; others stay as they are."""
     of: Any = type(request)
-    for name, kind in _choices_of(of):
+    for name, kind in _enum_fields(of):
         value = getattr(request, name)
         if isinstance(value, str) and (found := kind.named(str.__str__(value))) is not None:
             object.__setattr__(request, name, found)
 
 
-def make_whole(request: Any, names: Iterable[str]) -> None:
-    """Set fields of a dataclass to the Python integers that they mean, see `whole`."""
+def convert_int_fields(request: Any, names: Iterable[str]) -> None:
+    """Set fields of a dataclass to the Python integers that they mean, see `as_python_ints`."""
     for name in names:
         value = getattr(request, name)
-        if (found := whole(name, value)) is not value:
+        if (found := as_python_ints(name, value)) is not value:
             object.__setattr__(request, name, found)
 
 
@@ -224,7 +224,13 @@ NAMED: dict[str, Callable[[str, Any], object]] = {
 }
 
 
-WHOLE = ("int", "int | None", "int | tuple[int, ...]", "int | tuple[int, ...] | None", "tuple[int, ...] | None")
+INT_ANNOTATIONS = (
+    "int",
+    "int | None",
+    "int | tuple[int, ...]",
+    "int | tuple[int, ...] | None",
+    "tuple[int, ...] | None",
+)
 ALIASES = ("Padding", "Steps", "Steps | None")  # of the same, where a family names them
 
 
@@ -235,19 +241,19 @@ def annotation_of(field: Any) -> str:
 
 
 @cache
-def _whole_of(kind: Any) -> tuple[str, ...]:
+def _int_fields(kind: Any) -> tuple[str, ...]:
     given = [(field.name, annotation_of(field)) for field in fields(kind)]
-    return tuple(name for name, said in given if said in (*WHOLE, *ALIASES) and name not in NAMED)
+    return tuple(name for name, annotation in given if annotation in (*INT_ANNOTATIONS, *ALIASES) and name not in NAMED)
 
 
 @cache
-def _kinds_of(kind: Any) -> tuple[tuple[str, Callable[[str, Any], object]], ...]:
-    enums, known = dict(_choices_of(kind)), _known_to(kind)
+def _field_checks(kind: Any) -> tuple[tuple[str, Callable[[str, Any], object]], ...]:
+    enums, known = dict(_enum_fields(kind)), _module_names(kind)
     found = []
     for field in fields(kind):
         check = NAMED.get(field.name) or KINDS.get(annotation_of(field))
         if check is None and (enum := enums.get(field.name)) is not None:
-            others = {word for word in _words(annotation_of(field)) if known.get(word) is not enum}
+            others = {word for word in _annotation_names(annotation_of(field)) if known.get(word) is not enum}
             check = _enum_check(others, enum)
         if check is not None:
             found.append((field.name, check))
@@ -269,7 +275,7 @@ def _enum_check(others: set[str], kind: type[Choice]) -> Callable[[str, Any], ob
     return _or_none(check_member) if further else check_member
 
 
-def _known_to(kind: Any) -> dict[str, Any]:
+def _module_names(kind: Any) -> dict[str, Any]:
     """What names mean in the modules of a class and those that it derives from."""
     known: dict[str, Any] = {"Compute": Compute}
     for base in reversed(kind.__mro__):
@@ -278,14 +284,16 @@ def _known_to(kind: Any) -> dict[str, Any]:
 
 
 @cache
-def _choices_of(kind: Any) -> tuple[tuple[str, type[Choice]], ...]:
+def _enum_fields(kind: Any) -> tuple[tuple[str, type[Choice]], ...]:
     """The fields of a dataclass that may be members of an enum, by their annotations."""
-    known = _known_to(kind)
-    found = [(field.name, known.get(word)) for field in fields(kind) for word in _words(annotation_of(field))]
+    known = _module_names(kind)
+    found = [
+        (field.name, known.get(word)) for field in fields(kind) for word in _annotation_names(annotation_of(field))
+    ]
     return tuple((name, enum) for name, enum in found if isinstance(enum, type) and issubclass(enum, Choice))
 
 
-def _words(annotation: str) -> set[str]:
+def _annotation_names(annotation: str) -> set[str]:
     """The names in an annotation, without the modules before them."""
     return {word.rpartition(".")[2] for word in re.findall(r"[\w.]+", annotation)}
 
@@ -342,7 +350,7 @@ def check_fits(name: str, source: object, array: Array, kind: Dtype) -> None:
         raise OutOfRange(name, shown(wrong), f"numbers from {limits.min} to {limits.max}, which {kind} holds", hint)
 
 
-def converted(name: str, array: Array, kind: Dtype) -> Array:
+def convert_array(name: str, array: Array, kind: Dtype) -> Array:
     """An array in a dtype; BadRequest where that would drop an imaginary part, or make integers of NaN or infinity.
 
     A float that is too large becomes infinite, as IEEE 754 has it; integers of an array wrap around, as NumPy has it.
@@ -364,13 +372,13 @@ def names_arguments(made: T) -> T:
     kind: Any = made
     if isinstance(made, type):
         maker = "__init__" if "__init__" in vars(made) else "__new__"
-        setattr(kind, maker, _told(getattr(kind, maker), made.__module__))
+        setattr(kind, maker, _with_argument_errors(getattr(kind, maker), made.__module__))
         return made
-    told: T = _told(kind, kind.__module__)
-    return told
+    wrapped: T = _with_argument_errors(kind, kind.__module__)
+    return wrapped
 
 
-def _told(function: Any, module: str) -> Any:
+def _with_argument_errors(function: Any, module: str) -> Any:
     """A function that looks at its arguments once they have not fitted."""
 
     @wraps(function)

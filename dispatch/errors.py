@@ -54,7 +54,7 @@ LINE = 160  # characters of a line of a message that has several
 LONG_LINE = 240  # of the one that says what to do
 GIVEN = 400  # of what was given
 EXPECTED = 600  # of what was expected, and of a hint
-WORDS = 400  # of another error within a message
+ERROR_CHARS = 400  # of another error within a message
 
 
 def one_line(text: str, most: int) -> str:
@@ -64,7 +64,7 @@ def one_line(text: str, most: int) -> str:
     return line if len(line) <= most else f"{line[: most - tail - 1]}…{line[-tail:]}"
 
 
-def words(error: BaseException, say: Callable[[BaseException], str] = repr) -> str:
+def error_text(error: BaseException, say: Callable[[BaseException], str] = repr) -> str:
     """An error in one line, whatever its own `__repr__` or `__str__` does: what it is told of must not be lost by that.
 
     Of a message of several lines that is the first, which says what is wrong.
@@ -73,7 +73,7 @@ def words(error: BaseException, say: Callable[[BaseException], str] = repr) -> s
         text = say(error)
         if say is repr and "\n" in (message := str(error)):
             text = f"{type(error).__name__}({message.partition(chr(10))[0]!r})"
-        return one_line(text.partition("\n")[0], WORDS)
+        return one_line(text.partition("\n")[0], ERROR_CHARS)
     except Exception as worse:  # noqa: BLE001  # of a class of the user's
         return f"a {type(error).__name__} that has no words: {type(worse).__name__}"
 
@@ -127,7 +127,7 @@ class NoRow(DispatchError, LookupError):
         self.request, self.nearest, self.change, self.asked = request, nearest, change, asked or request
         self.tried = tuple((row, tuple(reasons)) for row, reasons in tried)
         nearest_first = self.nearest_first
-        here = next((n for n, (_, why) in enumerate(nearest_first) if _is_elsewhere(why)), len(nearest_first))
+        here = next((n for n, (_, why) in enumerate(nearest_first) if _is_of_other_arch(why)), len(nearest_first))
         listed = nearest_first[: min(here or NEAREST, NEAREST)]
         lines = [
             one_line(f"no row of the table takes {self.asked}", LINE),
@@ -158,7 +158,7 @@ class NoRow(DispatchError, LookupError):
         return type(self), (self.request, self.tried, self.nearest, self.change, self.asked)
 
 
-def _is_elsewhere(reasons: Sequence[Refusal]) -> bool:
+def _is_of_other_arch(reasons: Sequence[Refusal]) -> bool:
     """Whether a row is another machine's."""
     return any(reason.kind is Kind.ARCH for reason in reasons)
 
@@ -284,7 +284,7 @@ class Undelivered(DispatchError):
         self.more = more  # failures beyond those that are kept
         lines = [f"{len(self.exceptions) + more} failure(s) that no result() or exception() was asked for"]
         lines += [
-            one_line(f"  {type(error).__name__}: {words(error, str)}", LINE) for error in self.exceptions[:LISTED]
+            one_line(f"  {type(error).__name__}: {error_text(error, str)}", LINE) for error in self.exceptions[:LISTED]
         ]
         left = len(self.exceptions) + more - LISTED
         super().__init__("\n".join([*lines, f"  and {left} more"] if left > 0 else lines))

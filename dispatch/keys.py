@@ -17,7 +17,19 @@ import numpy as np
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["FP8", "HALF", "HOST", "Arch", "Choice", "Compute", "Dtype", "Epilogue", "ScaleMode", "meant", "member"]
+__all__ = [
+    "FP8",
+    "HALF",
+    "HOST",
+    "Arch",
+    "Choice",
+    "Compute",
+    "Dtype",
+    "Epilogue",
+    "ScaleMode",
+    "did_you_mean",
+    "member",
+]
 
 
 class Dtype:
@@ -32,7 +44,7 @@ class Dtype:
     by_numpy: ClassVar[dict[np.dtype[Any], Dtype]] = {}
     # What these are called elsewhere, beside the names that NumPy and ml_dtypes have.
     # fmt: off
-    also: ClassVar[dict[str, str]] = {
+    aliases: ClassVar[dict[str, str]] = {
         "fp64": "f64", "fp32": "f32", "fp16": "f16", "fp4": "f4e2m1", "torch.float": "f32", "torch.int": "i32",
         "e4m3": "f8e4m3", "fp8e4m3": "f8e4m3", "fp8_e4m3": "f8e4m3", "f8e4m3fn": "f8e4m3", "e2m1": "f4e2m1",
         "e5m2": "f8e5m2", "fp8e5m2": "f8e5m2", "fp8_e5m2": "f8e5m2", "fp4_e2m1": "f4e2m1",
@@ -73,10 +85,10 @@ class Dtype:
             if isinstance(spec, str):
                 if spec in Dtype.by_name:
                     return Dtype.by_name[spec]
-                return _dtype_named(spec)
+                return _dtype_by_name(spec)
             if spec is not None:  # which is NumPy's f64
                 if _is_of_torch(spec):
-                    return _dtype_named(str(spec))
+                    return _dtype_by_name(str(spec))
                 return Dtype.by_numpy[np.dtype(spec)]
         except Exception:  # noqa: BLE001  # NumPy reads lists, dicts and attributes, and raises what those raise
             pass
@@ -148,14 +160,14 @@ def _is_of_torch(spec: object) -> bool:
     return kind.__module__ == "torch" and kind.__name__ == "dtype"
 
 
-def _dtype_named(text: str) -> Dtype:
+def _dtype_by_name(text: str) -> Dtype:
     """The dtype of a name that is no short one, in any case; TypeError or KeyError for what is none."""
     lower = text.strip().lower()
     if lower.startswith("torch."):
-        lower = lower if lower in Dtype.also or lower in Dtype.ambiguous else lower.removeprefix("torch.")
+        lower = lower if lower in Dtype.aliases or lower in Dtype.ambiguous else lower.removeprefix("torch.")
     if lower in Dtype.ambiguous:
         raise KeyError(text)
-    lower = Dtype.also.get(lower, lower)
+    lower = Dtype.aliases.get(lower, lower)
     if lower in Dtype.by_name:
         return Dtype.by_name[lower]
     try:
@@ -175,7 +187,7 @@ class _Choices(EnumMeta):
         try:
             return super().__getitem__(name)
         except KeyError:
-            raise KeyError(_unknown(cls, name)) from None
+            raise KeyError(_unknown_text(cls, name)) from None
 
 
 class Choice(IntEnum, metaclass=_Choices):
@@ -189,7 +201,7 @@ class Choice(IntEnum, metaclass=_Choices):
     @classmethod
     def named(cls, text: str) -> Self | None:
         """The member that a name means; None where it means none, or more than one."""
-        found: Self | None = spoken(cls, text)
+        found: Self | None = find_member(cls, text)
         return found
 
     @staticmethod
@@ -198,7 +210,7 @@ class Choice(IntEnum, metaclass=_Choices):
         return {}
 
     @staticmethod
-    def instead() -> dict[str, str]:
+    def replacements() -> dict[str, str]:
         """What does the work of a name that no member has: that name, without "_", to a sentence."""
         return {}
 
@@ -206,7 +218,7 @@ class Choice(IntEnum, metaclass=_Choices):
     def _missing_(cls, value: object) -> Any:
         if isinstance(value, str) and (found := cls.named(value)) is not None:
             return found
-        raise ValueError(_unknown(cls, value))
+        raise ValueError(_unknown_text(cls, value))
 
 
 def member(value: M | str) -> M:
@@ -215,26 +227,26 @@ def member(value: M | str) -> M:
 
 
 @lru_cache(MAX_NAMES)
-def spoken(kind: Any, text: str) -> Any:
+def find_member(kind: Any, text: str) -> Any:
     """The member of a Choice that a name means, or None."""
-    spellings = _spellings(kind)
-    letters = _letters(text.rpartition(".")[2])
-    if letters in spellings or not letters.startswith(("CUBLAS", "CUDNN", "CUSPARSE")):
-        return spellings.get(letters)
+    spellings = _member_spellings(kind)
+    name = _normalized(text.rpartition(".")[2])
+    if name in spellings or not name.startswith(("CUBLAS", "CUDNN", "CUSPARSE")):
+        return spellings.get(name)
     words = text.upper().split("_")  # NVIDIA's own, of which a member is what stands behind the enum's
     rests = ("".join(words[place:]) for place in range(1, len(words)))
     return next((spellings[rest] for rest in rests if rest in spellings), None)
 
 
-def _letters(text: str) -> str:
+def _normalized(text: str) -> str:
     return text.strip().upper().replace("-", "").replace("_", "").replace(" ", "")
 
 
 @cache
-def _spellings(kind: Any) -> dict[str, Any]:
+def _member_spellings(kind: Any) -> dict[str, Any]:
     """Each name that a member has, without what stands between words; of two that are equal the longer way counts."""
     members: dict[str, Any] = dict(kind.__members__)
-    found = {_letters(name): member for name, member in members.items()}
+    found = {_normalized(name): member for name, member in members.items()}
     found |= {other: members[name] for other, name in kind.other_names().items()}
     words = {name: name.split("_") for name in members}
     if len({each[0] for each in words.values()}) == 1:
@@ -248,11 +260,11 @@ def _spellings(kind: Any) -> dict[str, Any]:
     return {part: min(of) for part, of in parts.items() if len(of) == 1} | found
 
 
-def _unknown(kind: Any, value: object) -> str:
-    return f"{repr(value)[:60]} is no {kind.__name__}; it has {', '.join(kind.__members__)}{meant(kind, value)}"
+def _unknown_text(kind: Any, value: object) -> str:
+    return f"{repr(value)[:60]} is no {kind.__name__}; it has {', '.join(kind.__members__)}{did_you_mean(kind, value)}"
 
 
-def _with_a_word_like(word: str, names: list[str]) -> list[str]:
+def _names_with_similar_word(word: str, names: list[str]) -> list[str]:
     """The name of which one word is almost what was given: LAYER_NORM for LEYER; none where several are."""
     from difflib import get_close_matches
 
@@ -264,18 +276,18 @@ def _with_a_word_like(word: str, names: list[str]) -> list[str]:
     return by_word[like[0]] if like and len(by_word[like[0]]) == 1 else []
 
 
-def meant(kind: Any, value: object) -> str:
+def did_you_mean(kind: Any, value: object) -> str:
     """`. Did you mean Epilogue.GELU?`, or what else does it; "" where no name of an enum is like what was given."""
     if not isinstance(value, str):
         return ""
     from difflib import get_close_matches  # for an error alone: `import dispatch` stays quick
 
-    if sentence := kind.instead().get(_letters(value.rpartition(".")[2])):
+    if sentence := kind.replacements().get(_normalized(value.rpartition(".")[2])):
         return f". {sentence}"
     word = value.rpartition(".")[2].strip().upper().replace("-", "_")
     like = get_close_matches(word, list(kind.__members__), 1, 0.7)
     like = like or [name for name in kind.__members__ if word in name.upper().split("_")]  # "average": there are two
-    like = like or _with_a_word_like(word, list(kind.__members__))
+    like = like or _names_with_similar_word(word, list(kind.__members__))
     return f". Did you mean {' or '.join(f'{kind.__name__}.{name}' for name in like)}?" if like else ""
 
 

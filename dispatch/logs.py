@@ -6,7 +6,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING
 
-from dispatch.errors import words
+from dispatch.errors import error_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,12 +46,12 @@ def log(event: str, facts: Mapping[str, object]) -> None:
 
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())  # else a program that sets up no logging gets warnings on its stderr
-    told = {"event": event, **{name: _plain(fact) for name, fact in facts.items()}}
+    record = {"event": event, **{name: _json_value(fact) for name, fact in facts.items()}}
     with contextlib.suppress(Exception):  # what a program's own handler raises must not break who tells it
-        logger.log(EVENTS[event], json.dumps(told), extra={"facts": told})
+        logger.log(EVENTS[event], json.dumps(record), extra={"facts": record})
 
 
-def _plain(fact: object) -> object:
+def _json_value(fact: object) -> object:
     if fact is None or isinstance(fact, (int, float, str, list, dict)):
         return fact
-    return words(fact) if isinstance(fact, BaseException) else str(fact)
+    return error_text(fact) if isinstance(fact, BaseException) else str(fact)

@@ -16,21 +16,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import CodeType
 
-__all__ = ["Kind", "OfSize", "Refusal", "any_says", "callers", "calls_own_code", "distance", "said_by_rule"]
+__all__ = [
+    "Kind",
+    "Refusal",
+    "SizeReason",
+    "any_rule_refuses",
+    "calls_user_code",
+    "distance",
+    "rule_refusal",
+    "user_code_callers",
+]
 
 F = TypeVar("F", bound="Callable[..., object]")
 
-callers: set[CodeType] = set()  # the code of functions that call one which may be a user's
+user_code_callers: set[CodeType] = set()  # the code of functions that call one which may be a user's
 
 
-def calls_own_code(function: F) -> F:
+def calls_user_code(function: F) -> F:
     """Note that a function calls one that may be a user's; it stays as it is, so calls of it cost nothing more."""
-    callers.add(function.__code__)
+    user_code_callers.add(function.__code__)
     return function
 
 
-@calls_own_code
-def any_says(rules: Iterable[Callable[[Any], str]], request: Any) -> bool:
+@calls_user_code
+def any_rule_refuses(rules: Iterable[Callable[[Any], str]], request: Any) -> bool:
     """Whether a rule of a row has a reason against a request."""
     for rule in rules:  # noqa: SIM110  # `any` would call them from a frame of its own
         if rule(request):
@@ -90,7 +99,7 @@ class Refusal:
     given: Any = None
 
     def __str__(self) -> str:
-        return _WORDS.get(self.kind, _text)(self.needed, self.given)
+        return _TEXTS.get(self.kind, _text)(self.needed, self.given)
 
     @property
     def distance(self) -> int:
@@ -109,15 +118,15 @@ def distance(refusals: Iterable[Refusal]) -> int:
     return total
 
 
-class OfSize(str):
+class SizeReason(str):
     """What a rule says of the sizes that its row is for, which no copy and no choice changes; else it says a str."""
 
     __slots__ = ()
 
 
-def said_by_rule(text: str) -> Refusal:
+def rule_refusal(text: str) -> Refusal:
     """What a rule says, as a reason."""
-    return Refusal(Kind.SIZE if isinstance(text, OfSize) else Kind.RULE, text)
+    return Refusal(Kind.SIZE if isinstance(text, SizeReason) else Kind.RULE, text)
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
@@ -183,7 +192,7 @@ def _name(member: Any, nothing: str) -> str:
     return nothing if member is None else str(member.name)
 
 
-_WORDS = {
+_TEXTS = {
     Kind.DTYPES: _dtypes,
     Kind.EPILOGUE_DTYPE: _epilogue_dtype,
     Kind.COMPUTE: _compute,

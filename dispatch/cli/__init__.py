@@ -15,10 +15,10 @@ from cudabind._terminal import columns, folded, paint, width
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["complain", "plain", "print_aligned", "print_json", "say"]
+__all__ = ["complain", "print_aligned", "print_json", "printable", "say"]
 
 
-def plain(text: str, keep: str = "\n\t") -> str:
+def printable(text: str, keep: str = "\n\t") -> str:
     """Text as a terminal may show it: what would move its cursor, hide a line or do more is spelled out.
 
     Names and messages come out of files and from other processes, too.
@@ -30,13 +30,13 @@ def plain(text: str, keep: str = "\n\t") -> str:
 
 def say(text: str = "", style: str = "", hang: int = 0) -> None:
     """Print one line of facts; a terminal folds it, and all but its first line begin `hang` columns in."""
-    for line in folded(plain(text), width(), hang):
+    for line in folded(printable(text), width(), hang):
         sys.stdout.write(f"{paint(line, style)}\n")
 
 
 def complain(text: str) -> None:
     """Print what went wrong; a terminal folds it."""
-    for line in folded(plain(text), width(sys.stderr), 2):
+    for line in folded(printable(text), width(sys.stderr), 2):
         sys.stderr.write(f"{line}\n")
 
 
@@ -48,7 +48,7 @@ def print_aligned(
     On a terminal that is too narrow the `spare` columns are left out, which is said below, and others are folded. With
     `head` the first line has their titles.
     """
-    rows = [tuple(plain(cell, keep="") for cell in line) for line in lines]
+    rows = [tuple(printable(cell, keep="") for cell in line) for line in lines]
     room = width()
     shown, out = columns(rows, None if room is None else room - len(indent), spare)
     for number, line in enumerate(shown):

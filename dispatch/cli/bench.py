@@ -66,8 +66,9 @@ def run(options: argparse.Namespace) -> int:
     failed: list[str] = []
     begun = time.monotonic()
     for number, name in enumerate(wanted):
+        progress = _progress_text(number, len(wanted), begun)
         say(
-            f"== {name} on {device.name}{' (quick)' if options.quick else ''}{_place(number, len(wanted), begun)}",
+            f"== {name} on {device.name}{' (quick)' if options.quick else ''}{progress}",
             "bold",
         )
         if not _run(found[name], device.name, options.quick, figures):
@@ -80,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _place(number: int, total: int, begun: float) -> str:
+def _progress_text(number: int, total: int, begun: float) -> str:
     """Which of how many it is, and how long those before it let expect."""
     if total == 1:
         return ""

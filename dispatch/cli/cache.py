@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         need = "needs a file" if options.file is None else "takes no file"
         raise DispatchError(f"cache {options.action} {need}")
     if options.action in ("precompile", "export", "import"):
-        return _move(options)
+        return _transfer_kernels(options)
     folder = cache_folder()
     found, compiled, own = entries(folder), kernels(folder), library_caches(folder)
     removed = 0
@@ -89,7 +89,7 @@ def _list(folder: Path, found: list[dict[str, Any]], compiled: list[dict[str, An
         say(f"{folder} holds nothing yet; requests with autotune=True fill it, and those whose kernels NVRTC compiles")
 
 
-def _move(options: argparse.Namespace) -> int:
+def _transfer_kernels(options: argparse.Namespace) -> int:
     """Compile kernels, or carry them to or from a pack."""
     from dispatch.libraries.nvrtc.kernel_cache import store
 
@@ -127,7 +127,7 @@ def kernels(folder: Path) -> list[dict[str, Any]]:
     for path in sorted((folder / "kernels" / "entries").rglob("*")):
         if not path.is_file():
             continue
-        data = _data(path)
+        data = _read_file(path)
         entry = Entry.unpack(data)
         facts = {"path": str(path), "bytes": len(data), "target": "?", "seconds": 0.0, "label": "?"}
         if entry is None:
@@ -144,7 +144,7 @@ def library_caches(folder: Path) -> list[dict[str, Any]]:
     for path in sorted(folder.glob(PATTERN_OF_LIBRARIES)):
         if not path.is_file():
             continue
-        data = _data(path)
+        data = _read_file(path)
         stored = Stored.unpack(data)
         facts: dict[str, Any] = {"path": str(path), "bytes": len(data)}
         if stored is None:
@@ -155,7 +155,7 @@ def library_caches(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _data(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     """What is in a file of this user's; nothing where it is another's, or cannot be read."""
     try:
         return private.read(path)
@@ -164,7 +164,7 @@ def _data(path: Path) -> bytes:
 
 
 def _entry(path: Path) -> dict[str, Any]:
-    data = _data(path)
+    data = _read_file(path)
     entry: dict[str, Any] = {"path": str(path), "bytes": len(data), "gpu": None, "library": None}
     try:
         stored = json.loads(data)

@@ -26,7 +26,7 @@ NEEDED = {  # each with what to install; cuda-python is only the name under whic
     "ml_dtypes": "ml_dtypes",
 }
 OPTIONAL = {"cuda-python": "", "cuda-core": "", "tqdm": "for progress bars of examples", "matplotlib": "for pictures"}
-HANG = 9  # columns before what is said of a thing
+HANGING_INDENT = 9  # columns before what is said of a thing
 NO_DRIVER = (
     "no NVIDIA driver that works was found: install one (https://www.nvidia.com/drivers; in a container, start it with"
     " its GPUs: docker run --gpus all), or work on the host, which needs none"
@@ -181,9 +181,12 @@ def _print(found: dict[str, Any]) -> None:
     )
     cache = found["cache"]
     held = f"{cache['files']} files of autotune, {cache['kernels']} compiled kernels"
-    say(f"cache    {cache['folder']}, {held}" + ("" if cache["exists"] else " (made when it is needed)"), hang=HANG)
+    say(
+        f"cache    {cache['folder']}, {held}" + ("" if cache["exists"] else " (made when it is needed)"),
+        hang=HANGING_INDENT,
+    )
     for device, outcome in found["works"].items():
         word, style = ("works", "green") if outcome["ok"] else ("BROKEN", "red")
-        say(f"{word}    {device}: {outcome['row'] or outcome['problem']}", style, HANG)
+        say(f"{word}    {device}: {outcome['row'] or outcome['problem']}", style, HANGING_INDENT)
     for sentence in found["advice"]:
-        say(f"advice   {sentence}", "yellow", HANG)
+        say(f"advice   {sentence}", "yellow", HANGING_INDENT)

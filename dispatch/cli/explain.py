@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from cudabind._command import Parser
 from dispatch.cli import print_aligned, print_json, say
-from dispatch.cli.operands import Call
-from dispatch.cli.probe import ask, ask_columns, request_classes
+from dispatch.cli.operands import RequestDraft
+from dispatch.cli.probe import find_row, find_row_by_dtypes, request_classes
 from dispatch.cli.request_flags import ORDERS, add_flags, given_fields, reader
 from dispatch.cli.table import architecture, describe, rule_text, version_text
 from dispatch.device.registry import device
@@ -66,18 +66,20 @@ def _add_op(parser: argparse.ArgumentParser, op: str) -> None:
     operand: Any = reader("", Tensor)
     names = ", ".join(Dtype.by_name)
     if not kinds:  # the op of a row of the user's, of which the table knows the columns alone
-        parser.add_argument("--dtype", type=_typed(reader("dtype", Any)), action="append", required=True, help=names)
-        parser.add_argument("--compute", type=_typed(reader("", Compute)), help=", ".join(Compute.__members__))
         parser.add_argument(
-            "--epilogue", type=_typed(reader("", Epilogue)), default=Epilogue.NONE, help="default: NONE"
+            "--dtype", type=_argparse_type(reader("dtype", Any)), action="append", required=True, help=names
+        )
+        parser.add_argument("--compute", type=_argparse_type(reader("", Compute)), help=", ".join(Compute.__members__))
+        parser.add_argument(
+            "--epilogue", type=_argparse_type(reader("", Epilogue)), default=Epilogue.NONE, help="default: NONE"
         )
     else:
         add_flags(parser, kinds)
         parser.add_argument(
-            "--dtype", type=_typed(reader("dtype", Any)), help=f"of operands that have no other: {names}"
+            "--dtype", type=_argparse_type(reader("dtype", Any)), help=f"of operands that have no other: {names}"
         )
         parser.add_argument(
-            "--shape", type=_typed(operand), action="append", default=[], metavar="8x64[:f16][:rows]",
+            "--shape", type=_argparse_type(operand), action="append", default=[], metavar="8x64[:f16][:rows]",
             help=f"an operand, in the order of the request's fields; extents, dtype and order ({', '.join(ORDERS)}), "
             "of which any may be left out; may be repeated",
         )  # fmt: skip
@@ -86,7 +88,7 @@ def _add_op(parser: argparse.ArgumentParser, op: str) -> None:
     parser.add_argument("--json", action="store_true", help="print one object")
 
 
-def _typed(each: Any) -> Any:
+def _argparse_type(each: Any) -> Any:
     """A reader as argparse wants one."""
 
     def read(text: str) -> Any:
@@ -103,25 +105,25 @@ def run(options: argparse.Namespace) -> int:
     arch = device().arch if options.arch is None else options.arch
     refusal: NoRow | None
     if not options.kinds:
-        row, refusal = ask_columns(options.op, options.dtype, arch, options.compute, options.epilogue)
+        row, refusal = find_row_by_dtypes(options.op, options.dtype, arch, options.compute, options.epilogue)
         text = f"{options.op}({', '.join(map(str, options.dtype))})"
     else:
-        row, request, refusal = ask(_calls(options), arch)
+        row, request, refusal = find_row(_drafts(options), arch)
         text = "" if request is None else request.describe()
     if row is not None:
-        _accept(options, text, row)
+        _print_row(options, text, row)
     elif refusal is not None:
-        _refuse(options, refusal)
+        _print_refusals(options, refusal)
     return 0 if row is not None else 1
 
 
-def _calls(options: argparse.Namespace) -> list[Call]:
+def _drafts(options: argparse.Namespace) -> list[RequestDraft]:
     """The request classes that take what the command line gives; BadRequest where none does."""
-    found: list[Call] = []
+    found: list[RequestDraft] = []
     wrong: list[BadRequest] = []
     for kind in options.kinds:
         try:
-            found.append(_call(options, kind))
+            found.append(_draft(options, kind))
         except BadRequest as error:  # noqa: PERF203  # of one class nearly always
             wrong.append(error)
     if not found:
@@ -129,15 +131,15 @@ def _calls(options: argparse.Namespace) -> list[Call]:
     return found
 
 
-def _call(options: argparse.Namespace, kind: type[Any]) -> Call:
+def _draft(options: argparse.Namespace, kind: type[Any]) -> RequestDraft:
     values = given_fields(options, kind)
     if "on" in {field.name for field in fields(kind)}:  # a device: the host's memory is as good as any
         values["on"] = device("host")
-    call = Call(kind, values, options.dtype)
-    call.shapes(options.shape)
-    for name in call.missing():
-        raise BadRequest(f"--{name.replace('_', '-')}", "nothing", call.expected(name))
-    return call
+    draft = RequestDraft(kind, values, options.dtype)
+    draft.add_shapes(options.shape)
+    for name in draft.missing_fields():
+        raise BadRequest(f"--{name.replace('_', '-')}", "nothing", draft.expected(name))
+    return draft
 
 
 def installed(library: str) -> dict[str, str | None]:
@@ -158,19 +160,19 @@ def installed(library: str) -> dict[str, str | None]:
         return {"version": None, "path": None, "problem": str(error)}
 
 
-def _accept(options: argparse.Namespace, text: str, row: Row) -> None:
+def _print_row(options: argparse.Namespace, text: str, row: Row) -> None:
     here = installed(row.library)
     if options.json:
         facts = {"request": text, "row": row.name, **describe(row)}
         found = {f"installed_{name}": value for name, value in here.items()}
-        print_json({**facts, **found, "call": _place(row), "refusals": [], "nearest": None, "change": None})
+        print_json({**facts, **found, "call": _call_path(row), "refusals": [], "nearest": None, "change": None})
         return
     lines = [
         ("row", row.name),
         ("calls", called(row)),
-        ("through", _place(row)),
+        ("through", _call_path(row)),
         ("needs", f"{row.library} {version_text(row.min_version)} or newer" if row.min_version else "nothing else"),
-        ("installed", _here(row, here)),
+        ("installed", _installed_text(row, here)),
         ("run on", ", ".join(row.run_on) or "no machine yet"),
         *(("asks", rule_text(rule)) for rule in row.rules),
         *([("note", row.note)] if row.note else []),
@@ -180,7 +182,7 @@ def _accept(options: argparse.Namespace, text: str, row: Row) -> None:
     print_aligned(lines, indent="  ")
 
 
-def _here(row: Row, here: dict[str, str | None]) -> str:
+def _installed_text(row: Row, here: dict[str, str | None]) -> str:
     if here["version"] is None:
         return here["problem"] or "unknown"
     version = tuple(int(part) for part in here["version"].split(".") if part.isdigit())
@@ -188,15 +190,15 @@ def _here(row: Row, here: dict[str, str | None]) -> str:
     return f"{row.library} {here['version']}{old}" + (f" ({here['path']})" if here["path"] else "")
 
 
-def _place(row: Row) -> str:
+def _call_path(row: Row) -> str:
     return f"{row.call.__module__}.{getattr(row.call, '__qualname__', row.call)}"
 
 
-def _refuse(options: argparse.Namespace, refusal: NoRow) -> None:
+def _print_refusals(options: argparse.Namespace, refusal: NoRow) -> None:
     """Print why no row takes a request, the row that is nearest to it first."""
     refusals = refusal.nearest_first
     if options.json:
-        found = [{"row": row, "reasons": [_reason(reason) for reason in reasons]} for row, reasons in refusals]
+        found = [{"row": row, "reasons": [_reason_json(reason) for reason in reasons]} for row, reasons in refusals]
         print_json(
             {
                 "request": refusal.request,
@@ -217,5 +219,5 @@ def _refuse(options: argparse.Namespace, refusal: NoRow) -> None:
         say(f"  … and {len(refusals) - NEAREST} rows that are further away: --all shows them")
 
 
-def _reason(reason: Refusal) -> dict[str, str]:
+def _reason_json(reason: Refusal) -> dict[str, str]:
     return {"kind": reason.kind.value, "text": str(reason)}

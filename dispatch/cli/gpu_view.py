@@ -58,7 +58,7 @@ def _show(now: Reading, interval: float, *, once: bool, as_json: bool) -> None:
 
 def _show_processes(now: Reading) -> None:
     found = [
-        (str(gpu.index), str(process.pid), _told(process.memory_used, "MiB", MIB), process.name or "-")
+        (str(gpu.index), str(process.pid), _format_value(process.memory_used, "MiB", MIB), process.name or "-")
         for gpu in now.gpus
         for process in gpu.processes
     ]
@@ -78,17 +78,17 @@ def _cells(gpu: Gpu) -> tuple[str, ...]:
     return (
         str(gpu.index),
         gpu.name,
-        _told(gpu.utilization, "%"),
-        _told(gpu.memory_utilization, "%"),
+        _format_value(gpu.utilization, "%"),
+        _format_value(gpu.memory_utilization, "%"),
         memory,
         "-" if gpu.power is None else f"{gpu.power:.0f}{limit} W",
-        _told(gpu.temperature, " C"),
-        _told(gpu.sm_clock, " MHz"),
-        _told(gpu.memory_clock, " MHz"),
+        _format_value(gpu.temperature, " C"),
+        _format_value(gpu.sm_clock, " MHz"),
+        _format_value(gpu.memory_clock, " MHz"),
     )
 
 
-def _told(value: int | None, unit: str, size: int = 1) -> str:
+def _format_value(value: int | None, unit: str, size: int = 1) -> str:
     if value is None:
         return "-"
     return f"{value}{unit}" if size == 1 else f"{value / size:,.0f} {unit}"

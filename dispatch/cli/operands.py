@@ -1,7 +1,7 @@
 """The operands of a request as the command line gives them, and what it leaves out.
 
 An operand that is left out is like the first one, but where others settle its extents: weights are as many as their
-network has, gradients have the shape of what they are gradients of. `FILL` says so of the classes that have such
+network has, gradients have the shape of what they are gradients of. `COMPLETIONS` says so of the classes that have such
 operands; the command line may always say otherwise.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
-from dispatch.cli.request_flags import Partial, Spec, hints, reader
+from dispatch.cli.request_flags import Partial, Spec, field_types, reader
 from dispatch.core.communicator import Ranks
 from dispatch.device.registry import device
 from dispatch.device.tensor import Tensor
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from dispatch.libraries.cutlass.evt import Node
 
-__all__ = ["Call", "tensor_of"]
+__all__ = ["RequestDraft", "tensor_of"]
 
 Shape = tuple[int, ...]
 OPERANDS = (Tensor, Tensor | None, Tensor | Sequence[int])  # the last one where the host may know the numbers
@@ -43,7 +43,7 @@ def tensor_of(spec: Spec) -> Tensor:
     return host.empty(shape, dtype)
 
 
-class Call:
+class RequestDraft:
     """A request class and what the command line gives for its fields; `specs` are its operands by name.
 
     An operand within another field has both names: scales.a.
@@ -55,13 +55,13 @@ class Call:
         self.specs: dict[str, Spec] = {}
         for name, value in values.items():
             self._collect(name, value)
-        found = hints(kind)
+        found = field_types(kind)
         self.operands = [name for name in self.fields if found[name] in OPERANDS]
         self.required = [name for name in self.operands if self.fields[name].default is MISSING]
         for name in self.fields:
             if found[name] is Ranks and name not in values:
                 values[name] = placeholder_communicator(1)
-        self.open: list[str] = []  # operands whose dtype the rows may choose
+        self.open_dtypes: list[str] = []  # operands whose dtype the rows may choose
 
     def _collect(self, name: str, value: Any) -> None:
         if isinstance(value, Spec):
@@ -73,40 +73,40 @@ class Call:
             for key, part in value.items():
                 self._collect(f"{name}.{key}", part)
 
-    def shapes(self, given: list[Spec]) -> None:
+    def add_shapes(self, given: list[Spec]) -> None:
         """Take operands in the order of the class, from --shape."""
         free = [name for name in self.operands if name not in self.specs]
         if len(given) > len(free):
             raise BadRequest("--shape", f"{len(given)} operands", f"{len(free)} at most: {', '.join(free)}")
         self.specs |= dict(zip(free, given, strict=False))
 
-    def missing(self) -> list[str]:
+    def missing_fields(self) -> list[str]:
         """The fields that are no operands and must be given."""
         needed = [name for name, field in self.fields.items() if field.default is field.default_factory is MISSING]
         return [name for name in needed if name not in self.values and name not in self.required]
 
     def expected(self, name: str) -> str:
         """What a field takes."""
-        found = reader(name, hints(self.kind)[name])
+        found = reader(name, field_types(self.kind)[name])
         return "what no flag can say" if found is None else found.expected
 
-    def fill(self) -> dict[str, Spec]:
+    def complete(self) -> dict[str, Spec]:
         """All operands, those that were left out included."""
         for base in self.kind.__mro__:
-            FILL.get(base.__name__, _nothing)(self)
+            COMPLETIONS.get(base.__name__, _no_completion)(self)
         for name in self.required:
             first = self.specs.get(self.required[0], Spec())
             if first.shape is None:
                 expected = f"extents of {self.required[0]}, the first operand, like 8x64"
                 raise BadRequest("--shape", "none", expected)
-            self.want(name, first.shape, order=first.order)
+            self.require(name, first.shape, order=first.order)
         for name, spec in self.specs.items():
             if spec.shape is None:
                 raise BadRequest(f"--{name.replace('_', '-')}", "no extents", f"extents of {name}, like 8x64")
             if spec.dtype is None:
                 self.specs[name] = spec._replace(dtype=self._default_dtype())
                 if name not in self.required:
-                    self.open.append(name)
+                    self.open_dtypes.append(name)
         return self.specs
 
     def _default_dtype(self) -> Dtype:
@@ -116,7 +116,7 @@ class Call:
             raise BadRequest("--dtype", "none", f"that of the operands: one of {', '.join(Dtype.by_name)}")
         return found
 
-    def want(
+    def require(
         self,
         name: str,
         shape: Shape,
@@ -151,204 +151,206 @@ class Call:
 
 
 # -- what follows from other operands ---------------------------------------------------------------------------------
-def _nothing(_: Call) -> None:
+def _no_completion(_: RequestDraft) -> None:
     pass
 
 
-def _product(call: Call) -> None:
+def _product(draft: RequestDraft) -> None:
     """A and B of 256 by 256; bias, aux and scale factors where the epilogue and the modes want them."""
-    *batch, m, k = call.want("a", (256, 256))
-    n = call.want("b", (*batch, k, 256))[-1]
-    if "c" in call.specs:
-        call.want("c", (*batch, m, n))
-    epilogue = call.value("epilogue")
+    *batch, m, k = draft.require("a", (256, 256))
+    n = draft.require("b", (*batch, k, 256))[-1]
+    if "c" in draft.specs:
+        draft.require("c", (*batch, m, n))
+    epilogue = draft.value("epilogue")
     if isinstance(epilogue, Epilogue):
-        _companions(call, epilogue, (*batch, m, n), k)
+        _epilogue_operands(draft, epilogue, (*batch, m, n), k)
     elif epilogue is not None:
-        _tree_operands(call, epilogue, (*batch, m, n))
+        _tree_operands(draft, epilogue, (*batch, m, n))
 
 
-def _companions(call: Call, epilogue: Epilogue, shape: Shape, k: int) -> None:
+def _epilogue_operands(draft: RequestDraft, epilogue: Epilogue, shape: Shape, k: int) -> None:
     from dispatch.ops.matmul.scales import aux_shape, scale_shape
 
-    if epilogue.adds_bias or "bias" in call.specs:
-        call.want("bias", shape[-1:])
+    if epilogue.adds_bias or "bias" in draft.specs:
+        draft.require("bias", shape[-1:])
     if epilogue.activation and (epilogue.writes_aux or epilogue.is_gradient):
         aux, strides = aux_shape(epilogue, shape)
-        call.want("aux", aux, U8 if epilogue.activation == "relu" else None, strides=strides)
-    scales = call.values.get("scales", Partial(object, {})).values
+        draft.require("aux", aux, U8 if epilogue.activation == "relu" else None, strides=strides)
+    scales = draft.values.get("scales", Partial(object, {})).values
     for side, lines in (("a", shape[-2]), ("b", shape[-1])):
         if f"{side}_mode" in scales and not isinstance(scales.get(side), float):
             dtype, factors = scale_shape(scales[f"{side}_mode"], lines, k)
-            call.want(f"scales.{side}", factors or (1,), dtype)
+            draft.require(f"scales.{side}", factors or (1,), dtype)
 
 
-def _tree_operands(call: Call, tree: Node, shape: Shape) -> None:
+def _tree_operands(draft: RequestDraft, tree: Node, shape: Shape) -> None:
     from dispatch.libraries.cutlass.visitors import operands_of
 
     shapes = {"row": shape[-1:], "col": shape[-2:-1], "load": shape, "scalar": (1,)}
     for name, kind in operands_of(tree).items():
-        if kind in shapes and name not in ("alpha", "beta") and not isinstance(_given(call, name), (int, float)):
-            call.want(f"operands.{name}", shapes[kind], F32)
+        if kind in shapes and name not in ("alpha", "beta") and not isinstance(_given(draft, name), (int, float)):
+            draft.require(f"operands.{name}", shapes[kind], F32)
 
 
-def _given(call: Call, name: str) -> Any:
-    return call.values.get("operands", {}).get(name)
+def _given(draft: RequestDraft, name: str) -> Any:
+    return draft.values.get("operands", {}).get(name)
 
 
-def _both(call: Call) -> None:
-    for name in call.required[:2]:  # images and filters are not alike
-        call.shape(name)
-    if call.value("epilogue") is not None and call.kind.mode == "fwd":
-        _tree_images(call)
+def _convolution(draft: RequestDraft) -> None:
+    for name in draft.required[:2]:  # images and filters are not alike
+        draft.shape(name)
+    if draft.value("epilogue") is not None and draft.kind.mode == "fwd":
+        _tree_images(draft)
 
 
-def _tree_images(call: Call) -> None:
+def _tree_images(draft: RequestDraft) -> None:
     """What a tree names of a forward convolution, whose result's shape follows from its steps."""
     from dispatch.libraries.cutlass.visitors import operands_of
 
-    steps = {name: call.value(name) for name in ("pad", "stride", "dilation")}
-    shape = call.kind(call.tensor("x"), call.tensor("w"), **steps).y_shape
+    steps = {name: draft.value(name) for name in ("pad", "stride", "dilation")}
+    shape = draft.kind(draft.tensor("x"), draft.tensor("w"), **steps).y_shape
     pixels = (shape[0], *shape[2:])
-    for name, kind in operands_of(call.value("epilogue")).items():
-        if name in ("alpha", "beta") or isinstance(_given(call, name), (int, float)):
+    for name, kind in operands_of(draft.value("epilogue")).items():
+        if name in ("alpha", "beta") or isinstance(_given(draft, name), (int, float)):
             continue
         if kind == "load":
-            call.want(f"operands.{name}", shape, F32, "channels_last")
+            draft.require(f"operands.{name}", shape, F32, "channels_last")
         elif kind in ("row", "col", "scalar"):
-            call.want(f"operands.{name}", {"row": shape[1:2], "col": pixels, "scalar": (1,)}[kind], F32)
+            draft.require(f"operands.{name}", {"row": shape[1:2], "col": pixels, "scalar": (1,)}[kind], F32)
 
 
-def _groups(call: Call) -> None:
-    call.want("ends", call.shape("b")[:1], I32)
+def _groups(draft: RequestDraft) -> None:
+    draft.require("ends", draft.shape("b")[:1], I32)
 
 
-def _network(call: Call) -> None:
-    network = call.value("network")
-    reads_x = "x" in call.fields
-    steps, batch, _ = call.want(
+def _network(draft: RequestDraft) -> None:
+    network = draft.value("network")
+    reads_x = "x" in draft.fields
+    steps, batch, _ = draft.require(
         "x" if reads_x else "y", (16, 8, network.input_size if reads_x else network.output_size)
     )
-    if "y" in call.fields:
-        call.want("y", (steps, batch, network.output_size))
-    if "weights" in call.fields:
-        call.want("weights", (network.weight_count,))
-    if "reserve" in call.required:
-        call.want("reserve", (64,), U8)  # its size is compared where the plan is made
-    if "training" in call.fields and call.value("training") and call.value("dropout"):
-        _states(call)
+    if "y" in draft.fields:
+        draft.require("y", (steps, batch, network.output_size))
+    if "weights" in draft.fields:
+        draft.require("weights", (network.weight_count,))
+    if "reserve" in draft.required:
+        draft.require("reserve", (64,), U8)  # its size is compared where the plan is made
+    if "training" in draft.fields and draft.value("training") and draft.value("dropout"):
+        _states(draft)
     for name, size in (("hx", network.state_size), ("cx", network.hidden_size)):
-        if name in call.specs:
-            call.want(name, (network.pseudo_layers, batch, size))
+        if name in draft.specs:
+            draft.require(name, (network.pseudo_layers, batch, size))
 
 
-def _states(call: Call) -> None:
+def _states(draft: RequestDraft) -> None:
     from dispatch.libraries.cudnn.dropout_states import states_bytes
 
-    call.want("states", (states_bytes(device("host")),), U8)
+    draft.require("states", (states_bytes(device("host")),), U8)
 
 
-def _dropped(call: Call) -> None:
+def _dropout_backward(draft: RequestDraft) -> None:
     from dispatch.ops.dropout import reserve_bytes
 
     size = 1
-    for extent in call.shape("dy"):
+    for extent in draft.shape("dy"):
         size *= extent
-    call.want("reserve", (reserve_bytes(size),), U8)
+    draft.require("reserve", (reserve_bytes(size),), U8)
 
 
-def _norm(call: Call) -> None:
+def _norm(draft: RequestDraft) -> None:
     from dispatch.ops.norm import NormFwdRequest
 
-    x = call.shape(call.required[0])
-    call.want("x", x)
-    mode = call.value("mode")
+    x = draft.shape(draft.required[0])
+    draft.require("x", x)
+    mode = draft.value("mode")
     channels = mode.name in ("BATCH_NORM", "INSTANCE_NORM", "GROUP_NORM")
-    scale = call.want("scale", x[1:2] if channels else x[-1:], F32)
-    if "bias" in call.operands and "bias" in call.specs:
-        call.want("bias", scale, call.specs["scale"].dtype)
-    if "running_mean" in call.fields and mode.name == "BATCH_NORM" and not call.value("training"):
-        call.want("running_mean", scale, F32)
-        call.want("running_var", scale, F32)
-    if "inv_variance" in call.fields:
-        choices = {"mode": mode, "groups": call.value("groups"), "training": True}
-        made = NormFwdRequest(call.tensor("x"), call.tensor("scale"), **choices).outputs()
-        call.want("inv_variance", made["inv_variance_out"].shape, F32)
+    scale = draft.require("scale", x[1:2] if channels else x[-1:], F32)
+    if "bias" in draft.operands and "bias" in draft.specs:
+        draft.require("bias", scale, draft.specs["scale"].dtype)
+    if "running_mean" in draft.fields and mode.name == "BATCH_NORM" and not draft.value("training"):
+        draft.require("running_mean", scale, F32)
+        draft.require("running_var", scale, F32)
+    if "inv_variance" in draft.fields:
+        choices = {"mode": mode, "groups": draft.value("groups"), "training": True}
+        made = NormFwdRequest(draft.tensor("x"), draft.tensor("scale"), **choices).outputs()
+        draft.require("inv_variance", made["inv_variance_out"].shape, F32)
         if "mean_out" in made:
-            call.want("mean", made["mean_out"].shape, F32)
+            draft.require("mean", made["mean_out"].shape, F32)
 
 
-def _pooled(call: Call) -> None:
+def _pooling_backward(draft: RequestDraft) -> None:
     from dispatch.ops.pooling import PoolingRequest
 
-    call.shape("x")
-    steps = {name: call.value(name) for name in ("window", "mode", "stride", "padding")}
-    made = PoolingRequest(call.tensor("x"), **steps).outputs()["out"]
-    order = call.specs["x"].order
-    call.want("dy", call.want("y", made.shape, order=order), order=order)
+    draft.shape("x")
+    steps = {name: draft.value(name) for name in ("window", "mode", "stride", "padding")}
+    made = PoolingRequest(draft.tensor("x"), **steps).outputs()["out"]
+    order = draft.specs["x"].order
+    draft.require("dy", draft.require("y", made.shape, order=order), order=order)
 
 
-def _attention(call: Call) -> None:
+def _sdpa_backward(draft: RequestDraft) -> None:
     from dispatch.ops.sdpa import SdpaFwdRequest
 
-    q = call.shape("q")
+    q = draft.shape("q")
     for name in ("k", "v"):
-        call.want(name, q, order=call.specs["q"].order)
-    if {"o", "do", "stats"} <= call.specs.keys():
+        draft.require(name, q, order=draft.specs["q"].order)
+    if {"o", "do", "stats"} <= draft.specs.keys():
         return
-    made = SdpaFwdRequest(call.tensor("q"), call.tensor("k"), call.tensor("v"), stats=True).outputs()
-    call.want("do", call.want("o", made["out"].shape))
-    call.want("stats", made["stats_out"].shape, F32)
+    made = SdpaFwdRequest(draft.tensor("q"), draft.tensor("k"), draft.tensor("v"), stats=True).outputs()
+    draft.require("do", draft.require("o", made["out"].shape))
+    draft.require("stats", made["stats_out"].shape, F32)
 
 
-def _alignments(call: Call) -> None:
-    _, sequences, _ = (*call.shape("logits"), 0, 0)[:3]
-    call.want("labels", (sequences * call.value("max_label_length"),), I32)
+def _ctc(draft: RequestDraft) -> None:
+    _, sequences, _ = (*draft.shape("logits"), 0, 0)[:3]
+    draft.require("labels", (sequences * draft.value("max_label_length"),), I32)
     for name in ("label_lengths", "input_lengths"):
-        call.want(name, (sequences,), I32)
+        draft.require(name, (sequences,), I32)
 
 
-def _rotated(call: Call) -> None:
-    q = call.shape("q")
-    call.want("k", q, order=call.specs["q"].order)
-    call.want("sin", call.want("cos", (1, *q[2:])), call.specs["cos"].dtype)
+def _rope(draft: RequestDraft) -> None:
+    q = draft.shape("q")
+    draft.require("k", q, order=draft.specs["q"].order)
+    draft.require("sin", draft.require("cos", (1, *q[2:])), draft.specs["cos"].dtype)
 
 
-def _merged(call: Call) -> None:
-    a = call.shape("a")
-    call.want("b", a, order=call.specs["a"].order)
+def _attention_merge(draft: RequestDraft) -> None:
+    a = draft.shape("a")
+    draft.require("b", a, order=draft.specs["a"].order)
     for name in ("a_stats", "b_stats"):
-        call.want(name, (*a[:-1], 1), F32)
+        draft.require(name, (*a[:-1], 1), F32)
 
 
-def _rotation(call: Call) -> None:
+def _plane_rotation(draft: RequestDraft) -> None:
     from dispatch.ops.blas.level1 import REAL
 
-    given = call.specs.get("x", Spec()).dtype or call.dtype
-    call.want("c", (), None if given is None else REAL.get(given, given))
-    call.want("s", ())
+    given = draft.specs.get("x", Spec()).dtype or draft.dtype
+    draft.require("c", (), None if given is None else REAL.get(given, given))
+    draft.require("s", ())
 
 
-def _numbers(call: Call) -> None:
-    for name in call.required:
-        call.want(name, ())
+def _scalars(draft: RequestDraft) -> None:
+    for name in draft.required:
+        draft.require(name, ())
 
 
-FILL: dict[str, Callable[[Call], Any]] = {  # by the name of a request class, or of what several derive from
+COMPLETIONS: dict[
+    str, Callable[[RequestDraft], Any]
+] = {  # by the name of a request class, or of what several derive from
     "MatmulRequest": _product,
     "GroupedMatmulRequest": _groups,
-    "ConvRequest": _both,
+    "ConvRequest": _convolution,
     "RnnBase": _network,
     "DropoutRequest": _states,
-    "DropoutBwdRequest": _dropped,
+    "DropoutBwdRequest": _dropout_backward,
     "NormRequest": _norm,
-    "PoolingBwdRequest": _pooled,
-    "SdpaBwdRequest": _attention,
-    "CtcRequest": _alignments,
-    "RopeRequest": _rotated,
-    "AttentionMergeRequest": _merged,
-    "RotRequest": _rotation,
-    "RotmRequest": lambda call: call.want("param", (5,)),
-    "RotgRequest": _numbers,
-    "RotmgRequest": _numbers,
+    "PoolingBwdRequest": _pooling_backward,
+    "SdpaBwdRequest": _sdpa_backward,
+    "CtcRequest": _ctc,
+    "RopeRequest": _rope,
+    "AttentionMergeRequest": _attention_merge,
+    "RotRequest": _plane_rotation,
+    "RotmRequest": lambda draft: draft.require("param", (5,)),
+    "RotgRequest": _scalars,
+    "RotmgRequest": _scalars,
 }

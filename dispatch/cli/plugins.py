@@ -27,10 +27,10 @@ def load(module: str) -> None:
     except (KeyboardInterrupt, BrokenPipeError):
         raise
     except BaseException as error:  # noqa: BLE001  # importing it runs code that we do not know, exits included
-        raise DispatchError(f"--import {module} failed: {_words(error)}") from None
+        raise DispatchError(f"--import {module} failed: {_describe_error(error)}") from None
 
 
-def _words(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """What went wrong in it, and where."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_machinery(frame.filename)]
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

@@ -12,10 +12,10 @@ from dataclasses import fields, is_dataclass, replace
 from itertools import chain, islice, product
 from typing import TYPE_CHECKING, Any
 
-from dispatch.cli.drawing import Drawing
+from dispatch.cli.einsum_fields import EinsumFields
+from dispatch.cli.graph_fields import GraphFields
 from dispatch.cli.operands import tensor_of
 from dispatch.cli.request_flags import Partial, Spec
-from dispatch.cli.summing import Summing
 from dispatch.core.request import Request, Signature
 from dispatch.core.row import Row, refusals
 from dispatch.errors import BadRequest, NoRow
@@ -28,12 +28,12 @@ from dispatch.table.table import TABLE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dispatch.cli.operands import Call
+    from dispatch.cli.operands import RequestDraft
     from dispatch.keys import Arch, Compute, Dtype, Epilogue
 
-__all__ = ["ask", "ask_columns", "request_classes"]
+__all__ = ["find_row", "find_row_by_dtypes", "request_classes"]
 
-MOST = 400  # ways that are tried
+MAX_VARIANTS = 400  # ways that are tried
 
 
 def request_classes(op: str) -> list[type[Any]]:
@@ -46,7 +46,7 @@ def request_classes(op: str) -> list[type[Any]]:
         if getattr(kind, "op", None) == op and is_dataclass(kind) and not inspect.isabstract(kind):
             found.append(kind)
     found.sort(key=_has_lists)
-    return [Drawing] if GraphRequest in found else [Summing] if EinsumRequest in found else found
+    return [GraphFields] if GraphRequest in found else [EinsumFields] if EinsumRequest in found else found
 
 
 def _has_lists(kind: type[Any]) -> bool:
@@ -54,14 +54,14 @@ def _has_lists(kind: type[Any]) -> bool:
     return any("Sequence[Tensor]" in str(field.type) for field in fields(kind))
 
 
-def ask(calls: list[Call], arch: Arch) -> tuple[Row | None, Any, NoRow | None]:
+def find_row(drafts: list[RequestDraft], arch: Arch) -> tuple[Row | None, Any, NoRow | None]:
     """The first row that takes a request of the command line's, and that request; or the refusal that is nearest.
 
     Raises BadRequest, which names the flag, where it makes no request at all.
     """
     nearest: tuple[tuple[bool, int], Request] | None = None
     wrong: BadRequest | None = None
-    for request in chain.from_iterable(map(_requests, calls)):
+    for request in chain.from_iterable(map(_requests, drafts)):
         if isinstance(request, BadRequest):
             wrong = wrong or request
             continue
@@ -76,71 +76,71 @@ def ask(calls: list[Call], arch: Arch) -> tuple[Row | None, Any, NoRow | None]:
     return None, None, select.no_row(nearest[1], arch)
 
 
-def _requests(call: Call) -> Iterator[Any]:
+def _requests(draft: RequestDraft) -> Iterator[Any]:
     """A request for each way that the command line leaves open, or what is wrong with it."""
     try:
-        specs = call.fill()
+        specs = draft.complete()
     except BadRequest as error:
         yield error
         return
-    for way in islice(_ways(call, specs), MOST):
-        yield _request(call, way)
+    for variant in islice(_variants(draft, specs), MAX_VARIANTS):
+        yield _request(draft, variant)
 
 
-def _request(call: Call, specs: dict[str, Spec]) -> Any:
+def _request(draft: RequestDraft, specs: dict[str, Spec]) -> Any:
     try:
-        made = call.kind(**_fields(call, {name: tensor_of(spec) for name, spec in specs.items()}))
-        return made.request() if isinstance(made, (Drawing, Summing)) else made
+        made = draft.kind(**_fields(draft, {name: tensor_of(spec) for name, spec in specs.items()}))
+        return made.request() if isinstance(made, (GraphFields, EinsumFields)) else made
     except BadRequest as error:
-        known = error.operand.partition(".")[0] in call.fields
+        known = error.operand.partition(".")[0] in draft.fields
         flag = f"--{error.operand.replace('_', '-')}" if known else error.operand
         return BadRequest(flag, error.given, error.expected, error.hint)
 
 
-def _fields(call: Call, tensors: dict[str, Any]) -> dict[str, Any]:
+def _fields(draft: RequestDraft, tensors: dict[str, Any]) -> dict[str, Any]:
     """The fields of a request, operands within other fields included."""
-    found = {name: _made(name, value, tensors) for name, value in call.values.items()}
+    found = {name: _field_value(name, value, tensors) for name, value in draft.values.items()}
     found |= {name: tensor for name, tensor in tensors.items() if "." not in name}
     for path, tensor in tensors.items():
         outer, dot, inner = path.partition(".")
-        if dot and isinstance(call.values.get(outer, {}), dict):
+        if dot and isinstance(draft.values.get(outer, {}), dict):
             found.setdefault(outer, {})[inner] = tensor
     return found
 
 
-def _made(name: str, value: Any, tensors: dict[str, Any]) -> Any:
+def _field_value(name: str, value: Any, tensors: dict[str, Any]) -> Any:
     if isinstance(value, Spec):
         return tensors[name]
     if isinstance(value, Partial):
-        inner = {key: _made(f"{name}.{key}", part, tensors) for key, part in value.values.items()}
+        inner = {key: _field_value(f"{name}.{key}", part, tensors) for key, part in value.values.items()}
         inner |= {path.partition(".")[2]: tensor for path, tensor in tensors.items() if path.startswith(f"{name}.")}
         return value.kind(**inner)
     if isinstance(value, dict):
-        return {key: _made(f"{name}.{key}", part, tensors) for key, part in value.items()}
+        return {key: _field_value(f"{name}.{key}", part, tensors) for key, part in value.items()}
     return value
 
 
-def _ways(call: Call, specs: dict[str, Spec]) -> Iterator[dict[str, Spec]]:
+def _variants(draft: RequestDraft, specs: dict[str, Spec]) -> Iterator[dict[str, Spec]]:
     """The operands with every order, and every dtype of an epilogue's, that is left open."""
-    free = [name for name in call.required if specs[name].order is None and len(specs[name].shape or ()) > 1]
-    first: Any = specs[call.required[0]].dtype if call.required else None
-    dtypes = {name: dict.fromkeys((specs[name].dtype, *_dtypes(call.kind.op, first))) for name in call.open}
+    free = [name for name in draft.required if specs[name].order is None and len(specs[name].shape or ()) > 1]
+    first: Any = specs[draft.required[0]].dtype if draft.required else None
+    dtypes = {name: dict.fromkeys((specs[name].dtype, *_dtypes(draft.kind.op, first))) for name in draft.open_dtypes}
     for orders in _orders([len(specs[name].shape or ()) for name in free]):
         for chosen in product(*dtypes.values()):
-            ways = dict(specs)
+            variants = dict(specs)
             for name, order in zip(free, orders, strict=True):
-                ways[name] = ways[name]._replace(order=order)
+                variants[name] = variants[name]._replace(order=order)
             for name, dtype in zip(dtypes, chosen, strict=True):
-                ways[name] = ways[name]._replace(dtype=dtype)
-            yield ways
+                variants[name] = variants[name]._replace(dtype=dtype)
+            yield variants
 
 
 def _orders(ranks: list[int]) -> Iterator[tuple[str, ...]]:
     """How operands may lie: all alike, or the first two of them apart."""
     kinds = ("rows", "columns", "channels_last")
     pairs = product(kinds[:2], repeat=min(2, len(ranks)))
-    ways = [(kind,) * len(ranks) for kind in kinds] + [(*pair, *("rows",) * (len(ranks) - 2)) for pair in pairs]
-    yield from dict.fromkeys(ways)
+    variants = [(kind,) * len(ranks) for kind in kinds] + [(*pair, *("rows",) * (len(ranks) - 2)) for pair in pairs]
+    yield from dict.fromkeys(variants)
 
 
 def _dtypes(op: str, first: Dtype | None) -> Iterator[Dtype]:
@@ -152,7 +152,7 @@ def _dtypes(op: str, first: Dtype | None) -> Iterator[Dtype]:
                 yield from allowed
 
 
-def ask_columns(
+def find_row_by_dtypes(
     op: str, given: list[Dtype], arch: Arch, compute: Compute | None, epilogue: Epilogue
 ) -> tuple[Row | None, NoRow | None]:
     """Ask the columns of the rows of an op; a dtype that was not given is taken to be the row's."""

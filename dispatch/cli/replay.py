@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["Rerun", "add_arguments", "run"]
 
 Json = dict[str, Any]
-UNTOUCHED = ("cancelled", "not run")  # outcomes of requests that no worker ran
-PATIENCE = 600.0  # seconds for one request that had no deadline
-MANY = 1 << 30  # restarts: each fault of the journal costs one
+NOT_RUN = ("cancelled", "not run")  # outcomes of requests that no worker ran
+TIMEOUT = 600.0  # seconds for one request that had no deadline
+MAX_RESTARTS = 1 << 30  # restarts: each fault of the journal costs one
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report)
     else:
-        _tell(report)
+        _print_report(report)
     return 1 if report["difference"] or report["unreadable"] else 0
 
 
@@ -78,7 +78,7 @@ def _device(header: Json) -> str:
     return name
 
 
-def _tell(report: Json) -> None:
+def _print_report(report: Json) -> None:
     of, on = f"{report['requests']} requests of {report['from']}", f"{report['ran']} run again on {report['on']}"
     say(f"{report['file']}: {of}; {on}")
     if report["skipped"]:
@@ -113,7 +113,7 @@ class Rerun:
         setup = self.setup if isolation == "process" else ()
         last = {line["is"]: index for index, line in enumerate(self.lines) if "request" in line}
         bar = Progress("replay", sum("request" in line for line in self.lines), ticking=True)
-        with Supervisor(self.device, 1, isolation, max_restarts=MANY, setup=setup) as sup, bar:
+        with Supervisor(self.device, 1, isolation, max_restarts=MAX_RESTARTS, setup=setup) as sup, bar:
             memory = Memory(sup.device, self.lines, last, self.seed)
             reader = Reader(memory.tensor, sup.device, self.setup)
             defined: dict[int, tuple[Request | None, str | None]] = {}
@@ -121,7 +121,7 @@ class Rerun:
                 if "define" in line:
                     defined[line["define"]] = (self._rebuilt(reader, line), line.get("row"))
                 elif "request" in line:
-                    self._one(sup, line, *defined[line["is"]])
+                    self._rerun_request(sup, line, *defined[line["is"]])
                     bar.update()
                     if last[line["is"]] == index:
                         del defined[line["is"]]
@@ -138,12 +138,12 @@ class Rerun:
             self.why = self.why or f"{type(error).__name__}: {error}"
             return None
 
-    def _one(self, sup: Supervisor, line: Json, request: Request | None, row: str | None) -> None:
+    def _rerun_request(self, sup: Supervisor, line: Json, request: Request | None, row: str | None) -> None:
         """Deal with one request of the journal."""
         then = self.outcomes.get(line["request"])
         if then is None:
             self.unknown += 1
-        elif then.get("status") in UNTOUCHED:
+        elif then.get("status") in NOT_RUN:
             self.skipped += 1
         elif request is None:
             self.unreadable += 1
@@ -154,14 +154,14 @@ class Rerun:
     def _compare(self, sup: Supervisor, line: Json, then: Json, request: Request, row: str | None) -> None:
         """Run one request, and take note where it ends otherwise, or is done by another row."""
         late = then.get("error") == DeadlineExceeded.__name__  # it may have hung, or only have come too late
-        error = sup.submit(request, timeout=line.get("timeout") if late else None).exception(PATIENCE)
+        error = sup.submit(request, timeout=line.get("timeout") if late else None).exception(TIMEOUT)
         if late and (error is None or isinstance(error, DeadlineExceeded)):
             return
         arch = sup.device.arch
         now: Json = {} if error is None else {"error": type(error).__name__, "words": str(error)}
         comparable = error is None and row is not None and self.header["arch"] == str(arch)  # else rows differ anyway
         if then.get("error") != now.get("error") or (comparable and row_of(request, arch) != row):
-            before, after = _words(then, row), _words(now, row_of(request, arch))
+            before, after = _outcome_text(then, row), _outcome_text(now, row_of(request, arch))
             found = {"request": line["request"], "what": request.describe(), "journal": before, "now": after}
             self.difference = found
 
@@ -180,7 +180,7 @@ class Rerun:
         }
 
 
-def _words(outcome: Json, row: str | None) -> str:
+def _outcome_text(outcome: Json, row: str | None) -> str:
     if "error" in outcome:
         return f"{outcome['error']}: {outcome.get('words', '').partition(chr(10))[0]}"
     return "done" if row is None else f"done, by {row}"

@@ -26,7 +26,7 @@ from dispatch.cli.expression import evaluate
 from dispatch.core.communicator import Ranks
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
-from dispatch.keys import Choice, Dtype, meant
+from dispatch.keys import Choice, Dtype, did_you_mean
 from dispatch.libraries.cutlass import evt
 from dispatch.libraries.threads.communicator import placeholder_communicator
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["ORDERS", "Partial", "Reader", "Spec", "add_flags", "given_fields", "hints", "reader"]
+__all__ = ["ORDERS", "Partial", "Reader", "Spec", "add_flags", "field_types", "given_fields", "reader"]
 
 ORDERS = ("rows", "columns", "channels_last")  # C order, the last two axes the other way round, the second axis last
 FIELD = "field "  # before a field's name in a namespace, which has options of other meanings, too
@@ -82,7 +82,7 @@ class Reader(NamedTuple):
 
 
 # -- types ------------------------------------------------------------------------------------------------------------
-def hints(kind: type[Any]) -> dict[str, Any]:
+def field_types(kind: type[Any]) -> dict[str, Any]:
     """The type of each field of a dataclass or named tuple, or a class of no meaning for a name that is nowhere."""
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
@@ -143,14 +143,16 @@ def reader(name: str, hint: Any) -> Reader | None:
     if name.endswith("dtype"):
         return Reader(read_dtype, f"a dtype: {', '.join(Dtype.by_name)}", _hint_of_dtype)
     if get_origin(hint) in (Union, types.UnionType):
-        kinds = sorted(get_args(hint), key=_rank)
+        kinds = sorted(get_args(hint), key=_union_order)
         if _is_choice(kinds[0]):
             kinds = [each for each in kinds if each is not str]  # names of members, which are read as such
         readers = [found for each in kinds if (found := reader(name, each))]
         expected = dict.fromkeys(each.expected for each in sorted(readers, key=lambda each: each.expected == "none"))
         if not readers:
             return None
-        return Reader(lambda text: _first(readers, text), " or ".join(expected), lambda text: _hints(readers, text))
+        return Reader(
+            lambda text: _read_first(readers, text), " or ".join(expected), lambda text: _first_hint(readers, text)
+        )
     if get_origin(hint) is tuple:
         return _tuple_reader(name, hint)
     if hint is Any and name == "operands":
@@ -172,7 +174,7 @@ def _is_choice(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, Choice)
 
 
-def _rank(hint: Any) -> int:
+def _union_order(hint: Any) -> int:
     """The kinds of a union in the order in which they are tried: a word has the first that takes it."""
     order: list[Any] = [type(None), bool, int, float, complex, tuple, Tensor]
     origin = get_origin(hint) or hint
@@ -181,7 +183,7 @@ def _rank(hint: Any) -> int:
     return order.index(origin) if origin in order else len(order)
 
 
-def _first(readers: list[Reader], text: str) -> Any:
+def _read_first(readers: list[Reader], text: str) -> Any:
     for each in readers:
         try:
             return each.read(text)
@@ -190,13 +192,13 @@ def _first(readers: list[Reader], text: str) -> Any:
     raise ValueError(text)
 
 
-def _hints(readers: Iterable[Reader], text: str) -> str:
-    return next((said for each in readers if (said := each.hint(text))), "")
+def _first_hint(readers: Iterable[Reader], text: str) -> str:
+    return next((hint_text for each in readers if (hint_text := each.hint(text))), "")
 
 
 def _hint_of_dtype(text: str) -> str:
-    said = Dtype.hint(text)
-    return f". {said}" if said else ""
+    hint_text = Dtype.hint(text)
+    return f". {hint_text}" if hint_text else ""
 
 
 def _one_of(names: Mapping[str, Any]) -> Callable[[str], Any]:
@@ -218,7 +220,9 @@ SIMPLE: dict[type[Any], Reader] = {
     str: Reader(str, "a word"),
     evt.Node: Reader(lambda text: evaluate(text, EVT), "an epilogue tree like relu(accumulator() + row('bias'))"),
     Tensor: Reader(Spec.read, "an operand like 8x64:f16:rows"),
-    Ranks: Reader(lambda text: placeholder_communicator(int(text)), "how many ranks there are, of which this is the first"),
+    Ranks: Reader(
+        lambda text: placeholder_communicator(int(text)), "how many ranks there are, of which this is the first"
+    ),
 }
 
 
@@ -231,7 +235,7 @@ def _choice_reader(kind: type[Choice]) -> Reader:
             raise ValueError(text)
         return found
 
-    return Reader(read, _names_of(kind), lambda text: meant(kind, text))
+    return Reader(read, _names_of(kind), lambda text: did_you_mean(kind, text))
 
 
 def _names_of(kind: type[Enum]) -> str:
@@ -259,7 +263,7 @@ def _tuple_reader(name: str, hint: Any) -> Reader | None:
 
 def _record_reader(kind: type[Any]) -> Reader:
     """Values by name: mode=LSTM,input_size=64."""
-    known = {name: made for name, hint in hints(kind).items() if (made := reader(name, hint))}
+    known = {name: made for name, hint in field_types(kind).items() if (made := reader(name, hint))}
     parameters = inspect.signature(kind).parameters
     needed = [name for name in known if parameters[name].default is inspect.Parameter.empty]
     others = ", ".join(name for name in known if name not in needed)
@@ -277,8 +281,8 @@ def _record_reader(kind: type[Any]) -> Reader:
 
     values = ",".join(f"{name}=…" for name in needed or [next(iter(known))])
     words = "; ".join(f"{name} is {known[name].expected}" for name in needed)
-    told = f"values by name, like {values}{' and' if needed else ', of'} {others}"
-    return Reader(read, f"{told}; {words}" if words else told)
+    text = f"values by name, like {values}{' and' if needed else ', of'} {others}"
+    return Reader(read, f"{text}; {words}" if words else text)
 
 
 def _pairs(text: str, reader_of: Callable[[str], Callable[[str], Any]]) -> dict[str, Any]:
@@ -297,14 +301,14 @@ def add_flags(parser: ArgumentParser, kinds: Sequence[type[Any]]) -> None:
     """A flag for each field of an op's request classes that a word can say; nearly every op has one class."""
     known: dict[str, dict[type[Any], Reader]] = {}
     for kind in kinds:
-        found = hints(kind)
+        found = field_types(kind)
         for field in fields(kind):
             each = reader(field.name, found[field.name])
             if each is not None:
                 known.setdefault(field.name, {})[kind] = each
     for name, readers in known.items():
         first = next(iter(readers))
-        flag, about = "--" + name.replace("_", "-"), documented(first).get(name, "").replace("%", "%%")
+        flag, about = "--" + name.replace("_", "-"), field_docs(first).get(name, "").replace("%", "%%")
         options: dict[str, Any] = {"dest": FIELD + name, "default": MISSING}
         if all(each is SIMPLE[bool] for each in readers.values()):
             parser.add_argument(flag, action=BooleanOptionalAction, help=about, **options)
@@ -313,14 +317,14 @@ def add_flags(parser: ArgumentParser, kinds: Sequence[type[Any]]) -> None:
         unsaid = default is MISSING or default is None
         text = f"{about + '; ' if about else ''}{_expected(readers)}"
         text += "" if unsaid else f" (default: {getattr(default, 'name', default)})"
-        parser.add_argument(flag, action=_Read, readers=readers, metavar=name.upper(), help=text, **options)
+        parser.add_argument(flag, action=_ReadAction, readers=readers, metavar=name.upper(), help=text, **options)
 
 
 def _expected(readers: dict[type[Any], Reader]) -> str:
     return " or ".join(dict.fromkeys(each.expected for each in readers.values()))
 
 
-class _Read(Action):
+class _ReadAction(Action):
     """Keeps what a field's reader in each class makes of a word, or says what was expected."""
 
     def __init__(self, *words: Any, readers: dict[type[Any], Reader], **options: Any) -> None:
@@ -333,8 +337,8 @@ class _Read(Action):
             with suppress(ValueError, BadRequest):
                 found[kind] = each.read(values)
         if not found:
-            said = _hints(self.readers.values(), values)
-            raise ArgumentError(self, f"got {values!r}; expected {_expected(self.readers)}{said}")
+            hint_text = _first_hint(self.readers.values(), values)
+            raise ArgumentError(self, f"got {values!r}; expected {_expected(self.readers)}{hint_text}")
         setattr(namespace, self.dest, found)
 
 
@@ -352,7 +356,7 @@ def given_fields(options: Namespace, kind: type[Any]) -> dict[str, Any]:
     return found
 
 
-def documented(kind: type[Any]) -> dict[str, str]:
+def field_docs(kind: type[Any]) -> dict[str, str]:
     """What the docstrings of a class and its bases say of each field."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):

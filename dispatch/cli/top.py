@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
                 return 1
             now = [facts for facts in now if _is_sound(facts)]
             if not now:
-                return _nobody(options.pid, seen=bool(before))
+                return _report_no_supervisor(options.pid, seen=bool(before))
             if before or not options.once:
                 _show(with_rates(now, before), options)
             if before and options.once:
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _nobody(pid: int, *, seen: bool) -> int:
+def _report_no_supervisor(pid: int, *, seen: bool) -> int:
     if seen:
         say(f"process {pid} has no supervisor any more")
         return 0

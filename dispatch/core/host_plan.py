@@ -15,7 +15,7 @@ from dispatch.checks import names_arguments, shown
 from dispatch.core.request import Plan
 from dispatch.errors import BadRow
 from dispatch.keys import C128, F64
-from dispatch.refusal import calls_own_code
+from dispatch.refusal import calls_user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +78,7 @@ class NumpyPlan(Plan):
         super().__init__(row, capture_safe=False)
         self._formula, self._work = formula, work
 
-    @calls_own_code
+    @calls_user_code
     def run(self, request: Any, outputs: Operands) -> None:
         """Compute a request into its outputs; `outputs` holds those that were left to be allocated."""
         with np.errstate(all="ignore"):  # as on a GPU, an overflow is a value and no warning

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dispatch.checks import check_int, whole
+from dispatch.checks import as_python_ints, check_int
 from dispatch.device.frameworks.framework import ForeignStorage
 from dispatch.device.frameworks.frameworks import framework_of
 from dispatch.device.tensor import Tensor
@@ -32,7 +32,7 @@ __all__ = [
 
 def each(name: str, value: Any, rank: int, low: int) -> Shape:
     """A parameter of spatial axes as a tuple with a number for each; BadRequest for one below `low`."""
-    value = whole(name, value)
+    value = as_python_ints(name, value)
     values = value if isinstance(value, tuple) else (value,) * rank
     if len(values) != rank:
         raise BadRequest(name, repr(value), f"a number, or one for each of the {rank} spatial axes")

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch.checks import names_arguments
 from dispatch.core.fusion import NOTHING, Fusion
-from dispatch.errors import BadRow, words
+from dispatch.errors import BadRow, error_text
 from dispatch.keys import HOST, Arch, Compute, Dtype, Epilogue
-from dispatch.refusal import Kind, Refusal, any_says, said_by_rule
+from dispatch.refusal import Kind, Refusal, any_rule_refuses, rule_refusal
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -322,7 +322,7 @@ class Table:
             raise
         except BaseException as error:  # noqa: BLE001  # importing runs foreign code, which may even call sys.exit
             self._set(before)
-            text = f"{type(error).__name__}: {words(error, str)}"
+            text = f"{type(error).__name__}: {error_text(error, str)}"
             self.broken += (f"entry point {entry.name} = {entry.value} of {ENTRY_POINTS} adds no rows: {text}",)
 
     @property
@@ -349,7 +349,7 @@ def accepts(row: Row, request: Request, wanted: Signature) -> bool:
         and row.of(wanted.library)
         and (row.compute is wanted.compute or (wanted.compute is None and row.compute not in FAST))
         and _fuses(row.fusion or NOTHING, wanted, wanted.dtypes[count:])
-        and not any_says(row.rules, request)
+        and not any_rule_refuses(row.rules, request)
     )
 
 
@@ -377,7 +377,7 @@ def refusals(row: Row, request: Request, wanted: Signature, asked: dict[Rule, st
     if wanted.scales and wanted.scales not in row.scales:
         reasons.append(Refusal(Kind.SCALES, row.scales, wanted.scales))
     said = (_ask(rule, request, asked, sure=not reasons) for rule in row.rules)
-    return reasons + [said_by_rule(text) for text in said if text]
+    return reasons + [rule_refusal(text) for text in said if text]
 
 
 def _ask(rule: Rule, request: Request, asked: dict[Rule, str], *, sure: bool) -> str:

@@ -6,13 +6,13 @@ and goes on.
 
 from __future__ import annotations
 
-from dispatch.refusal import callers
+from dispatch.refusal import user_code_callers
 
 __all__ = ["is_of_user_code"]
 
 
 def is_of_user_code(error: BaseException) -> bool:
-    """Whether an error comes from a user's function, by its traceback: code of `callers` has called foreign code.
+    """Whether an error comes from a user's function: its traceback has code of `user_code_callers` that called it.
 
     Never true for KeyboardInterrupt and SystemExit, wherever they were raised, because they are to end the worker.
     Other BaseExceptions, such as asyncio.CancelledError, count like any error.
@@ -23,7 +23,7 @@ def is_of_user_code(error: BaseException) -> bool:
     while frames is not None and frames.tb_next is not None:
         called = frames.tb_next
         module = str(called.tb_frame.f_globals.get("__name__", ""))
-        if frames.tb_frame.f_code in callers and module.partition(".")[0] not in ("dispatch", "cudabind"):
+        if frames.tb_frame.f_code in user_code_callers and module.partition(".")[0] not in ("dispatch", "cudabind"):
             return True
         frames = called
     return False

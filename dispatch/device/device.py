@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import numpy as np
 
 from cudabind._fork import anew
-from dispatch.checks import check_dtype, check_fits, check_shape, check_type, converted
+from dispatch.checks import check_dtype, check_fits, check_shape, check_type, convert_array
 from dispatch.device import dlpack
 from dispatch.device.async_copy import Copy
 from dispatch.device.host_memory import array_kind, host_memory
@@ -116,7 +116,7 @@ class Device:
 
     def copy_in_async(self, tensor: Tensor, array: Array) -> Copy:
         """Begin `copy_in`, of an array of any dtype."""
-        self.copy_in(tensor, converted("source", array, tensor.dtype))
+        self.copy_in(tensor, convert_array("source", array, tensor.dtype))
         return Copy(None, None, tensor)
 
     def copy_out_async(self, tensor: Tensor, out: Array | None) -> Copy:
@@ -358,7 +358,7 @@ class Device:
         kind = check_dtype("dtype", array.dtype if dtype is None else dtype)
         check_fits("source", source, array, kind)
         tensor = self.empty(array.shape, kind)
-        self.copy_in(tensor, converted("source", array, kind))
+        self.copy_in(tensor, convert_array("source", array, kind))
         return tensor
 
     def __str__(self) -> str:

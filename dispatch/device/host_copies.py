@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cudabind import driver
-from dispatch.checks import converted
+from dispatch.checks import convert_array
 from dispatch.device.async_copy import Copy
 from dispatch.device.failed_collectives import check_not_failed
 from dispatch.device.pinned import PinnedPool
@@ -94,7 +94,7 @@ class HostCopies:
         source = array
         if array.dtype != kind or not array.flags.c_contiguous or not pool.holds(array.ctypes.data):
             source = pool.array(array.shape, kind)
-            source[...] = converted("source", array, tensor.dtype)
+            source[...] = convert_array("source", array, tensor.dtype)
         piece = whole(tensor, source)
         if piece is None:
             self._device.copy_in(tensor, source)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
-from dispatch.checks import check_dtype, check_fits, check_int, check_shape, converted, shown
+from dispatch.checks import check_dtype, check_fits, check_int, check_shape, convert_array, shown
 from dispatch.device import dlpack
 from dispatch.device.indexing import by_numpy, indexed
 from dispatch.device.operators import apply_function, point_elsewhere, refuse_operators, refuse_product, refuse_ufunc
@@ -204,7 +204,7 @@ class Tensor:
 
     def copy_from(self, source: Any) -> Tensor:
         """Overwrite with anything that `Device.array` takes, of the same shape; the host converts it. Returns self."""
-        self.device.copy_in(self, converted("source", self._source(source), self.dtype))
+        self.device.copy_in(self, convert_array("source", self._source(source), self.dtype))
         return self
 
     def _source(self, source: Any) -> Array:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from dispatch.errors import WorkerFailed, words
+from dispatch.errors import WorkerFailed, error_text
 from dispatch.logs import log
 from dispatch.supervise.limits import LONGEST
 from dispatch.supervise.priority_queue import PriorityQueue
@@ -57,7 +57,9 @@ class Circuit:
                 return False
             within = self.cooling_down or self.limit.count()
         if not within:
-            text = f"the workers of {self.device} broke {self.limit.describe()}, the last time with {words(defect)}"
+            text = (
+                f"the workers of {self.device} broke {self.limit.describe()}, the last time with {error_text(defect)}"
+            )
             self.open_circuit(text, defect)
         if self.cooling_down:
             self._cool_down()

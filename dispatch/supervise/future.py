@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Protocol
 
 from dispatch.core.request import R_co
-from dispatch.errors import DeadlineExceeded, DependencyFailed, Undelivered, words
+from dispatch.errors import DeadlineExceeded, DependencyFailed, Undelivered, error_text
 from dispatch.supervise.limits import check_seconds
 from dispatch.supervise.waiters import CANCELLED, DELIVERED, DONE, FAILED, LoopWaker, WaitList, ensure_wait_list
 
@@ -169,7 +169,7 @@ class Future(Generic[R_co]):
         """The state, on one line, with the error of a failed one; showing that does not count as reading it."""
         state = self._state.partition("_")[0].lower()
         if state == "finished" and self._status != DONE:
-            text = " ".join(f"{type(self._value).__name__}: {words(self._value, str)}".split())
+            text = " ".join(f"{type(self._value).__name__}: {error_text(self._value, str)}".split())
             state = f"failed: {text if len(text) <= LONGEST else text[:LONGEST] + '…'}"
         return f"<Future {state}>"
 
@@ -324,7 +324,7 @@ class ConditionalFuture(Future[R_co]):
         """The error if a future that it depends on has failed or was cancelled, else None."""
         for future in self.after:
             if future._status > DONE:
-                how = "was cancelled" if future._status == CANCELLED else f"failed: {words(future._value)}"
+                how = "was cancelled" if future._status == CANCELLED else f"failed: {error_text(future._value)}"
                 error = DependencyFailed(f"it was not run, for a request that it was submitted to run after {how}")
                 error.__cause__ = future._value
                 return error

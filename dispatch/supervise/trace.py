@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 from dispatch.checks import names_arguments, shown
-from dispatch.errors import BadRequest, DeviceUnavailable, HookFailed, words
+from dispatch.errors import BadRequest, DeviceUnavailable, HookFailed, error_text
 from dispatch.supervise.future import CANCELLED, DONE
 from dispatch.supervise.profile import profile
 
@@ -112,7 +112,7 @@ def _call(point: str, function: Callable[[Request], object], request: Request) -
     try:
         function(request)
     except BaseException as error:
-        raise HookFailed(f"the hook {function!r} {point} enqueueing {request.op} raised {words(error)}") from error
+        raise HookFailed(f"the hook {function!r} {point} enqueueing {request.op} raised {error_text(error)}") from error
 
 
 def watch(future: Future, request: Request) -> None:

@@ -16,7 +16,7 @@ from dispatch.core.request import Request
 from dispatch.core.user_code import is_of_user_code
 from dispatch.device.cuda import OUT_OF_MEMORY, CudaDevice
 from dispatch.device.stream import current
-from dispatch.errors import BadRequest, DispatchError, OutOfMemory, WorkerFailed, words
+from dispatch.errors import BadRequest, DispatchError, OutOfMemory, WorkerFailed, error_text
 from dispatch.supervise.future import ALREADY_CLAIMED, CANCELLED, FAILED, ConditionalFuture
 from dispatch.supervise.queue import clone_error
 
@@ -154,7 +154,7 @@ class Worker:
             self._fail(future, BadRequest("request", type(request).__name__, "a dispatch.Request", hint))
             return
         failure = WorkerFailed(
-            f"worker {self.queue.index} of {self.device} broke on {describe_request(request)}: {words(error)}"
+            f"worker {self.queue.index} of {self.device} broke on {describe_request(request)}: {error_text(error)}"
         )
         failure.__cause__ = error
         self._fail(future, failure)
@@ -173,7 +173,9 @@ class Worker:
             if not _is_out_of_memory(error):
                 return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
             what = describe_request(request)
-            short = OutOfMemory(f"{self.device} has not enough memory for {what}, caches freed: {words(error, str)}")
+            short = OutOfMemory(
+                f"{self.device} has not enough memory for {what}, caches freed: {error_text(error, str)}"
+            )
             short.__cause__ = error
             return short
         return None
@@ -195,7 +197,7 @@ def describe_request(request: Request) -> str:
     try:
         return request.describe()
     except Exception as error:  # noqa: BLE001
-        return f"a {type(request).__name__} whose describe() raised {words(error)}"
+        return f"a {type(request).__name__} whose describe() raised {error_text(error)}"
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -10,9 +10,9 @@ import pytest
 import dispatch as dp
 from dispatch.__main__ import main
 from dispatch.cli.expression import evaluate
-from dispatch.cli.operands import FILL, tensor_of
+from dispatch.cli.operands import COMPLETIONS, tensor_of
 from dispatch.cli.probe import request_classes
-from dispatch.cli.request_flags import Partial, Spec, documented, hints, reader
+from dispatch.cli.request_flags import Partial, Spec, field_docs, field_types, reader
 from dispatch.core.operands import OperandRequest, Output, like
 from dispatch.keys import BF16, F16, F32, HOST, Compute, Epilogue
 from dispatch.ops.conv import ConvFwdRequest
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 )
 def test_every_field_of_a_request_class_is_a_flag_with_a_word_about_it(op, capsys):
     kind: Any = request_classes(op)[0]
-    found = hints(kind)
+    found = field_types(kind)
     with pytest.raises(SystemExit):
         main(["explain", op, "--help"])
     text = " ".join(capsys.readouterr().out.split())
@@ -42,7 +42,7 @@ def test_every_field_of_a_request_class_is_a_flag_with_a_word_about_it(op, capsy
 
 def test_what_is_filled_in_is_of_classes_that_there_are():
     known = {base.__name__ for op in dp.TABLE.ops for kind in request_classes(op) for base in kind.__mro__}
-    assert FILL.keys() <= known
+    assert COMPLETIONS.keys() <= known
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class Mine:
 
 
 def test_types_are_read_as_they_are_written_and_those_for_type_checkers_too():
-    found = hints(Mine)
+    found = field_types(Mine)
     assert found["x"] is dp.Tensor
     assert found["mode"] is dp.PoolingMode
     assert found["compute"] == Compute | None
     assert reader("stranger", found["stranger"]) is None
-    assert documented(Mine) == dict.fromkeys("xy", "of any shape, but not empty") | {"mode": "how"}
+    assert field_docs(Mine) == dict.fromkeys("xy", "of any shape, but not empty") | {"mode": "how"}
 
 
 READ = [
@@ -96,13 +96,13 @@ READ = [
 
 @pytest.mark.parametrize(("name", "kind", "text", "value"), READ)
 def test_a_word_is_read_by_the_type_of_its_field(name, kind, text, value):
-    each: Any = reader(name, hints(kind)[name])
+    each: Any = reader(name, field_types(kind)[name])
     found = each.read(text)
     assert (found, type(found)) == (value, type(value))
 
 
 def test_a_record_is_read_by_the_names_of_its_fields():
-    each: Any = reader("network", hints(RnnRequest)["network"])
+    each: Any = reader("network", field_types(RnnRequest)["network"])
     kind, values = each.read("mode=GRU,input_size=3,hidden_size=4,bidirectional=true,bias=false")
     assert kind is dp.Network
     assert values == {"mode": RnnMode.GRU, "input_size": 3, "hidden_size": 4, "bidirectional": True, "bias": False}
@@ -113,7 +113,7 @@ def test_a_record_is_read_by_the_names_of_its_fields():
 
 
 def test_a_record_takes_numbers_as_its_own_help_writes_them():
-    each: Any = reader("form", hints(dp.SparseMvRequest)["form"])
+    each: Any = reader("form", field_types(dp.SparseMvRequest)["form"])
     assert "shape is numbers like 3,3" in each.expected
     wanted = {"format": SparseFormat.CSR, "shape": (3, 3), "block": (1, 1)}
     for text in ("format=CSR,shape=3,3,block=1,1", "shape=3x3,block=1,1,format=CSR", "block=1x1,format=CSR,shape=3,3"):

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import dispatch as dp
-from dispatch.checks import _choices_of as choices_of
+from dispatch.checks import _enum_fields as choices_of
 from dispatch.errors import BadRequest, DispatchError, Undelivered
 from dispatch.ops.activation import ActivationMode
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import dispatch as dp
-from dispatch.errors import BadRequest, NoRow, Undelivered, words
+from dispatch.errors import BadRequest, NoRow, Undelivered, error_text
 from dispatch.keys import HOST, Arch, Compute
 from dispatch.ops.grouped_matmul.request_lists import GroupedMatmulListRequest
 from dispatch.ops.sparse.form import SparseForm
@@ -183,10 +183,10 @@ def test_another_error_is_told_in_one_line() -> None:
     with pytest.raises(NoRow) as caught:
         dp.matmul(square("f32"), square("f16"))
     error = caught.value
-    assert words(error) == repr(error) == f"NoRow({str(error).splitlines()[0]!r})"
-    assert words(error, str) == str(error).splitlines()[0]
-    assert words(ValueError("one\ntwo")) == "ValueError('one')"
-    assert len(words(ValueError("x" * 5000))) <= 400
+    assert error_text(error) == repr(error) == f"NoRow({str(error).splitlines()[0]!r})"
+    assert error_text(error, str) == str(error).splitlines()[0]
+    assert error_text(ValueError("one\ntwo")) == "ValueError('one')"
+    assert len(error_text(ValueError("x" * 5000))) <= 400
     text = str(Undelivered([error] * 12))
     assert text.splitlines()[1] == f"  NoRow: {str(error).splitlines()[0]}"
     assert len(text.splitlines()) == 12

@@ -20,7 +20,7 @@ from dispatch.checks import names_arguments
 from dispatch.core.request import IdlePlan, Plan
 from dispatch.errors import BadRow, Refused
 from dispatch.libraries.nvrtc.compiled import compiled
-from dispatch.refusal import calls_own_code
+from dispatch.refusal import calls_user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,7 +78,7 @@ class Kernel:
         self.__name__ = self.__qualname__ = function  # what `explain` shows
         self.__module__ = getattr(launch, "__module__", __name__)
 
-    @calls_own_code
+    @calls_user_code
     def __call__(self, request: Any, executor: CudaExecutor, row: Row) -> Plan:
         """The plan of a request."""
         launch = self.launch(request)

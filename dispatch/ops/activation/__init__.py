@@ -61,7 +61,7 @@ class ActivationMode(Choice):
         return {"SILU": "SWISH"}
 
     @staticmethod
-    def instead() -> dict[str, str]:
+    def replacements() -> dict[str, str]:
         graph = "dispatch.cudnn.Graph has pointwise({!r}, x)"
         gelu = f"Behind a product, dispatch.matmul(a, b, epilogue='gelu'); alone, {graph}"
         return {

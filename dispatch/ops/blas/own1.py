@@ -15,7 +15,7 @@ from dispatch.keys import C64, C128, F16, F32, F64
 from dispatch.libraries.nvrtc.launching import LaunchPlan, cleared, number_of
 from dispatch.libraries.nvrtc.number_types import NAMES, NUMBERS, VECTORS, WIDEST, fits_vectors
 from dispatch.ops.blas.orders import misplaced
-from dispatch.refusal import OfSize
+from dispatch.refusal import SizeReason
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -189,7 +189,7 @@ def large_and_dense(request: Any) -> str:
         if text := misplaced(layout):
             return f"{name}: {text}"
         if layout.shape and layout.shape[0] < LEAST:
-            return OfSize(f"needs vectors of {LEAST} elements or more, {name} has {layout.shape[0]}")
+            return SizeReason(f"needs vectors of {LEAST} elements or more, {name} has {layout.shape[0]}")
         if layout.shape and layout.strides[0] != 1:
             return f"needs {name} dense, has {layout}: copy it"
     return ""

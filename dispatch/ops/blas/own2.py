@@ -16,7 +16,7 @@ from dispatch.libraries.nvrtc.number_types import NAMES, NUMBERS, WIDEST
 from dispatch.ops.blas.choices import FillMode
 from dispatch.ops.blas.orders import leading, misplaced
 from dispatch.ops.blas.own1 import REAL, THREADS
-from dispatch.refusal import OfSize
+from dispatch.refusal import SizeReason
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -234,7 +234,7 @@ def large_and_in_lines(request: Any) -> str:
             return f"{name}: {text}"
     layout = layouts.pop("a")
     if not LEAST <= layout.shape[0] <= MOST:
-        return OfSize(f"needs {LEAST} to {MOST} rows, a is {layout}")
+        return SizeReason(f"needs {LEAST} to {MOST} rows, a is {layout}")
     if all(leading(layout, row=row) is None for row in (True, False)):
         return f"needs a row-major or column-major, with adjacent elements in each line, has {layout}: copy it"
     for name, layout in layouts.items():

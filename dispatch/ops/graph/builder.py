@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.checks import check_int, names_arguments, whole
+from dispatch.checks import as_python_ints, check_int, names_arguments
 from dispatch.core.layouts import dense_strides
 from dispatch.core.list_call_cache import ListCallCache
 from dispatch.core.operand_checks import each
@@ -126,7 +126,7 @@ class Graph:
         """Reduce axes to extent 1: ADD, MUL, MIN, MAX, AMAX, AVG, NORM1, NORM2."""
         self._check_mine(x)
         rank = len(x.shape)
-        places = {check_int("axes", axis, -rank, rank - 1) % rank for axis in whole("axes", axes)}
+        places = {check_int("axes", axis, -rank, rank - 1) % rank for axis in as_python_ints("axes", axes)}
         dims = tuple(1 if place in places else extent for place, extent in enumerate(x.shape))
         return Node(self, self._builder.reduction(mode, x.wire, dims))
 

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from dispatch.checks import as_array, check_bool, check_int, check_number, shown, whole
+from dispatch.checks import as_array, as_python_ints, check_bool, check_int, check_number, shown
 from dispatch.errors import BadRequest
 from dispatch.keys import I64
 from dispatch.ops.random.drawn import (
@@ -61,7 +61,7 @@ class GeneratorOfDraws:
         if high is None:
             low, high = 0, low
         check_bool("endpoint", endpoint)
-        low, high = whole("low", low), whole("high", high)
+        low, high = as_python_ints("low", low), as_python_ints("high", high)
         high = high + 1 if endpoint and type(high) is int else high
         return self._draw(INTEGERS, size, dtype, out, low=low, high=high)
 

@@ -9,7 +9,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from dispatch.checks import check_enum, check_int, make_whole, names_arguments, read_choices
+from dispatch.checks import check_enum, check_int, convert_int_fields, names_arguments, read_choices
 from dispatch.errors import BadRequest
 from dispatch.keys import Choice, member
 
@@ -93,7 +93,7 @@ class Network:
         if isinstance(self.bias, bool):
             object.__setattr__(self, "bias", RnnBiasMode.DOUBLE_BIAS if self.bias else RnnBiasMode.NO_BIAS)
         check_enum("bias", self.bias, RnnBiasMode)
-        make_whole(self, ("input_size", "hidden_size", "layers", "projection"))
+        convert_int_fields(self, ("input_size", "hidden_size", "layers", "projection"))
         for name in ("input_size", "hidden_size", "layers"):
             check_int(name, getattr(self, name), 1)
         if not isinstance(self.bidirectional, bool):

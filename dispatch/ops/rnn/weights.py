@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dispatch.checks import as_array, check_dtype, check_type, converted
+from dispatch.checks import as_array, check_dtype, check_type, convert_array
 from dispatch.device.device import Device
 from dispatch.device.tensor import Tensor
 from dispatch.errors import BadRequest
@@ -65,7 +65,7 @@ def pack_weights(network: Network, named: Mapping[str, Any], device: Device, dty
         if array.shape != shapes[name]:
             raise BadRequest(name, f"shape {array.shape}", f"shape {shapes[name]}")
     kind = check_dtype("dtype", next(iter(arrays.values())).dtype if dtype is None else dtype)
-    arrays = {name: converted(name, array, kind) for name, array in arrays.items()}
+    arrays = {name: convert_array(name, array, kind) for name, array in arrays.items()}
     return device.array(pack(network, arrays, places(network, kind, device), kind.numpy))
 
 

@@ -11,7 +11,7 @@ from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from dispatch.errors import BadRequest, DeadlineExceeded, DependencyFailed, WorkerFailed, words
+from dispatch.errors import BadRequest, DeadlineExceeded, DependencyFailed, WorkerFailed, error_text
 from dispatch.supervise import trace
 from dispatch.supervise.cuda_worker import BATCH
 from dispatch.supervise.future import TOO_LATE
@@ -112,7 +112,7 @@ class JobRunner:
             error = worse
         if self.device.fault is not None:
             self.owner.exit_lost(error)
-        self.owner.send_control("defect", self.queue.index, words(error)[:MAX_REASON_CHARS])
+        self.owner.send_control("defect", self.queue.index, error_text(error)[:MAX_REASON_CHARS])
 
     def _report_finished(self) -> None:
         """Report all jobs that have run."""
@@ -156,7 +156,7 @@ class JobRunner:
             other = self.owner.workers[index]
             cause = other.failures.get(number)
             if cause is not None:
-                text = f"it was not run, for a request that it was submitted to run after failed: {words(cause)}"
+                text = f"it was not run, for a request that it was submitted to run after failed: {error_text(cause)}"
                 error = DependencyFailed(text)
                 error.__cause__ = cause
                 return error
@@ -207,7 +207,7 @@ class JobRunner:
             except BaseException as error:  # a user's request may raise anything, and it must be reported
                 if self.device.fault is not None:
                     raise
-                refusal = WorkerFailed(f"worker {self.queue.index} could not prepare a request: {words(error)}")
+                refusal = WorkerFailed(f"worker {self.queue.index} could not prepare a request: {error_text(error)}")
                 refusal.__cause__ = error
             if refusal is not None:
                 self._fail(job, refusal)
@@ -229,7 +229,7 @@ class JobRunner:
                 raise
             hint = "its class must be importable in a new process, where the script's __main__ is another"
             hint += "; setup=('your.module',) is imported there first"
-            return BadRequest("request", words(error), "one that another process can rebuild", hint)
+            return BadRequest("request", error_text(error), "one that another process can rebuild", hint)
 
     def _fail(self, future: Any, error: BaseException) -> None:
         raise NotImplementedError

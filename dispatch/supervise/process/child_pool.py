@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from cudabind.errors import CudaError
-from dispatch.errors import DispatchError, OutOfMemory, WorkerFailed, words
+from dispatch.errors import DispatchError, OutOfMemory, WorkerFailed, error_text
 from dispatch.supervise.cuda_worker import IN_FLIGHT
 from dispatch.supervise.process import messages
 from dispatch.supervise.queue import OPEN, WorkerQueue
@@ -237,7 +237,7 @@ class ChildPool:
     def exit_lost(self, error: BaseException) -> None:
         """Exit because the device is lost; first report why, and which requests had started and not ended."""
         started = sorted(number for worker in self.workers for number in worker.started_numbers())
-        why = words(self.device.fault or error, str)
+        why = error_text(self.device.fault or error, str)
         try:
             self.send_control("lost", why, messages.pack_error(error).hex(), started)
         except OSError:  # the error may be longer than a message

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cudabind.errors import CudaError
 from dispatch.device.device import Device
 from dispatch.device.tensor import Tensor
-from dispatch.errors import BadRequest, DispatchError, WorkerFailed, words
+from dispatch.errors import BadRequest, DispatchError, WorkerFailed, error_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -221,7 +221,7 @@ def unpack_request(data: bytes, home: Device, tensor: Callable[..., Tensor]) -> 
 
 def pack_error(error: BaseException) -> bytes:
     """An error as bytes, with its cause; one that does not pickle becomes a WorkerFailed with its text."""
-    text = f"{type(error).__name__}: {words(error, str)}"
+    text = f"{type(error).__name__}: {error_text(error, str)}"
     try:
         for one in (error, error.__cause__):
             _note_traceback(one)

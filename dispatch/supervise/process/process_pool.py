@@ -16,7 +16,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from dispatch.errors import DispatchError, WorkerFailed, words
+from dispatch.errors import DispatchError, WorkerFailed, error_text
 from dispatch.logs import log
 from dispatch.supervise.pool import WorkerPool
 from dispatch.supervise.process.children import Children
@@ -170,7 +170,7 @@ class ProcessPool(Monitor, WorkerPool):
             while not self.is_over():
                 self._wait_for_cooldown() if self.cooling_down else self.listen_to_child()
         except BaseException as error:  # noqa: BLE001  # a defect here must leave no future without an end
-            broken = WorkerFailed(f"the monitor thread of {self.device} broke: {words(error)}")
+            broken = WorkerFailed(f"the monitor thread of {self.device} broke: {error_text(error)}")
             broken.__cause__ = error
             self.end(BROKEN, broken)
         self._finish()

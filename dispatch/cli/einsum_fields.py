@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.keys import Compute
 
-__all__ = ["Summing"]
+__all__ = ["EinsumFields"]
 
 
 @dataclass(frozen=True)
-class Summing:
+class EinsumFields:
     """The fields of einsum's request as words can say them; `request` makes it.
 
     Attributes:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from dispatch.device.tensor import Tensor
 
-__all__ = ["Drawing"]
+__all__ = ["GraphFields"]
 
 
 @dataclass(frozen=True)
-class Drawing:
+class GraphFields:
     """The fields of a graph's request as words can say them; `request` makes it.
 
     Attributes:
