@@ -1,7 +1,7 @@
-"""The factors of a sparse matrix: analysis, factorization and solve by cuDSS, of which each is made when it is needed.
+"""The factors of a sparse matrix: analysis, factorization and solve by cuDSS, each when it is needed.
 
-An analysis is of the pattern and a factorization of the values. Descriptors are the host's memory, and get the
-addresses of each run. Follows https://docs.nvidia.com/cuda/cudss/functions.html.
+An analysis depends on the pattern, a factorization on the values. Descriptors are in the host's memory, and are given
+the addresses of each run. Follows https://docs.nvidia.com/cuda/cudss/functions.html.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ INDEX_TYPES = {4: cudss.cudaDataType_t.CUDA_R_32I, 8: cudss.cudaDataType_t.CUDA_
 
 
 class SystemSpec(NamedTuple):
-    """What of a system is no address: `kind` and `view` are a cudssMatrixType_t and a cudssMatrixViewType_t.
+    """A system without its addresses: `kind` and `view` are a cudssMatrixType_t and a cudssMatrixViewType_t.
 
-    `ld` are the leading dimensions of the right-hand sides and of the solution, whose columns lie one behind another.
+    `ld` are the leading dimensions of the right-hand sides and of the solution, which are column-major.
     """
 
     n: int
@@ -50,8 +50,8 @@ class SystemSpec(NamedTuple):
 class SolverSettings(NamedTuple):
     """How systems are solved.
 
-    A `batch` are matrices of one pattern, whose values, right-hand sides and solutions lie one behind another. With
-    `is_hybrid` the factors are in the host's memory, and at most `device_memory` bytes of the device's are taken.
+    `batch` is the number of matrices of one pattern, whose values, right-hand sides and solutions are contiguous. With
+    `is_hybrid` the factors are in the host's memory, and at most `device_memory` bytes of the device's are used.
     """
 
     batch: int = 1
@@ -61,10 +61,10 @@ class SolverSettings(NamedTuple):
 
 
 class Factors:
-    """`cudssData_t` of one system, or of a batch, given back when its executor closes or with this object.
+    """`cudssData_t` of one system, or of a batch, destroyed with its executor or with this object.
 
-    Of a batch cuDSS tells one status: `info` is other than 0 where any of its matrices has failed. What has failed once
-    is told of all that the same `cudssData_t` factorizes after it (1.0.0), so that another one takes its place.
+    cuDSS reports one status for a batch: `info` is not 0 if any of its matrices has failed. Once one has failed, the
+    same `cudssData_t` reports this status for all later factorizations (1.0.0), so it is replaced by a new one.
     """
 
     __slots__ = (
@@ -101,7 +101,7 @@ class Factors:
         self._describe(spec, placeholder)
 
     def _describe(self, spec: Any, placeholder: int) -> None:
-        """Make the descriptors of the matrices, whose addresses each run gives."""
+        """Make the descriptors of the matrices, whose addresses are set for each run."""
         self._index_bytes = spec.index_bytes
         value, kind = cudss.cudaDataType_t(spec.value_type), cudss.cudssMatrixType_t(spec.kind)
         indices = INDEX_TYPES[spec.offset_bytes], INDEX_TYPES[spec.index_bytes]
@@ -113,15 +113,15 @@ class Factors:
             cudss.cudssMatrixCreateDn(made, spec.n, spec.nrhs, ld, placeholder, value, layout)
 
     def solve(self, pattern: tuple[Any, Any], values: Any, b: Any, x: Any, stamp: Any, *, keeps: bool) -> None:
-        """Solve at these addresses, once the matrix is factorized."""
+        """Factorize the matrix if needed, and solve, at these addresses."""
         self.factorize(pattern, values, b, x, stamp, keeps=keeps)
         self.substitute()
 
     def factorize(self, pattern: tuple[Any, Any], values: Any, b: Any, x: Any, stamp: Any, *, keeps: bool) -> bool:
-        """Hand over these addresses, and factorize as far as the analysis and the factors of before no longer hold.
+        """Set these addresses, and analyse and factorize unless the analysis and the factors are still valid.
 
-        `keeps` says whether the pattern is promised to stay, and `stamp`, where there is one, is another for other
-        values. Where it factorizes it waits for the status, and says so.
+        `keeps` says whether the pattern is fixed; `stamp`, if there is one, differs for other values. If it factorizes
+        it waits for the status, and returns True.
         """
         self._set_addresses(pattern, values, b, x)
         known = None if stamp is None else (stamp, values)
@@ -140,41 +140,41 @@ class Factors:
         self._stamp, self._is_factored = None, False
         self._execute(phases.CUDSS_PHASE_REFACTORIZATION if again else phases.CUDSS_PHASE_FACTORIZATION)
         self.info = self._status()
-        # One that has replaced pivots has no scales and no order that another matrix should be given.
+        # Scales and order of a factorization that replaced pivots must not be used for another matrix.
         self._stamp, self._is_factored, self._has_failed = known, not self.info, self.info != 0
         return True
 
     def _set_addresses(self, pattern: tuple[Any, Any], values: Any, b: Any, x: Any) -> None:
-        """Have the descriptors say where the operands of a run are."""
+        """Set the addresses of a run's operands in the descriptors."""
         offsets, indices = pattern
         cudss.cudssMatrixSetCsrPointers(self._a, offsets, None, indices, values)
         cudss.cudssMatrixSetValues(self._b, b)
         cudss.cudssMatrixSetValues(self._x, x)
 
     def mark_failed(self, status: int) -> None:
-        """Have what is factorized from now on be told nothing of what was: its solution was none, which `info` says."""
+        """Record that the solution was wrong, with `status` as `info`: the next factorization begins with new data."""
         self.info, self._has_failed = status, True
 
     def _renew(self) -> None:
-        """Another `cudssData_t`, which knows of no pattern."""
+        """Replace the `cudssData_t` by a new one, without an analysis."""
         cudss.cudssDataDestroy(self._handle, self._data)
         self._data = cudss.cudssData_t()
         cudss.cudssDataCreate(self._handle, self._data)
         self._analysed_pattern, self._stamp, self._is_factored, self._has_failed = None, None, False, False
 
     def substitute(self) -> None:
-        """Solve by the factors that are there, at the addresses that were handed over."""
+        """Solve with the present factors, at the addresses that were set."""
         self._execute(cudss.cudssPhase_t.CUDSS_PHASE_SOLVE)
 
     def _analyse(self) -> None:
-        """Analyse; BadRequest where the device's memory was limited to less than the matrix takes."""
+        """Analyse; BadRequest if the limit of the device's memory is less than the matrix needs."""
         phase, limit = cudss.cudssPhase_t.CUDSS_PHASE_ANALYSIS, self._settings.device_memory
         try:
             self._execute(phase)
         except CudaError:
             if limit is None:
                 raise
-            # What there must be only an analysis tells, which nothing limits.
+            # How much is needed only an analysis without a limit reports.
             self._limit(NO_LIMIT)
             try:
                 self._execute(phase)
@@ -190,7 +190,7 @@ class Factors:
         cudss.cudssConfigSet(self._config, param, ctypes.byref(value), ctypes.sizeof(value))
 
     def _check_memory(self, limit: int) -> None:
-        """BadRequest unless there are as many bytes as the hybrid mode must have, which the analysis tells."""
+        """BadRequest if the limit is less than the hybrid mode needs, which the analysis reports."""
         least = self._get_data(cudss.cudssDataParam_t.CUDSS_DATA_HYBRID_DEVICE_MEMORY_MIN, ctypes.c_int64())
         if limit < least:
             hint = f"device_memory={least}, or None for what cuDSS finds free"
@@ -219,7 +219,7 @@ class Factors:
         return number
 
     def close(self) -> None:
-        """Give all back; a second call does nothing."""
+        """Destroy everything; a second call does nothing."""
         if not hasattr(self, "_data"):
             return
         with relaxed():  # a finalizer may come amid a capture, which the end of the library's memory would end, too
@@ -236,7 +236,7 @@ class Factors:
 
 
 def configure(config: Any, settings: SolverSettings) -> None:
-    """Set what differs from what cuDSS does by itself; each before the analysis, which it may change."""
+    """Set what differs from the defaults of cuDSS; before the analysis, which may depend on it."""
     params = cudss.cudssConfigParam_t
     wanted: list[tuple[Any, Any]] = []
     if settings.batch > 1:

@@ -1,8 +1,8 @@
 """Triangular solves: an analysis of the matrix, which is kept where its pattern is fixed, and the solve.
 
-`cusparseSpSV` and `cusparseSpSM` are alike but for their names. An analysis holds what it has found in a descriptor and
-in memory of its own, and may hold the values, too: these are handed over again in each call. One that was made for
-other addresses of the indices is made anew.
+`cusparseSpSV` and `cusparseSpSM` differ in their names alone. An analysis stores its results in a descriptor and in
+memory of its own, and may store the values, too, so these are passed again in each call. If the indices are at other
+addresses than those of the analysis, the analysis is made anew.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Analysis(Held):
 
 
 class Solve:
-    """A step that solves; `keeps` says whether the pattern is promised to stay."""
+    """A step that solves; `keeps` says whether the pattern is fixed, so that the analysis is kept."""
 
     __slots__ = ("_call", "_executor", "_keeps", "_kept", "_matrix", "_name", "_values")
 
@@ -59,14 +59,14 @@ class Solve:
         self._kept: Analysis | None = None
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Analyse, unless that is kept, and solve."""
+        """Analyse, unless an analysis is kept, and solve."""
         self.prepare(addresses)
         self.solve()
         if not self._keeps:
             self._kept = None
 
     def prepare(self, addresses: Sequence[Any]) -> None:
-        """Analyse, or hand the values over where an analysis of these indices is there."""
+        """Analyse, or pass the values to the analysis of these indices if there is one."""
         self._call.set_arguments(addresses)
         if self._kept is None or self._kept.indices_at != self._matrix.indices_at:
             self._kept = self._analyse()
@@ -74,7 +74,7 @@ class Solve:
             self._update(self._kept, addresses)
 
     def solve(self) -> None:
-        """Solve by what has been prepared, at its addresses."""
+        """Solve at the addresses for which `prepare` was called."""
         if self._kept is None:
             raise RuntimeError("no analysis has been made")
         self._call.invoke(f"{self._name}_solve", self._kept.c)
@@ -89,7 +89,7 @@ class Solve:
         return made
 
     def _update(self, found: Analysis, addresses: Sequence[Any]) -> None:
-        """Hand the values over, which may be others than those of the time before."""
+        """Pass the values, which may have changed since the last call."""
         kind: Any = getattr(cusparse, f"{self._name}Update_t")
         general = getattr(kind, f"CUSPARSE_{self._name.removeprefix('cusparse').upper()}_UPDATE_GENERAL")
         function: Any = getattr(cusparse, f"{self._name}_updateMatrix")

@@ -1,9 +1,9 @@
 """cuSPARSE's products with operators of the caller's: compiled to LTO-IR by NVRTC, linked into its kernels by cuSPARSE.
 
-A plan of SpMMOp is made for descriptors, and a call takes none: it is of the addresses that these had. So it is made
-for memory of a plan's own, which operands are copied to and results from (`bind`). SpMVOp has its vectors in each call,
-but analyses the matrix as its descriptor is made: that is done anew in each run, unless the pattern is fixed. Follows
-https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-functions.
+A plan of SpMMOp is made from descriptors, and a call takes none: it uses the addresses that these had. So it is made
+for memory of the plan, to which operands are copied and from which results are copied (`bind`). SpMVOp takes its
+vectors in each call, but analyses the matrix when its descriptor is made: that is repeated in each run, unless the
+pattern is fixed. Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-functions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ INDICES = {I32: "int", I64: "long long"}
 
 @cache
 def why_not() -> str:
-    """Why cuSPARSE links no operators here; "" where it does: by nvJitLink, no older than the NVRTC that compiles."""
+    """Why cuSPARSE cannot link operators here, "" where it can: it needs an nvJitLink no older than NVRTC."""
     try:
         linker, compiler = tuple(nvjitlink.nvJitLinkVersion())[:2], tuple(nvrtc.nvrtcVersion())[:2]
     except LibraryNotFound as error:
@@ -54,7 +54,7 @@ def why_not() -> str:
 
 
 def compile_to_lto(sources: Mapping[str, str], arch: str) -> dict[str, bytes]:
-    """The LTO-IR of programs by the names of their functions; Refused where it cannot be compiled, or not linked.
+    """The LTO-IR of programs by the names of their functions; Refused where it cannot be compiled or linked.
 
     Raises NvrtcError, with the compiler's messages, where the caller's lines do not compile: "add(1): error: …".
     """
@@ -72,14 +72,14 @@ def pointer_to(code: bytes) -> ctypes.c_void_p:
 
 
 def refused_or_error(error: CusparseError) -> Exception:
-    """Refused where the library does not support what it was asked for; else its own error."""
+    """Refused where the library does not support the call, else the library's own error."""
     if error.name == "CUSPARSE_STATUS_NOT_SUPPORTED":
         return Refused(f"{error.function} does not take it: {error}")
     return error
 
 
 class CompiledProduct:
-    """SpMMOp, as a step of a plan: over memory that it is bound to once."""
+    """SpMMOp as a step of a plan, over memory that it is bound to once."""
 
     __slots__ = ("_code", "_descriptors", "_executor", "_kind", "_made", "_work", "_workspace")
 
@@ -124,7 +124,7 @@ class CompiledProduct:
 
 
 class EmptyRows(KernelStep):
-    """What SpMMOp leaves out, as a step behind it: the result's rows where A has no element."""
+    """A step after SpMMOp that writes what SpMMOp does not: rows of the result where A has no element."""
 
     __slots__ = ()
 
@@ -136,9 +136,9 @@ class EmptyRows(KernelStep):
 
 
 class RowProduct(Call):
-    """SpMVOp, as a step of a plan, with an analysis that stays where the pattern is promised to.
+    """SpMVOp as a step of a plan, with an analysis that is kept where the pattern is fixed.
 
-    Each call reads the values, x and y that its descriptors say; of an analysis only the pattern matters (seen with
+    Each call reads the values, x and y that its descriptors name; an analysis depends on the pattern alone (seen with
     12.9.4 on an H200). One that was made for other addresses of the indices is made anew.
     """
 
@@ -164,7 +164,7 @@ class RowProduct(Call):
         self._made: tuple[Held, Held] | None = None
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Analyse and link, unless that is kept, and multiply."""
+        """Analyse and link, unless both are kept, and multiply."""
         self.set_arguments(addresses)
         alpha, beta, _, *vectors = self.c_arguments
         handle = self._handle.follow()
@@ -178,7 +178,7 @@ class RowProduct(Call):
             raise function.error(status)
 
     def _analyse(self, handle: Any) -> None:
-        """What was made before goes once this is there."""
+        """Analyse and link; what was made before is destroyed when this has succeeded."""
         matrices, size = self.c_arguments[2:], ctypes.c_size_t()
         front: Any = (NON_TRANSPOSE, *matrices, *self._front)
         ask: Any = cusparse.cusparseSpMVOp_bufferSize

@@ -1,7 +1,8 @@
 """Descriptors of sparse and dense operands: made once with a plan, and given the addresses of each run.
 
-A descriptor is the host's memory alone. cuSPARSE takes no null address where there are elements, so that each is made
-at a `placeholder`, which nothing reads. Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-api-reference.
+Descriptors are in the host's memory alone. cuSPARSE takes no null address where there are elements, so each is made
+with the address of a `placeholder`, which nothing reads. Follows
+https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-api-reference.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ __all__ = ["NULL_ADDRESS", "DenseMatrix", "DenseVector", "Descriptor", "SparseMa
 
 INDEX_TYPES = {4: cusparse.cusparseIndexType_t.CUSPARSE_INDEX_32I, 8: cusparse.cusparseIndexType_t.CUSPARSE_INDEX_64I}
 PARTS = 3
-NULL_ADDRESS = 0  # the addresses of a matrix without elements whose memory comes later: nothing can be written there
+NULL_ADDRESS = 0  # of a matrix without elements whose memory is allocated later: nothing can be written there
 
 
 class SparseSpec(NamedTuple):
-    """What the descriptor of a sparse matrix is made of; the places are those of its operands in a plan's addresses.
+    """What the descriptor of a sparse matrix is made from; places are those of its operands among a plan's addresses.
 
-    `rows` and `columns` hold offsets or indices, as the format has it. Of blocks `nnz` counts blocks.
+    `rows` and `columns` hold offsets or indices, depending on the format. Of BSR `nnz` counts blocks.
     """
 
     format: int  # a cusparseFormat_t
@@ -44,18 +45,18 @@ class SparseSpec(NamedTuple):
 
 
 class Descriptor:
-    """What libraries call by a handle, and which has addresses that differ from run to run."""
+    """A descriptor of a library, whose addresses differ from run to run."""
 
     __slots__ = ("__weakref__", "c")
 
     c: Any
 
     def set_addresses(self, addresses: Sequence[Any]) -> None:
-        """Have it describe the operands of a run."""
+        """Set the addresses of a run's operands."""
         raise NotImplementedError
 
     def destroy(self) -> None:
-        """Give it back; a second call does nothing."""
+        """Destroy it; a second call does nothing."""
         raise NotImplementedError
 
     @finalizer
@@ -65,7 +66,7 @@ class Descriptor:
 
 
 class DenseVector(Descriptor):
-    """A vector whose elements are one behind another."""
+    """A vector whose elements are adjacent."""
 
     __slots__ = ("_place",)
 
@@ -84,7 +85,7 @@ class DenseVector(Descriptor):
 
 
 class SparseVector(Descriptor):
-    """A sparse vector, made anew where its indices are at another address, for which it has no setter."""
+    """A sparse vector, made anew if its indices are at another address, for the library has no setter for it."""
 
     __slots__ = ("_addresses", "_given", "_places")
 
@@ -97,7 +98,7 @@ class SparseVector(Descriptor):
         places: tuple[int, int],
         placeholder: int,
     ) -> None:
-        """`sizes` are those of the long vector and of its elements, `places` those of the indices and of the values."""
+        """`sizes` are those of the whole vector and of its stored elements, `places` those of indices and values."""
         self._places = places
         kind = cusparse.cudaDataType(value_type)
         self._given = sizes, (INDEX_TYPES[index_bytes], cusparse.cusparseIndexBase_t(base), kind)
@@ -138,7 +139,7 @@ class DenseMatrix(Descriptor):
         cusparse.cusparseCreateDnMat(self.c, *shape, ld, placeholder, kind, chosen)
 
     def set_batch(self, count: int, step: int) -> None:
-        """Have it describe a batch, whose matrices are so many elements apart."""
+        """Make it describe a batch whose matrices are so many elements apart."""
         cusparse.cusparseDnMatSetStridedBatch(self.c, count, step)
 
     def set_addresses(self, addresses: Sequence[Any]) -> None:
@@ -150,7 +151,7 @@ class DenseMatrix(Descriptor):
 
 
 class SparseMatrix(Descriptor):
-    """A sparse matrix; one of BSR is made anew where its indices are at another address, for it has no such setter."""
+    """A sparse matrix; one in BSR is made anew if its indices are at another address, for there is no setter."""
 
     __slots__ = ("_addresses", "spec")
 
@@ -193,9 +194,9 @@ class SparseMatrix(Descriptor):
                 cusparse.cusparseSpMatSetAttribute(self.c, attribute, ctypes.byref(held), ctypes.sizeof(held))
 
     def set_batch(self, count: int, offsets: int, elements: int) -> None:
-        """Have one in CSR or COO describe a batch; 0 apart is one for all.
+        """Make a matrix in CSR or COO describe a batch; a stride of 0 shares a part among all matrices.
 
-        `offsets` are between those of two matrices in CSR, `elements` between their indices and values.
+        `offsets` is the stride of row offsets in CSR, `elements` that of indices and values.
         """
         if self.spec.format == cusparse.cusparseFormat_t.CUSPARSE_FORMAT_COO:
             cusparse.cusparseCooSetStridedBatch(self.c, count, elements)
@@ -204,7 +205,7 @@ class SparseMatrix(Descriptor):
 
     @property
     def indices_at(self) -> tuple[Any, ...]:
-        """The addresses of rows and columns that it describes."""
+        """The addresses of rows and columns."""
         return self._addresses[1:]
 
     def set_addresses(self, addresses: Sequence[Any]) -> None:

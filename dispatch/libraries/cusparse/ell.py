@@ -1,4 +1,4 @@
-"""Descriptors of matrices in sliced and in blocked ELL, made anew where their memory is elsewhere.
+"""Descriptors of matrices in sliced and in blocked ELL, made anew if their memory is at other addresses.
 
 Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-api-reference. Indices begin with 0.
 """
@@ -17,7 +17,7 @@ __all__ = ["BlockedEllSpec", "EllMatrix", "SlicedEllSpec"]
 
 
 class SlicedEllSpec(NamedTuple):
-    """What the descriptor of a matrix in sliced ELL is made of; the places are those of its operands' addresses."""
+    """What the descriptor of a matrix in sliced ELL is made from; places are those of its operands' addresses."""
 
     shape: tuple[int, int]
     nnz: int
@@ -32,7 +32,7 @@ class SlicedEllSpec(NamedTuple):
 
 
 class BlockedEllSpec(NamedTuple):
-    """The same of blocked ELL."""
+    """The same for blocked ELL."""
 
     shape: tuple[int, int]
     block: int
@@ -44,7 +44,7 @@ class BlockedEllSpec(NamedTuple):
 
 
 class EllMatrix(Descriptor):
-    """A `cusparseSpMatDescr_t` of either."""
+    """A `cusparseSpMatDescr_t` in either format."""
 
     __slots__ = ("_addresses", "_spec")
 

@@ -1,6 +1,6 @@
 """Incomplete factorizations by cuSPARSE, in place: an analysis, which may be kept, the elimination, and its pivots.
 
-Pivots are told on the host, for which the library waits for the device. Follows
+The library reports pivots on the host, for which it waits for the device. Follows
 https://docs.nvidia.com/cuda/cusparse/#cusparse-t-csrilu02 and #cusparse-t-csric02.
 """
 
@@ -35,16 +35,16 @@ class Analysis(Held):
         kind = f"{name.capitalize()}Info"
         super().__init__(getattr(cusparse, f"{name}Info_t")(), getattr(cusparse, f"cusparseDestroy{kind}"))
         self.indices_at: Any = None  # the addresses of the indices that were analysed
-        self.missing_pivot = 0  # 1 + the first row without a place on the diagonal
+        self.missing_pivot = 0  # 1 + the first row whose diagonal element is not stored
         self.memory: Storage | None = None
         getattr(cusparse, f"cusparseCreate{kind}")(self.c)
 
 
 class Elimination:
-    """A step that factorizes a matrix in CSR where it lies, and puts a number there that tells of pivots.
+    """A step that factorizes a matrix in CSR in place, and writes a status of its pivots.
 
-    `name` is csrilu02 or csric02, `letter` that of the dtype, and `places` those of values, rows, columns and the
-    number among the addresses. `keeps` says whether the pattern is promised to stay, which lies at `pattern`.
+    `name` is csrilu02 or csric02, `letter` that of the dtype, and `places` are those of values, rows, columns and the
+    status among the addresses. `keeps` says whether the pattern, whose places are `pattern`, is fixed.
     """
 
     __slots__ = (
@@ -71,7 +71,7 @@ class Elimination:
         self._kept: Analysis | None = None
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Analyse, unless that is kept, and eliminate."""
+        """Analyse, unless an analysis is kept, and eliminate."""
         values, rows, columns, number = (addresses[place] for place in self._places)
         parts = tuple(ctypes.c_void_p(part) for part in (values, rows, columns))
         found, at = self._kept, tuple(addresses[place] for place in self._pattern)
@@ -91,7 +91,7 @@ class Elimination:
         driver.cuMemsetD32Async(number, info, 1, stream)
 
     def _trailing_arguments(self, found: Analysis) -> tuple[Any, ...]:
-        """The policy and the workspace; levels are looked for where the analysis serves more than one run."""
+        """The policy and the workspace; levels are computed if the analysis serves more than one run."""
         policies = cusparse.cusparseSolvePolicy_t
         policy = policies.CUSPARSE_SOLVE_POLICY_USE_LEVEL if self._keeps else policies.CUSPARSE_SOLVE_POLICY_NO_LEVEL
         return policy, ctypes.c_void_p(found.memory.base if found.memory else 0)

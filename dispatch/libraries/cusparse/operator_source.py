@@ -1,12 +1,13 @@
 """CUDA C++ of a caller's operators as functions that cuSPARSE links into its kernels: `add_op`, `mul_op`, `epilogue`.
 
-And the same lines as a namespace for kernels of this library's own, in which they find nothing else either.
+And the same lines as a namespace for this library's own kernels, in which they see no other names either.
 
-cuSPARSE is told no identity, and NVIDIA does not say what sums begin with; users have found 0, which is the identity of
-+ alone. So what its kernels add up is not the numbers themselves: the bits of each are exchanged with those of one NaN,
-which then are all 0. A 0 that cuSPARSE puts there is that NaN, `is_empty`, which `add_op` passes over, and which in
-`epilogue` becomes the identity. Each other number stays what it is, to the bit; no arithmetic makes this NaN. Nothing
-here calls a library. Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-functions, SpMMOp and SpMVOp.
+cuSPARSE is given no identity, and NVIDIA does not say what sums begin with; users have found 0, which is the identity
+of + alone. So its kernels do not add up the numbers themselves but encoded ones: the bits of each are XORed with those
+of one NaN, so that this NaN becomes 0. A 0 that cuSPARSE begins with decodes to that NaN, `is_empty`, which `add_op`
+skips, and which `epilogue` replaces by the identity. Each other number is encoded without loss; no arithmetic makes
+this NaN. Nothing here calls a library. Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-functions,
+SpMMOp and SpMVOp.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ __device__ Given epilogue(Given sum, Given c)
     return given_of($FINISHED$);
 }
 """
-# cuSPARSE 12.6 leaves rows of C alone where A has no element; what these are is for a kernel of ours to say.
+# cuSPARSE 12.6 does not write rows of C where A has no element; a kernel of ours writes them.
 EMPTY_ROWS_KERNEL = r"""
 extern "C" __global__ void empty_rows(const INDEX* begins, Given* out, long long rows, long long cols)
 {
@@ -113,7 +114,7 @@ extern "C" __global__ void empty_rows(const INDEX* begins, Given* out, long long
     out[number] = epilogue(nothing, out[number]);
 }
 """
-# cuSPARSE's documentation has a row as an int; where a version has another kind of number it finds that one.
+# In cuSPARSE's documentation a row is an int; a version with another type finds the overload for that.
 USER_ROW_EPILOGUE = r"""
 static __device__ Number user_epilogue(long long row, Number x)
 {
@@ -131,7 +132,7 @@ IDENTITY_AND_EPILOGUE = r"""
 static __device__ Number identity() { return $IDENTITY$; }
 static __device__ Number finished(Number found, Number c) { return $FINISHED$; }
 """
-# Of a sum that a kernel has as its parts, one behind another.
+# For a sum that a kernel keeps as an array of its parts.
 EPILOGUE_OF_PARTS = r"""
 template <class Sum> static __device__ Sum of_row(long long row, Sum sum)
 {
@@ -145,7 +146,7 @@ template <class Sum> static __device__ Sum of_row(long long row, Sum sum)
 
 
 class Operators(NamedTuple):
-    """The lines of a product's operators, and what they are computed in.
+    """The source of a product's operators, and the dtype that they compute in.
 
     Attributes:
         dtype: f32, f64, c64 or c128.
@@ -163,7 +164,7 @@ class Operators(NamedTuple):
     adds_c: bool
 
     def sources(self) -> dict[str, str]:
-        """The programs by the names of their functions, each of which cuSPARSE takes apart from the others."""
+        """The programs by the names of their functions, each of which is passed to cuSPARSE separately."""
         common = prelude_of(self.dtype)
         add, end = user_function("add", "a", "b", self.add), self.user_epilogue()
         if self.epilogue is None and self.adds_c:
@@ -182,11 +183,11 @@ class Operators(NamedTuple):
         return in_namespace(self.dtype, *lines, self.user_epilogue(), fill_template(IDENTITY_AND_EPILOGUE, parts))
 
     def user_epilogue(self) -> str:
-        """The caller's own epilogue, if there is one."""
+        """The caller's epilogue as a function; "" if there is none."""
         return "" if self.epilogue is None else user_function("epilogue", "sum", "c", self.epilogue)
 
     def epilogue_expression(self, given: str) -> str:
-        """What becomes of `found`, the sum, as an expression; `given` is what C has as a number."""
+        """The expression of the result of `found`, the sum; `given` is the expression of C's element as a number."""
         if self.epilogue is not None:
             return f"user_epilogue(found, {given})"
         return f"user_add(found, {given})" if self.adds_c else "found"
@@ -217,7 +218,7 @@ def row_epilogue_namespace(dtype: Dtype, code: str) -> str:
 
 
 def in_namespace(dtype: Dtype, *parts: str) -> str:
-    """Functions over numbers of a dtype as a namespace, in front of a kernel."""
+    """Functions over numbers of a dtype as a namespace, to be put before a kernel."""
     return "".join(("namespace operators {\n", prelude_of(dtype), *parts, "}\n"))
 
 
@@ -229,10 +230,10 @@ def prelude_of(dtype: Dtype) -> str:
 
 
 def user_function(name: str, first: str, second: str, code: str) -> str:
-    """A caller's lines as a function of two numbers."""
+    """A caller's code as a function of two numbers."""
     return fill_template(USER_FUNCTION, {"NAME": name, "FIRST": first, "SECOND": second, "CODE": code.rstrip("\n")})
 
 
 def fill_template(text: str, parts: dict[str, str]) -> str:
-    """A text with its parts in their places, whatever these hold."""
+    """A template with its parts filled in; what looks like a placeholder within a part stays."""
     return re.sub(r"\$([A-Z_]+)\$", lambda found: parts[found.group(1)], text)

@@ -1,6 +1,6 @@
-"""A dense matrix made sparse without its small elements, as the library has it: it counts, and then it writes.
+"""A dense matrix made sparse without its small elements: the library counts first, and then writes.
 
-How many elements are left it says on the host, waiting for the device, so that nothing of it can be captured. Follows
+It reports the number of remaining elements on the host, waiting for the device, so it cannot be captured. Follows
 https://docs.nvidia.com/cuda/cusparse/#cusparsetprunedense2csr and #cusparsetprunedense2csrpercentage.
 """
 
@@ -30,7 +30,7 @@ ROUND = 256  # bytes
 
 
 class PruneCriterion(NamedTuple):
-    """What is left out: elements up to a threshold, or so many per cent of them."""
+    """Which elements are left out: those up to a threshold, or a percentage of them."""
 
     letter: str  # S or D
     threshold: float | None
@@ -50,8 +50,8 @@ class PruneInfo(Held):
 class Pruning:
     """A step that prunes a column-major matrix (m, n) at a place, whose columns are `ld` elements apart.
 
-    With a `number` it puts there how many elements are left; else `parts` are the places of values, rows and columns of
-    the result, of `nnz` elements.
+    With a `number`, a place, it writes there how many elements remain; else `parts` are the places of values, rows and
+    columns of the result, of `nnz` elements.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Pruning:
         return getattr(cusparse, f"cusparse{self._criterion.letter}pruneDense2csr{nnz}{by}{ending}")
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Prune; BadRequest where other than so many elements are left."""
+        """Prune; BadRequest if the number of remaining elements is not `nnz`."""
         (m, n), handle, info = self._shape, self._handle.follow(), self._info
         amount = ctypes.byref(self._threshold) if info is None else float(self._criterion.percentage or 0.0)
         behind = () if info is None else (info.c,)

@@ -1,6 +1,6 @@
 """Copies of matrices in another floating point type, each element rounded once, by a kernel of this library.
 
-What cuSPARSE adds up in memory of 16 bits it rounds at each addition: plans have it add up in f32, and round the sums.
+cuSPARSE rounds at each addition where sums are in memory of 16 bits: plans let it add up in f32, and round the sums.
 NVRTC compiles the kernel for the GPU at hand. This file knows no request.
 """
 
@@ -42,7 +42,7 @@ def options(source: Dtype, target: Dtype) -> tuple[str, ...]:
 
 
 class Rounding(KernelStep):
-    """A copy of a matrix in another dtype, as a step of a plan; neighbouring threads have neighbours of the target."""
+    """A copy of a matrix in another dtype, as a step of a plan; neighbouring threads write neighbouring elements."""
 
     __slots__ = ()
 

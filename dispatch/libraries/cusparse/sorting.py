@@ -1,7 +1,7 @@
-"""Elements of a sparse matrix in order: the library sorts indices and tells the permutation, by which values follow.
+"""Sorting the elements of a sparse matrix: the library sorts indices and returns the permutation, to apply to values.
 
-Follows https://docs.nvidia.com/cuda/cusparse/#cusparsexcoosort and #cusparsexcsrsort. The permutation stands at the
-beginning of the workspace, and what the library sorts in behind it.
+Follows https://docs.nvidia.com/cuda/cusparse/#cusparsexcoosort and #cusparsexcsrsort. The permutation is at the
+beginning of the workspace, followed by the library's buffer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LegacyDescriptor(Held):
 
 
 class KeepAlive:
-    """A step that does nothing but keep something alive for those behind it."""
+    """A step that does nothing but keep an object alive for the steps after it."""
 
     __slots__ = ("thing",)
 
@@ -46,14 +46,14 @@ class KeepAlive:
         self.thing = thing
 
     def enqueue(self, addresses: Sequence[Argument]) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
 
 class SortSteps(Steps):
-    """The steps of a sort, whose indices stand where the result is to be."""
+    """The steps of a sort, whose indices were copied to the result."""
 
     def sort_indices(self, sizes: tuple[int, int, int], rows: int, columns: int, base: int | None) -> None:
-        """Sort indices at these places: with a `base` those of CSR, row by row, else of COO by row and column."""
+        """Sort indices at these places: with a `base` those of CSR, row by row, else those of COO by row and column."""
         count = sizes[2]
         behind = -(-count * INDEX_BYTES // ROUND) * ROUND
         work = self._work_place
@@ -72,12 +72,12 @@ class SortSteps(Steps):
         self.append(Call(self.executor, name, given))
 
     def scratch(self, nbytes: int) -> int:
-        """The place of so many bytes of the workspace, which steps share that run one after the other."""
+        """The place of so many bytes of workspace, which is shared by steps that run one after the other."""
         self._work_bytes = max(self._work_bytes, nbytes)
         return self._work_place
 
     def permute_values(self, count: int, value_type: int, values: int, out: int) -> None:
-        """Put the elements at a place to another in the order that was found."""
+        """Copy the elements at one place to another in the order that the sort has found."""
         places = (self._work_place, out)
         sorted_ = SparseVector((count, count), INDEX_BYTES, 0, value_type, places, self.placeholder)
         dense = DenseVector(count, value_type, values, self.placeholder)

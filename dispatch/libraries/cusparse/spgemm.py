@@ -1,7 +1,7 @@
-"""The product of two sparse matrices, as the library has it: an estimate, the product, and a copy of it.
+"""The product of two sparse matrices by the library: an estimate, the product, and a copy of it.
 
-How much memory it works in, and how many elements there are, the library says as it goes, so that it waits for the
-device and cannot be captured. Follows https://docs.nvidia.com/cuda/cusparse/#cusparsespgemm.
+The library reports on the way how much memory it needs and how many elements there are, so it waits for the device and
+cannot be captured. Follows https://docs.nvidia.com/cuda/cusparse/#cusparsespgemm.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["SparseProduct"]
 
 CHUNK = 0.2  # of the product that ALG3 makes at a time: the share that NVIDIA's sample takes
-OPERANDS = 6  # of two matrices in CSR, which stand first among the addresses
+OPERANDS = 6  # of two matrices in CSR, which are first among the addresses
 CHUNKED_ALGORITHMS = (
     cusparse.cusparseSpGEMMAlg_t.CUSPARSE_SPGEMM_ALG2,
     cusparse.cusparseSpGEMMAlg_t.CUSPARSE_SPGEMM_ALG3,
@@ -48,10 +48,10 @@ class SpgemmDescriptor(Held):
 
 
 class SparseProduct:
-    """A step that multiplies two sparse matrices; without `count`, one that tells how many elements that gives.
+    """A step that multiplies two sparse matrices; with a `number`, one that counts the elements of the product.
 
-    `arguments` are those up to the second matrix and beta; `spec` describes the product, and its `nnz` is compared.
-    A count with a stamp leaves the product that it has made to the next step with that stamp over the same operands.
+    `arguments` are those up to the second matrix and beta; `spec` describes the product, and its `nnz` is compared. A
+    count with a stamp leaves the product that it has computed to the next step with that stamp over the same operands.
     """
 
     __slots__ = ("_algorithm", "_call", "_executor", "_key", "_kind", "_number", "_spec", "_stamp", "_target")
@@ -68,9 +68,9 @@ class SparseProduct:
         stamp: int,
         key: tuple[Any, ...],
     ) -> None:
-        """`number` is the place of the address where the number of elements goes, if that alone is wanted.
+        """`number` is the place of the address where the number of elements is written, if that alone is wanted.
 
-        `stamp` is the place of a stamp, below 0 for none, and `key` says all that a product depends on but addresses.
+        `stamp` is the place of a stamp, below 0 for none; `key` has all that a product depends on except addresses.
         """
         self._stamp, self._key = stamp, key
         self._executor, self._spec, self._number = executor, spec, number
@@ -78,7 +78,7 @@ class SparseProduct:
         self._call = Call(executor, "cusparseSpGEMM", arguments)
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Multiply; BadRequest where there are other than so many elements."""
+        """Multiply; BadRequest if the number of elements is not the expected one."""
         self._call.set_arguments(addresses)
         stamp, handle = int(addresses[self._stamp]), handle_of(self._executor)
         operands = (*self._key, *addresses[:OPERANDS])
@@ -103,7 +103,7 @@ class SparseProduct:
         self._call.invoke("cusparseSpGEMM_copy", *self._trailing_arguments(work))
 
     def _multiply(self, work: SpgemmDescriptor) -> int:
-        """Multiply, and how many elements that gives."""
+        """Multiply; returns the number of elements of the product."""
         self._target = SparseMatrix(self._spec._replace(nnz=0), NULL_ADDRESS)
         self._query_and_call(work, "cusparseSpGEMM_workEstimation")
         if self._algorithm in CHUNKED_ALGORITHMS:
@@ -119,7 +119,7 @@ class SparseProduct:
         return self._target.c, self._kind, self._algorithm, work.c
 
     def _allocate(self, work: SpgemmDescriptor, nbytes: int) -> Any:
-        """Memory, though it be for nothing: without an address the library would tell the size once more."""
+        """Memory, of at least one byte: without an address the library would report the size once more."""
         work.memory.append(self._executor.device.allocate(max(1, nbytes), self._executor.stream))
         return ctypes.c_void_p(work.memory[-1].base)
 
@@ -131,7 +131,7 @@ class SparseProduct:
         self._call.invoke(name, *self._trailing_arguments(work), ctypes.byref(size), buffer)
 
     def _estimate_memory(self, work: SpgemmDescriptor) -> None:
-        """Of algorithms that multiply part by part, the memory for one part; it is known before they begin."""
+        """Multiply by an algorithm that works in parts: the memory for one part is estimated before."""
         name, share = "cusparseSpGEMM_estimateMemory", ctypes.c_float(CHUNK)
         first, second = ctypes.c_size_t(), ctypes.c_size_t()
         sizes = ctypes.byref(first), ctypes.byref(second)

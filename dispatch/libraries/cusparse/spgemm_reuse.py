@@ -1,9 +1,9 @@
 """The product of two sparse matrices of fixed patterns: analysed once, and computed again for other values.
 
-The analysis holds the pattern of the product, in memory that stays as long as the plan. Other addresses of indices are
-analysed anew. A repeated call is one launch over terms that spgemm_values.py has listed; where an algorithm is named,
-or a row is too long for that, the library multiplies by what it has kept of them, and both are copied. Follows
-https://docs.nvidia.com/cuda/cusparse/#cusparsespgemmreuse.
+The analysis holds the pattern of the product, in memory that lives as long as the plan. Indices at other addresses are
+analysed anew. A repeated call is one launch over the terms that spgemm_values.py has listed. If an algorithm is named,
+or a row is too long for that, the library multiplies with its own analysis, and the pattern is copied to the result.
+Follows https://docs.nvidia.com/cuda/cusparse/#cusparsespgemmreuse.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["ReusedProduct"]
 
 
 class Analysis:
-    """What is known of a product: its pattern, in own memory, and a kernel's launch or what the library keeps."""
+    """The pattern of a product, in its own memory, and a kernel's launch or the library's analysis."""
 
     __slots__ = ("columns", "indices_at", "launch", "rows", "target", "work")
 
@@ -42,7 +42,7 @@ class Analysis:
 
 
 class ReusedProduct:
-    """A step that multiplies two sparse matrices in CSR, whose patterns are promised to stay.
+    """A step that multiplies two sparse matrices in CSR of fixed patterns.
 
     `front` are the operations and the two matrices, `factors` alpha and beta; `spec` describes the product, whose `nnz`
     is compared with what the analysis finds.
@@ -73,7 +73,7 @@ class ReusedProduct:
         self._kept: Analysis | None = None
 
     def enqueue(self, addresses: Sequence[Any]) -> None:
-        """Multiply, once the patterns are analysed; BadRequest where there are other than so many elements."""
+        """Multiply, after an analysis if needed; BadRequest if the number of elements is not the expected one."""
         at, found = tuple(addresses[place] for place in self._indices), self._kept
         if found is None or found.indices_at != at:
             self._kept = None
@@ -101,7 +101,7 @@ class ReusedProduct:
         return ELEMENT_BYTES[self._spec.value_type]
 
     def _point(self, found: Analysis, values: int) -> None:
-        """Have the product's descriptor be that of the kept pattern, and of the values of a run."""
+        """Set the addresses of the product's descriptor: the kept pattern, and the values of a run."""
         columns = found.columns.base if self._spec.nnz else None
         cusparse.cusparseCsrSetPointers(found.target.c, found.rows.base, columns, values or None)
 
@@ -144,7 +144,7 @@ class ReusedProduct:
         return found
 
     def _launch_for(self, pattern: tuple[int, int], at: Any) -> PatternProduct | None:
-        """Our kernel's launch for a pattern; None where the library is to multiply."""
+        """The launch of our kernel for a pattern; None if the library is to multiply."""
         spec = self._spec
         if int(self._algorithm):
             return None

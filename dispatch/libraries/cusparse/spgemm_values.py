@@ -1,9 +1,9 @@
 """The values of the product of two sparse matrices whose pattern is known, by kernels of this library.
 
-Once a pattern is known, the terms of each of its elements are listed: a group of lanes has a row of the product, puts
-its columns into a table in shared memory, and goes through the elements of A in their order, so that the terms of a sum
-are listed in the same order each time. A row that is too long for a table is the library's. From then on a product is
-one launch that adds up what is listed and writes rows, columns and values.
+Once a pattern is known, the terms of each of its elements are listed: a group of lanes takes a row of the product, puts
+its columns into a hash table in shared memory, and goes through the elements of A in their order, so that the terms of
+a sum are listed in the same order each time. Products with a row that is too long for a table are left to the library.
+From then on a product is one launch that adds up the listed terms and writes rows, columns and values.
 
 On an H200 cusparseSpGEMMreuse_compute of 12.6 took 64 us in six kernels and copies for 3.4 million elements of 6.7
 million terms in f32, and a kernel that filled such a table in each call 166.
@@ -166,7 +166,7 @@ def options(value_type: int, group: int, lanes: int) -> tuple[str, ...]:
 
 
 def entries_of(longest: int) -> tuple[int, int] | None:
-    """The entries of a table for rows of so many elements, and the lanes that have a row; None where none fits."""
+    """The entries of a table for rows of so many elements, and the lanes for a row; None for rows that are too long."""
     entries = 8
     while 3 * entries < 4 * longest:  # at least a quarter stays empty, so that each search ends soon
         entries *= 2
@@ -175,17 +175,17 @@ def entries_of(longest: int) -> tuple[int, int] | None:
 
 
 def lanes_of(count: int, longest: int) -> int:
-    """The lanes that add up a sum: of so many sums, the longest of so many terms, the quickest by estimate."""
+    """How many lanes add up one sum, for so many sums, the longest of so many terms: the fastest by an estimate."""
     return min((1, 2, 4, 8, 16, 32), key=lambda lanes: WAVE * count * lanes / IN_FLIGHT + STEP * longest / lanes)
 
 
 def longest_row(executor: CudaExecutor, rows: int, lines: int) -> int:
-    """The elements of the longest row, by i32 offsets in device memory, which the host waits for."""
+    """The number of elements of the longest row, from i32 offsets in device memory; waits for them."""
     return int(np.diff(read_i32(executor, rows, lines + 1)).max(initial=0))
 
 
 def read_i32(executor: CudaExecutor, address: int, count: int) -> np.ndarray:
-    """So many i32 at an address, once what is enqueued is done."""
+    """So many i32 at an address of the device; waits for the stream."""
     found, stream = np.empty(count, np.int32), executor.target.value
     driver.cuMemcpyDtoHAsync(found.ctypes.data, address, found.nbytes, stream)
     driver.cuStreamSynchronize(stream)
@@ -195,8 +195,8 @@ def read_i32(executor: CudaExecutor, address: int, count: int) -> np.ndarray:
 class PatternProduct:
     """The launch for two matrices in CSR, whose indices are i32 and begin at 0, and the known pattern of their product.
 
-    `front` are the two matrices, `spec` the product, whose pattern is at the addresses `rows` and `columns`. The terms
-    are listed as it is made, which is waited for; then the indices of the two matrices are read no more.
+    `front` are the two matrices, `spec` is the product, whose pattern is at the two addresses `pattern`. The terms are
+    listed when this object is made, which waits for the device; then the indices of the two matrices are read no more.
     """
 
     __slots__ = ("_executor", "_given", "_launch", "_lists", "_places")
@@ -205,7 +205,7 @@ class PatternProduct:
         self, executor: CudaExecutor, front: tuple[SparseSpec, SparseSpec], spec: SparseSpec, alpha: complex,
         pattern: tuple[int, int], indices: Sequence[int], sizes: tuple[int, int],
     ) -> None:  # fmt: skip
-        """`indices` are the addresses of rows and columns of both, `sizes` what `entries_of` says.
+        """`indices` are the addresses of rows and columns of both, `sizes` is the result of `entries_of`.
 
         Refused where there are more terms than can be numbered, or NVRTC is not there.
         """
@@ -235,7 +235,7 @@ class PatternProduct:
         return self._executor.device.allocate(max(1, nbytes), self._executor.stream)
 
     def _launch_of(self, name: str, chosen: tuple[str, ...], blocks: int, shared: int, given: tuple[Any, ...]) -> Any:
-        """What launches a kernel over values that stay where they are."""
+        """A function that launches a kernel over argument values whose memory is kept."""
         pointers = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given))
         function = loaded(SOURCE, name, chosen, self._executor.device)
         fixed = (ctypes.c_void_p(function), blocks, 1, 1, THREADS, 1, 1, shared, self._executor.target)
@@ -245,7 +245,7 @@ class PatternProduct:
         self, spec: SparseSpec, pattern: tuple[int, int], indices: Sequence[int], sizes: tuple[int, int],
         lists: tuple[int, int | None],
     ) -> None:  # fmt: skip
-        """Count the terms of each element, or list them: `lists` are the addresses of where they begin, and of them."""
+        """Count the terms of each element, or list them: `lists` are the addresses of their starts and of the terms."""
         (entries, group), lines = sizes, spec.shape[0]
         if not lines:
             return
@@ -258,7 +258,7 @@ class PatternProduct:
     def _count_terms(
         self, spec: SparseSpec, pattern: tuple[int, int], indices: Sequence[int], sizes: tuple[int, int]
     ) -> tuple[Storage, np.ndarray]:
-        """Memory for where the terms of each element begin, and these numbers, which the host adds up."""
+        """Memory for the index at which the terms of each element begin, and these indices, which the host adds up."""
         starts, counts = self._allocate((spec.nnz + 1) * INT_BYTES), np.zeros(spec.nnz + 1, np.int64)
         if spec.nnz:
             self._list_terms(spec, pattern, indices, sizes, (starts.base, None))

@@ -1,6 +1,6 @@
-"""Plans of cuSPARSELt's calls: pruning, its check, compression, and products; all is ready but the addresses.
+"""Plans of cuSPARSELt's calls: pruning, its check, compression, and products; everything is prepared but the addresses.
 
-The ops say which matrices, and at which places of a run's arguments their addresses stand.
+The ops pass the matrices, and the places of their addresses among a run's arguments.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ IS_A = 1  # whether the structured matrix is a product's A: it always is
 
 
 def compressed_bytes(executor: CudaExecutor, spec: MatrixSpec) -> tuple[int, int]:
-    """The bytes of one matrix once it is compressed, and those that its compression works in.
+    """The bytes of one compressed matrix, and those of the workspace of its compression.
 
-    Of a batch the library says no more than of one matrix (0.8.0, sm_90), so that batches are compressed one by one.
+    For a batch the library reports the size of one matrix (0.8.0, sm_90), so batches are compressed one by one.
     """
     handle = handle_of(executor).c  # nothing is enqueued: the executor may be one that only copies
     size, work = ctypes.c_size_t(), ctypes.c_size_t()
@@ -48,7 +48,7 @@ def compressed_bytes(executor: CudaExecutor, spec: MatrixSpec) -> tuple[int, int
 
 
 class BatchStrides(NamedTuple):
-    """How many calls a batch takes, and the bytes from one to the next of each operand; 0 where it is one for all."""
+    """How many calls a batch takes, and the stride in bytes of each operand from call to call; 0 if it is shared."""
 
     calls: int = 1
     a: int = 0
@@ -73,13 +73,13 @@ class SharedWorkspacePlan(Plan):
         self._work = ctypes.c_void_p()
 
     def reserve_workspace(self, nbytes: int) -> None:
-        """Have so many bytes to work in."""
+        """Reserve so many bytes of workspace."""
         if nbytes:
             self._memory, address = self._handle.memory(self._executor, nbytes)
             self._work.value = address
 
     def current_handle(self) -> Any:
-        """The handle, once stream and memory are those that it enqueues on and works in."""
+        """The handle, set to the current stream; workspace is owned by that stream from now on."""
         memory = self._memory
         if memory is not None and memory.owner is not self._executor.stream:
             # Made while the caller captured the executor's stream, on another one, which was waited for since.
@@ -87,7 +87,7 @@ class SharedWorkspacePlan(Plan):
         return self._handle.follow()
 
     def check_status(self, function: Any, status: int) -> None:
-        """Raise what a status says."""
+        """Raise the error of a status other than 0."""
         if status:
             self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
             raise function.error(status)
@@ -136,7 +136,7 @@ class MatrixPlan(SharedWorkspacePlan):
 
 
 class ArgumentPlaces(NamedTuple):
-    """Where the addresses and numbers of a product stand in a run's arguments; None for what it has not."""
+    """The places of a product's addresses and numbers among a run's arguments; None for what it does not have."""
 
     a: int
     b: int
@@ -148,7 +148,7 @@ class ArgumentPlaces(NamedTuple):
 
 
 class ZeroFill(NamedTuple):
-    """Lines of a matrix, or of a batch of them, that are 0 before a product; all but the counts in bytes."""
+    """Lines of a matrix, or of a batch of them, that are set to 0 before a product; sizes are in bytes."""
 
     width: int
     pitch: int
@@ -157,7 +157,7 @@ class ZeroFill(NamedTuple):
     step: int = 0
 
     def enqueue(self, address: int, stream: Any) -> None:
-        """Set them to 0, and nothing beside them."""
+        """Set them to 0, and nothing between them."""
         for number in range(self.matrices):
             at: Any = address + number * self.step
             if self.pitch == self.width or self.lines == 1:
@@ -167,7 +167,7 @@ class ZeroFill(NamedTuple):
 
 
 class ProductPlan(SharedWorkspacePlan):
-    """A product over a compressed matrix, with descriptors of their own for each of the biases that it met last."""
+    """A product over a compressed matrix, with a descriptor for each of the biases that it was last called with."""
 
     __slots__ = (
         *(
@@ -210,11 +210,11 @@ class ProductPlan(SharedWorkspacePlan):
 
     @property
     def algorithm(self) -> Algorithm:
-        """The one that the product is carried out by."""
+        """The algorithm of the product."""
         return self._product.chosen
 
     def _descriptor_for(self, arguments: Sequence[Any], number: int) -> ProductDescriptor:
-        """That of a call's bias."""
+        """The descriptor for a call's bias."""
         place = self._places.bias
         if place is None:
             return self._product
@@ -228,7 +228,7 @@ class ProductPlan(SharedWorkspacePlan):
         return found
 
     def _call_arguments(self, product: ProductDescriptor, arguments: Sequence[Any], number: int = 0) -> tuple[Any, ...]:
-        """The arguments of a call of a batch, whose order is that of alpha, A, B, beta, C and D."""
+        """The arguments of one call of a batch, in the order of alpha, A, B, beta, C and D."""
         places, spec, strides = self._places, self._spec, self._strides
         alpha, a, b, beta, c, d = self._slots
         a.value = arguments[places.a] + number * strides.a
@@ -256,7 +256,7 @@ class ProductPlan(SharedWorkspacePlan):
             self.check_status(lt.cusparseLtMatmul, lt.cusparseLtMatmul.unchecked(handle, *call))
 
     def search(self, arguments: tuple[Argument, ...]) -> Algorithm:
-        """The fastest algorithm, which the library finds by running all, into D; from now on it is this plan's."""
+        """The fastest algorithm, which the library finds by running all, into D; the plan uses it from now on."""
         handle = self.current_handle()
         self._product = self._descriptor_for(arguments, 0)
         lt.cusparseLtMatmulSearch(handle, *self._call_arguments(self._product, arguments))

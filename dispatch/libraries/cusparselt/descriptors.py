@@ -1,6 +1,6 @@
 """cuSPARSELt's descriptors: of matrices, of a product, of the algorithm chosen for it, and its plan.
 
-All are structs of the caller's, filled in and given back by the library. A product's structured operand is always A:
+All are structs that the caller owns and the library fills in and destroys. A product's structured operand is always A:
 a transposed product has it there. Follows https://docs.nvidia.com/cuda/cusparselt/functions.html.
 """
 
@@ -32,7 +32,7 @@ UNSUPPORTED = ("CUSPARSE_STATUS_NOT_SUPPORTED", "CUSPARSE_STATUS_INVALID_VALUE",
 
 
 class MatrixSpec(NamedTuple):
-    """What the descriptor of a matrix, or of a batch of them, is made of; extents and steps count elements."""
+    """What the descriptor of a matrix, or of a batch of them, is made from; extents and strides count elements."""
 
     rows: int
     cols: int
@@ -62,7 +62,7 @@ class ProductSpec(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """What is said of the algorithm; None leaves it to the library."""
+    """Choices of the algorithm; None leaves one to the library."""
 
     config_id: int | None = None
     split_k: int | None = None
@@ -115,14 +115,14 @@ class MatrixDescriptor:
 
 
 class ProductDescriptor:
-    """The descriptor of a product, its algorithm, and its plan, which are of one bias.
+    """The descriptor of a product, its algorithm, and its plan, for one bias.
 
-    A plan is told of its bias while it is made. Another bias wants another of all these structs: where a plan was
-    destroyed and made anew from the same descriptor and algorithm, 0.8.0 ended the process by SIGSEGV (sm_90).
+    The address of the bias is fixed when a plan is made. Another bias needs another set of all these structs: when a
+    plan was destroyed and made anew from the same descriptor and algorithm, 0.8.0 ended the process by SIGSEGV (sm_90).
     """
 
     def __init__(self, handle: Any, spec: ProductSpec, algorithm: Algorithm, bias: int) -> None:
-        """`bias` is an address, of which nothing is read before the product is called."""
+        """`bias` is an address, which is not read before the product is called."""
         self._handle, self._spec = handle, spec
         self._selected = self._planned = False
         self._matrices = [MatrixDescriptor(handle, one) for one in (spec.a, spec.b, spec.c, spec.d)]
@@ -146,7 +146,7 @@ class ProductDescriptor:
         self._planned = True
 
     def _check_kernel(self, config_id: int | None) -> None:
-        """Refused for a kernel beyond those that the library has for the product."""
+        """Refused for a kernel number beyond those that the library has for the product."""
         if config_id is None:
             return
         kernels = self._chosen(Kind.CUSPARSELT_MATMUL_ALG_CONFIG_MAX_ID)
@@ -180,14 +180,14 @@ class ProductDescriptor:
 
     @property
     def workspace(self) -> int:
-        """The bytes that a call works in."""
+        """The bytes of workspace of a call."""
         size = ctypes.c_size_t()
         lt.cusparseLtMatmulGetWorkspace(self._handle, self.plan, ctypes.byref(size))
         return size.value
 
     @property
     def chosen(self) -> Algorithm:
-        """The algorithm as it is now: the library's own choice, what was set, or what a search has found."""
+        """The present algorithm: the library's own choice, what was set, or what a search has found."""
         return Algorithm(*map(self._chosen, ATTRIBUTES))
 
     def _chosen(self, attribute: Any) -> int:
@@ -206,7 +206,7 @@ class ProductDescriptor:
 
 
 def call_or_refuse(name: str, *given: Any) -> None:
-    """Call a function by which the library is told what is wanted; Refused where it does not carry that out."""
+    """Call a function that describes a product to the library; Refused if the library does not support it."""
     arguments: Sequence[Any] = given
     try:
         getattr(lt, name)(*arguments)

@@ -1,6 +1,6 @@
 """The cuSPARSELt handle of an executor, with the memory that its plans share where the workspace is too small.
 
-A handle is a struct of the caller's, has no stream, and is of one device: each call is told its stream.
+A handle is a struct that the caller owns, for one device and no stream: each call is passed its stream.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Handle:
         return self.c
 
     def memory(self, executor: CudaExecutor, nbytes: int) -> tuple[Storage | None, int]:
-        """So many bytes to work in and their address, which plans that run one after the other share."""
+        """So many bytes of workspace and their address, shared by plans that run one after the other."""
         return beyond_workspace(executor, nbytes, NAME)
 
 
@@ -57,7 +57,7 @@ def _create_handle() -> lt.cusparseLtHandle_t:
 
 
 def library_stamp(executor: CudaExecutor) -> str:
-    """What lays out the matrices that an executor compresses: the library, its version, and the architecture."""
+    """What decides the layout of the matrices that an executor compresses: library, version and architecture."""
     # Asked of what is installed: an executor that only copies, as before a process of its own, knows no versions.
     version = ".".join(map(str, installed[NAME]))
     return f"{NAME} {version} {executor.device.arch}"

@@ -1,6 +1,6 @@
 """What requests over a sparse matrix have in common: its tensors and form, factors given by value, `library`.
 
-A plan does not depend on the factors, but for whether what they multiply is read: they come behind the addresses.
+A plan depends on the factors only in whether what they multiply is read: they follow the addresses.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ class SparseRequest(OperandRequest[R_co]):
         self.check_operands()
 
     def check_operands(self) -> None:
-        """Raise BadRequest for operands beside A that do not fit it, and for choices."""
+        """Raise BadRequest for other operands that do not fit A, and for choices."""
 
 
 @dataclass(frozen=True, eq=False)
 class FactorRequest(OperandRequest[R_co]):
-    """Something with factors, which are given by value: `numbers` are the fields that hold them."""
+    """A request with scalar factors, given by value: `numbers` are the fields that hold them."""
 
     numbers: ClassVar[tuple[str, ...]] = ()  # in the order of the arguments
     added: ClassVar[str] = ""  # the operand that is added times beta, if there is such a field
 
     def factor(self, name: str) -> complex:
-        """A factor as plans take it: a float, or complex; -0.0 is 0. A `beta` left open is 1 where one is added."""
+        """A factor as plans take it: a float, or complex; -0.0 is 0. A `beta` of None is 1 if something is added."""
         given: Any = getattr(self, name)
         if given is None:
             return float(getattr(self, self.added) is not None)
@@ -74,7 +74,7 @@ class FactorRequest(OperandRequest[R_co]):
 
     @property
     def reads_added(self) -> bool:
-        """Whether something is added; with a beta of 0 nothing reads it."""
+        """Whether the operand that is added is read: not with a beta of 0."""
         return bool(self.added) and getattr(self, self.added) is not None and self.factor("beta") != 0
 
     @property
@@ -113,7 +113,7 @@ class FactorRequest(OperandRequest[R_co]):
 
 @dataclass(frozen=True, eq=False)
 class AlphaRequest(FactorRequest["Tensor"]):
-    """Something with factors, which are given by value.
+    """A request with a factor alpha, given by value.
 
     Attributes:
         alpha: a number; complex ones for complex matrices alone.

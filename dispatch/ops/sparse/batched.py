@@ -1,7 +1,7 @@
 """Requests of batches of products: sparse matrices of one size times dense ones, and dense products at their places.
 
-A batch of sparse matrices has as many elements in each of them. Its three parts have an axis of the batch in front, or
-are for all of them, each for itself. Follow https://docs.nvidia.com/cuda/cusparse/#cusparsespmm and #cusparsesddmm.
+All matrices of a batch have the same number of elements. Each of the three parts of A either has a batch axis in front,
+or is shared by all matrices. Follow https://docs.nvidia.com/cuda/cusparse/#cusparsespmm and #cusparsesddmm.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PARTS = ("values", "rows", "columns")
 
 
 def check_batch(request: Any, formats: Sequence[SparseFormat], hint: str = "") -> None:
-    """Set a request's form; BadRequest for one of another format, and for parts that are no batch, nor for all."""
+    """Set a request's form; BadRequest for another format, and for parts that are neither a batch nor shared."""
     form = check_form("form", request.form)
     object.__setattr__(request, "form", form)
     if form.format not in formats:
@@ -38,7 +38,7 @@ def check_batch(request: Any, formats: Sequence[SparseFormat], hint: str = "") -
 
 
 def first_part(request: Any, name: str) -> Tensor:
-    """The first of a batch of parts, or the one for all."""
+    """The first of a batch of parts, or the shared one."""
     part: Tensor = getattr(request, name)
     axes = axes_of(request, name)
     if part.ndim == axes:

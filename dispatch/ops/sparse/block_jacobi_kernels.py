@@ -107,10 +107,10 @@ __device__ void read_line(
 __device__ double largest_of(double mine, int& lane)
 {
     for (int with = LANES / 2; with; with /= 2) {
-        const double theirs = __shfl_xor_sync(~0u, mine, with);
+        const double candidate = __shfl_xor_sync(~0u, mine, with);
         const int other = int(__shfl_xor_sync(~0u, unsigned(lane), with));
-        if (theirs > mine || (theirs == mine && other < lane)) {
-            mine = theirs;
+        if (candidate > mine || (candidate == mine && other < lane)) {
+            mine = candidate;
             lane = other;
         }
     }

@@ -1,4 +1,4 @@
-"""A request's operators as source, and what a compiler says of their lines as an error about the operator.
+"""A request's operators as source, and a compiler's message about their lines as an error of the operator.
 
 This file calls nothing.
 """
@@ -30,7 +30,7 @@ def operators_of(request: Any, compute: Dtype) -> Operators:
 
 
 def compile_error(request: Any, error: NvrtcError) -> BadRequest | NvrtcError:
-    """The caller's line that the compiler complains of, as an error about the operator; else the compiler's own."""
+    """The compiler's error as one that names the caller's line; as it is if it is about no such line."""
     found = LINE.search(error.log or "")
     if found is None:
         return error

@@ -1,7 +1,7 @@
 """The cases of sparse linear algebra: every pattern in every format, with indices of both widths and both bases.
 
-What nothing may read is NaN: the other triangle, a unit diagonal, what beta 0 leaves out, and all of a result that is
-to be written. Values and indices lie amid others, so that an index off by one is seen.
+What must not be read is NaN: the other triangle, a unit diagonal, an operand times a beta of 0, and all of a result
+before it is written. Values and indices are surrounded by others, so that an index off by one is noticed.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ ANALYSED = ("spsv", "spsm", "spgemm")  # of fixed patterns once
 
 
 class Form(NamedTuple):
-    """A case: pattern and shape, how it is stored, what is done to it, factors, what is added, and where all lies."""
+    """A case: pattern and shape, how it is stored, the operation, factors, what is added, and layouts."""
 
     pattern: str
     shape: tuple[int, int]
@@ -147,14 +147,14 @@ class Draw:
         return np.asarray(drawn.astype(wanted.numpy))
 
     def place_operand(self, name: str, values: Array, *, by_rows: bool = True, gap: int = 2) -> GuardedBuffer:
-        """Put an operand amid poison; a vector stays dense."""
+        """Place an operand in memory surrounded by poison; a vector stays dense."""
         order = None if by_rows or values.ndim < 2 else (1, 0)
         memory = place(self.device, values, order, gap)
         self.fields[name] = memory.view
         return memory
 
     def sparse(self, shape: tuple[int, int], prefix: str = "", number: int = 0) -> tuple[int, int]:
-        """Draw a matrix; its shape, which some patterns have of their own."""
+        """Draw a matrix; returns its shape, which some patterns choose themselves."""
         form = self.form
         square = form.pattern in SQUARE and form.kind is not SparseFormat.BSR
         if form.pattern in SQUARE and not square:
@@ -327,10 +327,7 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
 
 
 def bounds(request: Any, expected: Results) -> Results:
-    """How far results may be: of a sum of n products n + 4 roundings of their magnitudes, four times complex ones.
-
-    Of what is only moved or counted nothing.
-    """
+    """The bounds of errors: n + 4 roundings of the magnitudes of n products, four times that if complex, or 0."""
     dtype, name = request.values.dtype, next(iter(expected))
     found = {each: np.zeros(()) for each in expected}
     if request.op in ("sparse_to_dense", "csr2csc", "spgemm_nnz", "sparse_check"):

@@ -241,8 +241,8 @@ def bounds(request: Any, form: Form, expected: Results, out: Dtype) -> Results:
     np.add.at(size, row, terms)
     added = request.c if request.op == "spmm_op" else request.y
     if added is not None and (request.op == "spmm_op" or request.reads_added):
-        beside = np.abs(np.asarray(added, EXACT_OF[dtype.is_complex])).reshape(size.shape)
-        size = size + 2 * beside
+        added_size = np.abs(np.asarray(added, EXACT_OF[dtype.is_complex])).reshape(size.shape)
+        size = size + 2 * added_size
     if request.op == "spmv_op":
         size *= 5 * 2
     counts = np.bincount(row, minlength=len(size))[:, None]

@@ -1,8 +1,8 @@
-"""A kernel that looks at the indices of a sparse matrix, compiled by NVRTC, and what launches it.
+"""A kernel that checks the indices of a sparse matrix, compiled by NVRTC, and its launch.
 
-It reads nothing beyond the tensors, whatever they hold: no offset is followed. A thread looks at one offset and one
-element, whose line it finds by bisection; where the line that it finds does not hold it the offsets are counted as
-wrong in any case, and the element's order is not looked at.
+It reads nothing beyond the tensors, whatever they hold: no offset is followed. A thread checks one offset and one
+element, whose line it finds by bisection. If that line does not hold the element, the offsets are counted as wrong in
+any case, and the order of the element is not checked.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ extern "C" __global__ void check_indices(
 
 
 class CheckPlan(KernelPlan):
-    """One kernel, which adds to counts that are 0 before."""
+    """One kernel, which adds to counts that are set to 0 before."""
 
     __slots__ = ()
 

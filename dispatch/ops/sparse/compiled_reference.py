@@ -36,8 +36,8 @@ def multiply_over_semiring(request: Any, work: np.dtype[Any]) -> Results:
         out[:, part] = sum_rows(semiring, products, lengths)
     given = None if request.c is None else numbers(request.c, work)
     if semiring.epilogue is not None:
-        beside = np.zeros_like(out) if given is None else given
-        out = semiring.epilogue.of("semiring.epilogue", out, beside)
+        c = np.zeros_like(out) if given is None else given
+        out = semiring.epilogue.of("semiring.epilogue", out, c)
     elif given is not None:
         out = semiring.add.of("semiring.add", out, given)
     return {"out": out}

@@ -1,7 +1,7 @@
 """Direct solves of a batch by cuDSS: all matrices at once, and one after another where one cannot be factorized.
 
-cuDSS tells one status for all matrices of a batch, and scales and orders all as the first one needs it: where that was
-0 all solutions were NaN, and the status said nothing of it (1.0.0, H200). So solutions are looked at, too, and where
+cuDSS reports one status for all matrices of a batch, and scales and orders all as the first one needs it: where that
+was 0 all solutions were NaN, and the status did not report it (1.0.0, H200). So solutions are checked, too, and if
 anything is wrong each matrix is solved by itself, with factors that depend on no other matrix.
 """
 
@@ -27,8 +27,8 @@ __all__ = ["NAME", "SOURCE", "THREADS", "UNSOLVED", "BatchedPlan", "options"]
 
 STATUS_BYTES = 4
 NAME, THREADS = "look_at_solutions", 256
-NOT_A_SOLUTION = 1  # what the kernel tells of a matrix whose right-hand side is finite
-UNSOLVED = -1  # the status of one that cuDSS has not told of: a pivot was none, as others that are below 0 say
+NOT_A_SOLUTION = 1  # what the kernel writes for a solution that is not finite, of a right-hand side that is
+UNSOLVED = -1  # the status of such a solution if cuDSS has not reported one; below 0 as for replaced pivots
 SOURCE = r"""
 typedef long long Int;
 
@@ -83,7 +83,7 @@ class BatchedPlan(CudssPlan):
             self.write_status(info + number * STATUS_BYTES, single.info)
 
     def _find_unsolved(self, b: int, x: int, count: int) -> np.ndarray:
-        """Which of so many solutions have elements that are no numbers though b has none; it waits for them."""
+        """Which of so many solutions have NaN or infinite elements though b has none; waits for them."""
         found, stream, at = np.zeros(count, np.uint32), self._executor.target.value, self._flags.base
         numbers = count * self._numbers
         driver.cuMemsetD8Async(at, 0, found.nbytes, stream)

@@ -1,8 +1,9 @@
 """Direct solves by factors of f32 whose solution is refined with residuals of f64: cuDSS, and kernels of this library.
 
-Each step solves for the residual and adds what comes out. It ends where the largest residual is as small as rounding
-leaves it beside the largest sum |b| + |A|·|x| of a row, as LAPACK's dsgesv has it. Where the steps do not get there, or
-a pivot was too small for f32, the matrix is factorized in its own precision, which is what the status is of.
+Each step solves for the residual and adds the correction. Refinement ends when the largest residual is at the level of
+rounding, relative to the largest sum |b| + |A|·|x| of a row, as in LAPACK's dsgesv. If the steps do not reach that, or
+a pivot was too small for f32, the matrix is factorized in its own precision, and the status is that of this
+factorization.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class RefinedPlan(CudssPlan):
     def __init__(self, request: SpsolveRequest, executor: CudaExecutor, row: Row) -> None:
         super().__init__(request, executor, row)
         self._full_factors: Factors | None = None
-        self._rejected: Any = None  # the stamp and the values whose factors of f32 did not do
+        self._rejected: Any = None  # the stamp and the values for which factors of f32 did not suffice
         self._steps = MOST_STEPS if request.refinements is None else request.refinements
         spec, is_complex = self._spec, request.values.dtype.is_complex
         self._tolerance = max(LEAST_ROUNDOFFS, math.sqrt(spec.n)) * ROUNDOFF
@@ -82,17 +83,17 @@ class RefinedPlan(CudssPlan):
         self.write_status(info, self._full_factors.info)
 
     def _refine(self, run: Run, known: Any) -> bool:
-        """Whether the solution is as exact as factors of its own precision would make it; it waits for each step."""
+        """Solve and refine; returns whether that reached the accuracy of full precision. Waits for each step."""
         values, rhs, correction, r, sizes, maxima = (self._work.base + place for place in self._places)
         (ld_b, ld_x), n = self._spec.ld, self._spec.n
-        # Narrowed in each run: it is one pass over the elements, and the factors may have to be made anew.
+        # In each run: it is one pass over the elements, and the factors may have to be made anew.
         self._launch("narrow_values", run.values, values, _Int64(self._spec.nnz), over=self._spec.nnz)
         factors = self._factors
         factors.factorize(run.pattern, values, rhs, correction, known, keeps=self._keeps)
         if factors.info:
             return False
         before = math.inf
-        for step in range(self._steps + 2):  # the first solve is no refinement, and the last residual is but looked at
+        for step in range(self._steps + 2):  # the first solve is no refinement, and the last residual is only checked
             self._launch("begin_residual", run.b, _Int64(ld_b), r, sizes, _Int64(n))
             if step:
                 matrix = run.values, *run.pattern
@@ -115,7 +116,7 @@ class RefinedPlan(CudssPlan):
         driver.cuMemsetD8Async(maxima, 0, self._maxima.nbytes, self._executor.target.value)
 
     def _largest_residual(self, maxima: int) -> float:
-        """The largest residual of a right-hand side beside what was added up; infinite where something is NaN."""
+        """The largest residual of a right-hand side relative to the size of its terms; infinite if anything is NaN."""
         stream = self._executor.target.value
         driver.cuMemcpyDtoHAsync(self._maxima.ctypes.data, maxima, self._maxima.nbytes, stream)
         driver.cuStreamSynchronize(stream)
@@ -138,4 +139,4 @@ class RefinedPlan(CudssPlan):
 
 
 class _Int64(int):
-    """A number among what a kernel is given; others are addresses."""
+    """An argument of a kernel that is a number; others are addresses."""

@@ -1,4 +1,4 @@
-"""Direct solves by cuDSS: what is copied so that columns lie one behind another, and the factors of a plan."""
+"""Direct solves by cuDSS: copies of right-hand sides that are not column-major, and the factors of a plan."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def kind_of(assume_a: SparseKind | str, dtype: Dtype) -> int:
 
 
 class Run(NamedTuple):
-    """The addresses of a run, and the stamp of its values; the columns of b lie one behind another."""
+    """The addresses of a run, and the stamp of its values; b is column-major."""
 
     pattern: tuple[Any, Any]
     values: Any
@@ -49,7 +49,7 @@ class Run(NamedTuple):
 
 
 class CudssPlan(Plan):
-    """A copy of b where its columns are not dense, and the solve."""
+    """A copy of b if it is not column-major, and the solve."""
 
     __slots__ = ("_batch", "_copy", "_executor", "_factors", "_keeps", "_memory", "_settings", "_spec")
 
@@ -85,7 +85,7 @@ class CudssPlan(Plan):
         self._factors = self.first_factors(request)
 
     def first_factors(self, request: SpsolveRequest) -> Factors:
-        """Those that the plan solves with."""
+        """The factors that the plan solves with."""
         del request
         return self.factors(self._spec, self._settings)
 
@@ -113,7 +113,7 @@ class CudssPlan(Plan):
 
 
 def _columns(layout: Layout, *, is_batch: bool) -> tuple[int, tuple[int, int], int]:
-    """The elements from one matrix to the next, and from one row and column to the next; and how many columns."""
+    """The strides from matrix to matrix, and from row to row and column to column; and the number of columns."""
     between = layout.strides[0] if is_batch else 0
     shape, strides = layout.shape[is_batch:], layout.strides[is_batch:]
     if len(shape) == 1:

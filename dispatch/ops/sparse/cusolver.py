@@ -43,7 +43,9 @@ class SparseSolvePlan(Plan):
         strides = b.strides if len(b.shape) > 1 else (b.strides[0], 1)
         self._memory = executor.device.allocate(n * nrhs * dtype.itemsize, executor.stream)
         target = Matrix(OperandPointer(1), dtype, n, nrhs, 1, n)
-        self._copy = Copy(executor, Matrix(OperandPointer(0), dtype, n, nrhs, *strides), target, 1, CopyMode.ALL, conj=False)
+        self._copy = Copy(
+            executor, Matrix(OperandPointer(0), dtype, n, nrhs, *strides), target, 1, CopyMode.ALL, conj=False
+        )
         between = (n, out.strides[1] if len(out.shape) > 1 else n)
         self._steps = [tuple(k * step * dtype.itemsize for step in between) for k in range(nrhs)]
         self._is_positive = request.assume_a is SparseKind.POS

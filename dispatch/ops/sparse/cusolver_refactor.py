@@ -1,7 +1,7 @@
-"""Direct solves by cuSOLVER's refactorization: the host finds order and fill once, the GPU factorizes values again.
+"""Direct solves by cuSOLVER's refactorization: the host finds ordering and fill once, the GPU factorizes values again.
 
-SuperLU orders the first matrix and exchanges its rows; the GPU keeps to that order for other values at the same places.
-Where this meets a pivot of 0 the host orders those values, too.
+SuperLU orders the first matrix and permutes its rows; the GPU keeps that ordering for other values at the same places.
+If it meets a pivot of 0, the host orders those values, too.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def pattern_of(matrix: Any) -> Pattern:
 
 
 class RefactorPlan(Plan):
-    """Copies of b into x, and solves for each column in place; what the host has found stays with the plan."""
+    """A copy of b into x, and a solve for each column in place; the plan keeps the host's ordering."""
 
     __slots__ = (
         "_copy",
@@ -130,7 +130,7 @@ class RefactorPlan(Plan):
         return base, base + self._n * INDEX_BYTES
 
     def _factorize(self, values: Any, pattern: tuple[Any, Any], stamp: Any) -> None:
-        """Factorize where the values are others, by the order that there is while that does."""
+        """Factorize unless the values are the same, with the present ordering as long as that works."""
         known = stamp, values
         if self._ordered_pattern == pattern and self._stamp == known:
             return
@@ -150,7 +150,7 @@ class RefactorPlan(Plan):
         return done
 
     def _order_on_host(self, values: Any, pattern: tuple[Any, Any]) -> bool:
-        """Whether the host could factorize the matrix, by whose order the GPU goes on."""
+        """Order the matrix on the host, for the GPU to use; returns whether the host could factorize it."""
         import scipy.sparse as sp
 
         self._factors = None

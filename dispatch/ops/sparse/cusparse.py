@@ -1,7 +1,7 @@
-"""Sparse linear algebra as calls of cuSPARSE: what a request's plan does, and with which descriptors.
+"""Sparse linear algebra as calls of cuSPARSE: the steps of a request's plan, and their descriptors.
 
-Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-functions. Dense operands of the two orders go together
-as a transposed one of the same order.
+Follows https://docs.nvidia.com/cuda/cusparse/#cusparse-generic-functions. A dense operand of the other order
+is described as the transpose of a matrix of the same order.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COMPUTE = {dtype: dtype for dtype in (F32, F64, C64, C128)}
 
 
 def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
-    """The plan of a request; of one that is to be tuned, that with the fastest algorithm."""
+    """The plan of a request; for one that is to be tuned, the plan with the fastest algorithm."""
     if request.autotune and not request.algorithm:
         from dispatch.ops.sparse.tune import fastest_plan  # few requests are tuned
 
@@ -49,7 +49,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 
 
 class PlanMaker:
-    """A request whose plan is made."""
+    """Makes the plan of a request."""
 
     def __init__(self, request: Any, executor: CudaExecutor, row: Row) -> None:
         self.request, self.executor = request, executor
@@ -59,7 +59,7 @@ class PlanMaker:
         self.kind = cusparse.cudaDataType(self.compute.cuda)
 
     def plan(self) -> Plan:
-        """What the op says."""
+        """The plan, by the request's op."""
         request = self.request
         if all(not request.layout_of(name).size for name in request.writes):
             return self.steps.idle_plan()
@@ -69,19 +69,19 @@ class PlanMaker:
         return MAKERS[request.op](self)
 
     def without_elements(self) -> Plan:
-        """Nothing is added up: zeros, offsets too."""
+        """The plan for operands without elements: zeros, offsets too."""
         for name in self.request.writes:
             self.steps.fill_zeros(matrix_at(self.request.layout_of(name), self.request.place_of(name)))
         return self.steps.plan(capture_safe=True)
 
     # -- operands -----------------------------------------------------------------------------------------------------
     def operation(self, trans: Operation) -> Any:
-        """What is done to A; of real matrices the adjoint is the transpose."""
+        """The operation on A; for real matrices the adjoint is the transpose."""
         is_complex = self.request.values.dtype.is_complex
         return cusparse.cusparseOperation_t(int(T if trans is C and not is_complex else trans))
 
     def factor(self, name: str) -> Scalar | Constant:
-        """A factor, which is 0 in each run where what it multiplies is not read."""
+        """A factor as an argument; it is 0 in each run if what it multiplies is not read."""
         request = self.request
         if name == "beta" and not request.reads_added:
             return Constant(0.0, self.compute)
@@ -91,7 +91,7 @@ class PlanMaker:
     def sparse_spec(
         self, form: SparseForm, names: tuple[str, str, str], places: Sequence[int] = (), **attributes: int
     ) -> SparseSpec:
-        """What describes a sparse matrix of operands by these names, or of copies of them at other places."""
+        """The description of a sparse matrix whose operands have these names, or of copies of them at other places."""
         layouts = [self.request.layout_of(name) for name in names]
         values, rows, columns = layouts
         places = places or [self.request.place_of(name) for name in names]
@@ -109,9 +109,9 @@ class PlanMaker:
         )
 
     def aligned_places(self, names: Sequence[str], *, result: bool = False) -> list[int]:
-        """Where parts are that begin at a multiple of 16 bytes, as kernels read them at once: copies where they must.
+        """The places of parts aligned to 16 bytes, which kernels read at once: of copies where operands are not.
 
-        Of parts of a `result` nothing is copied there: `copy_out` copies them out.
+        Parts of a `result` are not copied in: `copy_out` copies them out.
         """
         places = []
         for name in names:
@@ -123,19 +123,19 @@ class PlanMaker:
         return places
 
     def copy_out(self, names: Sequence[str], places: Sequence[int]) -> None:
-        """Copy parts of a result from where `aligned_places` has said that they are."""
+        """Copy parts of a result from the places that `aligned_places` has returned."""
         for name, place in zip(names, places, strict=True):
             target = matrix_at(self.request.layout_of(name), self.request.place_of(name))
             self.steps.copy(matrix_at(self.request.layout_of(name), place), target)
 
     def product_places(self) -> list[int]:
-        """Where the parts of A are that SpMV or SpMM reads: of COO most kernels fault at misaligned ones."""
+        """The places of A's parts for SpMV or SpMM: for COO most kernels fault at misaligned ones."""
         request = self.request
         faults = request.op == "sparse_mv" or request.algorithm in (SpmmAlgorithm.DEFAULT, SpmmAlgorithm.COO_ALG3)
         return self.aligned_places(PARTS) if request.form.format == SparseFormat.COO and faults else []
 
     def sparse_matrix(self, spec: SparseSpec) -> SparseMatrix:
-        """Its descriptor."""
+        """The descriptor of a sparse matrix."""
         return SparseMatrix(spec, self.steps.placeholder)
 
     def dense_vector(self, name: str) -> DenseVector:
@@ -144,7 +144,7 @@ class PlanMaker:
         return DenseVector(layout.size, layout.dtype.cuda, self.request.place_of(name), self.steps.placeholder)
 
     def dense_matrix(self, name: str, *, like: bool | None = None) -> tuple[DenseMatrix, Operation]:
-        """The descriptor of a dense matrix, in the order of another one, and what is to be done to it then."""
+        """The descriptor of a dense matrix in a given order, and the operation that this makes necessary."""
         layout, place = self.request.layout_of(name), self.request.place_of(name)
         wanted = like if like is not None else is_row_major(layout)
         shape, turn, ld = layout.shape, N, leading_dimension(layout, by_rows=wanted)
@@ -156,7 +156,7 @@ class PlanMaker:
         return made, turn
 
     def copy_added(self, name: str) -> None:
-        """What is added is where the result is to be, for that is overwritten."""
+        """Copy the operand that is added to the result, which the call overwrites."""
         request = self.request
         if request.reads_added:
             source, target = (matrix_at(request.layout_of(one), request.place_of(one)) for one in (name, "out"))
@@ -174,7 +174,7 @@ class PlanMaker:
         return self.steps.plan(capture_safe=True)
 
     def multiply_matrix(self) -> Plan:
-        """SpMM; sums of 16 bits, which most algorithms round at each addition, are f32 until all are there."""
+        """SpMM; sums of 16 bits, which most algorithms round at each addition, are f32 and rounded at the end."""
         request = self.request
         layout, place = request.layout_of("out"), request.place_of("out")
         rounds = layout.dtype in HALF and not request.same_bits
@@ -200,12 +200,12 @@ class PlanMaker:
         return self.steps.plan(capture_safe=True)
 
     def f32_sums(self, layout: Layout) -> Matrix:
-        """Memory of the plan's own for a dense matrix in f32, of the order of a result."""
+        """Memory of the plan for a dense matrix in f32, of the order of a result."""
         (m, n), place = layout.shape, self.steps.allocate(layout.size * F32.itemsize)
         return Matrix(OperandPointer(place), F32, m, n, *((n, 1) if is_row_major(layout) else (1, m)))
 
     def sample(self) -> Plan:
-        """SDDMM; where nothing is added it does so to zeros, for 0 times what nobody has written may be NaN.
+        """SDDMM; where nothing is added the result is set to zeros before, for 0 times unwritten memory may be NaN.
 
         It is preprocessed in each run, as torch does: without that an H100 took 1.06 to 1.36 times as long as torch.
         """
@@ -258,7 +258,7 @@ class PlanMaker:
             raise Refused(f"{self.request.algorithm.name} needs cuSPARSE {wanted}, has {has}: leave algorithm open")
 
     def multiply_sparse(self) -> Plan:
-        """SpGEMM, or how many elements it gives."""
+        """SpGEMM, or the number of its elements."""
         request = self.request
         counts = request.op == "spgemm_nnz"
         a = self.sparse_matrix(self.sparse_spec(request.form, PARTS))
@@ -326,7 +326,7 @@ def factors_of(request: Any) -> tuple[str, ...]:
 
 
 def is_row_major(layout: Any) -> bool:
-    """Whether a matrix is row-major; one that is column-major, too, is."""
+    """Whether a matrix is row-major; one that is both row-major and column-major counts as such."""
     return leading_dimension(layout, by_rows=True) is not None
 
 

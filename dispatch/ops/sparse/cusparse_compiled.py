@@ -33,7 +33,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 
 
 class CompiledPlanMaker(PlanMaker):
-    """A request whose plan is made."""
+    """Makes the plan of a product with the caller's operators."""
 
     def plan(self) -> Plan:
         if not self.request.layout_of("out").size:
@@ -42,7 +42,7 @@ class CompiledPlanMaker(PlanMaker):
 
     # -- SpMMOp -------------------------------------------------------------------------------------------------------
     def multiply_over_semiring(self) -> Plan:
-        """Copies into the plan's memory, the product, the rows that it leaves out, and a copy out of it."""
+        """Copies into the plan's memory, the product, the rows that it does not write, and a copy to the result."""
         request, arch = self.request, str(self.executor.device.arch)
         operators = operators_of(request, self.compute)
         code = compile_to_lto(operators.sources(), arch)
@@ -64,7 +64,7 @@ class CompiledPlanMaker(PlanMaker):
         return made
 
     def allocate_operand(self, name: str) -> Matrix:
-        """Memory of the plan's own for an operand, dense, in what is computed in."""
+        """Memory of the plan for an operand, dense, in the compute dtype."""
         layout = self.request.layout_of(name)
         dtype = layout.dtype if name in ("rows", "columns") else self.compute
         place = OperandPointer(self.steps.allocate(layout.size * dtype.itemsize))
@@ -72,7 +72,7 @@ class CompiledPlanMaker(PlanMaker):
         return Matrix(place, dtype, rows, cols, cols, 1)
 
     def copy_in(self, name: str) -> Matrix:
-        """The copy of an operand in the plan's own memory."""
+        """Copy an operand to memory of the plan."""
         target = self.allocate_operand(name)
         self.copy(matrix_at(self.request.layout_of(name), self.request.place_of(name)), target)
         return target
@@ -85,14 +85,14 @@ class CompiledPlanMaker(PlanMaker):
             self.steps.copy_rounded(source, target)
 
     def row_major_matrix(self, matrix: Matrix) -> DenseMatrix:
-        """The descriptor of a dense matrix in the plan's own memory."""
+        """The descriptor of a dense row-major matrix in memory of the plan."""
         shape, placeholder = (matrix.rows, matrix.cols), self.steps.placeholder
         place, kind = matrix.pointer.operand, self.compute.cuda
         return DenseMatrix(shape, max(1, matrix.cols), kind, place, placeholder, by_rows=True)
 
     # -- SpMVOp -------------------------------------------------------------------------------------------------------
     def multiply_with_epilogue(self) -> Plan:
-        """A · x and what is added, each in a vector of its own beside the result, all where vector loads may read them.
+        """A · x and the operand that is added, each apart from the result, all aligned for vector loads.
 
         With what is added in the place of the result cuSPARSE 12.9.4 did not support f32 (on an H200), and did with the
         two apart, at multiples of 256 bytes.

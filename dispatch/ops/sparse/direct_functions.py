@@ -68,8 +68,8 @@ def solve_list(matrices: Any, b: Any, choices: dict[str, Any]) -> tuple[list[Any
     usual = {"values": None, "memory": SparseFactorMemory.DEVICE, "device_memory": None, "precision": None}
     for name, value in usual.items():
         given = choices.pop(name)
-        said = SparseFactorMemory.named(given) if name == "memory" and isinstance(given, str) else given
-        if said is not value:
+        chosen = SparseFactorMemory.named(given) if name == "memory" and isinstance(given, str) else given
+        if chosen is not value:
             wanted = f"{'device' if name == 'memory' else value} with a list of matrices"
             raise BadRequest(name, shown(given), wanted, "each matrix has its own elements" if name == "values" else "")
     found = [csr_with_i32_indices(as_csr(a)) for a in matrices]

@@ -192,8 +192,8 @@ class BatchedSpsolveListRequest(Request["tuple[Tensor, ...]"]):
         """As many of each, all of them tensors on one live device."""
         counts = {name: len(getattr(self, name)) for name in (*LISTS, "form") if getattr(self, name) is not None}
         if len(set(counts.values())) > 1 or not 0 < self.batch <= MOST_BATCH:
-            said = ", ".join(f"{count} of {name}" for name, count in counts.items())
-            raise BadRequest("values", said, "as many of each, and one at least")
+            listed = ", ".join(f"{count} of {name}" for name, count in counts.items())
+            raise BadRequest("values", listed, "as many of each, and one at least")
         for name, tensor, _ in self.tensors():
             given: object = tensor
             if not isinstance(given, Tensor):

@@ -159,8 +159,8 @@ class BlockedEllMmRequest(EllRequest):
         self.check_part("columns", (None, None))
         (m, width), (high, wide) = self.values.shape, self.columns.shape
         if not high or not wide or m % high or width % wide or m // high != width // wide or not m or not width:
-            said = f"{list(self.columns.shape)} blocks in {list(self.values.shape)} values"
-            raise BadRequest("columns", said, "square blocks, as many as values has")
+            found = f"{list(self.columns.shape)} blocks in {list(self.values.shape)} values"
+            raise BadRequest("columns", found, "square blocks, as many as values has")
         check_matrix("b", self.b, (None, None), "the rows of which are A's columns")
         if self.b.shape[0] % self.block:
             raise BadRequest("b", str(self.b.layout), f"whole blocks of {self.block} rows", "fill it up with zeros")

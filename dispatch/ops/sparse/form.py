@@ -1,7 +1,7 @@
-"""How a sparse matrix is stored: which of its three tensors says what, and the checks of these.
+"""How a sparse matrix is stored: what each of its three tensors holds, and the checks of these.
 
-A sparse operand of a request is three tensors, `values`, `rows` and `columns`, and a `SparseForm`, all that is not
-memory. So a request has its tensors as any other has, and nothing else needs to know that a matrix is sparse. Follows
+A sparse operand of a request is three tensors, `values`, `rows` and `columns`, and a `SparseForm`, which is everything
+else. So a request has its tensors like any other, and no other part needs to know that a matrix is sparse. Follows
 https://docs.nvidia.com/cuda/cusparse/#cusparse-storage-formats.
 """
 
@@ -48,7 +48,7 @@ class SparseFormat(Choice):
 
 @names_arguments
 class SparseForm(NamedTuple):
-    """What of a sparse matrix is no memory.
+    """The description of a sparse matrix, without its tensors.
 
     Attributes:
         format: a `SparseFormat`, or its name.
@@ -134,12 +134,12 @@ def check_parts(form: SparseForm, tensors: Operands, prefix: str = "") -> None:
 
 
 def _check_part(form: SparseForm, name: str, tensor: Tensor, shape: Shape, *, is_index: bool) -> None:
-    said = f" of {SparseFormat(form.format).name}[{form.shape[0]}, {form.shape[1]}]"  # type: ignore[arg-type]
+    of_matrix = f" of {SparseFormat(form.format).name}[{form.shape[0]}, {form.shape[1]}]"  # type: ignore[arg-type]
     if is_index and tensor.dtype not in (I32, I64):
-        raise BadRequest(name, str(tensor.layout), f"i32 or i64{list(shape)}{said}", 'x.astype("i32")')
+        raise BadRequest(name, str(tensor.layout), f"i32 or i64{list(shape)}{of_matrix}", 'x.astype("i32")')
     if tensor.shape != shape:
         is_batch = name == "values" and tensor.ndim == len(shape) + 1
         hint = "a batch of elements is the values= of spmm, sddmm, spsolve and splu, beside one matrix"
-        raise BadRequest(name, str(tensor.layout), f"{tensor.dtype}{list(shape)}{said}", hint if is_batch else "")
+        raise BadRequest(name, str(tensor.layout), f"{tensor.dtype}{list(shape)}{of_matrix}", hint if is_batch else "")
     if tensor.layout.size > 1 and not tensor.layout.is_contiguous:
-        raise BadRequest(name, str(tensor.layout), f"dense memory{said}", "x.copy() makes it dense")
+        raise BadRequest(name, str(tensor.layout), f"dense memory{of_matrix}", "x.copy() makes it dense")

@@ -1,7 +1,7 @@
 """A sparse matrix in another format, in SciPy's words: `tocsr`, `tocsc`, `tocoo` and `tobsr`.
 
-Between CSR and BSR indices are of any width. The requests behind the others take those of i32 alone: those of i64
-become such, as far as the matrix's extents allow.
+Between CSR and BSR indices are of any width. The requests of the other conversions take i32 alone: indices of i64 are
+converted, if the matrix's extents allow it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def tobsr(a: Any, blocksize: tuple[int, int], *, nnzb: int | None = None) -> Spa
 
 
 def count_blocks(a: SparseTensor, block: tuple[int, int]) -> int:
-    """How many blocks have an element, which is waited for; below 0 where rows are not sorted."""
+    """The number of blocks with an element; waits for it. Below 0 if rows are not sorted."""
     return int(run(ops.Csr2bsrNnzRequest(*a.parts, block=block)).item())
 
 
@@ -108,7 +108,7 @@ def with_i32_indices(a: SparseTensor) -> SparseTensor:
 
 
 def _as_i32(name: str, part: Tensor) -> Tensor:
-    """Indices in i32, by the host, which looks whether each is one: it would become another."""
+    """Indices converted to i32 by the host, which checks that each fits."""
     if part.dtype is I32:
         return part
     given = part.numpy()

@@ -1,6 +1,6 @@
-"""Sparse matrices in SciPy's and cuSPARSE's words: `dispatch.sparse`. Each function is one request, or says which.
+"""Sparse matrices under SciPy's and cuSPARSE's names: `dispatch.sparse`. Each function is one request, or says which.
 
-They take a `SparseTensor`, or a sparse matrix of SciPy, CuPy or torch, which is taken in as one.
+They take a `SparseTensor`, or a sparse matrix of SciPy, CuPy or torch, which is converted to one without a copy.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def spmm(
 
 
 def spmm_op(a: Any, b: Any, semiring: Semiring | str = "plus_times", *, c: Any = None, out: Any = None) -> Any:
-    """A · B over a semiring, of which C[i, j] may be added to or made something of: the request `spmm_op`."""
+    """A · B over a semiring, with C as an operand of the epilogue: the request `spmm_op`."""
     return ops.spmm_op(*as_sparse(a).parts, b, semiring, c=c, out=out)
 
 
@@ -109,7 +109,7 @@ def spmv_op(
     beta: Number | None = None,
     out: Any = None,
 ) -> Any:
-    """What an operator makes of each row of alpha · A · x + beta · y: the request `spmv_op`."""
+    """An operator applied to each row of alpha · A · x + beta · y: the request `spmv_op`."""
     return ops.spmv_op(*as_sparse(a).parts, x, epilogue, y=y, alpha=alpha, beta=beta, out=out)
 
 
@@ -157,9 +157,9 @@ def spgemm(
 def count_product(
     first: SparseTensor, second: SparseTensor, alpha: Number, algorithm: SpgemmAlgorithm | str
 ) -> tuple[int, int | None]:
-    """The elements of a product, and the stamp under which the count has left it for the product that follows.
+    """The number of elements of a product, and the stamp with which `spgemm` takes over what the count has computed.
 
-    Of fixed patterns the count is kept, and nothing is left, for such a product is found another way.
+    Of fixed patterns the number is kept, and there is no stamp, for such a product is computed another way.
     """
     forms, operands = (first.form, second.form), (*first.parts, *second.parts)
     if None in (forms[0].pattern, forms[1].pattern):

@@ -1,8 +1,7 @@
 """Incomplete factors within an iteration: two triangular solves of cuSPARSE's, analysed before it is recorded.
 
-The factors have elements where A has some, so that they are A's own offsets and indices with other values. What an
-analysis has found lasts as long as the graph whose passes solve by it; values that have changed in place since are
-handed over before each launch.
+The factors have the pattern of A, so that they share A's offsets and indices. An analysis lives as long as the graph
+whose loop body uses it; values are passed to it before each launch, for they may have changed in place.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ TRIANGLES = {
 
 
 class TriangularSolves:
-    """The solves of one graph, of a vector at the place `source`, by way of `intermediate`, into `target`."""
+    """The two solves of one graph: from the vector at the place `source`, through `intermediate`, to `target`."""
 
     __slots__ = ("_solves",)
 
     def __init__(
         self, executor: CudaExecutor, request: Any, factors: SparseSpec, source: int, intermediate: int, target: int
     ) -> None:
-        """`factors` are A with its elements at the place of the factors'."""
+        """`factors` describes A with the factors' values."""
         placeholder: int = executor.workspace.c_ptr.value or 0
         kind, n = request.values.dtype, factors.shape[0]
         number = cusparse.cudaDataType(kind.cuda)
@@ -60,11 +59,11 @@ class TriangularSolves:
         self._solves = solve(*first, source, intermediate), solve(*second, intermediate, target)
 
     def prepare(self, addresses: Sequence[Any]) -> None:
-        """Analyse both triangles, or hand over their values as they are now."""
+        """Analyse both triangles, or pass their present values."""
         for solve in self._solves:
             solve.prepare(addresses)
 
     def enqueue(self) -> None:
-        """Both solves, by what has been prepared."""
+        """Enqueue both solves, at the addresses for which `prepare` was called."""
         for solve in self._solves:
             solve.solve()

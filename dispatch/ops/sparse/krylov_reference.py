@@ -1,4 +1,4 @@
-"""Iterations by SciPy: what the host computes. What is right is held against the criterion, in cases_krylov.py."""
+"""Iterations by SciPy: what the host computes. Results are tested against the criterion, in cases_krylov.py."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["evaluate_krylov", "norm_of", "preconditioner_function", "preconditioner_matrix", "scipy_krylov"]
 
 
-class IterationStopped(Exception):  # what ends SciPy's iteration from within
-    """The criterion holds, or x is finite no more; `args` has x, what became of it, and the number of iterations."""
+class IterationStopped(Exception):  # raised by a callback, to end SciPy's iteration
+    """The criterion holds, or x is no longer finite; `args` has x, the status, and the number of iterations."""
 
 
 def scipy_krylov(request: Any, executor: object, row: Row) -> NumpyPlan:
@@ -69,7 +69,7 @@ def block_diagonal(blocks: Array, n: int) -> Any:
 
 
 def preconditioner_function(request: Any, matrix: Any, weights: Any) -> Callable[[Array], Array]:
-    """The product with M: of what `preconditioner_matrix` gives, or by incomplete factors."""
+    """The function that applies M: a product with `preconditioner_matrix`, or solves with incomplete factors."""
     import scipy.sparse as sp
     from scipy.sparse.linalg import spsolve_triangular
 
@@ -99,7 +99,7 @@ def norm_of(request: Any, vector: Array, weights: Any) -> float:
 
 
 def evaluate_krylov(request: Any, work: np.dtype[Any]) -> Results:
-    """The solution, what became of the iteration, and the norm of b - A·x."""
+    """The solution, the status of the iteration, and the norm of b - A·x."""
     a = matrix_of(request, work).tocsr()
     b = numbers(request.b, work)
     start = np.zeros_like(b) if request.x0 is None else numbers(request.x0, work)
@@ -126,7 +126,7 @@ def evaluate_krylov(request: Any, work: np.dtype[Any]) -> Results:
 
 
 def nan_of(b: Array) -> complex:
-    """NaN in all parts of a number of a dtype."""
+    """NaN of a dtype, in both parts of a complex one."""
     return complex(np.nan, np.nan) if b.dtype.kind == "c" else np.nan
 
 
@@ -173,7 +173,7 @@ def by_minres(
     if not is_positive(request, weights):
         return start, BREAKDOWN, 0
     weighted = a if weights is None else weights @ a
-    whole = float(np.sqrt(weighted.multiply(weighted.T).sum()))  # ‖M^½·A·M^½‖, of Frobenius
+    norm_of_a = float(np.sqrt(weighted.multiply(weighted.T).sum()))  # ‖M^½·A·M^½‖, of Frobenius
     least = max(64 * float(np.finfo(b.dtype).eps), 1e-3 * request.rtol)
     count, best, least_norm = 0, start, norm_of(request, b - a @ start, weights)
 
@@ -188,7 +188,7 @@ def by_minres(
             best, least_norm = x.copy(), norm
         if norm <= target:
             raise IterationStopped(best, 0, count)
-        if norm_of(request, a @ apply(left), weights) <= least * whole * norm or norm > 2 * least_norm:
+        if norm_of(request, a @ apply(left), weights) <= least * norm_of_a * norm or norm > 2 * least_norm:
             raise IterationStopped(best, STAGNATED, count)
 
     m = None if weights is None else operator_of(a, lambda u: apply(u.ravel()))
@@ -206,8 +206,8 @@ def is_positive(request: Any, weights: Any) -> bool:
         return weights is None or bool((weights.diagonal() > 0).all())
     blocks = numbers(request.M, weights.dtype)
     last = len(request.b) - (len(blocks) - 1) * blocks.shape[-1]
-    whole, end = blocks[:-1], blocks[-1:, :last, :last]
-    return all((np.linalg.eigvalsh((part + part.transpose(0, 2, 1)) / 2) > 0).all() for part in (whole, end))
+    full_blocks, end = blocks[:-1], blocks[-1:, :last, :last]
+    return all((np.linalg.eigvalsh((part + part.transpose(0, 2, 1)) / 2) > 0).all() for part in (full_blocks, end))
 
 
 def operator_of(a: Any, product: Callable[[Array], Array]) -> Any:

@@ -39,8 +39,8 @@ def flaws(form: SparseForm, rows: Array, columns: Array) -> Array:
         broken = int((np.diff(ends) < 0).sum()) + int(ends[0] != 0) + int(ends[-1] != len(minor))
         if broken:
             outside = (minor < 0) | (minor >= (m if kind is SparseFormat.CSC else n))
-            beside = np.diff(minor)[next_in_same_line(ends, len(minor))]
-            return np.array([broken, outside.sum(), (beside < 0).sum(), (beside == 0).sum()], np.int64)
+            difference = np.diff(minor)[next_in_same_line(ends, len(minor))]
+            return np.array([broken, outside.sum(), (difference < 0).sum(), (difference == 0).sum()], np.int64)
         major = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
         if kind is SparseFormat.CSC:
             m, n = n, m

@@ -25,7 +25,7 @@ STATUS_BYTES = 4
 
 
 class BlockParameters(ctypes.Structure):
-    """What the kernel takes behind the addresses, as block_jacobi_kernels.py declares it."""
+    """The structure `Blocks` of block_jacobi_kernels.py, which the kernel takes after the addresses."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("n", "count", "elements", "base")),
@@ -35,7 +35,7 @@ class BlockParameters(ctypes.Structure):
 
 
 class BlockJacobiPlan(KernelPlan):
-    """One kernel, which notes a block without an inverse in a status that is 0 before."""
+    """One kernel, which records a block without an inverse in a status that is set to 0 before."""
 
     __slots__ = ()
 
@@ -54,7 +54,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 
 
 def lanes_of(request: Any) -> int:
-    """How many threads a block of the matrix has: the power of 2 from its rows on."""
+    """How many threads work on one block of the matrix: its rows, rounded up to a power of 2."""
     return 1 << (int(request.block_size) - 1).bit_length()
 
 

@@ -47,7 +47,7 @@ class ZeroFillStep:
 
 
 class CountCheckStep:
-    """A step that waits for what was counted; BadRequest where that is not what was said, or says of unsorted rows."""
+    """A step that waits for a count; BadRequest if it is not the expected one, or reports unsorted rows."""
 
     __slots__ = ("_executor", "_nnzb", "_place")
 
@@ -63,7 +63,7 @@ class CountCheckStep:
 
 
 class WorkspaceParts(NamedTuple):
-    """Of workspace, in its order: marks counted by words, sums of these, marks, and two numbers."""
+    """The parts of workspace, in order: counts of marks by words, sums of these, the marks, and two numbers."""
 
     counts: int
     sums: int
@@ -73,7 +73,7 @@ class WorkspaceParts(NamedTuple):
 
 
 class BsrPlanMaker:
-    """A request whose plan is made."""
+    """Makes the plan of a request."""
 
     def __init__(self, request: Any, executor: CudaExecutor, row: Row) -> None:
         self.request, self.executor, self.row = request, executor, row
@@ -86,7 +86,7 @@ class BsrPlanMaker:
         self.options = options(request.values.dtype, *(getattr(request, n).dtype.itemsize for n in ("rows", "columns")))
 
     def launch(self, name: str, threads: int, operands: Sequence[str | int], *numbers: int) -> None:
-        """A kernel over operands by their names, or by their places where they are the plan's own."""
+        """Add a kernel over operands, given by name, or by place for parts of workspace."""
         places = [self.request.place_of(one) if isinstance(one, str) else one for one in operands]
         filled = [(ctypes.c_void_p(), place) for place in places]
         extents = -(-threads // THREADS), THREADS
@@ -95,7 +95,7 @@ class BsrPlanMaker:
 
     # -- CSR to BSR ---------------------------------------------------------------------------------------------------
     def mark_and_count(self, total: str | int, parts: WorkspaceParts) -> None:
-        """Mark the first element of each block, and scan the marks; how many there are comes to `total`."""
+        """Mark the first element of each block, and scan the marks; their number is written to `total`."""
         chunks = -(-self.words // CHUNK)
         self.steps.append(ZeroFillStep(self.executor, parts.unsorted, COUNT_BYTES))
         marked = ("rows", "columns", parts.bits, parts.counts, parts.unsorted)
@@ -106,11 +106,11 @@ class BsrPlanMaker:
 
     @property
     def words(self) -> int:
-        """Those of marks: there is a bit behind the last element."""
+        """The number of words of marks: there is one bit more than elements."""
         return self.count // WORD + 1
 
     def parts(self) -> WorkspaceParts:
-        """Where the parts of workspace are: behind the arguments there is the workspace, and then they."""
+        """The places of the parts of workspace: the arguments are followed by the workspace, and then by its parts."""
         first = self.arguments + 1
         return WorkspaceParts(*range(first, first + len(WorkspaceParts._fields)))
 
@@ -129,7 +129,7 @@ class BsrPlanMaker:
         return self.finish(self.sizes(), capture_safe=True)
 
     def make_blocks(self) -> Plan:
-        """Count them again, for they must be placed, and make them once the host has compared their number."""
+        """Count the blocks again, for they must be placed, and fill them once the host has compared their number."""
         request, parts = self.request, self.parts()
         self.mark_and_count(parts.total, parts)
         self.steps.append(CountCheckStep(self.executor, parts.total, request.nnzb))

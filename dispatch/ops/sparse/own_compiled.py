@@ -1,7 +1,7 @@
 """Plans of products with a caller's operators by kernels that these are compiled into: one launch each.
 
-What blocks leave for each other, and the counters that are 0 between two launches, are memory of the plan, as
-own_product.py and own_matrix.py have it.
+The partial sums that blocks exchange, and counters that are 0 between launches, are memory of the plan, as in
+own_product.py and own_matrix.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 def epilogue_kernel(request: Any, chosen: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
     """The kernel of a product with a vector, with an epilogue in it.
 
-    What NVRTC is told by options elsewhere stands behind the caller's lines, so that these see no names of the kernel.
+    Macros that are options of NVRTC elsewhere follow the caller's lines here, so that these see no names of the kernel.
     """
     if request.epilogue is None:
         return product_kernels.SOURCE, product_kernels.NAME, chosen

@@ -33,7 +33,7 @@ class KernelLaunch(NamedTuple):
 
 
 class Compression:
-    """What is launched for a request; the addresses of workspace and of operands are given to each run."""
+    """The launches of a request; the addresses of workspace and of operands are passed for each run."""
 
     def __init__(self, request: Any) -> None:
         self.request, layout = request, request.a.layout
@@ -56,7 +56,7 @@ class Compression:
         return options(request.a.dtype, index_bytes)
 
     def total(self, work: int) -> int:
-        """Where in workspace `counting_launches` puts how many elements there are."""
+        """The address in workspace to which `counting_launches` write the number of elements."""
         at: int = work + (self.count + self.chunks) * COUNT_BYTES
         return at
 
@@ -72,7 +72,7 @@ class Compression:
         )
 
     def filling_launch(self, a: int, work: int, values: int, rows: int, columns: int) -> KernelLaunch:
-        """Write the elements of each line behind one another, once `counting_launches` have run."""
+        """Write the elements of each line one after the other, once `counting_launches` have run."""
         major, minor = (columns, rows) if self.by_columns else (rows, columns)
         ends = 0
         if self.request.format is not SparseFormat.COO:
@@ -113,7 +113,7 @@ class EmptyPlan(Plan):
 
 
 class CompressionPlan(Plan):
-    """The launches one after another; the host waits for the count before a result is filled, and not for a count."""
+    """The launches one after another; before a result is filled, the host waits for the count."""
 
     __slots__ = ("_compression", "_counts", "_executor", "_functions", "_nnz", "_work")
 
@@ -148,10 +148,10 @@ class CompressionPlan(Plan):
         self._launch(compression.filling_launch(given[0], base, *given[1:]))
 
     def _launch(self, launched: KernelLaunch) -> None:
-        taken = (ctypes.c_void_p * len(launched.given))(*map(ctypes.addressof, launched.given))
+        arguments = (ctypes.c_void_p * len(launched.given))(*map(ctypes.addressof, launched.given))
         launch: Callable[..., int] = driver.cuLaunchKernel.unchecked
         function = ctypes.c_void_p(self._functions[launched.name])
-        status = launch(function, launched.blocks, 1, 1, THREADS, 1, 1, 0, self._executor.target, taken, None)
+        status = launch(function, launched.blocks, 1, 1, THREADS, 1, 1, 0, self._executor.target, arguments, None)
         if status:
             self._executor.stream.done()  # raises DeviceFault where it is the device that is lost
             raise driver.error("cuLaunchKernel", status)

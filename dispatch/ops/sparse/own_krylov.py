@@ -1,8 +1,8 @@
 """Plans of the iterations: one graph whose while node repeats a product of cuSPARSE's and the kernels of a method.
 
-All vectors of an iteration are the plan's own memory, so that a graph follows the addresses of A alone; those of b, x0,
-M and the results are parameters of its first and its last kernel, which are set where they are others. Incomplete
-factors and inverses of blocks in M are read by the passes, and so their address is one of those that a graph follows.
+All vectors of an iteration are memory of the plan, so that a graph depends on the addresses of A alone; those of b, x0,
+M and the results are parameters of its first and its last kernel, which are set if they change. Incomplete factors and
+inverses of blocks in M are read by the loop body, so a graph depends on their address, too.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ MOST_GRAPHS = 4  # of a plan, one for each matrix at other addresses
 ALIGNMENT = 256
 TYPES = {4: "int", 8: "long long"}
 M = 5  # the argument
-# The addresses of a pass: of the product, and of the solves with the factors.
+# The addresses of the loop body: of the product, and of the solves with the factors.
 VALUES, ROWS, COLUMNS, INPUT, OUTPUT, BUFFER, FACTORS, SOURCE, TARGET = range(9)
 
 
 class SolveParameters(ctypes.Structure):
-    """What each kernel takes, as krylov_kernels.py declares it."""
+    """The structure `Solve` of krylov_kernels.py, which each kernel takes."""
 
     _fields_ = (
         *(
@@ -76,7 +76,7 @@ def options(request: Any, threads: int = THREADS) -> tuple[str, ...]:
 
 
 class IterationMemory:
-    """The memory of an iteration: how large its parts are, and what kernels take of it."""
+    """The layout of an iteration's memory: the sizes of its parts, and the parameters of kernels over it."""
 
     def __init__(self, request: Any, threads: int = THREADS, most_blocks: int = MOST_BLOCKS) -> None:
         self.request, kind = request, request.values.dtype
@@ -94,7 +94,7 @@ class IterationMemory:
         self.starts, self.nbytes = (0, *ends[:-1]), ends[-1]
 
     def solve(self, base: int) -> SolveParameters:
-        """The structure of a memory at some address, without operands."""
+        """The parameters of kernels over memory at an address, without operands."""
         request = self.request
         state, tables, partial, vectors = (base + start for start in self.starts)
         has_diagonal = request.M is not None and not (request.is_factored or request.is_blocked)
@@ -153,7 +153,7 @@ class LoopBody(Plan):
 
 
 class KrylovPlan(Plan):
-    """One launch of a graph, which is made for the addresses of A when they first come."""
+    """One launch of a graph, which is made when addresses of A are first seen."""
 
     __slots__ = (
         "_begin", "_buffer", "_executor", "_finish", "_graphs", "_keeps", "_layout", "_lines", "_matrix",
@@ -202,7 +202,7 @@ class KrylovPlan(Plan):
         graph.launch(self._executor.target)
 
     def _outer_launches(self, arguments: tuple[Argument, ...]) -> tuple[Launched, Launched]:
-        """The kernels before and behind the iteration, for the operands of a run."""
+        """The kernels before and after the iteration, for the operands of a run."""
         parameters: Any = self._layout.solve(self._memory.base)
         parameters.values, parameters.lines, parameters.places = (
             arguments[place] or None for place in (VALUES, *self._lines)
@@ -216,7 +216,7 @@ class KrylovPlan(Plan):
         return Launched(function, self._layout.blocks, THREADS, parameters)
 
     def _addresses(self, arguments: tuple[Argument, ...]) -> tuple[Any, ...]:
-        """Those of a pass."""
+        """The addresses of the loop body."""
         layout = self._layout
         source, target = SOLVED.get(layout.request.op, (Q, Q))
         product = (*arguments[:3], *(layout.vector(self._memory.base, number) for number in (IN, Q)), self._buffer.base)
@@ -244,7 +244,7 @@ class KrylovPlan(Plan):
 
 
 def matrix_spec(request: Any) -> SparseSpec:
-    """A, for the addresses of a pass."""
+    """The description of A, for the addresses of the loop body."""
     form = request.form
     return SparseSpec(
         int(SparseFormat(form.format)),
@@ -262,7 +262,7 @@ def matrix_spec(request: Any) -> SparseSpec:
 
 
 def spmv_call(request: Any, executor: CudaExecutor, spec: SparseSpec) -> tuple[Call, int]:
-    """The call q = A · in over the addresses of a pass, and the bytes of its workspace."""
+    """The call q = A · in over the addresses of the loop body, and the bytes of its workspace."""
     kind, n = request.values.dtype, request.form.shape[0]
     placeholder: int = executor.workspace.c_ptr.value or 0
     plain = cusparse.cusparseOperation_t(0)

@@ -1,7 +1,7 @@
 """Plans of a sparse matrix times a vector by the kernel of product_kernels.py, also with an epilogue: one launch.
 
-What blocks leave for the last one, and the counters that are 0 between two launches, are memory of the plan. Its runs
-are on one stream, one after another; other plans have memory of their own.
+The partial sums that blocks store for the last one, and counters that are 0 between launches, are memory of the plan.
+Its runs are on one stream, one after another; other plans have memory of their own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["plan", "product"]
 COUNTER_BYTES = 16  # bytes of the counter of blocks, and of whether there is a long row
 WORD, NUMBER = 4, 8  # bytes
 ALIGNMENT = 256  # bytes: parts of the memory begin at multiples of it
-QUARTER = 4  # by so much more row ends are read at once than a block has on average
+QUARTER = 4  # a fourth more row ends are read at once than a block has on average
 LANES = 32
 
 
@@ -42,7 +42,7 @@ def plan(request: Any, executor: CudaExecutor, row: Row) -> Plan:
 
 
 def product(request: Any, executor: CudaExecutor, row: Row, kernel_of: Callable[[tuple[str, ...]], Kernel]) -> Plan:
-    """The plan of one with rows; `kernel_of` gives the kernel for NVRTC's options that it is made for."""
+    """The plan of a product whose result has elements; `kernel_of` returns the kernel for NVRTC's options."""
     by_columns, dtype = request.form.format == SparseFormat.CSC, request.values.dtype
     offsets, places = ("columns", "rows") if by_columns else ("rows", "columns")
     lines, count = request.layout_of("out").size, request.values.shape[0]
@@ -66,7 +66,7 @@ def product(request: Any, executor: CudaExecutor, row: Row, kernel_of: Callable[
 
 
 def strides_of(request: Any, name: str) -> int:
-    """How many elements lie from one of a vector to the next; 0 of one that is not there."""
+    """The stride of a vector; 0 if there is none."""
     if name in request.reads and getattr(request, name) is None:
         return 0
     step: int = request.layout_of(name).strides[0]

@@ -1,4 +1,4 @@
-"""The sparse matrices of the cases: where elements are, and how they are stored. NumPy alone.
+"""The sparse matrices of the cases: their patterns, and how they are stored. NumPy alone.
 
 Random ones, bands, power laws, blocks, empty rows, one dense row, Poisson's equation in two and three dimensions, the
 Laplacian of a graph; and what has no element, or no row.

@@ -1,7 +1,7 @@
 """What the kernel of semiring_kernels.py multiplies and adds with in alpha · op(A) · B + beta · C.
 
-Terms are added by fused multiplications and additions, into sums that begin with 0; factors come with each launch. In a
-batch each matrix has tiles of its own, and says how far from those of the first its operands are.
+Terms are added by fused multiply-add, into sums that begin with 0; factors are arguments of each launch. In a batch
+each matrix has tiles of its own, and its operands are found by strides.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OF_BATCH = """const Int matrix = (unsigned)tile / (unsigned)tiles, tile_of_colum
 
 
 class BatchStrides(ctypes.Structure):
-    """How the kernel is told how many elements from an operand of one matrix that of the next is."""
+    """The strides in elements from one matrix of a batch to the next, as the kernel takes them."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in ("values", "offsets", "places", "b", "c", "out"))
 
@@ -53,7 +53,7 @@ def plain_operators(compute: Dtype) -> str:
 
 
 def words(*, conj: bool, batched: bool) -> dict[str, str]:
-    """The kernel's words for products, of conjugated elements of A or not, and of a batch or of one matrix."""
+    """The parts of the kernel's template for products: of conjugated elements of A or not, of a batch or not."""
     found = {
         "TERM": "operators::add_product(sum[v], left, right);",
         "FACTORS": "Sum alpha, Sum beta, ",

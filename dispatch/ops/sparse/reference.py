@@ -117,8 +117,8 @@ def triangle_of(request: Any, work: np.dtype[Any]) -> tuple[Any, bool]:
 
     lower, unit = request.uplo is FillMode.LOWER, request.diag is DiagType.UNIT
     matrix = matrix_of(request, work)
-    beside = (-1 if lower else 1) if unit else 0
-    found = sp.tril(matrix, beside) if lower else sp.triu(matrix, beside)
+    offset = (-1 if lower else 1) if unit else 0
+    found = sp.tril(matrix, offset) if lower else sp.triu(matrix, offset)
     if unit:
         found = found + sp.eye_array(matrix.shape[0], dtype=found.dtype)
     return op_of(found, request.trans).tocsr(), lower == (request.trans is Operation.N)
@@ -144,8 +144,8 @@ def substituted(matrix: Any, right: Array, *, lower: bool) -> Array:
     for i in order:
         inside = slice(matrix.indptr[i], matrix.indptr[i + 1])
         columns, elements = matrix.indices[inside], matrix.data[inside]
-        beside = columns != i
-        found[i] = (found[i] - elements[beside] @ found[columns[beside]]) / diagonal[i]
+        off_diagonal = columns != i
+        found[i] = (found[i] - elements[off_diagonal] @ found[columns[off_diagonal]]) / diagonal[i]
     return np.asarray(found)
 
 
@@ -308,9 +308,9 @@ def added(request: Any, work: np.dtype[Any]) -> Results:
 def rotated(request: Any, work: np.dtype[Any]) -> Results:
     """A sparse vector and a dense one, rotated at the places of the first."""
     at, values, y = vector_indices(request), numbers(request.values, work), numbers(request.y, work).copy()
-    beside = y[at]
-    y[at] = scaled(request, "c", beside) - scaled(request, "s", values)
-    return {"out_values": scaled(request, "c", values) + scaled(request, "s", beside), "out_y": y}
+    y_there = y[at]
+    y[at] = scaled(request, "c", y_there) - scaled(request, "s", values)
+    return {"out_values": scaled(request, "c", values) + scaled(request, "s", y_there), "out_y": y}
 
 
 OPS: dict[str, Callable[[Any, np.dtype[Any]], Results]] = {

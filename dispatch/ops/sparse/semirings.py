@@ -39,7 +39,7 @@ class SparseOperator:
     Raises BadRequest for code that is no text, and for a `numpy` that cannot be called.
     """
 
-    is_constant: ClassVar[bool] = True  # to who remembers calls
+    is_constant: ClassVar[bool] = True  # for caches of calls
     code: str
     numpy: Callable[..., Any]
 
@@ -58,7 +58,7 @@ class SparseOperator:
         return f"SparseOperator({self.code!r})"
 
     def of(self, name: str, first: Array, second: Array) -> Array:
-        """What it makes of two arrays, in the dtype of the second; `name` is its own in errors."""
+        """Apply it to two arrays; the result has the dtype of the second. `name` names it in errors."""
         found = np.asarray(self.numpy(first, second))
         if found.shape not in ((), second.shape):
             what = f"shape {list(found.shape)} from its NumPy counterpart"
@@ -103,7 +103,7 @@ class Semiring:
 
     @property
     def code_key(self) -> tuple[str | None, ...]:
-        """All that a plan of a GPU depends on: the operators' code, and the identity."""
+        """What a plan of a GPU depends on: the operators' code, and the identity."""
         codes = (None if one is None else one.code for one in (self.multiply, self.add, self.epilogue))
         return *codes, repr(complex(self.identity))
 
@@ -133,7 +133,7 @@ def semiring_of(given: object) -> Semiring:
 
 # Named functions, which pickle: requests go to child processes.
 def missing(_first: Any, _second: Any) -> Any:
-    """In the place of a function that does not."""
+    """Replaces a function that does not pickle."""
     return unnamed()
 
 

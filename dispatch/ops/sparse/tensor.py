@@ -1,7 +1,7 @@
 """SparseTensor: a sparse matrix as three tensors and a form, over the memory of whoever has it.
 
 Made by `csr`, `csc`, `coo` and `bsr` here, or of a matrix of SciPy, CuPy or torch by `sparse_tensor` (sources.py). It
-holds no memory of its own and copies none: what `values` is changed to, it is.
+holds no memory of its own and copies nothing: a change of `values` is a change of the matrix.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SparseTensor:
     flaws: ClassVar[Callable[[SparseTensor], list[int]]]
 
     def __init__(self, values: Any, rows: Any, columns: Any, form: SparseForm, *, validate: bool = False) -> None:
-        """Tensors of one device, or arrays of another library; `validate` looks at all indices, and waits for that."""
+        """Tensors of one device, or arrays of another library; `validate` checks all indices, and waits for that."""
         self.form = check_form("form", form)
         self.values, self.rows, self.columns = (
             as_tensor(name, given) for name, given in (("values", values), ("rows", rows), ("columns", columns))
@@ -59,7 +59,7 @@ class SparseTensor:
 
     @classmethod
     def of_results(cls, values: Any, rows: Any, columns: Any, form: SparseForm) -> SparseTensor:
-        """That of a request's results, or of parts that were looked at before; to look again took 22 us."""
+        """The matrix of a request's results, or of parts that were checked before; checking again took 22 us."""
         made = cls.__new__(cls)
         parts = (("values", values), ("rows", rows), ("columns", columns))
         made.values, made.rows, made.columns = (as_tensor(name, part) for name, part in parts)
@@ -121,14 +121,14 @@ class SparseTensor:
         return SparseTensor.of_results(self.values, self.columns, self.rows, other)
 
     def with_values(self, values: Any) -> SparseTensor:
-        """Other elements at the same places, which are known by the same number if they are fixed."""
+        """Other elements at the same places; a fixed pattern keeps its number."""
         shape = getattr(values, "shape", None)
         if shape is not None and tuple(shape) != self.values.shape:
             raise BadRequest("values", f"shape {list(shape)}", f"{list(self.values.shape)}, an element for each place")
         return SparseTensor(values, self.rows, self.columns, self.form)
 
     def with_form(self, form: SparseForm) -> SparseTensor:
-        """The same memory, said to be another form."""
+        """The same tensors with another form."""
         return SparseTensor(self.values, self.rows, self.columns, form)
 
     def fixed(self) -> SparseTensor:
@@ -140,12 +140,12 @@ class SparseTensor:
         return SparseTensor(self.values, self.rows, self.columns, self.form._replace(pattern=next(_numbers)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Its parts; a pattern that is fixed is known by a number of its own wherever it comes to."""
+        """Its parts; a fixed pattern gets another number in the process that unpickles it."""
         fixed = self.form.pattern is not None
         return _unpickled, (self.values, self.rows, self.columns, self.form._replace(pattern=None), fixed)
 
     def validate(self) -> SparseTensor:
-        """Itself, once all indices are looked at, which is waited for; BadRequest that counts what is wrong."""
+        """Check all indices, and wait for that; returns itself. BadRequest counts what is wrong."""
         found = SparseTensor.flaws(self)
         if any(found):
             found_flaws = ", ".join(f"{number} {what}" for number, what in zip(found, FLAWS, strict=True) if number)

@@ -1,7 +1,7 @@
-"""Autotune among cuSPARSE's algorithms for one product: they race, and the winner is remembered on disk.
+"""Autotune among cuSPARSE's algorithms for one product: they are timed, and the fastest is remembered on disk.
 
-The speed of an algorithm depends on the pattern, which no plan knows: what has won for the first matrix of some layouts
-stands for all that follow.
+The speed of an algorithm depends on the pattern, which no plan knows: the fastest for the first matrix of some layouts
+is used for all that follow.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def stored_key(request: Any) -> str:
 
 
 def _choices(part: Any) -> Any:
-    """What of a key is no layout, without anything that is of this process alone."""
+    """The parts of a key that are no layouts, without what is specific to this process."""
     if isinstance(part, SparseForm):
         return repr(part._replace(pattern=None))
     if isinstance(part, tuple):

@@ -2,8 +2,8 @@
 
 Carried out by cuSPARSELt on sparse tensor cores, or by NumPy on the host. A compressed operand of a request is its
 bytes and a `StructuredForm` (form.py); a `StructuredTensor` (tensor.py) holds both. The files: compression, product
-(what may be asked), layout (how matrices lie, and the host's compressed ones), cusparselt (the plans), tune, reference
-(what is right), rules, cases; and functions, which users know as `dispatch.structured`.
+(the requests), layout (of matrices in memory, and of the host's compressed ones), cusparselt (the plans), tune,
+reference (results by NumPy), rules, cases; and functions, which users know as `dispatch.structured`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Structured matrices as calls of cuSPARSELt: what a request's plan is told.
+"""Structured matrices as calls of cuSPARSELt: the descriptions that a request's plan is made from.
 
 A matrix that is column-major is the transpose of a row-major one, and is described as that; D is row-major or
 column-major. Follows https://docs.nvidia.com/cuda/cusparselt/functions.html.
@@ -73,7 +73,7 @@ def _check_size(name: str, layout: Layout, wanted: int) -> None:
 
 # -- matrices ---------------------------------------------------------------------------------------------------------
 def matrix_of(layout: Layout, *, structured: bool = False) -> tuple[MatrixSpec, int]:
-    """A row-major matrix that describes an operand, and what is done to it: one that is column-major is transposed."""
+    """The row-major matrix that describes an operand, and its operation: a column-major one is transposed."""
     m, n = layout.shape[-2:]
     is_batch = len(layout.shape) == BATCH
     batch, stride = (layout.shape[0], layout.strides[0]) if is_batch else (1, 0)
@@ -85,7 +85,7 @@ def matrix_of(layout: Layout, *, structured: bool = False) -> tuple[MatrixSpec, 
 
 
 def structured(form: StructuredForm) -> tuple[MatrixSpec, int]:
-    """The same of a compressed matrix, as it was before."""
+    """The same for a compressed matrix, as it was before compression."""
     *batch, m, k = form.shape
     rows, cols = (m, k) if form.by_rows else (k, m)
     count, stride = (batch[0], m * k) if batch else (1, 0)
@@ -101,9 +101,9 @@ def result_of(layout: Layout, dtype: Dtype) -> MatrixSpec:
 
 
 def product_of(request: Any) -> ProductSpec:
-    """What the library is told of a product; an operand that is one for a batch has a step of 0 there.
+    """The description of a product for the library; an operand that is shared by a batch has a stride of 0.
 
-    Where A is a batch it is told of one product, for each is called by itself: its matrices are compressed apart.
+    If A is a batch it describes one product, for each is a call of its own: the matrices are compressed separately.
     """
     count, kinds = request.batch or 1, lt.cusparseComputeType
     (a, op_a), (b, op_b) = structured(request.form), matrix_of(request.b.layout)
@@ -137,13 +137,13 @@ def product_of(request: Any) -> ProductSpec:
 
 # -- products ---------------------------------------------------------------------------------------------------------
 def requested_algorithm(request: Any) -> Algorithm:
-    """The algorithm as far as a request says it."""
+    """The choices of the algorithm that a request makes."""
     mode = None if request.split_k_mode is SplitKMode.DEFAULT else int(request.split_k_mode)
     return Algorithm(request.config_id, request.split_k, mode, request.split_k_buffers)
 
 
 def places_of(request: Any) -> ArgumentPlaces:
-    """Where the addresses and numbers of a product stand."""
+    """The places of a product's addresses and numbers."""
     behind = len(request.reads) + len(request.writes)
     vectors = {name: request.place_of(name) for name in ("alpha_vector", "beta_vector")}
     return ArgumentPlaces(
@@ -158,7 +158,7 @@ def places_of(request: Any) -> ArgumentPlaces:
 
 
 def batch_strides(request: Any, size: int) -> BatchStrides:
-    """From product to product where A is a batch, whose matrices have `size` bytes each."""
+    """The strides from product to product if A is a batch, whose matrices have `size` bytes each."""
     count = request.form.shape[0] if len(request.form.shape) == BATCH else 1
     if count == 1:
         return SINGLE_CALL
@@ -173,7 +173,7 @@ def batch_strides(request: Any, size: int) -> BatchStrides:
 
 
 def zero_fill_of(request: Any) -> ZeroFill | None:
-    """What of D is 0 before a product without C: of i8 with results of 16 bits, which some kernels of 0.8.0 add to it.
+    """The part of D that is set to 0 before a product without C: of i8 to 16 bits, where some kernels of 0.8.0 read D.
 
     On an H100 such results were NaN where D had held NaN, as 0 times that is.
     """

@@ -1,4 +1,4 @@
-"""What of a compressed matrix is no memory, and which matrices can be compressed: 2 of 4 elements, 1 of 2 in f32.
+"""The description of a compressed matrix, and which matrices can be compressed: 2 of 4 elements, 1 of 2 in f32.
 
 Follows https://docs.nvidia.com/cuda/cusparselt/types.html and functions.html, whose extents hold on the host, too.
 """
@@ -38,7 +38,7 @@ class PruneAlgorithm(Choice):
 
 @names_arguments
 class StructuredForm(NamedTuple):
-    """What of a compressed matrix, or of a batch of them, is no memory.
+    """The description of a compressed matrix, or of a batch of them, without its bytes.
 
     Attributes:
         shape: (rows, k), or (batch, rows, k).

@@ -47,7 +47,7 @@ def compress(a: Any, *, validate: bool = False) -> StructuredTensor:
 
 
 def made_by(device: Device) -> str:
-    """Whose layout a device's compressed bytes have, for a StructuredForm that is made by hand."""
+    """What decides the layout of a device's compressed bytes, for a StructuredForm that is made by hand."""
     if device.is_host:
         return ON_HOST
     from dispatch.libraries.cusparselt.handle import library_stamp  # at first use: requests bind no library
@@ -93,7 +93,7 @@ def linear(x: Any, weight: StructuredTensor, bias: Any = None, **choices: Any) -
 
 
 def error_about_x(error: BadRequest, x: Any, w: StructuredTensor) -> BadRequest:
-    """What is wrong with xᵀ, the b of a product W · xᵀ, as it is said of x."""
+    """An error about xᵀ, the b of a product W · xᵀ, as an error about x."""
     try:
         dtype = Dtype.of(x.dtype)
     except TypeError:  # none of ours

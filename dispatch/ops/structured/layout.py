@@ -1,8 +1,8 @@
-"""How matrices lie in memory, and the host's own layout of compressed ones.
+"""The layout of matrices in memory, and the host's layout of compressed ones.
 
-The host has, matrix by matrix, all elements that stay, row by row, and behind them a half byte for each group: the
-place of the first that stays within the group and, times four, that of the second. cuSPARSELt's own layout is known to
-that library alone.
+The host stores, matrix by matrix, all elements that are kept, row by row, followed by a half byte for each group: the
+index of the first kept element within the group and, times four, that of the second. cuSPARSELt's own layout is known
+to that library alone.
 """
 
 from __future__ import annotations

@@ -74,13 +74,13 @@ def matrix_order(request: Any) -> str:
 
 
 def same_layout(request: Any) -> str:
-    """A result that lies as the matrix does."""
+    """A result with the strides of the matrix."""
     a, out = request.a.layout, request.layout_of("out")
     return "" if a.strides == out.strides else f"needs out laid out as a, has {a} and {out}: pass out, or copy a"
 
 
 def contiguous(request: Any) -> str:
-    """A matrix that is dense in memory: its form says nothing of steps."""
+    """A matrix that is dense in memory, for its form has no strides."""
     layout = request.a.layout
     m, n = layout.shape[-2:]
     step = n if is_row_major(layout) else m
@@ -91,7 +91,7 @@ def contiguous(request: Any) -> str:
 
 
 def contiguous_batch(request: Any) -> str:
-    """The matrices of a batch lie line behind line, as those of one tall matrix, which is what is checked."""
+    """A batch without gaps, so that it can be checked as one tall matrix."""
     layout = request.a.layout
     if len(layout.shape) == len(("m", "k")) or layout.shape[0] < 2:
         return ""
@@ -113,7 +113,7 @@ def operand_orders(request: Any) -> str:
 
 
 def separate_results(request: Any) -> str:
-    """D is a result of its own for each product of a batch."""
+    """Separate memory of D for each product of a batch."""
     out = request.layout_of("out")
     return "" if len(out.shape) < 3 or out.strides[0] or out.shape[0] < 2 else f"needs out apart, has {out}"
 

@@ -1,6 +1,6 @@
 """Autotune of a product over a compressed matrix: the library runs its kernels, and the fastest is kept on disk.
 
-Where some of its kernels fault the first ones race here instead, so that nobody runs the others.
+Where some of its kernels fault, the first ones are timed here instead, so that the others never run.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _read_algorithm(blob: bytes) -> Algorithm | None:
 
 
 def stored_key(request: Any, spec: ProductSpec) -> str:
-    """The request in words, and a digest of all that the library is told."""
+    """The request in words, and a digest of its description for the library."""
     digest = hashlib.sha256(repr(spec).encode()).hexdigest()[:16]
     m, k = request.form.shape[-2:]
     return f"{request.op}({request.form.dtype}[{m}, {k}] x [{k}, {request.b.shape[-1]}]) {digest}"

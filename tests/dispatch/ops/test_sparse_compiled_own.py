@@ -138,7 +138,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_the_cases_find_a_wrong_kernel(name, executor, rng):
     right, wrong = WRONG[name]
-    assert right in semiring_kernels.KERNEL + semiring_kernels.TERM_OF_CALLERS
+    assert right in semiring_kernels.KERNEL + semiring_kernels.CALLER_TERM
 
     def altered(source):
         assert right in source
