@@ -9,8 +9,8 @@ from dispatch.core.nonfinite import stated
 from dispatch.core.row import Row
 from dispatch.keys import BF16, C64, C128, F16, F32, F64, Arch, Compute
 from dispatch.ops.blas import numpy_blas
-from dispatch.ops.blas.own1 import large_and_dense, own_level1
-from dispatch.ops.blas.own2 import large_and_in_lines, own_symmetric
+from dispatch.ops.blas.level1_kernels import large_and_dense, own_level1
+from dispatch.ops.blas.symmetric_kernels import large_and_in_lines, own_symmetric
 from dispatch.table.on_host import on_host
 
 __all__ = ["ROWS"]

@@ -145,7 +145,7 @@ class Executor:
         self.stream = SimpleNamespace(done=lambda: None)
         for module in (bound, cublas_pointers):
             monkeypatch.setattr(module, "cublas", self.library)
-        monkeypatch.setattr(cublas_pointers, "Pointers", Pointers)
+        monkeypatch.setattr(cublas_pointers, "PointerArray", Pointers)
         monkeypatch.setattr(bound, "handle_of", lambda _: self.library)
         monkeypatch.setattr(bound, "Copy", Copy)
         monkeypatch.setattr(bound, "kernels", lambda *_: None)

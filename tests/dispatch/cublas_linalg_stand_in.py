@@ -116,7 +116,7 @@ class Blas:
         self.routine = routine
 
     def enqueue(self, addresses):
-        given = (addresses[a.place] + a.offset if isinstance(a, Operand) else a for a in self.routine.arguments)
+        given = (addresses[a.position] + a.offset if isinstance(a, Operand) else a for a in self.routine.arguments)
         BLAS[self.routine.name](
             self.routine.dtype.numpy, *(one.value if isinstance(one, Constant) else one for one in given)
         )

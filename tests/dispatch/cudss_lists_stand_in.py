@@ -143,7 +143,7 @@ def executor_of(monkeypatch, copy):
     for module in (factors, lists):
         monkeypatch.setattr(module, "cudss", found.library)
     for module in (lists, plans):
-        monkeypatch.setattr(module, "GivenPointers", Pointers)
+        monkeypatch.setattr(module, "PointerArrays", Pointers)
     monkeypatch.setattr(plans, "Copy", copy)
     monkeypatch.setattr(plans, "loaded", lambda *given: WIDE if "double" in given[2][1] else NARROW)
 

@@ -1,7 +1,7 @@
-"""Plans of one or more calls of cuBLAS, one behind the other: all is ready but the addresses and the numbers.
+"""Plans of one or more calls of cuBLAS in sequence: only addresses and numbers are filled in at each run.
 
-The ops say which calls; nothing is chosen here. In the arguments of a routine `Operand(n)`, `Matrices(n)` and
-`Scalar(n)` stand for what the n-th argument of a run becomes.
+The ops say which calls; nothing is chosen here. Among the arguments of a routine `Operand(n)`, `Matrices(n)` and
+`Scalar(n)` stand for the n-th argument of a run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cudabind.sys import cublas
 from dispatch.core.request import Argument, IdlePlan, Plan
 from dispatch.keys import C64, C128, F32, F64, U8, Dtype
 from dispatch.libraries.cublas.handle import handle_of
-from dispatch.libraries.cublas.pointers import Pointers
+from dispatch.libraries.cublas.pointers import PointerArray
 from dispatch.libraries.cusolver.copies import Copy as KernelCopy
 from dispatch.libraries.cusolver.copies import CopyMode
 
@@ -31,12 +31,12 @@ __all__ = [
     "Constant",
     "CublasPlan",
     "Matrices",
-    "Moved",
+    "MatrixCopy",
     "Operand",
     "Routine",
     "Scalar",
     "Scratch",
-    "Work",
+    "Task",
     "Zero",
     "function_name",
     "plan_of",
@@ -44,20 +44,20 @@ __all__ = [
 
 LETTERS = {F32: "S", F64: "D", C64: "C", C128: "Z"}
 MAX_INT = 2**31 - 1
-SCRATCH = -1  # the place of scratch memory, behind the arguments of a run
+SCRATCH = -1  # the position of scratch memory, whose address follows the arguments of a run
 
 
 class Operand(NamedTuple):
-    """The place of an operand's address in the arguments of a run, and how many bytes behind it the call begins."""
+    """The position of an operand's address in the arguments of a run, and an offset in bytes."""
 
-    place: int
+    position: int
     offset: int = 0
 
 
 class Scalar(NamedTuple):
-    """The place of a number in the arguments of a run, and the type that the call reads it as."""
+    """The position of a number in the arguments of a run, and the dtype that the call reads."""
 
-    place: int
+    position: int
     dtype: Dtype
 
 
@@ -69,42 +69,42 @@ class Constant(NamedTuple):
 
 
 class Matrices(NamedTuple):
-    """The addresses of an operand's matrices, as batched routines take them: so many bytes behind its own."""
+    """The addresses of an operand's matrices, as batched routines take them, by their offsets in bytes."""
 
-    place: int
+    position: int
     offsets: tuple[int, ...]
 
 
 class Routine(NamedTuple):
-    """One call of cuBLAS, as the op says it, without the handle.
+    """One call of cuBLAS, without the handle.
 
-    With `unless_same` it is left out where the operands at these two places are one, with `unless` where the numbers
-    at these places are these.
+    It is skipped if the operands at the two positions `skip_if_same` are the same, and if the numbers at the positions
+    in `skip_if` have these values.
     """
 
     name: str  # as in cublasStrsm, without the type's letter
     dtype: Dtype
     arguments: tuple[Any, ...]
-    unless_same: tuple[int, int] | None = None
+    skip_if_same: tuple[int, int] | None = None
     on_device: bool = False  # whether its result, a number, is written to the device
-    unless: tuple[tuple[int, float], ...] = ()
+    skip_if: tuple[tuple[int, float], ...] = ()
 
 
 class Zero(NamedTuple):
-    """The bytes of an operand set to 0."""
+    """Set an operand to 0."""
 
-    place: int
+    position: int
     nbytes: int
 
 
 class Scratch(NamedTuple):
-    """So many bytes that a plan keeps for itself, at the place `SCRATCH`; no more than one of a plan's works."""
+    """Scratch memory of a plan, which has the position `SCRATCH`; a plan has one at most."""
 
     nbytes: int
 
 
-class Moved(NamedTuple):
-    """Elements of one operand copied to another, unless they are one, of any strides: by a kernel, not by cuBLAS.
+class MatrixCopy(NamedTuple):
+    """A copy of an operand of any strides to another, unless they are the same: by a kernel, not by cuBLAS.
 
     The driver's own copies look at addresses, and refuse those that a call is captured at to be relocated.
     """
@@ -114,13 +114,13 @@ class Moved(NamedTuple):
     batch: int = 1
 
 
-Work = Routine | Zero | Scratch | Moved
+Task = Routine | Zero | Scratch | MatrixCopy
 
 
 def function_name(routine: str, dtype: Dtype, sizes: Sequence[int] = ()) -> str:
-    """What cuBLAS calls a routine for a dtype; with sizes beyond 31 bits the one that takes 64.
+    """The name of a routine for a dtype; for sizes beyond 31 bits that of its 64-bit form.
 
-    One that is said with a capital letter, as "AxpyEx", takes its dtypes as arguments or has them in its name.
+    A routine that begins with a capital letter, such as "AxpyEx", takes dtypes as arguments or has them in its name.
     """
     wide = "_64" if max(sizes, default=0) > MAX_INT else ""
     if routine[0].isupper():
@@ -143,7 +143,7 @@ def function_of(name: str) -> Any:
     return getattr(cublas, name)
 
 
-class Number:
+class HostScalar:
     """A number in host memory, as cuBLAS reads it."""
 
     __slots__ = ("_memory", "_parts", "address")
@@ -166,7 +166,7 @@ class CallStep:
 
     __slots__ = (
         *("_arguments", "_executor", "_function", "_handle", "_numbers", "_on_device", "_pointers", "_slots"),
-        *("_unless", "_unless_same"),
+        *("_skip_if", "_skip_if_same"),
     )
 
     def __init__(self, executor: CudaExecutor, routine: Routine) -> None:
@@ -174,11 +174,11 @@ class CallStep:
         self._handle.follow(executor)  # so that the workspace is there before anything is captured
         sizes = [argument for argument in routine.arguments if type(argument) is int]
         self._function: Any = function_of(function_name(routine.name, routine.dtype, sizes))
-        self._unless_same, self._unless = routine.unless_same, routine.unless
+        self._skip_if_same, self._skip_if = routine.skip_if_same, routine.skip_if
         self._on_device = routine.on_device
         self._slots: list[tuple[ctypes.c_void_p, Operand]] = []
-        self._numbers: list[tuple[Number, Scalar | Constant]] = []
-        self._pointers: list[Pointers] = []
+        self._numbers: list[tuple[HostScalar, Scalar | Constant]] = []
+        self._pointers: list[PointerArray] = []
         self._arguments = tuple(map(self._prepared, routine.arguments))
 
     def _prepared(self, argument: Any) -> Any:
@@ -187,11 +187,11 @@ class CallStep:
             self._slots.append((slot, argument))
             return slot
         if isinstance(argument, Matrices):
-            pointers = Pointers(self._executor, *argument)
+            pointers = PointerArray(self._executor, *argument)
             self._pointers.append(pointers)
             return pointers.address
         if isinstance(argument, (Scalar, Constant)):
-            number = Number(argument.dtype)
+            number = HostScalar(argument.dtype)
             if isinstance(argument, Constant):
                 number.set(argument.value)
             self._numbers.append((number, argument))  # which keeps it
@@ -200,20 +200,20 @@ class CallStep:
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         """Call cuBLAS on the executor's stream; raises its own error."""
-        if self._unless_same is not None:
-            one, other = self._unless_same
+        if self._skip_if_same is not None:
+            one, other = self._skip_if_same
             if arguments[one] == arguments[other]:
                 return
-        if self._unless and all(arguments[place] == number for place, number in self._unless):
+        if self._skip_if and all(arguments[position] == number for position, number in self._skip_if):
             return
         for pointers in self._pointers:
             pointers.enqueue(arguments)
-        for slot, (place, offset) in self._slots:
-            address: Any = arguments[place]  # addresses are ints
+        for slot, (position, offset) in self._slots:
+            address: Any = arguments[position]  # addresses are ints
             slot.value = address + offset if address else None
-        for number, said in self._numbers:
-            if isinstance(said, Scalar):
-                number.set(arguments[said.place])
+        for number, given in self._numbers:
+            if isinstance(given, Scalar):
+                number.set(arguments[given.position])
         handle = self._handle.follow(self._executor, on_device=self._on_device)
         status = self._function.unchecked(handle, *self._arguments)
         if status:
@@ -221,12 +221,12 @@ class CallStep:
             raise self._function.error(status)
 
 
-class MoveStep:
-    """A copy by a kernel, left out where the operands are one."""
+class CopyStep:
+    """A copy by a kernel, skipped if both operands are the same."""
 
     __slots__ = ("_copy", "_source", "_target")
 
-    def __init__(self, executor: CudaExecutor, moved: Moved) -> None:
+    def __init__(self, executor: CudaExecutor, moved: MatrixCopy) -> None:
         self._source, self._target = moved.source.pointer.operand, moved.target.pointer.operand
         self._copy = KernelCopy(executor, moved.source, moved.target, moved.batch, CopyMode.ALL, conj=False)
 
@@ -237,33 +237,33 @@ class MoveStep:
 
 
 class CublasPlan(Plan):
-    """Calls and what is around them, in their order."""
+    """Calls, copies and fills in sequence."""
 
     __slots__ = ("_executor", "_scratch", "_steps")
 
-    def __init__(self, executor: CudaExecutor, row: Row, works: Sequence[Work]) -> None:
+    def __init__(self, executor: CudaExecutor, row: Row, tasks: Sequence[Task]) -> None:
         super().__init__(row, capture_safe=True)
         self._executor = executor
-        sizes = [work.nbytes for work in works if isinstance(work, Scratch)]
+        sizes = [task.nbytes for task in tasks if isinstance(task, Scratch)]
         self._scratch: Tensor | None = executor.empty((sizes[0],), (1,), U8) if sizes else None
-        self._steps = tuple(self._prepared(work) for work in works if not isinstance(work, Scratch))
+        self._steps = tuple(self._prepared(task) for task in tasks if not isinstance(task, Scratch))
 
-    def _prepared(self, work: Routine | Zero | Moved) -> CallStep | MoveStep | Zero:
-        if isinstance(work, Moved):
-            return MoveStep(self._executor, work)
-        return CallStep(self._executor, work) if isinstance(work, Routine) else work
+    def _prepared(self, task: Routine | Zero | MatrixCopy) -> CallStep | CopyStep | Zero:
+        if isinstance(task, MatrixCopy):
+            return CopyStep(self._executor, task)
+        return CallStep(self._executor, task) if isinstance(task, Routine) else task
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
         if self._scratch is not None:
             arguments = (*arguments, self._scratch.ptr)
         for step in self._steps:
             if isinstance(step, Zero):
-                places: Any = arguments  # addresses are ints
-                driver.cuMemsetD8Async(places[step.place], 0, step.nbytes, self._executor.target.value)
+                addresses: Any = arguments  # addresses are ints
+                driver.cuMemsetD8Async(addresses[step.position], 0, step.nbytes, self._executor.target.value)
             else:
                 step.enqueue(arguments)
 
 
-def plan_of(executor: CudaExecutor, row: Row, works: Sequence[Work]) -> Plan:
-    """The plan of what cuBLAS is to do, which may be nothing."""
-    return CublasPlan(executor, row, works) if works else IdlePlan(row)
+def plan_of(executor: CudaExecutor, row: Row, tasks: Sequence[Task]) -> Plan:
+    """The plan of some tasks, which may be none."""
+    return CublasPlan(executor, row, tasks) if tasks else IdlePlan(row)

@@ -24,11 +24,11 @@ MATH = cublas.cublasMath_t.CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 class Handle:
     """A `cublasHandle_t` and the stream and workspace that it was told last; it holds no executor."""
 
-    __slots__ = ("_told", "c_handle")
+    __slots__ = ("_current", "c_handle")
 
     def __init__(self, c_handle: cublas.cublasHandle_t) -> None:
         self.c_handle = c_handle
-        self._told: tuple[int | None, int | None] = (-1, -1)  # none that exist
+        self._current: tuple[int | None, int | None] = (-1, -1)  # none that exist
 
     def follow(self, executor: CudaExecutor, *, on_device: bool = False) -> cublas.cublasHandle_t:
         """The handle, on the stream that plans enqueue on now: the executor's own, or a recorder's.
@@ -37,12 +37,12 @@ class Handle:
         """
         workspace = executor.workspace
         wanted = (executor.target.value, workspace.c_ptr.value)
-        if wanted != self._told:
-            self._told = (-1, -1)  # as an interrupt may come in between
+        if wanted != self._current:
+            self._current = (-1, -1)  # as an interrupt may come in between
             cublas.cublasSetStream(self.c_handle, cublas.cudaStream_t(executor.target.value))
             # Behind the stream, which sets the workspace back to cuBLAS's own.
             cublas.cublasSetWorkspace(self.c_handle, workspace.c_ptr, workspace.nbytes)
-            self._told = wanted
+            self._current = wanted
         mode = cublas.cublasPointerMode_t
         cublas.cublasSetPointerMode(
             self.c_handle, mode.CUBLAS_POINTER_MODE_DEVICE if on_device else mode.CUBLAS_POINTER_MODE_HOST
@@ -54,11 +54,11 @@ def handle_of(executor: CudaExecutor) -> Handle:
     """The handle of an executor; to destroy one ends all captures, so it serves another one afterwards."""
     handle: Handle | None = executor.handles.get(NAME)
     if handle is None:
-        handle = executor.handles[NAME] = Handle(lent(executor, NAME, _made, cublas.cublasDestroy.unchecked))
+        handle = executor.handles[NAME] = Handle(lent(executor, NAME, _create, cublas.cublasDestroy.unchecked))
     return handle
 
 
-def _made() -> cublas.cublasHandle_t:
+def _create() -> cublas.cublasHandle_t:
     c_handle = cublas.cublasHandle_t()
     cublas.cublasCreate(c_handle)
     cublas.cublasSetMathMode(c_handle, MATH)

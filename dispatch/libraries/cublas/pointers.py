@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["GIVEN", "GivenPointers", "Pointers"]
+__all__ = ["ARRAYS_SOURCE", "PointerArray", "PointerArrays"]
 
 THREADS = 256
 SOURCE = r"""
@@ -33,19 +33,19 @@ extern "C" __global__ void point(char* base, const long long* offsets, char** fo
     if (i < count) found[i] = base + offsets[i];
 }
 """
-GIVEN_WORDS = 480  # addresses that a launch takes by value, of the 4096 bytes that its arguments may have
-GIVEN = f"""
-struct Given {{ long long words[{GIVEN_WORDS}]; }};
+POINTERS_PER_LAUNCH = 480  # addresses that a launch takes by value, of the 4096 bytes that its arguments may have
+ARRAYS_SOURCE = f"""
+struct Given {{ long long words[{POINTERS_PER_LAUNCH}]; }};
 extern "C" __global__ void put(const __grid_constant__ Given given, long long* found, long long count)
 {{
     for (long long i = threadIdx.x; i < count; i += blockDim.x) found[i] = given.words[i];
 }}
 """
 POINTER = 8  # bytes
-APART = 16  # bytes, at multiples of which lists begin: some versions ask for it
+ARRAY_ALIGNMENT = 16  # bytes, at multiples of which lists begin: some versions ask for it
 
 
-class Pointers:
+class PointerArray:
     """The addresses of an operand's matrices, so many bytes behind its own; `address` is where the device has them."""
 
     __slots__ = ("_base", "_executor", "_given", "_index", "_launch", "_memory", "address")
@@ -54,10 +54,12 @@ class Pointers:
         count = len(offsets)
         self._executor, self._index = executor, index
         self._memory = executor.empty((2, count), (count, 1), I64)
-        told = np.ascontiguousarray(offsets, np.int64)
-        driver.cuMemcpyHtoDAsync(self._memory.ptr, told.ctypes.data, told.nbytes, executor.stream.c_handle.value)
+        offsets_on_host = np.ascontiguousarray(offsets, np.int64)
+        driver.cuMemcpyHtoDAsync(
+            self._memory.ptr, offsets_on_host.ctypes.data, offsets_on_host.nbytes, executor.stream.c_handle.value
+        )
         executor.stream.synchronize()  # once a plan: the numbers are read from memory that goes
-        self.address = ctypes.c_void_p(self._memory.ptr + told.nbytes)
+        self.address = ctypes.c_void_p(self._memory.ptr + offsets_on_host.nbytes)
         self._base = ctypes.c_void_p()
         self._given = (self._base, ctypes.c_void_p(self._memory.ptr), self.address, ctypes.c_longlong(count))
         kernel = (SOURCE, "point", ("-std=c++17",))
@@ -70,7 +72,7 @@ class Pointers:
         check(self._executor, self._launch())
 
 
-class GivenPointers:
+class PointerArrays:
     """Several lists of addresses that have no base in common, such as those of A, B and C of each product.
 
     They are arguments of the launches that put them there, so that a recorded call holds them. `addresses` is where the
@@ -80,21 +82,21 @@ class GivenPointers:
     __slots__ = ("_executor", "_function", "_memory", "addresses")
 
     def __init__(self, executor: CudaExecutor, count: int, lists: int) -> None:
-        step = -(-count * POINTER // APART) * APART
+        step = -(-count * POINTER // ARRAY_ALIGNMENT) * ARRAY_ALIGNMENT
         self._executor = executor
         self._memory: Tensor = executor.empty((lists * step,), (1,), U8)
         self.addresses = tuple(ctypes.c_void_p(self._memory.ptr + number * step) for number in range(lists))
-        self._function = loaded(GIVEN, "put", ("-std=c++17",), executor.device)
+        self._function = loaded(ARRAYS_SOURCE, "put", ("-std=c++17",), executor.device)
 
     def enqueue(self, given: Sequence[Sequence[int]]) -> None:
         """Write the lists for a run: for each product its address in each list."""
         for target, words in zip(self.addresses, zip(*given, strict=True), strict=True):
-            for first in range(0, len(words), GIVEN_WORDS):
-                part = words[first : first + GIVEN_WORDS]
+            for first in range(0, len(words), POINTERS_PER_LAUNCH):
+                part = words[first : first + POINTERS_PER_LAUNCH]
                 self._put(part, (target.value or 0) + first * POINTER)
 
     def _put(self, words: Sequence[int], target: int) -> None:
-        held = (ctypes.c_int64 * GIVEN_WORDS)(*words)
+        held = (ctypes.c_int64 * POINTERS_PER_LAUNCH)(*words)
         taken: tuple[Any, ...] = (held, ctypes.c_void_p(target), ctypes.c_longlong(len(words)))
         pointers = (ctypes.c_void_p * len(taken))(*map(ctypes.addressof, taken))
         stream = self._executor.target.value or 0

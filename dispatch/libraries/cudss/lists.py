@@ -1,7 +1,7 @@
-"""The factors of matrices of several patterns and extents: a non-uniform batch of cuDSS, of one call for each phase.
+"""The factors of matrices of several patterns and extents: a non-uniform batch of cuDSS, with one call for each phase.
 
-cuDSS reads how many rows, columns and elements each matrix has on the host, and where its operands are on the device,
-in lists of addresses that a kernel of this library writes before a run. Follows
+cuDSS reads the numbers of rows, columns and elements of each matrix on the host, and the addresses of its operands on
+the device, in lists that a kernel of this library writes before a run. Follows
 https://docs.nvidia.com/cuda/cudss/functions.html (cudssMatrixCreateBatchCsr, cudssMatrixCreateBatchDn).
 """
 
@@ -11,7 +11,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any
 
 from cudabind.sys import cudss
-from dispatch.libraries.cublas.pointers import GivenPointers
+from dispatch.libraries.cublas.pointers import PointerArrays
 from dispatch.libraries.cudss.factors import INDEX_TYPES, Factors
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ ADDRESS_LISTS = 5  # of addresses: rows, columns, values, b and x
 class ListFactors(Factors):
     """`cudssData_t` of several matrices; each address of a run is a tuple of those of the systems, in their order.
 
-    As of other batches cuDSS tells one status for all.
+    As for other batches cuDSS reports one status for all.
     """
 
     __slots__ = ("_extents", "_given", "_lists_changed", "_pointers")
@@ -37,14 +37,14 @@ class ListFactors(Factors):
         self, executor: CudaExecutor, specs: Sequence[SystemSpec], placeholder: int, settings: SolverSettings
     ) -> None:
         """`specs` describe the systems, of one dtype, kind, view and base, with offsets and indices of one width."""
-        self._pointers = GivenPointers(executor, len(specs), ADDRESS_LISTS)
+        self._pointers = PointerArrays(executor, len(specs), ADDRESS_LISTS)
         self._given: Any = None
         self._lists_changed = False
         super().__init__(executor, specs, placeholder, settings)
 
     @property
     def b_and_x(self) -> tuple[Any, ...]:
-        """Where the device has the addresses of right-hand sides, and of solutions."""
+        """The device's lists of the addresses of right-hand sides, and of solutions."""
         return self._pointers.addresses[3:]
 
     def _describe(self, specs: Any, placeholder: int) -> None:
@@ -76,7 +76,7 @@ class ListFactors(Factors):
             self._given, self._lists_changed = given, True
 
     def _execute(self, phase: Any) -> None:
-        """Carry out a phase; before one that waits for the GPU anyway the lists are there, whoever reads them."""
+        """Run a phase; before one that waits for the GPU anyway, wait until changed lists are written."""
         if self._lists_changed and phase != cudss.cudssPhase_t.CUDSS_PHASE_SOLVE:
             self._executor.stream.synchronize()
             self._lists_changed = False

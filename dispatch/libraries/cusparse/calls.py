@@ -14,7 +14,7 @@ from cudabind.errors import CusparseError
 from cudabind.sys import cusparse
 from dispatch.core.request import IdlePlan, Plan
 from dispatch.errors import Refused
-from dispatch.libraries.cublas.calls import Constant, Number, Scalar
+from dispatch.libraries.cublas.calls import Constant, HostScalar, Scalar
 from dispatch.libraries.cusolver.copies import Copy, CopyMode
 from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
 from dispatch.libraries.cusparse.descriptors import Descriptor
@@ -56,7 +56,7 @@ class Call:
     def __init__(self, executor: CudaExecutor, name: str, arguments: Sequence[Any]) -> None:
         self._executor, self._handle, self._name = executor, handle_of(executor), name
         self._descriptors: list[tuple[int, Descriptor]] = []
-        self._numbers: list[tuple[Number, Scalar | Constant]] = []
+        self._numbers: list[tuple[HostScalar, Scalar | Constant]] = []
         self._slots: list[tuple[ctypes.c_void_p, OperandPointer]] = []
         self.c_arguments = [self._c_argument(place, argument) for place, argument in enumerate(arguments)]
 
@@ -69,7 +69,7 @@ class Call:
             self._slots.append((slot, argument))
             return slot
         if isinstance(argument, (Scalar, Constant)):
-            number = Number(argument.dtype)
+            number = HostScalar(argument.dtype)
             number.set(argument.value if isinstance(argument, Constant) else 1)
             self._numbers.append((number, argument))  # which keeps it
             return number.address
@@ -95,7 +95,7 @@ class Call:
             slot.value = (addresses[spec.operand] + spec.offset) or None
         for number, factor in self._numbers:
             if isinstance(factor, Scalar):
-                number.set(addresses[factor.place])
+                number.set(addresses[factor.position])
 
     def invoke(self, name: str, *more: Any) -> None:
         """Call a function with these arguments, followed by others; raises the library's error."""

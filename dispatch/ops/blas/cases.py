@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dispatch.keys import HALF
-from dispatch.ops.blas import evaluate, reference1, rotate
+from dispatch.ops.blas import evaluate, reference1, reference_rotations
 from dispatch.ops.blas.cases1 import level1_cases
 from dispatch.ops.blas.cases2 import level2_cases
 from dispatch.ops.blas.cases3 import level3_cases
@@ -25,7 +25,7 @@ __all__ = ["MUTATIONS", "cases"]
 
 def cases(row: Row) -> list[MadeCase]:
     """Every form of a row's routine."""
-    if row.op in (*rotate.ROUTINES, "copy"):
+    if row.op in (*reference_rotations.ROUTINES, "copy"):
         return rotation_cases(row)
     if row.op in reference1.ROUTINES:
         return level1_cases(row)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dispatch.device.layout import Array
     from dispatch.keys import Dtype
 
-__all__ = ["Form", "forms", "lay", "level1_cases"]
+__all__ = ["Form", "forms", "level1_cases", "place_vector"]
 
 KINDS: dict[str, Any] = {vars(level1)[name].op: vars(level1)[name] for name in level1.__all__}
 SIZES = (7, 1, 33, 0, 1000, 256, 2)
@@ -74,7 +74,7 @@ def large_forms(op: str) -> list[Form]:
     ]
 
 
-def lay(device: Device, drawn: Array, step: int, dtype: Dtype, first: int = 0) -> GuardedBuffer:
+def place_vector(device: Device, drawn: Array, step: int, dtype: Dtype, first: int = 0) -> GuardedBuffer:
     """A vector on a device, with poison between its elements and in front of them, which may go backwards."""
     if first:
         kept = poison(dtype, (first + len(drawn),))
@@ -93,10 +93,10 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
     x = complex_normal(rng, dtype, (form.n,))
     if form.thin:
         x[np.arange(form.n) % THIN != 0] = 0
-    memory = {"x": lay(device, x, form.steps[0], dtype, form.first)}
+    memory = {"x": place_vector(device, x, form.steps[0], dtype, form.first)}
     if "y" in kind.reads:  # sums of terms that do not cancel
         y = (np.conj(x) if op == "dotu" else x) + complex_normal(rng, dtype, (form.n,))
-        memory["y"] = lay(device, y.astype(dtype.numpy), step, dtype)
+        memory["y"] = place_vector(device, y.astype(dtype.numpy), step, dtype)
     fields: dict[str, Any] = {each: buffer.view for each, buffer in memory.items()}
     request = kind(**fields)
     written: tuple[GuardedBuffer, ...] = ()
@@ -105,7 +105,7 @@ def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.
         if form.result == "in place":
             written = (memory["y" if op == "axpy" else "x"],)
         elif form.result == "given":
-            written = (lay(device, np.full(form.n, np.nan, dtype.numpy), step, dtype),)
+            written = (place_vector(device, np.full(form.n, np.nan, dtype.numpy), step, dtype),)
     elif form.result != "left out":
         kept = poison(request.result_dtype, (3,))
         whole = device.array(kept)

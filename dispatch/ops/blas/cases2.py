@@ -107,7 +107,7 @@ def large_forms(op: str, dtype: Dtype) -> list[Form]:
     return found
 
 
-class Draw:
+class OperandDraw:
     """The operands of a form on a device."""
 
     def __init__(self, op: str, dtype: Dtype, form: Form, device: Device, rng: np.random.Generator) -> None:
@@ -119,7 +119,7 @@ class Draw:
     def normal(self, *shape: int) -> Array:
         return complex_normal(self.rng, self.dtype, shape)
 
-    def blank(self, *shape: int) -> Array:
+    def nan_filled(self, *shape: int) -> Array:
         return np.full(shape, np.nan, self.dtype.numpy)
 
     def vector(self, name: str, drawn: Array, step: int) -> GuardedBuffer:
@@ -138,7 +138,7 @@ class Draw:
         self.fields[name] = memory.view
         return memory
 
-    def half(self, matrix: Array) -> Array:
+    def one_triangle(self, matrix: Array) -> Array:
         """A matrix whose other triangle is NaN, with a diagonal of which only what counts may be read."""
         keep = np.tril(np.ones(matrix.shape, bool))
         keep = keep if self.fields["uplo"] is FillMode.LOWER else keep.T
@@ -156,13 +156,13 @@ class Draw:
             self.vector("ap", packed(matrix, self.fields["uplo"]), 1)
         else:
             m, n = matrix.shape
-            ab = self.blank(kl + ku + 1, n)
+            ab = self.nan_filled(kl + ku + 1, n)
             below = np.subtract.outer(np.arange(m), np.arange(n))
             i, j = np.nonzero((-ku <= below) & (below <= kl))
             ab[ku + i - j, j] = matrix[i, j]
             self.matrix("ab", ab, row=False)
 
-    def sides(self) -> tuple[int, int]:
+    def band_widths(self) -> tuple[int, int]:
         """The diagonals of a band on either side, of a triangle on one."""
         if self.op == "gbmv":
             return self.form.band
@@ -170,12 +170,12 @@ class Draw:
         return (k, 0) if self.fields["uplo"] is FillMode.LOWER else (0, k)
 
     # -- by kind of routine ---------------------------------------------------------------------------------------
-    def multiplying(self) -> None:
+    def product_operands(self) -> None:
         form, op = self.form, self.op
         m, n = form.sizes if op in ("gemv", "gbmv") else (form.sizes[0],) * 2
-        kl, ku = self.sides() if "ab" in KINDS[op].reads else (0, 0)
+        kl, ku = self.band_widths() if "ab" in KINDS[op].reads else (0, 0)
         drawn = self.normal(m, n)
-        self.store(drawn if op in ("gemv", "gbmv") else self.half(drawn), kl, ku)
+        self.store(drawn if op in ("gemv", "gbmv") else self.one_triangle(drawn), kl, ku)
         if op == "gbmv":
             self.fields |= {"kl": kl, "ku": ku, "m": m}
         long, short = (m, n) if self.fields.get("trans", N) is N else (n, m)
@@ -183,32 +183,34 @@ class Draw:
         self.fields["alpha"] = form.alpha
         if form.added != "nothing":
             self.fields["beta"] = form.beta
-            y = self.vector("y", self.normal(long) if form.beta else self.blank(long), form.steps[1])
+            y = self.vector("y", self.normal(long) if form.beta else self.nan_filled(long), form.steps[1])
             if form.added == "in place":
                 self.fields["out"], self.written = y.view, (y,)
                 return
         if form.given:
-            self.written = (self.vector("out", self.blank(long), -form.steps[1] if self.turns else form.steps[1]),)
+            self.written = (
+                self.vector("out", self.nan_filled(long), -form.steps[1] if self.may_reverse else form.steps[1]),
+            )
 
     @property
-    def turns(self) -> bool:
+    def may_reverse(self) -> bool:
         """Whether vectors may go backwards."""
         return min(self.form.steps) < 0
 
-    def triangular(self) -> None:
+    def triangle_operands(self) -> None:
         form = self.form
         n = form.sizes[0]
         drawn = self.normal(n, n) / (2 * np.sqrt(n + 1))  # well conditioned
         np.fill_diagonal(drawn, np.nan if self.fields["diag"] is DiagType.UNIT else 1 + np.arange(n) % 3 / 3)
-        kl, ku = self.sides()
-        self.store(self.half(drawn), kl, ku)
+        kl, ku = self.band_widths()
+        self.store(self.one_triangle(drawn), kl, ku)
         x = self.vector("x", self.normal(n), form.steps[0])
         if form.added == "in place":
             self.fields["out"], self.written = x.view, (x,)
         elif form.given:
-            self.written = (self.vector("out", self.blank(n), form.steps[1]),)
+            self.written = (self.vector("out", self.nan_filled(n), form.steps[1]),)
 
-    def adding(self) -> None:
+    def outer_operands(self) -> None:
         form, reads = self.form, KINDS[self.op].reads
         general = self.op.startswith("ge")
         m, n = form.sizes if general else (form.sizes[0],) * 2
@@ -217,7 +219,7 @@ class Draw:
             self.vector("y", self.normal(n), form.steps[1])
         self.fields["alpha"] = form.alpha
         name = reads[-1]
-        lay = partial(self.matrix, row=form.row) if name == "a" else partial(self.vector, step=1)
+        place_out = partial(self.matrix, row=form.row) if name == "a" else partial(self.vector, step=1)
         if form.added != "nothing":
             a = self.normal(m, n)
             if self.hermitian:
@@ -229,18 +231,20 @@ class Draw:
                 self.fields["out"], self.written = memory.view, (memory,)
                 return
         if form.given or (name == "a" and form.added == "nothing"):
-            self.written = (lay("out", self.blank(m, n) if name == "a" else self.blank(n * (n + 1) // 2)),)
+            self.written = (
+                place_out("out", self.nan_filled(m, n) if name == "a" else self.nan_filled(n * (n + 1) // 2)),
+            )
 
 
 def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
     """A request of a form with fresh operands."""
-    draw, kind = Draw(op, dtype, form, device, rng), KINDS[op]
+    draw, kind = OperandDraw(op, dtype, form, device, rng), KINDS[op]
     if "beta" in kind.numbers:
-        draw.multiplying()
+        draw.product_operands()
     elif "diag" in form.flags:
-        draw.triangular()
+        draw.triangle_operands()
     else:
-        draw.adding()
+        draw.outer_operands()
     request = kind(**draw.fields)
     with np.errstate(all="ignore"):
         expected = evaluate(request, EXACT)

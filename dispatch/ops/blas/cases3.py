@@ -116,7 +116,7 @@ def complex_normal(rng: np.random.Generator, dtype: Dtype, shape: tuple[int, ...
     return np.asarray(drawn.astype(dtype.numpy))
 
 
-class Draw:
+class OperandDraw:
     """The operands of a form on a device."""
 
     def __init__(self, op: str, dtype: Dtype, form: Form, device: Device, rng: np.random.Generator) -> None:
@@ -124,7 +124,7 @@ class Draw:
         self.fields: dict[str, Any] = dict(form.flags)
         self.memory: dict[str, GuardedBuffer] = {}
 
-    def lay(self, name: str, drawn: Array, *, free: bool = False) -> GuardedBuffer:
+    def place_operand(self, name: str, drawn: Array, *, free: bool = False) -> GuardedBuffer:
         """Put an operand on the device, in the order of the result or, where it is free and so said, the other."""
         row = self.form.row != (free and self.form.other)
         axes = tuple(range(drawn.ndim))
@@ -136,7 +136,7 @@ class Draw:
     def normal(self, *shape: int) -> Array:
         return complex_normal(self.rng, self.dtype, shape)
 
-    def half(self, matrix: Array, *, hermitian: bool = False) -> Array:
+    def one_triangle(self, matrix: Array, *, hermitian: bool = False) -> Array:
         """A matrix whose other triangle is NaN, with imaginary parts on the diagonal that nothing may look at."""
         keep = np.tril(np.ones(matrix.shape[-2:], bool))
         keep = keep if self.fields["uplo"] is FillMode.LOWER else keep.T
@@ -152,16 +152,16 @@ class Draw:
             self.fields["beta"] = form.beta
             c = self.normal(*shape) if form.beta else np.full(shape, np.nan, self.dtype.numpy)
             if self.op in RANKS:
-                c = self.half_kept(c, self.normal(*shape))
+                c = self.with_other_triangle(c, self.normal(*shape))
             if form.added == "in place":
-                self.memory["out"] = self.lay("c", c)
+                self.memory["out"] = self.place_operand("c", c)
                 self.fields["out"] = self.fields["c"]
                 return
-            self.lay("c", c, free=True)
+            self.place_operand("c", c, free=True)
         if form.given:
-            self.lay("out", np.full(shape, np.nan, self.dtype.numpy))
+            self.place_operand("out", np.full(shape, np.nan, self.dtype.numpy))
 
-    def half_kept(self, c: Array, other: Array) -> Array:
+    def with_other_triangle(self, c: Array, other: Array) -> Array:
         """c with another triangle that is to stay; a Hermitian one's diagonal has imaginary parts that do not count."""
         if self.op.startswith("he"):
             np.fill_diagonal(c, c.diagonal().real + 1j * POISON_PART)
@@ -173,8 +173,10 @@ class Draw:
         m, n, _ = self.form.sizes
         order = m if self.fields["side"] is SideMode.LEFT else n
         is_hermitian = self.op == "hemm"
-        self.lay("a", self.half(self.normal(order, order), hermitian=is_hermitian), free=not is_hermitian)
-        self.lay("b", self.normal(m, n))
+        self.place_operand(
+            "a", self.one_triangle(self.normal(order, order), hermitian=is_hermitian), free=not is_hermitian
+        )
+        self.place_operand("b", self.normal(m, n))
         self.fields["alpha"] = self.form.alpha
         self.add((m, n))
 
@@ -183,7 +185,7 @@ class Draw:
         shape = (n, k) if self.fields["trans"] is N else (k, n)
         free = not self.op.startswith("he")
         for name in KINDS[self.op].reads[:-1]:
-            self.lay(name, self.normal(*shape), free=free)
+            self.place_operand(name, self.normal(*shape), free=free)
         self.fields["alpha"] = self.form.alpha
         self.add((n, n))
 
@@ -191,25 +193,25 @@ class Draw:
         m, n, _ = self.form.sizes
         form, batch = self.form, self.form.batch
         order = m if self.fields["side"] is SideMode.LEFT else n
-        theirs = batch if not form.shares_a else batch[1:]
-        a = self.normal(*theirs, order, order) / (2 * np.sqrt(order + 1))  # well conditioned
-        a = self.half(a)
+        a_batch = batch if not form.shares_a else batch[1:]
+        a = self.normal(*a_batch, order, order) / (2 * np.sqrt(order + 1))  # well conditioned
+        a = self.one_triangle(a)
         places = np.arange(order)
         is_unit = self.fields["diag"] is DiagType.UNIT
         a[..., places, places] = (
             np.nan if is_unit else np.sign(a[..., places, places].real + 0.1) * (1 + places % 3 / 3)
         )
         conjugates = self.fields["trans"] is C and self.dtype.is_complex
-        self.lay("a", a.astype(self.dtype.numpy), free=not conjugates)
+        self.place_operand("a", a.astype(self.dtype.numpy), free=not conjugates)
         self.fields["alpha"] = form.alpha
         b = self.normal(*batch, m, n)
         if form.added == "in place":
-            self.memory["out"] = self.lay("b", b)
+            self.memory["out"] = self.place_operand("b", b)
             self.fields["out"] = self.fields["b"]
             return
-        self.lay("b", b, free=self.op == "trsm" and form.given)
+        self.place_operand("b", b, free=self.op == "trsm" and form.given)
         if form.given:
-            self.lay("out", np.full(b.shape, np.nan, b.dtype))
+            self.place_operand("out", np.full(b.shape, np.nan, b.dtype))
 
     def geam(self) -> None:
         m, n, _ = self.form.sizes
@@ -218,13 +220,13 @@ class Draw:
             shape = (m, n) if trans is N else (n, m)
             drawn = self.normal(*shape) if factor else np.full(shape, np.nan, self.dtype.numpy)
             free = not (trans is C and self.dtype.is_complex) and self.form.given
-            self.lay(name, drawn, free=free)
+            self.place_operand(name, drawn, free=free)
         self.fields |= {"alpha": self.form.alpha, "beta": self.form.beta}
         self.result((m, n), {name: self.fields[f"trans_{name}"] is N for name in "ab"})
 
     def dgmm(self) -> None:
         m, n, _ = self.form.sizes
-        self.lay("a", self.normal(m, n))
+        self.place_operand("a", self.normal(m, n))
         count = m if self.fields["side"] is SideMode.LEFT else n
         spread = np.full((count, 1 + self.form.gap), np.nan, self.dtype.numpy)
         spread[:, 0] = self.normal(count)
@@ -239,12 +241,12 @@ class Draw:
                 self.fields["out"] = self.fields[name]
                 return
         if self.form.given:
-            self.lay("out", np.full(shape, np.nan, self.dtype.numpy))
+            self.place_operand("out", np.full(shape, np.nan, self.dtype.numpy))
 
 
 def check(op: str, dtype: Dtype, form: Form, name: str, device: Device, rng: np.random.Generator) -> Check:
     """A request of a form with fresh operands."""
-    draw = Draw(op, dtype, form, device, rng)
+    draw = OperandDraw(op, dtype, form, device, rng)
     if op in RANKS:
         draw.rank()
     elif op in ("trmm", "trsm"):

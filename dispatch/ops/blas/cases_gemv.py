@@ -64,7 +64,7 @@ def forms(dtype: Dtype) -> list[Form]:
     return found
 
 
-def lay(device: Device, drawn: Array, step: int, dtype: Dtype) -> GuardedBuffer:
+def place_vector(device: Device, drawn: Array, step: int, dtype: Dtype) -> GuardedBuffer:
     """Vectors on a device, with poison between elements, which may go backwards, and behind each vector."""
     shape = (*drawn.shape[:-1], drawn.shape[-1] + 1, abs(step))
     kept = poison(dtype, shape)
@@ -80,21 +80,21 @@ def check(dtype: Dtype, out: Dtype, form: Form, name: str, device: Device, rng: 
     """A request of a form with fresh operands."""
     m, n = form.sizes
     long, short = (m, n) if form.trans is Operation.N else (n, m)
-    batch, theirs = form.batch, form.batch
-    own = batch[1:] if form.shared == "a" and len(batch) > 1 else (1,) * len(batch) if form.shared == "a" else batch
-    theirs = () if form.shared == "x" else batch
-    axes = tuple(range(len(own)))
-    order = (len(own), len(own) + 1) if form.row else (len(own) + 1, len(own))
-    a = place(device, complex_normal(rng, dtype, (*own, m, n)), (*axes, *order), 2).view
-    x = lay(device, complex_normal(rng, dtype, (*theirs, short)), form.steps[0], dtype).view
+    batch = form.batch
+    a_batch = batch[1:] if form.shared == "a" and len(batch) > 1 else (1,) * len(batch) if form.shared == "a" else batch
+    x_batch = () if form.shared == "x" else batch
+    axes = tuple(range(len(a_batch)))
+    order = (len(a_batch), len(a_batch) + 1) if form.row else (len(a_batch) + 1, len(a_batch))
+    a = place(device, complex_normal(rng, dtype, (*a_batch, m, n)), (*axes, *order), 2).view
+    x = place_vector(device, complex_normal(rng, dtype, (*x_batch, short)), form.steps[0], dtype).view
     fields: dict[str, Any] = {"a": a, "x": x[::-1] if form.shared == "backwards" else x, "trans": form.trans}
     fields["alpha"] = form.alpha
     blank = np.full((*batch, long), np.nan, out.numpy)
-    written = lay(device, blank, form.steps[1], out)
+    written = place_vector(device, blank, form.steps[1], out)
     if form.added != "nothing":
         fields["beta"] = form.beta
         drawn = complex_normal(rng, out, blank.shape) if form.beta else blank
-        y = lay(device, drawn, form.steps[1 if form.added == "in place" else 0], out)
+        y = place_vector(device, drawn, form.steps[1 if form.added == "in place" else 0], out)
         fields["y"] = y.view
         written = y if form.added == "in place" else written
     request = GemvRequest(**fields, out=written.view)

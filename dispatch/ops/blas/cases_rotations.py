@@ -14,11 +14,11 @@ import numpy as np
 from dispatch.core.host_plan import EXACT
 from dispatch.keys import F32, HALF
 from dispatch.ops.blas import level1, rotations
-from dispatch.ops.blas.cases1 import Form, forms, lay
+from dispatch.ops.blas.cases1 import Form, forms, place_vector
 from dispatch.ops.blas.cases3 import complex_normal
 from dispatch.ops.blas.level1 import REAL
 from dispatch.ops.blas.reference1 import evaluate, sizes
-from dispatch.ops.blas.rotate import matrix_of
+from dispatch.ops.blas.reference_rotations import matrix_of
 from dispatch.testing.check import ROUNDOFF, Check, GuardedBuffer, MadeCase, poison, rounded
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def number(device: Device, value: Any, dtype: Dtype) -> GuardedBuffer:
     return GuardedBuffer(whole[1:-1].reshape(drawn.shape), whole, kept, (slice(1, -1),))
 
 
-class Draw:
+class OperandDraw:
     """The operands of a form on a device, and the memory of its results."""
 
     def __init__(self, op: str, dtype: Dtype, form: Form, turn: int, device: Device, rng: np.random.Generator) -> None:
@@ -64,7 +64,9 @@ class Draw:
         """x, and y where there is one, and what they become."""
         names = [name for name in KINDS[self.op].reads if name in ("x", "y")]
         for name, step in zip(names, self.form.steps, strict=False):
-            self.memory[name] = lay(self.device, complex_normal(self.rng, self.dtype, (self.form.n,)), step, self.dtype)
+            self.memory[name] = place_vector(
+                self.device, complex_normal(self.rng, self.dtype, (self.form.n,)), step, self.dtype
+            )
         if self.op == "copy":
             self.results_at({"out": ""}, (self.form.steps[1],))
         else:
@@ -77,7 +79,7 @@ class Draw:
                 self.results[name] = self.memory[source]
             elif self.form.result == "given" or (self.turn % 3 and position):
                 drawn = np.full(self.form.n, np.nan, self.dtype.numpy)
-                self.results[name] = lay(self.device, drawn, steps[position], self.dtype)
+                self.results[name] = place_vector(self.device, drawn, steps[position], self.dtype)
 
     def rotation(self) -> None:
         """The numbers that vectors are rotated by."""
@@ -123,7 +125,7 @@ def check_vectors(
     op: str, dtype: Dtype, form: Form, turn: int, name: str, device: Device, rng: np.random.Generator
 ) -> Check:
     """Vectors of a form, and the turn'th of the rotations."""
-    draw = Draw(op, dtype, form, turn, device, rng)
+    draw = OperandDraw(op, dtype, form, turn, device, rng)
     draw.rotation()
     draw.vectors()
     return draw.check(name)
@@ -133,7 +135,7 @@ def check_numbers(
     op: str, dtype: Dtype, drawn: tuple[float, ...], turn: int, name: str, device: Device, rng: np.random.Generator
 ) -> Check:
     """A rotation that is found."""
-    draw = Draw(op, dtype, Form(1, (1, 1), 1.0, ""), turn, device, rng)
+    draw = OperandDraw(op, dtype, Form(1, (1, 1), 1.0, ""), turn, device, rng)
     draw.numbers(drawn)
     return draw.check(name)
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dispatch.keys import F32, HALF
-from dispatch.libraries.cublas.calls import Moved, Operand, Routine, Work, Zero, plan_of
+from dispatch.libraries.cublas.calls import MatrixCopy, Operand, Routine, Task, Zero, plan_of
 from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
+from dispatch.ops.blas.arrangements import UnsupportedLayout, misalignment
 from dispatch.ops.blas.cublas2 import Vectors
-from dispatch.ops.blas.orders import Misfit, misplaced
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -27,7 +27,7 @@ def steps_fit(request: Any) -> str:
     """Rule: vectors that cuBLAS takes as they lie."""
     try:
         lower(request)
-    except Misfit as misfit:
+    except UnsupportedLayout as misfit:
         return str(misfit)
     return ""
 
@@ -37,16 +37,16 @@ def cublas_level1(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     return plan_of(executor, row, lower(request))
 
 
-def lower(request: Any) -> list[Work]:
-    """What cuBLAS is to do for a request, in order; Misfit where there is no such thing."""
+def lower(request: Any) -> list[Task]:
+    """What cuBLAS is to do for a request, in order; UnsupportedLayout where it takes no such operands."""
     lowering = Lowering(request)
     if request.op in ("rotg", "rotmg"):
-        return lowering.generating()
+        return lowering.make_rotation()
     if request.op in ("swap", "rot", "rotm"):
         return lowering.pair() if request.x.size else []
     if request.op in ("axpy", "scal", "copy"):
-        return lowering.mapping() if request.x.size else []
-    return lowering.reducing()
+        return lowering.elementwise() if request.x.size else []
+    return lowering.reduction()
 
 
 class Lowering(Vectors):
@@ -67,7 +67,7 @@ class Lowering(Vectors):
         at, step = self.vector(name)
         return at, self.dtype.cuda, step
 
-    def put(self, name: str, target: str) -> Work:
+    def copy_to(self, name: str, target: str) -> Task:
         """A vector copied to where a routine changes it, unless it is there."""
         place = self.request.place_of
         if not self.is_half:
@@ -78,16 +78,16 @@ class Lowering(Vectors):
             _, step = self.vector(one)
             found.append(Matrix(OperandPointer(place(one)), self.dtype, self.request.x.size, 1, step, 1))
         source, moved = found
-        return Moved(source, moved)
+        return MatrixCopy(source, moved)
 
     # -- by kind of routine ---------------------------------------------------------------------------------------
-    def mapping(self) -> list[Work]:
+    def elementwise(self) -> list[Task]:
         """A vector from one or two others."""
         request, n = self.request, self.request.x.size
         if request.op == "copy":
-            return [self.put("x", "out")]
+            return [self.copy_to("x", "out")]
         alpha = self.number("alpha")
-        first = self.put("y" if request.op == "axpy" else "x", "out")
+        first = self.copy_to("y" if request.op == "axpy" else "x", "out")
         out_at, step = self.vector("out")
         if request.op == "scal":  # which takes no vector that goes backwards, and to which it is all one
             if self.is_half:
@@ -99,17 +99,17 @@ class Lowering(Vectors):
             return [first, Routine("AxpyEx", self.dtype, arguments)]
         return [first, Routine("axpy", self.dtype, (n, alpha, *self.vector("x"), out_at, step))]
 
-    def reducing(self) -> list[Work]:
+    def reduction(self) -> list[Task]:
         """A number of one or two vectors."""
         request, n, out = self.request, self.request.x.size, self.request.layout_of("out")
-        if text := misplaced(out):
-            raise Misfit(f"out: {text}")
+        if text := misalignment(out):
+            raise UnsupportedLayout(f"out: {text}")
         place = request.place_of("out")
         if n == 0:
             return [Zero(place, out.dtype.itemsize)]
         x_at, step = self.vector("x")
         if request.op in ("iamax", "iamin") and step < 0:
-            raise Misfit(f"needs x with a stride above 0, has {request.x.layout}: copy it")
+            raise UnsupportedLayout(f"needs x with a stride above 0, has {request.x.layout}: copy it")
         result = Operand(place)
         if self.is_half:
             dtype = self.dtype.cuda
@@ -122,10 +122,10 @@ class Lowering(Vectors):
         both = (x_at, step, *self.vector("y")) if "y" in request.reads else (x_at, abs(step))
         return [Routine(request.op, self.dtype, (n, *both, result), on_device=True)]
 
-    def pair(self) -> list[Work]:
+    def pair(self) -> list[Task]:
         """Two vectors from two others, where these are or where they are copied to first."""
         request, n = self.request, self.request.x.size
-        first = [self.put("x", "out_x"), self.put("y", "out_y")]
+        first = [self.copy_to("x", "out_x"), self.copy_to("y", "out_y")]
         vectors = (*self.vector("out_x"), *self.vector("out_y"))
         if request.op == "swap":
             return [*first, Routine("swap", self.dtype, (n, *vectors))]
@@ -141,20 +141,20 @@ class Lowering(Vectors):
             routine = "srot" if self.real is F32 else "drot"
         return [*first, Routine(routine, self.dtype, (n, *vectors, *numbers), on_device=True)]
 
-    def generating(self) -> list[Work]:
+    def make_rotation(self) -> list[Task]:
         """The numbers of a rotation."""
         request, size = self.request, self.dtype.itemsize
         given = {"a": "r", "b": "z"} if request.op == "rotg" else {"d1": "out_d1", "d2": "out_d2", "x1": "out_x1"}
-        held = (
+        pairs = (
             [Matrix(OperandPointer(request.place_of(one)), self.dtype, 1, 1, 1, 1) for one in pair]
             for pair in given.items()
         )
-        copied = [Moved(source, target) for source, target in held]
+        copied = [MatrixCopy(source, target) for source, target in pairs]
         changed = [self.operand(name) for name in given.values()]
         if request.op == "rotmg":
             arguments = (*changed, self.operand("y1"), self.operand("param"))
-            blank = Zero(request.place_of("param"), 5 * size)  # of which a flag says what is written
-            return [*copied, blank, Routine("rotmg", self.dtype, arguments, on_device=True)]
+            zeroed = Zero(request.place_of("param"), 5 * size)  # of which a flag says what is written
+            return [*copied, zeroed, Routine("rotmg", self.dtype, arguments, on_device=True)]
         arguments = (*changed, self.operand("c"), self.operand("s"))
         # What becomes of a complex b is nowhere said.
         behind = copied[1:] if self.dtype.is_complex else []

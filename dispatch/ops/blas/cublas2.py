@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dispatch.keys import HALF, member
-from dispatch.libraries.cublas.calls import Constant, Operand, Routine, Work, plan_of
+from dispatch.libraries.cublas.calls import Constant, Operand, Routine, Task, plan_of
+from dispatch.ops.blas.arrangements import UnsupportedLayout, leading_dimension, misalignment
 from dispatch.ops.blas.choices import Operation, SideMode
 from dispatch.ops.blas.cublas_gemv import batched_gemv
-from dispatch.ops.blas.orders import Misfit, leading, misplaced
-from dispatch.ops.blas.terms import Terms
+from dispatch.ops.blas.lowering import BaseLowering
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ def vectors_fit(request: Any) -> str:
     """Rule: vectors and matrices that cuBLAS takes as they lie."""
     try:
         lower(request)
-    except Misfit as misfit:
+    except UnsupportedLayout as misfit:
         return str(misfit)
     return ""
 
@@ -44,20 +44,20 @@ def cublas_level2(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     return plan_of(executor, row, lower(request))
 
 
-def lower(request: Any) -> list[Work]:
-    """What cuBLAS is to do for a request, in order; Misfit where there is no such thing."""
+def lower(request: Any) -> list[Task]:
+    """What cuBLAS is to do for a request, in order; UnsupportedLayout where it takes no such operands."""
     if 0 in request.layout_of("out").shape:
         return []
-    return Lowering(request).works()
+    return Lowering(request).tasks()
 
 
-class Vectors(Terms):
+class Vectors(BaseLowering):
     """A request of vectors, from which they follow as cuBLAS takes them."""
 
     def layout(self, name: str) -> Layout:
         layout: Layout = self.request.layout_of(name)
-        if text := misplaced(layout):
-            raise Misfit(f"{name}: {text}")
+        if text := misalignment(layout):
+            raise UnsupportedLayout(f"{name}: {text}")
         return layout
 
     def vector(self, name: str) -> tuple[Operand, int]:
@@ -65,10 +65,10 @@ class Vectors(Terms):
         layout = self.layout(name)
         step = layout.strides[0] if layout.size > 1 else 1
         if step == 0:
-            raise Misfit(f"needs {name} with a stride other than 0, has {layout}: copy it")
+            raise UnsupportedLayout(f"needs {name} with a stride other than 0, has {layout}: copy it")
         return Operand(self.request.place_of(name), layout.low if step < 0 else 0), step
 
-    def copied(self, name: str) -> list[Work]:
+    def copy_to_out(self, name: str) -> list[Task]:
         """A vector copied to the result, unless it is that."""
         place = self.request.place_of
         count = self.request.layout_of("out").size
@@ -79,9 +79,9 @@ class Vectors(Terms):
 class Lowering(Vectors):
     """A request, from which the routines' arguments follow."""
 
-    def works(self) -> list[Work]:
+    def tasks(self) -> list[Task]:
         """What is to be done."""
-        routines: dict[str, Callable[[], list[Work]]] = {
+        routines: dict[str, Callable[[], list[Task]]] = {
             "gemv": self._gemv,
             "gbmv": self._gbmv,
             **dict.fromkeys(("symv", "hemv", "sbmv", "hbmv", "spmv", "hpmv"), self._symmetric),
@@ -93,36 +93,38 @@ class Lowering(Vectors):
         return routines[self.request.op]()
 
     # -- operands -------------------------------------------------------------------------------------------------
-    def row(self, name: str) -> tuple[Operand, int]:
+    def as_row(self, name: str) -> tuple[Operand, int]:
         """A vector as a matrix of one row, and its leading dimension."""
         operand, step = self.vector(name)
         if step < 0:
-            raise Misfit(f"needs {name} with a stride above 0, has {self.layout(name)}: copy it")
+            raise UnsupportedLayout(f"needs {name} with a stride above 0, has {self.layout(name)}: copy it")
         return operand, step
 
     def matrix(self, name: str) -> tuple[bool, tuple[Operand, int]]:
         """Whether a matrix is row-major, and it with its leading dimension."""
         layout = self.layout(name)
         for is_row in (False, True):
-            ld = leading(layout, row=is_row)
+            ld = leading_dimension(layout, row=is_row)
             if ld is not None or layout.size == 0:
                 return is_row, (Operand(self.request.place_of(name)), ld or 1)
         wanted = f"{name} row-major or column-major, with adjacent elements in each line"
-        raise Misfit(f"needs {wanted}, has {layout}: copy it")
+        raise UnsupportedLayout(f"needs {wanted}, has {layout}: copy it")
 
     def band(self) -> tuple[Operand, int]:
         """The diagonals and their leading dimension."""
         layout = self.layout("ab")
-        ld = leading(layout, row=False)
+        ld = leading_dimension(layout, row=False)
         if ld is None and layout.size:
-            raise Misfit(f"needs ab column-major, has {layout}: ab.mT.copy().mT, or dev.array(…) of its transpose, is")
+            raise UnsupportedLayout(
+                f"needs ab column-major, has {layout}: ab.mT.copy().mT, or dev.array(…) of its transpose, is"
+            )
         return Operand(self.request.place_of("ab")), ld or max(layout.shape[0], 1)
 
     def packed(self, name: str) -> Operand:
         """A packed triangle."""
         layout = self.layout(name)
         if layout.size > 1 and layout.strides != (1,):
-            raise Misfit(f"needs {name} dense, has {layout}: copy it")
+            raise UnsupportedLayout(f"needs {name} dense, has {layout}: copy it")
         return Operand(self.request.place_of(name))
 
     def call(self, routine: str, *arguments: Any) -> Routine:
@@ -130,7 +132,7 @@ class Lowering(Vectors):
 
     def call_with_alpha(self, routine: str, *arguments: Any) -> Routine:
         """One that is left out where alpha is 0: what was there stays to the last bit, whatever the routine does."""
-        return Routine(routine, self.dtype, arguments, unless=((self.place_of_number("alpha"), 0),))
+        return Routine(routine, self.dtype, arguments, skip_if=((self.number_index("alpha"), 0),))
 
     def fill(self, *, row: bool = False) -> int:
         """The triangle as cuBLAS has it: the other one of a matrix that is row-major."""
@@ -144,17 +146,17 @@ class Lowering(Vectors):
         return n
 
     # -- what is there before -------------------------------------------------------------------------------------
-    def added(self) -> list[Work]:
+    def copy_y(self) -> list[Task]:
         """y copied to the result, where it is read."""
-        return self.copied("y") if self.request.reads_c else []
+        return self.copy_to_out("y") if self.request.reads_c else []
 
-    def scaled(self) -> list[Work]:
+    def scale_y(self) -> list[Task]:
         """beta · y alone, or 0: of a product without a term."""
-        count, zero, out = self.request.layout_of("out").size, Constant(0, self.dtype), self.row("out")
-        first = (self.number("beta"), *self.row("y")) if self.request.reads_c else (zero, *out)
+        count, zero, out = self.request.layout_of("out").size, Constant(0, self.dtype), self.as_row("out")
+        first = (self.number("beta"), *self.as_row("y")) if self.request.reads_c else (zero, *out)
         return [self.call("geam", int(N), int(N), 1, count, *first, zero, *out, *out)]
 
-    def put(self) -> tuple[bool, tuple[Operand, int], list[Work]]:
+    def prepare_out(self) -> tuple[bool, tuple[Operand, int], list[Task]]:
         """The result of an outer product: whether it is row-major, it, and what puts a there, or 0."""
         is_row, out = self.matrix("out")
         rows, columns = self.request.layout_of("out").shape
@@ -163,39 +165,39 @@ class Lowering(Vectors):
         if not self.request.has_c:
             return is_row, out, [self.call("geam", int(N), int(N), m, n, zero, *out, zero, *out, *out)]
         was_row, a = self.matrix("a")
-        if leading(self.layout("a"), row=is_row) is not None:
-            was_row, a = is_row, (a[0], leading(self.layout("a"), row=is_row) or 1)
+        if leading_dimension(self.layout("a"), row=is_row) is not None:
+            was_row, a = is_row, (a[0], leading_dimension(self.layout("a"), row=is_row) or 1)
         places = (self.request.place_of("a"), self.request.place_of("out"))
         arguments = (int(N if was_row == is_row else T), int(N), m, n, one, *a, zero, *out, *out)
         return is_row, out, [Routine("geam", self.dtype, arguments, places)]
 
     # -- a matrix times a vector ----------------------------------------------------------------------------------
-    def _gemv(self) -> list[Work]:
+    def _gemv(self) -> list[Task]:
         if self.dtype in HALF or len(self.request.layout_of("out").shape) > 1:
             return batched_gemv(self.request)
         if self.n == 0:
-            return self.scaled()
+            return self.scale_y()
         is_row, a = self.matrix("a")
         rows, columns = self.request.a.shape
         m, n = (columns, rows) if is_row else (rows, columns)
         alpha, beta = self.number("alpha"), self.number("beta")
         if is_row and self.request.trans is C and self.dtype.is_complex:
-            vectors = (alpha, *self.row("x"), *a, beta, *self.row("out"))
-            return [*self.added(), self.call("gemm", int(N), int(C), 1, columns, rows, *vectors)]
+            vectors = (alpha, *self.as_row("x"), *a, beta, *self.as_row("out"))
+            return [*self.copy_y(), self.call("gemm", int(N), int(C), 1, columns, rows, *vectors)]
         operation = self.operation(member(self.request.trans), turn=is_row)
         operands = (alpha, *a, *self.vector("x"), beta, *self.vector("out"))
-        return [*self.added(), self.call("gemv", operation, m, n, *operands)]
+        return [*self.copy_y(), self.call("gemv", operation, m, n, *operands)]
 
-    def _gbmv(self) -> list[Work]:
+    def _gbmv(self) -> list[Task]:
         request = self.request
         if self.n == 0:
-            return self.scaled()
+            return self.scale_y()
         shape = (request.rows, request.ab.shape[1], request.kl, request.ku)
         operands = (self.number("alpha"), *self.band(), *self.vector("x"), self.number("beta"), *self.vector("out"))
         operation = self.operation(member(request.trans), turn=False)
-        return [*self.added(), self.call("gbmv", operation, *shape, *operands)]
+        return [*self.copy_y(), self.call("gbmv", operation, *shape, *operands)]
 
-    def _symmetric(self) -> list[Work]:
+    def _symmetric(self) -> list[Task]:
         alpha, beta, op = self.number("alpha"), self.number("beta"), self.request.op
         if "ab" in self.request.reads:
             a: tuple[Any, ...] = (self.fill(), self.n, self.request.ab.shape[0] - 1, alpha, *self.band())
@@ -204,16 +206,16 @@ class Lowering(Vectors):
         else:
             is_row, matrix = self.matrix("a")
             if is_row and op == "hemv":
-                vectors = (*self.row("x"), beta, *self.row("out"))
+                vectors = (*self.as_row("x"), beta, *self.as_row("out"))
                 flags = (RIGHT, self.fill(row=True), 1, self.n)
-                return [*self.added(), self.call("hemm", *flags, alpha, *matrix, *vectors)]
+                return [*self.copy_y(), self.call("hemm", *flags, alpha, *matrix, *vectors)]
             a = (self.fill(row=is_row), self.n, alpha, *matrix)
-        return [*self.added(), self.call(op, *a, *self.vector("x"), beta, *self.vector("out"))]
+        return [*self.copy_y(), self.call(op, *a, *self.vector("x"), beta, *self.vector("out"))]
 
     # -- a triangle with a vector ---------------------------------------------------------------------------------
-    def _triangle(self) -> list[Work]:
+    def _triangle(self) -> list[Task]:
         request, diag = self.request, int(self.request.diag)
-        first, operation = self.copied("x"), self.operation(member(request.trans), turn=False)
+        first, operation = self.copy_to_out("x"), self.operation(member(request.trans), turn=False)
         if "ab" in request.reads:
             a: tuple[Any, ...] = (self.n, request.ab.shape[0] - 1, *self.band())
         elif "ap" in request.reads:
@@ -222,7 +224,7 @@ class Lowering(Vectors):
             is_row, matrix = self.matrix("a")
             if is_row and request.trans is C and self.dtype.is_complex:
                 flags = (RIGHT, self.fill(row=True), int(C), diag, 1, self.n, Constant(1, self.dtype))
-                out = self.row("out")
+                out = self.as_row("out")
                 where = (*out, *out) if request.op == "trmv" else out  # of trmm the operand and the result
                 return [*first, self.call(request.op.replace("v", "m"), *flags, *matrix, *where)]
             operation = self.operation(member(request.trans), turn=is_row)
@@ -233,34 +235,34 @@ class Lowering(Vectors):
         return [*first, self.call(request.op, self.fill(), operation, diag, *a, *self.vector("out"))]
 
     # -- outer products -------------------------------------------------------------------------------------------
-    def _outer(self) -> list[Work]:
-        is_row, out, first = self.put()
+    def _outer(self) -> list[Task]:
+        is_row, out, first = self.prepare_out()
         m, n = self.request.layout_of("out").shape
         alpha = self.number("alpha")
         if not is_row:
             return [*first, self.call(self.request.op, m, n, alpha, *self.vector("x"), *self.vector("y"), *out)]
         if self.request.op == "gerc":
-            vectors = (alpha, *self.row("y"), *self.row("x"), Constant(1, self.dtype))
+            vectors = (alpha, *self.as_row("y"), *self.as_row("x"), Constant(1, self.dtype))
             return [*first, self.call("gemm", int(C), int(N), n, m, 1, *vectors, *out)]
         return [*first, self.call(self.request.op, n, m, alpha, *self.vector("y"), *self.vector("x"), *out)]
 
-    def _symmetric_outer(self) -> list[Work]:
-        is_row, out, first = self.put()
+    def _symmetric_outer(self) -> list[Task]:
+        is_row, out, first = self.prepare_out()
         op, alpha, one = self.request.op, self.number("alpha"), Constant(1, self.real)
         names = ("x", "y") if "y" in self.request.reads else ("x",)
         if is_row and op.startswith("he"):
-            vectors = [part for name in reversed(names) for part in self.row(name)]
+            vectors = [part for name in reversed(names) for part in self.as_row(name)]
             flags = (self.fill(row=True), int(C), self.n, 1, alpha)
             return [*first, self.call_with_alpha(f"{op}k", *flags, *vectors, one, *out)]
         vectors = [part for name in names for part in self.vector(name)]
         return [*first, self.call_with_alpha(op, self.fill(row=is_row), self.n, alpha, *vectors, *out)]
 
-    def _packed_outer(self) -> list[Work]:
+    def _packed_outer(self) -> list[Task]:
         names = ("x", "y") if "y" in self.request.reads else ("x",)
         out, zero = self.packed("out"), Constant(0, self.dtype)
         if self.request.has_c:
             self.packed("ap")
-            first = self.copied("ap")
+            first = self.copy_to_out("ap")
         else:
             count = self.request.layout_of("out").size
             first = [self.call("geam", int(N), int(N), 1, count, zero, out, 1, zero, out, 1, out, 1)]

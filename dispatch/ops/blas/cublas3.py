@@ -15,17 +15,17 @@ from dispatch.libraries.cublas.calls import (
     SCRATCH,
     Constant,
     Matrices,
-    Moved,
+    MatrixCopy,
     Operand,
     Routine,
     Scratch,
-    Work,
+    Task,
     plan_of,
 )
 from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer, batch_step, matrix_of
+from dispatch.ops.blas.arrangements import Arrangement, LayoutGroup, arrange, leading_dimension, misalignment
 from dispatch.ops.blas.choices import Operation
-from dispatch.ops.blas.orders import Arrangement, Group, arranged, leading, misplaced
-from dispatch.ops.blas.terms import Terms
+from dispatch.ops.blas.lowering import BaseLowering
 
 if TYPE_CHECKING:
     from dispatch.core.request import Plan
@@ -48,7 +48,7 @@ def matrices_fit(request: Any) -> str:
         x = request.x.layout
         if x.size > 1 and x.strides[0] < 1:
             return f"needs x with a stride above 0, has {x}: copy it"
-        return misplaced(x)
+        return misalignment(x)
     return ""
 
 
@@ -57,48 +57,51 @@ def cublas_level3(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     return plan_of(executor, row, lower(request))
 
 
-def groups_of(request: Any) -> tuple[Group, ...]:
+def groups_of(request: Any) -> tuple[LayoutGroup, ...]:
     """Which operands lie as the result does, and which may lie otherwise."""
-    added = (Group(("c",), is_free=True),) if request.takes_c else ()
+    added = (LayoutGroup(("c",), is_free=True),) if request.takes_c else ()
     is_complex = getattr(request, request.reads[0]).dtype.is_complex
 
-    def turns(trans: Operation) -> bool:
+    def may_transpose(trans: Operation) -> bool:
         return trans is not C or not is_complex  # there is no operation that conjugates alone
 
     match request.op:
         case "symm":
-            return (Group(("b",), is_free=False), Group(("a",), is_free=True), *added)
+            return (LayoutGroup(("b",), is_free=False), LayoutGroup(("a",), is_free=True), *added)
         case "hemm":
-            return (Group(("a", "b"), is_free=False), *added)
+            return (LayoutGroup(("a", "b"), is_free=False), *added)
         case "trmm":
-            return (Group(("b",), is_free=False), Group(("a",), turns(request.trans)))
+            return (LayoutGroup(("b",), is_free=False), LayoutGroup(("a",), may_transpose(request.trans)))
         case "trsm":
-            return (Group(("b",), is_free=True), Group(("a",), request.turns_a))
+            return (LayoutGroup(("b",), is_free=True), LayoutGroup(("a",), request.may_transpose_a))
         case "geam":
-            return (Group(("a",), turns(request.trans_a)), Group(("b",), turns(request.trans_b)))
+            return (
+                LayoutGroup(("a",), may_transpose(request.trans_a)),
+                LayoutGroup(("b",), may_transpose(request.trans_b)),
+            )
         case "dgmm":
-            return (Group(("a",), is_free=False),)
-    return (Group(("a", "b") if "b" in request.reads else ("a",), not request.is_hermitian), *added)
+            return (LayoutGroup(("a",), is_free=False),)
+    return (LayoutGroup(("a", "b") if "b" in request.reads else ("a",), not request.is_hermitian), *added)
 
 
-def lower(request: Any) -> list[Work]:
+def lower(request: Any) -> list[Task]:
     """What cuBLAS is to do for a request, in order."""
     if 0 in request.layout_of("out").shape:
         return []
     found = arrangement_of(request)
     if isinstance(found, str):
         raise AssertionError(found)  # the row's rule has refused it
-    if request.op == "trsm" and (other := fewer_by_rows(request, found)):
+    if request.op == "trsm" and (other := cheaper_arrangement(request, found)):
         return Lowering(request, other).in_scratch()
-    return Lowering(request, found).works()
+    return Lowering(request, found).tasks()
 
 
 def arrangement_of(request: Any) -> Arrangement | str:
     """How a request's matrices are taken; a result of `trsm` that is one line is solved from the left."""
-    return arranged(request, groups_of(request), rows_first=request.op != "trsm" or request.solves_rows)
+    return arrange(request, groups_of(request), rows_first=request.op != "trsm" or request.solves_rows)
 
 
-def fewer_by_rows(request: Any, found: Arrangement) -> Arrangement | None:
+def cheaper_arrangement(request: Any, found: Arrangement) -> Arrangement | None:
     """How `trsm` takes a copy that lies the other way, if that saves more than it takes; else None.
 
     With a matrix of 2048 rows in f32 it took 0.41 ms for one right side from the right and 0.107 ms from the left on an
@@ -108,118 +111,120 @@ def fewer_by_rows(request: Any, found: Arrangement) -> Arrangement | None:
     sides = request.b.size // order
     if found.out == wanted or request.b.ndim > MATRIX or order < LEAST_IN_SCRATCH or sides > order:
         return None
-    for row in (found.rows["a"], wanted) if request.turns_a else (wanted,):
-        if leading(request.a.layout, row=row) is not None:
+    for row in (found.rows["a"], wanted) if request.may_transpose_a else (wanted,):
+        if leading_dimension(request.a.layout, row=row) is not None:
             return Arrangement(wanted, {**found.rows, "a": row})
     return None
 
 
-class Lowering(Terms):
+class Lowering(BaseLowering):
     """A request and how its matrices lie, from which the routines' arguments follow."""
 
     def __init__(self, request: Any, arrangement: Arrangement) -> None:
         super().__init__(request)
         self.rows = {**arrangement.rows, "out": arrangement.out}
-        self.is_turned = arrangement.out
+        self.is_transposed = arrangement.out
         m, n = request.layout_of("out").shape[-2:]
-        self.m, self.n = (n, m) if self.is_turned else (m, n)  # of the result as cuBLAS has it
+        self.m, self.n = (n, m) if self.is_transposed else (m, n)  # of the result as cuBLAS has it
 
-    def works(self) -> list[Work]:
+    def tasks(self) -> list[Task]:
         """What is to be done."""
         routine = getattr(self, f"_{self.request.op}", self._rank)
-        found: list[Work] = routine()
+        found: list[Task] = routine()
         return found
 
     # -- parts of a call ------------------------------------------------------------------------------------------
-    def at(self, name: str, offset: int = 0) -> tuple[Operand, int]:
+    def operand(self, name: str, offset: int = 0) -> tuple[Operand, int]:
         """A matrix and its leading dimension, as they stand in all calls."""
         return Operand(self.request.place_of(name), offset), self.ld(name)
 
     def ld(self, name: str) -> int:
         """The elements from line to line of a matrix."""
-        return leading(self.request.layout_of(name), row=self.rows[name]) or 1  # of an empty one nothing is read
+        return (
+            leading_dimension(self.request.layout_of(name), row=self.rows[name]) or 1
+        )  # of an empty one nothing is read
 
     def side(self) -> int:
         """The side of the special matrix: the other one where the transpose is computed."""
         side = member(self.request.side)
-        return int(side.other if self.is_turned else side)
+        return int(side.other if self.is_transposed else side)
 
     def fill(self, name: str) -> int:
         """The triangle of a matrix as cuBLAS has it: the other one where that is its transpose."""
         uplo = member(self.request.uplo)
         return int(uplo.other if self.rows[name] else uplo)
 
-    def copied(self, name: str) -> Routine:
+    def copy_to_out(self, name: str) -> Routine:
         """The matrix of an operand copied to the result, as it is or transposed."""
-        turn = T if self.rows[name] != self.is_turned else N
+        turn = T if self.rows[name] != self.is_transposed else N
         one, zero = Constant(1, self.dtype), Constant(0, self.dtype)
-        out = self.at("out")
-        arguments = (int(turn), int(N), self.m, self.n, one, *self.at(name), zero, *out, *out)
+        out = self.operand("out")
+        arguments = (int(turn), int(N), self.m, self.n, one, *self.operand(name), zero, *out, *out)
         return Routine("geam", self.dtype, arguments, (self.request.place_of(name), self.request.place_of("out")))
 
-    def added(self) -> list[Work]:
+    def copy_c(self) -> list[Task]:
         """What puts c where the routine adds to it."""
-        return [self.copied("c")] if self.request.takes_c else []
+        return [self.copy_to_out("c")] if self.request.takes_c else []
 
     # -- the routines ---------------------------------------------------------------------------------------------
-    def _symm(self) -> list[Work]:
+    def _symm(self) -> list[Task]:
         arguments = (
             *(self.side(), self.fill("a"), self.m, self.n, self.number("alpha")),
-            *(*self.at("a"), *self.at("b"), self.number("beta"), *self.at("out")),
+            *(*self.operand("a"), *self.operand("b"), self.number("beta"), *self.operand("out")),
         )
-        return [*self.added(), Routine(self.request.op, self.dtype, arguments)]
+        return [*self.copy_c(), Routine(self.request.op, self.dtype, arguments)]
 
     _hemm = _symm
 
-    def _rank(self) -> list[Work]:
+    def _rank(self) -> list[Task]:
         request = self.request
         rows, columns = request.a.shape
         k = columns if request.trans is N else rows
         adjoint = C if request.is_hermitian else T
         operation = self.operation(request.trans, turn=self.rows["a"], turned=adjoint)
         names = ("a", "b") if "b" in request.reads else ("a",)
-        operands = [part for name in (names[::-1] if self.is_turned else names) for part in self.at(name)]
+        operands = [part for name in (names[::-1] if self.is_transposed else names) for part in self.operand(name)]
         arguments = (
             *(self.fill("out"), operation, self.n, k, self.number("alpha"), *operands),
-            *(self.number("beta"), *self.at("out")),
+            *(self.number("beta"), *self.operand("out")),
         )
-        blank: list[Work] = [] if request.takes_c else [self._blank()]
-        return [*blank, *self.added(), Routine(request.op, self.dtype, arguments, unless=self._leaves_c(k))]
+        zeroed: list[Task] = [] if request.takes_c else [self._zero_out()]
+        return [*zeroed, *self.copy_c(), Routine(request.op, self.dtype, arguments, skip_if=self._keeps_c(k))]
 
-    def _leaves_c(self, k: int) -> tuple[tuple[int, float], ...]:
+    def _keeps_c(self, k: int) -> tuple[tuple[int, float], ...]:
         """The factors with which the result is c to the last bit: none where there is no c, or it is not read."""
         if not self.request.reads_c:
             return ()
-        beta = (self.place_of_number("beta"), 1)
-        return ((self.place_of_number("alpha"), 0), beta) if k else (beta,)
+        beta = (self.number_index("beta"), 1)
+        return ((self.number_index("alpha"), 0), beta) if k else (beta,)
 
-    def _blank(self) -> Routine:
+    def _zero_out(self) -> Routine:
         """The result set to 0, of which a triangle is not written."""
-        zero, out = (Constant(0, self.dtype), *self.at("out")), self.at("out")
+        zero, out = (Constant(0, self.dtype), *self.operand("out")), self.operand("out")
         return Routine("geam", self.dtype, (int(N), int(N), self.m, self.n, *zero, *zero, *out))
 
     def _triangle(self) -> tuple[Any, ...]:
         """What triangular routines begin with, up to alpha."""
         request = self.request
-        turn = self.rows["a"] != self.is_turned
+        turn = self.rows["a"] != self.is_transposed
         flags = (self.side(), self.fill("a"), self.operation(member(request.trans), turn=turn))
         return (*flags, int(request.diag), self.m, self.n, self.number("alpha"))
 
-    def _trmm(self) -> list[Work]:
-        arguments = (*self._triangle(), *self.at("a"), *self.at("b"), *self.at("out"))
+    def _trmm(self) -> list[Task]:
+        arguments = (*self._triangle(), *self.operand("a"), *self.operand("b"), *self.operand("out"))
         return [Routine("trmm", self.dtype, arguments)]
 
-    def _trsm(self) -> list[Work]:
+    def _trsm(self) -> list[Task]:
         batch = self.request.b.shape[:-2]
         offsets = {name: self._offsets(name, batch) for name in ("a", "b", "out")}
-        works = self._right_hand_sides(offsets)
+        tasks = self._right_hand_sides(offsets)
         if len(offsets["out"]) == 1:
-            return [*works, Routine("trsm", self.dtype, (*self._triangle(), *self.at("a"), *self.at("out")))]
+            return [*tasks, Routine("trsm", self.dtype, (*self._triangle(), *self.operand("a"), *self.operand("out")))]
         operands = []
         for name in ("a", "out"):
             operands += [Matrices(self.request.place_of(name), offsets[name]), self.ld(name)]
         arguments = (*self._triangle(), *operands, len(offsets["out"]))
-        return [*works, Routine("trsmBatched", self.dtype, arguments)]
+        return [*tasks, Routine("trsmBatched", self.dtype, arguments)]
 
     def _offsets(self, name: str, batch: tuple[int, ...]) -> tuple[int, ...]:
         """How many bytes behind the operand each matrix of the batch begins."""
@@ -230,46 +235,46 @@ class Lowering(Terms):
         places = product(*map(range, batch))
         return tuple(sum(i * step for i, step in zip(place, steps, strict=True)) for place in places)
 
-    def _right_hand_sides(self, offsets: dict[str, tuple[int, ...]]) -> list[Work]:
+    def _right_hand_sides(self, offsets: dict[str, tuple[int, ...]]) -> list[Task]:
         """What puts b where the routine overwrites it: one copy where batches lie at equal distances, else of each."""
         pair = [matrix_of(self.request.layout_of(name), self.request.place_of(name)) for name in ("b", "out")]
         axes = slice(0, -MATRIX)
         layouts = [self.request.layout_of(name) for name in ("b", "out")]
         if None not in [batch_step(layout.shape[axes], layout.strides[axes]) for layout in layouts]:
             source, target = pair
-            return [Moved(source, target, len(offsets["out"]))]
-        works: list[Work] = []
+            return [MatrixCopy(source, target, len(offsets["out"]))]
+        tasks: list[Task] = []
         for places in zip(offsets["b"], offsets["out"], strict=True):
             source, target = (
                 matrix._replace(pointer=OperandPointer(matrix.pointer.operand, offset))
                 for matrix, offset in zip(pair, places, strict=True)
             )
-            works.append(Moved(source, target))
-        return works
+            tasks.append(MatrixCopy(source, target))
+        return tasks
 
-    def in_scratch(self) -> list[Work]:
+    def in_scratch(self) -> list[Task]:
         """`trsm` in a copy of b that lies as this arrangement has it, which the result does not."""
         b, out = (matrix_of(self.request.layout_of(name), self.request.place_of(name)) for name in ("b", "out"))
-        row, col = (b.cols, 1) if self.is_turned else (1, b.rows)
-        room = Matrix(OperandPointer(SCRATCH), self.dtype, b.rows, b.cols, row, col)
-        solved = (*self._triangle(), *self.at("a"), Operand(SCRATCH), self.m)
+        row, col = (b.cols, 1) if self.is_transposed else (1, b.rows)
+        copy = Matrix(OperandPointer(SCRATCH), self.dtype, b.rows, b.cols, row, col)
+        solved = (*self._triangle(), *self.operand("a"), Operand(SCRATCH), self.m)
         nbytes = b.rows * b.cols * self.dtype.itemsize
-        return [Scratch(nbytes), Moved(b, room), Routine("trsm", self.dtype, solved), Moved(room, out)]
+        return [Scratch(nbytes), MatrixCopy(b, copy), Routine("trsm", self.dtype, solved), MatrixCopy(copy, out)]
 
-    def _geam(self) -> list[Work]:
+    def _geam(self) -> list[Task]:
         request = self.request
         flags = [
-            self.operation(member(trans), turn=self.rows[name] != self.is_turned)
+            self.operation(member(trans), turn=self.rows[name] != self.is_transposed)
             for name, trans in (("a", request.trans_a), ("b", request.trans_b))
         ]
-        a, b = ((self.number(factor), *self.at(name)) for factor, name in (("alpha", "a"), ("beta", "b")))
-        return [Routine("geam", self.dtype, (*flags, self.m, self.n, *a, *b, *self.at("out")))]
+        a, b = ((self.number(factor), *self.operand(name)) for factor, name in (("alpha", "a"), ("beta", "b")))
+        return [Routine("geam", self.dtype, (*flags, self.m, self.n, *a, *b, *self.operand("out")))]
 
-    def _dgmm(self) -> list[Work]:
+    def _dgmm(self) -> list[Task]:
         x = self.request.x.layout
         side = member(self.request.side)
-        mode = side.other if self.is_turned else side
+        mode = side.other if self.is_transposed else side
         step = x.strides[0] if x.size > 1 else 1
         vector = (Operand(self.request.place_of("x")), step)
-        arguments = (int(mode), self.m, self.n, *self.at("a"), *vector, *self.at("out"))
+        arguments = (int(mode), self.m, self.n, *self.operand("a"), *vector, *self.operand("out"))
         return [Routine("dgmm", self.dtype, arguments)]

@@ -10,11 +10,11 @@ from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dispatch.keys import F16, F32, HALF, member
-from dispatch.libraries.cublas.calls import Matrices, Moved, Operand, Routine, Work
+from dispatch.libraries.cublas.calls import Matrices, MatrixCopy, Operand, Routine, Task
 from dispatch.libraries.cusolver.matrix import Matrix, OperandPointer
+from dispatch.ops.blas.arrangements import UnsupportedLayout, leading_dimension, misalignment
 from dispatch.ops.blas.choices import Operation
-from dispatch.ops.blas.orders import Misfit, leading, misplaced
-from dispatch.ops.blas.terms import Terms
+from dispatch.ops.blas.lowering import BaseLowering
 
 if TYPE_CHECKING:
     from dispatch.device.layout import Layout
@@ -27,9 +27,9 @@ Shape = tuple[int, ...]
 
 
 class Batch(NamedTuple):
-    """An operand of a batch: its place, where the first begins, the leading dimension or step, those of the batch."""
+    """An operand of a batch: position, offset of the first, leading dimension or stride, strides of the batch."""
 
-    place: int
+    position: int
     offset: int  # in bytes
     step: int
     strides: Shape  # in elements, along each axis of the batch
@@ -49,8 +49,8 @@ class Batch(NamedTuple):
         """Where each is."""
         steps = [stride * self.itemsize for stride in self.strides]
         places = product(*map(range, batch))
-        behind = (sum(i * step for i, step in zip(place, steps, strict=True)) for place in places)
-        return Matrices(self.place, tuple(self.offset + offset for offset in behind))
+        offsets = (sum(i * step for i, step in zip(place, steps, strict=True)) for place in places)
+        return Matrices(self.position, tuple(self.offset + offset for offset in offsets))
 
 
 def half_function(dtype: Dtype, out: Dtype, routine: str = "gemvStridedBatched") -> str:
@@ -59,12 +59,12 @@ def half_function(dtype: Dtype, out: Dtype, routine: str = "gemvStridedBatched")
     return f"{letter}S{'S' if out is F32 else letter}{routine}"
 
 
-def batched_gemv(request: Any) -> list[Work]:
-    """What cuBLAS is to do; Misfit where there is no such thing."""
-    return Lowering(request).works()
+def batched_gemv(request: Any) -> list[Task]:
+    """What cuBLAS is to do; UnsupportedLayout where it takes no such operands."""
+    return Lowering(request).tasks()
 
 
-class Lowering(Terms):
+class Lowering(BaseLowering):
     """A request, from which the routines' arguments follow."""
 
     def __init__(self, request: Any) -> None:
@@ -78,8 +78,8 @@ class Lowering(Terms):
     def operand(self, name: str, axes: int) -> Batch:
         """An operand of so many axes of its own, by its elements from line to line, or from one to the next."""
         layout: Layout = self.request.layout_of(name)
-        if text := misplaced(layout):
-            raise Misfit(f"{name}: {text}")
+        if text := misalignment(layout):
+            raise UnsupportedLayout(f"{name}: {text}")
         own = layout.shape[:-axes]
         lacking = len(self.batch) - len(own)
         steps = zip(own, layout.strides[:-axes], strict=True)
@@ -90,26 +90,28 @@ class Lowering(Terms):
         n, step = layout.shape[-1], layout.strides[-1]
         step = step if n > 1 else 1
         if step == 0:
-            raise Misfit(f"needs {name} with a stride other than 0, has {layout}: copy it")
+            raise UnsupportedLayout(f"needs {name} with a stride other than 0, has {layout}: copy it")
         return Batch(place, min(0, (n - 1) * step) * size, step, strides, size)
 
     def line(self, name: str, layout: Layout) -> int:
         """The leading dimension of a matrix."""
         for is_row in (False, True):
-            ld = leading(layout, row=is_row)
+            ld = leading_dimension(layout, row=is_row)
             if ld is not None:
                 self.is_row = is_row
                 return ld
         wanted = f"{name} row-major or column-major, with adjacent elements in each line"
-        raise Misfit(f"needs {wanted}, has {layout}: copy it")
+        raise UnsupportedLayout(f"needs {wanted}, has {layout}: copy it")
 
-    def works(self) -> list[Work]:
+    def tasks(self) -> list[Task]:
         """The copy of y, and the call."""
         request = self.request
         if request.x.shape[-1] == 0:
-            raise Misfit(f"needs a with columns where it has leading axes or half precision, has {request.a.layout}")
+            raise UnsupportedLayout(
+                f"needs a with columns where it has leading axes or half precision, has {request.a.layout}"
+            )
         operands = [self.operand("a", 2), self.operand("x", 1), self.operand("out", 1)]
-        first = self.moved() if request.reads_c else []
+        first = self.copy_y() if request.reads_c else []
         rows, columns = request.a.shape[-2:]
         m, n = (columns, rows) if self.is_row else (rows, columns)
         alpha, beta = self.number("alpha"), self.number("beta")
@@ -118,13 +120,15 @@ class Lowering(Terms):
         a, x, out = (
             (operand.addresses(self.batch), operand.step)
             if distance is None or None in distances
-            else (Operand(operand.place, operand.offset), operand.step, distance)
+            else (Operand(operand.position, operand.offset), operand.step, distance)
             for operand, distance in zip(operands, distances, strict=True)
         )
         if self.is_row and request.trans is C and self.dtype.is_complex:
             for name, operand in (("x", operands[1]), ("out", operands[2])):
                 if operand.step < 0:
-                    raise Misfit(f"needs {name} with a stride above 0, has {request.layout_of(name)}: copy it")
+                    raise UnsupportedLayout(
+                        f"needs {name} with a stride above 0, has {request.layout_of(name)}: copy it"
+                    )
             flags = (int(N), int(C), 1, columns, rows)
             return [*first, Routine(f"gemm{kind}", self.dtype, (*flags, alpha, *x, *a, beta, *out, self.count))]
         operation = self.operation(member(request.trans), turn=self.is_row)
@@ -134,19 +138,19 @@ class Lowering(Terms):
             routine = half_function(self.dtype, self.out_layout.dtype, routine)
         return [*first, Routine(routine, self.dtype, arguments)]
 
-    def moved(self) -> list[Work]:
+    def copy_y(self) -> list[Task]:
         """y copied to the result: one kernel for each place along all axes of the batch but the last two."""
         y, out = self.operand("y", 1), self.operand("out", 1)
         n, size = self.out_layout.shape[-1], self.out_layout.dtype.itemsize
         *outer, last, inner = (1, 1, *self.batch)
         padded = [(0, 0, *one.strides) for one in (y, out)]
-        found: list[Work] = []
+        found: list[Task] = []
         for place in product(*map(range, outer)):
             matrices = []
             for one, strides in zip((y, out), padded, strict=True):
                 start = sum(i * stride for i, stride in zip(place, strides[:-2], strict=True)) * size
-                where = OperandPointer(one.place, start, strides[-2] * size)
+                where = OperandPointer(one.position, start, strides[-2] * size)
                 matrices.append(Matrix(where, self.out_layout.dtype, n, inner, one.step, strides[-1]))
             source, target = matrices
-            found.append(Moved(source, target, last))
+            found.append(MatrixCopy(source, target, last))
         return found

@@ -14,9 +14,9 @@ from dispatch.core.overlap import same_view
 from dispatch.core.request import Unpacked
 from dispatch.errors import BadRequest
 from dispatch.keys import member
+from dispatch.ops.blas.arrangements import leading_dimension
 from dispatch.ops.blas.base import BlasRequest, Number, ScaledRequest, Shape, dims
 from dispatch.ops.blas.choices import DiagType, FillMode, Operation, SideMode
-from dispatch.ops.blas.orders import leading
 
 if TYPE_CHECKING:
     from dispatch.device.tensor import Tensor
@@ -286,7 +286,7 @@ class TrsmRequest(TriangularRequest):
 
     def outputs(self) -> dict[str, Output]:
         is_row = self.solves_rows
-        if not self.turns_a and leading(self.a.layout, row=is_row) is None:
+        if not self.may_transpose_a and leading_dimension(self.a.layout, row=is_row) is None:
             is_row = not is_row
         return {"out": (dense if is_row else by_columns)(self.b.shape, self.b.dtype)}
 
@@ -296,7 +296,7 @@ class TrsmRequest(TriangularRequest):
         return self.side is SideMode.RIGHT
 
     @property
-    def turns_a(self) -> bool:
+    def may_transpose_a(self) -> bool:
         """Whether A may be read transposed: there is no operation that conjugates alone."""
         return self.trans is not Operation.C or not self.a.dtype.is_complex
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch.core.host_plan import values
-from dispatch.ops.blas import rotate
+from dispatch.ops.blas import reference_rotations
 from dispatch.ops.blas.reference3 import scaled, work_with
 
 if TYPE_CHECKING:
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ROUTINES", "evaluate", "sizes"]
 
-ROUTINES = (*("axpy", "scal", "copy", "asum", "nrm2", "iamax", "iamin", "dot", "dotu", "dotc"), *rotate.ROUTINES)
+ROUTINES = (
+    *("axpy", "scal", "copy", "asum", "nrm2", "iamax", "iamin", "dot", "dotu", "dotc"),
+    *reference_rotations.ROUTINES,
+)
 
 
 def sizes(x: Array) -> Array:
@@ -27,8 +30,8 @@ def sizes(x: Array) -> Array:
 def evaluate(request: Any, work: np.dtype[Any]) -> Results:
     """The output of a request of level 1, in a working dtype."""
     work = work_with(request, work)
-    if request.op in rotate.ROUTINES:
-        return rotate.evaluate(request, work)
+    if request.op in reference_rotations.ROUTINES:
+        return reference_rotations.evaluate(request, work)
     x = values(request.x, work)
     if request.op == "copy":
         return {"out": x}

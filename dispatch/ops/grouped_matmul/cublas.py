@@ -17,7 +17,7 @@ from dispatch.core.request import Argument, Plan
 from dispatch.errors import Refused
 from dispatch.keys import Compute
 from dispatch.libraries.cublas.handle import handle_of
-from dispatch.libraries.cublas.pointers import GivenPointers
+from dispatch.libraries.cublas.pointers import PointerArrays
 from dispatch.libraries.cublaslt.kernel_recording import kernels
 from dispatch.libraries.cutlass.layout import order, pitch
 
@@ -76,7 +76,7 @@ class GroupedGemmPlan(Plan):
         self._handle.follow(executor)  # so that the workspace is there before anything is captured
         groups = group_products(request)
         self._places = [places for found in groups.values() for places in found]
-        self._pointers = GivenPointers(executor, len(self._places), OPERANDS)
+        self._pointers = PointerArrays(executor, len(self._places), OPERANDS)
         self._function: Any = cublas.cublasGemmGroupedBatchedEx
         compute = row.compute or Compute.COMPUTE_32F
         dtypes = (request.first("a").dtype, request.first("b").dtype, request.d_dtype)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cudabind.sys import cublas
 from cudabind.sys import cublas_types as cb
 from dispatch.keys import Compute
-from dispatch.libraries.cublas.pointers import Pointers
+from dispatch.libraries.cublas.pointers import PointerArray
 from dispatch.ops.matmul.arguments import OUT, A, B
 from dispatch.ops.matmul.cublas import ANY_ALGORITHM, MAX_INT, NOT_TRANSPOSED, TRANSPOSED, GemmPlan
 
@@ -64,7 +64,7 @@ class PointerGemmPlan(GemmPlan):
         matrices = (problem.a, problem.b, problem.d)
         places = (B, A, OUT) if self._lowered.exchanged else (A, B, OUT)
         self._pointer_arrays = [
-            Pointers(self._executor, place, self._offsets(place, matrix.batch_stride * size))
+            PointerArray(self._executor, place, self._offsets(place, matrix.batch_stride * size))
             for place, matrix, size in zip(places, matrices, self._sizes, strict=True)
         ]
         operands = [

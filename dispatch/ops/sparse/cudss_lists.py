@@ -1,7 +1,7 @@
 """Direct solves of matrices of several patterns by cuDSS: all in one call, and one by one where one of them fails.
 
-As of a batch of one pattern (cudss_batched.py) cuDSS tells one status for all, so that solutions are looked at, too,
-and where anything is wrong each system is solved by itself, with factors that depend on no other matrix.
+As for a batch of one pattern (cudss_batched.py) cuDSS reports one status for all, so that solutions are checked, too,
+and if anything is wrong each system is solved by itself, with factors that depend on no other matrix.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from cudabind import driver
 from dispatch.core.request import Plan
-from dispatch.libraries.cublas.pointers import GivenPointers
+from dispatch.libraries.cublas.pointers import PointerArrays
 from dispatch.libraries.cudss.factors import Factors, SolverSettings, SystemSpec
 from dispatch.libraries.cudss.lists import ListFactors
 from dispatch.libraries.cusolver.copies import Copy, CopyMode, check
@@ -71,13 +71,13 @@ class ListPlan(Plan):
         self._factors = ListFactors(executor, self._specs, 0, self._settings)
         self._singles: dict[int, Factors] = {}  # of one system each, made when the batch first fails
         parts = 1 + request.dtype.is_complex
-        self._counts = GivenPointers(executor, request.batch, 1)  # of real numbers
+        self._counts = PointerArrays(executor, request.batch, 1)  # of real numbers
         self._counts.enqueue([(one.n * one.nrhs * parts,) for one in self._specs])
         self._function = loaded(SOURCE, NAME, options(request.dtype.itemsize, parts=parts), executor.device)
         self._flags = executor.device.allocate(request.batch * STATUS_BYTES, executor.stream)
 
     def _column_copies(self, request: BatchedSpsolveListRequest) -> tuple[dict[int, tuple[Copy, int]], Any]:
-        """For each right-hand side that is to be copied its copy and where in memory of the plan it goes."""
+        """By the number of each right-hand side that must be copied: the copy, and its offset in the plan's memory."""
         size, where, found = request.dtype.itemsize, 0, {}
         for number in range(request.batch):
             layout = request.layout_of("b", number)
@@ -113,7 +113,7 @@ class ListPlan(Plan):
             self._write_status(info, 0, count)
 
     def _solve_each(self, run: Run, info: Any) -> None:
-        """Factorize and solve each system, and write its status; what cuDSS tells nothing of its solution does."""
+        """Factorize and solve each system, and write its status; its solution is checked where cuDSS reports none."""
         (rows, columns), values, b, x, _ = run
         statuses = []
         for number, one in enumerate(self._specs):
@@ -134,7 +134,7 @@ class ListPlan(Plan):
         driver.cuMemsetD32Async(info, status & 0xFFFFFFFF, count, self._executor.target.value)
 
     def _find_unsolved(self) -> np.ndarray:
-        """Of each system whether its solution has elements that are no numbers though b has none; waits for that."""
+        """Which systems have NaN or infinite elements in the solution though b has none; waits for that."""
         count, stream, at = len(self._specs), self._executor.target.value, self._flags.base
         found = np.zeros(count, np.uint32)
         driver.cuMemsetD8Async(at, 0, found.nbytes, stream)
@@ -152,7 +152,7 @@ class ListPlan(Plan):
 
 
 def system_spec(request: BatchedSpsolveListRequest, number: int) -> SystemSpec:
-    """What of a system is no address; its right-hand sides and its solution have no gaps between their columns."""
+    """The description of a system, whose right-hand sides and solution have contiguous columns."""
     n, b = request.form[number].shape[0], request.b[number]
     return SystemSpec(
         n=n,

@@ -12,7 +12,7 @@ import pytest
 from column_memory import matrix, memory, of_scipy, op, put, vector
 
 from dispatch.keys import F32
-from dispatch.libraries.cublas.calls import Constant, Matrices, Moved, Operand, Routine, Scalar, Scratch, Zero
+from dispatch.libraries.cublas.calls import Constant, Matrices, MatrixCopy, Operand, Routine, Scalar, Scratch, Zero
 
 SAMPLED = 11  # no multiple of the periods by which forms vary
 
@@ -29,22 +29,22 @@ def host_cases(rows, cases_of):
     return found
 
 
-def carry_out(works, arguments):
+def carry_out(tasks, arguments):
     """Do what cuBLAS would have been asked to, at these addresses."""
-    for work in works:
+    for work in tasks:
         if isinstance(work, Zero):
-            ctypes.memset(arguments[work.place], 0, work.nbytes)
+            ctypes.memset(arguments[work.position], 0, work.nbytes)
         elif isinstance(work, Scratch):
             held = np.full(work.nbytes, 0xFF, np.uint8)  # NaN
             arguments = (*arguments, held.ctypes.data)
-        elif isinstance(work, Moved):
+        elif isinstance(work, MatrixCopy):
             if len({arguments[one.pointer.operand] for one in (work.source, work.target)}) > 1:
                 move(work.source, work.target, work.batch, arguments)
         else:
             assert isinstance(work, Routine)
-            if work.unless_same and len({arguments[place] for place in work.unless_same}) == 1:
+            if work.skip_if_same and len({arguments[place] for place in work.skip_if_same}) == 1:
                 continue
-            if work.unless and all(arguments[place] == number for place, number in work.unless):
+            if work.skip_if and all(arguments[place] == number for place, number in work.skip_if):
                 continue
             given = [plain(argument, arguments) for argument in work.arguments]
             ROUTINES[work.name](work.dtype, *given)
@@ -68,11 +68,11 @@ def move(source, target, batch, arguments):
 def plain(argument, arguments):
     """What stands for an address or a number, as cuBLAS would see it."""
     if isinstance(argument, Operand):
-        return arguments[argument.place] + argument.offset
+        return arguments[argument.position] + argument.offset
     if isinstance(argument, Matrices):
-        return [arguments[argument.place] + offset for offset in argument.offsets]
+        return [arguments[argument.position] + offset for offset in argument.offsets]
     if isinstance(argument, Scalar):
-        return argument.dtype.numpy.type(arguments[argument.place])
+        return argument.dtype.numpy.type(arguments[argument.position])
     return argument.value if isinstance(argument, Constant) else argument
 
 

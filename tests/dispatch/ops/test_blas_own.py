@@ -14,9 +14,9 @@ from dispatch.errors import NoRow
 from dispatch.keys import C128, F16, F32, F64, HOST, Arch
 from dispatch.libraries.nvrtc import launching
 from dispatch.libraries.nvrtc.compiled import compiled
-from dispatch.ops.blas import own1
+from dispatch.ops.blas import level1_kernels
 from dispatch.ops.blas.cases import cases
-from dispatch.ops.blas.own1 import COUNTER, LEAST, THREADS, Choice, choice_of, large_and_dense, own_level1
+from dispatch.ops.blas.level1_kernels import COUNTER, LEAST, THREADS, Choice, choice_of, large_and_dense, own_level1
 from dispatch.table.own_blas import GPU_ROWS, HOST_ROWS
 from dispatch.table.select import select
 from dispatch.testing.roundoff import as_on_a_gpu
@@ -26,9 +26,14 @@ own_on_cpu = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(own_on_cpu)
 
 H100 = Arch(90)
-ROWS = [row for row in GPU_ROWS if row.op in own1.SOURCES]
+ROWS = [row for row in GPU_ROWS if row.op in level1_kernels.SOURCES]
 rows = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-CHOICES = [Choice(op, real, n) for op in own1.SOURCES for real in own1.NAMES for n in (1, 16 // real.itemsize)]
+CHOICES = [
+    Choice(op, real, n)
+    for op in level1_kernels.SOURCES
+    for real in level1_kernels.NAMES
+    for n in (1, 16 // real.itemsize)
+]
 
 
 @pytest.fixture
@@ -49,7 +54,7 @@ def executor(on_cpu, monkeypatch):
 
 def norm(executor, x):
     """That of a vector on the host, by the kernel."""
-    request = dp.Nrm2Request(x, out=dp.device("host").zeros((), own1.REAL.get(x.dtype, x.dtype)))
+    request = dp.Nrm2Request(x, out=dp.device("host").zeros((), level1_kernels.REAL.get(x.dtype, x.dtype)))
     own_level1(request, executor, GPU_ROWS[0]).enqueue(request.arguments({}))
     return float(request.out.item())
 
@@ -134,14 +139,14 @@ def test_blocks_of_axpy_go_on_where_the_cache_holds_all_operands(operands, dtype
         own_level1(request, executor, ROWS[0]).enqueue(request.arguments(outputs))
         np.testing.assert_array_equal(request.result(outputs).numpy(), expected)
         assert executor.launched[-1] == (
-            n * x.dtype.itemsize // (16 * THREADS * own1.UNROLLED["axpy"]) if missing else 12
+            n * x.dtype.itemsize // (16 * THREADS * level1_kernels.UNROLLED["axpy"]) if missing else 12
         )
 
 
 def test_blocks_of_a_norm_go_on_whatever_the_cache_holds(dev, executor):
     executor.device.l2_bytes = 0
     norm(executor, dev.zeros((LEAST * 3,)))
-    assert executor.launched == [own1.BLOCKS * own_on_cpu.PROCESSORS]
+    assert executor.launched == [level1_kernels.BLOCKS * own_on_cpu.PROCESSORS]
 
 
 def test_a_launch_that_fails_raises_what_the_device_says_of_it(dev, executor, monkeypatch):

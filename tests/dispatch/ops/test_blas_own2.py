@@ -12,11 +12,11 @@ from cudabind.errors import LibraryNotFound
 from dispatch.errors import NoRow
 from dispatch.keys import C64, C128, F32, F64, HOST, Arch
 from dispatch.libraries.nvrtc.compiled import compiled
-from dispatch.ops.blas import own2
+from dispatch.ops.blas import symmetric_kernels
 from dispatch.ops.blas.cases import cases
 from dispatch.ops.blas.cases2 import Form, check
 from dispatch.ops.blas.choices import FillMode
-from dispatch.ops.blas.own2 import LEAST, MOST, Choice, choice_of, large_and_in_lines, own_symmetric
+from dispatch.ops.blas.symmetric_kernels import LEAST, MOST, Choice, choice_of, large_and_in_lines, own_symmetric
 from dispatch.table.own_blas import GPU_ROWS, HOST_ROWS
 from dispatch.table.select import select
 from dispatch.testing.roundoff import as_on_a_gpu
@@ -123,7 +123,7 @@ def test_what_the_kernel_cannot_read_is_refused_with_its_reason(dev):
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda one: "-".join(map(str, map(int, one[1:]))) + f"-{one.dtype}")
 def test_every_kernel_compiles(choice, arch):
     try:
-        assert len(compiled(own2.SYMMETRIC, "symmetric", (f"-arch={arch}", *choice.options))) > 1000
+        assert len(compiled(symmetric_kernels.SYMMETRIC, "symmetric", (f"-arch={arch}", *choice.options))) > 1000
     except LibraryNotFound as error:
         pytest.skip(str(error))
 
@@ -160,7 +160,7 @@ def test_a_result_is_the_same_each_time_and_counters_are_0_again(dev, rng, execu
     for _ in range(3):
         plan.enqueue(request.arguments({}))
         found.add(request.out.numpy().tobytes())
-        assert not executor.made[0][: 5 * own2.COUNTER].any()
+        assert not executor.made[0][: 5 * symmetric_kernels.COUNTER].any()
     assert len(found) == 1
 
 

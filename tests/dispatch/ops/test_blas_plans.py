@@ -28,7 +28,7 @@ NUMBERS = {}  # by their addresses
 TYPES = {"S": F32, "D": F64, "C": C64, "Z": C128}
 
 
-class Number(calls.Number):
+class HostScalar(calls.HostScalar):
     """A number whose value is found by its address, as cuBLAS would read it."""
 
     def __init__(self, dtype):
@@ -90,8 +90,8 @@ def empty(shape, _, dtype):
 def executor(monkeypatch):
     """One whose plans call the stand-in."""
     monkeypatch.setattr(calls, "cublas", Library())
-    monkeypatch.setattr(calls, "Number", Number)
-    monkeypatch.setattr(calls, "Pointers", Pointers)
+    monkeypatch.setattr(calls, "HostScalar", HostScalar)
+    monkeypatch.setattr(calls, "PointerArray", Pointers)
     monkeypatch.setattr(calls, "KernelCopy", KernelCopy)
     handle = SimpleNamespace(follow=lambda _, **__: "handle")
     monkeypatch.setattr(calls, "handle_of", lambda _: handle)
@@ -141,14 +141,14 @@ def test_triangles_are_solved_from_the_left_where_that_is_faster(n, right, side,
             with pytest.raises(NoRow, match="needs a in the order of out"):
                 select(request, Arch(90))
             continue
-        row, works = select(request, Arch(90)), cublas3.lower(request)
-        (routine,) = (work for work in works if isinstance(work, calls.Routine))
+        row, tasks = select(request, Arch(90)), cublas3.lower(request)
+        (routine,) = (work for work in tasks if isinstance(work, calls.Routine))
         best = "columns" if side == "left" else "rows"
         may = dtype == "f64" or trans == "n" or order == best
         in_scratch = out not in (None, best) and may and 1 < right <= n >= 256
         is_left = may and (out in (None, best) or in_scratch or right == 1)
         assert routine.arguments[0] == (0 if is_left else 1)
-        assert [type(work) for work in works].count(calls.Moved) == 1 + in_scratch
+        assert [type(work) for work in tasks].count(calls.MatrixCopy) == 1 + in_scratch
         outputs = dp.device("host").executor().outputs(request)
         cublas3.cublas_level3(request, executor, row).enqueue(request.arguments(outputs))
         x, op = request.result(outputs).numpy(), a if trans == "n" else a.conj().T

@@ -96,7 +96,7 @@ class Library:
         matrix(at_c, m, n, ld_c, types[2])[...] = found.astype(types[2])
 
 
-class GivenPointers:
+class PointerArrays:
     """Lists of addresses in memory of the host."""
 
     def __init__(self, executor, count, lists):
@@ -113,7 +113,7 @@ def executor(monkeypatch):
     library = Library()
     monkeypatch.setattr(cublas, "cublas", library)
     monkeypatch.setattr(cublas, "handle_of", lambda _: library)
-    monkeypatch.setattr(cublas, "GivenPointers", GivenPointers)
+    monkeypatch.setattr(cublas, "PointerArrays", PointerArrays)
     monkeypatch.setattr(cublas, "kernels", lambda _, call: call())
     return SimpleNamespace(library=library, stream=SimpleNamespace(done=lambda: None))
 
@@ -198,7 +198,7 @@ def test_f64_is_not_rounded_to_f32_on_the_host(dev, rng):
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 def test_the_kernel_that_puts_addresses_compiles(arch):
     try:
-        code = nvrtc.compile(pointers.GIVEN, "put.cu", (f"-arch={arch}", "-std=c++17")).code
+        code = nvrtc.compile(pointers.ARRAYS_SOURCE, "put.cu", (f"-arch={arch}", "-std=c++17")).code
     except LibraryNotFound:
         pytest.skip("NVRTC is not installed")
     assert code
@@ -222,7 +222,7 @@ def test_addresses_are_put_a_launch_full_at_a_time(monkeypatch, rng):
     made = SimpleNamespace(ptr=memory.ctypes.data)
     executor = SimpleNamespace(device=None, target=ctypes.c_void_p(), empty=lambda *_: made)
     given = rng.integers(1, 2**60, (1001, 3))
-    lists = pointers.GivenPointers(executor, 1001, 3)
+    lists = pointers.PointerArrays(executor, 1001, 3)
     assert [(one.value - made.ptr) % 16 for one in lists.addresses] == [0, 0, 0]
     lists.enqueue(given.tolist())
     np.testing.assert_array_equal(memory.reshape(3, 1002)[:, :1001].T, given)

@@ -229,7 +229,7 @@ def test_the_kernel_that_looks_at_solutions(kind, rng, tmp_path):
 
 def test_the_library_itself_takes_the_descriptors(monkeypatch):
     """Where it is installed: to make them it needs no GPU."""
-    monkeypatch.setattr(lists, "GivenPointers", cudss.Pointers)
+    monkeypatch.setattr(lists, "PointerArrays", cudss.Pointers)
     made = lists.ListFactors.__new__(lists.ListFactors)
     made._pointers = cudss.Pointers(None, 3, lists.ADDRESS_LISTS)
     made._a, made._b, made._x = (library.cudssMatrix_t() for _ in range(3))

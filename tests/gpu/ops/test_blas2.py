@@ -7,7 +7,7 @@ import dispatch as dp
 from dispatch.errors import NoRow
 from dispatch.keys import HOST
 from dispatch.ops.blas.cases import cases
-from dispatch.ops.blas.own2 import MOST
+from dispatch.ops.blas.symmetric_kernels import MOST
 from dispatch.table.cublas import LEVEL2
 
 ROWS = [row for row in dp.TABLE if row.op in LEVEL2 and row.min_arch != HOST]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dispatch.keys import C64, C128, F32, F64, Dtype, member
 from dispatch.libraries.nvrtc.launching import LaunchPlan, cleared, number_of
 from dispatch.libraries.nvrtc.number_types import NAMES, NUMBERS, WIDEST
+from dispatch.ops.blas.arrangements import leading_dimension, misalignment
 from dispatch.ops.blas.choices import FillMode
-from dispatch.ops.blas.orders import leading, misplaced
-from dispatch.ops.blas.own1 import REAL, THREADS
+from dispatch.ops.blas.level1_kernels import REAL, THREADS
 from dispatch.refusal import SizeReason
 
 if TYPE_CHECKING:
@@ -230,12 +230,12 @@ def large_and_in_lines(request: Any) -> str:
     """Rule: a matrix of many rows, but not of too many, row-major or column-major, and vectors that step."""
     layouts = {name: request.layout_of(name) for name in ("a", "x", *(("y",) if request.has_c else ()), "out")}
     for name, layout in layouts.items():
-        if text := misplaced(layout):
+        if text := misalignment(layout):
             return f"{name}: {text}"
     layout = layouts.pop("a")
     if not LEAST <= layout.shape[0] <= MOST:
         return SizeReason(f"needs {LEAST} to {MOST} rows, a is {layout}")
-    if all(leading(layout, row=row) is None for row in (True, False)):
+    if all(leading_dimension(layout, row=row) is None for row in (True, False)):
         return f"needs a row-major or column-major, with adjacent elements in each line, has {layout}: copy it"
     for name, layout in layouts.items():
         if layout.strides[0] == 0:
@@ -287,8 +287,8 @@ class Choice(NamedTuple):
 def choice_of(request: Any) -> Choice:
     """The kernel for a request's matrix."""
     layout, dtype = request.a.layout, request.a.dtype
-    row = leading(layout, row=True) is not None
-    step = leading(layout, row=row) or 1
+    row = leading_dimension(layout, row=True) is not None
+    step = leading_dimension(layout, row=row) or 1
     aligned = layout.alignment >= WIDEST and step * dtype.itemsize % WIDEST == 0
     above = row == (member(request.uplo) is FillMode.UPPER)
     return Choice(dtype, request.op == "hemv", row, above, aligned)
@@ -305,7 +305,7 @@ def own_symmetric(request: Any, executor: CudaExecutor, row: Row) -> Plan:
     slots = [*(ctypes.c_void_p() for _ in range(4)), *(number_of(choice.dtype) for _ in range(2))]
     given = [
         ctypes.c_uint64(n),
-        *map(ctypes.c_int64, (leading(request.a.layout, row=choice.row) or 1, *vectors)),
+        *map(ctypes.c_int64, (leading_dimension(request.a.layout, row=choice.row) or 1, *vectors)),
         ctypes.c_void_p(scratch.ptr),
         ctypes.c_void_p(scratch.ptr + counters),
     ]

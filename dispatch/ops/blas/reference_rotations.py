@@ -27,10 +27,10 @@ def evaluate(request: Any, work: np.dtype[Any]) -> Results:
         x, y, c, s = (given[name] for name in ("x", "y", "c", "s"))
         return {"out_x": c * x + s * y, "out_y": c * y - np.conj(s) * x}
     if request.op == "rotm":
-        return modified(**given)
+        return apply_modified(**given)
     if request.op == "rotg":
-        return generated(given["a"], given["b"])
-    return generated_modified(work, *(float(given[name]) for name in request.reads))
+        return make_rotation(given["a"], given["b"])
+    return make_modified_rotation(work, *(float(given[name]) for name in request.reads))
 
 
 def matrix_of(param: Array) -> Array:
@@ -45,7 +45,7 @@ def matrix_of(param: Array) -> Array:
     return np.array(((h11, h12), (h21, h22)), param.dtype)
 
 
-def modified(x: Array, y: Array, param: Array) -> Results:
+def apply_modified(x: Array, y: Array, param: Array) -> Results:
     """Two vectors times the matrix; without one they stay as they are, NaN in the other, too."""
     if param[0] == -2:
         return {"out_x": x, "out_y": y}
@@ -53,7 +53,7 @@ def modified(x: Array, y: Array, param: Array) -> Results:
     return {"out_x": h11 * x + h12 * y, "out_y": h21 * x + h22 * y}
 
 
-def generated(a: Array, b: Array) -> Results:
+def make_rotation(a: Array, b: Array) -> Results:
     """c, s, r and z, without overflow in between."""
     is_complex = a.dtype.kind == "c"
     size = np.hypot(np.abs(a), np.abs(b))
@@ -80,14 +80,14 @@ class Matrix(NamedTuple):
     h12: float = 0.0
     h22: float = 0.0
 
-    def whole(self) -> Matrix:
+    def with_all_elements(self) -> Matrix:
         """The same with all elements stored."""
         if self.flag == 0:
             return self._replace(flag=-1.0, h11=1.0, h22=1.0)
         return self._replace(flag=-1.0, h21=-1.0, h12=1.0) if self.flag == 1 else self
 
 
-def generated_modified(work: np.dtype[Any], d1: float, d2: float, x1: float, y1: float) -> Results:
+def make_modified_rotation(work: np.dtype[Any], d1: float, d2: float, x1: float, y1: float) -> Results:
     """The matrix, and what becomes of d1, d2 and x1; in f64, for a number is all that there is to it."""
     found, d1, d2, x1 = _unscaled(d1, d2, x1, y1)
     if found.flag != -2:
@@ -119,7 +119,7 @@ def _unscaled(d1: float, d2: float, x1: float, y1: float) -> tuple[Matrix, float
 def _scaled_first(found: Matrix, d1: float, x1: float) -> tuple[Matrix, float, float]:
     while d1 and np.isfinite(d1) and not GAMMA**-2 < d1 < GAMMA**2:
         factor = GAMMA if d1 <= GAMMA**-2 else 1 / GAMMA
-        found = found.whole()
+        found = found.with_all_elements()
         found = found._replace(h11=found.h11 / factor, h12=found.h12 / factor)
         d1, x1 = d1 * factor**2, x1 / factor
     return found, d1, x1
@@ -128,7 +128,7 @@ def _scaled_first(found: Matrix, d1: float, x1: float) -> tuple[Matrix, float, f
 def _scaled_second(found: Matrix, d2: float) -> tuple[Matrix, float]:
     while d2 and np.isfinite(d2) and not GAMMA**-2 < abs(d2) < GAMMA**2:
         factor = GAMMA if abs(d2) <= GAMMA**-2 else 1 / GAMMA
-        found = found.whole()
+        found = found.with_all_elements()
         found = found._replace(h21=found.h21 / factor, h22=found.h22 / factor)
         d2 = d2 * factor**2
     return found, d2

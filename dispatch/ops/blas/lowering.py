@@ -8,12 +8,12 @@ from dispatch.keys import C128, F32, F64, Dtype
 from dispatch.libraries.cublas.calls import Scalar
 from dispatch.ops.blas.choices import Operation
 
-__all__ = ["Terms"]
+__all__ = ["BaseLowering"]
 
 N, T, C = Operation.N, Operation.T, Operation.C
 
 
-class Terms:
+class BaseLowering:
     """A request whose routines' arguments are to be said."""
 
     def __init__(self, request: Any) -> None:
@@ -23,9 +23,9 @@ class Terms:
     def number(self, name: str) -> Scalar:
         """A factor."""
         is_real = name in self.request.real or not self.dtype.is_complex
-        return Scalar(self.place_of_number(name), self.real if is_real else self.dtype)
+        return Scalar(self.number_index(name), self.real if is_real else self.dtype)
 
-    def place_of_number(self, name: str) -> int:
+    def number_index(self, name: str) -> int:
         """Where a factor stands in the arguments of a run."""
         request = self.request
         place: int = len(request.reads) + len(request.writes) + request.numbers.index(name)

@@ -14,7 +14,7 @@ from cudabind import driver
 from dispatch.keys import C64, C128, F16, F32, F64
 from dispatch.libraries.nvrtc.launching import LaunchPlan, cleared, number_of
 from dispatch.libraries.nvrtc.number_types import NAMES, NUMBERS, VECTORS, WIDEST, fits_vectors
-from dispatch.ops.blas.orders import misplaced
+from dispatch.ops.blas.arrangements import misalignment
 from dispatch.refusal import SizeReason
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def large_and_dense(request: Any) -> str:
     """Rule: dense vectors of many elements."""
     for name in (*request.reads, *request.writes):
         layout = request.layout_of(name)
-        if text := misplaced(layout):
+        if text := misalignment(layout):
             return f"{name}: {text}"
         if layout.shape and layout.shape[0] < LEAST:
             return SizeReason(f"needs vectors of {LEAST} elements or more, {name} has {layout.shape[0]}")
