@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dispatch.core.row import Row
     from dispatch.execute.cuda_executor import CudaExecutor
 
-__all__ = ["IterationMemory", "SolveParameters", "options", "plan"]
+__all__ = ["IterationLayout", "SolveParameters", "options", "plan"]
 
 THREADS, MOST_BLOCKS = 256, 256
 STATE_BYTES = 256
@@ -75,7 +75,7 @@ def options(request: Any, threads: int = THREADS) -> tuple[str, ...]:
     return ("-std=c++17", *(f"-D{name}={word}" for name, word in words.items()))
 
 
-class IterationMemory:
+class IterationLayout:
     """The layout of an iteration's memory: the sizes of its parts, and the parameters of kernels over it."""
 
     def __init__(self, request: Any, threads: int = THREADS, most_blocks: int = MOST_BLOCKS) -> None:
@@ -93,7 +93,7 @@ class IterationMemory:
             ends.append(ends[-1] + -(-nbytes // ALIGNMENT) * ALIGNMENT)
         self.starts, self.nbytes = (0, *ends[:-1]), ends[-1]
 
-    def solve(self, base: int) -> SolveParameters:
+    def parameters(self, base: int) -> SolveParameters:
         """The parameters of kernels over memory at an address, without operands."""
         request = self.request
         state, tables, partial, vectors = (base + start for start in self.starts)
@@ -162,7 +162,7 @@ class KrylovPlan(Plan):
 
     def __init__(self, request: Any, executor: CudaExecutor, row: Row) -> None:
         super().__init__(row, capture_safe=False)
-        self._executor, self._layout = executor, IterationMemory(request)
+        self._executor, self._layout = executor, IterationLayout(request)
         self._lines = tuple(request.place_of(name) for name in index_operands(request))
         self._keeps = request.form.pattern is not None and request.form.format == SparseFormat.CSR
         chosen = options(request)
@@ -170,7 +170,7 @@ class KrylovPlan(Plan):
         functions = {name: loaded(SOURCES[request.op], name, chosen, executor.device) for name in names}
         self._begin, self._finish = functions["begin"], functions["finish"]
         self._steps = tuple(functions.get(name) for name in passes(request))  # None for the solves
-        self._reads_m = request.is_factored or request.is_blocked  # in each pass
+        self._reads_m = request.is_factored or request.is_blocked  # in the loop body
         self._memory = executor.device.allocate(self._layout.nbytes, executor.stream)
         self._matrix = matrix_spec(request)
         self._multiply, size = spmv_call(request, executor, self._matrix)
@@ -203,7 +203,7 @@ class KrylovPlan(Plan):
 
     def _outer_launches(self, arguments: tuple[Argument, ...]) -> tuple[Launched, Launched]:
         """The kernels before and after the iteration, for the operands of a run."""
-        parameters: Any = self._layout.solve(self._memory.base)
+        parameters: Any = self._layout.parameters(self._memory.base)
         parameters.values, parameters.lines, parameters.places = (
             arguments[place] or None for place in (VALUES, *self._lines)
         )
@@ -231,7 +231,7 @@ class KrylovPlan(Plan):
             spec = self._matrix._replace(values=FACTORS)
             factors = TriangularSolves(self._executor, self._layout.request, spec, SOURCE, OUTPUT, TARGET)
             factors.prepare(addresses)
-        parameters = self._layout.solve(base)
+        parameters = self._layout.parameters(base)
         if self._layout.request.is_blocked:
             parameters.scale = arguments[M] or None
         steps = (factors if step is None else self._launch_of(step, parameters) for step in self._steps)

@@ -10,7 +10,7 @@ import numpy as np
 from dispatch.ops.sparse.krylov_kernels import BLOCKED, FACTORED, IN, KERNELS, SOLVED, SOLVES, SOURCES, Q, passes
 from dispatch.ops.sparse.krylov_reference import preconditioner_function
 from dispatch.ops.sparse.matrix_reference import matrix_of
-from dispatch.ops.sparse.own_krylov import IterationMemory, SolveParameters, index_operands, options
+from dispatch.ops.sparse.own_krylov import IterationLayout, SolveParameters, index_operands, options
 
 spec = importlib.util.spec_from_file_location("blocks_on_cpu", Path(__file__).with_name("blocks_on_cpu.py"))
 blocks_on_cpu = importlib.util.module_from_spec(spec)
@@ -55,14 +55,14 @@ extern "C" void run_{name}(unsigned blocks, unsigned threads, Solve s)
         """Begin, passes for as long as the state says so, finish; the memory holds NaN before."""
         chosen = options(request, THREADS)
         library = self.compiled_all(request.op, chosen)
-        room = IterationMemory(request, THREADS, MOST_BLOCKS)
+        layout = IterationLayout(request, THREADS, MOST_BLOCKS)
         assert library.sizes(1) == ctypes.sizeof(SolveParameters)
-        assert library.sizes(0) <= room.starts[1]
-        whole = np.full(room.nbytes + 64, 0xFF, np.uint8)
+        assert library.sizes(0) <= layout.starts[1]
+        whole = np.full(layout.nbytes + 64, 0xFF, np.uint8)
         base = -(-whole.ctypes.data // 16) * 16
         whole[base - whole.ctypes.data :][:256] = 0
         made = {name: np.full(out.shape, -7, out.dtype.numpy) for name, out in request.outputs().items()}
-        taken = room.solve(base)
+        taken = layout.parameters(base)
         lines, places = (getattr(request, name).ptr for name in index_operands(request))
         taken.values, taken.lines, taken.places = request.values.ptr, lines, places
         taken.b = request.b.ptr
@@ -72,14 +72,14 @@ extern "C" void run_{name}(unsigned blocks, unsigned threads, Solve s)
             setattr(taken, name, made[name].ctypes.data)
 
         def run(name, given):
-            getattr(library, f"run_{name}")(ctypes.c_uint(room.blocks), ctypes.c_uint(THREADS), given)
+            getattr(library, f"run_{name}")(ctypes.c_uint(layout.blocks), ctypes.c_uint(THREADS), given)
 
         kind = request.values.dtype
         matrix = matrix_of(request, np.dtype(np.float32 if kind.itemsize == 4 else np.float64)).tocsr()
-        inside = room.solve(base)
+        inside = layout.parameters(base)
         inside.scale = request.M.ptr if request.is_blocked else None
-        source, target = (self.vector(room, base, number, kind) for number in (IN, Q))
-        ends = tuple(self.vector(room, base, number, kind) for number in SOLVED.get(request.op, ()))
+        source, target = (self.vector(layout, base, number, kind) for number in (IN, Q))
+        ends = tuple(self.vector(layout, base, number, kind) for number in SOLVED.get(request.op, ()))
         apply = preconditioner_function(request, matrix, None) if request.is_factored else None
         more = ctypes.c_int.from_address(base)
         run("begin", taken)
@@ -102,6 +102,6 @@ extern "C" void run_{name}(unsigned blocks, unsigned threads, Solve s)
         return made["out"], int(made["info"]), int(made["iterations"]), float(made["residual"])
 
     @staticmethod
-    def vector(room, base, number, kind):
-        memory = (ctypes.c_uint8 * (room.n * kind.itemsize)).from_address(room.vector(base, number))
+    def vector(layout, base, number, kind):
+        memory = (ctypes.c_uint8 * (layout.n * kind.itemsize)).from_address(layout.vector(base, number))
         return np.frombuffer(memory, kind.numpy)
