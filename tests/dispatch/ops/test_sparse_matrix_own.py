@@ -95,7 +95,10 @@ WRONG = {
     "alpha is left out": ("alpha * sum", "sum"),
     "what C has is left out": ("+ beta * c", ""),
     "the base is left out": ("- (Column)base;", ";"),
-    "rows are taken for their neighbours": ("store(first + mine, sum,", "store(first + (mine ^ (mine + 1 < lines)), sum,"),
+    "rows are taken for their neighbours": (
+        "store(first + mine, sum,",
+        "store(first + (mine ^ (mine + 1 < lines)), sum,",
+    ),
 }
 WRONG_OF_BATCHES = {
     "offsets of the first matrix for all": ("offsets += matrix * strides.offsets", "offsets += 0"),

@@ -214,8 +214,9 @@ def test_the_tile_of_users_does_so_too(name, executor, rng):
 @pytest.mark.usefixtures("small")
 def test_rows_that_end_at_borders_of_blocks_and_beside_them(executor, rng):
     """Rows of about as many elements as one block sums up alone, and as it has steps, begin and end everywhere."""
-    steps, max_row = SMALL.steps, SMALL.max_row
-    around = [0, 1, 2, max_row - 1, max_row, max_row + 1, steps - 1, steps, steps + 1, 2 * steps - 1, 2 * steps, 3 * steps]
+    steps, longest = SMALL.steps, SMALL.max_row
+    around = [0, 1, 2, longest - 1, longest, longest + 1, steps - 1, steps, steps + 1]
+    around += [2 * steps - 1, 2 * steps, 3 * steps]
     for _ in range(40):
         likely = rng.dirichlet(np.full(len(around), 0.3))
         lengths = rng.choice(around, rng.integers(1, 60), p=likely)
