@@ -82,9 +82,9 @@ def check_int(name: str, value: object, low: int, high: int = MAX_INT) -> int:
 
 
 def as_python_ints(name: str, value: Any) -> Any:
-    """Whole numbers as Python has them: of NumPy's integers ints, of lists and arrays of them tuples.
+    """Convert NumPy's integers to ints, and lists and arrays of integers to tuples of ints.
 
-    A bool is refused; anything else is left as it is, for whoever knows the range.
+    A bool is refused; anything else is returned as it is, for a later check of the range.
     """
     if type(value) is int or value is None:
         return value
@@ -190,7 +190,7 @@ def read_choices(request: Any) -> None:
 
 
 def convert_int_fields(request: Any, names: Iterable[str]) -> None:
-    """Set fields of a dataclass to the Python integers that they mean, see `as_python_ints`."""
+    """Convert fields of a dataclass by `as_python_ints`."""
     for name in names:
         value = getattr(request, name)
         if (found := as_python_ints(name, value)) is not value:
@@ -235,7 +235,7 @@ ALIASES = ("Padding", "Steps", "Steps | None")  # of the same, where a family na
 
 
 def annotation_of(field: Any) -> str:
-    """What a field of a dataclass is annotated with, whether the annotations of its module are strings or not."""
+    """The annotation of a dataclass field as text, whether its module's annotations are strings or not."""
     kind = field.type
     return kind.__name__ if isinstance(kind, type) else str(kind)
 
@@ -276,7 +276,7 @@ def _enum_check(others: set[str], kind: type[Choice]) -> Callable[[str, Any], ob
 
 
 def _module_names(kind: Any) -> dict[str, Any]:
-    """What names mean in the modules of a class and those that it derives from."""
+    """The names in the modules of a class and its bases."""
     known: dict[str, Any] = {"Compute": Compute}
     for base in reversed(kind.__mro__):
         known |= vars(sys.modules.get(base.__module__, sys))
@@ -368,7 +368,7 @@ def convert_array(name: str, array: Array, kind: Dtype) -> Array:
 
 
 def names_arguments(made: T) -> T:
-    """Have a function, or what makes the instances of a class, refuse wrong arguments in words of ours."""
+    """Decorate a function or class so that wrong arguments raise this library's own, more helpful error."""
     kind: Any = made
     if isinstance(made, type):
         maker = "__init__" if "__init__" in vars(made) else "__new__"
@@ -379,7 +379,7 @@ def names_arguments(made: T) -> T:
 
 
 def _with_argument_errors(function: Any, module: str) -> Any:
-    """A function that looks at its arguments once they have not fitted."""
+    """Wrap a function so that it explains arguments which do not fit its signature."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -387,10 +387,10 @@ def _with_argument_errors(function: Any, module: str) -> Any:
             return function(*args, **kwargs)
         except TypeError as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-                raise  # it has begun
+                raise  # the error comes from inside the function
             from dispatch.unknown_arguments import refuse_call
 
             refuse_call(call, args, kwargs, str(error))
 
-    call.__module__ = module  # that of a NamedTuple's `__new__` is none
+    call.__module__ = module  # a NamedTuple's `__new__` has none
     return call

@@ -54,7 +54,7 @@ LINE = 160  # characters of a line of a message that has several
 LONG_LINE = 240  # of the one that says what to do
 GIVEN = 400  # of what was given
 EXPECTED = 600  # of what was expected, and of a hint
-ERROR_CHARS = 400  # of another error within a message
+ERROR_CHARS = 400  # of another error inside a message
 
 
 def one_line(text: str, most: int) -> str:
@@ -65,9 +65,9 @@ def one_line(text: str, most: int) -> str:
 
 
 def error_text(error: BaseException, say: Callable[[BaseException], str] = repr) -> str:
-    """An error in one line, whatever its own `__repr__` or `__str__` does: what it is told of must not be lost by that.
+    """An error in one line, even if its own `__repr__` or `__str__` raises.
 
-    Of a message of several lines that is the first, which says what is wrong.
+    Of a message with several lines it is the first, which says what is wrong.
     """
     try:
         text = say(error)
@@ -159,7 +159,7 @@ class NoRow(DispatchError, LookupError):
 
 
 def _is_of_other_arch(reasons: Sequence[Refusal]) -> bool:
-    """Whether a row is another machine's."""
+    """Whether a row is for another architecture."""
     return any(reason.kind is Kind.ARCH for reason in reasons)
 
 

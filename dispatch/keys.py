@@ -17,19 +17,8 @@ import numpy as np
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "FP8",
-    "HALF",
-    "HOST",
-    "Arch",
-    "Choice",
-    "Compute",
-    "Dtype",
-    "Epilogue",
-    "ScaleMode",
-    "did_you_mean",
-    "member",
-]
+__all__ = ["FP8", "HALF", "HOST", "Arch", "Choice", "Compute", "Dtype", "Epilogue", "ScaleMode"]
+__all__ += ["did_you_mean", "member"]
 
 
 class Dtype:
@@ -42,7 +31,7 @@ class Dtype:
     __slots__ = ("bits", "cuda", "is_complex", "is_fp8", "name", "numpy")
     by_name: ClassVar[dict[str, Dtype]] = {}
     by_numpy: ClassVar[dict[np.dtype[Any], Dtype]] = {}
-    # What these are called elsewhere, beside the names that NumPy and ml_dtypes have.
+    # Names of these in other libraries, in addition to those of NumPy and ml_dtypes.
     # fmt: off
     aliases: ClassVar[dict[str, str]] = {
         "fp64": "f64", "fp32": "f32", "fp16": "f16", "fp4": "f4e2m1", "torch.float": "f32", "torch.int": "i32",
@@ -50,7 +39,7 @@ class Dtype:
         "e5m2": "f8e5m2", "fp8e5m2": "f8e5m2", "fp8_e5m2": "f8e5m2", "fp4_e2m1": "f4e2m1",
     }
     # fmt: on
-    # Names that are refused: to NumPy 8 counts bytes.
+    # Names that are refused as ambiguous, with a hint: NumPy counts bytes.
     ambiguous: ClassVar[dict[str, str]] = {
         "f8": "float64 is f64; of 8 bits there are f8e4m3 and f8e5m2",
         **dict.fromkeys(("fp8", "float8"), "It may mean f8e4m3 (more digits) or f8e5m2 (more range): say which"),
@@ -100,7 +89,7 @@ class Dtype:
 
     @staticmethod
     def hint(spec: object) -> str:
-        """What to take in place of a name, or of a dtype of torch, that is refused; "" where that is not known."""
+        """What to use in place of a refused name or torch dtype; "" if that is not known."""
         if not (isinstance(spec, (str, np.dtype)) or _is_of_torch(spec)):
             return ""
         text = str(spec).lower()
@@ -161,7 +150,7 @@ def _is_of_torch(spec: object) -> bool:
 
 
 def _dtype_by_name(text: str) -> Dtype:
-    """The dtype of a name that is no short one, in any case; TypeError or KeyError for what is none."""
+    """The dtype of a long name, in upper or lower case; TypeError or KeyError if there is none."""
     lower = text.strip().lower()
     if lower.startswith("torch."):
         lower = lower if lower in Dtype.aliases or lower in Dtype.ambiguous else lower.removeprefix("torch.")
@@ -177,11 +166,11 @@ def _dtype_by_name(text: str) -> Dtype:
 
 
 M = TypeVar("M", bound="Choice | bool | None")
-MAX_NAMES = 1024  # that are remembered with what they mean
+MAX_NAMES = 1024  # that are cached with their members
 
 
 class _Choices(EnumMeta):
-    """The class of enums that say which names they have."""
+    """The metaclass of enums whose errors list their names."""
 
     def __getitem__(cls, name: str) -> Any:
         try:
@@ -200,18 +189,18 @@ class Choice(IntEnum, metaclass=_Choices):
 
     @classmethod
     def named(cls, text: str) -> Self | None:
-        """The member that a name means; None where it means none, or more than one."""
+        """The member that a name stands for; None if it stands for none, or for several."""
         found: Self | None = find_member(cls, text)
         return found
 
     @staticmethod
     def other_names() -> dict[str, str]:
-        """What members are called elsewhere: that name, without "_", to the member's."""
+        """Names of members in other libraries, without "_", with the member's name."""
         return {}
 
     @staticmethod
     def replacements() -> dict[str, str]:
-        """What does the work of a name that no member has: that name, without "_", to a sentence."""
+        """For names that no member has, without "_": a sentence about what to use instead."""
         return {}
 
     @classmethod
@@ -222,18 +211,18 @@ class Choice(IntEnum, metaclass=_Choices):
 
 
 def member(value: M | str) -> M:
-    """What a field holds that takes members and their names: members alone, once its request is made."""
+    """Narrow the type of a field that takes members and names: after its request is made it is a member."""
     return value  # type: ignore[return-value]
 
 
 @lru_cache(MAX_NAMES)
 def find_member(kind: Any, text: str) -> Any:
-    """The member of a Choice that a name means, or None."""
+    """The member of a Choice that a name stands for, or None."""
     spellings = _member_spellings(kind)
     name = _normalized(text.rpartition(".")[2])
     if name in spellings or not name.startswith(("CUBLAS", "CUDNN", "CUSPARSE")):
         return spellings.get(name)
-    words = text.upper().split("_")  # NVIDIA's own, of which a member is what stands behind the enum's
+    words = text.upper().split("_")  # NVIDIA's full name: the member's name follows the enum's prefix
     rests = ("".join(words[place:]) for place in range(1, len(words)))
     return next((spellings[rest] for rest in rests if rest in spellings), None)
 
@@ -244,7 +233,7 @@ def _normalized(text: str) -> str:
 
 @cache
 def _member_spellings(kind: Any) -> dict[str, Any]:
-    """Each name that a member has, without what stands between words; of two that are equal the longer way counts."""
+    """All names of all members, without separators; unique parts of names are included, full names take precedence."""
     members: dict[str, Any] = dict(kind.__members__)
     found = {_normalized(name): member for name, member in members.items()}
     found |= {other: members[name] for other, name in kind.other_names().items()}
@@ -265,7 +254,7 @@ def _unknown_text(kind: Any, value: object) -> str:
 
 
 def _names_with_similar_word(word: str, names: list[str]) -> list[str]:
-    """The name of which one word is almost what was given: LAYER_NORM for LEYER; none where several are."""
+    """The name that has a word similar to the given one: LAYER_NORM for LEYER; none if there are several."""
     from difflib import get_close_matches
 
     by_word: dict[str, list[str]] = {}
@@ -277,10 +266,10 @@ def _names_with_similar_word(word: str, names: list[str]) -> list[str]:
 
 
 def did_you_mean(kind: Any, value: object) -> str:
-    """`. Did you mean Epilogue.GELU?`, or what else does it; "" where no name of an enum is like what was given."""
+    """`. Did you mean Epilogue.GELU?`, or a replacement; "" if no name of the enum is similar."""
     if not isinstance(value, str):
         return ""
-    from difflib import get_close_matches  # for an error alone: `import dispatch` stays quick
+    from difflib import get_close_matches  # imported only for an error, so that `import dispatch` stays fast
 
     if sentence := kind.replacements().get(_normalized(value.rpartition(".")[2])):
         return f". {sentence}"

@@ -1,4 +1,4 @@
-"""Log lines of what goes wrong, for the logger "dispatch": one line of JSON each, and nothing where nobody listens."""
+"""Log lines about failures, for the logger "dispatch": one line of JSON each; nothing is done if nobody listens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EVENTS", "log"]
 
-EVENTS = {  # what is logged, with the level: a failed request is its future's to tell, a lost child is nobody's
+EVENTS = {  # event: level; a failed request is also reported by its future, a lost child by nothing else
     "child started": 20,
     "child lost": 30,
     "child replaced": 30,
@@ -45,9 +45,9 @@ def log(event: str, facts: Mapping[str, object]) -> None:
     import json
 
     if not logger.handlers:
-        logger.addHandler(logging.NullHandler())  # else a program that sets up no logging gets warnings on its stderr
+        logger.addHandler(logging.NullHandler())  # otherwise a program without logging setup gets warnings on stderr
     record = {"event": event, **{name: _json_value(fact) for name, fact in facts.items()}}
-    with contextlib.suppress(Exception):  # what a program's own handler raises must not break who tells it
+    with contextlib.suppress(Exception):  # an error of a program's own handler must not break the caller
         logger.log(EVENTS[event], json.dumps(record), extra={"facts": record})
 
 

@@ -1,8 +1,8 @@
 """Refusal: why a row does not take a request, as a value: of which kind, what the row needs, what the request has.
 
 It prints as a sentence ("needs …, has …"). Rows make them (`core/row.py`, `table/select.py`), and `errors.NoRow`
-carries them; what is nearest is decided by their kinds. Rules are functions that may be a user's, as formulas and
-launches may: what calls such ones is noted here, so that `core/user_code.py` knows what they raise.
+carries them; their kinds decide which row is nearest. Rules, formulas and launches may be a user's own functions: the
+functions that call such ones are registered here, so that `core/user_code.py` recognizes errors of users' code.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ __all__ = [
 
 F = TypeVar("F", bound="Callable[..., object]")
 
-user_code_callers: set[CodeType] = set()  # the code of functions that call one which may be a user's
+user_code_callers: set[CodeType] = set()  # the code of functions that call users' functions
 
 
 def calls_user_code(function: F) -> F:
-    """Note that a function calls one that may be a user's; it stays as it is, so calls of it cost nothing more."""
+    """Register a function that calls users' functions; it is returned unchanged, so calls cost nothing more."""
     user_code_callers.add(function.__code__)
     return function
 
 
 @calls_user_code
 def any_rule_refuses(rules: Iterable[Callable[[Any], str]], request: Any) -> bool:
-    """Whether a rule of a row has a reason against a request."""
+    """Whether any rule of a row refuses a request."""
     for rule in rules:  # noqa: SIM110  # `any` would call them from a frame of its own
         if rule(request):
             return True
@@ -119,13 +119,13 @@ def distance(refusals: Iterable[Refusal]) -> int:
 
 
 class SizeReason(str):
-    """What a rule says of the sizes that its row is for, which no copy and no choice changes; else it says a str."""
+    """A rule's reason about sizes, which no copy and no other field can change; other reasons are plain str."""
 
     __slots__ = ()
 
 
 def rule_refusal(text: str) -> Refusal:
-    """What a rule says, as a reason."""
+    """The refusal for a rule's reason."""
     return Refusal(Kind.SIZE if isinstance(text, SizeReason) else Kind.RULE, text)
 
 

@@ -19,7 +19,7 @@ __all__ = ["EinsumFields"]
 
 @dataclass(frozen=True)
 class EinsumFields:
-    """The fields of einsum's request as words can say them; `request` makes it.
+    """The fields of einsum's request in a form for the command line; `request` makes the request.
 
     Attributes:
         spec: a letter for each axis of each operand, and of the result behind "->".
@@ -50,7 +50,7 @@ class EinsumFields:
     jit: bool = False
 
     def request(self) -> EinsumRequest:
-        """The request over the operands that are given."""
+        """The request over the given operands."""
         operands = [one for one in (self.a, self.b, self.c, self.d, self.e) if one is not None]
         return EinsumRequest(
             self.spec,

@@ -1,8 +1,8 @@
-"""`python -m dispatch explain OP …`: the row that a request would take, purely from the table, or why none takes it.
+"""`python -m dispatch explain OP …`: the row that a request would take, from the table alone, or why none takes it.
 
-The request is a real one over memory of the host that nothing reads, so it is checked as any other is. Every field of
-the op's request class is a flag; what the command line leaves open, such as the order of operands, is filled in as the
-rows want it. Only the installed library's version is asked of the machine, and that needs no GPU.
+The request is a real one over host memory whose data nobody reads, so it is checked like any other. Every field of the
+op's request class is a flag; what the command line leaves open, such as the order of operands, is chosen so that a row
+takes the request. The only fact about the machine is the installed library's version, which needs no GPU.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _add_op(parser: argparse.ArgumentParser, op: str) -> None:
 
 
 def _argparse_type(each: Any) -> Any:
-    """A reader as argparse wants one."""
+    """A reader as the `type` of an argparse argument."""
 
     def read(text: str) -> Any:
         try:
@@ -101,7 +101,7 @@ def _argparse_type(each: Any) -> Any:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Explain one request; 1 where no row takes it."""
+    """Explain one request; returns 1 if no row takes it."""
     arch = device().arch if options.arch is None else options.arch
     refusal: NoRow | None
     if not options.kinds:
@@ -118,13 +118,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _drafts(options: argparse.Namespace) -> list[RequestDraft]:
-    """The request classes that take what the command line gives; BadRequest where none does."""
+    """The drafts of the request classes that accept the given fields; BadRequest if none does."""
     found: list[RequestDraft] = []
     wrong: list[BadRequest] = []
     for kind in options.kinds:
         try:
             found.append(_draft(options, kind))
-        except BadRequest as error:  # noqa: PERF203  # of one class nearly always
+        except BadRequest as error:  # noqa: PERF203  # nearly always one class
             wrong.append(error)
     if not found:
         raise wrong[0]
@@ -133,7 +133,7 @@ def _drafts(options: argparse.Namespace) -> list[RequestDraft]:
 
 def _draft(options: argparse.Namespace, kind: type[Any]) -> RequestDraft:
     values = given_fields(options, kind)
-    if "on" in {field.name for field in fields(kind)}:  # a device: the host's memory is as good as any
+    if "on" in {field.name for field in fields(kind)}:  # a device: the host will do
         values["on"] = device("host")
     draft = RequestDraft(kind, values, options.dtype)
     draft.add_shapes(options.shape)
@@ -143,7 +143,7 @@ def _draft(options: argparse.Namespace, kind: type[Any]) -> RequestDraft:
 
 
 def installed(library: str) -> dict[str, str | None]:
-    """Version and path of a library as it is found here, without a GPU; or the problem, and what to install."""
+    """Version and path of an installed library, without a GPU; or the problem and what to install."""
     from cudabind import LIBRARIES, _load
     from cudabind.errors import CudaError
 
@@ -195,7 +195,7 @@ def _call_path(row: Row) -> str:
 
 
 def _print_refusals(options: argparse.Namespace, refusal: NoRow) -> None:
-    """Print why no row takes a request, the row that is nearest to it first."""
+    """Print why no row takes a request, the nearest row first."""
     refusals = refusal.nearest_first
     if options.json:
         found = [{"row": row, "reasons": [_reason_json(reason) for reason in reasons]} for row, reasons in refusals]

@@ -24,7 +24,7 @@ __all__ = ["GraphFields"]
 
 @dataclass(frozen=True)
 class GraphFields:
-    """The fields of a graph's request as words can say them; `request` makes it.
+    """The fields of a graph's request in a form for the command line; `request` makes the request.
 
     Attributes:
         x, y, z: the operands.

@@ -1,8 +1,8 @@
-"""The operands of a request as the command line gives them, and what it leaves out.
+"""The operands of a request from the command line, and defaults for those that it leaves out.
 
-An operand that is left out is like the first one, but where others settle its extents: weights are as many as their
-network has, gradients have the shape of what they are gradients of. `COMPLETIONS` says so of the classes that have such
-operands; the command line may always say otherwise.
+An operand that is left out is like the first one, unless other operands determine its shape: weights have the size of
+their network, gradients the shape of their tensors. `COMPLETIONS` has the rules for such classes; the command line
+always takes precedence.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["RequestDraft", "tensor_of"]
 
 Shape = tuple[int, ...]
-OPERANDS = (Tensor, Tensor | None, Tensor | Sequence[int])  # the last one where the host may know the numbers
+OPERANDS = (Tensor, Tensor | None, Tensor | Sequence[int])  # the last one if the host may know the numbers
 
 
 def tensor_of(spec: Spec) -> Tensor:
-    """Memory of the host that nothing reads, as a spec says; what it leaves open is C order and f32."""
+    """A host tensor of a spec, whose data nobody reads; defaults are C order and f32."""
     host, shape, dtype = device("host"), spec.shape or (), spec.dtype or F32
     if spec.strides is not None:  # rows of a longer pitch
         return host.empty((*shape[:-1], spec.strides[-2]), dtype)[..., : shape[-1]]
@@ -44,9 +44,9 @@ def tensor_of(spec: Spec) -> Tensor:
 
 
 class RequestDraft:
-    """A request class and what the command line gives for its fields; `specs` are its operands by name.
+    """A request class and the fields given on the command line; `specs` are its operands by name.
 
-    An operand within another field has both names: scales.a.
+    An operand inside another field has both names: scales.a.
     """
 
     def __init__(self, kind: type[Any], values: dict[str, Any], dtype: Dtype | None) -> None:
@@ -74,24 +74,24 @@ class RequestDraft:
                 self._collect(f"{name}.{key}", part)
 
     def add_shapes(self, given: list[Spec]) -> None:
-        """Take operands in the order of the class, from --shape."""
+        """Add the operands of --shape, in the order of the class."""
         free = [name for name in self.operands if name not in self.specs]
         if len(given) > len(free):
             raise BadRequest("--shape", f"{len(given)} operands", f"{len(free)} at most: {', '.join(free)}")
         self.specs |= dict(zip(free, given, strict=False))
 
     def missing_fields(self) -> list[str]:
-        """The fields that are no operands and must be given."""
+        """The required fields that are not operands and are not given."""
         needed = [name for name, field in self.fields.items() if field.default is field.default_factory is MISSING]
         return [name for name in needed if name not in self.values and name not in self.required]
 
     def expected(self, name: str) -> str:
-        """What a field takes."""
+        """A description of what a field takes."""
         found = reader(name, field_types(self.kind)[name])
         return "what no flag can say" if found is None else found.expected
 
     def complete(self) -> dict[str, Spec]:
-        """All operands, those that were left out included."""
+        """All operands, including defaults for those that were left out."""
         for base in self.kind.__mro__:
             COMPLETIONS.get(base.__name__, _no_completion)(self)
         for name in self.required:
@@ -124,7 +124,7 @@ class RequestDraft:
         order: str | None = None,
         strides: Shape | None = None,
     ) -> Shape:
-        """An operand that there must be, with what of it is not given; returns its shape."""
+        """Make sure that an operand exists, with these defaults for what is not given; returns its shape."""
         spec = self.specs.get(name, Spec())
         if spec.shape is None:
             spec = spec._replace(shape=shape, order=spec.order or order, strides=strides)
@@ -132,14 +132,14 @@ class RequestDraft:
         return self.specs[name].shape or ()
 
     def shape(self, name: str) -> Shape:
-        """The extents of an operand that must have been given."""
+        """The shape of an operand; BadRequest if it was not given."""
         spec = self.specs.get(name, Spec())
         if spec.shape is None:
             raise BadRequest("--shape", f"none of {name}", f"extents of {name}, like 8x64x32x32")
         return spec.shape
 
     def value(self, name: str) -> Any:
-        """What a field is given, or its default."""
+        """The value of a field, or its default."""
         found = self.values.get(name, self.fields[name].default)
         if found is MISSING:
             raise BadRequest(f"--{name.replace('_', '-')}", "nothing", f"a {name}, which {self.kind.op} needs")
@@ -150,13 +150,13 @@ class RequestDraft:
         return tensor_of(spec if spec.dtype is not None else spec._replace(dtype=self._default_dtype()))
 
 
-# -- what follows from other operands ---------------------------------------------------------------------------------
+# -- defaults that depend on other operands ---------------------------------------------------------------------------
 def _no_completion(_: RequestDraft) -> None:
     pass
 
 
 def _product(draft: RequestDraft) -> None:
-    """A and B of 256 by 256; bias, aux and scale factors where the epilogue and the modes want them."""
+    """A and B of 256 by 256; bias, aux and scale factors if the epilogue and the modes need them."""
     *batch, m, k = draft.require("a", (256, 256))
     n = draft.require("b", (*batch, k, 256))[-1]
     if "c" in draft.specs:
@@ -197,14 +197,14 @@ def _given(draft: RequestDraft, name: str) -> Any:
 
 
 def _convolution(draft: RequestDraft) -> None:
-    for name in draft.required[:2]:  # images and filters are not alike
+    for name in draft.required[:2]:  # images and filters have different shapes
         draft.shape(name)
     if draft.value("epilogue") is not None and draft.kind.mode == "fwd":
         _tree_images(draft)
 
 
 def _tree_images(draft: RequestDraft) -> None:
-    """What a tree names of a forward convolution, whose result's shape follows from its steps."""
+    """The operands of a forward convolution's tree; the result's shape depends on pad, stride and dilation."""
     from dispatch.libraries.cutlass.visitors import operands_of
 
     steps = {name: draft.value(name) for name in ("pad", "stride", "dilation")}
@@ -234,7 +234,7 @@ def _network(draft: RequestDraft) -> None:
     if "weights" in draft.fields:
         draft.require("weights", (network.weight_count,))
     if "reserve" in draft.required:
-        draft.require("reserve", (64,), U8)  # its size is compared where the plan is made
+        draft.require("reserve", (64,), U8)  # its size is checked when the plan is made
     if "training" in draft.fields and draft.value("training") and draft.value("dropout"):
         _states(draft)
     for name, size in (("hx", network.state_size), ("cx", network.hidden_size)):
@@ -334,9 +334,7 @@ def _scalars(draft: RequestDraft) -> None:
         draft.require(name, ())
 
 
-COMPLETIONS: dict[
-    str, Callable[[RequestDraft], Any]
-] = {  # by the name of a request class, or of what several derive from
+COMPLETIONS: dict[str, Callable[[RequestDraft], Any]] = {  # by the name of a request class or of a base class
     "MatmulRequest": _product,
     "GroupedMatmulRequest": _groups,
     "ConvRequest": _convolution,

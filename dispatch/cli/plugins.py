@@ -1,4 +1,4 @@
-"""`--import MODULE`: rows and ops of others for one command; packages bring theirs by entry points (core/row.py)."""
+"""`--import MODULE`: a module with rows and ops, for one command; packages use entry points instead (core/row.py)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def load(module: str) -> None:
-    """Import a module, of this folder too; DispatchError says what went wrong in it, and where."""
+    """Import a module, also from the current folder; DispatchError with the error and its place."""
     if not all(module.split(".")) or module.endswith(".py") or os.sep in module:
         raise BadRequest("--import", shown(module), "the name of a module, as import takes it")
     here = os.getcwd()
-    if "" not in sys.path and here not in sys.path:  # of the console script
+    if "" not in sys.path and here not in sys.path:  # as with the console script
         sys.path.append(here)
     try:
         importlib.import_module(module)
@@ -31,7 +31,7 @@ def load(module: str) -> None:
 
 
 def _describe_error(error: BaseException) -> str:
-    """What went wrong in it, and where."""
+    """The error in one line, with its file and line."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_machinery(frame.filename)]
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     text = traceback.format_exception_only(error)[-1].strip()
@@ -39,5 +39,5 @@ def _describe_error(error: BaseException) -> str:
 
 
 def _is_machinery(file: str) -> bool:
-    """Whether a file is this library's or Python's own, where nobody looks for the mistake."""
+    """Whether a file belongs to this library or to Python's import system."""
     return file == importlib.__file__ or file.startswith(("<frozen ", f"{PACKAGE}{os.sep}"))

@@ -1,8 +1,8 @@
-"""Requests for `explain` to ask the table with: real ones over memory of the host, in every way that is left open.
+"""Trial requests for `explain`: real requests over host memory, in every variant that the command line leaves open.
 
-The command line may leave open how operands lie and which dtype those of an epilogue have. All of that is tried, the
-likeliest first, until a row takes a request. Of an op without a request class, such as one that a user's row brings,
-the table's columns are asked without tensors; the rules of its rows, which need them, are left out.
+The command line may leave open the order of operands and the dtypes of an epilogue's operands. All variants are tried,
+the likeliest first, until a row takes a request. For an op without a request class, such as one of a user's row, the
+table's columns are compared without tensors, and the rules of its rows, which need tensors, are skipped.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["find_row", "find_row_by_dtypes", "request_classes"]
 
-MAX_VARIANTS = 400  # ways that are tried
+MAX_VARIANTS = 400  # that are tried
 
 
 def request_classes(op: str) -> list[type[Any]]:
-    """The classes of an op's requests: one of nearly every op, none of a row that came without."""
+    """The request classes of an op: one for nearly every op, none for a user's row without a class."""
     TABLE.of(op)  # imports the op's family
     left: list[type[Any]] = [Request]
     found: list[type[Any]] = []
@@ -50,14 +50,14 @@ def request_classes(op: str) -> list[type[Any]]:
 
 
 def _has_lists(kind: type[Any]) -> bool:
-    """Whether operands of a class are lists, which flags do not say: the class without them comes first."""
+    """Whether operands of a class are lists, which flags cannot give; classes without lists come first."""
     return any("Sequence[Tensor]" in str(field.type) for field in fields(kind))
 
 
 def find_row(drafts: list[RequestDraft], arch: Arch) -> tuple[Row | None, Any, NoRow | None]:
-    """The first row that takes a request of the command line's, and that request; or the refusal that is nearest.
+    """The first row that takes one of the trial requests, and that request; or else the nearest refusal.
 
-    Raises BadRequest, which names the flag, where it makes no request at all.
+    Raises BadRequest, which names the flag, if no request can be made.
     """
     nearest: tuple[tuple[bool, int], Request] | None = None
     wrong: BadRequest | None = None
@@ -77,7 +77,7 @@ def find_row(drafts: list[RequestDraft], arch: Arch) -> tuple[Row | None, Any, N
 
 
 def _requests(draft: RequestDraft) -> Iterator[Any]:
-    """A request for each way that the command line leaves open, or what is wrong with it."""
+    """A request for each variant that the command line leaves open, or the BadRequest of its fields."""
     try:
         specs = draft.complete()
     except BadRequest as error:
@@ -98,7 +98,7 @@ def _request(draft: RequestDraft, specs: dict[str, Spec]) -> Any:
 
 
 def _fields(draft: RequestDraft, tensors: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a request, operands within other fields included."""
+    """The fields of a request, including operands inside other fields."""
     found = {name: _field_value(name, value, tensors) for name, value in draft.values.items()}
     found |= {name: tensor for name, tensor in tensors.items() if "." not in name}
     for path, tensor in tensors.items():
@@ -121,7 +121,7 @@ def _field_value(name: str, value: Any, tensors: dict[str, Any]) -> Any:
 
 
 def _variants(draft: RequestDraft, specs: dict[str, Spec]) -> Iterator[dict[str, Spec]]:
-    """The operands with every order, and every dtype of an epilogue's, that is left open."""
+    """The operands in every order, and with every dtype of epilogue operands, that is left open."""
     free = [name for name in draft.required if specs[name].order is None and len(specs[name].shape or ()) > 1]
     first: Any = specs[draft.required[0]].dtype if draft.required else None
     dtypes = {name: dict.fromkeys((specs[name].dtype, *_dtypes(draft.kind.op, first))) for name in draft.open_dtypes}
@@ -136,7 +136,7 @@ def _variants(draft: RequestDraft, specs: dict[str, Spec]) -> Iterator[dict[str,
 
 
 def _orders(ranks: list[int]) -> Iterator[tuple[str, ...]]:
-    """How operands may lie: all alike, or the first two of them apart."""
+    """The orders to try: all operands alike, or the first two with different orders."""
     kinds = ("rows", "columns", "channels_last")
     pairs = product(kinds[:2], repeat=min(2, len(ranks)))
     variants = [(kind,) * len(ranks) for kind in kinds] + [(*pair, *("rows",) * (len(ranks) - 2)) for pair in pairs]
@@ -144,7 +144,7 @@ def _orders(ranks: list[int]) -> Iterator[tuple[str, ...]]:
 
 
 def _dtypes(op: str, first: Dtype | None) -> Iterator[Dtype]:
-    """The dtypes that rows of an op allow beside a first operand's."""
+    """The dtypes that an op's rows combine with the first operand's dtype."""
     for row in TABLE.of(op):
         if first is None or row.dtypes[0] is first:
             yield from row.dtypes
@@ -155,13 +155,13 @@ def _dtypes(op: str, first: Dtype | None) -> Iterator[Dtype]:
 def find_row_by_dtypes(
     op: str, given: list[Dtype], arch: Arch, compute: Compute | None, epilogue: Epilogue
 ) -> tuple[Row | None, NoRow | None]:
-    """Ask the columns of the rows of an op; a dtype that was not given is taken to be the row's."""
+    """Compare only the columns of an op's rows; dtypes that are not given count as the row's."""
     text = f"{op}({', '.join(dtype.name for dtype in given)}) {epilogue.name}"
     tried: list[tuple[str, list[Refusal]]] = []
     for row in TABLE.of(op):
         dtypes = (*given[: len(row.dtypes)], *row.dtypes[len(given) :])
         wanted = Signature(dtypes, compute, epilogue, row.scales[0])
-        bare: Any = replace(row, rules=())  # rules look at tensors
+        bare: Any = replace(row, rules=())  # rules need tensors
         elsewhere = [] if row.on(arch) else [Refusal(Kind.ARCH, (row.min_arch, row.max_arch), arch)]
         reasons = elsewhere or refusals(bare, bare, wanted)
         if not reasons:

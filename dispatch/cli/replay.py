@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Rerun the journal; 1 where a request ends otherwise than it did, or cannot be rebuilt."""
+    """Rerun the journal; returns 1 if a request ends differently, or cannot be rebuilt."""
     try:
         if options.seed < 0:
             raise BadRequest("--seed", str(options.seed), "0 or more")
@@ -108,7 +108,7 @@ class Rerun:
         self.difference: Json | None = None
 
     def run(self) -> None:
-        """Run the requests in their order, one at a time, up to the first that ends otherwise."""
+        """Run the requests in order, one at a time, up to the first that ends differently."""
         isolation = self.header["isolation"]
         setup = self.setup if isolation == "process" else ()
         last = {line["is"]: index for index, line in enumerate(self.lines) if "request" in line}
@@ -139,7 +139,7 @@ class Rerun:
             return None
 
     def _rerun_request(self, sup: Supervisor, line: Json, request: Request | None, row: str | None) -> None:
-        """Deal with one request of the journal."""
+        """Rerun, skip or count one request of the journal."""
         then = self.outcomes.get(line["request"])
         if then is None:
             self.unknown += 1
@@ -152,8 +152,8 @@ class Rerun:
             self._compare(sup, line, then, request, row)
 
     def _compare(self, sup: Supervisor, line: Json, then: Json, request: Request, row: str | None) -> None:
-        """Run one request, and take note where it ends otherwise, or is done by another row."""
-        late = then.get("error") == DeadlineExceeded.__name__  # it may have hung, or only have come too late
+        """Run one request, and record a difference if it ends differently, or another row runs it."""
+        late = then.get("error") == DeadlineExceeded.__name__  # it may have hung, or only have started too late
         error = sup.submit(request, timeout=line.get("timeout") if late else None).exception(TIMEOUT)
         if late and (error is None or isinstance(error, DeadlineExceeded)):
             return
@@ -166,7 +166,7 @@ class Rerun:
             self.difference = found
 
     def report(self, file: str | Path) -> Json:
-        """What came of it."""
+        """The counts and the first difference."""
         counts = {"ran": self.ran, "skipped": self.skipped, "unknown": self.unknown, "unreadable": self.unreadable}
         total = sum("request" in line for line in self.lines)
         places = {"from": self.header["device"], "on": self.device}

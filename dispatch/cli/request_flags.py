@@ -41,16 +41,16 @@ FIELD = "field "  # before a field's name in a namespace, which has options of o
 
 
 class Spec(NamedTuple):
-    """An operand as far as the command line says it."""
+    """An operand as given on the command line; any part may be None."""
 
     shape: tuple[int, ...] | None = None
     dtype: Dtype | None = None
     order: str | None = None
-    strides: tuple[int, ...] | None = None  # of what is filled in: the command line has orders alone
+    strides: tuple[int, ...] | None = None  # only of operands that are filled in: the command line has orders
 
     @classmethod
     def read(cls, text: str) -> Spec:
-        """The operand of a word."""
+        """Parse an operand; ValueError for anything else."""
         found: dict[str, Any] = {}
         for part in text.split(":"):
             made: dict[str, Any] = {}
@@ -67,36 +67,36 @@ class Spec(NamedTuple):
 
 
 class Partial(NamedTuple):
-    """A dataclass of which some fields are given; it is made once the operands among them are."""
+    """A dataclass with some of its fields; it is made once its operands are."""
 
     kind: type[Any]
     values: dict[str, Any]
 
 
 class Reader(NamedTuple):
-    """How a word of the command line is read, and what it should be."""
+    """How an argument of the command line is parsed, and a description of what it should be."""
 
-    read: Callable[[str], Any]  # ValueError for what is none
+    read: Callable[[str], Any]  # ValueError for invalid text
     expected: str
-    hint: Callable[[str], str] = lambda _: ""  # what else is said of a word that is none, such as what was meant
+    hint: Callable[[str], str] = lambda _: ""  # a further hint for invalid text, such as a similar name
 
 
 # -- types ------------------------------------------------------------------------------------------------------------
 def field_types(kind: type[Any]) -> dict[str, Any]:
-    """The type of each field of a dataclass or named tuple, or a class of no meaning for a name that is nowhere."""
+    """The type of each field of a dataclass or named tuple; an empty class for a name that is not found."""
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         if not vars(base).keys() & {"__dataclass_fields__", "_fields"}:
-            continue  # what it annotates is no field
+            continue  # its annotations are not fields
         names = _Names(base.__module__)
         for name, hint in inspect.get_annotations(base).items():
             text = hint.__forward_arg__ if hasattr(hint, "__forward_arg__") else hint
-            found[name] = eval(text, {}, names) if isinstance(text, str) else hint  # of a loaded module
+            found[name] = eval(text, {}, names) if isinstance(text, str) else hint  # code of a loaded module
     return found
 
 
 class _Names(Mapping[str, Any]):
-    """The names of a module, and those that it imports under TYPE_CHECKING."""
+    """The names of a module, including those that it imports under TYPE_CHECKING."""
 
     def __init__(self, module: str) -> None:
         self._module, self._known = module, vars(sys.modules[module])
@@ -120,7 +120,7 @@ class _Names(Mapping[str, Any]):
 
 @cache
 def _imported(module: str) -> dict[str, tuple[str, str]]:
-    """What a module imports by name, anywhere in it: the module and the name there."""
+    """All names that a module imports, anywhere in its source, with the module and the name there."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError):  # a class of an interactive session has no source
@@ -130,7 +130,7 @@ def _imported(module: str) -> dict[str, tuple[str, str]]:
 
 
 def read_dtype(text: str) -> Dtype:
-    """The dtype of a name; ValueError for what is none."""
+    """The dtype of a name; ValueError if there is none."""
     try:
         return Dtype.of(text)
     except TypeError as error:
@@ -139,13 +139,13 @@ def read_dtype(text: str) -> Dtype:
 
 # -- words ------------------------------------------------------------------------------------------------------------
 def reader(name: str, hint: Any) -> Reader | None:
-    """How a field is read; None for one that no word can say."""
+    """The reader of a field; None for a field that cannot be given on the command line."""
     if name.endswith("dtype"):
         return Reader(read_dtype, f"a dtype: {', '.join(Dtype.by_name)}", _hint_of_dtype)
     if get_origin(hint) in (Union, types.UnionType):
         kinds = sorted(get_args(hint), key=_union_order)
         if _is_choice(kinds[0]):
-            kinds = [each for each in kinds if each is not str]  # names of members, which are read as such
+            kinds = [each for each in kinds if each is not str]  # str stands for names of members
         readers = [found for each in kinds if (found := reader(name, each))]
         expected = dict.fromkeys(each.expected for each in sorted(readers, key=lambda each: each.expected == "none"))
         if not readers:
@@ -175,7 +175,7 @@ def _is_choice(hint: Any) -> bool:
 
 
 def _union_order(hint: Any) -> int:
-    """The kinds of a union in the order in which they are tried: a word has the first that takes it."""
+    """The order in which the types of a union are tried; the first one that accepts the text is used."""
     order: list[Any] = [type(None), bool, int, float, complex, tuple, Tensor]
     origin = get_origin(hint) or hint
     if isinstance(origin, type) and issubclass(origin, Enum):
@@ -227,7 +227,7 @@ SIMPLE: dict[type[Any], Reader] = {
 
 
 def _choice_reader(kind: type[Choice]) -> Reader:
-    """Names as requests take them."""
+    """A reader of an enum's names, as requests take them."""
 
     def read(text: str) -> Choice:
         found = kind.named(text)
@@ -243,7 +243,7 @@ def _names_of(kind: type[Enum]) -> str:
 
 
 def _tuple_reader(name: str, hint: Any) -> Reader | None:
-    """Numbers like 3,3 or 3x3; pairs of them are set apart by a semicolon."""
+    """A reader of numbers like 3,3 or 3x3; pairs are separated by semicolons."""
     kinds = [each for each in get_args(hint) if each is not Ellipsis]
     nested = all(get_origin(each) is tuple for each in kinds)
     inner = reader(name, kinds[0])
@@ -262,7 +262,7 @@ def _tuple_reader(name: str, hint: Any) -> Reader | None:
 
 
 def _record_reader(kind: type[Any]) -> Reader:
-    """Values by name: mode=LSTM,input_size=64."""
+    """A reader of values by name: mode=LSTM,input_size=64."""
     known = {name: made for name, hint in field_types(kind).items() if (made := reader(name, hint))}
     parameters = inspect.signature(kind).parameters
     needed = [name for name in known if parameters[name].default is inspect.Parameter.empty]
@@ -286,7 +286,7 @@ def _record_reader(kind: type[Any]) -> Reader:
 
 
 def _pairs(text: str, reader_of: Callable[[str], Callable[[str], Any]]) -> dict[str, Any]:
-    """Values by name, set apart by commas; one without a name goes on with the value before, as in shape=3,3."""
+    """Values by name, separated by commas; a part without a name continues the previous value, as in shape=3,3."""
     found: dict[str, Any] = {}
     for part in re.split(r",(?=\s*\w+\s*=)", text):
         name, equals, value = part.partition("=")
@@ -298,7 +298,7 @@ def _pairs(text: str, reader_of: Callable[[str], Callable[[str], Any]]) -> dict[
 
 # -- flags ------------------------------------------------------------------------------------------------------------
 def add_flags(parser: ArgumentParser, kinds: Sequence[type[Any]]) -> None:
-    """A flag for each field of an op's request classes that a word can say; nearly every op has one class."""
+    """Add a flag for each field of an op's request classes that has a reader; nearly every op has one class."""
     known: dict[str, dict[type[Any], Reader]] = {}
     for kind in kinds:
         found = field_types(kind)
@@ -325,7 +325,7 @@ def _expected(readers: dict[type[Any], Reader]) -> str:
 
 
 class _ReadAction(Action):
-    """Keeps what a field's reader in each class makes of a word, or says what was expected."""
+    """Stores the value that each class's reader of a field makes of a text, or reports what was expected."""
 
     def __init__(self, *words: Any, readers: dict[type[Any], Reader], **options: Any) -> None:
         super().__init__(*words, **options)
@@ -343,7 +343,7 @@ class _ReadAction(Action):
 
 
 def given_fields(options: Namespace, kind: type[Any]) -> dict[str, Any]:
-    """The fields of a class that the command line gives; BadRequest where it gives what the class does not take."""
+    """The fields of a class given on the command line; BadRequest if the class does not take one of them."""
     given = {name.removeprefix(FIELD): value for name, value in vars(options).items() if name.startswith(FIELD)}
     names = {field.name for field in fields(kind)}
     found: dict[str, Any] = {}
@@ -357,7 +357,7 @@ def given_fields(options: Namespace, kind: type[Any]) -> dict[str, Any]:
 
 
 def field_docs(kind: type[Any]) -> dict[str, str]:
-    """What the docstrings of a class and its bases say of each field."""
+    """The description of each field in the docstrings of a class and its bases."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         _, _, listed = inspect.cleandoc(vars(base).get("__doc__") or "").partition("Attributes:\n")

@@ -1,7 +1,7 @@
 """`python -m dispatch top [PID]`: a live view of the GPUs, or of the supervisors of a running process.
 
-The process need not be prepared for it: its own boards (status_server.py) are asked once in a while, and what they say
-is printed. Without a process it is the GPUs, by NVML (gpu_view.py). `--once --json` is for scripts. Nothing here
+The process need not be prepared for it: its status servers (status_server.py) are queried regularly, and their answers
+are printed. Without a process it is the GPUs, by NVML (gpu_view.py). `--once --json` is for scripts. Nothing here
 touches a device.
 """
 
@@ -71,7 +71,7 @@ def _report_no_supervisor(pid: int, *, seen: bool) -> int:
 
 
 def _is_sound(facts: Facts) -> bool:
-    """Whether a board says what is shown: another version of this library might say something else."""
+    """Whether an answer has all facts that are shown: another version of this library might send others."""
     try:
         _lines(with_rates([facts], [])[0])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):

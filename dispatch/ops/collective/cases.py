@@ -1,8 +1,8 @@
 """The cases of the rows of collectives, with a communicator of one rank, and wrong results that each must reject.
 
-Of one rank every collective gives what it was given, or its multiple; the layouts, dtypes, roots and counts are those
-of any number of ranks. Several ranks, and how errors of their sums add up, have tests of their own, and so have
-`send`, `recv` and `barrier`, which give nothing to be compared.
+With one rank every collective returns its operand, or a multiple; layouts, dtypes, roots and counts are as with any
+number of ranks. Several ranks, and the error bounds of their sums, have separate tests, and so have `send`, `recv` and
+`barrier`, which have no results to compare.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REQUESTS = (
     *(ops.GatherToRequest, ops.ScatterFromRequest, ops.AllToAllRequest, ops.SendRecvRequest),
 )
 KINDS: dict[str, Any] = {kind.op: kind for kind in REQUESTS}
-# The shape of x, and choices of those classes that have them.
+# The shape of x, and fields, for the classes that have them.
 FORMS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
     ((1, 5, 7), {}), ((1, 0), {}), ((1, 257), {"reduce": ops.RedOp.AVG}), ((1, 2, 3), {"reduce": ops.RedOp.PROD}),
     ((1, 33), {"reduce": ops.RedOp.MAX}), ((1, 11), {"reduce": ops.RedOp.MIN}), ((1, 9), {"counts": (1,)}),
@@ -70,12 +70,12 @@ def check(op: str, dtype: Any, form: Any, name: str, device: Device, rng: np.ran
 
 
 def bounds(request: Any, expected: dict[str, Any]) -> dict[str, Any]:
-    """Of one rank: what is moved is what it was, and a product with a factor is rounded once or twice."""
+    """The bounds for one rank: moved data is unchanged, and a product with a factor is rounded once or twice."""
     return {name: bound(request, values, np.abs(values), 1) for name, values in expected.items()}
 
 
 def bound(request: Any, expected: Any, size: Any, ranks: int) -> Any:
-    """How far a result of so many ranks may be: each of its steps rounds in the dtype, by a library's own order.
+    """The error bound of a result of `ranks` ranks: each step rounds in the dtype, in any order.
 
     `size` is the sum of the magnitudes, or the magnitude of the product.
     """
@@ -92,7 +92,7 @@ def bound(request: Any, expected: Any, size: Any, ranks: int) -> Any:
 
 
 def cases(row: Row) -> list[MadeCase]:
-    """The forms whose choices a row's class has."""
+    """The forms whose fields a row's class has."""
     if row.op not in KINDS:
         return []
     fields = KINDS[row.op].__dataclass_fields__

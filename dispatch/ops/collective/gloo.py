@@ -1,7 +1,7 @@
-"""Collectives between processes of the host that no mpirun has started: gloo moves bytes, NumPy reduces.
+"""Collectives between processes of the host that were not started by mpirun: gloo moves bytes, NumPy reduces.
 
-A reduction is an exchange of parts, and each rank adds up its own part of all in the order of the ranks; so results are
-the same to the last bit on all ranks, and the dtypes those of NumPy. What is small is sent whole, in one round.
+For a reduction the ranks exchange parts, and each rank reduces its own part of all operands in rank order; so results
+are the same to the last bit on all ranks, and all dtypes of NumPy work. Small operands are sent whole, in one round.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 __all__ = ["begin"]
 
 MESSAGE_TAG = 7  # the tag of messages between two ranks
-SMALL = 1 << 15  # bytes that are sent whole to all
-POINT_TO_POINT = ("send", "recv", "sendrecv")  # which the other ranks know nothing of
+SMALL = 1 << 15  # bytes up to which an operand is sent whole to all ranks
+POINT_TO_POINT = ("send", "recv", "sendrecv")  # ops of two ranks, of which the others know nothing
 
 
 def begin(request: Any) -> Finish:
-    """Begin a call; what comes back waits for it, and gives this rank's result.
+    """Begin a call; the returned function waits for it and returns this rank's result.
 
-    Calls of all ranks are compared before data is sent, for gloo takes parts of another size for a broken connection.
-    In a group that is begun at once, and the data goes at the group's end.
+    The calls of all ranks are compared before data is sent, because gloo treats parts of a different size as a broken
+    connection. In a group the comparison begins at once, and the data is sent at the group's end.
     """
     comm, start = request.ranks, BEGIN[request.op]
     if request.op in POINT_TO_POINT:
@@ -53,7 +53,7 @@ def begin(request: Any) -> Finish:
 
 
 def _bytes(array: Any) -> Array:
-    """The bytes of an array, copied: nobody changes them while gloo reads."""
+    """The bytes of an array, copied, so that nobody changes them while gloo reads."""
     return np.array(array, order="C").reshape(-1).view(np.uint8)
 
 
@@ -72,7 +72,7 @@ def _sizes(nbytes: int, counts: Sequence[int] | None, size: int) -> list[int]:
 
 # -- reductions -------------------------------------------------------------------------------------------------------
 def _reduction_operand(request: Any) -> Array:
-    """This rank's operand as it goes into the reduction: in the working dtype, times its factor."""
+    """This rank's operand of the reduction: in the working dtype, times its factor."""
     part = rank_input(request, work_dtype(request.x.dtype))
     x: Any = reduce_inputs([part], RedOp.PREMUL_SUM) if request.red_op is RedOp.PREMUL_SUM else part.x
     return np.ascontiguousarray(x)
@@ -125,7 +125,7 @@ def _to_root(
 
 
 def _assemble(request: Any, found: Sequence[Array]) -> Array:
-    """The result, of the bytes of all."""
+    """The result, from the bytes of all ranks."""
     output = request.outputs()["out"]
     made: Array = np.concatenate(found).view(output.dtype.numpy).reshape(output.shape)
     return made
@@ -205,7 +205,7 @@ def _finish_with(wait: Callable[[], object], result: Callable[[], Array]) -> Fin
 
 def _barrier(comm: GlooCommunicator, request: Any) -> Finish:
     del comm, request
-    return lambda: None  # all have come, for they have compared that
+    return lambda: None  # all ranks have come, because they have compared their calls
 
 
 BEGIN: dict[str, Callable[[Any, Any], Finish]] = {

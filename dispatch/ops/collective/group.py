@@ -1,8 +1,8 @@
 """Groups of collective calls: `with collective_group():`.
 
-Calls in a group begin one after the other and are waited for, or handed to the GPU, when the outermost block ends. So
-two ranks that send to each other do not wait for one another, and one thread may make the calls of several
-communicators. NCCL's group is opened where the first call is one of NCCL's.
+Calls in a group begin one after the other and are waited for, or enqueued on the GPU, when the outermost block ends.
+So two ranks that send to each other do not wait for one another, and one thread may make the calls of several
+communicators. NCCL's group is opened before the first call of NCCL.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class _GroupState(threading.local):
 
     def __init__(self) -> None:
         self.depth = 0
-        self.waits: list[Callable[[], object]] = []  # of calls on the host, in their order
+        self.waits: list[Callable[[], object]] = []  # functions that wait for the calls on the host, in order
         self.nccl: ExitStack | None = None
-        self.kept: list[tuple[Tensor, ...]] = []  # operands of calls that begin at the end
+        self.kept: list[tuple[Tensor, ...]] = []  # operands of calls that begin at the end of the group
 
 
 _state = _GroupState()
@@ -34,11 +34,11 @@ _state = _GroupState()
 
 @contextmanager
 def collective_group() -> Iterator[None]:
-    """Have the collective calls in this block go together; their results are there when the outermost block has ended.
+    """Group the collective calls in this block; their results are ready when the outermost block has ended.
 
-    The calls of a rank may be any, in the same order on all ranks but for `send` and `recv`, each of which needs its
-    counterpart in that rank's group. Outputs are not to be read or overwritten before the end of the block, and arrays
-    of other libraries are to be kept until then; tensors are.
+    Calls must be in the same order on all ranks, except `send` and `recv`, each of which needs its counterpart in the
+    other rank's group. Outputs must not be read or overwritten before the end of the block. Arrays of other libraries
+    must be kept alive until then; tensors are kept automatically.
     """
     _state.depth += 1
     try:
@@ -64,7 +64,7 @@ def _end_group() -> None:
 
 
 def finish_call(wait: Callable[[], object]) -> None:
-    """Wait for a call of the host, now or at the end of the group that this thread is in."""
+    """Wait for a call on the host: now, or at the end of this thread's group."""
     if _state.depth:
         _state.waits.append(wait)
     else:
@@ -77,13 +77,13 @@ def is_group_open() -> bool:
 
 
 def keep_operands(tensors: tuple[Tensor, ...]) -> None:
-    """Keep operands until the group that this thread is in has ended: its calls have not begun before that."""
+    """Keep operands until this thread's group has ended, because its calls begin only then."""
     if _state.depth:
         _state.kept.append(tensors)
 
 
 def open_nccl_group() -> None:
-    """Open NCCL's group where this thread is in a group of ours, before its first call of NCCL there."""
+    """Open NCCL's group if this thread is in a collective_group, before its first call of NCCL there."""
     if _state.depth and _state.nccl is None:
         from dispatch.libraries.nccl.group import grouped
 

@@ -1,4 +1,4 @@
-"""Collectives on the host: by MPI or gloo between processes, between threads by NumPy; the communicator says which."""
+"""Collectives on the host, by the communicator: MPI or gloo between processes, NumPy between threads."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["HostCollective", "plan"]
 
-MOST_BYTES = 2**31 - 1  # which MPI counts in an int
+MOST_BYTES = 2**31 - 1  # because MPI counts them in an int
 
 
 class HostCollective(Plan):
     """Begins a call, and waits for it at once or at the end of a group.
 
-    `begin(request)` gives what waits for it and gives the result, None on a rank that gets none.
+    `begin(request)` returns a function that waits for the call and returns the result, None on a rank without one.
     """
 
     __slots__ = ("_begin",)
@@ -47,15 +47,15 @@ class HostCollective(Plan):
 
 
 def plan(request: Any, executor: object, row: Row) -> HostCollective:
-    """The plan of a collective on the host; Refused for more than MPI counts."""
+    """The plan of a collective on the host; Refused for more bytes than MPI can count."""
     del executor  # it needs no handle, and no workspace
     if request.ranks.library == "gloo":
-        from dispatch.ops.collective.gloo import begin as begin_by_gloo  # nobody else needs it
+        from dispatch.ops.collective.gloo import begin as begin_by_gloo  # imported only when needed
 
         return HostCollective(row, begin_by_gloo)
     if request.ranks.library != "mpi":
         return HostCollective(row, begin_between_threads)
-    from dispatch.ops.collective.mpi import begin  # it is not imported where nobody needs it
+    from dispatch.ops.collective.mpi import begin  # imported only when needed
 
     largest = max((tensor.size * max(tensor.dtype.itemsize, 4) for _, tensor, _ in request.tensors()), default=0)
     if largest > MOST_BYTES:

@@ -1,7 +1,8 @@
-"""Collectives between processes on the host, by MPI's calls that do not wait.
+"""Collectives between processes on the host, by MPI's nonblocking calls.
 
-MPI has no numbers of 8 and 16 bits: these are reduced in f32 and rounded once. What is only moved goes as bytes. A mean
-is a sum, divided afterwards. Follows MPI 4.1, chapters 3 and 6, through mpi4py's calls with capital letters.
+MPI has no floating-point numbers of 8 and 16 bits: these are reduced in f32 and rounded once. Data that is only moved
+is sent as bytes. A mean is a sum, divided afterwards. Follows MPI 4.1, chapters 3 and 6, through mpi4py's calls with
+capital letters.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ __all__ = ["begin"]
 
 MESSAGE_TAG = 7  # the tag of messages between two ranks
 WIDER = {np.dtype(np.int8): np.dtype(np.int32), np.dtype(np.uint8): np.dtype(np.uint32)}
-POINT_TO_POINT = ("send", "recv", "sendrecv")  # which the other ranks know nothing of
+POINT_TO_POINT = ("send", "recv", "sendrecv")  # ops of two ranks, of which the others know nothing
 OPS = {RedOp.PROD: "PROD", RedOp.MAX: "MAX", RedOp.MIN: "MIN"}  # the others are sums
 
 
 def begin(request: Any) -> Finish:
-    """Begin MPI's call; what comes back waits for it, and gives this rank's result.
+    """Begin MPI's call; the returned function waits for it and returns this rank's result.
 
-    MPI takes what differs between ranks without a word, and gives wrong numbers. So the ranks compare their calls
-    before; in a group, where nobody is waited for, before the result is handed out.
+    MPI silently computes wrong numbers if the calls of the ranks differ. So the ranks compare their calls first; in a
+    group, in which nothing is waited for, before the result is returned.
     """
     comm, start = request.ranks, BEGIN[request.op]
     if request.op in POINT_TO_POINT or comm.size == 1:
@@ -60,9 +61,9 @@ def begin(request: Any) -> Finish:
 
 # -- reductions -------------------------------------------------------------------------------------------------------
 def _reduction_operand(request: Any) -> Array:
-    """This rank's operand as it goes into the reduction: in the working dtype, times its factor.
+    """This rank's operand of the reduction: in the working dtype, times its factor.
 
-    Whole numbers of 8 bits go as wider ones: some of Open MPI's kernels have their sums end at the largest.
+    Integers of 8 bits are sent as wider ones, because some of Open MPI's kernels saturate their sums.
     """
     part = rank_input(request, work_dtype(request.x.dtype))
     x: Any = reduce_inputs([part], RedOp.PREMUL_SUM) if request.red_op is RedOp.PREMUL_SUM else part.x
@@ -74,8 +75,8 @@ def _op(request: Any) -> Any:
 
 
 def _finish_total(request: Any, total: Array, size: int) -> Array:
-    """A total that was summed up, as the reduction has it."""
-    own = total.astype(work_dtype(request.x.dtype), copy=False)  # whole numbers wrap around
+    """The result of the reduction, from MPI's total."""
+    own = total.astype(work_dtype(request.x.dtype), copy=False)  # integers wrap around
     return mean(own, size) if request.red_op is RedOp.AVG else own
 
 
@@ -106,26 +107,26 @@ def _reduce_scatter(comm: MpiCommunicator, request: Any) -> Finish:
 
 # -- moves ------------------------------------------------------------------------------------------------------------
 def _bytes(tensor: Any) -> Array:
-    """The bytes of an operand, copied: nobody changes them while MPI reads."""
+    """The bytes of an operand, copied, so that nobody changes them while MPI reads."""
     return np.array(tensor, order="C").reshape(-1).view(np.uint8)
 
 
 def _result_buffer(request: Any) -> tuple[Array, Callable[[], Array]]:
-    """Memory for what comes, as bytes, and as the result."""
+    """Memory for the received data, as bytes, and a function that returns it as the result."""
     output = request.outputs()["out"]
     made = np.empty(output.shape, output.dtype.numpy)
     return made.reshape(-1).view(np.uint8), lambda: made
 
 
 def _rows(request: Any, array: Any, counts: Sequence[int] | None, size: int) -> tuple[list[int], int]:
-    """How many rows are for each rank, and how many elements a row has."""
+    """The number of rows for each rank, and of elements in a row."""
     del request
     rows = [1] * size if counts is None else list(counts)
     return rows, array.size // max(sum(rows), 1)
 
 
 def _counts_and_offsets(counts: Sequence[int] | None, nbytes: int, size: int) -> tuple[list[int], list[int]]:
-    """The bytes that are for each rank, and where they begin."""
+    """The number of bytes for each rank, and their offsets."""
     rows = [1] * size if counts is None else list(counts)
     row = nbytes // max(sum(rows), 1)
     sizes = [row * each for each in rows]
@@ -157,7 +158,7 @@ def _all_gather(comm: MpiCommunicator, request: Any) -> Finish:
 def _gather(comm: MpiCommunicator, request: Any) -> Finish:
     sent = _bytes(request.x)
     buffer: Array | None = None
-    made: Callable[[], Array | None] = lambda: None  # noqa: E731  # of a rank that gets nothing
+    made: Callable[[], Array | None] = lambda: None  # noqa: E731  # for a rank that gets nothing
     into: list[Any] | None = None
     if comm.rank == request.root:
         buffer, made = _result_buffer(request)

@@ -1,8 +1,8 @@
-"""Collectives by NCCL: one call of the library, or a group of sends and receives where parts are of different sizes.
+"""Collectives by NCCL: one call of the library, or a group of sends and receives if parts have different sizes.
 
-A plan has the arguments of its calls ready and writes addresses into them. Nothing of it is recorded or learnt at other
-addresses than the caller's: a call that the other ranks do not make has no end, and NCCL may ask them for their
-addresses while it is captured. A graph that the caller captures on all ranks may have them, NCCL's way. Follows
+A plan prepares the arguments of its calls and writes addresses into them. It is never captured or learnt by this
+library: a call that the other ranks do not make never ends, and NCCL may exchange addresses between ranks during a
+capture. A graph that the caller captures on all ranks may contain such calls. Follows
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/colls.html.
 """
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.ops.collective.nccl_messages import Call
 
-    CallWith = Callable[[tuple[Argument, ...], int], int]  # of a plan's arguments and the number of a reduction
+    CallWith = Callable[[tuple[Argument, ...], int], int]  # takes a plan's arguments and the number of a reduction op
 
 __all__ = ["NcclPlan", "plan"]
 
@@ -51,7 +51,7 @@ DEVICE, HOST_IMMEDIATE = 0, 1  # of ncclScalarResidence_t
 class NcclPlan(Plan):
     """A request's calls on its communicator.
 
-    Guarantees: no call is made on a communicator that failed, nor while another thread aborts it.
+    Guarantees: no call is made on a communicator that has failed, or while another thread aborts it.
     """
 
     __slots__ = ("_call", "_comm", "_executor", "_function", "_stream")
@@ -66,9 +66,9 @@ class NcclPlan(Plan):
         keep_operands(tensors)
 
     def enqueue(self, arguments: tuple[Argument, ...]) -> None:
-        """Enqueue the calls; CollectiveError, CollectiveTimeout or RankLost where the communicator has failed."""
+        """Enqueue the calls; CollectiveError, CollectiveTimeout or RankLost if the communicator has failed."""
         comm, executor = self._comm, self._executor
-        is_captured = executor.captured  # its graph is not under way as yet
+        is_captured = executor.captured  # its graph does not run yet
         if is_captured and comm.config.graph_usage_mode == 0:
             given = f"{comm!r}, whose graph_usage_mode is 0, under capture"
             raise BadRequest("comm", given, "a communicator made with NcclConfig(graph_usage_mode=2), or none")
@@ -78,7 +78,7 @@ class NcclPlan(Plan):
         with comm.lock:
             comm.check()
             self._stream.value = executor.target.value
-            comm.call_deadline = time.monotonic() + comm.deadline  # connections may be made now, which waits for others
+            comm.call_deadline = time.monotonic() + comm.deadline  # NCCL may connect now, which waits for other ranks
             status = self._call(arguments)
             comm.call_deadline = math.inf
         if group.current.depth:
@@ -117,7 +117,7 @@ def _reduce_scatter(ctx: CallContext) -> Call:
 
 
 def _reducing_call(ctx: CallContext, function: Any, count: int, *root: Any) -> Call:
-    """A reduction of so many elements; the op is the number that each call has for it."""
+    """A reduction of `count` elements; the op is set for each call."""
     call, x, out = function.unchecked, ctx.position("x"), ctx.position("out")
     source, target, op = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
     arguments = (source, target, ctypes.c_size_t(count), ctx.dtype(), op, *root, *ctx.tail_arguments())
@@ -148,10 +148,10 @@ def _reduce_rows(ctx: CallContext, parts: Sequence[tuple[int, int]], row: int) -
 
 
 def _with_op(ctx: CallContext, run: CallWith) -> Call:
-    """A reduction by the request's op, which NCCL makes for a call where elements are multiplied first."""
+    """A reduction by the request's op; for PREMUL_SUM an op is created for each call."""
     request, comm = ctx.request, ctx.comm
     if request.red_op is not RedOp.PREMUL_SUM:
-        # NCCL makes a mean of a product and a sum, and of one rank's fp8 no product; it is the sum there.
+        # NCCL computes a mean as a product and a sum, but has no product of fp8 for one rank, whose mean is the sum.
         number = int(RedOp.SUM if request.red_op is RedOp.AVG and comm.size == 1 else request.red_op)
         return lambda given: run(given, number)
     dtype, made = ctx.dtype(), ctypes.c_int()
@@ -166,7 +166,7 @@ def _with_op(ctx: CallContext, run: CallWith) -> Call:
         if status not in (0, IN_PROGRESS):
             return status
         status = run(given, made.value)
-        destroyed = int(nccl.ncclRedOpDestroy.unchecked(made, comm.c_handle))  # the call has taken it
+        destroyed = int(nccl.ncclRedOpDestroy.unchecked(made, comm.c_handle))  # the call keeps its own reference
         return status or destroyed
 
     return call
@@ -215,13 +215,13 @@ def _moving_call(ctx: CallContext, function: Any, count: int, *root: Any) -> Cal
 
 
 def _all_to_all(ctx: CallContext) -> Call:
-    if ctx.function != "ncclAlltoAll":  # before 2.28, and with counts
+    if ctx.function != "ncclAlltoAll":  # NCCL before 2.28, or with counts
         return nccl_messages.MAKERS["all_to_all"](ctx)
     return _moving_call(ctx, nccl.ncclAlltoAll, ctx.request.x.size // ctx.comm.size)
 
 
 def _barrier(ctx: CallContext) -> Call:
-    """NCCL has none: a sum of one byte of each rank is there when all have come."""
+    """NCCL has no barrier: a sum of one byte of each rank is done when all have come."""
     token = ctypes.c_void_p(ctx.comm.barrier_token.ptr)
     arguments = (token, token, ctypes.c_size_t(1), ctypes.c_int(DTYPES[U8]), ctypes.c_int(0), *ctx.tail_arguments())
     return lambda _: int(nccl.ncclAllReduce.unchecked(*arguments))

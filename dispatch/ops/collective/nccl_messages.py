@@ -1,4 +1,4 @@
-"""Collectives of NCCL that are a group of its sends and receives, and what all its calls are made with.
+"""Collectives of NCCL that are groups of sends and receives, and the context of all its calls.
 
 NCCL begins the calls of a group together, so that ranks which send to one another do not wait. Follows
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/p2p.html.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dispatch.execute.cuda_executor import CudaExecutor
     from dispatch.libraries.nccl.communicator import NcclCommunicator
 
-    Call = Callable[[tuple[Argument, ...]], int]  # of a plan's arguments; gives NCCL's status
+    Call = Callable[[tuple[Argument, ...]], int]  # takes a plan's arguments; returns NCCL's status
 
 __all__ = ["DTYPES", "IN_PROGRESS", "MAKERS", "CallContext", "row_elements", "row_offsets", "run_in_group"]
 
@@ -34,20 +34,20 @@ IN_PROGRESS = 7  # ncclInProgress
 
 
 class CallContext(NamedTuple):
-    """What the calls of a plan are made with."""
+    """The communicator, stream and other data with which the calls of a plan are made."""
 
     request: Any
     comm: NcclCommunicator
     executor: CudaExecutor
     function: str  # of the row
-    stream: Any  # a cudaStream_t, which a plan sets before its calls to the one that its executor enqueues on
+    stream: Any  # a cudaStream_t, which a plan sets to its executor's stream before each call
 
     def tail_arguments(self) -> tuple[Any, Any]:
-        """The last two arguments of every call: a communicator's handle keeps its object while it works."""
+        """The last two arguments of every call: the communicator's handle and the stream."""
         return self.comm.c_handle, self.stream
 
     def position(self, name: str) -> int:
-        """Where an operand's address stands among the plan's arguments."""
+        """The position of an operand's address in the plan's arguments."""
         place: int = self.request.place_of(name)
         return place
 
@@ -57,12 +57,12 @@ class CallContext(NamedTuple):
 
 
 def row_elements(request: Any) -> int:
-    """The elements of a row, of a rank that has none."""
+    """The elements of a row, also if this rank has no rows."""
     return int(np.prod(request.x.shape[1:], dtype=np.int64))
 
 
 class Message(NamedTuple):
-    """A send or receive of a plan: whose address it begins at, how many bytes behind that, how many elements."""
+    """A send or receive of a plan: the operand, the byte offset in it, the number of elements, and the other rank."""
 
     function: Any
     operand: int
@@ -86,7 +86,7 @@ def _messages(ctx: CallContext, messages: Sequence[Message]) -> Call:
 
 
 def run_in_group(calls: Sequence[tuple[Callable[[int], int], int]]) -> int:
-    """Calls as a group of NCCL's: the first status that is an error, else that of its end."""
+    """Make calls as a group of NCCL; returns the first status that is an error, or else that of ncclGroupEnd."""
     if not calls:
         return 0
     failed = int(nccl.ncclGroupStart.unchecked())
@@ -98,7 +98,7 @@ def run_in_group(calls: Sequence[tuple[Callable[[int], int], int]]) -> int:
 
 
 def row_offsets(counts: Sequence[int] | None, row: int, size: int = 0) -> list[tuple[int, int]]:
-    """The byte at which each rank's rows begin, and how many there are."""
+    """The byte offset of each rank's rows, and their number."""
     found, first = [], 0
     for count in [1] * size if counts is None else counts:
         found.append((first * row, count))

@@ -1,7 +1,7 @@
-"""What collectives give, in NumPy, from the parts of all ranks: the host's way between threads, and what tests expect.
+"""Collectives in NumPy, from the operands of all ranks: used between threads on the host, and as the tests' reference.
 
-Sums, products and means of 8 and 16 bits are computed in f32 and rounded once; those of integers wrap around, and their
-means are cut off towards 0. Extremes pass over NaN where another rank has a number, as NCCL's kernels do.
+Sums, products and means of 8-bit and 16-bit floats are computed in f32 and rounded once; those of integers wrap around,
+and their means are truncated towards 0. Extremes ignore NaN if another rank has a number, as NCCL's kernels do.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class RankInput(NamedTuple):
-    """What one rank brings: its operand, None where it has none, its factor, and how many rows are for each rank."""
+    """One rank's input: its operand or None, its factor, and the number of rows for each rank."""
 
     x: Array | None
     factor: Any = 1
@@ -41,7 +41,7 @@ class RankInput(NamedTuple):
 
 
 def call_signature(request: Any) -> str:
-    """What must be the same on all ranks of a call, in words."""
+    """A description of the fields that must be the same on all ranks of a call."""
     words = [request.op]
     for name in ("reduce", "root", "counts"):
         value = getattr(request, name, None)
@@ -61,24 +61,24 @@ def call_signature(request: Any) -> str:
 
 
 def work_dtype(dtype: Any) -> np.dtype[Any]:
-    """The dtype that the host reduces in: integers as they are, f64 as it is, others in f32."""
+    """The dtype in which the host reduces: integers and f64 in their own, others in f32."""
     own: np.dtype[Any] = dtype.numpy
     return own if own.kind in "iu" else work_of(dtype)
 
 
 def rank_input(request: Any, work: np.dtype[Any] | None = None) -> RankInput:
-    """This rank's part of a request, copied, and converted to a working dtype where one is given."""
+    """This rank's input of a request, copied, and converted to a working dtype if one is given."""
     x = getattr(request, "x", None)
     values = None if x is None else np.array(x if work is None else np.asarray(x).astype(work))
     given = getattr(request, "device_factor", None)
     factor = getattr(request, "factor", 1) if given is None else np.asarray(given).reshape(())
     if values is not None and getattr(request, "reduce", None) is RedOp.PREMUL_SUM:
-        factor = np.asarray(factor).astype(np.asarray(x).dtype).astype(values.dtype)  # a number of x's dtype, to NCCL
+        factor = np.asarray(factor).astype(np.asarray(x).dtype).astype(values.dtype)  # NCCL rounds it to x's dtype
     return RankInput(values, factor, getattr(request, "send_counts", getattr(request, "counts", None)))
 
 
 def reduce_inputs(parts: Sequence[RankInput], how: RedOp) -> Array:
-    """One element of those of all parts, in each place."""
+    """Reduce the operands of all ranks element by element."""
     arrays: list[Any] = [part.x for part in parts]
     kind = arrays[0].dtype.type
     with np.errstate(all="ignore"):
@@ -91,7 +91,7 @@ def reduce_inputs(parts: Sequence[RankInput], how: RedOp) -> Array:
 
 
 def mean(total: Array, count: int) -> Array:
-    """A sum divided by how many it is of, in its dtype; of integers cut off towards 0."""
+    """A sum divided by the number of its terms, in its dtype; for integers truncated towards 0."""
     if total.dtype.kind not in "iu":
         return np.asarray(total / total.dtype.type(count))
     size = (
@@ -111,7 +111,7 @@ FUNCTIONS: dict[RedOp, Callable[[Any, Any], Any]] = {
 
 
 def rank_rows(array: Any, counts: Sequence[int] | None, rank: int) -> Array:
-    """A rank's part of an array that has one for each."""
+    """A rank's part of an array that has a part for each rank."""
     if counts is None:
         return np.asarray(array[rank])
     first = sum(counts[:rank])
@@ -123,7 +123,7 @@ def _join(arrays: Sequence[Any], counts: Sequence[int] | None) -> Array:
 
 
 def rank_result(request: Any, rank: int, parts: Sequence[RankInput]) -> Array | None:
-    """What a rank gets, from the parts of all; None where it gets nothing."""
+    """A rank's result, from the inputs of all ranks; None if it gets nothing."""
     op: str = request.op
     arrays: list[Array | None] = [part.x for part in parts]
     is_root = rank == getattr(request, "root", rank)
@@ -145,7 +145,7 @@ def rank_result(request: Any, rank: int, parts: Sequence[RankInput]) -> Array | 
 
 
 def evaluate(request: Any, work: np.dtype[Any]) -> Results:
-    """The outputs of a request whose communicator has one rank, by name; whole numbers are computed as such."""
+    """The outputs, by name, of a request whose communicator has one rank; integers are computed as integers."""
     dtype = request.dtypes[0]
     found = rank_result(request, 0, [rank_input(request, dtype.numpy if dtype.numpy.kind in "iu" else work)])
     return {} if found is None else {"out": found}

@@ -1,7 +1,7 @@
-"""What all collective requests have in common, and those in which every rank takes the same part.
+"""The base classes of collective requests, and the requests in which all ranks have the same role.
 
-The ranks are those of `comm`, and each makes the same call, in the same order as its others. Operands are dense in C
-order: libraries count elements, not strides. Words and meanings are NCCL's:
+The ranks are those of `comm`, and each makes the same calls in the same order. Operands are dense in C order, because
+libraries count elements and support no strides. Terms and semantics are NCCL's:
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/colls.html.
 """
 
@@ -78,7 +78,7 @@ class RanksRequest(OperandRequest[R_co]):
         self.check_part()
 
     def check_part(self) -> None:
-        """Raise BadRequest for what this rank cannot take part with."""
+        """Raise BadRequest if this rank's fields do not fit the call."""
 
     @property
     def ranks(self) -> Communicator:
@@ -280,7 +280,7 @@ class AllToAllRequest(CollectiveRequest):
 
 # -- shapes and checks ------------------------------------------------------------------------------------------------
 def check_counts(name: str, counts: Any, size: int) -> None:
-    """BadRequest unless there is a number of rows for each rank."""
+    """BadRequest unless `counts` has a number of rows for each rank."""
     if not isinstance(counts, tuple) or len(counts) != size:
         raise BadRequest(name, repr(counts), f"a number of rows for each of {size} ranks")
     for count in counts:
@@ -288,7 +288,7 @@ def check_counts(name: str, counts: Any, size: int) -> None:
 
 
 def check_split(name: str, tensor: Tensor, counts: Counts | None, size: int, counts_name: str = "counts") -> None:
-    """BadRequest unless a tensor falls into a part for each rank."""
+    """BadRequest unless a tensor can be split into a part for each rank."""
     if counts is not None:
         check_counts(counts_name, counts, size)
         check_rows(name, tensor, sum(counts))
@@ -298,23 +298,23 @@ def check_split(name: str, tensor: Tensor, counts: Counts | None, size: int, cou
 
 
 def check_rows(name: str, tensor: Tensor, rows: int) -> None:
-    """BadRequest unless a tensor has so many rows."""
+    """BadRequest unless a tensor has `rows` rows."""
     if tensor.ndim < 1 or tensor.shape[0] != rows:
         raise BadRequest(name, str(tensor.layout), f"{rows} rows, as counts say")
 
 
 def gathered_output(shape: Shape, dtype: Dtype, counts: Counts | None, size: int) -> Output:
-    """What comes of parts of a shape, or of so many rows from each rank."""
+    """The output that gathers a part of one shape, or a number of rows, from each rank."""
     return dense((size, *shape) if counts is None else (sum(counts), *shape[1:]), dtype)
 
 
 def rank_output(shape: Shape, dtype: Dtype, counts: Counts | None, rank: int) -> Output:
-    """A rank's part of something that has one for each."""
+    """The output that is a rank's part of an array with a part for each rank."""
     return dense(shape[1:] if counts is None else (counts[rank], *shape[1:]), dtype)
 
 
 def _is_part(part: Tensor, whole: Tensor, counts: Counts | None, rank: int) -> bool:
-    """Whether one tensor is a rank's part of the other, in the same memory, which libraries take for in place."""
+    """Whether one tensor is a rank's part of the other in the same memory, which libraries treat as in-place."""
     if part.storage is not whole.storage or part.layout.readonly or whole.layout.readonly or whole.ndim < 1:
         return False
     if not (part.layout.is_contiguous and whole.layout.is_contiguous):

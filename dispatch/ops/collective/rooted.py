@@ -1,7 +1,7 @@
-"""Requests in which one rank's part is another than the others': reduce, gather, scatter; and between two ranks.
+"""Requests in which one rank has a different role (reduce, gather, scatter), and requests between two ranks.
 
-A rank that gets nothing gives back None. `send` and `recv` that wait for one another belong into one
-`collective_group()`, or are one `sendrecv`.
+On a rank that gets nothing the result is None. `send` and `recv` that wait for one another must be in one
+`collective_group()`, or be one `sendrecv`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class PartialResultRequest(CollectiveRequest):
-    """A call after which some ranks have no result."""
+    """A call after which only some ranks have a result."""
 
     @property
     def device(self) -> Device:
@@ -57,7 +57,7 @@ class PartialResultRequest(CollectiveRequest):
 
 
 class NoResultRequest(RanksRequest["None"]):
-    """A call that gives nothing back."""
+    """A call without a result."""
 
     writes: ClassVar[tuple[str, ...]] = ()
 

@@ -1,4 +1,4 @@
-"""Rules of the rows of collectives: memory as libraries count it, parts of one size, ranks enough."""
+"""Rules of the rows of collectives: dense memory, parts of one size, enough ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["dense", "even_parts", "several_ranks"]
 
 
 def dense(request: RanksRequest[object]) -> str:
-    """Rule: libraries count elements, and know no strides."""
+    """Rule: libraries count elements, and support no strides."""
     for name, tensor, _ in request.tensors():
         if not tensor.layout.is_contiguous:
             return f"needs {name} dense in C order, has {tensor.layout}"
@@ -27,7 +27,7 @@ def even_parts(request: RanksRequest[object]) -> str:
 
 
 def several_ranks(request: RanksRequest[object]) -> str:
-    """Rule: of one rank NCCL copies what it adds up, and multiplies it first but in fp8 (ncclInvalidArgument)."""
+    """Rule: with one rank NCCL fails for PREMUL_SUM of fp8 (ncclInvalidArgument)."""
     how = getattr(request, "red_op", None)
     alone = how is RedOp.PREMUL_SUM and request.ranks.size == 1
     return "needs two ranks or more for premul_sum of fp8, has one" if alone else ""

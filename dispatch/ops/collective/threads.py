@@ -1,4 +1,4 @@
-"""Collectives between threads of one process on the host: parts are handed over, and each rank makes its own result."""
+"""Collectives between threads of one process on the host: ranks exchange operands, and each computes its result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["begin"]
 
 
 def begin(request: Any) -> Callable[[], Array | None]:
-    """Take part in a meeting; what comes back waits for the others, and gives this rank's result."""
+    """Begin a call; the returned function waits for the other ranks and returns this rank's result."""
     start: Begin = BEGIN.get(request.op, _exchange)
     return start(request.ranks, request)
 
